@@ -1,0 +1,55 @@
+"""What an attention kernel must know of a batch besides its tensors."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionBatch:
+    """Where each sequence's queries, keys and values are. All tensors int32, contiguous, on the device.
+
+    cu_seqlens_q  [seqs + 1]          sequence i's queries are rows [cu[i], cu[i + 1]) of q; cu[0] = 0
+    cu_seqlens_k  [seqs + 1] or None  the same for packed k and v; None where k and v are pages
+    page_table    [seqs, max_pages] or None   page numbers; entries past a sequence's last page are never read
+    context_lens  [seqs] or None      keys of each sequence, the new tokens included (already in their pages)
+    max_seqlen_q, max_context         host bounds, at least the largest length of the batch
+
+    Queries are a context's last tokens: row r of sequence i stands at position context - (cu[i + 1] - r).
+    A sequence may have no query and no key; a query that sees no key gives 0.
+    """
+
+    cu_seqlens_q: Tensor
+    max_seqlen_q: int
+    max_context: int
+    cu_seqlens_k: Tensor | None = None
+    page_table: Tensor | None = None
+    context_lens: Tensor | None = None
+
+    @property
+    def num_seqs(self) -> int:
+        return self.cu_seqlens_q.numel() - 1
+
+    @property
+    def is_paged(self) -> bool:
+        return self.page_table is not None
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionFlags:
+    """The layer's part of the shape, with its values.
+
+    scale    factor of q @ k, before the softcap
+    causal   a query sees keys at its own position and before
+    window   a query sees the `window` latest keys, itself included (with causal only)
+    softcap  scores become softcap * tanh(score / softcap)
+    sinks    [heads] fp32 on the device: a logit a head that joins the denominator and has no value
+    spans    [query rows, 2] int32 on the device: positions [lo, hi) a query sees beside the causal ones (lo = hi: none)
+    """
+
+    scale: float
+    causal: bool = True
+    window: int | None = None
+    softcap: float | None = None
+    sinks: Tensor | None = None
+    spans: Tensor | None = None

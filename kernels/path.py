@@ -1,0 +1,146 @@
+"""A kernel path: one concrete way to compute attention, with its limits as data and its refusals as codes."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from kernels.buckets import Bucket
+from kernels.fingerprint import Device, Fingerprint
+from kernels.shape import AttentionShape, Dtype, Mask, Phase
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from kernels.attention.batch import AttentionBatch, AttentionFlags
+
+
+class Reject(Enum):
+    """Why a path cannot or may not serve a shape. Closed: the values are metric labels."""
+
+    DTYPE = "dtype"
+    HEAD_DIM = "head_dim"
+    ARCH = "arch"
+    PAGE_SIZE = "page_size"
+    WINDOW = "window"
+    SOFTCAP = "softcap"
+    SINKS = "sinks"
+    MASK = "mask"
+    LENGTH = "length"
+    LAYOUT = "layout"
+    UNPROVEN = "unproven"
+    STALE = "stale"
+    FAILED = "failed"
+    QUARANTINED = "quarantined"
+    DISABLED = "disabled"
+    COMPILE_ERROR = "compile_error"
+    OUT_OF_RESOURCES = "out_of_resources"
+    MATRIX_INVALID = "matrix_invalid"
+    OPERATOR_OVERRIDE = "operator_override"
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    code: Reject
+    detail: str  # for people and traces: names the limit and the value
+
+
+class Tier(Enum):
+    """Whether a path is what we want to serve, or what we serve when we cannot."""
+
+    FIRST = "first"
+    FALLBACK = "fallback"  # a decision for it is always a fallback, however well proven
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a path can compute. Every limit is data, so that a refusal is made without importing the kernel."""
+
+    devices: frozenset[Device]
+    phases: frozenset[Phase]
+    dtypes: frozenset[Dtype]
+    max_head_dim: int
+    head_dim_multiple: int = 1
+    min_sm: int | None = None
+    page_size_multiple: int = 1
+    window: bool = True
+    softcap: bool = True
+    sinks: bool = True
+    masks: frozenset[Mask] = frozenset({Mask.CAUSAL})
+    max_context: Bucket = Bucket.GT_128K
+    needs_triton: bool = False
+
+
+# Computes attention of one batch into `out`, which it fills completely. q, out: [tokens, heads, head_dim]; k, v:
+# packed [tokens, kv_heads, head_dim] in prefill, pages [num_pages, page_size, kv_heads, head_dim] otherwise.
+RunAttention = Callable[["Tensor", "Tensor", "Tensor", "AttentionBatch", "AttentionFlags", "Tensor"], None]
+
+
+@dataclass(frozen=True, slots=True)
+class KernelPath:
+    """An entry of the catalog."""
+
+    name: str  # e.g. "triton.prefill"
+    tier: Tier
+    limits: Limits
+    source_digest: str  # sha256 over the source files that make the path
+    kernel_names: tuple[str, ...]  # at least one of these substrings must be in every profiler kernel name it launches
+    run: RunAttention | None  # None where its module cannot be imported; `rejects` then answers ARCH
+
+    def rejects(self, shape: AttentionShape, fingerprint: Fingerprint) -> tuple[Rejection, ...]:
+        """Every reason why this path cannot compute `shape` on that machine; empty when it can."""
+        return (
+            *_machine_rejections(self.limits, fingerprint, shape.dtype),
+            *_layout_rejections(self.limits, shape),
+            *_flag_rejections(self.limits, shape),
+        )
+
+
+def _machine_rejections(limits: Limits, machine: Fingerprint, dtype: Dtype) -> list[Rejection]:
+    found = []
+    if machine.device not in limits.devices:
+        wanted = " or ".join(sorted(device.value for device in limits.devices))
+        found.append(Rejection(Reject.ARCH, f"runs on {wanted}, this machine is {machine.device.value}"))
+    elif limits.min_sm is not None and machine.sm is not None and machine.sm < limits.min_sm:
+        found.append(Rejection(Reject.ARCH, f"needs sm_{limits.min_sm}, this GPU is sm_{machine.sm}"))
+    elif limits.needs_triton and machine.triton is None:
+        found.append(Rejection(Reject.ARCH, "needs triton, which is not installed here (it exists for Linux only)"))
+    elif machine.device is Device.INTERPRETER and dtype is Dtype.BF16:
+        # Triton 3.6's interpreter computes bf16 on its raw bits: 8e8 and NaN where 1.0 was due.
+        found.append(Rejection(Reject.DTYPE, "bf16 is silent garbage in Triton's interpreter"))
+    return found
+
+
+def _layout_rejections(limits: Limits, shape: AttentionShape) -> list[Rejection]:
+    found = []
+    if shape.phase not in limits.phases:
+        found.append(Rejection(Reject.LAYOUT, f"does not serve {shape.phase.value}"))
+    for dtype in {shape.dtype, shape.kv_dtype} - limits.dtypes:
+        wanted = ", ".join(sorted(d.value for d in limits.dtypes))
+        found.append(Rejection(Reject.DTYPE, f"takes {wanted}, the shape has {dtype.value}"))
+    if shape.head_dim > limits.max_head_dim:
+        found.append(Rejection(Reject.HEAD_DIM, f"takes at most {limits.max_head_dim}, the shape has {shape.head_dim}"))
+    elif shape.head_dim % limits.head_dim_multiple:
+        detail = f"takes multiples of {limits.head_dim_multiple}, the shape has {shape.head_dim}"
+        found.append(Rejection(Reject.HEAD_DIM, detail))
+    if shape.page_size is not None and shape.page_size % limits.page_size_multiple:
+        detail = f"takes multiples of {limits.page_size_multiple}, the shape has {shape.page_size}"
+        found.append(Rejection(Reject.PAGE_SIZE, detail))
+    if shape.context_bucket.lo > limits.max_context.lo:
+        detail = f"takes at most {limits.max_context.hi} tokens of context, the shape is {shape.context_bucket.label}"
+        found.append(Rejection(Reject.LENGTH, detail))
+    return found
+
+
+def _flag_rejections(limits: Limits, shape: AttentionShape) -> list[Rejection]:
+    found = []
+    if shape.window is not None and not limits.window:
+        found.append(Rejection(Reject.WINDOW, f"takes no window, the shape has {shape.window}"))
+    if shape.softcap is not None and not limits.softcap:
+        found.append(Rejection(Reject.SOFTCAP, f"takes no softcap, the shape has {shape.softcap:g}"))
+    if shape.sinks and not limits.sinks:
+        found.append(Rejection(Reject.SINKS, "takes no sinks"))
+    if shape.mask not in limits.masks:
+        wanted = ", ".join(sorted(mask.value for mask in limits.masks))
+        found.append(Rejection(Reject.MASK, f"takes {wanted}, the shape has {shape.mask.value}"))
+    return found

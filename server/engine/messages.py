@@ -1,0 +1,193 @@
+"""Everything that crosses the socket between the API process and the engine process, and nothing else.
+
+Typed msgpack, never pickle. Times are seconds of the monotonic clock, which both processes share.
+"""
+
+from enum import Enum
+
+import msgspec
+
+from server.settings import Settings
+
+PROTOCOL_VERSION = 1
+
+
+class FinishReason(Enum):
+    STOP = "stop"  # an end or stop token (stop strings are the API process's, which cancels)
+    LENGTH = "length"  # max_tokens, or the model's context is full
+    CANCELLED = "cancelled"
+    ERROR = "error"
+
+
+class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Valid by construction: the HTTP edge has checked every limit."""
+
+    max_tokens: int
+    min_tokens: int = 0
+    temperature: float = 1.0  # 0 is greedy
+    top_k: int | None = None
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int | None = None  # None: the engine draws one
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+
+
+# --- API process to engine process -----------------------------------------------------------------------------------
+
+
+class Configure(msgspec.Struct, frozen=True, tag=True):
+    """The first message: the engine starts with these settings, without these (path, shape) pairs."""
+
+    settings: Settings
+    quarantined: list[tuple[str, str]]
+
+
+class Submit(msgspec.Struct, frozen=True, tag=True):
+    request_id: str
+    prompt_token_ids: list[int]
+    sampling: SamplingParams
+
+
+class Cancel(msgspec.Struct, frozen=True, tag=True):
+    """Stop a request and free its pages. Unknown ids are ignored: it may have finished on the way."""
+
+    request_id: str
+
+
+class Shutdown(msgspec.Struct, frozen=True, tag=True):
+    """End the process; what still runs is cancelled."""
+
+
+ToEngine = Configure | Submit | Cancel | Shutdown
+
+# --- engine process to API process -----------------------------------------------------------------------------------
+
+
+class PlanRow(msgspec.Struct, frozen=True):
+    """One decision of the plan, for GET /attention, the start-up table and the pre-created metric labels."""
+
+    shape: str
+    phase: str
+    query_bucket: str
+    context_bucket: str
+    head_dim: int
+    path: str | None
+    status: str
+    wanted: str
+    fallback_reasons: list[str]
+    rejected: dict[str, list[tuple[str, str]]]  # path -> (code, detail); empty list: only less preferred
+    matrix_digest: str | None
+    evidence: dict[str, float | str | bool] | None  # summary: p50_us, tflops, worst check and its limit, ...
+
+
+class EngineProgress(msgspec.Struct, frozen=True, tag=True):
+    """A line for the log while the engine starts: loading, qualifying 3/17, compiling."""
+
+    stage: str
+    detail: str
+
+
+class EngineReady(msgspec.Struct, frozen=True, tag=True):
+    protocol: int
+    pid: int
+    model: str
+    max_model_len: int
+    num_pages: int
+    page_size: int
+    fingerprint: dict[str, str | int | None]
+    matrix_digest: str | None
+    matrix_verdict: str
+    plan: list[PlanRow]
+    attention_layers: int
+    started_in_s: float
+
+
+class EngineRefused(msgspec.Struct, frozen=True, tag=True):
+    """The engine will not serve: a shape has no proof under `refuse`, or the model cannot be loaded. It then exits."""
+
+    code: str
+    message: str
+    plan: list[PlanRow]
+
+
+class DispatchCount(msgspec.Struct, frozen=True, array_like=True):
+    """How often a decision served in one step: once for each phase of the batch."""
+
+    phase: str
+    bucket: str  # of the longest context of that part of the batch
+    path: str
+    status: str
+    wanted: str
+    fallback_reasons: list[str]
+    num_sequences: int
+    num_tokens: int
+    num_launches: int  # calls of the path: one for each attention layer
+
+
+class StepRecord(msgspec.Struct, frozen=True):
+    """What the engine did in one step, and where it stands after it."""
+
+    step: int
+    started_at: float
+    duration_s: float
+    dispatches: list[DispatchCount]
+    num_running: int
+    num_waiting: int
+    num_waiting_tokens: int  # prompt tokens not yet computed, of waiting and running sequences
+    num_pages_used: int
+    num_pages: int
+    num_preemptions: int  # in this step
+    num_nonfinite: int  # sequences ended because their logits held no finite number
+    num_compiles: int  # Triton kernels compiled during this step; 0 after ready
+
+
+class AttentionUse(msgspec.Struct, frozen=True, array_like=True):
+    """One distinct decision that served a request, for its trace."""
+
+    phase: str
+    path: str
+    status: str
+    fallback_reasons: list[str]
+
+
+class RequestTimes(msgspec.Struct, frozen=True):
+    """Sent with a request's first token."""
+
+    submitted_at: float  # read from the socket
+    scheduled_at: float  # its first chunk entered a batch
+    first_token_at: float  # its first token was read back
+    num_chunks: int
+    num_cached_tokens: int
+
+
+class TokenDelta(msgspec.Struct, frozen=True):
+    """New tokens of one request. After a finish_reason nothing more comes for it."""
+
+    request_id: str
+    token_ids: list[int]
+    finish_reason: FinishReason | None = None
+    error_code: str | None = None  # with FinishReason.ERROR: a code of server/errors.py
+    error_message: str | None = None
+    times: RequestTimes | None = None
+    attention: list[AttentionUse] | None = None  # with a finish_reason
+
+
+class StepOutput(msgspec.Struct, frozen=True, tag=True):
+    record: StepRecord
+    deltas: list[TokenDelta]
+
+
+class Heartbeat(msgspec.Struct, frozen=True, tag=True):
+    """Sent every 0.5 s by the thread that steps, also when idle: proof of progress, not of life."""
+
+    step: int
+    sent_at: float
+    num_running: int
+    num_waiting: int
+
+
+FromEngine = EngineProgress | EngineReady | EngineRefused | StepOutput | Heartbeat
