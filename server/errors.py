@@ -1,0 +1,171 @@
+"""Every error that Hallmark raises on purpose.
+
+HallmarkError
+|-- StartError                        ends the start; the command line prints its message and exits with 2
+|   |-- SettingsError
+|   `-- ModelError                    config, weights, tokenizer or chat template cannot be used
+|-- RequestError                      4xx: the client can mend it
+|   |-- InvalidJson            400    invalid_json
+|   |-- UnknownField           400    unknown_field         a field that no version of the API has, or we do not know
+|   |-- UnsupportedField       400    unsupported_field     a field we know and do not implement
+|   |-- InvalidValue           400    invalid_value         wrong type, or outside the stated limits
+|   |   `-- TemplateError      400    invalid_messages      the chat template refuses these messages
+|   |-- PromptTooLong          400    context_length_exceeded
+|   |-- Unauthorized           401    invalid_api_key
+|   |-- NotFound               404    not_found
+|   |-- ModelNotFound          404    model_not_found
+|   |-- MethodNotAllowed       405    method_not_allowed
+|   |-- RequestTimeout         408    request_timeout       the client was too slow to send
+|   |-- PayloadTooLarge        413    payload_too_large
+|   |-- HeadersTooLarge        431    headers_too_large
+|   `-- TooManyRequests        429    too_many_requests     Retry-After
+`-- ServiceError                      5xx: the server's fault or state
+    |-- InternalError          500    internal_error        says nothing of what happened; the log does
+    |-- NonFiniteLogits        500    nonfinite_logits
+    |-- NotReady               503    not_ready             Retry-After
+    |-- EngineDied             503    engine_died           Retry-After
+    |-- ShuttingDown           503    shutting_down         Retry-After
+    `-- DeadlineExceeded       504    deadline_exceeded
+
+A message names the limit and the value. It never repeats a prompt.
+"""
+
+from typing import ClassVar
+
+
+class HallmarkError(Exception):
+    """`status`, `type` and `code` belong to the class; `message`, `param` and `retry_after_s` to the instance."""
+
+    status: ClassVar[int] = 500
+    type: ClassVar[str] = "server_error"  # as OpenAI names it
+    code: ClassVar[str] = "internal_error"
+
+    def __init__(self, message: str, *, param: str | None = None, retry_after_s: int | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param  # the field of the request that is to blame
+        self.retry_after_s = retry_after_s
+
+
+class StartError(HallmarkError):
+    code = "start_failed"
+
+
+class SettingsError(StartError):
+    code = "invalid_settings"
+
+
+class ModelError(StartError):
+    code = "invalid_model"
+
+
+class RequestError(HallmarkError):
+    status = 400
+    type = "invalid_request_error"
+    code = "invalid_request"
+
+
+class InvalidJson(RequestError):
+    code = "invalid_json"
+
+
+class UnknownField(RequestError):
+    code = "unknown_field"
+
+
+class UnsupportedField(RequestError):
+    code = "unsupported_field"
+
+
+class InvalidValue(RequestError):
+    code = "invalid_value"
+
+
+class TemplateError(InvalidValue):
+    code = "invalid_messages"
+
+
+class PromptTooLong(RequestError):
+    code = "context_length_exceeded"
+
+
+class Unauthorized(RequestError):
+    status = 401
+    type = "authentication_error"
+    code = "invalid_api_key"
+
+
+class NotFound(RequestError):
+    status = 404
+    type = "not_found_error"
+    code = "not_found"
+
+
+class ModelNotFound(NotFound):
+    code = "model_not_found"
+
+
+class MethodNotAllowed(RequestError):
+    status = 405
+    code = "method_not_allowed"
+
+
+class RequestTimeout(RequestError):
+    status = 408
+    code = "request_timeout"
+
+
+class PayloadTooLarge(RequestError):
+    status = 413
+    code = "payload_too_large"
+
+
+class HeadersTooLarge(RequestError):
+    status = 431
+    code = "headers_too_large"
+
+
+class TooManyRequests(RequestError):
+    status = 429
+    type = "rate_limit_error"
+    code = "too_many_requests"
+
+
+class ServiceError(HallmarkError):
+    pass
+
+
+class InternalError(ServiceError):
+    pass
+
+
+class NonFiniteLogits(ServiceError):
+    code = "nonfinite_logits"
+
+
+class NotReady(ServiceError):
+    status = 503
+    code = "not_ready"
+
+
+class EngineDied(ServiceError):
+    status = 503
+    code = "engine_died"
+
+
+class ShuttingDown(ServiceError):
+    status = 503
+    code = "shutting_down"
+
+
+class DeadlineExceeded(ServiceError):
+    status = 504
+    code = "deadline_exceeded"
+
+
+def error_of_code(code: str | None, message: str | None) -> ServiceError:
+    """The error that the engine means by a delta's `error_code`; InternalError for one that is no error of a request."""
+    for kind in (NonFiniteLogits, EngineDied, ShuttingDown, DeadlineExceeded):
+        if kind.code == code:
+            return kind(message or kind.code)
+    return InternalError("The server failed while it answered this request.")
