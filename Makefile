@@ -1,27 +1,44 @@
 # Every command sets up what it needs in .venv; nothing is installed outside this checkout.
+#   make serve        the server with the demo model on http://127.0.0.1:8000   (PORT=8123 make serve)
+#   make test         lint, types and every test that needs no GPU              (PYTEST_FLAGS='-k sampling' make test)
+#   make test-gpu     the tests that need a CUDA GPU of sm_80 or newer
+# Another interpreter: make PYTHON=python3.12 serve
 PYTHON ?= python3
 PORT ?= 8000
+PYTEST_FLAGS ?=
 VENV := .venv
 STAMP := $(VENV)/.installed
 
-.PHONY: serve test lint clean
+.PHONY: serve test test-gpu lint format clean
 
 $(STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  echo "hallmark needs Python 3.11 or newer; '$(PYTHON)' is $$($(PYTHON) --version 2>&1 || echo missing)." >&2; \
+	  echo "Name another one: make PYTHON=python3.12 ..." >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+	  echo "'$(PYTHON)' cannot make virtual environments (on Debian and Ubuntu: apt-get install python3-venv)." >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/python -m pip install --quiet --upgrade pip
 	$(VENV)/bin/python -m pip install --quiet --editable '.[test]'
-	touch $@
+	@touch $@
 
 serve: $(STAMP)
-	exec $(VENV)/bin/hallmark serve --port $(PORT)
+	@exec $(VENV)/bin/hallmark serve --port $(PORT)
 
 lint: $(STAMP)
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy
 
+format: $(STAMP)
+	$(VENV)/bin/ruff format .
+	$(VENV)/bin/ruff check --fix .
+
 test: lint
-	$(VENV)/bin/pytest -m 'not gpu'
+	$(VENV)/bin/pytest -m 'not gpu' $(PYTEST_FLAGS)
+
+test-gpu: $(STAMP)
+	$(VENV)/bin/pytest -m gpu $(PYTEST_FLAGS)
 
 clean:
 	rm -rf $(VENV)
