@@ -1,0 +1,83 @@
+"""The rule by which an attention kernel's output is right: no worse than naive attention in the same dtype."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kernels.attention.batch import AttentionBatch, AttentionFlags
+from kernels.attention.oracle import attention_naive, attention_oracle
+
+_MAX_FACTOR = 2.0
+_MEAN_FACTOR = 1.5
+_SOFTCAP_FACTOR = 1.5  # on both: tanh amplifies the rounding of scores. Source: FlashAttention's tests allow 3x.
+
+# Of the maximum error on input of unit variance, where outputs are at most a few units large.
+ABSOLUTE_CAPS: dict[torch.dtype, float] = {torch.float16: 2e-3, torch.bfloat16: 1.6e-2, torch.float32: 1e-5}
+
+
+@dataclass(frozen=True, slots=True)
+class Errors:
+    """How far an output is from the truth, how far naive attention is, and what the rule allows."""
+
+    max_error: float
+    mean_error: float
+    naive_max_error: float
+    naive_mean_error: float
+    max_limit: float  # 2x naive's (3x with a softcap) plus one rounding of the largest true value
+    mean_limit: float  # 1.5x naive's (2.25x with a softcap) plus one rounding of the mean true value
+    absolute_cap: float  # of max_error; meaningful for input of unit variance only
+    num_nonfinite: int  # NaN and infinities in the output
+
+    @property
+    def is_within_rule(self) -> bool:
+        return self.num_nonfinite == 0 and self.max_error <= self.max_limit and self.mean_error <= self.mean_limit
+
+    @property
+    def is_within_cap(self) -> bool:
+        return self.num_nonfinite == 0 and self.max_error <= self.absolute_cap
+
+
+def compare(
+    out: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    batch: AttentionBatch,
+    flags: AttentionFlags,
+    *,
+    rows: Tensor | None = None,
+) -> Errors:
+    """Measure `out` [tokens, heads, head_dim] against the fp64 oracle and naive attention in q's dtype.
+
+    rows  [n] int64, ascending: the query rows to measure; None for all
+    Naive attention that overflows (large fp16 logits) sets no limit looser than the absolute cap.
+    """
+    truth = attention_oracle(q, k, v, batch, flags, rows=rows)
+    naive = attention_naive(q, k, v, batch, flags, rows=rows)
+    chosen = out if rows is None else out[rows]
+    error = (chosen.double() - truth).abs()
+    naive_error = (naive.double() - truth).abs()
+    cap = ABSOLUTE_CAPS[q.dtype]
+    eps = torch.finfo(q.dtype).eps
+    naive_max, naive_mean = _max(naive_error), _mean(naive_error)
+    factor = _SOFTCAP_FACTOR if flags.softcap is not None else 1.0
+    is_naive_finite = bool(torch.isfinite(naive).all())
+    return Errors(
+        max_error=_max(error),
+        mean_error=_mean(error),
+        naive_max_error=naive_max,
+        naive_mean_error=naive_mean,
+        max_limit=_MAX_FACTOR * factor * naive_max + eps * _max(truth.abs()) if is_naive_finite else cap,
+        mean_limit=_MEAN_FACTOR * factor * naive_mean + eps * _mean(truth.abs()) if is_naive_finite else cap,
+        absolute_cap=cap,
+        num_nonfinite=int((~torch.isfinite(chosen)).sum()),
+    )
+
+
+def _max(values: Tensor) -> float:
+    return float(values.max()) if values.numel() else 0.0
+
+
+def _mean(values: Tensor) -> float:
+    return float(values.mean()) if values.numel() else 0.0
