@@ -1,0 +1,215 @@
+"""The structure of the house, read from its syntax trees: who imports whom, and what only some files may do.
+
+Imports inside functions and under TYPE_CHECKING count. Every rule is also shown a snippet that it must refuse.
+"""
+
+import ast
+import importlib.metadata
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+LAYERS = ("kernels", "qualification", "server")  # each may import itself and those before it
+PURE = (
+    *(f"kernels.{name}" for name in ("buckets", "fingerprint", "path", "shape")),
+    *(f"qualification.{name}" for name in ("decide", "decision", "evidence", "matrix", "signature")),
+    "qualification.canary.verdict",
+    *(f"server.engine.{name}" for name in ("messages", "pages", "scheduler", "sequence")),
+)
+OBJECT_LOADERS = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
+MAX_LINES = 300
+
+Sources = dict[str, str]  # path from the root, with slashes -> text
+
+
+def read_sources(*folders: str) -> Sources:
+    files = (path for folder in folders for path in sorted((ROOT / folder).rglob("*.py")))
+    return {path.relative_to(ROOT).as_posix(): path.read_text() for path in files}
+
+
+def module_of(path: str) -> str:
+    return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
+def imported_names(source: str, module: str, is_package: bool) -> Iterator[str]:
+    """Every dotted name an import statement may bind a module to, relative ones made absolute."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            package = module.split(".") if is_package else module.split(".")[:-1]
+            parent = package[: len(package) - node.level + 1] if node.level else []
+            base = ".".join([*parent, *([node.module] if node.module else [])])
+            yield base
+            yield from (f"{base}.{alias.name}" for alias in node.names)
+
+
+def imports_of(sources: Sources) -> dict[str, set[str]]:
+    """Module -> every name it imports."""
+    return {
+        module_of(path): set(imported_names(text, module_of(path), path.endswith("__init__.py")))
+        for path, text in sources.items()
+    }
+
+
+def wrong_directions(sources: Sources) -> list[str]:
+    found = []
+    for module, names in imports_of(sources).items():
+        allowed = LAYERS[: LAYERS.index(module.split(".")[0]) + 1]
+        ours = {name for name in names if name.split(".")[0] in (*LAYERS, "deploy", "tests")}
+        found += [f"{module} imports {name}" for name in sorted(ours) if name.split(".")[0] not in allowed]
+    return found
+
+
+def import_cycles(sources: Sources) -> list[str]:
+    imports = imports_of(sources)
+    edges = {module: sorted((names & imports.keys()) - {module}) for module, names in imports.items()}
+    done: set[str] = set()
+    cycles: list[str] = []
+
+    def visit(module: str, trail: tuple[str, ...]) -> None:
+        if module in trail:
+            cycles.append(" -> ".join([*trail[trail.index(module) :], module]))
+        elif module not in done:
+            for other in edges[module]:
+                visit(other, (*trail, module))
+            done.add(module)
+
+    for module in sorted(edges):
+        visit(module, ())
+    return cycles
+
+
+def object_loading(sources: Sources) -> list[str]:
+    """Whatever runs code that arrives as data: pickle and its kin, eval, exec, torch.load."""
+    found = []
+    for path, text in sources.items():
+        names = {name.split(".")[0] for name in imported_names(text, module_of(path), False)}
+        found += [f"{path} imports {name}" for name in sorted(names & OBJECT_LOADERS)]
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in {"eval", "exec", "torch.load"}:
+                found.append(f"{path}:{node.lineno} calls {ast.unparse(node.func)}")
+    return found
+
+
+def environment_reads(sources: Sources) -> list[str]:
+    found = []
+    for path, text in sources.items():
+        if path == "server/settings.py":
+            continue
+        for node in ast.walk(ast.parse(text)):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.ImportFrom) else []
+            if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "os":
+                names = [node.attr]
+            if {"environ", "environb", "getenv", "putenv"} & set(names):
+                found.append(f"{path}:{node.lineno} touches the environment")
+    return found
+
+
+def telemetry_names(sources: Sources) -> list[str]:
+    """Metric names (hallmark_...) and span or attribute names (hallmark....) outside server/telemetry.
+
+    The canary reads a server's metrics over HTTP, so it names those it reads.
+    """
+    found = []
+    for path, text in sources.items():
+        if path.startswith(("server/telemetry/", "qualification/canary/")):
+            continue
+        tree = ast.parse(text)
+        prose = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in prose:
+                name = re.search(r"\bhallmark[_.][a-z]\w*", node.value)
+                found += [f"{path}:{node.lineno} names {name.group()}"] if name else []
+    return found
+
+
+def long_files(sources: Sources) -> list[str]:
+    lengths = {path: text.count("\n") for path, text in sources.items()}
+    return [
+        f"{path} has {length} lines, the limit is {MAX_LINES}" for path, length in lengths.items() if length > MAX_LINES
+    ]
+
+
+RULES: dict[Callable[[Sources], list[str]], list[Sources]] = {
+    wrong_directions: [
+        {"kernels/a.py": "import qualification.decide"},
+        {"qualification/a.py": "def f():\n    from server import settings"},
+        {"kernels/a.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import server.settings"},
+        {"server/a.py": "import tests.server.fakes"},
+        {"server/a.py": "from deploy import lock"},
+    ],
+    import_cycles: [
+        {"server/a.py": "import server.b", "server/b.py": "from server.c import x", "server/c.py": "import server.a"},
+        {"server/a.py": "def f():\n    from server import b", "server/b.py": "from . import a"},
+        {"server/__init__.py": "from server.a import x", "server/a.py": "import server"},
+    ],
+    object_loading: [
+        {"server/a.py": "import pickle"},
+        {"server/a.py": "def f():\n    from marshal import loads"},
+        {"server/a.py": "x = eval('1')"},
+        {"server/a.py": "import torch\nx = torch.load('w.pt')"},
+    ],
+    environment_reads: [
+        {"server/a.py": "import os\nx = os.environ['A']"},
+        {"kernels/a.py": "import os\nx = os.getenv('A')"},
+        {"server/a.py": "from os import environ"},
+    ],
+    telemetry_names: [
+        {"server/app.py": "NAME = 'hallmark_requests_running'"},
+        {"kernels/a.py": "NAME = 'hallmark.prefill'"},
+        {"server/app.py": "x = f'hallmark_{1}_total hallmark_x'; y = 'hallmark_up{} 1'"},
+    ],
+    long_files: [{"server/a.py": "x = 1\n" * (MAX_LINES + 1)}],
+}
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_no_file_breaks_the_rule(rule: Callable[[Sources], list[str]]) -> None:
+    assert rule(read_sources(*LAYERS)) == []
+
+
+@pytest.mark.parametrize(
+    ("rule", "snippet"),
+    [(rule, snippet) for rule, snippets in RULES.items() for snippet in snippets],
+    ids=lambda value: value.__name__ if callable(value) else "",
+)
+def test_the_rule_refuses_a_bad_snippet(rule: Callable[[Sources], list[str]], snippet: Sources) -> None:
+    assert rule(snippet) != []
+
+
+def test_imports_for_types_only_are_seen() -> None:
+    imports = imports_of(read_sources("kernels"))
+    assert "kernels.attention.batch" in imports["kernels.path"]
+
+
+def test_prose_and_method_names_are_no_offence() -> None:
+    sources = {"server/a.py": '"""hallmark_requests_running is a metric."""\nmodel.eval()\n'}
+    assert telemetry_names(sources) == []
+    assert object_loading(sources) == []
+
+
+def import_without_torch(*modules: str) -> subprocess.CompletedProcess[str]:
+    block = "import sys; sys.modules['torch'] = sys.modules['triton'] = None; "
+    command = [sys.executable, "-c", block + "; ".join(f"import {module}" for module in modules)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_the_pure_files_import_without_torch() -> None:
+    result = import_without_torch(*PURE)
+    assert result.returncode == 0, result.stderr
+
+
+def test_a_file_that_needs_torch_is_caught() -> None:
+    assert "torch" in import_without_torch("kernels.attention.batch").stderr
+
+
+def test_the_other_package_named_kernels_is_not_installed() -> None:
+    """It would shadow or be shadowed by our kernels/, and transformers changes its behaviour where it finds it."""
+    with pytest.raises(importlib.metadata.PackageNotFoundError):
+        importlib.metadata.distribution("kernels")
