@@ -143,6 +143,7 @@ class StepRecord(msgspec.Struct, frozen=True):
     num_preemptions: int  # in this step
     num_nonfinite: int  # sequences ended because their logits held no finite number
     num_compiles: int  # Triton kernels compiled during this step; 0 after ready
+    quarantined: list[tuple[str, str]] = []  # (path, shape) pairs that failed to launch in this step
 
 
 class AttentionUse(msgspec.Struct, frozen=True, array_like=True):
@@ -173,7 +174,7 @@ class TokenDelta(msgspec.Struct, frozen=True):
     error_code: str | None = None  # with FinishReason.ERROR: a code of server/errors.py
     error_message: str | None = None
     times: RequestTimes | None = None
-    attention: list[AttentionUse] | None = None  # with a finish_reason
+    attention: list[AttentionUse] | None = None  # all distinct ones so far; when one is new, and with a finish_reason
 
 
 class StepOutput(msgspec.Struct, frozen=True, tag=True):
@@ -190,4 +191,11 @@ class Heartbeat(msgspec.Struct, frozen=True, tag=True):
     num_waiting: int
 
 
-FromEngine = EngineProgress | EngineReady | EngineRefused | StepOutput | Heartbeat
+class EngineFailed(msgspec.Struct, frozen=True, tag=True):
+    """The last message of an engine that a device error ends: the paths of that step are not to be trusted."""
+
+    message: str
+    suspects: list[tuple[str, str]]  # (path, shape)
+
+
+FromEngine = EngineProgress | EngineReady | EngineRefused | EngineFailed | StepOutput | Heartbeat

@@ -1,0 +1,97 @@
+"""A request inside the engine, and the batch that one step computes. Pure data: no tensors."""
+
+from array import array
+from dataclasses import dataclass, field
+from enum import Enum
+
+from kernels.shape import Phase
+from server.engine.messages import AttentionUse, FinishReason, SamplingParams
+
+
+class Status(Enum):
+    WAITING = "waiting"  # owns no page
+    RUNNING = "running"  # owns pages for all of its tokens but the newest ones
+    FINISHED = "finished"  # owns no page, never planned again
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """The one object here that changes; only the engine's stepping thread changes it.
+
+    tokens        prompt, then generated tokens; it only grows
+    num_computed  tokens [0, num_computed) have their keys and values in pages; 0 again after a preemption
+    """
+
+    request_id: str
+    tokens: list[int]
+    num_prompt: int
+    sampling: SamplingParams
+    seed: int
+    submitted_at: float
+    stop_ids: frozenset[int] = frozenset()  # every id that ends it
+    status: Status = Status.WAITING
+    num_computed: int = 0
+    num_chunks: int = 0  # batches that computed a part of its prompt before its first token
+    num_preemptions: int = 0
+    scheduled_at: float | None = None
+    finish_reason: FinishReason | None = None
+    attention: dict[int, AttentionUse] = field(default_factory=dict)  # every distinct decision that served it
+    num_reported_uses: int = 0
+
+    @property
+    def num_generated(self) -> int:
+        return len(self.tokens) - self.num_prompt
+
+    @property
+    def num_uncomputed(self) -> int:
+        return len(self.tokens) - self.num_computed
+
+    @property
+    def is_decoding(self) -> bool:
+        """Whether only the newest token is left to compute."""
+        return self.num_computed > 0 and len(self.tokens) - self.num_computed == 1
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What one step computes, complete at birth. Row i is part of `sequences[i]`; rows stand prefill | extend | decode.
+
+    query_lens    tokens of the sequence computed in this step: [context_len - query_len, context_len)
+    context_lens  tokens of the sequence in pages after this step
+    page_tables   page numbers, enough for context_len tokens (int32; a copy: later steps do not change it)
+    sampled_rows  rows whose sequence is complete after this step: their last token gets a successor
+    """
+
+    sequences: tuple[Sequence, ...]
+    query_lens: tuple[int, ...]
+    context_lens: tuple[int, ...]
+    page_tables: tuple["array[int]", ...]
+    sampled_rows: tuple[int, ...]
+    num_prefill: int
+    num_extend: int
+    num_preempted: int = 0  # sequences that lost their pages to make room for this batch
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.sequences)
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(self.query_lens)
+
+    def rows_of(self, phase: Phase) -> range:
+        """The rows of one phase; empty where the batch has none."""
+        extend_at = self.num_prefill
+        decode_at = self.num_prefill + self.num_extend
+        if phase is Phase.PREFILL:
+            return range(extend_at)
+        if phase is Phase.EXTEND:
+            return range(extend_at, decode_at)
+        return range(decode_at, self.num_rows)
+
+
+def phase_of(query_len: int, context_len: int) -> Phase:
+    """How attention sees a row. The last single token of a prompt is a decode row: the kernel does the same work."""
+    if query_len == context_len:
+        return Phase.PREFILL
+    return Phase.DECODE if query_len == 1 else Phase.EXTEND
