@@ -1,13 +1,19 @@
 """Every setting of the server, read once from flags and HALLMARK_* variables. Nobody else reads the environment."""
 
+import difflib
+from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
 from qualification.decision import Policy
+from server.errors import SettingsError
 
 DEMO_MODEL = Path(__file__).parent / "model" / "demo"
+PREFIX = "HALLMARK_"
 
 
 class DeviceChoice(Enum):
@@ -28,29 +34,119 @@ class LoadFormat(Enum):
     DUMMY = "dummy"  # random weights of the model's shapes
 
 
+Count = Annotated[int, Meta(ge=1)]
+Port = Annotated[int, Meta(ge=0, le=65535)]
+Seconds = Annotated[float, Meta(ge=0, le=86_400)]
+
+
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Field `max_model_len` is flag `--max-model-len` and variable `HALLMARK_MAX_MODEL_LEN`; the flag wins."""
 
-    model: str = str(DEMO_MODEL)
-    served_model_name: str | None = None  # default: the folder's name
-    host: str = "127.0.0.1"
-    port: int = 8000
-    admin_port: int | None = None  # None: /metrics and admin routes share the main port
-    device: DeviceChoice = DeviceChoice.AUTO
-    dtype: DtypeChoice = DtypeChoice.AUTO
-    kv_dtype: DtypeChoice = DtypeChoice.AUTO  # auto: the model's dtype
-    max_model_len: int | None = None  # tokens of prompt and completion; default: the model's own limit
-    max_num_seqs: int | None = None  # running at once; default 256 on CUDA, 16 on a CPU
-    max_num_batched_tokens: int | None = None  # tokens a step; default 8192 on CUDA, 2048 on a CPU
-    max_queued_requests: int = 512
-    max_queued_tokens: int = 2_000_000
-    page_size: int | None = None  # tokens; default 64 on CUDA, 16 on a CPU
-    kv_cache_tokens: int | None = None  # default: what the memory takes on CUDA, 65536 on a CPU
-    gpu_memory_utilization: float = 0.9
-    load_format: LoadFormat = LoadFormat.AUTO
-    on_unproven: Policy = Policy.QUALIFY
-    matrix: str | None = None  # folder; default: those that ship in qualification/matrices
-    cache_dir: str | None = None  # evidence of this machine; default ~/.cache/hallmark
-    api_key_file: str | None = None
-    otlp_endpoint: str | None = None
-    seed: int = 0
+    model: Annotated[str, Meta(description="folder or hub id of the model")] = str(DEMO_MODEL)
+    served_model_name: Annotated[str | None, Meta(description="name in the API (default: the folder's name)")] = None
+    host: Annotated[str, Meta(description="address to listen on")] = "127.0.0.1"
+    port: Annotated[Port, Meta(description="port of the API; 0 takes a free one")] = 8000
+    admin_port: Annotated[
+        Port | None, Meta(description="port of /metrics and /attention; default: the API's own, behind the API key")
+    ] = None
+    device: Annotated[DeviceChoice, Meta(description="where the model runs")] = DeviceChoice.AUTO
+    dtype: Annotated[
+        DtypeChoice, Meta(description="of weights and activations; auto: the checkpoint's on CUDA, fp32 on a CPU")
+    ] = DtypeChoice.AUTO
+    kv_dtype: Annotated[DtypeChoice, Meta(description="of the KV cache; auto: the model's dtype")] = DtypeChoice.AUTO
+    max_model_len: Annotated[
+        Count | None, Meta(description="tokens of prompt and completion (default: the model's own limit)")
+    ] = None
+    max_num_seqs: Annotated[
+        Count | None, Meta(description="sequences running at once (default: 256 on CUDA, 16 on a CPU)")
+    ] = None
+    max_num_batched_tokens: Annotated[
+        Count | None, Meta(description="tokens a step (default: 8192 on CUDA, 2048 on a CPU)")
+    ] = None
+    max_queued_requests: Annotated[Count, Meta(description="requests that may wait for their first token")] = 512
+    max_queued_tokens: Annotated[Count, Meta(description="prompt tokens that may wait for their first token")] = (
+        2_000_000
+    )
+    page_size: Annotated[
+        Count | None, Meta(description="tokens a page of the KV cache (default: 64 on CUDA, 16 on a CPU)")
+    ] = None
+    kv_cache_tokens: Annotated[
+        Count | None, Meta(description="size of the KV cache (default: what fits on CUDA, 65536 on a CPU)")
+    ] = None
+    gpu_memory_utilization: Annotated[
+        Annotated[float, Meta(gt=0, le=1)], Meta(description="share of the GPU's memory to use")
+    ] = 0.9
+    load_format: Annotated[LoadFormat, Meta(description="dummy: random weights, for benches")] = LoadFormat.AUTO
+    on_unproven: Annotated[
+        Policy,
+        Meta(
+            description="a shape without valid proof: refuse (never ready), qualify (prove it at start-up) or degrade "
+            "(serve on the fallback, counted)"
+        ),
+    ] = Policy.QUALIFY
+    matrix: Annotated[str | None, Meta(description="folder of the matrices (default: those that ship)")] = None
+    cache_dir: Annotated[
+        str | None, Meta(description="folder of this machine's own evidence (default: ~/.cache/hallmark)")
+    ] = None
+    api_key_file: Annotated[
+        str | None, Meta(description="file of API keys, one a line; without it nobody needs a key")
+    ] = None
+    otlp_endpoint: Annotated[
+        str | None, Meta(description="URL of an OTLP/HTTP collector, e.g. http://127.0.0.1:4318; without it no traces")
+    ] = None
+    max_body_bytes: Annotated[Count, Meta(description="largest request body")] = 8 * 1024 * 1024
+    receive_timeout_s: Annotated[Seconds, Meta(description="longest time a client may take to send a request")] = 30.0
+    request_timeout_s: Annotated[Seconds, Meta(description="longest time a request may take to be answered")] = 3600.0
+    shutdown_grace_s: Annotated[
+        Seconds, Meta(description="time that running requests have to finish after SIGTERM")
+    ] = 30.0
+    seed: Annotated[int, Meta(description="of everything that is drawn at random")] = 0
+
+    @property
+    def model_name(self) -> str:
+        """The name of the model in the API and in metric labels."""
+        return self.served_model_name or Path(self.model).name
+
+
+def flag_of(field: str) -> str:
+    return "--" + field.replace("_", "-")
+
+
+def read_settings(flags: Mapping[str, str], environ: Mapping[str, str]) -> Settings:
+    """Settings of `flags` (by field name, texts as typed) over those of the HALLMARK_* variables of `environ`.
+
+    Raises SettingsError, which names the flag or variable, for an unknown variable or an unparsable value.
+    """
+    known = {field.encode_name: field.type for field in msgspec.structs.fields(Settings)}
+    texts = {name: (PREFIX + name.upper(), text) for name, text in _variables(known, environ).items()}
+    texts |= {name: (flag_of(name), text) for name, text in flags.items()}
+    return Settings(**{name: _parse(source, text, known[name]) for name, (source, text) in texts.items()})
+
+
+def _variables(known: Mapping[str, object], environ: Mapping[str, str]) -> dict[str, str]:
+    found = {}
+    for variable, text in environ.items():
+        if not variable.startswith(PREFIX):
+            continue
+        field = variable.removeprefix(PREFIX).lower()
+        if field not in known or variable != variable.upper():
+            close = difflib.get_close_matches(field, known, n=1)
+            hint = f"; did you mean {PREFIX}{close[0].upper()}?" if close else ""
+            raise SettingsError(f"{variable} is no setting{hint}")
+        found[field] = text
+    return found
+
+
+def _parse(source: str, text: str, kind: Any) -> Any:
+    try:
+        return msgspec.convert(text, kind, strict=False)
+    except msgspec.ValidationError as error:
+        choices = _choices(kind)
+        wanted = f"Expected one of {', '.join(choices)}" if choices else str(error).split(", got")[0]
+        raise SettingsError(f"{source}: {wanted}, got {text!r}") from None
+
+
+def _choices(kind: object) -> tuple[str, ...]:
+    """The values of an enum (under its Annotated); empty for any other type."""
+    kind = getattr(kind, "__origin__", kind)
+    return tuple(member.value for member in kind) if isinstance(kind, type) and issubclass(kind, Enum) else ()

@@ -1,0 +1,65 @@
+"""Settings from flags and variables."""
+
+import msgspec
+import pytest
+
+from qualification.decision import Policy
+from server.errors import SettingsError
+from server.settings import DeviceChoice, Settings, read_settings
+
+
+def test_a_variable_sets_the_field_of_its_name() -> None:
+    settings = read_settings({}, {"HALLMARK_ON_UNPROVEN": "refuse", "HALLMARK_MAX_MODEL_LEN": "128", "PATH": "/bin"})
+    assert settings == Settings(on_unproven=Policy.REFUSE, max_model_len=128)
+
+
+def test_a_flag_wins_over_its_variable() -> None:
+    assert read_settings({"device": "cpu"}, {"HALLMARK_DEVICE": "cuda"}).device is DeviceChoice.CPU
+
+
+@pytest.mark.parametrize(
+    ("field", "text", "wanted"),
+    [
+        ("port", "abc", "Expected `int`"),
+        ("port", "70000", "<= 65535"),
+        ("port", "tcp://10.0.0.7:8000", "Expected `int`"),  # what Kubernetes injects for a Service named hallmark
+        ("device", "tpu", "one of auto, cuda, cpu"),
+        ("gpu_memory_utilization", "nan", "> 0.0"),
+        ("gpu_memory_utilization", "1.1", "<= 1.0"),
+        ("max_model_len", "0", ">= 1"),
+        ("max_model_len", "", "Expected `int | null`"),
+    ],
+)
+def test_a_value_that_cannot_be_used_is_refused_with_its_source_limit_and_value(
+    field: str, text: str, wanted: str
+) -> None:
+    with pytest.raises(SettingsError) as by_flag:
+        read_settings({field: text}, {})
+    with pytest.raises(SettingsError) as by_variable:
+        read_settings({}, {f"HALLMARK_{field.upper()}": text})
+    assert by_flag.value.message.startswith("--" + field.replace("_", "-"))
+    assert by_variable.value.message.startswith(f"HALLMARK_{field.upper()}: ")
+    for error in (by_flag, by_variable):
+        assert wanted in error.value.message
+        assert error.value.message.endswith(f"got {text!r}")
+        assert "\n" not in error.value.message
+
+
+def test_an_unknown_variable_is_refused_and_the_closest_named() -> None:
+    with pytest.raises(SettingsError, match=r"HALLMARK_PROT is no setting; did you mean HALLMARK_PORT\?"):
+        read_settings({}, {"HALLMARK_PROT": "1"})
+
+
+def test_a_variable_in_lower_case_is_refused() -> None:
+    with pytest.raises(SettingsError, match="HALLMARK_port is no setting"):
+        read_settings({}, {"HALLMARK_port": "1"})
+
+
+def test_settings_cross_the_socket_unchanged() -> None:
+    settings = Settings(model="folder", on_unproven=Policy.DEGRADE, admin_port=9000)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(settings), type=Settings) == settings
+
+
+def test_the_model_is_named_after_its_folder_unless_told_otherwise() -> None:
+    assert Settings(model="/models/llama").model_name == "llama"
+    assert Settings(model="/models/llama", served_model_name="mine").model_name == "mine"
