@@ -1,0 +1,80 @@
+"""The alert rules: valid, unit-tested both ways, with runbooks, and about metrics that the server really has."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from kernels.path import Reject
+
+ROOT = Path(__file__).resolve().parents[2]
+PROMETHEUS = ROOT / "deploy" / "prometheus"
+RULE_FILES = sorted((PROMETHEUS / "rules").glob("*.yml"))
+RULE_TESTS = sorted((PROMETHEUS / "tests").glob("*.yml"))
+RUNBOOKS = ROOT / "deploy" / "runbooks"
+
+
+def rules(kind: str) -> list[dict[str, Any]]:
+    groups = [group for path in RULE_FILES for group in yaml.safe_load(path.read_text())["groups"]]
+    return [rule for group in groups for rule in group["rules"] if kind in rule]
+
+
+ALERTS = rules("alert")
+
+
+def test_prometheus_accepts_the_configuration_and_its_rules(promtool) -> None:
+    result = promtool("check", "config", PROMETHEUS / "prometheus.yml")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert result.stdout.count("rules found") == len(RULE_FILES)
+
+
+@pytest.mark.parametrize("path", RULE_TESTS, ids=lambda path: path.stem)
+def test_the_rules_pass_their_unit_tests(path: Path, promtool) -> None:
+    result = promtool("test", "rules", path)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_a_rule_that_never_fires_fails_its_unit_test(promtool, tmp_path: Path) -> None:
+    for folder in ("rules", "tests"):
+        (tmp_path / folder).mkdir()
+    for path in (*RULE_FILES, *RULE_TESTS):
+        text = path.read_text().replace("hallmark_engine_up == 0", "hallmark_engine_up == 2")
+        (tmp_path / path.parent.name / path.name).write_text(text)
+    result = promtool("test", "rules", tmp_path / "tests" / "engine.yml")
+    assert result.returncode != 0
+    assert "EngineDown" in result.stdout + result.stderr
+
+
+@pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert["alert"])
+def test_an_alert_is_tested_firing_and_silent(alert: dict[str, Any]) -> None:
+    cases = [
+        case
+        for path in RULE_TESTS
+        for test in yaml.safe_load(path.read_text())["tests"]
+        for case in test.get("alert_rule_test", [])
+        if case["alertname"] == alert["alert"]
+    ]
+    assert {bool(case["exp_alerts"]) for case in cases} == {True, False}
+
+
+@pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert["alert"])
+def test_an_alert_says_what_how_much_and_what_to_do(alert: dict[str, Any]) -> None:
+    assert alert["labels"]["severity"] in {"page", "ticket"}
+    assert alert["annotations"]["summary"]
+    assert "$value" in alert["annotations"]["value"]
+    assert alert["annotations"]["runbook"] == f"deploy/runbooks/{alert['alert']}.md"
+
+
+def test_every_alert_has_a_runbook_and_every_runbook_an_alert() -> None:
+    names = {path.stem for path in RUNBOOKS.glob("*.md")}
+    assert names == {alert["alert"] for alert in ALERTS}
+    for name in names:
+        assert (RUNBOOKS / f"{name}.md").read_text().startswith(f"# {name}\n")
+
+
+def test_the_reasons_of_the_fallback_runbook_are_all_there_are() -> None:
+    table = (RUNBOOKS / "KernelFallback.md").read_text().split("| reason |")[1].split("\n\n")[0]
+    reasons = {name for row in table.splitlines()[2:] for name in re.findall(r"`(\w+)`", row.split("|")[1])}
+    assert reasons == {code.value for code in Reject}
