@@ -56,6 +56,14 @@ class Scheduler:
         return len(self._waiting)
 
     @property
+    def num_pages(self) -> int:
+        return self._pool.num_pages
+
+    @property
+    def num_pages_used(self) -> int:
+        return self._pool.num_used
+
+    @property
     def num_waiting_tokens(self) -> int:
         """Prompt tokens not yet computed (after a preemption the generated tokens are prompt too)."""
         prefilling = (seq.num_uncomputed for seq in self._running.values() if not seq.is_decoding)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from kernels.shape import Phase
-from server.engine.messages import AttentionUse, FinishReason, SamplingParams
+from server.engine.messages import AttentionUse, SamplingParams
 
 
 class Status(Enum):
@@ -34,8 +34,7 @@ class Sequence:
     num_chunks: int = 0  # batches that computed a part of its prompt before its first token
     num_preemptions: int = 0
     scheduled_at: float | None = None
-    finish_reason: FinishReason | None = None
-    attention: dict[int, AttentionUse] = field(default_factory=dict)  # every distinct decision that served it
+    attention: dict[tuple[str, str, str], AttentionUse] = field(default_factory=dict)  # every distinct one that served
     num_reported_uses: int = 0
 
     @property

@@ -1,0 +1,244 @@
+"""The engine: requests in, tokens out, one step at a time. It touches no tensor and no socket."""
+
+import logging
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from kernels.shape import Phase
+from server.engine.messages import (
+    AttentionUse,
+    DispatchCount,
+    FinishReason,
+    RequestTimes,
+    StepOutput,
+    StepRecord,
+    Submit,
+    TokenDelta,
+)
+from server.engine.scheduler import Scheduler, SequenceTooLong
+from server.engine.sequence import Batch, Sequence
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a computed batch gives."""
+
+    token_ids: list[int | None]  # one for each sampled row; None where its logits held no finite number
+    dispatches: list[DispatchCount] = field(default_factory=list)
+    uses: dict[Phase, list[AttentionUse]] = field(default_factory=dict)
+    quarantined: list[tuple[str, str]] = field(default_factory=list)
+
+
+class BatchError(Exception):
+    """Some rows of a batch cannot be computed; nothing of the batch counts as computed, the other rows try again."""
+
+    def __init__(self, code: str, message: str, rows: range, quarantined: list[tuple[str, str]]) -> None:
+        super().__init__(message)
+        self.code = code
+        self.rows = rows
+        self.quarantined = quarantined
+
+
+class Runner(Protocol):
+    """Computes batches; server/engine/runner.py on a device, a few lines in the tests."""
+
+    def run(self, batch: Batch) -> StepResult:
+        """Raises BatchError."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    seed: int
+
+
+class Engine:
+    """Only one thread may call it."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: Runner,
+        options: EngineOptions,
+        *,
+        num_compiles: Callable[[], int] = lambda: 0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`num_compiles` counts the kernels compiled in this process; `clock` is monotonic, in seconds."""
+        self.step_index = 0
+        self._scheduler = scheduler
+        self._runner = runner
+        self._options = options
+        self._num_compiles = num_compiles
+        self._clock = clock
+        self._seeds = random.Random(options.seed)
+        self._sequences: dict[str, Sequence] = {}
+        self._outbox: list[TokenDelta] = []  # of requests that ended outside of a step
+        self._is_checked = True  # whether the pages were counted since the last work
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._outbox) or not self._scheduler.is_idle
+
+    @property
+    def num_running(self) -> int:
+        return self._scheduler.num_running
+
+    @property
+    def num_waiting(self) -> int:
+        return self._scheduler.num_waiting
+
+    def submit(self, message: Submit) -> None:
+        """Queue a request. One that cannot be served ends with an error at the next step."""
+        seq = self._sequence(message)
+        refusal = self._refusal(message)
+        if refusal is None:
+            try:
+                self._scheduler.add(seq)
+            except SequenceTooLong as error:
+                refusal = ("context_length_exceeded", str(error))
+        if refusal is not None:
+            self._outbox.append(_end(seq, FinishReason.ERROR, *refusal))
+            return
+        self._sequences[message.request_id] = seq
+        self._is_checked = False
+
+    def cancel(self, request_id: str) -> None:
+        """Stop a request and free its pages. Unknown ids are ignored: it may have finished on the way."""
+        seq = self._sequences.get(request_id)
+        if seq is not None:
+            self._drop(seq)
+            self._outbox.append(_end(seq, FinishReason.CANCELLED))
+
+    def step(self) -> StepOutput | None:
+        """Plan and compute one batch. None when there was nothing to do.
+
+        Raises IntegrityError when pages are lost, and whatever the runner does not survive.
+        """
+        started_at = self._clock()
+        compiles_before = self._num_compiles()
+        batch = self._scheduler.plan(started_at)
+        if batch is None:
+            if not self._is_checked:
+                self._scheduler.check_integrity()
+                self._is_checked = True
+            if not self._outbox:
+                return None
+            return self._output(started_at, StepResult([]), num_compiles=0)
+        self.step_index += 1
+        try:
+            result = self._runner.run(batch)
+        except BatchError as error:
+            logger.error("step %d: %d requests end: %s", self.step_index, len(error.rows), error)
+            for row in error.rows:
+                self._fail(batch.sequences[row], error.code, str(error))
+            result = StepResult([], quarantined=error.quarantined)
+            return self._output(started_at, result, num_compiles=self._num_compiles() - compiles_before, batch=batch)
+        self._commit(batch, result)
+        return self._output(started_at, result, num_compiles=self._num_compiles() - compiles_before, batch=batch)
+
+    def _sequence(self, message: Submit) -> Sequence:
+        sampling = message.sampling
+        eos = () if sampling.ignore_eos else self._options.eos_token_ids
+        return Sequence(
+            request_id=message.request_id,
+            tokens=list(message.prompt_token_ids),
+            num_prompt=len(message.prompt_token_ids),
+            sampling=sampling,
+            seed=self._seeds.getrandbits(31) if sampling.seed is None else sampling.seed,
+            submitted_at=self._clock(),
+            stop_ids=frozenset((*sampling.stop_token_ids, *eos)),
+        )
+
+    def _refusal(self, message: Submit) -> tuple[str, str] | None:
+        """Code and message for what the HTTP edge should have refused; an id out of range would read foreign memory."""
+        if message.request_id in self._sequences:
+            return "internal_error", "a request with this id is being served"
+        vocab_size = self._options.vocab_size
+        if not message.prompt_token_ids:
+            return "invalid_value", "the prompt has 0 tokens, the least is 1"
+        if not 0 <= min(message.prompt_token_ids) <= max(message.prompt_token_ids) < vocab_size:
+            return "invalid_value", f"a prompt token is outside the vocabulary of {vocab_size}"
+        return None
+
+    def _commit(self, batch: Batch, result: StepResult) -> None:
+        self._scheduler.advance(batch)
+        now = self._clock()
+        for phase, uses in result.uses.items():
+            for row in batch.rows_of(phase):
+                known = batch.sequences[row].attention
+                for use in uses:
+                    known.setdefault((use.phase, use.path, use.status), use)
+        for row, token_id in zip(batch.sampled_rows, result.token_ids, strict=True):
+            seq = batch.sequences[row]
+            if token_id is None:
+                self._fail(seq, "nonfinite_logits", "The model's output held no finite number.")
+            else:
+                self._append(seq, token_id, now)
+
+    def _append(self, seq: Sequence, token_id: int, now: float) -> None:
+        seq.tokens.append(token_id)
+        num_generated = seq.num_generated
+        finish_reason = None
+        if token_id in seq.stop_ids and num_generated >= seq.sampling.min_tokens:
+            finish_reason = FinishReason.STOP
+        elif num_generated >= seq.sampling.max_tokens or len(seq.tokens) >= self._scheduler.max_len:
+            finish_reason = FinishReason.LENGTH
+        times = None
+        if num_generated == 1:
+            assert seq.scheduled_at is not None
+            times = RequestTimes(seq.submitted_at, seq.scheduled_at, now, seq.num_chunks, num_cached_tokens=0)
+        if finish_reason is not None:
+            self._drop(seq)
+        self._outbox.append(
+            TokenDelta(seq.request_id, [token_id], finish_reason, times=times, attention=_uses(seq, finish_reason))
+        )
+
+    def _fail(self, seq: Sequence, code: str, message: str) -> None:
+        self._drop(seq)
+        self._outbox.append(_end(seq, FinishReason.ERROR, code, message))
+
+    def _drop(self, seq: Sequence) -> None:
+        del self._sequences[seq.request_id]
+        self._scheduler.finish(seq)
+
+    def _output(
+        self, started_at: float, result: StepResult, *, num_compiles: int, batch: Batch | None = None
+    ) -> StepOutput:
+        deltas, self._outbox = self._outbox, []
+        record = StepRecord(
+            step=self.step_index,
+            started_at=started_at,
+            duration_s=self._clock() - started_at,
+            dispatches=result.dispatches,
+            num_running=self._scheduler.num_running,
+            num_waiting=self._scheduler.num_waiting,
+            num_waiting_tokens=self._scheduler.num_waiting_tokens,
+            num_pages_used=self._scheduler.num_pages_used,
+            num_pages=self._scheduler.num_pages,
+            num_preemptions=batch.num_preempted if batch else 0,
+            num_nonfinite=result.token_ids.count(None),
+            num_compiles=num_compiles,
+            quarantined=result.quarantined,
+        )
+        return StepOutput(record, deltas)
+
+
+def _uses(seq: Sequence, finish_reason: FinishReason | None) -> list[AttentionUse] | None:
+    """Every distinct decision that served the request, when one is new or the request ends."""
+    if finish_reason is None and len(seq.attention) == seq.num_reported_uses:
+        return None
+    seq.num_reported_uses = len(seq.attention)
+    return list(seq.attention.values())
+
+
+def _end(seq: Sequence, reason: FinishReason, code: str | None = None, message: str | None = None) -> TokenDelta:
+    return TokenDelta(
+        seq.request_id, [], reason, error_code=code, error_message=message, attention=list(seq.attention.values())
+    )

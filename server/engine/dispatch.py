@@ -1,0 +1,201 @@
+"""Runs each phase of a batch on the path that was decided for its shape, and counts every launch by path."""
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from kernels.attention.batch import AttentionBatch, AttentionFlags
+from kernels.buckets import Bucket, bucket_of
+from kernels.path import KernelPath, RunAttention
+from kernels.shape import AttentionShape, Phase
+from qualification.decision import Decision
+from server.engine.failures import LAUNCH_ERRORS, launch_failure
+from server.engine.messages import AttentionUse, DispatchCount
+
+logger = logging.getLogger(__name__)
+
+# Decides a shape again without the (path, shape) pairs that broke.
+Redecide = Callable[[AttentionShape, frozenset[tuple[str, str]]], Decision]
+_Key = tuple[Phase, int | None, Bucket, Bucket]  # phase, window, query bucket, context bucket
+
+
+class NoPathError(Exception):
+    """No path is left (or none was planned) that may serve a phase of the batch. The other phases can be served."""
+
+    def __init__(self, phase: Phase, message: str) -> None:
+        super().__init__(message)
+        self.phase = phase
+
+
+@dataclass(frozen=True, slots=True)
+class PhasePart:
+    """The rows of one phase in a step's tensors. `tokens` are rows of q; k and v are pages unless it is a prefill."""
+
+    phase: Phase
+    tokens: slice
+    batch: AttentionBatch
+    num_sequences: int
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A decision with what is needed to run it, resolved once."""
+
+    decision: Decision
+    run: RunAttention
+    use: AttentionUse
+
+
+@dataclass(slots=True)
+class _Lane:
+    """The choice for the layers of one window in one phase of a step, and how often it ran."""
+
+    choice: Choice
+    num_launches: int = 0
+
+
+@dataclass(slots=True)
+class _Part:
+    part: PhasePart
+    lanes: dict[int | None, _Lane] = field(default_factory=dict)  # by window
+    retired: list[_Lane] = field(default_factory=list)  # ran some layers, then failed to launch
+
+
+class Dispatcher:
+    """The decisions of the plan as a table. Changed only by a launch failure, which quarantines (path, shape)."""
+
+    def __init__(
+        self,
+        decisions: Mapping[AttentionShape, Decision],
+        paths: Iterable[KernelPath],
+        flags: tuple[AttentionFlags, ...],
+        *,
+        redecide: Redecide,
+        quarantined: frozenset[tuple[str, str]] = frozenset(),
+    ) -> None:
+        """`flags`: one a layer. `quarantined`: the (path, shape) pairs that `decisions` were already made without."""
+        self.flags = flags
+        self.windows = tuple(dict.fromkeys(layer.window for layer in flags))
+        self._runs = {path.name: path.run for path in paths if path.run is not None}
+        self._redecide = redecide
+        self._quarantined = quarantined
+        self._news: list[tuple[str, str]] = []
+        self._choices: dict[_Key, Choice] = {}
+        for shape, decision in decisions.items():
+            if decision.path is not None:
+                self._choices[_key(shape)] = self._resolve(decision)
+
+    def take_quarantined(self) -> list[tuple[str, str]]:
+        """The (path, shape) pairs quarantined since the last call."""
+        news, self._news = self._news, []
+        return news
+
+    def choice(self, part: PhasePart, window: int | None) -> Choice:
+        """One dictionary hit. Raises NoPathError for a shape without a path, which no start-up lets through."""
+        queries = Bucket.LE_128 if part.phase is Phase.DECODE else bucket_of(part.batch.max_seqlen_q)
+        key = (part.phase, window, queries, bucket_of(part.batch.max_context))
+        found = self._choices.get(key)
+        if found is None:
+            raise NoPathError(
+                part.phase, f"no path for {key[0].value}, window {window}, {queries.label}, {key[3].label}"
+            )
+        return found
+
+    def replace(self, choice: Choice, error: Exception) -> Choice:
+        """The next path for a choice that failed to launch. Raises NoPathError, or `error` when it is another kind."""
+        reason = launch_failure(error)
+        if reason is None:
+            raise error
+        shape, path = choice.decision.shape, choice.use.path
+        logger.error("%s failed to launch for %s (%s): %s", path, shape, reason.value, error)
+        self._quarantined |= {(path, str(shape))}
+        self._news.append((path, str(shape)))
+        self._choices.pop(_key(shape), None)
+        decision = self._redecide(shape, self._quarantined)
+        if decision.path is None or (decision.path, str(shape)) in self._quarantined:
+            raise NoPathError(shape.phase, f"no path is left for {shape}")
+        logger.warning("%s serves %s from now on", decision.path, shape)
+        self._choices[_key(shape)] = found = self._resolve(decision)
+        return found
+
+    def _resolve(self, decision: Decision) -> Choice:
+        assert decision.path is not None
+        reasons = [reason.value for reason in decision.fallback_reasons]
+        use = AttentionUse(decision.shape.phase.value, decision.path, decision.status.value, reasons)
+        return Choice(decision, self._runs[decision.path], use)
+
+
+class StepAttention:
+    """Attention of one step: what the decoder calls for each layer. Its decisions are made here, before the first."""
+
+    def __init__(
+        self, dispatcher: Dispatcher, parts: list[PhasePart], k_pages: list[Tensor], v_pages: list[Tensor]
+    ) -> None:
+        """`k_pages`, `v_pages`: one [num_pages, page_size, kv_heads, head_dim] a layer. Raises NoPathError."""
+        self._dispatcher = dispatcher
+        self._k_pages = k_pages
+        self._v_pages = v_pages
+        self._parts = [
+            _Part(part, {window: _Lane(dispatcher.choice(part, window)) for window in dispatcher.windows})
+            for part in parts
+        ]
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> None:
+        """Fill `out` [tokens, heads, head_dim] for q of its shape and packed k, v [tokens, kv_heads, head_dim]."""
+        for entry in self._parts:
+            tokens = entry.part.tokens
+            if entry.part.phase is Phase.PREFILL:
+                self._run(entry, layer, q[tokens], k[tokens], v[tokens], out[tokens])
+            else:
+                self._run(entry, layer, q[tokens], self._k_pages[layer], self._v_pages[layer], out[tokens])
+
+    def uses(self, phase: Phase) -> list[AttentionUse]:
+        """The distinct decisions that served this phase of the step."""
+        return [lane.choice.use for entry, lane in self._lanes() if entry.part.phase is phase]
+
+    def counts(self) -> list[DispatchCount]:
+        """Each decision that served, with how often its path was launched."""
+        return [_count(entry.part, lane) for entry, lane in self._lanes()]
+
+    def suspects(self) -> list[tuple[str, str]]:
+        """Every (path, shape) of this step: whom to blame when the device is lost in it."""
+        return [(lane.choice.use.path, str(lane.choice.decision.shape)) for _, lane in self._lanes()]
+
+    def _lanes(self) -> list[tuple[_Part, _Lane]]:
+        return [(entry, lane) for entry in self._parts for lane in (*entry.retired, *entry.lanes.values())]
+
+    def _run(self, entry: _Part, layer: int, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> None:
+        flags = self._dispatcher.flags[layer]
+        lane = entry.lanes[flags.window]
+        while True:
+            try:
+                lane.choice.run(q, k, v, entry.part.batch, flags, out)
+            except LAUNCH_ERRORS as error:
+                if lane.num_launches:
+                    entry.retired.append(lane)
+                lane = entry.lanes[flags.window] = _Lane(self._dispatcher.replace(lane.choice, error))
+            else:
+                lane.num_launches += 1
+                return
+
+
+def _key(shape: AttentionShape) -> _Key:
+    return (shape.phase, shape.window, shape.query_bucket, shape.context_bucket)
+
+
+def _count(part: PhasePart, lane: _Lane) -> DispatchCount:
+    decision = lane.choice.decision
+    return DispatchCount(
+        phase=part.phase.value,
+        bucket=decision.shape.context_bucket.label,
+        path=lane.choice.use.path,
+        status=lane.choice.use.status,
+        wanted=decision.wanted,
+        fallback_reasons=lane.choice.use.fallback_reasons,
+        num_sequences=part.num_sequences,
+        num_tokens=part.num_tokens,
+        num_launches=lane.num_launches,
+    )

@@ -1,0 +1,39 @@
+"""Which exceptions say that a kernel could not be launched, and which say that the device is lost."""
+
+import torch
+
+from kernels.path import Reject
+
+try:
+    from triton.compiler.errors import CompilationError
+    from triton.errors import TritonError
+    from triton.runtime.errors import OutOfResources, PTXASError
+except ImportError:  # triton exists for Linux only; elsewhere its paths reject and none of its errors can arise
+
+    class TritonError(Exception):  # type: ignore[no-redef]
+        """Never raised."""
+
+    CompilationError = OutOfResources = PTXASError = TritonError
+
+LAUNCH_ERRORS: tuple[type[Exception], ...] = (RuntimeError, NotImplementedError, TritonError)
+
+
+def launch_failure(error: Exception) -> Reject | None:
+    """Why a kernel was not launched, its context being intact; None for an error that nobody can serve through."""
+    if isinstance(error, OutOfResources | torch.OutOfMemoryError):
+        return Reject.OUT_OF_RESOURCES
+    if isinstance(error, CompilationError | PTXASError):
+        return Reject.COMPILE_ERROR
+    if isinstance(error, RuntimeError) and "No available kernel" in str(error):  # a pinned SDPA backend refuses
+        return Reject.DISABLED
+    return None
+
+
+def is_device_lost(error: BaseException) -> bool:
+    """Whether the CUDA context is poisoned: an illegal access, a device-side assert, a fault of the driver.
+
+    Triton's driver raises a plain RuntimeError that begins "Triton Error [CUDA]"; torch raises AcceleratorError.
+    """
+    if isinstance(error, torch.OutOfMemoryError):
+        return False
+    return isinstance(error, torch.AcceleratorError) or "Error [CUDA]" in str(error)

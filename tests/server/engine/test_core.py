@@ -1,0 +1,233 @@
+from collections.abc import Callable
+
+import pytest
+
+from kernels.shape import Phase
+from server.engine.core import BatchError, Engine, EngineOptions, StepResult
+from server.engine.messages import AttentionUse, FinishReason, SamplingParams, StepOutput, Submit, TokenDelta
+from server.engine.pages import IntegrityError, PagePool
+from server.engine.scheduler import Scheduler, SchedulerLimits
+from server.engine.sequence import Batch
+
+EOS = 99
+
+
+class CountingRunner:
+    """Answers each sequence with its own length, so that a neighbour's token would show."""
+
+    def __init__(self) -> None:
+        self.answer: Callable[[Batch, int], int | None] = lambda batch, row: batch.context_lens[row]
+
+    def run(self, batch: Batch) -> StepResult:
+        uses = {phase: [AttentionUse(phase.value, f"fake.{phase.value}", "proven", [])] for phase in Phase}
+        return StepResult([self.answer(batch, row) for row in batch.sampled_rows], uses=uses)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        self.now += 1.0
+        return self.now
+
+
+def engine(runner: CountingRunner | None = None, *, pages: int = 32, model_len: int = 64, seqs: int = 8) -> Engine:
+    scheduler = Scheduler(SchedulerLimits(model_len, seqs, 32), PagePool(pages, 4))
+    return Engine(scheduler, runner or CountingRunner(), EngineOptions(100, (EOS,), seed=0), clock=Clock())
+
+
+def submit(name: str, num_prompt: int = 3, **sampling: object) -> Submit:
+    return Submit(name, list(range(num_prompt)), SamplingParams(**{"max_tokens": 4, **sampling}))  # type: ignore[arg-type]
+
+
+def drain(subject: Engine) -> dict[str, list[TokenDelta]]:
+    """Step until idle; every delta by request."""
+    found: dict[str, list[TokenDelta]] = {}
+    while subject.has_work:
+        output = subject.step()
+        assert output is not None
+        for delta in output.deltas:
+            found.setdefault(delta.request_id, []).append(delta)
+    return found
+
+
+def tokens(deltas: list[TokenDelta]) -> list[int]:
+    return [token for delta in deltas for token in delta.token_ids]
+
+
+def test_each_request_gets_its_own_tokens_and_ends_at_max_tokens() -> None:
+    subject = engine()
+    subject.submit(submit("a", 3))
+    subject.submit(submit("b", 10, max_tokens=2))
+    found = drain(subject)
+    assert tokens(found["a"]) == [3, 4, 5, 6]
+    assert tokens(found["b"]) == [10, 11]
+    assert [d.finish_reason for d in found["a"]] == [None, None, None, FinishReason.LENGTH]
+
+
+def test_an_eos_token_stops_unless_it_is_ignored() -> None:
+    runner = CountingRunner()
+    runner.answer = lambda batch, row: EOS if batch.context_lens[row] == 4 else 1
+    subject = engine(runner)
+    subject.submit(submit("a"))
+    subject.submit(submit("b", ignore_eos=True))
+    subject.submit(submit("c", min_tokens=3))
+    found = drain(subject)
+    assert tokens(found["a"]) == [1, EOS]
+    assert found["a"][-1].finish_reason is FinishReason.STOP
+    assert tokens(found["b"]) == [1, EOS, 1, 1]
+    assert found["c"][-1].finish_reason is FinishReason.LENGTH
+
+
+def test_a_stop_token_id_stops() -> None:
+    subject = engine()
+    subject.submit(submit("a", stop_token_ids=(4,)))
+    assert tokens(drain(subject)["a"]) == [3, 4]
+
+
+def test_a_full_context_ends_with_length() -> None:
+    subject = engine(model_len=6)
+    subject.submit(submit("a", 3, max_tokens=50))
+    found = drain(subject)["a"]
+    assert tokens(found) == [3, 4, 5]
+    assert found[-1].finish_reason is FinishReason.LENGTH
+
+
+@pytest.mark.parametrize(
+    ("prompt", "code"),
+    [
+        ([], "invalid_value"),
+        ([5, 100], "invalid_value"),
+        ([-1], "invalid_value"),
+        ([1] * 64, "context_length_exceeded"),
+    ],
+)
+def test_a_bad_prompt_fails_alone(prompt: list[int], code: str) -> None:
+    subject = engine()
+    subject.submit(submit("good"))
+    subject.submit(Submit("bad", prompt, SamplingParams(max_tokens=1)))
+    found = drain(subject)
+    assert [(d.finish_reason, d.error_code) for d in found["bad"]] == [(FinishReason.ERROR, code)]
+    assert tokens(found["good"]) == [3, 4, 5, 6]
+
+
+def test_a_refused_prompt_names_limit_and_value() -> None:
+    subject = engine()
+    subject.submit(submit("a", 70))
+    assert drain(subject)["a"][0].error_message == "the prompt has 70 tokens, the limit is 64 with one to generate"
+
+
+def test_nonfinite_logits_end_only_their_own_sequence() -> None:
+    runner = CountingRunner()
+    runner.answer = lambda batch, row: None if batch.sequences[row].request_id == "sick" else 1
+    subject = engine(runner)
+    subject.submit(submit("sick"))
+    subject.submit(submit("well"))
+    output = subject.step()
+    assert output is not None
+    assert output.record.num_nonfinite == 1
+    assert [(d.request_id, d.error_code) for d in output.deltas] == [("sick", "nonfinite_logits"), ("well", None)]
+    assert tokens(drain(subject)["well"]) == [1, 1, 1]
+
+
+def test_rows_that_cannot_be_computed_end_and_the_others_go_on() -> None:
+    class Failing(CountingRunner):
+        def run(self, batch: Batch) -> StepResult:
+            if batch.num_prefill and batch.num_rows > 1:
+                raise BatchError("internal_error", "no path", batch.rows_of(Phase.PREFILL), [("p", "s")])
+            return super().run(batch)
+
+    subject = engine(Failing())
+    subject.submit(submit("a"))
+    subject.step()
+    subject.submit(submit("b"))
+    output = subject.step()
+    assert output is not None
+    assert [(d.request_id, d.error_code) for d in output.deltas] == [("b", "internal_error")]
+    assert output.record.quarantined == [("p", "s")]
+    assert tokens(drain(subject)["a"]) == [4, 5, 6]
+
+
+def test_cancelling_ends_waiting_and_running_requests_and_frees_their_pages() -> None:
+    subject = engine(seqs=1)
+    subject.submit(submit("a"))
+    subject.submit(submit("b"))
+    subject.step()
+    subject.cancel("a")
+    subject.cancel("b")
+    subject.cancel("nobody")
+    output = subject.step()
+    assert output is not None
+    assert [(d.request_id, d.finish_reason) for d in output.deltas] == [
+        ("a", FinishReason.CANCELLED),
+        ("b", FinishReason.CANCELLED),
+    ]
+    assert output.record.num_pages_used == 0
+    assert not subject.has_work
+
+
+def test_a_preempted_request_goes_on_where_it_was() -> None:
+    subject = engine(pages=5)
+    for name in "ab":
+        subject.submit(submit(name, 5, max_tokens=10))
+    outputs: list[StepOutput] = []
+    while subject.has_work:
+        output = subject.step()
+        assert output is not None
+        outputs.append(output)
+    assert sum(output.record.num_preemptions for output in outputs) > 0
+    deltas = [delta for output in outputs for delta in output.deltas]
+    for name in "ab":
+        assert tokens([d for d in deltas if d.request_id == name]) == list(range(5, 15))
+
+
+def test_the_first_token_carries_the_times_and_each_new_decision_is_told_once() -> None:
+    subject = engine()
+    subject.submit(submit("a", 40))
+    found = drain(subject)["a"]
+    times = found[0].times
+    assert times is not None
+    assert times.submitted_at < times.scheduled_at < times.first_token_at
+    assert times.num_chunks == 2
+    assert all(delta.times is None for delta in found[1:])
+    phases = [[use.phase for use in delta.attention] if delta.attention else None for delta in found]
+    assert phases == [["prefill", "extend"], ["prefill", "extend", "decode"], None, ["prefill", "extend", "decode"]]
+
+
+def test_lost_pages_are_found_when_the_work_is_done() -> None:
+    pool = PagePool(8, 4)
+    runner = CountingRunner()
+    subject = Engine(Scheduler(SchedulerLimits(16, 2, 16), pool), runner, EngineOptions(100, (), seed=0))
+    subject.submit(submit("a", max_tokens=1))
+    subject.step()
+    pool.grow("ghost", 1)
+    with pytest.raises(IntegrityError, match="ghost"):
+        subject.step()
+
+
+def test_seeds_are_drawn_only_for_requests_that_bring_none() -> None:
+    seeds = []
+
+    class Spy(CountingRunner):
+        def run(self, batch: Batch) -> StepResult:
+            seeds.extend(seq.seed for seq in batch.sequences)
+            return super().run(batch)
+
+    subject = engine(Spy())
+    for name, seed in (("a", 5), ("b", None), ("c", None)):
+        subject.submit(submit(name, max_tokens=1, seed=seed))
+    drain(subject)
+    assert seeds[0] == 5
+    assert seeds[1] != seeds[2]
+
+
+def test_the_record_says_what_waits() -> None:
+    subject = engine(seqs=1)
+    subject.submit(submit("a"))
+    subject.submit(submit("b", 7))
+    output = subject.step()
+    assert output is not None
+    record = output.record
+    assert (record.step, record.num_running, record.num_waiting, record.num_waiting_tokens) == (1, 1, 1, 7)
+    assert (record.num_pages_used, record.num_pages) == (1, 32)
