@@ -1,0 +1,69 @@
+"""Rules and panels ask only for metrics and labels that the server's registry really has."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from server.telemetry.metrics import Metrics, Registry
+
+DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
+SCRAPE_LABELS = {"instance", "job", "le"}  # the scrape's, and the histograms'
+SUFFIXES = {"counter": ("_total",), "histogram": ("_bucket", "_count", "_sum"), "gauge": ("",)}
+
+
+def queries() -> list[str]:
+    """Every PromQL expression of the rules and of the dashboard."""
+    groups = [
+        g
+        for path in sorted((DEPLOY / "prometheus/rules").glob("*.yml"))
+        for g in yaml.safe_load(path.read_text())["groups"]
+    ]
+    dashboard = json.loads((DEPLOY / "grafana/hallmark.json").read_text())
+    panels = [panel for row in dashboard["panels"] for panel in [row, *row.get("panels", [])]]
+    return [rule["expr"] for group in groups for rule in group["rules"]] + [
+        target["expr"] for panel in panels for target in panel.get("targets", [])
+    ]
+
+
+def metrics_in(query: str) -> set[str]:
+    """Names of metrics; those of recorded series hold a colon on either side and are not metrics of the server."""
+    return set(re.findall(r"(?<![\w:])hallmark_\w+(?![\w:])", query))
+
+
+def labels_in(query: str) -> set[str]:
+    listed = [name for names in re.findall(r"\b(?:by|on)\s*\(([^)]*)\)", query) for name in names.split(",")]
+    matched = re.findall(r"[{,]\s*(\w+)\s*(?:=~|!~|!=|=)", query)
+    return {name.strip() for name in [*listed, *matched]}
+
+
+@pytest.fixture(scope="module")
+def exposed() -> dict[str, set[str]]:
+    """Sample name -> labels, of everything that the server can expose."""
+    registry = Registry()
+    Metrics("demo", registry, version="0")
+    collectors = {collector.describe()[0].name: collector for collector in registry._collector_to_names}
+    return {
+        metric.name + suffix: set(collectors[metric.name]._labelnames)
+        for metric in registry.collect()
+        for suffix in SUFFIXES[metric.type]
+    }
+
+
+@pytest.mark.parametrize("query", queries(), ids=str)
+def test_a_query_names_only_metrics_and_labels_of_the_server(query: str, exposed: dict[str, set[str]]) -> None:
+    assert metrics_in(query) <= exposed.keys()
+    known = {label for labels in exposed.values() for label in labels} | SCRAPE_LABELS
+    assert labels_in(query) <= known
+
+
+def test_a_misspelt_metric_or_label_would_be_caught(exposed: dict[str, set[str]]) -> None:
+    query = 'sum by (modle) (rate(hallmark_attention_fallbacks_total{phse="decode"}[5m]))'
+    assert metrics_in(query) - exposed.keys() == {"hallmark_attention_fallbacks_total"}
+    assert labels_in(query) == {"modle", "phse"}
+
+
+def test_recorded_series_are_not_taken_for_metrics() -> None:
+    assert metrics_in("model_bucket:hallmark_time_to_first_token_seconds:p99_1h") == set()
