@@ -1,0 +1,145 @@
+"""The next token of each row of logits: greedy and sampled rows in one batch, all on the device, no host sync."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kernels.fused.gumbel import gumbel_noise
+from kernels.fused.penalties import PenaltyTensors, RowPenalties, apply_penalties, penalty_tensors
+
+
+@dataclass(frozen=True, slots=True)
+class RowSampling:
+    """How one row's token is chosen. The caller has checked every value."""
+
+    temperature: float = 1.0  # 0 is greedy: the other limits then change nothing
+    top_k: int | None = None  # only the k likeliest tokens
+    top_p: float = 1.0  # of those, the fewest that reach this much of their probability; above 0
+    min_p: float = 0.0  # only tokens at least this likely relative to the likeliest one
+    seed: int = 0  # any int64
+    position: int = 0  # where the token will stand in its sequence
+    penalties: RowPenalties | None = None
+    banned_ids: Sequence[int] = ()  # never chosen: end tokens, while the output is shorter than min_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingTensors:
+    """A batch of RowSampling on the device, R rows; None where no row needs it.
+
+    temperature            [R, 1] fp32, 0 is greedy
+    top_k                  [R, 1] int64, at least 1
+    top_p, log_min_p       [R, 1] fp32
+    seeds, positions       [R] int64
+    banned_rows, banned_ids   [N] int64, pairs whose logits become -inf
+    max_top_k              host: ranks that decide top-k and top-p; None for all
+    is_greedy, is_filtered host: whether all rows are greedy; whether any sampled row has top-k, top-p or min-p
+    """
+
+    temperature: Tensor
+    top_k: Tensor
+    top_p: Tensor
+    log_min_p: Tensor
+    seeds: Tensor
+    positions: Tensor
+    max_top_k: int | None
+    is_greedy: bool
+    is_filtered: bool
+    penalties: PenaltyTensors | None = None
+    banned_rows: Tensor | None = None
+    banned_ids: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SampleResult:
+    """token_ids [R] int64, always a valid id; is_finite [R] bool: False where the logits gave no ground to choose."""
+
+    token_ids: Tensor
+    is_finite: Tensor
+
+
+def sampling_tensors(rows: Sequence[RowSampling], vocab_size: int, device: torch.device) -> SamplingTensors:
+    """The device's form of a batch of rows, made on the host."""
+
+    def column(values: list[float]) -> Tensor:
+        return torch.tensor(values, dtype=torch.float32, device=device)[:, None]
+
+    def integers(values: list[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=device)
+
+    sampled = [row for row in rows if row.temperature > 0]
+    top_k = [vocab_size if row.top_k is None else min(row.top_k, vocab_size) for row in rows]
+    ranked = [
+        k for row, k in zip(rows, top_k, strict=True) if row.temperature > 0 and (k < vocab_size or row.top_p < 1)
+    ]
+    penalties = {index: row.penalties for index, row in enumerate(rows) if row.penalties is not None}
+    bans = [(index, token) for index, row in enumerate(rows) for token in row.banned_ids]
+    return SamplingTensors(
+        temperature=column([row.temperature for row in rows]),
+        top_k=integers(top_k)[:, None],
+        top_p=column([row.top_p for row in rows]),
+        log_min_p=column([math.log(row.min_p) if row.min_p > 0 else -math.inf for row in rows]),
+        seeds=integers([row.seed for row in rows]),
+        positions=integers([row.position for row in rows]),
+        max_top_k=max(ranked, default=None),
+        is_greedy=not sampled,
+        is_filtered=bool(ranked) or any(row.min_p > 0 for row in sampled),
+        penalties=penalty_tensors(penalties, device) if penalties else None,
+        banned_rows=integers([row for row, _ in bans]) if bans else None,
+        banned_ids=integers([token for _, token in bans]) if bans else None,
+    )
+
+
+@torch.inference_mode()
+def sample(logits: Tensor, tensors: SamplingTensors) -> SampleResult:
+    """Choose a token for each row of logits [R, V] fp32, which serve as scratch memory.
+
+    Order: penalties, bans, temperature, top-k, top-p, min-p (as transformers orders them). A row's token depends on
+    its own logits, seed and position only. A row that holds NaN or +inf, or no finite number, is not finite.
+    """
+    if tensors.penalties is not None:
+        apply_penalties(logits, tensors.penalties)
+    if tensors.banned_rows is not None and tensors.banned_ids is not None:
+        logits.index_put_((tensors.banned_rows, tensors.banned_ids), logits.new_full((), -math.inf))
+    best, greedy_ids = logits.max(dim=-1, keepdim=True)
+    is_finite = best.isfinite().squeeze(1)
+    if tensors.is_greedy:
+        return SampleResult(greedy_ids.squeeze(1), is_finite)
+    is_greedy = tensors.temperature == 0
+    scores = logits.sub_(best).div_(torch.where(is_greedy, 1.0, tensors.temperature))
+    if tensors.is_filtered:
+        keep_likely(scores, tensors)
+    scores += gumbel_noise(tensors.seeds, tensors.positions, logits.shape[1])
+    sampled_ids = scores.argmax(dim=-1, keepdim=True)
+    return SampleResult(torch.where(is_greedy, greedy_ids, sampled_ids).squeeze(1), is_finite)
+
+
+def keep_likely(scores: Tensor, tensors: SamplingTensors) -> None:
+    """Set the scores outside of top-k, top-p and min-p to -inf, in place.
+
+    scores [R, V] fp32, logits over temperature less their maximum, so that the best one of a row is 0.
+    Tokens are ranked by score. The first k ranks stay; of those the shortest prefix whose probability (among the k)
+    reaches p. Tokens that tie with the last one of the prefix stay too: which of equals goes is nobody's choice.
+    """
+    threshold = tensors.log_min_p
+    if tensors.max_top_k is not None:
+        threshold = torch.maximum(threshold, _rank_threshold(scores, tensors, tensors.max_top_k))
+    scores.masked_fill_(scores < threshold, -math.inf)
+
+
+def _rank_threshold(scores: Tensor, tensors: SamplingTensors, max_top_k: int) -> Tensor:
+    """The lowest score [R, 1] that top-k and top-p keep."""
+    if max_top_k < scores.shape[1]:
+        ranked = scores.topk(max_top_k, dim=-1).values
+    else:
+        ranked = scores.sort(dim=-1, descending=True).values
+    is_top_k = torch.arange(max_top_k, device=scores.device) < tensors.top_k
+    # fp64: the sum of 128k weights must not depend on the order in which a batch of this size is scanned
+    weights = ranked.double().exp_().mul_(is_top_k)
+    reached = weights.cumsum(dim=-1)
+    needed = reached[:, -1:] * tensors.top_p
+    is_kept = is_top_k & ((reached - weights < needed) | (tensors.top_p >= 1))
+    last = is_kept.sum(dim=-1, keepdim=True).clamp_(min=1) - 1  # a row of NaN keeps nothing, and has no rank -1
+    return ranked.gather(1, last)

@@ -1,0 +1,245 @@
+"""Sampling against straightforward numpy and exact counting, on vocabularies small enough to compare whole sets."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from kernels.fused.gumbel import gumbel_noise
+from kernels.fused.penalties import RowPenalties
+from kernels.fused.sampling import RowSampling, keep_likely, sample, sampling_tensors
+
+CPU = torch.device("cpu")
+
+
+def random_logits(rows: int, vocab: int, seed: int = 0) -> Tensor:
+    return torch.randn(rows, vocab, generator=torch.Generator().manual_seed(seed)) * 3
+
+
+def choose(logits: Tensor, *rows: RowSampling) -> list[int]:
+    result = sample(logits.clone(), sampling_tensors(rows, logits.shape[1], CPU))
+    assert result.is_finite.all()
+    ids: list[int] = result.token_ids.tolist()
+    return ids
+
+
+def support_of(logits: Tensor, *rows: RowSampling) -> list[set[int]]:
+    tensors = sampling_tensors(rows, logits.shape[1], CPU)
+    scores = logits - logits.amax(-1, keepdim=True)
+    scores = scores / tensors.temperature
+    if tensors.is_filtered:
+        keep_likely(scores, tensors)
+    return [set(row.isfinite().nonzero().flatten().tolist()) for row in scores]
+
+
+def reference_support(logits: np.ndarray, row: RowSampling) -> set[int]:
+    """Top-k, then top-p, then min-p, one token at a time, in float64. Without ties."""
+    weights = np.exp((logits.astype(np.float64) - logits.max()) / row.temperature)
+    ranks = [int(token) for token in np.argsort(-weights)[: row.top_k]]
+    kept, mass = set(), 0.0
+    for token in ranks:
+        if row.top_p < 1 and mass / weights[ranks].sum() >= row.top_p:
+            break
+        kept.add(token)
+        mass += weights[token]
+    return {token for token in kept if weights[token] >= row.min_p * weights.max()}
+
+
+def frequencies(logits: Tensor, row: RowSampling, num_draws: int) -> np.ndarray:
+    rows = [
+        RowSampling(row.temperature, row.top_k, row.top_p, row.min_p, seed=n // 64, position=n % 64)
+        for n in range(num_draws)
+    ]
+    ids = choose(logits.expand(num_draws, -1), *rows)
+    return np.bincount(ids, minlength=logits.shape[-1])
+
+
+def chi_square_limit(degrees: int) -> float:
+    """The 99.9th percentile, by Wilson and Hilferty's approximation."""
+    return float(degrees * (1 - 2 / (9 * degrees) + 3.09 * math.sqrt(2 / (9 * degrees))) ** 3)
+
+
+def test_temperature_zero_takes_the_likeliest_token() -> None:
+    logits = random_logits(5, 97)
+    assert choose(logits, *[RowSampling(temperature=0)] * 5) == logits.argmax(-1).tolist()
+
+
+def test_greedy_rows_stay_greedy_beside_sampled_ones() -> None:
+    logits = random_logits(6, 97)
+    rows = [
+        RowSampling(temperature=t, top_k=k, seed=9) for t, k in [(0, None), (2, 5), (0, 1), (1, None), (0, 7), (3, 2)]
+    ]
+    assert choose(logits, *rows)[::2] == logits.argmax(-1).tolist()[::2]
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.5])
+def test_draws_follow_the_softmax(temperature: float) -> None:
+    logits = random_logits(1, 24, seed=3) / 3
+    expected = torch.softmax(logits[0].double() / temperature, -1).numpy() * 20_000
+    counts = frequencies(logits, RowSampling(temperature), 20_000)
+    assert ((counts - expected) ** 2 / expected).sum() < chi_square_limit(23)
+
+
+def test_draws_with_filters_follow_the_softmax_of_what_is_left() -> None:
+    logits = random_logits(1, 40, seed=4) / 2
+    row = RowSampling(1.3, top_k=20, top_p=0.9, min_p=0.02)
+    support = sorted(reference_support(logits[0].numpy(), row))
+    expected = torch.softmax(logits[0, support].double() / 1.3, -1).numpy() * 20_000
+    counts = frequencies(logits, row, 20_000)
+    assert counts.sum() == counts[support].sum()
+    assert ((counts[support] - expected) ** 2 / expected).sum() < chi_square_limit(len(support) - 1)
+
+
+def test_the_check_of_the_distribution_refuses_a_wrong_temperature() -> None:
+    logits = random_logits(1, 24, seed=3) / 3
+    expected = torch.softmax(logits[0].double(), -1).numpy() * 20_000
+    counts = frequencies(logits, RowSampling(1.1), 20_000)
+    assert ((counts - expected) ** 2 / expected).sum() > chi_square_limit(23)
+
+
+def test_successive_positions_and_neighbouring_seeds_draw_independently() -> None:
+    noise = gumbel_noise(torch.arange(256), torch.arange(256).flip(0) % 16, 512).double()
+    across_rows = torch.corrcoef(noise).fill_diagonal_(0).abs().max()
+    across_tokens = torch.corrcoef(noise.T).fill_diagonal_(0).abs().max()
+    # The largest of n correlations over m draws stays below sqrt(4 ln n / m) or so.
+    assert across_rows < math.sqrt(4 * math.log(256**2 / 2) / 512)
+    assert across_tokens < math.sqrt(4 * math.log(512**2 / 2) / 256)
+
+
+def test_the_noise_is_standard_gumbel() -> None:
+    noise = gumbel_noise(torch.tensor([11]), torch.tensor([5]), 200_000)[0].double().sort().values
+    probabilities = torch.exp(-torch.exp(-noise))
+    distance = (probabilities - (torch.arange(200_000) + 0.5) / 200_000).abs().max()
+    assert distance < 1.95 / math.sqrt(200_000)  # Kolmogorov and Smirnov, 0.1%
+
+
+def reference_noise(seed: int, position: int, token: int) -> float:
+    """The hash over Python's integers. Seeds are promises: an upgrade must not change what a seed draws."""
+
+    def mix(x: int) -> int:
+        x ^= x >> 16
+        x = x * 0x7FEB352D % 2**32
+        x ^= x >> 15
+        x = x * 0x846CA68B % 2**32
+        return x ^ x >> 16
+
+    low, high = seed % 2**32, seed % 2**64 >> 32
+    first_key = mix(mix(mix(low) ^ high) ^ position)
+    second_key = mix(mix(mix(high ^ 0x85EBCA6B) ^ low) ^ position)
+    bits = mix(mix((token * 0x9E3779B9 + first_key) % 2**32) ^ second_key) % 2**31
+    return -math.log(-math.log1p(-(bits + 0.5) / 2**31))
+
+
+def test_the_noise_is_the_hash_of_seed_position_and_token() -> None:
+    rows = [(0, 0), (42, 7), (-1, 131_071), (2**62 + 12_345, 2**20)]
+    noise = gumbel_noise(torch.tensor([seed for seed, _ in rows]), torch.tensor([place for _, place in rows]), 300)
+    expected = torch.tensor([[reference_noise(*row, token) for token in range(300)] for row in rows])
+    torch.testing.assert_close(noise, expected, rtol=1e-5, atol=1e-5)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    seed=st.integers(0, 10_000),
+    vocab=st.integers(2, 300),
+    temperature=st.sampled_from([0.3, 1.0, 1.7]),
+    top_k=st.none() | st.integers(1, 400),
+    top_p=st.sampled_from([0.01, 0.5, 0.9, 0.99, 1.0]),
+    min_p=st.sampled_from([0.0, 0.01, 0.3, 1.0]),
+)
+def test_the_support_is_that_of_the_reference(
+    seed: int, vocab: int, temperature: float, top_k: int | None, top_p: float, min_p: float
+) -> None:
+    logits = random_logits(3, vocab, seed)
+    row = RowSampling(temperature, top_k, top_p, min_p)
+    other = RowSampling(1.0, top_k=None, top_p=0.7)
+    expected = [reference_support(logits[n].numpy(), r) for n, r in enumerate([row, other, row])]
+    assert support_of(logits, row, other, row) == expected
+
+
+def test_tokens_that_tie_with_the_last_kept_one_stay() -> None:
+    logits = torch.tensor([[2.0, 1.0, 1.0, 1.0, 0.0]])
+    assert support_of(logits, RowSampling(top_k=2)) == [{0, 1, 2, 3}]
+    assert support_of(logits, RowSampling(top_p=0.5)) == [{0, 1, 2, 3}]
+
+
+def test_top_p_of_one_keeps_tokens_too_unlikely_to_count() -> None:
+    logits = torch.tensor([[0.0, -60.0, -80.0]])
+    assert support_of(logits, RowSampling(top_p=1.0, top_k=3)) == [{0, 1, 2}]
+    assert support_of(logits.expand(2, -1), RowSampling(), RowSampling(top_p=0.5)) == [{0, 1, 2}, {0}]
+
+
+def test_a_row_draws_the_same_token_alone_and_in_any_batch() -> None:
+    logits = random_logits(9, 501)
+    rows = [
+        RowSampling(
+            temperature=0.0 if n == 4 else 0.5 + n / 4,
+            top_k=None if n % 3 else 20 + n,
+            top_p=1.0 if n % 2 else 0.8,
+            min_p=0.01 * (n == 5),
+            seed=1000 - n,
+            position=n * n,
+            penalties=RowPenalties([1, 2, 3], [n, n, 5], 1.3, 0.2, 0.4) if n in (2, 7) else None,
+            banned_ids=[0, n] if n in (3, 7) else (),
+        )
+        for n in range(9)
+    ]
+    together = choose(logits, *rows)
+    assert together == [choose(logits[n : n + 1], rows[n])[0] for n in range(9)]
+    assert together[::-1] == choose(logits.flip(0), *rows[::-1])
+
+
+def test_the_position_changes_the_draw() -> None:
+    logits = torch.zeros(64, 1000)
+    drawn = choose(logits, *[RowSampling(seed=5, position=n) for n in range(64)])
+    assert len(set(drawn)) > 55  # of 64 draws from 1000 about 62 differ
+
+
+def test_repetition_penalty_counts_prompt_and_output_once() -> None:
+    logits = torch.tensor([[3.0, -1.0, 2.9, 0.5]])
+    row = RowSampling(0, penalties=RowPenalties([0, 0, 1], [3], repetition=2.0))
+    scratch = logits.clone()
+    sample(scratch, sampling_tensors([row], 4, CPU))
+    torch.testing.assert_close(scratch, torch.tensor([[1.5, -2.0, 2.9, 0.25]]))
+
+
+def test_presence_and_frequency_count_the_output_only() -> None:
+    logits = torch.tensor([[1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 1.0, 1.0]])
+    row = RowSampling(0, penalties=RowPenalties([0, 0, 1], [1, 2, 2], presence=0.5, frequency=0.125))
+    sample(logits, sampling_tensors([RowSampling(0), row], 4, CPU))
+    torch.testing.assert_close(logits, torch.tensor([[1.0, 1.0, 1.0, 1.0], [1.0, 0.375, 0.25, 1.0]]))
+
+
+def test_a_penalty_before_any_output_is_allowed() -> None:
+    assert choose(torch.tensor([[2.0, 1.0]]), RowSampling(0, penalties=RowPenalties([], [], 2.0, 1.0, 1.0))) == [0]
+
+
+def test_banned_tokens_are_never_chosen() -> None:
+    logits = torch.tensor([[9.0, 8.0, 1.0]]).expand(3, -1)
+    rows = [RowSampling(0, banned_ids=[0]), RowSampling(0.1, banned_ids=[0, 1]), RowSampling(0)]
+    assert choose(logits, *rows) == [1, 2, 0]
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("row", [RowSampling(0), RowSampling(1), RowSampling(1, top_k=2, top_p=0.5, min_p=0.1)])
+def test_a_row_with_a_bad_number_is_reported_and_its_neighbours_are_not(bad: float, row: RowSampling) -> None:
+    logits = random_logits(3, 50)
+    logits[1, 17] = bad
+    result = sample(logits, sampling_tensors([row] * 3, 50, CPU))
+    assert result.is_finite.tolist() == [True, False, True]
+    assert ((result.token_ids >= 0) & (result.token_ids < 50)).all()
+
+
+@pytest.mark.parametrize("row", [RowSampling(0), RowSampling(1), RowSampling(1, top_p=0.5)])
+def test_a_row_without_any_finite_number_is_reported(row: RowSampling) -> None:
+    result = sample(torch.full((1, 50), -math.inf), sampling_tensors([row], 50, CPU))
+    assert result.is_finite.tolist() == [False]
+    assert 0 <= result.token_ids.item() < 50
+
+
+def test_masked_out_tokens_are_no_reason_to_refuse_a_row() -> None:
+    logits = torch.tensor([[-math.inf, 1.0, -math.inf]])
+    assert choose(logits, RowSampling(1.0, seed=3)) == [1]
