@@ -1,0 +1,288 @@
+"""The API process's side of the engine: starts it, feeds it, watches it, and answers for it when it dies."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Sequence
+from enum import Enum
+from pathlib import Path
+from typing import Protocol
+
+from server.engine import wire
+from server.engine.messages import (
+    Cancel,
+    Configure,
+    EngineFailed,
+    EngineProgress,
+    EngineReady,
+    EngineRefused,
+    FromEngine,
+    Heartbeat,
+    SamplingParams,
+    Shutdown,
+    StepOutput,
+    StepRecord,
+    Submit,
+    ToEngine,
+    TokenDelta,
+)
+from server.engine.streams import Streams, error_delta
+from server.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+ENGINE_COMMAND = (sys.executable, "-m", "server.engine.process")
+_CONNECT_TIMEOUT_S = 120.0  # importing torch from a cold disk takes most of it
+_CLOSE_TIMEOUT_S = 3.0
+_HEALTHY_AFTER_S = 60.0  # an engine that lived this long restarts without delay
+
+
+class EngineState(Enum):
+    STARTING = "starting"
+    READY = "ready"
+    REFUSED = "refused"  # final: the same settings would be refused again
+    RESTARTING = "restarting"
+    CLOSED = "closed"
+
+
+class DeathCause(Enum):
+    """Why an engine process ended. Closed: the values are metric labels."""
+
+    EXITED = "exited"
+    KILLED = "killed"  # by a signal
+    DEVICE = "device"  # it reported a lost device and exited
+    STALLED = "stalled"  # no heartbeat for too long; we killed it
+    PROTOCOL = "protocol"  # it sent what no message is; we killed it
+
+
+class EngineListener(Protocol):
+    """Told of everything the engine reports; called on the event loop, must not block."""
+
+    def on_progress(self, progress: EngineProgress) -> None: ...
+    def on_ready(self, ready: EngineReady) -> None: ...
+    def on_refused(self, refused: EngineRefused) -> None: ...
+    def on_step(self, record: StepRecord) -> None: ...
+    def on_heartbeat(self, heartbeat: Heartbeat) -> None: ...
+    def on_death(self, cause: str) -> None: ...
+
+
+class EngineClient:
+    """One engine process at a time, restarted with back-off until `close`."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        listener: EngineListener,
+        *,
+        command: Sequence[str] = ENGINE_COMMAND,
+        stall_after_s: float = 30.0,
+        backoff_s: tuple[float, float] = (0.5, 30.0),
+        max_unread_tokens: int = 4096,
+    ) -> None:
+        """`command` gets the socket's path appended. `backoff_s`: the first delay of a restart, and the longest."""
+        self.state = EngineState.STARTING
+        self.ready: EngineReady | None = None
+        self.refused: EngineRefused | None = None
+        self.last_heartbeat: Heartbeat | None = None
+        self._settings = settings
+        self._listener = listener
+        self._command = tuple(command)
+        self._stall_after_s = stall_after_s
+        self._backoff_s = backoff_s
+        self._quarantined: dict[tuple[str, str], None] = {}  # (path, shape), in the order of their failures
+        self._streams = Streams(max_unread_tokens)
+        self._writer: asyncio.StreamWriter | None = None
+        self._process: asyncio.subprocess.Process | None = None
+        self._supervisor: asyncio.Task[None] | None = None
+        self._alive_at = 0.0  # monotonic seconds of the last proof of progress
+
+    @property
+    def quarantined(self) -> list[tuple[str, str]]:
+        """(path, shape) pairs that broke in service; a restarted engine does without them."""
+        return list(self._quarantined)
+
+    async def start(self) -> None:
+        """Start the engine process; `state` says later how it went."""
+        self._supervisor = asyncio.create_task(self._supervise(), name="engine-supervisor")
+
+    async def close(self) -> None:
+        """End the engine within seconds, and every open stream with code shutting_down."""
+        patience_s = _CLOSE_TIMEOUT_S if self.state is EngineState.READY else 0.0  # one that starts reads nothing yet
+        self.state = EngineState.CLOSED
+        self._streams.end_all("shutting_down", "The server is shutting down.")
+        self._send(Shutdown())
+        if self._supervisor is not None:
+            await asyncio.wait([self._supervisor], timeout=patience_s)
+            self._supervisor.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._supervisor
+
+    async def stream(
+        self, request_id: str, prompt_token_ids: list[int], sampling: SamplingParams
+    ) -> AsyncIterator[TokenDelta]:
+        """Deltas of one request; the last one has a finish_reason. Leaving early cancels the request.
+
+        Raises ValueError for a request id that is open already.
+        """
+        if self.state is not EngineState.READY:
+            yield error_delta(request_id, "not_ready", f"The engine is {self.state.value}.")
+            return
+        stream = self._streams.open(request_id)
+        is_finished = False
+        try:
+            self._send(Submit(request_id, prompt_token_ids, sampling))
+            while not is_finished:
+                delta = await stream.next()
+                is_finished = delta.finish_reason is not None
+                yield delta
+        finally:
+            self._streams.close(stream)
+            if not stream.is_ended:
+                self._send(Cancel(request_id))
+
+    def _send(self, message: ToEngine) -> None:
+        if self._writer is not None and not self._writer.is_closing():
+            self._writer.write(wire.frame(message))
+
+    async def _supervise(self) -> None:
+        delay_s = self._backoff_s[0]
+        while True:
+            started_at = time.monotonic()
+            try:
+                cause = await self._run_once()
+            except Exception:  # the edge of the supervisor: whatever broke, no stream may wait for ever
+                logger.exception("the engine's supervision failed")
+                cause = DeathCause.EXITED
+            if self.state in (EngineState.REFUSED, EngineState.CLOSED):
+                return
+            self.state = EngineState.RESTARTING
+            self.ready = None
+            self._streams.end_all("engine_died", "The engine died while it served this request; it is being restarted.")
+            if time.monotonic() - started_at > _HEALTHY_AFTER_S:
+                delay_s = self._backoff_s[0]
+            logger.error("engine died (%s); restart in %.1f s", cause.value, delay_s)
+            self._listener.on_death(cause.value)
+            await asyncio.sleep(delay_s)
+            delay_s = min(2 * delay_s, self._backoff_s[1])
+
+    async def _run_once(self) -> DeathCause:
+        """One life of an engine process, from its start to its end."""
+        folder = Path(tempfile.mkdtemp(prefix="hallmark-"))  # mode 0700: nobody else reaches the socket in it
+        connected: asyncio.Queue[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = asyncio.Queue()
+        server = None
+        try:
+            path = folder / "engine.sock"
+            server = await asyncio.start_unix_server(
+                lambda reader, writer: connected.put_nowait((reader, writer)), path
+            )
+            os.chmod(path, 0o600)
+            self._process = await asyncio.create_subprocess_exec(*self._command, str(path))
+            return await self._serve_one(self._process, connected)
+        finally:
+            if server is not None:
+                server.close()
+            await self._end_process()
+            shutil.rmtree(folder, ignore_errors=True)
+
+    async def _serve_one(
+        self,
+        process: asyncio.subprocess.Process,
+        connected: "asyncio.Queue[tuple[asyncio.StreamReader, asyncio.StreamWriter]]",
+    ) -> DeathCause:
+        exited = asyncio.create_task(process.wait())
+        connection = asyncio.create_task(connected.get())
+        try:
+            await asyncio.wait([exited, connection], timeout=_CONNECT_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
+            if not connection.done():
+                return _cause_of(exited.result()) if exited.done() else DeathCause.STALLED
+            reader, self._writer = connection.result()
+            self._send(Configure(self._settings, self.quarantined))
+            return await self._read_until_end(reader, exited)
+        finally:
+            exited.cancel()
+            connection.cancel()
+            if self._writer is not None:
+                self._writer.close()
+                self._writer = None
+
+    async def _read_until_end(self, reader: asyncio.StreamReader, exited: "asyncio.Task[int]") -> DeathCause:
+        reading = asyncio.create_task(self._read(reader))
+        watching = asyncio.create_task(self._watch())
+        try:
+            await asyncio.wait([reading, watching], return_when=asyncio.FIRST_COMPLETED)
+            if not reading.done():
+                return watching.result()
+            cause = reading.result()
+            if cause is None:  # end of file: the process is gone or about to go
+                await asyncio.wait([exited], timeout=_CLOSE_TIMEOUT_S)
+                return _cause_of(exited.result()) if exited.done() else DeathCause.EXITED
+            return cause
+        finally:
+            reading.cancel()
+            watching.cancel()
+
+    async def _read(self, reader: asyncio.StreamReader) -> DeathCause | None:
+        """Handle messages until the end of the file (None), or until there is a cause to end the process."""
+        has_failed = False
+        while True:
+            try:
+                header = await reader.readexactly(wire.HEADER.size)
+                message = wire.from_engine(await reader.readexactly(wire.body_length(header)))
+            except (asyncio.IncompleteReadError, ConnectionError):
+                return DeathCause.DEVICE if has_failed else None
+            except wire.WireError as error:
+                logger.error("engine broke the protocol: %s", error)
+                return DeathCause.PROTOCOL
+            has_failed |= isinstance(message, EngineFailed)
+            self._handle(message)
+            await asyncio.sleep(0)  # many frames may be buffered: the readers of streams must keep up with us
+
+    async def _watch(self) -> DeathCause:
+        """Returns when a ready engine has shown no progress for too long."""
+        while True:
+            await asyncio.sleep(min(1.0, self._stall_after_s / 4))
+            if self.state is EngineState.READY and time.monotonic() - self._alive_at > self._stall_after_s:
+                logger.error("engine shows no progress for %.1f s; it is killed", self._stall_after_s)
+                return DeathCause.STALLED
+
+    def _handle(self, message: FromEngine) -> None:
+        self._alive_at = time.monotonic()
+        if isinstance(message, StepOutput):
+            self._quarantined.update(dict.fromkeys(message.record.quarantined))
+            for delta in message.deltas:
+                if not self._streams.push(delta):
+                    self._send(Cancel(delta.request_id))
+            self._listener.on_step(message.record)
+        elif isinstance(message, Heartbeat):
+            self.last_heartbeat = message
+            self._listener.on_heartbeat(message)
+        elif isinstance(message, EngineProgress):
+            self._listener.on_progress(message)
+        elif isinstance(message, EngineFailed):
+            logger.error("engine lost its device: %s; quarantined: %s", message.message, message.suspects)
+            self._quarantined.update(dict.fromkeys(message.suspects))
+        elif isinstance(message, EngineReady):
+            self.ready = message
+            self.state = EngineState.READY
+            self._listener.on_ready(message)
+        else:
+            self.refused = message
+            self.state = EngineState.REFUSED
+            self._listener.on_refused(message)
+
+    async def _end_process(self) -> None:
+        """Kill what still runs and reap it: no zombie stays."""
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+            await self._process.wait()
+            self._process = None
+
+
+def _cause_of(returncode: int) -> DeathCause:
+    return DeathCause.KILLED if returncode < 0 else DeathCause.EXITED

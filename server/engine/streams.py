@@ -1,0 +1,92 @@
+"""The open requests of the API process: each delta to its reader, and never more unread than one may hold."""
+
+import asyncio
+
+import msgspec
+
+from server.engine.messages import FinishReason, TokenDelta
+
+
+class OpenStream:
+    """Deltas of one request on their way to one reader. Unread ones are merged, so its memory is bounded by tokens."""
+
+    def __init__(self, request_id: str) -> None:
+        self.request_id = request_id
+        self.is_ended = False
+        self._unread: TokenDelta | None = None
+        self._changed = asyncio.Event()
+
+    @property
+    def num_unread_tokens(self) -> int:
+        return 0 if self._unread is None else len(self._unread.token_ids)
+
+    def push(self, delta: TokenDelta) -> None:
+        """Add a delta; what comes after the one with a finish_reason is dropped."""
+        if self.is_ended:
+            return
+        self._unread = delta if self._unread is None else merge(self._unread, delta)
+        self.is_ended = delta.finish_reason is not None
+        self._changed.set()
+
+    async def next(self) -> TokenDelta:
+        """Everything unread as one delta; waits for the first."""
+        while self._unread is None:
+            self._changed.clear()
+            await self._changed.wait()
+        delta, self._unread = self._unread, None
+        return delta
+
+
+class Streams:
+    """All open streams by request id."""
+
+    def __init__(self, max_unread_tokens: int) -> None:
+        self._max_unread_tokens = max_unread_tokens
+        self._open: dict[str, OpenStream] = {}
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def open(self, request_id: str) -> OpenStream:
+        """Raises ValueError for an id that is open already."""
+        if request_id in self._open:
+            raise ValueError(f"request {request_id} is open already")
+        stream = self._open[request_id] = OpenStream(request_id)
+        return stream
+
+    def close(self, stream: OpenStream) -> None:
+        """Forget the stream; its later deltas are dropped."""
+        if self._open.get(stream.request_id) is stream:
+            del self._open[stream.request_id]
+
+    def push(self, delta: TokenDelta) -> bool:
+        """Give a delta to its reader. False when that reader is too slow: its stream has ended, cancel its request."""
+        stream = self._open.get(delta.request_id)
+        if stream is None:
+            return True
+        stream.push(delta)
+        if stream.is_ended or stream.num_unread_tokens <= self._max_unread_tokens:
+            return True
+        message = f"{stream.num_unread_tokens} tokens wait to be read, the limit is {self._max_unread_tokens}"
+        stream.push(error_delta(stream.request_id, "slow_client", message))
+        return False
+
+    def end_all(self, code: str, message: str) -> None:
+        """End every stream with an error."""
+        for stream in self._open.values():
+            stream.push(error_delta(stream.request_id, code, message))
+        self._open.clear()
+
+
+def error_delta(request_id: str, code: str, message: str) -> TokenDelta:
+    return TokenDelta(request_id, [], FinishReason.ERROR, error_code=code, error_message=message)
+
+
+def merge(first: TokenDelta, second: TokenDelta) -> TokenDelta:
+    """Two deltas of one request, the second the later one, as one."""
+    return msgspec.structs.replace(
+        second,
+        token_ids=first.token_ids + second.token_ids,
+        times=first.times or second.times,
+        attention=second.attention or first.attention,
+    )

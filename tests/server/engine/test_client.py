@@ -1,0 +1,240 @@
+import asyncio
+import os
+import stat
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from server.engine.client import EngineClient, EngineState
+from server.engine.messages import (
+    EngineProgress,
+    EngineReady,
+    EngineRefused,
+    FinishReason,
+    Heartbeat,
+    SamplingParams,
+    StepRecord,
+    TokenDelta,
+)
+from server.settings import Settings
+
+FAKE = Path(__file__).parent / "fake_engine.py"
+
+
+class Ledger:
+    """A listener that remembers."""
+
+    def __init__(self) -> None:
+        self.progress: list[EngineProgress] = []
+        self.ready: list[EngineReady] = []
+        self.refused: list[EngineRefused] = []
+        self.steps: list[StepRecord] = []
+        self.heartbeats: list[Heartbeat] = []
+        self.deaths: list[str] = []
+        self.on_progress = self.progress.append
+        self.on_ready = self.ready.append
+        self.on_refused = self.refused.append
+        self.on_step = self.steps.append
+        self.on_heartbeat = self.heartbeats.append
+        self.on_death = self.deaths.append
+
+
+async def until(condition: Callable[[], bool], within_s: float = 10.0) -> None:
+    deadline = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < deadline, "the condition never came true"
+        await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def running(mode: str = "serve", **options: object) -> AsyncIterator[tuple[EngineClient, Ledger]]:
+    ledger = Ledger()
+    command = [sys.executable, str(FAKE), mode]
+    client = EngineClient(Settings(), ledger, command=command, backoff_s=(0.05, 0.2), **options)  # type: ignore[arg-type]
+    await client.start()
+    try:
+        if mode == "serve":
+            await until(lambda: client.state is EngineState.READY)
+        yield client, ledger
+    finally:
+        await client.close()
+
+
+async def collect(client: EngineClient, name: str, prompt: list[int], max_tokens: int = 3) -> list[TokenDelta]:
+    return [delta async for delta in client.stream(name, prompt, SamplingParams(max_tokens=max_tokens))]
+
+
+def tokens(deltas: list[TokenDelta]) -> list[int]:
+    return [token for delta in deltas for token in delta.token_ids]
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    async def limited() -> None:
+        async with asyncio.timeout(30):
+            await test()
+
+    asyncio.run(limited())
+
+
+def test_streams_at_the_same_time_each_get_their_own_tokens() -> None:
+    async def test() -> None:
+        async with running() as (client, ledger):
+            one, two = await asyncio.gather(collect(client, "a", [1, 2]), collect(client, "b", [7], 5))
+            assert tokens(one) == [1, 2, 1]
+            assert tokens(two) == [7] * 5
+            assert one[-1].finish_reason is FinishReason.LENGTH
+            assert len(ledger.steps) == 8
+
+    run(test)
+
+
+def test_heartbeats_reach_the_listener_and_are_kept() -> None:
+    async def test() -> None:
+        async with running() as (client, ledger):
+            await until(lambda: len(ledger.heartbeats) >= 2)
+            assert client.last_heartbeat is not None
+
+    run(test)
+
+
+@pytest.mark.parametrize(("token", "cause"), [(666, "killed"), (667, "stalled"), (668, "protocol"), (669, "device")])
+def test_a_dead_engine_ends_every_stream_and_is_replaced(token: int, cause: str) -> None:
+    async def test() -> None:
+        async with running(stall_after_s=0.5) as (client, ledger):
+            bystander = asyncio.create_task(collect(client, "bystander", [671]))
+            await asyncio.sleep(0.05)
+            culprit = await collect(client, "culprit", [token])
+            for delta in (culprit[-1], (await bystander)[-1]):
+                assert (delta.finish_reason, delta.error_code) == (FinishReason.ERROR, "engine_died")
+            assert client.state is EngineState.RESTARTING
+            await until(lambda: client.state is EngineState.READY)
+            assert ledger.deaths == [cause]
+            assert len(ledger.ready) == 2
+            assert tokens(await collect(client, "culprit", [5])) == [5, 5, 5]
+
+    run(test)
+
+
+def test_what_broke_is_quarantined_in_the_next_engine() -> None:
+    async def test() -> None:
+        async with running() as (client, ledger):
+            await collect(client, "a", [670])
+            await collect(client, "b", [669])
+            await until(lambda: len(ledger.ready) == 2)
+            wanted = [("fake.prefill", "another shape"), ("fake.decode", "a shape")]
+            assert client.quarantined == wanted
+            assert [p.detail for p in ledger.progress if p.stage == "quarantined"] == ["[]", repr(wanted)]
+
+    run(test)
+
+
+def test_a_refusal_is_final() -> None:
+    async def test() -> None:
+        async with running("refuse") as (client, ledger):
+            await until(lambda: client.state is EngineState.REFUSED)
+            assert client.refused is not None
+            assert client.refused.message == "no path for prefill"
+            await asyncio.sleep(0.3)
+            assert (len(ledger.refused), ledger.deaths) == (1, [])
+            assert (await collect(client, "a", [1]))[-1].error_code == "not_ready"
+
+    run(test)
+
+
+def test_leaving_a_stream_early_cancels_its_request() -> None:
+    async def test() -> None:
+        async with running() as (client, ledger):
+            stream = client.stream("a", [671], SamplingParams(max_tokens=9))
+            reader = asyncio.create_task(anext(stream))
+            await asyncio.sleep(0.05)
+            reader.cancel()
+            await asyncio.wait([reader])
+            await until(lambda: EngineProgress("cancelled", "a") in ledger.progress)
+
+    run(test)
+
+
+def test_a_finished_stream_sends_no_cancel() -> None:
+    async def test() -> None:
+        async with running() as (client, ledger):
+            await collect(client, "a", [1])
+            await collect(client, "b", [1])
+            assert not [p for p in ledger.progress if p.stage == "cancelled"]
+
+    run(test)
+
+
+def test_a_reader_that_stops_is_ended_and_blocks_nobody() -> None:
+    async def test() -> None:
+        async with running(max_unread_tokens=50) as (client, ledger):
+            slow = client.stream("slow", [1], SamplingParams(max_tokens=2000))
+            first = await anext(slow)
+            assert tokens(await collect(client, "quick", [2])) == [2, 2, 2]
+            rest = [delta async for delta in slow]
+            assert rest[-1].error_code == "slow_client"
+            assert 51 <= len(tokens([first, *rest])) < 2000
+            await until(lambda: EngineProgress("cancelled", "slow") in ledger.progress)
+
+    run(test)
+
+
+def test_an_id_that_is_open_is_refused() -> None:
+    async def test() -> None:
+        async with running() as (client, _):
+            first = asyncio.create_task(collect(client, "a", [671]))
+            await asyncio.sleep(0.05)
+            with pytest.raises(ValueError, match="open already"):
+                await collect(client, "a", [1])
+            first.cancel()
+            await asyncio.wait([first])
+
+    run(test)
+
+
+@pytest.mark.parametrize("mode", ["serve", "hang"])
+def test_closing_ends_the_process_and_the_streams_within_seconds(mode: str) -> None:
+    async def test() -> None:
+        async with running(mode) as (client, ledger):
+            await until(lambda: bool(ledger.progress))
+            assert client._process is not None
+            pid = client._process.pid
+            reader = asyncio.create_task(collect(client, "a", [671]))
+            await asyncio.sleep(0.05)
+            started_at = time.monotonic()
+            await client.close()
+            assert time.monotonic() - started_at < 3
+            assert (await reader)[-1].error_code in ("shutting_down", "not_ready")
+            with pytest.raises(ProcessLookupError):
+                os.kill(pid, 0)
+            assert ledger.deaths == []
+
+    run(test)
+
+
+def test_the_socket_is_private_and_its_folder_is_removed() -> None:
+    async def test() -> None:
+        async with running() as (client, _):
+            assert client._process is not None
+            arguments = Path(f"/proc/{client._process.pid}/cmdline").read_bytes().split(b"\0")
+            socket_path = Path(os.fsdecode(arguments[-2]))
+            assert stat.S_IMODE(socket_path.stat().st_mode) == 0o600
+            assert stat.S_IMODE(socket_path.parent.stat().st_mode) == 0o700
+        assert not socket_path.parent.exists()
+
+    run(test)
+
+
+def test_an_engine_that_cannot_start_is_tried_again_with_growing_delays() -> None:
+    async def test() -> None:
+        ledger = Ledger()
+        client = EngineClient(Settings(), ledger, command=[sys.executable, "-c", ""], backoff_s=(0.02, 0.1))
+        await client.start()
+        await until(lambda: len(ledger.deaths) >= 3)
+        await client.close()
+        assert set(ledger.deaths) == {"exited"}
+
+    run(test)
