@@ -1,0 +1,56 @@
+"""A real server in a process of its own, as a user starts it, on a free loopback port."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import openai
+import pytest
+from running_server import ROOT, Server, StartServer, free_port
+
+
+@pytest.fixture(scope="session")
+def start_server(tmp_path_factory: pytest.TempPathFactory) -> StartServer:
+    """Starts `hallmark serve --port PORT` with more flags, or another command; ends it and its children afterwards."""
+    folder = tmp_path_factory.mktemp("servers")
+    inherited = {name: text for name, text in os.environ.items() if not name.startswith("HALLMARK_")}
+
+    @contextmanager
+    def start(*flags: str, command: list[str] | None = None, port: int | None = None) -> Iterator[Server]:
+        port = port or free_port()
+        program = command or [str(Path(sys.executable).parent / "hallmark"), "serve", "--port", str(port), *flags]
+        log_file = folder / f"{port}.log"
+        environ = inherited | {"HALLMARK_CACHE_DIR": str(folder / "cache"), "PORT": str(port)}
+        with log_file.open("wb") as log:
+            process = subprocess.Popen(
+                program, cwd=ROOT, env=environ, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+            )
+        try:
+            yield Server(process, port, log_file)
+        finally:
+            os.killpg(process.pid, signal.SIGTERM)
+            try:
+                process.wait(timeout=20)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+
+    return start
+
+
+@pytest.fixture(scope="session")
+def demo(start_server: StartServer) -> Iterator[Server]:
+    """The demo model with default settings; ready. One for the whole session."""
+    with start_server() as server:
+        server.wait_ready()
+        yield server
+
+
+@pytest.fixture
+def client(demo: Server) -> Iterator[openai.OpenAI]:
+    with demo.openai() as client:
+        yield client

@@ -1,0 +1,88 @@
+"""A running server, and what the tests ask of it."""
+
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+from prometheus_client.parser import text_string_to_metric_families
+
+ROOT = Path(__file__).resolve().parents[2]
+DEMO = ROOT / "server" / "model" / "demo"
+START_TIMEOUT_S = 120  # the first start qualifies every shape; the next ones find its evidence in the cache
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class Server:
+    """A running server and what can be asked of it."""
+
+    def __init__(self, process: subprocess.Popen[bytes], port: int, log_file: Path) -> None:
+        self.process = process
+        self.port = port
+        self.url = f"http://127.0.0.1:{port}"
+        self._log_file = log_file
+
+    @property
+    def log(self) -> str:
+        return self._log_file.read_text(errors="replace")
+
+    def get(self, path: str) -> httpx.Response:
+        return httpx.get(self.url + path, timeout=10)
+
+    def post(self, path: str, body: dict[str, Any]) -> httpx.Response:
+        return httpx.post(self.url + path, json=body, timeout=60)
+
+    def plan(self) -> list[dict[str, Any]]:
+        """The rows of GET /attention."""
+        rows: list[dict[str, Any]] = self.get("/attention").json()["plan"]
+        return rows
+
+    def value(self, sample: str, **labels: str) -> float:
+        """Sum of the samples of that name whose labels include `labels`."""
+        families = text_string_to_metric_families(self.get("/metrics").text)
+        samples = [item for family in families for item in family.samples if item.name == sample]
+        return sum(item.value for item in samples if labels.items() <= item.labels.items())
+
+    def openai(self) -> openai.OpenAI:
+        return openai.OpenAI(base_url=self.url + "/v1", api_key="none", max_retries=0, timeout=120)
+
+    def status_of(self, path: str) -> int | None:
+        """None while nobody answers."""
+        try:
+            return self.get(path).status_code
+        except httpx.TransportError:
+            return None
+
+    def wait_ready(self) -> None:
+        self.wait_for(lambda: self.status_of("/readyz") == 200, "the server to be ready", START_TIMEOUT_S)
+
+    def wait_for(self, is_so: Callable[[], bool], what: str, timeout_s: float = 30) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not is_so():
+            assert self.process.poll() is None, f"the server ended with {self.process.returncode}:\n{self.log}"
+            assert time.monotonic() < deadline, f"waited {timeout_s} s for {what}:\n{self.log}"
+            time.sleep(0.1)
+
+    def engine_pid(self) -> int:
+        """The process below the server that runs server.engine.process."""
+        listing = subprocess.run(["ps", "-A", "-o", "pid=,ppid=,args="], capture_output=True, text=True, check=True)
+        rows = [line.split(None, 2) for line in listing.stdout.splitlines()]
+        family = {self.process.pid}
+        for _ in rows:  # grows by a generation each time
+            family |= {int(pid) for pid, parent, *_ in rows if int(parent) in family}
+        (found,) = [int(pid) for pid, _, args in rows if int(pid) in family and "server.engine.process" in args]
+        return found
+
+
+StartServer = Callable[..., AbstractContextManager[Server]]

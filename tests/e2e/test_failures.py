@@ -1,0 +1,104 @@
+"""What goes wrong: an engine that is killed, and a model that no first-tier kernel path takes."""
+
+import json
+import os
+import shutil
+import signal
+import threading
+from pathlib import Path
+
+import httpx
+import pytest
+import torch
+from running_server import DEMO, Server, StartServer
+from transformers import LlamaConfig, LlamaForCausalLM
+
+pytestmark = pytest.mark.e2e
+LONG = {"model": "demo", "prompt": "Once upon a time", "max_tokens": 3000, "stream": True, "ignore_eos": True}
+
+
+def events_of_a_long_stream(server: Server, began: threading.Barrier, events: list[str]) -> None:
+    """Reads one stream to its end; meets the others at `began` after the first event."""
+    with httpx.stream("POST", server.url + "/v1/completions", json=LONG, timeout=60) as response:
+        lines = (line for line in response.iter_lines() if line)
+        events.append(next(lines))
+        began.wait(timeout=60)
+        events.extend(lines)
+
+
+def test_killing_the_engine_under_load_ends_the_streams_with_an_error_and_the_server_recovers(
+    start_server: StartServer,
+) -> None:
+    with start_server() as server:
+        server.wait_ready()
+        began = threading.Barrier(5)
+        streams: list[list[str]] = [[] for _ in range(4)]
+        clients = [threading.Thread(target=events_of_a_long_stream, args=(server, began, events)) for events in streams]
+        for client in clients:
+            client.start()
+        began.wait(timeout=60)
+        first = server.engine_pid()
+        os.kill(first, signal.SIGKILL)
+        for client in clients:
+            client.join(timeout=30)
+        for events in streams:
+            errors = [json.loads(line.removeprefix("data: ")) for line in events if '"error"' in line]
+            assert [error["error"]["code"] for error in errors] == ["engine_died"]
+        server.wait_for(lambda: server.status_of("/readyz") == 503, "the server to notice", 10)
+        server.wait_ready()
+        assert server.engine_pid() != first
+        answer = server.post("/v1/completions", {"model": "demo", "prompt": "Once", "max_tokens": 4, "temperature": 0})
+        assert answer.status_code == 200
+        assert server.value("hallmark_engine_restarts_total", cause="killed") == 1
+        assert server.value("hallmark_attention_fallback_total") == 0
+
+
+@pytest.fixture(scope="module")
+def wide_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose heads have 320 dimensions: more than any first-tier path takes."""
+    folder = tmp_path_factory.mktemp("models") / "wide"
+    demo = json.loads((DEMO / "config.json").read_text())
+    config = LlamaConfig(
+        vocab_size=demo["vocab_size"],
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=320,
+        max_position_embeddings=512,
+        bos_token_id=demo["bos_token_id"],
+        eos_token_id=demo["eos_token_id"],
+    )
+    torch.manual_seed(0)
+    LlamaForCausalLM(config).save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(DEMO / name, folder / name)
+    return folder
+
+
+def test_under_refuse_an_unsupported_head_dim_is_never_ready_and_says_which_shape_and_why(
+    wide_model: Path, start_server: StartServer
+) -> None:
+    with start_server("--model", str(wide_model), "--on-unproven", "refuse") as server:
+        server.wait_for(lambda: "d320" in server.log, "the refusal in the log", 60)
+        assert "head_dim" in server.log
+        assert "takes at most 256, the shape has 320" in server.log
+        assert server.status_of("/readyz") == 503
+
+
+def test_under_degrade_an_unsupported_head_dim_serves_and_every_fallback_is_counted(
+    wide_model: Path, start_server: StartServer
+) -> None:
+    with start_server("--model", str(wide_model), "--on-unproven", "degrade") as server:
+        server.wait_ready()
+        assert {row["path"] for row in server.plan()} == {"sdpa.math"}
+        assert all("head_dim" in row["fallback_reasons"] for row in server.plan())
+        assert server.value("hallmark_attention_fallback_total") == 0
+        body = {"model": "wide", "prompt": "Once", "max_tokens": 4, "ignore_eos": True}
+        answer = server.post("/v1/completions", body)
+        assert answer.status_code == 200, answer.text
+        fallback = "hallmark_attention_fallback_total"
+        server.wait_for(lambda: server.value(fallback, reason="head_dim", phase="decode") >= 3, "the fallbacks", 10)
+        assert server.value(fallback, reason="head_dim", phase="prefill", to="sdpa.math") == 1
+        assert server.value(fallback, reason="head_dim", phase="decode", to="sdpa.math") == 3

@@ -1,0 +1,76 @@
+"""What the documents say is so: tables, links, commands, endpoints and exit codes."""
+
+import importlib.util
+import re
+import tomllib
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text()
+DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "deploy").rglob("*.md")]
+
+
+@pytest.fixture(scope="module")
+def tables() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("docs_tables", ROOT / "docs" / "tables.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_tables_of_the_readme_are_what_the_code_says(tables: ModuleType) -> None:
+    assert tables.written(README) == README, "run .venv/bin/python docs/tables.py"
+    for name in tables.TABLES:
+        assert f"<!-- table: {name} -->" in README
+
+
+def test_an_edited_table_would_be_noticed(tables: ModuleType) -> None:
+    edited = README.replace("| `le_128` | 1 to 128 |", "| `le_128` | 1 to 127 |")
+    assert edited != README
+    assert tables.written(edited) == README
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_every_relative_link_leads_to_a_file(document: Path) -> None:
+    links = re.findall(r"\]\(([^)#]+)", document.read_text())
+    missing = [link for link in links if "://" not in link and not (document.parent / link).exists()]
+    assert missing == []
+
+
+def test_every_make_command_of_the_documents_is_a_target() -> None:
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+    named = {name for path in DOCUMENTS for name in re.findall(r"\bmake (?:\w+=\S+ )?([a-z][\w-]*)\b", code_of(path))}
+    assert named
+    assert named <= targets
+
+
+def code_of(path: Path) -> str:
+    """The parts of a document that are set as code."""
+    text = path.read_text()
+    return "\n".join(re.findall(r"^    .*$|`[^`\n]+`", text, flags=re.MULTILINE))
+
+
+def test_the_changelog_begins_with_the_version_of_the_project() -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    headings = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)
+    assert headings[0] == version
+
+
+def test_the_python_of_the_readme_compiles() -> None:
+    snippets = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+    assert snippets
+    for snippet in snippets:
+        compile(snippet, "README.md", "exec")
+
+
+def test_every_decision_says_why_and_what_it_costs() -> None:
+    decisions = (ROOT / "docs" / "decisions.md").read_text().split("\n## ")[1:]
+    assert len(decisions) >= 6
+    for decision in decisions:
+        parts = [decision.find(f"*{part}.*") for part in ("Decision", "Why", "Cost")]
+        assert -1 < parts[0] < parts[1] < parts[2], decision.splitlines()[0]
