@@ -1,0 +1,140 @@
+"""Every attention path there is, in the order of preference, with its limits as data."""
+
+import hashlib
+from pathlib import Path
+
+from kernels import launch
+from kernels.attention import sdpa
+from kernels.fingerprint import Device
+from kernels.path import KernelPath, Limits, RunAttention, Tier
+from kernels.shape import Dtype, Mask, Phase
+
+_ATTENTION = Path(__file__).parent / "attention"
+_TRITON_SOURCES = ("batch.py", "tiles.py", "triton_tile.py")
+_SDPA_SOURCES = ("batch.py", "sequences.py", "sdpa.py")
+
+_ALL_DTYPES = frozenset(Dtype)
+_HALF_DTYPES = frozenset({Dtype.FP16, Dtype.BF16})
+_ALL_PHASES = frozenset(Phase)
+_ALL_MASKS = frozenset(Mask)
+_NO_SPANS = frozenset({Mask.CAUSAL, Mask.FULL})
+
+# What PyTorch launches around an SDPA kernel: gathers, casts, masks, copies. None of them multiplies matrices, so that
+# a silent switch to the math backend shows as a GEMM whose name is not among these.
+_TORCH_HELPERS = ("at::native", "Memcpy", "Memset")
+_GEMMS = ("nvjet", "xmma", "cutlass_", "gemm", "gemv", "cublas", "splitK")
+
+
+def _digest(*names: str) -> str:
+    """sha256 over the source files that make a path."""
+    digest = hashlib.sha256()
+    for name in names:
+        content = (_ATTENTION / name).read_bytes()
+        digest.update(f"{name} {len(content)}\n".encode())
+        digest.update(content)
+    return digest.hexdigest()
+
+
+def _triton_path(phase: Phase, run: RunAttention | None, *kernel_names: str) -> KernelPath:
+    """A Triton path serves one phase, on any GPU since Ampere."""
+    limits = Limits(
+        devices=frozenset({Device.CUDA, Device.INTERPRETER}),
+        phases=frozenset({phase}),
+        dtypes=_ALL_DTYPES,
+        max_head_dim=256,
+        min_sm=80,
+        masks=_ALL_MASKS,
+        needs_triton=True,
+    )
+    digest = _digest(*_TRITON_SOURCES, f"triton_{phase.value}.py")
+    return KernelPath(f"triton.{phase.value}", Tier.FIRST, limits, digest, kernel_names, run)
+
+
+def _sdpa_path(name: str, tier: Tier, limits: Limits, run: RunAttention, *kernel_names: str) -> KernelPath:
+    return KernelPath(f"sdpa.{name}", tier, limits, _digest(*_SDPA_SOURCES), kernel_names, run)
+
+
+def _triton_paths() -> tuple[KernelPath, ...]:
+    """The Triton paths; without Triton they stay in the catalog, to say why they cannot run."""
+    if launch.triton_version() is None:
+        return tuple(_triton_path(phase, None, f"hallmark_{phase.value}") for phase in Phase)
+    from kernels.attention.triton_decode import run_decode
+    from kernels.attention.triton_extend import run_extend
+    from kernels.attention.triton_prefill import run_prefill
+
+    return (
+        _triton_path(Phase.PREFILL, run_prefill, "hallmark_prefill"),
+        _triton_path(Phase.EXTEND, run_extend, "hallmark_extend"),
+        _triton_path(Phase.DECODE, run_decode, "hallmark_decode"),
+    )
+
+
+# Nobody has proven torch's CPU attention beyond 256: larger head dims are a visible fallback on a laptop too.
+_CPU_LIMITS = Limits(
+    devices=frozenset({Device.CPU}),
+    phases=_ALL_PHASES,
+    dtypes=_ALL_DTYPES,
+    max_head_dim=256,
+    softcap=False,  # torch's SDPA has no word for it
+    sinks=False,  # nor for them
+    masks=_ALL_MASKS,
+)
+_CUDNN_LIMITS = Limits(
+    devices=frozenset({Device.CUDA}),
+    phases=frozenset({Phase.PREFILL, Phase.DECODE}),  # its causal mask is square: a chunk after a context is not
+    dtypes=_HALF_DTYPES,
+    max_head_dim=128,  # torch refuses more: 192 and 256 need newer cuDNN
+    head_dim_multiple=8,
+    min_sm=80,
+    window=False,
+    softcap=False,
+    sinks=False,
+    masks=_NO_SPANS,
+)
+_FLASH_LIMITS = Limits(
+    devices=frozenset({Device.CUDA}),
+    phases=_ALL_PHASES,
+    dtypes=_HALF_DTYPES,
+    max_head_dim=256,
+    min_sm=80,
+    window=False,  # takes no mask but the causal one
+    softcap=False,
+    sinks=False,
+    masks=_NO_SPANS,
+)
+_EFFICIENT_LIMITS = Limits(
+    devices=frozenset({Device.CUDA}),
+    phases=_ALL_PHASES,
+    dtypes=_ALL_DTYPES,
+    max_head_dim=1024,
+    head_dim_multiple=8,
+    min_sm=80,
+    softcap=False,
+    sinks=False,
+    masks=_ALL_MASKS,
+)
+_MATH_LIMITS = Limits(
+    devices=frozenset(Device),
+    phases=_ALL_PHASES,
+    dtypes=_ALL_DTYPES,
+    max_head_dim=1024,
+    masks=_ALL_MASKS,
+)
+
+# In the order of preference: what we want to serve, then what we serve when we cannot, each path named in metrics.
+PATHS: tuple[KernelPath, ...] = (
+    *_triton_paths(),
+    _sdpa_path("cpu", Tier.FIRST, _CPU_LIMITS, sdpa.run_cpu, "aten::"),
+    _sdpa_path("cudnn", Tier.FALLBACK, _CUDNN_LIMITS, sdpa.run_cudnn, "cudnn", *_TORCH_HELPERS),
+    _sdpa_path("flash", Tier.FALLBACK, _FLASH_LIMITS, sdpa.run_flash, "pytorch_flash::", *_TORCH_HELPERS),
+    _sdpa_path("efficient", Tier.FALLBACK, _EFFICIENT_LIMITS, sdpa.run_efficient, "fmha_cutlassF", *_TORCH_HELPERS),
+    _sdpa_path("math", Tier.FALLBACK, _MATH_LIMITS, sdpa.run_math, *_GEMMS, "softmax", *_TORCH_HELPERS),
+)
+
+
+def path_named(name: str) -> KernelPath:
+    """The path of that name. Raises ValueError, naming those there are, for another."""
+    for path in PATHS:
+        if path.name == name:
+            return path
+    raise ValueError(f"expected one of {', '.join(path.name for path in PATHS)}, found {name!r}")

@@ -1,0 +1,84 @@
+"""Reading the machine: its fingerprint, and our dtypes as torch's."""
+
+import functools
+import platform
+import re
+from pathlib import Path
+
+import torch
+
+from kernels.fingerprint import Device, Fingerprint
+from kernels.launch import is_interpreted, triton_version
+from kernels.shape import Dtype
+
+_TORCH_DTYPES = {Dtype.FP32: torch.float32, Dtype.FP16: torch.float16, Dtype.BF16: torch.bfloat16}
+
+
+def torch_dtype(dtype: Dtype) -> torch.dtype:
+    """Our dtype as torch names it."""
+    return _TORCH_DTYPES[dtype]
+
+
+def dtype_of(dtype: torch.dtype) -> Dtype:
+    """Torch's dtype as ours. Raises ValueError for one that no path takes."""
+    for ours, theirs in _TORCH_DTYPES.items():
+        if theirs is dtype:
+            return ours
+    raise ValueError(f"expected one of {', '.join(d.value for d in Dtype)}, found {dtype}")
+
+
+def read_fingerprint(device: torch.device) -> Fingerprint:
+    """What evidence measured on `device` depends on. Raises ValueError for a device that is neither CPU nor CUDA."""
+    if device.type == "cuda":
+        return _read_gpu(device)
+    if device.type != "cpu":
+        raise ValueError(f"expected a cpu or cuda device, found {device.type}")
+    return _read_cpu(Device.INTERPRETER if is_interpreted() else Device.CPU)
+
+
+@functools.cache  # neither changes while the process lives, and every call of the library asks
+def _read_cpu(device: Device) -> Fingerprint:
+    return Fingerprint(
+        device=device,
+        gpu=_processor_name(),
+        sm=None,
+        driver=None,
+        cuda=torch.version.cuda,
+        cudnn=None,
+        torch=str(torch.__version__),
+        triton=triton_version(),
+    )
+
+
+@functools.cache
+def _read_gpu(device: torch.device) -> Fingerprint:
+    properties = torch.cuda.get_device_properties(device)
+    cudnn = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
+    return Fingerprint(
+        device=Device.CUDA,
+        gpu=properties.name,
+        sm=10 * properties.major + properties.minor,
+        driver=_driver_version(),
+        cuda=torch.version.cuda,
+        cudnn=None if cudnn is None else str(cudnn),
+        torch=str(torch.__version__),
+        triton=triton_version(),
+    )
+
+
+def _processor_name() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        found = re.search(r"^model name\s*:\s*(.+)$", info.read_text(), re.MULTILINE)
+        if found:
+            return found.group(1).strip()
+    return platform.processor() or platform.machine()
+
+
+def _driver_version() -> str | None:
+    """The kernel driver's version, e.g. 580.95.05; None where it does not say."""
+    info = Path("/proc/driver/nvidia/version")
+    if not info.exists():
+        return None
+    found = re.search(r"\b(\d{3}\.\d+(?:\.\d+)?)\b", info.read_text())
+    return found.group(1) if found else None
