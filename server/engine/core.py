@@ -145,15 +145,16 @@ class Engine:
 
     def _sequence(self, message: Submit) -> Sequence:
         sampling = message.sampling
-        eos = () if sampling.ignore_eos else self._options.eos_token_ids
+        stop_ids = (*sampling.stop_token_ids, *(() if sampling.ignore_eos else self._options.eos_token_ids))
+        seed = self._seeds.getrandbits(31) if sampling.seed is None else sampling.seed
         return Sequence(
             request_id=message.request_id,
             tokens=list(message.prompt_token_ids),
             num_prompt=len(message.prompt_token_ids),
             sampling=sampling,
-            seed=self._seeds.getrandbits(31) if sampling.seed is None else sampling.seed,
+            seed=(seed + 2**63) % 2**64 - 2**63,  # any integer a client may send, as an int64
             submitted_at=self._clock(),
-            stop_ids=frozenset((*sampling.stop_token_ids, *eos)),
+            stop_ids=frozenset(token_id for token_id in stop_ids if 0 <= token_id < self._options.vocab_size),
         )
 
     def _refusal(self, message: Submit) -> tuple[str, str] | None:

@@ -1,0 +1,170 @@
+from array import array
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+from triton.runtime.errors import OutOfResources
+
+from kernels.attention.batch import AttentionBatch, AttentionFlags
+from kernels.buckets import Bucket
+from kernels.fingerprint import Device
+from kernels.path import KernelPath, Limits, Reject, Tier
+from kernels.shape import AttentionShape, Dtype, Phase
+from qualification.decision import Decision, Status
+from server.engine.dispatch import Dispatcher, NoPathError, StepAttention
+from server.engine.inputs import InputBuilder
+from server.engine.messages import SamplingParams
+from server.engine.sequence import Batch, Sequence
+
+WINDOW = 64
+LIMITS = Limits(frozenset({Device.CPU}), frozenset(Phase), frozenset(Dtype), max_head_dim=64)
+
+
+def path(name: str, value: float, error: Exception | None = None, *, num_good: int = 0) -> KernelPath:
+    """Fills `out` with `value`; with an `error`, only `num_good` times."""
+    calls = iter(range(1000))
+
+    def run(q: Tensor, k: Tensor, v: Tensor, batch: AttentionBatch, _: AttentionFlags, out: Tensor) -> None:
+        if error is not None and next(calls) >= num_good:
+            raise error
+        assert k.shape == v.shape
+        assert k.shape[0] == (q.shape[0] if not batch.is_paged else 3)
+        out.fill_(value)
+
+    return KernelPath(name, Tier.FIRST, LIMITS, "digest", (), run)
+
+
+def shape(phase: Phase, window: int | None = None) -> AttentionShape:
+    return AttentionShape(phase, Dtype.FP32, Dtype.FP32, 2, 1, 4, Bucket.LE_128, Bucket.LE_128, window=window)
+
+
+def decision(subject: AttentionShape, name: str | None, *reasons: Reject) -> Decision:
+    return Decision(subject, name, Status.PROVEN, "first", reasons, (), None)
+
+
+def decisions(**names: str) -> dict[AttentionShape, Decision]:
+    """Phase -> path, for layers with and without a window."""
+    shapes = [shape(phase, window) for phase in Phase for window in (None, WINDOW)]
+    return {each: decision(each, names.get(each.phase.value, "first")) for each in shapes}
+
+
+def nobody(subject: AttentionShape, _: frozenset[tuple[str, str]]) -> Decision:
+    return decision(subject, None)
+
+
+def dispatcher(
+    plan: Mapping[AttentionShape, Decision],
+    *paths: KernelPath,
+    redecide: Callable[[AttentionShape, frozenset[tuple[str, str]]], Decision] = nobody,
+) -> Dispatcher:
+    """Three layers, the middle one with a window."""
+    plain = AttentionFlags(scale=0.5)
+    return Dispatcher(plan, paths, (plain, replace(plain, window=WINDOW), plain), redecide=redecide)
+
+
+def step(subject: Dispatcher) -> tuple[StepAttention, list[list[float]]]:
+    """Attention of three layers over a prompt of 2, a chunk of 2 over 1 and one decode token; each token's output."""
+    sequences = [Sequence(str(n), [0] * n, n, SamplingParams(max_tokens=1), 0, 0.0) for n in (2, 3, 4)]
+    tables = (array("i", [0]), array("i", [1]), array("i", [2]))
+    batch = Batch(tuple(sequences), (2, 2, 1), (2, 3, 4), tables, (0, 1, 2), num_prefill=1, num_extend=1)
+    pages = [torch.zeros(3, 4, 1, 4) for _ in range(3)]
+    attention = StepAttention(subject, InputBuilder(4, torch.device("cpu")).build(batch).parts, pages, pages)
+    outputs = []
+    for layer in range(3):
+        out = torch.full((5, 2, 4), torch.nan)
+        attention(layer, torch.zeros(5, 2, 4), torch.zeros(5, 1, 4), torch.zeros(5, 1, 4), out)
+        outputs.append(out[:, 0, 0].tolist())
+    return attention, outputs
+
+
+def test_each_phase_runs_on_its_own_path_over_its_own_rows() -> None:
+    plan = decisions(prefill="a", extend="b", decode="c")
+    _, outputs = step(dispatcher(plan, path("a", 1.0), path("b", 2.0), path("c", 3.0)))
+    assert outputs == [[1.0, 1.0, 2.0, 2.0, 3.0]] * 3
+
+
+def test_layers_of_different_windows_have_their_own_decisions() -> None:
+    plan = {each: decision(each, "windowed" if each.window else "full") for each in decisions()}
+    _, outputs = step(dispatcher(plan, path("windowed", 1.0), path("full", 2.0)))
+    assert outputs == [[2.0] * 5, [1.0] * 5, [2.0] * 5]
+
+
+def test_every_launch_is_counted_by_path() -> None:
+    plan = {each: decision(each, "windowed" if each.window else "full", Reject.DTYPE) for each in decisions()}
+    attention, _ = step(dispatcher(plan, path("windowed", 1.0), path("full", 2.0)))
+    counts = {(c.phase, c.path): (c.num_launches, c.num_tokens, c.bucket) for c in attention.counts()}
+    tokens = {"prefill": 2, "extend": 2, "decode": 1}
+    assert counts == {
+        (phase, name): (launches, tokens[phase], "le_128")
+        for phase in tokens
+        for name, launches in (("full", 2), ("windowed", 1))
+    }
+    assert attention.counts()[0].fallback_reasons == ["dtype"]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OutOfResources(300_000, 232_448, "shared memory"),
+        torch.OutOfMemoryError("no memory"),
+        RuntimeError("No available kernel. Aborting execution."),
+    ],
+)
+def test_a_path_that_cannot_launch_is_quarantined_and_the_next_one_serves(error: Exception) -> None:
+    asked = []
+
+    def redecide(subject: AttentionShape, quarantined: frozenset[tuple[str, str]]) -> Decision:
+        asked.append(quarantined)
+        return decision(subject, "second", Reject.QUARANTINED)
+
+    subject = dispatcher(decisions(), path("first", 1.0, error), path("second", 2.0), redecide=redecide)
+    attention, outputs = step(subject)
+    assert outputs == [[2.0] * 5] * 3
+    assert {(c.path, c.num_launches) for c in attention.counts()} == {("second", 2), ("second", 1)}
+    broken = subject.take_quarantined()
+    assert sorted(broken) == sorted(("first", str(each)) for each in decisions())
+    assert asked[-1] == frozenset(broken)
+    step(subject)
+    assert subject.take_quarantined() == []
+    assert len(asked) == len(broken)
+
+
+def test_layers_that_ran_before_a_failure_stay_counted() -> None:
+    first = path("first", 1.0, torch.OutOfMemoryError("no memory"), num_good=1)
+    plan = decisions(extend="second", decode="second")
+    subject = dispatcher(plan, first, path("second", 2.0), redecide=lambda each, _: decision(each, "second"))
+    attention, outputs = step(subject)
+    assert [out[0] for out in outputs] == [1.0, 2.0, 2.0]
+    prefill = [(c.path, c.num_launches) for c in attention.counts() if c.phase == "prefill"]
+    assert sorted(prefill) == [("first", 1), ("second", 1), ("second", 1)]
+
+
+def test_without_a_path_left_the_phase_is_named() -> None:
+    plan = decisions(extend="broken")
+    subject = dispatcher(plan, path("first", 1.0), path("broken", 2.0, torch.OutOfMemoryError("no memory")))
+    with pytest.raises(NoPathError) as caught:
+        step(subject)
+    assert caught.value.phase is Phase.EXTEND
+
+
+def test_a_shape_that_nobody_planned_is_no_silent_fallback() -> None:
+    plan = {each: found for each, found in decisions().items() if each.phase is not Phase.DECODE}
+    with pytest.raises(NoPathError, match="decode"):
+        step(dispatcher(plan, path("first", 1.0)))
+
+
+@pytest.mark.parametrize(
+    "error", [torch.AcceleratorError("CUDA error: an illegal memory access"), RuntimeError("Triton Error [CUDA]: bad")]
+)
+def test_a_lost_device_is_survived_by_nobody(error: Exception) -> None:
+    subject = dispatcher(decisions(), path("first", 1.0, error), path("second", 2.0))
+    with pytest.raises(type(error)):
+        step(subject)
+    assert subject.take_quarantined() == []
+
+
+def test_the_suspects_are_all_paths_of_the_step() -> None:
+    attention, _ = step(dispatcher(decisions(), path("first", 1.0)))
+    assert sorted(attention.suspects()) == sorted(("first", str(each)) for each in decisions())
