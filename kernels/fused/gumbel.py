@@ -7,7 +7,7 @@ on a CPU or a GPU.
 import torch
 from torch import Tensor
 
-# The 32-bit mixer "lowbias32" of github.com/skeeto/hash-prospector, a bijection. Signed, since int32 wraps as uint32 does.
+# The 32-bit mixer "lowbias32" of github.com/skeeto/hash-prospector, a bijection. Signed: int32 wraps like uint32.
 _MULTIPLIER_1 = 0x7FEB352D
 _MULTIPLIER_2 = 0x846CA68B - 2**32
 _GOLDEN = 0x9E3779B9 - 2**32  # spreads consecutive token ids over all bits

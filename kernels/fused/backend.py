@@ -1,0 +1,32 @@
+"""Triton for the fused ops, where there is one: it exists for Linux only. Without it every op is its torch twin."""
+
+from types import SimpleNamespace
+from typing import Any
+
+from torch import Tensor
+
+from kernels.launch import is_interpreted, triton_version
+
+try:
+    import triton
+    import triton.language as tl
+
+    jit = triton.jit
+except ImportError:
+    tl = SimpleNamespace(constexpr=int)  # what a kernel's signature names; its body is never run
+
+    def jit(kernel: Any = None, **_options: Any) -> Any:
+        return kernel if kernel is not None else jit
+
+
+def runs_on_triton(x: Tensor) -> bool:
+    """Whether an op on x is a Triton kernel: on a GPU, or anywhere under Triton's interpreter."""
+    return triton_version() is not None and (x.is_cuda or is_interpreted())
+
+
+def next_power_of_2(n: int) -> int:
+    """The smallest power of two that is at least n, for n >= 1: the width of a Triton tile over n elements."""
+    return 1 << (n - 1).bit_length()
+
+
+__all__ = ["jit", "next_power_of_2", "runs_on_triton", "tl"]

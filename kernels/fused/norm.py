@@ -1,0 +1,87 @@
+"""RMSNorm, and RMSNorm of a sum that is also the new residual stream. Computed in fp32, rounded once."""
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from kernels.fused.backend import jit, next_power_of_2, runs_on_triton, tl
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x / sqrt(mean(x^2) + eps) * weight over the last dim.
+
+    x [T, H], last dim contiguous; weight [H] of any float dtype. Returns [T, H] of x's dtype, contiguous.
+    Source: Zhang and Sennrich 2019.
+    """
+    if not runs_on_triton(x):
+        return rms_norm_torch(x, weight, eps)
+    out = x.new_empty(x.shape)
+    _launch(x, x, weight, out, eps, has_residual=False)
+    return out
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """residual += x, rounded to its dtype, then the norm of that: returns (normed, residual).
+
+    x, residual [T, H], last dim contiguous, of one dtype; residual is written in place. weight [H].
+    """
+    if not runs_on_triton(x):
+        return add_rms_norm_torch(x, residual, weight, eps)
+    out = x.new_empty(x.shape)
+    _launch(x, residual, weight, out, eps, has_residual=True)
+    return out, residual
+
+
+def rms_norm_torch(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return F.rms_norm(x.float(), weight.shape, weight.float(), eps).to(x.dtype)
+
+
+def add_rms_norm_torch(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    residual += x
+    return rms_norm_torch(residual, weight, eps), residual
+
+
+def _launch(x: Tensor, residual: Tensor, weight: Tensor, out: Tensor, eps: float, *, has_residual: bool) -> None:
+    num_tokens, size = x.shape
+    block = next_power_of_2(size)
+    _rms_norm_kernel[(num_tokens,)](
+        x,
+        residual,
+        weight,
+        out,
+        x.stride(0),
+        residual.stride(0),
+        eps,
+        SIZE=size,
+        BLOCK=block,
+        HAS_RESIDUAL=has_residual,
+        num_warps=min(max(block // 512, 1), 16),  # 16 elements a thread, up to 8192
+    )
+
+
+@jit
+def _rms_norm_kernel(
+    x_ptr,
+    residual_ptr,
+    weight_ptr,
+    out_ptr,
+    stride_xt,
+    stride_rt,
+    eps,
+    SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+):
+    """One program a token; its whole row is in registers."""
+    token = tl.program_id(0).to(tl.int64)
+    cols = tl.arange(0, BLOCK)
+    mask = cols < SIZE
+    x = tl.load(x_ptr + token * stride_xt + cols, mask=mask, other=0.0).to(tl.float32)
+    if HAS_RESIDUAL:
+        residual_row = residual_ptr + token * stride_rt + cols
+        x += tl.load(residual_row, mask=mask, other=0.0).to(tl.float32)
+        rounded = x.to(residual_ptr.dtype.element_ty)
+        tl.store(residual_row, rounded, mask=mask)
+        x = rounded.to(tl.float32)  # the next layer reads the rounded sum, and so does this norm
+    scale = tl.rsqrt(tl.sum(x * x, axis=0) / SIZE + eps)
+    weight = tl.load(weight_ptr + cols, mask=mask, other=0.0).to(tl.float32)
+    tl.store(out_ptr + token * SIZE + cols, (x * scale * weight).to(out_ptr.dtype.element_ty), mask=mask)

@@ -1,0 +1,172 @@
+"""Rotary embedding, optional norm of query and key heads, and the write into the KV cache, in one launch."""
+
+from torch import Tensor
+
+from kernels.fused.backend import jit, next_power_of_2, runs_on_triton, tl
+from kernels.fused.norm import rms_norm_torch
+
+_MAX_TILE = 2048  # elements of the half heads one program holds: 16 a thread
+
+
+def rope_and_write_kv(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cos_sin: Tensor,
+    positions: Tensor,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    slots: Tensor,
+    *,
+    q_norm: Tensor | None = None,
+    k_norm: Tensor | None = None,
+    eps: float = 1e-6,
+) -> None:
+    """Rotate q and k in place, write k and v into their pages. Computed in fp32, rounded once.
+
+    q          [T, heads, d], k, v [T, kv_heads, d], d even; the heads of a token stand side by side, as in views of
+               one [T, (heads + 2 * kv_heads) * d] projection
+    cos_sin    [max_position, d] fp32, the cosines of d / 2 angles, then their sines
+    positions  [T] int32, below max_position
+    k_pages, v_pages   [num_pages, page_size, kv_heads, d], contiguous, written at `slots`; may be of another dtype
+    slots      [T] int64, page * page_size + offset: unique, in range, never negative (the caller proves it)
+    q_norm, k_norm     [d] weights of an RMSNorm of each head before the rotation; both or neither
+    Pairs are (x[i], x[i + d / 2]), as in transformers. Source: Su et al. 2021.
+    Raises RuntimeError when the pages are not contiguous.
+    """
+    if not runs_on_triton(q):
+        rope_and_write_kv_torch(
+            q, k, v, cos_sin, positions, k_pages, v_pages, slots, q_norm=q_norm, k_norm=k_norm, eps=eps
+        )
+        return
+    num_tokens, num_heads, head_dim = q.shape
+    num_kv_heads = k.shape[1]
+    half = next_power_of_2(head_dim // 2)
+    block_heads = min(next_power_of_2(max(num_heads, num_kv_heads)), max(_MAX_TILE // half, 1))
+    num_q_blocks = -(-num_heads // block_heads)
+    num_kv_blocks = -(-num_kv_heads // block_heads)
+    _rope_and_write_kv_kernel[(num_tokens, num_q_blocks + num_kv_blocks)](
+        q,
+        k,
+        v,
+        cos_sin,
+        positions,
+        k_pages.view(-1),
+        v_pages.view(-1),
+        slots,
+        q if q_norm is None else q_norm,
+        k if k_norm is None else k_norm,
+        q.stride(0),
+        k.stride(0),
+        v.stride(0),
+        eps,
+        NUM_HEADS=num_heads,
+        NUM_KV_HEADS=num_kv_heads,
+        HEAD_DIM=head_dim,
+        NUM_Q_BLOCKS=num_q_blocks,
+        BLOCK_HEADS=block_heads,
+        BLOCK_HALF=half,
+        HAS_NORM=q_norm is not None,
+    )
+
+
+def rope_and_write_kv_torch(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cos_sin: Tensor,
+    positions: Tensor,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    slots: Tensor,
+    *,
+    q_norm: Tensor | None = None,
+    k_norm: Tensor | None = None,
+    eps: float = 1e-6,
+) -> None:
+    cos, sin = cos_sin.index_select(0, positions)[:, None].chunk(2, dim=-1)
+    for heads, norm in ((q, q_norm), (k, k_norm)):
+        # No copy where q and k are fp32 and have no norm: then the rotation is really in place.
+        precise = heads.float() if norm is None else rms_norm_torch(heads.float(), norm, eps)
+        _rotate(precise, cos, sin)
+        if precise is not heads:
+            heads.copy_(precise)
+    k_pages.view(-1, *k.shape[1:])[slots] = k.to(k_pages.dtype)
+    v_pages.view(-1, *v.shape[1:])[slots] = v.to(v_pages.dtype)
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> None:
+    """Rotate x [T, heads, d] fp32 in place by the angles of cos, sin [T, 1, d / 2]."""
+    left, right = x.chunk(2, dim=-1)
+    rotated_left = (left * cos).addcmul_(right, sin, value=-1)
+    right.mul_(cos).addcmul_(left, sin)
+    left.copy_(rotated_left)
+
+
+# The alignment of positions and slots changes with the batch; a kernel for each would compile after ready.
+@jit(do_not_specialize_on_alignment=["positions_ptr", "slots_ptr"])
+def _rope_and_write_kv_kernel(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    cos_sin_ptr,
+    positions_ptr,
+    k_pages_ptr,
+    v_pages_ptr,
+    slots_ptr,
+    q_norm_ptr,
+    k_norm_ptr,
+    stride_qt,
+    stride_kt,
+    stride_vt,
+    eps,
+    NUM_HEADS: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    NUM_Q_BLOCKS: tl.constexpr,
+    BLOCK_HEADS: tl.constexpr,
+    BLOCK_HALF: tl.constexpr,
+    HAS_NORM: tl.constexpr,
+):
+    """One program a token and block of heads: query heads first, then key heads with their values."""
+    token = tl.program_id(0).to(tl.int64)
+    block = tl.program_id(1)
+    HALF: tl.constexpr = HEAD_DIM // 2
+    cols = tl.arange(0, BLOCK_HALF)
+    angle = cos_sin_ptr + tl.load(positions_ptr + token).to(tl.int64) * HEAD_DIM + cols
+    cos = tl.load(angle, mask=cols < HALF, other=0.0)[None, :]
+    sin = tl.load(angle + HALF, mask=cols < HALF, other=0.0)[None, :]
+
+    is_query = block < NUM_Q_BLOCKS
+    heads = (block - tl.where(is_query, 0, NUM_Q_BLOCKS)) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
+    mask = (heads < tl.where(is_query, NUM_HEADS, NUM_KV_HEADS))[:, None] & (cols < HALF)[None, :]
+    tile = heads[:, None] * HEAD_DIM + cols[None, :]
+    if is_query:
+        row = q_ptr + token * stride_qt + tile
+    else:
+        row = k_ptr + token * stride_kt + tile
+    left = tl.load(row, mask=mask, other=0.0).to(tl.float32)
+    right = tl.load(row + HALF, mask=mask, other=0.0).to(tl.float32)
+    if HAS_NORM:
+        if is_query:
+            weight = q_norm_ptr + cols
+        else:
+            weight = k_norm_ptr + cols
+        squares = tl.sum(left * left + right * right, axis=1) / HEAD_DIM
+        scale = tl.rsqrt(squares + eps)[:, None]
+        left *= scale * tl.load(weight, mask=cols < HALF, other=0.0).to(tl.float32)[None, :]
+        right *= scale * tl.load(weight + HALF, mask=cols < HALF, other=0.0).to(tl.float32)[None, :]
+    rotated_left = (left * cos - right * sin).to(q_ptr.dtype.element_ty)
+    rotated_right = (right * cos + left * sin).to(q_ptr.dtype.element_ty)
+    tl.store(row, rotated_left, mask=mask)
+    tl.store(row + HALF, rotated_right, mask=mask)
+
+    if not is_query:
+        # int64: a cache of a few GB has more than 2^31 elements
+        page_row = tl.load(slots_ptr + token).to(tl.int64) * (NUM_KV_HEADS * HEAD_DIM) + tile
+        tl.store(k_pages_ptr + page_row, rotated_left.to(k_pages_ptr.dtype.element_ty), mask=mask)
+        tl.store(k_pages_ptr + page_row + HALF, rotated_right.to(k_pages_ptr.dtype.element_ty), mask=mask)
+        value_row = v_ptr + token * stride_vt + tile
+        for part in tl.static_range(2):
+            value = tl.load(value_row + part * HALF, mask=mask, other=0.0)
+            tl.store(v_pages_ptr + page_row + part * HALF, value.to(v_pages_ptr.dtype.element_ty), mask=mask)

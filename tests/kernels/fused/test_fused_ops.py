@@ -1,0 +1,207 @@
+"""Each fused op as its kernel (in Triton's interpreter) and as its torch twin, against plain fp32 arithmetic."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels.fused.activation import swiglu, swiglu_torch
+from kernels.fused.backend import next_power_of_2, runs_on_triton
+from kernels.fused.norm import add_rms_norm, add_rms_norm_torch, rms_norm, rms_norm_torch
+from kernels.fused.rope_kv import rope_and_write_kv, rope_and_write_kv_torch
+
+DTYPES = [torch.float32, torch.float16]
+TOLERANCE = {torch.float32: 2e-6, torch.float16: 1e-3}  # a few ulps of values of about 1
+Op = Callable[..., object]
+
+
+def randn(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def assert_near(actual: Tensor, expected: Tensor) -> None:
+    tolerance = TOLERANCE[actual.dtype]
+    torch.testing.assert_close(actual.float(), expected, rtol=tolerance, atol=tolerance)
+
+
+def exact_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    precise = x.double()
+    return (precise / (precise.square().mean(-1, keepdim=True) + eps).sqrt() * weight.double()).float()
+
+
+def test_these_tests_run_the_kernels_in_the_interpreter() -> None:
+    assert runs_on_triton(torch.empty(0))
+
+
+def test_tiles_are_powers_of_two() -> None:
+    assert [next_power_of_2(n) for n in (1, 2, 3, 64, 65)] == [1, 2, 4, 64, 128]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [1, 48, 257, 1024])  # below, off and on a power of two
+@pytest.mark.parametrize("op", [rms_norm, rms_norm_torch])
+def test_the_norm_has_the_value_of_its_formula(op: Op, size: int, dtype: torch.dtype) -> None:
+    x, weight = randn(3, size, dtype=dtype), randn(size, seed=1, dtype=dtype)
+    actual = op(x, weight, 1e-5)
+    assert isinstance(actual, Tensor)
+    assert_near(actual, exact_norm(x, weight, 1e-5))
+
+
+@pytest.mark.parametrize("op", [rms_norm, rms_norm_torch])
+def test_a_row_of_zeros_has_a_norm_of_zeros(op: Op) -> None:
+    actual = op(torch.zeros(2, 5), torch.ones(5), 1e-6)
+    assert torch.equal(actual, torch.zeros(2, 5))
+
+
+@pytest.mark.parametrize("op", [rms_norm, rms_norm_torch])
+def test_the_norm_of_large_fp16_values_does_not_overflow(op: Op) -> None:
+    x = torch.full((1, 64), 60_000.0, dtype=torch.float16)
+    assert_near(op(x, torch.ones(64, dtype=torch.float16), 1e-6), torch.ones(1, 64))
+
+
+@pytest.mark.parametrize("op", [rms_norm, rms_norm_torch])
+def test_the_norm_reads_rows_of_a_wider_tensor(op: Op) -> None:
+    wide = torch.full((4, 20), torch.nan)
+    wide[:, :13] = randn(4, 13)
+    assert_near(op(wide[:, :13], torch.ones(13), 1e-6), exact_norm(wide[:, :13], torch.ones(13), 1e-6))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("op", [add_rms_norm, add_rms_norm_torch])
+def test_the_residual_becomes_the_sum_and_the_norm_is_of_it(op: Op, dtype: torch.dtype) -> None:
+    x, residual, weight = (randn(3, 80, seed=n, dtype=dtype) for n in range(3))
+    total = residual + x
+    normed, updated = op(x, residual, weight[0], 1e-5)
+    assert updated is residual
+    assert torch.equal(residual, total)
+    assert_near(normed, exact_norm(total, weight[0], 1e-5))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [1, 96, 2049])  # the last one is a block and one column
+@pytest.mark.parametrize("op", [swiglu, swiglu_torch])
+def test_swiglu_has_the_value_of_its_formula(op: Op, size: int, dtype: torch.dtype) -> None:
+    gate_up = randn(2, 2 * size, dtype=dtype)
+    gate, up = gate_up.double().chunk(2, dim=-1)
+    actual = op(gate_up)
+    assert isinstance(actual, Tensor)
+    assert_near(actual, (gate * torch.sigmoid(gate) * up).float())
+
+
+@pytest.mark.parametrize("op", [swiglu, swiglu_torch])
+def test_swiglu_of_extreme_gates_is_finite(op: Op) -> None:
+    gate_up = torch.tensor([[-1e4, 1e4, 0.0, 1.0, 1.0, 1.0]])
+    assert_near(op(gate_up), torch.tensor([[0.0, 1e4, 0.0]]))
+
+
+@pytest.mark.parametrize("op", [rms_norm, rms_norm_torch])
+def test_an_empty_batch_stays_empty(op: Op) -> None:
+    assert op(torch.empty(0, 8), torch.ones(8), 1e-6).shape == (0, 8)
+
+
+class RopeCase:
+    """Inputs of one rotation, every byte outside of the views NaN, and its answer in plain arithmetic."""
+
+    def __init__(self, heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, *, tokens: int = 5) -> None:
+        width = (heads + 2 * kv_heads) * head_dim
+        self.projection = torch.full((tokens, width + 3), torch.nan, dtype=dtype)
+        self.projection[:, :width] = randn(tokens, width, dtype=dtype)
+        rows = self.projection[:, :width].unflatten(1, (-1, head_dim))
+        self.q, self.k, self.v = rows.split([heads, kv_heads, kv_heads], dim=1)
+        angles = randn(64, head_dim // 2, seed=1) * 3
+        self.cos_sin = torch.cat((angles.cos(), angles.sin()), dim=1)
+        self.positions = torch.tensor([63, 0, 7, 7, 31][:tokens], dtype=torch.int32)
+        self.slots = torch.tensor([11, 0, 3, 4, 8][:tokens], dtype=torch.int64)
+        self.k_pages = torch.full((3, 4, kv_heads, head_dim), torch.nan, dtype=dtype)
+        self.v_pages = self.k_pages.clone()
+
+    def run(self, op: Op, **norms: Tensor) -> None:
+        op(
+            self.q,
+            self.k,
+            self.v,
+            self.cos_sin,
+            self.positions,
+            self.k_pages,
+            self.v_pages,
+            self.slots,
+            **norms,
+        )
+
+    def rotated(self, x: Tensor, norm: Tensor | None = None) -> Tensor:
+        """By the definition: each pair (i, i + d / 2) as a complex number, turned by its angle."""
+        precise = x.float() if norm is None else exact_norm(x, norm, 1e-6)
+        left, right = precise.double().chunk(2, dim=-1)
+        cos, sin = self.cos_sin.double()[self.positions.long()][:, None].chunk(2, dim=-1)
+        turned = torch.complex(left, right) * torch.complex(cos, sin)
+        return torch.cat((turned.real, turned.imag), dim=-1).float()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim"), [(4, 2, 64), (3, 1, 10), (1, 1, 2), (7, 7, 80), (32, 2, 256)]
+)
+@pytest.mark.parametrize("op", [rope_and_write_kv, rope_and_write_kv_torch])
+def test_queries_and_keys_are_turned_and_the_cache_is_written(
+    op: Op, heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype
+) -> None:
+    case = RopeCase(heads, kv_heads, head_dim, dtype)
+    q, k, v = case.rotated(case.q), case.rotated(case.k), case.v.clone()
+    case.run(op)
+    assert_near(case.q, q)
+    assert_near(case.k, k)
+    assert torch.equal(case.v, v)
+    assert torch.equal(case.k_pages.flatten(0, 1)[case.slots], case.k)
+    assert torch.equal(case.v_pages.flatten(0, 1)[case.slots], case.v)
+
+
+@pytest.mark.parametrize("op", [rope_and_write_kv, rope_and_write_kv_torch])
+def test_only_the_slots_of_the_batch_are_written(op: Op) -> None:
+    case = RopeCase(3, 1, 10, torch.float32)
+    case.run(op)
+    untouched = torch.ones(12, dtype=torch.bool)
+    untouched[case.slots] = False
+    assert case.k_pages.flatten(0, 1)[untouched].isnan().all()
+    assert case.v_pages.flatten(0, 1)[untouched].isnan().all()
+    assert case.projection[:, -3:].isnan().all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("op", [rope_and_write_kv, rope_and_write_kv_torch])
+def test_heads_are_normed_before_they_are_turned(op: Op, dtype: torch.dtype) -> None:
+    case = RopeCase(4, 2, 24, dtype)
+    q_norm, k_norm = randn(24, seed=8, dtype=dtype), randn(24, seed=9, dtype=dtype)
+    q, k = case.rotated(case.q, q_norm), case.rotated(case.k, k_norm)
+    case.run(op, q_norm=q_norm, k_norm=k_norm)
+    assert_near(case.q, q)
+    assert_near(case.k, k)
+
+
+@pytest.mark.parametrize("op", [rope_and_write_kv, rope_and_write_kv_torch])
+def test_the_cache_may_be_of_another_dtype(op: Op) -> None:
+    case = RopeCase(2, 1, 8, torch.float32)
+    case.k_pages, case.v_pages = case.k_pages.half(), case.v_pages.half()
+    case.run(op)
+    assert torch.equal(case.k_pages.flatten(0, 1)[case.slots], case.k.half())
+    assert torch.equal(case.v_pages.flatten(0, 1)[case.slots], case.v.half())
+
+
+@pytest.mark.parametrize("op", [rope_and_write_kv, rope_and_write_kv_torch])
+def test_pages_that_are_not_contiguous_are_refused(op: Op) -> None:
+    case = RopeCase(2, 1, 8, torch.float32)
+    case.k_pages = case.k_pages.transpose(0, 1)
+    with pytest.raises(RuntimeError, match="view"):
+        case.run(op)
+
+
+def test_a_slot_beyond_2_to_the_31_elements_is_addressed_in_64_bits() -> None:
+    """The cache is virtual memory that is never touched but at its last slot: 2^31 fp16 elements and a page."""
+    slots, width = 2**31 // 256 + 16, 256
+    k_pages = torch.empty(slots // 16, 16, 1, width, dtype=torch.float16)
+    v_pages = torch.empty(slots // 16, 16, 1, width, dtype=torch.float16)
+    case = RopeCase(1, 1, width, torch.float16, tokens=1)
+    case.k_pages, case.v_pages, case.slots = k_pages, v_pages, torch.tensor([slots - 1])
+    case.run(rope_and_write_kv)
+    assert torch.equal(k_pages[-1, -1], case.k[0])
+    assert torch.equal(v_pages[-1, -1], case.v[0])
