@@ -4,6 +4,8 @@ import math
 from dataclasses import dataclass
 from enum import Enum
 
+from kernels.shape import Dtype
+
 
 class RopeKind(Enum):
     PLAIN = "default"
@@ -14,7 +16,7 @@ class RopeKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
-    """Rotary embedding; the fields of other kinds than `kind` keep their defaults."""
+    """Rotary embedding, every default resolved; the fields of other kinds than `kind` keep theirs."""
 
     theta: float
     kind: RopeKind = RopeKind.PLAIN
@@ -24,7 +26,8 @@ class RopeConfig:
     high_freq_factor: float = 4.0
     beta_fast: float = 32.0  # yarn
     beta_slow: float = 1.0
-    attention_factor: float | None = None
+    truncate: bool = True  # the borders between the bands are whole dimensions
+    attention_factor: float = 1.0  # of the cosines and sines
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,3 +60,19 @@ class ModelConfig:
     @property
     def softmax_scale(self) -> float:
         return 1.0 / math.sqrt(self.head_dim)
+
+
+def kv_bytes_per_token(config: ModelConfig, kv_dtype: Dtype) -> int:
+    """Bytes of cache that one token takes in all layers."""
+    return 2 * config.num_layers * config.num_kv_heads * config.head_dim * kv_dtype.num_bytes
+
+
+def num_parameters(config: ModelConfig) -> int:
+    """Numbers in the checkpoint; tied embeddings count once."""
+    hidden, heads = config.hidden_size, config.num_heads * config.head_dim
+    kv_heads, fed = config.num_kv_heads * config.head_dim, config.intermediate_size
+    attention = 2 * hidden * (heads + kv_heads) + 2 * config.head_dim * config.qk_norm
+    attention += (heads + 2 * kv_heads) * config.attention_bias + hidden * config.output_bias
+    feed_forward = 3 * hidden * fed + (2 * fed + hidden) * config.mlp_bias
+    embeddings = config.vocab_size * hidden * (1 if config.tie_embeddings else 2)
+    return embeddings + config.num_layers * (attention + feed_forward + 2 * hidden) + hidden

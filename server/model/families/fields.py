@@ -1,0 +1,74 @@
+"""Reading config.json: every field is checked, and a wrong one is named with what was expected and what was found."""
+
+from collections.abc import Mapping
+from typing import NoReturn
+
+from server.errors import ModelError
+
+
+class Fields:
+    """The fields of one JSON object. A field that is null counts as missing. Every method raises ModelError."""
+
+    def __init__(self, values: Mapping[str, object], source: str) -> None:
+        self._values = values
+        self.source = source  # the file, for messages
+
+    def refuse(self, name: str, expected: str) -> NoReturn:
+        found = repr(self._values[name]) if name in self._values else "nothing"
+        raise ModelError(f"{self.source}: {name} must be {expected}, found {found}")
+
+    def integer(self, name: str, default: int | None = None) -> int:
+        """A positive integer."""
+        value = self._value(name, default)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            self.refuse(name, "a positive integer")
+        return value
+
+    def number(self, name: str, default: float | None = None) -> float:
+        """A positive number."""
+        value = self._value(name, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+            self.refuse(name, "a positive number")
+        return float(value)
+
+    def flag(self, name: str, default: bool) -> bool:
+        value = self._value(name, default)
+        if not isinstance(value, bool):
+            self.refuse(name, "true or false")
+        return value
+
+    def token_ids(self, name: str, vocab_size: int) -> tuple[int, ...]:
+        """None, one or a list of ids below vocab_size."""
+        value = self._value(name, None)
+        ids = value if isinstance(value, list) else [] if value is None else [value]
+        if any(isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size for token in ids):
+            self.refuse(name, f"a token id below vocab_size ({vocab_size}) or a list of them")
+        return tuple(ids)
+
+    def choice(self, name: str, supported: tuple[str, ...], default: str | None = None) -> str:
+        """One of the supported strings."""
+        value = self._value(name, default)
+        if value not in supported:
+            self.refuse(name, f"one of {', '.join(supported)}")
+        return str(value)
+
+    def absent(self, name: str, why: str) -> None:
+        """Refuse a field that would change the model in a way that is not implemented."""
+        if self._value(name, None) is not None:
+            self.refuse(name, f"absent ({why})")
+
+    def has(self, name: str) -> bool:
+        return self._value(name, None) is not None
+
+    def section(self, name: str) -> "Fields | None":
+        """An object within this one."""
+        value = self._value(name, None)
+        if value is None:
+            return None
+        if not isinstance(value, dict):
+            self.refuse(name, "an object")
+        return Fields(value, f"{self.source}, {name}")
+
+    def _value(self, name: str, default: object) -> object:
+        value = self._values.get(name)
+        return default if value is None else value

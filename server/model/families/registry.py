@@ -1,0 +1,16 @@
+"""Every model family there is. A new one is a file beside this one and a line here."""
+
+from server.errors import ModelError
+from server.model.families.family import Family
+from server.model.families.llama import LLAMA
+
+FAMILIES: tuple[Family, ...] = (LLAMA,)
+
+
+def family_named(model_type: object, source: str) -> Family:
+    """The family of config.json's model_type. Raises ModelError that names the supported ones."""
+    for family in FAMILIES:
+        if family.model_type == model_type:
+            return family
+    supported = ", ".join(family.model_type for family in FAMILIES)
+    raise ModelError(f"{source}: model_type {model_type!r} is not supported; supported: {supported}")

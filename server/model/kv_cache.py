@@ -1,0 +1,31 @@
+"""The paged cache of keys and values."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from server.model.config import ModelConfig
+
+
+@dataclass(frozen=True, slots=True)
+class KVCache:
+    """k[layer], v[layer]: [num_pages, page_size, kv_heads, head_dim]. A page holds the same tokens in every layer."""
+
+    k: list[Tensor]
+    v: list[Tensor]
+
+    @classmethod
+    def allocate(
+        cls, config: ModelConfig, num_pages: int, page_size: int, dtype: torch.dtype, device: torch.device
+    ) -> "KVCache":
+        shape = (num_pages, page_size, config.num_kv_heads, config.head_dim)
+
+        def pages() -> list[Tensor]:
+            return [torch.zeros(shape, dtype=dtype, device=device) for _ in range(config.num_layers)]
+
+        return cls(pages(), pages())
+
+    @property
+    def page_size(self) -> int:
+        return self.k[0].shape[1]

@@ -1,0 +1,77 @@
+"""The weights of a decoder, merged as its matmuls want them."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from server.model.config import ModelConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """weight [out, in], bias [out] or None."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+    @classmethod
+    def empty(cls, size_in: int, size_out: int, has_bias: bool, dtype: torch.dtype, device: torch.device) -> "Linear":
+        weight = torch.empty(size_out, size_in, dtype=dtype, device=device)
+        return cls(weight, torch.empty(size_out, dtype=dtype, device=device) if has_bias else None)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+    def rows(self, *sizes: int) -> "list[Linear]":
+        """Views of successive rows: the parts that the checkpoint keeps apart."""
+        biases = [None] * len(sizes) if self.bias is None else torch.split(self.bias, list(sizes))
+        return [Linear(weight, bias) for weight, bias in zip(torch.split(self.weight, list(sizes)), biases, strict=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """One transformer layer. Norms are [hidden], those of heads [head_dim] or None."""
+
+    attention_norm: Tensor
+    qkv: Linear  # query heads, then key heads, then value heads
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    output: Linear
+    feed_forward_norm: Tensor
+    gate_up: Linear  # gate, then up
+    down: Linear
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    embedding: Tensor  # [vocab, hidden]
+    layers: tuple[LayerWeights, ...]
+    final_norm: Tensor  # [hidden]
+    head: Tensor  # [vocab, hidden]; the embedding itself where they are tied
+
+
+def empty_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Weights:
+    """Weights of the right shapes, not yet filled."""
+    hidden, inner = config.hidden_size, config.intermediate_size
+    heads, kv_heads = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+
+    def vector(size: int) -> Tensor:
+        return torch.empty(size, dtype=dtype, device=device)
+
+    def layer() -> LayerWeights:
+        return LayerWeights(
+            attention_norm=vector(hidden),
+            qkv=Linear.empty(hidden, heads + 2 * kv_heads, config.attention_bias, dtype, device),
+            q_norm=vector(config.head_dim) if config.qk_norm else None,
+            k_norm=vector(config.head_dim) if config.qk_norm else None,
+            output=Linear.empty(heads, hidden, config.output_bias, dtype, device),
+            feed_forward_norm=vector(hidden),
+            gate_up=Linear.empty(hidden, 2 * inner, config.mlp_bias, dtype, device),
+            down=Linear.empty(inner, hidden, config.mlp_bias, dtype, device),
+        )
+
+    embedding = torch.empty(config.vocab_size, hidden, dtype=dtype, device=device)
+    head = embedding if config.tie_embeddings else torch.empty_like(embedding)
+    return Weights(embedding, tuple(layer() for _ in range(config.num_layers)), vector(hidden), head)

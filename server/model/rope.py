@@ -1,0 +1,55 @@
+"""The table of cosines and sines of rotary embeddings. Formulas as in transformers' modeling_rope_utils."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from server.model.config import RopeConfig, RopeKind
+
+
+def cos_sin_table(rope: RopeConfig, head_dim: int, max_position: int, device: torch.device) -> Tensor:
+    """[max_position, head_dim] fp32: cosines of the head_dim / 2 angles of each position, then their sines."""
+    positions = torch.arange(max_position, dtype=torch.float32)
+    angles = torch.outer(positions, inverse_frequencies(rope, head_dim))
+    table = torch.cat((angles.cos(), angles.sin()), dim=1).mul_(rope.attention_factor)
+    return table.to(device)
+
+
+def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
+    """Radians a position for each pair of dimensions: [head_dim / 2] fp32 on the CPU."""
+    plain = 1.0 / (rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim))
+    match rope.kind:
+        case RopeKind.PLAIN:
+            return plain
+        case RopeKind.LINEAR:
+            return plain / rope.factor
+        case RopeKind.LLAMA3:
+            return _llama3(plain, rope)
+        case RopeKind.YARN:
+            return _yarn(plain, rope, head_dim)
+
+
+def _llama3(plain: Tensor, rope: RopeConfig) -> Tensor:
+    """Long waves are stretched by the factor, short ones kept, those between interpolated. Source: Llama 3.1."""
+    assert rope.original_max_position is not None
+    num_turns = rope.original_max_position * plain / (2 * math.pi)  # in the context it was trained on
+    share = ((num_turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)).clamp(0, 1)
+    return (1 - share) * plain / rope.factor + share * plain
+
+
+def _yarn(plain: Tensor, rope: RopeConfig, head_dim: int) -> Tensor:
+    """As llama3, but interpolated along the dimensions. Source: Peng et al. 2023, section 3.2."""
+    assert rope.original_max_position is not None
+    context = rope.original_max_position
+
+    def dimension_with(num_turns: float) -> float:
+        return head_dim * math.log(context / (num_turns * 2 * math.pi)) / (2 * math.log(rope.theta))
+
+    low, high = dimension_with(rope.beta_fast), dimension_with(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    width = high - low or 0.001
+    stretched_share = ((torch.arange(head_dim // 2, dtype=torch.float32) - low) / width).clamp(0, 1)
+    return plain / rope.factor * stretched_share + plain * (1 - stretched_share)
