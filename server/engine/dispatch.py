@@ -88,6 +88,11 @@ class Dispatcher:
             if decision.path is not None:
                 self._choices[_key(shape)] = self._resolve(decision)
 
+    @property
+    def decisions(self) -> dict[AttentionShape, Decision]:
+        """What serves each shape now."""
+        return {choice.decision.shape: choice.decision for choice in self._choices.values()}
+
     def take_quarantined(self) -> list[tuple[str, str]]:
         """The (path, shape) pairs quarantined since the last call."""
         news, self._news = self._news, []

@@ -1,0 +1,144 @@
+"""Settings to a running engine: plan the attention, load the model, size the cache, warm every shape."""
+
+import os
+import time
+from dataclasses import dataclass
+
+import torch
+
+from kernels.attention.batch import AttentionFlags
+from kernels.catalog import PATHS
+from kernels.device import read_fingerprint, torch_dtype
+from kernels.launch import install_compile_counter, num_compiles
+from server.engine.core import BatchError, Engine, EngineOptions
+from server.engine.dispatch import Dispatcher
+from server.engine.limits import EngineLimits, choose_device, choose_limits
+from server.engine.messages import PROTOCOL_VERSION, EngineReady
+from server.engine.pages import PagePool
+from server.engine.planning import Progress, Unservable, fingerprint_fields, plan_attention, plan_rows
+from server.engine.runner import ModelRunner
+from server.engine.scheduler import Scheduler, SchedulerLimits
+from server.engine.warmup import measure_peak_bytes, warm_up
+from server.errors import SettingsError
+from server.model.config import ModelConfig
+from server.model.decoder import Decoder
+from server.model.kv_cache import KVCache
+from server.model.load import load_config, load_decoder, resolve_model
+from server.settings import Settings
+
+_DEFAULT_CPU_KV_TOKENS = 65536
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltEngine:
+    engine: Engine
+    runner: ModelRunner
+    ready: EngineReady
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What a runner is made of besides its cache."""
+
+    config: ModelConfig
+    limits: EngineLimits
+    decoder: Decoder
+    dispatcher: Dispatcher
+    device: torch.device
+
+    def runner(self, num_pages: int) -> ModelRunner:
+        dtype = torch_dtype(self.limits.kv_dtype)
+        kv = KVCache.allocate(self.config, num_pages, self.limits.page_size, dtype, self.device)
+        return ModelRunner(self.decoder, kv, self.dispatcher, self.device)
+
+
+def build_engine(settings: Settings, quarantined: frozenset[tuple[str, str]], progress: Progress) -> BuiltEngine:
+    """Raises Unservable and StartError for an engine that will not serve; anything else is a fault."""
+    started_at = time.monotonic()
+    install_compile_counter()
+    device = choose_device(settings)
+    if device.type == "cpu":
+        torch.set_num_threads(_num_cores())
+    folder = resolve_model(settings.model, settings.load_format)
+    config = load_config(folder)
+    limits = choose_limits(settings, config, device)
+    fingerprint = read_fingerprint(device)
+    plan = plan_attention(
+        settings,
+        config,
+        limits,
+        fingerprint=fingerprint,
+        device=device,
+        quarantined=quarantined,
+        progress=progress,
+    )
+    progress("loading", str(folder))
+    dtype = torch_dtype(limits.dtype)
+    decoder = load_decoder(folder, config, dtype=dtype, device=device, load_format=settings.load_format)
+    flags = tuple(AttentionFlags(config.softmax_scale, window=w, softcap=config.softcap) for w in config.windows)
+    dispatcher = Dispatcher(plan.decisions, PATHS, flags, redecide=plan.redecide, quarantined=quarantined)
+    parts = _Parts(config, limits, decoder, dispatcher, device)
+    try:
+        num_pages = _num_pages(settings, parts)
+        runner = parts.runner(num_pages)
+        warm_up(
+            runner,
+            plan.decisions,
+            limits,
+            is_cuda=device.type == "cuda",
+            progress=lambda detail: progress("compiling", detail),
+        )
+    except BatchError as error:
+        raise Unservable(str(error), plan_rows(plan.decisions, plan.evidence)) from error
+    scheduler = Scheduler(
+        SchedulerLimits(limits.max_model_len, limits.max_num_seqs, limits.max_num_batched_tokens),
+        PagePool(num_pages, limits.page_size),
+    )
+    options = EngineOptions(config.vocab_size, config.eos_token_ids, settings.seed)
+    ready = EngineReady(
+        protocol=PROTOCOL_VERSION,
+        pid=os.getpid(),
+        model=str(folder),
+        max_model_len=scheduler.max_len,
+        num_pages=num_pages,
+        page_size=limits.page_size,
+        fingerprint=fingerprint_fields(fingerprint),
+        matrix_digest=plan.matrix_digest,
+        matrix_verdict=plan.matrix_verdict.value,
+        plan=plan_rows(dispatcher.decisions, plan.evidence),
+        attention_layers=config.num_layers,
+        started_in_s=time.monotonic() - started_at,
+    )
+    return BuiltEngine(Engine(scheduler, runner, options, num_compiles=num_compiles), runner, ready)
+
+
+def _num_cores() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _num_pages(settings: Settings, parts: _Parts) -> int:
+    """Pages of the KV cache: what the settings say, or what the memory takes. Raises SettingsError when too few."""
+    limits, device = parts.limits, parts.device
+    if settings.kv_cache_tokens is not None:
+        num_pages = settings.kv_cache_tokens // limits.page_size
+    elif device.type == "cpu":
+        num_pages = max(_DEFAULT_CPU_KV_TOKENS, limits.max_model_len) // limits.page_size
+    else:
+        peak_bytes = measure_peak_bytes(parts.runner(1), limits, device)
+        torch.cuda.empty_cache()
+        free_bytes, total_bytes = torch.cuda.mem_get_info(device)
+        kept_bytes = int(total_bytes * (1 - settings.gpu_memory_utilization))
+        num_pages = max(0, free_bytes - kept_bytes - peak_bytes) // _page_bytes(parts)
+    num_tokens = num_pages * limits.page_size
+    if num_pages < 1 or (settings.max_model_len is not None and num_tokens < settings.max_model_len):
+        wanted = settings.max_model_len or limits.page_size
+        raise SettingsError(f"the KV cache has room for {num_tokens} tokens, max_model_len needs {wanted}")
+    return num_pages
+
+
+def _page_bytes(parts: _Parts) -> int:
+    """Bytes of one page in all layers, keys and values."""
+    config, limits = parts.config, parts.limits
+    numbers = 2 * config.num_layers * limits.page_size * config.num_kv_heads * config.head_dim
+    return numbers * limits.kv_dtype.num_bytes

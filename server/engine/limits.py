@@ -1,0 +1,77 @@
+"""What the engine runs with, once settings, model and machine are known."""
+
+from dataclasses import dataclass
+
+import torch
+
+from kernels.shape import Dtype
+from qualification.signature import ServingLimits
+from server.errors import SettingsError
+from server.model.config import ModelConfig
+from server.settings import DeviceChoice, DtypeChoice, Settings
+
+_CHECKPOINT_DTYPES = {"bfloat16": Dtype.BF16, "float16": Dtype.FP16, "float32": Dtype.BF16}  # fp32 is served as bf16
+_CHOSEN_DTYPES = {DtypeChoice.FP32: Dtype.FP32, DtypeChoice.FP16: Dtype.FP16, DtypeChoice.BF16: Dtype.BF16}
+_DEFAULT_SEQS = {"cuda": 256, "cpu": 16}
+_DEFAULT_BATCHED_TOKENS = {"cuda": 8192, "cpu": 2048}
+_DEFAULT_PAGE_SIZE = {"cuda": 64, "cpu": 16}
+DEFAULT_CPU_KV_TOKENS = 65536
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLimits:
+    """Every choice that Settings leave open, made."""
+
+    dtype: Dtype
+    kv_dtype: Dtype
+    max_model_len: int  # tokens of prompt and completion
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    page_size: int  # tokens
+
+    @property
+    def serving(self) -> ServingLimits:
+        return ServingLimits(
+            max_model_len=self.max_model_len,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            page_size=self.page_size,
+            dtype=self.dtype,
+            kv_dtype=self.kv_dtype,
+        )
+
+
+def choose_device(settings: Settings) -> torch.device:
+    """Raises SettingsError where CUDA is asked for and there is none."""
+    has_cuda = torch.cuda.is_available()
+    if settings.device is DeviceChoice.CUDA and not has_cuda:
+        raise SettingsError("device is cuda, but torch sees no CUDA device here")
+    return torch.device("cpu" if settings.device is DeviceChoice.CPU or not has_cuda else "cuda")
+
+
+def choose_limits(settings: Settings, config: ModelConfig, device: torch.device) -> EngineLimits:
+    """Raises SettingsError for limits that disagree with the model or with each other."""
+    kind = device.type
+    max_model_len = settings.max_model_len or config.max_position
+    if max_model_len > config.max_position:
+        raise SettingsError(f"max_model_len is {max_model_len}, the model's positions end at {config.max_position}")
+    dtype = _dtype(settings.dtype, config, kind)
+    limits = EngineLimits(
+        dtype=dtype,
+        kv_dtype=_CHOSEN_DTYPES.get(settings.kv_dtype, dtype),
+        max_model_len=max_model_len,
+        max_num_seqs=settings.max_num_seqs or _DEFAULT_SEQS[kind],
+        max_num_batched_tokens=settings.max_num_batched_tokens or _DEFAULT_BATCHED_TOKENS[kind],
+        page_size=settings.page_size or _DEFAULT_PAGE_SIZE[kind],
+    )
+    if limits.max_num_batched_tokens < limits.max_num_seqs:
+        raise SettingsError(
+            f"max_num_batched_tokens is {limits.max_num_batched_tokens}, it must be at least max_num_seqs, "
+            f"which is {limits.max_num_seqs}: each running sequence computes a token a step"
+        )
+    return limits
+
+
+def _dtype(choice: DtypeChoice, config: ModelConfig, kind: str) -> Dtype:
+    if choice is not DtypeChoice.AUTO:
+        return _CHOSEN_DTYPES[choice]
+    return Dtype.FP32 if kind == "cpu" else _CHECKPOINT_DTYPES[config.dtype]

@@ -1,0 +1,113 @@
+"""The plan of this engine's attention, and how it is told to the API process."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from enum import Enum
+from pathlib import Path
+
+import torch
+
+from kernels.fingerprint import Fingerprint
+from kernels.shape import AttentionShape
+from qualification.decision import Decision
+from qualification.evidence import Evidence, summarize
+from qualification.plan import Plan, make_plan
+from qualification.signature import AttentionSignature, distinct_windows, shapes_needed
+from server.engine.limits import EngineLimits
+from server.engine.messages import PlanRow
+from server.model.config import ModelConfig
+from server.settings import Settings
+
+Progress = Callable[[str, str], None]  # stage, detail
+
+
+class Unservable(Exception):
+    """Some shape has no path that may serve it under the policy."""
+
+    def __init__(self, message: str, plan: list[PlanRow]) -> None:
+        super().__init__(message)
+        self.plan = plan
+
+
+def signature_of(config: ModelConfig) -> AttentionSignature:
+    return AttentionSignature(
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        windows=distinct_windows(config.windows),
+        softcap=config.softcap,
+        sinks=config.sinks,
+    )
+
+
+def plan_attention(
+    settings: Settings,
+    config: ModelConfig,
+    limits: EngineLimits,
+    *,
+    fingerprint: Fingerprint,
+    device: torch.device,
+    quarantined: frozenset[tuple[str, str]],
+    progress: Progress,
+) -> Plan:
+    """Decide every shape these limits allow, measuring what the policy asks for. Raises Unservable."""
+    plan = make_plan(
+        shapes_needed(signature_of(config), limits.serving),
+        policy=settings.on_unproven,
+        fingerprint=fingerprint,
+        device=device,
+        matrix_dir=None if settings.matrix is None else Path(settings.matrix),
+        cache_dir=Path.home() / ".cache" / "hallmark" if settings.cache_dir is None else Path(settings.cache_dir),
+        quarantined=quarantined,
+        progress=lambda done, total, what: progress("qualifying", f"{done}/{total} {what}"),
+    )
+    if not plan.is_servable:
+        rows = plan_rows(plan.decisions, plan.evidence)
+        raise Unservable(_explain(plan.decisions, settings.on_unproven.value), rows)
+    return plan
+
+
+def plan_rows(
+    decisions: Mapping[AttentionShape, Decision], evidence: Mapping[tuple[AttentionShape, str], Evidence]
+) -> list[PlanRow]:
+    return [_plan_row(decision, evidence) for decision in decisions.values()]
+
+
+def fingerprint_fields(fingerprint: Fingerprint) -> dict[str, str | int | None]:
+    """The fingerprint as plain values, by field name."""
+    values = ((field.name, getattr(fingerprint, field.name)) for field in fields(fingerprint))
+    return {name: value.value if isinstance(value, Enum) else value for name, value in values}
+
+
+def _plan_row(decision: Decision, evidence: Mapping[tuple[AttentionShape, str], Evidence]) -> PlanRow:
+    shape = decision.shape
+    found = None if decision.path is None else evidence.get((shape, decision.path))
+    return PlanRow(
+        shape=str(shape),
+        phase=shape.phase.value,
+        query_bucket=shape.query_bucket.label,
+        context_bucket=shape.context_bucket.label,
+        head_dim=shape.head_dim,
+        path=decision.path,
+        status=decision.status.value,
+        wanted=decision.wanted,
+        fallback_reasons=[reason.value for reason in decision.fallback_reasons],
+        rejected={
+            candidate.path: [(rejection.code.value, rejection.detail) for rejection in candidate.rejections]
+            for candidate in decision.candidates
+        },
+        matrix_digest=decision.matrix_digest,
+        evidence=None if found is None else summarize(found),
+    )
+
+
+def _explain(decisions: Mapping[AttentionShape, Decision], policy: str) -> str:
+    """Which shapes no path may serve, and for the first of them what stands against each path."""
+    unserved = [decision for decision in decisions.values() if decision.path is None]
+    first = unserved[0]
+    reasons = "; ".join(
+        f"{candidate.path}: " + ", ".join(f"{r.code.value} ({r.detail})" for r in candidate.rejections)
+        for candidate in first.candidates
+    )
+    others = f" and {len(unserved) - 1} more shapes" if len(unserved) > 1 else ""
+    return f"under on-unproven={policy} no path may serve {first.shape}{others}: {reasons}"

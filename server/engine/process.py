@@ -1,0 +1,199 @@
+"""The engine's process: `python -m server.engine.process SOCKET`, started and supervised by client.py.
+
+Three threads: the reader fills the inbox, the main one steps the engine, the writer empties the outbox. The main one
+also sends the heartbeat, so that a heartbeat proves steps and not just a living process.
+"""
+
+import logging
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import BinaryIO
+
+from qualification.qualify import DeviceLost, QualificationAborted
+from server.engine import wire
+from server.engine.builder import BuiltEngine, build_engine
+from server.engine.core import Engine
+from server.engine.failures import is_device_lost
+from server.engine.messages import (
+    Cancel,
+    Configure,
+    EngineFailed,
+    EngineProgress,
+    EngineRefused,
+    FromEngine,
+    Heartbeat,
+    Shutdown,
+    Submit,
+    ToEngine,
+)
+from server.engine.planning import Unservable
+from server.errors import StartError
+from server.telemetry.logging import configure_logging
+
+logger = logging.getLogger(__name__)
+
+HEARTBEAT_S = 0.5
+_EXIT_REFUSED = 3
+_EXIT_FAULT = 70  # EX_SOFTWARE
+_EXIT_PROTOCOL = 76  # EX_PROTOCOL
+
+Inbox = queue.SimpleQueue[ToEngine]
+
+
+class Outbox:
+    """Messages on their way out; a thread of its own sends them, so that a slow socket never delays a step."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._queue: queue.SimpleQueue[FromEngine | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._write, name="engine-writer", daemon=True)
+        self._thread.start()
+
+    def put(self, message: FromEngine) -> None:
+        self._queue.put(message)
+
+    def close(self, timeout_s: float = 2.0) -> None:
+        """Send what is left."""
+        self._queue.put(None)
+        self._thread.join(timeout_s)
+
+    def _write(self) -> None:
+        while (message := self._queue.get()) is not None:
+            try:
+                self._connection.sendall(wire.frame(message))
+            except OSError:  # the API process is gone; the reader sees it too and ends this one
+                return
+
+
+def read_messages(stream: BinaryIO, inbox: Inbox, leave: Callable[[int], None]) -> None:
+    """Fill the inbox until the stream ends or breaks, then leave at once, whatever the other threads do.
+
+    Without the API process nobody needs this one; a step that hangs, or a long qualification, must not keep it.
+    """
+    try:
+        while len(header := stream.read(wire.HEADER.size)) == wire.HEADER.size:
+            inbox.put(wire.to_engine(stream.read(wire.body_length(header))))
+    except wire.WireError as error:
+        logger.critical("the API process broke the protocol: %s", error)
+        leave(_EXIT_PROTOCOL)
+    except OSError as error:
+        logger.warning("the connection to the API process broke: %s", error)
+    leave(0)
+
+
+class Loop:
+    """Steps the engine while there is work, and waits for messages when there is none."""
+
+    def __init__(self, engine: Engine, inbox: Inbox, send: Callable[[FromEngine], None]) -> None:
+        self._engine = engine
+        self._inbox = inbox
+        self._send = send
+        self._beat_at = 0.0  # monotonic seconds
+
+    def run(self) -> None:
+        """Returns on Shutdown."""
+        while self._receive():
+            output = self._engine.step()
+            if output is not None:
+                self._send(output)
+            self._beat()
+
+    def _receive(self) -> bool:
+        """Handle every message there is; when idle, wait for one until the next heartbeat. False on Shutdown."""
+        is_idle = not self._engine.has_work
+        while True:
+            try:
+                message = self._inbox.get(block=is_idle, timeout=HEARTBEAT_S)
+            except queue.Empty:
+                return True
+            if isinstance(message, Submit):
+                self._engine.submit(message)
+            elif isinstance(message, Cancel):
+                self._engine.cancel(message.request_id)
+            elif isinstance(message, Shutdown):
+                return False
+            is_idle = False
+
+    def _beat(self) -> None:
+        now = time.monotonic()
+        if now - self._beat_at >= HEARTBEAT_S:
+            self._beat_at = now
+            engine = self._engine
+            self._send(Heartbeat(engine.step_index, now, engine.num_running, engine.num_waiting))
+
+
+def start(configure: Configure, send: Callable[[FromEngine], None]) -> BuiltEngine | None:
+    """Build the engine and say that it is ready; None when it refuses, which is said too."""
+    try:
+        built = build_engine(
+            configure.settings,
+            frozenset(configure.quarantined),
+            lambda stage, detail: send(EngineProgress(stage, detail)),
+        )
+    except Unservable as error:
+        send(EngineRefused("unproven", str(error), error.plan))
+    except QualificationAborted as error:
+        send(EngineRefused("qualification_aborted", str(error), []))
+    except StartError as error:
+        send(EngineRefused(error.code, error.message, []))
+    else:
+        send(built.ready)
+        return built
+    return None
+
+
+def serve(inbox: Inbox, send: Callable[[FromEngine], None]) -> int:
+    """One life of the engine; returns the exit status."""
+    configure = inbox.get()
+    if not isinstance(configure, Configure):
+        logger.critical("the first message must be Configure, got %s", type(configure).__name__)
+        return _EXIT_PROTOCOL
+    built = None
+    try:
+        built = start(configure, send)
+        if built is None:
+            return _EXIT_REFUSED
+        Loop(built.engine, inbox, send).run()
+    except DeviceLost as error:
+        logger.exception("the device is lost while a path was qualified")
+        send(EngineFailed(str(error), [(error.path, str(error.shape))]))
+        return _EXIT_FAULT
+    except Exception as error:  # the edge of the engine: the log says what happened, the supervisor starts a new one
+        logger.exception("the engine cannot go on")
+        if is_device_lost(error):
+            send(EngineFailed(str(error).partition("\n")[0], built.runner.suspects() if built else []))
+        return _EXIT_FAULT
+    return 0
+
+
+def main() -> None:
+    configure_logging()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group: the API process drains, then ends us
+    signal.signal(signal.SIGTERM, _terminate)
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(sys.argv[1])
+        inbox: Inbox = queue.SimpleQueue()
+        stream = connection.makefile("rb")
+        reader = threading.Thread(
+            target=read_messages, args=(stream, inbox, os._exit), name="engine-reader", daemon=True
+        )
+        reader.start()
+        outbox = Outbox(connection)
+        status = serve(inbox, outbox.put)
+        outbox.close()
+    os._exit(status)  # after a device error, CUDA's own clean-up at exit can hang
+
+
+def _terminate(_: int, __: FrameType | None) -> None:
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

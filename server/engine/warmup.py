@@ -1,0 +1,100 @@
+"""Batches that no client sent: one for each planned shape before ready, and the largest one to measure memory with."""
+
+from array import array
+from collections.abc import Callable, Iterable
+
+import torch
+
+from kernels.buckets import Bucket
+from kernels.shape import AttentionShape, Phase
+from server.engine.limits import EngineLimits
+from server.engine.messages import SamplingParams
+from server.engine.runner import ModelRunner
+from server.engine.sequence import Batch, Sequence, phase_of
+
+_GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
+# Every part of the sampler that takes memory for each row and token id.
+_HUNGRY = SamplingParams(max_tokens=1, top_p=0.9, min_p=0.01, repetition_penalty=1.1)
+
+
+def synthetic_batch(rows: list[tuple[int, int]], page_size: int, sampling: SamplingParams = _GREEDY) -> Batch:
+    """Rows of (query_len, context_len), all of one phase, over page 0 only: nobody owns what comes there."""
+    phases = {phase_of(query_len, context_len) for query_len, context_len in rows}
+    assert len(phases) == 1
+    phase = phases.pop()
+    return Batch(
+        sequences=tuple(
+            Sequence("", [0] * context_len, context_len, sampling, seed=0, submitted_at=0.0) for _, context_len in rows
+        ),
+        query_lens=tuple(query_len for query_len, _ in rows),
+        context_lens=tuple(context_len for _, context_len in rows),
+        page_tables=tuple(array("i", [0]) * -(-context_len // page_size) for _, context_len in rows),
+        sampled_rows=tuple(range(len(rows))),
+        num_prefill=len(rows) if phase is Phase.PREFILL else 0,
+        num_extend=len(rows) if phase is Phase.EXTEND else 0,
+    )
+
+
+def warm_up(
+    runner: ModelRunner,
+    shapes: Iterable[AttentionShape],
+    limits: EngineLimits,
+    *,
+    is_cuda: bool,
+    progress: Callable[[str], None],
+) -> None:
+    """Run every planned shape, so that each kernel is compiled (and each launch failure met) before the first request.
+
+    On CUDA at the shortest and the longest lengths of its buckets and with 1 and several sequences: Triton compiles a
+    kernel again for an integer that is 1, or that 16 divides. On a CPU the shortest length wakes what there is to wake.
+    """
+    layouts = dict.fromkeys((shape.phase, shape.query_bucket, shape.context_bucket) for shape in shapes)
+    for index, (phase, queries, context) in enumerate(layouts, start=1):
+        progress(f"{index}/{len(layouts)} {phase.value} {queries.label} {context.label}")
+        for rows in _batches(phase, queries, context, limits, is_cuda=is_cuda):
+            runner.run(synthetic_batch(rows, limits.page_size))
+
+
+def measure_peak_bytes(runner: ModelRunner, limits: EngineLimits, device: torch.device) -> int:
+    """Device memory that the largest batch takes above what is allocated now."""
+    num_rows = limits.max_num_seqs
+    num_left = limits.max_num_batched_tokens - num_rows
+    rows = []
+    for _ in range(num_rows):
+        length = 1 + min(num_left, limits.max_model_len - 1)
+        num_left -= length - 1
+        rows.append((length, length))
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    runner.run(synthetic_batch(rows, limits.page_size, _HUNGRY))
+    return torch.cuda.max_memory_allocated(device) - before
+
+
+def _batches(
+    phase: Phase, queries: Bucket, context: Bucket, limits: EngineLimits, *, is_cuda: bool
+) -> list[list[tuple[int, int]]]:
+    """(query_len, context_len) of each row of each batch that warms one shape."""
+    lengths = _lengths(phase, queries, context, limits)
+    if not is_cuda:
+        return [[pair] for pair in lengths[:1]]
+    batches = [[pair] for pair in lengths]
+    for pair in lengths[:1]:
+        counts = (2, 16, limits.max_num_seqs) if phase is Phase.DECODE else (2,)
+        fitting = [
+            count for count in counts if count <= min(limits.max_num_seqs, limits.max_num_batched_tokens // pair[0])
+        ]
+        batches += [[pair] * count for count in dict.fromkeys(fitting)]
+    return batches
+
+
+def _lengths(phase: Phase, queries: Bucket, context: Bucket, limits: EngineLimits) -> list[tuple[int, int]]:
+    """The shortest and the longest (query_len, context_len) of a shape; none when the limits allow no such row."""
+    max_query = min(limits.max_model_len, limits.max_num_batched_tokens)
+    most = min(queries.hi or max_query, max_query)
+    longest = min(context.hi or limits.max_model_len, limits.max_model_len)
+    if phase is Phase.PREFILL:
+        return [(queries.lo + 1, queries.lo + 1), (most, most)]
+    least = 1 if phase is Phase.DECODE else max(queries.lo + 1, 2)  # a chunk of 1 token is a decode row
+    most = 1 if phase is Phase.DECODE else min(most, longest - 1)
+    pairs = [(least, max(context.lo, least) + 1), (most, longest)]
+    return [pair for pair in pairs if least <= pair[0] < pair[1] <= longest]

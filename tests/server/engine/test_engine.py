@@ -1,0 +1,177 @@
+"""The real engine on a tiny Llama, in this process: tokens against transformers', launches against layers x steps."""
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from tiny_llama import NAN_TOKEN, NUM_LAYERS, NUM_TOKENS, TinyLlama
+
+from qualification.decision import Policy
+from server.engine.builder import BuiltEngine, build_engine
+from server.engine.messages import FinishReason, SamplingParams, StepOutput, Submit
+from server.errors import SettingsError
+from server.settings import DeviceChoice, Settings
+
+GREEDY = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0)
+SAMPLED = SamplingParams(max_tokens=NUM_TOKENS, temperature=1.0, top_p=0.95, seed=11, frequency_penalty=0.5)
+
+
+def build(model: TinyLlama, cache: Path, **settings: int) -> BuiltEngine:
+    options = {"max_model_len": 128, "kv_cache_tokens": 2048, "max_num_seqs": 8, **settings}
+    chosen = Settings(
+        model=str(model.folder),
+        device=DeviceChoice.CPU,
+        on_unproven=Policy.DEGRADE,  # measures nothing
+        cache_dir=str(cache),
+        **options,  # type: ignore[arg-type]
+    )
+    return build_engine(chosen, frozenset(), lambda *_: None)
+
+
+class Session:
+    """Drives an engine and keeps what it said."""
+
+    def __init__(self, built: BuiltEngine) -> None:
+        self.engine = built.engine
+        self.outputs: list[StepOutput] = []
+
+    def submit(self, name: str, prompt: list[int], sampling: SamplingParams = GREEDY) -> None:
+        self.engine.submit(Submit(name, prompt, sampling))
+
+    def step(self) -> None:
+        output = self.engine.step()
+        assert output is not None
+        self.outputs.append(output)
+
+    def drain(self) -> None:
+        while self.engine.has_work:
+            self.step()
+        assert self.engine.step() is None  # idle: the pages are counted
+
+    def tokens(self, name: str) -> list[int]:
+        deltas = [delta for output in self.outputs for delta in output.deltas if delta.request_id == name]
+        return [token for delta in deltas for token in delta.token_ids]
+
+    def total(self, field: str) -> int:
+        return sum(getattr(output.record, field) for output in self.outputs)
+
+
+def greedy_together(session: Session, model: TinyLlama) -> list[list[int]]:
+    for index, prompt in enumerate(model.prompts):
+        session.submit(f"r{index}", prompt)
+    session.drain()
+    return [session.tokens(f"r{index}") for index in range(len(model.prompts))]
+
+
+def test_greedy_tokens_of_a_batch_equal_those_of_transformers(tiny_llama: TinyLlama, tmp_path: Path) -> None:
+    assert greedy_together(Session(build(tiny_llama, tmp_path)), tiny_llama) == tiny_llama.greedy
+
+
+def test_greedy_tokens_alone_equal_those_of_transformers(tiny_llama: TinyLlama, tmp_path: Path) -> None:
+    session = Session(build(tiny_llama, tmp_path))
+    for index, prompt in enumerate(tiny_llama.prompts):
+        session.submit(f"r{index}", prompt)
+        session.drain()
+        assert session.tokens(f"r{index}") == tiny_llama.greedy[index]
+
+
+def test_chunks_of_prompts_mixed_with_decode_change_no_token(tiny_llama: TinyLlama, tmp_path: Path) -> None:
+    session = Session(build(tiny_llama, tmp_path, max_num_batched_tokens=11))
+    assert greedy_together(session, tiny_llama) == tiny_llama.greedy
+    phases = [{count.phase for count in output.record.dispatches} for output in session.outputs]
+    assert {"prefill", "extend", "decode"} in phases
+
+
+def test_preemption_changes_no_token(tiny_llama: TinyLlama, tmp_path: Path) -> None:
+    session = Session(build(tiny_llama, tmp_path, kv_cache_tokens=144, page_size=8))
+    assert greedy_together(session, tiny_llama) == tiny_llama.greedy
+    assert session.total("num_preemptions") > 0
+    assert session.outputs[-1].record.num_pages_used == 0
+
+
+def test_cancelling_neighbours_changes_no_token(tiny_llama: TinyLlama, tmp_path: Path) -> None:
+    session = Session(build(tiny_llama, tmp_path, max_num_batched_tokens=24))
+    for index, prompt in enumerate(tiny_llama.prompts):
+        session.submit(f"doomed{index}", list(reversed(prompt)))
+        session.submit(f"r{index}", prompt)
+    for index in range(len(tiny_llama.prompts)):
+        session.step()
+        session.engine.cancel(f"doomed{index}")
+    session.drain()
+    assert [session.tokens(f"r{i}") for i in range(len(tiny_llama.prompts))] == tiny_llama.greedy
+
+
+def test_sampled_tokens_do_not_depend_on_the_batch_its_chunks_or_a_preemption(
+    tiny_llama: TinyLlama, tmp_path: Path
+) -> None:
+    prompt = tiny_llama.prompts[3]
+    alone = Session(build(tiny_llama, tmp_path))
+    alone.submit("a", prompt, SAMPLED)
+    alone.drain()
+    crowded = Session(build(tiny_llama, tmp_path, kv_cache_tokens=144, page_size=8, max_num_batched_tokens=13))
+    for index, other in enumerate(tiny_llama.prompts):
+        crowded.submit(f"r{index}", other)
+    crowded.submit("a", prompt, SAMPLED)
+    crowded.submit("b", prompt, SAMPLED)
+    crowded.drain()
+    assert crowded.tokens("a") == crowded.tokens("b") == alone.tokens("a")
+    assert len(set(alone.tokens("a"))) > 3
+
+
+def test_attention_launches_are_layers_times_steps_of_each_phase(tiny_llama: TinyLlama, tmp_path: Path) -> None:
+    session = Session(build(tiny_llama, tmp_path, max_num_batched_tokens=32))
+    session.submit("a", tiny_llama.prompts[5])  # 71 tokens: chunks of 32, 32 and 7, then 19 single tokens
+    session.drain()
+    launches: Counter[str] = Counter()
+    for output in session.outputs:
+        for count in output.record.dispatches:
+            launches[count.phase] += count.num_launches
+    assert launches == {"prefill": NUM_LAYERS, "extend": 2 * NUM_LAYERS, "decode": (NUM_TOKENS - 1) * NUM_LAYERS}
+
+
+def test_logits_without_a_finite_number_end_one_request_and_poison_no_page(
+    tiny_llama: TinyLlama, tmp_path: Path
+) -> None:
+    session = Session(build(tiny_llama, tmp_path, kv_cache_tokens=160))
+    session.submit("sick", [NAN_TOKEN] * 100)
+    session.submit("well", tiny_llama.prompts[2])
+    session.drain()
+    last = [delta for output in session.outputs for delta in output.deltas if delta.request_id == "sick"][-1]
+    assert (last.finish_reason, last.error_code) == (FinishReason.ERROR, "nonfinite_logits")
+    assert session.total("num_nonfinite") == 1
+    assert session.tokens("well") == tiny_llama.greedy[2]
+    session.submit("heir", tiny_llama.prompts[5])  # on the pages that still hold NaN
+    session.drain()
+    assert session.tokens("heir") == tiny_llama.greedy[5]
+
+
+def test_a_stop_token_waits_for_the_least_number_of_tokens(tiny_llama: TinyLlama, tmp_path: Path) -> None:
+    session = Session(build(tiny_llama, tmp_path))
+    stop = tiny_llama.greedy[3][0]
+    params = {"max_tokens": NUM_TOKENS, "temperature": 0.0, "stop_token_ids": (stop,)}
+    session.submit("at once", tiny_llama.prompts[3], SamplingParams(**params))  # type: ignore[arg-type]
+    session.submit("later", tiny_llama.prompts[3], SamplingParams(**params, min_tokens=5))  # type: ignore[arg-type]
+    session.drain()
+    assert session.tokens("at once") == [stop]
+    assert len(session.tokens("later")) >= 5
+    assert stop not in session.tokens("later")[:5]
+
+
+def test_the_plan_that_is_reported_is_the_plan_that_serves(tiny_llama: TinyLlama, tmp_path: Path) -> None:
+    built = build(tiny_llama, tmp_path, max_num_batched_tokens=32)
+    rows = {(row.phase, row.context_bucket): row for row in built.ready.plan}
+    session = Session(built)
+    session.submit("a", tiny_llama.prompts[5])
+    session.drain()
+    for output in session.outputs:
+        for count in output.record.dispatches:
+            row = rows[(count.phase, count.bucket)]
+            assert (row.path, row.status, row.wanted) == (count.path, count.status, count.wanted)
+    assert built.ready.attention_layers == NUM_LAYERS
+
+
+@pytest.mark.parametrize("name", ["max_model_len", "kv_cache_tokens"])
+def test_settings_that_cannot_work_name_limit_and_value(tiny_llama: TinyLlama, tmp_path: Path, name: str) -> None:
+    value = {"max_model_len": 257, "kv_cache_tokens": 100}[name]
+    with pytest.raises(SettingsError, match=r"257.*256|96 tokens.*128"):
+        build(tiny_llama, tmp_path, **{name: value})

@@ -1,0 +1,193 @@
+"""The engine's process: its loop on fakes, and once for real behind the client."""
+
+import asyncio
+import io
+import os
+import queue
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from test_client import Ledger, until
+from tiny_llama import TinyLlama
+
+from qualification.decision import Policy
+from server.engine import wire
+from server.engine.client import EngineClient, EngineState
+from server.engine.core import Engine, EngineOptions, StepResult
+from server.engine.messages import (
+    Cancel,
+    Configure,
+    EngineProgress,
+    EngineReady,
+    EngineRefused,
+    FinishReason,
+    FromEngine,
+    Heartbeat,
+    SamplingParams,
+    Shutdown,
+    StepOutput,
+    Submit,
+)
+from server.engine.pages import PagePool
+from server.engine.process import Inbox, Loop, read_messages, serve
+from server.engine.scheduler import Scheduler, SchedulerLimits
+from server.engine.sequence import Batch
+from server.settings import DeviceChoice, Settings
+
+
+class OnesRunner:
+    def run(self, batch: Batch) -> StepResult:
+        return StepResult([1 for _ in batch.sampled_rows])
+
+
+def loop_of(*messages: Submit | Cancel | Shutdown) -> list[FromEngine]:
+    """What a loop sends until it is shut down."""
+    inbox: Inbox = queue.SimpleQueue()
+    for message in messages:
+        inbox.put(message)
+    scheduler = Scheduler(SchedulerLimits(64, 4, 32), PagePool(32, 4))
+    sent: list[FromEngine] = []
+
+    def send(message: FromEngine) -> None:
+        sent.append(message)
+        if sum(isinstance(each, Heartbeat) for each in sent) == 2:
+            inbox.put(Shutdown())
+
+    Loop(Engine(scheduler, OnesRunner(), EngineOptions(10, (), seed=0)), inbox, send).run()
+    return sent
+
+
+def test_the_loop_steps_what_was_submitted_and_beats_when_idle() -> None:
+    sent = loop_of(Submit("a", [1, 2], SamplingParams(max_tokens=3)))
+    deltas = [delta for message in sent if isinstance(message, StepOutput) for delta in message.deltas]
+    assert [delta.token_ids for delta in deltas] == [[1], [1], [1]]
+    beats = [message for message in sent if isinstance(message, Heartbeat)]
+    assert [beat.step for beat in beats] == [1, 3]
+    assert 0.4 < beats[1].sent_at - beats[0].sent_at < 1.5
+
+
+def test_a_cancel_that_is_read_with_its_submit_computes_nothing() -> None:
+    sent = loop_of(Submit("a", [1, 2], SamplingParams(max_tokens=3)), Cancel("a"))
+    outputs = [message for message in sent if isinstance(message, StepOutput)]
+    assert [(output.record.step, output.deltas[0].finish_reason) for output in outputs] == [(0, FinishReason.CANCELLED)]
+
+
+def test_shutdown_ends_the_loop_at_once() -> None:
+    assert loop_of(Submit("a", [1], SamplingParams(max_tokens=3)), Shutdown()) == []
+
+
+@pytest.mark.parametrize(
+    ("data", "status"),
+    [
+        (b"", 0),
+        (wire.frame(Cancel("a")) + b"\1\0", 0),
+        (wire.HEADER.pack(wire.MAX_FRAME_BYTES + 1), 76),
+        (wire.HEADER.pack(3) + b"???", 76),
+    ],
+)
+def test_the_reader_leaves_when_the_stream_ends_or_breaks(data: bytes, status: int) -> None:
+    left: list[int] = []
+    read_messages(io.BytesIO(data), queue.SimpleQueue(), left.append)
+    assert left[0] == status
+
+
+def test_what_the_reader_reads_is_in_the_inbox() -> None:
+    inbox: Inbox = queue.SimpleQueue()
+    read_messages(io.BytesIO(wire.frame(Cancel("a")) + wire.frame(Shutdown())), inbox, lambda _: None)
+    assert [inbox.get(), inbox.get()] == [Cancel("a"), Shutdown()]
+
+
+def serve_with(settings: Settings) -> tuple[int, list[FromEngine]]:
+    inbox: Inbox = queue.SimpleQueue()
+    inbox.put(Configure(settings, []))
+    inbox.put(Shutdown())
+    sent: list[FromEngine] = []
+    return serve(inbox, sent.append), sent
+
+
+def test_without_proof_refuse_says_which_shape_and_why(tiny_llama: TinyLlama, tmp_path: Path) -> None:
+    status, sent = serve_with(
+        Settings(
+            model=str(tiny_llama.folder),
+            device=DeviceChoice.CPU,
+            on_unproven=Policy.REFUSE,
+            cache_dir=str(tmp_path),
+            matrix=str(tmp_path),
+        )
+    )
+    refused = sent[-1]
+    assert isinstance(refused, EngineRefused)
+    assert (status, refused.code) == (3, "unproven")
+    assert "prefill fp32 h4:2 d16" in refused.message
+    assert "unproven (nobody has measured it)" in refused.message
+    assert refused.plan
+    assert all(row.path is None for row in refused.plan)
+
+
+def test_a_model_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    status, sent = serve_with(Settings(model=str(tmp_path / "nothing"), device=DeviceChoice.CPU))
+    assert status == 3
+    assert isinstance(sent[-1], EngineRefused)
+    assert (sent[-1].code, "nothing" in sent[-1].message) == ("invalid_model", True)
+
+
+def test_the_first_message_must_configure() -> None:
+    inbox: Inbox = queue.SimpleQueue()
+    inbox.put(Cancel("a"))
+    assert serve(inbox, lambda _: None) == 76
+
+
+def test_a_start_tells_its_progress_and_its_plan(tiny_llama: TinyLlama, tmp_path: Path) -> None:
+    status, sent = serve_with(settings_for(tiny_llama, tmp_path))
+    assert status == 0
+    stages = list(dict.fromkeys(message.stage for message in sent if isinstance(message, EngineProgress)))
+    assert stages == ["loading", "compiling"]
+    ready = next(message for message in sent if isinstance(message, EngineReady))
+    assert (ready.max_model_len, ready.num_pages, ready.page_size) == (128, 64, 16)
+    assert {row.phase for row in ready.plan} == {"prefill", "extend", "decode"}
+    assert ready.fingerprint["device"] == "cpu"
+
+
+def settings_for(model: TinyLlama, cache: Path) -> Settings:
+    return Settings(
+        model=str(model.folder),
+        device=DeviceChoice.CPU,
+        max_model_len=128,
+        kv_cache_tokens=1024,
+        on_unproven=Policy.DEGRADE,
+        cache_dir=str(cache),
+    )
+
+
+@pytest.mark.e2e
+def test_a_killed_engine_comes_back_and_serves_the_same_tokens(tiny_llama: TinyLlama, tmp_path: Path) -> None:
+    async def collect(client: EngineClient, name: str, max_tokens: int) -> tuple[list[int], str | None]:
+        sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0)
+        deltas = [delta async for delta in client.stream(name, tiny_llama.prompts[3], sampling)]
+        return [token for delta in deltas for token in delta.token_ids], deltas[-1].error_code
+
+    async def test() -> None:
+        ledger = Ledger()
+        client = EngineClient(settings_for(tiny_llama, tmp_path), ledger, backoff_s=(0.05, 0.2))
+        await client.start()
+        await until(lambda: client.state is EngineState.READY, within_s=90)
+        assert client.ready is not None
+        first = await asyncio.gather(*(collect(client, f"a{i}", 20) for i in range(5)))
+        assert first == [(tiny_llama.greedy[3], None)] * 5
+        doomed = [asyncio.create_task(collect(client, f"b{i}", 95)) for i in range(3)]
+        num_steps = len(ledger.steps)
+        await until(lambda: len(ledger.steps) > num_steps + 3)
+        killed_at = time.monotonic()
+        os.kill(client.ready.pid, signal.SIGKILL)
+        assert [(await task)[1] for task in doomed] == ["engine_died"] * 3
+        assert time.monotonic() - killed_at < 1.0
+        await until(lambda: client.state is EngineState.READY, within_s=90)
+        assert await collect(client, "c", 20) == (tiny_llama.greedy[3], None)
+        assert ledger.deaths == ["killed"]
+        closed_at = time.monotonic()
+        await client.close()
+        assert time.monotonic() - closed_at < 3.0
+
+    asyncio.run(test())
