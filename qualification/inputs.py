@@ -1,0 +1,271 @@
+"""Hostile inputs for one shape: the batches on which wrong kernels go wrong.
+
+Around everything that a kernel may read lies NaN: before and behind queries, keys and values, in the unused slots of a
+sequence's last page, in a spare page, and page tables name that spare page past a sequence's last one. Around the
+output lies a mark that must not change, and the output itself starts as NaN.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from kernels.attention.batch import AttentionBatch, AttentionFlags
+from kernels.buckets import Bucket
+from kernels.device import torch_dtype
+from kernels.shape import AttentionShape, Mask, Phase
+
+GUARD_ROWS = 64  # rows of NaN (of the mark, around the output) on either side
+GUARD_MARK = 1234.0  # exact in every dtype
+
+CPU_MAX_QUERY = 2048  # tokens; on a CPU longer buckets are tested at this length, or just inside if they start beyond
+CPU_MAX_CONTEXT = 4096
+_MAX_ROWS = 192  # rows of a case that are compared: the edges of every sequence, the rest drawn
+_MAX_SHORT = 1024  # tokens of the longest sequence in every case but `long`
+_EDGES = (64, 128)  # tokens: the tiles that kernels commonly use
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One input. `rows` [n] int64, ascending, are compared with the oracle; the others only must be finite."""
+
+    name: str
+    seed: int
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    batch: AttentionBatch
+    flags: AttentionFlags
+    rows: Tensor
+    is_unit_variance: bool  # the absolute cap applies
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Queries and keys of one sequence."""
+
+    queries: int
+    keys: int
+
+
+def tested_lengths(shape: AttentionShape, *, is_cpu: bool) -> Lengths:
+    """The longest sequence that is tested: the buckets' upper edges (2x the lower without an end), on a CPU less."""
+    keys = _longest(shape.context_bucket, CPU_MAX_CONTEXT if is_cpu else None)
+    if shape.phase is Phase.DECODE:
+        return Lengths(1, keys)
+    if shape.phase is Phase.PREFILL:
+        keys = _longest(shape.context_bucket, CPU_MAX_QUERY if is_cpu else None)
+        return Lengths(keys, keys)
+    queries = _longest(shape.query_bucket, CPU_MAX_QUERY if is_cpu else None)
+    return Lengths(min(queries, keys), keys)
+
+
+def cases(shape: AttentionShape, device: torch.device, *, seed: int) -> Iterator[Case]:
+    """Every input for this shape, smallest first. Made one at a time, so that only one is in memory."""
+    longest = tested_lengths(shape, is_cpu=device.type == "cpu")
+    few = _few(shape, longest)
+    yield _case("ragged", shape, _ragged(shape, longest), device, seed=seed)
+    yield _case("large_logits", shape, few, device, seed=seed + 1, query_factor=30.0)
+    yield _case("outlier_key", shape, few, device, seed=seed + 2, has_outlier=True)
+    if shape.window is not None and _MAX_SHORT < shape.window + 1 < longest.keys:
+        yield _case("window_edges", shape, _window_edges(shape, longest), device, seed=seed + 3)
+    yield long_case(shape, device, seed=seed + 4)
+
+
+def long_case(shape: AttentionShape, device: torch.device, *, seed: int, num_seqs: int = 1) -> Case:
+    """`num_seqs` sequences of the longest tested length. Alone it is what is timed."""
+    longest = tested_lengths(shape, is_cpu=device.type == "cpu")
+    return _case("long", shape, [longest] * num_seqs, device, seed=seed)
+
+
+def guarded(rows: int, like: Tensor, fill: float, guard: float) -> tuple[Tensor, Tensor]:
+    """([GUARD_ROWS + rows + GUARD_ROWS, ...] with `guard` around, its view of `rows` rows filled with `fill`)."""
+    storage = torch.full((rows + 2 * GUARD_ROWS, *like.shape[1:]), guard, dtype=like.dtype, device=like.device)
+    view = storage[GUARD_ROWS : GUARD_ROWS + rows]
+    view.fill_(fill)
+    return storage, view
+
+
+def _longest(bucket: Bucket, cap: int | None) -> int:
+    hi = bucket.hi if bucket.hi is not None else 2 * bucket.lo
+    return hi if cap is None else min(hi, max(cap, bucket.lo + 1))
+
+
+def _edges(shape: AttentionShape, limit: int) -> list[int]:
+    """Lengths on and beside every border up to `limit`: tiles, pages, the window, and the limit itself."""
+    borders = {*_EDGES, limit, *((shape.page_size,) if shape.page_size else ())}
+    if shape.window is not None:
+        borders |= {shape.window}
+    lengths = {1, 2, *(border + step for border in borders for step in (-1, 0, 1))}
+    return sorted(length for length in lengths if 1 <= length <= limit)
+
+
+def _ragged(shape: AttentionShape, longest: Lengths) -> list[Lengths]:
+    """Short sequences of awkward lengths, long ones first and last, and one that is empty."""
+    keys = _edges(shape, min(longest.keys, _MAX_SHORT))
+    if shape.phase is Phase.PREFILL:
+        sequences = [Lengths(length, length) for length in keys]
+    elif shape.phase is Phase.DECODE:
+        sequences = [Lengths(1, length) for length in keys]
+    else:
+        queries = _edges(shape, min(longest.queries, 130))
+        # The strides are coprime to most list lengths, so that every edge of queries meets several of keys.
+        sequences = [Lengths(min(queries[(7 * n) % len(queries)], length), length) for n, length in enumerate(keys)]
+    middle = len(sequences) // 2
+    return [sequences[-1], *sequences[:middle], Lengths(0, 0), *sequences[middle:]]
+
+
+def _few(shape: AttentionShape, longest: Lengths) -> list[Lengths]:
+    keys = min(longest.keys, _MAX_SHORT // 2)
+    if shape.phase is Phase.DECODE:
+        return [Lengths(1, keys), Lengths(1, max(1, keys // 3))]
+    queries = keys if shape.phase is Phase.PREFILL else min(longest.queries, keys, 100)
+    return [Lengths(queries, keys), Lengths(max(1, queries // 3), max(1, keys // (3 if queries == keys else 2)))]
+
+
+def _window_edges(shape: AttentionShape, longest: Lengths) -> list[Lengths]:
+    """A window too long for the ragged case: contexts on both sides of it."""
+    assert shape.window is not None
+    keys = [shape.window + step for step in (-1, 0, 1, 65) if shape.window + step <= longest.keys]
+    if shape.phase is Phase.PREFILL:
+        return [Lengths(keys[-1], keys[-1])]
+    return [Lengths(1 if shape.phase is Phase.DECODE else min(longest.queries, 65), length) for length in keys]
+
+
+def _case(
+    name: str,
+    shape: AttentionShape,
+    lengths: list[Lengths],
+    device: torch.device,
+    *,
+    seed: int,
+    query_factor: float = 1.0,
+    has_outlier: bool = False,
+) -> Case:
+    generator = torch.Generator(device).manual_seed(seed)
+    num_queries = sum(length.queries for length in lengths)
+    q = _normal(num_queries, shape.num_heads, shape, generator)
+    q *= query_factor
+    keys = [_normal(length.keys, shape.num_kv_heads, shape, generator) for length in lengths]
+    values = [_normal(length.keys, shape.num_kv_heads, shape, generator) for length in lengths]
+    if has_outlier:
+        for key in keys:
+            key[key.shape[0] // 2 : key.shape[0] // 2 + 1] *= 20.0
+    if shape.page_size is None:
+        k, v, batch = _packed(lengths, keys, values, device)
+    else:
+        k, v, batch = _paged(shape, lengths, keys, values, generator)
+    # Kernels choose variants by these bounds, so even short sequences get the bounds of the shape's longest.
+    longest = tested_lengths(shape, is_cpu=device.type == "cpu")
+    batch = replace(batch, max_seqlen_q=longest.queries, max_context=longest.keys)
+    return Case(
+        name=name,
+        seed=seed,
+        q=q,
+        k=k,
+        v=v,
+        batch=batch,
+        flags=_flags(shape, lengths, generator),
+        rows=_rows(lengths, seed, device),
+        is_unit_variance=query_factor == 1.0 and not has_outlier,
+    )
+
+
+def _normal(rows: int, num_heads: int, shape: AttentionShape, generator: torch.Generator) -> Tensor:
+    """[rows, num_heads, head_dim] of unit variance, NaN before and behind it in its storage."""
+    like = torch.empty(0, num_heads, shape.head_dim, dtype=torch_dtype(shape.dtype), device=generator.device)
+    _, view = guarded(rows, like, 0.0, math.nan)
+    return view.normal_(generator=generator)
+
+
+def _packed(
+    lengths: list[Lengths], keys: list[Tensor], values: list[Tensor], device: torch.device
+) -> tuple[Tensor, Tensor, AttentionBatch]:
+    total = sum(length.keys for length in lengths)
+    packed = []
+    for parts in (keys, values):
+        _, view = guarded(total, parts[0], 0.0, math.nan)
+        packed.append(torch.cat(parts, out=view) if total else view)
+    cu_seqlens = _cumulative([length.keys for length in lengths], device)
+    longest = max(length.keys for length in lengths)
+    batch = AttentionBatch(cu_seqlens, longest, longest, cu_seqlens_k=cu_seqlens)
+    return packed[0], packed[1], batch
+
+
+def _paged(
+    shape: AttentionShape,
+    lengths: list[Lengths],
+    keys: list[Tensor],
+    values: list[Tensor],
+    generator: torch.Generator,
+) -> tuple[Tensor, Tensor, AttentionBatch]:
+    """Scattered pages; page 0 is the spare one, which is all NaN and fills every tail of the page table."""
+    assert shape.page_size is not None
+    device, size = generator.device, shape.page_size
+    counts = [-(-length.keys // size) for length in lengths]
+    order = torch.randperm(sum(counts), generator=generator, device=device) + 1
+    table = torch.zeros(len(lengths), max(counts) + 3, dtype=torch.int32, device=device)
+    pages = []
+    for parts in (keys, values):
+        # Keys travel in the model's dtype and are stored in the cache's.
+        dtype = torch_dtype(shape.kv_dtype)
+        store = torch.full((sum(counts) + 2, size, *parts[0].shape[1:]), math.nan, dtype=dtype, device=device)
+        for index, (part, count, end) in enumerate(zip(parts, counts, accumulate(counts), strict=True)):
+            mine = order[end - count : end]
+            table[index, :count] = mine.int()
+            padded = torch.full((count * size, *part.shape[1:]), math.nan, dtype=dtype, device=device)
+            padded[: part.shape[0]] = part
+            store[mine] = padded.view(count, size, *part.shape[1:])
+        pages.append(store)
+    batch = AttentionBatch(
+        _cumulative([length.queries for length in lengths], device),
+        max(length.queries for length in lengths),
+        max(length.keys for length in lengths),
+        page_table=table,
+        context_lens=torch.tensor([length.keys for length in lengths], dtype=torch.int32, device=device),
+    )
+    return pages[0], pages[1], batch
+
+
+def _flags(shape: AttentionShape, lengths: list[Lengths], generator: torch.Generator) -> AttentionFlags:
+    sinks = torch.empty(shape.num_heads, dtype=torch.float32, device=generator.device) if shape.sinks else None
+    return AttentionFlags(
+        scale=shape.head_dim**-0.5,
+        causal=shape.mask is not Mask.FULL,
+        window=shape.window,
+        softcap=shape.softcap,
+        sinks=None if sinks is None else sinks.normal_(generator=generator),
+        spans=_spans(lengths, generator.device) if shape.mask is Mask.SPANS else None,
+    )
+
+
+def _spans(lengths: list[Lengths], device: torch.device) -> Tensor:
+    """In each sequence one image, over the third quarter of its positions, that starts and ends on no tile."""
+    rows = []
+    for length in lengths:
+        lo, hi = length.keys // 2, length.keys * 3 // 4
+        first = length.keys - length.queries
+        rows += [(lo, hi) if lo <= first + row < hi else (0, 0) for row in range(length.queries)]
+    return torch.tensor(rows, dtype=torch.int32, device=device).reshape(-1, 2)
+
+
+def _rows(lengths: list[Lengths], seed: int, device: torch.device) -> Tensor:
+    """The rows to compare: all of a small case; else each sequence's ends, tile edges, and rows drawn by the seed."""
+    total = sum(length.queries for length in lengths)
+    if total <= _MAX_ROWS:
+        return torch.arange(total, device=device)
+    chosen: set[int] = set()
+    for length, end in zip(lengths, accumulate(length.queries for length in lengths), strict=True):
+        start = end - length.queries
+        offsets = {0, 1, 63, 64, 127, 128, length.queries - 2, length.queries - 1}
+        chosen |= {start + offset for offset in offsets if 0 <= offset < length.queries}
+    generator = torch.Generator().manual_seed(seed)
+    chosen |= set(torch.randint(total, (max(0, _MAX_ROWS - len(chosen)),), generator=generator).tolist())
+    return torch.tensor(sorted(chosen), dtype=torch.int64, device=device)
+
+
+def _cumulative(lengths: list[int], device: torch.device) -> Tensor:
+    return torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=device)

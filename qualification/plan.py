@@ -1,0 +1,177 @@
+"""The plan of a server: a decision for every shape it can meet, made (and where need be proven) before it is ready."""
+
+import hashlib
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from types import MappingProxyType
+
+import torch
+
+from kernels.catalog import PATHS
+from kernels.fingerprint import Fingerprint
+from kernels.path import KernelPath
+from kernels.shape import AttentionShape
+from qualification.decide import Book, decide, path_standing
+from qualification.decision import Decision, Policy, Status
+from qualification.evidence import Evidence
+from qualification.matrix import MATRICES, Key, Matrix, MatrixError, load_matrices, load_matrix, save_matrix
+from qualification.qualify import Bench, Pair, Progress, qualify
+
+logger = logging.getLogger(__name__)
+
+RunQualification = Callable[..., None]  # as `qualify`
+
+
+class MatrixVerdict(StrEnum):
+    ABSENT = "absent"  # there is no matrix for this GPU
+    VALID = "valid"  # every file is whole, and all that the plan uses of it was measured on this stack
+    STALE = "stale"  # the files are whole, but for some shape of the plan they were measured on another stack
+    INVALID = "invalid"  # a file was refused
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What serves each shape, and why."""
+
+    decisions: Mapping[AttentionShape, Decision]
+    evidence: Mapping[Key, Evidence]  # (shape, path) -> what decisions rest on, for every path of the plan's shapes
+    matrix_digest: str | None
+    matrix_verdict: MatrixVerdict
+    redecide: Callable[[AttentionShape, frozenset[tuple[str, str]]], Decision]
+    """Decide a shape again without the (path, str(shape)) pairs that broke in service. Measures nothing."""
+
+    @property
+    def is_servable(self) -> bool:
+        return all(decision.path is not None for decision in self.decisions.values())
+
+
+def make_plan(
+    shapes: Sequence[AttentionShape],
+    *,
+    policy: Policy,
+    fingerprint: Fingerprint,
+    device: torch.device,
+    matrix_dir: Path | None,
+    cache_dir: Path,
+    quarantined: frozenset[tuple[str, str]],
+    progress: Progress,
+    paths: Sequence[KernelPath] = PATHS,
+    run_qualification: RunQualification = qualify,
+) -> Plan:
+    """Decide every shape by the reviewed matrix (None: the one that ships) and this machine's own evidence.
+
+    Under QUALIFY what neither proves is measured now, and kept in `cache_dir` for the next start. A file that is not
+    whole proves nothing: it is logged and, being the machine's own, measured anew. Under REFUSE and DEGRADE nothing is
+    measured. Raises QualificationAborted and DeviceLost as `qualify` does.
+    """
+    matrix = load_matrices(MATRICES if matrix_dir is None else matrix_dir, fingerprint)
+    for problem in matrix.problems:
+        logger.error("matrix refused: %s", problem.detail)
+    cache = cache_dir / f"evidence-{fingerprint_digest(fingerprint)[:16]}.json"
+    own = _load_own(cache, fingerprint)
+    book = Book(matrix, own)
+    if policy is Policy.QUALIFY:
+        missing = missing_pairs(shapes, paths=paths, fingerprint=fingerprint, book=book, quarantined=quarantined)
+        recorder = _Recorder(cache, own)
+        run_qualification(missing, Bench(fingerprint, device), progress=progress, on_evidence=recorder.add)
+        book = Book(matrix, recorder.evidence)
+
+    def redecide(shape: AttentionShape, broken: frozenset[tuple[str, str]]) -> Decision:
+        return decide(shape, paths=paths, fingerprint=fingerprint, book=book, quarantined=broken, policy=policy)
+
+    wanted = set(shapes)
+    known = {**book.own, **matrix.evidence}
+    return Plan(
+        decisions=MappingProxyType({shape: redecide(shape, quarantined) for shape in shapes}),
+        evidence=MappingProxyType({key: entry for key, entry in known.items() if key[0] in wanted}),
+        matrix_digest=matrix.digest,
+        matrix_verdict=_verdict(matrix, wanted, paths, fingerprint),
+        redecide=redecide,
+    )
+
+
+def missing_pairs(
+    shapes: Sequence[AttentionShape],
+    *,
+    paths: Sequence[KernelPath],
+    fingerprint: Fingerprint,
+    book: Book,
+    quarantined: frozenset[tuple[str, str]],
+) -> list[Pair]:
+    """What has to be measured: for each shape whose first choice is not proven, every able path without valid evidence.
+
+    A path that failed here is not measured again: the same stack would fail again.
+    """
+    pairs: list[Pair] = []
+    for shape in shapes:
+        decision = decide(
+            shape,
+            paths=paths,
+            fingerprint=fingerprint,
+            book=book,
+            quarantined=quarantined,
+            policy=Policy.QUALIFY,
+        )
+        if not decision.is_fallback:
+            continue
+        for path in paths:
+            status, _ = path_standing(path, shape, fingerprint=fingerprint, book=book)
+            is_able = path.run is not None and not path.rejects(shape, fingerprint)
+            is_known = status in {Status.PROVEN, Status.PROVISIONAL, Status.FAILED}
+            if is_able and not is_known and (path.name, str(shape)) not in quarantined:
+                pairs.append((shape, path))
+    return pairs
+
+
+def fingerprint_digest(fingerprint: Fingerprint) -> str:
+    """sha256 of the fingerprint's fields."""
+    return hashlib.sha256(str(fingerprint).encode()).hexdigest()
+
+
+class _Recorder:
+    """The machine's own evidence as it grows; on disk after each addition, so an interrupt loses nothing proven."""
+
+    def __init__(self, cache: Path, known: Mapping[Key, Evidence]) -> None:
+        self._cache = cache
+        self.evidence = dict(known)
+
+    def add(self, evidence: Evidence) -> None:
+        self.evidence[(evidence.shape, evidence.path)] = evidence
+        # What a path raised may have had a passing cause (memory): it counts for this start and is tried at the next.
+        lasting = [entry for entry in self.evidence.values() if entry.failure is None]
+        if evidence.failure is not None or not lasting:
+            return
+        try:
+            save_matrix(self._cache, lasting)
+        except OSError as error:
+            logger.warning("the evidence cannot be kept for the next start: %s", error)
+
+
+def _load_own(cache: Path, fingerprint: Fingerprint) -> Mapping[Key, Evidence]:
+    if not cache.exists():
+        return {}
+    try:
+        found = load_matrix(cache).evidence
+    except MatrixError as error:
+        logger.warning("this machine's own evidence is refused and measured again: %s", error)
+        return {}
+    if any(entry.fingerprint != fingerprint for entry in found.values()):
+        logger.warning("this machine's own evidence is measured again: %s was measured on another stack", cache.name)
+        return {}
+    return found
+
+
+def _verdict(
+    matrix: Matrix, shapes: set[AttentionShape], paths: Sequence[KernelPath], fingerprint: Fingerprint
+) -> MatrixVerdict:
+    if matrix.problems:
+        return MatrixVerdict.INVALID
+    if matrix.digest is None:
+        return MatrixVerdict.ABSENT
+    by_name = {path.name: path for path in paths}
+    used = [entry for (shape, name), entry in matrix.evidence.items() if shape in shapes and name in by_name]
+    is_stale = any(entry.differing_fields(by_name[entry.path], fingerprint) for entry in used)
+    return MatrixVerdict.STALE if is_stale else MatrixVerdict.VALID

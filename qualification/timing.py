@@ -1,0 +1,75 @@
+"""Timing one call: medians, with the width of what is known about them."""
+
+import math
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+
+from qualification.evidence import Timing
+
+# Twice an H200's L2 (50 MB) and more: what a call reads comes from memory, as it does between a model's layers.
+_FLUSH_BYTES = 256 * 2**20
+
+
+def time_call(
+    call: Callable[[], None],
+    device: torch.device,
+    *,
+    max_spread: float = 0.02,
+    budget_s: float | None = None,
+    min_samples: int = 5,
+    max_samples: int = 400,
+) -> Timing:
+    """Call until the median is known to `max_spread` of itself, or the budget of time is spent.
+
+    On CUDA by events with a cold L2, within 0.25 s; on a CPU by the clock with caches as the call before left them,
+    within 0.04 s. At least `min_samples` (3 when one call takes longer than the whole budget).
+    """
+    is_cuda = device.type == "cuda"
+    budget = budget_s if budget_s is not None else (0.25 if is_cuda else 0.04)
+    flush = torch.empty(_FLUSH_BYTES, dtype=torch.uint8, device=device) if is_cuda else None
+    if is_cuda:
+        call()  # loads what is loaded once
+    samples: list[float] = []
+    started = time.perf_counter()
+    while len(samples) < max_samples:
+        samples.append(_time_once(call, flush))
+        is_spent = time.perf_counter() - started > budget
+        if is_spent and len(samples) >= (3 if samples[0] > budget * 1e6 else min_samples):
+            break
+        if len(samples) >= 4 * min_samples and median_spread(samples) <= max_spread:
+            break
+    p50_us = float(f"{statistics.median(samples):.4g}")
+    return Timing(p50_us, round(median_spread(samples), 4), len(samples))
+
+
+def median_spread(samples: list[float]) -> float:
+    """Half the 95% confidence interval of the median, as a share of the median, by order statistics.
+
+    Below 6 samples no interval holds 95%: half the whole range is given.
+    Source: Le Boudec, Performance Evaluation of Computer and Communication Systems, appendix A.
+    """
+    ordered = sorted(samples)
+    n = len(ordered)
+    reach = 0.98 * math.sqrt(n)  # 1.96 standard deviations of a binomial with p = 1/2
+    lo = max(0, math.floor(n / 2 - reach))
+    hi = min(n - 1, math.ceil(n / 2 + reach))
+    return (ordered[hi] - ordered[lo]) / 2 / statistics.median(ordered)
+
+
+def _time_once(call: Callable[[], None], flush: torch.Tensor | None) -> float:
+    """Microseconds of one call."""
+    if flush is None:
+        before = time.perf_counter()
+        call()
+        return (time.perf_counter() - before) * 1e6
+    flush.zero_()
+    start = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    start.record()
+    call()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end)) * 1e3
