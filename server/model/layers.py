@@ -26,8 +26,9 @@ class Linear:
 
     def rows(self, *sizes: int) -> "list[Linear]":
         """Views of successive rows: the parts that the checkpoint keeps apart."""
+        weights = torch.split(self.weight, list(sizes))
         biases = [None] * len(sizes) if self.bias is None else torch.split(self.bias, list(sizes))
-        return [Linear(weight, bias) for weight, bias in zip(torch.split(self.weight, list(sizes)), biases, strict=True)]
+        return [Linear(weight, bias) for weight, bias in zip(weights, biases, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,8 @@ from kernels.fused.backend import next_power_of_2, runs_on_triton
 from kernels.fused.norm import add_rms_norm, add_rms_norm_torch, rms_norm, rms_norm_torch
 from kernels.fused.rope_kv import rope_and_write_kv, rope_and_write_kv_torch
 
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="no interpreter; test_gpu_fused.py runs the kernels")
+
 DTYPES = [torch.float32, torch.float16]
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 1e-3}  # a few ulps of values of about 1
 Op = Callable[..., object]

@@ -1,0 +1,150 @@
+"""config.json to ModelConfig: both of transformers' forms, defaults, and refusals that name the field."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from kernels.shape import Dtype
+from server.errors import ModelError
+from server.model.config import RopeConfig, RopeKind, kv_bytes_per_token, num_parameters
+from server.model.load import load_config
+
+MINIMAL: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 97,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 128,
+}
+LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+
+
+def write(folder: Path, changes: Mapping[str, object], generation: Mapping[str, object] | None = None) -> Path:
+    (folder / "config.json").write_text(json.dumps({**MINIMAL, **changes}))
+    if generation is not None:
+        (folder / "generation_config.json").write_text(json.dumps(generation))
+    return folder
+
+
+def rope_of(folder: Path, changes: Mapping[str, object]) -> RopeConfig:
+    return load_config(write(folder, changes)).rope
+
+
+def test_what_is_absent_has_the_defaults_of_transformers(tmp_path: Path) -> None:
+    config = load_config(write(tmp_path, {}))
+    assert (config.num_kv_heads, config.head_dim, config.norm_eps) == (4, 8, 1e-6)
+    assert (config.tie_embeddings, config.attention_bias, config.output_bias, config.mlp_bias) == (False,) * 4
+    assert config.rope == RopeConfig(10_000.0)
+    assert config.windows == (None, None, None)
+    assert (config.bos_token_id, config.eos_token_ids, config.dtype) == (None, (), "float32")
+
+
+def test_what_is_given_is_taken(tmp_path: Path) -> None:
+    given = {"num_key_value_heads": 2, "head_dim": 10, "rms_norm_eps": 1e-5, "tie_word_embeddings": True}
+    config = load_config(write(tmp_path, {**given, "attention_bias": True, "mlp_bias": True, "bos_token_id": 3}))
+    assert (config.num_kv_heads, config.head_dim, config.norm_eps) == (2, 10, 1e-5)
+    assert (config.tie_embeddings, config.attention_bias, config.output_bias, config.mlp_bias) == (True,) * 4
+    assert config.bos_token_id == 3
+
+
+@pytest.mark.parametrize("field", ["dtype", "torch_dtype"])
+def test_the_dtype_is_read_in_both_forms(field: str, tmp_path: Path) -> None:
+    assert load_config(write(tmp_path, {field: "bfloat16"})).dtype == "bfloat16"
+
+
+@pytest.mark.parametrize("kind", ["rope_type", "type"])
+def test_the_old_and_the_new_form_of_a_rotation_are_the_same(kind: str, tmp_path: Path) -> None:
+    old = rope_of(tmp_path, {"rope_theta": 500.0, "rope_scaling": {kind: "llama3", **LLAMA3}})
+    new = rope_of(tmp_path, {"rope_parameters": {"rope_type": "llama3", "rope_theta": 500.0, **LLAMA3}})
+    assert old == new == RopeConfig(500.0, RopeKind.LLAMA3, 8.0, 64, low_freq_factor=1.0, high_freq_factor=4.0)
+
+
+def test_an_empty_scaling_is_none(tmp_path: Path) -> None:
+    assert rope_of(tmp_path, {"rope_theta": 500.0, "rope_scaling": None}) == RopeConfig(500.0)
+
+
+def test_the_original_context_defaults_to_the_models_own(tmp_path: Path) -> None:
+    scaling = {"rope_type": "yarn", "factor": 4.0}
+    assert rope_of(tmp_path, {"rope_scaling": scaling}).original_max_position == 128
+    beside = {"rope_scaling": scaling, "original_max_position_embeddings": 32}
+    assert rope_of(tmp_path, beside).original_max_position == 32
+
+
+@pytest.mark.parametrize(
+    ("in_config", "in_generation", "expected"),
+    [(2, None, (2,)), ([2, 5], None, (2, 5)), (2, [7, 2], (2, 7)), (None, 9, (9,)), ([4], [], (4,)), (None, None, ())],
+)
+def test_end_tokens_of_both_files_are_joined(
+    in_config: object, in_generation: object, expected: tuple[int, ...], tmp_path: Path
+) -> None:
+    folder = write(tmp_path, {"eos_token_id": in_config}, {"eos_token_id": in_generation})
+    assert load_config(folder).eos_token_ids == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model_type": "mamba"}, "model_type 'mamba' is not supported; supported: llama"),
+        ({"model_type": None}, "model_type None is not supported"),
+        ({"architectures": ["LlamaForSequenceClassification"]}, "supported: LlamaForCausalLM"),
+        ({"hidden_size": None}, "hidden_size must be a positive integer"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers must be a positive integer, found 0"),
+        ({"vocab_size": "97"}, "vocab_size must be a positive integer, found '97'"),
+        ({"num_key_value_heads": 3}, r"num_key_value_heads must be a divisor of num_attention_heads \(4\), found 3"),
+        ({"hidden_size": 30}, "hidden_size must be a multiple of num_attention_heads"),
+        ({"head_dim": 9}, "head_dim must be even"),
+        ({"hidden_act": "gelu"}, "hidden_act must be one of silu, found 'gelu'"),
+        ({"mlp_bias": 1}, "mlp_bias must be true or false, found 1"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps must be a positive number"),
+        ({"eos_token_id": 97}, r"eos_token_id must be a token id below vocab_size \(97\)"),
+        ({"dtype": "float8_e4m3fn"}, "dtype must be one of bfloat16, float16, float32"),
+        ({"quantization_config": {"bits": 4}}, "quantized checkpoints are not supported"),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "one of default, linear, llama3, yarn, found 'dyn"),
+        ({"rope_scaling": {"type": "longrope"}}, "type must be one of default, linear, llama3, yarn"),
+        ({"rope_scaling": {"rope_type": "linear"}}, "rope_scaling: factor must be a positive number, found nothing"),
+        ({"rope_parameters": [1]}, "rope_parameters must be an object"),
+        ({"partial_rotary_factor": 0.5}, "partial rotation is not supported"),
+        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial rotation is not supported"),
+    ],
+)
+def test_a_wrong_field_is_refused_by_name(changes: dict[str, object], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=message) as caught:
+        load_config(write(tmp_path, changes))
+    assert str(tmp_path / "config.json") in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", "\xff"])
+def test_a_config_that_is_no_json_object_is_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes(text.encode("latin-1"))
+    with pytest.raises(ModelError, match=r"config\.json"):
+        load_config(tmp_path)
+
+
+def test_a_folder_without_a_config_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"config\.json: cannot be read"):
+        load_config(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"tie_word_embeddings": True}, {"attention_bias": True, "mlp_bias": True}, {"head_dim": 10}],
+)
+def test_parameters_are_counted_as_transformers_counts_them(changes: dict[str, object], tmp_path: Path) -> None:
+    with torch.device("meta"):
+        reference = LlamaForCausalLM(LlamaConfig(**{**MINIMAL, "num_key_value_heads": 2, **changes}))
+    config = load_config(write(tmp_path, {"num_key_value_heads": 2, **changes}))
+    assert num_parameters(config) == reference.num_parameters()
+
+
+def test_a_token_of_cache_is_two_vectors_a_layer_and_kv_head(tmp_path: Path) -> None:
+    config = load_config(write(tmp_path, {"num_key_value_heads": 2}))
+    assert kv_bytes_per_token(config, Dtype.BF16) == 2 * 3 * 2 * 8 * 2
+    assert kv_bytes_per_token(config, Dtype.FP32) == 2 * kv_bytes_per_token(config, Dtype.BF16)

@@ -1,0 +1,226 @@
+"""Checkpoints to weights: every name and shape is checked, and what is wrong is named."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+from safetensors.torch import save_file
+from torch import Tensor
+
+from server.errors import ModelError
+from server.model.config import ModelConfig
+from server.model.decoder import Decoder
+from server.model.families.llama import checkpoint_views
+from server.model.layers import empty_weights
+from server.model.load import load_config, load_decoder, resolve_model
+from server.settings import LoadFormat
+
+CPU = torch.device("cpu")
+CONFIG = {
+    "model_type": "llama",
+    "vocab_size": 11,
+    "hidden_size": 8,
+    "intermediate_size": 12,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 16,
+}
+Q_PROJ = "model.layers.1.self_attn.q_proj.weight"
+
+
+def random_tensors(config: ModelConfig) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    views = checkpoint_views(empty_weights(config, torch.float32, CPU), config)
+    return {name: torch.randn(view.shape, generator=generator) for name, view in views.items()}
+
+
+def write(folder: Path, change: Callable[[dict[str, Tensor]], object] = len, **config: object) -> dict[str, Tensor]:
+    """A checkpoint of CONFIG, its tensors changed before they are saved."""
+    (folder / "config.json").write_text(json.dumps({**CONFIG, **config}))
+    tensors = random_tensors(load_config(folder))
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors")
+    return tensors
+
+
+def shard(folder: Path, tensors: dict[str, Tensor], weight_map: dict[str, str]) -> None:
+    (folder / "model.safetensors").unlink()
+    for file in set(weight_map.values()):
+        save_file({name: tensors[name] for name, place in weight_map.items() if place == file}, folder / file)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+
+
+def load(folder: Path, load_format: LoadFormat = LoadFormat.AUTO) -> Decoder:
+    return load_decoder(folder, load_config(folder), dtype=torch.float32, device=CPU, load_format=load_format)
+
+
+def test_parts_stand_in_their_merged_weights(tmp_path: Path) -> None:
+    tensors = write(tmp_path, attention_bias=True)
+    layer = load(tmp_path).weights.layers[1]
+    prefix = "model.layers.1"
+    qkv = [tensors[f"{prefix}.self_attn.{part}_proj.weight"] for part in "qkv"]
+    biases = [tensors[f"{prefix}.self_attn.{part}_proj.bias"] for part in "qkv"]
+    gate_up = [tensors[f"{prefix}.mlp.{part}_proj.weight"] for part in ("gate", "up")]
+    assert torch.equal(layer.qkv.weight, torch.cat(qkv))
+    assert layer.qkv.bias is not None
+    assert torch.equal(layer.qkv.bias, torch.cat(biases))
+    assert torch.equal(layer.gate_up.weight, torch.cat(gate_up))
+
+
+def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
+    write(tmp_path, lambda tensors: tensors.pop(Q_PROJ))
+    with pytest.raises(ModelError, match=f"missing: {Q_PROJ}"):
+        load(tmp_path)
+
+
+def test_an_unknown_tensor_is_named(tmp_path: Path) -> None:
+    write(tmp_path, lambda tensors: tensors.update({"model.layers.0.self_attn.q_norm.weight": torch.ones(4)}))
+    with pytest.raises(
+        ModelError, match=r"not known to this architecture: model\.layers\.0\.self_attn\.q_norm\.weight"
+    ):
+        load(tmp_path)
+
+
+def test_a_wrong_shape_is_named_with_file_and_both_shapes(tmp_path: Path) -> None:
+    write(tmp_path, lambda tensors: tensors.update({Q_PROJ: torch.ones(8, 9)}))
+    expected = rf"{Q_PROJ} in model\.safetensors: expected shape \(8, 8\), found \(8, 9\)"
+    with pytest.raises(ModelError, match=expected):
+        load(tmp_path)
+
+
+def test_every_problem_is_in_the_message(tmp_path: Path) -> None:
+    def spoil(tensors: dict[str, Tensor]) -> None:
+        del tensors["model.norm.weight"]
+        tensors["extra"] = torch.ones(1)
+        tensors[Q_PROJ] = torch.ones(1)
+
+    write(tmp_path, spoil)
+    with pytest.raises(ModelError, match=r"missing: model\.norm\.weight; not known .*: extra; .*q_proj.*\(1,\)"):
+        load(tmp_path)
+
+
+def test_a_tensor_that_is_no_plain_float_is_refused(tmp_path: Path) -> None:
+    write(tmp_path, lambda tensors: tensors.update({Q_PROJ: tensors[Q_PROJ].to(torch.float8_e4m3fn)}))
+    with pytest.raises(ModelError, match=f"{Q_PROJ}.*expected one of BF16, F16, F32, found F8_E4M3"):
+        load(tmp_path)
+
+
+def test_frequencies_that_old_exporters_wrote_are_tolerated(tmp_path: Path) -> None:
+    name = "model.layers.0.self_attn.rotary_emb.inv_freq"
+    tensors = write(tmp_path, lambda tensors: tensors.update({name: torch.ones(2)}))
+    assert torch.equal(load(tmp_path).weights.head, tensors["lm_head.weight"])
+
+
+def test_the_head_of_tied_embeddings_is_the_embedding_whatever_the_file_holds(tmp_path: Path) -> None:
+    write(tmp_path, lambda tensors: tensors.update({"lm_head.weight": torch.ones(11, 8)}), tie_word_embeddings=True)
+    weights = load(tmp_path).weights
+    assert weights.head is weights.embedding
+
+
+def test_shards_are_found_by_their_index(tmp_path: Path) -> None:
+    tensors = write(tmp_path)
+    shard(tmp_path, tensors, {name: f"part-{n % 3}.safetensors" for n, name in enumerate(tensors)})
+    assert torch.equal(load(tmp_path).weights.layers[1].qkv.weight[:8], tensors[Q_PROJ])
+
+
+def test_a_tensor_that_is_not_where_the_index_says_is_named(tmp_path: Path) -> None:
+    tensors = write(tmp_path)
+    shard(tmp_path, tensors, {name: f"part-{n % 2}.safetensors" for n, name in enumerate(tensors)})
+    swapped = {name: f"part-{(n + (name == Q_PROJ)) % 2}.safetensors" for n, name in enumerate(tensors)}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": swapped}))
+    with pytest.raises(ModelError, match=f"not in the file it names: {Q_PROJ}"):
+        load(tmp_path)
+
+
+def test_a_missing_shard_is_named(tmp_path: Path) -> None:
+    tensors = write(tmp_path)
+    shard(tmp_path, tensors, {name: f"part-{n % 2}.safetensors" for n, name in enumerate(tensors)})
+    (tmp_path / "part-1.safetensors").unlink()
+    with pytest.raises(ModelError, match=r"part-1\.safetensors: cannot be read"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("file", ["../other.safetensors", "/etc/passwd", "weights.bin", 3])
+def test_an_index_cannot_name_another_file(file: object, tmp_path: Path) -> None:
+    write(tmp_path)
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {Q_PROJ: file}}))
+    with pytest.raises(ModelError, match=r"must be in a \.safetensors file of this folder"):
+        load(tmp_path)
+
+
+def test_a_tensor_in_two_shards_is_refused(tmp_path: Path) -> None:
+    tensors = write(tmp_path)
+    shard(tmp_path, tensors, {name: f"part-{n % 2}.safetensors" for n, name in enumerate(tensors)})
+    save_file(tensors, tmp_path / "part-1.safetensors")
+    with pytest.raises(ModelError, match=r"is also in part-0\.safetensors"):
+        load(tmp_path)
+
+
+def test_a_cut_file_is_refused(tmp_path: Path) -> None:
+    write(tmp_path)
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-7])
+    with pytest.raises(ModelError, match="cannot be read as safetensors"):
+        load(tmp_path)
+
+
+def test_a_folder_with_pickles_only_is_refused(tmp_path: Path) -> None:
+    write(tmp_path)
+    (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
+    with pytest.raises(ModelError, match=r"neither model\.safetensors nor model\.safetensors\.index\.json"):
+        load(tmp_path)
+
+
+def test_dummy_weights_need_no_file_are_small_and_always_the_same(tmp_path: Path) -> None:
+    write(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    first, second = (load(tmp_path, LoadFormat.DUMMY).weights for _ in range(2))
+    for one, two in zip(first.layers, second.layers, strict=True):
+        assert torch.equal(one.qkv.weight, two.qkv.weight)
+        assert 9e-4 < one.gate_up.weight.abs().max() <= 1e-3
+    assert not torch.equal(first.layers[0].qkv.weight, first.layers[1].qkv.weight)
+
+
+def test_a_folder_is_its_own_answer(tmp_path: Path) -> None:
+    assert resolve_model(str(tmp_path), LoadFormat.AUTO, download=_never) == tmp_path
+
+
+@pytest.mark.parametrize("model", ["/no/such/folder", "./no-such-folder"])
+def test_a_path_that_is_no_folder_is_not_looked_up_on_the_hub(model: str) -> None:
+    with pytest.raises(ModelError, match="no such folder"):
+        resolve_model(model, LoadFormat.AUTO, download=_never)
+
+
+@pytest.mark.parametrize(("load_format", "with_weights"), [(LoadFormat.AUTO, True), (LoadFormat.DUMMY, False)])
+def test_only_data_is_fetched_for_a_hub_id(load_format: LoadFormat, with_weights: bool) -> None:
+    asked: dict[str, object] = {}
+
+    def download(**request: object) -> str:
+        asked.update(request)
+        return "/cache/folder"
+
+    assert resolve_model("org/model", load_format, download=download) == Path("/cache/folder")
+    assert asked["repo_id"] == "org/model"
+    patterns = asked["allow_patterns"]
+    assert isinstance(patterns, list)
+    assert ("*.safetensors" in patterns) == with_weights
+    assert set(patterns) <= {"*.safetensors", "*.json", "*.jinja"}
+
+
+@pytest.mark.parametrize(
+    "error", [HFValidationError("bad id"), LocalEntryNotFoundError("offline"), OSError("disk full")]
+)
+def test_a_failed_download_is_a_model_error(error: Exception) -> None:
+    def download(**_request: object) -> str:
+        raise error
+
+    with pytest.raises(ModelError, match="model org/model: n"):
+        resolve_model("org/model", LoadFormat.AUTO, download=download)
+
+
+def _never(**_request: object) -> str:
+    raise AssertionError("the hub was asked")
