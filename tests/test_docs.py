@@ -4,9 +4,13 @@ import importlib.util
 import re
 import tomllib
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
+
+from server.app import create_app
+from server.settings import Settings
+from server.telemetry.metrics import Metrics, Registry
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
@@ -74,3 +78,16 @@ def test_every_decision_says_why_and_what_it_costs() -> None:
     for decision in decisions:
         parts = [decision.find(f"*{part}.*") for part in ("Decision", "Why", "Cost")]
         assert -1 < parts[0] < parts[1] < parts[2], decision.splitlines()[0]
+
+
+def test_the_endpoints_of_the_readme_are_those_of_the_application() -> None:
+    metrics = Metrics("demo", Registry(), version="0")
+    edge = SimpleNamespace(settings=Settings(), metrics=metrics, lifecycle=None, version="0")
+    served = {
+        f"{method} {route.path}"
+        for route in create_app(edge).routes
+        for method in getattr(route, "methods", None) or ()
+        if method != "HEAD" and route.path != "/openapi.json"
+    }
+    section = README.split("\n## Endpoints\n")[1].split("\n## ")[0]
+    assert set(re.findall(r"`((?:GET|POST) /[^`]*)`", section)) == served

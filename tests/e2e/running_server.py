@@ -45,7 +45,7 @@ class Server:
 
     def plan(self) -> list[dict[str, Any]]:
         """The rows of GET /attention."""
-        rows: list[dict[str, Any]] = self.get("/attention").json()["plan"]
+        rows: list[dict[str, Any]] = self.get("/attention").json()["shapes"]
         return rows
 
     def value(self, sample: str, **labels: str) -> float:
