@@ -1,0 +1,151 @@
+"""What a canary asks of a server, over HTTP alone."""
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+_PREFIX = "hallmark_"
+# What must not grow while a canary runs: metric -> (what to call it, the label values that count; none: all).
+_WATCHED: dict[str, tuple[str, Mapping[str, str]]] = {
+    "attention_fallback_total": ("fallbacks", {}),
+    "requests_total": ("server errors", {"outcome": "server_error"}),
+    "kernel_compiles_total": ("compiles after ready", {"after_ready": "true"}),
+    "nonfinite_logits_total": ("non-finite logits", {}),
+    "engine_restarts_total": ("engine restarts", {}),
+}
+
+
+class CanaryError(Exception):
+    """The candidate cannot be reached, or answers what no server of ours would; one clear line."""
+
+
+class RequestFailed(CanaryError):
+    """One generation was refused or broke off; others may work."""
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    name: str
+    max_model_len: int
+
+
+class Candidate:
+    """The server under test. `admin` serves /attention and /metrics: the same port, unless the operator moved them."""
+
+    def __init__(self, public: httpx.Client, admin: httpx.Client) -> None:
+        self._public = public
+        self._admin = admin
+
+    def model(self) -> Model:
+        body = self._get_json(self._public, "/v1/models")
+        data = body.get("data")
+        entry = data[0] if isinstance(data, list) and data and isinstance(data[0], dict) else {}
+        name, length = entry.get("id"), entry.get("max_model_len")
+        if not isinstance(name, str) or not isinstance(length, int):
+            raise CanaryError("/v1/models names no model with its max_model_len: is the server ready?")
+        return Model(name, length)
+
+    def attention(self) -> dict[str, object]:
+        return self._get_json(self._admin, "/attention")
+
+    def tokenize(self, text: str) -> list[int]:
+        body = self._post("/tokenize", {"prompt": text})
+        tokens = body.get("tokens")
+        if not isinstance(tokens, list):
+            raise CanaryError("/tokenize returned no tokens")
+        return tokens
+
+    def complete(self, token_ids: list[int], max_tokens: int) -> str:
+        """The greedy answer. Raises RequestFailed."""
+        body = self._post("/v1/completions", _greedy(token_ids, max_tokens))
+        choices = body.get("choices")
+        text = choices[0].get("text") if isinstance(choices, list) and choices else None
+        if not isinstance(text, str):
+            raise RequestFailed("/v1/completions returned no text")
+        return text
+
+    def first_token_s(self, token_ids: list[int]) -> float:
+        """Seconds from sending a streamed request to its first event. Raises RequestFailed."""
+        body = _greedy(token_ids, 1) | {"stream": True}
+        found: float | None = None
+        started = time.perf_counter()
+        try:
+            with self._public.stream("POST", "/v1/completions", json=body) as response:
+                for line in response.iter_lines():
+                    if not line.startswith("data:"):
+                        continue
+                    found = time.perf_counter() - started if found is None else found
+                    if '"error"' in line and "error" in _event(line):
+                        raise RequestFailed("/v1/completions ended in an error")
+                if response.status_code != 200:
+                    raise RequestFailed(f"/v1/completions answered {response.status_code}")
+        except httpx.HTTPError as error:
+            raise RequestFailed(f"/v1/completions broke off: {_text(error)}") from error
+        if found is None:
+            raise RequestFailed("/v1/completions streamed nothing")
+        return found
+
+    def counters(self) -> dict[str, float]:
+        """What must not grow, by its name; one that /metrics does not have is absent."""
+        try:
+            response = self._admin.get("/metrics", headers={"accept": "text/plain; version=0.0.4"})
+            response.raise_for_status()
+            families = list(text_string_to_metric_families(response.text))
+        except (httpx.HTTPError, ValueError) as error:
+            raise CanaryError(f"{self._admin.base_url}metrics cannot be read: {_text(error)}") from error
+        # A counter without any label set yet has a family and no sample: it stands at 0.
+        known = {f"{family.name.removesuffix('_total')}_total": 0.0 for family in families}
+        found = {what: known[_PREFIX + name] for name, (what, _) in _WATCHED.items() if _PREFIX + name in known}
+        for sample in (sample for family in families for sample in family.samples):
+            what, labels = _WATCHED.get(sample.name.removeprefix(_PREFIX), ("", {}))
+            if what and labels.items() <= sample.labels.items():
+                found[what] += sample.value
+        return found
+
+    def _get_json(self, client: httpx.Client, path: str) -> dict[str, object]:
+        try:
+            response = client.get(path)
+            response.raise_for_status()
+            body = response.json()
+        except (httpx.HTTPError, ValueError) as error:
+            raise CanaryError(f"{str(client.base_url).rstrip('/')}{path}: {_text(error)}") from error
+        if not isinstance(body, dict):
+            raise CanaryError(f"{path} returned no JSON object")
+        return body
+
+    def _post(self, path: str, body: dict[str, object]) -> dict[str, object]:
+        try:
+            response = self._public.post(path, json=body)
+            response.raise_for_status()
+            answer = response.json()
+        except (httpx.HTTPError, ValueError) as error:
+            raise RequestFailed(f"{path}: {_text(error)}") from error
+        if not isinstance(answer, dict):
+            raise RequestFailed(f"{path} returned no JSON object")
+        return answer
+
+
+def watched() -> tuple[str, ...]:
+    """What `counters` looks for."""
+    return tuple(what for what, _ in _WATCHED.values())
+
+
+def _greedy(token_ids: list[int], max_tokens: int) -> dict[str, object]:
+    return {"prompt": token_ids, "max_tokens": max_tokens, "temperature": 0.0, "ignore_eos": True}
+
+
+def _event(line: str) -> dict[str, object]:
+    try:
+        event = json.loads(line.removeprefix("data:"))
+    except ValueError:
+        return {}
+    return event if isinstance(event, dict) else {}
+
+
+def _text(error: Exception) -> str:
+    """One line of an httpx error, which may have several or none."""
+    return (str(error).splitlines() or [""])[0] or type(error).__name__
