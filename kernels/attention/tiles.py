@@ -18,8 +18,9 @@ class Tiles:
     num_stages: int
 
 
-# By padded head dim. wgmma wants block_m >= 64. Measured by the compiler for sm_90: no spills, shared memory in range.
-_HOPPER_16_BIT = {64: Tiles(128, 128, 8, 2), 128: Tiles(128, 128, 8, 2), 256: Tiles(128, 64, 8, 2)}
+# By padded head dim. wgmma wants block_m >= 64. Twice the block_n spills registers at 128 (with a window and a softcap)
+# and at 256: ptxas of Triton 3.6.0 for sm_90.
+_HOPPER_16_BIT = {64: Tiles(128, 128, 8, 2), 128: Tiles(128, 64, 8, 3), 256: Tiles(128, 32, 8, 3)}
 _SMALL_16_BIT = {64: Tiles(64, 64, 4, 2), 128: Tiles(64, 64, 4, 2), 256: Tiles(64, 32, 4, 2)}  # fits 99 KiB of sm_86
 _32_BIT = {64: Tiles(64, 32, 8, 1), 128: Tiles(32, 32, 8, 1), 256: Tiles(16, 32, 8, 1)}  # fp32 FMAs, for tests
 _INTERPRETED = Tiles(32, 32, 4, 1)  # small: so that short test inputs cross tile edges
@@ -45,8 +46,10 @@ def decode_tiles(head_dim: int, element_bytes: int, group: int, shared_bytes: in
     block_m = max(16, 1 << (group - 1).bit_length())
     if shared_bytes is None:
         return Tiles(block_m, 32, 4, 1)
-    row_bytes = padded_head_dim(head_dim) * element_bytes
-    return Tiles(block_m, 64 if row_bytes <= 256 else 32, 4, 2)
+    row = max(64, padded_head_dim(head_dim))
+    if element_bytes == 4:
+        return Tiles(block_m, 32 if row <= 128 else 16, 8, 1)
+    return Tiles(block_m, 64 if row <= 128 else 32, 4, 2)
 
 
 def flag_arguments(flags: AttentionFlags) -> dict[str, Any]:
