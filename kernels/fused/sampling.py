@@ -34,7 +34,7 @@ class SamplingTensors:
     top_p, log_min_p       [R, 1] fp32
     seeds, positions       [R] int64
     banned_rows, banned_ids   [N] int64, pairs whose logits become -inf
-    max_top_k              host: ranks that decide top-k and top-p; None for all
+    max_top_k              host: the ranks that decide top-k and top-p; None where no sampled row has either
     is_greedy, is_filtered host: whether all rows are greedy; whether any sampled row has top-k, top-p or min-p
     """
 
@@ -63,9 +63,6 @@ class SampleResult:
 def sampling_tensors(rows: Sequence[RowSampling], vocab_size: int, device: torch.device) -> SamplingTensors:
     """The device's form of a batch of rows, made on the host."""
 
-    def column(values: list[float]) -> Tensor:
-        return torch.tensor(values, dtype=torch.float32, device=device)[:, None]
-
     def integers(values: list[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=device)
 
@@ -76,13 +73,23 @@ def sampling_tensors(rows: Sequence[RowSampling], vocab_size: int, device: torch
     ]
     penalties = {index: row.penalties for index, row in enumerate(rows) if row.penalties is not None}
     bans = [(index, token) for index, row in enumerate(rows) for token in row.banned_ids]
+    reals = [
+        [row.temperature for row in rows],
+        [row.top_p for row in rows],
+        [math.log(row.min_p) if row.min_p > 0 else -math.inf for row in rows],
+    ]
+    # One copy to the device for all reals and one for all integers: each of them may wait.
+    temperature, top_p, log_min_p = torch.tensor(reals, dtype=torch.float32, device=device)[:, :, None]
+    top_ks, seeds, positions = torch.tensor(
+        [top_k, [row.seed for row in rows], [row.position for row in rows]], dtype=torch.int64, device=device
+    )
     return SamplingTensors(
-        temperature=column([row.temperature for row in rows]),
-        top_k=integers(top_k)[:, None],
-        top_p=column([row.top_p for row in rows]),
-        log_min_p=column([math.log(row.min_p) if row.min_p > 0 else -math.inf for row in rows]),
-        seeds=integers([row.seed for row in rows]),
-        positions=integers([row.position for row in rows]),
+        temperature=temperature,
+        top_k=top_ks[:, None],
+        top_p=top_p,
+        log_min_p=log_min_p,
+        seeds=seeds,
+        positions=positions,
         max_top_k=max(ranked, default=None),
         is_greedy=not sampled,
         is_filtered=bool(ranked) or any(row.min_p > 0 for row in sampled),
@@ -142,4 +149,5 @@ def _rank_threshold(scores: Tensor, tensors: SamplingTensors, max_top_k: int) ->
     needed = reached[:, -1:] * tensors.top_p
     is_kept = is_top_k & ((reached - weights < needed) | (tensors.top_p >= 1))
     last = is_kept.sum(dim=-1, keepdim=True).clamp_(min=1) - 1  # a row of NaN keeps nothing, and has no rank -1
-    return ranked.gather(1, last)
+    # A row with more than the ranks looked at has neither limit (else max_top_k would cover it): it keeps everything.
+    return ranked.gather(1, last).masked_fill_(tensors.top_k > max_top_k, -math.inf)

@@ -172,6 +172,12 @@ def test_top_p_of_one_keeps_tokens_too_unlikely_to_count() -> None:
     assert support_of(logits.expand(2, -1), RowSampling(), RowSampling(top_p=0.5)) == [{0, 1, 2}, {0}]
 
 
+def test_a_row_without_limits_keeps_every_token_beside_one_with_top_k() -> None:
+    logits = torch.tensor([[3.0, 2.0, 1.0, 0.0]]).expand(2, -1)
+    assert support_of(logits, RowSampling(top_k=2), RowSampling()) == [{0, 1}, {0, 1, 2, 3}]
+    assert support_of(logits, RowSampling(top_k=2), RowSampling(min_p=0.1)) == [{0, 1}, {0, 1, 2}]
+
+
 def test_a_row_draws_the_same_token_alone_and_in_any_batch() -> None:
     logits = random_logits(9, 501)
     rows = [
