@@ -149,13 +149,13 @@ def test_the_noise_is_the_hash_of_seed_position_and_token() -> None:
     top_k=st.none() | st.integers(1, 400),
     top_p=st.sampled_from([0.01, 0.5, 0.9, 0.99, 1.0]),
     min_p=st.sampled_from([0.0, 0.01, 0.3, 1.0]),
+    other=st.sampled_from([RowSampling(), RowSampling(top_k=3), RowSampling(top_p=0.7), RowSampling(min_p=0.2)]),
 )
 def test_the_support_is_that_of_the_reference(
-    seed: int, vocab: int, temperature: float, top_k: int | None, top_p: float, min_p: float
+    seed: int, vocab: int, temperature: float, top_k: int | None, top_p: float, min_p: float, other: RowSampling
 ) -> None:
     logits = random_logits(3, vocab, seed)
     row = RowSampling(temperature, top_k, top_p, min_p)
-    other = RowSampling(1.0, top_k=None, top_p=0.7)
     expected = [reference_support(logits[n].numpy(), r) for n, r in enumerate([row, other, row])]
     assert support_of(logits, row, other, row) == expected
 
