@@ -8,7 +8,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Protocol
@@ -124,7 +124,7 @@ class EngineClient:
 
     async def stream(
         self, request_id: str, prompt_token_ids: list[int], sampling: SamplingParams
-    ) -> AsyncIterator[TokenDelta]:
+    ) -> AsyncGenerator[TokenDelta, None]:
         """Deltas of one request; the last one has a finish_reason. Leaving early cancels the request.
 
         Raises ValueError for a request id that is open already.

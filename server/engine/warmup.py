@@ -1,15 +1,16 @@
 """Batches that no client sent: one for each planned shape before ready, and the largest one to measure memory with."""
 
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 
 import torch
 
 from kernels.buckets import Bucket
 from kernels.shape import AttentionShape, Phase
+from qualification.decision import Decision
+from server.engine.core import Runner
 from server.engine.limits import EngineLimits
 from server.engine.messages import SamplingParams
-from server.engine.runner import ModelRunner
 from server.engine.sequence import Batch, Sequence, phase_of
 
 _GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
@@ -36,26 +37,30 @@ def synthetic_batch(rows: list[tuple[int, int]], page_size: int, sampling: Sampl
 
 
 def warm_up(
-    runner: ModelRunner,
-    shapes: Iterable[AttentionShape],
+    runner: Runner,
+    decisions: Mapping[AttentionShape, Decision],
     limits: EngineLimits,
     *,
     is_cuda: bool,
     progress: Callable[[str], None],
 ) -> None:
-    """Run every planned shape, so that each kernel is compiled (and each launch failure met) before the first request.
+    """Run what was planned, so that each kernel is compiled (and each launch failure met) before the first request.
 
-    On CUDA at the shortest and the longest lengths of its buckets and with 1 and several sequences: Triton compiles a
-    kernel again for an integer that is 1, or that 16 divides. On a CPU the shortest length wakes what there is to wake.
+    On CUDA every shape, at the shortest and the longest lengths of its buckets and with 1 and several sequences: Triton
+    compiles a kernel again for an integer that is 1, or that 16 divides. On a CPU, where nothing is compiled, the
+    shortest shape of each phase and path.
     """
-    layouts = dict.fromkeys((shape.phase, shape.query_bucket, shape.context_bucket) for shape in shapes)
-    for index, (phase, queries, context) in enumerate(layouts, start=1):
+    layouts: dict[tuple[object, ...], tuple[Phase, Bucket, Bucket]] = {}
+    for shape, decision in decisions.items():
+        layout = (shape.phase, shape.query_bucket, shape.context_bucket)
+        layouts.setdefault(layout if is_cuda else (shape.phase, decision.path), layout)
+    for index, (phase, queries, context) in enumerate(layouts.values(), start=1):
         progress(f"{index}/{len(layouts)} {phase.value} {queries.label} {context.label}")
         for rows in _batches(phase, queries, context, limits, is_cuda=is_cuda):
             runner.run(synthetic_batch(rows, limits.page_size))
 
 
-def measure_peak_bytes(runner: ModelRunner, limits: EngineLimits, device: torch.device) -> int:
+def measure_peak_bytes(runner: Runner, limits: EngineLimits, device: torch.device) -> int:
     """Device memory that the largest batch takes above what is allocated now."""
     num_rows = limits.max_num_seqs
     num_left = limits.max_num_batched_tokens - num_rows

@@ -1,0 +1,64 @@
+from itertools import product
+
+import pytest
+
+from kernels.buckets import Bucket, bucket_of
+from kernels.shape import AttentionShape, Dtype, Phase
+from qualification.decision import Decision, Status
+from qualification.signature import AttentionSignature, shapes_needed
+from server.engine.core import StepResult
+from server.engine.limits import EngineLimits
+from server.engine.sequence import Batch
+from server.engine.warmup import synthetic_batch, warm_up
+
+
+class Spy:
+    """Keeps every batch it is told to run."""
+
+    def __init__(self) -> None:
+        self.batches: list[Batch] = []
+
+    def run(self, batch: Batch) -> StepResult:
+        self.batches.append(batch)
+        return StepResult([])
+
+
+def limits(model_len: int, batched_tokens: int, seqs: int = 8) -> EngineLimits:
+    return EngineLimits(Dtype.FP32, Dtype.FP32, model_len, seqs, batched_tokens, page_size=16)
+
+
+def plan(subject: EngineLimits) -> dict[AttentionShape, Decision]:
+    shapes = shapes_needed(AttentionSignature(4, 2, 16), subject.serving)
+    return {shape: Decision(shape, "a", Status.PROVEN, "a", (), (), None) for shape in shapes}
+
+
+def layout_of(batch: Batch) -> tuple[Phase, Bucket, Bucket]:
+    """What the dispatcher makes of a batch."""
+    (phase,) = (phase for phase in Phase if batch.rows_of(phase))
+    queries = Bucket.LE_128 if phase is Phase.DECODE else bucket_of(max(batch.query_lens))
+    return phase, queries, bucket_of(max(batch.context_lens))
+
+
+@pytest.mark.parametrize(("model_len", "batched_tokens"), [*product((100, 130, 600, 4096), (64, 129, 2048, 8192))])
+def test_on_cuda_exactly_the_planned_shapes_run(model_len: int, batched_tokens: int) -> None:
+    spy, subject = Spy(), limits(model_len, batched_tokens)
+    decisions = plan(subject)
+    warm_up(spy, decisions, subject, is_cuda=True, progress=lambda _: None)
+    planned = {(shape.phase, shape.query_bucket, shape.context_bucket) for shape in decisions}
+    assert {layout_of(batch) for batch in spy.batches} == planned
+    assert max(batch.num_tokens for batch in spy.batches) <= batched_tokens
+    assert max(max(batch.context_lens) for batch in spy.batches) <= model_len
+    assert max(batch.num_rows for batch in spy.batches) <= 8
+
+
+def test_on_a_cpu_each_phase_runs_once() -> None:
+    spy, subject = Spy(), limits(4096, 2048)
+    warm_up(spy, plan(subject), subject, is_cuda=False, progress=lambda _: None)
+    assert [layout_of(batch)[0] for batch in spy.batches] == list(Phase)
+    assert sum(batch.num_tokens for batch in spy.batches) < 10
+
+
+def test_a_synthetic_batch_touches_page_0_only() -> None:
+    batch = synthetic_batch([(2, 40), (5, 17)], page_size=16)
+    assert [list(table) for table in batch.page_tables] == [[0, 0, 0], [0, 0]]
+    assert batch.rows_of(Phase.EXTEND) == range(2)
