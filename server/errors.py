@@ -15,8 +15,10 @@ HallmarkError
 |   |-- NotFound               404    not_found
 |   |-- ModelNotFound          404    model_not_found
 |   |-- MethodNotAllowed       405    method_not_allowed
+|   |-- SlowClient             408    slow_client           the client was too slow to read
 |   |-- RequestTimeout         408    request_timeout       the client was too slow to send
 |   |-- PayloadTooLarge        413    payload_too_large
+|   |-- UnsupportedMediaType   415    unsupported_media_type
 |   |-- HeadersTooLarge        431    headers_too_large
 |   `-- TooManyRequests        429    too_many_requests     Retry-After
 `-- ServiceError                      5xx: the server's fault or state
@@ -31,6 +33,9 @@ A message names the limit and the value. It never repeats a prompt.
 """
 
 from typing import ClassVar
+
+INTERNAL_MESSAGE = "The server failed while it answered this request; its log says more under the request id."
+RETRY_AFTER_S = 5  # about what a restart takes when the evidence is cached
 
 
 class HallmarkError(Exception):
@@ -115,9 +120,19 @@ class RequestTimeout(RequestError):
     code = "request_timeout"
 
 
+class SlowClient(RequestError):
+    status = 408
+    code = "slow_client"
+
+
 class PayloadTooLarge(RequestError):
     status = 413
     code = "payload_too_large"
+
+
+class UnsupportedMediaType(RequestError):
+    status = 415
+    code = "unsupported_media_type"
 
 
 class HeadersTooLarge(RequestError):
@@ -163,9 +178,9 @@ class DeadlineExceeded(ServiceError):
     code = "deadline_exceeded"
 
 
-def error_of_code(code: str | None, message: str | None) -> ServiceError:
-    """The error that the engine means by a delta's `error_code`; InternalError for one that is no error of a request."""
-    for kind in (NonFiniteLogits, EngineDied, ShuttingDown, DeadlineExceeded):
+def error_of_code(code: str | None, message: str | None) -> HallmarkError:
+    """The error that the engine means by a delta's `error_code`; InternalError for one that no request may see."""
+    for kind in (NonFiniteLogits, EngineDied, NotReady, ShuttingDown, DeadlineExceeded, SlowClient):
         if kind.code == code:
-            return kind(message or kind.code)
-    return InternalError("The server failed while it answered this request.")
+            return kind(message or kind.code, retry_after_s=RETRY_AFTER_S if kind.status == 503 else None)
+    return InternalError(INTERNAL_MESSAGE)
