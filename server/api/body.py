@@ -1,0 +1,64 @@
+"""JSON that cannot surprise: bounded depth, finite numbers, no duplicate keys, UTF-8."""
+
+import json
+import math
+from collections import Counter
+from typing import Any, NoReturn
+
+from server.errors import InvalidJson
+
+MAX_DEPTH = 32
+
+
+def parse_json(body: bytes) -> dict[str, Any]:
+    """The object in `body`. Raises InvalidJson for anything else."""
+    try:
+        value = json.loads(
+            body.decode(), object_pairs_hook=_object, parse_constant=_refuse_constant, parse_float=_finite
+        )
+    except UnicodeDecodeError as error:
+        raise InvalidJson(f"The body is not UTF-8 at byte {error.start}.") from None
+    except json.JSONDecodeError as error:
+        raise InvalidJson(f"The body is not JSON: {error.msg} at line {error.lineno} column {error.colno}.") from None
+    except RecursionError:
+        raise InvalidJson(f"The body is nested deeper than {MAX_DEPTH} levels.") from None
+    except ValueError:  # an integer beyond the interpreter's limit of 4300 digits
+        raise InvalidJson("The body has an integer of more than 4300 digits.") from None
+    _check_depth(value)
+    if not isinstance(value, dict):
+        raise InvalidJson(f"The body must be an object, got {_kind(value)}.")
+    return value
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        counts = Counter(name for name, _ in pairs)
+        raise InvalidJson(f"The body has the key {counts.most_common(1)[0][0][:64]!r} twice in one object.")
+    return found
+
+
+def _refuse_constant(text: str) -> NoReturn:
+    raise InvalidJson(f"The body has {text}, which is not JSON; numbers must be finite.")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise InvalidJson(f"The body has the number {text[:32]}, which is too large; numbers must be finite.")
+    return number
+
+
+def _check_depth(value: Any) -> None:
+    level = [value] if isinstance(value, dict | list) else []
+    for _ in range(MAX_DEPTH):
+        inner = (v for container in level for v in (container.values() if isinstance(container, dict) else container))
+        level = [v for v in inner if isinstance(v, dict | list)]
+        if not level:
+            return
+    raise InvalidJson(f"The body is nested deeper than {MAX_DEPTH} levels.")
+
+
+def _kind(value: Any) -> str:
+    names = {list: "an array", str: "a string", bool: "a boolean", int: "a number", float: "a number"}
+    return names.get(type(value), "null")

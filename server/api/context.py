@@ -1,0 +1,51 @@
+"""What is known of one HTTP request while it is served: shared by the guard, the handlers and the shutdown."""
+
+import asyncio
+import uuid
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+
+from starlette.types import Scope
+
+from server.telemetry.metrics import Outcome
+from server.telemetry.request import RequestRecord
+
+_SCOPE_KEY = "hallmark"
+
+
+class ClientGone(Exception):
+    """The client has closed its connection: there is nobody to answer."""
+
+
+@dataclass(slots=True, eq=False)
+class RequestContext:
+    """Made by the guard for every request."""
+
+    request_id: str  # as the client named it, not unique
+    arrived_at: float  # monotonic seconds
+    task: "asyncio.Task[object]"
+    unique_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    cleanup: AsyncExitStack = field(default_factory=AsyncExitStack)  # closed when the request ends, however it does
+    record: RequestRecord | None = None  # of a request that generates
+    status: int | None = None  # of the response, once it has begun
+    is_event_stream: bool = False
+    is_answered: bool = False  # the last byte of the response is on its way
+    aborted_by: Exception | None = None
+    outcome: Outcome | None = None
+    error_code: str | None = None
+
+    def abort(self, error: Exception) -> None:
+        """End the request from outside its task; the guard answers with `error`, or with nothing for ClientGone."""
+        if self.aborted_by is None and not self.is_answered:
+            self.aborted_by = error
+            self.task.cancel()
+
+
+def attach_context(scope: Scope, context: RequestContext) -> None:
+    scope[_SCOPE_KEY] = context
+
+
+def context_of(scope: Scope) -> RequestContext:
+    context = scope[_SCOPE_KEY]
+    assert isinstance(context, RequestContext)
+    return context

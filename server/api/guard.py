@@ -1,0 +1,280 @@
+"""The outermost layer of the edge: every limit on what comes in, and the one place where errors become answers.
+
+Plain ASGI: Starlette's BaseHTTPMiddleware hides disconnects. uvicorn limits neither bodies nor the time they take.
+"""
+
+import asyncio
+import contextlib
+import logging
+import re
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import msgspec
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from server.api.context import ClientGone, RequestContext, attach_context
+from server.api.keys import ApiKeys
+from server.api.lifecycle import Lifecycle
+from server.errors import (
+    INTERNAL_MESSAGE,
+    DeadlineExceeded,
+    HallmarkError,
+    HeadersTooLarge,
+    InternalError,
+    PayloadTooLarge,
+    RequestTimeout,
+    SlowClient,
+    UnsupportedMediaType,
+)
+from server.telemetry.metrics import Metrics, Outcome
+from server.telemetry.tracing import traceparent_of
+
+logger = logging.getLogger(__name__)
+
+MAX_HEADERS = 100
+MAX_HEADER_BYTES = 32 * 1024
+SEND_TIMEOUT_S = 30.0  # for a reader whose buffers are full
+_REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
+_CLOSE = (b"connection", b"close")  # what is left of the request is not worth reading
+
+
+@dataclass(frozen=True, slots=True)
+class GuardLimits:
+    max_body_bytes: int
+    receive_timeout_s: float
+    request_timeout_s: float
+
+
+class Guard:
+    """`open_paths` need no key; everything else does, known or not, when there are keys."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        limits: GuardLimits,
+        keys: ApiKeys | None,
+        open_paths: frozenset[str],
+        metrics: Metrics,
+        lifecycle: Lifecycle,
+        routes: frozenset[str],
+    ) -> None:
+        self._app = app
+        self._limits = limits
+        self._keys = keys
+        self._open_paths = open_paths
+        self._metrics = metrics
+        self._lifecycle = lifecycle
+        self._routes = routes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)  # lifespan; uvicorn runs without websockets
+            return
+        headers: dict[bytes, bytes] = dict(scope["headers"])
+        task = asyncio.current_task()
+        assert task is not None
+        context = RequestContext(_request_id(headers), time.monotonic(), task)
+        attach_context(scope, context)
+        responder = _Responder(context, send)
+        try:
+            async with context.cleanup:
+                await self._serve(scope, receive, responder, headers)
+        finally:
+            self._account(scope, context)
+
+    async def _serve(
+        self, scope: Scope, receive: Receive, responder: "_Responder", headers: Mapping[bytes, bytes]
+    ) -> None:
+        context = responder.context
+        try:
+            try:
+                self._check_headers(scope, headers)
+                body = await self._read_body(receive, headers)
+                with self._watched(scope, context, receive):
+                    await self._app(scope, _replay(body), responder)
+            except asyncio.CancelledError:
+                if context.aborted_by is None:
+                    raise
+                context.task.uncancel()
+                raise context.aborted_by from None
+        except ClientGone:
+            context.outcome = Outcome.DISCONNECTED
+        except SlowClient as error:
+            context.outcome, context.error_code = Outcome.DISCONNECTED, error.code
+        except HallmarkError as error:
+            await responder.fail(error)
+        except Exception:
+            logger.exception("request %s failed", context.request_id)
+            await responder.fail(InternalError(INTERNAL_MESSAGE))
+
+    def _check_headers(self, scope: Scope, headers: Mapping[bytes, bytes]) -> None:
+        fields = scope["headers"]
+        num_bytes = sum(len(name) + len(value) for name, value in fields)
+        if len(fields) > MAX_HEADERS or num_bytes > MAX_HEADER_BYTES:
+            raise HeadersTooLarge(
+                f"At most {MAX_HEADERS} headers of {MAX_HEADER_BYTES} bytes are taken, "
+                f"got {len(fields)} of {num_bytes} bytes."
+            )
+        if self._keys is not None and scope["path"] not in self._open_paths:
+            self._keys.check(headers.get(b"authorization"))
+        if scope["method"] == "POST":
+            kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+            if kind != b"application/json":  # also keeps a foreign web page from posting without a preflight
+                raise UnsupportedMediaType("Send the header 'Content-Type: application/json'.")
+
+    async def _read_body(self, receive: Receive, headers: Mapping[bytes, bytes]) -> bytes:
+        limit = self._limits.max_body_bytes
+        length = headers.get(b"content-length", b"0")
+        if length.isdigit() and len(length) < 20 and int(length) > limit:
+            raise PayloadTooLarge(f"The body may have {limit} bytes, its header says {int(length)}.")
+        body = bytearray()
+        try:
+            async with asyncio.timeout(self._limits.receive_timeout_s):
+                while True:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise ClientGone
+                    body += message.get("body", b"")
+                    if len(body) > limit:
+                        raise PayloadTooLarge(f"The body may have {limit} bytes, it has more.")
+                    if not message.get("more_body", False):
+                        return bytes(body)
+        except TimeoutError:
+            limit_s = self._limits.receive_timeout_s
+            raise RequestTimeout(f"The body must arrive within {limit_s:g} s; {len(body)} bytes did.") from None
+
+    @contextlib.contextmanager
+    def _watched(self, scope: Scope, context: RequestContext, receive: Receive) -> Iterator[None]:
+        """While a request that computes runs: its client's going, the deadline and the shutdown can end it."""
+        if scope["method"] != "POST":
+            yield
+            return
+        limit_s = self._limits.request_timeout_s
+        late = DeadlineExceeded(f"The answer took longer than the {limit_s:g} s a request may take.")
+        timer = asyncio.get_running_loop().call_later(limit_s, context.abort, late)
+        watcher = asyncio.create_task(_watch(receive, context))
+        try:
+            with self._lifecycle.inflight(context):
+                yield
+        finally:
+            timer.cancel()
+            watcher.cancel()
+
+    def _account(self, scope: Scope, context: RequestContext) -> None:
+        outcome = context.outcome or _outcome_of(context.status)
+        path = getattr(scope.get("route"), "path", None)
+        route = path if path in self._routes else "other"
+        self._metrics.request_answered(route, outcome)
+        elapsed_ms = (time.monotonic() - context.arrived_at) * 1000
+        level = logging.INFO if scope["method"] == "POST" or outcome is Outcome.SERVER_ERROR else logging.DEBUG
+        logger.log(
+            level,
+            "%s %s id=%s status=%s outcome=%s code=%s ms=%.1f",
+            scope["method"],
+            route,
+            context.request_id,
+            context.status,
+            outcome.value,
+            context.error_code,
+            elapsed_ms,
+        )
+        record = context.record
+        if record is not None:
+            if outcome is Outcome.DISCONNECTED:
+                record.disconnected(is_slow=context.error_code == SlowClient.code)
+            record.end(outcome, status=context.status, error_code=context.error_code)
+
+
+class _Responder:
+    """`send` with the request's id in the headers, a limit on slow readers, and a way to answer with an error."""
+
+    def __init__(self, context: RequestContext, send: Send) -> None:
+        self.context = context
+        self._send = send
+
+    async def __call__(self, message: Message) -> None:
+        context = self.context
+        if message["type"] == "http.response.start":
+            context.status = message["status"]
+            headers = [*message.get("headers", ()), (b"x-request-id", context.request_id.encode())]
+            traceparent = traceparent_of(context.record.span) if context.record else None
+            if traceparent is not None:
+                headers.append((b"traceparent", traceparent.encode()))
+            context.is_event_stream = any(value.startswith(b"text/event-stream") for _, value in headers)
+            message = {**message, "headers": headers}
+        elif not message.get("more_body", False):
+            context.is_answered = True
+        try:
+            async with asyncio.timeout(SEND_TIMEOUT_S):
+                await self._send(message)
+        except TimeoutError:
+            raise SlowClient(f"The client read nothing for {SEND_TIMEOUT_S:g} s.") from None
+
+    async def fail(self, error: HallmarkError) -> None:
+        """Answer with `error`; as an event where the response has begun as a stream of them."""
+        context = self.context
+        context.error_code = error.code
+        if context.is_answered:
+            return
+        body = envelope(error, context.request_id)
+        if context.status is None:
+            await self({"type": "http.response.start", "status": error.status, "headers": _headers(error, body)})
+            await self({"type": "http.response.body", "body": body})
+            return
+        context.outcome = Outcome.SERVER_ERROR
+        if context.is_event_stream:
+            await self({"type": "http.response.body", "body": b"data: " + body + b"\n\ndata: [DONE]\n\n"})
+
+
+def envelope(error: HallmarkError, request_id: str) -> bytes:
+    """The error as OpenAI's clients expect it."""
+    fields = {"message": error.message, "type": error.type, "param": error.param, "code": error.code}
+    return msgspec.json.encode({"error": fields | {"request_id": request_id}})
+
+
+def _headers(error: HallmarkError, body: bytes) -> list[tuple[bytes, bytes]]:
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    if error.retry_after_s is not None:
+        headers.append((b"retry-after", str(error.retry_after_s).encode()))
+    if isinstance(error, PayloadTooLarge | RequestTimeout | HeadersTooLarge):
+        headers.append(_CLOSE)
+    return headers
+
+
+def _request_id(headers: Mapping[bytes, bytes]) -> str:
+    """The client's X-Request-Id where it is short and plain, else a new one."""
+    given = headers.get(b"x-request-id", b"")
+    return given.decode() if _REQUEST_ID.fullmatch(given) else f"req-{uuid.uuid4().hex}"
+
+
+def _replay(body: bytes) -> Receive:
+    """A `receive` that gives the whole body once; who asks again waits, for disconnects are the guard's to see."""
+    messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive() -> Message:
+        if messages:
+            return messages.pop()
+        never: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+        return await never
+
+    return receive
+
+
+async def _watch(receive: Receive, context: RequestContext) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    context.abort(ClientGone())
+
+
+def _outcome_of(status: int | None) -> Outcome:
+    if status is None:
+        return Outcome.DISCONNECTED
+    if status in (429, 503):
+        return Outcome.REJECTED
+    if status >= 500:
+        return Outcome.SERVER_ERROR
+    return Outcome.CLIENT_ERROR if status >= 400 else Outcome.OK

@@ -1,0 +1,135 @@
+"""uvicorn with what it lacks: limits on headers and on silence, and a shutdown that ends streams properly."""
+
+import asyncio
+import logging
+import time
+from types import FrameType
+from typing import Any
+
+import msgspec
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from server.api.guard import MAX_HEADER_BYTES
+from server.api.lifecycle import Lifecycle
+
+logger = logging.getLogger(__name__)
+
+HEADER_TIMEOUT_S = 10.0
+KEEP_ALIVE_S = 75  # longer than the idle timeout of common proxies (60 s), or they reuse what we have closed
+ABORT_TIME_S = 2.0  # for the last error events to leave, after the grace has ended
+
+
+class LimitedProtocol(HttpToolsProtocol):
+    """Closes connections that send no request, or that never end its headers."""
+
+    _timer: asyncio.TimerHandle | None = None
+    _num_header_bytes = 0
+    _is_in_headers = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._start_timer()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._is_in_headers:
+            self._num_header_bytes += len(data)
+            if self._num_header_bytes > MAX_HEADER_BYTES:
+                self._refuse(b"431 Request Header Fields Too Large", "headers_too_large", "The headers are too large.")
+
+    def on_message_begin(self) -> None:
+        self._is_in_headers = True
+        self._num_header_bytes = 0
+        self._start_timer()
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self._is_in_headers = False
+        self._stop_timer()
+        super().on_headers_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(b"400 Bad Request", "invalid_http", msg)
+
+    def _refuse(self, status: bytes, code: str, message: str) -> None:
+        error = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
+        body = msgspec.json.encode({"error": error})
+        head = b"HTTP/1.1 %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
+        self.transport.write(head % (status, len(body)) + body)
+        self.transport.close()
+
+    def _start_timer(self) -> None:
+        self._stop_timer()
+        self._timer = self.loop.call_later(HEADER_TIMEOUT_S, self._expire)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _expire(self) -> None:
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._start_timer()  # a pipelined request dawdles while the one before it is still being answered
+        else:
+            self.transport.close()
+
+
+class Server(uvicorn.Server):
+    """On SIGTERM or SIGINT: readiness goes first, running requests finish until a deadline, then they get an error.
+
+    A second signal ends at once.
+    """
+
+    def __init__(self, config: uvicorn.Config, lifecycle: Lifecycle, grace_s: float) -> None:
+        super().__init__(config)
+        self._lifecycle = lifecycle
+        self._grace_s = grace_s
+        self._drain_began_at: float | None = None
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 -- a signal handler's signature
+        if self._lifecycle.is_draining:
+            self.should_exit = self.force_exit = True
+        self._lifecycle.begin_drain()
+
+    async def on_tick(self, counter: int) -> bool:
+        """uvicorn calls this every 0.1 s; True ends the server."""
+        if self._lifecycle.is_draining and self._has_drained():
+            self.should_exit = True
+        return await super().on_tick(counter)
+
+    def _has_drained(self) -> bool:
+        now = time.monotonic()
+        if self._drain_began_at is None:
+            self._drain_began_at = now
+            logger.info(
+                "shutting down; %d requests may take %g s to finish", self._lifecycle.num_inflight, self._grace_s
+            )
+        if not self._lifecycle.num_inflight:
+            return True
+        late_s = now - self._drain_began_at - self._grace_s
+        if late_s >= 0:
+            self._lifecycle.abort_all()
+        return late_s > ABORT_TIME_S
+
+
+def uvicorn_config(app: ASGIApp, **settings: Any) -> uvicorn.Config:
+    """uvicorn as Hallmark runs it."""
+    return uvicorn.Config(
+        app,
+        http=LimitedProtocol,
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,  # the guard logs requests, without their query strings
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=5,
+        **settings,
+    )
