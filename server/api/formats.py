@@ -1,0 +1,119 @@
+"""Answers as OpenAI's clients read them: whole, and as server-sent events."""
+
+import time
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import msgspec
+
+from server.api.sequences import Piece
+
+DONE = b"data: [DONE]\n\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    prompt_tokens: int
+    completion_tokens: int
+
+    def as_dict(self) -> dict[str, int]:
+        total = self.prompt_tokens + self.completion_tokens
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": total,
+        }
+
+
+class AnswerFormat(Protocol):
+    def opening(self, num_choices: int) -> bytes:
+        """Events before the first text."""
+
+    def event(self, piece: Piece) -> bytes:
+        """The events of a piece; empty when it has nothing to say."""
+
+    def usage_event(self, usage: Usage) -> bytes: ...
+
+    def whole(self, texts: list[str], finish_reasons: list[str], usage: Usage) -> bytes:
+        """The body of an answer that is no stream."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Format:
+    unique_id: str
+    model: str
+    has_usage_chunk: bool  # then every chunk has a usage, null but in the last
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def _chunk(self, kind: str, prefix: str, choices: list[dict[str, Any]], usage: Usage | None = None) -> bytes:
+        body: dict[str, Any] = {
+            "id": f"{prefix}-{self.unique_id}",
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "choices": choices,
+        }
+        if self.has_usage_chunk:
+            body["usage"] = usage.as_dict() if usage else None
+        return b"data: " + msgspec.json.encode(body) + b"\n\n"
+
+    def _whole(self, kind: str, prefix: str, choices: list[dict[str, Any]], usage: Usage) -> bytes:
+        return msgspec.json.encode(
+            {
+                "id": f"{prefix}-{self.unique_id}",
+                "object": kind,
+                "created": self.created,
+                "model": self.model,
+                "choices": choices,
+                "usage": usage.as_dict(),
+            }
+        )
+
+
+class CompletionFormat(_Format):
+    def opening(self, num_choices: int) -> bytes:  # noqa: ARG002 -- the chat's needs it
+        return b""
+
+    def event(self, piece: Piece) -> bytes:
+        if not piece.text and piece.finish_reason is None:
+            return b""
+        return self._chunk("text_completion", "cmpl", [_text_choice(piece.index, piece.text, piece.finish_reason)])
+
+    def usage_event(self, usage: Usage) -> bytes:
+        return self._chunk("text_completion", "cmpl", [], usage)
+
+    def whole(self, texts: list[str], finish_reasons: list[str], usage: Usage) -> bytes:
+        choices = [_text_choice(i, *it) for i, it in enumerate(zip(texts, finish_reasons, strict=True))]
+        return self._whole("text_completion", "cmpl", choices, usage)
+
+
+class ChatFormat(_Format):
+    def opening(self, num_choices: int) -> bytes:
+        return b"".join(self._delta(i, {"role": "assistant", "content": ""}, None) for i in range(num_choices))
+
+    def event(self, piece: Piece) -> bytes:
+        text = self._delta(piece.index, {"content": piece.text}, None) if piece.text else b""
+        return text + self._delta(piece.index, {}, piece.finish_reason) if piece.finish_reason else text
+
+    def usage_event(self, usage: Usage) -> bytes:
+        return self._chunk("chat.completion.chunk", "chatcmpl", [], usage)
+
+    def whole(self, texts: list[str], finish_reasons: list[str], usage: Usage) -> bytes:
+        choices = [
+            {
+                "index": i,
+                "message": {"role": "assistant", "content": text, "refusal": None},
+                "logprobs": None,
+                "finish_reason": reason,
+            }
+            for i, (text, reason) in enumerate(zip(texts, finish_reasons, strict=True))
+        ]
+        return self._whole("chat.completion", "chatcmpl", choices, usage)
+
+    def _delta(self, index: int, delta: dict[str, str], finish_reason: str | None) -> bytes:
+        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+        return self._chunk("chat.completion.chunk", "chatcmpl", [choice])
+
+
+def _text_choice(index: int, text: str, finish_reason: str | None) -> dict[str, Any]:
+    return {"index": index, "text": text, "logprobs": None, "finish_reason": finish_reason}

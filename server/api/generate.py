@@ -1,0 +1,209 @@
+"""The endpoints that generate: /v1/completions and /v1/chat/completions."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from starlette.types import Receive, Scope, Send
+
+from server.api.body import parse_json
+from server.api.context import RequestContext, context_of
+from server.api.edge import Edge, Place
+from server.api.formats import DONE, AnswerFormat, ChatFormat, CompletionFormat, Usage
+from server.api.prompts import chat_prompt, check_lengths, encode_prompts, sampling_of
+from server.api.schemas import ChatFields, CompletionFields, GenerationFields, prompts_of, read, stops_of
+from server.api.sequences import Job, Piece, merged, pieces
+from server.engine.messages import EngineReady
+from server.errors import InvalidValue, TooManyRequests
+from server.telemetry.metrics import RejectedFor
+from server.telemetry.request import RequestRecord
+
+INLINE_BODY_BYTES = 4096  # below this, parsing and tokenizing take less time than a hop to a thread
+DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default of max_tokens in /v1/completions; a chat may fill the context
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A request that is valid, with its tokens."""
+
+    fields: GenerationFields
+    jobs: list[Job]
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What distinguishes the two endpoints."""
+
+    route: str
+    operation: str  # in the terms of the GenAI conventions
+    format: Callable[[str, str, bool], AnswerFormat]
+    prepare: Callable[[Edge, EngineReady, dict[str, Any], str], Prepared]
+
+
+def routes(edge: Edge) -> APIRouter:
+    router = APIRouter()
+    for kind in (COMPLETIONS, CHAT):
+        router.add_api_route(kind.route, _endpoint(edge, kind), methods=["POST"], response_model=None)
+    return router
+
+
+def _endpoint(edge: Edge, kind: Kind) -> Callable[[Request], Awaitable[Response]]:
+    async def endpoint(request: Request) -> Response:
+        return await _generate(edge, kind, request)
+
+    return endpoint
+
+
+async def _generate(edge: Edge, kind: Kind, request: Request) -> Response:
+    context = context_of(request.scope)
+    span = edge.tracing.start(f"POST {kind.route}", request.headers)
+    record = RequestRecord(edge.metrics, span, context.unique_id, arrived_at=context.arrived_at)
+    context.record = record
+    span.set_attribute("hallmark.request_id", context.request_id)
+    ready = edge.require_ready()
+    place = _enter(edge, context)
+    body = await request.body()
+    prepared = await _off_loop(len(body), lambda: kind.prepare(edge, ready, parse_json(body), context.unique_id))
+    _reserve(edge, place, sum(len(job.prompt_token_ids) for job in prepared.jobs))
+    fields = prepared.fields
+    record.describe(
+        kind.operation, prepared.jobs[0].sampling, matrix_digest=ready.matrix_digest, is_stream=fields.stream
+    )
+    answer = _answer(edge, prepared.jobs, record, place)
+    context.cleanup.push_async_callback(answer.aclose)
+    has_usage_chunk = fields.stream_options is not None and fields.stream_options.include_usage
+    shape = kind.format(context.unique_id, edge.model, has_usage_chunk)
+    if fields.stream:
+        first = await anext(answer)  # before the response begins: what fails until here gets its own status
+        return EventStream(shape, first, answer, record, num_choices=len(prepared.jobs), has_usage=has_usage_chunk)
+    return Response(await _whole(shape, answer, record, len(prepared.jobs)), media_type="application/json")
+
+
+def _enter(edge: Edge, context: RequestContext) -> Place:
+    try:
+        place = edge.admission.enter()
+    except TooManyRequests:
+        edge.metrics.rejected.labels(RejectedFor.QUEUE_REQUESTS.value).inc()
+        raise
+    context.cleanup.callback(place.leave)
+    return place
+
+
+def _reserve(edge: Edge, place: Place, num_tokens: int) -> None:
+    try:
+        place.add_tokens(num_tokens)
+    except TooManyRequests:
+        edge.metrics.rejected.labels(RejectedFor.QUEUE_TOKENS.value).inc()
+        raise
+
+
+async def _off_loop(num_bytes: int, work: Callable[[], Prepared]) -> Prepared:
+    """Parse and tokenize; a large body off the event loop, which other requests' tokens wait for."""
+    if num_bytes <= INLINE_BODY_BYTES:
+        return work()
+    return await asyncio.to_thread(work)
+
+
+async def _answer(edge: Edge, jobs: list[Job], record: RequestRecord, place: Place) -> AsyncGenerator[Piece]:
+    streams = [pieces(job, edge.engine, edge.tokenizer, record.sequence(len(job.prompt_token_ids))) for job in jobs]
+    stream = streams[0] if len(streams) == 1 else merged(streams)
+    try:
+        async for piece in stream:
+            place.leave(time.monotonic() - record.arrived_at)
+            yield piece
+    finally:
+        await stream.aclose()
+
+
+async def _whole(shape: AnswerFormat, answer: AsyncGenerator[Piece], record: RequestRecord, num_choices: int) -> bytes:
+    texts: list[list[str]] = [[] for _ in range(num_choices)]
+    finish_reasons = [""] * num_choices
+    async for piece in answer:
+        texts[piece.index].append(piece.text)
+        finish_reasons[piece.index] = piece.finish_reason or ""
+    usage = Usage(record.num_prompt_tokens, record.num_tokens)
+    return shape.whole(["".join(parts) for parts in texts], finish_reasons, usage)
+
+
+class EventStream(Response):
+    """Writes pieces as events while they come. A slow client holds up its own reading only: the engine's tokens of
+    the meantime are merged into the next piece, hence into one write."""
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self,
+        shape: AnswerFormat,
+        first: Piece,
+        rest: AsyncGenerator[Piece],
+        record: RequestRecord,
+        *,
+        num_choices: int,
+        has_usage: bool,
+    ) -> None:
+        super().__init__(headers={"cache-control": "no-store", "x-accel-buffering": "no"})
+        del self.headers["content-length"]
+        self._shape = shape
+        self._first = first
+        self._rest = rest
+        self._record = record
+        self._num_choices = num_choices
+        self._has_usage = has_usage
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 -- the guard watches
+        shape, record = self._shape, self._record
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        events = shape.opening(self._num_choices) + shape.event(self._first)
+        if events:
+            await send({"type": "http.response.body", "body": events, "more_body": True})
+        async for piece in self._rest:
+            events = shape.event(piece)
+            if events:
+                await send({"type": "http.response.body", "body": events, "more_body": True})
+        last = shape.usage_event(Usage(record.num_prompt_tokens, record.num_tokens)) if self._has_usage else b""
+        await send({"type": "http.response.body", "body": last + DONE})
+
+
+def _prepare_completion(edge: Edge, ready: EngineReady, body: dict[str, Any], unique_id: str) -> Prepared:
+    fields = read(CompletionFields, body)
+    edge.check_model(fields.model)
+    prompts = encode_prompts(edge.tokenizer, prompts_of(fields.prompt), ready.max_model_len)
+    return _prepared(edge, ready, fields, prompts, unique_id, default_tokens=DEFAULT_COMPLETION_TOKENS)
+
+
+def _prepare_chat(edge: Edge, ready: EngineReady, body: dict[str, Any], unique_id: str) -> Prepared:
+    fields = read(ChatFields, body)
+    edge.check_model(fields.model)
+    if fields.max_completion_tokens is not None:
+        if fields.max_tokens not in (None, fields.max_completion_tokens):
+            raise InvalidValue("max_tokens and max_completion_tokens differ; send one.", param="max_tokens")
+        fields = fields.model_copy(update={"max_tokens": fields.max_completion_tokens})
+    prompt = chat_prompt(edge.tokenizer, edge.template, fields.messages, ready.max_model_len)
+    return _prepared(edge, ready, fields, [prompt], unique_id, default_tokens=None)
+
+
+def _prepared(
+    edge: Edge,
+    ready: EngineReady,
+    fields: GenerationFields,
+    prompts: list[list[int]],
+    unique_id: str,
+    *,
+    default_tokens: int | None,
+) -> Prepared:
+    if fields.stream_options is not None and not fields.stream:
+        raise InvalidValue("stream_options needs stream to be true.", param="stream_options")
+    stops = stops_of(fields.stop)
+    jobs = []
+    for i, prompt in enumerate(prompts):
+        max_tokens = check_lengths(len(prompt), fields.max_tokens, default_tokens, ready.max_model_len)
+        sampling = sampling_of(fields, max_tokens, edge.tokenizer.vocab_size)
+        jobs.append(Job(i, f"{unique_id}-{i}", prompt, sampling, stops))
+    return Prepared(fields, jobs)
+
+
+COMPLETIONS = Kind("/v1/completions", "text_completion", CompletionFormat, _prepare_completion)
+CHAT = Kind("/v1/chat/completions", "chat", ChatFormat, _prepare_chat)

@@ -1,0 +1,146 @@
+"""The endpoints for operators: is it alive, may it be used, what runs, what was counted."""
+
+import math
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+from prometheus_client.exposition import choose_encoder
+
+from server.api.edge import Edge
+from server.engine.client import EngineState
+from server.engine.messages import PlanRow
+from server.errors import RETRY_AFTER_S, NotReady
+
+HEARTBEAT_LIMIT_S = 30.0  # the engine beats every 0.5 s, idle or not; its supervisor kills it after as long
+LOOP_LIMIT_S = 10.0
+
+
+def health_routes(edge: Edge) -> APIRouter:
+    """What probes ask; open to everyone."""
+    router = APIRouter()
+
+    @router.get("/livez")
+    async def livez() -> Response:
+        return _verdict(why_not_alive(edge))
+
+    async def readyz() -> Response:
+        return _verdict(why_not_ready(edge))
+
+    router.add_api_route("/readyz", readyz, methods=["GET"], response_model=None)
+    router.add_api_route("/health", readyz, methods=["GET"], response_model=None)
+    return router
+
+
+def admin_routes(edge: Edge) -> APIRouter:
+    """What operators ask; behind the API key, or on a port of its own."""
+    router = APIRouter()
+
+    @router.get("/metrics")
+    def metrics(request: Request) -> Response:
+        encode, content_type = choose_encoder(_accept(request.headers))
+        return Response(encode(edge.metrics.registry), headers={"content-type": content_type})
+
+    @router.get("/attention")
+    def attention() -> Response:
+        return _json(200, attention_report(edge))
+
+    @router.get("/version")
+    def version() -> Response:
+        ready = edge.engine.ready
+        return _json(200, {"version": edge.version, "fingerprint": ready.fingerprint if ready else None})
+
+    return router
+
+
+def why_not_alive(edge: Edge) -> list[str]:
+    """Reasons to restart this process; none while it makes progress."""
+    reasons = []
+    now = time.monotonic()
+    loop_age_s = now - edge.metrics.loop_seen_at
+    if loop_age_s > LOOP_LIMIT_S:
+        reasons.append(f"the event loop has not turned for {loop_age_s:.1f} s, the limit is {LOOP_LIMIT_S:g} s")
+    heartbeat = edge.engine.last_heartbeat
+    if edge.engine.state is EngineState.READY and heartbeat is not None:
+        age_s = now - heartbeat.sent_at
+        if age_s > HEARTBEAT_LIMIT_S:
+            reasons.append(f"the engine's last heartbeat is {age_s:.1f} s old, the limit is {HEARTBEAT_LIMIT_S:g} s")
+    return reasons
+
+
+def why_not_ready(edge: Edge) -> list[str]:
+    """Reasons to send requests elsewhere."""
+    reasons = why_not_alive(edge)
+    if edge.lifecycle.is_draining:
+        reasons.append("the server is shutting down")
+    if edge.engine.state is not EngineState.READY:
+        reasons.append(edge.why_not_ready())
+        refused = edge.engine.refused
+        for row in refused.plan if refused else ():
+            if row.path is None:
+                reasons.append(f"no path may serve {row.shape}: {_why_refused(row)}")
+    return reasons
+
+
+def attention_report(edge: Edge) -> dict[str, Any]:
+    """The plan in full, with what has been launched since the start. Raises NotReady while there is none."""
+    ready, refused = edge.engine.ready, edge.engine.refused
+    if ready is None and refused is None:
+        raise NotReady(edge.why_not_ready(), retry_after_s=RETRY_AFTER_S)
+    plan = ready.plan if ready else refused.plan if refused else []
+    return {
+        "model": edge.model,
+        "state": edge.engine.state.value,
+        "on_unproven": edge.settings.on_unproven.value,
+        "fingerprint": ready.fingerprint if ready else None,
+        "matrix": {"digest": ready.matrix_digest, "verdict": ready.matrix_verdict} if ready else None,
+        "attention_layers": ready.attention_layers if ready else None,
+        "launches": launch_counts(edge),
+        "num_fallbacks": sum(bool(row.fallback_reasons) for row in plan),
+        "shapes": [_row(row) for row in plan],
+    }
+
+
+def launch_counts(edge: Edge) -> dict[str, int]:
+    """Attention launches by path since the start."""
+    samples = [sample for metric in edge.metrics.launches.collect() for sample in metric.samples]
+    return {it.labels["path"]: int(it.value) for it in samples if it.name.endswith("_total")}
+
+
+def _row(row: PlanRow) -> dict[str, Any]:
+    shown: dict[str, Any] = msgspec.to_builtins(row)
+    shown["is_fallback"] = bool(row.fallback_reasons)
+    shown["rejected"] = {
+        path: [{"code": code, "detail": detail} for code, detail in why] for path, why in row.rejected.items()
+    }
+    shown["evidence"] = {name: _finite(value) for name, value in (row.evidence or {}).items()} or None
+    return shown
+
+
+def _finite(value: float | str | bool) -> float | str | bool | None:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _why_refused(row: PlanRow) -> str:
+    reasons = [f"{path}: {detail}" for path, why in row.rejected.items() for _, detail in why]
+    return "; ".join(reasons) or row.status
+
+
+def _verdict(reasons: list[str]) -> Response:
+    if not reasons:
+        return _json(200, {"status": "ok"})
+    headers = {"retry-after": str(RETRY_AFTER_S)}
+    return _json(503, {"status": "unavailable", "reasons": reasons}, headers)
+
+
+def _json(status: int, body: object, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(msgspec.json.encode(body), status, headers, media_type="application/json")
+
+
+def _accept(headers: Mapping[str, str]) -> str:
+    """The Accept header, reduced to the formats there are: the client library trips over a malformed version."""
+    if "application/openmetrics-text" in headers.get("accept", ""):
+        return "application/openmetrics-text; version=1.0.0"
+    return "text/plain; version=0.0.4"

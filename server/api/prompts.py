@@ -1,0 +1,97 @@
+"""From a request's fields to token ids and sampling parameters that the model can take."""
+
+from server.api.schemas import GenerationFields, Message, ids_of, plain_messages
+from server.engine.messages import SamplingParams
+from server.errors import InvalidValue, PromptTooLong, UnsupportedField
+from server.text.chat_template import ChatTemplate
+from server.text.tokenizer import Tokenizer
+
+MAX_CHARS_PER_TOKEN = 256  # a longer text cannot fit in the context, whatever it says: it is not worth tokenizing
+
+
+def encode_prompts(tokenizer: Tokenizer, prompts: list[str | list[int]], max_model_len: int) -> list[list[int]]:
+    """Token ids of each prompt. Raises InvalidValue and PromptTooLong."""
+    return [
+        encode_text(tokenizer, prompt, max_model_len)
+        if isinstance(prompt, str)
+        else checked_ids(prompt, tokenizer.vocab_size, "prompt")
+        for prompt in prompts
+    ]
+
+
+def chat_prompt(
+    tokenizer: Tokenizer,
+    template: ChatTemplate | None,
+    messages: list[Message],
+    max_model_len: int,
+    *,
+    opens: bool = True,
+) -> list[int]:
+    """Token ids of a conversation; `opens` the assistant's turn. Raises TemplateError, PromptTooLong and others."""
+    if template is None:
+        raise UnsupportedField("This model has no chat template; use /v1/completions.", param="messages")
+    text = template.render(plain_messages(messages), add_generation_prompt=opens)
+    return encode_text(tokenizer, text, max_model_len, add_special_tokens=False)  # the template has written them
+
+
+def encode_text(tokenizer: Tokenizer, text: str, max_model_len: int, *, add_special_tokens: bool = True) -> list[int]:
+    """Token ids of `text`, at least one. Raises InvalidValue and PromptTooLong."""
+    limit = max_model_len * MAX_CHARS_PER_TOKEN
+    if len(text) > limit:
+        raise PromptTooLong(
+            f"This model's context holds {max_model_len} tokens, at most {limit} characters; "
+            f"the prompt has {len(text)} characters.",
+            param="prompt",
+        )
+    token_ids = tokenizer.encode(text, add_special_tokens=add_special_tokens)
+    if not token_ids:
+        raise InvalidValue("The prompt is empty: it has 0 tokens and needs 1.", param="prompt")
+    return token_ids
+
+
+def checked_ids(value: object, vocab_size: int, param: str) -> list[int]:
+    """Token ids within the vocabulary. Raises InvalidValue."""
+    token_ids = ids_of(value, param)
+    for token_id in (min(token_ids), max(token_ids)):
+        if not 0 <= token_id < vocab_size:
+            shown = str(token_id)[:24]
+            raise InvalidValue(f"{param}: token ids are 0 to {vocab_size - 1}, got {shown}.", param=param)
+    return token_ids
+
+
+def check_lengths(num_prompt_tokens: int, max_tokens: int | None, default: int | None, max_model_len: int) -> int:
+    """The number of tokens that may be generated. Raises PromptTooLong when prompt and answer do not fit.
+
+    max_tokens  as the request has it
+    default     where the request has none; None: as many as fit
+    """
+    room = max_model_len - num_prompt_tokens
+    if room >= (max_tokens or 1):
+        return max_tokens or min(room, default or room)
+    wanted = f"{num_prompt_tokens} in the prompt and {max_tokens or 'at least 1'} in the completion"
+    raise PromptTooLong(
+        f"This model's maximum context length is {max_model_len} tokens, but the request has "
+        f"{num_prompt_tokens + (max_tokens or 1)}: {wanted}.",
+        param="max_tokens" if room > 0 else "prompt",
+    )
+
+
+def sampling_of(fields: GenerationFields, max_tokens: int, vocab_size: int) -> SamplingParams:
+    """Raises InvalidValue for limits that depend on the model or on one another."""
+    if fields.min_tokens > max_tokens:
+        raise InvalidValue(f"min_tokens is {fields.min_tokens}, max_tokens allows {max_tokens}.", param="min_tokens")
+    stop_ids = checked_ids(fields.stop_token_ids, vocab_size, "stop_token_ids") if fields.stop_token_ids else []
+    return SamplingParams(
+        max_tokens=max_tokens,
+        min_tokens=fields.min_tokens,
+        temperature=fields.temperature,
+        top_k=min(fields.top_k, vocab_size) if fields.top_k > 0 else None,
+        top_p=fields.top_p,
+        min_p=fields.min_p,
+        seed=fields.seed,
+        repetition_penalty=fields.repetition_penalty,
+        presence_penalty=fields.presence_penalty,
+        frequency_penalty=fields.frequency_penalty,
+        stop_token_ids=tuple(stop_ids),
+        ignore_eos=fields.ignore_eos,
+    )

@@ -1,0 +1,253 @@
+"""Requests as OpenAI's clients send them. What we do not implement is refused by its name, never ignored."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from server.errors import HallmarkError, InvalidValue, UnknownField, UnsupportedField
+
+MAX_PROMPTS = 64
+MAX_MESSAGES = 2048
+MAX_STOPS = 16
+MAX_STOP_CHARS = 256
+MAX_STOP_TOKEN_IDS = 128
+
+# Fields that OpenAI or vLLM define and we do not implement, each with the values that ask for nothing.
+_UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
+    "add_generation_prompt": (True,),
+    "allowed_token_ids": ([],),
+    "audio": (),
+    "bad_words": ([],),
+    "best_of": (1,),
+    "cache_salt": (),
+    "chat_template": (),
+    "chat_template_kwargs": ({},),
+    "continue_final_message": (False,),
+    "documents": ([],),
+    "echo": (False,),
+    "function_call": ("none", "auto"),
+    "functions": ([],),
+    "guided_json": (),
+    "include_stop_str_in_output": (False,),
+    "length_penalty": (1.0, 1),
+    "logit_bias": ({},),
+    "logprobs": (False,),
+    "metadata": ({},),
+    "modalities": (["text"],),
+    "n": (1,),
+    "parallel_tool_calls": (True, False),
+    "prediction": (),
+    "priority": (0,),
+    "prompt_cache_key": (),
+    "prompt_logprobs": (),
+    "reasoning_effort": (),
+    "response_format": ({"type": "text"},),
+    "return_token_ids": (False,),
+    "safety_identifier": (),
+    "service_tier": ("auto", "default"),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "store": (False,),
+    "structured_outputs": (),
+    "suffix": ("",),
+    "tool_calls": ([],),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "top_logprobs": (0,),
+    "truncate_prompt_tokens": (),
+    "use_beam_search": (False,),
+    "verbosity": (),
+    "web_search_options": (),
+}
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, hide_input_in_errors=True)
+
+
+ModelT = TypeVar("ModelT", bound=_Model)
+
+
+class StreamOptions(_Model):
+    include_usage: bool = False
+    include_obfuscation: Literal[False] = False
+
+
+class GenerationFields(_Model):
+    """What both endpoints take. Limits that depend on the model are checked when its tokens are known."""
+
+    model: str | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    max_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
+    min_tokens: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
+    temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    top_k: Annotated[int, Field(ge=-1, le=2**31 - 1)] = -1  # -1 and 0: no limit
+    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
+    seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=10)] = 1.0
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
+    stop: Any = None  # see stops_of
+    stop_token_ids: Annotated[list[int], Field(max_length=MAX_STOP_TOKEN_IDS)] = []
+    ignore_eos: bool = False
+    user: Annotated[str, Field(max_length=512)] | None = None
+
+
+class CompletionFields(GenerationFields):
+    prompt: Any  # see prompts_of
+
+
+class Message(_Model):
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Any = ""  # see text_of
+    name: Annotated[str, Field(max_length=64)] | None = None
+
+
+class ChatFields(GenerationFields):
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+    max_completion_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
+
+
+class TokenizeFields(_Model):
+    model: str | None = None
+    prompt: Any = None  # either this, a string
+    add_special_tokens: bool = True
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)] | None = None  # or these
+    add_generation_prompt: bool = True
+
+
+class DetokenizeFields(_Model):
+    model: str | None = None
+    tokens: Any
+
+
+def read(kind: type[ModelT], body: Mapping[str, Any]) -> ModelT:
+    """`body` as a valid `kind`. Raises UnsupportedField, UnknownField or InvalidValue, each naming the field."""
+    given = _without_absent(body, kind, "")
+    if "messages" in kind.model_fields and isinstance(given.get("messages"), list):
+        given["messages"] = [
+            _without_absent(message, Message, f"messages[{i}].") if isinstance(message, dict) else message
+            for i, message in enumerate(given["messages"])
+        ]
+    try:
+        return kind.model_validate(given)
+    except ValidationError as error:
+        raise _named(error) from None
+
+
+def _without_absent(body: Mapping[str, Any], kind: type[BaseModel], prefix: str) -> dict[str, Any]:
+    """`body` without nulls and without unimplemented fields that ask for nothing."""
+    given = {}
+    for name, value in body.items():
+        if value is None:
+            continue
+        if name in kind.model_fields:
+            given[name] = value
+        elif name not in _UNSUPPORTED:
+            field = prefix + _plain(name)
+            raise UnknownField(f"The field {field!r} is unknown.", param=field)
+        elif not any(type(value) is type(neutral) and value == neutral for neutral in _UNSUPPORTED[name]):
+            raise UnsupportedField(f"The field {prefix + name!r} is not implemented.", param=prefix + name)
+    return given
+
+
+def prompts_of(prompt: Any) -> list[str | list[int]]:
+    """One or several prompts, each a text or token ids. Raises InvalidValue."""
+    if isinstance(prompt, str):
+        return [checked_text(prompt, "prompt")]
+    if isinstance(prompt, list) and prompt and all(type(item) is int for item in prompt):
+        return [prompt]
+    if not isinstance(prompt, list) or not prompt:
+        raise InvalidValue(
+            f"prompt must be a string, token ids or a list of either, got {shown(prompt)}.", param="prompt"
+        )
+    if len(prompt) > MAX_PROMPTS:
+        raise InvalidValue(f"prompt may hold {MAX_PROMPTS} prompts, got {len(prompt)}.", param="prompt")
+    found: list[str | list[int]] = []
+    for i, item in enumerate(prompt):
+        if isinstance(item, str):
+            found.append(checked_text(item, f"prompt[{i}]"))
+        else:
+            found.append(ids_of(item, f"prompt[{i}]"))
+    return found
+
+
+def ids_of(value: Any, param: str) -> list[int]:
+    """Token ids, at least one. Raises InvalidValue."""
+    if not isinstance(value, list) or not value or not all(type(item) is int for item in value):
+        raise InvalidValue(f"{param} must be a list of token ids, got {shown(value)}.", param=param)
+    return value
+
+
+def stops_of(stop: Any) -> tuple[str, ...]:
+    """The stop strings. Raises InvalidValue."""
+    stops = [stop] if isinstance(stop, str) else stop or []
+    if not isinstance(stops, list) or not all(isinstance(item, str) and item for item in stops):
+        raise InvalidValue(f"stop must be a string or a list of strings, none empty, got {shown(stop)}.", param="stop")
+    if len(stops) > MAX_STOPS:
+        raise InvalidValue(f"stop may hold {MAX_STOPS} strings, got {len(stops)}.", param="stop")
+    longest = max(map(len, stops), default=0)
+    if longest > MAX_STOP_CHARS:
+        raise InvalidValue(f"A stop string may have {MAX_STOP_CHARS} characters, got {longest}.", param="stop")
+    return tuple(checked_text(item, "stop") for item in stops)
+
+
+def plain_messages(messages: list[Message]) -> list[dict[str, str]]:
+    """Messages for the chat template: a role and a text each. Raises InvalidValue and UnsupportedField."""
+    found = []
+    for i, message in enumerate(messages):
+        role = "system" if message.role == "developer" else message.role  # OpenAI's newer name of it
+        found.append({"role": role, "content": _text_of(message.content, f"messages[{i}].content")})
+    return found
+
+
+def _text_of(content: Any, param: str) -> str:
+    """A content's text; parts are joined by newlines."""
+    if isinstance(content, str):
+        return checked_text(content, param)
+    if not isinstance(content, list) or not all(isinstance(part, dict) for part in content):
+        raise InvalidValue(f"{param} must be a string or a list of text parts, got {shown(content)}.", param=param)
+    for i, part in enumerate(content):
+        where = f"{param}[{i}]"
+        if part.get("type") != "text":
+            raise UnsupportedField(f"{where} is not of type 'text', the only one implemented.", param=f"{where}.type")
+        if set(part) != {"type", "text"} or not isinstance(part["text"], str):
+            raise InvalidValue(f"{where} must have exactly 'type' and 'text', a string.", param=where)
+    return "\n".join(checked_text(part["text"], param) for part in content)
+
+
+def checked_text(text: str, param: str) -> str:
+    """`text`, which UTF-8 must be able to carry: JSON can smuggle in half a surrogate pair. Raises InvalidValue."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidValue(f"{param} has a lone surrogate at character {error.start}.", param=param) from None
+    return text
+
+
+def shown(value: object) -> str:
+    """A value for an error message: numbers as they are, never a text, which may be a prompt."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool | int | float):
+        return repr(value)[:32].lower()
+    kinds = {str: "a string of length", list: "an array of length", dict: "an object of size"}
+    return f"{kinds[type(value)]} {len(value)}" if isinstance(value, str | list | dict) else type(value).__name__
+
+
+def _named(error: ValidationError) -> HallmarkError:
+    first = error.errors(include_url=False)[0]
+    field = _plain("".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"]).lstrip("."))
+    if first["type"] == "extra_forbidden":
+        return UnknownField(f"The field {field!r} is unknown.", param=field)
+    if first["type"] == "missing":
+        return InvalidValue(f"The field {field!r} is missing.", param=field)
+    problem = first["msg"].removeprefix("Input ")
+    return InvalidValue(f"{field} {problem[0].lower()}{problem[1:]}, got {shown(first['input'])}.", param=field)
+
+
+def _plain(name: str) -> str:
+    return name[:64].encode("ascii", "backslashreplace").decode()

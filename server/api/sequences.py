@@ -1,0 +1,102 @@
+"""From an engine's tokens to pieces of text: detokenizing, stop strings, exact counts."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from server.api.edge import Engine
+from server.engine.messages import FinishReason, SamplingParams, TokenDelta
+from server.errors import error_of_code
+from server.telemetry.request import SequenceRecord
+from server.text.stop import StopMatcher
+from server.text.tokenizer import Detokenizer, Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One prompt of a request."""
+
+    index: int
+    engine_id: str  # unique in the engine
+    prompt_token_ids: list[int]
+    sampling: SamplingParams
+    stops: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """New text of one prompt's answer; empty while text is held back."""
+
+    index: int
+    text: str
+    finish_reason: str | None  # as OpenAI names it
+
+
+async def pieces(job: Job, engine: Engine, tokenizer: Tokenizer, record: SequenceRecord) -> AsyncGenerator[Piece]:
+    """Pieces of one answer; the last has a finish_reason. Raises what ends it early. Closing it cancels the engine."""
+    detokenizer = Detokenizer(tokenizer)
+    matcher = StopMatcher(job.stops)
+    async with aclosing(engine.stream(job.engine_id, job.prompt_token_ids, job.sampling)) as deltas:
+        async for delta in deltas:
+            record.delta(delta)
+            if delta.finish_reason in (FinishReason.ERROR, FinishReason.CANCELLED):
+                raise error_of_code(delta.error_code, delta.error_message)
+            text, is_stopped = _absorb(delta, detokenizer, matcher, record, job.sampling.min_tokens)
+            if delta.finish_reason is None and not is_stopped:
+                yield Piece(job.index, text, None)
+                continue
+            reason = "length" if delta.finish_reason is FinishReason.LENGTH and not is_stopped else "stop"
+            record.end(reason)
+            yield Piece(job.index, text, reason)
+            return
+
+
+def _absorb(
+    delta: TokenDelta, detokenizer: Detokenizer, matcher: StopMatcher, record: SequenceRecord, min_tokens: int
+) -> tuple[str, bool]:
+    """Text to emit for `delta`, and whether a stop string ended it. Tokens behind a stop string do not count."""
+    num_before = record.num_tokens
+    is_stop_token = delta.finish_reason is FinishReason.STOP  # the last one ended the answer and has no text
+    num_text_tokens = len(delta.token_ids) - is_stop_token
+    emitted = []
+    for num_read, token_id in enumerate(delta.token_ids[:num_text_tokens], start=1):
+        text = detokenizer.push([token_id])
+        emitted.append(matcher.push(text) if num_before + num_read > min_tokens else text)
+        if matcher.matched is not None:
+            record.tokens(num_read)
+            return "".join(emitted), True
+    record.tokens(len(delta.token_ids))
+    if delta.finish_reason is None:
+        return "".join(emitted), False
+    emitted.append(matcher.push(detokenizer.finish()))
+    if matcher.matched is None:
+        emitted.append(matcher.finish())
+    return "".join(emitted), matcher.matched is not None
+
+
+async def merged(streams: list[AsyncGenerator[Piece]]) -> AsyncGenerator[Piece]:
+    """Pieces of all streams as they come. The first error ends all."""
+    queue: asyncio.Queue[Piece | asyncio.Task[None]] = asyncio.Queue()
+    tasks = [asyncio.create_task(_pump(stream, queue)) for stream in streams]
+    for task in tasks:
+        task.add_done_callback(queue.put_nowait)
+    try:
+        num_open = len(tasks)
+        while num_open:
+            item = await queue.get()
+            if isinstance(item, Piece):
+                yield item
+            else:
+                item.result()  # raises what ended the stream early
+                num_open -= 1
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _pump(stream: AsyncGenerator[Piece], queue: "asyncio.Queue[Piece | asyncio.Task[None]]") -> None:
+    async with aclosing(stream):
+        async for piece in stream:
+            queue.put_nowait(piece)

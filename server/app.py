@@ -1,0 +1,93 @@
+"""The application: every dependency is a parameter, so that a test can put a fake in its place."""
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+
+from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi.routing import APIRoute
+from starlette.exceptions import HTTPException
+
+from server.api import generate, ops, text
+from server.api.edge import Edge
+from server.api.guard import Guard, GuardLimits
+from server.api.keys import ApiKeys
+from server.errors import InvalidValue, MethodNotAllowed, NotFound
+from server.telemetry.metrics import Metrics
+
+OPEN_PATHS = frozenset({"/livez", "/readyz", "/health"})  # everything else needs a key, where there are keys
+_LAG_INTERVAL_S = 0.25
+_LAG_SAMPLES = 20  # the gauge shows the longest of these: 5 seconds
+_TRACE_CLOSE_S = 5.0
+
+
+def create_app(edge: Edge, *, keys: ApiKeys | None = None) -> FastAPI:
+    """The API; its lifespan starts and closes the engine. Without an admin port it has the admin routes too."""
+    routers = [generate.routes(edge), text.routes(edge), ops.health_routes(edge)]
+    if edge.settings.admin_port is None:
+        routers.append(ops.admin_routes(edge))
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:  # noqa: ARG001 -- FastAPI's signature
+        watch = asyncio.create_task(watch_loop(edge.metrics))
+        await edge.engine.start()
+        try:
+            yield
+        finally:
+            await edge.engine.close()
+            watch.cancel()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(asyncio.to_thread(edge.tracing.close), _TRACE_CLOSE_S)
+
+    app = FastAPI(title="Hallmark", version=edge.version, docs_url=None, redoc_url=None, lifespan=lifespan)
+    return _finish(app, routers, edge, keys, OPEN_PATHS)
+
+
+def create_admin_app(edge: Edge) -> FastAPI:
+    """Health, metrics and the plan, for a port of its own that only operators reach; it asks for no key."""
+    routers = [ops.health_routes(edge), ops.admin_routes(edge)]
+    app = FastAPI(title="Hallmark admin", version=edge.version, docs_url=None, redoc_url=None, openapi_url=None)
+    return _finish(app, routers, edge, None, OPEN_PATHS)
+
+
+def _finish(
+    app: FastAPI, routers: Sequence[APIRouter], edge: Edge, keys: ApiKeys | None, open_paths: frozenset[str]
+) -> FastAPI:
+    for router in routers:
+        app.include_router(router)
+    app.add_exception_handler(HTTPException, _raise_ours)
+    routes = frozenset(route.path for router in routers for route in router.routes if isinstance(route, APIRoute))
+    edge.metrics.create_routes((*routes, "other"))
+    settings = edge.settings
+    app.add_middleware(
+        Guard,
+        limits=GuardLimits(settings.max_body_bytes, settings.receive_timeout_s, settings.request_timeout_s),
+        keys=keys,
+        open_paths=open_paths,
+        metrics=edge.metrics,
+        lifecycle=edge.lifecycle,
+        routes=routes,
+    )
+    return app
+
+
+async def _raise_ours(request: Request, error: Exception) -> Response:
+    """What routing refuses, as one of our errors, which the guard answers with."""
+    assert isinstance(error, HTTPException)
+    if error.status_code == 404:
+        raise NotFound("There is nothing at this path.")
+    if error.status_code == 405:
+        raise MethodNotAllowed(f"This path does not take {request.method[:16]!r}.")
+    raise InvalidValue("The request cannot be routed.")
+
+
+async def watch_loop(metrics: Metrics) -> None:
+    """Measure how late the event loop wakes a sleeper, for as long as this task runs."""
+    loop = asyncio.get_running_loop()
+    lags: deque[float] = deque(maxlen=_LAG_SAMPLES)
+    while True:
+        due = loop.time() + _LAG_INTERVAL_S
+        await asyncio.sleep(_LAG_INTERVAL_S)
+        lags.append(max(0.0, loop.time() - due))
+        metrics.loop_turned(max(lags))

@@ -1,0 +1,224 @@
+"""An edge whose engine follows a script, and a tokenizer with one token a byte, so that a test can count."""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import msgspec
+import tokenizers
+from fastapi import FastAPI
+from server.text.chat_template import ChatTemplate
+from server.text.tokenizer import Tokenizer
+from tokenizers import decoders, models, pre_tokenizers
+
+from server.api.edge import Admission, Edge
+from server.api.keys import ApiKeys
+from server.api.lifecycle import Lifecycle
+from server.app import create_app
+from server.engine.client import EngineState
+from server.engine.messages import (
+    AttentionUse,
+    EngineReady,
+    EngineRefused,
+    FinishReason,
+    Heartbeat,
+    PlanRow,
+    RequestTimes,
+    SamplingParams,
+    TokenDelta,
+)
+from server.settings import Settings
+from server.telemetry.metrics import Metrics, Registry
+from server.telemetry.tracing import Tracing
+
+MAX_MODEL_LEN = 1024
+END = 256  # the end-of-text token
+VOCAB_SIZE = 257
+TEMPLATE = (
+    "{% for m in messages %}{% if m.role == 'user' and m.content == 'refuse me' %}"
+    "{{ raise_exception('not like this') }}{% endif %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+TIMES = RequestTimes(submitted_at=10.0, scheduled_at=10.25, first_token_at=10.75, num_chunks=2, num_cached_tokens=0)
+USES = [
+    AttentionUse("prefill", "sdpa.math", "provisional", ["head_dim"]),
+    AttentionUse("decode", "sdpa.cpu", "proven", []),
+]
+
+
+def plan_row(phase: str = "prefill", path: str | None = "sdpa.math", **changes: object) -> PlanRow:
+    row = PlanRow(
+        shape=f"{phase} fp32 h4:2 d320",
+        phase=phase,
+        query_bucket="le_128",
+        context_bucket="le_128",
+        head_dim=320,
+        path=path,
+        status="provisional",
+        wanted="sdpa.cpu",
+        fallback_reasons=["head_dim"],
+        rejected={
+            "sdpa.cpu": [("head_dim", "takes at most 256, the shape has 320")],
+            "triton.prefill": [("arch", "runs on cuda, this machine is cpu")],
+        },
+        matrix_digest="abc123",
+        evidence={"p50_us": 12.5, "worst": float("inf")},
+    )
+    return msgspec.structs.replace(row, **changes)
+
+
+READY = EngineReady(
+    protocol=1,
+    pid=4242,
+    model="tiny",
+    max_model_len=MAX_MODEL_LEN,
+    num_pages=64,
+    page_size=16,
+    fingerprint={"device": "cpu", "gpu": "test", "sm": None, "torch": "2.13.0", "triton": "3.6.0"},
+    matrix_digest="abc123",
+    matrix_verdict="valid",
+    plan=[plan_row(), plan_row("decode", "sdpa.cpu", status="proven", fallback_reasons=[], rejected={"sdpa.math": []})],
+    attention_layers=4,
+    started_in_s=1.5,
+)
+REFUSED = EngineRefused("unproven", "1 of 2 shapes has no proven path", [plan_row(path=None, status="unproven")])
+
+Script = Callable[[list[int]], Sequence[TokenDelta]]  # the answer to a prompt
+
+
+def delta(text: str = "", finish: FinishReason | None = None, *, is_first: bool = False) -> TokenDelta:
+    """One token for each byte of `text`; an end token is added where the model stops by itself."""
+    ids = [*text.encode(), *([END] if finish is FinishReason.STOP else [])]
+    return TokenDelta("", ids, finish, times=TIMES if is_first else None, attention=USES if finish else None)
+
+
+def playing(*deltas: TokenDelta) -> Script:
+    """A script that answers every prompt with these."""
+    return lambda _: deltas
+
+
+def saying(*texts: str, finish: FinishReason = FinishReason.STOP) -> Script:
+    """A script that answers every prompt with these texts, a delta each, and then ends."""
+    return playing(*(delta(text, is_first=i == 0) for i, text in enumerate(texts)), delta("", finish))
+
+
+class ScriptedEngine:
+    """Plays a script to every request; `gate` holds it back after its first `num_free` deltas."""
+
+    def __init__(self, script: Script = saying("Hel", "lo")) -> None:  # noqa: B008 -- a constant
+        self.state = EngineState.READY
+        self.ready: EngineReady | None = READY
+        self.refused: EngineRefused | None = None
+        self.last_heartbeat: Heartbeat | None = Heartbeat(1, time.monotonic(), 0, 0)
+        self.script = script
+        self.submitted: list[tuple[str, list[int], SamplingParams]] = []
+        self.cancelled: list[str] = []
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.num_free = 0
+
+    async def start(self) -> None:
+        pass
+
+    async def close(self) -> None:
+        self.state = EngineState.CLOSED
+
+    async def stream(
+        self, request_id: str, prompt_token_ids: list[int], sampling: SamplingParams
+    ) -> AsyncGenerator[TokenDelta]:
+        self.submitted.append((request_id, prompt_token_ids, sampling))
+        is_finished = False
+        try:
+            for i, it in enumerate(self.script(prompt_token_ids)):
+                if i >= self.num_free:
+                    await self.gate.wait()
+                await asyncio.sleep(0)
+                is_finished = it.finish_reason is not None
+                yield it
+        finally:
+            if not is_finished:
+                self.cancelled.append(request_id)
+
+    def refuse(self) -> None:
+        self.state, self.ready, self.refused = EngineState.REFUSED, None, REFUSED
+
+
+def write_tokenizer(folder: Path, *, has_template: bool = True) -> None:
+    """A byte-level tokenizer without merges: token id = byte value."""
+    alphabet = [chr(b) if chr(b) in pre_tokenizers.ByteLevel.alphabet() else "" for b in range(256)]
+    spare = iter(sorted(set(pre_tokenizers.ByteLevel.alphabet()) - set(alphabet)))
+    vocab = {char or next(spare): i for i, char in enumerate(alphabet)}
+    tokenizer = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<|end|>"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = {"eos_token": "<|end|>"} | ({"chat_template": TEMPLATE} if has_template else {})
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+
+
+def make_edge(folder: Path, engine: ScriptedEngine, settings: Settings, *, tracing: Tracing | None = None) -> Edge:
+    metrics = Metrics(settings.model_name, Registry(), version="1.2.3")
+    metrics.on_ready(READY)
+    return Edge(
+        settings=settings,
+        engine=engine,
+        tokenizer=Tokenizer.load(folder),
+        template=ChatTemplate.load(folder),
+        metrics=metrics,
+        tracing=tracing or Tracing(None, version="1.2.3", count_dropped=metrics.spans_dropped.inc),
+        lifecycle=Lifecycle(),
+        admission=Admission(settings.max_queued_requests, settings.max_queued_tokens),
+        version="1.2.3",
+        started_at=1_700_000_000,
+    )
+
+
+class Served:
+    """An application without a socket: `post` and `get` run it on a loop of their own."""
+
+    def __init__(self, edge: Edge, engine: ScriptedEngine, *, keys: ApiKeys | None = None) -> None:
+        self.edge = edge
+        self.engine = engine
+        self.app: FastAPI = create_app(edge, keys=keys)
+
+    def client(self) -> httpx.AsyncClient:
+        return httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://test")
+
+    def request(self, method: str, path: str, **options: object) -> httpx.Response:
+        async def send() -> httpx.Response:
+            async with self.client() as client:
+                return await client.request(method, path, **options)  # type: ignore[arg-type]
+
+        return asyncio.run(send())
+
+    def get(self, path: str, **options: object) -> httpx.Response:
+        return self.request("GET", path, **options)
+
+    def post(self, path: str, body: object, **options: object) -> httpx.Response:
+        return self.request("POST", path, json=body, **options)
+
+    def value(self, name: str, **labels: str) -> float | None:
+        """A sample of the metrics; None where it does not exist."""
+        return self.edge.metrics.registry.get_sample_value(f"hallmark_{name}", labels)
+
+
+def events(response: httpx.Response) -> list[object]:
+    """The events of a stream: parsed, but for the closing [DONE]."""
+    lines = [line for line in response.text.split("\n\n") if line]
+    assert all(line.startswith("data: ") for line in lines)
+    return [line[6:] if line == "data: [DONE]" else json.loads(line[6:]) for line in lines]
+
+
+def served(folder: Path, script: Script | None = None, **settings: object) -> Served:
+    engine = ScriptedEngine(script) if script else ScriptedEngine()
+    edge = make_edge(folder, engine, Settings(model="tiny", **settings))  # type: ignore[arg-type]
+    return Served(edge, engine)
+
+
+def with_keys(it: Served, *keys: str) -> Served:
+    return Served(replace(it.edge), it.engine, keys=ApiKeys(list(keys)))
