@@ -1,0 +1,174 @@
+"""The program `hallmark`: serve, canary, doctor. What stops it is one line on standard error and exit code 2."""
+
+import argparse
+import importlib.metadata
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from enum import Enum
+from pathlib import Path
+from typing import NoReturn
+
+import msgspec
+import uvicorn
+
+from server.api.edge import Admission, Edge
+from server.api.keys import ApiKeys
+from server.api.lifecycle import Lifecycle
+from server.api.transport import Server, uvicorn_config
+from server.app import create_admin_app, create_app
+from server.console import Console
+from server.engine.client import EngineClient
+from server.errors import SettingsError, StartError
+from server.settings import Settings, flag_of, read_settings
+from server.telemetry.logging import configure_logging
+from server.telemetry.metrics import Metrics, Registry
+from server.telemetry.tracing import Tracing
+from server.text.chat_template import ChatTemplate
+from server.text.tokenizer import Tokenizer
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The program's entry; returns its exit code."""
+    try:
+        arguments = build_parser().parse_args(argv)
+        if arguments.command == "serve":
+            flags = {name: text for name, text in vars(arguments).items() if name != "command"}
+            return serve(read_settings(flags, os.environ))
+        return doctor()
+    except StartError as error:
+        print(f"hallmark: {error.message}", file=sys.stderr)
+        return 2
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise SettingsError(f"{message} (see {self.prog} --help)")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="hallmark", description="An LLM server that proves which attention kernel served each request."
+    )
+    parser.add_argument("--version", action="version", version=f"hallmark {version()}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    serve_parser = commands.add_parser("serve", help="serve a model over HTTP", allow_abbrev=False)
+    for field in msgspec.structs.fields(Settings):
+        description, metavar = _documented(field.type)
+        default = "" if field.default is None else f" (default: {_text(field.default)})"
+        serve_parser.add_argument(
+            flag_of(field.name),
+            dest=field.name,
+            default=argparse.SUPPRESS,
+            metavar=metavar,
+            help=(description + default).replace("%", "%%"),
+        )
+    commands.add_parser("doctor", help="show this machine and the attention paths that can run on it")
+    return parser
+
+
+def _documented(annotation: object) -> tuple[str, str]:
+    """A setting's description, and what stands for its value in the help text."""
+    kind = getattr(annotation, "__origin__", annotation)
+    meta = getattr(annotation, "__metadata__", (msgspec.Meta(description=""),))[-1]
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return meta.description or "", "{" + ",".join(member.value for member in kind) + "}"
+    return meta.description or "", "VALUE"
+
+
+def _text(default: object) -> str:
+    return str(default.value if isinstance(default, Enum) else default)
+
+
+def version() -> str:
+    return importlib.metadata.version("hallmark-serve")
+
+
+def serve(settings: Settings) -> int:
+    """Serve until a signal ends it. Raises StartError."""
+    configure_logging()
+    settings, folder = resolve(settings)
+    keys = None if settings.api_key_file is None else ApiKeys.load(Path(settings.api_key_file))
+    tokenizer, template = Tokenizer.load(folder), ChatTemplate.load(folder)
+    listening = bind(settings.host, settings.port, "--port")
+    admin_listening = None if settings.admin_port is None else bind(settings.host, settings.admin_port, "--admin-port")
+    metrics = Metrics(settings.model_name, Registry(), version=version())
+    console = Console(metrics, url=url_of(listening), print_line=_print)
+    edge = Edge(
+        settings=settings,
+        engine=EngineClient(settings, console),
+        tokenizer=tokenizer,
+        template=template,
+        metrics=metrics,
+        tracing=Tracing(settings.otlp_endpoint, version=version(), count_dropped=metrics.spans_dropped.inc),
+        lifecycle=Lifecycle(),
+        admission=Admission(settings.max_queued_requests, settings.max_queued_tokens),
+        version=version(),
+        started_at=int(time.time()),
+    )
+    admin = None if admin_listening is None else _serve_admin(edge, admin_listening)
+    server = Server(uvicorn_config(create_app(edge, keys=keys)), edge.lifecycle, settings.shutdown_grace_s)
+    server.run(sockets=[listening])
+    if admin is not None:
+        admin.should_exit = True
+    return 0
+
+
+def resolve(settings: Settings) -> tuple[Settings, Path]:
+    """The settings with the model as a folder (a hub id is fetched), and that folder. Raises ModelError."""
+    if not Path(settings.model).is_dir():
+        from server.model.load import resolve_model  # imports torch, which this process can do without
+
+        name = settings.served_model_name or settings.model
+        folder = resolve_model(settings.model, settings.load_format)
+        settings = msgspec.structs.replace(settings, model=str(folder), served_model_name=name)
+    return settings, Path(settings.model)
+
+
+def bind(host: str, port: int, flag: str) -> socket.socket:
+    """A socket bound to the address. Raises SettingsError that names the flag."""
+    sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind((host, port))
+    except OSError as error:
+        sock.close()
+        raise SettingsError(f"{flag} {port} on {host} cannot be bound: {error.strerror or error}") from None
+    return sock
+
+
+def url_of(sock: socket.socket) -> str:
+    host, port = sock.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _serve_admin(edge: Edge, sock: socket.socket) -> uvicorn.Server:
+    """Serve the admin routes from a thread of their own: a scrape must not delay a token."""
+    server = uvicorn.Server(uvicorn_config(create_admin_app(edge)))
+    threading.Thread(target=server.run, kwargs={"sockets": [sock]}, name="admin", daemon=True).start()
+    _print(f"Metrics and the plan are on {url_of(sock)}")
+    return server
+
+
+def doctor() -> int:
+    import torch  # only this command computes in this process
+
+    from kernels.catalog import PATHS
+    from kernels.device import read_fingerprint
+    from server.doctor import report
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    for line in report(read_fingerprint(device), PATHS):
+        _print(line)
+    return 0
+
+
+def _print(line: str) -> None:
+    print(line, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

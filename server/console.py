@@ -1,0 +1,75 @@
+"""What `hallmark` prints for people: progress, the plan as a table, and what to try."""
+
+from collections.abc import Callable, Iterable, Sequence
+
+from server.engine.client import EngineListener
+from server.engine.messages import EngineProgress, EngineReady, EngineRefused, Heartbeat, PlanRow, StepRecord
+
+Print = Callable[[str], None]
+
+
+class Console:
+    """An EngineListener that prints, and passes everything on."""
+
+    def __init__(self, inner: EngineListener, *, url: str, print_line: Print) -> None:
+        self._inner = inner
+        self._url = url
+        self._print = print_line
+
+    def on_progress(self, progress: EngineProgress) -> None:
+        self._inner.on_progress(progress)
+        self._print(f"{progress.stage}: {progress.detail}")
+
+    def on_ready(self, ready: EngineReady) -> None:
+        self._inner.on_ready(ready)
+        for line in plan_table(ready.plan):
+            self._print(line)
+        self._print("")
+        self._print(f"Hallmark is ready on {self._url} (model {ready.model}, {ready.started_in_s:.1f} s)")
+        self._print("Try it:")
+        self._print(f"  {curl_line(self._url)}")
+
+    def on_refused(self, refused: EngineRefused) -> None:
+        self._inner.on_refused(refused)
+        for line in plan_table(refused.plan):
+            self._print(line)
+        self._print(f"Hallmark refuses to serve: {refused.message}")
+
+    def on_step(self, record: StepRecord) -> None:
+        self._inner.on_step(record)
+
+    def on_heartbeat(self, heartbeat: Heartbeat) -> None:
+        self._inner.on_heartbeat(heartbeat)
+
+    def on_death(self, cause: str) -> None:
+        self._inner.on_death(cause)
+        self._print(f"The engine has died ({cause}); it is restarted.")
+
+
+def curl_line(url: str) -> str:
+    body = '{"prompt": "Once upon a time", "max_tokens": 64, "stream": true}'
+    return f"curl -N {url}/v1/completions -H 'Content-Type: application/json' -d '{body}'"
+
+
+def plan_table(plan: Iterable[PlanRow]) -> list[str]:
+    """A line a shape: what serves it, how well that is proven, and why it is no better."""
+    rows = [
+        (row.phase, row.query_bucket, row.context_bucket, row.path or "none", row.status, _note(row)) for row in plan
+    ]
+    return table(("phase", "query", "context", "path", "status", "fallback"), rows)
+
+
+def _note(row: PlanRow) -> str:
+    if not row.fallback_reasons:
+        return ""
+    return f"from {row.wanted}: {', '.join(row.fallback_reasons)}"
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines with aligned columns."""
+    widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
+    rule = ["-" * width for width in widths]
+    return [
+        "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
+        for row in (head, rule, *rows)
+    ]

@@ -1,0 +1,52 @@
+"""`hallmark doctor`: this machine, the attention paths that can run on it, and why the others cannot."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import fields
+from enum import Enum
+
+from kernels.buckets import Bucket
+from kernels.fingerprint import Fingerprint
+from kernels.path import KernelPath
+from kernels.shape import AttentionShape, Dtype, Phase
+from server.console import table
+
+
+def report(fingerprint: Fingerprint, paths: Iterable[KernelPath]) -> Iterator[str]:
+    """Lines: the fingerprint's fields, then one for each path."""
+    yield from table(
+        ("machine", ""), [(field.name, _text(getattr(fingerprint, field.name))) for field in fields(fingerprint)]
+    )
+    yield ""
+    yield from table(("path", "tier", "phases", "here"), [_row(path, fingerprint) for path in paths])
+
+
+def _row(path: KernelPath, fingerprint: Fingerprint) -> tuple[str, str, str, str]:
+    phases = [phase for phase in Phase if phase in path.limits.phases]
+    usable, reasons = [], {}
+    for dtype in Dtype:
+        rejections = path.rejects(_plain_shape(path, phases[0], dtype), fingerprint)
+        if rejections:
+            reasons.update(dict.fromkeys(f"{rejection.code.value}: {rejection.detail}" for rejection in rejections))
+        else:
+            usable.append(dtype.value)
+    verdict = f"yes, in {', '.join(usable)}" if usable else f"no ({'; '.join(reasons)})"
+    return path.name, path.tier.value, " ".join(phase.value for phase in phases), verdict
+
+
+def _plain_shape(path: KernelPath, phase: Phase, dtype: Dtype) -> AttentionShape:
+    """A shape that only the machine or the dtype can make `path` reject."""
+    return AttentionShape(
+        phase=phase,
+        dtype=dtype,
+        kv_dtype=dtype,
+        num_heads=8,
+        num_kv_heads=8,
+        head_dim=path.limits.max_head_dim,
+        query_bucket=Bucket.LE_128,
+        context_bucket=Bucket.LE_128,
+        page_size=None if phase is Phase.PREFILL else path.limits.page_size_multiple,
+    )
+
+
+def _text(value: object) -> str:
+    return "none" if value is None else str(value.value if isinstance(value, Enum) else value)
