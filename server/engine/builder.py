@@ -10,6 +10,7 @@ from kernels.attention.batch import AttentionFlags
 from kernels.catalog import PATHS
 from kernels.device import read_fingerprint, torch_dtype
 from kernels.launch import install_compile_counter, num_compiles
+from qualification.plan import Plan
 from server.engine.core import BatchError, Engine, EngineOptions
 from server.engine.dispatch import Dispatcher
 from server.engine.limits import EngineLimits, choose_device, choose_limits
@@ -64,43 +65,26 @@ def build_engine(settings: Settings, quarantined: frozenset[tuple[str, str]], pr
     limits = choose_limits(settings, config, device)
     fingerprint = read_fingerprint(device)
     plan = plan_attention(
-        settings,
-        config,
-        limits,
-        fingerprint=fingerprint,
-        device=device,
-        quarantined=quarantined,
-        progress=progress,
+        settings, config, limits, fingerprint=fingerprint, device=device, quarantined=quarantined, progress=progress
     )
     progress("loading", str(folder))
-    dtype = torch_dtype(limits.dtype)
-    decoder = load_decoder(folder, config, dtype=dtype, device=device, load_format=settings.load_format)
+    decoder = load_decoder(
+        folder, config, dtype=torch_dtype(limits.dtype), device=device, load_format=settings.load_format
+    )
     flags = tuple(AttentionFlags(config.softmax_scale, window=w, softcap=config.softcap) for w in config.windows)
     dispatcher = Dispatcher(plan.decisions, PATHS, flags, redecide=plan.redecide, quarantined=quarantined)
     parts = _Parts(config, limits, decoder, dispatcher, device)
     try:
-        num_pages = _num_pages(settings, parts)
-        runner = parts.runner(num_pages)
-        warm_up(
-            runner,
-            plan.decisions,
-            limits,
-            is_cuda=device.type == "cuda",
-            progress=lambda detail: progress("compiling", detail),
-        )
+        runner = _warm_runner(settings, parts, plan, progress)
     except BatchError as error:
         raise Unservable(str(error), plan_rows(plan.decisions, plan.evidence)) from error
-    scheduler = Scheduler(
-        SchedulerLimits(limits.max_model_len, limits.max_num_seqs, limits.max_num_batched_tokens),
-        PagePool(num_pages, limits.page_size),
-    )
-    options = EngineOptions(config.vocab_size, config.eos_token_ids, settings.seed)
+    engine = _engine(settings, parts, runner)
     ready = EngineReady(
         protocol=PROTOCOL_VERSION,
         pid=os.getpid(),
         model=str(folder),
-        max_model_len=scheduler.max_len,
-        num_pages=num_pages,
+        max_model_len=engine.max_len,
+        num_pages=runner.num_pages,
         page_size=limits.page_size,
         fingerprint=fingerprint_fields(fingerprint),
         matrix_digest=plan.matrix_digest,
@@ -109,7 +93,30 @@ def build_engine(settings: Settings, quarantined: frozenset[tuple[str, str]], pr
         attention_layers=config.num_layers,
         started_in_s=time.monotonic() - started_at,
     )
-    return BuiltEngine(Engine(scheduler, runner, options, num_compiles=num_compiles), runner, ready)
+    return BuiltEngine(engine, runner, ready)
+
+
+def _warm_runner(settings: Settings, parts: _Parts, plan: Plan, progress: Progress) -> ModelRunner:
+    """A runner with its whole cache, every planned kernel compiled. Raises BatchError where a shape cannot run."""
+    runner = parts.runner(_num_pages(settings, parts))
+    warm_up(
+        runner,
+        plan.decisions,
+        parts.limits,
+        is_cuda=parts.device.type == "cuda",
+        progress=lambda detail: progress("compiling", detail),
+    )
+    return runner
+
+
+def _engine(settings: Settings, parts: _Parts, runner: ModelRunner) -> Engine:
+    limits = parts.limits
+    scheduler = Scheduler(
+        SchedulerLimits(limits.max_model_len, limits.max_num_seqs, limits.max_num_batched_tokens),
+        PagePool(runner.num_pages, limits.page_size),
+    )
+    options = EngineOptions(parts.config.vocab_size, parts.config.eos_token_ids, settings.seed)
+    return Engine(scheduler, runner, options, num_compiles=num_compiles)
 
 
 def _num_cores() -> int:
@@ -123,7 +130,7 @@ def _num_pages(settings: Settings, parts: _Parts) -> int:
     if settings.kv_cache_tokens is not None:
         num_pages = settings.kv_cache_tokens // limits.page_size
     elif device.type == "cpu":
-        num_pages = max(_DEFAULT_CPU_KV_TOKENS, limits.max_model_len) // limits.page_size
+        num_pages = -(-max(_DEFAULT_CPU_KV_TOKENS, limits.max_model_len) // limits.page_size)
     else:
         peak_bytes = measure_peak_bytes(parts.runner(1), limits, device)
         torch.cuda.empty_cache()

@@ -87,6 +87,11 @@ class Engine:
         return bool(self._outbox) or not self._scheduler.is_idle
 
     @property
+    def max_len(self) -> int:
+        """The most tokens a sequence may have."""
+        return self._scheduler.max_len
+
+    @property
     def num_running(self) -> int:
         return self._scheduler.num_running
 

@@ -15,7 +15,6 @@ _CHOSEN_DTYPES = {DtypeChoice.FP32: Dtype.FP32, DtypeChoice.FP16: Dtype.FP16, Dt
 _DEFAULT_SEQS = {"cuda": 256, "cpu": 16}
 _DEFAULT_BATCHED_TOKENS = {"cuda": 8192, "cpu": 2048}
 _DEFAULT_PAGE_SIZE = {"cuda": 64, "cpu": 16}
-DEFAULT_CPU_KV_TOKENS = 65536
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,10 @@ class ModelRunner:
         self._inputs = InputBuilder(kv.page_size, device)
         self._attention: StepAttention | None = None
 
+    @property
+    def num_pages(self) -> int:
+        return self._kv.k[0].shape[0]
+
     def suspects(self) -> list[tuple[str, str]]:
         """The (path, shape) pairs of the latest step."""
         return [] if self._attention is None else self._attention.suspects()
