@@ -1,5 +1,6 @@
 """One line an event on standard error: time, level, logger, message. Ids and numbers, never a prompt."""
 
+import copy
 import logging
 import sys
 from datetime import UTC, datetime
@@ -25,6 +26,8 @@ class LineFormatter(logging.Formatter):
         return f"{kind.__name__ if kind else 'no exception'} at {' < '.join(reversed(frames))}"
 
     def format(self, record: logging.LogRecord) -> str:
+        record = copy.copy(record)
+        record.exc_text = None  # another handler's formatter may have left the full traceback there
         return super().format(record).replace("\r", "\\r").replace("\n", "\\n")
 
 

@@ -1,0 +1,123 @@
+"""The operators' endpoints."""
+
+import time
+from pathlib import Path
+
+import pytest
+from edge_fakes import READY, served
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
+
+from server.app import create_admin_app
+from server.engine.client import EngineState
+from server.engine.messages import Heartbeat
+
+
+def test_a_ready_server_is_alive_and_ready(folder: Path) -> None:
+    it = served(folder)
+    for path in ("/livez", "/readyz", "/health"):
+        answer = it.get(path)
+        assert (answer.status_code, answer.json()) == (200, {"status": "ok"})
+
+
+def test_a_starting_server_is_alive_but_not_ready(folder: Path) -> None:
+    it = served(folder)
+    it.engine.state, it.engine.ready = EngineState.STARTING, None
+    assert it.get("/livez").status_code == 200
+    answer = it.get("/readyz")
+    assert (answer.status_code, answer.json()["reasons"]) == (503, ["The engine is starting."])
+    assert "retry-after" in answer.headers
+
+
+def test_a_refused_start_says_which_shape_and_why(folder: Path) -> None:
+    it = served(folder)
+    it.engine.refuse()
+    assert it.get("/livez").status_code == 200
+    first, second = it.get("/health").json()["reasons"]
+    assert first == "The engine refuses to serve: 1 of 2 shapes has no proven path"
+    assert second.startswith("no path may serve prefill fp32 h4:2 d320: ")
+    assert "sdpa.cpu: takes at most 256, the shape has 320" in second
+
+
+def test_an_engine_without_a_heartbeat_is_not_alive(folder: Path) -> None:
+    it = served(folder)
+    it.engine.last_heartbeat = Heartbeat(1, time.monotonic() - 31, 0, 0)
+    for path in ("/livez", "/readyz"):
+        answer = it.get(path)
+        assert answer.status_code == 503
+        assert "the limit is 30 s" in answer.json()["reasons"][0]
+
+
+def test_a_restarting_engine_does_not_make_the_process_dead(folder: Path) -> None:
+    it = served(folder)
+    it.engine.state, it.engine.ready = EngineState.RESTARTING, None
+    it.engine.last_heartbeat = Heartbeat(1, time.monotonic() - 300, 0, 0)
+    assert it.get("/livez").status_code == 200
+    assert it.get("/readyz").status_code == 503
+
+
+def test_a_draining_server_is_not_ready(folder: Path) -> None:
+    it = served(folder)
+    it.edge.lifecycle.begin_drain()
+    assert it.get("/livez").status_code == 200
+    assert it.get("/readyz").json()["reasons"] == ["the server is shutting down"]
+
+
+def test_the_plan_shows_each_decision_with_rejections_evidence_and_launches(folder: Path) -> None:
+    it = served(folder)
+    it.edge.metrics.launches.labels("sdpa.math").inc(8)
+    body = it.get("/attention").json()
+    prefill, decode = body["shapes"]
+    assert body["num_fallbacks"] == 1
+    assert body["matrix"] == {"digest": "abc123", "verdict": "valid"}
+    assert body["fingerprint"]["torch"] == "2.13.0"
+    assert body["launches"]["sdpa.math"] == 8
+    assert body["on_unproven"] == "qualify"
+    assert (prefill["path"], prefill["wanted"], prefill["fallback_reasons"]) == ("sdpa.math", "sdpa.cpu", ["head_dim"])
+    assert prefill["is_fallback"] is True
+    assert prefill["rejected"]["sdpa.cpu"] == [{"code": "head_dim", "detail": "takes at most 256, the shape has 320"}]
+    assert prefill["evidence"] == {"p50_us": 12.5, "worst": None}  # JSON has no infinity
+    assert (decode["is_fallback"], decode["status"]) == (False, "proven")
+
+
+def test_the_plan_of_a_refused_start_is_shown_too(folder: Path) -> None:
+    it = served(folder)
+    it.engine.refuse()
+    body = it.get("/attention").json()
+    assert body["state"] == "refused"
+    assert body["shapes"][0]["path"] is None
+
+
+def test_there_is_no_plan_before_the_engine_has_started(folder: Path) -> None:
+    it = served(folder)
+    it.engine.state, it.engine.ready = EngineState.STARTING, None
+    answer = it.get("/attention")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "not_ready")
+
+
+def test_metrics_are_plain_by_default_and_openmetrics_on_request(folder: Path) -> None:
+    it = served(folder)
+    plain = it.get("/metrics")
+    assert plain.headers["content-type"].startswith("text/plain; version=0.0.4")
+    open_metrics = it.get("/metrics", headers={"accept": "application/openmetrics-text;version=1.0.0,*/*;q=0.1"})
+    assert open_metrics.headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")
+    names = {family.name for family in text_string_to_metric_families(open_metrics.text)}
+    assert "hallmark_attention_fallback" in names
+
+
+@pytest.mark.parametrize("accept", ["application/openmetrics-text; version=abc", "text/plain; version=x;;=", ",;=", ""])
+def test_a_malformed_accept_header_does_not_break_the_scrape(folder: Path, accept: str) -> None:
+    assert served(folder).get("/metrics", headers={"accept": accept}).status_code == 200
+
+
+def test_the_version_names_the_machine(folder: Path) -> None:
+    assert served(folder).get("/version").json() == {"version": "1.2.3", "fingerprint": READY.fingerprint}
+
+
+def test_with_an_admin_port_the_main_one_has_no_metrics_and_the_other_needs_no_key(folder: Path) -> None:
+    it = served(folder, admin_port=9000)
+    assert it.get("/metrics").status_code == 404
+    assert it.get("/readyz").status_code == 200
+    it.app = create_admin_app(it.edge)
+    for path in ("/metrics", "/attention", "/version", "/livez", "/readyz"):
+        assert it.get(path).status_code == 200
+    assert it.post("/v1/completions", {"prompt": "a"}).status_code == 404

@@ -1,0 +1,52 @@
+"""Models, tokenize and detokenize."""
+
+from pathlib import Path
+
+from edge_fakes import MAX_MODEL_LEN, ScriptedEngine, Served, make_edge, served, write_tokenizer
+
+from server.settings import Settings
+
+
+def test_the_one_model_is_listed_and_found_by_its_name(folder: Path) -> None:
+    it = served(folder, served_model_name="org/name")
+    listed = it.get("/v1/models").json()
+    assert listed["object"] == "list"
+    assert listed["data"] == [it.get("/v1/models/org/name").json()]
+    assert listed["data"][0]["id"] == "org/name"
+    assert listed["data"][0]["max_model_len"] == MAX_MODEL_LEN
+    assert it.get("/v1/models/other").json()["error"]["code"] == "model_not_found"
+
+
+def test_a_prompt_is_tokenized_and_back(folder: Path) -> None:
+    it = served(folder)
+    tokens = it.post("/tokenize", {"prompt": "héllo"}).json()
+    assert tokens == {"count": 6, "max_model_len": MAX_MODEL_LEN, "tokens": list("héllo".encode())}
+    assert it.post("/detokenize", {"tokens": tokens["tokens"]}).json() == {"prompt": "héllo"}
+
+
+def test_messages_are_tokenized_as_the_chat_would(folder: Path) -> None:
+    messages = [{"role": "user", "content": "Hi"}]
+    tokens = served(folder).post("/tokenize", {"messages": messages}).json()["tokens"]
+    assert bytes(tokens) == b"[user]Hi[assistant]"
+    closed = served(folder).post("/tokenize", {"messages": messages, "add_generation_prompt": False}).json()["tokens"]
+    assert bytes(closed) == b"[user]Hi"
+
+
+def test_either_a_prompt_or_messages_are_needed(folder: Path) -> None:
+    it = served(folder)
+    for body in ({}, {"prompt": "a", "messages": [{"role": "user", "content": "b"}]}, {"prompt": [1]}):
+        assert it.post("/tokenize", body).json()["error"]["code"] == "invalid_value"
+
+
+def test_ids_that_are_none_are_not_detokenized(folder: Path) -> None:
+    it = served(folder)
+    for tokens in ([-1], [257], [], "abc", [1.0], [[1]]):
+        assert it.post("/detokenize", {"tokens": tokens}).json()["error"]["code"] == "invalid_value"
+
+
+def test_a_model_without_a_chat_template_cannot_chat(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path, has_template=False)
+    engine = ScriptedEngine()
+    it = Served(make_edge(tmp_path, engine, Settings(model="tiny")), engine)
+    answer = it.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "unsupported_field")
