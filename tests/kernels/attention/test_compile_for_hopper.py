@@ -1,0 +1,45 @@
+"""Every shipped Triton configuration compiled for sm_90, which needs no GPU, and what ptxas made of it."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kernels.attention.tiles import SHARED_BYTES_HOPPER
+
+HERE = Path(__file__).parent
+Report = dict[str, dict[str, int]]
+
+
+@pytest.fixture(scope="module")
+def report() -> Report:
+    """In a process of its own: this one's kernels are imported for the interpreter."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["PYTHONPATH"] = str(HERE.parents[2])
+    command = [sys.executable, str(HERE / "compile_for_hopper.py")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stderr
+    loaded: Report = json.loads(done.stdout)
+    return loaded
+
+
+def test_the_report_covers_each_phase_at_each_head_dim(report: Report) -> None:
+    assert len(report) == 4 * (3 * 2 + 1)
+
+
+def test_no_configuration_spills_registers(report: Report) -> None:
+    assert {name: found["STACK"] for name, found in report.items() if found["STACK"] or found["LOCAL"]} == {}
+
+
+def test_every_configuration_fits_the_shared_memory_of_hopper(report: Report) -> None:
+    assert SHARED_BYTES_HOPPER == 227 * 1024
+    assert all(0 < found["shared"] <= SHARED_BYTES_HOPPER for found in report.values()), report
+
+
+def test_prefill_and_extend_multiply_with_wgmma(report: Report) -> None:
+    wgmma = {name: found["wgmma"] for name, found in report.items() if name.startswith(("prefill", "extend"))}
+    assert len(wgmma) == 16
+    assert all(wgmma.values()), wgmma

@@ -1,0 +1,49 @@
+"""Length buckets."""
+
+import pytest
+
+from kernels.buckets import Bucket, bucket_of, buckets_up_to
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "bucket"),
+    [
+        (1, Bucket.LE_128),
+        (128, Bucket.LE_128),
+        (129, Bucket.LE_512),
+        (512, Bucket.LE_512),
+        (2048, Bucket.LE_2K),
+        (2049, Bucket.LE_8K),
+        (32768, Bucket.LE_32K),
+        (131072, Bucket.LE_128K),
+        (131073, Bucket.GT_128K),
+        (10**9, Bucket.GT_128K),
+    ],
+)
+def test_a_length_belongs_to_the_bucket_that_ends_at_or_after_it(num_tokens: int, bucket: Bucket) -> None:
+    assert bucket_of(num_tokens) is bucket
+
+
+@pytest.mark.parametrize("num_tokens", [0, -1])
+def test_there_is_no_bucket_below_one_token(num_tokens: int) -> None:
+    with pytest.raises(ValueError, match=f"at least 1 token, got {num_tokens}"):
+        bucket_of(num_tokens)
+
+
+def test_buckets_meet_without_gap_or_overlap() -> None:
+    buckets = list(Bucket)
+    assert buckets[0].lo == 0
+    assert [bucket.hi for bucket in buckets[:-1]] == [bucket.lo for bucket in buckets[1:]]
+    assert buckets[-1].hi is None
+
+
+def test_the_labels_are_the_public_ones() -> None:
+    labels = [bucket.label for bucket in Bucket]
+    assert labels == ["le_128", "le_512", "le_2k", "le_8k", "le_32k", "le_128k", "gt_128k"]
+
+
+@pytest.mark.parametrize(("num_tokens", "count"), [(1, 1), (128, 1), (129, 2), (4096, 4), (131073, 7)])
+def test_the_buckets_up_to_a_length_hold_every_shorter_one(num_tokens: int, count: int) -> None:
+    buckets = buckets_up_to(num_tokens)
+    assert buckets == tuple(Bucket)[:count]
+    assert buckets[-1] is bucket_of(num_tokens)

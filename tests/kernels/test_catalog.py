@@ -1,0 +1,128 @@
+"""The catalog: what there is, in which order, and what each path refuses."""
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kernels.buckets import Bucket
+from kernels.catalog import PATHS, path_named
+from kernels.fingerprint import Device, Fingerprint
+from kernels.path import Reject, Tier
+from kernels.shape import AttentionShape, Dtype, Mask, Phase
+
+ROOT = Path(__file__).parents[2]
+H200 = Fingerprint(Device.CUDA, "NVIDIA H200", 90, "580.95.05", "13.0", "91900", "2.11.0", "3.6.0")
+LAPTOP = Fingerprint(Device.CPU, "some CPU", None, None, None, None, "2.11.0", None)
+PREFILL = AttentionShape(
+    Phase.PREFILL, Dtype.BF16, Dtype.BF16, 32, 8, 128, Bucket.LE_2K, Bucket.LE_2K
+)  # fmt: skip
+EXTEND = replace(PREFILL, phase=Phase.EXTEND, context_bucket=Bucket.LE_32K, page_size=16)
+DECODE = replace(EXTEND, phase=Phase.DECODE, query_bucket=Bucket.LE_128)
+
+
+def serving(shape: AttentionShape, machine: Fingerprint) -> list[str]:
+    return [path.name for path in PATHS if not path.rejects(shape, machine)]
+
+
+def codes(name: str, shape: AttentionShape, machine: Fingerprint) -> list[Reject]:
+    return [rejection.code for rejection in path_named(name).rejects(shape, machine)]
+
+
+def test_the_catalog_lists_every_path_once_in_the_order_of_preference() -> None:
+    assert [(path.name, path.tier) for path in PATHS] == [
+        ("triton.prefill", Tier.FIRST),
+        ("triton.extend", Tier.FIRST),
+        ("triton.decode", Tier.FIRST),
+        ("sdpa.cpu", Tier.FIRST),
+        ("sdpa.cudnn", Tier.FALLBACK),
+        ("sdpa.flash", Tier.FALLBACK),
+        ("sdpa.efficient", Tier.FALLBACK),
+        ("sdpa.math", Tier.FALLBACK),
+    ]
+
+
+def test_a_path_is_found_by_its_name() -> None:
+    assert path_named("sdpa.math").name == "sdpa.math"
+
+
+def test_an_unknown_name_is_refused_with_the_names_there_are() -> None:
+    with pytest.raises(ValueError, match=r"expected one of triton\.prefill, .*sdpa\.math, found 'sdpa\.best'"):
+        path_named("sdpa.best")
+
+
+def test_each_phase_has_its_triton_path_and_its_fallbacks_on_a_gpu() -> None:
+    fallbacks = ["sdpa.cudnn", "sdpa.flash", "sdpa.efficient", "sdpa.math"]
+    assert serving(PREFILL, H200) == ["triton.prefill", *fallbacks]
+    assert serving(EXTEND, H200) == ["triton.extend", *fallbacks[1:]]
+    assert serving(DECODE, H200) == ["triton.decode", *fallbacks]
+
+
+@pytest.mark.parametrize("shape", [PREFILL, EXTEND, DECODE])
+def test_a_laptop_is_served_by_torch_for_cpus(shape: AttentionShape) -> None:
+    assert serving(shape, LAPTOP) == ["sdpa.cpu", "sdpa.math"]
+
+
+@pytest.mark.parametrize("shape", [PREFILL, EXTEND, DECODE])
+@pytest.mark.parametrize("machine", [H200, LAPTOP])
+def test_a_head_dim_of_320_is_served_by_a_fallback_only(shape: AttentionShape, machine: Fingerprint) -> None:
+    wide = replace(shape, head_dim=320)
+    expected = ["sdpa.math"] if machine is LAPTOP else ["sdpa.efficient", "sdpa.math"]
+    assert serving(wide, machine) == expected
+    first = "sdpa.cpu" if machine is LAPTOP else f"triton.{shape.phase.value}"
+    assert codes(first, wide, machine) == [Reject.HEAD_DIM]
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"window": 512}, ["triton.prefill", "sdpa.efficient", "sdpa.math"]),
+        ({"softcap": 30.0}, ["triton.prefill", "sdpa.math"]),
+        ({"sinks": True}, ["triton.prefill", "sdpa.math"]),
+        ({"mask": Mask.SPANS}, ["triton.prefill", "sdpa.efficient", "sdpa.math"]),
+        ({"mask": Mask.FULL}, ["triton.prefill", "sdpa.cudnn", "sdpa.flash", "sdpa.efficient", "sdpa.math"]),
+        ({"head_dim": 256}, ["triton.prefill", "sdpa.flash", "sdpa.efficient", "sdpa.math"]),
+        ({"head_dim": 100}, ["triton.prefill", "sdpa.flash", "sdpa.math"]),
+        ({"dtype": Dtype.FP32, "kv_dtype": Dtype.FP32}, ["triton.prefill", "sdpa.efficient", "sdpa.math"]),
+    ],
+)
+def test_flags_and_dims_leave_the_paths_that_can_compute_them(changes: dict[str, object], expected: list[str]) -> None:
+    assert serving(replace(PREFILL, **changes), H200) == expected  # type: ignore[arg-type]
+
+
+def test_a_digest_is_the_sha256_of_the_sources_and_differs_between_kernels() -> None:
+    digests = {path.name: path.source_digest for path in PATHS}
+    assert all(re.fullmatch("[0-9a-f]{64}", digest) for digest in digests.values())
+    assert len({digests[f"triton.{phase.value}"] for phase in Phase} | {digests["sdpa.math"]}) == 4
+
+
+def test_the_profiler_names_of_triton_paths_are_their_jit_functions() -> None:
+    for phase in Phase:
+        tree = ast.parse((ROOT / f"kernels/attention/triton_{phase.value}.py").read_text())
+        kernels = [node.name for node in tree.body if isinstance(node, ast.FunctionDef) and node.decorator_list]
+        names = path_named(f"triton.{phase.value}").kernel_names
+        assert kernels
+        assert all(any(name in kernel for name in names) for kernel in kernels)
+
+
+def test_without_triton_its_paths_stay_and_say_why_they_cannot_run() -> None:
+    program = """
+import sys
+sys.modules["triton"] = None  # importing it raises ImportError
+import torch
+from kernels.catalog import PATHS
+from kernels.device import read_fingerprint
+machine = read_fingerprint(torch.device("cpu"))
+print(machine.triton, [path.name for path in PATHS if path.run is None])
+"""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=120, check=True
+    )
+    assert done.stdout.split(" ", 1) == ["None", "['triton.prefill', 'triton.extend', 'triton.decode']\n"]
+    assert codes("triton.prefill", PREFILL, replace(H200, triton=None)) == [Reject.ARCH]

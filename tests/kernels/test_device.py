@@ -1,0 +1,71 @@
+"""Reading the machine, and counting what Triton compiles."""
+
+import os
+
+import pytest
+import torch
+import triton
+
+from kernels.device import dtype_of, read_fingerprint, torch_dtype
+from kernels.fingerprint import Device
+from kernels.launch import install_compile_counter, num_compiles, num_processors, shared_bytes
+from kernels.shape import Dtype
+
+CPU = torch.device("cpu")
+needs_no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is for machines without a GPU")
+
+
+@pytest.mark.parametrize("dtype", list(Dtype))
+def test_a_dtype_survives_the_way_to_torch_and_back(dtype: Dtype) -> None:
+    assert dtype_of(torch_dtype(dtype)) is dtype
+    assert torch_dtype(dtype).itemsize == dtype.num_bytes
+
+
+def test_a_dtype_no_path_takes_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"expected one of fp32, fp16, bf16, found torch\.int8"):
+        dtype_of(torch.int8)
+
+
+@needs_no_gpu
+def test_the_processor_is_the_interpreter_while_triton_says_so() -> None:
+    assert read_fingerprint(CPU).device is Device.INTERPRETER
+    del os.environ["TRITON_INTERPRET"]
+    try:
+        assert read_fingerprint(CPU).device is Device.CPU
+    finally:
+        os.environ["TRITON_INTERPRET"] = "1"
+
+
+def test_a_processor_has_a_name_and_versions_and_no_gpu_fields() -> None:
+    found = read_fingerprint(CPU)
+    assert found.gpu
+    assert found.torch == torch.__version__
+    assert found.triton == triton.__version__
+    assert (found.sm, found.driver, found.cudnn) == (None, None, None)
+
+
+def test_another_kind_of_device_is_refused() -> None:
+    with pytest.raises(ValueError, match="expected a cpu or cuda device, found meta"):
+        read_fingerprint(torch.device("meta"))
+
+
+def test_the_interpreter_has_no_shared_memory_limit_and_a_few_processors() -> None:
+    assert shared_bytes(CPU) is None
+    assert num_processors(CPU) == 4
+
+
+def test_compiled_kernels_are_counted_once_and_an_earlier_hook_still_called() -> None:
+    runtime = triton.knobs.runtime
+    before = runtime.jit_post_compile_hook
+    seen: list[str] = []
+    try:
+        runtime.jit_post_compile_hook = lambda **compiled: seen.append(compiled["key"])
+        assert num_compiles() == 0
+        install_compile_counter()
+        install_compile_counter()  # a second time changes nothing
+        runtime.jit_post_compile_hook(key="a")
+        runtime.jit_post_compile_hook(key="b")
+        assert num_compiles() == 2
+        assert seen == ["a", "b"]
+    finally:
+        runtime.jit_post_compile_hook = before

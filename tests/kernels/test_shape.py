@@ -1,0 +1,99 @@
+"""The attention shape and the IO model."""
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from kernels.buckets import Bucket
+from kernels.shape import (
+    AttentionShape,
+    Dtype,
+    Mask,
+    Phase,
+    flops,
+    hbm_bytes_standard,
+    hbm_bytes_tiled,
+    num_visible_pairs,
+)
+
+SHAPE = AttentionShape(
+    Phase.PREFILL, Dtype.BF16, Dtype.BF16, 32, 8, 128, Bucket.LE_2K, Bucket.LE_2K
+)  # fmt: skip
+
+
+def test_visible_pairs_are_those_that_counting_finds() -> None:
+    random.seed(0)
+    for _ in range(300):
+        num_keys = random.randint(1, 40)
+        num_queries = random.randint(1, num_keys)
+        window = random.choice([None, *range(1, 45)])
+        counted = sum(
+            1
+            for query in range(num_keys - num_queries, num_keys)
+            for key in range(num_keys)
+            if key <= query and (window is None or query - key < window)
+        )
+        assert num_visible_pairs(num_queries, num_keys, window) == counted, (num_queries, num_keys, window)
+
+
+def test_causal_attention_costs_half_the_square() -> None:
+    assert flops(SHAPE, 2048, 2048) == 4 * (2048 * 2049 // 2) * 128 * 32
+
+
+def test_full_attention_costs_the_square() -> None:
+    assert flops(replace(SHAPE, mask=Mask.FULL), 100, 300) == 4 * 100 * 300 * 128 * 32
+
+
+def test_tiled_attention_moves_each_tensor_once() -> None:
+    queries, keys = 2 * 10 * 32 * 128 * 2, 2 * 50 * 8 * 128 * 2
+    assert hbm_bytes_tiled(SHAPE, 10, 50) == queries + keys
+
+
+def test_a_window_spares_the_keys_before_it() -> None:
+    queries, keys = 2 * 10 * 32 * 128 * 2, 2 * (5 + 9) * 8 * 128 * 2
+    assert hbm_bytes_tiled(replace(SHAPE, window=5), 10, 50) == queries + keys
+
+
+def test_keys_of_another_dtype_have_its_size() -> None:
+    difference = hbm_bytes_tiled(replace(SHAPE, kv_dtype=Dtype.FP32), 10, 50) - hbm_bytes_tiled(SHAPE, 10, 50)
+    assert difference == 2 * 50 * 8 * 128 * 2
+
+
+def test_standard_attention_moves_the_scores_and_the_weights_twice_each() -> None:
+    assert hbm_bytes_standard(SHAPE, 10, 50) - hbm_bytes_tiled(SHAPE, 10, 50) == 4 * 10 * 50 * 32 * 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({}, "prefill bf16 h32:8 d128 q-le_2k c-le_2k causal"),
+        ({"kv_dtype": Dtype.FP16}, "prefill bf16/kv-fp16 h32:8 d128 q-le_2k c-le_2k causal"),
+        (
+            {"phase": Phase.DECODE, "page_size": 16, "window": 7, "softcap": 30.0, "sinks": True},
+            "decode bf16 h32:8 d128 q-le_2k c-le_2k causal page16 window7 softcap30 sinks",
+        ),
+    ],
+)
+def test_the_text_of_a_shape_tells_what_selects_a_kernel(changes: dict[str, object], text: str) -> None:
+    assert str(replace(SHAPE, **changes)) == text  # type: ignore[arg-type]
+
+
+def test_no_two_shapes_share_a_text() -> None:
+    changes: list[dict[str, object]] = [
+        {"phase": Phase.EXTEND},
+        {"dtype": Dtype.FP16},
+        {"kv_dtype": Dtype.FP16},
+        {"num_heads": 16},
+        {"num_kv_heads": 4},
+        {"head_dim": 64},
+        {"query_bucket": Bucket.LE_128},
+        {"context_bucket": Bucket.LE_8K},
+        {"page_size": 16},
+        {"window": 8},
+        {"softcap": 8.0},
+        {"sinks": True},
+        {"mask": Mask.FULL},
+    ]
+    texts = {str(replace(SHAPE, **change)) for change in ({}, *changes)}  # type: ignore[arg-type]
+    assert len(texts) == len(changes) + 1
