@@ -51,7 +51,7 @@ class Lengths:
     keys: int
 
 
-def tested_lengths(shape: AttentionShape, *, is_cpu: bool) -> Lengths:
+def longest_lengths(shape: AttentionShape, *, is_cpu: bool) -> Lengths:
     """The longest sequence that is tested: the buckets' upper edges (2x the lower without an end), on a CPU less."""
     keys = _longest(shape.context_bucket, CPU_MAX_CONTEXT if is_cpu else None)
     if shape.phase is Phase.DECODE:
@@ -65,7 +65,7 @@ def tested_lengths(shape: AttentionShape, *, is_cpu: bool) -> Lengths:
 
 def cases(shape: AttentionShape, device: torch.device, *, seed: int) -> Iterator[Case]:
     """Every input for this shape, smallest first. Made one at a time, so that only one is in memory."""
-    longest = tested_lengths(shape, is_cpu=device.type == "cpu")
+    longest = longest_lengths(shape, is_cpu=device.type == "cpu")
     few = _few(shape, longest)
     yield _case("ragged", shape, _ragged(shape, longest), device, seed=seed)
     yield _case("large_logits", shape, few, device, seed=seed + 1, query_factor=30.0)
@@ -77,7 +77,7 @@ def cases(shape: AttentionShape, device: torch.device, *, seed: int) -> Iterator
 
 def long_case(shape: AttentionShape, device: torch.device, *, seed: int, num_seqs: int = 1) -> Case:
     """`num_seqs` sequences of the longest tested length. Alone it is what is timed."""
-    longest = tested_lengths(shape, is_cpu=device.type == "cpu")
+    longest = longest_lengths(shape, is_cpu=device.type == "cpu")
     return _case("long", shape, [longest] * num_seqs, device, seed=seed)
 
 
@@ -159,7 +159,7 @@ def _case(
     else:
         k, v, batch = _paged(shape, lengths, keys, values, generator)
     # Kernels choose variants by these bounds, so even short sequences get the bounds of the shape's longest.
-    longest = tested_lengths(shape, is_cpu=device.type == "cpu")
+    longest = longest_lengths(shape, is_cpu=device.type == "cpu")
     batch = replace(batch, max_seqlen_q=longest.queries, max_context=longest.keys)
     return Case(
         name=name,

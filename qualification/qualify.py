@@ -12,7 +12,7 @@ from kernels.path import KernelPath, RunAttention
 from kernels.shape import AttentionShape, Phase, flops, hbm_bytes_tiled
 from qualification.checks import check_path
 from qualification.evidence import Check, Evidence, Timing
-from qualification.inputs import cases, long_case, tested_lengths
+from qualification.inputs import cases, long_case, longest_lengths
 from qualification.timing import time_call
 from qualification.wrong import passed_wrongly
 
@@ -105,7 +105,7 @@ def _measure(shape: AttentionShape, run: RunAttention, bench: Bench) -> tuple[Ti
     case = long_case(shape, bench.device, seed=bench.seed, num_seqs=num_seqs)
     out = torch.empty_like(case.q)
     timing = time_call(lambda: run(case.q, case.k, case.v, case.batch, case.flags, out), bench.device)
-    longest = tested_lengths(shape, is_cpu=bench.device.type == "cpu")
+    longest = longest_lengths(shape, is_cpu=bench.device.type == "cpu")
     seconds = timing.p50_us * 1e-6 / num_seqs
     tflops = flops(shape, longest.queries, longest.keys) / seconds / 1e12
     bandwidth = hbm_bytes_tiled(shape, longest.queries, longest.keys) / seconds
@@ -123,7 +123,7 @@ def _evidence(
     bytes_per_second: float | None = None,
     failure: str | None = None,
 ) -> Evidence:
-    longest = tested_lengths(shape, is_cpu=bench.device.type == "cpu")
+    longest = longest_lengths(shape, is_cpu=bench.device.type == "cpu")
     return Evidence(
         shape=shape,
         path=path.name,

@@ -1,10 +1,10 @@
 """From what a canary saw to a verdict for each stage, and from those to the exit code. Talks to nobody."""
 
-import os.path
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, IntEnum
+from itertools import takewhile
 
 MIN_SAMPLES = 5  # times to the first token a bucket needs on both sides before their medians are compared
 NOISE_S = 0.005  # a difference below this is nobody's concern, whatever its factor
@@ -69,7 +69,7 @@ class Answer:
 
 
 def exit_code(verdicts: Sequence[Verdict]) -> ExitCode:
-    """Wrong answers before wrong paths before slowness before not knowing. 0 only when each stage passed or was skipped.
+    """Wrong answers before wrong paths before slowness before not knowing. 0 only when no stage failed or had no data.
 
     No verdict at all is inconclusive.
     """
@@ -191,4 +191,5 @@ def _difference(answer: Answer) -> str:
 
 def _common_prefix(answer: Answer) -> int:
     """Characters that both texts begin with."""
-    return len(os.path.commonprefix([answer.expected, answer.got or ""]))
+    pairs = zip(answer.expected, answer.got or "", strict=False)
+    return len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))

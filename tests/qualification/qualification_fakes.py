@@ -1,0 +1,50 @@
+"""What the tests of qualification share: machines, shapes, paths and evidence, each a plain value."""
+
+from dataclasses import replace
+
+from kernels.buckets import Bucket
+from kernels.fingerprint import Device, Fingerprint
+from kernels.path import KernelPath, Limits, Tier
+from kernels.shape import AttentionShape, Dtype, Mask, Phase
+from qualification.evidence import REQUIRED_CHECKS, Check, Evidence, Timing
+
+MACHINE = Fingerprint(Device.CPU, "Test CPU", None, None, None, None, "2.13.0", None)
+SHAPE = AttentionShape(Phase.PREFILL, Dtype.FP32, Dtype.FP32, 4, 2, 64, Bucket.LE_128, Bucket.LE_128)
+DECODE = replace(SHAPE, phase=Phase.DECODE, page_size=16)
+
+LIMITS = Limits(
+    devices=frozenset({Device.CPU}),
+    phases=frozenset(Phase),
+    dtypes=frozenset(Dtype),
+    max_head_dim=256,
+    masks=frozenset(Mask),
+)
+
+
+def no_kernel(*_: object) -> None:
+    raise AssertionError("this path must not run")
+
+
+def path(name: str, tier: Tier = Tier.FIRST, **limits: object) -> KernelPath:
+    return KernelPath(name, tier, replace(LIMITS, **limits), f"digest of {name}", (), no_kernel)
+
+
+def checks(measured: float = 0.5, *, missing: str | None = None) -> tuple[Check, ...]:
+    """All required checks, at half their limit unless told otherwise."""
+    return tuple(Check(name, "ragged", measured, 1.0, "abs", 0) for name in sorted(REQUIRED_CHECKS - {missing}))
+
+
+def evidence(shape: AttentionShape, kernel: KernelPath, p50_us: float = 10.0, **changes: object) -> Evidence:
+    """Proof of (shape, path) on MACHINE, with changes."""
+    found = Evidence(
+        shape=shape,
+        path=kernel.name,
+        source_digest=kernel.source_digest,
+        fingerprint=MACHINE,
+        checks=checks(),
+        tested_query_tokens=1 if shape.phase is Phase.DECODE else shape.query_bucket.lo + 1,
+        tested_context_tokens=shape.context_bucket.lo + 1,
+        at="2026-11-20T12:00:00+00:00",
+        timing=Timing(p50_us, 0.01, 20),
+    )
+    return replace(found, **changes)

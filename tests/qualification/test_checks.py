@@ -1,0 +1,117 @@
+import sys
+from itertools import count
+
+import pytest
+import torch
+from qualification_fakes import DECODE, SHAPE
+
+from kernels.attention.oracle import attention_oracle
+from kernels.shape import AttentionShape, Dtype
+from qualification.checks import check_path, one_thread
+from qualification.evidence import REQUIRED_CHECKS, Check
+from qualification.inputs import cases
+from qualification.wrong import Fault, passed_wrongly, trial_shapes, wrong_kernel
+
+CPU = torch.device("cpu")
+
+
+def measure(run: object, shape: AttentionShape = SHAPE) -> dict[str, Check]:
+    return {check.name: check for check in check_path(run, cases(shape, CPU, seed=0))}
+
+
+def right(q, k, v, batch, flags, out) -> None:
+    out.copy_(attention_oracle(q, k, v, batch, flags))
+
+
+@pytest.mark.parametrize("shape", [SHAPE, DECODE], ids=str)
+def test_the_truth_itself_passes_every_required_check(shape: AttentionShape) -> None:
+    found = measure(right, shape)
+    assert set(found) == REQUIRED_CHECKS
+    assert all(check.is_passed for check in found.values())
+
+
+def test_a_row_that_is_not_written_counts_as_not_finite() -> None:
+    def run(q, k, v, batch, flags, out) -> None:
+        right(q, k, v, batch, flags, out)
+        out[-1] = torch.nan
+
+    found = measure(run)
+    assert found["nonfinite"].measured == 4 * 64
+    assert found["max_error"].measured == sys.float_info.max
+
+
+def test_a_write_beside_the_output_is_counted() -> None:
+    def run(q, k, v, batch, flags, out) -> None:
+        right(q, k, v, batch, flags, out)
+        out.as_strided((3,), (1,), out.storage_offset() - 3).zero_()
+
+    assert measure(run)["guard_writes"].measured == 3
+
+
+def test_a_result_that_changes_when_run_again_is_counted() -> None:
+    calls = count()
+
+    def run(q, k, v, batch, flags, out) -> None:
+        right(q, k, v, batch, flags, out)
+        out[0, 0, 0] += 1e-7 * next(calls)
+
+    assert measure(run)["unequal_repeat"].measured == 1
+
+
+def test_each_measure_keeps_its_worst_case() -> None:
+    def run(q, k, v, batch, flags, out) -> None:
+        right(q, k, v, batch, flags, out)
+        if q.std() > 25:
+            out += 0.5
+
+    found = measure(run)
+    assert found["max_error"].case == found["mean_error"].case == "large_logits"
+    assert found["max_error"].measured == pytest.approx(0.5, rel=1e-3)
+
+
+def test_what_a_path_raises_goes_through() -> None:
+    def run(*_: object) -> None:
+        raise RuntimeError("no kernel image")
+
+    with pytest.raises(RuntimeError, match="no kernel image"):
+        measure(run)
+
+
+def test_threads_are_given_back() -> None:
+    before = torch.get_num_threads()
+    with one_thread():
+        inside = torch.get_num_threads()
+    assert (inside, torch.get_num_threads()) == (1, before)
+
+
+@pytest.fixture(scope="module")
+def trial() -> dict[AttentionShape, list]:
+    return {shape: list(cases(shape, CPU, seed=0)) for shape in trial_shapes(Dtype.FP32)}
+
+
+@pytest.mark.parametrize("fault", [fault for fault in Fault if fault is not Fault.NONE], ids=lambda fault: fault.name)
+def test_every_wrong_kernel_is_refused_in_every_phase(fault: Fault, trial: dict[AttentionShape, list]) -> None:
+    with one_thread():
+        for inputs in trial.values():
+            assert not all(check.is_passed for check in check_path(wrong_kernel(fault), inputs))
+
+
+def test_the_kernel_without_a_fault_passes(trial: dict[AttentionShape, list]) -> None:
+    with one_thread():
+        for inputs in trial.values():
+            assert all(check.is_passed for check in check_path(wrong_kernel(Fault.NONE), inputs))
+
+
+@pytest.mark.parametrize("dtype", [Dtype.BF16, Dtype.FP16])
+def test_the_trial_holds_in_16_bits_too(dtype: Dtype) -> None:
+    assert passed_wrongly(frozenset({dtype}), CPU) == ()
+
+
+def test_a_checker_that_passes_everything_is_found_out() -> None:
+    found = passed_wrongly(frozenset({Dtype.FP32}), CPU, check=lambda *_: True)
+    assert {it.fault for it in found} == {*Fault} - {Fault.NONE}
+
+
+def test_a_checker_that_refuses_everything_is_found_out() -> None:
+    found = passed_wrongly(frozenset({Dtype.FP32}), CPU, check=lambda *_: False)
+    assert {it.fault for it in found} == {Fault.NONE}

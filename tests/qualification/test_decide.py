@@ -1,0 +1,319 @@
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from qualification_fakes import DECODE, MACHINE, SHAPE, checks, evidence, path
+
+from kernels.fingerprint import Device
+from kernels.path import KernelPath, Reject, Rejection, Tier
+from kernels.shape import Phase
+from qualification.decide import Book, decide
+from qualification.decision import Decision, Policy, Status
+from qualification.evidence import SUITE, Evidence
+from qualification.matrix import Matrix
+
+FIRST, OTHER, FALLBACK = path("first"), path("other"), path("fallback", Tier.FALLBACK)
+NONE: frozenset[tuple[str, str]] = frozenset()
+
+
+def book(reviewed: tuple[Evidence, ...] = (), own: tuple[Evidence, ...] = (), problems: tuple[str, ...] = ()) -> Book:
+    refused = tuple(Rejection(Reject.MATRIX_INVALID, problem) for problem in problems)
+    return Book(
+        Matrix({(entry.shape, entry.path): entry for entry in reviewed}, "digest", refused),
+        {(entry.shape, entry.path): entry for entry in own},
+    )
+
+
+def choose(
+    paths: tuple[KernelPath, ...],
+    known: Book,
+    policy: Policy = Policy.REFUSE,
+    quarantined: frozenset[tuple[str, str]] = NONE,
+) -> Decision:
+    return decide(SHAPE, paths=paths, fingerprint=MACHINE, book=known, quarantined=quarantined, policy=policy)
+
+
+def rejections(decision: Decision, name: str) -> list[Reject]:
+    found = [candidate for candidate in decision.candidates if candidate.path == name]
+    return [rejection.code for rejection in found[0].rejections]
+
+
+def test_a_reviewed_proof_serves_and_is_no_fallback() -> None:
+    decision = choose((FIRST, FALLBACK), book((evidence(SHAPE, FIRST), evidence(SHAPE, FALLBACK))))
+    assert (decision.path, decision.status, decision.wanted) == ("first", Status.PROVEN, "first")
+    assert not decision.is_fallback
+    assert decision.matrix_digest == "digest"
+    assert rejections(decision, "fallback") == []
+
+
+def test_the_first_tier_serves_even_where_a_fallback_was_faster() -> None:
+    known = book((evidence(SHAPE, FIRST, 100.0), evidence(SHAPE, FALLBACK, 1.0)))
+    assert choose((FALLBACK, FIRST), known).path == "first"
+
+
+def test_inside_a_tier_the_faster_serves_and_that_is_no_fallback() -> None:
+    decision = choose((FIRST, OTHER), book((evidence(SHAPE, FIRST, 100.0), evidence(SHAPE, OTHER, 1.0))))
+    assert (decision.path, decision.wanted, decision.fallback_reasons) == ("other", "other", ())
+
+
+def test_equal_times_fall_to_the_catalogs_order() -> None:
+    known = book((evidence(SHAPE, FIRST), evidence(SHAPE, OTHER)))
+    assert choose((FIRST, OTHER), known).path == "first"
+    assert choose((OTHER, FIRST), known).path == "other"
+
+
+def test_a_path_of_the_first_tier_that_failed_makes_the_next_a_fallback() -> None:
+    known = book((evidence(SHAPE, FIRST, checks=checks(2.0)), evidence(SHAPE, OTHER)))
+    decision = choose((FIRST, OTHER), known)
+    assert (decision.path, decision.wanted, decision.fallback_reasons) == ("other", "first", (Reject.FAILED,))
+
+
+def test_an_unsupported_head_dim_is_the_reason_of_the_fallback() -> None:
+    small = path("small", max_head_dim=32)
+    decision = choose((small, FALLBACK), book((evidence(SHAPE, FALLBACK),)))
+    assert (decision.path, decision.wanted) == ("fallback", "small")
+    assert Reject.HEAD_DIM in decision.fallback_reasons
+
+
+def test_a_path_for_other_machines_is_not_wanted_here() -> None:
+    foreign = path("foreign", devices=frozenset({Device.CUDA}))
+    decision = choose((foreign, FIRST), book((evidence(SHAPE, FIRST),)))
+    assert (decision.wanted, decision.is_fallback) == ("first", False)
+    assert rejections(decision, "foreign")[0] is Reject.ARCH
+
+
+def test_where_no_first_choice_can_run_the_fallback_names_the_machine() -> None:
+    foreign = path("foreign", devices=frozenset({Device.CUDA}))
+    decision = choose((foreign, FALLBACK), book((evidence(SHAPE, FALLBACK),)))
+    assert (decision.path, decision.wanted) == ("fallback", "foreign")
+    assert decision.fallback_reasons[0] is Reject.ARCH
+
+
+def test_a_path_of_another_phase_is_not_wanted() -> None:
+    decoder = path("decoder", phases=frozenset({Phase.DECODE}))
+    decision = choose((decoder, FIRST), book((evidence(SHAPE, FIRST),)))
+    assert (decision.wanted, decision.is_fallback) == ("first", False)
+
+
+def test_own_evidence_serves_under_qualify_as_provisional() -> None:
+    decision = choose((FIRST,), book(own=(evidence(SHAPE, FIRST),)), Policy.QUALIFY)
+    assert (decision.path, decision.status, decision.is_fallback) == ("first", Status.PROVISIONAL, False)
+    assert decision.matrix_digest is None
+
+
+def test_own_evidence_does_not_serve_under_refuse() -> None:
+    decision = choose((FIRST,), book(own=(evidence(SHAPE, FIRST),)))
+    assert (decision.path, decision.status) == (None, Status.PROVISIONAL)
+    assert decision.fallback_reasons == (Reject.UNPROVEN,)
+    assert rejections(decision, "first") == [Reject.UNPROVEN]
+
+
+def test_without_evidence_only_degrade_serves_and_says_so() -> None:
+    assert choose((FIRST,), book(), Policy.REFUSE).path is None
+    assert choose((FIRST,), book(), Policy.QUALIFY).path is None
+    decision = choose((FIRST,), book(), Policy.DEGRADE)
+    assert (decision.path, decision.wanted, decision.status) == ("first", "first", Status.UNPROVEN)
+    assert decision.fallback_reasons == (Reject.UNPROVEN,)
+
+
+def test_degrade_prefers_a_proven_fallback_to_an_unproven_first_choice() -> None:
+    decision = choose((FIRST, FALLBACK), book((evidence(SHAPE, FALLBACK),)), Policy.DEGRADE)
+    assert (decision.path, decision.status, decision.wanted) == ("fallback", Status.PROVEN, "first")
+    assert decision.fallback_reasons == (Reject.UNPROVEN,)
+
+
+def test_degrade_prefers_stale_to_unproven() -> None:
+    stale = evidence(SHAPE, OTHER, fingerprint=replace(MACHINE, torch="2.12.0"))
+    decision = choose((FIRST, OTHER), book((stale,)), Policy.DEGRADE)
+    assert (decision.path, decision.status) == ("other", Status.STALE)
+
+
+@pytest.mark.parametrize("policy", Policy)
+def test_what_failed_or_is_quarantined_serves_under_no_policy(policy: Policy) -> None:
+    failed = book((evidence(SHAPE, FIRST, checks=checks(2.0)),))
+    assert choose((FIRST,), failed, policy).status is Status.FAILED
+    assert choose((FIRST,), failed, policy).path is None
+    broken = choose((FIRST,), book((evidence(SHAPE, FIRST),)), policy, frozenset({("first", str(SHAPE))}))
+    assert (broken.path, broken.status, broken.fallback_reasons) == (None, Status.QUARANTINED, (Reject.QUARANTINED,))
+
+
+def test_quarantine_of_one_shape_leaves_the_others_alone() -> None:
+    decision = choose((FIRST,), book((evidence(SHAPE, FIRST),)), quarantined=frozenset({("first", str(DECODE))}))
+    assert decision.path == "first"
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"fingerprint": replace(MACHINE, torch="2.12.0")}, "torch"),
+        ({"fingerprint": replace(MACHINE, driver="580.1")}, "driver"),
+        ({"source_digest": "older"}, "source_digest"),
+        ({"suite": SUITE - 1}, "suite"),
+    ],
+)
+def test_stale_evidence_names_what_changed(changes: dict[str, object], name: str) -> None:
+    decision = choose((FIRST, FALLBACK), book((evidence(SHAPE, FIRST, **changes), evidence(SHAPE, FALLBACK))))
+    assert (decision.path, decision.fallback_reasons) == ("fallback", (Reject.STALE,))
+    details = [rejection.detail for candidate in decision.candidates for rejection in candidate.rejections]
+    assert details == [f"changed since it was measured: {name}"]
+
+
+def test_a_failure_here_outweighs_a_reviewed_proof() -> None:
+    known = book((evidence(SHAPE, FIRST),), (evidence(SHAPE, FIRST, checks=checks(2.0)),))
+    assert choose((FIRST,), known).status is Status.FAILED
+
+
+def test_own_evidence_stands_in_for_a_stale_review() -> None:
+    known = book((evidence(SHAPE, FIRST, source_digest="older"),), (evidence(SHAPE, FIRST),))
+    assert choose((FIRST,), known, Policy.QUALIFY).status is Status.PROVISIONAL
+
+
+def test_a_refused_matrix_is_the_reason_that_nothing_is_proven() -> None:
+    decision = choose((FIRST,), book(problems=("a.json does not match its digest",)))
+    assert (decision.path, decision.fallback_reasons) == (None, (Reject.MATRIX_INVALID,))
+    assert decision.candidates[0].rejections[0].detail == "a.json does not match its digest"
+
+
+def test_an_empty_catalog_is_an_error() -> None:
+    with pytest.raises(ValueError, match="catalog is empty"):
+        choose((), book())
+
+
+# --- properties: random catalogs, evidence and quarantines -----------------------------------------------------------
+
+path_strategy = st.builds(
+    lambda name, tier, limits: path(name, tier, **limits),
+    st.sampled_from(["a", "b", "c", "d", "e"]),
+    st.sampled_from(Tier),
+    st.sampled_from(
+        [
+            {},
+            {},
+            {"max_head_dim": 32},
+            {"devices": frozenset({Device.CUDA})},
+            {"phases": frozenset({Phase.DECODE})},
+            {"phases": frozenset({Phase.DECODE}), "devices": frozenset({Device.CUDA})},
+        ]
+    ),
+)
+catalogs = st.lists(path_strategy, min_size=1, max_size=5, unique_by=lambda it: it.name).map(tuple)
+changes = st.sampled_from(
+    [
+        {},
+        {},
+        {},
+        {"checks": checks(2.0)},
+        {"checks": ()},
+        {"failure": "RuntimeError: no"},
+        {"timing": None},
+        {"suite": SUITE - 1},
+        {"source_digest": "older"},
+        {"fingerprint": replace(MACHINE, torch="2.12.0")},
+        {"tested_context_tokens": 129},
+    ]
+)
+
+
+@st.composite
+def worlds(draw: st.DrawFn) -> tuple[tuple[KernelPath, ...], Book, frozenset[tuple[str, str]]]:
+    catalog = draw(catalogs)
+
+    def some() -> tuple[Evidence, ...]:
+        chosen = draw(st.lists(st.sampled_from(catalog), unique_by=lambda it: it.name))
+        return tuple(
+            evidence(SHAPE, it, **({"p50_us": draw(st.sampled_from([1.0, 2.0, 3.0]))} | draw(changes))) for it in chosen
+        )
+
+    quarantined = draw(st.lists(st.sampled_from(catalog), max_size=2))
+    problems = draw(st.sampled_from([(), ("a file is truncated",)]))
+    return catalog, book(some(), some(), problems), frozenset((it.name, str(SHAPE)) for it in quarantined)
+
+
+def valid(known: Book, kernel: KernelPath, *, is_reviewed: bool) -> bool:
+    source = known.reviewed.evidence if is_reviewed else known.own
+    found = source.get((SHAPE, kernel.name))
+    return found is not None and found.is_proven and not found.differing_fields(kernel, MACHINE)
+
+
+@given(worlds(), st.sampled_from(Policy))
+def test_a_chosen_path_never_rejects_and_is_never_quarantined(world: tuple, policy: Policy) -> None:
+    catalog, known, quarantined = world
+    decision = choose(catalog, known, policy, quarantined)
+    if decision.path is not None:
+        chosen = next(it for it in catalog if it.name == decision.path)
+        assert chosen.rejects(SHAPE, MACHINE) == ()
+        assert (decision.path, str(SHAPE)) not in quarantined
+
+
+@given(worlds(), st.sampled_from(Policy))
+def test_a_status_is_never_better_than_its_evidence(world: tuple, policy: Policy) -> None:
+    catalog, known, quarantined = world
+    decision = choose(catalog, known, policy, quarantined)
+    if decision.path is None:
+        return
+    chosen = next(it for it in catalog if it.name == decision.path)
+    assert (decision.status is Status.PROVEN) <= valid(known, chosen, is_reviewed=True)
+    assert (decision.status is Status.PROVISIONAL) <= valid(known, chosen, is_reviewed=False)
+    assert (decision.matrix_digest is not None) == (decision.status is Status.PROVEN)
+
+
+@given(worlds(), st.sampled_from(Policy))
+def test_each_policy_serves_only_what_it_may(world: tuple, policy: Policy) -> None:
+    catalog, known, quarantined = world
+    decision = choose(catalog, known, policy, quarantined)
+    allowed = {
+        Policy.REFUSE: {Status.PROVEN},
+        Policy.QUALIFY: {Status.PROVEN, Status.PROVISIONAL},
+        Policy.DEGRADE: {Status.PROVEN, Status.PROVISIONAL, Status.STALE, Status.UNPROVEN},
+    }
+    assert decision.path is None or decision.status in allowed[policy]
+
+
+@given(worlds(), st.sampled_from(Policy))
+def test_a_fallback_has_reasons_and_reasons_mean_a_fallback(world: tuple, policy: Policy) -> None:
+    """Written from the words of the contract, without looking at how `decide` finds it."""
+    catalog, known, quarantined = world
+    decision = choose(catalog, known, policy, quarantined)
+    chosen = next((it for it in catalog if it.name == decision.path), None)
+    is_good = (
+        chosen is not None
+        and chosen.tier is Tier.FIRST
+        and decision.status in {Status.PROVEN, Status.PROVISIONAL}
+        and decision.wanted == decision.path
+    )
+    assert decision.is_fallback == (not is_good)
+
+
+@given(worlds(), st.sampled_from(Policy))
+def test_the_reasons_are_those_that_stand_against_the_wanted_path(world: tuple, policy: Policy) -> None:
+    catalog, known, quarantined = world
+    decision = choose(catalog, known, policy, quarantined)
+    if decision.is_fallback and decision.wanted != decision.path:
+        assert set(decision.fallback_reasons) == set(rejections(decision, decision.wanted))
+
+
+@given(worlds(), st.sampled_from(Policy))
+def test_every_path_is_chosen_or_a_candidate(world: tuple, policy: Policy) -> None:
+    catalog, known, quarantined = world
+    decision = choose(catalog, known, policy, quarantined)
+    names = [candidate.path for candidate in decision.candidates]
+    assert sorted([*names, decision.path] if decision.path else names) == sorted(it.name for it in catalog)
+    if decision.path is None:
+        assert all(candidate.rejections for candidate in decision.candidates)
+
+
+@given(worlds(), st.sampled_from(Policy), st.randoms())
+def test_the_same_world_gives_the_same_decision(world: tuple, policy: Policy, random: object) -> None:
+    catalog, known, quarantined = world
+    shuffled = list(known.own.items())
+    random.shuffle(shuffled)
+    again = Book(known.reviewed, dict(shuffled))
+    assert choose(catalog, known, policy, quarantined) == choose(catalog, again, policy, quarantined)
+
+
+@given(worlds())
+def test_a_stricter_policy_never_serves_where_a_laxer_one_does_not(world: tuple) -> None:
+    catalog, known, quarantined = world
+    served = [choose(catalog, known, policy, quarantined).path is not None for policy in Policy]
+    assert served == sorted(served)

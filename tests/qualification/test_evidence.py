@@ -1,0 +1,71 @@
+import math
+from dataclasses import replace
+
+import pytest
+from qualification_fakes import MACHINE, SHAPE, checks, evidence, path
+
+from kernels.buckets import Bucket
+from qualification.evidence import REQUIRED_CHECKS, SUITE, Check, strain, summarize
+
+PATH = path("a")
+PROOF = evidence(SHAPE, PATH)
+
+
+def test_evidence_that_passes_every_required_check_is_proof() -> None:
+    assert PROOF.is_proven
+
+
+@pytest.mark.parametrize("name", sorted(REQUIRED_CHECKS))
+def test_without_any_one_required_check_it_is_no_proof(name: str) -> None:
+    assert not replace(PROOF, checks=checks(missing=name)).is_proven
+
+
+@pytest.mark.parametrize("measured", [1.0001, math.nan, math.inf])
+def test_a_check_beyond_its_limit_or_without_a_number_is_no_proof(measured: float) -> None:
+    bad = Check("max_error", "long", measured, 1.0, "abs", 0)
+    assert not replace(PROOF, checks=(*checks(missing="max_error"), bad)).is_proven
+
+
+def test_a_check_on_its_limit_passes() -> None:
+    assert replace(PROOF, checks=checks(1.0)).is_proven
+
+
+def test_a_path_that_raised_is_not_proven_whatever_it_passed_before() -> None:
+    assert not replace(PROOF, failure="RuntimeError: no").is_proven
+
+
+@pytest.mark.parametrize("tokens", [128, 513])
+def test_lengths_outside_the_bucket_prove_nothing_of_it(tokens: int) -> None:
+    shape = replace(SHAPE, query_bucket=Bucket.LE_512, context_bucket=Bucket.LE_512)
+    assert not evidence(shape, PATH, tested_context_tokens=tokens).is_proven
+    assert not evidence(shape, PATH, tested_query_tokens=tokens).is_proven
+    assert evidence(shape, PATH, tested_context_tokens=512, tested_query_tokens=512).is_proven
+
+
+def test_what_has_changed_is_named() -> None:
+    machine = replace(MACHINE, torch="2.14.0", driver="580.1")
+    kernel = replace(PATH, source_digest="another")
+    assert replace(PROOF, suite=SUITE - 1).differing_fields(kernel, machine) == (
+        "driver",
+        "torch",
+        "source_digest",
+        "suite",
+    )
+    assert PROOF.differing_fields(PATH, MACHINE) == ()
+
+
+def test_strain_is_the_share_of_the_limit() -> None:
+    assert strain(1.0, 2.0) == 0.5
+    assert strain(0, 0) == 0
+    assert strain(1, 0) == math.inf
+    assert strain(math.nan, 1) == math.inf
+
+
+def test_the_summary_shows_the_check_nearest_to_its_limit() -> None:
+    worst = Check("max_error", "long", 0.9, 1.0, "abs", 4)
+    summary = summarize(replace(PROOF, checks=(*checks(missing="max_error"), worst)))
+    assert summary["worst_check"] == "max_error"
+    assert summary["worst_case"] == "long"
+    assert summary["worst_measured"] == 0.9
+    assert summary["p50_us"] == 10.0
+    assert summary["is_proven"] is True

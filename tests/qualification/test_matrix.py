@@ -1,0 +1,143 @@
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from qualification_fakes import DECODE, MACHINE, SHAPE, checks, evidence, path
+
+from kernels.path import Reject
+from qualification.matrix import (
+    MATRICES,
+    SCHEMA,
+    Matrix,
+    MatrixError,
+    gpu_folder,
+    load_matrices,
+    load_matrix,
+    save_matrix,
+)
+
+A, B = path("a"), path("b")
+EVIDENCE = [evidence(SHAPE, A), evidence(SHAPE, B, failure="RuntimeError: no", timing=None), evidence(DECODE, A)]
+FILE = "h4-2-d64.json"
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    target = tmp_path / gpu_folder(MACHINE.gpu) / FILE
+    save_matrix(target, EVIDENCE)
+    return target
+
+
+def test_what_is_written_is_read_back(file: Path) -> None:
+    assert dict(load_matrix(file).evidence) == {(entry.shape, entry.path): entry for entry in EVIDENCE}
+
+
+def test_a_file_does_not_depend_on_the_order_of_its_evidence(tmp_path: Path, file: Path) -> None:
+    other = tmp_path / "other.json"
+    save_matrix(other, reversed(EVIDENCE))
+    assert other.read_bytes() == file.read_bytes()
+
+
+def test_a_new_proof_changes_its_own_line_and_the_digest_only(tmp_path: Path, file: Path) -> None:
+    other = tmp_path / "other.json"
+    save_matrix(other, [*EVIDENCE[:2], evidence(DECODE, A, p50_us=11.0)])
+    lines = zip(file.read_text().splitlines(), other.read_text().splitlines(), strict=True)
+    changed = [ours for ours, theirs in lines if ours != theirs]
+    assert len(changed) == 2
+    assert changed[0].startswith('"digest"')
+    assert '"phase":"decode"' in changed[1]
+
+
+def test_every_flipped_byte_is_refused(file: Path) -> None:
+    content = file.read_bytes()
+    for position in range(len(content)):
+        file.write_bytes(content[:position] + bytes([content[position] ^ 1]) + content[position + 1 :])
+        with pytest.raises(MatrixError):
+            load_matrix(file)
+
+
+def test_a_truncated_file_is_refused(file: Path) -> None:
+    content = file.read_bytes()
+    for length in (0, 1, len(content) // 2, len(content) - 2):
+        file.write_bytes(content[:length])
+        with pytest.raises(MatrixError) as caught:
+            load_matrix(file)
+        assert caught.value.rejection.code is Reject.MATRIX_INVALID
+
+
+def test_a_newer_schema_is_refused_by_its_number(file: Path) -> None:
+    body = json.loads(file.read_text()) | {"schema": SCHEMA + 1, "unheard": "of"}
+    file.write_text(json.dumps(body))
+    with pytest.raises(MatrixError, match=f"has schema {SCHEMA + 1}, this version reads {SCHEMA}"):
+        load_matrix(file)
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(MatrixError, match=r"none\.json cannot be read"):
+        load_matrix(tmp_path / "none.json")
+
+
+def test_a_file_holds_one_machine_only(tmp_path: Path) -> None:
+    mixed = [evidence(SHAPE, A), evidence(DECODE, A, fingerprint=replace(MACHINE, torch="2.14.0"))]
+    with pytest.raises(ValueError, match="one machine, got 2"):
+        save_matrix(tmp_path / "mixed.json", mixed)
+
+
+def test_a_failed_write_leaves_the_old_file_and_no_litter(file: Path) -> None:
+    before = file.read_bytes()
+    with pytest.raises(ValueError, match="got 0"):
+        save_matrix(file, [])
+    assert file.read_bytes() == before
+    assert [entry.name for entry in file.parent.iterdir()] == [FILE]
+
+
+def test_a_folder_without_files_for_this_gpu_is_an_empty_matrix(tmp_path: Path) -> None:
+    assert load_matrices(tmp_path, MACHINE) == Matrix()
+
+
+def test_a_file_of_another_gpu_in_this_ones_folder_proves_nothing(file: Path) -> None:
+    save_matrix(file, [evidence(SHAPE, A, fingerprint=replace(MACHINE, gpu="Other CPU"))])
+    matrix = load_matrices(file.parent.parent, MACHINE)
+    assert matrix.evidence == {}
+    assert [problem.code for problem in matrix.problems] == [Reject.MATRIX_INVALID]
+    assert "measured on Other CPU, this is Test CPU" in matrix.problems[0].detail
+
+
+def test_a_refused_file_does_not_take_the_others_with_it(file: Path) -> None:
+    save_matrix(file.with_name("other.json"), [evidence(DECODE, B)])
+    file.write_bytes(file.read_bytes().replace(b'"ragged"', b'"smooth"', 1))
+    matrix = load_matrices(file.parent.parent, MACHINE)
+    assert set(matrix.evidence) == {(DECODE, "b")}
+    assert "h4-2-d64.json does not match its digest" in matrix.problems[0].detail
+
+
+def test_the_digest_of_a_folder_changes_with_any_file(file: Path) -> None:
+    before = load_matrices(file.parent.parent, MACHINE).digest
+    save_matrix(file.with_name("other.json"), [evidence(DECODE, B)])
+    assert before is not None
+    assert load_matrices(file.parent.parent, MACHINE).digest != before
+
+
+@pytest.mark.parametrize("first", ["a.json", "z.json"])
+def test_of_two_files_that_disagree_the_failure_counts(file: Path, first: str) -> None:
+    file.unlink()
+    save_matrix(file.with_name("m.json"), [evidence(SHAPE, A, at="2026-11-21T00:00:00+00:00")])
+    save_matrix(file.with_name(first), [evidence(SHAPE, A, checks=checks(2.0))])
+    assert not load_matrices(file.parent.parent, MACHINE).evidence[(SHAPE, "a")].is_proven
+
+
+def test_of_two_files_the_one_of_this_stack_counts(file: Path) -> None:
+    older = replace(MACHINE, torch="2.12.0")
+    save_matrix(file.with_name("z.json"), [evidence(SHAPE, A, fingerprint=older, at="2027-01-01T00:00:00+00:00")])
+    assert load_matrices(file.parent.parent, MACHINE).evidence[(SHAPE, "a")].fingerprint == MACHINE
+
+
+def test_gpu_names_become_folder_names() -> None:
+    assert gpu_folder("NVIDIA H200") == "nvidia-h200"
+    assert gpu_folder("../..") == "unnamed"
+
+
+def test_the_matrices_that_ship_are_whole() -> None:
+    for shipped in MATRICES.glob("*/*.json"):
+        load_matrix(shipped)

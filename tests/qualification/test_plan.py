@@ -1,0 +1,299 @@
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from qualification_fakes import DECODE, MACHINE, SHAPE, checks, evidence, path
+
+from kernels.attention.oracle import attention_oracle
+from kernels.device import read_fingerprint
+from kernels.fingerprint import Device
+from kernels.path import KernelPath, Reject, Tier
+from kernels.shape import AttentionShape, Dtype
+from qualification.decision import Policy, Status
+from qualification.evidence import Evidence
+from qualification.matrix import gpu_folder, load_matrix, save_matrix
+from qualification.plan import MatrixVerdict, Plan, fingerprint_digest, make_plan
+from qualification.qualify import Bench, Pair, QualificationAborted, qualify
+from qualification.signature import AttentionSignature, ServingLimits, shapes_needed
+
+CPU = torch.device("cpu")
+FIRST, FALLBACK = path("first"), path("fallback", Tier.FALLBACK)
+SHAPES = (SHAPE, DECODE)
+
+
+def silent(*_: object) -> None:
+    pass
+
+
+class Measurer:
+    """Stands in for a qualification run: gives the evidence it is told to, and remembers what it was asked."""
+
+    def __init__(self, **changes: object) -> None:
+        self.asked: list[tuple[AttentionShape, str]] = []
+        self._changes = changes
+
+    def __call__(self, pairs: list[Pair], bench: Bench, *, progress: object, on_evidence: object) -> None:  # noqa: ARG002
+        for shape, kernel in pairs:
+            self.asked.append((shape, kernel.name))
+            on_evidence(evidence(shape, kernel, **({"fingerprint": bench.fingerprint} | self._changes)))
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> tuple[Path, Path]:
+    return tmp_path / "matrices", tmp_path / "cache"
+
+
+def plan(folders: tuple[Path, Path], measurer: object, policy: Policy = Policy.QUALIFY, **changes: object) -> Plan:
+    arguments = {"fingerprint": MACHINE, "quarantined": frozenset(), "paths": (FIRST, FALLBACK)} | changes
+    return make_plan(
+        SHAPES,
+        policy=policy,
+        device=CPU,
+        matrix_dir=folders[0],
+        cache_dir=folders[1],
+        progress=silent,
+        run_qualification=measurer,
+        **arguments,
+    )
+
+
+def review(folders: tuple[Path, Path], *proofs: Evidence) -> Path:
+    file = folders[0] / gpu_folder(MACHINE.gpu) / "demo.json"
+    save_matrix(file, proofs)
+    return file
+
+
+def test_without_any_evidence_every_able_path_is_measured(folders: tuple[Path, Path]) -> None:
+    measurer = Measurer()
+    made = plan(folders, measurer)
+    assert measurer.asked == [(shape, name) for shape in SHAPES for name in ("first", "fallback")]
+    assert {decision.status for decision in made.decisions.values()} == {Status.PROVISIONAL}
+    assert made.matrix_verdict is MatrixVerdict.ABSENT
+    assert made.is_servable
+    assert set(made.evidence) == set(measurer.asked)
+
+
+def test_a_second_start_measures_nothing(folders: tuple[Path, Path]) -> None:
+    first = plan(folders, Measurer())
+    measurer = Measurer()
+    second = plan(folders, measurer)
+    assert measurer.asked == []
+    assert second.decisions == first.decisions
+
+
+@pytest.mark.parametrize("policy", [Policy.REFUSE, Policy.DEGRADE])
+def test_only_qualify_measures(folders: tuple[Path, Path], policy: Policy) -> None:
+    measurer = Measurer()
+    made = plan(folders, measurer, policy)
+    assert measurer.asked == []
+    assert made.is_servable == (policy is Policy.DEGRADE)
+
+
+def test_what_the_matrix_proves_is_not_measured(folders: tuple[Path, Path]) -> None:
+    review(folders, evidence(SHAPE, FIRST))
+    measurer = Measurer()
+    made = plan(folders, measurer)
+    assert measurer.asked == [(DECODE, "first"), (DECODE, "fallback")]
+    assert [made.decisions[shape].status for shape in SHAPES] == [Status.PROVEN, Status.PROVISIONAL]
+    assert made.matrix_verdict is MatrixVerdict.VALID
+
+
+def test_a_changed_stack_is_measured_anew_beside_the_old(folders: tuple[Path, Path]) -> None:
+    plan(folders, Measurer())
+    measurer = Measurer()
+    plan(folders, measurer, fingerprint=replace(MACHINE, torch="2.14.0"))
+    assert len(measurer.asked) == 4
+    assert len(list(folders[1].iterdir())) == 2
+
+
+def test_a_changed_source_is_measured_anew(folders: tuple[Path, Path]) -> None:
+    plan(folders, Measurer())
+    measurer = Measurer()
+    made = plan(folders, measurer, paths=(replace(FIRST, source_digest="newer"), FALLBACK))
+    assert measurer.asked == [(SHAPE, "first"), (DECODE, "first")]
+    assert not any(decision.is_fallback for decision in made.decisions.values())
+
+
+def test_a_damaged_cache_is_measured_anew_with_a_warning(
+    folders: tuple[Path, Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    plan(folders, Measurer())
+    (cache,) = folders[1].iterdir()
+    cache.write_bytes(cache.read_bytes()[:-9])
+    measurer = Measurer()
+    with caplog.at_level(logging.WARNING):
+        assert plan(folders, measurer).is_servable
+    assert len(measurer.asked) == 4
+    assert "own evidence is refused and measured again" in caplog.text
+    assert len(load_matrix(cache).evidence) == 4
+
+
+def test_a_cache_copied_from_another_stack_is_measured_anew(
+    folders: tuple[Path, Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    other = replace(MACHINE, torch="2.14.0")
+    plan(folders, Measurer(), fingerprint=other)
+    (cache,) = folders[1].iterdir()
+    cache.rename(cache.with_name(f"evidence-{fingerprint_digest(MACHINE)[:16]}.json"))
+    measurer = Measurer()
+    plan(folders, measurer)
+    assert len(measurer.asked) == 4
+    assert "was measured on another stack" in caplog.text
+
+
+def test_a_failed_check_is_remembered_and_not_measured_again(folders: tuple[Path, Path]) -> None:
+    made = plan(folders, Measurer(checks=checks(2.0)))
+    assert not made.is_servable
+    measurer = Measurer()
+    again = plan(folders, measurer)
+    assert measurer.asked == []
+    assert {decision.status for decision in again.decisions.values()} == {Status.FAILED}
+
+
+def test_what_a_path_raised_counts_now_and_is_tried_at_the_next_start(folders: tuple[Path, Path]) -> None:
+    made = plan(folders, Measurer(checks=(), failure="OutOfMemoryError: full"))
+    assert {decision.status for decision in made.decisions.values()} == {Status.FAILED}
+    measurer = Measurer()
+    assert plan(folders, measurer).is_servable
+    assert len(measurer.asked) == 4
+
+
+def test_quarantined_pairs_are_neither_measured_nor_chosen(folders: tuple[Path, Path]) -> None:
+    measurer = Measurer()
+    made = plan(folders, measurer, quarantined=frozenset({("first", str(SHAPE))}))
+    assert (SHAPE, "first") not in measurer.asked
+    assert made.decisions[SHAPE].path == "fallback"
+    assert made.decisions[SHAPE].fallback_reasons == (Reject.QUARANTINED,)
+
+
+def test_redeciding_without_a_broken_path_measures_nothing(folders: tuple[Path, Path]) -> None:
+    measurer = Measurer()
+    made = plan(folders, measurer)
+    num_asked = len(measurer.asked)
+    decision = made.redecide(SHAPE, frozenset({("first", str(SHAPE))}))
+    assert (decision.path, decision.fallback_reasons) == ("fallback", (Reject.QUARANTINED,))
+    assert len(measurer.asked) == num_asked
+
+
+def test_a_stale_matrix_says_so_and_the_machine_proves_itself(folders: tuple[Path, Path]) -> None:
+    older = replace(MACHINE, torch="2.12.0")
+    review(folders, *(evidence(shape, FIRST, fingerprint=older) for shape in SHAPES))
+    made = plan(folders, Measurer())
+    assert made.matrix_verdict is MatrixVerdict.STALE
+    assert {decision.status for decision in made.decisions.values()} == {Status.PROVISIONAL}
+    assert not plan(folders, Measurer(), Policy.REFUSE).is_servable
+
+
+def test_a_tampered_matrix_proves_nothing(folders: tuple[Path, Path], caplog: pytest.LogCaptureFixture) -> None:
+    file = review(folders, *(evidence(shape, FIRST) for shape in SHAPES))
+    file.write_bytes(file.read_bytes().replace(b"0.5", b"0.4", 1))
+    made = plan(folders, Measurer(), Policy.REFUSE)
+    assert made.matrix_verdict is MatrixVerdict.INVALID
+    assert {decision.fallback_reasons for decision in made.decisions.values()} == {(Reject.MATRIX_INVALID,)}
+    assert "matrix refused: demo.json does not match its digest" in caplog.text
+
+
+def test_a_cache_that_cannot_be_written_costs_the_next_start_only(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("")
+    made = plan((tmp_path / "matrices", tmp_path / "file" / "cache"), Measurer())
+    assert made.is_servable
+    assert "cannot be kept for the next start" in caplog.text
+
+
+# --- real runs, on one small shape ------------------------------------------------------------------------------------
+
+
+def right(q, k, v, batch, flags, out) -> None:
+    out.copy_(attention_oracle(q, k, v, batch, flags))
+
+
+def off_by_a_little(q, k, v, batch, flags, out) -> None:
+    right(q, k, v, batch, flags, out)
+    out += 1e-3
+
+
+def raising(*_: object) -> None:
+    raise RuntimeError("no kernel image is available")
+
+
+def run(kernel: KernelPath, **options: object) -> Evidence:
+    found: list[Evidence] = []
+    qualify([(SHAPE, kernel)], Bench(MACHINE, CPU), progress=silent, on_evidence=found.append, **options)
+    (only,) = found
+    return only
+
+
+def trusting(*_: object, **__: object) -> tuple[object, ...]:
+    """The trial of the checker has tests of its own."""
+    return ()
+
+
+def test_a_right_path_gets_proof_with_its_speed() -> None:
+    found = run(replace(FIRST, run=right), check_checker=trusting)
+    assert found.is_proven
+    assert (found.tested_query_tokens, found.tested_context_tokens) == (128, 128)
+    assert found.timing.p50_us > 0
+    flops = 4 * (128 * 129 // 2) * 64 * 4
+    assert found.tflops == pytest.approx(flops / found.timing.p50_us * 1e-6, rel=1e-2)
+    bytes_moved = 2 * 128 * 64 * 4 * (4 + 2)
+    assert found.bytes_per_second == pytest.approx(bytes_moved / found.timing.p50_us * 1e6, rel=1e-2)
+
+
+def test_a_wrong_path_gets_evidence_of_its_errors() -> None:
+    found = run(replace(FIRST, run=off_by_a_little), check_checker=trusting)
+    assert not found.is_proven
+    assert {check.name for check in found.checks if not check.is_passed} == {
+        "max_error",
+        "mean_error",
+        "absolute_error",
+    }
+
+
+def test_a_path_that_raises_gets_evidence_of_its_failure() -> None:
+    found = run(replace(FIRST, run=raising), check_checker=trusting)
+    assert not found.is_proven
+    assert found.failure == "RuntimeError: no kernel image is available"
+
+
+def test_nothing_is_measured_when_the_checker_fails_its_trial() -> None:
+    with pytest.raises(QualificationAborted, match="proves nothing"):
+        run(replace(FIRST, run=raising), check_checker=lambda *_, **__: ("future key",))
+
+
+def test_a_real_run_begins_with_the_wrong_kernels() -> None:
+    lines: list[tuple[int, int, str]] = []
+    found: list[Evidence] = []
+    pairs = [(SHAPE, replace(FIRST, run=right))]
+    qualify(pairs, Bench(MACHINE, CPU), progress=lambda *line: lines.append(line), on_evidence=found.append)
+    assert lines == [
+        (0, 1, "wrong kernels, which must be refused"),
+        (0, 1, f"first: {SHAPE}"),
+        (1, 1, "done"),
+    ]
+    assert found[0].is_proven
+
+
+@pytest.mark.gpu
+def test_an_8b_qualifies_on_this_gpu_with_triton_first(tmp_path: Path) -> None:
+    device = torch.device("cuda")
+    fingerprint = read_fingerprint(device)
+    assert fingerprint.device is Device.CUDA
+    made = make_plan(
+        shapes_needed(AttentionSignature(32, 8, 128), ServingLimits(32768, 8192, 64, Dtype.BF16, Dtype.BF16)),
+        policy=Policy.QUALIFY,
+        fingerprint=fingerprint,
+        device=device,
+        matrix_dir=tmp_path,
+        cache_dir=tmp_path,
+        quarantined=frozenset(),
+        progress=silent,
+    )
+    fallbacks = {
+        str(shape): decision.fallback_reasons for shape, decision in made.decisions.items() if decision.is_fallback
+    }
+    assert fallbacks == {}
+    assert all(decision.path.startswith("triton.") for decision in made.decisions.values())

@@ -1,0 +1,152 @@
+import pytest
+
+from kernels.buckets import Bucket, bucket_of, buckets_up_to
+from kernels.shape import Dtype, Phase
+from qualification.signature import (
+    AttentionSignature,
+    ServingLimits,
+    SignatureError,
+    distinct_windows,
+    shapes_needed,
+    signature_from_config,
+)
+
+LLAMA = {
+    "model_type": "llama",
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+}
+GPT_OSS = {
+    "model_type": "gpt_oss",
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "num_hidden_layers": 4,
+    "sliding_window": 128,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+}
+
+
+def limits(max_model_len: int, max_num_batched_tokens: int) -> ServingLimits:
+    return ServingLimits(max_model_len, max_num_batched_tokens, 16, Dtype.FP32, Dtype.FP32)
+
+
+def test_head_dim_is_hidden_size_by_heads_unless_it_is_given() -> None:
+    assert signature_from_config(LLAMA) == AttentionSignature(32, 8, 128)
+    assert signature_from_config(LLAMA | {"head_dim": 64}).head_dim == 64
+
+
+def test_without_kv_heads_every_query_head_has_its_own() -> None:
+    config = {key: value for key, value in LLAMA.items() if key != "num_key_value_heads"}
+    assert signature_from_config(config).num_kv_heads == 32
+
+
+@pytest.mark.parametrize(
+    ("changes", "windows"),
+    [
+        ({"model_type": "mistral", "sliding_window": 4096}, (4096,)),
+        ({"model_type": "mistral", "sliding_window": None}, (None,)),
+        ({"model_type": "phi3", "sliding_window": 2047}, (2047,)),
+        ({"model_type": "qwen2", "sliding_window": 32768}, (None,)),
+        ({"model_type": "qwen2", "sliding_window": 32768, "use_sliding_window": False}, (None,)),
+        (
+            {"model_type": "qwen2", "sliding_window": 512, "use_sliding_window": True, "max_window_layers": 28},
+            (None, 512),
+        ),
+        ({"model_type": "gemma2", "sliding_window": 4096}, (None, 4096)),
+        ({"model_type": "gemma3_text", "sliding_window": 1024, "num_hidden_layers": 6}, (None, 1024)),
+        ({"model_type": "gemma3_text", "sliding_window": 1024, "num_hidden_layers": 5}, (1024,)),
+    ],
+)
+def test_windows_follow_the_rules_of_each_family(changes: dict[str, object], windows: tuple[int | None, ...]) -> None:
+    assert signature_from_config(LLAMA | changes).windows == windows
+
+
+def test_gpt_oss_has_sinks_and_two_kinds_of_layers() -> None:
+    assert signature_from_config(GPT_OSS) == AttentionSignature(64, 8, 64, (None, 128), None, True)
+
+
+def test_gemma_2_has_a_softcap() -> None:
+    config = LLAMA | {"model_type": "gemma2", "attn_logit_softcapping": 50.0, "sliding_window": 4096}
+    assert signature_from_config(config).softcap == 50.0
+
+
+def test_the_text_part_of_a_model_with_images_is_read() -> None:
+    assert signature_from_config({"model_type": "gemma3", "text_config": LLAMA}) == AttentionSignature(32, 8, 128)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_attention_heads": None}, "has no num_attention_heads"),
+        ({"num_attention_heads": "32"}, "num_attention_heads must be a positive whole number, got '32'"),
+        ({"num_key_value_heads": 5}, "32 is no multiple of num_key_value_heads 5"),
+        ({"head_dim": 0}, "head_dim must be a positive whole number, got 0"),
+        ({"attn_logit_softcapping": -1}, "attn_logit_softcapping must be a positive number, got -1"),
+        ({"sliding_window": 8, "layer_types": ["chunked_attention"] * 32}, "layer_types holds chunked_attention"),
+        ({"sliding_window": 8, "layer_types": ["full_attention"]}, "1 entries for num_hidden_layers 32"),
+    ],
+)
+def test_a_bad_config_is_refused_by_its_key(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(SignatureError, match=message):
+        signature_from_config(LLAMA | changes)
+
+
+def test_distinct_windows_are_ordered_whatever_the_layers_order() -> None:
+    assert distinct_windows([512, None, 128, None, 512]) == (None, 128, 512)
+
+
+def test_signatures_name_themselves_differently() -> None:
+    names = {
+        str(signature)
+        for signature in (
+            AttentionSignature(32, 8, 128),
+            AttentionSignature(32, 8, 128, (4096,)),
+            AttentionSignature(32, 8, 128, (None, 4096)),
+            AttentionSignature(32, 8, 128, softcap=50.0),
+            AttentionSignature(32, 8, 128, sinks=True),
+        )
+    }
+    assert names == {"h32-8-d128", "h32-8-d128-w4096", "h32-8-d128-wfull-4096", "h32-8-d128-cap50", "h32-8-d128-sinks"}
+
+
+def test_the_demo_model_needs_sixteen_shapes() -> None:
+    shapes = shapes_needed(AttentionSignature(4, 2, 64), limits(4096, 2048))
+    counts = {phase: sum(shape.phase is phase for shape in shapes) for phase in Phase}
+    assert counts == {Phase.PREFILL: 3, Phase.EXTEND: 9, Phase.DECODE: 4}
+
+
+def test_each_window_makes_its_own_shapes() -> None:
+    one = shapes_needed(AttentionSignature(4, 2, 64), limits(4096, 2048))
+    two = shapes_needed(AttentionSignature(4, 2, 64, (None, 128)), limits(4096, 2048))
+    assert len(two) == 2 * len(one)
+    assert {shape.window for shape in two} == {None, 128}
+
+
+@pytest.mark.parametrize(("max_model_len", "budget"), [(1, 1), (128, 64), (129, 4096), (600, 100), (9000, 2048)])
+def test_shapes_are_exactly_those_that_batches_can_have(max_model_len: int, budget: int) -> None:
+    """Against brute force over the longest query and the longest context of a batch."""
+    longest_query = min(max_model_len, budget)
+    interesting = sorted(
+        {n for edge in (1, 128, 512, 2048, 8192, longest_query, max_model_len) for n in (edge, edge + 1)}
+    )
+    queries = [n for n in interesting if n <= longest_query]
+    contexts = [n for n in interesting if n <= max_model_len]
+    met = {(Phase.PREFILL, bucket_of(q), bucket_of(q)) for q in queries}
+    met |= {(Phase.EXTEND, bucket_of(q), bucket_of(c)) for q in queries for c in contexts if c >= q}
+    met |= {(Phase.DECODE, Bucket.LE_128, bucket_of(c)) for c in contexts}
+    shapes = shapes_needed(AttentionSignature(4, 2, 64), limits(max_model_len, budget))
+    assert len(shapes) == len(set(shapes))
+    assert {(shape.phase, shape.query_bucket, shape.context_bucket) for shape in shapes} == met
+
+
+def test_only_paged_phases_have_a_page_size() -> None:
+    shapes = shapes_needed(AttentionSignature(4, 2, 64), limits(4096, 2048))
+    assert {(shape.phase, shape.page_size) for shape in shapes} == {
+        (Phase.PREFILL, None),
+        (Phase.EXTEND, 16),
+        (Phase.DECODE, 16),
+    }
+    assert {shape.context_bucket for shape in shapes} == set(buckets_up_to(4096))
