@@ -1,0 +1,238 @@
+"""The edge over real sockets: OpenAI's own client, slow and silent peers, and the end of the server."""
+
+import json
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+from edge_fakes import Served, delta, playing, saying, served
+
+from server.api import transport
+from server.api.keys import ApiKeys
+from server.api.transport import LimitedProtocol, Server, uvicorn_config
+from server.app import create_app
+from server.engine.messages import FinishReason, TokenDelta
+
+
+class Running:
+    """A server in a thread, on a free port."""
+
+    def __init__(self, it: Served, *, grace_s: float = 5.0, keys: ApiKeys | None = None) -> None:
+        self.it = it
+        self._socket = socket.socket()
+        self._socket.bind(("127.0.0.1", 0))
+        self.port: int = self._socket.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        app = create_app(replace(it.edge), keys=keys)
+        self.server = Server(uvicorn_config(app), it.edge.lifecycle, grace_s)
+        self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [self._socket]})
+        self.thread.start()
+        deadline = time.monotonic() + 10
+        while not self.server.started:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+    def stop(self) -> None:
+        self.server.should_exit = True
+        self.thread.join(10)
+        assert not self.thread.is_alive()
+
+    def connect(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.port), timeout=5)
+
+
+@pytest.fixture
+def running(folder: Path) -> Iterator[Running]:
+    it = Running(served(folder, saying("Hel", "lo ", "€")))
+    yield it
+    it.stop()
+
+
+def wait_until(condition: object) -> None:
+    deadline = time.monotonic() + 5
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_openais_client_completes_chats_streams_and_lists(running: Running) -> None:
+    with openai.OpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0) as client:
+        completion = client.completions.create(model="tiny", prompt="abc", max_tokens=20)
+        assert completion.choices[0].text == "Hello €"
+        assert completion.usage is not None
+        assert completion.usage.completion_tokens == 10
+        messages = [{"role": "user", "content": "Hi"}]
+        chat = client.chat.completions.create(model="tiny", messages=messages)  # type: ignore[arg-type]
+        assert chat.choices[0].message.content == "Hello €"
+        with client.chat.completions.create(
+            model="tiny",
+            messages=messages,  # type: ignore[arg-type]
+            stream=True,
+            stream_options={"include_usage": True},
+        ) as stream:
+            chunks = list(stream)
+        assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == "Hello €"
+        assert chunks[-1].usage is not None
+        assert chunks[-1].usage.total_tokens == 19 + 10
+        with client.completions.create(model="tiny", prompt=[1, 2], stream=True) as pieces:
+            assert "".join(piece.choices[0].text for piece in pieces) == "Hello €"
+        assert [model.id for model in client.models.list()] == ["tiny"]
+        assert client.models.retrieve("tiny").id == "tiny"
+
+
+def test_openais_client_understands_the_errors(running: Running) -> None:
+    with openai.OpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0) as client:
+        with pytest.raises(openai.BadRequestError) as too_long:
+            client.completions.create(model="tiny", prompt="a" * 2000)
+        assert too_long.value.code == "context_length_exceeded"
+        with pytest.raises(openai.BadRequestError) as unsupported:
+            client.completions.create(model="tiny", prompt="a", logprobs=3)
+        assert (unsupported.value.code, unsupported.value.param) == ("unsupported_field", "logprobs")
+        with pytest.raises(openai.NotFoundError):
+            client.completions.create(model="other", prompt="a")
+
+
+def test_openais_client_sees_an_error_in_the_middle_of_a_stream(folder: Path) -> None:
+    died = TokenDelta("", [], FinishReason.ERROR, error_code="engine_died", error_message="gone")
+    running = Running(served(folder, playing(delta("a"), died)))
+    try:
+        with openai.OpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0) as client:
+            stream = client.completions.create(model="tiny", prompt="a", stream=True)
+            with stream, pytest.raises(openai.APIError, match="gone"):
+                list(stream)
+    finally:
+        running.stop()
+
+
+def test_openais_client_sends_its_key(folder: Path) -> None:
+    running = Running(served(folder), keys=ApiKeys(["right"]))
+    try:
+        with openai.OpenAI(base_url=f"{running.url}/v1", api_key="right", max_retries=0) as client:
+            assert client.models.list().data[0].id == "tiny"
+        wrong = openai.OpenAI(base_url=f"{running.url}/v1", api_key="wrong", max_retries=0)
+        with wrong, pytest.raises(openai.AuthenticationError):
+            wrong.models.list()
+    finally:
+        running.stop()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_hangs_up_cancels_in_the_engine(folder: Path, stream: bool) -> None:
+    it = served(folder, saying("a", "b"))
+    it.engine.gate.clear()
+    it.engine.num_free = 1 if stream else 0
+    running = Running(it)
+    try:
+        body = json.dumps({"prompt": "x", "stream": stream}).encode()
+        head = (
+            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+        )
+        with running.connect() as connection:
+            connection.sendall(head % len(body) + body)
+            wait_until(lambda: it.engine.submitted)
+            if stream:
+                assert connection.recv(100).startswith(b"HTTP/1.1 200")
+        wait_until(lambda: it.engine.cancelled == [it.engine.submitted[0][0]])
+        wait_until(lambda: it.edge.lifecycle.num_inflight == 0)
+    finally:
+        running.stop()
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /livez HT", b"GET /livez HTTP/1.1\r\nHost: x\r\nX-Slow: a"])
+def test_a_connection_that_never_ends_its_headers_is_closed(running: Running, sent: bytes) -> None:
+    # The limit is 10 s: the timer is made to fire by hand, on its own loop, to spare the test the wait.
+    with running.connect() as connection:
+        connection.sendall(sent)
+        wait_until(lambda: running.server.server_state.connections)
+        wait_until(lambda: [c for c in running.server.server_state.connections if isinstance(c, LimitedProtocol)])
+        time.sleep(0.05)
+        [protocol] = running.server.server_state.connections
+        assert isinstance(protocol, LimitedProtocol)
+        timer = protocol._timer
+        assert timer is not None
+        assert 0 < timer.when() - protocol.loop.time() <= transport.HEADER_TIMEOUT_S
+        protocol.loop.call_soon_threadsafe(protocol._expire)
+        assert connection.recv(100) == b""
+
+
+def test_a_connection_within_a_request_is_not_closed_by_the_header_timer(running: Running) -> None:
+    running.it.engine.gate.clear()
+    body = b'{"prompt": "x"}'
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+    with running.connect() as connection:
+        connection.sendall(head % len(body) + body)
+        wait_until(lambda: running.it.engine.submitted)
+        [protocol] = running.server.server_state.connections
+        assert isinstance(protocol, LimitedProtocol)
+        assert protocol._timer is None
+        protocol.loop.call_soon_threadsafe(running.it.engine.gate.set)
+        assert connection.recv(100).startswith(b"HTTP/1.1 200")
+
+
+def test_endless_headers_are_refused(running: Running) -> None:
+    with running.connect() as connection:
+        connection.sendall(b"GET /livez HTTP/1.1\r\nHost: x\r\nX-Big: ")
+        connection.sendall(b"a" * 32 * 1024)
+        answer = connection.recv(4096)
+    assert answer.startswith(b"HTTP/1.1 431")
+    assert b'"code":"headers_too_large"' in answer
+
+
+def test_what_is_no_http_is_answered_in_the_envelope(running: Running) -> None:
+    with running.connect() as connection:
+        connection.sendall(b"\x16\x03\x01 not http\r\n\r\n")
+        answer = connection.recv(4096)
+    assert answer.startswith(b"HTTP/1.1 400")
+    assert b'"code":"invalid_http"' in answer
+
+
+def test_a_shutdown_lets_a_stream_finish_and_refuses_new_requests_meanwhile(folder: Path) -> None:
+    it = served(folder, saying("a", "b"))
+    it.engine.gate.clear()
+    it.engine.num_free = 1
+    running = Running(it, grace_s=30)
+    try:
+        with httpx.stream("POST", f"{running.url}/v1/completions", json={"prompt": "x", "stream": True}) as answer:
+            lines = answer.iter_lines()
+            assert '"text":"a"' in next(lines)
+            running.server.handle_exit(signal.SIGTERM, None)
+            assert httpx.get(f"{running.url}/readyz").status_code == 503
+            assert httpx.get(f"{running.url}/livez").status_code == 200
+            refused = httpx.post(f"{running.url}/v1/completions", json={"prompt": "y"})
+            assert (refused.status_code, refused.json()["error"]["code"]) == (503, "shutting_down")
+            [protocol, *_] = running.server.server_state.connections
+            protocol.loop.call_soon_threadsafe(it.engine.gate.set)
+            rest = "".join(lines)
+        assert '"text":"b"' in rest
+        assert rest.endswith("data: [DONE]")
+        assert "error" not in rest
+        running.thread.join(5)
+        assert not running.thread.is_alive()
+    finally:
+        running.stop()
+
+
+def test_a_stream_that_outlives_the_grace_ends_with_an_error_event(folder: Path) -> None:
+    it = served(folder, saying("a", "b"))
+    it.engine.gate.clear()
+    it.engine.num_free = 1
+    running = Running(it, grace_s=0.2)
+    try:
+        with httpx.stream("POST", f"{running.url}/v1/completions", json={"prompt": "x", "stream": True}) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            running.server.handle_exit(signal.SIGTERM, None)
+            rest = "".join(lines)
+        assert '"code":"shutting_down"' in rest
+        assert rest.endswith("data: [DONE]")
+        running.thread.join(5)
+        assert not running.thread.is_alive()
+    finally:
+        running.stop()

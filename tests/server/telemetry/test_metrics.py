@@ -1,0 +1,267 @@
+"""The metrics: names, labels that exist from the start, and what is counted."""
+
+import itertools
+
+import msgspec
+import pytest
+
+from kernels.buckets import Bucket
+from kernels.path import Reject
+from kernels.shape import Phase
+from server.engine.client import DeathCause
+from server.engine.messages import DispatchCount, EngineReady, Heartbeat, PlanRow, RequestTimes, StepRecord
+from server.telemetry.metrics import Metrics, Outcome, Registry, fingerprint_digest, ladder
+
+ROW = PlanRow(
+    shape="prefill d320",
+    phase="prefill",
+    query_bucket="le_128",
+    context_bucket="le_512",
+    head_dim=320,
+    path="sdpa.math",
+    status="provisional",
+    wanted="sdpa.cpu",
+    fallback_reasons=["head_dim"],
+    rejected={"sdpa.cpu": [("head_dim", "")], "sdpa.flash": [("arch", ""), ("dtype", "")], "sdpa.efficient": []},
+    matrix_digest="abc",
+    evidence=None,
+)
+READY = EngineReady(
+    protocol=1,
+    pid=1,
+    model="m",
+    max_model_len=300,
+    num_pages=100,
+    page_size=16,
+    fingerprint={"gpu": "H200", "sm": 90, "driver": None, "torch": "2.11"},
+    matrix_digest="abc",
+    matrix_verdict="valid",
+    plan=[ROW],
+    attention_layers=4,
+    started_in_s=1.0,
+)
+RECORD = StepRecord(
+    step=7,
+    started_at=1.0,
+    duration_s=0.1,
+    dispatches=[DispatchCount("prefill", "le_512", "sdpa.math", "provisional", "sdpa.cpu", ["head_dim"], 2, 300, 4)],
+    num_running=3,
+    num_waiting=2,
+    num_waiting_tokens=50,
+    num_pages_used=25,
+    num_pages=100,
+    num_preemptions=1,
+    num_nonfinite=2,
+    num_compiles=5,
+)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.seconds = 100.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+def make(clock: Clock | None = None) -> Metrics:
+    return Metrics("m", Registry(), version="1.0", now=clock or Clock())
+
+
+def value(metrics: Metrics, name: str, **labels: str) -> float | None:
+    return metrics.registry.get_sample_value(f"hallmark_{name}", labels)
+
+
+def num_samples(metrics: Metrics) -> int:
+    return sum(len(family.samples) for family in metrics.registry.collect())
+
+
+def test_every_fallback_that_the_plan_allows_is_at_zero_before_it_happens() -> None:
+    metrics = make()
+    metrics.on_ready(READY)
+    for path, reason in itertools.product(("sdpa.math", "sdpa.cpu", "sdpa.efficient"), Reject):
+        labels = {"model": "m", "phase": "prefill", "from": "sdpa.cpu", "to": path, "reason": reason.value}
+        assert value(metrics, "attention_fallback_total", **labels) == 0
+
+
+def test_a_path_that_this_machine_cannot_run_has_no_fallback_series() -> None:
+    metrics = make()
+    metrics.on_ready(READY)
+    labels = {"model": "m", "phase": "prefill", "from": "sdpa.cpu", "to": "sdpa.flash", "reason": "arch"}
+    assert value(metrics, "attention_fallback_total", **labels) is None
+
+
+def test_a_step_is_counted_under_the_decisions_it_used() -> None:
+    metrics = make()
+    metrics.on_ready(READY)
+    dispatch = {"model": "m", "phase": "prefill", "bucket": "le_512", "path": "sdpa.math", "status": "provisional"}
+    assert value(metrics, "attention_dispatch_total", **dispatch) == 0
+    assert value(metrics, "attention_launches_total", path="sdpa.math") == 0
+    metrics.on_step(RECORD)
+    metrics.on_step(RECORD)
+    fallback = {"model": "m", "phase": "prefill", "from": "sdpa.cpu", "to": "sdpa.math", "reason": "head_dim"}
+    assert value(metrics, "attention_dispatch_total", **dispatch) == 2
+    assert value(metrics, "attention_fallback_total", **fallback) == 2
+    assert value(metrics, "attention_launches_total", path="sdpa.math") == 8
+    assert value(metrics, "engine_steps_total") == 2
+    assert value(metrics, "requests_running") == 3
+    assert value(metrics, "requests_waiting") == 2
+    assert value(metrics, "kv_cache_usage_ratio") == 0.25
+    assert value(metrics, "preemptions_total") == 2
+    assert value(metrics, "nonfinite_logits_total") == 4
+
+
+def test_kernels_compiled_before_ready_are_not_an_alarm() -> None:
+    metrics = make()
+    metrics.on_step(RECORD)
+    assert value(metrics, "kernel_compiles_total", after_ready="false") == 5
+    assert value(metrics, "kernel_compiles_total", after_ready="true") == 0
+    metrics.on_ready(READY)
+    metrics.on_step(RECORD)
+    assert value(metrics, "kernel_compiles_total", after_ready="true") == 5
+
+
+def test_a_heartbeat_of_an_idle_engine_resets_the_gauges() -> None:
+    metrics = make()
+    metrics.on_step(RECORD)
+    metrics.on_heartbeat(Heartbeat(8, 1.0, 0, 0))
+    assert value(metrics, "requests_running") == 0
+    assert value(metrics, "requests_waiting") == 0
+
+
+def test_the_engine_is_up_between_ready_and_death() -> None:
+    metrics = make()
+    assert value(metrics, "engine_up") == 0
+    metrics.on_ready(READY)
+    assert value(metrics, "engine_up") == 1
+    for cause in DeathCause:
+        assert value(metrics, "engine_restarts_total", cause=cause.value) == 0
+    metrics.on_death("killed")
+    assert value(metrics, "engine_up") == 0
+    assert value(metrics, "engine_restarts_total", cause="killed") == 1
+
+
+def test_a_restarted_engine_replaces_the_machine_it_reports() -> None:
+    metrics = make()
+    metrics.on_ready(READY)
+    newer = msgspec.structs.replace(READY, fingerprint=READY.fingerprint | {"driver": "580.1"})
+    metrics.on_ready(newer)
+    samples = [s for family in metrics.registry.collect() for s in family.samples if s.name == "hallmark_build_info"]
+    assert len(samples) == 1
+    assert samples[0].labels == {
+        "version": "1.0",
+        "fingerprint": fingerprint_digest(newer.fingerprint),
+        "gpu": "H200",
+        "sm": "90",
+        "driver": "580.1",
+        "cuda": "none",
+        "torch": "2.11",
+        "triton": "none",
+    }
+    assert fingerprint_digest(newer.fingerprint) != fingerprint_digest(READY.fingerprint)
+
+
+def test_shapes_are_counted_by_status() -> None:
+    metrics = make()
+    assert value(metrics, "qualification_shapes", status="unproven") == 0
+    metrics.on_ready(READY)
+    assert value(metrics, "qualification_shapes", status="provisional") == 1
+    assert value(metrics, "qualification_shapes", status="proven") == 0
+
+
+def test_a_first_token_is_measured_under_its_prompts_bucket() -> None:
+    metrics = make()
+    metrics.on_ready(READY)
+    assert value(metrics, "time_to_first_token_seconds_count", model="m", bucket="le_512") == 0
+    assert value(metrics, "time_to_first_token_seconds_count", model="m", bucket="le_2k") is None  # beyond the limit
+    metrics.first_token(129, 0.5, RequestTimes(1.0, 1.25, 1.75, 1, 0), None)
+    assert value(metrics, "time_to_first_token_seconds_sum", model="m", bucket="le_512") == 0.5
+    assert value(metrics, "queue_seconds_sum", model="m") == 0.25
+    assert value(metrics, "prefill_seconds_sum", model="m", bucket="le_512") == 0.5
+    assert value(metrics, "prompt_tokens_total") == 129
+
+
+def test_time_per_token_is_the_mean_of_the_gaps() -> None:
+    metrics = make()
+    metrics.sequence_ended(10, 4, 1.0, None)
+    assert value(metrics, "time_per_output_token_seconds_sum", model="m", bucket="le_128") == 0.25
+
+
+def test_the_oldest_request_without_an_end_is_shown() -> None:
+    clock = Clock()
+    metrics = make(clock)
+    assert value(metrics, "oldest_inflight_seconds") == 0
+    metrics.generation_began("a", 100.0)
+    metrics.generation_began("b", 103.0)
+    clock.seconds = 105.0
+    assert value(metrics, "oldest_inflight_seconds") == 5
+    metrics.generation_ended("a", Outcome.OK, None)
+    assert value(metrics, "oldest_inflight_seconds") == 2
+    assert value(metrics, "request_duration_seconds_sum", model="m", outcome="ok") == 5
+
+
+@pytest.mark.parametrize("last_s", [2.0, 60.0, 600.0])
+def test_a_ladder_starts_at_a_millisecond_and_grows_by_less_than_a_third(last_s: float) -> None:
+    edges = ladder(last_s)
+    assert edges[0] == 0.001
+    assert edges[-2] < last_s <= edges[-1]
+    assert all(1.28 < b / a < 1.32 for a, b in itertools.pairwise(edges))
+
+
+def test_the_largest_plan_stays_below_2000_samples() -> None:
+    metrics = make()
+    fallbacks: dict[str, list[tuple[str, str]]] = {
+        "sdpa.cudnn": [],
+        "sdpa.flash": [],
+        "sdpa.efficient": [],
+        "sdpa.math": [],
+        "sdpa.cpu": [("arch", "")],
+    }
+    rows = []
+    for phase, bucket in itertools.product(Phase, Bucket):
+        path = f"triton.{phase.value}"
+        changes = {"phase": phase.value, "context_bucket": bucket.value, "path": path, "wanted": path}
+        rows.append(msgspec.structs.replace(ROW, **changes, status="proven", rejected=fallbacks))
+    metrics.create_routes(f"/route/{i}" for i in range(14))
+    metrics.on_ready(msgspec.structs.replace(READY, max_model_len=1_000_000, plan=rows))
+    for row in rows:
+        count = DispatchCount(row.phase, row.context_bucket, "sdpa.math", "proven", row.wanted, ["failed"], 1, 1, 1)
+        metrics.on_step(msgspec.structs.replace(RECORD, dispatches=[count]))
+    assert 1000 < num_samples(metrics) < 2000
+
+
+def test_the_public_names_are_those_of_the_design() -> None:
+    metrics = make()
+    names = {family.name.removeprefix("hallmark_") for family in metrics.registry.collect()}
+    assert names == {
+        "build_info",
+        "matrix_info",
+        "time_to_first_token_seconds",
+        "time_per_output_token_seconds",
+        "prefill_seconds",
+        "queue_seconds",
+        "request_duration_seconds",
+        "attention_dispatch",
+        "attention_fallback",
+        "attention_launches",
+        "kernel_compiles",
+        "qualification_shapes",
+        "qualification_last_success_timestamp_seconds",
+        "requests_running",
+        "requests_waiting",
+        "kv_cache_usage_ratio",
+        "prompt_tokens",
+        "generation_tokens",
+        "preemptions",
+        "requests",
+        "rejected",
+        "client_disconnects",
+        "nonfinite_logits",
+        "engine_up",
+        "engine_steps",
+        "engine_last_step_timestamp_seconds",
+        "oldest_inflight_seconds",
+        "engine_restarts",
+        "event_loop_lag_seconds",
+        "spans_dropped",
+    }
