@@ -1,0 +1,238 @@
+"""Chat templates: jinja2 in its sandbox, with limits on memory and time that the sandbox does not have.
+
+A template comes with the model, never with a request; a hostile one costs an error, not the server.
+"""
+
+import functools
+import json
+import sys
+import time
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import jinja2
+from jinja2 import nodes
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.visitor import NodeTransformer
+
+from server.errors import ModelError, TemplateError
+
+MAX_TEMPLATE_CHARS = 1_000_000
+MAX_OUTPUT_CHARS = 16_000_000
+MAX_RENDER_S = 2.0
+_MAX_WIDTH = 10_000  # of padding, indentation, ranges: 'a'|center(10**9) would take a gigabyte
+_PADDING = frozenset({"batch", "center", "expandtabs", "indent", "ljust", "rjust", "slice", "wordwrap", "zfill"})
+
+
+class _Limited(Exception):
+    """A limit was met while rendering."""
+
+
+class ChatTemplate:
+    """Safe to use from several threads."""
+
+    def __init__(self, source: str, special_tokens: dict[str, str]) -> None:
+        """`special_tokens`: bos_token, eos_token and the like, as the template names them. Raises ModelError."""
+        if len(source) > MAX_TEMPLATE_CHARS:
+            raise ModelError(f"the chat template has {len(source)} characters, the limit is {MAX_TEMPLATE_CHARS}")
+        try:
+            self._template = _environment().from_string(source)
+        except jinja2.TemplateError as error:
+            raise ModelError(f"the chat template cannot be compiled: {error}") from error
+        self._special_tokens = special_tokens
+
+    @classmethod
+    def load(cls, folder: Path) -> "ChatTemplate | None":
+        """From chat_template.jinja, or tokenizer_config.json; None where there is neither. Raises ModelError."""
+        config_path = folder / "tokenizer_config.json"
+        try:
+            config = json.loads(config_path.read_text("utf-8")) if config_path.is_file() else {}
+        except ValueError as error:
+            raise ModelError(f"{config_path} is not JSON: {error}") from error
+        if not isinstance(config, dict):
+            raise ModelError(f"{config_path} holds no object")
+        template_path = folder / "chat_template.jinja"
+        source = template_path.read_text("utf-8") if template_path.is_file() else _default(config.get("chat_template"))
+        if source is None:
+            return None
+        special = {name: _content(value) for name, value in config.items() if name.endswith("_token")}
+        return cls(source, {name: token for name, token in special.items() if token is not None})
+
+    def render(self, messages: list[dict[str, Any]], *, add_generation_prompt: bool = True) -> str:
+        """The prompt of a conversation; `add_generation_prompt` opens the assistant's turn. Raises TemplateError."""
+        values = {**self._special_tokens, "messages": messages, "add_generation_prompt": add_generation_prompt}
+        try:
+            with _Deadline(MAX_RENDER_S):
+                parts, num_chars = [], 0
+                for part in self._template.generate(values):
+                    num_chars += len(part)
+                    _check_size(num_chars)
+                    parts.append(part)
+        except _Limited as error:
+            raise TemplateError(f"The chat template was stopped: {error}.", param="messages") from error
+        except jinja2.TemplateError as error:
+            raise TemplateError(f"The chat template refuses these messages: {error}", param="messages") from error
+        except (ArithmeticError, LookupError, TypeError, ValueError) as error:  # what the template's own code may raise
+            detail = f"The chat template fails on these messages ({type(error).__name__})."
+            raise TemplateError(detail, param="messages") from error
+        return "".join(parts)
+
+
+def _default(value: object) -> str | None:
+    """The template out of the forms that tokenizer_config.json has for it: a string, or a list of named ones."""
+    if isinstance(value, list):
+        named = {entry.get("name"): entry.get("template") for entry in value if isinstance(entry, dict)}
+        value = named.get("default")
+    if value is not None and not isinstance(value, str):
+        raise ModelError("chat_template in tokenizer_config.json is neither a string nor a list with a 'default'")
+    return value
+
+
+def _content(value: object) -> str | None:
+    """A special token out of its two forms: the string, or an object with it."""
+    if isinstance(value, dict):
+        value = value.get("content")
+    return value if isinstance(value, str) else None
+
+
+class _SumsForTildes(NodeTransformer):
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
+        """`a ~ b` as a sum of strings, so that its size is checked like any other sum's."""
+        self.generic_visit(node)
+        texts: list[nodes.Expr] = [
+            nodes.Filter(part, "string", [], [], None, None, lineno=node.lineno) for part in node.nodes
+        ]
+        return functools.reduce(lambda left, right: nodes.Add(left, right, lineno=node.lineno), texts)
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    intercepted_binops = frozenset({"+", "*", "**", "%"})
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        tree = _SumsForTildes().visit(super()._parse(source, name, filename))
+        assert isinstance(tree, nodes.Template)
+        tree.set_environment(self)
+        return tree
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        if operator == "**":
+            raise _Limited("it uses **")
+        if operator == "*":
+            _check_size(_size(left) * _size(right) if _is_sized(left) or _is_sized(right) else 0)
+        if operator == "+" and _is_sized(left) and _is_sized(right):
+            _check_size(len(left) + len(right))
+        if operator == "%" and isinstance(left, str):
+            raise _Limited("it formats a string with %")
+        return super().call_binop(context, operator, left, right)
+
+    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
+        owner = getattr(__obj, "__self__", None)
+        if isinstance(owner, str):
+            _check_text_call(owner, getattr(__obj, "__name__", ""), args, kwargs)
+        return super().call(__context, __obj, *args, **kwargs)
+
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        if isinstance(getattr(value, "__self__", None), str) and value.__name__ in ("format", "format_map"):
+            raise _Limited(f"it calls {value.__name__}")
+        return super().wrap_str_format(value)
+
+
+def _environment() -> _Environment:
+    environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
+    environment.globals.update(raise_exception=_raise_exception, strftime_now=_strftime_now, range=_range)
+    environment.filters.update({name: _guarded(name, each) for name, each in environment.filters.items()})
+    # jinja2's own escapes HTML, which no model was trained on.
+    environment.filters["tojson"] = _tojson
+    return environment
+
+
+def _guarded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """A filter whose size is checked like that of the string method of its name."""
+
+    @functools.wraps(function)
+    def guarded(*args: Any, **kwargs: Any) -> Any:
+        text = next((value for value in args if isinstance(value, str)), "")
+        _check_text_call(text, name, args, kwargs)
+        return function(*args, **kwargs)
+
+    return guarded
+
+
+def _check_text_call(text: str, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Raises _Limited for a call that could make far more text than it was given."""
+    widths = [value for value in (*args, *kwargs.values()) if isinstance(value, int)] if name in _PADDING else []
+    if max(widths, default=0) > _MAX_WIDTH:
+        raise _Limited(f"{name} with {max(widths)}, the limit is {_MAX_WIDTH}")
+    if name == "format":
+        raise _Limited("it calls format")
+    if name in ("replace", "join"):
+        longest = max((len(value) for value in (*args, *kwargs.values()) if isinstance(value, str)), default=0)
+        num_items = max((len(value) for value in args if _is_sized(value)), default=0)
+        _check_size((max(len(text), num_items) + 1) * max(1, longest if name == "join" else _new_length(args)))
+
+
+def _new_length(args: tuple[Any, ...]) -> int:
+    """Of the last string among the arguments: what `replace` puts in."""
+    texts = [value for value in args if isinstance(value, str)]
+    return len(texts[-1]) if texts else 0
+
+
+def _is_sized(value: object) -> bool:
+    return isinstance(value, str | bytes | list | tuple)
+
+
+def _size(value: Any) -> int:
+    return len(value) if _is_sized(value) else int(value)
+
+
+def _check_size(size: int) -> None:
+    if size > MAX_OUTPUT_CHARS:
+        raise _Limited(f"it makes {size} characters, the limit is {MAX_OUTPUT_CHARS}")
+
+
+def _range(*bounds: int) -> range:
+    numbers = range(*bounds)
+    if len(numbers) > _MAX_WIDTH:
+        raise _Limited(f"a range of {len(numbers)}, the limit is {_MAX_WIDTH}")
+    return numbers
+
+
+def _tojson(value: Any, indent: int | None = None) -> str:
+    if indent is not None and not 0 <= indent <= 16:
+        raise _Limited(f"tojson indents by {indent}, the limit is 16")
+    return json.dumps(value, ensure_ascii=False, indent=indent)
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.now().astimezone().strftime(form)
+
+
+class _Deadline:
+    """Ends this thread's Python code after some seconds: a loop without output cannot be ended otherwise.
+
+    By the interpreter's trace function, which sees each line; a template of 100 messages renders in 1 ms more.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+
+    def __enter__(self) -> None:
+        self._outer = sys.gettrace()
+        self._end = time.monotonic() + self._seconds
+        sys.settrace(self._trace)
+
+    def __exit__(self, *_: object) -> None:
+        sys.settrace(self._outer)
+
+    def _trace(self, _frame: FrameType, _event: str, _arg: object) -> Any:
+        if time.monotonic() > self._end:
+            raise _Limited(f"it ran for more than {self._seconds:g} s")
+        return self._trace

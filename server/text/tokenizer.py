@@ -1,0 +1,94 @@
+"""Text to token ids and back, whole or piece by piece. The work is the `tokenizers` library's."""
+
+from pathlib import Path
+
+import tokenizers
+
+from server.errors import ModelError
+
+REPLACEMENT = "\ufffd"  # what bytes that are no UTF-8, or not yet, decode to
+_MAX_WINDOW = 64  # tokens that may end in such bytes before they are taken for good: text has a boundary every 4 bytes
+
+
+class Tokenizer:
+    """The tokenizer.json of a model folder. Safe to use from several threads."""
+
+    def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self.vocab_size: int = tokenizer.get_vocab_size(with_added_tokens=True)
+        self.special_ids = frozenset(
+            token_id for token_id, token in tokenizer.get_added_tokens_decoder().items() if token.special
+        )
+
+    @classmethod
+    def load(cls, folder: Path) -> "Tokenizer":
+        """Read `folder`/tokenizer.json. Raises ModelError."""
+        path = folder / "tokenizer.json"
+        if not path.is_file():
+            raise ModelError(f"{path} does not exist; other tokenizer formats are not read")
+        try:
+            tokenizer = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises nothing more exact for what it cannot parse
+            raise ModelError(f"{path} cannot be read: {error}") from error
+        tokenizer.no_truncation()  # a prompt is never cut in silence
+        tokenizer.no_padding()
+        return cls(tokenizer)
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of `text`, with the tokens that the model wants around a prompt if asked for."""
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
+
+    def decode(self, token_ids: list[int]) -> str:
+        """Text of `token_ids`; special tokens and ids outside the vocabulary have none."""
+        text: str = self._tokenizer.decode(token_ids, skip_special_tokens=True)
+        return text
+
+
+class Detokenizer:
+    """Text of a growing sequence of tokens, in pieces that join to `decode` of the whole.
+
+    A piece never ends inside a UTF-8 character. Only a window of tokens is decoded again:
+
+        prefix (emitted; decoders look back at what stands before, for a space) | pending (emitted up to `_num_emitted`)
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._prefix: list[int] = []
+        self._prefix_text = ""
+        self._pending: list[int] = []
+        self._num_emitted = 0  # characters of the pending tokens' text
+
+    def push(self, token_ids: list[int]) -> str:
+        """The text that is certain after these tokens and was not before."""
+        return "".join([self._push(token_id) for token_id in token_ids])
+
+    def finish(self) -> str:
+        """What is left: bytes that were to become a character and never did."""
+        return self._take(self._pending_text()) if self._pending else ""
+
+    def _push(self, token_id: int) -> str:
+        if token_id in self._tokenizer.special_ids or token_id >= self._tokenizer.vocab_size:
+            return ""  # has no text, and would leave the window without a character to look back at
+        self._pending.append(token_id)
+        text = self._pending_text()
+        if not text.endswith(REPLACEMENT) or len(self._pending) > _MAX_WINDOW:
+            return self._take(text)
+        # Only the last character can still change: an unfinished one shows as one replacement character.
+        piece = text[self._num_emitted : -1]
+        self._num_emitted += len(piece)
+        return piece
+
+    def _pending_text(self) -> str:
+        return self._tokenizer.decode([*self._prefix, *self._pending])[len(self._prefix_text) :]
+
+    def _take(self, text: str) -> str:
+        """Emit all of the pending text, and let its tokens be the new prefix if they have any."""
+        piece = text[self._num_emitted :]
+        if text:
+            self._prefix = self._pending
+            self._prefix_text = self._tokenizer.decode(self._prefix)
+            self._pending = []
+            self._num_emitted = 0
+        return piece

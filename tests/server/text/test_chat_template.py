@@ -1,0 +1,112 @@
+"""Chat templates render as their models were trained on, and hostile ones cost an error."""
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from server.errors import ModelError, TemplateError
+from server.text.chat_template import MAX_TEMPLATE_CHARS, ChatTemplate
+
+MESSAGES: list[dict[str, Any]] = [{"role": "user", "content": "Hi <b>"}, {"role": "assistant", "content": "Yes"}]
+
+
+def render(source: str, messages: list[dict[str, Any]] = MESSAGES, *, opens: bool = True) -> str:
+    return ChatTemplate(source, {"bos_token": "<s>"}).render(messages, add_generation_prompt=opens)
+
+
+def test_messages_special_tokens_and_the_opened_turn_are_rendered() -> None:
+    source = "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m['content'] }}{% endfor %}"
+    source += "{% if add_generation_prompt %}[assistant]{% endif %}"
+    assert render(source) == "<s>[user]Hi <b>[assistant]Yes[assistant]"
+    assert render(source, opens=False) == "<s>[user]Hi <b>[assistant]Yes"
+
+
+def test_block_lines_leave_no_space_and_loops_may_break() -> None:
+    source = "{% for m in messages %}\n  {% if loop.index > 1 %}{% break %}{% endif %}\n{{ m.content }}\n{% endfor %}"
+    assert render(source) == "Hi <b>\n"
+
+
+def test_json_is_not_escaped_for_html() -> None:
+    assert render("{{ messages[0] | tojson }}") == '{"role": "user", "content": "Hi <b>"}'
+
+
+def test_sums_tildes_and_filters_work_on_ordinary_text() -> None:
+    assert (
+        render("{{ 'a' ~ (1 + 2) ~ 'b' }}{{ 'x' * 3 }}{{ ' t ' | trim }}{{ 'aXa' | replace('X', '-') }}")
+        == "a3bxxxta-a"
+    )
+
+
+def test_a_template_can_refuse_the_messages() -> None:
+    with pytest.raises(TemplateError, match="roles must alternate"):
+        render("{{ raise_exception('roles must alternate') }}")
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "'a' * 1000000000",
+        "[0] * 1000000000",
+        "1000000000 * 'a'",
+        "'%01000000000d' % 1",
+        "'{:1000000000}'.format(1)",
+        "'a'.ljust(1000000000)",
+        "'a' | center(1000000000)",
+        "'a' | format(1)",
+        "range(1000000000)",
+        "2 ** 1000000000",
+        "('a' * 10000000).replace('a', 'b' * 10000000)",
+        "('a' * 10000000) ~ ('a' * 10000000)",
+        "('a' * 10000000) + ('a' * 10000000)",
+        "[] | tojson(indent=1000000)",
+        "('a' * 9000000) | join('b' * 9000000)",
+        "''.__class__.__mro__",
+        "messages.append(1)",
+    ],
+)
+def test_a_hostile_expression_is_refused_at_once(expression: str) -> None:
+    started_at = time.monotonic()
+    with pytest.raises(TemplateError):
+        render("{{ (" + expression + ") }}")
+    assert time.monotonic() - started_at < 1.0
+
+
+def test_a_loop_without_output_is_ended_by_the_deadline() -> None:
+    loops = "{% for a in range(9999) %}{% for b in range(9999) %}{% for c in range(9999) %}{% endfor %}"
+    with pytest.raises(TemplateError, match="more than 2 s"):
+        render(loops + "{% endfor %}{% endfor %}")
+
+
+def test_the_deadline_leaves_no_trace_function() -> None:
+    before = sys.gettrace()
+    render("x")
+    assert sys.gettrace() is before
+
+
+def test_a_template_that_fails_on_a_missing_field_names_no_text() -> None:
+    with pytest.raises(TemplateError) as caught:
+        render("{{ messages[0].content + messages[0].missing.deeper }}")
+    assert "Hi <b>" not in caught.value.message
+
+
+def test_a_template_is_found_in_the_config_the_named_list_and_the_file(tmp_path: Path) -> None:
+    def load(config: dict[str, Any]) -> str | None:
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+        template = ChatTemplate.load(tmp_path)
+        return None if template is None else template.render([])
+
+    assert load({}) is None
+    assert load({"chat_template": "{{ eos_token }}", "eos_token": {"content": "</s>"}}) == "</s>"
+    assert load({"chat_template": [{"name": "default", "template": "named"}]}) == "named"
+    (tmp_path / "chat_template.jinja").write_text("file")
+    assert load({"chat_template": "config"}) == "file"
+
+
+@pytest.mark.parametrize("source", ["{% for %}", "x" * (MAX_TEMPLATE_CHARS + 1)])
+def test_a_template_that_cannot_be_used_stops_the_start(source: str) -> None:
+    with pytest.raises(ModelError, match="chat template"):
+        ChatTemplate(source, {})

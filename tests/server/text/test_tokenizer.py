@@ -1,0 +1,97 @@
+"""Detokenizing in pieces gives what decoding the whole gives, and never half a character."""
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import decoders, models, pre_tokenizers
+
+from server.errors import ModelError
+from server.text.tokenizer import REPLACEMENT, Detokenizer, Tokenizer
+
+SPECIAL = 256
+
+
+def byte_tokenizer() -> Tokenizer:
+    """256 byte tokens and one special token."""
+    vocab = {char: i for i, char in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    inner = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    inner.decoder = decoders.ByteLevel()
+    inner.add_special_tokens(["<|end|>"])
+    return Tokenizer(inner)
+
+
+def word_tokenizer() -> Tokenizer:
+    """Pieces as sentencepiece has them: a leading space is part of a piece, and of a text's first piece not shown."""
+    words = ["▁the", "▁king", "s", "▁", "king", "!", "the"]
+    inner = tokenizers.Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="!"))
+    inner.decoder = decoders.Metaspace()
+    return Tokenizer(inner)
+
+
+BYTES, WORDS = byte_tokenizer(), word_tokenizer()
+
+
+def in_pieces(tokenizer: Tokenizer, token_ids: list[int], cuts: list[int]) -> list[str]:
+    detokenizer = Detokenizer(tokenizer)
+    edges = sorted({0, len(token_ids), *(cut % (len(token_ids) + 1) for cut in cuts)})
+    pieces = [detokenizer.push(token_ids[lo:hi]) for lo, hi in pairwise(edges)]
+    return [*pieces, detokenizer.finish()]
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, SPECIAL), max_size=60), st.lists(st.integers(0, 60), max_size=8))
+def test_pieces_of_any_bytes_join_to_the_whole(token_ids: list[int], cuts: list[int]) -> None:
+    assert "".join(in_pieces(BYTES, token_ids, cuts)) == BYTES.decode(token_ids)
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 6), max_size=30), st.lists(st.integers(0, 30), max_size=8))
+def test_pieces_of_spaced_words_join_to_the_whole(token_ids: list[int], cuts: list[int]) -> None:
+    assert "".join(in_pieces(WORDS, token_ids, cuts)) == WORDS.decode(token_ids)
+
+
+@settings(deadline=None)
+@given(st.text(max_size=40))
+def test_no_piece_cuts_a_character_of_real_text(text: str) -> None:
+    token_ids = BYTES.encode(text)
+    pieces = [Detokenizer(BYTES).push([]), *in_pieces(BYTES, token_ids, list(range(len(token_ids))))]
+    assert "".join(pieces) == text
+    if REPLACEMENT not in text:
+        assert all(REPLACEMENT not in piece for piece in pieces)
+
+
+def test_a_character_comes_out_with_its_last_byte() -> None:
+    detokenizer = Detokenizer(BYTES)
+    assert [detokenizer.push([token_id]) for token_id in BYTES.encode("a😀")] == ["a", "", "", "", "😀"]
+
+
+def test_a_special_token_has_no_text() -> None:
+    detokenizer = Detokenizer(BYTES)
+    assert detokenizer.push([SPECIAL, *BYTES.encode("x"), SPECIAL]) + detokenizer.finish() == "x"
+
+
+def test_an_id_outside_the_vocabulary_has_no_text() -> None:
+    assert Detokenizer(BYTES).push([100_000]) == ""
+
+
+def test_endless_broken_bytes_keep_the_window_small() -> None:
+    detokenizer = Detokenizer(BYTES)
+    first_byte_of_four = BYTES.encode("😀")[0]
+    assert len(detokenizer.push([first_byte_of_four] * 1000) + detokenizer.finish()) == 1000
+    assert len(detokenizer._pending) <= 64
+
+
+def test_a_missing_tokenizer_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"tokenizer\.json does not exist"):
+        Tokenizer.load(tmp_path)
+
+
+def test_a_broken_tokenizer_is_named(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("{")
+    with pytest.raises(ModelError, match=r"tokenizer\.json cannot be read"):
+        Tokenizer.load(tmp_path)
