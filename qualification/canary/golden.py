@@ -48,10 +48,14 @@ def load_golden(path: Path) -> Golden:
 
 def save_golden(path: Path, golden: Golden) -> None:
     """One prompt a line, so that a diff shows which answer changed."""
-    prompts = ",\n".join(msgspec.json.encode(prompt).decode() for prompt in golden.prompts)
-    head = msgspec.structs.asdict(golden) | {"prompts": []}
-    text = msgspec.json.format(msgspec.json.encode(head), indent=0).decode()
-    path.write_text(text.replace('"prompts":[]', f'"prompts":[\n{prompts}\n]'), encoding="utf-8")
+    prompts = ",\n".join(_json(prompt) for prompt in golden.prompts)
+    values = {name: _json(getattr(golden, name)) for name in golden.__struct_fields__} | {"prompts": f"[\n{prompts}\n]"}
+    lines = ",\n".join(f'"{name}": {value}' for name, value in values.items())
+    path.write_text(f"{{\n{lines}\n}}\n", encoding="utf-8")
+
+
+def _json(value: object) -> str:
+    return msgspec.json.encode(value).decode()
 
 
 def shipped_golden(model: str) -> Path:
