@@ -8,6 +8,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
+from qualification.canary.verdict import ExitCode
 from server.app import create_app
 from server.settings import Settings
 from server.telemetry.metrics import Metrics, Registry
@@ -83,11 +84,15 @@ def test_every_decision_says_why_and_what_it_costs() -> None:
 def test_the_endpoints_of_the_readme_are_those_of_the_application() -> None:
     metrics = Metrics("demo", Registry(), version="0")
     edge = SimpleNamespace(settings=Settings(), metrics=metrics, lifecycle=None, version="0")
-    served = {
-        f"{method} {route.path}"
-        for route in create_app(edge).routes
-        for method in getattr(route, "methods", None) or ()
-        if method != "HEAD" and route.path != "/openapi.json"
-    }
+    paths = create_app(edge).openapi()["paths"]
+    served = {f"{method.upper()} {path}" for path, methods in paths.items() for method in methods}
     section = README.split("\n## Endpoints\n")[1].split("\n## ")[0]
     assert set(re.findall(r"`((?:GET|POST) /[^`]*)`", section)) == served
+
+
+def test_the_exit_codes_of_the_canary_are_all_in_the_readme() -> None:
+    table = README.split("| exit code | meaning |")[1].split("\n\n")[0]
+    rows = {int(code): meaning for code, meaning in re.findall(r"\| (\d) \| ([^|]*) \|", table)}
+    assert rows.keys() == {int(code) for code in ExitCode}
+    for code in ExitCode:
+        assert rows[code].startswith(code.name.lower())
