@@ -181,7 +181,8 @@ class EngineClient:
                 lambda reader, writer: connected.put_nowait((reader, writer)), path
             )
             os.chmod(path, 0o600)
-            self._process = await asyncio.create_subprocess_exec(*self._command, str(path))
+            # Its own session: a signal to the server's process group (timeout, a shell) must not cut streams in a drain.
+            self._process = await asyncio.create_subprocess_exec(*self._command, str(path), start_new_session=True)
             return await self._serve_one(self._process, connected)
         finally:
             if server is not None:
