@@ -15,6 +15,8 @@ from typing import NoReturn
 import msgspec
 import uvicorn
 
+from qualification.canary import run as canary
+from qualification.canary.verdict import ExitCode
 from server.api.edge import Admission, Edge
 from server.api.keys import ApiKeys
 from server.api.lifecycle import Lifecycle
@@ -33,15 +35,16 @@ from server.text.tokenizer import Tokenizer
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The program's entry; returns its exit code."""
+    argv = sys.argv[1:] if argv is None else argv
     try:
         arguments = build_parser().parse_args(argv)
         if arguments.command == "serve":
             flags = {name: text for name, text in vars(arguments).items() if name != "command"}
             return serve(read_settings(flags, os.environ))
-        return doctor()
+        return canary.run(arguments) if arguments.command == "canary" else doctor()
     except StartError as error:
         print(f"hallmark: {error.message}", file=sys.stderr)
-        return 2
+        return ExitCode.ENVIRONMENT if "canary" in argv[:1] else 2  # 2 is a canary's verdict on speed
 
 
 class _Parser(argparse.ArgumentParser):
@@ -66,6 +69,7 @@ def build_parser() -> argparse.ArgumentParser:
             metavar=metavar,
             help=(description + default).replace("%", "%%"),
         )
+    canary.add_arguments(commands.add_parser("canary", help="ask a running server whether it may take traffic"))
     commands.add_parser("doctor", help="show this machine and the attention paths that can run on it")
     return parser
 
@@ -96,7 +100,7 @@ def serve(settings: Settings) -> int:
     listening = bind(settings.host, settings.port, "--port")
     admin_listening = None if settings.admin_port is None else bind(settings.host, settings.admin_port, "--admin-port")
     metrics = Metrics(settings.model_name, Registry(), version=version())
-    console = Console(metrics, url=url_of(listening), print_line=_print)
+    console = Console(metrics, model=settings.model_name, url=url_of(listening), print_line=_print)
     edge = Edge(
         settings=settings,
         engine=EngineClient(settings, console),

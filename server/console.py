@@ -11,8 +11,9 @@ Print = Callable[[str], None]
 class Console:
     """An EngineListener that prints, and passes everything on."""
 
-    def __init__(self, inner: EngineListener, *, url: str, print_line: Print) -> None:
+    def __init__(self, inner: EngineListener, *, model: str, url: str, print_line: Print) -> None:
         self._inner = inner
+        self._model = model
         self._url = url
         self._print = print_line
 
@@ -25,7 +26,7 @@ class Console:
         for line in plan_table(ready.plan):
             self._print(line)
         self._print("")
-        self._print(f"Hallmark is ready on {self._url} (model {ready.model}, {ready.started_in_s:.1f} s)")
+        self._print(f"Hallmark is ready on {self._url} with {self._model}, after {ready.started_in_s:.1f} s")
         self._print("Try it:")
         self._print(f"  {curl_line(self._url)}")
 

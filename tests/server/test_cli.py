@@ -1,0 +1,213 @@
+"""The program's face: flags, exit codes, what it prints."""
+
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from kernels.fingerprint import Device, Fingerprint
+from kernels.path import KernelPath, Limits, Tier
+from kernels.shape import Dtype, Phase
+from server.cli import bind, build_parser, main, resolve, url_of
+from server.console import Console, plan_table
+from server.doctor import report
+from server.engine.messages import (
+    EngineProgress,
+    EngineReady,
+    EngineRefused,
+    Heartbeat,
+    PlanRow,
+    StepRecord,
+)
+from server.errors import ModelError, SettingsError
+from server.settings import Settings
+
+
+def one_line(capsys: pytest.CaptureFixture[str]) -> str:
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("hallmark: ")
+    assert err.count("\n") == 1
+    return err
+
+
+@pytest.mark.parametrize(
+    ("argv", "wanted"),
+    [
+        (["serve", "--port", "x"], "--port: Expected `int`, got 'x'"),
+        (["serve", "--prot", "1"], "unrecognized arguments: --prot 1"),
+        (["serve", "--por", "1"], "unrecognized arguments: --por 1"),  # no abbreviations: they break when flags come
+        (["serve", "--device", "tpu"], "--device: Expected one of auto, cuda, cpu, got 'tpu'"),
+        (["serve", "--model", "/no/such/folder"], "/no/such/folder"),
+        (["sreve"], "invalid choice: 'sreve'"),
+        ([], "the following arguments are required: COMMAND"),
+    ],
+)
+def test_what_cannot_start_is_one_line_and_exit_code_2(
+    argv: list[str], wanted: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(argv) == 2
+    assert wanted in one_line(capsys)
+
+
+def test_a_misused_canary_does_not_exit_like_a_slow_server(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["canary"]) == 3
+    assert "--url" in one_line(capsys)
+
+
+def test_a_missing_key_file_stops_the_start(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["serve", "--model", str(tmp_path), "--api-key-file", str(tmp_path / "none")]) == 2
+    assert "--api-key-file" in one_line(capsys)
+
+
+def test_every_setting_has_a_flag_with_a_description() -> None:
+    actions = {action.dest: action for action in serve_parser_actions()}
+    for field in msgspec.structs.fields(Settings):
+        action = actions[field.name]
+        assert action.option_strings == ["--" + field.name.replace("_", "-")]
+        assert action.help
+        assert not action.help.startswith(" (")
+
+
+def serve_parser_actions() -> Iterator["object"]:
+    parser = build_parser()
+    [subparsers] = [action for action in parser._actions if hasattr(action, "choices") and action.choices]
+    yield from subparsers.choices["serve"]._actions  # type: ignore[index,union-attr]
+
+
+def test_a_port_in_use_is_named() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(SettingsError, match=f"--port {port} on 127.0.0.1 cannot be bound: "):
+            bind("127.0.0.1", port, "--port")
+
+
+def test_port_0_takes_a_free_one_and_says_which() -> None:
+    with bind("127.0.0.1", 0, "--port") as sock:
+        assert url_of(sock) == f"http://127.0.0.1:{sock.getsockname()[1]}"
+        assert sock.getsockname()[1] > 0
+
+
+def test_a_folder_is_taken_as_it_is(tmp_path: Path) -> None:
+    settings = Settings(model=str(tmp_path))
+    assert resolve(settings) == (settings, tmp_path)
+
+
+def test_a_path_that_is_no_folder_is_a_model_error() -> None:
+    with pytest.raises(ModelError, match="/no/such"):
+        resolve(Settings(model="/no/such"))
+
+
+def test_the_api_process_does_without_torch() -> None:
+    code = "import sys, server.cli; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
+
+
+ROW = PlanRow(
+    shape="prefill d320",
+    phase="prefill",
+    query_bucket="le_128",
+    context_bucket="le_128",
+    head_dim=320,
+    path="sdpa.math",
+    status="provisional",
+    wanted="sdpa.cpu",
+    fallback_reasons=["head_dim"],
+    rejected={},
+    matrix_digest=None,
+    evidence=None,
+)
+READY = EngineReady(
+    protocol=1,
+    pid=1,
+    model="/models/m",
+    max_model_len=300,
+    num_pages=100,
+    page_size=16,
+    fingerprint={},
+    matrix_digest=None,
+    matrix_verdict="absent",
+    plan=[ROW],
+    attention_layers=4,
+    started_in_s=1.25,
+)
+
+
+class Recorder:
+    """A listener that remembers what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[object] = []
+
+    def on_progress(self, progress: EngineProgress) -> None:
+        self.told.append(progress)
+
+    def on_ready(self, ready: EngineReady) -> None:
+        self.told.append(ready)
+
+    def on_refused(self, refused: EngineRefused) -> None:
+        self.told.append(refused)
+
+    def on_step(self, record: StepRecord) -> None:
+        self.told.append(record)
+
+    def on_heartbeat(self, heartbeat: Heartbeat) -> None:
+        self.told.append(heartbeat)
+
+    def on_death(self, cause: str) -> None:
+        self.told.append(cause)
+
+
+def test_at_ready_the_plan_the_address_and_a_command_are_printed() -> None:
+    lines: list[str] = []
+    recorder = Recorder()
+    Console(recorder, model="m", url="http://127.0.0.1:1", print_line=lines.append).on_ready(READY)
+    assert recorder.told == [READY]
+    assert "prefill  le_128  le_128   sdpa.math  provisional  from sdpa.cpu: head_dim" in lines
+    assert "Hallmark is ready on http://127.0.0.1:1 with m, after 1.2 s" in lines
+    assert lines[-1].startswith("  curl -N http://127.0.0.1:1/v1/completions ")
+
+
+def test_a_refusal_is_printed_with_the_plan() -> None:
+    lines: list[str] = []
+    refused = EngineRefused("unproven", "1 of 1 shapes has no proof", [msgspec.structs.replace(ROW, path=None)])
+    Console(Recorder(), model="m", url="", print_line=lines.append).on_refused(refused)
+    assert "none" in lines[2].split()
+    assert lines[-1] == "Hallmark refuses to serve: 1 of 1 shapes has no proof"
+
+
+def test_everything_else_is_passed_on() -> None:
+    recorder = Recorder()
+    console = Console(recorder, model="m", url="", print_line=lambda _: None)
+    beat = Heartbeat(1, 0.0, 0, 0)
+    console.on_heartbeat(beat)
+    console.on_progress(EngineProgress("loading", "m"))
+    console.on_death("killed")
+    assert recorder.told == [beat, EngineProgress("loading", "m"), "killed"]
+
+
+def test_a_plan_without_fallbacks_has_an_empty_column() -> None:
+    [_, _, line] = plan_table([msgspec.structs.replace(ROW, path="sdpa.cpu", fallback_reasons=[])])
+    assert line == "prefill  le_128  le_128   sdpa.cpu  provisional"
+
+
+def test_the_doctor_says_what_can_run_here_and_why_the_rest_cannot() -> None:
+    machine = Fingerprint(Device.CPU, "a processor", None, None, None, None, "2.13.0", None)
+    gpu_only = Limits(frozenset({Device.CUDA}), frozenset({Phase.DECODE}), frozenset({Dtype.BF16}), 256)
+    anywhere = Limits(frozenset(Device), frozenset(Phase), frozenset({Dtype.FP32, Dtype.BF16}), 320)
+    paths = [
+        KernelPath("fast", Tier.FIRST, gpu_only, "", ("fast",), None),
+        KernelPath("slow", Tier.FALLBACK, anywhere, "", ("slow",), None),
+    ]
+    lines = list(report(machine, paths))
+    assert "gpu      a processor" in lines
+    [fast] = [line for line in lines if line.startswith("fast")]
+    [slow] = [line for line in lines if line.startswith("slow")]
+    assert "no (arch: runs on cuda, this machine is cpu" in fast
+    assert slow.endswith("prefill extend decode  yes, in fp32, bf16")
