@@ -113,7 +113,7 @@ def serve(settings: Settings) -> int:
         version=version(),
         started_at=int(time.time()),
     )
-    admin = None if admin_listening is None else _serve_admin(edge, admin_listening)
+    admin = None if admin_listening is None else serve_admin(edge, admin_listening)
     server = Server(uvicorn_config(create_app(edge, keys=keys)), edge.lifecycle, settings.shutdown_grace_s)
     server.run(sockets=[listening])
     if admin is not None:
@@ -149,7 +149,7 @@ def url_of(sock: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def _serve_admin(edge: Edge, sock: socket.socket) -> uvicorn.Server:
+def serve_admin(edge: Edge, sock: socket.socket) -> uvicorn.Server:
     """Serve the admin routes from a thread of their own: a scrape must not delay a token."""
     server = uvicorn.Server(uvicorn_config(create_admin_app(edge)))
     threading.Thread(target=server.run, kwargs={"sockets": [sock]}, name="admin", daemon=True).start()

@@ -36,7 +36,6 @@ logger = logging.getLogger(__name__)
 
 MAX_HEADERS = 100
 MAX_HEADER_BYTES = 32 * 1024
-SEND_TIMEOUT_S = 30.0  # for a reader whose buffers are full
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 _CLOSE = (b"connection", b"close")  # what is left of the request is not worth reading
 
@@ -46,6 +45,7 @@ class GuardLimits:
     max_body_bytes: int
     receive_timeout_s: float
     request_timeout_s: float
+    send_timeout_s: float = 30.0  # for a reader whose buffers are full
 
 
 class Guard:
@@ -79,7 +79,7 @@ class Guard:
         assert task is not None
         context = RequestContext(_request_id(headers), time.monotonic(), task)
         attach_context(scope, context)
-        responder = _Responder(context, send)
+        responder = _Responder(context, send, self._limits.send_timeout_s)
         try:
             async with context.cleanup:
                 await self._serve(scope, receive, responder, headers)
@@ -192,9 +192,10 @@ class Guard:
 class _Responder:
     """`send` with the request's id in the headers, a limit on slow readers, and a way to answer with an error."""
 
-    def __init__(self, context: RequestContext, send: Send) -> None:
+    def __init__(self, context: RequestContext, send: Send, timeout_s: float) -> None:
         self.context = context
         self._send = send
+        self._timeout_s = timeout_s
 
     async def __call__(self, message: Message) -> None:
         context = self.context
@@ -209,10 +210,10 @@ class _Responder:
         elif not message.get("more_body", False):
             context.is_answered = True
         try:
-            async with asyncio.timeout(SEND_TIMEOUT_S):
+            async with asyncio.timeout(self._timeout_s):
                 await self._send(message)
         except TimeoutError:
-            raise SlowClient(f"The client read nothing for {SEND_TIMEOUT_S:g} s.") from None
+            raise SlowClient(f"The client read nothing for {self._timeout_s:g} s.") from None
 
     async def fail(self, error: HallmarkError) -> None:
         """Answer with `error`; as an event where the response has begun as a stream of them."""

@@ -25,6 +25,21 @@ def test_a_completion_has_text_finish_reason_and_exact_usage(folder: Path) -> No
     assert body["usage"] == {"prompt_tokens": 3, "completion_tokens": 6, "total_tokens": 9}  # with the end token
 
 
+def test_a_request_is_measured_once_under_its_prompts_bucket(folder: Path) -> None:
+    it = served(folder, saying("Hel", "lo"))
+    it.post(COMPLETIONS, {"prompt": "a" * 200})
+    for family in ("time_to_first_token_seconds", "time_per_output_token_seconds", "prefill_seconds"):
+        assert it.value(f"{family}_count", model="tiny", bucket="le_512") == 1
+        assert it.value(f"{family}_count", model="tiny", bucket="le_128") == 0
+    assert it.value("queue_seconds_sum", model="tiny") == 0.25
+    assert it.value("prefill_seconds_sum", model="tiny", bucket="le_512") == 0.5
+    assert it.value("prompt_tokens_total") == 200
+    assert it.value("generation_tokens_total") == 6
+    assert it.value("request_duration_seconds_count", model="tiny", outcome="ok") == 1
+    assert it.value("requests_total", route=COMPLETIONS, outcome="ok") == 1
+    assert it.value("oldest_inflight_seconds") == 0
+
+
 def test_the_engine_gets_the_tokens_and_every_sampling_parameter(folder: Path) -> None:
     it = served(folder)
     body = {

@@ -8,8 +8,12 @@ from pathlib import Path
 
 import pytest
 from edge_fakes import Served, delta, events, playing, served, with_keys
-from starlette.types import Message
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from starlette.types import Message, Receive, Scope, Send
 
+from server.api.guard import Guard, GuardLimits
+from server.api.schemas import CompletionFields
 from server.engine.messages import FinishReason
 from server.telemetry.logging import LineFormatter
 
@@ -305,6 +309,64 @@ def test_a_client_that_leaves_cancels_its_request_and_frees_its_place(folder: Pa
         assert bool(sent) == stream
 
     asyncio.run(run())
+
+
+def test_a_client_that_does_not_read_is_hung_up_on(folder: Path) -> None:
+    async def run() -> None:
+        it = served(folder)
+        num_sent = 0
+        has_ended = False
+
+        async def endless(scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG001 -- an application
+            nonlocal has_ended
+            try:
+                await send({"type": "http.response.start", "status": 200, "headers": []})
+                while True:
+                    await send({"type": "http.response.body", "body": b"x", "more_body": True})
+            finally:
+                has_ended = True
+
+        async def receive() -> Message:
+            return {"type": "http.request", "body": b""} if num_sent == 0 else await asyncio.Future()
+
+        async def send(_: Message) -> None:
+            nonlocal num_sent
+            num_sent += 1
+            if num_sent > 3:
+                await asyncio.Event().wait()  # the socket's buffers are full
+
+        limits = GuardLimits(10_000, receive_timeout_s=5, request_timeout_s=5, send_timeout_s=0.05)
+        nothing: frozenset[str] = frozenset()
+        edge = it.edge
+        options = {"keys": None, "open_paths": nothing, "routes": nothing, "lifecycle": edge.lifecycle}
+        guard = Guard(endless, limits=limits, metrics=edge.metrics, **options)  # type: ignore[arg-type]
+        await asyncio.wait_for(guard(_scope(), receive, send), 2)
+        assert has_ended
+        assert num_sent == 4
+        assert edge.lifecycle.num_inflight == 0
+        assert it.value("requests_total", route="other", outcome="disconnected") == 1
+
+    asyncio.run(run())
+
+
+NAMES = st.sampled_from([*CompletionFields.model_fields, "n", "tools", "logprobs", "é", "nonsense"])
+LEAVES = (
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5)
+)
+VALUES = st.recursive(LEAVES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=3))
+
+
+@pytest.fixture(scope="module")
+def it(folder: Path) -> Served:
+    return served(folder)
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(body=st.dictionaries(NAMES, VALUES, max_size=6), prompt=st.just("a") | VALUES)
+def test_no_body_of_known_names_is_a_5xx(it: Served, body: dict[str, object], prompt: object) -> None:
+    answer = it.post(COMPLETIONS, {"prompt": prompt} | body)
+    assert answer.status_code in (200, 400, 404)
+    assert it.edge.admission.num_requests == 0
 
 
 def test_an_unexpected_error_mid_stream_is_an_event_too(folder: Path) -> None:

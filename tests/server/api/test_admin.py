@@ -1,0 +1,22 @@
+"""The operators' port."""
+
+from pathlib import Path
+
+import httpx
+from edge_fakes import served
+
+from server.cli import bind, serve_admin, url_of
+
+
+def test_the_admin_port_answers_from_a_thread_of_its_own(folder: Path) -> None:
+    it = served(folder, admin_port=0)
+    sock = bind("127.0.0.1", 0, "--admin-port")
+    url = url_of(sock)
+    server = serve_admin(it.edge, sock)
+    try:
+        with httpx.Client(transport=httpx.HTTPTransport(retries=20)) as client:
+            assert "hallmark_build_info" in client.get(f"{url}/metrics").text
+            assert client.get(f"{url}/attention").json()["model"] == "tiny"
+            assert client.post(f"{url}/v1/completions", json={"prompt": "a"}).status_code == 404
+    finally:
+        server.should_exit = True
