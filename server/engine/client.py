@@ -181,7 +181,7 @@ class EngineClient:
                 lambda reader, writer: connected.put_nowait((reader, writer)), path
             )
             os.chmod(path, 0o600)
-            # Its own session: a signal to the server's process group (timeout, a shell) must not cut streams in a drain.
+            # Its own session: a signal to the whole process group (timeout, a shell) must not cut streams in a drain.
             self._process = await asyncio.create_subprocess_exec(*self._command, str(path), start_new_session=True)
             return await self._serve_one(self._process, connected)
         finally:
