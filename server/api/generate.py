@@ -60,9 +60,10 @@ def _endpoint(edge: Edge, kind: Kind) -> Callable[[Request], Awaitable[Response]
 async def _generate(edge: Edge, kind: Kind, request: Request) -> Response:
     context = context_of(request.scope)
     span = edge.tracing.start(f"POST {kind.route}", request.headers)
-    record = RequestRecord(edge.metrics, span, context.unique_id, arrived_at=context.arrived_at)
+    record = RequestRecord(
+        edge.metrics, span, context.unique_id, request_id=context.request_id, arrived_at=context.arrived_at
+    )
     context.record = record
-    span.set_attribute("hallmark.request_id", context.request_id)
     ready = edge.require_ready()
     place = _enter(edge, context)
     body = await request.body()

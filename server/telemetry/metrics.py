@@ -82,29 +82,41 @@ class Metrics:
         self._inflight: dict[str, float] = {}  # request id -> arrival; the oldest first
         self._is_ready = False
         self.loop_seen_at = now()  # when the event loop last turned
+        self._create_latencies()
+        self._create_attention()
+        self._create_engine()
+        self._create_edge()
+        self._create_fixed_children()
 
-        def counter(name: str, text: str, *labels: str) -> Counter:
-            return Counter(f"hallmark_{name}", text, labels, registry=registry)
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"hallmark_{name}", text, labels, registry=self.registry)
 
-        def gauge(name: str, text: str, *labels: str) -> Gauge:
-            return Gauge(f"hallmark_{name}", text, labels, registry=registry)
+    def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
+        return Gauge(f"hallmark_{name}", text, labels, registry=self.registry)
 
-        def histogram(name: str, text: str, last_s: float, *labels: str) -> Histogram:
-            return Histogram(f"hallmark_{name}", text, labels, registry=registry, buckets=ladder(last_s))
+    def _histogram(self, name: str, text: str, last_s: float, *labels: str) -> Histogram:
+        return Histogram(f"hallmark_{name}", text, labels, registry=self.registry, buckets=ladder(last_s))
 
-        build = ("version", "fingerprint", "gpu", "sm", "driver", "cuda", "torch", "triton")
-        self.build_info = gauge("build_info", "What runs here; always 1", *build)
-        self.matrix_info = gauge("matrix_info", "The matrix in use; always 1", "digest", "verdict")
-        self.ttft = histogram(
+    def _create_latencies(self) -> None:
+        self.ttft = self._histogram(
             "time_to_first_token_seconds", "From arrival to the first token, by prompt length", 60, "model", "bucket"
         )
-        self.tpot = histogram(
+        self.tpot = self._histogram(
             "time_per_output_token_seconds", "Mean time between a request's tokens", 2, "model", "bucket"
         )
-        self.prefill = histogram("prefill_seconds", "From first schedule to the first token", 60, "model", "bucket")
-        self.queue = histogram("queue_seconds", "From submission to first schedule", 60, "model")
-        self.duration = histogram("request_duration_seconds", "From arrival to the last byte", 600, "model", "outcome")
-        self.dispatch = counter(
+        self.prefill = self._histogram(
+            "prefill_seconds", "From first schedule to the first token", 60, "model", "bucket"
+        )
+        self.queue = self._histogram("queue_seconds", "From submission to first schedule", 60, "model")
+        self.duration = self._histogram(
+            "request_duration_seconds", "From arrival to the last byte", 600, "model", "outcome"
+        )
+
+    def _create_attention(self) -> None:
+        build = ("version", "fingerprint", "gpu", "sm", "driver", "cuda", "torch", "triton")
+        self.build_info = self._gauge("build_info", "What runs here; always 1", *build)
+        self.matrix_info = self._gauge("matrix_info", "The matrix in use; always 1", "digest", "verdict")
+        self.dispatch = self._counter(
             "attention_dispatch_total",
             "Decisions served, one a step and phase",
             "model",
@@ -113,34 +125,43 @@ class Metrics:
             "path",
             "status",
         )
-        self.fallback = counter(
+        self.fallback = self._counter(
             "attention_fallback_total", "Fallback decisions served, by reason", "model", "phase", "from", "to", "reason"
         )
-        self.launches = counter("attention_launches_total", "Attention calls: layers x steps", "path")
-        self.compiles = counter("kernel_compiles_total", "Triton kernels compiled", "after_ready")
-        self.shapes = gauge("qualification_shapes", "Shapes of the plan by status", "status")
-        self.qualified_at = gauge(
+        self.launches = self._counter("attention_launches_total", "Attention calls: layers x steps", "path")
+        self.compiles = self._counter("kernel_compiles_total", "Triton kernels compiled", "after_ready")
+        self.shapes = self._gauge("qualification_shapes", "Shapes of the plan by status", "status")
+        self.qualified_at = self._gauge(
             "qualification_last_success_timestamp_seconds", "When every shape of the plan last had a path"
         )
-        self.running = gauge("requests_running", "Sequences that the engine computes")
-        self.waiting = gauge("requests_waiting", "Sequences that wait in the engine")
-        self.kv_usage = gauge("kv_cache_usage_ratio", "Used share of the KV cache's pages")
-        self.prompt_tokens = counter("prompt_tokens_total", "Prompt tokens of requests that got a first token")
-        self.generation_tokens = counter("generation_tokens_total", "Tokens generated")
-        self.preemptions = counter("preemptions_total", "Sequences that lost their pages and were computed anew")
-        self.requests = counter("requests_total", "HTTP requests answered", "route", "outcome")
-        self.rejected = counter("rejected_total", "Requests turned away before the engine saw them", "reason")
-        self.disconnects = counter("client_disconnects_total", "Clients that left before their answer ended", "stage")
-        self.nonfinite = counter("nonfinite_logits_total", "Sequences ended because no logit was finite")
-        self.engine_up = gauge("engine_up", "1 while the engine is ready")
-        self.steps = counter("engine_steps_total", "Steps of the engine")
-        self.last_step_at = gauge("engine_last_step_timestamp_seconds", "When the last step ended")
-        self.oldest_inflight = gauge("oldest_inflight_seconds", "Age of the oldest request without an end; 0 if none")
+
+    def _create_engine(self) -> None:
+        self.running = self._gauge("requests_running", "Sequences that the engine computes")
+        self.waiting = self._gauge("requests_waiting", "Sequences that wait in the engine")
+        self.kv_usage = self._gauge("kv_cache_usage_ratio", "Used share of the KV cache's pages")
+        self.preemptions = self._counter("preemptions_total", "Sequences that lost their pages and were computed anew")
+        self.nonfinite = self._counter("nonfinite_logits_total", "Sequences ended because no logit was finite")
+        self.engine_up = self._gauge("engine_up", "1 while the engine is ready")
+        self.steps = self._counter("engine_steps_total", "Steps of the engine")
+        self.last_step_at = self._gauge("engine_last_step_timestamp_seconds", "When the last step ended")
+        self.restarts = self._counter("engine_restarts_total", "Engine processes that ended unasked", "cause")
+
+    def _create_edge(self) -> None:
+        self.prompt_tokens = self._counter("prompt_tokens_total", "Prompt tokens of requests that got a first token")
+        self.generation_tokens = self._counter("generation_tokens_total", "Tokens generated")
+        self.requests = self._counter("requests_total", "HTTP requests answered", "route", "outcome")
+        self.rejected = self._counter("rejected_total", "Requests turned away before the engine saw them", "reason")
+        self.disconnects = self._counter(
+            "client_disconnects_total", "Clients that left before their answer ended", "stage"
+        )
+        self.oldest_inflight = self._gauge(
+            "oldest_inflight_seconds", "Age of the oldest request without an end; 0 if none"
+        )
         self.oldest_inflight.set_function(self._oldest_inflight)
-        self.restarts = counter("engine_restarts_total", "Engine processes that ended unasked", "cause")
-        self.event_loop_lag = gauge("event_loop_lag_seconds", "Longest delay of the event loop in the last 5 seconds")
-        self.spans_dropped = counter("spans_dropped_total", "Spans that did not reach the collector")
-        self._create_fixed_children()
+        self.event_loop_lag = self._gauge(
+            "event_loop_lag_seconds", "Longest delay of the event loop in the last 5 seconds"
+        )
+        self.spans_dropped = self._counter("spans_dropped_total", "Spans that did not reach the collector")
 
     def _create_fixed_children(self) -> None:
         self.queue.labels(self.model)

@@ -18,8 +18,9 @@ class RequestRecord:
         self,
         metrics: Metrics,
         span: Span,
-        request_id: str,
+        unique_id: str,
         *,
+        request_id: str,
         arrived_at: float,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -31,10 +32,10 @@ class RequestRecord:
         self.has_first_token = False
         self.num_prompt_tokens = 0
         self.num_tokens = 0
-        self._request_id = request_id
+        self._unique_id = unique_id
         self._uses: dict[tuple[str, str], AttentionUse] = {}
         self._finish_reasons: list[str] = []
-        metrics.generation_began(request_id, arrived_at)
+        metrics.generation_began(unique_id, arrived_at)
         span.set_attribute("hallmark.request_id", request_id)
 
     def describe(self, operation: str, sampling: SamplingParams, *, matrix_digest: str | None, is_stream: bool) -> None:
@@ -86,7 +87,7 @@ class RequestRecord:
         self.span.add_event("client.disconnect", {"stage": stage.value})
 
     def end(self, outcome: Outcome, *, status: int | None, error_code: str | None) -> None:
-        self.metrics.generation_ended(self._request_id, outcome, self.exemplar)
+        self.metrics.generation_ended(self._unique_id, outcome, self.exemplar)
         span = self.span
         if span.is_recording():
             span.set_attribute("gen_ai.usage.input_tokens", self.num_prompt_tokens)

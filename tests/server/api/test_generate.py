@@ -1,13 +1,13 @@
 """The endpoints that generate, against a scripted engine."""
 
-import asyncio
 from pathlib import Path
 
 import pytest
-from edge_fakes import MAX_MODEL_LEN, delta, events, playing, saying, served
+from edge_fakes import MAX_MODEL_LEN, ScriptedEngine, Served, delta, events, make_edge, playing, saying, served
 
 from server.engine.messages import FinishReason, SamplingParams, TokenDelta
-from server.errors import EngineDied
+from server.settings import Settings
+from server.telemetry.tracing import Tracing
 
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
@@ -227,122 +227,14 @@ def test_several_prompts_have_a_choice_each(folder: Path, stream: bool) -> None:
     assert last["usage"] == {"prompt_tokens": 6, "completion_tokens": 9, "total_tokens": 15}
 
 
-def test_one_failing_prompt_of_several_fails_the_request_and_cancels_the_others(folder: Path) -> None:
-    def script(prompt: list[int]) -> list[TokenDelta]:
-        if prompt == [98]:
-            return [
-                TokenDelta("", [], FinishReason.ERROR, error_code="nonfinite_logits", error_message="no finite logit")
-            ]
-        return [delta("x")] * 1000
-
-    it = served(folder, script)
-    answer = it.post(COMPLETIONS, {"prompt": ["a", "b"]})
-    assert answer.status_code == 500
-    assert answer.json()["error"]["code"] == "nonfinite_logits"
-    assert it.engine.cancelled == [it.engine.submitted[0][0]]
-
-
-def test_an_engine_that_dies_before_the_first_token_is_a_503_even_for_a_stream(folder: Path) -> None:
-    deltas = [TokenDelta("", [], FinishReason.ERROR, error_code=EngineDied.code, error_message="gone")]
-
-    answer = served(folder, playing(*deltas)).post(COMPLETIONS, {"prompt": "a", "stream": True})
-    assert answer.status_code == 503
-    assert answer.json()["error"]["code"] == "engine_died"
-    assert int(answer.headers["retry-after"]) >= 1
-
-
-def test_an_engine_that_dies_mid_stream_is_an_event_with_the_requests_id(folder: Path) -> None:
-    deltas = [delta("a"), TokenDelta("", [], FinishReason.ERROR, error_code=EngineDied.code, error_message="gone")]
-
-    it = served(folder, playing(*deltas))
-    answer = it.post(COMPLETIONS, {"prompt": "a", "stream": True}, headers={"x-request-id": "mine-1"})
-    first, error, done = events(answer)
-    assert first["choices"][0]["text"] == "a"
-    assert error["error"] == {
-        "message": "gone",
-        "type": "server_error",
-        "param": None,
-        "code": "engine_died",
-        "request_id": "mine-1",
-    }
-    assert done == "[DONE]"
-    assert it.value("requests_total", route=COMPLETIONS, outcome="server_error") == 1
-
-
-def test_a_full_queue_is_a_429_that_says_when_to_come_again(folder: Path) -> None:
-    async def run() -> None:
-        it = served(folder, max_queued_requests=1)
-        it.engine.gate.clear()
-        async with it.client() as client:
-            first = asyncio.create_task(client.post(COMPLETIONS, json={"prompt": "a"}))
-            while not it.engine.submitted:
-                await asyncio.sleep(0)
-            second = await client.post(COMPLETIONS, json={"prompt": "b"})
-            assert second.status_code == 429
-            assert second.json()["error"]["message"] == "1 requests wait for their first token, the limit is 1."
-            assert second.headers["retry-after"] == "1"
-            it.engine.gate.set()
-            assert (await first).status_code == 200
-            assert (await client.post(COMPLETIONS, json={"prompt": "c"})).status_code == 200
-        assert it.value("rejected_total", reason="queue_requests") == 1
-
-    asyncio.run(run())
-
-
-def test_prompt_tokens_that_would_wait_are_limited_but_an_empty_queue_takes_any(folder: Path) -> None:
-    async def run() -> None:
-        it = served(folder, max_queued_tokens=10)
-        it.engine.gate.clear()
-        async with it.client() as client:
-            first = asyncio.create_task(client.post(COMPLETIONS, json={"prompt": "a" * 100}))
-            while not it.engine.submitted:
-                await asyncio.sleep(0)
-            second = await client.post(COMPLETIONS, json={"prompt": "b" * 5})
-            assert second.status_code == 429
-            assert "105 prompt tokens" in second.json()["error"]["message"]
-            it.engine.gate.set()
-            assert (await first).status_code == 200
-        assert it.edge.admission.num_tokens == 0
-        assert it.edge.admission.num_requests == 0
-
-    asyncio.run(run())
-
-
-def test_a_request_before_ready_is_a_503_with_the_reason(folder: Path) -> None:
-    it = served(folder)
-    it.engine.refuse()
-    answer = it.post(COMPLETIONS, {"prompt": "a"})
-    assert answer.status_code == 503
-    assert answer.json()["error"]["message"] == "The engine refuses to serve: 1 of 2 shapes has no proven path"
-    assert it.value("rejected_total", reason="not_ready") == 1
-
-
-def test_a_request_that_takes_longer_than_allowed_is_a_504_and_is_cancelled(folder: Path) -> None:
-    it = served(folder, request_timeout_s=0.05)
-    it.engine.gate.clear()
-    answer = it.post(COMPLETIONS, {"prompt": "a"})
-    assert answer.status_code == 504
-    assert "0.05 s" in answer.json()["error"]["message"]
-    assert len(it.engine.cancelled) == 1
-
-
-def test_a_shutdowns_deadline_ends_a_running_stream_with_an_event(folder: Path) -> None:
-    async def run() -> None:
-        it = served(folder, saying("a", "b"))
-        it.engine.gate.clear()
-        it.engine.num_free = 1
-        async with it.client() as client:
-            answer = asyncio.create_task(client.post(COMPLETIONS, json={"prompt": "a", "stream": True}))
-            while it.edge.metrics.prompt_tokens._value.get() == 0:
-                await asyncio.sleep(0)
-            it.edge.lifecycle.begin_drain()
-            refused = await client.post(COMPLETIONS, json={"prompt": "b"})
-            assert refused.json()["error"]["code"] == "shutting_down"
-            it.edge.lifecycle.abort_all()
-            first, error, done = events(await answer)
-        assert first["choices"][0]["text"] == "a"
-        assert error["error"]["code"] == "shutting_down"
-        assert done == "[DONE]"
-        assert it.engine.cancelled == [it.engine.submitted[0][0]]
-
-    asyncio.run(run())
+def test_a_traced_answer_names_its_span_in_the_clients_trace(folder: Path) -> None:
+    trace_id = "0af7651916cd43dd8448eb211c80319c"
+    engine = ScriptedEngine()
+    tracing = Tracing("http://127.0.0.1:9", version="1", count_dropped=lambda _: None)  # nobody listens there
+    it = Served(make_edge(folder, engine, Settings(model="tiny"), tracing=tracing), engine)
+    headers = {"traceparent": f"00-{trace_id}-b7ad6b7169203331-01"}
+    answer = it.post(COMPLETIONS, {"prompt": "a"}, headers=headers)
+    version, trace, span, flags = answer.headers["traceparent"].split("-")
+    tracing.close()
+    assert (version, trace, flags) == ("00", trace_id, "01")
+    assert span != "b7ad6b7169203331"

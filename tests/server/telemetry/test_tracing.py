@@ -83,7 +83,7 @@ def make(endpoint: str | None) -> tuple[Tracing, Metrics]:
 def serve_one(tracing: Tracing, metrics: Metrics, headers: dict[str, str]) -> RequestRecord:
     """What the edge does for a request that is answered."""
     span = tracing.start("POST /v1/completions", headers)
-    record = RequestRecord(metrics, span, "id-1", arrived_at=0.0, now=lambda: 2.0)
+    record = RequestRecord(metrics, span, "id-1", request_id="mine", arrived_at=0.0, now=lambda: 2.0)
     record.describe("text_completion", SamplingParams(max_tokens=9), matrix_digest="abc", is_stream=True)
     sequence = record.sequence(130)
     sequence.delta(TokenDelta("id-1", [1], times=TIMES))
@@ -109,6 +109,7 @@ def test_a_span_continues_the_clients_trace_and_carries_the_decision(collector: 
     assert found["hallmark.attention.fallback"] is True
     assert found["hallmark.attention.reasons"] == ["head_dim"]
     assert found["hallmark.attention.matrix_digest"] == "abc"
+    assert found["hallmark.request_id"] == "mine"
     assert found["hallmark.bucket"] == "le_512"
     assert found["hallmark.cached_tokens"] == 16
     assert found["gen_ai.operation.name"] == "text_completion"
@@ -130,7 +131,7 @@ def test_a_span_continues_the_clients_trace_and_carries_the_decision(collector: 
 
 def test_a_leaving_client_and_a_failure_are_on_the_span(collector: Collector) -> None:
     tracing, metrics = make(collector.url)
-    record = RequestRecord(metrics, tracing.start("POST /x", {}), "id-1", arrived_at=0.0)
+    record = RequestRecord(metrics, tracing.start("POST /x", {}), "id-1", request_id="mine", arrived_at=0.0)
     record.disconnected(is_slow=False)
     record.end(Outcome.SERVER_ERROR, status=503, error_code="engine_died")
     tracing.close()
