@@ -93,6 +93,8 @@ def attend_keys(
 
     Without IS_MASKED every row must see all of them, and BLOCK_N divide their number.
     q [M, D]; acc [M, D] fp32; largest, denominator [M] fp32; positions, span_lo, span_hi [M]. Returns the three states.
+    scale, softcap as `flag_arguments` makes them: without a softcap scores become q @ k * scale, in units of log2(e);
+    with one they become softcap * tanh(q @ k * scale).
     Keys and values outside [lo, hi) are not read: 0 stands in for them, so that NaN there cannot leak through 0 * NaN.
     """
     dims = tl.arange(0, BLOCK_D)
@@ -110,8 +112,7 @@ def attend_keys(
             k = tl.load(k_ptrs)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
         if HAS_SOFTCAP:
-            scores = softcap * tanh(scores / softcap)
-        scores *= _LOG2E
+            scores = softcap * tanh(scores)
         if IS_MASKED:
             seen = visible(positions, keys, window, span_lo, span_hi, CAUSAL, HAS_WINDOW, HAS_SPANS)
             scores = tl.where(seen & is_in_range[None, :], scores, float("-inf"))

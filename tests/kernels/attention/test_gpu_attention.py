@@ -17,18 +17,32 @@ from kernels.path import KernelPath, RunAttention
 pytestmark = pytest.mark.gpu
 
 CUDA = torch.device("cuda")
+Dims = tuple[tuple[int, int], int]  # (query heads, key heads), head dim
+Flags = tuple[tuple[str, ...], int | None, bool]  # names, window, causal
 DTYPES = [torch.bfloat16, torch.float16]
-DIMS = [((32, 8), 128), ((14, 2), 64), ((4, 4), 80), ((16, 4), 256), ((6, 6), 40)]
+DIMS: list[Dims] = [((32, 8), 128), ((14, 2), 64), ((4, 4), 80), ((16, 4), 256), ((6, 6), 40)]
 GPU_PATHS = [path.name for path in PATHS if path.name != "sdpa.cpu"]
-FLAG_SETS = [
-    ((), None, True),
+PLAIN: Flags = ((), None, True)
+ALL_FLAGS: Flags = (("softcap", "sinks", "spans"), 64, True)
+SINGLE_FLAGS: list[Flags] = [
     ((), None, False),
     ((), 100, True),
     (("softcap",), None, True),
     (("sinks",), 129, True),
     (("spans",), None, True),
-    (("softcap", "sinks", "spans"), 64, True),
 ]
+# Each flag at one head dim; none and all of them at every head dim in both dtypes.
+CASES = [
+    *((DIMS[0], torch.bfloat16, flags) for flags in SINGLE_FLAGS),
+    *((dims, dtype, flags) for dims in DIMS for dtype in DTYPES for flags in (PLAIN, ALL_FLAGS)),
+]
+on_every_path = pytest.mark.parametrize("path", GPU_PATHS)
+in_every_case = pytest.mark.parametrize(("dims", "dtype", "flag_values"), CASES)
+
+
+def flags_of(inputs: Inputs, values: Flags) -> AttentionFlags:
+    names, window, causal = values
+    return flags_for(inputs, *names, window=window, causal=causal)
 
 
 def runner(name: str, inputs: Inputs, flags: AttentionFlags) -> RunAttention:
@@ -42,57 +56,27 @@ def runner(name: str, inputs: Inputs, flags: AttentionFlags) -> RunAttention:
     return path.run
 
 
-@pytest.mark.parametrize("path", GPU_PATHS)
-@pytest.mark.parametrize(("names", "window", "causal"), FLAG_SETS)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("heads", "head_dim"), DIMS)
-def test_packed_ragged_prompts(
-    path: str,
-    names: tuple[str, ...],
-    window: int | None,
-    causal: bool,
-    dtype: torch.dtype,
-    heads: tuple[int, int],
-    head_dim: int,
-) -> None:
-    inputs = packed([1, 127, 0, 128, 300, 129], CUDA, heads=heads, head_dim=head_dim, dtype=dtype)
-    flags = flags_for(inputs, *names, window=window, causal=causal)
+@on_every_path
+@in_every_case
+def test_packed_ragged_prompts(path: str, dims: Dims, dtype: torch.dtype, flag_values: Flags) -> None:
+    inputs = packed([1, 127, 0, 128, 300, 129], CUDA, heads=dims[0], head_dim=dims[1], dtype=dtype)
+    flags = flags_of(inputs, flag_values)
     assert_right(runner(path, inputs, flags), inputs, flags)
 
 
-@pytest.mark.parametrize("path", GPU_PATHS)
-@pytest.mark.parametrize(("names", "window", "causal"), FLAG_SETS)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("heads", "head_dim"), DIMS)
-def test_chunks_over_paged_context(
-    path: str,
-    names: tuple[str, ...],
-    window: int | None,
-    causal: bool,
-    dtype: torch.dtype,
-    heads: tuple[int, int],
-    head_dim: int,
-) -> None:
-    inputs = paged([1, 63, 0, 130, 5], [300, 63, 17, 257, 128], CUDA, heads=heads, head_dim=head_dim, dtype=dtype)
-    flags = flags_for(inputs, *names, window=window, causal=causal)
+@on_every_path
+@in_every_case
+def test_chunks_over_paged_context(path: str, dims: Dims, dtype: torch.dtype, flag_values: Flags) -> None:
+    inputs = paged([1, 63, 0, 130, 5], [300, 63, 17, 257, 128], CUDA, heads=dims[0], head_dim=dims[1], dtype=dtype)
+    flags = flags_of(inputs, flag_values)
     assert_right(runner(path, inputs, flags), inputs, flags)
 
 
-@pytest.mark.parametrize("path", GPU_PATHS)
-@pytest.mark.parametrize(("names", "window", "causal"), FLAG_SETS)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("heads", "head_dim"), DIMS)
-def test_decode_over_paged_context(
-    path: str,
-    names: tuple[str, ...],
-    window: int | None,
-    causal: bool,
-    dtype: torch.dtype,
-    heads: tuple[int, int],
-    head_dim: int,
-) -> None:
-    inputs = paged([1, 1, 0, 1, 1, 1], [1, 4000, 17, 15, 0, 257], CUDA, heads=heads, head_dim=head_dim, dtype=dtype)
-    flags = flags_for(inputs, *names, window=window, causal=causal)
+@on_every_path
+@in_every_case
+def test_decode_over_paged_context(path: str, dims: Dims, dtype: torch.dtype, flag_values: Flags) -> None:
+    inputs = paged([1, 1, 0, 1, 1, 1], [1, 4000, 17, 15, 0, 257], CUDA, heads=dims[0], head_dim=dims[1], dtype=dtype)
+    flags = flags_of(inputs, flag_values)
     assert_right(runner(path, inputs, flags), inputs, flags)
 
 
@@ -149,7 +133,7 @@ def test_the_profiler_sees_the_kernels_that_the_catalog_names(name: str) -> None
     attend(run, inputs, flags)
     out = torch.empty_like(inputs.q)
     torch.cuda.synchronize()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA], acc_events=True) as profile:
         run(inputs.q, inputs.k, inputs.v, inputs.batch, flags, out)
         torch.cuda.synchronize()
     is_cuda = torch.autograd.DeviceType.CUDA
@@ -160,6 +144,7 @@ def test_the_profiler_sees_the_kernels_that_the_catalog_names(name: str) -> None
         assert any(path.kernel_names[0] in kernel for kernel in seen), seen
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 @pytest.mark.parametrize("name", ["triton.prefill", "triton.extend", "triton.decode"])
 def test_a_triton_path_never_waits_for_the_gpu(name: str) -> None:
     inputs, flags = example(path_named(name))
