@@ -174,12 +174,13 @@ def _wanted(
 ) -> tuple[Standing, tuple[Reject, ...]]:
     """The path that would serve if nothing stood against it, and what does; no reasons when it is the chosen one.
 
-    That is the first of the first tier which this machine can run and which serves the phase; one that could serve as
-    well but was measured slower than the chosen one is not wanted.
+    That is the first of the first tier which serves the phase and can compute the shape, else the first which this
+    machine can run at all; one that could serve as well but was measured slower than the chosen one is not wanted.
     """
     first = [standing for standing in standings if _is_first_choice(standing, shape)]
     here = [standing for standing in first if Reject.ARCH not in {code.code for code in standing.limits}]
-    for standing in here or first:
+    able = [standing for standing in here if not standing.limits]
+    for standing in able or here or first:
         against = standing.rejections(policy)
         if standing is chosen or against:
             return standing, tuple(dict.fromkeys(rejection.code for rejection in against))

@@ -76,6 +76,13 @@ def test_an_unsupported_head_dim_is_the_reason_of_the_fallback() -> None:
     assert Reject.HEAD_DIM in decision.fallback_reasons
 
 
+def test_a_first_choice_that_cannot_compute_the_shape_leaves_it_to_the_next_without_a_fallback() -> None:
+    small = path("small", max_head_dim=32)
+    decision = choose((small, FIRST, FALLBACK), book((evidence(SHAPE, FIRST), evidence(SHAPE, FALLBACK))))
+    assert (decision.path, decision.wanted, decision.is_fallback) == ("first", "first", False)
+    assert rejections(decision, "small")[0] is Reject.HEAD_DIM
+
+
 def test_a_path_for_other_machines_is_not_wanted_here() -> None:
     foreign = path("foreign", devices=frozenset({Device.CUDA}))
     decision = choose((foreign, FIRST), book((evidence(SHAPE, FIRST),)))
