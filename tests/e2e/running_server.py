@@ -14,7 +14,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 ROOT = Path(__file__).resolve().parents[2]
 DEMO = ROOT / "server" / "model" / "demo"
-START_TIMEOUT_S = 120  # the first start qualifies every shape; the next ones find its evidence in the cache
+START_TIMEOUT_S = (
+    300  # some 20 s on an idle machine: the first start qualifies every shape, the next ones find its evidence
+)
 
 
 def free_port() -> int:

@@ -13,7 +13,7 @@ import torch
 from running_server import DEMO, Server, StartServer
 from transformers import LlamaConfig, LlamaForCausalLM
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]  # a start on a busy machine takes minutes
 LONG = {"model": "demo", "prompt": "Once upon a time", "max_tokens": 3000, "stream": True, "ignore_eos": True}
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from running_server import ROOT, StartServer, free_port
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]  # a start on a busy machine takes minutes
 
 
 def test_make_serve_listens_on_the_port_of_the_environment(start_server: StartServer) -> None:

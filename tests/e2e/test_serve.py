@@ -8,7 +8,7 @@ import openai
 import pytest
 from running_server import DEMO, Server
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]  # a start on a busy machine takes minutes
 MODEL = "demo"
 PROMPT = "Once upon a time, in a village by the sea,"
 
