@@ -25,7 +25,11 @@ MAX_TEMPLATE_CHARS = 1_000_000
 MAX_OUTPUT_CHARS = 16_000_000
 MAX_RENDER_S = 2.0
 _MAX_WIDTH = 10_000  # of padding, indentation, ranges: 'a'|center(10**9) would take a gigabyte
+_MAX_REPEATED = 1_000_000  # characters or items that one `*` makes; real templates repeat a dash or a space
 _PADDING = frozenset({"batch", "center", "expandtabs", "indent", "ljust", "rjust", "slice", "wordwrap", "zfill"})
+_UNBOUNDED = frozenset({"format", "format_map", "translate"})  # no template needs them
+# What the template's own code may raise; RuntimeError is endless recursion.
+_FAILURES = (ArithmeticError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError, ValueError)
 
 
 class _Limited(Exception):
@@ -41,7 +45,7 @@ class ChatTemplate:
             raise ModelError(f"the chat template has {len(source)} characters, the limit is {MAX_TEMPLATE_CHARS}")
         try:
             self._template = _environment().from_string(source)
-        except jinja2.TemplateError as error:
+        except (jinja2.TemplateError, RecursionError) as error:
             raise ModelError(f"the chat template cannot be compiled: {error}") from error
         self._special_tokens = special_tokens
 
@@ -76,7 +80,7 @@ class ChatTemplate:
             raise TemplateError(f"The chat template was stopped: {error}.", param="messages") from error
         except jinja2.TemplateError as error:
             raise TemplateError(f"The chat template refuses these messages: {error}", param="messages") from error
-        except (ArithmeticError, LookupError, TypeError, ValueError) as error:  # what the template's own code may raise
+        except _FAILURES as error:
             detail = f"The chat template fails on these messages ({type(error).__name__})."
             raise TemplateError(detail, param="messages") from error
         return "".join(parts)
@@ -122,7 +126,9 @@ class _Environment(ImmutableSandboxedEnvironment):
         if operator == "**":
             raise _Limited("it uses **")
         if operator == "*":
-            _check_size(_size(left) * _size(right) if _is_sized(left) or _is_sized(right) else 0)
+            num_repeated = _size(left) * _size(right) if _is_sized(left) or _is_sized(right) else 0
+            if num_repeated > _MAX_REPEATED:
+                raise _Limited(f"it repeats to {num_repeated} items, the limit is {_MAX_REPEATED}")
         if operator == "+" and _is_sized(left) and _is_sized(right):
             _check_size(len(left) + len(right))
         if operator == "%" and isinstance(left, str):
@@ -163,22 +169,30 @@ def _guarded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _check_text_call(text: str, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Raises _Limited for a call that could make far more text than it was given."""
-    widths = [value for value in (*args, *kwargs.values()) if isinstance(value, int)] if name in _PADDING else []
-    if max(widths, default=0) > _MAX_WIDTH:
-        raise _Limited(f"{name} with {max(widths)}, the limit is {_MAX_WIDTH}")
-    if name == "format":
-        raise _Limited("it calls format")
+    """Raises _Limited for a call that could make far more text than it was given, or was given too much."""
+    if name in _UNBOUNDED:
+        raise _Limited(f"it calls {name}")
+    given = (*args, *kwargs.values())
+    size = len(text) + sum(map(_text_size, given))
+    if name in _PADDING:
+        width = max((value for value in given if isinstance(value, int)), default=0)
+        if width > _MAX_WIDTH:
+            raise _Limited(f"{name} with {width}, the limit is {_MAX_WIDTH}")
+        size += width * (1 + text.count("\n") + text.count("\t"))
     if name in ("replace", "join"):
-        longest = max((len(value) for value in (*args, *kwargs.values()) if isinstance(value, str)), default=0)
-        num_items = max((len(value) for value in args if _is_sized(value)), default=0)
-        _check_size((max(len(text), num_items) + 1) * max(1, longest if name == "join" else _new_length(args)))
+        longest = max((len(value) for value in given if isinstance(value, str) and value is not text), default=0)
+        num_places = max((len(value) for value in (text, *args) if _is_sized(value)), default=0) + 1
+        size += num_places * max(longest, len(text) if name == "join" else 1)
+    _check_size(size)
 
 
-def _new_length(args: tuple[Any, ...]) -> int:
-    """Of the last string among the arguments: what `replace` puts in."""
-    texts = [value for value in args if isinstance(value, str)]
-    return len(texts[-1]) if texts else 0
+def _text_size(value: Any) -> int:
+    """Characters of a text, or of all texts in a collection, however deep: one text may be in it many times."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, dict):
+        return sum(_text_size(key) + _text_size(item) for key, item in value.items())
+    return sum(map(_text_size, value)) if isinstance(value, list | tuple) else 0
 
 
 def _is_sized(value: object) -> bool:

@@ -85,7 +85,7 @@ def test_the_rotation_rounds_once_and_the_cache_holds_it(
         op(q, k, v, cos_sin, positions, *pages, slots, q_norm=weights[0], k_norm=weights[1])
         return rows, pages[0], pages[1]
 
-    expected = run(rope_and_write_kv_torch, rows.float())
+    expected = run(rope_and_write_kv_torch, rows.float().clone())  # it rotates in place
     for actual, truth in zip(run(rope_and_write_kv, rows), expected, strict=True):
         assert_near(actual, truth)
 
