@@ -11,8 +11,6 @@ import httpx
 import msgspec
 import tokenizers
 from fastapi import FastAPI
-from server.text.chat_template import ChatTemplate
-from server.text.tokenizer import Tokenizer
 from tokenizers import decoders, models, pre_tokenizers
 
 from server.api.edge import Admission, Edge
@@ -34,6 +32,8 @@ from server.engine.messages import (
 from server.settings import Settings
 from server.telemetry.metrics import Metrics, Registry
 from server.telemetry.tracing import Tracing
+from server.text.chat_template import ChatTemplate
+from server.text.tokenizer import Tokenizer
 
 MAX_MODEL_LEN = 1024
 END = 256  # the end-of-text token
