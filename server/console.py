@@ -1,25 +1,42 @@
 """What `hallmark` prints for people: progress, the plan as a table, and what to try."""
 
+import time
 from collections.abc import Callable, Iterable, Sequence
 
 from server.engine.client import EngineListener
 from server.engine.messages import EngineProgress, EngineReady, EngineRefused, Heartbeat, PlanRow, StepRecord
 
 Print = Callable[[str], None]
+_PROGRESS_EVERY_S = 2.0  # of one stage: the qualification of an 8B reports 122 times
 
 
 class Console:
     """An EngineListener that prints, and passes everything on."""
 
-    def __init__(self, inner: EngineListener, *, model: str, url: str, print_line: Print) -> None:
+    def __init__(
+        self,
+        inner: EngineListener,
+        *,
+        model: str,
+        url: str,
+        print_line: Print,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`clock` is monotonic, in seconds."""
         self._inner = inner
         self._model = model
         self._url = url
         self._print = print_line
+        self._clock = clock
+        self._stage: str | None = None
+        self._printed_at = 0.0
 
     def on_progress(self, progress: EngineProgress) -> None:
         self._inner.on_progress(progress)
-        self._print(f"{progress.stage}: {progress.detail}")
+        now = self._clock()
+        if progress.stage != self._stage or now - self._printed_at >= _PROGRESS_EVERY_S:
+            self._stage, self._printed_at = progress.stage, now
+            self._print(f"{progress.stage}: {progress.detail}")
 
     def on_ready(self, ready: EngineReady) -> None:
         self._inner.on_ready(ready)

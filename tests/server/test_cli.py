@@ -211,3 +211,12 @@ def test_the_doctor_says_what_can_run_here_and_why_the_rest_cannot() -> None:
     [slow] = [line for line in lines if line.startswith("slow")]
     assert "no (arch: runs on cuda, this machine is cpu" in fast
     assert slow.endswith("prefill extend decode  yes, in fp32, bf16")
+
+
+def test_progress_is_a_line_at_each_new_stage_and_every_two_seconds() -> None:
+    lines: list[str] = []
+    times = iter([0.0, 0.1, 1.9, 2.0, 2.1])
+    console = Console(Recorder(), model="m", url="", print_line=lines.append, clock=lambda: next(times))
+    for stage, detail in (("loading", "a"), ("proving", "1"), ("proving", "2"), ("proving", "3"), ("proving", "4")):
+        console.on_progress(EngineProgress(stage, detail))
+    assert lines == ["loading: a", "proving: 1", "proving: 4"]
