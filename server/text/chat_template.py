@@ -25,7 +25,7 @@ MAX_TEMPLATE_CHARS = 1_000_000
 MAX_OUTPUT_CHARS = 16_000_000
 MAX_RENDER_S = 2.0
 _MAX_WIDTH = 10_000  # of padding, indentation, ranges: 'a'|center(10**9) would take a gigabyte
-_MAX_REPEATED = 1_000_000  # characters or items that one `*` makes; real templates repeat a dash or a space
+_MAX_REPEATED = 100_000  # characters or items that one `*` makes; real templates repeat a dash or a space
 _PADDING = frozenset({"batch", "center", "expandtabs", "indent", "ljust", "rjust", "slice", "wordwrap", "zfill"})
 _UNBOUNDED = frozenset({"format", "format_map", "translate"})  # no template needs them
 # What the template's own code may raise; RuntimeError is endless recursion.
@@ -150,9 +150,8 @@ class _Environment(ImmutableSandboxedEnvironment):
 def _environment() -> _Environment:
     environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
     environment.globals.update(raise_exception=_raise_exception, strftime_now=_strftime_now, range=_range)
+    environment.filters["tojson"] = _tojson  # jinja2's own escapes HTML, which no model was trained on
     environment.filters.update({name: _guarded(name, each) for name, each in environment.filters.items()})
-    # jinja2's own escapes HTML, which no model was trained on.
-    environment.filters["tojson"] = _tojson
     return environment
 
 
@@ -173,7 +172,7 @@ def _check_text_call(text: str, name: str, args: tuple[Any, ...], kwargs: dict[s
     if name in _UNBOUNDED:
         raise _Limited(f"it calls {name}")
     given = (*args, *kwargs.values())
-    size = len(text) + sum(map(_text_size, given))
+    size = len(text) + sum(_text_size(value) for value in given if value is not text)
     if name in _PADDING:
         width = max((value for value in given if isinstance(value, int)), default=0)
         if width > _MAX_WIDTH:

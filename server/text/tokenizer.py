@@ -50,7 +50,10 @@ class Detokenizer:
 
     A piece never ends inside a UTF-8 character. Only a window of tokens is decoded again:
 
-        prefix (emitted; decoders look back at what stands before, for a space) | pending (emitted up to `_num_emitted`)
+        prefix (emitted; decoders look back at what stands before, for a space) | pending (not emitted)
+
+    Bytes that are no UTF-8 come out as replacement characters; how many is the decoder's choice, and a decoder that
+    judges a run of byte tokens as a whole may choose another number for the whole than for its pieces.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -58,7 +61,6 @@ class Detokenizer:
         self._prefix: list[int] = []
         self._prefix_text = ""
         self._pending: list[int] = []
-        self._num_emitted = 0  # characters of the pending tokens' text
 
     def push(self, token_ids: list[int]) -> str:
         """The text that is certain after these tokens and was not before."""
@@ -73,22 +75,18 @@ class Detokenizer:
             return ""  # has no text, and would leave the window without a character to look back at
         self._pending.append(token_id)
         text = self._pending_text()
-        if not text.endswith(REPLACEMENT) or len(self._pending) > _MAX_WINDOW:
-            return self._take(text)
-        # Only the last character can still change: an unfinished one shows as one replacement character.
-        piece = text[self._num_emitted : -1]
-        self._num_emitted += len(piece)
-        return piece
+        # An unfinished character shows as one replacement character for all its bytes, or as one for each.
+        if text.endswith(REPLACEMENT) and len(self._pending) <= _MAX_WINDOW:
+            return ""
+        return self._take(text)
 
     def _pending_text(self) -> str:
         return self._tokenizer.decode([*self._prefix, *self._pending])[len(self._prefix_text) :]
 
     def _take(self, text: str) -> str:
-        """Emit all of the pending text, and let its tokens be the new prefix if they have any."""
-        piece = text[self._num_emitted :]
+        """Emit the pending text, and let its tokens be the new prefix if they have any."""
         if text:
             self._prefix = self._pending
             self._prefix_text = self._tokenizer.decode(self._prefix)
             self._pending = []
-            self._num_emitted = 0
-        return piece
+        return text

@@ -33,7 +33,17 @@ def word_tokenizer() -> Tokenizer:
     return Tokenizer(inner)
 
 
-BYTES, WORDS = byte_tokenizer(), word_tokenizer()
+def fallback_tokenizer() -> Tokenizer:
+    """Byte tokens as sentencepiece has them for what it has no piece for: a run of them is UTF-8 as a whole or not."""
+    vocab = {f"<0x{byte:02X}>": byte for byte in range(256)} | {"▁the": 256}
+    inner = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[], byte_fallback=True))
+    inner.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    return Tokenizer(inner)
+
+
+BYTES, WORDS, FALLBACK = byte_tokenizer(), word_tokenizer(), fallback_tokenizer()
 
 
 def in_pieces(tokenizer: Tokenizer, token_ids: list[int], cuts: list[int]) -> list[str]:
@@ -68,6 +78,20 @@ def test_no_piece_cuts_a_character_of_real_text(text: str) -> None:
 def test_a_character_comes_out_with_its_last_byte() -> None:
     detokenizer = Detokenizer(BYTES)
     assert [detokenizer.push([token_id]) for token_id in BYTES.encode("a😀")] == ["a", "", "", "", "😀"]
+
+
+@settings(deadline=None)
+@given(st.text(max_size=20))
+def test_characters_of_fallback_bytes_come_out_whole(text: str) -> None:
+    token_ids = [256, *text.encode(), 256]
+    detokenizer = Detokenizer(FALLBACK)
+    pieces = [detokenizer.push([token_id]) for token_id in token_ids]
+    assert "".join([*pieces, detokenizer.finish()]) == "the" + text + " the"
+
+
+def test_two_characters_of_fallback_bytes_come_out_one_by_one() -> None:
+    detokenizer = Detokenizer(FALLBACK)
+    assert [detokenizer.push([byte]) for byte in "é😀".encode()] == ["", "é", "", "", "", "😀"]
 
 
 def test_a_special_token_has_no_text() -> None:
