@@ -68,7 +68,8 @@ def test_pieces_of_spaced_words_join_to_the_whole(token_ids: list[int], cuts: li
 @settings(deadline=None)
 @given(st.text(max_size=40))
 def test_no_piece_cuts_a_character_of_real_text(text: str) -> None:
-    token_ids = BYTES.encode(text)
+    token_ids = [token_id for token_id in BYTES.encode(text) if token_id != SPECIAL]  # a text can spell <|end|>
+    text = text.replace("<|end|>", "")
     pieces = [Detokenizer(BYTES).push([]), *in_pieces(BYTES, token_ids, list(range(len(token_ids))))]
     assert "".join(pieces) == text
     if REPLACEMENT not in text:
