@@ -1,8 +1,9 @@
 """What `hallmark` prints for people: progress, the plan as a table, and what to try."""
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
+from qualification.table import table
 from server.engine.client import EngineListener
 from server.engine.messages import EngineProgress, EngineReady, EngineRefused, Heartbeat, PlanRow, StepRecord
 
@@ -81,13 +82,3 @@ def _note(row: PlanRow) -> str:
     if not row.fallback_reasons:
         return ""
     return f"from {row.wanted}: {', '.join(row.fallback_reasons)}"
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines with aligned columns."""
-    widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
-    rule = ["-" * width for width in widths]
-    return [
-        "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
-        for row in (head, rule, *rows)
-    ]

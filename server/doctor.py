@@ -8,7 +8,7 @@ from kernels.buckets import Bucket
 from kernels.fingerprint import Fingerprint
 from kernels.path import KernelPath
 from kernels.shape import AttentionShape, Dtype, Phase
-from server.console import table
+from qualification.table import table
 
 
 def report(fingerprint: Fingerprint, paths: Iterable[KernelPath]) -> Iterator[str]:

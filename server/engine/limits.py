@@ -5,16 +5,14 @@ from dataclasses import dataclass
 import torch
 
 from kernels.shape import Dtype
+from qualification.defaults import BATCHED_TOKENS, PAGE_SIZE, served_dtype
 from qualification.signature import ServingLimits
 from server.errors import SettingsError
 from server.model.config import ModelConfig
 from server.settings import DeviceChoice, DtypeChoice, Settings
 
-_CHECKPOINT_DTYPES = {"bfloat16": Dtype.BF16, "float16": Dtype.FP16, "float32": Dtype.BF16}  # fp32 is served as bf16
 _CHOSEN_DTYPES = {DtypeChoice.FP32: Dtype.FP32, DtypeChoice.FP16: Dtype.FP16, DtypeChoice.BF16: Dtype.BF16}
 _DEFAULT_SEQS = {"cuda": 256, "cpu": 16}
-_DEFAULT_BATCHED_TOKENS = {"cuda": 8192, "cpu": 2048}
-_DEFAULT_PAGE_SIZE = {"cuda": 64, "cpu": 16}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +57,8 @@ def choose_limits(settings: Settings, config: ModelConfig, device: torch.device)
         kv_dtype=_CHOSEN_DTYPES.get(settings.kv_dtype, dtype),
         max_model_len=max_model_len,
         max_num_seqs=settings.max_num_seqs or _DEFAULT_SEQS[kind],
-        max_num_batched_tokens=settings.max_num_batched_tokens or _DEFAULT_BATCHED_TOKENS[kind],
-        page_size=settings.page_size or _DEFAULT_PAGE_SIZE[kind],
+        max_num_batched_tokens=settings.max_num_batched_tokens or BATCHED_TOKENS[kind],
+        page_size=settings.page_size or PAGE_SIZE[kind],
     )
     if limits.max_num_batched_tokens < limits.max_num_seqs:
         raise SettingsError(
@@ -73,4 +71,4 @@ def choose_limits(settings: Settings, config: ModelConfig, device: torch.device)
 def _dtype(choice: DtypeChoice, config: ModelConfig, kind: str) -> Dtype:
     if choice is not DtypeChoice.AUTO:
         return _CHOSEN_DTYPES[choice]
-    return Dtype.FP32 if kind == "cpu" else _CHECKPOINT_DTYPES[config.dtype]
+    return served_dtype(config.dtype, kind)

@@ -1,0 +1,178 @@
+"""Attention of well-known models as data, so that a machine can be qualified without anybody's files.
+
+Each holds those keys of the model's public config.json from which its attention and its limits follow.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Preset:
+    name: str  # of the file of evidence
+    source: str  # the model on the Hugging Face hub whose config.json it is taken from; "bundled" for our own
+    config: Mapping[str, object]
+
+
+PRESETS: tuple[Preset, ...] = (
+    Preset(
+        "demo",
+        "bundled",
+        {
+            "model_type": "llama",
+            "hidden_size": 256,
+            "num_hidden_layers": 8,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 64,
+            "max_position_embeddings": 4096,
+            "torch_dtype": "bfloat16",
+        },
+    ),
+    Preset(
+        "llama-3.1-8b",
+        "meta-llama/Llama-3.1-8B",
+        {
+            "model_type": "llama",
+            "hidden_size": 4096,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 131072,
+            "torch_dtype": "bfloat16",
+        },
+    ),
+    Preset(
+        "llama-3.2-1b",
+        "meta-llama/Llama-3.2-1B",
+        {
+            "model_type": "llama",
+            "hidden_size": 2048,
+            "num_hidden_layers": 16,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "head_dim": 64,
+            "max_position_embeddings": 131072,
+            "torch_dtype": "bfloat16",
+        },
+    ),
+    Preset(
+        "qwen3-0.6b",
+        "Qwen/Qwen3-0.6B",
+        {
+            "model_type": "qwen3",
+            "hidden_size": 1024,
+            "num_hidden_layers": 28,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "max_position_embeddings": 40960,
+            "max_window_layers": 28,
+            "sliding_window": None,
+            "use_sliding_window": False,
+            "torch_dtype": "bfloat16",
+        },
+    ),
+    Preset(
+        "qwen3-8b",
+        "Qwen/Qwen3-8B",
+        {
+            "model_type": "qwen3",
+            "hidden_size": 4096,
+            "num_hidden_layers": 36,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "max_position_embeddings": 40960,
+            "max_window_layers": 36,
+            "sliding_window": None,
+            "use_sliding_window": False,
+            "torch_dtype": "bfloat16",
+        },
+    ),
+    Preset(
+        "qwen2.5-7b",
+        "Qwen/Qwen2.5-7B",
+        {
+            "model_type": "qwen2",
+            "hidden_size": 3584,
+            "num_hidden_layers": 28,
+            "num_attention_heads": 28,
+            "num_key_value_heads": 4,
+            "max_position_embeddings": 131072,
+            "max_window_layers": 28,
+            "sliding_window": 131072,
+            "use_sliding_window": False,
+            "torch_dtype": "bfloat16",
+        },
+    ),
+    Preset(
+        "mistral-7b-v0.1",
+        "mistralai/Mistral-7B-v0.1",
+        {
+            "model_type": "mistral",
+            "hidden_size": 4096,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 32768,
+            "sliding_window": 4096,
+            "torch_dtype": "bfloat16",
+        },
+    ),
+    Preset(
+        "gemma-2-9b",
+        "google/gemma-2-9b",
+        {
+            "model_type": "gemma2",
+            "hidden_size": 3584,
+            "num_hidden_layers": 42,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 8,
+            "head_dim": 256,
+            "max_position_embeddings": 8192,
+            "query_pre_attn_scalar": 256,  # a factor on the scores; selects no kernel
+            "attn_logit_softcapping": 50.0,
+            "sliding_window": 4096,  # of every other layer
+            "torch_dtype": "float32",
+        },
+    ),
+    Preset(
+        "phi-3-mini",
+        "microsoft/Phi-3-mini-4k-instruct",
+        {
+            "model_type": "phi3",
+            "hidden_size": 3072,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 32,
+            "max_position_embeddings": 4096,
+            "sliding_window": 2047,
+            "torch_dtype": "bfloat16",
+        },
+    ),
+    Preset(
+        "gpt-oss-20b",
+        "openai/gpt-oss-20b",
+        {
+            "model_type": "gpt_oss",
+            "hidden_size": 2880,
+            "num_hidden_layers": 24,
+            "num_attention_heads": 64,
+            "num_key_value_heads": 8,
+            "head_dim": 64,
+            "max_position_embeddings": 131072,
+            "sliding_window": 128,
+            "layer_types": ["sliding_attention", "full_attention"] * 12,
+            "torch_dtype": "bfloat16",  # of everything but the experts
+        },
+    ),
+)
+
+
+def preset_named(name: str) -> Preset:
+    """Raises ValueError, naming those there are, for another."""
+    for preset in PRESETS:
+        if preset.name == name:
+            return preset
+    raise ValueError(f"expected one of {', '.join(preset.name for preset in PRESETS)}, found {name!r}")

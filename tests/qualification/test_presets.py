@@ -1,0 +1,80 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from kernels.shape import Dtype, Phase
+from qualification.defaults import Choices, limits_of
+from qualification.presets import PRESETS, preset_named
+from qualification.signature import AttentionSignature, SignatureError, shapes_needed, signature_from_config
+
+WANTED = {
+    "demo": AttentionSignature(4, 2, 64),
+    "llama-3.1-8b": AttentionSignature(32, 8, 128),
+    "llama-3.2-1b": AttentionSignature(32, 8, 64),
+    "qwen3-0.6b": AttentionSignature(16, 8, 128),
+    "qwen3-8b": AttentionSignature(32, 8, 128),
+    "qwen2.5-7b": AttentionSignature(28, 4, 128),
+    "mistral-7b-v0.1": AttentionSignature(32, 8, 128, (4096,)),
+    "gemma-2-9b": AttentionSignature(16, 8, 256, (None, 4096), 50.0),
+    "phi-3-mini": AttentionSignature(32, 32, 96, (2047,)),
+    "gpt-oss-20b": AttentionSignature(64, 8, 64, (None, 128), sinks=True),
+}
+
+
+def test_each_preset_has_the_attention_of_its_model() -> None:
+    assert {preset.name: signature_from_config(preset.config) for preset in PRESETS} == WANTED
+
+
+def test_every_preset_has_limits_and_shapes_in_every_phase() -> None:
+    for preset in PRESETS:
+        limits = limits_of(preset.config, "cuda", Choices())
+        assert limits.dtype is Dtype.BF16
+        shapes = shapes_needed(signature_from_config(preset.config), limits)
+        assert {shape.phase for shape in shapes} == set(Phase), preset.name
+
+
+def test_the_demo_preset_is_the_bundled_model() -> None:
+    folder = Path(__file__).parents[2] / "server" / "model" / "demo"
+    bundled = json.loads((folder / "config.json").read_text())
+    demo = preset_named("demo").config
+    assert signature_from_config(demo) == signature_from_config(bundled)
+    assert limits_of(demo, "cuda", Choices()) == limits_of(bundled, "cuda", Choices())
+
+
+def test_an_unknown_preset_is_answered_with_those_there_are() -> None:
+    with pytest.raises(ValueError, match=r"expected one of demo, llama-3\.1-8b, .*, found 'llama'"):
+        preset_named("llama")
+
+
+def test_limits_are_what_the_server_takes_by_itself() -> None:
+    config = preset_named("llama-3.1-8b").config
+    on_gpu, on_cpu = (limits_of(config, kind, Choices()) for kind in ("cuda", "cpu"))
+    assert (on_gpu.max_model_len, on_gpu.max_num_batched_tokens, on_gpu.page_size) == (131072, 8192, 64)
+    assert (on_cpu.max_num_batched_tokens, on_cpu.page_size) == (2048, 16)
+    assert (on_gpu.dtype, on_cpu.dtype) == (Dtype.BF16, Dtype.FP32)
+
+
+def test_choices_go_before_defaults_but_not_beyond_the_model() -> None:
+    config = preset_named("phi-3-mini").config
+    limits = limits_of(config, "cuda", Choices(99999, 512, 16, Dtype.FP16))
+    assert (limits.max_model_len, limits.max_num_batched_tokens, limits.page_size) == (4096, 512, 16)
+    assert limits.dtype is limits.kv_dtype is Dtype.FP16
+    assert limits_of(config, "cuda", Choices(1000)).max_model_len == 1000
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({}, "max_position_embeddings must be a positive whole number, got None"),
+        ({"max_position_embeddings": 8, "torch_dtype": "int4"}, "dtype must be one of .*, got 'int4'"),
+    ],
+)
+def test_a_config_without_limits_is_refused_by_its_key(config: dict[str, object], message: str) -> None:
+    with pytest.raises(SignatureError, match=message):
+        limits_of(config, "cuda", Choices())
+
+
+def test_the_text_part_of_a_model_with_images_has_the_limits() -> None:
+    config = {"torch_dtype": "bfloat16", "text_config": {"max_position_embeddings": 100}}
+    assert limits_of(config, "cuda", Choices()).max_model_len == 100
