@@ -1,4 +1,4 @@
-"""Write the tables of README.md that the code knows better. A test compares them.
+"""Write the tables and lists of README.md that the code knows better. A test compares them.
 
 .venv/bin/python docs/tables.py
 """
@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from kernels.buckets import Bucket
+from server.model.families.registry import FAMILIES
 from server.settings import DEMO_MODEL, PREFIX, Settings, flag_of
 from server.telemetry.metrics import Metrics, Registry
 
@@ -59,16 +60,26 @@ def buckets_table() -> str:
     return table(("bucket", "prompt tokens"), rows)
 
 
+def families_list() -> str:
+    return " ".join(f"`{family.model_type}`" for family in FAMILIES)
+
+
 TABLES = {"settings": settings_table, "metrics": metrics_table, "buckets": buckets_table}
+LISTS = {"families": families_list}
 
 
 def written(text: str) -> str:
-    """`text` with every `<!-- table: NAME -->` ... `<!-- end -->` filled. Raises KeyError for an unknown name."""
+    """`text` with every `<!-- table: NAME -->` or `<!-- list: NAME -->` ... `<!-- end -->` filled.
+
+    Raises KeyError for an unknown name.
+    """
 
     def fill(found: re.Match[str]) -> str:
-        return f"<!-- table: {found[1]} -->\n{TABLES[found[1]]()}\n<!-- end -->"
+        kind, name = found[1], found[2]
+        content = f"\n{TABLES[name]()}\n" if kind == "table" else LISTS[name]()
+        return f"<!-- {kind}: {name} -->{content}<!-- end -->"
 
-    return re.sub(r"<!-- table: (\w+) -->\n.*?<!-- end -->", fill, text, flags=re.DOTALL)
+    return re.sub(r"<!-- (table|list): (\w+) -->.*?<!-- end -->", fill, text, flags=re.DOTALL)
 
 
 if __name__ == "__main__":

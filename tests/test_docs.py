@@ -32,6 +32,8 @@ def test_the_tables_of_the_readme_are_what_the_code_says(tables: ModuleType) -> 
     assert tables.written(README) == README, "run .venv/bin/python docs/tables.py"
     for name in tables.TABLES:
         assert f"<!-- table: {name} -->" in README
+    for name in tables.LISTS:
+        assert f"<!-- list: {name} -->" in README
 
 
 def test_an_edited_table_would_be_noticed(tables: ModuleType) -> None:
