@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from kernels.buckets import Bucket, buckets_up_to
 from kernels.shape import AttentionShape, Dtype, Phase
 
+# Where config.json does not say, as transformers' configuration classes have it; null means no window.
+_MISSING_WINDOW = {"mistral": 4096, "qwen2": 4096, "qwen3": 4096}
+_QWEN_FIRST_LAYER = 28
 _GEMMA3_PATTERN = 6  # one full layer after five with a window. Source: transformers' Gemma3TextConfig.
 
 
@@ -117,10 +120,12 @@ def signature_from_config(config: Mapping[str, object]) -> AttentionSignature:
 def _layer_windows(config: Mapping[str, object]) -> list[int | None]:
     """The window of each layer, by the rules of transformers' configuration classes."""
     num_layers = _positive(config, "num_hidden_layers")
-    window = _optional_positive(config, "sliding_window")
+    model_type = str(config.get("model_type", ""))
+    is_given = "sliding_window" in config
+    window = _optional_positive(config, "sliding_window") if is_given else _MISSING_WINDOW.get(model_type)
     # Qwen's classes default to no window even where sliding_window is set; Mistral's and Phi-3's have no such switch.
-    is_qwen = str(config.get("model_type", "")).startswith("qwen")
-    if window is None or config.get("use_sliding_window", not is_qwen) is False:
+    is_off = model_type.startswith("qwen") and config.get("use_sliding_window") is not True
+    if window is None or is_off:
         return [None] * num_layers
     kinds = config.get("layer_types")
     if isinstance(kinds, list):
@@ -133,7 +138,7 @@ def _has_window(config: Mapping[str, object], layer: int) -> bool:
     model_type = str(config.get("model_type", ""))
     if model_type.startswith("qwen"):
         first = config.get("max_window_layers")
-        return layer >= first if isinstance(first, int) else True
+        return layer >= (first if isinstance(first, int) else _QWEN_FIRST_LAYER)
     if model_type.startswith("gemma3"):
         return (layer + 1) % (_optional_positive(config, "sliding_window_pattern") or _GEMMA3_PATTERN) != 0
     if model_type in {"gemma2", "gpt_oss"}:

@@ -48,9 +48,14 @@ def test_without_kv_heads_every_query_head_has_its_own() -> None:
     [
         ({"model_type": "mistral", "sliding_window": 4096}, (4096,)),
         ({"model_type": "mistral", "sliding_window": None}, (None,)),
+        ({"model_type": "mistral"}, (4096,)),  # MistralConfig's default
+        ({"model_type": "mistral", "sliding_window": 8, "use_sliding_window": False}, (8,)),  # it has no such switch
         ({"model_type": "phi3", "sliding_window": 2047}, (2047,)),
+        ({"model_type": "phi3"}, (None,)),
         ({"model_type": "qwen2", "sliding_window": 32768}, (None,)),
         ({"model_type": "qwen2", "sliding_window": 32768, "use_sliding_window": False}, (None,)),
+        ({"model_type": "qwen2", "sliding_window": 32768, "use_sliding_window": None}, (None,)),
+        ({"model_type": "qwen2", "use_sliding_window": True}, (None, 4096)),  # from layer 28 on
         (
             {"model_type": "qwen2", "sliding_window": 512, "use_sliding_window": True, "max_window_layers": 28},
             (None, 512),

@@ -24,6 +24,17 @@ class Fields:
             self.refuse(name, "a positive integer")
         return value
 
+    def integer_or_none(self, name: str, missing: int | None) -> int | None:
+        """A positive integer, None where the field is null, `missing` where there is none."""
+        return self.integer(name) if self.has(name) else None if name in self._values else missing
+
+    def count(self, name: str, default: int) -> int:
+        """An integer from 0 on."""
+        value = self._value(name, default)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            self.refuse(name, "an integer from 0 on")
+        return value
+
     def number(self, name: str, default: float | None = None) -> float:
         """A positive number."""
         value = self._value(name, default)
@@ -51,6 +62,13 @@ class Fields:
         if value not in supported:
             self.refuse(name, f"one of {', '.join(supported)}")
         return str(value)
+
+    def choices(self, name: str, supported: tuple[str, ...], length: int) -> tuple[str, ...]:
+        """A list of that many of the supported strings."""
+        value = self._value(name, None)
+        if not isinstance(value, list) or len(value) != length or any(item not in supported for item in value):
+            self.refuse(name, f"a list of {length} of {', '.join(supported)}")
+        return tuple(value)
 
     def absent(self, name: str, why: str) -> None:
         """Refuse a field that would change the model in a way that is not implemented."""

@@ -3,8 +3,18 @@
 from server.errors import ModelError
 from server.model.families.family import Family
 from server.model.families.llama import LLAMA
+from server.model.families.mistral import MISTRAL
+from server.model.families.phi3 import PHI3
+from server.model.families.qwen2 import QWEN2
+from server.model.families.qwen3 import QWEN3
 
-FAMILIES: tuple[Family, ...] = (LLAMA,)
+FAMILIES: tuple[Family, ...] = (
+    LLAMA,
+    MISTRAL,
+    PHI3,
+    QWEN2,
+    QWEN3,
+)
 
 
 def family_named(model_type: object, source: str) -> Family:

@@ -6,15 +6,18 @@ from server.model.config import RopeConfig, RopeKind
 from server.model.families.fields import Fields
 
 
-def read_rope(fields: Fields) -> RopeConfig:
-    """Old: `rope_theta` and `rope_scaling`. New: both in `rope_parameters`. Raises ModelError for what we lack."""
+def read_rope(fields: Fields, kinds: tuple[RopeKind, ...] = tuple(RopeKind)) -> RopeConfig:
+    """Old: `rope_theta` and `rope_scaling`. New: both in `rope_parameters`. Raises ModelError for what we lack.
+
+    kinds   those that the family knows
+    """
     rope = fields.section("rope_scaling") or fields.section("rope_parameters") or Fields({}, fields.source)
     for place in (fields, rope):
         if place.number("partial_rotary_factor", 1.0) != 1.0:
             place.refuse("partial_rotary_factor", "absent or 1 (partial rotation is not supported)")
     theta = rope.number("rope_theta", fields.number("rope_theta", 10_000.0))
-    kinds = tuple(kind.value for kind in RopeKind)
-    kind = RopeKind(rope.choice("rope_type" if rope.has("rope_type") else "type", kinds, RopeKind.PLAIN.value))
+    supported = tuple(kind.value for kind in kinds)
+    kind = RopeKind(rope.choice("rope_type" if rope.has("rope_type") else "type", supported, RopeKind.PLAIN.value))
     if kind is RopeKind.PLAIN:
         return RopeConfig(theta)
     if kind is RopeKind.LINEAR:

@@ -7,18 +7,17 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from paged_runner import PAGE_SIZE, PagedRunner
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from server.model.config import RopeConfig
-from server.model.decoder import Attend, Decoder
+from server.model.decoder import Decoder
 from server.model.kv_cache import KVCache
 from server.model.load import load_config, load_decoder
 from server.settings import LoadFormat
 
 CPU = torch.device("cpu")
-PAGE_SIZE = 4
-NUM_PAGES = 32
 TOLERANCE = 1e-4
 
 TINY = {
@@ -86,47 +85,10 @@ def reference_logits(model: LlamaForCausalLM, token_ids: Tensor) -> Tensor:
     return logits
 
 
-class Runner:
-    """One sequence at a time, computed in chunks over pages that lie in the cache in no order."""
-
-    def __init__(self, decoder: Decoder) -> None:
-        self._decoder = decoder
-        self._kv = KVCache.allocate(decoder.config, NUM_PAGES, PAGE_SIZE, torch.float32, CPU)
-        for pages in (*self._kv.k, *self._kv.v):
-            pages.fill_(torch.nan)
-        order = torch.randperm(NUM_PAGES, generator=torch.Generator().manual_seed(5))
-        self._slots = (order[:, None] * PAGE_SIZE + torch.arange(PAGE_SIZE)).flatten()
-
-    def logits(self, token_ids: Tensor, chunks: list[int]) -> Tensor:
-        rows = []
-        start = 0
-        for size in chunks:
-            end = start + size
-            positions = torch.arange(start, end, dtype=torch.int32)
-            hidden = self._decoder.forward(
-                token_ids[start:end], positions, self._slots[start:end], self._kv, self._attend(start, end)
-            )
-            rows.append(self._decoder.logits(hidden))
-            start = end
-        return torch.cat(rows)
-
-    def _attend(self, start: int, end: int) -> Attend:
-        mask = torch.arange(end) <= torch.arange(start, end)[:, None]
-
-        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> None:
-            keys, values = (pages[layer].flatten(0, 1)[self._slots[:end]] for pages in (self._kv.k, self._kv.v))
-            assert torch.equal(keys[start:], k)
-            assert torch.equal(values[start:], v)
-            heads = [x.transpose(0, 1)[None] for x in (q, keys, values)]
-            out.copy_(F.scaled_dot_product_attention(*heads, attn_mask=mask, enable_gqa=True)[0].transpose(0, 1))
-
-        return attend
-
-
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_logits_equal_those_of_transformers(variant: str, tmp_path: Path) -> None:
     reference = save_reference(tmp_path, VARIANTS[variant])
-    runner = Runner(load(tmp_path))
+    runner = PagedRunner(load(tmp_path))
     for num_tokens in (1, 7, 100):
         token_ids = prompt(num_tokens, seed=num_tokens)
         expected = reference_logits(reference, token_ids)
@@ -138,14 +100,14 @@ def test_the_comparison_sees_a_rotation_that_is_not_scaled(variant: str, tmp_pat
     reference = save_reference(tmp_path, VARIANTS[variant])
     decoder = load(tmp_path)
     plain = Decoder(replace(decoder.config, rope=RopeConfig(decoder.config.rope.theta)), decoder.weights)
-    error = (Runner(plain).logits(prompt(100), [100]) - reference_logits(reference, prompt(100))).abs().max()
+    error = (PagedRunner(plain).logits(prompt(100), [100]) - reference_logits(reference, prompt(100))).abs().max()
     assert error > 100 * TOLERANCE
 
 
 def test_chunks_and_single_tokens_over_the_cache_equal_one_pass(tmp_path: Path) -> None:
     reference = save_reference(tmp_path, {})
     token_ids = prompt(60)
-    actual = Runner(load(tmp_path)).logits(token_ids, [13, 1, 3, 32, 1, 1, 9])
+    actual = PagedRunner(load(tmp_path)).logits(token_ids, [13, 1, 3, 32, 1, 1, 9])
     assert (actual - reference_logits(reference, token_ids)).abs().max() <= TOLERANCE
 
 
@@ -171,7 +133,7 @@ def test_a_sharded_checkpoint_loads_like_a_single_file(tmp_path: Path) -> None:
     reference.save_pretrained(tmp_path / "many", max_shard_size="20KB")
     assert len(list((tmp_path / "many").glob("*.safetensors"))) > 2
     token_ids = prompt(9)
-    one, many = (Runner(load(tmp_path / name)).logits(token_ids, [9]) for name in ("one", "many"))
+    one, many = (PagedRunner(load(tmp_path / name)).logits(token_ids, [9]) for name in ("one", "many"))
     assert torch.equal(one, many)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from server.errors import ModelError
 from server.model.config import ModelConfig
 from server.model.decoder import Decoder
-from server.model.families.llama import checkpoint_views
+from server.model.families.tensor_views import split_views
 from server.model.layers import empty_weights
 from server.model.load import load_config, load_decoder, resolve_model
 from server.settings import LoadFormat
@@ -34,7 +34,7 @@ Q_PROJ = "model.layers.1.self_attn.q_proj.weight"
 
 def random_tensors(config: ModelConfig) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(0)
-    views = checkpoint_views(empty_weights(config, torch.float32, CPU), config)
+    views = split_views(empty_weights(config, torch.float32, CPU), config)
     return {name: torch.randn(view.shape, generator=generator) for name, view in views.items()}
 
 

@@ -1,0 +1,119 @@
+"""The real engine on models with sliding windows: greedy tokens against those of transformers."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import MistralConfig, MistralForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+
+from qualification.decision import Policy
+from server.engine.builder import build_engine
+from server.engine.messages import SamplingParams, Submit
+from server.settings import DeviceChoice, Settings
+
+WINDOW = 12
+NUM_TOKENS = 12
+PROMPT_LENGTHS = (1, 9, 40)  # below the window; crossing it while decoding; beyond it
+TINY = {
+    "vocab_size": 97,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "sliding_window": WINDOW,
+    "initializer_range": 0.3,  # large, so that the best token leads by far more than rounding can move
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+
+
+@dataclass(frozen=True)
+class Served:
+    tokens: list[list[int]]  # of each prompt
+    paths: set[str]
+    windows: set[bool]  # whether a shape of the plan has one
+
+
+def mistral(head_dim: int, window: int | None = WINDOW) -> PreTrainedModel:
+    torch.manual_seed(7)
+    config = MistralConfig(**{**TINY, "head_dim": head_dim, "sliding_window": window})
+    return MistralForCausalLM(config).eval()
+
+
+def qwen2_with_one_windowed_layer() -> PreTrainedModel:
+    torch.manual_seed(7)
+    return Qwen2ForCausalLM(Qwen2Config(**TINY, use_sliding_window=True, max_window_layers=1)).eval()
+
+
+def prompts() -> list[list[int]]:
+    generator = torch.Generator().manual_seed(3)
+    return [torch.randint(0, 97, (n,), generator=generator).tolist() for n in PROMPT_LENGTHS]
+
+
+def reference_tokens(model: PreTrainedModel) -> list[list[int]]:
+    found = []
+    for prompt in prompts():
+        ids = torch.tensor([prompt])
+        output = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=NUM_TOKENS, do_sample=False)
+        found.append(output[0, len(prompt) :].tolist())
+    return found
+
+
+def serve(folder: Path, max_num_batched_tokens: int) -> Served:
+    """All prompts at once through the engine."""
+    settings = Settings(
+        model=str(folder),
+        device=DeviceChoice.CPU,
+        max_model_len=128,
+        max_num_seqs=4,
+        max_num_batched_tokens=max_num_batched_tokens,
+        kv_cache_tokens=512,
+        page_size=8,
+        on_unproven=Policy.DEGRADE,  # measures nothing
+        cache_dir=str(folder / "cache"),
+    )
+    built = build_engine(settings, frozenset(), lambda *_: None)
+    for index, prompt in enumerate(prompts()):
+        built.engine.submit(Submit(str(index), prompt, SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0)))
+    tokens: list[list[int]] = [[] for _ in PROMPT_LENGTHS]
+    paths: set[str] = set()
+    while built.engine.has_work:
+        output = built.engine.step()
+        assert output is not None
+        paths |= {str(count.path) for count in output.record.dispatches}
+        for delta in output.deltas:
+            tokens[int(delta.request_id)] += delta.token_ids
+    return Served(tokens, paths, {"window" in row.shape for row in built.ready.plan})
+
+
+@pytest.mark.parametrize("max_num_batched_tokens", [64, 11])  # whole prompts; chunks shorter than the window
+@pytest.mark.parametrize(
+    ("head_dim", "path"),
+    [(16, "sdpa.cpu"), (264, "sdpa.math")],  # above 256 only sdpa.math is left
+)
+def test_a_windowed_mistral_is_served_as_by_transformers(
+    head_dim: int, path: str, max_num_batched_tokens: int, tmp_path: Path
+) -> None:
+    model = mistral(head_dim)
+    model.save_pretrained(tmp_path)
+    served = serve(tmp_path, max_num_batched_tokens)
+    assert served.tokens == reference_tokens(model)
+    assert served.paths == {path}
+    assert served.windows == {True}
+
+
+def test_layers_with_and_without_a_window_are_served_as_by_transformers(tmp_path: Path) -> None:
+    model = qwen2_with_one_windowed_layer()
+    model.save_pretrained(tmp_path)
+    served = serve(tmp_path, 11)
+    assert served.tokens == reference_tokens(model)
+    assert served.windows == {True, False}
+
+
+def test_the_comparison_sees_the_window() -> None:
+    with_window, without = mistral(16), mistral(16, None)
+    assert reference_tokens(with_window)[2] != reference_tokens(without)[2]

@@ -1,0 +1,50 @@
+"""Runs a decoder over a paged cache, one sequence at a time, with attention written out."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from server.model.decoder import Attend, Decoder
+from server.model.kv_cache import KVCache
+
+PAGE_SIZE = 4
+NUM_PAGES = 32
+
+
+class PagedRunner:
+    """One sequence at a time, computed in chunks over pages that lie in the cache in no order."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        self._decoder = decoder
+        self._kv = KVCache.allocate(decoder.config, NUM_PAGES, PAGE_SIZE, torch.float32, torch.device("cpu"))
+        for pages in (*self._kv.k, *self._kv.v):
+            pages.fill_(torch.nan)
+        order = torch.randperm(NUM_PAGES, generator=torch.Generator().manual_seed(5))
+        self._slots = (order[:, None] * PAGE_SIZE + torch.arange(PAGE_SIZE)).flatten()
+
+    def logits(self, token_ids: Tensor, chunks: list[int]) -> Tensor:
+        rows = []
+        start = 0
+        for size in chunks:
+            end = start + size
+            positions = torch.arange(start, end, dtype=torch.int32)
+            hidden = self._decoder.forward(
+                token_ids[start:end], positions, self._slots[start:end], self._kv, self._attend(start, end)
+            )
+            rows.append(self._decoder.logits(hidden))
+            start = end
+        return torch.cat(rows)
+
+    def _attend(self, start: int, end: int) -> Attend:
+        distance = torch.arange(start, end)[:, None] - torch.arange(end)
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> None:
+            keys, values = (pages[layer].flatten(0, 1)[self._slots[:end]] for pages in (self._kv.k, self._kv.v))
+            assert torch.equal(keys[start:], k)
+            assert torch.equal(values[start:], v)
+            window = self._decoder.config.windows[layer]
+            mask = (distance >= 0) & (distance < (end if window is None else window))
+            heads = [x.transpose(0, 1)[None] for x in (q, keys, values)]
+            out.copy_(F.scaled_dot_product_attention(*heads, attn_mask=mask, enable_gqa=True)[0].transpose(0, 1))
+
+        return attend

@@ -1,0 +1,144 @@
+"""config.json of each family: windows layer by layer, the signature that is read without a model, and refusals."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from transformers import AutoConfig
+
+from qualification.signature import signature_from_config
+from server.engine.planning import signature_of
+from server.errors import ModelError
+from server.model.config import ModelConfig, RopeConfig
+from server.model.load import load_config
+
+SHARED: dict[str, object] = {
+    "vocab_size": 64000,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-5,
+}
+ARCHITECTURES = {
+    "mistral": "MistralForCausalLM",
+    "phi3": "Phi3ForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
+ON = {"use_sliding_window": True, "sliding_window": 512}
+MIXED = ["full_attention", "sliding_attention", "sliding_attention", "full_attention"]
+Windows = tuple[int | None, ...]
+WINDOWS: list[tuple[str, dict[str, object], Windows]] = [
+    ("mistral", {"sliding_window": 4096}, (4096,) * 4),
+    ("mistral", {"sliding_window": None}, (None,) * 4),
+    ("mistral", {}, (4096,) * 4),
+    ("mistral", {"sliding_window": 8, "use_sliding_window": False}, (8,) * 4),  # Mistral has no such switch
+    ("mistral", {"sliding_window": None, "head_dim": 128}, (None,) * 4),
+    ("phi3", {"sliding_window": 2047}, (2047,) * 4),
+    ("phi3", {"sliding_window": None}, (None,) * 4),
+    ("phi3", {}, (None,) * 4),
+    ("qwen2", {"sliding_window": 512, "max_window_layers": 2}, (None,) * 4),
+    ("qwen2", {"sliding_window": 512, "max_window_layers": 2, "use_sliding_window": False}, (None,) * 4),
+    ("qwen2", {**ON, "max_window_layers": 2}, (None, None, 512, 512)),
+    ("qwen2", {**ON, "max_window_layers": 0}, (512,) * 4),
+    ("qwen2", {**ON, "max_window_layers": 4}, (None,) * 4),
+    ("qwen2", {**ON}, (None,) * 4),  # the windows begin at layer 28
+    ("qwen2", {"use_sliding_window": True, "max_window_layers": 3}, (None, None, None, 4096)),
+    ("qwen2", {**ON, "sliding_window": None, "max_window_layers": 0}, (None,) * 4),
+    ("qwen2", {"layer_types": ["full_attention"] * 4}, (None,) * 4),
+    ("qwen3", {"head_dim": 128, "sliding_window": None, "use_sliding_window": False}, (None,) * 4),
+    ("qwen3", {"head_dim": 128, **ON, "max_window_layers": 3}, (None, None, None, 512)),
+    ("qwen3", {"head_dim": 128, **ON, "layer_types": MIXED, "max_window_layers": 0}, (None, 512, 512, None)),
+]
+
+
+def write(folder: Path, family: str, changes: Mapping[str, object]) -> dict[str, object]:
+    values = {**SHARED, "model_type": family, "architectures": [ARCHITECTURES[family]], **changes}
+    (folder / "config.json").write_text(json.dumps(values))
+    return values
+
+
+def config_of(folder: Path, family: str, changes: Mapping[str, object]) -> ModelConfig:
+    write(folder, family, changes)
+    return load_config(folder)
+
+
+@pytest.mark.parametrize(("family", "changes", "windows"), WINDOWS)
+def test_the_windows_of_the_layers_are_those_of_transformers(
+    family: str, changes: dict[str, object], windows: Windows, tmp_path: Path
+) -> None:
+    assert config_of(tmp_path, family, changes).windows == windows
+    reference = AutoConfig.from_pretrained(tmp_path)
+    kinds = getattr(reference, "layer_types", None) or ["sliding_attention"] * 4
+    assert tuple(reference.sliding_window if kind == "sliding_attention" else None for kind in kinds) == windows
+
+
+@pytest.mark.parametrize(("family", "changes", "windows"), WINDOWS)
+def test_the_signature_of_config_json_is_that_of_the_model(
+    family: str, changes: dict[str, object], windows: Windows, tmp_path: Path
+) -> None:
+    values = write(tmp_path, family, changes)
+    signature = signature_from_config(values)
+    assert signature == signature_of(load_config(tmp_path))
+    assert set(signature.windows) == set(windows)
+    assert (signature.num_heads, signature.num_kv_heads) == (4, 2)
+    assert signature.head_dim == changes.get("head_dim", 16)
+
+
+def test_what_sets_the_families_apart(tmp_path: Path) -> None:
+    def switches(family: str, **changes: object) -> tuple[bool, bool, bool, bool]:
+        config = config_of(tmp_path, family, changes)
+        return config.attention_bias, config.output_bias, config.mlp_bias, config.qk_norm
+
+    assert switches("qwen2") == (True, False, False, False)
+    assert switches("qwen3", head_dim=16) == (False, False, False, True)
+    assert switches("qwen3", head_dim=16, attention_bias=True) == (True, True, False, True)
+    assert switches("mistral") == (False, False, False, False)
+    assert switches("phi3") == (False, False, False, False)
+
+
+@pytest.mark.parametrize(("family", "eps"), [("mistral", 1e-6), ("phi3", 1e-5), ("qwen2", 1e-6)])
+def test_a_missing_epsilon_is_that_of_transformers(family: str, eps: float, tmp_path: Path) -> None:
+    assert config_of(tmp_path, family, {"rms_norm_eps": None}).norm_eps == eps
+
+
+@pytest.mark.parametrize("scaling", [None, {"type": "default"}])
+def test_phi3_is_served_with_a_plain_rotation(scaling: object, tmp_path: Path) -> None:
+    changes = {"rope_theta": 500.0, "rope_scaling": scaling, "original_max_position_embeddings": 4096}
+    assert config_of(tmp_path, "phi3", {**changes, "partial_rotary_factor": 1.0}).rope == RopeConfig(500.0)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "message"),
+    [
+        ("phi3", {"rope_scaling": {"type": "longrope"}}, "type must be one of default, found 'longrope'"),
+        ("phi3", {"rope_parameters": {"rope_type": "longrope"}}, "rope_type must be one of default, found 'longrope'"),
+        ("phi3", {"rope_scaling": {"type": "su"}}, "type must be one of default, found 'su'"),
+        ("phi3", {"rope_scaling": {"type": "yarn", "factor": 2.0}}, "type must be one of default, found 'yarn'"),
+        ("phi3", {"partial_rotary_factor": 0.75}, "partial rotation is not supported.*found 0.75"),
+        ("phi3", {"layer_types": MIXED}, "layer_types must be absent"),
+        ("mistral", {"layer_types": MIXED}, "layer_types must be absent"),
+        ("mistral", {"sliding_window": 0}, "sliding_window must be a positive integer, found 0"),
+        ("mistral", {"sliding_window": "4096"}, "sliding_window must be a positive integer, found '4096'"),
+        ("mistral", {"architectures": ["LlamaForCausalLM"]}, "supported: MistralForCausalLM"),
+        ("mistral", {"rope_scaling": {"type": "dynamic"}}, "one of default, linear, llama3, yarn, found 'dynamic'"),
+        ("qwen2", {"rope_scaling": {"type": "mrope"}}, "one of default, linear, llama3, yarn, found 'mrope'"),
+        ("qwen2", {"use_sliding_window": "no"}, "use_sliding_window must be true or false, found 'no'"),
+        ("qwen2", {**ON, "max_window_layers": -1}, "max_window_layers must be an integer from 0 on, found -1"),
+        ("qwen2", {"layer_types": MIXED, "sliding_window": 8}, "layer_types must be all full_attention where"),
+        ("qwen3", {}, "head_dim must be a positive integer, found nothing"),
+        ("qwen3", {"head_dim": 16, **ON, "layer_types": ["chunked_attention"] * 4}, "a list of 4 of full_attention"),
+        ("qwen3", {"head_dim": 16, **ON, "layer_types": MIXED[:3]}, "layer_types must be a list of 4"),
+        ("qwen3", {"head_dim": 16, "model_type": "qwen3_moe"}, "supported: llama, mistral, phi3, qwen2, qwen3"),
+    ],
+)
+def test_what_is_not_supported_is_refused_by_name(
+    family: str, changes: dict[str, object], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ModelError, match=message) as caught:
+        config_of(tmp_path, family, changes)
+    assert str(tmp_path / "config.json") in str(caught.value)
