@@ -1,0 +1,243 @@
+"""The consumers of `gluon.prefill.hopper`: S = Q K^T and O += P V by wgmma, the softmax in registers.
+
+One steady step, for key block j (blocks run from the last a tile sees down to the first):
+
+    issue S(j) = Q K(j)^T       issue O += P(j+1) V(j+1)       wait S(j)      free K(j)
+    softmax of S(j), pack P(j)  wait for K(j-1) to arrive      wait O         free V(j+1)      rescale O
+
+The wait for K(j-1) has a second job: it is a spin loop, and ptxas does not move the softmax across it. Without it ptxas
+sinks the exponentials below the wait for O and none of them overlaps P V. At a tile's end the first S of the next tile
+is issued beside the last P V of this one.
+"""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+# The signatures of jitted functions are Triton's: only their constexpr parameters are annotated.
+
+from triton.experimental.gluon import jit
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait
+
+from kernels.attention import gluon_pipeline
+from kernels.attention.gluon_pipeline import (
+    free_key,
+    free_value,
+    hardware_arrive,
+    pass_turn,
+    take_turn,
+    wait_fill,
+)
+from kernels.attention.gluon_schedule import take_tile
+from kernels.attention.gluon_softmax import reciprocal, softmax_first, softmax_next
+
+ROWS = gluon_pipeline.ROWS
+CONSUMERS = gluon_pipeline.CONSUMERS
+TURN = gluon_pipeline.TURN
+LOG2E = gl.constexpr(1.4426950408889634)
+
+
+@jit
+def first_block(position, low, top, W: gl.constexpr, VARIANT: gl.constexpr):
+    """The last key block that consumer W sees: its first one."""
+    last = top
+    if not VARIANT.spans:  # a span may end anywhere
+        diagonal = position + W * ROWS + ROWS - 1
+        if VARIANT.offset:
+            diagonal = gl.maximum(diagonal, low * VARIANT.tiling.block_n)
+        last = gl.minimum(diagonal // VARIANT.tiling.block_n, top)
+    return last
+
+
+@jit
+def head_sink(sinks, head, VARIANT: gl.constexpr):
+    """The head's sink in log2; 0 without sinks."""
+    sink = 0.0
+    if VARIANT.sinks:
+        sink = gl.load(sinks + head) * LOG2E
+    return sink
+
+
+@jit
+def wide(x):
+    """To 64 bits, unsigned: the high halves of sign-extended strides would spill."""
+    return x.to(gl.uint32).to(gl.uint64)
+
+
+@jit
+def store_rows(
+    out, stride_row, stride_head, row, rows, head, o, W: gl.constexpr, STORE: gl.constexpr, VARIANT: gl.constexpr
+):
+    """Through 2 KiB of scratch, so that each lane holds 8 neighbours; then 16-byte stores under a row mask."""
+    o = gl.convert_layout(o, STORE)
+    r = W * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(1, STORE))
+    c = gl.arange(0, VARIANT.tiling.block_d, layout=gl.SliceLayout(0, STORE))
+    inside = (r < rows)[:, None]
+    if VARIANT.head_dim != VARIANT.tiling.block_d:
+        inside = inside & (c < VARIANT.head_dim)[None, :]
+    row_ptr = out + wide(head) * wide(stride_head) + wide(row + r) * wide(stride_row)
+    gl.store(row_ptr[:, None] + c[None, :], o, mask=inside)
+
+
+@jit
+def issue_scores(queries, buffer, keys, fill, zero, VARIANT: gl.constexpr):
+    k_smem = keys[0].index(fill % VARIANT.tiling.stages)
+    return warpgroup_mma(queries[0].index(buffer), k_smem.permute((1, 0)), zero, use_acc=False, is_async=True)
+
+
+@jit
+def issue_output(p16, values, fill, acc, VARIANT: gl.constexpr):
+    wait_fill(values, fill, True, VARIANT)
+    return warpgroup_mma(p16, values[0].index(fill % VARIANT.tiling.stages), acc, is_async=True)
+
+
+@jit
+def skip_keys(keys, fill, count, W: gl.constexpr, VARIANT: gl.constexpr):
+    """Give back the keys of blocks that only other consumers of the tile see. Returns the next fill."""
+    for _ in range(count):
+        wait_fill(keys, fill, True, VARIANT)
+        free_key(keys, fill, True, VARIANT)
+        take_turn(W, VARIANT)
+        pass_turn(W, VARIANT)
+        fill += 1
+    return fill
+
+
+@jit
+def skip_values(values, start, end, VARIANT: gl.constexpr):
+    for fill in range(start, end):
+        wait_fill(values, fill, True, VARIANT)
+        free_value(values, fill, VARIANT)
+
+
+@jit
+def consume(
+    out, stride_row, stride_head, sinks, spans, scale, softcap_scale, window, tiles, queries, keys, values,
+    W: gl.constexpr, STORE: gl.constexpr, VARIANT: gl.constexpr,
+):  # fmt: skip
+    """The role of consumer W: ROWS query rows of every tile."""
+    q_smem, q_full, q_free = queries
+    dtype: gl.constexpr = q_smem.dtype
+    BLOCK_N: gl.constexpr = VARIANT.tiling.block_n
+    BLOCK_D: gl.constexpr = VARIANT.tiling.block_d
+    Q_BUFFERS: gl.constexpr = VARIANT.tiling.q_buffers
+    S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
+    O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_D, 16])
+    P_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, O_LAYOUT, 2)
+    S_ROW: gl.constexpr = gl.SliceLayout(1, S_LAYOUT)
+    O_ROW: gl.constexpr = gl.SliceLayout(1, O_LAYOUT)
+    index = W * ROWS + gl.arange(0, ROWS, layout=S_ROW)
+    zero = gl.zeros([ROWS, BLOCK_N], gl.float32, S_LAYOUT)
+    if VARIANT.tiling.named_barriers and W == CONSUMERS - 1:
+        hardware_arrive(TURN, CONSUMERS * 128)  # consumer 0 begins
+
+    row, rows, position, num_keys, head, _first_key, low, top = take_tile(tiles, 0, VARIANT)
+    if row >= 0:
+        last = first_block(position, low, top, W, VARIANT)
+        num_more = last - low  # blocks after the first
+        visible = (spans, row, rows, num_keys, index)
+        sink = head_sink(sinks, head, VARIANT)
+        fill = 0
+        n = 0
+        if VARIANT.skips:
+            fill = skip_keys(keys, fill, top - last, W, VARIANT)
+            skip_values(values, 0, fill, VARIANT)
+        mbarrier.wait(q_full.index(W), 0)
+        wait_fill(keys, fill, True, VARIANT)
+        take_turn(W, VARIANT)
+        s = issue_scores(queries, W, keys, fill, zero, VARIANT)
+        pass_turn(W, VARIANT)
+        s = warpgroup_mma_wait(0, deps=(s,))
+        free_key(keys, fill, True, VARIANT)
+        if Q_BUFFERS == 1:
+            mbarrier.arrive(q_free.index(W), count=1, pred=num_more == 0)
+        first_col = last * BLOCK_N
+        p, m, sums = softmax_first(
+            s, scale, softcap_scale, position + index, visible, window, first_col, S_ROW, VARIANT
+        )
+        p16 = gl.convert_layout(p.to(dtype), P_LAYOUT)
+        acc = gl.zeros([ROWS, BLOCK_D], gl.float32, O_LAYOUT)
+        fill += 1
+        SUM_ROW: gl.constexpr = gl.SliceLayout(1, sums.type.layout)
+
+        more = True
+        while more:
+            if num_more > 0:
+                wait_fill(keys, fill, True, VARIANT)
+            for i in range(num_more):
+                take_turn(W, VARIANT)
+                s = issue_scores(queries, (n % Q_BUFFERS) * CONSUMERS + W, keys, fill, zero, VARIANT)
+                acc = issue_output(p16, values, fill - 1, acc, VARIANT)
+                pass_turn(W, VARIANT)
+                s = warpgroup_mma_wait(1, deps=(s,))
+                free_key(keys, fill, True, VARIANT)
+                if Q_BUFFERS == 1:
+                    mbarrier.arrive(q_free.index(W), count=1, pred=i + 1 == num_more)
+                p, m, sums, shrink, grown = softmax_next(
+                    s, m, sums, scale, softcap_scale, position, W * ROWS, index, visible, window, last - 1 - i, VARIANT
+                )
+                p16_new = gl.convert_layout(p.to(dtype), P_LAYOUT)
+                fill += 1
+                wait_fill(keys, fill, i + 1 < num_more, VARIANT)  # also the pin, see the head of this file
+                acc = warpgroup_mma_wait(0, deps=(acc,))
+                free_value(values, fill - 2, VARIANT)
+                if VARIANT.tiling.lazy_rescale:
+                    if grown:
+                        acc = acc * gl.convert_layout(shrink, O_ROW)[:, None]
+                else:
+                    acc = acc * gl.convert_layout(shrink, O_ROW)[:, None]
+                p16 = p16_new
+
+            # tile border: S of the next tile's first block beside the last P V of this tile
+            if Q_BUFFERS > 1:
+                mbarrier.arrive(q_free.index((n % Q_BUFFERS) * CONSUMERS + W), count=1)
+            n += 1
+            next_row, next_rows, position, num_keys, next_head, _first_key, low, top = take_tile(tiles, n, VARIANT)
+            # If there is none, S is computed from stale shared memory and dropped: cheaper than a branch around wgmma.
+            more = next_row >= 0
+            last = first_block(position, low, top, W, VARIANT)
+            num_more = last - low
+            visible = (spans, next_row, next_rows, num_keys, index)
+            held = fill - 1  # the values of this fill still have to meet p16
+            if VARIANT.skips:
+                fill = skip_keys(keys, fill, gl.where(more, top - last, 0), W, VARIANT)
+            total = gl.sum(sums, axis=1)
+            if VARIANT.sinks:
+                total = total + gl.convert_layout(gl.exp2(sink - m), SUM_ROW)
+            if VARIANT.tiling.pv_first:  # with one Q buffer the next queries come late: do not hold P V back for them
+                acc = issue_output(p16, values, held, acc, VARIANT)
+            buffer = (n % Q_BUFFERS) * CONSUMERS + W
+            mbarrier.wait(q_full.index(buffer), (n // Q_BUFFERS) & 1, pred=more)
+            wait_fill(keys, fill, more, VARIANT)
+            take_turn(W, VARIANT)
+            s = issue_scores(queries, buffer, keys, fill, zero, VARIANT)
+            if VARIANT.tiling.pv_first:
+                pass_turn(W, VARIANT)
+                acc, s = warpgroup_mma_wait(0, deps=(acc, s))
+            else:
+                acc = issue_output(p16, values, held, acc, VARIANT)
+                pass_turn(W, VARIANT)
+                s = warpgroup_mma_wait(1, deps=(s,))
+            free_key(keys, fill, more, VARIANT)
+            if Q_BUFFERS == 1:
+                mbarrier.arrive(q_free.index(W), count=1, pred=more & (num_more == 0))
+            first_col = last * BLOCK_N
+            p, m, sums = softmax_first(
+                s, scale, softcap_scale, position + index, visible, window, first_col, S_ROW, VARIANT
+            )
+            p16 = gl.convert_layout(p.to(dtype), P_LAYOUT)
+            wait_fill(values, held, True, VARIANT)  # cannot block: the pin again
+            if not VARIANT.tiling.pv_first:
+                acc = warpgroup_mma_wait(0, deps=(acc,))
+            free_value(values, held, VARIANT)
+            inverse = reciprocal(total)
+            if VARIANT.may_see_nothing:
+                inverse = gl.where(total > 0.0, inverse, 0.0)
+            o = (acc * gl.convert_layout(inverse, O_ROW)[:, None]).to(dtype)
+            store_rows(out, stride_row, stride_head, row, rows, head, o, W, STORE, VARIANT)
+            if VARIANT.skips:  # only now: freed before the P V above, skipped values could deadlock a two-stage ring
+                skip_values(values, held + 1, fill, VARIANT)
+            acc = gl.zeros([ROWS, BLOCK_D], gl.float32, O_LAYOUT)
+            fill += 1
+            sink = head_sink(sinks, next_head, VARIANT)
+            row = next_row
+            rows = next_rows
+            head = next_head

@@ -1,0 +1,151 @@
+"""Stages of keys and values in shared memory: how consumers give them back, and the producer that fills them by TMA."""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+# The signatures of jitted functions are Triton's: only their constexpr parameters are annotated.
+
+from triton.experimental.gluon import jit
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+
+from kernels.attention import gluon_schedule, gluon_variants
+from kernels.attention.gluon_schedule import take_tile
+
+AHEAD = gluon_schedule.AHEAD
+ROWS = gl.constexpr(gluon_variants.ROWS)
+CONSUMERS = gl.constexpr(gluon_variants.CONSUMERS)
+# Hardware barriers. Triton 3.6 uses 0, 1 and one for each further partition of 4 warps: up to 2 here.
+TURN = gl.constexpr(6)  # 6..7: whose turn it is to issue wgmma
+FREE = gl.constexpr(8)  # from 8: stages of K, then of V, given back
+HALF = gl.constexpr(1 << 30)  # row bound of V's descriptor, see `value_descriptor`
+
+
+# Gluon 3.6 has no hardware barriers. An mbarrier's arrive costs its partition a bar.sync; bar.arrive does not block.
+@jit
+def hardware_sync(index, threads):
+    gl.inline_asm_elementwise(
+        "bar.sync $1, $2; mov.b32 $0, 0;", "=r,r,r", [index, threads], dtype=gl.int32, is_pure=False, pack=1
+    )
+
+
+@jit
+def hardware_arrive(index, threads):
+    gl.inline_asm_elementwise(
+        "bar.arrive $1, $2; mov.b32 $0, 0;", "=r,r,r", [index, threads], dtype=gl.int32, is_pure=False, pack=1
+    )
+
+
+@jit
+def take_turn(W: gl.constexpr, VARIANT: gl.constexpr):
+    """Wait until the other consumers have issued theirs. A key block is one turn, also when it is skipped."""
+    if VARIANT.tiling.named_barriers:
+        hardware_sync(TURN + W, CONSUMERS * 128)
+
+
+@jit
+def pass_turn(W: gl.constexpr, VARIANT: gl.constexpr):
+    if VARIANT.tiling.named_barriers:
+        hardware_arrive(TURN + (W + 1) % CONSUMERS, CONSUMERS * 128)
+
+
+@jit
+def free_stage(free, stage, FIRST: gl.constexpr, pred, VARIANT: gl.constexpr):
+    """A consumer gives a stage back. Only after its fill: else the arrival would count for the fill before."""
+    if VARIANT.tiling.named_barriers:
+        if pred:
+            hardware_arrive(FIRST + stage, CONSUMERS * 128 + 32)
+    else:
+        mbarrier.arrive(free.index(stage), count=1, pred=pred)
+
+
+@jit
+def free_key(keys, fill, pred, VARIANT: gl.constexpr):
+    free_stage(keys[2], fill % VARIANT.tiling.stages, FREE, pred, VARIANT)
+
+
+@jit
+def free_value(values, fill, VARIANT: gl.constexpr):
+    FIRST: gl.constexpr = FREE + VARIANT.tiling.stages
+    free_stage(values[2], fill % VARIANT.tiling.stages, FIRST, True, VARIANT)
+
+
+@jit
+def wait_fill(ring, fill, pred, VARIANT: gl.constexpr):
+    STAGES: gl.constexpr = VARIANT.tiling.stages
+    mbarrier.wait(ring[1].index(fill % STAGES), (fill // STAGES) & 1, pred=pred)
+
+
+@jit
+def claim_stage(free, fill, FIRST: gl.constexpr, VARIANT: gl.constexpr):
+    """The producer waits until every consumer has given back what the stage held."""
+    STAGES: gl.constexpr = VARIANT.tiling.stages
+    if VARIANT.tiling.named_barriers:
+        if fill >= STAGES:
+            hardware_sync(FIRST + fill % STAGES, CONSUMERS * 128 + 32)
+    else:
+        mbarrier.wait(free.index(fill % STAGES), ((fill // STAGES) & 1) ^ 1)
+
+
+@jit
+def load_queries(q_desc, row, head, n, queries, VARIANT: gl.constexpr):
+    """The n-th tile's queries, one box a consumer. Rows past the tile are loaded too and never stored."""
+    q_smem, q_full, q_free = queries
+    Q_BUFFERS: gl.constexpr = VARIANT.tiling.q_buffers
+    BLOCK_D: gl.constexpr = VARIANT.tiling.block_d
+    for w in gl.static_range(CONSUMERS):
+        buffer = (n % Q_BUFFERS) * CONSUMERS + w
+        mbarrier.wait(q_free.index(buffer), ((n // Q_BUFFERS) & 1) ^ 1)
+        mbarrier.expect(q_full.index(buffer), q_desc.block_type.nbytes)
+        box = q_smem.index(buffer).reshape([ROWS, 1, BLOCK_D])
+        tma.async_copy_global_to_shared(q_desc, [row + w * ROWS, head, 0], q_full.index(buffer), box)
+
+
+@jit
+def load_keys(desc, row, head, bar, smem):
+    """One key block. Rows past the sequence come along: the mask removes them."""
+    mbarrier.expect(bar, desc.block_type.nbytes)
+    box = smem.reshape([smem.shape[0], 1, smem.shape[1]])
+    tma.async_copy_global_to_shared(desc, [row, head, 0], bar, box)
+
+
+@jit
+def load_values(desc, row, num_rows, head, bar, smem):
+    """One value block; rows from `num_rows` on arrive as zeros, since 0 * NaN is NaN."""
+    BLOCK_N: gl.constexpr = smem.shape[0]
+    rows = gl.minimum(gl.maximum(num_rows, 0), BLOCK_N)
+    mbarrier.expect(bar, desc.block_type.nbytes)
+    box = smem.reshape([1, 1, BLOCK_N, 1, smem.shape[1]])
+    tma.async_copy_global_to_shared(desc, [HALF, row + rows, HALF - rows, head, 0], bar, box)
+
+
+@jit
+def produce(q_desc, k_desc, v_desc, group, tiles, queries, keys, values, VARIANT: gl.constexpr):
+    """The producer's role: queries, keys and values of one tile after the other, ahead of the consumers.
+
+    Key blocks go from the last one a tile sees down to the first, so that the masked ones come first.
+    """
+    want = tiles[3]
+    k_smem, k_full, k_free = keys
+    v_smem, v_full, v_free = values
+    BLOCK_N: gl.constexpr = VARIANT.tiling.block_n
+    STAGES: gl.constexpr = VARIANT.tiling.stages
+    Q_BUFFERS: gl.constexpr = VARIANT.tiling.q_buffers
+    fill = 0
+    n = 0
+    row, _rows, _position, num_keys, head, first_key, low, top = take_tile(tiles, 0, VARIANT)
+    while row >= 0:
+        kv_head = head // group
+        for i in range(top - low + 1):
+            stage = fill % STAGES
+            first = (top - i) * BLOCK_N
+            mbarrier.arrive(want, count=1, pred=i == gl.maximum(top - low - AHEAD, 0))
+            if Q_BUFFERS > 1 and i == 0:
+                load_queries(q_desc, row, head, n, queries, VARIANT)
+            claim_stage(k_free, fill, FREE, VARIANT)
+            load_keys(k_desc, first_key + first, kv_head, k_full.index(stage), k_smem.index(stage))
+            if Q_BUFFERS == 1 and i == 0:  # the only buffer frees late: keys first
+                load_queries(q_desc, row, head, n, queries, VARIANT)
+            claim_stage(v_free, fill, FREE + STAGES, VARIANT)
+            load_values(v_desc, first_key + first, num_keys - first, kv_head, v_full.index(stage), v_smem.index(stage))
+            fill += 1
+        n += 1
+        row, _rows, _position, num_keys, head, first_key, low, top = take_tile(tiles, n, VARIANT)

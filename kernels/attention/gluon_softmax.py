@@ -1,0 +1,121 @@
+"""The arithmetic of one consumer between its two matmuls: masks, softcap and the online softmax, in registers."""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+# The signatures of jitted functions are Triton's: only their constexpr parameters are annotated.
+
+from triton.experimental.gluon import jit
+from triton.experimental.gluon import language as gl
+
+LOG2E = 1.4426950408889634
+
+
+@jit
+def tanh(x):
+    """One MUFU instruction: relative error 2**-11, a quarter of what rounding a score to bf16 costs."""
+    return gl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
+
+
+@jit
+def row_max(s, ROW: gl.constexpr):
+    """Max by short chains: a thread holds 2 rows x block_n / 4 columns, and one chain a row is latency-bound."""
+    s = gl.max(s.reshape([s.shape[0], s.shape[1] // 32, 4, 8]), axis=1)
+    s = gl.max(s, axis=1)
+    return gl.convert_layout(gl.max(s, axis=1), ROW)
+
+
+@jit
+def lane_sum(p):
+    """Row sums kept apart by lane ([64, 8]): the shuffles wait until the tile ends."""
+    return gl.sum(p.reshape([p.shape[0], p.shape[1] // 8, 8]), axis=1)
+
+
+@jit
+def reciprocal(x):
+    """One MUFU instruction, within one unit in the last place; true division takes ten, and spills."""
+    return gl.inline_asm_elementwise("rcp.approx.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
+
+
+@jit
+def row_spans(visible):
+    """[lo, hi) of each of a consumer's rows; empty past the tile. Read where needed: kept, they would spill."""
+    spans, row, rows, num_keys, index = visible
+    at = spans + (row + index).to(gl.int64) * 2
+    lo = gl.load(at, mask=index < rows, other=0)
+    hi = gl.minimum(gl.load(at + 1, mask=index < rows, other=0), num_keys)
+    return lo, hi
+
+
+@jit
+def mask(s, position, visible, window, first_col, DIAGONAL: gl.constexpr, VARIANT: gl.constexpr):
+    """Scores of keys [first_col, first_col + block_n) that a row at `position` does not see become -inf.
+
+    visible   what `row_spans` takes
+    DIAGONAL  a key may be after a row; if not, only the window and the spans are asked
+    """
+    col = first_col + gl.arange(0, s.shape[1], layout=gl.SliceLayout(0, s.type.layout))
+    if VARIANT.window:
+        seen = col[None, :] > (position - window)[:, None]
+        if DIAGONAL:
+            seen = seen & (position[:, None] >= col[None, :])
+    else:
+        seen = position[:, None] >= col[None, :]
+    if VARIANT.spans:
+        lo, hi = row_spans(visible)
+        seen = seen | ((lo[:, None] <= col[None, :]) & (col[None, :] < hi[:, None]))
+    return gl.where(seen, s, float("-inf"))
+
+
+@jit
+def needs_mask(block, first_position, window, VARIANT: gl.constexpr):
+    """Whether some of 64 rows from `first_position` on do not see some key of a block."""
+    BLOCK_N: gl.constexpr = VARIANT.tiling.block_n
+    found = block < 0
+    if VARIANT.offset or VARIANT.spans:
+        found = found | (block >= gl.maximum(first_position + 1, 0) // BLOCK_N)
+    if VARIANT.window:
+        found = found | (block * BLOCK_N <= first_position + 63 - window)
+    return found
+
+
+@jit
+def softmax_first(
+    s, scale, softcap_scale, position, visible, window, first_col, ROW: gl.constexpr, VARIANT: gl.constexpr
+):
+    """Weights, row maxima (in log2) and lane sums of a tile's first block."""
+    if VARIANT.softcap:
+        s = tanh(s * softcap_scale)
+    s = mask(s, position, visible, window, first_col, True, VARIANT)
+    m = row_max(s, ROW) * scale
+    if VARIANT.may_see_nothing:
+        m = gl.maximum(m, -1e30)
+    p = gl.exp2(s * scale - m[:, None])
+    return p, m, lane_sum(p)
+
+
+@jit
+def softmax_next(
+    s, m, sums, scale, softcap_scale, position, FIRST_ROW: gl.constexpr, index, visible, window, block,
+    VARIANT: gl.constexpr,
+):  # fmt: skip
+    """The online softmax over one more block of a tile whose row `index` stands at `position + index`.
+
+    Returns the weights, the new maxima and lane sums, the factor of what was summed before, and whether that factor
+    matters (lazy_rescale: it is 1 in every row until some max has grown by 2**8).
+    """
+    if VARIANT.softcap:
+        s = tanh(s * softcap_scale)
+    if VARIANT.is_masked_inside:  # noqa: SIM102 -- the outer one is decided by the compiler
+        if needs_mask(block, position + FIRST_ROW, window, VARIANT):
+            first_col = block * VARIANT.tiling.block_n
+            s = mask(s, position + index, visible, window, first_col, VARIANT.may_see_nothing, VARIANT)
+    ROW: gl.constexpr = m.type.layout
+    SUM_ROW: gl.constexpr = gl.SliceLayout(1, sums.type.layout)
+    m_new = gl.maximum(m, row_max(s, ROW) * scale)
+    grown = True
+    if VARIANT.tiling.lazy_rescale:
+        m_new = gl.where(m_new > m + 8.0, m_new, m)
+        grown = gl.max((m_new > m).to(gl.int32), axis=0) > 0  # of the warp group: a branch must be uniform
+    p = gl.exp2(s * scale - m_new[:, None])
+    shrink = gl.exp2(m - m_new)
+    sums = sums * gl.convert_layout(shrink, SUM_ROW)[:, None] + lane_sum(p)
+    return p, m_new, sums, shrink, grown

@@ -1,0 +1,81 @@
+"""Compiles variants of `gluon.prefill.hopper` for sm_90 without a GPU; prints what their machine code shows as JSON.
+
+A program of its own: where Triton's interpreter is on, as in the tests of this folder, nothing can be compiled.
+"""
+
+import json
+import sys
+
+import torch
+from gluon_sass import count, disassemble, hazards, overlapped_exponentials
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+
+from kernels.attention import gluon_prefill
+from kernels.attention.batch import AttentionBatch, AttentionFlags
+from kernels.attention.gluon_variants import variant_of
+
+
+class _Hopper:
+    """As much of a driver as a compilation asks for."""
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, _device: int) -> int:
+        return 0
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+
+# name: (head dim, dtype, whether queries follow a context, flags)
+_SINKS, _SPANS = torch.zeros(8), torch.zeros(256, 2, dtype=torch.int32)
+CASES = {
+    "d64": (64, torch.bfloat16, False, {}),
+    "d128": (128, torch.bfloat16, False, {}),
+    "d256": (256, torch.bfloat16, False, {}),
+    "d96 fp16": (96, torch.float16, False, {}),
+    "d128 window": (128, torch.bfloat16, False, {"window": 1000}),
+    "d128 offset": (128, torch.bfloat16, True, {}),
+    "d64 softcap sinks": (64, torch.bfloat16, False, {"softcap": 30.0, "sinks": _SINKS}),
+    "d128 spans": (128, torch.bfloat16, False, {"spans": _SPANS}),
+    "d256 window softcap": (256, torch.bfloat16, False, {"window": 1000, "softcap": 50.0}),
+    "d256 window spans": (256, torch.bfloat16, False, {"window": 1000, "spans": _SPANS}),
+}
+
+
+def compile_case(head_dim: int, dtype: torch.dtype, has_context: bool, flags: AttentionFlags) -> dict[str, object]:
+    q = torch.empty(256, 8, head_dim, dtype=dtype)
+    k = torch.empty(256, 2, head_dim, dtype=dtype)
+    cu_seqlens = torch.tensor([0, 256], dtype=torch.int32)
+    batch = AttentionBatch(cu_seqlens, 256, 256, cu_seqlens_k=cu_seqlens.clone() if has_context else cu_seqlens)
+    variant = variant_of(head_dim, batch, flags)
+    plan = torch.zeros(64, dtype=torch.int32)
+    arguments = gluon_prefill.launch_arguments(q, k, k, plan, flags, q, variant)
+    kernel = gluon_prefill.hallmark_gluon_prefill.warmup(*arguments, grid=(1,), num_warps=4)
+    code = disassemble(kernel.asm["cubin"])
+    return {
+        "shared_bytes": kernel.metadata.shared,
+        "spills": count(code, "STL"),
+        "wgmma": count(code, "HGMMA"),
+        "wgmma_fences": count(code, "WARPGROUP.ARRIVE"),
+        "tma_loads": count(code, "UTMALDG"),
+        "exponentials": count(code, "MUFU.EX2"),
+        "overlapped": overlapped_exponentials(code),
+        "hazards": list(hazards(code)),
+    }
+
+
+def main() -> None:
+    driver.set_active(_Hopper())
+    names = sys.argv[1:] or list(CASES)
+    results = {}
+    for name in names:
+        head_dim, dtype, has_context, flags = CASES[name]
+        results[name] = compile_case(head_dim, dtype, has_context, AttentionFlags(0.1, **flags))
+    print(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+"""What the machine code of a Gluon kernel says about itself: spills, wgmma, and what happens while one is in flight."""
+
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterator
+
+from triton import knobs
+
+_HGMMA = re.compile(r"HGMMA\.64x(\d+)x16\S* R(\d+), (?:R(\d+)(?:\.reuse)?, )?gdesc")
+_WAIT = re.compile(r"WARPGROUP\.DEPBAR\.LE gsb0, 0x(\d)")
+_NO_RESULT = ("ST", "BAR", "SYNCS", "BRA", "WARPGROUP", "UTMA", "RED", "NOP", "EXIT")
+_WIDTHS = {".128": 4, ".64": 2, ".WIDE": 2}
+
+
+def disassemble(cubin: bytes) -> list[str]:
+    """One instruction a line, in the order of the code."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        text = subprocess.run(
+            [knobs.nvidia.nvdisasm.path, "-c", file.name], capture_output=True, text=True, check=True
+        ).stdout
+    return [match[1] for match in re.finditer(r"^\s+/\*[0-9a-f]+\*/\s+(.*?)\s*;", text, re.MULTILINE)]
+
+
+def count(code: list[str], opcode: str) -> int:
+    return sum(opcode in line for line in code)
+
+
+def overlapped_exponentials(code: list[str]) -> list[int]:
+    """Exponentials between the wait for S (one wgmma group left in flight: P V) and the wait for P V, each time."""
+    counts, in_flight = [], None
+    for line in code:
+        if wait := _WAIT.search(line):
+            if wait[1] == "0" and in_flight is not None:
+                counts.append(in_flight)
+            in_flight = 0 if wait[1] == "1" else None
+        elif in_flight is not None and "MUFU.EX2" in line:
+            in_flight += 1
+    return counts
+
+
+def hazards(code: list[str]) -> Iterator[str]:
+    """Instructions that write a register which a wgmma in flight reads, or touch one it accumulates into.
+
+    Follows the text of the code, not its branches: here each loop ends with nothing in flight.
+    """
+    groups: list[tuple[set[int], set[int]]] = []  # (registers read, accumulators) of each group in flight
+    is_open = False  # whether the last group still grows: its last wgmma carries gsb0
+    for line in code:
+        instruction = re.sub(r"^@!?U?P\w+ ", "", line)
+        if match := _HGMMA.match(instruction):
+            if not is_open:
+                groups.append((set(), set()))
+            is_open = "gsb0" not in instruction
+            reads, accumulators = groups[-1]
+            accumulators.update(range(int(match[2]), int(match[2]) + int(match[1]) // 2))
+            if match[3]:
+                reads.update(range(int(match[3]), int(match[3]) + 4))
+        elif match := _WAIT.match(instruction):
+            left = int(match[1])
+            groups = groups[len(groups) - left :] if left else []
+        elif groups:
+            reads = set().union(*(group[0] for group in groups))
+            accumulators = set().union(*(group[1] for group in groups))
+            named = {int(register) for register in re.findall(r"\bR(\d+)", instruction)}
+            if _written(instruction) & reads or named & accumulators:
+                yield line
+
+
+def _written(instruction: str) -> set[int]:
+    opcode, _, operands = instruction.partition(" ")
+    register = re.match(r"(?:U?PT?\d?, )?R(\d+)", operands)
+    if register is None or opcode.startswith(_NO_RESULT):
+        return set()
+    width = next((count for suffix, count in _WIDTHS.items() if suffix in opcode), 1)
+    return set(range(int(register[1]), int(register[1]) + width))
