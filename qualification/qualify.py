@@ -56,6 +56,7 @@ class Bench:
     device: torch.device
     seed: int = 0
     commit: str | None = None
+    timing_budget_s: float | None = None  # for one pair; None: as `time_call` has it for the device
 
 
 def qualify(
@@ -69,7 +70,7 @@ def qualify(
     """Give `on_evidence` the evidence of each pair as soon as it is there, failures included.
 
     Pairs that reject must not be among them. Raises QualificationAborted before anything is measured when the checker
-    fails its own trial, and DeviceLost when a path leaves the device unusable.
+    fails its own trial, and DeviceLost, its evidence given, when a path leaves the device unusable.
     """
     if not pairs:
         return
@@ -80,7 +81,11 @@ def qualify(
         raise QualificationAborted(f"the checker failed its own trial, so it proves nothing: {passed}")
     for done, (shape, path) in enumerate(pairs):
         progress(done, len(pairs), f"{path.name}: {shape}")
-        on_evidence(qualify_path(shape, path, bench))
+        try:
+            on_evidence(qualify_path(shape, path, bench))
+        except DeviceLost as lost:
+            on_evidence(_evidence(shape, path, bench, failure=f"DeviceLost: {lost}"[:_MAX_DETAIL]))
+            raise
     progress(len(pairs), len(pairs), "done")
 
 
@@ -104,7 +109,9 @@ def _measure(shape: AttentionShape, run: RunAttention, bench: Bench) -> tuple[Ti
     num_seqs = _DECODE_SEQUENCES[bench.device.type] if shape.phase is Phase.DECODE else 1
     case = long_case(shape, bench.device, seed=bench.seed, num_seqs=num_seqs)
     out = torch.empty_like(case.q)
-    timing = time_call(lambda: run(case.q, case.k, case.v, case.batch, case.flags, out), bench.device)
+    timing = time_call(
+        lambda: run(case.q, case.k, case.v, case.batch, case.flags, out), bench.device, budget_s=bench.timing_budget_s
+    )
     longest = longest_lengths(shape, is_cpu=bench.device.type == "cpu")
     seconds = timing.p50_us * 1e-6 / num_seqs
     tflops = flops(shape, longest.queries, longest.keys) / seconds / 1e12
