@@ -126,6 +126,13 @@ def load_matrix(path: Path) -> Matrix:
     return Matrix(MappingProxyType(found), file.digest)
 
 
+def matrix_files(place: Path) -> list[Path]:
+    """A file itself, or every one below a folder. Raises MatrixError where there is neither."""
+    if not place.exists():
+        raise MatrixError(f"{place} does not exist")
+    return sorted(place.rglob("*.json")) if place.is_dir() else [place]
+
+
 def load_matrices(folder: Path, fingerprint: Fingerprint) -> Matrix:
     """All evidence for this machine's GPU: every file of `folder/<gpu>/`, and nothing from a file that is refused.
 

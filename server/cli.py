@@ -1,4 +1,4 @@
-"""The program `hallmark`: serve, canary, doctor. What stops it is one line on standard error and exit code 2."""
+"""The program `hallmark`. What stops a server is one line on standard error and exit code 2."""
 
 import argparse
 import importlib.metadata
@@ -7,7 +7,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import NoReturn
@@ -15,6 +15,7 @@ from typing import NoReturn
 import msgspec
 import uvicorn
 
+from qualification import matrix_command, qualify_command
 from qualification.canary import run as canary
 from qualification.canary.verdict import ExitCode
 from server.api.edge import Admission, Edge
@@ -32,6 +33,13 @@ from server.telemetry.tracing import Tracing
 from server.text.chat_template import ChatTemplate
 from server.text.tokenizer import Tokenizer
 
+# Commands whose exit code is a verdict.
+_VERDICTS: dict[str, Callable[[argparse.Namespace], int]] = {
+    "canary": canary.run,
+    "qualify": qualify_command.run,
+    "matrix": matrix_command.run,
+}
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The program's entry; returns its exit code."""
@@ -41,10 +49,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.command == "serve":
             flags = {name: text for name, text in vars(arguments).items() if name != "command"}
             return serve(read_settings(flags, os.environ))
-        return canary.run(arguments) if arguments.command == "canary" else doctor()
+        return _VERDICTS[arguments.command](arguments) if arguments.command in _VERDICTS else doctor()
     except StartError as error:
         print(f"hallmark: {error.message}", file=sys.stderr)
-        return ExitCode.ENVIRONMENT if "canary" in argv[:1] else 2  # 2 is a canary's verdict on speed
+        return ExitCode.ENVIRONMENT if _VERDICTS.keys() & set(argv[:1]) else 2  # 2 is their verdict on speed
 
 
 class _Parser(argparse.ArgumentParser):
@@ -69,6 +77,10 @@ def build_parser() -> argparse.ArgumentParser:
             metavar=metavar,
             help=(description + default).replace("%", "%%"),
         )
+    qualify_command.add_arguments(
+        commands.add_parser("qualify", help="prove a model's attention shapes on this machine", allow_abbrev=False)
+    )
+    matrix_command.add_arguments(commands.add_parser("matrix", help="show, verify or compare evidence"))
     canary.add_arguments(commands.add_parser("canary", help="ask a running server whether it may take traffic"))
     commands.add_parser("doctor", help="show this machine and the attention paths that can run on it")
     return parser

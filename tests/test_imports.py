@@ -17,7 +17,9 @@ ROOT = Path(__file__).resolve().parent.parent
 LAYERS = ("kernels", "qualification", "server")  # each may import itself and those before it
 PURE = (
     *(f"kernels.{name}" for name in ("buckets", "fingerprint", "path", "shape")),
-    *(f"qualification.{name}" for name in ("decide", "decision", "evidence", "matrix", "signature")),
+    *(f"qualification.{name}" for name in ("choice", "decide", "decision", "defaults", "difference", "evidence")),
+    *(f"qualification.{name}" for name in ("ledger", "matrix", "matrix_command", "presets", "progress")),
+    *(f"qualification.{name}" for name in ("qualify_command", "signature", "summary", "table")),
     "qualification.canary.verdict",
     *(f"server.engine.{name}" for name in ("messages", "pages", "scheduler", "sequence")),
 )

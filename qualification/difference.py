@@ -1,0 +1,132 @@
+"""What differs between two bodies of evidence, shape by shape, the most harmful first."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+from kernels.path import Tier
+from kernels.shape import AttentionShape
+from qualification.canary.verdict import ExitCode
+from qualification.choice import choice_of, tier_of
+from qualification.evidence import Evidence, strain
+from qualification.matrix import Key
+from qualification.summary import Changed, check_text, status_of, time_text, unchanged
+
+SPEED_TOLERANCE = 0.05  # as a share of the time; measured spread is added to it
+_ERROR_TOLERANCE = 0.1  # as a share of the worst check: the same bits give the same error
+
+
+class Harm(IntEnum):
+    """The most harmful first."""
+
+    LOST = 0  # a path served by proof, and now none does
+    FALLBACK = 1  # a path of the first tier served, and now a fallback does
+    SLOWER = 2
+    STATUS = 3  # a path that does not serve has another status
+    ERROR = 4  # the path that serves errs more, within its limits
+    PATH = 5  # another path serves, and is not slower
+    BETTER = 6  # faster, more exact, or newly proven
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One of the two: evidence, and what has changed since it was measured, seen from where it is to be used."""
+
+    evidence: Mapping[Key, Evidence]
+    changed: Changed = unchanged
+
+    def entries(self, shape: AttentionShape, paths: Sequence[str]) -> dict[str, Evidence]:
+        return {path: self.evidence[shape, path] for path in paths if (shape, path) in self.evidence}
+
+    def choice(self, entries: Mapping[str, Evidence]) -> Evidence | None:
+        return choice_of(entry for entry in entries.values() if not self.changed(entry))
+
+    def status(self, entries: Mapping[str, Evidence], path: str) -> str:
+        return status_of(entries[path], self.changed(entries[path])) if path in entries else "unproven"
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    shape: AttentionShape
+    harm: Harm
+    size: float  # within its kind of harm more is worse
+    code: ExitCode  # what it alone would make of a deploy
+    details: tuple[str, ...]
+
+
+def differences(a: Side, b: Side, *, speed_tolerance: float = SPEED_TOLERANCE) -> list[Difference]:
+    """What `b` has otherwise than `a`; empty when every shape has the same path, status, error and speed."""
+    names: dict[AttentionShape, set[str]] = {}
+    for shape, path in (*a.evidence, *b.evidence):
+        names.setdefault(shape, set()).add(path)
+    found = [_difference(shape, sorted(paths), a, b, speed_tolerance) for shape, paths in names.items()]
+    kept = [difference for difference in found if difference is not None]
+    return sorted(kept, key=lambda difference: (difference.harm, -difference.size, str(difference.shape)))
+
+
+def exit_code_of(found: Sequence[Difference]) -> ExitCode:
+    codes = {difference.code for difference in found}
+    gravest = (ExitCode.NUMERICS, ExitCode.ENVIRONMENT, ExitCode.PERFORMANCE)
+    return next((code for code in gravest if code in codes), ExitCode.PASS)
+
+
+def _difference(
+    shape: AttentionShape, paths: Sequence[str], a: Side, b: Side, speed_tolerance: float
+) -> Difference | None:
+    of_a, of_b = a.entries(shape, paths), b.entries(shape, paths)
+    before, after = a.choice(of_a), b.choice(of_b)
+    details = [_path_change(before, after)] if _name(before) != _name(after) else []
+    statuses = [(path, a.status(of_a, path), b.status(of_b, path)) for path in paths]
+    details += [f"{path} {was} -> {now}" for path, was, now in statuses if was != now]
+    is_status_changed = any(was != now for _, was, now in statuses)
+    if before is None or after is None:
+        if not details:
+            return None
+        harm = Harm.LOST if before is not None else Harm.STATUS if after is None else Harm.BETTER
+        code = ExitCode.PASS if before is None else _code_of_loss(before, of_b)
+        return Difference(shape, harm, 0.0, code, tuple(details))
+    harms = [(Harm.STATUS, 0.0)] if is_status_changed else []
+    harms += _choice_harms(before, after, details, speed_tolerance)
+    if not harms:
+        return None
+    harm, size = min(harms, key=lambda entry: entry[0])
+    codes = {Harm.FALLBACK: _code_of_loss(before, of_b), Harm.SLOWER: ExitCode.PERFORMANCE}
+    return Difference(shape, harm, size, codes.get(harm, ExitCode.PASS), tuple(details))
+
+
+def _choice_harms(
+    before: Evidence, after: Evidence, details: list[str], speed_tolerance: float
+) -> list[tuple[Harm, float]]:
+    """Kinds and sizes of what changed of the path that serves; says so in `details`."""
+    harms: list[tuple[Harm, float]] = []
+    if before.path != after.path:
+        is_fall = tier_of(before.path) is Tier.FIRST and tier_of(after.path) is Tier.FALLBACK
+        harms.append((Harm.FALLBACK, 0.0) if is_fall else (Harm.PATH, 0.0))
+    if before.timing is not None and after.timing is not None:
+        ratio = after.timing.p50_us / before.timing.p50_us
+        if abs(ratio - 1) > max(speed_tolerance, before.timing.spread + after.timing.spread):
+            harms.append((Harm.SLOWER, ratio) if ratio > 1 else (Harm.BETTER, 1 - ratio))
+            times = (time_text(before.timing.p50_us), time_text(after.timing.p50_us))
+            details.append(f"{times[0]} -> {times[1]} (x{ratio:.2f})")
+    was, now = before.worst_check, after.worst_check
+    if was is not None and now is not None and before.path == after.path:
+        strains = strain(was.measured, was.limit), strain(now.measured, now.limit)
+        if abs(strains[1] - strains[0]) > _ERROR_TOLERANCE * max(strains):
+            harms.append((Harm.ERROR, strains[1]) if strains[1] > strains[0] else (Harm.BETTER, 0.0))
+            details.append(f"{check_text(was)} -> {check_text(now)}")
+    return harms
+
+
+def _code_of_loss(before: Evidence, entries: Mapping[str, Evidence]) -> ExitCode:
+    """What became of the path that served: wrong numbers, or anything else that keeps it from serving."""
+    now = entries.get(before.path)
+    is_wrong = now is not None and now.failure is None and not now.is_proven
+    return ExitCode.NUMERICS if is_wrong else ExitCode.ENVIRONMENT
+
+
+def _path_change(before: Evidence | None, after: Evidence | None) -> str:
+    return f"path {_name(before)} -> {_name(after)}"
+
+
+def _name(entry: Evidence | None) -> str:
+    return "none" if entry is None else entry.path

@@ -1,0 +1,178 @@
+"""`hallmark matrix`: show evidence, verify that it is whole and of this machine, and compare two bodies of it."""
+
+import argparse
+import sys
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from kernels.fingerprint import Fingerprint
+from kernels.path import KernelPath
+from qualification.canary.verdict import ExitCode
+from qualification.difference import SPEED_TOLERANCE, Side, differences, exit_code_of
+from qualification.evidence import SUITE, Evidence
+from qualification.matrix import MATRICES, SCHEMA, Key, Matrix, MatrixError, gpu_folder, load_matrix, matrix_files
+from qualification.summary import Changed, counts, summary
+from qualification.table import table
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of `hallmark matrix`."""
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    show_parser = actions.add_parser("show", help="each shape's paths by measured time")
+    verify_parser = actions.add_parser("verify", help="is each file whole, and of this machine and these kernels?")
+    for place_parser in (show_parser, verify_parser):
+        place_parser.add_argument(
+            "place", type=Path, nargs="?", default=MATRICES, metavar="FILE|DIR", help="default: ours"
+        )
+    verify_parser.add_argument("--files-only", action="store_true", help="whole is enough: another machine's matrix")
+    diff_parser = actions.add_parser("diff", help="which shapes changed path, status, error or speed")
+    diff_parser.add_argument("before", type=Path, metavar="A", help="file or folder")
+    diff_parser.add_argument("after", type=Path, nargs="?", metavar="B", help="default: this machine")
+    diff_parser.add_argument("--speed-tolerance", type=float, default=SPEED_TOLERANCE, metavar="SHARE")
+    diff_parser.add_argument("--cache-dir", type=Path, metavar="DIR", default=Path.home() / ".cache" / "hallmark")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run with parsed flags, print, and return the exit code."""
+    try:
+        if args.action == "show":
+            return show(args.place)
+        if args.action == "verify":
+            return verify(args.place, machine=None if args.files_only else this_machine())
+        return diff(args)
+    except (MatrixError, OSError) as error:
+        print(f"hallmark: {error}", file=sys.stderr)
+        return ExitCode.ENVIRONMENT
+
+
+def this_machine() -> tuple[Fingerprint, Sequence[KernelPath]]:
+    """Its fingerprint, and the catalog."""
+    import torch  # comparing files does without it
+
+    from kernels.catalog import PATHS
+    from kernels.device import read_fingerprint
+
+    return read_fingerprint(torch.device("cuda" if torch.cuda.is_available() else "cpu")), PATHS
+
+
+def changed_since(machine: tuple[Fingerprint, Sequence[KernelPath]]) -> Changed:
+    """What makes evidence stale on this machine, by field name; `path` where the catalog has it no more."""
+    fingerprint, catalog = machine
+    by_name = {path.name: path for path in catalog}
+
+    def changed(entry: Evidence) -> tuple[str, ...]:
+        if entry.path not in by_name:
+            return (*entry.fingerprint.differing_fields(fingerprint), "path")
+        return entry.differing_fields(by_name[entry.path], fingerprint)
+
+    return changed
+
+
+def show(place: Path) -> ExitCode:
+    """Every file, refused ones by their reason."""
+    code = ExitCode.PASS
+    files = matrix_files(place)
+    for path in files:
+        try:
+            matrix = load_matrix(path)
+        except MatrixError as error:
+            _print(f"{path}: REFUSED: {error}")
+            code = ExitCode.ENVIRONMENT
+            continue
+        _print(f"{path}: {counts(matrix.evidence.values())}")
+        for fingerprint in {entry.fingerprint for entry in matrix.evidence.values()}:
+            _print(f"digest {matrix.digest}, schema {SCHEMA}, {fingerprint}")
+        _print("")
+        for line in summary(matrix.evidence.values()):
+            _print(line)
+    if not files:
+        _print(f"{place} holds no matrix")
+    return code
+
+
+def verify(place: Path, *, machine: tuple[Fingerprint, Sequence[KernelPath]] | None) -> ExitCode:
+    """A line a file. Without a machine only that they are whole, in the right folder and of this version's checks."""
+    files = matrix_files(place)
+    code = ExitCode.PASS
+    for path in files:
+        problem = _problem(path, is_in_folder=path.parent not in {place, place.parent}, machine=machine)
+        _print(f"{path}: {problem or 'valid'}")
+        code = ExitCode.ENVIRONMENT if problem else code
+    if not files:
+        _print(f"{place} holds no matrix: nothing was verified")
+        return ExitCode.INCONCLUSIVE
+    return code
+
+
+def diff(args: argparse.Namespace) -> ExitCode:
+    """Two bodies of evidence, or one and what this machine makes of it with what it has measured itself."""
+    before = Side(_merged(args.before))
+    if args.after is not None:
+        after = Side(_merged(args.after))
+    else:
+        machine = this_machine()
+        shapes = {shape for shape, _ in before.evidence}
+        own = {key: entry for key, entry in _own_evidence(args.cache_dir, machine[0]).items() if key[0] in shapes}
+        after = Side({**before.evidence, **own}, changed_since(machine))
+    found = differences(before, after, speed_tolerance=args.speed_tolerance)
+    if not found:
+        _print("no difference: every shape has the same path, status, error and speed")
+        return ExitCode.PASS
+    rows = [(entry.harm.name.lower(), str(entry.shape), "; ".join(entry.details)) for entry in found]
+    for line in table(("harm", "shape", "what changed"), rows):
+        _print(line)
+    code = exit_code_of(found)
+    tally = Counter(entry.harm for entry in found)
+    _print(", ".join(f"{tally[harm]} {harm.name.lower()}" for harm in sorted(tally)) + f" (exit {code.value})")
+    return code
+
+
+def _problem(path: Path, *, is_in_folder: bool, machine: tuple[Fingerprint, Sequence[KernelPath]] | None) -> str | None:
+    try:
+        entries = list(load_matrix(path).evidence.values())
+    except MatrixError as error:
+        return f"REFUSED: {error}"
+    gpu = entries[0].fingerprint.gpu if entries else ""
+    if is_in_folder and path.parent.name != gpu_folder(gpu):
+        return f"FOREIGN: measured on {gpu}, which belongs in {gpu_folder(gpu)}/"
+    fields = Counter(_fields(entries, machine))
+    if not fields:
+        return None
+    return "STALE: " + ", ".join(f"{field} ({count} of {len(entries)})" for field, count in fields.items())
+
+
+def _fields(entries: Iterable[Evidence], machine: tuple[Fingerprint, Sequence[KernelPath]] | None) -> Iterable[str]:
+    if machine is None:
+        return ["suite" for entry in entries if entry.suite != SUITE]
+    changed = changed_since(machine)
+    return [field for entry in entries for field in changed(entry)]
+
+
+def _merged(place: Path) -> dict[Key, Evidence]:
+    """All evidence of a file or folder. Raises MatrixError where a file is refused, or they are of several GPUs.
+
+    Of two entries a failure counts, then the later one, as when a server reads them.
+    """
+    merged: dict[Key, Evidence] = {}
+    matrices: list[Matrix] = [load_matrix(path) for path in matrix_files(place)]
+    gpus = sorted({entry.fingerprint.gpu for matrix in matrices for entry in matrix.evidence.values()})
+    if len(gpus) != 1:
+        raise MatrixError(f"{place} holds evidence of {len(gpus)} GPUs ({', '.join(gpus)}), one can be compared")
+    for key, entry in (item for matrix in matrices for item in matrix.evidence.items()):
+        older = merged.get(key)
+        if older is None or (not entry.is_proven, entry.at) > (not older.is_proven, older.at):
+            merged[key] = entry
+    return merged
+
+
+def _own_evidence(cache_dir: Path, fingerprint: Fingerprint) -> dict[Key, Evidence]:
+    """What this machine's servers have measured at their start."""
+    from qualification.plan import fingerprint_digest  # imports torch
+
+    path = cache_dir / f"evidence-{fingerprint_digest(fingerprint)[:16]}.json"
+    return dict(load_matrix(path).evidence) if path.exists() else {}
+
+
+def _print(line: str) -> None:
+    print(line, flush=True)

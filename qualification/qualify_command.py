@@ -1,0 +1,112 @@
+"""`hallmark qualify`: prove on this machine every attention shape that a model can need. Reads no weights."""
+
+import argparse
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from kernels.shape import Dtype, Phase
+from qualification.canary.verdict import ExitCode
+from qualification.defaults import Choices
+from qualification.matrix import MATRICES
+from qualification.presets import PRESETS, preset_named
+from qualification.progress import ProgressLine
+
+_QUICK_BUDGET_S = {"cuda": 0.05, "cpu": 0.01}  # of timing, for each pair
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of `hallmark qualify`."""
+    models = parser.add_mutually_exclusive_group(required=True)
+    models.add_argument("--model", type=Path, metavar="DIR", help="folder with the model's config.json")
+    names = ", ".join(preset.name for preset in PRESETS)
+    models.add_argument("--preset", action="append", metavar="NAME", help=f"may be repeated; one of {names}")
+    models.add_argument("--all-presets", action="store_true", help="every preset")
+    phases = [phase.value for phase in Phase]
+    parser.add_argument("--phases", nargs="+", choices=phases, default=phases, help="default: all")
+    parser.add_argument("--paths", nargs="+", metavar="PATH", help="names as in `hallmark doctor` (default: all)")
+    parser.add_argument("--quick", action="store_true", help="the same checks, but a fifth of the time for timing")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="file of evidence, of one model")
+    parser.add_argument(
+        "--out-dir", type=Path, metavar="DIR", default=MATRICES, help="writes DIR/<gpu>/<name>.json (default: ours)"
+    )
+    parser.add_argument("--max-model-len", type=_count, metavar="N", help="tokens (default: the model's own limit)")
+    parser.add_argument("--max-num-batched-tokens", type=_count, metavar="N", help="default: the server's")
+    parser.add_argument("--page-size", type=_count, metavar="N", help="tokens a page (default: the server's)")
+    parser.add_argument("--dtype", choices=[dtype.value for dtype in Dtype], help="default: the server's")
+    parser.add_argument("--time-limit", type=float, metavar="SECONDS", help="stop then; the same command goes on")
+    parser.add_argument("--retry-failed", action="store_true", help="measure again what has failed on this stack")
+    parser.add_argument("--commit", metavar="SHA", help="written into the evidence")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run with parsed flags, print, and return the exit code."""
+    try:
+        return _run(args, models_of(args))
+    except (OSError, ValueError, msgspec.DecodeError) as error:
+        print(f"hallmark: {error}", file=sys.stderr)
+        return ExitCode.ENVIRONMENT
+
+
+def models_of(args: argparse.Namespace) -> dict[str, Mapping[str, object]]:
+    """Parsed config.json by name. Raises OSError, ValueError and msgspec.DecodeError."""
+    if args.model is not None:
+        config = msgspec.json.decode((args.model / "config.json").read_bytes(), type=dict[str, object])
+        return {args.model.resolve().name: config}
+    presets = PRESETS if args.all_presets else [preset_named(name) for name in args.preset]
+    if args.out is not None and len(presets) > 1:
+        raise ValueError(f"--out takes one model, {len(presets)} are asked for: use --out-dir")
+    return {preset.name: preset.config for preset in presets}
+
+
+def _run(args: argparse.Namespace, models: Mapping[str, Mapping[str, object]]) -> int:
+    import torch  # the command line as a whole does without it
+
+    from kernels.catalog import PATHS, path_named
+    from kernels.device import read_fingerprint
+    from qualification.campaign import Tools, conduct, default_file, targets_of
+    from qualification.qualify import Bench, qualify
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    fingerprint = read_fingerprint(device)
+    budget_s = _QUICK_BUDGET_S[device.type] if args.quick else None
+    bench = Bench(fingerprint, device, commit=args.commit, timing_budget_s=budget_s)
+    paths = PATHS if args.paths is None else tuple(path_named(name) for name in args.paths)
+    targets = targets_of(
+        models,
+        Choices(
+            max_model_len=args.max_model_len,
+            max_num_batched_tokens=args.max_num_batched_tokens,
+            page_size=args.page_size,
+            dtype=None if args.dtype is None else Dtype(args.dtype),
+        ),
+        device_type=device.type,
+        phases=[Phase(phase) for phase in args.phases],
+        paths=paths,
+        file_of=lambda name: args.out or default_file(args.out_dir, fingerprint.gpu, name),
+    )
+    tools = Tools(
+        catalog=PATHS,
+        paths=paths,
+        fingerprint=fingerprint,
+        measure=lambda pairs, progress, on_evidence: qualify(pairs, bench, progress=progress, on_evidence=on_evidence),
+        progress=ProgressLine(sys.stdout, time.monotonic, is_terminal=sys.stdout.isatty()),
+        say=_print,
+        clock=time.monotonic,
+    )
+    _print(f"on {fingerprint}")
+    return conduct(targets, tools, time_limit_s=args.time_limit, is_retrying=args.retry_failed)
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
+    return value
+
+
+def _print(line: str) -> None:
+    print(line, flush=True)

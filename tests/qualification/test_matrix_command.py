@@ -1,0 +1,234 @@
+"""`hallmark matrix`: show, verify and diff, by what they print and their exit codes."""
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from qualification_fakes import DECODE, MACHINE, SHAPE, checks, evidence, path
+
+from kernels.catalog import PATHS
+from kernels.device import read_fingerprint
+from kernels.path import Tier
+from qualification.canary.verdict import ExitCode
+from qualification.difference import Difference, Harm, Side, differences, exit_code_of
+from qualification.evidence import SUITE, Evidence
+from qualification.matrix import gpu_folder, save_matrix
+from qualification.matrix_command import verify
+from qualification.plan import fingerprint_digest
+from server.cli import main
+
+FIRST, OTHER, FALLBACK = path("triton.x"), path("gluon.x"), path("sdpa.x", Tier.FALLBACK)
+CATALOG = (FIRST, OTHER, FALLBACK)
+RAISED = {"checks": (), "timing": None, "failure": "OutOfMemoryError: full"}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    save_matrix(
+        tmp_path / gpu_folder(MACHINE.gpu) / "demo.json", [evidence(SHAPE, FIRST), evidence(DECODE, FALLBACK, **RAISED)]
+    )
+    return tmp_path
+
+
+def one_file(folder: Path) -> Path:
+    [file] = folder.rglob("*.json")
+    return file
+
+
+def test_show_prints_each_files_digest_machine_and_table(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["matrix", "show", str(folder)]) == 0
+    out = capsys.readouterr().out
+    assert "demo.json: 2 shapes, 2 measured: 1 proven, 1 failed" in out
+    assert "gpu=Test CPU" in out
+    assert "* triton.x  proven  10 us" in out
+    assert "OutOfMemoryError: full" in out
+
+
+def test_show_names_a_refused_file_and_shows_the_others(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = one_file(folder)
+    file.with_name("a.json").write_bytes(file.read_bytes().replace(b'"triton.x"', b'"triton.y"'))
+    assert main(["matrix", "show", str(folder)]) == 3
+    out = capsys.readouterr().out
+    assert "a.json: REFUSED: a.json does not match its digest" in out
+    assert "demo.json: 2 shapes" in out
+
+
+def test_a_place_that_does_not_exist_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["matrix", "show", "/no/such"]) == 3
+    assert capsys.readouterr().err == "hallmark: /no/such does not exist\n"
+
+
+def test_show_and_diff_of_files_do_without_torch(folder: Path) -> None:
+    for action in (["show", str(folder)], ["diff", str(folder), str(folder)]):
+        code = "import sys; sys.modules['torch'] = None; from server.cli import main; sys.exit(main(sys.argv[1:]))"
+        done = subprocess.run([sys.executable, "-c", code, "matrix", *action], check=False, timeout=60)
+        assert done.returncode == 0
+
+
+def test_whole_files_of_this_machine_are_valid(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert verify(folder, machine=(MACHINE, CATALOG)) is ExitCode.PASS
+    assert capsys.readouterr().out == f"{one_file(folder)}: valid\n"
+
+
+def test_stale_evidence_is_told_by_the_names_of_what_changed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    machine = replace(MACHINE, torch="2.14.0", driver="600.1")
+    catalog = (replace(FIRST, source_digest="newer"),)
+    assert verify(folder, machine=(machine, catalog)) is ExitCode.ENVIRONMENT
+    told = "STALE: driver (2 of 2), torch (2 of 2), path (1 of 2), source_digest (1 of 2)"
+    assert told in capsys.readouterr().out
+
+
+def test_an_older_suite_is_stale_even_without_a_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save_matrix(tmp_path / "old.json", [evidence(SHAPE, FIRST, suite=SUITE - 1)])
+    assert main(["matrix", "verify", "--files-only", str(tmp_path)]) == 3
+    assert "STALE: suite (1 of 1)" in capsys.readouterr().out
+
+
+def test_whole_files_of_another_machine_pass_when_only_files_are_asked_about(folder: Path) -> None:
+    assert main(["matrix", "verify", "--files-only", str(folder)]) == 0
+    assert main(["matrix", "verify", str(folder)]) == 3
+
+
+def test_each_flipped_byte_is_found(folder: Path) -> None:
+    file = one_file(folder)
+    content = file.read_bytes()
+    for position in range(0, len(content), 41):
+        file.write_bytes(content[:position] + bytes([content[position] ^ 1]) + content[position + 1 :])
+        assert verify(folder, machine=(MACHINE, CATALOG)) is ExitCode.ENVIRONMENT
+
+
+def test_a_file_in_another_gpus_folder_is_foreign(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = one_file(folder)
+    elsewhere = folder / "nvidia-h200"
+    elsewhere.mkdir()
+    file.rename(elsewhere / file.name)
+    assert verify(folder, machine=None) is ExitCode.ENVIRONMENT
+    assert "FOREIGN: measured on Test CPU, which belongs in test-cpu/" in capsys.readouterr().out
+
+
+def test_nothing_to_verify_is_no_pass(tmp_path: Path) -> None:
+    assert main(["matrix", "verify", str(tmp_path)]) == 4
+
+
+# --- differences ------------------------------------------------------------------------------------------------------
+
+
+def side(*entries: Evidence) -> Side:
+    return Side({(entry.shape, entry.path): entry for entry in entries})
+
+
+def only(before: Side, after: Side) -> Difference:
+    [found] = differences(before, after)
+    return found
+
+
+BASE = side(evidence(SHAPE, FIRST), evidence(SHAPE, FALLBACK))
+
+
+def test_the_same_evidence_has_no_difference() -> None:
+    assert differences(BASE, BASE) == []
+    assert exit_code_of([]) is ExitCode.PASS
+
+
+def test_a_path_that_lost_its_proof_leaves_the_shape_to_a_fallback() -> None:
+    found = only(BASE, side(evidence(SHAPE, FIRST, **RAISED), evidence(SHAPE, FALLBACK)))
+    assert (found.harm, found.code) == (Harm.FALLBACK, ExitCode.ENVIRONMENT)
+    assert found.details == ("path triton.x -> sdpa.x", "triton.x proven -> failed")
+
+
+def test_wrong_numbers_are_told_from_a_path_that_raised() -> None:
+    found = only(BASE, side(evidence(SHAPE, FIRST, checks=checks(2.0)), evidence(SHAPE, FALLBACK)))
+    assert (found.harm, found.code) == (Harm.FALLBACK, ExitCode.NUMERICS)
+
+
+def test_a_shape_that_nothing_serves_any_more_is_lost() -> None:
+    found = only(BASE, side())
+    assert (found.harm, found.code) == (Harm.LOST, ExitCode.ENVIRONMENT)
+    assert found.details[0] == "path triton.x -> none"
+    assert "triton.x proven -> unproven" in found.details
+
+
+@pytest.mark.parametrize(("p50_us", "harm"), [(13.0, Harm.SLOWER), (7.0, Harm.BETTER), (10.4, None), (9.6, None)])
+def test_speed_counts_beyond_the_tolerance(p50_us: float, harm: Harm | None) -> None:
+    found = differences(side(evidence(SHAPE, FIRST)), side(evidence(SHAPE, FIRST, p50_us=p50_us)))
+    assert [entry.harm for entry in found] == ([harm] if harm is not None else [])
+
+
+def test_a_kernel_that_became_slower_is_named_with_its_factor() -> None:
+    found = only(BASE, side(evidence(SHAPE, FIRST, p50_us=13.0), evidence(SHAPE, FALLBACK)))
+    assert (found.code, found.details) == (ExitCode.PERFORMANCE, ("10 us -> 13 us (x1.30)",))
+
+
+def test_a_wide_spread_makes_a_difference_of_speed_uncertain() -> None:
+    noisy = evidence(SHAPE, FIRST, p50_us=12.0)
+    assert noisy.timing is not None
+    noisy = replace(noisy, timing=replace(noisy.timing, spread=0.3))
+    assert differences(side(evidence(SHAPE, FIRST)), side(noisy)) == []
+
+
+def test_a_larger_error_within_the_limits_is_told_and_harms_no_deploy() -> None:
+    found = only(side(evidence(SHAPE, FIRST)), side(evidence(SHAPE, FIRST, checks=checks(0.9))))
+    assert (found.harm, found.code) == (Harm.ERROR, ExitCode.PASS)
+    assert found.details == ("absolute_error 0.5 of 1 (ragged) -> absolute_error 0.9 of 1 (ragged)",)
+
+
+def test_a_faster_path_of_the_first_tier_is_a_change_of_path_only() -> None:
+    before = side(evidence(SHAPE, FIRST), evidence(SHAPE, OTHER, p50_us=10.1))
+    found = only(before, side(evidence(SHAPE, FIRST), evidence(SHAPE, OTHER, p50_us=9.9)))
+    assert (found.harm, found.details) == (Harm.PATH, ("path triton.x -> gluon.x",))
+
+
+def test_the_status_of_a_path_that_does_not_serve_is_told_too() -> None:
+    found = only(BASE, side(evidence(SHAPE, FIRST), evidence(SHAPE, FALLBACK, **RAISED)))
+    assert (found.harm, found.code) == (Harm.STATUS, ExitCode.PASS)
+    assert found.details == ("sdpa.x proven -> failed",)
+
+
+def test_differences_are_sorted_by_harm_and_then_by_size() -> None:
+    shapes = [replace(SHAPE, head_dim=dim) for dim in (64, 96, 128, 256)]
+    before = side(*(evidence(shape, FIRST) for shape in shapes))
+    times = dict(zip(shapes, (12.0, 15.0, 7.0, None), strict=True))
+    after = side(*(evidence(shape, FIRST, p50_us=time) for shape, time in times.items() if time is not None))
+    found = differences(before, after)
+    assert [(entry.shape.head_dim, entry.harm) for entry in found] == [
+        (256, Harm.LOST),
+        (96, Harm.SLOWER),
+        (64, Harm.SLOWER),
+        (128, Harm.BETTER),
+    ]
+    assert exit_code_of(found) is ExitCode.ENVIRONMENT
+
+
+def test_diff_of_two_folders_prints_a_line_a_shape(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = folder / "other.json"
+    save_matrix(other, [evidence(SHAPE, FIRST, p50_us=20.0), evidence(DECODE, FALLBACK, **RAISED)])
+    assert main(["matrix", "diff", str(folder / "test-cpu"), str(other)]) == 2
+    out = capsys.readouterr().out
+    assert "slower  prefill fp32 h4:2 d64 q-le_128 c-le_128 causal  10 us -> 20 us (x2.00)" in out
+    assert "1 slower (exit 2)" in out
+    assert main(["matrix", "diff", str(other), str(other)]) == 0
+
+
+def test_diff_refuses_a_folder_of_several_gpus(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save_matrix(folder / "x" / "demo.json", [evidence(SHAPE, FIRST, fingerprint=replace(MACHINE, gpu="Other"))])
+    assert main(["matrix", "diff", str(folder), str(folder)]) == 3
+    assert "holds evidence of 2 GPUs (Other, Test CPU)" in capsys.readouterr().err
+
+
+def test_diff_with_this_machine_shows_what_lost_its_proof_here_and_what_it_proved_itself(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    here = read_fingerprint(torch.device("cpu"))
+    kernel = next(kernel for kernel in PATHS if kernel.name == "sdpa.cpu")
+    reviewed = tmp_path / "reviewed.json"
+    save_matrix(reviewed, [evidence(SHAPE, kernel, fingerprint=replace(here, torch="2.0.0"))])
+    command = ["matrix", "diff", str(reviewed), "--cache-dir", str(tmp_path)]
+    assert main(command) == 3
+    assert "sdpa.cpu proven -> stale (torch)" in capsys.readouterr().out
+    own = tmp_path / f"evidence-{fingerprint_digest(here)[:16]}.json"
+    save_matrix(own, [evidence(SHAPE, kernel, fingerprint=here), evidence(DECODE, kernel, fingerprint=here)])
+    assert main(command) == 0
+    assert "no difference" in capsys.readouterr().out

@@ -1,0 +1,371 @@
+"""`hallmark qualify`: what it measures, what it keeps, and its exit codes. Measurements are fakes."""
+
+import io
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+import torch
+from qualification_fakes import DECODE, MACHINE, SHAPE, checks, evidence, path
+
+from kernels.catalog import PATHS
+from kernels.path import KernelPath, Tier
+from kernels.shape import AttentionShape, Dtype, Phase
+from qualification.campaign import Tools, conduct, default_file, targets_of
+from qualification.canary.verdict import ExitCode
+from qualification.choice import choice_of, judge, tier_of
+from qualification.defaults import Choices
+from qualification.evidence import Evidence
+from qualification.ledger import Target
+from qualification.matrix import load_matrix, save_matrix
+from qualification.presets import preset_named
+from qualification.progress import ProgressLine, duration
+from qualification.qualify import Bench, DeviceLost, Pair, QualificationAborted, qualify
+from server.cli import main
+
+FIRST, FALLBACK = path("triton.x"), path("sdpa.x", Tier.FALLBACK)
+CATALOG = (FIRST, FALLBACK)
+WRONG = {"checks": checks(2.0)}
+RAISED = {"checks": (), "timing": None, "failure": "OutOfMemoryError: full"}
+
+
+@dataclass
+class Run:
+    """One run with faked measurements: what each path is found to be, and after how many the run breaks off."""
+
+    file: Path
+    found: dict[str, dict[str, object]] = field(default_factory=dict)
+    breaks_after: int | None = None
+    breaks_with: BaseException = field(default_factory=KeyboardInterrupt)
+    paths: Sequence[KernelPath] = CATALOG
+    catalog: Sequence[KernelPath] = CATALOG
+    machine: object = MACHINE
+    seconds_each: float = 1.0
+    asked: list[tuple[AttentionShape, str]] = field(default_factory=list)
+    lines: list[str] = field(default_factory=list)
+    now: float = 0.0
+
+    def measure(self, pairs: Sequence[Pair], progress: ProgressLine, on_evidence: Callable[[Evidence], None]) -> None:
+        for shape, kernel in pairs:
+            if len(self.asked) == self.breaks_after:
+                raise self.breaks_with
+            progress(len(self.asked), len(pairs), kernel.name)
+            self.asked.append((shape, kernel.name))
+            self.now += self.seconds_each
+            on_evidence(evidence(shape, kernel, **({"fingerprint": self.machine} | self.found.get(kernel.name, {}))))
+
+    def __call__(
+        self, *names: str, shapes: tuple[AttentionShape, ...] = (SHAPE, DECODE), **options: object
+    ) -> ExitCode:
+        targets = [Target(name, self.file.with_name(f"{name}.json"), shapes) for name in names or (self.file.stem,)]
+        tools = Tools(
+            catalog=self.catalog,
+            paths=self.paths,
+            fingerprint=self.machine,
+            measure=self.measure,
+            progress=ProgressLine(io.StringIO(), lambda: self.now, is_terminal=False),
+            say=self.lines.append,
+            clock=lambda: self.now,
+        )
+        return conduct(targets, tools, **options)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "gpu" / "demo.json"
+
+
+def test_every_able_path_is_measured_the_first_tier_before_the_fallbacks(file: Path) -> None:
+    run = Run(file)
+    assert run() is ExitCode.PASS
+    assert run.asked == [(SHAPE, "triton.x"), (DECODE, "triton.x"), (SHAPE, "sdpa.x"), (DECODE, "sdpa.x")]
+    assert set(load_matrix(file).evidence) == set(run.asked)
+
+
+def test_what_is_valid_already_is_not_measured_again(file: Path) -> None:
+    Run(file)()
+    again = Run(file)
+    assert again() is ExitCode.PASS
+    assert again.asked == []
+    assert "0 pairs to measure, 4 already valid" in again.lines[0]
+
+
+def test_an_interrupted_run_goes_on_where_it_stopped(file: Path) -> None:
+    first = Run(file, breaks_after=3)
+    assert first() is ExitCode.INCONCLUSIVE
+    assert set(load_matrix(file).evidence) == set(first.asked)
+    assert any(line.startswith("interrupted: all that was measured is kept") for line in first.lines)
+    second = Run(file)
+    assert second() is ExitCode.PASS
+    assert second.asked == [(DECODE, "sdpa.x")]
+
+
+def test_a_time_limit_ends_the_run_after_the_pair_that_exceeds_it(file: Path) -> None:
+    run = Run(file)
+    assert run(time_limit_s=1.5) is ExitCode.INCONCLUSIVE
+    assert len(run.asked) == 2
+    assert len(load_matrix(file).evidence) == 2
+
+
+def test_models_with_the_same_shapes_share_a_measurement(file: Path) -> None:
+    run = Run(file)
+    assert run("a", "b") is ExitCode.PASS
+    assert len(run.asked) == 4
+    assert load_matrix(file.with_name("a.json")).evidence == load_matrix(file.with_name("b.json")).evidence
+
+
+def test_what_one_models_file_proves_is_written_into_anothers(file: Path) -> None:
+    Run(file)("a")
+    run = Run(file)
+    run("a", "b")
+    assert run.asked == []
+    assert len(load_matrix(file.with_name("b.json")).evidence) == 4
+
+
+def test_a_changed_kernel_is_measured_again_and_nothing_else(file: Path) -> None:
+    Run(file)()
+    newer = (replace(FIRST, source_digest="newer"), FALLBACK)
+    run = Run(file, catalog=newer, paths=newer)
+    run()
+    assert run.asked == [(SHAPE, "triton.x"), (DECODE, "triton.x")]
+    assert len(load_matrix(file).evidence) == 4
+
+
+def test_a_run_of_some_paths_keeps_what_is_known_of_the_others(file: Path) -> None:
+    Run(file)()
+    only = Run(
+        file, paths=(replace(FIRST, source_digest="newer"),), catalog=(replace(FIRST, source_digest="newer"), FALLBACK)
+    )
+    assert only() is ExitCode.PASS
+    assert {name for _, name in load_matrix(file).evidence} == {"triton.x", "sdpa.x"}
+
+
+def test_another_stack_is_named_and_measured_anew(file: Path) -> None:
+    Run(file)()
+    run = Run(file, machine=replace(MACHINE, torch="2.14.0"))
+    assert run() is ExitCode.PASS
+    assert len(run.asked) == 4
+    assert "demo was measured on another stack (torch differ) and is measured anew" in run.lines
+    assert {entry.fingerprint.torch for entry in load_matrix(file).evidence.values()} == {"2.14.0"}
+
+
+def test_a_file_that_is_not_whole_is_neither_used_nor_overwritten(file: Path) -> None:
+    Run(file)()
+    content = file.read_bytes()[:-5]
+    file.write_bytes(content)
+    run = Run(file)
+    assert run() is ExitCode.ENVIRONMENT
+    assert run.asked == []
+    assert file.read_bytes() == content
+
+
+def test_what_failed_is_measured_again_only_when_asked_for(file: Path) -> None:
+    Run(file, found={"sdpa.x": RAISED})()
+    unasked, asked = Run(file), Run(file)
+    unasked()
+    assert unasked.asked == []
+    asked(is_retrying=True)
+    assert asked.asked == [(SHAPE, "sdpa.x"), (DECODE, "sdpa.x")]
+
+
+@pytest.mark.parametrize(
+    ("found", "code", "said"),
+    [
+        ({"triton.x": WRONG}, ExitCode.NUMERICS, "triton.x fails its checks"),
+        ({"sdpa.x": WRONG}, ExitCode.PASS, "2 shapes, 4 measured: 2 proven, 2 failed"),
+        ({"sdpa.x": RAISED}, ExitCode.PASS, "OutOfMemoryError: full"),
+        ({"triton.x": RAISED}, ExitCode.ENVIRONMENT, "only the fallback sdpa.x serves it"),
+        ({"triton.x": RAISED, "sdpa.x": RAISED}, ExitCode.ENVIRONMENT, "no path serves it"),
+        ({"triton.x": RAISED, "sdpa.x": WRONG}, ExitCode.NUMERICS, "sdpa.x fails its checks"),
+    ],
+)
+def test_the_exit_code_says_what_is_wrong(
+    file: Path, found: dict[str, dict[str, object]], code: ExitCode, said: str
+) -> None:
+    run = Run(file, found=found)
+    assert run() is code
+    assert any(said in line for line in run.lines), run.lines
+    assert run.lines[-1] == f"verdict: {code.name} (exit {code.value})"
+
+
+def test_a_shape_that_every_path_rejects_has_no_kernel_path(file: Path) -> None:
+    run = Run(file)
+    assert run(shapes=(replace(SHAPE, head_dim=320),)) is ExitCode.ENVIRONMENT
+    assert any("every path rejects it" in line for line in run.lines)
+
+
+def test_a_run_of_fallbacks_alone_does_not_miss_the_first_tier(file: Path) -> None:
+    assert Run(file, paths=(FALLBACK,))() is ExitCode.PASS
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (QualificationAborted("it proves nothing"), ExitCode.INCONCLUSIVE),
+        (DeviceLost("triton.x", SHAPE, RuntimeError("illegal access")), ExitCode.ENVIRONMENT),
+    ],
+)
+def test_a_run_that_cannot_go_on_says_why(file: Path, error: Exception, code: ExitCode) -> None:
+    run = Run(file, breaks_after=1, breaks_with=error)
+    assert run() is code
+    assert any(str(error) in line for line in run.lines)
+
+
+class DeviceBreaker:
+    """A path that leaves the device unusable; without a GPU there is no other way to such a device."""
+
+    name, source_digest = "triton.x", "digest"
+
+    @property
+    def run(self) -> None:
+        raise DeviceLost(self.name, SHAPE, RuntimeError("illegal access"))
+
+
+def test_the_path_that_broke_the_device_is_on_record_when_the_run_ends() -> None:
+    found: list[Evidence] = []
+    bench = Bench(MACHINE, torch.device("cpu"))
+    pairs = [(SHAPE, DeviceBreaker()), (DECODE, FIRST)]
+    with pytest.raises(DeviceLost):
+        qualify(pairs, bench, progress=lambda *_: None, on_evidence=found.append, check_checker=lambda *_, **__: ())
+    assert [(entry.path, entry.shape) for entry in found] == [("triton.x", SHAPE)]
+    assert found[0].failure == f"DeviceLost: triton.x broke the device on {SHAPE}: illegal access"
+
+
+def test_the_table_has_the_paths_of_a_shape_by_time_and_marks_the_one_that_serves(file: Path) -> None:
+    run = Run(file, found={"sdpa.x": {"timing": None} | WRONG})
+    run()
+    lines = [line.split() for line in run.lines if "triton.x" in line or "sdpa.x" in line]
+    assert lines[0][:8] == ["prefill", "le_128", "le_128", "*", "triton.x", "proven", "10", "us"]
+    assert lines[1][:3] == ["sdpa.x", "failed", "-"]
+    assert lines[1][-4:] == ["2", "of", "1", "(ragged)"]
+
+
+def test_several_models_get_a_line_each_instead_of_tables(file: Path) -> None:
+    run = Run(file)
+    run("a", "b")
+    assert [line.split(":")[0] for line in run.lines if "4 proven" in line] == ["a", "b"]
+    assert not any(line.startswith("phase") for line in run.lines)
+
+
+def test_targets_are_the_shapes_of_the_asked_phases_that_the_asked_paths_serve() -> None:
+    decoding = path("triton.decode", phases=frozenset({Phase.DECODE}))
+
+    def shapes(phases: Sequence[Phase], paths: Sequence[KernelPath]) -> tuple[AttentionShape, ...]:
+        models = {"demo": preset_named("demo").config}
+        choices = Choices(max_model_len=300, dtype=Dtype.FP16)
+        [target] = targets_of(models, choices, device_type="cuda", phases=phases, paths=paths, file_of=Path)
+        return target.shapes
+
+    assert len(shapes(list(Phase), CATALOG)) == 2 + 3 + 2
+    assert {shape.phase for shape in shapes([Phase.PREFILL, Phase.DECODE], CATALOG)} == {Phase.PREFILL, Phase.DECODE}
+    assert {(shape.phase, shape.dtype) for shape in shapes(list(Phase), [decoding])} == {(Phase.DECODE, Dtype.FP16)}
+
+
+def test_files_lie_where_a_server_with_that_matrix_looks() -> None:
+    assert default_file(Path("m"), "NVIDIA H200", "demo") == Path("m/nvidia-h200/demo.json")
+
+
+def test_tiers_by_name_are_those_of_the_catalog() -> None:
+    assert {kernel.name: tier_of(kernel.name) for kernel in PATHS} == {kernel.name: kernel.tier for kernel in PATHS}
+
+
+def test_the_first_tier_is_chosen_before_a_faster_fallback_and_proof_before_speed() -> None:
+    fast, slow = evidence(SHAPE, FALLBACK, p50_us=1.0), evidence(SHAPE, FIRST, p50_us=9.0)
+    assert choice_of([fast, slow]) is slow
+    assert choice_of([fast, replace(slow, **WRONG)]) is fast
+    assert choice_of([replace(fast, **RAISED)]) is None
+
+
+def test_the_gravest_finding_comes_first() -> None:
+    known = {(DECODE, "triton.x"): evidence(DECODE, FIRST, **WRONG)}
+    found = judge([SHAPE, DECODE], known, paths=(FIRST,), fingerprint=MACHINE)
+    assert [(finding.code, finding.shape) for finding in found] == [
+        (ExitCode.NUMERICS, DECODE),
+        (ExitCode.INCONCLUSIVE, SHAPE),
+    ]
+
+
+# --- progress ---------------------------------------------------------------------------------------------------------
+
+
+def ticking(*seconds: float) -> Callable[[], float]:
+    times: Iterator[float] = iter(seconds)
+    return lambda: next(times)
+
+
+def test_on_a_terminal_one_line_is_rewritten_with_an_estimate() -> None:
+    stream = io.StringIO()
+    line = ProgressLine(stream, ticking(0.0, 10.0, 40.0), is_terminal=True)
+    for done in (0, 1, 4):
+        line(done, 4, "next")
+    line.close()
+    shown = [part.rstrip() for part in stream.getvalue().split("\r")]
+    assert shown == ["", "[0/4] estimating  next", "[1/4] about 30 s left  next", "[4/4] in 40 s  next"]
+
+
+def test_elsewhere_a_line_is_printed_every_ten_seconds_and_at_the_end() -> None:
+    stream = io.StringIO()
+    line = ProgressLine(stream, ticking(0.0, 4.0, 11.0, 12.0, 13.0), is_terminal=False)
+    for done in range(5):
+        line(done, 4, "next")
+    assert [text.split()[0] for text in stream.getvalue().splitlines()] == ["[0/4]", "[2/4]", "[4/4]"]
+
+
+def test_durations_are_read_as_people_say_them() -> None:
+    assert [duration(seconds) for seconds in (7.4, 59.4, 59.6, 125)] == ["7 s", "59 s", "1:00 min", "2:05 min"]
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+
+def test_the_command_proves_a_folders_config_without_weights(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = tmp_path / "tiny"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps(dict(preset_named("demo").config) | {"num_attention_heads": 2}))
+    file = tmp_path / "tiny.json"
+    command = ["qualify", "--model", str(model), "--max-model-len", "100", "--phases", "decode", "--quick"]
+    command += ["--paths", "sdpa.math", "--out", str(file), "--commit", "abc"]
+    assert main(command) == 0
+    [entry] = load_matrix(file).evidence.values()
+    assert (entry.is_proven, entry.path, entry.commit, entry.shape.phase) == (True, "sdpa.math", "abc", Phase.DECODE)
+    assert "tiny: 1 shapes, 1 measured: 1 proven" in capsys.readouterr().out
+    assert main(command) == 0
+    assert "0 pairs to measure, 1 already valid" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ([], "one of the arguments --model --preset --all-presets is required"),
+        (["--preset", "none"], "expected one of demo, "),
+        (["--preset", "demo", "--paths", "none"], "expected one of triton.prefill"),
+        (["--all-presets", "--out", "x.json"], "--out takes one model"),
+        (["--model", "/no/such"], "No such file"),
+        (["--preset", "demo", "--page-size", "0"], "must be at least 1, got 0"),
+    ],
+)
+def test_a_misused_command_is_one_line_and_exit_code_3(
+    argv: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["qualify", *argv]) == 3
+    err = capsys.readouterr().err
+    assert err.startswith("hallmark: ")
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_a_config_that_is_none_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for content, message in (("{", "truncated"), ('{"hidden_size": 1}', "config.json has no num_attention_heads")):
+        (tmp_path / "config.json").write_text(content)
+        assert main(["qualify", "--model", str(tmp_path)]) == 3
+        assert message in capsys.readouterr().err
+
+
+def test_evidence_of_another_file_is_kept_when_limits_shrink(file: Path) -> None:
+    save_matrix(file, [evidence(DECODE, FIRST)])
+    Run(file)(shapes=(SHAPE,))
+    assert (DECODE, "triton.x") in load_matrix(file).evidence
