@@ -342,7 +342,7 @@ def test_the_command_proves_a_folders_config_without_weights(
     [
         ([], "one of the arguments --model --preset --all-presets is required"),
         (["--preset", "none"], "expected one of demo, "),
-        (["--preset", "demo", "--paths", "none"], "expected one of triton.prefill"),
+        (["--preset", "demo", "--paths", "none"], f"expected one of {PATHS[0].name}"),
         (["--all-presets", "--out", "x.json"], "--out takes one model"),
         (["--model", "/no/such"], "No such file"),
         (["--preset", "demo", "--page-size", "0"], "must be at least 1, got 0"),
