@@ -11,15 +11,19 @@ except ImportError:
 
 
 class _CompileCounter:
-    """Triton's post-compile hook: counts, and calls the hook that was there before."""
+    """Triton's compilation listener: counts, and calls the listener that was there before.
+
+    Not its post-compile hook, which describes a kernel in JSON and raises TypeError for Gluon's layouts (3.6.0).
+    """
 
     def __init__(self, previous: Any) -> None:
         self.num_compiles = 0
         self._previous = previous
 
-    def __call__(self, **compiled: Any) -> Any:
+    def __call__(self, **compiled: Any) -> None:
         self.num_compiles += 1
-        return self._previous(**compiled) if self._previous is not None else None
+        if self._previous is not None:
+            self._previous(**compiled)
 
 
 def triton_version() -> str | None:
@@ -34,14 +38,14 @@ def is_interpreted() -> bool:
 
 def install_compile_counter() -> None:
     """Count, from now on, every Triton kernel that this process compiles or loads from Triton's disk cache."""
-    if triton is not None and not isinstance(triton.knobs.runtime.jit_post_compile_hook, _CompileCounter):
-        triton.knobs.runtime.jit_post_compile_hook = _CompileCounter(triton.knobs.runtime.jit_post_compile_hook)
+    if triton is not None and not isinstance(triton.knobs.compilation.listener, _CompileCounter):
+        triton.knobs.compilation.listener = _CompileCounter(triton.knobs.compilation.listener)
 
 
 def num_compiles() -> int:
     """Triton kernels compiled in this process since the counter was installed; 0 without it or without Triton."""
-    hook = None if triton is None else triton.knobs.runtime.jit_post_compile_hook
-    return hook.num_compiles if isinstance(hook, _CompileCounter) else 0
+    listener = None if triton is None else triton.knobs.compilation.listener
+    return listener.num_compiles if isinstance(listener, _CompileCounter) else 0
 
 
 def shared_bytes(device: torch.device) -> int | None:

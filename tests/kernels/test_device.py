@@ -8,6 +8,7 @@ import triton
 
 from kernels.device import dtype_of, read_fingerprint, torch_dtype
 from kernels.fingerprint import Device
+from kernels.functional import attention_varlen
 from kernels.launch import install_compile_counter, num_compiles, num_processors, shared_bytes
 from kernels.shape import Dtype
 
@@ -54,18 +55,35 @@ def test_the_interpreter_has_no_shared_memory_limit_and_a_few_processors() -> No
     assert num_processors(CPU) == 4
 
 
-def test_compiled_kernels_are_counted_once_and_an_earlier_hook_still_called() -> None:
-    runtime = triton.knobs.runtime
-    before = runtime.jit_post_compile_hook
+def test_compiled_kernels_are_counted_once_and_an_earlier_listener_still_called() -> None:
+    compilation = triton.knobs.compilation
+    before = compilation.listener
     seen: list[str] = []
     try:
-        runtime.jit_post_compile_hook = lambda **compiled: seen.append(compiled["key"])
+        compilation.listener = lambda **compiled: seen.append(compiled["src"])
         assert num_compiles() == 0
         install_compile_counter()
         install_compile_counter()  # a second time changes nothing
-        runtime.jit_post_compile_hook(key="a")
-        runtime.jit_post_compile_hook(key="b")
+        compilation.listener(src="a")
+        compilation.listener(src="b")
         assert num_compiles() == 2
         assert seen == ["a", "b"]
     finally:
-        runtime.jit_post_compile_hook = before
+        compilation.listener = before
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("path", ["gluon.prefill.hopper", "triton.prefill"])
+def test_a_counted_compile_does_not_disturb_the_launch(path: str) -> None:
+    """With Triton's post-compile hook in use the first launch of a Gluon kernel raised TypeError."""
+    compilation = triton.knobs.compilation
+    before = compilation.listener
+    q = torch.randn(5, 4, 72, device="cuda", dtype=torch.bfloat16)  # a head dim that no other test has compiled
+    ends = torch.tensor([0, 5], device="cuda", dtype=torch.int32)
+    try:
+        install_compile_counter()
+        out = attention_varlen(q, q, q, ends, ends, 5, 5, path=path)
+        assert num_compiles() >= 1
+    finally:
+        compilation.listener = before
+    torch.testing.assert_close(out[0], q[0])  # the first query sees its own key only
