@@ -11,6 +11,15 @@ from kernels.shape import Dtype, Mask, Phase
 
 _ATTENTION = Path(__file__).parent / "attention"
 _TRITON_SOURCES = ("batch.py", "tiles.py", "triton_tile.py")
+_GLUON_SOURCES = (
+    "batch.py",
+    "gluon_variants.py",
+    "gluon_schedule.py",
+    "gluon_softmax.py",
+    "gluon_pipeline.py",
+    "gluon_consumer.py",
+    "gluon_prefill.py",
+)
 _SDPA_SOURCES = ("batch.py", "sequences.py", "sdpa.py")
 
 _ALL_DTYPES = frozenset(Dtype)
@@ -50,19 +59,38 @@ def _triton_path(phase: Phase, run: RunAttention | None, *kernel_names: str) -> 
     return KernelPath(f"triton.{phase.value}", Tier.FIRST, limits, digest, kernel_names, run)
 
 
+def _hopper_path(run: RunAttention | None) -> KernelPath:
+    """Prefill by wgmma and TMA, which exist on sm_90 only. Every tensor map wants rows of whole 16 bytes."""
+    limits = Limits(
+        devices=frozenset({Device.CUDA}),
+        phases=frozenset({Phase.PREFILL}),
+        dtypes=_HALF_DTYPES,
+        max_head_dim=256,
+        head_dim_multiple=8,
+        min_sm=90,
+        max_sm=90,
+        masks=frozenset({Mask.CAUSAL, Mask.SPANS}),
+        needs_triton=True,
+    )
+    names = ("hallmark_gluon_prefill", "hallmark_gluon_plan")
+    return KernelPath("gluon.prefill.hopper", Tier.FIRST, limits, _digest(*_GLUON_SOURCES), names, run)
+
+
 def _sdpa_path(name: str, tier: Tier, limits: Limits, run: RunAttention, *kernel_names: str) -> KernelPath:
     return KernelPath(f"sdpa.{name}", tier, limits, _digest(*_SDPA_SOURCES), kernel_names, run)
 
 
-def _triton_paths() -> tuple[KernelPath, ...]:
-    """The Triton paths; without Triton they stay in the catalog, to say why they cannot run."""
+def _bundled_paths() -> tuple[KernelPath, ...]:
+    """The Gluon and Triton paths; without Triton they stay in the catalog, to say why they cannot run."""
     if launch.triton_version() is None:
-        return tuple(_triton_path(phase, None, f"hallmark_{phase.value}") for phase in Phase)
+        return (_hopper_path(None), *(_triton_path(phase, None, f"hallmark_{phase.value}") for phase in Phase))
+    from kernels.attention.gluon_prefill import run_prefill as run_hopper_prefill
     from kernels.attention.triton_decode import run_decode
     from kernels.attention.triton_extend import run_extend
     from kernels.attention.triton_prefill import run_prefill
 
     return (
+        _hopper_path(run_hopper_prefill),
         _triton_path(Phase.PREFILL, run_prefill, "hallmark_prefill"),
         _triton_path(Phase.EXTEND, run_extend, "hallmark_extend"),
         _triton_path(Phase.DECODE, run_decode, "hallmark_decode"),
@@ -123,7 +151,7 @@ _MATH_LIMITS = Limits(
 
 # In the order of preference: what we want to serve, then what we serve when we cannot, each path named in metrics.
 PATHS: tuple[KernelPath, ...] = (
-    *_triton_paths(),
+    *_bundled_paths(),
     _sdpa_path("cpu", Tier.FIRST, _CPU_LIMITS, sdpa.run_cpu, "aten::"),
     _sdpa_path("cudnn", Tier.FALLBACK, _CUDNN_LIMITS, sdpa.run_cudnn, "cudnn", *_TORCH_HELPERS),
     _sdpa_path("flash", Tier.FALLBACK, _FLASH_LIMITS, sdpa.run_flash, "pytorch_flash::", *_TORCH_HELPERS),

@@ -62,6 +62,7 @@ class Limits:
     max_head_dim: int
     head_dim_multiple: int = 1
     min_sm: int | None = None
+    max_sm: int | None = None
     page_size_multiple: int = 1
     window: bool = True
     softcap: bool = True
@@ -103,6 +104,8 @@ def _machine_rejections(limits: Limits, machine: Fingerprint, dtype: Dtype) -> l
         found.append(Rejection(Reject.ARCH, f"runs on {wanted}, this machine is {machine.device.value}"))
     elif limits.min_sm is not None and machine.sm is not None and machine.sm < limits.min_sm:
         found.append(Rejection(Reject.ARCH, f"needs sm_{limits.min_sm}, this GPU is sm_{machine.sm}"))
+    elif limits.max_sm is not None and machine.sm is not None and machine.sm > limits.max_sm:
+        found.append(Rejection(Reject.ARCH, f"is made for sm_{limits.max_sm}, this GPU is sm_{machine.sm}"))
     elif limits.needs_triton and machine.triton is None:
         found.append(Rejection(Reject.ARCH, "needs triton, which is not installed here (it exists for Linux only)"))
     elif machine.device is Device.INTERPRETER and dtype is Dtype.BF16:

@@ -30,12 +30,16 @@ def serving(shape: AttentionShape, machine: Fingerprint) -> list[str]:
     return [path.name for path in PATHS if not path.rejects(shape, machine)]
 
 
+HOPPER = "gluon.prefill.hopper"
+
+
 def codes(name: str, shape: AttentionShape, machine: Fingerprint) -> list[Reject]:
     return [rejection.code for rejection in path_named(name).rejects(shape, machine)]
 
 
 def test_the_catalog_lists_every_path_once_in_the_order_of_preference() -> None:
     assert [(path.name, path.tier) for path in PATHS] == [
+        ("gluon.prefill.hopper", Tier.FIRST),
         ("triton.prefill", Tier.FIRST),
         ("triton.extend", Tier.FIRST),
         ("triton.decode", Tier.FIRST),
@@ -52,15 +56,21 @@ def test_a_path_is_found_by_its_name() -> None:
 
 
 def test_an_unknown_name_is_refused_with_the_names_there_are() -> None:
-    with pytest.raises(ValueError, match=r"expected one of triton\.prefill, .*sdpa\.math, found 'sdpa\.best'"):
+    with pytest.raises(ValueError, match=r"expected one of gluon\.prefill\.hopper, .*sdpa\.math, found 'sdpa\.best'"):
         path_named("sdpa.best")
 
 
-def test_each_phase_has_its_triton_path_and_its_fallbacks_on_a_gpu() -> None:
+def test_each_phase_has_its_bundled_paths_and_its_fallbacks_on_a_gpu() -> None:
     fallbacks = ["sdpa.cudnn", "sdpa.flash", "sdpa.efficient", "sdpa.math"]
-    assert serving(PREFILL, H200) == ["triton.prefill", *fallbacks]
+    assert serving(PREFILL, H200) == ["gluon.prefill.hopper", "triton.prefill", *fallbacks]
     assert serving(EXTEND, H200) == ["triton.extend", *fallbacks[1:]]
     assert serving(DECODE, H200) == ["triton.decode", *fallbacks]
+
+
+@pytest.mark.parametrize("sm", [80, 89, 100, 120])
+def test_the_hopper_path_is_for_hopper_only(sm: int) -> None:
+    assert codes("gluon.prefill.hopper", PREFILL, replace(H200, sm=sm)) == [Reject.ARCH]
+    assert serving(PREFILL, replace(H200, sm=sm))[0] == "triton.prefill"
 
 
 @pytest.mark.parametrize("shape", [PREFILL, EXTEND, DECODE])
@@ -81,12 +91,12 @@ def test_a_head_dim_of_320_is_served_by_a_fallback_only(shape: AttentionShape, m
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"window": 512}, ["triton.prefill", "sdpa.efficient", "sdpa.math"]),
-        ({"softcap": 30.0}, ["triton.prefill", "sdpa.math"]),
-        ({"sinks": True}, ["triton.prefill", "sdpa.math"]),
-        ({"mask": Mask.SPANS}, ["triton.prefill", "sdpa.efficient", "sdpa.math"]),
+        ({"window": 512}, [HOPPER, "triton.prefill", "sdpa.efficient", "sdpa.math"]),
+        ({"softcap": 30.0}, [HOPPER, "triton.prefill", "sdpa.math"]),
+        ({"sinks": True}, [HOPPER, "triton.prefill", "sdpa.math"]),
+        ({"mask": Mask.SPANS}, [HOPPER, "triton.prefill", "sdpa.efficient", "sdpa.math"]),
         ({"mask": Mask.FULL}, ["triton.prefill", "sdpa.cudnn", "sdpa.flash", "sdpa.efficient", "sdpa.math"]),
-        ({"head_dim": 256}, ["triton.prefill", "sdpa.flash", "sdpa.efficient", "sdpa.math"]),
+        ({"head_dim": 256}, [HOPPER, "triton.prefill", "sdpa.flash", "sdpa.efficient", "sdpa.math"]),
         ({"head_dim": 100}, ["triton.prefill", "sdpa.flash", "sdpa.math"]),
         ({"dtype": Dtype.FP32, "kv_dtype": Dtype.FP32}, ["triton.prefill", "sdpa.efficient", "sdpa.math"]),
     ],
@@ -98,7 +108,7 @@ def test_flags_and_dims_leave_the_paths_that_can_compute_them(changes: dict[str,
 def test_a_digest_is_the_sha256_of_the_sources_and_differs_between_kernels() -> None:
     digests = {path.name: path.source_digest for path in PATHS}
     assert all(re.fullmatch("[0-9a-f]{64}", digest) for digest in digests.values())
-    assert len({digests[f"triton.{phase.value}"] for phase in Phase} | {digests["sdpa.math"]}) == 4
+    assert len({digests[f"triton.{phase.value}"] for phase in Phase} | {digests["sdpa.math"], digests[HOPPER]}) == 5
 
 
 def test_the_profiler_names_of_triton_paths_are_their_jit_functions() -> None:
@@ -124,5 +134,9 @@ print(machine.triton, [path.name for path in PATHS if path.run is None])
     done = subprocess.run(
         [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=120, check=True
     )
-    assert done.stdout.split(" ", 1) == ["None", "['triton.prefill', 'triton.extend', 'triton.decode']\n"]
-    assert codes("triton.prefill", PREFILL, replace(H200, triton=None)) == [Reject.ARCH]
+    assert done.stdout.split(" ", 1) == [
+        "None",
+        "['gluon.prefill.hopper', 'triton.prefill', 'triton.extend', 'triton.decode']\n",
+    ]
+    for path in ("gluon.prefill.hopper", "triton.prefill"):
+        assert codes(path, PREFILL, replace(H200, triton=None)) == [Reject.ARCH]
