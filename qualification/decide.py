@@ -52,9 +52,10 @@ class Standing:
         return not self.limits and self.status in _MAY_SERVE[policy]
 
     def rejections(self, policy: Policy) -> tuple[Rejection, ...]:
-        """All that stands against it under this policy."""
-        is_doubted = self.status not in (_MAY_SERVE[policy] & _PROOF)
-        return (*self.limits, self.doubt) if self.doubt is not None and is_doubted else self.limits
+        """All that stands against it under this policy: what it cannot compute, else what is not proven of it."""
+        if self.limits or self.doubt is None or self.status in _MAY_SERVE[policy] & _PROOF:
+            return self.limits
+        return (self.doubt,)
 
 
 def decide(
