@@ -29,6 +29,7 @@ class Console:
         self._url = url
         self._print = print_line
         self._clock = clock
+        self._down_since = clock()
         self._stage: str | None = None
         self._printed_at = 0.0
 
@@ -44,7 +45,8 @@ class Console:
         for line in plan_table(ready.plan):
             self._print(line)
         self._print("")
-        self._print(f"Hallmark is ready on {self._url} with {self._model}, after {ready.started_in_s:.1f} s")
+        waited_s = self._clock() - self._down_since
+        self._print(f"Hallmark is ready on {self._url} with {self._model}, after {waited_s:.1f} s")
         self._print("Try it:")
         self._print(f"  {curl_line(self._url)}")
 
@@ -62,11 +64,12 @@ class Console:
 
     def on_death(self, cause: str) -> None:
         self._inner.on_death(cause)
+        self._down_since = self._clock()
         self._print(f"The engine has died ({cause}); it is restarted.")
 
 
 def curl_line(url: str) -> str:
-    body = '{"prompt": "Once upon a time", "max_tokens": 64, "stream": true}'
+    body = '{"prompt": "Once upon a time", "max_tokens": 64, "temperature": 0.7, "stream": true}'
     return f"curl -N {url}/v1/completions -H 'Content-Type: application/json' -d '{body}'"
 
 

@@ -167,7 +167,9 @@ class Recorder:
 def test_at_ready_the_plan_the_address_and_a_command_are_printed() -> None:
     lines: list[str] = []
     recorder = Recorder()
-    Console(recorder, model="m", url="http://127.0.0.1:1", print_line=lines.append).on_ready(READY)
+    times = iter([10.0, 11.25])
+    console = Console(recorder, model="m", url="http://127.0.0.1:1", print_line=lines.append, clock=lambda: next(times))
+    console.on_ready(READY)
     assert recorder.told == [READY]
     assert "prefill  le_128  le_128   sdpa.math  provisional  from sdpa.cpu: head_dim" in lines
     assert "Hallmark is ready on http://127.0.0.1:1 with m, after 1.2 s" in lines
@@ -215,8 +217,17 @@ def test_the_doctor_says_what_can_run_here_and_why_the_rest_cannot() -> None:
 
 def test_progress_is_a_line_at_each_new_stage_and_every_two_seconds() -> None:
     lines: list[str] = []
-    times = iter([0.0, 0.1, 1.9, 2.0, 2.1])
+    times = iter([0.0, 0.0, 0.1, 1.9, 2.0, 2.1])
     console = Console(Recorder(), model="m", url="", print_line=lines.append, clock=lambda: next(times))
     for stage, detail in (("loading", "a"), ("proving", "1"), ("proving", "2"), ("proving", "3"), ("proving", "4")):
         console.on_progress(EngineProgress(stage, detail))
     assert lines == ["loading: a", "proving: 1", "proving: 4"]
+
+
+def test_after_a_death_the_wait_is_counted_anew() -> None:
+    lines: list[str] = []
+    times = iter([0.0, 100.0, 103.0])
+    console = Console(Recorder(), model="m", url="u", print_line=lines.append, clock=lambda: next(times))
+    console.on_death("killed")
+    console.on_ready(READY)
+    assert "Hallmark is ready on u with m, after 3.0 s" in lines
