@@ -3,7 +3,7 @@
 import math
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 
@@ -14,7 +14,7 @@ _FLUSH_BYTES = 256 * 2**20
 
 
 def time_call(
-    call: Callable[[], None],
+    call: Callable[[], object],
     device: torch.device,
     *,
     max_spread: float = 0.02,
@@ -29,7 +29,7 @@ def time_call(
     """
     is_cuda = device.type == "cuda"
     budget = budget_s if budget_s is not None else (0.25 if is_cuda else 0.04)
-    flush = torch.empty(_FLUSH_BYTES, dtype=torch.uint8, device=device) if is_cuda else None
+    flush = _flush_buffer(device)
     if is_cuda:
         call()  # loads what is loaded once
     samples: list[float] = []
@@ -41,8 +41,40 @@ def time_call(
             break
         if len(samples) >= 4 * min_samples and median_spread(samples) <= max_spread:
             break
-    p50_us = float(f"{statistics.median(samples):.4g}")
-    return Timing(p50_us, round(median_spread(samples), 4), len(samples))
+    return _timing(samples)
+
+
+def time_together(
+    calls: Mapping[str, Callable[[], object]],
+    device: torch.device,
+    *,
+    max_spread: float = 0.01,
+    budget_s: float | None = None,
+    max_samples: int = 400,
+) -> dict[str, Timing]:
+    """Time several calls in rounds, one sample of each a round: what drifts in a machine drifts for all of them.
+
+    A call drops out when it has spent `budget_s` (as in `time_call`); the rest end together, when all their medians are
+    known to `max_spread`. At least 5 samples of each, 3 of what takes longer than its budget.
+    """
+    budget = budget_s if budget_s is not None else (0.25 if device.type == "cuda" else 0.04)
+    flush = _flush_buffer(device)
+    samples: dict[str, list[float]] = {name: [] for name in calls}
+    for name in calls if device.type == "cuda" else ():
+        _time_once(calls[name], flush)  # loads what is loaded once
+    left = list(calls)
+    while left:
+        for name in left:
+            samples[name].append(_time_once(calls[name], flush))
+        left = [name for name in left if not _is_spent(samples[name], budget, max_samples)]
+        if all(len(samples[name]) >= 20 and median_spread(samples[name]) <= max_spread for name in left):
+            break
+    return {name: _timing(values) for name, values in samples.items()}
+
+
+def _is_spent(samples: list[float], budget: float, max_samples: int) -> bool:
+    is_long = samples[0] > budget * 1e6
+    return len(samples) >= max_samples or (sum(samples) > budget * 1e6 and len(samples) >= (3 if is_long else 5))
 
 
 def median_spread(samples: list[float]) -> float:
@@ -59,7 +91,15 @@ def median_spread(samples: list[float]) -> float:
     return (ordered[hi] - ordered[lo]) / 2 / statistics.median(ordered)
 
 
-def _time_once(call: Callable[[], None], flush: torch.Tensor | None) -> float:
+def _timing(samples: list[float]) -> Timing:
+    return Timing(float(f"{statistics.median(samples):.4g}"), round(median_spread(samples), 4), len(samples))
+
+
+def _flush_buffer(device: torch.device) -> torch.Tensor | None:
+    return torch.empty(_FLUSH_BYTES, dtype=torch.uint8, device=device) if device.type == "cuda" else None
+
+
+def _time_once(call: Callable[[], object], flush: torch.Tensor | None) -> float:
     """Microseconds of one call."""
     if flush is None:
         before = time.perf_counter()

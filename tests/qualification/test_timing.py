@@ -3,7 +3,7 @@ import time
 import pytest
 import torch
 
-from qualification.timing import median_spread, time_call
+from qualification.timing import median_spread, time_call, time_together
 
 CPU = torch.device("cpu")
 
@@ -37,3 +37,26 @@ def test_a_gpu_is_timed_by_its_own_clock() -> None:
     x = torch.randn(4096, 4096, device="cuda", dtype=torch.float16)
     timing = time_call(lambda: x @ x, x.device)
     assert 100 < timing.p50_us < 5000
+
+
+def test_calls_timed_together_take_turns() -> None:
+    order: list[str] = []
+    time_together({name: lambda name=name: order.append(name) for name in "ab"}, CPU, max_samples=7)
+    assert order == ["a", "b"] * 7
+
+
+def test_a_slow_call_leaves_and_the_others_go_on() -> None:
+    calls = {"slow": lambda: time.sleep(0.02), "fast": lambda: time.sleep(0.001)}
+    timings = time_together(calls, CPU, budget_s=0.01, max_spread=0.0)
+    assert timings["slow"].n == 3
+    assert timings["fast"].n >= 5
+    assert timings["slow"].p50_us > 5 * timings["fast"].p50_us
+
+
+def test_steady_calls_end_together_before_the_budget() -> None:
+    timings = time_together(dict.fromkeys("ab", lambda: time.sleep(0.001)), CPU, max_spread=10.0, budget_s=60.0)
+    assert {timing.n for timing in timings.values()} == {20}
+
+
+def test_nothing_to_time_takes_no_time() -> None:
+    assert time_together({}, CPU) == {}
