@@ -21,6 +21,7 @@ PURE = (
     *(f"qualification.{name}" for name in ("ledger", "matrix", "matrix_command", "presets", "progress")),
     *(f"qualification.{name}" for name in ("qualify_command", "signature", "summary", "table")),
     "qualification.canary.verdict",
+    *(f"qualification.bench.{name}" for name in ("cases", "command", "plot", "row", "table")),
     *(f"server.engine.{name}" for name in ("messages", "pages", "scheduler", "sequence")),
 )
 OBJECT_LOADERS = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}

@@ -1,0 +1,231 @@
+"""`hallmark bench attention`: every path that can run here beside its peers, as a table, JSON and charts."""
+
+import argparse
+import re
+import shlex
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
+
+from kernels.fingerprint import Fingerprint
+from kernels.shape import Dtype, Phase
+from qualification.bench.cases import Sweep, cases_of, quick_sweep
+from qualification.bench.plot import charts
+from qualification.bench.row import Outcome, absences_as_json, rows_as_json
+from qualification.bench.table import absences_lines, rows_table, summary_table
+
+if TYPE_CHECKING:
+    import torch
+
+    from qualification.bench.measure import Ceilings
+    from qualification.bench.peers import Peer
+
+_H200_TFLOPS, _H200_TBS = 790.0, 4.2  # the best bf16 8192^3 product and device copy measured on one
+_QUICK_BUDGET_S = 0.02
+_SEED = 20261121
+Named = TypeVar("Named")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of `hallmark bench attention`. Every combination of the sweep's flags is a case."""
+    phases = [phase.value for phase in Phase]
+    parser.add_argument("--quick", action="store_true", help="a tiny sweep, seconds on a CPU")
+    parser.add_argument("--phases", nargs="+", choices=phases)
+    parser.add_argument("--head-dims", nargs="+", type=_count, metavar="N")
+    parser.add_argument("--heads", nargs="+", type=_heads, metavar="Q:KV", help="default: 32:8, 16:4 above d128")
+    parser.add_argument("--lengths", nargs="+", type=_count, metavar="N", help="of prefill, 16384 tokens in all")
+    parser.add_argument("--mixes", nargs="*", type=_count, metavar="SEQS", help="log-normal lengths; none: no mixes")
+    parser.add_argument("--chunks", nargs="+", type=_count, metavar="N", help="new tokens of extend")
+    parser.add_argument("--extend-contexts", nargs="+", type=_count, metavar="N", help="tokens cached before a chunk")
+    parser.add_argument("--batches", nargs="+", type=_count, metavar="N", help="sequences of decode")
+    parser.add_argument("--decode-contexts", nargs="+", type=_count, metavar="N", help="tokens, the new one included")
+    parser.add_argument("--windows", nargs="+", type=_window, metavar="N", help="`none` for no window (the default)")
+    parser.add_argument("--softcap", type=float)
+    parser.add_argument("--sinks", action="store_true", default=None)
+    parser.add_argument("--dtype", choices=[dtype.value for dtype in Dtype], help="default: bf16, fp32 on a CPU")
+    parser.add_argument("--page-size", type=_count, metavar="N", help="tokens")
+    parser.add_argument("--paths", nargs="+", metavar="PATTERN", help="as 'triton.*' (default: all)")
+    parser.add_argument(
+        "--peers", nargs="*", metavar="PATTERN", help="fa2 cudnn flex fa3 (default: all; none: no peer)"
+    )
+    parser.add_argument("--fa3-library", type=Path, metavar="FILE", help="vLLM's compiled _vllm_fa3_C")
+    parser.add_argument("--measure-ceilings", action="store_true", help="by a matrix product and a copy, now")
+    parser.add_argument("--peak-tflops", type=float, metavar="N", help="TFLOP/s of the floor (default on an H200: 790)")
+    parser.add_argument("--peak-tbs", type=float, metavar="N", help="TB/s of the floor (default on an H200: 4.2)")
+    parser.add_argument("--budget", type=float, metavar="SECONDS", help="of timing, for each contender of a case")
+    parser.add_argument("--time-limit", type=float, metavar="SECONDS", help="start no case after that")
+    parser.add_argument("--out-dir", type=Path, metavar="DIR", default=Path("docs/benchmarks"))
+    parser.add_argument("--name", help="of the files (default: attention-<gpu>)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run with parsed flags, print and write; 0 when every row of a path is right, 1 when not, 3 when it cannot run."""
+    try:
+        return _run(args)
+    except (OSError, ValueError) as error:
+        print(f"hallmark: {error}", file=sys.stderr)
+        return 3
+
+
+def sweep_of(args: argparse.Namespace, device_type: str) -> Sweep:
+    """The default or the quick sweep, with what the flags say instead."""
+    default = Dtype.FP32 if device_type == "cpu" else Dtype.BF16
+    dtype = default if args.dtype is None else Dtype(args.dtype)
+    names = ("head_dims", "heads", "lengths", "mixes", "chunks", "extend_contexts", "batches", "decode_contexts")
+    given: dict[str, object] = {
+        name: tuple(getattr(args, name)) for name in (*names, "windows") if getattr(args, name) is not None
+    }
+    given |= {
+        name: getattr(args, name) for name in ("softcap", "sinks", "page_size") if getattr(args, name) is not None
+    }
+    if args.phases is not None:
+        given["phases"] = tuple(Phase(phase) for phase in args.phases)
+    sweep = quick_sweep(dtype) if args.quick else Sweep(dtype)
+    return replace(sweep, seed=_SEED, **given)  # type: ignore[arg-type]
+
+
+def _run(args: argparse.Namespace) -> int:
+    import torch  # the command line as a whole does without it
+
+    from kernels.catalog import PATHS
+    from kernels.device import read_fingerprint
+    from qualification.bench.run import Bench, contenders_of, measure_all
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    fingerprint, sweep = read_fingerprint(device), sweep_of(args, device.type)
+    found, missing = _find_peers(device, args.fa3_library)
+    peers = _chosen(found, args.peers, lambda peer: peer.name, known=missing)
+    paths = _chosen(PATHS, args.paths, lambda path: path.name)
+    ceilings = _ceilings(args, device, sweep.dtype, fingerprint)
+    budget_s = args.budget or (_QUICK_BUDGET_S if args.quick else None)
+    _say(f"on {fingerprint}")
+    cases = cases_of(sweep)
+    outcome = measure_all(
+        cases,
+        contenders_of(paths, peers, fingerprint),
+        Bench(device, ceilings, seed=_SEED, budget_s=budget_s),
+        time_limit_s=args.time_limit,
+        say=_say,
+    )
+    head = {
+        "command": shlex.join(["hallmark", *sys.argv[1:]]),
+        "at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": _machine(fingerprint, device),
+        "peers": {peer.name: peer.version for peer in peers},
+        "missing_peers": missing,
+        "ceilings": None if ceilings is None else asdict(ceilings),
+        "seed": _SEED,
+        "unmeasured_cases": [str(case) for case in outcome.unmeasured],
+    }
+    for line in report_lines(outcome, missing):
+        _say(line)
+    for file in write(args.out_dir, args.name or f"attention-{_slug(fingerprint.gpu)}", head, outcome):
+        _say(f"wrote {file}")
+    if outcome.lost is not None:
+        return 3
+    return int(any(not row.is_right for row in outcome.rows if not row.is_peer))
+
+
+def report_lines(outcome: Outcome, missing: Mapping[str, str]) -> list[str]:
+    """The tables, and everything that is not in them and why."""
+    lines = ["", *rows_table(outcome.rows), "", *summary_table(outcome.rows), ""]
+    lines += absences_lines(outcome.absences)
+    lines += [f"{name}: not here: {reason}" for name, reason in sorted(missing.items())]
+    if outcome.unmeasured:
+        why = outcome.lost or "the time limit"
+        lines.append(f"{len(outcome.unmeasured)} cases were not measured: {why}")
+    return lines
+
+
+def write(folder: Path, name: str, head: Mapping[str, object], outcome: Outcome) -> list[Path]:
+    """Write NAME.json and NAME-<group>.svg, and return their paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    content = {**head, "rows": rows_as_json(outcome.rows), "absent": absences_as_json(outcome.absences)}
+    texts = {f"{name}.json": msgspec.json.format(msgspec.json.encode(content), indent=1).decode() + "\n"}
+    texts |= {f"{name}-{group}.svg": text for group, text in charts(outcome.rows).items()}
+    for file, text in texts.items():
+        (folder / file).write_text(text)
+    return [folder / file for file in texts]
+
+
+def _find_peers(device: "torch.device", fa3_library: Path | None) -> tuple[list["Peer"], dict[str, str]]:
+    """The peers there are, and by name why others are not."""
+    from qualification.bench.fa3 import find_fa3
+    from qualification.bench.peers import torch_peers
+
+    peers = torch_peers(device)
+    if device.type != "cuda":
+        return peers, dict.fromkeys(("fa2", "cudnn", "flex", "fa3"), "needs a CUDA GPU")
+    fa3 = find_fa3(fa3_library)
+    return (peers, {"fa3": fa3}) if isinstance(fa3, str) else ([*peers, fa3], {})
+
+
+def _chosen(
+    candidates: Iterable[Named],
+    patterns: Sequence[str] | None,
+    name_of: Callable[[Named], str],
+    *,
+    known: Iterable[str] = (),
+) -> list[Named]:
+    """Those whose names match; all without patterns. Raises ValueError for a pattern that matches nothing known."""
+    candidates = list(candidates)
+    if patterns is None:
+        return candidates
+    names = [*map(name_of, candidates), *known]
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise ValueError(f"{pattern!r} matches none of {', '.join(names)}")
+    return [one for one in candidates if any(fnmatchcase(name_of(one), pattern) for pattern in patterns)]
+
+
+def _ceilings(
+    args: argparse.Namespace, device: "torch.device", dtype: Dtype, fingerprint: Fingerprint
+) -> "Ceilings | None":
+    """Measured, or from the flags and what is known of an H200 at two bytes a value; None where either is unknown."""
+    from kernels.device import torch_dtype
+    from qualification.bench.measure import Ceilings, measure_ceilings
+
+    if args.measure_ceilings:
+        return measure_ceilings(device, torch_dtype(dtype))
+    is_known = "H200" in fingerprint.gpu and dtype is not Dtype.FP32
+    peak_tflops = args.peak_tflops or (_H200_TFLOPS if is_known else None)
+    peak_tbs = args.peak_tbs or (_H200_TBS if is_known else None)
+    return None if peak_tflops is None or peak_tbs is None else Ceilings(peak_tflops * 1e12, peak_tbs * 1e12)
+
+
+def _machine(fingerprint: Fingerprint, device: "torch.device") -> dict[str, object]:
+    from qualification.bench.measure import gpu_settings
+
+    return {**asdict(fingerprint), "device": fingerprint.device.value, **gpu_settings(device)}
+
+
+def _slug(gpu: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", gpu.lower()).strip("-")
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
+    return value
+
+
+def _window(text: str) -> int | None:
+    return None if text == "none" else _count(text)
+
+
+def _heads(text: str) -> tuple[int, int]:
+    found = re.fullmatch(r"(\d+):(\d+)", text)
+    if found is None:
+        raise argparse.ArgumentTypeError(f"must be QUERY_HEADS:KV_HEADS, got {text}")
+    return _count(found[1]), _count(found[2])
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)

@@ -1,0 +1,119 @@
+"""What is measured of one call besides its time: kernel names, temporary memory, error. And the machine's ceilings."""
+
+import math
+import shutil
+import subprocess
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch._C._autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
+
+from kernels.attention.compare import Errors, compare
+from qualification.bench.inputs import Inputs
+from qualification.bench.peers import Call, Prepared
+from qualification.timing import time_call
+
+_MAX_CPU_NAMES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Ceilings:
+    """The rates that no kernel exceeds by much."""
+
+    flops_per_second: float
+    bytes_per_second: float
+
+    def floor_us(self, flops: int, num_bytes: int) -> float:
+        return max(flops / self.flops_per_second, num_bytes / self.bytes_per_second) * 1e6
+
+
+def measure_ceilings(device: torch.device, dtype: torch.dtype) -> Ceilings:
+    """A large matrix product and a large copy (bytes read plus bytes written) on random data."""
+    is_cuda = device.type == "cuda"
+    size, num_bytes = (8192, 2**31) if is_cuda else (512, 2**25)
+    a, b = (torch.randn(size, size, dtype=dtype, device=device) for _ in range(2))
+    source = torch.randint(256, (num_bytes,), dtype=torch.uint8, device=device)
+    target, product = torch.empty_like(source), torch.empty_like(a)
+    matmul = time_call(lambda: torch.mm(a, b, out=product), device)
+    copy = time_call(lambda: target.copy_(source), device)
+    return Ceilings(2 * size**3 / (matmul.p50_us * 1e-6), 2 * num_bytes / (copy.p50_us * 1e-6))
+
+
+def kernels_seen(call: Call, device: torch.device) -> tuple[str, ...]:
+    """Names as the profiler sees them, those that take longest first: GPU kernels, on a CPU the first few operators."""
+    is_cuda = device.type == "cuda"
+    with profile(activities=[ProfilerActivity.CUDA if is_cuda else ProfilerActivity.CPU], acc_events=True) as seen:
+        call()
+        _synchronize(device)
+    events = seen.key_averages()
+    if is_cuda:
+        kernels = [event for event in events if event.device_type == DeviceType.CUDA]
+        return tuple(event.key for event in sorted(kernels, key=lambda event: -event.self_device_time_total))
+    by_time = sorted(events, key=lambda event: -event.self_cpu_time_total)
+    return tuple(event.key for event in by_time)[:_MAX_CPU_NAMES]
+
+
+def temporary_bytes(prepared: Prepared, device: torch.device) -> int | None:
+    """Peak of what one call allocates beyond its output; None on a CPU, where nobody counts."""
+    if device.type != "cuda":
+        return None
+    _synchronize(device)
+    before = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    output = prepared.call()
+    _synchronize(device)
+    own = 0 if prepared.is_preallocated else output.numel() * output.element_size()
+    return max(0, torch.cuda.max_memory_allocated(device) - before - own)
+
+
+def errors_of(prepared: Prepared, call: Call, inputs: Inputs) -> Errors:
+    """The error of a call whose output was NaN before it, on the sampled rows; every row must be finite.
+
+    A new output most likely takes the memory of the poisoned one that was freed just before.
+    """
+    output = call()
+    output.fill_(math.nan)
+    del output
+    out = prepared.packed(call())
+    num_nonfinite = int((~torch.isfinite(out)).sum())
+    errors = compare(out, inputs.q, inputs.k, inputs.v, inputs.batch, inputs.flags, rows=inputs.rows)
+    return replace(errors, num_nonfinite=num_nonfinite)
+
+
+def graphed(prepared: Prepared, device: torch.device) -> Call:
+    """The call captured in a CUDA graph: replaying it costs one launch, as in a server's decode step."""
+    side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    side.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            prepared.call()
+    torch.cuda.current_stream(device).wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        output = prepared.call()
+
+    def replay() -> Tensor:
+        graph.replay()
+        return output
+
+    return replay
+
+
+def gpu_settings(device: torch.device) -> dict[str, str]:
+    """Power limit and clocks as the driver tells them; empty where it is not asked or does not say."""
+    program = shutil.which("nvidia-smi")
+    if device.type != "cuda" or program is None:
+        return {}
+    names = ("power.limit", "clocks.max.sm", "clocks.max.mem", "clocks_throttle_reasons.active")
+    index = device.index if device.index is not None else torch.cuda.current_device()
+    query = [program, f"--id={index}", f"--query-gpu={','.join(names)}", "--format=csv,noheader"]
+    answer = subprocess.run(query, capture_output=True, text=True, timeout=30, check=False)
+    values = [value.strip() for value in answer.stdout.strip().split(",")]
+    return dict(zip(names, values, strict=True)) if answer.returncode == 0 and len(values) == len(names) else {}
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

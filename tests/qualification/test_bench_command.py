@@ -1,0 +1,87 @@
+"""`hallmark bench attention` as a program."""
+
+import argparse
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+
+from kernels.shape import Dtype, Phase
+from qualification.bench.cases import Sweep, quick_sweep
+from qualification.bench.command import add_arguments, run, sweep_of
+from qualification.bench.fa3 import find_fa3
+from server.cli import main
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="what runs is asserted for a CPU")
+
+
+def parsed(*argv: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    return parser.parse_args(argv)
+
+
+def test_a_quick_run_prints_a_table_and_writes_rows_and_charts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["bench", "attention", "--quick", "--paths", "sdpa.*", "--measure-ceilings", "--out-dir", str(tmp_path)]
+    assert main([*argv, "--phases", "prefill", "decode", "--budget", "0.002", "--name", "quick"]) == 0
+    printed = capsys.readouterr().out
+    assert "x best peer" in printed
+    assert "sdpa.cudnn: not in" in printed
+    assert "flex: not here: needs a CUDA GPU" in printed
+    file = tmp_path / "quick.json"
+    content = msgspec.json.decode(file.read_bytes())
+    assert {row["contender"] for row in content["rows"]} == {"sdpa.cpu", "sdpa.math", "cpu-flash"}
+    assert all(row["is_right"] and row["p50_us"] > 0 and row["floor_fraction"] > 0 for row in content["rows"])
+    assert content["machine"]["torch"] == torch.__version__
+    assert content["unmeasured_cases"] == []
+    groups = {chart.stem.removeprefix(f"{file.stem}-") for chart in tmp_path.glob("*.svg")}
+    assert groups == {"prefill-fp32-d64-h4x2", "decode-fp32-d64-h4x2-batch2"}
+
+
+def test_a_path_that_is_not_there_is_an_error_that_names_those_that_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(parsed("--quick", "--paths", "trito", "--out-dir", str(tmp_path))) == 3
+    assert "'trito' matches none of triton.prefill" in capsys.readouterr().err.replace("gluon.prefill.hopper, ", "")
+
+
+def test_a_run_without_time_measures_nothing_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(parsed("--quick", "--time-limit", "0", "--peers", "--out-dir", str(tmp_path))) == 0
+    assert "7 cases were not measured: the time limit" in capsys.readouterr().out
+
+
+def test_an_unknown_flag_exits_like_an_environment_that_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "attention", "--qick"]) == 3
+    assert "--qick" in capsys.readouterr().err
+
+
+def test_flags_change_only_what_they_name() -> None:
+    sweep = sweep_of(parsed("--head-dims", "128", "--mixes", "--windows", "none", "1024", "--heads", "8:8"), "cuda")
+    assert sweep == Sweep(
+        Dtype.BF16, head_dims=(128,), heads=((8, 8),), mixes=(), windows=(None, 1024), seed=sweep.seed
+    )
+
+
+def test_a_quick_sweep_takes_flags_too() -> None:
+    sweep = sweep_of(parsed("--quick", "--phases", "decode", "--dtype", "fp16"), "cpu")
+    assert sweep.phases == (Phase.DECODE,)
+    assert sweep.dtype is Dtype.FP16
+    assert sweep.batches == quick_sweep(Dtype.FP16).batches
+
+
+def test_a_library_that_is_no_fa3_is_a_reason(tmp_path: Path) -> None:
+    library = tmp_path / "fa3.so"
+    library.write_bytes(b"not a library")
+    found = find_fa3(library)
+    assert isinstance(found, str)
+    assert str(library) in found
+
+
+def test_without_fa3_the_reason_names_both_packages_that_were_tried() -> None:
+    found = find_fa3(None)
+    assert isinstance(found, str)
+    assert "flash_attn_interface" in found
+    assert "vllm" in found

@@ -1,0 +1,156 @@
+"""Measuring on a CPU: real paths, a real peer, and fakes that are wrong or cannot run."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from bench_fakes import decode, extend, prefill
+
+from kernels.catalog import path_named
+from kernels.device import read_fingerprint
+from kernels.path import RunAttention
+from kernels.shape import Dtype
+from qualification.bench.inputs import Inputs, make_inputs
+from qualification.bench.measure import Ceilings, kernels_seen, measure_ceilings
+from qualification.bench.peers import Peer, Prepared, Unavailable, torch_peers
+from qualification.bench.run import Bench, Contender, contenders_of, measure_all, measure_case
+
+CPU = torch.device("cpu")
+BENCH = Bench(CPU, Ceilings(1e12, 1e10), budget_s=0.002)
+
+
+def contenders(*names: str) -> list[Contender]:
+    return contenders_of([path_named(name) for name in names], torch_peers(CPU), read_fingerprint(CPU))
+
+
+def contender_that(run: RunAttention) -> Contender:
+    path = replace(path_named("sdpa.cpu"), name="fake", run=run)
+    return contenders_of([path], [], read_fingerprint(CPU))[0]
+
+
+@pytest.mark.parametrize("case", [prefill(64, sequences=2), decode(70, batch=3)], ids=str)
+def test_every_contender_is_right_and_compared_with_the_best_peer(case: object) -> None:
+    rows, absent = measure_case(case, contenders("sdpa.cpu", "sdpa.math"), BENCH)
+    assert [row.contender for row in rows] == ["sdpa.cpu", "sdpa.math", "cpu-flash"]
+    assert absent == ()
+    peer = rows[-1]
+    for row in rows:
+        assert row.is_right
+        assert row.best_peer == "cpu-flash"
+        assert row.ratio == pytest.approx(peer.timing.p50_us / row.timing.p50_us)
+        assert row.tflops == pytest.approx(case.flops / row.timing.p50_us / 1e6)
+        assert row.floor_us == pytest.approx(max(case.flops / 1e12, case.num_bytes / 1e10) * 1e6)
+        assert any("attention" in name or "mm" in name for name in row.kernels)
+
+
+def test_a_path_is_no_contender_in_another_phase() -> None:
+    rows, absent = measure_case(prefill(32), contenders("triton.decode", "sdpa.cpu"), BENCH)
+    assert {row.contender for row in rows} == {"sdpa.cpu", "cpu-flash"}
+    assert absent == ()
+
+
+def test_a_rejection_is_the_reason_why_a_path_is_absent() -> None:
+    rows, absent = measure_case(prefill(32, softcap=20.0), contenders("sdpa.cpu", "sdpa.math"), BENCH)
+    assert [row.contender for row in rows] == ["sdpa.math"]
+    assert rows[0].ratio is None
+    reasons = {absence.contender: absence.reason for absence in absent}
+    assert reasons["sdpa.cpu"] == "softcap: takes no softcap, the shape has 20"
+    assert "softcap" in reasons["cpu-flash"]
+
+
+def test_what_a_path_raises_is_the_reason_why_it_is_absent() -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("out of\nshared memory")
+
+    rows, absent = measure_case(prefill(32), [contender_that(broken)], BENCH)
+    assert rows == ()
+    assert absent[0].reason == "RuntimeError: out of shared memory"
+
+
+def test_a_path_that_writes_nothing_is_wrong() -> None:
+    rows, _ = measure_case(prefill(32), [contender_that(lambda *_: None)], BENCH)
+    assert not rows[0].is_right
+    assert rows[0].num_nonfinite == 32 * 4 * 64
+
+
+def test_a_path_that_writes_nothing_but_once_is_wrong() -> None:
+    """What an earlier call left in the output must not pass for an answer."""
+    right, calls = path_named("sdpa.cpu").run, []
+
+    def stale(*args: object) -> None:
+        calls.append(args)
+        if len(calls) == 1:
+            right(*args)
+
+    rows, _ = measure_case(prefill(32), [contender_that(stale)], BENCH)
+    assert not rows[0].is_right
+
+
+def test_a_wrong_peer_is_nobodys_measure() -> None:
+    def prepare(inputs: Inputs) -> Prepared:
+        return Prepared(lambda: torch.zeros_like(inputs.q), lambda output: output)
+
+    peers = [Peer("zeros", "1", prepare), *torch_peers(CPU)]
+    rows, _ = measure_case(prefill(32), contenders_of([], peers, read_fingerprint(CPU)), BENCH)
+    assert {row.contender: row.is_right for row in rows} == {"zeros": False, "cpu-flash": True}
+    assert {row.best_peer for row in rows} == {"cpu-flash"}
+
+
+@pytest.mark.parametrize("case", [extend(16, 40), prefill(32, windows=(8,)), prefill(32, sinks=True)], ids=str)
+def test_a_peer_says_what_it_cannot_compute(case: object) -> None:
+    (peer,) = torch_peers(CPU)
+    with pytest.raises(Unavailable):
+        peer.prepare(make_inputs(case, CPU, seed=0))
+
+
+def test_a_dense_peer_takes_no_mixed_lengths() -> None:
+    case = replace(prefill(32), queries=(20, 12), keys=(20, 12))
+    (peer,) = torch_peers(CPU)
+    with pytest.raises(Unavailable, match="one length"):
+        peer.prepare(make_inputs(case, CPU, seed=0))
+
+
+def test_no_case_starts_after_the_time_limit() -> None:
+    said: list[str] = []
+    cases = [prefill(32), prefill(64)]
+    outcome = measure_all(cases, contenders("sdpa.cpu"), BENCH, time_limit_s=0.0, say=said.append)
+    assert outcome.unmeasured == tuple(cases)
+    assert said == []
+
+
+def test_the_longest_sequence_is_among_those_that_are_compared() -> None:
+    lengths = (5,) * 40 + (200,) + (5,) * 40
+    inputs = make_inputs(replace(prefill(32), queries=lengths, keys=lengths), CPU, seed=0)
+    assert 200 + 199 in inputs.rows.tolist()
+    assert len(inputs.rows) <= 48
+
+
+def test_the_same_seed_makes_the_same_inputs() -> None:
+    first, again, other = (make_inputs(decode(40, batch=2), CPU, seed=seed) for seed in (1, 1, 2))
+    assert torch.equal(first.k, again.k)
+    assert torch.equal(first.batch.page_table, again.batch.page_table)
+    assert not torch.equal(first.k, other.k)
+
+
+def test_the_profiler_sees_what_a_call_runs() -> None:
+    x = torch.randn(64, 64)
+    assert "aten::mm" in kernels_seen(lambda: x @ x, CPU)
+
+
+def test_ceilings_are_rates_of_this_machine() -> None:
+    ceilings = measure_ceilings(CPU, torch.float32)
+    assert 1e8 < ceilings.flops_per_second < 1e14
+    assert 1e8 < ceilings.bytes_per_second < 1e13
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["fa2", "cudnn", "flex"])
+@pytest.mark.parametrize("case", [prefill(256, sequences=2), decode(128, batch=2)], ids=str)
+def test_a_peer_of_pytorch_is_right_on_a_gpu(name: str, case: object) -> None:
+    gpu = torch.device("cuda")
+    case = replace(case, shape=replace(case.shape, dtype=Dtype.BF16, kv_dtype=Dtype.BF16))
+    (peer,) = (peer for peer in torch_peers(gpu) if peer.name == name)
+    rows, absent = measure_case(case, contenders_of([], [peer], read_fingerprint(gpu)), replace(BENCH, device=gpu))
+    assert absent == ()
+    assert rows[0].is_right
+    assert rows[0].kernels

@@ -1,0 +1,23 @@
+"""The bench's inputs on our Triton paths; without a GPU in Triton's interpreter."""
+
+import pytest
+import torch
+from bench_fakes import decode, extend, prefill
+
+from kernels.catalog import path_named
+from kernels.device import read_fingerprint
+from qualification.bench.inputs import make_inputs
+from qualification.bench.measure import errors_of
+from qualification.bench.run import contenders_of
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@pytest.mark.usefixtures("interpreter")
+@pytest.mark.parametrize("case", [prefill(70), extend(16, 40), decode(40, batch=2, windows=(24,), sinks=True)], ids=str)
+def test_a_triton_path_is_right_on_the_inputs_of_the_bench(case: object) -> None:
+    path = path_named(f"triton.{case.shape.phase.value}")
+    contender = contenders_of([path], [], read_fingerprint(DEVICE))[0]
+    inputs = make_inputs(case, DEVICE, seed=1)
+    prepared = contender.prepare(inputs)
+    assert errors_of(prepared, prepared.call, inputs).is_within_rule
