@@ -106,7 +106,7 @@ def gpu_settings(device: torch.device) -> dict[str, str]:
     program = shutil.which("nvidia-smi")
     if device.type != "cuda" or program is None:
         return {}
-    names = ("power.limit", "clocks.max.sm", "clocks.max.mem", "clocks_throttle_reasons.active")
+    names = ("power.limit", "clocks.max.sm", "clocks.max.mem")
     index = device.index if device.index is not None else torch.cuda.current_device()
     query = [program, f"--id={index}", f"--query-gpu={','.join(names)}", "--format=csv,noheader"]
     answer = subprocess.run(query, capture_output=True, text=True, timeout=30, check=False)

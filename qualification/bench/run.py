@@ -110,19 +110,23 @@ def measure_case(
     case: BenchCase, contenders: Sequence[Contender], bench: Bench
 ) -> tuple[tuple[Row, ...], tuple[Absence, ...]]:
     """The rows of those that ran, and why the others of the phase did not. Raises DeviceLost."""
-    inputs = make_inputs(case, bench.device, seed=bench.seed)
+    contenders = [one for one in contenders if case.shape.phase in one.phases]
+    try:
+        inputs = make_inputs(case, bench.device, seed=bench.seed)
+    except RuntimeError as error:
+        _release("making inputs", bench.device, error)
+        return (), tuple(Absence(case, one.name, f"no memory for inputs: {_line(error)}") for one in contenders)
     measured: list[_Measured] = []
     absent: list[Absence] = []
-    for contender in (one for one in contenders if case.shape.phase in one.phases):
+    for contender in contenders:
         try:
             measured.append(_measure(contender, inputs, bench))
         except Unavailable as unavailable:
             absent.append(Absence(case, contender.name, str(unavailable)))
         except _CONTENDER_ERRORS as error:
-            _release(contender, bench.device, error)
-            reason = " ".join(f"{type(error).__name__}: {error}".split())[:_MAX_REASON]
-            logger.warning("%s cannot compute %s: %s", contender.name, case, reason)
-            absent.append(Absence(case, contender.name, reason))
+            _release(contender.name, bench.device, error)
+            logger.warning("%s cannot compute %s: %s", contender.name, case, _line(error))
+            absent.append(Absence(case, contender.name, _line(error)))
     timings = time_together({m.contender.name: m.call for m in measured}, bench.device, budget_s=bench.budget_s)
     best = _best_peer(measured, timings)
     rows = tuple(_row(case, m, timings[m.contender.name], bench, best) for m in measured)
@@ -187,7 +191,11 @@ def _row(case: BenchCase, m: _Measured, timing: Timing, bench: Bench, best: tupl
     )
 
 
-def _release(contender: Contender, device: torch.device, error: BaseException) -> None:
+def _line(error: BaseException) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:_MAX_REASON]
+
+
+def _release(name: str, device: torch.device, error: BaseException) -> None:
     """After a failure: give memory back, and learn whether the device still works."""
     if device.type != "cuda":
         return
@@ -195,4 +203,4 @@ def _release(contender: Contender, device: torch.device, error: BaseException) -
         torch.cuda.synchronize(device)
         torch.cuda.empty_cache()
     except RuntimeError as lost:
-        raise DeviceLost(f"{contender.name} broke the device: {error}") from lost
+        raise DeviceLost(f"{name} broke the device: {_line(error)}") from lost

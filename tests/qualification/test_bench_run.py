@@ -67,6 +67,14 @@ def test_what_a_path_raises_is_the_reason_why_it_is_absent() -> None:
     assert absent[0].reason == "RuntimeError: out of shared memory"
 
 
+def test_a_case_whose_inputs_do_not_fit_is_left_out_with_its_reason() -> None:
+    case = replace(prefill(32), queries=(2**50,), keys=(2**50,))
+    rows, absent = measure_case(case, contenders("sdpa.cpu"), BENCH)
+    assert rows == ()
+    assert [absence.contender for absence in absent] == ["sdpa.cpu", "cpu-flash"]
+    assert all(absence.reason.startswith("no memory for inputs: RuntimeError") for absence in absent)
+
+
 def test_a_path_that_writes_nothing_is_wrong() -> None:
     rows, _ = measure_case(prefill(32), [contender_that(lambda *_: None)], BENCH)
     assert not rows[0].is_right
