@@ -134,7 +134,8 @@ def _run(args: argparse.Namespace) -> int:
 
 def report_lines(outcome: Outcome, missing: Mapping[str, str]) -> list[str]:
     """The tables, and everything that is not in them and why."""
-    lines = ["", *rows_table(outcome.rows), "", *summary_table(outcome.rows), ""]
+    lines = ["", *rows_table(outcome.rows), ""]
+    lines += [*summary_table(outcome.rows), ""] if any(row.ratio is not None for row in outcome.rows) else []
     lines += absences_lines(outcome.absences)
     lines += [f"{name}: not here: {reason}" for name, reason in sorted(missing.items())]
     if outcome.unmeasured:
