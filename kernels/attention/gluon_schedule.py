@@ -12,11 +12,21 @@ same for every head, so the plan lists row blocks only: HEADER integers, then IT
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 # The signatures of jitted functions are Triton's: only their constexpr parameters are annotated.
 
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
+from triton.runtime import driver
+
+from kernels.attention.batch import AttentionBatch, AttentionFlags
+from kernels.attention.gluon_variants import BLOCK_M, AnyTensor, PointerClass, Variant, any_tensor, pointer_class
+from kernels.launch import is_interpreted
 
 HEADER = gl.constexpr(8)
 ITEM = gl.constexpr(8)
@@ -25,6 +35,7 @@ RING = gl.constexpr(2)  # posted tiles
 # A tile is taken this many key blocks before the end of the one before: a tile held early is work that an idle
 # neighbour cannot take, one taken late is waited for. 2 gives 1-2 % over the earliest at 128, 5-9 % at 256 (H200).
 AHEAD = gl.constexpr(2)
+_MAX_WINDOW = 1 << 30  # int32 arithmetic on positions must not overflow
 L2_BYTES = 24 << 20  # of keys and values in one group: 8 to 48 MiB measured, 24 best or equal (H200, 50 MiB of L2)
 
 
@@ -88,6 +99,66 @@ def hallmark_gluon_plan(
     tl.store(item_ptr + 4, tl.zeros_like(position) + first_key, mask=listed)
     tl.store(item_ptr + 5, begin, mask=listed)
     tl.store(item_ptr + 6, end, mask=listed)
+
+
+class PlanConstants(NamedTuple):
+    """The constexprs of `hallmark_gluon_plan`, in its order."""
+
+    header: int
+    item: int
+    block_m: int
+    blocks: int
+    seqs: int
+    has_window: bool
+    has_spans: bool
+
+
+def plan_tiles(num_tokens: int, batch: AttentionBatch, flags: AttentionFlags, variant: Variant) -> Tensor:
+    """The order of work of a batch, see gluon_schedule.py: int32 on the device, good for one launch."""
+    starts_q, starts_k, spans = batch.cu_seqlens_q, batch.cu_seqlens_k, flags.spans
+    assert starts_k is not None, "a prefill batch is packed"
+    num_seqs, device = batch.num_seqs, starts_q.device
+    plan = torch.empty(HEADER.value + ITEM.value * (num_tokens // BLOCK_M + num_seqs), dtype=torch.int32, device=device)
+    kernel, constants = compiled_plan(
+        variant.window, device, pointer_class(starts_q), pointer_class(starts_k), pointer_class(spans)
+    )
+    rows = BLOCK_M * constants.blocks  # of one program
+    programs = max(1, (batch.max_seqlen_q + rows - 1) // rows)  # of one sequence
+    arguments = (plan, starts_q, starts_k, spans, num_seqs, bounded_window(flags), keys_per_group(variant), *constants)
+    if kernel is hallmark_gluon_plan:  # interpreted
+        kernel[num_seqs, programs](*arguments)
+        return plan
+    run = kernel.run  # loads the kernel the first time: before, it has no function
+    stream = driver.active.get_current_stream(device.index)
+    run(num_seqs, programs, 1, stream, kernel.function, kernel.packed_metadata, None, None, None, *arguments)
+    return plan
+
+
+# A pure function of what is compiled in: its cache holds no state. What falls out is found again in Triton's own cache.
+@lru_cache(maxsize=256)
+def compiled_plan(
+    window: bool,
+    device: torch.device,  # noqa: ARG001 -- a kernel is loaded on one device, the current one
+    starts_q: PointerClass,
+    starts_k: PointerClass,
+    spans: PointerClass | None,
+) -> tuple[Any, PlanConstants]:
+    """`hallmark_gluon_plan` for such tensors, and the last of its arguments."""
+    blocks = 64 if spans is None else 8  # spans are read row by row
+    constants = PlanConstants(HEADER.value, ITEM.value, BLOCK_M, blocks, 64, window, spans is not None)
+    if is_interpreted():
+        return hallmark_gluon_plan, constants
+    tensors = (AnyTensor(torch.int32, 0), any_tensor(starts_q), any_tensor(starts_k), any_tensor(spans))
+    return hallmark_gluon_plan.warmup(*tensors, 0, 0, 0, *constants, grid=(1,)), constants
+
+
+def keys_per_group(variant: Variant) -> int:
+    """Keys of one head that fit in a group's share of L2 beside their values."""
+    return L2_BYTES // (2 * 2 * variant.head_dim)
+
+
+def bounded_window(flags: AttentionFlags) -> int:
+    return 0 if flags.window is None else min(flags.window, _MAX_WINDOW)
 
 
 # The ring of posted tiles. Gluon has no scalar shared-memory access: one-element tensors stand in (their max is free).

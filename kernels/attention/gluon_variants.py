@@ -1,12 +1,18 @@
 """The shipped variants of `gluon.prefill.hopper`: what is compiled in, by head dim. Nothing is tuned at run time."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
 
 from kernels.attention.batch import AttentionBatch, AttentionFlags
 
 ROWS = 64  # query rows of one consumer: the M of one wgmma
 CONSUMERS = 2
 BLOCK_M = CONSUMERS * ROWS  # query rows of one tile
+
+PointerClass = tuple[torch.dtype, int]  # what Triton compiles in of a tensor: the address counts modulo 16 bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,21 +85,44 @@ class Variant:
         return (self.tiling.block_n < BLOCK_M or self.offset) and not self.spans
 
 
+@dataclass(frozen=True, slots=True)
+class AnyTensor:
+    """To Triton's compiler, every tensor of this dtype whose address leaves this residue."""
+
+    dtype: torch.dtype
+    residue: int
+
+    def data_ptr(self) -> int:
+        return self.residue
+
+
+def pointer_class(x: Tensor | None) -> PointerClass | None:
+    return None if x is None else (x.dtype, x.data_ptr() % 16)
+
+
+def any_tensor(pointer: PointerClass | None) -> AnyTensor | None:
+    return None if pointer is None else AnyTensor(*pointer)
+
+
 def variant_of(head_dim: int, batch: AttentionBatch, flags: AttentionFlags) -> Variant:
     """The variant that serves these arguments. Raises ValueError for a head dim that no tiling takes.
 
     Queries start at position 0 where queries and keys share their offsets tensor; otherwise nobody here knows.
     """
+    return _variant(
+        head_dim,
+        batch.cu_seqlens_q is not batch.cu_seqlens_k,
+        flags.window is not None,
+        flags.softcap is not None,
+        flags.sinks is not None,
+        flags.spans is not None,
+    )
+
+
+@lru_cache
+def _variant(head_dim: int, offset: bool, window: bool, softcap: bool, sinks: bool, spans: bool) -> Variant:
     block_d = next((size for size in TILINGS if head_dim <= size), None)
     if block_d is None or head_dim % HEAD_DIM_MULTIPLE:
         raise ValueError(f"head_dim: expected a multiple of {HEAD_DIM_MULTIPLE} up to {MAX_HEAD_DIM}, found {head_dim}")
-    variant = Variant(
-        TILINGS[block_d],
-        head_dim,
-        offset=batch.cu_seqlens_q is not batch.cu_seqlens_k,
-        window=flags.window is not None,
-        softcap=flags.softcap is not None,
-        sinks=flags.sinks is not None,
-        spans=flags.spans is not None,
-    )
-    return replace(variant, tiling=MASKED_TILINGS[block_d]) if variant.is_masked_inside else variant
+    tilings = MASKED_TILINGS if offset or window or spans else TILINGS
+    return Variant(tilings[block_d], head_dim, offset, window, softcap, sinks, spans)

@@ -13,7 +13,7 @@ from triton.runtime import driver
 
 from kernels.attention import gluon_prefill
 from kernels.attention.batch import AttentionBatch, AttentionFlags
-from kernels.attention.gluon_variants import variant_of
+from kernels.attention.gluon_variants import pointer_class, variant_of
 
 
 class _Hopper:
@@ -47,13 +47,11 @@ CASES = {
 
 def compile_case(head_dim: int, dtype: torch.dtype, has_context: bool, flags: AttentionFlags) -> dict[str, object]:
     q = torch.empty(256, 8, head_dim, dtype=dtype)
-    k = torch.empty(256, 2, head_dim, dtype=dtype)
     cu_seqlens = torch.tensor([0, 256], dtype=torch.int32)
     batch = AttentionBatch(cu_seqlens, 256, 256, cu_seqlens_k=cu_seqlens.clone() if has_context else cu_seqlens)
     variant = variant_of(head_dim, batch, flags)
-    plan = torch.zeros(64, dtype=torch.int32)
-    arguments = gluon_prefill.launch_arguments(q, k, k, plan, flags, q, variant)
-    kernel = gluon_prefill.hallmark_gluon_prefill.warmup(*arguments, grid=(1,), num_warps=4)
+    classes = (pointer_class(q), (q.stride(0), q.stride(1)), pointer_class(flags.sinks), pointer_class(flags.spans))
+    kernel = gluon_prefill.compiled_prefill(variant, (dtype, dtype, dtype), *classes)
     code = disassemble(kernel.asm["cubin"])
     return {
         "shared_bytes": kernel.metadata.shared,

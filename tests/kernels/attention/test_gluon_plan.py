@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from kernels.attention.batch import AttentionBatch, AttentionFlags
-from kernels.attention.gluon_prefill import plan_tiles, value_descriptor
-from kernels.attention.gluon_schedule import HEADER, ITEM, L2_BYTES
+from kernels.attention.gluon_prefill import value_dims
+from kernels.attention.gluon_schedule import HEADER, ITEM, L2_BYTES, plan_tiles
 from kernels.attention.gluon_variants import BLOCK_M, variant_of
 
 
@@ -90,15 +90,15 @@ def test_a_span_widens_what_a_block_reads_both_ways(device: torch.device) -> Non
     assert (blocks[1].begin, blocks[1].end) == (29, 256)
 
 
-def test_the_value_descriptor_addresses_every_row_modulo_2_to_the_64() -> None:
+def test_the_tensor_map_of_values_addresses_every_row_modulo_2_to_the_64() -> None:
     v = torch.empty(64, 4, 128, dtype=torch.float16)
-    descriptor = value_descriptor(v, 128, 128)
-    half = descriptor.shape[2]
+    shape, strides = value_dims(v)
+    half = shape[2]
     for row, rows in ((0, 0), (5, 17), (2**29, 128)):
         index = (half, row + rows, half - rows, 0, 0)
-        elements = sum(i * stride for i, stride in zip(index, descriptor.strides, strict=True))
+        elements = sum(i * stride for i, stride in zip(index, strides, strict=True))
         assert elements * 2 % 2**64 == row * v.stride(0) * 2
-        assert all(0 <= i < size for i, size in zip(index[:2], descriptor.shape[:2], strict=True))
+        assert all(0 <= i < size for i, size in zip(index[:2], shape[:2], strict=True))
 
 
 @pytest.mark.parametrize("head_dim", [4, 257, 320])
