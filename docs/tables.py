@@ -38,6 +38,8 @@ def _default_text(value: Any) -> str:
         return ""
     if value == str(DEMO_MODEL):
         return "the demo model"
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
     return f"`{value.value if isinstance(value, Enum) else value}`"
 
 

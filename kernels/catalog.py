@@ -56,7 +56,9 @@ def _triton_path(phase: Phase, run: RunAttention | None, *kernel_names: str) -> 
         needs_triton=True,
     )
     digest = _digest(*_TRITON_SOURCES, f"triton_{phase.value}.py")
-    return KernelPath(f"triton.{phase.value}", Tier.FIRST, limits, digest, kernel_names, run)
+    # Graphs hold decode steps only, and its grid is a function of bounds; the other phases are not held to that.
+    is_capturable = phase is Phase.DECODE
+    return KernelPath(f"triton.{phase.value}", Tier.FIRST, limits, digest, kernel_names, run, is_capturable)
 
 
 def _hopper_path(run: RunAttention | None) -> KernelPath:

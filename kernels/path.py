@@ -87,6 +87,8 @@ class KernelPath:
     source_digest: str  # sha256 over the source files that make the path
     kernel_names: tuple[str, ...]  # at least one of these substrings must be in every profiler kernel name it launches
     run: RunAttention | None  # None where its module cannot be imported; `rejects` then answers ARCH
+    # Whether a CUDA graph can hold its launches: they depend on shapes and host bounds only, and nothing waits.
+    is_capturable: bool = False
 
     def rejects(self, shape: AttentionShape, fingerprint: Fingerprint) -> tuple[Rejection, ...]:
         """Every reason why this path cannot compute `shape` on that machine; empty when it can."""

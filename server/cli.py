@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from enum import Enum
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import msgspec
 import uvicorn
@@ -72,12 +72,13 @@ def build_parser() -> argparse.ArgumentParser:
     for field in msgspec.structs.fields(Settings):
         description, metavar = _documented(field.type)
         default = "" if field.default is None else f" (default: {_text(field.default)})"
+        options: dict[str, Any] = {"action": _Switch} if _is_switch(field.type) else {"metavar": metavar}
         serve_parser.add_argument(
             flag_of(field.name),
             dest=field.name,
             default=argparse.SUPPRESS,
-            metavar=metavar,
             help=(description + default).replace("%", "%%"),
+            **options,
         )
     qualify_command.add_arguments(
         commands.add_parser("qualify", help="prove a model's attention shapes on this machine", allow_abbrev=False)
@@ -93,6 +94,20 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+class _Switch(argparse.BooleanOptionalAction):
+    """`--name` and `--no-name`, kept as the text that a variable would hold."""
+
+    def __call__(
+        self, _parser: object, namespace: argparse.Namespace, _values: object, option_string: str | None = None
+    ) -> None:
+        is_off = option_string is not None and option_string.startswith("--no-")
+        setattr(namespace, self.dest, "false" if is_off else "true")
+
+
+def _is_switch(annotation: object) -> bool:
+    return getattr(annotation, "__origin__", annotation) is bool
+
+
 def _documented(annotation: object) -> tuple[str, str]:
     """A setting's description, and what stands for its value in the help text."""
     kind = getattr(annotation, "__origin__", annotation)
@@ -103,6 +118,8 @@ def _documented(annotation: object) -> tuple[str, str]:
 
 
 def _text(default: object) -> str:
+    if isinstance(default, bool):
+        return "on" if default else "off"
     return str(default.value if isinstance(default, Enum) else default)
 
 

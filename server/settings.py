@@ -76,6 +76,10 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     gpu_memory_utilization: Annotated[
         Annotated[float, Meta(gt=0, le=1)], Meta(description="share of the GPU's memory to use")
     ] = 0.9
+    cuda_graphs: Annotated[
+        bool,
+        Meta(description="replay decode steps as CUDA graphs, captured before ready; costs start-up time and memory"),
+    ] = True
     load_format: Annotated[LoadFormat, Meta(description="dummy: random weights, for benches")] = LoadFormat.AUTO
     on_unproven: Annotated[
         Policy,

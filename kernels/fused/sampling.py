@@ -100,6 +100,13 @@ def sampling_tensors(rows: Sequence[RowSampling], vocab_size: int, device: torch
 
 
 @torch.inference_mode()
+def greedy(logits: Tensor) -> SampleResult:
+    """The likeliest token of each row of logits [R, V] fp32."""
+    best, token_ids = logits.max(dim=-1)
+    return SampleResult(token_ids, best.isfinite())
+
+
+@torch.inference_mode()
 def sample(logits: Tensor, tensors: SamplingTensors) -> SampleResult:
     """Choose a token for each row of logits [R, V] fp32, which serve as scratch memory.
 
@@ -110,10 +117,10 @@ def sample(logits: Tensor, tensors: SamplingTensors) -> SampleResult:
         apply_penalties(logits, tensors.penalties)
     if tensors.banned_rows is not None and tensors.banned_ids is not None:
         logits.index_put_((tensors.banned_rows, tensors.banned_ids), logits.new_full((), -math.inf))
+    if tensors.is_greedy:
+        return greedy(logits)
     best, greedy_ids = logits.max(dim=-1, keepdim=True)
     is_finite = best.isfinite().squeeze(1)
-    if tensors.is_greedy:
-        return SampleResult(greedy_ids.squeeze(1), is_finite)
     is_greedy = tensors.temperature == 0
     scores = logits.sub_(best).div_(torch.where(is_greedy, 1.0, tensors.temperature))
     if tensors.is_filtered:

@@ -1,5 +1,6 @@
 """Settings to a running engine: plan the attention, load the model, size the cache, warm every shape."""
 
+import logging
 import os
 import time
 from dataclasses import dataclass
@@ -12,7 +13,10 @@ from kernels.device import read_fingerprint, torch_dtype
 from kernels.launch import install_compile_counter, num_compiles
 from qualification.plan import Plan
 from server.engine.core import BatchError, Engine, EngineOptions
-from server.engine.dispatch import Dispatcher
+from server.engine.dispatch import Dispatcher, NoPathError
+from server.engine.graph_inputs import DecodeInputs
+from server.engine.graph_keys import graph_keys, graph_sizes
+from server.engine.graphs import CudaCapture, DecodeGraphs
 from server.engine.limits import EngineLimits, choose_device, choose_limits
 from server.engine.messages import PROTOCOL_VERSION, EngineReady
 from server.engine.pages import PagePool
@@ -27,7 +31,11 @@ from server.model.kv_cache import KVCache
 from server.model.load import load_config, load_decoder, resolve_model
 from server.settings import Settings
 
+logger = logging.getLogger(__name__)
+
 _DEFAULT_CPU_KV_TOKENS = 65536
+# 114 graphs of 32 layers took 358 MiB, shared memory included: 100 KiB for each (H200, driver 580, Llama-3.1-8B shape).
+_GRAPH_BYTES_A_LAYER = 128 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +54,14 @@ class _Parts:
     decoder: Decoder
     dispatcher: Dispatcher
     device: torch.device
+    graph_sizes: tuple[int, ...]  # rows of the decode graphs; empty where steps are not replayed
 
-    def runner(self, num_pages: int) -> ModelRunner:
+    def cache(self, num_pages: int) -> KVCache:
         dtype = torch_dtype(self.limits.kv_dtype)
-        kv = KVCache.allocate(self.config, num_pages, self.limits.page_size, dtype, self.device)
-        return ModelRunner(self.decoder, kv, self.dispatcher, self.device)
+        return KVCache.allocate(self.config, num_pages, self.limits.page_size, dtype, self.device)
+
+    def runner(self, kv: KVCache, graphs: DecodeGraphs | None = None) -> ModelRunner:
+        return ModelRunner(self.decoder, kv, self.dispatcher, self.device, graphs)
 
 
 def build_engine(settings: Settings, quarantined: frozenset[tuple[str, str]], progress: Progress) -> BuiltEngine:
@@ -73,10 +84,12 @@ def build_engine(settings: Settings, quarantined: frozenset[tuple[str, str]], pr
     )
     flags = tuple(AttentionFlags(config.softmax_scale, window=w, softcap=config.softcap) for w in config.windows)
     dispatcher = Dispatcher(plan.decisions, PATHS, flags, redecide=plan.redecide, quarantined=quarantined)
-    parts = _Parts(config, limits, decoder, dispatcher, device)
+    is_graphed = settings.cuda_graphs and device.type == "cuda"
+    sizes = graph_sizes(limits.max_num_seqs) if is_graphed else ()
+    parts = _Parts(config, limits, decoder, dispatcher, device, sizes)
     try:
         runner = _warm_runner(settings, parts, plan, progress)
-    except BatchError as error:
+    except (BatchError, NoPathError) as error:
         raise Unservable(str(error), plan_rows(plan.decisions, plan.evidence)) from error
     engine = _engine(settings, parts, runner)
     ready = EngineReady(
@@ -97,8 +110,12 @@ def build_engine(settings: Settings, quarantined: frozenset[tuple[str, str]], pr
 
 
 def _warm_runner(settings: Settings, parts: _Parts, plan: Plan, progress: Progress) -> ModelRunner:
-    """A runner with its whole cache, every planned kernel compiled. Raises BatchError where a shape cannot run."""
-    runner = parts.runner(_num_pages(settings, parts))
+    """A runner with its whole cache, every planned kernel compiled and every decode graph captured.
+
+    Raises BatchError where a shape cannot run.
+    """
+    kv = parts.cache(_num_pages(settings, parts))
+    runner = parts.runner(kv)
     warm_up(
         runner,
         plan.decisions,
@@ -106,7 +123,29 @@ def _warm_runner(settings: Settings, parts: _Parts, plan: Plan, progress: Progre
         is_cuda=parts.device.type == "cuda",
         progress=lambda detail: progress("compiling", detail),
     )
-    return runner
+    if not parts.graph_sizes:
+        return runner
+    return parts.runner(kv, _capture_graphs(parts, kv, progress))
+
+
+def _capture_graphs(parts: _Parts, kv: KVCache, progress: Progress) -> DecodeGraphs:
+    """Every decode graph that sequences of these limits can reach."""
+    sizes, device = parts.graph_sizes, parts.device
+    max_context = min(parts.limits.max_model_len, kv.num_pages * kv.page_size)
+    keys = graph_keys(sizes, max_context)
+    inputs = DecodeInputs(keys, page_size=kv.page_size, num_pages=kv.num_pages, max_context=max_context, device=device)
+    graphs = DecodeGraphs(parts.decoder, kv, parts.dispatcher, sizes=sizes, inputs=inputs, device=device)
+    torch.cuda.empty_cache()  # so that what is free now is free of what warm-up left behind
+    started_at, free_before = time.monotonic(), torch.cuda.mem_get_info(device)[0]
+    graphs.capture(keys, CudaCapture(device), lambda detail: progress("capturing", detail))
+    logger.info(
+        "%d of %d decode graphs captured in %.1f s, %.0f MiB",
+        len(graphs.keys),
+        len(keys),
+        time.monotonic() - started_at,
+        (free_before - torch.cuda.mem_get_info(device)[0]) / 2**20,
+    )
+    return graphs
 
 
 def _engine(settings: Settings, parts: _Parts, runner: ModelRunner) -> Engine:
@@ -132,7 +171,7 @@ def _num_pages(settings: Settings, parts: _Parts) -> int:
     elif device.type == "cpu":
         num_pages = -(-max(_DEFAULT_CPU_KV_TOKENS, limits.max_model_len) // limits.page_size)
     else:
-        peak_bytes = measure_peak_bytes(parts.runner(1), limits, device)
+        peak_bytes = measure_peak_bytes(parts.runner(parts.cache(1)), limits, device) + _graph_bytes(parts)
         torch.cuda.empty_cache()
         free_bytes, total_bytes = torch.cuda.mem_get_info(device)
         kept_bytes = int(total_bytes * (1 - settings.gpu_memory_utilization))
@@ -142,6 +181,15 @@ def _num_pages(settings: Settings, parts: _Parts) -> int:
         wanted = settings.max_model_len or limits.page_size
         raise SettingsError(f"the KV cache has room for {num_tokens} tokens, max_model_len needs {wanted}")
     return num_pages
+
+
+def _graph_bytes(parts: _Parts) -> int:
+    """About what the decode graphs will take: their results, and what the driver keeps for each."""
+    sizes, config = parts.graph_sizes, parts.config
+    if not sizes:
+        return 0
+    num_graphs = len(graph_keys(sizes, parts.limits.max_model_len))
+    return 4 * sizes[-1] * config.vocab_size + num_graphs * config.num_layers * _GRAPH_BYTES_A_LAYER
 
 
 def _page_bytes(parts: _Parts) -> int:

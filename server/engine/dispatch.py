@@ -47,6 +47,7 @@ class Choice:
     decision: Decision
     run: RunAttention
     use: AttentionUse
+    is_capturable: bool  # whether a CUDA graph can hold it
 
 
 @dataclass(slots=True)
@@ -79,7 +80,7 @@ class Dispatcher:
         """`flags`: one a layer. `quarantined`: the (path, shape) pairs that `decisions` were already made without."""
         self.flags = flags
         self.windows = tuple(dict.fromkeys(layer.window for layer in flags))
-        self._runs = {path.name: path.run for path in paths if path.run is not None}
+        self._paths = {path.name: path for path in paths}
         self._redecide = redecide
         self._quarantined = quarantined
         self._news: list[tuple[str, str]] = []
@@ -92,6 +93,11 @@ class Dispatcher:
     def decisions(self) -> dict[AttentionShape, Decision]:
         """What serves each shape now."""
         return {choice.decision.shape: choice.decision for choice in self._choices.values()}
+
+    @property
+    def choices(self) -> tuple[Choice, ...]:
+        """What serves each shape now, resolved."""
+        return tuple(self._choices.values())
 
     def take_quarantined(self) -> list[tuple[str, str]]:
         """The (path, shape) pairs quarantined since the last call."""
@@ -130,7 +136,9 @@ class Dispatcher:
         assert decision.path is not None
         reasons = [reason.value for reason in decision.fallback_reasons]
         use = AttentionUse(decision.shape.phase.value, decision.path, decision.status.value, reasons)
-        return Choice(decision, self._runs[decision.path], use)
+        path = self._paths[decision.path]
+        assert path.run is not None
+        return Choice(decision, path.run, use, path.is_capturable)
 
 
 class StepAttention:
@@ -156,6 +164,23 @@ class StepAttention:
                 self._run(entry, layer, q[tokens], k[tokens], v[tokens], out[tokens])
             else:
                 self._run(entry, layer, q[tokens], self._k_pages[layer], self._v_pages[layer], out[tokens])
+
+    @property
+    def choices(self) -> tuple[Choice, ...]:
+        """What serves now, one for each part and window."""
+        return tuple(lane.choice for entry in self._parts for lane in entry.lanes.values())
+
+    @property
+    def launches(self) -> dict[int | None, int]:
+        """How often the choice of each window ran, in a step of one part."""
+        (entry,) = self._parts
+        return {window: lane.num_launches for window, lane in entry.lanes.items()}
+
+    def count_replay(self, launches: Mapping[int | None, int]) -> None:
+        """Count what a replayed CUDA graph launched: the `launches` of the step that it captured."""
+        (entry,) = self._parts
+        for window, num_launches in launches.items():
+            entry.lanes[window].num_launches += num_launches
 
     def uses(self, phase: Phase) -> list[AttentionUse]:
         """The distinct decisions that served this phase of the step."""

@@ -50,10 +50,11 @@ class Decoder:
         return residual if fed is None else residual.add_(fed)
 
     @torch.inference_mode()
-    def logits(self, hidden_rows: Tensor) -> Tensor:
-        """Logits [R, vocab] fp32 of hidden states [R, hidden]."""
+    def logits(self, hidden_rows: Tensor, out: Tensor | None = None) -> Tensor:
+        """Logits [R, vocab] fp32 of hidden states [R, hidden], in `out` where it is given."""
         normed = rms_norm(hidden_rows, self.weights.final_norm, self.config.norm_eps)
-        return F.linear(normed, self.weights.head).float()
+        logits = F.linear(normed, self.weights.head)
+        return logits.float() if out is None else out.copy_(logits)
 
     def _attention(
         self,

@@ -10,7 +10,10 @@ from server.model.config import ModelConfig
 
 @dataclass(frozen=True, slots=True)
 class KVCache:
-    """k[layer], v[layer]: [num_pages, page_size, kv_heads, head_dim]. A page holds the same tokens in every layer."""
+    """k[layer], v[layer]: [num_pages + 1, page_size, kv_heads, head_dim]. A page holds the same tokens in every layer.
+
+    The last page is nobody's: padding rows of a CUDA graph write there.
+    """
 
     k: list[Tensor]
     v: list[Tensor]
@@ -19,12 +22,18 @@ class KVCache:
     def allocate(
         cls, config: ModelConfig, num_pages: int, page_size: int, dtype: torch.dtype, device: torch.device
     ) -> "KVCache":
-        shape = (num_pages, page_size, config.num_kv_heads, config.head_dim)
+        """For sequences `num_pages`, and the one behind them."""
+        shape = (num_pages + 1, page_size, config.num_kv_heads, config.head_dim)
 
         def pages() -> list[Tensor]:
             return [torch.zeros(shape, dtype=dtype, device=device) for _ in range(config.num_layers)]
 
         return cls(pages(), pages())
+
+    @property
+    def num_pages(self) -> int:
+        """The pages that sequences may own."""
+        return self.k[0].shape[0] - 1
 
     @property
     def page_size(self) -> int:

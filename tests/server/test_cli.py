@@ -68,7 +68,9 @@ def test_every_setting_has_a_flag_with_a_description() -> None:
     actions = {action.dest: action for action in serve_parser_actions()}
     for field in msgspec.structs.fields(Settings):
         action = actions[field.name]
-        assert action.option_strings == ["--" + field.name.replace("_", "-")]
+        name = field.name.replace("_", "-")
+        switch = ["--no-" + name] if isinstance(field.default, bool) else []
+        assert action.option_strings == ["--" + name, *switch]
         assert action.help
         assert not action.help.startswith(" (")
 
@@ -231,3 +233,8 @@ def test_after_a_death_the_wait_is_counted_anew() -> None:
     console.on_death("killed")
     console.on_ready(READY)
     assert "Hallmark is ready on u with m, after 3.0 s" in lines
+
+
+@pytest.mark.parametrize(("flag", "text"), [("--cuda-graphs", "true"), ("--no-cuda-graphs", "false")])
+def test_a_switch_takes_no_value(flag: str, text: str) -> None:
+    assert build_parser().parse_args(["serve", flag]).cuda_graphs == text

@@ -17,6 +17,12 @@ def test_a_flag_wins_over_its_variable() -> None:
     assert read_settings({"device": "cpu"}, {"HALLMARK_DEVICE": "cuda"}).device is DeviceChoice.CPU
 
 
+def test_a_switch_is_turned_off_by_flag_or_variable() -> None:
+    assert Settings().cuda_graphs
+    assert not read_settings({"cuda_graphs": "false"}, {}).cuda_graphs
+    assert not read_settings({}, {"HALLMARK_CUDA_GRAPHS": "0"}).cuda_graphs
+
+
 @pytest.mark.parametrize(
     ("field", "text", "wanted"),
     [

@@ -1,0 +1,50 @@
+"""What the graphs' tests share: drives an engine, keeps what it said, sums the attention's launches."""
+
+from collections import Counter
+
+from server.engine.core import Engine
+from server.engine.messages import SamplingParams, StepOutput, Submit
+
+
+class Session:
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.outputs: list[StepOutput] = []
+
+    def submit(self, name: str, prompt: list[int], **sampling: object) -> None:
+        params = SamplingParams(**{"max_tokens": 20, "temperature": 0.0, **sampling})  # type: ignore[arg-type]
+        self.engine.submit(Submit(name, prompt, params))
+
+    def step(self) -> None:
+        output = self.engine.step()
+        assert output is not None
+        self.outputs.append(output)
+
+    def drain(self) -> "Session":
+        while self.engine.has_work:
+            self.step()
+        assert self.engine.step() is None  # idle: the pages are counted
+        return self
+
+    def tokens(self, name: str) -> list[int]:
+        deltas = [delta for output in self.outputs for delta in output.deltas if delta.request_id == name]
+        return [token for delta in deltas for token in delta.token_ids]
+
+    def all_tokens(self, num_requests: int) -> list[list[int]]:
+        return [self.tokens(f"r{index}") for index in range(num_requests)]
+
+    def submit_all(self, prompts: list[list[int]], **sampling: object) -> "Session":
+        for index, prompt in enumerate(prompts):
+            self.submit(f"r{index}", prompt, **sampling)
+        return self
+
+    def total(self, field: str) -> int:
+        return sum(getattr(output.record, field) for output in self.outputs)
+
+    def launches(self) -> Counter[tuple[str, str]]:
+        """Attention launches by phase and path."""
+        found: Counter[tuple[str, str]] = Counter()
+        for output in self.outputs:
+            for count in output.record.dispatches:
+                found[count.phase, count.path] += count.num_launches
+        return found

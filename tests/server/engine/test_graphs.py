@@ -1,0 +1,209 @@
+"""Decode graphs without a GPU: a fake capture runs the step, and its replay runs it again on the same memory."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from graph_session import Session
+from tiny_llama import NAN_TOKEN, NUM_LAYERS, NUM_TOKENS, VOCAB, TinyLlama
+
+from kernels.attention.batch import AttentionFlags
+from kernels.catalog import path_named
+from kernels.path import Reject
+from kernels.shape import AttentionShape, Dtype, Phase
+from qualification.decision import Decision, Status
+from qualification.signature import ServingLimits, shapes_needed
+from server.engine.core import Engine, EngineOptions
+from server.engine.dispatch import Choice, Dispatcher
+from server.engine.graph_inputs import DecodeInputs
+from server.engine.graph_keys import graph_keys, graph_sizes
+from server.engine.graphs import DecodeGraphs, Replayable
+from server.engine.pages import PagePool
+from server.engine.planning import signature_of
+from server.engine.runner import ModelRunner
+from server.engine.scheduler import Scheduler, SchedulerLimits
+from server.model.decoder import Decoder
+from server.model.kv_cache import KVCache
+from server.model.load import load_config, load_decoder
+from server.settings import LoadFormat
+
+CPU = torch.device("cpu")
+PAGE_SIZE = 16
+MAX_LEN = 160  # two context buckets
+PATH = replace(path_named("sdpa.cpu"), name="graphable", is_capturable=True)
+EAGER = replace(path_named("sdpa.cpu"), name="eager")
+
+
+class Replay:
+    """The fake graph: keeps the work."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self.work = work
+
+    def replay(self) -> None:
+        self.work()
+
+
+def capture(work: Callable[[], None]) -> Replayable:
+    """The fake capture. Unlike a real one it leaves results, which no test may take for a replay's."""
+    work()
+    return Replay(work)
+
+
+def decide(shape: AttentionShape, path: str) -> Decision:
+    return Decision(shape, path, Status.PROVEN, path, (), (), None)
+
+
+@pytest.fixture(scope="module")
+def decoder(tiny_llama: TinyLlama) -> Decoder:
+    config = load_config(tiny_llama.folder)
+    return load_decoder(tiny_llama.folder, config, dtype=torch.float32, device=CPU, load_format=LoadFormat.AUTO)
+
+
+class Subject:
+    """An engine with graphs, and everything a test may want to look at."""
+
+    def __init__(self, decoder: Decoder, *, path: str = PATH.name, num_pages: int = 64, max_num_seqs: int = 8) -> None:
+        config = decoder.config
+        limits = ServingLimits(MAX_LEN, 64, PAGE_SIZE, Dtype.FP32, Dtype.FP32)
+        shapes = shapes_needed(signature_of(config), limits)
+        flags = (AttentionFlags(config.softmax_scale),) * NUM_LAYERS
+        self.dispatcher = Dispatcher(
+            {shape: decide(shape, path) for shape in shapes},
+            (PATH, EAGER),
+            flags,
+            redecide=lambda shape, _: replace(decide(shape, EAGER.name), fallback_reasons=(Reject.QUARANTINED,)),
+        )
+        kv = KVCache.allocate(config, num_pages, PAGE_SIZE, torch.float32, CPU)
+        for pages in (*kv.k, *kv.v):
+            pages.fill_(torch.nan)  # whatever a row reads beyond its own tokens would show
+        sizes = graph_sizes(max_num_seqs)
+        keys = graph_keys(sizes, MAX_LEN)
+        inputs = DecodeInputs(keys, page_size=PAGE_SIZE, num_pages=num_pages, max_context=MAX_LEN, device=CPU)
+        self.graphs = DecodeGraphs(decoder, kv, self.dispatcher, sizes=sizes, inputs=inputs, device=CPU)
+        self.graphs.capture(keys, capture, lambda _: None)
+        self.kv = kv
+        runner = ModelRunner(decoder, kv, self.dispatcher, CPU, self.graphs)
+        scheduler = Scheduler(SchedulerLimits(MAX_LEN, max_num_seqs, 64), PagePool(num_pages, PAGE_SIZE))
+        self.session = Session(Engine(scheduler, runner, EngineOptions(VOCAB, (), seed=0)))
+
+
+def test_greedy_tokens_from_graphs_equal_those_of_transformers(decoder: Decoder, tiny_llama: TinyLlama) -> None:
+    subject = Subject(decoder)
+    session = subject.session.submit_all(tiny_llama.prompts).drain()
+    assert session.all_tokens(len(tiny_llama.prompts)) == tiny_llama.greedy
+    assert subject.graphs.num_replays > NUM_TOKENS // 2
+
+
+def test_a_sequence_alone_has_the_tokens_it_has_among_neighbours(decoder: Decoder, tiny_llama: TinyLlama) -> None:
+    for index, prompt in enumerate(tiny_llama.prompts):
+        session = Subject(decoder).session
+        session.submit("a", prompt)
+        assert session.drain().tokens("a") == tiny_llama.greedy[index]
+
+
+def test_preempted_sequences_go_on_as_if_nothing_had_been(decoder: Decoder, tiny_llama: TinyLlama) -> None:
+    session = Subject(decoder, num_pages=17).session.submit_all(tiny_llama.prompts).drain()
+    assert session.all_tokens(len(tiny_llama.prompts)) == tiny_llama.greedy
+    assert session.total("num_preemptions") > 0
+
+
+def test_cancelled_neighbours_leave_no_trace(decoder: Decoder, tiny_llama: TinyLlama) -> None:
+    session = Subject(decoder).session
+    for index, prompt in enumerate(tiny_llama.prompts[:4]):
+        session.submit(f"doomed{index}", prompt[::-1])
+        session.submit(f"r{index}", prompt)
+    for index in range(4):
+        for _ in range(3):
+            session.step()
+        session.engine.cancel(f"doomed{index}")
+    assert session.drain().all_tokens(4) == tiny_llama.greedy[:4]
+
+
+def test_padding_rows_write_to_nobodys_page_only(decoder: Decoder, tiny_llama: TinyLlama) -> None:
+    subject = Subject(decoder)
+    for index in range(3):  # 3 rows are padded to 4
+        subject.session.submit(f"r{index}", tiny_llama.prompts[index])
+    subject.session.drain()
+    assert subject.graphs.num_replays
+    for pages in (*subject.kv.k, *subject.kv.v):
+        is_written = ~pages.isnan().flatten(2).any(2)  # [pages, slots]
+        num_tokens = sum(len(prompt) + NUM_TOKENS - 1 for prompt in tiny_llama.prompts[:3])
+        # Captures ran with every row padded: they wrote nobody's page alone too.
+        assert int(is_written[:-1].sum()) == num_tokens
+        assert bool(is_written[-1].any())
+
+
+def test_attention_launches_are_layers_times_steps_with_replays(decoder: Decoder, tiny_llama: TinyLlama) -> None:
+    subject = Subject(decoder)
+    subject.session.submit("a", tiny_llama.prompts[3])
+    launches = subject.session.drain().launches()
+    assert subject.graphs.num_replays == NUM_TOKENS - 1
+    assert launches == {
+        ("prefill", PATH.name): NUM_LAYERS,
+        ("decode", PATH.name): (NUM_TOKENS - 1) * NUM_LAYERS,
+    }
+    counts = [count for output in subject.session.outputs for count in output.record.dispatches]
+    assert {(count.num_sequences, count.num_tokens) for count in counts if count.phase == "decode"} == {(1, 1)}
+
+
+def test_a_changed_decision_drops_its_graphs_and_eager_serves(decoder: Decoder, tiny_llama: TinyLlama) -> None:
+    subject = Subject(decoder)
+    before = subject.graphs.keys
+    [short] = [choice for choice in decode_choices(subject) if choice.decision.shape.context_bucket.lo == 0]
+    subject.dispatcher.replace(short, torch.OutOfMemoryError("no memory"))
+    session = subject.session.submit_all(tiny_llama.prompts[3:4]).drain()
+    assert session.all_tokens(1) == tiny_llama.greedy[3:4]
+    assert subject.graphs.num_replays == 0
+    dropped = set(before) - set(subject.graphs.keys)
+    assert {key.context for key in dropped} == {short.decision.shape.context_bucket}
+    assert 0 < len(dropped) < len(before)
+    assert session.launches()["decode", EAGER.name] == (NUM_TOKENS - 1) * NUM_LAYERS
+    assert ("decode", PATH.name) not in session.launches()
+
+
+def decode_choices(subject: Subject) -> list[Choice]:
+    return [choice for choice in subject.dispatcher.choices if choice.decision.shape.phase is Phase.DECODE]
+
+
+def test_a_path_that_no_graph_can_hold_is_not_captured(decoder: Decoder, tiny_llama: TinyLlama) -> None:
+    subject = Subject(decoder, path=EAGER.name)
+    assert subject.graphs.keys == ()
+    session = subject.session.submit_all(tiny_llama.prompts).drain()
+    assert session.all_tokens(len(tiny_llama.prompts)) == tiny_llama.greedy
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {"temperature": 1.0, "top_p": 0.9, "seed": 5},
+        {"repetition_penalty": 1.3},
+        {"stop_token_ids": tuple(range(40)), "min_tokens": 12},
+    ],
+)
+def test_sampling_over_a_graphs_logits_gives_the_tokens_of_an_eager_step(
+    decoder: Decoder, tiny_llama: TinyLlama, sampling: dict[str, object]
+) -> None:
+    run = partial(sampled, prompts=tiny_llama.prompts[:3], sampling=sampling)
+    assert run(Subject(decoder)) == run(Subject(decoder, path=EAGER.name))
+
+
+def sampled(subject: Subject, prompts: list[list[int]], sampling: dict[str, object]) -> list[list[int]]:
+    session = subject.session
+    session.submit("greedy neighbour", prompts[0])
+    return session.submit_all(prompts, **sampling).drain().all_tokens(len(prompts))
+
+
+def test_logits_without_a_finite_number_end_their_own_row(decoder: Decoder, tiny_llama: TinyLlama) -> None:
+    subject = Subject(decoder)
+    [well] = tiny_llama.prompts[2:3]
+    subject.session.submit("well", well)
+    subject.session.submit("sick", well)
+    subject.session.step()
+    [sick] = [seq for seq in subject.session.engine._scheduler._running.values() if seq.request_id == "sick"]
+    sick.tokens[-1] = NAN_TOKEN  # as if it had generated it: the next step is a graph
+    session = subject.session.drain()
+    assert session.total("num_nonfinite") == 1
+    assert session.tokens("well") == tiny_llama.greedy[2]
