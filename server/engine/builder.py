@@ -66,7 +66,6 @@ class _Parts:
 
 def build_engine(settings: Settings, quarantined: frozenset[tuple[str, str]], progress: Progress) -> BuiltEngine:
     """Raises Unservable and StartError for an engine that will not serve; anything else is a fault."""
-    started_at = time.monotonic()
     install_compile_counter()
     device = choose_device(settings)
     if device.type == "cpu":
@@ -104,7 +103,6 @@ def build_engine(settings: Settings, quarantined: frozenset[tuple[str, str]], pr
         matrix_verdict=plan.matrix_verdict.value,
         plan=plan_rows(dispatcher.decisions, plan.evidence),
         attention_layers=config.num_layers,
-        started_in_s=time.monotonic() - started_at,
     )
     return BuiltEngine(engine, runner, ready)
 

@@ -103,7 +103,6 @@ class EngineReady(msgspec.Struct, frozen=True, tag=True):
     matrix_verdict: str
     plan: list[PlanRow]
     attention_layers: int
-    started_in_s: float
 
 
 class EngineRefused(msgspec.Struct, frozen=True, tag=True):

@@ -137,7 +137,6 @@ READY = EngineReady(
     matrix_verdict="absent",
     plan=[ROW],
     attention_layers=4,
-    started_in_s=1.25,
 )
 
 

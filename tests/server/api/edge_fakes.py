@@ -83,7 +83,6 @@ READY = EngineReady(
     matrix_verdict="valid",
     plan=[plan_row(), plan_row("decode", "sdpa.cpu", status="proven", fallback_reasons=[], rejected={"sdpa.math": []})],
     attention_layers=4,
-    started_in_s=1.5,
 )
 REFUSED = EngineRefused("unproven", "1 of 2 shapes has no proven path", [plan_row(path=None, status="unproven")])
 

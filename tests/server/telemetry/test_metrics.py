@@ -38,7 +38,6 @@ READY = EngineReady(
     matrix_verdict="valid",
     plan=[ROW],
     attention_layers=4,
-    started_in_s=1.0,
 )
 RECORD = StepRecord(
     step=7,
