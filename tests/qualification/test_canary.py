@@ -214,9 +214,10 @@ def test_nobody_there_exits_3_with_one_line(capsys: pytest.CaptureFixture[str]) 
     assert lines[0].startswith("environment: FAIL: http://127.0.0.1:9/v1/models: ")
 
 
-def test_without_a_golden_file_it_is_inconclusive(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_golden_file_it_is_inconclusive(url: str, script: Script, capsys: pytest.CaptureFixture[str]) -> None:
+    script.model = "unheard-of"  # none ships for it
     assert canary(url) == 4
-    assert "no golden file for demo: record one with --record" in capsys.readouterr().out
+    assert "no golden file for unheard-of: record one with --record" in capsys.readouterr().out
 
 
 def test_a_damaged_golden_file_exits_3(url: str, golden: str) -> None:

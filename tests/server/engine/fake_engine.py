@@ -71,7 +71,7 @@ class Fake:
             return
         if mode == "hang":
             time.sleep(60)
-        self.send(EngineReady(PROTOCOL_VERSION, os.getpid(), "fake", 64, 4, 16, {}, None, "none", [], 2, 0.0))
+        self.send(EngineReady(PROTOCOL_VERSION, os.getpid(), "fake", 64, 4, 16, {}, None, "none", [], 2))
         while True:
             try:
                 message = self.inbox.get(timeout=BEAT_S)
