@@ -9,10 +9,10 @@ import torch
 INTERPRET = "TRITON_INTERPRET"
 
 
-def pytest_configure() -> None:
-    """Triton decides when a kernel is imported: without a GPU all kernels are imported for the interpreter."""
-    if not torch.cuda.is_available():
-        os.environ[INTERPRET] = "1"
+# Triton decides when it and a kernel are imported: without a GPU all are imported for the interpreter. Here and not in a
+# hook of pytest, for those run after the conftest of a folder below was imported, and it may import a kernel.
+if not torch.cuda.is_available():
+    os.environ[INTERPRET] = "1"
 
 
 def pytest_collection_finish() -> None:
