@@ -4,10 +4,31 @@ from typing import Any
 
 import torch
 
-try:  # the one place where Triton, which exists for Linux only, is found missing
+try:  # where Triton, which exists for Linux only, is found missing
     import triton
-except ImportError:
+    from triton.compiler.errors import CompilationError
+    from triton.errors import TritonError
+    from triton.runtime.errors import OutOfResources, PTXASError
+except ImportError:  # its paths reject, and none of its errors can arise
     triton = None
+
+    class TritonError(Exception):  # type: ignore[no-redef]
+        """Never raised."""
+
+    CompilationError = OutOfResources = PTXASError = TritonError
+
+__all__ = [
+    "CompilationError",
+    "OutOfResources",
+    "PTXASError",
+    "TritonError",
+    "install_compile_counter",
+    "is_interpreted",
+    "num_compiles",
+    "num_processors",
+    "shared_bytes",
+    "triton_version",
+]
 
 
 class _CompileCounter:

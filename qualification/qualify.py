@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 import torch
 
 from kernels.fingerprint import Fingerprint
+from kernels.launch import TritonError
 from kernels.path import KernelPath, RunAttention
 from kernels.shape import AttentionShape, Phase, flops, hbm_bytes_tiled
 from qualification.checks import check_path
@@ -15,14 +16,6 @@ from qualification.evidence import Check, Evidence, Timing
 from qualification.inputs import cases, long_case, longest_lengths
 from qualification.timing import time_call
 from qualification.wrong import passed_wrongly
-
-try:
-    from triton.errors import TritonError
-except ImportError:  # triton exists for Linux only; elsewhere its paths reject and none of its errors can arise
-
-    class TritonError(Exception):  # type: ignore[no-redef]
-        """Never raised."""
-
 
 logger = logging.getLogger(__name__)
 

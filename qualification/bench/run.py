@@ -9,6 +9,7 @@ import torch
 
 from kernels.attention.compare import Errors
 from kernels.fingerprint import Fingerprint
+from kernels.launch import TritonError
 from kernels.path import KernelPath, Tier
 from kernels.shape import Phase
 from qualification.bench.cases import BenchCase
@@ -18,14 +19,6 @@ from qualification.bench.peers import Call, Peer, Prepared, Unavailable
 from qualification.bench.row import Absence, Outcome, Row
 from qualification.evidence import Timing
 from qualification.timing import time_together
-
-try:
-    from triton.errors import TritonError
-except ImportError:  # triton exists for Linux only; elsewhere none of its errors can arise
-
-    class TritonError(Exception):  # type: ignore[no-redef]
-        """Never raised."""
-
 
 logger = logging.getLogger(__name__)
 

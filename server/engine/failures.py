@@ -2,18 +2,8 @@
 
 import torch
 
+from kernels.launch import CompilationError, OutOfResources, PTXASError, TritonError
 from kernels.path import Reject
-
-try:
-    from triton.compiler.errors import CompilationError
-    from triton.errors import TritonError
-    from triton.runtime.errors import OutOfResources, PTXASError
-except ImportError:  # triton exists for Linux only; elsewhere its paths reject and none of its errors can arise
-
-    class TritonError(Exception):  # type: ignore[no-redef]
-        """Never raised."""
-
-    CompilationError = OutOfResources = PTXASError = TritonError
 
 LAUNCH_ERRORS: tuple[type[Exception], ...] = (RuntimeError, NotImplementedError, TritonError)
 
