@@ -9,8 +9,8 @@ import torch
 INTERPRET = "TRITON_INTERPRET"
 
 
-# Triton decides when it and a kernel are imported: without a GPU all are imported for the interpreter. Here and not in a
-# hook of pytest, for those run after the conftest of a folder below was imported, and it may import a kernel.
+# Triton decides when it and a kernel are imported: without a GPU all are imported for the interpreter.
+# Here, not in a hook of pytest: hooks run after the conftest of a folder below, which may import a kernel.
 if not torch.cuda.is_available():
     os.environ[INTERPRET] = "1"
 
