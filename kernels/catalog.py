@@ -56,9 +56,8 @@ def _triton_path(phase: Phase, run: RunAttention | None, *kernel_names: str) -> 
         needs_triton=True,
     )
     digest = _digest(*_TRITON_SOURCES, f"triton_{phase.value}.py")
-    # Graphs hold decode steps only, and its grid is a function of bounds; the other phases are not held to that.
-    is_capturable = phase is Phase.DECODE
-    return KernelPath(f"triton.{phase.value}", Tier.FIRST, limits, digest, kernel_names, run, is_capturable)
+    # Its grid is a function of host bounds; what lies in them is read on the device.
+    return KernelPath(f"triton.{phase.value}", Tier.FIRST, limits, digest, kernel_names, run, is_capturable=True)
 
 
 def _hopper_path(run: RunAttention | None) -> KernelPath:
@@ -75,7 +74,10 @@ def _hopper_path(run: RunAttention | None) -> KernelPath:
         needs_triton=True,
     )
     names = ("hallmark_gluon_prefill", "hallmark_gluon_plan")
-    return KernelPath("gluon.prefill.hopper", Tier.FIRST, limits, _digest(*_GLUON_SOURCES), names, run)
+    # Its plan is made on the device anew in each launch, its counter with it.
+    return KernelPath(
+        "gluon.prefill.hopper", Tier.FIRST, limits, _digest(*_GLUON_SOURCES), names, run, is_capturable=True
+    )
 
 
 def _sdpa_path(name: str, tier: Tier, limits: Limits, run: RunAttention, *kernel_names: str) -> KernelPath:

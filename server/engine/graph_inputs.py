@@ -1,8 +1,9 @@
-"""The inputs of decode graphs: memory that stays where it is, filled on the host and copied to the device at once."""
+"""The inputs of CUDA graphs: memory that stays where it is, filled on the host and copied to the device at once."""
 
 from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -10,9 +11,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kernels.attention.batch import AttentionBatch
+from kernels.buckets import Bucket
 from kernels.shape import Phase
 from server.engine.dispatch import PhasePart
-from server.engine.graph_keys import GraphKey
+from server.engine.graph_keys import GraphKey, PartKey
 from server.engine.sequence import Batch
 
 _NO_PAGES: "array[int]" = array("i")
@@ -20,22 +22,32 @@ _ALIGNMENT_BYTES = 64  # of every section: Triton compiles a kernel again for a 
 
 
 @dataclass(frozen=True, slots=True)
-class DecodeTensors:
-    """What a decode graph reads, n rows: token_ids, slots [n] int64, positions [n] int32, and the attention's part."""
+class GraphTensors:
+    """What a graph of n tokens reads: prompts first, then decode rows.
+
+    token_ids  [n] int64
+    slots      [n] int64, page * page_size + offset
+    positions  [n] int32
+    sampled    [num_prompts + decode rows] int64, the tokens whose logits are computed; None for all of them
+    parts      the attention's, one for each kind of rows
+    """
 
     token_ids: Tensor
     slots: Tensor
     positions: Tensor
-    part: PhasePart
+    sampled: Tensor | None
+    parts: list[PhasePart]
 
 
 @dataclass(frozen=True, slots=True)
 class _Host:
-    """The same memory on the host, in the same order."""
+    """The same memory on the host. Empty arrays for what the graph has no rows for."""
 
     token_ids: NDArray[np.int64]
     slots: NDArray[np.int64]
+    sampled: NDArray[np.int64]
     positions: NDArray[np.int32]
+    cu_seqlens: NDArray[np.int32]
     context_lens: NDArray[np.int32]
     page_table: NDArray[np.int32]
 
@@ -43,114 +55,177 @@ class _Host:
 @dataclass(frozen=True, slots=True)
 class _Layout:
     host: _Host
-    tensors: DecodeTensors
+    tensors: GraphTensors
     source: Tensor  # pinned bytes
     target: Tensor  # as many bytes on the device
 
 
-class DecodeInputs:
+class GraphInputs:
     """All graphs share one buffer on each side, for only one runs at a time; each key lays it out for itself."""
 
     def __init__(
-        self, keys: Iterable[GraphKey], *, page_size: int, num_pages: int, max_context: int, device: torch.device
+        self,
+        keys: Iterable[GraphKey],
+        *,
+        num_prompts: int,
+        page_size: int,
+        num_pages: int,
+        max_context: int,
+        device: torch.device,
     ) -> None:
-        """`num_pages`: those that sequences may own; the page after them is where padding rows write."""
+        """`num_prompts` that a graph takes. `num_pages`: those that sequences may own; padding writes behind them."""
+        self._num_prompts = num_prompts
         self._page_size = page_size
-        self._scratch_page = num_pages
         self._max_context = max_context
         keys = list(keys)
-        num_bytes = max(_num_bytes(_sections(key, self._table_width(key))) for key in keys)
+        most = max(key.num_tokens for key in keys)
+        # Several padding tokens may share a slot of nobody's page; what it holds is of no account.
+        self._padding_slots = num_pages * page_size + np.arange(most) % page_size
+        num_bytes = max(_num_bytes(self._sections(key)) for key in keys)
         self._host = torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=device.type == "cuda")
         self._device = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
-        # One query a row, padding included: the same for every batch.
-        self._cu_seqlens = torch.arange(1 + max(key.size for key in keys), dtype=torch.int32, device=device)
+        # One query a decode row, padding included: the same for every batch.
+        self._one_query_each = torch.arange(1 + most, dtype=torch.int32, device=device)
         self._layouts = {key: self._layout(key) for key in keys}
         self._key: GraphKey | None = None  # of the latest `fill`
         self._tables: list[array[int]] = []  # what the rows of its page table hold on the host
 
-    def tensors(self, key: GraphKey) -> DecodeTensors:
+    def tensors(self, key: GraphKey) -> GraphTensors:
         """What a graph of this key reads."""
         return self._layouts[key].tensors
 
     def fill(self, key: GraphKey, batch: Batch) -> None:
-        """Write a batch of decode rows and start its copy to the device. The copy before must be done.
+        """Write a batch that the key is for, and start its copy to the device. The copy before must be done.
 
         Padding rows have no context, so that they read no page, and write to a page that nobody reads.
         """
-        layout, size, num_rows = self._layouts[key], self._page_size, batch.num_rows
-        host = layout.host
-        contexts = np.array(batch.context_lens, dtype=np.int64)
-        last = contexts - 1
-        host.token_ids[:num_rows] = [
-            seq.tokens[context_len - 1] for seq, context_len in zip(batch.sequences, batch.context_lens, strict=True)
-        ]
-        host.slots[:num_rows] = np.array([table[-1] for table in batch.page_tables]) * size + last % size
-        host.positions[:num_rows] = last
-        host.context_lens[:num_rows] = contexts
+        layout = self._layouts[key]
         if key is not self._key:
-            self._key, self._tables = key, [_NO_PAGES] * key.size
+            self._key, self._tables = key, [_NO_PAGES] * (0 if key.decode is None else key.decode.size)
+        start = 0
+        if key.prefill is not None:
+            self._fill_prompts(layout.host, key.prefill, batch)
+            start = key.prefill.size
+        if key.decode is not None:
+            self._fill_rows(layout.host, start, key.decode, batch)
+        layout.target.copy_(layout.source, non_blocking=True)
+
+    def _fill_prompts(self, host: _Host, part: PartKey, batch: Batch) -> None:
+        size, num_prompts = self._page_size, batch.num_prefill
+        ends = list(accumulate(batch.query_lens[:num_prompts]))
+        for row, (stop, length) in enumerate(zip(ends, batch.query_lens, strict=False)):
+            start = stop - length
+            host.token_ids[start:stop] = batch.sequences[row].tokens[:length]
+            places = np.arange(length)
+            host.positions[start:stop] = places
+            table = np.array(batch.page_tables[row], dtype=np.int64)
+            host.slots[start:stop] = table[places // size] * size + places % size
+        self._pad(host, ends[-1], part.size)
+        host.cu_seqlens[0] = 0
+        host.cu_seqlens[1 : num_prompts + 1] = ends
+        host.cu_seqlens[num_prompts + 1 :] = ends[-1]
+        host.sampled[:num_prompts] = ends
+        host.sampled[:num_prompts] -= 1
+        host.sampled[num_prompts : self._num_prompts] = 0
+        host.sampled[self._num_prompts :] = np.arange(part.size, part.size + host.sampled.size - self._num_prompts)
+
+    def _fill_rows(self, host: _Host, start: int, part: PartKey, batch: Batch) -> None:
+        size, first = self._page_size, batch.num_prefill
+        stop = start + batch.num_rows - first
+        context_lens = batch.context_lens[first:]
+        contexts = np.array(context_lens, dtype=np.int64)
+        last = contexts - 1
+        host.token_ids[start:stop] = [
+            seq.tokens[context_len - 1] for seq, context_len in zip(batch.sequences[first:], context_lens, strict=True)
+        ]
+        host.slots[start:stop] = np.array([table[-1] for table in batch.page_tables[first:]]) * size + last % size
+        host.positions[start:stop] = last
+        host.context_lens[: contexts.size] = contexts
+        host.context_lens[contexts.size :] = 0
         tables = self._tables
-        for row, table in enumerate(batch.page_tables):
+        for row, table in enumerate(batch.page_tables[first:]):
             if table != tables[row]:  # one step in page_size adds a page; comparing is a fifth of writing
                 host.page_table[row, : len(table)] = table
                 tables[row] = table
-        if num_rows < key.size:
-            host.token_ids[num_rows:] = 0
-            # Several rows may share a slot there; what it holds is of no account.
-            host.slots[num_rows:] = self._scratch_page * size + np.arange(key.size - num_rows) % size
-            host.positions[num_rows:] = 0
-            host.context_lens[num_rows:] = 0
-        layout.target.copy_(layout.source, non_blocking=True)
+        self._pad(host, stop, start + part.size)
 
-    def _longest(self, key: GraphKey) -> int:
-        """The longest context of a graph, in tokens."""
-        return min(key.context.hi or self._max_context, self._max_context)
+    def _pad(self, host: _Host, start: int, stop: int) -> None:
+        """Make the tokens [start, stop) such that they disturb nobody."""
+        host.token_ids[start:stop] = 0
+        host.slots[start:stop] = self._padding_slots[: stop - start]
+        host.positions[start:stop] = 0
 
-    def _table_width(self, key: GraphKey) -> int:
-        return -(-self._longest(key) // self._page_size)
+    def _longest(self, longest: Bucket) -> int:
+        """The most tokens of a sequence in this bucket."""
+        return min(longest.hi or self._max_context, self._max_context)
+
+    def _table_width(self, part: PartKey) -> int:
+        return -(-self._longest(part.longest) // self._page_size)
+
+    def _sections(self, key: GraphKey) -> list[tuple[torch.dtype, int]]:
+        """dtype and number of elements of the arrays of `_Host`, in its order."""
+        num_rows = 0 if key.decode is None else key.decode.size
+        num_prompts = 0 if key.prefill is None else self._num_prompts
+        return [
+            (torch.int64, key.num_tokens),
+            (torch.int64, key.num_tokens),
+            (torch.int64, num_prompts and num_prompts + num_rows),
+            (torch.int32, key.num_tokens),
+            (torch.int32, num_prompts and num_prompts + 1),
+            (torch.int32, num_rows),
+            (torch.int32, 0 if key.decode is None else num_rows * self._table_width(key.decode)),
+        ]
 
     def _layout(self, key: GraphKey) -> _Layout:
-        width = self._table_width(key)
-        sections = _sections(key, width)
-        num_bytes = _num_bytes(sections)
         views, start = [], 0
+        sections = self._sections(key)
         for dtype, size in sections:
             stop = start + size * dtype.itemsize
             views.append([memory[start:stop].view(dtype) for memory in (self._host, self._device)])
             start = _aligned(stop)
         host, device = zip(*views, strict=True)
-        token_ids, slots, positions, context_lens, page_table = (view.numpy() for view in host)
-        part = PhasePart(
-            phase=Phase.DECODE,
-            tokens=slice(0, key.size),
-            batch=AttentionBatch(
-                cu_seqlens_q=self._cu_seqlens[: key.size + 1],
-                max_seqlen_q=1,
-                max_context=self._longest(key),
-                page_table=device[4].view(key.size, width),
-                context_lens=device[3],
-            ),
-            num_sequences=key.size,
-            num_tokens=key.size,
-        )
+        arrays = [view.numpy() for view in host]
+        parts = []
+        if key.prefill is not None:
+            parts.append(self._prefill_part(key.prefill, device[4]))
+        if key.decode is not None:
+            arrays[6] = arrays[6].reshape(key.decode.size, -1)
+            parts.append(self._decode_part(key, key.decode, device[5], device[6]))
+        sampled = None if key.prefill is None else device[2]
+        num_bytes = _num_bytes(sections)
         return _Layout(
-            _Host(token_ids, slots, positions, context_lens, page_table.reshape(key.size, width)),
-            DecodeTensors(device[0], device[1], device[2], part),
+            _Host(*arrays),
+            GraphTensors(device[0], device[1], device[3], sampled, parts),
             self._host[:num_bytes],
             self._device[:num_bytes],
         )
 
+    def _prefill_part(self, part: PartKey, cu_seqlens: Tensor) -> PhasePart:
+        longest = min(part.size, self._longest(part.longest))
+        return PhasePart(
+            phase=Phase.PREFILL,
+            tokens=slice(0, part.size),
+            batch=AttentionBatch(
+                cu_seqlens_q=cu_seqlens, max_seqlen_q=longest, max_context=longest, cu_seqlens_k=cu_seqlens
+            ),
+            num_sequences=self._num_prompts,
+            num_tokens=part.size,
+        )
 
-def _sections(key: GraphKey, table_width: int) -> list[tuple[torch.dtype, int]]:
-    """dtype and number of elements of token_ids, slots, positions, context_lens and the page table."""
-    size = key.size
-    return [
-        (torch.int64, size),
-        (torch.int64, size),
-        (torch.int32, size),
-        (torch.int32, size),
-        (torch.int32, size * table_width),
-    ]
+    def _decode_part(self, key: GraphKey, part: PartKey, context_lens: Tensor, page_table: Tensor) -> PhasePart:
+        return PhasePart(
+            phase=Phase.DECODE,
+            tokens=slice(key.num_tokens - part.size, key.num_tokens),
+            batch=AttentionBatch(
+                cu_seqlens_q=self._one_query_each[: part.size + 1],
+                max_seqlen_q=1,
+                max_context=self._longest(part.longest),
+                page_table=page_table.view(part.size, -1),
+                context_lens=context_lens,
+            ),
+            num_sequences=part.size,
+            num_tokens=part.size,
+        )
 
 
 def _num_bytes(sections: list[tuple[torch.dtype, int]]) -> int:

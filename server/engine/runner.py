@@ -8,7 +8,7 @@ from kernels.fused.sampling import RowSampling, SampleResult, SamplingTensors, s
 from kernels.shape import Phase
 from server.engine.core import BatchError, StepResult
 from server.engine.dispatch import Dispatcher, NoPathError, StepAttention
-from server.engine.graphs import DecodeGraphs, DecodeStep
+from server.engine.graphs import GraphStep, StepGraphs
 from server.engine.inputs import InputBuilder, StepInputs
 from server.engine.messages import SamplingParams
 from server.engine.sequence import Batch, Sequence
@@ -25,7 +25,7 @@ class ModelRunner:
         kv: KVCache,
         dispatcher: Dispatcher,
         device: torch.device,
-        graphs: DecodeGraphs | None = None,
+        graphs: StepGraphs | None = None,
     ) -> None:
         """Without `graphs` every step is launched kernel by kernel."""
         self.dispatcher = dispatcher
@@ -72,19 +72,17 @@ class ModelRunner:
             return []
         return _read(sample(self._decoder.logits(hidden[inputs.sampled]), sampling))
 
-    def _replay(self, graphs: DecodeGraphs, step: DecodeStep) -> list[int]:
+    def _replay(self, graphs: StepGraphs, step: GraphStep) -> list[int]:
         """As `_run_eagerly`, for a step that is a graph. Greedy rows are chosen inside of it."""
         batch = step.batch
         self._attention = step.attention
         if all(_is_plain_greedy(batch.sequences[row]) for row in batch.sampled_rows):
             graphs.replay(step)
-            likeliest = graphs.read_greedy(batch.num_rows)
-            return [likeliest[row] for row in batch.sampled_rows]
+            return graphs.read_greedy(step)
         sampling = self._sampling(batch)
         logits = graphs.replay(step)
-        if len(batch.sampled_rows) < batch.num_rows:  # the last token of a chunk of a prompt has no successor yet
-            logits = logits[list(batch.sampled_rows)]
-        return _read(sample(logits, sampling))
+        # The graph's other rows are padding, or ends of chunks whose last token has no successor yet.
+        return _read(sample(logits[list(step.rows)], sampling))
 
     def _sampling(self, batch: Batch) -> SamplingTensors:
         rows = [_row_sampling(batch.sequences[row], batch.context_lens[row]) for row in batch.sampled_rows]

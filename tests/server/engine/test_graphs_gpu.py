@@ -1,5 +1,6 @@
 """Real CUDA graphs: the tokens of an eager engine, counts that the profiler confirms, nothing compiled in service."""
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -88,14 +89,17 @@ def test_launches_are_layers_times_steps_and_the_profiler_agrees(tiny_llama: Tin
     built = build(tiny_llama.folder, tmp_path)
     session = Session(built.engine)
     session.submit("a", tiny_llama.prompts[3])
-    session.step()  # the prompt
     with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as profiler:
         session.drain()
         torch.cuda.synchronize()
-    assert session.launches()["decode", "triton.decode"] == (NUM_TOKENS - 1) * NUM_LAYERS
-    assert num_replays(built) == NUM_TOKENS - 1
-    seen = [event for event in profiler.events() if event.name == "hallmark_decode"]
-    assert len(seen) == (NUM_TOKENS - 1) * NUM_LAYERS
+    assert session.launches() == {
+        ("prefill", "triton.prefill"): NUM_LAYERS,
+        ("decode", "triton.decode"): (NUM_TOKENS - 1) * NUM_LAYERS,
+    }
+    assert num_replays(built) == NUM_TOKENS
+    seen = Counter(event.name for event in profiler.events())
+    assert seen["hallmark_prefill"] == NUM_LAYERS
+    assert seen["hallmark_decode"] == (NUM_TOKENS - 1) * NUM_LAYERS
 
 
 def test_service_compiles_nothing(tiny_llama: TinyLlama, tmp_path: Path) -> None:
