@@ -23,6 +23,7 @@ from server.engine.pages import PagePool
 from server.engine.planning import Progress, Unservable, fingerprint_fields, plan_attention, plan_rows
 from server.engine.runner import ModelRunner
 from server.engine.scheduler import Scheduler, SchedulerLimits
+from server.engine.step_tokens import StepTokens
 from server.engine.warmup import measure_peak_bytes, warm_up
 from server.errors import SettingsError
 from server.model.config import ModelConfig
@@ -60,8 +61,12 @@ class _Parts:
         dtype = torch_dtype(self.limits.kv_dtype)
         return KVCache.allocate(self.config, num_pages, self.limits.page_size, dtype, self.device)
 
-    def runner(self, kv: KVCache, graphs: StepGraphs | None = None) -> ModelRunner:
-        return ModelRunner(self.decoder, kv, self.dispatcher, self.device, graphs)
+    def tokens(self) -> StepTokens:
+        num_rows = self.limits.max_num_seqs
+        return StepTokens(max(num_rows, self.graph_sizes.max_sampled if self.graph_sizes else 0), self.device)
+
+    def runner(self, kv: KVCache) -> ModelRunner:
+        return ModelRunner(self.decoder, kv, self.dispatcher, self.tokens())
 
 
 def build_engine(settings: Settings, quarantined: frozenset[tuple[str, str]], progress: Progress) -> BuiltEngine:
@@ -122,14 +127,18 @@ def _warm_runner(settings: Settings, parts: _Parts, plan: Plan, progress: Progre
     )
     if parts.graph_sizes is None:
         return runner
-    return parts.runner(kv, _capture_graphs(parts, parts.graph_sizes, kv, progress))
+    tokens = parts.tokens()
+    graphs = _capture_graphs(parts, parts.graph_sizes, kv, tokens, progress)
+    return ModelRunner(parts.decoder, kv, parts.dispatcher, tokens, graphs)
 
 
 def _graph_sizes(config: ModelConfig, limits: EngineLimits) -> GraphSizes:
     return graph_sizes(config, max_num_seqs=limits.max_num_seqs, max_num_batched_tokens=limits.max_num_batched_tokens)
 
 
-def _capture_graphs(parts: _Parts, sizes: GraphSizes, kv: KVCache, progress: Progress) -> StepGraphs:
+def _capture_graphs(
+    parts: _Parts, sizes: GraphSizes, kv: KVCache, tokens: StepTokens, progress: Progress
+) -> StepGraphs:
     """Every graph that sequences of these limits can reach."""
     device = parts.device
     max_context = min(parts.limits.max_model_len, kv.num_pages * kv.page_size)
@@ -142,7 +151,7 @@ def _capture_graphs(parts: _Parts, sizes: GraphSizes, kv: KVCache, progress: Pro
         max_context=max_context,
         device=device,
     )
-    graphs = StepGraphs(parts.decoder, kv, parts.dispatcher, sizes=sizes, inputs=inputs, device=device)
+    graphs = StepGraphs(parts.decoder, kv, parts.dispatcher, sizes=sizes, inputs=inputs, tokens=tokens)
     torch.cuda.empty_cache()  # so that what is free now is free of what warm-up left behind
     started_at, free_before = time.monotonic(), torch.cuda.mem_get_info(device)[0]
     graphs.capture(keys, CudaCapture(device), lambda detail: progress("capturing", detail))
@@ -162,7 +171,8 @@ def _engine(settings: Settings, parts: _Parts, runner: ModelRunner) -> Engine:
         SchedulerLimits(limits.max_model_len, limits.max_num_seqs, limits.max_num_batched_tokens),
         PagePool(runner.num_pages, limits.page_size),
     )
-    options = EngineOptions(parts.config.vocab_size, parts.config.eos_token_ids, settings.seed)
+    runs_ahead = settings.run_ahead and parts.device.type == "cuda"
+    options = EngineOptions(parts.config.vocab_size, parts.config.eos_token_ids, settings.seed, runs_ahead)
     return Engine(scheduler, runner, options, num_compiles=num_compiles)
 
 

@@ -1,8 +1,8 @@
 """The inputs of CUDA graphs: memory that stays where it is, filled on the host and copied to the device at once."""
 
 from array import array
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from itertools import accumulate
 
 import numpy as np
@@ -15,7 +15,7 @@ from kernels.buckets import Bucket
 from kernels.shape import Phase
 from server.engine.dispatch import PhasePart
 from server.engine.graph_keys import GraphKey, PartKey
-from server.engine.sequence import Batch
+from server.engine.sequence import PENDING, Batch, Sequence
 
 _NO_PAGES: "array[int]" = array("i")
 _ALIGNMENT_BYTES = 64  # of every section: Triton compiles a kernel again for a pointer that 16 does not divide
@@ -25,17 +25,21 @@ _ALIGNMENT_BYTES = 64  # of every section: Triton compiles a kernel again for a 
 class GraphTensors:
     """What a graph of n tokens reads: prompts first, then decode rows.
 
-    token_ids  [n] int64
-    slots      [n] int64, page * page_size + offset
-    positions  [n] int32
-    sampled    [num_prompts + decode rows] int64, the tokens whose logits are computed; None for all of them
-    parts      the attention's, one for each kind of rows
+    token_ids   [n] int64
+    slots       [n] int64, page * page_size + offset
+    positions   [n] int32
+    sampled     [num_prompts + decode rows] int64, the tokens whose logits are computed; None for all of them
+    is_pending  [decode rows] bool, whether the host does not know the token yet; None without decode rows
+    chosen_at   [decode rows] int64, where it is then among the latest tokens
+    parts       the attention's, one for each kind of rows
     """
 
     token_ids: Tensor
     slots: Tensor
     positions: Tensor
     sampled: Tensor | None
+    is_pending: Tensor | None
+    chosen_at: Tensor | None
     parts: list[PhasePart]
 
 
@@ -46,22 +50,35 @@ class _Host:
     token_ids: NDArray[np.int64]
     slots: NDArray[np.int64]
     sampled: NDArray[np.int64]
+    chosen_at: NDArray[np.int64]
     positions: NDArray[np.int32]
     cu_seqlens: NDArray[np.int32]
     context_lens: NDArray[np.int32]
     page_table: NDArray[np.int32]
+    is_pending: NDArray[np.bool_]
+
+
+@dataclass(slots=True)
+class _Memory:
+    """One of two pinned buffers, and what the latest `fill` of it has left there."""
+
+    source: Tensor  # bytes
+    key: GraphKey | None = None
+    tables: "list[array[int]]" = field(default_factory=list)  # what the rows of its page table hold
 
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    host: _Host
+    hosts: tuple[_Host, ...]  # one for each memory
     tensors: GraphTensors
-    source: Tensor  # pinned bytes
-    target: Tensor  # as many bytes on the device
+    num_bytes: int
 
 
 class GraphInputs:
-    """All graphs share one buffer on each side, for only one runs at a time; each key lays it out for itself."""
+    """All graphs share one buffer on the device, for only one runs at a time; each key lays it out for itself.
+
+    On the host there are two, used in turns: one is filled while the device may still have to copy the other.
+    """
 
     def __init__(
         self,
@@ -82,33 +99,41 @@ class GraphInputs:
         # Several padding tokens may share a slot of nobody's page; what it holds is of no account.
         self._padding_slots = num_pages * page_size + np.arange(most) % page_size
         num_bytes = max(_num_bytes(self._sections(key)) for key in keys)
-        self._host = torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=device.type == "cuda")
+        is_cuda = device.type == "cuda"
+        self._memories = [_Memory(torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=is_cuda)) for _ in range(2)]
+        self._turn = 0
         self._device = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
         # One query a decode row, padding included: the same for every batch.
         self._one_query_each = torch.arange(1 + most, dtype=torch.int32, device=device)
         self._layouts = {key: self._layout(key) for key in keys}
-        self._key: GraphKey | None = None  # of the latest `fill`
-        self._tables: list[array[int]] = []  # what the rows of its page table hold on the host
 
     def tensors(self, key: GraphKey) -> GraphTensors:
         """What a graph of this key reads."""
         return self._layouts[key].tensors
 
-    def fill(self, key: GraphKey, batch: Batch) -> None:
-        """Write a batch that the key is for, and start its copy to the device. The copy before must be done.
+    def fill(self, key: GraphKey, batch: Batch, chosen_at: Mapping[Sequence, int]) -> None:
+        """Write a batch that the key is for, and start its copy to the device. The copy before the latest must be done.
 
         Padding rows have no context, so that they read no page, and write to a page that nobody reads.
+        `chosen_at`: where the device has the tokens that are PENDING here.
         """
         layout = self._layouts[key]
-        if key is not self._key:
-            self._key, self._tables = key, [_NO_PAGES] * (0 if key.decode is None else key.decode.size)
+        self._turn = 1 - self._turn
+        memory, host = self._memories[self._turn], layout.hosts[self._turn]
+        if key is not memory.key:
+            memory.key, memory.tables = key, [_NO_PAGES] * (0 if key.decode is None else key.decode.size)
         start = 0
         if key.prefill is not None:
-            self._fill_prompts(layout.host, key.prefill, batch)
+            self._fill_prompts(host, key.prefill, batch)
             start = key.prefill.size
         if key.decode is not None:
-            self._fill_rows(layout.host, start, key.decode, batch)
-        layout.target.copy_(layout.source, non_blocking=True)
+            rows = slice(start, start + batch.num_rows - batch.num_prefill)
+            self._fill_rows(host, rows, batch)
+            _fill_tokens(host, rows, batch, chosen_at)
+            _fill_tables(host, memory.tables, batch)
+            self._pad(host, rows.stop, start + key.decode.size)
+        num_bytes = layout.num_bytes
+        self._device[:num_bytes].copy_(memory.source[:num_bytes], non_blocking=True)
 
     def _fill_prompts(self, host: _Host, part: PartKey, batch: Batch) -> None:
         size, num_prompts = self._page_size, batch.num_prefill
@@ -129,25 +154,15 @@ class GraphInputs:
         host.sampled[num_prompts : self._num_prompts] = 0
         host.sampled[self._num_prompts :] = np.arange(part.size, part.size + host.sampled.size - self._num_prompts)
 
-    def _fill_rows(self, host: _Host, start: int, part: PartKey, batch: Batch) -> None:
+    def _fill_rows(self, host: _Host, rows: slice, batch: Batch) -> None:
+        """Everything of the decode rows but their tokens and page tables."""
         size, first = self._page_size, batch.num_prefill
-        stop = start + batch.num_rows - first
-        context_lens = batch.context_lens[first:]
-        contexts = np.array(context_lens, dtype=np.int64)
+        contexts = np.array(batch.context_lens[first:], dtype=np.int64)
         last = contexts - 1
-        host.token_ids[start:stop] = [
-            seq.tokens[context_len - 1] for seq, context_len in zip(batch.sequences[first:], context_lens, strict=True)
-        ]
-        host.slots[start:stop] = np.array([table[-1] for table in batch.page_tables[first:]]) * size + last % size
-        host.positions[start:stop] = last
+        host.slots[rows] = np.array([table[-1] for table in batch.page_tables[first:]]) * size + last % size
+        host.positions[rows] = last
         host.context_lens[: contexts.size] = contexts
         host.context_lens[contexts.size :] = 0
-        tables = self._tables
-        for row, table in enumerate(batch.page_tables[first:]):
-            if table != tables[row]:  # one step in page_size adds a page; comparing is a fifth of writing
-                host.page_table[row, : len(table)] = table
-                tables[row] = table
-        self._pad(host, stop, start + part.size)
 
     def _pad(self, host: _Host, start: int, stop: int) -> None:
         """Make the tokens [start, stop) such that they disturb nobody."""
@@ -170,34 +185,35 @@ class GraphInputs:
             (torch.int64, key.num_tokens),
             (torch.int64, key.num_tokens),
             (torch.int64, num_prompts and num_prompts + num_rows),
+            (torch.int64, num_rows),
             (torch.int32, key.num_tokens),
             (torch.int32, num_prompts and num_prompts + 1),
             (torch.int32, num_rows),
             (torch.int32, 0 if key.decode is None else num_rows * self._table_width(key.decode)),
+            (torch.bool, num_rows),
         ]
 
     def _layout(self, key: GraphKey) -> _Layout:
-        views, start = [], 0
         sections = self._sections(key)
-        for dtype, size in sections:
-            stop = start + size * dtype.itemsize
-            views.append([memory[start:stop].view(dtype) for memory in (self._host, self._device)])
-            start = _aligned(stop)
-        host, device = zip(*views, strict=True)
-        arrays = [view.numpy() for view in host]
+        device = _views(self._device, sections)
+        token_ids, slots, sampled, chosen_at, positions, cu_seqlens, context_lens, page_table, is_pending = device
         parts = []
         if key.prefill is not None:
-            parts.append(self._prefill_part(key.prefill, device[4]))
+            parts.append(self._prefill_part(key.prefill, cu_seqlens))
         if key.decode is not None:
-            arrays[6] = arrays[6].reshape(key.decode.size, -1)
-            parts.append(self._decode_part(key, key.decode, device[5], device[6]))
-        sampled = None if key.prefill is None else device[2]
-        num_bytes = _num_bytes(sections)
+            parts.append(self._decode_part(key, key.decode, context_lens, page_table))
         return _Layout(
-            _Host(*arrays),
-            GraphTensors(device[0], device[1], device[3], sampled, parts),
-            self._host[:num_bytes],
-            self._device[:num_bytes],
+            tuple(_host(key, _views(memory.source, sections)) for memory in self._memories),
+            GraphTensors(
+                token_ids,
+                slots,
+                positions,
+                sampled=None if key.prefill is None else sampled,
+                is_pending=None if key.decode is None else is_pending,
+                chosen_at=None if key.decode is None else chosen_at,
+                parts=parts,
+            ),
+            _num_bytes(sections),
         )
 
     def _prefill_part(self, part: PartKey, cu_seqlens: Tensor) -> PhasePart:
@@ -226,6 +242,45 @@ class GraphInputs:
             num_sequences=part.size,
             num_tokens=part.size,
         )
+
+
+def _fill_tokens(host: _Host, rows: slice, batch: Batch, chosen_at: Mapping[Sequence, int]) -> None:
+    """The tokens of the decode rows, or where they will be found."""
+    first, num_rows = batch.num_prefill, rows.stop - rows.start
+    sequences = batch.sequences[first:]
+    host.token_ids[rows] = [
+        seq.tokens[context_len - 1] for seq, context_len in zip(sequences, batch.context_lens[first:], strict=True)
+    ]
+    is_pending = host.token_ids[rows] == PENDING
+    host.is_pending[:num_rows] = is_pending
+    host.is_pending[num_rows:] = False
+    pending = zip(sequences, is_pending.tolist(), strict=True)
+    host.chosen_at[:num_rows] = [chosen_at[seq] if is_due else 0 for seq, is_due in pending]
+    host.chosen_at[num_rows:] = 0
+
+
+def _fill_tables(host: _Host, tables: "list[array[int]]", batch: Batch) -> None:
+    for row, table in enumerate(batch.page_tables[batch.num_prefill :]):
+        if table != tables[row]:  # one step in page_size adds a page; comparing is a fifth of writing
+            host.page_table[row, : len(table)] = table
+            tables[row] = table
+
+
+def _host(key: GraphKey, views: list[Tensor]) -> _Host:
+    arrays = [view.numpy() for view in views]
+    if key.decode is not None:
+        arrays[7] = arrays[7].reshape(key.decode.size, -1)
+    return _Host(*arrays)
+
+
+def _views(memory: Tensor, sections: list[tuple[torch.dtype, int]]) -> list[Tensor]:
+    """The sections, one after another in bytes of memory."""
+    views, start = [], 0
+    for dtype, size in sections:
+        stop = start + size * dtype.itemsize
+        views.append(memory[start:stop].view(dtype))
+        start = _aligned(stop)
+    return views
 
 
 def _num_bytes(sections: list[tuple[torch.dtype, int]]) -> int:

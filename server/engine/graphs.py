@@ -12,7 +12,8 @@ from kernels.fused.sampling import greedy
 from server.engine.dispatch import Choice, Dispatcher, PhasePart, StepAttention
 from server.engine.graph_inputs import GraphInputs
 from server.engine.graph_keys import GraphKey, GraphSizes, key_of
-from server.engine.sequence import Batch
+from server.engine.sequence import Batch, Sequence
+from server.engine.step_tokens import StepTokens
 from server.model.decoder import Decoder
 from server.model.kv_cache import KVCache
 
@@ -78,7 +79,7 @@ class StepGraphs:
         *,
         sizes: GraphSizes,
         inputs: GraphInputs,
-        device: torch.device,
+        tokens: StepTokens,
     ) -> None:
         """Without graphs as yet. `inputs` for every key that will be captured."""
         self._decoder = decoder
@@ -86,12 +87,11 @@ class StepGraphs:
         self._dispatcher = dispatcher
         self._sizes = sizes
         self._inputs = inputs
-        num_rows = sizes.max_sampled
-        self._logits = torch.empty(num_rows, decoder.config.vocab_size, dtype=torch.float32, device=device)
-        self._tokens = torch.zeros(num_rows, dtype=torch.int64, device=device)
-        self._tokens_host = torch.zeros(num_rows, dtype=torch.int64, pin_memory=device.type == "cuda")
+        self._tokens = tokens
+        self._logits = torch.empty(
+            sizes.max_sampled, decoder.config.vocab_size, dtype=torch.float32, device=tokens.latest.device
+        )
         self._graphs: dict[GraphKey, _Graph] = {}
-        self._device = device
         self.num_replays = 0
 
     @property
@@ -132,23 +132,17 @@ class StepGraphs:
         rows = tuple(row if row < batch.num_prefill else row + shift for row in batch.sampled_rows)
         return GraphStep(key, batch, attention, rows)
 
-    def replay(self, step: GraphStep) -> Tensor:
-        """Start a step that `find` returned. Returns logits [num_rows, vocab] fp32, scratch until the next one."""
+    def replay(self, step: GraphStep, chosen_at: Mapping[Sequence, int]) -> Tensor:
+        """Start a step that `find` returned. Returns logits [num_rows, vocab] fp32, scratch until the next one.
+
+        `chosen_at`: the rows of the latest tokens where those are that the host does not know yet.
+        """
         graph = self._graphs[step.key]
-        self._inputs.fill(step.key, step.batch)
+        self._inputs.fill(step.key, step.batch, chosen_at)
         graph.replayable.replay()
         self.num_replays += 1
         step.attention.count_replay(graph.launches)
         return self._logits
-
-    def read_greedy(self, step: GraphStep) -> list[int]:
-        """Wait for the step; the likeliest token of each of its sampled rows, -1 where the logits gave no ground."""
-        num_rows = max(step.rows, default=0) + 1
-        self._tokens_host[:num_rows].copy_(self._tokens[:num_rows], non_blocking=True)
-        if self._device.type == "cuda":
-            torch.cuda.current_stream(self._device).synchronize()
-        tokens: list[int] = self._tokens_host[:num_rows].tolist()
-        return [tokens[row] for row in step.rows]
 
     def _drop_changed(self) -> None:
         """Forget the graphs that hold another decision than the one that stands now."""
@@ -170,12 +164,14 @@ class StepGraphs:
     def _compute(self, key: GraphKey, attention: StepAttention) -> None:
         """What a graph holds: a padded step from the inputs' memory to the results'."""
         tensors = self._inputs.tensors(key)
-        hidden = self._decoder.forward(tensors.token_ids, tensors.positions, tensors.slots, self._kv, attention)
+        token_ids = tensors.token_ids
+        if tensors.chosen_at is not None and tensors.is_pending is not None:
+            ends = token_ids[token_ids.shape[0] - tensors.chosen_at.shape[0] :]  # the decode rows
+            torch.where(tensors.is_pending, self._tokens.latest.index_select(0, tensors.chosen_at), ends, out=ends)
+        hidden = self._decoder.forward(token_ids, tensors.positions, tensors.slots, self._kv, attention)
         if tensors.sampled is not None:
             hidden = hidden.index_select(0, tensors.sampled)
-        num_rows = hidden.shape[0]
-        chosen = greedy(self._decoder.logits(hidden, out=self._logits[:num_rows]))
-        self._tokens[:num_rows].copy_(chosen.token_ids.masked_fill_(~chosen.is_finite, -1))
+        self._tokens.keep(greedy(self._decoder.logits(hidden, out=self._logits[: hidden.shape[0]])))
 
 
 def _counted(part: PhasePart, batch: Batch) -> PhasePart:

@@ -35,6 +35,11 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
 
+    @property
+    def needs_history(self) -> bool:
+        """Whether a token depends on the ones before it by more than the model."""
+        return self.repetition_penalty != 1.0 or bool(self.presence_penalty or self.frequency_penalty)
+
 
 # --- API process to engine process -----------------------------------------------------------------------------------
 

@@ -91,10 +91,16 @@ class Scheduler:
         self._pool.release(seq.request_id)
         seq.status = Status.FINISHED
 
+    def is_complete(self, seq: Sequence, num_tokens: int) -> bool:
+        """Whether a sequence of that many tokens, its prompt included, has all that it may have."""
+        return num_tokens - seq.num_prompt >= seq.sampling.max_tokens or num_tokens >= self.max_len
+
     def plan(self, now: float) -> Batch | None:
         """The next batch at time `now` (seconds): decode tokens first, then chunks of prompts, oldest first.
 
-        None when there is nothing to compute. The caller computes the batch and then calls `advance`.
+        None when there is nothing to compute. The caller launches the batch, calls `advance`, and appends a token (or
+        PENDING, when it plans on before it knows them) to the sequences of the sampled rows. A sequence whose last
+        token is still to come is not planned, one that is preempted before its token is known waits for it.
         """
         num_preempted = self._make_room()
         budget = self._limits.max_num_batched_tokens
@@ -103,7 +109,7 @@ class Scheduler:
         for seq in self._running.values():
             if not seq.is_decoding:
                 prefilling.append(seq)
-            elif budget:
+            elif budget and not self._awaits_end(seq):
                 work.append((seq, 1))
                 budget -= 1
         for seq in prefilling:
@@ -115,16 +121,22 @@ class Scheduler:
         return self._batch(work, num_preempted) if work else None
 
     def advance(self, batch: Batch) -> None:
-        """Record that `batch` was computed; call it before the new tokens are appended."""
+        """Record that `batch` is launched; call it before the new tokens are appended."""
         for seq, context_len in zip(batch.sequences, batch.context_lens, strict=True):
             seq.num_computed = context_len
             if not seq.num_generated:
                 seq.num_chunks += 1
 
+    def _awaits_end(self, seq: Sequence) -> bool:
+        """Whether the token that is on its way is its last one."""
+        return seq.is_pending and self.is_complete(seq, len(seq.tokens))
+
     def _make_room(self) -> int:
         """Give each decoding sequence the page of its next token; the latest arrivals pay. Returns how many did."""
         num_preempted = 0
         for seq in list(self._running.values()):
+            if self._awaits_end(seq):
+                continue
             while seq.status is Status.RUNNING and not self._pool.grow(seq.request_id, len(seq.tokens)):
                 self._preempt(next(reversed(self._running.values())))
                 num_preempted += 1
@@ -143,6 +155,8 @@ class Scheduler:
         """Start waiting sequences while tokens, seats and pages for their whole prompts last; extends `work`."""
         while budget and self._waiting and len(self._running) < self._limits.max_num_seqs:
             seq = self._waiting[0]
+            if seq.is_pending:
+                return
             headroom = self._headroom if self._running else 0
             if self._pool.pages_for(len(seq.tokens)) + headroom > self._pool.num_free:
                 return

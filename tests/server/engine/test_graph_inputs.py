@@ -42,7 +42,7 @@ def decode_batch(*rows: tuple[int, int, list[int]], num_prefill: int = 0) -> Bat
 
 
 def fill(inputs: GraphInputs, key: GraphKey, batch: Batch) -> GraphTensors:
-    inputs.fill(key, batch)
+    inputs.fill(key, batch, {})
     return inputs.tensors(key)
 
 

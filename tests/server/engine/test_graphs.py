@@ -24,6 +24,7 @@ from server.engine.pages import PagePool
 from server.engine.planning import signature_of
 from server.engine.runner import ModelRunner
 from server.engine.scheduler import Scheduler, SchedulerLimits
+from server.engine.step_tokens import StepTokens
 from server.model.decoder import Decoder
 from server.model.kv_cache import KVCache
 from server.model.load import load_config, load_decoder
@@ -65,7 +66,15 @@ def decoder(tiny_llama: TinyLlama) -> Decoder:
 class Subject:
     """An engine with graphs, and everything a test may want to look at."""
 
-    def __init__(self, decoder: Decoder, *, path: str = PATH.name, num_pages: int = 64, max_num_seqs: int = 8) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        *,
+        path: str = PATH.name,
+        num_pages: int = 64,
+        max_num_seqs: int = 8,
+        runs_ahead: bool = False,
+    ) -> None:
         config = decoder.config
         limits = ServingLimits(MAX_LEN, 64, PAGE_SIZE, Dtype.FP32, Dtype.FP32)
         shapes = shapes_needed(signature_of(config), limits)
@@ -89,19 +98,28 @@ class Subject:
             max_context=MAX_LEN,
             device=CPU,
         )
-        self.graphs = StepGraphs(decoder, kv, self.dispatcher, sizes=sizes, inputs=inputs, device=CPU)
+        tokens = StepTokens(sizes.max_sampled, CPU)
+        self.graphs = StepGraphs(decoder, kv, self.dispatcher, sizes=sizes, inputs=inputs, tokens=tokens)
         self.graphs.capture(keys, capture, lambda _: None)
         self.kv = kv
-        runner = ModelRunner(decoder, kv, self.dispatcher, CPU, self.graphs)
+        runner = ModelRunner(decoder, kv, self.dispatcher, tokens, self.graphs)
         scheduler = Scheduler(SchedulerLimits(MAX_LEN, max_num_seqs, 64), PagePool(num_pages, PAGE_SIZE))
-        self.session = Session(Engine(scheduler, runner, EngineOptions(VOCAB, (), seed=0)))
+        self.session = Session(Engine(scheduler, runner, EngineOptions(VOCAB, (), 0, runs_ahead)))
 
 
-def test_greedy_tokens_from_graphs_equal_those_of_transformers(decoder: Decoder, tiny_llama: TinyLlama) -> None:
-    subject = Subject(decoder)
+@pytest.mark.parametrize("runs_ahead", [False, True])
+def test_greedy_tokens_from_graphs_equal_those_of_transformers(
+    decoder: Decoder, tiny_llama: TinyLlama, runs_ahead: bool
+) -> None:
+    subject = Subject(decoder, runs_ahead=runs_ahead)
     session = subject.session.submit_all(tiny_llama.prompts).drain()
     assert session.all_tokens(len(tiny_llama.prompts)) == tiny_llama.greedy
     assert subject.graphs.num_replays > NUM_TOKENS // 2
+
+
+def test_eager_steps_read_on_the_device_what_the_step_before_chose(decoder: Decoder, tiny_llama: TinyLlama) -> None:
+    session = Subject(decoder, path=EAGER.name, runs_ahead=True).session.submit_all(tiny_llama.prompts).drain()
+    assert session.all_tokens(len(tiny_llama.prompts)) == tiny_llama.greedy
 
 
 def test_a_sequence_alone_has_the_tokens_it_has_among_neighbours(decoder: Decoder, tiny_llama: TinyLlama) -> None:
@@ -112,7 +130,7 @@ def test_a_sequence_alone_has_the_tokens_it_has_among_neighbours(decoder: Decode
 
 
 def test_preempted_sequences_go_on_as_if_nothing_had_been(decoder: Decoder, tiny_llama: TinyLlama) -> None:
-    session = Subject(decoder, num_pages=17).session.submit_all(tiny_llama.prompts).drain()
+    session = Subject(decoder, num_pages=17, runs_ahead=True).session.submit_all(tiny_llama.prompts).drain()
     assert session.all_tokens(len(tiny_llama.prompts)) == tiny_llama.greedy
     assert session.total("num_preemptions") > 0
 
@@ -230,7 +248,7 @@ def test_sampling_over_a_graphs_logits_gives_the_tokens_of_an_eager_step(
     decoder: Decoder, tiny_llama: TinyLlama, sampling: dict[str, object]
 ) -> None:
     run = partial(sampled, prompts=tiny_llama.prompts[:3], sampling=sampling)
-    assert run(Subject(decoder)) == run(Subject(decoder, path=EAGER.name))
+    assert run(Subject(decoder, runs_ahead=True)) == run(Subject(decoder, path=EAGER.name))
 
 
 def sampled(subject: Subject, prompts: list[list[int]], sampling: dict[str, object]) -> list[list[int]]:

@@ -46,15 +46,17 @@ def test_greedy_tokens_equal_those_of_transformers(tiny_llama: TinyLlama, tmp_pa
     assert num_replays(built) >= NUM_TOKENS // 2
 
 
-def test_tokens_are_those_of_an_engine_without_graphs(tiny_llama: TinyLlama, tmp_path: Path) -> None:
+def test_tokens_are_those_of_an_engine_that_neither_replays_nor_runs_ahead(
+    tiny_llama: TinyLlama, tmp_path: Path
+) -> None:
     found = []
-    for is_graphed in (True, False):
-        built = build(tiny_llama.folder, tmp_path, cuda_graphs=is_graphed)
+    for is_graphed, runs_ahead in ((True, True), (True, False), (False, True), (False, False)):
+        built = build(tiny_llama.folder, tmp_path, cuda_graphs=is_graphed, run_ahead=runs_ahead)
         assert (built.runner.graphs is not None) == is_graphed
         session = Session(built.engine).submit_all(tiny_llama.prompts, max_tokens=100).drain()  # over a bucket's edge
         session.submit_all(tiny_llama.prompts, temperature=0.8, top_p=0.9, seed=3, frequency_penalty=0.2).drain()
         found.append(session.all_tokens(len(tiny_llama.prompts)))
-    assert found[0] == found[1]
+    assert found[1:] == found[:1] * 3
 
 
 def test_a_sequence_alone_has_the_tokens_it_has_among_neighbours(tiny_llama: TinyLlama, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from fake_runner import Done
 from test_client import Ledger, until
 from tiny_llama import TinyLlama
 
@@ -38,8 +39,8 @@ from server.settings import DeviceChoice, Settings
 
 
 class OnesRunner:
-    def run(self, batch: Batch) -> StepResult:
-        return StepResult([1 for _ in batch.sampled_rows])
+    def launch(self, batch: Batch) -> Done:
+        return Done(StepResult([1 for _ in batch.sampled_rows]))
 
 
 def loop_of(*messages: Submit | Cancel | Shutdown) -> list[FromEngine]:

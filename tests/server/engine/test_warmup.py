@@ -1,6 +1,7 @@
 from itertools import product
 
 import pytest
+from fake_runner import Done
 
 from kernels.buckets import Bucket, bucket_of
 from kernels.shape import AttentionShape, Dtype, Phase
@@ -18,9 +19,9 @@ class Spy:
     def __init__(self) -> None:
         self.batches: list[Batch] = []
 
-    def run(self, batch: Batch) -> StepResult:
+    def launch(self, batch: Batch) -> Done:
         self.batches.append(batch)
-        return StepResult([])
+        return Done(StepResult([]))
 
 
 def limits(model_len: int, batched_tokens: int, seqs: int = 8) -> EngineLimits:

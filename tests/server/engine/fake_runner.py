@@ -1,0 +1,71 @@
+"""Runners without a model: what a launch gives is known at once."""
+
+from collections import Counter
+from dataclasses import dataclass
+
+from server.engine.core import StepResult
+from server.engine.sequence import PENDING, Batch, Sequence
+
+
+@dataclass(frozen=True)
+class Done:
+    """A batch that was computed at its launch."""
+
+    known: StepResult
+
+    def result(self) -> StepResult:
+        return self.known
+
+
+class DeviceTwin:
+    """Keeps tokens as a device does: what the latest launch chose is known here before the host reads it.
+
+    A sequence's next token is a checksum of all before it, so that a wrong, a lost and a late token all show.
+    """
+
+    def __init__(self, vocab_size: int = 97) -> None:
+        self.vocab_size = vocab_size
+        self.log: list[str] = []  # "launch 1", "read 1", ...
+        self.num_rows: Counter[str] = Counter()  # computed, by request
+        self._latest: dict[Sequence, int] = {}
+
+    def launch(self, batch: Batch) -> "Landing":
+        index = 1 + sum(entry.startswith("launch") for entry in self.log)
+        self.log.append(f"launch {index}")
+        chosen = {}
+        for row, seq in enumerate(batch.sequences):
+            self.num_rows[seq.request_id] += 1
+            end = batch.context_lens[row]
+            assert PENDING not in seq.tokens[: end - 1]
+            assert batch.query_lens[row] == 1 or PENDING not in seq.tokens[:end]
+            tokens = seq.tokens[:end]
+            if tokens[-1] == PENDING:
+                tokens[-1] = self._latest[seq]
+            if row in batch.sampled_rows:
+                chosen[seq] = self.next_token(tokens)
+        self._latest = chosen
+        return Landing(self, index, StepResult([chosen[batch.sequences[row]] for row in batch.sampled_rows]))
+
+    def next_token(self, tokens: list[int]) -> int:
+        value = 1
+        for token in tokens:
+            value = (value * 31 + token + 7) % 1_000_003
+        return value % self.vocab_size
+
+    def answer(self, prompt: list[int], num_tokens: int) -> list[int]:
+        """What a request is due."""
+        tokens = list(prompt)
+        for _ in range(num_tokens):
+            tokens.append(self.next_token(tokens))
+        return tokens[len(prompt) :]
+
+
+@dataclass(frozen=True)
+class Landing:
+    twin: DeviceTwin
+    index: int
+    known: StepResult
+
+    def result(self) -> StepResult:
+        self.twin.log.append(f"read {self.index}")
+        return self.known
