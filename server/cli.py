@@ -29,7 +29,9 @@ from server.engine.client import EngineClient
 from server.errors import SettingsError, StartError
 from server.settings import Settings, flag_of, read_settings
 from server.telemetry.logging import configure_logging
-from server.telemetry.metrics import Metrics, Registry
+from server.telemetry.metrics import Metrics
+from server.telemetry.objectives import DEFAULT_OBJECTIVES, load_objectives
+from server.telemetry.registry import Registry
 from server.telemetry.tracing import Tracing
 from server.text.chat_template import ChatTemplate
 from server.text.tokenizer import Tokenizer
@@ -135,7 +137,8 @@ def serve(settings: Settings) -> int:
     tokenizer, template = Tokenizer.load(folder), ChatTemplate.load(folder)
     listening = bind(settings.host, settings.port, "--port")
     admin_listening = None if settings.admin_port is None else bind(settings.host, settings.admin_port, "--admin-port")
-    metrics = Metrics(settings.model_name, Registry(), version=version())
+    objectives = DEFAULT_OBJECTIVES if settings.slo_file is None else load_objectives(Path(settings.slo_file))
+    metrics = Metrics(settings.model_name, Registry(), version=version(), objectives=objectives)
     console = Console(metrics, model=settings.model_name, url=url_of(listening), print_line=_print)
     edge = Edge(
         settings=settings,
@@ -143,7 +146,7 @@ def serve(settings: Settings) -> int:
         tokenizer=tokenizer,
         template=template,
         metrics=metrics,
-        tracing=Tracing(settings.otlp_endpoint, version=version(), count_dropped=metrics.spans_dropped.inc),
+        tracing=Tracing(settings.otlp_endpoint, version=version(), count_dropped=metrics.traffic.spans_dropped),
         lifecycle=Lifecycle(),
         admission=Admission(settings.max_queued_requests, settings.max_queued_tokens),
         version=version(),

@@ -98,6 +98,10 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     otlp_endpoint: Annotated[
         str | None, Meta(description="URL of an OTLP/HTTP collector, e.g. http://127.0.0.1:4318; without it no traces")
     ] = None
+    slo_file: Annotated[
+        str | None,
+        Meta(description="TOML or JSON file of service level objectives (default: those of docs/metrics.md)"),
+    ] = None
     max_body_bytes: Annotated[Count, Meta(description="largest request body")] = 8 * 1024 * 1024
     receive_timeout_s: Annotated[Seconds, Meta(description="longest time a client may take to send a request")] = 30.0
     request_timeout_s: Annotated[Seconds, Meta(description="longest time a request may take to be answered")] = 3600.0

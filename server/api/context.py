@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from starlette.types import Scope
 
-from server.telemetry.metrics import Outcome
+from server.telemetry.outcomes import Outcome
 from server.telemetry.request import RequestRecord
 
 _SCOPE_KEY = "hallmark"

@@ -18,7 +18,7 @@ from server.api.schemas import ChatFields, CompletionFields, GenerationFields, p
 from server.api.sequences import Job, Piece, merged, pieces
 from server.engine.messages import EngineReady
 from server.errors import InvalidValue, TooManyRequests
-from server.telemetry.metrics import RejectedFor
+from server.telemetry.outcomes import RejectedFor
 from server.telemetry.request import RequestRecord
 
 INLINE_BODY_BYTES = 4096  # below this, parsing and tokenizing take less time than a hop to a thread
@@ -87,7 +87,7 @@ def _enter(edge: Edge, context: RequestContext) -> Place:
     try:
         place = edge.admission.enter()
     except TooManyRequests:
-        edge.metrics.rejected.labels(RejectedFor.QUEUE_REQUESTS.value).inc()
+        edge.metrics.traffic.rejected(RejectedFor.QUEUE_REQUESTS)
         raise
     context.cleanup.callback(place.leave)
     return place
@@ -97,7 +97,7 @@ def _reserve(edge: Edge, place: Place, num_tokens: int) -> None:
     try:
         place.add_tokens(num_tokens)
     except TooManyRequests:
-        edge.metrics.rejected.labels(RejectedFor.QUEUE_TOKENS.value).inc()
+        edge.metrics.traffic.rejected(RejectedFor.QUEUE_TOKENS)
         raise
 
 

@@ -29,7 +29,8 @@ from server.errors import (
     SlowClient,
     UnsupportedMediaType,
 )
-from server.telemetry.metrics import Metrics, Outcome
+from server.telemetry.metrics import Metrics
+from server.telemetry.outcomes import Outcome
 from server.telemetry.tracing import traceparent_of
 
 logger = logging.getLogger(__name__)
@@ -168,7 +169,7 @@ class Guard:
         outcome = context.outcome or _outcome_of(context.status)
         path = getattr(scope.get("route"), "path", None)
         route = path if path in self._routes else "other"
-        self._metrics.request_answered(route, outcome)
+        self._metrics.traffic.answered(route, outcome)
         elapsed_ms = (time.monotonic() - context.arrived_at) * 1000
         level = logging.INFO if scope["method"] == "POST" or outcome is Outcome.SERVER_ERROR else logging.DEBUG
         logger.log(

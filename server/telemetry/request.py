@@ -7,7 +7,8 @@ from opentelemetry.trace import Span, StatusCode
 
 from kernels.buckets import bucket_of
 from server.engine.messages import AttentionUse, RequestTimes, SamplingParams, TokenDelta
-from server.telemetry.metrics import DisconnectStage, Metrics, Outcome
+from server.telemetry.metrics import Metrics
+from server.telemetry.outcomes import DisconnectStage, Outcome
 from server.telemetry.tracing import exemplar_of
 
 
@@ -32,10 +33,11 @@ class RequestRecord:
         self.has_first_token = False
         self.num_prompt_tokens = 0
         self.num_tokens = 0
+        self._longest_prompt: int | None = None
         self._unique_id = unique_id
         self._uses: dict[tuple[str, str], AttentionUse] = {}
         self._finish_reasons: list[str] = []
-        metrics.generation_began(unique_id, arrived_at)
+        metrics.traffic.began(unique_id, arrived_at)
         span.set_attribute("hallmark.request_id", request_id)
 
     def describe(self, operation: str, sampling: SamplingParams, *, matrix_digest: str | None, is_stream: bool) -> None:
@@ -54,6 +56,7 @@ class RequestRecord:
 
     def sequence(self, num_prompt_tokens: int) -> "SequenceRecord":
         self.num_prompt_tokens += num_prompt_tokens
+        self._longest_prompt = max(num_prompt_tokens, self._longest_prompt or 0)
         self.span.set_attribute("hallmark.bucket", bucket_of(num_prompt_tokens).label)
         return SequenceRecord(self, num_prompt_tokens)
 
@@ -83,11 +86,11 @@ class RequestRecord:
             stage = DisconnectStage.SLOW_READER
         else:
             stage = DisconnectStage.STREAMING if self.has_first_token else DisconnectStage.QUEUED
-        self.metrics.disconnects.labels(stage.value).inc()
+        self.metrics.traffic.disconnected(stage)
         self.span.add_event("client.disconnect", {"stage": stage.value})
 
     def end(self, outcome: Outcome, *, status: int | None, error_code: str | None) -> None:
-        self.metrics.generation_ended(self._unique_id, outcome, self.exemplar)
+        self.metrics.generation_ended(self._unique_id, outcome, self._longest_prompt, self.exemplar)
         span = self.span
         if span.is_recording():
             span.set_attribute("gen_ai.usage.input_tokens", self.num_prompt_tokens)
@@ -136,7 +139,7 @@ class SequenceRecord:
         """Tokens that are part of the answer: those behind a stop string are not."""
         self.num_tokens += num_tokens
         self._request.num_tokens += num_tokens
-        self._request.metrics.generation_tokens.inc(num_tokens)
+        self._request.metrics.traffic.generated(num_tokens)
 
     def end(self, finish_reason: str) -> None:
         request = self._request

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from server.telemetry.metrics import Metrics, Registry
+from server.telemetry.metrics import Metrics
+from server.telemetry.registry import Registry
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 SCRAPE_LABELS = {"instance", "job", "le"}  # the scrape's, and the histograms'

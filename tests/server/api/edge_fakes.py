@@ -30,7 +30,8 @@ from server.engine.messages import (
     TokenDelta,
 )
 from server.settings import Settings
-from server.telemetry.metrics import Metrics, Registry
+from server.telemetry.metrics import Metrics
+from server.telemetry.registry import Registry
 from server.telemetry.tracing import Tracing
 from server.text.chat_template import ChatTemplate
 from server.text.tokenizer import Tokenizer
@@ -169,7 +170,7 @@ def make_edge(folder: Path, engine: ScriptedEngine, settings: Settings, *, traci
         tokenizer=Tokenizer.load(folder),
         template=ChatTemplate.load(folder),
         metrics=metrics,
-        tracing=tracing or Tracing(None, version="1.2.3", count_dropped=metrics.spans_dropped.inc),
+        tracing=tracing or Tracing(None, version="1.2.3", count_dropped=metrics.traffic.spans_dropped),
         lifecycle=Lifecycle(),
         admission=Admission(settings.max_queued_requests, settings.max_queued_tokens),
         version="1.2.3",

@@ -13,7 +13,9 @@ from prometheus_client import generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 
 from server.engine.messages import AttentionUse, FinishReason, RequestTimes, SamplingParams, TokenDelta
-from server.telemetry.metrics import Metrics, Outcome, Registry
+from server.telemetry.metrics import Metrics
+from server.telemetry.outcomes import Outcome
+from server.telemetry.registry import Registry
 from server.telemetry.request import RequestRecord
 from server.telemetry.tracing import Tracing, exemplar_of, traceparent_of
 
@@ -77,7 +79,7 @@ def attributes(holder: object) -> dict[str, object]:
 
 def make(endpoint: str | None) -> tuple[Tracing, Metrics]:
     metrics = Metrics("m", Registry(), version="1.0")
-    return Tracing(endpoint, version="1.0", count_dropped=metrics.spans_dropped.inc), metrics
+    return Tracing(endpoint, version="1.0", count_dropped=metrics.traffic.spans_dropped), metrics
 
 
 def serve_one(tracing: Tracing, metrics: Metrics, headers: dict[str, str]) -> RequestRecord:
