@@ -42,5 +42,5 @@ def test_a_shape_is_read_back_from_its_line(shape: AttentionShape) -> None:
     ],
 )
 def test_what_is_no_line_of_a_shape_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="no attention shape|not a valid"):
+    with pytest.raises(ValueError, match=r"no attention shape|not a valid"):
         parse_shape(text)
