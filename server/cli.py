@@ -17,6 +17,7 @@ import uvicorn
 
 from qualification import matrix_command, qualify_command
 from qualification.bench import command as bench_command
+from qualification.bench import serve_command
 from qualification.canary import run as canary
 from qualification.canary.verdict import ExitCode
 from server.api.edge import Admission, Edge
@@ -41,7 +42,7 @@ _VERDICTS: dict[str, Callable[[argparse.Namespace], int]] = {
     "canary": canary.run,
     "qualify": qualify_command.run,
     "matrix": matrix_command.run,
-    "bench": bench_command.run,
+    "bench": lambda args: (serve_command if args.bench == "serve" else bench_command).run(args),
 }
 
 
@@ -86,10 +87,14 @@ def build_parser() -> argparse.ArgumentParser:
         commands.add_parser("qualify", help="prove a model's attention shapes on this machine", allow_abbrev=False)
     )
     matrix_command.add_arguments(commands.add_parser("matrix", help="show, verify or compare evidence"))
+    benches = commands.add_parser("bench", help="measure attention paths, or servers").add_subparsers(
+        dest="bench", required=True, metavar="WHAT"
+    )
     bench_command.add_arguments(
-        commands.add_parser("bench", help="measure attention paths beside their peers", allow_abbrev=False)
-        .add_subparsers(dest="bench", required=True, metavar="WHAT")
-        .add_parser("attention", help="beside FA2, FA3, cuDNN and FlexAttention", allow_abbrev=False)
+        benches.add_parser("attention", help="beside FA2, FA3, cuDNN and FlexAttention", allow_abbrev=False)
+    )
+    serve_command.add_arguments(
+        benches.add_parser("serve", help="load on any OpenAI-compatible server, beside others", allow_abbrev=False)
     )
     canary.add_arguments(commands.add_parser("canary", help="ask a running server whether it may take traffic"))
     commands.add_parser("doctor", help="show this machine and the attention paths that can run on it")
