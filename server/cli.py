@@ -136,7 +136,7 @@ def version() -> str:
 
 def serve(settings: Settings) -> int:
     """Serve until a signal ends it. Raises StartError."""
-    configure_logging()
+    configure_logging(settings.log_format)
     settings, folder = resolve(settings)
     keys = None if settings.api_key_file is None else ApiKeys.load(Path(settings.api_key_file))
     tokenizer, template = Tokenizer.load(folder), ChatTemplate.load(folder)
@@ -151,7 +151,12 @@ def serve(settings: Settings) -> int:
         tokenizer=tokenizer,
         template=template,
         metrics=metrics,
-        tracing=Tracing(settings.otlp_endpoint, version=version(), count_dropped=metrics.traffic.spans_dropped),
+        tracing=Tracing(
+            settings.otlp_endpoint,
+            version=version(),
+            count_dropped=metrics.traffic.spans_dropped,
+            ratio=settings.trace_ratio,
+        ),
         lifecycle=Lifecycle(),
         admission=Admission(settings.max_queued_requests, settings.max_queued_tokens),
         version=version(),

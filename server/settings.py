@@ -34,6 +34,12 @@ class LoadFormat(Enum):
     DUMMY = "dummy"  # random weights of the model's shapes
 
 
+class LogFormat(Enum):
+    AUTO = "auto"
+    LINE = "line"
+    JSON = "json"
+
+
 Count = Annotated[int, Meta(ge=1)]
 Port = Annotated[int, Meta(ge=0, le=65535)]
 Seconds = Annotated[float, Meta(ge=0, le=86_400)]
@@ -88,6 +94,10 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             "(serve on the fallback, counted)"
         ),
     ] = Policy.QUALIFY
+    attestation_interval_s: Annotated[
+        Seconds,
+        Meta(description="between two forward passes under the profiler, which attest the kernels; 0: never by itself"),
+    ] = 600.0
     matrix: Annotated[str | None, Meta(description="folder of the matrices (default: those that ship)")] = None
     cache_dir: Annotated[
         str | None, Meta(description="folder of this machine's own evidence (default: ~/.cache/hallmark)")
@@ -96,8 +106,16 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         str | None, Meta(description="file of API keys, one a line; without it nobody needs a key")
     ] = None
     otlp_endpoint: Annotated[
-        str | None, Meta(description="URL of an OTLP/HTTP collector, e.g. http://127.0.0.1:4318; without it no traces")
+        str | None,
+        Meta(description="OTLP collector: http://host:4318, or grpc://host:4317 (extra `grpc`); without it no traces"),
     ] = None
+    trace_ratio: Annotated[
+        Annotated[float, Meta(ge=0, le=1)],
+        Meta(description="share of traces to keep where the client does not say; errors and fallbacks are always kept"),
+    ] = 1.0
+    log_format: Annotated[
+        LogFormat, Meta(description="of standard error; auto: lines on a terminal, JSON anywhere else")
+    ] = LogFormat.AUTO
     slo_file: Annotated[
         str | None,
         Meta(description="TOML or JSON file of service level objectives (default: those of docs/metrics.md)"),

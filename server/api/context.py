@@ -34,6 +34,11 @@ class RequestContext:
     outcome: Outcome | None = None
     error_code: str | None = None
 
+    def ids(self) -> dict[str, str]:
+        """What finds this request again: in the logs, in an error, in the traces."""
+        trace = {} if self.record is None else {"trace_id": self.record.trace.trace_id}
+        return {"request_id": self.request_id, **trace}
+
     def abort(self, error: Exception) -> None:
         """End the request from outside its task; the guard answers with `error`, or with nothing for ClientGone."""
         if self.aborted_by is None and not self.is_answered:

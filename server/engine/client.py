@@ -15,6 +15,8 @@ from typing import Protocol
 
 from server.engine import wire
 from server.engine.messages import (
+    Attest,
+    AttestationReport,
     Cancel,
     Configure,
     EngineFailed,
@@ -41,6 +43,7 @@ logger = logging.getLogger(__name__)
 ENGINE_COMMAND = ("env", "OMP_WAIT_POLICY=passive", sys.executable, "-m", "server.engine.process")
 _CONNECT_TIMEOUT_S = 120.0  # importing torch from a cold disk takes most of it
 _CLOSE_TIMEOUT_S = 3.0
+_ATTEST_TIMEOUT_S = 60.0  # a few batches, each behind a step; the profiler's first use may take seconds
 _HEALTHY_AFTER_S = 60.0  # an engine that lived this long restarts without delay
 
 
@@ -70,6 +73,7 @@ class EngineListener(Protocol):
     def on_refused(self, refused: EngineRefused) -> None: ...
     def on_step(self, record: StepRecord) -> None: ...
     def on_heartbeat(self, heartbeat: Heartbeat) -> None: ...
+    def on_attestation(self, report: AttestationReport) -> None: ...
     def on_death(self, cause: str) -> None: ...
 
 
@@ -91,12 +95,14 @@ class EngineClient:
         self.ready: EngineReady | None = None
         self.refused: EngineRefused | None = None
         self.last_heartbeat: Heartbeat | None = None
+        self.attestation: AttestationReport | None = None  # the latest
         self._settings = settings
         self._listener = listener
         self._command = tuple(command)
         self._stall_after_s = stall_after_s
         self._backoff_s = backoff_s
         self._quarantined: dict[tuple[str, str], None] = {}  # (path, shape), in the order of their failures
+        self._attesting: list[asyncio.Future[AttestationReport]] = []  # those who wait for the next report
         self._streams = Streams(max_unread_tokens)
         self._writer: asyncio.StreamWriter | None = None
         self._process: asyncio.subprocess.Process | None = None
@@ -125,11 +131,12 @@ class EngineClient:
                 await self._supervisor
 
     async def stream(
-        self, request_id: str, prompt_token_ids: list[int], sampling: SamplingParams
+        self, request_id: str, prompt_token_ids: list[int], sampling: SamplingParams, *, traceparent: str | None = None
     ) -> AsyncGenerator[TokenDelta, None]:
         """Deltas of one request; the last one has a finish_reason. Leaving early cancels the request.
 
-        Raises ValueError for a request id that is open already.
+        `traceparent` (W3C) goes along, so that the engine's log names the trace. Raises ValueError for a request id
+        that is open already.
         """
         if self.state is not EngineState.READY:
             yield error_delta(request_id, "not_ready", f"The engine is {self.state.value}.")
@@ -137,7 +144,7 @@ class EngineClient:
         stream = self._streams.open(request_id)
         is_finished = False
         try:
-            self._send(Submit(request_id, prompt_token_ids, sampling))
+            self._send(Submit(request_id, prompt_token_ids, sampling, traceparent=traceparent))
             while not is_finished:
                 delta = await stream.next()
                 is_finished = delta.finish_reason is not None
@@ -146,6 +153,18 @@ class EngineClient:
             self._streams.close(stream)
             if not stream.is_ended:
                 self._send(Cancel(request_id))
+
+    async def attest(self) -> AttestationReport | None:
+        """Have a forward pass profiled. None when the engine is not ready, or does not answer in time."""
+        if self.state is not EngineState.READY:
+            return None
+        future: asyncio.Future[AttestationReport] = asyncio.get_running_loop().create_future()
+        self._attesting.append(future)
+        self._send(Attest())
+        try:
+            return await asyncio.wait_for(future, _ATTEST_TIMEOUT_S)
+        except TimeoutError:
+            return None
 
     def _send(self, message: ToEngine) -> None:
         if self._writer is not None and not self._writer.is_closing():
@@ -264,6 +283,8 @@ class EngineClient:
         elif isinstance(message, Heartbeat):
             self.last_heartbeat = message
             self._listener.on_heartbeat(message)
+        elif isinstance(message, AttestationReport):
+            self._attested(message)
         elif isinstance(message, EngineProgress):
             self._listener.on_progress(message)
         elif isinstance(message, EngineFailed):
@@ -277,6 +298,15 @@ class EngineClient:
             self.refused = message
             self.state = EngineState.REFUSED
             self._listener.on_refused(message)
+
+    def _attested(self, report: AttestationReport) -> None:
+        self.attestation = report
+        self._quarantined.update(dict.fromkeys(report.quarantined))
+        self._listener.on_attestation(report)
+        waiting, self._attesting = self._attesting, []
+        for future in waiting:
+            if not future.done():
+                future.set_result(report)
 
     async def _end_process(self) -> None:
         """Kill what still runs and reap it: no zombie stays."""

@@ -20,6 +20,7 @@ from server.engine.messages import (
 )
 from server.engine.scheduler import Scheduler, SequenceTooLong
 from server.engine.sequence import Batch, Sequence
+from server.telemetry.logging import trace_fields
 
 logger = logging.getLogger(__name__)
 
@@ -160,6 +161,7 @@ class Engine:
             seed=(seed + 2**63) % 2**64 - 2**63,  # any integer a client may send, as an int64
             submitted_at=self._clock(),
             stop_ids=frozenset(token_id for token_id in stop_ids if 0 <= token_id < self._options.vocab_size),
+            traceparent=message.traceparent,
         )
 
     def _refusal(self, message: Submit) -> tuple[str, str] | None:
@@ -207,6 +209,8 @@ class Engine:
         )
 
     def _fail(self, seq: Sequence, code: str, message: str) -> None:
+        ids = trace_fields(seq.request_id, seq.traceparent)
+        logger.error("a request ends early", extra={"step": self.step_index, "code": code, **ids})
         self._drop(seq)
         self._outbox.append(_end(seq, FinishReason.ERROR, code, message))
 

@@ -50,6 +50,7 @@ class Submit(msgspec.Struct, frozen=True, tag=True):
     request_id: str
     prompt_token_ids: list[int]
     sampling: SamplingParams
+    traceparent: str | None = None  # W3C: contextvars do not cross processes
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):

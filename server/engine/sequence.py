@@ -36,6 +36,7 @@ class Sequence:
     scheduled_at: float | None = None
     attention: dict[tuple[str, str, str], AttentionUse] = field(default_factory=dict)  # every distinct one that served
     num_reported_uses: int = 0
+    traceparent: str | None = None  # of its trace, for the log
 
     @property
     def num_generated(self) -> int:

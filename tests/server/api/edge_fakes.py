@@ -116,6 +116,7 @@ class ScriptedEngine:
         self.last_heartbeat: Heartbeat | None = Heartbeat(1, time.monotonic(), 0, 0)
         self.script = script
         self.submitted: list[tuple[str, list[int], SamplingParams]] = []
+        self.traceparents: list[str | None] = []
         self.cancelled: list[str] = []
         self.gate = asyncio.Event()
         self.gate.set()
@@ -128,9 +129,10 @@ class ScriptedEngine:
         self.state = EngineState.CLOSED
 
     async def stream(
-        self, request_id: str, prompt_token_ids: list[int], sampling: SamplingParams
+        self, request_id: str, prompt_token_ids: list[int], sampling: SamplingParams, *, traceparent: str | None = None
     ) -> AsyncGenerator[TokenDelta]:
         self.submitted.append((request_id, prompt_token_ids, sampling))
+        self.traceparents.append(traceparent)
         is_finished = False
         try:
             for i, it in enumerate(self.script(prompt_token_ids)):
