@@ -3,7 +3,7 @@
 import math
 import shutil
 import subprocess
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -58,6 +58,21 @@ def errors_of(prepared: Prepared, call: Call, inputs: Inputs) -> Errors:
     return replace(errors, num_nonfinite=num_nonfinite)
 
 
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """A captured call. It holds what the call reads: a graph keeps no tensor alive, and the capture of the next
+    contender gives every freed segment back to the driver, so that a replay would read memory that is gone.
+    """
+
+    graph: torch.cuda.CUDAGraph
+    output: Tensor
+    prepared: Prepared
+
+    def __call__(self) -> Tensor:
+        self.graph.replay()
+        return self.output
+
+
 def graphed(prepared: Prepared, device: torch.device) -> Call:
     """The call captured in a CUDA graph: replaying it costs one launch, as in a server's decode step."""
     side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -69,12 +84,7 @@ def graphed(prepared: Prepared, device: torch.device) -> Call:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         output = prepared.call()
-
-    def replay() -> Tensor:
-        graph.replay()
-        return output
-
-    return replay
+    return Replay(graph, output, prepared)
 
 
 def gpu_settings(device: torch.device) -> dict[str, str]:
