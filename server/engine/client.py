@@ -15,8 +15,6 @@ from typing import Protocol
 
 from server.engine import wire
 from server.engine.messages import (
-    Attest,
-    AttestationReport,
     Cancel,
     Configure,
     EngineFailed,
@@ -43,7 +41,6 @@ logger = logging.getLogger(__name__)
 ENGINE_COMMAND = ("env", "OMP_WAIT_POLICY=passive", sys.executable, "-m", "server.engine.process")
 _CONNECT_TIMEOUT_S = 120.0  # importing torch from a cold disk takes most of it
 _CLOSE_TIMEOUT_S = 3.0
-_ATTEST_TIMEOUT_S = 60.0  # a few batches, each behind a step; the profiler's first use may take seconds
 _HEALTHY_AFTER_S = 60.0  # an engine that lived this long restarts without delay
 
 
@@ -73,7 +70,6 @@ class EngineListener(Protocol):
     def on_refused(self, refused: EngineRefused) -> None: ...
     def on_step(self, record: StepRecord) -> None: ...
     def on_heartbeat(self, heartbeat: Heartbeat) -> None: ...
-    def on_attestation(self, report: AttestationReport) -> None: ...
     def on_death(self, cause: str) -> None: ...
 
 
@@ -95,14 +91,12 @@ class EngineClient:
         self.ready: EngineReady | None = None
         self.refused: EngineRefused | None = None
         self.last_heartbeat: Heartbeat | None = None
-        self.attestation: AttestationReport | None = None  # the latest
         self._settings = settings
         self._listener = listener
         self._command = tuple(command)
         self._stall_after_s = stall_after_s
         self._backoff_s = backoff_s
         self._quarantined: dict[tuple[str, str], None] = {}  # (path, shape), in the order of their failures
-        self._attesting: list[asyncio.Future[AttestationReport]] = []  # those who wait for the next report
         self._streams = Streams(max_unread_tokens)
         self._writer: asyncio.StreamWriter | None = None
         self._process: asyncio.subprocess.Process | None = None
@@ -153,18 +147,6 @@ class EngineClient:
             self._streams.close(stream)
             if not stream.is_ended:
                 self._send(Cancel(request_id))
-
-    async def attest(self) -> AttestationReport | None:
-        """Have a forward pass profiled. None when the engine is not ready, or does not answer in time."""
-        if self.state is not EngineState.READY:
-            return None
-        future: asyncio.Future[AttestationReport] = asyncio.get_running_loop().create_future()
-        self._attesting.append(future)
-        self._send(Attest())
-        try:
-            return await asyncio.wait_for(future, _ATTEST_TIMEOUT_S)
-        except TimeoutError:
-            return None
 
     def _send(self, message: ToEngine) -> None:
         if self._writer is not None and not self._writer.is_closing():
@@ -283,8 +265,6 @@ class EngineClient:
         elif isinstance(message, Heartbeat):
             self.last_heartbeat = message
             self._listener.on_heartbeat(message)
-        elif isinstance(message, AttestationReport):
-            self._attested(message)
         elif isinstance(message, EngineProgress):
             self._listener.on_progress(message)
         elif isinstance(message, EngineFailed):
@@ -298,15 +278,6 @@ class EngineClient:
             self.refused = message
             self.state = EngineState.REFUSED
             self._listener.on_refused(message)
-
-    def _attested(self, report: AttestationReport) -> None:
-        self.attestation = report
-        self._quarantined.update(dict.fromkeys(report.quarantined))
-        self._listener.on_attestation(report)
-        waiting, self._attesting = self._attesting, []
-        for future in waiting:
-            if not future.done():
-                future.set_result(report)
 
     async def _end_process(self) -> None:
         """Kill what still runs and reap it: no zombie stays."""
