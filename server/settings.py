@@ -69,6 +69,13 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     max_num_batched_tokens: Annotated[
         Count | None, Meta(description="tokens a step (default: 8192 on CUDA, 2048 on a CPU)")
     ] = None
+    max_num_interleaved_tokens: Annotated[
+        Count | None,
+        Meta(
+            description="prompt tokens a step while other requests stream, which bounds the time between their tokens "
+            "(default: 2048 on CUDA, 512 on a CPU)"
+        ),
+    ] = None
     max_queued_requests: Annotated[Count, Meta(description="requests that may wait for their first token")] = 512
     max_queued_tokens: Annotated[Count, Meta(description="prompt tokens that may wait for their first token")] = (
         2_000_000
@@ -82,6 +89,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     gpu_memory_utilization: Annotated[
         Annotated[float, Meta(gt=0, le=1)], Meta(description="share of the GPU's memory to use")
     ] = 0.9
+    prefix_caching: Annotated[
+        bool, Meta(description="keep computed pages, and compute no prompt's beginning twice; each API key has its own")
+    ] = True
     cuda_graphs: Annotated[
         bool,
         Meta(description="replay decode steps as CUDA graphs, captured before ready; costs start-up time and memory"),

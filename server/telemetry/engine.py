@@ -11,6 +11,12 @@ class EngineMetrics:
         self._running = make.gauge("requests_running", "Sequences that the engine computes")
         self._waiting = make.gauge("requests_waiting", "Sequences that wait in the engine")
         self._kv_usage = make.gauge("kv_cache_usage_ratio", "Used share of the KV cache's pages")
+        self._prefix_queried = make.counter(
+            "prefix_cache_queried_tokens_total", "Prompt tokens looked up in the prefix cache"
+        )
+        self._prefix_hits = make.counter(
+            "prefix_cache_hit_tokens_total", "Prompt tokens found there, hence not computed again"
+        )
         self._preemptions = make.counter("preemptions_total", "Sequences that lost their pages and were computed anew")
         self._nonfinite = make.counter("nonfinite_logits_total", "Sequences ended because no logit was finite")
         self._ooms = Children(
@@ -37,6 +43,8 @@ class EngineMetrics:
         self._running.set(record.num_running)
         self._waiting.set(record.num_waiting)
         self._kv_usage.set(record.num_pages_used / record.num_pages)
+        self._prefix_queried.inc(record.num_prefix_queried_tokens)
+        self._prefix_hits.inc(record.num_prefix_hit_tokens)
         self._preemptions.inc(record.num_preemptions)
         self._nonfinite.inc(record.num_nonfinite)
 

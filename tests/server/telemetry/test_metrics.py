@@ -55,6 +55,8 @@ RECORD = StepRecord(
     num_preemptions=1,
     num_nonfinite=2,
     num_compiles=5,
+    num_prefix_queried_tokens=40,
+    num_prefix_hit_tokens=32,
 )
 
 
@@ -119,6 +121,8 @@ def test_a_step_is_counted_under_the_decisions_it_used() -> None:
     assert value(metrics, "requests_waiting") == 2
     assert value(metrics, "kv_cache_usage_ratio") == 0.25
     assert value(metrics, "preemptions_total") == 2
+    assert value(metrics, "prefix_cache_queried_tokens_total") == 80
+    assert value(metrics, "prefix_cache_hit_tokens_total") == 64
     assert value(metrics, "nonfinite_logits_total") == 4
 
 
