@@ -1,4 +1,4 @@
-"""Write the tables and lists of README.md that the code knows better. A test compares them.
+"""Write the tables and lists of README.md that the code knows better, and docs/metrics.md. Tests compare them.
 
 .venv/bin/python docs/tables.py
 """
@@ -13,7 +13,6 @@ import msgspec
 from kernels.buckets import Bucket
 from server.model.families.registry import FAMILIES
 from server.settings import DEMO_MODEL, PREFIX, Settings, flag_of
-from server.telemetry.metrics import Metrics, Registry
 
 README = Path(__file__).resolve().parent.parent / "README.md"
 
@@ -43,20 +42,6 @@ def _default_text(value: Any) -> str:
     return f"`{value.value if isinstance(value, Enum) else value}`"
 
 
-def metrics_table() -> str:
-    """Name, labels and meaning of every metric family, in the order of the registry."""
-    registry = Registry()
-    Metrics("model", registry, version="0")
-    rows = []
-    for collector, names in registry._collector_to_names.items():
-        family = collector.describe()[0]
-        name = f"{family.name}_total" if family.type == "counter" else family.name
-        assert name in names or family.name in names
-        labels = " ".join(f"`{label}`" for label in collector._labelnames)
-        rows.append((f"`{name}`", family.type, labels, family.documentation))
-    return table(("metric", "type", "labels", "meaning"), rows)
-
-
 def buckets_table() -> str:
     rows = [(f"`{bucket.label}`", f"{bucket.lo + 1} to {bucket.hi or 'any'}") for bucket in Bucket]
     return table(("bucket", "prompt tokens"), rows)
@@ -66,7 +51,7 @@ def families_list() -> str:
     return " ".join(f"`{family.model_type}`" for family in FAMILIES)
 
 
-TABLES = {"settings": settings_table, "metrics": metrics_table, "buckets": buckets_table}
+TABLES = {"settings": settings_table, "buckets": buckets_table}
 LISTS = {"families": families_list}
 
 
@@ -85,4 +70,7 @@ def written(text: str) -> str:
 
 
 if __name__ == "__main__":
+    import metrics_page  # the script beside this one
+
     README.write_text(written(README.read_text()))
+    metrics_page.PAGE.write_text(metrics_page.page())

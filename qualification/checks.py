@@ -12,6 +12,7 @@ from kernels.attention.compare import compare
 from kernels.path import RunAttention
 from qualification.evidence import Check, strain
 from qualification.inputs import GUARD_MARK, GUARD_ROWS, Case, guarded
+from qualification.rows import row_error
 
 _REPEATED = frozenset({"ragged", "long"})  # cases that run twice: the same input must give the same bits
 
@@ -21,6 +22,7 @@ def check_path(run: RunAttention, cases: Iterable[Case]) -> tuple[Check, ...]:
 
     max_error, mean_error  against the fp64 oracle; limits are 2x and 1.5x of naive attention's in the same dtype
     absolute_error         the maximum error on inputs of unit variance; the limit is a constant of the dtype
+    row_error              of every row and head, not only of those drawn: see `qualification/rows.py`
     nonfinite              values of the output that are NaN or infinite, rows that were never written included
     guard_writes           values beside the output that were overwritten
     unequal_repeat         values that differ when the same input is run again
@@ -66,6 +68,7 @@ def _check_case(run: RunAttention, case: Case) -> list[Check]:
     ]
     if case.is_unit_variance:
         found.append(_check("absolute_error", case, errors.max_error, errors.absolute_cap))
+        found.append(_check("row_error", case, *row_error(out, case), "rel"))
     if case.name in _REPEATED:
         again, _ = run_case(run, case)
         found.append(_check("unequal_repeat", case, int((again != out).sum()), 0, "values"))

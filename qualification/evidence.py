@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from kernels.buckets import Bucket
 from kernels.fingerprint import Fingerprint
 from kernels.path import KernelPath
-from kernels.shape import AttentionShape
+from kernels.shape import AttentionShape, flops, hbm_bytes_standard, hbm_bytes_tiled
 
-SUITE = 1  # raise it whenever checks or inputs become stricter: what an older suite found is then stale
+SUITE = 2  # raise it whenever checks or inputs become stricter: what an older suite found is then stale
 
 # Without every one of these there is no proof, whatever else was checked.
 REQUIRED_CHECKS = frozenset(
-    {"max_error", "mean_error", "absolute_error", "nonfinite", "guard_writes", "unequal_repeat"}
+    {"max_error", "mean_error", "absolute_error", "row_error", "nonfinite", "guard_writes", "unequal_repeat"}
 )
 
 
@@ -24,7 +24,7 @@ class Check:
     case: str  # the input it was worst on
     measured: float
     limit: float  # the largest value that passes
-    unit: str  # "abs" for an error in the output's own scale, "values" for a count
+    unit: str  # "abs": an error in the output's own scale, "rel": as a share of its row, "values": a count
     seed: int
 
     @property
@@ -43,7 +43,10 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """All that is known of (shape, path). Tokens are those of the longest sequence that was tested."""
+    """All that is known of (shape, path). What follows from it (proof, rates, predicted bytes) is computed, not stored.
+
+    Tokens are those of the longest sequence that was tested; one call on `timed_sequences` such sequences was timed.
+    """
 
     shape: AttentionShape
     path: str
@@ -52,13 +55,20 @@ class Evidence:
     checks: tuple[Check, ...]
     tested_query_tokens: int
     tested_context_tokens: int
-    at: str  # ISO 8601, UTC
+    at: str  # ISO 8601, UTC: when the run began that measured it
     timing: Timing | None = None
-    tflops: float | None = None  # achieved, causal counted as half the square
-    bytes_per_second: float | None = None  # by the IO model of tiled attention
+    timed_sequences: int = 1
+    floor_us: float | None = None  # of the timed call: no version runs much faster on this machine
+    kernels: tuple[str, ...] | None = (
+        None  # what every call launched, as the profiler saw it; None: it cannot look here
+    )
+    kernels_sometimes: tuple[str, ...] = ()  # what some of the profiled calls launched besides
+    temporary_bytes: int | None = None  # peak, beyond the inputs and the output; None on a CPU
+    measured_bytes: int | None = None  # read from and written to HBM by the timed call, by hardware counters; a sample
     failure: str | None = None  # what the path raised instead of answering
     suite: int = SUITE
     commit: str | None = None
+    command: str | None = None  # what a person typed to measure it
 
     @property
     def is_proven(self) -> bool:
@@ -70,6 +80,32 @@ class Evidence:
             and _lies_in(self.tested_query_tokens, self.shape.query_bucket)
             and _lies_in(self.tested_context_tokens, self.shape.context_bucket)
         )
+
+    @property
+    def predicted_bytes(self) -> tuple[int, int]:
+        """HBM bytes of the timed call by the IO model: of tiled attention, and of standard attention."""
+        lengths = self.tested_query_tokens, self.tested_context_tokens
+        tiled, standard = hbm_bytes_tiled(self.shape, *lengths), hbm_bytes_standard(self.shape, *lengths)
+        return tiled * self.timed_sequences, standard * self.timed_sequences
+
+    @property
+    def tflops(self) -> float | None:
+        """Achieved, in 1e12 a second; causal counted as half the square."""
+        return _rate(self.timing, self.timed_sequences * self._flops_of_one / 1e12)
+
+    @property
+    def bytes_per_second(self) -> float | None:
+        """Achieved, by the IO model of tiled attention."""
+        return _rate(self.timing, self.predicted_bytes[0])
+
+    @property
+    def floor_fraction(self) -> float | None:
+        """How much of what this machine can do was reached: 1 is all of it."""
+        return None if self.timing is None or self.floor_us is None else self.floor_us / self.timing.p50_us
+
+    @property
+    def _flops_of_one(self) -> int:
+        return flops(self.shape, self.tested_query_tokens, self.tested_context_tokens)
 
     @property
     def worst_check(self) -> Check | None:
@@ -95,8 +131,14 @@ def strain(measured: float, limit: float) -> float:
     return math.inf if measured > limit else 0.0
 
 
+def _rate(timing: Timing | None, amount: float) -> float | None:
+    """Four digits a second: more would only feign exactness."""
+    return None if timing is None else float(f"{amount / (timing.p50_us * 1e-6):.4g}")
+
+
 def summarize(evidence: Evidence) -> dict[str, float | str | bool]:
     """The few numbers that a plan shows of it."""
+    tiled, standard = evidence.predicted_bytes
     summary: dict[str, float | str | bool] = {
         "is_proven": evidence.is_proven,
         "tested_query_tokens": evidence.tested_query_tokens,
@@ -105,12 +147,17 @@ def summarize(evidence: Evidence) -> dict[str, float | str | bool]:
     }
     if evidence.timing is not None:
         summary |= {"p50_us": evidence.timing.p50_us, "spread": evidence.timing.spread, "n": evidence.timing.n}
-    if evidence.tflops is not None:
-        summary["tflops"] = evidence.tflops
-    if evidence.bytes_per_second is not None:
-        summary["bytes_per_second"] = evidence.bytes_per_second
-    if evidence.failure is not None:
-        summary["failure"] = evidence.failure
+        summary |= {"hbm_bytes_tiled": tiled, "hbm_bytes_standard": standard}
+    optional = {
+        "tflops": evidence.tflops,
+        "bytes_per_second": evidence.bytes_per_second,
+        "floor_fraction": evidence.floor_fraction,
+        "temporary_bytes": evidence.temporary_bytes,
+        "measured_bytes": evidence.measured_bytes,
+        "kernels": None if evidence.kernels is None else ", ".join(evidence.kernels + evidence.kernels_sometimes),
+        "failure": evidence.failure,
+    }
+    summary |= {name: value for name, value in optional.items() if value is not None}
     worst = evidence.worst_check
     if worst is not None:
         summary |= {"worst_check": worst.name, "worst_case": worst.case}

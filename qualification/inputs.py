@@ -81,6 +81,11 @@ def long_case(shape: AttentionShape, device: torch.device, *, seed: int, num_seq
     return _case("long", shape, [longest] * num_seqs, device, seed=seed)
 
 
+def many_case(shape: AttentionShape, device: torch.device, *, seed: int, num_seqs: int, num_tokens: int) -> Case:
+    """`num_seqs` prompts of `num_tokens` each: an output of so many tiles that few of their rows are drawn."""
+    return _case("many", shape, [Lengths(num_tokens, num_tokens)] * num_seqs, device, seed=seed)
+
+
 def guarded(rows: int, like: Tensor, fill: float, guard: float) -> tuple[Tensor, Tensor]:
     """([GUARD_ROWS + rows + GUARD_ROWS, ...] with `guard` around, its view of `rows` rows filled with `fill`)."""
     storage = torch.full((rows + 2 * GUARD_ROWS, *like.shape[1:]), guard, dtype=like.dtype, device=like.device)

@@ -4,13 +4,19 @@ A file is JSON of one evidence a line, sorted, so that a diff of two shows what 
 
     {
     "digest": "<sha256 of the file with this value as 64 zeros>",
-    "schema": 1,
+    "schema": 2,
     "fingerprint": {...},
+    "runs": {
+    "1f0c9a2e": {"at": ..., "suite": 2, "commit": ..., "command": ..., "sources": {"triton.decode": "<sha256>"}}
+    },
+    "model": {...} or null,
     "evidence": [
-    {...},
+    {"shape": "decode bf16 ...", "path": "triton.decode", "run": "1f0c9a2e", ...},
     {...}
     ]
     }
+
+Schema 1 is still read (`qualification/matrix_v1.py`); its evidence is of an older suite of checks, so all is stale.
 """
 
 import hashlib
@@ -27,9 +33,12 @@ import msgspec
 from kernels.fingerprint import Fingerprint
 from kernels.path import Reject, Rejection
 from kernels.shape import AttentionShape
-from qualification.evidence import SUITE, Check, Evidence, Timing
+from qualification.evidence import SUITE, Evidence
+from qualification.full_model import FullModel
+from qualification.matrix_rows import Row, Run, evidence_of, rows_of
+from qualification.matrix_v1 import evidence_of_v1
 
-SCHEMA = 1
+SCHEMA = 2
 MATRICES = Path(__file__).parent / "matrices"  # those that ship
 
 Key = tuple[AttentionShape, str]  # shape, name of the path
@@ -53,43 +62,28 @@ class Matrix:
     evidence: Mapping[Key, Evidence] = field(default_factory=lambda: MappingProxyType({}))
     digest: str | None = None  # None: there is no file
     problems: tuple[Rejection, ...] = ()  # files that were refused, their evidence not among `evidence`
-
-
-class _Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """An `Evidence` without what the file says once."""
-
-    shape: AttentionShape
-    path: str
-    source_digest: str
-    checks: tuple[Check, ...]
-    tested_query_tokens: int
-    tested_context_tokens: int
-    at: str
-    timing: Timing | None = None
-    tflops: float | None = None
-    bytes_per_second: float | None = None
-    failure: str | None = None
-    suite: int
-    commit: str | None = None
+    model: FullModel | None = None  # of one file: what the attention measured here means for the whole model
 
 
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     digest: str
     schema: int
     fingerprint: Fingerprint
-    evidence: list[_Row]
+    runs: dict[str, Run]
+    model: FullModel | None
+    evidence: list[Row]
 
 
 class _AnySchema(msgspec.Struct, frozen=True):
     schema: int
 
 
-def save_matrix(path: Path, evidence: Iterable[Evidence]) -> str:
+def save_matrix(path: Path, evidence: Iterable[Evidence], model: FullModel | None = None) -> str:
     """Write the file whole or not at all, over an older one. Returns its digest.
 
     Raises ValueError when the evidence is none at all, or of more than one machine.
     """
-    text = _encode(list(evidence))
+    text = _encode(list(evidence), model)
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
@@ -112,18 +106,23 @@ def load_matrix(path: Path) -> Matrix:
         schema = msgspec.json.decode(text, type=_AnySchema).schema
     except (OSError, UnicodeDecodeError, msgspec.DecodeError) as error:
         raise MatrixError(f"{path.name} cannot be read, perhaps it is truncated: {error}") from error
-    if schema != SCHEMA:
-        raise MatrixError(f"{path.name} has schema {schema}, this version reads {SCHEMA}")
+    if not 1 <= schema <= SCHEMA:
+        raise MatrixError(f"{path.name} has schema {schema}, this version reads 1 to {SCHEMA}")
     if not text.startswith(_HEAD) or _digest_of(text) != _digest_in(text):
         raise MatrixError(f"{path.name} does not match its digest: it was changed after it was written")
+    model = None
     try:
-        file = msgspec.json.decode(text, type=_File)
-    except msgspec.DecodeError as error:
+        if schema == 1:
+            entries = evidence_of_v1(text)
+        else:
+            file = msgspec.json.decode(text, type=_File)
+            entries, model = evidence_of(file.evidence, file.runs, file.fingerprint), file.model
+    except (msgspec.DecodeError, ValueError, LookupError) as error:
         raise MatrixError(f"{path.name} holds no evidence: {error}") from error
-    found = {(row.shape, row.path): _evidence_of(row, file.fingerprint) for row in file.evidence}
-    if len(found) != len(file.evidence):
+    found = {(entry.shape, entry.path): entry for entry in entries}
+    if len(found) != len(entries):
         raise MatrixError(f"{path.name} says of one shape and path two things")
-    return Matrix(MappingProxyType(found), file.digest)
+    return Matrix(MappingProxyType(found), _digest_in(text), model=model)
 
 
 def matrix_files(place: Path) -> list[Path]:
@@ -174,27 +173,21 @@ def _weight(evidence: Evidence, fingerprint: Fingerprint) -> tuple[bool, bool, s
     return (is_ours, not evidence.is_proven, evidence.at)
 
 
-def _encode(evidence: list[Evidence]) -> str:
+def _encode(evidence: list[Evidence], model: FullModel | None) -> str:
     machines = {entry.fingerprint for entry in evidence}
     if len(machines) != 1:
         raise ValueError(f"a file holds evidence of one machine, got {len(machines)}")
-    rows = sorted((str(entry.shape), entry.path, _json(_row_of(entry))) for entry in evidence)
-    body = ",\n".join(line for _, _, line in rows)
+    rows, runs = rows_of(evidence)
     head = f'{_HEAD}{_ZEROS}",\n"schema": {SCHEMA},\n"fingerprint": {_json(machines.pop())},\n'
-    text = f'{head}"evidence": [\n{body}\n]\n}}\n'
+    run_lines = ",\n".join(f'"{name}": {_json(runs[name])}' for name in sorted(runs))
+    row_lines = ",\n".join(_json(row) for row in rows)
+    middle = f'"runs": {{\n{run_lines}\n}},\n"model": {_json(model)},\n'
+    text = f'{head}{middle}"evidence": [\n{row_lines}\n]\n}}\n'
     return text.replace(_ZEROS, _digest_of(text), 1)
 
 
-def _row_of(evidence: Evidence) -> _Row:
-    return _Row(**{name: getattr(evidence, name) for name in _Row.__struct_fields__})
-
-
-def _evidence_of(row: _Row, fingerprint: Fingerprint) -> Evidence:
-    return Evidence(fingerprint=fingerprint, **{name: getattr(row, name) for name in _Row.__struct_fields__})
-
-
 def _json(value: object) -> str:
-    return msgspec.json.encode(value, order="sorted").decode()
+    return msgspec.json.encode(value, order="deterministic").decode()
 
 
 def _digest_in(text: str) -> str:

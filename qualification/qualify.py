@@ -2,18 +2,21 @@
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import islice
 
 import torch
 
-from kernels.fingerprint import Fingerprint
+from kernels.fingerprint import Device, Fingerprint
 from kernels.launch import TritonError
 from kernels.path import KernelPath, RunAttention
 from kernels.shape import AttentionShape, Phase, flops, hbm_bytes_tiled
+from qualification.ceilings import Ceilings
 from qualification.checks import check_path
 from qualification.evidence import Check, Evidence, Timing
-from qualification.inputs import cases, long_case, longest_lengths
+from qualification.inputs import Case, cases, long_case, longest_lengths
+from qualification.profile import Seen, calls_seen, temporary_bytes
 from qualification.timing import time_call
 from qualification.wrong import passed_wrongly
 
@@ -41,6 +44,10 @@ class DeviceLost(RuntimeError):
         self.shape = shape
 
 
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
 @dataclass(frozen=True, slots=True)
 class Bench:
     """Where a run takes place, and what stays the same all through it."""
@@ -50,6 +57,20 @@ class Bench:
     seed: int = 0
     commit: str | None = None
     timing_budget_s: float | None = None  # for one pair; None: as `time_call` has it for the device
+    command: str | None = None  # what a person typed
+    ceilings: Ceilings | None = None  # of this machine; None: nobody measured them
+    at: str = field(default_factory=_now)  # when the run began
+
+
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    """What is measured of a path besides its errors."""
+
+    timing: Timing
+    timed_sequences: int
+    floor_us: float | None
+    seen: Seen | None
+    temporary_bytes: int | None
 
 
 def qualify(
@@ -88,28 +109,42 @@ def qualify_path(shape: AttentionShape, path: KernelPath, bench: Bench) -> Evide
         raise ValueError(f"{path.name} cannot be imported here, so it rejects every shape")
     try:
         checks = check_path(path.run, cases(shape, bench.device, seed=bench.seed))
-        timing, tflops, bandwidth = _measure(shape, path.run, bench)
+        measured = _measure(shape, path.run, bench)
     except _KERNEL_ERRORS as error:
         _release(path, shape, bench.device, error)
         failure = f"{type(error).__name__}: {error}"[:_MAX_DETAIL]
         logger.warning("%s cannot serve %s: %s", path.name, shape, failure)
         return _evidence(shape, path, bench, failure=failure)
-    return _evidence(shape, path, bench, checks=checks, timing=timing, tflops=tflops, bytes_per_second=bandwidth)
+    return _evidence(shape, path, bench, checks=checks, measured=measured)
 
 
-def _measure(shape: AttentionShape, run: RunAttention, bench: Bench) -> tuple[Timing, float, float]:
-    """(time of one call on the longest sequences, FLOP/s in 1e12, bytes/s by the IO model)."""
+def _measure(shape: AttentionShape, run: RunAttention, bench: Bench) -> _Measured:
+    """One call on the longest sequences: its time, its memory, and what it and two calls on short ones launch."""
     num_seqs = _DECODE_SEQUENCES[bench.device.type] if shape.phase is Phase.DECODE else 1
     case = long_case(shape, bench.device, seed=bench.seed, num_seqs=num_seqs)
-    out = torch.empty_like(case.q)
-    timing = time_call(
-        lambda: run(case.q, case.k, case.v, case.batch, case.flags, out), bench.device, budget_s=bench.timing_budget_s
-    )
+    call = _call(run, case)
+    timing = time_call(call, bench.device, budget_s=bench.timing_budget_s)
     longest = longest_lengths(shape, is_cpu=bench.device.type == "cpu")
-    seconds = timing.p50_us * 1e-6 / num_seqs
-    tflops = flops(shape, longest.queries, longest.keys) / seconds / 1e12
-    bandwidth = hbm_bytes_tiled(shape, longest.queries, longest.keys) / seconds
-    return timing, float(f"{tflops:.4g}"), float(f"{bandwidth:.4g}")  # more digits would only make diffs unreadable
+    floor_us = None
+    if bench.ceilings is not None:
+        num_bytes = hbm_bytes_tiled(shape, longest.queries, longest.keys)
+        floor_us = bench.ceilings.floor_us(num_seqs * flops(shape, longest.queries, longest.keys), num_seqs * num_bytes)
+    seen = None
+    if bench.fingerprint.device is not Device.INTERPRETER:  # whose kernels are Python
+        short = [_call(run, other) for other in islice(cases(shape, bench.device, seed=bench.seed), 2)]
+        seen = calls_seen([*short, call], bench.device)
+    return _Measured(
+        timing=timing,
+        timed_sequences=num_seqs,
+        floor_us=None if floor_us is None else float(f"{floor_us:.4g}"),
+        seen=seen,
+        temporary_bytes=temporary_bytes(call, bench.device),
+    )
+
+
+def _call(run: RunAttention, case: Case) -> Callable[[], None]:
+    out = torch.empty_like(case.q)
+    return lambda: run(case.q, case.k, case.v, case.batch, case.flags, out)
 
 
 def _evidence(
@@ -118,12 +153,11 @@ def _evidence(
     bench: Bench,
     *,
     checks: tuple[Check, ...] = (),
-    timing: Timing | None = None,
-    tflops: float | None = None,
-    bytes_per_second: float | None = None,
+    measured: _Measured | None = None,
     failure: str | None = None,
 ) -> Evidence:
     longest = longest_lengths(shape, is_cpu=bench.device.type == "cpu")
+    seen = None if measured is None else measured.seen
     return Evidence(
         shape=shape,
         path=path.name,
@@ -132,12 +166,16 @@ def _evidence(
         checks=checks,
         tested_query_tokens=longest.queries,
         tested_context_tokens=longest.keys,
-        at=datetime.now(UTC).isoformat(timespec="seconds"),
-        timing=timing,
-        tflops=tflops,
-        bytes_per_second=bytes_per_second,
+        at=bench.at,
+        timing=None if measured is None else measured.timing,
+        timed_sequences=1 if measured is None else measured.timed_sequences,
+        floor_us=None if measured is None else measured.floor_us,
+        kernels=None if seen is None else seen.always,
+        kernels_sometimes=() if seen is None else seen.sometimes,
+        temporary_bytes=None if measured is None else measured.temporary_bytes,
         failure=failure,
         commit=bench.commit,
+        command=bench.command,
     )
 
 

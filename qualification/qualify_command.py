@@ -1,6 +1,7 @@
 """`hallmark qualify`: prove on this machine every attention shape that a model can need. Reads no weights."""
 
 import argparse
+import shlex
 import sys
 import time
 from collections.abc import Mapping
@@ -68,12 +69,21 @@ def _run(args: argparse.Namespace, models: Mapping[str, Mapping[str, object]]) -
     from kernels.catalog import PATHS, path_named
     from kernels.device import read_fingerprint
     from qualification.campaign import Tools, conduct, default_file, targets_of
+    from qualification.ceilings import measure_ceilings
     from qualification.qualify import Bench, qualify
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     fingerprint = read_fingerprint(device)
     budget_s = _QUICK_BUDGET_S[device.type] if args.quick else None
-    bench = Bench(fingerprint, device, commit=args.commit, timing_budget_s=budget_s)
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    bench = Bench(
+        fingerprint,
+        device,
+        commit=args.commit,
+        timing_budget_s=budget_s,
+        command=_typed(args),
+        ceilings=measure_ceilings(device, dtype),
+    )
     paths = PATHS if args.paths is None else tuple(path_named(name) for name in args.paths)
     targets = targets_of(
         models,
@@ -99,6 +109,22 @@ def _run(args: argparse.Namespace, models: Mapping[str, Mapping[str, object]]) -
     )
     _print(f"on {fingerprint}")
     return conduct(targets, tools, time_limit_s=args.time_limit, is_retrying=args.retry_failed)
+
+
+def _typed(args: argparse.Namespace) -> str:
+    """The command as its evidence names it: what was asked for, without where it was written to."""
+    names = ["--model", args.model.name] if args.model is not None else ["--all-presets"] if args.all_presets else []
+    for preset in args.preset or ():
+        names += ["--preset", preset]
+    values = {
+        "--max-model-len": args.max_model_len,
+        "--max-num-batched-tokens": args.max_num_batched_tokens,
+        "--page-size": args.page_size,
+        "--dtype": args.dtype,
+    }
+    for flag, value in values.items():
+        names += [] if value is None else [flag, str(value)]
+    return shlex.join(["hallmark", "qualify", *names, *(["--quick"] if args.quick else [])])
 
 
 def _count(text: str) -> int:

@@ -17,9 +17,11 @@ from kernels.buckets import Bucket
 from kernels.path import RunAttention
 from kernels.shape import AttentionShape, Dtype, Phase
 from qualification.checks import check_path, one_thread
-from qualification.inputs import Case, cases
+from qualification.inputs import Case, cases, many_case
 
 _TILE = 64  # keys
+_ROWS = 8  # of one head: what ONE_TILE spoils
+_MANY_SEQS, _MANY_TOKENS, _MANY_HEADS = 420, 3 * _ROWS, 8  # 10,080 tiles, a third of them between the rows drawn
 
 
 class Fault(Enum):
@@ -39,6 +41,7 @@ class Fault(Enum):
     LOW_PRECISION = "sums are kept in 16 bits, key by key"
     UNSTABLE = "the order of sums differs from run to run"  # atomics
     STRAY_WRITE = "one row past the output is written"  # store without a mask
+    ONE_TILE = "one tile in 10,000 misses some keys"  # a race that is lost once
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +63,24 @@ def wrong_kernel(fault: Fault) -> RunAttention:
             if fault is Fault.TAIL_READ and sequence.num_keys % _TILE:
                 keys, values = (_with_tail(part, value) for part, value in ((keys, 0.0), (values, torch.nan)))
             rows = slice(sequence.start, sequence.end)
-            out[rows] = _attend(q[rows].float(), keys.float(), values.float(), sequence, flags, fault).to(out.dtype)
+            whole = Fault.NONE if fault is Fault.ONE_TILE else fault
+            out[rows] = _attend(q[rows].float(), keys.float(), values.float(), sequence, flags, whole).to(out.dtype)
         _spoil(fault, out, next(calls))
+        if fault is Fault.ONE_TILE and sequences:
+            _spoil_tile(sequences[len(sequences) // 2], q, k, v, batch, flags, out)
 
     return run
+
+
+def _spoil_tile(
+    sequence: SequenceRows, q: Tensor, k: Tensor, v: Tensor, batch: AttentionBatch, flags: AttentionFlags, out: Tensor
+) -> None:
+    """Some rows of one head again, without every eighth key."""
+    keys, values = keys_of(k, batch, sequence).float(), keys_of(v, batch, sequence).float()
+    rows = slice(min(sequence.start + _ROWS, sequence.end - 1), min(sequence.start + 2 * _ROWS, sequence.end))
+    head = q.shape[1] // 2
+    attended = _attend(q[sequence.start : sequence.end].float(), keys, values, sequence, flags, Fault.ONE_TILE)
+    out[rows, head] = attended[rows.start - sequence.start : rows.stop - sequence.start, head].to(out.dtype)
 
 
 def _with_tail(part: Tensor, value: float) -> Tensor:
@@ -115,6 +132,8 @@ def _seen(sequence: SequenceRows, num_keys: int, flags: AttentionFlags, fault: F
     seen = visible(positions + shift, key_positions, flags, None) & (key_positions < sequence.num_keys)
     if fault is Fault.LAST_TILE_SKIPPED and sequence.num_keys > _TILE:
         seen = seen & (key_positions < (sequence.num_keys - 1) // _TILE * _TILE)
+    if fault is Fault.ONE_TILE:
+        seen = seen & (key_positions % 8 != 0)
     return seen
 
 
@@ -169,7 +188,18 @@ def passed_wrongly(
             for fault in Fault:
                 if passes(wrong_kernel(fault), inputs) is not (fault is Fault.NONE):
                     found.append(PassedWrongly(fault, shape))
+        for shape in map(_many_heads, (dtype for dtype in Dtype if dtype in dtypes)):
+            many = many_case(shape, device, seed=seed, num_seqs=_MANY_SEQS, num_tokens=_MANY_TOKENS)
+            for fault in (Fault.NONE, Fault.ONE_TILE):
+                if passes(wrong_kernel(fault), [many]) is not (fault is Fault.NONE):
+                    found.append(PassedWrongly(fault, shape))
     return tuple(found)
+
+
+def _many_heads(dtype: Dtype) -> AttentionShape:
+    """Plain prefill: what is tried on it is how much of an output is looked at."""
+    prefill = trial_shapes(dtype)[0]
+    return replace(prefill, num_heads=_MANY_HEADS, window=None, softcap=None, sinks=False)
 
 
 def _passes(run: RunAttention, inputs: list[Case]) -> bool:

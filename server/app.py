@@ -58,7 +58,7 @@ def _finish(
         app.include_router(router)
     app.add_exception_handler(HTTPException, _raise_ours)
     routes = frozenset(route.path for router in routers for route in router.routes if isinstance(route, APIRoute))
-    edge.metrics.create_routes((*routes, "other"))
+    edge.metrics.traffic.create_routes((*routes, "other"))
     settings = edge.settings
     app.add_middleware(
         Guard,
@@ -90,4 +90,4 @@ async def watch_loop(metrics: Metrics) -> None:
         due = loop.time() + _LAG_INTERVAL_S
         await asyncio.sleep(_LAG_INTERVAL_S)
         lags.append(max(0.0, loop.time() - due))
-        metrics.loop_turned(max(lags))
+        metrics.traffic.loop_turned(max(lags))

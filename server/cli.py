@@ -17,6 +17,7 @@ import uvicorn
 
 from qualification import matrix_command, qualify_command
 from qualification.bench import command as bench_command
+from qualification.bench import serve_command
 from qualification.canary import run as canary
 from qualification.canary.verdict import ExitCode
 from server.api.edge import Admission, Edge
@@ -29,7 +30,9 @@ from server.engine.client import EngineClient
 from server.errors import SettingsError, StartError
 from server.settings import Settings, flag_of, read_settings
 from server.telemetry.logging import configure_logging
-from server.telemetry.metrics import Metrics, Registry
+from server.telemetry.metrics import Metrics
+from server.telemetry.objectives import DEFAULT_OBJECTIVES, load_objectives
+from server.telemetry.registry import Registry
 from server.telemetry.tracing import Tracing
 from server.text.chat_template import ChatTemplate
 from server.text.tokenizer import Tokenizer
@@ -39,7 +42,7 @@ _VERDICTS: dict[str, Callable[[argparse.Namespace], int]] = {
     "canary": canary.run,
     "qualify": qualify_command.run,
     "matrix": matrix_command.run,
-    "bench": bench_command.run,
+    "bench": lambda args: (serve_command if args.bench == "serve" else bench_command).run(args),
 }
 
 
@@ -84,10 +87,14 @@ def build_parser() -> argparse.ArgumentParser:
         commands.add_parser("qualify", help="prove a model's attention shapes on this machine", allow_abbrev=False)
     )
     matrix_command.add_arguments(commands.add_parser("matrix", help="show, verify or compare evidence"))
+    benches = commands.add_parser("bench", help="measure attention paths, or servers").add_subparsers(
+        dest="bench", required=True, metavar="WHAT"
+    )
     bench_command.add_arguments(
-        commands.add_parser("bench", help="measure attention paths beside their peers", allow_abbrev=False)
-        .add_subparsers(dest="bench", required=True, metavar="WHAT")
-        .add_parser("attention", help="beside FA2, FA3, cuDNN and FlexAttention", allow_abbrev=False)
+        benches.add_parser("attention", help="beside FA2, FA3, cuDNN and FlexAttention", allow_abbrev=False)
+    )
+    serve_command.add_arguments(
+        benches.add_parser("serve", help="load on any OpenAI-compatible server, beside others", allow_abbrev=False)
     )
     canary.add_arguments(commands.add_parser("canary", help="ask a running server whether it may take traffic"))
     commands.add_parser("doctor", help="show this machine and the attention paths that can run on it")
@@ -129,13 +136,14 @@ def version() -> str:
 
 def serve(settings: Settings) -> int:
     """Serve until a signal ends it. Raises StartError."""
-    configure_logging()
+    configure_logging(settings.log_format)
     settings, folder = resolve(settings)
     keys = None if settings.api_key_file is None else ApiKeys.load(Path(settings.api_key_file))
     tokenizer, template = Tokenizer.load(folder), ChatTemplate.load(folder)
     listening = bind(settings.host, settings.port, "--port")
     admin_listening = None if settings.admin_port is None else bind(settings.host, settings.admin_port, "--admin-port")
-    metrics = Metrics(settings.model_name, Registry(), version=version())
+    objectives = DEFAULT_OBJECTIVES if settings.slo_file is None else load_objectives(Path(settings.slo_file))
+    metrics = Metrics(settings.model_name, Registry(), version=version(), objectives=objectives)
     console = Console(metrics, model=settings.model_name, url=url_of(listening), print_line=_print)
     edge = Edge(
         settings=settings,
@@ -143,7 +151,12 @@ def serve(settings: Settings) -> int:
         tokenizer=tokenizer,
         template=template,
         metrics=metrics,
-        tracing=Tracing(settings.otlp_endpoint, version=version(), count_dropped=metrics.spans_dropped.inc),
+        tracing=Tracing(
+            settings.otlp_endpoint,
+            version=version(),
+            count_dropped=metrics.traffic.spans_dropped,
+            ratio=settings.trace_ratio,
+        ),
         lifecycle=Lifecycle(),
         admission=Admission(settings.max_queued_requests, settings.max_queued_tokens),
         version=version(),

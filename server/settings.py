@@ -34,6 +34,12 @@ class LoadFormat(Enum):
     DUMMY = "dummy"  # random weights of the model's shapes
 
 
+class LogFormat(Enum):
+    AUTO = "auto"
+    LINE = "line"
+    JSON = "json"
+
+
 Count = Annotated[int, Meta(ge=1)]
 Port = Annotated[int, Meta(ge=0, le=65535)]
 Seconds = Annotated[float, Meta(ge=0, le=86_400)]
@@ -63,6 +69,13 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     max_num_batched_tokens: Annotated[
         Count | None, Meta(description="tokens a step (default: 8192 on CUDA, 2048 on a CPU)")
     ] = None
+    max_num_interleaved_tokens: Annotated[
+        Count | None,
+        Meta(
+            description="prompt tokens a step while other requests stream, which bounds the time between their tokens "
+            "(default: 2048 on CUDA, 512 on a CPU)"
+        ),
+    ] = None
     max_queued_requests: Annotated[Count, Meta(description="requests that may wait for their first token")] = 512
     max_queued_tokens: Annotated[Count, Meta(description="prompt tokens that may wait for their first token")] = (
         2_000_000
@@ -76,6 +89,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     gpu_memory_utilization: Annotated[
         Annotated[float, Meta(gt=0, le=1)], Meta(description="share of the GPU's memory to use")
     ] = 0.9
+    prefix_caching: Annotated[
+        bool, Meta(description="keep computed pages, and compute no prompt's beginning twice; each API key has its own")
+    ] = True
     cuda_graphs: Annotated[
         bool,
         Meta(description="replay decode steps and short prompts as CUDA graphs, captured before ready; costs memory"),
@@ -99,7 +115,19 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         str | None, Meta(description="file of API keys, one a line; without it nobody needs a key")
     ] = None
     otlp_endpoint: Annotated[
-        str | None, Meta(description="URL of an OTLP/HTTP collector, e.g. http://127.0.0.1:4318; without it no traces")
+        str | None,
+        Meta(description="OTLP collector: http://host:4318, or grpc://host:4317 (extra `grpc`); without it no traces"),
+    ] = None
+    trace_ratio: Annotated[
+        Annotated[float, Meta(ge=0, le=1)],
+        Meta(description="share of traces to keep where the client does not say; errors and fallbacks are always kept"),
+    ] = 1.0
+    log_format: Annotated[
+        LogFormat, Meta(description="of standard error; auto: lines on a terminal, JSON anywhere else")
+    ] = LogFormat.AUTO
+    slo_file: Annotated[
+        str | None,
+        Meta(description="TOML or JSON file of service level objectives (default: those of docs/metrics.md)"),
     ] = None
     max_body_bytes: Annotated[Count, Meta(description="largest request body")] = 8 * 1024 * 1024
     receive_timeout_s: Annotated[Seconds, Meta(description="longest time a client may take to send a request")] = 30.0

@@ -11,7 +11,8 @@ import pytest
 from qualification.canary.verdict import ExitCode
 from server.app import create_app
 from server.settings import Settings
-from server.telemetry.metrics import Metrics, Registry
+from server.telemetry.metrics import Metrics
+from server.telemetry.registry import Registry
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()

@@ -18,9 +18,13 @@ LAYERS = ("kernels", "qualification", "server")  # each may import itself and th
 PURE = (
     *(f"kernels.{name}" for name in ("buckets", "fingerprint", "path", "shape")),
     *(f"qualification.{name}" for name in ("choice", "decide", "decision", "defaults", "difference", "evidence")),
-    *(f"qualification.{name}" for name in ("ledger", "matrix", "matrix_command", "presets", "progress")),
+    *(f"qualification.{name}" for name in ("full_model", "ledger", "matrix", "matrix_command", "matrix_rows")),
+    *(f"qualification.{name}" for name in ("matrix_v1", "presets", "progress", "shape_text")),
     *(f"qualification.{name}" for name in ("qualify_command", "signature", "summary", "table")),
     "qualification.canary.verdict",
+    "qualification.quantiles",
+    *(f"qualification.load.{name}" for name in ("client", "discovery", "events", "sample", "trace", "workers")),
+    *(f"qualification.bench.serve_{name}" for name in ("cases", "command", "file", "report", "row", "run")),
     *(f"qualification.bench.{name}" for name in ("cases", "command", "plot", "row", "table")),
     *(f"server.engine.{name}" for name in ("messages", "pages", "scheduler", "sequence")),
 )

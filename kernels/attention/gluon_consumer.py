@@ -1,4 +1,4 @@
-"""The consumers of `gluon.prefill.hopper`: S = Q K^T and O += P V by wgmma, the softmax in registers.
+"""The consumers of the Gluon kernels: S = Q K^T and O += P V by wgmma, the softmax in registers.
 
 One steady step, for key block j (blocks run from the last a tile sees down to the first):
 
@@ -26,7 +26,7 @@ from kernels.attention.gluon_pipeline import (
     take_turn,
     wait_fill,
 )
-from kernels.attention.gluon_schedule import take_tile
+from kernels.attention.gluon_schedule import first_of, take_tile
 from kernels.attention.gluon_softmax import reciprocal, softmax_first, softmax_next
 
 ROWS = gluon_pipeline.ROWS
@@ -40,7 +40,7 @@ def first_block(position, low, top, W: gl.constexpr, VARIANT: gl.constexpr):
     """The last key block that consumer W sees: its first one."""
     last = top
     if not VARIANT.spans:  # a span may end anywhere
-        diagonal = position + W * ROWS + ROWS - 1
+        diagonal = position + (W * ROWS + ROWS - 1) // VARIANT.pack
         if VARIANT.offset:
             diagonal = gl.maximum(diagonal, low * VARIANT.tiling.block_n)
         last = gl.minimum(diagonal // VARIANT.tiling.block_n, top)
@@ -48,11 +48,14 @@ def first_block(position, low, top, W: gl.constexpr, VARIANT: gl.constexpr):
 
 
 @jit
-def head_sink(sinks, head, VARIANT: gl.constexpr):
-    """The head's sink in log2; 0 without sinks."""
+def head_sink(sinks, head, ROW: gl.constexpr, VARIANT: gl.constexpr):
+    """The head's sink in log2, that of each row where heads are packed; 0 without sinks."""
     sink = 0.0
     if VARIANT.sinks:
-        sink = gl.load(sinks + head) * LOG2E
+        if VARIANT.pack > 1:
+            sink = gl.load(sinks + head * VARIANT.pack + gl.arange(0, ROWS, layout=ROW) % VARIANT.pack) * LOG2E
+        else:
+            sink = gl.load(sinks + head) * LOG2E
     return sink
 
 
@@ -63,18 +66,47 @@ def wide(x):
 
 
 @jit
-def store_rows(
-    out, stride_row, stride_head, row, rows, head, o, W: gl.constexpr, STORE: gl.constexpr, VARIANT: gl.constexpr
-):
+def store_rows(result, row, rows, head, o, W: gl.constexpr, STORE: gl.constexpr, VARIANT: gl.constexpr):
     """Through 2 KiB of scratch, so that each lane holds 8 neighbours; then 16-byte stores under a row mask."""
+    out, stride_row, stride_head = result[0], result[1], result[2]
     o = gl.convert_layout(o, STORE)
     r = W * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(1, STORE))
     c = gl.arange(0, VARIANT.tiling.block_d, layout=gl.SliceLayout(0, STORE))
+    if VARIANT.pack > 1:
+        head = head * VARIANT.pack + r % VARIANT.pack
+        r = r // VARIANT.pack
     inside = (r < rows)[:, None]
     if VARIANT.head_dim != VARIANT.tiling.block_d:
         inside = inside & (c < VARIANT.head_dim)[None, :]
     row_ptr = out + wide(head) * wide(stride_head) + wide(row + r) * wide(stride_row)
     gl.store(row_ptr[:, None] + c[None, :], o, mask=inside)
+
+
+@jit
+def store_part(result, part, head, o, m, total, W: gl.constexpr, VARIANT: gl.constexpr):
+    """Rows of a part of a tile's keys: fp32, each already divided by its own sum, and the log2 of that sum.
+
+    A row that saw no key has a log of -inf.
+    """
+    parts, logs, num_heads = result[3], result[4], result[5]
+    first = (part * num_heads + head) * (CONSUMERS * ROWS) + W * ROWS
+    r = first + gl.arange(0, ROWS, layout=gl.SliceLayout(1, o.type.layout))
+    c = gl.arange(0, VARIANT.tiling.block_d, layout=gl.SliceLayout(0, o.type.layout))
+    gl.store(parts + (r * VARIANT.tiling.block_d)[:, None] + c[None, :], o)
+    at = first + gl.arange(0, ROWS, layout=total.type.layout)
+    gl.store(logs + at, gl.convert_layout(m, total.type.layout) + gl.log2(total))
+
+
+@jit
+def store_tile(result, row, rows, head, part, o, m, total, W: gl.constexpr, STORE: gl.constexpr, VARIANT: gl.constexpr):
+    """A tile's rows, or those of one part of its keys."""
+    if VARIANT.parts:
+        if part >= 0:
+            store_part(result, part, head, o, m, total, W, VARIANT)
+        else:
+            store_rows(result, row, rows, head, o.to(result[0].dtype.element_ty), W, STORE, VARIANT)
+    else:
+        store_rows(result, row, rows, head, o.to(result[0].dtype.element_ty), W, STORE, VARIANT)
 
 
 @jit
@@ -110,10 +142,13 @@ def skip_values(values, start, end, VARIANT: gl.constexpr):
 
 @jit
 def consume(
-    out, stride_row, stride_head, sinks, spans, scale, softcap_scale, window, tiles, queries, keys, values,
+    result, sinks, spans, scale, softcap_scale, window, tiles, queries, keys, values,
     W: gl.constexpr, STORE: gl.constexpr, VARIANT: gl.constexpr,
 ):  # fmt: skip
-    """The role of consumer W: ROWS query rows of every tile."""
+    """The role of consumer W: ROWS query rows of every tile.
+
+    result  the output, its strides of a row and of a head; with parts: their tensor, that of their logs, heads of tiles
+    """
     q_smem, q_full, q_free = queries
     dtype: gl.constexpr = q_smem.dtype
     BLOCK_N: gl.constexpr = VARIANT.tiling.block_n
@@ -124,17 +159,18 @@ def consume(
     P_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, O_LAYOUT, 2)
     S_ROW: gl.constexpr = gl.SliceLayout(1, S_LAYOUT)
     O_ROW: gl.constexpr = gl.SliceLayout(1, O_LAYOUT)
-    index = W * ROWS + gl.arange(0, ROWS, layout=S_ROW)
+    index = (W * ROWS + gl.arange(0, ROWS, layout=S_ROW)) // VARIANT.pack
     zero = gl.zeros([ROWS, BLOCK_N], gl.float32, S_LAYOUT)
     if VARIANT.tiling.named_barriers and W == CONSUMERS - 1:
         hardware_arrive(TURN, CONSUMERS * 128)  # consumer 0 begins
 
-    row, rows, position, num_keys, head, _first_key, low, top = take_tile(tiles, 0, VARIANT)
+    row, rows, position, num_keys, head, _first_key, low, top, part = take_tile(tiles, 0, VARIANT)
+    low = first_of(low, VARIANT)
     if row >= 0:
         last = first_block(position, low, top, W, VARIANT)
         num_more = last - low  # blocks after the first
         visible = (spans, row, rows, num_keys, index)
-        sink = head_sink(sinks, head, VARIANT)
+        sink = head_sink(sinks, head, S_ROW, VARIANT)
         fill = 0
         n = 0
         if VARIANT.skips:
@@ -172,8 +208,9 @@ def consume(
                 if Q_BUFFERS == 1:
                     mbarrier.arrive(q_free.index(W), count=1, pred=i + 1 == num_more)
                 p, m, sums, shrink, grown = softmax_next(
-                    s, m, sums, scale, softcap_scale, position, W * ROWS, index, visible, window, last - 1 - i, VARIANT
-                )
+                    s, m, sums, scale, softcap_scale, position, W * ROWS // VARIANT.pack, index, visible, window,
+                    last - 1 - i, VARIANT,
+                )  # fmt: skip
                 p16_new = gl.convert_layout(p.to(dtype), P_LAYOUT)
                 fill += 1
                 wait_fill(keys, fill, i + 1 < num_more, VARIANT)  # also the pin, see the head of this file
@@ -190,7 +227,9 @@ def consume(
             if Q_BUFFERS > 1:
                 mbarrier.arrive(q_free.index((n % Q_BUFFERS) * CONSUMERS + W), count=1)
             n += 1
-            next_row, next_rows, position, num_keys, next_head, _first_key, low, top = take_tile(tiles, n, VARIANT)
+            taken = take_tile(tiles, n, VARIANT)
+            next_row, next_rows, position, num_keys, next_head, _first_key, low, top, next_part = taken
+            low = first_of(low, VARIANT)
             # If there is none, S is computed from stale shared memory and dropped: cheaper than a branch around wgmma.
             more = next_row >= 0
             last = first_block(position, low, top, W, VARIANT)
@@ -200,8 +239,12 @@ def consume(
             if VARIANT.skips:
                 fill = skip_keys(keys, fill, gl.where(more, top - last, 0), W, VARIANT)
             total = gl.sum(sums, axis=1)
-            if VARIANT.sinks:
-                total = total + gl.convert_layout(gl.exp2(sink - m), SUM_ROW)
+            if VARIANT.sinks:  # of parts: once, where they are combined
+                share = gl.convert_layout(gl.exp2(sink - m), SUM_ROW)
+                if VARIANT.parts:
+                    share = gl.where(part < 0, share, 0.0)
+                total = total + share
+            m_done = m
             if VARIANT.tiling.pv_first:  # with one Q buffer the next queries come late: do not hold P V back for them
                 acc = issue_output(p16, values, held, acc, VARIANT)
             buffer = (n % Q_BUFFERS) * CONSUMERS + W
@@ -231,13 +274,14 @@ def consume(
             inverse = reciprocal(total)
             if VARIANT.may_see_nothing:
                 inverse = gl.where(total > 0.0, inverse, 0.0)
-            o = (acc * gl.convert_layout(inverse, O_ROW)[:, None]).to(dtype)
-            store_rows(out, stride_row, stride_head, row, rows, head, o, W, STORE, VARIANT)
+            o = acc * gl.convert_layout(inverse, O_ROW)[:, None]
+            store_tile(result, row, rows, head, part, o, m_done, total, W, STORE, VARIANT)
             if VARIANT.skips:  # only now: freed before the P V above, skipped values could deadlock a two-stage ring
                 skip_values(values, held + 1, fill, VARIANT)
             acc = gl.zeros([ROWS, BLOCK_D], gl.float32, O_LAYOUT)
             fill += 1
-            sink = head_sink(sinks, next_head, VARIANT)
+            sink = head_sink(sinks, next_head, S_ROW, VARIANT)
             row = next_row
             rows = next_rows
             head = next_head
+            part = next_part

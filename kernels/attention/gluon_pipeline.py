@@ -11,12 +11,51 @@ from kernels.attention import gluon_schedule, gluon_variants
 from kernels.attention.gluon_schedule import take_tile
 
 AHEAD = gluon_schedule.AHEAD
+RING = gluon_schedule.RING
 ROWS = gl.constexpr(gluon_variants.ROWS)
 CONSUMERS = gl.constexpr(gluon_variants.CONSUMERS)
 # Hardware barriers. Triton 3.6 uses 0, 1 and one for each further partition of 4 warps: up to 2 here.
 TURN = gl.constexpr(6)  # 6..7: whose turn it is to issue wgmma
 FREE = gl.constexpr(8)  # from 8: stages of K, then of V, given back
 HALF = gl.constexpr(1 << 30)  # row bound of V's descriptor, see `value_descriptor`
+
+
+@jit
+def barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
+    bars = gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(COUNT):
+        mbarrier.init(bars.index(i), count=ARRIVALS)
+    return bars
+
+
+@jit
+def rings(dtype: gl.constexpr, VARIANT: gl.constexpr):
+    """The shared memory of one program: posted tiles, and rings of queries, keys and values with their barriers."""
+    TILING: gl.constexpr = VARIANT.tiling
+    Q_SHAPE: gl.constexpr = [TILING.q_buffers * CONSUMERS, ROWS, TILING.block_d]
+    Q_LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for([ROWS, TILING.block_d], dtype)
+    KV_SHAPE: gl.constexpr = [TILING.stages, TILING.block_n, TILING.block_d]
+    KV_LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for([TILING.block_n, TILING.block_d], dtype)
+    TILES_LAYOUT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    q_full = barriers(TILING.q_buffers * CONSUMERS, 1)
+    q_free = barriers(TILING.q_buffers * CONSUMERS, 1)
+    k_full = barriers(TILING.stages, 1)
+    v_full = barriers(TILING.stages, 1)
+    tile_full = barriers(RING, 1)
+    tile_free = barriers(RING, CONSUMERS + 1)
+    want = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    mbarrier.init(want, count=1)
+    if TILING.named_barriers:  # never allocate what no role uses: Triton would lay it over the queries
+        k_free = k_full
+        v_free = v_full
+    else:
+        k_free = barriers(TILING.stages, CONSUMERS)
+        v_free = barriers(TILING.stages, CONSUMERS)
+    queries = (gl.allocate_shared_memory(dtype, Q_SHAPE, Q_LAYOUT), q_full, q_free)
+    keys = (gl.allocate_shared_memory(dtype, KV_SHAPE, KV_LAYOUT), k_full, k_free)
+    values = (gl.allocate_shared_memory(dtype, KV_SHAPE, KV_LAYOUT), v_full, v_free)
+    tiles = (gl.allocate_shared_memory(gl.int32, [RING * VARIANT.fields, 1], TILES_LAYOUT), tile_full, tile_free, want)
+    return tiles, queries, keys, values
 
 
 # Gluon 3.6 has no hardware barriers. An mbarrier's arrive costs its partition a bar.sync; bar.arrive does not block.
@@ -131,7 +170,7 @@ def produce(q_desc, k_desc, v_desc, group, tiles, queries, keys, values, VARIANT
     Q_BUFFERS: gl.constexpr = VARIANT.tiling.q_buffers
     fill = 0
     n = 0
-    row, _rows, _position, num_keys, head, first_key, low, top = take_tile(tiles, 0, VARIANT)
+    row, _rows, _position, num_keys, head, first_key, low, top, _part = take_tile(tiles, 0, VARIANT)
     while row >= 0:
         kv_head = head // group
         for i in range(top - low + 1):
@@ -148,4 +187,4 @@ def produce(q_desc, k_desc, v_desc, group, tiles, queries, keys, values, VARIANT
             load_values(v_desc, first_key + first, num_keys - first, kv_head, v_full.index(stage), v_smem.index(stage))
             fill += 1
         n += 1
-        row, _rows, _position, num_keys, head, first_key, low, top = take_tile(tiles, n, VARIANT)
+        row, _rows, _position, num_keys, head, first_key, low, top, _part = take_tile(tiles, n, VARIANT)

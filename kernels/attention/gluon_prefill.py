@@ -24,14 +24,13 @@ from torch import Tensor
 from triton.backends.nvidia.driver import TMA_DTYPE_DEVICE_TO_HOST
 from triton.experimental.gluon import jit
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.runtime import driver
 
 from kernels.attention import gluon_pipeline, gluon_schedule
 from kernels.attention.batch import AttentionBatch, AttentionFlags
 from kernels.attention.gluon_consumer import consume
-from kernels.attention.gluon_pipeline import produce
+from kernels.attention.gluon_pipeline import produce, rings
 from kernels.attention.gluon_schedule import bounded_window, keys_per_group, plan_tiles, schedule
 from kernels.attention.gluon_softmax import LOG2E
 from kernels.attention.gluon_variants import (
@@ -45,22 +44,11 @@ from kernels.attention.gluon_variants import (
 from kernels.launch import num_processors
 
 ROWS = gluon_pipeline.ROWS
-CONSUMERS = gluon_pipeline.CONSUMERS
-RING = gluon_schedule.RING
-FIELDS = gluon_schedule.FIELDS
 HEADER = gluon_schedule.HEADER
 ITEM = gluon_schedule.ITEM
 _ANY_ROW = 0x7FFF0000  # bound of a dim that the hardware need not check
 _HALF = gluon_pipeline.HALF.value
 _GLUON_DTYPES = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16}
-
-
-@jit
-def barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
-    bars = gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(COUNT):
-        mbarrier.init(bars.index(i), count=ARRIVALS)
-    return bars
 
 
 @jit(do_not_specialize=["num_heads", "group", "heads_per_group", "window"])
@@ -69,35 +57,11 @@ def hallmark_gluon_prefill(
     scale, softcap_scale, window, STORE: gl.constexpr, VARIANT: gl.constexpr,
 ):  # fmt: skip
     """Rings, barriers and roles of one program. group: query heads a KV head; heads_per_group: those of an L2 group."""
-    dtype: gl.constexpr = q_desc.dtype
-    TILING: gl.constexpr = VARIANT.tiling
-    Q_SHAPE: gl.constexpr = [TILING.q_buffers * CONSUMERS, ROWS, TILING.block_d]
-    Q_LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for([ROWS, TILING.block_d], dtype)
-    KV_SHAPE: gl.constexpr = [TILING.stages, TILING.block_n, TILING.block_d]
-    KV_LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for([TILING.block_n, TILING.block_d], dtype)
-    TILES_LAYOUT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-    q_full = barriers(TILING.q_buffers * CONSUMERS, 1)
-    q_free = barriers(TILING.q_buffers * CONSUMERS, 1)
-    k_full = barriers(TILING.stages, 1)
-    v_full = barriers(TILING.stages, 1)
-    tile_full = barriers(RING, 1)
-    tile_free = barriers(RING, CONSUMERS + 1)
-    want = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-    mbarrier.init(want, count=1)
-    if TILING.named_barriers:  # never allocate what no role uses: Triton would lay it over the queries
-        k_free = k_full
-        v_free = v_full
-    else:
-        k_free = barriers(TILING.stages, CONSUMERS)
-        v_free = barriers(TILING.stages, CONSUMERS)
-    queries = (gl.allocate_shared_memory(dtype, Q_SHAPE, Q_LAYOUT), q_full, q_free)
-    keys = (gl.allocate_shared_memory(dtype, KV_SHAPE, KV_LAYOUT), k_full, k_free)
-    values = (gl.allocate_shared_memory(dtype, KV_SHAPE, KV_LAYOUT), v_full, v_free)
-    tiles = (gl.allocate_shared_memory(gl.int32, [RING * FIELDS, 1], TILES_LAYOUT), tile_full, tile_free, want)
+    tiles, queries, keys, values = rings(q_desc.dtype, VARIANT)
     gl.warp_specialize([
-        (consume, (out, stride_row, stride_head, sinks, spans, scale, softcap_scale, window,
+        (consume, ((out, stride_row, stride_head), sinks, spans, scale, softcap_scale, window,
                    tiles, queries, keys, values, 0, STORE, VARIANT)),
-        (consume, (out, stride_row, stride_head, sinks, spans, scale, softcap_scale, window,
+        (consume, ((out, stride_row, stride_head), sinks, spans, scale, softcap_scale, window,
                    tiles, queries, keys, values, 1, STORE, VARIANT)),
         (produce, (q_desc, k_desc, v_desc, group, tiles, queries, keys, values, VARIANT)),
         (schedule, (plan, num_heads, heads_per_group, tiles, VARIANT)),
@@ -138,13 +102,13 @@ def launch_prefill(
         pointer_class(flags.sinks), pointer_class(flags.spans),
     )  # fmt: skip
     encode, (q_box, k_box, v_box) = to_launch.encode, to_launch.boxes
-    q, k, v = _aligned(q), _aligned(k), _aligned(v)  # held until launched: a freed copy's memory may be the next's
+    q, k, v = aligned(q), aligned(k), aligned(v)  # held until launched: a freed copy's memory may be the next's
     to_launch.run(
         min(to_launch.num_processors, max_tiles), 1, 1, driver.active.get_current_stream(device.index),
         to_launch.function, to_launch.metadata, None, None, None,
         *row_map(q, encode, q_box), *row_map(k, encode, k_box), *value_map(v, encode, v_box),
         out, stride_row, stride_head, plan, flags.sinks, flags.spans,
-        num_heads, group, heads_per_group, *_scales(flags), bounded_window(flags), None, None,
+        num_heads, group, heads_per_group, *scales(flags), bounded_window(flags), None, None,
     )  # fmt: skip
 
 
@@ -175,7 +139,11 @@ class ExpandedSource(NamedTuple):
 @lru_cache(maxsize=256)
 def launcher(variant: Variant, device: torch.device, *compiled_in: Any) -> ToLaunch:
     """`compiled_prefill`, loaded. Triton's own launch takes 5 us more to replace descriptors among the arguments."""
-    kernel = compiled_prefill(variant, *compiled_in)
+    return loaded(compiled_prefill(variant, *compiled_in), device)
+
+
+def loaded(kernel: Any, device: torch.device) -> ToLaunch:
+    """A compiled kernel whose first arguments are the tensor maps of q, k and v."""
     kernel.run  # noqa: B018 -- loads it
     signature = []
     for argument in kernel.src.signature.values():
@@ -206,13 +174,13 @@ def compiled_prefill(
     block_n, block_d = variant.tiling.block_n, variant.tiling.block_d
     boxes = ([ROWS.value, 1, block_d], [block_n, 1, block_d], [1, 1, block_n, 1, block_d])
     return hallmark_gluon_prefill.warmup(
-        *(_any_map(dtype, box) for dtype, box in zip(dtypes, boxes, strict=True)),
+        *(any_map(dtype, box) for dtype, box in zip(dtypes, boxes, strict=True)),
         any_tensor(out), *out_strides, AnyTensor(torch.int32, 0), any_tensor(sinks), any_tensor(spans),
         0, 0, 0, 0.0, 0.0, 0, store_layout(block_d), variant, grid=(1,), num_warps=4,
     )  # fmt: skip
 
 
-def _any_map(dtype: torch.dtype, box: list[int]) -> TensorDescriptor:
+def any_map(dtype: torch.dtype, box: list[int]) -> TensorDescriptor:
     """Stands for every tensor map of this dtype and box: what Triton compiles in of one."""
     layout = gl.NVMMASharedLayout.get_default_for(box, _GLUON_DTYPES[dtype])
     return TensorDescriptor(AnyTensor(dtype, 0), [1] * len(box), [8] * (len(box) - 1) + [1], box, layout)
@@ -249,7 +217,7 @@ def store_layout(block_d: int) -> gl.DistributedLinearLayout:
     return gl.DistributedLinearLayout(registers, lanes, [[16, 0], [32, 0]], [], [ROWS.value, block_d])
 
 
-def _aligned(x: Tensor) -> Tensor:
+def aligned(x: Tensor) -> Tensor:
     """`x` itself where TMA can address it: 16-byte aligned, positive strides; a copy elsewhere."""
     stride_row, stride_head, stride_dim = x.stride()
     is_addressable = stride_dim == 1 and stride_row > 0 and stride_head > 0
@@ -259,7 +227,7 @@ def _aligned(x: Tensor) -> Tensor:
     return x.clone(memory_format=torch.contiguous_format)
 
 
-def _scales(flags: AttentionFlags) -> tuple[float, float]:
+def scales(flags: AttentionFlags) -> tuple[float, float]:
     """What scores (with a softcap: their tanh) are multiplied by for exp2, and what scores are before tanh."""
     if flags.softcap is None:
         return flags.scale * LOG2E, 1.0

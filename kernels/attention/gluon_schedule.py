@@ -5,8 +5,8 @@ one head's keys are too many, of sequences) whose keys and values fit in L2 toge
 same for every head, so the plan lists row blocks only: HEADER integers, then ITEM integers a row block.
 
     header  0 next tile to take, 2 row blocks listed
-    item    0 first query row, 1 rows, 2 position of the first row, 3 keys of the sequence, 4 first key row,
-            5 first key seen, 6 end of the keys seen
+    item    0 first query row, 1 rows, 2 position of the first row, 3 keys of the sequence, 4 first key row (of pages:
+            the sequence), 5 first key seen, 6 end of the keys seen, 7 with parts: where the part goes, -1 for a whole
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
@@ -30,7 +30,6 @@ from kernels.launch import is_interpreted
 
 HEADER = gl.constexpr(8)
 ITEM = gl.constexpr(8)
-FIELDS = gl.constexpr(8)  # integers of one posted tile
 RING = gl.constexpr(2)  # posted tiles
 # A tile is taken this many key blocks before the end of the one before: a tile held early is work that an idle
 # neighbour cannot take, one taken late is waited for. 2 gives 1-2 % over the earliest at 128, 5-9 % at 256 (H200).
@@ -175,6 +174,14 @@ def read(ring, index):
 
 
 @gluon.jit
+def first_of(low, VARIANT: gl.constexpr):
+    """The first block of a tile, of its first box."""
+    if VARIANT.box != VARIANT.tiling.block_n:
+        low = low // (VARIANT.tiling.block_n // VARIANT.box)
+    return low
+
+
+@gluon.jit
 def schedule(plan, num_heads, heads_per_group, tiles, VARIANT: gl.constexpr):
     """The scheduler's role: takes tiles by an atomic counter and posts them; a first row of -1 ends every role."""
     ring, ring_full, ring_free, want = tiles
@@ -204,34 +211,40 @@ def schedule(plan, num_heads, heads_per_group, tiles, VARIANT: gl.constexpr):
         first_key = gl.load(entry + 4)
         top = (gl.where(go, gl.load(entry + 6), 1) - 1) // BLOCK_N
         mbarrier.wait(ring_free.index(slot), ((n // RING) & 1) ^ 1)
-        post(ring, slot * FIELDS, row)
-        post(ring, slot * FIELDS + 1, rows)
-        post(ring, slot * FIELDS + 2, position)
-        post(ring, slot * FIELDS + 3, keys)
-        post(ring, slot * FIELDS + 4, group * heads_per_group + inside - block * width)
-        post(ring, slot * FIELDS + 5, first_key)
-        post(ring, slot * FIELDS + 6, top)
-        if VARIANT.window or VARIANT.spans:
-            post(ring, slot * FIELDS + 7, gl.where(go, gl.load(entry + 5), 0) // BLOCK_N)
+        post(ring, slot * VARIANT.fields, row)
+        post(ring, slot * VARIANT.fields + 1, rows)
+        post(ring, slot * VARIANT.fields + 2, position)
+        post(ring, slot * VARIANT.fields + 3, keys)
+        post(ring, slot * VARIANT.fields + 4, group * heads_per_group + inside - block * width)
+        post(ring, slot * VARIANT.fields + 5, first_key)
+        post(ring, slot * VARIANT.fields + 6, top)
+        if VARIANT.starts_anywhere:
+            post(ring, slot * VARIANT.fields + 7, gl.where(go, gl.load(entry + 5), 0) // VARIANT.box)
+        if VARIANT.parts:
+            post(ring, slot * VARIANT.fields + 8, gl.load(entry + 7))
         mbarrier.arrive(ring_full.index(slot), count=1)
         n += 1
 
 
 @gluon.jit
 def take_tile(tiles, n, VARIANT: gl.constexpr):
-    """The n-th tile: first query row (-1: no more), rows, position, keys, head, first key row, first and last block."""
+    """The n-th tile: first query row (-1: no more), rows, position, keys, head, first key row, first box, last block,
+    where its part goes (-1: it is whole)."""
     ring, ring_full, ring_free, _want = tiles
     slot = n % RING
     mbarrier.wait(ring_full.index(slot), (n // RING) & 1)
-    row = read(ring, slot * FIELDS)
-    rows = read(ring, slot * FIELDS + 1)
-    position = read(ring, slot * FIELDS + 2)
-    keys = read(ring, slot * FIELDS + 3)
-    head = read(ring, slot * FIELDS + 4)
-    first_key = read(ring, slot * FIELDS + 5)
-    top = read(ring, slot * FIELDS + 6)
+    row = read(ring, slot * VARIANT.fields)
+    rows = read(ring, slot * VARIANT.fields + 1)
+    position = read(ring, slot * VARIANT.fields + 2)
+    keys = read(ring, slot * VARIANT.fields + 3)
+    head = read(ring, slot * VARIANT.fields + 4)
+    first_key = read(ring, slot * VARIANT.fields + 5)
+    top = read(ring, slot * VARIANT.fields + 6)
     low = top * 0
-    if VARIANT.window or VARIANT.spans:
-        low = read(ring, slot * FIELDS + 7)
+    if VARIANT.starts_anywhere:
+        low = read(ring, slot * VARIANT.fields + 7)
+    part = top * 0 - 1
+    if VARIANT.parts:
+        part = read(ring, slot * VARIANT.fields + 8)
     mbarrier.arrive(ring_free.index(slot), count=1)
-    return row, rows, position, keys, head, first_key, low, top
+    return row, rows, position, keys, head, first_key, low, top, part

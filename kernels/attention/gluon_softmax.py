@@ -67,13 +67,13 @@ def mask(s, position, visible, window, first_col, DIAGONAL: gl.constexpr, VARIAN
 
 @jit
 def needs_mask(block, first_position, window, VARIANT: gl.constexpr):
-    """Whether some of 64 rows from `first_position` on do not see some key of a block."""
+    """Whether some of 64 rows, the first at `first_position`, do not see some key of a block."""
     BLOCK_N: gl.constexpr = VARIANT.tiling.block_n
     found = block < 0
     if VARIANT.offset or VARIANT.spans:
         found = found | (block >= gl.maximum(first_position + 1, 0) // BLOCK_N)
     if VARIANT.window:
-        found = found | (block * BLOCK_N <= first_position + 63 - window)
+        found = found | (block * BLOCK_N <= first_position + 63 // VARIANT.pack - window)
     return found
 
 

@@ -1,6 +1,7 @@
-"""The shipped variants of `gluon.prefill.hopper`: what is compiled in, by head dim. Nothing is tuned at run time."""
+"""The shipped variants of the Gluon kernels: what is compiled in, by head dim. Nothing is tuned at run time."""
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import torch
@@ -51,6 +52,7 @@ MASKED_TILINGS: dict[int, Tiling] = {
 }
 
 MAX_HEAD_DIM = max(TILINGS)
+PAGE_SIZE_MULTIPLE = 16  # a box of fewer rows would be mostly overhead
 HEAD_DIM_MULTIPLE = 8  # TMA's strides are multiples of 16 bytes
 
 
@@ -58,7 +60,10 @@ HEAD_DIM_MULTIPLE = 8  # TMA's strides are multiples of 16 bytes
 class Variant:
     """Everything that is compiled into the kernel besides dtypes.
 
-    offset  queries may start after a context of packed keys (or before the first key): positions are not row numbers
+    offset     queries may start after a context of keys (or before the first key): positions are not row numbers
+    page_size  tokens of a page of keys; 0 where keys are packed
+    pack       query heads side by side in a tile, so that they share its keys: row r is query r // pack, head r % pack
+    parts      a tile's keys may be split: partial results go to a scratch tensor, to be combined later
     """
 
     tiling: Tiling
@@ -68,6 +73,24 @@ class Variant:
     softcap: bool = False
     sinks: bool = False
     spans: bool = False
+    page_size: int = 0
+    pack: int = 1
+    parts: bool = False
+
+    @property
+    def box(self) -> int:
+        """Keys of one copy: all of a block, or as many as never cross a page's border."""
+        return math.gcd(self.page_size, self.tiling.block_n)
+
+    @property
+    def fields(self) -> int:
+        """Integers of one posted tile."""
+        return 16 if self.parts else 8
+
+    @property
+    def starts_anywhere(self) -> bool:
+        """Whether a tile's keys may begin after key 0."""
+        return self.window or self.spans or self.parts
 
     @property
     def is_masked_inside(self) -> bool:
@@ -126,3 +149,30 @@ def _variant(head_dim: int, offset: bool, window: bool, softcap: bool, sinks: bo
         raise ValueError(f"head_dim: expected a multiple of {HEAD_DIM_MULTIPLE} up to {MAX_HEAD_DIM}, found {head_dim}")
     tilings = MASKED_TILINGS if offset or window or spans else TILINGS
     return Variant(tilings[block_d], head_dim, offset, window, softcap, sinks, spans)
+
+
+def extend_variant_of(head_dim: int, page_size: int, group: int, flags: AttentionFlags) -> Variant:
+    """The variant that serves chunks over pages; group: query heads a KV head.
+
+    Raises ValueError for a head dim that no tiling takes, or a page size that is no multiple of 16.
+    """
+    return _extend_variant(
+        head_dim,
+        page_size,
+        group,
+        flags.window is not None,
+        flags.softcap is not None,
+        flags.sinks is not None,
+        flags.spans is not None,
+    )
+
+
+@lru_cache
+def _extend_variant(
+    head_dim: int, page_size: int, group: int, window: bool, softcap: bool, sinks: bool, spans: bool
+) -> Variant:
+    if page_size % PAGE_SIZE_MULTIPLE:
+        raise ValueError(f"page_size: expected a multiple of {PAGE_SIZE_MULTIPLE}, found {page_size}")
+    plain = _variant(head_dim, True, window, softcap, sinks, spans)
+    pack = group if group <= ROWS and group.bit_count() == 1 else 1
+    return replace(plain, page_size=page_size, pack=pack, parts=True)

@@ -3,6 +3,8 @@
 Softmax over explicit scores, in chunks of query rows: memory grows with the keys, never with queries x keys.
 """
 
+from bisect import bisect_left
+
 import torch
 from torch import Tensor
 
@@ -34,14 +36,14 @@ def attention_oracle(
     out = torch.zeros(rows.numel(), *q.shape[1:], dtype=dtype, device=q.device)
     row_list = rows.tolist()
     for sequence in sequences_of(batch):
-        chosen = [n for n, row in enumerate(row_list) if sequence.start <= row < sequence.end]
-        if not chosen or sequence.num_keys == 0:
+        lo, hi = bisect_left(row_list, sequence.start), bisect_left(row_list, sequence.end)
+        if lo == hi or sequence.num_keys == 0:
             continue
         keys = keys_of(k, batch, sequence).to(dtype)
         values = keys_of(v, batch, sequence).to(dtype)
         size = max(1, _MAX_SCORES // (q.shape[1] * sequence.num_keys))
-        for first in range(0, len(chosen), size):
-            part = slice(chosen[first], chosen[min(first + size, len(chosen)) - 1] + 1)
+        for first in range(lo, hi, size):
+            part = slice(first, min(first + size, hi))
             out[part] = _attend_rows(q, keys, values, rows[part], sequence, flags)
     return out
 

@@ -23,8 +23,8 @@ from qualification.bench.table import absences_lines, rows_table, summary_table
 if TYPE_CHECKING:
     import torch
 
-    from qualification.bench.measure import Ceilings
     from qualification.bench.peers import Peer
+    from qualification.ceilings import Ceilings
 
 _H200_TFLOPS, _H200_TBS = 790.0, 4.2  # the best bf16 8192^3 product and device copy measured on one
 _QUICK_BUDGET_S = 0.02
@@ -190,7 +190,7 @@ def _ceilings(
 ) -> "Ceilings | None":
     """Measured, or from the flags and what is known of an H200 at two bytes a value; None where either is unknown."""
     from kernels.device import torch_dtype
-    from qualification.bench.measure import Ceilings, measure_ceilings
+    from qualification.ceilings import Ceilings, measure_ceilings
 
     if args.measure_ceilings:
         return measure_ceilings(device, torch_dtype(dtype))

@@ -1,4 +1,4 @@
-"""What is measured of one call besides its time: kernel names, temporary memory, error. And the machine's ceilings."""
+"""What is measured of one call besides its time: kernel names, temporary memory, error."""
 
 import math
 import shutil
@@ -13,32 +13,8 @@ from torch.profiler import ProfilerActivity, profile
 from kernels.attention.compare import Errors, compare
 from qualification.bench.inputs import Inputs
 from qualification.bench.peers import Call, Prepared
-from qualification.timing import time_call
 
 _MAX_CPU_NAMES = 3
-
-
-@dataclass(frozen=True, slots=True)
-class Ceilings:
-    """The rates that no kernel exceeds by much."""
-
-    flops_per_second: float
-    bytes_per_second: float
-
-    def floor_us(self, flops: int, num_bytes: int) -> float:
-        return max(flops / self.flops_per_second, num_bytes / self.bytes_per_second) * 1e6
-
-
-def measure_ceilings(device: torch.device, dtype: torch.dtype) -> Ceilings:
-    """A large matrix product and a large copy (bytes read plus bytes written) on random data."""
-    is_cuda = device.type == "cuda"
-    size, num_bytes = (8192, 2**31) if is_cuda else (512, 2**25)
-    a, b = (torch.randn(size, size, dtype=dtype, device=device) for _ in range(2))
-    source = torch.randint(256, (num_bytes,), dtype=torch.uint8, device=device)
-    target, product = torch.empty_like(source), torch.empty_like(a)
-    matmul = time_call(lambda: torch.mm(a, b, out=product), device)
-    copy = time_call(lambda: target.copy_(source), device)
-    return Ceilings(2 * size**3 / (matmul.p50_us * 1e-6), 2 * num_bytes / (copy.p50_us * 1e-6))
 
 
 def kernels_seen(call: Call, device: torch.device) -> tuple[str, ...]:
@@ -82,6 +58,21 @@ def errors_of(prepared: Prepared, call: Call, inputs: Inputs) -> Errors:
     return replace(errors, num_nonfinite=num_nonfinite)
 
 
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """A captured call. It holds what the call reads: a graph keeps no tensor alive, and the capture of the next
+    contender gives every freed segment back to the driver, so that a replay would read memory that is gone.
+    """
+
+    graph: torch.cuda.CUDAGraph
+    output: Tensor
+    prepared: Prepared
+
+    def __call__(self) -> Tensor:
+        self.graph.replay()
+        return self.output
+
+
 def graphed(prepared: Prepared, device: torch.device) -> Call:
     """The call captured in a CUDA graph: replaying it costs one launch, as in a server's decode step."""
     side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -93,12 +84,7 @@ def graphed(prepared: Prepared, device: torch.device) -> Call:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         output = prepared.call()
-
-    def replay() -> Tensor:
-        graph.replay()
-        return output
-
-    return replay
+    return Replay(graph, output, prepared)
 
 
 def gpu_settings(device: torch.device) -> dict[str, str]:

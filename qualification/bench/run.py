@@ -14,9 +14,10 @@ from kernels.path import KernelPath, Tier
 from kernels.shape import Phase
 from qualification.bench.cases import BenchCase
 from qualification.bench.inputs import Inputs, make_inputs
-from qualification.bench.measure import Ceilings, errors_of, graphed, kernels_seen, temporary_bytes
+from qualification.bench.measure import errors_of, graphed, kernels_seen, temporary_bytes
 from qualification.bench.peers import Call, Peer, Prepared, Unavailable
 from qualification.bench.row import Absence, Outcome, Row
+from qualification.ceilings import Ceilings
 from qualification.evidence import Timing
 from qualification.timing import time_together
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from starlette.types import Scope
 
-from server.telemetry.metrics import Outcome
+from server.telemetry.outcomes import Outcome
 from server.telemetry.request import RequestRecord
 
 _SCOPE_KEY = "hallmark"
@@ -33,6 +33,11 @@ class RequestContext:
     aborted_by: Exception | None = None
     outcome: Outcome | None = None
     error_code: str | None = None
+
+    def ids(self) -> dict[str, str]:
+        """What finds this request again: in the logs, in an error, in the traces."""
+        trace = {} if self.record is None else {"trace_id": self.record.trace.trace_id}
+        return {"request_id": self.request_id, **trace}
 
     def abort(self, error: Exception) -> None:
         """End the request from outside its task; the guard answers with `error`, or with nothing for ClientGone."""

@@ -10,7 +10,8 @@ from server.engine.client import EngineState
 from server.engine.messages import EngineReady, EngineRefused, Heartbeat, SamplingParams, TokenDelta
 from server.errors import RETRY_AFTER_S, ModelNotFound, NotReady, ShuttingDown, TooManyRequests
 from server.settings import Settings
-from server.telemetry.metrics import Metrics, RejectedFor
+from server.telemetry.metrics import Metrics
+from server.telemetry.outcomes import RejectedFor
 from server.telemetry.tracing import Tracing
 from server.text.chat_template import ChatTemplate
 from server.text.tokenizer import Tokenizer
@@ -30,7 +31,7 @@ class Engine(Protocol):
     async def start(self) -> None: ...
     async def close(self) -> None: ...
     def stream(
-        self, request_id: str, prompt_token_ids: list[int], sampling: SamplingParams
+        self, request_id: str, prompt_token_ids: list[int], sampling: SamplingParams, *, traceparent: str | None = None
     ) -> AsyncGenerator[TokenDelta]: ...
 
 
@@ -113,11 +114,11 @@ class Edge:
         try:
             self.lifecycle.check_open()
         except ShuttingDown:
-            self.metrics.rejected.labels(RejectedFor.DRAINING.value).inc()
+            self.metrics.traffic.rejected(RejectedFor.DRAINING)
             raise
         ready = self.engine.ready
         if self.engine.state is not EngineState.READY or ready is None:
-            self.metrics.rejected.labels(RejectedFor.NOT_READY.value).inc()
+            self.metrics.traffic.rejected(RejectedFor.NOT_READY)
             raise NotReady(self.why_not_ready(), retry_after_s=RETRY_AFTER_S)
         return ready
 

@@ -32,6 +32,9 @@ class AnswerFormat(Protocol):
     def event(self, piece: Piece) -> bytes:
         """The events of a piece; empty when it has nothing to say."""
 
+    def opened(self, first: Piece) -> bytes:
+        """The events of the first piece, never empty: a reader must see that the first token is there."""
+
     def usage_event(self, usage: Usage) -> bytes: ...
 
     def whole(self, texts: list[str], finish_reasons: list[str], usage: Usage) -> bytes:
@@ -77,7 +80,10 @@ class CompletionFormat(_Format):
     def event(self, piece: Piece) -> bytes:
         if not piece.text and piece.finish_reason is None:
             return b""
-        return self._chunk("text_completion", "cmpl", [_text_choice(piece.index, piece.text, piece.finish_reason)])
+        return self.opened(piece)
+
+    def opened(self, first: Piece) -> bytes:
+        return self._chunk("text_completion", "cmpl", [_text_choice(first.index, first.text, first.finish_reason)])
 
     def usage_event(self, usage: Usage) -> bytes:
         return self._chunk("text_completion", "cmpl", [], usage)
@@ -94,6 +100,9 @@ class ChatFormat(_Format):
     def event(self, piece: Piece) -> bytes:
         text = self._delta(piece.index, {"content": piece.text}, None) if piece.text else b""
         return text + self._delta(piece.index, {}, piece.finish_reason) if piece.finish_reason else text
+
+    def opened(self, first: Piece) -> bytes:
+        return self.event(first)  # the role went before it
 
     def usage_event(self, usage: Usage) -> bytes:
         return self._chunk("chat.completion.chunk", "chatcmpl", [], usage)

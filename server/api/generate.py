@@ -18,7 +18,7 @@ from server.api.schemas import ChatFields, CompletionFields, GenerationFields, p
 from server.api.sequences import Job, Piece, merged, pieces
 from server.engine.messages import EngineReady
 from server.errors import InvalidValue, TooManyRequests
-from server.telemetry.metrics import RejectedFor
+from server.telemetry.outcomes import RejectedFor
 from server.telemetry.request import RequestRecord
 
 INLINE_BODY_BYTES = 4096  # below this, parsing and tokenizing take less time than a hop to a thread
@@ -59,20 +59,16 @@ def _endpoint(edge: Edge, kind: Kind) -> Callable[[Request], Awaitable[Response]
 
 async def _generate(edge: Edge, kind: Kind, request: Request) -> Response:
     context = context_of(request.scope)
-    span = edge.tracing.start(f"POST {kind.route}", request.headers)
-    record = RequestRecord(
-        edge.metrics, span, context.unique_id, request_id=context.request_id, arrived_at=context.arrived_at
-    )
-    context.record = record
+    record = _record(edge, kind, request, context)
     ready = edge.require_ready()
     place = _enter(edge, context)
     body = await request.body()
+    began_at = time.monotonic()
     prepared = await _off_loop(len(body), lambda: kind.prepare(edge, ready, parse_json(body), context.unique_id))
+    record.tokenized(began_at)
     _reserve(edge, place, sum(len(job.prompt_token_ids) for job in prepared.jobs))
     fields = prepared.fields
-    record.describe(
-        kind.operation, prepared.jobs[0].sampling, matrix_digest=ready.matrix_digest, is_stream=fields.stream
-    )
+    record.describe(prepared.jobs[0].sampling, matrix_digest=ready.matrix_digest, is_stream=fields.stream)
     answer = _answer(edge, prepared.jobs, record, place)
     context.cleanup.push_async_callback(answer.aclose)
     has_usage_chunk = fields.stream_options is not None and fields.stream_options.include_usage
@@ -83,11 +79,20 @@ async def _generate(edge: Edge, kind: Kind, request: Request) -> Response:
     return Response(await _whole(shape, answer, record, len(prepared.jobs)), media_type="application/json")
 
 
+def _record(edge: Edge, kind: Kind, request: Request, context: RequestContext) -> RequestRecord:
+    """Begin the request's trace and its measurements; the guard ends them."""
+    trace = edge.tracing.begin(
+        "POST", kind.route, request.headers, request_id=context.request_id, arrived_at=context.arrived_at
+    )
+    context.record = RequestRecord(edge.metrics, trace, context.unique_id, operation=kind.operation)
+    return context.record
+
+
 def _enter(edge: Edge, context: RequestContext) -> Place:
     try:
         place = edge.admission.enter()
     except TooManyRequests:
-        edge.metrics.rejected.labels(RejectedFor.QUEUE_REQUESTS.value).inc()
+        edge.metrics.traffic.rejected(RejectedFor.QUEUE_REQUESTS)
         raise
     context.cleanup.callback(place.leave)
     return place
@@ -97,7 +102,7 @@ def _reserve(edge: Edge, place: Place, num_tokens: int) -> None:
     try:
         place.add_tokens(num_tokens)
     except TooManyRequests:
-        edge.metrics.rejected.labels(RejectedFor.QUEUE_TOKENS.value).inc()
+        edge.metrics.traffic.rejected(RejectedFor.QUEUE_TOKENS)
         raise
 
 
@@ -157,9 +162,8 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 -- the guard watches
         shape, record = self._shape, self._record
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        events = shape.opening(self._num_choices) + shape.event(self._first)
-        if events:
-            await send({"type": "http.response.body", "body": events, "more_body": True})
+        events = shape.opening(self._num_choices) + shape.opened(self._first)
+        await send({"type": "http.response.body", "body": events, "more_body": True})
         async for piece in self._rest:
             events = shape.event(piece)
             if events:

@@ -29,8 +29,8 @@ from server.errors import (
     SlowClient,
     UnsupportedMediaType,
 )
-from server.telemetry.metrics import Metrics, Outcome
-from server.telemetry.tracing import traceparent_of
+from server.telemetry.metrics import Metrics
+from server.telemetry.outcomes import Outcome
 
 logger = logging.getLogger(__name__)
 
@@ -108,7 +108,7 @@ class Guard:
         except HallmarkError as error:
             await responder.fail(error)
         except Exception:
-            logger.exception("request %s failed", context.request_id)
+            logger.exception("a request failed", extra=context.ids())
             await responder.fail(InternalError(INTERNAL_MESSAGE))
 
     def _check_headers(self, scope: Scope, headers: Mapping[bytes, bytes]) -> None:
@@ -168,20 +168,12 @@ class Guard:
         outcome = context.outcome or _outcome_of(context.status)
         path = getattr(scope.get("route"), "path", None)
         route = path if path in self._routes else "other"
-        self._metrics.request_answered(route, outcome)
+        self._metrics.traffic.answered(route, outcome)
         elapsed_ms = (time.monotonic() - context.arrived_at) * 1000
         level = logging.INFO if scope["method"] == "POST" or outcome is Outcome.SERVER_ERROR else logging.DEBUG
-        logger.log(
-            level,
-            "%s %s id=%s status=%s outcome=%s code=%s ms=%.1f",
-            scope["method"],
-            route,
-            context.request_id,
-            context.status,
-            outcome.value,
-            context.error_code,
-            elapsed_ms,
-        )
+        what = {"status": context.status, "outcome": outcome.value, "code": context.error_code}
+        fields = {**what, "ms": round(elapsed_ms, 1), **context.ids()}
+        logger.log(level, "%s %s", scope["method"], route, extra=fields)
         record = context.record
         if record is not None:
             if outcome is Outcome.DISCONNECTED:
@@ -202,9 +194,8 @@ class _Responder:
         if message["type"] == "http.response.start":
             context.status = message["status"]
             headers = [*message.get("headers", ()), (b"x-request-id", context.request_id.encode())]
-            traceparent = traceparent_of(context.record.span) if context.record else None
-            if traceparent is not None:
-                headers.append((b"traceparent", traceparent.encode()))
+            if context.record is not None:
+                headers.append((b"traceparent", context.record.trace.traceparent.encode()))
             context.is_event_stream = any(value.startswith(b"text/event-stream") for _, value in headers)
             message = {**message, "headers": headers}
         elif not message.get("more_body", False):
@@ -221,7 +212,7 @@ class _Responder:
         context.error_code = error.code
         if context.is_answered:
             return
-        body = envelope(error, context.request_id)
+        body = envelope(error, context.ids())
         if context.status is None:
             await self({"type": "http.response.start", "status": error.status, "headers": _headers(error, body)})
             await self({"type": "http.response.body", "body": body})
@@ -231,10 +222,10 @@ class _Responder:
             await self({"type": "http.response.body", "body": b"data: " + body + b"\n\ndata: [DONE]\n\n"})
 
 
-def envelope(error: HallmarkError, request_id: str) -> bytes:
-    """The error as OpenAI's clients expect it."""
+def envelope(error: HallmarkError, ids: Mapping[str, str]) -> bytes:
+    """The error as OpenAI's clients expect it, with `ids`: when a stream fails, its headers are long gone."""
     fields = {"message": error.message, "type": error.type, "param": error.param, "code": error.code}
-    return msgspec.json.encode({"error": fields | {"request_id": request_id}})
+    return msgspec.json.encode({"error": {**fields, **ids}})
 
 
 def _headers(error: HallmarkError, body: bytes) -> list[tuple[bytes, bytes]]:

@@ -59,7 +59,7 @@ def why_not_alive(edge: Edge) -> list[str]:
     """Reasons to restart this process; none while it makes progress."""
     reasons = []
     now = time.monotonic()
-    loop_age_s = now - edge.metrics.loop_seen_at
+    loop_age_s = now - edge.metrics.traffic.loop_seen_at
     if loop_age_s > LOOP_LIMIT_S:
         reasons.append(f"the event loop has not turned for {loop_age_s:.1f} s, the limit is {LOOP_LIMIT_S:g} s")
     heartbeat = edge.engine.last_heartbeat
@@ -97,16 +97,10 @@ def attention_report(edge: Edge) -> dict[str, Any]:
         "fingerprint": ready.fingerprint if ready else None,
         "matrix": {"digest": ready.matrix_digest, "verdict": ready.matrix_verdict} if ready else None,
         "attention_layers": ready.attention_layers if ready else None,
-        "launches": launch_counts(edge),
+        "launches": edge.metrics.attention.launch_counts(),
         "num_fallbacks": sum(bool(row.fallback_reasons) for row in plan),
         "shapes": [_row(row) for row in plan],
     }
-
-
-def launch_counts(edge: Edge) -> dict[str, int]:
-    """Attention launches by path since the start."""
-    samples = [sample for metric in edge.metrics.launches.collect() for sample in metric.samples]
-    return {it.labels["path"]: int(it.value) for it in samples if it.name.endswith("_total")}
 
 
 def _row(row: PlanRow) -> dict[str, Any]:

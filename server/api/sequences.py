@@ -37,7 +37,8 @@ async def pieces(job: Job, engine: Engine, tokenizer: Tokenizer, record: Sequenc
     """Pieces of one answer; the last has a finish_reason. Raises what ends it early. Closing it cancels the engine."""
     detokenizer = Detokenizer(tokenizer)
     matcher = StopMatcher(job.stops)
-    async with aclosing(engine.stream(job.engine_id, job.prompt_token_ids, job.sampling)) as deltas:
+    what = (job.engine_id, job.prompt_token_ids, job.sampling)
+    async with aclosing(engine.stream(*what, traceparent=record.traceparent)) as deltas:
         async for delta in deltas:
             record.delta(delta)
             if delta.finish_reason in (FinishReason.ERROR, FinishReason.CANCELLED):

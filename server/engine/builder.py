@@ -168,8 +168,14 @@ def _capture_graphs(
 def _engine(settings: Settings, parts: _Parts, runner: ModelRunner) -> Engine:
     limits = parts.limits
     scheduler = Scheduler(
-        SchedulerLimits(limits.max_model_len, limits.max_num_seqs, limits.max_num_batched_tokens),
+        SchedulerLimits(
+            limits.max_model_len,
+            limits.max_num_seqs,
+            limits.max_num_batched_tokens,
+            limits.max_num_interleaved_tokens,
+        ),
         PagePool(runner.num_pages, limits.page_size),
+        shares_pages=settings.prefix_caching,
     )
     runs_ahead = settings.run_ahead and parts.device.type == "cuda"
     options = EngineOptions(parts.config.vocab_size, parts.config.eos_token_ids, settings.seed, runs_ahead)

@@ -125,11 +125,12 @@ class EngineClient:
                 await self._supervisor
 
     async def stream(
-        self, request_id: str, prompt_token_ids: list[int], sampling: SamplingParams
+        self, request_id: str, prompt_token_ids: list[int], sampling: SamplingParams, *, traceparent: str | None = None
     ) -> AsyncGenerator[TokenDelta, None]:
         """Deltas of one request; the last one has a finish_reason. Leaving early cancels the request.
 
-        Raises ValueError for a request id that is open already.
+        `traceparent` (W3C) goes along, so that the engine's log names the trace. Raises ValueError for a request id
+        that is open already.
         """
         if self.state is not EngineState.READY:
             yield error_delta(request_id, "not_ready", f"The engine is {self.state.value}.")
@@ -137,7 +138,7 @@ class EngineClient:
         stream = self._streams.open(request_id)
         is_finished = False
         try:
-            self._send(Submit(request_id, prompt_token_ids, sampling))
+            self._send(Submit(request_id, prompt_token_ids, sampling, traceparent=traceparent))
             while not is_finished:
                 delta = await stream.next()
                 is_finished = delta.finish_reason is not None

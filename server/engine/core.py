@@ -20,6 +20,7 @@ from server.engine.messages import (
 )
 from server.engine.scheduler import Scheduler, SequenceTooLong
 from server.engine.sequence import PENDING, Batch, Sequence, Status
+from server.telemetry.logging import trace_fields
 
 logger = logging.getLogger(__name__)
 
@@ -212,6 +213,8 @@ class Engine:
             seed=(seed + 2**63) % 2**64 - 2**63,  # any integer a client may send, as an int64
             submitted_at=self._clock(),
             stop_ids=frozenset(token_id for token_id in stop_ids if 0 <= token_id < self._options.vocab_size),
+            cache_salt=message.cache_salt,
+            traceparent=message.traceparent,
         )
 
     def _refusal(self, message: Submit) -> tuple[str, str] | None:
@@ -226,6 +229,7 @@ class Engine:
         return None
 
     def _commit(self, batch: Batch, result: StepResult) -> None:
+        self._scheduler.settle(batch)
         now = self._clock()
         for phase, uses in result.uses.items():
             for row in batch.rows_of(phase):
@@ -253,7 +257,7 @@ class Engine:
         times = None
         if num_generated == 1:
             assert seq.scheduled_at is not None
-            times = RequestTimes(seq.submitted_at, seq.scheduled_at, now, seq.num_chunks, num_cached_tokens=0)
+            times = RequestTimes(seq.submitted_at, seq.scheduled_at, now, seq.num_chunks, seq.num_cached)
         if finish_reason is not None:
             self._drop(seq)
         self._outbox.append(
@@ -261,13 +265,15 @@ class Engine:
         )
 
     def _fail(self, seq: Sequence, code: str, message: str) -> None:
-        self._drop(seq)
+        ids = trace_fields(seq.request_id, seq.traceparent)
+        logger.error("a request ends early", extra={"step": self.step_index, "code": code, **ids})
+        self._drop(seq, is_sound=False)
         self._outbox.append(_end(seq, FinishReason.ERROR, code, message))
 
-    def _drop(self, seq: Sequence) -> None:
+    def _drop(self, seq: Sequence, *, is_sound: bool = True) -> None:
         del self._sequences[seq.request_id]
         self._num_historians -= seq.sampling.needs_history
-        self._scheduler.finish(seq)
+        self._scheduler.finish(seq, is_sound=is_sound)
 
     def _output(
         self, started_at: float, result: StepResult, *, num_compiles: int, batch: Batch | None = None
@@ -287,6 +293,8 @@ class Engine:
             num_nonfinite=result.token_ids.count(None),
             num_compiles=num_compiles,
             quarantined=result.quarantined,
+            num_prefix_queried_tokens=batch.num_queried if batch else 0,
+            num_prefix_hit_tokens=batch.num_found if batch else 0,
         )
         return StepOutput(record, deltas)
 

@@ -13,6 +13,8 @@ from server.settings import DeviceChoice, DtypeChoice, Settings
 
 _CHOSEN_DTYPES = {DtypeChoice.FP32: Dtype.FP32, DtypeChoice.FP16: Dtype.FP16, DtypeChoice.BF16: Dtype.BF16}
 _DEFAULT_SEQS = {"cuda": 256, "cpu": 16}
+# An 8B computes 2048 tokens in 52 ms, the longest pause of a stream then, and each as fast as of 8192 (H200).
+_DEFAULT_INTERLEAVED_TOKENS = {"cuda": 2048, "cpu": 512}
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +26,7 @@ class EngineLimits:
     max_model_len: int  # tokens of prompt and completion
     max_num_seqs: int
     max_num_batched_tokens: int
+    max_num_interleaved_tokens: int
     page_size: int  # tokens
 
     @property
@@ -58,6 +61,7 @@ def choose_limits(settings: Settings, config: ModelConfig, device: torch.device)
         max_model_len=max_model_len,
         max_num_seqs=settings.max_num_seqs or _DEFAULT_SEQS[kind],
         max_num_batched_tokens=settings.max_num_batched_tokens or BATCHED_TOKENS[kind],
+        max_num_interleaved_tokens=settings.max_num_interleaved_tokens or _DEFAULT_INTERLEAVED_TOKENS[kind],
         page_size=settings.page_size or PAGE_SIZE[kind],
     )
     if limits.max_num_batched_tokens < limits.max_num_seqs:

@@ -55,6 +55,8 @@ class Submit(msgspec.Struct, frozen=True, tag=True):
     request_id: str
     prompt_token_ids: list[int]
     sampling: SamplingParams
+    cache_salt: bytes = b""  # it shares computed pages only with requests of the same one
+    traceparent: str | None = None  # W3C: contextvars do not cross processes
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):
@@ -148,6 +150,8 @@ class StepRecord(msgspec.Struct, frozen=True):
     num_nonfinite: int  # sequences ended because their logits held no finite number
     num_compiles: int  # Triton kernels compiled during this step; 0 after ready
     quarantined: list[tuple[str, str]] = []  # (path, shape) pairs that failed to launch in this step
+    num_prefix_queried_tokens: int = 0  # of prompts that were admitted in this step, looked up in the prefix cache
+    num_prefix_hit_tokens: int = 0  # those of them that it held
 
 
 class AttentionUse(msgspec.Struct, frozen=True, array_like=True):
@@ -163,10 +167,10 @@ class RequestTimes(msgspec.Struct, frozen=True):
     """Sent with a request's first token."""
 
     submitted_at: float  # read from the socket
-    scheduled_at: float  # its first chunk entered a batch
+    scheduled_at: float  # it was given pages
     first_token_at: float  # its first token was read back
     num_chunks: int
-    num_cached_tokens: int
+    num_cached_tokens: int  # of the prompt, found in the prefix cache
 
 
 class TokenDelta(msgspec.Struct, frozen=True):

@@ -1,7 +1,8 @@
-"""Who owns which page of the KV cache. Counts only: the memory itself is the runner's."""
+"""Who owns which page of the KV cache, and which pages can be found again. Counts only: the memory is the runner's."""
 
 from array import array
-from collections.abc import Iterable
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Sequence
 
 
 class IntegrityError(Exception):
@@ -9,7 +10,12 @@ class IntegrityError(Exception):
 
 
 class PagePool:
-    """A fixed number of pages, each free or owned by exactly one request."""
+    """A fixed number of pages. Each of them is
+
+    free   nobody's, and what it holds is worth nothing
+    kept   nobody's, but full and findable by its key; taken, the longest unused first, when no page is free
+    owned  by one request, or by several that found it by its key; nobody writes to a page that can be found
+    """
 
     def __init__(self, num_pages: int, page_size: int) -> None:
         """`page_size` in tokens. Raises ValueError when either is below 1."""
@@ -18,19 +24,46 @@ class PagePool:
         self.num_pages = num_pages
         self.page_size = page_size
         self._free = list(range(num_pages - 1, -1, -1))  # a stack: page 0 is handed out first
+        self._kept: OrderedDict[int, None] = OrderedDict()  # in the order in which their last owners left
         self._tables: dict[str, array[int]] = {}
+        self._num_owners = [0] * num_pages
+        self._page_of: dict[bytes, int] = {}
+        self._key_of: dict[int, bytes] = {}
 
     @property
     def num_free(self) -> int:
-        return len(self._free)
+        """Pages that nobody owns, kept ones included."""
+        return len(self._free) + len(self._kept)
 
     @property
     def num_used(self) -> int:
-        return self.num_pages - len(self._free)
+        return self.num_pages - self.num_free
+
+    @property
+    def num_kept(self) -> int:
+        return len(self._kept)
 
     def pages_for(self, num_tokens: int) -> int:
         """Pages that hold `num_tokens` tokens."""
         return -(-num_tokens // self.page_size)
+
+    def admit(self, owner: str, num_tokens: int, keys: Sequence[bytes] = (), *, headroom: int = 0) -> int | None:
+        """Give a new owner room for `num_tokens` tokens: the pages that its leading keys find, and fresh ones.
+
+        keys      names of its first pages, fewer than it needs
+        headroom  pages that must be left
+        Returns how many pages were found; None, and nothing changes, when the pages do not suffice.
+        """
+        found = self._find(keys)
+        num_unowned = sum(page in self._kept for page in found)
+        if self.pages_for(num_tokens) - len(found) + num_unowned + headroom > self.num_free:
+            return None
+        for page in found:
+            self._kept.pop(page, None)
+            self._num_owners[page] += 1
+        self._tables[owner] = array("i", found)
+        self.grow(owner, num_tokens)
+        return len(found)
 
     def grow(self, owner: str, num_tokens: int) -> bool:
         """Give `owner` pages until it has room for `num_tokens` tokens: all that are missing, or none and False."""
@@ -38,33 +71,90 @@ class PagePool:
         num_missing = self.pages_for(num_tokens) - (0 if table is None else len(table))
         if num_missing <= 0:
             return True
-        if num_missing > len(self._free):
+        if num_missing > self.num_free:
             return False
         if table is None:
             table = self._tables[owner] = array("i")
         for _ in range(num_missing):
-            table.append(self._free.pop())
+            table.append(self._take())
         return True
 
-    def table(self, owner: str) -> "array[int]":
-        """A copy of the owner's page numbers, in the order of its tokens; empty for an unknown owner."""
-        table = self._tables.get(owner)
-        return array("i") if table is None else table[:]
+    def publish(self, owner: str, first: int, keys: Iterable[bytes]) -> None:
+        """Let the pages of `owner` from index `first` on be found by `keys`; they are full and computed.
 
-    def release(self, owner: str) -> None:
-        """Take back every page of `owner`; nothing for an owner without pages."""
-        table = self._tables.pop(owner, None)
-        if table is not None:
-            self._free.extend(reversed(table))
+        Where another page has that key already, that one stays the one to be found.
+        """
+        table = self._tables[owner]
+        for index, key in enumerate(keys, start=first):
+            page = table[index]
+            if key not in self._page_of and page not in self._key_of:
+                self._page_of[key] = page
+                self._key_of[page] = key
+
+    def table(self, owner: str, num_pages: int | None = None) -> "array[int]":
+        """A copy of the owner's page numbers (the first `num_pages`), in the order of its tokens; empty without any."""
+        table = self._tables.get(owner)
+        return array("i") if table is None else table[:num_pages]
+
+    def release(self, owner: str, *, is_sound: bool = True) -> None:
+        """Take back every page of `owner`; nothing for an owner without pages.
+
+        Unless `is_sound`, nothing of it can be found any more: what made its result worthless may be in its pages.
+        """
+        table = self._tables.pop(owner, array("i"))
+        for page in reversed(table):  # the last page first: a page is of no use without those before it
+            if not is_sound:
+                self._forget(page)
+            self._num_owners[page] -= 1
+            if self._num_owners[page]:
+                continue
+            if page in self._key_of:
+                self._kept[page] = None
+            else:
+                self._free.append(page)
 
     def check_integrity(self, owners: Iterable[str]) -> None:
-        """Prove free + owned = total, no page twice, and no owner besides `owners`. Raises IntegrityError."""
+        """Prove free + kept + owned = total, no page in two places, only `owners` own. Raises IntegrityError."""
         strangers = self._tables.keys() - set(owners)
         if strangers:
             raise IntegrityError(f"pages owned by unknown requests: {sorted(strangers)}")
-        pages = [*self._free, *(page for table in self._tables.values() for page in table)]
+        counts = Counter(page for table in self._tables.values() for page in table)
+        pages = [*self._free, *self._kept, *counts]
         if len(pages) != self.num_pages:
-            num_owned = len(pages) - len(self._free)
-            raise IntegrityError(f"{len(self._free)} free + {num_owned} owned pages, the pool has {self.num_pages}")
+            parts = f"{len(self._free)} free + {len(self._kept)} kept + {len(counts)} owned pages"
+            raise IntegrityError(f"{parts}, the pool has {self.num_pages}")
         if sorted(pages) != list(range(self.num_pages)):
-            raise IntegrityError("a page is owned twice, or is no page of this pool")
+            raise IntegrityError("a page is in two places, or is no page of this pool")
+        wrong = [page for page, count in enumerate(self._num_owners) if counts[page] != count]
+        if wrong:
+            page = wrong[0]
+            raise IntegrityError(f"page {page} has {counts[page]} owners, {self._num_owners[page]} are on record")
+        if any(self._page_of.get(key) != page for page, key in self._key_of.items()):
+            raise IntegrityError("a page is found by another page's key")
+        if len(self._page_of) != len(self._key_of) or not self._kept.keys() <= self._key_of.keys():
+            raise IntegrityError("a key finds a page that has none, or a kept page has no key")
+
+    def _find(self, keys: Iterable[bytes]) -> list[int]:
+        """The pages of the leading keys, up to the first that is unknown."""
+        found = []
+        for key in keys:
+            page = self._page_of.get(key)
+            if page is None:
+                break
+            found.append(page)
+        return found
+
+    def _take(self) -> int:
+        """A page that nobody owns, for one owner."""
+        if self._free:
+            page = self._free.pop()
+        else:
+            page, _ = self._kept.popitem(last=False)
+            self._forget(page)
+        self._num_owners[page] = 1
+        return page
+
+    def _forget(self, page: int) -> None:
+        key = self._key_of.pop(page, None)
+        if key is not None:
+            del self._page_of[key]

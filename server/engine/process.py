@@ -35,6 +35,7 @@ from server.engine.messages import (
 )
 from server.engine.planning import Unservable
 from server.errors import StartError
+from server.settings import Settings
 from server.telemetry.logging import configure_logging
 
 logger = logging.getLogger(__name__)
@@ -149,12 +150,15 @@ def start(configure: Configure, send: Callable[[FromEngine], None]) -> BuiltEngi
     return None
 
 
-def serve(inbox: Inbox, send: Callable[[FromEngine], None]) -> int:
+def serve(
+    inbox: Inbox, send: Callable[[FromEngine], None], on_settings: Callable[[Settings], None] = lambda _: None
+) -> int:
     """One life of the engine; returns the exit status."""
     configure = inbox.get()
     if not isinstance(configure, Configure):
         logger.critical("the first message must be Configure, got %s", type(configure).__name__)
         return _EXIT_PROTOCOL
+    on_settings(configure.settings)
     built = None
     try:
         built = start(configure, send)
@@ -186,7 +190,7 @@ def main() -> None:
         )
         reader.start()
         outbox = Outbox(connection)
-        status = serve(inbox, outbox.put)
+        status = serve(inbox, outbox.put, lambda settings: configure_logging(settings.log_format))
         outbox.close()
     os._exit(status)  # after a device error, CUDA's own clean-up at exit can hang
 

@@ -6,6 +6,7 @@ from enum import Enum
 
 from kernels.shape import Phase
 from server.engine.messages import AttentionUse, SamplingParams
+from server.engine.prefix import PageKeys
 
 PENDING = -1  # in place of a token that a launched step chooses and that the host has not read yet
 
@@ -21,7 +22,9 @@ class Sequence:
     """The one object here that changes; only the engine's stepping thread changes it.
 
     tokens        prompt, then generated tokens; the last one may be PENDING
-    num_computed  tokens [0, num_computed) have their keys and values in pages; 0 again after a preemption
+    num_computed  tokens [0, num_computed) have their keys and values in pages; less again after a preemption
+    rank          its place among all prompts and its arrival among all sequences; the scheduler's
+    page_keys     names of its full pages; None where pages are not shared
     """
 
     request_id: str
@@ -31,13 +34,19 @@ class Sequence:
     seed: int
     submitted_at: float
     stop_ids: frozenset[int] = frozenset()  # every id that ends it
+    cache_salt: bytes = b""  # it shares pages only with sequences of the same one
+    rank: tuple[int, int] = (0, 0)
+    page_keys: PageKeys | None = None
     status: Status = Status.WAITING
     num_computed: int = 0
+    num_published: int = 0  # pages that others may find, or that it found itself
+    num_cached: int = 0  # tokens it found in pages when it was first admitted
     num_chunks: int = 0  # batches that computed a part of its prompt before its first token
     num_preemptions: int = 0
-    scheduled_at: float | None = None
+    scheduled_at: float | None = None  # first admitted
     attention: dict[tuple[str, str, str], AttentionUse] = field(default_factory=dict)  # every distinct one that served
     num_reported_uses: int = 0
+    traceparent: str | None = None  # of its trace, for the log
 
     @property
     def num_generated(self) -> int:
@@ -76,6 +85,8 @@ class Batch:
     num_prefill: int
     num_extend: int
     num_preempted: int = 0  # sequences that lost their pages to make room for this batch
+    num_queried: int = 0  # tokens of the prompts that were admitted for the first time, looked up in pages of others
+    num_found: int = 0  # those of them that need not be computed
 
     @property
     def num_rows(self) -> int:

@@ -1,4 +1,4 @@
-"""One line an event on standard error: time, level, logger, message. Ids and numbers, never a prompt."""
+"""One line an event on standard error: time, level, logger, message, ids. Never a prompt."""
 
 import copy
 import logging
@@ -8,7 +8,14 @@ from traceback import extract_tb
 from types import TracebackType
 from typing import TextIO
 
+import msgspec
+
+from server.settings import LogFormat
+
 ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
+
+# What a record may carry besides its message, by `extra`: ids and numbers. Anything else is left out.
+FIELDS = ("request_id", "trace_id", "status", "outcome", "code", "ms", "step")
 
 
 class LineFormatter(logging.Formatter):
@@ -25,16 +32,53 @@ class LineFormatter(logging.Formatter):
         frames = [f"{frame.filename}:{frame.lineno}:{frame.name}" for frame in extract_tb(traceback)]
         return f"{kind.__name__ if kind else 'no exception'} at {' < '.join(reversed(frames))}"
 
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        return " ".join([super().formatMessage(record), *(f"{name}={value}" for name, value in fields_of(record))])
+
     def format(self, record: logging.LogRecord) -> str:
-        record = copy.copy(record)
-        record.exc_text = None  # another handler's formatter may have left the full traceback there
-        return super().format(record).replace("\r", "\\r").replace("\n", "\\n")
+        return super().format(_without_text(record)).replace("\r", "\\r").replace("\n", "\\n")
 
 
-def configure_logging(stream: TextIO = sys.stderr) -> None:
-    """Send this process's log to `stream`. Called once, by the command line."""
+class JsonFormatter(LineFormatter):
+    """The same as an object, for machines: time, level, logger, message, the fields, exception."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        event: dict[str, object] = {
+            "time": self.formatTime(record),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+            **dict(fields_of(record)),
+        }
+        if record.exc_info:
+            event["exception"] = self.formatException(record.exc_info)
+        return msgspec.json.encode(event).decode()
+
+
+def fields_of(record: logging.LogRecord) -> list[tuple[str, object]]:
+    """The fields that `extra` gave it."""
+    return [(name, record.__dict__[name]) for name in FIELDS if record.__dict__.get(name) is not None]
+
+
+def trace_fields(request_id: str, traceparent: str | None) -> dict[str, str]:
+    """`extra` for what happens to a request where only its W3C header is known: in the engine's process."""
+    ids = {"request_id": request_id}
+    return ids if traceparent is None else {**ids, "trace_id": traceparent.split("-")[1]}
+
+
+def configure_logging(log_format: LogFormat = LogFormat.AUTO, stream: TextIO = sys.stderr) -> None:
+    """Send this process's log to `stream`. Called by the command line, and by the engine's process."""
+    is_json = log_format is LogFormat.JSON or (log_format is LogFormat.AUTO and not stream.isatty())
     handler = logging.StreamHandler(stream)
-    handler.setFormatter(LineFormatter())
+    handler.setFormatter(JsonFormatter() if is_json else LineFormatter())
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     for name in ("uvicorn.error", "uvicorn.access", "httpx"):
         logging.getLogger(name).setLevel(logging.WARNING)
+    # The exporters log every batch that they lose; export.py counts them, and says so once a minute.
+    logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
+
+
+def _without_text(record: logging.LogRecord) -> logging.LogRecord:
+    record = copy.copy(record)
+    record.exc_text = None  # another handler's formatter may have left the full traceback there
+    return record

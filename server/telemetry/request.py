@@ -1,14 +1,16 @@
-"""What one generation request adds to the metrics and to its span, from the same observations."""
+"""What one generation request adds to the metrics and to its trace, from the same observations."""
 
 import time
 from collections.abc import Callable, Iterable
 
-from opentelemetry.trace import Span, StatusCode
-
 from kernels.buckets import bucket_of
 from server.engine.messages import AttentionUse, RequestTimes, SamplingParams, TokenDelta
-from server.telemetry.metrics import DisconnectStage, Metrics, Outcome
-from server.telemetry.tracing import exemplar_of
+from server.telemetry import conventions as names
+from server.telemetry.metrics import Metrics
+from server.telemetry.outcomes import DisconnectStage, Outcome
+from server.telemetry.tracing import Attributes, RequestTrace
+
+_DECODE = "decode"  # the phase of AttentionUse that a prompt's own computation is not
 
 
 class RequestRecord:
@@ -17,63 +19,66 @@ class RequestRecord:
     def __init__(
         self,
         metrics: Metrics,
-        span: Span,
+        trace: RequestTrace,
         unique_id: str,
         *,
-        request_id: str,
-        arrived_at: float,
+        operation: str,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`operation` in the terms of the GenAI conventions."""
         self.metrics = metrics
-        self.span = span
-        self.exemplar = exemplar_of(span)
-        self.arrived_at = arrived_at
+        self.trace = trace
         self.now = now
-        self.has_first_token = False
         self.num_prompt_tokens = 0
         self.num_tokens = 0
+        self.num_cached_tokens = 0
+        self.first_token_at: float | None = None
         self._unique_id = unique_id
+        self._operation = operation
+        self._sequences: list[SequenceRecord] = []
         self._uses: dict[tuple[str, str], AttentionUse] = {}
         self._finish_reasons: list[str] = []
-        metrics.generation_began(unique_id, arrived_at)
-        span.set_attribute("hallmark.request_id", request_id)
+        metrics.traffic.began(unique_id, trace.arrived_at)
 
-    def describe(self, operation: str, sampling: SamplingParams, *, matrix_digest: str | None, is_stream: bool) -> None:
-        """Name the request's attributes, in the terms of the GenAI conventions where they have one."""
-        span = self.span
-        if not span.is_recording():
-            return
-        span.set_attribute("gen_ai.operation.name", operation)
-        span.set_attribute("gen_ai.provider.name", "hallmark")
-        span.set_attribute("gen_ai.request.model", self.metrics.model)
-        span.set_attribute("gen_ai.request.max_tokens", sampling.max_tokens)
-        span.set_attribute("gen_ai.request.temperature", sampling.temperature)
-        span.set_attribute("gen_ai.request.top_p", sampling.top_p)
-        span.set_attribute("gen_ai.request.stream", is_stream)
-        span.set_attribute("hallmark.attention.matrix_digest", matrix_digest or "none")
+    @property
+    def arrived_at(self) -> float:
+        return self.trace.arrived_at
+
+    def tokenized(self, began_at: float) -> None:
+        """The body is parsed and its prompts are token ids, just now."""
+        self.trace.stage(names.TOKENIZE, began_at, self.now(), {})
+
+    def describe(self, sampling: SamplingParams, *, matrix_digest: str | None, is_stream: bool) -> None:
+        self.trace.attributes |= {
+            names.GEN_AI_MAX_TOKENS: sampling.max_tokens,
+            names.GEN_AI_TEMPERATURE: sampling.temperature,
+            names.GEN_AI_TOP_P: sampling.top_p,
+            names.GEN_AI_STREAM: is_stream,
+            names.MATRIX_DIGEST: matrix_digest or "none",
+        }
 
     def sequence(self, num_prompt_tokens: int) -> "SequenceRecord":
         self.num_prompt_tokens += num_prompt_tokens
-        self.span.set_attribute("hallmark.bucket", bucket_of(num_prompt_tokens).label)
-        return SequenceRecord(self, num_prompt_tokens)
+        found = SequenceRecord(self, len(self._sequences), num_prompt_tokens)
+        self._sequences.append(found)
+        return found
 
-    def first_token(self, times: RequestTimes | None) -> None:
-        if not self.has_first_token:
-            self.span.add_event("first_token")
-        self.has_first_token = True
-        if times is not None:
-            self.span.set_attribute("hallmark.num_chunks", times.num_chunks)
-            self.span.set_attribute("hallmark.cached_tokens", times.num_cached_tokens)
+    def first_token(self, at: float) -> None:
+        if self.first_token_at is None:
+            self.first_token_at = at
+            self.trace.event(names.FIRST_TOKEN, at)
 
     def attention(self, uses: Iterable[AttentionUse]) -> None:
         for use in uses:
             if (use.phase, use.path) in self._uses:
                 continue
             self._uses[use.phase, use.path] = use
-            what = {"phase": use.phase, "path": use.path, "status": use.status}
-            self.span.add_event("attention.selected", what)
+            what: Attributes = {names.PHASE: use.phase, names.PATH: use.path, names.STATUS: use.status}
+            self.trace.event(names.ATTENTION_SELECTED, self.now(), what)
             if use.fallback_reasons:
-                self.span.add_event("attention.fallback", what | {"reasons": ",".join(use.fallback_reasons)})
+                self.trace.keep()
+                reasons = ",".join(use.fallback_reasons)
+                self.trace.event(names.ATTENTION_FELL_BACK, self.now(), what | {names.REASONS: reasons})
 
     def finished(self, reason: str) -> None:
         self._finish_reasons.append(reason)
@@ -82,65 +87,122 @@ class RequestRecord:
         if is_slow:
             stage = DisconnectStage.SLOW_READER
         else:
-            stage = DisconnectStage.STREAMING if self.has_first_token else DisconnectStage.QUEUED
-        self.metrics.disconnects.labels(stage.value).inc()
-        self.span.add_event("client.disconnect", {"stage": stage.value})
+            stage = DisconnectStage.QUEUED if self.first_token_at is None else DisconnectStage.STREAMING
+        self.metrics.traffic.disconnected(stage)
+        self.trace.event(names.CLIENT_DISCONNECT, self.now(), {names.STAGE: stage.value})
 
     def end(self, outcome: Outcome, *, status: int | None, error_code: str | None) -> None:
-        self.metrics.generation_ended(self._unique_id, outcome, self.exemplar)
-        span = self.span
-        if span.is_recording():
-            span.set_attribute("gen_ai.usage.input_tokens", self.num_prompt_tokens)
-            span.set_attribute("gen_ai.usage.output_tokens", self.num_tokens)
-            span.set_attribute("gen_ai.response.finish_reasons", self._finish_reasons)
-            self._set_attention()
-            if status is not None:
-                span.set_attribute("http.response.status_code", status)
-            if error_code is not None:
-                span.set_attribute("error.type", error_code)
-            if outcome is Outcome.SERVER_ERROR:
-                span.set_status(StatusCode.ERROR)
-        span.end()
+        now = self.now()
+        has_failed = outcome is Outcome.SERVER_ERROR or (outcome is Outcome.REJECTED and bool(self._sequences))
+        if has_failed:  # it was admitted, and we did not serve it
+            self.trace.keep()
+        longest = max((it.num_prompt_tokens for it in self._sequences), default=None)
+        self.metrics.generation_ended(self._unique_id, outcome, longest, self.trace.exemplar)
+        for it in self._sequences:
+            if it.first_token_at is None:
+                self.metrics.slo.no_first_token(it.num_prompt_tokens, outcome, now - self.arrived_at)
+        if self.trace.is_recording:
+            self._finish_trace(now, longest, status, error_code)
+            self.trace.end(f"{self._operation} {self.metrics.model}", ended_at=now, is_error=has_failed)
 
-    def _set_attention(self) -> None:
-        uses = self._uses.values()
-        reasons = sorted({reason for use in uses for reason in use.fallback_reasons})
-        self.span.set_attribute("hallmark.attention.path", [use.path for use in uses])
-        self.span.set_attribute("hallmark.attention.status", [use.status for use in uses])
-        self.span.set_attribute("hallmark.attention.fallback", bool(reasons))
-        self.span.set_attribute("hallmark.attention.reasons", reasons)
+    def _finish_trace(self, now: float, longest: int | None, status: int | None, error_code: str | None) -> None:
+        for it in self._sequences:
+            it.add_stages(now, list(self._uses.values()))
+        trace = self.trace
+        trace.attributes |= {
+            names.GEN_AI_OPERATION: self._operation,
+            names.GEN_AI_PROVIDER: "hallmark",
+            names.GEN_AI_REQUEST_MODEL: self.metrics.model,
+            names.GEN_AI_RESPONSE_MODEL: self.metrics.model,
+            names.GEN_AI_RESPONSE_ID: self._unique_id,
+            names.GEN_AI_INPUT_TOKENS: self.num_prompt_tokens,
+            names.GEN_AI_OUTPUT_TOKENS: self.num_tokens,
+            names.GEN_AI_CACHED_TOKENS: self.num_cached_tokens,
+            names.CACHED_TOKENS: self.num_cached_tokens,
+            names.GEN_AI_FINISH_REASONS: self._finish_reasons,
+            **attention_attributes(self._uses.values()),
+        }
+        if longest is not None:
+            trace.attributes[names.BUCKET] = bucket_of(longest).label
+        if self.first_token_at is not None:
+            trace.attributes[names.GEN_AI_TIME_TO_FIRST_CHUNK] = self.first_token_at - self.arrived_at
+        if status is not None:
+            trace.server_attributes[names.HTTP_STATUS] = status
+        if error_code is not None:
+            trace.server_attributes[names.ERROR_TYPE] = trace.attributes[names.ERROR_TYPE] = error_code
 
 
 class SequenceRecord:
     """One prompt of a request: it is measured under its own prompt's bucket."""
 
-    def __init__(self, request: RequestRecord, num_prompt_tokens: int) -> None:
-        self._request = request
-        self._num_prompt_tokens = num_prompt_tokens
-        self._first_at: float | None = None
-        self._last_at = 0.0
+    def __init__(self, request: RequestRecord, index: int, num_prompt_tokens: int) -> None:
+        self.num_prompt_tokens = num_prompt_tokens
         self.num_tokens = 0
+        self.first_token_at: float | None = None
+        self._request = request
+        self._index = index
+        self._began_at = request.now()
+        self._last_at = 0.0
+        self._times: RequestTimes | None = None
+        self._is_ended = False
+
+    @property
+    def traceparent(self) -> str:
+        """Of the request, for the engine's process."""
+        return self._request.trace.traceparent
 
     def delta(self, delta: TokenDelta) -> None:
         request = self._request
         self._last_at = request.now()
-        if delta.token_ids and self._first_at is None:
-            self._first_at = self._last_at
-            request.first_token(delta.times)
-            ttft_s = self._last_at - request.arrived_at
-            request.metrics.first_token(self._num_prompt_tokens, ttft_s, delta.times, request.exemplar)
-        if delta.attention is not None:
+        if delta.attention is not None:  # first, for a fallback makes the trace one that exemplars may lead to
             request.attention(delta.attention)
+        if delta.token_ids and self.first_token_at is None:
+            self.first_token_at = self._last_at
+            self._times = delta.times
+            request.num_cached_tokens += 0 if delta.times is None else delta.times.num_cached_tokens
+            request.first_token(self._last_at)
+            ttft_s = self._last_at - request.arrived_at
+            request.metrics.first_token(self.num_prompt_tokens, ttft_s, delta.times, request.trace.exemplar)
 
     def tokens(self, num_tokens: int) -> None:
         """Tokens that are part of the answer: those behind a stop string are not."""
         self.num_tokens += num_tokens
         self._request.num_tokens += num_tokens
-        self._request.metrics.generation_tokens.inc(num_tokens)
+        self._request.metrics.traffic.generated(num_tokens)
 
     def end(self, finish_reason: str) -> None:
         request = self._request
+        self._is_ended = True
         request.finished(finish_reason)
-        if self._first_at is not None and self.num_tokens > 1:
-            decode_s = self._last_at - self._first_at
-            request.metrics.sequence_ended(self._num_prompt_tokens, self.num_tokens - 1, decode_s, request.exemplar)
+        if self.first_token_at is not None and self.num_tokens > 1:
+            decode_s = self._last_at - self.first_token_at
+            request.metrics.sequence_ended(
+                self.num_prompt_tokens, self.num_tokens - 1, decode_s, request.trace.exemplar
+            )
+
+    def add_stages(self, now: float, uses: list[AttentionUse]) -> None:
+        """Its spans, as the engine timed them. The engine says nothing of what ended before its first token."""
+        add, times = self._request.trace.stage, self._times
+        which: Attributes = {names.SEQUENCE: self._index, names.BUCKET: bucket_of(self.num_prompt_tokens).label}
+        if times is None:
+            add(names.QUEUE, self._began_at, now, which | {names.IS_COMPLETE: False})
+            return
+        add(names.QUEUE, times.submitted_at, times.scheduled_at, which | {names.IS_COMPLETE: True})
+        prefill = which | {names.NUM_CHUNKS: times.num_chunks, names.CACHED_TOKENS: times.num_cached_tokens}
+        prefill |= attention_attributes(use for use in uses if use.phase != _DECODE)
+        add(names.PREFILL, times.scheduled_at, times.first_token_at, prefill | {names.IS_COMPLETE: True})
+        decode = which | {names.GEN_AI_OUTPUT_TOKENS: self.num_tokens, names.IS_COMPLETE: self._is_ended}
+        decode |= attention_attributes(use for use in uses if use.phase == _DECODE)
+        add(names.DECODE, times.first_token_at, self._last_at if self._is_ended else now, decode)
+
+
+def attention_attributes(uses: Iterable[AttentionUse]) -> Attributes:
+    """What served: the same position of each list is the same decision."""
+    uses = list(uses)
+    reasons = sorted({reason for use in uses for reason in use.fallback_reasons})
+    return {
+        names.ATTENTION_PATH: [use.path for use in uses],
+        names.ATTENTION_STATUS: [use.status for use in uses],
+        names.ATTENTION_FALLBACK: bool(reasons),
+        names.ATTENTION_REASONS: reasons,
+    }

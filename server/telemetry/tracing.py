@@ -1,99 +1,174 @@
-"""One SERVER span a request, sent to an OTLP/HTTP collector; without an endpoint nothing is made and nothing costs."""
+"""The spans of a request: one of the HTTP server, below it one of the model's operation, below that its stages.
 
-import threading
-from collections.abc import Callable, Mapping, Sequence
+Whether a trace is kept is decided at its end: errors and fallbacks always, the rest by a ratio of the trace ids, or as
+the client has decided. What is not kept is never ended, hence never exported.
+"""
 
-from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from opentelemetry.context import Context
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
-from opentelemetry.sdk.trace.sampling import ALWAYS_ON, ParentBased
-from opentelemetry.trace import INVALID_SPAN, Span, SpanKind
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.sampling import ALWAYS_ON, Decision, TraceIdRatioBased
+from opentelemetry.trace import (
+    NonRecordingSpan,
+    Span,
+    SpanContext,
+    SpanKind,
+    StatusCode,
+    TraceFlags,
+    Tracer,
+    get_current_span,
+    set_span_in_context,
+)
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-MAX_PENDING_SPANS = 2048
-EXPORT_TIMEOUT_S = 2.0  # a dead collector must not hold up the shutdown: with 5 s it took 8 s
-FLUSH_INTERVAL_MS = 1000.0
+from server.telemetry import conventions as names
+from server.telemetry.export import BoundedProcessor, CountedExporter, exporter_of
+from server.telemetry.registry import Exemplar
+
+Value = str | bool | int | float | list[str]
+Attributes = dict[str, Value]
 
 
-class _CountedExporter(SpanExporter):
-    """Passes batches on; counts the spans that still wait and those that were lost."""
+@dataclass(frozen=True, slots=True)
+class _Stage:
+    """A span below the operation's; times in monotonic seconds."""
 
-    def __init__(self, inner: SpanExporter, count_dropped: Callable[[int], None]) -> None:
-        self._inner = inner
-        self._count_dropped = count_dropped
-        self._lock = threading.Lock()
-        self._num_pending = 0
-
-    def admit(self) -> bool:
-        """Whether one more span may wait; counts it as waiting or as lost."""
-        with self._lock:
-            is_admitted = self._num_pending < MAX_PENDING_SPANS
-            self._num_pending += is_admitted
-        if not is_admitted:
-            self._count_dropped(1)
-        return is_admitted
-
-    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        result = self._inner.export(spans)
-        with self._lock:
-            self._num_pending -= len(spans)
-        if result is not SpanExportResult.SUCCESS:
-            self._count_dropped(len(spans))
-        return result
-
-    def shutdown(self) -> None:
-        self._inner.shutdown()
+    name: str
+    began_at: float
+    ended_at: float
+    attributes: Attributes
 
 
-class _BoundedProcessor(BatchSpanProcessor):
-    def __init__(self, exporter: _CountedExporter) -> None:
-        super().__init__(exporter, MAX_PENDING_SPANS, FLUSH_INTERVAL_MS)
-        self._counted = exporter
+@dataclass(slots=True)
+class RequestTrace:
+    """What becomes the spans of one request, when it ends. `tracer` is None where nothing is exported."""
 
-    def on_end(self, span: ReadableSpan) -> None:
-        if span.context is not None and span.context.trace_flags.sampled and self._counted.admit():
-            super().on_end(span)
+    tracer: Tracer | None
+    server: Span
+    is_sampled: bool  # by the client, or by the ratio
+    arrived_at: float  # monotonic seconds, as all times here
+    is_kept: bool = False  # whatever the sampling says
+    server_attributes: Attributes = field(default_factory=dict)
+    attributes: Attributes = field(default_factory=dict)  # of the operation
+    _offset_ns: int = field(default_factory=lambda: time.time_ns() - time.monotonic_ns())
+    _events: list[tuple[str, Attributes, float]] = field(default_factory=list)
+    _stages: list[_Stage] = field(default_factory=list)
+
+    @property
+    def is_recording(self) -> bool:
+        return self.tracer is not None
+
+    @property
+    def trace_id(self) -> str:
+        return f"{self.server.get_span_context().trace_id:032x}"
+
+    @property
+    def span_id(self) -> str:
+        return f"{self.server.get_span_context().span_id:016x}"
+
+    @property
+    def traceparent(self) -> str:
+        """The W3C header that names the server's span."""
+        return f"00-{self.trace_id}-{self.span_id}-{int(self.is_sampled):02x}"
+
+    @property
+    def exemplar(self) -> Exemplar:
+        """Labels that link a measurement to its trace; None where that is not kept, for the link would be dead."""
+        if self.tracer is None or not (self.is_sampled or self.is_kept):
+            return None
+        return {"trace_id": self.trace_id, "span_id": self.span_id}
+
+    def keep(self) -> None:
+        """Export this trace whatever the sampling says."""
+        self.is_kept = True
+
+    def event(self, name: str, at: float, attributes: Attributes | None = None) -> None:
+        if self.tracer is not None:
+            self._events.append((name, attributes or {}, at))
+
+    def stage(self, name: str, began_at: float, ended_at: float, attributes: Attributes) -> None:
+        if self.tracer is not None:
+            self._stages.append(_Stage(name, began_at, max(began_at, ended_at), attributes))
+
+    def end(self, operation: str, *, ended_at: float, is_error: bool) -> None:
+        """Hand all spans to the exporter, if the trace is kept. `operation` names the span below the server's."""
+        if self.tracer is None or not (self.is_sampled or self.is_kept):
+            return
+        inner = self._start(operation, self.server, self.arrived_at, self.attributes)
+        for name, attributes, at in self._events:
+            inner.add_event(name, attributes, self._ns(at))
+        for stage in self._stages:
+            self._start(stage.name, inner, stage.began_at, stage.attributes).end(self._ns(stage.ended_at))
+        self.server.set_attributes(self.server_attributes)
+        for span in (inner, self.server):
+            if is_error:
+                span.set_status(StatusCode.ERROR)
+            span.end(self._ns(ended_at))
+
+    def _start(self, name: str, parent: Span, began_at: float, attributes: Attributes) -> Span:
+        assert self.tracer is not None
+        context = set_span_in_context(parent, Context())
+        return self.tracer.start_span(name, context, attributes=attributes, start_time=self._ns(began_at))
+
+    def _ns(self, monotonic_s: float) -> int:
+        """One offset a request: a step of the wall clock must not tear its spans apart."""
+        return round(monotonic_s * 1e9) + self._offset_ns
 
 
 class Tracing:
-    """Starts spans. `endpoint` is the collector's base URL; None makes every span a free no-op."""
+    """Begins traces. `endpoint` is the collector's address; with None traces have ids and are exported nowhere."""
 
-    def __init__(self, endpoint: str | None, *, version: str, count_dropped: Callable[[int], None]) -> None:
+    def __init__(
+        self, endpoint: str | None, *, version: str, count_dropped: Callable[[int], None], ratio: float = 1.0
+    ) -> None:
+        """Raises SettingsError for an endpoint that cannot be used."""
         self._propagator = TraceContextTextMapPropagator()
+        self._ratio = TraceIdRatioBased(ratio)
         self._provider: TracerProvider | None = None
+        self._tracer: Tracer | None = None
         if endpoint is None:
             return
-        url = endpoint if endpoint.endswith("/v1/traces") else endpoint.rstrip("/") + "/v1/traces"
-        resource = Resource({"service.name": "hallmark", "service.version": version})
-        self._provider = TracerProvider(sampler=ParentBased(ALWAYS_ON), resource=resource, shutdown_on_exit=False)
-        exporter = OTLPSpanExporter(url, timeout=EXPORT_TIMEOUT_S)
-        self._provider.add_span_processor(_BoundedProcessor(_CountedExporter(exporter, count_dropped)))
+        resource = Resource({names.SERVICE_NAME: "hallmark", names.SERVICE_VERSION: version})
+        exporter = CountedExporter(exporter_of(endpoint), count_dropped)
+        self._provider = TracerProvider(sampler=ALWAYS_ON, resource=resource, shutdown_on_exit=False)
+        self._provider.add_span_processor(BoundedProcessor(exporter))
+        self._tracer = self._provider.get_tracer(names.SCOPE, version, schema_url=names.SCHEMA_URL)
 
-    def start(self, name: str, headers: Mapping[str, str]) -> Span:
-        """A SERVER span that continues the client's trace, if `headers` (lower case) carry one."""
-        if self._provider is None:
-            return INVALID_SPAN
-        parent = self._propagator.extract(headers)
-        return self._provider.get_tracer("hallmark").start_span(name, parent, SpanKind.SERVER)
+    def begin(
+        self, method: str, route: str, headers: Mapping[str, str], *, request_id: str, arrived_at: float
+    ) -> RequestTrace:
+        """Continues the client's trace, if `headers` (lower case) carry one. `arrived_at`: monotonic seconds."""
+        context = self._propagator.extract(headers, Context())
+        parent = get_current_span(context).get_span_context()
+        if self._tracer is None:
+            trace_id = parent.trace_id if parent.is_valid else secrets.randbits(128) or 1
+            own = SpanContext(trace_id, secrets.randbits(64) or 1, is_remote=False, trace_flags=TraceFlags(0))
+            is_sampled = parent.is_valid and parent.trace_flags.sampled
+            return RequestTrace(None, NonRecordingSpan(own), is_sampled, arrived_at)
+        offset_ns = time.time_ns() - time.monotonic_ns()
+        start_ns = round(arrived_at * 1e9) + offset_ns
+        server = self._tracer.start_span(f"{method} {route}", context, SpanKind.SERVER, start_time=start_ns)
+        trace = RequestTrace(self._tracer, server, self._samples(parent, server), arrived_at, _offset_ns=offset_ns)
+        trace.server_attributes |= {
+            names.HTTP_METHOD: method,
+            names.HTTP_ROUTE: route,
+            names.URL_PATH: route,
+            names.REQUEST_ID: request_id,
+        }
+        return trace
 
     def close(self) -> None:
         """Send what waits, for a few seconds at most. Blocks: call it off the event loop."""
         if self._provider is not None:
             self._provider.shutdown()
 
-
-def exemplar_of(span: Span) -> dict[str, str] | None:
-    """Labels that link a measurement to its trace; None where the trace is not sampled, for the link would be dead."""
-    context = span.get_span_context()
-    if not context.trace_flags.sampled:
-        return None
-    return {"trace_id": f"{context.trace_id:032x}", "span_id": f"{context.span_id:016x}"}
-
-
-def traceparent_of(span: Span) -> str | None:
-    """The W3C header that names this span; None for a no-op span."""
-    context = span.get_span_context()
-    if not context.is_valid:
-        return None
-    return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
+    def _samples(self, parent: SpanContext, span: Span) -> bool:
+        if parent.is_valid:
+            return parent.trace_flags.sampled
+        trace_id = span.get_span_context().trace_id
+        return self._ratio.should_sample(None, trace_id, "").decision is Decision.RECORD_AND_SAMPLE

@@ -64,6 +64,7 @@ def test_an_alert_says_what_how_much_and_what_to_do(alert: dict[str, Any]) -> No
     assert alert["labels"]["severity"] in {"page", "ticket"}
     assert alert["annotations"]["summary"]
     assert "$value" in alert["annotations"]["value"]
+    assert alert["annotations"]["dashboard"].startswith("/d/hallmark")
     assert alert["annotations"]["runbook"] == f"deploy/runbooks/{alert['alert']}.md"
 
 

@@ -11,9 +11,10 @@ from kernels.device import read_fingerprint
 from kernels.path import RunAttention
 from kernels.shape import Dtype
 from qualification.bench.inputs import Inputs, make_inputs
-from qualification.bench.measure import Ceilings, kernels_seen, measure_ceilings
+from qualification.bench.measure import kernels_seen
 from qualification.bench.peers import Peer, Prepared, Unavailable, torch_peers
 from qualification.bench.run import Bench, Contender, contenders_of, measure_all, measure_case
+from qualification.ceilings import Ceilings, measure_ceilings
 
 CPU = torch.device("cpu")
 BENCH = Bench(CPU, Ceilings(1e12, 1e10), budget_s=0.002)

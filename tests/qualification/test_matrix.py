@@ -1,3 +1,4 @@
+import hashlib
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -6,6 +7,8 @@ import pytest
 from qualification_fakes import DECODE, MACHINE, SHAPE, checks, evidence, path
 
 from kernels.path import Reject
+from kernels.shape import Phase
+from qualification.full_model import Attention, FullModel, ModelTiming
 from qualification.matrix import (
     MATRICES,
     SCHEMA,
@@ -20,6 +23,25 @@ from qualification.matrix import (
 A, B = path("a"), path("b")
 EVIDENCE = [evidence(SHAPE, A), evidence(SHAPE, B, failure="RuntimeError: no", timing=None), evidence(DECODE, A)]
 FILE = "h4-2-d64.json"
+
+# As the version before wrote it: one row, its shape spelled out.
+FIRST_SCHEMA = (
+    "{\n"
+    '"digest": "d5c268688d77f9c27696a5eca0f714f7509dda3c5ca40b7e421c455b9c5bf945",\n'
+    '"schema": 1,\n'
+    '"fingerprint": {"device":"cpu","gpu":"Test '
+    'CPU","sm":null,"driver":null,"cuda":null,"cudnn":null,"torch":"2.13.0","triton":null},'
+    "\n"
+    '"evidence": [\n'
+    '{"at":"2026-11-20T12:00:00+00:00","checks":[],"path":"a","shape":{"phase":"prefill","dtype":"fp32","'
+    'kv_dtype":"fp32","num_heads":4,"num_kv_heads":2,"head_dim":64,"query_bucket":"le_128","context_bucke'
+    't":"le_128","page_size":null,"window":null,"softcap":null,"sinks":false,"mask":"causal"},"source_dig'
+    'est":"digest of a","suite":1,"tested_context_tokens":1,"tested_query_tokens":1,"tflops":0.1,"timing"'
+    ':{"n":20,"p50_us":10.0,"spread":0.01}}'
+    "\n"
+    "]\n"
+    "}\n"
+)
 
 
 @pytest.fixture
@@ -46,7 +68,7 @@ def test_a_new_proof_changes_its_own_line_and_the_digest_only(tmp_path: Path, fi
     changed = [ours for ours, theirs in lines if ours != theirs]
     assert len(changed) == 2
     assert changed[0].startswith('"digest"')
-    assert '"phase":"decode"' in changed[1]
+    assert changed[1].startswith('{"shape":"decode fp32')
 
 
 def test_every_flipped_byte_is_refused(file: Path) -> None:
@@ -69,7 +91,7 @@ def test_a_truncated_file_is_refused(file: Path) -> None:
 def test_a_newer_schema_is_refused_by_its_number(file: Path) -> None:
     body = json.loads(file.read_text()) | {"schema": SCHEMA + 1, "unheard": "of"}
     file.write_text(json.dumps(body))
-    with pytest.raises(MatrixError, match=f"has schema {SCHEMA + 1}, this version reads {SCHEMA}"):
+    with pytest.raises(MatrixError, match=f"has schema {SCHEMA + 1}, this version reads 1 to {SCHEMA}"):
         load_matrix(file)
 
 
@@ -141,3 +163,55 @@ def test_gpu_names_become_folder_names() -> None:
 def test_the_matrices_that_ship_are_whole() -> None:
     for shipped in MATRICES.glob("*/*.json"):
         load_matrix(shipped)
+
+
+def test_what_runs_share_is_said_once(tmp_path: Path) -> None:
+    save_matrix(tmp_path / "a.json", [*EVIDENCE, evidence(DECODE, B, at="2026-11-21T00:00:00+00:00", suite=1)])
+    runs = json.loads((tmp_path / "a.json").read_text())["runs"]
+    assert sorted(sorted(run["sources"]) for run in runs.values()) == [["a", "b"], ["b"]]
+
+
+def test_one_run_that_met_two_sources_of_a_path_is_told_apart(tmp_path: Path) -> None:
+    mixed = [evidence(SHAPE, A), evidence(DECODE, A, source_digest="another")]
+    save_matrix(tmp_path / "a.json", mixed)
+    assert sorted(entry.source_digest for entry in load_matrix(tmp_path / "a.json").evidence.values()) == [
+        "another",
+        A.source_digest,
+    ]
+
+
+def test_everything_that_is_measured_is_read_back(tmp_path: Path) -> None:
+    full = evidence(
+        SHAPE,
+        A,
+        timed_sequences=8,
+        floor_us=5.0,
+        kernels=("hallmark_prefill",),
+        kernels_sometimes=("helper",),
+        temporary_bytes=4096,
+        measured_bytes=123456,
+        commit="abc",
+        command="hallmark qualify --preset demo",
+    )
+    timing = ModelTiming(Phase.PREFILL, 128, 1, Attention.PLAN, ("a",), 1.5, 0.01, 20, 0.5)
+    model = FullModel("demo", "2026-11-21T00:00:00+00:00", 8, (timing,))
+    save_matrix(tmp_path / "a.json", [full], model)
+    matrix = load_matrix(tmp_path / "a.json")
+    assert matrix.evidence == {(SHAPE, "a"): full}
+    assert matrix.model == model
+
+
+def test_a_row_that_names_no_run_is_refused(file: Path) -> None:
+    name = next(iter(json.loads(file.read_text())["runs"]))
+    text = file.read_text().replace(f'"run":"{name}"', '"run":"ffffffff"', 1)
+    blank = text.replace(text[13:77], "0" * 64)
+    file.write_text(text.replace(text[13:77], hashlib.sha256(blank.encode()).hexdigest()))
+    with pytest.raises(MatrixError, match="holds no evidence: 'ffffffff'"):
+        load_matrix(file)
+
+
+def test_evidence_of_the_first_schema_is_read_and_stale_by_its_suite(tmp_path: Path) -> None:
+    (tmp_path / "old.json").write_text(FIRST_SCHEMA)
+    (entry,) = load_matrix(tmp_path / "old.json").evidence.values()
+    assert (entry.shape, entry.path, entry.kernels) == (SHAPE, "a", None)
+    assert entry.differing_fields(A, MACHINE) == ("suite",)

@@ -250,6 +250,7 @@ def test_a_wrong_path_gets_evidence_of_its_errors() -> None:
         "max_error",
         "mean_error",
         "absolute_error",
+        "row_error",
     }
 
 

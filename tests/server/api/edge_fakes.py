@@ -30,7 +30,8 @@ from server.engine.messages import (
     TokenDelta,
 )
 from server.settings import Settings
-from server.telemetry.metrics import Metrics, Registry
+from server.telemetry.metrics import Metrics
+from server.telemetry.registry import Registry
 from server.telemetry.tracing import Tracing
 from server.text.chat_template import ChatTemplate
 from server.text.tokenizer import Tokenizer
@@ -115,6 +116,7 @@ class ScriptedEngine:
         self.last_heartbeat: Heartbeat | None = Heartbeat(1, time.monotonic(), 0, 0)
         self.script = script
         self.submitted: list[tuple[str, list[int], SamplingParams]] = []
+        self.traceparents: list[str | None] = []
         self.cancelled: list[str] = []
         self.gate = asyncio.Event()
         self.gate.set()
@@ -127,9 +129,10 @@ class ScriptedEngine:
         self.state = EngineState.CLOSED
 
     async def stream(
-        self, request_id: str, prompt_token_ids: list[int], sampling: SamplingParams
+        self, request_id: str, prompt_token_ids: list[int], sampling: SamplingParams, *, traceparent: str | None = None
     ) -> AsyncGenerator[TokenDelta]:
         self.submitted.append((request_id, prompt_token_ids, sampling))
+        self.traceparents.append(traceparent)
         is_finished = False
         try:
             for i, it in enumerate(self.script(prompt_token_ids)):
@@ -169,7 +172,7 @@ def make_edge(folder: Path, engine: ScriptedEngine, settings: Settings, *, traci
         tokenizer=Tokenizer.load(folder),
         template=ChatTemplate.load(folder),
         metrics=metrics,
-        tracing=tracing or Tracing(None, version="1.2.3", count_dropped=metrics.spans_dropped.inc),
+        tracing=tracing or Tracing(None, version="1.2.3", count_dropped=metrics.traffic.spans_dropped),
         lifecycle=Lifecycle(),
         admission=Admission(settings.max_queued_requests, settings.max_queued_tokens),
         version="1.2.3",

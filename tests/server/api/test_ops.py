@@ -9,7 +9,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from server.app import create_admin_app
 from server.engine.client import EngineState
-from server.engine.messages import Heartbeat
+from server.engine.messages import DispatchCount, Heartbeat
 
 
 def test_a_ready_server_is_alive_and_ready(folder: Path) -> None:
@@ -64,7 +64,8 @@ def test_a_draining_server_is_not_ready(folder: Path) -> None:
 
 def test_the_plan_shows_each_decision_with_rejections_evidence_and_launches(folder: Path) -> None:
     it = served(folder)
-    it.edge.metrics.launches.labels("sdpa.math").inc(8)
+    dispatch = DispatchCount("prefill", "le_128", "sdpa.math", "provisional", "sdpa.cpu", [], 1, 100, 8)
+    it.edge.metrics.attention.served([dispatch])
     body = it.get("/attention").json()
     prefill, decode = body["shapes"]
     assert body["num_fallbacks"] == 1

@@ -48,6 +48,7 @@ def test_an_engine_that_dies_mid_stream_is_an_event_with_the_requests_id(folder:
         "param": None,
         "code": "engine_died",
         "request_id": "mine-1",
+        "trace_id": answer.headers["traceparent"].split("-")[1],
     }
     assert done == "[DONE]"
     assert it.value("requests_total", route=COMPLETIONS, outcome="server_error") == 1
@@ -117,7 +118,7 @@ def test_a_shutdowns_deadline_ends_a_running_stream_with_an_event(folder: Path) 
         it.engine.num_free = 1
         async with it.client() as client:
             answer = asyncio.create_task(client.post(COMPLETIONS, json={"prompt": "a", "stream": True}))
-            while it.edge.metrics.prompt_tokens._value.get() == 0:
+            while not it.value("prompt_tokens_total"):
                 await asyncio.sleep(0)
             it.edge.lifecycle.begin_drain()
             refused = await client.post(COMPLETIONS, json={"prompt": "b"})

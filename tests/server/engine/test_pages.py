@@ -67,7 +67,7 @@ def test_integrity_finds_a_page_that_two_requests_own() -> None:
     pool.grow("a", 1)
     pool.grow("b", 1)
     pool._tables["b"][0] = pool._tables["a"][0]
-    with pytest.raises(IntegrityError, match="twice"):
+    with pytest.raises(IntegrityError, match="1 owned pages"):
         pool.check_integrity(["a", "b"])
 
 
@@ -75,4 +75,104 @@ def test_integrity_finds_a_lost_page() -> None:
     pool = PagePool(num_pages=3, page_size=4)
     pool._free.pop()
     with pytest.raises(IntegrityError, match="2 free"):
+        pool.check_integrity([])
+
+
+def keys(text: str) -> list[bytes]:
+    return [text[: i + 1].encode() for i in range(len(text))]
+
+
+def test_published_pages_are_found_by_their_leading_keys_in_use_and_after() -> None:
+    pool = PagePool(num_pages=8, page_size=4)
+    assert pool.admit("a", 12) == 0
+    pool.publish("a", 0, keys("xyz"))
+    assert pool.admit("b", 12, keys("xyw")) == 2
+    assert list(pool.table("b")) == [0, 1, 3]
+    pool.release("a")
+    pool.release("b")
+    assert (pool.num_used, pool.num_free, pool.num_kept) == (0, 8, 3)
+    assert pool.admit("c", 16, keys("xyz")) == 3
+    assert list(pool.table("c")) == [0, 1, 2, 3]
+    pool.check_integrity(["c"])
+
+
+def test_a_page_behind_an_unknown_one_is_not_found() -> None:
+    pool = PagePool(num_pages=8, page_size=4)
+    pool.admit("a", 12)
+    pool.publish("a", 0, keys("xyz"))
+    assert pool.admit("b", 12, [b"?", *keys("xyz")[1:]]) == 0
+
+
+def test_kept_pages_are_taken_when_no_page_is_free_the_longest_unused_and_the_last_of_a_prompt_first() -> None:
+    pool = PagePool(num_pages=5, page_size=4)
+    for owner in "ab":
+        pool.admit(owner, 8)
+        pool.publish(owner, 0, keys(owner * 2))
+    pool.release("b")
+    pool.release("a")
+    assert pool.admit("c", 12) == 0  # the free page, then those of b
+    assert (pool.num_free, pool.num_kept) == (2, 2)
+    assert pool.admit("d", 1, keys("bb")) == 0
+    pool.release("d")
+    assert pool.admit("e", 5, keys("aa")[:1]) == 1
+    pool.check_integrity(["c", "e"])
+
+
+def test_an_admission_that_does_not_fit_beside_what_it_finds_changes_nothing() -> None:
+    pool = PagePool(num_pages=4, page_size=4)
+    pool.admit("a", 8)
+    pool.publish("a", 0, keys("xy"))
+    pool.release("a")
+    assert pool.admit("b", 16, keys("xy"), headroom=1) is None
+    assert (pool.num_free, pool.num_kept) == (4, 2)
+    assert pool.admit("b", 16, keys("xy")) == 2
+    assert pool.num_free == 0
+
+
+def test_of_two_pages_with_one_key_the_first_stays_findable() -> None:
+    pool = PagePool(num_pages=4, page_size=4)
+    for owner in "ab":
+        pool.admit(owner, 4)
+    pool.publish("a", 0, keys("x"))
+    pool.publish("b", 0, keys("x"))
+    pool.release("b")
+    assert pool.num_kept == 0
+    pool.admit("c", 8, keys("x"))
+    assert pool.table("c")[0] == pool.table("a")[0]
+    pool.check_integrity("ac")
+
+
+def test_nothing_of_an_unsound_owner_is_found_even_while_others_hold_it() -> None:
+    pool = PagePool(num_pages=4, page_size=4)
+    pool.admit("a", 8)
+    pool.publish("a", 0, keys("xy"))
+    assert pool.admit("b", 8, keys("x")) == 1
+    pool.release("a", is_sound=False)
+    assert pool.admit("c", 4, keys("x")) == 0
+    pool.release("b")
+    assert pool.num_kept == 0
+    pool.check_integrity("c")
+
+
+def test_integrity_finds_a_wrong_count_of_owners() -> None:
+    pool = PagePool(num_pages=4, page_size=4)
+    pool.admit("a", 4)
+    pool._num_owners[0] = 2
+    with pytest.raises(IntegrityError, match="1 owners, 2 are on record"):
+        pool.check_integrity("a")
+
+
+def test_integrity_finds_a_key_that_leads_to_another_page() -> None:
+    pool = PagePool(num_pages=4, page_size=4)
+    pool.admit("a", 8)
+    pool.publish("a", 0, keys("xy"))
+    pool._page_of[b"x"] = 1
+    with pytest.raises(IntegrityError, match="another page's key"):
+        pool.check_integrity("a")
+
+
+def test_a_kept_page_without_a_key_is_found_out() -> None:
+    pool = PagePool(num_pages=4, page_size=4)
+    pool._kept[pool._free.pop()] = None
+    with pytest.raises(IntegrityError, match="a kept page has no key"):
         pool.check_integrity([])

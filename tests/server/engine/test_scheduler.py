@@ -1,5 +1,4 @@
 import random
-from collections import deque
 
 import pytest
 
@@ -16,9 +15,16 @@ def sequence(name: str, num_prompt: int, max_tokens: int = 4) -> Sequence:
 
 
 def scheduler(
-    *, pages: int = 64, page_size: int = 4, seqs: int = 8, tokens: int = 64, model_len: int = 256
+    *,
+    pages: int = 64,
+    page_size: int = 4,
+    seqs: int = 8,
+    tokens: int = 64,
+    interleaved: int | None = None,
+    shares: bool = False,
 ) -> Scheduler:
-    return Scheduler(SchedulerLimits(model_len, seqs, tokens), PagePool(pages, page_size))
+    limits = SchedulerLimits(256, seqs, tokens, interleaved)
+    return Scheduler(limits, PagePool(pages, page_size), shares_pages=shares)
 
 
 def step(subject: Scheduler) -> Batch:
@@ -26,6 +32,7 @@ def step(subject: Scheduler) -> Batch:
     batch = subject.plan(now=1.0)
     assert batch is not None
     subject.advance(batch)
+    subject.settle(batch)
     for row in batch.sampled_rows:
         batch.sequences[row].tokens.append(7)
     return batch
@@ -85,7 +92,7 @@ def test_the_latest_arrival_pays_for_pages_and_is_computed_again_with_its_own_to
         step(subject)
     assert (old.num_computed, new.num_computed) == (8, 6)
     batch = step(subject)  # `old` needs a third page, 4 are used and 1 is free
-    assert rows(batch) == [("old", 1, 9), ("new", 1, 7)]
+    assert sorted(rows(batch)) == [("new", 1, 7), ("old", 1, 9)]
     for _ in range(2):
         step(subject)  # `new` grows past 8 tokens: no page is left, and it is the latest itself
     assert new.status is Status.WAITING
@@ -108,6 +115,164 @@ def test_finishing_works_in_any_state() -> None:
     subject.check_integrity()
 
 
+def test_a_short_prompt_goes_ahead_of_a_long_one_that_came_before_it() -> None:
+    subject = scheduler(tokens=10)
+    subject.add(sequence("long", 100))
+    step(subject)
+    subject.add(sequence("short", 5))
+    assert rows(step(subject)) == [("short", 5, 5), ("long", 5, 15)]
+
+
+def test_equal_prompts_keep_the_order_in_which_they_came() -> None:
+    subject = scheduler(tokens=10)
+    for name in "abc":
+        subject.add(sequence(name, 5))
+    assert [name for name, _, _ in rows(step(subject))] == ["a", "b"]
+
+
+def test_no_new_arrival_goes_ahead_once_twice_the_prompts_tokens_were_admitted() -> None:
+    subject = scheduler(tokens=10, seqs=4)
+    long = sequence("long", 30)
+    subject.add(long)
+    admitted = []
+    for index in range(9):  # each of them shorter, and as long as the part of the step that is not the long one's
+        subject.add(sequence(f"s{index}", 10, max_tokens=1))
+        batch = step(subject)
+        admitted += [seq.request_id for seq in batch.sequences if seq is not long]
+        for row in batch.sampled_rows:
+            if batch.sequences[row] is not long:
+                subject.finish(batch.sequences[row])
+        if long.num_computed:
+            break
+    # the ranks are 60, 20, 30, 40, 50, and 60 of a later arrival
+    assert admitted == ["s0", "s1", "s2", "s3"]
+
+
+def test_a_prompt_that_does_not_end_leaves_half_of_the_step_to_those_behind_it_that_do() -> None:
+    subject = scheduler(tokens=16)
+    long = sequence("long", 100)
+    subject.add(long)
+    for index in range(8):  # their ranks are 24, 136, 148, ... 208, that of the long one is 200
+        ahead = sequence(f"s{index}", 12, max_tokens=1)
+        subject.add(ahead)
+        if ahead.rank > long.rank:
+            subject.finish(ahead)
+            break
+        assert rows(step(subject))[0] == (f"s{index}", 12, 12)
+        subject.finish(ahead)
+    assert index == 7
+    behind = sequence("behind", 8, max_tokens=1)
+    subject.add(behind)
+    assert behind.rank > long.rank
+    assert rows(step(subject)) == [("behind", 8, 8), ("long", 8, 36)]
+
+
+def test_while_others_stream_a_step_holds_no_more_prompt_tokens_than_may_be_interleaved() -> None:
+    subject = scheduler(tokens=64, interleaved=8)
+    subject.add(sequence("streams", 4, max_tokens=100))
+    step(subject)
+    subject.add(sequence("long", 100))
+    subject.add(sequence("short", 6))
+    assert rows(step(subject)) == [("short", 6, 6), ("long", 2, 2), ("streams", 1, 5)]
+    assert sum(query_len for _, query_len, _ in rows(step(subject))) == 8 + 2
+
+
+def test_a_prompt_alone_takes_the_whole_step_and_one_with_others_does_not_hold_them_up() -> None:
+    subject = scheduler(tokens=64, interleaved=8)
+    subject.add(sequence("long", 200))
+    assert rows(step(subject)) == [("long", 64, 64)]
+    subject.add(sequence("short", 6))
+    assert rows(step(subject)) == [("short", 6, 6), ("long", 4, 68)]
+
+
+def test_where_the_first_prompt_has_no_pages_short_ones_go_ahead_until_its_patience_ends() -> None:
+    subject = scheduler(pages=10, page_size=4)
+    subject.add(sequence("runs", 20, max_tokens=1000))
+    step(subject)
+    subject.add(sequence("wide", 24))  # 6 pages of the 5 that are free; its rank is 20 + 48
+    num_ahead = 0
+    for index in range(20):
+        tiny = sequence(f"tiny{index}", 4)
+        subject.add(tiny)
+        step(subject)
+        if tiny.status is Status.WAITING:
+            break
+        subject.finish(tiny)
+        num_ahead += 1
+    assert num_ahead == 10  # the ranks are 20 + 8, 24 + 8, ... up to 56 + 8; 60 + 8 came later than 68
+    assert subject.num_waiting == 2
+
+
+def test_a_known_prefix_is_not_computed_again_but_its_last_token_is() -> None:
+    subject = scheduler(shares=True)
+    first = sequence("a", 12)
+    subject.add(first)
+    step(subject)
+    subject.finish(first)
+    subject.add(sequence("same", 12))
+    subject.add(sequence("longer", 15))
+    batch = step(subject)
+    assert rows(batch) == [("same", 4, 12), ("longer", 3, 15)]
+    assert [seq.num_cached for seq in batch.sequences] == [8, 12]
+    assert (batch.num_queried, batch.num_found) == (27, 20)
+    assert len(batch.rows_of(Phase.EXTEND)) == 2
+
+
+def test_a_whole_known_prompt_of_full_pages_and_a_token_is_a_decode_row() -> None:
+    subject = scheduler(shares=True)
+    subject.add(sequence("a", 9))
+    step(subject)
+    subject.add(sequence("b", 9))
+    batch = step(subject)
+    assert sorted(rows(batch)) == [("a", 1, 10), ("b", 1, 9)]
+    assert len(batch.rows_of(Phase.DECODE)) == 2
+    assert batch.sampled_rows == (0, 1)
+
+
+def test_generated_tokens_are_found_too() -> None:
+    subject = scheduler(shares=True)
+    first = sequence("a", 3, max_tokens=10)
+    subject.add(first)
+    for _ in range(6):
+        step(subject)
+    subject.finish(first)
+    following = Sequence("b", [*first.tokens, 1], 10, SamplingParams(max_tokens=1), seed=0, submitted_at=0.0)
+    subject.add(following)
+    assert rows(step(subject)) == [("b", 2, 10)]
+
+
+def test_other_salts_find_nothing() -> None:
+    subject = scheduler(shares=True)
+    subject.add(sequence("a", 12))
+    step(subject)
+    other = sequence("b", 12)
+    other.cache_salt = b"another tenant"
+    subject.add(other)
+    assert sorted(rows(step(subject))) == [("a", 1, 13), ("b", 12, 12)]
+
+
+def test_what_a_failed_sequence_left_is_not_found() -> None:
+    subject = scheduler(shares=True)
+    failed = sequence("a", 12)
+    subject.add(failed)
+    step(subject)
+    subject.finish(failed, is_sound=False)
+    subject.add(sequence("b", 12))
+    assert rows(step(subject)) == [("b", 12, 12)]
+
+
+def test_a_preempted_sequence_finds_its_own_pages() -> None:
+    subject = scheduler(pages=6, shares=True)
+    old, new = sequence("old", 12, max_tokens=50), sequence("new", 8, max_tokens=50)
+    new.cache_salt = b"shares nothing with the other"
+    for seq in (old, new):
+        subject.add(seq)
+    while not new.num_preemptions:
+        step(subject)
+    subject.finish(old)
+    assert rows(step(subject)) == [("new", len(new.tokens) - 1 - 8, len(new.tokens) - 1)]
+
+
 class Walk:
     """A scheduler under random traffic, with a ledger of its own that every batch is held against."""
 
@@ -116,90 +281,163 @@ class Walk:
         self.page_size = self.rng.choice([1, 3, 16])
         self.seqs = self.rng.randrange(1, 9)
         self.budget = self.seqs + self.rng.randrange(1, 30)
+        self.shares = self.rng.random() < 0.6
         self.pool = PagePool(self.rng.randrange(30, 80) // self.page_size + 2, self.page_size)
-        self.subject = Scheduler(SchedulerLimits(60, self.seqs, self.budget), self.pool)
-        self.alive: deque[Sequence] = deque()  # in order of arrival
+        limits = SchedulerLimits(60, self.seqs, self.budget, self.rng.choice([None, 1, 5, 12]))
+        self.interleaved = limits.max_num_interleaved_tokens or self.budget
+        self.subject = Scheduler(limits, self.pool, shares_pages=self.shares)
+        self.alive: dict[str, Sequence] = {}  # in order of arrival
         self.computed: dict[str, int] = {}
         self.preemptions: dict[str, int] = {}
+        self.ahead: dict[str, int] = {}  # tokens of later arrivals that were admitted while it waited
+        self.most_waiting = 0
+        self.num_found = 0
         self.num_arrived = 0
 
     def arrive(self) -> None:
-        seq = sequence(f"r{self.num_arrived}", self.rng.randrange(1, self.subject.max_len), self.rng.randrange(1, 20))
+        name = f"r{self.num_arrived}"
+        seq = sequence(name, self.rng.randrange(1, self.subject.max_len), self.rng.randrange(1, 20))
+        seq.tokens[0] = self.rng.randrange(2)  # half of the prompts begin alike
+        seq.cache_salt = self.rng.choice([b"", b"", b"tenant"])
         self.num_arrived += 1
         self.subject.add(seq)
-        self.alive.append(seq)
-        self.computed[seq.request_id] = self.preemptions[seq.request_id] = 0
+        self.alive[name] = seq
+        self.computed[name] = self.preemptions[name] = self.ahead[name] = 0
 
     def cancel(self) -> None:
-        seq = self.rng.choice(self.alive)
-        self.subject.finish(seq)
-        self.alive.remove(seq)
+        self.end(self.rng.choice(list(self.alive.values())), is_sound=self.rng.random() < 0.5)
 
-    def step(self) -> None:
+    def end(self, seq: Sequence, *, is_sound: bool = True) -> None:
+        self.subject.finish(seq, is_sound=is_sound)
+        del self.alive[seq.request_id]
+
+    def step(self) -> list[tuple[str, int, int]]:
+        waiting = [seq for seq in self.alive.values() if seq.status is Status.WAITING and not seq.num_preemptions]
+        self.most_waiting = max(self.most_waiting, sum(len(seq.tokens) for seq in waiting))
+        streaming = [seq for seq in self.alive.values() if seq.is_decoding]
         batch = self.subject.plan(now=1.0)
         assert batch is not None, "somebody is waiting and nothing is planned"
+        if any(seq.is_decoding for seq in streaming):
+            assert batch.num_tokens - len(streaming) <= self.interleaved
+        prompts = [seq for seq in self.alive.values() if seq.status is Status.RUNNING and seq not in streaming]
+        if prompts:
+            first = min(prompts, key=lambda seq: seq.rank)
+            assert first in batch.sequences, "the first prompt by rank makes no progress"
+        self.note_who_went_ahead(waiting, batch)
         self.hold_against_ledger(batch)
+        self.hold_pages_against_each_other(batch)
         self.subject.advance(batch)
+        self.subject.settle(batch)
         for row in batch.sampled_rows:
             seq = batch.sequences[row]
             assert seq.num_uncomputed == 0
             seq.tokens.append(7)
             if seq.num_generated >= seq.sampling.max_tokens or len(seq.tokens) >= self.subject.max_len:
-                self.subject.finish(seq)
-                self.alive.remove(seq)
+                self.end(seq)
         self.subject.check_integrity()
+        return rows(batch)
+
+    def note_who_went_ahead(self, waiting: list[Sequence], batch: Batch) -> None:
+        unfinished = [seq for seq, _, context_len in self.rows_of(batch) if context_len < len(seq.tokens)]
+        for seq in waiting:
+            if seq.status is Status.WAITING:
+                others = [it for it in waiting if it.status is Status.RUNNING]
+                self.ahead[seq.request_id] += sum(
+                    len(it.tokens) for it in others if it.rank[1] > seq.rank[1] and it.rank < seq.rank
+                )
+                if any(it.rank > seq.rank for it in others):
+                    assert any(it.rank < seq.rank for it in unfinished), "one of a higher rank took its chunk"
 
     def hold_against_ledger(self, batch: Batch) -> None:
-        assert batch.sequences.count(self.alive[0]) == 1, "the oldest sequence makes no progress"
         assert batch.num_tokens <= self.budget
         assert batch.num_rows <= self.subject.num_running <= self.seqs
-        pages = [page for table in batch.page_tables for page in table]
-        assert len(pages) == len(set(pages)), "two sequences share a page"
-        for seq, query_len, context_len, table in zip(
-            batch.sequences, batch.query_lens, batch.context_lens, batch.page_tables, strict=True
-        ):
+        for seq, query_len, context_len in self.rows_of(batch):
             name = seq.request_id
             if seq.num_preemptions > self.preemptions[name]:
                 self.preemptions[name] = seq.num_preemptions
                 self.computed[name] = 0
+            first = context_len - query_len
+            if not self.computed[name]:  # what it found is whole pages, and not all of it
+                assert first % self.page_size == 0
+                assert self.shares or not first
+                self.num_found += first
+                self.computed[name] = first
             assert query_len >= 1
-            assert context_len - query_len == self.computed[name], "a token is skipped or computed twice"
+            assert first == self.computed[name], "a token is skipped or computed twice"
             self.computed[name] = context_len
+
+    def rows_of(self, batch: Batch) -> list[tuple[Sequence, int, int]]:
+        return list(zip(batch.sequences, batch.query_lens, batch.context_lens, strict=True))
+
+    def hold_pages_against_each_other(self, batch: Batch) -> None:
+        """Nobody writes to a page of somebody else, and shared pages hold the same tokens of the same tenant."""
+        owners: dict[int, list[tuple[Sequence, int]]] = {}
+        for seq in self.alive.values():
+            for index, page in enumerate(self.pool.table(seq.request_id)):
+                owners.setdefault(page, []).append((seq, index))
+        for page, found in owners.items():
+            if len(found) > 1:
+                ends = [(seq, (index + 1) * self.page_size) for seq, index in found]
+                contents = {(seq.cache_salt, *seq.tokens[:end]) for seq, end in ends}
+                assert len(contents) == 1, f"page {page} is shared by different prompts"
+        for (_, query_len, context_len), table in zip(self.rows_of(batch), batch.page_tables, strict=True):
             assert len(table) == self.pool.pages_for(context_len)
+            for page in table[(context_len - query_len) // self.page_size :]:
+                assert len(owners[page]) == 1, "a step writes to a shared page"
 
 
-@pytest.mark.parametrize("seed", range(40))
-def test_a_random_walk_computes_every_token_once_starves_nobody_and_returns_every_page(seed: int) -> None:
-    walk = Walk(seed)
-    for _ in range(250):
+def walked(seed: int) -> tuple[Walk, list[list[tuple[str, int, int]]]]:
+    """A walk of random traffic to its end, and every batch of it."""
+    walk, batches = Walk(seed), []
+    for _ in range(150):
         if walk.rng.random() < 0.3:
             walk.arrive()
         if walk.alive and walk.rng.random() < 0.03:
             walk.cancel()
         if walk.alive:
-            walk.step()
-    for _ in range(20_000):
-        if not walk.alive:
-            break
-        walk.step()
+            batches.append(walk.step())
+    while walk.alive and len(batches) < 20_000:
+        batches.append(walk.step())
+    return walk, batches
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_a_random_walk_computes_every_token_once_starves_nobody_and_returns_every_page(seed: int) -> None:
+    walk, _ = walked(seed)
     assert not walk.alive
     assert walk.subject.is_idle
     assert walk.pool.num_used == 0
+    assert walk.shares or not walk.pool.num_kept
 
 
-def test_the_random_walks_do_preempt() -> None:
-    total = 0
-    for seed in range(40):
-        walk = Walk(seed)
-        for _ in range(6):
-            walk.arrive()
-        while walk.alive:
-            walk.step()
-        total += sum(walk.preemptions.values())
-    assert total >= 10
+@pytest.mark.parametrize("seed", range(24))
+def test_later_arrivals_go_ahead_for_twice_a_prompts_tokens_and_what_waits_with_it(seed: int) -> None:
+    walk = Walk(seed)
+    prompts: dict[str, int] = {}
+    for _ in range(150):  # more arrives than can be computed
+        for _ in range(2):
+            if walk.subject.num_waiting < 12:
+                walk.arrive()
+        prompts |= {name: seq.num_prompt for name, seq in walk.alive.items()}
+        walk.step()
+    assert walk.num_arrived > 20
+    for name, num_ahead in walk.ahead.items():
+        assert num_ahead <= 2 * prompts[name] + walk.most_waiting
 
 
-@pytest.mark.parametrize("limits", [(0, 1, 1), (1, 0, 1), (1, 1, 0)])
-def test_limits_below_one_are_refused(limits: tuple[int, int, int]) -> None:
+def test_the_same_traffic_is_planned_the_same_way() -> None:
+    for seed in range(5):
+        assert walked(seed)[1] == walked(seed)[1]
+
+
+def test_the_random_walks_do_preempt_overtake_and_share() -> None:
+    walks = [walked(seed)[0] for seed in range(10)]
+    assert sum(sum(walk.preemptions.values()) for walk in walks) >= 10
+    assert sum(sum(walk.ahead.values()) for walk in walks) >= 100
+    assert sum(walk.num_found for walk in walks if walk.shares) >= 100
+
+
+@pytest.mark.parametrize("limits", [(0, 1, 1), (1, 0, 1), (1, 1, 0), (1, 1, 1, 0)])
+def test_limits_below_one_are_refused(limits: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="at least 1"):
         Scheduler(SchedulerLimits(*limits), PagePool(4, 4))

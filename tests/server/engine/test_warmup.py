@@ -25,7 +25,7 @@ class Spy:
 
 
 def limits(model_len: int, batched_tokens: int, seqs: int = 8) -> EngineLimits:
-    return EngineLimits(Dtype.FP32, Dtype.FP32, model_len, seqs, batched_tokens, page_size=16)
+    return EngineLimits(Dtype.FP32, Dtype.FP32, model_len, seqs, batched_tokens, batched_tokens, page_size=16)
 
 
 def plan(subject: EngineLimits) -> dict[AttentionShape, Decision]:

@@ -10,7 +10,10 @@ from kernels.path import Reject
 from kernels.shape import Phase
 from server.engine.client import DeathCause
 from server.engine.messages import DispatchCount, EngineReady, Heartbeat, PlanRow, RequestTimes, StepRecord
-from server.telemetry.metrics import Metrics, Outcome, Registry, fingerprint_digest, ladder
+from server.telemetry.attention import fingerprint_digest
+from server.telemetry.metrics import Metrics
+from server.telemetry.outcomes import Attestation, DisconnectStage, OomStage, Outcome, RejectedFor, Sli
+from server.telemetry.registry import MAX_SAMPLES, Registry, ladder
 
 ROW = PlanRow(
     shape="prefill d320",
@@ -52,6 +55,8 @@ RECORD = StepRecord(
     num_preemptions=1,
     num_nonfinite=2,
     num_compiles=5,
+    num_prefix_queried_tokens=40,
+    num_prefix_hit_tokens=32,
 )
 
 
@@ -78,9 +83,18 @@ def num_samples(metrics: Metrics) -> int:
 def test_every_fallback_that_the_plan_allows_is_at_zero_before_it_happens() -> None:
     metrics = make()
     metrics.on_ready(READY)
-    for path, reason in itertools.product(("sdpa.math", "sdpa.cpu", "sdpa.efficient"), Reject):
+    limit = {Reject.HEAD_DIM}  # the plan knows what the path cannot compute; the rest may befall it later
+    doubts = {Reject.UNPROVEN, Reject.STALE, Reject.FAILED, Reject.QUARANTINED, Reject.COMPILE_ERROR}
+    for path, reason in itertools.product(("sdpa.math", "sdpa.cpu", "sdpa.efficient"), limit | doubts):
         labels = {"model": "m", "phase": "prefill", "from": "sdpa.cpu", "to": path, "reason": reason.value}
         assert value(metrics, "attention_fallback_total", **labels) == 0
+
+
+def test_a_limit_that_the_path_does_not_have_has_no_fallback_series() -> None:
+    metrics = make()
+    metrics.on_ready(READY)
+    labels = {"model": "m", "phase": "prefill", "from": "sdpa.cpu", "to": "sdpa.math", "reason": "sinks"}
+    assert value(metrics, "attention_fallback_total", **labels) is None
 
 
 def test_a_path_that_this_machine_cannot_run_has_no_fallback_series() -> None:
@@ -107,6 +121,8 @@ def test_a_step_is_counted_under_the_decisions_it_used() -> None:
     assert value(metrics, "requests_waiting") == 2
     assert value(metrics, "kv_cache_usage_ratio") == 0.25
     assert value(metrics, "preemptions_total") == 2
+    assert value(metrics, "prefix_cache_queried_tokens_total") == 80
+    assert value(metrics, "prefix_cache_hit_tokens_total") == 64
     assert value(metrics, "nonfinite_logits_total") == 4
 
 
@@ -190,11 +206,11 @@ def test_the_oldest_request_without_an_end_is_shown() -> None:
     clock = Clock()
     metrics = make(clock)
     assert value(metrics, "oldest_inflight_seconds") == 0
-    metrics.generation_began("a", 100.0)
-    metrics.generation_began("b", 103.0)
+    metrics.traffic.began("a", 100.0)
+    metrics.traffic.began("b", 103.0)
     clock.seconds = 105.0
     assert value(metrics, "oldest_inflight_seconds") == 5
-    metrics.generation_ended("a", Outcome.OK, None)
+    metrics.generation_ended("a", Outcome.OK, 10, None)
     assert value(metrics, "oldest_inflight_seconds") == 2
     assert value(metrics, "request_duration_seconds_sum", model="m", outcome="ok") == 5
 
@@ -221,12 +237,14 @@ def test_the_largest_plan_stays_below_2000_samples() -> None:
         path = f"triton.{phase.value}"
         changes = {"phase": phase.value, "context_bucket": bucket.value, "path": path, "wanted": path}
         rows.append(msgspec.structs.replace(ROW, **changes, status="proven", rejected=fallbacks))
-    metrics.create_routes(f"/route/{i}" for i in range(14))
+    metrics.traffic.create_routes(f"/route/{i}" for i in range(14))
     metrics.on_ready(msgspec.structs.replace(READY, max_model_len=1_000_000, plan=rows))
     for row in rows:
         count = DispatchCount(row.phase, row.context_bucket, "sdpa.math", "proven", row.wanted, ["failed"], 1, 1, 1)
         metrics.on_step(msgspec.structs.replace(RECORD, dispatches=[count]))
-    assert 1000 < num_samples(metrics) < 2000
+        metrics.attention.measured(row.phase, row.context_bucket, kernel_s=1e-3, flops=1e9, hbm_bytes=1e9)
+        metrics.attention.peaked(row.phase, 1 << 30)
+    assert 1000 < num_samples(metrics) <= MAX_SAMPLES
 
 
 def test_the_public_names_are_those_of_the_design() -> None:
@@ -261,6 +279,65 @@ def test_the_public_names_are_those_of_the_design() -> None:
         "engine_last_step_timestamp_seconds",
         "oldest_inflight_seconds",
         "engine_restarts",
+        "slo_events",
+        "slo_objective_seconds",
+        "slo_target_ratio",
+        "attestation",
+        "attention_achieved_tflops",
+        "attention_achieved_bytes_per_second",
+        "attention_sampled_kernel_seconds",
+        "attention_sampled_hbm_bytes",
+        "peak_temporary_bytes",
+        "gpu_oom",
         "event_loop_lag_seconds",
         "spans_dropped",
     }
+
+
+def test_every_counter_with_a_closed_label_is_at_zero_before_the_engine_is_ready() -> None:
+    metrics = make()
+    for stage in OomStage:
+        assert value(metrics, "gpu_oom_total", stage=stage.value) == 0
+    for result in Attestation:
+        assert value(metrics, "attestation_total", result=result.value) == 0
+    for reason in RejectedFor:
+        assert value(metrics, "rejected_total", reason=reason.value) == 0
+    for left in DisconnectStage:
+        assert value(metrics, "client_disconnects_total", stage=left.value) == 0
+    for after_ready in ("false", "true"):
+        assert value(metrics, "kernel_compiles_total", after_ready=after_ready) == 0
+
+
+def test_every_objective_of_every_bucket_has_its_events_at_zero() -> None:
+    metrics = make()
+    metrics.on_ready(READY)
+    for bucket, sli, result in itertools.product(("le_128", "le_512"), Sli, ("good", "bad")):
+        labels = {"model": "m", "bucket": bucket, "sli": sli.value, "result": result}
+        assert value(metrics, "slo_events_total", **labels) == 0
+
+
+def test_an_attestation_and_an_oom_are_counted() -> None:
+    metrics = make()
+    metrics.attention.attested(Attestation.MISMATCH)
+    metrics.engine.ran_out_of_memory(OomStage.DECODE)
+    assert value(metrics, "attestation_total", result="mismatch") == 1
+    assert value(metrics, "gpu_oom_total", stage="decode") == 1
+
+
+def test_a_sampled_step_says_how_fast_attention_was() -> None:
+    metrics = make()
+    assert value(metrics, "attention_achieved_tflops", phase="prefill", bucket="le_512") is None  # not 0: not measured
+    metrics.attention.measured("prefill", "le_512", kernel_s=0.002, flops=1e12, hbm_bytes=4e9)
+    metrics.attention.measured("prefill", "le_512", kernel_s=0.001, flops=0.5e12, hbm_bytes=3e9)
+    labels = {"phase": "prefill", "bucket": "le_512"}
+    assert value(metrics, "attention_achieved_tflops", **labels) == pytest.approx(500)
+    assert value(metrics, "attention_achieved_bytes_per_second", **labels) == pytest.approx(3e12)
+    assert value(metrics, "attention_sampled_kernel_seconds_total", **labels) == pytest.approx(0.003)
+    assert value(metrics, "attention_sampled_hbm_bytes_total", **labels) == pytest.approx(7e9)
+
+
+def test_the_peak_of_temporary_memory_stays() -> None:
+    metrics = make()
+    metrics.attention.peaked("prefill", 100)
+    metrics.attention.peaked("prefill", 50)
+    assert value(metrics, "peak_temporary_bytes", phase="prefill") == 100

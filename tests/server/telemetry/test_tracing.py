@@ -1,189 +1,311 @@
 """Spans, as a collector receives them."""
 
-import gzip
-import threading
+import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
+from opentelemetry.semconv._incubating.attributes import gen_ai_attributes
+from otlp_collectors import Collector, attributes, events, grpc_collector, http_collector
 from prometheus_client import generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 
 from server.engine.messages import AttentionUse, FinishReason, RequestTimes, SamplingParams, TokenDelta
-from server.telemetry.metrics import Metrics, Outcome, Registry
+from server.errors import SettingsError
+from server.telemetry import conventions
+from server.telemetry.metrics import Metrics
+from server.telemetry.outcomes import Outcome
+from server.telemetry.registry import Registry
 from server.telemetry.request import RequestRecord
-from server.telemetry.tracing import Tracing, exemplar_of, traceparent_of
+from server.telemetry.tracing import RequestTrace, Tracing
 
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 PARENT_ID = "b7ad6b7169203331"
 TRACEPARENT = f"00-{TRACE_ID}-{PARENT_ID}-01"
-TIMES = RequestTimes(1.0, 1.25, 1.75, 3, 16)
-USES = [AttentionUse("prefill", "sdpa.math", "proven", ["head_dim"]), AttentionUse("decode", "sdpa.cpu", "proven", [])]
-
-
-class Collector:
-    """An OTLP/HTTP collector on a free port."""
-
-    def __init__(self) -> None:
-        self.spans: list[Span] = []
-        self.status = 200
-        collector = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["content-length"]))
-                if self.headers.get("content-encoding") == "gzip":
-                    body = gzip.decompress(body)
-                request = ExportTraceServiceRequest.FromString(body)
-                for resource in request.resource_spans:
-                    for scope in resource.scope_spans:
-                        collector.spans.extend(scope.spans)
-                self.send_response(collector.status)
-                self.send_header("content-length", "0")
-                self.end_headers()
-
-            def log_message(self, *args: object) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
-        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
-        self._thread.start()
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
+UNSAMPLED = {"traceparent": f"00-{TRACE_ID}-{PARENT_ID}-00"}
+PROVEN = AttentionUse("prefill", "sdpa.cpu", "proven", [])
+FALLBACK = AttentionUse("prefill", "sdpa.math", "proven", ["head_dim"])
+DECODE = AttentionUse("decode", "triton.decode", "proven", [])
 
 
 @pytest.fixture
 def collector() -> Iterator[Collector]:
-    it = Collector()
-    yield it
-    it.close()
+    with http_collector() as it:
+        yield it
 
 
-def plain(value: AnyValue) -> object:
-    kind = value.WhichOneof("value")
-    return [plain(item) for item in value.array_value.values] if kind == "array_value" else getattr(value, kind)
+class Subject:
+    """A server's tracing and metrics, and what its edge does for a request."""
+
+    def __init__(self, endpoint: str | None, ratio: float = 1.0) -> None:
+        self.metrics = Metrics("m", Registry(), version="1.0")
+        count = self.metrics.traffic.spans_dropped
+        self.tracing = Tracing(endpoint, version="1.0", count_dropped=count, ratio=ratio)
+
+    def begin(self, headers: dict[str, str] | None = None) -> RequestRecord:
+        trace = self.tracing.begin(
+            "POST", "/v1/completions", headers or {}, request_id="mine", arrived_at=time.monotonic()
+        )
+        return RequestRecord(self.metrics, trace, "id-1", operation="text_completion")
+
+    def serve(self, headers: dict[str, str] | None = None, *uses: AttentionUse) -> RequestRecord:
+        """One that is answered, with these decisions."""
+        record = self.begin(headers)
+        at = record.arrived_at
+        record.tokenized(at)
+        record.describe(SamplingParams(max_tokens=9), matrix_digest="abc", is_stream=True)
+        sequence = record.sequence(130)
+        times = RequestTimes(at + 0.001, at + 0.002, at + 0.004, 3, 16)
+        sequence.delta(TokenDelta("id-1", [1], times=times, attention=list(uses or (PROVEN, DECODE))))
+        sequence.tokens(1)
+        sequence.delta(TokenDelta("id-1", [2], FinishReason.STOP))
+        sequence.tokens(1)
+        sequence.end("stop")
+        record.end(Outcome.OK, status=200, error_code=None)
+        return record
+
+    def fail(self, headers: dict[str, str] | None = None) -> RequestRecord:
+        record = self.begin(headers)
+        record.sequence(130)
+        record.end(Outcome.SERVER_ERROR, status=500, error_code="internal_error")
+        return record
+
+    @property
+    def num_dropped(self) -> float | None:
+        return self.metrics.registry.get_sample_value("hallmark_spans_dropped_total")
 
 
-def attributes(holder: object) -> dict[str, object]:
-    return {item.key: plain(item.value) for item in holder.attributes}  # type: ignore[attr-defined]
+def test_a_request_is_a_tree_of_server_operation_and_stages(collector: Collector) -> None:
+    subject = Subject(collector.url)
+    subject.serve({"traceparent": TRACEPARENT})
+    subject.tracing.close()
+    assert collector.tree() == {
+        "": ["POST /v1/completions"],
+        "POST /v1/completions": ["text_completion m"],
+        "text_completion m": ["hallmark.tokenize", "hallmark.queue", "hallmark.prefill", "hallmark.decode"],
+    }
+    kinds = {span.name: span.kind for span in collector.spans}
+    assert kinds.pop("POST /v1/completions") == Span.SPAN_KIND_SERVER
+    assert set(kinds.values()) == {Span.SPAN_KIND_INTERNAL}
 
 
-def make(endpoint: str | None) -> tuple[Tracing, Metrics]:
-    metrics = Metrics("m", Registry(), version="1.0")
-    return Tracing(endpoint, version="1.0", count_dropped=metrics.spans_dropped.inc), metrics
+def test_the_clients_trace_goes_on(collector: Collector) -> None:
+    subject = Subject(collector.url)
+    record = subject.serve({"traceparent": TRACEPARENT})
+    subject.tracing.close()
+    server = collector.named("POST /v1/completions")
+    assert {span.trace_id.hex() for span in collector.spans} == {TRACE_ID}
+    assert server.parent_span_id.hex() == PARENT_ID
+    assert record.trace.traceparent == f"00-{TRACE_ID}-{server.span_id.hex()}-01"
 
 
-def serve_one(tracing: Tracing, metrics: Metrics, headers: dict[str, str]) -> RequestRecord:
-    """What the edge does for a request that is answered."""
-    span = tracing.start("POST /v1/completions", headers)
-    record = RequestRecord(metrics, span, "id-1", request_id="mine", arrived_at=0.0, now=lambda: 2.0)
-    record.describe("text_completion", SamplingParams(max_tokens=9), matrix_digest="abc", is_stream=True)
-    sequence = record.sequence(130)
-    sequence.delta(TokenDelta("id-1", [1], times=TIMES))
-    sequence.tokens(1)
-    sequence.delta(TokenDelta("id-1", [2], FinishReason.STOP, attention=USES))
-    sequence.tokens(1)
-    sequence.end("stop")
-    record.end(Outcome.OK, status=200, error_code=None)
-    return record
-
-
-def test_a_span_continues_the_clients_trace_and_carries_the_decision(collector: Collector) -> None:
-    tracing, metrics = make(collector.url)
-    serve_one(tracing, metrics, {"traceparent": TRACEPARENT})
-    tracing.close()
-    [span] = collector.spans
-    assert span.name == "POST /v1/completions"
-    assert span.kind == Span.SPAN_KIND_SERVER
-    assert (span.trace_id.hex(), span.parent_span_id.hex()) == (TRACE_ID, PARENT_ID)
-    found = attributes(span)
-    assert found["hallmark.attention.path"] == ["sdpa.math", "sdpa.cpu"]
-    assert found["hallmark.attention.status"] == ["proven", "proven"]
-    assert found["hallmark.attention.fallback"] is True
-    assert found["hallmark.attention.reasons"] == ["head_dim"]
-    assert found["hallmark.attention.matrix_digest"] == "abc"
-    assert found["hallmark.request_id"] == "mine"
-    assert found["hallmark.bucket"] == "le_512"
-    assert found["hallmark.cached_tokens"] == 16
-    assert found["gen_ai.operation.name"] == "text_completion"
-    assert found["gen_ai.usage.input_tokens"] == 130
-    assert found["gen_ai.usage.output_tokens"] == 2
-    assert found["gen_ai.response.finish_reasons"] == ["stop"]
-    assert found["http.response.status_code"] == 200
-    events = [(event.name, attributes(event)) for event in span.events]
-    assert events == [
+def test_the_operation_carries_the_decision_and_the_usage(collector: Collector) -> None:
+    subject = Subject(collector.url)
+    subject.serve(None, FALLBACK, DECODE)
+    subject.tracing.close()
+    found = attributes(collector.named("text_completion m"))
+    assert found.pop("gen_ai.response.time_to_first_chunk") > 0  # type: ignore[operator]
+    assert found == {
+        "gen_ai.operation.name": "text_completion",
+        "gen_ai.provider.name": "hallmark",
+        "gen_ai.request.model": "m",
+        "gen_ai.request.max_tokens": 9,
+        "gen_ai.request.temperature": 1.0,
+        "gen_ai.request.top_p": 1.0,
+        "gen_ai.request.stream": True,
+        "gen_ai.response.model": "m",
+        "gen_ai.response.id": "id-1",
+        "gen_ai.response.finish_reasons": ["stop"],
+        "gen_ai.usage.input_tokens": 130,
+        "gen_ai.usage.output_tokens": 2,
+        "gen_ai.usage.cache_read.input_tokens": 16,
+        "hallmark.cached_tokens": 16,
+        "hallmark.bucket": "le_512",
+        "hallmark.attention.path": ["sdpa.math", "triton.decode"],
+        "hallmark.attention.status": ["proven", "proven"],
+        "hallmark.attention.fallback": True,
+        "hallmark.attention.reasons": ["head_dim"],
+        "hallmark.attention.matrix_digest": "abc",
+    }
+    selected = {"phase": "prefill", "path": "sdpa.math", "status": "proven"}
+    assert events(collector.named("text_completion m")) == [
+        ("attention.selected", selected),
+        ("attention.fallback", selected | {"reasons": "head_dim"}),
+        ("attention.selected", {"phase": "decode", "path": "triton.decode", "status": "proven"}),
         ("first_token", {}),
-        ("attention.selected", {"phase": "prefill", "path": "sdpa.math", "status": "proven"}),
-        (
-            "attention.fallback",
-            {"phase": "prefill", "path": "sdpa.math", "status": "proven", "reasons": "head_dim"},
-        ),
-        ("attention.selected", {"phase": "decode", "path": "sdpa.cpu", "status": "proven"}),
     ]
 
 
-def test_a_leaving_client_and_a_failure_are_on_the_span(collector: Collector) -> None:
-    tracing, metrics = make(collector.url)
-    record = RequestRecord(metrics, tracing.start("POST /x", {}), "id-1", request_id="mine", arrived_at=0.0)
+def test_the_server_span_says_what_http_says(collector: Collector) -> None:
+    subject = Subject(collector.url)
+    subject.serve()
+    subject.tracing.close()
+    assert attributes(collector.named("POST /v1/completions")) == {
+        "http.request.method": "POST",
+        "http.route": "/v1/completions",
+        "url.path": "/v1/completions",
+        "http.response.status_code": 200,
+        "hallmark.request_id": "mine",
+    }
+    assert collector.resource == {"service.name": "hallmark", "service.version": "1.0"}
+    assert collector.schemas == {conventions.SCHEMA_URL}
+
+
+def test_the_stages_are_timed_by_the_engine_and_follow_one_another(collector: Collector) -> None:
+    subject = Subject(collector.url)
+    subject.serve()
+    subject.tracing.close()
+    queue, prefill, decode = (collector.named(f"hallmark.{name}") for name in ("queue", "prefill", "decode"))
+    assert queue.end_time_unix_nano - queue.start_time_unix_nano == pytest.approx(1e6, abs=1e3)
+    assert prefill.end_time_unix_nano - prefill.start_time_unix_nano == pytest.approx(2e6, abs=1e3)
+    assert queue.end_time_unix_nano == prefill.start_time_unix_nano
+    assert prefill.end_time_unix_nano == decode.start_time_unix_nano
+    assert attributes(prefill)["hallmark.attention.path"] == ["sdpa.cpu"]
+    assert attributes(prefill)["hallmark.num_chunks"] == 3
+    assert attributes(decode)["hallmark.attention.path"] == ["triton.decode"]
+    assert abs(queue.start_time_unix_nano / 1e9 - time.time()) < 60
+
+
+def test_a_client_that_leaves_in_the_queue_leaves_an_unfinished_stage(collector: Collector) -> None:
+    subject = Subject(collector.url)
+    record = subject.begin()
+    record.sequence(130)
     record.disconnected(is_slow=False)
-    record.end(Outcome.SERVER_ERROR, status=503, error_code="engine_died")
-    tracing.close()
-    [span] = collector.spans
-    assert attributes(span)["error.type"] == "engine_died"
-    assert span.status.code == 2
-    assert [(event.name, attributes(event)) for event in span.events] == [("client.disconnect", {"stage": "queued"})]
+    record.end(Outcome.DISCONNECTED, status=None, error_code=None)
+    subject.tracing.close()
+    assert attributes(collector.named("hallmark.queue"))["hallmark.is_complete"] is False
+    operation = collector.named("text_completion m")
+    assert events(operation) == [("client.disconnect", {"stage": "queued"})]
+    assert operation.status.code == 0  # not an error of ours
 
 
-def test_a_client_that_does_not_sample_gets_no_span_and_no_exemplar(collector: Collector) -> None:
-    tracing, metrics = make(collector.url)
-    record = serve_one(tracing, metrics, {"traceparent": TRACEPARENT[:-2] + "00"})
-    tracing.close()
+def test_a_failure_is_on_both_spans(collector: Collector) -> None:
+    subject = Subject(collector.url)
+    subject.fail()
+    subject.tracing.close()
+    for name in ("POST /v1/completions", "text_completion m"):
+        assert collector.named(name).status.code == 2
+        assert attributes(collector.named(name))["error.type"] == "internal_error"
+
+
+@pytest.mark.parametrize(("ratio", "headers"), [(0.0, {}), (1.0, UNSAMPLED)], ids=["ratio", "client"])
+def test_what_is_not_sampled_is_not_exported_and_has_no_exemplar(
+    collector: Collector, ratio: float, headers: dict[str, str]
+) -> None:
+    subject = Subject(collector.url, ratio)
+    record = subject.serve(headers)
+    subject.tracing.close()
     assert collector.spans == []
-    assert exemplar_of(record.span) is None
-    assert traceparent_of(record.span) is not None  # the trace goes on, unsampled
+    assert record.trace.exemplar is None
+    assert record.trace.traceparent.endswith("-00")  # the trace goes on, unsampled
+
+
+@pytest.mark.parametrize(("ratio", "headers"), [(0.0, {}), (1.0, UNSAMPLED)], ids=["ratio", "client"])
+def test_errors_and_fallbacks_are_exported_whatever_the_sampling_says(
+    collector: Collector, ratio: float, headers: dict[str, str]
+) -> None:
+    subject = Subject(collector.url, ratio)
+    failed = subject.fail(headers)
+    fallen = subject.serve(headers, FALLBACK, DECODE)
+    subject.tracing.close()
+    kept = {span.trace_id.hex() for span in collector.spans}
+    assert kept == {failed.trace.trace_id, fallen.trace.trace_id}
+    assert fallen.trace.exemplar is not None
+
+
+def test_a_ratio_keeps_about_its_share_of_the_traces(collector: Collector) -> None:
+    subject = Subject(collector.url, 0.25)
+    sampled = [subject.begin().trace.is_sampled for _ in range(400)]
+    subject.tracing.close()
+    assert 60 <= sum(sampled) <= 145  # 100 +- 5 standard deviations
+
+
+def test_a_request_that_was_turned_away_is_no_failure_to_keep(collector: Collector) -> None:
+    subject = Subject(collector.url, 0.0)
+    subject.begin().end(Outcome.REJECTED, status=429, error_code="too_many_requests")
+    subject.tracing.close()
+    assert collector.spans == []
 
 
 def test_the_first_token_of_a_sampled_request_is_an_exemplar_in_openmetrics_only(collector: Collector) -> None:
-    tracing, metrics = make(collector.url)
-    serve_one(tracing, metrics, {"traceparent": TRACEPARENT})
-    tracing.close()
-    lines = generate_openmetrics(metrics.registry).decode().splitlines()
+    subject = Subject(collector.url)
+    subject.serve({"traceparent": TRACEPARENT})
+    subject.tracing.close()
+    lines = generate_openmetrics(subject.metrics.registry).decode().splitlines()
     ttft = [line for line in lines if line.startswith("hallmark_time_to_first_token_seconds_bucket") and "#" in line]
     assert len(ttft) == 1
     assert TRACE_ID in ttft[0]
-    assert TRACE_ID.encode() not in generate_latest(metrics.registry)
+    assert TRACE_ID.encode() not in generate_latest(subject.metrics.registry)
 
 
-def test_without_an_endpoint_nothing_is_recorded() -> None:
-    tracing, metrics = make(None)
-    record = serve_one(tracing, metrics, {"traceparent": TRACEPARENT})
-    assert not record.span.is_recording()
-    assert traceparent_of(record.span) is None
-    tracing.close()
+def test_without_an_endpoint_a_request_has_ids_for_the_log_and_nothing_else() -> None:
+    subject = Subject(None)
+    record = subject.serve({"traceparent": TRACEPARENT})
+    assert record.trace.trace_id == TRACE_ID
+    assert record.trace.exemplar is None
+    other = subject.serve()
+    assert len(other.trace.trace_id) == 32
+    assert other.trace.trace_id != TRACE_ID
+    subject.tracing.close()
+
+
+def test_a_malformed_traceparent_begins_a_new_trace(collector: Collector) -> None:
+    subject = Subject(collector.url)
+    record = subject.serve({"traceparent": f"00-{TRACE_ID}-xyz-01"})
+    subject.tracing.close()
+    assert record.trace.trace_id != TRACE_ID
+    assert len(collector.spans) == 6
+
+
+def end_of(trace: RequestTrace) -> None:
+    trace.end("x", ended_at=time.monotonic(), is_error=False)
 
 
 def test_spans_that_the_collector_does_not_take_are_counted(collector: Collector) -> None:
     collector.status = 400
-    tracing, metrics = make(collector.url)
+    subject = Subject(collector.url)
     for _ in range(3):
-        tracing.start("x", {}).end()
-    tracing.close()
-    assert metrics.registry.get_sample_value("hallmark_spans_dropped_total") == 3
+        end_of(subject.begin().trace)
+    subject.tracing.close()
+    assert subject.num_dropped == 6
 
 
-def test_spans_beyond_the_queue_are_dropped_and_counted() -> None:
-    tracing, metrics = make("http://127.0.0.1:9")  # nothing listens: an export fails and is retried
-    for _ in range(2048 + 100):
-        tracing.start("x", {}).end()
-    dropped = metrics.registry.get_sample_value("hallmark_spans_dropped_total")
-    assert dropped is not None
-    assert dropped >= 100
-    tracing.close()
-    assert metrics.registry.get_sample_value("hallmark_spans_dropped_total") == 2148
+def test_a_dead_collector_is_not_felt_and_its_losses_are_counted(caplog: pytest.LogCaptureFixture) -> None:
+    subject = Subject("http://127.0.0.1:9")  # nothing listens: an export fails and is retried
+    traces = [subject.begin().trace for _ in range(1024 + 50)]
+    began_at = time.monotonic()
+    for trace in traces:
+        end_of(trace)
+    took_s = time.monotonic() - began_at
+    assert subject.num_dropped is not None
+    assert subject.num_dropped >= 100
+    subject.tracing.close()
+    assert subject.num_dropped == 2 * 1074
+    assert time.monotonic() - began_at < 8
+    assert took_s < 2  # some 50 us a span on an idle machine, whoever listens
+    ours = [record for record in caplog.records if record.name == "server.telemetry.export"]
+    assert len(ours) == 1  # not one a batch
+
+
+def test_a_collector_that_speaks_grpc_gets_the_same_tree() -> None:
+    with grpc_collector() as collector:
+        subject = Subject(collector.url)
+        subject.serve({"traceparent": TRACEPARENT})
+        subject.tracing.close()
+        assert collector.tree()["text_completion m"] == [
+            *("hallmark.tokenize", "hallmark.queue", "hallmark.prefill", "hallmark.decode")
+        ]
+        assert collector.named("POST /v1/completions").parent_span_id.hex() == PARENT_ID
+
+
+@pytest.mark.parametrize("endpoint", ["127.0.0.1:4318", "udp://127.0.0.1:4318", "http://", "grpc://"])
+def test_an_address_of_no_known_kind_stops_the_start(endpoint: str) -> None:
+    with pytest.raises(SettingsError, match="--otlp-endpoint"):
+        Subject(endpoint)
+
+
+def test_the_genai_names_are_those_of_the_conventions() -> None:
+    known = {text for name, text in vars(gen_ai_attributes).items() if name.startswith("GEN_AI_")}
+    ours = {text for name, text in vars(conventions).items() if name.startswith("GEN_AI_")}
+    assert len(ours) >= 14
+    assert ours <= known

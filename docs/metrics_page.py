@@ -1,0 +1,169 @@
+"""Write docs/metrics.md from the code: every metric, its labels with their values, the objectives. A test compares it.
+
+.venv/bin/python docs/metrics_page.py
+"""
+
+from enum import Enum
+from pathlib import Path
+
+from prometheus_client.metrics import MetricWrapperBase
+
+from kernels.buckets import Bucket
+from kernels.path import Reject
+from kernels.shape import Phase
+from qualification.decision import Status
+from server.engine.client import DeathCause
+from server.telemetry.metrics import Metrics
+from server.telemetry.objectives import DEFAULT_OBJECTIVES
+from server.telemetry.outcomes import Attestation, DisconnectStage, OomStage, Outcome, RejectedFor, Sli
+from server.telemetry.registry import MAX_SAMPLES, Registry
+from server.telemetry.slo import UNKNOWN_BUCKET
+
+PAGE = Path(__file__).resolve().parent / "metrics.md"
+
+# Where the values of a label are a closed set; those of two metrics' labels of one name may differ.
+CLOSED: dict[str, type[Enum]] = {
+    "bucket": Bucket,
+    "phase": Phase,
+    "outcome": Outcome,
+    "sli": Sli,
+    "cause": DeathCause,
+    "status": Status,
+}
+CLOSED_OF_METRIC: dict[tuple[str, str], type[Enum]] = {
+    ("hallmark_attention_fallback_total", "reason"): Reject,
+    ("hallmark_rejected_total", "reason"): RejectedFor,
+    ("hallmark_client_disconnects_total", "stage"): DisconnectStage,
+    ("hallmark_gpu_oom_total", "stage"): OomStage,
+    ("hallmark_attestation_total", "result"): Attestation,
+}
+OPEN = {
+    "model": "the name of the one model served",
+    "path": "a kernel path of the catalog",
+    "from": "the path that was wanted",
+    "to": "the path that served",
+    "route": "a route of the API, or `other`",
+    "after_ready": "`true` or `false`",
+    "result": "`good` or `bad`",
+    "digest": "of the matrix, or `none`",
+    "verdict": "on the matrix",
+    "version": "of Hallmark",
+    "fingerprint": "twelve digits that change with any field of the machine or its software",
+    **dict.fromkeys(("gpu", "sm", "driver", "cuda", "torch", "triton"), "as the machine reports it, or `none`"),
+}
+
+
+def collectors() -> list[MetricWrapperBase]:
+    """Every metric that the server declares, in the order of the registry."""
+    registry = Registry()
+    Metrics("model", registry, version="0")
+    found = list(registry._collector_to_names)
+    assert all(isinstance(collector, MetricWrapperBase) for collector in found)
+    return found  # type: ignore[return-value]
+
+
+def name_of(collector: MetricWrapperBase) -> str:
+    """As it is scraped."""
+    family = collector.describe()[0]
+    return f"{family.name}_total" if family.type == "counter" else family.name
+
+
+def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    lines = [head, tuple("---" for _ in head), *rows]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+
+
+def metrics_table() -> str:
+    """Name, type, labels and meaning of every metric."""
+    rows = []
+    for collector in collectors():
+        family = collector.describe()[0]
+        labels = " ".join(f"`{label}`" for label in collector._labelnames)
+        rows.append((f"`{name_of(collector)}`", family.type, labels, family.documentation))
+    return table(("metric", "type", "labels", "meaning"), rows)
+
+
+def labels_table() -> str:
+    """Each label, where it is used, and its values."""
+    used: dict[tuple[str, str], list[str]] = {}
+    for collector in collectors():
+        for label in collector._labelnames:
+            used.setdefault((label, _values(name_of(collector), label)), []).append(name_of(collector))
+    every = {label: sum(len(names) for (other, _), names in used.items() if other == label) for label, _ in used}
+    rows = []
+    for (label, values), names in sorted(used.items()):
+        where = "" if len(names) == every[label] else " ".join(f"`{name}`" for name in names)
+        rows.append((f"`{label}`", values, where))
+    return table(("label", "values", "of"), rows)
+
+
+def _values(metric: str, label: str) -> str:
+    closed = CLOSED_OF_METRIC.get((metric, label), CLOSED.get(label))
+    if closed is None or (label == "result" and (metric, label) not in CLOSED_OF_METRIC):
+        return OPEN[label]
+    values = [str(member.value) for member in closed]
+    if metric == "hallmark_slo_events_total" and label == "bucket":
+        values.append(UNKNOWN_BUCKET)
+    return " ".join(f"`{value}`" for value in values)
+
+
+def objectives_table() -> str:
+    it = DEFAULT_OBJECTIVES
+    rows = [(f"`{b.label}`", f"{it.ttft.seconds[b]:g} s", f"{it.tpot.seconds[b]:g} s") for b in Bucket]
+    targets = ("share that must be good", f"{it.ttft.target:.1%}", f"{it.tpot.target:.1%}")
+    return table(("bucket", "ttft", "tpot"), [*rows, targets])
+
+
+def page() -> str:
+    return f"""# Metrics
+
+Written by `docs/metrics_page.py` from the code; do not edit. `GET /metrics` has them in Prometheus' text
+format, and in OpenMetrics where the scraper asks for it, with exemplars that lead from a bucket to a trace. A
+process shows at most {MAX_SAMPLES} samples. Label sets that are known in advance exist at 0 from the start, or
+from the moment the engine is ready where they follow from its plan: a counter that first appears with the value
+1 is invisible to `increase()`. Gauges of something measured appear with their first measurement, for 0 would be
+a measurement.
+
+{metrics_table()}
+
+## Labels
+
+{labels_table()}
+
+## Objectives
+
+`hallmark_slo_events_total` counts every event exactly, as good or bad. An event of `ttft` is a prompt's first
+token; it is bad when it comes late, when we end the request before it, and when the client leaves after having
+waited longer than the objective. An event of `tpot` is an answer of two tokens or more, with its mean time
+between tokens. An event of `availability` is a request to generate; it is good when it is answered whole, bad
+when we answer with 429 or 5xx or break off, and none when the client erred or left. Its bucket is that of the
+longest prompt, `{UNKNOWN_BUCKET}` where the request ended before its tokens were counted.
+
+{objectives_table()}
+
+`availability`: {DEFAULT_OBJECTIVES.availability.target:.1%} of requests. `--slo-file` takes a TOML or JSON file
+that changes any of these; what it does not name stays:
+
+```toml
+[ttft]
+target = 0.95
+[ttft.seconds]
+le_128 = 0.2
+le_512 = 0.25
+[availability]
+target = 0.9995
+```
+
+The objectives in force are metrics themselves (`hallmark_slo_objective_seconds`, `hallmark_slo_target_ratio`),
+so that no rule repeats them: the burn rate of a bucket's TTFT over an hour is
+
+```promql
+sum by (bucket) (rate(hallmark_slo_events_total{{sli="ttft",result="bad"}}[1h]))
+  / sum by (bucket) (rate(hallmark_slo_events_total{{sli="ttft"}}[1h]))
+  / on () group_left () (1 - max(hallmark_slo_target_ratio{{sli="ttft"}}))
+```
+"""
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())

@@ -1,0 +1,58 @@
+"""Adds up the parts of tiles whose keys were split: `gluon.extend.hopper`'s last launch, where it splits at all."""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+# The signatures of jitted functions are Triton's: only their constexpr parameters are annotated.
+
+import triton
+import triton.language as tl
+
+_LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit(do_not_specialize=["stride_row", "stride_head", "max_blocks", "max_parts", "num_heads"])
+def hallmark_gluon_extend_combine(
+    plan_ptr, parts_ptr, logs_ptr, out_ptr, sinks_ptr, stride_row, stride_head, max_blocks, max_parts, num_heads,
+    PLAN_HEADER: tl.constexpr, PLAN_ITEM: tl.constexpr, TILE_ROWS: tl.constexpr, ROWS: tl.constexpr,
+    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, PACK: tl.constexpr, HAS_SINKS: tl.constexpr,
+):  # fmt: skip
+    """One program: ROWS rows of one row block that is split, of one head (PACK > 1: of one KV head).
+
+    parts_ptr  [parts, num_heads, TILE_ROWS, BLOCK_D] fp32, each row divided by its own sum of weights
+    logs_ptr   [parts, num_heads, TILE_ROWS] fp32: log2 of that sum; -inf for a row that saw no key
+    """
+    head = tl.program_id(2)
+    if tl.program_id(0) >= tl.load(plan_ptr + 3):
+        return
+    split_ptr = plan_ptr + 2 * PLAN_HEADER + (2 * max_blocks + max_parts) * PLAN_ITEM + tl.program_id(0) * 2
+    item_ptr = plan_ptr + PLAN_HEADER + tl.load(split_ptr) * PLAN_ITEM
+    num_parts = tl.load(split_ptr + 1)
+    first_row = tl.load(item_ptr)
+    num_rows = tl.load(item_ptr + 1) * PACK
+    if tl.program_id(1) * ROWS >= num_rows:
+        return
+    rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    dims = tl.arange(0, BLOCK_D)
+    stride_part = num_heads * TILE_ROWS
+    first = tl.load(item_ptr + 7) * stride_part + head * TILE_ROWS
+
+    largest = tl.full([ROWS], float("-inf"), tl.float32)
+    if HAS_SINKS:
+        sink = tl.load(sinks_ptr + head * PACK + rows % PACK) * _LOG2E
+        largest = tl.maximum(largest, sink)
+    for part in range(num_parts):
+        largest = tl.maximum(largest, tl.load(logs_ptr + first + part * stride_part + rows))
+    reference = tl.where(largest == float("-inf"), 0.0, largest)
+    total = tl.zeros([ROWS], tl.float32)
+    if HAS_SINKS:
+        total += tl.exp2(sink - reference)
+    acc = tl.zeros([ROWS, BLOCK_D], tl.float32)
+    for part in range(num_parts):
+        at = first + part * stride_part + rows
+        weight = tl.exp2(tl.load(logs_ptr + at) - reference)
+        total += weight
+        acc += weight[:, None] * tl.load(parts_ptr + at[:, None] * BLOCK_D + dims[None, :])
+    out = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+    row_ptr = out_ptr + (first_row + rows // PACK).to(tl.int64) * stride_row
+    row_ptr += (head * PACK + rows % PACK).to(tl.int64) * stride_head
+    mask = (rows < num_rows)[:, None] & (dims < HEAD_DIM)[None, :]
+    tl.store(row_ptr[:, None] + dims[None, :], out.to(out_ptr.dtype.element_ty), mask=mask)

@@ -1,0 +1,120 @@
+"""The producer of `gluon.extend.hopper`: queries, and keys and values page by page, by TMA into shared rings."""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+# The signatures of jitted functions are Triton's: only their constexpr parameters are annotated.
+
+from triton.experimental.gluon import jit
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+
+from kernels.attention import gluon_pipeline, gluon_schedule
+from kernels.attention.gluon_pipeline import claim_stage
+from kernels.attention.gluon_schedule import first_of, take_tile
+
+AHEAD = gluon_schedule.AHEAD
+ROWS = gluon_pipeline.ROWS
+CONSUMERS = gluon_pipeline.CONSUMERS
+FREE = gluon_pipeline.FREE
+HALF = gluon_pipeline.HALF
+
+
+@jit
+def load_packed_queries(q_desc, row, head, n, queries, VARIANT: gl.constexpr):
+    """The n-th tile's queries, one box a consumer: some tokens under the query heads of one KV head."""
+    q_smem, q_full, q_free = queries
+    PACK: gl.constexpr = VARIANT.pack
+    Q_BUFFERS: gl.constexpr = VARIANT.tiling.q_buffers
+    for w in gl.static_range(CONSUMERS):
+        buffer = (n % Q_BUFFERS) * CONSUMERS + w
+        mbarrier.wait(q_free.index(buffer), ((n // Q_BUFFERS) & 1) ^ 1)
+        mbarrier.expect(q_full.index(buffer), q_desc.block_type.nbytes)
+        box = q_smem.index(buffer).reshape([ROWS // PACK, PACK, VARIANT.tiling.block_d])
+        tma.async_copy_global_to_shared(q_desc, [row + w * (ROWS // PACK), head * PACK, 0], q_full.index(buffer), box)
+
+
+@jit
+def block_pages(table, first, begin, num_keys, VARIANT: gl.constexpr):
+    """The page of each box of the block from key `first` on.
+
+    A box without a key that is seen takes the page of one that is: an entry behind the window may be anybody's page
+    by now, one past the last key is not even a number. Without keys page 0 stands in.
+    """
+    pages = ()
+    for i in gl.static_range(VARIANT.tiling.block_n // VARIANT.box):
+        key = gl.maximum(gl.minimum(first + i * VARIANT.box, num_keys - 1), begin)
+        pages = pages + (gl.load(table + key // VARIANT.page_size, mask=num_keys > 0, other=0),)  # type: ignore[assignment]  # noqa: RUF005
+    return pages
+
+
+@jit
+def load_keys(desc, pages, rows_of_page, first, kv_head, bar, smem, VARIANT: gl.constexpr):
+    """One key block. Rows past the sequence come along: the mask removes them."""
+    BOX: gl.constexpr = VARIANT.box
+    BLOCK_N: gl.constexpr = smem.shape[0]
+    mbarrier.expect(bar, BLOCK_N * smem.shape[1] * 2)
+    for i in gl.static_range(BLOCK_N // BOX):
+        row = pages[i] * rows_of_page + (first + i * BOX) % VARIANT.page_size
+        box = smem.reshape([BLOCK_N, 1, smem.shape[1]]).slice(i * BOX, BOX, dim=0)
+        tma.async_copy_global_to_shared(desc, [row, kv_head, 0], bar, box)
+
+
+@jit
+def load_values(desc, pages, rows_of_page, first, begin, num_keys, kv_head, bar, smem, VARIANT: gl.constexpr):
+    """One value block; rows past the sequence, and boxes before `begin`, arrive as zeros, since 0 * NaN is NaN."""
+    BOX: gl.constexpr = VARIANT.box
+    BLOCK_N: gl.constexpr = smem.shape[0]
+    mbarrier.expect(bar, BLOCK_N * smem.shape[1] * 2)
+    for i in gl.static_range(BLOCK_N // BOX):
+        start = first + i * BOX
+        rows = gl.minimum(gl.maximum(num_keys - start, 0), BOX)
+        if VARIANT.window and BOX < BLOCK_N:
+            rows = gl.where(start + BOX <= begin, 0, rows)
+        row = pages[i] * rows_of_page + start % VARIANT.page_size
+        box = smem.reshape([1, 1, BLOCK_N, 1, smem.shape[1]]).slice(i * BOX, BOX, dim=2)
+        tma.async_copy_global_to_shared(desc, [HALF, row + rows, HALF - rows, kv_head, 0], bar, box)
+
+
+@jit
+def produce_pages(
+    q_desc, k_desc, v_desc, table, stride_table, k_rows, v_rows, group, tiles, queries, keys, values,
+    VARIANT: gl.constexpr,
+):  # fmt: skip
+    """The producer's role, as in gluon_pipeline.py. k_rows, v_rows: rows of the tensor map from a page to the next.
+
+    A block's pages are looked up while the block before is copied.
+    """
+    want = tiles[3]
+    k_smem, k_full, k_free = keys
+    v_smem, v_full, v_free = values
+    BLOCK_N: gl.constexpr = VARIANT.tiling.block_n
+    STAGES: gl.constexpr = VARIANT.tiling.stages
+    Q_BUFFERS: gl.constexpr = VARIANT.tiling.q_buffers
+    fill = 0
+    n = 0
+    row, _rows, _position, num_keys, head, sequence, low, top, _part = take_tile(tiles, 0, VARIANT)
+    while row >= 0:
+        kv_head = head // group
+        entries = table + sequence * stride_table
+        begin = low * VARIANT.box
+        low = first_of(low, VARIANT)
+        pages = block_pages(entries, top * BLOCK_N, begin, num_keys, VARIANT)
+        for i in range(top - low + 1):
+            stage = fill % STAGES
+            first = (top - i) * BLOCK_N
+            next_pages = block_pages(entries, first - BLOCK_N, begin, num_keys, VARIANT)
+            mbarrier.arrive(want, count=1, pred=i == gl.maximum(top - low - AHEAD, 0))
+            if Q_BUFFERS > 1 and i == 0:
+                load_packed_queries(q_desc, row, head, n, queries, VARIANT)
+            claim_stage(k_free, fill, FREE, VARIANT)
+            load_keys(k_desc, pages, k_rows, first, kv_head, k_full.index(stage), k_smem.index(stage), VARIANT)
+            if Q_BUFFERS == 1 and i == 0:  # the only buffer frees late: keys first
+                load_packed_queries(q_desc, row, head, n, queries, VARIANT)
+            claim_stage(v_free, fill, FREE + STAGES, VARIANT)
+            load_values(
+                v_desc, pages, v_rows, first, begin, num_keys, kv_head, v_full.index(stage), v_smem.index(stage),
+                VARIANT,
+            )  # fmt: skip
+            fill += 1
+            pages = next_pages
+        n += 1
+        row, _rows, _position, num_keys, head, sequence, low, top, _part = take_tile(tiles, n, VARIANT)

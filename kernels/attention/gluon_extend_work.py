@@ -1,0 +1,141 @@
+"""How the host lays out a call of `gluon.extend.hopper`: bounds of its work, and the launches that plan it."""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from triton.runtime import driver
+
+from kernels.attention.batch import AttentionBatch, AttentionFlags
+from kernels.attention.gluon_extend_combine import hallmark_gluon_extend_combine
+from kernels.attention.gluon_extend_plan import hallmark_gluon_extend_plan, hallmark_gluon_extend_split
+from kernels.attention.gluon_schedule import HEADER, ITEM, bounded_window
+from kernels.attention.gluon_variants import BLOCK_M, Variant, any_tensor, pointer_class
+from kernels.launch import is_interpreted
+
+_MAX_WAVES = 12  # above so many tiles a multiprocessor nothing is split: what is unbalanced is less than a tenth
+_BALANCED = 0.9  # of the multiprocessors' time: nothing is split where equal tiles fill that much of it
+_MIN_BLOCKS = 4  # of keys: a shorter context is not worth two more launches
+_PARTS_A_PROCESSOR = 3
+_WIDTHS = (32, 512)  # row blocks that the splitting program holds: its two compiled sizes
+_CHOICES = 64  # numbers of parts of the longest tile that are compared
+# In blocks of keys: what starting and ending a tile costs, and what the kernel that adds up the parts does.
+_PART_COST = 2.0
+_COMBINE_COST = 4.0
+_COMBINE_ROWS = 16
+_SEQS = 64  # sequences that one step of the plan's loop reads
+_BLOCKS = 64  # row blocks of one program of the plan
+_BLOCKS_WITH_SPANS = 8  # spans are read row by row
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What the host knows of a batch's tiles.
+
+    tile_heads  heads that tiles are made for: KV heads where query heads are packed
+    max_blocks  row blocks, at most
+    max_parts   of row blocks whose keys are split, all heads of one counted once; 0: the device is not asked
+    """
+
+    tile_heads: int
+    max_blocks: int
+    max_parts: int
+
+    @property
+    def plan_size(self) -> int:
+        """Integers of the plan, see gluon_extend_plan.py."""
+        one_list: int = HEADER.value + ITEM.value * self.max_blocks
+        return one_list if self.max_parts == 0 else 2 * one_list + (ITEM.value + 2) * self.max_parts
+
+
+def work_of(
+    num_tokens: int, num_heads: int, num_kv_heads: int, batch: AttentionBatch, variant: Variant, num_processors: int
+) -> Work:
+    tile_heads = num_kv_heads if variant.pack > 1 else num_heads
+    block_q = BLOCK_M // variant.pack
+    max_blocks = num_tokens // block_q + batch.num_seqs
+    tiles = -(-num_tokens // block_q) * tile_heads
+    waves = -(-tiles // num_processors)
+    is_balanced = batch.num_seqs == 1 and tiles >= _BALANCED * waves * num_processors
+    is_short = batch.max_context <= _MIN_BLOCKS * variant.tiling.block_n
+    if is_balanced or is_short or waves > _MAX_WAVES or max_blocks > max(_WIDTHS):
+        return Work(tile_heads, max_blocks, 0)
+    return Work(tile_heads, max_blocks, max(2, -(-_PARTS_A_PROCESSOR * num_processors // tile_heads)))
+
+
+def plan_extend(batch: AttentionBatch, flags: AttentionFlags, variant: Variant, work: Work, processors: int) -> Tensor:
+    """The plan of a batch: int32 on the device, good for one launch."""
+    starts, contexts = batch.cu_seqlens_q, batch.context_lens
+    assert contexts is not None, "extend reads pages"
+    plan = torch.empty(work.plan_size, dtype=torch.int32, device=starts.device)
+    has_spans = flags.spans is not None
+    blocks = _BLOCKS_WITH_SPANS if has_spans else _BLOCKS
+    block_q = BLOCK_M // variant.pack
+    constants = (HEADER.value, ITEM.value, block_q, blocks, _SEQS, flags.window is not None, has_spans)
+    programs = max(1, -(-batch.max_seqlen_q // (block_q * blocks)))
+    numbers = (batch.num_seqs, bounded_window(flags))
+    launch(hallmark_gluon_extend_plan, (batch.num_seqs, programs, 1), (plan, starts, contexts, flags.spans), numbers,
+           constants)  # fmt: skip
+    if work.max_parts:
+        width = next(size for size in _WIDTHS if work.max_blocks <= size)
+        launch(
+            hallmark_gluon_extend_split, (1, 1, 1), (plan,),
+            (work.max_blocks, work.max_parts, work.tile_heads, processors),
+            (HEADER.value, ITEM.value, variant.tiling.block_n, width, _CHOICES, _PART_COST, _COMBINE_COST),
+        )  # fmt: skip
+    return plan
+
+
+def tiles_of(plan: Tensor, work: Work) -> Tensor:
+    """The list that the attention kernel works on: row blocks, or row blocks and parts."""
+    return plan if work.max_parts == 0 else plan[HEADER.value + ITEM.value * work.max_blocks :]
+
+
+def combine_parts(
+    plan: Tensor, scratch: tuple[Tensor, Tensor], out: Tensor, flags: AttentionFlags, variant: Variant, work: Work
+) -> None:
+    """Fill the rows of `out` whose keys were split."""
+    stride_row, stride_head, _ = out.stride()
+    constants = (
+        HEADER.value, ITEM.value, BLOCK_M, _COMBINE_ROWS, variant.head_dim, variant.tiling.block_d, variant.pack,
+        flags.sinks is not None,
+    )  # fmt: skip
+    grid = (min(work.max_blocks, work.max_parts // 2), BLOCK_M // _COMBINE_ROWS, work.tile_heads)
+    launch(
+        hallmark_gluon_extend_combine, grid, (plan, *scratch, out, flags.sinks),
+        (stride_row, stride_head, work.max_blocks, work.max_parts, work.tile_heads), constants,
+    )  # fmt: skip
+
+
+def launch(
+    kernel: Any,
+    grid: tuple[int, int, int],
+    tensors: tuple[Tensor | None, ...],
+    numbers: tuple[int, ...],
+    constants: tuple[Any, ...],
+) -> None:
+    """Launch a Triton kernel of these parameters, past Triton's binder where it is compiled."""
+    if is_interpreted():
+        kernel[grid](*tensors, *numbers, *constants)
+        return
+    found = tensors[0]
+    assert found is not None
+    compiled = compiled_for(kernel, found.device, tuple(pointer_class(x) for x in tensors), len(numbers), constants)
+    run = compiled.run  # loads the kernel the first time: before, it has no function
+    stream = driver.active.get_current_stream(found.device.index)
+    run(*grid, stream, compiled.function, compiled.packed_metadata, None, None, None, *tensors, *numbers, *constants)
+
+
+# A pure function of what is compiled in: its cache holds no state. What falls out is found again in Triton's own cache.
+@lru_cache(maxsize=256)
+def compiled_for(
+    kernel: Any,
+    device: torch.device,  # noqa: ARG001 -- a kernel is loaded on one device, the current one
+    pointers: tuple[tuple[torch.dtype, int] | None, ...],
+    num_numbers: int,
+    constants: tuple[Any, ...],
+) -> Any:
+    """`kernel` for such tensors. None of its numbers may be specialised on."""
+    return kernel.warmup(*(any_tensor(pointer) for pointer in pointers), *[0] * num_numbers, *constants, grid=(1,))

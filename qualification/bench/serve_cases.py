@@ -1,0 +1,179 @@
+"""What `hallmark bench serve` measures: scenarios, as rounds of requests that each side gets in turn. No torch."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+import msgspec
+
+from kernels.buckets import bucket_of
+from qualification.load.sample import LoadRequest
+from qualification.load.trace import Lengths, Seed, at_once, open_loop, shared_prefix
+
+_LONG_TOKENS = 8192  # from here on a third of the samples do
+_MIN_LONG_SAMPLES = 5  # a median needs them
+_WARM_REQUESTS, _WARM_TOKENS = 64, 8
+_PREFIX_OWN_TOKENS, _PREFIX_FOLLOWERS = 64, 4
+
+
+class Scenario(Enum):
+    TTFT = "ttft"  # one request at a time, one length
+    TPOT = "tpot"  # so many streams together, tokens while all of them run
+    THROUGHPUT = "throughput"  # so many requests at once
+    MIX = "mix"  # open loop: Poisson arrivals, log-normal lengths
+    PREFIX = "prefix"  # one at a time, behind a prefix that is new (cold) or was just seen (warm)
+
+
+class ServePlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything that decides the load. Results are compared only when their plans are equal."""
+
+    scenarios: tuple[Scenario, ...] = tuple(Scenario)
+    lengths: tuple[int, ...] = (128, 512, 2048, 8192, 32768)  # of ttft
+    samples: int = 21  # of each length; a third from 8192 tokens on
+    batches: tuple[int, ...] = (1, 8, 32)  # of tpot
+    tpot_input: int = 128
+    tpot_output: int = 128
+    tpot_rounds: int = 5
+    streams: tuple[int, ...] = (128, 256)  # of throughput
+    throughput_input: int = 512
+    throughput_output: int = 128
+    throughput_rounds: int = 2
+    rate: float = 4.0  # requests a second of mix
+    requests: int = 300
+    mix_input: int = 512  # median
+    mix_input_most: int = 8192
+    mix_output: int = 64  # median
+    mix_output_most: int = 256
+    mix_sigma: float = 1.0
+    mix_rounds: int = 3
+    prefix_tokens: int = 2048
+    prefix_groups: int = 7
+    vocab_size: int = 2048
+    seed: int = 20261121
+
+
+@dataclass(frozen=True, slots=True)
+class ServeCase:
+    """Each round is sent to one side, then to the other, and begins when the one before has ended."""
+
+    scenario: Scenario
+    x: float  # tokens of a prompt, streams, or requests a second
+    rounds: tuple[tuple[LoadRequest, ...], ...]
+    warm_up: tuple[LoadRequest, ...]  # sent first, not counted
+    is_in_turn: bool = False  # within a round each request waits for the answer to the one before
+
+    @property
+    def name(self) -> str:
+        return f"{self.scenario.value} {self.x:g}"
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest request with its answer."""
+        return max(len(request.token_ids) + request.max_tokens for part in self.rounds for request in part)
+
+    @property
+    def num_requests(self) -> int:
+        return sum(map(len, self.rounds))
+
+    def groups(self, num_prompt_tokens: int, label: str) -> tuple[str, ...]:
+        """The rows that a request counts in."""
+        if self.scenario is Scenario.MIX:
+            return "all", bucket_of(num_prompt_tokens).label
+        return (label or "all",)
+
+
+def cases_of(plan: ServePlan, salt: str) -> list[ServeCase]:
+    """Each case of the plan; `salt` decides the token ids and nothing else."""
+    wanted = set(plan.scenarios)
+    cases: list[ServeCase] = []
+    if Scenario.TTFT in wanted:
+        cases += [_ttft(plan, salt, length) for length in plan.lengths]
+    if Scenario.TPOT in wanted:
+        cases += [_tpot(plan, salt, batch) for batch in plan.batches]
+    if Scenario.THROUGHPUT in wanted:
+        cases += [_throughput(plan, salt, streams) for streams in plan.streams]
+    if Scenario.MIX in wanted:
+        cases.append(_mix(plan, salt))
+    if Scenario.PREFIX in wanted:
+        cases.append(_prefix(plan, salt))
+    return cases
+
+
+def _ttft(plan: ServePlan, salt: str, length: int) -> ServeCase:
+    num_samples = plan.samples if length < _LONG_TOKENS else max(_MIN_LONG_SAMPLES, plan.samples // 3)
+    seed = _seed(plan, salt, f"ttft {length}")
+    requests = at_once(seed, num_requests=num_samples + 2, num_input=length, num_output=1)
+    return ServeCase(Scenario.TTFT, length, tuple((request,) for request in requests[2:]), tuple(requests[:2]), True)
+
+
+def _tpot(plan: ServePlan, salt: str, batch: int) -> ServeCase:
+    rounds = tuple(
+        tuple(
+            at_once(
+                _seed(plan, salt, f"tpot {batch} {n}"),
+                num_requests=batch,
+                num_input=plan.tpot_input,
+                num_output=plan.tpot_output,
+            )
+        )
+        for n in range(plan.tpot_rounds + 1)
+    )
+    return ServeCase(Scenario.TPOT, batch, rounds[1:], _shortened(rounds[0]))
+
+
+def _throughput(plan: ServePlan, salt: str, streams: int) -> ServeCase:
+    rounds = tuple(
+        tuple(
+            at_once(
+                _seed(plan, salt, f"throughput {streams} {n}"),
+                num_requests=streams,
+                num_input=plan.throughput_input,
+                num_output=plan.throughput_output,
+            )
+        )
+        for n in range(plan.throughput_rounds + 1)
+    )
+    return ServeCase(Scenario.THROUGHPUT, streams, rounds[1:], _shortened(rounds[0]))
+
+
+def _mix(plan: ServePlan, salt: str) -> ServeCase:
+    each = -(-plan.requests // plan.mix_rounds)
+    rounds = tuple(
+        tuple(
+            open_loop(
+                _seed(plan, salt, f"mix {n}"),
+                rate=plan.rate,
+                num_requests=each,
+                inputs=Lengths(plan.mix_input, plan.mix_sigma, plan.mix_input_most),
+                outputs=Lengths(plan.mix_output, plan.mix_sigma, plan.mix_output_most),
+            )
+        )
+        for n in range(plan.mix_rounds + 1)
+    )
+    return ServeCase(Scenario.MIX, plan.rate, rounds[1:], _shortened(rounds[0][:16]))
+
+
+def _prefix(plan: ServePlan, salt: str) -> ServeCase:
+    rounds = tuple(
+        tuple(
+            shared_prefix(
+                _seed(plan, salt, f"prefix {n}"),
+                num_followers=_PREFIX_FOLLOWERS,
+                num_shared=plan.prefix_tokens,
+                num_own=_PREFIX_OWN_TOKENS,
+                num_output=1,
+            )
+        )
+        for n in range(plan.prefix_groups + 1)
+    )
+    return ServeCase(Scenario.PREFIX, plan.prefix_tokens, rounds[1:], rounds[0], is_in_turn=True)
+
+
+def _seed(plan: ServePlan, salt: str, of: str) -> Seed:
+    return Seed(f"{plan.seed} {of}", salt, plan.vocab_size)
+
+
+def _shortened(requests: tuple[LoadRequest, ...]) -> tuple[LoadRequest, ...]:
+    return tuple(
+        msgspec.structs.replace(request, max_tokens=min(_WARM_TOKENS, request.max_tokens))
+        for request in requests[:_WARM_REQUESTS]
+    )

@@ -1,0 +1,55 @@
+"""What attention is worth to a whole model: times of full forward passes, beside the evidence of the kernels alone.
+
+A kernel that is twice as fast makes a model faster by attention's share of its time only. These rows say what that
+share is, and what the whole model gains over the fallback, for prefill and for decode apart.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from kernels.shape import Phase
+
+
+class Attention(Enum):
+    """Which attention ran in the model."""
+
+    PLAN = "plan"  # what the matrix chooses
+    FALLBACK = "fallback"  # the fastest path of the fallback tier that can compute the shape
+
+
+@dataclass(frozen=True, slots=True)
+class ModelTiming:
+    """One forward pass of the whole model, sampling included."""
+
+    phase: Phase
+    tokens: int  # of the prompt in prefill, of every sequence's context in decode
+    sequences: int
+    attention: Attention
+    paths: tuple[str, ...]
+    p50_ms: float
+    spread: float  # half the 95% confidence interval of the median, as a share of it
+    n: int
+    attention_ms: float | None  # the part of p50_ms that attention kernels take, as the profiler saw it
+
+
+@dataclass(frozen=True, slots=True)
+class FullModel:
+    """All timings of one model on the machine of the file that holds them."""
+
+    name: str
+    at: str  # ISO 8601, UTC
+    layers: int
+    timings: tuple[ModelTiming, ...]
+    command: str | None = None
+    commit: str | None = None
+
+    def gain(self, phase: Phase, tokens: int, sequences: int) -> float | None:
+        """The fallback's time over the plan's: above 1 the model as a whole is faster. None where one is missing."""
+        times = {
+            timing.attention: timing.p50_ms
+            for timing in self.timings
+            if (timing.phase, timing.tokens, timing.sequences) == (phase, tokens, sequences)
+        }
+        if len(times) < len(Attention):
+            return None
+        return times[Attention.FALLBACK] / times[Attention.PLAN]

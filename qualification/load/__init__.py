@@ -1,0 +1,1 @@
+"""Load on any OpenAI-compatible server, and what came back when. HTTP only: no torch, no server."""

@@ -1,0 +1,170 @@
+"""What ran, by the profiler's word: the kernels of each marked call, and those of everything around the calls.
+
+On a GPU these are the kernels as CUPTI reports them, on a CPU the operators that do arithmetic. Names are shortened to
+what a person recognises: template arguments, signatures and tile sizes are left out.
+"""
+
+import re
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._C._autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile, record_function
+
+_MARK = "attention call "  # the marked range of call n is named so, with n behind it
+_SIGNATURE = re.compile(r"[<(].*")
+_TILES = re.compile(r"_(?:knob|\d+x\d+|tilesize).*")
+# Of PyTorch's own kernels only a softmax is attention: the others gather, cast, mask and copy around it.
+_HELPERS = ("at::native", "at_cuda_detail", "cub::", "at::cuda")
+_CPU_WORK = ("scaled_dot_product", "attention", "softmax", "mm")  # in the names of operators that do arithmetic
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """Kernel names by how often they ran: of each marked call, and outside of all calls."""
+
+    calls: tuple[Counter[str], ...]
+    outside: Counter[str]
+    call_us: tuple[float, ...]  # device time of each call's kernels; of its operators on a CPU
+
+    @property
+    def always(self) -> tuple[str, ...]:
+        """Names that every call launched, sorted."""
+        names = [set(call) for call in self.calls]
+        return tuple(sorted(set.intersection(*names))) if names else ()
+
+    @property
+    def sometimes(self) -> tuple[str, ...]:
+        """Names that some calls launched and others did not, sorted."""
+        return tuple(sorted({name for call in self.calls for name in call} - set(self.always)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Event:
+    """A kernel or an operator, and when the host started it."""
+
+    name: str
+    started_ns: int
+    duration_ns: int
+
+
+Mark = Callable[[], AbstractContextManager[object]]  # around one call
+
+
+def profiled(work: Callable[[Mark], object], device: torch.device) -> Seen:
+    """Run `work` under the profiler. It gets a factory of contexts, and puts one around each call to be told apart.
+
+    Waits for the device, before and after. Costs some milliseconds; the first use on a GPU may take seconds.
+    """
+    num_calls = 0
+
+    def mark() -> AbstractContextManager[object]:
+        nonlocal num_calls
+        num_calls += 1
+        return record_function(f"{_MARK}{num_calls - 1}")
+
+    is_cuda = device.type == "cuda"
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if is_cuda else [])]
+    _synchronize(device)
+    with profile(activities=activities, acc_events=True) as profiler:
+        work(mark)
+        _synchronize(device)
+    results: Any = profiler.profiler
+    return _sort(list(results.kineto_results.events()), num_calls, is_cuda=is_cuda)
+
+
+def calls_seen(calls: Sequence[Callable[[], object]], device: torch.device) -> Seen:
+    """Each of `calls` as one marked call."""
+
+    def work(mark: Mark) -> None:
+        for call in calls:
+            with mark():
+                call()
+
+    return profiled(work, device)
+
+
+def short_name(name: str) -> str:
+    """`void at::native::elementwise_kernel<128, 4, ...>(int, ...)` -> `at::native::elementwise_kernel`."""
+    name = name.removeprefix("void ").replace("(anonymous namespace)::", "").replace("<unnamed>::", "")
+    return _TILES.sub("", _SIGNATURE.sub("", name)).strip()
+
+
+def is_helper(name: str) -> bool:
+    """Whether a kernel of this (short) name moves data around attention and is none itself."""
+    if name.startswith(("Memcpy", "Memset")):
+        return True
+    return name.startswith(_HELPERS) and "softmax" not in name.lower()
+
+
+def temporary_bytes(call: Callable[[], object], device: torch.device) -> int | None:
+    """Peak of what one call allocates and frees; None on a CPU, where nobody counts."""
+    if device.type != "cuda":
+        return None
+    torch.cuda.synchronize(device)
+    before = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    call()
+    torch.cuda.synchronize(device)
+    return max(0, torch.cuda.max_memory_allocated(device) - before)
+
+
+def _sort(events: list[Any], num_calls: int, *, is_cuda: bool) -> Seen:
+    """Give each kernel to the call during which the host launched it."""
+    on_host = [event for event in events if event.device_type() == DeviceType.CPU]
+    marks = {event.name(): event for event in on_host if event.name().startswith(_MARK)}
+    ranges = [marks[f"{_MARK}{n}"] for n in range(num_calls) if f"{_MARK}{n}" in marks]
+    found = _kernels(events, on_host) if is_cuda else _operators(on_host)
+    calls: list[Counter[str]] = [Counter() for _ in range(num_calls)]
+    call_ns = [0] * num_calls
+    outside: Counter[str] = Counter()
+    starts = [event.start_ns() for event in ranges]
+    for event in found:
+        n = bisect_right(starts, event.started_ns) - 1
+        if n >= 0 and event.started_ns <= ranges[n].end_ns():
+            calls[n][event.name] += 1
+            call_ns[n] += event.duration_ns
+        else:
+            outside[event.name] += 1
+    return Seen(tuple(calls), outside, tuple(nanoseconds / 1000 for nanoseconds in call_ns))
+
+
+def _kernels(events: Iterable[Any], on_host: Iterable[Any]) -> list[_Event]:
+    """Kernels by the moment of their launch: the driver's call has their correlation id, an operator links to them."""
+    launched = {event.correlation_id(): event.start_ns() for event in on_host if event.name().startswith("cu")}
+    operators = {event.correlation_id(): event.start_ns() for event in on_host if not event.name().startswith("cu")}
+    found = []
+    for event in events:
+        name = event.name()
+        if event.device_type() != DeviceType.CUDA or name.startswith(_MARK) or is_helper(short_name(name)):
+            continue
+        started = launched.get(event.correlation_id())
+        if started is None:
+            started = operators.get(event.linked_correlation_id(), 0)
+        found.append(_Event(short_name(name), started, event.duration_ns()))
+    return found
+
+
+def _operators(on_host: Iterable[Any]) -> list[_Event]:
+    """Operators that do arithmetic, the innermost only: those around them would count the same work again."""
+    working = [event for event in on_host if _is_work(event.name())]
+    found = []
+    for event in working:
+        inner = (it for it in working if it is not event and event.start_ns() <= it.start_ns() <= event.end_ns())
+        if not any(it.end_ns() <= event.end_ns() for it in inner):
+            found.append(_Event(event.name(), event.start_ns(), event.duration_ns()))
+    return found
+
+
+def _is_work(name: str) -> bool:
+    return name.startswith("aten::") and any(part in name for part in _CPU_WORK)
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

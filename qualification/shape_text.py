@@ -1,0 +1,42 @@
+"""An attention shape read back from its one line, as a matrix file names it: the inverse of `str(shape)`."""
+
+import re
+
+from kernels.buckets import Bucket
+from kernels.shape import AttentionShape, Dtype, Mask, Phase
+
+_SHAPE = re.compile(
+    r"(?P<phase>\w+) (?P<dtype>\w+)(?:/kv-(?P<kv>\w+))? h(?P<heads>\d+):(?P<kv_heads>\d+) d(?P<head_dim>\d+) "
+    r"q-(?P<query>\w+) c-(?P<context>\w+) (?P<mask>\w+)(?: page(?P<page>\d+))?(?: window(?P<window>\d+))?"
+    r"(?: softcap(?P<softcap>[\d.e+-]+))?(?P<sinks> sinks)?"
+)
+
+
+def parse_shape(text: str) -> AttentionShape:
+    """Raises ValueError for what `str` makes of no shape."""
+    found = _SHAPE.fullmatch(text)
+    if found is None:
+        raise ValueError(f"{text!r} is no attention shape")
+    field = found.groupdict()
+    shape = AttentionShape(
+        phase=Phase(field["phase"]),
+        dtype=Dtype(field["dtype"]),
+        kv_dtype=Dtype(field["kv"] or field["dtype"]),
+        num_heads=int(field["heads"]),
+        num_kv_heads=int(field["kv_heads"]),
+        head_dim=int(field["head_dim"]),
+        query_bucket=Bucket(field["query"]),
+        context_bucket=Bucket(field["context"]),
+        page_size=_number(field["page"]),
+        window=_number(field["window"]),
+        softcap=None if field["softcap"] is None else float(field["softcap"]),
+        sinks=field["sinks"] is not None,
+        mask=Mask(field["mask"]),
+    )
+    if str(shape) != text:
+        raise ValueError(f"{text!r} is no attention shape as {shape} is written")
+    return shape
+
+
+def _number(text: str | None) -> int | None:
+    return None if text is None else int(text)

@@ -1,0 +1,187 @@
+"""Which kernel path served, what it replaced and why, how fast it was, and what is proven of it."""
+
+import hashlib
+from collections.abc import Iterable
+
+from kernels.path import Reject
+from qualification.decision import Status
+from server.engine.messages import DispatchCount, EngineReady, PlanRow
+from server.telemetry.outcomes import Attestation
+from server.telemetry.registry import Children, Maker
+
+_BUILD_FIELDS = ("gpu", "sm", "driver", "cuda", "torch", "triton")
+# What may befall a path that can compute a shape; what it cannot compute is in the plan.
+_DOUBTS = frozenset(
+    {
+        Reject.UNPROVEN,
+        Reject.STALE,
+        Reject.FAILED,
+        Reject.QUARANTINED,
+        Reject.DISABLED,
+        Reject.COMPILE_ERROR,
+        Reject.OUT_OF_RESOURCES,
+        Reject.MATRIX_INVALID,
+        Reject.OPERATOR_OVERRIDE,
+    }
+)
+
+
+class AttentionMetrics:
+    def __init__(self, make: Maker, model: str, version: str) -> None:
+        self._version = version
+        self._create_proof(make)
+        self._create_service(make, model)
+        self._create_efficiency(make)
+
+    def _create_proof(self, make: Maker) -> None:
+        self._build_info = make.gauge(
+            "build_info", "What runs here; always 1", "version", "fingerprint", *_BUILD_FIELDS
+        )
+        self._matrix_info = make.gauge("matrix_info", "The matrix in use; always 1", "digest", "verdict")
+        self._shapes = Children(make.gauge("qualification_shapes", "Shapes of the plan by status", "status"))
+        self._qualified_at = make.gauge(
+            "qualification_last_success_timestamp_seconds", "When every shape of the plan last had a path"
+        )
+        self._attestations = Children(
+            make.counter(
+                "attestation_total", "Profiled forwards, by whether the promised kernels were the ones seen", "result"
+            )
+        )
+        for status in Status:
+            self._shapes.of(status.value)
+        for result in Attestation:
+            self._attestations.of(result.value)
+
+    def _create_service(self, make: Maker, model: str) -> None:
+        dispatches = make.counter(
+            "attention_dispatch_total",
+            "Decisions served, one a step and phase",
+            *("model", "phase", "bucket", "path", "status"),
+        )
+        fallbacks = make.counter(
+            "attention_fallback_total",
+            "Fallback decisions served, by reason",
+            *("model", "phase", "from", "to", "reason"),
+        )
+        launches = make.counter("attention_launches_total", "Attention calls: layers x steps", "path")
+        self._dispatches = Children(dispatches, model)
+        self._fallbacks = Children(fallbacks, model)
+        self._launches = Children(launches)
+        self._launch_counts: dict[str, int] = {}
+        self._compiles = Children(make.counter("kernel_compiles_total", "Triton kernels compiled", "after_ready"))
+        for after_ready in ("false", "true"):
+            self._compiles.of(after_ready)
+
+    def _create_efficiency(self, make: Maker) -> None:
+        self._tflops = Children(
+            make.gauge(
+                "attention_achieved_tflops",
+                "Attention's floating-point operations over its measured kernel time, latest sample",
+                *("phase", "bucket"),
+            )
+        )
+        self._bandwidth = Children(
+            make.gauge(
+                "attention_achieved_bytes_per_second",
+                "Attention's bytes by the IO model over its measured kernel time, latest sample",
+                *("phase", "bucket"),
+            )
+        )
+        self._kernel_s = Children(
+            make.counter(
+                "attention_sampled_kernel_seconds_total", "Attention's kernel time in sampled steps", "phase", "bucket"
+            )
+        )
+        self._hbm_bytes = Children(
+            make.counter(
+                "attention_sampled_hbm_bytes_total",
+                "Attention's bytes by the IO model in sampled steps",
+                *("phase", "bucket"),
+            )
+        )
+        self._peak = Children(
+            make.gauge("peak_temporary_bytes", "Most memory a step took beyond weights and KV cache", "phase")
+        )
+        self._peak_bytes: dict[str, int] = {}
+
+    def ready(self, ready: EngineReady) -> None:
+        """What the engine has planned: every label that can follow is created at 0."""
+        self._build_info.clear()  # a restarted engine may have found another driver
+        self._build_info.labels(self._version, *build_labels(ready.fingerprint)).set(1)
+        self._matrix_info.clear()
+        self._matrix_info.labels(ready.matrix_digest or "none", ready.matrix_verdict).set(1)
+        self.planned(ready.plan)
+        self._qualified_at.set_to_current_time()
+        for row in ready.plan:
+            if row.path is not None:
+                self._dispatches.of(row.phase, row.context_bucket, row.path, row.status)
+                self._launched(row.path, 0)
+        for phase, wanted, path, reason in sorted(fallback_labels(ready.plan)):
+            self._fallbacks.of(phase, wanted, path, reason)
+            self._launched(path, 0)
+
+    def planned(self, plan: Iterable[PlanRow]) -> None:
+        statuses = [row.status for row in plan]
+        for status in Status:
+            self._shapes.of(status.value).set(statuses.count(status.value))
+
+    def served(self, dispatches: Iterable[DispatchCount]) -> None:
+        for it in dispatches:
+            self._dispatches.of(it.phase, it.bucket, it.path, it.status).inc()
+            self._launched(it.path, it.num_launches)
+            for reason in it.fallback_reasons:
+                self._fallbacks.of(it.phase, it.wanted, it.path, reason).inc()
+
+    def compiled(self, num_kernels: int, *, after_ready: bool) -> None:
+        self._compiles.of("true" if after_ready else "false").inc(num_kernels)
+
+    def attested(self, result: Attestation) -> None:
+        self._attestations.of(result.value).inc()
+
+    def measured(self, phase: str, bucket: str, *, kernel_s: float, flops: float, hbm_bytes: float) -> None:
+        """Attention of one sampled step: its kernels took `kernel_s` > 0 together, by device events.
+
+        The series appear with their first sample: 0 TFLOP/s would be a measurement.
+        """
+        self._tflops.of(phase, bucket).set(flops / kernel_s / 1e12)
+        self._bandwidth.of(phase, bucket).set(hbm_bytes / kernel_s)
+        self._kernel_s.of(phase, bucket).inc(kernel_s)
+        self._hbm_bytes.of(phase, bucket).inc(hbm_bytes)
+
+    def peaked(self, phase: str, num_bytes: int) -> None:
+        """The largest value since the start stays."""
+        self._peak_bytes[phase] = max(num_bytes, self._peak_bytes.get(phase, 0))
+        self._peak.of(phase).set(self._peak_bytes[phase])
+
+    def launch_counts(self) -> dict[str, int]:
+        """Attention launches by path since the start."""
+        return dict(self._launch_counts)
+
+    def _launched(self, path: str, num_launches: int) -> None:
+        self._launches.of(path).inc(num_launches)
+        self._launch_counts[path] = self._launch_counts.get(path, 0) + num_launches
+
+
+def fingerprint_digest(fingerprint: dict[str, str | int | None]) -> str:
+    """Twelve hexadecimal digits that differ when any field does."""
+    text = "\n".join(f"{name}={value}" for name, value in sorted(fingerprint.items()))
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def build_labels(fingerprint: dict[str, str | int | None]) -> tuple[str, ...]:
+    """The values of build_info's labels after the version, in their order."""
+    texts = (fingerprint.get(name) for name in _BUILD_FIELDS)
+    return (fingerprint_digest(fingerprint), *("none" if text is None else str(text) for text in texts))
+
+
+def fallback_labels(plan: Iterable[PlanRow]) -> set[tuple[str, str, str, str]]:
+    """Every (phase, from, to, reason) that a fallback of this plan could be counted under."""
+    unable = {Reject.ARCH.value, Reject.LAYOUT.value}  # this machine or this phase will never be served by such a path
+    found = set()
+    for row in plan:
+        paths = {path for path, why in row.rejected.items() if unable.isdisjoint(code for code, _ in why)}
+        targets = paths if row.path is None else paths | {row.path}
+        known = {code for code, _ in row.rejected.get(row.wanted, ())} | set(row.fallback_reasons)
+        reasons = known | {reason.value for reason in _DOUBTS}
+        found |= {(row.phase, row.wanted, path, reason) for path in targets for reason in reasons}
+    return found

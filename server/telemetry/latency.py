@@ -1,0 +1,54 @@
+"""How long what took: histograms by the length of the prompt, with exemplars that lead to traces."""
+
+from collections.abc import Iterable
+
+from kernels.buckets import Bucket, bucket_of
+from server.engine.messages import RequestTimes
+from server.telemetry.outcomes import Outcome
+from server.telemetry.registry import Children, Exemplar, Maker, ladder
+
+
+class LatencyMetrics:
+    def __init__(self, make: Maker, model: str) -> None:
+        ttft = make.histogram(
+            "time_to_first_token_seconds",
+            "From arrival to the first token, by prompt length",
+            ladder(60),
+            "model",
+            "bucket",
+        )
+        tpot = make.histogram(
+            "time_per_output_token_seconds", "Mean time between a request's tokens", ladder(2), "model", "bucket"
+        )
+        prefill = make.histogram(
+            "prefill_seconds", "From first schedule to the first token", ladder(60), "model", "bucket"
+        )
+        queue = make.histogram("queue_seconds", "From submission to first schedule", ladder(60), "model")
+        duration = make.histogram(
+            "request_duration_seconds", "From arrival to the last byte", ladder(600), "model", "outcome"
+        )
+        self._ttft = Children(ttft, model)
+        self._tpot = Children(tpot, model)
+        self._prefill = Children(prefill, model)
+        self._queue = queue.labels(model)
+        self._duration = Children(duration, model)
+        for outcome in Outcome:
+            self._duration.of(outcome.value)
+
+    def create_buckets(self, buckets: Iterable[Bucket]) -> None:
+        for bucket in buckets:
+            for metric in (self._ttft, self._tpot, self._prefill):
+                metric.of(bucket.label)
+
+    def first_token(self, num_prompt_tokens: int, ttft_s: float, times: RequestTimes | None, trace: Exemplar) -> None:
+        bucket = bucket_of(num_prompt_tokens).label
+        self._ttft.of(bucket).observe(ttft_s, trace)
+        if times is not None:
+            self._queue.observe(times.scheduled_at - times.submitted_at, trace)
+            self._prefill.of(bucket).observe(times.first_token_at - times.scheduled_at, trace)
+
+    def output_token(self, num_prompt_tokens: int, mean_gap_s: float, trace: Exemplar) -> None:
+        self._tpot.of(bucket_of(num_prompt_tokens).label).observe(mean_gap_s, trace)
+
+    def request(self, outcome: Outcome, elapsed_s: float, trace: Exemplar) -> None:
+        self._duration.of(outcome.value).observe(elapsed_s, trace)

@@ -1,0 +1,47 @@
+"""The closed sets that are label values at the edge."""
+
+from enum import Enum
+
+
+class Outcome(Enum):
+    OK = "ok"
+    CLIENT_ERROR = "client_error"
+    REJECTED = "rejected"  # 429 and 503: come again later
+    SERVER_ERROR = "server_error"
+    DISCONNECTED = "disconnected"
+
+
+class RejectedFor(Enum):
+    NOT_READY = "not_ready"
+    DRAINING = "draining"
+    QUEUE_REQUESTS = "queue_requests"
+    QUEUE_TOKENS = "queue_tokens"
+
+
+class DisconnectStage(Enum):
+    QUEUED = "queued"  # before the first token
+    STREAMING = "streaming"
+    SLOW_READER = "slow_reader"  # we hung up: the client did not read
+
+
+class Sli(Enum):
+    """What is promised."""
+
+    TTFT = "ttft"
+    TPOT = "tpot"
+    AVAILABILITY = "availability"
+
+
+class Attestation(Enum):
+    """What a profiled forward said of the kernels that the evidence promises."""
+
+    MATCH = "match"
+    MISMATCH = "mismatch"
+    ERROR = "error"  # it could not be profiled: nothing is known
+
+
+class OomStage(Enum):
+    """What ran when the device's memory did not suffice."""
+
+    PREFILL = "prefill"  # a step with prompts in it
+    DECODE = "decode"

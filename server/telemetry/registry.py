@@ -1,0 +1,64 @@
+"""What every metric is made with: the registry, the prefix, the ladders of the histograms, cached children."""
+
+from collections.abc import Iterator
+from typing import Generic, TypeVar
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.metrics import MetricWrapperBase
+from prometheus_client.metrics_core import Metric
+
+Exemplar = dict[str, str] | None  # trace_id and span_id of a sampled trace
+Child = TypeVar("Child", bound=MetricWrapperBase)
+
+LADDER_FACTOR = 1.3
+MAX_SAMPLES = 2000  # of a process: 1600 samples already take 11-14 ms of the interpreter a scrape (2 cores)
+
+
+class Registry(CollectorRegistry):
+    """Leaves out the `_created` samples, which double the size of a scrape and which nobody reads."""
+
+    def collect(self) -> Iterator[Metric]:
+        for metric in super().collect():
+            metric.samples = [sample for sample in metric.samples if not sample.name.endswith("_created")]
+            yield metric
+
+
+def ladder(last_s: float) -> tuple[float, ...]:
+    """Bucket edges in seconds: 1 ms times powers of 1.3, up to the first at or above `last_s`."""
+    edges = [0.001]
+    while edges[-1] < last_s:
+        edges.append(float(f"{edges[-1] * LADDER_FACTOR:.3g}"))
+    return tuple(edges)
+
+
+class Maker:
+    """Makes metrics of one registry, with the prefix that all of them have."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.registry = registry
+
+    def counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"hallmark_{name}", text, labels, registry=self.registry)
+
+    def gauge(self, name: str, text: str, *labels: str) -> Gauge:
+        return Gauge(f"hallmark_{name}", text, labels, registry=self.registry)
+
+    def histogram(self, name: str, text: str, edges: tuple[float, ...], *labels: str) -> Histogram:
+        return Histogram(f"hallmark_{name}", text, labels, registry=self.registry, buckets=edges)
+
+
+class Children(Generic[Child]):
+    """The children of one metric by their labels: a dictionary hit, where `labels()` checks, converts and locks."""
+
+    def __init__(self, parent: Child, *first: str) -> None:
+        """`first`: values of the leading labels, the same for every child."""
+        self._parent = parent
+        self._first = first
+        self._found: dict[tuple[str, ...], Child] = {}
+
+    def of(self, *rest: str) -> Child:
+        """The child with these last labels, made at 0 if it is new."""
+        found = self._found.get(rest)
+        if found is None:
+            found = self._found[rest] = self._parent.labels(*self._first, *rest)
+        return found

@@ -1,0 +1,69 @@
+"""What came in at the edge and how it left, and how the edge itself fares."""
+
+import itertools
+import time
+from collections.abc import Callable, Iterable
+
+from server.telemetry.outcomes import DisconnectStage, Outcome, RejectedFor
+from server.telemetry.registry import Children, Maker
+
+
+class TrafficMetrics:
+    def __init__(self, make: Maker, *, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._inflight: dict[str, float] = {}  # request id -> arrival; the oldest first
+        self.loop_seen_at = now()  # when the event loop last turned
+        self._prompt_tokens = make.counter("prompt_tokens_total", "Prompt tokens of requests that got a first token")
+        self._generation_tokens = make.counter("generation_tokens_total", "Tokens generated")
+        self._requests = Children(make.counter("requests_total", "HTTP requests answered", "route", "outcome"))
+        self._rejected = Children(
+            make.counter("rejected_total", "Requests turned away before the engine saw them", "reason")
+        )
+        self._disconnects = Children(
+            make.counter("client_disconnects_total", "Clients that left before their answer ended", "stage")
+        )
+        oldest = make.gauge("oldest_inflight_seconds", "Age of the oldest request without an end; 0 if none")
+        oldest.set_function(self._oldest_inflight)
+        self._loop_lag = make.gauge("event_loop_lag_seconds", "Longest delay of the event loop in the last 5 seconds")
+        self._spans_dropped = make.counter("spans_dropped_total", "Spans that did not reach the collector")
+        for reason in RejectedFor:
+            self._rejected.of(reason.value)
+        for stage in DisconnectStage:
+            self._disconnects.of(stage.value)
+
+    def create_routes(self, routes: Iterable[str]) -> None:
+        for route, outcome in itertools.product(routes, Outcome):
+            self._requests.of(route, outcome.value)
+
+    def answered(self, route: str, outcome: Outcome) -> None:
+        self._requests.of(route, outcome.value).inc()
+
+    def rejected(self, reason: RejectedFor) -> None:
+        self._rejected.of(reason.value).inc()
+
+    def disconnected(self, stage: DisconnectStage) -> None:
+        self._disconnects.of(stage.value).inc()
+
+    def began(self, unique_id: str, arrived_at: float) -> None:
+        self._inflight[unique_id] = arrived_at
+
+    def ended(self, unique_id: str) -> float:
+        """Seconds since its arrival."""
+        return self._now() - self._inflight.pop(unique_id)
+
+    def prompt_computed(self, num_tokens: int) -> None:
+        self._prompt_tokens.inc(num_tokens)
+
+    def generated(self, num_tokens: int) -> None:
+        self._generation_tokens.inc(num_tokens)
+
+    def loop_turned(self, lag_s: float) -> None:
+        self.loop_seen_at = self._now()
+        self._loop_lag.set(lag_s)
+
+    def spans_dropped(self, num_spans: int) -> None:
+        self._spans_dropped.inc(num_spans)
+
+    def _oldest_inflight(self) -> float:
+        oldest = next(iter(self._inflight.copy().values()), None)  # a copy: the scrape is another thread's
+        return 0.0 if oldest is None else max(0.0, self._now() - oldest)

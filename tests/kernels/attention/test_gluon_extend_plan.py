@@ -1,0 +1,168 @@
+"""The plan of `gluon.extend.hopper`: every row block once, heavy ones first, its keys in parts that leave none out."""
+
+import random
+from dataclasses import dataclass
+from itertools import pairwise
+
+import pytest
+import torch
+
+from kernels.attention.batch import AttentionBatch, AttentionFlags
+from kernels.attention.gluon_extend_work import Work, plan_extend, tiles_of, work_of
+from kernels.attention.gluon_schedule import HEADER, ITEM
+from kernels.attention.gluon_variants import BLOCK_M, Variant, extend_variant_of
+
+PROCESSORS = 132
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Item:
+    row: int
+    rows: int
+    position: int
+    keys: int
+    sequence: int
+    begin: int
+    end: int
+    place: int
+
+
+def batch_of(q_lens: list[int], contexts: list[int], device: torch.device) -> AttentionBatch:
+    starts = torch.tensor([0, *q_lens], device=device).cumsum(0).to(torch.int32)
+    lens = torch.tensor(contexts, dtype=torch.int32, device=device)
+    table = torch.zeros(len(q_lens), -(-max(contexts) // 64), dtype=torch.int32, device=device)
+    return AttentionBatch(starts, max(q_lens), max(contexts), page_table=table, context_lens=lens)
+
+
+def items_of(plan: torch.Tensor) -> list[Item]:
+    numbers = plan.tolist()
+    assert numbers[0] == 0, "the first tile to take"
+    body = numbers[HEADER.value :]
+    return [Item(*body[i * ITEM.value : (i + 1) * ITEM.value]) for i in range(numbers[2])]
+
+
+def planned(
+    q_lens: list[int],
+    contexts: list[int],
+    device: torch.device,
+    *,
+    heads: tuple[int, int] = (32, 8),
+    head_dim: int = 128,
+    **given: object,
+) -> tuple[Variant, Work, list[Item], list[Item]]:
+    """(variant, work, row blocks in the order of work, what tiles are made of)."""
+    flags = AttentionFlags(1.0, **given)  # type: ignore[arg-type]
+    batch = batch_of(q_lens, contexts, device)
+    variant = extend_variant_of(head_dim, 64, heads[0] // heads[1], flags)
+    work = work_of(sum(q_lens), *heads, batch, variant, PROCESSORS)
+    plan = plan_extend(batch, flags, variant, work, PROCESSORS)
+    return variant, work, items_of(plan), items_of(tiles_of(plan, work))
+
+
+def expected_blocks(q_lens: list[int], contexts: list[int], block_q: int) -> list[tuple[int, ...]]:
+    blocks, row = [], 0
+    for sequence, (num_rows, num_keys) in enumerate(zip(q_lens, contexts, strict=True)):
+        for start in range(0, num_rows, block_q):
+            position = num_keys - num_rows + start
+            end = max(1, min(position + block_q, num_keys))
+            blocks.append((row + start, min(block_q, num_rows - start), position, num_keys, sequence, 0, end))
+        row += num_rows
+    return blocks
+
+
+@pytest.mark.parametrize(("seed", "num_seqs"), [(0, 1), (1, 2), (2, 7), (3, 66)])
+def test_every_row_block_of_a_ragged_batch_is_planned_once(seed: int, num_seqs: int, device: torch.device) -> None:
+    rng = random.Random(seed)  # 66: more sequences than one step of the plan's loop reads
+    q_lens = [rng.choice([0, 1, 31, 32, 33, 700]) for _ in range(num_seqs)] + [1]
+    contexts = [max(0, length + rng.choice([0, 1, 333, 5000, -5])) for length in q_lens]
+    heads = rng.choice([(32, 8), (14, 2), (4, 4)])
+    variant, _, blocks, _ = planned(q_lens, contexts, device, heads=heads)
+    found = sorted((b.row, b.rows, b.position, b.keys, b.sequence, b.begin, b.end) for b in blocks)
+    assert found == expected_blocks(q_lens, contexts, BLOCK_M // variant.pack)
+
+
+def test_blocks_that_end_latest_come_first(device: torch.device) -> None:
+    _, _, blocks, _ = planned([300, 40, 1, 0, 700], [5000, 9000, 1, 7, 700], device)
+    ends = [block.position for block in blocks]
+    assert ends == sorted(ends, reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("q_lens", "contexts", "heads"),
+    [
+        ([64], [131072], (32, 8)),
+        ([1], [131072], (8, 1)),
+        ([512], [33280], (16, 4)),
+        ([16, 100, 700], [70000, 200, 9000], (32, 8)),
+        ([5] * 20, [800 * i + 5 for i in range(20)], (2, 1)),
+    ],
+)
+def test_parts_cover_the_keys_of_each_row_block_once(
+    q_lens: list[int], contexts: list[int], heads: tuple[int, int], device: torch.device
+) -> None:
+    variant, work, blocks, tiles = planned(q_lens, contexts, device, heads=heads)
+    block_n = variant.tiling.block_n
+    places = [tile.place for tile in tiles if tile.place >= 0]
+    assert sorted(places) == list(range(len(places))), "each part has its own place"
+    assert 0 < len(places) <= work.max_parts
+    for block in blocks:
+        mine = sorted((tile for tile in tiles if tile.row == block.row), key=lambda tile: tile.begin)
+        assert (mine[0].begin, mine[-1].end) == (block.begin, block.end)
+        assert all(left.end == right.begin for left, right in pairwise(mine))
+        assert all(tile.begin % block_n == 0 for tile in mine[1:])
+        assert (block.place >= 0) == (len(mine) > 1)
+        if len(mine) > 1:  # the first part has the last keys
+            assert [tile.place for tile in reversed(mine)] == list(range(block.place, block.place + len(mine)))
+
+
+def test_a_short_chunk_over_a_long_context_fills_the_processors(device: torch.device) -> None:
+    _, work, _, tiles = planned([64], [131072], device)
+    assert 0.9 * PROCESSORS <= len(tiles) * work.tile_heads <= 3 * PROCESSORS
+
+
+def test_one_long_context_among_short_ones_is_split(device: torch.device) -> None:
+    _, _, _, tiles = planned([32] * 20 + [32], [500] * 20 + [100_000], device)
+    longest = max(tile.end - tile.begin for tile in tiles)
+    assert longest < 100_000 / 8
+
+
+def test_chunks_that_fill_the_gpu_evenly_are_not_split(device: torch.device) -> None:
+    for q_len, heads in ((512, (32, 8)), (2048, (32, 8)), (2048, (16, 4))):
+        assert planned([q_len], [q_len + 8192], device, heads=heads)[1].max_parts == 0
+
+
+def test_many_tiles_are_not_split(device: torch.device) -> None:
+    assert planned([8192, 8192], [40_000, 16_000], device)[1].max_parts == 0
+
+
+def test_a_window_narrows_what_a_block_reads(device: torch.device) -> None:
+    _, _, blocks, _ = planned([1000], [5000], device, heads=(2, 2), window=100)
+    blocks.sort(key=lambda block: block.row)
+    assert [block.begin for block in blocks] == [4000 + start - 99 for start in range(0, 1000, BLOCK_M)]
+
+
+def test_a_span_widens_what_a_block_reads_both_ways(device: torch.device) -> None:
+    spans = torch.zeros(1000, 2, dtype=torch.int32, device=device)
+    spans[300] = torch.tensor([40, 3900])  # a row of the third block
+    spans[700] = torch.tensor([3600, 9000])  # past the sequence: cut at its end
+    _, _, blocks, _ = planned([1000], [4000], device, heads=(2, 2), window=100, spans=spans)
+    blocks.sort(key=lambda block: block.row)
+    assert (blocks[2].begin, blocks[2].end) == (40, 3900)
+    assert (blocks[5].begin, blocks[5].end) == (3541, 4000)
+    assert (blocks[1].begin, blocks[1].end) == (3029, 3256)
+
+
+@pytest.mark.parametrize("page_size", [1, 24, 72])
+def test_a_page_size_that_no_copy_takes_is_refused(page_size: int) -> None:
+    with pytest.raises(ValueError, match=f"multiple of 16, found {page_size}"):
+        extend_variant_of(128, page_size, 4, AttentionFlags(1.0))
+
+
+@pytest.mark.parametrize(("group", "pack"), [(1, 1), (2, 2), (4, 4), (64, 64), (7, 1), (6, 1), (128, 1)])
+def test_query_heads_of_a_group_are_packed_where_they_fill_a_tile(group: int, pack: int) -> None:
+    assert extend_variant_of(128, 64, group, AttentionFlags(1.0)).pack == pack
+
+
+@pytest.mark.parametrize(("page_size", "head_dim", "box"), [(16, 128, 16), (64, 128, 64), (128, 256, 64), (96, 64, 32)])
+def test_a_copy_never_crosses_the_border_of_a_page(page_size: int, head_dim: int, box: int) -> None:
+    assert extend_variant_of(head_dim, page_size, 4, AttentionFlags(1.0)).box == box

@@ -1,0 +1,233 @@
+"""The load generator against a scripted server, over real HTTP."""
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Generator
+from itertools import pairwise
+
+import pytest
+from scripted_server import Script, serving
+
+from qualification.load.client import LoadClient
+from qualification.load.discovery import DiscoveryError, discover
+from qualification.load.events import EventReader
+from qualification.load.sample import LoadRequest
+from qualification.load.trace import Lengths, Seed, at_once, open_loop, shared_prefix, stratified
+from qualification.load.workers import run_in_workers
+
+SEED = Seed("a", "b", 500)
+
+
+@pytest.fixture
+def script() -> Script:
+    return Script()
+
+
+@pytest.fixture
+def url(script: Script) -> Generator[str, None, None]:
+    with serving(script) as url:
+        yield url
+
+
+@pytest.fixture
+def client(url: str) -> Generator[LoadClient, None, None]:
+    client = LoadClient(discover(url)[0], timeout_s=5)
+    yield client
+    client.close()
+
+
+def requests(*lengths: int, num_output: int = 4) -> list[LoadRequest]:
+    prompts = SEED.prompts()
+    return [LoadRequest(0.0, prompts.draw(length), num_output) for length in lengths]
+
+
+# --- what comes back --------------------------------------------------------------------------------------------------
+
+
+def test_times_are_those_of_the_server(script: Script, client: LoadClient) -> None:
+    script.first_token_s = lambda _: 0.05
+    script.token_s = 0.02
+    [sample] = client.run(requests(9)).samples
+    assert sample.error is None
+    assert (sample.num_prompt_tokens, sample.num_tokens, len(sample.read_at)) == (9, 4, 4)
+    assert sample.ttft_s is not None
+    assert 0.05 <= sample.ttft_s < 0.2
+    assert sample.tpot_s is not None
+    assert 0.02 <= sample.tpot_s < 0.1
+    assert len(sample.gaps_s) == 3
+
+
+def test_a_request_is_greedy_whole_and_of_token_ids(script: Script, client: LoadClient) -> None:
+    [request] = requests(3)
+    client.run([request])
+    assert script.bodies == [
+        {
+            "model": "demo",
+            "prompt": request.token_ids,
+            "max_tokens": 4,
+            "temperature": 0.0,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+    ]
+
+
+def test_several_tokens_in_an_event_are_counted_by_the_servers_usage(script: Script, client: LoadClient) -> None:
+    script.tokens_per_event = 3
+    [sample] = client.run(requests(3, num_output=7)).samples
+    assert (sample.num_tokens, sample.has_usage) == (7, True)
+    assert len(sample.read_at) <= 3
+
+
+def test_without_usage_an_event_counts_as_a_token(script: Script, client: LoadClient) -> None:
+    script.has_usage = False
+    script.token_s = 0.001
+    [sample] = client.run(requests(3)).samples
+    assert (sample.num_tokens, sample.has_usage, sample.error) == (4, False, None)
+
+
+def test_json_with_spaces_and_carriage_returns_reads_the_same(script: Script, client: LoadClient) -> None:
+    script.is_spaced = True
+    [sample] = client.run(requests(3)).samples
+    assert (sample.num_tokens, sample.has_usage, sample.error) == (4, True, None)
+
+
+def test_events_are_read_wherever_the_bytes_are_cut() -> None:
+    text = 'data: {"choices":[{"text":"\\"error\\":{"}]}\r\n\r\ndata: {"choices":[{"text":"€"}]}\n\ndata: [DONE]\n\n'
+    reader = EventReader()
+    assert sum(reader.feed(bytes([byte])) for byte in text.replace("\r", "").encode()) == 2
+    assert (reader.num_events, reader.error, reader.is_done) == (2, None, True)
+
+
+@pytest.mark.parametrize(
+    ("fault", "expected"),
+    [
+        ({"status": 503}, "HTTP 503: go away"),
+        ({"error_event": True}, "the engine died"),
+        ({"is_cut": True}, "the connection was lost: closed by the server"),
+    ],
+)
+def test_what_fails_is_a_sample_with_one_line(
+    script: Script, client: LoadClient, fault: dict[str, object], expected: str
+) -> None:
+    for name, value in fault.items():
+        setattr(script, name, value)
+    [sample] = client.run(requests(3)).samples
+    assert sample.error == expected
+    assert sample.ttft_s is None
+
+
+def test_an_answer_that_does_not_end_is_given_up(script: Script, url: str) -> None:
+    script.token_s = 0.5
+    client = LoadClient(discover(url)[0], timeout_s=0.1)
+    [sample] = client.run(requests(3)).samples
+    client.close()
+    assert sample.error == "no end of the answer within 0.1 s"
+
+
+def test_a_connection_that_the_server_closed_meanwhile_is_no_error(script: Script, client: LoadClient) -> None:
+    script.drops_idle = True
+    samples = client.run_in_turn(requests(3, 4, 5)).samples
+    assert [sample.error for sample in samples] == [None] * 3
+
+
+def test_connections_are_kept(script: Script, client: LoadClient) -> None:
+    before = script.num_connections
+    client.run_in_turn(requests(3, 4, 5))
+    assert script.num_connections == before + 1
+
+
+def test_requests_at_once_overlap_and_a_trace_is_kept_to(script: Script, client: LoadClient) -> None:
+    script.first_token_s = lambda _: 0.1
+    trace = [LoadRequest(0.02 * n, [11, 12], 1) for n in range(5)]
+    result = client.run(trace)
+    assert [sample.planned_at for sample in result.samples] == [request.at_s for request in trace]
+    assert all(sample.sent_at >= sample.planned_at for sample in result.samples)
+    assert result.duration_s < 5 * 0.1
+    assert 0 <= result.lag.send_p99_s <= result.lag.send_max_s
+
+
+def test_nobody_there_is_an_error_of_each_request(url: str, script: Script) -> None:
+    target, _ = discover(url)
+    with serving(script) as other:
+        gone = discover(other)[0]
+    client = LoadClient(gone)
+    samples = client.run(requests(3, 4)).samples
+    client.close()
+    assert gone.port != target.port
+    assert [(sample.error or "")[:15] for sample in samples] == ["cannot connect:"] * 2
+
+
+def test_workers_send_every_request_once(script: Script, url: str) -> None:
+    script.token_s = 0.001
+    seen = []
+    trace = requests(3, 4, 5, 6, 7)
+    result = run_in_workers(discover(url)[0], trace, 2, timeout_s=5, progress=seen.append)
+    assert sorted(sample.num_prompt_tokens for sample in result.samples) == [3, 4, 5, 6, 7]
+    assert [sample.error for sample in result.samples] == [None] * 5
+    assert max(seen) == 5
+
+
+def test_workers_who_find_nobody_say_so(script: Script) -> None:
+    with serving(script) as url:
+        target, _ = discover(url)
+    result = run_in_workers(target, requests(3, 4), 2, timeout_s=5, progress=lambda _: None)
+    assert all((sample.error or "").startswith("cannot connect:") for sample in result.samples)
+
+
+def test_a_model_is_found_with_or_without_v1_in_the_url(script: Script, url: str) -> None:
+    script.max_model_len = None
+    assert discover(url + "/v1", bearer="k")[0] == discover(url, bearer="k")[0]
+    assert discover(url)[1] is None
+    assert script.keys == {"Bearer k", None}
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://127.0.0.1", "http://127.0.0.1:9"])
+def test_a_url_where_no_model_is_says_so_in_a_line(url: str) -> None:
+    with pytest.raises(DiscoveryError, match=url):
+        discover(url)
+
+
+# --- traces -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_same_seed_gives_the_same_trace_and_another_salt_other_tokens_only() -> None:
+    def trace(salt: str) -> list[LoadRequest]:
+        lengths = Lengths(20, 1.0, 400)
+        return open_loop(Seed("a", salt, 500), rate=5, num_requests=50, inputs=lengths, outputs=lengths)
+
+    assert trace("x") == trace("x")
+    for one, other in zip(trace("x"), trace("y"), strict=True):
+        assert (one.at_s, len(one.token_ids), one.max_tokens) == (other.at_s, len(other.token_ids), other.max_tokens)
+        assert len(one.token_ids) < 3 or one.token_ids != other.token_ids
+
+
+def test_arrivals_are_poisson_and_lengths_log_normal() -> None:
+    lengths = Lengths(100, 0.5, 1000)
+    trace = open_loop(SEED, rate=10, num_requests=4000, inputs=lengths, outputs=lengths)
+    gaps = [b.at_s - a.at_s for a, b in pairwise(trace)]
+    assert statistics.mean(gaps) == pytest.approx(0.1, rel=0.05)
+    assert statistics.stdev(gaps) == pytest.approx(0.1, rel=0.1)
+    logs = [math.log(len(request.token_ids)) for request in trace]
+    assert math.exp(statistics.mean(logs)) == pytest.approx(100, rel=0.05)
+    assert statistics.stdev(logs) == pytest.approx(0.5, rel=0.05)
+
+
+def test_token_ids_are_within_the_vocabulary_and_no_special_ones() -> None:
+    [request] = at_once(SEED, num_requests=1, num_input=5000, num_output=1)
+    assert 10 <= min(request.token_ids) <= max(request.token_ids) < 500
+
+
+def test_each_length_comes_as_often_as_asked() -> None:
+    trace = stratified(SEED, rate=5, lengths=[8, 16], num_each=7, num_output=2)
+    assert Counter(len(request.token_ids) for request in trace) == {8: 7, 16: 7}
+    assert [request.at_s for request in trace] == sorted(request.at_s for request in trace)
+
+
+def test_followers_share_the_prefix_of_the_cold_request_and_nothing_else() -> None:
+    cold, *warm = shared_prefix(SEED, num_followers=3, num_shared=20, num_own=5, num_output=1)
+    assert (cold.label, {request.label for request in warm}) == ("cold", {"warm"})
+    assert all(request.token_ids[:20] == cold.token_ids[:20] for request in warm)
+    assert len({tuple(request.token_ids[20:]) for request in [cold, *warm]}) == 4

@@ -1,0 +1,46 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kernels.buckets import Bucket
+from kernels.shape import AttentionShape, Dtype, Mask, Phase
+from qualification.shape_text import parse_shape
+
+SHAPES = st.builds(
+    AttentionShape,
+    phase=st.sampled_from(Phase),
+    dtype=st.sampled_from(Dtype),
+    kv_dtype=st.sampled_from(Dtype),
+    num_heads=st.integers(1, 256),
+    num_kv_heads=st.integers(1, 256),
+    head_dim=st.integers(1, 1024),
+    query_bucket=st.sampled_from(Bucket),
+    context_bucket=st.sampled_from(Bucket),
+    page_size=st.none() | st.integers(1, 1024),
+    window=st.none() | st.integers(1, 2**20),
+    softcap=st.none() | st.sampled_from((20.0, 30.0, 50.0, 0.5, 1e6)),
+    sinks=st.booleans(),
+    mask=st.sampled_from(Mask),
+)
+
+
+@given(SHAPES)
+def test_a_shape_is_read_back_from_its_line(shape: AttentionShape) -> None:
+    assert parse_shape(str(shape)) == shape
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "prefill",
+        "prefill bf16 h32:8 d128 q-le_128 c-le_128",
+        "prefill bf16 h32:8 d0128 q-le_128 c-le_128 causal",
+        "prefill bf16 h32:8 d128 q-le_128 c-le_129 causal",
+        "prefill bf16/kv-bf16 h32:8 d128 q-le_128 c-le_128 causal",
+        "prefill bf16 h32:8 d128 q-le_128 c-le_128 causal sinks window3",
+    ],
+)
+def test_what_is_no_line_of_a_shape_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"no attention shape|not a valid"):
+        parse_shape(text)

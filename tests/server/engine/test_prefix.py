@@ -1,0 +1,37 @@
+import time
+
+from server.engine.prefix import PageKeys
+
+
+def test_a_page_is_named_by_all_tokens_up_to_its_end_and_the_salt() -> None:
+    tokens = list(range(12))
+    names = PageKeys(4).first(3, tokens)
+    assert len(set(names)) == 3
+    assert PageKeys(4).first(3, tokens) == names
+    changed = [99, *tokens[1:]]
+    assert not set(PageKeys(4).first(3, changed)) & set(names)
+    assert PageKeys(4).first(3, [*tokens[:11], 99])[:2] == names[:2]
+    assert not set(PageKeys(4, b"tenant").first(3, tokens)) & set(names)
+
+
+def test_names_depend_on_where_pages_end() -> None:
+    assert not set(PageKeys(4).first(2, list(range(8)))) & set(PageKeys(8).first(1, list(range(8))))
+
+
+def test_a_name_is_made_once_and_later_tokens_do_not_change_it() -> None:
+    keys = PageKeys(2)
+    tokens = [1, 2, 3]
+    (first,) = keys.first(1, tokens)
+    tokens += [4]
+    assert keys.first(2, tokens) == [first, PageKeys(2).first(2, [1, 2, 3, 4])[1]]
+    assert keys.first(1, []) == [first]
+
+
+def test_naming_the_pages_of_a_prompt_of_32k_tokens_takes_less_than_a_hundredth_of_computing_it() -> None:
+    tokens = list(range(100_000, 132_768))
+    times = []
+    for _ in range(5):
+        started_at = time.perf_counter()
+        PageKeys(64).first(512, tokens)
+        times.append(time.perf_counter() - started_at)
+    assert min(times) < 0.012  # an 8B computes it in 1.2 s on an H200

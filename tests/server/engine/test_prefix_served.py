@@ -1,0 +1,112 @@
+"""The prefix cache under the real engine and the demo model: the same tokens, computed less."""
+
+from pathlib import Path
+
+import pytest
+
+from qualification.decision import Policy
+from server.engine.builder import BuiltEngine, build_engine
+from server.engine.messages import RequestTimes, SamplingParams, StepOutput, Submit
+from server.settings import DeviceChoice, Settings
+
+PAGE = 16
+PROMPT = [(7 * i * i + 3 * i) % 1000 + 100 for i in range(150)]
+
+
+def build(cache: Path, *, prefix_caching: bool = True, kv_cache_tokens: int = 2048) -> BuiltEngine:
+    settings = Settings(
+        device=DeviceChoice.CPU,
+        on_unproven=Policy.DEGRADE,  # measures nothing
+        cache_dir=str(cache),
+        max_model_len=512,
+        kv_cache_tokens=kv_cache_tokens,
+        max_num_seqs=8,
+        page_size=PAGE,
+        max_num_batched_tokens=64,
+        prefix_caching=prefix_caching,
+    )
+    return build_engine(settings, frozenset(), lambda *_: None)
+
+
+class Session:
+    def __init__(self, built: BuiltEngine) -> None:
+        self.engine = built.engine
+        self.outputs: list[StepOutput] = []
+
+    def ask(self, name: str, prompt: list[int], num_tokens: int = 12, salt: bytes = b"") -> list[int]:
+        """The greedy answer; the engine is idle then, so its pages are counted."""
+        sampling = SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True)
+        self.engine.submit(Submit(name, prompt, sampling, cache_salt=salt))
+        self.outputs.clear()
+        while self.engine.has_work:
+            output = self.engine.step()
+            assert output is not None
+            self.outputs.append(output)
+        assert self.engine.step() is None
+        return [token for output in self.outputs for delta in output.deltas for token in delta.token_ids]
+
+    @property
+    def times(self) -> RequestTimes:
+        (times,) = [delta.times for output in self.outputs for delta in output.deltas if delta.times is not None]
+        return times
+
+    def total(self, field: str) -> int:
+        return sum(getattr(output.record, field) for output in self.outputs)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Session:
+    """Answers without a prefix cache."""
+    return Session(build(tmp_path_factory.mktemp("plain"), prefix_caching=False))
+
+
+@pytest.fixture(scope="module")
+def cached(tmp_path_factory: pytest.TempPathFactory) -> Session:
+    return Session(build(tmp_path_factory.mktemp("cached")))
+
+
+@pytest.mark.parametrize("length", [150, 145, 144, 143, 17])
+def test_a_hit_changes_no_greedy_token_and_saves_every_full_page(plain: Session, cached: Session, length: int) -> None:
+    prompt = [length, *PROMPT[1:length]]
+    wanted = plain.ask("a", prompt)
+    assert cached.ask("a", prompt) == wanted
+    assert cached.times.num_cached_tokens == 0
+    assert cached.ask("b", prompt) == wanted
+    num_found = (length - 1) // PAGE * PAGE
+    assert cached.times.num_cached_tokens == num_found
+    assert (cached.total("num_prefix_queried_tokens"), cached.total("num_prefix_hit_tokens")) == (length, num_found)
+    assert {count.phase for output in cached.outputs for count in output.record.dispatches} <= {"extend", "decode"}
+
+
+def test_a_following_turn_finds_question_and_answer(plain: Session, cached: Session) -> None:
+    question = [1, *PROMPT[:50]]
+    answer = cached.ask("a", question, num_tokens=30)
+    following = [*question, *answer, *PROMPT[60:70]]
+    assert cached.ask("b", following) == plain.ask("b", following)
+    assert cached.times.num_cached_tokens == (51 + 29) // PAGE * PAGE  # the last token of the answer was not computed
+
+
+def test_another_salt_finds_nothing(cached: Session) -> None:
+    prompt = [2, *PROMPT]
+    first = cached.ask("a", prompt, salt=b"one")
+    assert cached.ask("b", prompt, salt=b"two") == first
+    assert cached.times.num_cached_tokens == 0
+    cached.ask("c", prompt, salt=b"one")
+    assert cached.times.num_cached_tokens == 144
+
+
+def test_switched_off_nothing_is_looked_up_or_found(plain: Session) -> None:
+    for name in "ab":
+        plain.ask(name, PROMPT)
+        assert plain.times.num_cached_tokens == plain.total("num_prefix_queried_tokens") == 0
+
+
+def test_a_small_cache_forgets_and_answers_the_same(plain: Session, tmp_path: Path) -> None:
+    small = Session(build(tmp_path, kv_cache_tokens=512))
+    prompts = [[first, *PROMPT] for first in range(5)]
+    wanted = [plain.ask(str(index), prompt) for index, prompt in enumerate(prompts)]
+    for _ in range(2):
+        assert [small.ask(str(index), prompt) for index, prompt in enumerate(prompts)] == wanted
+        assert small.times.num_cached_tokens == 0  # 5 prompts of 10 pages went through 32
+    assert small.ask("again", prompts[-1]) == wanted[-1]
+    assert small.times.num_cached_tokens == 144
