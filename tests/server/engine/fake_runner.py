@@ -20,11 +20,14 @@ class Done:
 class DeviceTwin:
     """Keeps tokens as a device does: what the latest launch chose is known here before the host reads it.
 
-    A sequence's next token is a checksum of all before it, so that a wrong, a lost and a late token all show.
+    A sequence's next token is a checksum of all before it, so that a wrong, a lost and a late token all show. Pages
+    hold the tokens themselves, so that a page that is taken away too early, or found wrongly, shows too.
     """
 
-    def __init__(self, vocab_size: int = 97) -> None:
+    def __init__(self, vocab_size: int = 97, page_size: int = 4) -> None:
         self.vocab_size = vocab_size
+        self.page_size = page_size
+        self._pages: dict[tuple[int, int], int] = {}  # (page, offset) -> token
         self.log: list[str] = []  # "launch 1", "read 1", ...
         self.num_rows: Counter[str] = Counter()  # computed, by request
         self._latest: dict[Sequence, int] = {}
@@ -32,19 +35,27 @@ class DeviceTwin:
     def launch(self, batch: Batch) -> "Landing":
         index = 1 + sum(entry.startswith("launch") for entry in self.log)
         self.log.append(f"launch {index}")
-        chosen = {}
-        for row, seq in enumerate(batch.sequences):
-            self.num_rows[seq.request_id] += 1
-            end = batch.context_lens[row]
-            assert PENDING not in seq.tokens[: end - 1]
-            assert batch.query_lens[row] == 1 or PENDING not in seq.tokens[:end]
-            tokens = seq.tokens[:end]
-            if tokens[-1] == PENDING:
-                tokens[-1] = self._latest[seq]
-            if row in batch.sampled_rows:
-                chosen[seq] = self.next_token(tokens)
+        true_tokens = [self._known(seq, end) for seq, end in zip(batch.sequences, batch.context_lens, strict=True)]
+        for row, tokens in enumerate(true_tokens):
+            self.num_rows[batch.sequences[row].request_id] += 1
+            assert batch.query_lens[row] == 1 or PENDING not in batch.sequences[row].tokens[: len(tokens)]
+            for place in range(len(tokens) - batch.query_lens[row], len(tokens)):
+                self._pages[self._slot(batch, row, place)] = tokens[place]
+        for row, tokens in enumerate(true_tokens):
+            assert [self._pages[self._slot(batch, row, place)] for place in range(len(tokens))] == tokens
+        chosen = {batch.sequences[row]: self.next_token(true_tokens[row]) for row in batch.sampled_rows}
         self._latest = chosen
         return Landing(self, index, StepResult([chosen[batch.sequences[row]] for row in batch.sampled_rows]))
+
+    def _known(self, seq: Sequence, end: int) -> list[int]:
+        tokens = seq.tokens[:end]
+        assert PENDING not in tokens[:-1]
+        if tokens[-1] == PENDING:
+            tokens[-1] = self._latest[seq]
+        return tokens
+
+    def _slot(self, batch: Batch, row: int, place: int) -> tuple[int, int]:
+        return batch.page_tables[row][place // self.page_size], place % self.page_size
 
     def next_token(self, tokens: list[int]) -> int:
         value = 1

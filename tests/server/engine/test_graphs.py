@@ -88,7 +88,7 @@ class Subject:
         kv = KVCache.allocate(config, num_pages, PAGE_SIZE, torch.float32, CPU)
         for pages in (*kv.k, *kv.v):
             pages.fill_(torch.nan)  # whatever a row reads beyond its own tokens would show
-        sizes = GraphSizes(row_sizes(max_num_seqs), (16, 48, 64), (2, 8), (32, 64), num_prompts=3)
+        sizes = GraphSizes(row_sizes(max_num_seqs), (16, 64), (8,), (64,), num_prompts=3)
         keys = graph_keys(sizes, MAX_LEN)
         inputs = GraphInputs(
             keys,
