@@ -17,6 +17,7 @@ from server.engine.messages import (
     StepRecord,
     Submit,
     TokenDelta,
+    TokenScores,
 )
 from server.engine.scheduler import Scheduler, SequenceTooLong
 from server.engine.sequence import Batch, Sequence
@@ -33,6 +34,7 @@ class StepResult:
     dispatches: list[DispatchCount] = field(default_factory=list)
     uses: dict[Phase, list[AttentionUse]] = field(default_factory=dict)
     quarantined: list[tuple[str, str]] = field(default_factory=list)
+    scores: dict[int, TokenScores] = field(default_factory=dict)  # by row, of prompts whose scores are asked for
 
 
 class BatchError(Exception):
@@ -184,6 +186,12 @@ class Engine:
                 known = batch.sequences[row].attention
                 for use in uses:
                     known.setdefault((use.phase, use.path, use.status), use)
+        for row, scores in result.scores.items():
+            seq = batch.sequences[row]
+            seq.scores = [
+                it for it in seq.scores if it.position < scores.position
+            ]  # after a preemption they come again
+            seq.scores.append(scores)
         for row, token_id in zip(batch.sampled_rows, result.token_ids, strict=True):
             seq = batch.sequences[row]
             if token_id is None:
@@ -199,14 +207,22 @@ class Engine:
             finish_reason = FinishReason.STOP
         elif num_generated >= seq.sampling.max_tokens or len(seq.tokens) >= self._scheduler.max_len:
             finish_reason = FinishReason.LENGTH
-        times = None
+        times, scores = None, []
         if num_generated == 1:
+            scores, seq.scores = seq.scores, []
             assert seq.scheduled_at is not None
             times = RequestTimes(seq.submitted_at, seq.scheduled_at, now, seq.num_chunks, seq.num_cached)
         if finish_reason is not None:
             self._drop(seq)
         self._outbox.append(
-            TokenDelta(seq.request_id, [token_id], finish_reason, times=times, attention=_uses(seq, finish_reason))
+            TokenDelta(
+                seq.request_id,
+                [token_id],
+                finish_reason,
+                times=times,
+                attention=_uses(seq, finish_reason),
+                scores=scores,
+            )
         )
 
     def _fail(self, seq: Sequence, code: str, message: str) -> None:

@@ -34,6 +34,7 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     frequency_penalty: float = 0.0
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    scored: int | None = None  # log probabilities of the prompt and the first token, beside those of so many likeliest
 
 
 # --- API process to engine process -----------------------------------------------------------------------------------
@@ -168,6 +169,15 @@ class RequestTimes(msgspec.Struct, frozen=True):
     num_cached_tokens: int  # of the prompt, found in the prefix cache
 
 
+class TokenScores(msgspec.Struct, frozen=True, array_like=True):
+    """Natural log probabilities of the tokens from `position` on, each given all before it, before any penalty."""
+
+    position: int
+    logprobs: list[float]
+    top_ids: list[list[int]]  # of each: the likeliest tokens there
+    top_logprobs: list[list[float]]
+
+
 class TokenDelta(msgspec.Struct, frozen=True):
     """New tokens of one request. After a finish_reason nothing more comes for it."""
 
@@ -178,6 +188,7 @@ class TokenDelta(msgspec.Struct, frozen=True):
     error_message: str | None = None
     times: RequestTimes | None = None
     attention: list[AttentionUse] | None = None  # all distinct ones so far; when one is new, and with a finish_reason
+    scores: list[TokenScores] = []  # with the first token, in order: from the prompt's second token to this one
 
 
 class StepOutput(msgspec.Struct, frozen=True, tag=True):

@@ -10,7 +10,8 @@ from server.engine.core import BatchError, StepResult
 from server.engine.dispatch import Dispatcher, NoPathError, StepAttention
 from server.engine.graphs import DecodeGraphs, DecodeStep
 from server.engine.inputs import InputBuilder, StepInputs
-from server.engine.messages import SamplingParams
+from server.engine.messages import SamplingParams, TokenScores
+from server.engine.scores import score_rows, wants_scores
 from server.engine.sequence import Batch, Sequence
 from server.model.decoder import Decoder
 from server.model.kv_cache import KVCache
@@ -48,32 +49,36 @@ class ModelRunner:
     def run(self, batch: Batch) -> StepResult:
         """Compute a batch and sample its complete rows. Raises BatchError; other errors mean the device is lost."""
         try:
-            step = None if self.graphs is None else self.graphs.find(batch)
+            scores: dict[int, TokenScores] = {}
+            is_scored = wants_scores(batch)  # a graph gives no hidden states
+            step = None if self.graphs is None or is_scored else self.graphs.find(batch)
             if self.graphs is not None and step is not None:
                 token_ids = self._replay(self.graphs, step)
             else:
-                token_ids = self._run_eagerly(batch)
+                token_ids, hidden = self._run_eagerly(batch)
+                if is_scored:
+                    scores = score_rows(self._decoder.logits, hidden, batch, token_ids)
         except NoPathError as error:
             raise self._batch_error(batch.rows_of(error.phase), str(error)) from error
         except torch.OutOfMemoryError as error:
             num_prompts = batch.num_prefill + batch.num_extend
             rows_to_end = range(num_prompts or batch.num_rows)  # prompts need more memory than single tokens
             raise self._batch_error(rows_to_end, f"out of memory in a step of {batch.num_tokens} tokens") from error
-        return self._result([None if token_id < 0 else token_id for token_id in token_ids])
+        return self._result([None if token_id < 0 else token_id for token_id in token_ids], scores)
 
-    def _run_eagerly(self, batch: Batch) -> list[int]:
-        """The token of each sampled row; -1 where its logits held no finite number."""
+    def _run_eagerly(self, batch: Batch) -> tuple[list[int], Tensor]:
+        """The token of each sampled row, -1 where its logits held no finite number; hidden states of all tokens."""
         inputs = self._inputs.build(batch)
         # Made before the forward pass, for these small copies wait for everything that was launched before them.
         sampling = self._sampling(batch) if batch.sampled_rows else None
         hidden = self._forward(inputs)
         if sampling is None:
             self._wait()
-            return []
-        return _read(sample(self._decoder.logits(hidden[inputs.sampled]), sampling))
+            return [], hidden
+        return _read(sample(self._decoder.logits(hidden[inputs.sampled]), sampling)), hidden
 
     def _replay(self, graphs: DecodeGraphs, step: DecodeStep) -> list[int]:
-        """As `_run_eagerly`, for a step that is a graph. Greedy rows are chosen inside of it."""
+        """The tokens of a step that is a graph. Greedy rows are chosen inside of it."""
         batch = step.batch
         self._attention = step.attention
         if all(_is_plain_greedy(batch.sequences[row]) for row in batch.sampled_rows):
@@ -100,13 +105,14 @@ class ModelRunner:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 
-    def _result(self, token_ids: list[int | None]) -> StepResult:
+    def _result(self, token_ids: list[int | None], scores: dict[int, TokenScores]) -> StepResult:
         assert self._attention is not None
         return StepResult(
             token_ids,
             dispatches=self._attention.counts(),
             uses={phase: self._attention.uses(phase) for phase in Phase},
             quarantined=self.dispatcher.take_quarantined(),
+            scores=scores,
         )
 
     def _batch_error(self, rows: range, message: str) -> BatchError:
