@@ -48,6 +48,14 @@ def admin_routes(edge: Edge) -> APIRouter:
     def attention() -> Response:
         return _json(200, attention_report(edge))
 
+    @router.post("/attention/attest")
+    async def attest() -> Response:
+        edge.require_ready()
+        report = await edge.engine.attestations.ask()
+        if report is None:
+            raise NotReady("The engine did not answer with an attestation.", retry_after_s=RETRY_AFTER_S)
+        return _json(200, msgspec.to_builtins(report))
+
     @router.get("/version")
     def version() -> Response:
         ready = edge.engine.ready
@@ -99,6 +107,7 @@ def attention_report(edge: Edge) -> dict[str, Any]:
         "matrix": {"digest": ready.matrix_digest, "verdict": ready.matrix_verdict} if ready else None,
         "attention_layers": ready.attention_layers if ready else None,
         "launches": edge.metrics.attention.launch_counts(),
+        "attestation": msgspec.to_builtins(edge.engine.attestations.latest),
         "num_fallbacks": sum(bool(row.fallback_reasons) for row in plan),
         "shapes": [_row(row) for row in plan],
     }

@@ -65,7 +65,11 @@ class Shutdown(msgspec.Struct, frozen=True, tag=True):
     """End the process; what still runs is cancelled."""
 
 
-ToEngine = Configure | Submit | Cancel | Shutdown
+class Attest(msgspec.Struct, frozen=True, tag=True):
+    """Profile a forward pass now; the report comes between steps."""
+
+
+ToEngine = Configure | Submit | Cancel | Attest | Shutdown
 
 # --- engine process to API process -----------------------------------------------------------------------------------
 
@@ -212,4 +216,26 @@ class EngineFailed(msgspec.Struct, frozen=True, tag=True):
     suspects: list[tuple[str, str]]  # (path, shape)
 
 
-FromEngine = EngineProgress | EngineReady | EngineRefused | EngineFailed | StepOutput | Heartbeat
+class AttestedBatch(msgspec.Struct, frozen=True):
+    """One profiled forward pass of a batch that is nobody's."""
+
+    phase: str
+    paths: list[str]
+    is_replay: bool  # of a CUDA graph
+    kernels: dict[str, int]  # attention's, by how often they ran
+    result: str  # match, mismatch or error
+    detail: str | None  # what was wrong
+
+
+class AttestationReport(msgspec.Struct, frozen=True, tag=True):
+    """Whether the kernels that the profiler saw are those that the evidence promises."""
+
+    trigger: str  # start, request or timer
+    result: str  # the worst of the batches'
+    at: float  # Unix seconds
+    busy_s: float  # that the engine did not step
+    batches: list[AttestedBatch]
+    quarantined: list[tuple[str, str]]  # (path, shape) pairs that serve no more
+
+
+FromEngine = EngineProgress | EngineReady | EngineRefused | EngineFailed | StepOutput | Heartbeat | AttestationReport

@@ -41,6 +41,11 @@ class ModelRunner:
     def num_pages(self) -> int:
         return self._kv.num_pages
 
+    @property
+    def attention(self) -> StepAttention | None:
+        """Of the latest step."""
+        return self._attention
+
     def suspects(self) -> list[tuple[str, str]]:
         """The (path, shape) pairs of the latest step."""
         return [] if self._attention is None else self._attention.suspects()

@@ -17,6 +17,8 @@ from server.engine import wire
 from server.engine.client import EngineClient, EngineState
 from server.engine.core import Engine, EngineOptions, StepResult
 from server.engine.messages import (
+    Attest,
+    AttestationReport,
     Cancel,
     Configure,
     EngineProgress,
@@ -35,6 +37,8 @@ from server.engine.process import Inbox, Loop, read_messages, serve
 from server.engine.scheduler import Scheduler, SchedulerLimits
 from server.engine.sequence import Batch
 from server.settings import DeviceChoice, Settings
+
+REPORT = AttestationReport("request", "match", 0.0, 0.0, [], [])
 
 
 class OnesRunner:
@@ -72,6 +76,42 @@ def test_a_cancel_that_is_read_with_its_submit_computes_nothing() -> None:
     sent = loop_of(Submit("a", [1, 2], SamplingParams(max_tokens=3)), Cancel("a"))
     outputs = [message for message in sent if isinstance(message, StepOutput)]
     assert [(output.record.step, output.deltas[0].finish_reason) for output in outputs] == [(0, FinishReason.CANCELLED)]
+
+
+class ThreeBatches:
+    """An attestor whose report comes with its third batch."""
+
+    def __init__(self) -> None:
+        self.num_left = 0
+
+    @property
+    def is_busy(self) -> bool:
+        return self.num_left > 0
+
+    def ask(self, trigger: str) -> None:
+        assert trigger == "request"
+        self.num_left = 3
+
+    def poll(self) -> AttestationReport | None:
+        self.num_left -= 1
+        return REPORT if self.num_left == 0 else None
+
+
+def test_an_attestation_runs_between_steps_a_batch_at_a_time() -> None:
+    inbox: Inbox = queue.SimpleQueue()
+    for message in (Submit("a", [1, 2], SamplingParams(max_tokens=5)), Attest()):
+        inbox.put(message)
+    sent: list[FromEngine] = []
+
+    def send(message: FromEngine) -> None:
+        sent.append(message)
+        if message is REPORT:
+            inbox.put(Shutdown())
+
+    scheduler = Scheduler(SchedulerLimits(64, 4, 32), PagePool(32, 4))
+    Loop(Engine(scheduler, OnesRunner(), EngineOptions(10, (), seed=0)), inbox, send, ThreeBatches()).run()
+    kinds = [type(message) for message in sent if not isinstance(message, Heartbeat)]
+    assert kinds == [StepOutput, StepOutput, StepOutput, AttestationReport]
 
 
 def test_shutdown_ends_the_loop_at_once() -> None:
@@ -143,7 +183,7 @@ def test_a_start_tells_its_progress_and_its_plan(tiny_llama: TinyLlama, tmp_path
     status, sent = serve_with(settings_for(tiny_llama, tmp_path))
     assert status == 0
     stages = list(dict.fromkeys(message.stage for message in sent if isinstance(message, EngineProgress)))
-    assert stages == ["loading", "compiling"]
+    assert stages == ["loading", "compiling", "attesting"]
     ready = next(message for message in sent if isinstance(message, EngineReady))
     assert (ready.max_model_len, ready.num_pages, ready.page_size) == (128, 64, 16)
     assert {row.phase for row in ready.plan} == {"prefill", "extend", "decode"}
