@@ -144,19 +144,26 @@ def serve(settings: Settings) -> int:
     admin_listening = None if settings.admin_port is None else bind(settings.host, settings.admin_port, "--admin-port")
     objectives = DEFAULT_OBJECTIVES if settings.slo_file is None else load_objectives(Path(settings.slo_file))
     metrics = Metrics(settings.model_name, Registry(), version=version(), objectives=objectives)
-    console = Console(metrics, model=settings.model_name, url=url_of(listening), print_line=_print)
+    tracing = Tracing(
+        settings.otlp_endpoint,
+        version=version(),
+        count_dropped=metrics.traffic.spans_dropped,
+        ratio=settings.trace_ratio,
+    )
+    console = Console(
+        metrics,
+        model=settings.model_name,
+        url=url_of(listening),
+        print_line=_print,
+        on_attestation=tracing.attested,
+    )
     edge = Edge(
         settings=settings,
         engine=EngineClient(settings, console),
         tokenizer=tokenizer,
         template=template,
         metrics=metrics,
-        tracing=Tracing(
-            settings.otlp_endpoint,
-            version=version(),
-            count_dropped=metrics.traffic.spans_dropped,
-            ratio=settings.trace_ratio,
-        ),
+        tracing=tracing,
         lifecycle=Lifecycle(),
         admission=Admission(settings.max_queued_requests, settings.max_queued_tokens),
         version=version(),

@@ -4,8 +4,16 @@ import time
 from collections.abc import Callable, Iterable
 
 from qualification.table import table
-from server.engine.client import EngineListener
-from server.engine.messages import EngineProgress, EngineReady, EngineRefused, Heartbeat, PlanRow, StepRecord
+from server.engine.listener import EngineListener
+from server.engine.messages import (
+    AttestationReport,
+    EngineProgress,
+    EngineReady,
+    EngineRefused,
+    Heartbeat,
+    PlanRow,
+    StepRecord,
+)
 
 Print = Callable[[str], None]
 _PROGRESS_EVERY_S = 2.0  # of one stage: the qualification of an 8B reports 122 times
@@ -21,13 +29,15 @@ class Console:
         model: str,
         url: str,
         print_line: Print,
+        on_attestation: Callable[[AttestationReport], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`clock` is monotonic, in seconds."""
+        """`on_attestation` is told of each report besides. `clock` is monotonic, in seconds."""
         self._inner = inner
         self._model = model
         self._url = url
         self._print = print_line
+        self._on_attestation = on_attestation
         self._clock = clock
         self._down_since = clock()
         self._stage: str | None = None
@@ -61,6 +71,13 @@ class Console:
 
     def on_heartbeat(self, heartbeat: Heartbeat) -> None:
         self._inner.on_heartbeat(heartbeat)
+
+    def on_attestation(self, report: AttestationReport) -> None:
+        self._inner.on_attestation(report)
+        self._on_attestation(report)
+        for batch in report.batches:
+            if batch.detail is not None:
+                self._print(f"Attestation {batch.result}: {batch.detail}")
 
     def on_death(self, cause: str) -> None:
         self._inner.on_death(cause)

@@ -107,6 +107,10 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             "(serve on the fallback, counted)"
         ),
     ] = Policy.QUALIFY
+    attestation_interval_s: Annotated[
+        Seconds,
+        Meta(description="between two forward passes under the profiler, which attest the kernels; 0: never by itself"),
+    ] = 600.0
     matrix: Annotated[str | None, Meta(description="folder of the matrices (default: those that ship)")] = None
     cache_dir: Annotated[
         str | None, Meta(description="folder of this machine's own evidence (default: ~/.cache/hallmark)")

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from server.api.lifecycle import Lifecycle
+from server.engine.attestations import Attestations
 from server.engine.client import EngineState
 from server.engine.messages import EngineReady, EngineRefused, Heartbeat, SamplingParams, TokenDelta
 from server.errors import RETRY_AFTER_S, ModelNotFound, NotReady, ShuttingDown, TooManyRequests
@@ -28,6 +29,8 @@ class Engine(Protocol):
     def refused(self) -> EngineRefused | None: ...
     @property
     def last_heartbeat(self) -> Heartbeat | None: ...
+    @property
+    def attestations(self) -> Attestations: ...
     async def start(self) -> None: ...
     async def close(self) -> None: ...
     def stream(

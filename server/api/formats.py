@@ -40,6 +40,9 @@ class AnswerFormat(Protocol):
     def whole(self, texts: list[str], finish_reasons: list[str], usage: Usage) -> bytes:
         """The body of an answer that is no stream."""
 
+    def choices(self, choices: list[dict[str, Any]], usage: Usage) -> bytes:
+        """The body around choices that are made already."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Format:
@@ -89,7 +92,11 @@ class CompletionFormat(_Format):
         return self._chunk("text_completion", "cmpl", [], usage)
 
     def whole(self, texts: list[str], finish_reasons: list[str], usage: Usage) -> bytes:
-        choices = [_text_choice(i, *it) for i, it in enumerate(zip(texts, finish_reasons, strict=True))]
+        return self.choices(
+            [_text_choice(i, *it) for i, it in enumerate(zip(texts, finish_reasons, strict=True))], usage
+        )
+
+    def choices(self, choices: list[dict[str, Any]], usage: Usage) -> bytes:
         return self._whole("text_completion", "cmpl", choices, usage)
 
 
@@ -117,6 +124,9 @@ class ChatFormat(_Format):
             }
             for i, (text, reason) in enumerate(zip(texts, finish_reasons, strict=True))
         ]
+        return self.choices(choices, usage)
+
+    def choices(self, choices: list[dict[str, Any]], usage: Usage) -> bytes:
         return self._whole("chat.completion", "chatcmpl", choices, usage)
 
     def _delta(self, index: int, delta: dict[str, str], finish_reason: str | None) -> bytes:

@@ -11,6 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from server.api.body import parse_json
 from server.api.context import RequestContext, context_of
+from server.api.echo import Echo, checked_echo, scored
 from server.api.edge import Edge, Place
 from server.api.formats import DONE, AnswerFormat, ChatFormat, CompletionFormat, Usage
 from server.api.prompts import chat_prompt, check_lengths, encode_prompts, sampling_of
@@ -31,6 +32,7 @@ class Prepared:
 
     fields: GenerationFields
     jobs: list[Job]
+    echo: Echo | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,8 @@ async def _generate(edge: Edge, kind: Kind, request: Request) -> Response:
     if fields.stream:
         first = await anext(answer)  # before the response begins: what fails until here gets its own status
         return EventStream(shape, first, answer, record, num_choices=len(prepared.jobs), has_usage=has_usage_chunk)
+    if prepared.echo is not None:
+        return Response(await _echoed(shape, answer, record, prepared.echo), media_type="application/json")
     return Response(await _whole(shape, answer, record, len(prepared.jobs)), media_type="application/json")
 
 
@@ -134,6 +138,13 @@ async def _whole(shape: AnswerFormat, answer: AsyncGenerator[Piece], record: Req
     return shape.whole(["".join(parts) for parts in texts], finish_reasons, usage)
 
 
+async def _echoed(shape: AnswerFormat, answer: AsyncGenerator[Piece], record: RequestRecord, echo: Echo) -> bytes:
+    pieces = [piece async for piece in answer]
+    usage = Usage(record.num_prompt_tokens, 0 if echo.is_empty else record.num_tokens)
+    # Off the event loop: naming 32k tokens takes 0.1 s.
+    return await asyncio.to_thread(lambda: shape.choices(echo.choices(pieces), usage))
+
+
 class EventStream(Response):
     """Writes pieces as events while they come. A slow client holds up its own reading only: the engine's tokens of
     the meantime are merged into the next piece, hence into one write."""
@@ -175,8 +186,14 @@ class EventStream(Response):
 def _prepare_completion(edge: Edge, ready: EngineReady, body: dict[str, Any], unique_id: str) -> Prepared:
     fields = read(CompletionFields, body)
     edge.check_model(fields.model)
+    is_empty = fields.max_tokens == 0
+    fields = checked_echo(fields, DEFAULT_COMPLETION_TOKENS)
     prompts = encode_prompts(edge.tokenizer, prompts_of(fields.prompt), ready.max_model_len)
-    return _prepared(edge, ready, fields, prompts, unique_id, default_tokens=DEFAULT_COMPLETION_TOKENS)
+    prepared = _prepared(edge, ready, fields, prompts, unique_id, default_tokens=DEFAULT_COMPLETION_TOKENS)
+    if not fields.echo:
+        return prepared
+    jobs = scored(prepared.jobs, fields.logprobs)
+    return Prepared(fields, jobs, Echo(fields, jobs, edge.tokenizer, is_empty=is_empty))
 
 
 def _prepare_chat(edge: Edge, ready: EngineReady, body: dict[str, Any], unique_id: str) -> Prepared:

@@ -7,12 +7,12 @@ from typing import Any
 
 import msgspec
 from fastapi import APIRouter, Request, Response
-from prometheus_client.exposition import choose_encoder
 
 from server.api.edge import Edge
 from server.engine.client import EngineState
 from server.engine.messages import PlanRow
 from server.errors import RETRY_AFTER_S, NotReady
+from server.telemetry.exposition import OPENMETRICS, TEXT, Exposition
 
 HEARTBEAT_LIMIT_S = 30.0  # the engine beats every 0.5 s, idle or not; its supervisor kills it after as long
 LOOP_LIMIT_S = 10.0
@@ -37,15 +37,24 @@ def health_routes(edge: Edge) -> APIRouter:
 def admin_routes(edge: Edge) -> APIRouter:
     """What operators ask; behind the API key, or on a port of its own."""
     router = APIRouter()
+    exposition = Exposition(edge.metrics.registry)
 
     @router.get("/metrics")
     def metrics(request: Request) -> Response:
-        encode, content_type = choose_encoder(_accept(request.headers))
-        return Response(encode(edge.metrics.registry), headers={"content-type": content_type})
+        content_type = OPENMETRICS if "application/openmetrics-text" in request.headers.get("accept", "") else TEXT
+        return Response(exposition.write(content_type), headers={"content-type": content_type})
 
     @router.get("/attention")
     def attention() -> Response:
         return _json(200, attention_report(edge))
+
+    @router.post("/attention/attest")
+    async def attest() -> Response:
+        edge.require_ready()
+        report = await edge.engine.attestations.ask()
+        if report is None:
+            raise NotReady("The engine did not answer with an attestation.", retry_after_s=RETRY_AFTER_S)
+        return _json(200, msgspec.to_builtins(report))
 
     @router.get("/version")
     def version() -> Response:
@@ -98,6 +107,7 @@ def attention_report(edge: Edge) -> dict[str, Any]:
         "matrix": {"digest": ready.matrix_digest, "verdict": ready.matrix_verdict} if ready else None,
         "attention_layers": ready.attention_layers if ready else None,
         "launches": edge.metrics.attention.launch_counts(),
+        "attestation": msgspec.to_builtins(edge.engine.attestations.latest),
         "num_fallbacks": sum(bool(row.fallback_reasons) for row in plan),
         "shapes": [_row(row) for row in plan],
     }
@@ -131,10 +141,3 @@ def _verdict(reasons: list[str]) -> Response:
 
 def _json(status: int, body: object, headers: Mapping[str, str] | None = None) -> Response:
     return Response(msgspec.json.encode(body), status, headers, media_type="application/json")
-
-
-def _accept(headers: Mapping[str, str]) -> str:
-    """The Accept header, reduced to the formats there are: the client library trips over a malformed version."""
-    if "application/openmetrics-text" in headers.get("accept", ""):
-        return "application/openmetrics-text; version=1.0.0"
-    return "text/plain; version=0.0.4"

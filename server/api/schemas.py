@@ -12,6 +12,7 @@ MAX_MESSAGES = 2048
 MAX_STOPS = 16
 MAX_STOP_CHARS = 256
 MAX_STOP_TOKEN_IDS = 128
+MAX_LOGPROBS = 5  # likeliest tokens at each place, OpenAI's limit
 
 # Fields that OpenAI or vLLM define and we do not implement, each with the values that ask for nothing.
 _UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
@@ -98,6 +99,10 @@ class GenerationFields(_Model):
 
 class CompletionFields(GenerationFields):
     prompt: Any  # see prompts_of
+    max_tokens: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None  # 0 with echo only
+    echo: bool = False
+    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None  # of the prompt, with echo
+    return_tokens_as_token_ids: bool = False  # names of tokens in logprobs, as vLLM writes them
 
 
 class Message(_Model):

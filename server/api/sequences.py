@@ -1,12 +1,12 @@
 """From an engine's tokens to pieces of text: detokenizing, stop strings, exact counts."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
 from server.api.edge import Engine
-from server.engine.messages import FinishReason, SamplingParams, TokenDelta
+from server.engine.messages import FinishReason, SamplingParams, TokenDelta, TokenScores
 from server.errors import error_of_code
 from server.telemetry.request import SequenceRecord
 from server.text.stop import StopMatcher
@@ -31,6 +31,8 @@ class Piece:
     index: int
     text: str
     finish_reason: str | None  # as OpenAI names it
+    token_ids: Sequence[int] = ()
+    scores: Sequence[TokenScores] = ()
 
 
 async def pieces(job: Job, engine: Engine, tokenizer: Tokenizer, record: SequenceRecord) -> AsyncGenerator[Piece]:
@@ -45,11 +47,11 @@ async def pieces(job: Job, engine: Engine, tokenizer: Tokenizer, record: Sequenc
                 raise error_of_code(delta.error_code, delta.error_message)
             text, is_stopped = _absorb(delta, detokenizer, matcher, record, job.sampling.min_tokens)
             if delta.finish_reason is None and not is_stopped:
-                yield Piece(job.index, text, None)
+                yield Piece(job.index, text, None, delta.token_ids, delta.scores)
                 continue
             reason = "length" if delta.finish_reason is FinishReason.LENGTH and not is_stopped else "stop"
             record.end(reason)
-            yield Piece(job.index, text, reason)
+            yield Piece(job.index, text, reason, delta.token_ids, delta.scores)
             return
 
 

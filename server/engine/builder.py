@@ -11,14 +11,17 @@ from kernels.attention.batch import AttentionFlags
 from kernels.catalog import PATHS
 from kernels.device import read_fingerprint, torch_dtype
 from kernels.launch import install_compile_counter, num_compiles
+from qualification.decision import Policy
 from qualification.plan import Plan
-from server.engine.core import BatchError, Engine, EngineOptions
+from server.engine.attestation import Attestor, Promises, probes_of
+from server.engine.core import Engine, EngineOptions
 from server.engine.dispatch import Dispatcher, NoPathError
 from server.engine.graph_inputs import GraphInputs
 from server.engine.graph_keys import GraphSizes, graph_keys, graph_sizes
 from server.engine.graphs import CudaCapture, StepGraphs
 from server.engine.limits import EngineLimits, choose_device, choose_limits
-from server.engine.messages import PROTOCOL_VERSION, EngineReady
+from server.engine.messages import PROTOCOL_VERSION, AttestationReport, EngineReady
+from server.engine.outcome import BatchError
 from server.engine.pages import PagePool
 from server.engine.planning import Progress, Unservable, fingerprint_fields, plan_attention, plan_rows
 from server.engine.runner import ModelRunner
@@ -44,6 +47,8 @@ class BuiltEngine:
     engine: Engine
     runner: ModelRunner
     ready: EngineReady
+    attestor: Attestor
+    attested: AttestationReport | None  # before ready; None where attestation is off
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +100,10 @@ def build_engine(settings: Settings, quarantined: frozenset[tuple[str, str]], pr
     except (BatchError, NoPathError) as error:
         raise Unservable(str(error), plan_rows(plan.decisions, plan.evidence)) from error
     engine = _engine(settings, parts, runner)
+    attestor = _attestor(settings, parts, runner, plan)
+    if settings.attestation_interval_s:
+        progress("attesting", "a forward pass of each path under the profiler")
+    attested = attestor.attest_all("start") if settings.attestation_interval_s else None
     ready = EngineReady(
         protocol=PROTOCOL_VERSION,
         pid=os.getpid(),
@@ -108,7 +117,7 @@ def build_engine(settings: Settings, quarantined: frozenset[tuple[str, str]], pr
         plan=plan_rows(dispatcher.decisions, plan.evidence),
         attention_layers=config.num_layers,
     )
-    return BuiltEngine(engine, runner, ready)
+    return BuiltEngine(engine, runner, ready, attestor, attested)
 
 
 def _warm_runner(settings: Settings, parts: _Parts, plan: Plan, progress: Progress) -> ModelRunner:
@@ -180,6 +189,22 @@ def _engine(settings: Settings, parts: _Parts, runner: ModelRunner) -> Engine:
     runs_ahead = settings.run_ahead and parts.device.type == "cuda"
     options = EngineOptions(parts.config.vocab_size, parts.config.eos_token_ids, settings.seed, runs_ahead)
     return Engine(scheduler, runner, options, num_compiles=num_compiles)
+
+
+def _attestor(settings: Settings, parts: _Parts, runner: ModelRunner, plan: Plan) -> Attestor:
+    """Over the page that no sequence owns."""
+    page_size = parts.limits.page_size
+    max_len = min(parts.limits.max_model_len, runner.num_pages * page_size)
+    return Attestor(
+        runner,
+        lambda: runner.attention,
+        parts.dispatcher,
+        Promises({path.name: path for path in PATHS}, plan.evidence),
+        probes=probes_of(parts.dispatcher.decisions, page=runner.num_pages, page_size=page_size, max_len=max_len),
+        device=parts.device,
+        is_quarantining=settings.on_unproven is not Policy.DEGRADE,
+        interval_s=settings.attestation_interval_s,
+    )
 
 
 def _num_cores() -> int:

@@ -11,10 +11,13 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from enum import Enum
 from pathlib import Path
-from typing import Protocol
 
 from server.engine import wire
+from server.engine.attestations import Attestations
+from server.engine.listener import EngineListener
 from server.engine.messages import (
+    Attest,
+    AttestationReport,
     Cancel,
     Configure,
     EngineFailed,
@@ -26,7 +29,6 @@ from server.engine.messages import (
     SamplingParams,
     Shutdown,
     StepOutput,
-    StepRecord,
     Submit,
     ToEngine,
     TokenDelta,
@@ -62,17 +64,6 @@ class DeathCause(Enum):
     PROTOCOL = "protocol"  # it sent what no message is; we killed it
 
 
-class EngineListener(Protocol):
-    """Told of everything the engine reports; called on the event loop, must not block."""
-
-    def on_progress(self, progress: EngineProgress) -> None: ...
-    def on_ready(self, ready: EngineReady) -> None: ...
-    def on_refused(self, refused: EngineRefused) -> None: ...
-    def on_step(self, record: StepRecord) -> None: ...
-    def on_heartbeat(self, heartbeat: Heartbeat) -> None: ...
-    def on_death(self, cause: str) -> None: ...
-
-
 class EngineClient:
     """One engine process at a time, restarted with back-off until `close`."""
 
@@ -97,6 +88,7 @@ class EngineClient:
         self._stall_after_s = stall_after_s
         self._backoff_s = backoff_s
         self._quarantined: dict[tuple[str, str], None] = {}  # (path, shape), in the order of their failures
+        self.attestations = Attestations(lambda: self._send(Attest()))
         self._streams = Streams(max_unread_tokens)
         self._writer: asyncio.StreamWriter | None = None
         self._process: asyncio.subprocess.Process | None = None
@@ -265,6 +257,10 @@ class EngineClient:
         elif isinstance(message, Heartbeat):
             self.last_heartbeat = message
             self._listener.on_heartbeat(message)
+        elif isinstance(message, AttestationReport):
+            self._quarantined.update(dict.fromkeys(message.quarantined))
+            self._listener.on_attestation(message)
+            self.attestations.put(message)
         elif isinstance(message, EngineProgress):
             self._listener.on_progress(message)
         elif isinstance(message, EngineFailed):

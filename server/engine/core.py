@@ -4,13 +4,10 @@ import logging
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass
 
-from kernels.shape import Phase
 from server.engine.messages import (
     AttentionUse,
-    DispatchCount,
     FinishReason,
     RequestTimes,
     StepOutput,
@@ -18,45 +15,12 @@ from server.engine.messages import (
     Submit,
     TokenDelta,
 )
+from server.engine.outcome import BatchError, Pending, Runner, StepResult
 from server.engine.scheduler import Scheduler, SequenceTooLong
 from server.engine.sequence import PENDING, Batch, Sequence, Status
 from server.telemetry.logging import trace_fields
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class StepResult:
-    """What a computed batch gives."""
-
-    token_ids: list[int | None]  # one for each sampled row; None where its logits held no finite number
-    dispatches: list[DispatchCount] = field(default_factory=list)
-    uses: dict[Phase, list[AttentionUse]] = field(default_factory=dict)
-    quarantined: list[tuple[str, str]] = field(default_factory=list)
-
-
-class BatchError(Exception):
-    """Some rows of a batch cannot be computed; nothing of the batch counts as computed, the other rows try again."""
-
-    def __init__(self, code: str, message: str, rows: range, quarantined: list[tuple[str, str]]) -> None:
-        super().__init__(message)
-        self.code = code
-        self.rows = rows
-        self.quarantined = quarantined
-
-
-class Pending(Protocol):
-    """A launched batch."""
-
-    def result(self) -> StepResult:
-        """Wait for it. Call it once, in the order of the launches."""
-
-
-class Runner(Protocol):
-    """Computes batches; server/engine/runner.py on a device, a few lines in the tests."""
-
-    def launch(self, batch: Batch) -> Pending:
-        """Start a batch, at most one before it being on its way. Raises BatchError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,10 +108,11 @@ class Engine:
             self._drop(seq)
             self._outbox.append(_end(seq, FinishReason.CANCELLED))
 
-    def step(self) -> StepOutput | None:
+    def step(self, *, may_run_ahead: bool = True) -> StepOutput | None:
         """Finish one batch, planning and launching first what can be on its way meanwhile. None when there is no work.
 
-        Raises IntegrityError when pages are lost, and whatever the runner does not survive.
+        Unless `may_run_ahead`, nothing is on its way afterwards. Raises IntegrityError when pages are lost, and
+        whatever the runner does not survive.
         """
         flight = self._flight or self._launch()
         self._flight = None
@@ -158,7 +123,7 @@ class Engine:
             if not self._outbox:
                 return None
             return self._output(self._clock(), StepResult([]), num_compiles=0)
-        if self._may_run_ahead(flight):
+        if may_run_ahead and self._can_run_ahead(flight):
             self._flight = self._launch()
         return self._land(flight)
 
@@ -178,7 +143,7 @@ class Engine:
                 batch.sequences[row].tokens.append(PENDING)
         return _Flight(batch, outcome, started_at, self._num_compiles() - compiles_before)
 
-    def _may_run_ahead(self, flight: _Flight) -> bool:
+    def _can_run_ahead(self, flight: _Flight) -> bool:
         """Whether the next batch can be planned without what this one will say, but for its rows that stop."""
         is_launched = not isinstance(flight.outcome, BatchError)
         return self._options.runs_ahead and is_launched and not self._num_historians
@@ -236,6 +201,10 @@ class Engine:
                 known = batch.sequences[row].attention
                 for use in uses:
                     known.setdefault((use.phase, use.path, use.status), use)
+        for row, scores in result.scores.items():
+            seq = batch.sequences[row]
+            # After a preemption they come again.
+            seq.scores = [it for it in seq.scores if it.position < scores.position] + [scores]
         for row, token_id in zip(batch.sampled_rows, result.token_ids, strict=True):
             seq = batch.sequences[row]
             if seq.status is Status.FINISHED:
@@ -254,14 +223,22 @@ class Engine:
             finish_reason = FinishReason.STOP
         elif self._scheduler.is_complete(seq, index + 1):
             finish_reason = FinishReason.LENGTH
-        times = None
+        times, scores = None, []
         if num_generated == 1:
+            scores, seq.scores = seq.scores, []
             assert seq.scheduled_at is not None
             times = RequestTimes(seq.submitted_at, seq.scheduled_at, now, seq.num_chunks, seq.num_cached)
         if finish_reason is not None:
             self._drop(seq)
         self._outbox.append(
-            TokenDelta(seq.request_id, [token_id], finish_reason, times=times, attention=_uses(seq, finish_reason))
+            TokenDelta(
+                seq.request_id,
+                [token_id],
+                finish_reason,
+                times=times,
+                attention=_uses(seq, finish_reason),
+                scores=scores,
+            )
         )
 
     def _fail(self, seq: Sequence, code: str, message: str) -> None:

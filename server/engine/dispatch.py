@@ -1,7 +1,8 @@
 """Runs each phase of a batch on the path that was decided for its shape, and counts every launch by path."""
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -18,6 +19,8 @@ logger = logging.getLogger(__name__)
 
 # Decides a shape again without the (path, shape) pairs that broke.
 Redecide = Callable[[AttentionShape, frozenset[tuple[str, str]]], Decision]
+# Gives the context in which a choice is run for one layer: the profiler's mark.
+Watch = Callable[["Choice"], AbstractContextManager[object]]
 _Key = tuple[Phase, int | None, Bucket, Bucket]  # phase, window, query bucket, context bucket
 
 
@@ -84,6 +87,7 @@ class Dispatcher:
         self._redecide = redecide
         self._quarantined = quarantined
         self._news: list[tuple[str, str]] = []
+        self._watch: Watch | None = None
         self._choices: dict[_Key, Choice] = {}
         for shape, decision in decisions.items():
             if decision.path is not None:
@@ -115,6 +119,23 @@ class Dispatcher:
             )
         return found
 
+    @contextmanager
+    def watched(self, watch: Watch) -> Iterator[None]:
+        """Every call of a path, until the end of the context, is made inside of what `watch` gives for it."""
+        self._watch = watch
+        try:
+            yield
+        finally:
+            self._watch = None
+
+    def call(self, choice: Choice, q: Tensor, k: Tensor, v: Tensor, part: PhasePart, layer: int, out: Tensor) -> None:
+        """Run a choice for one layer."""
+        if self._watch is None:
+            choice.run(q, k, v, part.batch, self.flags[layer], out)
+            return
+        with self._watch(choice):
+            choice.run(q, k, v, part.batch, self.flags[layer], out)
+
     def replace(self, choice: Choice, error: Exception) -> Choice:
         """The next path for a choice that failed to launch. Raises NoPathError, or `error` when it is another kind."""
         reason = launch_failure(error)
@@ -122,12 +143,31 @@ class Dispatcher:
             raise error
         shape, path = choice.decision.shape, choice.use.path
         logger.error("%s failed to launch for %s (%s): %s", path, shape, reason.value, error)
+        found = self._next(choice)
+        if found is None:
+            raise NoPathError(shape.phase, f"no path is left for {shape}")
+        return found
+
+    def quarantine(self, path: str, phase: Phase) -> list[tuple[str, str]]:
+        """Serve no shape of the phase on this path any more. Returns the (path, shape) pairs that it served.
+
+        A shape that no other path may serve is left without one: its requests end with an error.
+        """
+        broken = [it for it in self.choices if it.use.path == path and it.decision.shape.phase is phase]
+        for choice in broken:
+            self._next(choice)
+        return [(path, str(choice.decision.shape)) for choice in broken]
+
+    def _next(self, choice: Choice) -> Choice | None:
+        """Quarantine a choice, and decide its shape again; None where no path is left."""
+        shape, path = choice.decision.shape, choice.use.path
         self._quarantined |= {(path, str(shape))}
         self._news.append((path, str(shape)))
         self._choices.pop(_key(shape), None)
         decision = self._redecide(shape, self._quarantined)
         if decision.path is None or (decision.path, str(shape)) in self._quarantined:
-            raise NoPathError(shape.phase, f"no path is left for {shape}")
+            logger.error("no path is left for %s", shape)
+            return None
         logger.warning("%s serves %s from now on", decision.path, shape)
         self._choices[_key(shape)] = found = self._resolve(decision)
         return found
@@ -189,6 +229,10 @@ class StepAttention:
         """Each decision that served, with how often its path was launched."""
         return [_count(entry.part, lane) for entry, lane in self._lanes()]
 
+    def served(self) -> list[tuple[Choice, int]]:
+        """Each choice that ran in this step, with its launches."""
+        return [(lane.choice, lane.num_launches) for _, lane in self._lanes()]
+
     def suspects(self) -> list[tuple[str, str]]:
         """Every (path, shape) of this step: whom to blame when the device is lost in it."""
         return [(lane.choice.use.path, str(lane.choice.decision.shape)) for _, lane in self._lanes()]
@@ -201,7 +245,7 @@ class StepAttention:
         lane = entry.lanes[flags.window]
         while True:
             try:
-                lane.choice.run(q, k, v, entry.part.batch, flags, out)
+                self._dispatcher.call(lane.choice, q, k, v, entry.part, layer, out)
             except LAUNCH_ERRORS as error:
                 if lane.num_launches:
                     entry.retired.append(lane)

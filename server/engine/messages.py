@@ -34,6 +34,7 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     frequency_penalty: float = 0.0
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    scored: int | None = None  # log probabilities of the prompt and the first token, beside those of so many likeliest
 
     @property
     def needs_history(self) -> bool:
@@ -69,7 +70,11 @@ class Shutdown(msgspec.Struct, frozen=True, tag=True):
     """End the process; what still runs is cancelled."""
 
 
-ToEngine = Configure | Submit | Cancel | Shutdown
+class Attest(msgspec.Struct, frozen=True, tag=True):
+    """Profile a forward pass now; the report comes between steps."""
+
+
+ToEngine = Configure | Submit | Cancel | Attest | Shutdown
 
 # --- engine process to API process -----------------------------------------------------------------------------------
 
@@ -173,6 +178,15 @@ class RequestTimes(msgspec.Struct, frozen=True):
     num_cached_tokens: int  # of the prompt, found in the prefix cache
 
 
+class TokenScores(msgspec.Struct, frozen=True, array_like=True):
+    """Natural log probabilities of the tokens from `position` on, each given all before it, before any penalty."""
+
+    position: int
+    logprobs: list[float]
+    top_ids: list[list[int]]  # of each: the likeliest tokens there
+    top_logprobs: list[list[float]]
+
+
 class TokenDelta(msgspec.Struct, frozen=True):
     """New tokens of one request. After a finish_reason nothing more comes for it."""
 
@@ -183,6 +197,7 @@ class TokenDelta(msgspec.Struct, frozen=True):
     error_message: str | None = None
     times: RequestTimes | None = None
     attention: list[AttentionUse] | None = None  # all distinct ones so far; when one is new, and with a finish_reason
+    scores: list[TokenScores] = []  # with the first token, in order: from the prompt's second token to this one
 
 
 class StepOutput(msgspec.Struct, frozen=True, tag=True):
@@ -206,4 +221,26 @@ class EngineFailed(msgspec.Struct, frozen=True, tag=True):
     suspects: list[tuple[str, str]]  # (path, shape)
 
 
-FromEngine = EngineProgress | EngineReady | EngineRefused | EngineFailed | StepOutput | Heartbeat
+class AttestedBatch(msgspec.Struct, frozen=True):
+    """One profiled forward pass of a batch that is nobody's."""
+
+    phase: str
+    paths: list[str]
+    is_replay: bool  # of a CUDA graph
+    kernels: dict[str, int]  # attention's, by how often they ran
+    result: str  # match, mismatch or error
+    detail: str | None  # what was wrong
+
+
+class AttestationReport(msgspec.Struct, frozen=True, tag=True):
+    """Whether the kernels that the profiler saw are those that the evidence promises."""
+
+    trigger: str  # start, request or timer
+    result: str  # the worst of the batches'
+    at: float  # Unix seconds
+    busy_s: float  # that the engine did not step
+    batches: list[AttestedBatch]
+    quarantined: list[tuple[str, str]]  # (path, shape) pairs that serve no more
+
+
+FromEngine = EngineProgress | EngineReady | EngineRefused | EngineFailed | StepOutput | Heartbeat | AttestationReport

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from types import FrameType
-from typing import BinaryIO
+from typing import BinaryIO, Protocol
 
 from qualification.qualify import DeviceLost, QualificationAborted
 from server.engine import wire
@@ -22,6 +22,8 @@ from server.engine.builder import BuiltEngine, build_engine
 from server.engine.core import Engine
 from server.engine.failures import is_device_lost
 from server.engine.messages import (
+    Attest,
+    AttestationReport,
     Cancel,
     Configure,
     EngineFailed,
@@ -89,10 +91,24 @@ def read_messages(stream: BinaryIO, inbox: Inbox, leave: Callable[[int], None]) 
     leave(0)
 
 
+class Attests(Protocol):
+    """What the loop uses of an Attestor."""
+
+    @property
+    def is_busy(self) -> bool: ...
+    @property
+    def is_due(self) -> bool: ...
+    def ask(self, trigger: str) -> None: ...
+    def poll(self) -> AttestationReport | None: ...
+
+
 class Loop:
     """Steps the engine while there is work, and waits for messages when there is none."""
 
-    def __init__(self, engine: Engine, inbox: Inbox, send: Callable[[FromEngine], None]) -> None:
+    def __init__(
+        self, engine: Engine, inbox: Inbox, send: Callable[[FromEngine], None], attestor: Attests | None = None
+    ) -> None:
+        self._attestor = attestor
         self._engine = engine
         self._inbox = inbox
         self._send = send
@@ -101,14 +117,17 @@ class Loop:
     def run(self) -> None:
         """Returns on Shutdown."""
         while self._receive():
-            output = self._engine.step()
+            is_due = self._attestor is not None and self._attestor.is_due
+            output = self._engine.step(may_run_ahead=not is_due)
             if output is not None:
                 self._send(output)
+            if is_due:
+                self._attest()
             self._beat()
 
     def _receive(self) -> bool:
         """Handle every message there is; when idle, wait for one until the next heartbeat. False on Shutdown."""
-        is_idle = not self._engine.has_work
+        is_idle = not self._engine.has_work and not (self._attestor is not None and self._attestor.is_busy)
         while True:
             try:
                 message = self._inbox.get(block=is_idle, timeout=HEARTBEAT_S)
@@ -118,9 +137,21 @@ class Loop:
                 self._engine.submit(message)
             elif isinstance(message, Cancel):
                 self._engine.cancel(message.request_id)
+            elif isinstance(message, Attest):
+                self._ask()
             elif isinstance(message, Shutdown):
                 return False
             is_idle = False
+
+    def _ask(self) -> None:
+        if self._attestor is not None:
+            self._attestor.ask("request")
+
+    def _attest(self) -> None:
+        """At most one profiled batch between two steps, neither of which is under way."""
+        report = None if self._attestor is None else self._attestor.poll()
+        if report is not None:
+            self._send(report)
 
     def _beat(self) -> None:
         now = time.monotonic()
@@ -146,6 +177,8 @@ def start(configure: Configure, send: Callable[[FromEngine], None]) -> BuiltEngi
         send(EngineRefused(error.code, error.message, []))
     else:
         send(built.ready)
+        if built.attested is not None:
+            send(built.attested)
         return built
     return None
 
@@ -164,7 +197,7 @@ def serve(
         built = start(configure, send)
         if built is None:
             return _EXIT_REFUSED
-        Loop(built.engine, inbox, send).run()
+        Loop(built.engine, inbox, send, built.attestor).run()
     except DeviceLost as error:
         logger.exception("the device is lost while a path was qualified")
         send(EngineFailed(str(error), [(error.path, str(error.shape))]))

@@ -1,18 +1,19 @@
 """Computes batches on the device: tensors in, decoder, sampler; the host reads token ids when it wants to."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from kernels.fused.sampling import SamplingTensors, sample, sampling_tensors
 from kernels.shape import Phase
-from server.engine.core import BatchError, StepResult
 from server.engine.dispatch import Dispatcher, NoPathError, StepAttention
 from server.engine.graphs import GraphStep, StepGraphs
 from server.engine.inputs import InputBuilder, StepInputs
+from server.engine.outcome import BatchError, StepResult
 from server.engine.row_sampling import is_plain_greedy, row_sampling
+from server.engine.scores import score_rows, wants_scores
 from server.engine.sequence import Batch, Sequence
 from server.engine.staging import staged
 from server.engine.step_tokens import StepTokens
@@ -26,7 +27,7 @@ class Launched:
 
     read: Callable[[], list[int]]
     rows: tuple[int, ...]
-    uncounted: StepResult  # complete but for the tokens
+    unread: StepResult  # complete but for the tokens
     on_read: Callable[[], None]
 
     def result(self) -> StepResult:
@@ -34,8 +35,7 @@ class Launched:
         told = self.read()
         self.on_read()
         token_ids = [None if told[row] < 0 else told[row] for row in self.rows]
-        known = self.uncounted
-        return StepResult(token_ids, known.dispatches, known.uses, known.quarantined)
+        return replace(self.unread, token_ids=token_ids)
 
 
 class ModelRunner:
@@ -65,6 +65,11 @@ class ModelRunner:
     def num_pages(self) -> int:
         return self._kv.num_pages
 
+    @property
+    def attention(self) -> StepAttention | None:
+        """Of the latest step."""
+        return self._attention
+
     def suspects(self) -> list[tuple[str, str]]:
         """The (path, shape) pairs of the steps that may not be done, or else of the latest one."""
         latest = [] if self._attention is None else [self._attention]
@@ -78,19 +83,26 @@ class ModelRunner:
         the batch is on its way any more; other errors mean that the device is lost.
         """
         try:
-            step = None if self.graphs is None else self.graphs.find(batch)
-            if self.graphs is not None and step is not None:
-                rows = self._replay(self.graphs, step)
-            else:
-                rows = self._launch_eagerly(batch)
+            return self._launch(batch)
         except NoPathError as error:
             raise self._batch_error(batch.rows_of(error.phase), str(error)) from error
         except torch.OutOfMemoryError as error:
             num_prompts = batch.num_prefill + batch.num_extend
             rows_to_end = range(num_prompts or batch.num_rows)  # prompts need more memory than single tokens
             raise self._batch_error(rows_to_end, f"out of memory in a step of {batch.num_tokens} tokens") from error
+
+    def _launch(self, batch: Batch) -> Launched:
+        is_scored = wants_scores(batch)
+        hidden = None
+        # A graph gives no hidden states.
+        step = None if self.graphs is None or is_scored else self.graphs.find(batch)
+        if self.graphs is not None and step is not None:
+            rows = self._replay(self.graphs, step)
+        else:
+            rows, hidden = self._launch_eagerly(batch)
         self._chosen_at = {batch.sequences[row]: at for row, at in zip(batch.sampled_rows, rows, strict=True)}
-        return self._launched(rows)
+        launched = self._launched(rows)
+        return launched if hidden is None or not is_scored else self._scored(batch, launched, hidden)
 
     def run(self, batch: Batch) -> StepResult:
         """Launch a batch and wait for it."""
@@ -108,8 +120,14 @@ class ModelRunner:
         read = self._tokens.ship(max(rows, default=-1) + 1)
         return Launched(read, rows, known, lambda: self._forget(attention))
 
-    def _launch_eagerly(self, batch: Batch) -> tuple[int, ...]:
-        """Where the tokens of the sampled rows will be."""
+    def _scored(self, batch: Batch, launched: Launched, hidden: Tensor) -> Launched:
+        """With the scores of the batch's prompts, for which this waits: they are asked for by tests and canaries."""
+        sampled = [-1 if token_id is None else token_id for token_id in launched.result().token_ids]
+        scores = score_rows(self._decoder.logits, hidden, batch, sampled)
+        return replace(launched, unread=replace(launched.unread, scores=scores))
+
+    def _launch_eagerly(self, batch: Batch) -> tuple[tuple[int, ...], Tensor]:
+        """Where the tokens of the sampled rows will be, and the hidden states of all tokens."""
         inputs = self._inputs.build(batch, self._chosen_at)
         if inputs.pending.shape[1]:
             tokens, places = inputs.pending
@@ -118,7 +136,7 @@ class ModelRunner:
         hidden = self._forward(inputs)
         if sampling is not None:
             self._tokens.keep(sample(self._decoder.logits(hidden[inputs.sampled]), sampling))
-        return tuple(range(len(batch.sampled_rows)))
+        return tuple(range(len(batch.sampled_rows))), hidden
 
     def _replay(self, graphs: StepGraphs, step: GraphStep) -> tuple[int, ...]:
         """As `_launch_eagerly`, for a step that is a graph. Greedy rows are chosen inside of it."""

@@ -117,7 +117,7 @@ class Scheduler:
             raise SequenceTooLong(message)
         seq.rank = (self._num_admitted_tokens + _PATIENCE * num_tokens, self._num_arrived)
         self._num_arrived += 1
-        if self._shares_pages:
+        if self._shares_pages and seq.sampling.scored is None:  # what is to be scored is computed, all of it
             seq.page_keys = PageKeys(self._pool.page_size, seq.cache_salt)
         insort(self._waiting, seq, key=_rank)
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from kernels.shape import Phase
-from server.engine.messages import AttentionUse, SamplingParams
+from server.engine.messages import AttentionUse, SamplingParams, TokenScores
 from server.engine.prefix import PageKeys
 
 PENDING = -1  # in place of a token that a launched step chooses and that the host has not read yet
@@ -46,6 +46,7 @@ class Sequence:
     scheduled_at: float | None = None  # first admitted
     attention: dict[tuple[str, str, str], AttentionUse] = field(default_factory=dict)  # every distinct one that served
     num_reported_uses: int = 0
+    scores: list[TokenScores] = field(default_factory=list)  # of the chunks computed so far, where they are asked for
     traceparent: str | None = None  # of its trace, for the log
 
     @property

@@ -8,9 +8,9 @@ import torch
 from kernels.buckets import Bucket
 from kernels.shape import AttentionShape, Phase
 from qualification.decision import Decision
-from server.engine.core import Runner
 from server.engine.limits import EngineLimits
 from server.engine.messages import SamplingParams
+from server.engine.outcome import Runner
 from server.engine.sequence import Batch, Sequence, phase_of
 
 _GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
@@ -18,8 +18,10 @@ _GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
 _HUNGRY = SamplingParams(max_tokens=1, top_p=0.9, min_p=0.01, repetition_penalty=1.1)
 
 
-def synthetic_batch(rows: list[tuple[int, int]], page_size: int, sampling: SamplingParams = _GREEDY) -> Batch:
-    """Rows of (query_len, context_len), all of one phase, over page 0 only: nobody owns what comes there."""
+def synthetic_batch(
+    rows: list[tuple[int, int]], page_size: int, sampling: SamplingParams = _GREEDY, *, page: int = 0
+) -> Batch:
+    """Rows of (query_len, context_len), all of one phase, over one page only: nobody owns what comes there."""
     phases = {phase_of(query_len, context_len) for query_len, context_len in rows}
     assert len(phases) == 1
     phase = phases.pop()
@@ -29,7 +31,7 @@ def synthetic_batch(rows: list[tuple[int, int]], page_size: int, sampling: Sampl
         ),
         query_lens=tuple(query_len for query_len, _ in rows),
         context_lens=tuple(context_len for _, context_len in rows),
-        page_tables=tuple(array("i", [0]) * -(-context_len // page_size) for _, context_len in rows),
+        page_tables=tuple(array("i", [page]) * -(-context_len // page_size) for _, context_len in rows),
         sampled_rows=tuple(range(len(rows))),
         num_prefill=len(rows) if phase is Phase.PREFILL else 0,
         num_extend=len(rows) if phase is Phase.EXTEND else 0,

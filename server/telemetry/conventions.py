@@ -12,6 +12,7 @@ TOKENIZE = "hallmark.tokenize"  # parsing the body included
 QUEUE = "hallmark.queue"
 PREFILL = "hallmark.prefill"
 DECODE = "hallmark.decode"
+ATTESTATION = "hallmark.attestation"  # of its own trace: no request asked for it
 
 # Attributes by OpenTelemetry
 SERVICE_NAME = "service.name"
@@ -54,8 +55,14 @@ FIRST_TOKEN = "first_token"
 ATTENTION_SELECTED = "attention.selected"
 ATTENTION_FELL_BACK = "attention.fallback"
 CLIENT_DISCONNECT = "client.disconnect"
+ATTESTED = "attention.attested"  # of one profiled batch
 PHASE = "phase"
 PATH = "path"
 STATUS = "status"
 REASONS = "reasons"
 STAGE = "stage"
+RESULT = "result"
+TRIGGER = "trigger"
+DETAIL = "detail"
+KERNELS = "kernels"
+IS_REPLAY = "is_replay"

@@ -10,12 +10,20 @@ from collections.abc import Callable
 from prometheus_client import CollectorRegistry
 
 from kernels.buckets import buckets_up_to
-from server.engine.messages import EngineProgress, EngineReady, EngineRefused, Heartbeat, RequestTimes, StepRecord
+from server.engine.messages import (
+    AttestationReport,
+    EngineProgress,
+    EngineReady,
+    EngineRefused,
+    Heartbeat,
+    RequestTimes,
+    StepRecord,
+)
 from server.telemetry.attention import AttentionMetrics
 from server.telemetry.engine import EngineMetrics
 from server.telemetry.latency import LatencyMetrics
 from server.telemetry.objectives import DEFAULT_OBJECTIVES, Objectives
-from server.telemetry.outcomes import Outcome
+from server.telemetry.outcomes import Attestation, Outcome
 from server.telemetry.registry import Exemplar, Maker
 from server.telemetry.slo import SloMetrics
 from server.telemetry.traffic import TrafficMetrics
@@ -67,6 +75,9 @@ class Metrics:
 
     def on_heartbeat(self, heartbeat: Heartbeat) -> None:
         self.engine.beat(heartbeat)
+
+    def on_attestation(self, report: AttestationReport) -> None:
+        self.attention.attested(Attestation(report.result))
 
     def on_death(self, cause: str) -> None:
         self._is_ready = False

@@ -26,6 +26,7 @@ from opentelemetry.trace import (
 )
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from server.engine.messages import AttestationReport
 from server.telemetry import conventions as names
 from server.telemetry.export import BoundedProcessor, CountedExporter, exporter_of
 from server.telemetry.registry import Exemplar
@@ -161,6 +162,32 @@ class Tracing:
             names.REQUEST_ID: request_id,
         }
         return trace
+
+    def attested(self, report: AttestationReport) -> None:
+        """A span of its own, with an event for each profiled batch. Always kept: there are few."""
+        if self._tracer is None:
+            return
+        end_ns = round(report.at * 1e9)
+        span = self._tracer.start_span(
+            names.ATTESTATION,
+            Context(),
+            SpanKind.INTERNAL,
+            {names.TRIGGER: report.trigger, names.RESULT: report.result},
+            start_time=end_ns - round(report.busy_s * 1e9),
+        )
+        for batch in report.batches:
+            attributes: Attributes = {
+                names.PHASE: batch.phase,
+                names.PATH: batch.paths,
+                names.RESULT: batch.result,
+                names.IS_REPLAY: batch.is_replay,
+                names.KERNELS: list(batch.kernels),
+            }
+            detail: Attributes = {} if batch.detail is None else {names.DETAIL: batch.detail}
+            span.add_event(names.ATTESTED, attributes | detail, end_ns)
+        if report.result != "match":
+            span.set_status(StatusCode.ERROR, report.result)
+        span.end(end_ns)
 
     def close(self) -> None:
         """Send what waits, for a few seconds at most. Blocks: call it off the event loop."""

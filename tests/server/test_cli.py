@@ -16,6 +16,7 @@ from server.cli import bind, build_parser, main, resolve, url_of
 from server.console import Console, plan_table
 from server.doctor import report
 from server.engine.messages import (
+    AttestationReport,
     EngineProgress,
     EngineReady,
     EngineRefused,
@@ -160,6 +161,9 @@ class Recorder:
 
     def on_heartbeat(self, heartbeat: Heartbeat) -> None:
         self.told.append(heartbeat)
+
+    def on_attestation(self, report: AttestationReport) -> None:
+        self.told.append(report)
 
     def on_death(self, cause: str) -> None:
         self.told.append(cause)

@@ -17,9 +17,11 @@ from server.api.edge import Admission, Edge
 from server.api.keys import ApiKeys
 from server.api.lifecycle import Lifecycle
 from server.app import create_app
+from server.engine.attestations import Attestations
 from server.engine.client import EngineState
 from server.engine.messages import (
     AttentionUse,
+    AttestationReport,
     EngineReady,
     EngineRefused,
     FinishReason,
@@ -114,6 +116,8 @@ class ScriptedEngine:
         self.ready: EngineReady | None = READY
         self.refused: EngineRefused | None = None
         self.last_heartbeat: Heartbeat | None = Heartbeat(1, time.monotonic(), 0, 0)
+        self.report: AttestationReport | None = None  # the answer to who asks for an attestation
+        self.attestations = Attestations(self._attest)
         self.script = script
         self.submitted: list[tuple[str, list[int], SamplingParams]] = []
         self.traceparents: list[str | None] = []
@@ -121,6 +125,10 @@ class ScriptedEngine:
         self.gate = asyncio.Event()
         self.gate.set()
         self.num_free = 0
+
+    def _attest(self) -> None:
+        if self.report is not None:
+            self.attestations.put(self.report)
 
     async def start(self) -> None:
         pass

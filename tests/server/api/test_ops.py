@@ -9,7 +9,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from server.app import create_admin_app
 from server.engine.client import EngineState
-from server.engine.messages import DispatchCount, Heartbeat
+from server.engine.messages import AttestationReport, AttestedBatch, DispatchCount, Heartbeat
 
 
 def test_a_ready_server_is_alive_and_ready(folder: Path) -> None:
@@ -122,3 +122,20 @@ def test_with_an_admin_port_the_main_one_has_no_metrics_and_the_other_needs_no_k
     for path in ("/metrics", "/attention", "/version", "/livez", "/readyz"):
         assert it.get(path).status_code == 200
     assert it.post("/v1/completions", {"prompt": "a"}).status_code == 404
+
+
+def test_an_attestation_is_answered_with_its_report(folder: Path) -> None:
+    it = served(folder)
+    batch = AttestedBatch("prefill", ["sdpa.cpu"], False, {"aten::bmm": 8}, "mismatch", "sdpa.cpu did not launch x")
+    it.engine.report = AttestationReport("request", "mismatch", 1.0, 0.1, [batch], [("sdpa.cpu", "prefill fp32")])
+    answer = it.post("/attention/attest", {})
+    assert answer.status_code == 200
+    assert answer.json()["result"] == "mismatch"
+    assert answer.json()["batches"][0]["detail"] == "sdpa.cpu did not launch x"
+    assert it.get("/attention").json()["attestation"] == answer.json()
+
+
+def test_an_engine_that_is_not_ready_attests_nothing(folder: Path) -> None:
+    it = served(folder)
+    it.engine.state, it.engine.ready = EngineState.STARTING, None
+    assert it.post("/attention/attest", {}).status_code == 503

@@ -16,6 +16,8 @@ import time
 from server.engine import wire
 from server.engine.messages import (
     PROTOCOL_VERSION,
+    Attest,
+    AttestationReport,
     Cancel,
     Configure,
     EngineFailed,
@@ -82,6 +84,9 @@ class Fake:
                 return
             if isinstance(message, Submit):
                 self.answer(message)
+            elif isinstance(message, Attest):
+                lies = [("fake.decode", "a shape")]
+                self.send(AttestationReport("request", "mismatch", time.time(), 0.1, [], lies))
             elif isinstance(message, Cancel):
                 self.send(EngineProgress("cancelled", message.request_id))
 

@@ -3,7 +3,7 @@
 from collections import Counter
 from dataclasses import dataclass
 
-from server.engine.core import StepResult
+from server.engine.outcome import StepResult
 from server.engine.sequence import PENDING, Batch, Sequence
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from server.engine.client import EngineClient, EngineState
 from server.engine.messages import (
+    AttestationReport,
     EngineProgress,
     EngineReady,
     EngineRefused,
@@ -40,6 +41,8 @@ class Ledger:
         self.on_refused = self.refused.append
         self.on_step = self.steps.append
         self.on_heartbeat = self.heartbeats.append
+        self.attestations: list[AttestationReport] = []
+        self.on_attestation = self.attestations.append
         self.on_death = self.deaths.append
 
 
@@ -236,5 +239,19 @@ def test_an_engine_that_cannot_start_is_tried_again_with_growing_delays() -> Non
         await until(lambda: len(ledger.deaths) >= 3)
         await client.close()
         assert set(ledger.deaths) == {"exited"}
+
+    run(test)
+
+
+def test_who_asks_for_an_attestation_gets_its_report_and_what_lied_is_quarantined() -> None:
+    async def test() -> None:
+        async with running() as (client, ledger):
+            first, second = await asyncio.gather(client.attestations.ask(), client.attestations.ask())
+            assert first is not None
+            assert second is not None
+            assert first.result == second.result == "mismatch"
+            assert ledger.attestations[0] == first
+            assert client.attestations.latest is not None
+            assert client.quarantined == [("fake.decode", "a shape")]
 
     run(test)

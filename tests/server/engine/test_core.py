@@ -4,8 +4,9 @@ import pytest
 from fake_runner import Done
 
 from kernels.shape import Phase
-from server.engine.core import BatchError, Engine, EngineOptions, StepResult
+from server.engine.core import Engine, EngineOptions
 from server.engine.messages import AttentionUse, FinishReason, SamplingParams, StepOutput, Submit, TokenDelta
+from server.engine.outcome import BatchError, StepResult
 from server.engine.pages import IntegrityError, PagePool
 from server.engine.scheduler import Scheduler, SchedulerLimits
 from server.engine.sequence import Batch

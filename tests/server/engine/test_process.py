@@ -9,15 +9,17 @@ import time
 from pathlib import Path
 
 import pytest
-from fake_runner import Done
+from fake_runner import DeviceTwin, Done
 from test_client import Ledger, until
 from tiny_llama import TinyLlama
 
 from qualification.decision import Policy
 from server.engine import wire
 from server.engine.client import EngineClient, EngineState
-from server.engine.core import Engine, EngineOptions, StepResult
+from server.engine.core import Engine, EngineOptions
 from server.engine.messages import (
+    Attest,
+    AttestationReport,
     Cancel,
     Configure,
     EngineProgress,
@@ -31,11 +33,14 @@ from server.engine.messages import (
     StepOutput,
     Submit,
 )
+from server.engine.outcome import StepResult
 from server.engine.pages import PagePool
 from server.engine.process import Inbox, Loop, read_messages, serve
 from server.engine.scheduler import Scheduler, SchedulerLimits
 from server.engine.sequence import Batch
 from server.settings import DeviceChoice, Settings
+
+REPORT = AttestationReport("request", "match", 0.0, 0.0, [], [])
 
 
 class OnesRunner:
@@ -73,6 +78,71 @@ def test_a_cancel_that_is_read_with_its_submit_computes_nothing() -> None:
     sent = loop_of(Submit("a", [1, 2], SamplingParams(max_tokens=3)), Cancel("a"))
     outputs = [message for message in sent if isinstance(message, StepOutput)]
     assert [(output.record.step, output.deltas[0].finish_reason) for output in outputs] == [(0, FinishReason.CANCELLED)]
+
+
+class ThreeBatches:
+    """An attestor whose report comes with its third batch."""
+
+    def __init__(self) -> None:
+        self.num_left = 0
+
+    @property
+    def is_busy(self) -> bool:
+        return self.num_left > 0
+
+    @property
+    def is_due(self) -> bool:
+        return self.is_busy
+
+    def ask(self, trigger: str) -> None:
+        assert trigger == "request"
+        self.num_left = 3
+
+    def poll(self) -> AttestationReport | None:
+        self.num_left -= 1
+        return REPORT if self.num_left == 0 else None
+
+
+def test_an_attestation_runs_between_steps_a_batch_at_a_time() -> None:
+    inbox: Inbox = queue.SimpleQueue()
+    for message in (Submit("a", [1, 2], SamplingParams(max_tokens=5)), Attest()):
+        inbox.put(message)
+    sent: list[FromEngine] = []
+
+    def send(message: FromEngine) -> None:
+        sent.append(message)
+        if message is REPORT:
+            inbox.put(Shutdown())
+
+    scheduler = Scheduler(SchedulerLimits(64, 4, 32), PagePool(32, 4))
+    Loop(Engine(scheduler, OnesRunner(), EngineOptions(10, (), seed=0)), inbox, send, ThreeBatches()).run()
+    kinds = [type(message) for message in sent if not isinstance(message, Heartbeat)]
+    assert kinds == [StepOutput, StepOutput, StepOutput, AttestationReport]
+
+
+def test_no_step_is_under_way_while_a_batch_is_attested() -> None:
+    twin = DeviceTwin()
+
+    class Watching(ThreeBatches):
+        def poll(self) -> AttestationReport | None:
+            launches = [entry for entry in twin.log if entry.startswith("launch")]
+            assert 2 * len(launches) == len(twin.log)  # every batch was read
+            return super().poll()
+
+    inbox: Inbox = queue.SimpleQueue()
+    for message in (Submit("a", [1, 2], SamplingParams(max_tokens=9, ignore_eos=True)), Attest()):
+        inbox.put(message)
+    sent: list[FromEngine] = []
+
+    def send(message: FromEngine) -> None:
+        sent.append(message)
+        if isinstance(message, StepOutput) and message.record.step == 9:
+            inbox.put(Shutdown())
+
+    scheduler = Scheduler(SchedulerLimits(64, 4, 32), PagePool(32, 4))
+    Loop(Engine(scheduler, twin, EngineOptions(97, (), 0, runs_ahead=True)), inbox, send, Watching()).run()
+    assert REPORT in sent
+    assert twin.log[-3:] == ["launch 9", "read 8", "read 9"]  # after it the engine runs ahead again
 
 
 def test_shutdown_ends_the_loop_at_once() -> None:
@@ -144,7 +214,7 @@ def test_a_start_tells_its_progress_and_its_plan(tiny_llama: TinyLlama, tmp_path
     status, sent = serve_with(settings_for(tiny_llama, tmp_path))
     assert status == 0
     stages = list(dict.fromkeys(message.stage for message in sent if isinstance(message, EngineProgress)))
-    assert stages == ["loading", "compiling"]
+    assert stages == ["loading", "compiling", "attesting"]
     ready = next(message for message in sent if isinstance(message, EngineReady))
     assert (ready.max_model_len, ready.num_pages, ready.page_size) == (128, 64, 16)
     assert {row.phase for row in ready.plan} == {"prefill", "extend", "decode"}

@@ -6,8 +6,9 @@ import pytest
 from fake_runner import DeviceTwin, Done
 
 from kernels.shape import Phase
-from server.engine.core import BatchError, Engine, EngineOptions, Runner, StepResult
+from server.engine.core import Engine, EngineOptions
 from server.engine.messages import FinishReason, SamplingParams, StepOutput, Submit, TokenDelta
+from server.engine.outcome import BatchError, Runner, StepResult
 from server.engine.pages import PagePool
 from server.engine.scheduler import Scheduler, SchedulerLimits
 from server.engine.sequence import Batch

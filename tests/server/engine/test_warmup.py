@@ -7,8 +7,8 @@ from kernels.buckets import Bucket, bucket_of
 from kernels.shape import AttentionShape, Dtype, Phase
 from qualification.decision import Decision, Status
 from qualification.signature import AttentionSignature, shapes_needed
-from server.engine.core import StepResult
 from server.engine.limits import EngineLimits
+from server.engine.outcome import StepResult
 from server.engine.sequence import Batch
 from server.engine.warmup import synthetic_batch, warm_up
 

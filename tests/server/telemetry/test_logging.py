@@ -1,15 +1,16 @@
 """Log lines."""
 
 import io
+import json
 import logging
 
-from server.telemetry.logging import LineFormatter
+from server.telemetry.logging import JsonFormatter, LineFormatter, trace_fields
 
 
-def _lines(write: object) -> str:
+def _lines(write: object, formatter: logging.Formatter | None = None) -> str:
     stream = io.StringIO()
     handler = logging.StreamHandler(stream)
-    handler.setFormatter(LineFormatter())
+    handler.setFormatter(formatter or LineFormatter())
     logger = logging.Logger("server.test")
     logger.addHandler(handler)
     write(logger)  # type: ignore[operator]
@@ -39,5 +40,44 @@ def test_of_an_exception_only_its_type_and_frames_are_logged() -> None:
     text = _lines(write)
     assert "ValueError at " in text
     assert "test_logging.py" in text
+    assert "a prompt" not in text
+    assert text.count("\n") == 1
+
+
+def test_json_has_the_fields_beside_the_message() -> None:
+    traceparent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    fields = {"ms": 1.5, "status": None, **trace_fields("r-1", traceparent)}
+    text = _lines(lambda logger: logger.info("%s ended", "POST", extra=fields), JsonFormatter())
+    event = json.loads(text)
+    assert event.pop("time").endswith("+00:00")
+    assert event == {
+        "level": "INFO",
+        "logger": "server.test",
+        "message": "POST ended",
+        "request_id": "r-1",
+        "trace_id": "0af7651916cd43dd8448eb211c80319c",
+        "ms": 1.5,
+    }
+
+
+def test_a_line_has_the_fields_behind_the_message() -> None:
+    line = _lines(lambda logger: logger.info("POST", extra={"request_id": "r-1", "ms": 1.5}))
+    assert line.endswith("POST request_id=r-1 ms=1.5\n")
+
+
+def test_a_field_that_is_not_on_the_list_is_not_logged() -> None:
+    for formatter in (LineFormatter(), JsonFormatter()):
+        assert "secret" not in _lines(lambda logger: logger.info("x", extra={"prompt": "secret"}), formatter)
+
+
+def test_json_of_an_exception_has_its_type_and_frames_and_not_its_text() -> None:
+    def write(logger: logging.Logger) -> None:
+        try:
+            raise ValueError("a prompt")
+        except ValueError:
+            logger.exception("failed")
+
+    text = _lines(write, JsonFormatter())
+    assert json.loads(text)["exception"].startswith("ValueError at ")
     assert "a prompt" not in text
     assert text.count("\n") == 1

@@ -269,6 +269,8 @@ def test_the_public_names_are_those_of_the_design() -> None:
         "kv_cache_usage_ratio",
         "prompt_tokens",
         "generation_tokens",
+        "prefix_cache_queried_tokens",
+        "prefix_cache_hit_tokens",
         "preemptions",
         "requests",
         "rejected",

@@ -10,7 +10,15 @@ from otlp_collectors import Collector, attributes, events, grpc_collector, http_
 from prometheus_client import generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 
-from server.engine.messages import AttentionUse, FinishReason, RequestTimes, SamplingParams, TokenDelta
+from server.engine.messages import (
+    AttentionUse,
+    AttestationReport,
+    AttestedBatch,
+    FinishReason,
+    RequestTimes,
+    SamplingParams,
+    TokenDelta,
+)
 from server.errors import SettingsError
 from server.telemetry import conventions
 from server.telemetry.metrics import Metrics
@@ -309,3 +317,16 @@ def test_the_genai_names_are_those_of_the_conventions() -> None:
     ours = {text for name, text in vars(conventions).items() if name.startswith("GEN_AI_")}
     assert len(ours) >= 14
     assert ours <= known
+
+
+def test_an_attestation_is_a_trace_of_its_own_with_an_event_a_batch(collector: Collector) -> None:
+    subject = Subject(collector.url, ratio=0.0)
+    batch = AttestedBatch("decode", ["triton.decode"], True, {"other": 4}, "mismatch", "did not launch hallmark_decode")
+    subject.tracing.attested(AttestationReport("timer", "mismatch", 1000.5, 0.5, [batch], []))
+    subject.tracing.close()
+    (span,) = collector.spans
+    assert (span.name, attributes(span)["trigger"]) == (conventions.ATTESTATION, "timer")
+    assert span.end_time_unix_nano - span.start_time_unix_nano == 500_000_000
+    (event,) = span.events
+    assert event.name == conventions.ATTESTED
+    assert {it.key: it.value.string_value for it in event.attributes}["detail"] == "did not launch hallmark_decode"

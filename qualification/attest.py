@@ -1,0 +1,82 @@
+"""Whether the kernels that the profiler saw are those that the evidence promised. Imports no torch.
+
+A call that was launched kernel by kernel is judged by itself. A CUDA graph holds all calls of a step without their
+borders, so it is judged as a whole: each promised kernel as often as it was counted, and no kernel of another path.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from kernels.path import KernelPath, Tier
+from qualification.evidence import Evidence
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """What a call of a path may launch, and what it must."""
+
+    path: str
+    always: tuple[str, ...]
+    sometimes: tuple[str, ...] = ()
+    markers: tuple[str, ...] = ()  # without evidence: one of these is in the name of every kernel of the path
+
+    @property
+    def is_measured(self) -> bool:
+        return bool(self.always or self.sometimes)
+
+
+def promise_of(path: KernelPath, evidence: Evidence | None) -> Promise:
+    """By the evidence's kernel names; where it has none, by the catalog's own word."""
+    if evidence is None or not (evidence.kernels or evidence.kernels_sometimes):
+        return Promise(path.name, (), (), path.kernel_names)
+    return Promise(path.name, evidence.kernels or (), evidence.kernels_sometimes)
+
+
+def attention_markers(paths: Iterable[KernelPath]) -> frozenset[str]:
+    """Names that only attention kernels of this project's own paths have."""
+    return frozenset(
+        name for path in paths if path.tier is Tier.FIRST for name in path.kernel_names if "::" not in name
+    )
+
+
+def call_mismatch(promise: Promise, seen: Mapping[str, int]) -> str | None:
+    """What is wrong with one call's kernels; None when they are as promised."""
+    if not seen:
+        return f"{promise.path} launched no kernel that the profiler saw"
+    if not promise.is_measured:
+        foreign = [name for name in sorted(seen) if not any(marker in name for marker in promise.markers)]
+        return f"{promise.path} launched {_list(foreign)}, which its catalog entry does not know" if foreign else None
+    missing = sorted(set(promise.always) - set(seen))
+    foreign = sorted(set(seen) - set(promise.always) - set(promise.sometimes))
+    parts = [f"did not launch {_list(missing)}"] if missing else []
+    parts += [f"launched {_list(foreign)}, which its evidence does not know"] if foreign else []
+    return f"{promise.path} {' and '.join(parts)}" if parts else None
+
+
+def replay_mismatch(
+    promises: Iterable[tuple[Promise, int]], seen: Mapping[str, int], markers: frozenset[str]
+) -> str | None:
+    """The same of a whole replayed step. `promises`: each with how many launches were counted for it."""
+    promises = list(promises)
+    wanted: Counter[str] = Counter()
+    for promise, num_launches in promises:
+        for name in promise.always:
+            wanted[name] += num_launches
+    parts = [
+        f"{name} ran {seen.get(name, 0)} times, {count} were counted"
+        for name, count in sorted(wanted.items())
+        if seen.get(name, 0) != count
+    ]
+    known = {name for promise, _ in promises for name in (*promise.always, *promise.sometimes)}
+    loose = [marker for promise, _ in promises if not promise.is_measured for marker in promise.markers]
+    foreign = [
+        name for name in sorted(set(seen) - known) if name in markers and not any(marker in name for marker in loose)
+    ]
+    parts += [f"{_list(foreign)} ran, which no path of the step promised"] if foreign else []
+    paths = ", ".join(dict.fromkeys(promise.path for promise, _ in promises))
+    return f"in a replay of {paths}: {'; '.join(parts)}" if parts else None
+
+
+def _list(names: Iterable[str]) -> str:
+    return ", ".join(names)

@@ -1,0 +1,238 @@
+"""Attestation: forward passes of the real model under the profiler, compared with what the evidence promises.
+
+The batches are nobody's: one for each (phase, path) of the plan, over the page of the cache that no sequence owns,
+through the same runner, dispatcher and graphs as a client's. One is run at a time, between two steps of the engine, so
+that no step waits for more than one of them.
+"""
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+import torch
+
+from kernels.path import KernelPath
+from kernels.shape import AttentionShape, Phase
+from qualification.attest import Promise, attention_markers, call_mismatch, promise_of, replay_mismatch
+from qualification.decision import Decision
+from qualification.evidence import Evidence
+from qualification.profile import Mark, Seen, profiled
+from server.engine.dispatch import Choice, Dispatcher, NoPathError, StepAttention
+from server.engine.failures import is_device_lost
+from server.engine.messages import AttestationReport, AttestedBatch
+from server.engine.outcome import BatchError, Runner
+from server.engine.sequence import Batch
+from server.engine.warmup import synthetic_batch
+
+logger = logging.getLogger(__name__)
+
+_LEAST_QUERY = 17  # tokens of a probe's query, where the bucket allows it: more than one, and no whole tile
+_LEAST_CONTEXT = 33  # tokens of context before it
+
+
+class ProfilerBlind(Exception):
+    """The profiler saw no kernel at all: nothing is proven, and nothing is disproven."""
+
+
+@dataclass(frozen=True, slots=True)
+class Promises:
+    """What each choice may launch."""
+
+    paths: Mapping[str, KernelPath]
+    evidence: Mapping[tuple[AttentionShape, str], Evidence]
+
+    def of(self, choice: Choice) -> Promise:
+        name = choice.use.path
+        return promise_of(self.paths[name], self.evidence.get((choice.decision.shape, name)))
+
+    @property
+    def markers(self) -> frozenset[str]:
+        return attention_markers(self.paths.values())
+
+
+class Attestor:
+    """Only the stepping thread may call it."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        latest: Callable[[], StepAttention | None],
+        dispatcher: Dispatcher,
+        promises: Promises,
+        *,
+        probes: Iterable[Batch],
+        device: torch.device,
+        is_quarantining: bool,
+        interval_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`latest`: attention of the step that `runner` ran last. `interval_s` 0: only when asked."""
+        self._runner = runner
+        self._latest = latest
+        self._dispatcher = dispatcher
+        self.promises = promises
+        self._probes = tuple(probes)
+        self.device = device
+        self._is_quarantining = is_quarantining
+        self._interval_s = interval_s
+        self._clock = clock
+        self._waiting: deque[Batch] = deque()
+        self._done: list[AttestedBatch] = []
+        self._quarantined: list[tuple[str, str]] = []
+        self._trigger = ""
+        self._busy_s = 0.0
+        self._last_at = clock()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether an attestation is under way."""
+        return bool(self._waiting)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether `poll` would run a batch. It must not while the runner has a batch that nobody has read."""
+        return self.is_busy or bool(self._interval_s and self._clock() - self._last_at >= self._interval_s)
+
+    def ask(self, trigger: str) -> None:
+        """Begin, unless one is under way: its report then answers this one too."""
+        if not self._waiting:
+            self._trigger, self._busy_s = trigger, 0.0
+            self._done, self._quarantined = [], []
+            self._waiting = deque(self._probes)
+
+    def poll(self) -> AttestationReport | None:
+        """Run one batch, if an attestation is under way or due; the report when that was the last one."""
+        if not self.is_due:
+            return None
+        if not self._waiting:
+            self.ask("timer")
+        started = self._clock()
+        self._done.append(self._attest(self._waiting.popleft()))
+        self._busy_s += self._clock() - started
+        return None if self._waiting else self._report()
+
+    def attest_all(self, trigger: str) -> AttestationReport:
+        """All batches at once: before ready, when nobody waits."""
+        self.ask(trigger)
+        while (report := self.poll()) is None:
+            pass
+        return report
+
+    def _report(self) -> AttestationReport:
+        self._last_at = self._clock()
+        results = {batch.result for batch in self._done}
+        result = next((each for each in ("mismatch", "error") if each in results), "match")
+        if result != "match":
+            details = "; ".join(batch.detail for batch in self._done if batch.detail is not None)
+            logger.error("attestation (%s): %s: %s", self._trigger, result, details)
+        else:
+            logger.info("attestation (%s): %d batches match in %.3f s", self._trigger, len(self._done), self._busy_s)
+        return AttestationReport(
+            trigger=self._trigger,
+            result=result,
+            at=time.time(),
+            busy_s=self._busy_s,
+            batches=self._done,
+            quarantined=self._quarantined,
+        )
+
+    def _attest(self, batch: Batch) -> AttestedBatch:
+        phase = next(phase for phase in Phase if batch.rows_of(phase))
+        choices: list[Choice] = []
+        try:
+            seen = self._run(batch, choices)
+        except (BatchError, NoPathError, ProfilerBlind, RuntimeError) as error:
+            if is_device_lost(error):
+                raise
+            return AttestedBatch(phase.value, [], False, {}, "error", f"{type(error).__name__}: {error}"[:300])
+        attention = self._latest()
+        served = [] if attention is None else attention.served()
+        wrong = self._mismatches(choices, served, seen)
+        kernels = sum(seen.calls, start=seen.outside) if not choices else sum(seen.calls[1:], start=seen.calls[0])
+        self._quarantine([choice for choice, _ in wrong])
+        return AttestedBatch(
+            phase=phase.value,
+            paths=list(dict.fromkeys(choice.use.path for choice, _ in served)),
+            is_replay=not choices,
+            kernels=self._attention_only(kernels, served) if not choices else dict(sorted(kernels.items())),
+            result="mismatch" if wrong else "match",
+            detail="; ".join(dict.fromkeys(detail for _, detail in wrong)) or None,
+        )
+
+    def _run(self, batch: Batch, choices: list[Choice]) -> Seen:
+        """`choices` gets one for each marked call; none where the step was a replay."""
+
+        def work(mark: Mark) -> None:
+            def watch(choice: Choice) -> AbstractContextManager[object]:
+                choices.append(choice)
+                return mark()
+
+            with self._dispatcher.watched(watch):
+                self._runner.launch(batch).result()
+
+        seen = profiled(work, self.device)
+        if not any(seen.calls) and not seen.outside:
+            raise ProfilerBlind("the profiler saw no kernel at all; may this process use it?")
+        return seen
+
+    def _mismatches(
+        self, choices: list[Choice], served: list[tuple[Choice, int]], seen: Seen
+    ) -> list[tuple[Choice, str]]:
+        if not choices:
+            promises = [(self.promises.of(choice), count) for choice, count in served]
+            detail = replay_mismatch(promises, seen.outside, self.promises.markers)
+            return [] if detail is None else [(choice, detail) for choice, _ in served]
+        found = []
+        for choice, call in zip(choices, seen.calls, strict=True):
+            detail = call_mismatch(self.promises.of(choice), call)
+            if detail is not None:
+                found.append((choice, detail))
+        foreign = sorted(set(seen.outside) & self.promises.markers)
+        if foreign:
+            found += [(choice, f"{', '.join(foreign)} ran outside of every attention call") for choice, _ in served]
+        num_counted = sum(count for _, count in served)
+        if num_counted != len(choices):
+            detail = f"{num_counted} launches were counted, {len(choices)} calls were made"
+            found += [(choice, detail) for choice, _ in served]
+        return found
+
+    def _attention_only(self, kernels: Mapping[str, int], served: list[tuple[Choice, int]]) -> dict[str, int]:
+        """A replay is profiled as a whole; of all its kernels, the attention's."""
+        promises = [self.promises.of(choice) for choice, _ in served]
+        known = {name for promise in promises for name in (*promise.always, *promise.sometimes)}
+        known |= self.promises.markers
+        return {name: count for name, count in sorted(kernels.items()) if name in known}
+
+    def _quarantine(self, choices: list[Choice]) -> None:
+        """A path that launches what nobody proved serves none of the shapes of this phase, unless all is served."""
+        if not self._is_quarantining:
+            return
+        for path, phase in dict.fromkeys((choice.use.path, choice.decision.shape.phase) for choice in choices):
+            self._quarantined += self._dispatcher.quarantine(path, phase)
+
+
+def probes_of(decisions: Mapping[AttentionShape, Decision], *, page: int, page_size: int, max_len: int) -> list[Batch]:
+    """A batch of one sequence for each (phase, path), in its shortest buckets, over `page` alone."""
+    shortest: dict[tuple[Phase, str], AttentionShape] = {}
+    for shape, decision in decisions.items():
+        if decision.path is None:
+            continue
+        known = shortest.get((shape.phase, decision.path))
+        if known is None or _lengths(shape, max_len) < _lengths(known, max_len):
+            shortest[shape.phase, decision.path] = shape
+    rows = [_lengths(shape, max_len) for shape in shortest.values()]
+    return [synthetic_batch([lengths], page_size, page=page) for lengths in rows if 0 < lengths[0] <= lengths[1]]
+
+
+def _lengths(shape: AttentionShape, max_len: int) -> tuple[int, int]:
+    """(query, context) tokens of a probe: inside of the buckets, near their lower ends."""
+    query = max(shape.query_bucket.lo + 1, min(_LEAST_QUERY, max_len // 2))
+    if shape.phase is Phase.PREFILL:
+        return query, query
+    if shape.phase is Phase.DECODE:
+        query = 1
+    context = max(shape.context_bucket.lo + 1, query + min(_LEAST_CONTEXT, max_len // 2))
+    return (query, context) if context <= max_len else (0, 0)

@@ -1,0 +1,79 @@
+"""What the profiler saw against what the evidence promises."""
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from qualification_fakes import SHAPE, evidence, path
+
+from kernels.catalog import PATHS
+from qualification.attest import Promise, attention_markers, call_mismatch, promise_of, replay_mismatch
+
+PATH = replace(path("triton.x"), kernel_names=("hallmark_x",))
+PROMISE = Promise("triton.x", ("hallmark_x", "hallmark_combine"), ("hallmark_plan",))
+MARKERS = frozenset({"hallmark_x", "hallmark_y"})
+
+
+def test_a_call_that_launches_what_was_promised_matches() -> None:
+    assert call_mismatch(PROMISE, Counter(hallmark_x=1, hallmark_combine=1)) is None
+    assert call_mismatch(PROMISE, Counter(hallmark_x=2, hallmark_combine=1, hallmark_plan=1)) is None
+
+
+@pytest.mark.parametrize(
+    ("seen", "detail"),
+    [
+        ({}, "triton.x launched no kernel that the profiler saw"),
+        ({"hallmark_x": 1}, "triton.x did not launch hallmark_combine"),
+        (
+            {"hallmark_x": 1, "hallmark_combine": 1, "other": 1},
+            "triton.x launched other, which its evidence does not know",
+        ),
+        (
+            {"other": 1},
+            "triton.x did not launch hallmark_combine, hallmark_x and launched other, which its evidence does not know",
+        ),
+    ],
+)
+def test_a_call_that_launches_anything_else_is_a_mismatch(seen: dict[str, int], detail: str) -> None:
+    assert call_mismatch(PROMISE, seen) == detail
+
+
+def test_without_evidence_the_catalogs_own_names_must_be_in_every_kernel() -> None:
+    promise = promise_of(PATH, None)
+    assert call_mismatch(promise, {"hallmark_x_variant": 3}) is None
+    assert call_mismatch(promise, {"hallmark_x": 1, "other": 1}) is not None
+
+
+def test_evidence_of_an_older_schema_promises_what_the_catalog_does() -> None:
+    assert promise_of(PATH, evidence(SHAPE, PATH, kernels=None)) == promise_of(PATH, None)
+    assert promise_of(PATH, evidence(SHAPE, PATH, kernels=("a",))) == Promise("triton.x", ("a",))
+
+
+def test_a_replay_matches_when_every_kernel_ran_as_often_as_it_was_counted() -> None:
+    seen = {"hallmark_x": 4, "hallmark_combine": 4, "hallmark_plan": 1, "gemm": 9}
+    assert replay_mismatch([(PROMISE, 4)], seen, MARKERS) is None
+
+
+def test_a_replay_with_other_counts_is_a_mismatch() -> None:
+    seen = {"hallmark_x": 3, "hallmark_combine": 4}
+    assert replay_mismatch([(PROMISE, 4)], seen, MARKERS) == (
+        "in a replay of triton.x: hallmark_x ran 3 times, 4 were counted"
+    )
+
+
+def test_a_replay_that_holds_another_paths_kernel_is_a_mismatch() -> None:
+    seen = {"hallmark_x": 4, "hallmark_combine": 4, "hallmark_y": 4}
+    detail = replay_mismatch([(PROMISE, 4)], seen, MARKERS)
+    assert detail == "in a replay of triton.x: hallmark_y ran, which no path of the step promised"
+
+
+def test_two_paths_of_a_replay_that_share_a_kernel_are_counted_together() -> None:
+    other = Promise("triton.y", ("hallmark_y", "hallmark_combine"))
+    seen = {"hallmark_x": 2, "hallmark_y": 3, "hallmark_combine": 5}
+    assert replay_mismatch([(PROMISE, 2), (other, 3)], seen, MARKERS) is None
+
+
+def test_our_own_kernels_mark_attention_and_no_fused_neighbour() -> None:
+    markers = attention_markers(PATHS)
+    assert {"hallmark_prefill", "hallmark_extend", "hallmark_decode"} <= markers
+    assert not any("rope" in marker or "::" in marker for marker in markers)

@@ -1,0 +1,88 @@
+"""What the profiler's events are made of. On a CPU the kernels are PyTorch's operators."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from qualification_fakes import DECODE, SHAPE
+
+from kernels.catalog import path_named
+from kernels.shape import AttentionShape
+from qualification.inputs import long_case
+from qualification.profile import Mark, calls_seen, is_helper, profiled, short_name, temporary_bytes
+
+CPU = torch.device("cpu")
+
+
+def seen_of(name: str, shape: AttentionShape) -> tuple[str, ...]:
+    case, run = long_case(shape, CPU, seed=0), path_named(name).run
+    assert run is not None
+    out = torch.empty_like(case.q)
+    return calls_seen([lambda: run(case.q, case.k, case.v, case.batch, case.flags, out)], CPU).always
+
+
+def test_a_flash_kernel_of_a_cpu_is_named() -> None:
+    for shape in (SHAPE, DECODE):
+        assert seen_of("sdpa.cpu", shape) == ("aten::_scaled_dot_product_flash_attention_for_cpu",)
+
+
+def test_the_math_fallback_cannot_hide_behind_scaled_dot_product_attention() -> None:
+    windowed = replace(SHAPE, window=17)
+    assert seen_of("sdpa.math", windowed) == ("aten::_softmax", "aten::bmm")
+
+
+def test_kernels_are_given_to_the_call_that_launched_them() -> None:
+    a, b = torch.randn(8, 8), torch.randn(2, 8, 8)
+
+    def work(mark: Mark) -> None:
+        a @ a
+        with mark():
+            b @ b
+        a.softmax(-1)
+        with mark():
+            b @ b
+            b @ b
+
+    seen = profiled(work, CPU)
+    assert [dict(call) for call in seen.calls] == [{"aten::bmm": 1}, {"aten::bmm": 2}]
+    assert dict(seen.outside) == {"aten::mm": 1, "aten::_softmax": 1}
+    assert all(us > 0 for us in seen.call_us)
+
+
+def test_what_every_call_launches_is_told_from_what_some_do() -> None:
+    a, b = torch.randn(8, 8), torch.randn(2, 8, 8)
+    seen = calls_seen([lambda: a @ a, lambda: (a @ a, b @ b)], CPU)
+    assert (seen.always, seen.sometimes) == (("aten::mm",), ("aten::bmm",))
+
+
+@pytest.mark.parametrize(
+    ("name", "short"),
+    [
+        ("hallmark_prefill", "hallmark_prefill"),
+        ("void at::native::elementwise_kernel<128, 4, foo>(int, foo)", "at::native::elementwise_kernel"),
+        (
+            "void at::native::(anonymous namespace)::softmax_warp_forward<float, 3>(float*)",
+            "at::native::softmax_warp_forward",
+        ),
+        ("nvjet_sm90_tst_128x256_64x4_1x2_h_bz_TNN", "nvjet_sm90_tst"),
+        ("fmha_cutlassF_bf16_aligned_64x128_rf_sm80(PyTorchMemEffAttention::Params)", "fmha_cutlassF_bf16_aligned"),
+        (
+            "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x128x64_4x1x1",
+            "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16",
+        ),
+        ("void pytorch_flash::flash_fwd_kernel<Traits<128>, true>(Params)", "pytorch_flash::flash_fwd_kernel"),
+    ],
+)
+def test_names_are_shortened_to_what_a_person_knows(name: str, short: str) -> None:
+    assert short_name(name) == short
+
+
+def test_of_pytorchs_own_kernels_only_a_softmax_is_attention() -> None:
+    assert is_helper("at::native::elementwise_kernel")
+    assert is_helper("Memcpy DtoD")
+    assert not is_helper("at::native::softmax_warp_forward")
+    assert not is_helper("hallmark_prefill")
+
+
+def test_nobody_counts_temporary_memory_on_a_cpu() -> None:
+    assert temporary_bytes(lambda: None, CPU) is None

@@ -1,0 +1,152 @@
+"""Attestation of the real engine on a tiny Llama: it matches, and a path that runs another kernel is caught."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+import pytest
+from tiny_llama import NUM_LAYERS, TinyLlama
+
+from kernels.catalog import PATHS, path_named
+from kernels.path import KernelPath
+from kernels.shape import AttentionShape, Phase
+from qualification.decision import Decision, Policy
+from server.engine.attestation import Attestor, probes_of
+from server.engine.builder import BuiltEngine, build_engine
+from server.engine.dispatch import Dispatcher
+from server.engine.messages import AttestationReport, SamplingParams, Submit
+from server.settings import DeviceChoice, Settings
+
+FLASH = "aten::_scaled_dot_product_flash_attention_for_cpu"
+
+
+@dataclass(frozen=True)
+class Subject:
+    """An engine whose shapes are proven by itself, so that there is evidence of kernel names."""
+
+    built: BuiltEngine
+    decisions: dict[AttentionShape, Decision]
+
+    def attestor(
+        self,
+        paths: Iterable[KernelPath] = PATHS,
+        *,
+        is_quarantining: bool = True,
+        interval_s: float = 0.0,
+        clock: Callable[[], float] = float,
+    ) -> tuple[Attestor, Dispatcher]:
+        """Of the same model, on a dispatcher of its own whose paths may lie."""
+        runner, own = self.built.runner, self.built.attestor
+        runner.dispatcher = Dispatcher(self.decisions, paths, runner.dispatcher.flags, redecide=self.redecide)
+        found = Attestor(
+            runner,
+            lambda: runner.attention,
+            runner.dispatcher,
+            own.promises,
+            probes=probes_of(self.decisions, page=runner.num_pages, page_size=16, max_len=128),
+            device=own.device,
+            is_quarantining=is_quarantining,
+            interval_s=interval_s,
+            clock=clock,
+        )
+        return found, runner.dispatcher
+
+    def redecide(self, shape: AttentionShape, _: frozenset[tuple[str, str]]) -> Decision:
+        return replace(self.decisions[shape], path="sdpa.math")
+
+    def tokens(self, name: str, between: Callable[[], object] = int) -> list[int]:
+        """A greedy answer; `between` is called after the first step."""
+        engine, found = self.built.engine, []
+        engine.submit(Submit(name, [1, 2, 3], SamplingParams(max_tokens=4, temperature=0.0)))
+        while engine.has_work:
+            output = engine.step()
+            found += [token for delta in output.deltas for token in delta.token_ids] if output else []
+            between()
+        return found
+
+
+@pytest.fixture(scope="module")
+def subject(tiny_llama: TinyLlama, tmp_path_factory: pytest.TempPathFactory) -> Subject:
+    settings = Settings(
+        model=str(tiny_llama.folder),
+        device=DeviceChoice.CPU,
+        on_unproven=Policy.QUALIFY,
+        max_model_len=128,
+        kv_cache_tokens=2048,
+        max_num_seqs=8,
+        cache_dir=str(tmp_path_factory.mktemp("cache")),
+    )
+    built = build_engine(settings, frozenset(), lambda *_: None)
+    return Subject(built, built.runner.dispatcher.decisions)
+
+
+def lying(name: str, other: str) -> list[KernelPath]:
+    """The catalog, in which one path runs another one's kernel."""
+    return [replace(path, run=path_named(other).run) if path.name == name else path for path in PATHS]
+
+
+def details(report: AttestationReport) -> list[str | None]:
+    return [batch.detail for batch in report.batches]
+
+
+def test_the_start_attests_every_phase(subject: Subject) -> None:
+    report = subject.built.attested
+    assert report is not None
+    assert (report.trigger, report.result, report.quarantined) == ("start", "match", [])
+    assert [batch.phase for batch in report.batches] == [phase.value for phase in Phase]
+    assert all(batch.kernels == {FLASH: NUM_LAYERS} for batch in report.batches)
+
+
+def test_a_path_that_silently_runs_another_kernel_is_caught(subject: Subject) -> None:
+    it, _ = subject.attestor(lying("sdpa.cpu", "sdpa.math"))
+    report = it.attest_all("request")
+    assert report.result == "mismatch"
+    assert all(
+        detail is not None and detail.startswith(f"sdpa.cpu did not launch {FLASH}") for detail in details(report)
+    )
+    assert "aten::bmm" in str(details(report)[0])
+
+
+def test_a_path_that_lies_serves_no_more(subject: Subject) -> None:
+    it, dispatcher = subject.attestor(lying("sdpa.cpu", "sdpa.math"))
+    before = {str(choice.decision.shape) for choice in dispatcher.choices}
+    report = it.attest_all("request")
+    assert set(report.quarantined) == {("sdpa.cpu", shape) for shape in before}
+    assert {choice.use.path for choice in dispatcher.choices} == {"sdpa.math"}
+
+
+def test_where_everything_is_served_the_lie_is_only_reported(subject: Subject) -> None:
+    it, dispatcher = subject.attestor(lying("sdpa.cpu", "sdpa.math"), is_quarantining=False)
+    assert it.attest_all("request").quarantined == []
+    assert {choice.use.path for choice in dispatcher.choices} == {"sdpa.cpu"}
+
+
+def test_batches_of_nobody_change_no_token(subject: Subject) -> None:
+    it, _ = subject.attestor()
+    assert subject.tokens("a", lambda: it.attest_all("request")) == subject.tokens("b")
+
+
+def test_one_batch_is_profiled_at_a_time(subject: Subject) -> None:
+    it, _ = subject.attestor()
+    assert it.poll() is None
+    it.ask("request")
+    assert [it.poll() is None for _ in range(2)] == [True, True]
+    it.ask("request")  # while it is under way: that report answers this one too
+    report = it.poll()
+    assert report is not None
+    assert len(report.batches) == len(Phase)
+    assert (it.is_busy, it.poll()) == (False, None)
+
+
+def test_the_timer_asks_by_itself(subject: Subject) -> None:
+    now = [0.0]
+    it, _ = subject.attestor(interval_s=600.0, clock=lambda: now[0])
+    now[0] = 599.0
+    assert it.poll() is None
+    assert not it.is_busy
+    now[0] = 600.0
+    reports = [it.poll() for _ in Phase]
+    assert reports[-1] is not None
+    assert reports[-1].trigger == "timer"
+    now[0] = 1199.0
+    it.poll()
+    assert not it.is_busy
