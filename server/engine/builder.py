@@ -116,6 +116,7 @@ def build_engine(settings: Settings, quarantined: frozenset[tuple[str, str]], pr
         matrix_verdict=plan.matrix_verdict.value,
         plan=plan_rows(dispatcher.decisions, plan.evidence),
         attention_layers=config.num_layers,
+        num_compiles=num_compiles(),
     )
     return BuiltEngine(engine, runner, ready, attestor, attested)
 

@@ -115,6 +115,7 @@ class EngineReady(msgspec.Struct, frozen=True, tag=True):
     matrix_verdict: str
     plan: list[PlanRow]
     attention_layers: int
+    num_compiles: int = 0  # kernels compiled, or loaded from Triton's disk cache, before ready
 
 
 class EngineRefused(msgspec.Struct, frozen=True, tag=True):
