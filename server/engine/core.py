@@ -34,15 +34,26 @@ class StepResult:
     dispatches: list[DispatchCount] = field(default_factory=list)
     uses: dict[Phase, list[AttentionUse]] = field(default_factory=dict)
     quarantined: list[tuple[str, str]] = field(default_factory=list)
+    oom_stage: str | None = None  # of a step that the device's memory did not suffice for
     scores: dict[int, TokenScores] = field(default_factory=dict)  # by row, of prompts whose scores are asked for
 
 
 class BatchError(Exception):
     """Some rows of a batch cannot be computed; nothing of the batch counts as computed, the other rows try again."""
 
-    def __init__(self, code: str, message: str, rows: range, quarantined: list[tuple[str, str]]) -> None:
+    def __init__(
+        self,
+        code: str,
+        message: str,
+        rows: range,
+        quarantined: list[tuple[str, str]],
+        *,
+        oom_stage: str | None = None,
+    ) -> None:
+        """`oom_stage`: prefill or decode, where the device's memory did not suffice."""
         super().__init__(message)
         self.code = code
+        self.oom_stage = oom_stage
         self.rows = rows
         self.quarantined = quarantined
 
@@ -146,7 +157,7 @@ class Engine:
             logger.error("step %d: %d requests end: %s", self.step_index, len(error.rows), error)
             for row in error.rows:
                 self._fail(batch.sequences[row], error.code, str(error))
-            result = StepResult([], quarantined=error.quarantined)
+            result = StepResult([], quarantined=error.quarantined, oom_stage=error.oom_stage)
             return self._output(started_at, result, num_compiles=self._num_compiles() - compiles_before, batch=batch)
         self._commit(batch, result)
         return self._output(started_at, result, num_compiles=self._num_compiles() - compiles_before, batch=batch)
@@ -253,6 +264,7 @@ class Engine:
             num_nonfinite=result.token_ids.count(None),
             num_compiles=num_compiles,
             quarantined=result.quarantined,
+            oom_stage=result.oom_stage,
             num_prefix_queried_tokens=batch.num_queried if batch else 0,
             num_prefix_hit_tokens=batch.num_found if batch else 0,
         )

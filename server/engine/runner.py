@@ -68,7 +68,9 @@ class ModelRunner:
         except torch.OutOfMemoryError as error:
             num_prompts = batch.num_prefill + batch.num_extend
             rows_to_end = range(num_prompts or batch.num_rows)  # prompts need more memory than single tokens
-            raise self._batch_error(rows_to_end, f"out of memory in a step of {batch.num_tokens} tokens") from error
+            message = f"out of memory in a step of {batch.num_tokens} tokens"
+            stage = "prefill" if num_prompts else "decode"
+            raise self._batch_error(rows_to_end, message, oom_stage=stage) from error
         return self._result([None if token_id < 0 else token_id for token_id in token_ids], scores)
 
     def _run_eagerly(self, batch: Batch) -> tuple[list[int], Tensor]:
@@ -120,9 +122,10 @@ class ModelRunner:
             scores=scores,
         )
 
-    def _batch_error(self, rows: range, message: str) -> BatchError:
+    def _batch_error(self, rows: range, message: str, *, oom_stage: str | None = None) -> BatchError:
         self._wait()  # for what the step had launched before it failed
-        return BatchError("internal_error", message, rows, self.dispatcher.take_quarantined())
+        quarantined = self.dispatcher.take_quarantined()
+        return BatchError("internal_error", message, rows, quarantined, oom_stage=oom_stage)
 
 
 def _read(sampled: SampleResult) -> list[int]:

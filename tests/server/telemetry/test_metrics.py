@@ -321,7 +321,8 @@ def test_every_objective_of_every_bucket_has_its_events_at_zero() -> None:
 def test_an_attestation_and_an_oom_are_counted() -> None:
     metrics = make()
     metrics.attention.attested(Attestation.MISMATCH)
-    metrics.engine.ran_out_of_memory(OomStage.DECODE)
+    metrics.on_step(msgspec.structs.replace(RECORD, oom_stage="decode"))
+    metrics.on_step(RECORD)
     assert value(metrics, "attestation_total", result="mismatch") == 1
     assert value(metrics, "gpu_oom_total", stage="decode") == 1
 
