@@ -76,6 +76,7 @@ class Variant:
     page_size: int = 0
     pack: int = 1
     parts: bool = False
+    masks_apart: bool = False
 
     @property
     def box(self) -> int:
@@ -175,4 +176,4 @@ def _extend_variant(
         raise ValueError(f"page_size: expected a multiple of {PAGE_SIZE_MULTIPLE}, found {page_size}")
     plain = _variant(head_dim, True, window, softcap, sinks, spans)
     pack = group if group <= ROWS and group.bit_count() == 1 else 1
-    return replace(plain, page_size=page_size, pack=pack, parts=True)
+    return replace(plain, page_size=page_size, pack=pack, parts=True, masks_apart=not (window or spans))
