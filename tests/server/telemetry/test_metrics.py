@@ -84,7 +84,7 @@ def test_every_fallback_that_the_plan_allows_is_at_zero_before_it_happens() -> N
     metrics = make()
     metrics.on_ready(READY)
     limit = {Reject.HEAD_DIM}  # the plan knows what the path cannot compute; the rest may befall it later
-    doubts = {Reject.UNPROVEN, Reject.STALE, Reject.FAILED, Reject.QUARANTINED, Reject.COMPILE_ERROR}
+    doubts = {Reject.UNPROVEN, Reject.STALE, Reject.FAILED, Reject.QUARANTINED}
     for path, reason in itertools.product(("sdpa.math", "sdpa.cpu", "sdpa.efficient"), limit | doubts):
         labels = {"model": "m", "phase": "prefill", "from": "sdpa.cpu", "to": path, "reason": reason.value}
         assert value(metrics, "attention_fallback_total", **labels) == 0
