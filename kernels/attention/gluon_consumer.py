@@ -30,7 +30,7 @@ from kernels.attention.gluon_schedule import first_of, take_tile
 from kernels.attention.gluon_softmax import reciprocal, softmax_first, softmax_next
 
 ROWS = gluon_pipeline.ROWS
-CONSUMERS = gluon_pipeline.CONSUMERS
+PAIR = gluon_pipeline.PAIR
 TURN = gluon_pipeline.TURN
 LOG2E = gl.constexpr(1.4426950408889634)
 
@@ -95,7 +95,8 @@ def store_part(result, part, head, o, m, total, W: gl.constexpr, VARIANT: gl.con
     A row that saw no key has a log of -inf.
     """
     parts, logs, num_heads = result[3], result[4], result[5]
-    first = (part * num_heads + head) * (CONSUMERS * ROWS) + W * ROWS
+    BLOCK_M: gl.constexpr = VARIANT.tiling.consumers * ROWS
+    first = (part * num_heads + head) * BLOCK_M + W * ROWS
     r = first + gl.arange(0, ROWS, layout=gl.SliceLayout(1, o.type.layout))
     c = gl.arange(0, VARIANT.tiling.block_d, layout=gl.SliceLayout(0, o.type.layout))
     gl.store(parts + (r * VARIANT.tiling.block_d)[:, None] + c[None, :], o)
@@ -153,6 +154,7 @@ def step(
 ):  # fmt: skip
     """One steady step, see the head of this file. MASKED: 0 never, 1 where the block asks for it, 2 always."""
     O_ROW: gl.constexpr = gl.SliceLayout(1, acc.type.layout)
+    CONSUMERS: gl.constexpr = VARIANT.tiling.consumers
     take_turn(W, VARIANT)
     s = issue_scores(queries, (n % VARIANT.tiling.q_buffers) * CONSUMERS + W, keys, fill, zero, VARIANT)
     acc = issue_output(p16, values, fill - 1, acc, VARIANT)
@@ -192,6 +194,7 @@ def consume(
     BLOCK_N: gl.constexpr = VARIANT.tiling.block_n
     BLOCK_D: gl.constexpr = VARIANT.tiling.block_d
     Q_BUFFERS: gl.constexpr = VARIANT.tiling.q_buffers
+    CONSUMERS: gl.constexpr = VARIANT.tiling.consumers
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_D, 16])
     P_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, O_LAYOUT, 2)
@@ -200,7 +203,7 @@ def consume(
     index = (W * ROWS + gl.arange(0, ROWS, layout=S_ROW)) // VARIANT.pack
     zero = gl.zeros([ROWS, BLOCK_N], gl.float32, S_LAYOUT)
     if VARIANT.tiling.named_barriers and W == CONSUMERS - 1:
-        hardware_arrive(TURN, CONSUMERS * 128)  # consumer 0 begins
+        hardware_arrive(TURN, PAIR)  # consumer 0 begins
 
     row, rows, position, num_keys, head, _first_key, low, top, part = take_tile(tiles, 0, VARIANT)
     low = first_of(low, VARIANT)

@@ -13,7 +13,6 @@ from kernels.attention.gluon_schedule import first_of, take_tile
 
 AHEAD = gluon_schedule.AHEAD
 ROWS = gluon_pipeline.ROWS
-CONSUMERS = gluon_pipeline.CONSUMERS
 FREE = gluon_pipeline.FREE
 HALF = gluon_pipeline.HALF
 LANES = gl.constexpr(gl.BlockedLayout([1], [32], [1], [0]))  # of the one warp that produces
@@ -25,6 +24,7 @@ def load_packed_queries(q_desc, row, head, n, queries, VARIANT: gl.constexpr):
     q_smem, q_full, q_free = queries
     PACK: gl.constexpr = VARIANT.pack
     Q_BUFFERS: gl.constexpr = VARIANT.tiling.q_buffers
+    CONSUMERS: gl.constexpr = VARIANT.tiling.consumers
     for w in gl.static_range(CONSUMERS):
         buffer = (n % Q_BUFFERS) * CONSUMERS + w
         mbarrier.wait(q_free.index(buffer), ((n // Q_BUFFERS) & 1) ^ 1)
