@@ -20,6 +20,14 @@ _GLUON_SOURCES = (
     "gluon_consumer.py",
     "gluon_prefill.py",
 )
+_GLUON_EXTEND_SOURCES = (
+    *_GLUON_SOURCES,  # the consumers are the same, and so are the tensor maps
+    "gluon_extend_producer.py",
+    "gluon_extend_plan.py",
+    "gluon_extend_combine.py",
+    "gluon_extend_work.py",
+    "gluon_extend.py",
+)
 _SDPA_SOURCES = ("batch.py", "sequences.py", "sdpa.py")
 
 _ALL_DTYPES = frozenset(Dtype)
@@ -60,24 +68,28 @@ def _triton_path(phase: Phase, run: RunAttention | None, *kernel_names: str) -> 
     return KernelPath(f"triton.{phase.value}", Tier.FIRST, limits, digest, kernel_names, run, is_capturable=True)
 
 
-def _hopper_path(run: RunAttention | None) -> KernelPath:
-    """Prefill by wgmma and TMA, which exist on sm_90 only. Every tensor map wants rows of whole 16 bytes."""
+def _hopper_path(phase: Phase, run: RunAttention | None) -> KernelPath:
+    """Prefill or extend by wgmma and TMA, which exist on sm_90 only. Every tensor map wants rows of whole 16 bytes."""
     limits = Limits(
         devices=frozenset({Device.CUDA}),
-        phases=frozenset({Phase.PREFILL}),
+        phases=frozenset({phase}),
         dtypes=_HALF_DTYPES,
         max_head_dim=256,
         head_dim_multiple=8,
         min_sm=90,
         max_sm=90,
+        page_size_multiple=16,
         masks=frozenset({Mask.CAUSAL, Mask.SPANS}),
         needs_triton=True,
     )
-    names = ("hallmark_gluon_prefill", "hallmark_gluon_plan")
-    # Its plan is made on the device anew in each launch, its counter with it.
-    return KernelPath(
-        "gluon.prefill.hopper", Tier.FIRST, limits, _digest(*_GLUON_SOURCES), names, run, is_capturable=True
-    )
+    if phase is Phase.PREFILL:
+        names: tuple[str, ...] = ("hallmark_gluon_prefill", "hallmark_gluon_plan")
+        digest = _digest(*_GLUON_SOURCES)
+    else:
+        names, digest = ("hallmark_gluon_extend",), _digest(*_GLUON_EXTEND_SOURCES)
+    # A prompt's plan is made on the device anew in each launch, its counter with it.
+    is_capturable = phase is Phase.PREFILL
+    return KernelPath(f"gluon.{phase.value}.hopper", Tier.FIRST, limits, digest, names, run, is_capturable)
 
 
 def _sdpa_path(name: str, tier: Tier, limits: Limits, run: RunAttention, *kernel_names: str) -> KernelPath:
@@ -87,14 +99,19 @@ def _sdpa_path(name: str, tier: Tier, limits: Limits, run: RunAttention, *kernel
 def _bundled_paths() -> tuple[KernelPath, ...]:
     """The Gluon and Triton paths; without Triton they stay in the catalog, to say why they cannot run."""
     if launch.triton_version() is None:
-        return (_hopper_path(None), *(_triton_path(phase, None, f"hallmark_{phase.value}") for phase in Phase))
+        return (
+            *(_hopper_path(phase, None) for phase in (Phase.PREFILL, Phase.EXTEND)),
+            *(_triton_path(phase, None, f"hallmark_{phase.value}") for phase in Phase),
+        )
+    from kernels.attention.gluon_extend import run_extend as run_hopper_extend
     from kernels.attention.gluon_prefill import run_prefill as run_hopper_prefill
     from kernels.attention.triton_decode import run_decode
     from kernels.attention.triton_extend import run_extend
     from kernels.attention.triton_prefill import run_prefill
 
     return (
-        _hopper_path(run_hopper_prefill),
+        _hopper_path(Phase.PREFILL, run_hopper_prefill),
+        _hopper_path(Phase.EXTEND, run_hopper_extend),
         _triton_path(Phase.PREFILL, run_prefill, "hallmark_prefill"),
         _triton_path(Phase.EXTEND, run_extend, "hallmark_extend"),
         _triton_path(Phase.DECODE, run_decode, "hallmark_decode"),
@@ -156,7 +173,7 @@ _MATH_LIMITS = Limits(
 # In the order of preference: what we want to serve, then what we serve when we cannot, each path named in metrics.
 PATHS: tuple[KernelPath, ...] = (
     *_bundled_paths(),
-    _sdpa_path("cpu", Tier.FIRST, _CPU_LIMITS, sdpa.run_cpu, "aten::"),
+    _sdpa_path("cpu", Tier.FIRST, _CPU_LIMITS, sdpa.run_cpu, "_scaled_dot_product_flash_attention_for_cpu"),
     _sdpa_path("cudnn", Tier.FALLBACK, _CUDNN_LIMITS, sdpa.run_cudnn, "cudnn", *_TORCH_HELPERS),
     _sdpa_path("flash", Tier.FALLBACK, _FLASH_LIMITS, sdpa.run_flash, "pytorch_flash::", *_TORCH_HELPERS),
     _sdpa_path("efficient", Tier.FALLBACK, _EFFICIENT_LIMITS, sdpa.run_efficient, "fmha_cutlassF", *_TORCH_HELPERS),

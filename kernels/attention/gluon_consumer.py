@@ -30,7 +30,7 @@ from kernels.attention.gluon_schedule import first_of, take_tile
 from kernels.attention.gluon_softmax import reciprocal, softmax_first, softmax_next
 
 ROWS = gluon_pipeline.ROWS
-CONSUMERS = gluon_pipeline.CONSUMERS
+PAIR = gluon_pipeline.PAIR
 TURN = gluon_pipeline.TURN
 LOG2E = gl.constexpr(1.4426950408889634)
 
@@ -45,6 +45,12 @@ def first_block(position, low, top, W: gl.constexpr, VARIANT: gl.constexpr):
             diagonal = gl.maximum(diagonal, low * VARIANT.tiling.block_n)
         last = gl.minimum(diagonal // VARIANT.tiling.block_n, top)
     return last
+
+
+@jit
+def first_masked(position, W: gl.constexpr, VARIANT: gl.constexpr):
+    """The first key block that some row of consumer W does not see whole."""
+    return gl.maximum(position + W * ROWS // VARIANT.pack + 1, 0) // VARIANT.tiling.block_n
 
 
 @jit
@@ -89,7 +95,8 @@ def store_part(result, part, head, o, m, total, W: gl.constexpr, VARIANT: gl.con
     A row that saw no key has a log of -inf.
     """
     parts, logs, num_heads = result[3], result[4], result[5]
-    first = (part * num_heads + head) * (CONSUMERS * ROWS) + W * ROWS
+    BLOCK_M: gl.constexpr = VARIANT.tiling.consumers * ROWS
+    first = (part * num_heads + head) * BLOCK_M + W * ROWS
     r = first + gl.arange(0, ROWS, layout=gl.SliceLayout(1, o.type.layout))
     c = gl.arange(0, VARIANT.tiling.block_d, layout=gl.SliceLayout(0, o.type.layout))
     gl.store(parts + (r * VARIANT.tiling.block_d)[:, None] + c[None, :], o)
@@ -141,6 +148,39 @@ def skip_values(values, start, end, VARIANT: gl.constexpr):
 
 
 @jit
+def step(
+    queries, n, keys, values, fill, i, num_more, last, acc, p16, m, sums, zero, scale, softcap_scale, position, index,
+    visible, window, MASKED: gl.constexpr, W: gl.constexpr, VARIANT: gl.constexpr,
+):  # fmt: skip
+    """One steady step, see the head of this file. MASKED: 0 never, 1 where the block asks for it, 2 always."""
+    O_ROW: gl.constexpr = gl.SliceLayout(1, acc.type.layout)
+    CONSUMERS: gl.constexpr = VARIANT.tiling.consumers
+    take_turn(W, VARIANT)
+    s = issue_scores(queries, (n % VARIANT.tiling.q_buffers) * CONSUMERS + W, keys, fill, zero, VARIANT)
+    acc = issue_output(p16, values, fill - 1, acc, VARIANT)
+    pass_turn(W, VARIANT)
+    s = warpgroup_mma_wait(1, deps=(s,))
+    free_key(keys, fill, True, VARIANT)
+    if VARIANT.tiling.q_buffers == 1:
+        mbarrier.arrive(queries[2].index(W), count=1, pred=i + 1 == num_more)
+    p, m, sums, shrink, grown = softmax_next(
+        s, m, sums, scale, softcap_scale, position, W * ROWS // VARIANT.pack, index, visible, window,
+        last - 1 - i, MASKED, VARIANT,
+    )  # fmt: skip
+    p16 = gl.convert_layout(p.to(p16.dtype), p16.type.layout)
+    fill += 1
+    wait_fill(keys, fill, i + 1 < num_more, VARIANT)  # also the pin, see the head of this file
+    acc = warpgroup_mma_wait(0, deps=(acc,))
+    free_value(values, fill - 2, VARIANT)
+    if VARIANT.tiling.lazy_rescale:
+        if grown:
+            acc = acc * gl.convert_layout(shrink, O_ROW)[:, None]
+    else:
+        acc = acc * gl.convert_layout(shrink, O_ROW)[:, None]
+    return acc, p16, m, sums
+
+
+@jit
 def consume(
     result, sinks, spans, scale, softcap_scale, window, tiles, queries, keys, values,
     W: gl.constexpr, STORE: gl.constexpr, VARIANT: gl.constexpr,
@@ -154,6 +194,7 @@ def consume(
     BLOCK_N: gl.constexpr = VARIANT.tiling.block_n
     BLOCK_D: gl.constexpr = VARIANT.tiling.block_d
     Q_BUFFERS: gl.constexpr = VARIANT.tiling.q_buffers
+    CONSUMERS: gl.constexpr = VARIANT.tiling.consumers
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_D, 16])
     P_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, O_LAYOUT, 2)
@@ -162,7 +203,7 @@ def consume(
     index = (W * ROWS + gl.arange(0, ROWS, layout=S_ROW)) // VARIANT.pack
     zero = gl.zeros([ROWS, BLOCK_N], gl.float32, S_LAYOUT)
     if VARIANT.tiling.named_barriers and W == CONSUMERS - 1:
-        hardware_arrive(TURN, CONSUMERS * 128)  # consumer 0 begins
+        hardware_arrive(TURN, PAIR)  # consumer 0 begins
 
     row, rows, position, num_keys, head, _first_key, low, top, part = take_tile(tiles, 0, VARIANT)
     low = first_of(low, VARIANT)
@@ -198,30 +239,21 @@ def consume(
         while more:
             if num_more > 0:
                 wait_fill(keys, fill, True, VARIANT)
-            for i in range(num_more):
-                take_turn(W, VARIANT)
-                s = issue_scores(queries, (n % Q_BUFFERS) * CONSUMERS + W, keys, fill, zero, VARIANT)
-                acc = issue_output(p16, values, fill - 1, acc, VARIANT)
-                pass_turn(W, VARIANT)
-                s = warpgroup_mma_wait(1, deps=(s,))
-                free_key(keys, fill, True, VARIANT)
-                if Q_BUFFERS == 1:
-                    mbarrier.arrive(q_free.index(W), count=1, pred=i + 1 == num_more)
-                p, m, sums, shrink, grown = softmax_next(
-                    s, m, sums, scale, softcap_scale, position, W * ROWS // VARIANT.pack, index, visible, window,
-                    last - 1 - i, VARIANT,
+            num_masked = 0
+            if VARIANT.masks_apart:
+                num_masked = gl.minimum(num_more, gl.maximum(last - first_masked(position, W, VARIANT), 0))
+                for i in range(num_masked):
+                    acc, p16, m, sums = step(
+                        queries, n, keys, values, fill, i, num_more, last, acc, p16, m, sums, zero,
+                        scale, softcap_scale, position, index, visible, window, 2, W, VARIANT,
+                    )  # fmt: skip
+                    fill += 1
+            for i in range(num_masked, num_more):
+                acc, p16, m, sums = step(
+                    queries, n, keys, values, fill, i, num_more, last, acc, p16, m, sums, zero,
+                    scale, softcap_scale, position, index, visible, window, 0 if VARIANT.masks_apart else 1, W, VARIANT,
                 )  # fmt: skip
-                p16_new = gl.convert_layout(p.to(dtype), P_LAYOUT)
                 fill += 1
-                wait_fill(keys, fill, i + 1 < num_more, VARIANT)  # also the pin, see the head of this file
-                acc = warpgroup_mma_wait(0, deps=(acc,))
-                free_value(values, fill - 2, VARIANT)
-                if VARIANT.tiling.lazy_rescale:
-                    if grown:
-                        acc = acc * gl.convert_layout(shrink, O_ROW)[:, None]
-                else:
-                    acc = acc * gl.convert_layout(shrink, O_ROW)[:, None]
-                p16 = p16_new
 
             # tile border: S of the next tile's first block beside the last P V of this tile
             if Q_BUFFERS > 1:

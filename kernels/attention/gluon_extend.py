@@ -38,7 +38,6 @@ from kernels.attention.gluon_prefill import (
 )
 from kernels.attention.gluon_schedule import bounded_window, keys_per_group, schedule
 from kernels.attention.gluon_variants import (
-    BLOCK_M,
     ROWS,
     AnyTensor,
     PointerClass,
@@ -102,7 +101,7 @@ def run_variant(
     processors = num_processors(q.device)
     work = work_of(q.shape[0], num_heads, num_kv_heads, batch, variant, processors)
     plan = plan_extend(batch, flags, variant, work, processors)
-    rows = max(1, work.max_parts) * work.tile_heads * BLOCK_M
+    rows = max(1, work.max_parts) * work.tile_heads * variant.tiling.block_m
     parts = torch.empty(rows * variant.tiling.block_d if work.max_parts else 1, dtype=torch.float32, device=q.device)
     logs = torch.empty(rows if work.max_parts else 1, dtype=torch.float32, device=q.device)
     launch_extend(q, k, v, batch, flags, out, variant=variant, work=work, plan=plan, scratch=(parts, logs))

@@ -13,9 +13,9 @@ from kernels.attention.gluon_schedule import first_of, take_tile
 
 AHEAD = gluon_schedule.AHEAD
 ROWS = gluon_pipeline.ROWS
-CONSUMERS = gluon_pipeline.CONSUMERS
 FREE = gluon_pipeline.FREE
 HALF = gluon_pipeline.HALF
+LANES = gl.constexpr(gl.BlockedLayout([1], [32], [1], [0]))  # of the one warp that produces
 
 
 @jit
@@ -24,6 +24,7 @@ def load_packed_queries(q_desc, row, head, n, queries, VARIANT: gl.constexpr):
     q_smem, q_full, q_free = queries
     PACK: gl.constexpr = VARIANT.pack
     Q_BUFFERS: gl.constexpr = VARIANT.tiling.q_buffers
+    CONSUMERS: gl.constexpr = VARIANT.tiling.consumers
     for w in gl.static_range(CONSUMERS):
         buffer = (n % Q_BUFFERS) * CONSUMERS + w
         mbarrier.wait(q_free.index(buffer), ((n // Q_BUFFERS) & 1) ^ 1)
@@ -34,16 +35,20 @@ def load_packed_queries(q_desc, row, head, n, queries, VARIANT: gl.constexpr):
 
 @jit
 def block_pages(table, first, begin, num_keys, VARIANT: gl.constexpr):
-    """The page of each box of the block from key `first` on.
+    """The pages of the block from key `first` on, one a box and lane, to be read by `page_at`.
 
     A box without a key that is seen takes the page of one that is: an entry behind the window may be anybody's page
     by now, one past the last key is not even a number. Without keys page 0 stands in.
     """
-    pages = ()
-    for i in gl.static_range(VARIANT.tiling.block_n // VARIANT.box):
-        key = gl.maximum(gl.minimum(first + i * VARIANT.box, num_keys - 1), begin)
-        pages = pages + (gl.load(table + key // VARIANT.page_size, mask=num_keys > 0, other=0),)  # type: ignore[assignment]  # noqa: RUF005
-    return pages
+    box = gl.arange(0, 32, layout=LANES) % (VARIANT.tiling.block_n // VARIANT.box)
+    key = gl.maximum(gl.minimum(first + box * VARIANT.box, num_keys - 1), begin)
+    return gl.load(table + key // VARIANT.page_size, mask=key < num_keys, other=0)
+
+
+@jit
+def page_at(pages, box):
+    """Of a lane, not a scalar load: ptxas would wait for that where it stands, and nothing would be ahead."""
+    return gl.max(gl.where(gl.arange(0, 32, layout=LANES) == box, pages, -1), axis=0)
 
 
 @jit
@@ -53,7 +58,7 @@ def load_keys(desc, pages, rows_of_page, first, kv_head, bar, smem, VARIANT: gl.
     BLOCK_N: gl.constexpr = smem.shape[0]
     mbarrier.expect(bar, BLOCK_N * smem.shape[1] * 2)
     for i in gl.static_range(BLOCK_N // BOX):
-        row = pages[i] * rows_of_page + (first + i * BOX) % VARIANT.page_size
+        row = page_at(pages, i) * rows_of_page + (first + i * BOX) % VARIANT.page_size
         box = smem.reshape([BLOCK_N, 1, smem.shape[1]]).slice(i * BOX, BOX, dim=0)
         tma.async_copy_global_to_shared(desc, [row, kv_head, 0], bar, box)
 
@@ -69,7 +74,7 @@ def load_values(desc, pages, rows_of_page, first, begin, num_keys, kv_head, bar,
         rows = gl.minimum(gl.maximum(num_keys - start, 0), BOX)
         if VARIANT.window and BOX < BLOCK_N:
             rows = gl.where(start + BOX <= begin, 0, rows)
-        row = pages[i] * rows_of_page + start % VARIANT.page_size
+        row = page_at(pages, i) * rows_of_page + start % VARIANT.page_size
         box = smem.reshape([1, 1, BLOCK_N, 1, smem.shape[1]]).slice(i * BOX, BOX, dim=2)
         tma.async_copy_global_to_shared(desc, [HALF, row + rows, HALF - rows, kv_head, 0], bar, box)
 
@@ -79,9 +84,9 @@ def produce_pages(
     q_desc, k_desc, v_desc, table, stride_table, k_rows, v_rows, group, tiles, queries, keys, values,
     VARIANT: gl.constexpr,
 ):  # fmt: skip
-    """The producer's role, as in gluon_pipeline.py. k_rows, v_rows: rows of the tensor map from a page to the next.
+    """The producer's role, see gluon_pipeline.py. k_rows, v_rows: rows of the tensor map from one page to the next.
 
-    A block's pages are looked up while the block before is copied.
+    Keys are copied one block ahead of values: their stage is free earlier. Pages are looked up one more block ahead.
     """
     want = tiles[3]
     k_smem, k_full, k_free = keys
@@ -96,25 +101,32 @@ def produce_pages(
         kv_head = head // group
         entries = table + sequence * stride_table
         begin = low * VARIANT.box
-        low = first_of(low, VARIANT)
-        pages = block_pages(entries, top * BLOCK_N, begin, num_keys, VARIANT)
-        for i in range(top - low + 1):
-            stage = fill % STAGES
-            first = (top - i) * BLOCK_N
-            next_pages = block_pages(entries, first - BLOCK_N, begin, num_keys, VARIANT)
-            mbarrier.arrive(want, count=1, pred=i == gl.maximum(top - low - AHEAD, 0))
+        num_blocks = top - first_of(low, VARIANT) + 1
+        key = top * BLOCK_N
+        pages = block_pages(entries, key, begin, num_keys, VARIANT)
+        value_pages = pages
+        for i in range(num_blocks + 1):
+            next_pages = block_pages(entries, key - BLOCK_N, begin, num_keys, VARIANT)
+            mbarrier.arrive(want, count=1, pred=i == gl.maximum(num_blocks - 1 - AHEAD, 0))
             if Q_BUFFERS > 1 and i == 0:
                 load_packed_queries(q_desc, row, head, n, queries, VARIANT)
-            claim_stage(k_free, fill, FREE, VARIANT)
-            load_keys(k_desc, pages, k_rows, first, kv_head, k_full.index(stage), k_smem.index(stage), VARIANT)
+            if i < num_blocks:
+                stage = fill % STAGES
+                claim_stage(k_free, fill, FREE, VARIANT)
+                load_keys(k_desc, pages, k_rows, key, kv_head, k_full.index(stage), k_smem.index(stage), VARIANT)
             if Q_BUFFERS == 1 and i == 0:  # the only buffer frees late: keys first
                 load_packed_queries(q_desc, row, head, n, queries, VARIANT)
-            claim_stage(v_free, fill, FREE + STAGES, VARIANT)
-            load_values(
-                v_desc, pages, v_rows, first, begin, num_keys, kv_head, v_full.index(stage), v_smem.index(stage),
-                VARIANT,
-            )  # fmt: skip
+            if i > 0:
+                stage = (fill - 1) % STAGES
+                claim_stage(v_free, fill - 1, FREE + STAGES, VARIANT)
+                load_values(
+                    v_desc, value_pages, v_rows, key + BLOCK_N, begin, num_keys, kv_head, v_full.index(stage),
+                    v_smem.index(stage), VARIANT,
+                )  # fmt: skip
             fill += 1
+            key -= BLOCK_N
+            value_pages = pages
             pages = next_pages
+        fill -= 1
         n += 1
         row, _rows, _position, num_keys, head, sequence, low, top, _part = take_tile(tiles, n, VARIANT)

@@ -12,7 +12,7 @@ from kernels.attention.batch import AttentionBatch, AttentionFlags
 from kernels.attention.gluon_extend_combine import hallmark_gluon_extend_combine
 from kernels.attention.gluon_extend_plan import hallmark_gluon_extend_plan, hallmark_gluon_extend_split
 from kernels.attention.gluon_schedule import HEADER, ITEM, bounded_window
-from kernels.attention.gluon_variants import BLOCK_M, Variant, any_tensor, pointer_class
+from kernels.attention.gluon_variants import Variant, any_tensor, pointer_class
 from kernels.launch import is_interpreted
 
 _MAX_WAVES = 12  # above so many tiles a multiprocessor nothing is split: what is unbalanced is less than a tenth
@@ -54,7 +54,7 @@ def work_of(
     num_tokens: int, num_heads: int, num_kv_heads: int, batch: AttentionBatch, variant: Variant, num_processors: int
 ) -> Work:
     tile_heads = num_kv_heads if variant.pack > 1 else num_heads
-    block_q = BLOCK_M // variant.pack
+    block_q = variant.tiling.block_m // variant.pack
     max_blocks = num_tokens // block_q + batch.num_seqs
     tiles = -(-num_tokens // block_q) * tile_heads
     waves = -(-tiles // num_processors)
@@ -72,7 +72,7 @@ def plan_extend(batch: AttentionBatch, flags: AttentionFlags, variant: Variant, 
     plan = torch.empty(work.plan_size, dtype=torch.int32, device=starts.device)
     has_spans = flags.spans is not None
     blocks = _BLOCKS_WITH_SPANS if has_spans else _BLOCKS
-    block_q = BLOCK_M // variant.pack
+    block_q = variant.tiling.block_m // variant.pack
     constants = (HEADER.value, ITEM.value, block_q, blocks, _SEQS, flags.window is not None, has_spans)
     programs = max(1, -(-batch.max_seqlen_q // (block_q * blocks)))
     numbers = (batch.num_seqs, bounded_window(flags))
@@ -99,10 +99,11 @@ def combine_parts(
     """Fill the rows of `out` whose keys were split."""
     stride_row, stride_head, _ = out.stride()
     constants = (
-        HEADER.value, ITEM.value, BLOCK_M, _COMBINE_ROWS, variant.head_dim, variant.tiling.block_d, variant.pack,
+        HEADER.value, ITEM.value, variant.tiling.block_m, _COMBINE_ROWS, variant.head_dim, variant.tiling.block_d,
+        variant.pack,
         flags.sinks is not None,
     )  # fmt: skip
-    grid = (min(work.max_blocks, work.max_parts // 2), BLOCK_M // _COMBINE_ROWS, work.tile_heads)
+    grid = (min(work.max_blocks, work.max_parts // 2), variant.tiling.block_m // _COMBINE_ROWS, work.tile_heads)
     launch(
         hallmark_gluon_extend_combine, grid, (plan, *scratch, out, flags.sinks),
         (stride_row, stride_head, work.max_blocks, work.max_parts, work.tile_heads), constants,

@@ -13,10 +13,10 @@ from kernels.attention.gluon_schedule import take_tile
 AHEAD = gluon_schedule.AHEAD
 RING = gluon_schedule.RING
 ROWS = gl.constexpr(gluon_variants.ROWS)
-CONSUMERS = gl.constexpr(gluon_variants.CONSUMERS)
-# Hardware barriers. Triton 3.6 uses 0, 1 and one for each further partition of 4 warps: up to 2 here.
-TURN = gl.constexpr(6)  # 6..7: whose turn it is to issue wgmma
-FREE = gl.constexpr(8)  # from 8: stages of K, then of V, given back
+# Hardware barriers, 16 in all. Triton 3.6 uses 0, 1 and one for each further partition of 4 warps: up to 3 here.
+TURN = gl.constexpr(6)  # 6..8: whose turn it is to issue wgmma
+FREE = gl.constexpr(9)  # from 9: stages of K, then of V, given back; up to 3 of each
+PAIR = gl.constexpr(256)  # threads of two consumers: the one that passes a turn, and the one that takes it
 HALF = gl.constexpr(1 << 30)  # row bound of V's descriptor, see `value_descriptor`
 
 
@@ -32,6 +32,7 @@ def barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
 def rings(dtype: gl.constexpr, VARIANT: gl.constexpr):
     """The shared memory of one program: posted tiles, and rings of queries, keys and values with their barriers."""
     TILING: gl.constexpr = VARIANT.tiling
+    CONSUMERS: gl.constexpr = TILING.consumers
     Q_SHAPE: gl.constexpr = [TILING.q_buffers * CONSUMERS, ROWS, TILING.block_d]
     Q_LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for([ROWS, TILING.block_d], dtype)
     KV_SHAPE: gl.constexpr = [TILING.stages, TILING.block_n, TILING.block_d]
@@ -77,21 +78,23 @@ def hardware_arrive(index, threads):
 def take_turn(W: gl.constexpr, VARIANT: gl.constexpr):
     """Wait until the other consumers have issued theirs. A key block is one turn, also when it is skipped."""
     if VARIANT.tiling.named_barriers:
-        hardware_sync(TURN + W, CONSUMERS * 128)
+        hardware_sync(TURN + W, PAIR)
 
 
 @jit
 def pass_turn(W: gl.constexpr, VARIANT: gl.constexpr):
+    NEXT: gl.constexpr = (W + 1) % VARIANT.tiling.consumers
     if VARIANT.tiling.named_barriers:
-        hardware_arrive(TURN + (W + 1) % CONSUMERS, CONSUMERS * 128)
+        hardware_arrive(TURN + NEXT, PAIR)
 
 
 @jit
 def free_stage(free, stage, FIRST: gl.constexpr, pred, VARIANT: gl.constexpr):
     """A consumer gives a stage back. Only after its fill: else the arrival would count for the fill before."""
+    THREADS: gl.constexpr = VARIANT.tiling.consumers * 128 + 32
     if VARIANT.tiling.named_barriers:
         if pred:
-            hardware_arrive(FIRST + stage, CONSUMERS * 128 + 32)
+            hardware_arrive(FIRST + stage, THREADS)
     else:
         mbarrier.arrive(free.index(stage), count=1, pred=pred)
 
@@ -117,9 +120,10 @@ def wait_fill(ring, fill, pred, VARIANT: gl.constexpr):
 def claim_stage(free, fill, FIRST: gl.constexpr, VARIANT: gl.constexpr):
     """The producer waits until every consumer has given back what the stage held."""
     STAGES: gl.constexpr = VARIANT.tiling.stages
+    THREADS: gl.constexpr = VARIANT.tiling.consumers * 128 + 32
     if VARIANT.tiling.named_barriers:
         if fill >= STAGES:
-            hardware_sync(FIRST + fill % STAGES, CONSUMERS * 128 + 32)
+            hardware_sync(FIRST + fill % STAGES, THREADS)
     else:
         mbarrier.wait(free.index(fill % STAGES), ((fill // STAGES) & 1) ^ 1)
 
@@ -130,6 +134,7 @@ def load_queries(q_desc, row, head, n, queries, VARIANT: gl.constexpr):
     q_smem, q_full, q_free = queries
     Q_BUFFERS: gl.constexpr = VARIANT.tiling.q_buffers
     BLOCK_D: gl.constexpr = VARIANT.tiling.block_d
+    CONSUMERS: gl.constexpr = VARIANT.tiling.consumers
     for w in gl.static_range(CONSUMERS):
         buffer = (n % Q_BUFFERS) * CONSUMERS + w
         mbarrier.wait(q_free.index(buffer), ((n // Q_BUFFERS) & 1) ^ 1)

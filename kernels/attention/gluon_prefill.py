@@ -58,14 +58,26 @@ def hallmark_gluon_prefill(
 ):  # fmt: skip
     """Rings, barriers and roles of one program. group: query heads a KV head; heads_per_group: those of an L2 group."""
     tiles, queries, keys, values = rings(q_desc.dtype, VARIANT)
-    gl.warp_specialize([
-        (consume, ((out, stride_row, stride_head), sinks, spans, scale, softcap_scale, window,
-                   tiles, queries, keys, values, 0, STORE, VARIANT)),
-        (consume, ((out, stride_row, stride_head), sinks, spans, scale, softcap_scale, window,
-                   tiles, queries, keys, values, 1, STORE, VARIANT)),
-        (produce, (q_desc, k_desc, v_desc, group, tiles, queries, keys, values, VARIANT)),
-        (schedule, (plan, num_heads, heads_per_group, tiles, VARIANT)),
-    ], [4, 1, 1], [240, 24, 24])  # fmt: skip
+    if VARIANT.tiling.consumers == 2:
+        gl.warp_specialize([
+            (consume, ((out, stride_row, stride_head), sinks, spans, scale, softcap_scale, window,
+                       tiles, queries, keys, values, 0, STORE, VARIANT)),
+            (consume, ((out, stride_row, stride_head), sinks, spans, scale, softcap_scale, window,
+                       tiles, queries, keys, values, 1, STORE, VARIANT)),
+            (produce, (q_desc, k_desc, v_desc, group, tiles, queries, keys, values, VARIANT)),
+            (schedule, (plan, num_heads, heads_per_group, tiles, VARIANT)),
+        ], [4, 1, 1], [240, 24, 24])  # fmt: skip
+    else:  # all 65,536 registers
+        gl.warp_specialize([
+            (consume, ((out, stride_row, stride_head), sinks, spans, scale, softcap_scale, window,
+                       tiles, queries, keys, values, 0, STORE, VARIANT)),
+            (consume, ((out, stride_row, stride_head), sinks, spans, scale, softcap_scale, window,
+                       tiles, queries, keys, values, 1, STORE, VARIANT)),
+            (consume, ((out, stride_row, stride_head), sinks, spans, scale, softcap_scale, window,
+                       tiles, queries, keys, values, 2, STORE, VARIANT)),
+            (produce, (q_desc, k_desc, v_desc, group, tiles, queries, keys, values, VARIANT)),
+            (schedule, (plan, num_heads, heads_per_group, tiles, VARIANT)),
+        ], [4, 4, 1, 1], [160, 160, 32, 32])  # fmt: skip
 
 
 def run_prefill(q: Tensor, k: Tensor, v: Tensor, batch: AttentionBatch, flags: AttentionFlags, out: Tensor) -> None:

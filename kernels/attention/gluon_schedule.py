@@ -1,6 +1,6 @@
 """Which tile is worked on when: the plan of a batch, made on the device, and the scheduler that hands it out.
 
-A tile is BLOCK_M query rows of one head. Tiles with the most keys come first, inside groups of KV heads (and, where
+A tile is block_m query rows of one head. Tiles with the most keys come first, inside groups of KV heads (and, where
 one head's keys are too many, of sequences) whose keys and values fit in L2 together. The order of the row blocks is the
 same for every head, so the plan lists row blocks only: HEADER integers, then ITEM integers a row block.
 
@@ -25,7 +25,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from triton.runtime import driver
 
 from kernels.attention.batch import AttentionBatch, AttentionFlags
-from kernels.attention.gluon_variants import BLOCK_M, AnyTensor, PointerClass, Variant, any_tensor, pointer_class
+from kernels.attention.gluon_variants import AnyTensor, PointerClass, Variant, any_tensor, pointer_class
 from kernels.launch import is_interpreted
 
 HEADER = gl.constexpr(8)
@@ -117,11 +117,18 @@ def plan_tiles(num_tokens: int, batch: AttentionBatch, flags: AttentionFlags, va
     starts_q, starts_k, spans = batch.cu_seqlens_q, batch.cu_seqlens_k, flags.spans
     assert starts_k is not None, "a prefill batch is packed"
     num_seqs, device = batch.num_seqs, starts_q.device
-    plan = torch.empty(HEADER.value + ITEM.value * (num_tokens // BLOCK_M + num_seqs), dtype=torch.int32, device=device)
-    kernel, constants = compiled_plan(
-        variant.window, device, pointer_class(starts_q), pointer_class(starts_k), pointer_class(spans)
+    plan = torch.empty(
+        HEADER.value + ITEM.value * (num_tokens // variant.tiling.block_m + num_seqs), dtype=torch.int32, device=device
     )
-    rows = BLOCK_M * constants.blocks  # of one program
+    kernel, constants = compiled_plan(
+        variant.tiling.block_m,
+        variant.window,
+        device,
+        pointer_class(starts_q),
+        pointer_class(starts_k),
+        pointer_class(spans),
+    )
+    rows = constants.block_m * constants.blocks  # of one program
     programs = max(1, (batch.max_seqlen_q + rows - 1) // rows)  # of one sequence
     arguments = (plan, starts_q, starts_k, spans, num_seqs, bounded_window(flags), keys_per_group(variant), *constants)
     if kernel is hallmark_gluon_plan:  # interpreted
@@ -136,6 +143,7 @@ def plan_tiles(num_tokens: int, batch: AttentionBatch, flags: AttentionFlags, va
 # A pure function of what is compiled in: its cache holds no state. What falls out is found again in Triton's own cache.
 @lru_cache(maxsize=256)
 def compiled_plan(
+    block_m: int,
     window: bool,
     device: torch.device,  # noqa: ARG001 -- a kernel is loaded on one device, the current one
     starts_q: PointerClass,
@@ -144,7 +152,7 @@ def compiled_plan(
 ) -> tuple[Any, PlanConstants]:
     """`hallmark_gluon_plan` for such tensors, and the last of its arguments."""
     blocks = 64 if spans is None else 8  # spans are read row by row
-    constants = PlanConstants(HEADER.value, ITEM.value, BLOCK_M, blocks, 64, window, spans is not None)
+    constants = PlanConstants(HEADER.value, ITEM.value, block_m, blocks, 64, window, spans is not None)
     if is_interpreted():
         return hallmark_gluon_plan, constants
     tensors = (AnyTensor(torch.int32, 0), any_tensor(starts_q), any_tensor(starts_k), any_tensor(spans))

@@ -95,7 +95,7 @@ def softmax_first(
 @jit
 def softmax_next(
     s, m, sums, scale, softcap_scale, position, FIRST_ROW: gl.constexpr, index, visible, window, block,
-    VARIANT: gl.constexpr,
+    MASKED: gl.constexpr, VARIANT: gl.constexpr,
 ):  # fmt: skip
     """The online softmax over one more block of a tile whose row `index` stands at `position + index`.
 
@@ -104,7 +104,9 @@ def softmax_next(
     """
     if VARIANT.softcap:
         s = tanh(s * softcap_scale)
-    if VARIANT.is_masked_inside:  # noqa: SIM102 -- the outer one is decided by the compiler
+    if MASKED == 2:
+        s = mask(s, position + index, visible, window, block * VARIANT.tiling.block_n, True, VARIANT)
+    if VARIANT.is_masked_inside and MASKED == 1:  # noqa: SIM102 -- the outer one is decided by the compiler
         if needs_mask(block, position + FIRST_ROW, window, VARIANT):
             first_col = block * VARIANT.tiling.block_n
             s = mask(s, position + index, visible, window, first_col, VARIANT.may_see_nothing, VARIANT)

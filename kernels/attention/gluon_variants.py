@@ -10,16 +10,15 @@ from torch import Tensor
 from kernels.attention.batch import AttentionBatch, AttentionFlags
 
 ROWS = 64  # query rows of one consumer: the M of one wgmma
-CONSUMERS = 2
-BLOCK_M = CONSUMERS * ROWS  # query rows of one tile
 
 PointerClass = tuple[torch.dtype, int]  # what Triton compiles in of a tensor: the address counts modulo 16 bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """How a program is laid out: one row of the shipped table. Each of two consumers (4 warps) has ROWS query rows.
+    """How a program is laid out: one row of the shipped table.
 
+    consumers       groups of 4 warps with ROWS query rows each
     block_d         head dim in shared memory and registers; a smaller head dim is padded with zeros by TMA
     block_n         keys of one step
     stages          depth of the K ring and of the V ring
@@ -29,6 +28,7 @@ class Tiling:
     lazy_rescale    O is rescaled only when a row's max has grown by 2**8
     """
 
+    consumers: int
     block_d: int
     block_n: int
     stages: int
@@ -37,19 +37,31 @@ class Tiling:
     pv_first: bool
     lazy_rescale: bool
 
+    @property
+    def block_m(self) -> int:
+        """Query rows of one tile."""
+        return self.consumers * ROWS
+
 
 # Measured on one H200 (torch 2.11.0+cu130, triton 3.6.0), bf16, causal, 512 to 32768 tokens. Turns cost 2-4 % at 256,
 # where `pv_first` gives 0-2 % and `lazy_rescale` 1-4 %; at 64 and 128 lazy rescaling costs 3-10 %.
 TILINGS: dict[int, Tiling] = {
-    64: Tiling(64, 128, 3, 2, named_barriers=False, pv_first=False, lazy_rescale=False),
-    128: Tiling(128, 128, 2, 2, named_barriers=True, pv_first=False, lazy_rescale=False),
-    256: Tiling(256, 64, 2, 1, named_barriers=False, pv_first=True, lazy_rescale=True),
+    64: Tiling(2, 64, 128, 3, 2, named_barriers=False, pv_first=False, lazy_rescale=False),
+    128: Tiling(2, 128, 128, 2, 2, named_barriers=True, pv_first=False, lazy_rescale=False),
+    256: Tiling(2, 256, 64, 2, 1, named_barriers=False, pv_first=True, lazy_rescale=True),
 }
 # With masks inside the loop ptxas 12.8 sinks every exponential below the wait for P V at 256 if O is rescaled lazily.
 MASKED_TILINGS: dict[int, Tiling] = {
     **TILINGS,
-    256: Tiling(256, 64, 2, 1, named_barriers=False, pv_first=True, lazy_rescale=False),
+    256: Tiling(2, 256, 64, 2, 1, named_barriers=False, pv_first=True, lazy_rescale=False),
 }
+
+# At 64 a step of one consumer is a chain of 2100 cycles around 512 of the tensor cores: a third one fills them.
+# It gives 4 % at 2048 tokens, 14-18 % from 8192 on, and costs 10 % at 1024, where tiles of 192 rows waste much (H200).
+LONG_TILINGS: dict[int, Tiling] = {
+    64: Tiling(3, 64, 128, 3, 2, named_barriers=True, pv_first=False, lazy_rescale=False)
+}
+LONG = 2048  # queries of the longest sequence
 
 MAX_HEAD_DIM = max(TILINGS)
 PAGE_SIZE_MULTIPLE = 16  # a box of fewer rows would be mostly overhead
@@ -76,6 +88,7 @@ class Variant:
     page_size: int = 0
     pack: int = 1
     parts: bool = False
+    masks_apart: bool = False
 
     @property
     def box(self) -> int:
@@ -105,7 +118,7 @@ class Variant:
     @property
     def skips(self) -> bool:
         """Whether consumers of one tile may start at different key blocks."""
-        return (self.tiling.block_n < BLOCK_M or self.offset) and not self.spans
+        return (self.tiling.block_n < self.tiling.block_m or self.offset) and not self.spans
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +147,7 @@ def variant_of(head_dim: int, batch: AttentionBatch, flags: AttentionFlags) -> V
     """
     return _variant(
         head_dim,
+        batch.max_seqlen_q >= LONG,
         batch.cu_seqlens_q is not batch.cu_seqlens_k,
         flags.window is not None,
         flags.softcap is not None,
@@ -143,12 +157,16 @@ def variant_of(head_dim: int, batch: AttentionBatch, flags: AttentionFlags) -> V
 
 
 @lru_cache
-def _variant(head_dim: int, offset: bool, window: bool, softcap: bool, sinks: bool, spans: bool) -> Variant:
+def _variant(
+    head_dim: int, is_long: bool, offset: bool, window: bool, softcap: bool, sinks: bool, spans: bool
+) -> Variant:
     block_d = next((size for size in TILINGS if head_dim <= size), None)
     if block_d is None or head_dim % HEAD_DIM_MULTIPLE:
         raise ValueError(f"head_dim: expected a multiple of {HEAD_DIM_MULTIPLE} up to {MAX_HEAD_DIM}, found {head_dim}")
-    tilings = MASKED_TILINGS if offset or window or spans else TILINGS
-    return Variant(tilings[block_d], head_dim, offset, window, softcap, sinks, spans)
+    tiling = (MASKED_TILINGS if offset or window or spans else TILINGS)[block_d]
+    if is_long and not (window or spans):  # a window's bounds do not fit in 160 registers
+        tiling = LONG_TILINGS.get(block_d, tiling)
+    return Variant(tiling, head_dim, offset, window, softcap, sinks, spans)
 
 
 def extend_variant_of(head_dim: int, page_size: int, group: int, flags: AttentionFlags) -> Variant:
@@ -173,6 +191,6 @@ def _extend_variant(
 ) -> Variant:
     if page_size % PAGE_SIZE_MULTIPLE:
         raise ValueError(f"page_size: expected a multiple of {PAGE_SIZE_MULTIPLE}, found {page_size}")
-    plain = _variant(head_dim, True, window, softcap, sinks, spans)
+    plain = _variant(head_dim, False, True, window, softcap, sinks, spans)
     pack = group if group <= ROWS and group.bit_count() == 1 else 1
-    return replace(plain, page_size=page_size, pack=pack, parts=True)
+    return replace(plain, page_size=page_size, pack=pack, parts=True, masks_apart=not (window or spans))

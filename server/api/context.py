@@ -26,6 +26,7 @@ class RequestContext:
     task: "asyncio.Task[object]"
     unique_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     cleanup: AsyncExitStack = field(default_factory=AsyncExitStack)  # closed when the request ends, however it does
+    tenant: bytes = b""  # whose key it brought; empty where nobody needs one
     record: RequestRecord | None = None  # of a request that generates
     status: int | None = None  # of the response, once it has begun
     is_event_stream: bool = False

@@ -34,7 +34,13 @@ class Engine(Protocol):
     async def start(self) -> None: ...
     async def close(self) -> None: ...
     def stream(
-        self, request_id: str, prompt_token_ids: list[int], sampling: SamplingParams, *, traceparent: str | None = None
+        self,
+        request_id: str,
+        prompt_token_ids: list[int],
+        sampling: SamplingParams,
+        *,
+        cache_salt: bytes = b"",
+        traceparent: str | None = None,
     ) -> AsyncGenerator[TokenDelta]: ...
 
 

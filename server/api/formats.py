@@ -15,13 +15,15 @@ DONE = b"data: [DONE]\n\n"
 class Usage:
     prompt_tokens: int
     completion_tokens: int
+    cached_tokens: int  # of the prompt, not computed again
 
-    def as_dict(self) -> dict[str, int]:
+    def as_dict(self) -> dict[str, Any]:
         total = self.prompt_tokens + self.completion_tokens
         return {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
             "total_tokens": total,
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
         }
 
 

@@ -14,6 +14,7 @@ from server.api.context import RequestContext, context_of
 from server.api.echo import Echo, checked_echo, scored
 from server.api.edge import Edge, Place
 from server.api.formats import DONE, AnswerFormat, ChatFormat, CompletionFormat, Usage
+from server.api.keys import cache_salt_of
 from server.api.prompts import chat_prompt, check_lengths, encode_prompts, sampling_of
 from server.api.schemas import ChatFields, CompletionFields, GenerationFields, prompts_of, read, stops_of
 from server.api.sequences import Job, Piece, merged, pieces
@@ -71,7 +72,8 @@ async def _generate(edge: Edge, kind: Kind, request: Request) -> Response:
     _reserve(edge, place, sum(len(job.prompt_token_ids) for job in prepared.jobs))
     fields = prepared.fields
     record.describe(prepared.jobs[0].sampling, matrix_digest=ready.matrix_digest, is_stream=fields.stream)
-    answer = _answer(edge, prepared.jobs, record, place)
+    salt = cache_salt_of(context.tenant, fields.cache_salt)
+    answer = _answer(edge, prepared.jobs, record, place, salt)
     context.cleanup.push_async_callback(answer.aclose)
     has_usage_chunk = fields.stream_options is not None and fields.stream_options.include_usage
     shape = kind.format(context.unique_id, edge.model, has_usage_chunk)
@@ -117,8 +119,13 @@ async def _off_loop(num_bytes: int, work: Callable[[], Prepared]) -> Prepared:
     return await asyncio.to_thread(work)
 
 
-async def _answer(edge: Edge, jobs: list[Job], record: RequestRecord, place: Place) -> AsyncGenerator[Piece]:
-    streams = [pieces(job, edge.engine, edge.tokenizer, record.sequence(len(job.prompt_token_ids))) for job in jobs]
+async def _answer(
+    edge: Edge, jobs: list[Job], record: RequestRecord, place: Place, salt: bytes
+) -> AsyncGenerator[Piece]:
+    records = [record.sequence(len(job.prompt_token_ids)) for job in jobs]
+    streams = [
+        pieces(job, edge.engine, edge.tokenizer, it, cache_salt=salt) for job, it in zip(jobs, records, strict=True)
+    ]
     stream = streams[0] if len(streams) == 1 else merged(streams)
     try:
         async for piece in stream:
@@ -134,15 +141,19 @@ async def _whole(shape: AnswerFormat, answer: AsyncGenerator[Piece], record: Req
     async for piece in answer:
         texts[piece.index].append(piece.text)
         finish_reasons[piece.index] = piece.finish_reason or ""
-    usage = Usage(record.num_prompt_tokens, record.num_tokens)
+    usage = _usage(record, record.num_tokens)
     return shape.whole(["".join(parts) for parts in texts], finish_reasons, usage)
 
 
 async def _echoed(shape: AnswerFormat, answer: AsyncGenerator[Piece], record: RequestRecord, echo: Echo) -> bytes:
     pieces = [piece async for piece in answer]
-    usage = Usage(record.num_prompt_tokens, 0 if echo.is_empty else record.num_tokens)
+    usage = _usage(record, 0 if echo.is_empty else record.num_tokens)
     # Off the event loop: naming 32k tokens takes 0.1 s.
     return await asyncio.to_thread(lambda: shape.choices(echo.choices(pieces), usage))
+
+
+def _usage(record: RequestRecord, num_tokens: int) -> Usage:
+    return Usage(record.num_prompt_tokens, num_tokens, record.num_cached_tokens)
 
 
 class EventStream(Response):
@@ -179,7 +190,7 @@ class EventStream(Response):
             events = shape.event(piece)
             if events:
                 await send({"type": "http.response.body", "body": events, "more_body": True})
-        last = shape.usage_event(Usage(record.num_prompt_tokens, record.num_tokens)) if self._has_usage else b""
+        last = shape.usage_event(_usage(record, record.num_tokens)) if self._has_usage else b""
         await send({"type": "http.response.body", "body": last + DONE})
 
 

@@ -92,7 +92,7 @@ class Guard:
         context = responder.context
         try:
             try:
-                self._check_headers(scope, headers)
+                self._check_headers(scope, headers, context)
                 body = await self._read_body(receive, headers)
                 with self._watched(scope, context, receive):
                     await self._app(scope, _replay(body), responder)
@@ -111,7 +111,7 @@ class Guard:
             logger.exception("a request failed", extra=context.ids())
             await responder.fail(InternalError(INTERNAL_MESSAGE))
 
-    def _check_headers(self, scope: Scope, headers: Mapping[bytes, bytes]) -> None:
+    def _check_headers(self, scope: Scope, headers: Mapping[bytes, bytes], context: RequestContext) -> None:
         fields = scope["headers"]
         num_bytes = sum(len(name) + len(value) for name, value in fields)
         if len(fields) > MAX_HEADERS or num_bytes > MAX_HEADER_BYTES:
@@ -120,7 +120,7 @@ class Guard:
                 f"got {len(fields)} of {num_bytes} bytes."
             )
         if self._keys is not None and scope["path"] not in self._open_paths:
-            self._keys.check(headers.get(b"authorization"))
+            context.tenant = self._keys.check(headers.get(b"authorization"))
         if scope["method"] == "POST":
             kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
             if kind != b"application/json":  # also keeps a foreign web page from posting without a preflight

@@ -25,8 +25,8 @@ class ApiKeys:
             raise SettingsError(f"--api-key-file {file}: holds no key")
         return cls(keys)
 
-    def check(self, authorization: bytes | None) -> None:
-        """Raises Unauthorized unless the header is `Bearer` and one of the keys."""
+    def check(self, authorization: bytes | None) -> bytes:
+        """The tenant: the digest of his key. Raises Unauthorized unless the header is `Bearer` and one of the keys."""
         if authorization is None:
             raise Unauthorized("This server needs an API key: send the header 'Authorization: Bearer KEY'.")
         scheme, _, key = authorization.partition(b" ")
@@ -34,6 +34,14 @@ class ApiKeys:
         matches = [hmac.compare_digest(digest, known) for known in self._digests]
         if scheme.lower() != b"bearer" or not any(matches):
             raise Unauthorized("The API key is not valid here.")
+        return digest
+
+
+def cache_salt_of(tenant: bytes, salt: str | None) -> bytes:
+    """What keeps a request's computed pages apart: its tenant, empty where nobody needs a key, and its own salt."""
+    if not tenant and salt is None:
+        return b""
+    return hashlib.sha256(tenant + b"/" + (salt or "").encode("utf-8", "surrogatepass")).digest()
 
 
 def _digest(key: bytes) -> bytes:

@@ -21,7 +21,6 @@ _UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
     "audio": (),
     "bad_words": ([],),
     "best_of": (1,),
-    "cache_salt": (),
     "chat_template": (),
     "chat_template_kwargs": ({},),
     "continue_final_message": (False,),
@@ -94,6 +93,7 @@ class GenerationFields(_Model):
     stop: Any = None  # see stops_of
     stop_token_ids: Annotated[list[int], Field(max_length=MAX_STOP_TOKEN_IDS)] = []
     ignore_eos: bool = False
+    cache_salt: Annotated[str, Field(min_length=1, max_length=512)] | None = None
     user: Annotated[str, Field(max_length=512)] | None = None
 
 

@@ -35,12 +35,14 @@ class Piece:
     scores: Sequence[TokenScores] = ()
 
 
-async def pieces(job: Job, engine: Engine, tokenizer: Tokenizer, record: SequenceRecord) -> AsyncGenerator[Piece]:
+async def pieces(
+    job: Job, engine: Engine, tokenizer: Tokenizer, record: SequenceRecord, *, cache_salt: bytes
+) -> AsyncGenerator[Piece]:
     """Pieces of one answer; the last has a finish_reason. Raises what ends it early. Closing it cancels the engine."""
     detokenizer = Detokenizer(tokenizer)
     matcher = StopMatcher(job.stops)
     what = (job.engine_id, job.prompt_token_ids, job.sampling)
-    async with aclosing(engine.stream(*what, traceparent=record.traceparent)) as deltas:
+    async with aclosing(engine.stream(*what, cache_salt=cache_salt, traceparent=record.traceparent)) as deltas:
         async for delta in deltas:
             record.delta(delta)
             if delta.finish_reason in (FinishReason.ERROR, FinishReason.CANCELLED):

@@ -117,10 +117,17 @@ class EngineClient:
                 await self._supervisor
 
     async def stream(
-        self, request_id: str, prompt_token_ids: list[int], sampling: SamplingParams, *, traceparent: str | None = None
+        self,
+        request_id: str,
+        prompt_token_ids: list[int],
+        sampling: SamplingParams,
+        *,
+        cache_salt: bytes = b"",
+        traceparent: str | None = None,
     ) -> AsyncGenerator[TokenDelta, None]:
         """Deltas of one request; the last one has a finish_reason. Leaving early cancels the request.
 
+        It shares computed pages with requests of the same `cache_salt` only.
         `traceparent` (W3C) goes along, so that the engine's log names the trace. Raises ValueError for a request id
         that is open already.
         """
@@ -130,7 +137,7 @@ class EngineClient:
         stream = self._streams.open(request_id)
         is_finished = False
         try:
-            self._send(Submit(request_id, prompt_token_ids, sampling, traceparent=traceparent))
+            self._send(Submit(request_id, prompt_token_ids, sampling, cache_salt, traceparent))
             while not is_finished:
                 delta = await stream.next()
                 is_finished = delta.finish_reason is not None

@@ -158,7 +158,7 @@ class Engine:
                 seq = flight.batch.sequences[row]
                 if seq.status is not Status.FINISHED:
                     self._fail(seq, error.code, str(error))
-            result = StepResult([], quarantined=error.quarantined)
+            result = StepResult([], quarantined=error.quarantined, oom_stage=error.oom_stage)
         else:
             result = flight.outcome.result()
             self._commit(flight.batch, result)
@@ -270,6 +270,7 @@ class Engine:
             num_nonfinite=result.token_ids.count(None),
             num_compiles=num_compiles,
             quarantined=result.quarantined,
+            oom_stage=result.oom_stage,
             num_prefix_queried_tokens=batch.num_queried if batch else 0,
             num_prefix_hit_tokens=batch.num_found if batch else 0,
         )

@@ -16,15 +16,26 @@ class StepResult:
     dispatches: list[DispatchCount] = field(default_factory=list)
     uses: dict[Phase, list[AttentionUse]] = field(default_factory=dict)
     quarantined: list[tuple[str, str]] = field(default_factory=list)
+    oom_stage: str | None = None  # of a step that the device's memory did not suffice for
     scores: dict[int, TokenScores] = field(default_factory=dict)  # by row, of prompts whose scores are asked for
 
 
 class BatchError(Exception):
     """Some rows of a batch cannot be computed; nothing of the batch counts as computed, the other rows try again."""
 
-    def __init__(self, code: str, message: str, rows: range, quarantined: list[tuple[str, str]]) -> None:
+    def __init__(
+        self,
+        code: str,
+        message: str,
+        rows: range,
+        quarantined: list[tuple[str, str]],
+        *,
+        oom_stage: str | None = None,
+    ) -> None:
+        """`oom_stage`: prefill or decode, where the device's memory did not suffice."""
         super().__init__(message)
         self.code = code
+        self.oom_stage = oom_stage
         self.rows = rows
         self.quarantined = quarantined
 

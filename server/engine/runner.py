@@ -89,7 +89,9 @@ class ModelRunner:
         except torch.OutOfMemoryError as error:
             num_prompts = batch.num_prefill + batch.num_extend
             rows_to_end = range(num_prompts or batch.num_rows)  # prompts need more memory than single tokens
-            raise self._batch_error(rows_to_end, f"out of memory in a step of {batch.num_tokens} tokens") from error
+            message = f"out of memory in a step of {batch.num_tokens} tokens"
+            stage = "prefill" if num_prompts else "decode"
+            raise self._batch_error(rows_to_end, message, oom_stage=stage) from error
 
     def _launch(self, batch: Batch) -> Launched:
         is_scored = wants_scores(batch)
@@ -169,11 +171,12 @@ class ModelRunner:
     def _forget(self, attention: StepAttention) -> None:
         self._unread = [other for other in self._unread if other is not attention]
 
-    def _batch_error(self, rows: range, message: str) -> BatchError:
+    def _batch_error(self, rows: range, message: str, *, oom_stage: str | None = None) -> BatchError:
         if self._device.type == "cuda":  # for what the step had launched before it failed
             torch.cuda.synchronize(self._device)
         self._unread = []
-        return BatchError("internal_error", message, rows, self.dispatcher.take_quarantined())
+        quarantined = self.dispatcher.take_quarantined()
+        return BatchError("internal_error", message, rows, quarantined, oom_stage=oom_stage)
 
 
 def _rows_of(logits: Tensor, rows: tuple[int, ...]) -> Tensor:

@@ -10,20 +10,9 @@ from server.telemetry.outcomes import Attestation
 from server.telemetry.registry import Children, Maker
 
 _BUILD_FIELDS = ("gpu", "sm", "driver", "cuda", "torch", "triton")
-# What may befall a path that can compute a shape; what it cannot compute is in the plan.
-_DOUBTS = frozenset(
-    {
-        Reject.UNPROVEN,
-        Reject.STALE,
-        Reject.FAILED,
-        Reject.QUARANTINED,
-        Reject.DISABLED,
-        Reject.COMPILE_ERROR,
-        Reject.OUT_OF_RESOURCES,
-        Reject.MATRIX_INVALID,
-        Reject.OPERATOR_OVERRIDE,
-    }
-)
+# What may befall a path after the plan was made, in this engine (quarantined) or in its next one. All that stands
+# against it when the plan is made is in the plan.
+_BEFALLING = frozenset({Reject.UNPROVEN, Reject.STALE, Reject.FAILED, Reject.QUARANTINED})
 
 
 class AttentionMetrics:
@@ -182,6 +171,6 @@ def fallback_labels(plan: Iterable[PlanRow]) -> set[tuple[str, str, str, str]]:
         paths = {path for path, why in row.rejected.items() if unable.isdisjoint(code for code, _ in why)}
         targets = paths if row.path is None else paths | {row.path}
         known = {code for code, _ in row.rejected.get(row.wanted, ())} | set(row.fallback_reasons)
-        reasons = known | {reason.value for reason in _DOUBTS}
+        reasons = known | {reason.value for reason in _BEFALLING}
         found |= {(row.phase, row.wanted, path, reason) for path in targets for reason in reasons}
     return found

@@ -47,9 +47,8 @@ class EngineMetrics:
         self._prefix_hits.inc(record.num_prefix_hit_tokens)
         self._preemptions.inc(record.num_preemptions)
         self._nonfinite.inc(record.num_nonfinite)
-
-    def ran_out_of_memory(self, stage: OomStage) -> None:
-        self._ooms.of(stage.value).inc()
+        if record.oom_stage is not None:
+            self._ooms.of(OomStage(record.oom_stage).value).inc()
 
     def beat(self, heartbeat: Heartbeat) -> None:
         self._running.set(heartbeat.num_running)

@@ -15,6 +15,8 @@ from prometheus_client.samples import Exemplar, Sample
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
+_LINES_AT_ONCE = 50
+
 
 class Exposition:
     """Writes one registry again and again; any thread may."""
@@ -28,8 +30,10 @@ class Exposition:
         is_openmetrics = content_type == OPENMETRICS
         parts: list[str] = []
         for metric in self._registry.collect():
-            parts.extend(self._lines(metric, is_openmetrics))
-            time.sleep(0)  # lets the event loop's thread have the interpreter: no token waits for the whole scrape
+            for line in self._lines(metric, is_openmetrics):
+                parts.append(line)
+                if len(parts) % _LINES_AT_ONCE == 0:
+                    time.sleep(0)  # lets the event loop's thread have the interpreter: no token waits for all of this
         if is_openmetrics:
             parts.append("# EOF\n")
         return "".join(parts).encode()

@@ -40,6 +40,7 @@ def codes(name: str, shape: AttentionShape, machine: Fingerprint) -> list[Reject
 def test_the_catalog_lists_every_path_once_in_the_order_of_preference() -> None:
     assert [(path.name, path.tier) for path in PATHS] == [
         ("gluon.prefill.hopper", Tier.FIRST),
+        ("gluon.extend.hopper", Tier.FIRST),
         ("triton.prefill", Tier.FIRST),
         ("triton.extend", Tier.FIRST),
         ("triton.decode", Tier.FIRST),
@@ -63,14 +64,21 @@ def test_an_unknown_name_is_refused_with_the_names_there_are() -> None:
 def test_each_phase_has_its_bundled_paths_and_its_fallbacks_on_a_gpu() -> None:
     fallbacks = ["sdpa.cudnn", "sdpa.flash", "sdpa.efficient", "sdpa.math"]
     assert serving(PREFILL, H200) == ["gluon.prefill.hopper", "triton.prefill", *fallbacks]
-    assert serving(EXTEND, H200) == ["triton.extend", *fallbacks[1:]]
+    assert serving(EXTEND, H200) == ["gluon.extend.hopper", "triton.extend", *fallbacks[1:]]
     assert serving(DECODE, H200) == ["triton.decode", *fallbacks]
 
 
 @pytest.mark.parametrize("sm", [80, 89, 100, 120])
-def test_the_hopper_path_is_for_hopper_only(sm: int) -> None:
-    assert codes("gluon.prefill.hopper", PREFILL, replace(H200, sm=sm)) == [Reject.ARCH]
-    assert serving(PREFILL, replace(H200, sm=sm))[0] == "triton.prefill"
+def test_the_hopper_paths_are_for_hopper_only(sm: int) -> None:
+    for shape in (PREFILL, EXTEND):
+        phase = shape.phase.value
+        assert codes(f"gluon.{phase}.hopper", shape, replace(H200, sm=sm)) == [Reject.ARCH]
+        assert serving(shape, replace(H200, sm=sm))[0] == f"triton.{phase}"
+
+
+@pytest.mark.parametrize(("page_size", "expected"), [(8, [Reject.PAGE_SIZE]), (24, [Reject.PAGE_SIZE]), (48, [])])
+def test_the_hopper_path_copies_pages_in_boxes_of_16_keys(page_size: int, expected: list[Reject]) -> None:
+    assert codes("gluon.extend.hopper", replace(EXTEND, page_size=page_size), H200) == expected
 
 
 @pytest.mark.parametrize("shape", [PREFILL, EXTEND, DECODE])
@@ -108,7 +116,8 @@ def test_flags_and_dims_leave_the_paths_that_can_compute_them(changes: dict[str,
 def test_a_digest_is_the_sha256_of_the_sources_and_differs_between_kernels() -> None:
     digests = {path.name: path.source_digest for path in PATHS}
     assert all(re.fullmatch("[0-9a-f]{64}", digest) for digest in digests.values())
-    assert len({digests[f"triton.{phase.value}"] for phase in Phase} | {digests["sdpa.math"], digests[HOPPER]}) == 5
+    hopper = {digests[HOPPER], digests["gluon.extend.hopper"]}
+    assert len({digests[f"triton.{phase.value}"] for phase in Phase} | {digests["sdpa.math"]} | hopper) == 6
 
 
 def test_the_profiler_names_of_triton_paths_are_their_jit_functions() -> None:
@@ -136,7 +145,7 @@ print(machine.triton, [path.name for path in PATHS if path.run is None])
     )
     assert done.stdout.split(" ", 1) == [
         "None",
-        "['gluon.prefill.hopper', 'triton.prefill', 'triton.extend', 'triton.decode']\n",
+        "['gluon.prefill.hopper', 'gluon.extend.hopper', 'triton.prefill', 'triton.extend', 'triton.decode']\n",
     ]
-    for path in ("gluon.prefill.hopper", "triton.prefill"):
-        assert codes(path, PREFILL, replace(H200, triton=None)) == [Reject.ARCH]
+    for path, shape in ((HOPPER, PREFILL), ("gluon.extend.hopper", EXTEND), ("triton.prefill", PREFILL)):
+        assert codes(path, shape, replace(H200, triton=None)) == [Reject.ARCH]

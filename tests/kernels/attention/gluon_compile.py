@@ -7,13 +7,13 @@ import json
 import sys
 
 import torch
-from gluon_sass import count, disassemble, hazards, overlapped_exponentials
+from gluon_sass import barrier_offsets, count, disassemble, hazards, overlapped_exponentials
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
 from kernels.attention import gluon_prefill
 from kernels.attention.batch import AttentionBatch, AttentionFlags
-from kernels.attention.gluon_variants import pointer_class, variant_of
+from kernels.attention.gluon_variants import LONG, Variant, pointer_class, variant_of
 
 
 class _Hopper:
@@ -33,6 +33,8 @@ class _Hopper:
 _SINKS, _SPANS = torch.zeros(8), torch.zeros(256, 2, dtype=torch.int32)
 CASES = {
     "d64": (64, torch.bfloat16, False, {}),
+    "d64 long": (64, torch.bfloat16, False, {}),
+    "d64 long offset": (64, torch.bfloat16, True, {}),
     "d128": (128, torch.bfloat16, False, {}),
     "d256": (256, torch.bfloat16, False, {}),
     "d96 fp16": (96, torch.float16, False, {}),
@@ -45,10 +47,12 @@ CASES = {
 }
 
 
-def compile_case(head_dim: int, dtype: torch.dtype, has_context: bool, flags: AttentionFlags) -> dict[str, object]:
-    q = torch.empty(256, 8, head_dim, dtype=dtype)
-    cu_seqlens = torch.tensor([0, 256], dtype=torch.int32)
-    batch = AttentionBatch(cu_seqlens, 256, 256, cu_seqlens_k=cu_seqlens.clone() if has_context else cu_seqlens)
+def compile_case(
+    length: int, head_dim: int, dtype: torch.dtype, has_context: bool, flags: AttentionFlags
+) -> dict[str, object]:
+    q = torch.empty(length, 8, head_dim, dtype=dtype)
+    cu_seqlens = torch.tensor([0, length], dtype=torch.int32)
+    batch = AttentionBatch(cu_seqlens, length, length, cu_seqlens_k=cu_seqlens.clone() if has_context else cu_seqlens)
     variant = variant_of(head_dim, batch, flags)
     classes = (pointer_class(q), (q.stride(0), q.stride(1)), pointer_class(flags.sinks), pointer_class(flags.spans))
     kernel = gluon_prefill.compiled_prefill(variant, (dtype, dtype, dtype), *classes)
@@ -62,7 +66,16 @@ def compile_case(head_dim: int, dtype: torch.dtype, has_context: bool, flags: At
         "exponentials": count(code, "MUFU.EX2"),
         "overlapped": overlapped_exponentials(code),
         "hazards": list(hazards(code)),
+        "barriers": barrier_offsets(code),
+        "copied_bytes": copied_bytes(variant),
     }
+
+
+def copied_bytes(variant: Variant) -> int:
+    """Shared memory that TMA writes: queries, keys and values of 16 bits, which Triton places first."""
+    tiling = variant.tiling
+    queries = tiling.q_buffers * tiling.block_m * tiling.block_d
+    return 2 * (queries + 2 * tiling.stages * tiling.block_n * tiling.block_d)
 
 
 def main() -> None:
@@ -71,7 +84,9 @@ def main() -> None:
     results = {}
     for name in names:
         head_dim, dtype, has_context, flags = CASES[name]
-        results[name] = compile_case(head_dim, dtype, has_context, AttentionFlags(0.1, **flags))
+        results[name] = compile_case(
+            LONG if "long" in name else 256, head_dim, dtype, has_context, AttentionFlags(0.1, **flags)
+        )
     print(json.dumps(results))
 
 

@@ -3,11 +3,13 @@
 import re
 import subprocess
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 
 from triton import knobs
 
 _HGMMA = re.compile(r"HGMMA\.64x(\d+)x16\S* R(\d+), (?:R(\d+)(?:\.reuse)?, )?gdesc")
+_NEW_BARRIER = re.compile(r"SYNCS\.EXCH\.64 URZ, \[(UR\d+)(?:\+(0x[0-9a-f]+))?\]")
 _WAIT = re.compile(r"WARPGROUP\.DEPBAR\.LE gsb0, 0x(\d)")
 _NO_RESULT = ("ST", "BAR", "SYNCS", "BRA", "WARPGROUP", "UTMA", "RED", "NOP", "EXIT")
 _WIDTHS = {".128": 4, ".64": 2, ".WIDE": 2}
@@ -26,6 +28,13 @@ def disassemble(cubin: bytes) -> list[str]:
 
 def count(code: list[str], opcode: str) -> int:
     return sum(opcode in line for line in code)
+
+
+def barrier_offsets(code: list[str]) -> list[int]:
+    """Where in shared memory mbarriers are initialised, in bytes from the register that most of them are named from."""
+    named = [match for line in code if (match := _NEW_BARRIER.search(line))]
+    base = Counter(match[1] for match in named).most_common(1)[0][0]
+    return [int(match[2] or "0", 16) for match in named if match[1] == base]
 
 
 def overlapped_exponentials(code: list[str]) -> list[int]:

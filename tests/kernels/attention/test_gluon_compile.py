@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gluon_sass import hazards, overlapped_exponentials
+from gluon_sass import barrier_offsets, hazards, overlapped_exponentials
 
 from kernels.attention.tiles import SHARED_BYTES_HOPPER
 
@@ -54,6 +54,14 @@ def test_the_exponentials_of_every_steady_step_run_under_p_v(code: dict[str, dic
         assert len(steady) >= 2, f"{name}: {case['overlapped']} of {step} overlap"  # at least one loop a consumer
 
 
+def test_no_barrier_lies_where_tma_writes(code: dict[str, dict[str, Any]]) -> None:
+    """Triton lays an allocation that no role uses over a live one; what it is initialised with lands in the queries."""
+    for name, case in code.items():
+        assert len(case["barriers"]) > 10, name
+        assert min(case["barriers"]) >= case["copied_bytes"], name
+        assert len(set(case["barriers"])) == len(case["barriers"]), name
+
+
 def test_no_register_of_a_wgmma_in_flight_is_touched(code: dict[str, dict[str, Any]]) -> None:
     assert {name: case["hazards"] for name, case in code.items() if case["hazards"]} == {}
 
@@ -68,6 +76,12 @@ def test_the_scanner_finds_a_write_to_registers_that_a_wgmma_in_flight_reads() -
 def test_the_scanner_finds_a_read_of_accumulators_in_flight() -> None:
     issued = ["HGMMA.64x128x16.F32.BF16 R24, gdesc[UR8], RZ, !UPT, gsb0", "@P0 FADD R2, R2, R30"]
     assert list(hazards(issued)) == ["@P0 FADD R2, R2, R30"]
+
+
+def test_the_scanner_finds_where_barriers_are_initialised() -> None:
+    elsewhere = ["SYNCS.EXCH.64 URZ, [UR3], UR6", "SYNCS.ARRIVE URZ, [UR12+0x8]"]
+    code = ["SYNCS.EXCH.64 URZ, [UR12+0x25900], UR6", "@!UP1 SYNCS.EXCH.64 URZ, [UR12], UR4", *elsewhere]
+    assert barrier_offsets(code) == [0x25900, 0]
 
 
 def test_exponentials_that_ptxas_sank_below_the_wait_do_not_count_as_overlapped() -> None:

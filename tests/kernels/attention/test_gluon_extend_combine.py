@@ -10,7 +10,7 @@ from torch import Tensor
 from kernels.attention.batch import AttentionFlags
 from kernels.attention.gluon_extend_work import Work, combine_parts, plan_extend, tiles_of, work_of
 from kernels.attention.gluon_schedule import HEADER, ITEM
-from kernels.attention.gluon_variants import BLOCK_M, Variant, extend_variant_of
+from kernels.attention.gluon_variants import TILINGS, Variant, extend_variant_of
 from kernels.attention.oracle import attention_oracle
 from kernels.attention.sequences import keys_of, sequences_of
 
@@ -21,7 +21,7 @@ def parts_of(
     inputs: Inputs, flags: AttentionFlags, variant: Variant, work: Work, plan: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(parts, logs, out): what the attention kernel leaves. Only rows of whole tiles are in out; the rest is NaN."""
-    scratch = work.max_parts, work.tile_heads, BLOCK_M
+    scratch = work.max_parts, work.tile_heads, TILINGS[64].block_m
     parts = torch.full((*scratch, variant.tiling.block_d), NAN, device=inputs.q.device)
     logs = torch.full(scratch, NAN, device=inputs.q.device)
     out = attention_oracle(inputs.q, inputs.k, inputs.v, inputs.batch, flags).to(inputs.q.dtype)

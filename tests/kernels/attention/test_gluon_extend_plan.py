@@ -10,7 +10,7 @@ import torch
 from kernels.attention.batch import AttentionBatch, AttentionFlags
 from kernels.attention.gluon_extend_work import Work, plan_extend, tiles_of, work_of
 from kernels.attention.gluon_schedule import HEADER, ITEM
-from kernels.attention.gluon_variants import BLOCK_M, Variant, extend_variant_of
+from kernels.attention.gluon_variants import TILINGS, Variant, extend_variant_of
 
 PROCESSORS = 132
 
@@ -78,7 +78,7 @@ def test_every_row_block_of_a_ragged_batch_is_planned_once(seed: int, num_seqs: 
     heads = rng.choice([(32, 8), (14, 2), (4, 4)])
     variant, _, blocks, _ = planned(q_lens, contexts, device, heads=heads)
     found = sorted((b.row, b.rows, b.position, b.keys, b.sequence, b.begin, b.end) for b in blocks)
-    assert found == expected_blocks(q_lens, contexts, BLOCK_M // variant.pack)
+    assert found == expected_blocks(q_lens, contexts, TILINGS[64].block_m // variant.pack)
 
 
 def test_blocks_that_end_latest_come_first(device: torch.device) -> None:
@@ -138,7 +138,7 @@ def test_many_tiles_are_not_split(device: torch.device) -> None:
 def test_a_window_narrows_what_a_block_reads(device: torch.device) -> None:
     _, _, blocks, _ = planned([1000], [5000], device, heads=(2, 2), window=100)
     blocks.sort(key=lambda block: block.row)
-    assert [block.begin for block in blocks] == [4000 + start - 99 for start in range(0, 1000, BLOCK_M)]
+    assert [block.begin for block in blocks] == [4000 + start - 99 for start in range(0, 1000, TILINGS[64].block_m)]
 
 
 def test_a_span_widens_what_a_block_reads_both_ways(device: torch.device) -> None:

@@ -9,7 +9,7 @@ import torch
 from kernels.attention.batch import AttentionBatch, AttentionFlags
 from kernels.attention.gluon_prefill import value_dims
 from kernels.attention.gluon_schedule import HEADER, ITEM, L2_BYTES, plan_tiles
-from kernels.attention.gluon_variants import BLOCK_M, variant_of
+from kernels.attention.gluon_variants import TILINGS, variant_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +43,12 @@ def expected_ranges(q_lens: list[int], k_lens: list[int]) -> list[Block]:
     """Every block of a causal batch, in the order of rows."""
     blocks, row, key = [], 0, 0
     for num_rows, num_keys in zip(q_lens, k_lens, strict=True):
-        for start in range(0, num_rows, BLOCK_M):
+        for start in range(0, num_rows, TILINGS[64].block_m):
             position = num_keys - num_rows + start
-            end = max(1, min(position + BLOCK_M, num_keys))
-            blocks.append(Block(row + start, min(BLOCK_M, num_rows - start), position, num_keys, key, 0, end))
+            end = max(1, min(position + TILINGS[64].block_m, num_keys))
+            blocks.append(
+                Block(row + start, min(TILINGS[64].block_m, num_rows - start), position, num_keys, key, 0, end)
+            )
         row, key = row + num_rows, key + num_keys
     return blocks
 
@@ -63,7 +65,7 @@ def test_every_row_block_of_a_ragged_batch_is_planned_once(seed: int, device: to
 
 def test_blocks_that_see_the_most_keys_come_first(device: torch.device) -> None:
     lengths = [300, 1500, 1, 0, 700]
-    levels = [block.position // BLOCK_M for block in planned(lengths, lengths, device)]
+    levels = [block.position // TILINGS[64].block_m for block in planned(lengths, lengths, device)]
     assert levels == sorted(levels, reverse=True)
 
 
@@ -77,7 +79,7 @@ def test_sequences_whose_keys_exceed_l2_are_planned_group_after_group(device: to
 
 def test_a_window_narrows_what_a_block_reads(device: torch.device) -> None:
     blocks = sorted(planned([1000], [1000], device, window=100), key=lambda block: block.row)
-    assert [block.begin for block in blocks] == [max(0, start - 99) for start in range(0, 1000, BLOCK_M)]
+    assert [block.begin for block in blocks] == [max(0, start - 99) for start in range(0, 1000, TILINGS[64].block_m)]
 
 
 def test_a_span_widens_what_a_block_reads_both_ways(device: torch.device) -> None:

@@ -102,7 +102,7 @@ def test_a_long_prompt_at_sampled_rows(path: str) -> None:
     assert errors.is_within_cap, errors
 
 
-@pytest.mark.parametrize("path", ["triton.extend", "triton.decode"])
+@pytest.mark.parametrize("path", ["gluon.extend.hopper", "triton.extend", "triton.decode"])
 def test_a_long_context(path: str) -> None:
     queries = [1, 1] if path == "triton.decode" else [300, 5]
     inputs = paged(queries, [131_073, 40_001], CUDA, heads=(8, 2), head_dim=128, dtype=torch.bfloat16)
@@ -115,7 +115,7 @@ def test_a_long_context(path: str) -> None:
 
 def example(path: KernelPath) -> tuple[Inputs, AttentionFlags]:
     """A batch that the path serves."""
-    phase = path.name.removeprefix("triton.")
+    phase = path.name.split(".")[1]
     if phase == "decode":
         inputs = paged([1, 1], [100, 900], CUDA, heads=(8, 2), head_dim=128, dtype=torch.bfloat16)
     elif phase == "extend":
@@ -145,7 +145,7 @@ def test_the_profiler_sees_the_kernels_that_the_catalog_names(name: str) -> None
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
-@pytest.mark.parametrize("name", ["triton.prefill", "triton.extend", "triton.decode"])
+@pytest.mark.parametrize("name", ["gluon.extend.hopper", "triton.prefill", "triton.extend", "triton.decode"])
 def test_a_triton_path_never_waits_for_the_gpu(name: str) -> None:
     inputs, flags = example(path_named(name))
     run = runner(name, inputs, flags)
@@ -188,12 +188,12 @@ def test_queries_and_outputs_beyond_2_to_the_31_elements_are_found() -> None:
     assert torch.equal(out, expected)
 
 
-@pytest.mark.parametrize("phase", ["extend", "decode"])
-def test_a_pool_of_more_than_2_to_the_31_elements(phase: str) -> None:
-    queries = [1, 1] if phase == "decode" else [30, 7]
+@pytest.mark.parametrize("name", ["gluon.extend.hopper", "triton.extend", "triton.decode"])
+def test_a_pool_of_more_than_2_to_the_31_elements(name: str) -> None:
+    queries = [1, 1] if name == "triton.decode" else [30, 7]
     inputs = paged(queries, [70, 300], CUDA, heads=(8, 2), head_dim=128, dtype=torch.bfloat16)
     flags = flags_for(inputs)
-    run = runner(f"triton.{phase}", inputs, flags)
+    run = runner(name, inputs, flags)
     expected = attend(run, inputs, flags)
     used = inputs.k.shape[0]
     pool = 2**31 // inputs.k[0].numel() + used

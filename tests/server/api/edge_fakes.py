@@ -108,6 +108,12 @@ def saying(*texts: str, finish: FinishReason = FinishReason.STOP) -> Script:
     return playing(*(delta(text, is_first=i == 0) for i, text in enumerate(texts)), delta("", finish))
 
 
+def usage_of(num_prompt: int, num_tokens: int, num_cached: int = 0) -> dict[str, object]:
+    """A usage as the API gives it."""
+    counts = {"prompt_tokens": num_prompt, "completion_tokens": num_tokens, "total_tokens": num_prompt + num_tokens}
+    return counts | {"prompt_tokens_details": {"cached_tokens": num_cached}}
+
+
 class ScriptedEngine:
     """Plays a script to every request; `gate` holds it back after its first `num_free` deltas."""
 
@@ -120,6 +126,7 @@ class ScriptedEngine:
         self.attestations = Attestations(self._attest)
         self.script = script
         self.submitted: list[tuple[str, list[int], SamplingParams]] = []
+        self.salts: list[bytes] = []
         self.traceparents: list[str | None] = []
         self.cancelled: list[str] = []
         self.gate = asyncio.Event()
@@ -137,10 +144,17 @@ class ScriptedEngine:
         self.state = EngineState.CLOSED
 
     async def stream(
-        self, request_id: str, prompt_token_ids: list[int], sampling: SamplingParams, *, traceparent: str | None = None
+        self,
+        request_id: str,
+        prompt_token_ids: list[int],
+        sampling: SamplingParams,
+        *,
+        cache_salt: bytes = b"",
+        traceparent: str | None = None,
     ) -> AsyncGenerator[TokenDelta]:
         self.submitted.append((request_id, prompt_token_ids, sampling))
         self.traceparents.append(traceparent)
+        self.salts.append(cache_salt)
         is_finished = False
         try:
             for i, it in enumerate(self.script(prompt_token_ids)):

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from edge_fakes import Served, delta, playing, saying, served
+from edge_fakes import Served, delta, playing, saying, served, usage_of
 
 from server.engine.messages import FinishReason, TokenScores
 
@@ -32,7 +32,7 @@ def test_the_prompt_comes_back_with_the_log_probability_of_each_token_but_the_fi
         "top_logprobs": [None, {"b": -0.5}, {"x": -0.25, "c": -1.5}],
         "text_offset": [0, 1, 2],
     }
-    assert body["usage"] == {"prompt_tokens": 3, "completion_tokens": 0, "total_tokens": 3}
+    assert body["usage"] == usage_of(3, 0)
 
 
 def test_one_generated_token_is_scored_too(folder: Path) -> None:

@@ -2,8 +2,21 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
-from edge_fakes import MAX_MODEL_LEN, ScriptedEngine, Served, delta, events, make_edge, playing, saying, served
+from edge_fakes import (
+    MAX_MODEL_LEN,
+    TIMES,
+    ScriptedEngine,
+    Served,
+    delta,
+    events,
+    make_edge,
+    playing,
+    saying,
+    served,
+    usage_of,
+)
 
 from server.engine.messages import FinishReason, SamplingParams, TokenDelta
 from server.settings import Settings
@@ -22,7 +35,7 @@ def test_a_completion_has_text_finish_reason_and_exact_usage(folder: Path) -> No
     assert body["object"] == "text_completion"
     assert body["model"] == "tiny"
     assert body["choices"] == [{"index": 0, "text": "Hello", "logprobs": None, "finish_reason": "stop"}]
-    assert body["usage"] == {"prompt_tokens": 3, "completion_tokens": 6, "total_tokens": 9}  # with the end token
+    assert body["usage"] == usage_of(3, 6)  # with the end token
 
 
 def test_a_request_is_measured_once_under_its_prompts_bucket(folder: Path) -> None:
@@ -127,7 +140,7 @@ def test_a_chat_stream_is_role_then_text_then_reason_then_usage_then_done(folder
     assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None, None, None, "stop"]
     assert all(chunk["usage"] is None for chunk in chunks)
     assert usage["choices"] == []
-    assert usage["usage"] == {"prompt_tokens": 19, "completion_tokens": 6, "total_tokens": 25}
+    assert usage["usage"] == usage_of(19, 6)
     assert done == "[DONE]"
     assert len({chunk["id"] for chunk in (*chunks, usage)}) == 1
 
@@ -225,7 +238,7 @@ def test_several_prompts_have_a_choice_each(folder: Path, stream: bool) -> None:
     for choice in choices:
         texts[choice["index"]] += choice["text"]
     assert texts == ["AB", "CDE", "F"]
-    assert last["usage"] == {"prompt_tokens": 6, "completion_tokens": 9, "total_tokens": 15}
+    assert last["usage"] == usage_of(6, 9)
 
 
 def test_a_traced_answer_names_its_span_in_the_clients_trace(folder: Path) -> None:
@@ -239,3 +252,26 @@ def test_a_traced_answer_names_its_span_in_the_clients_trace(folder: Path) -> No
     tracing.close()
     assert (version, trace, flags) == ("00", trace_id, "01")
     assert span != "b7ad6b7169203331"
+
+
+def test_usage_tells_how_many_prompt_tokens_were_cached(folder: Path) -> None:
+    times = msgspec.structs.replace(TIMES, num_cached_tokens=16)
+    it = served(folder, playing(TokenDelta("", [65], FinishReason.LENGTH, times=times)))
+    answer = it.post(COMPLETIONS, {"prompt": [1] * 20, "max_tokens": 1})
+    assert answer.json()["usage"] == usage_of(20, 1, num_cached=16)
+
+
+def test_a_request_may_bring_its_own_salt(folder: Path) -> None:
+    it = served(folder, saying("x"))
+    for salt in ({}, {"cache_salt": "mine"}, {"cache_salt": "mine"}, {"cache_salt": "other"}):
+        assert it.post(COMPLETIONS, {"prompt": "a", **salt}).status_code == 200
+    none, mine, again, other = it.engine.salts
+    assert none == b""
+    assert mine == again
+    assert len({none, mine, other}) == 3
+
+
+@pytest.mark.parametrize("salt", ["", "x" * 513, 7])
+def test_a_salt_is_a_short_text(folder: Path, salt: object) -> None:
+    answer = served(folder).post(COMPLETIONS, {"prompt": "a", "cache_salt": salt})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "cache_salt")

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from edge_fakes import Served, delta, events, playing, served, with_keys
+from edge_fakes import Served, delta, events, playing, saying, served, with_keys
 from starlette.types import Message, Receive, Scope, Send
 
 from server.api.guard import Guard, GuardLimits
@@ -138,6 +138,16 @@ def test_each_of_several_keys_opens(folder: Path) -> None:
     it = with_keys(served(folder), "left", "right")
     for key in ("left", "right"):
         assert it.get("/v1/models", headers={"authorization": f"Bearer {key}"}).status_code == 200
+
+
+def test_each_key_is_a_tenant_who_shares_pages_with_nobody_else(folder: Path) -> None:
+    it = with_keys(served(folder, saying("x")), "left", "right")
+    for key in ("left", "right", "left"):
+        headers = {"authorization": f"Bearer {key}"}
+        assert it.post(COMPLETIONS, {"prompt": "a"}, headers=headers).status_code == 200
+    left, right, again = it.engine.salts
+    assert left == again != right
+    assert b"" not in (left, right)
 
 
 def _scope() -> dict[str, object]:

@@ -137,7 +137,8 @@ def test_rows_that_cannot_be_computed_end_and_the_others_go_on() -> None:
     class Failing(CountingRunner):
         def launch(self, batch: Batch) -> Done:
             if batch.num_prefill and batch.num_rows > 1:
-                raise BatchError("internal_error", "no path", batch.rows_of(Phase.PREFILL), [("p", "s")])
+                rows = batch.rows_of(Phase.PREFILL)
+                raise BatchError("internal_error", "no path", rows, [("p", "s")], oom_stage="prefill")
             return super().launch(batch)
 
     subject = engine(Failing())
@@ -148,7 +149,21 @@ def test_rows_that_cannot_be_computed_end_and_the_others_go_on() -> None:
     assert output is not None
     assert [(d.request_id, d.error_code) for d in output.deltas] == [("b", "internal_error")]
     assert output.record.quarantined == [("p", "s")]
+    assert output.record.oom_stage == "prefill"
     assert tokens(drain(subject)["a"]) == [4, 5, 6]
+
+
+def test_the_log_of_a_request_that_ends_early_names_its_trace(caplog: pytest.LogCaptureFixture) -> None:
+    trace_id = "0af7651916cd43dd8448eb211c80319c"
+    runner = CountingRunner()
+    runner.answer = lambda *_: None
+    subject = engine(runner)
+    message = Submit("sick", [1, 2], SamplingParams(max_tokens=4), traceparent=f"00-{trace_id}-b7ad6b7169203331-01")
+    subject.submit(message)
+    subject.step()
+    [record] = [it for it in caplog.records if it.name == "server.engine.core"]
+    assert (record.__dict__["request_id"], record.__dict__["trace_id"]) == ("sick", trace_id)
+    assert record.__dict__["code"] == "nonfinite_logits"
 
 
 def test_cancelling_ends_waiting_and_running_requests_and_frees_their_pages() -> None:

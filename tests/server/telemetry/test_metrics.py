@@ -84,7 +84,7 @@ def test_every_fallback_that_the_plan_allows_is_at_zero_before_it_happens() -> N
     metrics = make()
     metrics.on_ready(READY)
     limit = {Reject.HEAD_DIM}  # the plan knows what the path cannot compute; the rest may befall it later
-    doubts = {Reject.UNPROVEN, Reject.STALE, Reject.FAILED, Reject.QUARANTINED, Reject.COMPILE_ERROR}
+    doubts = {Reject.UNPROVEN, Reject.STALE, Reject.FAILED, Reject.QUARANTINED}
     for path, reason in itertools.product(("sdpa.math", "sdpa.cpu", "sdpa.efficient"), limit | doubts):
         labels = {"model": "m", "phase": "prefill", "from": "sdpa.cpu", "to": path, "reason": reason.value}
         assert value(metrics, "attention_fallback_total", **labels) == 0
@@ -322,7 +322,8 @@ def test_every_objective_of_every_bucket_has_its_events_at_zero() -> None:
 def test_an_attestation_and_an_oom_are_counted() -> None:
     metrics = make()
     metrics.attention.attested(Attestation.MISMATCH)
-    metrics.engine.ran_out_of_memory(OomStage.DECODE)
+    metrics.on_step(msgspec.structs.replace(RECORD, oom_stage="decode"))
+    metrics.on_step(RECORD)
     assert value(metrics, "attestation_total", result="mismatch") == 1
     assert value(metrics, "gpu_oom_total", stage="decode") == 1
 

@@ -1,0 +1,58 @@
+"""Compiles variants of `gluon.extend.hopper` for sm_90 without a GPU; prints what their machine code shows as JSON.
+
+A program of its own: where Triton's interpreter is on, as in the tests of this folder, nothing can be compiled.
+"""
+
+import json
+import sys
+
+import torch
+from gluon_compile import _SINKS, _SPANS, _Hopper
+from gluon_sass import count, disassemble, hazards, overlapped_exponentials
+from triton.runtime import driver
+
+from kernels.attention import gluon_extend
+from kernels.attention.batch import AttentionFlags
+from kernels.attention.gluon_variants import extend_variant_of, pointer_class
+
+# name: (head dim, page size, query heads a KV head, flags)
+_ALL = {"window": 1000, "softcap": 50.0, "sinks": _SINKS, "spans": _SPANS}
+CASES = {
+    "d64 page 64": (64, 64, 4, {}),
+    "d128 page 64": (128, 64, 4, {}),
+    "d256 page 128": (256, 128, 4, {"sinks": _SINKS}),
+    "d96 page 16 group 7": (96, 16, 7, _ALL),
+}
+
+
+def compile_case(head_dim: int, page_size: int, group: int, flags: AttentionFlags) -> dict[str, object]:
+    dtype = torch.bfloat16
+    q = torch.empty(256, 8, head_dim, dtype=dtype)
+    variant = extend_variant_of(head_dim, page_size, group, flags)
+    classes = (pointer_class(q), (q.stride(0), q.stride(1)), (torch.int32, 0))
+    pointers = (pointer_class(flags.sinks), pointer_class(flags.spans))
+    kernel = gluon_extend.compiled_extend(variant, (dtype, dtype, dtype), *classes, *pointers)
+    code = disassemble(kernel.asm["cubin"])
+    return {
+        "shared_bytes": kernel.metadata.shared,
+        "spills": count(code, "STL"),
+        "wgmma": count(code, "HGMMA"),
+        "wgmma_fences": count(code, "WARPGROUP.ARRIVE"),
+        "tma_loads": count(code, "UTMALDG"),
+        "overlapped": overlapped_exponentials(code),
+        "hazards": list(hazards(code)),
+    }
+
+
+def main() -> None:
+    driver.set_active(_Hopper())
+    names = sys.argv[1:] or list(CASES)
+    results = {}
+    for name in names:
+        head_dim, page_size, group, flags = CASES[name]
+        results[name] = compile_case(head_dim, page_size, group, AttentionFlags(0.1, **flags))
+    print(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+"""The machine code of `gluon.extend.hopper`, compiled for sm_90 without a GPU."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kernels.attention.tiles import SHARED_BYTES_HOPPER
+
+HERE = Path(__file__).parent
+REPOSITORY = HERE.parents[2]
+# The producer has 32 registers. With eight pages a block it keeps a few words elsewhere, of once a tile.
+SPILLS_ALLOWED = {"d96 page 16 group 7": 8}
+
+
+@pytest.fixture(scope="module")
+def code(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """What the compiled variants show, by case; compiled outside the interpreter and Triton's own cache."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment |= {"TRITON_CACHE_DIR": str(tmp_path_factory.mktemp("cache")), "PYTHONPATH": str(REPOSITORY)}
+    program = [sys.executable, str(HERE / "gluon_extend_compile.py")]
+    done = subprocess.run(program, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+def test_no_variant_spills_registers(code: dict[str, dict[str, Any]]) -> None:
+    excess = {name: case["spills"] - SPILLS_ALLOWED.get(name, 0) for name, case in code.items()}
+    assert {name: count for name, count in excess.items() if count > 0} == {}
+
+
+def test_every_variant_fits_the_shared_memory_of_one_program(code: dict[str, dict[str, Any]]) -> None:
+    assert max(case["shared_bytes"] for case in code.values()) <= SHARED_BYTES_HOPPER
+
+
+def test_every_variant_loads_by_tma_and_multiplies_by_wgmma_in_batches(code: dict[str, dict[str, Any]]) -> None:
+    for name, case in code.items():
+        assert case["tma_loads"] > 0, name
+        assert case["wgmma"] >= 5 * case["wgmma_fences"], f"{name}: ptxas serialised wgmma"
+
+
+def test_a_page_of_16_keys_is_a_copy_of_its_own(code: dict[str, dict[str, Any]]) -> None:
+    # Queries: 2 consumers x 2 halves of 128 dims; keys and values: 8 pages of 16 a block, in 2 halves.
+    assert code["d96 page 16 group 7"]["tma_loads"] == 4 + 2 * 8 * 2
+
+
+def test_the_exponentials_of_every_steady_step_run_under_p_v(code: dict[str, dict[str, Any]]) -> None:
+    for name, case in code.items():
+        step = 32 if "d256" in name else 64  # of one thread: block_n / 4 columns of 2 rows
+        steady = [count for count in case["overlapped"] if count >= step]
+        assert len(steady) >= 2, f"{name}: {case['overlapped']} of {step} overlap"  # at least one loop a consumer
+
+
+def test_no_register_of_a_wgmma_in_flight_is_touched(code: dict[str, dict[str, Any]]) -> None:
+    assert {name: case["hazards"] for name, case in code.items() if case["hazards"]} == {}
