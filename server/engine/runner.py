@@ -53,6 +53,7 @@ class ModelRunner:
     @torch.inference_mode()
     def run(self, batch: Batch) -> StepResult:
         """Compute a batch and sample its complete rows. Raises BatchError; other errors mean the device is lost."""
+        self.dispatcher.begin(batch)
         try:
             scores: dict[int, TokenScores] = {}
             is_scored = wants_scores(batch)  # a graph gives no hidden states
