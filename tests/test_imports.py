@@ -21,6 +21,7 @@ PURE = (
     *(f"qualification.{name}" for name in ("full_model", "ledger", "matrix", "matrix_command", "matrix_rows")),
     *(f"qualification.{name}" for name in ("matrix_v1", "presets", "progress", "shape_text")),
     *(f"qualification.{name}" for name in ("qualify_command", "signature", "summary", "table")),
+    "qualification.attest",
     "qualification.canary.verdict",
     "qualification.quantiles",
     *(f"qualification.load.{name}" for name in ("client", "discovery", "events", "sample", "trace", "workers")),

@@ -13,6 +13,7 @@ from kernels.device import read_fingerprint, torch_dtype
 from kernels.launch import install_compile_counter, num_compiles
 from qualification.decision import Policy
 from qualification.plan import Plan
+from server.engine.attention_timer import AttentionTimer, CpuDevice, CudaDevice
 from server.engine.attestation import Attestor, Promises, probes_of
 from server.engine.core import Engine, EngineOptions
 from server.engine.dispatch import Dispatcher, NoPathError
@@ -92,7 +93,8 @@ def build_engine(settings: Settings, quarantined: frozenset[tuple[str, str]], pr
         folder, config, dtype=torch_dtype(limits.dtype), device=device, load_format=settings.load_format
     )
     flags = tuple(AttentionFlags(config.softmax_scale, window=w, softcap=config.softcap) for w in config.windows)
-    dispatcher = Dispatcher(plan.decisions, PATHS, flags, redecide=plan.redecide, quarantined=quarantined)
+    timer = AttentionTimer(flags, CudaDevice() if device.type == "cuda" else CpuDevice())
+    dispatcher = Dispatcher(plan.decisions, PATHS, flags, redecide=plan.redecide, timer=timer, quarantined=quarantined)
     sizes = _graph_sizes(config, limits) if settings.cuda_graphs and device.type == "cuda" else None
     parts = _Parts(config, limits, decoder, dispatcher, device, sizes)
     try:
@@ -104,6 +106,7 @@ def build_engine(settings: Settings, quarantined: frozenset[tuple[str, str]], pr
     if settings.attestation_interval_s:
         progress("attesting", "a forward pass of each path under the profiler")
     attested = attestor.attest_all("start") if settings.attestation_interval_s else None
+    timer.start()
     ready = EngineReady(
         protocol=PROTOCOL_VERSION,
         pid=os.getpid(),
@@ -189,7 +192,7 @@ def _engine(settings: Settings, parts: _Parts, runner: ModelRunner) -> Engine:
     )
     runs_ahead = settings.run_ahead and parts.device.type == "cuda"
     options = EngineOptions(parts.config.vocab_size, parts.config.eos_token_ids, settings.seed, runs_ahead)
-    return Engine(scheduler, runner, options, num_compiles=num_compiles)
+    return Engine(scheduler, runner, options, num_compiles=num_compiles, take_samples=parts.dispatcher.take_samples)
 
 
 def _attestor(settings: Settings, parts: _Parts, runner: ModelRunner, plan: Plan) -> Attestor:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from server.engine.messages import (
+    AttentionSample,
     AttentionUse,
     FinishReason,
     RequestTimes,
@@ -21,6 +22,8 @@ from server.engine.sequence import PENDING, Batch, Sequence, Status
 from server.telemetry.logging import trace_fields
 
 logger = logging.getLogger(__name__)
+
+TakeSamples = Callable[[], tuple[list[AttentionSample], dict[str, int]]]  # and peaks of memory by phase, in bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +54,19 @@ class Engine:
         options: EngineOptions,
         *,
         num_compiles: Callable[[], int] = lambda: 0,
+        take_samples: TakeSamples = lambda: ([], {}),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`num_compiles` counts the kernels compiled in this process; `clock` is monotonic, in seconds."""
+        """`num_compiles` counts the kernels compiled in this process; `clock` is monotonic, in seconds.
+
+        `take_samples` gives what was measured of attention since its last call.
+        """
         self.step_index = 0
         self._scheduler = scheduler
         self._runner = runner
         self._options = options
         self._num_compiles = num_compiles
+        self._take_samples = take_samples
         self._clock = clock
         self._seeds = random.Random(options.seed)
         self._sequences: dict[str, Sequence] = {}
@@ -256,6 +264,7 @@ class Engine:
         self, started_at: float, result: StepResult, *, num_compiles: int, batch: Batch | None = None
     ) -> StepOutput:
         deltas, self._outbox = self._outbox, []
+        samples, peaks = self._take_samples()
         record = StepRecord(
             step=self.step_index,
             started_at=started_at,
@@ -270,6 +279,8 @@ class Engine:
             num_nonfinite=result.token_ids.count(None),
             num_compiles=num_compiles,
             quarantined=result.quarantined,
+            attention_samples=samples,
+            peak_temporary_bytes=peaks,
             oom_stage=result.oom_stage,
             num_prefix_queried_tokens=batch.num_queried if batch else 0,
             num_prefix_hit_tokens=batch.num_found if batch else 0,

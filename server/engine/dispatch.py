@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 from torch import Tensor
 
@@ -12,8 +13,10 @@ from kernels.buckets import Bucket, bucket_of
 from kernels.path import KernelPath, RunAttention
 from kernels.shape import AttentionShape, Phase
 from qualification.decision import Decision
+from server.engine.attention_timer import AttentionTimer
 from server.engine.failures import LAUNCH_ERRORS, launch_failure
-from server.engine.messages import AttentionUse, DispatchCount
+from server.engine.messages import AttentionSample, AttentionUse, DispatchCount
+from server.engine.sequence import Batch
 
 logger = logging.getLogger(__name__)
 
@@ -78,6 +81,7 @@ class Dispatcher:
         flags: tuple[AttentionFlags, ...],
         *,
         redecide: Redecide,
+        timer: AttentionTimer | None = None,
         quarantined: frozenset[tuple[str, str]] = frozenset(),
     ) -> None:
         """`flags`: one a layer. `quarantined`: the (path, shape) pairs that `decisions` were already made without."""
@@ -88,6 +92,7 @@ class Dispatcher:
         self._quarantined = quarantined
         self._news: list[tuple[str, str]] = []
         self._watch: Watch | None = None
+        self.timer = timer
         self._choices: dict[_Key, Choice] = {}
         for shape, decision in decisions.items():
             if decision.path is not None:
@@ -119,6 +124,20 @@ class Dispatcher:
             )
         return found
 
+    def begin(self, batch: Batch) -> None:
+        """A step is about to be launched."""
+        if self.timer is not None and self._watch is None:
+            self.timer.begin(batch)
+
+    def replayed(self, choice: Choice, part: PhasePart) -> None:
+        """A graph that holds this choice was replayed."""
+        if self.timer is not None and self._watch is None:
+            self.timer.replayed(choice.decision.shape, part.batch)
+
+    def take_samples(self) -> tuple[list[AttentionSample], dict[str, int]]:
+        """What the timer has measured since the last call."""
+        return ([], {}) if self.timer is None else self.timer.take()
+
     @contextmanager
     def watched(self, watch: Watch) -> Iterator[None]:
         """Every call of a path, until the end of the context, is made inside of what `watch` gives for it."""
@@ -130,11 +149,15 @@ class Dispatcher:
 
     def call(self, choice: Choice, q: Tensor, k: Tensor, v: Tensor, part: PhasePart, layer: int, out: Tensor) -> None:
         """Run a choice for one layer."""
-        if self._watch is None:
-            choice.run(q, k, v, part.batch, self.flags[layer], out)
-            return
-        with self._watch(choice):
-            choice.run(q, k, v, part.batch, self.flags[layer], out)
+        flags = self.flags[layer]
+        if self._watch is not None:
+            with self._watch(choice):
+                choice.run(q, k, v, part.batch, flags, out)
+        elif self.timer is not None and self.timer.measures(part.phase, layer):
+            work = partial(choice.run, q, k, v, part.batch, flags, out)
+            self.timer.around(work, choice.decision.shape, layer, part.batch)
+        else:
+            choice.run(q, k, v, part.batch, flags, out)
 
     def replace(self, choice: Choice, error: Exception) -> Choice:
         """The next path for a choice that failed to launch. Raises NoPathError, or `error` when it is another kind."""
@@ -220,6 +243,8 @@ class StepAttention:
         for entry, counts in zip(self._parts, launches, strict=True):
             for window, num_launches in counts.items():
                 entry.lanes[window].num_launches += num_launches
+        for entry, lane in self._lanes():
+            self._dispatcher.replayed(lane.choice, entry.part)
 
     def uses(self, phase: Phase) -> list[AttentionUse]:
         """The distinct decisions that served this phase of the step."""

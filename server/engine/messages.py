@@ -140,6 +140,16 @@ class DispatchCount(msgspec.Struct, frozen=True, array_like=True):
     num_launches: int  # calls of the path: one for each attention layer
 
 
+class AttentionSample(msgspec.Struct, frozen=True, array_like=True):
+    """Attention of one phase and window of a sampled step; one layer was measured, the numbers are of all like it."""
+
+    phase: str
+    bucket: str  # of the longest context
+    kernel_s: float  # between two events on the device
+    flops: int  # of the batch's own lengths; causal counts half the square
+    hbm_bytes: int  # by the IO model of tiled attention
+
+
 class StepRecord(msgspec.Struct, frozen=True):
     """What the engine did in one step, and where it stands after it."""
 
@@ -155,6 +165,8 @@ class StepRecord(msgspec.Struct, frozen=True):
     num_preemptions: int  # in this step
     num_nonfinite: int  # sequences ended because their logits held no finite number
     num_compiles: int  # Triton kernels compiled during this step; 0 after ready
+    attention_samples: list[AttentionSample] = []  # of earlier steps, read by now
+    peak_temporary_bytes: dict[str, int] = {}  # phase -> what a sampled step took beside weights and cache
     quarantined: list[tuple[str, str]] = []  # (path, shape) pairs that failed to launch in this step
     oom_stage: str | None = None  # prefill or decode, where the device's memory did not suffice for this step
     num_prefix_queried_tokens: int = 0  # of prompts that were admitted in this step, looked up in the prefix cache

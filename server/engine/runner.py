@@ -82,6 +82,7 @@ class ModelRunner:
         Tokens that are PENDING are those that the launch before this one chooses. Raises BatchError, when nothing of
         the batch is on its way any more; other errors mean that the device is lost.
         """
+        self.dispatcher.begin(batch)
         try:
             return self._launch(batch)
         except NoPathError as error:

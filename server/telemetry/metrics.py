@@ -73,6 +73,10 @@ class Metrics:
         self.engine.stepped(record)
         self.attention.compiled(record.num_compiles, after_ready=self._is_ready)
         self.attention.served(record.dispatches)
+        for it in record.attention_samples:
+            self.attention.measured(it.phase, it.bucket, kernel_s=it.kernel_s, flops=it.flops, hbm_bytes=it.hbm_bytes)
+        for phase, num_bytes in record.peak_temporary_bytes.items():
+            self.attention.peaked(phase, num_bytes)
 
     def on_heartbeat(self, heartbeat: Heartbeat) -> None:
         self.engine.beat(heartbeat)

@@ -164,6 +164,16 @@ def test_prompts_are_asked_greedily_and_never_twice_for_time(url: str, golden: s
     assert len(timed) == len(set(timed)) == 3 * 8
 
 
+def test_no_prefix_that_an_earlier_run_left_in_a_cache_can_answer(url: str, golden: str, script: Script) -> None:
+    salts = []
+    for _ in range(2):
+        script.seen.clear()
+        canary(url, "--golden", golden)
+        (salt,) = {body["cache_salt"] for body in script.seen if "temperature" in body}
+        salts.append(salt)
+    assert salts[0] != salts[1]
+
+
 def test_other_tokens_exit_1(url: str, golden: str, script: Script, capsys: pytest.CaptureFixture[str]) -> None:
     script.salt = 1
     assert canary(url, "--golden", golden) == 1

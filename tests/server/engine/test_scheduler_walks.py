@@ -1,0 +1,184 @@
+"""The scheduler under random traffic: conservation of pages and tokens, no starvation, one order."""
+
+import random
+
+import pytest
+
+from server.engine.messages import SamplingParams
+from server.engine.pages import PagePool
+from server.engine.scheduler import Scheduler, SchedulerLimits
+from server.engine.sequence import Batch, Sequence, Status
+
+
+def sequence(name: str, num_prompt: int, max_tokens: int) -> Sequence:
+    sampling = SamplingParams(max_tokens=max_tokens)
+    return Sequence(name, list(range(num_prompt)), num_prompt, sampling, seed=0, submitted_at=0.0)
+
+
+def rows(batch: Batch) -> list[tuple[str, int, int]]:
+    names = [seq.request_id for seq in batch.sequences]
+    return list(zip(names, batch.query_lens, batch.context_lens, strict=True))
+
+
+class Walk:
+    """A scheduler under random traffic, with a ledger of its own that every batch is held against."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.page_size = self.rng.choice([1, 3, 16])
+        self.seqs = self.rng.randrange(1, 9)
+        self.budget = self.seqs + self.rng.randrange(1, 30)
+        self.shares = self.rng.random() < 0.6
+        self.pool = PagePool(self.rng.randrange(30, 80) // self.page_size + 2, self.page_size)
+        limits = SchedulerLimits(60, self.seqs, self.budget, self.rng.choice([None, 1, 5, 12]))
+        self.interleaved = limits.max_num_interleaved_tokens or self.budget
+        self.subject = Scheduler(limits, self.pool, shares_pages=self.shares)
+        self.alive: dict[str, Sequence] = {}  # in order of arrival
+        self.computed: dict[str, int] = {}
+        self.preemptions: dict[str, int] = {}
+        self.ahead: dict[str, int] = {}  # tokens of later arrivals that were admitted while it waited
+        self.most_waiting = 0
+        self.num_found = 0
+        self.num_arrived = 0
+
+    def arrive(self) -> None:
+        name = f"r{self.num_arrived}"
+        seq = sequence(name, self.rng.randrange(1, self.subject.max_len), self.rng.randrange(1, 20))
+        seq.tokens[0] = self.rng.randrange(2)  # half of the prompts begin alike
+        seq.cache_salt = self.rng.choice([b"", b"", b"tenant"])
+        self.num_arrived += 1
+        self.subject.add(seq)
+        self.alive[name] = seq
+        self.computed[name] = self.preemptions[name] = self.ahead[name] = 0
+
+    def cancel(self) -> None:
+        self.end(self.rng.choice(list(self.alive.values())), is_sound=self.rng.random() < 0.5)
+
+    def end(self, seq: Sequence, *, is_sound: bool = True) -> None:
+        self.subject.finish(seq, is_sound=is_sound)
+        del self.alive[seq.request_id]
+
+    def step(self) -> list[tuple[str, int, int]]:
+        waiting = [seq for seq in self.alive.values() if seq.status is Status.WAITING and not seq.num_preemptions]
+        self.most_waiting = max(self.most_waiting, sum(len(seq.tokens) for seq in waiting))
+        streaming = [seq for seq in self.alive.values() if seq.is_decoding]
+        batch = self.subject.plan(now=1.0)
+        assert batch is not None, "somebody is waiting and nothing is planned"
+        if any(seq.is_decoding for seq in streaming):
+            assert batch.num_tokens - len(streaming) <= self.interleaved
+        prompts = [seq for seq in self.alive.values() if seq.status is Status.RUNNING and seq not in streaming]
+        if prompts:
+            first = min(prompts, key=lambda seq: seq.rank)
+            assert first in batch.sequences, "the first prompt by rank makes no progress"
+        self.note_who_went_ahead(waiting, batch)
+        self.hold_against_ledger(batch)
+        self.hold_pages_against_each_other(batch)
+        self.subject.advance(batch)
+        self.subject.settle(batch)
+        for row in batch.sampled_rows:
+            seq = batch.sequences[row]
+            assert seq.num_uncomputed == 0
+            seq.tokens.append(7)
+            if seq.num_generated >= seq.sampling.max_tokens or len(seq.tokens) >= self.subject.max_len:
+                self.end(seq)
+        self.subject.check_integrity()
+        return rows(batch)
+
+    def note_who_went_ahead(self, waiting: list[Sequence], batch: Batch) -> None:
+        unfinished = [seq for seq, _, context_len in self.rows_of(batch) if context_len < len(seq.tokens)]
+        for seq in waiting:
+            if seq.status is Status.WAITING:
+                others = [it for it in waiting if it.status is Status.RUNNING]
+                self.ahead[seq.request_id] += sum(
+                    len(it.tokens) for it in others if it.rank[1] > seq.rank[1] and it.rank < seq.rank
+                )
+                if any(it.rank > seq.rank for it in others):
+                    assert any(it.rank < seq.rank for it in unfinished), "one of a higher rank took its chunk"
+
+    def hold_against_ledger(self, batch: Batch) -> None:
+        assert batch.num_tokens <= self.budget
+        assert batch.num_rows <= self.subject.num_running <= self.seqs
+        for seq, query_len, context_len in self.rows_of(batch):
+            name = seq.request_id
+            if seq.num_preemptions > self.preemptions[name]:
+                self.preemptions[name] = seq.num_preemptions
+                self.computed[name] = 0
+            first = context_len - query_len
+            if not self.computed[name]:  # what it found is whole pages, and not all of it
+                assert first % self.page_size == 0
+                assert self.shares or not first
+                self.num_found += first
+                self.computed[name] = first
+            assert query_len >= 1
+            assert first == self.computed[name], "a token is skipped or computed twice"
+            self.computed[name] = context_len
+
+    def rows_of(self, batch: Batch) -> list[tuple[Sequence, int, int]]:
+        return list(zip(batch.sequences, batch.query_lens, batch.context_lens, strict=True))
+
+    def hold_pages_against_each_other(self, batch: Batch) -> None:
+        """Nobody writes to a page of somebody else, and shared pages hold the same tokens of the same tenant."""
+        owners: dict[int, list[tuple[Sequence, int]]] = {}
+        for seq in self.alive.values():
+            for index, page in enumerate(self.pool.table(seq.request_id)):
+                owners.setdefault(page, []).append((seq, index))
+        for page, found in owners.items():
+            if len(found) > 1:
+                ends = [(seq, (index + 1) * self.page_size) for seq, index in found]
+                contents = {(seq.cache_salt, *seq.tokens[:end]) for seq, end in ends}
+                assert len(contents) == 1, f"page {page} is shared by different prompts"
+        for (_, query_len, context_len), table in zip(self.rows_of(batch), batch.page_tables, strict=True):
+            assert len(table) == self.pool.pages_for(context_len)
+            for page in table[(context_len - query_len) // self.page_size :]:
+                assert len(owners[page]) == 1, "a step writes to a shared page"
+
+
+def walked(seed: int) -> tuple[Walk, list[list[tuple[str, int, int]]]]:
+    """A walk of random traffic to its end, and every batch of it."""
+    walk, batches = Walk(seed), []
+    for _ in range(150):
+        if walk.rng.random() < 0.3:
+            walk.arrive()
+        if walk.alive and walk.rng.random() < 0.03:
+            walk.cancel()
+        if walk.alive:
+            batches.append(walk.step())
+    while walk.alive and len(batches) < 20_000:
+        batches.append(walk.step())
+    return walk, batches
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_a_random_walk_computes_every_token_once_starves_nobody_and_returns_every_page(seed: int) -> None:
+    walk, _ = walked(seed)
+    assert not walk.alive
+    assert walk.subject.is_idle
+    assert walk.pool.num_used == 0
+    assert walk.shares or not walk.pool.num_kept
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_later_arrivals_go_ahead_for_twice_a_prompts_tokens_and_what_waits_with_it(seed: int) -> None:
+    walk = Walk(seed)
+    prompts: dict[str, int] = {}
+    for _ in range(150):  # more arrives than can be computed
+        for _ in range(2):
+            if walk.subject.num_waiting < 12:
+                walk.arrive()
+        prompts |= {name: seq.num_prompt for name, seq in walk.alive.items()}
+        walk.step()
+    assert walk.num_arrived > 20
+    for name, num_ahead in walk.ahead.items():
+        assert num_ahead <= 2 * prompts[name] + walk.most_waiting
+
+
+def test_the_same_traffic_is_planned_the_same_way() -> None:
+    for seed in range(5):
+        assert walked(seed)[1] == walked(seed)[1]
+
+
+def test_the_random_walks_do_preempt_overtake_and_share() -> None:
+    walks = [walked(seed)[0] for seed in range(10)]
+    assert sum(sum(walk.preemptions.values()) for walk in walks) >= 10
+    assert sum(sum(walk.ahead.values()) for walk in walks) >= 100
+    assert sum(walk.num_found for walk in walks if walk.shares) >= 100
