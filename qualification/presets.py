@@ -107,6 +107,24 @@ PRESETS: tuple[Preset, ...] = (
         },
     ),
     Preset(
+        "qwen2.5-vl-7b",
+        "Qwen/Qwen2.5-VL-7B-Instruct",
+        {
+            "model_type": "qwen2_5_vl",
+            "hidden_size": 3584,
+            "num_hidden_layers": 28,
+            "num_attention_heads": 28,
+            "num_key_value_heads": 4,
+            "max_position_embeddings": 128000,
+            "max_window_layers": 28,
+            "sliding_window": 32768,
+            "use_sliding_window": False,
+            # Position triples of images turn queries and keys; attention stays causal in the order of tokens.
+            "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
+            "torch_dtype": "bfloat16",
+        },
+    ),
+    Preset(
         "mistral-7b-v0.1",
         "mistralai/Mistral-7B-v0.1",
         {
@@ -135,6 +153,28 @@ PRESETS: tuple[Preset, ...] = (
             "attn_logit_softcapping": 50.0,
             "sliding_window": 4096,  # of every other layer
             "torch_dtype": "float32",
+        },
+    ),
+    Preset(
+        "gemma-3-4b",
+        "google/gemma-3-4b-it",
+        {
+            "model_type": "gemma3",
+            "mm_tokens_per_image": 256,  # the length of a bidirectional span
+            "text_config": {
+                "model_type": "gemma3_text",
+                "hidden_size": 2560,
+                "num_hidden_layers": 34,
+                "num_attention_heads": 8,  # these three by default of its configuration class
+                "num_key_value_heads": 4,
+                "head_dim": 256,
+                "max_position_embeddings": 131072,
+                "query_pre_attn_scalar": 256,
+                "sliding_window": 1024,
+                "sliding_window_pattern": 6,  # every sixth layer sees everything
+            },
+            "vision_config": {"model_type": "siglip_vision_model"},
+            "torch_dtype": "bfloat16",
         },
     ),
     Preset(

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from kernels.buckets import Bucket, buckets_up_to
-from kernels.shape import AttentionShape, Dtype, Phase
+from kernels.shape import AttentionShape, Dtype, Mask, Phase
 
 # Where config.json does not say, as transformers' configuration classes have it; null means no window.
 _MISSING_WINDOW = {"mistral": 4096, "qwen2": 4096, "qwen3": 4096}
@@ -26,6 +26,7 @@ class AttentionSignature:
     windows: tuple[int | None, ...] = (None,)  # distinct; None (no window) first, then ascending
     softcap: float | None = None
     sinks: bool = False
+    spans: bool = False  # prompts may hold images, whose tokens see each other both ways
 
     def __str__(self) -> str:
         """One word, usable as a file name and unique for every signature."""
@@ -36,6 +37,8 @@ class AttentionSignature:
             parts.append(f"cap{self.softcap:g}")
         if self.sinks:
             parts.append("sinks")
+        if self.spans:
+            parts.append("spans")
         return "-".join(parts)
 
 
@@ -61,7 +64,9 @@ def shapes_needed(signature: AttentionSignature, limits: ServingLimits) -> tuple
     """Every shape that a batch can have under these limits, prefill first, then extend, then decode.
 
     A query is at most min(max_model_len, max_num_batched_tokens) long, and no longer than its context, which is at
-    most max_model_len long. The longest query and the longest context of a batch may be different sequences'.
+    most max_model_len long. The longest query and the longest context of a batch may be different sequences'. Where
+    prompts may hold images, each shape of prefill and extend is needed with and without them; tokens that are decoded
+    are text.
     """
     query_buckets = buckets_up_to(min(limits.max_model_len, limits.max_num_batched_tokens))
     context_buckets = buckets_up_to(limits.max_model_len)
@@ -87,9 +92,12 @@ def shapes_needed(signature: AttentionSignature, limits: ServingLimits) -> tuple
             window=window,
             softcap=signature.softcap,
             sinks=signature.sinks,
+            mask=mask,
         )
+        for mask in (Mask.CAUSAL, *((Mask.SPANS,) if signature.spans else ()))
         for window in signature.windows
         for phase, query, context in layouts
+        if mask is Mask.CAUSAL or phase is not Phase.DECODE
     )
 
 
@@ -97,8 +105,10 @@ def signature_from_config(config: Mapping[str, object]) -> AttentionSignature:
     """The signature of a Hugging Face config.json, already parsed.
 
     Reads Llama-like models, Qwen 2 and 3, Mistral, Gemma 2 and 3, Phi-3 and gpt-oss; of a model that also sees images,
-    the part under `text_config`. Raises SignatureError naming the key, what it holds and what it should.
+    the part under `text_config`. Qwen's multimodal positions (M-RoPE) turn queries and keys before attention and do not
+    reach it; Gemma 3's images change the mask. Raises SignatureError naming the key, what it holds and what it should.
     """
+    spans = config.get("model_type") == "gemma3" and "vision_config" in config
     text = config.get("text_config")
     if isinstance(text, Mapping):
         config = text
@@ -114,6 +124,7 @@ def signature_from_config(config: Mapping[str, object]) -> AttentionSignature:
         windows=distinct_windows(_layer_windows(config)),
         softcap=_softcap(config),
         sinks=config.get("model_type") == "gpt_oss",
+        spans=spans,
     )
 
 

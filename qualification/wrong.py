@@ -15,7 +15,7 @@ from kernels.attention.batch import AttentionBatch, AttentionFlags
 from kernels.attention.sequences import SequenceRows, keys_of, sequences_of, visible
 from kernels.buckets import Bucket
 from kernels.path import RunAttention
-from kernels.shape import AttentionShape, Dtype, Phase
+from kernels.shape import AttentionShape, Dtype, Mask, Phase
 from qualification.checks import check_path, one_thread
 from qualification.inputs import Case, cases, many_case
 
@@ -37,6 +37,7 @@ class Fault(Enum):
     WINDOW_OFF_BY_ONE = "the window is one key too wide"
     SOFTCAP_IGNORED = "the softcap is ignored"
     SINKS_IGNORED = "the sinks are ignored"
+    SPANS_IGNORED = "an image's tokens see only those before them"
     TAIL_READ = "values past the end are weighted with 0"  # 0 * NaN: scores masked, values not
     LOW_PRECISION = "sums are kept in 16 bits, key by key"
     UNSTABLE = "the order of sums differs from run to run"  # atomics
@@ -129,7 +130,10 @@ def _seen(sequence: SequenceRows, num_keys: int, flags: AttentionFlags, fault: F
     shift = {Fault.FUTURE_KEY: 1, Fault.MISSING_KEY: -1}.get(fault, 0)
     if fault is Fault.WINDOW_OFF_BY_ONE and flags.window is not None:
         flags = replace(flags, window=flags.window + 1)
-    seen = visible(positions + shift, key_positions, flags, None) & (key_positions < sequence.num_keys)
+    spans = None if flags.spans is None else flags.spans[sequence.start : sequence.end]
+    if fault is Fault.SPANS_IGNORED:
+        spans = None
+    seen = visible(positions + shift, key_positions, flags, spans) & (key_positions < sequence.num_keys)
     if fault is Fault.LAST_TILE_SKIPPED and sequence.num_keys > _TILE:
         seen = seen & (key_positions < (sequence.num_keys - 1) // _TILE * _TILE)
     if fault is Fault.ONE_TILE:
@@ -149,7 +153,7 @@ def _low_precision_sums(weights: Tensor, values: Tensor, total: Tensor) -> Tenso
 
 
 def trial_shapes(dtype: Dtype) -> tuple[AttentionShape, ...]:
-    """A shape of each phase on which every fault can show, as small as that allows."""
+    """A shape of each phase on which every fault can show, as small as that allows; prompts with images among them."""
     return tuple(
         AttentionShape(
             phase=phase,
@@ -164,9 +168,15 @@ def trial_shapes(dtype: Dtype) -> tuple[AttentionShape, ...]:
             window=48,
             softcap=20.0,
             sinks=True,
+            mask=Mask.CAUSAL if phase is Phase.DECODE else Mask.SPANS,
         )
         for phase in Phase
     )
+
+
+def can_show(fault: Fault, shape: AttentionShape) -> bool:
+    """Whether a kernel with this fault computes the shape wrongly at all."""
+    return fault is not Fault.SPANS_IGNORED or shape.mask is Mask.SPANS
 
 
 def passed_wrongly(
@@ -185,21 +195,25 @@ def passed_wrongly(
     with one_thread():
         for shape in chain.from_iterable(trial_shapes(dtype) for dtype in Dtype if dtype in dtypes):
             inputs = list(cases(shape, device, seed=seed))
-            for fault in Fault:
+            for fault in (fault for fault in Fault if can_show(fault, shape)):
                 if passes(wrong_kernel(fault), inputs) is not (fault is Fault.NONE):
                     found.append(PassedWrongly(fault, shape))
-        for shape in map(_many_heads, (dtype for dtype in Dtype if dtype in dtypes)):
-            many = many_case(shape, device, seed=seed, num_seqs=_MANY_SEQS, num_tokens=_MANY_TOKENS)
+        for dtype in (dtype for dtype in Dtype if dtype in dtypes):
+            many = trial_of_many_tiles(dtype, device, seed=seed)
             for fault in (Fault.NONE, Fault.ONE_TILE):
                 if passes(wrong_kernel(fault), [many]) is not (fault is Fault.NONE):
-                    found.append(PassedWrongly(fault, shape))
+                    found.append(PassedWrongly(fault, _many_shape(dtype)))
     return tuple(found)
 
 
-def _many_heads(dtype: Dtype) -> AttentionShape:
-    """Plain prefill: what is tried on it is how much of an output is looked at."""
+def trial_of_many_tiles(dtype: Dtype, device: torch.device, *, seed: int = 0) -> Case:
+    """Plain prompts of 10,080 tiles: what is tried on them is how much of an output is looked at."""
+    return many_case(_many_shape(dtype), device, seed=seed, num_seqs=_MANY_SEQS, num_tokens=_MANY_TOKENS)
+
+
+def _many_shape(dtype: Dtype) -> AttentionShape:
     prefill = trial_shapes(dtype)[0]
-    return replace(prefill, num_heads=_MANY_HEADS, window=None, softcap=None, sinks=False)
+    return replace(prefill, num_heads=_MANY_HEADS, window=None, softcap=None, sinks=False, mask=Mask.CAUSAL)
 
 
 def _passes(run: RunAttention, inputs: list[Case]) -> bool:

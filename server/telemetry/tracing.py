@@ -1,7 +1,8 @@
 """The spans of a request: one of the HTTP server, below it one of the model's operation, below that its stages.
 
 Whether a trace is kept is decided at its end: errors and fallbacks always, the rest by a ratio of the trace ids, or as
-the client has decided. What is not kept is never ended, hence never exported.
+the client has decided. Spans are made then, from what was observed, and only of what is kept. They are made as the
+exporter takes them, not by a tracer: with one, six spans took 250 us of the event loop, and 90 us so (a busy core).
 """
 
 import secrets
@@ -11,19 +12,10 @@ from dataclasses import dataclass, field
 
 from opentelemetry.context import Context
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.sampling import ALWAYS_ON, Decision, TraceIdRatioBased
-from opentelemetry.trace import (
-    NonRecordingSpan,
-    Span,
-    SpanContext,
-    SpanKind,
-    StatusCode,
-    TraceFlags,
-    Tracer,
-    get_current_span,
-    set_span_in_context,
-)
+from opentelemetry.sdk.trace import Event, ReadableSpan
+from opentelemetry.sdk.trace.sampling import Decision, TraceIdRatioBased
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags, get_current_span
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from server.engine.messages import AttestationReport
@@ -34,43 +26,79 @@ from server.telemetry.registry import Exemplar
 Value = str | bool | int | float | list[str]
 Attributes = dict[str, Value]
 
+_SAMPLED = TraceFlags(TraceFlags.SAMPLED)
+
 
 @dataclass(frozen=True, slots=True)
-class _Stage:
-    """A span below the operation's; times in monotonic seconds."""
+class _Span:
+    """What a span says, but for where it belongs; times in nanoseconds of the wall clock."""
 
     name: str
-    began_at: float
-    ended_at: float
+    began_ns: int
+    ended_ns: int
     attributes: Attributes
+    events: tuple[Event, ...] = ()
+    kind: SpanKind = SpanKind.INTERNAL
+    status: Status = field(default_factory=Status)
+
+
+class _Sender:
+    """Hands spans to the exporter's queue."""
+
+    def __init__(self, endpoint: str, version: str, count_dropped: Callable[[int], None]) -> None:
+        self._resource = Resource({names.SERVICE_NAME: "hallmark", names.SERVICE_VERSION: version})
+        self._scope = InstrumentationScope(names.SCOPE, version, names.SCHEMA_URL)
+        self._processor = BoundedProcessor(CountedExporter(exporter_of(endpoint), count_dropped))
+
+    def send(self, span: _Span, context: SpanContext, parent: SpanContext | None) -> None:
+        self._processor.on_end(
+            ReadableSpan(
+                span.name,
+                context,
+                parent,
+                self._resource,
+                attributes=span.attributes,
+                events=span.events,
+                kind=span.kind,
+                status=span.status,
+                start_time=span.began_ns,
+                end_time=span.ended_ns,
+                instrumentation_scope=self._scope,
+            )
+        )
+
+    def close(self) -> None:
+        self._processor.shutdown()  # type: ignore[no-untyped-call]
 
 
 @dataclass(slots=True)
 class RequestTrace:
-    """What becomes the spans of one request, when it ends. `tracer` is None where nothing is exported."""
+    """What becomes the spans of one request, when it ends. `_sender` is None where nothing is exported."""
 
-    tracer: Tracer | None
-    server: Span
+    name: str  # of the server's span
+    context: SpanContext  # the server's span's
     is_sampled: bool  # by the client, or by the ratio
     arrived_at: float  # monotonic seconds, as all times here
+    _sender: _Sender | None
+    _parent: SpanContext | None  # the client's span
     is_kept: bool = False  # whatever the sampling says
     server_attributes: Attributes = field(default_factory=dict)
     attributes: Attributes = field(default_factory=dict)  # of the operation
     _offset_ns: int = field(default_factory=lambda: time.time_ns() - time.monotonic_ns())
-    _events: list[tuple[str, Attributes, float]] = field(default_factory=list)
-    _stages: list[_Stage] = field(default_factory=list)
+    _events: list[Event] = field(default_factory=list)
+    _stages: list[_Span] = field(default_factory=list)
 
     @property
     def is_recording(self) -> bool:
-        return self.tracer is not None
+        return self._sender is not None
 
     @property
     def trace_id(self) -> str:
-        return f"{self.server.get_span_context().trace_id:032x}"
+        return f"{self.context.trace_id:032x}"
 
     @property
     def span_id(self) -> str:
-        return f"{self.server.get_span_context().span_id:016x}"
+        return f"{self.context.span_id:016x}"
 
     @property
     def traceparent(self) -> str:
@@ -80,7 +108,7 @@ class RequestTrace:
     @property
     def exemplar(self) -> Exemplar:
         """Labels that link a measurement to its trace; None where that is not kept, for the link would be dead."""
-        if self.tracer is None or not (self.is_sampled or self.is_kept):
+        if self._sender is None or not (self.is_sampled or self.is_kept):
             return None
         return {"trace_id": self.trace_id, "span_id": self.span_id}
 
@@ -89,32 +117,28 @@ class RequestTrace:
         self.is_kept = True
 
     def event(self, name: str, at: float, attributes: Attributes | None = None) -> None:
-        if self.tracer is not None:
-            self._events.append((name, attributes or {}, at))
+        if self._sender is not None:
+            self._events.append(Event(name, attributes or {}, self._ns(at)))
 
     def stage(self, name: str, began_at: float, ended_at: float, attributes: Attributes) -> None:
-        if self.tracer is not None:
-            self._stages.append(_Stage(name, began_at, max(began_at, ended_at), attributes))
+        if self._sender is not None:
+            ended_ns = self._ns(max(began_at, ended_at))
+            self._stages.append(_Span(name, self._ns(began_at), ended_ns, attributes))
 
     def end(self, operation: str, *, ended_at: float, is_error: bool) -> None:
         """Hand all spans to the exporter, if the trace is kept. `operation` names the span below the server's."""
-        if self.tracer is None or not (self.is_sampled or self.is_kept):
+        sender = self._sender
+        if sender is None or not (self.is_sampled or self.is_kept):
             return
-        inner = self._start(operation, self.server, self.arrived_at, self.attributes)
-        for name, attributes, at in self._events:
-            inner.add_event(name, attributes, self._ns(at))
+        times = (self._ns(self.arrived_at), self._ns(ended_at))
+        status = Status(StatusCode.ERROR) if is_error else Status()
+        inner = _child_of(self.context)
         for stage in self._stages:
-            self._start(stage.name, inner, stage.began_at, stage.attributes).end(self._ns(stage.ended_at))
-        self.server.set_attributes(self.server_attributes)
-        for span in (inner, self.server):
-            if is_error:
-                span.set_status(StatusCode.ERROR)
-            span.end(self._ns(ended_at))
-
-    def _start(self, name: str, parent: Span, began_at: float, attributes: Attributes) -> Span:
-        assert self.tracer is not None
-        context = set_span_in_context(parent, Context())
-        return self.tracer.start_span(name, context, attributes=attributes, start_time=self._ns(began_at))
+            sender.send(stage, _child_of(inner), inner)
+        middle = _Span(operation, *times, self.attributes, tuple(self._events), status=status)
+        sender.send(middle, inner, self.context)
+        server = _Span(self.name, *times, self.server_attributes, kind=SpanKind.SERVER, status=status)
+        sender.send(server, self.context, self._parent)
 
     def _ns(self, monotonic_s: float) -> int:
         """One offset a request: a step of the wall clock must not tear its spans apart."""
@@ -130,31 +154,21 @@ class Tracing:
         """Raises SettingsError for an endpoint that cannot be used."""
         self._propagator = TraceContextTextMapPropagator()
         self._ratio = TraceIdRatioBased(ratio)
-        self._provider: TracerProvider | None = None
-        self._tracer: Tracer | None = None
-        if endpoint is None:
-            return
-        resource = Resource({names.SERVICE_NAME: "hallmark", names.SERVICE_VERSION: version})
-        exporter = CountedExporter(exporter_of(endpoint), count_dropped)
-        self._provider = TracerProvider(sampler=ALWAYS_ON, resource=resource, shutdown_on_exit=False)
-        self._provider.add_span_processor(BoundedProcessor(exporter))
-        self._tracer = self._provider.get_tracer(names.SCOPE, version, schema_url=names.SCHEMA_URL)
+        self._sender = None if endpoint is None else _Sender(endpoint, version, count_dropped)
 
     def begin(
         self, method: str, route: str, headers: Mapping[str, str], *, request_id: str, arrived_at: float
     ) -> RequestTrace:
         """Continues the client's trace, if `headers` (lower case) carry one. `arrived_at`: monotonic seconds."""
-        context = self._propagator.extract(headers, Context())
-        parent = get_current_span(context).get_span_context()
-        if self._tracer is None:
-            trace_id = parent.trace_id if parent.is_valid else secrets.randbits(128) or 1
-            own = SpanContext(trace_id, secrets.randbits(64) or 1, is_remote=False, trace_flags=TraceFlags(0))
-            is_sampled = parent.is_valid and parent.trace_flags.sampled
-            return RequestTrace(None, NonRecordingSpan(own), is_sampled, arrived_at)
-        offset_ns = time.time_ns() - time.monotonic_ns()
-        start_ns = round(arrived_at * 1e9) + offset_ns
-        server = self._tracer.start_span(f"{method} {route}", context, SpanKind.SERVER, start_time=start_ns)
-        trace = RequestTrace(self._tracer, server, self._samples(parent, server), arrived_at, _offset_ns=offset_ns)
+        parent = get_current_span(self._propagator.extract(headers, Context())).get_span_context()
+        if parent.is_valid:
+            context, is_sampled = _child_of(parent), parent.trace_flags.sampled
+        else:
+            context = _root()
+            decided = self._ratio.should_sample(None, context.trace_id, "").decision
+            is_sampled = decided is Decision.RECORD_AND_SAMPLE
+        above = parent if parent.is_valid else None
+        trace = RequestTrace(f"{method} {route}", context, is_sampled, arrived_at, self._sender, above)
         trace.server_attributes |= {
             names.HTTP_METHOD: method,
             names.HTTP_ROUTE: route,
@@ -165,16 +179,10 @@ class Tracing:
 
     def attested(self, report: AttestationReport) -> None:
         """A span of its own, with an event for each profiled batch. Always kept: there are few."""
-        if self._tracer is None:
+        if self._sender is None:
             return
         end_ns = round(report.at * 1e9)
-        span = self._tracer.start_span(
-            names.ATTESTATION,
-            Context(),
-            SpanKind.INTERNAL,
-            {names.TRIGGER: report.trigger, names.RESULT: report.result},
-            start_time=end_ns - round(report.busy_s * 1e9),
-        )
+        events = []
         for batch in report.batches:
             attributes: Attributes = {
                 names.PHASE: batch.phase,
@@ -184,18 +192,24 @@ class Tracing:
                 names.KERNELS: list(batch.kernels),
             }
             detail: Attributes = {} if batch.detail is None else {names.DETAIL: batch.detail}
-            span.add_event(names.ATTESTED, attributes | detail, end_ns)
-        if report.result != "match":
-            span.set_status(StatusCode.ERROR, report.result)
-        span.end(end_ns)
+            events.append(Event(names.ATTESTED, attributes | detail, end_ns))
+        what: Attributes = {names.TRIGGER: report.trigger, names.RESULT: report.result}
+        status = Status() if report.result == "match" else Status(StatusCode.ERROR, report.result)
+        began_ns = end_ns - round(report.busy_s * 1e9)
+        span = _Span(names.ATTESTATION, began_ns, end_ns, what, tuple(events), status=status)
+        self._sender.send(span, _root(), None)
 
     def close(self) -> None:
         """Send what waits, for a few seconds at most. Blocks: call it off the event loop."""
-        if self._provider is not None:
-            self._provider.shutdown()
+        if self._sender is not None:
+            self._sender.close()
 
-    def _samples(self, parent: SpanContext, span: Span) -> bool:
-        if parent.is_valid:
-            return parent.trace_flags.sampled
-        trace_id = span.get_span_context().trace_id
-        return self._ratio.should_sample(None, trace_id, "").decision is Decision.RECORD_AND_SAMPLE
+
+def _root() -> SpanContext:
+    """A new trace."""
+    return SpanContext(secrets.randbits(128) or 1, secrets.randbits(64) or 1, is_remote=False, trace_flags=_SAMPLED)
+
+
+def _child_of(parent: SpanContext) -> SpanContext:
+    """A new span of the same trace. Exported spans say that they are sampled, whatever the header going out says."""
+    return SpanContext(parent.trace_id, secrets.randbits(64) or 1, is_remote=False, trace_flags=_SAMPLED)

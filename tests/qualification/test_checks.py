@@ -10,7 +10,7 @@ from kernels.shape import AttentionShape, Dtype
 from qualification.checks import check_path, one_thread
 from qualification.evidence import REQUIRED_CHECKS, Check
 from qualification.inputs import cases
-from qualification.wrong import Fault, passed_wrongly, trial_shapes, wrong_kernel
+from qualification.wrong import Fault, can_show, passed_wrongly, trial_of_many_tiles, trial_shapes, wrong_kernel
 
 CPU = torch.device("cpu")
 
@@ -92,8 +92,19 @@ def trial() -> dict[AttentionShape, list]:
 @pytest.mark.parametrize("fault", [fault for fault in Fault if fault is not Fault.NONE], ids=lambda fault: fault.name)
 def test_every_wrong_kernel_is_refused_in_every_phase(fault: Fault, trial: dict[AttentionShape, list]) -> None:
     with one_thread():
-        for inputs in trial.values():
+        for inputs in (inputs for shape, inputs in trial.items() if can_show(fault, shape)):
             assert not all(check.is_passed for check in check_path(wrong_kernel(fault), inputs))
+
+
+def test_one_wrong_tile_in_ten_thousand_is_refused_by_the_check_of_every_row() -> None:
+    case = trial_of_many_tiles(Dtype.BF16, CPU)
+    num_tiles = case.q.shape[0] // 8 * case.q.shape[1]  # of 8 rows of one head
+    with one_thread():
+        found = check_path(wrong_kernel(Fault.ONE_TILE), [case])
+        right = check_path(wrong_kernel(Fault.NONE), [case])
+    assert num_tiles > 10_000
+    assert [check.name for check in found if not check.is_passed] == ["row_error"]
+    assert all(check.is_passed for check in right)
 
 
 def test_the_kernel_without_a_fault_passes(trial: dict[AttentionShape, list]) -> None:

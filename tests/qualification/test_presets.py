@@ -2,12 +2,14 @@ import json
 from pathlib import Path
 
 import pytest
+from transformers import Gemma3TextConfig
 
-from kernels.shape import Dtype, Phase
+from kernels.shape import Dtype, Mask, Phase
 from qualification.defaults import Choices, limits_of
 from qualification.presets import PRESETS, preset_named
 from qualification.signature import AttentionSignature, SignatureError, shapes_needed, signature_from_config
 
+MASKS = (Mask.CAUSAL, Mask.SPANS)
 WANTED = {
     "demo": AttentionSignature(4, 2, 64),
     "llama-3.1-8b": AttentionSignature(32, 8, 128),
@@ -17,6 +19,8 @@ WANTED = {
     "qwen2.5-7b": AttentionSignature(28, 4, 128),
     "mistral-7b-v0.1": AttentionSignature(32, 8, 128, (4096,)),
     "gemma-2-9b": AttentionSignature(16, 8, 256, (None, 4096), 50.0),
+    "gemma-3-4b": AttentionSignature(8, 4, 256, (None, 1024), spans=True),
+    "qwen2.5-vl-7b": AttentionSignature(28, 4, 128),
     "phi-3-mini": AttentionSignature(32, 32, 96, (2047,)),
     "gpt-oss-20b": AttentionSignature(64, 8, 64, (None, 128), sinks=True),
 }
@@ -78,3 +82,27 @@ def test_a_config_without_limits_is_refused_by_its_key(config: dict[str, object]
 def test_the_text_part_of_a_model_with_images_has_the_limits() -> None:
     config = {"torch_dtype": "bfloat16", "text_config": {"max_position_embeddings": 100}}
     assert limits_of(config, "cuda", Choices()).max_model_len == 100
+
+
+def test_images_need_their_own_shapes_of_prompts_and_none_of_decode() -> None:
+    config = preset_named("gemma-3-4b").config
+    shapes = shapes_needed(signature_from_config(config), limits_of(config, "cuda", Choices(max_model_len=2048)))
+    masks = {(shape.phase, shape.window, shape.mask) for shape in shapes}
+    prompts = {
+        (phase, window, mask) for phase in (Phase.PREFILL, Phase.EXTEND) for window in (None, 1024) for mask in MASKS
+    }
+    assert masks == prompts | {(Phase.DECODE, None, Mask.CAUSAL), (Phase.DECODE, 1024, Mask.CAUSAL)}
+    assert len(set(shapes)) == len(shapes)
+
+
+def test_a_gemma_3_without_a_vision_part_has_no_images() -> None:
+    text = preset_named("gemma-3-4b").config["text_config"]
+    assert isinstance(text, dict)
+    assert signature_from_config(text) == AttentionSignature(8, 4, 256, (None, 1024))
+
+
+def test_five_of_six_layers_of_gemma_3_have_a_window() -> None:
+    config = preset_named("gemma-3-4b").config["text_config"]
+    windows = Gemma3TextConfig(**config).layer_types
+    assert windows.count("sliding_attention") == 29
+    assert windows[5::6] == ["full_attention"] * 5

@@ -4,6 +4,9 @@ import random
 
 import pytest
 
+from kernels.buckets import Bucket, bucket_of
+from kernels.shape import Dtype, Phase
+from qualification.signature import AttentionSignature, ServingLimits, shapes_needed
 from server.engine.messages import SamplingParams
 from server.engine.pages import PagePool
 from server.engine.scheduler import Scheduler, SchedulerLimits
@@ -182,3 +185,32 @@ def test_the_random_walks_do_preempt_overtake_and_share() -> None:
     assert sum(sum(walk.preemptions.values()) for walk in walks) >= 10
     assert sum(sum(walk.ahead.values()) for walk in walks) >= 100
     assert sum(walk.num_found for walk in walks if walk.shares) >= 100
+
+
+@pytest.mark.parametrize(("model_len", "batched"), [(700, 300), (700, 2048), (200, 150), (3000, 600)])
+def test_no_batch_that_finds_prefixes_has_a_shape_outside_the_plan(model_len: int, batched: int) -> None:
+    serving = ServingLimits(model_len, batched, 16, Dtype.FP32, Dtype.FP32)
+    shapes = shapes_needed(AttentionSignature(4, 2, 16), serving)
+    planned = {(shape.phase, shape.query_bucket, shape.context_bucket) for shape in shapes}
+    rng = random.Random(model_len + batched)
+    subject = Scheduler(SchedulerLimits(model_len, 8, batched, batched // 2), PagePool(400, 16), shares_pages=True)
+    met = set()
+    for index in range(150):
+        subject.add(sequence(str(index), rng.randrange(1, model_len), rng.randrange(1, 4)))  # each a prefix of others
+        while not subject.is_idle and (index % 3 == 0 or subject.num_waiting > 3):
+            batch = subject.plan(now=0.0)
+            assert batch is not None
+            for phase in Phase:
+                of_phase = batch.rows_of(phase)
+                if of_phase:
+                    queries = max(batch.query_lens[row] for row in of_phase)
+                    bucket = Bucket.LE_128 if phase is Phase.DECODE else bucket_of(queries)
+                    met.add((phase, bucket, bucket_of(max(batch.context_lens[row] for row in of_phase))))
+            subject.advance(batch)
+            for row in batch.sampled_rows:
+                seq = batch.sequences[row]
+                seq.tokens.append(7)
+                if seq.num_generated >= seq.sampling.max_tokens or len(seq.tokens) >= model_len:
+                    subject.finish(seq)
+    assert met <= planned
+    assert sum(phase is Phase.EXTEND for phase, _, _ in met) >= 2
