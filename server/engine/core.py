@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from server.engine.messages import (
-    AttentionSample,
     AttentionUse,
     FinishReason,
     RequestTimes,
@@ -16,14 +15,12 @@ from server.engine.messages import (
     Submit,
     TokenDelta,
 )
-from server.engine.outcome import BatchError, Pending, Runner, StepResult
+from server.engine.outcome import BatchError, Pending, Runner, StepResult, TakeSamples
 from server.engine.scheduler import Scheduler, SequenceTooLong
 from server.engine.sequence import PENDING, Batch, Sequence, Status
 from server.telemetry.logging import trace_fields
 
 logger = logging.getLogger(__name__)
-
-TakeSamples = Callable[[], tuple[list[AttentionSample], dict[str, int]]]  # and peaks of memory by phase, in bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,14 @@
 """What becomes of a batch, and who computes it."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from kernels.shape import Phase
-from server.engine.messages import AttentionUse, DispatchCount, TokenScores
+from server.engine.messages import AttentionSample, AttentionUse, DispatchCount, TokenScores
 from server.engine.sequence import Batch
+
+TakeSamples = Callable[[], tuple[list[AttentionSample], dict[str, int]]]  # and peaks of memory by phase, in bytes
 
 
 @dataclass(frozen=True, slots=True)
