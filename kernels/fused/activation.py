@@ -3,7 +3,7 @@
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.fused.backend import jit, next_power_of_2, runs_on_triton, tl
+from kernels.fused.backend import jit, next_power_of_2, overlap, runs_on_triton, tl
 
 _MAX_BLOCK = 2048  # elements of one program: 16 a thread with 4 warps
 
@@ -18,7 +18,9 @@ def swiglu(gate_up: Tensor) -> Tensor:
     num_tokens, size = gate_up.shape[0], gate_up.shape[1] // 2
     out = gate_up.new_empty(num_tokens, size)
     block = min(next_power_of_2(size), _MAX_BLOCK)
-    _swiglu_kernel[(num_tokens, -(-size // block))](gate_up, out, gate_up.stride(0), SIZE=size, BLOCK=block)
+    _swiglu_kernel[(num_tokens, -(-size // block))](
+        gate_up, out, gate_up.stride(0), SIZE=size, BLOCK=block, **overlap(gate_up)
+    )
     return out
 
 
@@ -28,8 +30,13 @@ def swiglu_torch(gate_up: Tensor) -> Tensor:
 
 
 @jit
-def _swiglu_kernel(gate_up_ptr, out_ptr, stride_t, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+def _swiglu_kernel(
+    gate_up_ptr, out_ptr, stride_t, SIZE: tl.constexpr, BLOCK: tl.constexpr, OVERLAPS: tl.constexpr = False
+):
     """One program a token and block of columns."""
+    if OVERLAPS:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     token = tl.program_id(0).to(tl.int64)
     cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = cols < SIZE

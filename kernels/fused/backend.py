@@ -1,8 +1,10 @@
 """Triton for the fused ops, where there is one: it exists for Linux only. Without it every op is its torch twin."""
 
+from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from kernels.launch import is_interpreted, triton_version
@@ -24,9 +26,23 @@ def runs_on_triton(x: Tensor) -> bool:
     return triton_version() is not None and (x.is_cuda or is_interpreted())
 
 
+def overlap(x: Tensor) -> dict[str, bool]:
+    """Options that let a kernel start while the one before it drains: programmatic dependent launch, from sm_90 on.
+
+    The kernel takes them as the constexpr OVERLAPS, and must wait for that other kernel before it reads what may come
+    from there, and before it writes anything.
+    """
+    return {"OVERLAPS": True, "launch_pdl": True} if x.is_cuda and _can_overlap(x.device) else {}
+
+
+@lru_cache(maxsize=16)
+def _can_overlap(device: torch.device) -> bool:
+    return torch.cuda.get_device_capability(device) >= (9, 0)
+
+
 def next_power_of_2(n: int) -> int:
     """The smallest power of two that is at least n, for n >= 1: the width of a Triton tile over n elements."""
     return 1 << (n - 1).bit_length()
 
 
-__all__ = ["jit", "next_power_of_2", "runs_on_triton", "tl"]
+__all__ = ["jit", "next_power_of_2", "overlap", "runs_on_triton", "tl"]

@@ -3,7 +3,7 @@
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.fused.backend import jit, next_power_of_2, runs_on_triton, tl
+from kernels.fused.backend import jit, next_power_of_2, overlap, runs_on_triton, tl
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -55,6 +55,7 @@ def _launch(x: Tensor, residual: Tensor, weight: Tensor, out: Tensor, eps: float
         BLOCK=block,
         HAS_RESIDUAL=has_residual,
         num_warps=min(max(block // 512, 1), 16),  # 16 elements a thread, up to 8192
+        **overlap(x),
     )
 
 
@@ -70,11 +71,17 @@ def _rms_norm_kernel(
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
+    OVERLAPS: tl.constexpr = False,
 ):
     """One program a token; its whole row is in registers."""
     token = tl.program_id(0).to(tl.int64)
     cols = tl.arange(0, BLOCK)
     mask = cols < SIZE
+    if OVERLAPS:
+        tl.extra.cuda.gdc_launch_dependents()
+    weight = tl.load(weight_ptr + cols, mask=mask, other=0.0).to(tl.float32)
+    if OVERLAPS:
+        tl.extra.cuda.gdc_wait()
     x = tl.load(x_ptr + token * stride_xt + cols, mask=mask, other=0.0).to(tl.float32)
     if HAS_RESIDUAL:
         residual_row = residual_ptr + token * stride_rt + cols
@@ -83,5 +90,4 @@ def _rms_norm_kernel(
         tl.store(residual_row, rounded, mask=mask)
         x = rounded.to(tl.float32)  # the next layer reads the rounded sum, and so does this norm
     scale = tl.rsqrt(tl.sum(x * x, axis=0) / SIZE + eps)
-    weight = tl.load(weight_ptr + cols, mask=mask, other=0.0).to(tl.float32)
     tl.store(out_ptr + token * SIZE + cols, (x * scale * weight).to(out_ptr.dtype.element_ty), mask=mask)

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from kernels.fused.backend import jit, next_power_of_2, runs_on_triton, tl
+from kernels.fused.backend import jit, next_power_of_2, overlap, runs_on_triton, tl
 from kernels.fused.norm import rms_norm_torch
 
 _MAX_TILE = 2048  # elements of the half heads one program holds: 16 a thread
@@ -67,6 +67,7 @@ def rope_and_write_kv(
         BLOCK_HEADS=block_heads,
         BLOCK_HALF=half,
         HAS_NORM=q_norm is not None,
+        **overlap(q),
     )
 
 
@@ -127,8 +128,12 @@ def _rope_and_write_kv_kernel(
     BLOCK_HEADS: tl.constexpr,
     BLOCK_HALF: tl.constexpr,
     HAS_NORM: tl.constexpr,
+    OVERLAPS: tl.constexpr = False,
 ):
     """One program a token and block of heads: query heads first, then key heads with their values."""
+    if OVERLAPS:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     token = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
     HALF: tl.constexpr = HEAD_DIM // 2

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.fused.activation import swiglu
+from kernels.fused.matmul import compile_linear, linear_fp32, linear_swiglu
 from kernels.fused.norm import add_rms_norm, rms_norm
 from kernels.fused.rope_kv import rope_and_write_kv
 from server.model.config import ModelConfig
@@ -26,6 +26,7 @@ class Decoder:
         self.config = config
         self.weights = weights
         self._cos_sin = cos_sin_table(config.rope, config.head_dim, config.max_position, weights.embedding.device)
+        _compile_matmuls(weights)
 
     @torch.inference_mode()
     def forward(self, token_ids: Tensor, positions: Tensor, slots: Tensor, kv: KVCache, attend: Attend) -> Tensor:
@@ -46,15 +47,14 @@ class Decoder:
                 normed, residual = add_rms_norm(fed, residual, layer.attention_norm, eps)
             attended = self._attention(index, normed, positions, slots, kv, attend)
             normed, residual = add_rms_norm(attended, residual, layer.feed_forward_norm, eps)
-            fed = layer.down(swiglu(layer.gate_up(normed)))
+            fed = layer.down(linear_swiglu(normed, layer.gate_up.weight, layer.gate_up.bias))
         return residual if fed is None else residual.add_(fed)
 
     @torch.inference_mode()
     def logits(self, hidden_rows: Tensor, out: Tensor | None = None) -> Tensor:
         """Logits [R, vocab] fp32 of hidden states [R, hidden], in `out` where it is given."""
         normed = rms_norm(hidden_rows, self.weights.final_norm, self.config.norm_eps)
-        logits = F.linear(normed, self.weights.head)
-        return logits.float() if out is None else out.copy_(logits)
+        return linear_fp32(normed, self.weights.head, out)
 
     def _attention(
         self,
@@ -84,3 +84,13 @@ class Decoder:
         out = q.new_empty(q.shape)
         attend(index, q, k, v, out)
         return layer.output(out.flatten(1))
+
+
+def _compile_matmuls(weights: Weights) -> None:
+    """All layers have the same shapes."""
+    for layer in weights.layers[:1]:
+        for linear in (layer.qkv, layer.output, layer.down):
+            compile_linear(linear.weight, has_bias=linear.bias is not None)
+        gate_up = layer.gate_up
+        compile_linear(gate_up.weight, parts=2 if gate_up.bias is None else 1, has_bias=gate_up.bias is not None)
+    compile_linear(weights.head, dtype_out=torch.float32)

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from kernels.fused.matmul import linear
 from server.model.config import ModelConfig
 
 
@@ -22,7 +22,7 @@ class Linear:
         return cls(weight, torch.empty(size_out, dtype=dtype, device=device) if has_bias else None)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight, self.bias)
+        return linear(x, self.weight, self.bias)
 
     def rows(self, *sizes: int) -> "list[Linear]":
         """Views of successive rows: the parts that the checkpoint keeps apart."""

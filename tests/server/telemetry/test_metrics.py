@@ -6,7 +6,9 @@ import msgspec
 import pytest
 
 from kernels.buckets import Bucket
-from kernels.path import Reject
+from kernels.catalog import PATHS
+from kernels.fingerprint import Device
+from kernels.path import Reject, Tier
 from kernels.shape import Phase
 from server.engine.client import DeathCause
 from server.engine.messages import DispatchCount, EngineReady, Heartbeat, PlanRow, RequestTimes, StepRecord
@@ -225,19 +227,16 @@ def test_a_ladder_starts_at_a_millisecond_and_grows_by_less_than_a_third(last_s:
 
 
 def test_the_largest_plan_stays_below_2000_samples() -> None:
+    """Every path of the catalog that a GPU can run, each of ours wanted somewhere, every bucket, every series used."""
     metrics = make()
-    fallbacks: dict[str, list[tuple[str, str]]] = {
-        "sdpa.cudnn": [],
-        "sdpa.flash": [],
-        "sdpa.efficient": [],
-        "sdpa.math": [],
-        "sdpa.cpu": [("arch", "")],
-    }
     rows = []
-    for phase, bucket in itertools.product(Phase, Bucket):
-        path = f"triton.{phase.value}"
+    for phase, (number, bucket) in itertools.product(Phase, enumerate(Bucket)):
+        able = [it for it in PATHS if phase in it.limits.phases and Device.CUDA in it.limits.devices]
+        ours = [it.name for it in able if it.tier is Tier.FIRST]
+        path = ours[number % len(ours)]
+        rejected: dict[str, list[tuple[str, str]]] = {it.name: [] for it in able if it.name != path}
         changes = {"phase": phase.value, "context_bucket": bucket.value, "path": path, "wanted": path}
-        rows.append(msgspec.structs.replace(ROW, **changes, status="proven", rejected=fallbacks))
+        rows.append(msgspec.structs.replace(ROW, **changes, status="proven", rejected=rejected))
     metrics.traffic.create_routes(f"/route/{i}" for i in range(14))
     metrics.on_ready(msgspec.structs.replace(READY, max_model_len=1_000_000, plan=rows))
     for row in rows:

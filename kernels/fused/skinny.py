@@ -1,0 +1,61 @@
+"""How the skinny matmul of `gluon_matmul.py` is cut into tiles: a rule, for there is no tuning at serving time."""
+
+from dataclasses import dataclass
+from math import ceil
+
+ROW_COUNTS = (8, 16, 32)  # rows of x, padded
+MAX_ROWS = ROW_COUNTS[-1]  # from there on cuBLAS is as fast (one H200)
+BOX = 64  # rows (of all folds and parts together) and columns of a box: 8 KB, a swizzle atom wide
+_BYTES_OF_COLUMN = BOX * 2  # a row of a box
+# What a byte of weights costs with folds, whose boxes hold more of x than of new weights (one H200, batch 1 to 32).
+_COST_OF_FOLDS = {1: 1.0, 2: 1.05, 4: 1.35}
+# Of the 227 KB a program may have; the rest is for barriers and for sums across warps. One program a multiprocessor
+# with a deep ring beats two with half of it by 1 to 13% (one H200, batch 1 to 32).
+_RING_BYTES = 200 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class SkinnyTiling:
+    """What `hallmark_skinny_matmul` is compiled for.
+
+    rows    of a tile, of each part
+    folds   segments of the inner dim in a box: rows * folds * parts = 64
+    parts   2 where the weight is a gate and an up projection, and y is SwiGLU of them
+    pad     rows of x, rounded up to a wgmma's N
+    boxes   of a stage of the ring
+    stages  of the ring
+    """
+
+    rows: int
+    folds: int
+    parts: int
+    pad: int
+    boxes: int
+    stages: int
+    has_bias: bool
+
+
+def skinny_tiling(
+    num_rows: int, size_out: int, size_in: int, processors: int, *, parts: int = 1, has_bias: bool = False
+) -> SkinnyTiling | None:
+    """The tiling for x [num_rows, size_in] and y [num_rows, size_out]; None where another matmul must serve.
+
+    The least work for the busiest program: few rows to a tile spread them well, many read x less often.
+    """
+    if not 0 < num_rows <= MAX_ROWS:
+        return None
+    pad = next(pad for pad in ROW_COUNTS if num_rows <= pad)
+    fitting = [folds for folds in _COST_OF_FOLDS if size_in % (8 * folds) == 0 and BOX // folds // parts >= 16]
+    if not fitting:
+        return None
+
+    def busiest(folds: int) -> float:
+        rows = BOX // folds // parts
+        return ceil(ceil(size_out / rows) / processors) * rows * _COST_OF_FOLDS[folds]
+
+    folds = min(fitting, key=busiest)
+    bytes_of_box = (BOX + folds * pad) * _BYTES_OF_COLUMN
+    boxes = 4 if bytes_of_box * 16 <= _RING_BYTES else 2
+    return SkinnyTiling(
+        BOX // folds // parts, folds, parts, pad, boxes, _RING_BYTES // (bytes_of_box * boxes), has_bias
+    )

@@ -1,0 +1,75 @@
+"""Compiles variants of the skinny matmul for sm_90 without a GPU; prints what their machine code shows as JSON.
+
+A program of its own: where Triton's interpreter is on, as in the tests of this folder, nothing can be compiled.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+
+from kernels.fused.gluon_matmul import compiled_skinny
+from kernels.fused.skinny import skinny_tiling
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "attention"))
+
+from gluon_sass import count, disassemble
+
+
+class Hopper:
+    """As much of a driver as a compilation asks for."""
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, _device: int) -> int:
+        return 0
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+
+# name: (rows of x, N, K, parts, bias, dtype, dtype of the result)
+_BF16, _FP16, _FP32 = torch.bfloat16, torch.float16, torch.float32
+CASES = {
+    "64 rows": (1, 6144, 4096, 1, False, _BF16, _BF16),
+    "2 folds": (8, 4096, 14336, 1, False, _BF16, _BF16),
+    "4 folds": (1, 1024, 2048, 1, False, _BF16, _BF16),
+    "32 rows of x, 4 folds": (32, 1024, 2048, 1, False, _BF16, _BF16),
+    "head": (16, 128256, 4096, 1, False, _BF16, _FP32),
+    "swiglu": (1, 14336, 4096, 2, False, _BF16, _BF16),
+    "swiglu, 32 rows of x": (32, 14336, 4096, 2, False, _FP16, _FP16),
+    "bias": (9, 4096, 4096, 1, True, _FP16, _FP16),
+}
+
+
+def compile_case(case: tuple[int, int, int, int, bool, torch.dtype, torch.dtype]) -> dict[str, object]:
+    num_rows, size_out, size_in, parts, has_bias, dtype, dtype_out = case
+    tiling = skinny_tiling(num_rows, size_out, size_in, 132, parts=parts, has_bias=has_bias)
+    assert tiling is not None
+    kernel = compiled_skinny(tiling, dtype, dtype_out)
+    code = disassemble(kernel.asm["cubin"])
+    # In program order: further down the compiler duplicates the wait into branches.
+    before, after = kernel.asm["ttgir"].split("griddepcontrol.wait")
+    return {
+        "shared_bytes": kernel.metadata.shared,
+        "spills": count(code, "STL"),
+        "wgmma": count(code, "HGMMA"),
+        "tma_loads": count(code, "UTMALDG"),
+        "loads_before_wait": before.count("async_tma_copy_global_to_local"),
+        "weight_loads_of_ring": tiling.stages * tiling.boxes,
+        "stores_before_wait": before.count("tt.store"),
+        "stores_after_wait": after.count("tt.store"),
+    }
+
+
+def main() -> None:
+    driver.set_active(Hopper())
+    print(json.dumps({name: compile_case(case) for name, case in CASES.items()}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,93 @@
+"""The tilings of the skinny matmul, their machine code for sm_90, and what serves where it does not."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from kernels.fused.activation import swiglu_torch
+from kernels.fused.matmul import linear, linear_fp32, linear_swiglu
+from kernels.fused.skinny import BOX, MAX_ROWS, skinny_tiling
+
+HERE = Path(__file__).resolve().parent
+SHARED_BYTES = 232_448  # that one program may have on an H100 or H200
+H200_PROCESSORS = 132
+
+
+def randn(*shape: int, seed: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, object]]:
+    """What the compiled variants show, by case; compiled outside the interpreter and Triton's own cache."""
+    cache = str(tmp_path_factory.mktemp("triton"))
+    paths = os.pathsep.join([str(HERE.parents[2]), *sys.path])
+    environment = {**os.environ, "TRITON_CACHE_DIR": cache, "PYTHONPATH": paths}
+    environment.pop("TRITON_INTERPRET", None)
+    command = [sys.executable, str(HERE / "matmul_compile.py")]
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    found: dict[str, dict[str, object]] = json.loads(ran.stdout)
+    return found
+
+
+def test_no_variant_spills_and_all_fit_a_multiprocessor(compiled: dict[str, dict[str, object]]) -> None:
+    assert {name: case["spills"] for name, case in compiled.items()} == dict.fromkeys(compiled, 0)
+    assert all(int(str(case["shared_bytes"])) <= SHARED_BYTES for case in compiled.values())
+
+
+def test_every_variant_multiplies_by_wgmma_what_comes_by_tma(compiled: dict[str, dict[str, object]]) -> None:
+    assert all(int(str(case["wgmma"])) >= 8 and int(str(case["tma_loads"])) >= 8 for case in compiled.values())
+
+
+def test_only_weights_are_read_before_the_wait_for_the_launch_before(compiled: dict[str, dict[str, object]]) -> None:
+    for case in compiled.values():
+        assert case["loads_before_wait"] == case["weight_loads_of_ring"]
+        assert (case["stores_before_wait"], case["stores_after_wait"]) == (0, 1)
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("num_rows", [1, 8, 9, 32])
+@pytest.mark.parametrize("size_in", [64, 520, 1000, 4096, 14336])
+@pytest.mark.parametrize("size_out", [1, 333, 4096, 28672, 128256])
+def test_a_tiling_covers_a_box_and_fits_the_ring(size_out: int, size_in: int, num_rows: int, parts: int) -> None:
+    tiling = skinny_tiling(num_rows, size_out, size_in, H200_PROCESSORS, parts=parts)
+    assert tiling is not None
+    assert tiling.rows * tiling.folds * tiling.parts == BOX
+    assert tiling.parts == parts
+    assert tiling.pad >= num_rows
+    assert size_in % (8 * tiling.folds) == 0  # segments start on 16 bytes, as TMA demands
+    assert tiling.stages >= 3
+    assert tiling.stages * tiling.boxes * (BOX + tiling.folds * tiling.pad) * 2 * BOX < SHARED_BYTES - 16_384
+
+
+def test_small_weights_are_spread_over_more_multiprocessors_than_boxes_of_64_rows_would_use() -> None:
+    tiling = skinny_tiling(1, 1024, 2048, H200_PROCESSORS)
+    assert tiling is not None
+    assert 1024 // tiling.rows >= 64
+
+
+@pytest.mark.parametrize(("num_rows", "size_in"), [(0, 64), (MAX_ROWS + 1, 64), (1, 63), (1, 4)])
+def test_other_shapes_have_no_tiling(num_rows: int, size_in: int) -> None:
+    assert skinny_tiling(num_rows, 64, size_in, H200_PROCESSORS) is None
+
+
+def test_on_a_cpu_products_are_pytorchs() -> None:
+    x, weight, bias = randn(3, 40, seed=0), randn(10, 40, seed=1), randn(10, seed=2)
+    assert torch.equal(linear(x, weight, bias), F.linear(x, weight, bias))
+    assert torch.equal(linear_fp32(x, weight), F.linear(x, weight))
+    expected = swiglu_torch(F.linear(x, weight, bias))
+    torch.testing.assert_close(linear_swiglu(x, weight, bias), expected)
+
+
+def test_fp32_results_land_in_the_tensor_that_is_given() -> None:
+    x, weight = randn(2, 8, seed=0).bfloat16(), randn(5, 8, seed=1).bfloat16()
+    out = torch.full((4, 5), torch.nan)
+    assert torch.equal(linear_fp32(x, weight, out[:2]), F.linear(x, weight).float())
+    assert out[2:].isnan().all()
