@@ -13,9 +13,11 @@ _LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
 def hallmark_gluon_extend_combine(
     plan_ptr, parts_ptr, logs_ptr, out_ptr, sinks_ptr, stride_row, stride_head, max_blocks, max_parts, num_heads,
     PLAN_HEADER: tl.constexpr, PLAN_ITEM: tl.constexpr, TILE_ROWS: tl.constexpr, ROWS: tl.constexpr,
-    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, PACK: tl.constexpr, HAS_SINKS: tl.constexpr,
+    PARTS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, PACK: tl.constexpr, HAS_SINKS: tl.constexpr,
 ):  # fmt: skip
     """One program: ROWS rows of one row block that is split, of one head (PACK > 1: of one KV head).
+
+    PARTS parts are read at once: one after the other they would be as many waits for memory.
 
     parts_ptr  [parts, num_heads, TILE_ROWS, BLOCK_D] fp32, each row divided by its own sum of weights
     logs_ptr   [parts, num_heads, TILE_ROWS] fp32: log2 of that sum; -inf for a row that saw no key
@@ -36,21 +38,27 @@ def hallmark_gluon_extend_combine(
     first = tl.load(item_ptr + 7) * stride_part + head * TILE_ROWS
 
     largest = tl.full([ROWS], float("-inf"), tl.float32)
-    if HAS_SINKS:
-        sink = tl.load(sinks_ptr + head * PACK + rows % PACK) * _LOG2E
-        largest = tl.maximum(largest, sink)
-    for part in range(num_parts):
-        largest = tl.maximum(largest, tl.load(logs_ptr + first + part * stride_part + rows))
-    reference = tl.where(largest == float("-inf"), 0.0, largest)
     total = tl.zeros([ROWS], tl.float32)
     if HAS_SINKS:
-        total += tl.exp2(sink - reference)
+        largest = tl.load(sinks_ptr + head * PACK + rows % PACK) * _LOG2E
+        total = tl.where(largest > float("-inf"), 1.0, 0.0)
     acc = tl.zeros([ROWS, BLOCK_D], tl.float32)
-    for part in range(num_parts):
-        at = first + part * stride_part + rows
-        weight = tl.exp2(tl.load(logs_ptr + at) - reference)
-        total += weight
-        acc += weight[:, None] * tl.load(parts_ptr + at[:, None] * BLOCK_D + dims[None, :])
+    for start in range(0, num_parts, PARTS):
+        parts = start + tl.arange(0, PARTS)
+        is_read = (parts < num_parts)[:, None] & (rows < num_rows)[None, :]
+        at = first + parts[:, None] * stride_part + rows[None, :]
+        logs = tl.load(logs_ptr + at, mask=is_read, other=float("-inf"))
+        values = tl.load(
+            parts_ptr + at[:, :, None] * BLOCK_D + dims[None, None, :], mask=is_read[:, :, None], other=0.0
+        )
+        new_largest = tl.maximum(largest, tl.max(logs, axis=0))
+        # A row that has seen no key yet stays at -inf: 0 in its place keeps exp2(-inf + inf) from being NaN.
+        reference = tl.where(new_largest == float("-inf"), 0.0, new_largest)
+        weights = tl.exp2(logs - reference[None, :])
+        decay = tl.exp2(largest - reference)
+        total = total * decay + tl.sum(weights, axis=0)
+        acc = acc * decay[:, None] + tl.sum(weights[:, :, None] * values, axis=0)
+        largest = new_largest
     out = acc / tl.where(total == 0.0, 1.0, total)[:, None]
     row_ptr = out_ptr + (first_row + rows // PACK).to(tl.int64) * stride_row
     row_ptr += (head * PACK + rows % PACK).to(tl.int64) * stride_head

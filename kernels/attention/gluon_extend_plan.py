@@ -129,14 +129,22 @@ def hallmark_gluon_extend_split(
     tl.store(split_ptr, index, mask=count > 1)
     tl.store(split_ptr + 1, count, mask=count > 1)
     tl.store(plan_ptr + 3, tl.sum(is_split, axis=0))
+    row = tl.load(item_ptr, mask=listed, other=0)
+    rows = tl.load(item_ptr + 1, mask=listed, other=0)
+    position = tl.load(item_ptr + 2, mask=listed, other=0)
+    keys = tl.load(item_ptr + 3, mask=listed, other=0)
+    sequence = tl.load(item_ptr + 4, mask=listed, other=0)
     for part in range(0, most):
         # part 0 has the last keys; parts of a tile differ by one block
         low = first_block + lengths * (count - 1 - part) // tl.maximum(count, 1)
         high = first_block + lengths * (count - part) // tl.maximum(count, 1)
         mine = listed & (part < count)
         part_ptr = list_ptr + PLAN_HEADER + (place + part) * PLAN_ITEM
-        for field in tl.static_range(5):
-            tl.store(part_ptr + field, tl.load(item_ptr + field, mask=mine), mask=mine)
+        tl.store(part_ptr, row, mask=mine)
+        tl.store(part_ptr + 1, rows, mask=mine)
+        tl.store(part_ptr + 2, position, mask=mine)
+        tl.store(part_ptr + 3, keys, mask=mine)
+        tl.store(part_ptr + 4, sequence, mask=mine)
         tl.store(part_ptr + 5, tl.maximum(begin, low * BLOCK_N), mask=mine)
         tl.store(part_ptr + 6, tl.minimum(end, high * BLOCK_N), mask=mine)
         tl.store(part_ptr + 7, tl.where(count > 1, slot + part, -1), mask=mine)

@@ -104,7 +104,7 @@ def produce_pages(
         num_blocks = top - first_of(low, VARIANT) + 1
         key = top * BLOCK_N
         pages = block_pages(entries, key, begin, num_keys, VARIANT)
-        value_pages = pages
+        value_pages = gl.zeros([32], gl.int32, LANES)  # a name that began as `pages` would not be carried by the loop
         for i in range(num_blocks + 1):
             next_pages = block_pages(entries, key - BLOCK_N, begin, num_keys, VARIANT)
             mbarrier.arrive(want, count=1, pred=i == gl.maximum(num_blocks - 1 - AHEAD, 0))

@@ -24,7 +24,8 @@ _CHOICES = 64  # numbers of parts of the longest tile that are compared
 # In blocks of keys: what starting and ending a tile costs, and what the kernel that adds up the parts does.
 _PART_COST = 2.0
 _COMBINE_COST = 4.0
-_COMBINE_ROWS = 16
+_COMBINE_ROWS = 4  # of one program, times as many parts as are read at once: registers
+_COMBINE_PARTS = 8
 _SEQS = 64  # sequences that one step of the plan's loop reads
 _BLOCKS = 64  # row blocks of one program of the plan
 _BLOCKS_WITH_SPANS = 8  # spans are read row by row
@@ -99,9 +100,8 @@ def combine_parts(
     """Fill the rows of `out` whose keys were split."""
     stride_row, stride_head, _ = out.stride()
     constants = (
-        HEADER.value, ITEM.value, variant.tiling.block_m, _COMBINE_ROWS, variant.head_dim, variant.tiling.block_d,
-        variant.pack,
-        flags.sinks is not None,
+        HEADER.value, ITEM.value, variant.tiling.block_m, _COMBINE_ROWS, _COMBINE_PARTS, variant.head_dim,
+        variant.tiling.block_d, variant.pack, flags.sinks is not None,
     )  # fmt: skip
     grid = (min(work.max_blocks, work.max_parts // 2), variant.tiling.block_m // _COMBINE_ROWS, work.tile_heads)
     launch(
