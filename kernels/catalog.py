@@ -17,6 +17,7 @@ _GLUON_SOURCES = (
     "gluon_schedule.py",
     "gluon_softmax.py",
     "gluon_pipeline.py",
+    "gluon_store.py",
     "gluon_consumer.py",
     "gluon_prefill.py",
 )

@@ -1,0 +1,62 @@
+"""How a consumer of the Gluon kernels writes the rows of its tile, or of one part of the tile's keys."""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+# The signatures of jitted functions are Triton's: only their constexpr parameters are annotated.
+
+from triton.experimental.gluon import jit
+from triton.experimental.gluon import language as gl
+
+from kernels.attention import gluon_pipeline
+
+ROWS = gluon_pipeline.ROWS
+
+
+@jit
+def wide(x):
+    """To 64 bits, unsigned: the high halves of sign-extended strides would spill."""
+    return x.to(gl.uint32).to(gl.uint64)
+
+
+@jit
+def store_rows(result, row, rows, head, o, W: gl.constexpr, STORE: gl.constexpr, VARIANT: gl.constexpr):
+    """Through 2 KiB of scratch, so that each lane holds 8 neighbours; then 16-byte stores under a row mask."""
+    out, stride_row, stride_head = result[0], result[1], result[2]
+    o = gl.convert_layout(o, STORE)
+    r = W * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(1, STORE))
+    c = gl.arange(0, VARIANT.tiling.block_d, layout=gl.SliceLayout(0, STORE))
+    if VARIANT.pack > 1:
+        head = head * VARIANT.pack + r % VARIANT.pack
+        r = r // VARIANT.pack
+    inside = (r < rows)[:, None]
+    if VARIANT.head_dim != VARIANT.tiling.block_d:
+        inside = inside & (c < VARIANT.head_dim)[None, :]
+    row_ptr = out + wide(head) * wide(stride_head) + wide(row + r) * wide(stride_row)
+    gl.store(row_ptr[:, None] + c[None, :], o, mask=inside)
+
+
+@jit
+def store_part(result, part, head, o, m, total, W: gl.constexpr, VARIANT: gl.constexpr):
+    """Rows of a part of a tile's keys: fp32, each already divided by its own sum, and the log2 of that sum.
+
+    A row that saw no key has a log of -inf.
+    """
+    parts, logs, num_heads = result[3], result[4], result[5]
+    BLOCK_M: gl.constexpr = VARIANT.tiling.consumers * ROWS
+    first = (part * num_heads + head) * BLOCK_M + W * ROWS
+    r = first + gl.arange(0, ROWS, layout=gl.SliceLayout(1, o.type.layout))
+    c = gl.arange(0, VARIANT.tiling.block_d, layout=gl.SliceLayout(0, o.type.layout))
+    gl.store(parts + (r * VARIANT.tiling.block_d)[:, None] + c[None, :], o)
+    at = first + gl.arange(0, ROWS, layout=total.type.layout)
+    gl.store(logs + at, gl.convert_layout(m, total.type.layout) + gl.log2(total))
+
+
+@jit
+def store_tile(result, row, rows, head, part, o, m, total, W: gl.constexpr, STORE: gl.constexpr, VARIANT: gl.constexpr):
+    """A tile's rows, or those of one part of its keys."""
+    if VARIANT.parts:
+        if part >= 0:
+            store_part(result, part, head, o, m, total, W, VARIANT)
+        else:
+            store_rows(result, row, rows, head, o.to(result[0].dtype.element_ty), W, STORE, VARIANT)
+    else:
+        store_rows(result, row, rows, head, o.to(result[0].dtype.element_ty), W, STORE, VARIANT)
