@@ -9,12 +9,12 @@ from functools import partial
 from torch import Tensor
 
 from kernels.attention.batch import AttentionBatch, AttentionFlags
-from kernels.buckets import Bucket, bucket_of
 from kernels.path import KernelPath, RunAttention
 from kernels.shape import AttentionShape, Phase
 from qualification.decision import Decision
 from server.engine.attention_timer import AttentionTimer
 from server.engine.failures import LAUNCH_ERRORS, launch_failure
+from server.engine.lengths import LengthKey, bucket_index, key_of_shape
 from server.engine.messages import AttentionSample, AttentionUse, DispatchCount
 from server.engine.sequence import Batch
 
@@ -24,7 +24,6 @@ logger = logging.getLogger(__name__)
 Redecide = Callable[[AttentionShape, frozenset[tuple[str, str]]], Decision]
 # Gives the context in which a choice is run for one layer: the profiler's mark.
 Watch = Callable[["Choice"], AbstractContextManager[object]]
-_Key = tuple[Phase, int | None, Bucket, Bucket]  # phase, window, query bucket, context bucket
 
 
 class NoPathError(Exception):
@@ -93,20 +92,21 @@ class Dispatcher:
         self._news: list[tuple[str, str]] = []
         self._watch: Watch | None = None
         self.timer = timer
-        self._choices: dict[_Key, Choice] = {}
+        self._choices: dict[Phase, dict[LengthKey, Choice]] = {phase: {} for phase in Phase}
         for shape, decision in decisions.items():
             if decision.path is not None:
-                self._choices[_key(shape)] = self._resolve(decision)
+                self._choices[shape.phase][key_of_shape(shape)] = self._resolve(decision)
+        self._decode = self._choices[Phase.DECODE]
 
     @property
     def decisions(self) -> dict[AttentionShape, Decision]:
         """What serves each shape now."""
-        return {choice.decision.shape: choice.decision for choice in self._choices.values()}
+        return {choice.decision.shape: choice.decision for choice in self.choices}
 
     @property
     def choices(self) -> tuple[Choice, ...]:
         """What serves each shape now, resolved."""
-        return tuple(self._choices.values())
+        return tuple(choice for of_phase in self._choices.values() for choice in of_phase.values())
 
     def take_quarantined(self) -> list[tuple[str, str]]:
         """The (path, shape) pairs quarantined since the last call."""
@@ -115,13 +115,15 @@ class Dispatcher:
 
     def choice(self, part: PhasePart, window: int | None) -> Choice:
         """One dictionary hit. Raises NoPathError for a shape without a path, which no start-up lets through."""
-        queries = Bucket.LE_128 if part.phase is Phase.DECODE else bucket_of(part.batch.max_seqlen_q)
-        key = (part.phase, window, queries, bucket_of(part.batch.max_context))
-        found = self._choices.get(key)
+        batch = part.batch
+        if part.phase is Phase.DECODE:
+            found = self._decode.get((window, 0, bucket_index(batch.max_context)))
+        else:
+            key = (window, bucket_index(batch.max_seqlen_q), bucket_index(batch.max_context))
+            found = self._choices[part.phase].get(key)
         if found is None:
-            raise NoPathError(
-                part.phase, f"no path for {key[0].value}, window {window}, {queries.label}, {key[3].label}"
-            )
+            lengths = f"{batch.max_seqlen_q} of {batch.max_context} tokens"
+            raise NoPathError(part.phase, f"no path for {part.phase.value}, window {window}, {lengths}")
         return found
 
     def begin(self, batch: Batch) -> None:
@@ -186,13 +188,13 @@ class Dispatcher:
         shape, path = choice.decision.shape, choice.use.path
         self._quarantined |= {(path, str(shape))}
         self._news.append((path, str(shape)))
-        self._choices.pop(_key(shape), None)
+        self._choices[shape.phase].pop(key_of_shape(shape), None)
         decision = self._redecide(shape, self._quarantined)
         if decision.path is None or (decision.path, str(shape)) in self._quarantined:
             logger.error("no path is left for %s", shape)
             return None
         logger.warning("%s serves %s from now on", decision.path, shape)
-        self._choices[_key(shape)] = found = self._resolve(decision)
+        self._choices[shape.phase][key_of_shape(shape)] = found = self._resolve(decision)
         return found
 
     def _resolve(self, decision: Decision) -> Choice:
@@ -278,10 +280,6 @@ class StepAttention:
             else:
                 lane.num_launches += 1
                 return
-
-
-def _key(shape: AttentionShape) -> _Key:
-    return (shape.phase, shape.window, shape.query_bucket, shape.context_bucket)
 
 
 def _count(part: PhasePart, lane: _Lane) -> DispatchCount:

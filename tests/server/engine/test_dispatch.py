@@ -1,3 +1,4 @@
+import timeit
 from array import array
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -8,13 +9,14 @@ from torch import Tensor
 from triton.runtime.errors import OutOfResources
 
 from kernels.attention.batch import AttentionBatch, AttentionFlags
-from kernels.buckets import Bucket
+from kernels.buckets import Bucket, bucket_of
 from kernels.fingerprint import Device
 from kernels.path import KernelPath, Limits, Reject, Tier
 from kernels.shape import AttentionShape, Dtype, Phase
 from qualification.decision import Decision, Status
-from server.engine.dispatch import Dispatcher, NoPathError, StepAttention
+from server.engine.dispatch import Dispatcher, NoPathError, PhasePart, StepAttention
 from server.engine.inputs import InputBuilder
+from server.engine.lengths import bucket_index
 from server.engine.messages import SamplingParams
 from server.engine.sequence import Batch, Sequence
 
@@ -168,3 +170,17 @@ def test_a_lost_device_is_survived_by_nobody(error: Exception) -> None:
 def test_the_suspects_are_all_paths_of_the_step() -> None:
     attention, _ = step(dispatcher(decisions(), path("first", 1.0)))
     assert sorted(attention.suspects()) == sorted(("first", str(each)) for each in decisions())
+
+
+@pytest.mark.parametrize("tokens", [1, 127, 128, 129, 512, 513, 2048, 8193, 32768, 131072, 131073, 10**6])
+def test_a_length_is_counted_into_the_bucket_that_holds_it(tokens: int) -> None:
+    assert list(Bucket)[bucket_index(tokens)] is bucket_of(tokens)
+
+
+def test_a_decision_is_a_dictionary_hit() -> None:
+    subject = dispatcher(decisions(), path("first", 1.0))
+    batch = AttentionBatch(torch.zeros(2, dtype=torch.int32), 1, 100)
+    part = PhasePart(Phase.DECODE, slice(0, 1), batch, 1, 1)
+    rounds = timeit.repeat(lambda: subject.choice(part, None), number=1000, repeat=20)
+    # 0.5 us on a busy core; the bound of 1 us a step is doubled for machines that are slower still.
+    assert min(rounds) / 1000 < 2e-6
