@@ -65,9 +65,8 @@ def _triton_path(phase: Phase, run: RunAttention | None, *kernel_names: str) -> 
         needs_triton=True,
     )
     digest = _digest(*_TRITON_SOURCES, f"triton_{phase.value}.py")
-    # Graphs hold decode steps only, and its grid is a function of bounds; the other phases are not held to that.
-    is_capturable = phase is Phase.DECODE
-    return KernelPath(f"triton.{phase.value}", Tier.FIRST, limits, digest, kernel_names, run, is_capturable)
+    # Its grid is a function of host bounds; what lies in them is read on the device.
+    return KernelPath(f"triton.{phase.value}", Tier.FIRST, limits, digest, kernel_names, run, is_capturable=True)
 
 
 def _hopper_path(phase: Phase, run: RunAttention | None) -> KernelPath:
@@ -89,7 +88,9 @@ def _hopper_path(phase: Phase, run: RunAttention | None) -> KernelPath:
         digest = _digest(*_GLUON_SOURCES)
     else:
         names, digest = ("hallmark_gluon_extend",), _digest(*_GLUON_EXTEND_SOURCES)
-    return KernelPath(f"gluon.{phase.value}.hopper", Tier.FIRST, limits, digest, names, run)
+    # A prompt's plan is made on the device anew in each launch, its counter with it.
+    is_capturable = phase is Phase.PREFILL
+    return KernelPath(f"gluon.{phase.value}.hopper", Tier.FIRST, limits, digest, names, run, is_capturable)
 
 
 def _sdpa_path(name: str, tier: Tier, limits: Limits, run: RunAttention, *kernel_names: str) -> KernelPath:

@@ -94,7 +94,10 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     ] = True
     cuda_graphs: Annotated[
         bool,
-        Meta(description="replay decode steps as CUDA graphs, captured before ready; costs start-up time and memory"),
+        Meta(description="replay decode steps and short prompts as CUDA graphs, captured before ready; costs memory"),
+    ] = True
+    run_ahead: Annotated[
+        bool, Meta(description="plan and launch a step while the GPU computes the one before; a CPU never does")
     ] = True
     load_format: Annotated[LoadFormat, Meta(description="dummy: random weights, for benches")] = LoadFormat.AUTO
     on_unproven: Annotated[

@@ -20,10 +20,10 @@ from qualification.attest import Promise, attention_markers, call_mismatch, prom
 from qualification.decision import Decision
 from qualification.evidence import Evidence
 from qualification.profile import Mark, Seen, profiled
-from server.engine.core import BatchError, Runner
 from server.engine.dispatch import Choice, Dispatcher, NoPathError, StepAttention
 from server.engine.failures import is_device_lost
 from server.engine.messages import AttestationReport, AttestedBatch
+from server.engine.outcome import BatchError, Runner
 from server.engine.sequence import Batch
 from server.engine.warmup import synthetic_batch
 
@@ -91,6 +91,11 @@ class Attestor:
         """Whether an attestation is under way."""
         return bool(self._waiting)
 
+    @property
+    def is_due(self) -> bool:
+        """Whether `poll` would run a batch. It must not while the runner has a batch that nobody has read."""
+        return self.is_busy or bool(self._interval_s and self._clock() - self._last_at >= self._interval_s)
+
     def ask(self, trigger: str) -> None:
         """Begin, unless one is under way: its report then answers this one too."""
         if not self._waiting:
@@ -100,10 +105,10 @@ class Attestor:
 
     def poll(self) -> AttestationReport | None:
         """Run one batch, if an attestation is under way or due; the report when that was the last one."""
-        if not self._waiting and self._interval_s and self._clock() - self._last_at >= self._interval_s:
-            self.ask("timer")
-        if not self._waiting:
+        if not self.is_due:
             return None
+        if not self._waiting:
+            self.ask("timer")
         started = self._clock()
         self._done.append(self._attest(self._waiting.popleft()))
         self._busy_s += self._clock() - started
@@ -166,7 +171,7 @@ class Attestor:
                 return mark()
 
             with self._dispatcher.watched(watch):
-                self._runner.run(batch)
+                self._runner.launch(batch).result()
 
         seen = profiled(work, self.device)
         if not any(seen.calls) and not seen.outside:

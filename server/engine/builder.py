@@ -15,17 +15,19 @@ from qualification.decision import Policy
 from qualification.plan import Plan
 from server.engine.attention_timer import AttentionTimer, CpuDevice, CudaDevice
 from server.engine.attestation import Attestor, Promises, probes_of
-from server.engine.core import BatchError, Engine, EngineOptions
+from server.engine.core import Engine, EngineOptions
 from server.engine.dispatch import Dispatcher, NoPathError
-from server.engine.graph_inputs import DecodeInputs
-from server.engine.graph_keys import graph_keys, graph_sizes
-from server.engine.graphs import CudaCapture, DecodeGraphs
+from server.engine.graph_inputs import GraphInputs
+from server.engine.graph_keys import GraphSizes, graph_keys, graph_sizes
+from server.engine.graphs import CudaCapture, StepGraphs
 from server.engine.limits import EngineLimits, choose_device, choose_limits
 from server.engine.messages import PROTOCOL_VERSION, AttestationReport, EngineReady
+from server.engine.outcome import BatchError
 from server.engine.pages import PagePool
 from server.engine.planning import Progress, Unservable, fingerprint_fields, plan_attention, plan_rows
 from server.engine.runner import ModelRunner
 from server.engine.scheduler import Scheduler, SchedulerLimits
+from server.engine.step_tokens import StepTokens
 from server.engine.warmup import measure_peak_bytes, warm_up
 from server.errors import SettingsError
 from server.model.config import ModelConfig
@@ -59,14 +61,18 @@ class _Parts:
     decoder: Decoder
     dispatcher: Dispatcher
     device: torch.device
-    graph_sizes: tuple[int, ...]  # rows of the decode graphs; empty where steps are not replayed
+    graph_sizes: GraphSizes | None  # None where steps are not replayed
 
     def cache(self, num_pages: int) -> KVCache:
         dtype = torch_dtype(self.limits.kv_dtype)
         return KVCache.allocate(self.config, num_pages, self.limits.page_size, dtype, self.device)
 
-    def runner(self, kv: KVCache, graphs: DecodeGraphs | None = None) -> ModelRunner:
-        return ModelRunner(self.decoder, kv, self.dispatcher, self.device, graphs)
+    def tokens(self) -> StepTokens:
+        num_rows = self.limits.max_num_seqs
+        return StepTokens(max(num_rows, self.graph_sizes.max_sampled if self.graph_sizes else 0), self.device)
+
+    def runner(self, kv: KVCache) -> ModelRunner:
+        return ModelRunner(self.decoder, kv, self.dispatcher, self.tokens())
 
 
 def build_engine(settings: Settings, quarantined: frozenset[tuple[str, str]], progress: Progress) -> BuiltEngine:
@@ -89,8 +95,7 @@ def build_engine(settings: Settings, quarantined: frozenset[tuple[str, str]], pr
     flags = tuple(AttentionFlags(config.softmax_scale, window=w, softcap=config.softcap) for w in config.windows)
     timer = AttentionTimer(flags, CudaDevice() if device.type == "cuda" else CpuDevice())
     dispatcher = Dispatcher(plan.decisions, PATHS, flags, redecide=plan.redecide, timer=timer, quarantined=quarantined)
-    is_graphed = settings.cuda_graphs and device.type == "cuda"
-    sizes = graph_sizes(limits.max_num_seqs) if is_graphed else ()
+    sizes = _graph_sizes(config, limits) if settings.cuda_graphs and device.type == "cuda" else None
     parts = _Parts(config, limits, decoder, dispatcher, device, sizes)
     try:
         runner = _warm_runner(settings, parts, plan, progress)
@@ -114,6 +119,7 @@ def build_engine(settings: Settings, quarantined: frozenset[tuple[str, str]], pr
         matrix_verdict=plan.matrix_verdict.value,
         plan=plan_rows(dispatcher.decisions, plan.evidence),
         attention_layers=config.num_layers,
+        num_compiles=num_compiles(),
     )
     return BuiltEngine(engine, runner, ready, attestor, attested)
 
@@ -132,23 +138,38 @@ def _warm_runner(settings: Settings, parts: _Parts, plan: Plan, progress: Progre
         is_cuda=parts.device.type == "cuda",
         progress=lambda detail: progress("compiling", detail),
     )
-    if not parts.graph_sizes:
+    if parts.graph_sizes is None:
         return runner
-    return parts.runner(kv, _capture_graphs(parts, kv, progress))
+    tokens = parts.tokens()
+    graphs = _capture_graphs(parts, parts.graph_sizes, kv, tokens, progress)
+    return ModelRunner(parts.decoder, kv, parts.dispatcher, tokens, graphs)
 
 
-def _capture_graphs(parts: _Parts, kv: KVCache, progress: Progress) -> DecodeGraphs:
-    """Every decode graph that sequences of these limits can reach."""
-    sizes, device = parts.graph_sizes, parts.device
+def _graph_sizes(config: ModelConfig, limits: EngineLimits) -> GraphSizes:
+    return graph_sizes(config, max_num_seqs=limits.max_num_seqs, max_num_batched_tokens=limits.max_num_batched_tokens)
+
+
+def _capture_graphs(
+    parts: _Parts, sizes: GraphSizes, kv: KVCache, tokens: StepTokens, progress: Progress
+) -> StepGraphs:
+    """Every graph that sequences of these limits can reach."""
+    device = parts.device
     max_context = min(parts.limits.max_model_len, kv.num_pages * kv.page_size)
     keys = graph_keys(sizes, max_context)
-    inputs = DecodeInputs(keys, page_size=kv.page_size, num_pages=kv.num_pages, max_context=max_context, device=device)
-    graphs = DecodeGraphs(parts.decoder, kv, parts.dispatcher, sizes=sizes, inputs=inputs, device=device)
+    inputs = GraphInputs(
+        keys,
+        num_prompts=sizes.num_prompts,
+        page_size=kv.page_size,
+        num_pages=kv.num_pages,
+        max_context=max_context,
+        device=device,
+    )
+    graphs = StepGraphs(parts.decoder, kv, parts.dispatcher, sizes=sizes, inputs=inputs, tokens=tokens)
     torch.cuda.empty_cache()  # so that what is free now is free of what warm-up left behind
     started_at, free_before = time.monotonic(), torch.cuda.mem_get_info(device)[0]
     graphs.capture(keys, CudaCapture(device), lambda detail: progress("capturing", detail))
     logger.info(
-        "%d of %d decode graphs captured in %.1f s, %.0f MiB",
+        "%d of %d graphs captured in %.1f s, %.0f MiB",
         len(graphs.keys),
         len(keys),
         time.monotonic() - started_at,
@@ -169,7 +190,8 @@ def _engine(settings: Settings, parts: _Parts, runner: ModelRunner) -> Engine:
         PagePool(runner.num_pages, limits.page_size),
         shares_pages=settings.prefix_caching,
     )
-    options = EngineOptions(parts.config.vocab_size, parts.config.eos_token_ids, settings.seed)
+    runs_ahead = settings.run_ahead and parts.device.type == "cuda"
+    options = EngineOptions(parts.config.vocab_size, parts.config.eos_token_ids, settings.seed, runs_ahead)
     return Engine(scheduler, runner, options, num_compiles=num_compiles, take_samples=parts.dispatcher.take_samples)
 
 
@@ -215,12 +237,14 @@ def _num_pages(settings: Settings, parts: _Parts) -> int:
 
 
 def _graph_bytes(parts: _Parts) -> int:
-    """About what the decode graphs will take: their results, and what the driver keeps for each."""
+    """About what the graphs will take: their results, their largest step, and what the driver keeps for each."""
     sizes, config = parts.graph_sizes, parts.config
-    if not sizes:
+    if sizes is None:
         return 0
-    num_graphs = len(graph_keys(sizes, parts.limits.max_model_len))
-    return 4 * sizes[-1] * config.vocab_size + num_graphs * config.num_layers * _GRAPH_BYTES_A_LAYER
+    keys = graph_keys(sizes, parts.limits.max_model_len)
+    numbers_a_token = 3 * config.intermediate_size + 8 * config.hidden_size
+    num_bytes = 4 * sizes.max_sampled * config.vocab_size + len(keys) * config.num_layers * _GRAPH_BYTES_A_LAYER
+    return num_bytes + keys[0].num_tokens * numbers_a_token * parts.limits.dtype.num_bytes
 
 
 def _page_bytes(parts: _Parts) -> int:

@@ -4,68 +4,23 @@ import logging
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass
 
-from kernels.shape import Phase
 from server.engine.messages import (
-    AttentionSample,
     AttentionUse,
-    DispatchCount,
     FinishReason,
     RequestTimes,
     StepOutput,
     StepRecord,
     Submit,
     TokenDelta,
-    TokenScores,
 )
+from server.engine.outcome import BatchError, Pending, Runner, StepResult, TakeSamples
 from server.engine.scheduler import Scheduler, SequenceTooLong
-from server.engine.sequence import Batch, Sequence
+from server.engine.sequence import PENDING, Batch, Sequence, Status
 from server.telemetry.logging import trace_fields
 
 logger = logging.getLogger(__name__)
-
-TakeSamples = Callable[[], tuple[list[AttentionSample], dict[str, int]]]  # and peaks of memory by phase, in bytes
-
-
-@dataclass(frozen=True, slots=True)
-class StepResult:
-    """What a computed batch gives."""
-
-    token_ids: list[int | None]  # one for each sampled row; None where its logits held no finite number
-    dispatches: list[DispatchCount] = field(default_factory=list)
-    uses: dict[Phase, list[AttentionUse]] = field(default_factory=dict)
-    quarantined: list[tuple[str, str]] = field(default_factory=list)
-    oom_stage: str | None = None  # of a step that the device's memory did not suffice for
-    scores: dict[int, TokenScores] = field(default_factory=dict)  # by row, of prompts whose scores are asked for
-
-
-class BatchError(Exception):
-    """Some rows of a batch cannot be computed; nothing of the batch counts as computed, the other rows try again."""
-
-    def __init__(
-        self,
-        code: str,
-        message: str,
-        rows: range,
-        quarantined: list[tuple[str, str]],
-        *,
-        oom_stage: str | None = None,
-    ) -> None:
-        """`oom_stage`: prefill or decode, where the device's memory did not suffice."""
-        super().__init__(message)
-        self.code = code
-        self.oom_stage = oom_stage
-        self.rows = rows
-        self.quarantined = quarantined
-
-
-class Runner(Protocol):
-    """Computes batches; server/engine/runner.py on a device, a few lines in the tests."""
-
-    def run(self, batch: Batch) -> StepResult:
-        """Raises BatchError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +28,17 @@ class EngineOptions:
     vocab_size: int
     eos_token_ids: tuple[int, ...]
     seed: int
+    runs_ahead: bool = False  # a step is launched before the tokens of the one before it are read
+
+
+@dataclass(frozen=True, slots=True)
+class _Flight:
+    """A batch that was launched, or that could not be."""
+
+    batch: Batch
+    outcome: Pending | BatchError
+    started_at: float
+    num_compiles: int  # during the launch
 
 
 class Engine:
@@ -101,12 +67,15 @@ class Engine:
         self._clock = clock
         self._seeds = random.Random(options.seed)
         self._sequences: dict[str, Sequence] = {}
+        self._flight: _Flight | None = None  # launched ahead
+        self._landed_at = 0.0
+        self._num_historians = 0  # sequences whose next token depends on the ones that the host must know
         self._outbox: list[TokenDelta] = []  # of requests that ended outside of a step
         self._is_checked = True  # whether the pages were counted since the last work
 
     @property
     def has_work(self) -> bool:
-        return bool(self._outbox) or not self._scheduler.is_idle
+        return bool(self._outbox) or self._flight is not None or not self._scheduler.is_idle
 
     @property
     def max_len(self) -> int:
@@ -134,6 +103,7 @@ class Engine:
             self._outbox.append(_end(seq, FinishReason.ERROR, *refusal))
             return
         self._sequences[message.request_id] = seq
+        self._num_historians += seq.sampling.needs_history
         self._is_checked = False
 
     def cancel(self, request_id: str) -> None:
@@ -143,32 +113,63 @@ class Engine:
             self._drop(seq)
             self._outbox.append(_end(seq, FinishReason.CANCELLED))
 
-    def step(self) -> StepOutput | None:
-        """Plan and compute one batch. None when there was nothing to do.
+    def step(self, *, may_run_ahead: bool = True) -> StepOutput | None:
+        """Finish one batch, planning and launching first what can be on its way meanwhile. None when there is no work.
 
-        Raises IntegrityError when pages are lost, and whatever the runner does not survive.
+        Unless `may_run_ahead`, nothing is on its way afterwards. Raises IntegrityError when pages are lost, and
+        whatever the runner does not survive.
         """
-        started_at = self._clock()
-        compiles_before = self._num_compiles()
-        batch = self._scheduler.plan(started_at)
-        if batch is None:
+        flight = self._flight or self._launch()
+        self._flight = None
+        if flight is None:
             if not self._is_checked:
                 self._scheduler.check_integrity()
                 self._is_checked = True
             if not self._outbox:
                 return None
-            return self._output(started_at, StepResult([]), num_compiles=0)
-        self.step_index += 1
+            return self._output(self._clock(), StepResult([]), num_compiles=0)
+        if may_run_ahead and self._can_run_ahead(flight):
+            self._flight = self._launch()
+        return self._land(flight)
+
+    def _launch(self) -> _Flight | None:
+        """Plan a batch and start it, as if every batch before it had gone well. None when there is nothing to do."""
+        started_at, compiles_before = self._clock(), self._num_compiles()
+        batch = self._scheduler.plan(started_at)
+        if batch is None:
+            return None
         try:
-            result = self._runner.run(batch)
+            outcome: Pending | BatchError = self._runner.launch(batch)
         except BatchError as error:
+            outcome = error
+        else:
+            self._scheduler.advance(batch)
+            for row in batch.sampled_rows:
+                batch.sequences[row].tokens.append(PENDING)
+        return _Flight(batch, outcome, started_at, self._num_compiles() - compiles_before)
+
+    def _can_run_ahead(self, flight: _Flight) -> bool:
+        """Whether the next batch can be planned without what this one will say, but for its rows that stop."""
+        is_launched = not isinstance(flight.outcome, BatchError)
+        return self._options.runs_ahead and is_launched and not self._num_historians
+
+    def _land(self, flight: _Flight) -> StepOutput:
+        """Wait for a batch and tell what became of it."""
+        self.step_index += 1
+        if isinstance(flight.outcome, BatchError):
+            error = flight.outcome
             logger.error("step %d: %d requests end: %s", self.step_index, len(error.rows), error)
             for row in error.rows:
-                self._fail(batch.sequences[row], error.code, str(error))
+                seq = flight.batch.sequences[row]
+                if seq.status is not Status.FINISHED:
+                    self._fail(seq, error.code, str(error))
             result = StepResult([], quarantined=error.quarantined, oom_stage=error.oom_stage)
-            return self._output(started_at, result, num_compiles=self._num_compiles() - compiles_before, batch=batch)
-        self._commit(batch, result)
-        return self._output(started_at, result, num_compiles=self._num_compiles() - compiles_before, batch=batch)
+        else:
+            result = flight.outcome.result()
+            self._commit(flight.batch, result)
+        started_at = max(flight.started_at, self._landed_at)  # before, the device was at the step before
+        self._landed_at = self._clock()
+        return self._output(started_at, result, num_compiles=flight.num_compiles, batch=flight.batch)
 
     def _sequence(self, message: Submit) -> Sequence:
         sampling = message.sampling
@@ -198,7 +199,7 @@ class Engine:
         return None
 
     def _commit(self, batch: Batch, result: StepResult) -> None:
-        self._scheduler.advance(batch)
+        self._scheduler.settle(batch)
         now = self._clock()
         for phase, uses in result.uses.items():
             for row in batch.rows_of(phase):
@@ -207,24 +208,25 @@ class Engine:
                     known.setdefault((use.phase, use.path, use.status), use)
         for row, scores in result.scores.items():
             seq = batch.sequences[row]
-            seq.scores = [
-                it for it in seq.scores if it.position < scores.position
-            ]  # after a preemption they come again
-            seq.scores.append(scores)
+            # After a preemption they come again.
+            seq.scores = [it for it in seq.scores if it.position < scores.position] + [scores]
         for row, token_id in zip(batch.sampled_rows, result.token_ids, strict=True):
             seq = batch.sequences[row]
+            if seq.status is Status.FINISHED:
+                continue  # it ended while this row, computed for nothing, was on its way
             if token_id is None:
                 self._fail(seq, "nonfinite_logits", "The model's output held no finite number.")
             else:
-                self._append(seq, token_id, now)
+                self._tell(seq, batch.context_lens[row], token_id, now)
 
-    def _append(self, seq: Sequence, token_id: int, now: float) -> None:
-        seq.tokens.append(token_id)
-        num_generated = seq.num_generated
+    def _tell(self, seq: Sequence, index: int, token_id: int, now: float) -> None:
+        """Put the token of that index, which was PENDING, into the sequence and into the outbox."""
+        seq.tokens[index] = token_id
+        num_generated = index + 1 - seq.num_prompt
         finish_reason = None
         if token_id in seq.stop_ids and num_generated >= seq.sampling.min_tokens:
             finish_reason = FinishReason.STOP
-        elif num_generated >= seq.sampling.max_tokens or len(seq.tokens) >= self._scheduler.max_len:
+        elif self._scheduler.is_complete(seq, index + 1):
             finish_reason = FinishReason.LENGTH
         times, scores = None, []
         if num_generated == 1:
@@ -252,6 +254,7 @@ class Engine:
 
     def _drop(self, seq: Sequence, *, is_sound: bool = True) -> None:
         del self._sequences[seq.request_id]
+        self._num_historians -= seq.sampling.needs_history
         self._scheduler.finish(seq, is_sound=is_sound)
 
     def _output(

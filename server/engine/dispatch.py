@@ -236,16 +236,15 @@ class StepAttention:
         return tuple(lane.choice for entry in self._parts for lane in entry.lanes.values())
 
     @property
-    def launches(self) -> dict[int | None, int]:
-        """How often the choice of each window ran, in a step of one part."""
-        (entry,) = self._parts
-        return {window: lane.num_launches for window, lane in entry.lanes.items()}
+    def launches(self) -> tuple[dict[int | None, int], ...]:
+        """How often the choice of each window ran, for each part."""
+        return tuple({window: lane.num_launches for window, lane in entry.lanes.items()} for entry in self._parts)
 
-    def count_replay(self, launches: Mapping[int | None, int]) -> None:
+    def count_replay(self, launches: Iterable[Mapping[int | None, int]]) -> None:
         """Count what a replayed CUDA graph launched: the `launches` of the step that it captured."""
-        (entry,) = self._parts
-        for window, num_launches in launches.items():
-            entry.lanes[window].num_launches += num_launches
+        for entry, counts in zip(self._parts, launches, strict=True):
+            for window, num_launches in counts.items():
+                entry.lanes[window].num_launches += num_launches
         for entry, lane in self._lanes():
             self._dispatcher.replayed(lane.choice, entry.part)
 

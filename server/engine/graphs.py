@@ -1,4 +1,4 @@
-"""Decode steps as CUDA graphs: captured before ready, replayed in service, dropped when a decision changes."""
+"""Steps as CUDA graphs: captured before ready, replayed in service, dropped when a decision changes."""
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from kernels.fused.sampling import greedy
-from server.engine.dispatch import Choice, Dispatcher, StepAttention
-from server.engine.graph_inputs import DecodeInputs
-from server.engine.graph_keys import GraphKey, key_of
-from server.engine.sequence import Batch
+from server.engine.dispatch import Choice, Dispatcher, PhasePart, StepAttention
+from server.engine.graph_inputs import GraphInputs
+from server.engine.graph_keys import GraphKey, GraphSizes, key_of
+from server.engine.sequence import Batch, Sequence
+from server.engine.step_tokens import StepTokens
 from server.model.decoder import Decoder
 from server.model.kv_cache import KVCache
 
@@ -47,24 +48,25 @@ class CudaCapture:
 
 @dataclass(frozen=True, slots=True)
 class _Graph:
-    """A captured step. `choices`: what its attention ran on; `launches`: how often, by window."""
+    """A captured step. `choices`: what its attention ran on; `launches`: how often, by window, for each part."""
 
     replayable: Replayable
     choices: tuple[Choice, ...]
-    launches: Mapping[int | None, int]
+    launches: tuple[Mapping[int | None, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class DecodeStep:
+class GraphStep:
     """A batch that a graph can compute, with its decisions made."""
 
     key: GraphKey
     batch: Batch
     attention: StepAttention
+    rows: tuple[int, ...]  # of the graph's results, one for each sampled row of the batch
 
 
-class DecodeGraphs:
-    """Whole decode steps: embedding, layers, logits of all rows and their likeliest tokens.
+class StepGraphs:
+    """Whole steps: embedding, layers, logits of the rows that may be sampled and their likeliest tokens.
 
     Graphs write their results to memory of this object, which the next step overwrites.
     """
@@ -75,21 +77,21 @@ class DecodeGraphs:
         kv: KVCache,
         dispatcher: Dispatcher,
         *,
-        sizes: tuple[int, ...],
-        inputs: DecodeInputs,
-        device: torch.device,
+        sizes: GraphSizes,
+        inputs: GraphInputs,
+        tokens: StepTokens,
     ) -> None:
-        """Without graphs as yet. `sizes` of rows, ascending; `inputs` for every key that will be captured."""
+        """Without graphs as yet. `inputs` for every key that will be captured."""
         self._decoder = decoder
         self._kv = kv
         self._dispatcher = dispatcher
         self._sizes = sizes
         self._inputs = inputs
-        self._logits = torch.empty(sizes[-1], decoder.config.vocab_size, dtype=torch.float32, device=device)
-        self._tokens = torch.zeros(sizes[-1], dtype=torch.int64, device=device)
-        self._tokens_host = torch.zeros(sizes[-1], dtype=torch.int64, pin_memory=device.type == "cuda")
+        self._tokens = tokens
+        self._logits = torch.empty(
+            sizes.max_sampled, decoder.config.vocab_size, dtype=torch.float32, device=tokens.latest.device
+        )
         self._graphs: dict[GraphKey, _Graph] = {}
-        self._device = device
         self.num_replays = 0
 
     @property
@@ -111,53 +113,67 @@ class DecodeGraphs:
         for index, key in enumerate(keys, start=1):
             if not self._is_capturable(key):
                 continue
-            progress(f"{index}/{len(keys)} {key.size} rows {key.context.label}")
+            progress(f"{index}/{len(keys)} {key.label}")
             attention = self._attention(key)
             replayable = capture(lambda key=key, attention=attention: self._compute(key, attention))  # type: ignore[misc]
             self._graphs[key] = _Graph(replayable, attention.choices, attention.launches)
 
-    def find(self, batch: Batch) -> DecodeStep | None:
+    def find(self, batch: Batch) -> GraphStep | None:
         """The graph's view of a batch; None where no graph computes it as it is decided now. Raises NoPathError."""
         key = key_of(batch, self._sizes)
         graph = None if key is None else self._graphs.get(key)
         if key is None or graph is None:
             return None
-        attention = self._attention(key, num_rows=batch.num_rows)
+        attention = self._attention(key, batch)
         if attention.choices != graph.choices:
-            logger.warning("the graphs of context %s are dropped: its decision changed", key.context.label)
-            self._graphs = {other: kept for other, kept in self._graphs.items() if other.context is not key.context}
+            self._drop_changed()
             return None
-        return DecodeStep(key, batch, attention)
+        shift = 0 if key.prefill is None else self._sizes.num_prompts - batch.num_prefill
+        rows = tuple(row if row < batch.num_prefill else row + shift for row in batch.sampled_rows)
+        return GraphStep(key, batch, attention, rows)
 
-    def replay(self, step: DecodeStep) -> Tensor:
-        """Start a step that `find` returned. Returns logits [rows, vocab] fp32, scratch memory until the next one."""
+    def replay(self, step: GraphStep, chosen_at: Mapping[Sequence, int]) -> Tensor:
+        """Start a step that `find` returned. Returns logits [num_rows, vocab] fp32, scratch until the next one.
+
+        `chosen_at`: the rows of the latest tokens where those are that the host does not know yet.
+        """
         graph = self._graphs[step.key]
-        self._inputs.fill(step.key, step.batch)
+        self._inputs.fill(step.key, step.batch, chosen_at)
         graph.replayable.replay()
         self.num_replays += 1
         step.attention.count_replay(graph.launches)
-        return self._logits[: step.batch.num_rows]
+        return self._logits
 
-    def read_greedy(self, num_rows: int) -> list[int]:
-        """Wait for the step; the likeliest token of each of its rows, -1 where the logits gave no ground to choose."""
-        self._tokens_host[:num_rows].copy_(self._tokens[:num_rows], non_blocking=True)
-        if self._device.type == "cuda":
-            torch.cuda.current_stream(self._device).synchronize()
-        tokens: list[int] = self._tokens_host[:num_rows].tolist()
-        return tokens
+    def _drop_changed(self) -> None:
+        """Forget the graphs that hold another decision than the one that stands now."""
+        kept = {key: graph for key, graph in self._graphs.items() if self._attention(key).choices == graph.choices}
+        dropped = self._graphs.keys() - kept.keys()
+        logger.warning("%d graphs are dropped: a decision changed", len(dropped))
+        self._graphs = kept
 
-    def _attention(self, key: GraphKey, num_rows: int | None = None) -> StepAttention:
-        part = self._inputs.tensors(key).part
-        if num_rows is not None:
-            part = replace(part, num_sequences=num_rows, num_tokens=num_rows)
-        return StepAttention(self._dispatcher, [part], self._kv.k, self._kv.v)
+    def _attention(self, key: GraphKey, batch: Batch | None = None) -> StepAttention:
+        """With a batch: counts its sequences and tokens instead of the padded ones."""
+        parts = self._inputs.tensors(key).parts
+        if batch is not None:
+            parts = [_counted(part, batch) for part in parts]
+        return StepAttention(self._dispatcher, parts, self._kv.k, self._kv.v)
 
     def _is_capturable(self, key: GraphKey) -> bool:
         return all(choice.is_capturable for choice in self._attention(key).choices)
 
     def _compute(self, key: GraphKey, attention: StepAttention) -> None:
-        """What a graph holds: `size` rows from the inputs' memory to the results'."""
+        """What a graph holds: a padded step from the inputs' memory to the results'."""
         tensors = self._inputs.tensors(key)
-        hidden = self._decoder.forward(tensors.token_ids, tensors.positions, tensors.slots, self._kv, attention)
-        chosen = greedy(self._decoder.logits(hidden, out=self._logits[: key.size]))
-        self._tokens[: key.size].copy_(chosen.token_ids.masked_fill_(~chosen.is_finite, -1))
+        token_ids = tensors.token_ids
+        if tensors.chosen_at is not None and tensors.is_pending is not None:
+            ends = token_ids[token_ids.shape[0] - tensors.chosen_at.shape[0] :]  # the decode rows
+            torch.where(tensors.is_pending, self._tokens.latest.index_select(0, tensors.chosen_at), ends, out=ends)
+        hidden = self._decoder.forward(token_ids, tensors.positions, tensors.slots, self._kv, attention)
+        if tensors.sampled is not None:
+            hidden = hidden.index_select(0, tensors.sampled)
+        self._tokens.keep(greedy(self._decoder.logits(hidden, out=self._logits[: hidden.shape[0]])))
+
+
+def _counted(part: PhasePart, batch: Batch) -> PhasePart:
+    rows = batch.rows_of(part.phase)
+    return replace(part, num_sequences=len(rows), num_tokens=sum(batch.query_lens[rows.start : rows.stop]))

@@ -1,6 +1,6 @@
 """A batch as tensors on the device: two copies a step, one for each integer width."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from kernels.attention.batch import AttentionBatch
 from kernels.shape import Phase
 from server.engine.dispatch import PhasePart
-from server.engine.sequence import Batch
+from server.engine.sequence import PENDING, Batch, Sequence
 
 # Every section starts at a multiple of this many elements: Triton compiles a kernel again for a pointer that is not
 # aligned to 16 bytes, and page tables of a width that 16 divides keep one specialisation of their row stride.
@@ -27,6 +27,7 @@ class StepInputs:
     positions  [T] int32
     slots      [T] int64, page * page_size + offset
     sampled    [R] int64, the tokens whose hidden states are sampled from
+    pending    [2, P] int64: tokens whose ids only the device knows yet, and where the step before has chosen them
     parts      one a phase that the batch has
     """
 
@@ -34,6 +35,7 @@ class StepInputs:
     positions: Tensor
     slots: Tensor
     sampled: Tensor
+    pending: Tensor
     parts: list[PhasePart]
 
 
@@ -66,15 +68,22 @@ class Staging:
 
 
 class InputBuilder:
-    """Turns batches into tensors; its buffers are reused, so one step's inputs end with the next `build`."""
+    """Turns batches into tensors. Its host memory is used in turns: call `build` only when the device has done the step
+    before the latest one.
+    """
 
     def __init__(self, page_size: int, device: torch.device) -> None:
         self._page_size = page_size
-        self._int64 = Staging(torch.int64, device)
-        self._int32 = Staging(torch.int32, device)
+        self._stagings = [(Staging(torch.int64, device), Staging(torch.int32, device)) for _ in range(2)]
+        self._turn = 0
 
-    def build(self, batch: Batch) -> StepInputs:
-        """The tensors of a batch with at least one row."""
+    def build(self, batch: Batch, chosen_at: Mapping[Sequence, int]) -> StepInputs:
+        """The tensors of a batch with at least one row.
+
+        `chosen_at`: where the step before has chosen the tokens that the host does not know yet, in its results.
+        """
+        self._turn = 1 - self._turn
+        int64, int32 = self._stagings[self._turn]
         num_tokens = batch.num_tokens
         sizes = [num_tokens]  # positions, then (cu_seqlens, context_lens, page table) of each phase
         phases = [phase for phase in Phase if batch.rows_of(phase)]
@@ -82,19 +91,22 @@ class InputBuilder:
         for phase in phases:
             num_rows = len(batch.rows_of(phase))
             sizes += [num_rows + 1, num_rows, num_rows * widths[phase]]
-        host64, device64 = self._int64.sections([num_tokens, num_tokens, len(batch.sampled_rows)])
-        host32, device32 = self._int32.sections(sizes)
         starts = [0, *accumulate(batch.query_lens)]
+        pending = pending_rows(batch)
+        host64, device64 = int64.sections([num_tokens, num_tokens, len(batch.sampled_rows), 2 * len(pending)])
+        host32, device32 = int32.sections(sizes)
         self._fill_tokens(batch, starts, host64[0], host32[0], host64[1])
+        host64[3][:] = [starts[row] for row in pending] + [chosen_at[batch.sequences[row]] for row in pending]
         host64[2][:] = [starts[row + 1] - 1 for row in batch.sampled_rows]
         parts = []
         for index, phase in enumerate(phases):
             section = slice(1 + 3 * index, 4 + 3 * index)
             _fill_part(batch, phase, starts, host32[section], widths[phase])
             parts.append(_part(batch, phase, starts, device32[section], widths[phase]))
-        self._int64.upload()
-        self._int32.upload()
-        return StepInputs(device64[0], device32[0], device64[1], device64[2], parts)
+        int64.upload()
+        int32.upload()
+        unknown = device64[3].view(2, len(pending))
+        return StepInputs(device64[0], device32[0], device64[1], device64[2], unknown, parts)
 
     def _table_width(self, batch: Batch, phase: Phase) -> int:
         """Entries of a row of the phase's page table; 0 in prefill, which reads no pages."""
@@ -128,6 +140,15 @@ class InputBuilder:
             token_ids[rows] = [batch.sequences[row].tokens[batch.context_lens[row] - 1] for row in decode]
             positions[rows] = last
             slots[rows] = np.array([batch.page_tables[row][-1] for row in decode]) * size + last % size
+
+
+def pending_rows(batch: Batch) -> list[int]:
+    """The decode rows whose token the host does not know yet."""
+    return [
+        row
+        for row in batch.rows_of(Phase.DECODE)
+        if batch.sequences[row].tokens[batch.context_lens[row] - 1] == PENDING
+    ]
 
 
 def _fill_part(

@@ -36,6 +36,11 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ignore_eos: bool = False
     scored: int | None = None  # log probabilities of the prompt and the first token, beside those of so many likeliest
 
+    @property
+    def needs_history(self) -> bool:
+        """Whether a token depends on the ones before it by more than the model."""
+        return self.repetition_penalty != 1.0 or bool(self.presence_penalty or self.frequency_penalty)
+
 
 # --- API process to engine process -----------------------------------------------------------------------------------
 
@@ -110,6 +115,7 @@ class EngineReady(msgspec.Struct, frozen=True, tag=True):
     matrix_verdict: str
     plan: list[PlanRow]
     attention_layers: int
+    num_compiles: int = 0  # kernels compiled, or loaded from Triton's disk cache, before ready
 
 
 class EngineRefused(msgspec.Struct, frozen=True, tag=True):

@@ -96,6 +96,8 @@ class Attests(Protocol):
 
     @property
     def is_busy(self) -> bool: ...
+    @property
+    def is_due(self) -> bool: ...
     def ask(self, trigger: str) -> None: ...
     def poll(self) -> AttestationReport | None: ...
 
@@ -115,10 +117,12 @@ class Loop:
     def run(self) -> None:
         """Returns on Shutdown."""
         while self._receive():
-            output = self._engine.step()
+            is_due = self._attestor is not None and self._attestor.is_due
+            output = self._engine.step(may_run_ahead=not is_due)
             if output is not None:
                 self._send(output)
-            self._attest()
+            if is_due:
+                self._attest()
             self._beat()
 
     def _receive(self) -> bool:
@@ -144,7 +148,7 @@ class Loop:
             self._attestor.ask("request")
 
     def _attest(self) -> None:
-        """At most one profiled batch between two steps."""
+        """At most one profiled batch between two steps, neither of which is under way."""
         report = None if self._attestor is None else self._attestor.poll()
         if report is not None:
             self._send(report)

@@ -1,20 +1,41 @@
-"""Computes a batch on the device: tensors in, decoder, sampler, one read of token ids."""
+"""Computes batches on the device: tensors in, decoder, sampler; the host reads token ids when it wants to."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from kernels.fused.penalties import RowPenalties
-from kernels.fused.sampling import RowSampling, SampleResult, SamplingTensors, sample, sampling_tensors
+from kernels.fused.sampling import SamplingTensors, sample, sampling_tensors
 from kernels.shape import Phase
-from server.engine.core import BatchError, StepResult
 from server.engine.dispatch import Dispatcher, NoPathError, StepAttention
-from server.engine.graphs import DecodeGraphs, DecodeStep
+from server.engine.graphs import GraphStep, StepGraphs
 from server.engine.inputs import InputBuilder, StepInputs
-from server.engine.messages import SamplingParams, TokenScores
+from server.engine.outcome import BatchError, StepResult
+from server.engine.row_sampling import is_plain_greedy, row_sampling
 from server.engine.scores import score_rows, wants_scores
 from server.engine.sequence import Batch, Sequence
+from server.engine.staging import staged
+from server.engine.step_tokens import StepTokens
 from server.model.decoder import Decoder
 from server.model.kv_cache import KVCache
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """A batch on its way through the device. `rows`: where its sampled rows' tokens are among those read."""
+
+    read: Callable[[], list[int]]
+    rows: tuple[int, ...]
+    unread: StepResult  # complete but for the tokens
+    on_read: Callable[[], None]
+
+    def result(self) -> StepResult:
+        """Wait for the step. Errors mean that the device is lost."""
+        told = self.read()
+        self.on_read()
+        token_ids = [None if told[row] < 0 else told[row] for row in self.rows]
+        return replace(self.unread, token_ids=token_ids)
 
 
 class ModelRunner:
@@ -25,17 +46,20 @@ class ModelRunner:
         decoder: Decoder,
         kv: KVCache,
         dispatcher: Dispatcher,
-        device: torch.device,
-        graphs: DecodeGraphs | None = None,
+        tokens: StepTokens,
+        graphs: StepGraphs | None = None,
     ) -> None:
-        """Without `graphs` every step is launched kernel by kernel."""
+        """`tokens` for every row that a step may sample. Without `graphs` every step is launched kernel by kernel."""
         self.dispatcher = dispatcher
+        self.graphs = graphs
         self._decoder = decoder
         self._kv = kv
-        self._device = device
-        self._inputs = InputBuilder(kv.page_size, device)
-        self.graphs = graphs
-        self._attention: StepAttention | None = None
+        self._device = tokens.latest.device
+        self._tokens = tokens
+        self._inputs = InputBuilder(kv.page_size, self._device)
+        self._attention: StepAttention | None = None  # of the latest step
+        self._unread: list[StepAttention] = []  # of the steps whose results nobody has read
+        self._chosen_at: dict[Sequence, int] = {}  # where the latest step chose each sequence's token
 
     @property
     def num_pages(self) -> int:
@@ -47,23 +71,20 @@ class ModelRunner:
         return self._attention
 
     def suspects(self) -> list[tuple[str, str]]:
-        """The (path, shape) pairs of the latest step."""
-        return [] if self._attention is None else self._attention.suspects()
+        """The (path, shape) pairs of the steps that may not be done, or else of the latest one."""
+        latest = [] if self._attention is None else [self._attention]
+        return list(dict.fromkeys(pair for step in self._unread or latest for pair in step.suspects()))
 
     @torch.inference_mode()
-    def run(self, batch: Batch) -> StepResult:
-        """Compute a batch and sample its complete rows. Raises BatchError; other errors mean the device is lost."""
+    def launch(self, batch: Batch) -> Launched:
+        """Start a batch; its complete rows are sampled. At most one launched batch may be unread.
+
+        Tokens that are PENDING are those that the launch before this one chooses. Raises BatchError, when nothing of
+        the batch is on its way any more; other errors mean that the device is lost.
+        """
         self.dispatcher.begin(batch)
         try:
-            scores: dict[int, TokenScores] = {}
-            is_scored = wants_scores(batch)  # a graph gives no hidden states
-            step = None if self.graphs is None or is_scored else self.graphs.find(batch)
-            if self.graphs is not None and step is not None:
-                token_ids = self._replay(self.graphs, step)
-            else:
-                token_ids, hidden = self._run_eagerly(batch)
-                if is_scored:
-                    scores = score_rows(self._decoder.logits, hidden, batch, token_ids)
+            return self._launch(batch)
         except NoPathError as error:
             raise self._batch_error(batch.rows_of(error.phase), str(error)) from error
         except torch.OutOfMemoryError as error:
@@ -72,98 +93,94 @@ class ModelRunner:
             message = f"out of memory in a step of {batch.num_tokens} tokens"
             stage = "prefill" if num_prompts else "decode"
             raise self._batch_error(rows_to_end, message, oom_stage=stage) from error
-        return self._result([None if token_id < 0 else token_id for token_id in token_ids], scores)
 
-    def _run_eagerly(self, batch: Batch) -> tuple[list[int], Tensor]:
-        """The token of each sampled row, -1 where its logits held no finite number; hidden states of all tokens."""
-        inputs = self._inputs.build(batch)
-        # Made before the forward pass, for these small copies wait for everything that was launched before them.
+    def _launch(self, batch: Batch) -> Launched:
+        is_scored = wants_scores(batch)
+        hidden = None
+        # A graph gives no hidden states.
+        step = None if self.graphs is None or is_scored else self.graphs.find(batch)
+        if self.graphs is not None and step is not None:
+            rows = self._replay(self.graphs, step)
+        else:
+            rows, hidden = self._launch_eagerly(batch)
+        self._chosen_at = {batch.sequences[row]: at for row, at in zip(batch.sampled_rows, rows, strict=True)}
+        launched = self._launched(rows)
+        return launched if hidden is None or not is_scored else self._scored(batch, launched, hidden)
+
+    def run(self, batch: Batch) -> StepResult:
+        """Launch a batch and wait for it."""
+        return self.launch(batch).result()
+
+    def _launched(self, rows: tuple[int, ...]) -> Launched:
+        attention = self._attention
+        assert attention is not None
+        known = StepResult(
+            [],
+            dispatches=attention.counts(),
+            uses={phase: attention.uses(phase) for phase in Phase},
+            quarantined=self.dispatcher.take_quarantined(),
+        )
+        read = self._tokens.ship(max(rows, default=-1) + 1)
+        return Launched(read, rows, known, lambda: self._forget(attention))
+
+    def _scored(self, batch: Batch, launched: Launched, hidden: Tensor) -> Launched:
+        """With the scores of the batch's prompts, for which this waits: they are asked for by tests and canaries."""
+        sampled = [-1 if token_id is None else token_id for token_id in launched.result().token_ids]
+        scores = score_rows(self._decoder.logits, hidden, batch, sampled)
+        return replace(launched, unread=replace(launched.unread, scores=scores))
+
+    def _launch_eagerly(self, batch: Batch) -> tuple[tuple[int, ...], Tensor]:
+        """Where the tokens of the sampled rows will be, and the hidden states of all tokens."""
+        inputs = self._inputs.build(batch, self._chosen_at)
+        if inputs.pending.shape[1]:
+            tokens, places = inputs.pending
+            inputs.token_ids.index_copy_(0, tokens, self._tokens.latest.index_select(0, places))
         sampling = self._sampling(batch) if batch.sampled_rows else None
         hidden = self._forward(inputs)
-        if sampling is None:
-            self._wait()
-            return [], hidden
-        return _read(sample(self._decoder.logits(hidden[inputs.sampled]), sampling)), hidden
+        if sampling is not None:
+            self._tokens.keep(sample(self._decoder.logits(hidden[inputs.sampled]), sampling))
+        return tuple(range(len(batch.sampled_rows))), hidden
 
-    def _replay(self, graphs: DecodeGraphs, step: DecodeStep) -> list[int]:
-        """The tokens of a step that is a graph. Greedy rows are chosen inside of it."""
+    def _replay(self, graphs: StepGraphs, step: GraphStep) -> tuple[int, ...]:
+        """As `_launch_eagerly`, for a step that is a graph. Greedy rows are chosen inside of it."""
         batch = step.batch
-        self._attention = step.attention
-        if all(_is_plain_greedy(batch.sequences[row]) for row in batch.sampled_rows):
-            graphs.replay(step)
-            likeliest = graphs.read_greedy(batch.num_rows)
-            return [likeliest[row] for row in batch.sampled_rows]
-        sampling = self._sampling(batch)
-        logits = graphs.replay(step)
-        if len(batch.sampled_rows) < batch.num_rows:  # the last token of a chunk of a prompt has no successor yet
-            logits = logits[list(batch.sampled_rows)]
-        return _read(sample(logits, sampling))
+        self._begin(step.attention)
+        is_greedy = all(is_plain_greedy(batch.sequences[row]) for row in batch.sampled_rows)
+        sampling = None if is_greedy else self._sampling(batch)
+        logits = graphs.replay(step, self._chosen_at)
+        if sampling is None:
+            return step.rows
+        # The graph's other rows are padding, or ends of chunks whose last token has no successor yet.
+        self._tokens.keep(sample(_rows_of(logits, step.rows), sampling))
+        return tuple(range(len(step.rows)))
 
     def _sampling(self, batch: Batch) -> SamplingTensors:
-        rows = [_row_sampling(batch.sequences[row], batch.context_lens[row]) for row in batch.sampled_rows]
-        return sampling_tensors(rows, self._decoder.config.vocab_size, self._device)
+        rows = [row_sampling(batch.sequences[row], batch.context_lens[row]) for row in batch.sampled_rows]
+        # Made on the host and sent from pinned memory: a copy from elsewhere waits for every launch before it.
+        return staged(sampling_tensors(rows, self._decoder.config.vocab_size, torch.device("cpu")), self._device)
 
     def _forward(self, inputs: StepInputs) -> Tensor:
         """Hidden states [T, hidden] of all tokens."""
-        self._attention = StepAttention(self.dispatcher, inputs.parts, self._kv.k, self._kv.v)
-        return self._decoder.forward(inputs.token_ids, inputs.positions, inputs.slots, self._kv, self._attention)
+        attention = StepAttention(self.dispatcher, inputs.parts, self._kv.k, self._kv.v)
+        self._begin(attention)
+        return self._decoder.forward(inputs.token_ids, inputs.positions, inputs.slots, self._kv, attention)
 
-    def _wait(self) -> None:
-        """Where nothing is read back: the next step reuses the host memory that this one copies from."""
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+    def _begin(self, attention: StepAttention) -> None:
+        self._attention = attention
+        self._unread.append(attention)
 
-    def _result(self, token_ids: list[int | None], scores: dict[int, TokenScores]) -> StepResult:
-        assert self._attention is not None
-        return StepResult(
-            token_ids,
-            dispatches=self._attention.counts(),
-            uses={phase: self._attention.uses(phase) for phase in Phase},
-            quarantined=self.dispatcher.take_quarantined(),
-            scores=scores,
-        )
+    def _forget(self, attention: StepAttention) -> None:
+        self._unread = [other for other in self._unread if other is not attention]
 
     def _batch_error(self, rows: range, message: str, *, oom_stage: str | None = None) -> BatchError:
-        self._wait()  # for what the step had launched before it failed
+        if self._device.type == "cuda":  # for what the step had launched before it failed
+            torch.cuda.synchronize(self._device)
+        self._unread = []
         quarantined = self.dispatcher.take_quarantined()
         return BatchError("internal_error", message, rows, quarantined, oom_stage=oom_stage)
 
 
-def _read(sampled: SampleResult) -> list[int]:
-    """Wait for the tokens; -1 for a row that is not finite."""
-    token_ids: list[int] = sampled.token_ids.masked_fill(~sampled.is_finite, -1).tolist()
-    return token_ids
-
-
-def _is_plain_greedy(seq: Sequence) -> bool:
-    """Whether the next token is simply the likeliest one."""
-    wanted = seq.sampling
-    return wanted.temperature == 0 and seq.num_generated >= wanted.min_tokens and not _has_penalties(wanted)
-
-
-def _has_penalties(wanted: SamplingParams) -> bool:
-    return wanted.repetition_penalty != 1.0 or bool(wanted.presence_penalty or wanted.frequency_penalty)
-
-
-def _row_sampling(seq: Sequence, position: int) -> RowSampling:
-    """How the token at `position` of the sequence is chosen."""
-    wanted = seq.sampling
-    penalties = None
-    if _has_penalties(wanted):
-        penalties = RowPenalties(
-            prompt_ids=seq.tokens[: seq.num_prompt],
-            output_ids=seq.tokens[seq.num_prompt :],
-            repetition=wanted.repetition_penalty,
-            presence=wanted.presence_penalty,
-            frequency=wanted.frequency_penalty,
-        )
-    return RowSampling(
-        temperature=wanted.temperature,
-        top_k=wanted.top_k,
-        top_p=wanted.top_p,
-        min_p=wanted.min_p,
-        seed=seq.seed,
-        position=position,
-        penalties=penalties,
-        banned_ids=tuple(seq.stop_ids) if seq.num_generated < wanted.min_tokens else (),
-    )
+def _rows_of(logits: Tensor, rows: tuple[int, ...]) -> Tensor:
+    if rows == tuple(range(len(rows))):
+        return logits[: len(rows)]
+    return logits.index_select(0, staged(torch.tensor(rows), logits.device))

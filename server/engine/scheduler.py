@@ -128,10 +128,16 @@ class Scheduler:
         self._pool.release(seq.request_id, is_sound=is_sound)
         seq.status = Status.FINISHED
 
+    def is_complete(self, seq: Sequence, num_tokens: int) -> bool:
+        """Whether a sequence of that many tokens, its prompt included, has all that it may have."""
+        return num_tokens - seq.num_prompt >= seq.sampling.max_tokens or num_tokens >= self.max_len
+
     def plan(self, now: float) -> Batch | None:
         """The next batch at time `now` (seconds). None when there is nothing to compute.
 
-        The caller computes the batch and then calls `advance`.
+        The caller launches the batch, calls `advance`, and appends a token to each sequence that is sampled: PENDING
+        where it does not know it yet. When it does it calls `settle`. It may plan one batch on before that: then a
+        sequence whose last token is still to come has no row.
         """
         num_preempted = self._make_room()
         prompts: list[Sequence] = []
@@ -140,7 +146,7 @@ class Scheduler:
         for seq in self._running.values():
             if not seq.is_decoding:
                 prompts.append(seq)
-            elif len(work.rows) < budget:
+            elif len(work.rows) < budget and not self._awaits_end(seq):
                 work.rows.append((seq, 1))
         has_seat = len(self._running) < self._limits.max_num_seqs
         if prompts or (self._waiting and has_seat):
@@ -149,21 +155,33 @@ class Scheduler:
         return self._batch(work) if work.rows else None
 
     def advance(self, batch: Batch) -> None:
-        """Record that `batch` was computed; call it before the new tokens are appended."""
+        """Record that `batch` is launched; call it before the new tokens are appended."""
         for seq, context_len in zip(batch.sequences, batch.context_lens, strict=True):
             seq.num_computed = context_len
             if not seq.num_generated:
                 seq.num_chunks += 1
+
+    def settle(self, batch: Batch) -> None:
+        """Record that `batch` is computed: its full pages can be found by others, where they were not taken away."""
+        for seq, context_len in zip(batch.sequences, batch.context_lens, strict=True):
             num_full = context_len // self._pool.page_size
-            if seq.page_keys is not None and num_full > seq.num_published:
+            if seq.page_keys is None or seq.status is not Status.RUNNING:
+                continue
+            if num_full > seq.num_published:
                 keys = seq.page_keys.first(num_full, seq.tokens)[seq.num_published :]
                 self._pool.publish(seq.request_id, seq.num_published, keys)
                 seq.num_published = num_full
+
+    def _awaits_end(self, seq: Sequence) -> bool:
+        """Whether the token that is on its way is its last one."""
+        return seq.is_pending and self.is_complete(seq, len(seq.tokens))
 
     def _make_room(self) -> int:
         """Give each decoding sequence the page of its next token; the latest arrivals pay. Returns how many did."""
         num_preempted = 0
         for seq in list(self._running.values()):
+            if self._awaits_end(seq):
+                continue
             while seq.status is Status.RUNNING and not self._pool.grow(seq.request_id, len(seq.tokens)):
                 self._preempt(max(self._running.values(), key=_arrival))
                 num_preempted += 1
@@ -212,7 +230,7 @@ class Scheduler:
 
     def _admit(self, seq: Sequence, work: _Work, now: float) -> bool:
         """Start one of the waiting, if there are a seat and pages for all of its tokens."""
-        if len(self._running) >= self._limits.max_num_seqs:
+        if len(self._running) >= self._limits.max_num_seqs or seq.is_pending:
             return False
         num_tokens, page_size = len(seq.tokens), self._pool.page_size
         # The last token is computed in any case: its logits give the next one.

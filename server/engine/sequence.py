@@ -8,6 +8,8 @@ from kernels.shape import Phase
 from server.engine.messages import AttentionUse, SamplingParams, TokenScores
 from server.engine.prefix import PageKeys
 
+PENDING = -1  # in place of a token that a launched step chooses and that the host has not read yet
+
 
 class Status(Enum):
     WAITING = "waiting"  # owns no page
@@ -19,7 +21,7 @@ class Status(Enum):
 class Sequence:
     """The one object here that changes; only the engine's stepping thread changes it.
 
-    tokens        prompt, then generated tokens; it only grows
+    tokens        prompt, then generated tokens; the last one may be PENDING
     num_computed  tokens [0, num_computed) have their keys and values in pages; less again after a preemption
     rank          its place among all prompts and its arrival among all sequences; the scheduler's
     page_keys     names of its full pages; None where pages are not shared
@@ -50,6 +52,11 @@ class Sequence:
     @property
     def num_generated(self) -> int:
         return len(self.tokens) - self.num_prompt
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether its newest token is not known yet."""
+        return self.tokens[-1] == PENDING
 
     @property
     def num_uncomputed(self) -> int:

@@ -8,9 +8,9 @@ import torch
 from kernels.buckets import Bucket
 from kernels.shape import AttentionShape, Phase
 from qualification.decision import Decision
-from server.engine.core import Runner
 from server.engine.limits import EngineLimits
 from server.engine.messages import SamplingParams
+from server.engine.outcome import Runner
 from server.engine.sequence import Batch, Sequence, phase_of
 
 _GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
@@ -59,7 +59,7 @@ def warm_up(
     for index, (phase, queries, context) in enumerate(layouts.values(), start=1):
         progress(f"{index}/{len(layouts)} {phase.value} {queries.label} {context.label}")
         for rows in _batches(phase, queries, context, limits, is_cuda=is_cuda):
-            runner.run(synthetic_batch(rows, limits.page_size))
+            runner.launch(synthetic_batch(rows, limits.page_size)).result()
 
 
 def measure_peak_bytes(runner: Runner, limits: EngineLimits, device: torch.device) -> int:
@@ -73,7 +73,7 @@ def measure_peak_bytes(runner: Runner, limits: EngineLimits, device: torch.devic
         rows.append((length, length))
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
-    runner.run(synthetic_batch(rows, limits.page_size, _HUNGRY))
+    runner.launch(synthetic_batch(rows, limits.page_size, _HUNGRY)).result()
     return torch.cuda.max_memory_allocated(device) - before
 
 

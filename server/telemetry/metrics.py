@@ -60,6 +60,7 @@ class Metrics:
         self._is_ready = True
         self.engine.ready()
         self.attention.ready(ready)
+        self.attention.compiled(ready.num_compiles, after_ready=False)
         buckets = buckets_up_to(ready.max_model_len)
         self.latency.create_buckets(buckets)
         self.slo.create_buckets(buckets)

@@ -1,10 +1,12 @@
 from collections.abc import Callable
 
 import pytest
+from fake_runner import Done
 
 from kernels.shape import Phase
-from server.engine.core import BatchError, Engine, EngineOptions, StepResult
+from server.engine.core import Engine, EngineOptions
 from server.engine.messages import AttentionUse, FinishReason, SamplingParams, StepOutput, Submit, TokenDelta
+from server.engine.outcome import BatchError, StepResult
 from server.engine.pages import IntegrityError, PagePool
 from server.engine.scheduler import Scheduler, SchedulerLimits
 from server.engine.sequence import Batch
@@ -18,9 +20,9 @@ class CountingRunner:
     def __init__(self) -> None:
         self.answer: Callable[[Batch, int], int | None] = lambda batch, row: batch.context_lens[row]
 
-    def run(self, batch: Batch) -> StepResult:
+    def launch(self, batch: Batch) -> Done:
         uses = {phase: [AttentionUse(phase.value, f"fake.{phase.value}", "proven", [])] for phase in Phase}
-        return StepResult([self.answer(batch, row) for row in batch.sampled_rows], uses=uses)
+        return Done(StepResult([self.answer(batch, row) for row in batch.sampled_rows], uses=uses))
 
 
 class Clock:
@@ -133,11 +135,11 @@ def test_nonfinite_logits_end_only_their_own_sequence() -> None:
 
 def test_rows_that_cannot_be_computed_end_and_the_others_go_on() -> None:
     class Failing(CountingRunner):
-        def run(self, batch: Batch) -> StepResult:
+        def launch(self, batch: Batch) -> Done:
             if batch.num_prefill and batch.num_rows > 1:
                 rows = batch.rows_of(Phase.PREFILL)
                 raise BatchError("internal_error", "no path", rows, [("p", "s")], oom_stage="prefill")
-            return super().run(batch)
+            return super().launch(batch)
 
     subject = engine(Failing())
     subject.submit(submit("a"))
@@ -225,9 +227,9 @@ def test_seeds_are_drawn_only_for_requests_that_bring_none() -> None:
     seeds = []
 
     class Spy(CountingRunner):
-        def run(self, batch: Batch) -> StepResult:
+        def launch(self, batch: Batch) -> Done:
             seeds.extend(seq.seed for seq in batch.sequences)
-            return super().run(batch)
+            return super().launch(batch)
 
     subject = engine(Spy())
     for name, seed in (("a", 5), ("b", None), ("c", None)):

@@ -72,7 +72,7 @@ def step(subject: Dispatcher) -> tuple[StepAttention, list[list[float]]]:
     tables = (array("i", [0]), array("i", [1]), array("i", [2]))
     batch = Batch(tuple(sequences), (2, 2, 1), (2, 3, 4), tables, (0, 1, 2), num_prefill=1, num_extend=1)
     pages = [torch.zeros(3, 4, 1, 4) for _ in range(3)]
-    attention = StepAttention(subject, InputBuilder(4, torch.device("cpu")).build(batch).parts, pages, pages)
+    attention = StepAttention(subject, InputBuilder(4, torch.device("cpu")).build(batch, {}).parts, pages, pages)
     outputs = []
     for layer in range(3):
         out = torch.full((5, 2, 4), torch.nan)

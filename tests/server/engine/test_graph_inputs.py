@@ -4,45 +4,57 @@ import pytest
 import torch
 
 from kernels.buckets import Bucket
-from server.engine.graph_inputs import DecodeInputs, DecodeTensors
-from server.engine.graph_keys import GraphKey
+from server.engine.graph_inputs import GraphInputs, GraphTensors
+from server.engine.graph_keys import GraphKey, PartKey
 from server.engine.messages import SamplingParams
 from server.engine.sequence import Batch, Sequence
 
 PAGE_SIZE = 4
 NUM_PAGES = 50
-SHORT = GraphKey(4, Bucket.LE_128)
-LONG = GraphKey(4, Bucket.LE_512)
+NUM_PROMPTS = 3
+SHORT = GraphKey(None, PartKey(4, Bucket.LE_128))
+LONG = GraphKey(None, PartKey(4, Bucket.LE_512))
+PROMPTS = GraphKey(PartKey(32, Bucket.LE_128), None)
+BOTH = GraphKey(PartKey(32, Bucket.LE_128), PartKey(4, Bucket.LE_512))
 
 
 @pytest.fixture
-def inputs() -> DecodeInputs:
-    keys = [LONG, SHORT, GraphKey(1, Bucket.LE_128)]
-    return DecodeInputs(keys, page_size=PAGE_SIZE, num_pages=NUM_PAGES, max_context=200, device=torch.device("cpu"))
+def inputs() -> GraphInputs:
+    return GraphInputs(
+        [LONG, SHORT, PROMPTS, BOTH],
+        num_prompts=NUM_PROMPTS,
+        page_size=PAGE_SIZE,
+        num_pages=NUM_PAGES,
+        max_context=200,
+        device=torch.device("cpu"),
+    )
 
 
-def decode_batch(*rows: tuple[int, int, list[int]]) -> Batch:
-    """Rows of (first token, context length, pages); a sequence's tokens count up from its first."""
+def decode_batch(*rows: tuple[int, int, list[int]], num_prefill: int = 0) -> Batch:
+    """Rows of (first token, context length, pages), the first ones prompts; tokens count up from the first."""
     sequences = tuple(
         Sequence("", list(range(first, first + n)), n, SamplingParams(max_tokens=1), 0, 0.0) for first, n, _ in rows
     )
     tables = tuple(array("i", pages) for _, _, pages in rows)
-    return Batch(sequences, (1,) * len(rows), tuple(n for _, n, _ in rows), tables, tuple(range(len(rows))), 0, 0)
+    lens = tuple(n for _, n, _ in rows)
+    query_lens = tuple(n if row < num_prefill else 1 for row, n in enumerate(lens))
+    return Batch(sequences, query_lens, lens, tables, tuple(range(len(rows))), num_prefill, 0)
 
 
-def fill(inputs: DecodeInputs, key: GraphKey, batch: Batch) -> DecodeTensors:
-    inputs.fill(key, batch)
+def fill(inputs: GraphInputs, key: GraphKey, batch: Batch) -> GraphTensors:
+    inputs.fill(key, batch, {})
     return inputs.tensors(key)
 
 
-def tables_of(tensors: DecodeTensors) -> list[list[int]]:
-    table, lens = tensors.part.batch.page_table, tensors.part.batch.context_lens
+def tables_of(tensors: GraphTensors) -> list[list[int]]:
+    batch = tensors.parts[-1].batch
+    table, lens = batch.page_table, batch.context_lens
     assert table is not None
     assert lens is not None
     return [table[row, : -(-int(n) // PAGE_SIZE)].tolist() for row, n in enumerate(lens)]
 
 
-def test_every_row_has_its_token_position_slot_and_pages(inputs: DecodeInputs) -> None:
+def test_every_row_has_its_token_position_slot_and_pages(inputs: GraphInputs) -> None:
     tensors = fill(inputs, SHORT, decode_batch((100, 5, [7, 3]), (200, 4, [9])))
     assert tensors.token_ids.tolist()[:2] == [104, 203]
     assert tensors.positions.tolist()[:2] == [4, 3]
@@ -50,33 +62,62 @@ def test_every_row_has_its_token_position_slot_and_pages(inputs: DecodeInputs) -
     assert tables_of(tensors)[:2] == [[7, 3], [9]]
 
 
-def test_padding_rows_have_no_context_and_write_behind_the_last_page(inputs: DecodeInputs) -> None:
+def test_padding_rows_have_no_context_and_write_behind_the_last_page(inputs: GraphInputs) -> None:
     fill(inputs, SHORT, decode_batch(*[(100, 9, [4, 5, 6])] * 4))
     tensors = fill(inputs, SHORT, decode_batch((100, 5, [7, 3])))
-    assert tensors.part.batch.context_lens is not None
-    assert tensors.part.batch.context_lens.tolist() == [5, 0, 0, 0]
+    context_lens = tensors.parts[0].batch.context_lens
+    assert context_lens is not None
+    assert context_lens.tolist() == [5, 0, 0, 0]
     assert [slot // PAGE_SIZE for slot in tensors.slots.tolist()[1:]] == [NUM_PAGES] * 3
     assert tensors.positions.tolist()[1:] == [0, 0, 0]
     assert tensors.token_ids.tolist()[1:] == [0, 0, 0]
 
 
-def test_changed_pages_and_changed_keys_leave_no_old_page_behind(inputs: DecodeInputs) -> None:
+def test_changed_pages_and_changed_keys_leave_no_old_page_behind(inputs: GraphInputs) -> None:
     for key, pages in ((SHORT, [7, 3]), (SHORT, [7, 3]), (SHORT, [8, 3]), (LONG, [8, 3]), (SHORT, [8, 3])):
         other = [12, 11, 10]
         tensors = fill(inputs, key, decode_batch((100, 6, pages), (200, 9, other)))
         assert tables_of(tensors)[:2] == [pages, other]
 
 
-def test_the_longest_context_of_a_graph_is_its_buckets_or_the_models(inputs: DecodeInputs) -> None:
-    assert inputs.tensors(SHORT).part.batch.max_context == 128
-    assert inputs.tensors(LONG).part.batch.max_context == 200
+def test_the_longest_context_of_a_graph_is_its_buckets_or_the_models(inputs: GraphInputs) -> None:
+    assert inputs.tensors(SHORT).parts[0].batch.max_context == 128
+    assert inputs.tensors(LONG).parts[0].batch.max_context == 200
 
 
-def test_every_tensor_that_a_kernel_gets_is_aligned_and_contiguous(inputs: DecodeInputs) -> None:
-    for key in (SHORT, LONG, GraphKey(1, Bucket.LE_128)):
+def test_every_tensor_that_a_kernel_gets_is_aligned_and_contiguous(inputs: GraphInputs) -> None:
+    for key in (SHORT, LONG, PROMPTS, BOTH):
         tensors = inputs.tensors(key)
-        batch = tensors.part.batch
-        for tensor in (tensors.token_ids, tensors.slots, tensors.positions, batch.page_table, batch.context_lens):
-            assert tensor is not None
-            assert tensor.is_contiguous()
-            assert tensor.data_ptr() % 16 == 0
+        found = [tensors.token_ids, tensors.slots, tensors.positions, tensors.sampled]
+        for part in tensors.parts:
+            found += [part.batch.page_table, part.batch.context_lens, part.batch.cu_seqlens_k]
+        for tensor in found:
+            assert tensor is None or (tensor.is_contiguous() and tensor.data_ptr() % 16 == 0)
+
+
+def test_prompts_stand_before_decode_rows_each_padded_for_itself(inputs: GraphInputs) -> None:
+    batch = decode_batch((10, 5, [1, 2]), (50, 3, [3]), (100, 9, [4, 5, 6]), num_prefill=2)
+    tensors = fill(inputs, BOTH, batch)
+    assert tensors.token_ids.tolist() == [10, 11, 12, 13, 14, 50, 51, 52, *[0] * 24, 108, 0, 0, 0]
+    assert tensors.positions.tolist()[:8] == [0, 1, 2, 3, 4, 0, 1, 2]
+    assert tensors.positions.tolist()[32] == 8
+    assert tensors.slots.tolist()[:8] == [4, 5, 6, 7, 8, 12, 13, 14]
+    assert tensors.slots.tolist()[32] == 6 * PAGE_SIZE
+    padding = tensors.slots.tolist()[8:32] + tensors.slots.tolist()[33:]
+    assert {slot // PAGE_SIZE for slot in padding} == {NUM_PAGES}
+    prompts, rows = (part.batch for part in tensors.parts)
+    assert prompts.cu_seqlens_q is prompts.cu_seqlens_k  # a faster variant of the Hopper path
+    assert prompts.cu_seqlens_q.tolist() == [0, 5, 8, 8]
+    assert rows.context_lens is not None
+    assert rows.context_lens.tolist() == [9, 0, 0, 0]
+
+
+def test_the_last_token_of_each_prompt_and_every_decode_row_are_sampled(inputs: GraphInputs) -> None:
+    prompts = ((10, 5, [1, 2]), (50, 3, [3]))
+    both = fill(inputs, BOTH, decode_batch(*prompts, (100, 9, [4, 5, 6]), num_prefill=2))
+    assert both.sampled is not None
+    assert both.sampled.tolist() == [4, 7, 0, 32, 33, 34, 35]
+    only = fill(inputs, PROMPTS, decode_batch(*prompts, num_prefill=2))
+    assert only.sampled is not None
+    assert only.sampled.tolist() == [4, 7, 0]
+    assert fill(inputs, SHORT, decode_batch((100, 5, [7, 3]))).sampled is None

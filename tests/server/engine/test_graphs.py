@@ -1,4 +1,4 @@
-"""Decode graphs without a GPU: a fake capture runs the step, and its replay runs it again on the same memory."""
+"""Graphs of steps without a GPU: a fake capture runs the step, and its replay runs it again on the same memory."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,13 +17,14 @@ from qualification.decision import Decision, Status
 from qualification.signature import ServingLimits, shapes_needed
 from server.engine.core import Engine, EngineOptions
 from server.engine.dispatch import Choice, Dispatcher
-from server.engine.graph_inputs import DecodeInputs
-from server.engine.graph_keys import graph_keys, graph_sizes
-from server.engine.graphs import DecodeGraphs, Replayable
+from server.engine.graph_inputs import GraphInputs
+from server.engine.graph_keys import GraphSizes, graph_keys, row_sizes
+from server.engine.graphs import Replayable, StepGraphs
 from server.engine.pages import PagePool
 from server.engine.planning import signature_of
 from server.engine.runner import ModelRunner
 from server.engine.scheduler import Scheduler, SchedulerLimits
+from server.engine.step_tokens import StepTokens
 from server.model.decoder import Decoder
 from server.model.kv_cache import KVCache
 from server.model.load import load_config, load_decoder
@@ -65,7 +66,15 @@ def decoder(tiny_llama: TinyLlama) -> Decoder:
 class Subject:
     """An engine with graphs, and everything a test may want to look at."""
 
-    def __init__(self, decoder: Decoder, *, path: str = PATH.name, num_pages: int = 64, max_num_seqs: int = 8) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        *,
+        path: str = PATH.name,
+        num_pages: int = 64,
+        max_num_seqs: int = 8,
+        runs_ahead: bool = False,
+    ) -> None:
         config = decoder.config
         limits = ServingLimits(MAX_LEN, 64, PAGE_SIZE, Dtype.FP32, Dtype.FP32)
         shapes = shapes_needed(signature_of(config), limits)
@@ -79,22 +88,38 @@ class Subject:
         kv = KVCache.allocate(config, num_pages, PAGE_SIZE, torch.float32, CPU)
         for pages in (*kv.k, *kv.v):
             pages.fill_(torch.nan)  # whatever a row reads beyond its own tokens would show
-        sizes = graph_sizes(max_num_seqs)
+        sizes = GraphSizes(row_sizes(max_num_seqs), (16, 64), (8,), (64,), num_prompts=3)
         keys = graph_keys(sizes, MAX_LEN)
-        inputs = DecodeInputs(keys, page_size=PAGE_SIZE, num_pages=num_pages, max_context=MAX_LEN, device=CPU)
-        self.graphs = DecodeGraphs(decoder, kv, self.dispatcher, sizes=sizes, inputs=inputs, device=CPU)
+        inputs = GraphInputs(
+            keys,
+            num_prompts=sizes.num_prompts,
+            page_size=PAGE_SIZE,
+            num_pages=num_pages,
+            max_context=MAX_LEN,
+            device=CPU,
+        )
+        tokens = StepTokens(sizes.max_sampled, CPU)
+        self.graphs = StepGraphs(decoder, kv, self.dispatcher, sizes=sizes, inputs=inputs, tokens=tokens)
         self.graphs.capture(keys, capture, lambda _: None)
         self.kv = kv
-        runner = ModelRunner(decoder, kv, self.dispatcher, CPU, self.graphs)
+        runner = ModelRunner(decoder, kv, self.dispatcher, tokens, self.graphs)
         scheduler = Scheduler(SchedulerLimits(MAX_LEN, max_num_seqs, 64), PagePool(num_pages, PAGE_SIZE))
-        self.session = Session(Engine(scheduler, runner, EngineOptions(VOCAB, (), seed=0)))
+        self.session = Session(Engine(scheduler, runner, EngineOptions(VOCAB, (), 0, runs_ahead)))
 
 
-def test_greedy_tokens_from_graphs_equal_those_of_transformers(decoder: Decoder, tiny_llama: TinyLlama) -> None:
-    subject = Subject(decoder)
+@pytest.mark.parametrize("runs_ahead", [False, True])
+def test_greedy_tokens_from_graphs_equal_those_of_transformers(
+    decoder: Decoder, tiny_llama: TinyLlama, runs_ahead: bool
+) -> None:
+    subject = Subject(decoder, runs_ahead=runs_ahead)
     session = subject.session.submit_all(tiny_llama.prompts).drain()
     assert session.all_tokens(len(tiny_llama.prompts)) == tiny_llama.greedy
     assert subject.graphs.num_replays > NUM_TOKENS // 2
+
+
+def test_eager_steps_read_on_the_device_what_the_step_before_chose(decoder: Decoder, tiny_llama: TinyLlama) -> None:
+    session = Subject(decoder, path=EAGER.name, runs_ahead=True).session.submit_all(tiny_llama.prompts).drain()
+    assert session.all_tokens(len(tiny_llama.prompts)) == tiny_llama.greedy
 
 
 def test_a_sequence_alone_has_the_tokens_it_has_among_neighbours(decoder: Decoder, tiny_llama: TinyLlama) -> None:
@@ -105,7 +130,7 @@ def test_a_sequence_alone_has_the_tokens_it_has_among_neighbours(decoder: Decode
 
 
 def test_preempted_sequences_go_on_as_if_nothing_had_been(decoder: Decoder, tiny_llama: TinyLlama) -> None:
-    session = Subject(decoder, num_pages=17).session.submit_all(tiny_llama.prompts).drain()
+    session = Subject(decoder, num_pages=17, runs_ahead=True).session.submit_all(tiny_llama.prompts).drain()
     assert session.all_tokens(len(tiny_llama.prompts)) == tiny_llama.greedy
     assert session.total("num_preemptions") > 0
 
@@ -140,13 +165,48 @@ def test_attention_launches_are_layers_times_steps_with_replays(decoder: Decoder
     subject = Subject(decoder)
     subject.session.submit("a", tiny_llama.prompts[3])
     launches = subject.session.drain().launches()
-    assert subject.graphs.num_replays == NUM_TOKENS - 1
+    assert subject.graphs.num_replays == NUM_TOKENS
     assert launches == {
         ("prefill", PATH.name): NUM_LAYERS,
         ("decode", PATH.name): (NUM_TOKENS - 1) * NUM_LAYERS,
     }
     counts = [count for output in subject.session.outputs for count in output.record.dispatches]
     assert {(count.num_sequences, count.num_tokens) for count in counts if count.phase == "decode"} == {(1, 1)}
+    assert [(count.num_sequences, count.num_tokens) for count in counts if count.phase == "prefill"] == [(1, 33)]
+
+
+def test_a_prompt_that_arrives_among_decode_rows_is_a_replay_with_them(decoder: Decoder, tiny_llama: TinyLlama) -> None:
+    subject = Subject(decoder)
+    session = subject.session
+    session.submit("r0", tiny_llama.prompts[4])
+    session.step()
+    for row in (1, 2, 3):  # three prompts beside one decode row, then beside four
+        session.submit(f"r{row}", tiny_llama.prompts[row])
+    session.step()
+    counts = {count.phase: count for count in session.outputs[-1].record.dispatches}
+    assert (counts["prefill"].num_sequences, counts["prefill"].num_tokens) == (3, 51)
+    assert (counts["decode"].num_sequences, counts["decode"].num_tokens) == (1, 1)
+    assert {count.num_launches for count in counts.values()} == {NUM_LAYERS}
+    session.submit("r4", tiny_llama.prompts[3])
+    session.drain()
+    assert session.all_tokens(5) == [tiny_llama.greedy[index] for index in (4, 1, 2, 3, 3)]
+    assert subject.graphs.num_replays == len(session.outputs)  # nothing was launched kernel by kernel
+
+
+def test_more_prompts_than_a_graph_takes_are_launched_kernel_by_kernel(decoder: Decoder, tiny_llama: TinyLlama) -> None:
+    subject = Subject(decoder)
+    subject.session.submit_all(tiny_llama.prompts[:4]).step()
+    assert subject.graphs.num_replays == 0
+    assert subject.session.drain().all_tokens(4) == tiny_llama.greedy[:4]
+
+
+def test_a_prompts_chunk_without_a_successor_gives_no_token(decoder: Decoder, tiny_llama: TinyLlama) -> None:
+    subject = Subject(decoder)
+    session = subject.session.submit_all([tiny_llama.prompts[2], tiny_llama.prompts[5]])
+    session.step()  # 16 + 48 of 71 tokens, padded to 64
+    assert subject.graphs.num_replays == 1
+    assert [delta.request_id for delta in session.outputs[0].deltas] == ["r0"]
+    assert session.drain().all_tokens(2) == [tiny_llama.greedy[2], tiny_llama.greedy[5]]
 
 
 def test_a_changed_decision_drops_its_graphs_and_eager_serves(decoder: Decoder, tiny_llama: TinyLlama) -> None:
@@ -156,9 +216,10 @@ def test_a_changed_decision_drops_its_graphs_and_eager_serves(decoder: Decoder, 
     subject.dispatcher.replace(short, torch.OutOfMemoryError("no memory"))
     session = subject.session.submit_all(tiny_llama.prompts[3:4]).drain()
     assert session.all_tokens(1) == tiny_llama.greedy[3:4]
-    assert subject.graphs.num_replays == 0
+    assert subject.graphs.num_replays == 1  # the prompt
     dropped = set(before) - set(subject.graphs.keys)
-    assert {key.context for key in dropped} == {short.decision.shape.context_bucket}
+    assert {key.decode.longest for key in dropped if key.decode} == {short.decision.shape.context_bucket}
+    assert all(key.decode for key in dropped)
     assert 0 < len(dropped) < len(before)
     assert session.launches()["decode", EAGER.name] == (NUM_TOKENS - 1) * NUM_LAYERS
     assert ("decode", PATH.name) not in session.launches()
@@ -187,7 +248,7 @@ def test_sampling_over_a_graphs_logits_gives_the_tokens_of_an_eager_step(
     decoder: Decoder, tiny_llama: TinyLlama, sampling: dict[str, object]
 ) -> None:
     run = partial(sampled, prompts=tiny_llama.prompts[:3], sampling=sampling)
-    assert run(Subject(decoder)) == run(Subject(decoder, path=EAGER.name))
+    assert run(Subject(decoder, runs_ahead=True)) == run(Subject(decoder, path=EAGER.name))
 
 
 def sampled(subject: Subject, prompts: list[list[int]], sampling: dict[str, object]) -> list[list[int]]:

@@ -1,5 +1,6 @@
 """Real CUDA graphs: the tokens of an eager engine, counts that the profiler confirms, nothing compiled in service."""
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -45,15 +46,17 @@ def test_greedy_tokens_equal_those_of_transformers(tiny_llama: TinyLlama, tmp_pa
     assert num_replays(built) >= NUM_TOKENS // 2
 
 
-def test_tokens_are_those_of_an_engine_without_graphs(tiny_llama: TinyLlama, tmp_path: Path) -> None:
+def test_tokens_are_those_of_an_engine_that_neither_replays_nor_runs_ahead(
+    tiny_llama: TinyLlama, tmp_path: Path
+) -> None:
     found = []
-    for is_graphed in (True, False):
-        built = build(tiny_llama.folder, tmp_path, cuda_graphs=is_graphed)
+    for is_graphed, runs_ahead in ((True, True), (True, False), (False, True), (False, False)):
+        built = build(tiny_llama.folder, tmp_path, cuda_graphs=is_graphed, run_ahead=runs_ahead)
         assert (built.runner.graphs is not None) == is_graphed
         session = Session(built.engine).submit_all(tiny_llama.prompts, max_tokens=100).drain()  # over a bucket's edge
         session.submit_all(tiny_llama.prompts, temperature=0.8, top_p=0.9, seed=3, frequency_penalty=0.2).drain()
         found.append(session.all_tokens(len(tiny_llama.prompts)))
-    assert found[0] == found[1]
+    assert found[1:] == found[:1] * 3
 
 
 def test_a_sequence_alone_has_the_tokens_it_has_among_neighbours(tiny_llama: TinyLlama, tmp_path: Path) -> None:
@@ -88,14 +91,17 @@ def test_launches_are_layers_times_steps_and_the_profiler_agrees(tiny_llama: Tin
     built = build(tiny_llama.folder, tmp_path)
     session = Session(built.engine)
     session.submit("a", tiny_llama.prompts[3])
-    session.step()  # the prompt
     with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as profiler:
         session.drain()
         torch.cuda.synchronize()
-    assert session.launches()["decode", "triton.decode"] == (NUM_TOKENS - 1) * NUM_LAYERS
-    assert num_replays(built) == NUM_TOKENS - 1
-    seen = [event for event in profiler.events() if event.name == "hallmark_decode"]
-    assert len(seen) == (NUM_TOKENS - 1) * NUM_LAYERS
+    assert session.launches() == {
+        ("prefill", "triton.prefill"): NUM_LAYERS,
+        ("decode", "triton.decode"): (NUM_TOKENS - 1) * NUM_LAYERS,
+    }
+    assert num_replays(built) == NUM_TOKENS
+    seen = Counter(event.name for event in profiler.events())
+    assert seen["hallmark_prefill"] == NUM_LAYERS
+    assert seen["hallmark_decode"] == (NUM_TOKENS - 1) * NUM_LAYERS
 
 
 def test_service_compiles_nothing(tiny_llama: TinyLlama, tmp_path: Path) -> None:

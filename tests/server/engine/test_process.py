@@ -9,13 +9,14 @@ import time
 from pathlib import Path
 
 import pytest
+from fake_runner import DeviceTwin, Done
 from test_client import Ledger, until
 from tiny_llama import TinyLlama
 
 from qualification.decision import Policy
 from server.engine import wire
 from server.engine.client import EngineClient, EngineState
-from server.engine.core import Engine, EngineOptions, StepResult
+from server.engine.core import Engine, EngineOptions
 from server.engine.messages import (
     Attest,
     AttestationReport,
@@ -32,6 +33,7 @@ from server.engine.messages import (
     StepOutput,
     Submit,
 )
+from server.engine.outcome import StepResult
 from server.engine.pages import PagePool
 from server.engine.process import Inbox, Loop, read_messages, serve
 from server.engine.scheduler import Scheduler, SchedulerLimits
@@ -42,8 +44,8 @@ REPORT = AttestationReport("request", "match", 0.0, 0.0, [], [])
 
 
 class OnesRunner:
-    def run(self, batch: Batch) -> StepResult:
-        return StepResult([1 for _ in batch.sampled_rows])
+    def launch(self, batch: Batch) -> Done:
+        return Done(StepResult([1 for _ in batch.sampled_rows]))
 
 
 def loop_of(*messages: Submit | Cancel | Shutdown) -> list[FromEngine]:
@@ -88,6 +90,10 @@ class ThreeBatches:
     def is_busy(self) -> bool:
         return self.num_left > 0
 
+    @property
+    def is_due(self) -> bool:
+        return self.is_busy
+
     def ask(self, trigger: str) -> None:
         assert trigger == "request"
         self.num_left = 3
@@ -112,6 +118,31 @@ def test_an_attestation_runs_between_steps_a_batch_at_a_time() -> None:
     Loop(Engine(scheduler, OnesRunner(), EngineOptions(10, (), seed=0)), inbox, send, ThreeBatches()).run()
     kinds = [type(message) for message in sent if not isinstance(message, Heartbeat)]
     assert kinds == [StepOutput, StepOutput, StepOutput, AttestationReport]
+
+
+def test_no_step_is_under_way_while_a_batch_is_attested() -> None:
+    twin = DeviceTwin()
+
+    class Watching(ThreeBatches):
+        def poll(self) -> AttestationReport | None:
+            launches = [entry for entry in twin.log if entry.startswith("launch")]
+            assert 2 * len(launches) == len(twin.log)  # every batch was read
+            return super().poll()
+
+    inbox: Inbox = queue.SimpleQueue()
+    for message in (Submit("a", [1, 2], SamplingParams(max_tokens=9, ignore_eos=True)), Attest()):
+        inbox.put(message)
+    sent: list[FromEngine] = []
+
+    def send(message: FromEngine) -> None:
+        sent.append(message)
+        if isinstance(message, StepOutput) and message.record.step == 9:
+            inbox.put(Shutdown())
+
+    scheduler = Scheduler(SchedulerLimits(64, 4, 32), PagePool(32, 4))
+    Loop(Engine(scheduler, twin, EngineOptions(97, (), 0, runs_ahead=True)), inbox, send, Watching()).run()
+    assert REPORT in sent
+    assert twin.log[-3:] == ["launch 9", "read 8", "read 9"]  # after it the engine runs ahead again
 
 
 def test_shutdown_ends_the_loop_at_once() -> None:

@@ -30,6 +30,7 @@ def step(subject: Scheduler) -> Batch:
     batch = subject.plan(now=1.0)
     assert batch is not None
     subject.advance(batch)
+    subject.settle(batch)
     for row in batch.sampled_rows:
         batch.sequences[row].tokens.append(7)
     return batch

@@ -49,6 +49,7 @@ def simulate(arrivals: list[Arrival], interleaved: int | None = 2048) -> Times:
         assert batch is not None
         now += step_s(batch)
         subject.advance(batch)
+        subject.settle(batch)
         for row in batch.sampled_rows:
             seq, index = batch.sequences[row], int(batch.sequences[row].request_id)
             seq.tokens.append(1)

@@ -77,6 +77,7 @@ class Walk:
         self.hold_against_ledger(batch)
         self.hold_pages_against_each_other(batch)
         self.subject.advance(batch)
+        self.subject.settle(batch)
         for row in batch.sampled_rows:
             seq = batch.sequences[row]
             assert seq.num_uncomputed == 0

@@ -29,7 +29,7 @@ def mixed_batch() -> Batch:
 
 
 def test_every_token_has_its_id_position_and_slot() -> None:
-    inputs = InputBuilder(4, CPU).build(mixed_batch())
+    inputs = InputBuilder(4, CPU).build(mixed_batch(), {})
     assert inputs.token_ids.tolist() == [100, 101, 102, 205, 206, 308, 401]
     assert inputs.positions.tolist() == [0, 1, 2, 5, 6, 8, 1]
     assert inputs.slots.tolist() == [20, 21, 22, 13, 14, 24, 1]
@@ -42,7 +42,7 @@ def test_every_token_has_its_id_position_and_slot() -> None:
 
 
 def test_each_phase_gets_its_own_rows_with_lengths_from_zero() -> None:
-    prefill, extend, decode = InputBuilder(4, CPU).build(mixed_batch()).parts
+    prefill, extend, decode = InputBuilder(4, CPU).build(mixed_batch(), {}).parts
     assert [part.phase for part in (prefill, extend, decode)] == list(Phase)
     assert [part.tokens for part in (prefill, extend, decode)] == [slice(0, 3), slice(3, 5), slice(5, 7)]
     assert prefill.batch.cu_seqlens_q.tolist() == [0, 3]
@@ -59,7 +59,7 @@ def test_each_phase_gets_its_own_rows_with_lengths_from_zero() -> None:
 
 
 def test_every_tensor_that_a_kernel_gets_is_aligned_and_contiguous() -> None:
-    for part in InputBuilder(4, CPU).build(mixed_batch()).parts:
+    for part in InputBuilder(4, CPU).build(mixed_batch(), {}).parts:
         batch = part.batch
         for tensor in (batch.cu_seqlens_q, batch.context_lens, batch.page_table):
             if tensor is not None:
@@ -72,7 +72,7 @@ def test_every_tensor_that_a_kernel_gets_is_aligned_and_contiguous() -> None:
 
 def test_buffers_grow_and_are_used_again() -> None:
     builder = InputBuilder(4, CPU)
-    builder.build(mixed_batch())
+    builder.build(mixed_batch(), {})
     long = Batch((sequence(0, 500),), (500,), (500,), (array("i", range(125)),), (0,), num_prefill=1, num_extend=0)
-    assert builder.build(long).slots.tolist() == list(range(500))
-    assert builder.build(mixed_batch()).token_ids.tolist() == [100, 101, 102, 205, 206, 308, 401]
+    assert builder.build(long, {}).slots.tolist() == list(range(500))
+    assert builder.build(mixed_batch(), {}).token_ids.tolist() == [100, 101, 102, 205, 206, 308, 401]

@@ -1,13 +1,14 @@
 from itertools import product
 
 import pytest
+from fake_runner import Done
 
 from kernels.buckets import Bucket, bucket_of
 from kernels.shape import AttentionShape, Dtype, Phase
 from qualification.decision import Decision, Status
 from qualification.signature import AttentionSignature, shapes_needed
-from server.engine.core import StepResult
 from server.engine.limits import EngineLimits
+from server.engine.outcome import StepResult
 from server.engine.sequence import Batch
 from server.engine.warmup import synthetic_batch, warm_up
 
@@ -18,9 +19,9 @@ class Spy:
     def __init__(self) -> None:
         self.batches: list[Batch] = []
 
-    def run(self, batch: Batch) -> StepResult:
+    def launch(self, batch: Batch) -> Done:
         self.batches.append(batch)
-        return StepResult([])
+        return Done(StepResult([]))
 
 
 def limits(model_len: int, batched_tokens: int, seqs: int = 8) -> EngineLimits:

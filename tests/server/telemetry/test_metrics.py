@@ -133,8 +133,9 @@ def test_kernels_compiled_before_ready_are_not_an_alarm() -> None:
     metrics.on_step(RECORD)
     assert value(metrics, "kernel_compiles_total", after_ready="false") == 5
     assert value(metrics, "kernel_compiles_total", after_ready="true") == 0
-    metrics.on_ready(READY)
+    metrics.on_ready(msgspec.structs.replace(READY, num_compiles=30))
     metrics.on_step(RECORD)
+    assert value(metrics, "kernel_compiles_total", after_ready="false") == 35
     assert value(metrics, "kernel_compiles_total", after_ready="true") == 5
 
 

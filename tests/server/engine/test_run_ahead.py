@@ -1,0 +1,206 @@
+"""The engine launches a step before it reads the tokens of the one before."""
+
+import random
+
+import pytest
+from fake_runner import DeviceTwin, Done
+
+from kernels.shape import Phase
+from server.engine.core import Engine, EngineOptions
+from server.engine.messages import FinishReason, SamplingParams, StepOutput, Submit, TokenDelta
+from server.engine.outcome import BatchError, Runner, StepResult
+from server.engine.pages import PagePool
+from server.engine.scheduler import Scheduler, SchedulerLimits
+from server.engine.sequence import Batch
+
+
+def engine(runner: Runner, *, pages: int = 32, seqs: int = 8, model_len: int = 64, ahead: bool = True) -> Engine:
+    scheduler = Scheduler(SchedulerLimits(model_len, seqs, 32), PagePool(pages, 4), shares_pages=True)
+    return Engine(scheduler, runner, EngineOptions(97, (), seed=0, runs_ahead=ahead))
+
+
+def submit(name: str, prompt: list[int], **sampling: object) -> Submit:
+    return Submit(name, prompt, SamplingParams(**{"max_tokens": 6, "temperature": 0.0, **sampling}))  # type: ignore[arg-type]
+
+
+def drain(subject: Engine) -> list[StepOutput]:
+    outputs = []
+    while subject.has_work:
+        output = subject.step()
+        assert output is not None
+        outputs.append(output)
+    assert subject.step() is None  # idle: the pages are counted
+    return outputs
+
+
+def by_request(outputs: list[StepOutput]) -> dict[str, list[TokenDelta]]:
+    found: dict[str, list[TokenDelta]] = {}
+    for output in outputs:
+        for delta in output.deltas:
+            found.setdefault(delta.request_id, []).append(delta)
+    return found
+
+
+def tokens(deltas: list[TokenDelta]) -> list[int]:
+    return [token for delta in deltas for token in delta.token_ids]
+
+
+def test_a_step_is_launched_before_the_one_before_is_read() -> None:
+    twin = DeviceTwin()
+    subject = engine(twin)
+    subject.submit(submit("a", [1, 2], max_tokens=3))
+    assert tokens(by_request(drain(subject))["a"]) == twin.answer([1, 2], 3)
+    assert twin.log == ["launch 1", "launch 2", "read 1", "launch 3", "read 2", "read 3"]
+
+
+def test_a_sequence_that_ends_by_length_computes_no_row_for_nothing() -> None:
+    twin = DeviceTwin()
+    subject = engine(twin, model_len=9, pages=4)
+    subject.submit(submit("short", [1, 2], max_tokens=3))
+    subject.submit(submit("full", [5, 6, 7], max_tokens=50))
+    found = by_request(drain(subject))
+    assert tokens(found["full"]) == twin.answer([5, 6, 7], 6)
+    assert twin.num_rows == {"short": 3, "full": 6}
+
+
+def test_a_stop_token_drops_the_row_that_was_computed_behind_it() -> None:
+    twin = DeviceTwin()
+    stop = twin.answer([1, 2], 3)[-1]
+    subject = engine(twin)
+    subject.submit(submit("a", [1, 2], stop_token_ids=(stop,)))
+    outputs = drain(subject)
+    found = by_request(outputs)["a"]
+    assert tokens(found) == twin.answer([1, 2], 3)
+    assert found[-1].finish_reason is FinishReason.STOP
+    assert twin.num_rows["a"] == 4
+    assert outputs[-1].deltas == []  # the step of the dropped row says nothing
+    assert outputs[-1].record.num_pages_used == 0
+
+
+def test_a_penalty_makes_every_step_wait_for_the_tokens_before() -> None:
+    twin = DeviceTwin()
+    subject = engine(twin)
+    subject.submit(submit("a", [1, 2], max_tokens=3, frequency_penalty=0.5))
+    subject.submit(submit("b", [1, 2], max_tokens=3))
+    drain(subject)
+    assert twin.log == ["launch 1", "read 1", "launch 2", "read 2", "launch 3", "read 3"]
+    subject.submit(submit("c", [1, 2], max_tokens=2))
+    drain(subject)
+    assert twin.log[6:] == ["launch 4", "launch 5", "read 4", "read 5"]
+
+
+def test_a_penalty_that_arrives_while_a_step_is_ahead_sees_known_tokens_only() -> None:
+    twin = DeviceTwin()
+    subject = engine(twin)
+    subject.submit(submit("a", [1, 2]))
+    subject.step()
+    subject.submit(submit("b", [3], presence_penalty=0.5))
+    found = by_request(drain(subject))
+    assert tokens(found["b"]) == twin.answer([3], 6)
+    starts = [index for index, entry in enumerate(twin.log) if entry == "launch 3"]
+    assert twin.log[starts[0] - 1] == "read 2"
+
+
+def test_a_request_that_is_cancelled_while_its_row_is_on_its_way_says_nothing_more() -> None:
+    twin = DeviceTwin()
+    subject = engine(twin)
+    subject.submit(submit("a", [1, 2]))
+    subject.step()
+    subject.cancel("a")
+    subject.submit(submit("a", [9, 9]))  # a new one of the same name
+    found = by_request(drain(subject))["a"]
+    assert found[0].finish_reason is FinishReason.CANCELLED
+    assert tokens(found[1:]) == twin.answer([9, 9], 6)
+
+
+def test_rows_that_cannot_be_launched_end_after_the_tokens_before_are_told() -> None:
+    class Failing(DeviceTwin):
+        def launch(self, batch: Batch):  # type: ignore[no-untyped-def]
+            if len(self.log) == 3:
+                raise BatchError("internal_error", "no path", range(1), [("p", "s")])
+            return super().launch(batch)
+
+    twin = Failing()
+    subject = engine(twin)
+    subject.submit(submit("a", [1, 2]))
+    subject.submit(submit("b", [3, 4]))
+    outputs = drain(subject)
+    found = by_request(outputs)
+    assert tokens(found["a"]) == twin.answer([1, 2], 2)
+    assert found["a"][-1].error_code == "internal_error"
+    assert tokens(found["b"]) == twin.answer([3, 4], 6)
+    assert [output.record.quarantined for output in outputs].count([("p", "s")]) == 1
+
+
+def test_a_row_that_fails_to_launch_behind_its_last_token_has_ended_well() -> None:
+    class Failing(DeviceTwin):
+        def launch(self, batch: Batch):  # type: ignore[no-untyped-def]
+            if len(batch.sequences) == 2 and batch.rows_of(Phase.DECODE):
+                raise BatchError("internal_error", "no path", range(2), [])
+            return super().launch(batch)
+
+    twin = Failing()
+    subject = engine(twin)
+    subject.submit(submit("a", [1, 2], stop_token_ids=tuple(twin.answer([1, 2], 1))))
+    subject.submit(submit("b", [3, 4]))
+    found = by_request(drain(subject))
+    assert [delta.finish_reason for delta in found["a"]] == [FinishReason.STOP]
+    assert [delta.error_code for delta in found["b"]] == [None, "internal_error"]
+
+
+def test_logits_without_ground_end_a_sequence_whose_next_row_is_on_its_way() -> None:
+    class Sick(DeviceTwin):
+        def launch(self, batch: Batch):  # type: ignore[no-untyped-def]
+            landing = super().launch(batch)
+            found = [
+                None if batch.sequences[row].request_id == "sick" else token
+                for row, token in zip(batch.sampled_rows, landing.known.token_ids, strict=True)
+            ]
+            return Done(StepResult(found))
+
+    subject = engine(Sick())
+    subject.submit(submit("sick", [1, 2]))
+    subject.submit(submit("well", [3, 4]))
+    outputs = drain(subject)
+    found = by_request(outputs)
+    assert [delta.error_code for delta in found["sick"]] == ["nonfinite_logits"]
+    assert tokens(found["well"]) == DeviceTwin().answer([3, 4], 6)
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+@pytest.mark.parametrize("seed", range(12))
+def test_whatever_happens_each_request_gets_its_own_tokens(seed: int, ahead: bool) -> None:
+    """Random arrivals, cancels, stops and penalties over few pages, so that many are preempted."""
+    rng = random.Random(seed)
+    twin = DeviceTwin()
+    subject = engine(twin, pages=rng.choice([9, 14, 40]), seqs=rng.choice([2, 6]), model_len=36, ahead=ahead)
+    due: dict[str, list[int]] = {}
+    cancelled = set()
+    outputs = []
+    for step in range(150):
+        if rng.random() < 0.25:
+            shared = [1] * rng.choice([0, 8, 12])
+            prompt = shared + [rng.randrange(97) for _ in range(rng.randint(1, 8))]
+            answer = twin.answer(prompt, min(rng.randint(1, 15), 36 - len(prompt)))
+            options: dict[str, object] = {"max_tokens": len(answer)}
+            if rng.random() < 0.4 and len(answer) > 1:
+                cut = rng.randrange(1, len(answer))
+                options = {"max_tokens": 40, "stop_token_ids": (answer[cut],)}
+                answer = answer[: answer.index(answer[cut]) + 1]
+            if rng.random() < 0.1:
+                options["presence_penalty"] = 0.1
+            due[f"r{step}"] = answer
+            subject.submit(submit(f"r{step}", prompt, **options))
+        if rng.random() < 0.05 and due:
+            cancelled.add(name := rng.choice(list(due)))
+            subject.cancel(name)
+        output = subject.step()
+        if output is not None:
+            outputs.append(output)
+    outputs += drain(subject)
+    found = by_request(outputs)
+    assert found.keys() == due.keys()
+    for name, deltas in found.items():
+        answer = tokens(deltas)
+        assert answer == due[name] or (name in cancelled and answer == due[name][: len(answer)])
+        assert [delta.finish_reason is not None for delta in deltas] == [False] * (len(deltas) - 1) + [True]
