@@ -93,12 +93,13 @@ class StepGraphs:
             sizes.max_sampled, decoder.config.vocab_size, dtype=torch.float32, device=tokens.latest.device
         )
         self._graphs: dict[GraphKey, _Graph] = {}
+        self._resting: frozenset[GraphKey] = frozenset()
         self.num_replays = 0
 
     @property
     def keys(self) -> tuple[GraphKey, ...]:
-        """What is captured and was not dropped."""
-        return tuple(self._graphs)
+        """What is captured and holds the decisions that stand now."""
+        return tuple(key for key in self._graphs if key not in self._resting)
 
     @torch.inference_mode()
     def capture(self, keys: Iterable[GraphKey], capture: Capture, progress: Callable[[str], None]) -> None:
@@ -127,8 +128,11 @@ class StepGraphs:
             return None
         attention = self._attention(key, batch)
         if attention.choices != graph.choices:
-            self._drop_changed()
+            if key not in self._resting:
+                self._tell_changed()
             return None
+        if key in self._resting:
+            self._tell_changed()
         shift = 0 if key.prefill is None else self._sizes.num_prompts - batch.num_prefill
         rows = tuple(row if row < batch.num_prefill else row + shift for row in batch.sampled_rows)
         return GraphStep(key, batch, attention, rows)
@@ -145,12 +149,13 @@ class StepGraphs:
         step.attention.count_replay(graph.launches)
         return self._logits
 
-    def _drop_changed(self) -> None:
-        """Forget the graphs that hold another decision than the one that stands now."""
-        kept = {key: graph for key, graph in self._graphs.items() if self._attention(key).choices == graph.choices}
-        dropped = self._graphs.keys() - kept.keys()
-        logger.warning("%d graphs are dropped: a decision changed", len(dropped))
-        self._graphs = kept
+    def _tell_changed(self) -> None:
+        """Note which graphs hold another decision than the one that stands now: they rest until it comes back."""
+        current = {key: self._attention(key).choices for key in self._graphs}
+        resting = frozenset(key for key, graph in self._graphs.items() if current[key] != graph.choices)
+        if resting != self._resting:
+            logger.warning("%d graphs rest: a decision changed", len(resting))
+            self._resting = resting
 
     def _attention(self, key: GraphKey, batch: Batch | None = None) -> StepAttention:
         """With a batch: counts its sequences and tokens instead of the padded ones."""
