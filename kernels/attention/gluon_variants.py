@@ -193,4 +193,6 @@ def _extend_variant(
         raise ValueError(f"page_size: expected a multiple of {PAGE_SIZE_MULTIPLE}, found {page_size}")
     plain = _variant(head_dim, False, True, window, softcap, sinks, spans)
     pack = group if group <= ROWS and group.bit_count() == 1 else 1
-    return replace(plain, page_size=page_size, pack=pack, parts=True, masks_apart=head_dim > 128 and not (window or spans))
+    return replace(
+        plain, page_size=page_size, pack=pack, parts=True, masks_apart=head_dim > 128 and not (window or spans)
+    )

@@ -128,8 +128,9 @@ class StepGraphs:
         if attention.choices != graph.choices:
             self._drop_changed()
             return None
-        shift = 0 if key.prefill is None else self._sizes.num_prompts - batch.num_prefill
-        rows = tuple(row if row < batch.num_prefill else row + shift for row in batch.sampled_rows)
+        num_prompts = batch.num_prefill + batch.num_extend
+        shift = 0 if key.prompts is None else self._sizes.num_prompts - num_prompts
+        rows = tuple(row if row < num_prompts else row + shift for row in batch.sampled_rows)
         return GraphStep(key, batch, attention, rows)
 
     def replay(self, step: GraphStep, chosen_at: Mapping[Sequence, int]) -> Tensor:
