@@ -18,7 +18,7 @@ import uvicorn
 from qualification import matrix_command, qualify_command
 from qualification.bench import command as bench_command
 from qualification.bench import serve_command
-from qualification.canary import run as canary
+from qualification.canary import command as canary
 from qualification.canary.verdict import ExitCode
 from server.api.edge import Admission, Edge
 from server.api.keys import ApiKeys

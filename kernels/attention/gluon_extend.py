@@ -140,8 +140,9 @@ def launch_extend(
     assert table is not None, "extend reads pages"
     group = q.shape[1] // k.shape[2]
     heads_of_kv = 1 if variant.pack > 1 else group
-    num_keys = max(1, batch.max_context * batch.num_seqs)
-    heads_per_group = min(work.tile_heads, heads_of_kv * max(1, keys_per_group(variant) // num_keys))
+    heads_per_group = work.tile_heads  # of several sequences: else the last group would begin its longest tile last
+    if batch.num_seqs == 1:
+        heads_per_group = heads_of_kv * max(1, keys_per_group(variant) // max(1, batch.max_context))
     stride_row, stride_head, _ = out.stride()
     parts, logs = scratch
     to_launch = launcher(
@@ -158,8 +159,8 @@ def launch_extend(
         to_launch.function, to_launch.metadata, None, None, None,
         *row_map(q, encode, q_box), *row_map(k, encode, k_box), *value_map(v, encode, v_box),
         out, stride_row, stride_head, parts, logs, table, table.stride(0), k_rows, v_rows, tiles_of(plan, work),
-        flags.sinks, flags.spans, work.tile_heads, heads_of_kv, heads_per_group, *scales(flags), bounded_window(flags),
-        None, None,
+        flags.sinks, flags.spans, work.tile_heads, heads_of_kv, min(heads_per_group, work.tile_heads), *scales(flags),
+        bounded_window(flags), None, None,
     )  # fmt: skip
 
 

@@ -24,7 +24,8 @@ def hallmark_gluon_extend_plan(
 ):  # fmt: skip
     """One program: BLOCKS row blocks (of BLOCK_Q queries) of one sequence, each written to its place.
 
-    Before a block come those that end at a later position, and of earlier sequences those that end at the same.
+    Before a block come those of longer contexts, of earlier sequences as long, and the later ones of its own sequence:
+    heavy ones first, and those that share keys side by side.
     """
     sequence = tl.program_id(0)
     blocks = tl.program_id(1) * BLOCKS + tl.arange(0, BLOCKS)
@@ -37,22 +38,19 @@ def hallmark_gluon_extend_plan(
     start_row = blocks * BLOCK_Q
     position = num_keys - num_rows + start_row
 
-    place = tl.zeros([BLOCKS], tl.int32)
+    first_place = 0  # of the sequence
     num_blocks = 0
     for start in range(0, num_seqs, SEQS):
         others = start + tl.arange(0, SEQS)
         inside = others < num_seqs
         starts = tl.load(cu_seqlens_q_ptr + others, mask=inside, other=0)
-        rows = tl.load(cu_seqlens_q_ptr + others + 1, mask=inside, other=0) - starts
+        ends = tl.load(cu_seqlens_q_ptr + others + 1, mask=inside, other=0)
         contexts = tl.load(context_lens_ptr + others, mask=inside, other=0)
-        counts = (rows + BLOCK_Q - 1) // BLOCK_Q
+        counts = (ends - starts + BLOCK_Q - 1) // BLOCK_Q
         num_blocks += tl.sum(counts)
-        # ahead < 0 where even the other's first block ends later; the shift keeps the quotient one of positive numbers
-        ahead = position[:, None] - (contexts - rows)[None, :]
-        at = tl.where(ahead < 0, -1, ahead // BLOCK_Q)
-        later = tl.maximum(counts[None, :] - at - 1, 0)
-        is_tied = (ahead >= 0) & (ahead % BLOCK_Q == 0) & (at < counts[None, :]) & (others < sequence)[None, :]
-        place += tl.sum(tl.where(inside[None, :], later + is_tied.to(tl.int32), 0), axis=1)
+        is_before = (contexts > num_keys) | ((contexts == num_keys) & (others < sequence))
+        first_place += tl.sum(tl.where(is_before, counts, 0))
+    place = first_place + (num_rows + BLOCK_Q - 1) // BLOCK_Q - 1 - blocks
     if is_first:
         tl.store(plan_ptr, 0)
         tl.store(plan_ptr + 2, num_blocks)
@@ -106,11 +104,15 @@ def hallmark_gluon_extend_split(
     counts = (lengths[None, :] + limits[:, None] - 1) // limits[:, None]
     num_parts = tl.sum(counts, axis=1)
     num_split = tl.sum(tl.where(counts > 1, counts, 0), axis=1)
-    total = tl.sum(lengths, axis=0).to(tl.float32) * num_heads
-    tiles = tl.maximum(num_parts * num_heads, 1)
-    waves = ((tiles + num_processors - 1) // num_processors).to(tl.float32)
-    time = tl.maximum(waves * total / tiles.to(tl.float32), limits.to(tl.float32))
-    time += waves * PART_COST + tl.where(num_split > 0, COMBINE_COST, 0.0)
+    # Parts over half as long as the longest fill whole waves; shorter ones come after them, and fill gaps.
+    is_big = lengths[None, :] * 2 > limits[:, None] * counts
+    big_parts = tl.sum(tl.where(is_big, counts, 0), axis=1)
+    big_blocks = tl.sum(tl.where(is_big, lengths[None, :], 0), axis=1)
+    waves = ((big_parts * num_heads + num_processors - 1) // num_processors).to(tl.float32)
+    time = tl.maximum(waves * big_blocks / tl.maximum(big_parts, 1), limits.to(tl.float32))
+    share = num_heads.to(tl.float32) / num_processors
+    time = tl.maximum(time, tl.sum(lengths, axis=0) * share)
+    time += num_parts * share * PART_COST + tl.where(num_split > 0, COMBINE_COST, 0.0)
     time = tl.where(num_split <= max_parts, time, float("inf"))
     chosen = tl.max(tl.where(time == tl.min(time, axis=0), CHOICES - choice, 0), axis=0)  # the fewest parts
     limit = tl.max(tl.where(choice == CHOICES - chosen, limits, 0), axis=0)

@@ -30,6 +30,12 @@ _SEQS = 64  # sequences that one step of the plan's loop reads
 _BLOCKS = 64  # row blocks of one program of the plan
 _BLOCKS_WITH_SPANS = 8  # spans are read row by row
 
+_KERNELS: dict[str, Any] = {
+    "plan": hallmark_gluon_extend_plan,
+    "split": hallmark_gluon_extend_split,
+    "combine": hallmark_gluon_extend_combine,
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Work:
@@ -77,12 +83,12 @@ def plan_extend(batch: AttentionBatch, flags: AttentionFlags, variant: Variant, 
     constants = (HEADER.value, ITEM.value, block_q, blocks, _SEQS, flags.window is not None, has_spans)
     programs = max(1, -(-batch.max_seqlen_q // (block_q * blocks)))
     numbers = (batch.num_seqs, bounded_window(flags))
-    launch(hallmark_gluon_extend_plan, (batch.num_seqs, programs, 1), (plan, starts, contexts, flags.spans), numbers,
+    launch("plan", (batch.num_seqs, programs, 1), (plan, starts, contexts, flags.spans), numbers,
            constants)  # fmt: skip
     if work.max_parts:
         width = next(size for size in _WIDTHS if work.max_blocks <= size)
         launch(
-            hallmark_gluon_extend_split, (1, 1, 1), (plan,),
+            "split", (1, 1, 1), (plan,),
             (work.max_blocks, work.max_parts, work.tile_heads, processors),
             (HEADER.value, ITEM.value, variant.tiling.block_n, width, _CHOICES, _PART_COST, _COMBINE_COST),
         )  # fmt: skip
@@ -105,38 +111,42 @@ def combine_parts(
     )  # fmt: skip
     grid = (min(work.max_blocks, work.max_parts // 2), variant.tiling.block_m // _COMBINE_ROWS, work.tile_heads)
     launch(
-        hallmark_gluon_extend_combine, grid, (plan, *scratch, out, flags.sinks),
+        "combine", grid, (plan, *scratch, out, flags.sinks),
         (stride_row, stride_head, work.max_blocks, work.max_parts, work.tile_heads), constants,
     )  # fmt: skip
 
 
 def launch(
-    kernel: Any,
+    name: str,
     grid: tuple[int, int, int],
     tensors: tuple[Tensor | None, ...],
     numbers: tuple[int, ...],
     constants: tuple[Any, ...],
 ) -> None:
-    """Launch a Triton kernel of these parameters, past Triton's binder where it is compiled."""
-    if is_interpreted():
-        kernel[grid](*tensors, *numbers, *constants)
-        return
+    """Launch a kernel of `_KERNELS` of these parameters, past Triton's binder where it is compiled."""
     found = tensors[0]
     assert found is not None
-    compiled = compiled_for(kernel, found.device, tuple(pointer_class(x) for x in tensors), len(numbers), constants)
-    run = compiled.run  # loads the kernel the first time: before, it has no function
+    kernel = compiled_for(name, found.device, tuple(map(pointer_class, tensors)), len(numbers), constants)
+    if kernel is _KERNELS[name]:  # interpreted
+        kernel[grid](*tensors, *numbers, *constants)
+        return
+    run = kernel.run  # loads the kernel the first time: before, it has no function
     stream = driver.active.get_current_stream(found.device.index)
-    run(*grid, stream, compiled.function, compiled.packed_metadata, None, None, None, *tensors, *numbers, *constants)
+    run(*grid, stream, kernel.function, kernel.packed_metadata, None, None, None, *tensors, *numbers, *constants)
 
 
 # A pure function of what is compiled in: its cache holds no state. What falls out is found again in Triton's own cache.
+# By name: a Triton function hashes its source each time.
 @lru_cache(maxsize=256)
 def compiled_for(
-    kernel: Any,
+    name: str,
     device: torch.device,  # noqa: ARG001 -- a kernel is loaded on one device, the current one
     pointers: tuple[tuple[torch.dtype, int] | None, ...],
     num_numbers: int,
     constants: tuple[Any, ...],
 ) -> Any:
-    """`kernel` for such tensors. None of its numbers may be specialised on."""
-    return kernel.warmup(*(any_tensor(pointer) for pointer in pointers), *[0] * num_numbers, *constants, grid=(1,))
+    """A kernel of `_KERNELS` for such tensors. None of its numbers may be specialised on."""
+    kernel = _KERNELS[name]
+    if is_interpreted():
+        return kernel
+    return kernel.warmup(*map(any_tensor, pointers), *[0] * num_numbers, *constants, grid=(1,))

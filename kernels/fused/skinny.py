@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from math import ceil
 
 ROW_COUNTS = (8, 16, 32)  # rows of x, padded
-MAX_ROWS = ROW_COUNTS[-1]  # from there on cuBLAS is as fast (one H200)
+MAX_ROWS = ROW_COUNTS[-1]  # 4 to 30% ahead of cuBLAS still; of more rows, x would take more of a box than the weights
 BOX = 64  # rows (of all folds and parts together) and columns of a box: 8 KB, a swizzle atom wide
-_BYTES_OF_COLUMN = BOX * 2  # a row of a box
+_BYTES_OF_COLUMN = BOX * 2  # of a box, and of a row
 # What a byte of weights costs with folds, whose boxes hold more of x than of new weights (one H200, batch 1 to 32).
 _COST_OF_FOLDS = {1: 1.0, 2: 1.05, 4: 1.35}
 # Of the 227 KB a program may have; the rest is for barriers and for sums across warps. One program a multiprocessor
@@ -53,7 +53,9 @@ def skinny_tiling(
         rows = BOX // folds // parts
         return ceil(ceil(size_out / rows) / processors) * rows * _COST_OF_FOLDS[folds]
 
-    folds = min(fitting, key=busiest)
+    # 64 programs that find their whole tile in the ring beat more with less: 3.0 against 3.3 us (N 4096, K 1024, H200).
+    is_held = size_in * _BYTES_OF_COLUMN <= _RING_BYTES and size_out >= 64 * (BOX // parts)
+    folds = 1 if is_held else min(fitting, key=busiest)
     bytes_of_box = (BOX + folds * pad) * _BYTES_OF_COLUMN
     boxes = 4 if bytes_of_box * 16 <= _RING_BYTES else 2
     return SkinnyTiling(

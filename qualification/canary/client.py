@@ -1,7 +1,5 @@
 """What a canary asks of a server, over HTTP alone."""
 
-import json
-import time
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,7 +7,10 @@ from dataclasses import dataclass
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
+from qualification.canary.numerics import Scores
+
 _PREFIX = "hallmark_"
+_SCORED = {"echo": True, "logprobs": 1, "return_tokens_as_token_ids": True}
 # What must not grow while a canary runs: metric -> (what to call it, the label values that count; none: all).
 _WATCHED: dict[str, tuple[str, Mapping[str, str]]] = {
     "attention_fallback_total": ("fallbacks", {}),
@@ -70,26 +71,19 @@ class Candidate:
             raise RequestFailed("/v1/completions returned no text")
         return text
 
-    def first_token_s(self, token_ids: list[int]) -> float:
-        """Seconds from sending a streamed request to its first event. Raises RequestFailed."""
-        body = self._greedy(token_ids, 1) | {"stream": True}
-        found: float | None = None
-        started = time.perf_counter()
+    def score(self, token_ids: list[int]) -> Scores:
+        """The log probability of each token after the first, given those before it. Raises RequestFailed."""
+        body = self._post("/v1/completions", self._greedy(token_ids, 0) | _SCORED)
+        choices = body.get("choices")
         try:
-            with self._public.stream("POST", "/v1/completions", json=body) as response:
-                for line in response.iter_lines():
-                    if not line.startswith("data:"):
-                        continue
-                    found = time.perf_counter() - started if found is None else found
-                    if '"error"' in line and "error" in _event(line):
-                        raise RequestFailed("/v1/completions ended in an error")
-                if response.status_code != 200:
-                    raise RequestFailed(f"/v1/completions answered {response.status_code}")
-        except httpx.HTTPError as error:
-            raise RequestFailed(f"/v1/completions broke off: {_text(error)}") from error
-        if found is None:
-            raise RequestFailed("/v1/completions streamed nothing")
-        return found
+            found = choices[0]["logprobs"]  # type: ignore[index]
+            tokens, logprobs, likeliest = (found[name] for name in ("tokens", "token_logprobs", "top_logprobs"))
+            ids = [_token_id(token) for token in tokens]
+            if ids != token_ids or len(logprobs) != len(ids) or len(likeliest) != len(ids):
+                raise RequestFailed("/v1/completions gave log probabilities of other tokens")
+            return Scores([None if value is None else float(value) for value in logprobs[1:]], _likeliest(likeliest))
+        except (TypeError, LookupError, ValueError, AttributeError) as error:
+            raise RequestFailed("/v1/completions gave no log probabilities of the prompt") from error
 
     def counters(self) -> dict[str, float]:
         """What must not grow, by its name; one that /metrics does not have is absent."""
@@ -140,12 +134,17 @@ def watched() -> tuple[str, ...]:
     return tuple(what for what, _ in _WATCHED.values())
 
 
-def _event(line: str) -> dict[str, object]:
-    try:
-        event = json.loads(line.removeprefix("data:"))
-    except ValueError:
-        return {}
-    return event if isinstance(event, dict) else {}
+def _token_id(name: str) -> int:
+    return int(name.removeprefix("token_id:"))
+
+
+def _likeliest(places: list[dict[str, float | None]]) -> list[int | None]:
+    """The token of the largest log probability at each place after the first; None where none is finite."""
+    found: list[int | None] = []
+    for place in places[1:]:
+        finite = {name: value for name, value in place.items() if value is not None}
+        found.append(_token_id(max(finite, key=finite.__getitem__)) if finite else None)
+    return found
 
 
 def _text(error: Exception) -> str:

@@ -1,12 +1,13 @@
-"""The golden file: prompts as token ids, what a trusted server answered greedily, and how fast."""
+"""The golden file: prompts as token ids, what a trusted server made of them, and how fast."""
 
 import re
 from collections.abc import Mapping
+from datetime import datetime
 from pathlib import Path
 
 import msgspec
 
-SCHEMA = 1
+SCHEMA = 2
 
 
 class GoldenError(ValueError):
@@ -19,15 +20,26 @@ class GoldenPrompt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     token_ids: list[int]
     max_tokens: int
     text: str  # the greedy answer
+    places: list[int]  # positions of the tokens whose log probability is kept, from 1 on
+    logprobs: list[float]  # natural, of those tokens given all before them
+    likeliest: list[int]  # token at each place
+
+
+class Times(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Every sample of one bucket, seconds."""
+
+    ttft_s: list[float]
+    tpot_s: list[float]
 
 
 class Golden(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     schema: int
     model: str
     recorded_at: str  # ISO 8601, UTC
+    expires_at: str | None  # likewise; None: never
     fingerprint: dict[str, str | int | None]
     prompts: list[GoldenPrompt]
-    ttft_s: dict[str, list[float]]  # by bucket; every sample
+    times: dict[str, Times]  # by bucket
 
 
 class _AnySchema(msgspec.Struct, frozen=True):
@@ -40,10 +52,26 @@ def load_golden(path: Path) -> Golden:
         content = path.read_bytes()
         schema = msgspec.json.decode(content, type=_AnySchema).schema
         if schema != SCHEMA:
-            raise GoldenError(f"{path} has schema {schema}, this version reads {SCHEMA}")
-        return msgspec.json.decode(content, type=Golden)
+            raise GoldenError(f"{path} has schema {schema}, this version reads {SCHEMA}: record it anew")
+        golden = msgspec.json.decode(content, type=Golden)
     except (OSError, msgspec.DecodeError) as error:
         raise GoldenError(f"{path} cannot be used: {error}") from error
+    for prompt in golden.prompts:
+        if not len(prompt.places) == len(prompt.logprobs) == len(prompt.likeliest):
+            raise GoldenError(f"{path} cannot be used: {prompt.name} has not one log probability for each place")
+        if any(not 1 <= place < len(prompt.token_ids) for place in prompt.places):
+            raise GoldenError(f"{path} cannot be used: {prompt.name} has a place outside of its prompt")
+    return golden
+
+
+def check_date(golden: Golden, now: datetime) -> None:
+    """Raises GoldenError for a file whose time has passed."""
+    try:
+        is_over = golden.expires_at is not None and datetime.fromisoformat(golden.expires_at) <= now
+    except (ValueError, TypeError) as error:
+        raise GoldenError(f"the golden file's date {golden.expires_at!r} cannot be read: {error}") from error
+    if is_over:
+        raise GoldenError(f"the golden file of {golden.recorded_at} expired at {golden.expires_at}: record it anew")
 
 
 def save_golden(path: Path, golden: Golden) -> None:

@@ -1,257 +1,226 @@
 """`hallmark canary`: ask a running server whether it may take traffic. An HTTP client; no GPU, no torch."""
 
-import argparse
+import secrets
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-import httpx
-
-from kernels.buckets import bucket_of
 from qualification.canary.client import CanaryError, Candidate, Model, RequestFailed, watched
 from qualification.canary.golden import (
-    SCHEMA,
     Golden,
     GoldenError,
-    GoldenPrompt,
+    Times,
+    check_date,
     is_same_machine,
     load_golden,
-    save_golden,
     shipped_golden,
 )
-from qualification.canary.verdict import (
-    Answer,
-    ExitCode,
-    Outcome,
-    Stage,
-    Verdict,
-    exit_code,
-    judge_numerics,
-    judge_performance,
-    judge_plan,
-    judge_service,
-)
+from qualification.canary.numerics import judge_numerics
+from qualification.canary.performance import Rules, compare, lengths_for, record_times
+from qualification.canary.plan import Reviewed, dtype_of, judge_plan, reviewed_matrix
+from qualification.canary.record import ask, draw_prompts, fingerprint_of, record
+from qualification.canary.report import Result
+from qualification.canary.verdict import Outcome, Stage, Verdict, judge_service
+from qualification.load.client import LoadClient
+from qualification.load.discovery import DiscoveryError, discover
 
-ANSWER_TOKENS = 24
-# Tokens of recorded prompts: two in each bucket, one beside an edge.
-PROMPT_TOKENS = (5, 127, 129, 400, 600, 1900, 2049, 3500, 8193, 20000, 32769)
-
-_TEXT = (
-    "The keeper of the lighthouse wrote down everything that passed. In spring the fishing boats went out before dawn, "
-    "and he counted their lamps; in autumn he counted the geese. Nobody had asked him to. When the inspector came he "
-    "turned the pages slowly, year by year, and found that every ship which had gone missing was there, with the hour "
-    "at which it had last been seen, the wind, and the colour of the sea. "
-)
+Say = Callable[[str], None]
+Progress = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
+    url: str
+    bearer: str | None = None
+    timeout_s: float = 120.0
     golden: Path | None = None  # None: the one that ships for the served model
-    num_samples: int = 7  # streamed requests a bucket
-    max_ttft_factor: float = 1.5
+    baseline: str | None = None  # a URL or a golden file; None: the golden file
+    matrix: Path | None = None  # folder of reviewed matrices
+    matrix_digest: str | None = None
     must_be_reviewed: bool = False  # provisional evidence does not do
     has_performance: bool = True
+    rules: Rules = Rules()  # noqa: RUF009 -- frozen
+
+    @property
+    def has_live_baseline(self) -> bool:
+        return self.baseline is not None and "://" in self.baseline
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags of `hallmark canary`."""
-    parser.add_argument("--url", required=True, help="the server, e.g. http://127.0.0.1:8000")
-    parser.add_argument("--admin-url", help="where /attention and /metrics are, if the server has an admin port")
-    parser.add_argument("--golden", type=Path, metavar="FILE", help="default: the file that ships for the served model")
-    parser.add_argument("--record", type=Path, metavar="FILE", help="trust this server: write its answers and times")
-    parser.add_argument("--samples", type=int, default=7, help="streamed requests for each bucket (default: 7)")
-    parser.add_argument(
-        "--max-ttft-factor", type=float, default=1.5, help="slowest TTFT p50, as a multiple of the recorded (1.5)"
-    )
-    parser.add_argument("--require-proven", action="store_true", help="what only the server itself has proven fails")
-    parser.add_argument("--no-performance", action="store_true", help="skip the comparison of times")
-    parser.add_argument("--api-key-file", type=Path, metavar="FILE", help="its first line is sent as the bearer token")
-    parser.add_argument("--timeout", type=float, default=120.0, help="seconds for one request (default: 120)")
+class Canary:
+    """One run against one server."""
 
+    def __init__(
+        self,
+        candidate: Candidate,
+        options: Options,
+        *,
+        say: Say,
+        progress: Progress,
+        reference: Candidate | None = None,
+    ) -> None:
+        """`say` gets one line a verdict, and one for each reason below it.
 
-def run(args: argparse.Namespace) -> int:
-    """Run with parsed flags, print, and return the exit code."""
-    try:
-        headers = {}
-        if args.api_key_file is not None:
-            headers["authorization"] = f"Bearer {args.api_key_file.read_text().split()[0]}"
-        public = httpx.Client(base_url=args.url, timeout=args.timeout, headers=headers)
-        admin = httpx.Client(base_url=args.admin_url or args.url, timeout=args.timeout, headers=headers)
-    except (OSError, IndexError, httpx.InvalidURL) as error:
-        print(f"{Stage.ENVIRONMENT.value}: FAIL: {error}", flush=True)
-        return ExitCode.ENVIRONMENT
-    with public, admin:
-        candidate = Candidate(public, admin)
-        if args.record is not None:
-            return record(candidate, args.record, prompts_from=args.golden, num_samples=args.samples, say=_print)
-        options = Options(
-            golden=args.golden,
-            num_samples=args.samples,
-            max_ttft_factor=args.max_ttft_factor,
-            must_be_reviewed=args.require_proven,
-            has_performance=not args.no_performance,
-        )
-        return run_canary(candidate, options, say=_print)
+        reference  the live baseline: it answers the golden prompts where there is no golden file
+        """
+        self._candidate = candidate
+        self._reference = reference
+        self._options = options
+        self._say = say
+        self._progress = progress
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        self.result = Result(options.url, options.baseline or "the golden file", now)
 
-
-def run_canary(candidate: Candidate, options: Options, *, say: Callable[[str], None]) -> ExitCode:
-    """Every stage in turn; `say` gets one line a verdict, and one for each reason below it."""
-    verdicts: list[Verdict] = []
-
-    def give(verdict: Verdict) -> None:
-        verdicts.append(verdict)
-        say(str(verdict))
-        for reason in verdict.reasons:
-            say(f"    {reason}")
-
-    try:
-        model, report = candidate.model(), candidate.attention()
-        before = candidate.counters()
-        golden = _golden_of(model, options.golden)
-        give(_judge_environment(model, golden))
-        rows = report.get("shapes")
-        give(judge_plan(rows if isinstance(rows, list) else [], must_be_reviewed=options.must_be_reviewed))
-        if golden is None or golden.model != model.name:
-            reason = f"no golden file for {model.name}: record one with --record"
-            give(Verdict(Stage.NUMERICS, Outcome.NO_DATA, reason))
-            give(Verdict(Stage.PERFORMANCE, Outcome.NO_DATA, reason))
-        else:
-            is_same = is_same_machine(golden, _fingerprint(report))
-            give(judge_numerics(ask(candidate, golden.prompts, model), is_same_machine=is_same))
-            give(_performance(candidate, golden, model, options, is_same))
-        give(_service(before, candidate.counters()))
-    except (CanaryError, GoldenError) as error:
-        give(Verdict(Stage.ENVIRONMENT, Outcome.FAIL, str(error)))
-    code = exit_code(verdicts)
-    say(f"verdict: {code.name} (exit {code.value})")
-    return code
-
-
-def record(
-    candidate: Candidate, path: Path, *, prompts_from: Path | None, num_samples: int, say: Callable[[str], None]
-) -> ExitCode:
-    """Write the golden file of a server that is trusted: prompts of an older file, or drawn from our own text."""
-    try:
-        model, report = candidate.model(), candidate.attention()
-        known = load_golden(prompts_from).prompts if prompts_from is not None else _prompts(candidate, model)
-        prompts = [_answered(candidate, prompt) for prompt in known]
-        golden = Golden(
-            schema=SCHEMA,
-            model=model.name,
-            recorded_at=datetime.now(UTC).isoformat(timespec="seconds"),
-            fingerprint=_plain(_fingerprint(report)),
-            prompts=prompts,
-            ttft_s=time_first_tokens(candidate, prompts, num_samples),
-        )
-        save_golden(path, golden)
-    except (CanaryError, GoldenError, OSError) as error:
-        say(str(Verdict(Stage.ENVIRONMENT, Outcome.FAIL, str(error))))
-        return ExitCode.ENVIRONMENT
-    say(f"recorded {len(prompts)} answers of {model.name} and the times of {len(golden.ttft_s)} buckets in {path}")
-    return ExitCode.PASS
-
-
-def ask(candidate: Candidate, prompts: list[GoldenPrompt], model: Model) -> list[Answer]:
-    """Each golden prompt that the candidate's context takes, answered greedily."""
-    answers = []
-    for prompt in prompts:
-        if len(prompt.token_ids) + prompt.max_tokens > model.max_model_len:
-            continue
+    def run(self) -> Result:
+        """Every stage in turn. What makes all of it pointless is one verdict on the environment."""
         try:
-            got: str | None = candidate.complete(prompt.token_ids, prompt.max_tokens)
-        except RequestFailed:
-            got = None
-        answers.append(Answer(prompt.name, prompt.text, got))
-    return answers
+            self._run()
+        except (CanaryError, GoldenError, DiscoveryError) as error:
+            self._give(Verdict(Stage.ENVIRONMENT, Outcome.FAIL, str(error)))
+        code = self.result.code
+        self._say(f"verdict: {code.name} (exit {code.value})")
+        return self.result
+
+    def _run(self) -> None:
+        candidate = self._candidate
+        model, report = candidate.model(), candidate.attention()
+        before, fingerprint = candidate.counters(), fingerprint_of(report)
+        golden = self._golden(model)
+        if golden is not None:
+            check_date(golden, datetime.now(UTC))
+            if golden.model != model.name:
+                raise CanaryError(f"the server serves {model.name}, the golden file is of {golden.model}")
+        detail = f"{model.name} is served, up to {model.max_model_len} tokens"
+        self._give(Verdict(Stage.ENVIRONMENT, Outcome.PASS, detail))
+        rows = report.get("shapes")
+        rows = rows if isinstance(rows, list) else []
+        self._give(self._plan(rows, report, fingerprint))
+        is_same = golden is not None and is_same_machine(golden, fingerprint)
+        if golden is None:
+            reason = f"no golden file for {model.name}: record one with `hallmark canary record`"
+            self._give(Verdict(Stage.NUMERICS, Outcome.NO_DATA, reason))
+        else:
+            replies = ask(candidate, golden.prompts, model, self._progress)
+            self._give(*judge_numerics(replies, dtype=dtype_of(rows), is_same_machine=is_same))
+        self._performance(golden, model, is_same=is_same)
+        self._give(self._service(before, candidate.counters()))
+
+    def _give(self, *verdicts: Verdict) -> None:
+        for verdict in verdicts:
+            self.result.verdicts.append(verdict)
+            self._say(str(verdict))
+            for reason in verdict.reasons:
+                self._say(f"    {reason}")
+
+    def _golden(self, model: Model) -> Golden | None:
+        options = self._options
+        if options.golden is not None:
+            return load_golden(options.golden)
+        if options.baseline is not None and not options.has_live_baseline:
+            return load_golden(Path(options.baseline))
+        shipped = shipped_golden(model.name)
+        if shipped.exists():
+            return load_golden(shipped)
+        if self._reference is None:
+            return None
+        self.result.baseline += ", whose answers are the golden ones"
+        live = replace(options, golden=None, has_performance=False)
+        return record_golden(self._reference, live, valid_days=None, progress=self._progress)
+
+    def _plan(
+        self, rows: list[Mapping[str, object]], report: Mapping[str, object], fingerprint: Mapping[str, object]
+    ) -> Verdict:
+        options, matrix = self._options, report.get("matrix")
+        digest = matrix.get("digest") if isinstance(matrix, Mapping) else None
+        try:
+            reviewed = None if options.matrix is None else reviewed_matrix(options.matrix, fingerprint)
+        except ValueError as error:
+            return Verdict(Stage.PLAN, Outcome.FAIL, str(error))
+        if reviewed is None and options.matrix_digest is not None:
+            reviewed = Reviewed(options.matrix_digest)
+        return judge_plan(
+            rows,
+            must_be_reviewed=options.must_be_reviewed,
+            reviewed=reviewed,
+            digest=digest if isinstance(digest, str) else None,
+        )
+
+    def _performance(self, golden: Golden | None, model: Model, *, is_same: bool) -> None:
+        options = self._options
+        if not options.has_performance:
+            return self._give(Verdict(Stage.PERFORMANCE, Outcome.SKIPPED, "by --no-performance"))
+        recorded: dict[str, Times] = {}
+        if not options.has_live_baseline:
+            reason = None
+            if golden is None or not golden.times:
+                reason = "there are no recorded times: name a --baseline, or record one"
+            elif not is_same:
+                reason = (
+                    "the golden file was recorded on another fingerprint: record one here, or name a --baseline URL"
+                )
+            if reason is not None or golden is None:
+                return self._give(Verdict(Stage.PERFORMANCE, Outcome.NO_DATA, reason or ""))
+            recorded = golden.times
+        with ExitStack() as stack:
+            clients = [open_load(options.url, options, stack)]
+            lengths = lengths_for(options.rules, model.max_model_len)
+            if options.has_live_baseline:
+                assert options.baseline is not None
+                clients.append(open_load(options.baseline, options, stack))
+            ours, theirs, verdicts = compare(
+                clients[0], clients[1] if len(clients) > 1 else recorded, lengths, options.rules, self._progress
+            )
+        self.result.lengths = lengths
+        self.result.times = {"candidate": ours, "baseline": theirs}
+        self._give(*verdicts)
+        for name, side in self.result.times.items():
+            if side.errors:
+                detail = f"{len(side.errors)} requests of the trace failed on the {name}: {side.errors[0]}"
+                outcome = Outcome.FAIL if name == "candidate" else Outcome.NO_DATA
+                self._give(Verdict(Stage.SERVICE, outcome, detail))
+        return None
+
+    def _service(self, before: Mapping[str, float], after: Mapping[str, float]) -> Verdict:
+        missing = sorted(set(watched()) - after.keys())
+        if missing:
+            return Verdict(Stage.SERVICE, Outcome.NO_DATA, "/metrics lacks what counts " + ", ".join(missing))
+        return judge_service(before, after)
 
 
-def time_first_tokens(candidate: Candidate, prompts: list[GoldenPrompt], num_samples: int) -> dict[str, list[float]]:
-    """Seconds to the first token of the longest prompt of each bucket, after one that is not counted.
+def record_golden(candidate: Candidate, options: Options, *, valid_days: int | None, progress: Progress) -> Golden:
+    """What a server that is trusted answers, and how fast: prompts of an older file, or drawn from our own text.
 
-    Each prompt is the same tokens rotated by another step, so that no cache of prefixes can answer for the kernels.
+    Raises CanaryError, GoldenError and DiscoveryError.
     """
-    longest: dict[str, list[int]] = {}
-    for prompt in prompts:
-        longest[prompt.bucket] = max(longest.get(prompt.bucket, []), prompt.token_ids, key=len)
-    samples: dict[str, list[float]] = {bucket: [] for bucket in longest}
-    for step in range(num_samples + 1):
-        for bucket, token_ids in longest.items():
-            shift = (step + 1) % len(token_ids)
-            try:
-                seconds = candidate.first_token_s(token_ids[shift:] + token_ids[:shift])
-            except RequestFailed:
-                continue  # counted by the server; a bucket with too few samples is no pass
-            if step:
-                samples[bucket].append(round(seconds, 6))
-    return samples
-
-
-def _performance(candidate: Candidate, golden: Golden, model: Model, options: Options, is_same: bool) -> Verdict:
-    if not options.has_performance:
-        return Verdict(Stage.PERFORMANCE, Outcome.SKIPPED, "by --no-performance")
-    fitting = [prompt for prompt in golden.prompts if len(prompt.token_ids) < model.max_model_len]
-    return judge_performance(
-        golden.ttft_s,
-        time_first_tokens(candidate, fitting, options.num_samples),
-        is_same_machine=is_same,
-        max_factor=options.max_ttft_factor,
+    model, report = candidate.model(), candidate.attention()
+    prompts = draw_prompts(candidate, model) if options.golden is None else load_golden(options.golden).prompts
+    times: dict[str, Times] = {}
+    if options.has_performance:
+        with ExitStack() as stack:
+            client = open_load(options.url, options, stack)
+            measured = record_times(client, lengths_for(options.rules, model.max_model_len), options.rules, progress)
+        if measured.errors:
+            raise RequestFailed(f"{len(measured.errors)} requests of the trace failed: {measured.errors[0]}")
+        times = measured.times
+    return record(
+        candidate,
+        model,
+        prompts,
+        fingerprint=fingerprint_of(report),
+        times=times,
+        valid_days=valid_days,
+        progress=progress,
     )
 
 
-def _service(before: Mapping[str, float], after: Mapping[str, float]) -> Verdict:
-    missing = sorted(set(watched()) - after.keys())
-    if missing:
-        return Verdict(Stage.SERVICE, Outcome.NO_DATA, "/metrics lacks what counts " + ", ".join(missing))
-    return judge_service(before, after)
+def open_load(url: str, options: Options, stack: ExitStack) -> LoadClient:
+    """A load generator for the server at `url`, closed with the stack. Raises DiscoveryError."""
+    target, _ = discover(url, bearer=options.bearer, timeout_s=options.timeout_s)
+    client = LoadClient(target, timeout_s=options.timeout_s)
+    stack.callback(client.close)
+    return client
 
 
-def _judge_environment(model: Model, golden: Golden | None) -> Verdict:
-    if golden is not None and golden.model != model.name:
-        detail = f"the server serves {model.name}, the golden file is of {golden.model}"
-        return Verdict(Stage.ENVIRONMENT, Outcome.FAIL, detail)
-    return Verdict(Stage.ENVIRONMENT, Outcome.PASS, f"{model.name} is served, up to {model.max_model_len} tokens")
-
-
-def _golden_of(model: Model, path: Path | None) -> Golden | None:
-    if path is not None:
-        return load_golden(path)
-    shipped = shipped_golden(model.name)
-    return load_golden(shipped) if shipped.exists() else None
-
-
-def _prompts(candidate: Candidate, model: Model) -> list[GoldenPrompt]:
-    longest = model.max_model_len - ANSWER_TOKENS
-    lengths = [length for length in PROMPT_TOKENS if length <= longest]
-    known = candidate.tokenize(_TEXT)
-    # One text as often as it takes: a prompt of every length begins at another place in it.
-    return [
-        GoldenPrompt(
-            name=f"{bucket_of(length).label}-{length}",
-            bucket=bucket_of(length).label,
-            token_ids=(known[n % len(known) :] + known * (length // len(known) + 1))[:length],
-            max_tokens=ANSWER_TOKENS,
-            text="",
-        )
-        for n, length in enumerate(lengths)
-    ]
-
-
-def _answered(candidate: Candidate, prompt: GoldenPrompt) -> GoldenPrompt:
-    text = candidate.complete(prompt.token_ids, prompt.max_tokens)
-    return GoldenPrompt(prompt.name, prompt.bucket, prompt.token_ids, prompt.max_tokens, text)
-
-
-def _fingerprint(report: Mapping[str, object]) -> Mapping[str, object]:
-    found = report.get("fingerprint")
-    if not isinstance(found, Mapping):
-        raise CanaryError("/attention has no fingerprint: is the server ready?")
-    return found
-
-
-def _plain(fingerprint: Mapping[str, object]) -> dict[str, str | int | None]:
-    return {name: value if isinstance(value, str | int) else None for name, value in fingerprint.items()}
-
-
-def _print(line: str) -> None:
-    print(line, flush=True)
+def new_salt() -> str:
+    return secrets.token_hex(4)

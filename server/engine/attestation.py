@@ -20,11 +20,12 @@ from qualification.attest import Promise, attention_markers, call_mismatch, prom
 from qualification.decision import Decision
 from qualification.evidence import Evidence
 from qualification.profile import Mark, Seen, profiled
-from server.engine.dispatch import Choice, Dispatcher, NoPathError, StepAttention
+from server.engine.dispatch import Choice, Dispatcher, NoPathError
 from server.engine.failures import is_device_lost
 from server.engine.messages import AttestationReport, AttestedBatch
 from server.engine.outcome import BatchError, Runner
 from server.engine.sequence import Batch
+from server.engine.step_attention import StepAttention
 from server.engine.warmup import synthetic_batch
 
 logger = logging.getLogger(__name__)

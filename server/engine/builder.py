@@ -12,7 +12,7 @@ from kernels.catalog import PATHS
 from kernels.device import read_fingerprint, torch_dtype
 from kernels.launch import install_compile_counter, num_compiles
 from qualification.decision import Policy
-from qualification.plan import Plan
+from qualification.plan import Plan, fingerprint_digest
 from server.engine.attention_timer import AttentionTimer, CpuDevice, CudaDevice
 from server.engine.attestation import Attestor, Promises, probes_of
 from server.engine.core import Engine, EngineOptions
@@ -24,7 +24,8 @@ from server.engine.limits import EngineLimits, choose_device, choose_limits
 from server.engine.messages import PROTOCOL_VERSION, AttestationReport, EngineReady
 from server.engine.outcome import BatchError
 from server.engine.pages import PagePool
-from server.engine.planning import Progress, Unservable, fingerprint_fields, plan_attention, plan_rows
+from server.engine.planning import Progress, Unservable, cache_folder, fingerprint_fields, plan_attention, plan_rows
+from server.engine.quarantine import Quarantine
 from server.engine.runner import ModelRunner
 from server.engine.scheduler import Scheduler, SchedulerLimits
 from server.engine.step_tokens import StepTokens
@@ -50,6 +51,7 @@ class BuiltEngine:
     ready: EngineReady
     attestor: Attestor
     attested: AttestationReport | None  # before ready; None where attestation is off
+    quarantine: Quarantine
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +87,8 @@ def build_engine(settings: Settings, quarantined: frozenset[tuple[str, str]], pr
     config = load_config(folder)
     limits = choose_limits(settings, config, device)
     fingerprint = read_fingerprint(device)
+    quarantine = Quarantine(cache_folder(settings) / f"quarantine-{fingerprint_digest(fingerprint)[:16]}.json", PATHS)
+    quarantined |= quarantine.pairs
     plan = plan_attention(
         settings, config, limits, fingerprint=fingerprint, device=device, quarantined=quarantined, progress=progress
     )
@@ -122,7 +126,7 @@ def build_engine(settings: Settings, quarantined: frozenset[tuple[str, str]], pr
         attention_layers=config.num_layers,
         num_compiles=num_compiles(),
     )
-    return BuiltEngine(engine, runner, ready, attestor, attested)
+    return BuiltEngine(engine, runner, ready, attestor, attested, quarantine)
 
 
 def _warm_runner(settings: Settings, parts: _Parts, plan: Plan, progress: Progress) -> ModelRunner:

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 from torch import Tensor
@@ -13,9 +13,9 @@ from kernels.path import KernelPath, RunAttention
 from kernels.shape import AttentionShape, Phase
 from qualification.decision import Decision
 from server.engine.attention_timer import AttentionTimer
-from server.engine.failures import LAUNCH_ERRORS, launch_failure
+from server.engine.failures import launch_failure
 from server.engine.lengths import LengthKey, bucket_index, key_of_shape
-from server.engine.messages import AttentionSample, AttentionUse, DispatchCount
+from server.engine.messages import AttentionSample, AttentionUse
 from server.engine.sequence import Batch
 
 logger = logging.getLogger(__name__)
@@ -53,21 +53,6 @@ class Choice:
     run: RunAttention
     use: AttentionUse
     is_capturable: bool  # whether a CUDA graph can hold it
-
-
-@dataclass(slots=True)
-class _Lane:
-    """The choice for the layers of one window in one phase of a step, and how often it ran."""
-
-    choice: Choice
-    num_launches: int = 0
-
-
-@dataclass(slots=True)
-class _Part:
-    part: PhasePart
-    lanes: dict[int | None, _Lane] = field(default_factory=dict)  # by window
-    retired: list[_Lane] = field(default_factory=list)  # ran some layers, then failed to launch
 
 
 class Dispatcher:
@@ -204,94 +189,3 @@ class Dispatcher:
         path = self._paths[decision.path]
         assert path.run is not None
         return Choice(decision, path.run, use, path.is_capturable)
-
-
-class StepAttention:
-    """Attention of one step: what the decoder calls for each layer. Its decisions are made here, before the first."""
-
-    def __init__(
-        self, dispatcher: Dispatcher, parts: list[PhasePart], k_pages: list[Tensor], v_pages: list[Tensor]
-    ) -> None:
-        """`k_pages`, `v_pages`: one [num_pages, page_size, kv_heads, head_dim] a layer. Raises NoPathError."""
-        self._dispatcher = dispatcher
-        self._k_pages = k_pages
-        self._v_pages = v_pages
-        self._parts = [
-            _Part(part, {window: _Lane(dispatcher.choice(part, window)) for window in dispatcher.windows})
-            for part in parts
-        ]
-
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> None:
-        """Fill `out` [tokens, heads, head_dim] for q of its shape and packed k, v [tokens, kv_heads, head_dim]."""
-        for entry in self._parts:
-            tokens = entry.part.tokens
-            if entry.part.phase is Phase.PREFILL:
-                self._run(entry, layer, q[tokens], k[tokens], v[tokens], out[tokens])
-            else:
-                self._run(entry, layer, q[tokens], self._k_pages[layer], self._v_pages[layer], out[tokens])
-
-    @property
-    def choices(self) -> tuple[Choice, ...]:
-        """What serves now, one for each part and window."""
-        return tuple(lane.choice for entry in self._parts for lane in entry.lanes.values())
-
-    @property
-    def launches(self) -> tuple[dict[int | None, int], ...]:
-        """How often the choice of each window ran, for each part."""
-        return tuple({window: lane.num_launches for window, lane in entry.lanes.items()} for entry in self._parts)
-
-    def count_replay(self, launches: Iterable[Mapping[int | None, int]]) -> None:
-        """Count what a replayed CUDA graph launched: the `launches` of the step that it captured."""
-        for entry, counts in zip(self._parts, launches, strict=True):
-            for window, num_launches in counts.items():
-                entry.lanes[window].num_launches += num_launches
-        for entry, lane in self._lanes():
-            self._dispatcher.replayed(lane.choice, entry.part)
-
-    def uses(self, phase: Phase) -> list[AttentionUse]:
-        """The distinct decisions that served this phase of the step."""
-        return [lane.choice.use for entry, lane in self._lanes() if entry.part.phase is phase]
-
-    def counts(self) -> list[DispatchCount]:
-        """Each decision that served, with how often its path was launched."""
-        return [_count(entry.part, lane) for entry, lane in self._lanes()]
-
-    def served(self) -> list[tuple[Choice, int]]:
-        """Each choice that ran in this step, with its launches."""
-        return [(lane.choice, lane.num_launches) for _, lane in self._lanes()]
-
-    def suspects(self) -> list[tuple[str, str]]:
-        """Every (path, shape) of this step: whom to blame when the device is lost in it."""
-        return [(lane.choice.use.path, str(lane.choice.decision.shape)) for _, lane in self._lanes()]
-
-    def _lanes(self) -> list[tuple[_Part, _Lane]]:
-        return [(entry, lane) for entry in self._parts for lane in (*entry.retired, *entry.lanes.values())]
-
-    def _run(self, entry: _Part, layer: int, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> None:
-        flags = self._dispatcher.flags[layer]
-        lane = entry.lanes[flags.window]
-        while True:
-            try:
-                self._dispatcher.call(lane.choice, q, k, v, entry.part, layer, out)
-            except LAUNCH_ERRORS as error:
-                if lane.num_launches:
-                    entry.retired.append(lane)
-                lane = entry.lanes[flags.window] = _Lane(self._dispatcher.replace(lane.choice, error))
-            else:
-                lane.num_launches += 1
-                return
-
-
-def _count(part: PhasePart, lane: _Lane) -> DispatchCount:
-    decision = lane.choice.decision
-    return DispatchCount(
-        phase=part.phase.value,
-        bucket=decision.shape.context_bucket.label,
-        path=lane.choice.use.path,
-        status=lane.choice.use.status,
-        wanted=decision.wanted,
-        fallback_reasons=lane.choice.use.fallback_reasons,
-        num_sequences=part.num_sequences,
-        num_tokens=part.num_tokens,
-        num_launches=lane.num_launches,
-    )

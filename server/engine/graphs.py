@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from kernels.fused.sampling import greedy
-from server.engine.dispatch import Choice, Dispatcher, PhasePart, StepAttention
+from server.engine.dispatch import Choice, Dispatcher, PhasePart
 from server.engine.graph_inputs import GraphInputs
 from server.engine.graph_keys import GraphKey, GraphSizes, key_of
 from server.engine.sequence import Batch, Sequence
+from server.engine.step_attention import StepAttention
 from server.engine.step_tokens import StepTokens
 from server.model.decoder import Decoder
 from server.model.kv_cache import KVCache

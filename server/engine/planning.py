@@ -57,7 +57,7 @@ def plan_attention(
         fingerprint=fingerprint,
         device=device,
         matrix_dir=None if settings.matrix is None else Path(settings.matrix),
-        cache_dir=Path.home() / ".cache" / "hallmark" if settings.cache_dir is None else Path(settings.cache_dir),
+        cache_dir=cache_folder(settings),
         quarantined=quarantined,
         progress=lambda done, total, what: progress("qualifying", f"{done}/{total} {what}"),
     )
@@ -65,6 +65,11 @@ def plan_attention(
         rows = plan_rows(plan.decisions, plan.evidence)
         raise Unservable(_explain(plan.decisions, settings.on_unproven.value), rows)
     return plan
+
+
+def cache_folder(settings: Settings) -> Path:
+    """Where this machine keeps what it has learnt itself."""
+    return Path.home() / ".cache" / "hallmark" if settings.cache_dir is None else Path(settings.cache_dir)
 
 
 def plan_rows(

@@ -178,7 +178,7 @@ def start(configure: Configure, send: Callable[[FromEngine], None]) -> BuiltEngi
     else:
         send(built.ready)
         if built.attested is not None:
-            send(built.attested)
+            built.quarantine.keeping(send)(built.attested)
         return built
     return None
 
@@ -197,6 +197,7 @@ def serve(
         built = start(configure, send)
         if built is None:
             return _EXIT_REFUSED
+        send = built.quarantine.keeping(send)
         Loop(built.engine, inbox, send, built.attestor).run()
     except DeviceLost as error:
         logger.exception("the device is lost while a path was qualified")

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kernels.fused.sampling import SamplingTensors, sample, sampling_tensors
 from kernels.shape import Phase
-from server.engine.dispatch import Dispatcher, NoPathError, StepAttention
+from server.engine.dispatch import Dispatcher, NoPathError
 from server.engine.graphs import GraphStep, StepGraphs
 from server.engine.inputs import InputBuilder, StepInputs
 from server.engine.outcome import BatchError, StepResult
@@ -16,6 +16,7 @@ from server.engine.row_sampling import is_plain_greedy, row_sampling
 from server.engine.scores import score_rows, wants_scores
 from server.engine.sequence import Batch, Sequence
 from server.engine.staging import staged
+from server.engine.step_attention import StepAttention
 from server.engine.step_tokens import StepTokens
 from server.model.decoder import Decoder
 from server.model.kv_cache import KVCache

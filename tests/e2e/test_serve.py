@@ -3,8 +3,6 @@
 import json
 import shutil
 import subprocess
-import sys
-from pathlib import Path
 
 import openai
 import pytest
@@ -112,11 +110,3 @@ def test_prometheus_accepts_the_metrics(demo: Server) -> None:
 def test_the_series_of_the_server_stay_few(demo: Server) -> None:
     samples = [line for line in demo.get("/metrics").text.splitlines() if not line.startswith("#")]
     assert 100 < len(samples) <= 2000
-
-
-def test_the_shipped_canary_lets_the_demo_server_pass(demo: Server) -> None:
-    """Numerics against the recorded answers; times are another machine's, so they are not compared."""
-    program = [str(Path(sys.executable).parent / "hallmark"), "canary", "--url", f"http://127.0.0.1:{demo.port}"]
-    done = subprocess.run([*program, "--no-performance"], capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "numerics: PASS: 8 of 8 golden answers" in done.stdout

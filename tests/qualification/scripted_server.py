@@ -9,9 +9,29 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+COUNTERS = {
+    'hallmark_attention_fallback_total{reason="head_dim"}': 0,
+    'hallmark_requests_total{route="/v1/completions",outcome="server_error"}': 0,
+    'hallmark_requests_total{route="/v1/completions",outcome="ok"}': 3,
+    'hallmark_kernel_compiles_total{after_ready="true"}': 0,
+    'hallmark_kernel_compiles_total{after_ready="false"}': 9,
+    "hallmark_nonfinite_logits_total": 0,
+    'hallmark_engine_restarts_total{cause="killed"}': 0,
+}
+CPU = {"device": "cpu", "gpu": "fake", "sm": None, "driver": None}
+
 
 def no_delay(_: int) -> float:
     return 0.0
+
+
+def no_shift(_: int) -> float:
+    return 0.0
+
+
+def plan_row(**changes: object) -> dict[str, object]:
+    known = {"shape": "prefill fp32 h4:2", "path": "a", "status": "provisional", "wanted": "a", "fallback_reasons": []}
+    return known | changes
 
 
 @dataclass
@@ -32,6 +52,15 @@ class Script:
     bodies: list[dict[str, Any]] = field(default_factory=list)
     keys: set[str | None] = field(default_factory=set)  # Authorization headers
     num_connections: int = 0
+    # What a canary asks.
+    rows: list[dict[str, object]] = field(default_factory=lambda: [plan_row(), plan_row(status="proven")])
+    fingerprint: dict[str, object] = field(default_factory=lambda: dict(CPU))
+    matrix_digest: str | None = None
+    counters: dict[str, float] = field(default_factory=lambda: dict(COUNTERS))
+    counters_grow: str | None = None  # this one by 1 with each completion
+    salt: int = 0  # another one answers otherwise
+    logprob_shift: Callable[[int], float] = no_shift  # of the prompt's length: what its log probabilities are off by
+    can_score: bool = True
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -47,17 +76,48 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
     def do_GET(self) -> None:
-        self.script.keys.add(self.headers["authorization"])
-        entry = {"id": self.script.model, "max_model_len": self.script.max_model_len}
-        self.send_json({"data": [entry]}, 200 if self.path == "/v1/models" else 404)
+        script = self.script
+        script.keys.add(self.headers["authorization"])
+        if self.path == "/v1/models":
+            self.send_json({"data": [{"id": script.model, "max_model_len": script.max_model_len}]})
+        elif self.path == "/attention":
+            matrix = {"digest": script.matrix_digest}
+            self.send_json({"fingerprint": script.fingerprint, "shapes": script.rows, "matrix": matrix})
+        elif self.path == "/metrics":
+            names = sorted({name.split("{")[0] for name in script.counters})
+            types = [f"# TYPE {name} counter\n" for name in names]
+            text = "".join([*types, *(f"{name} {value}\n" for name, value in script.counters.items())])
+            self.send_body(text.encode(), "text/plain", 200)
+        else:
+            self.send_json({}, 404)
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        self.script.bodies.append(body)
-        if self.script.status == 200:
+        script = self.script
+        if self.path == "/tokenize":
+            self.send_json({"tokens": list(range(50))})
+            return
+        script.bodies.append(body)
+        if script.counters_grow:
+            script.counters[script.counters_grow] += 1
+        if script.status != 200:
+            self.send_json({"error": {"message": "go away"}}, script.status)
+        elif body.get("stream"):
             self.stream(body)
+        elif body.get("echo"):
+            self.score(body["prompt"])
         else:
-            self.send_json({"error": {"message": "go away"}}, self.script.status)
+            text = " ".join(str(token + script.salt) for token in body["prompt"][:20])
+            self.send_json({"choices": [{"text": text}]})
+
+    def score(self, prompt: list[int]) -> None:
+        names = [f"token_id:{token}" for token in prompt]
+        shift = self.script.logprob_shift(len(prompt))
+        values = [-1.0 - 0.01 * token + shift for token in prompt[1:]]
+        likeliest = [{name: value, "token_id:7": -0.5} for name, value in zip(names[1:], values, strict=True)]
+        scores = {"tokens": names, "token_logprobs": [None, *values], "top_logprobs": [None, *likeliest]}
+        choice = {"text": "", "logprobs": scores if self.script.can_score else None}
+        self.send_json({"choices": [choice]})
 
     def stream(self, body: dict[str, Any]) -> None:
         script, num_tokens = self.script, body["max_tokens"]
@@ -90,9 +150,11 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.flush()
 
     def send_json(self, body: object, status: int = 200) -> None:
-        text = json.dumps(body).encode()
+        self.send_body(json.dumps(body).encode(), "application/json", status)
+
+    def send_body(self, text: bytes, kind: str, status: int) -> None:
         self.send_response(status)
-        self.send_header("content-type", "application/json")
+        self.send_header("content-type", kind)
         self.send_header("content-length", str(len(text)))
         self.end_headers()
         self.wfile.write(text)

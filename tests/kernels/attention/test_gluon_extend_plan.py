@@ -81,10 +81,10 @@ def test_every_row_block_of_a_ragged_batch_is_planned_once(seed: int, num_seqs: 
     assert found == expected_blocks(q_lens, contexts, TILINGS[64].block_m // variant.pack)
 
 
-def test_blocks_that_end_latest_come_first(device: torch.device) -> None:
-    _, _, blocks, _ = planned([300, 40, 1, 0, 700], [5000, 9000, 1, 7, 700], device)
-    ends = [block.position for block in blocks]
-    assert ends == sorted(ends, reverse=True)
+def test_longer_contexts_come_first_and_in_each_the_later_blocks(device: torch.device) -> None:
+    _, _, blocks, _ = planned([300, 40, 1, 0, 700, 40], [5000, 9000, 1, 7, 700, 9000], device)
+    order = [(-block.keys, block.sequence, -block.position) for block in blocks]
+    assert order == sorted(order)
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,12 @@ from kernels.fingerprint import Device
 from kernels.path import KernelPath, Limits, Reject, Tier
 from kernels.shape import AttentionShape, Dtype, Phase
 from qualification.decision import Decision, Status
-from server.engine.dispatch import Dispatcher, NoPathError, PhasePart, StepAttention
+from server.engine.dispatch import Dispatcher, NoPathError, PhasePart
 from server.engine.inputs import InputBuilder
 from server.engine.lengths import bucket_index
 from server.engine.messages import SamplingParams
 from server.engine.sequence import Batch, Sequence
+from server.engine.step_attention import StepAttention
 
 WINDOW = 64
 LIMITS = Limits(frozenset({Device.CPU}), frozenset(Phase), frozenset(Dtype), max_head_dim=64)

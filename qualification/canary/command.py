@@ -1,0 +1,121 @@
+"""The command line of `hallmark canary`."""
+
+import argparse
+import sys
+import time
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+
+from qualification.canary.client import CanaryError, Candidate
+from qualification.canary.golden import GoldenError, save_golden
+from qualification.canary.performance import LENGTHS, Rules
+from qualification.canary.report import write
+from qualification.canary.run import Canary, Options, new_salt, record_golden
+from qualification.canary.verdict import ExitCode, Outcome, Stage, Verdict
+from qualification.load.discovery import DiscoveryError
+from qualification.progress import ProgressLine
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of `hallmark canary` and `hallmark canary record`."""
+    rules = Rules()
+    parser.add_argument("action", nargs="?", choices=["check", "record"], default="check", help="default: check")
+    parser.add_argument("--url", required=True, help="the server, e.g. http://127.0.0.1:8000")
+    parser.add_argument("--admin-url", help="where /attention and /metrics are, if the server has an admin port")
+    parser.add_argument("--golden", type=Path, metavar="FILE", help="default: the file that ships for the served model")
+    parser.add_argument("--baseline", metavar="URL|FILE", help="to compare times with (default: the golden file's)")
+    parser.add_argument("--matrix", type=Path, metavar="DIR", help="the reviewed matrices: path and status must follow")
+    parser.add_argument("--matrix-digest", metavar="HEX", help="or their digest alone; its beginning will do")
+    parser.add_argument("--require-proven", action="store_true", help="what only the server itself has proven fails")
+    parser.add_argument("--no-performance", action="store_true", help="skip the comparison of times")
+    parser.add_argument("--max-slowdown", type=float, default=rules.max_slowdown, help="of a median (default: 1.15)")
+    parser.add_argument("--noise-ms", type=float, default=1e3 * rules.noise_s, help="never a slowdown (default: 0.5)")
+    parser.add_argument("--samples", type=int, default=rules.num_samples, help="of a bucket and look (default: 12)")
+    parser.add_argument("--looks", type=int, default=rules.num_looks, help="at most, until all is decided (default: 3)")
+    parser.add_argument("--lengths", nargs="+", type=int, help=f"of the trace (default: {' '.join(map(str, LENGTHS))})")
+    parser.add_argument("--utilization", type=float, default=rules.utilization, help="of a side by it (default: 0.2)")
+    parser.add_argument("--vocab-size", type=int, default=rules.vocab_size, help="token ids of the trace (2048)")
+    parser.add_argument("--seed", type=int, default=rules.seed, help="of the trace")
+    parser.add_argument("--api-key-file", type=Path, metavar="FILE", help="its first line is sent as the bearer token")
+    parser.add_argument("--timeout", type=float, default=120.0, help="seconds for one request (default: 120)")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="record: the golden file to write")
+    parser.add_argument("--valid-days", type=int, help="record: after that the file is refused (default: never)")
+    parser.add_argument("--out-dir", type=Path, metavar="DIR", help="check: JSON, Markdown, JUnit and a chart go here")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run with parsed flags, print, and return the exit code."""
+    line = ProgressLine(sys.stderr, time.monotonic, is_terminal=sys.stderr.isatty())
+    try:
+        options = _options(args)
+        headers = {} if options.bearer is None else {"authorization": f"Bearer {options.bearer}"}
+        with ExitStack() as stack:
+
+            def client(url: str) -> httpx.Client:
+                return stack.enter_context(httpx.Client(base_url=url, timeout=args.timeout, headers=headers))
+
+            candidate = Candidate(client(args.url), client(args.admin_url or args.url))
+            live = client(args.baseline) if options.has_live_baseline else None
+            return _run(args, candidate, None if live is None else Candidate(live, live), options, line)
+    except (CanaryError, GoldenError, DiscoveryError, OSError, ValueError, IndexError, httpx.InvalidURL) as error:
+        print(Verdict(Stage.ENVIRONMENT, Outcome.FAIL, str(error)), flush=True)
+        return ExitCode.ENVIRONMENT
+    finally:
+        line.close()
+
+
+def _run(
+    args: argparse.Namespace,
+    candidate: Candidate,
+    reference: Candidate | None,
+    options: Options,
+    line: ProgressLine,
+) -> int:
+    if args.action == "record":
+        if args.out is None:
+            raise ValueError("record needs --out FILE")
+        golden = record_golden(candidate, options, valid_days=args.valid_days, progress=line)
+        save_golden(args.out, golden)
+        what = f"{len(golden.prompts)} prompts of {golden.model} and the times of {len(golden.times)} buckets"
+        print(f"recorded {what} in {args.out}", flush=True)
+        return ExitCode.PASS
+    result = Canary(candidate, options, say=_print, progress=line, reference=reference).run()
+    if args.out_dir is not None:
+        write(args.out_dir, result)
+    return result.code
+
+
+def _options(args: argparse.Namespace) -> Options:
+    if args.samples < 1 or args.looks < 1:
+        raise ValueError("--samples and --looks must be at least 1")
+    rules = replace(
+        Rules(),
+        max_slowdown=args.max_slowdown,
+        noise_s=args.noise_ms / 1e3,
+        num_samples=args.samples,
+        num_looks=args.looks,
+        vocab_size=args.vocab_size,
+        lengths=LENGTHS if args.lengths is None else tuple(args.lengths),
+        utilization=args.utilization,
+        seed=args.seed,
+        salt=new_salt(),
+    )
+    return Options(
+        url=args.url,
+        bearer=None if args.api_key_file is None else args.api_key_file.read_text().split()[0],
+        timeout_s=args.timeout,
+        golden=args.golden,
+        baseline=args.baseline,
+        matrix=args.matrix,
+        matrix_digest=args.matrix_digest,
+        must_be_reviewed=args.require_proven,
+        has_performance=not args.no_performance,
+        rules=rules,
+    )
+
+
+def _print(line: str) -> None:
+    print(line, flush=True)

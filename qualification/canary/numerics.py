@@ -1,0 +1,127 @@
+"""Whether a server computes what the reference did: log probabilities of given tokens, and greedy answers."""
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+
+from qualification.canary.golden import GoldenPrompt
+from qualification.canary.verdict import Outcome, Stage, Verdict
+
+# Greedy answers elsewhere, or in 16 bits: a near-tie may fall otherwise, and the rest of the answer with it. A wrong
+# kernel disagrees from the first tokens on.
+MIN_AGREEMENT = 0.7
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerance:
+    """Of |log probability - the reference's| in nats, over the places of a bucket's prompts."""
+
+    mean: float
+    worst: float
+
+
+# Sums of another order differ by some rounding units of the logits, which are 10 to 30: 2^-24 of them in fp32, 2^-11 in
+# fp16, 2^-8 in bf16; the errors of a hundred operations in a row add up like their root.
+TOLERANCES = {
+    "fp32": Tolerance(1e-4, 1e-2),
+    "fp16": Tolerance(5e-3, 0.25),
+    "bf16": Tolerance(2e-2, 1.0),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """Of one prompt: the log probability of each token after the first, and the likeliest token there."""
+
+    logprobs: list[float | None]  # None: not finite
+    likeliest: list[int | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What the candidate made of one golden prompt; None: an error, named in `error`."""
+
+    prompt: GoldenPrompt
+    scores: Scores | None
+    text: str | None
+    error: str | None = None
+
+
+def judge_numerics(replies: Sequence[Reply], *, dtype: str | None, is_same_machine: bool) -> list[Verdict]:
+    """A verdict for each bucket, shortest first; without any prompt one that there is no data."""
+    buckets = list(dict.fromkeys(reply.prompt.bucket for reply in replies))
+    if not buckets:
+        return [Verdict(Stage.NUMERICS, Outcome.NO_DATA, "there is no golden prompt that fits the context")]
+    if dtype not in TOLERANCES:
+        return [Verdict(Stage.NUMERICS, Outcome.NO_DATA, f"no tolerance is known for dtype {dtype}")]
+    is_exact = is_same_machine and dtype == "fp32"
+    return [
+        _judge_bucket(
+            bucket, [reply for reply in replies if reply.prompt.bucket == bucket], TOLERANCES[dtype], is_exact
+        )
+        for bucket in buckets
+    ]
+
+
+def _judge_bucket(bucket: str, replies: Sequence[Reply], limits: Tolerance, is_exact: bool) -> Verdict:
+    unanswered = [f"{reply.prompt.name}: {reply.error}" for reply in replies if reply.error is not None]
+    differences, num_equal_top, nonfinite = _differences(replies)
+    answered = [reply for reply in replies if reply.text is not None]
+    wrong, late = list(nonfinite), []
+    detail = f"{len(replies)} prompts"
+    if differences:
+        mean, worst = statistics.fmean(differences), max(differences)
+        detail += (
+            f", {len(differences)} places: |log p - reference| {mean:.2g} in the mean (at most {limits.mean:g}), "
+            f"{worst:.2g} at worst ({limits.worst:g}), {num_equal_top / len(differences):.1%} the same likeliest token"
+        )
+        if mean > limits.mean or worst > limits.worst:
+            wrong.append(f"log probabilities are off by {mean:.3g} in the mean and {worst:.3g} at worst")
+    if answered:
+        agreement = statistics.fmean(_agreement(reply) for reply in answered)
+        late = [_difference(reply) for reply in answered if reply.text != reply.prompt.text]
+        detail += f"; {len(answered) - len(late)} of {len(answered)} greedy answers equal"
+        if late if is_exact else agreement < MIN_AGREEMENT:
+            wrong += late
+    if wrong:
+        return Verdict(Stage.NUMERICS, Outcome.FAIL, detail, (*wrong, *unanswered), bucket)
+    if unanswered or not differences:  # who did not answer was not wrong
+        reasons = (*unanswered, *(() if differences else ("no log probability was compared",)))
+        return Verdict(Stage.NUMERICS, Outcome.NO_DATA, detail, reasons, bucket)
+    return Verdict(Stage.NUMERICS, Outcome.PASS, detail, tuple(late), bucket)
+
+
+def _differences(replies: Sequence[Reply]) -> tuple[list[float], int, list[str]]:
+    """|difference| at each recorded place, how many places have the same likeliest token, and what is not finite."""
+    found, num_equal, nonfinite = [], 0, []
+    for reply in replies:
+        if reply.scores is None:
+            continue
+        for place, expected, likeliest in zip(
+            reply.prompt.places, reply.prompt.logprobs, reply.prompt.likeliest, strict=True
+        ):
+            got = reply.scores.logprobs[place - 1]
+            if got is None:
+                nonfinite.append(f"{reply.prompt.name}: the log probability of token {place} is not finite")
+                break
+            found.append(abs(got - expected))
+            num_equal += reply.scores.likeliest[place - 1] == likeliest
+    return found, num_equal, nonfinite
+
+
+def _agreement(reply: Reply) -> float:
+    """Share of the expected text that the candidate's begins with; of an empty one, whether it is empty too."""
+    if not reply.prompt.text:
+        return float(reply.text == "")
+    return _common_prefix(reply) / len(reply.prompt.text)
+
+
+def _difference(reply: Reply) -> str:
+    return f"{reply.prompt.name}: differs from character {_common_prefix(reply)} of {len(reply.prompt.text)} on"
+
+
+def _common_prefix(reply: Reply) -> int:
+    """Characters that both texts begin with."""
+    pairs = zip(reply.prompt.text, reply.text or "", strict=False)
+    return len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))

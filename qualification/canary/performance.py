@@ -1,0 +1,219 @@
+"""Whether a server is as fast as another: one seeded open-loop trace to both, in turns; no distribution assumed."""
+
+import random
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from kernels.buckets import Bucket, bucket_of
+from qualification.canary.golden import Times
+from qualification.canary.verdict import Outcome, Stage, Verdict
+from qualification.load.client import LoadClient
+from qualification.load.sample import ClientLag, LoadResult
+from qualification.load.trace import Seed, stratified
+from qualification.quantiles import needed_samples, quantile_interval, ratio_interval
+
+OUTPUT_TOKENS = 16  # of each request of the trace
+LENGTHS = (96, 384, 1536, 6144, 24576, 98304)  # one a bucket, away from its edges
+_ROUND_SAMPLES = 4  # of a bucket, before the other side has its turn
+_CONFIDENCE = 0.95
+Progress = Callable[[int, int, str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """When a server is slower."""
+
+    max_slowdown: float = 1.15  # of a median, against the baseline's
+    noise_s: float = 0.0005  # nobody's concern, whatever its factor
+    num_samples: int = 12  # of a bucket, before the first look
+    num_looks: int = 3  # as many samples again before each further one, while a bucket is undecided
+    vocab_size: int = 2048
+    lengths: tuple[int, ...] = LENGTHS
+    # Share of the time in which a request runs: so few meet that a slow bucket slows no other's median.
+    utilization: float = 0.2
+    seed: int = 20261121
+    salt: str = ""  # of the token ids: another one each run, or a prefix cache answers
+
+    @property
+    def confidence(self) -> float:
+        """Of one look, so that all of them together are wrong as seldom as one (Bonferroni)."""
+        return 1 - (1 - _CONFIDENCE) / self.num_looks
+
+
+@dataclass(slots=True)
+class SideTimes:
+    """What one side has shown so far, by bucket."""
+
+    times: dict[str, Times] = field(default_factory=dict)
+    errors: list[str] = field(default_factory=list)
+    lags: list[ClientLag] = field(default_factory=list)
+
+    def add(self, result: LoadResult) -> None:
+        self.lags.append(result.lag)
+        for sample in result.samples:
+            if sample.error is not None:
+                self.errors.append(sample.error)
+                continue
+            known = self.times.setdefault(bucket_of(sample.num_prompt_tokens).label, Times([], []))
+            known.ttft_s.extend(round(value, 6) for value in _values(sample.ttft_s))
+            known.tpot_s.extend(round(value, 7) for value in _values(sample.tpot_s))
+
+
+def lengths_for(rules: Rules, max_model_len: int) -> list[int]:
+    """Prompt lengths of the trace that fit."""
+    return [length for length in rules.lengths if length + OUTPUT_TOKENS <= max_model_len]
+
+
+def compare(
+    candidate: LoadClient,
+    baseline: LoadClient | Mapping[str, Times],
+    lengths: Sequence[int],
+    rules: Rules,
+    progress: Progress,
+) -> tuple[SideTimes, SideTimes, list[Verdict]]:
+    """Candidate's times, the baseline's, and a verdict for each bucket. Looks again while one is undecided."""
+    sides = {"candidate": SideTimes(), "baseline": SideTimes()}
+    clients = {"candidate": candidate}
+    if isinstance(baseline, LoadClient):
+        clients["baseline"] = baseline
+    else:
+        sides["baseline"].times = dict(baseline)
+    rate = _warm_up(list(clients.values()), lengths, rules)
+    trace = _Trace(clients, sides, lengths, rules, rate, progress)
+    verdicts: list[Verdict] = []
+    for look in range(rules.num_looks):
+        trace.run(rules.num_samples * (look + 1))
+        verdicts = judge_performance(sides["baseline"].times, sides["candidate"].times, lengths, rules)
+        if not any(verdict.outcome is Outcome.NO_DATA for verdict in verdicts) or sides["candidate"].errors:
+            break
+    return sides["candidate"], sides["baseline"], verdicts
+
+
+def record_times(client: LoadClient, lengths: Sequence[int], rules: Rules, progress: Progress) -> SideTimes:
+    """One side's times by the trace that `compare` sends, with the samples of every look."""
+    sides = {"candidate": SideTimes()}
+    clients = {"candidate": client}
+    trace = _Trace(clients, sides, lengths, rules, _warm_up([client], lengths, rules), progress)
+    trace.run(rules.num_samples * rules.num_looks)
+    return sides["candidate"]
+
+
+def judge_performance(
+    baseline: Mapping[str, Times], candidate: Mapping[str, Times], lengths: Iterable[int], rules: Rules
+) -> list[Verdict]:
+    """By bucket: FAIL when the slowdown surely exceeds the limit, PASS when it surely does not, else NO_DATA."""
+    empty = Times([], [])
+    return [
+        _judge_bucket(bucket, baseline.get(bucket, empty), candidate.get(bucket, empty), rules)
+        for bucket in dict.fromkeys(bucket_of(length).label for length in lengths)
+    ]
+
+
+class _Trace:
+    """The trace, round by round, to every side in turn."""
+
+    def __init__(
+        self,
+        clients: Mapping[str, LoadClient],
+        sides: Mapping[str, SideTimes],
+        lengths: Sequence[int],
+        rules: Rules,
+        rate: float,
+        progress: Progress,
+    ) -> None:
+        self._clients = clients
+        self._sides = sides
+        self._lengths = lengths
+        self._rules = rules
+        self._rate = rate
+        self._progress = progress
+        self._num_sent = 0  # requests of each length to each side
+
+    def run(self, until: int) -> None:
+        """Send rounds until each length was sent `until` times."""
+        order = random.Random(f"{self._rules.seed} {until}")
+        while self._num_sent < until:
+            num_each = min(_ROUND_SAMPLES, until - self._num_sent)
+            requests = stratified(
+                _seed(self._rules, f"round {self._num_sent}"),
+                rate=self._rate,
+                lengths=self._lengths,
+                num_each=num_each,
+                num_output=OUTPUT_TOKENS,
+            )
+            names = list(self._clients)
+            order.shuffle(names)  # who goes first
+            for name in names:
+                self._progress(self._num_sent, until, f"performance of the {name}")
+                self._sides[name].add(self._clients[name].run(requests))
+            self._num_sent += num_each
+
+
+def _warm_up(clients: Sequence[LoadClient], lengths: Sequence[int], rules: Rules) -> float:
+    """Send each length twice to each side, uncounted. Returns the requests a second that keep the slowest side idle."""
+    slowest = 0.0
+    for client in clients:
+        spans = []
+        for n in range(2):
+            requests = stratified(
+                _seed(rules, f"warm {n}"), rate=1e9, lengths=lengths, num_each=1, num_output=OUTPUT_TOKENS
+            )
+            result = client.run_in_turn(requests)
+            spans = [sample.read_at[-1] for sample in result.samples if sample.error is None and sample.read_at]
+        slowest = max(slowest, statistics.fmean(spans) if spans else 0.0)
+    return rules.utilization / max(slowest, 1e-3)
+
+
+def _judge_bucket(bucket: str, baseline: Times, candidate: Times, rules: Rules) -> Verdict:
+    slow, unsure, shown = [], [], []
+    for what, ours, theirs in (
+        ("TTFT", candidate.ttft_s, baseline.ttft_s),
+        ("token", candidate.tpot_s, baseline.tpot_s),
+    ):
+        # The noise is taken off the candidate: what it is slower by must be more than that.
+        lowered = [max(value - rules.noise_s, 1e-9) for value in ours]
+        bounds = ratio_interval(lowered, theirs, 0.5, rules.confidence)
+        if bounds is None:
+            unsure.append(
+                f"{what}: {len(ours)} samples here and {len(theirs)} of the baseline, {_needed(rules)} are needed"
+            )
+            continue
+        shown.append(_shown(what, ours, theirs))
+        if bounds.lo > rules.max_slowdown:
+            slow.append(f"{what} is surely more than {rules.max_slowdown:g}x the baseline's")
+        elif bounds.hi > rules.max_slowdown:
+            counts = f"{len(ours)} samples here and {len(theirs)} of the baseline"
+            unsure.append(f"{what}: {counts} do not tell whether it is more than {rules.max_slowdown:g}x")
+    detail = "; ".join(shown) or "nothing measured"
+    if slow:
+        return Verdict(Stage.PERFORMANCE, Outcome.FAIL, detail, tuple(slow), bucket)
+    outcome = Outcome.NO_DATA if unsure else Outcome.PASS
+    return Verdict(Stage.PERFORMANCE, outcome, detail, tuple(unsure), bucket)
+
+
+def _shown(what: str, ours: Sequence[float], theirs: Sequence[float]) -> str:
+    mine, other = statistics.median(ours), statistics.median(theirs)
+    bounds = ratio_interval(ours, theirs, 0.5)
+    surely = "" if bounds is None else f" ({bounds.lo:.2f} to {bounds.hi:.2f})"
+    return f"{what} p50 {1e3 * mine:.2f} ms against {1e3 * other:.2f}, {mine / other:.2f}x{surely}"
+
+
+def _needed(rules: Rules) -> int:
+    """The fewest samples that give an interval of the median at the confidence of a look."""
+    each = 1 - (1 - rules.confidence) / 2
+    least = needed_samples(0.5)
+    return next(n for n in range(least, 99) if quantile_interval(range(n), 0.5, each) is not None)
+
+
+def _seed(rules: Rules, of: str) -> Seed:
+    return Seed(f"{rules.seed} canary {of}", rules.salt, rules.vocab_size)
+
+
+def _values(value: float | None) -> list[float]:
+    return [] if value is None else [value]
+
+
+def shortest_first(buckets: Iterable[str]) -> list[str]:
+    order = [bucket.label for bucket in Bucket]
+    return sorted(buckets, key=order.index)

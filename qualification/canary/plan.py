@@ -1,0 +1,110 @@
+"""What a server says it will run, against what was reviewed. Talks to nobody."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from kernels.fingerprint import Fingerprint
+from kernels.shape import AttentionShape
+from qualification.canary.verdict import Outcome, Stage, Verdict
+from qualification.choice import choice_of
+from qualification.matrix import Matrix, load_matrices
+from qualification.shape_text import parse_shape
+
+_BAD_STATUS = frozenset({"unproven", "stale", "failed", "quarantined"})
+Row = Mapping[str, object]  # of GET /attention
+
+
+@dataclass(frozen=True, slots=True)
+class Reviewed:
+    """The matrix that the operator trusts: its digest, and where it is at hand, itself."""
+
+    digest: str
+    matrix: Matrix | None = None
+    fingerprint: Fingerprint | None = None  # of the server; with `matrix`
+
+
+def reviewed_matrix(folder: Path, fingerprint: Mapping[str, object]) -> Reviewed:
+    """The files of `folder` for the server's GPU. Raises ValueError where there is none, or one is damaged."""
+    machine = msgspec.convert(dict(fingerprint), Fingerprint)
+    matrix = load_matrices(folder, machine)
+    if matrix.problems:
+        raise ValueError("; ".join(problem.detail for problem in matrix.problems))
+    if matrix.digest is None:
+        raise ValueError(f"{folder} holds no matrix for {machine.gpu}")
+    return Reviewed(matrix.digest, matrix, machine)
+
+
+def judge_plan(
+    rows: Sequence[Row], *, must_be_reviewed: bool, reviewed: Reviewed | None = None, digest: str | None = None
+) -> Verdict:
+    """Rows of GET /attention: each shape has a path, proven, and the wanted one.
+
+    must_be_reviewed  what only the server itself has proven does not do; so it is wherever `reviewed` is given
+    digest            of the matrix that the server decided by; it must be the reviewed one
+    """
+    if not rows:
+        return Verdict(Stage.PLAN, Outcome.NO_DATA, "the plan is empty")
+    if reviewed is not None and not (digest or "").startswith(reviewed.digest):
+        detail = f"the server decided by matrix {_short(digest)}, reviewed is {_short(reviewed.digest)}"
+        return Verdict(Stage.PLAN, Outcome.FAIL, detail)
+    is_strict = must_be_reviewed or reviewed is not None
+    bad = _BAD_STATUS | {"provisional"} if is_strict else _BAD_STATUS
+    reasons = []
+    for row in rows:
+        if not isinstance(row.get("status"), str) or not isinstance(row.get("fallback_reasons"), list):
+            return Verdict(Stage.PLAN, Outcome.NO_DATA, "a row of the plan has no status or no fallback_reasons")
+        reason = _against(row, bad) or _against_choice(row, reviewed)
+        reasons += [reason] if reason is not None else []
+    if reasons:
+        return Verdict(Stage.PLAN, Outcome.FAIL, f"{len(reasons)} of {len(rows)} shapes", tuple(reasons))
+    num_own = sum(row["status"] == "provisional" for row in rows)
+    by = "the matrix" if reviewed is None else f"the reviewed matrix {_short(reviewed.digest)}"
+    detail = f"{len(rows)} shapes, no fallback, {len(rows) - num_own} proven by {by}, {num_own} by the server itself"
+    return Verdict(Stage.PLAN, Outcome.PASS, detail)
+
+
+def dtype_of(rows: Sequence[Row]) -> str | None:
+    """What the model computes attention in, as shapes name it."""
+    words = str(rows[0].get("shape")).split() if rows else []
+    return words[1].split("/")[0] if len(words) > 1 else None
+
+
+def _against(row: Row, bad: frozenset[str]) -> str | None:
+    path, status, shape, codes = (row.get(name) for name in ("path", "status", "shape", "fallback_reasons"))
+    why = f" ({', '.join(map(str, codes))})" if isinstance(codes, list) and codes else ""
+    if path is None:
+        return f"{shape}: no path{why}"
+    if why:
+        return f"{shape}: falls back from {row.get('wanted')} to {path}{why}"
+    return f"{shape}: {path} is {status}" if status in bad else None
+
+
+def _against_choice(row: Row, reviewed: Reviewed | None) -> str | None:
+    """Whether the matrix itself, read here, chooses another path than the server did."""
+    if reviewed is None or reviewed.matrix is None or reviewed.fingerprint is None:
+        return None
+    try:
+        shape = parse_shape(str(row.get("shape")))
+    except ValueError as error:
+        return str(error)
+    choice = _choice(reviewed.matrix, shape, reviewed.fingerprint)
+    if choice == row.get("path"):
+        return None
+    return f"{shape}: {row.get('path')} serves, the reviewed matrix chooses {choice or 'no path'}"
+
+
+def _choice(matrix: Matrix, shape: AttentionShape, fingerprint: Fingerprint) -> str | None:
+    entries = (
+        entry
+        for (of, _), entry in matrix.evidence.items()
+        if of == shape and not entry.fingerprint.differing_fields(fingerprint)
+    )
+    chosen = choice_of(entries)
+    return None if chosen is None else chosen.path
+
+
+def _short(digest: str | None) -> str:
+    return "none" if digest is None else digest[:12]

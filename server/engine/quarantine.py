@@ -1,0 +1,98 @@
+"""What broke in service, on disk: a restarted server does without it until the stack or the kernel's source changes.
+
+A file of its own for each stack, beside the machine's own evidence. Removing it gives every path another chance.
+"""
+
+import logging
+import os
+import tempfile
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+
+from kernels.path import KernelPath
+from server.engine.messages import AttestationReport, EngineFailed, FromEngine, StepOutput
+
+logger = logging.getLogger(__name__)
+
+Pair = tuple[str, str]  # path, str(shape)
+
+
+class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    path: str
+    shape: str
+    source_digest: str
+    at: str
+    why: str
+
+
+class Quarantine:
+    """The (path, shape) pairs of one stack."""
+
+    def __init__(self, file: Path, paths: Iterable[KernelPath]) -> None:
+        """Reads the file, if there is one. One that cannot be read is logged, and replaced by the next failure."""
+        self._file = file
+        self._digests = {path.name: path.source_digest for path in paths}
+        self._entries: dict[Pair, _Entry] = {}
+        if file.exists():
+            self._read()
+
+    @property
+    def pairs(self) -> frozenset[Pair]:
+        """Those whose kernel's source is still what broke."""
+        return frozenset(
+            pair for pair, entry in self._entries.items() if self._digests.get(entry.path) == entry.source_digest
+        )
+
+    def add(self, pairs: Iterable[Pair], why: str) -> None:
+        """Keep what broke. A disk that cannot be written to is logged: the running server does without the path."""
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        for path, shape in pairs:
+            digest = self._digests.get(path)
+            if digest is not None:
+                self._entries[path, shape] = _Entry(path, shape, digest, now, why)
+        try:
+            _write(self._file, msgspec.json.format(msgspec.json.encode(list(self._entries.values())), indent=1))
+        except OSError as error:
+            logger.error("what broke cannot be kept for the next start: %s", error)
+        else:
+            logger.warning("quarantined until its source or the stack changes, or %s is removed", self._file)
+
+    def keeping(self, send: Callable[[FromEngine], None]) -> Callable[[FromEngine], None]:
+        """`send`, before which everything that a message reports as broken is on disk."""
+
+        def send_kept(message: FromEngine) -> None:
+            if isinstance(message, StepOutput) and message.record.quarantined:
+                self.add(message.record.quarantined, "it could not be launched")
+            elif isinstance(message, AttestationReport) and message.quarantined:
+                self.add(message.quarantined, "it launched other kernels than its evidence")
+            elif isinstance(message, EngineFailed) and message.suspects:
+                self.add(message.suspects, f"the device was lost: {message.message}")
+            send(message)
+
+        return send_kept
+
+    def _read(self) -> None:
+        try:
+            entries = msgspec.json.decode(self._file.read_bytes(), type=list[_Entry])
+        except (OSError, msgspec.DecodeError) as error:
+            logger.error("what broke before is not known, %s cannot be read: %s", self._file, error)
+            return
+        self._entries = {(entry.path, entry.shape): entry for entry in entries}
+        for path, shape in sorted(self.pairs):
+            logger.warning("%s is quarantined for %s: %s", path, shape, self._entries[path, shape].why)
+
+
+def _write(file: Path, content: bytes) -> None:
+    """Whole or not at all."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
+    try:
+        with os.fdopen(handle, "wb") as out:
+            out.write(content)
+        Path(temporary).replace(file)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise

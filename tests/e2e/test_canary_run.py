@@ -1,0 +1,51 @@
+"""The canary against real servers of the demo model: itself, and one whose attention window is off by one."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from running_server import DEMO, Server, StartServer
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]  # a start on a busy machine takes minutes
+
+
+def canary(server: Server, *flags: str) -> subprocess.CompletedProcess[str]:
+    program = [str(Path(sys.executable).parent / "hallmark"), "canary", "--url", server.url, *flags]
+    return subprocess.run(program, capture_output=True, text=True, timeout=500, check=False)
+
+
+def test_the_demo_server_against_itself_passes(demo: Server, tmp_path: Path) -> None:
+    """Numerics against the answers that ship; times against its own, with room for a machine that does other work."""
+    trace = ("--lengths", "32", "160", "--samples", "8", "--utilization", "0.5", "--vocab-size", "4000")
+    room = ("--max-slowdown", "3", "--noise-ms", "300")
+    done = canary(demo, "--baseline", demo.url, *trace, *room, "--out-dir", str(tmp_path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    verdicts = json.loads((tmp_path / "canary.json").read_text())["verdicts"]
+    assert [(it["stage"], it["bucket"]) for it in verdicts if it["bucket"]] == [
+        *(("numerics", bucket) for bucket in ("le_128", "le_512", "le_2k", "le_8k")),
+        *(("performance", bucket) for bucket in ("le_128", "le_512")),
+    ]
+
+
+def test_a_window_that_is_off_by_one_fails_on_numerics_in_its_bucket_only(
+    start_server: StartServer, tmp_path: Path
+) -> None:
+    """A window of 2048 in a model without: the last of 2049 tokens does not see the first. Nothing shorter notices."""
+    folder = shutil.copytree(DEMO, tmp_path / "demo")
+    config = json.loads((folder / "config.json").read_text())
+    windowed = config | {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": 2048}
+    (folder / "config.json").write_text(json.dumps(windowed))
+    with start_server("--model", str(folder), "--served-model-name", "demo", "--on-unproven", "degrade") as server:
+        server.wait_ready()
+        done = canary(server, "--no-performance")
+    assert done.returncode == 1, done.stdout + done.stderr
+    outcomes = dict(line.split(": ")[:2] for line in done.stdout.splitlines() if line.startswith("numerics"))
+    assert outcomes == {
+        "numerics le_128": "PASS",
+        "numerics le_512": "PASS",
+        "numerics le_2k": "PASS",
+        "numerics le_8k": "FAIL",
+    }

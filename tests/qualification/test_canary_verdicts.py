@@ -1,0 +1,191 @@
+"""What a canary makes of numbers, without any server."""
+
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+from qualification_fakes import DECODE, MACHINE, SHAPE, evidence, path
+from scripted_server import plan_row
+
+from qualification.canary.golden import GoldenPrompt, Times
+from qualification.canary.numerics import Reply, Scores, judge_numerics
+from qualification.canary.performance import Rules, judge_performance
+from qualification.canary.plan import Reviewed, dtype_of, judge_plan, reviewed_matrix
+from qualification.canary.verdict import Outcome, Stage, Verdict, exit_code, judge_service
+from qualification.matrix import gpu_folder, save_matrix
+
+RULES = Rules(num_looks=1, lengths=(96,))
+
+
+def verdicts(**outcomes: Outcome) -> list[Verdict]:
+    return [Verdict(Stage[stage.upper()], outcome, "") for stage, outcome in outcomes.items()]
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, 4),
+        ({"plan": Outcome.PASS}, 0),
+        ({"plan": Outcome.PASS, "performance": Outcome.SKIPPED}, 0),
+        ({"performance": Outcome.SKIPPED}, 4),
+        ({"plan": Outcome.PASS, "performance": Outcome.NO_DATA}, 4),
+        ({"plan": Outcome.NO_DATA, "performance": Outcome.FAIL}, 2),
+        ({"plan": Outcome.FAIL, "performance": Outcome.FAIL}, 3),
+        ({"service": Outcome.FAIL, "plan": Outcome.PASS}, 3),
+        ({"plan": Outcome.FAIL, "numerics": Outcome.FAIL, "performance": Outcome.FAIL}, 1),
+    ],
+)
+def test_the_gravest_verdict_is_the_exit_code(given: dict[str, Outcome], expected: int) -> None:
+    assert exit_code(verdicts(**given)) == expected
+
+
+# --- the plan ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("status", ["unproven", "stale", "failed", "quarantined"])
+def test_a_shape_that_is_not_proven_fails_the_plan(status: str) -> None:
+    assert judge_plan([plan_row(status=status)], must_be_reviewed=False).outcome is Outcome.FAIL
+
+
+def test_an_empty_or_unreadable_plan_is_no_pass() -> None:
+    assert judge_plan([], must_be_reviewed=False).outcome is Outcome.NO_DATA
+    assert judge_plan([{"shape": "s"}], must_be_reviewed=False).outcome is Outcome.NO_DATA
+
+
+def test_against_a_reviewed_digest_provisional_does_not_do() -> None:
+    row, reviewed = plan_row(), Reviewed("abc")
+    assert judge_plan([row], must_be_reviewed=False, reviewed=reviewed, digest="abcdef").outcome is Outcome.FAIL
+    proven = plan_row(status="proven")
+    assert judge_plan([proven], must_be_reviewed=False, reviewed=reviewed, digest="abcdef").outcome is Outcome.PASS
+    assert judge_plan([proven], must_be_reviewed=False, reviewed=reviewed, digest=None).outcome is Outcome.FAIL
+
+
+MACHINE_FIELDS = asdict(MACHINE) | {"device": MACHINE.device.value}  # as GET /attention gives them
+
+
+def test_a_plan_that_follows_the_reviewed_matrix_passes_and_another_path_is_named(tmp_path: Path) -> None:
+    fast, slow = path("fast"), path("slow")
+    known = [evidence(SHAPE, fast, 5.0), evidence(SHAPE, slow, 9.0), evidence(DECODE, slow)]
+    save_matrix(tmp_path / gpu_folder(MACHINE.gpu) / "a.json", known)
+    reviewed = reviewed_matrix(tmp_path, MACHINE_FIELDS)
+    rows = [
+        plan_row(shape=str(SHAPE), path="fast", status="proven"),
+        plan_row(shape=str(DECODE), path="slow", status="proven"),
+    ]
+    assert judge_plan(rows, must_be_reviewed=False, reviewed=reviewed, digest=reviewed.digest).outcome is Outcome.PASS
+    rows[0] = rows[0] | {"path": "slow"}
+    verdict = judge_plan(rows, must_be_reviewed=False, reviewed=reviewed, digest=reviewed.digest)
+    assert verdict.outcome is Outcome.FAIL
+    assert verdict.reasons == (f"{SHAPE}: slow serves, the reviewed matrix chooses fast",)
+    missing = plan_row(shape=str(replace(SHAPE, window=64)), path="fast", status="proven")
+    verdict = judge_plan([missing], must_be_reviewed=False, reviewed=reviewed, digest=reviewed.digest)
+    assert "the reviewed matrix chooses no path" in verdict.reasons[0]
+
+
+def test_a_folder_without_a_whole_matrix_for_the_servers_gpu_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="holds no matrix for Test CPU"):
+        reviewed_matrix(tmp_path, MACHINE_FIELDS)
+    file = tmp_path / gpu_folder(MACHINE.gpu) / "a.json"
+    save_matrix(file, [evidence(SHAPE, path("fast"))])
+    file.write_text(file.read_text().replace("fast", "slow"))
+    with pytest.raises(ValueError, match="does not match its digest"):
+        reviewed_matrix(tmp_path, MACHINE_FIELDS)
+
+
+def test_the_dtype_is_read_from_the_plan() -> None:
+    assert dtype_of([plan_row(shape="decode bf16/kv-fp16 h32:8 d128")]) == "bf16"
+    assert dtype_of([]) is None
+
+
+# --- numerics ---------------------------------------------------------------------------------------------------------
+
+
+def prompt(text: str = "abcdefghij") -> GoldenPrompt:
+    return GoldenPrompt("p", "le_128", [1, 2, 3], 4, text, [1, 2], [-1.0, -2.0], [5, 6])
+
+
+def reply(*logprobs: float | None, text: str | None = "abcdefghij") -> Reply:
+    return Reply(prompt(), Scores(list(logprobs), [5, 6]), text)
+
+
+def outcome_of(*replies: Reply, dtype: str = "fp32", is_same: bool = True) -> Outcome:
+    [verdict] = judge_numerics(replies, dtype=dtype, is_same_machine=is_same)
+    return verdict.outcome
+
+
+def test_the_mean_and_the_worst_difference_each_have_a_limit() -> None:
+    assert outcome_of(reply(-1.0, -2.00005)) is Outcome.PASS
+    assert outcome_of(reply(-1.0003, -2.0003)) is Outcome.FAIL
+    assert outcome_of(reply(-1.0, -2.02)) is Outcome.FAIL
+
+
+def test_a_log_probability_that_is_not_finite_fails() -> None:
+    assert outcome_of(reply(-1.0, None)) is Outcome.FAIL
+
+
+def test_elsewhere_a_late_difference_of_an_answer_is_noise_and_an_early_one_is_not() -> None:
+    late, early = reply(-1.0, -2.0, text="abcdefghi!"), reply(-1.0, -2.0, text="a!")
+    assert outcome_of(late, is_same=False) is Outcome.PASS
+    assert outcome_of(late) is Outcome.FAIL
+    assert outcome_of(late, dtype="bf16") is Outcome.PASS  # even here: 16 bits round otherwise in another batch
+    assert outcome_of(early, is_same=False) is Outcome.FAIL
+
+
+def test_a_missing_answer_is_neither_right_nor_wrong() -> None:
+    failed = Reply(prompt(), None, None, "HTTP 503")
+    assert outcome_of(reply(-1.0, -2.0), failed) is Outcome.NO_DATA
+    assert outcome_of(reply(-1.0, -3.0), failed) is Outcome.FAIL
+
+
+def test_an_unknown_dtype_or_no_prompt_is_no_data() -> None:
+    assert outcome_of(reply(-1.0, -2.0), dtype="fp8") is Outcome.NO_DATA
+    assert judge_numerics([], dtype="fp32", is_same_machine=True)[0].outcome is Outcome.NO_DATA
+
+
+# --- performance ------------------------------------------------------------------------------------------------------
+
+
+def times(ttft_s: float, tpot_s: float = 0.005, n: int = 12, spread: float = 0.01) -> Times:
+    factors = [1 + spread * (i % 5 - 2) / 2 for i in range(n)]
+    return Times([ttft_s * factor for factor in factors], [tpot_s * factor for factor in factors])
+
+
+def judged(candidate: Times, baseline: Times, rules: Rules = RULES) -> Verdict:
+    [verdict] = judge_performance({"le_128": baseline}, {"le_128": candidate}, [96], rules)
+    return verdict
+
+
+def test_thirty_percent_slower_fails_and_equal_passes_at_one_percent_of_noise() -> None:
+    assert judged(times(0.013), times(0.010)).outcome is Outcome.FAIL
+    assert judged(times(0.010), times(0.010)).outcome is Outcome.PASS
+    assert judged(times(0.010, 0.0065), times(0.010)).outcome is Outcome.FAIL
+
+
+def test_a_faster_candidate_passes() -> None:
+    assert judged(times(0.005), times(0.010)).outcome is Outcome.PASS
+
+
+def test_too_much_noise_to_tell_is_no_data() -> None:
+    assert judged(times(0.012, spread=0.5), times(0.010, spread=0.5)).outcome is Outcome.NO_DATA
+
+
+def test_a_difference_below_the_noise_floor_is_nobodys_concern() -> None:
+    assert judged(times(0.0015, 0.0015), times(0.0011, 0.0011)).outcome is Outcome.PASS
+
+
+def test_too_few_samples_are_no_data_and_more_looks_need_more_of_them() -> None:
+    assert judged(times(0.01, n=7), times(0.01, n=7)).outcome is Outcome.PASS
+    assert judged(times(0.01, n=6), times(0.01, n=6)).outcome is Outcome.NO_DATA
+    three = Rules(num_looks=3, lengths=(96,))
+    assert judged(times(0.01, n=7), times(0.01, n=7), three).outcome is Outcome.NO_DATA
+
+
+def test_a_bucket_without_a_baseline_is_no_data() -> None:
+    assert judge_performance({}, {"le_128": times(0.01)}, [96], RULES)[0].outcome is Outcome.NO_DATA
+
+
+# --- service ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_restart_during_the_run_is_inconclusive() -> None:
+    assert judge_service({"fallbacks": 5.0}, {"fallbacks": 0.0}).outcome is Outcome.NO_DATA

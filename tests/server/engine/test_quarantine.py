@@ -1,0 +1,95 @@
+"""What broke in service stays broken over a restart, until its source changes."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tiny_llama import TinyLlama
+
+from kernels.catalog import PATHS
+from qualification.decision import Policy
+from server.engine.builder import build_engine
+from server.engine.messages import AttestationReport, EngineFailed, FromEngine, Heartbeat, StepOutput, StepRecord
+from server.engine.quarantine import Quarantine
+from server.settings import DeviceChoice, Settings
+
+PAIR = ("triton.decode", "decode bf16 h32:8 d128 q-le_128 c-le_2k causal page64")
+RECORD = StepRecord(1, 0.0, 0.0, [], 0, 0, 0, 0, 1, 0, 0, 0)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "cache" / "quarantine.json"
+
+
+def test_what_broke_is_known_to_the_next_start(file: Path) -> None:
+    Quarantine(file, PATHS).add([PAIR], "it could not be launched")
+    assert Quarantine(file, PATHS).pairs == {PAIR}
+    assert [each.name for each in file.parent.iterdir()] == [file.name]
+
+
+def test_a_kernel_whose_source_has_changed_gets_another_chance(file: Path) -> None:
+    Quarantine(file, PATHS).add([PAIR], "it could not be launched")
+    repaired = [replace(path, source_digest="repaired") for path in PATHS]
+    assert Quarantine(file, repaired).pairs == frozenset()
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        StepOutput(RECORD, []),
+        Heartbeat(1, 0.0, 0, 0),
+        AttestationReport("timer", "match", 0.0, 0.0, [], []),
+    ],
+)
+def test_messages_of_a_sound_engine_write_nothing(file: Path, message: FromEngine) -> None:
+    sent: list[FromEngine] = []
+    Quarantine(file, PATHS).keeping(sent.append)(message)
+    assert sent == [message]
+    assert not file.exists()
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        StepOutput(
+            StepRecord(1, 0.0, 0.0, [], 0, 0, 0, 0, 1, 0, 0, 0, quarantined=[PAIR]),
+            [],
+        ),
+        AttestationReport("timer", "mismatch", 0.0, 0.0, [], [PAIR]),
+        EngineFailed("illegal memory access", [PAIR]),
+    ],
+)
+def test_what_a_message_reports_is_on_disk_before_it_is_sent(file: Path, message: FromEngine) -> None:
+    known: list[frozenset[tuple[str, str]]] = []
+    Quarantine(file, PATHS).keeping(lambda _: known.append(Quarantine(file, PATHS).pairs))(message)
+    assert known == [{PAIR}]
+
+
+def test_a_file_that_cannot_be_read_is_said_and_replaced(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file.parent.mkdir()
+    file.write_text("{")
+    subject = Quarantine(file, PATHS)
+    assert subject.pairs == frozenset()
+    assert "cannot be read" in caplog.text
+    subject.add([PAIR], "it could not be launched")
+    assert Quarantine(file, PATHS).pairs == {PAIR}
+
+
+def test_a_restarted_engine_serves_without_what_broke(tiny_llama: TinyLlama, tmp_path: Path) -> None:
+    settings = Settings(
+        model=str(tiny_llama.folder),
+        device=DeviceChoice.CPU,
+        on_unproven=Policy.DEGRADE,
+        max_model_len=128,
+        kv_cache_tokens=1024,
+        cache_dir=str(tmp_path),
+        attestation_interval_s=0,
+    )
+    before = build_engine(settings, frozenset(), lambda *_: None)
+    shape = next(row.shape for row in before.ready.plan if row.phase == "prefill")
+    before.quarantine.add([("sdpa.cpu", shape)], "it could not be launched")
+    after = build_engine(settings, frozenset(), lambda *_: None)
+    served = {row.phase: (row.path, row.fallback_reasons) for row in after.ready.plan}
+    assert served["prefill"] == ("sdpa.math", ["quarantined"])
+    assert served["decode"][0] == "sdpa.cpu"
