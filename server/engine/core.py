@@ -202,10 +202,12 @@ class Engine:
         self._scheduler.settle(batch)
         now = self._clock()
         for phase, uses in result.uses.items():
+            named = [((use.phase, use.path, use.status), use) for use in uses]
             for row in batch.rows_of(phase):
                 known = batch.sequences[row].attention
-                for use in uses:
-                    known.setdefault((use.phase, use.path, use.status), use)
+                for name, use in named:
+                    if name not in known:
+                        known[name] = use
         for row, scores in result.scores.items():
             seq = batch.sequences[row]
             # After a preemption they come again.

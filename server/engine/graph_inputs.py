@@ -1,6 +1,5 @@
 """The inputs of CUDA graphs: memory that stays where it is, filled on the host and copied to the device at once."""
 
-from array import array
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -17,7 +16,7 @@ from server.engine.graph_keys import GraphKey, PartKey
 from server.engine.graph_memory import DeviceViews, HostArrays, Sections, host_arrays, num_bytes_of, views_of
 from server.engine.sequence import PENDING, Batch, Sequence
 
-_NO_PAGES: "array[int]" = array("i")
+_Written = tuple[Sequence, int, int]  # a sequence, how often it was preempted, and its number of pages
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +47,7 @@ class _Memory:
 
     source: Tensor  # bytes
     key: GraphKey | None = None
-    tables: "list[array[int]]" = field(default_factory=list)  # what the rows of its page table hold
+    tables: "list[_Written | None]" = field(default_factory=list)  # what the rows of its page table hold
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +104,7 @@ class GraphInputs:
         self._turn = 1 - self._turn
         memory, host = self._memories[self._turn], layout.hosts[self._turn]
         if key is not memory.key:
-            memory.key, memory.tables = key, [_NO_PAGES] * (0 if key.decode is None else key.decode.size)
+            memory.key, memory.tables = key, [None] * (0 if key.decode is None else key.decode.size)
         num_prompts = batch.num_prefill + batch.num_extend
         start = 0
         if key.prompts is not None:
@@ -259,8 +258,10 @@ def _fill_tokens(host: HostArrays, rows: slice, batch: Batch, chosen_at: Mapping
     host.chosen_at[num_rows:] = 0
 
 
-def _fill_tables(host: HostArrays, tables: "list[array[int]]", batch: Batch, first: int) -> None:
-    for row, table in enumerate(batch.page_tables[first:]):
-        if table != tables[row]:  # one step in page_size adds a page; comparing is a fifth of writing
+def _fill_tables(host: HostArrays, tables: "list[_Written | None]", batch: Batch, first: int) -> None:
+    """Write the page tables of the decode rows that are not there yet: one step in page_size adds a page."""
+    for row, (seq, table) in enumerate(zip(batch.sequences[first:], batch.page_tables[first:], strict=True)):
+        written = (seq, seq.num_preemptions, len(table))  # while it runs, a sequence keeps its pages and gets more
+        if written != tables[row]:
             host.page_table[row, : len(table)] = table
-            tables[row] = table
+            tables[row] = written
