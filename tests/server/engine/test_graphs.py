@@ -17,7 +17,7 @@ from kernels.shape import AttentionShape, Dtype, Phase
 from qualification.decision import Decision, Status
 from qualification.signature import ServingLimits, shapes_needed
 from server.engine.core import Engine, EngineOptions
-from server.engine.dispatch import Choice, Dispatcher
+from server.engine.dispatch import Choice, Dispatcher, NoPathError
 from server.engine.graph_inputs import GraphInputs
 from server.engine.graph_keys import GraphSizes, graph_keys, row_sizes
 from server.engine.graphs import Replayable, StepGraphs
@@ -227,6 +227,24 @@ def test_a_changed_decision_drops_its_graphs_and_eager_serves(decoder: Decoder, 
     assert 0 < len(dropped) < len(before)
     assert session.launches()["decode", EAGER.name] == (NUM_TOKENS - 1) * NUM_LAYERS
     assert ("decode", PATH.name) not in session.launches()
+
+
+def test_a_bound_that_lost_its_path_takes_its_graphs_along_and_shorter_rows_are_served(
+    decoder: Decoder, tiny_llama: TinyLlama
+) -> None:
+    subject = Subject(decoder)
+    [long] = [choice for choice in decode_choices(subject) if choice.decision.shape.context_bucket.lo]
+    other = subject.dispatcher.replace(long, torch.OutOfMemoryError("no memory"))
+    with pytest.raises(NoPathError):
+        subject.dispatcher.replace(other, torch.OutOfMemoryError("no memory"))
+    session = subject.session
+    session.submit("r0", tiny_llama.prompts[4])
+    session.step()
+    session.submit("r1", tiny_llama.prompts[1])
+    session.step()  # both kinds of rows: the graph would be bounded by the bucket without a path
+    assert subject.graphs.num_replays == 1
+    assert session.drain().all_tokens(2) == [tiny_llama.greedy[4], tiny_llama.greedy[1]]
+    assert subject.graphs.num_replays > NUM_TOKENS // 2
 
 
 def decode_choices(subject: Subject) -> list[Choice]:

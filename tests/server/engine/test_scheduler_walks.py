@@ -207,6 +207,7 @@ def test_no_batch_that_finds_prefixes_has_a_shape_outside_the_plan(model_len: in
                     bucket = Bucket.LE_128 if phase is Phase.DECODE else bucket_of(queries)
                     met.add((phase, bucket, bucket_of(max(batch.context_lens[row] for row in of_phase))))
             subject.advance(batch)
+            subject.settle(batch)
             for row in batch.sampled_rows:
                 seq = batch.sequences[row]
                 seq.tokens.append(7)
