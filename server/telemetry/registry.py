@@ -11,7 +11,7 @@ Exemplar = dict[str, str] | None  # trace_id and span_id of a sampled trace
 Child = TypeVar("Child", bound=MetricWrapperBase)
 
 LADDER_FACTOR = 1.3
-FINE_FACTOR = 1.12
+FINE_FACTOR = 1.1
 MAX_SAMPLES = 2000  # of a process: 1600 samples already take 11-14 ms of the interpreter a scrape (2 cores)
 
 
@@ -27,13 +27,13 @@ class Registry(CollectorRegistry):
 def ladder(last_s: float, fine_s: tuple[float, float] | None = None) -> tuple[float, ...]:
     """Bucket edges in seconds: from 1 ms on in steps of x1.3, up to the first at or above `last_s`.
 
-    fine_s  half-open interval in which the steps are x1.12. Simulated for latencies of many kinds, p99 reads up to 17 %
-            wrong from steps of x1.3, and up to 7 % from x1.12 (10 % where all requests take the same time within 1 %).
+    fine_s  half-open interval in which the steps are x1.1: p99 of recorded first tokens reads up to 9 % wrong from
+            x1.3, up to 5 % from x1.1; resampled, the 95th percentiles of the error are 12.9 % and 6.6 % (decisions.md)
     """
     edges = [0.001]
     while edges[-1] < last_s:
         is_fine = fine_s is not None and fine_s[0] <= edges[-1] < fine_s[1]
-        edges.append(float(f"{edges[-1] * (FINE_FACTOR if is_fine else LADDER_FACTOR):.3g}"))
+        edges.append(float(f"{edges[-1] * (FINE_FACTOR if is_fine else LADDER_FACTOR):.4g}"))
     return tuple(edges)
 
 
