@@ -20,6 +20,7 @@ from qualification.bench import command as bench_command
 from qualification.bench import serve_command
 from qualification.canary import command as canary
 from qualification.canary.verdict import ExitCode
+from qualification.report import command as report_command
 from server.api.edge import Admission, Edge
 from server.api.keys import ApiKeys
 from server.api.lifecycle import Lifecycle
@@ -42,6 +43,7 @@ _VERDICTS: dict[str, Callable[[argparse.Namespace], int]] = {
     "canary": canary.run,
     "qualify": qualify_command.run,
     "matrix": matrix_command.run,
+    "report": report_command.run,
     "bench": lambda args: (serve_command if args.bench == "serve" else bench_command).run(args),
 }
 
@@ -87,6 +89,7 @@ def build_parser() -> argparse.ArgumentParser:
         commands.add_parser("qualify", help="prove a model's attention shapes on this machine", allow_abbrev=False)
     )
     matrix_command.add_arguments(commands.add_parser("matrix", help="show, verify or compare evidence"))
+    report_command.add_arguments(commands.add_parser("report", help="what the evidence says, as one page"))
     benches = commands.add_parser("bench", help="measure attention paths, or servers").add_subparsers(
         dest="bench", required=True, metavar="WHAT"
     )

@@ -23,19 +23,21 @@ def hallmark_gluon_extend_combine(
     logs_ptr   [parts, num_heads, TILE_ROWS] fp32: log2 of that sum; -inf for a row that saw no key
     """
     head = tl.program_id(2)
-    if tl.program_id(0) >= tl.load(plan_ptr + 3):
+    # All loads before the first branch: one wait for memory.
+    num_split = tl.load(plan_ptr + 3)
+    split_ptr = plan_ptr + 2 * PLAN_HEADER + (2 * max_blocks + max_parts) * PLAN_ITEM + tl.program_id(0) * 4
+    first_row = tl.load(split_ptr)
+    num_rows = tl.load(split_ptr + 1) * PACK
+    place = tl.load(split_ptr + 2)
+    num_parts = tl.load(split_ptr + 3)
+    if tl.program_id(0) >= num_split:
         return
-    split_ptr = plan_ptr + 2 * PLAN_HEADER + (2 * max_blocks + max_parts) * PLAN_ITEM + tl.program_id(0) * 2
-    item_ptr = plan_ptr + PLAN_HEADER + tl.load(split_ptr) * PLAN_ITEM
-    num_parts = tl.load(split_ptr + 1)
-    first_row = tl.load(item_ptr)
-    num_rows = tl.load(item_ptr + 1) * PACK
     if tl.program_id(1) * ROWS >= num_rows:
         return
     rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     dims = tl.arange(0, BLOCK_D)
     stride_part = num_heads * TILE_ROWS
-    first = tl.load(item_ptr + 7) * stride_part + head * TILE_ROWS
+    first = place * stride_part + head * TILE_ROWS
 
     largest = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)

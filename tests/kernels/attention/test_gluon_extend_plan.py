@@ -131,6 +131,15 @@ def test_chunks_that_fill_the_gpu_evenly_are_not_split(device: torch.device) -> 
         assert planned([q_len], [q_len + 8192], device, heads=heads)[1].max_parts == 0
 
 
+def test_whole_waves_of_tiles_stay_whole_where_only_the_rest_fits_badly(device: torch.device) -> None:
+    _, work, blocks, tiles = planned([1280], [34048], device)  # 40 row blocks under 8 heads: 2.4 waves of 132
+    assert len(blocks) == 40
+    num_whole = sum(tile.place < 0 for tile in tiles)
+    assert num_whole == 2 * PROCESSORS // work.tile_heads
+    num_parts = (len(tiles) - num_whole) * work.tile_heads
+    assert num_parts >= 0.85 * PROCESSORS * -(-num_parts // PROCESSORS)
+
+
 def test_many_tiles_are_not_split(device: torch.device) -> None:
     assert planned([8192, 8192], [40_000, 16_000], device)[1].max_parts == 0
 
