@@ -42,7 +42,7 @@ from server.text.tokenizer import Tokenizer
 # Commands whose exit code is a verdict.
 _VERDICTS: dict[str, Callable[[argparse.Namespace], int]] = {
     "canary": canary.run,
-    "qualify": qualify_command.run,
+    "qualify": lambda args: qualify(args),  # noqa: PLW0108 -- it is defined below
     "matrix": matrix_command.run,
     "report": report_command.run,
     "bench": lambda args: (serve_command if args.bench == "serve" else bench_command).run(args),
@@ -126,6 +126,16 @@ def _documented(annotation: object) -> tuple[str, str]:
     if isinstance(kind, type) and issubclass(kind, Enum):
         return meta.description or "", "{" + ",".join(member.value for member in kind) + "}"
     return meta.description or "", "VALUE"
+
+
+def qualify(args: argparse.Namespace) -> int:
+    """The kernels, and when they pass and it is asked for the whole model; returns the exit code."""
+    code = qualify_command.run(args)
+    if code != ExitCode.PASS or not args.full_model:
+        return code
+    from server import full_model_command  # imports torch
+
+    return full_model_command.run(args)
 
 
 def _text(default: object) -> str:
