@@ -120,7 +120,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     ] = Policy.QUALIFY
     attestation_interval_s: Annotated[
         Seconds,
-        Meta(description="between two forward passes under the profiler, which attest the kernels; 0: never by itself"),
+        Meta(description="between two attestations of the kernels that forward passes launch; 0: never, unless asked"),
     ] = 600.0
     matrix: Annotated[str | None, Meta(description="folder of the matrices (default: those that ship)")] = None
     cache_dir: Annotated[
