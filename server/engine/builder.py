@@ -217,6 +217,7 @@ def _attestor(settings: Settings, parts: _Parts, runner: ModelRunner, plan: Plan
         Promises({path.name: path for path in PATHS}, plan.evidence),
         probes=probes_of(parts.dispatcher.decisions, page=runner.num_pages, page_size=page_size, max_len=max_len),
         device=parts.device,
+        graph_kernels=runner.recorded_kernels,
         is_quarantining=settings.on_unproven is not Policy.DEGRADE,
         interval_s=settings.attestation_interval_s,
     )

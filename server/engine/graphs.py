@@ -1,6 +1,7 @@
 """Steps as CUDA graphs: captured before ready, replayed in service, dropped when a decision changes."""
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from kernels.fused.sampling import greedy
+from qualification.recorded import DriverError, Recorder
 from server.engine.dispatch import Choice, Dispatcher, NoPathError, PhasePart
 from server.engine.graph_inputs import GraphInputs
 from server.engine.graph_keys import GraphKey, GraphSizes, key_of
@@ -28,6 +30,17 @@ class Replayable(Protocol):
         """Start the work again on the same memory."""
 
 
+@dataclass(frozen=True, slots=True)
+class RecordedGraph:
+    """A CUDA graph, and the kernels that the driver says are in it, by how often."""
+
+    graph: torch.cuda.CUDAGraph
+    kernels: Counter[str] | None  # None: the driver does not say
+
+    def replay(self) -> None:
+        self.graph.replay()
+
+
 Capture = Callable[[Callable[[], None]], Replayable]
 
 
@@ -37,14 +50,24 @@ class CudaCapture:
     def __init__(self, device: torch.device) -> None:
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._recorder = Recorder(device)
 
-    def __call__(self, work: Callable[[], None]) -> Replayable:
+    def __call__(self, work: Callable[[], None]) -> "RecordedGraph":
         graph = torch.cuda.CUDAGraph()
         # Only this thread launches anything; the others must not spoil the capture, whatever they ask CUDA for.
         mode = "thread_local"
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode=mode):
             work()
-        return graph
+            kernels = self._kernels()
+        return RecordedGraph(graph, kernels)
+
+    def _kernels(self) -> Counter[str] | None:
+        """What is in the graph so far. A driver that does not say costs the attestation, not the graph."""
+        try:
+            return self._recorder.kernels()
+        except DriverError as error:
+            logger.warning("nobody knows what is in the graphs: %s", error)
+            return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +159,12 @@ class StepGraphs:
         shift = 0 if key.prompts is None else self._sizes.num_prompts - num_prompts
         rows = tuple(row if row < num_prompts else row + shift for row in batch.sampled_rows)
         return GraphStep(key, batch, attention, rows)
+
+    def kernels(self, batch: Batch) -> Counter[str] | None:
+        """What the graph of this batch holds; None where no graph computes it, or nobody recorded what it holds."""
+        step = self.find(batch)
+        found = None if step is None else self._graphs[step.key].replayable
+        return found.kernels if isinstance(found, RecordedGraph) else None
 
     def replay(self, step: GraphStep, chosen_at: Mapping[Sequence, int]) -> Tensor:
         """Start a step that `find` returned. Returns logits [num_rows, vocab] fp32, scratch until the next one.
