@@ -209,8 +209,7 @@ class Engine:
                     if name not in known:
                         known[name] = use
         for row, scores in result.scores.items():
-            seq = batch.sequences[row]
-            # After a preemption they come again.
+            seq = batch.sequences[row]  # after a preemption they come again
             seq.scores = [it for it in seq.scores if it.position < scores.position] + [scores]
         for row, token_id in zip(batch.sampled_rows, result.token_ids, strict=True):
             seq = batch.sequences[row]
