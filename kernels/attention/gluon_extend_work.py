@@ -25,7 +25,7 @@ _SIZES = ((32, 64), (128, 32), (512, 16))
 _PART_COST = 2.0
 _COMBINE_COST = 4.0
 _COMBINE_ROWS = 8  # of one program
-_COMBINE_WIDTH = 512  # head dims times parts that it reads at once: registers
+_COMBINE_WIDTH = 1024  # head dims times parts that it reads at once: registers
 _SEQS = 64  # sequences that one step of the plan's loop reads
 _BLOCKS = 64  # row blocks of one program of the plan
 _BLOCKS_WITH_SPANS = 8  # spans are read row by row
@@ -108,7 +108,7 @@ def combine_parts(
     constants = (
         HEADER.value, ITEM.value, variant.tiling.block_m, _COMBINE_ROWS,
         _COMBINE_WIDTH // variant.tiling.block_d, variant.head_dim,
-        variant.tiling.block_d, variant.pack, flags.sinks is not None,
+        variant.tiling.block_d, variant.pack, flags.sinks is not None, (stride_row | stride_head) % 8 == 0,
     )  # fmt: skip
     grid = (min(work.max_blocks, work.max_parts // 2), variant.tiling.block_m // _COMBINE_ROWS, work.tile_heads)
     launch(
