@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from kernels.attention.batch import AttentionBatch, AttentionFlags
+from kernels.attention.gluon_extend import page_rows
 from kernels.attention.gluon_extend_work import Work, plan_extend, tiles_of, work_of
 from kernels.attention.gluon_schedule import HEADER, ITEM
 from kernels.attention.gluon_variants import TILINGS, Variant, extend_variant_of
@@ -175,3 +176,20 @@ def test_query_heads_of_a_group_are_packed_where_they_fill_a_tile(group: int, pa
 @pytest.mark.parametrize(("page_size", "head_dim", "box"), [(16, 128, 16), (64, 128, 64), (128, 256, 64), (96, 64, 32)])
 def test_a_copy_never_crosses_the_border_of_a_page(page_size: int, head_dim: int, box: int) -> None:
     assert extend_variant_of(head_dim, page_size, 4, AttentionFlags(1.0)).box == box
+
+
+def test_pages_are_rows_of_a_tensor_map_without_a_copy_where_they_lie_whole_rows_apart() -> None:
+    pool = torch.empty(6, 2, 16, 4, 8, dtype=torch.float16)
+    beside_values, whole = pool[:, 1], pool.flatten(0, 1)
+    head_first = torch.empty(12, 4, 16, 8, dtype=torch.float16).transpose(1, 2)
+    for pages, expected in ((beside_values, 32), (whole, 16), (head_first, 64)):
+        rows, rows_of_page = page_rows(pages)
+        assert rows_of_page == expected
+        assert rows[2 * expected + 3].data_ptr() == pages[2, 3].data_ptr()
+
+
+def test_pages_that_a_tensor_map_cannot_address_are_copied() -> None:
+    pages = torch.arange(2 * 16 * 9, dtype=torch.float16).view(2, 16, 1, 9)[..., :8]  # rows of 18 bytes
+    rows, rows_of_page = page_rows(pages)
+    assert (rows_of_page, rows.data_ptr() == pages.data_ptr()) == (16, False)
+    assert torch.equal(rows[16 + 5], pages[1, 5])
