@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kernels.fused.sampling import greedy
 from qualification.recorded import DriverError, Recorder
-from server.engine.dispatch import Choice, Dispatcher, PhasePart
+from server.engine.dispatch import Choice, Dispatcher, NoPathError, PhasePart
 from server.engine.graph_inputs import GraphInputs
 from server.engine.graph_keys import GraphKey, GraphSizes, key_of
 from server.engine.sequence import Batch, Sequence
@@ -125,7 +125,7 @@ class StepGraphs:
 
     @torch.inference_mode()
     def capture(self, keys: Iterable[GraphKey], capture: Capture, progress: Callable[[str], None]) -> None:
-        """Record a graph for each key whose decisions allow it. Raises NoPathError, or what a capture raises.
+        """Record a graph for each key whose decisions allow it. Raises what a capture raises.
 
         Each key runs eagerly first: a launch failure then changes the decision instead of breaking the capture, and
         libraries load their kernels and take their workspaces.
@@ -143,17 +143,21 @@ class StepGraphs:
             self._graphs[key] = _Graph(replayable, attention.choices, attention.launches)
 
     def find(self, batch: Batch) -> GraphStep | None:
-        """The graph's view of a batch; None where no graph computes it as it is decided now. Raises NoPathError."""
+        """The graph's view of a batch; None where no graph computes it as it is decided now."""
         key = key_of(batch, self._sizes)
         graph = None if key is None else self._graphs.get(key)
         if key is None or graph is None:
             return None
-        attention = self._attention(key, batch)
-        if attention.choices != graph.choices:
+        try:
+            attention = self._attention(key, batch)
+        except NoPathError:  # its bounds are no shape of the batch, perhaps
+            attention = None
+        if attention is None or attention.choices != graph.choices:
             self._drop_changed()
             return None
-        shift = 0 if key.prefill is None else self._sizes.num_prompts - batch.num_prefill
-        rows = tuple(row if row < batch.num_prefill else row + shift for row in batch.sampled_rows)
+        num_prompts = batch.num_prefill + batch.num_extend
+        shift = 0 if key.prompts is None else self._sizes.num_prompts - num_prompts
+        rows = tuple(row if row < num_prompts else row + shift for row in batch.sampled_rows)
         return GraphStep(key, batch, attention, rows)
 
     def kernels(self, batch: Batch) -> Counter[str] | None:
@@ -176,7 +180,7 @@ class StepGraphs:
 
     def _drop_changed(self) -> None:
         """Forget the graphs that hold another decision than the one that stands now."""
-        kept = {key: graph for key, graph in self._graphs.items() if self._attention(key).choices == graph.choices}
+        kept = {key: graph for key, graph in self._graphs.items() if self._choices(key) == graph.choices}
         dropped = self._graphs.keys() - kept.keys()
         logger.warning("%d graphs are dropped: a decision changed", len(dropped))
         self._graphs = kept
@@ -189,7 +193,15 @@ class StepGraphs:
         return StepAttention(self._dispatcher, parts, self._kv.k, self._kv.v)
 
     def _is_capturable(self, key: GraphKey) -> bool:
-        return all(choice.is_capturable for choice in self._attention(key).choices)
+        choices = self._choices(key)
+        return choices is not None and all(choice.is_capturable for choice in choices)
+
+    def _choices(self, key: GraphKey) -> tuple[Choice, ...] | None:
+        """What would serve it now; None where a part has no path: no batch is as long, or no path is left."""
+        try:
+            return self._attention(key).choices
+        except NoPathError:
+            return None
 
     def _compute(self, key: GraphKey, attention: StepAttention) -> None:
         """What a graph holds: a padded step from the inputs' memory to the results'."""
