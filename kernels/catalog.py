@@ -88,9 +88,8 @@ def _hopper_path(phase: Phase, run: RunAttention | None) -> KernelPath:
         digest = _digest(*_GLUON_SOURCES)
     else:
         names, digest = ("hallmark_gluon_extend",), _digest(*_GLUON_EXTEND_SOURCES)
-    # A prompt's plan is made on the device anew in each launch, its counter with it.
-    is_capturable = phase is Phase.PREFILL
-    return KernelPath(f"gluon.{phase.value}.hopper", Tier.FIRST, limits, digest, names, run, is_capturable)
+    # The plan is made on the device anew in each launch, its counter with it.
+    return KernelPath(f"gluon.{phase.value}.hopper", Tier.FIRST, limits, digest, names, run, is_capturable=True)
 
 
 def _sdpa_path(name: str, tier: Tier, limits: Limits, run: RunAttention, *kernel_names: str) -> KernelPath:

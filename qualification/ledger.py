@@ -8,6 +8,7 @@ from kernels.fingerprint import Fingerprint
 from kernels.path import KernelPath, Tier
 from kernels.shape import AttentionShape
 from qualification.evidence import Evidence
+from qualification.full_model import FullModel
 from qualification.matrix import Key, load_matrix, save_matrix
 
 
@@ -31,6 +32,7 @@ class Ledger:
         """
         self._targets = targets
         self._rows: dict[str, dict[Key, Evidence]] = {target.name: {} for target in targets}
+        self._models: dict[str, FullModel | None] = {target.name: None for target in targets}
         self.known: dict[Key, Evidence] = {}  # valid on this machine, of all targets
         self.replaced: dict[str, tuple[str, ...]] = {}
         by_name = {path.name: path for path in catalog}
@@ -46,7 +48,7 @@ class Ledger:
         for target in self._targets:
             if evidence.shape in target.shapes:
                 self._rows[target.name][evidence.shape, evidence.path] = evidence
-                save_matrix(target.file, self._rows[target.name].values())
+                save_matrix(target.file, self._rows[target.name].values(), self._models[target.name])
 
     def evidence_of(self, target: Target) -> list[Evidence]:
         """What is valid of it, in the order of its shapes."""
@@ -56,7 +58,8 @@ class Ledger:
         )
 
     def _read(self, target: Target, by_name: Mapping[str, KernelPath], fingerprint: Fingerprint) -> None:
-        for key, entry in load_matrix(target.file).evidence.items():
+        matrix = load_matrix(target.file)
+        for key, entry in matrix.evidence.items():
             other = entry.fingerprint.differing_fields(fingerprint)
             if other:
                 self.replaced[target.name] = other
@@ -64,6 +67,7 @@ class Ledger:
             if entry.path not in by_name:
                 continue  # no such path any more
             self._rows[target.name][key] = entry
+            self._models[target.name] = matrix.model
             older = self.known.get(key)
             is_newer = older is None or (not entry.is_proven, entry.at) > (not older.is_proven, older.at)
             if not entry.differing_fields(by_name[entry.path], fingerprint) and is_newer:
@@ -74,7 +78,7 @@ class Ledger:
         shared = {key: entry for key, entry in self.known.items() if key[0] in target.shapes}
         if shared.items() - rows.items():
             rows.update(shared)
-            save_matrix(target.file, rows.values())
+            save_matrix(target.file, rows.values(), self._models[target.name])
 
 
 def missing_of(

@@ -77,7 +77,12 @@ def make_plan(
     if policy is Policy.QUALIFY:
         missing = missing_pairs(shapes, paths=paths, fingerprint=fingerprint, book=book, quarantined=quarantined)
         recorder = _Recorder(cache, own)
-        run_qualification(missing, Bench(fingerprint, device), progress=progress, on_evidence=recorder.add)
+        run_qualification(
+            missing,
+            Bench(fingerprint, device, may_profile=device.type == "cpu"),
+            progress=progress,
+            on_evidence=recorder.add,
+        )
         book = Book(matrix, recorder.evidence)
 
     def redecide(shape: AttentionShape, broken: Pairs, taken_out: Pairs) -> Decision:

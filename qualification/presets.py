@@ -12,6 +12,8 @@ class Preset:
     name: str  # of the file of evidence
     source: str  # the model on the Hugging Face hub whose config.json it is taken from; "bundled" for our own
     config: Mapping[str, object]
+    # What a server needs besides, to run the whole model with random weights; None: it serves no such family yet.
+    rest: Mapping[str, object] | None = None
 
 
 PRESETS: tuple[Preset, ...] = (
@@ -40,6 +42,21 @@ PRESETS: tuple[Preset, ...] = (
             "num_key_value_heads": 8,
             "max_position_embeddings": 131072,
             "torch_dtype": "bfloat16",
+        },
+        {
+            "architectures": ["LlamaForCausalLM"],
+            "vocab_size": 128256,
+            "intermediate_size": 14336,
+            "rms_norm_eps": 1e-05,
+            "rope_theta": 500000.0,
+            "rope_scaling": {
+                "rope_type": "llama3",
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 8192,
+            },
+            "tie_word_embeddings": False,
         },
     ),
     Preset(
@@ -71,6 +88,14 @@ PRESETS: tuple[Preset, ...] = (
             "sliding_window": None,
             "use_sliding_window": False,
             "torch_dtype": "bfloat16",
+        },
+        {
+            "architectures": ["Qwen3ForCausalLM"],
+            "vocab_size": 151936,
+            "intermediate_size": 3072,
+            "rms_norm_eps": 1e-06,
+            "rope_theta": 1000000,
+            "tie_word_embeddings": True,
         },
     ),
     Preset(

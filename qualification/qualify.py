@@ -59,6 +59,7 @@ class Bench:
     timing_budget_s: float | None = None  # for one pair; None: as `time_call` has it for the device
     command: str | None = None  # what a person typed
     ceilings: Ceilings | None = None  # of this machine; None: nobody measured them
+    may_profile: bool = True  # False in a server on a GPU: `qualification/recorded.py` says why
     at: str = field(default_factory=_now)  # when the run began
 
 
@@ -130,7 +131,7 @@ def _measure(shape: AttentionShape, run: RunAttention, bench: Bench) -> _Measure
         num_bytes = hbm_bytes_tiled(shape, longest.queries, longest.keys)
         floor_us = bench.ceilings.floor_us(num_seqs * flops(shape, longest.queries, longest.keys), num_seqs * num_bytes)
     seen = None
-    if bench.fingerprint.device is not Device.INTERPRETER:  # whose kernels are Python
+    if bench.may_profile and bench.fingerprint.device is not Device.INTERPRETER:  # whose kernels are Python
         short = [_call(run, other) for other in islice(cases(shape, bench.device, seed=bench.seed), 2)]
         seen = calls_seen([*short, call], bench.device)
     return _Measured(

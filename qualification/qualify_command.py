@@ -40,6 +40,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", choices=[dtype.value for dtype in Dtype], help="default: the server's")
     parser.add_argument("--time-limit", type=float, metavar="SECONDS", help="stop then; the same command goes on")
     parser.add_argument("--retry-failed", action="store_true", help="measure again what has failed on this stack")
+    parser.add_argument(
+        "--full-model",
+        action="store_true",
+        help="then time the whole model with random weights, by the plan and by the fallbacks; needs --model with a "
+        "config.json that the server reads, or a preset that holds all of it",
+    )
     parser.add_argument("--commit", metavar="SHA", help="written into the evidence")
 
 
@@ -81,7 +87,7 @@ def _run(args: argparse.Namespace, models: Mapping[str, Mapping[str, object]]) -
         device,
         commit=args.commit,
         timing_budget_s=budget_s,
-        command=_typed(args),
+        command=typed(args),
         ceilings=measure_ceilings(device, dtype),
     )
     paths = PATHS if args.paths is None else tuple(path_named(name) for name in args.paths)
@@ -111,7 +117,7 @@ def _run(args: argparse.Namespace, models: Mapping[str, Mapping[str, object]]) -
     return conduct(targets, tools, time_limit_s=args.time_limit, is_retrying=args.retry_failed)
 
 
-def _typed(args: argparse.Namespace) -> str:
+def typed(args: argparse.Namespace) -> str:
     """The command as its evidence names it: what was asked for, without where it was written to."""
     names = ["--model", args.model.name] if args.model is not None else ["--all-presets"] if args.all_presets else []
     for preset in args.preset or ():
@@ -124,7 +130,15 @@ def _typed(args: argparse.Namespace) -> str:
     }
     for flag, value in values.items():
         names += [] if value is None else [flag, str(value)]
-    return shlex.join(["hallmark", "qualify", *names, *(["--quick"] if args.quick else [])])
+    return shlex.join(
+        [
+            "hallmark",
+            "qualify",
+            *names,
+            *(["--quick"] if args.quick else []),
+            *(["--full-model"] if args.full_model else []),
+        ]
+    )
 
 
 def _count(text: str) -> int:

@@ -20,6 +20,7 @@ from qualification.bench import command as bench_command
 from qualification.bench import serve_command
 from qualification.canary import command as canary
 from qualification.canary.verdict import ExitCode
+from qualification.report import command as report_command
 from server.api.edge import Admission, Edge
 from server.api.keys import ApiKeys
 from server.api.lifecycle import Lifecycle
@@ -28,20 +29,22 @@ from server.app import create_admin_app, create_app
 from server.console import Console
 from server.engine.client import EngineClient
 from server.errors import SettingsError, StartError
-from server.settings import Settings, flag_of, read_settings
+from server.settings import GenerationConfig, Settings, flag_of, read_settings
 from server.telemetry.logging import configure_logging
 from server.telemetry.metrics import Metrics
 from server.telemetry.objectives import DEFAULT_OBJECTIVES, load_objectives
 from server.telemetry.registry import Registry
 from server.telemetry.tracing import Tracing
 from server.text.chat_template import ChatTemplate
+from server.text.sampling_defaults import SamplingDefaults, load_sampling_defaults
 from server.text.tokenizer import Tokenizer
 
 # Commands whose exit code is a verdict.
 _VERDICTS: dict[str, Callable[[argparse.Namespace], int]] = {
     "canary": canary.run,
-    "qualify": qualify_command.run,
+    "qualify": lambda args: qualify(args),  # noqa: PLW0108 -- it is defined below
     "matrix": matrix_command.run,
+    "report": report_command.run,
     "bench": lambda args: (serve_command if args.bench == "serve" else bench_command).run(args),
 }
 
@@ -87,6 +90,7 @@ def build_parser() -> argparse.ArgumentParser:
         commands.add_parser("qualify", help="prove a model's attention shapes on this machine", allow_abbrev=False)
     )
     matrix_command.add_arguments(commands.add_parser("matrix", help="show, verify or compare evidence"))
+    report_command.add_arguments(commands.add_parser("report", help="what the evidence says, as one page"))
     benches = commands.add_parser("bench", help="measure attention paths, or servers").add_subparsers(
         dest="bench", required=True, metavar="WHAT"
     )
@@ -124,6 +128,16 @@ def _documented(annotation: object) -> tuple[str, str]:
     return meta.description or "", "VALUE"
 
 
+def qualify(args: argparse.Namespace) -> int:
+    """The kernels, and when they pass and it is asked for the whole model; returns the exit code."""
+    code = qualify_command.run(args)
+    if code != ExitCode.PASS or not args.full_model:
+        return code
+    from server import full_model_command  # imports torch
+
+    return full_model_command.run(args)
+
+
 def _text(default: object) -> str:
     if isinstance(default, bool):
         return "on" if default else "off"
@@ -140,6 +154,8 @@ def serve(settings: Settings) -> int:
     settings, folder = resolve(settings)
     keys = None if settings.api_key_file is None else ApiKeys.load(Path(settings.api_key_file))
     tokenizer, template = Tokenizer.load(folder), ChatTemplate.load(folder)
+    is_recommended = settings.generation_config is GenerationConfig.AUTO
+    defaults = load_sampling_defaults(folder) if is_recommended else SamplingDefaults()
     listening = bind(settings.host, settings.port, "--port")
     admin_listening = None if settings.admin_port is None else bind(settings.host, settings.admin_port, "--admin-port")
     objectives = DEFAULT_OBJECTIVES if settings.slo_file is None else load_objectives(Path(settings.slo_file))
@@ -168,6 +184,7 @@ def serve(settings: Settings) -> int:
         admission=Admission(settings.max_queued_requests, settings.max_queued_tokens),
         version=version(),
         started_at=int(time.time()),
+        sampling_defaults=defaults,
     )
     admin = None if admin_listening is None else serve_admin(edge, admin_listening)
     server = Server(uvicorn_config(create_app(edge, keys=keys)), edge.lifecycle, settings.shutdown_grace_s)

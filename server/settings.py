@@ -34,6 +34,11 @@ class LoadFormat(Enum):
     DUMMY = "dummy"  # random weights of the model's shapes
 
 
+class GenerationConfig(Enum):
+    AUTO = "auto"
+    NONE = "none"
+
+
 class LogFormat(Enum):
     AUTO = "auto"
     LINE = "line"
@@ -60,6 +65,12 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         DtypeChoice, Meta(description="of weights and activations; auto: the checkpoint's on CUDA, fp32 on a CPU")
     ] = DtypeChoice.AUTO
     kv_dtype: Annotated[DtypeChoice, Meta(description="of the KV cache; auto: the model's dtype")] = DtypeChoice.AUTO
+    generation_config: Annotated[
+        GenerationConfig,
+        Meta(
+            description="sampling where a request leaves it open; auto: as generation_config.json says, none: OpenAI's"
+        ),
+    ] = GenerationConfig.AUTO
     max_model_len: Annotated[
         Count | None, Meta(description="tokens of prompt and completion (default: the model's own limit)")
     ] = None
@@ -109,7 +120,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     ] = Policy.QUALIFY
     attestation_interval_s: Annotated[
         Seconds,
-        Meta(description="between two forward passes under the profiler, which attest the kernels; 0: never by itself"),
+        Meta(description="between two attestations of the kernels that forward passes launch; 0: never, unless asked"),
     ] = 600.0
     matrix: Annotated[str | None, Meta(description="folder of the matrices (default: those that ship)")] = None
     cache_dir: Annotated[

@@ -25,6 +25,7 @@ PURE = (
     *(f"qualification.canary.{name}" for name in ("client", "command", "golden", "numerics", "performance", "plan")),
     *(f"qualification.canary.{name}" for name in ("record", "report", "run", "verdict")),
     "qualification.quantiles",
+    *(f"qualification.report.{name}" for name in ("answers", "command", "page", "roofline", "sources", "views")),
     *(f"qualification.load.{name}" for name in ("client", "discovery", "events", "sample", "trace", "workers")),
     *(f"qualification.bench.serve_{name}" for name in ("cases", "command", "file", "report", "row", "run")),
     *(f"qualification.bench.{name}" for name in ("cases", "command", "plot", "row", "table")),

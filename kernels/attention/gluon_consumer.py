@@ -98,6 +98,12 @@ def skip_values(values, start, end, VARIANT: gl.constexpr):
 
 
 @jit
+def repacked(p16):
+    """The same weights, two a register. Between two loops LLVM would carry each on its own: 64 PRMT a step."""
+    return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [p16], dtype=p16.dtype, is_pure=True, pack=2)
+
+
+@jit
 def step(
     queries, n, keys, values, fill, i, num_more, last, acc, p16, m, sums, zero, scale, softcap_scale, position, index,
     visible, window, MASKED: gl.constexpr, W: gl.constexpr, VARIANT: gl.constexpr,
@@ -198,6 +204,7 @@ def consume(
                         scale, softcap_scale, position, index, visible, window, 2, W, VARIANT,
                     )  # fmt: skip
                     fill += 1
+                p16 = repacked(p16)
             for i in range(num_masked, num_more):
                 acc, p16, m, sums = step(
                     queries, n, keys, values, fill, i, num_more, last, acc, p16, m, sums, zero,

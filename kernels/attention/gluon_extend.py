@@ -63,28 +63,15 @@ def hallmark_gluon_extend(
     """
     tiles, queries, keys, values = rings(q_desc.dtype, VARIANT)
     result = (out, stride_row, stride_head, parts, logs, num_heads)
-    if VARIANT.tiling.consumers == 2:
-        gl.warp_specialize([
-            (consume, (result, sinks, spans, scale, softcap_scale, window, tiles, queries, keys, values,
-                       0, STORE, VARIANT)),
-            (consume, (result, sinks, spans, scale, softcap_scale, window, tiles, queries, keys, values,
-                       1, STORE, VARIANT)),
-            (produce_pages, (q_desc, k_desc, v_desc, table, stride_table, k_rows, v_rows, group, tiles, queries, keys,
-                             values, VARIANT)),
-            (schedule, (plan, num_heads, heads_per_group, tiles, VARIANT)),
-        ], [4, 1, 1], [240, 32, 32])  # fmt: skip
-    else:  # all 65,536 registers, as above
-        gl.warp_specialize([
-            (consume, (result, sinks, spans, scale, softcap_scale, window, tiles, queries, keys, values,
-                       0, STORE, VARIANT)),
-            (consume, (result, sinks, spans, scale, softcap_scale, window, tiles, queries, keys, values,
-                       1, STORE, VARIANT)),
-            (consume, (result, sinks, spans, scale, softcap_scale, window, tiles, queries, keys, values,
-                       2, STORE, VARIANT)),
-            (produce_pages, (q_desc, k_desc, v_desc, table, stride_table, k_rows, v_rows, group, tiles, queries, keys,
-                             values, VARIANT)),
-            (schedule, (plan, num_heads, heads_per_group, tiles, VARIANT)),
-        ], [4, 4, 1, 1], [160, 160, 32, 32])  # fmt: skip
+    gl.warp_specialize([
+        (consume, (result, sinks, spans, scale, softcap_scale, window, tiles, queries, keys, values,
+                   0, STORE, VARIANT)),
+        (consume, (result, sinks, spans, scale, softcap_scale, window, tiles, queries, keys, values,
+                   1, STORE, VARIANT)),
+        (produce_pages, (q_desc, k_desc, v_desc, table, stride_table, k_rows, v_rows, group, tiles, queries, keys,
+                         values, VARIANT)),
+        (schedule, (plan, num_heads, heads_per_group, tiles, VARIANT)),
+    ], [4, 1, 1], [240, 32, 32])  # fmt: skip
 
 
 def run_extend(q: Tensor, k: Tensor, v: Tensor, batch: AttentionBatch, flags: AttentionFlags, out: Tensor) -> None:

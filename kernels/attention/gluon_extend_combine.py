@@ -14,28 +14,31 @@ def hallmark_gluon_extend_combine(
     plan_ptr, parts_ptr, logs_ptr, out_ptr, sinks_ptr, stride_row, stride_head, max_blocks, max_parts, num_heads,
     PLAN_HEADER: tl.constexpr, PLAN_ITEM: tl.constexpr, TILE_ROWS: tl.constexpr, ROWS: tl.constexpr,
     PARTS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, PACK: tl.constexpr, HAS_SINKS: tl.constexpr,
+    IS_ALIGNED: tl.constexpr,
 ):  # fmt: skip
     """One program: ROWS rows of one row block that is split, of one head (PACK > 1: of one KV head).
 
-    PARTS parts are read at once: one after the other they would be as many waits for memory.
+    The loads of PARTS parts depend on nothing: one wait for memory. IS_ALIGNED: strides of out are multiples of 8.
 
     parts_ptr  [parts, num_heads, TILE_ROWS, BLOCK_D] fp32, each row divided by its own sum of weights
     logs_ptr   [parts, num_heads, TILE_ROWS] fp32: log2 of that sum; -inf for a row that saw no key
     """
     head = tl.program_id(2)
-    if tl.program_id(0) >= tl.load(plan_ptr + 3):
+    # All loads before the first branch: one wait for memory.
+    num_split = tl.load(plan_ptr + 3)
+    split_ptr = plan_ptr + 2 * PLAN_HEADER + (2 * max_blocks + max_parts) * PLAN_ITEM + tl.program_id(0) * 4
+    first_row = tl.load(split_ptr)
+    num_rows = tl.load(split_ptr + 1) * PACK
+    place = tl.load(split_ptr + 2)
+    num_parts = tl.load(split_ptr + 3)
+    if tl.program_id(0) >= num_split:
         return
-    split_ptr = plan_ptr + 2 * PLAN_HEADER + (2 * max_blocks + max_parts) * PLAN_ITEM + tl.program_id(0) * 2
-    item_ptr = plan_ptr + PLAN_HEADER + tl.load(split_ptr) * PLAN_ITEM
-    num_parts = tl.load(split_ptr + 1)
-    first_row = tl.load(item_ptr)
-    num_rows = tl.load(item_ptr + 1) * PACK
     if tl.program_id(1) * ROWS >= num_rows:
         return
     rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     dims = tl.arange(0, BLOCK_D)
     stride_part = num_heads * TILE_ROWS
-    first = tl.load(item_ptr + 7) * stride_part + head * TILE_ROWS
+    first = place * stride_part + head * TILE_ROWS
 
     largest = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
@@ -44,23 +47,24 @@ def hallmark_gluon_extend_combine(
         total = tl.where(largest > float("-inf"), 1.0, 0.0)
     acc = tl.zeros([ROWS, BLOCK_D], tl.float32)
     for start in range(0, num_parts, PARTS):
-        parts = start + tl.arange(0, PARTS)
-        is_read = (parts < num_parts)[:, None] & (rows < num_rows)[None, :]
-        at = first + parts[:, None] * stride_part + rows[None, :]
-        logs = tl.load(logs_ptr + at, mask=is_read, other=float("-inf"))
-        values = tl.load(
-            parts_ptr + at[:, :, None] * BLOCK_D + dims[None, None, :], mask=is_read[:, :, None], other=0.0
-        )
-        new_largest = tl.maximum(largest, tl.max(logs, axis=0))
-        # A row that has seen no key yet stays at -inf: 0 in its place keeps exp2(-inf + inf) from being NaN.
-        reference = tl.where(new_largest == float("-inf"), 0.0, new_largest)
-        weights = tl.exp2(logs - reference[None, :])
-        decay = tl.exp2(largest - reference)
-        total = total * decay + tl.sum(weights, axis=0)
-        acc = acc * decay[:, None] + tl.sum(weights[:, :, None] * values, axis=0)
-        largest = new_largest
+        for part in tl.static_range(PARTS):
+            is_read = (rows < num_rows) & (start + part < num_parts)
+            at = first + (start + part) * stride_part + rows
+            log = tl.load(logs_ptr + at, mask=is_read, other=float("-inf"))
+            value = tl.load(parts_ptr + at[:, None] * BLOCK_D + dims[None, :], mask=is_read[:, None], other=0.0)
+            new_largest = tl.maximum(largest, log)
+            # A row that has seen no key yet stays at -inf: 0 in its place keeps exp2(-inf + inf) from being NaN.
+            reference = tl.where(new_largest == float("-inf"), 0.0, new_largest)
+            weight = tl.exp2(log - reference)
+            decay = tl.exp2(largest - reference)
+            total = total * decay + weight
+            acc = acc * decay[:, None] + weight[:, None] * value
+            largest = new_largest
     out = acc / tl.where(total == 0.0, 1.0, total)[:, None]
-    row_ptr = out_ptr + (first_row + rows // PACK).to(tl.int64) * stride_row
-    row_ptr += (head * PACK + rows % PACK).to(tl.int64) * stride_head
+    offset = (first_row + rows // PACK).to(tl.int64) * stride_row + (head * PACK + rows % PACK).to(
+        tl.int64
+    ) * stride_head
+    if IS_ALIGNED:
+        offset = tl.multiple_of(offset, [8])
     mask = (rows < num_rows)[:, None] & (dims < HEAD_DIM)[None, :]
-    tl.store(row_ptr[:, None] + dims[None, :], out.to(out_ptr.dtype.element_ty), mask=mask)
+    tl.store(out_ptr + offset[:, None] + dims[None, :], out.to(out_ptr.dtype.element_ty), mask=mask)

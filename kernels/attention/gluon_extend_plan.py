@@ -6,7 +6,8 @@ knows the contexts, so the device decides; the host's bounds say whether it is a
 
 The plan holds two lists as in gluon_schedule.py, HEADER integers before each: row blocks, then what tiles are made of:
 row blocks and parts. Items end with a place in the scratch: of a row block's first part, of a part, or -1. Then come
-two integers a row block that is split, which and in how many; the first header's 3 says how many there are.
+four integers a row block that is split: first query row, rows, place and number of its parts; the first header's 3
+says how many there are.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
@@ -96,28 +97,39 @@ def hallmark_gluon_extend_split(
     first_block = begin // BLOCK_N
     lengths = tl.where(listed, (end - 1) // BLOCK_N + 1 - first_block, 0)
 
-    # A choice is a number of parts of the longest tile: 1 to 32, then in steps of 4. Time in blocks of keys.
+    # A choice: how many parts the longest tile has, up to 24 one by one. The last quarter leaves whole waves of tiles
+    # whole, and splits the rest. Time in blocks of keys.
     choice = tl.arange(0, CHOICES)
-    parts = tl.where(choice < 32, choice + 1, 32 + (choice - 31) * 4)
-    longest = tl.max(lengths, axis=0)
-    limits = tl.maximum((longest + parts - 1) // parts, 1)
-    counts = (lengths[None, :] + limits[:, None] - 1) // limits[:, None]
+    at = choice - 3 * CHOICES // 4
+    parts = tl.where(
+        at >= 0, at + 2, tl.where(at < -3 * CHOICES // 8, choice + 1, (choice + 1) * 6 - 15 * CHOICES // 8)
+    )
+    front = tl.where(at >= 0, num_blocks * num_heads // num_processors * num_processors // num_heads, 0)
+    limits = tl.maximum((tl.max(lengths, axis=0) + parts - 1) // parts, 1)
+    is_tail = index[None, :] >= front[:, None]
+    counts = tl.where(
+        is_tail, (lengths[None, :] + limits[:, None] - 1) // limits[:, None], listed.to(tl.int32)[None, :]
+    )
     num_parts = tl.sum(counts, axis=1)
     num_split = tl.sum(tl.where(counts > 1, counts, 0), axis=1)
     # Parts over half as long as the longest fill whole waves; shorter ones come after them, and fill gaps.
-    is_big = lengths[None, :] * 2 > limits[:, None] * counts
+    is_big = is_tail & (lengths[None, :] * 2 > limits[:, None] * counts)
     big_parts = tl.sum(tl.where(is_big, counts, 0), axis=1)
     big_blocks = tl.sum(tl.where(is_big, lengths[None, :], 0), axis=1)
-    waves = ((big_parts * num_heads + num_processors - 1) // num_processors).to(tl.float32)
-    time = tl.maximum(waves * big_blocks / tl.maximum(big_parts, 1), limits.to(tl.float32))
+    tail_blocks = tl.sum(tl.where(is_tail, lengths[None, :], 0), axis=1)
     share = num_heads.to(tl.float32) / num_processors
-    time = tl.maximum(time, tl.sum(lengths, axis=0) * share)
+    waves = ((big_parts * num_heads + num_processors - 1) // num_processors).to(tl.float32)
+    time = tl.maximum(
+        waves * big_blocks / tl.maximum(big_parts, 1), tl.where(tail_blocks > 0, limits, 0).to(tl.float32)
+    )
+    time = tl.maximum(time, tail_blocks * share) + (tl.sum(lengths, axis=0) - tail_blocks) * share
     time += num_parts * share * PART_COST + tl.where(num_split > 0, COMBINE_COST, 0.0)
     time = tl.where(num_split <= max_parts, time, float("inf"))
-    chosen = tl.max(tl.where(time == tl.min(time, axis=0), CHOICES - choice, 0), axis=0)  # the fewest parts
-    limit = tl.max(tl.where(choice == CHOICES - chosen, limits, 0), axis=0)
+    chosen = tl.min(tl.where(time == tl.min(time, axis=0), choice, CHOICES), axis=0)
+    limit = tl.sum(tl.where(choice == chosen, limits, 0), axis=0)
+    first_tail = tl.sum(tl.where(choice == chosen, front, 0), axis=0)
 
-    count = (lengths + limit - 1) // limit
+    count = tl.where(index >= first_tail, (lengths + limit - 1) // limit, listed.to(tl.int32))
     place = tl.cumsum(count, axis=0) - count
     in_scratch = tl.where(count > 1, count, 0)
     slot = tl.cumsum(in_scratch, axis=0) - in_scratch
@@ -126,13 +138,15 @@ def hallmark_gluon_extend_split(
     tl.store(list_ptr, 0)
     tl.store(list_ptr + 2, tl.sum(count, axis=0))
     most = tl.max(count, axis=0)
-    is_split = (count > 1).to(tl.int32)
-    split_ptr = list_ptr + PLAN_HEADER + (max_blocks + max_parts) * PLAN_ITEM + (tl.cumsum(is_split, axis=0) - 1) * 2
-    tl.store(split_ptr, index, mask=count > 1)
-    tl.store(split_ptr + 1, count, mask=count > 1)
-    tl.store(plan_ptr + 3, tl.sum(is_split, axis=0))
     row = tl.load(item_ptr, mask=listed, other=0)
     rows = tl.load(item_ptr + 1, mask=listed, other=0)
+    is_split = (count > 1).to(tl.int32)
+    split_ptr = list_ptr + PLAN_HEADER + (max_blocks + max_parts) * PLAN_ITEM + (tl.cumsum(is_split, axis=0) - 1) * 4
+    tl.store(split_ptr, row, mask=count > 1)
+    tl.store(split_ptr + 1, rows, mask=count > 1)
+    tl.store(split_ptr + 2, slot, mask=count > 1)
+    tl.store(split_ptr + 3, count, mask=count > 1)
+    tl.store(plan_ptr + 3, tl.sum(is_split, axis=0))
     position = tl.load(item_ptr + 2, mask=listed, other=0)
     keys = tl.load(item_ptr + 3, mask=listed, other=0)
     sequence = tl.load(item_ptr + 4, mask=listed, other=0)

@@ -19,13 +19,13 @@ _MAX_WAVES = 12  # above so many tiles a multiprocessor nothing is split: what i
 _BALANCED = 0.9  # of the multiprocessors' time: nothing is split where equal tiles fill that much of it
 _MIN_BLOCKS = 4  # of keys: a shorter context is not worth two more launches
 _PARTS_A_PROCESSOR = 3
-_WIDTHS = (32, 512)  # row blocks that the splitting program holds: its two compiled sizes
-_CHOICES = 64  # numbers of parts of the longest tile that are compared
+# Row blocks that the splitting program holds, and the choices it compares: its compiled sizes.
+_SIZES = ((32, 64), (128, 32), (512, 16))
 # In blocks of keys: what starting and ending a tile costs, and what the kernel that adds up the parts does.
 _PART_COST = 2.0
 _COMBINE_COST = 4.0
-_COMBINE_ROWS = 4  # of one program, times as many parts as are read at once: registers
-_COMBINE_PARTS = 8
+_COMBINE_ROWS = 8  # of one program
+_COMBINE_WIDTH = 1024  # head dims times parts that it reads at once: registers
 _SEQS = 64  # sequences that one step of the plan's loop reads
 _BLOCKS = 64  # row blocks of one program of the plan
 _BLOCKS_WITH_SPANS = 8  # spans are read row by row
@@ -67,7 +67,7 @@ def work_of(
     waves = -(-tiles // num_processors)
     is_balanced = batch.num_seqs == 1 and tiles >= _BALANCED * waves * num_processors
     is_short = batch.max_context <= _MIN_BLOCKS * variant.tiling.block_n
-    if is_balanced or is_short or waves > _MAX_WAVES or max_blocks > max(_WIDTHS):
+    if is_balanced or is_short or waves > _MAX_WAVES or max_blocks > _SIZES[-1][0]:
         return Work(tile_heads, max_blocks, 0)
     return Work(tile_heads, max_blocks, max(2, -(-_PARTS_A_PROCESSOR * num_processors // tile_heads)))
 
@@ -86,11 +86,11 @@ def plan_extend(batch: AttentionBatch, flags: AttentionFlags, variant: Variant, 
     launch("plan", (batch.num_seqs, programs, 1), (plan, starts, contexts, flags.spans), numbers,
            constants)  # fmt: skip
     if work.max_parts:
-        width = next(size for size in _WIDTHS if work.max_blocks <= size)
+        width, choices = next(size for size in _SIZES if work.max_blocks <= size[0])
         launch(
             "split", (1, 1, 1), (plan,),
             (work.max_blocks, work.max_parts, work.tile_heads, processors),
-            (HEADER.value, ITEM.value, variant.tiling.block_n, width, _CHOICES, _PART_COST, _COMBINE_COST),
+            (HEADER.value, ITEM.value, variant.tiling.block_n, width, choices, _PART_COST, _COMBINE_COST),
         )  # fmt: skip
     return plan
 
@@ -106,8 +106,9 @@ def combine_parts(
     """Fill the rows of `out` whose keys were split."""
     stride_row, stride_head, _ = out.stride()
     constants = (
-        HEADER.value, ITEM.value, variant.tiling.block_m, _COMBINE_ROWS, _COMBINE_PARTS, variant.head_dim,
-        variant.tiling.block_d, variant.pack, flags.sinks is not None,
+        HEADER.value, ITEM.value, variant.tiling.block_m, _COMBINE_ROWS,
+        _COMBINE_WIDTH // variant.tiling.block_d, variant.head_dim,
+        variant.tiling.block_d, variant.pack, flags.sinks is not None, (stride_row | stride_head) % 8 == 0,
     )  # fmt: skip
     grid = (min(work.max_blocks, work.max_parts // 2), variant.tiling.block_m // _COMBINE_ROWS, work.tile_heads)
     launch(

@@ -76,6 +76,7 @@ class Variant:
     page_size  tokens of a page of keys; 0 where keys are packed
     pack       query heads side by side in a tile, so that they share its keys: row r is query r // pack, head r % pack
     parts      a tile's keys may be split: partial results go to a scratch tensor, to be combined later
+    masks_apart  blocks on the diagonal have a loop of their own
     """
 
     tiling: Tiling
@@ -191,6 +192,11 @@ def _extend_variant(
 ) -> Variant:
     if page_size % PAGE_SIZE_MULTIPLE:
         raise ValueError(f"page_size: expected a multiple of {PAGE_SIZE_MULTIPLE}, found {page_size}")
+    # Two consumers at 64 too: three spill a few words at a tile's end, and their tiles fill the GPU less evenly.
     plain = _variant(head_dim, False, True, window, softcap, sinks, spans)
+    # Turns give 2-3 % at 64 as well, over long contexts (H200).
+    tiling = replace(plain.tiling, named_barriers=plain.tiling.block_d < 256)
     pack = group if group <= ROWS and group.bit_count() == 1 else 1
-    return replace(plain, page_size=page_size, pack=pack, parts=True, masks_apart=head_dim > 128 and not (window or spans))
+    # At 256 a loop of its own for masked blocks gives 1-2 %; at 64 and 128 ptxas makes the other one slower.
+    masks_apart = tiling.block_d == 256 and not (window or spans)
+    return replace(plain, tiling=tiling, page_size=page_size, pack=pack, parts=True, masks_apart=masks_apart)

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kernels.fused.backend import runs_on_triton
+from kernels.fused.draw import RowLimits, draw_tokens, greedy_tokens
 from kernels.fused.gumbel import gumbel_noise
 from kernels.fused.penalties import PenaltyTensors, RowPenalties, apply_penalties, penalty_tensors
 
@@ -101,7 +103,9 @@ def sampling_tensors(rows: Sequence[RowSampling], vocab_size: int, device: torch
 
 @torch.inference_mode()
 def greedy(logits: Tensor) -> SampleResult:
-    """The likeliest token of each row of logits [R, V] fp32."""
+    """The likeliest token of each row of logits [R, V], the first of equals; any float dtype, last dim contiguous."""
+    if runs_on_triton(logits):
+        return SampleResult(*greedy_tokens(logits))
     best, token_ids = logits.max(dim=-1)
     return SampleResult(token_ids, best.isfinite())
 
@@ -113,16 +117,43 @@ def sample(logits: Tensor, tensors: SamplingTensors) -> SampleResult:
     Order: penalties, bans, temperature, top-k, top-p, min-p (as transformers orders them). A row's token depends on
     its own logits, seed and position only. A row that holds NaN or +inf, or no finite number, is not finite.
     """
+    _edit(logits, tensors)
+    if tensors.is_greedy:
+        return greedy(logits)
+    if not runs_on_triton(logits):
+        return draw_torch(logits, tensors)
+    limits = RowLimits(
+        tensors.temperature,
+        tensors.top_k,
+        tensors.top_p,
+        tensors.log_min_p,
+        tensors.seeds,
+        tensors.positions,
+        tensors.max_top_k is not None,
+    )
+    return SampleResult(*draw_tokens(logits, limits))
+
+
+@torch.inference_mode()
+def sample_torch(logits: Tensor, tensors: SamplingTensors) -> SampleResult:
+    """The specification of `sample`. They may differ where two scores with noise are equal but for a rounding."""
+    _edit(logits, tensors)
+    return draw_torch(logits, tensors)
+
+
+def _edit(logits: Tensor, tensors: SamplingTensors) -> None:
     if tensors.penalties is not None:
         apply_penalties(logits, tensors.penalties)
     if tensors.banned_rows is not None and tensors.banned_ids is not None:
         logits.index_put_((tensors.banned_rows, tensors.banned_ids), logits.new_full((), -math.inf))
-    if tensors.is_greedy:
-        return greedy(logits)
+
+
+def draw_torch(logits: Tensor, tensors: SamplingTensors) -> SampleResult:
+    """A token for each row of the logits as they are."""
     best, greedy_ids = logits.max(dim=-1, keepdim=True)
     is_finite = best.isfinite().squeeze(1)
     is_greedy = tensors.temperature == 0
-    scores = logits.sub_(best).div_(torch.where(is_greedy, 1.0, tensors.temperature))
+    scores = logits.sub_(best).mul_(torch.where(is_greedy, 1.0, tensors.temperature).reciprocal_())
     if tensors.is_filtered:
         keep_likely(scores, tensors)
     scores += gumbel_noise(tensors.seeds, tensors.positions, logits.shape[1])

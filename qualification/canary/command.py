@@ -30,6 +30,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--matrix", type=Path, metavar="DIR", help="the reviewed matrices: path and status must follow")
     parser.add_argument("--matrix-digest", metavar="HEX", help="or their digest alone; its beginning will do")
     parser.add_argument("--require-proven", action="store_true", help="what only the server itself has proven fails")
+    parser.add_argument(
+        "--exact", action="store_true", help="nothing that computes has changed: 16 bits get the limits of fp32"
+    )
     parser.add_argument("--no-performance", action="store_true", help="skip the comparison of times")
     parser.add_argument("--max-slowdown", type=float, default=rules.max_slowdown, help="of a median (default: 1.15)")
     parser.add_argument("--noise-ms", type=float, default=1e3 * rules.noise_s, help="never a slowdown (default: 0.5)")
@@ -112,6 +115,7 @@ def _options(args: argparse.Namespace) -> Options:
         matrix=args.matrix,
         matrix_digest=args.matrix_digest,
         must_be_reviewed=args.require_proven,
+        is_same_build=args.exact,
         has_performance=not args.no_performance,
         rules=rules,
     )

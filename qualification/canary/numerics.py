@@ -48,18 +48,23 @@ class Reply:
     error: str | None = None
 
 
-def judge_numerics(replies: Sequence[Reply], *, dtype: str | None, is_same_machine: bool) -> list[Verdict]:
-    """A verdict for each bucket, shortest first; without any prompt one that there is no data."""
+def judge_numerics(
+    replies: Sequence[Reply], *, dtype: str | None, is_same_machine: bool, is_same_build: bool = False
+) -> list[Verdict]:
+    """A verdict for each bucket, shortest first; without any prompt one that there is no data.
+
+    is_same_build  the operator says that nothing has changed that computes: then 16 bits round as they did, and a
+                   difference that rounding could explain is still one
+    """
     buckets = list(dict.fromkeys(reply.prompt.bucket for reply in replies))
     if not buckets:
         return [Verdict(Stage.NUMERICS, Outcome.NO_DATA, "there is no golden prompt that fits the context")]
     if dtype not in TOLERANCES:
         return [Verdict(Stage.NUMERICS, Outcome.NO_DATA, f"no tolerance is known for dtype {dtype}")]
-    is_exact = is_same_machine and dtype == "fp32"
+    limits = TOLERANCES["fp32" if is_same_build else dtype]
+    is_exact = is_same_build or (is_same_machine and dtype == "fp32")
     return [
-        _judge_bucket(
-            bucket, [reply for reply in replies if reply.prompt.bucket == bucket], TOLERANCES[dtype], is_exact
-        )
+        _judge_bucket(bucket, [reply for reply in replies if reply.prompt.bucket == bucket], limits, is_exact)
         for bucket in buckets
     ]
 

@@ -40,6 +40,7 @@ class Options:
     matrix: Path | None = None  # folder of reviewed matrices
     matrix_digest: str | None = None
     must_be_reviewed: bool = False  # provisional evidence does not do
+    is_same_build: bool = False  # nothing that computes has changed since the golden file
     has_performance: bool = True
     rules: Rules = Rules()  # noqa: RUF009 -- frozen
 
@@ -102,7 +103,10 @@ class Canary:
             self._give(Verdict(Stage.NUMERICS, Outcome.NO_DATA, reason))
         else:
             replies = ask(candidate, golden.prompts, model, self._progress)
-            self._give(*judge_numerics(replies, dtype=dtype_of(rows), is_same_machine=is_same))
+            is_same_build = self._options.is_same_build
+            self._give(
+                *judge_numerics(replies, dtype=dtype_of(rows), is_same_machine=is_same, is_same_build=is_same_build)
+            )
         self._performance(golden, model, is_same=is_same)
         self._give(self._service(before, candidate.counters()))
 

@@ -16,6 +16,7 @@ from server.telemetry.metrics import Metrics
 from server.telemetry.outcomes import RejectedFor
 from server.telemetry.tracing import Tracing
 from server.text.chat_template import ChatTemplate
+from server.text.sampling_defaults import SamplingDefaults
 from server.text.tokenizer import Tokenizer
 
 
@@ -111,6 +112,7 @@ class Edge:
     admission: Admission
     version: str
     started_at: int  # Unix seconds
+    sampling_defaults: SamplingDefaults
 
     @property
     def model(self) -> str:

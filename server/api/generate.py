@@ -233,7 +233,7 @@ def _prepared(
     jobs = []
     for i, prompt in enumerate(prompts):
         max_tokens = check_lengths(len(prompt), fields.max_tokens, default_tokens, ready.max_model_len)
-        sampling = sampling_of(fields, max_tokens, edge.tokenizer.vocab_size)
+        sampling = sampling_of(fields, max_tokens, edge.tokenizer.vocab_size, edge.sampling_defaults)
         jobs.append(Job(i, f"{unique_id}-{i}", prompt, sampling, stops))
     return Prepared(fields, jobs)
 

@@ -1,9 +1,12 @@
 """From a request's fields to token ids and sampling parameters that the model can take."""
 
+import msgspec
+
 from server.api.schemas import GenerationFields, Message, ids_of, plain_messages
 from server.engine.messages import SamplingParams
 from server.errors import InvalidValue, PromptTooLong, UnsupportedField
 from server.text.chat_template import ChatTemplate
+from server.text.sampling_defaults import SamplingDefaults
 from server.text.tokenizer import Tokenizer
 
 MAX_CHARS_PER_TOKEN = 256  # a longer text cannot fit in the context, whatever it says: it is not worth tokenizing
@@ -76,8 +79,14 @@ def check_lengths(num_prompt_tokens: int, max_tokens: int | None, default: int |
     )
 
 
-def sampling_of(fields: GenerationFields, max_tokens: int, vocab_size: int) -> SamplingParams:
+def sampling_of(
+    fields: GenerationFields, max_tokens: int, vocab_size: int, defaults: SamplingDefaults
+) -> SamplingParams:
     """Raises InvalidValue for limits that depend on the model or on one another."""
+    recommended = {name: value for name, value in msgspec.structs.asdict(defaults).items() if value is not None}
+    fields = fields.model_copy(
+        update={name: value for name, value in recommended.items() if name not in fields.model_fields_set}
+    )
     if fields.min_tokens > max_tokens:
         raise InvalidValue(f"min_tokens is {fields.min_tokens}, max_tokens allows {max_tokens}.", param="min_tokens")
     stop_ids = checked_ids(fields.stop_token_ids, vocab_size, "stop_token_ids") if fields.stop_token_ids else []

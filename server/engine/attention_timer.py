@@ -124,7 +124,7 @@ class AttentionTimer:
         self._windows = {found[len(found) // 2]: window for window, found in layers.items()}
         self._num_alike = {found[len(found) // 2]: len(found) for found in layers.values()}
         self._device = device
-        self._every = every
+        self.every = every
         self._is_started = False
         self._num_steps: Counter[Phase] = Counter()
         self._sampled: dict[Phase, tuple[tuple[int, int], ...]] = {}
@@ -148,7 +148,7 @@ class AttentionTimer:
         for phase in Phase:
             rows = batch.rows_of(phase)
             if rows:
-                if self._num_steps[phase] % self._every == 0:
+                if self._num_steps[phase] % self.every == 0:
                     pairs = zip(batch.query_lens, batch.context_lens, strict=True)
                     self._sampled[phase] = tuple(pairs)[rows.start : rows.stop]
                 self._num_steps[phase] += 1

@@ -1,15 +1,16 @@
-"""Attestation: forward passes of the real model under the profiler, compared with what the evidence promises.
+"""Attestation: what forward passes of the real model launch, compared with what the evidence promises.
 
 The batches are nobody's: one for each (phase, path) of the plan, over the page of the cache that no sequence owns,
 through the same runner, dispatcher and graphs as a client's. One is run at a time, between two steps of the engine, so
-that no step waits for more than one of them.
+that no step waits for more than one of them. On a GPU the driver's record of captured calls and graphs names the
+kernels, on a CPU the profiler (`qualification/recorded.py` says why).
 """
 
 import logging
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -20,6 +21,7 @@ from qualification.attest import Promise, attention_markers, call_mismatch, prom
 from qualification.decision import Decision
 from qualification.evidence import Evidence
 from qualification.profile import Mark, Seen, profiled
+from qualification.recorded import Recorder
 from server.engine.dispatch import Choice, Dispatcher, NoPathError
 from server.engine.failures import is_device_lost
 from server.engine.messages import AttestationReport, AttestedBatch
@@ -34,8 +36,8 @@ _LEAST_QUERY = 17  # tokens of a probe's query, where the bucket allows it: more
 _LEAST_CONTEXT = 33  # tokens of context before it
 
 
-class ProfilerBlind(Exception):
-    """The profiler saw no kernel at all: nothing is proven, and nothing is disproven."""
+class NothingSeen(Exception):
+    """No kernel was seen at all: nothing is proven, and nothing is disproven."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +68,15 @@ class Attestor:
         *,
         probes: Iterable[Batch],
         device: torch.device,
+        graph_kernels: Callable[[Batch], Counter[str] | None] = lambda _: None,
         is_quarantining: bool,
         interval_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`latest`: attention of the step that `runner` ran last. `interval_s` 0: only when asked."""
+        """`latest`: attention of the step that `runner` ran last. `interval_s` 0: only when asked.
+
+        `graph_kernels`: what the CUDA graph of a batch holds, by the driver's word.
+        """
         self._runner = runner
         self._latest = latest
         self._dispatcher = dispatcher
@@ -78,6 +84,9 @@ class Attestor:
         self._probes = tuple(probes)
         self.device = device
         self._is_quarantining = is_quarantining
+        self._recorder = Recorder(device) if device.type == "cuda" else None
+        self._graph_kernels = graph_kernels
+        self._warm: list[Batch] = []  # those that ran before
         self._interval_s = interval_s
         self._clock = clock
         self._waiting: deque[Batch] = deque()
@@ -145,7 +154,7 @@ class Attestor:
         choices: list[Choice] = []
         try:
             seen = self._run(batch, choices)
-        except (BatchError, NoPathError, ProfilerBlind, RuntimeError) as error:
+        except (BatchError, NoPathError, NothingSeen, RuntimeError) as error:
             if is_device_lost(error):
                 raise
             return AttestedBatch(phase.value, [], False, {}, "error", f"{type(error).__name__}: {error}"[:300])
@@ -165,19 +174,37 @@ class Attestor:
 
     def _run(self, batch: Batch, choices: list[Choice]) -> Seen:
         """`choices` gets one for each marked call; none where the step was a replay."""
-
-        def work(mark: Mark) -> None:
-            def watch(choice: Choice) -> AbstractContextManager[object]:
-                choices.append(choice)
-                return mark()
-
-            with self._dispatcher.watched(watch):
-                self._runner.launch(batch).result()
-
-        seen = profiled(work, self.device)
+        if self._recorder is not None and batch not in self._warm:
+            self._launch(batch, [], nullcontext)  # nothing may be compiled while it is captured
+            self._warm.append(batch)
+        if self._recorder is None:
+            seen = profiled(lambda mark: self._launch(batch, choices, mark), self.device)
+        else:
+            seen = self._record(self._recorder, batch, choices)
         if not any(seen.calls) and not seen.outside:
-            raise ProfilerBlind("the profiler saw no kernel at all; may this process use it?")
+            raise NothingSeen("neither the profiler nor the driver names any kernel here")
         return seen
+
+    def _record(self, recorder: Recorder, batch: Batch, choices: list[Choice]) -> Seen:
+        """By the driver's record; by the profiler where a path waits for the device and cannot be captured."""
+        self._launch(batch, choices, recorder.mark)
+        seen = recorder.take()
+        if not choices:
+            return Seen((), self._graph_kernels(batch) or Counter(), ())
+        if len(seen.calls) == len(choices):
+            return seen
+        choices.clear()
+        return profiled(lambda mark: self._launch(batch, choices, mark), self.device)
+
+    def _launch(self, batch: Batch, choices: list[Choice], mark: Mark) -> None:
+        is_recording = self._recorder is not None and mark == self._recorder.mark
+
+        def watch(choice: Choice) -> AbstractContextManager[object]:
+            choices.append(choice)
+            return mark() if choice.is_capturable or not is_recording else nullcontext()
+
+        with self._dispatcher.watched(watch):
+            self._runner.launch(batch).result()
 
     def _mismatches(
         self, choices: list[Choice], served: list[tuple[Choice, int]], seen: Seen

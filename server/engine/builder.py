@@ -118,7 +118,8 @@ def build_engine(
         quarantined=quarantined,
         overridden=overridden,
     )
-    sizes = _graph_sizes(config, limits) if settings.cuda_graphs and device.type == "cuda" else None
+    is_graphed = settings.cuda_graphs and device.type == "cuda"
+    sizes = _graph_sizes(config, limits, limits.max_model_len) if is_graphed else None
     parts = _Parts(config, limits, decoder, dispatcher, device, sizes)
     try:
         runner = _warm_runner(settings, parts, plan, progress)
@@ -168,8 +169,13 @@ def _warm_runner(settings: Settings, parts: _Parts, plan: Plan, progress: Progre
     return ModelRunner(parts.decoder, kv, parts.dispatcher, tokens, graphs)
 
 
-def _graph_sizes(config: ModelConfig, limits: EngineLimits) -> GraphSizes:
-    return graph_sizes(config, max_num_seqs=limits.max_num_seqs, max_num_batched_tokens=limits.max_num_batched_tokens)
+def _graph_sizes(config: ModelConfig, limits: EngineLimits, max_context: int) -> GraphSizes:
+    return graph_sizes(
+        config,
+        max_num_seqs=limits.max_num_seqs,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
+        max_context=max_context,
+    )
 
 
 def _capture_graphs(
@@ -178,7 +184,8 @@ def _capture_graphs(
     """Every graph that sequences of these limits can reach."""
     device = parts.device
     max_context = min(parts.limits.max_model_len, kv.num_pages * kv.page_size)
-    keys = graph_keys(sizes, max_context)
+    sizes = _graph_sizes(parts.config, parts.limits, max_context)
+    keys = graph_keys(sizes)
     inputs = GraphInputs(
         keys,
         num_prompts=sizes.num_prompts,
@@ -229,6 +236,7 @@ def _attestor(settings: Settings, parts: _Parts, runner: ModelRunner, plan: Plan
         Promises({path.name: path for path in PATHS}, plan.evidence),
         probes=probes_of(parts.dispatcher.decisions, page=runner.num_pages, page_size=page_size, max_len=max_len),
         device=parts.device,
+        graph_kernels=runner.recorded_kernels,
         is_quarantining=settings.on_unproven is not Policy.DEGRADE,
         interval_s=settings.attestation_interval_s,
     )
@@ -264,7 +272,7 @@ def _graph_bytes(parts: _Parts) -> int:
     sizes, config = parts.graph_sizes, parts.config
     if sizes is None:
         return 0
-    keys = graph_keys(sizes, parts.limits.max_model_len)
+    keys = graph_keys(sizes)
     numbers_a_token = 3 * config.intermediate_size + 8 * config.hidden_size
     num_bytes = 4 * sizes.max_sampled * config.vocab_size + len(keys) * config.num_layers * _GRAPH_BYTES_A_LAYER
     return num_bytes + keys[0].num_tokens * numbers_a_token * parts.limits.dtype.num_bytes

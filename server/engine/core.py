@@ -202,13 +202,14 @@ class Engine:
         self._scheduler.settle(batch)
         now = self._clock()
         for phase, uses in result.uses.items():
+            named = [((use.phase, use.path, use.status), use) for use in uses]
             for row in batch.rows_of(phase):
                 known = batch.sequences[row].attention
-                for use in uses:
-                    known.setdefault((use.phase, use.path, use.status), use)
+                for name, use in named:
+                    if name not in known:
+                        known[name] = use
         for row, scores in result.scores.items():
-            seq = batch.sequences[row]
-            # After a preemption they come again.
+            seq = batch.sequences[row]  # after a preemption they come again
             seq.scores = [it for it in seq.scores if it.position < scores.position] + [scores]
         for row, token_id in zip(batch.sampled_rows, result.token_ids, strict=True):
             seq = batch.sequences[row]

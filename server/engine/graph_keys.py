@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from kernels.buckets import Bucket, bucket_of, buckets_up_to
+from kernels.shape import Phase
 from server.engine.sequence import Batch
 from server.model.config import ModelConfig, num_parameters
 
@@ -20,22 +21,27 @@ _NUM_PROMPTS = 16
 
 @dataclass(frozen=True, slots=True)
 class PartKey:
-    """The rows of one phase: `size` tokens, padding included; the longest context is in `longest`."""
+    """The rows of one phase: `size` tokens, padding included, of contexts that end in `longest` or before."""
 
+    phase: Phase
     size: int
     longest: Bucket
+
+    @property
+    def label(self) -> str:
+        return f"{self.phase.value} {self.size} {self.longest.label}"
 
 
 @dataclass(frozen=True, slots=True)
 class GraphKey:
-    """One graph: fresh prompts, then decode rows; None where the step has no such rows."""
+    """One graph: prompts (all fresh, or all behind a context), then decode rows; None where there are none."""
 
-    prefill: PartKey | None
+    prompts: PartKey | None
     decode: PartKey | None
 
     @property
     def parts(self) -> tuple[PartKey, ...]:
-        return tuple(part for part in (self.prefill, self.decode) if part is not None)
+        return tuple(part for part in (self.prompts, self.decode) if part is not None)
 
     @property
     def num_tokens(self) -> int:
@@ -45,15 +51,19 @@ class GraphKey:
     @property
     def label(self) -> str:
         """For the log."""
-        prompts = "" if self.prefill is None else f"{self.prefill.size} prompt tokens {self.prefill.longest.label}"
-        rows = "" if self.decode is None else f"{self.decode.size} decode rows {self.decode.longest.label}"
-        return " + ".join(text for text in (prompts, rows) if text)
+        return " + ".join(part.label for part in self.parts)
 
 
 @dataclass(frozen=True, slots=True)
 class GraphSizes:
-    """What parts are padded to, ascending. Steps with both kinds of rows have fewer sizes: they multiply."""
+    """What parts are padded to, ascending.
 
+    Steps of decode rows alone and of fresh prompts alone are bounded by the bucket that they are in. All others have
+    fewer sizes and fewer bounds, for these multiply: the next one in `bounds`, which ends with the longest context's,
+    stands for the buckets below it.
+    """
+
+    bounds: tuple[Bucket, ...]
     rows: tuple[int, ...]
     tokens: tuple[int, ...] = ()
     mixed_rows: tuple[int, ...] = ()
@@ -66,11 +76,13 @@ class GraphSizes:
         return self.rows[-1] + (self.num_prompts if self.tokens else 0)
 
 
-def graph_sizes(config: ModelConfig, *, max_num_seqs: int, max_num_batched_tokens: int) -> GraphSizes:
+def graph_sizes(config: ModelConfig, *, max_num_seqs: int, max_num_batched_tokens: int, max_context: int) -> GraphSizes:
     """The sizes of a model's graphs under these limits."""
     rows = row_sizes(max_num_seqs)
     tokens = token_sizes(min(most_graphed_tokens(config), max_num_batched_tokens))
+    contexts = buckets_up_to(max_context)
     return GraphSizes(
+        tuple(context for context in contexts if context in (Bucket.LE_2K, contexts[-1])),
         rows,
         tokens,
         mixed_rows=tuple(size for size in rows if size in {8, 32, 128, rows[-1]}),
@@ -108,50 +120,65 @@ def most_graphed_tokens(config: ModelConfig) -> int:
     return min(max(round(num_tokens / 128) * 128, _MIN_TOKENS), _MAX_TOKENS)
 
 
-def graph_keys(sizes: GraphSizes, max_context: int) -> list[GraphKey]:
-    """Every graph of sequences of up to `max_context` tokens, the largest first: smaller ones fit into its memory."""
-    contexts = buckets_up_to(max_context)
-    prefills = _prefill_keys(sizes, sizes.tokens, contexts)
-    keys = [GraphKey(part, None) for part in prefills]
-    keys += [GraphKey(None, PartKey(size, context)) for size, context in product(sizes.rows, contexts)]
-    # Beside decode rows stand one or two prompts: the longest of them is in the bucket of the total.
-    mixed = _prefill_keys(sizes, sizes.mixed_tokens, contexts)
-    beside = [part for part in mixed if part.longest in (bucket_of(part.size), contexts[-1])]
+def graph_keys(sizes: GraphSizes) -> list[GraphKey]:
+    """Every graph there is to be, the largest first: smaller ones fit into its memory."""
+    contexts = tuple(bucket for bucket in Bucket if bucket.lo <= sizes.bounds[-1].lo)
+    keys = [GraphKey(None, PartKey(Phase.DECODE, *part)) for part in product(sizes.rows, contexts)]
     keys += [
-        GraphKey(part, PartKey(size, context)) for part, size, context in product(beside, sizes.mixed_rows, contexts)
+        GraphKey(PartKey(Phase.PREFILL, size, longest), None)
+        for size, less in zip(sizes.tokens, (0, *sizes.tokens), strict=False)
+        for longest in contexts
+        if longest.lo < size and (longest.hi is None or longest.hi * sizes.num_prompts > less)
     ]
+    for size, bound in product(sizes.mixed_tokens, sizes.bounds):
+        fresh = PartKey(Phase.PREFILL, size, _bucket_of_all(size, sizes))
+        chunk = PartKey(Phase.EXTEND, size, bound)
+        keys.append(GraphKey(chunk, None))
+        keys += [
+            GraphKey(part, PartKey(Phase.DECODE, rows, bound))
+            for part, rows in product((fresh, chunk), sizes.mixed_rows)
+        ]
     return sorted(keys, key=lambda key: (key.num_tokens, [part.longest.lo for part in key.parts]), reverse=True)
 
 
 def key_of(batch: Batch, sizes: GraphSizes) -> GraphKey | None:
-    """The graph of a batch; None for one with a chunk behind a context, or with more of something than any graph."""
-    num_prompts, num_rows = batch.num_prefill, batch.num_rows - batch.num_prefill
-    if batch.num_extend or num_prompts > sizes.num_prompts:
+    """The graph of a batch; None for one with two kinds of prompts, or with more of something than any graph."""
+    num_prompts = batch.num_prefill + batch.num_extend
+    num_rows = batch.num_rows - num_prompts
+    if num_prompts > sizes.num_prompts or (batch.num_prefill and batch.num_extend):
         return None
     if not num_prompts:
-        decode = _part_key(sizes.rows, num_rows, max(batch.context_lens))
-        return None if decode is None else GraphKey(None, decode)
+        size = _padded(sizes.rows, num_rows)
+        longest = bucket_of(max(batch.context_lens))
+        return None if size is None else GraphKey(None, PartKey(Phase.DECODE, size, longest))
     num_tokens = sum(batch.query_lens[:num_prompts])
-    longest = max(batch.query_lens[:num_prompts])
-    if not num_rows:
-        prefill = _part_key(sizes.tokens, num_tokens, longest)
-        return None if prefill is None else GraphKey(prefill, None)
-    prefill = _part_key(sizes.mixed_tokens, num_tokens, longest)
-    decode = _part_key(sizes.mixed_rows, num_rows, max(batch.context_lens[num_prompts:]))
-    return None if prefill is None or decode is None else GraphKey(prefill, decode)
+    if not num_rows and batch.num_prefill:
+        size = _padded(sizes.tokens, num_tokens)
+        longest = bucket_of(max(batch.query_lens))
+        return None if size is None else GraphKey(PartKey(Phase.PREFILL, size, longest), None)
+    return _mixed_key(batch, sizes, num_tokens, num_rows)
 
 
-def _part_key(sizes: tuple[int, ...], size: int, longest: int) -> PartKey | None:
+def _mixed_key(batch: Batch, sizes: GraphSizes, num_tokens: int, num_rows: int) -> GraphKey | None:
+    """The graph of a batch of prompts with decode rows, or with contexts."""
+    bounded = batch.context_lens[batch.num_prefill :]
+    bound = next((it for it in sizes.bounds if it.hi is None or max(bounded) <= it.hi), None)
+    size = _padded(sizes.mixed_tokens, num_tokens)
+    rows = _padded(sizes.mixed_rows, num_rows) if num_rows else 0
+    if bound is None or size is None or rows is None:
+        return None
+    if batch.num_prefill:
+        prompts = PartKey(Phase.PREFILL, size, _bucket_of_all(size, sizes))
+    else:
+        prompts = PartKey(Phase.EXTEND, size, bound)
+    return GraphKey(prompts, PartKey(Phase.DECODE, rows, bound) if rows else None)
+
+
+def _padded(sizes: tuple[int, ...], size: int) -> int | None:
     index = bisect_left(sizes, size)
-    return None if index == len(sizes) else PartKey(sizes[index], bucket_of(longest))
+    return None if index == len(sizes) else sizes[index]
 
 
-def _prefill_keys(sizes: GraphSizes, tokens: tuple[int, ...], contexts: tuple[Bucket, ...]) -> list[PartKey]:
-    """Every (size, bucket) that `num_prompts` prompts can be padded to."""
-    below = (0, *tokens)
-    return [
-        PartKey(size, longest)
-        for size, less in zip(tokens, below, strict=False)
-        for longest in contexts
-        if longest.lo < size and (longest.hi is None or longest.hi * sizes.num_prompts > less)
-    ]
+def _bucket_of_all(size: int, sizes: GraphSizes) -> Bucket:
+    """The bucket of the longest prompt that as many tokens can be."""
+    return min(bucket_of(size), sizes.bounds[-1], key=lambda bucket: bucket.lo)

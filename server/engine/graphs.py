@@ -1,6 +1,7 @@
 """Steps as CUDA graphs: captured before ready, replayed in service, dropped when a decision changes."""
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -9,7 +10,8 @@ import torch
 from torch import Tensor
 
 from kernels.fused.sampling import greedy
-from server.engine.dispatch import Choice, Dispatcher, PhasePart
+from qualification.recorded import DriverError, Recorder
+from server.engine.dispatch import Choice, Dispatcher, NoPathError, PhasePart
 from server.engine.graph_inputs import GraphInputs
 from server.engine.graph_keys import GraphKey, GraphSizes, key_of
 from server.engine.sequence import Batch, Sequence
@@ -28,6 +30,17 @@ class Replayable(Protocol):
         """Start the work again on the same memory."""
 
 
+@dataclass(frozen=True, slots=True)
+class RecordedGraph:
+    """A CUDA graph, and the kernels that the driver says are in it, by how often."""
+
+    graph: torch.cuda.CUDAGraph
+    kernels: Counter[str] | None  # None: the driver does not say
+
+    def replay(self) -> None:
+        self.graph.replay()
+
+
 Capture = Callable[[Callable[[], None]], Replayable]
 
 
@@ -37,14 +50,24 @@ class CudaCapture:
     def __init__(self, device: torch.device) -> None:
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._recorder = Recorder(device)
 
-    def __call__(self, work: Callable[[], None]) -> Replayable:
+    def __call__(self, work: Callable[[], None]) -> "RecordedGraph":
         graph = torch.cuda.CUDAGraph()
         # Only this thread launches anything; the others must not spoil the capture, whatever they ask CUDA for.
         mode = "thread_local"
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode=mode):
             work()
-        return graph
+            kernels = self._kernels()
+        return RecordedGraph(graph, kernels)
+
+    def _kernels(self) -> Counter[str] | None:
+        """What is in the graph so far. A driver that does not say costs the attestation, not the graph."""
+        try:
+            return self._recorder.kernels()
+        except DriverError as error:
+            logger.warning("nobody knows what is in the graphs: %s", error)
+            return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +126,7 @@ class StepGraphs:
 
     @torch.inference_mode()
     def capture(self, keys: Iterable[GraphKey], capture: Capture, progress: Callable[[str], None]) -> None:
-        """Record a graph for each key whose decisions allow it. Raises NoPathError, or what a capture raises.
+        """Record a graph for each key whose decisions allow it. Raises what a capture raises.
 
         Each key runs eagerly first: a launch failure then changes the decision instead of breaking the capture, and
         libraries load their kernels and take their workspaces.
@@ -121,21 +144,31 @@ class StepGraphs:
             self._graphs[key] = _Graph(replayable, attention.choices, attention.launches)
 
     def find(self, batch: Batch) -> GraphStep | None:
-        """The graph's view of a batch; None where no graph computes it as it is decided now. Raises NoPathError."""
+        """The graph's view of a batch; None where no graph computes it as it is decided now."""
         key = key_of(batch, self._sizes)
         graph = None if key is None else self._graphs.get(key)
         if key is None or graph is None:
             return None
-        attention = self._attention(key, batch)
-        if attention.choices != graph.choices:
+        try:
+            attention = self._attention(key, batch)
+        except NoPathError:  # its bounds are no shape of the batch, perhaps
+            attention = None
+        if attention is None or attention.choices != graph.choices:
             if key not in self._resting:
                 self._tell_changed()
             return None
         if key in self._resting:
             self._tell_changed()
-        shift = 0 if key.prefill is None else self._sizes.num_prompts - batch.num_prefill
-        rows = tuple(row if row < batch.num_prefill else row + shift for row in batch.sampled_rows)
+        num_prompts = batch.num_prefill + batch.num_extend
+        shift = 0 if key.prompts is None else self._sizes.num_prompts - num_prompts
+        rows = tuple(row if row < num_prompts else row + shift for row in batch.sampled_rows)
         return GraphStep(key, batch, attention, rows)
+
+    def kernels(self, batch: Batch) -> Counter[str] | None:
+        """What the graph of this batch holds; None where no graph computes it, or nobody recorded what it holds."""
+        step = self.find(batch)
+        found = None if step is None else self._graphs[step.key].replayable
+        return found.kernels if isinstance(found, RecordedGraph) else None
 
     def replay(self, step: GraphStep, chosen_at: Mapping[Sequence, int]) -> Tensor:
         """Start a step that `find` returned. Returns logits [num_rows, vocab] fp32, scratch until the next one.
@@ -151,8 +184,8 @@ class StepGraphs:
 
     def _tell_changed(self) -> None:
         """Note which graphs hold another decision than the one that stands now: they rest until it comes back."""
-        current = {key: self._attention(key).choices for key in self._graphs}
-        resting = frozenset(key for key, graph in self._graphs.items() if current[key] != graph.choices)
+        changed = (key for key, graph in self._graphs.items() if self._choices(key) != graph.choices)
+        resting = frozenset(changed)
         if resting != self._resting:
             logger.warning("%d graphs rest: a decision changed", len(resting))
             self._resting = resting
@@ -165,7 +198,15 @@ class StepGraphs:
         return StepAttention(self._dispatcher, parts, self._kv.k, self._kv.v)
 
     def _is_capturable(self, key: GraphKey) -> bool:
-        return all(choice.is_capturable for choice in self._attention(key).choices)
+        choices = self._choices(key)
+        return choices is not None and all(choice.is_capturable for choice in choices)
+
+    def _choices(self, key: GraphKey) -> tuple[Choice, ...] | None:
+        """What would serve it now; None where a part has no path: no batch is as long, or no path is left."""
+        try:
+            return self._attention(key).choices
+        except NoPathError:
+            return None
 
     def _compute(self, key: GraphKey, attention: StepAttention) -> None:
         """What a graph holds: a padded step from the inputs' memory to the results'."""

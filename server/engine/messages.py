@@ -139,7 +139,7 @@ class DispatchCount(msgspec.Struct, frozen=True, array_like=True):
     """How often a decision served in one step: once for each phase of the batch."""
 
     phase: str
-    bucket: str  # of the longest context of that part of the batch
+    bucket: str  # of the longest context that the launches of that part of the batch allow for
     path: str
     status: str
     wanted: str

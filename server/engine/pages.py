@@ -47,6 +47,10 @@ class PagePool:
         """Pages that hold `num_tokens` tokens."""
         return -(-num_tokens // self.page_size)
 
+    def room_for(self, num_tokens: int) -> int:
+        """Tokens that the pages of `num_tokens` tokens have room for."""
+        return self.pages_for(num_tokens) * self.page_size
+
     def admit(self, owner: str, num_tokens: int, keys: Sequence[bytes] = (), *, headroom: int = 0) -> int | None:
         """Give a new owner room for `num_tokens` tokens: the pages that its leading keys find, and fresh ones.
 

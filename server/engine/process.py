@@ -4,6 +4,7 @@ Three threads: the reader fills the inbox, the main one steps the engine, the wr
 also sends the heartbeat, so that a heartbeat proves steps and not just a living process.
 """
 
+import gc
 import logging
 import os
 import queue
@@ -229,6 +230,8 @@ def serve(
         if built is None:
             return _EXIT_REFUSED
         send = built.quarantine.keeping(send)
+        gc.collect()
+        gc.freeze()  # what lives as long as the engine is not looked at again, in the middle of some step
         Loop(built.engine, inbox, send, built.attestor, built.overrides).run()
     except DeviceLost as error:
         logger.exception("the device is lost while a path was qualified")

@@ -7,8 +7,7 @@ from server.engine.sequence import Sequence
 
 def is_plain_greedy(seq: Sequence) -> bool:
     """Whether the next token is simply the likeliest one."""
-    wanted = seq.sampling
-    return wanted.temperature == 0 and seq.num_generated >= wanted.min_tokens and not wanted.needs_history
+    return seq.is_greedy and (not seq.sampling.min_tokens or seq.num_generated >= seq.sampling.min_tokens)
 
 
 def row_sampling(seq: Sequence, position: int) -> RowSampling:

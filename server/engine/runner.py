@@ -1,5 +1,6 @@
 """Computes batches on the device: tensors in, decoder, sampler; the host reads token ids when it wants to."""
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -70,6 +71,10 @@ class ModelRunner:
     def attention(self) -> StepAttention | None:
         """Of the latest step."""
         return self._attention
+
+    def recorded_kernels(self, batch: Batch) -> Counter[str] | None:
+        """What the graph of this batch holds, by the driver's word; None where it is not a graph that computes it."""
+        return None if self.graphs is None else self.graphs.kernels(batch)
 
     def suspects(self) -> list[tuple[str, str]]:
         """The (path, shape) pairs of the steps that may not be done, or else of the latest one."""

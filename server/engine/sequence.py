@@ -25,6 +25,8 @@ class Sequence:
     num_computed  tokens [0, num_computed) have their keys and values in pages; less again after a preemption
     rank          its place among all prompts and its arrival among all sequences; the scheduler's
     page_keys     names of its full pages; None where pages are not shared
+    room          tokens that its pages have room for; the scheduler's
+    is_greedy     whether its next token is simply the likeliest one, unless end tokens are still banned
     """
 
     request_id: str
@@ -48,6 +50,11 @@ class Sequence:
     num_reported_uses: int = 0
     scores: list[TokenScores] = field(default_factory=list)  # of the chunks computed so far, where they are asked for
     traceparent: str | None = None  # of its trace, for the log
+    room: int = 0
+    is_greedy: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.is_greedy = self.sampling.temperature == 0 and not self.sampling.needs_history
 
     @property
     def num_generated(self) -> int:

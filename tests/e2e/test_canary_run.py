@@ -12,8 +12,8 @@ from running_server import DEMO, Server, StartServer
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]  # a start on a busy machine takes minutes
 
 
-def canary(server: Server, *flags: str) -> subprocess.CompletedProcess[str]:
-    program = [str(Path(sys.executable).parent / "hallmark"), "canary", "--url", server.url, *flags]
+def canary(url: str, *flags: str) -> subprocess.CompletedProcess[str]:
+    program = [str(Path(sys.executable).parent / "hallmark"), "canary", "--url", url, *flags]
     return subprocess.run(program, capture_output=True, text=True, timeout=500, check=False)
 
 
@@ -21,7 +21,7 @@ def test_the_demo_server_against_itself_passes(demo: Server, tmp_path: Path) -> 
     """Numerics against the answers that ship; times against its own, with room for a machine that does other work."""
     trace = ("--lengths", "32", "160", "--samples", "8", "--utilization", "0.5", "--vocab-size", "4000")
     room = ("--max-slowdown", "3", "--noise-ms", "300")
-    done = canary(demo, "--baseline", demo.url, *trace, *room, "--out-dir", str(tmp_path))
+    done = canary(demo.url, "--baseline", demo.url, *trace, *room, "--out-dir", str(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr
     verdicts = json.loads((tmp_path / "canary.json").read_text())["verdicts"]
     assert [(it["stage"], it["bucket"]) for it in verdicts if it["bucket"]] == [
@@ -40,7 +40,7 @@ def test_a_window_that_is_off_by_one_fails_on_numerics_in_its_bucket_only(
     (folder / "config.json").write_text(json.dumps(windowed))
     with start_server("--model", str(folder), "--served-model-name", "demo", "--on-unproven", "degrade") as server:
         server.wait_ready()
-        done = canary(server, "--no-performance")
+        done = canary(server.url, "--no-performance")
     assert done.returncode == 1, done.stdout + done.stderr
     outcomes = dict(line.split(": ")[:2] for line in done.stdout.splitlines() if line.startswith("numerics"))
     assert outcomes == {

@@ -131,6 +131,15 @@ def test_elsewhere_a_late_difference_of_an_answer_is_noise_and_an_early_one_is_n
     assert outcome_of(early, is_same=False) is Outcome.FAIL
 
 
+def test_where_nothing_changed_sixteen_bits_get_no_more_room_than_fp32() -> None:
+    def outcome(*replies: Reply) -> Outcome:
+        return judge_numerics(replies, dtype="bf16", is_same_machine=True, is_same_build=True)[0].outcome
+
+    assert outcome(reply(-1.0, -2.0)) is Outcome.PASS
+    assert outcome(reply(-1.001, -2.001)) is Outcome.FAIL
+    assert outcome(reply(-1.0, -2.0, text="abcdefghi!")) is Outcome.FAIL
+
+
 def test_a_missing_answer_is_neither_right_nor_wrong() -> None:
     failed = Reply(prompt(), None, None, "HTTP 503")
     assert outcome_of(reply(-1.0, -2.0), failed) is Outcome.NO_DATA

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from kernels.attention.batch import AttentionBatch, AttentionFlags
+from kernels.attention.gluon_extend import page_rows
 from kernels.attention.gluon_extend_work import Work, plan_extend, tiles_of, work_of
 from kernels.attention.gluon_schedule import HEADER, ITEM
 from kernels.attention.gluon_variants import TILINGS, Variant, extend_variant_of
@@ -131,6 +132,15 @@ def test_chunks_that_fill_the_gpu_evenly_are_not_split(device: torch.device) -> 
         assert planned([q_len], [q_len + 8192], device, heads=heads)[1].max_parts == 0
 
 
+def test_whole_waves_of_tiles_stay_whole_where_only_the_rest_fits_badly(device: torch.device) -> None:
+    _, work, blocks, tiles = planned([1280], [34048], device)  # 40 row blocks under 8 heads: 2.4 waves of 132
+    assert len(blocks) == 40
+    num_whole = sum(tile.place < 0 for tile in tiles)
+    assert num_whole == 2 * PROCESSORS // work.tile_heads
+    num_parts = (len(tiles) - num_whole) * work.tile_heads
+    assert num_parts >= 0.85 * PROCESSORS * -(-num_parts // PROCESSORS)
+
+
 def test_many_tiles_are_not_split(device: torch.device) -> None:
     assert planned([8192, 8192], [40_000, 16_000], device)[1].max_parts == 0
 
@@ -166,3 +176,20 @@ def test_query_heads_of_a_group_are_packed_where_they_fill_a_tile(group: int, pa
 @pytest.mark.parametrize(("page_size", "head_dim", "box"), [(16, 128, 16), (64, 128, 64), (128, 256, 64), (96, 64, 32)])
 def test_a_copy_never_crosses_the_border_of_a_page(page_size: int, head_dim: int, box: int) -> None:
     assert extend_variant_of(head_dim, page_size, 4, AttentionFlags(1.0)).box == box
+
+
+def test_pages_are_rows_of_a_tensor_map_without_a_copy_where_they_lie_whole_rows_apart() -> None:
+    pool = torch.empty(6, 2, 16, 4, 8, dtype=torch.float16)
+    beside_values, whole = pool[:, 1], pool.flatten(0, 1)
+    head_first = torch.empty(12, 4, 16, 8, dtype=torch.float16).transpose(1, 2)
+    for pages, expected in ((beside_values, 32), (whole, 16), (head_first, 64)):
+        rows, rows_of_page = page_rows(pages)
+        assert rows_of_page == expected
+        assert rows[2 * expected + 3].data_ptr() == pages[2, 3].data_ptr()
+
+
+def test_pages_that_a_tensor_map_cannot_address_are_copied() -> None:
+    pages = torch.arange(2 * 16 * 9, dtype=torch.float16).view(2, 16, 1, 9)[..., :8]  # rows of 18 bytes
+    rows, rows_of_page = page_rows(pages)
+    assert (rows_of_page, rows.data_ptr() == pages.data_ptr()) == (16, False)
+    assert torch.equal(rows[16 + 5], pages[1, 5])

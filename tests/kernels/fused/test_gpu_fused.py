@@ -136,6 +136,7 @@ def test_a_row_draws_the_same_token_alone_and_in_a_batch() -> None:
     assert together == alone
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 def test_sampling_never_waits_for_the_gpu() -> None:
     logits = randn(8, 1000, dtype=torch.float32)
     logits[3] = torch.nan

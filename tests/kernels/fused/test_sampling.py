@@ -1,4 +1,7 @@
-"""Sampling against straightforward numpy and exact counting, on vocabularies small enough to compare whole sets."""
+"""Sampling by torch ops against straightforward numpy and exact counting, on vocabularies small enough to compare sets.
+
+test_draw.py holds the kernels against the same ops.
+"""
 
 import math
 
@@ -11,7 +14,7 @@ from torch import Tensor
 
 from kernels.fused.gumbel import gumbel_noise
 from kernels.fused.penalties import RowPenalties
-from kernels.fused.sampling import RowSampling, keep_likely, sample, sampling_tensors
+from kernels.fused.sampling import RowSampling, keep_likely, sample, sample_torch, sampling_tensors
 
 CPU = torch.device("cpu")
 
@@ -21,7 +24,7 @@ def random_logits(rows: int, vocab: int, seed: int = 0) -> Tensor:
 
 
 def choose(logits: Tensor, *rows: RowSampling) -> list[int]:
-    result = sample(logits.clone(), sampling_tensors(rows, logits.shape[1], CPU))
+    result = sample_torch(logits.clone(), sampling_tensors(rows, logits.shape[1], CPU))
     assert result.is_finite.all()
     ids: list[int] = result.token_ids.tolist()
     return ids
@@ -234,14 +237,14 @@ def test_banned_tokens_are_never_chosen() -> None:
 def test_a_row_with_a_bad_number_is_reported_and_its_neighbours_are_not(bad: float, row: RowSampling) -> None:
     logits = random_logits(3, 50)
     logits[1, 17] = bad
-    result = sample(logits, sampling_tensors([row] * 3, 50, CPU))
+    result = sample_torch(logits, sampling_tensors([row] * 3, 50, CPU))
     assert result.is_finite.tolist() == [True, False, True]
     assert ((result.token_ids >= 0) & (result.token_ids < 50)).all()
 
 
 @pytest.mark.parametrize("row", [RowSampling(0), RowSampling(1), RowSampling(1, top_p=0.5)])
 def test_a_row_without_any_finite_number_is_reported(row: RowSampling) -> None:
-    result = sample(torch.full((1, 50), -math.inf), sampling_tensors([row], 50, CPU))
+    result = sample_torch(torch.full((1, 50), -math.inf), sampling_tensors([row], 50, CPU))
     assert result.is_finite.tolist() == [False]
     assert 0 <= result.token_ids.item() < 50
 

@@ -1,20 +1,14 @@
 """The tilings of the skinny matmul, their machine code for sm_90, and what serves where it does not."""
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 import torch.nn.functional as F
+from compile_outside import run_outside
 
 from kernels.fused.activation import swiglu_torch
 from kernels.fused.matmul import linear, linear_fp32, linear_swiglu
 from kernels.fused.skinny import BOX, MAX_ROWS, skinny_tiling
 
-HERE = Path(__file__).resolve().parent
 SHARED_BYTES = 232_448  # that one program may have on an H100 or H200
 H200_PROCESSORS = 132
 
@@ -25,15 +19,8 @@ def randn(*shape: int, seed: int) -> torch.Tensor:
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, object]]:
-    """What the compiled variants show, by case; compiled outside the interpreter and Triton's own cache."""
-    cache = str(tmp_path_factory.mktemp("triton"))
-    paths = os.pathsep.join([str(HERE.parents[2]), *sys.path])
-    environment = {**os.environ, "TRITON_CACHE_DIR": cache, "PYTHONPATH": paths}
-    environment.pop("TRITON_INTERPRET", None)
-    command = [sys.executable, str(HERE / "matmul_compile.py")]
-    ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert ran.returncode == 0, ran.stderr
-    found: dict[str, dict[str, object]] = json.loads(ran.stdout)
+    """What the compiled variants show, by case."""
+    found: dict[str, dict[str, object]] = run_outside("matmul_compile.py", tmp_path_factory.mktemp("triton"))
     return found
 
 

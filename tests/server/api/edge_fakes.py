@@ -39,6 +39,7 @@ from server.telemetry.metrics import Metrics
 from server.telemetry.registry import Registry
 from server.telemetry.tracing import Tracing
 from server.text.chat_template import ChatTemplate
+from server.text.sampling_defaults import SamplingDefaults
 from server.text.tokenizer import Tokenizer
 
 MAX_MODEL_LEN = 1024
@@ -210,6 +211,7 @@ def make_edge(folder: Path, engine: ScriptedEngine, settings: Settings, *, traci
         admission=Admission(settings.max_queued_requests, settings.max_queued_tokens),
         version="1.2.3",
         started_at=1_700_000_000,
+        sampling_defaults=SamplingDefaults(),
     )
 
 

@@ -1,27 +1,30 @@
 from array import array
+from dataclasses import replace
 
 import pytest
 import torch
 
 from kernels.buckets import Bucket
+from kernels.shape import Phase
 from server.engine.graph_inputs import GraphInputs, GraphTensors
 from server.engine.graph_keys import GraphKey, PartKey
 from server.engine.messages import SamplingParams
-from server.engine.sequence import Batch, Sequence
+from server.engine.sequence import PENDING, Batch, Sequence
 
 PAGE_SIZE = 4
 NUM_PAGES = 50
 NUM_PROMPTS = 3
-SHORT = GraphKey(None, PartKey(4, Bucket.LE_128))
-LONG = GraphKey(None, PartKey(4, Bucket.LE_512))
-PROMPTS = GraphKey(PartKey(32, Bucket.LE_128), None)
-BOTH = GraphKey(PartKey(32, Bucket.LE_128), PartKey(4, Bucket.LE_512))
+SHORT = GraphKey(None, PartKey(Phase.DECODE, 4, Bucket.LE_128))
+LONG = GraphKey(None, PartKey(Phase.DECODE, 4, Bucket.LE_512))
+PROMPTS = GraphKey(PartKey(Phase.PREFILL, 32, Bucket.LE_128), None)
+BOTH = GraphKey(PartKey(Phase.PREFILL, 32, Bucket.LE_128), PartKey(Phase.DECODE, 4, Bucket.LE_512))
+CHUNKS = GraphKey(PartKey(Phase.EXTEND, 16, Bucket.LE_512), PartKey(Phase.DECODE, 4, Bucket.LE_512))
 
 
 @pytest.fixture
 def inputs() -> GraphInputs:
     return GraphInputs(
-        [LONG, SHORT, PROMPTS, BOTH],
+        [LONG, SHORT, PROMPTS, BOTH, CHUNKS],
         num_prompts=NUM_PROMPTS,
         page_size=PAGE_SIZE,
         num_pages=NUM_PAGES,
@@ -86,7 +89,7 @@ def test_the_longest_context_of_a_graph_is_its_buckets_or_the_models(inputs: Gra
 
 
 def test_every_tensor_that_a_kernel_gets_is_aligned_and_contiguous(inputs: GraphInputs) -> None:
-    for key in (SHORT, LONG, PROMPTS, BOTH):
+    for key in (SHORT, LONG, PROMPTS, BOTH, CHUNKS):
         tensors = inputs.tensors(key)
         found = [tensors.token_ids, tensors.slots, tensors.positions, tensors.sampled]
         for part in tensors.parts:
@@ -121,3 +124,45 @@ def test_the_last_token_of_each_prompt_and_every_decode_row_are_sampled(inputs: 
     assert only.sampled is not None
     assert only.sampled.tolist() == [4, 7, 0]
     assert fill(inputs, SHORT, decode_batch((100, 5, [7, 3]))).sampled is None
+
+
+def test_chunks_behind_a_context_have_their_tokens_their_places_and_their_pages(inputs: GraphInputs) -> None:
+    rows = decode_batch((10, 9, [1, 2, 3]), (50, 6, [4, 5]), (100, 5, [7, 6]))
+    batch = replace(rows, query_lens=(3, 2, 1), num_extend=2)
+    tensors = fill(inputs, CHUNKS, batch)
+    assert tensors.token_ids.tolist()[:6] == [16, 17, 18, 54, 55, 0]
+    assert tensors.positions.tolist()[:5] == [6, 7, 8, 4, 5]
+    assert tensors.slots.tolist()[:5] == [10, 11, 12, 20, 21]
+    chunks, singles = (part.batch for part in tensors.parts)
+    assert chunks.cu_seqlens_k is None
+    assert chunks.cu_seqlens_q.tolist() == [0, 3, 5, 5]
+    assert chunks.context_lens is not None
+    assert chunks.context_lens.tolist() == [9, 6, 0]
+    assert chunks.page_table is not None
+    assert [chunks.page_table[0, :3].tolist(), chunks.page_table[1, :2].tolist()] == [[1, 2, 3], [4, 5]]
+    assert (chunks.max_seqlen_q, chunks.max_context) == (16, 200)
+    assert singles.context_lens is not None
+    assert singles.context_lens.tolist() == [5, 0, 0, 0]
+    assert tensors.sampled is not None
+    assert tensors.sampled.tolist() == [2, 4, 0, 16, 17, 18, 19]
+
+
+def test_the_host_is_filled_in_turns_and_each_side_knows_its_own_page_tables(inputs: GraphInputs) -> None:
+    for pages in ([7, 3], [7, 3], [8, 3], [8, 3], [9, 3]):
+        tensors = fill(inputs, SHORT, decode_batch((100, 6, pages)))
+        assert tables_of(tensors)[0] == pages
+
+
+def test_a_token_that_is_not_known_yet_is_found_where_the_step_before_chose_it(inputs: GraphInputs) -> None:
+    batch = decode_batch((100, 5, [7, 3]), (200, 4, [9]), (300, 2, [5]))
+    late = batch.sequences[1]
+    late.tokens[-1] = PENDING
+    inputs.fill(SHORT, batch, {late: 6})
+    tensors = inputs.tensors(SHORT)
+    assert tensors.is_pending is not None
+    assert tensors.is_pending.tolist() == [False, True, False, False]
+    assert tensors.chosen_at is not None
+    assert tensors.chosen_at.tolist() == [0, 6, 0, 0]
+    assert tensors.token_ids.tolist()[0::2] == [104, 301]
+    with pytest.raises(KeyError):
+        inputs.fill(SHORT, batch, {})

@@ -1,8 +1,11 @@
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 
 import pytest
 
 from kernels.buckets import Bucket
+from kernels.shape import Phase
 from server.engine.graph_keys import (
     GraphKey,
     GraphSizes,
@@ -13,25 +16,38 @@ from server.engine.graph_keys import (
     row_sizes,
     token_sizes,
 )
-from server.engine.messages import SamplingParams
-from server.engine.sequence import Batch, Sequence
+from server.engine.sequence import Batch
 from server.engine.warmup import synthetic_batch
+from server.model.config import ModelConfig
 from server.model.load import load_config
 from server.settings import DEMO_MODEL
 
-SIZES = GraphSizes((1, 2, 4, 8), (64, 128, 192, 256), (4, 8), (64, 256), num_prompts=2)
+SIZES = GraphSizes((Bucket.LE_512, Bucket.LE_2K), (1, 2, 4, 8), (64, 128, 192, 256), (4, 8), (64, 256), num_prompts=2)
 
 
-def batch_of(prompts: list[int], contexts: list[int]) -> Batch:
-    """Fresh prompts of these lengths, then decode rows of these contexts."""
+def decode(size: int, longest: Bucket) -> PartKey:
+    return PartKey(Phase.DECODE, size, longest)
+
+
+def fresh(size: int, longest: Bucket) -> PartKey:
+    return PartKey(Phase.PREFILL, size, longest)
+
+
+def chunk(size: int, longest: Bucket) -> PartKey:
+    return PartKey(Phase.EXTEND, size, longest)
+
+
+def batch_of(prompts: list[int], contexts: list[int], chunks: Sequence[tuple[int, int]] = ()) -> Batch:
+    """Fresh prompts of these lengths, (query, context) of chunks, then decode rows of these contexts."""
     batch = synthetic_batch([(1, 2)], 16)
-    lens = (*prompts, *contexts)
+    lens = (*prompts, *(length for _, length in chunks), *contexts)
     return replace(
         batch,
-        sequences=tuple(Sequence("", [0] * n, n, SamplingParams(max_tokens=1), 0, 0.0) for n in lens),
-        query_lens=(*prompts, *[1] * len(contexts)),
+        sequences=batch.sequences * len(lens),
+        query_lens=(*prompts, *(length for length, _ in chunks), *[1] * len(contexts)),
         context_lens=lens,
         num_prefill=len(prompts),
+        num_extend=len(chunks),
     )
 
 
@@ -67,58 +83,84 @@ def test_token_sizes_ascend_to_the_most_and_pad_by_at_most_a_quarter_or_63(most:
 def test_a_small_model_has_graphs_of_longer_prompts_than_a_large_one() -> None:
     small = load_config(DEMO_MODEL)
     large = replace(small, hidden_size=4096, intermediate_size=14336, num_layers=32)
-    most = [graph_sizes(config, max_num_seqs=8, max_num_batched_tokens=8192).tokens[-1] for config in (small, large)]
-    assert most == [4096, 640]
-    assert graph_sizes(small, max_num_seqs=8, max_num_batched_tokens=100).tokens == (64, 100)
+
+    def most(config: ModelConfig) -> int:
+        return graph_sizes(config, max_num_seqs=8, max_num_batched_tokens=8192, max_context=512).tokens[-1]
+
+    assert (most(small), most(large)) == (4096, 640)
+
+
+def test_sizes_and_bounds_end_with_the_limits() -> None:
+    config = load_config(DEMO_MODEL)
+    sizes = graph_sizes(config, max_num_seqs=6, max_num_batched_tokens=100, max_context=5000)
+    assert sizes.tokens == (64, 100)
+    assert (sizes.rows[-1], sizes.mixed_rows[-1], sizes.num_prompts) == (6, 6, 6)
+    assert sizes.bounds == (Bucket.LE_2K, Bucket.LE_8K)
 
 
 def test_every_size_has_a_graph_for_every_context_that_can_be_reached_largest_first() -> None:
-    keys = graph_keys(GraphSizes((1, 4)), 600)
+    keys = graph_keys(GraphSizes((Bucket.LE_2K,), (1, 4)))
     contexts = (Bucket.LE_2K, Bucket.LE_512, Bucket.LE_128)
-    assert keys == [GraphKey(None, PartKey(size, context)) for size in (4, 1) for context in contexts]
+    assert keys == [GraphKey(None, decode(size, context)) for size in (4, 1) for context in contexts]
 
 
 def test_prompts_have_graphs_for_every_bucket_that_as_many_can_fill() -> None:
-    keys = [key.prefill for key in graph_keys(GraphSizes((1,), (64, 512, 1024), num_prompts=4), 4096) if key.prefill]
-    assert set(keys) == {
-        PartKey(64, Bucket.LE_128),
-        PartKey(512, Bucket.LE_128),
-        PartKey(512, Bucket.LE_512),
-        PartKey(1024, Bucket.LE_512),  # of at most 128 tokens each, 4 prompts are at most 512
-        PartKey(1024, Bucket.LE_2K),
+    keys = graph_keys(GraphSizes((Bucket.LE_8K,), (1,), (64, 512, 1024), num_prompts=4))
+    assert {key.prompts for key in keys if key.prompts} == {
+        fresh(64, Bucket.LE_128),
+        fresh(512, Bucket.LE_128),
+        fresh(512, Bucket.LE_512),
+        fresh(1024, Bucket.LE_512),  # of at most 128 tokens each, 4 prompts are at most 512
+        fresh(1024, Bucket.LE_2K),
     }
 
 
-def test_a_batch_takes_the_next_size_and_the_bucket_of_its_longest_context() -> None:
-    assert key_of(batch_of([], [40] * 3), SIZES) == GraphKey(None, PartKey(4, Bucket.LE_128))
-    assert key_of(batch_of([], [40] * 4), SIZES) == GraphKey(None, PartKey(4, Bucket.LE_128))
-    assert key_of(batch_of([], [128, 129]), SIZES) == GraphKey(None, PartKey(2, Bucket.LE_512))
-    assert key_of(batch_of([40], []), SIZES) == GraphKey(PartKey(64, Bucket.LE_128), None)
-    assert key_of(batch_of([100, 29], []), SIZES) == GraphKey(PartKey(192, Bucket.LE_128), None)
-    assert key_of(batch_of([129], []), SIZES) == GraphKey(PartKey(192, Bucket.LE_512), None)
+def test_decode_rows_alone_and_fresh_prompts_alone_are_bounded_by_their_own_bucket() -> None:
+    assert key_of(batch_of([], [40] * 3), SIZES) == GraphKey(None, decode(4, Bucket.LE_128))
+    assert key_of(batch_of([], [40] * 4), SIZES) == GraphKey(None, decode(4, Bucket.LE_128))
+    assert key_of(batch_of([], [128, 129]), SIZES) == GraphKey(None, decode(2, Bucket.LE_512))
+    assert key_of(batch_of([40], []), SIZES) == GraphKey(fresh(64, Bucket.LE_128), None)
+    assert key_of(batch_of([100, 29], []), SIZES) == GraphKey(fresh(192, Bucket.LE_128), None)
+    assert key_of(batch_of([129], []), SIZES) == GraphKey(fresh(192, Bucket.LE_512), None)
 
 
-def test_prompts_beside_decode_rows_take_the_sizes_of_mixed_steps() -> None:
-    found = key_of(batch_of([129], [300, 40]), SIZES)
-    assert found == GraphKey(PartKey(256, Bucket.LE_512), PartKey(4, Bucket.LE_512))
+def test_other_steps_have_fewer_sizes_and_bounds() -> None:
+    assert key_of(batch_of([65], [30] * 3), SIZES) == GraphKey(fresh(256, Bucket.LE_512), decode(4, Bucket.LE_512))
+    assert key_of(batch_of([5], [513]), SIZES) == GraphKey(fresh(64, Bucket.LE_128), decode(4, Bucket.LE_2K))
+    assert key_of(batch_of([], [], [(9, 99)]), SIZES) == GraphKey(chunk(64, Bucket.LE_512), None)
+    assert key_of(batch_of([], [], [(99, 999)]), SIZES) == GraphKey(chunk(256, Bucket.LE_2K), None)
+    found = key_of(batch_of([], [700], [(9, 99)]), SIZES)
+    assert found == GraphKey(chunk(64, Bucket.LE_2K), decode(4, Bucket.LE_2K))
 
 
 @pytest.mark.parametrize(
-    ("prompts", "contexts"), [([], [40] * 9), ([257], []), ([1, 1, 1], []), ([257], [40]), ([5], [40] * 9)]
+    ("prompts", "contexts", "chunks"),
+    [
+        ([], [40] * 9, []),
+        ([257], [], []),
+        ([1, 1, 1], [], []),
+        ([257], [40], []),
+        ([5], [40] * 9, []),
+        ([5], [2049], []),
+        ([], [], [(2, 2049)]),
+        ([], [], [(2, 9)] * 3),
+        ([5], [], [(5, 9)]),  # two kinds of prompts
+    ],
 )
-def test_more_than_the_largest_graph_takes_has_no_graph(prompts: list[int], contexts: list[int]) -> None:
-    assert key_of(batch_of(prompts, contexts), SIZES) is None
+def test_more_than_the_largest_graph_takes_has_no_graph(
+    prompts: list[int], contexts: list[int], chunks: list[tuple[int, int]]
+) -> None:
+    assert key_of(batch_of(prompts, contexts, chunks), SIZES) is None
 
 
-def test_a_chunk_behind_a_context_has_no_graph() -> None:
-    assert key_of(synthetic_batch([(5, 9)], 16), SIZES) is None
-
-
-def test_every_batch_finds_its_key_among_those_captured() -> None:
-    keys = set(graph_keys(SIZES, 512))
-    for prompts in ([], [1], [64], [100, 100], [128, 128], [250]):
-        for contexts in ([], [2], [128] * 5, [512] * 8):
-            if prompts or contexts:
-                found = key_of(batch_of(prompts, contexts), SIZES)
-                is_thinned = prompts and contexts and found and found.prefill == PartKey(256, Bucket.LE_128)
-                assert found in keys or is_thinned
+@pytest.mark.parametrize("longest", [Bucket.LE_512, Bucket.LE_2K])
+def test_every_batch_finds_its_key_among_those_captured(longest: Bucket) -> None:
+    sizes = replace(SIZES, bounds=tuple(bound for bound in SIZES.bounds if bound.lo <= longest.lo))
+    keys = set(graph_keys(sizes))
+    most = longest.hi or 0
+    parts = product(([], [1], [64], [100, 100], [128, 128], [250]), ([], [2], [128] * 5, [most] * 8))
+    for prompts, contexts in parts:
+        if prompts or contexts:
+            assert key_of(batch_of(prompts, contexts), sizes) in keys
+            chunks = [(length, length + 7) for length in prompts]
+            assert key_of(batch_of([], contexts, chunks), sizes) in keys

@@ -10,13 +10,14 @@ from graph_session import Session
 from tiny_llama import NAN_TOKEN, NUM_LAYERS, NUM_TOKENS, VOCAB, TinyLlama
 
 from kernels.attention.batch import AttentionFlags
+from kernels.buckets import Bucket
 from kernels.catalog import path_named
 from kernels.path import Reject
 from kernels.shape import AttentionShape, Dtype, Phase
 from qualification.decision import Decision, Pairs, Status
 from qualification.signature import ServingLimits, shapes_needed
 from server.engine.core import Engine, EngineOptions
-from server.engine.dispatch import Choice, Dispatcher
+from server.engine.dispatch import Choice, Dispatcher, NoPathError
 from server.engine.graph_inputs import GraphInputs
 from server.engine.graph_keys import GraphSizes, graph_keys, row_sizes
 from server.engine.graphs import Replayable, StepGraphs
@@ -95,8 +96,8 @@ class Subject:
         kv = KVCache.allocate(config, num_pages, PAGE_SIZE, torch.float32, CPU)
         for pages in (*kv.k, *kv.v):
             pages.fill_(torch.nan)  # whatever a row reads beyond its own tokens would show
-        sizes = GraphSizes(row_sizes(max_num_seqs), (16, 64), (8,), (64,), num_prompts=3)
-        keys = graph_keys(sizes, MAX_LEN)
+        sizes = GraphSizes((Bucket.LE_512,), row_sizes(max_num_seqs), (16, 64), (8,), (64,), num_prompts=3)
+        keys = graph_keys(sizes)
         inputs = GraphInputs(
             keys,
             num_prompts=sizes.num_prompts,
@@ -211,9 +212,12 @@ def test_a_prompts_chunk_without_a_successor_gives_no_token(decoder: Decoder, ti
     subject = Subject(decoder)
     session = subject.session.submit_all([tiny_llama.prompts[2], tiny_llama.prompts[5]])
     session.step()  # 16 + 48 of 71 tokens, padded to 64
-    assert subject.graphs.num_replays == 1
     assert [delta.request_id for delta in session.outputs[0].deltas] == ["r0"]
+    session.step()  # the chunk behind them, beside a decode row
+    counts = {count.phase: (count.num_sequences, count.num_tokens) for count in session.outputs[1].record.dispatches}
+    assert counts == {"extend": (1, 23), "decode": (1, 1)}
     assert session.drain().all_tokens(2) == [tiny_llama.greedy[2], tiny_llama.greedy[5]]
+    assert subject.graphs.num_replays == len(session.outputs)
 
 
 def test_graphs_of_a_changed_decision_rest_and_eager_serves(decoder: Decoder, tiny_llama: TinyLlama) -> None:
@@ -226,7 +230,7 @@ def test_graphs_of_a_changed_decision_rest_and_eager_serves(decoder: Decoder, ti
     assert subject.graphs.num_replays == 1  # the prompt
     resting = set(before) - set(subject.graphs.keys)
     assert {key.decode.longest for key in resting if key.decode} == {short.decision.shape.context_bucket}
-    assert all(key.decode for key in resting)
+    assert all(key.decode and not key.prompts for key in resting)
     assert 0 < len(resting) < len(before)
     assert session.launches()["decode", EAGER.name] == (NUM_TOKENS - 1) * NUM_LAYERS
     assert ("decode", PATH.name) not in session.launches()
@@ -244,6 +248,24 @@ def test_graphs_are_replayed_again_when_an_order_is_lifted(decoder: Decoder, tin
     assert session.all_tokens(1) == [tiny_llama.greedy[3] * 2]
     assert subject.graphs.num_replays > 0
     assert subject.graphs.keys == before
+
+
+def test_a_bound_that_lost_its_path_takes_its_graphs_along_and_shorter_rows_are_served(
+    decoder: Decoder, tiny_llama: TinyLlama
+) -> None:
+    subject = Subject(decoder)
+    [long] = [choice for choice in decode_choices(subject) if choice.decision.shape.context_bucket.lo]
+    other = subject.dispatcher.replace(long, torch.OutOfMemoryError("no memory"))
+    with pytest.raises(NoPathError):
+        subject.dispatcher.replace(other, torch.OutOfMemoryError("no memory"))
+    session = subject.session
+    session.submit("r0", tiny_llama.prompts[4])
+    session.step()
+    session.submit("r1", tiny_llama.prompts[1])
+    session.step()  # both kinds of rows: the graph would be bounded by the bucket without a path
+    assert subject.graphs.num_replays == 1
+    assert session.drain().all_tokens(2) == [tiny_llama.greedy[4], tiny_llama.greedy[1]]
+    assert subject.graphs.num_replays > NUM_TOKENS // 2
 
 
 def decode_choices(subject: Subject) -> list[Choice]:

@@ -1,5 +1,6 @@
 """Real CUDA graphs: the tokens of an eager engine, counts that the profiler confirms, nothing compiled in service."""
 
+from array import array
 from collections import Counter
 from pathlib import Path
 
@@ -7,22 +8,30 @@ import pytest
 import torch
 from graph_session import Session
 from test_engine_windows import prompts, qwen2_with_one_windowed_layer, reference_tokens
-from tiny_llama import NUM_LAYERS, NUM_TOKENS, TinyLlama
+from tiny_llama import NAN_TOKEN, NUM_LAYERS, NUM_TOKENS, TinyLlama
 from torch.profiler import ProfilerActivity, profile
 
+from kernels.shape import Phase
 from qualification.decision import Policy
 from server.engine.builder import BuiltEngine, build_engine
+from server.engine.messages import SamplingParams
+from server.engine.sequence import Batch, Sequence, phase_of
 from server.settings import DeviceChoice, DtypeChoice, Settings
 
 pytestmark = pytest.mark.gpu
 
 
 def build(folder: Path, cache: Path, **settings: object) -> BuiltEngine:
-    options = {"kv_cache_tokens": 4096, "cuda_graphs": True, "max_num_batched_tokens": 96, **settings}
+    options = {
+        "dtype": DtypeChoice.FP32,  # so that rounding moves no greedy token
+        "kv_cache_tokens": 4096,
+        "cuda_graphs": True,
+        "max_num_batched_tokens": 96,
+        **settings,
+    }
     chosen = Settings(
         model=str(folder),
         device=DeviceChoice.CUDA,
-        dtype=DtypeChoice.FP32,  # so that rounding moves no greedy token
         max_model_len=256,
         max_num_seqs=8,
         page_size=16,
@@ -122,3 +131,66 @@ def test_a_graph_holds_layers_with_and_without_a_window(tmp_path: Path) -> None:
     assert num_replays(built) >= 10
     decode = [count for output in session.outputs for count in output.record.dispatches if count.phase == "decode"]
     assert {count.num_launches for count in decode} == {1}  # a layer for each of the two decisions
+
+
+def batch_of(rows: list[tuple[int, int]], page_size: int) -> Batch:
+    """Rows of (query_len, context_len) in the order of phases, each with pages of its own."""
+    generator = torch.Generator().manual_seed(len(rows))
+    sequences, tables, num_pages = [], [], 0
+    for _, context_len in rows:
+        tokens = torch.randint(0, NAN_TOKEN, (context_len,), generator=generator).tolist()
+        sequences.append(Sequence("", tokens, context_len, SamplingParams(max_tokens=1, temperature=0.0), 0, 0.0))
+        tables.append(array("i", range(num_pages, num_pages + -(-context_len // page_size))))
+        num_pages += len(tables[-1])
+    phases = [phase_of(*row) for row in rows]
+    return Batch(
+        tuple(sequences),
+        tuple(query_len for query_len, _ in rows),
+        tuple(context_len for _, context_len in rows),
+        tuple(tables),
+        tuple(range(len(rows))),
+        num_prefill=phases.count(Phase.PREFILL),
+        num_extend=phases.count(Phase.EXTEND),
+    )
+
+
+@torch.inference_mode()
+def test_the_hopper_paths_compute_in_a_graph_what_they_compute_outside(tiny_llama: TinyLlama, tmp_path: Path) -> None:
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("needs an sm_90 GPU")
+    built = build(tiny_llama.folder, tmp_path, dtype=DtypeChoice.BF16, max_num_batched_tokens=256)
+    runner, graphs = built.runner, built.runner.graphs
+    assert graphs is not None
+    served = set()
+    for rows in (
+        [(1, 1)],
+        [(100, 100), (3, 3), (90, 90)],
+        [(60, 60), (1, 70), (1, 200)],
+        [(17, 50)],
+        [(5, 130), (40, 41), (1, 9), (1, 256)],
+    ):
+        batch = batch_of(rows, page_size=16)
+        prompts = [row for row in rows if phase_of(*row) is not Phase.DECODE]
+        runner.launch(batch_of([(length, length) for _, length in prompts], 16)).result()  # what chunks look back on
+        step = graphs.find(batch)
+        assert step is not None
+        runner.launch(batch).result()
+        replayed = graphs._logits[list(step.rows)].clone()
+        served |= {choice.use.path for choice in step.attention.choices}
+        inputs = runner._inputs.build(batch, {})
+        eager = runner._decoder.logits(runner._forward(inputs)[inputs.sampled])
+        assert eager.isfinite().all()
+        assert (replayed - eager).abs().max() <= 0.05 * eager.abs().max()  # padding may change how cuBLAS adds up
+    assert {"gluon.prefill.hopper", "gluon.extend.hopper"} <= served
+
+
+def test_prompts_whose_beginning_is_shared_have_their_own_tokens(tiny_llama: TinyLlama, tmp_path: Path) -> None:
+    built = build(tiny_llama.folder, tmp_path)
+    session = Session(built.engine)
+    longest = tiny_llama.prompts[5]
+    for index, prompt in enumerate((longest, longest[:60], longest)):
+        session.submit(f"r{index}", prompt)
+        session.drain()
+    assert session.tokens("r0") == session.tokens("r2") == tiny_llama.greedy[5]
+    assert ("extend", "triton.extend") in session.launches()
+    assert num_replays(built) == len(session.outputs)

@@ -1,0 +1,1 @@
+"""`hallmark report`: what the evidence says, as one page."""

@@ -1,0 +1,115 @@
+"""The five questions of a design review, answered from evidence. No torch."""
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from kernels.path import Tier
+from kernels.shape import AttentionShape, Phase
+from qualification.choice import choice_of, tier_of, time_of
+from qualification.evidence import Evidence
+from qualification.full_model import FullModel
+from qualification.report.views import ModelView
+from qualification.summary import time_text
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """What serves a shape, and what would if it could not."""
+
+    shape: str
+    path: str  # "none" where nothing is proven
+    kernels: str
+    time: str
+    next_path: str
+    next_ratio: float | None  # the next path's time over this one's
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseGain:
+    """What the chosen paths gain over the best proven fallback, of the kernels alone."""
+
+    phase: str
+    shapes: int
+    geometric_mean: float
+    least: float
+    most: float
+
+
+@dataclass(frozen=True, slots=True)
+class ModelGain:
+    """The same of whole forward passes."""
+
+    model: str
+    phase: str
+    tokens: int
+    sequences: int
+    gain: float
+
+
+def servings(model: ModelView) -> list[Serving]:
+    """One for each shape, in the plan's order."""
+    return [_serving(str(shape), entry, entries) for shape, entry, entries in _by_shape(model)]
+
+
+def phase_gains(models: Sequence[ModelView]) -> list[PhaseGain]:
+    """Of each phase; without shapes that have no timed proven fallback."""
+    found: dict[Phase, list[float]] = {}
+    for model in models:
+        for shape, chosen, entries in _by_shape(model):
+            others = [entry for entry in entries if tier_of(entry.path) is Tier.FALLBACK]
+            other = choice_of(entry for entry in others if entry is not chosen)
+            if chosen is not None and other is not None and math.isfinite(time_of(other)) and chosen.timing:
+                found.setdefault(shape.phase, []).append(time_of(other) / time_of(chosen))
+    return [
+        PhaseGain(phase.value, len(gains), math.exp(sum(map(math.log, gains)) / len(gains)), min(gains), max(gains))
+        for phase in Phase
+        if (gains := found.get(phase))
+    ]
+
+
+def model_gains(models: Sequence[FullModel]) -> list[ModelGain]:
+    found = []
+    for model in models:
+        for key in dict.fromkeys((timing.phase, timing.tokens, timing.sequences) for timing in model.timings):
+            gain = model.gain(*key)
+            if gain is not None:
+                found.append(ModelGain(model.name, key[0].value, key[1], key[2], gain))
+    return found
+
+
+def statuses(model: ModelView) -> Counter[str]:
+    """How many shapes have a proven path of the first tier, only a fallback, or none."""
+    words = (_word(entry) for entry in model.chosen.values())
+    return Counter(words)
+
+
+def _word(entry: Evidence | None) -> str:
+    if entry is None:
+        return "nothing"
+    return tier_of(entry.path).value
+
+
+def _by_shape(model: ModelView) -> Iterator[tuple[AttentionShape, Evidence | None, list[Evidence]]]:
+    """Each shape with what serves it, and all that is known of it."""
+    chosen = model.chosen
+    for shape in model.shapes:
+        yield shape, chosen[shape], [entry for entry in model.entries if entry.shape == shape]
+
+
+def _serving(shape: str, entry: Evidence | None, entries: Sequence[Evidence]) -> Serving:
+    if entry is None:
+        return Serving(shape, "none", "", "", "none", None)
+    following = choice_of(other for other in entries if other is not entry)
+    ratio = None
+    if following is not None and entry.timing is not None and math.isfinite(time_of(following)):
+        ratio = time_of(following) / time_of(entry)
+    return Serving(
+        shape,
+        entry.path,
+        "not recorded" if entry.kernels is None else ", ".join(entry.kernels),
+        time_text(None if entry.timing is None else entry.timing.p50_us),
+        "none" if following is None else following.path,
+        ratio,
+    )

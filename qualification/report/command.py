@@ -1,0 +1,54 @@
+"""`hallmark report`: one HTML page from a matrix and, where they are named, benches and a live server. No torch."""
+
+import argparse
+import shlex
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+from qualification.canary.verdict import ExitCode
+from qualification.matrix import MATRICES
+from qualification.report.page import render
+from qualification.report.sources import ReportError, gather
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of `hallmark report`."""
+    parser.add_argument(
+        "place",
+        type=Path,
+        nargs="?",
+        default=MATRICES,
+        metavar="FILE|DIR",
+        help="evidence of one machine (default: ours)",
+    )
+    parser.add_argument("--url", metavar="URL", help="a running server, to show what it does now")
+    parser.add_argument(
+        "--bench", type=Path, nargs="+", default=[], metavar="FILE", help="results of `hallmark bench attention`"
+    )
+    parser.add_argument(
+        "--served",
+        type=Path,
+        nargs="+",
+        default=[],
+        metavar="FILE",
+        help="results of `hallmark bench serve`, ours first",
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("hallmark-report.html"), metavar="FILE", help="(default: %(default)s)"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write the page, say where, and return the exit code."""
+    try:
+        sources = gather(args.place, args.bench, args.served, args.url)
+        at = datetime.now(UTC).isoformat(timespec="seconds")
+        args.out.write_text(render(sources, at=at, command=shlex.join(["hallmark", *sys.argv[1:]])), encoding="utf-8")
+    except (ReportError, OSError) as error:
+        print(f"hallmark: {error}", file=sys.stderr)
+        return ExitCode.ENVIRONMENT
+    print(f"{args.out}: {len(sources.models)} models, {args.out.stat().st_size / 1e6:.1f} MB")
+    for reason in sources.refused:
+        print(f"refused: {reason}")
+    return ExitCode.ENVIRONMENT if sources.refused else ExitCode.PASS

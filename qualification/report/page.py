@@ -1,0 +1,161 @@
+"""The report as one HTML page that needs nothing beside itself. No torch."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from kernels.fingerprint import Fingerprint
+from kernels.shape import Phase
+from qualification.bench.plot import Line, svg
+from qualification.bench.serve_report import ratios, ratios_table
+from qualification.difference import SPEED_TOLERANCE
+from qualification.report.answers import Serving, model_gains, phase_gains, servings, statuses
+from qualification.report.roofline import roofline
+from qualification.report.sources import BenchFile, Sources
+from qualification.report.views import HeatRow, ModelView, Roofs, roofs_of
+
+_TEMPLATE = Path(__file__).with_name("page.html.j2")
+_MAX_BYTE_ROWS = 60
+_PEER_COLOURS = ("#7a5195", "#8c6d31", "#637939", "#ad494a")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPart:
+    """What the page shows of one model."""
+
+    name: str
+    paths: list[str]
+    servings: list[Serving]
+    heat_map: list[HeatRow]
+    charts: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class ByteRow:
+    shape: str
+    path: str
+    tiled: int
+    standard: int
+    measured: int | None
+
+
+def render(sources: Sources, *, at: str, command: str) -> str:
+    """`at`: ISO 8601, UTC; `command`: what a person typed."""
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    return environment.from_string(_TEMPLATE.read_text(encoding="utf-8")).render(
+        **_machine(sources), **_answers(sources), **_tables(sources), at=at, command=command
+    )
+
+
+def _machine(sources: Sources) -> dict[str, Any]:
+    machine = sources.fingerprint
+    names = [field.name for field in fields(Fingerprint)]
+    return {
+        "machine": machine,
+        "stack": [(name, value) for name, value in _texts(machine) if value],
+        "stale_fields": names,
+        "digests": sources.digests,
+        "refused": sources.refused,
+        "live": sources.live,
+    }
+
+
+def _texts(machine: Fingerprint) -> list[tuple[str, str]]:
+    """Fields of the fingerprint for people; empty where the machine has none."""
+    values = [(field.name, getattr(machine, field.name)) for field in fields(Fingerprint)]
+    return [(name, "" if value is None else str(getattr(value, "value", value))) for name, value in values]
+
+
+def _answers(sources: Sources) -> dict[str, Any]:
+    models = sources.models
+    counts: Counter[str] = Counter({"first": 0, "fallback": 0, "nothing": 0})
+    for model in models:
+        counts += statuses(model)
+    all_servings = [serving for model in models for serving in servings(model) if serving.next_ratio is not None]
+    checks = [pair for model in models for pair in model.worst_checks()]
+    nearest: dict[str, Any] = {}
+    for where, check in sorted(checks, key=lambda pair: -(pair[1].measured / pair[1].limit if pair[1].limit else 0)):
+        nearest.setdefault(check.name, (where, check))
+    return {
+        "counts": {name: counts[name] for name in ("first", "fallback", "nothing")},
+        "num_shapes": sum(len(model.shapes) for model in models),
+        "slowest": max(all_servings, key=lambda serving: serving.next_ratio or 0, default=None),
+        "worst": list(nearest.values()),
+        "gains": phase_gains(models),
+        "model_gains": model_gains(sources.gains),
+        "speed_tolerance": SPEED_TOLERANCE,
+    }
+
+
+def _tables(sources: Sources) -> dict[str, Any]:
+    roofs = roofs_of(entry for model in sources.models for entry in model.entries)
+    head, lines = ratios_table(ratios(sources.served[0], sources.served[1:])) if sources.served else ((), [])
+    return {
+        "models": [
+            ModelPart(model.name, model.paths, servings(model), model.heat_map(), _charts(model, sources.benches))
+            for model in sources.models
+        ],
+        "roofs": roofs,
+        "roof_charts": _roof_charts(sources, roofs),
+        "bytes": _byte_rows(sources),
+        "benches": sources.benches,
+        "served_head": head,
+        "served": lines,
+    }
+
+
+def _charts(model: ModelView, benches: Sequence[BenchFile]) -> list[str]:
+    found = []
+    for phase in Phase:
+        unit = "TB/s" if phase is Phase.DECODE else "TFLOP/s"
+        for lines, title, label in (
+            ([*model.speed_lines(phase), *_peer_lines(model, phase, benches)], f"{phase.value}: speed", unit),
+            (model.memory_lines(phase), f"{phase.value}: peak temporary memory", "MiB"),
+        ):
+            if lines and any(y > 0 for line in lines for _, y in line.points):
+                found.append(svg(title, "tokens of context", label, lines))
+    return found
+
+
+def _peer_lines(model: ModelView, phase: Phase, benches: Sequence[BenchFile]) -> list[Line]:
+    """Peers of a bench of the same heads, without window, softcap or sinks; in decode those of one sequence."""
+    heads = {(shape.num_heads, shape.num_kv_heads, shape.head_dim) for shape in model.shapes}
+    rows = [
+        row
+        for bench in benches
+        for row in bench.rows
+        if row.is_peer and row.is_right and row.is_plain and row.phase == phase.value
+        if (row.heads, row.kv_heads, row.head_dim) in heads and (phase is not Phase.DECODE or row.sequences == 1)
+    ]
+    found = []
+    for index, name in enumerate(sorted({row.contender for row in rows})):
+        points = {float(row.longest_context): row.rate for row in rows if row.contender == name}
+        if len(points) > 1:
+            found.append(Line(f"{name} (bench)", tuple(sorted(points.items())), _PEER_COLOURS[index % 4], True))
+    return found
+
+
+def _roof_charts(sources: Sources, roofs: Roofs | None) -> list[tuple[str, str, list[Any]]]:
+    if roofs is None:
+        return []
+    views = [(model.name, model.roof()) for model in sources.models]
+    return [(name, roofline(points, roofs), list(points)) for name, points in views if points]
+
+
+def _byte_rows(sources: Sources) -> list[ByteRow]:
+    """Measured ones first, then those of the paths that serve, the most bytes first; the page stays readable."""
+    rows: Mapping[tuple[str, str], ByteRow] = {
+        (str(entry.shape), entry.path): ByteRow(
+            str(entry.shape), entry.path, *entry.predicted_bytes, entry.measured_bytes
+        )
+        for model in sources.models
+        for entry in model.entries
+        if entry.measured_bytes is not None or entry is model.chosen[entry.shape]
+    }
+    return sorted(rows.values(), key=lambda row: (row.measured is None, -row.tiled))[:_MAX_BYTE_ROWS]

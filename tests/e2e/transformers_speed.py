@@ -1,0 +1,141 @@
+"""The demo model on a CPU: tokens a second and the first token beside `transformers` `generate`, in rounds, in one run.
+
+[OMP_WAIT_POLICY=passive] python tests/e2e/transformers_speed.py [--rounds 9] [--batch 8] [--input 64] [--output 128] [--out FILE]
+
+Both in fp32 on the same cores, greedy, the same token ids. Ours is measured over HTTP, streaming; transformers in
+this process, without any server. While one computes the other is idle.
+"""
+
+import argparse
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+import httpx
+import torch
+import transformers
+
+from qualification.load.client import LoadClient
+from qualification.load.discovery import discover
+from qualification.load.trace import Seed, at_once
+from qualification.quantiles import ratio_interval
+
+ROOT = Path(__file__).resolve().parents[2]
+DEMO = ROOT / "server" / "model" / "demo"
+READY_WITHIN_S = 300
+
+
+@contextmanager
+def our_server() -> Iterator[str]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    url = f"http://127.0.0.1:{port}"
+    with tempfile.TemporaryFile() as log:
+        command = [sys.executable, "-m", "server.cli", "serve", "--port", str(port), "--device", "cpu"]
+        process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
+        try:
+            wait_ready(url, process)
+            yield url
+        finally:
+            process.terminate()
+            process.wait()
+
+
+def wait_ready(url: str, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + READY_WITHIN_S
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            if httpx.get(f"{url}/readyz", timeout=5).status_code == 200:
+                return
+        except httpx.TransportError:
+            pass
+        time.sleep(0.2)
+    raise SystemExit("the server did not become ready")
+
+
+def theirs(model: transformers.PreTrainedModel, prompts: list[list[int]], num_output: int) -> float:
+    """Seconds of `generate` for all prompts together."""
+    ids = torch.tensor(prompts)
+    began = time.perf_counter()
+    output = model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=num_output,
+        min_new_tokens=num_output,
+        do_sample=False,
+    )
+    seconds = time.perf_counter() - began
+    assert output.shape == (len(prompts), len(prompts[0]) + num_output)
+    return seconds
+
+
+def measure(args: argparse.Namespace) -> dict[str, list[float]]:
+    """Samples by name: tokens a second of a batch, seconds to the first token of one prompt."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(DEMO, dtype=torch.float32).eval()
+    found: dict[str, list[float]] = {name: [] for name in ("our_rate", "their_rate", "our_first_s", "their_first_s")}
+    with our_server() as url:
+        client = LoadClient(discover(url)[0])
+        for n in range(args.rounds + 1):
+            batch, alone = (
+                at_once(Seed(f"{n} {k}", "", 4000), num_requests=k, num_input=args.input, num_output=args.output)
+                for k in (args.batch, 1)
+            )
+            their_s = theirs(model, [request.token_ids for request in batch], args.output)
+            result = client.run(batch)
+            their_first_s = theirs(model, [alone[0].token_ids], 1)
+            first = client.run([*at_once(Seed(f"{n} 1", "", 4000), num_requests=1, num_input=args.input, num_output=2)])
+            errors = [sample.error for sample in (*result.samples, *first.samples) if sample.error is not None]
+            assert not errors, errors
+            if n == 0:
+                continue  # warm-up
+            found["their_rate"].append(args.batch * args.output / their_s)
+            found["our_rate"].append(sum(sample.num_tokens for sample in result.samples) / result.duration_s)
+            found["their_first_s"].append(their_first_s)
+            found["our_first_s"].append(first.samples[0].ttft_s or 0.0)
+            print(f"round {n}: {found['our_rate'][-1]:.0f} against {found['their_rate'][-1]:.0f} tokens/s", flush=True)
+        client.close()
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    for name, default in (("rounds", 9), ("batch", 8), ("input", 64), ("output", 128)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "benchmarks" / "cpu-transformers.json")
+    args = parser.parse_args()
+    load_before = os.getloadavg()[0]
+    found = measure(args)
+    rate, first = (ratio_interval(found[f"our_{name}"], found[f"their_{name}"], 0.5) for name in ("rate", "first_s"))
+    content = {
+        "command": " ".join(["python", *sys.argv]),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "cores": os.cpu_count(),
+        "load_before": round(load_before, 2),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        **{name: getattr(args, name) for name in ("rounds", "batch", "input", "output")},
+        **{name: round(statistics.median(samples), 5) for name, samples in found.items()},
+        "rate_ratio": round(statistics.median(found["our_rate"]) / statistics.median(found["their_rate"]), 3),
+        "rate_ratio_95": None if rate is None else [round(rate.lo, 3), round(rate.hi, 3)],
+        "first_ratio": round(statistics.median(found["our_first_s"]) / statistics.median(found["their_first_s"]), 3),
+        "first_ratio_95": None if first is None else [round(first.lo, 3), round(first.hi, 3)],
+        "samples": {name: [round(value, 5) for value in samples] for name, samples in found.items()},
+    }
+    args.out.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    print(
+        json.dumps({name: content[name] for name in ("rate_ratio", "rate_ratio_95", "first_ratio", "first_ratio_95")})
+    )
+
+
+if __name__ == "__main__":
+    main()

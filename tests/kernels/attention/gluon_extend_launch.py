@@ -1,0 +1,72 @@
+"""Calls `gluon.extend.hopper` without a GPU, by a driver that records launches; prints what it saw as JSON.
+
+A program of its own: where Triton's interpreter is on, as in the tests of this folder, nothing can be compiled.
+"""
+
+import json
+
+import torch
+from gluon_launch import _Launcher, _Recording
+from torch import Tensor
+from triton.runtime import driver
+
+from kernels.attention import gluon_extend
+from kernels.attention.batch import AttentionBatch, AttentionFlags
+from kernels.attention.gluon_extend_combine import hallmark_gluon_extend_combine
+from kernels.attention.gluon_extend_plan import hallmark_gluon_extend_plan, hallmark_gluon_extend_split
+
+KERNELS = (
+    hallmark_gluon_extend_plan,
+    hallmark_gluon_extend_split,
+    gluon_extend.hallmark_gluon_extend,
+    hallmark_gluon_extend_combine,
+)
+
+
+def call(tokens: int, context: int) -> tuple[Tensor, Tensor, Tensor, AttentionBatch]:
+    """Two KV heads of four query heads over pages that are every other one of their pool."""
+    q = torch.zeros(tokens, 8, 64, dtype=torch.bfloat16)
+    k, v = torch.zeros(200, 2, 64, 2, 64, dtype=torch.bfloat16).unbind(1)
+    batch = AttentionBatch(
+        torch.tensor([0, tokens], dtype=torch.int32),
+        tokens,
+        context,
+        page_table=torch.zeros(1, 200, dtype=torch.int32),
+        context_lens=torch.tensor([context], dtype=torch.int32),
+    )
+    gluon_extend.run_extend(q, k, v, batch, AttentionFlags(0.1), torch.zeros_like(q))
+    return q, k, v, batch
+
+
+def num_compiled() -> int:
+    return sum(len(kernel.device_caches[0][0]) for kernel in KERNELS)
+
+
+def main() -> None:
+    driver.set_active(_Recording())
+    q, k, v, batch = call(16, 9000)
+    launches = list(_Launcher.launches)
+    compiled = [num_compiled()]
+    for kernel, (_, arguments) in zip(KERNELS, launches, strict=True):
+        if kernel is not gluon_extend.hallmark_gluon_extend:  # through the binder: must be what was compiled
+            kernel.warmup(*arguments, grid=(1,))
+    compiled.append(num_compiled())
+    call(21, 11000)
+    compiled.append(num_compiled())
+    _Launcher.launches.clear()
+    call(16, 200)
+    attention = launches[2][1]
+    result = {
+        "compiled": compiled,
+        "arguments": [[taken, len(given)] for taken, given in launches],
+        "of_a_short_context": len(_Launcher.launches),
+        "maps": [attention[0] == q.data_ptr(), attention[7] == k.data_ptr(), attention[14] == v.data_ptr()],
+        "table": attention[30] is batch.page_table,
+        "rows_of_a_page": attention[32:34],
+        "heads": attention[37:40],
+    }
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

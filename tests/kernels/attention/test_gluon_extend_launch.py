@@ -1,0 +1,47 @@
+"""What the host does for a call of `gluon.extend.hopper`: which kernels it finds, and what it hands to them."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment |= {"TRITON_CACHE_DIR": str(tmp_path_factory.mktemp("cache")), "PYTHONPATH": str(HERE.parents[2])}
+    program = [sys.executable, str(HERE / "gluon_extend_launch.py")]
+    done = subprocess.run(program, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+def test_a_call_compiles_four_kernels_and_the_next_one_none(seen: dict[str, Any]) -> None:
+    first, _, after_another_call = seen["compiled"]
+    assert (first, after_another_call) == (4, 4)
+
+
+def test_the_small_kernels_are_those_that_tritons_binder_finds_for_the_arguments(seen: dict[str, Any]) -> None:
+    first, after_the_binder, _ = seen["compiled"]
+    assert after_the_binder == first
+
+
+def test_every_launch_hands_over_as_many_arguments_as_its_kernel_takes(seen: dict[str, Any]) -> None:
+    assert all(given == taken for taken, given in seen["arguments"])
+
+
+def test_a_short_context_is_planned_and_attended_only(seen: dict[str, Any]) -> None:
+    assert seen["of_a_short_context"] == 2
+
+
+def test_arguments_stand_where_the_kernel_looks_for_them(seen: dict[str, Any]) -> None:
+    assert seen["maps"] == [True, True, True]
+    assert seen["table"]
+    assert seen["rows_of_a_page"] == [128, 128], "keys lie beside values: a page is two pages from the next"
+    assert seen["heads"] == [2, 1, 2], "heads of tiles, those of a KV head, those of an L2 group"

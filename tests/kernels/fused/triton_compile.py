@@ -1,0 +1,81 @@
+"""Compiles the Triton kernels of the fused ops for sm_90, as a GPU launches them; prints their spills as JSON.
+
+A program of its own: where Triton's interpreter is on, as in the tests of this folder, nothing can be compiled.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from matmul_compile import Hopper
+from triton.runtime import driver
+
+from kernels.fused import draw
+from kernels.fused.activation import _swiglu_kernel
+from kernels.fused.draw_finish import draw_kernel, finish_kernel
+from kernels.fused.draw_kernels import best_kernel
+from kernels.fused.draw_limits import bracket_kernel, count_kernel, narrow_kernel, refine_kernel
+from kernels.fused.norm import _rms_norm_kernel
+from kernels.fused.penalties import _apply_marks_kernel
+from kernels.fused.rope_kv import _rope_and_write_kv_kernel
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "attention"))
+
+from gluon_sass import count, disassemble
+
+VOCAB = 128_256
+HALF, FLOAT, INT, LONG, BOOL = (
+    torch.empty(16, dtype=dtype) for dtype in (torch.bfloat16, torch.float32, torch.int32, torch.int64, torch.bool)
+)
+OVERLAP = {"OVERLAPS": True, "launch_pdl": True}
+PLACE = (VOCAB, VOCAB, 8192, 4, draw._MAX_SPLITS)
+BLOCK = {"BLOCK": draw._BLOCK}
+SUB_BINS = {"SUB_BINS": draw._SUB_BINS}
+LIMITS = (FLOAT, LONG, FLOAT)  # temperature, top_k, top_p
+PARTS = (FLOAT, FLOAT, INT, FLOAT, FLOAT, INT, FLOAT, INT)
+DRAW = {"MAX_SPLITS": draw._MAX_SPLITS, "FAST": True}
+
+
+def compile_all() -> dict[str, Any]:
+    grid = {"grid": (1,)}
+    norm = {"SIZE": 4096, "BLOCK": 4096, "num_warps": 8, **OVERLAP, **grid}
+    rope = {"NUM_HEADS": 32, "NUM_KV_HEADS": 8, "HEAD_DIM": 128, "NUM_Q_BLOCKS": 1, "BLOCK_HEADS": 32, "BLOCK_HALF": 64}
+    heads = (HALF, HALF, HALF, FLOAT, INT, HALF, HALF, LONG, HALF, HALF, 6144, 6144, 6144, 1e-6)
+    return {
+        "norm": _rms_norm_kernel.warmup(HALF, HALF, HALF, HALF, 4096, 4096, 1e-5, HAS_RESIDUAL=True, **norm),
+        "swiglu": _swiglu_kernel.warmup(HALF, HALF, 28672, SIZE=14336, BLOCK=2048, **OVERLAP, **grid),
+        "rope": _rope_and_write_kv_kernel.warmup(*heads, **rope, HAS_NORM=True, **OVERLAP, **grid),
+        "penalties": _apply_marks_kernel.warmup(
+            FLOAT, INT, LONG, FLOAT, FLOAT, FLOAT, VOCAB, VOCAB, 1 << 30, 4096,
+            num_warps=8, enable_fp_fusion=False, **grid,
+        ),
+        "best": best_kernel.warmup(FLOAT, FLOAT, INT, *PLACE[:4], **BLOCK, num_warps=8, **grid),
+        "count": count_kernel.warmup(
+            FLOAT, FLOAT, INT, INT, FLOAT, *LIMITS, *PLACE, **draw._BINS, **BLOCK, num_warps=4, **grid
+        ),
+        "bracket": bracket_kernel.warmup(INT, FLOAT, INT, LONG, FLOAT, VOCAB, **draw._BINS, num_warps=4, **grid),
+        "refine": refine_kernel.warmup(
+            FLOAT, FLOAT, INT, INT, INT, FLOAT, *LIMITS, *PLACE, **draw._BINS, **SUB_BINS, **BLOCK, num_warps=4, **grid
+        ),
+        "narrow": narrow_kernel.warmup(
+            INT, INT, FLOAT, INT, FLOAT, LONG, FLOAT, VOCAB, **draw._BINS, **SUB_BINS, num_warps=4, **grid
+        ),
+        "draw": draw_kernel.warmup(
+            *PARTS, *LIMITS, FLOAT, LONG, LONG, *PLACE[:4], **DRAW, **BLOCK, num_warps=8, **grid
+        ),
+        "finish": finish_kernel.warmup(
+            *PARTS, *LIMITS, FLOAT, LONG, LONG, LONG, BOOL, VOCAB, VOCAB, 4,
+            **DRAW, **BLOCK, num_warps=8, **grid,
+        ),
+    }  # fmt: skip
+
+
+def main() -> None:
+    driver.set_active(Hopper())
+    print(json.dumps({name: count(disassemble(kernel.asm["cubin"]), "STL") for name, kernel in compile_all().items()}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,47 @@
+"""What the driver says of a captured call. Needs a GPU; the fields of its structure are checked without one."""
+
+import ctypes
+
+import pytest
+import torch
+
+from kernels.buckets import Bucket
+from kernels.catalog import path_named
+from kernels.shape import AttentionShape, Dtype, Phase
+from qualification.inputs import long_case
+from qualification.profile import calls_seen, is_helper
+from qualification.recorded import DriverError, Recorder, _KernelParams
+
+
+def test_the_parameters_of_a_kernel_node_lie_where_the_driver_writes_them() -> None:
+    offsets = {name: getattr(_KernelParams, name).offset for name, _ in _KernelParams._fields_}
+    assert offsets == {"func": 0, "sizes": 8, "kernel_params": 40, "extra": 48, "kern": 56, "ctx": 64}
+    assert ctypes.sizeof(_KernelParams) == 72
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a driver")
+def test_without_a_driver_nothing_can_be_recorded() -> None:
+    with pytest.raises((DriverError, RuntimeError, AssertionError)):
+        Recorder(torch.device("cuda"))
+
+
+def test_mangled_names_of_pytorchs_helpers_are_known() -> None:
+    assert is_helper("_ZN2at6native29vectorized_elementwise_kernelILi4ENS0_11FillFunctorIfEE")
+    assert not is_helper("_ZN13pytorch_flash16flash_fwd_kernelI")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["triton.prefill", "gluon.prefill.hopper", "triton.extend", "triton.decode"])
+def test_the_record_names_the_kernels_that_the_profiler_sees(name: str) -> None:
+    device, path = torch.device("cuda"), path_named(name)
+    (phase,) = path.limits.phases
+    page_size = None if phase is Phase.PREFILL else 64
+    shape = AttentionShape(phase, Dtype.BF16, Dtype.BF16, 8, 2, 128, Bucket.LE_128, Bucket.LE_128, page_size=page_size)
+    case, run = long_case(shape, device, seed=0), path.run
+    assert run is not None
+    out, again = torch.empty_like(case.q), torch.full_like(case.q, torch.nan)
+    run(case.q, case.k, case.v, case.batch, case.flags, out)
+    seen = Recorder(device).calls_seen([lambda: run(case.q, case.k, case.v, case.batch, case.flags, again)])
+    assert torch.equal(out, again)  # a recorded call is still computed
+    profiled = calls_seen([lambda: run(case.q, case.k, case.v, case.batch, case.flags, out)], device)
+    assert seen.calls == profiled.calls

@@ -1,0 +1,285 @@
+"""The report: what it says follows from the evidence, and a page stands alone."""
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from html.parser import HTMLParser
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from threading import Thread
+
+import pytest
+from qualification_fakes import DECODE, MACHINE, SHAPE, checks, evidence, path
+
+from kernels.buckets import Bucket
+from kernels.path import Tier
+from kernels.shape import Phase
+from qualification.evidence import Evidence
+from qualification.full_model import Attention, FullModel, ModelTiming
+from qualification.matrix import save_matrix
+from qualification.report.answers import model_gains, phase_gains, servings, statuses
+from qualification.report.page import render
+from qualification.report.roofline import roofline
+from qualification.report.sources import ReportError, gather
+from qualification.report.views import ModelView, roofs_of
+
+OURS, MATH = path("triton.prefill"), path("sdpa.math", Tier.FALLBACK)
+LONGER = replace(SHAPE, query_bucket=Bucket.LE_512, context_bucket=Bucket.LE_512)
+
+
+def model() -> ModelView:
+    """Ours proven everywhere, 40 and 10 times faster than math, which fails in decode."""
+    decode = evidence(DECODE, MATH, 50.0, checks=checks(2.0))
+    return ModelView(
+        "tiny",
+        (
+            evidence(SHAPE, OURS, 10.0, kernels=("hallmark_prefill",), floor_us=5.0, temporary_bytes=2**20),
+            evidence(SHAPE, MATH, 400.0, floor_us=5.0, temporary_bytes=2**26),
+            evidence(LONGER, OURS, 20.0, floor_us=15.0, temporary_bytes=2**21),
+            evidence(LONGER, MATH, 200.0, floor_us=15.0, temporary_bytes=2**28, measured_bytes=3_000_000),
+            evidence(DECODE, OURS, 10.0),
+            decode,
+        ),
+    )
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    save_matrix(tmp_path / "tiny.json", model().entries)
+    return tmp_path
+
+
+def page(place: Path, **options: object) -> str:
+    given = {"benches": [], "served": [], "url": None, **options}
+    return render(gather(place, **given), at="2026-11-21T00:00:00+00:00", command="hallmark report")  # type: ignore[arg-type]
+
+
+class _Parts(HTMLParser):
+    """Tags in order, those that are open, and whatever would be fetched."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.fetched: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in {"meta", "br"}:
+            self.open.append(tag)
+        self.fetched += [value or "" for name, value in attrs if name in {"src", "href"}]
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Closed at once."""
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_a_shape_is_served_by_the_fastest_proof_of_the_first_tier() -> None:
+    first = servings(model())[0]
+    assert (first.path, first.kernels, first.next_path, first.next_ratio) == (
+        "triton.prefill",
+        "hallmark_prefill",
+        "sdpa.math",
+        40.0,
+    )
+
+
+def test_a_failed_path_is_no_fallback() -> None:
+    decode = servings(model())[-1]
+    assert (decode.path, decode.next_path, decode.next_ratio) == ("triton.prefill", "none", None)
+
+
+def test_shapes_are_counted_by_what_serves_them() -> None:
+    only_math = ModelView("m", (evidence(SHAPE, MATH), evidence(DECODE, OURS, checks=checks(2.0))))
+    assert statuses(only_math) == {"fallback": 1, "nothing": 1}
+    assert statuses(model()) == {"first": 3}
+
+
+def test_the_heat_map_marks_what_serves_what_is_proven_and_what_failed() -> None:
+    view = model()
+    kinds = {row.shape: [cell.kind for cell in row.cells] for row in view.heat_map()}
+    assert view.paths == ["triton.prefill", "sdpa.math"]
+    assert kinds == {
+        str(SHAPE): ["chosen", "proven"],
+        str(LONGER): ["chosen", "proven"],
+        str(DECODE): ["chosen", "failed"],
+    }
+
+
+def test_the_gain_of_a_phase_is_the_geometric_mean_over_its_shapes() -> None:
+    (gain,) = phase_gains([model()])
+    assert (gain.phase, gain.shapes, gain.least, gain.most) == ("prefill", 2, 10.0, 40.0)
+    assert gain.geometric_mean == pytest.approx(20.0)
+
+
+def test_a_models_gain_is_not_its_kernels_gain() -> None:
+    timing = ModelTiming(Phase.PREFILL, 512, 1, Attention.PLAN, ("triton.prefill",), 10.0, 0.01, 9, 2.0)
+    slower = replace(timing, attention=Attention.FALLBACK, p50_ms=15.0)
+    alone = replace(timing, tokens=2048)
+    (gain,) = model_gains([FullModel("tiny", "2026-11-21", 2, (timing, slower, alone))])
+    assert (gain.tokens, gain.gain) == (512, 1.5)
+
+
+def test_the_roofs_are_the_most_that_any_floor_allows() -> None:
+    entries = model().entries
+    roofs = roofs_of(entries)
+    assert roofs is not None
+    rates = [entry.predicted_bytes[0] / (entry.floor_us * 1e-6) for entry in entries if entry.floor_us]
+    assert roofs.bytes_per_second == max(rates)
+    assert roofs_of([evidence(SHAPE, OURS)]) is None
+
+
+def test_a_point_left_of_the_ridge_is_bound_by_memory() -> None:
+    view = model()
+    roofs = roofs_of(view.entries)
+    assert roofs is not None
+    for point in view.roof():
+        assert point.is_compute_bound == (point.intensity >= roofs.ridge)
+    assert roofline(view.roof(), roofs).count("<title>") == len(view.roof()) == 2
+
+
+def test_lines_run_over_two_lengths_or_are_not_drawn() -> None:
+    view = model()
+    assert [line.name for line in view.speed_lines(Phase.PREFILL)] == ["triton.prefill", "sdpa.math", "floor"]
+    assert view.speed_lines(Phase.DECODE) == []
+    assert [point[1] for point in view.memory_lines(Phase.PREFILL)[0].points] == [1.0, 2.0]
+
+
+def test_a_page_is_well_formed_and_fetches_nothing(folder: Path) -> None:
+    text = page(folder)
+    parts = _Parts()
+    parts.feed(text)
+    assert parts.open == []
+    assert parts.fetched == []
+    assert "http://" not in text.replace("http://www.w3.org/2000/svg", "")
+
+
+def test_a_page_answers_with_the_evidences_own_numbers(folder: Path) -> None:
+    text = page(folder)
+    assert f"{SHAPE}" in text
+    assert "hallmark_prefill" in text
+    assert "would take 40 times as long on sdpa.math" in text
+    assert "<b>3</b> served by proof" in text
+    assert re.search(r'<td class="n failed" title="[^"]*">failed</td>', text)
+
+
+def test_text_from_a_file_cannot_become_markup(tmp_path: Path) -> None:
+    broken = evidence(SHAPE, OURS, checks=(), failure="<script>alert(1)</script>", timing=None)
+    save_matrix(tmp_path / "tiny.json", [broken])
+    text = page(tmp_path)
+    assert "<script>" not in text
+    assert "&lt;script&gt;" in text
+
+
+def test_a_changed_file_is_named_and_shown_as_refused(folder: Path) -> None:
+    (folder / "other.json").write_text((folder / "tiny.json").read_text().replace("400.0", "300.0"))
+    text = page(folder)
+    assert "Refused: other.json does not match its digest" in text
+
+
+def test_two_machines_are_two_reports(folder: Path) -> None:
+    other = [replace(entry, fingerprint=replace(MACHINE, gpu="Other")) for entry in model().entries]
+    save_matrix(folder / "other.json", other)
+    with pytest.raises(ReportError, match="evidence of 2: Other, Test CPU"):
+        gather(folder, [], [], None)
+
+
+def test_a_file_that_is_no_bench_is_refused_by_its_name(folder: Path) -> None:
+    wrong = folder / "bench.txt"
+    wrong.write_text("{}")
+    with pytest.raises(ReportError, match=r"bench\.txt cannot be used"):
+        gather(folder / "tiny.json", [wrong], [], None)
+
+
+def test_rows_of_a_bench_stand_beside_their_peers(folder: Path, tmp_path: Path) -> None:
+    row = {
+        "phase": "prefill", "dtype": "bf16", "heads": 4, "kv_heads": 2, "head_dim": 64, "lengths": "fixed",
+        "window": None, "softcap": None, "sinks": False, "longest_query": 512, "longest_context": 512, "sequences": 1,
+        "contender": "triton.prefill", "is_peer": False, "is_right": True, "tflops": 10.0, "bytes_per_second": 1e9,
+        "best_peer": "fa3", "ratio_to_best_peer": 0.875,
+    }  # fmt: skip
+    peers = [
+        row | {"contender": "fa3", "is_peer": True, "longest_context": n, "ratio_to_best_peer": None}
+        for n in (512, 2048)
+    ]
+    bench = tmp_path / "bench.txt"
+    bench.write_text(json.dumps({"command": "hallmark bench attention", "at": "today", "rows": [row, *peers]}))
+    text = page(folder / "tiny.json", benches=[bench])
+    assert '<td class="n ">0.88</td>' in text
+    assert "fa3 (bench)" in text
+
+
+@contextmanager
+def answering(answers: dict[str, str]) -> Iterator[str]:
+    """A server that knows these paths, at the returned URL."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200 if self.path in answers else 404)
+            self.end_headers()
+            self.wfile.write(answers.get(self.path, "").encode())
+
+        def log_message(self, *_: object) -> None:
+            """Quiet."""
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def test_a_live_server_shows_its_fallbacks(folder: Path) -> None:
+    shape = {
+        "shape": "prefill x",
+        "is_fallback": True,
+        "path": "sdpa.math",
+        "wanted": "triton.prefill",
+        "fallback_reasons": ["head_dim"],
+    }
+    attention = {
+        "state": "ready",
+        "model": "demo",
+        "num_fallbacks": 1,
+        "shapes": [shape],
+        "launches": {"sdpa.math": 7},
+        "attestation": None,
+    }
+    metrics = "\n".join(
+        (
+            "# TYPE hallmark_attention_fallback_total counter",
+            'hallmark_attention_fallback_total{model="demo",reason="head_dim"} 5.0',
+            'hallmark_attention_fallback_total{model="demo",reason="arch"} 2.0',
+            "# TYPE hallmark_kernel_compiles_total counter",
+            'hallmark_kernel_compiles_total{after_ready="false"} 3.0',
+            'hallmark_kernel_compiles_total{after_ready="true"} 1.0\n',
+        )
+    )
+    answers = {"/attention": json.dumps(attention), "/metrics": metrics}
+    with answering(answers) as url:
+        text = page(folder, url=url)
+    assert "prefill x: sdpa.math instead of triton.prefill (head_dim)" in text
+    assert "<b>7</b> fallbacks since its start" in text
+    assert "<b>1</b> compiles after ready since its start" in text
+
+
+def test_a_server_that_does_not_tell_is_one_clear_line(folder: Path) -> None:
+    with answering({}) as url, pytest.raises(ReportError, match="does not tell of its plan"):
+        gather(folder, [], [], url)
+
+
+def unmeasured() -> Evidence:
+    return evidence(SHAPE, OURS, timing=None)
+
+
+def test_evidence_without_times_makes_a_page_without_charts(tmp_path: Path) -> None:
+    save_matrix(tmp_path / "tiny.json", [unmeasured()])
+    text = page(tmp_path)
+    assert "<svg" not in text
+    assert "No fallback was measured" in text

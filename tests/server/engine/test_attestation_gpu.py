@@ -1,0 +1,58 @@
+"""Attestation on a GPU: by the driver's record, graphs included, with nothing of the profiler left behind."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tiny_llama import NUM_LAYERS, TinyLlama
+
+from kernels.shape import Phase
+from qualification.decision import Policy
+from server.engine.builder import BuiltEngine, build_engine
+from server.settings import DeviceChoice, DtypeChoice, Settings
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture
+def build(tiny_llama: TinyLlama, tmp_path: Path) -> Callable[[bool], BuiltEngine]:
+    def made(has_graphs: bool) -> BuiltEngine:
+        settings = Settings(
+            model=str(tiny_llama.folder),
+            device=DeviceChoice.CUDA,
+            dtype=DtypeChoice.BF16,
+            on_unproven=Policy.QUALIFY,
+            max_model_len=128,
+            kv_cache_tokens=4096,
+            max_num_seqs=4,
+            cuda_graphs=has_graphs,
+            cache_dir=str(tmp_path),
+            matrix=str(tmp_path),
+        )
+        return build_engine(settings, frozenset(), lambda *_: None)
+
+    return made
+
+
+@pytest.mark.parametrize("has_graphs", [True, False])
+def test_every_phase_matches_its_evidence(build: Callable[[bool], BuiltEngine], has_graphs: bool) -> None:
+    report = build(has_graphs).attested
+    assert report is not None
+    assert (report.result, [batch.detail for batch in report.batches]) == ("match", [None] * len(report.batches))
+    assert {batch.phase for batch in report.batches} == {phase.value for phase in Phase}
+    assert all(set(batch.kernels.values()) == {NUM_LAYERS} for batch in report.batches)
+    decode = next(batch for batch in report.batches if batch.phase == "decode")
+    assert decode.is_replay is has_graphs
+
+
+def test_a_path_that_runs_another_kernel_is_caught(build: Callable[[bool], BuiltEngine]) -> None:
+    built = build(False)
+    dispatcher = built.runner.dispatcher
+    prefill = dispatcher._choices[Phase.PREFILL]
+    other = "triton.prefill" if "gluon" in next(iter(prefill.values())).use.path else "gluon.prefill.hopper"
+    for key, choice in prefill.items():
+        prefill[key] = replace(choice, run=dispatcher._paths[other].run)
+    report = built.attestor.attest_all("request")
+    assert report.result == "mismatch"
+    assert report.quarantined

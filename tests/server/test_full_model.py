@@ -1,0 +1,56 @@
+"""The whole model's times beside its kernels': both attentions, prefill and decode apart."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from tiny_llama import make_tiny_llama
+
+from kernels.shape import Phase
+from qualification.full_model import Attention, FullModel
+from qualification.presets import PRESETS, Preset
+from qualification.signature import signature_from_config
+from server.engine.planning import signature_of
+from server.full_model import measure_model
+from server.model.load import load_config
+from server.settings import DeviceChoice, Settings
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> FullModel:
+    settings = Settings(
+        model=str(make_tiny_llama(tmp_path_factory.mktemp("tiny-llama")).folder),
+        device=DeviceChoice.CPU,
+        max_model_len=256,
+        kv_cache_tokens=2048,
+        cache_dir=str(tmp_path_factory.mktemp("cache")),
+    )
+    return measure_model(settings, name="tiny", command="hallmark qualify", commit="abc", say=lambda _: None)
+
+
+def test_a_prompt_is_timed_by_the_plan_and_by_the_fallback(measured: FullModel) -> None:
+    prompts = {it.attention: it for it in measured.timings if (it.phase, it.tokens) == (Phase.PREFILL, 128)}
+    assert prompts[Attention.PLAN].paths == ("sdpa.cpu",)
+    assert prompts[Attention.FALLBACK].paths == ("sdpa.math",)
+    for timing in prompts.values():
+        assert timing.n >= 3
+        assert timing.attention_ms is not None
+        assert 0 < timing.attention_ms < timing.p50_ms
+
+
+def test_what_the_model_gains_is_the_fallbacks_time_over_the_plans(measured: FullModel) -> None:
+    found = measured.gain(Phase.PREFILL, 128, 1)
+    times = {it.attention: it.p50_ms for it in measured.timings}
+    assert found == times[Attention.FALLBACK] / times[Attention.PLAN]
+    assert measured.gain(Phase.DECODE, 4, 1) is None
+
+
+def test_a_whole_preset_can_be_served() -> None:
+    whole = {preset.name for preset in PRESETS if preset.rest is not None}
+    assert {"llama-3.1-8b", "qwen3-0.6b"} <= whole
+
+
+@pytest.mark.parametrize("preset", [it for it in PRESETS if it.rest is not None], ids=lambda it: it.name)
+def test_the_whole_preset_has_the_attention_of_its_part(preset: Preset, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes(msgspec.json.encode({**preset.config, **preset.rest}))
+    assert signature_of(load_config(tmp_path)) == signature_from_config(preset.config)

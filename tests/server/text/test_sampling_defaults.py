@@ -1,0 +1,53 @@
+"""Sampling that the model's authors recommend, where a request does not say otherwise."""
+
+from pathlib import Path
+
+import pytest
+
+from server.api.prompts import sampling_of
+from server.api.schemas import CompletionFields, read
+from server.errors import ModelError
+from server.text.sampling_defaults import SamplingDefaults, load_sampling_defaults
+
+RECOMMENDED = SamplingDefaults(temperature=0.6, top_p=0.95, top_k=20)
+
+
+def sampled(**given: object) -> tuple[float, float, int | None]:
+    sampling = sampling_of(read(CompletionFields, {"prompt": "a", **given}), 16, 1000, RECOMMENDED)
+    return sampling.temperature, sampling.top_p, sampling.top_k
+
+
+def test_a_request_that_says_nothing_gets_what_is_recommended() -> None:
+    assert sampled() == (0.6, 0.95, 20)
+
+
+def test_what_a_request_says_wins_field_by_field() -> None:
+    assert sampled(temperature=0.0) == (0.0, 0.95, 20)
+    assert sampled(top_k=-1, top_p=1.0) == (0.6, 1.0, None)
+
+
+def test_null_says_nothing() -> None:
+    assert sampled(temperature=None) == (0.6, 0.95, 20)
+
+
+def test_without_a_recommendation_openais_defaults_hold() -> None:
+    sampling = sampling_of(read(CompletionFields, {"prompt": "a"}), 16, 1000, SamplingDefaults())
+    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.repetition_penalty) == (1.0, 1.0, None, 1.0)
+
+
+def test_the_file_is_read_and_its_other_keys_are_not(tmp_path: Path) -> None:
+    (tmp_path / "generation_config.json").write_text(
+        '{"temperature": 0.6, "top_k": 20, "do_sample": true, "eos_token_id": [1]}'
+    )
+    assert load_sampling_defaults(tmp_path) == SamplingDefaults(temperature=0.6, top_k=20)
+
+
+def test_no_file_recommends_nothing(tmp_path: Path) -> None:
+    assert load_sampling_defaults(tmp_path) == SamplingDefaults()
+
+
+@pytest.mark.parametrize("text", ['{"temperature": 3.0}', '{"top_p": "high"}', "not json"])
+def test_a_file_that_no_sampler_can_follow_is_refused_by_its_name(text: str, tmp_path: Path) -> None:
+    (tmp_path / "generation_config.json").write_text(text)
+    with pytest.raises(ModelError, match=r"generation_config\.json"):
+        load_sampling_defaults(tmp_path)
