@@ -2,6 +2,7 @@
 #   make serve        the server with the demo model on http://127.0.0.1:8000   (PORT=8123 make serve)
 #   make test         lint, types and every test that needs no GPU              (PYTEST_FLAGS='-k sampling' make test)
 #   make test-gpu     the tests that need a CUDA GPU of sm_80 or newer
+#   make drill        a model upgrade gone wrong for 10% of traffic, and who notices; a report in drill/
 # Another interpreter: make PYTHON=python3.12 serve
 PYTHON ?= python3
 PORT ?= 8000
@@ -9,7 +10,7 @@ PYTEST_FLAGS ?=
 VENV := .venv
 STAMP := $(VENV)/.installed
 
-.PHONY: serve test test-gpu lint format clean
+.PHONY: serve test test-gpu drill lint format clean
 
 $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
@@ -40,6 +41,9 @@ test: lint
 
 test-gpu: $(STAMP)
 	$(VENV)/bin/pytest -m gpu $(PYTEST_FLAGS)
+
+drill: $(STAMP)
+	$(VENV)/bin/python deploy/drill/drill.py --out drill
 
 clean:
 	rm -rf $(VENV)

@@ -1,0 +1,78 @@
+"""The drill's traffic: one request after the other, split by weight on the client's side and timed there."""
+
+import random
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import httpx
+from model import VOCAB_SIZE
+
+# Prompt tokens (from, to), their bucket and their share: one request in 25 is long.
+MIX = ((16, 96, "le_128", 0.36), (140, 260, "le_512", 0.60), (1400, 1600, "le_2k", 0.04))
+HIT = "le_2k"  # the bucket where the math path is slow
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A request to come."""
+
+    bucket: str
+    token_ids: list[int]
+    is_moved: bool  # to the upgraded server, once there is one
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """A request that got its first token `ttft_s` after it was sent."""
+
+    bucket: str
+    ttft_s: float
+
+
+def plan(num_requests: int, moved_share: float, seed: int) -> list[Planned]:
+    """The same for the same seed. Every bucket has its exact shares, of lengths and of sides."""
+    rng = random.Random(seed)
+    requests = []
+    for lo, hi, bucket, share in MIX:
+        num = round(num_requests * share)
+        for i in range(num):
+            token_ids = [rng.randrange(5, VOCAB_SIZE) for _ in range(rng.randint(lo, hi))]
+            requests.append(Planned(bucket, token_ids, i < round(num * moved_share)))
+    rng.shuffle(requests)
+    return requests
+
+
+def compare(stable: str, upgraded: str, requests: Iterable[Planned]) -> tuple[list[Timed], list[Timed]]:
+    """Each request as before the upgrade and as after it, one after the other, so that the machine's noise hits both.
+
+    Raises httpx.HTTPError.
+    """
+    before, after = [], []
+    with httpx.Client(timeout=60) as client:
+        for number, request in enumerate(requests):
+            sides = [(before, stable), (after, upgraded if request.is_moved else stable)]
+            for found, url in sides if number % 2 else reversed(sides):
+                found.append(Timed(request.bucket, first_token_s(client, url, request.token_ids)))
+    return before, after
+
+
+def first_token_s(client: httpx.Client, url: str, token_ids: list[int]) -> float:
+    """Seconds until the first event of a stream."""
+    body = {"prompt": token_ids, "max_tokens": 1, "temperature": 0, "stream": True, "ignore_eos": True}
+    sent, first = time.perf_counter(), 0.0
+    with client.stream("POST", f"{url}/v1/completions", json=body) as answer:
+        answer.raise_for_status()
+        for line in answer.iter_lines():
+            if not first and line.startswith("data: {"):
+                first = time.perf_counter()
+    return first - sent
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """The nearest-rank quantile: a value that was measured. Raises ValueError without any."""
+    if not values:
+        raise ValueError("no quantile of no values")
+    ordered = sorted(values)
+    rank = -int(-len(ordered) * share // 1)  # ceiling
+    return ordered[max(0, rank - 1)]
