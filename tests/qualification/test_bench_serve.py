@@ -1,6 +1,7 @@
 """`hallmark bench serve` against scripted servers, over real HTTP, and its rows and ratios."""
 
 import argparse
+from collections import Counter
 from collections.abc import Generator
 from pathlib import Path
 
@@ -145,6 +146,13 @@ def test_no_prompt_of_a_plan_comes_twice() -> None:
     ]
     assert len(set(beginnings)) >= 0.9 * len(beginnings)
     assert len({tuple(request.token_ids) for request in sent}) >= 0.9 * len(sent)
+
+
+def test_a_mix_of_given_lengths_has_each_equally_often_in_every_round() -> None:
+    plan = ServePlan(scenarios=(Scenario.MIX,), mix_lengths=(96, 384), requests=60, mix_rounds=3, mix_output=5)
+    [case] = cases_of(plan, "x")
+    assert [Counter(len(request.token_ids) for request in part) for part in case.rounds] == [{96: 10, 384: 10}] * 3
+    assert {request.max_tokens for part in case.rounds for request in part} == {5}
 
 
 def sample(first: float, *later: float, num_prompt: int = 10, num_tokens: int | None = None) -> Sample:
