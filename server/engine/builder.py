@@ -105,7 +105,12 @@ def build_engine(
     )
     progress("loading", str(folder))
     decoder = load_decoder(
-        folder, config, dtype=torch_dtype(limits.dtype), device=device, load_format=settings.load_format
+        folder,
+        config,
+        dtype=torch_dtype(limits.dtype),
+        device=device,
+        load_format=settings.load_format,
+        progress=lambda detail: progress("loading", detail),
     )
     flags = tuple(AttentionFlags(config.softmax_scale, window=w, softcap=config.softcap) for w in config.windows)
     timer = AttentionTimer(flags, CudaDevice() if device.type == "cuda" else CpuDevice())
