@@ -12,7 +12,7 @@ from kernels.buckets import Bucket
 from kernels.path import Reject
 from kernels.shape import Phase
 from qualification.decision import Status
-from server.engine.client import DeathCause
+from server.engine.death import DeathCause
 from server.telemetry.metrics import Metrics
 from server.telemetry.objectives import DEFAULT_OBJECTIVES
 from server.telemetry.outcomes import Attestation, DisconnectStage, OomStage, Outcome, RejectedFor, Sli

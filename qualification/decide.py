@@ -20,6 +20,8 @@ _MAY_SERVE: dict[Policy, frozenset[Status]] = {
 }
 # Among those that may serve, and to name the state of a shape that nothing serves.
 _RANK = {status: rank for rank, status in enumerate(Status)} | {Status.PROVISIONAL: 0}
+_QUARANTINED = Rejection(Reject.QUARANTINED, "it broke in service for this shape")
+_OVERRIDDEN = Rejection(Reject.OPERATOR_OVERRIDE, "an operator took it out of service")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,16 +68,20 @@ def decide(
     book: Book,
     quarantined: frozenset[tuple[str, str]],
     policy: Policy,
+    overridden: frozenset[tuple[str, str]] = frozenset(),
 ) -> Decision:
-    """Choose among `paths` (the catalog, most preferred first). `quarantined` holds pairs of (path, str(shape)).
+    """Choose among `paths` (the catalog, most preferred first).
+
+    `quarantined` holds the pairs of (path, str(shape)) that broke, `overridden` those that an operator took out.
 
     The first tier goes before the fallback tier; inside a tier the faster measured path, then the catalog's order.
     Under DEGRADE the better status goes before all of that. Raises ValueError without any path.
     """
     if not paths:
         raise ValueError("the catalog is empty")
+    excluded = dict.fromkeys(overridden, _OVERRIDDEN) | dict.fromkeys(quarantined, _QUARANTINED)
     standings = [
-        _standing(path, index, shape, fingerprint=fingerprint, book=book, quarantined=quarantined)
+        _standing(path, index, shape, fingerprint=fingerprint, book=book, excluded=excluded)
         for index, path in enumerate(paths)
     ]
     able = [standing for standing in standings if standing.may_serve(policy)]
@@ -111,14 +117,14 @@ def _standing(
     *,
     fingerprint: Fingerprint,
     book: Book,
-    quarantined: frozenset[tuple[str, str]],
+    excluded: Mapping[tuple[str, str], Rejection],
 ) -> Standing:
     limits = path.rejects(shape, fingerprint)
     if path.run is None and not limits:
         limits = (Rejection(Reject.ARCH, "its module cannot be imported here"),)
     status, doubt, evidence, is_reviewed = _status(path, shape, fingerprint, book)
-    if (path.name, str(shape)) in quarantined:
-        status, doubt = Status.QUARANTINED, Rejection(Reject.QUARANTINED, "it broke in service for this shape")
+    if (path.name, str(shape)) in excluded:
+        status, doubt = Status.QUARANTINED, excluded[path.name, str(shape)]
     return Standing(path, index, limits, status, doubt, evidence, is_reviewed)
 
 

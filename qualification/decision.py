@@ -6,6 +6,8 @@ from enum import Enum
 from kernels.path import Reject, Rejection
 from kernels.shape import AttentionShape
 
+Pairs = frozenset[tuple[str, str]]  # of (path, str(shape))
+
 
 class Status(Enum):
     PROVEN = "proven"  # by the reviewed matrix
@@ -13,7 +15,7 @@ class Status(Enum):
     STALE = "stale"  # proven once, but the machine or the source has changed since
     UNPROVEN = "unproven"  # nobody has measured it
     FAILED = "failed"  # measured, and a check failed
-    QUARANTINED = "quarantined"  # it broke in service
+    QUARANTINED = "quarantined"  # it broke in service, or an operator took it out
 
 
 class Policy(Enum):

@@ -15,7 +15,7 @@ from kernels.fingerprint import Fingerprint
 from kernels.path import KernelPath
 from kernels.shape import AttentionShape
 from qualification.decide import Book, decide, path_standing
-from qualification.decision import Decision, Policy, Status
+from qualification.decision import Decision, Pairs, Policy, Status
 from qualification.evidence import Evidence
 from qualification.matrix import MATRICES, Key, Matrix, MatrixError, load_matrices, load_matrix, save_matrix
 from qualification.qualify import Bench, Pair, Progress, qualify
@@ -40,8 +40,8 @@ class Plan:
     evidence: Mapping[Key, Evidence]  # (shape, path) -> what decisions rest on, for every path of the plan's shapes
     matrix_digest: str | None
     matrix_verdict: MatrixVerdict
-    redecide: Callable[[AttentionShape, frozenset[tuple[str, str]]], Decision]
-    """Decide a shape again without the (path, str(shape)) pairs that broke in service. Measures nothing."""
+    redecide: Callable[[AttentionShape, Pairs, Pairs], Decision]
+    """Decide a shape again without the pairs that broke in service and those taken out by order. Measures nothing."""
 
     @property
     def is_servable(self) -> bool:
@@ -56,7 +56,8 @@ def make_plan(
     device: torch.device,
     matrix_dir: Path | None,
     cache_dir: Path,
-    quarantined: frozenset[tuple[str, str]],
+    quarantined: Pairs,
+    overridden: Pairs = frozenset(),
     progress: Progress,
     paths: Sequence[KernelPath] = PATHS,
     run_qualification: RunQualification = qualify,
@@ -84,13 +85,21 @@ def make_plan(
         )
         book = Book(matrix, recorder.evidence)
 
-    def redecide(shape: AttentionShape, broken: frozenset[tuple[str, str]]) -> Decision:
-        return decide(shape, paths=paths, fingerprint=fingerprint, book=book, quarantined=broken, policy=policy)
+    def redecide(shape: AttentionShape, broken: Pairs, taken_out: Pairs) -> Decision:
+        return decide(
+            shape,
+            paths=paths,
+            fingerprint=fingerprint,
+            book=book,
+            quarantined=broken,
+            policy=policy,
+            overridden=taken_out,
+        )
 
     wanted = set(shapes)
     known = {**book.own, **matrix.evidence}
     return Plan(
-        decisions=MappingProxyType({shape: redecide(shape, quarantined) for shape in shapes}),
+        decisions=MappingProxyType({shape: redecide(shape, quarantined, overridden) for shape in shapes}),
         evidence=MappingProxyType({key: entry for key, entry in known.items() if key[0] in wanted}),
         matrix_digest=matrix.digest,
         matrix_verdict=_verdict(matrix, wanted, paths, fingerprint),

@@ -66,6 +66,13 @@ class Console:
             self._print(line)
         self._print(f"Hallmark refuses to serve: {refused.message}")
 
+    def on_plan(self, plan: list[PlanRow]) -> None:
+        self._inner.on_plan(plan)
+        fallbacks = [row for row in plan if row.fallback_reasons]
+        self._print(f"The plan has changed: {len(fallbacks)} of {len(plan)} shapes fall back")
+        for line in plan_table(fallbacks):
+            self._print(line)
+
     def on_step(self, record: StepRecord) -> None:
         self._inner.on_step(record)
 

@@ -15,6 +15,7 @@ HallmarkError
 |   |-- NotFound               404    not_found
 |   |-- ModelNotFound          404    model_not_found
 |   |-- MethodNotAllowed       405    method_not_allowed
+|   |-- Conflict               409    conflict              it contradicts the state of the server
 |   |-- SlowClient             408    slow_client           the client was too slow to read
 |   |-- RequestTimeout         408    request_timeout       the client was too slow to send
 |   |-- PayloadTooLarge        413    payload_too_large
@@ -113,6 +114,11 @@ class ModelNotFound(NotFound):
 class MethodNotAllowed(RequestError):
     status = 405
     code = "method_not_allowed"
+
+
+class Conflict(RequestError):
+    status = 409
+    code = "conflict"
 
 
 class RequestTimeout(RequestError):

@@ -90,7 +90,7 @@ def test_the_endpoints_of_the_readme_are_those_of_the_application() -> None:
     paths = create_app(edge).openapi()["paths"]
     served = {f"{method.upper()} {path}" for path, methods in paths.items() for method in methods}
     section = README.split("\n## Endpoints\n")[1].split("\n## ")[0]
-    assert set(re.findall(r"`((?:GET|POST) /[^`]*)`", section)) == served
+    assert set(re.findall(r"`((?:GET|POST|DELETE) /[^`]*)`", section)) == served
 
 
 def test_the_exit_codes_of_the_canary_are_all_in_the_readme() -> None:

@@ -17,7 +17,8 @@ _FIXED_BYTES = 1024 + 256  # of each program: what the hardware keeps, and barri
 @dataclass(frozen=True, slots=True)
 class DecodeTiling:
     """A program has `heads` KV heads (one a warp; fewer where their number asks for it) and `block_n` keys of each in a
-    tile; `per_processor` programs share a multiprocessor, and have as many stages as fit, up to `max_stages`.
+    tile; `per_processor` programs share a multiprocessor, and have as many stages as fit, up to `max_stages` (more
+    where pages make tiles smaller).
     """
 
     heads: int
@@ -29,7 +30,7 @@ class DecodeTiling:
 # By padded head dim. Neighbouring heads together read memory faster (one H200, 8.6 GB at 128: 1979 us one by one, 1954
 # by two, 1917 by four). Deep stages of one program hide what happens at a row's end (1.1 GB of contexts of 1k at 128:
 # 282 us with 3 stages of 64 keys, 334 with 2 of 16 in each of two programs). At 256 31 registers spill; tiles of 16
-# keys would need none, and are 1-4 % slower.
+# keys need none and are as fast over 32k, but a tenth slower over 1k.
 TILINGS: dict[int, DecodeTiling] = {
     64: DecodeTiling(4, 64, 3, 1),
     128: DecodeTiling(2, 64, 3, 1),
@@ -79,27 +80,21 @@ def variant_of(
     Raises ValueError for a head dim or a page size that none takes.
     """
     return _variant(
-        head_dim, page_size, heads, max_queries, max_context > LONG_CONTEXT, flags.window is not None,
-        flags.softcap is not None, flags.sinks is not None,
+        head_dim, page_size, heads, max_queries, max_context > LONG_CONTEXT,
+        (flags.window is not None, flags.softcap is not None, flags.sinks is not None),
     )  # fmt: skip
 
 
 @lru_cache
 def _variant(
-    head_dim: int,
-    page_size: int,
-    heads: tuple[int, int],
-    max_queries: int,
-    is_long: bool,
-    window: bool,
-    softcap: bool,
-    sinks: bool,
+    head_dim: int, page_size: int, heads: tuple[int, int], max_queries: int, is_long: bool, flags: tuple[bool, ...]
 ) -> DecodeVariant:
     block_d = next((size for size in TILINGS if head_dim <= size), None)
     if block_d is None or head_dim % HEAD_DIM_MULTIPLE:
         raise ValueError(f"head_dim: expected a multiple of {HEAD_DIM_MULTIPLE} up to {max(TILINGS)}, found {head_dim}")
     if page_size % PAGE_SIZE_MULTIPLE:
         raise ValueError(f"page_size: expected a multiple of {PAGE_SIZE_MULTIPLE}, found {page_size}")
+    window, softcap, sinks = flags
     tiling = (LONG_TILINGS if is_long else TILINGS)[block_d]
     num_heads, num_kv_heads = heads
     group = num_heads // num_kv_heads
@@ -118,7 +113,7 @@ def _variant(
         head_dim=head_dim,
         block_d=block_d,
         block_n=block_n,
-        stages=max(2, min(tiling.max_stages, room // tile_bytes)),
+        stages=max(2, min(tiling.max_stages * tiling.block_n // block_n, room // tile_bytes)),
         heads=heads_of_program,
         queries=queries,
         members=members,

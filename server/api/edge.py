@@ -9,6 +9,7 @@ from server.api.lifecycle import Lifecycle
 from server.engine.attestations import Attestations
 from server.engine.client import EngineState
 from server.engine.messages import EngineReady, EngineRefused, Heartbeat, SamplingParams, TokenDelta
+from server.engine.orders import Orders
 from server.errors import RETRY_AFTER_S, ModelNotFound, NotReady, ShuttingDown, TooManyRequests
 from server.settings import Settings
 from server.telemetry.metrics import Metrics
@@ -32,6 +33,8 @@ class Engine(Protocol):
     def last_heartbeat(self) -> Heartbeat | None: ...
     @property
     def attestations(self) -> Attestations: ...
+    @property
+    def orders(self) -> Orders: ...
     async def start(self) -> None: ...
     async def close(self) -> None: ...
     def stream(

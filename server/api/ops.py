@@ -9,6 +9,7 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 
 from server.api.edge import Edge
+from server.api.switch import switch_routes
 from server.engine.client import EngineState
 from server.engine.messages import PlanRow
 from server.errors import RETRY_AFTER_S, NotReady
@@ -55,6 +56,8 @@ def admin_routes(edge: Edge) -> APIRouter:
         if report is None:
             raise NotReady("The engine did not answer with an attestation.", retry_after_s=RETRY_AFTER_S)
         return _json(200, msgspec.to_builtins(report))
+
+    router.include_router(switch_routes(edge))
 
     @router.get("/version")
     def version() -> Response:
@@ -108,6 +111,7 @@ def attention_report(edge: Edge) -> dict[str, Any]:
         "attention_layers": ready.attention_layers if ready else None,
         "launches": edge.metrics.attention.launch_counts(),
         "attestation": msgspec.to_builtins(edge.engine.attestations.latest),
+        "overridden": [{"path": path, "shape": shape} for path, shape in edge.engine.orders.overridden],
         "num_fallbacks": sum(bool(row.fallback_reasons) for row in plan),
         "shapes": [_row(row) for row in plan],
     }

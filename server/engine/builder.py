@@ -11,7 +11,7 @@ from kernels.attention.batch import AttentionFlags
 from kernels.catalog import PATHS
 from kernels.device import read_fingerprint, torch_dtype
 from kernels.launch import install_compile_counter, num_compiles
-from qualification.decision import Policy
+from qualification.decision import Pairs, Policy
 from qualification.plan import Plan, fingerprint_digest
 from server.engine.attention_timer import AttentionTimer, CpuDevice, CudaDevice
 from server.engine.attestation import Attestor, Promises, probes_of
@@ -23,6 +23,7 @@ from server.engine.graphs import CudaCapture, StepGraphs
 from server.engine.limits import EngineLimits, choose_device, choose_limits
 from server.engine.messages import PROTOCOL_VERSION, AttestationReport, EngineReady
 from server.engine.outcome import BatchError
+from server.engine.overrides import Overrides
 from server.engine.pages import PagePool
 from server.engine.planning import Progress, Unservable, cache_folder, fingerprint_fields, plan_attention, plan_rows
 from server.engine.quarantine import Quarantine
@@ -51,6 +52,7 @@ class BuiltEngine:
     ready: EngineReady
     attestor: Attestor
     attested: AttestationReport | None  # before ready; None where attestation is off
+    overrides: Overrides
     quarantine: Quarantine
 
 
@@ -77,7 +79,9 @@ class _Parts:
         return ModelRunner(self.decoder, kv, self.dispatcher, self.tokens())
 
 
-def build_engine(settings: Settings, quarantined: frozenset[tuple[str, str]], progress: Progress) -> BuiltEngine:
+def build_engine(
+    settings: Settings, quarantined: Pairs, progress: Progress, *, overridden: Pairs = frozenset()
+) -> BuiltEngine:
     """Raises Unservable and StartError for an engine that will not serve; anything else is a fault."""
     install_compile_counter()
     device = choose_device(settings)
@@ -90,7 +94,14 @@ def build_engine(settings: Settings, quarantined: frozenset[tuple[str, str]], pr
     quarantine = Quarantine(cache_folder(settings) / f"quarantine-{fingerprint_digest(fingerprint)[:16]}.json", PATHS)
     quarantined |= quarantine.pairs
     plan = plan_attention(
-        settings, config, limits, fingerprint=fingerprint, device=device, quarantined=quarantined, progress=progress
+        settings,
+        config,
+        limits,
+        fingerprint=fingerprint,
+        device=device,
+        quarantined=quarantined,
+        overridden=overridden,
+        progress=progress,
     )
     progress("loading", str(folder))
     decoder = load_decoder(
@@ -103,7 +114,15 @@ def build_engine(settings: Settings, quarantined: frozenset[tuple[str, str]], pr
     )
     flags = tuple(AttentionFlags(config.softmax_scale, window=w, softcap=config.softcap) for w in config.windows)
     timer = AttentionTimer(flags, CudaDevice() if device.type == "cuda" else CpuDevice())
-    dispatcher = Dispatcher(plan.decisions, PATHS, flags, redecide=plan.redecide, timer=timer, quarantined=quarantined)
+    dispatcher = Dispatcher(
+        plan.decisions,
+        PATHS,
+        flags,
+        redecide=plan.redecide,
+        timer=timer,
+        quarantined=quarantined,
+        overridden=overridden,
+    )
     is_graphed = settings.cuda_graphs and device.type == "cuda"
     sizes = _graph_sizes(config, limits, limits.max_model_len) if is_graphed else None
     parts = _Parts(config, limits, decoder, dispatcher, device, sizes)
@@ -131,7 +150,7 @@ def build_engine(settings: Settings, quarantined: frozenset[tuple[str, str]], pr
         attention_layers=config.num_layers,
         num_compiles=num_compiles(),
     )
-    return BuiltEngine(engine, runner, ready, attestor, attested, quarantine)
+    return BuiltEngine(engine, runner, ready, attestor, attested, Overrides(dispatcher, plan.evidence), quarantine)
 
 
 def _warm_runner(settings: Settings, parts: _Parts, plan: Plan, progress: Progress) -> ModelRunner:

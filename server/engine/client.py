@@ -12,8 +12,11 @@ from collections.abc import AsyncGenerator, Sequence
 from enum import Enum
 from pathlib import Path
 
+import msgspec
+
 from server.engine import wire
 from server.engine.attestations import Attestations
+from server.engine.death import DeathCause, death_of
 from server.engine.listener import EngineListener
 from server.engine.messages import (
     Attest,
@@ -26,6 +29,8 @@ from server.engine.messages import (
     EngineRefused,
     FromEngine,
     Heartbeat,
+    Overridden,
+    PlanChanged,
     SamplingParams,
     Shutdown,
     StepOutput,
@@ -33,6 +38,7 @@ from server.engine.messages import (
     ToEngine,
     TokenDelta,
 )
+from server.engine.orders import Orders
 from server.engine.streams import Streams, error_delta
 from server.settings import Settings
 
@@ -53,16 +59,6 @@ class EngineState(Enum):
     REFUSED = "refused"  # final: the same settings would be refused again
     RESTARTING = "restarting"
     CLOSED = "closed"
-
-
-class DeathCause(Enum):
-    """Why an engine process ended. Closed: the values are metric labels."""
-
-    EXITED = "exited"
-    KILLED = "killed"  # by a signal
-    DEVICE = "device"  # it reported a lost device and exited
-    STALLED = "stalled"  # no heartbeat for too long; we killed it
-    PROTOCOL = "protocol"  # it sent what no message is; we killed it
 
 
 class EngineClient:
@@ -90,8 +86,10 @@ class EngineClient:
         self._backoff_s = backoff_s
         self._quarantined: dict[tuple[str, str], None] = {}  # (path, shape), in the order of their failures
         self.attestations = Attestations(lambda: self._send(Attest()))
+        self.orders = Orders(self._send)
         self._streams = Streams(max_unread_tokens)
         self._writer: asyncio.StreamWriter | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._supervisor: asyncio.Task[None] | None = None
         self._alive_at = 0.0  # monotonic seconds of the last proof of progress
@@ -103,6 +101,7 @@ class EngineClient:
 
     async def start(self) -> None:
         """Start the engine process; `state` says later how it went."""
+        self._loop = asyncio.get_running_loop()
         self._supervisor = asyncio.create_task(self._supervise(), name="engine-supervisor")
 
     async def close(self) -> None:
@@ -149,6 +148,10 @@ class EngineClient:
                 self._send(Cancel(request_id))
 
     def _send(self, message: ToEngine) -> None:
+        """From any thread's loop: the admin port has one of its own."""
+        if self._loop is not None and self._loop is not asyncio.get_running_loop():
+            self._loop.call_soon_threadsafe(self._send, message)
+            return
         if self._writer is not None and not self._writer.is_closing():
             self._writer.write(wire.frame(message))
 
@@ -203,9 +206,9 @@ class EngineClient:
         try:
             await asyncio.wait([exited, connection], timeout=_CONNECT_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
             if not connection.done():
-                return _cause_of(exited.result()) if exited.done() else DeathCause.STALLED
+                return death_of(exited.result()) if exited.done() else DeathCause.STALLED
             reader, self._writer = connection.result()
-            self._send(Configure(self._settings, self.quarantined))
+            self._send(Configure(self._settings, self.quarantined, self.orders.overridden))
             return await self._read_until_end(reader, exited)
         finally:
             exited.cancel()
@@ -224,7 +227,7 @@ class EngineClient:
             cause = reading.result()
             if cause is None:  # end of file: the process is gone or about to go
                 await asyncio.wait([exited], timeout=_CLOSE_TIMEOUT_S)
-                return _cause_of(exited.result()) if exited.done() else DeathCause.EXITED
+                return death_of(exited.result()) if exited.done() else DeathCause.EXITED
             return cause
         finally:
             reading.cancel()
@@ -274,6 +277,11 @@ class EngineClient:
         elif isinstance(message, EngineFailed):
             logger.error("engine lost its device: %s; quarantined: %s", message.message, message.suspects)
             self._quarantined.update(dict.fromkeys(message.suspects))
+        elif isinstance(message, PlanChanged):
+            self.ready = self.ready and msgspec.structs.replace(self.ready, plan=message.plan)
+            self._listener.on_plan(message.plan)
+        elif isinstance(message, Overridden):
+            self.orders.put(message)
         elif isinstance(message, EngineReady):
             self.ready = message
             self.state = EngineState.READY
@@ -290,7 +298,3 @@ class EngineClient:
                 self._process.kill()
             await self._process.wait()
             self._process = None
-
-
-def _cause_of(returncode: int) -> DeathCause:
-    return DeathCause.KILLED if returncode < 0 else DeathCause.EXITED

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from torch import Tensor
@@ -11,7 +11,7 @@ from torch import Tensor
 from kernels.attention.batch import AttentionBatch, AttentionFlags
 from kernels.path import KernelPath, RunAttention
 from kernels.shape import AttentionShape, Phase
-from qualification.decision import Decision
+from qualification.decision import Decision, Pairs
 from server.engine.attention_timer import AttentionTimer
 from server.engine.failures import launch_failure
 from server.engine.lengths import LengthKey, bucket_index, key_of_shape
@@ -20,8 +20,8 @@ from server.engine.sequence import Batch
 
 logger = logging.getLogger(__name__)
 
-# Decides a shape again without the (path, shape) pairs that broke.
-Redecide = Callable[[AttentionShape, frozenset[tuple[str, str]]], Decision]
+# Decides a shape again without the (path, shape) pairs that broke, and without those that an operator took out.
+Redecide = Callable[[AttentionShape, Pairs, Pairs], Decision]
 # Gives the context in which a choice is run for one layer: the profiler's mark.
 Watch = Callable[["Choice"], AbstractContextManager[object]]
 
@@ -66,18 +66,21 @@ class Dispatcher:
         *,
         redecide: Redecide,
         timer: AttentionTimer | None = None,
-        quarantined: frozenset[tuple[str, str]] = frozenset(),
+        quarantined: Pairs = frozenset(),
+        overridden: Pairs = frozenset(),
     ) -> None:
-        """`flags`: one a layer. `quarantined`: the (path, shape) pairs that `decisions` were already made without."""
+        """`flags`: one a layer. `decisions` were already made without the pairs `quarantined` and `overridden`."""
         self.flags = flags
         self.windows = tuple(dict.fromkeys(layer.window for layer in flags))
         self._paths = {path.name: path for path in paths}
         self._redecide = redecide
         self._quarantined = quarantined
+        self._overridden = overridden
         self._news: list[tuple[str, str]] = []
         self._watch: Watch | None = None
         self.timer = timer
         self._choices: dict[Phase, dict[LengthKey, Choice]] = {phase: {} for phase in Phase}
+        self._decisions = dict(decisions)
         for shape, decision in decisions.items():
             if decision.path is not None:
                 self._choices[shape.phase][key_of_shape(shape)] = self._resolve(decision)
@@ -87,6 +90,16 @@ class Dispatcher:
     def decisions(self) -> dict[AttentionShape, Decision]:
         """What serves each shape now."""
         return {choice.decision.shape: choice.decision for choice in self.choices}
+
+    @property
+    def plan(self) -> dict[AttentionShape, Decision]:
+        """What is decided for each shape now; those that nothing serves any more too."""
+        return dict(self._decisions)
+
+    @property
+    def overridden(self) -> Pairs:
+        """The (path, shape) pairs that an operator took out of service."""
+        return self._overridden
 
     @property
     def choices(self) -> tuple[Choice, ...]:
@@ -168,17 +181,37 @@ class Dispatcher:
             self._next(choice)
         return [(path, str(choice.decision.shape)) for choice in broken]
 
+    def override(self, pairs: Pairs) -> list[AttentionShape]:
+        """Serve without these (path, shape) pairs, and with those again that earlier calls had named, from now on.
+
+        Returns the shapes that would be left without a path; when there are any, nothing has changed.
+        """
+        known = {str(shape): shape for shape in self._decisions}
+        concerned = {known[name] for _, name in pairs ^ self._overridden if name in known}
+        decisions = {shape: self._redecide(shape, self._quarantined, pairs) for shape in concerned}
+        stranded = [it.shape for it in decisions.values() if it.path is None and self._decisions[it.shape].path]
+        if stranded:
+            return stranded
+        self._overridden = pairs
+        for shape, decision in decisions.items():
+            self._decisions[shape] = decision
+            if decision.path is not None:
+                self._choices[shape.phase][key_of_shape(shape)] = self._resolve(decision)
+        return []
+
     def _next(self, choice: Choice) -> Choice | None:
         """Quarantine a choice, and decide its shape again; None where no path is left."""
         shape, path = choice.decision.shape, choice.use.path
         self._quarantined |= {(path, str(shape))}
         self._news.append((path, str(shape)))
         self._choices[shape.phase].pop(key_of_shape(shape), None)
-        decision = self._redecide(shape, self._quarantined)
+        decision = self._redecide(shape, self._quarantined, self._overridden)
         if decision.path is None or (decision.path, str(shape)) in self._quarantined:
             logger.error("no path is left for %s", shape)
+            self._decisions[shape] = replace(decision, path=None)
             return None
         logger.warning("%s serves %s from now on", decision.path, shape)
+        self._decisions[shape] = decision
         self._choices[shape.phase][key_of_shape(shape)] = found = self._resolve(decision)
         return found
 

@@ -116,12 +116,13 @@ class StepGraphs:
             sizes.max_sampled, decoder.config.vocab_size, dtype=torch.float32, device=tokens.latest.device
         )
         self._graphs: dict[GraphKey, _Graph] = {}
+        self._resting: frozenset[GraphKey] = frozenset()
         self.num_replays = 0
 
     @property
     def keys(self) -> tuple[GraphKey, ...]:
-        """What is captured and was not dropped."""
-        return tuple(self._graphs)
+        """What is captured and holds the decisions that stand now."""
+        return tuple(key for key in self._graphs if key not in self._resting)
 
     @torch.inference_mode()
     def capture(self, keys: Iterable[GraphKey], capture: Capture, progress: Callable[[str], None]) -> None:
@@ -153,8 +154,11 @@ class StepGraphs:
         except NoPathError:  # for its bounds, which may be no shape of the batch
             attention = None
         if attention is None or attention.choices != graph.choices:
-            self._drop_changed()
+            if key not in self._resting:
+                self._tell_changed()
             return None
+        if key in self._resting:
+            self._tell_changed()
         if key.has_loose_bounds and not self._keeps_paths(key, batch, graph):
             return None
         num_prompts = batch.num_prefill + batch.num_extend
@@ -189,12 +193,13 @@ class StepGraphs:
             return False
         return [choice.use.path for choice in own] == [choice.use.path for choice in graph.choices]
 
-    def _drop_changed(self) -> None:
-        """Forget the graphs that hold another decision than the one that stands now."""
-        kept = {key: graph for key, graph in self._graphs.items() if self._choices(key) == graph.choices}
-        dropped = self._graphs.keys() - kept.keys()
-        logger.warning("%d graphs are dropped: a decision changed", len(dropped))
-        self._graphs = kept
+    def _tell_changed(self) -> None:
+        """Note which graphs hold another decision than the one that stands now: they rest until it comes back."""
+        changed = (key for key, graph in self._graphs.items() if self._choices(key) != graph.choices)
+        resting = frozenset(changed)
+        if resting != self._resting:
+            logger.warning("%d graphs rest: a decision changed", len(resting))
+            self._resting = resting
 
     def _attention(self, key: GraphKey, batch: Batch | None = None) -> StepAttention:
         """With a batch: counts its sequences and tokens instead of the padded ones."""

@@ -50,6 +50,7 @@ class Configure(msgspec.Struct, frozen=True, tag=True):
 
     settings: Settings
     quarantined: list[tuple[str, str]]
+    overridden: list[tuple[str, str]] = []  # taken out of service by an operator
 
 
 class Submit(msgspec.Struct, frozen=True, tag=True):
@@ -74,7 +75,15 @@ class Attest(msgspec.Struct, frozen=True, tag=True):
     """Profile a forward pass now; the report comes between steps."""
 
 
-ToEngine = Configure | Submit | Cancel | Attest | Shutdown
+class Override(msgspec.Struct, frozen=True, tag=True):
+    """An operator's order: serve without these (path, shape) pairs, or with them again. Answered by Overridden."""
+
+    order: int  # names the answer
+    take_out: list[tuple[str, str]] = []
+    lift: list[tuple[str, str]] = []
+
+
+ToEngine = Configure | Submit | Cancel | Attest | Override | Shutdown
 
 # --- engine process to API process -----------------------------------------------------------------------------------
 
@@ -257,4 +266,28 @@ class AttestationReport(msgspec.Struct, frozen=True, tag=True):
     quarantined: list[tuple[str, str]]  # (path, shape) pairs that serve no more
 
 
-FromEngine = EngineProgress | EngineReady | EngineRefused | EngineFailed | StepOutput | Heartbeat | AttestationReport
+class Overridden(msgspec.Struct, frozen=True, tag=True):
+    """What became of an order, between two steps."""
+
+    order: int
+    stranded: list[str]  # shapes that no other path may serve: because of them nothing was changed
+    overridden: list[tuple[str, str]]  # all (path, shape) pairs that are out of service by order now
+
+
+class PlanChanged(msgspec.Struct, frozen=True, tag=True):
+    """The plan as it stands after an order, or after something broke."""
+
+    plan: list[PlanRow]
+
+
+FromEngine = (
+    EngineProgress
+    | EngineReady
+    | EngineRefused
+    | EngineFailed
+    | StepOutput
+    | Heartbeat
+    | AttestationReport
+    | PlanChanged
+    | Overridden
+)

@@ -9,7 +9,7 @@ import torch
 
 from kernels.fingerprint import Fingerprint
 from kernels.shape import AttentionShape
-from qualification.decision import Decision
+from qualification.decision import Decision, Pairs
 from qualification.evidence import Evidence, summarize
 from qualification.plan import Plan, make_plan
 from qualification.signature import AttentionSignature, distinct_windows, shapes_needed
@@ -47,7 +47,8 @@ def plan_attention(
     *,
     fingerprint: Fingerprint,
     device: torch.device,
-    quarantined: frozenset[tuple[str, str]],
+    quarantined: Pairs,
+    overridden: Pairs,
     progress: Progress,
 ) -> Plan:
     """Decide every shape these limits allow, measuring what the policy asks for. Raises Unservable."""
@@ -59,6 +60,7 @@ def plan_attention(
         matrix_dir=None if settings.matrix is None else Path(settings.matrix),
         cache_dir=cache_folder(settings),
         quarantined=quarantined,
+        overridden=overridden,
         progress=lambda done, total, what: progress("qualifying", f"{done}/{total} {what}"),
     )
     if not plan.is_servable:

@@ -32,6 +32,9 @@ from server.engine.messages import (
     EngineRefused,
     FromEngine,
     Heartbeat,
+    Overridden,
+    Override,
+    PlanChanged,
     Shutdown,
     Submit,
     ToEngine,
@@ -103,13 +106,26 @@ class Attests(Protocol):
     def poll(self) -> AttestationReport | None: ...
 
 
+class Obeys(Protocol):
+    """What the loop uses of Overrides."""
+
+    def obey(self, message: Override) -> Overridden: ...
+    def plan(self) -> PlanChanged: ...
+
+
 class Loop:
     """Steps the engine while there is work, and waits for messages when there is none."""
 
     def __init__(
-        self, engine: Engine, inbox: Inbox, send: Callable[[FromEngine], None], attestor: Attests | None = None
+        self,
+        engine: Engine,
+        inbox: Inbox,
+        send: Callable[[FromEngine], None],
+        attestor: Attests | None = None,
+        overrides: Obeys | None = None,
     ) -> None:
         self._attestor = attestor
+        self._overrides = overrides
         self._engine = engine
         self._inbox = inbox
         self._send = send
@@ -122,6 +138,7 @@ class Loop:
             output = self._engine.step(may_run_ahead=not is_due)
             if output is not None:
                 self._send(output)
+                self._tell_plan(bool(output.record.quarantined))
             if is_due:
                 self._attest()
             self._beat()
@@ -140,6 +157,8 @@ class Loop:
                 self._engine.cancel(message.request_id)
             elif isinstance(message, Attest):
                 self._ask()
+            elif isinstance(message, Override):
+                self._obey(message)
             elif isinstance(message, Shutdown):
                 return False
             is_idle = False
@@ -148,11 +167,22 @@ class Loop:
         if self._attestor is not None:
             self._attestor.ask("request")
 
+    def _obey(self, message: Override) -> None:
+        if self._overrides is not None:
+            answer = self._overrides.obey(message)
+            self._tell_plan(not answer.stranded)
+            self._send(answer)
+
+    def _tell_plan(self, is_changed: bool) -> None:
+        if is_changed and self._overrides is not None:
+            self._send(self._overrides.plan())
+
     def _attest(self) -> None:
         """At most one profiled batch between two steps, neither of which is under way."""
         report = None if self._attestor is None else self._attestor.poll()
         if report is not None:
             self._send(report)
+            self._tell_plan(bool(report.quarantined))
 
     def _beat(self) -> None:
         now = time.monotonic()
@@ -169,6 +199,7 @@ def start(configure: Configure, send: Callable[[FromEngine], None]) -> BuiltEngi
             configure.settings,
             frozenset(configure.quarantined),
             lambda stage, detail: send(EngineProgress(stage, detail)),
+            overridden=frozenset(configure.overridden),
         )
     except Unservable as error:
         send(EngineRefused("unproven", str(error), error.plan))
@@ -201,7 +232,7 @@ def serve(
         send = built.quarantine.keeping(send)
         gc.collect()
         gc.freeze()  # what lives as long as the engine is not looked at again, in the middle of some step
-        Loop(built.engine, inbox, send, built.attestor).run()
+        Loop(built.engine, inbox, send, built.attestor, built.overrides).run()
     except DeviceLost as error:
         logger.exception("the device is lost while a path was qualified")
         send(EngineFailed(str(error), [(error.path, str(error.shape))]))

@@ -114,6 +114,16 @@ class AttentionMetrics:
         for status in Status:
             self._shapes.of(status.value).set(statuses.count(status.value))
 
+    def replanned(self, plan: list[PlanRow]) -> None:
+        """The plan has changed in service; what it will be counted under is created before anything is."""
+        self.planned(plan)
+        for row in plan:
+            if row.path is not None:
+                self._dispatches.of(row.phase, row.context_bucket, row.path, row.status)
+                self._launched(row.path, 0)
+                for reason in row.fallback_reasons:
+                    self._fallbacks.of(row.phase, row.wanted, row.path, reason)
+
     def served(self, dispatches: Iterable[DispatchCount]) -> None:
         for it in dispatches:
             self._dispatches.of(it.phase, it.bucket, it.path, it.status).inc()

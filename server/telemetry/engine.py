@@ -1,6 +1,6 @@
 """Where the engine process stands: its steps, its queue, its cache, its ends."""
 
-from server.engine.client import DeathCause
+from server.engine.death import DeathCause
 from server.engine.messages import Heartbeat, StepRecord
 from server.telemetry.outcomes import OomStage
 from server.telemetry.registry import Children, Maker

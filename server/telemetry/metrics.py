@@ -16,6 +16,7 @@ from server.engine.messages import (
     EngineReady,
     EngineRefused,
     Heartbeat,
+    PlanRow,
     RequestTimes,
     StepRecord,
 )
@@ -68,6 +69,9 @@ class Metrics:
     def on_refused(self, refused: EngineRefused) -> None:
         self.engine.refused()
         self.attention.planned(refused.plan)
+
+    def on_plan(self, plan: list[PlanRow]) -> None:
+        self.attention.replanned(plan)
 
     def on_step(self, record: StepRecord) -> None:
         self.engine.stepped(record)

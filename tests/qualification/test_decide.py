@@ -145,6 +145,21 @@ def test_what_failed_or_is_quarantined_serves_under_no_policy(policy: Policy) ->
     assert (broken.path, broken.status, broken.fallback_reasons) == (None, Status.QUARANTINED, (Reject.QUARANTINED,))
 
 
+def test_what_an_operator_took_out_is_a_fallback_with_that_reason() -> None:
+    known = book((evidence(SHAPE, FIRST), evidence(SHAPE, OTHER)))
+    decision = decide(
+        SHAPE,
+        paths=(FIRST, OTHER),
+        fingerprint=MACHINE,
+        book=known,
+        quarantined=frozenset(),
+        policy=Policy.REFUSE,
+        overridden=frozenset({("first", str(SHAPE))}),
+    )
+    assert (decision.path, decision.wanted) == ("other", "first")
+    assert decision.fallback_reasons == (Reject.OPERATOR_OVERRIDE,)
+
+
 def test_quarantine_of_one_shape_leaves_the_others_alone() -> None:
     decision = choose((FIRST,), book((evidence(SHAPE, FIRST),)), quarantined=frozenset({("first", str(DECODE))}))
     assert decision.path == "first"

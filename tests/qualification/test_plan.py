@@ -172,7 +172,7 @@ def test_redeciding_without_a_broken_path_measures_nothing(folders: tuple[Path, 
     measurer = Measurer()
     made = plan(folders, measurer)
     num_asked = len(measurer.asked)
-    decision = made.redecide(SHAPE, frozenset({("first", str(SHAPE))}))
+    decision = made.redecide(SHAPE, frozenset({("first", str(SHAPE))}), frozenset())
     assert (decision.path, decision.fallback_reasons) == ("fallback", (Reject.QUARANTINED,))
     assert len(measurer.asked) == num_asked
 

@@ -156,6 +156,9 @@ class Recorder:
     def on_refused(self, refused: EngineRefused) -> None:
         self.told.append(refused)
 
+    def on_plan(self, plan: list[PlanRow]) -> None:
+        self.told.append(plan)
+
     def on_step(self, record: StepRecord) -> None:
         self.told.append(record)
 

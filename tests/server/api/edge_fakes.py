@@ -26,11 +26,14 @@ from server.engine.messages import (
     EngineRefused,
     FinishReason,
     Heartbeat,
+    Overridden,
+    Override,
     PlanRow,
     RequestTimes,
     SamplingParams,
     TokenDelta,
 )
+from server.engine.orders import Orders
 from server.settings import Settings
 from server.telemetry.metrics import Metrics
 from server.telemetry.registry import Registry
@@ -125,6 +128,8 @@ class ScriptedEngine:
         self.last_heartbeat: Heartbeat | None = Heartbeat(1, time.monotonic(), 0, 0)
         self.report: AttestationReport | None = None  # the answer to who asks for an attestation
         self.attestations = Attestations(self._attest)
+        self.stranded: list[str] = []  # shapes that no other path may serve
+        self.orders = Orders(self._obey)
         self.script = script
         self.submitted: list[tuple[str, list[int], SamplingParams]] = []
         self.salts: list[bytes] = []
@@ -137,6 +142,12 @@ class ScriptedEngine:
     def _attest(self) -> None:
         if self.report is not None:
             self.attestations.put(self.report)
+
+    def _obey(self, message: Override) -> None:
+        kept = [pair for pair in self.orders.overridden if pair not in message.lift]
+        if not self.stranded:
+            kept += message.take_out
+        self.orders.put(Overridden(message.order, self.stranded, kept))
 
     async def start(self) -> None:
         pass

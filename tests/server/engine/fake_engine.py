@@ -27,6 +27,9 @@ from server.engine.messages import (
     FinishReason,
     FromEngine,
     Heartbeat,
+    Overridden,
+    Override,
+    PlanChanged,
     Shutdown,
     StepOutput,
     StepRecord,
@@ -45,7 +48,7 @@ def receive(connection: socket.socket) -> ToEngine | None:
 
 
 def record(step: int, quarantined: list[tuple[str, str]]) -> StepRecord:
-    return StepRecord(step, time.monotonic(), 0.0, [], 0, 0, 0, 0, 1, 0, 0, 0, quarantined)
+    return StepRecord(step, time.monotonic(), 0.0, [], 0, 0, 0, 0, 1, 0, 0, 0, quarantined=quarantined)
 
 
 class Fake:
@@ -68,6 +71,7 @@ class Fake:
         configure = self.inbox.get()
         assert isinstance(configure, Configure)
         self.send(EngineProgress("quarantined", repr(configure.quarantined)))
+        self.send(EngineProgress("overridden", repr(configure.overridden)))
         if mode == "refuse":
             self.send(EngineRefused("unproven", "no path for prefill", []))
             return
@@ -87,6 +91,9 @@ class Fake:
             elif isinstance(message, Attest):
                 lies = [("fake.decode", "a shape")]
                 self.send(AttestationReport("request", "mismatch", time.time(), 0.1, [], lies))
+            elif isinstance(message, Override):
+                self.send(PlanChanged([]))
+                self.send(Overridden(message.order, [], message.take_out))
             elif isinstance(message, Cancel):
                 self.send(EngineProgress("cancelled", message.request_id))
 

@@ -9,7 +9,7 @@ from tiny_llama import NUM_LAYERS, TinyLlama
 from kernels.catalog import PATHS, path_named
 from kernels.path import KernelPath
 from kernels.shape import AttentionShape, Phase
-from qualification.decision import Decision, Policy
+from qualification.decision import Decision, Pairs, Policy
 from server.engine.attestation import Attestor, probes_of
 from server.engine.builder import BuiltEngine, build_engine
 from server.engine.dispatch import Dispatcher
@@ -50,7 +50,7 @@ class Subject:
         )
         return found, runner.dispatcher
 
-    def redecide(self, shape: AttentionShape, _: frozenset[tuple[str, str]]) -> Decision:
+    def redecide(self, shape: AttentionShape, _: Pairs, __: Pairs) -> Decision:
         return replace(self.decisions[shape], path="sdpa.math")
 
     def tokens(self, name: str, between: Callable[[], object] = int) -> list[int]:

@@ -17,6 +17,7 @@ from server.engine.messages import (
     EngineRefused,
     FinishReason,
     Heartbeat,
+    PlanRow,
     SamplingParams,
     StepRecord,
     TokenDelta,
@@ -39,6 +40,8 @@ class Ledger:
         self.on_progress = self.progress.append
         self.on_ready = self.ready.append
         self.on_refused = self.refused.append
+        self.plans: list[list[PlanRow]] = []
+        self.on_plan = self.plans.append
         self.on_step = self.steps.append
         self.on_heartbeat = self.heartbeats.append
         self.attestations: list[AttestationReport] = []
@@ -253,5 +256,31 @@ def test_who_asks_for_an_attestation_gets_its_report_and_what_lied_is_quarantine
             assert ledger.attestations[0] == first
             assert client.attestations.latest is not None
             assert client.quarantined == [("fake.decode", "a shape")]
+
+    run(test)
+
+
+def test_an_order_is_kept_and_given_to_the_next_engine() -> None:
+    async def test() -> None:
+        async with running() as (client, ledger):
+            pair = ("fake.decode", "a shape")
+            answer = await client.orders.give(take_out=[pair])
+            assert answer is not None
+            assert (answer.overridden, client.orders.overridden) == ([pair], [pair])
+            assert ledger.plans == [[]]
+            await collect(client, "a", [666])
+            await until(lambda: len(ledger.ready) == 2)
+            assert [p.detail for p in ledger.progress if p.stage == "overridden"] == ["[]", repr([pair])]
+
+    run(test)
+
+
+def test_an_order_and_its_answer_cross_threads() -> None:
+    async def test() -> None:
+        async with running() as (client, _):
+            order = client.orders.give(take_out=[("fake.decode", "a shape")])
+            answer = await asyncio.to_thread(asyncio.run, order)
+            assert answer is not None
+            assert answer.order == 1
 
     run(test)

@@ -1,6 +1,6 @@
 import timeit
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
@@ -13,8 +13,8 @@ from kernels.buckets import Bucket, bucket_of
 from kernels.fingerprint import Device
 from kernels.path import KernelPath, Limits, Reject, Tier
 from kernels.shape import AttentionShape, Dtype, Phase
-from qualification.decision import Decision, Status
-from server.engine.dispatch import Dispatcher, NoPathError, PhasePart
+from qualification.decision import Decision, Pairs, Status
+from server.engine.dispatch import Dispatcher, NoPathError, PhasePart, Redecide
 from server.engine.inputs import InputBuilder
 from server.engine.lengths import bucket_index
 from server.engine.messages import SamplingParams
@@ -53,14 +53,14 @@ def decisions(**names: str) -> dict[AttentionShape, Decision]:
     return {each: decision(each, names.get(each.phase.value, "first")) for each in shapes}
 
 
-def nobody(subject: AttentionShape, _: frozenset[tuple[str, str]]) -> Decision:
+def nobody(subject: AttentionShape, _: Pairs, __: Pairs) -> Decision:
     return decision(subject, None)
 
 
 def dispatcher(
     plan: Mapping[AttentionShape, Decision],
     *paths: KernelPath,
-    redecide: Callable[[AttentionShape, frozenset[tuple[str, str]]], Decision] = nobody,
+    redecide: Redecide = nobody,
 ) -> Dispatcher:
     """Three layers, the middle one with a window."""
     plain = AttentionFlags(scale=0.5)
@@ -118,7 +118,7 @@ def test_every_launch_is_counted_by_path() -> None:
 def test_a_path_that_cannot_launch_is_quarantined_and_the_next_one_serves(error: Exception) -> None:
     asked = []
 
-    def redecide(subject: AttentionShape, quarantined: frozenset[tuple[str, str]]) -> Decision:
+    def redecide(subject: AttentionShape, quarantined: Pairs, _: Pairs) -> Decision:
         asked.append(quarantined)
         return decision(subject, "second", Reject.QUARANTINED)
 
@@ -137,11 +137,53 @@ def test_a_path_that_cannot_launch_is_quarantined_and_the_next_one_serves(error:
 def test_layers_that_ran_before_a_failure_stay_counted() -> None:
     first = path("first", 1.0, torch.OutOfMemoryError("no memory"), num_good=1)
     plan = decisions(extend="second", decode="second")
-    subject = dispatcher(plan, first, path("second", 2.0), redecide=lambda each, _: decision(each, "second"))
+    subject = dispatcher(plan, first, path("second", 2.0), redecide=lambda each, *_: decision(each, "second"))
     attention, outputs = step(subject)
     assert [out[0] for out in outputs] == [1.0, 2.0, 2.0]
     prefill = [(c.path, c.num_launches) for c in attention.counts() if c.phase == "prefill"]
     assert sorted(prefill) == [("first", 1), ("second", 1), ("second", 1)]
+
+
+def by_order(subject: AttentionShape, _: Pairs, taken_out: Pairs) -> Decision:
+    """`second` where `first` is taken out, nothing where `second` is too."""
+    if ("first", str(subject)) not in taken_out:
+        return decision(subject, "first")
+    name = None if ("second", str(subject)) in taken_out else "second"
+    return decision(subject, name, Reject.OPERATOR_OVERRIDE)
+
+
+def pairs_of(*names: str, phase: Phase) -> Pairs:
+    return frozenset((name, str(each)) for name in names for each in decisions() if each.phase is phase)
+
+
+def test_an_order_changes_the_path_of_its_shapes_until_it_is_lifted() -> None:
+    subject = dispatcher(decisions(), path("first", 1.0), path("second", 2.0), redecide=by_order)
+    assert subject.override(pairs_of("first", phase=Phase.EXTEND)) == []
+    attention, outputs = step(subject)
+    assert outputs == [[1.0, 1.0, 2.0, 2.0, 1.0]] * 3
+    assert {tuple(c.fallback_reasons) for c in attention.counts() if c.path == "second"} == {("operator_override",)}
+    assert subject.take_quarantined() == []  # it is no failure, and not kept like one
+    assert subject.override(frozenset()) == []
+    assert step(subject)[1] == [[1.0] * 5] * 3
+    assert subject.plan == decisions_of(subject)
+
+
+def decisions_of(subject: Dispatcher) -> dict[AttentionShape, Decision]:
+    return {choice.decision.shape: choice.decision for choice in subject.choices}
+
+
+def test_an_order_that_leaves_a_shape_without_a_path_changes_nothing() -> None:
+    subject = dispatcher(decisions(), path("first", 1.0), path("second", 2.0), redecide=by_order)
+    stranded = subject.override(pairs_of("first", "second", phase=Phase.DECODE))
+    assert set(stranded) == {each for each in decisions() if each.phase is Phase.DECODE}
+    assert subject.overridden == frozenset()
+    assert step(subject)[1] == [[1.0] * 5] * 3
+
+
+def test_the_plan_shows_a_shape_that_nothing_serves_any_more() -> None:
+    subject = dispatcher(decisions(), path("first", 1.0), redecide=nobody)
+    subject.quarantine("first", Phase.DECODE)
+    assert {each.phase for each, made in subject.plan.items() if made.path is None} == {Phase.DECODE}
 
 
 def test_without_a_path_left_the_phase_is_named() -> None:

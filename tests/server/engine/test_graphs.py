@@ -14,7 +14,7 @@ from kernels.buckets import Bucket
 from kernels.catalog import path_named
 from kernels.path import Reject
 from kernels.shape import AttentionShape, Dtype, Phase
-from qualification.decision import Decision, Status
+from qualification.decision import Decision, Pairs, Status
 from qualification.signature import ServingLimits, shapes_needed
 from server.engine.core import Engine, EngineOptions
 from server.engine.dispatch import Choice, Dispatcher, NoPathError
@@ -64,6 +64,13 @@ def decoder(tiny_llama: TinyLlama) -> Decoder:
     return load_decoder(tiny_llama.folder, config, dtype=torch.float32, device=CPU, load_format=LoadFormat.AUTO)
 
 
+def redecide(shape: AttentionShape, broken: Pairs, taken_out: Pairs) -> Decision:
+    """On the eager path, until nothing stands against the first one."""
+    if not broken and not taken_out:
+        return decide(shape, PATH.name)
+    return replace(decide(shape, EAGER.name), fallback_reasons=(Reject.QUARANTINED,))
+
+
 class Subject:
     """An engine with graphs, and everything a test may want to look at."""
 
@@ -84,7 +91,7 @@ class Subject:
             {shape: decide(shape, path) for shape in shapes},
             (PATH, EAGER),
             flags,
-            redecide=lambda shape, _: replace(decide(shape, EAGER.name), fallback_reasons=(Reject.QUARANTINED,)),
+            redecide=redecide,
         )
         kv = KVCache.allocate(config, num_pages, PAGE_SIZE, torch.float32, CPU)
         for pages in (*kv.k, *kv.v):
@@ -213,7 +220,7 @@ def test_a_prompts_chunk_without_a_successor_gives_no_token(decoder: Decoder, ti
     assert subject.graphs.num_replays == len(session.outputs)
 
 
-def test_a_changed_decision_drops_its_graphs_and_eager_serves(decoder: Decoder, tiny_llama: TinyLlama) -> None:
+def test_graphs_of_a_changed_decision_rest_and_eager_serves(decoder: Decoder, tiny_llama: TinyLlama) -> None:
     subject = Subject(decoder)
     before = subject.graphs.keys
     [short] = [choice for choice in decode_choices(subject) if choice.decision.shape.context_bucket.lo == 0]
@@ -221,12 +228,26 @@ def test_a_changed_decision_drops_its_graphs_and_eager_serves(decoder: Decoder, 
     session = subject.session.submit_all(tiny_llama.prompts[3:4]).drain()
     assert session.all_tokens(1) == tiny_llama.greedy[3:4]
     assert subject.graphs.num_replays == 1  # the prompt
-    dropped = set(before) - set(subject.graphs.keys)
-    assert {key.decode.longest for key in dropped if key.decode} == {short.decision.shape.context_bucket}
-    assert all(key.decode and not key.prompts for key in dropped)
-    assert 0 < len(dropped) < len(before)
+    resting = set(before) - set(subject.graphs.keys)
+    assert {key.decode.longest for key in resting if key.decode} == {short.decision.shape.context_bucket}
+    assert all(key.decode and not key.prompts for key in resting)
+    assert 0 < len(resting) < len(before)
     assert session.launches()["decode", EAGER.name] == (NUM_TOKENS - 1) * NUM_LAYERS
     assert ("decode", PATH.name) not in session.launches()
+
+
+def test_graphs_are_replayed_again_when_an_order_is_lifted(decoder: Decoder, tiny_llama: TinyLlama) -> None:
+    subject = Subject(decoder)
+    before = subject.graphs.keys
+    pairs = frozenset((PATH.name, str(shape)) for shape in subject.dispatcher.decisions)
+    assert subject.dispatcher.override(pairs) == []
+    subject.session.submit_all(tiny_llama.prompts[3:4]).drain()
+    assert (subject.graphs.num_replays, subject.graphs.keys) == (0, ())
+    assert subject.dispatcher.override(frozenset()) == []
+    session = subject.session.submit_all(tiny_llama.prompts[3:4]).drain()
+    assert session.all_tokens(1) == [tiny_llama.greedy[3] * 2]
+    assert subject.graphs.num_replays > 0
+    assert subject.graphs.keys == before
 
 
 def test_a_bound_that_lost_its_path_takes_its_graphs_along_and_shorter_rows_are_served(

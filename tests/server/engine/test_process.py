@@ -28,6 +28,9 @@ from server.engine.messages import (
     FinishReason,
     FromEngine,
     Heartbeat,
+    Overridden,
+    Override,
+    PlanChanged,
     SamplingParams,
     Shutdown,
     StepOutput,
@@ -118,6 +121,27 @@ def test_an_attestation_runs_between_steps_a_batch_at_a_time() -> None:
     Loop(Engine(scheduler, OnesRunner(), EngineOptions(10, (), seed=0)), inbox, send, ThreeBatches()).run()
     kinds = [type(message) for message in sent if not isinstance(message, Heartbeat)]
     assert kinds == [StepOutput, StepOutput, StepOutput, AttestationReport]
+
+
+class Obedient:
+    """Takes out what it is told to."""
+
+    def obey(self, message: Override) -> Overridden:
+        return Overridden(message.order, [], message.take_out)
+
+    def plan(self) -> PlanChanged:
+        return PlanChanged([])
+
+
+def test_an_order_is_obeyed_and_the_plan_told_before_its_answer() -> None:
+    inbox: Inbox = queue.SimpleQueue()
+    for message in (Override(7, [("p", "s")]), Shutdown()):
+        inbox.put(message)
+    sent: list[FromEngine] = []
+    scheduler = Scheduler(SchedulerLimits(64, 4, 32), PagePool(32, 4))
+    engine = Engine(scheduler, OnesRunner(), EngineOptions(10, (), seed=0))
+    Loop(engine, inbox, sent.append, overrides=Obedient()).run()
+    assert sent == [PlanChanged([]), Overridden(7, [], [("p", "s")])]
 
 
 def test_no_step_is_under_way_while_a_batch_is_attested() -> None:

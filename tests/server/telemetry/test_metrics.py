@@ -10,7 +10,7 @@ from kernels.catalog import PATHS
 from kernels.fingerprint import Device
 from kernels.path import Reject, Tier
 from kernels.shape import Phase
-from server.engine.client import DeathCause
+from server.engine.death import DeathCause
 from server.engine.messages import DispatchCount, EngineReady, Heartbeat, PlanRow, RequestTimes, StepRecord
 from server.telemetry.attention import fingerprint_digest
 from server.telemetry.metrics import Metrics
@@ -344,3 +344,15 @@ def test_the_peak_of_temporary_memory_stays() -> None:
     metrics.attention.peaked("prefill", 100)
     metrics.attention.peaked("prefill", 50)
     assert value(metrics, "peak_temporary_bytes", phase="prefill") == 100
+
+
+def test_what_a_changed_plan_will_be_counted_under_is_there_at_zero() -> None:
+    metrics = make()
+    metrics.on_ready(READY)
+    row = msgspec.structs.replace(
+        READY.plan[0], path="sdpa.math", wanted="sdpa.cpu", fallback_reasons=["operator_override"], status="stale"
+    )
+    metrics.on_plan([row])
+    labels = {"model": "m", "phase": row.phase, "from": "sdpa.cpu", "to": "sdpa.math", "reason": "operator_override"}
+    assert value(metrics, "attention_fallback_total", **labels) == 0
+    assert value(metrics, "qualification_shapes", status="stale") == 1

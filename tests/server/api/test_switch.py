@@ -1,0 +1,70 @@
+"""The operator's switch, over HTTP."""
+
+from pathlib import Path
+
+import httpx
+import pytest
+from edge_fakes import READY, Served, served
+
+from server.engine.client import EngineState
+
+SHAPES = [row.shape for row in READY.plan]
+
+
+def lift(it: Served, body: object) -> httpx.Response:
+    return it.request("DELETE", "/attention/quarantine", json=body)
+
+
+def test_a_path_is_taken_out_for_all_its_shapes_and_the_plan_says_so(folder: Path) -> None:
+    it = served(folder)
+    answer = it.post("/attention/quarantine", {"path": "sdpa.cpu"})
+    wanted = [{"path": "sdpa.cpu", "shape": shape} for shape in SHAPES]
+    assert (answer.status_code, answer.json()["overridden"]) == (200, wanted)
+    assert it.get("/attention").json()["overridden"] == wanted
+
+
+def test_a_path_is_taken_out_for_one_shape_and_lifted_again(folder: Path) -> None:
+    it = served(folder)
+    order = {"path": "sdpa.cpu", "shape": SHAPES[0]}
+    assert it.post("/attention/quarantine", order).json()["overridden"] == [order]
+    assert lift(it, {"path": "sdpa.cpu"}).json()["overridden"] == []
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "word"),
+    [
+        ({"path": "sdpa.gpu"}, 404, "known are: sdpa.cpu, sdpa.math, triton.prefill"),
+        ({"path": "sdpa.cpu", "shape": "prefill"}, 404, SHAPES[1]),
+        ({"path": 7}, 400, "path must be"),
+        ({}, 400, "path must be"),
+        ({"path": "sdpa.cpu", "shape": 7}, 400, "shape must be"),
+        ({"path": "sdpa.cpu", "shapes": []}, 400, "'shapes'"),
+    ],
+)
+def test_an_order_that_names_nothing_is_refused_with_what_there_is(
+    folder: Path, body: dict[str, object], status: int, word: str
+) -> None:
+    it = served(folder)
+    for answer in (it.post("/attention/quarantine", body), lift(it, body)):
+        assert answer.status_code == status
+        assert word in answer.json()["error"]["message"]
+    assert it.engine.orders.overridden == []
+
+
+def test_an_order_that_would_leave_a_shape_without_a_path_is_a_conflict(folder: Path) -> None:
+    it = served(folder)
+    it.engine.stranded = [SHAPES[0]]
+    answer = it.post("/attention/quarantine", {"path": "sdpa.cpu"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (409, "conflict")
+    assert SHAPES[0] in answer.json()["error"]["message"]
+
+
+def test_an_engine_that_is_not_ready_takes_no_orders(folder: Path) -> None:
+    it = served(folder)
+    it.engine.state, it.engine.ready = EngineState.STARTING, None
+    assert it.post("/attention/quarantine", {"path": "sdpa.cpu"}).status_code == 503
+
+
+def test_with_an_admin_port_the_main_one_takes_no_orders(folder: Path) -> None:
+    it = served(folder, admin_port=9000)
+    assert it.post("/attention/quarantine", {"path": "sdpa.cpu"}).status_code == 404
