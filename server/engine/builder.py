@@ -154,7 +154,7 @@ def build_engine(
 
 
 def _warm_runner(settings: Settings, parts: _Parts, plan: Plan, progress: Progress) -> ModelRunner:
-    """A runner with its whole cache, every planned kernel compiled and every decode graph captured.
+    """A runner with its whole cache, every planned kernel compiled and every graph captured.
 
     Raises BatchError where a shape cannot run.
     """
