@@ -29,6 +29,15 @@ _GLUON_EXTEND_SOURCES = (
     "gluon_extend_work.py",
     "gluon_extend.py",
 )
+_GLUON_DECODE_SOURCES = (
+    "batch.py",
+    "gluon_variants.py",
+    "gluon_decode_variants.py",
+    "gluon_decode_shares.py",
+    "gluon_decode_stream.py",
+    "gluon_decode.py",
+    "gluon_decode_launch.py",
+)
 _SDPA_SOURCES = ("batch.py", "sequences.py", "sdpa.py")
 
 _ALL_DTYPES = frozenset(Dtype)
@@ -70,7 +79,7 @@ def _triton_path(phase: Phase, run: RunAttention | None, *kernel_names: str) -> 
 
 
 def _hopper_path(phase: Phase, run: RunAttention | None) -> KernelPath:
-    """Prefill or extend by wgmma and TMA, which exist on sm_90 only. Every tensor map wants rows of whole 16 bytes."""
+    """By TMA and, but for decode, wgmma, which ends with sm_90. Every tensor map wants rows of whole 16 bytes."""
     limits = Limits(
         devices=frozenset({Device.CUDA}),
         phases=frozenset({phase}),
@@ -80,16 +89,18 @@ def _hopper_path(phase: Phase, run: RunAttention | None) -> KernelPath:
         min_sm=90,
         max_sm=90,
         page_size_multiple=16,
-        masks=frozenset({Mask.CAUSAL, Mask.SPANS}),
+        masks=frozenset({Mask.CAUSAL} if phase is Phase.DECODE else {Mask.CAUSAL, Mask.SPANS}),
         needs_triton=True,
     )
-    if phase is Phase.PREFILL:
-        names: tuple[str, ...] = ("hallmark_gluon_prefill", "hallmark_gluon_plan")
-        digest = _digest(*_GLUON_SOURCES)
-    else:
-        names, digest = ("hallmark_gluon_extend",), _digest(*_GLUON_EXTEND_SOURCES)
-    # The plan is made on the device anew in each launch, its counter with it.
-    return KernelPath(f"gluon.{phase.value}.hopper", Tier.FIRST, limits, digest, names, run, is_capturable=True)
+    names, sources = {
+        Phase.PREFILL: (("hallmark_gluon_prefill", "hallmark_gluon_plan"), _GLUON_SOURCES),
+        Phase.EXTEND: (("hallmark_gluon_extend",), _GLUON_EXTEND_SOURCES),
+        Phase.DECODE: (("hallmark_gluon_decode",), _GLUON_DECODE_SOURCES),
+    }[phase]
+    # A plan is made on the device anew in each launch, its counter with it; decode needs none.
+    return KernelPath(
+        f"gluon.{phase.value}.hopper", Tier.FIRST, limits, _digest(*sources), names, run, is_capturable=True
+    )
 
 
 def _sdpa_path(name: str, tier: Tier, limits: Limits, run: RunAttention, *kernel_names: str) -> KernelPath:
@@ -100,9 +111,10 @@ def _bundled_paths() -> tuple[KernelPath, ...]:
     """The Gluon and Triton paths; without Triton they stay in the catalog, to say why they cannot run."""
     if launch.triton_version() is None:
         return (
-            *(_hopper_path(phase, None) for phase in (Phase.PREFILL, Phase.EXTEND)),
+            *(_hopper_path(phase, None) for phase in Phase),
             *(_triton_path(phase, None, f"hallmark_{phase.value}") for phase in Phase),
         )
+    from kernels.attention.gluon_decode_launch import run_decode as run_hopper_decode
     from kernels.attention.gluon_extend import run_extend as run_hopper_extend
     from kernels.attention.gluon_prefill import run_prefill as run_hopper_prefill
     from kernels.attention.triton_decode import run_decode
@@ -112,6 +124,7 @@ def _bundled_paths() -> tuple[KernelPath, ...]:
     return (
         _hopper_path(Phase.PREFILL, run_hopper_prefill),
         _hopper_path(Phase.EXTEND, run_hopper_extend),
+        _hopper_path(Phase.DECODE, run_hopper_decode),
         _triton_path(Phase.PREFILL, run_prefill, "hallmark_prefill"),
         _triton_path(Phase.EXTEND, run_extend, "hallmark_extend"),
         _triton_path(Phase.DECODE, run_decode, "hallmark_decode"),

@@ -22,7 +22,7 @@ class Harm(IntEnum):
     LOST = 0  # a path served by proof, and now none does
     FALLBACK = 1  # a path of the first tier served, and now a fallback does
     SLOWER = 2
-    STATUS = 3  # a path that does not serve has another status
+    STATUS = 3  # a path that does not serve has another status, or one that serves launches other kernels
     ERROR = 4  # the path that serves errs more, within its limits
     PATH = 5  # another path serves, and is not slower
     BETTER = 6  # faster, more exact, or newly proven
@@ -108,6 +108,11 @@ def _choice_harms(
             harms.append((Harm.SLOWER, ratio) if ratio > 1 else (Harm.BETTER, 1 - ratio))
             times = (time_text(before.timing.p50_us), time_text(after.timing.p50_us))
             details.append(f"{times[0]} -> {times[1]} (x{ratio:.2f})")
+    if before.path == after.path and None not in (before.kernels, after.kernels):
+        names = [{*(entry.kernels or ()), *entry.kernels_sometimes} for entry in (before, after)]
+        if names[0] != names[1]:
+            harms.append((Harm.STATUS, 0.0))
+            details.append(f"kernels {', '.join(sorted(names[0]))} -> {', '.join(sorted(names[1]))}")
     was, now = before.worst_check, after.worst_check
     if was is not None and now is not None and before.path == after.path:
         strains = strain(was.measured, was.limit), strain(now.measured, now.limit)

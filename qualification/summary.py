@@ -75,10 +75,11 @@ def _rows(entries: list[Evidence], changed: Changed) -> list[tuple[str, ...]]:
 
 
 def _speed(entry: Evidence) -> str:
-    """What bounds a decode is bandwidth, what bounds the rest is arithmetic."""
+    """What bounds a decode is bandwidth, what bounds the rest is arithmetic; and the share of the machine's floor."""
+    share = "" if entry.floor_fraction is None else f" ({entry.floor_fraction:.0%})"
     if entry.shape.phase is Phase.DECODE:
-        return "-" if entry.bytes_per_second is None else f"{entry.bytes_per_second / 1e9:.4g} GB/s"
-    return "-" if entry.tflops is None else f"{entry.tflops:.4g} TFLOP/s"
+        return "-" if entry.bytes_per_second is None else f"{entry.bytes_per_second / 1e9:.4g} GB/s{share}"
+    return "-" if entry.tflops is None else f"{entry.tflops:.4g} TFLOP/s{share}"
 
 
 def _shortened(text: str) -> str:

@@ -24,7 +24,7 @@ from triton.runtime import driver
 from kernels.attention.batch import AttentionBatch, AttentionFlags
 from kernels.attention.gluon_consumer import consume
 from kernels.attention.gluon_extend_producer import produce_pages
-from kernels.attention.gluon_extend_work import Work, combine_parts, plan_extend, tiles_of, work_of
+from kernels.attention.gluon_extend_work import Work, combine_parts, compile_for_parts, plan_extend, tiles_of, work_of
 from kernels.attention.gluon_pipeline import rings
 from kernels.attention.gluon_prefill import (
     ToLaunch,
@@ -176,8 +176,19 @@ def is_addressable(pages: Tensor) -> bool:
 
 # Pure functions of what is compiled in: the caches hold no state. What falls out is found again in Triton's own cache.
 @lru_cache(maxsize=256)
-def launcher(variant: Variant, device: torch.device, *compiled_in: Any) -> ToLaunch:
-    return loaded(compiled_extend(variant, *compiled_in), device)
+def launcher(
+    variant: Variant,
+    device: torch.device,
+    dtypes: tuple[torch.dtype, torch.dtype, torch.dtype],
+    out: PointerClass,
+    out_strides: tuple[int, int],
+    table: PointerClass,
+    sinks: PointerClass | None,
+    spans: PointerClass | None,
+) -> ToLaunch:
+    """`compiled_extend`, loaded, and beside it the kernels that split keys and add up parts."""
+    compile_for_parts(variant, device, out, out_strides, sinks)
+    return loaded(compiled_extend(variant, dtypes, out, out_strides, table, sinks, spans), device)
 
 
 def compiled_extend(

@@ -12,7 +12,7 @@ from kernels.attention.batch import AttentionBatch, AttentionFlags
 from kernels.attention.gluon_extend_combine import hallmark_gluon_extend_combine
 from kernels.attention.gluon_extend_plan import hallmark_gluon_extend_plan, hallmark_gluon_extend_split
 from kernels.attention.gluon_schedule import HEADER, ITEM, bounded_window
-from kernels.attention.gluon_variants import Variant, any_tensor, pointer_class
+from kernels.attention.gluon_variants import PointerClass, Variant, any_tensor, pointer_class
 from kernels.launch import is_interpreted
 
 _MAX_WAVES = 12  # above so many tiles a multiprocessor nothing is split: what is unbalanced is less than a tenth
@@ -86,12 +86,9 @@ def plan_extend(batch: AttentionBatch, flags: AttentionFlags, variant: Variant, 
     launch("plan", (batch.num_seqs, programs, 1), (plan, starts, contexts, flags.spans), numbers,
            constants)  # fmt: skip
     if work.max_parts:
-        width, choices = next(size for size in _SIZES if work.max_blocks <= size[0])
-        launch(
-            "split", (1, 1, 1), (plan,),
-            (work.max_blocks, work.max_parts, work.tile_heads, processors),
-            (HEADER.value, ITEM.value, variant.tiling.block_n, width, choices, _PART_COST, _COMBINE_COST),
-        )  # fmt: skip
+        size = next(size for size in _SIZES if work.max_blocks <= size[0])
+        bounds = (work.max_blocks, work.max_parts, work.tile_heads, processors)
+        launch("split", (1, 1, 1), (plan,), bounds, _split_constants(variant, size))
     return plan
 
 
@@ -105,15 +102,39 @@ def combine_parts(
 ) -> None:
     """Fill the rows of `out` whose keys were split."""
     stride_row, stride_head, _ = out.stride()
-    constants = (
-        HEADER.value, ITEM.value, variant.tiling.block_m, _COMBINE_ROWS,
-        _COMBINE_WIDTH // variant.tiling.block_d, variant.head_dim,
-        variant.tiling.block_d, variant.pack, flags.sinks is not None, (stride_row | stride_head) % 8 == 0,
-    )  # fmt: skip
+    constants = _combine_constants(variant, (stride_row, stride_head), flags.sinks is not None)
     grid = (min(work.max_blocks, work.max_parts // 2), variant.tiling.block_m // _COMBINE_ROWS, work.tile_heads)
     launch(
         "combine", grid, (plan, *scratch, out, flags.sinks),
         (stride_row, stride_head, work.max_blocks, work.max_parts, work.tile_heads), constants,
+    )  # fmt: skip
+
+
+def compile_for_parts(
+    variant: Variant,
+    device: torch.device,
+    out: PointerClass,
+    out_strides: tuple[int, int],
+    sinks: PointerClass | None,
+) -> None:
+    """Compile and load all that splitting may need: which of it a batch needs shows only in service."""
+    int32, fp32 = (torch.int32, 0), (torch.float32, 0)
+    for size in _SIZES:
+        compiled_for("split", device, (int32,), 4, _split_constants(variant, size)).run  # noqa: B018 -- loads it
+    constants = _combine_constants(variant, out_strides, sinks is not None)
+    compiled_for("combine", device, (int32, fp32, fp32, out, sinks), 5, constants).run  # noqa: B018
+
+
+def _split_constants(variant: Variant, size: tuple[int, int]) -> tuple[Any, ...]:
+    return HEADER.value, ITEM.value, variant.tiling.block_n, *size, _PART_COST, _COMBINE_COST
+
+
+def _combine_constants(variant: Variant, out_strides: tuple[int, int], has_sinks: bool) -> tuple[Any, ...]:
+    block_m, block_d = variant.tiling.block_m, variant.tiling.block_d
+    is_aligned = (out_strides[0] | out_strides[1]) % 8 == 0
+    return (
+        HEADER.value, ITEM.value, block_m, _COMBINE_ROWS, _COMBINE_WIDTH // block_d, variant.head_dim, block_d,
+        variant.pack, has_sinks, is_aligned,
     )  # fmt: skip
 
 

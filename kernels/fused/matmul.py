@@ -72,7 +72,7 @@ def tiling_of(
     num_rows, size_in = x.shape
     if num_rows > MAX_ROWS or not x.is_cuda or weight.dtype is not x.dtype or x.dtype not in _DTYPES:
         return None
-    is_plain = x.stride(1) == 1 and x.stride(0) % 8 == 0 and weight.is_contiguous()
+    is_plain = x.stride(1) == 1 and x.stride(0) >= size_in and x.stride(0) % 8 == 0 and weight.is_contiguous()
     if not is_plain or x.data_ptr() % 16 or weight.data_ptr() % 16:
         return None
     return _tiling_on(x.device, num_rows, size_out, size_in, parts, has_bias)

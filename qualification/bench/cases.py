@@ -80,7 +80,7 @@ class Sweep:
     mixes: tuple[int, ...] = (8, 64)
     chunks: tuple[int, ...] = (512, 2048)
     extend_contexts: tuple[int, ...] = (8192, 32768)
-    batches: tuple[int, ...] = (1, 8, 64)
+    batches: tuple[int, ...] = (1, 8, 64, 256)
     decode_contexts: tuple[int, ...] = (1024, 4096, 32768)
     windows: tuple[int | None, ...] = (None,)
     softcap: float | None = None

@@ -7,7 +7,7 @@ import msgspec
 
 from kernels.buckets import bucket_of
 from qualification.load.sample import LoadRequest
-from qualification.load.trace import Lengths, Seed, at_once, open_loop, shared_prefix
+from qualification.load.trace import Lengths, Seed, at_once, open_loop, shared_prefix, stratified
 
 _LONG_TOKENS = 8192  # from here on a third of the samples do
 _MIN_LONG_SAMPLES = 5  # a median needs them
@@ -45,6 +45,7 @@ class ServePlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     mix_output_most: int = 256
     mix_sigma: float = 1.0
     mix_rounds: int = 3
+    mix_lengths: tuple[int, ...] = ()  # instead of log-normal inputs: these, equally often, so that each has its p99
     prefix_tokens: int = 2048
     prefix_groups: int = 7
     vocab_size: int = 2048
@@ -137,19 +138,21 @@ def _throughput(plan: ServePlan, salt: str, streams: int) -> ServeCase:
 
 def _mix(plan: ServePlan, salt: str) -> ServeCase:
     each = -(-plan.requests // plan.mix_rounds)
-    rounds = tuple(
-        tuple(
-            open_loop(
-                _seed(plan, salt, f"mix {n}"),
-                rate=plan.rate,
-                num_requests=each,
-                inputs=Lengths(plan.mix_input, plan.mix_sigma, plan.mix_input_most),
-                outputs=Lengths(plan.mix_output, plan.mix_sigma, plan.mix_output_most),
-            )
-        )
-        for n in range(plan.mix_rounds + 1)
-    )
+    rounds = tuple(tuple(_mixed(plan, _seed(plan, salt, f"mix {n}"), each)) for n in range(plan.mix_rounds + 1))
     return ServeCase(Scenario.MIX, plan.rate, rounds[1:], _shortened(rounds[0][:16]))
+
+
+def _mixed(plan: ServePlan, seed: Seed, num_requests: int) -> list[LoadRequest]:
+    if plan.mix_lengths:
+        num_each = -(-num_requests // len(plan.mix_lengths))
+        return stratified(seed, rate=plan.rate, lengths=plan.mix_lengths, num_each=num_each, num_output=plan.mix_output)
+    return open_loop(
+        seed,
+        rate=plan.rate,
+        num_requests=num_requests,
+        inputs=Lengths(plan.mix_input, plan.mix_sigma, plan.mix_input_most),
+        outputs=Lengths(plan.mix_output, plan.mix_sigma, plan.mix_output_most),
+    )
 
 
 def _prefix(plan: ServePlan, salt: str) -> ServeCase:

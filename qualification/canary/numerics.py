@@ -22,11 +22,12 @@ class Tolerance:
 
 
 # Sums of another order differ by some rounding units of the logits, which are 10 to 30: 2^-24 of them in fp32, 2^-11 in
-# fp16, 2^-8 in bf16; the errors of a hundred operations in a row add up like their root.
+# fp16, 2^-8 in bf16; the errors of a hundred operations in a row add up like their root. Measured (CPU): the demo model
+# in bf16 is off from fp32 by 0.014 in the mean and 0.09 at worst, over 1,538 places.
 TOLERANCES = {
     "fp32": Tolerance(1e-4, 1e-2),
     "fp16": Tolerance(5e-3, 0.25),
-    "bf16": Tolerance(2e-2, 1.0),
+    "bf16": Tolerance(2e-2, 0.5),
 }
 
 

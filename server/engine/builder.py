@@ -105,7 +105,12 @@ def build_engine(
     )
     progress("loading", str(folder))
     decoder = load_decoder(
-        folder, config, dtype=torch_dtype(limits.dtype), device=device, load_format=settings.load_format
+        folder,
+        config,
+        dtype=torch_dtype(limits.dtype),
+        device=device,
+        load_format=settings.load_format,
+        progress=lambda detail: progress("loading", detail),
     )
     flags = tuple(AttentionFlags(config.softmax_scale, window=w, softcap=config.softcap) for w in config.windows)
     timer = AttentionTimer(flags, CudaDevice() if device.type == "cuda" else CpuDevice())
@@ -149,7 +154,7 @@ def build_engine(
 
 
 def _warm_runner(settings: Settings, parts: _Parts, plan: Plan, progress: Progress) -> ModelRunner:
-    """A runner with its whole cache, every planned kernel compiled and every decode graph captured.
+    """A runner with its whole cache, every planned kernel compiled and every graph captured.
 
     Raises BatchError where a shape cannot run.
     """

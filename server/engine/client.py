@@ -46,7 +46,8 @@ logger = logging.getLogger(__name__)
 
 # OpenMP threads spin between two operations by default and take the cores from everybody else: on 2 busy cores a token
 # of the demo model took 44 ms, and 6 ms with threads that sleep. It is read when torch loads the library, not later.
-ENGINE_COMMAND = ("env", "OMP_WAIT_POLICY=passive", sys.executable, "-m", "server.engine.process")
+# PyTorch's profiler writes lines of its own between those of the log, unless its level is above all of them.
+ENGINE_COMMAND = ("env", "OMP_WAIT_POLICY=passive", "KINETO_LOG_LEVEL=6", sys.executable, "-m", "server.engine.process")
 _CONNECT_TIMEOUT_S = 120.0  # importing torch from a cold disk takes most of it
 _CLOSE_TIMEOUT_S = 3.0
 _HEALTHY_AFTER_S = 60.0  # an engine that lived this long restarts without delay

@@ -44,6 +44,11 @@ class GraphKey:
         return tuple(part for part in (self.prompts, self.decode) if part is not None)
 
     @property
+    def has_loose_bounds(self) -> bool:
+        """Whether its bounds may be in other buckets than the lengths of a batch that it computes."""
+        return self.prompts is not None and (self.decode is not None or self.prompts.phase is Phase.EXTEND)
+
+    @property
     def num_tokens(self) -> int:
         """Padding included."""
         return sum(part.size for part in self.parts)
@@ -58,9 +63,9 @@ class GraphKey:
 class GraphSizes:
     """What parts are padded to, ascending.
 
-    Steps of decode rows alone and of fresh prompts alone are bounded by the bucket that they are in. All others have
-    fewer sizes and fewer bounds, for these multiply: the next one in `bounds`, which ends with the longest context's,
-    stands for the buckets below it.
+    Steps of one kind of rows are bounded by the bucket that their longest context is in. Others have fewer sizes and
+    fewer bounds, for these multiply: the next one in `bounds`, which ends with the longest context's, stands for the
+    buckets below it.
     """
 
     bounds: tuple[Bucket, ...]
@@ -130,14 +135,11 @@ def graph_keys(sizes: GraphSizes) -> list[GraphKey]:
         for longest in contexts
         if longest.lo < size and (longest.hi is None or longest.hi * sizes.num_prompts > less)
     ]
-    for size, bound in product(sizes.mixed_tokens, sizes.bounds):
+    keys += [GraphKey(PartKey(Phase.EXTEND, *part), None) for part in product(sizes.mixed_tokens, contexts)]
+    for size, rows, bound in product(sizes.mixed_tokens, sizes.mixed_rows, sizes.bounds):
         fresh = PartKey(Phase.PREFILL, size, _bucket_of_all(size, sizes))
         chunk = PartKey(Phase.EXTEND, size, bound)
-        keys.append(GraphKey(chunk, None))
-        keys += [
-            GraphKey(part, PartKey(Phase.DECODE, rows, bound))
-            for part, rows in product((fresh, chunk), sizes.mixed_rows)
-        ]
+        keys += [GraphKey(part, PartKey(Phase.DECODE, rows, bound)) for part in (fresh, chunk)]
     return sorted(keys, key=lambda key: (key.num_tokens, [part.longest.lo for part in key.parts]), reverse=True)
 
 
@@ -152,26 +154,27 @@ def key_of(batch: Batch, sizes: GraphSizes) -> GraphKey | None:
         longest = bucket_of(max(batch.context_lens))
         return None if size is None else GraphKey(None, PartKey(Phase.DECODE, size, longest))
     num_tokens = sum(batch.query_lens[:num_prompts])
-    if not num_rows and batch.num_prefill:
-        size = _padded(sizes.tokens, num_tokens)
-        longest = bucket_of(max(batch.query_lens))
-        return None if size is None else GraphKey(PartKey(Phase.PREFILL, size, longest), None)
-    return _mixed_key(batch, sizes, num_tokens, num_rows)
+    if num_rows:
+        return _mixed_key(batch, sizes, num_tokens, num_rows)
+    phase = Phase.PREFILL if batch.num_prefill else Phase.EXTEND
+    size = _padded(sizes.tokens if batch.num_prefill else sizes.mixed_tokens, num_tokens)
+    longest = bucket_of(max(batch.context_lens))
+    return None if size is None else GraphKey(PartKey(phase, size, longest), None)
 
 
 def _mixed_key(batch: Batch, sizes: GraphSizes, num_tokens: int, num_rows: int) -> GraphKey | None:
-    """The graph of a batch of prompts with decode rows, or with contexts."""
+    """The graph of a batch of prompts and decode rows."""
     bounded = batch.context_lens[batch.num_prefill :]
     bound = next((it for it in sizes.bounds if it.hi is None or max(bounded) <= it.hi), None)
     size = _padded(sizes.mixed_tokens, num_tokens)
-    rows = _padded(sizes.mixed_rows, num_rows) if num_rows else 0
+    rows = _padded(sizes.mixed_rows, num_rows)
     if bound is None or size is None or rows is None:
         return None
     if batch.num_prefill:
         prompts = PartKey(Phase.PREFILL, size, _bucket_of_all(size, sizes))
     else:
         prompts = PartKey(Phase.EXTEND, size, bound)
-    return GraphKey(prompts, PartKey(Phase.DECODE, rows, bound) if rows else None)
+    return GraphKey(prompts, PartKey(Phase.DECODE, rows, bound))
 
 
 def _padded(sizes: tuple[int, ...], size: int) -> int | None:

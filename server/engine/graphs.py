@@ -151,7 +151,7 @@ class StepGraphs:
             return None
         try:
             attention = self._attention(key, batch)
-        except NoPathError:  # its bounds are no shape of the batch, perhaps
+        except NoPathError:  # for its bounds, which may be no shape of the batch
             attention = None
         if attention is None or attention.choices != graph.choices:
             if key not in self._resting:
@@ -159,6 +159,8 @@ class StepGraphs:
             return None
         if key in self._resting:
             self._tell_changed()
+        if key.has_loose_bounds and not self._keeps_paths(key, batch, graph):
+            return None
         num_prompts = batch.num_prefill + batch.num_extend
         shift = 0 if key.prompts is None else self._sizes.num_prompts - num_prompts
         rows = tuple(row if row < num_prompts else row + shift for row in batch.sampled_rows)
@@ -181,6 +183,15 @@ class StepGraphs:
         self.num_replays += 1
         step.attention.count_replay(graph.launches)
         return self._logits
+
+    def _keeps_paths(self, key: GraphKey, batch: Batch, graph: _Graph) -> bool:
+        """Whether the batch's own shapes are decided for the paths that the graph's bounds are."""
+        parts = [_of_lengths(part, batch) for part in self._inputs.tensors(key).parts]
+        try:
+            own = StepAttention(self._dispatcher, parts, self._kv.k, self._kv.v).choices
+        except NoPathError:
+            return False
+        return [choice.use.path for choice in own] == [choice.use.path for choice in graph.choices]
 
     def _tell_changed(self) -> None:
         """Note which graphs hold another decision than the one that stands now: they rest until it comes back."""
@@ -224,3 +235,10 @@ class StepGraphs:
 def _counted(part: PhasePart, batch: Batch) -> PhasePart:
     rows = batch.rows_of(part.phase)
     return replace(part, num_sequences=len(rows), num_tokens=sum(batch.query_lens[rows.start : rows.stop]))
+
+
+def _of_lengths(part: PhasePart, batch: Batch) -> PhasePart:
+    """The part with the batch's own lengths in place of the graph's bounds."""
+    rows = batch.rows_of(part.phase)
+    queries, contexts = (max(lens[rows.start : rows.stop]) for lens in (batch.query_lens, batch.context_lens))
+    return replace(part, batch=replace(part.batch, max_seqlen_q=queries, max_context=contexts))

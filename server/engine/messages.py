@@ -174,12 +174,12 @@ class StepRecord(msgspec.Struct, frozen=True):
     num_preemptions: int  # in this step
     num_nonfinite: int  # sequences ended because their logits held no finite number
     num_compiles: int  # Triton kernels compiled during this step; 0 after ready
-    attention_samples: list[AttentionSample] = []  # of earlier steps, read by now
-    peak_temporary_bytes: dict[str, int] = {}  # phase -> what a sampled step took beside weights and cache
     quarantined: list[tuple[str, str]] = []  # (path, shape) pairs that failed to launch in this step
     oom_stage: str | None = None  # prefill or decode, where the device's memory did not suffice for this step
     num_prefix_queried_tokens: int = 0  # of prompts that were admitted in this step, looked up in the prefix cache
     num_prefix_hit_tokens: int = 0  # those of them that it held
+    attention_samples: list[AttentionSample] = []  # of earlier steps, read by now
+    peak_temporary_bytes: dict[str, int] = {}  # phase -> what a sampled step took beside weights and cache
 
 
 class AttentionUse(msgspec.Struct, frozen=True, array_like=True):

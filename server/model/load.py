@@ -9,7 +9,7 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
 from server.errors import ModelError
-from server.model.checkpoint import check_entries, read_entries, read_tensors
+from server.model.checkpoint import check_entries, copy_tensors, read_entries, tenths
 from server.model.config import ModelConfig
 from server.model.decoder import Decoder
 from server.model.families.fields import Fields
@@ -67,11 +67,22 @@ def load_config(folder: Path) -> ModelConfig:
     return family.read_config(Fields(values, str(path)))
 
 
+def _silent(_: str) -> None:
+    """Tells nobody."""
+
+
 def load_decoder(
-    folder: Path, config: ModelConfig, *, dtype: torch.dtype, device: torch.device, load_format: LoadFormat
+    folder: Path,
+    config: ModelConfig,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    load_format: LoadFormat,
+    progress: Callable[[str], None] = _silent,
 ) -> Decoder:
     """The decoder with the folder's weights, or with dummy ones: uniform within 1e-3, the same on every start.
 
+    `progress` is told how much of a large checkpoint is loaded, ten times.
     Raises ModelError before anything is copied when a tensor is missing, unknown or of another shape.
     """
     family = family_named(config.family, str(folder))
@@ -88,8 +99,7 @@ def load_decoder(
             for view in views.values():
                 view.uniform_(-_DUMMY_RANGE, _DUMMY_RANGE, generator=generator)
         else:
-            for name, tensor in read_tensors(entries, views):
-                views[name].copy_(tensor)
+            copy_tensors(entries, views, tenths(progress))
         return Decoder(config, weights)
 
 

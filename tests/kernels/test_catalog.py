@@ -41,6 +41,7 @@ def test_the_catalog_lists_every_path_once_in_the_order_of_preference() -> None:
     assert [(path.name, path.tier) for path in PATHS] == [
         ("gluon.prefill.hopper", Tier.FIRST),
         ("gluon.extend.hopper", Tier.FIRST),
+        ("gluon.decode.hopper", Tier.FIRST),
         ("triton.prefill", Tier.FIRST),
         ("triton.extend", Tier.FIRST),
         ("triton.decode", Tier.FIRST),
@@ -65,12 +66,12 @@ def test_each_phase_has_its_bundled_paths_and_its_fallbacks_on_a_gpu() -> None:
     fallbacks = ["sdpa.cudnn", "sdpa.flash", "sdpa.efficient", "sdpa.math"]
     assert serving(PREFILL, H200) == ["gluon.prefill.hopper", "triton.prefill", *fallbacks]
     assert serving(EXTEND, H200) == ["gluon.extend.hopper", "triton.extend", *fallbacks[1:]]
-    assert serving(DECODE, H200) == ["triton.decode", *fallbacks]
+    assert serving(DECODE, H200) == ["gluon.decode.hopper", "triton.decode", *fallbacks]
 
 
 @pytest.mark.parametrize("sm", [80, 89, 100, 120])
 def test_the_hopper_paths_are_for_hopper_only(sm: int) -> None:
-    for shape in (PREFILL, EXTEND):
+    for shape in (PREFILL, EXTEND, DECODE):
         phase = shape.phase.value
         assert codes(f"gluon.{phase}.hopper", shape, replace(H200, sm=sm)) == [Reject.ARCH]
         assert serving(shape, replace(H200, sm=sm))[0] == f"triton.{phase}"
@@ -78,7 +79,15 @@ def test_the_hopper_paths_are_for_hopper_only(sm: int) -> None:
 
 @pytest.mark.parametrize(("page_size", "expected"), [(8, [Reject.PAGE_SIZE]), (24, [Reject.PAGE_SIZE]), (48, [])])
 def test_the_hopper_path_copies_pages_in_boxes_of_16_keys(page_size: int, expected: list[Reject]) -> None:
-    assert codes("gluon.extend.hopper", replace(EXTEND, page_size=page_size), H200) == expected
+    for shape in (EXTEND, DECODE):
+        assert codes(f"gluon.{shape.phase.value}.hopper", replace(shape, page_size=page_size), H200) == expected
+
+
+@pytest.mark.parametrize("mask", [Mask.SPANS, Mask.FULL])
+def test_decode_over_another_mask_than_the_causal_one_is_left_to_plain_triton(mask: Mask) -> None:
+    shape = replace(DECODE, mask=mask)
+    assert codes("gluon.decode.hopper", shape, H200) == [Reject.MASK]
+    assert serving(shape, H200)[0] == "triton.decode"
 
 
 @pytest.mark.parametrize("shape", [PREFILL, EXTEND, DECODE])
@@ -116,8 +125,8 @@ def test_flags_and_dims_leave_the_paths_that_can_compute_them(changes: dict[str,
 def test_a_digest_is_the_sha256_of_the_sources_and_differs_between_kernels() -> None:
     digests = {path.name: path.source_digest for path in PATHS}
     assert all(re.fullmatch("[0-9a-f]{64}", digest) for digest in digests.values())
-    hopper = {digests[HOPPER], digests["gluon.extend.hopper"]}
-    assert len({digests[f"triton.{phase.value}"] for phase in Phase} | {digests["sdpa.math"]} | hopper) == 6
+    hopper = {digests[f"gluon.{phase.value}.hopper"] for phase in Phase}
+    assert len({digests[f"triton.{phase.value}"] for phase in Phase} | {digests["sdpa.math"]} | hopper) == 7
 
 
 def test_the_profiler_names_of_triton_paths_are_their_jit_functions() -> None:
@@ -145,7 +154,8 @@ print(machine.triton, [path.name for path in PATHS if path.run is None])
     )
     assert done.stdout.split(" ", 1) == [
         "None",
-        "['gluon.prefill.hopper', 'gluon.extend.hopper', 'triton.prefill', 'triton.extend', 'triton.decode']\n",
+        "['gluon.prefill.hopper', 'gluon.extend.hopper', 'gluon.decode.hopper', "
+        "'triton.prefill', 'triton.extend', 'triton.decode']\n",
     ]
     for path, shape in ((HOPPER, PREFILL), ("gluon.extend.hopper", EXTEND), ("triton.prefill", PREFILL)):
         assert codes(path, shape, replace(H200, triton=None)) == [Reject.ARCH]

@@ -1,6 +1,7 @@
 """`hallmark bench serve` against scripted servers, over real HTTP, and its rows and ratios."""
 
 import argparse
+from collections import Counter
 from collections.abc import Generator
 from pathlib import Path
 
@@ -68,13 +69,12 @@ def test_every_scenario_is_measured_printed_and_written(
 def test_a_peer_at_a_url_is_measured_in_the_same_run_on_the_same_tokens(
     tmp_path: Path, url: str, script: Script, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    slow = Script(first_token_s=lambda _: 0.06)
+    slow = Script(first_token_s=lambda _: 0.2)
     with serving(slow) as other:
-        assert bench(tmp_path, url, *TINY, "--samples", "8", "--peer", f"vllm={other}") == 0
+        assert bench(tmp_path, url, *TINY, "--samples", "8", "--lengths", "8", "--peer", f"vllm={other}") == 0
     assert sorted(body["prompt"] for body in script.bodies) == sorted(body["prompt"] for body in slow.bodies)
     lines = [line for line in capsys.readouterr().out.splitlines() if "TTFT p50, ms" in line]
-    assert len(lines) == 2
-    assert all(line.split()[-1] == "yes" for line in lines)
+    assert [line.split()[-1] for line in lines] == ["yes"]
 
 
 def test_a_peers_file_stands_for_a_server_that_is_gone(
@@ -145,6 +145,13 @@ def test_no_prompt_of_a_plan_comes_twice() -> None:
     ]
     assert len(set(beginnings)) >= 0.9 * len(beginnings)
     assert len({tuple(request.token_ids) for request in sent}) >= 0.9 * len(sent)
+
+
+def test_a_mix_of_given_lengths_has_each_equally_often_in_every_round() -> None:
+    plan = ServePlan(scenarios=(Scenario.MIX,), mix_lengths=(96, 384), requests=60, mix_rounds=3, mix_output=5)
+    [case] = cases_of(plan, "x")
+    assert [Counter(len(request.token_ids) for request in part) for part in case.rounds] == [{96: 10, 384: 10}] * 3
+    assert {request.max_tokens for part in case.rounds for request in part} == {5}
 
 
 def sample(first: float, *later: float, num_prompt: int = 10, num_tokens: int | None = None) -> Sample:

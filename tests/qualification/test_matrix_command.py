@@ -232,3 +232,11 @@ def test_diff_with_this_machine_shows_what_lost_its_proof_here_and_what_it_prove
     save_matrix(own, [evidence(SHAPE, kernel, fingerprint=here), evidence(DECODE, kernel, fingerprint=here)])
     assert main(command) == 0
     assert "no difference" in capsys.readouterr().out
+
+
+def test_a_path_that_launches_other_kernels_than_before_is_told_by_their_names() -> None:
+    before = side(evidence(SHAPE, FIRST, kernels=("hallmark_x",)))
+    after = side(evidence(SHAPE, FIRST, kernels=("hallmark_x",), kernels_sometimes=("helper",)))
+    found = only(before, after)
+    assert (found.harm, found.details) == (Harm.STATUS, ("kernels hallmark_x -> hallmark_x, helper",))
+    assert differences(before, side(evidence(SHAPE, FIRST))) == []  # older evidence names none

@@ -18,6 +18,7 @@ from qualification.canary.verdict import ExitCode
 from qualification.choice import choice_of, judge, tier_of
 from qualification.defaults import Choices
 from qualification.evidence import Evidence
+from qualification.full_model import FullModel
 from qualification.ledger import Target
 from qualification.matrix import load_matrix, save_matrix
 from qualification.presets import preset_named
@@ -369,3 +370,12 @@ def test_evidence_of_another_file_is_kept_when_limits_shrink(file: Path) -> None
     save_matrix(file, [evidence(DECODE, FIRST)])
     Run(file)(shapes=(SHAPE,))
     assert (DECODE, "triton.x") in load_matrix(file).evidence
+
+
+def test_the_whole_models_times_stay_when_kernels_are_measured_again(file: Path) -> None:
+    Run(file)()
+    model = FullModel("demo", "2026-11-21T00:00:00+00:00", 8, ())
+    save_matrix(file, load_matrix(file).evidence.values(), model)
+    again = Run(file, found={"triton.x": {"checks": checks(0.25)}})
+    again(is_retrying=True, shapes=(replace(SHAPE, head_dim=32),))
+    assert load_matrix(file).model == model

@@ -8,8 +8,9 @@ from torch import Tensor
 
 from kernels.fused.activation import swiglu, swiglu_torch
 from kernels.fused.norm import add_rms_norm, rms_norm, rms_norm_torch
+from kernels.fused.penalties import RowPenalties
 from kernels.fused.rope_kv import rope_and_write_kv, rope_and_write_kv_torch
-from kernels.fused.sampling import RowSampling, sample, sampling_tensors
+from kernels.fused.sampling import RowSampling, sample, sample_torch, sampling_tensors
 
 pytestmark = pytest.mark.gpu
 
@@ -123,6 +124,24 @@ def test_the_gpu_draws_the_tokens_that_the_cpu_draws() -> None:
     on_gpu = sample(logits, sampling_tensors(rows, 32_000, GPU))
     assert on_gpu.token_ids.tolist() == on_cpu.token_ids.tolist()
     assert on_gpu.is_finite.all()
+
+
+@pytest.mark.parametrize("scale", [0.05, 1.0, 3.0])
+def test_the_kernels_draw_the_tokens_of_the_torch_ops_from_a_large_vocabulary(scale: float) -> None:
+    logits = randn(64, 128_256, dtype=torch.float32) * scale
+    tensors = sampling_tensors(sampling_rows(64), 128_256, GPU)
+    by_torch = sample_torch(logits.clone(), tensors)
+    assert sample(logits, tensors).token_ids.tolist() == by_torch.token_ids.tolist()
+
+
+def test_the_gpu_penalises_as_the_cpu_does() -> None:
+    logits = randn(3, 32_000, dtype=torch.float32) * 3
+    penalties = RowPenalties([1, 5, 5, 31_999], [7, 7, 20_000], repetition=1.3, presence=0.25, frequency=0.1)
+    rows = [RowSampling(0), RowSampling(0, penalties=penalties), RowSampling(0, penalties=RowPenalties([3], [], 2.0))]
+    on_cpu = logits.cpu()
+    sample(on_cpu, sampling_tensors(rows, 32_000, CPU))
+    sample(logits, sampling_tensors(rows, 32_000, GPU))
+    torch.testing.assert_close(logits.cpu(), on_cpu, rtol=1e-6, atol=1e-6)
 
 
 def test_a_row_draws_the_same_token_alone_and_in_a_batch() -> None:

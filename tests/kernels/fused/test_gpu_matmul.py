@@ -139,3 +139,9 @@ def test_unaligned_rows_are_left_to_the_library() -> None:
     x = wide[:, 1:]
     assert tiling_of(x, weight, 96) is None
     torch.testing.assert_close(linear(x, weight), F.linear(x, weight))
+
+
+def test_rows_that_are_one_and_the_same_are_left_to_the_library() -> None:
+    weight, x = randn(96, 64), randn(1, 64, seed=1).expand(4, 64)
+    assert tiling_of(x, weight, 96) is None
+    torch.testing.assert_close(linear(x, weight), F.linear(x, weight))

@@ -124,11 +124,14 @@ def test_decode_rows_alone_and_fresh_prompts_alone_are_bounded_by_their_own_buck
     assert key_of(batch_of([129], []), SIZES) == GraphKey(fresh(192, Bucket.LE_512), None)
 
 
-def test_other_steps_have_fewer_sizes_and_bounds() -> None:
+def test_chunks_alone_are_bounded_by_their_own_bucket_too() -> None:
+    assert key_of(batch_of([], [], [(9, 99)]), SIZES) == GraphKey(chunk(64, Bucket.LE_128), None)
+    assert key_of(batch_of([], [], [(99, 999)]), SIZES) == GraphKey(chunk(256, Bucket.LE_2K), None)
+
+
+def test_steps_of_two_kinds_of_rows_have_fewer_sizes_and_bounds() -> None:
     assert key_of(batch_of([65], [30] * 3), SIZES) == GraphKey(fresh(256, Bucket.LE_512), decode(4, Bucket.LE_512))
     assert key_of(batch_of([5], [513]), SIZES) == GraphKey(fresh(64, Bucket.LE_128), decode(4, Bucket.LE_2K))
-    assert key_of(batch_of([], [], [(9, 99)]), SIZES) == GraphKey(chunk(64, Bucket.LE_512), None)
-    assert key_of(batch_of([], [], [(99, 999)]), SIZES) == GraphKey(chunk(256, Bucket.LE_2K), None)
     found = key_of(batch_of([], [700], [(9, 99)]), SIZES)
     assert found == GraphKey(chunk(64, Bucket.LE_2K), decode(4, Bucket.LE_2K))
 
@@ -142,7 +145,7 @@ def test_other_steps_have_fewer_sizes_and_bounds() -> None:
         ([257], [40], []),
         ([5], [40] * 9, []),
         ([5], [2049], []),
-        ([], [], [(2, 2049)]),
+        ([], [2049], [(2, 9)]),
         ([], [], [(2, 9)] * 3),
         ([5], [], [(5, 9)]),  # two kinds of prompts
     ],

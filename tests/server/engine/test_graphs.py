@@ -268,6 +268,22 @@ def test_a_bound_that_lost_its_path_takes_its_graphs_along_and_shorter_rows_are_
     assert subject.graphs.num_replays > NUM_TOKENS // 2
 
 
+def test_a_bound_that_is_decided_for_another_path_serves_no_shorter_rows(
+    decoder: Decoder, tiny_llama: TinyLlama
+) -> None:
+    subject = Subject(decoder)
+    [short] = [choice for choice in decode_choices(subject) if not choice.decision.shape.context_bucket.lo]
+    subject.dispatcher.replace(short, torch.OutOfMemoryError("no memory"))
+    session = subject.session
+    session.submit("r0", tiny_llama.prompts[4])
+    session.step()
+    session.submit("r1", tiny_llama.prompts[1])
+    session.step()
+    assert subject.graphs.num_replays == 1  # of the prompt alone
+    assert session.launches()["decode", EAGER.name] == NUM_LAYERS
+    assert session.drain().all_tokens(2) == [tiny_llama.greedy[4], tiny_llama.greedy[1]]
+
+
 def decode_choices(subject: Subject) -> list[Choice]:
     return [choice for choice in subject.dispatcher.choices if choice.decision.shape.phase is Phase.DECODE]
 

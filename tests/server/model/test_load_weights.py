@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from server.errors import ModelError
+from server.model.checkpoint import copy_tensors, read_entries, tenths
 from server.model.config import ModelConfig
 from server.model.decoder import Decoder
 from server.model.families.tensor_views import split_views
@@ -224,3 +225,38 @@ def test_a_failed_download_is_a_model_error(error: Exception) -> None:
 
 def _never(**_request: object) -> str:
     raise AssertionError("the hub was asked")
+
+
+def test_every_target_is_filled_by_several_threads_and_every_byte_is_told(tmp_path: Path) -> None:
+    tensors = write(tmp_path)
+    names = sorted(tensors)
+    shard(tmp_path, tensors, {name: f"part-{index % 3}.safetensors" for index, name in enumerate(names)})
+    entries = read_entries(tmp_path)
+    targets = {name: torch.full(tensors[name].shape, torch.nan, dtype=torch.bfloat16) for name in names}
+    told: list[tuple[int, int]] = []
+    copy_tensors(entries, targets, lambda done, total: told.append((done, total)), num_threads=3, group_bytes=200)
+    for name in names:
+        assert torch.equal(targets[name], tensors[name].bfloat16())
+    total = sum(target.nbytes for target in targets.values())
+    assert len(told) > 3
+    assert [done for done, _ in told] == sorted(done for done, _ in told)
+    assert told[-1] == (total, total)
+
+
+def test_a_file_that_is_lost_while_it_is_loaded_is_named(tmp_path: Path) -> None:
+    tensors = write(tmp_path)
+    entries = read_entries(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(ModelError, match=r"model\.safetensors: cannot be read"):
+        copy_tensors(entries, {Q_PROJ: torch.empty(tensors[Q_PROJ].shape)}, lambda *_: None)
+
+
+def test_each_tenth_of_a_large_checkpoint_is_told_and_nothing_of_a_small_one() -> None:
+    told: list[str] = []
+    progress = tenths(told.append)
+    for done in range(0, 101):
+        progress(done * 10**8, 10**10)
+    assert len(told) == 10
+    assert (told[0], told[-1]) == ("1.0 of 10.0 GB", "10.0 of 10.0 GB")
+    tenths(told.append)(10**8, 10**8)
+    assert len(told) == 10

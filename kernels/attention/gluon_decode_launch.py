@@ -1,0 +1,211 @@
+"""How `gluon.decode.hopper` is launched: past Triton's binder, which costs the host more than a short step the GPU."""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from triton.backends.nvidia.driver import TMA_DTYPE_DEVICE_TO_HOST
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+from triton.runtime import driver
+
+from kernels.attention.batch import AttentionBatch, AttentionFlags
+from kernels.attention.gluon_decode import hallmark_gluon_decode, hallmark_gluon_decode_combine
+from kernels.attention.gluon_decode_variants import DecodeVariant, variant_of
+from kernels.attention.gluon_variants import AnyTensor, PointerClass, any_tensor, pointer_class
+from kernels.launch import num_processors
+
+_LOG2E = 1.4426950408889634
+# Of a combining program, by padded head dim: partial results and columns that it works on at once, and its warps; where
+# rows have a few partial results, and where they have many. Both make 64 registers a thread of them.
+_COMBINE = {64: ((32, 2, 4), (64, 1, 4)), 128: ((32, 2, 4), (64, 1, 4)), 256: ((16, 2, 4), (32, 1, 4))}
+_MAX_WINDOW = 1 << 30  # int32 arithmetic on positions must not overflow
+_GLUON_DTYPES = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16}
+
+
+class Loaded(NamedTuple):
+    """A loaded kernel: `run` takes arguments by position."""
+
+    run: Any
+    function: int
+    metadata: tuple[int, ...]
+
+
+class _Source(NamedTuple):
+    """What Triton's launcher asks of a kernel's source."""
+
+    fn: Any
+    constants: Any
+    signature: dict[Any, str]
+
+
+class ToLaunch(NamedTuple):
+    """The kernels, the boxes of the tensor maps (see `fill_tma_descriptor`), and the programs of the first kernel."""
+
+    split: Loaded
+    combine_few: Loaded
+    combine_many: Loaded
+    q_box: tuple[Any, ...]
+    page_box: tuple[Any, ...]
+    num_programs: int
+
+
+def run_decode(q: Tensor, k: Tensor, v: Tensor, batch: AttentionBatch, flags: AttentionFlags, out: Tensor) -> None:
+    """Fill `out`, in two launches that do not wait for the device and are the same for all lengths.
+
+    q, out [tokens, heads, head_dim]; k, v [num_pages, page_size, kv_heads, head_dim]; fp16 or bf16, last dims
+    contiguous. Slots past a context may hold anything, NaN too; page-table entries past a sequence's last page, and
+    before the page where a window begins, are not read. A sequence may have several queries, its last positions.
+    Raises ValueError for arguments that the path's limits reject, and for pages that TMA cannot address.
+    """
+    if not flags.causal or flags.spans is not None:
+        raise ValueError("mask: expected causal, found another")
+    if q.shape[0] == 0:
+        return
+    if k.shape[0] == 0:
+        out.zero_()  # no key, so no query sees one; TMA takes no empty tensor
+        return
+    max_queries = max(1, batch.max_seqlen_q)
+    heads = (q.shape[1], k.shape[2])
+    max_keys = batch.max_context if flags.window is None else min(batch.max_context, flags.window)
+    variant = variant_of(q.shape[2], k.shape[1], heads, max_queries, max_keys, flags)
+    launch_variant(q, k, v, batch, flags, out, variant=variant)
+
+
+def launch_variant(
+    q: Tensor, k: Tensor, v: Tensor, batch: AttentionBatch, flags: AttentionFlags, out: Tensor, *,
+    variant: DecodeVariant,
+) -> None:  # fmt: skip
+    """The launches of a call, of a variant made for these arguments."""
+    table, context_lens = batch.page_table, batch.context_lens
+    assert table is not None, "decode reads pages"
+    q = _addressable(q)  # held until launched: a freed copy's memory may be the next's
+    tensors = (out, flags.sinks, batch.cu_seqlens_q, context_lens, table)
+    to_launch = launcher(variant, q.device, q.dtype, *map(pointer_class, tensors), (out.stride(0), out.stride(1)))
+    num_programs, columns = to_launch.num_programs, variant.heads * variant.columns
+    scratch = torch.empty(2 * num_programs * columns * (variant.block_d + 2), dtype=torch.float32, device=q.device)
+    stream = driver.active.get_current_stream(q.device.index)
+    rows_of_sequence = k.shape[2] // variant.heads * variant.parts
+    window = 0 if flags.window is None else min(flags.window, _MAX_WINDOW)
+    result = (out, scratch, flags.sinks, batch.cu_seqlens_q, context_lens)
+    split = to_launch.split
+    split.run(
+        num_programs, 1, 1, stream, split.function, split.metadata, None, None, None,
+        *query_map(q, variant.group, to_launch.q_box), *page_map(k, to_launch.page_box),
+        *page_map(v, to_launch.page_box), *result, table, out.stride(0), out.stride(1), table.stride(0),
+        batch.num_seqs, rows_of_sequence, *scales(flags), window, None,
+    )  # fmt: skip
+    many_parts = 8 * batch.num_seqs * rows_of_sequence <= num_programs  # of each row, on average
+    combine = to_launch.combine_many if many_parts else to_launch.combine_few
+    combine.run(
+        num_programs, variant.heads, 1, stream, combine.function, combine.metadata, None, None, None,
+        *result, out.stride(0), out.stride(1), batch.num_seqs, rows_of_sequence, window, None, None, None,
+    )  # fmt: skip
+
+
+# Pure functions of what is compiled in: the caches hold no state. What falls out is found again in Triton's own cache.
+@lru_cache(maxsize=256)
+def launcher(variant: DecodeVariant, device: torch.device, *compiled_in: Any) -> ToLaunch:
+    kernels = compiled_decode(variant, *compiled_in)
+    split, few, many = (_loaded(kernel) for kernel in kernels)
+    q_box, page_box, _ = (
+        (box["swizzle"], box["elem_size"], TMA_DTYPE_DEVICE_TO_HOST[box["elem_type"]], tuple(box["block_size"]))
+        for box in kernels[0].metadata.tensordesc_meta
+    )
+    return ToLaunch(split, few, many, q_box, page_box, num_processors(device) * variant.per_processor)
+
+
+def _loaded(kernel: Any) -> Loaded:
+    """Its tensor maps become arguments of their own: Triton's launch takes 5 us more to replace descriptors."""
+    kernel.run  # noqa: B018 -- loads it
+    signature = []
+    for argument in kernel.src.signature.values():
+        rank = argument.split("[")[1].split("]")[0].count(",") + 1 if argument.startswith("tensordesc") else 0
+        signature += ["nvTmaDesc", *["i32"] * rank, *["i64"] * rank] if rank else [argument]
+    source = _Source(kernel.src.fn, {}, dict(enumerate(signature)))
+    run = driver.active.launcher_cls(source, kernel.metadata._replace(tensordesc_meta=None))
+    return Loaded(run, kernel.function, kernel.packed_metadata)
+
+
+def compiled_decode(
+    variant: DecodeVariant,
+    dtype: torch.dtype,
+    out: PointerClass,
+    sinks: PointerClass | None,
+    cu_seqlens_q: PointerClass,
+    context_lens: PointerClass,
+    table: PointerClass,
+    out_strides: tuple[int, int],
+) -> tuple[Any, Any, Any]:
+    """The first kernel and both forms of the second, for such tensors."""
+    queries = _any_map(dtype, [variant.heads, variant.queries, variant.members, variant.block_d])
+    pages = _any_map(dtype, [1, variant.heads, variant.block_n, variant.block_d])
+    lengths = (any_tensor(cu_seqlens_q), any_tensor(context_lens))
+    result = (any_tensor(out), AnyTensor(torch.float32, 0), any_tensor(sinks), *lengths)
+    split = hallmark_gluon_decode.warmup(
+        queries, pages, pages, *result, any_tensor(table), *out_strides, 0, 0, 0, 0.0, 0.0, 0, variant,
+        grid=(1,), num_warps=variant.heads,
+    )  # fmt: skip
+    few, many = (
+        hallmark_gluon_decode_combine.warmup(
+            *result, *out_strides, 0, 0, 0, parts, width, variant, grid=(1,), num_warps=num_warps, launch_pdl=True
+        )
+        for parts, width, num_warps in _COMBINE[variant.block_d]
+    )
+    return split, few, many
+
+
+def _any_map(dtype: torch.dtype, box: list[int]) -> TensorDescriptor:
+    """Stands for every tensor map of this dtype and box: what Triton compiles in of one."""
+    layout = gl.NVMMASharedLayout.get_default_for(box, _GLUON_DTYPES[dtype])
+    return TensorDescriptor(AnyTensor(dtype, 0), [1] * 4, [8, 8, 8, 1], box, layout)
+
+
+def _addressable(q: Tensor) -> Tensor:
+    """`q` itself where TMA can address it: 16-byte aligned, positive strides; a copy elsewhere."""
+    stride_token, stride_head, _ = q.stride()
+    in_bytes = (stride_token | stride_head) * q.itemsize
+    if stride_token > 0 and stride_head > 0 and in_bytes % 16 == 0 and q.data_ptr() % 16 == 0:
+        return q
+    return q.clone(memory_format=torch.contiguous_format)
+
+
+def query_map(q: Tensor, group: int, box: tuple[Any, ...]) -> tuple[object, ...]:
+    """A tensor map of boxes of some KV heads' queries: [kv_heads, tokens, group, head_dim].
+
+    Heads past a group and dims past the head dim arrive as zeros.
+    """
+    (num_tokens, num_heads, head_dim), (stride_token, stride_head, _) = q.shape, q.stride()
+    shape = (num_heads // group, num_tokens, group, head_dim)
+    return _map(q.data_ptr(), shape, (group * stride_head, stride_token, stride_head, 1), q.itemsize, box)
+
+
+def page_map(pages: Tensor, box: tuple[Any, ...]) -> tuple[object, ...]:
+    """A tensor map of boxes of some tokens of some heads in one page: [num_pages, kv_heads, page_size, head_dim]."""
+    (num_pages, page_size, num_heads, head_dim), strides = pages.shape, pages.stride()
+    shape = (num_pages, num_heads, page_size, head_dim)
+    return _map(pages.data_ptr(), shape, (strides[0], strides[2], strides[1], strides[3]), pages.itemsize, box)
+
+
+@lru_cache(
+    maxsize=1024
+)  # a map is a function of these numbers alone; the pools of a model's layers stay where they are
+def _map(
+    address: int, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int, box: tuple[Any, ...]
+) -> tuple[object, ...]:
+    """The map, its shape and its strides. Raises ValueError where TMA cannot address the memory."""
+    in_bytes = [stride * itemsize for stride in strides[:-1]]
+    if strides[-1] != 1 or min(in_bytes) <= 0 or any(size % 16 for size in (address, *in_bytes)):
+        raise ValueError(f"expected strides and an address of whole 16 bytes, found {strides} at {address:#x}")
+    encode = driver.active.utils.fill_tma_descriptor
+    return encode(address, *box[:3], list(box[3]), list(shape), list(strides), 0), *shape, *strides
+
+
+def scales(flags: AttentionFlags) -> tuple[float, float]:
+    """What scores (with a softcap: their tanh) are multiplied by for exp2, and what scores are before tanh."""
+    if flags.softcap is None:
+        return flags.scale * _LOG2E, 1.0
+    return flags.softcap * _LOG2E, flags.scale / flags.softcap

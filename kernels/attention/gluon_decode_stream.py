@@ -1,0 +1,135 @@
+"""What one program of `gluon.decode.hopper` does with its share: copies by TMA ahead of the arithmetic, tile by tile.
+
+Every warp has a KV head of its own, and neighbouring heads are copied together: their keys lie side by side in memory.
+Keys are the rows of the first matmul and of what it gives: S^T = K Q^T, then O^T += V^T P^T. The queries of a KV head
+are the columns, 8 of them where the tensor cores would pad rows to 16: half the instructions, half the registers.
+"""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+# The signatures of jitted functions are Triton's: only their constexpr parameters are annotated.
+
+from triton.experimental.gluon import jit
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import mma_v2
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+
+from kernels.attention.gluon_decode_shares import first_visible, heads_of_row, next_tile
+
+# The maximum of a row that has seen no key: finite, so that no difference of two is NaN, and below every score.
+NO_SCORE = gl.constexpr(-1e30)
+
+
+@jit
+def tanh(x):
+    """One MUFU instruction: relative error 2**-11, a quarter of what rounding a score to bf16 costs."""
+    return gl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
+
+
+@jit
+def make_ring(dtype: gl.constexpr, VARIANT: gl.constexpr):
+    """Stages of (queries, keys, values), and a barrier a stage for what comes with the keys and for the values."""
+    STAGES: gl.constexpr = VARIANT.stages
+    Q_ROWS: gl.constexpr = VARIANT.heads * VARIANT.columns
+    KV_ROWS: gl.constexpr = VARIANT.heads * VARIANT.block_n
+    Q_LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for([Q_ROWS, VARIANT.block_d], dtype)
+    KV_LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for([KV_ROWS, VARIANT.block_d], dtype)
+    queries = gl.allocate_shared_memory(dtype, [STAGES, Q_ROWS, VARIANT.block_d], Q_LAYOUT)
+    keys = gl.allocate_shared_memory(dtype, [STAGES, KV_ROWS, VARIANT.block_d], KV_LAYOUT)
+    values = gl.allocate_shared_memory(dtype, [STAGES, KV_ROWS, VARIANT.block_d], KV_LAYOUT)
+    k_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(STAGES):
+        mbarrier.init(k_full.index(i), count=1)
+        mbarrier.init(v_full.index(i), count=1)
+    return queries, keys, values, k_full, v_full
+
+
+@jit
+def fetch(place, tile, first_tile, end, stage, maps, table, ring, lengths, window, VARIANT: gl.constexpr):
+    """Start the copies of a tile of the share, if there is one. Returns the place of the next.
+
+    The first tile of a row brings the queries. A tile lies in one page; page-table entries past a sequence's last page
+    are not read. Where a sequence has no key, nothing is copied and the barriers open at once.
+    """
+    q_desc, k_desc, v_desc = maps
+    page_table, stride_table = table
+    queries, keys_ring, values, k_full, v_full = ring
+    if tile < end:
+        sequence, query, _rows, keys, _tiles, first, row, block = place
+        head, first_member = heads_of_row(row, VARIANT)
+        key = (first + block) * VARIANT.block_n
+        has_keys = keys > 0
+        brings_queries = has_keys & ((block == 0) | (tile == first_tile))
+        entry = page_table + sequence.to(gl.int64) * stride_table + key // VARIANT.page_size
+        page = gl.load(entry, mask=has_keys, other=0)
+        slot = key % VARIANT.page_size
+        k_bar, v_bar = k_full.index(stage), v_full.index(stage)
+        mbarrier.expect(k_bar, k_desc.block_type.nbytes, pred=has_keys & (brings_queries == 0))
+        mbarrier.expect(k_bar, k_desc.block_type.nbytes + q_desc.block_type.nbytes, pred=brings_queries)
+        mbarrier.expect(v_bar, v_desc.block_type.nbytes, pred=has_keys)
+        mbarrier.arrive(k_bar, count=1, pred=has_keys == 0)
+        mbarrier.arrive(v_bar, count=1, pred=has_keys == 0)
+        k_box = keys_ring.index(stage).reshape([1, VARIANT.heads, VARIANT.block_n, VARIANT.block_d])
+        v_box = values.index(stage).reshape([1, VARIANT.heads, VARIANT.block_n, VARIANT.block_d])
+        q_box = queries.index(stage).reshape([VARIANT.heads, VARIANT.queries, VARIANT.members, VARIANT.block_d])
+        tma.async_copy_global_to_shared(k_desc, [page, head, slot, 0], k_bar, k_box, pred=has_keys)
+        tma.async_copy_global_to_shared(q_desc, [head, query, first_member, 0], k_bar, q_box, pred=brings_queries)
+        tma.async_copy_global_to_shared(v_desc, [page, head, slot, 0], v_bar, v_box, pred=has_keys)
+        place = next_tile(place, lengths, window, VARIANT)
+    return place
+
+
+@jit
+def mask_scores(s, key, keys, rows, window, VARIANT: gl.constexpr):
+    """Scores [heads, block_n, columns] of keys from `key` on that a column's query does not see become -inf."""
+    LAYOUT: gl.constexpr = s.type.layout
+    c = gl.arange(0, VARIANT.columns, layout=gl.SliceLayout(0, gl.SliceLayout(1, LAYOUT)))
+    n = key + gl.arange(0, VARIANT.block_n, layout=gl.SliceLayout(0, gl.SliceLayout(2, LAYOUT)))
+    position = keys - rows + c // VARIANT.members
+    seen = n[None, :, None] <= position[None, None, :]
+    if VARIANT.window:
+        seen = seen & (n[None, :, None] > (position - window)[None, None, :])
+    return gl.where(seen, s, float("-inf"))
+
+
+@jit
+def zero_values(v, key, low, keys, VARIANT: gl.constexpr):
+    """V^T [heads, block_d, block_n], zeros for keys outside [low, keys): what lies there may be NaN, and 0 * NaN is."""
+    n = key + gl.arange(0, VARIANT.block_n, layout=gl.SliceLayout(0, gl.SliceLayout(1, v.type.layout)))
+    return gl.where(((n >= low) & (n < keys))[None, None, :], v, gl.zeros_like(v))
+
+
+@jit
+def attend_tile(x, state, key, keys, rows, stage, phase, ring, scales, window, VARIANT: gl.constexpr):
+    """One more tile of the online softmax, whose keys have arrived.
+
+    x      Q^T [heads, block_d, columns]
+    state  O^T [heads, block_d, columns] unnormalised; maxima in log2 and sums [heads, columns]
+    """
+    acc, largest, sums = state
+    scale, softcap_scale = scales
+    _queries, keys_ring, values, _k_full, v_full = ring
+    MMA: gl.constexpr = acc.type.layout
+    LEFT: gl.constexpr = gl.DotOperandLayout(0, MMA, 2)
+    N: gl.constexpr = VARIANT.block_n
+    TILE: gl.constexpr = [VARIANT.heads, N, VARIANT.block_d]
+    low = first_visible(rows, keys, window, VARIANT)
+    k = keys_ring.index(stage).reshape(TILE).load(LEFT)
+    s = mma_v2(k, x, gl.full([VARIANT.heads, N, VARIANT.columns], 0.0, gl.float32, MMA))
+    if VARIANT.softcap:
+        s = tanh(s * softcap_scale)
+    is_masked = key + N > keys - rows + 1  # beyond what the first query sees
+    if VARIANT.window:
+        is_masked = is_masked | (key <= keys - 1 - window)
+    if is_masked:
+        s = mask_scores(s, key, keys, rows, window, VARIANT)
+    new_largest = gl.maximum(largest, gl.max(s, axis=1) * scale)
+    weights = gl.exp2(s * scale - new_largest[:, None, :])
+    decay = gl.exp2(largest - new_largest)
+    sums = sums * decay + gl.sum(weights, axis=1)
+    mbarrier.wait(v_full.index(stage), phase)
+    v = values.index(stage).reshape(TILE).permute([0, 2, 1]).load(LEFT)
+    if (key + N > keys) | (key < low):
+        v = zero_values(v, key, low, keys, VARIANT)
+    p = gl.convert_layout(weights.to(k.dtype), x.type.layout)
+    return mma_v2(v, p, acc * decay[:, None, :]), new_largest, sums

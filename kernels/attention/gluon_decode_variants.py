@@ -1,0 +1,126 @@
+"""The shipped variants of `gluon.decode.hopper`: what is compiled in, by head dim. Nothing is tuned at run time."""
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+from kernels.attention.batch import AttentionFlags
+
+HEAD_DIM_MULTIPLE = 8  # TMA's strides are multiples of 16 bytes
+PAGE_SIZE_MULTIPLE = 16  # keys of one matmul instruction
+MIN_COLUMNS = 8  # queries of one matmul instruction
+MAX_COLUMNS = 16  # more would spill registers
+SHARED_BYTES_OF_A_PROCESSOR = 228 * 1024
+_FIXED_BYTES = 1024 + 256  # of each program: what the hardware keeps, and barriers
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeTiling:
+    """A program has `heads` KV heads (one a warp; fewer where their number asks for it) and `block_n` keys of each in a
+    tile; `per_processor` programs share a multiprocessor, and have as many stages as fit, up to `max_stages` (more
+    where pages make tiles smaller).
+    """
+
+    heads: int
+    block_n: int
+    max_stages: int
+    per_processor: int
+
+
+# By padded head dim. Neighbouring heads together read memory faster (one H200, 8.6 GB at 128: 1979 us one by one, 1954
+# by two, 1917 by four). Deep stages of one program hide what happens at a row's end (1.1 GB of contexts of 1k at 128:
+# 282 us with 3 stages of 64 keys, 334 with 2 of 16 in each of two programs). At 256 31 registers spill; tiles of 16
+# keys need none and are as fast over 32k, but a tenth slower over 1k.
+TILINGS: dict[int, DecodeTiling] = {
+    64: DecodeTiling(4, 64, 3, 1),
+    128: DecodeTiling(2, 64, 3, 1),
+    256: DecodeTiling(2, 32, 2, 1),
+}
+LONG_TILINGS: dict[int, DecodeTiling] = {**TILINGS, 128: DecodeTiling(4, 16, 2, 2)}
+LONG_CONTEXT = 8192  # tokens of the longest context, as the host knows it, above which a batch is long
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeVariant:
+    """Everything that is compiled into the kernels besides dtypes, addresses and strides.
+
+    A KV head's columns are `queries` x `members`, powers of two: column c is query c // members of the sequence under
+    head c % members of the group, or of its part.
+    """
+
+    head_dim: int
+    block_d: int
+    block_n: int
+    stages: int
+    heads: int
+    queries: int
+    members: int
+    group: int
+    page_size: int
+    window: bool
+    softcap: bool
+    sinks: bool
+    per_processor: int
+
+    @property
+    def columns(self) -> int:
+        return self.queries * self.members
+
+    @property
+    def parts(self) -> int:
+        """Rows that a group of query heads is."""
+        return -(-self.group // self.members)
+
+
+def variant_of(
+    head_dim: int, page_size: int, heads: tuple[int, int], max_queries: int, max_context: int, flags: AttentionFlags
+) -> DecodeVariant:
+    """The variant for these arguments, heads being (query heads, KV heads).
+
+    Raises ValueError for a head dim or a page size that none takes.
+    """
+    return _variant(
+        head_dim, page_size, heads, max_queries, max_context > LONG_CONTEXT,
+        (flags.window is not None, flags.softcap is not None, flags.sinks is not None),
+    )  # fmt: skip
+
+
+@lru_cache
+def _variant(
+    head_dim: int, page_size: int, heads: tuple[int, int], max_queries: int, is_long: bool, flags: tuple[bool, ...]
+) -> DecodeVariant:
+    block_d = next((size for size in TILINGS if head_dim <= size), None)
+    if block_d is None or head_dim % HEAD_DIM_MULTIPLE:
+        raise ValueError(f"head_dim: expected a multiple of {HEAD_DIM_MULTIPLE} up to {max(TILINGS)}, found {head_dim}")
+    if page_size % PAGE_SIZE_MULTIPLE:
+        raise ValueError(f"page_size: expected a multiple of {PAGE_SIZE_MULTIPLE}, found {page_size}")
+    window, softcap, sinks = flags
+    tiling = (LONG_TILINGS if is_long else TILINGS)[block_d]
+    num_heads, num_kv_heads = heads
+    group = num_heads // num_kv_heads
+    queries = 1 << (max_queries - 1).bit_length()
+    if queries > MAX_COLUMNS:
+        raise ValueError(f"max_seqlen_q: expected at most {MAX_COLUMNS}, found {max_queries}")
+    members = min(MAX_COLUMNS // queries, max(MIN_COLUMNS // queries, 1 << (group - 1).bit_length()))
+    block_n = math.gcd(tiling.block_n, page_size)  # a tile lies in one page
+    heads_of_program = math.gcd(tiling.heads, num_kv_heads)
+    per_processor = tiling.per_processor * tiling.heads // heads_of_program
+    tile_bytes = heads_of_program * block_d * 2 * (queries * members + 2 * block_n)
+    # The combining programs of a processor start while the others still run: their room is kept free.
+    combine_bytes = heads_of_program * per_processor * (32 * block_d + 1024)
+    room = (SHARED_BYTES_OF_A_PROCESSOR - combine_bytes) // per_processor - _FIXED_BYTES - heads_of_program * 2048
+    return DecodeVariant(
+        head_dim=head_dim,
+        block_d=block_d,
+        block_n=block_n,
+        stages=max(2, min(tiling.max_stages * tiling.block_n // block_n, room // tile_bytes)),
+        heads=heads_of_program,
+        queries=queries,
+        members=members,
+        group=group,
+        page_size=page_size,
+        window=window,
+        softcap=softcap,
+        sinks=sinks,
+        per_processor=per_processor,
+    )

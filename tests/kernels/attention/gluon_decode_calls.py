@@ -1,0 +1,85 @@
+"""Calls `gluon.decode.hopper` without a GPU, by a driver that records launches; prints what it saw as JSON.
+
+A program of its own: where Triton's interpreter is on, as in the tests of this folder, nothing can be compiled.
+"""
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from gluon_compile import _Hopper
+from triton.runtime import driver
+
+from kernels.attention import gluon_decode, gluon_decode_launch
+from kernels.attention.batch import AttentionBatch, AttentionFlags
+
+PROCESSORS = 132
+
+
+class _Launcher:
+    """Stands in for Triton's launcher: keeps every launch's grid and arguments."""
+
+    launches: list[dict[str, Any]] = []  # noqa: RUF012 -- of this program
+
+    def __init__(self, source: Any, metadata: Any) -> None:
+        self.name, self.num_arguments, self.is_dependent = (
+            source.fn.__name__,
+            len(source.signature),
+            metadata.launch_pdl,
+        )
+
+    def __call__(self, *arguments: Any) -> None:
+        self.launches.append(
+            {"name": self.name, "grid": arguments[:3], "taken": self.num_arguments, "given": len(arguments[9:])}
+            | {"is_dependent": self.is_dependent, "numbers": [x for x in arguments[9:] if isinstance(x, int | float)]}
+        )
+
+
+class _Recording(_Hopper):
+    launcher_cls = _Launcher
+    utils = SimpleNamespace(
+        load_binary=lambda *_: (1, 2, 0, 0, 1024),
+        get_device_properties=lambda _: {"max_shared_mem": 232_448},
+        fill_tma_descriptor=lambda address, *_: f"map of {address}",
+    )
+
+
+def call(contexts: list[int], *, max_context: int = 4096) -> list[dict[str, Any]]:
+    """The launches of one call for sequences of these contexts, one query each."""
+    _Launcher.launches.clear()
+    num_seqs = len(contexts)
+    q = torch.zeros(num_seqs, 8, 64, dtype=torch.bfloat16)
+    k, v = torch.zeros(2, 4, 64, 2, 64, dtype=torch.bfloat16)
+    batch = AttentionBatch(
+        torch.arange(num_seqs + 1, dtype=torch.int32),
+        1,
+        max_context,
+        page_table=torch.zeros(num_seqs, 64, dtype=torch.int32),
+        context_lens=torch.tensor(contexts, dtype=torch.int32),
+    )
+    gluon_decode_launch.run_decode(q, k, v, batch, AttentionFlags(0.1), torch.zeros_like(q))
+    return list(_Launcher.launches)
+
+
+def num_compiled() -> int:
+    kernels = (gluon_decode.hallmark_gluon_decode, gluon_decode.hallmark_gluon_decode_combine)
+    return sum(len(kernel.device_caches[0][0]) for kernel in kernels)
+
+
+def main() -> None:
+    driver.set_active(_Recording())
+    gluon_decode_launch.num_processors = lambda _device: PROCESSORS
+    short = call([1, 2])
+    compiled = [num_compiled()]
+    result = {
+        "short": short,
+        "long": call([4000, 3000]),
+        "wide": call([100] * 512),
+    }
+    compiled.append(num_compiled())
+    print(json.dumps(result | {"compiled": compiled}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""What the kernels of `gluon.decode.hopper` compute, in numpy: against the oracle, over poisoned pages and tables."""
+
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+from attention_inputs import Inputs, assert_right, flags_for, paged
+from gluon_by_numpy import numpy_runner
+
+from kernels.attention import gluon_decode_shares
+from kernels.attention.batch import AttentionFlags
+from kernels.attention.gluon_decode_variants import DecodeVariant, variant_of
+
+CPU = torch.device("cpu")
+# No key, no query, tile and page edges, and one context much longer than the others.
+CONTEXTS = [1, 15, 16, 17, 33, 0, 65, 64, 300, 2]
+QUERIES = [1, 1, 1, 1, 1, 1, 1, 0, 1, 1]
+
+
+def small(inputs: Inputs, flags: AttentionFlags, *, heads: int = 1, block_n: int = 16) -> DecodeVariant:
+    """A variant of few keys a tile, so that short contexts have many."""
+    num_heads, page_size, num_kv_heads = inputs.q.shape[1], inputs.k.shape[1], inputs.k.shape[2]
+    variant = variant_of(
+        inputs.q.shape[2], page_size, (num_heads, num_kv_heads), max(1, inputs.batch.max_seqlen_q),
+        inputs.batch.max_context, flags,
+    )  # fmt: skip
+    return replace(variant, heads=heads, block_n=block_n, stages=2)
+
+
+def check(
+    inputs: Inputs, flags: AttentionFlags, num_programs: int, *, heads: int = 1, combine: tuple[int, int] = (4, 1)
+) -> None:
+    run = numpy_runner(small(inputs, flags, heads=heads), num_programs, combine)
+    assert_right(run, inputs, flags)
+
+
+def ragged(heads: tuple[int, int] = (4, 2), **options: int) -> Inputs:
+    return paged(QUERIES, CONTEXTS, CPU, heads=heads, dtype=torch.float32, page_size=32, **options)
+
+
+@pytest.mark.parametrize("num_programs", [1, 2, 7, 16, 61])
+def test_any_number_of_programs_shares_the_work_of_a_ragged_batch(num_programs: int) -> None:
+    inputs = ragged()
+    check(inputs, flags_for(inputs), num_programs)
+
+
+@pytest.mark.parametrize("combine", [(1, 1), (64, 1), (2, 8)])
+def test_partial_results_are_put_together_some_at_a_time(combine: tuple[int, int]) -> None:
+    inputs = ragged((6, 2))
+    check(inputs, flags_for(inputs), 23, combine=combine)
+
+
+def test_neighbouring_heads_are_worked_on_together() -> None:
+    inputs = ragged((8, 4))
+    check(inputs, flags_for(inputs), 9, heads=2)
+
+
+@pytest.mark.parametrize("window", [1, 16, 17, 64, 301])
+def test_windows(window: int) -> None:
+    inputs = ragged()
+    check(inputs, flags_for(inputs, window=window), 5)
+
+
+def test_all_flags_at_once() -> None:
+    inputs = ragged()
+    check(inputs, flags_for(inputs, "softcap", "sinks", window=40), 11)
+
+
+@pytest.mark.parametrize("heads", [(24, 1), (40, 2)])
+def test_a_group_too_large_for_one_row_is_several(heads: tuple[int, int]) -> None:
+    inputs = ragged(heads)
+    assert small(inputs, flags_for(inputs)).parts > 1
+    check(inputs, flags_for(inputs, "sinks"), 13)
+
+
+@pytest.mark.parametrize("max_queries", [2, 3, 8])
+def test_a_few_queries_a_sequence(max_queries: int) -> None:
+    queries, contexts = [max_queries, 0, 1, max_queries - 1, 2], [max_queries, 5, 70, 90, 1]
+    inputs = paged(queries, contexts, CPU, heads=(8, 2), dtype=torch.float32, page_size=32)
+    for flags in (flags_for(inputs), flags_for(inputs, "sinks", window=20)):
+        check(inputs, flags, 6)
+
+
+def test_a_head_dim_that_is_padded() -> None:
+    inputs = ragged(head_dim=40)
+    check(inputs, flags_for(inputs), 4)
+
+
+def test_more_sequences_than_are_looked_at_together() -> None:
+    num_seqs = 2 * gluon_decode_shares.SEQS.value + 40
+    draw = random.Random(3)
+    contexts = [draw.choice([0, 1, 5, 40]) for _ in range(num_seqs)]
+    queries = [draw.choice([0, 1, 1]) for _ in range(num_seqs)]
+    inputs = paged(queries, contexts, CPU, heads=(1, 1), dtype=torch.float32, page_size=16)
+    check(inputs, flags_for(inputs), 37)
+
+
+def test_random_batches() -> None:
+    draw = random.Random(11)
+    for _ in range(6):
+        num_seqs = draw.randint(1, 9)
+        contexts = [int(2 ** draw.uniform(0, 8)) for _ in range(num_seqs)]
+        inputs = paged([1] * num_seqs, contexts, CPU, heads=(4, 2), dtype=torch.float32, page_size=16)
+        check(inputs, flags_for(inputs, window=draw.choice([None, 30])), draw.randint(1, 40))

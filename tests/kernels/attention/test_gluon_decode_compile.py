@@ -1,0 +1,114 @@
+"""`gluon.decode.hopper` without a GPU: the machine code for sm_90, and what a call launches."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kernels.attention.batch import AttentionFlags
+from kernels.attention.gluon_decode_variants import variant_of
+
+HERE = Path(__file__).parent
+SHARED_BYTES_OF_A_PROCESSOR = 228 * 1024
+RESERVED_BYTES = 1024  # that the hardware adds to every program
+PLAIN = AttentionFlags(0.1)
+SPILLS_ALLOWED = {"d256": 40}  # 16 keys a tile need none and are a tenth slower over contexts of 1k (H200)
+
+
+def output_of(program: str, cache: Path) -> Any:
+    """What a program of this folder prints; run outside the interpreter and Triton's own cache."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment |= {"TRITON_CACHE_DIR": str(cache), "PYTHONPATH": str(HERE.parents[2])}
+    done = subprocess.run(
+        [sys.executable, str(HERE / program)], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def code(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    return dict(output_of("gluon_decode_compile.py", tmp_path_factory.mktemp("cache")))
+
+
+@pytest.fixture(scope="module")
+def calls(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return dict(output_of("gluon_decode_calls.py", tmp_path_factory.mktemp("cache")))
+
+
+def test_no_kernel_spills_registers(code: dict[str, dict[str, Any]]) -> None:
+    excess = {name: [max(0, n - SPILLS_ALLOWED.get(name, 0)) for n in case["spills"]] for name, case in code.items()}
+    assert {name: counts for name, counts in excess.items() if any(counts)} == {}
+
+
+def test_the_programs_that_share_a_processor_fit_its_shared_memory(code: dict[str, dict[str, Any]]) -> None:
+    for name, case in code.items():
+        taken = case["per_processor"] * (case["shared_bytes"] + RESERVED_BYTES)
+        waiting = case["per_processor"] * case["heads"]  # programs of the second launch
+        beside = waiting * (case["combine_shared_bytes"] + RESERVED_BYTES)
+        assert taken + beside <= SHARED_BYTES_OF_A_PROCESSOR, name
+
+
+def test_keys_come_by_tma_and_reach_the_tensor_cores_as_matrices(code: dict[str, dict[str, Any]]) -> None:
+    for name, case in code.items():
+        assert case["tma_loads"] > 0, name
+        assert case["mma"] > 0, name
+        assert case["matrix_loads"] >= case["mma"] / 2, f"{name}: shared memory is read word by word"
+
+
+def test_only_the_second_launch_waits_for_the_first(code: dict[str, dict[str, Any]]) -> None:
+    for name, case in code.items():
+        assert case["waits_for_launch_before"] == [False, True, True], name
+
+
+def test_a_call_is_two_launches_and_the_second_may_start_early(calls: dict[str, Any]) -> None:
+    for name in ("short", "long", "wide"):
+        assert [launch["name"] for launch in calls[name]] == ["hallmark_gluon_decode", "hallmark_gluon_decode_combine"]
+        assert [launch["is_dependent"] for launch in calls[name]] == [False, True]
+
+
+def test_every_launch_hands_over_as_many_arguments_as_its_kernel_takes(calls: dict[str, Any]) -> None:
+    for name in ("short", "long", "wide"):
+        assert [launch["given"] for launch in calls[name]] == [launch["taken"] for launch in calls[name]]
+
+
+def test_launches_depend_on_shapes_and_not_on_lengths(calls: dict[str, Any]) -> None:
+    assert calls["short"] == calls["long"]
+
+
+def test_the_first_grid_is_the_same_for_every_batch(calls: dict[str, Any]) -> None:
+    assert calls["wide"][0]["grid"] == calls["short"][0]["grid"]
+
+
+def test_all_kernels_are_compiled_by_the_first_call(calls: dict[str, Any]) -> None:
+    after_the_first, after_all = calls["compiled"]
+    assert after_the_first == after_all == 3
+
+
+@pytest.mark.parametrize(
+    ("heads", "queries", "columns", "parts"),
+    [((32, 8), 1, 8, 1), ((7, 1), 1, 8, 1), ((16, 1), 1, 16, 1), ((64, 1), 1, 16, 4), ((32, 8), 3, 16, 1),
+     ((32, 8), 8, 16, 2)],
+)  # fmt: skip
+def test_queries_of_a_group_are_columns_of_as_few_rows_as_registers_allow(
+    heads: tuple[int, int], queries: int, columns: int, parts: int
+) -> None:
+    variant = variant_of(128, 64, heads, queries, 4096, PLAIN)
+    assert (variant.columns, variant.parts) == (columns, parts)
+
+
+@pytest.mark.parametrize("page_size", [16, 32, 48, 64, 128])
+def test_a_tile_never_crosses_the_border_of_a_page(page_size: int) -> None:
+    assert page_size % variant_of(128, page_size, (32, 8), 1, 4096, PLAIN).block_n == 0
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "page_size", "queries"), [(320, 64, 1), (100, 64, 1), (128, 24, 1), (128, 64, 17)]
+)
+def test_what_no_variant_takes_is_refused(head_dim: int, page_size: int, queries: int) -> None:
+    with pytest.raises(ValueError, match="expected"):
+        variant_of(head_dim, page_size, (32, 8), queries, 4096, PLAIN)
