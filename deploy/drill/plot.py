@@ -22,8 +22,8 @@ def cdf_plot(panels: Sequence[Panel]) -> str:
         parts.append(f'<g transform="translate({index * WIDTH},0)">')
         parts += _axes(title, lo, hi)
         parts += [_line(before, lo, hi, BEFORE), _line(after, lo, hi, AFTER), "</g>"]
-    parts.append(f'<text x="{MARGIN + 8}" y="52" fill="{BEFORE}">before the upgrade</text>')
-    parts.append(f'<text x="{MARGIN + 8}" y="66" fill="{AFTER}">after, for 10% of traffic</text></svg>')
+    parts.append(f'<text x="{WIDTH - 160}" y="{HEIGHT - 76}" fill="{BEFORE}">before the upgrade</text>')
+    parts.append(f'<text x="{WIDTH - 160}" y="{HEIGHT - 60}" fill="{AFTER}">after, for 10% of traffic</text></svg>')
     return "\n".join(parts) + "\n"
 
 

@@ -37,6 +37,7 @@ NOTHING = {
     "model_bucket:hallmark_time_to_first_token_seconds:p99_30m": P99,
     "model_bucket:hallmark_time_to_first_token_seconds:p99_1h": P99,
     "hallmark: p99 over 1 h": P99,
+    "hallmark: Peak temporary memory": "measured on CUDA devices only",
 }
 FILLED = {"$__rate_interval": "1m", "$__range": "5m", "$peak_tflops": "790", "$peak_tbytes": "4.2"}
 SHORT, LONG = "Once", "Once upon a time there was a little girl. " * 12
