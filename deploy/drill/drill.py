@@ -1,6 +1,6 @@
 """The drill: 10% of traffic moves to a model with an unsupported head dim; who notices? Needs no GPU.
 
-.venv/bin/python deploy/drill/drill.py [--out drill] [--requests 1250]
+.venv/bin/python deploy/drill/drill.py [--out drill] [--requests 1700]
 
 Exit status 0 when it showed all that it is to show, 1 otherwise. The evidence of the stable server stays in OUT/cache.
 """
@@ -84,7 +84,7 @@ def say(text: str) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--out", type=Path, default=Path("drill"))
-    parser.add_argument("--requests", type=int, default=1250)
+    parser.add_argument("--requests", type=int, default=1700)
     options = parser.parse_args()
     out: Path = options.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
