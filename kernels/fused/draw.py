@@ -64,7 +64,9 @@ class _Parts:
         self.is_finite = logits.new_empty(self.num_rows, dtype=torch.bool)
 
     def _new(self, dtype: torch.dtype, count: int) -> tuple[Tensor, ...]:
-        return self.logits.new_empty(count, self.num_rows, self.num_splits, dtype=dtype).unbind()
+        """One value a chunk each, 16 bytes aligned: Triton compiles again for an address that is not."""
+        size = -(-self.num_rows * self.num_splits // 4) * 4
+        return self.logits.new_empty(count, size, dtype=dtype).unbind()
 
 
 def greedy_tokens(logits: Tensor) -> tuple[Tensor, Tensor]:

@@ -45,7 +45,9 @@ def test_a_path_that_is_not_there_is_an_error_that_names_those_that_are(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(parsed("--quick", "--paths", "trito", "--out-dir", str(tmp_path))) == 3
-    assert "'trito' matches none of triton.prefill" in capsys.readouterr().err.replace("gluon.prefill.hopper, ", "")
+    found = capsys.readouterr().err
+    assert "'trito' matches none of " in found
+    assert "triton.prefill, " in found
 
 
 def test_a_run_without_time_measures_nothing_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
