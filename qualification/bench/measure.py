@@ -13,22 +13,18 @@ from torch.profiler import ProfilerActivity, profile
 from kernels.attention.compare import Errors, compare
 from qualification.bench.inputs import Inputs
 from qualification.bench.peers import Call, Prepared
-
-_MAX_CPU_NAMES = 3
+from qualification.profile import calls_seen
 
 
 def kernels_seen(call: Call, device: torch.device) -> tuple[str, ...]:
-    """Names as the profiler sees them, those that take longest first: GPU kernels, on a CPU the first few operators."""
-    is_cuda = device.type == "cuda"
-    with profile(activities=[ProfilerActivity.CUDA if is_cuda else ProfilerActivity.CPU], acc_events=True) as seen:
+    """Names as the profiler sees them: GPU kernels, the longest-running first; on a CPU the operators that compute."""
+    if device.type != "cuda":
+        return tuple(calls_seen([call], device).calls[0])
+    with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as seen:
         call()
         _synchronize(device)
-    events = seen.key_averages()
-    if is_cuda:
-        kernels = [event for event in events if event.device_type == DeviceType.CUDA]
-        return tuple(event.key for event in sorted(kernels, key=lambda event: -event.self_device_time_total))
-    by_time = sorted(events, key=lambda event: -event.self_cpu_time_total)
-    return tuple(event.key for event in by_time)[:_MAX_CPU_NAMES]
+    kernels = [event for event in seen.key_averages() if event.device_type == DeviceType.CUDA]
+    return tuple(event.key for event in sorted(kernels, key=lambda event: -event.self_device_time_total))
 
 
 def temporary_bytes(prepared: Prepared, device: torch.device) -> int | None:
