@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from kernels.fused.draw import _Parts
 from kernels.fused.penalties import RowPenalties
 from kernels.fused.sampling import RowSampling, SampleResult, greedy, sample, sample_torch, sampling_tensors
 
@@ -105,3 +106,11 @@ def test_penalties_change_the_logits_that_the_torch_ops_change(device: torch.dev
 
 def test_an_empty_batch_draws_nothing(device: torch.device) -> None:
     assert greedy(torch.empty(0, 8, device=device)).token_ids.shape == (0,)
+
+
+@pytest.mark.parametrize("num_rows", [1, 2, 3, 5, 7, 33])
+def test_what_a_chunk_writes_is_aligned_for_any_number_of_rows(num_rows: int) -> None:
+    parts = _Parts(torch.zeros(num_rows, VOCAB))
+    written = (parts.values, parts.other_values, parts.best, parts.ids, parts.other_ids, parts.best_ids)
+    assert {tensor.data_ptr() % 16 for tensor in written} == {0}
+    assert all(tensor.numel() >= num_rows * parts.num_splits for tensor in written)
