@@ -20,7 +20,7 @@ class LatencyMetrics:
             "bucket",
         )
         tpot = make.histogram(
-            "time_per_output_token_seconds", "Mean time between a request's tokens", ladder(2), "model", "bucket"
+            "time_per_output_token_seconds", "Mean time between a request's tokens", ladder(1), "model", "bucket"
         )
         prefill = make.histogram(
             "prefill_seconds", "From first schedule to the first token", ladder(60), "model", "bucket"
