@@ -13,22 +13,20 @@ depend on that kernel. Written in Gluon for Triton 3.6.0.
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 # The signatures of jitted functions are Triton's: only their constexpr parameters are annotated.
 
-from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
-from triton.backends.nvidia.driver import TMA_DTYPE_DEVICE_TO_HOST
 from triton.experimental.gluon import jit
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.runtime import driver
 
+from kernels.attention.gluon_prefill import ToLaunch, loaded
 from kernels.fused.skinny import BOX as _BOX
 from kernels.fused.skinny import SkinnyTiling
-from kernels.launch import num_processors
 
 BOX = gl.constexpr(_BOX)
 _GLUON_DTYPES = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16}
@@ -168,7 +166,7 @@ def launch_skinny(x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor, til
     """
     num_rows, size_in = x.shape
     size_out, segment, stride = y.shape[1], size_in // tiling.folds, x.stride(0)
-    kernel = loaded(tiling, x.dtype, y.dtype, x.device)
+    kernel = launcher(tiling, x.dtype, y.dtype, x.device)
     w_map = (tiling.folds, tiling.parts, size_out, segment), (segment, size_out * size_in, size_in, 1)
     x_map = (tiling.folds, num_rows, segment), (segment, stride, 1)
     w_box, x_box = kernel.boxes
@@ -182,50 +180,11 @@ def launch_skinny(x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor, til
     )  # fmt: skip
 
 
-class Loaded(NamedTuple):
-    """A loaded `hallmark_skinny_matmul`: `run` takes arguments by position, each tensor map with its shape and strides.
-
-    encode  makes a tensor map of an address, a box, a shape, strides and 0 (what is outside arrives as zeros)
-    boxes   of the weight and of x: swizzle, element bytes, element type and block
-    """
-
-    run: Any
-    function: int
-    metadata: tuple[int, ...]
-    encode: Callable[..., object]
-    boxes: tuple[tuple[Any, ...], ...]
-    num_processors: int
-
-
-class _ExpandedSource(NamedTuple):
-    """What Triton's launcher asks of a kernel's source."""
-
-    fn: Any
-    constants: Any
-    signature: dict[Any, str]
-
-
 # A pure function of what is compiled in: the cache holds no state.
 @lru_cache(maxsize=256)
-def loaded(tiling: SkinnyTiling, dtype: torch.dtype, dtype_out: torch.dtype, device: torch.device) -> Loaded:
+def launcher(tiling: SkinnyTiling, dtype: torch.dtype, dtype_out: torch.dtype, device: torch.device) -> ToLaunch:
     """`compiled_skinny`, ready to launch past Triton's binder, which takes longer than a small matmul."""
-    kernel = compiled_skinny(tiling, dtype, dtype_out)
-    kernel.run  # noqa: B018 -- loads it
-    signature = []
-    for argument in kernel.src.signature.values():
-        if argument.startswith("tensordesc"):
-            rank = len(argument.split("[")[1].split("]")[0].split(","))
-            signature += ["nvTmaDesc", *["i32"] * rank, *["i64"] * rank]
-        else:
-            signature.append(argument)
-    source = _ExpandedSource(kernel.src.fn, {}, dict(enumerate(signature)))
-    run = driver.active.launcher_cls(source, kernel.metadata._replace(tensordesc_meta=None))
-    boxes = tuple(
-        (box["swizzle"], box["elem_size"], TMA_DTYPE_DEVICE_TO_HOST[box["elem_type"]], box["block_size"])
-        for box in kernel.metadata.tensordesc_meta
-    )
-    encode = driver.active.utils.fill_tma_descriptor
-    return Loaded(run, kernel.function, kernel.packed_metadata, encode, boxes, num_processors(device))
+    return loaded(compiled_skinny(tiling, dtype, dtype_out), device)
 
 
 def compiled_skinny(tiling: SkinnyTiling, dtype: torch.dtype, dtype_out: torch.dtype) -> Any:

@@ -60,9 +60,9 @@ def compile_linear(
         x = weight.new_empty(num_rows, weight.shape[1])
         tiling = tiling_of(x, weight, weight.shape[0] // parts, parts=parts, has_bias=has_bias)
         if tiling is not None:
-            from kernels.fused.gluon_matmul import loaded
+            from kernels.fused.gluon_matmul import launcher
 
-            loaded(tiling, weight.dtype, dtype_out or weight.dtype, weight.device)
+            launcher(tiling, weight.dtype, dtype_out or weight.dtype, weight.device)
 
 
 def tiling_of(
