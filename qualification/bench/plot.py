@@ -13,7 +13,7 @@ from qualification.bench.table import speed_of
 _WIDTH, _HEIGHT = 760, 440
 _LEFT, _RIGHT, _TOP, _BOTTOM = 70, 190, 48, 56  # margins around the plotted area
 # Source: Okabe and Ito, colours that colour-blind readers can tell apart; grey for the rest.
-_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000")
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000")
 _SPARE_COLOUR = "#999999"
 
 Point = tuple[float, float]
@@ -30,7 +30,7 @@ class Line:
 def charts(rows: Iterable[Row]) -> dict[str, str]:
     """Name of a file without its ending -> SVG: one chart for all that differs in length alone."""
     rows = [row for row in sorted_rows(rows) if row.case.mix == FIXED]
-    colours = dict(zip(dict.fromkeys(row.contender for row in rows), _COLOURS, strict=False))
+    colours = dict(zip(dict.fromkeys(row.contender for row in rows), COLOURS, strict=False))
     groups: dict[str, list[Row]] = {}
     for row in rows:
         groups.setdefault(_group_of(row.case), []).append(row)

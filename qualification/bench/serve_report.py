@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from qualification.bench.plot import Line, svg
+from qualification.bench.plot import COLOURS, Line, svg
 from qualification.bench.serve_cases import Scenario
 from qualification.bench.serve_file import ServedSide
 from qualification.bench.serve_row import ServeRow
@@ -25,7 +25,6 @@ _HEAD = (
     "good",
 )
 _RATIO_HEAD = ("case", "group", "number", "ours", "peer", "value", "ratio", "95% interval", "better")
-_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")
 # Above these the client itself is a part of what it measured.
 _MAX_LAG_SHARE = 0.05
 _MAX_LAG_MS = 2.0  # timers of libuv have steps of 1 ms
@@ -134,7 +133,7 @@ def serve_charts(sides: Sequence[ServedSide]) -> dict[str, str]:
     charts = {}
     for name, (scenario, x_label, y_label) in wanted.items():
         lines = [
-            Line(side.name, points, _COLOURS[n % len(_COLOURS)], n > 0)
+            Line(side.name, points, COLOURS[n % len(COLOURS)], n > 0)
             for n, side in enumerate(sides)
             if len(points := _points(side.rows, scenario)) > 1
         ]

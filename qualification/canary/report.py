@@ -9,14 +9,12 @@ from xml.etree import ElementTree
 import msgspec
 
 from kernels.buckets import bucket_of
-from qualification.bench.plot import Line, svg
+from qualification.bench.plot import COLOURS, Line, svg
 from qualification.canary.golden import Times
 from qualification.canary.performance import SideTimes
 from qualification.canary.verdict import ExitCode, Outcome, Verdict, exit_code
 from qualification.load.client import joined
 from qualification.load.sample import ClientLag, LoadResult
-
-_COLOURS = ("#0072b2", "#d55e00")
 
 
 @dataclass(slots=True)
@@ -108,7 +106,7 @@ def as_chart(result: Result) -> str | None:
     for n, (name, side) in enumerate(result.times.items()):
         points = _points(result.lengths, side.times)
         if len(points) > 1:
-            lines.append(Line(name, points, _COLOURS[n % len(_COLOURS)], n > 0))
+            lines.append(Line(name, points, COLOURS[n % len(COLOURS)], n > 0))
     if not lines:
         return None
     return svg("canary: speed to the first token", "tokens of the prompt", "tokens a second", lines)

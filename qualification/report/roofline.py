@@ -4,7 +4,8 @@ import math
 from collections.abc import Sequence
 from html import escape
 
-from qualification.report.views import COLOURS, RoofPoint, Roofs
+from qualification.bench.plot import COLOURS
+from qualification.report.views import RoofPoint, Roofs
 
 _WIDTH, _HEIGHT = 760, 440
 _LEFT, _RIGHT, _TOP, _BOTTOM = 70, 190, 30, 56  # margins around the plotted area

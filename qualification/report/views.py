@@ -5,13 +5,11 @@ from dataclasses import dataclass
 
 from kernels.path import Tier
 from kernels.shape import AttentionShape, Phase, flops
-from qualification.bench.plot import Line
+from qualification.bench.plot import COLOURS, Line
 from qualification.choice import choice_of, tier_of
 from qualification.evidence import Check, Evidence, strain
 from qualification.summary import check_text, time_text
 
-# Source: Okabe and Ito, colours that colour-blind readers can tell apart; grey for the rest.
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000")
 _FLOOR_COLOUR = "#999999"
 
 
