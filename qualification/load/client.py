@@ -94,8 +94,7 @@ class LoadClient:
             progress(num_ended)
 
         for request, payload in sorted(prepared, key=lambda pair: pair[0].at_s):
-            wait_s = start + request.at_s - time.monotonic()
-            if wait_s > 0:
+            while (wait_s := start + request.at_s - time.monotonic()) > 0:  # uvloop wakes up to 0.5 ms early
                 await asyncio.sleep(wait_s)
             tasks.append(asyncio.create_task(self._exchange(request, payload, start)))
             tasks[-1].add_done_callback(count)
