@@ -36,14 +36,12 @@ format: $(STAMP)
 	$(VENV)/bin/ruff format .
 	$(VENV)/bin/ruff check --fix .
 
-# Tests that start whole programs come by themselves: side by side on two cores they would time each other.
 # 5 is pytest's word for no test at all: no mistake where `-k` has chosen tests of the other half.
-PROGRAMS := tests/deploy tests/e2e
 NONE_CHOSEN := $(if $(findstring -k,$(PYTEST_FLAGS)),|| test $$? -eq 5)
 
 test: lint
-	OMP_NUM_THREADS=1 $(VENV)/bin/pytest -m 'not gpu' -n auto --dist loadfile $(PROGRAMS:%=--ignore=%) $(PYTEST_FLAGS) $(NONE_CHOSEN)
-	$(VENV)/bin/pytest -m 'not gpu' $(PROGRAMS) $(PYTEST_FLAGS) $(NONE_CHOSEN)
+	OMP_NUM_THREADS=1 $(VENV)/bin/pytest -m 'not gpu and not timed' -n auto --dist loadfile $(PYTEST_FLAGS) $(NONE_CHOSEN)
+	$(VENV)/bin/pytest -m 'timed and not gpu' $(PYTEST_FLAGS) $(NONE_CHOSEN)
 
 test-gpu: $(STAMP)
 	$(VENV)/bin/pytest -m gpu $(PYTEST_FLAGS)

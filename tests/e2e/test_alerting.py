@@ -24,7 +24,7 @@ from monitoring import (
 )
 from running_server import ROOT, Server, StartServer, free_port
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timed, pytest.mark.timeout(600)]
 
 MIN_REQUESTS = 70  # so that a sampled step, one in 64 of each phase, was timed
 P99 = "a p99 is of 300 requests at least"

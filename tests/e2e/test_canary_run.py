@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from running_server import DEMO, Server, StartServer
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]  # a start on a busy machine takes minutes
+pytestmark = [pytest.mark.e2e, pytest.mark.timed, pytest.mark.timeout(600)]  # a start on a busy machine takes minutes
 
 
 def canary(url: str, *flags: str) -> subprocess.CompletedProcess[str]:

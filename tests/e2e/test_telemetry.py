@@ -18,7 +18,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "server" / "telemetry"
 
 from otlp_collectors import Collector, attributes, events, http_collector
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timed, pytest.mark.timeout(600)]
 COMPLETIONS = "/v1/completions"
 SERVER, OPERATION = f"POST {COMPLETIONS}", "text_completion demo"
 CANARY = "xyzzy-canary"
