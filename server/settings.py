@@ -84,7 +84,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         Count | None,
         Meta(
             description="prompt tokens a step while other requests stream, which bounds the time between their tokens "
-            "(default: 2048 on CUDA, 512 on a CPU)"
+            "(default: on CUDA 2048 for an 8B, more for a smaller model; 512 on a CPU)"
         ),
     ] = None
     max_queued_requests: Annotated[Count, Meta(description="requests that may wait for their first token")] = 512
