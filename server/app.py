@@ -2,8 +2,9 @@
 
 import asyncio
 import contextlib
+import difflib
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.routing import APIRoute
@@ -40,14 +41,14 @@ def create_app(edge: Edge, *, keys: ApiKeys | None = None) -> FastAPI:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(asyncio.to_thread(edge.tracing.close), _TRACE_CLOSE_S)
 
-    app = FastAPI(title="Hallmark", version=edge.version, docs_url=None, redoc_url=None, lifespan=lifespan)
+    app = FastAPI(openapi_url=None, redirect_slashes=False, lifespan=lifespan)
     return _finish(app, routers, edge, keys, OPEN_PATHS)
 
 
 def create_admin_app(edge: Edge) -> FastAPI:
     """Health, metrics and the plan, for a port of its own that only operators reach; it asks for no key."""
     routers = [ops.health_routes(edge), ops.admin_routes(edge)]
-    app = FastAPI(title="Hallmark admin", version=edge.version, docs_url=None, redoc_url=None, openapi_url=None)
+    app = FastAPI(openapi_url=None, redirect_slashes=False)
     return _finish(app, routers, edge, None, OPEN_PATHS)
 
 
@@ -56,8 +57,8 @@ def _finish(
 ) -> FastAPI:
     for router in routers:
         app.include_router(router)
-    app.add_exception_handler(HTTPException, _raise_ours)
     routes = frozenset(route.path for router in routers for route in router.routes if isinstance(route, APIRoute))
+    app.add_exception_handler(HTTPException, _raiser(routes))
     edge.metrics.traffic.create_routes((*routes, "other"))
     settings = edge.settings
     app.add_middleware(
@@ -72,14 +73,22 @@ def _finish(
     return app
 
 
-async def _raise_ours(request: Request, error: Exception) -> Response:
+def _raiser(routes: Iterable[str]) -> Callable[[Request, Exception], Awaitable[Response]]:
     """What routing refuses, as one of our errors, which the guard answers with."""
-    assert isinstance(error, HTTPException)
-    if error.status_code == 404:
-        raise NotFound("There is nothing at this path.")
-    if error.status_code == 405:
-        raise MethodNotAllowed(f"This path does not take {request.method[:16]!r}.")
-    raise InvalidValue("The request cannot be routed.")
+
+    async def raise_ours(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        path = request.url.path[:128]
+        if error.status_code == 404:
+            close = difflib.get_close_matches(path, routes, n=1)
+            raise NotFound(f"There is nothing at {path!a}{f'; did you mean {close[0]!r}?' if close else '.'}")
+        if error.status_code == 405:
+            allowed = (error.headers or {}).get("Allow", "")
+            message = f"{path!a} does not take {request.method[:16]!a}, it takes {allowed}."
+            raise MethodNotAllowed(message, allowed=allowed)
+        raise InvalidValue("The request cannot be routed.")
+
+    return raise_ours
 
 
 async def watch_loop(metrics: Metrics) -> None:

@@ -14,7 +14,7 @@ HallmarkError
 |   |-- Unauthorized           401    invalid_api_key
 |   |-- NotFound               404    not_found
 |   |-- ModelNotFound          404    model_not_found
-|   |-- MethodNotAllowed       405    method_not_allowed
+|   |-- MethodNotAllowed       405    method_not_allowed    Allow
 |   |-- Conflict               409    conflict              it contradicts the state of the server
 |   |-- SlowClient             408    slow_client           the client was too slow to read
 |   |-- RequestTimeout         408    request_timeout       the client was too slow to send
@@ -114,6 +114,10 @@ class ModelNotFound(NotFound):
 class MethodNotAllowed(RequestError):
     status = 405
     code = "method_not_allowed"
+
+    def __init__(self, message: str, *, allowed: str) -> None:
+        super().__init__(message)
+        self.allowed = allowed  # the value of the header Allow
 
 
 class Conflict(RequestError):

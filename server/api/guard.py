@@ -24,6 +24,7 @@ from server.errors import (
     HallmarkError,
     HeadersTooLarge,
     InternalError,
+    MethodNotAllowed,
     PayloadTooLarge,
     RequestTimeout,
     SlowClient,
@@ -74,6 +75,10 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)  # lifespan; uvicorn runs without websockets
             return
+        if (
+            scope["method"] == "HEAD"
+        ):  # some load balancers' probe; uvicorn, which has the old scope, leaves out the body
+            scope = {**scope, "method": "GET"}
         headers: dict[bytes, bytes] = dict(scope["headers"])
         task = asyncio.current_task()
         assert task is not None
@@ -232,6 +237,8 @@ def _headers(error: HallmarkError, body: bytes) -> list[tuple[bytes, bytes]]:
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     if error.retry_after_s is not None:
         headers.append((b"retry-after", str(error.retry_after_s).encode()))
+    if isinstance(error, MethodNotAllowed):
+        headers.append((b"allow", error.allowed.encode()))
     if isinstance(error, PayloadTooLarge | RequestTimeout | HeadersTooLarge):
         headers.append(_CLOSE)
     return headers

@@ -45,12 +45,28 @@ def test_an_unexpected_error_is_a_500_that_says_nothing_of_it(folder: Path) -> N
     assert it.edge.admission.num_requests == 0
 
 
-def test_an_unknown_path_and_a_wrong_method_are_in_the_envelope(folder: Path) -> None:
+def test_an_unknown_path_is_in_the_envelope_with_the_one_that_may_be_meant(folder: Path) -> None:
     it = served(folder)
-    assert it.get("/nope").json()["error"]["code"] == "not_found"
-    wrong = it.get(COMPLETIONS)
+    missing = it.get("/nope").json()["error"]
+    assert (missing["code"], missing["message"]) == ("not_found", "There is nothing at '/nope'.")
+    for path in ("/completions", "/v1/v1/completions", "/v1/completions/"):  # no redirect: behind TLS it leads to http
+        answer = it.post(path, {})
+        assert answer.status_code == 404
+        assert answer.json()["error"]["message"] == f"There is nothing at {path!r}; did you mean {COMPLETIONS!r}?"
+    assert it.value("requests_total", route="other", outcome="client_error") == 4
+
+
+def test_a_wrong_method_is_in_the_envelope_with_the_right_ones(folder: Path) -> None:
+    wrong = served(folder).get(COMPLETIONS)
     assert (wrong.status_code, wrong.json()["error"]["code"]) == (405, "method_not_allowed")
-    assert it.value("requests_total", route="other", outcome="client_error") == 1
+    assert wrong.headers["allow"] == "POST"
+
+
+def test_what_can_be_got_can_be_probed_with_head(folder: Path) -> None:
+    it = served(folder)
+    for path in ("/livez", "/readyz", "/v1/models", "/metrics"):
+        assert it.request("HEAD", path).status_code == 200
+    assert it.request("HEAD", COMPLETIONS).status_code == 405
 
 
 def test_the_clients_request_id_comes_back_if_it_is_plain(folder: Path) -> None:
