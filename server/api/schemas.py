@@ -1,5 +1,6 @@
 """Requests as OpenAI's clients send them. What we do not implement is refused by its name, never ignored."""
 
+import json
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -35,22 +36,24 @@ _UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
     "logprobs": (False,),
     "metadata": ({},),
     "modalities": (["text"],),
+    "moderation": (),
     "n": (1,),
     "parallel_tool_calls": (True, False),
     "prediction": (),
     "priority": (0,),
-    "prompt_cache_key": (),
+    "prompt_cache_options": (),
+    "prompt_cache_retention": ("in_memory", "in-memory"),
     "prompt_logprobs": (),
     "reasoning_effort": (),
     "response_format": ({"type": "text"},),
     "return_token_ids": (False,),
-    "safety_identifier": (),
     "service_tier": ("auto", "default"),
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
     "store": (False,),
     "structured_outputs": (),
     "suffix": ("",),
+    "tool_call_id": (),
     "tool_calls": ([],),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
@@ -94,7 +97,10 @@ class GenerationFields(_Model):
     stop_token_ids: Annotated[list[int], Field(max_length=MAX_STOP_TOKEN_IDS)] = []
     ignore_eos: bool = False
     cache_salt: Annotated[str, Field(min_length=1, max_length=512)] | None = None
+    # Whom a request is for: nothing here depends on it. The first is OpenAI's old name of the other two.
     user: Annotated[str, Field(max_length=512)] | None = None
+    safety_identifier: Annotated[str, Field(max_length=512)] | None = None
+    prompt_cache_key: Annotated[str, Field(max_length=512)] | None = None
 
 
 class CompletionFields(GenerationFields):
@@ -107,7 +113,7 @@ class CompletionFields(GenerationFields):
 
 class Message(_Model):
     role: Literal["system", "developer", "user", "assistant"]
-    content: Any = ""  # see text_of
+    content: Any = None  # see _text_of; only an assistant may have said nothing
     name: Annotated[str, Field(max_length=64)] | None = None
 
 
@@ -155,7 +161,9 @@ def _without_absent(body: Mapping[str, Any], kind: type[BaseModel], prefix: str)
             field = prefix + _plain(name)
             raise UnknownField(f"The field {field!r} is unknown.", param=field)
         elif not any(type(value) is type(neutral) and value == neutral for neutral in _UNSUPPORTED[name]):
-            raise UnsupportedField(f"The field {prefix + name!r} is not implemented.", param=prefix + name)
+            neutral = " or ".join(map(json.dumps, _UNSUPPORTED[name]))
+            but = f"; all it may be is {neutral}" if neutral else ""
+            raise UnsupportedField(f"The field {prefix + name!r} is not implemented{but}.", param=prefix + name)
     return given
 
 
@@ -201,11 +209,15 @@ def stops_of(stop: Any) -> tuple[str, ...]:
 
 
 def plain_messages(messages: list[Message]) -> list[dict[str, str]]:
-    """Messages for the chat template: a role and a text each. Raises InvalidValue and UnsupportedField."""
+    """Messages for the chat template: a role, a text and perhaps a name. Raises InvalidValue and UnsupportedField."""
     found = []
     for i, message in enumerate(messages):
+        where = f"messages[{i}].content"
+        if message.content is None and message.role != "assistant":
+            raise InvalidValue(f"The field {where!r} is missing.", param=where)
         role = "system" if message.role == "developer" else message.role  # OpenAI's newer name of it
-        found.append({"role": role, "content": _text_of(message.content, f"messages[{i}].content")})
+        plain = {"role": role, "content": _text_of("" if message.content is None else message.content, where)}
+        found.append(plain if message.name is None else plain | {"name": checked_text(message.name, "name")})
     return found
 
 

@@ -18,6 +18,7 @@ from edge_fakes import (
     usage_of,
 )
 
+from server.api.schemas import Message, plain_messages
 from server.engine.messages import FinishReason, SamplingParams, TokenDelta
 from server.settings import Settings
 from server.telemetry.tracing import Tracing
@@ -116,6 +117,24 @@ def test_a_developer_message_is_the_systems_and_parts_are_joined(folder: Path) -
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     it.post(CHAT, {"messages": [{"role": "developer", "content": "x"}, {"role": "user", "content": parts}]})
     assert bytes(it.engine.submitted[0][1]) == b"[system]x[user]a\nb[assistant]"
+
+
+def test_a_name_reaches_the_template_and_an_assistant_may_have_said_nothing() -> None:
+    fields = [{"role": "user", "content": "a", "name": "Ann"}, {"role": "assistant", "content": None}]
+    messages = [Message.model_validate(message) for message in fields]
+    assert plain_messages(messages) == [
+        {"role": "user", "content": "a", "name": "Ann"},
+        {"role": "assistant", "content": ""},
+    ]
+
+
+def test_who_a_request_is_for_changes_nothing(folder: Path) -> None:
+    it = served(folder)
+    names = {"user": "u", "safety_identifier": "s", "prompt_cache_key": "k"}
+    assert it.post(CHAT, {"messages": USER, **names}).status_code == 200
+    assert it.post(CHAT, {"messages": USER}).status_code == 200
+    [(_, *with_names), (_, *without)] = it.engine.submitted
+    assert with_names == without
 
 
 def test_a_chat_answer_is_an_assistants_message(folder: Path) -> None:

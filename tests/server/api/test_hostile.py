@@ -1,13 +1,16 @@
 """Bodies that mean harm, or are merely wrong: each costs its own request and nothing else."""
 
+import typing
 from pathlib import Path
 
 import pytest
 from edge_fakes import Served, served
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from openai.types import chat, completion_create_params
 
-from server.api.schemas import CompletionFields
+from server.api.schemas import ChatFields, CompletionFields, GenerationFields, read
+from server.errors import UnsupportedField
 
 COMPLETIONS = "/v1/completions"
 JSON = {"content-type": "application/json"}
@@ -91,6 +94,9 @@ CHATS: list[tuple[str, object, str]] = [
     ("message as text", ["hello"], "invalid_value"),
     ("no role", [{"content": "a"}], "invalid_value"),
     ("tool's role", [{"role": "tool", "content": "a"}], "invalid_value"),
+    ("tool's answer", [{"role": "tool", "content": "a", "tool_call_id": "1"}], "unsupported_field"),
+    ("no content", [{"role": "user"}], "invalid_value"),
+    ("null as content", [{"role": "system", "content": None}], "invalid_value"),
     ("number as content", [{"role": "user", "content": 5}], "invalid_value"),
     ("image", [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}], "unsupported_field"),
     ("part without text", [{"role": "user", "content": [{"type": "text"}]}], "invalid_value"),
@@ -113,6 +119,29 @@ def test_a_refusal_names_the_field_the_limit_and_the_value(folder: Path) -> None
     error = served(folder).post(COMPLETIONS, {"prompt": "a" * 1000, "max_tokens": 100}).json()["error"]
     assert "1024 tokens" in error["message"]
     assert "1100" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "params"),
+    [
+        (CompletionFields, completion_create_params.CompletionCreateParamsStreaming),
+        (ChatFields, chat.completion_create_params.CompletionCreateParamsStreaming),
+    ],
+)
+def test_every_parameter_of_openais_client_is_known(kind: type[GenerationFields], params: type) -> None:
+    """One that is not implemented is refused as such, not as a name that nobody has heard of."""
+    for name in typing.get_type_hints(params):
+        if name not in kind.model_fields:
+            with pytest.raises(UnsupportedField, match=f"The field '{name}' is not implemented"):
+                read(kind, {name: object()})
+
+
+def test_a_field_that_is_not_implemented_says_what_it_may_be(folder: Path) -> None:
+    error = (
+        served(folder).post(COMPLETIONS, {"prompt": "a", "response_format": {"type": "json_object"}}).json()["error"]
+    )
+    expected = 'The field \'response_format\' is not implemented; all it may be is {"type": "text"}.'
+    assert error["message"] == expected
 
 
 def test_no_error_repeats_a_prompt(folder: Path) -> None:
