@@ -83,17 +83,25 @@ class LimitedProtocol(HttpToolsProtocol):
 class Server(uvicorn.Server):
     """On SIGTERM or SIGINT: readiness goes first, running requests finish until a deadline, then they get an error.
 
-    A second signal ends at once.
+    A second signal ends at once, unless it comes within `one_order_s` of the first: timeout(1), and whoever else
+    signals a process and then its group, means one order by two signals.
     """
 
-    def __init__(self, config: uvicorn.Config, lifecycle: Lifecycle, grace_s: float) -> None:
+    def __init__(
+        self, config: uvicorn.Config, lifecycle: Lifecycle, grace_s: float, *, one_order_s: float = 0.5
+    ) -> None:
         super().__init__(config)
         self._lifecycle = lifecycle
         self._grace_s = grace_s
+        self._one_order_s = one_order_s
+        self._ordered_at: float | None = None  # monotonic seconds of the first signal
         self._drain_began_at: float | None = None
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 -- a signal handler's signature
-        if self._lifecycle.is_draining:
+        now = time.monotonic()
+        if self._ordered_at is None:
+            self._ordered_at = now
+        elif now - self._ordered_at >= self._one_order_s:
             self.should_exit = self.force_exit = True
         self._lifecycle.begin_drain()
 

@@ -202,7 +202,8 @@ def test_a_shutdown_lets_a_stream_finish_and_refuses_new_requests_meanwhile(fold
         with httpx.stream("POST", f"{running.url}/v1/completions", json={"prompt": "x", "stream": True}) as answer:
             lines = answer.iter_lines()
             assert '"text":"a"' in next(lines)
-            running.server.handle_exit(signal.SIGTERM, None)
+            for _ in range(2):  # as timeout(1) does: to the process, then to its group
+                running.server.handle_exit(signal.SIGTERM, None)
             assert httpx.get(f"{running.url}/readyz").status_code == 503
             assert httpx.get(f"{running.url}/livez").status_code == 200
             refused = httpx.post(f"{running.url}/v1/completions", json={"prompt": "y"})
@@ -217,6 +218,16 @@ def test_a_shutdown_lets_a_stream_finish_and_refuses_new_requests_meanwhile(fold
         assert not running.thread.is_alive()
     finally:
         running.stop()
+
+
+def test_a_second_order_to_end_does_not_wait_for_running_requests(folder: Path) -> None:
+    it = served(folder)
+    server = Server(uvicorn_config(it.app), it.edge.lifecycle, 30, one_order_s=0)
+    server.handle_exit(signal.SIGINT, None)
+    assert not server.should_exit
+    server.handle_exit(signal.SIGINT, None)
+    assert server.should_exit
+    assert server.force_exit
 
 
 def test_a_stream_that_outlives_the_grace_ends_with_an_error_event(folder: Path) -> None:
