@@ -80,7 +80,7 @@ def _raiser(routes: Iterable[str]) -> Callable[[Request, Exception], Awaitable[R
         assert isinstance(error, HTTPException)
         path = request.url.path[:128]
         if error.status_code == 404:
-            close = difflib.get_close_matches(path, routes, n=1)
+            close = difflib.get_close_matches(path, routes, n=1, cutoff=0.8)  # /v1/embeddings is like nothing here
             raise NotFound(f"There is nothing at {path!a}{f'; did you mean {close[0]!r}?' if close else '.'}")
         if error.status_code == 405:
             allowed = (error.headers or {}).get("Allow", "")

@@ -47,8 +47,8 @@ def test_an_unexpected_error_is_a_500_that_says_nothing_of_it(folder: Path) -> N
 
 def test_an_unknown_path_is_in_the_envelope_with_the_one_that_may_be_meant(folder: Path) -> None:
     it = served(folder)
-    missing = it.get("/nope").json()["error"]
-    assert (missing["code"], missing["message"]) == ("not_found", "There is nothing at '/nope'.")
+    missing = it.get("/v1/embeddings").json()["error"]
+    assert (missing["code"], missing["message"]) == ("not_found", "There is nothing at '/v1/embeddings'.")
     for path in ("/completions", "/v1/v1/completions", "/v1/completions/"):  # no redirect: behind TLS it leads to http
         answer = it.post(path, {})
         assert answer.status_code == 404
