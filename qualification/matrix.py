@@ -104,7 +104,7 @@ def load_matrix(path: Path) -> Matrix:
     try:
         text = path.read_bytes().decode("utf-8")
         schema = msgspec.json.decode(text, type=_AnySchema).schema
-    except (OSError, UnicodeDecodeError, msgspec.DecodeError) as error:
+    except (OSError, UnicodeDecodeError, msgspec.DecodeError, RecursionError) as error:
         raise MatrixError(f"{path.name} cannot be read, perhaps it is truncated: {error}") from error
     if not 1 <= schema <= SCHEMA:
         raise MatrixError(f"{path.name} has schema {schema}, this version reads 1 to {SCHEMA}")
@@ -117,7 +117,9 @@ def load_matrix(path: Path) -> Matrix:
         else:
             file = msgspec.json.decode(text, type=_File)
             entries, model = evidence_of(file.evidence, file.runs, file.fingerprint), file.model
-    except (msgspec.DecodeError, ValueError, LookupError) as error:
+        for entry in entries:
+            _refuse_impossible(entry)
+    except (msgspec.DecodeError, ValueError, LookupError, RecursionError) as error:
         raise MatrixError(f"{path.name} holds no evidence: {error}") from error
     found = {(entry.shape, entry.path): entry for entry in entries}
     if len(found) != len(entries):
@@ -143,12 +145,13 @@ def load_matrices(folder: Path, fingerprint: Fingerprint) -> Matrix:
     digest = hashlib.sha256()
     files = sorted((folder / gpu_folder(fingerprint.gpu)).glob("*.json"))
     for path in files:
-        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+        digest.update(path.name.encode() + b"\0")
         try:
+            digest.update(path.read_bytes() + b"\0")
             matrix = load_matrix(path)
             _refuse_foreign(path, matrix, fingerprint)
-        except MatrixError as error:
-            problems.append(error.rejection)
+        except (MatrixError, OSError) as error:
+            problems.append(Rejection(Reject.MATRIX_INVALID, _one_line(path, error)))
             continue
         for key, evidence in matrix.evidence.items():
             older = found.get(key)
@@ -160,6 +163,24 @@ def load_matrices(folder: Path, fingerprint: Fingerprint) -> Matrix:
 def gpu_folder(gpu: str) -> str:
     """The folder of a GPU's matrix files: "NVIDIA H200" -> "nvidia-h200"."""
     return re.sub(r"[^a-z0-9]+", "-", gpu.lower()).strip("-") or "unnamed"
+
+
+def _refuse_impossible(entry: Evidence) -> None:
+    """Raises ValueError for numbers that no run writes: rates divide by them, and the least time serves."""
+    shape, timing = entry.shape, entry.timing
+    counts = [shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.page_size, shape.window, entry.timed_sequences]
+    counts += [entry.tested_query_tokens, entry.tested_context_tokens]
+    is_possible = all(count is None or count >= 1 for count in counts) and (
+        entry.floor_us is None or entry.floor_us > 0
+    )
+    if timing is not None:
+        is_possible &= timing.p50_us > 0 and timing.spread >= 0 and timing.n >= 1
+    if not is_possible:
+        raise ValueError(f"{entry.path} of {shape} was measured in no time or on nothing")
+
+
+def _one_line(path: Path, error: MatrixError | OSError) -> str:
+    return str(error) if isinstance(error, MatrixError) else f"{path.name} cannot be read: {error.strerror}"
 
 
 def _refuse_foreign(path: Path, matrix: Matrix, fingerprint: Fingerprint) -> None:

@@ -44,6 +44,12 @@ FIRST_SCHEMA = (
 )
 
 
+def signed(text: str) -> str:
+    """The text with its own digest: what only a mistaken or malicious writer makes."""
+    blank = text.replace(text[13:77], "0" * 64)
+    return text.replace(text[13:77], hashlib.sha256(blank.encode()).hexdigest())
+
+
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     target = tmp_path / gpu_folder(MACHINE.gpu) / FILE
@@ -98,6 +104,51 @@ def test_a_newer_schema_is_refused_by_its_number(file: Path) -> None:
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(MatrixError, match=r"none\.json cannot be read"):
         load_matrix(tmp_path / "none.json")
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe", b'{"schema": 2, "model": ' + b"[" * 100_000, b"[]", b"\0"])
+def test_a_file_that_is_no_json_of_ours_is_refused_in_one_line(file: Path, content: bytes) -> None:
+    file.write_bytes(content)
+    with pytest.raises(MatrixError, match=r"^h4-2-d64\.json cannot be read, perhaps it is truncated: [^\n]+$"):
+        load_matrix(file)
+
+
+@pytest.mark.parametrize(
+    ("was", "now"),
+    [
+        ('"p50_us":10.0', '"p50_us":0.0'),
+        ('"p50_us":10.0', '"p50_us":-1.0'),
+        ('"n":20', '"n":0'),
+        ('"n":20', '"n":20,"sequences":0'),
+        ('"n":20', '"n":20,"floor_us":0.0'),
+        ('"tokens":[1,1]', '"tokens":[1,0]'),
+        ("h4:2 d64", "h4:0 d64"),
+        ("h4:2 d64", "h4:2 d0"),
+    ],
+)
+def test_a_number_that_no_run_writes_is_refused_whatever_the_digest(file: Path, was: str, now: str) -> None:
+    assert was in file.read_text()
+    file.write_text(signed(file.read_text().replace(was, now, 1)))
+    with pytest.raises(MatrixError, match="was measured in no time or on nothing"):
+        load_matrix(file)
+
+
+def test_a_row_that_stands_twice_is_refused_whatever_the_digest(file: Path) -> None:
+    row = next(line for line in file.read_text().splitlines() if line.startswith('{"shape"'))
+    file.write_text(signed(file.read_text().replace(row, f"{row}\n{row}", 1)))
+    with pytest.raises(MatrixError, match="says of one shape and path two things"):
+        load_matrix(file)
+
+
+def test_a_folder_or_a_broken_link_in_the_place_of_a_file_is_a_problem_and_no_crash(file: Path) -> None:
+    file.with_name("a.json").mkdir()
+    file.with_name("b.json").symlink_to("nowhere")
+    matrix = load_matrices(file.parent.parent, MACHINE)
+    assert len(matrix.evidence) == len(EVIDENCE)
+    assert [problem.detail for problem in matrix.problems] == [
+        "a.json cannot be read: Is a directory",
+        "b.json cannot be read: No such file or directory",
+    ]
 
 
 def test_a_file_holds_one_machine_only(tmp_path: Path) -> None:
@@ -203,9 +254,7 @@ def test_everything_that_is_measured_is_read_back(tmp_path: Path) -> None:
 
 def test_a_row_that_names_no_run_is_refused(file: Path) -> None:
     name = next(iter(json.loads(file.read_text())["runs"]))
-    text = file.read_text().replace(f'"run":"{name}"', '"run":"ffffffff"', 1)
-    blank = text.replace(text[13:77], "0" * 64)
-    file.write_text(text.replace(text[13:77], hashlib.sha256(blank.encode()).hexdigest()))
+    file.write_text(signed(file.read_text().replace(f'"run":"{name}"', '"run":"ffffffff"', 1)))
     with pytest.raises(MatrixError, match="holds no evidence: 'ffffffff'"):
         load_matrix(file)
 
