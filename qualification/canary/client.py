@@ -29,6 +29,10 @@ class RequestFailed(CanaryError):
     """One generation was refused or broke off; others may work."""
 
 
+class RequestTimedOut(RequestFailed):
+    """The server took it and gave no answer in time."""
+
+
 @dataclass(frozen=True, slots=True)
 class Model:
     name: str
@@ -118,6 +122,8 @@ class Candidate:
             response = self._public.post(path, json=body)
             response.raise_for_status()
             answer = response.json()
+        except httpx.TimeoutException as error:
+            raise RequestTimedOut(f"{path}: {_text(error)}") from error
         except (httpx.HTTPError, ValueError) as error:
             raise RequestFailed(f"{path}: {_text(error)}") from error
         if not isinstance(answer, dict):

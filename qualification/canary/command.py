@@ -1,6 +1,8 @@
 """The command line of `hallmark canary`."""
 
 import argparse
+import math
+import re
 import sys
 import time
 from contextlib import ExitStack
@@ -17,6 +19,8 @@ from qualification.canary.run import Canary, Options, new_salt, record_golden
 from qualification.canary.verdict import ExitCode, Outcome, Stage, Verdict
 from qualification.load.discovery import DiscoveryError
 from qualification.progress import ProgressLine
+
+_DIGEST = re.compile(r"[0-9a-f]{8,64}")  # an empty one, from a variable that nobody set, would be any matrix's
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -63,9 +67,13 @@ def run(args: argparse.Namespace) -> int:
             candidate = Candidate(client(args.url), client(args.admin_url or args.url))
             live = client(args.baseline) if options.has_live_baseline else None
             return _run(args, candidate, None if live is None else Candidate(live, live), options, line)
-    except (CanaryError, GoldenError, DiscoveryError, OSError, ValueError, IndexError, httpx.InvalidURL) as error:
+    except (CanaryError, GoldenError, DiscoveryError, OSError, ValueError, httpx.InvalidURL) as error:
         print(Verdict(Stage.ENVIRONMENT, Outcome.FAIL, str(error)), flush=True)
         return ExitCode.ENVIRONMENT
+    except KeyboardInterrupt:
+        line.close()
+        print("interrupted: nothing was decided", flush=True)
+        return ExitCode.INCONCLUSIVE
     finally:
         line.close()
 
@@ -80,11 +88,15 @@ def _run(
     if args.action == "record":
         if args.out is None:
             raise ValueError("record needs --out FILE")
+        if not args.out.parent.is_dir():  # known before minutes are spent
+            raise ValueError(f"{args.out.parent} is no folder to write --out into")
         golden = record_golden(candidate, options, valid_days=args.valid_days, progress=line)
         save_golden(args.out, golden)
         what = f"{len(golden.prompts)} prompts of {golden.model} and the times of {len(golden.times)} buckets"
         print(f"recorded {what} in {args.out}", flush=True)
         return ExitCode.PASS
+    if args.out_dir is not None:
+        args.out_dir.mkdir(parents=True, exist_ok=True)
     result = Canary(candidate, options, say=_print, progress=line, reference=reference).run()
     if args.out_dir is not None:
         write(args.out_dir, result)
@@ -92,8 +104,7 @@ def _run(
 
 
 def _options(args: argparse.Namespace) -> Options:
-    if args.samples < 1 or args.looks < 1:
-        raise ValueError("--samples and --looks must be at least 1")
+    _refuse_pointless(args)
     rules = replace(
         Rules(),
         max_slowdown=args.max_slowdown,
@@ -108,7 +119,7 @@ def _options(args: argparse.Namespace) -> Options:
     )
     return Options(
         url=args.url,
-        bearer=None if args.api_key_file is None else args.api_key_file.read_text().split()[0],
+        bearer=None if args.api_key_file is None else _first_key(args.api_key_file),
         timeout_s=args.timeout,
         golden=args.golden,
         baseline=args.baseline,
@@ -119,6 +130,32 @@ def _options(args: argparse.Namespace) -> Options:
         has_performance=not args.no_performance,
         rules=rules,
     )
+
+
+def _first_key(file: Path) -> str:
+    keys = file.read_text().split()
+    if not keys:
+        raise ValueError(f"{file} holds no key")
+    return keys[0]
+
+
+def _refuse_pointless(args: argparse.Namespace) -> None:
+    """Raises ValueError for a number with which nothing could fail or nothing could pass: NaN is below no limit."""
+    if args.samples < 1 or args.looks < 1:
+        raise ValueError("--samples and --looks must be at least 1")
+    if not (math.isfinite(args.max_slowdown) and args.max_slowdown >= 1):
+        raise ValueError(f"--max-slowdown must be at least 1, got {args.max_slowdown:g}")
+    if not (math.isfinite(args.noise_ms) and args.noise_ms >= 0):
+        raise ValueError(f"--noise-ms must not be negative, got {args.noise_ms:g}")
+    for flag, value in (("--utilization", args.utilization), ("--timeout", args.timeout)):
+        if not (math.isfinite(value) and value > 0):
+            raise ValueError(f"{flag} must be positive, got {value:g}")
+    if min([*(args.lengths or ()), args.vocab_size]) < 1:
+        raise ValueError("--lengths and --vocab-size must be at least 1")
+    if args.valid_days is not None and args.valid_days < 1:
+        raise ValueError(f"--valid-days must be at least 1, got {args.valid_days}")
+    if args.matrix_digest is not None and not _DIGEST.fullmatch(args.matrix_digest):
+        raise ValueError("--matrix-digest takes 8 to 64 hexadecimal digits")
 
 
 def _print(line: str) -> None:

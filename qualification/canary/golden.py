@@ -54,13 +54,16 @@ def load_golden(path: Path) -> Golden:
         if schema != SCHEMA:
             raise GoldenError(f"{path} has schema {schema}, this version reads {SCHEMA}: record it anew")
         golden = msgspec.json.decode(content, type=Golden)
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, msgspec.DecodeError, RecursionError) as error:
         raise GoldenError(f"{path} cannot be used: {error}") from error
     for prompt in golden.prompts:
         if not len(prompt.places) == len(prompt.logprobs) == len(prompt.likeliest):
             raise GoldenError(f"{path} cannot be used: {prompt.name} has not one log probability for each place")
         if any(not 1 <= place < len(prompt.token_ids) for place in prompt.places):
             raise GoldenError(f"{path} cannot be used: {prompt.name} has a place outside of its prompt")
+    for bucket, times in golden.times.items():
+        if min([*times.ttft_s, *times.tpot_s], default=1.0) <= 0:
+            raise GoldenError(f"{path} cannot be used: a time of {bucket} is not positive")
     return golden
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 
 from kernels.buckets import bucket_of
-from qualification.canary.client import CanaryError, Candidate, Model, RequestFailed
+from qualification.canary.client import CanaryError, Candidate, Model, RequestFailed, RequestTimedOut
 from qualification.canary.golden import SCHEMA, Golden, GoldenPrompt, Times
 from qualification.canary.numerics import Reply
 
@@ -14,6 +14,8 @@ PROMPT_TOKENS = (5, 127, 129, 400, 600, 1900, 2049, 3500, 8193, 20000, 32769)
 _MAX_PLACES = (
     256  # of a prompt whose log probabilities are kept, spread evenly: enough for a mean, few enough for a diff
 )
+
+_MAX_SILENT = 2  # prompts in a row without an answer in time: eleven of them would take 22 minutes
 
 _TEXT = (
     "The keeper of the lighthouse wrote down everything that passed. In spring the fishing boats went out before dawn, "
@@ -102,9 +104,10 @@ def record(
 
 
 def ask(candidate: Candidate, prompts: Iterable[GoldenPrompt], model: Model, progress: Say) -> list[Reply]:
-    """What the candidate makes of each golden prompt that its context takes."""
+    """What the candidate makes of each golden prompt that its context takes. Raises CanaryError when it hangs."""
     fitting = [prompt for prompt in prompts if len(prompt.token_ids) + prompt.max_tokens <= model.max_model_len]
-    replies = []
+    replies: list[Reply] = []
+    num_silent = 0
     for n, prompt in enumerate(fitting):
         progress(n, len(fitting), f"numerics of {prompt.name}")
         scores, text, error = None, None, None
@@ -113,6 +116,11 @@ def ask(candidate: Candidate, prompts: Iterable[GoldenPrompt], model: Model, pro
             scores = candidate.score(prompt.token_ids)
         except RequestFailed as failure:
             error = str(failure)
+            num_silent = num_silent + 1 if isinstance(failure, RequestTimedOut) else 0
+            if num_silent == _MAX_SILENT:
+                raise CanaryError(f"the server hangs: {num_silent} golden prompts in a row {failure}") from failure
+        else:
+            num_silent = 0
         replies.append(Reply(prompt, scores, text, error))
     return replies
 

@@ -61,6 +61,7 @@ class Script:
     salt: int = 0  # another one answers otherwise
     logprob_shift: Callable[[int], float] = no_shift  # of the prompt's length: what its log probabilities are off by
     can_score: bool = True
+    hangs: bool = False  # a completion is taken and never answered
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -100,7 +101,9 @@ class Handler(BaseHTTPRequestHandler):
         script.bodies.append(body)
         if script.counters_grow:
             script.counters[script.counters_grow] += 1
-        if script.status != 200:
+        if script.hangs:
+            self.rfile.read(1)  # until the client goes away
+        elif script.status != 200:
             self.send_json({"error": {"message": "go away"}}, script.status)
         elif body.get("stream"):
             self.stream(body)
