@@ -1,6 +1,8 @@
 """`hallmark qualify`: prove on this machine every attention shape that a model can need. Reads no weights."""
 
 import argparse
+import math
+import os
 import shlex
 import sys
 import time
@@ -38,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-num-batched-tokens", type=_count, metavar="N", help="default: the server's")
     parser.add_argument("--page-size", type=_count, metavar="N", help="tokens a page (default: the server's)")
     parser.add_argument("--dtype", choices=[dtype.value for dtype in Dtype], help="default: the server's")
-    parser.add_argument("--time-limit", type=float, metavar="SECONDS", help="stop then; the same command goes on")
+    parser.add_argument("--time-limit", type=_seconds, metavar="SECONDS", help="stop then; the same command goes on")
     parser.add_argument("--retry-failed", action="store_true", help="measure again what has failed on this stack")
     parser.add_argument(
         "--full-model",
@@ -53,23 +55,35 @@ def run(args: argparse.Namespace) -> int:
     """Run with parsed flags, print, and return the exit code."""
     try:
         return _run(args, models_of(args))
-    except (OSError, ValueError, msgspec.DecodeError) as error:
+    except KeyboardInterrupt:  # in a run itself it is told by `conduct`, with all that is known
+        print("hallmark: interrupted before anything was measured", file=sys.stderr)
+        return ExitCode.INCONCLUSIVE
+    except (OSError, ValueError) as error:
         print(f"hallmark: {error}", file=sys.stderr)
         return ExitCode.ENVIRONMENT
 
 
 def models_of(args: argparse.Namespace) -> dict[str, Mapping[str, object]]:
-    """Parsed config.json by name. Raises OSError, ValueError and msgspec.DecodeError."""
+    """Parsed config.json by name. Raises ValueError."""
     if args.model is not None:
-        config = msgspec.json.decode((args.model / "config.json").read_bytes(), type=dict[str, object])
-        return {args.model.resolve().name: config}
+        return {args.model.resolve().name: _config_of(args.model / "config.json")}
     presets = PRESETS if args.all_presets else [preset_named(name) for name in args.preset]
     if args.out is not None and len(presets) > 1:
         raise ValueError(f"--out takes one model, {len(presets)} are asked for: use --out-dir")
     return {preset.name: preset.config for preset in presets}
 
 
+def _config_of(file: Path) -> Mapping[str, object]:
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=dict[str, object])
+    except OSError as error:
+        raise ValueError(f"{file} cannot be read: {error.strerror}") from error
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ValueError(f"{file} is no JSON object: {error}") from error
+
+
 def _run(args: argparse.Namespace, models: Mapping[str, Mapping[str, object]]) -> int:
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # else torch's profiler writes two lines a call to standard error
     import torch  # the command line as a whole does without it
 
     from kernels.catalog import PATHS, path_named
@@ -142,9 +156,18 @@ def typed(args: argparse.Namespace) -> str:
 
 
 def _count(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, got {text}")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and value > 0):
+        raise argparse.ArgumentTypeError(f"must be positive, got {text}")
     return value
 
 

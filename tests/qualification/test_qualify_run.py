@@ -345,8 +345,10 @@ def test_the_command_proves_a_folders_config_without_weights(
         (["--preset", "none"], "expected one of demo, "),
         (["--preset", "demo", "--paths", "none"], f"expected one of {PATHS[0].name}"),
         (["--all-presets", "--out", "x.json"], "--out takes one model"),
-        (["--model", "/no/such"], "No such file"),
-        (["--preset", "demo", "--page-size", "0"], "must be at least 1, got 0"),
+        (["--model", "/no/such"], "/no/such/config.json cannot be read: No such file"),
+        (["--preset", "demo", "--page-size", "0"], "must be a whole number of at least 1, got 0"),
+        (["--preset", "demo", "--page-size", "x"], "must be a whole number of at least 1, got x"),
+        (["--preset", "demo", "--time-limit", "nan"], "must be positive, got nan"),
     ],
 )
 def test_a_misused_command_is_one_line_and_exit_code_3(
@@ -360,10 +362,18 @@ def test_a_misused_command_is_one_line_and_exit_code_3(
 
 
 def test_a_config_that_is_none_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for content, message in (("{", "truncated"), ('{"hidden_size": 1}', "config.json has no num_attention_heads")):
-        (tmp_path / "config.json").write_text(content)
+    file = tmp_path / "config.json"
+    for content, message in (
+        ("{", f"{file} is no JSON object: Input data was truncated"),
+        ("[]", f"{file} is no JSON object: Expected `object`, got `array`"),
+        ("[" * 100_000, f"{file} is no JSON object: "),
+        ('{"hidden_size": 1}', "config.json has no num_attention_heads"),
+    ):
+        file.write_text(content)
         assert main(["qualify", "--model", str(tmp_path)]) == 3
-        assert message in capsys.readouterr().err
+        err = capsys.readouterr().err
+        assert err.startswith(f"hallmark: {message}")
+        assert err.count("\n") == 1
 
 
 def test_evidence_of_another_file_is_kept_when_limits_shrink(file: Path) -> None:
