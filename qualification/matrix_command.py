@@ -1,6 +1,7 @@
 """`hallmark matrix`: show evidence, verify that it is whole and of this machine, and compare two bodies of it."""
 
 import argparse
+import math
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -29,7 +30,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     diff_parser = actions.add_parser("diff", help="which shapes changed path, status, error or speed")
     diff_parser.add_argument("before", type=Path, metavar="A", help="file or folder")
     diff_parser.add_argument("after", type=Path, nargs="?", metavar="B", help="default: this machine")
-    diff_parser.add_argument("--speed-tolerance", type=float, default=SPEED_TOLERANCE, metavar="SHARE")
+    diff_parser.add_argument(
+        "--speed-tolerance", type=_share, default=SPEED_TOLERANCE, metavar="SHARE", help="of a time (0.05)"
+    )
     diff_parser.add_argument("--cache-dir", type=Path, metavar="DIR", default=Path.home() / ".cache" / "hallmark")
 
 
@@ -44,6 +47,16 @@ def run(args: argparse.Namespace) -> int:
     except (MatrixError, OSError) as error:
         print(f"hallmark: {error}", file=sys.stderr)
         return ExitCode.ENVIRONMENT
+
+
+def _share(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and value >= 0):  # nothing is slower than NaN allows
+        raise argparse.ArgumentTypeError(f"must be a share such as 0.05, got {text}")
+    return value
 
 
 def this_machine() -> tuple[Fingerprint, Sequence[KernelPath]]:
@@ -157,7 +170,9 @@ def _merged(place: Path) -> dict[Key, Evidence]:
     merged: dict[Key, Evidence] = {}
     matrices: list[Matrix] = [load_matrix(path) for path in matrix_files(place)]
     gpus = sorted({entry.fingerprint.gpu for matrix in matrices for entry in matrix.evidence.values()})
-    if len(gpus) != 1:
+    if not gpus:
+        raise MatrixError(f"{place} holds no evidence")
+    if len(gpus) > 1:
         raise MatrixError(f"{place} holds evidence of {len(gpus)} GPUs ({', '.join(gpus)}), one can be compared")
     for key, entry in (item for matrix in matrices for item in matrix.evidence.items()):
         older = merged.get(key)

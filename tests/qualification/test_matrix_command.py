@@ -212,6 +212,22 @@ def test_diff_of_two_folders_prints_a_line_a_shape(folder: Path, capsys: pytest.
     assert main(["matrix", "diff", str(other), str(other)]) == 0
 
 
+@pytest.mark.parametrize("share", ["nan", "-1", "inf", "x"])
+def test_a_tolerance_that_nothing_could_exceed_is_refused(
+    folder: Path, share: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["matrix", "diff", str(folder), str(folder), "--speed-tolerance", share]) == 3
+    assert f"must be a share such as 0.05, got {share}" in capsys.readouterr().err
+
+
+def test_a_folder_without_evidence_has_nothing_to_compare(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "none").mkdir()
+    assert main(["matrix", "diff", str(folder), str(tmp_path / "none")]) == 3
+    assert capsys.readouterr().err == f"hallmark: {tmp_path / 'none'} holds no evidence\n"
+
+
 def test_diff_refuses_a_folder_of_several_gpus(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save_matrix(folder / "x" / "demo.json", [evidence(SHAPE, FIRST, fingerprint=replace(MACHINE, gpu="Other"))])
     assert main(["matrix", "diff", str(folder), str(folder)]) == 3
