@@ -5,8 +5,7 @@
 
 from enum import Enum
 from pathlib import Path
-
-from prometheus_client.metrics import MetricWrapperBase
+from typing import Any
 
 from kernels.buckets import Bucket
 from kernels.path import Reject
@@ -16,7 +15,7 @@ from server.engine.death import DeathCause
 from server.telemetry.metrics import Metrics
 from server.telemetry.objectives import DEFAULT_OBJECTIVES
 from server.telemetry.outcomes import Attestation, DisconnectStage, OomStage, Outcome, RejectedFor, Sli
-from server.telemetry.registry import MAX_SAMPLES, Registry
+from server.telemetry.registry import MAX_SAMPLES, Family, Registry
 from server.telemetry.slo import UNKNOWN_BUCKET
 
 PAGE = Path(__file__).resolve().parent / "metrics.md"
@@ -53,19 +52,11 @@ OPEN = {
 }
 
 
-def collectors() -> list[MetricWrapperBase]:
+def families() -> list[Family[Any]]:
     """Every metric that the server declares, in the order of the registry."""
     registry = Registry()
     Metrics("model", registry, version="0")
-    found = list(registry._collector_to_names)
-    assert all(isinstance(collector, MetricWrapperBase) for collector in found)
-    return found  # type: ignore[return-value]
-
-
-def name_of(collector: MetricWrapperBase) -> str:
-    """As it is scraped."""
-    family = collector.describe()[0]
-    return f"{family.name}_total" if family.type == "counter" else family.name
+    return registry.families
 
 
 def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
@@ -76,19 +67,18 @@ def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
 def metrics_table() -> str:
     """Name, type, labels and meaning of every metric."""
     rows = []
-    for collector in collectors():
-        family = collector.describe()[0]
-        labels = " ".join(f"`{label}`" for label in collector._labelnames)
-        rows.append((f"`{name_of(collector)}`", family.type, labels, family.documentation))
+    for family in families():
+        labels = " ".join(f"`{label}`" for label in family.labels)
+        rows.append((f"`{family.name}`", family.kind, labels, family.text))
     return table(("metric", "type", "labels", "meaning"), rows)
 
 
 def labels_table() -> str:
     """Each label, where it is used, and its values."""
     used: dict[tuple[str, str], list[str]] = {}
-    for collector in collectors():
-        for label in collector._labelnames:
-            used.setdefault((label, _values(name_of(collector), label)), []).append(name_of(collector))
+    for family in families():
+        for label in family.labels:
+            used.setdefault((label, _values(family.name, label)), []).append(family.name)
     every = {label: sum(len(names) for (other, _), names in used.items() if other == label) for label, _ in used}
     rows = []
     for (label, values), names in sorted(used.items()):

@@ -13,7 +13,7 @@ from server.api.switch import switch_routes
 from server.engine.client import EngineState
 from server.engine.messages import PlanRow
 from server.errors import RETRY_AFTER_S, NotReady
-from server.telemetry.exposition import OPENMETRICS, TEXT, Exposition
+from server.telemetry.exposition import OPENMETRICS, TEXT, expose
 
 HEARTBEAT_LIMIT_S = 30.0  # the engine beats every 0.5 s, idle or not; its supervisor kills it after as long
 LOOP_LIMIT_S = 10.0
@@ -38,12 +38,11 @@ def health_routes(edge: Edge) -> APIRouter:
 def admin_routes(edge: Edge) -> APIRouter:
     """What operators ask; behind the API key, or on a port of its own."""
     router = APIRouter()
-    exposition = Exposition(edge.metrics.registry)
 
     @router.get("/metrics")
     def metrics(request: Request) -> Response:
         content_type = OPENMETRICS if "application/openmetrics-text" in request.headers.get("accept", "") else TEXT
-        return Response(exposition.write(content_type), headers={"content-type": content_type})
+        return Response(expose(edge.metrics.registry, content_type), headers={"content-type": content_type})
 
     @router.get("/attention")
     def attention() -> Response:

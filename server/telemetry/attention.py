@@ -1,13 +1,14 @@
 """Which kernel path served, what it replaced and why, how fast it was, and what is proven of it."""
 
 import hashlib
+import time
 from collections.abc import Iterable
 
 from kernels.path import Reject
 from qualification.decision import Status
 from server.engine.messages import DispatchCount, EngineReady, PlanRow
 from server.telemetry.outcomes import Attestation
-from server.telemetry.registry import Children, Maker
+from server.telemetry.registry import Maker
 
 _BUILD_FIELDS = ("gpu", "sm", "driver", "cuda", "torch", "triton")
 # What may befall a path after the plan was made, in this engine (quarantined) or in its next one. All that stands
@@ -27,14 +28,12 @@ class AttentionMetrics:
             "build_info", "What runs here; always 1", "version", "fingerprint", *_BUILD_FIELDS
         )
         self._matrix_info = make.gauge("matrix_info", "The matrix in use; always 1", "digest", "verdict")
-        self._shapes = Children(make.gauge("qualification_shapes", "Shapes of the plan by status", "status"))
+        self._shapes = make.gauge("qualification_shapes", "Shapes of the plan by status", "status")
         self._qualified_at = make.gauge(
             "qualification_last_success_timestamp_seconds", "When every shape of the plan last had a path"
-        )
-        self._attestations = Children(
-            make.counter(
-                "attestation_total", "Profiled forwards, by whether the promised kernels were the ones seen", "result"
-            )
+        ).of()
+        self._attestations = make.counter(
+            "attestation_total", "Profiled forwards, by whether the promised kernels were the ones seen", "result"
         )
         for status in Status:
             self._shapes.of(status.value)
@@ -42,65 +41,54 @@ class AttentionMetrics:
             self._attestations.of(result.value)
 
     def _create_service(self, make: Maker, model: str) -> None:
-        dispatches = make.counter(
+        self._dispatches = make.counter(
             "attention_dispatch_total",
             "Decisions served, one a step and phase",
-            *("model", "phase", "bucket", "path", "status"),
+            *("phase", "bucket", "path", "status"),
+            model=model,
         )
-        fallbacks = make.counter(
+        self._fallbacks = make.counter(
             "attention_fallback_total",
             "Fallback decisions served, by reason",
-            *("model", "phase", "from", "to", "reason"),
+            *("phase", "from", "to", "reason"),
+            model=model,
         )
-        launches = make.counter("attention_launches_total", "Attention calls: layers x steps", "path")
-        self._dispatches = Children(dispatches, model)
-        self._fallbacks = Children(fallbacks, model)
-        self._launches = Children(launches)
+        self._launches = make.counter("attention_launches_total", "Attention calls: layers x steps", "path")
         self._launch_counts: dict[str, int] = {}
-        self._compiles = Children(make.counter("kernel_compiles_total", "Triton kernels compiled", "after_ready"))
+        self._compiles = make.counter("kernel_compiles_total", "Triton kernels compiled", "after_ready")
         for after_ready in ("false", "true"):
             self._compiles.of(after_ready)
 
     def _create_efficiency(self, make: Maker) -> None:
-        self._tflops = Children(
-            make.gauge(
-                "attention_achieved_tflops",
-                "Attention's floating-point operations over its measured kernel time, latest sample",
-                *("phase", "bucket"),
-            )
+        self._tflops = make.gauge(
+            "attention_achieved_tflops",
+            "Attention's floating-point operations over its measured kernel time, latest sample",
+            *("phase", "bucket"),
         )
-        self._bandwidth = Children(
-            make.gauge(
-                "attention_achieved_bytes_per_second",
-                "Attention's bytes by the IO model over its measured kernel time, latest sample",
-                *("phase", "bucket"),
-            )
+        self._bandwidth = make.gauge(
+            "attention_achieved_bytes_per_second",
+            "Attention's bytes by the IO model over its measured kernel time, latest sample",
+            *("phase", "bucket"),
         )
-        self._kernel_s = Children(
-            make.counter(
-                "attention_sampled_kernel_seconds_total", "Attention's kernel time in sampled steps", "phase", "bucket"
-            )
+        self._kernel_s = make.counter(
+            "attention_sampled_kernel_seconds_total", "Attention's kernel time in sampled steps", "phase", "bucket"
         )
-        self._hbm_bytes = Children(
-            make.counter(
-                "attention_sampled_hbm_bytes_total",
-                "Attention's bytes by the IO model in sampled steps",
-                *("phase", "bucket"),
-            )
+        self._hbm_bytes = make.counter(
+            "attention_sampled_hbm_bytes_total",
+            "Attention's bytes by the IO model in sampled steps",
+            *("phase", "bucket"),
         )
-        self._peak = Children(
-            make.gauge("peak_temporary_bytes", "Most memory a step took beyond weights and KV cache", "phase")
-        )
+        self._peak = make.gauge("peak_temporary_bytes", "Most memory a step took beyond weights and KV cache", "phase")
         self._peak_bytes: dict[str, int] = {}
 
     def ready(self, ready: EngineReady) -> None:
         """What the engine has planned: every label that can follow is created at 0."""
         self._build_info.clear()  # a restarted engine may have found another driver
-        self._build_info.labels(self._version, *build_labels(ready.fingerprint)).set(1)
+        self._build_info.of(self._version, *build_labels(ready.fingerprint)).set(1)
         self._matrix_info.clear()
-        self._matrix_info.labels(ready.matrix_digest or "none", ready.matrix_verdict).set(1)
+        self._matrix_info.of(ready.matrix_digest or "none", ready.matrix_verdict).set(1)
         self.planned(ready.plan)
-        self._qualified_at.set_to_current_time()
+        self._qualified_at.set(time.time())
         for row in ready.plan:
             if row.path is not None:
                 self._dispatches.of(row.phase, row.context_bucket, row.path, row.status)

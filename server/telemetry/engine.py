@@ -1,31 +1,33 @@
 """Where the engine process stands: its steps, its queue, its cache, its ends."""
 
+import time
+
 from server.engine.death import DeathCause
 from server.engine.messages import Heartbeat, StepRecord
 from server.telemetry.outcomes import OomStage
-from server.telemetry.registry import Children, Maker
+from server.telemetry.registry import Maker
 
 
 class EngineMetrics:
     def __init__(self, make: Maker) -> None:
-        self._running = make.gauge("requests_running", "Sequences that the engine computes")
-        self._waiting = make.gauge("requests_waiting", "Sequences that wait in the engine")
-        self._kv_usage = make.gauge("kv_cache_usage_ratio", "Used share of the KV cache's pages")
+        self._running = make.gauge("requests_running", "Sequences that the engine computes").of()
+        self._waiting = make.gauge("requests_waiting", "Sequences that wait in the engine").of()
+        self._kv_usage = make.gauge("kv_cache_usage_ratio", "Used share of the KV cache's pages").of()
         self._prefix_queried = make.counter(
             "prefix_cache_queried_tokens_total", "Prompt tokens looked up in the prefix cache"
-        )
+        ).of()
         self._prefix_hits = make.counter(
             "prefix_cache_hit_tokens_total", "Prompt tokens found there, hence not computed again"
-        )
-        self._preemptions = make.counter("preemptions_total", "Sequences that lost their pages and were computed anew")
-        self._nonfinite = make.counter("nonfinite_logits_total", "Sequences ended because no logit was finite")
-        self._ooms = Children(
-            make.counter("gpu_oom_total", "Steps that the device's memory did not suffice for", "stage")
-        )
-        self._up = make.gauge("engine_up", "1 while the engine is ready")
-        self._steps = make.counter("engine_steps_total", "Steps of the engine")
-        self._last_step_at = make.gauge("engine_last_step_timestamp_seconds", "When the last step ended")
-        self._restarts = Children(make.counter("engine_restarts_total", "Engine processes that ended unasked", "cause"))
+        ).of()
+        self._preemptions = make.counter(
+            "preemptions_total", "Sequences that lost their pages and were computed anew"
+        ).of()
+        self._nonfinite = make.counter("nonfinite_logits_total", "Sequences ended because no logit was finite").of()
+        self._ooms = make.counter("gpu_oom_total", "Steps that the device's memory did not suffice for", "stage")
+        self._up = make.gauge("engine_up", "1 while the engine is ready").of()
+        self._steps = make.counter("engine_steps_total", "Steps of the engine").of()
+        self._last_step_at = make.gauge("engine_last_step_timestamp_seconds", "When the last step ended").of()
+        self._restarts = make.counter("engine_restarts_total", "Engine processes that ended unasked", "cause")
         for cause in DeathCause:
             self._restarts.of(cause.value)
         for stage in OomStage:
@@ -39,7 +41,7 @@ class EngineMetrics:
 
     def stepped(self, record: StepRecord) -> None:
         self._steps.inc()
-        self._last_step_at.set_to_current_time()
+        self._last_step_at.set(time.time())
         self._running.set(record.num_running)
         self._waiting.set(record.num_waiting)
         self._kv_usage.set(record.num_pages_used / record.num_pages)

@@ -5,35 +5,31 @@ from collections.abc import Iterable
 from kernels.buckets import Bucket, bucket_of
 from server.engine.messages import RequestTimes
 from server.telemetry.outcomes import Outcome
-from server.telemetry.registry import Children, Exemplar, Maker, ladder
+from server.telemetry.registry import Maker, ladder
+from server.telemetry.series import Exemplar
 
 FINE_TTFT_S = (0.004, 4.0)  # from the fastest first token of a small model on an H200 to what nobody waits for
 
 
 class LatencyMetrics:
     def __init__(self, make: Maker, model: str) -> None:
-        ttft = make.histogram(
+        self._ttft = make.histogram(
             "time_to_first_token_seconds",
             "From arrival to the first token, by prompt length",
             ladder(60, FINE_TTFT_S),
-            "model",
             "bucket",
+            model=model,
         )
-        tpot = make.histogram(
-            "time_per_output_token_seconds", "Mean time between a request's tokens", ladder(1), "model", "bucket"
+        self._tpot = make.histogram(
+            "time_per_output_token_seconds", "Mean time between a request's tokens", ladder(1), "bucket", model=model
         )
-        prefill = make.histogram(
-            "prefill_seconds", "From first schedule to the first token", ladder(60), "model", "bucket"
+        self._prefill = make.histogram(
+            "prefill_seconds", "From first schedule to the first token", ladder(60), "bucket", model=model
         )
-        queue = make.histogram("queue_seconds", "From submission to first schedule", ladder(60), "model")
-        duration = make.histogram(
-            "request_duration_seconds", "From arrival to the last byte", ladder(600), "model", "outcome"
+        self._queue = make.histogram("queue_seconds", "From submission to first schedule", ladder(60), model=model).of()
+        self._duration = make.histogram(
+            "request_duration_seconds", "From arrival to the last byte", ladder(600), "outcome", model=model
         )
-        self._ttft = Children(ttft, model)
-        self._tpot = Children(tpot, model)
-        self._prefill = Children(prefill, model)
-        self._queue = queue.labels(model)
-        self._duration = Children(duration, model)
         for outcome in Outcome:
             self._duration.of(outcome.value)
 

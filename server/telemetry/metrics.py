@@ -7,8 +7,6 @@ Label sets that are known in advance are created at 0: a counter that first appe
 import time
 from collections.abc import Callable
 
-from prometheus_client import CollectorRegistry
-
 from kernels.buckets import buckets_up_to
 from server.engine.messages import (
     AttestationReport,
@@ -25,7 +23,8 @@ from server.telemetry.engine import EngineMetrics
 from server.telemetry.latency import LatencyMetrics
 from server.telemetry.objectives import DEFAULT_OBJECTIVES, Objectives
 from server.telemetry.outcomes import Attestation, Outcome
-from server.telemetry.registry import Exemplar, Maker
+from server.telemetry.registry import Maker, Registry
+from server.telemetry.series import Exemplar
 from server.telemetry.slo import SloMetrics
 from server.telemetry.traffic import TrafficMetrics
 
@@ -36,7 +35,7 @@ class Metrics:
     def __init__(
         self,
         model: str,
-        registry: CollectorRegistry,
+        registry: Registry,
         *,
         version: str,
         objectives: Objectives = DEFAULT_OBJECTIVES,

@@ -1,27 +1,78 @@
-"""What every metric is made with: the registry, the prefix, the ladders of the histograms, cached children."""
+"""What every metric is made with: the registry, the prefix, the ladders of the histograms, the series of a metric."""
 
-from collections.abc import Iterator
-from typing import Generic, TypeVar
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Generic, Protocol, TypeVar
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.metrics import MetricWrapperBase
+from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import Metric
+from prometheus_client.parser import text_string_to_metric_families
 
-Exemplar = dict[str, str] | None  # trace_id and span_id of a sampled trace
-Child = TypeVar("Child", bound=MetricWrapperBase)
+from server.telemetry.series import Counter, Gauge, Histogram, Labels, escaped
 
 LADDER_FACTOR = 1.3
 FINE_FACTOR = 1.1
-MAX_SAMPLES = 2000  # of a process: 1600 samples already take 11-14 ms of the interpreter a scrape (2 cores)
+MAX_SAMPLES = 2000  # of a process, which Prometheus keeps for weeks
+
+
+class Series(Protocol):
+    """The numbers of one label set."""
+
+    def lines(self, is_openmetrics: bool, /) -> Iterator[str]: ...
+
+
+Child = TypeVar("Child", bound=Series)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Family(Generic[Child]):
+    """One metric: its series by the values of their labels."""
+
+    name: str  # as it is scraped
+    kind: str  # counter, gauge or histogram
+    text: str
+    labels: tuple[str, ...]
+    _first: tuple[str, ...]  # values of the leading labels, the same for every series
+    _make: Callable[[str, Labels], Child]
+    _series: dict[tuple[str, ...], Child] = field(default_factory=dict)
+
+    def of(self, *rest: str) -> Child:
+        """The series with these last labels, made at 0 if it is new: after that a dictionary hit."""
+        found = self._series.get(rest)
+        if found is None:
+            labels = dict(zip(self.labels, (*self._first, *rest), strict=True))
+            found = self._series.setdefault(rest, self._make(self.name, labels))
+        return found
+
+    def clear(self) -> None:
+        self._series.clear()
+
+    def lines(self, is_openmetrics: bool) -> Iterator[str]:
+        """In OpenMetrics, where a family has no suffix, or in the older format, where a help text has bare quotes."""
+        name = self.name.removesuffix("_total") if is_openmetrics else self.name
+        text = escaped(self.text) if is_openmetrics else escaped(self.text).replace(r"\"", '"')
+        yield f"# HELP {name} {text}\n# TYPE {name} {self.kind}\n"
+        for series in self._series.copy().values():  # a copy: the scrape is another thread's
+            yield from series.lines(is_openmetrics)
+
+    def collect(self) -> Iterable[Metric]:
+        """As the client library reads what is written."""
+        return text_string_to_metric_families("".join(self.lines(is_openmetrics=False)))
 
 
 class Registry(CollectorRegistry):
-    """Leaves out the `_created` samples, which double the size of a scrape and which nobody reads."""
+    """All families, in the order of their making."""
 
-    def collect(self) -> Iterator[Metric]:
-        for metric in super().collect():
-            metric.samples = [sample for sample in metric.samples if not sample.name.endswith("_created")]
-            yield metric
+    def __init__(self) -> None:
+        super().__init__(auto_describe=True)
+        self.families: list[Family[Any]] = []
+
+    def add(self, family: Family[Child]) -> Family[Child]:
+        """Raises ValueError for a name that is taken."""
+        self.register(family)
+        self.families.append(family)
+        return family
 
 
 def ladder(last_s: float, fine_s: tuple[float, float] | None = None) -> tuple[float, ...]:
@@ -38,33 +89,33 @@ def ladder(last_s: float, fine_s: tuple[float, float] | None = None) -> tuple[fl
 
 
 class Maker:
-    """Makes metrics of one registry, with the prefix that all of them have."""
+    """Makes metrics of one registry, with the prefix that all of them have.
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    Labels with one value for every series come first, as keywords.
+    """
+
+    def __init__(self, registry: Registry) -> None:
         self.registry = registry
 
-    def counter(self, name: str, text: str, *labels: str) -> Counter:
-        return Counter(f"hallmark_{name}", text, labels, registry=self.registry)
+    def counter(self, name: str, text: str, *labels: str, **first: str) -> Family[Counter]:
+        return self._family(Counter, "counter", name, text, labels, first)
 
-    def gauge(self, name: str, text: str, *labels: str) -> Gauge:
-        return Gauge(f"hallmark_{name}", text, labels, registry=self.registry)
+    def gauge(self, name: str, text: str, *labels: str, **first: str) -> Family[Gauge]:
+        return self._family(Gauge, "gauge", name, text, labels, first)
 
-    def histogram(self, name: str, text: str, edges: tuple[float, ...], *labels: str) -> Histogram:
-        return Histogram(f"hallmark_{name}", text, labels, registry=self.registry, buckets=edges)
+    def histogram(
+        self, name: str, text: str, edges: tuple[float, ...], *labels: str, **first: str
+    ) -> Family[Histogram]:
+        return self._family(partial(Histogram, edges=edges), "histogram", name, text, labels, first)
 
-
-class Children(Generic[Child]):
-    """The children of one metric by their labels: a dictionary hit, where `labels()` checks, converts and locks."""
-
-    def __init__(self, parent: Child, *first: str) -> None:
-        """`first`: values of the leading labels, the same for every child."""
-        self._parent = parent
-        self._first = first
-        self._found: dict[tuple[str, ...], Child] = {}
-
-    def of(self, *rest: str) -> Child:
-        """The child with these last labels, made at 0 if it is new."""
-        found = self._found.get(rest)
-        if found is None:
-            found = self._found[rest] = self._parent.labels(*self._first, *rest)
-        return found
+    def _family(
+        self,
+        make: Callable[[str, Labels], Child],
+        kind: str,
+        name: str,
+        text: str,
+        labels: tuple[str, ...],
+        first: dict[str, str],
+    ) -> Family[Child]:
+        names, values = (*first, *labels), tuple(first.values())
+        return self.registry.add(Family(f"hallmark_{name}", kind, text, names, values, make))

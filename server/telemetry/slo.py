@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from kernels.buckets import Bucket, bucket_of
 from server.telemetry.objectives import Objectives
 from server.telemetry.outcomes import Outcome, Sli
-from server.telemetry.registry import Children, Maker
+from server.telemetry.registry import Maker
 
 UNKNOWN_BUCKET = "unknown"  # the request ended before its prompt was counted
 # The client's own doing says nothing of our availability.
@@ -15,27 +15,24 @@ _UNCOUNTED = frozenset({Outcome.CLIENT_ERROR, Outcome.DISCONNECTED})
 class SloMetrics:
     def __init__(self, make: Maker, model: str, objectives: Objectives) -> None:
         self._objectives = objectives
-        events = make.counter(
+        self._events = make.counter(
             "slo_events_total",
             "Events by their objective: good or bad. A request that we end before its first token is a bad ttft",
-            "model",
-            "bucket",
-            "sli",
-            "result",
+            *("bucket", "sli", "result"),
+            model=model,
         )
-        self._events = Children(events, model)
         self._limits = make.gauge("slo_objective_seconds", "Longest time of a good event", "bucket", "sli")
         targets = make.gauge("slo_target_ratio", "Share of events that must be good", "sli")
-        targets.labels(Sli.TTFT.value).set(objectives.ttft.target)
-        targets.labels(Sli.TPOT.value).set(objectives.tpot.target)
-        targets.labels(Sli.AVAILABILITY.value).set(objectives.availability.target)
+        targets.of(Sli.TTFT.value).set(objectives.ttft.target)
+        targets.of(Sli.TPOT.value).set(objectives.tpot.target)
+        targets.of(Sli.AVAILABILITY.value).set(objectives.availability.target)
         self._create(UNKNOWN_BUCKET, Sli.AVAILABILITY)
 
     def create_buckets(self, buckets: Iterable[Bucket]) -> None:
         for bucket in buckets:
             self._create(bucket.label, *Sli)
-            self._limits.labels(bucket.label, Sli.TTFT.value).set(self._objectives.ttft.seconds[bucket])
-            self._limits.labels(bucket.label, Sli.TPOT.value).set(self._objectives.tpot.seconds[bucket])
+            self._limits.of(bucket.label, Sli.TTFT.value).set(self._objectives.ttft.seconds[bucket])
+            self._limits.of(bucket.label, Sli.TPOT.value).set(self._objectives.tpot.seconds[bucket])
 
     def first_token(self, num_prompt_tokens: int, ttft_s: float) -> None:
         bucket = bucket_of(num_prompt_tokens)

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from server.telemetry.outcomes import DisconnectStage, Outcome, RejectedFor
-from server.telemetry.registry import Children, Maker
+from server.telemetry.registry import Maker
 
 
 class TrafficMetrics:
@@ -13,19 +13,21 @@ class TrafficMetrics:
         self._now = now
         self._inflight: dict[str, float] = {}  # request id -> arrival; the oldest first
         self.loop_seen_at = now()  # when the event loop last turned
-        self._prompt_tokens = make.counter("prompt_tokens_total", "Prompt tokens of requests that got a first token")
-        self._generation_tokens = make.counter("generation_tokens_total", "Tokens generated")
-        self._requests = Children(make.counter("requests_total", "HTTP requests answered", "route", "outcome"))
-        self._rejected = Children(
-            make.counter("rejected_total", "Requests turned away before the engine saw them", "reason")
+        self._prompt_tokens = make.counter(
+            "prompt_tokens_total", "Prompt tokens of requests that got a first token"
+        ).of()
+        self._generation_tokens = make.counter("generation_tokens_total", "Tokens generated").of()
+        self._requests = make.counter("requests_total", "HTTP requests answered", "route", "outcome")
+        self._rejected = make.counter("rejected_total", "Requests turned away before the engine saw them", "reason")
+        self._disconnects = make.counter(
+            "client_disconnects_total", "Clients that left before their answer ended", "stage"
         )
-        self._disconnects = Children(
-            make.counter("client_disconnects_total", "Clients that left before their answer ended", "stage")
-        )
-        oldest = make.gauge("oldest_inflight_seconds", "Age of the oldest request without an end; 0 if none")
+        oldest = make.gauge("oldest_inflight_seconds", "Age of the oldest request without an end; 0 if none").of()
         oldest.set_function(self._oldest_inflight)
-        self._loop_lag = make.gauge("event_loop_lag_seconds", "Longest delay of the event loop in the last 5 seconds")
-        self._spans_dropped = make.counter("spans_dropped_total", "Spans that did not reach the collector")
+        self._loop_lag = make.gauge(
+            "event_loop_lag_seconds", "Longest delay of the event loop in the last 5 seconds"
+        ).of()
+        self._spans_dropped = make.counter("spans_dropped_total", "Spans that did not reach the collector").of()
         for reason in RejectedFor:
             self._rejected.of(reason.value)
         for stage in DisconnectStage:

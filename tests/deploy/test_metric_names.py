@@ -12,7 +12,7 @@ from server.telemetry.registry import Registry
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 SCRAPE_LABELS = {"instance", "job", "le"}  # the scrape's, and the histograms'
-SUFFIXES = {"counter": ("_total",), "histogram": ("_bucket", "_count", "_sum"), "gauge": ("",)}
+SUFFIXES = {"counter": ("",), "histogram": ("_bucket", "_count", "_sum"), "gauge": ("",)}
 
 
 def queries() -> list[str]:
@@ -45,11 +45,8 @@ def exposed() -> dict[str, set[str]]:
     """Sample name -> labels, of everything that the server can expose."""
     registry = Registry()
     Metrics("demo", registry, version="0")
-    collectors = {collector.describe()[0].name: collector for collector in registry._collector_to_names}
     return {
-        metric.name + suffix: set(collectors[metric.name]._labelnames)
-        for metric in registry.collect()
-        for suffix in SUFFIXES[metric.type]
+        family.name + suffix: set(family.labels) for family in registry.families for suffix in SUFFIXES[family.kind]
     }
 
 

@@ -4,62 +4,15 @@ import itertools
 
 import msgspec
 import pytest
+from engine_records import READY, RECORD, use_everything
 
-from kernels.buckets import Bucket
-from kernels.catalog import PATHS
-from kernels.fingerprint import Device
-from kernels.path import Reject, Tier
-from kernels.shape import Phase
+from kernels.path import Reject
 from server.engine.death import DeathCause
-from server.engine.messages import DispatchCount, EngineReady, Heartbeat, PlanRow, RequestTimes, StepRecord
+from server.engine.messages import Heartbeat, RequestTimes
 from server.telemetry.attention import fingerprint_digest
 from server.telemetry.metrics import Metrics
 from server.telemetry.outcomes import Attestation, DisconnectStage, OomStage, Outcome, RejectedFor, Sli
 from server.telemetry.registry import MAX_SAMPLES, Registry, ladder
-
-ROW = PlanRow(
-    shape="prefill d320",
-    phase="prefill",
-    query_bucket="le_128",
-    context_bucket="le_512",
-    head_dim=320,
-    path="sdpa.math",
-    status="provisional",
-    wanted="sdpa.cpu",
-    fallback_reasons=["head_dim"],
-    rejected={"sdpa.cpu": [("head_dim", "")], "sdpa.flash": [("arch", ""), ("dtype", "")], "sdpa.efficient": []},
-    matrix_digest="abc",
-    evidence=None,
-)
-READY = EngineReady(
-    protocol=1,
-    pid=1,
-    model="m",
-    max_model_len=300,
-    num_pages=100,
-    page_size=16,
-    fingerprint={"gpu": "H200", "sm": 90, "driver": None, "torch": "2.11"},
-    matrix_digest="abc",
-    matrix_verdict="valid",
-    plan=[ROW],
-    attention_layers=4,
-)
-RECORD = StepRecord(
-    step=7,
-    started_at=1.0,
-    duration_s=0.1,
-    dispatches=[DispatchCount("prefill", "le_512", "sdpa.math", "provisional", "sdpa.cpu", ["head_dim"], 2, 300, 4)],
-    num_running=3,
-    num_waiting=2,
-    num_waiting_tokens=50,
-    num_pages_used=25,
-    num_pages=100,
-    num_preemptions=1,
-    num_nonfinite=2,
-    num_compiles=5,
-    num_prefix_queried_tokens=40,
-    num_prefix_hit_tokens=32,
-)
 
 
 class Clock:
@@ -227,23 +180,8 @@ def test_a_ladder_starts_at_a_millisecond_and_grows_by_less_than_a_third(last_s:
 
 
 def test_the_largest_plan_stays_below_2000_samples() -> None:
-    """Every path of the catalog that a GPU can run, each of ours wanted somewhere, every bucket, every series used."""
     metrics = make()
-    rows = []
-    for phase, (number, bucket) in itertools.product(Phase, enumerate(Bucket)):
-        able = [it for it in PATHS if phase in it.limits.phases and Device.CUDA in it.limits.devices]
-        ours = [it.name for it in able if it.tier is Tier.FIRST]
-        path = ours[number % len(ours)]
-        rejected: dict[str, list[tuple[str, str]]] = {it.name: [] for it in able if it.name != path}
-        changes = {"phase": phase.value, "context_bucket": bucket.value, "path": path, "wanted": path}
-        rows.append(msgspec.structs.replace(ROW, **changes, status="proven", rejected=rejected))
-    metrics.traffic.create_routes(f"/route/{i}" for i in range(14))
-    metrics.on_ready(msgspec.structs.replace(READY, max_model_len=1_000_000, plan=rows))
-    for row in rows:
-        count = DispatchCount(row.phase, row.context_bucket, "sdpa.math", "proven", row.wanted, ["failed"], 1, 1, 1)
-        metrics.on_step(msgspec.structs.replace(RECORD, dispatches=[count]))
-        metrics.attention.measured(row.phase, row.context_bucket, kernel_s=1e-3, flops=1e9, hbm_bytes=1e9)
-        metrics.attention.peaked(row.phase, 1 << 30)
+    use_everything(metrics)
     assert 1000 < num_samples(metrics) <= MAX_SAMPLES
 
 

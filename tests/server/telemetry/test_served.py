@@ -20,7 +20,7 @@ from starlette.types import Message
 from server.engine.messages import AttentionUse, FinishReason, TokenDelta
 from server.errors import EngineDied
 from server.settings import LogFormat, Settings
-from server.telemetry.exposition import OPENMETRICS, TEXT, Exposition
+from server.telemetry.exposition import OPENMETRICS, TEXT, expose
 from server.telemetry.logging import configure_logging
 from server.telemetry.registry import MAX_SAMPLES
 from server.telemetry.tracing import Tracing
@@ -198,8 +198,8 @@ def test_a_prompt_is_nowhere_in_logs_spans_metrics_and_errors(folder: Path, coll
     assert any(line.get("trace_id") == TRACE_ID for line in lines)
     assert CANARY.encode() not in collector.raw
     assert len(collector.spans) > 20
-    exposition = Exposition(it.edge.metrics.registry)
-    assert CANARY.encode() not in exposition.write(TEXT) + exposition.write(OPENMETRICS)
+    registry = it.edge.metrics.registry
+    assert CANARY.encode() not in expose(registry, TEXT) + expose(registry, OPENMETRICS)
 
 
 def test_no_request_whatever_it_says_makes_a_new_series(folder: Path) -> None:
@@ -234,5 +234,5 @@ def test_no_request_whatever_it_says_makes_a_new_series(folder: Path) -> None:
 
 
 def series(it: Served) -> set[str]:
-    lines = Exposition(it.edge.metrics.registry).write(TEXT).decode().splitlines()
+    lines = expose(it.edge.metrics.registry, TEXT).decode().splitlines()
     return {line.rpartition(" ")[0] for line in lines if not line.startswith("#")}

@@ -3,13 +3,12 @@
 from pathlib import Path
 
 import pytest
-from prometheus_client import CollectorRegistry
 
 from kernels.buckets import Bucket
 from server.errors import SettingsError
 from server.telemetry.objectives import DEFAULT_OBJECTIVES, load_objectives
 from server.telemetry.outcomes import Outcome
-from server.telemetry.registry import Maker
+from server.telemetry.registry import Maker, Registry
 from server.telemetry.slo import SloMetrics
 
 LIMIT_S = DEFAULT_OBJECTIVES.ttft.seconds[Bucket.LE_128]
@@ -17,7 +16,7 @@ LIMIT_S = DEFAULT_OBJECTIVES.ttft.seconds[Bucket.LE_128]
 
 class Slo:
     def __init__(self) -> None:
-        self.registry = CollectorRegistry()
+        self.registry = Registry()
         self.metrics = SloMetrics(Maker(self.registry), "m", DEFAULT_OBJECTIVES)
         self.metrics.create_buckets([Bucket.LE_128])
 

@@ -7,8 +7,6 @@ import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from opentelemetry.semconv._incubating.attributes import gen_ai_attributes
 from otlp_collectors import Collector, attributes, events, grpc_collector, http_collector
-from prometheus_client import generate_latest
-from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 
 from server.engine.messages import (
     AttentionUse,
@@ -21,6 +19,7 @@ from server.engine.messages import (
 )
 from server.errors import SettingsError
 from server.telemetry import conventions
+from server.telemetry.exposition import OPENMETRICS, TEXT, expose
 from server.telemetry.metrics import Metrics
 from server.telemetry.outcomes import Outcome
 from server.telemetry.registry import Registry
@@ -239,11 +238,11 @@ def test_the_first_token_of_a_sampled_request_is_an_exemplar_in_openmetrics_only
     subject = Subject(collector.url)
     subject.serve({"traceparent": TRACEPARENT})
     subject.tracing.close()
-    lines = generate_openmetrics(subject.metrics.registry).decode().splitlines()
+    lines = expose(subject.metrics.registry, OPENMETRICS).decode().splitlines()
     ttft = [line for line in lines if line.startswith("hallmark_time_to_first_token_seconds_bucket") and "#" in line]
     assert len(ttft) == 1
     assert TRACE_ID in ttft[0]
-    assert TRACE_ID.encode() not in generate_latest(subject.metrics.registry)
+    assert TRACE_ID.encode() not in expose(subject.metrics.registry, TEXT)
 
 
 def test_without_an_endpoint_a_request_has_ids_for_the_log_and_nothing_else() -> None:
