@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from kernels.fingerprint import Fingerprint
 from kernels.shape import Dtype, Phase
 from qualification.bench.cases import Sweep, cases_of, quick_sweep
+from qualification.bench.machine import add_ceiling_arguments, ceilings_of, machine_of, slug
 from qualification.bench.plot import charts
 from qualification.bench.row import Outcome, absences_as_json, rows_as_json
 from qualification.bench.table import absences_lines, rows_table, summary_table
@@ -24,9 +24,7 @@ if TYPE_CHECKING:
     import torch
 
     from qualification.bench.peers import Peer
-    from qualification.ceilings import Ceilings
 
-_H200_TFLOPS, _H200_TBS = 790.0, 4.2  # the best bf16 8192^3 product and device copy measured on one
 _QUICK_BUDGET_S = 0.02
 _SEED = 20261121
 Named = TypeVar("Named")
@@ -55,9 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--peers", nargs="*", metavar="PATTERN", help="fa2 cudnn flex fa3 (default: all; none: no peer)"
     )
     parser.add_argument("--fa3-library", type=Path, metavar="FILE", help="vLLM's compiled _vllm_fa3_C")
-    parser.add_argument("--measure-ceilings", action="store_true", help="by a matrix product and a copy, now")
-    parser.add_argument("--peak-tflops", type=float, metavar="N", help="TFLOP/s of the floor (default on an H200: 790)")
-    parser.add_argument("--peak-tbs", type=float, metavar="N", help="TB/s of the floor (default on an H200: 4.2)")
+    add_ceiling_arguments(parser)
     parser.add_argument("--budget", type=float, metavar="SECONDS", help="of timing, for each contender of a case")
     parser.add_argument("--time-limit", type=float, metavar="SECONDS", help="start no case after that")
     parser.add_argument("--out-dir", type=Path, metavar="DIR", default=Path("docs/benchmarks"))
@@ -102,7 +98,7 @@ def _run(args: argparse.Namespace) -> int:
     found, missing = _find_peers(device, args.fa3_library)
     peers = _chosen(found, args.peers, lambda peer: peer.name, known=missing)
     paths = _chosen(PATHS, args.paths, lambda path: path.name)
-    ceilings = _ceilings(args, device, sweep.dtype, fingerprint)
+    ceilings = ceilings_of(args, device, sweep.dtype, fingerprint)
     budget_s = args.budget or (_QUICK_BUDGET_S if args.quick else None)
     _say(f"on {fingerprint}")
     cases = cases_of(sweep)
@@ -116,7 +112,7 @@ def _run(args: argparse.Namespace) -> int:
     head = {
         "command": shlex.join(["hallmark", *sys.argv[1:]]),
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": _machine(fingerprint, device),
+        "machine": machine_of(fingerprint, device),
         "peers": {peer.name: peer.version for peer in peers},
         "missing_peers": missing,
         "ceilings": None if ceilings is None else asdict(ceilings),
@@ -125,7 +121,7 @@ def _run(args: argparse.Namespace) -> int:
     }
     for line in report_lines(outcome, missing):
         _say(line)
-    for file in write(args.out_dir, args.name or f"attention-{_slug(fingerprint.gpu)}", head, outcome):
+    for file in write(args.out_dir, args.name or f"attention-{slug(fingerprint.gpu)}", head, outcome):
         _say(f"wrote {file}")
     if outcome.lost is not None:
         return 3
@@ -183,31 +179,6 @@ def _chosen(
         if not any(fnmatchcase(name, pattern) for name in names):
             raise ValueError(f"{pattern!r} matches none of {', '.join(names)}")
     return [one for one in candidates if any(fnmatchcase(name_of(one), pattern) for pattern in patterns)]
-
-
-def _ceilings(
-    args: argparse.Namespace, device: "torch.device", dtype: Dtype, fingerprint: Fingerprint
-) -> "Ceilings | None":
-    """Measured, or from the flags and what is known of an H200 at two bytes a value; None where either is unknown."""
-    from kernels.device import torch_dtype
-    from qualification.ceilings import Ceilings, measure_ceilings
-
-    if args.measure_ceilings:
-        return measure_ceilings(device, torch_dtype(dtype))
-    is_known = "H200" in fingerprint.gpu and dtype is not Dtype.FP32
-    peak_tflops = args.peak_tflops or (_H200_TFLOPS if is_known else None)
-    peak_tbs = args.peak_tbs or (_H200_TBS if is_known else None)
-    return None if peak_tflops is None or peak_tbs is None else Ceilings(peak_tflops * 1e12, peak_tbs * 1e12)
-
-
-def _machine(fingerprint: Fingerprint, device: "torch.device") -> dict[str, object]:
-    from qualification.bench.measure import gpu_settings
-
-    return {**asdict(fingerprint), "device": fingerprint.device.value, **gpu_settings(device)}
-
-
-def _slug(gpu: str) -> str:
-    return re.sub(r"[^a-z0-9]+", "-", gpu.lower()).strip("-")
 
 
 def _count(text: str) -> int:
