@@ -26,6 +26,7 @@ from server.api.keys import ApiKeys
 from server.api.lifecycle import Lifecycle
 from server.api.transport import Server, uvicorn_config
 from server.app import create_admin_app, create_app
+from server.bench import command as steps_command
 from server.console import Console
 from server.engine.client import EngineClient
 from server.errors import SettingsError, StartError
@@ -45,7 +46,7 @@ _VERDICTS: dict[str, Callable[[argparse.Namespace], int]] = {
     "qualify": lambda args: qualify(args),  # noqa: PLW0108 -- it is defined below
     "matrix": matrix_command.run,
     "report": report_command.run,
-    "bench": lambda args: (serve_command if args.bench == "serve" else bench_command).run(args),
+    "bench": lambda args: bench(args),  # noqa: PLW0108 -- likewise
 }
 
 
@@ -91,7 +92,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     matrix_command.add_arguments(commands.add_parser("matrix", help="show, verify or compare evidence"))
     report_command.add_arguments(commands.add_parser("report", help="what the evidence says, as one page"))
-    benches = commands.add_parser("bench", help="measure attention paths, or servers").add_subparsers(
+    benches = commands.add_parser("bench", help="measure attention paths, servers or steps").add_subparsers(
         dest="bench", required=True, metavar="WHAT"
     )
     bench_command.add_arguments(
@@ -99,6 +100,9 @@ def build_parser() -> argparse.ArgumentParser:
     )
     serve_command.add_arguments(
         benches.add_parser("serve", help="load on any OpenAI-compatible server, beside others", allow_abbrev=False)
+    )
+    steps_command.add_arguments(
+        benches.add_parser("steps", help="the engine's own, by length, batch and context", allow_abbrev=False)
     )
     canary.add_arguments(commands.add_parser("canary", help="ask a running server whether it may take traffic"))
     commands.add_parser("doctor", help="show this machine and the attention paths that can run on it")
@@ -136,6 +140,13 @@ def qualify(args: argparse.Namespace) -> int:
     from server import full_model_command  # imports torch
 
     return full_model_command.run(args)
+
+
+def bench(args: argparse.Namespace) -> int:
+    if args.bench == "steps":
+        os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as the engine's own process; torch is not loaded yet
+        return steps_command.run(args, os.environ)
+    return serve_command.run(args) if args.bench == "serve" else bench_command.run(args)
 
 
 def _text(default: object) -> str:

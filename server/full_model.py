@@ -20,9 +20,10 @@ from qualification.decision import Policy
 from qualification.full_model import Attention, FullModel, ModelTiming
 from qualification.signature import shapes_needed
 from qualification.timing import median_spread
+from server.bench.drive import Driver, is_decode_of
 from server.engine.builder import BuiltEngine, build_engine
 from server.engine.limits import choose_device, choose_limits
-from server.engine.messages import SamplingParams, StepOutput, Submit
+from server.engine.messages import StepOutput
 from server.engine.planning import signature_of
 from server.model.load import load_config
 from server.settings import LoadFormat, Settings
@@ -40,41 +41,25 @@ class _Bench:
     """Drives an engine and keeps what it says of its steps."""
 
     def __init__(self, built: BuiltEngine) -> None:
-        self._engine = built.engine
+        self._driver = Driver(built.engine)
         self._timer = built.runner.dispatcher.timer
-        self._num_requests = 0
         self.paths = {(row.phase, row.path) for row in built.ready.plan if row.path is not None}
         if self._timer is not None:
             self._timer.every = 1
 
     def prompt_ms(self, num_tokens: int) -> tuple[float, float | None]:
         """One prompt alone, from its submission to its first token: (all, attention's part), in ms."""
-        outputs, seconds = self._serve(1, num_tokens, 1)
+        outputs, seconds = self._driver.serve(1, num_tokens, 1)
         return seconds[-1] * 1e3, _attention_ms(outputs, (Phase.PREFILL, Phase.EXTEND))
 
     def decode_ms(self, num_sequences: int, num_tokens: int) -> list[tuple[float, float | None]]:
         """Steps of `num_sequences` contexts: (all, attention's part) of each, in ms."""
-        outputs, seconds = self._serve(num_sequences, num_tokens, _DECODE_STEPS + 1)
+        outputs, seconds = self._driver.serve(num_sequences, num_tokens, _DECODE_STEPS + 1)
         steps = []
         for (before, now), output in zip(pairwise(seconds), outputs[1:], strict=False):
-            counts = output.record.dispatches
-            if counts and all(it.phase == "decode" and it.num_sequences == num_sequences for it in counts):
+            if is_decode_of(output, num_sequences):
                 steps.append(((now - before) * 1e3, _attention_ms([output], (Phase.DECODE,))))
         return steps
-
-    def _serve(self, num_requests: int, num_tokens: int, max_tokens: int) -> tuple[list[StepOutput], list[float]]:
-        """Every output, and when each came, in seconds since the submission."""
-        sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
-        for _ in range(num_requests):
-            self._num_requests += 1
-            self._engine.submit(Submit(f"bench-{self._num_requests}", [7] * num_tokens, sampling))
-        started, outputs, seconds = time.perf_counter(), [], []
-        while self._engine.has_work:
-            output = self._engine.step()
-            if output is not None:
-                outputs.append(output)
-                seconds.append(time.perf_counter() - started)
-        return outputs, seconds
 
 
 def measure_model(settings: Settings, *, name: str, command: str, commit: str | None, say: Say) -> FullModel:

@@ -41,35 +41,95 @@ def charts(rows: Iterable[Row]) -> dict[str, str]:
     }
 
 
-def svg(title: str, x_label: str, y_label: str, lines: Sequence[Line]) -> str:
-    """A chart with a logarithmic x axis, ticked where points are, and a y axis from 0."""
+def svg(title: str, x_label: str, y_label: str, lines: Sequence[Line], *, is_log: bool = False) -> str:
+    """A chart with a logarithmic x axis, ticked where points are, and a y axis from 0, or logarithmic (all y > 0)."""
     xs = sorted({x for line in lines for x, _ in line.points})
-    step = _nice_step(max(y for line in lines for _, y in line.points))
-    top = step * max(1, math.ceil(max(y for line in lines for _, y in line.points) / step))
+    ys = [y for line in lines for _, y in line.points]
+    ticks = _log_ticks(min(ys), max(ys)) if is_log else _ticks(max(ys))
+    low, top = ticks[0], ticks[-1]
     width, height = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
     spread = math.log2(xs[-1] / xs[0]) or 1.0
 
     def place(x: float, y: float) -> Point:
-        return _LEFT + width * math.log2(x / xs[0]) / spread, _TOP + height * (1 - y / top)
+        up = math.log(y / low) / math.log(top / low) if is_log else y / top
+        return _LEFT + width * math.log2(x / xs[0]) / spread, _TOP + height * (1 - up)
 
     parts = [_text(_LEFT, 26, title, size=15, anchor="start")]
-    for n in range(round(top / step) + 1):
-        _, y = place(xs[0], n * step)
+    for tick in ticks:
+        _, y = place(xs[0], tick)
         parts.append(f'<line x1="{_LEFT}" y1="{y:.1f}" x2="{_LEFT + width}" y2="{y:.1f}" stroke="#dddddd"/>')
-        parts.append(_text(_LEFT - 8, y + 4, f"{n * step:g}", anchor="end"))
+        parts.append(_text(_LEFT - 8, y + 4, f"{tick:g}", anchor="end"))
     for x in xs:
-        at, _ = place(x, 0)
+        at, _ = place(x, top)
         parts.append(
             f'<line x1="{at:.1f}" y1="{_TOP + height}" x2="{at:.1f}" y2="{_TOP + height + 5}" stroke="#666666"/>'
         )
         parts.append(_text(at, _TOP + height + 20, f"{x / 1024:.3g}k" if x >= 1024 else f"{x:g}"))
-    parts.append(_text(_LEFT + width / 2, _HEIGHT - 12, x_label))
-    parts.append(f'<g transform="rotate(-90 18 {_TOP + height / 2})">{_text(18, _TOP + height / 2, y_label)}</g>')
     for index, line in enumerate(lines):
         parts += _drawn(line, [place(x, y) for x, y in line.points])
         parts += _legend(line, _LEFT + width + 18, _TOP + 10 + 20 * index)
+    return _page([*parts, *_labels(x_label, y_label)])
+
+
+def bars(title: str, x_label: str, y_label: str, columns: Mapping[str, Mapping[str, float]]) -> str:
+    """A column for each name under the x axis, made of parts as shares of its sum, in the order of the first column."""
+    width, height = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
+    names = list(dict.fromkeys(name for column in columns.values() for name in column))
+    each = width / len(columns)
+    parts = [_text(_LEFT, 26, title, size=15, anchor="start")]
+    for percent in range(0, 101, 20):
+        y = _TOP + height * (1 - percent / 100)
+        parts.append(f'<line x1="{_LEFT}" y1="{y:.1f}" x2="{_LEFT + width}" y2="{y:.1f}" stroke="#dddddd"/>')
+        parts.append(_text(_LEFT - 8, y + 4, f"{percent} %", anchor="end"))
+    for index, (label, column) in enumerate(columns.items()):
+        left, bottom, total = _LEFT + each * (index + 0.1), float(_TOP + height), sum(column.values()) or 1.0
+        for name in names:
+            tall = height * column.get(name, 0.0) / total
+            bottom -= tall
+            parts.append(_box(left, bottom, 0.8 * each, tall, _colour(names.index(name))))
+        parts.append(_text(left + 0.4 * each, _TOP + height + 20, label))
+    for index, name in enumerate(names):
+        y = _TOP + 10 + 20 * (len(names) - 1 - index)  # as the parts stand on each other
+        parts += [_box(_LEFT + width + 18, y - 7, 14, 14, _colour(index))]
+        parts += [_text(_LEFT + width + 40, y + 4, name, anchor="start")]
+    return _page([*parts, *_labels(x_label, y_label)])
+
+
+def _colour(index: int) -> str:
+    return COLOURS[index] if index < len(COLOURS) else _SPARE_COLOUR
+
+
+def _box(x: float, y: float, width: float, height: float, colour: str) -> str:
+    return f'<rect x="{x:.1f}" y="{y:.2f}" width="{width:.1f}" height="{height:.2f}" fill="{colour}"/>'
+
+
+def _labels(x_label: str, y_label: str) -> list[str]:
+    middle = _TOP + (_HEIGHT - _TOP - _BOTTOM) / 2
+    return [
+        _text(_LEFT + (_WIDTH - _LEFT - _RIGHT) / 2, _HEIGHT - 12, x_label),
+        f'<g transform="rotate(-90 18 {middle})">{_text(18, middle, y_label)}</g>',
+    ]
+
+
+def _page(parts: Sequence[str]) -> str:
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" font-family="sans-serif">'
     return "\n".join([head, '<rect width="100%" height="100%" fill="#ffffff"/>', *parts, "</svg>\n"])
+
+
+def _ticks(largest: float) -> list[float]:
+    """From 0 to `largest` or above."""
+    step = _nice_step(largest)
+    return [n * step for n in range(max(1, math.ceil(largest / step)) + 1)]
+
+
+def _log_ticks(least: float, largest: float) -> list[float]:
+    """Powers of ten around all, where they are few with their 2s and 5s, but none beyond the first one out."""
+    decades = range(math.floor(math.log10(least)), math.ceil(math.log10(largest)) + 1)
+    factors = (1, 2, 5) if len(decades) <= 4 else (1,)
+    ticks = [factor * 10.0**decade for decade in decades for factor in factors]
+    low = max((tick for tick in ticks if tick <= least), default=ticks[0])
+    top = min((tick for tick in ticks if tick >= largest), default=ticks[-1])
+    return [tick for tick in ticks if low <= tick <= max(top, ticks[ticks.index(low) + 1])]
 
 
 def _group_of(case: BenchCase) -> str:
