@@ -13,6 +13,7 @@ from kernels.shape import Phase
 from qualification.bench.plot import Line, svg
 from qualification.bench.serve_report import ratios, ratios_table
 from qualification.difference import SPEED_TOLERANCE
+from qualification.evidence import SUITE, Evidence
 from qualification.report.answers import Serving, model_gains, phase_gains, servings, statuses
 from qualification.report.roofline import roofline
 from qualification.report.sources import BenchFile, Sources
@@ -63,7 +64,16 @@ def _machine(sources: Sources) -> dict[str, Any]:
         "digests": sources.digests,
         "refused": sources.refused,
         "live": sources.live,
+        "runs": _runs(sources),
+        "suite": SUITE,
     }
+
+
+def _runs(sources: Sources) -> list[Evidence]:
+    """One entry of each run that measured any of this, the oldest first."""
+    entries = (entry for model in sources.models for entry in model.entries)
+    found = {(entry.at, entry.commit or "", entry.command or "", entry.suite): entry for entry in entries}
+    return [found[key] for key in sorted(found)]
 
 
 def _texts(machine: Fingerprint) -> list[tuple[str, str]]:

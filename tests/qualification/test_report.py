@@ -16,7 +16,7 @@ from qualification_fakes import DECODE, MACHINE, SHAPE, checks, evidence, path
 from kernels.buckets import Bucket
 from kernels.path import Tier
 from kernels.shape import Phase
-from qualification.evidence import Evidence
+from qualification.evidence import SUITE, Evidence
 from qualification.full_model import Attention, FullModel, ModelTiming
 from qualification.matrix import save_matrix
 from qualification.report.answers import model_gains, phase_gains, servings, statuses
@@ -163,6 +163,17 @@ def test_a_page_answers_with_the_evidences_own_numbers(folder: Path) -> None:
     assert "would take 40 times as long on sdpa.math" in text
     assert "<b>3</b> served by proof" in text
     assert re.search(r'<td class="n failed" title="[^"]*">failed</td>', text)
+
+
+def test_a_page_says_when_and_by_what_it_was_measured_and_whether_its_checks_are_older(tmp_path: Path) -> None:
+    known = evidence(SHAPE, path("triton.x"), commit="abc123", command="hallmark qualify --preset demo")
+    save_matrix(tmp_path / "a.json", [known])
+    told = " ".join(page(tmp_path).split())
+    said = "Measured 2026-11-20T12:00:00+00:00 by <code>hallmark qualify --preset demo</code>, commit abc123"
+    assert said in told
+    assert "Stale: " not in told
+    save_matrix(tmp_path / "a.json", [replace(known, suite=SUITE - 1)])
+    assert f"Stale: that run's checks were suite {SUITE - 1}, this version's are suite {SUITE}." in page(tmp_path)
 
 
 def test_text_from_a_file_cannot_become_markup(tmp_path: Path) -> None:
