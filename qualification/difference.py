@@ -20,12 +20,15 @@ class Harm(IntEnum):
     """The most harmful first."""
 
     LOST = 0  # a path served by proof, and now none does
-    FALLBACK = 1  # a path of the first tier served, and now a fallback does
-    SLOWER = 2
-    STATUS = 3  # a path that does not serve has another status, or one that serves launches other kernels
-    ERROR = 4  # the path that serves errs more, within its limits
-    PATH = 5  # another path serves, and is not slower
-    BETTER = 6  # faster, more exact, or newly proven
+    FALLBACK = (
+        1  # a path of the first tier served; now a fallback does, or another of that tier in place of a lost proof
+    )
+    WRONG = 2  # a path of the first tier that does not serve computes wrong numbers now
+    SLOWER = 3
+    STATUS = 4  # a path that does not serve has another status, or one that serves launches other kernels
+    ERROR = 5  # the path that serves errs more, within its limits
+    PATH = 6  # another path serves, and is not slower
+    BETTER = 7  # faster, more exact, or newly proven
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,20 +80,31 @@ def _difference(
     before, after = a.choice(of_a), b.choice(of_b)
     details = [_path_change(before, after)] if _name(before) != _name(after) else []
     statuses = [(path, a.status(of_a, path), b.status(of_b, path)) for path in paths]
-    details += [f"{path} {was} -> {now}" for path, was, now in statuses if was != now]
-    is_status_changed = any(was != now for _, was, now in statuses)
+    changes: dict[str, list[str]] = {}
+    for path, was, now in statuses:
+        if was != now:
+            changes.setdefault(f"{was} -> {now}", []).append(path)
+    details += [f"{', '.join(those)} {change}" for change, those in changes.items()]
     if before is None or after is None:
         if not details:
             return None
         harm = Harm.LOST if before is not None else Harm.STATUS if after is None else Harm.BETTER
         code = ExitCode.PASS if before is None else _code_of_loss(before, of_b)
         return Difference(shape, harm, 0.0, code, tuple(details))
-    harms = [(Harm.STATUS, 0.0)] if is_status_changed else []
+    harms = [(Harm.STATUS, 0.0)] if changes else []
+    if tier_of(before.path) is Tier.FIRST and b.status(of_b, before.path) != "proven":
+        harms.append((Harm.FALLBACK, 0.0))
+    if any(was == "proven" and _is_wrong(of_b.get(path)) and tier_of(path) is Tier.FIRST for path, was, _ in statuses):
+        harms.append((Harm.WRONG, 0.0))
     harms += _choice_harms(before, after, details, speed_tolerance)
     if not harms:
         return None
     harm, size = min(harms, key=lambda entry: entry[0])
-    codes = {Harm.FALLBACK: _code_of_loss(before, of_b), Harm.SLOWER: ExitCode.PERFORMANCE}
+    codes = {
+        Harm.FALLBACK: _code_of_loss(before, of_b),
+        Harm.WRONG: ExitCode.NUMERICS,
+        Harm.SLOWER: ExitCode.PERFORMANCE,
+    }
     return Difference(shape, harm, size, codes.get(harm, ExitCode.PASS), tuple(details))
 
 
@@ -124,9 +138,11 @@ def _choice_harms(
 
 def _code_of_loss(before: Evidence, entries: Mapping[str, Evidence]) -> ExitCode:
     """What became of the path that served: wrong numbers, or anything else that keeps it from serving."""
-    now = entries.get(before.path)
-    is_wrong = now is not None and now.failure is None and not now.is_proven
-    return ExitCode.NUMERICS if is_wrong else ExitCode.ENVIRONMENT
+    return ExitCode.NUMERICS if _is_wrong(entries.get(before.path)) else ExitCode.ENVIRONMENT
+
+
+def _is_wrong(entry: Evidence | None) -> bool:
+    return entry is not None and entry.failure is None and not entry.is_proven
 
 
 def _path_change(before: Evidence | None, after: Evidence | None) -> str:

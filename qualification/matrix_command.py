@@ -5,9 +5,10 @@ import math
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import fields
 from pathlib import Path
 
-from kernels.fingerprint import Fingerprint
+from kernels.fingerprint import Device, Fingerprint
 from kernels.path import KernelPath
 from qualification.canary.verdict import ExitCode
 from qualification.difference import SPEED_TOLERANCE, Side, differences, exit_code_of
@@ -128,6 +129,8 @@ def diff(args: argparse.Namespace) -> ExitCode:
         shapes = {shape for shape, _ in before.evidence}
         own = {key: entry for key, entry in _own_evidence(args.cache_dir, machine[0]).items() if key[0] in shapes}
         after = Side({**before.evidence, **own}, changed_since(machine))
+    for line in _stacks(before, after):
+        _print(line)
     found = differences(before, after, speed_tolerance=args.speed_tolerance)
     if not found:
         _print("no difference: every shape has the same path, status, error and speed")
@@ -139,6 +142,20 @@ def diff(args: argparse.Namespace) -> ExitCode:
     tally = Counter(entry.harm for entry in found)
     _print(", ".join(f"{tally[harm]} {harm.name.lower()}" for harm in sorted(tally)) + f" (exit {code.value})")
     return code
+
+
+def _stacks(before: Side, after: Side) -> Iterable[str]:
+    """What differs between the two machines and stacks, a line a field."""
+    old, new = ({entry.fingerprint for entry in side.evidence.values()} for side in (before, after))
+    names = [field.name for field in fields(Fingerprint)]
+    for name in names:
+        values = [" and ".join(sorted({_text(getattr(it, name)) for it in stacks})) for stacks in (old, new)]
+        if values[0] != values[1]:
+            yield f"{name}: {values[0]} -> {values[1]}"
+
+
+def _text(value: object) -> str:
+    return str(value.value if isinstance(value, Device) else value)
 
 
 def _problem(path: Path, *, is_in_folder: bool, machine: tuple[Fingerprint, Sequence[KernelPath]] | None) -> str | None:

@@ -144,11 +144,60 @@ def test_wrong_numbers_are_told_from_a_path_that_raised() -> None:
     assert (found.harm, found.code) == (Harm.FALLBACK, ExitCode.NUMERICS)
 
 
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"checks": checks(2.0)}, ExitCode.NUMERICS),
+        (RAISED, ExitCode.ENVIRONMENT),
+    ],
+)
+@pytest.mark.parametrize("p50_us", [5.0, 10.0, 50.0])
+def test_a_lost_proof_is_a_fallback_even_where_another_path_of_the_first_tier_serves_as_fast(
+    changes: dict[str, object], code: ExitCode, p50_us: float
+) -> None:
+    """As `decide` has it: what computes wrong numbers or raises leaves its shape to a fallback."""
+    before = side(evidence(SHAPE, FIRST), evidence(SHAPE, OTHER, p50_us=11.0))
+    found = only(before, side(evidence(SHAPE, FIRST, **changes), evidence(SHAPE, OTHER, p50_us=p50_us)))
+    assert (found.harm, found.code) == (Harm.FALLBACK, code)
+    assert found.details[:2] == ("path triton.x -> gluon.x", "triton.x proven -> failed")
+
+
+def test_wrong_numbers_of_a_path_of_the_first_tier_that_does_not_serve_fail_on_numerics() -> None:
+    before = side(evidence(SHAPE, FIRST), evidence(SHAPE, OTHER, p50_us=11.0))
+    found = only(before, side(evidence(SHAPE, FIRST, p50_us=20.0), evidence(SHAPE, OTHER, checks=checks(2.0))))
+    assert (found.harm, found.code) == (Harm.WRONG, ExitCode.NUMERICS)
+    assert found.details == ("gluon.x proven -> failed", "10 us -> 20 us (x2.00)")
+    fallback = only(BASE, side(evidence(SHAPE, FIRST), evidence(SHAPE, FALLBACK, checks=checks(2.0))))
+    assert (fallback.harm, fallback.code) == (Harm.STATUS, ExitCode.PASS)
+
+
+def test_paths_that_changed_alike_share_a_line() -> None:
+    entries = (evidence(SHAPE, FIRST), evidence(SHAPE, OTHER, p50_us=11.0))
+    newer = replace(MACHINE, torch="2.14.0")
+    after = Side(side(*entries).evidence, lambda entry: entry.fingerprint.differing_fields(newer))
+    assert only(side(*entries), after).details == (
+        "path triton.x -> none",
+        "gluon.x, triton.x proven -> stale (torch)",
+    )
+
+
+def test_diff_says_first_what_differs_between_the_stacks(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    newer = replace(MACHINE, torch="2.14.0", driver="600.1")
+    other = folder / "other.json"
+    known = [evidence(SHAPE, FIRST), evidence(DECODE, FALLBACK, **RAISED)]
+    save_matrix(other, [replace(entry, fingerprint=newer) for entry in known])
+    assert main(["matrix", "diff", str(folder / "test-cpu"), str(other)]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "driver: None -> 600.1",
+        "torch: 2.13.0 -> 2.14.0",
+        "no difference: every shape has the same path, status, error and speed",
+    ]
+
+
 def test_a_shape_that_nothing_serves_any_more_is_lost() -> None:
     found = only(BASE, side())
     assert (found.harm, found.code) == (Harm.LOST, ExitCode.ENVIRONMENT)
-    assert found.details[0] == "path triton.x -> none"
-    assert "triton.x proven -> unproven" in found.details
+    assert found.details == ("path triton.x -> none", "sdpa.x, triton.x proven -> unproven")
 
 
 @pytest.mark.parametrize(("p50_us", "harm"), [(13.0, Harm.SLOWER), (7.0, Harm.BETTER), (10.4, None), (9.6, None)])
