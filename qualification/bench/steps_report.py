@@ -39,14 +39,15 @@ def cliffs(file: StepsFile) -> list[str]:
 
 def report_lines(file: StepsFile) -> list[str]:
     """Every table, slope and cliff for a terminal. Times are milliseconds."""
-    lines = ["Prompts alone, to the first token:", "", *table(_PREFILL_HEAD, _prefill_cells(file)), ""]
+    lines = _titled("Prompts alone, to the first token:", _PREFILL_HEAD, _prefill_cells(file))
     found = derived(file)
     slopes = [f"{name.replace('_', ' ')}: {found[name]}" for name in found if name != "cliffs" and found[name]]
     lines += [f"Log-log {', '.join(slopes)} (1: in proportion to the prompt, 2: to its square).", ""] if slopes else []
     for sweep in Sweep:
-        lines += [f"Decode steps by {sweep.value}:", "", *table(_DECODE_HEAD, _decode_cells(file, sweep)), ""]
-    lines += ["Where a step's time goes:", "", *table(_INSIDE_HEAD, _inside_cells(file)), ""]
-    lines += [f"CLIFF: {cliff}" for cliff in cliffs(file)] or [f"Nothing costs over {CLIFF:g} x its smooth curve."]
+        lines += _titled(f"Decode steps by {sweep.value}:", _DECODE_HEAD, _decode_cells(file, sweep))
+    lines += _titled("Where a step's time goes:", _INSIDE_HEAD, _inside_cells(file))
+    nothing = f"Of sweeps of five sizes and more, nothing costs over {CLIFF:g} x the smooth curve."
+    lines += [f"CLIFF: {cliff}" for cliff in cliffs(file)] or [nothing]
     return lines + [f"not measured: {reason}" for reason in file.skipped]
 
 
@@ -73,6 +74,10 @@ def steps_charts(file: StepsFile) -> dict[str, str]:
             columns |= {f"{row.streams}, load": row.inside.parts_ms for row in file.load}
             charts["parts"] = bars(f"parts of a step, {fixed}, {title}", x_label, "share of a step", columns)
     return charts
+
+
+def _titled(title: str, head: Sequence[str], cells: Sequence[tuple[str, ...]]) -> list[str]:
+    return [title, "", *table(head, cells), ""] if cells else []
 
 
 def _prefill_cells(file: StepsFile) -> list[tuple[str, ...]]:

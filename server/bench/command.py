@@ -9,11 +9,12 @@ import shlex
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -24,6 +25,9 @@ from qualification.presets import PRESETS
 from qualification.progress import ProgressLine
 from server.errors import SettingsError
 from server.settings import DEMO_MODEL, LoadFormat, Settings, read_settings
+
+if TYPE_CHECKING:
+    from server.bench.cells import Bench
 
 # The longest prompt: as far as the reviewed matrices reach, so that no start has to qualify for minutes.
 _MAX_MODEL_LEN = 32768
@@ -137,56 +141,71 @@ def _measured(args: argparse.Namespace, settings: Settings, name: str) -> StepsF
     from server.bench.run import measure
     from server.engine.builder import build_engine
     from server.engine.limits import choose_device, choose_limits
-    from server.model.config import num_parameters
     from server.model.load import load_config
 
     device, config = choose_device(settings), load_config(Path(settings.model))
     limits, fingerprint = choose_limits(settings, config, device), read_fingerprint(device)
     ceilings = ceilings_of(args, device, limits.dtype, fingerprint)
-    load_average, started_at = os.getloadavg()[0], time.monotonic()
+    machine, started_at = _machine(machine_of(fingerprint, device)), time.monotonic()
     built = build_engine(settings, frozenset(), _Stages())
     start_s = time.monotonic() - started_at
     plan = QUICK_PLAN if args.quick else CUDA_PLAN if device.type == "cuda" else CPU_PLAN
-    line = ProgressLine(sys.stderr, time.monotonic, is_terminal=sys.stderr.isatty())
-    gc.collect()
-    gc.freeze()  # as the engine's process does
     limit_s = _TIME_LIMITS_S[device.type] if args.time_limit is None else args.time_limit
-    try:
-        bench = Bench(built, config, limits, ceilings, plan, is_cuda=device.type == "cuda")
-        found = measure(bench, line, time_limit_s=limit_s)
-    finally:
-        gc.unfreeze()
-        line.close()
+    bench = Bench(built, config, limits, ceilings, plan, is_cuda=device.type == "cuda")
+    with _calm() as progress:
+        found = measure(bench, progress, time_limit_s=limit_s)
     return StepsFile(
         schema=SCHEMA,
         command=shlex.join(["hallmark", *sys.argv[1:]]),
         at=datetime.now(UTC).isoformat(timespec="seconds"),
         commit=args.commit or commit_of_code(),
-        machine={
-            **machine_of(fingerprint, device),
-            "cores": len(os.sched_getaffinity(0)),
-            "load_average": round(load_average, 2),  # of others: it was read before the start
-            "python": platform.python_version(),
-            "hallmark": importlib.metadata.version("hallmark-serve"),
-        },
-        model={
-            "name": name,
-            "parameters": num_parameters(config),
-            "layers": config.num_layers,
-            "dtype": limits.dtype.value,
-            "weights": settings.load_format.value,
-            "max_model_len": built.ready.max_model_len,
-            "max_num_batched_tokens": limits.max_num_batched_tokens,
-            "page_size": limits.page_size,
-            "kv_cache_tokens": built.ready.num_pages * built.ready.page_size,
-            "start_s": round(start_s, 1),
-        },
+        machine=machine,
+        model={"name": name, "weights": settings.load_format.value, **_model(bench), "start_s": round(start_s, 1)},
         ceilings=None if ceilings is None else asdict(ceilings),
         skipped=found.skipped,
         prefill=sorted(found.prefill, key=lambda row: row.tokens),
         decode=found.decode,
         load=found.load,
     )
+
+
+@contextmanager
+def _calm() -> Iterator[ProgressLine]:
+    """No collection of what lives as long as the engine, as in the engine's own process; and a line of progress."""
+    line = ProgressLine(sys.stderr, time.monotonic, is_terminal=sys.stderr.isatty())
+    gc.collect()
+    gc.freeze()
+    try:
+        yield line
+    finally:
+        gc.unfreeze()
+        line.close()
+
+
+def _machine(known: Mapping[str, str | int | float | None]) -> dict[str, str | int | float | None]:
+    """Before the start: the load average is that of others."""
+    return {
+        **known,
+        "cores": len(os.sched_getaffinity(0)),
+        "load_average": round(os.getloadavg()[0], 2),
+        "python": platform.python_version(),
+        "hallmark": importlib.metadata.version("hallmark-serve"),
+    }
+
+
+def _model(bench: "Bench") -> dict[str, str | int | float | None]:
+    from server.model.config import num_parameters
+
+    config, limits, ready = bench.config, bench.limits, bench.built.ready
+    return {
+        "parameters": num_parameters(config),
+        "layers": config.num_layers,
+        "dtype": limits.dtype.value,
+        "max_model_len": ready.max_model_len,
+        "max_num_batched_tokens": limits.max_num_batched_tokens,
+        "page_size": limits.page_size,
+        "kv_cache_tokens": ready.num_pages * ready.page_size,
+    }
 
 
 class _Stages:

@@ -1,6 +1,7 @@
 """`hallmark bench steps` as a program, on a tiny model."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from tiny_llama import make_tiny_llama
 from kernels.shape import Dtype
 from qualification.bench.steps_row import StepsFile, Sweep, load
 from qualification.ceilings import Ceilings
+from server.bench.cells import CUDA_PLAN, Bench, Kind, cells_of
 from server.bench.floor import step_floor_ms
 from server.cli import main
 from server.model.load import load_config
@@ -98,6 +100,18 @@ def test_what_there_is_no_time_or_no_room_for_is_told(
     assert "a prompt of 16: the time limit of 0 s" in skipped
     assert f"not measured: {skipped[0]}" in capsys.readouterr().out
     assert load(tmp_path / "none.json").model["weights"] == "dummy"
+
+
+def test_cells_go_from_cheap_to_dear_as_far_as_there_is_room() -> None:
+    engine, runner = SimpleNamespace(max_len=32768), SimpleNamespace(num_pages=5000)
+    limits = SimpleNamespace(max_num_seqs=128, page_size=64)
+    built = SimpleNamespace(engine=engine, runner=runner)
+    cells, skipped = cells_of(Bench(built, None, limits, None, CUDA_PLAN, is_cuda=True))  # type: ignore[arg-type]
+    assert [cell.cost for cell in cells] == sorted(cell.cost for cell in cells)
+    assert [cell.tokens for cell in cells if cell.kind is Kind.PROMPT] == [*(16 << n for n in range(11)), 32767]
+    assert [cell.batch for cell in cells if cell.kind is Kind.BATCH] == [1, 2, 4, 8, 16, 32, 64, 128]
+    assert [cell.tokens for cell in cells if cell.kind is Kind.CONTEXT] == [128 << n for n in range(9)]
+    assert skipped == ["decode of 256 x 1024: max_num_seqs is 128"]
 
 
 @pytest.mark.parametrize(
