@@ -40,6 +40,8 @@ from server.text.chat_template import ChatTemplate
 from server.text.sampling_defaults import SamplingDefaults, load_sampling_defaults
 from server.text.tokenizer import Tokenizer
 
+BACKLOG = 2048  # uvicorn's own
+
 # Commands whose exit code is a verdict.
 _VERDICTS: dict[str, Callable[[argparse.Namespace], int]] = {
     "canary": canary.run,
@@ -217,11 +219,12 @@ def resolve(settings: Settings) -> tuple[Settings, Path]:
 
 
 def bind(host: str, port: int, flag: str) -> socket.socket:
-    """A socket bound to the address. Raises SettingsError that names the flag."""
+    """A socket that listens on the address. Raises SettingsError that names the flag."""
     sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         sock.bind((host, port))
+        sock.listen(BACKLOG)  # at once: with SO_REUSEADDR another may bind a port on which nobody listens yet
     except OSError as error:
         sock.close()
         raise SettingsError(f"{flag} {port} on {host} cannot be bound: {error.strerror or error}") from None

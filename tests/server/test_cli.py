@@ -91,6 +91,13 @@ def test_a_port_in_use_is_named() -> None:
             bind("127.0.0.1", port, "--port")
 
 
+def test_the_two_ports_of_a_server_cannot_be_one() -> None:
+    with bind("127.0.0.1", 0, "--port") as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(SettingsError, match=f"--admin-port {port} on 127.0.0.1 cannot be bound: "):
+            bind("127.0.0.1", port, "--admin-port")
+
+
 def test_port_0_takes_a_free_one_and_says_which() -> None:
     with bind("127.0.0.1", 0, "--port") as sock:
         assert url_of(sock) == f"http://127.0.0.1:{sock.getsockname()[1]}"
