@@ -1,6 +1,7 @@
 """The endpoints that generate: /v1/completions and /v1/chat/completions."""
 
 import asyncio
+import itertools
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from server.api.echo import Echo, checked_echo, scored
 from server.api.edge import Edge, Place
 from server.api.formats import DONE, AnswerFormat, ChatFormat, CompletionFormat, Usage
 from server.api.keys import cache_salt_of
-from server.api.prompts import chat_prompt, check_lengths, encode_prompts, sampling_of
+from server.api.prompts import chat_prompt, check_choices, check_lengths, encode_prompts, sampling_of
 from server.api.schemas import ChatFields, CompletionFields, GenerationFields, prompts_of, read, stops_of
 from server.api.sequences import Job, Piece, merged, pieces
 from server.engine.messages import EngineReady
@@ -79,10 +80,11 @@ async def _generate(edge: Edge, kind: Kind, request: Request) -> Response:
     shape = kind.format(context.unique_id, edge.model, has_usage_chunk)
     if fields.stream:
         first = await anext(answer)  # before the response begins: what fails until here gets its own status
-        return EventStream(shape, first, answer, record, num_choices=len(prepared.jobs), has_usage=has_usage_chunk)
+        usage = (lambda: _usage(record, fields.n)) if has_usage_chunk else None
+        return EventStream(shape, first, answer, num_choices=len(prepared.jobs), usage=usage)
     if prepared.echo is not None:
-        return Response(await _echoed(shape, answer, record, prepared.echo), media_type="application/json")
-    return Response(await _whole(shape, answer, record, len(prepared.jobs)), media_type="application/json")
+        return Response(await _echoed(shape, answer, record, prepared.echo, fields.n), media_type="application/json")
+    return Response(await _whole(shape, answer, record, prepared), media_type="application/json")
 
 
 def _record(edge: Edge, kind: Kind, request: Request, context: RequestContext) -> RequestRecord:
@@ -135,25 +137,30 @@ async def _answer(
         await stream.aclose()
 
 
-async def _whole(shape: AnswerFormat, answer: AsyncGenerator[Piece], record: RequestRecord, num_choices: int) -> bytes:
-    texts: list[list[str]] = [[] for _ in range(num_choices)]
-    finish_reasons = [""] * num_choices
+async def _whole(
+    shape: AnswerFormat, answer: AsyncGenerator[Piece], record: RequestRecord, prepared: Prepared
+) -> bytes:
+    texts: list[list[str]] = [[] for _ in prepared.jobs]
+    finish_reasons = [""] * len(texts)
     async for piece in answer:
         texts[piece.index].append(piece.text)
         finish_reasons[piece.index] = piece.finish_reason or ""
-    usage = _usage(record, record.num_tokens)
-    return shape.whole(["".join(parts) for parts in texts], finish_reasons, usage)
+    return shape.whole(["".join(parts) for parts in texts], finish_reasons, _usage(record, prepared.fields.n))
 
 
-async def _echoed(shape: AnswerFormat, answer: AsyncGenerator[Piece], record: RequestRecord, echo: Echo) -> bytes:
+async def _echoed(
+    shape: AnswerFormat, answer: AsyncGenerator[Piece], record: RequestRecord, echo: Echo, num_choices: int
+) -> bytes:
     pieces = [piece async for piece in answer]
-    usage = _usage(record, 0 if echo.is_empty else record.num_tokens)
+    usage = _usage(record, num_choices, is_empty=echo.is_empty)
     # Off the event loop: naming 32k tokens takes 0.1 s.
     return await asyncio.to_thread(lambda: shape.choices(echo.choices(pieces), usage))
 
 
-def _usage(record: RequestRecord, num_tokens: int) -> Usage:
-    return Usage(record.num_prompt_tokens, num_tokens, record.num_cached_tokens)
+def _usage(record: RequestRecord, num_choices: int, *, is_empty: bool = False) -> Usage:
+    """A prompt counts once, however many choices it has; of its cached tokens, the mean over them."""
+    num_tokens = 0 if is_empty else record.num_tokens
+    return Usage(record.num_prompt_tokens // num_choices, num_tokens, record.num_cached_tokens // num_choices)
 
 
 class EventStream(Response):
@@ -167,22 +174,21 @@ class EventStream(Response):
         shape: AnswerFormat,
         first: Piece,
         rest: AsyncGenerator[Piece],
-        record: RequestRecord,
         *,
         num_choices: int,
-        has_usage: bool,
+        usage: Callable[[], Usage] | None,
     ) -> None:
+        """`usage` is asked at the end, for an event of its own."""
         super().__init__(headers={"cache-control": "no-store", "x-accel-buffering": "no"})
         del self.headers["content-length"]
         self._shape = shape
         self._first = first
         self._rest = rest
-        self._record = record
         self._num_choices = num_choices
-        self._has_usage = has_usage
+        self._usage = usage
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 -- the guard watches
-        shape, record = self._shape, self._record
+        shape = self._shape
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         events = shape.opening(self._num_choices) + shape.opened(self._first)
         await send({"type": "http.response.body", "body": events, "more_body": True})
@@ -190,7 +196,7 @@ class EventStream(Response):
             events = shape.event(piece)
             if events:
                 await send({"type": "http.response.body", "body": events, "more_body": True})
-        last = shape.usage_event(_usage(record, record.num_tokens)) if self._has_usage else b""
+        last = b"" if self._usage is None else shape.usage_event(self._usage())
         await send({"type": "http.response.body", "body": last + DONE})
 
 
@@ -230,10 +236,11 @@ def _prepared(
     if fields.stream_options is not None and not fields.stream:
         raise InvalidValue("stream_options needs stream to be true.", param="stream_options")
     stops = stops_of(fields.stop)
+    check_choices(len(prompts), fields.n)
     jobs = []
-    for i, prompt in enumerate(prompts):
+    for i, (prompt, choice) in enumerate(itertools.product(prompts, range(fields.n))):
         max_tokens = check_lengths(len(prompt), fields.max_tokens, default_tokens, ready.max_model_len)
-        sampling = sampling_of(fields, max_tokens, edge.tokenizer.vocab_size, edge.sampling_defaults)
+        sampling = sampling_of(fields, max_tokens, edge.tokenizer.vocab_size, edge.sampling_defaults, choice=choice)
         jobs.append(Job(i, f"{unique_id}-{i}", prompt, sampling, stops))
     return Prepared(fields, jobs)
 

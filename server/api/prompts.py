@@ -2,7 +2,7 @@
 
 import msgspec
 
-from server.api.schemas import GenerationFields, Message, ids_of, plain_messages
+from server.api.schemas import MAX_PROMPTS, GenerationFields, Message, ids_of, plain_messages
 from server.engine.messages import SamplingParams
 from server.errors import InvalidValue, PromptTooLong, UnsupportedField
 from server.text.chat_template import ChatTemplate
@@ -62,6 +62,13 @@ def checked_ids(value: object, vocab_size: int, param: str) -> list[int]:
     return token_ids
 
 
+def check_choices(num_prompts: int, num_choices: int) -> None:
+    """Raises InvalidValue when a request asks for too many answers."""
+    if num_prompts * num_choices > MAX_PROMPTS:
+        message = f"A request may ask for {MAX_PROMPTS} answers, n = {num_choices} for {num_prompts} prompts is more."
+        raise InvalidValue(message, param="n")
+
+
 def check_lengths(num_prompt_tokens: int, max_tokens: int | None, default: int | None, max_model_len: int) -> int:
     """The number of tokens that may be generated. Raises PromptTooLong when prompt and answer do not fit.
 
@@ -80,9 +87,12 @@ def check_lengths(num_prompt_tokens: int, max_tokens: int | None, default: int |
 
 
 def sampling_of(
-    fields: GenerationFields, max_tokens: int, vocab_size: int, defaults: SamplingDefaults
+    fields: GenerationFields, max_tokens: int, vocab_size: int, defaults: SamplingDefaults, *, choice: int = 0
 ) -> SamplingParams:
-    """Raises InvalidValue for limits that depend on the model or on one another."""
+    """Of one of a prompt's choices: each has the seed after the one before it, as far as there is a seed.
+
+    Raises InvalidValue for limits that depend on the model or on one another.
+    """
     recommended = {name: value for name, value in msgspec.structs.asdict(defaults).items() if value is not None}
     fields = fields.model_copy(
         update={name: value for name, value in recommended.items() if name not in fields.model_fields_set}
@@ -97,7 +107,7 @@ def sampling_of(
         top_k=min(fields.top_k, vocab_size) if fields.top_k > 0 else None,
         top_p=fields.top_p,
         min_p=fields.min_p,
-        seed=fields.seed,
+        seed=None if fields.seed is None else (fields.seed + choice + 2**63) % 2**64 - 2**63,
         repetition_penalty=fields.repetition_penalty,
         presence_penalty=fields.presence_penalty,
         frequency_penalty=fields.frequency_penalty,

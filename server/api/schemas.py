@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from server.errors import HallmarkError, InvalidValue, UnknownField, UnsupportedField
 
-MAX_PROMPTS = 64
+MAX_PROMPTS = 64  # also of answers: prompts times n
 MAX_MESSAGES = 2048
 MAX_STOPS = 16
 MAX_STOP_CHARS = 256
@@ -37,7 +37,6 @@ _UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
     "metadata": ({},),
     "modalities": (["text"],),
     "moderation": (),
-    "n": (1,),
     "parallel_tool_calls": (True, False),
     "prediction": (),
     "priority": (0,),
@@ -83,6 +82,7 @@ class GenerationFields(_Model):
     model: str | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_PROMPTS)] = 1  # answers for each prompt
     max_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
     min_tokens: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
     temperature: Annotated[float, Field(ge=0, le=2)] = 1.0

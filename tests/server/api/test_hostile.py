@@ -61,8 +61,11 @@ HOSTILE: list[tuple[str, bytes, int, str]] = [
     ("too many stops", b'{"prompt": "a", "stop": [' + b'"a",' * 16 + b'"a"]}', 400, "invalid_value"),
     ("too long a stop", b'{"prompt": "a", "stop": "' + b"a" * 257 + b'"}', 400, "invalid_value"),
     ("stop id beyond the vocabulary", b'{"prompt": "a", "stop_token_ids": [999]}', 400, "invalid_value"),
-    ("several answers", b'{"prompt": "a", "n": 2}', 400, "unsupported_field"),
-    ("true is not 1", b'{"prompt": "a", "n": true}', 400, "unsupported_field"),
+    ("no answer", b'{"prompt": "a", "n": 0}', 400, "invalid_value"),
+    ("too many answers", b'{"prompt": "a", "n": 65}', 400, "invalid_value"),
+    ("too many answers in all", b'{"prompt": ["a", "b"], "n": 33}', 400, "invalid_value"),
+    ("true is not 1", b'{"prompt": "a", "n": true}', 400, "invalid_value"),
+    ("several candidates", b'{"prompt": "a", "best_of": 2}', 400, "unsupported_field"),
     ("logprobs without echo", b'{"prompt": "a", "logprobs": 1}', 400, "invalid_value"),
     ("too many logprobs", b'{"prompt": "a", "echo": true, "max_tokens": 0, "logprobs": 6}', 400, "invalid_value"),
     ("logprobs of an answer", b'{"prompt": "a", "echo": true, "logprobs": 1}', 400, "invalid_value"),
@@ -161,7 +164,7 @@ def test_no_error_repeats_a_prompt(folder: Path) -> None:
         assert canary not in answer.text
 
 
-NAMES = st.sampled_from([*CompletionFields.model_fields, "n", "tools", "logprobs", "é", "nonsense"])
+NAMES = st.sampled_from([*CompletionFields.model_fields, "tools", "é", "nonsense"])
 LEAVES = (
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5)
 )

@@ -1,0 +1,53 @@
+"""Several answers to one prompt."""
+
+from pathlib import Path
+
+import pytest
+from edge_fakes import delta, events, playing, saying, served, usage_of
+
+from server.engine.messages import FinishReason, TokenDelta
+
+COMPLETIONS = "/v1/completions"
+USER = [{"role": "user", "content": "Hi"}]
+
+
+def test_each_prompt_has_n_choices_in_its_order_and_counts_once(folder: Path) -> None:
+    def script(prompt: list[int]) -> list[TokenDelta]:
+        return [delta(bytes(prompt).decode().upper()), delta("", FinishReason.STOP)]
+
+    body = served(folder, script).post(COMPLETIONS, {"prompt": ["ab", "c"], "n": 2}).json()
+    assert [(choice["index"], choice["text"]) for choice in body["choices"]] == [
+        (0, "AB"),
+        (1, "AB"),
+        (2, "C"),
+        (3, "C"),
+    ]
+    assert body["usage"] == usage_of(3, 3 + 3 + 2 + 2)
+
+
+def test_a_chat_streams_its_choices_side_by_side(folder: Path) -> None:
+    fields = {"messages": USER, "n": 3, "stream": True, "stream_options": {"include_usage": True}}
+    *chunks, last, _ = events(served(folder, saying("Hel", "lo")).post("/v1/chat/completions", fields))
+    choices = [chunk["choices"][0] for chunk in chunks]
+    for index in range(3):
+        own = [choice for choice in choices if choice["index"] == index]
+        assert own[0]["delta"]["role"] == "assistant"
+        assert "".join(choice["delta"].get("content", "") for choice in own) == "Hello"
+        assert own[-1]["finish_reason"] == "stop"
+    assert last["usage"] == usage_of(len(b"[user]Hi[assistant]"), 18)
+
+
+@pytest.mark.parametrize(
+    ("seed", "seeds"), [(7, [7, 8, 9]), (None, [None] * 3), (2**63 - 2, [2**63 - 2, 2**63 - 1, -(2**63)])]
+)
+def test_each_choice_has_a_seed_of_its_own(folder: Path, seed: int | None, seeds: list[int | None]) -> None:
+    it = served(folder)
+    assert it.post(COMPLETIONS, {"prompt": "a", "n": 3, "seed": seed}).status_code == 200
+    assert [sampling.seed for _, _, sampling in it.engine.submitted] == seeds
+
+
+def test_a_choice_that_fails_fails_the_request_and_leaves_nothing_behind(folder: Path) -> None:
+    it = served(folder, playing(delta("a"), delta("", FinishReason.ERROR)))
+    assert it.post(COMPLETIONS, {"prompt": "a", "n": 3}).status_code == 500
+    assert len(it.engine.submitted) == 3
+    assert it.edge.admission.num_requests == 0
