@@ -147,6 +147,7 @@ def qualify(args: argparse.Namespace) -> int:
 def bench(args: argparse.Namespace) -> int:
     if args.bench == "steps":
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as the engine's own process; torch is not loaded yet
+        os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # likewise
         return steps_command.run(args, os.environ)
     return serve_command.run(args) if args.bench == "serve" else bench_command.run(args)
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 _MAX_MODEL_LEN = 32768
 _TIME_LIMITS_S = {"cuda": 200.0, "cpu": 80.0}
 _QUICK_LENGTH = 512
+_TELL_EVERY_S = 10.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -209,15 +210,17 @@ def _model(bench: "Bench") -> dict[str, str | int | float | None]:
 
 
 class _Stages:
-    """Tells each stage of the start once."""
+    """Tells each stage of the start, and every now and then how far it is."""
 
     def __init__(self) -> None:
         self._told: str | None = None
+        self._told_at = 0.0
 
     def __call__(self, stage: str, detail: str) -> None:
-        if stage != self._told:
-            print(f"{stage} ({detail})", file=sys.stderr, flush=True)
-        self._told = stage
+        now = time.monotonic()
+        if stage != self._told or now - self._told_at > _TELL_EVERY_S:
+            print(f"{stage}: {detail}", file=sys.stderr, flush=True)
+            self._told, self._told_at = stage, now
 
 
 def _setting(text: str) -> tuple[str, str]:
