@@ -136,6 +136,74 @@ def test_degrade_prefers_stale_to_unproven() -> None:
     assert (decision.path, decision.status) == ("other", Status.STALE)
 
 
+def test_stale_evidence_serves_under_degrade_alone() -> None:
+    stale = book((evidence(SHAPE, FIRST, source_digest="older"),))
+    for policy in (Policy.REFUSE, Policy.QUALIFY):
+        assert (choose((FIRST,), stale, policy).path, choose((FIRST,), stale, policy).status) == (None, Status.STALE)
+    served = choose((FIRST,), stale, Policy.DEGRADE)
+    assert (served.path, served.status, served.fallback_reasons) == ("first", Status.STALE, (Reject.STALE,))
+    assert served.matrix_digest is None
+
+
+def test_degrade_takes_own_proof_for_as_good_as_a_review() -> None:
+    known = book((evidence(SHAPE, FALLBACK),), (evidence(SHAPE, FIRST, 100.0),))
+    decision = choose((FALLBACK, FIRST), known, Policy.DEGRADE)
+    assert (decision.path, decision.status, decision.is_fallback) == ("first", Status.PROVISIONAL, False)
+
+
+def test_times_of_stale_evidence_order_nothing() -> None:
+    older = {"source_digest": "older"}
+    known = book((evidence(SHAPE, FIRST, 100.0, **older), evidence(SHAPE, OTHER, 1.0, **older)))
+    assert choose((FIRST, OTHER), known, Policy.DEGRADE).path == "first"  # the catalog's order
+
+
+def test_of_what_broke_and_was_taken_out_too_the_break_is_the_reason() -> None:
+    pairs = frozenset({("first", str(SHAPE))})
+    known = book((evidence(SHAPE, FIRST),))
+    decision = decide(
+        SHAPE,
+        paths=(FIRST,),
+        fingerprint=MACHINE,
+        book=known,
+        quarantined=pairs,
+        policy=Policy.REFUSE,
+        overridden=pairs,
+    )
+    assert decision.fallback_reasons == (Reject.QUARANTINED,)  # lifting the order would bring nothing back
+
+
+def test_a_path_whose_module_cannot_be_imported_serves_under_no_policy_and_is_not_wanted() -> None:
+    absent = replace(FIRST, run=None)
+    known = book((evidence(SHAPE, absent), evidence(SHAPE, OTHER)))
+    for policy in Policy:
+        decision = choose((absent, OTHER), known, policy)
+        assert (decision.path, decision.wanted, decision.is_fallback) == ("other", "other", False)
+        assert rejections(decision, "first") == [Reject.ARCH]
+    assert "cannot be imported" in decision.candidates[0].rejections[0].detail
+    small = replace(path("small", max_head_dim=32), run=None)
+    assert rejections(choose((small, OTHER), known), "small") == [Reject.HEAD_DIM]  # what is known goes first
+
+
+def test_a_state_that_nothing_serves_is_the_best_that_any_able_path_is_in() -> None:
+    small = path("small", max_head_dim=32)
+    known = book((evidence(SHAPE, small), evidence(SHAPE, FIRST, source_digest="older")))
+    assert choose((small, FIRST, OTHER), known).status is Status.STALE
+
+
+def test_a_check_that_failed_is_named_with_its_value_and_its_limit() -> None:
+    failed = tuple(replace(it, measured=2.0) if it.name == "row_error" else it for it in checks())
+    decision = choose((FIRST,), book((evidence(SHAPE, FIRST, checks=failed),)))
+    assert decision.candidates[0].rejections[0].detail == "row_error 2 on ragged, the limit is 1"
+    raised = choose((FIRST,), book((evidence(SHAPE, FIRST, failure="RuntimeError: no"),)))
+    assert raised.candidates[0].rejections[0].detail == "RuntimeError: no"
+
+
+def test_of_two_stale_proofs_the_reviewed_one_says_what_changed() -> None:
+    own = evidence(SHAPE, FIRST, fingerprint=replace(MACHINE, torch="2.12.0"))
+    decision = choose((FIRST,), book((evidence(SHAPE, FIRST, source_digest="older"),), (own,)))
+    assert decision.candidates[0].rejections[0].detail == "changed since it was measured: source_digest"
+
+
 @pytest.mark.parametrize("policy", Policy)
 def test_what_failed_or_is_quarantined_serves_under_no_policy(policy: Policy) -> None:
     failed = book((evidence(SHAPE, FIRST, checks=checks(2.0)),))
