@@ -1,0 +1,103 @@
+"""What an upgrade does to the real catalog's decisions, and what PyTorch runs for grouped heads with a mask."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import islice
+
+import pytest
+import torch
+from qualification_fakes import SHAPE, evidence
+
+from kernels.catalog import PATHS, path_named
+from kernels.fingerprint import Device, Fingerprint
+from kernels.path import KernelPath, Reject, Tier
+from kernels.shape import AttentionShape, Dtype, Mask, Phase
+from qualification.attest import Promise, call_mismatch
+from qualification.decide import Book, decide
+from qualification.decision import Decision, Policy, Status
+from qualification.inputs import cases
+from qualification.matrix import Matrix
+from qualification.presets import preset_named
+from qualification.profile import calls_seen
+from qualification.qualify import _call
+from qualification.signature import ServingLimits, shapes_needed, signature_from_config
+
+H200 = Fingerprint(Device.CUDA, "NVIDIA H200", 90, "580.159.04", "13.0", "91900", "2.11.0+cu130", "3.6.0")
+LIMITS = ServingLimits(32768, 8192, 64, Dtype.BF16, Dtype.BF16)
+LLAMA = preset_named("llama-3.1-8b").config
+FLASH = "aten::_scaled_dot_product_flash_attention_for_cpu"
+
+
+def shapes_of(config: dict[str, object]) -> tuple[AttentionShape, ...]:
+    return shapes_needed(signature_from_config(config), LIMITS)
+
+
+def able(shape: AttentionShape) -> Iterator[KernelPath]:
+    return (path for path in PATHS if not path.rejects(shape, H200))
+
+
+def decisions(
+    shapes: tuple[AttentionShape, ...], policy: Policy, machine: Fingerprint = H200
+) -> dict[AttentionShape, Decision]:
+    """By a reviewed matrix that proves, for the model before the upgrade, every path that can compute a shape."""
+    known = {
+        (shape, path.name): evidence(shape, path, fingerprint=H200)
+        for shape in shapes_of(dict(LLAMA))
+        for path in able(shape)
+    }
+    book = Book(Matrix(known, "digest"))
+    return {
+        shape: decide(shape, paths=PATHS, fingerprint=machine, book=book, quarantined=frozenset(), policy=policy)
+        for shape in shapes
+    }
+
+
+def test_before_the_upgrade_every_shape_is_proven_on_a_path_of_the_first_tier() -> None:
+    found = decisions(shapes_of(dict(LLAMA)), Policy.REFUSE).values()
+    assert {decision.status for decision in found} == {Status.PROVEN}
+    assert not any(decision.is_fallback for decision in found)
+
+
+@pytest.mark.parametrize("policy", [Policy.REFUSE, Policy.QUALIFY])
+def test_after_an_upgrade_to_a_head_dim_of_320_no_shape_is_served_without_proof(policy: Policy) -> None:
+    found = decisions(shapes_of({**LLAMA, "head_dim": 320}), policy).values()
+    assert {decision.path for decision in found} == {None}
+    assert all(Reject.HEAD_DIM in decision.fallback_reasons for decision in found)
+
+
+def test_after_an_upgrade_to_a_head_dim_of_320_degrade_serves_a_fallback_and_says_why() -> None:
+    found = decisions(shapes_of({**LLAMA, "head_dim": 320}), Policy.DEGRADE).values()
+    assert {decision.status for decision in found} == {Status.UNPROVEN}
+    assert {decision.path for decision in found} <= {path.name for path in PATHS if path.tier is Tier.FALLBACK}
+    assert all(Reject.HEAD_DIM in decision.fallback_reasons for decision in found)
+    assert all(path_named(decision.wanted).tier is Tier.FIRST for decision in found)
+
+
+@pytest.mark.parametrize("field", ["torch", "triton", "driver", "cuda", "cudnn", "gpu"])
+def test_an_upgrade_of_the_stack_leaves_nothing_proven(field: str) -> None:
+    machine = replace(H200, **{field: "another"})
+    found = decisions(shapes_of(dict(LLAMA)), Policy.REFUSE, machine).values()
+    assert {(decision.path, decision.status) for decision in found} == {(None, Status.STALE)}
+    assert {decision.fallback_reasons for decision in found} == {(Reject.STALE,)}
+
+
+@pytest.mark.parametrize(("window", "mask"), [(48, Mask.CAUSAL), (None, Mask.SPANS), (None, Mask.CAUSAL)])
+@pytest.mark.parametrize("phase", [Phase.PREFILL, Phase.EXTEND])
+def test_grouped_heads_with_a_mask_run_the_pinned_kernel_and_math_runs_under_its_own_name(
+    phase: Phase, window: int | None, mask: Mask
+) -> None:
+    """Real calls under the profiler: PyTorch may take math for grouped heads with a mask, and nobody would be told."""
+    shape = replace(SHAPE, phase=phase, page_size=None if phase is Phase.PREFILL else 16, window=window, mask=mask)
+    device = torch.device("cpu")
+    seen = {}
+    for name in ("sdpa.cpu", "sdpa.math"):
+        run = path_named(name).run
+        assert run is not None
+        seen[name] = calls_seen([_call(run, case) for case in islice(cases(shape, device, seed=0), 2)], device)
+    assert seen["sdpa.cpu"].always == (FLASH,)
+    assert seen["sdpa.cpu"].sometimes == ()
+    assert FLASH not in (*seen["sdpa.math"].always, *seen["sdpa.math"].sometimes)
+    for call in seen["sdpa.math"].calls:
+        wrong = call_mismatch(Promise("sdpa.cpu", (FLASH,)), call)
+        assert wrong is not None
+        assert wrong.startswith(f"sdpa.cpu did not launch {FLASH} and launched aten::")
