@@ -185,6 +185,7 @@ def serve(settings: Settings) -> int:
         model=settings.model_name,
         url=url_of(listening),
         print_line=_print,
+        needs_key=keys is not None,
         on_attestation=tracing.attested,
     )
     edge = Edge(

@@ -29,6 +29,7 @@ class Console:
         model: str,
         url: str,
         print_line: Print,
+        needs_key: bool = False,
         on_attestation: Callable[[AttestationReport], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -37,6 +38,7 @@ class Console:
         self._model = model
         self._url = url
         self._print = print_line
+        self._needs_key = needs_key
         self._on_attestation = on_attestation
         self._clock = clock
         self._down_since = clock()
@@ -58,7 +60,7 @@ class Console:
         waited_s = self._clock() - self._down_since
         self._print(f"Hallmark is ready on {self._url} with {self._model}, after {waited_s:.1f} s")
         self._print("Try it:")
-        self._print(f"  {curl_line(self._url)}")
+        self._print(f"  {curl_line(self._url, needs_key=self._needs_key)}")
 
     def on_refused(self, refused: EngineRefused) -> None:
         self._inner.on_refused(refused)
@@ -92,9 +94,10 @@ class Console:
         self._print(f"The engine has died ({cause}); it is restarted.")
 
 
-def curl_line(url: str) -> str:
+def curl_line(url: str, *, needs_key: bool) -> str:
+    key = " -H 'Authorization: Bearer KEY'" if needs_key else ""
     body = '{"prompt": "Once upon a time", "max_tokens": 64, "temperature": 0.7, "stream": true}'
-    return f"curl -N {url}/v1/completions -H 'Content-Type: application/json' -d '{body}'"
+    return f"curl -N {url}/v1/completions -H 'Content-Type: application/json'{key} -d '{body}'"
 
 
 def plan_table(plan: Iterable[PlanRow]) -> list[str]:

@@ -28,6 +28,7 @@ from server.errors import (
     PayloadTooLarge,
     RequestTimeout,
     SlowClient,
+    Unauthorized,
     UnsupportedMediaType,
 )
 from server.telemetry.metrics import Metrics
@@ -237,6 +238,8 @@ def _headers(error: HallmarkError, body: bytes) -> list[tuple[bytes, bytes]]:
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     if error.retry_after_s is not None:
         headers.append((b"retry-after", str(error.retry_after_s).encode()))
+    if isinstance(error, Unauthorized):
+        headers.append((b"www-authenticate", b"Bearer"))
     if isinstance(error, MethodNotAllowed):
         headers.append((b"allow", error.allowed.encode()))
     if isinstance(error, PayloadTooLarge | RequestTimeout | HeadersTooLarge):

@@ -27,12 +27,12 @@ class ApiKeys:
 
     def check(self, authorization: bytes | None) -> bytes:
         """The tenant: the digest of his key. Raises Unauthorized unless the header is `Bearer` and one of the keys."""
-        if authorization is None:
+        scheme, _, key = (authorization or b"").partition(b" ")
+        if scheme.lower() != b"bearer":
             raise Unauthorized("This server needs an API key: send the header 'Authorization: Bearer KEY'.")
-        scheme, _, key = authorization.partition(b" ")
         digest = _digest(key.strip())
         matches = [hmac.compare_digest(digest, known) for known in self._digests]
-        if scheme.lower() != b"bearer" or not any(matches):
+        if not any(matches):
             raise Unauthorized("The API key is not valid here.")
         return digest
 

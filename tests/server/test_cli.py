@@ -191,6 +191,12 @@ def test_at_ready_the_plan_the_address_and_a_command_are_printed() -> None:
     assert lines[-1].startswith("  curl -N http://127.0.0.1:1/v1/completions ")
 
 
+def test_where_a_key_is_needed_the_command_has_one() -> None:
+    lines: list[str] = []
+    Console(Recorder(), model="m", url="", print_line=lines.append, needs_key=True).on_ready(READY)
+    assert " -H 'Authorization: Bearer KEY' " in lines[-1]
+
+
 def test_a_refusal_is_printed_with_the_plan() -> None:
     lines: list[str] = []
     refused = EngineRefused("unproven", "1 of 1 shapes has no proof", [msgspec.structs.replace(ROW, path=None)])

@@ -147,7 +147,10 @@ def test_every_route_but_the_probes_needs_a_key(folder: Path) -> None:
 @pytest.mark.parametrize("header", ["Bearer wrong", "Basic right", "right", "Bearer", "Bearer right x", ""])
 def test_a_wrong_key_is_refused(folder: Path, header: str) -> None:
     it = with_keys(served(folder), "left", "right")
-    assert it.get("/v1/models", headers={"authorization": header}).status_code == 401
+    answer = it.get("/v1/models", headers={"authorization": header})
+    assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
+    is_bearer = header.startswith("Bearer")
+    assert ("'Authorization: Bearer KEY'" in answer.text) == (not is_bearer)
 
 
 def test_each_of_several_keys_opens(folder: Path) -> None:
