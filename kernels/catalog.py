@@ -38,7 +38,7 @@ _GLUON_DECODE_SOURCES = (
     "gluon_decode.py",
     "gluon_decode_launch.py",
 )
-_SDPA_SOURCES = ("batch.py", "sequences.py", "sdpa.py")
+_SDPA_SOURCES = ("batch.py", "sequences.py", "sdpa.py", "sdpa_decode.py")
 
 _ALL_DTYPES = frozenset(Dtype)
 _HALF_DTYPES = frozenset({Dtype.FP16, Dtype.BF16})

@@ -1,8 +1,9 @@
 """Attention by PyTorch's scaled_dot_product_attention with a pinned backend: the fallbacks, and the CPU's path.
 
-Every path walks the batch sequence by sequence, gathers a paged sequence's keys first, and waits for the device to
-learn the lengths. A pinned backend that cannot run raises: torch never chooses its quadratic math backend in silence.
-Memory is linear in the context: where a mask must be written out, it is written for a chunk of query rows at a time.
+Every path walks the batch sequence by sequence (a CPU's decode takes sequences together), gathers a paged sequence's
+keys first, and waits for the device to learn the lengths. A pinned backend that cannot run raises: torch never chooses
+its quadratic math backend in silence. Memory is linear in the context: where a mask must be written out, it is written
+for a chunk of query rows at a time.
 """
 
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
 from kernels.attention.batch import AttentionBatch, AttentionFlags
+from kernels.attention.sdpa_decode import is_decode, run_decode
 from kernels.attention.sequences import SequenceRows, keys_of, sequences_of, visible
 
 _MAX_SCORES = 2**22  # a head, of one chunk of query rows: its mask, or its scores in sdpa.math
@@ -58,6 +60,9 @@ def run_math(q: Tensor, k: Tensor, v: Tensor, batch: AttentionBatch, flags: Atte
 
 def run_cpu(q: Tensor, k: Tensor, v: Tensor, batch: AttentionBatch, flags: AttentionFlags, out: Tensor) -> None:
     """`sdpa.cpu`: PyTorch's flash attention for CPUs, which takes any mask."""
+    if is_decode(batch, flags):
+        run_decode(q, k, v, batch, flags, out)
+        return
     _run(_CPU, q, k, v, batch, flags, out)
 
 
