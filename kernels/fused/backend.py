@@ -23,7 +23,7 @@ except ImportError:
 
 def runs_on_triton(x: Tensor) -> bool:
     """Whether an op on x is a Triton kernel: on a GPU, or anywhere under Triton's interpreter."""
-    return triton_version() is not None and (x.is_cuda or is_interpreted())
+    return triton_version() is not None if x.is_cuda else is_interpreted()
 
 
 def overlap(x: Tensor) -> dict[str, bool]:

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.fused.activation import swiglu
+from kernels.fused.packed import PackedWeight
 from kernels.fused.skinny import MAX_ROWS, ROW_COUNTS, SkinnyTiling, skinny_tiling
 from kernels.launch import is_interpreted, num_processors, triton_version
 
@@ -14,20 +15,26 @@ _HOPPER = (9, 0)
 _DTYPES = (torch.float16, torch.bfloat16)
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, packed: PackedWeight | None = None) -> Tensor:
     """x [M, K] @ weight^T + bias: [M, N] of x's dtype.
 
-    weight [N, K] and bias [N] of x's dtype. On sm_90 and for M up to 32 in 16 bits the weight is read without waiting
-    for the kernel before this call, so it must not have come from there.
+    weight [N, K] and bias [N] of x's dtype; `packed` is the weight once more, for few rows on a CPU. On sm_90 and for M
+    up to 32 in 16 bits the weight is read without waiting for the kernel before this call, so it must not have come
+    from there.
     """
+    if packed is not None and packed.takes(x):
+        y = packed.product(x)
+        return y if bias is None else y.add_(bias)
     tiling = tiling_of(x, weight, weight.shape[0], has_bias=bias is not None)
     if tiling is None:
         return F.linear(x, weight, bias)
     return _skinny(x, weight, bias, x.new_empty(x.shape[0], weight.shape[0]), tiling)
 
 
-def linear_fp32(x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
+def linear_fp32(x: Tensor, weight: Tensor, out: Tensor | None = None, packed: PackedWeight | None = None) -> Tensor:
     """x [M, K] @ weight^T in fp32, as `linear` otherwise; in `out` [M, N], contiguous, where it is given."""
+    if out is None and not x.is_cuda:
+        return linear(x, weight, packed=packed).float()
     if out is None:
         out = x.new_empty(x.shape[0], weight.shape[0], dtype=torch.float32)
     tiling = tiling_of(x, weight, weight.shape[0])
@@ -38,14 +45,14 @@ def linear_fp32(x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
     return out.copy_(F.linear(x, weight))
 
 
-def linear_swiglu(x: Tensor, gate_up: Tensor, bias: Tensor | None = None) -> Tensor:
+def linear_swiglu(x: Tensor, gate_up: Tensor, bias: Tensor | None = None, packed: PackedWeight | None = None) -> Tensor:
     """silu(gate) * up of [gate, up] = x [M, K] @ gate_up [2 * N, K]^T + bias: [M, N], as `linear` otherwise.
 
     In one kernel, without rounding gate and up, where `linear` would be one and there is no bias.
     """
     tiling = None if bias is not None else tiling_of(x, gate_up, gate_up.shape[0] // 2, parts=2)
     if tiling is None:
-        return swiglu(linear(x, gate_up, bias))
+        return swiglu(linear(x, gate_up, bias, packed))
     return _skinny(x, gate_up, None, x.new_empty(x.shape[0], gate_up.shape[0] // 2), tiling)
 
 

@@ -1,11 +1,32 @@
 """Rotary embedding, optional norm of query and key heads, and the write into the KV cache, in one launch."""
 
+from dataclasses import dataclass
+
+import torch
 from torch import Tensor
 
 from kernels.fused.backend import jit, next_power_of_2, overlap, runs_on_triton, tl
 from kernels.fused.norm import rms_norm_torch
 
 _MAX_TILE = 2048  # elements of the half heads one program holds: 16 a thread
+
+
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """How far T tokens are turned, in the form that torch's operations want: cos, sin [T, 1, d] fp32.
+
+    Both halves of a head have the same cosines; the sines of the first are negative.
+    """
+
+    cos: Tensor
+    sin: Tensor
+
+
+def turns_of(cos_sin: Tensor, positions: Tensor) -> Turns | None:
+    """For all layers of a step at once; None where the kernel reads the table itself."""
+    if runs_on_triton(cos_sin):
+        return None
+    return _turns(cos_sin, positions)
 
 
 def rope_and_write_kv(
@@ -21,6 +42,7 @@ def rope_and_write_kv(
     q_norm: Tensor | None = None,
     k_norm: Tensor | None = None,
     eps: float = 1e-6,
+    turns: Turns | None = None,
 ) -> None:
     """Rotate q and k in place, write k and v into their pages. Computed in fp32, rounded once.
 
@@ -31,12 +53,13 @@ def rope_and_write_kv(
     k_pages, v_pages   [num_pages, page_size, kv_heads, d], contiguous, written at `slots`; may be of another dtype
     slots      [T] int64, page * page_size + offset: unique, in range, never negative (the caller proves it)
     q_norm, k_norm     [d] weights of an RMSNorm of each head before the rotation; both or neither
+    turns      `turns_of(cos_sin, positions)`, where it is at hand: then it is computed by torch
     Pairs are (x[i], x[i + d / 2]), as in transformers. Source: Su et al. 2021.
     Raises RuntimeError when the pages are not contiguous.
     """
-    if not runs_on_triton(q):
+    if turns is not None or not runs_on_triton(q):
         rope_and_write_kv_torch(
-            q, k, v, cos_sin, positions, k_pages, v_pages, slots, q_norm=q_norm, k_norm=k_norm, eps=eps
+            q, k, v, cos_sin, positions, k_pages, v_pages, slots, q_norm=q_norm, k_norm=k_norm, eps=eps, turns=turns
         )
         return
     num_tokens, num_heads, head_dim = q.shape
@@ -84,24 +107,33 @@ def rope_and_write_kv_torch(
     q_norm: Tensor | None = None,
     k_norm: Tensor | None = None,
     eps: float = 1e-6,
+    turns: Turns | None = None,
 ) -> None:
-    cos, sin = cos_sin.index_select(0, positions)[:, None].chunk(2, dim=-1)
-    for heads, norm in ((q, q_norm), (k, k_norm)):
+    turns = _turns(cos_sin, positions) if turns is None else turns
+    both = _side_by_side(q, k) if q_norm is None else None
+    for heads, norm in ((q, q_norm), (k, k_norm)) if both is None else ((both, None),):
         # No copy where q and k are fp32 and have no norm: then the rotation is really in place.
         precise = heads.float() if norm is None else rms_norm_torch(heads.float(), norm, eps)
-        _rotate(precise, cos, sin)
+        left, right = precise.chunk(2, dim=-1)
+        swapped = torch.cat((right, left), dim=-1)
+        precise.mul_(turns.cos).addcmul_(swapped, turns.sin)
         if precise is not heads:
             heads.copy_(precise)
-    k_pages.view(-1, *k.shape[1:])[slots] = k.to(k_pages.dtype)
-    v_pages.view(-1, *v.shape[1:])[slots] = v.to(v_pages.dtype)
+    k_pages.view(-1, *k.shape[1:]).index_copy_(0, slots, k.to(k_pages.dtype))
+    v_pages.view(-1, *v.shape[1:]).index_copy_(0, slots, v.to(v_pages.dtype))
 
 
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> None:
-    """Rotate x [T, heads, d] fp32 in place by the angles of cos, sin [T, 1, d / 2]."""
-    left, right = x.chunk(2, dim=-1)
-    rotated_left = (left * cos).addcmul_(right, sin, value=-1)
-    right.mul_(cos).addcmul_(left, sin)
-    left.copy_(rotated_left)
+def _turns(cos_sin: Tensor, positions: Tensor) -> Turns:
+    cos, sin = cos_sin.index_select(0, positions)[:, None].chunk(2, dim=-1)
+    return Turns(torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1))
+
+
+def _side_by_side(q: Tensor, k: Tensor) -> Tensor | None:
+    """q and k as one tensor of all their heads, where k lies behind q in the same rows: then half the operations do."""
+    num_tokens, num_heads, head_dim = q.shape
+    if q.stride() != k.stride() or k.data_ptr() - q.data_ptr() != num_heads * head_dim * q.element_size():
+        return None
+    return q.as_strided((num_tokens, num_heads + k.shape[1], head_dim), q.stride())
 
 
 # The alignment of positions and slots changes with the batch; a kernel for each would compile after ready.

@@ -8,8 +8,9 @@ from torch import Tensor
 
 from kernels.fused.matmul import compile_linear, linear_fp32, linear_swiglu
 from kernels.fused.norm import add_rms_norm, rms_norm
-from kernels.fused.rope_kv import rope_and_write_kv
+from kernels.fused.rope_kv import Turns, rope_and_write_kv, turns_of
 from server.model.config import ModelConfig
+from server.model.cores import Cores
 from server.model.kv_cache import KVCache
 from server.model.layers import Weights
 from server.model.rope import cos_sin_table
@@ -24,8 +25,9 @@ class Decoder:
 
     def __init__(self, config: ModelConfig, weights: Weights) -> None:
         self.config = config
-        self.weights = weights
+        self.weights = weights.with_packed()
         self._cos_sin = cos_sin_table(config.rope, config.head_dim, config.max_position, weights.embedding.device)
+        self._cores = Cores(weights)
         _compile_matmuls(weights)
 
     @torch.inference_mode()
@@ -38,6 +40,8 @@ class Decoder:
         kv         its pages are written
         """
         eps = self.config.norm_eps
+        self._cores.take(token_ids.shape[0])
+        turns = turns_of(self._cos_sin, positions)
         residual = F.embedding(token_ids, self.weights.embedding)
         fed: Tensor | None = None  # what the layer before added; each norm adds its input to the residual on the way
         for index, layer in enumerate(self.weights.layers):
@@ -45,22 +49,23 @@ class Decoder:
                 normed = rms_norm(residual, layer.attention_norm, eps)
             else:
                 normed, residual = add_rms_norm(fed, residual, layer.attention_norm, eps)
-            attended = self._attention(index, normed, positions, slots, kv, attend)
+            attended = self._attention(index, normed, positions, turns, slots, kv, attend)
             normed, residual = add_rms_norm(attended, residual, layer.feed_forward_norm, eps)
-            fed = layer.down(linear_swiglu(normed, layer.gate_up.weight, layer.gate_up.bias))
+            fed = layer.down(linear_swiglu(normed, layer.gate_up.weight, layer.gate_up.bias, layer.gate_up.packed))
         return residual if fed is None else residual.add_(fed)
 
     @torch.inference_mode()
     def logits(self, hidden_rows: Tensor, out: Tensor | None = None) -> Tensor:
         """Logits [R, vocab] fp32 of hidden states [R, hidden], in `out` where it is given."""
         normed = rms_norm(hidden_rows, self.weights.final_norm, self.config.norm_eps)
-        return linear_fp32(normed, self.weights.head, out)
+        return linear_fp32(normed, self.weights.head, out, self.weights.packed_head)
 
     def _attention(
         self,
         index: int,
         normed: Tensor,
         positions: Tensor,
+        turns: Turns | None,
         slots: Tensor,
         kv: KVCache,
         attend: Attend,
@@ -80,6 +85,7 @@ class Decoder:
             q_norm=layer.q_norm,
             k_norm=layer.k_norm,
             eps=config.norm_eps,
+            turns=turns,
         )
         out = q.new_empty(q.shape)
         attend(index, q, k, v, out)

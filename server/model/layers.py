@@ -1,20 +1,22 @@
 """The weights of a decoder, merged as its matmuls want them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from kernels.fused.matmul import linear
+from kernels.fused.packed import PackedWeight, packed
 from server.model.config import ModelConfig
 
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """weight [out, in], bias [out] or None."""
+    """weight [out, in], bias [out] or None; on a CPU perhaps the weight once more, packed for few rows."""
 
     weight: Tensor
     bias: Tensor | None
+    packed: PackedWeight | None = None
 
     @classmethod
     def empty(cls, size_in: int, size_out: int, has_bias: bool, dtype: torch.dtype, device: torch.device) -> "Linear":
@@ -22,7 +24,11 @@ class Linear:
         return cls(weight, torch.empty(size_out, dtype=dtype, device=device) if has_bias else None)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return linear(x, self.weight, self.bias)
+        return linear(x, self.weight, self.bias, self.packed)
+
+    def with_packed(self) -> "Linear":
+        """The same for computing: the weight must not change any more."""
+        return replace(self, packed=packed(self.weight))
 
     def rows(self, *sizes: int) -> "list[Linear]":
         """Views of successive rows: the parts that the checkpoint keeps apart."""
@@ -44,6 +50,15 @@ class LayerWeights:
     gate_up: Linear  # gate, then up
     down: Linear
 
+    def with_packed(self) -> "LayerWeights":
+        return replace(
+            self,
+            qkv=self.qkv.with_packed(),
+            output=self.output.with_packed(),
+            gate_up=self.gate_up.with_packed(),
+            down=self.down.with_packed(),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Weights:
@@ -51,6 +66,12 @@ class Weights:
     layers: tuple[LayerWeights, ...]
     final_norm: Tensor  # [hidden]
     head: Tensor  # [vocab, hidden]; the embedding itself where they are tied
+    packed_head: PackedWeight | None = None
+
+    def with_packed(self) -> "Weights":
+        """The same for computing: no weight may change any more."""
+        layers = tuple(layer.with_packed() for layer in self.layers)
+        return replace(self, layers=layers, packed_head=packed(self.head))
 
 
 def empty_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Weights:

@@ -197,6 +197,16 @@ def test_pages_that_are_not_contiguous_are_refused(op: Op) -> None:
         case.run(op)
 
 
+def test_keys_that_do_not_lie_behind_the_queries_are_turned_too() -> None:
+    case, apart = RopeCase(4, 2, 24, torch.float32), RopeCase(4, 2, 24, torch.float32)
+    apart.k = apart.k.clone()
+    case.run(rope_and_write_kv_torch)
+    apart.run(rope_and_write_kv_torch)
+    assert torch.equal(apart.q, case.q)
+    assert torch.equal(apart.k, case.k)
+    assert torch.equal(apart.k_pages.nan_to_num(), case.k_pages.nan_to_num())
+
+
 def test_a_slot_beyond_2_to_the_31_elements_is_addressed_in_64_bits() -> None:
     """The cache is virtual memory that is never touched but at its last slot: 2^31 fp16 elements and a page."""
     slots, width = 2**31 // 256 + 16, 256
