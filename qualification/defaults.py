@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from kernels.shape import Dtype
-from qualification.signature import ServingLimits, SignatureError
+from qualification.signature import ServingLimits, SignatureError, text_part
 
 BATCHED_TOKENS = MappingProxyType({"cuda": 8192, "cpu": 2048})  # new tokens of a step, by the kind of device
 PAGE_SIZE = MappingProxyType({"cuda": 64, "cpu": 16})  # tokens
@@ -51,6 +51,5 @@ def _checkpoint_dtype(config: Mapping[str, object]) -> str:
 
 def _text_value(config: Mapping[str, object], key: str) -> object:
     """Of a model that also sees images, the text part's own value goes first."""
-    text = config.get("text_config")
-    found = text.get(key) if isinstance(text, Mapping) else None
+    found = text_part(config).get(key)
     return config.get(key) if found is None else found

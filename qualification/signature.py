@@ -8,6 +8,17 @@ from kernels.shape import AttentionShape, Dtype, Mask, Phase
 
 # Where config.json does not say, as transformers' configuration classes have it; null means no window.
 _MISSING_WINDOW = {"mistral": 4096, "qwen2": 4096, "qwen3": 4096}
+# Gemma's files leave out what their classes know; head_dim is not hidden_size / num_attention_heads in any of them.
+_LEFT_OUT: Mapping[str, Mapping[str, object]] = {
+    "gemma2": {"head_dim": 256},
+    "gemma3_text": {
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "max_position_embeddings": 131072,
+        "sliding_window": 4096,
+    },
+}
 _QWEN_FIRST_LAYER = 28
 _GEMMA3_PATTERN = 6  # one full layer after five with a window. Source: transformers' Gemma3TextConfig.
 
@@ -109,9 +120,7 @@ def signature_from_config(config: Mapping[str, object]) -> AttentionSignature:
     reach it; Gemma 3's images change the mask. Raises SignatureError naming the key, what it holds and what it should.
     """
     spans = config.get("model_type") == "gemma3" and "vision_config" in config
-    text = config.get("text_config")
-    if isinstance(text, Mapping):
-        config = text
+    config = text_part(config)
     num_heads = _positive(config, "num_attention_heads")
     num_kv_heads = _optional_positive(config, "num_key_value_heads") or num_heads
     head_dim = _optional_positive(config, "head_dim") or _positive(config, "hidden_size") // num_heads
@@ -126,6 +135,13 @@ def signature_from_config(config: Mapping[str, object]) -> AttentionSignature:
         sinks=config.get("model_type") == "gpt_oss",
         spans=spans,
     )
+
+
+def text_part(config: Mapping[str, object]) -> Mapping[str, object]:
+    """Of a model that also sees images, what is under `text_config`; with what its class adds to the file."""
+    text = config.get("text_config")
+    found = text if isinstance(text, Mapping) else config
+    return {**_LEFT_OUT.get(str(found.get("model_type")), {}), **found}
 
 
 def _layer_windows(config: Mapping[str, object]) -> list[int | None]:

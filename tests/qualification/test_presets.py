@@ -7,7 +7,7 @@ from transformers import Gemma3TextConfig
 from kernels.shape import Dtype, Mask, Phase
 from qualification.defaults import Choices, limits_of
 from qualification.presets import PRESETS, preset_named
-from qualification.signature import AttentionSignature, SignatureError, shapes_needed, signature_from_config
+from qualification.signature import AttentionSignature, SignatureError, shapes_needed, signature_from_config, text_part
 
 MASKS = (Mask.CAUSAL, Mask.SPANS)
 WANTED = {
@@ -93,6 +93,52 @@ def test_images_need_their_own_shapes_of_prompts_and_none_of_decode() -> None:
     }
     assert masks == prompts | {(Phase.DECODE, None, Mask.CAUSAL), (Phase.DECODE, 1024, Mask.CAUSAL)}
     assert len(set(shapes)) == len(shapes)
+
+
+# Of the public config.json files: what a Gemma 3 leaves out is as its configuration class has it.
+GEMMA_3_4B = {
+    "architectures": ["Gemma3ForConditionalGeneration"],
+    "mm_tokens_per_image": 256,
+    "model_type": "gemma3",
+    "text_config": {
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 34,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        "sliding_window": 1024,
+    },
+    "torch_dtype": "bfloat16",
+    "vision_config": {"model_type": "siglip_vision_model"},
+}
+GEMMA_3_12B_TEXT = {
+    "hidden_size": 3840,
+    "model_type": "gemma3_text",
+    "num_attention_heads": 16,
+    "num_hidden_layers": 48,
+    "num_key_value_heads": 8,
+    "sliding_window": 1024,
+}
+
+
+def test_the_public_file_of_gemma_3_is_read_as_the_preset_is() -> None:
+    preset = preset_named("gemma-3-4b").config
+    assert signature_from_config(GEMMA_3_4B) == signature_from_config(preset)
+    assert limits_of(GEMMA_3_4B, "cuda", Choices()) == limits_of(preset, "cuda", Choices())
+
+
+def test_the_head_dim_of_a_gemma_is_no_quotient() -> None:
+    config = {**GEMMA_3_4B, "text_config": GEMMA_3_12B_TEXT}
+    assert signature_from_config(config) == AttentionSignature(16, 8, 256, (None, 1024), spans=True)
+    assert Gemma3TextConfig(**GEMMA_3_12B_TEXT).head_dim == 256
+    gemma_2 = {key: value for key, value in preset_named("gemma-2-9b").config.items() if key != "head_dim"}
+    assert signature_from_config(gemma_2).head_dim == 256
+
+
+def test_what_a_gemma_3_leaves_out_is_as_its_class_has_it() -> None:
+    known = Gemma3TextConfig()
+    found = text_part({"model_type": "gemma3_text"})
+    assert {key: getattr(known, key) for key in found} == dict(found) | {"model_type": "gemma3_text"}
 
 
 def test_a_gemma_3_without_a_vision_part_has_no_images() -> None:
