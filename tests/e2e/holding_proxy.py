@@ -15,6 +15,7 @@ class _Handler(BaseHTTPRequestHandler):
     disable_nagle_algorithm = True
     upstream: str
     slowdown: float  # of the time to the first token
+    hold_s: float  # beside it
     lengths: range  # prompt tokens that are slowed down
 
     def log_message(self, *_: object) -> None:
@@ -40,7 +41,7 @@ class _Handler(BaseHTTPRequestHandler):
         is_first = True
         while data := answer.read1(65536):
             if is_first and self._is_held(body):
-                time.sleep((self.slowdown - 1) * (time.monotonic() - began))
+                time.sleep((self.slowdown - 1) * (time.monotonic() - began) + self.hold_s)
             is_first = False
             self.wfile.write(b"%x\r\n%b\r\n" % (len(data), data))
             self.wfile.flush()
@@ -54,9 +55,11 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def holding(upstream: str, *, slowdown: float = 1.0, lengths: range = range(0)) -> Iterator[str]:
-    """The URL of a proxy before `upstream`; to the first token of prompts of these lengths takes `slowdown` times."""
-    handler = type("Holding", (_Handler,), {"upstream": upstream, "slowdown": slowdown, "lengths": lengths})
+def holding(upstream: str, *, slowdown: float = 1.0, hold_s: float = 0.0, lengths: range = range(0)) -> Iterator[str]:
+    """The URL of a proxy before `upstream`; prompts of these lengths take `slowdown` times and `hold_s` more to the
+    first token."""
+    members = {"upstream": upstream, "slowdown": slowdown, "hold_s": hold_s, "lengths": lengths}
+    handler = type("Holding", (_Handler,), members)
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     server.daemon_threads = True
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})

@@ -1,12 +1,14 @@
-"""The canary against real servers of the demo model: itself, and one whose attention window is off by one."""
+"""The canary against real servers of the demo model: itself, a slower one, and one whose window is off by one."""
 
 import json
 import shutil
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from holding_proxy import holding
 from running_server import DEMO, Server, StartServer
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timed, pytest.mark.timeout(600)]  # a start on a busy machine takes minutes
@@ -28,6 +30,21 @@ def test_the_demo_server_against_itself_passes(demo: Server, tmp_path: Path) -> 
         *(("numerics", bucket) for bucket in ("le_128", "le_512", "le_2k", "le_8k")),
         *(("performance", bucket) for bucket in ("le_128", "le_512")),
     ]
+
+
+def test_a_slower_prefill_fails_on_performance_in_its_bucket_only(demo: Server, tmp_path: Path) -> None:
+    """Two seconds on top of a prefill that takes 0.05 to 0.5 s, so that a busy machine changes nothing."""
+    trace = ("--lengths", "32", "160", "--samples", "8", "--looks", "1", "--utilization", "4", "--vocab-size", "4000")
+    room = ("--max-slowdown", "2", "--noise-ms", "500")
+    with ExitStack() as stack:
+        baseline = stack.enter_context(holding(demo.url))
+        candidate = stack.enter_context(holding(demo.url, hold_s=2.0, lengths=range(129, 513)))
+        done = canary(candidate, "--baseline", baseline, *trace, *room, "--out-dir", str(tmp_path))
+    assert done.returncode == 2, done.stdout + done.stderr
+    verdicts = json.loads((tmp_path / "canary.json").read_text())["verdicts"]
+    failed = [(it["stage"], it["bucket"]) for it in verdicts if it["outcome"] == "fail"]
+    assert failed == [("performance", "le_512")]
+    assert any("TTFT is surely more than 2x" in reason for it in verdicts for reason in it["reasons"])
 
 
 def test_a_window_that_is_off_by_one_fails_on_numerics_in_its_bucket_only(
