@@ -6,14 +6,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from server.engine.deltas import Deltas
 from server.engine.messages import (
-    AttentionUse,
     FinishReason,
-    RequestTimes,
     StepOutput,
     StepRecord,
     Submit,
-    TokenDelta,
 )
 from server.engine.outcome import BatchError, Pending, Runner, StepResult, TakeSamples
 from server.engine.scheduler import Scheduler, SequenceTooLong
@@ -70,12 +68,12 @@ class Engine:
         self._flight: _Flight | None = None  # launched ahead
         self._landed_at = 0.0
         self._num_historians = 0  # sequences whose next token depends on the ones that the host must know
-        self._outbox: list[TokenDelta] = []  # of requests that ended outside of a step
+        self._deltas = Deltas()
         self._is_checked = True  # whether the pages were counted since the last work
 
     @property
     def has_work(self) -> bool:
-        return bool(self._outbox) or self._flight is not None or not self._scheduler.is_idle
+        return bool(self._deltas) or self._flight is not None or not self._scheduler.is_idle
 
     @property
     def max_len(self) -> int:
@@ -100,7 +98,7 @@ class Engine:
             except SequenceTooLong as error:
                 refusal = ("context_length_exceeded", str(error))
         if refusal is not None:
-            self._outbox.append(_end(seq, FinishReason.ERROR, *refusal))
+            self._deltas.end(seq, FinishReason.ERROR, *refusal)
             return
         self._sequences[message.request_id] = seq
         self._num_historians += seq.sampling.needs_history
@@ -111,7 +109,7 @@ class Engine:
         seq = self._sequences.get(request_id)
         if seq is not None:
             self._drop(seq)
-            self._outbox.append(_end(seq, FinishReason.CANCELLED))
+            self._deltas.end(seq, FinishReason.CANCELLED)
 
     def step(self, *, may_run_ahead: bool = True) -> StepOutput | None:
         """Finish one batch, planning and launching first what can be on its way meanwhile. None when there is no work.
@@ -125,7 +123,7 @@ class Engine:
             if not self._is_checked:
                 self._scheduler.check_integrity()
                 self._is_checked = True
-            if not self._outbox:
+            if not self._deltas:
                 return None
             return self._output(self._clock(), StepResult([]), num_compiles=0)
         if may_run_ahead and self._can_run_ahead(flight):
@@ -144,8 +142,9 @@ class Engine:
             outcome = error
         else:
             self._scheduler.advance(batch)
+            sequences = batch.sequences
             for row in batch.sampled_rows:
-                batch.sequences[row].tokens.append(PENDING)
+                sequences[row].tokens.append(PENDING)
         return _Flight(batch, outcome, started_at, self._num_compiles() - compiles_before)
 
     def _can_run_ahead(self, flight: _Flight) -> bool:
@@ -200,58 +199,20 @@ class Engine:
 
     def _commit(self, batch: Batch, result: StepResult) -> None:
         self._scheduler.settle(batch)
-        now = self._clock()
-        for phase, uses in result.uses.items():
-            named = [((use.phase, use.path, use.status), use) for use in uses]
-            for row in batch.rows_of(phase):
-                known = batch.sequences[row].attention
-                for name, use in named:
-                    if name not in known:
-                        known[name] = use
-        for row, scores in result.scores.items():
-            seq = batch.sequences[row]  # after a preemption they come again
-            seq.scores = [it for it in seq.scores if it.position < scores.position] + [scores]
-        for row, token_id in zip(batch.sampled_rows, result.token_ids, strict=True):
-            seq = batch.sequences[row]
-            if seq.status is Status.FINISHED:
-                continue  # it ended while this row, computed for nothing, was on its way
-            if token_id is None:
-                self._fail(seq, "nonfinite_logits", "The model's output held no finite number.")
-            else:
-                self._tell(seq, batch.context_lens[row], token_id, now)
-
-    def _tell(self, seq: Sequence, index: int, token_id: int, now: float) -> None:
-        """Put the token of that index, which was PENDING, into the sequence and into the outbox."""
-        seq.tokens[index] = token_id
-        num_generated = index + 1 - seq.num_prompt
-        finish_reason = None
-        if token_id in seq.stop_ids and num_generated >= seq.sampling.min_tokens:
-            finish_reason = FinishReason.STOP
-        elif self._scheduler.is_complete(seq, index + 1):
-            finish_reason = FinishReason.LENGTH
-        times, scores = None, []
-        if num_generated == 1:
-            scores, seq.scores = seq.scores, []
-            assert seq.scheduled_at is not None
-            times = RequestTimes(seq.submitted_at, seq.scheduled_at, now, seq.num_chunks, seq.num_cached)
-        if finish_reason is not None:
+        self._deltas.note(batch, result)
+        if None in result.token_ids:
+            for row, token_id in zip(batch.sampled_rows, result.token_ids, strict=True):
+                seq = batch.sequences[row]
+                if token_id is None and seq.status is not Status.FINISHED:
+                    self._fail(seq, "nonfinite_logits", "The model's output held no finite number.")
+        for seq in self._deltas.tell(batch, result.token_ids, self._clock()):
             self._drop(seq)
-        self._outbox.append(
-            TokenDelta(
-                seq.request_id,
-                [token_id],
-                finish_reason,
-                times=times,
-                attention=_uses(seq, finish_reason),
-                scores=scores,
-            )
-        )
 
     def _fail(self, seq: Sequence, code: str, message: str) -> None:
         ids = trace_fields(seq.request_id, seq.traceparent)
         logger.error("a request ends early", extra={"step": self.step_index, "code": code, **ids})
         self._drop(seq, is_sound=False)
-        self._outbox.append(_end(seq, FinishReason.ERROR, code, message))
+        self._deltas.end(seq, FinishReason.ERROR, code, message)
 
     def _drop(self, seq: Sequence, *, is_sound: bool = True) -> None:
         del self._sequences[seq.request_id]
@@ -261,7 +222,6 @@ class Engine:
     def _output(
         self, started_at: float, result: StepResult, *, num_compiles: int, batch: Batch | None = None
     ) -> StepOutput:
-        deltas, self._outbox = self._outbox, []
         samples, peaks = self._take_samples()
         record = StepRecord(
             step=self.step_index,
@@ -283,18 +243,4 @@ class Engine:
             num_prefix_queried_tokens=batch.num_queried if batch else 0,
             num_prefix_hit_tokens=batch.num_found if batch else 0,
         )
-        return StepOutput(record, deltas)
-
-
-def _uses(seq: Sequence, finish_reason: FinishReason | None) -> list[AttentionUse] | None:
-    """Every distinct decision that served the request, when one is new or the request ends."""
-    if finish_reason is None and len(seq.attention) == seq.num_reported_uses:
-        return None
-    seq.num_reported_uses = len(seq.attention)
-    return list(seq.attention.values())
-
-
-def _end(seq: Sequence, reason: FinishReason, code: str | None = None, message: str | None = None) -> TokenDelta:
-    return TokenDelta(
-        seq.request_id, [], reason, error_code=code, error_message=message, attention=list(seq.attention.values())
-    )
+        return StepOutput(record, self._deltas.take())

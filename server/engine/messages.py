@@ -159,7 +159,7 @@ class AttentionSample(msgspec.Struct, frozen=True, array_like=True):
     hbm_bytes: int  # by the IO model of tiled attention
 
 
-class StepRecord(msgspec.Struct, frozen=True):
+class StepRecord(msgspec.Struct, frozen=True, array_like=True):
     """What the engine did in one step, and where it stands after it."""
 
     step: int
@@ -191,7 +191,7 @@ class AttentionUse(msgspec.Struct, frozen=True, array_like=True):
     fallback_reasons: list[str]
 
 
-class RequestTimes(msgspec.Struct, frozen=True):
+class RequestTimes(msgspec.Struct, frozen=True, array_like=True):
     """Sent with a request's first token."""
 
     submitted_at: float  # read from the socket
@@ -210,7 +210,7 @@ class TokenScores(msgspec.Struct, frozen=True, array_like=True):
     top_logprobs: list[list[float]]
 
 
-class TokenDelta(msgspec.Struct, frozen=True):
+class TokenDelta(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """New tokens of one request. After a finish_reason nothing more comes for it."""
 
     request_id: str
@@ -220,7 +220,7 @@ class TokenDelta(msgspec.Struct, frozen=True):
     error_message: str | None = None
     times: RequestTimes | None = None
     attention: list[AttentionUse] | None = None  # all distinct ones so far; when one is new, and with a finish_reason
-    scores: list[TokenScores] = []  # with the first token, in order: from the prompt's second token to this one
+    scores: tuple[TokenScores, ...] = ()  # with the first token, in order: from the prompt's second token to this one
 
 
 class StepOutput(msgspec.Struct, frozen=True, tag=True):

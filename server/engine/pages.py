@@ -47,9 +47,9 @@ class PagePool:
         """Pages that hold `num_tokens` tokens."""
         return -(-num_tokens // self.page_size)
 
-    def room_for(self, num_tokens: int) -> int:
-        """Tokens that the pages of `num_tokens` tokens have room for."""
-        return self.pages_for(num_tokens) * self.page_size
+    def room_of(self, owner: str) -> int:
+        """Tokens that the owner's pages have room for."""
+        return len(self._tables[owner]) * self.page_size
 
     def admit(self, owner: str, num_tokens: int, keys: Sequence[bytes] = (), *, headroom: int = 0) -> int | None:
         """Give a new owner room for `num_tokens` tokens: the pages that its leading keys find, and fresh ones.
@@ -99,6 +99,10 @@ class PagePool:
         """A copy of the owner's page numbers (the first `num_pages`), in the order of its tokens; empty without any."""
         table = self._tables.get(owner)
         return array("i") if table is None else table[:num_pages]
+
+    def pages(self, owner: str) -> "array[int]":
+        """The owner's page numbers themselves: while it owns any, pages are only added, and behind the others."""
+        return self._tables[owner]
 
     def release(self, owner: str, *, is_sound: bool = True) -> None:
         """Take back every page of `owner`; nothing for an owner without pages.

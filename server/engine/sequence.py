@@ -10,6 +10,8 @@ from server.engine.prefix import PageKeys
 
 PENDING = -1  # in place of a token that a launched step chooses and that the host has not read yet
 
+_DECODE_ONLY = (Phase.DECODE,)
+
 
 class Status(Enum):
     WAITING = "waiting"  # owns no page
@@ -25,7 +27,7 @@ class Sequence:
     num_computed  tokens [0, num_computed) have their keys and values in pages; less again after a preemption
     rank          its place among all prompts and its arrival among all sequences; the scheduler's
     page_keys     names of its full pages; None where pages are not shared
-    room          tokens that its pages have room for; the scheduler's
+    max_len       tokens it may have; the scheduler's
     is_greedy     whether its next token is simply the likeliest one, unless end tokens are still banned
     """
 
@@ -47,10 +49,9 @@ class Sequence:
     num_preemptions: int = 0
     scheduled_at: float | None = None  # first admitted
     attention: dict[tuple[str, str, str], AttentionUse] = field(default_factory=dict)  # every distinct one that served
-    num_reported_uses: int = 0
     scores: list[TokenScores] = field(default_factory=list)  # of the chunks computed so far, where they are asked for
     traceparent: str | None = None  # of its trace, for the log
-    room: int = 0
+    max_len: int = 0
     is_greedy: bool = field(init=False)
 
     def __post_init__(self) -> None:
@@ -81,7 +82,7 @@ class Batch:
 
     query_lens    tokens of the sequence computed in this step: [context_len - query_len, context_len)
     context_lens  tokens of the sequence in pages after this step
-    page_tables   page numbers, enough for context_len tokens (int32; a copy: later steps do not change it)
+    page_tables   page numbers, enough for context_len tokens (int32); a decode row's grows with its sequence
     sampled_rows  rows whose sequence is complete after this step: their last token gets a successor
     """
 
@@ -103,6 +104,13 @@ class Batch:
     @property
     def num_tokens(self) -> int:
         return sum(self.query_lens)
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        """Those that it has rows of."""
+        if not self.num_prefill and not self.num_extend:
+            return _DECODE_ONLY
+        return tuple(phase for phase in Phase if self.rows_of(phase))
 
     def rows_of(self, phase: Phase) -> range:
         """The rows of one phase; empty where the batch has none."""

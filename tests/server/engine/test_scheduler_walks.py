@@ -76,6 +76,7 @@ class Walk:
         self.note_who_went_ahead(waiting, batch)
         self.hold_against_ledger(batch)
         self.hold_pages_against_each_other(batch)
+        self.hold_decode_rows_against_new_ones(batch)
         self.subject.advance(batch)
         self.subject.settle(batch)
         for row in batch.sampled_rows:
@@ -115,6 +116,18 @@ class Walk:
             assert query_len >= 1
             assert first == self.computed[name], "a token is skipped or computed twice"
             self.computed[name] = context_len
+
+    def hold_decode_rows_against_new_ones(self, batch: Batch) -> None:
+        """What is kept from step to step is what the sequences themselves say."""
+        decoding = [seq for seq in self.alive.values() if seq.status is Status.RUNNING and seq.is_decoding]
+        found = {}
+        for row in batch.rows_of(Phase.DECODE):
+            if row in batch.sampled_rows:
+                found[batch.sequences[row]] = (batch.query_lens[row], batch.context_lens[row], batch.page_tables[row])
+        pages = {seq: self.pool.table(seq.request_id, self.pool.pages_for(len(seq.tokens))) for seq in decoding}
+        assert found == {seq: (1, len(seq.tokens), pages[seq]) for seq in decoding}
+        left = [seq for seq in self.alive.values() if seq not in decoding]
+        assert self.subject.num_waiting_tokens == sum(seq.num_uncomputed for seq in left)
 
     def rows_of(self, batch: Batch) -> list[tuple[Sequence, int, int]]:
         return list(zip(batch.sequences, batch.query_lens, batch.context_lens, strict=True))

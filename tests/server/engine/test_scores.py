@@ -27,7 +27,7 @@ def last_delta(session: Session, name: str) -> TokenDelta:
     return [delta for output in session.outputs for delta in output.deltas if delta.request_id == name][-1]
 
 
-def check(scores: list[TokenScores], tokens: list[int], expected: torch.Tensor) -> None:
+def check(scores: tuple[TokenScores, ...], tokens: list[int], expected: torch.Tensor) -> None:
     logprobs = [value for part in scores for value in part.logprobs]
     assert [part.position for part in scores] == [
         1 + sum(len(it.logprobs) for it in scores[:i]) for i in range(len(scores))
@@ -57,7 +57,7 @@ def test_scores_equal_those_of_transformers_whole_in_chunks_and_after_a_preempti
         assert delta.token_ids == tiny_llama.greedy[index][:1]
         check(delta.scores, [*prompt, *delta.token_ids], expected[index])
         assert session.tokens(f"other{index}") == tiny_llama.greedy[index]
-        assert last_delta(session, f"other{index}").scores == []
+        assert last_delta(session, f"other{index}").scores == ()
 
 
 def test_a_prompt_that_is_known_is_scored_whole_again(

@@ -1,0 +1,72 @@
+"""Rows that are kept from step to step equal those made from scratch."""
+
+import random
+from array import array
+
+import pytest
+
+from server.engine.decode_rows import DecodeRows
+from server.engine.messages import SamplingParams
+from server.engine.sequence import Batch, Sequence
+
+
+def sequence(num_tokens: int) -> Sequence:
+    return Sequence("", [0] * num_tokens, num_tokens, SamplingParams(max_tokens=1), seed=0, submitted_at=0.0)
+
+
+def by_sequence(batch: Batch) -> "dict[Sequence, tuple[int, array[int]]]":
+    rows = zip(batch.context_lens, batch.page_tables, strict=True)
+    return dict(zip(batch.sequences, rows, strict=True))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_rows_equal_those_made_from_scratch_whoever_comes_goes_and_grows(seed: int) -> None:
+    rng = random.Random(seed)
+    subject = DecodeRows(max_rows=9)
+    tables: dict[Sequence, array[int]] = {}
+    borders: dict[Sequence, int] = {}
+    for _ in range(300):
+        if len(tables) < 9 and rng.random() < 0.3:
+            seq = sequence(rng.randrange(1, 40))
+            tables[seq], borders[seq] = array("i", [rng.randrange(99)]), rng.randrange(1, 60)
+            subject.add(seq, tables[seq], borders[seq])
+        if tables and rng.random() < 0.2:
+            gone = rng.choice(list(tables))
+            subject.discard(gone)
+            subject.discard(gone)  # it is not here any more
+            del tables[gone], borders[gone]
+        for seq in subject.behind_border():
+            borders[seq] += rng.randrange(8)
+            subject.set_border(seq, borders[seq])
+        assert {*subject.behind_border()} == {seq for seq in tables if len(seq.tokens) > borders[seq]}
+        batch = subject.batch(num_preempted=rng.randrange(3))
+        assert len(subject) == batch.num_rows == len(tables)
+        assert by_sequence(batch) == {seq: (len(seq.tokens), table) for seq, table in tables.items()}
+        assert batch.query_lens == (1,) * len(tables)
+        assert batch.sampled_rows == tuple(range(len(tables)))
+        if rng.random() < 0.8:  # else it could not be launched
+            subject.advance()
+            for seq in tables:
+                seq.tokens.append(0)
+
+
+def test_while_nobody_comes_or_goes_steps_have_the_same_rows_and_no_new_ones() -> None:
+    subject = DecodeRows(max_rows=4)
+    for num_tokens in (3, 5):
+        subject.add(sequence(num_tokens), array("i", [1, 2]), border=8)
+    before = subject.batch(num_preempted=0)
+    subject.advance()
+    now = subject.batch(num_preempted=0)
+    assert (before.context_lens, now.context_lens) == ((3, 5), (4, 6))
+    assert now.sequences is before.sequences
+    assert now.page_tables is before.page_tables
+    assert now.sampled_rows is before.sampled_rows
+
+
+def test_who_goes_leaves_his_row_to_the_last_and_moves_nobody_else() -> None:
+    subject = DecodeRows(max_rows=4)
+    a, b, c, d = (sequence(n) for n in (1, 2, 3, 4))
+    for seq in (a, b, c, d):
+        subject.add(seq, array("i"), border=9)
+    subject.discard(b)
+    assert subject.batch(num_preempted=0).sequences == (a, d, c)
