@@ -1,7 +1,7 @@
 """The inputs of CUDA graphs: memory that stays where it is, filled on the host and copied to the device at once."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate
 
 import numpy as np
@@ -14,9 +14,8 @@ from kernels.shape import Phase
 from server.engine.dispatch import PhasePart
 from server.engine.graph_keys import GraphKey, PartKey
 from server.engine.graph_memory import DeviceViews, HostArrays, Sections, host_arrays, num_bytes_of, views_of
-from server.engine.sequence import PENDING, Batch, Sequence
-
-_Written = tuple[Sequence, int, int]  # a sequence, how often it was preempted, and its number of pages
+from server.engine.graph_rows import HostRows
+from server.engine.sequence import Batch, Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,20 +40,15 @@ class GraphTensors:
     parts: list[PhasePart]
 
 
-@dataclass(slots=True)
-class _Memory:
-    """One of two pinned buffers, and what the latest `fill` of it has left there."""
-
-    source: Tensor  # bytes
-    key: GraphKey | None = None
-    tables: "list[_Written | None]" = field(default_factory=list)  # what the rows of its page table hold
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Layout:
-    hosts: tuple[HostArrays, ...]  # one for each memory
+    """How the memory is used for one key. `hosts`, `rows` and `sources` (bytes): one for each of the pinned buffers."""
+
+    hosts: tuple[HostArrays, ...]
+    rows: tuple[HostRows, ...]
+    sources: tuple[Tensor, ...]
+    target: Tensor
     tensors: GraphTensors
-    num_bytes: int
 
 
 class GraphInputs:
@@ -83,7 +77,8 @@ class GraphInputs:
         self._padding_slots = num_pages * page_size + np.arange(most) % page_size
         num_bytes = max(num_bytes_of(self._sections(key)) for key in keys)
         is_cuda = device.type == "cuda"
-        self._memories = [_Memory(torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=is_cuda)) for _ in range(2)]
+        self._pinned = [torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=is_cuda) for _ in range(2)]
+        self._latest: list[_Layout | None] = [None, None]  # that the buffers were filled by
         self._turn = 0
         self._device = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
         # One query a decode row, padding included: the same for every batch.
@@ -98,26 +93,20 @@ class GraphInputs:
         """Write a batch that the key is for, and start its copy to the device. The copy before the latest must be done.
 
         Padding rows have no context, so that they read no page, and write to a page that nobody reads.
-        `chosen_at`: where the device has the tokens that are PENDING here.
+        `chosen_at`: where the device has the tokens that the launch before chose, PENDING here or known by now.
         """
         layout = self._layouts[key]
         self._turn = 1 - self._turn
-        memory, host = self._memories[self._turn], layout.hosts[self._turn]
-        if key is not memory.key:
-            memory.key, memory.tables = key, [None] * (0 if key.decode is None else key.decode.size)
+        host, rows = layout.hosts[self._turn], layout.rows[self._turn]
+        if layout is not self._latest[self._turn]:
+            self._latest[self._turn] = layout
+            rows.forget()
         num_prompts = batch.num_prefill + batch.num_extend
-        start = 0
         if key.prompts is not None:
             self._fill_prompts(host, key.prompts, batch, num_prompts)
-            start = key.prompts.size
         if key.decode is not None:
-            rows = slice(start, start + batch.num_rows - num_prompts)
-            self._fill_rows(host, rows, batch, num_prompts)
-            _fill_tokens(host, rows, batch, chosen_at)
-            _fill_tables(host, memory.tables, batch, num_prompts)
-            self._pad(host, rows.stop, start + key.decode.size)
-        num_bytes = layout.num_bytes
-        self._device[:num_bytes].copy_(memory.source[:num_bytes], non_blocking=True)
+            rows.fill(batch, num_prompts, chosen_at)
+        layout.target.copy_(layout.sources[self._turn], non_blocking=True)
 
     def _fill_prompts(self, host: HostArrays, part: PartKey, batch: Batch, num_prompts: int) -> None:
         size = self._page_size
@@ -132,7 +121,7 @@ class GraphInputs:
             host.slots[start:stop] = table[places // size] * size + places % size
             if part.phase is Phase.EXTEND:
                 host.prompt_pages[row, : table.size] = table
-        self._pad(host, ends[-1], part.size)
+        host.pad(ends[-1], part.size, self._padding_slots)
         host.cu_seqlens[0] = 0
         host.cu_seqlens[1 : num_prompts + 1] = ends
         host.cu_seqlens[num_prompts + 1 :] = ends[-1]
@@ -143,22 +132,6 @@ class GraphInputs:
         host.sampled[:num_prompts] -= 1
         host.sampled[num_prompts : self._num_prompts] = 0
         host.sampled[self._num_prompts :] = np.arange(part.size, part.size + host.sampled.size - self._num_prompts)
-
-    def _fill_rows(self, host: HostArrays, rows: slice, batch: Batch, first: int) -> None:
-        """Everything of the decode rows, from `first` on in the batch, but their tokens and page tables."""
-        size = self._page_size
-        contexts = np.array(batch.context_lens[first:], dtype=np.int64)
-        last = contexts - 1
-        host.slots[rows] = np.array([table[-1] for table in batch.page_tables[first:]]) * size + last % size
-        host.positions[rows] = last
-        host.context_lens[: contexts.size] = contexts
-        host.context_lens[contexts.size :] = 0
-
-    def _pad(self, host: HostArrays, start: int, stop: int) -> None:
-        """Make the tokens [start, stop) such that they disturb nobody."""
-        host.token_ids[start:stop] = 0
-        host.slots[start:stop] = self._padding_slots[: stop - start]
-        host.positions[start:stop] = 0
 
     def _longest(self, longest: Bucket) -> int:
         """The most tokens of a sequence in this bucket."""
@@ -194,8 +167,14 @@ class GraphInputs:
             parts.append(self._prompts_part(key.prompts, views))
         if key.decode is not None:
             parts.append(self._decode_part(key, key.decode, views))
+        num_bytes = num_bytes_of(sections)
+        hosts = tuple(host_arrays(key, views_of(memory, sections)) for memory in self._pinned)
+        num_rows = 0 if key.decode is None else key.decode.size
         return _Layout(
-            tuple(host_arrays(key, views_of(memory.source, sections)) for memory in self._memories),
+            hosts,
+            tuple(HostRows(host, num_rows, self._page_size, self._padding_slots) for host in hosts),
+            tuple(memory[:num_bytes] for memory in self._pinned),
+            self._device[:num_bytes],
             GraphTensors(
                 views.token_ids,
                 views.slots,
@@ -205,7 +184,6 @@ class GraphInputs:
                 chosen_at=None if key.decode is None else views.chosen_at,
                 parts=parts,
             ),
-            num_bytes_of(sections),
         )
 
     def _prompts_part(self, part: PartKey, views: DeviceViews) -> PhasePart:
@@ -240,28 +218,3 @@ class GraphInputs:
             num_sequences=part.size,
             num_tokens=part.size,
         )
-
-
-def _fill_tokens(host: HostArrays, rows: slice, batch: Batch, chosen_at: Mapping[Sequence, int]) -> None:
-    """The tokens of the decode rows, or where they will be found."""
-    num_rows = rows.stop - rows.start
-    first = batch.num_rows - num_rows
-    sequences = batch.sequences[first:]
-    host.token_ids[rows] = [
-        seq.tokens[context_len - 1] for seq, context_len in zip(sequences, batch.context_lens[first:], strict=True)
-    ]
-    is_pending = host.token_ids[rows] == PENDING
-    host.is_pending[:num_rows] = is_pending
-    host.is_pending[num_rows:] = False
-    pending = zip(sequences, is_pending.tolist(), strict=True)
-    host.chosen_at[:num_rows] = [chosen_at[seq] if is_due else 0 for seq, is_due in pending]
-    host.chosen_at[num_rows:] = 0
-
-
-def _fill_tables(host: HostArrays, tables: "list[_Written | None]", batch: Batch, first: int) -> None:
-    """Write the page tables of the decode rows that are not there yet: one step in page_size adds a page."""
-    for row, (seq, table) in enumerate(zip(batch.sequences[first:], batch.page_tables[first:], strict=True)):
-        written = (seq, seq.num_preemptions, len(table))  # while it runs, a sequence keeps its pages and gets more
-        if written != tables[row]:
-            host.page_table[row, : len(table)] = table
-            tables[row] = written

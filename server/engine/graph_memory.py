@@ -30,6 +30,12 @@ class HostArrays:
     page_table: NDArray[np.int32]
     is_pending: NDArray[np.bool_]
 
+    def pad(self, start: int, stop: int, slots: NDArray[np.int64]) -> None:
+        """Make the tokens [start, stop) such that they disturb nobody: they write to `slots`."""
+        self.token_ids[start:stop] = 0
+        self.slots[start:stop] = slots[: stop - start]
+        self.positions[start:stop] = 0
+
 
 @dataclass(frozen=True, slots=True)
 class DeviceViews:

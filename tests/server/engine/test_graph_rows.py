@@ -1,0 +1,108 @@
+"""Inputs of graphs that are written only where they change equal those that are written whole."""
+
+import random
+
+import pytest
+import torch
+from fake_runner import DeviceTwin, Landing
+from torch import Tensor
+
+from kernels.buckets import Bucket
+from kernels.shape import Phase
+from server.engine.core import Engine, EngineOptions
+from server.engine.graph_inputs import GraphInputs, GraphTensors
+from server.engine.graph_keys import GraphKey, GraphSizes, graph_keys, key_of
+from server.engine.messages import SamplingParams, Submit
+from server.engine.pages import PagePool
+from server.engine.scheduler import Scheduler, SchedulerLimits
+from server.engine.sequence import Batch, Sequence
+
+PAGE_SIZE = 4
+NUM_PAGES = 40
+MAX_LEN = 150  # two buckets of contexts
+SIZES = GraphSizes((Bucket.LE_512,), (1, 2, 4, 8), (16, 32), (8,), (16, 32), num_prompts=3)
+
+
+def new_inputs(keys: list[GraphKey]) -> GraphInputs:
+    return GraphInputs(
+        keys,
+        num_prompts=SIZES.num_prompts,
+        page_size=PAGE_SIZE,
+        num_pages=NUM_PAGES,
+        max_context=MAX_LEN,
+        device=torch.device("cpu"),
+    )
+
+
+def contents(tensors: GraphTensors) -> list[list[int]]:
+    """Everything that a graph reads: of page tables, the pages that contexts reach into."""
+    found: list[Tensor | None] = [tensors.token_ids, tensors.slots, tensors.positions, tensors.sampled]
+    found += [tensors.is_pending]
+    if tensors.chosen_at is not None and tensors.is_pending is not None:
+        found.append(tensors.chosen_at[tensors.is_pending])
+    read = [it.tolist() for it in found if it is not None]
+    if tensors.is_pending is not None:  # the ids of other rows come from elsewhere
+        num_rows = tensors.is_pending.shape[0]
+        read[0][-num_rows:] = torch.where(tensors.is_pending, 0, tensors.token_ids[-num_rows:]).tolist()
+    for part in tensors.parts:
+        lens, table = part.batch.context_lens, part.batch.page_table
+        read.append(part.batch.cu_seqlens_q.tolist())
+        if lens is not None and table is not None:
+            read.append(lens.tolist())
+            read += [table[row, : -(-int(n) // PAGE_SIZE)].tolist() for row, n in enumerate(lens)]
+    return read
+
+
+class Filling(DeviceTwin):
+    """Fills the same inputs for each batch, as a device with graphs does, and holds them against new ones."""
+
+    def __init__(self, inputs: GraphInputs) -> None:
+        super().__init__(page_size=PAGE_SIZE)
+        self.inputs = inputs
+        self.chosen_at: dict[Sequence, int] = {}
+        self.keys: list[GraphKey] = []
+
+    def launch(self, batch: Batch) -> Landing:
+        key = key_of(batch, SIZES)
+        if key is not None:
+            self.keys.append(key)
+            self.inputs.fill(key, batch, self.chosen_at)
+            fresh = new_inputs([key])
+            fresh.fill(key, batch, self.chosen_at)
+            assert contents(self.inputs.tensors(key)) == contents(fresh.tensors(key))
+        chosen_at = {batch.sequences[row]: place for place, row in enumerate(batch.sampled_rows)}
+        if chosen_at != self.chosen_at:  # the same object where it says the same, as the runner has it
+            self.chosen_at = chosen_at
+        return super().launch(batch)
+
+
+@pytest.fixture(scope="module")
+def inputs() -> GraphInputs:
+    return new_inputs(graph_keys(SIZES))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_inputs_equal_new_ones_after_arrivals_cancels_stops_preemptions_and_chunks(
+    inputs: GraphInputs, seed: int
+) -> None:
+    rng = random.Random(seed)
+    twin = Filling(inputs)
+    pool = PagePool(rng.choice([20, NUM_PAGES]), PAGE_SIZE)
+    scheduler = Scheduler(SchedulerLimits(MAX_LEN, 8, 32), pool, shares_pages=rng.random() < 0.5)
+    engine = Engine(scheduler, twin, EngineOptions(twin.vocab_size, (), 0, runs_ahead=rng.random() < 0.7))
+    alive: list[str] = []
+    num_preemptions = 0
+    for step in range(100):
+        if rng.random() < 0.25:
+            alive.append(f"r{step}")
+            prompt = [rng.randrange(twin.vocab_size) for _ in range(rng.randint(1, 40))]
+            stops = (rng.randrange(twin.vocab_size),)
+            sampling = SamplingParams(max_tokens=rng.randint(1, 60), temperature=0.0, stop_token_ids=stops)
+            engine.submit(Submit(alive[-1], prompt, sampling))
+        if alive and rng.random() < 0.08:
+            engine.cancel(rng.choice(alive))
+        output = engine.step(may_run_ahead=rng.random() < 0.9)
+        num_preemptions += 0 if output is None else output.record.num_preemptions
+    assert len({key.decode for key in twin.keys}) > 3
+    assert any(key.prompts is not None and key.prompts.phase is Phase.EXTEND for key in twin.keys)
+    assert num_preemptions or pool.num_pages == NUM_PAGES
