@@ -145,13 +145,12 @@ class AttentionTimer:
         if self._sampled:
             self._read()
         self._sampled = {}
-        for phase in Phase:
-            rows = batch.rows_of(phase)
-            if rows:
-                if self._num_steps[phase] % self.every == 0:
-                    pairs = zip(batch.query_lens, batch.context_lens, strict=True)
-                    self._sampled[phase] = tuple(pairs)[rows.start : rows.stop]
-                self._num_steps[phase] += 1
+        for phase in batch.phases:
+            if self._num_steps[phase] % self.every == 0:
+                rows = batch.rows_of(phase)
+                pairs = zip(batch.query_lens, batch.context_lens, strict=True)
+                self._sampled[phase] = tuple(pairs)[rows.start : rows.stop]
+            self._num_steps[phase] += 1
         num_bytes = self._device.reset_peak() if self._sampled else None
         self._memory = None if num_bytes is None else (next(iter(self._sampled)), num_bytes)
 

@@ -70,13 +70,17 @@ class CudaCapture:
             return None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Graph:
-    """A captured step. `choices`: what its attention ran on; `launches`: how often, by window, for each part."""
+    """A captured step. `choices`: what its attention ran on; `launches`: how often, by window, for each part.
+
+    latest  the attention of its latest step, and how many rows and tokens that had
+    """
 
     replayable: Replayable
     choices: tuple[Choice, ...]
     launches: tuple[Mapping[int | None, int], ...]
+    latest: "tuple[tuple[int, ...], StepAttention] | None" = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,22 +153,17 @@ class StepGraphs:
         graph = None if key is None else self._graphs.get(key)
         if key is None or graph is None:
             return None
-        try:
-            attention = self._attention(key, batch)
-        except NoPathError:  # for its bounds, which may be no shape of the batch
-            attention = None
-        if attention is None or attention.choices != graph.choices:
-            if key not in self._resting:
-                self._tell_changed()
-            return None
-        if key in self._resting:
+        has_changed = self._choices(key) != graph.choices
+        if has_changed != (key in self._resting):
             self._tell_changed()
-        if key.has_loose_bounds and not self._keeps_paths(key, batch, graph):
+        if has_changed or (key.has_loose_bounds and not self._keeps_paths(key, batch, graph)):
             return None
-        num_prompts = batch.num_prefill + batch.num_extend
-        shift = 0 if key.prompts is None else self._sizes.num_prompts - num_prompts
-        rows = tuple(row if row < num_prompts else row + shift for row in batch.sampled_rows)
-        return GraphStep(key, batch, attention, rows)
+        rows = batch.sampled_rows
+        if key.prompts is not None:
+            num_prompts = batch.num_prefill + batch.num_extend
+            shift = self._sizes.num_prompts - num_prompts
+            rows = tuple(row if row < num_prompts else row + shift for row in rows)
+        return GraphStep(key, batch, self._counted(key, graph, batch), rows)
 
     def kernels(self, batch: Batch) -> Counter[str] | None:
         """What the graph of this batch holds; None where no graph computes it, or nobody recorded what it holds."""
@@ -181,7 +180,7 @@ class StepGraphs:
         self._inputs.fill(step.key, step.batch, chosen_at)
         graph.replayable.replay()
         self.num_replays += 1
-        step.attention.count_replay(graph.launches)
+        step.attention.replayed()
         return self._logits
 
     def _keeps_paths(self, key: GraphKey, batch: Batch, graph: _Graph) -> bool:
@@ -201,12 +200,18 @@ class StepGraphs:
             logger.warning("%d graphs rest: a decision changed", len(resting))
             self._resting = resting
 
-    def _attention(self, key: GraphKey, batch: Batch | None = None) -> StepAttention:
-        """With a batch: counts its sequences and tokens instead of the padded ones."""
-        parts = self._inputs.tensors(key).parts
-        if batch is not None:
-            parts = [_counted(part, batch) for part in parts]
-        return StepAttention(self._dispatcher, parts, self._kv.k, self._kv.v)
+    def _attention(self, key: GraphKey) -> StepAttention:
+        return StepAttention(self._dispatcher, self._inputs.tensors(key).parts, self._kv.k, self._kv.v)
+
+    def _counted(self, key: GraphKey, graph: _Graph, batch: Batch) -> StepAttention:
+        """Of a replay: the batch's sequences and tokens count, not the padded ones. Equal steps share it."""
+        counts = (batch.num_prefill, batch.num_extend, batch.num_rows, batch.num_tokens)
+        if graph.latest is None or graph.latest[0] != counts:
+            parts = [_counted(part, batch) for part in self._inputs.tensors(key).parts]
+            attention = StepAttention(self._dispatcher, parts, self._kv.k, self._kv.v)
+            attention.count(graph.launches)
+            graph.latest = counts, attention
+        return graph.latest[1]
 
     def _is_capturable(self, key: GraphKey) -> bool:
         choices = self._choices(key)
@@ -214,8 +219,9 @@ class StepGraphs:
 
     def _choices(self, key: GraphKey) -> tuple[Choice, ...] | None:
         """What would serve it now; None where a part has no path: no batch is as long, or no path is left."""
+        parts, windows = self._inputs.tensors(key).parts, self._dispatcher.windows
         try:
-            return self._attention(key).choices
+            return tuple([self._dispatcher.choice(part, window) for part in parts for window in windows])
         except NoPathError:
             return None
 

@@ -86,7 +86,7 @@ class InputBuilder:
         int64, int32 = self._stagings[self._turn]
         num_tokens = batch.num_tokens
         sizes = [num_tokens]  # positions, then (cu_seqlens, context_lens, page table) of each phase
-        phases = [phase for phase in Phase if batch.rows_of(phase)]
+        phases = batch.phases
         widths = {phase: self._table_width(batch, phase) for phase in phases}
         for phase in phases:
             num_rows = len(batch.rows_of(phase))

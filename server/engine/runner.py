@@ -2,22 +2,22 @@
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from kernels.fused.sampling import SamplingTensors, sample, sampling_tensors
-from kernels.shape import Phase
 from server.engine.dispatch import Dispatcher, NoPathError
 from server.engine.graphs import GraphStep, StepGraphs
 from server.engine.inputs import InputBuilder, StepInputs
+from server.engine.messages import TokenScores
 from server.engine.outcome import BatchError, StepResult
 from server.engine.row_sampling import is_plain_greedy, row_sampling
 from server.engine.scores import score_rows, wants_scores
 from server.engine.sequence import Batch, Sequence
 from server.engine.staging import staged
-from server.engine.step_attention import StepAttention
+from server.engine.step_attention import Served, StepAttention
 from server.engine.step_tokens import StepTokens
 from server.model.decoder import Decoder
 from server.model.kv_cache import KVCache
@@ -28,16 +28,23 @@ class Launched:
     """A batch on its way through the device. `rows`: where its sampled rows' tokens are among those read."""
 
     read: Callable[[], list[int]]
-    rows: tuple[int, ...]
-    unread: StepResult  # complete but for the tokens
+    rows: tuple[int, ...]  # ascending, the last one of those read
+    served: Served
+    quarantined: list[tuple[str, str]]
     on_read: Callable[[], None]
+    scores: dict[int, TokenScores] = field(default_factory=dict)
 
     def result(self) -> StepResult:
         """Wait for the step. Errors mean that the device is lost."""
         told = self.read()
         self.on_read()
-        token_ids = [None if told[row] < 0 else told[row] for row in self.rows]
-        return replace(self.unread, token_ids=token_ids)
+        chosen = told if len(told) == len(self.rows) else [told[row] for row in self.rows]
+        token_ids: list[int | None] = [*chosen]
+        if min(chosen, default=0) < 0:
+            token_ids = [None if token_id < 0 else token_id for token_id in chosen]
+        return StepResult(
+            token_ids, self.served.dispatches, self.served.uses, quarantined=self.quarantined, scores=self.scores
+        )
 
 
 class ModelRunner:
@@ -61,6 +68,8 @@ class ModelRunner:
         self._inputs = InputBuilder(kv.page_size, self._device)
         self._attention: StepAttention | None = None  # of the latest step
         self._unread: list[StepAttention] = []  # of the steps whose results nobody has read
+        self._plain: tuple[Sequence, ...] = ()  # rows that were looked at last and were plain
+        self._chosen: tuple[tuple[Sequence, ...], tuple[int, ...], tuple[int, ...]] = ((), (), ())
         self._chosen_at: dict[Sequence, int] = {}  # where the latest step chose each sequence's token
 
     @property
@@ -81,7 +90,6 @@ class ModelRunner:
         latest = [] if self._attention is None else [self._attention]
         return list(dict.fromkeys(pair for step in self._unread or latest for pair in step.suspects()))
 
-    @torch.inference_mode()
     def launch(self, batch: Batch) -> Launched:
         """Start a batch; its complete rows are sampled. At most one launched batch may be unread.
 
@@ -101,7 +109,7 @@ class ModelRunner:
             raise self._batch_error(rows_to_end, message, oom_stage=stage) from error
 
     def _launch(self, batch: Batch) -> Launched:
-        is_scored = wants_scores(batch)
+        is_scored = not self._is_plain(batch) and wants_scores(batch)
         hidden = None
         # A graph gives no hidden states.
         step = None if self.graphs is None or is_scored else self.graphs.find(batch)
@@ -109,7 +117,7 @@ class ModelRunner:
             rows = self._replay(self.graphs, step)
         else:
             rows, hidden = self._launch_eagerly(batch)
-        self._chosen_at = {batch.sequences[row]: at for row, at in zip(batch.sampled_rows, rows, strict=True)}
+        self._note_chosen(batch, rows)
         launched = self._launched(rows)
         return launched if hidden is None or not is_scored else self._scored(batch, launched, hidden)
 
@@ -120,21 +128,17 @@ class ModelRunner:
     def _launched(self, rows: tuple[int, ...]) -> Launched:
         attention = self._attention
         assert attention is not None
-        known = StepResult(
-            [],
-            dispatches=attention.counts(),
-            uses={phase: attention.uses(phase) for phase in Phase},
-            quarantined=self.dispatcher.take_quarantined(),
-        )
         read = self._tokens.ship(max(rows, default=-1) + 1)
-        return Launched(read, rows, known, lambda: self._forget(attention))
+        quarantined = self.dispatcher.take_quarantined()
+        return Launched(read, rows, attention.told(), quarantined, lambda: self._forget(attention))
 
+    @torch.inference_mode()
     def _scored(self, batch: Batch, launched: Launched, hidden: Tensor) -> Launched:
         """With the scores of the batch's prompts, for which this waits: they are asked for by tests and canaries."""
         sampled = [-1 if token_id is None else token_id for token_id in launched.result().token_ids]
-        scores = score_rows(self._decoder.logits, hidden, batch, sampled)
-        return replace(launched, unread=replace(launched.unread, scores=scores))
+        return replace(launched, scores=score_rows(self._decoder.logits, hidden, batch, sampled))
 
+    @torch.inference_mode()
     def _launch_eagerly(self, batch: Batch) -> tuple[tuple[int, ...], Tensor]:
         """Where the tokens of the sampled rows will be, and the hidden states of all tokens."""
         inputs = self._inputs.build(batch, self._chosen_at)
@@ -151,11 +155,16 @@ class ModelRunner:
         """As `_launch_eagerly`, for a step that is a graph. Greedy rows are chosen inside of it."""
         batch = step.batch
         self._begin(step.attention)
-        is_greedy = all(is_plain_greedy(batch.sequences[row]) for row in batch.sampled_rows)
-        sampling = None if is_greedy else self._sampling(batch)
-        logits = graphs.replay(step, self._chosen_at)
-        if sampling is None:
+        is_greedy = self._is_plain(batch) or all(is_plain_greedy(batch.sequences[row]) for row in batch.sampled_rows)
+        if is_greedy:
+            graphs.replay(step, self._chosen_at)
             return step.rows
+        return self._replay_and_sample(graphs, step)
+
+    @torch.inference_mode()
+    def _replay_and_sample(self, graphs: StepGraphs, step: GraphStep) -> tuple[int, ...]:
+        sampling = self._sampling(step.batch)
+        logits = graphs.replay(step, self._chosen_at)
         # The graph's other rows are padding, or ends of chunks whose last token has no successor yet.
         self._tokens.keep(sample(_rows_of(logits, step.rows), sampling))
         return tuple(range(len(step.rows)))
@@ -164,6 +173,21 @@ class ModelRunner:
         rows = [row_sampling(batch.sequences[row], batch.context_lens[row]) for row in batch.sampled_rows]
         # Made on the host and sent from pinned memory: a copy from elsewhere waits for every launch before it.
         return staged(sampling_tensors(rows, self._decoder.config.vocab_size, torch.device("cpu")), self._device)
+
+    def _is_plain(self, batch: Batch) -> bool:
+        """Whether nothing is asked of any row but its likeliest token. Sequences that are plain stay so."""
+        if batch.sequences is not self._plain:
+            if any(seq.sampling.scored is not None or not is_plain_greedy(seq) for seq in batch.sequences):
+                return False
+            self._plain = batch.sequences
+        return True
+
+    def _note_chosen(self, batch: Batch, rows: tuple[int, ...]) -> None:
+        """Keep where this step chooses each sequence's token: mostly where the one before did."""
+        chosen = (batch.sequences, batch.sampled_rows, rows)
+        if chosen[0] is not self._chosen[0] or chosen != self._chosen:
+            self._chosen = chosen
+            self._chosen_at = {batch.sequences[row]: at for row, at in zip(batch.sampled_rows, rows, strict=True)}
 
     def _forward(self, inputs: StepInputs) -> Tensor:
         """Hidden states [T, hidden] of all tokens."""
@@ -176,7 +200,8 @@ class ModelRunner:
         self._unread.append(attention)
 
     def _forget(self, attention: StepAttention) -> None:
-        self._unread = [other for other in self._unread if other is not attention]
+        if attention in self._unread:  # once for each step: equal ones share it
+            self._unread.remove(attention)
 
     def _batch_error(self, rows: range, message: str, *, oom_stage: str | None = None) -> BatchError:
         if self._device.type == "cuda":  # for what the step had launched before it failed

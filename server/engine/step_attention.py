@@ -11,6 +11,14 @@ from server.engine.failures import LAUNCH_ERRORS
 from server.engine.messages import AttentionUse, DispatchCount
 
 
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What served a step, as it is told: each decision with its launches, and the distinct ones of each phase."""
+
+    dispatches: list[DispatchCount]
+    uses: dict[Phase, list[AttentionUse]]
+
+
 @dataclass(slots=True)
 class _Lane:
     """The choice for the layers of one window in one phase of a step, and how often it ran."""
@@ -34,6 +42,7 @@ class StepAttention:
     ) -> None:
         """`k_pages`, `v_pages`: one [num_pages, page_size, kv_heads, head_dim] a layer. Raises NoPathError."""
         self._dispatcher = dispatcher
+        self._told: Served | None = None
         self._k_pages = k_pages
         self._v_pages = v_pages
         self._parts = [
@@ -60,17 +69,25 @@ class StepAttention:
         """How often the choice of each window ran, for each part."""
         return tuple({window: lane.num_launches for window, lane in entry.lanes.items()} for entry in self._parts)
 
-    def count_replay(self, launches: Iterable[Mapping[int | None, int]]) -> None:
-        """Count what a replayed CUDA graph launched: the `launches` of the step that it captured."""
+    def count(self, launches: Iterable[Mapping[int | None, int]]) -> None:
+        """Count what a replay of a CUDA graph launches: the `launches` of the step that it captured."""
         for entry, counts in zip(self._parts, launches, strict=True):
             for window, num_launches in counts.items():
                 entry.lanes[window].num_launches += num_launches
-        for entry, lane in self._lanes():
-            self._dispatcher.replayed(lane.choice, entry.part)
 
-    def uses(self, phase: Phase) -> list[AttentionUse]:
-        """The distinct decisions that served this phase of the step."""
-        return [lane.choice.use for entry, lane in self._lanes() if entry.part.phase is phase]
+    def replayed(self) -> None:
+        """The CUDA graph that this counts was replayed."""
+        for entry in self._parts:
+            for lane in entry.lanes.values():
+                self._dispatcher.replayed(lane.choice, entry.part)
+
+    def told(self) -> Served:
+        """What served the step, which is launched. The same object for every replay that this counts."""
+        if self._told is None:
+            lanes = self._lanes()
+            uses = {phase: [lane.choice.use for entry, lane in lanes if entry.part.phase is phase] for phase in Phase}
+            self._told = Served(self.counts(), uses)
+        return self._told
 
     def counts(self) -> list[DispatchCount]:
         """Each decision that served, with how often its path was launched."""
