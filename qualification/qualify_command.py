@@ -2,7 +2,6 @@
 
 import argparse
 import math
-import os
 import shlex
 import sys
 import time
@@ -83,7 +82,6 @@ def _config_of(file: Path) -> Mapping[str, object]:
 
 
 def _run(args: argparse.Namespace, models: Mapping[str, Mapping[str, object]]) -> int:
-    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # else torch's profiler writes two lines a call to standard error
     import torch  # the command line as a whole does without it
 
     from kernels.catalog import PATHS, path_named

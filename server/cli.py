@@ -136,6 +136,7 @@ def _documented(annotation: object) -> tuple[str, str]:
 
 def qualify(args: argparse.Namespace) -> int:
     """The kernels, and when they pass and it is asked for the whole model; returns the exit code."""
+    _quieten_profiler()
     code = qualify_command.run(args)
     if code != ExitCode.PASS or not args.full_model:
         return code
@@ -147,9 +148,14 @@ def qualify(args: argparse.Namespace) -> int:
 def bench(args: argparse.Namespace) -> int:
     if args.bench == "steps":
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as the engine's own process; torch is not loaded yet
-        os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # likewise
+        _quieten_profiler()
         return steps_command.run(args, os.environ)
     return serve_command.run(args) if args.bench == "serve" else bench_command.run(args)
+
+
+def _quieten_profiler() -> None:
+    """Before torch is loaded: else its profiler writes two lines a call to standard error."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")
 
 
 def _text(default: object) -> str:
