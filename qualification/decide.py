@@ -85,7 +85,7 @@ def decide(
         for index, path in enumerate(paths)
     ]
     able = [standing for standing in standings if standing.may_serve(policy)]
-    chosen = min(able, key=lambda standing: _preference(standing, policy), default=None)
+    chosen = min(able, key=_preference, default=None)
     wanted, reasons = _wanted(standings, chosen, shape, policy)
     return Decision(
         shape=shape,
@@ -171,9 +171,9 @@ def _failure(evidence: Evidence) -> str:
     return "; ".join(bad) if bad else "its checks are not all there, or its lengths lie outside the shape's buckets"
 
 
-def _preference(standing: Standing, policy: Policy) -> tuple[int, bool, float, int]:
-    rank = _RANK[standing.status] if policy is Policy.DEGRADE else 0
-    return (rank, standing.path.tier is Tier.FALLBACK, standing.p50_us, standing.index)
+def _preference(standing: Standing) -> tuple[int, bool, float, int]:
+    """What is proven goes first, by review or by this machine alike; only DEGRADE lets anything else stand here."""
+    return (_RANK[standing.status], standing.path.tier is Tier.FALLBACK, standing.p50_us, standing.index)
 
 
 def _wanted(

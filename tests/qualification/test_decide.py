@@ -97,10 +97,22 @@ def test_where_no_first_choice_can_run_the_fallback_names_the_machine() -> None:
     assert decision.fallback_reasons[0] is Reject.ARCH
 
 
+def test_the_reason_is_that_of_a_path_for_this_machine_and_not_of_one_for_others() -> None:
+    foreign, small = path("foreign", devices=frozenset({Device.CUDA})), path("small", max_head_dim=32)
+    decision = choose((foreign, small, FALLBACK), book((evidence(SHAPE, FALLBACK),)))
+    assert (decision.path, decision.wanted, decision.fallback_reasons) == ("fallback", "small", (Reject.HEAD_DIM,))
+
+
 def test_a_path_of_another_phase_is_not_wanted() -> None:
     decoder = path("decoder", phases=frozenset({Phase.DECODE}))
     decision = choose((decoder, FIRST), book((evidence(SHAPE, FIRST),)))
     assert (decision.wanted, decision.is_fallback) == ("first", False)
+
+
+def test_a_path_of_another_phase_gives_no_reason_either() -> None:
+    decoder, small = path("decoder", phases=frozenset({Phase.DECODE})), path("small", max_head_dim=32)
+    decision = choose((decoder, small, FALLBACK), book((evidence(SHAPE, FALLBACK),)))
+    assert (decision.wanted, decision.fallback_reasons) == ("small", (Reject.HEAD_DIM,))
 
 
 def test_own_evidence_serves_under_qualify_as_provisional() -> None:
@@ -252,6 +264,13 @@ def test_stale_evidence_names_what_changed(changes: dict[str, object], name: str
 def test_a_failure_here_outweighs_a_reviewed_proof() -> None:
     known = book((evidence(SHAPE, FIRST),), (evidence(SHAPE, FIRST, checks=checks(2.0)),))
     assert choose((FIRST,), known).status is Status.FAILED
+
+
+@pytest.mark.parametrize("policy", Policy)
+def test_a_review_outweighs_the_machines_own_proof(policy: Policy) -> None:
+    known = book((evidence(SHAPE, FIRST, 10.0),), (evidence(SHAPE, FIRST, 1.0),))
+    decision = choose((FIRST,), known, policy)
+    assert (decision.path, decision.status, decision.matrix_digest) == ("first", Status.PROVEN, "digest")
 
 
 def test_own_evidence_stands_in_for_a_stale_review() -> None:
