@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--golden", type=Path, metavar="FILE", help="default: the file that ships for the served model")
     parser.add_argument("--baseline", metavar="URL|FILE", help="to compare times with (default: the golden file's)")
     parser.add_argument("--matrix", type=Path, metavar="DIR", help="the reviewed matrices: path and status must follow")
-    parser.add_argument("--matrix-digest", metavar="HEX", help="or their digest alone; its beginning will do")
+    parser.add_argument("--matrix-digest", metavar="HEX", help="or their digest alone; its first 8 digits will do")
     parser.add_argument("--require-proven", action="store_true", help="what only the server itself has proven fails")
     parser.add_argument(
         "--exact", action="store_true", help="nothing that computes has changed: 16 bits get the limits of fp32"
