@@ -99,7 +99,8 @@ class Guard:
         try:
             try:
                 self._check_headers(scope, headers, context)
-                body = await self._read_body(receive, headers)
+                with self._lifecycle.arriving(context):
+                    body = await self._read_body(receive, headers)
                 with self._watched(scope, context, receive):
                     await self._app(scope, _replay(body), responder)
             except asyncio.CancelledError:

@@ -8,15 +8,25 @@ from server.errors import RETRY_AFTER_S, ShuttingDown
 
 
 class Lifecycle:
-    """Serving, then draining. Touched on the event loop only, but for `begin_drain`, which a signal calls."""
+    """Serving, then draining. The admin port's requests are here too, from a loop of their own."""
 
     def __init__(self) -> None:
         self.is_draining = False
+        self._arriving: set[RequestContext] = set()
         self._inflight: set[RequestContext] = set()
 
     @property
     def num_inflight(self) -> int:
         return len(self._inflight)
+
+    @contextlib.contextmanager
+    def arriving(self, context: RequestContext) -> Iterator[None]:
+        """While a request's body is read. A shutdown does not wait for it: it would be refused."""
+        self._arriving.add(context)
+        try:
+            yield
+        finally:
+            self._arriving.discard(context)
 
     @contextlib.contextmanager
     def inflight(self, context: RequestContext) -> Iterator[None]:
@@ -34,10 +44,18 @@ class Lifecycle:
         if self.is_draining:
             raise shutting_down()
 
+    def abort_arriving(self) -> None:
+        """What runs has ended: who is still sending is told to go elsewhere."""
+        _abort(self._arriving)
+
     def abort_all(self) -> None:
         """The deadline has come: every request that still runs is answered with an error."""
-        for context in self._inflight:
-            context.abort(shutting_down())
+        _abort(self._inflight)
+
+
+def _abort(contexts: set[RequestContext]) -> None:
+    for context in list(contexts):
+        context.task.get_loop().call_soon_threadsafe(context.abort, shutting_down())
 
 
 def shutting_down() -> ShuttingDown:

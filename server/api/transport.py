@@ -119,6 +119,7 @@ class Server(uvicorn.Server):
                 "shutting down; %d requests may take %g s to finish", self._lifecycle.num_inflight, self._grace_s
             )
         if not self._lifecycle.num_inflight:
+            self._lifecycle.abort_arriving()
             return True
         late_s = now - self._drain_began_at - self._grace_s
         if late_s >= 0:

@@ -220,6 +220,21 @@ def test_a_shutdown_lets_a_stream_finish_and_refuses_new_requests_meanwhile(fold
         running.stop()
 
 
+def test_a_request_that_is_still_arriving_does_not_hold_up_a_shutdown(folder: Path) -> None:
+    running = Running(served(folder), grace_s=30)
+    try:
+        with running.connect() as connection:
+            connection.sendall(b"POST /v1/completions HTTP/1.1\r\nContent-Type: application/json\r\n")
+            connection.sendall(b"Content-Length: 100\r\n\r\n{")
+            wait_until(lambda: running.server.server_state.tasks)
+            running.server.handle_exit(signal.SIGTERM, None)
+            answer = connection.recv(4096)
+        assert answer.startswith(b"HTTP/1.1 503")
+        assert b'"code":"shutting_down"' in answer
+    finally:
+        running.stop()
+
+
 def test_a_second_order_to_end_does_not_wait_for_running_requests(folder: Path) -> None:
     it = served(folder)
     server = Server(uvicorn_config(it.app), it.edge.lifecycle, 30, one_order_s=0)
