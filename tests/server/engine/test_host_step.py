@@ -1,0 +1,106 @@
+"""What the host does in a decode step that is a graph: loops over rows, and no call of a function for each."""
+
+import sys
+from dataclasses import replace
+from types import FrameType
+
+import pytest
+import torch
+from graph_session import Session
+from tiny_llama import NUM_LAYERS, VOCAB, TinyLlama
+
+from kernels.attention.batch import AttentionFlags
+from kernels.buckets import Bucket
+from kernels.catalog import path_named
+from kernels.shape import Dtype
+from qualification.decision import Decision, Status
+from qualification.signature import ServingLimits, shapes_needed
+from server.engine.core import Engine, EngineOptions
+from server.engine.dispatch import Dispatcher
+from server.engine.graph_inputs import GraphInputs
+from server.engine.graph_keys import GraphSizes, graph_keys
+from server.engine.graphs import StepGraphs
+from server.engine.pages import PagePool
+from server.engine.planning import signature_of
+from server.engine.runner import ModelRunner
+from server.engine.scheduler import Scheduler, SchedulerLimits
+from server.engine.step_tokens import StepTokens
+from server.model.decoder import Decoder
+from server.model.kv_cache import KVCache
+from server.model.load import load_config, load_decoder
+from server.settings import LoadFormat
+
+CPU = torch.device("cpu")
+PAGE_SIZE = 16
+NUM_PAGES = 128
+MAX_LEN = 128
+PATH = replace(path_named("sdpa.cpu"), is_capturable=True)
+
+
+class Nothing:
+    """A graph of a device that needs no time: its tokens are those of the capture."""
+
+    def replay(self) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def decoder(tiny_llama: TinyLlama) -> Decoder:
+    config = load_config(tiny_llama.folder)
+    return load_decoder(tiny_llama.folder, config, dtype=torch.float32, device=CPU, load_format=LoadFormat.AUTO)
+
+
+def session(decoder: Decoder) -> Session:
+    limits = ServingLimits(MAX_LEN, 64, PAGE_SIZE, Dtype.FP32, Dtype.FP32)
+    shapes = shapes_needed(signature_of(decoder.config), limits)
+    decisions = {shape: Decision(shape, PATH.name, Status.PROVEN, PATH.name, (), (), None) for shape in shapes}
+    flags = (AttentionFlags(decoder.config.softmax_scale),) * NUM_LAYERS
+    dispatcher = Dispatcher(decisions, (PATH,), flags, redecide=lambda shape, *_: decisions[shape])
+    kv = KVCache.allocate(decoder.config, NUM_PAGES, PAGE_SIZE, torch.float32, CPU)
+    sizes = GraphSizes((Bucket.LE_128,), (32,), num_prompts=1)
+    keys = graph_keys(sizes)
+    inputs = GraphInputs(keys, num_prompts=1, page_size=PAGE_SIZE, num_pages=NUM_PAGES, max_context=MAX_LEN, device=CPU)
+    tokens = StepTokens(sizes.max_sampled, CPU)
+    graphs = StepGraphs(decoder, kv, dispatcher, sizes=sizes, inputs=inputs, tokens=tokens)
+
+    def capture(work: object) -> Nothing:
+        assert callable(work)
+        work()
+        return Nothing()
+
+    graphs.capture(keys, capture, lambda _: None)
+    runner = ModelRunner(decoder, kv, dispatcher, tokens, graphs)
+    scheduler = Scheduler(SchedulerLimits(MAX_LEN, 32, 64), PagePool(NUM_PAGES, PAGE_SIZE), shares_pages=True)
+    return Session(Engine(scheduler, runner, EngineOptions(VOCAB, (), 0, runs_ahead=True)))
+
+
+def calls_of_steps(subject: Session, num_steps: int) -> list[int]:
+    """Python functions that were called in each step."""
+    counts = []
+
+    def count(_: FrameType, event: str, __: object) -> None:
+        counts[-1] += event == "call"
+
+    for _ in range(num_steps):
+        counts.append(0)
+        sys.setprofile(count)
+        try:
+            subject.step()
+        finally:
+            sys.setprofile(None)
+    return counts
+
+
+def test_a_steady_decode_step_calls_no_function_for_each_row(decoder: Decoder) -> None:
+    counts = {}
+    for num_rows in (1, 32):
+        subject = session(decoder)
+        for row in range(num_rows):
+            subject.submit(f"r{row}", [1, 2, 3], max_tokens=60)
+        while subject.engine.num_waiting:
+            subject.step()
+        for _ in range(4):  # until all rows have their first token, and both of the host's buffers were filled
+            subject.step()
+        counts[num_rows] = calls_of_steps(subject, 6)  # within the first page
+        assert all(len(output.deltas) == num_rows for output in subject.outputs[-6:])
+    assert counts[1] == counts[32]
