@@ -68,6 +68,7 @@ def replay_mismatch(
         for name, count in sorted(wanted.items())
         if seen.get(name, 0) != count
     ]
+    parts += _too_few(promises, seen)
     known = {name for promise, _ in promises for name in (*promise.always, *promise.sometimes)}
     loose = [marker for promise, _ in promises if not promise.is_measured for marker in promise.markers]
     foreign = [
@@ -76,6 +77,20 @@ def replay_mismatch(
     parts += [f"{_list(foreign)} ran, which no path of the step promised"] if foreign else []
     paths = ", ".join(dict.fromkeys(promise.path for promise, _ in promises))
     return f"in a replay of {paths}: {'; '.join(parts)}" if parts else None
+
+
+def _too_few(promises: Iterable[tuple[Promise, int]], seen: Mapping[str, int]) -> list[str]:
+    """Of paths without evidence of names: each launch has a kernel with a marker, or another ran in its place."""
+    counted: Counter[tuple[str, ...]] = Counter()
+    for promise, num_launches in promises:
+        if not promise.is_measured:
+            counted[promise.markers] += num_launches
+    found = []
+    for markers, num_launches in counted.items():
+        num_seen = sum(count for name, count in seen.items() if any(marker in name for marker in markers))
+        if num_seen < num_launches:
+            found.append(f"{' or '.join(markers)} ran {num_seen} times, {num_launches} were counted")
+    return found
 
 
 def _list(names: Iterable[str]) -> str:

@@ -73,6 +73,17 @@ def test_two_paths_of_a_replay_that_share_a_kernel_are_counted_together() -> Non
     assert replay_mismatch([(PROMISE, 2), (other, 3)], seen, MARKERS) is None
 
 
+def test_a_replay_of_paths_without_evidence_must_hold_a_kernel_of_theirs_for_each_launch() -> None:
+    """A library's kernel in their place carries no marker of ours, so that nothing foreign is seen."""
+    promise = promise_of(PATH, None)
+    twice = [(promise, 3), (promise, 1)]  # layers with a window and without
+    assert replay_mismatch(twice, {"hallmark_x": 4, "hallmark_x_combine": 4, "gemm": 9}, MARKERS) is None
+    assert replay_mismatch(twice, {"hallmark_x": 3, "fmha_cutlass": 1, "gemm": 9}, MARKERS) == (
+        "in a replay of triton.x: hallmark_x ran 3 times, 4 were counted"
+    )
+    assert replay_mismatch([(promise, 4), (PROMISE, 0)], {"fmha_cutlass": 4}, MARKERS) is not None
+
+
 def test_our_own_kernels_mark_attention_and_no_fused_neighbour() -> None:
     markers = attention_markers(PATHS)
     assert {"hallmark_prefill", "hallmark_extend", "hallmark_decode"} <= markers
