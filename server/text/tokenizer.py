@@ -8,6 +8,7 @@ from server.errors import ModelError
 
 REPLACEMENT = "\ufffd"  # what bytes that are no UTF-8, or not yet, decode to
 _MAX_WINDOW = 64  # tokens that may end in such bytes before they are taken for good: text has a boundary every 4 bytes
+_DECODED_ALONE = 1024  # tokens; less than 1 ms
 
 
 class Tokenizer:
@@ -36,12 +37,19 @@ class Tokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`, with the tokens that the model wants around a prompt if asked for."""
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        # A batch of one: for a single text the library keeps the interpreter's lock, and 1 MB held up every other
+        # request for 1.2 s of a core. Fast: without offsets, which takes half the time.
+        [encoding] = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        ids: list[int] = encoding.ids
         return ids
 
     def decode(self, token_ids: list[int]) -> str:
         """Text of `token_ids`; special tokens and ids outside the vocabulary have none."""
-        text: str = self._tokenizer.decode(token_ids, skip_special_tokens=True)
+        if len(token_ids) > _DECODED_ALONE:
+            [text] = self._tokenizer.decode_batch([token_ids], skip_special_tokens=True)  # lets others run meanwhile
+        else:
+            text = self._tokenizer.decode(token_ids, skip_special_tokens=True)
+        assert isinstance(text, str)
         return text
 
 

@@ -1,5 +1,8 @@
 """Detokenizing in pieces gives what decoding the whole gives, and never half a character."""
 
+import threading
+import time
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
@@ -10,9 +13,12 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers
 
 from server.errors import ModelError
+from server.settings import DEMO_MODEL
 from server.text.tokenizer import REPLACEMENT, Detokenizer, Tokenizer
 
 SPECIAL = 256
+INNER = tokenizers.Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json"))
+DEMO = Tokenizer.load(DEMO_MODEL)
 
 
 def byte_tokenizer() -> Tokenizer:
@@ -120,3 +126,38 @@ def test_a_broken_tokenizer_is_named(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{")
     with pytest.raises(ModelError, match=r"tokenizer\.json cannot be read"):
         Tokenizer.load(tmp_path)
+
+
+def share_without_others(work: Callable[[], object]) -> float:
+    """The longest time for which another thread did not run meanwhile, as a share of all of it; 1: it never did."""
+    times = [time.perf_counter()]
+    has_ended = threading.Event()
+
+    def tick() -> None:
+        while not has_ended.wait(0.001):
+            times.append(time.perf_counter())
+
+    thread = threading.Thread(target=tick)
+    thread.start()
+    began_at = time.perf_counter()
+    work()
+    took_s = time.perf_counter() - began_at
+    has_ended.set()
+    thread.join()
+    return max(b - a for a, b in pairwise([*times, time.perf_counter()])) / took_s
+
+
+def test_a_long_text_is_tokenized_and_back_while_other_threads_run() -> None:
+    text = "ab c " * 100_000
+    token_ids = DEMO.encode(text)
+    # The best of some: on a busy machine the other thread may have to wait for a processor.
+    assert min(share_without_others(lambda: DEMO.encode(text)) for _ in range(4)) < 0.7
+    assert min(share_without_others(lambda: DEMO.decode(token_ids)) for _ in range(4)) < 0.7
+    assert DEMO.decode(token_ids) == text
+
+
+@given(text=st.text())
+def test_tokens_are_the_librarys(text: str) -> None:
+    for special in (True, False):
+        expected = INNER.encode(text, add_special_tokens=special).ids
+        assert DEMO.encode(text, add_special_tokens=special) == expected
