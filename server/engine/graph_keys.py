@@ -137,7 +137,7 @@ def most_graphed_tokens(config: ModelConfig) -> int:
 def graph_keys(sizes: GraphSizes) -> list[GraphKey]:
     """Every graph there is to be, the largest first: smaller ones fit into its memory."""
     contexts = tuple(bucket for bucket in Bucket if bucket.lo <= sizes.bounds[-1].lo)
-    keys = [GraphKey(None, PartKey(Phase.DECODE, *part)) for part in product(sizes.rows, contexts)]
+    keys = [_decode_key(size, bucket_index(longest.lo + 1)) for size, longest in product(sizes.rows, contexts)]
     keys += [
         GraphKey(PartKey(Phase.PREFILL, size, longest), None)
         for size, less in zip(sizes.tokens, (0, *sizes.tokens), strict=False)
@@ -172,7 +172,7 @@ def key_of(batch: Batch, sizes: GraphSizes) -> GraphKey | None:
 
 @cache
 def _decode_key(size: int, longest: int) -> GraphKey:
-    """Of decode rows alone; `longest` is the index of a bucket."""
+    """Of decode rows alone; `longest` is the index of a bucket. One object for each, that dictionaries find at once."""
     return GraphKey(None, PartKey(Phase.DECODE, size, list(Bucket)[longest]))
 
 
