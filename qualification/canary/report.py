@@ -1,5 +1,6 @@
 """A canary's result as JSON, Markdown, JUnit and a chart. Talks to nobody."""
 
+import re
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -15,6 +16,8 @@ from qualification.canary.performance import SideTimes
 from qualification.canary.verdict import ExitCode, Outcome, Verdict, exit_code
 from qualification.load.client import joined
 from qualification.load.sample import ClientLag, LoadResult
+
+_NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # a server's words may hold any of it
 
 
 @dataclass(slots=True)
@@ -73,7 +76,7 @@ def as_markdown(result: Result) -> str:
         "| --- | --- | --- | --- |",
     ]
     for verdict in result.verdicts:
-        seen = "<br>".join([verdict.detail, *verdict.reasons]).replace("|", "\\|")
+        seen = "<br>".join(" ".join(text.split()) for text in (verdict.detail, *verdict.reasons)).replace("|", "\\|")
         lines.append(f"| {verdict.stage.value} | {verdict.bucket or ''} | {verdict.outcome.value} | {seen} |")
     return "\n".join(lines) + "\n"
 
@@ -94,8 +97,8 @@ def as_junit(result: Result) -> str:
     for verdict in result.verdicts:
         case = ElementTree.SubElement(suite, "testcase", classname=f"canary.{verdict.stage.value}", name=verdict.name)
         if verdict.outcome in kinds:
-            detail = ElementTree.SubElement(case, kinds[verdict.outcome], message=verdict.detail)
-            detail.text = "\n".join(verdict.reasons)
+            detail = ElementTree.SubElement(case, kinds[verdict.outcome], message=_NO_XML.sub("?", verdict.detail))
+            detail.text = _NO_XML.sub("?", "\n".join(verdict.reasons))
     ElementTree.indent(suite)
     return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
 

@@ -2,6 +2,7 @@
 
 from dataclasses import asdict, replace
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from qualification_fakes import DECODE, MACHINE, SHAPE, evidence, path
@@ -11,6 +12,7 @@ from qualification.canary.golden import GoldenPrompt, Times
 from qualification.canary.numerics import Reply, Scores, judge_numerics
 from qualification.canary.performance import Rules, judge_performance
 from qualification.canary.plan import Reviewed, dtype_of, judge_plan, reviewed_matrix
+from qualification.canary.report import Result, as_junit, as_markdown
 from qualification.canary.verdict import Outcome, Stage, Verdict, exit_code, judge_service
 from qualification.matrix import gpu_folder, save_matrix
 
@@ -90,6 +92,17 @@ def test_a_folder_without_a_whole_matrix_for_the_servers_gpu_is_refused(tmp_path
     file.write_text(file.read_text().replace("fast", "slow"))
     with pytest.raises(ValueError, match="does not match its digest"):
         reviewed_matrix(tmp_path, MACHINE_FIELDS)
+
+
+def test_what_a_server_says_cannot_break_the_reports() -> None:
+    result = Result("http://new", "http://old", "2026-11-22T00:00:00+00:00")
+    words = "a|b\x00\x1b[31m <&> c\nd"
+    result.verdicts.append(Verdict(Stage.SERVICE, Outcome.FAIL, words, (words,)))
+    case = ElementTree.fromstring(as_junit(result))[0][0]
+    assert case.get("message", "").startswith("a|b??[31m <&> c")
+    row = as_markdown(result).splitlines()[-1]
+    assert row.startswith("| service |  | fail | a\\|b")
+    assert row.count("<br>") == 1
 
 
 def test_the_dtype_is_read_from_the_plan() -> None:
