@@ -1,5 +1,6 @@
 """Bodies that mean harm, or are merely wrong: each costs its own request and nothing else."""
 
+import json
 import typing
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai.types import chat, completion_create_params
 
+from server.api.body import parse_json
 from server.api.schemas import ChatFields, CompletionFields, GenerationFields, read
 from server.errors import UnsupportedField
 
@@ -25,6 +27,8 @@ HOSTILE: list[tuple[str, bytes, int, str]] = [
     ("byte order mark", b'\xef\xbb\xbf{"prompt": "a"}', 400, "invalid_json"),
     ("deep array", b'{"prompt": ' + b"[" * 200_000 + b"]" * 200_000 + b"}", 400, "invalid_json"),
     ("deep object", b'{"a":' * 5000 + b"1" + b"}" * 5000, 400, "invalid_json"),
+    ("too many arrays", b'{"prompt": [' + b"[1]," * 50_000 + b"[1]]}", 400, "invalid_json"),
+    ("endless string of quotes", b'{"prompt": "' + b'[\\"' * 200_000, 400, "invalid_json"),
     ("just too deep", b'{"user":' + b"[" * 40 + b"]" * 40 + b"}", 400, "invalid_json"),
     ("nan", b'{"prompt": "a", "temperature": NaN}', 400, "invalid_json"),
     ("infinity", b'{"prompt": "a", "temperature": -Infinity}', 400, "invalid_json"),
@@ -122,6 +126,11 @@ def test_a_refusal_names_the_field_the_limit_and_the_value(folder: Path) -> None
     error = served(folder).post(COMPLETIONS, {"prompt": "a" * 1000, "max_tokens": 100}).json()["error"]
     assert "1024 tokens" in error["message"]
     assert "1100" in error["message"]
+
+
+def test_brackets_in_a_text_are_no_arrays() -> None:
+    text = '[{"' * 30_000 + "\\"
+    assert parse_json(json.dumps({"prompt": text}).encode()) == {"prompt": text}
 
 
 @pytest.mark.parametrize(
