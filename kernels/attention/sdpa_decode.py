@@ -67,7 +67,7 @@ def run_decode(q: Tensor, k: Tensor, v: Tensor, batch: AttentionBatch, flags: At
     num_kv_heads, head_dim = k.shape[2:]
     rows = q.view(q.shape[0], num_kv_heads, -1, head_dim)  # the query heads of a KV head are the rows of one matrix
     for group in groups:
-        attended = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        attended = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default(
             rows if group.rows is None else rows.index_select(0, group.rows),
             _gather(k, group),
             _gather(v, group),

@@ -1,6 +1,8 @@
 """RMSNorm, and RMSNorm of a sum that is also the new residual stream. Computed in fp32, rounded once."""
 
-import torch.nn.functional as F
+from functools import lru_cache
+
+import torch
 from torch import Tensor
 
 from kernels.fused.backend import jit, next_power_of_2, overlap, runs_on_triton, tl
@@ -32,7 +34,16 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
 
 
 def rms_norm_torch(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    return F.rms_norm(x.float(), weight.shape, weight.float(), eps).to(x.dtype)
+    precise = x.float()
+    # Not F.rms_norm, which is nine operations on a CPU: 17 us in place of 29 for 8 x 256 (one busy core, torch 2.13).
+    norm = torch.linalg.vector_norm(precise, dim=-1, keepdim=True)
+    scale = torch.addcmul(_scalar(eps, x.device), norm, norm, value=1 / x.shape[-1]).rsqrt_()
+    return torch.mul(precise, scale).mul_(weight).to(x.dtype)
+
+
+@lru_cache(maxsize=16)
+def _scalar(value: float, device: torch.device) -> Tensor:
+    return torch.tensor(value, device=device)
 
 
 def add_rms_norm_torch(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:

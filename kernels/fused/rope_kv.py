@@ -114,8 +114,7 @@ def rope_and_write_kv_torch(
     for heads, norm in ((q, q_norm), (k, k_norm)) if both is None else ((both, None),):
         # No copy where q and k are fp32 and have no norm: then the rotation is really in place.
         precise = heads.float() if norm is None else rms_norm_torch(heads.float(), norm, eps)
-        left, right = precise.chunk(2, dim=-1)
-        swapped = torch.cat((right, left), dim=-1)
+        swapped = precise.roll(precise.shape[-1] // 2, dims=-1)  # the halves of each head
         precise.mul_(turns.cos).addcmul_(swapped, turns.sin)
         if precise is not heads:
             heads.copy_(precise)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from kernels.fused.sampling import SamplingTensors, sample, sampling_tensors
+from kernels.fused.sampling import SamplingTensors, greedy, sample, sampling_tensors
 from server.engine.dispatch import Dispatcher, NoPathError
 from server.engine.graphs import GraphStep, StepGraphs
 from server.engine.inputs import InputBuilder, StepInputs
@@ -145,10 +145,11 @@ class ModelRunner:
         if inputs.pending.shape[1]:
             tokens, places = inputs.pending
             inputs.token_ids.index_copy_(0, tokens, self._tokens.latest.index_select(0, places))
-        sampling = self._sampling(batch) if batch.sampled_rows else None
+        sampling = None if self._is_plain(batch) or not batch.sampled_rows else self._sampling(batch)
         hidden = self._forward(inputs)
-        if sampling is not None:
-            self._tokens.keep(sample(self._decoder.logits(hidden[inputs.sampled]), sampling))
+        if batch.sampled_rows:
+            logits = self._decoder.logits(hidden.index_select(0, inputs.sampled))
+            self._tokens.keep(greedy(logits) if sampling is None else sample(logits, sampling))
         return tuple(range(len(batch.sampled_rows))), hidden
 
     def _replay(self, graphs: StepGraphs, step: GraphStep) -> tuple[int, ...]:

@@ -72,7 +72,7 @@ class Decoder:
     ) -> Tensor:
         config, layer = self.config, self.weights.layers[index]
         heads = layer.qkv(normed).view(normed.shape[0], -1, config.head_dim)
-        q, k, v = torch.split(heads, [config.num_heads, config.num_kv_heads, config.num_kv_heads], dim=1)
+        q, k, v = heads.split_with_sizes([config.num_heads, config.num_kv_heads, config.num_kv_heads], dim=1)
         rope_and_write_kv(
             q,
             k,
