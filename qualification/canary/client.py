@@ -96,7 +96,7 @@ class Candidate:
             response.raise_for_status()
             families = list(text_string_to_metric_families(response.text))
         except (httpx.HTTPError, ValueError) as error:
-            raise CanaryError(f"{self._admin.base_url}metrics cannot be read: {_text(error)}") from error
+            raise CanaryError(f"{_base(self._admin)}/metrics cannot be read: {_text(error)}") from error
         # A counter without any label set yet has a family and no sample: it stands at 0.
         known = {f"{family.name.removesuffix('_total')}_total": 0.0 for family in families}
         found = {what: known[_PREFIX + name] for name, (what, _) in _WATCHED.items() if _PREFIX + name in known}
@@ -111,8 +111,8 @@ class Candidate:
             response = client.get(path)
             response.raise_for_status()
             body = response.json()
-        except (httpx.HTTPError, ValueError) as error:
-            raise CanaryError(f"{str(client.base_url).rstrip('/')}{path}: {_text(error)}") from error
+        except (httpx.HTTPError, ValueError, RecursionError) as error:
+            raise CanaryError(f"{_base(client)}{path}: {_text(error)}") from error
         if not isinstance(body, dict):
             raise CanaryError(f"{path} returned no JSON object")
         return body
@@ -124,7 +124,7 @@ class Candidate:
             answer = response.json()
         except httpx.TimeoutException as error:
             raise RequestTimedOut(f"{path}: {_text(error)}") from error
-        except (httpx.HTTPError, ValueError) as error:
+        except (httpx.HTTPError, ValueError, RecursionError) as error:
             raise RequestFailed(f"{path}: {_text(error)}") from error
         if not isinstance(answer, dict):
             raise RequestFailed(f"{path} returned no JSON object")
@@ -151,6 +151,10 @@ def _likeliest(places: list[dict[str, float | None]]) -> list[int | None]:
         finite = {name: value for name, value in place.items() if value is not None}
         found.append(_token_id(max(finite, key=finite.__getitem__)) if finite else None)
     return found
+
+
+def _base(client: httpx.Client) -> str:
+    return str(client.base_url).rstrip("/")
 
 
 def _text(error: Exception) -> str:

@@ -96,6 +96,8 @@ class Canary:
         self._give(Verdict(Stage.ENVIRONMENT, Outcome.PASS, detail))
         rows = report.get("shapes")
         rows = rows if isinstance(rows, list) else []
+        if not all(isinstance(row, dict) for row in rows):
+            raise CanaryError("/attention lists shapes that are no objects")
         self._give(self._plan(rows, report, fingerprint))
         is_same = golden is not None and is_same_machine(golden, fingerprint)
         if golden is None:

@@ -61,6 +61,7 @@ class Script:
     salt: int = 0  # another one answers otherwise
     logprob_shift: Callable[[int], float] = no_shift  # of the prompt's length: what its log probabilities are off by
     can_score: bool = True
+    raw: bytes | None = None  # the answer to a completion, as it is
     hangs: bool = False  # a completion is taken and never answered
 
 
@@ -103,6 +104,8 @@ class Handler(BaseHTTPRequestHandler):
             script.counters[script.counters_grow] += 1
         if script.hangs:
             self.rfile.read(1)  # until the client goes away
+        elif script.raw is not None:
+            self.send_body(script.raw, "application/json", 200)
         elif script.status != 200:
             self.send_json({"error": {"message": "go away"}}, script.status)
         elif body.get("stream"):

@@ -293,6 +293,20 @@ def test_a_server_that_answers_no_prompt_is_no_pass(url: str, golden: str, scrip
     assert canary(url, "--golden", golden, "--no-performance") == 4
 
 
+def test_a_plan_of_no_objects_exits_3(
+    url: str, golden: str, script: Script, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script.rows = ["prefill"]  # type: ignore[list-item]
+    assert canary(url, "--golden", golden, "--no-performance") == 3
+    assert "environment: FAIL: /attention lists shapes that are no objects" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("raw", [b"null", b"[" * 100_000, b'{"choices": [{"text": 5}]}', b"\xff"])
+def test_an_answer_that_is_none_is_no_data(url: str, golden: str, script: Script, raw: bytes) -> None:
+    script.raw = raw
+    assert canary(url, "--golden", golden, "--no-performance") == 4
+
+
 def test_a_server_that_takes_prompts_and_never_answers_exits_3_after_two(
     url: str, golden: str, script: Script, capsys: pytest.CaptureFixture[str]
 ) -> None:
