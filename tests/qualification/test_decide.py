@@ -252,6 +252,7 @@ def test_quarantine_of_one_shape_leaves_the_others_alone() -> None:
         ({"fingerprint": replace(MACHINE, driver="580.1")}, "driver"),
         ({"source_digest": "older"}, "source_digest"),
         ({"suite": SUITE - 1}, "suite"),
+        ({"suite": SUITE + 1}, "suite"),
     ],
 )
 def test_stale_evidence_names_what_changed(changes: dict[str, object], name: str) -> None:
