@@ -98,9 +98,11 @@ class GraphInputs:
         layout = self._layouts[key]
         self._turn = 1 - self._turn
         host, rows = layout.hosts[self._turn], layout.rows[self._turn]
-        if layout is not self._latest[self._turn]:
+        latest = self._latest[self._turn]
+        if layout is not latest:
+            if latest is not None:
+                latest.rows[self._turn].forget()
             self._latest[self._turn] = layout
-            rows.forget()
         num_prompts = batch.num_prefill + batch.num_extend
         if key.prompts is not None:
             self._fill_prompts(host, key.prompts, batch, num_prompts)

@@ -25,7 +25,7 @@ class HostRows:
         self._chosen_at: Mapping[Sequence, int] | None = None  # that all rows are read by; None where some were known
 
     def forget(self) -> None:
-        """Another graph has used the memory."""
+        """Another graph uses the memory from now on. No sequence is held any more, for there are many graphs."""
         self._tables, self._chosen_at = (), None
 
     def fill(self, batch: Batch, first: int, chosen_at: Mapping[Sequence, int]) -> None:

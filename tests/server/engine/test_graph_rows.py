@@ -1,6 +1,8 @@
 """Inputs of graphs that are written only where they change equal those that are written whole."""
 
 import random
+import sys
+from array import array
 
 import pytest
 import torch
@@ -15,7 +17,7 @@ from server.engine.graph_keys import GraphKey, GraphSizes, graph_keys, key_of
 from server.engine.messages import SamplingParams, Submit
 from server.engine.pages import PagePool
 from server.engine.scheduler import Scheduler, SchedulerLimits
-from server.engine.sequence import Batch, Sequence
+from server.engine.sequence import PENDING, Batch, Sequence
 
 PAGE_SIZE = 4
 NUM_PAGES = 40
@@ -106,3 +108,22 @@ def test_inputs_equal_new_ones_after_arrivals_cancels_stops_preemptions_and_chun
     assert len({key.decode for key in twin.keys}) > 3
     assert any(key.prompts is not None and key.prompts.phase is Phase.EXTEND for key in twin.keys)
     assert num_preemptions or pool.num_pages == NUM_PAGES
+
+
+def test_what_another_graph_writes_over_keeps_no_sequence_alive(inputs: GraphInputs) -> None:
+    def batch(num_rows: int) -> Batch:
+        sequences = tuple(Sequence("", [5], 1, SamplingParams(max_tokens=1), 0, 0.0) for _ in range(num_rows))
+        lens = (1,) * num_rows
+        tables = tuple(array("i", [row]) for row in range(num_rows))
+        return Batch(sequences, lens, lens, tables, tuple(range(num_rows)), 0, 0)
+
+    first, second = batch(1), batch(8)
+    sequence = first.sequences[0]
+    sequence.tokens[-1] = PENDING
+    chosen_at = {sequence: 0}
+    for it in (first, second):
+        for _ in range(2):  # both of the host's buffers
+            key = key_of(it, SIZES)
+            assert key is not None
+            inputs.fill(key, it, chosen_at)
+    assert sys.getrefcount(chosen_at) == 2  # the name's and the call's
