@@ -54,10 +54,11 @@ def test_a_replay_matches_when_every_kernel_ran_as_often_as_it_was_counted() -> 
     assert replay_mismatch([(PROMISE, 4)], seen, MARKERS) is None
 
 
-def test_a_replay_with_other_counts_is_a_mismatch() -> None:
-    seen = {"hallmark_x": 3, "hallmark_combine": 4}
+@pytest.mark.parametrize("count", [0, 3, 5])
+def test_a_replay_with_other_counts_is_a_mismatch(count: int) -> None:
+    seen = {"hallmark_x": count, "hallmark_combine": 4}
     assert replay_mismatch([(PROMISE, 4)], seen, MARKERS) == (
-        "in a replay of triton.x: hallmark_x ran 3 times, 4 were counted"
+        f"in a replay of triton.x: hallmark_x ran {count} times, 4 were counted"
     )
 
 
