@@ -162,6 +162,13 @@ def test_a_lost_proof_is_a_fallback_even_where_another_path_of_the_first_tier_se
     assert found.details[:2] == ("path triton.x -> gluon.x", "triton.x proven -> failed")
 
 
+def test_one_fallback_in_the_place_of_another_is_no_new_fallback() -> None:
+    second = path("sdpa.y", Tier.FALLBACK)
+    before = side(evidence(SHAPE, FALLBACK), evidence(SHAPE, second, p50_us=10.1))
+    found = only(before, side(evidence(SHAPE, FALLBACK, **RAISED), evidence(SHAPE, second, p50_us=10.1)))
+    assert (found.harm, found.code) == (Harm.STATUS, ExitCode.PASS)
+
+
 def test_wrong_numbers_of_a_path_of_the_first_tier_that_does_not_serve_fail_on_numerics() -> None:
     before = side(evidence(SHAPE, FIRST), evidence(SHAPE, OTHER, p50_us=11.0))
     found = only(before, side(evidence(SHAPE, FIRST, p50_us=20.0), evidence(SHAPE, OTHER, checks=checks(2.0))))
