@@ -7,6 +7,7 @@ from tiny_llama import TinyLlama
 
 from qualification.bench.steps_row import Part
 from server.bench.parts import Stopwatch, Timeline, Times, watched
+from server.engine import runner
 from server.engine.attention_timer import CpuDevice, Device
 from server.engine.core import Engine
 from server.engine.runner import ModelRunner
@@ -136,6 +137,13 @@ def test_every_part_of_a_replayed_step_is_seen(tiny_llama: TinyLlama) -> None:
     assert times.keys() >= {Part.PLAN, Part.FILL, Part.LAUNCH, Part.FORWARD, Part.TELL}
     assert busy is not None
     assert 0 < busy < 1
+
+
+def test_the_choice_of_likeliest_tokens_is_seen_as_sampling() -> None:
+    watch = Stopwatch(())
+    with watched(watch, Timeline(CpuDevice())):
+        assert runner.greedy(torch.tensor([[0.0, 1.0]])).token_ids.tolist() == [1]
+    assert watch.take()[0].keys() == {Part.SAMPLE}
 
 
 def test_a_wait_for_an_event_is_seen_and_what_was_replaced_is_put_back() -> None:
