@@ -76,9 +76,8 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)  # lifespan; uvicorn runs without websockets
             return
-        if (
-            scope["method"] == "HEAD"
-        ):  # some load balancers' probe; uvicorn, which has the old scope, leaves out the body
+        # Some load balancers probe with HEAD; uvicorn, which has the old scope, leaves out the body.
+        if scope["method"] == "HEAD":
             scope = {**scope, "method": "GET"}
         headers: dict[bytes, bytes] = dict(scope["headers"])
         task = asyncio.current_task()
