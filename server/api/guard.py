@@ -97,25 +97,36 @@ class Guard:
         context = responder.context
         try:
             try:
-                self._check_headers(scope, headers, context)
-                with self._lifecycle.arriving(context):
-                    body = await self._read_body(receive, headers)
-                with self._watched(scope, context, receive):
-                    await self._app(scope, _replay(body), responder)
-            except asyncio.CancelledError:
-                if context.aborted_by is None:
-                    raise
-                context.task.uncancel()
-                raise context.aborted_by from None
+                await self._run(scope, receive, responder, headers)
+            except (ClientGone, SlowClient):
+                raise
+            except HallmarkError as error:
+                await responder.fail(error)
+            except Exception:
+                logger.exception("a request failed", extra=context.ids())
+                await responder.fail(InternalError(INTERNAL_MESSAGE))
         except ClientGone:
             context.outcome = Outcome.DISCONNECTED
         except SlowClient as error:
-            context.outcome, context.error_code = Outcome.DISCONNECTED, error.code
-        except HallmarkError as error:
-            await responder.fail(error)
-        except Exception:
-            logger.exception("a request failed", extra=context.ids())
-            await responder.fail(InternalError(INTERNAL_MESSAGE))
+            if context.outcome is None:  # else it does not read that we have failed
+                context.outcome, context.error_code = Outcome.DISCONNECTED, error.code
+
+    async def _run(
+        self, scope: Scope, receive: Receive, responder: "_Responder", headers: Mapping[bytes, bytes]
+    ) -> None:
+        """Raises what ends the request early, also where that was somebody else's doing."""
+        context = responder.context
+        try:
+            self._check_headers(scope, headers, context)
+            with self._lifecycle.arriving(context):
+                body = await self._read_body(receive, headers)
+            with self._watched(scope, context, receive):
+                await self._app(scope, _replay(body), responder)
+        except asyncio.CancelledError:
+            if context.aborted_by is None:
+                raise
+            context.task.uncancel()
+            raise context.aborted_by from None
 
     def _check_headers(self, scope: Scope, headers: Mapping[bytes, bytes], context: RequestContext) -> None:
         fields = scope["headers"]

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 from edge_fakes import Served, delta, events, playing, saying, served, with_keys
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.api.guard import Guard, GuardLimits
 from server.engine.messages import FinishReason
+from server.errors import EngineDied
 from server.telemetry.logging import LineFormatter
 
 COMPLETIONS = "/v1/completions"
@@ -221,42 +222,67 @@ def test_a_client_that_leaves_cancels_its_request_and_frees_its_place(folder: Pa
     asyncio.run(run())
 
 
-def test_a_client_that_does_not_read_is_hung_up_on(folder: Path) -> None:
-    async def run() -> None:
-        it = served(folder)
-        num_sent = 0
-        has_ended = False
+class Unread:
+    """A guard around an application, and a client that sends its request and then reads three messages at most."""
 
-        async def endless(scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG001 -- an application
-            nonlocal has_ended
-            try:
-                await send({"type": "http.response.start", "status": 200, "headers": []})
-                while True:
-                    await send({"type": "http.response.body", "body": b"x", "more_body": True})
-            finally:
-                has_ended = True
-
-        async def receive() -> Message:
-            return {"type": "http.request", "body": b""} if num_sent == 0 else await asyncio.Future()
-
-        async def send(_: Message) -> None:
-            nonlocal num_sent
-            num_sent += 1
-            if num_sent > 3:
-                await asyncio.Event().wait()  # the socket's buffers are full
-
+    def __init__(self, it: Served, app: ASGIApp) -> None:
         limits = GuardLimits(10_000, receive_timeout_s=5, request_timeout_s=5, send_timeout_s=0.05)
         nothing: frozenset[str] = frozenset()
-        edge = it.edge
-        options = {"keys": None, "open_paths": nothing, "routes": nothing, "lifecycle": edge.lifecycle}
-        guard = Guard(endless, limits=limits, metrics=edge.metrics, **options)  # type: ignore[arg-type]
-        await asyncio.wait_for(guard(_scope(), receive, send), 2)
-        assert has_ended
-        assert num_sent == 4
-        assert edge.lifecycle.num_inflight == 0
-        assert it.value("requests_total", route="other", outcome="disconnected") == 1
+        options = {"keys": None, "open_paths": nothing, "routes": nothing, "lifecycle": it.edge.lifecycle}
+        self._guard = Guard(app, limits=limits, metrics=it.edge.metrics, **options)  # type: ignore[arg-type]
+        self._is_sent = False
+        self.num_messages = 0
 
-    asyncio.run(run())
+    async def run(self) -> None:
+        await asyncio.wait_for(self._guard(_scope(), self._receive, self._send), 2)
+
+    async def _receive(self) -> Message:
+        if self._is_sent:
+            await asyncio.Future()
+        self._is_sent = True
+        return {"type": "http.request", "body": b""}
+
+    async def _send(self, _: Message) -> None:
+        self.num_messages += 1
+        if self.num_messages > 3:
+            await asyncio.Event().wait()  # the socket's buffers are full
+
+
+def test_a_client_that_does_not_read_is_hung_up_on(folder: Path) -> None:
+    has_ended = False
+
+    async def endless(scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG001 -- an application
+        nonlocal has_ended
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            while True:
+                await send({"type": "http.response.body", "body": b"x", "more_body": True})
+        finally:
+            has_ended = True
+
+    it = served(folder)
+    client = Unread(it, endless)
+    asyncio.run(client.run())
+    assert has_ended
+    assert client.num_messages == 4
+    assert it.edge.lifecycle.num_inflight == 0
+    assert it.value("requests_total", route="other", outcome="disconnected") == 1
+
+
+def test_a_client_that_does_not_read_how_its_stream_failed_is_hung_up_on(folder: Path) -> None:
+    async def failing(scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG001 -- an application
+        headers = [(b"content-type", b"text/event-stream")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        for _ in range(2):
+            await send({"type": "http.response.body", "body": b"x", "more_body": True})
+        raise EngineDied("gone")
+
+    it = served(folder)
+    client = Unread(it, failing)
+    asyncio.run(client.run())
+    assert client.num_messages == 4
+    assert it.value("requests_total", route="other", outcome="server_error") == 1
+    assert it.value("requests_total", route="other", outcome="disconnected") == 0
 
 
 def test_an_unexpected_error_mid_stream_is_an_event_too(folder: Path) -> None:
