@@ -22,7 +22,7 @@ ABORT_TIME_S = 2.0  # for the last error events to leave, after the grace has en
 
 
 class LimitedProtocol(HttpToolsProtocol):
-    """Closes connections that send no request, or that never end its headers."""
+    """Closes connections that send no request, never end its headers, or never end a body that nobody waits for."""
 
     _timer: asyncio.TimerHandle | None = None
     _num_header_bytes = 0
@@ -53,6 +53,15 @@ class LimitedProtocol(HttpToolsProtocol):
         self._is_in_headers = False
         self._stop_timer()
         super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._stop_timer()
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.cycle.more_body and not self.transport.is_closing():  # it was refused by its headers
+            self._start_timer()
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(b"400 Bad Request", "invalid_http", msg)

@@ -176,6 +176,40 @@ def test_a_connection_within_a_request_is_not_closed_by_the_header_timer(running
         assert connection.recv(100).startswith(b"HTTP/1.1 200")
 
 
+def refused_by_its_headers(running: Running, connection: socket.socket) -> LimitedProtocol:
+    """What serves a connection on which 999 bytes of an answered request are still to come."""
+    connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{")
+    answer = b""
+    while not answer.endswith(b"}}"):
+        answer += connection.recv(4096)
+    assert answer.startswith(b"HTTP/1.1 415")
+    [protocol] = running.server.server_state.connections
+    assert isinstance(protocol, LimitedProtocol)
+    wait_until(lambda: protocol._timer is not None)
+    return protocol
+
+
+def test_a_connection_that_never_ends_the_body_of_a_refused_request_is_closed(running: Running) -> None:
+    with running.connect() as connection:
+        protocol = refused_by_its_headers(running, connection)
+        connection.sendall(b"x" * 100)  # ends uvicorn's own timer, which is for idle connections
+        wait_until(lambda: protocol.timeout_keep_alive_task is None)
+        timer = protocol._timer
+        assert timer is not None
+        assert 0 < timer.when() - protocol.loop.time() <= transport.HEADER_TIMEOUT_S
+        protocol.loop.call_soon_threadsafe(protocol._expire)
+        assert connection.recv(100) == b""
+
+
+def test_the_body_of_a_refused_request_may_end_and_the_next_be_served(running: Running) -> None:
+    with running.connect() as connection:
+        protocol = refused_by_its_headers(running, connection)
+        connection.sendall(b"x" * 999)
+        wait_until(lambda: protocol._timer is None)
+        connection.sendall(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert connection.recv(4096).startswith(b"HTTP/1.1 200")
+
+
 def test_endless_headers_are_refused(running: Running) -> None:
     with running.connect() as connection:
         connection.sendall(b"GET /livez HTTP/1.1\r\nHost: x\r\nX-Big: ")
