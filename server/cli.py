@@ -41,6 +41,8 @@ from server.text.sampling_defaults import SamplingDefaults, load_sampling_defaul
 from server.text.tokenizer import Tokenizer
 
 BACKLOG = 2048  # uvicorn's own
+# For bytes that a peer does not take: without it a closed connection keeps them for as long as he stays.
+UNREAD_TIMEOUT_MS = 60_000
 
 # Commands whose exit code is a verdict.
 _VERDICTS: dict[str, Callable[[argparse.Namespace], int]] = {
@@ -230,6 +232,8 @@ def bind(host: str, port: int, flag: str) -> socket.socket:
     """A socket that listens on the address. Raises SettingsError that names the flag."""
     sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux; connections inherit it
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNREAD_TIMEOUT_MS)
     try:
         sock.bind((host, port))
         sock.listen(BACKLOG)  # at once: with SO_REUSEADDR another may bind a port on which nobody listens yet

@@ -12,7 +12,7 @@ import pytest
 from kernels.fingerprint import Device, Fingerprint
 from kernels.path import KernelPath, Limits, Tier
 from kernels.shape import Dtype, Phase
-from server.cli import bind, build_parser, main, resolve, url_of
+from server.cli import UNREAD_TIMEOUT_MS, bind, build_parser, main, resolve, url_of
 from server.console import Console, plan_table
 from server.doctor import report
 from server.engine.messages import (
@@ -102,6 +102,14 @@ def test_port_0_takes_a_free_one_and_says_which() -> None:
     with bind("127.0.0.1", 0, "--port") as sock:
         assert url_of(sock) == f"http://127.0.0.1:{sock.getsockname()[1]}"
         assert sock.getsockname()[1] > 0
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="Linux has it")
+def test_a_peer_that_takes_no_bytes_is_given_up() -> None:
+    with bind("127.0.0.1", 0, "--port") as sock, socket.create_connection(sock.getsockname()):
+        connection, _ = sock.accept()
+        with connection:
+            assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == UNREAD_TIMEOUT_MS
 
 
 def test_a_folder_is_taken_as_it_is(tmp_path: Path) -> None:
