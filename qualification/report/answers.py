@@ -95,7 +95,7 @@ def _by_shape(model: ModelView) -> Iterator[tuple[AttentionShape, Evidence | Non
     """Each shape with what serves it, and all that is known of it."""
     chosen = model.chosen
     for shape in model.shapes:
-        yield shape, chosen[shape], [entry for entry in model.entries if entry.shape == shape]
+        yield shape, chosen[shape], model.entries_of(shape)
 
 
 def _serving(shape: str, entry: Evidence | None, entries: Sequence[Evidence]) -> Serving:

@@ -70,7 +70,7 @@ class ModelView:
     @property
     def chosen(self) -> dict[AttentionShape, Evidence | None]:
         """What serves each shape by this evidence."""
-        return {shape: choice_of(self._of(shape)) for shape in self.shapes}
+        return {shape: choice_of(self.entries_of(shape)) for shape in self.shapes}
 
     def heat_map(self) -> list[HeatRow]:
         """A row a shape, a cell a path in the order of `paths`."""
@@ -124,7 +124,7 @@ class ModelView:
                     worst[check.name] = (f"{entry.shape} on {entry.path}", check)
         return sorted(worst.values(), key=lambda pair: -_strain(pair[1]))
 
-    def _of(self, shape: AttentionShape) -> list[Evidence]:
+    def entries_of(self, shape: AttentionShape) -> list[Evidence]:
         return [entry for entry in self.entries if entry.shape == shape]
 
     def _longest_queries(self, phase: Phase) -> list[Evidence]:
