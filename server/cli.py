@@ -44,15 +44,6 @@ BACKLOG = 2048  # uvicorn's own
 # For bytes that a peer does not take: without it a closed connection keeps them for as long as he stays.
 UNREAD_TIMEOUT_MS = 60_000
 
-# Commands whose exit code is a verdict.
-_VERDICTS: dict[str, Callable[[argparse.Namespace], int]] = {
-    "canary": canary.run,
-    "qualify": lambda args: qualify(args),  # noqa: PLW0108 -- it is defined below
-    "matrix": matrix_command.run,
-    "report": report_command.run,
-    "bench": lambda args: bench(args),  # noqa: PLW0108 -- likewise
-}
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The program's entry; returns its exit code."""
@@ -155,6 +146,16 @@ def bench(args: argparse.Namespace) -> int:
     return serve_command.run(args) if args.bench == "serve" else bench_command.run(args)
 
 
+# Commands whose exit code is a verdict.
+_VERDICTS: dict[str, Callable[[argparse.Namespace], int]] = {
+    "canary": canary.run,
+    "qualify": qualify,
+    "matrix": matrix_command.run,
+    "report": report_command.run,
+    "bench": bench,
+}
+
+
 def _quieten_profiler() -> None:
     """Before torch is loaded: else its profiler writes two lines a call to standard error."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
@@ -180,14 +181,7 @@ def serve(settings: Settings) -> int:
     defaults = load_sampling_defaults(folder) if is_recommended else SamplingDefaults()
     listening = bind(settings.host, settings.port, "--port")
     admin_listening = None if settings.admin_port is None else bind(settings.host, settings.admin_port, "--admin-port")
-    objectives = DEFAULT_OBJECTIVES if settings.slo_file is None else load_objectives(Path(settings.slo_file))
-    metrics = Metrics(settings.model_name, Registry(), version=version(), objectives=objectives)
-    tracing = Tracing(
-        settings.otlp_endpoint,
-        version=version(),
-        count_dropped=metrics.traffic.spans_dropped,
-        ratio=settings.trace_ratio,
-    )
+    metrics, tracing = make_telemetry(settings)
     console = Console(
         metrics,
         model=settings.model_name,
@@ -215,6 +209,15 @@ def serve(settings: Settings) -> int:
     if admin is not None:
         admin.should_exit = True
     return 0
+
+
+def make_telemetry(settings: Settings) -> tuple[Metrics, Tracing]:
+    """Raises SettingsError for objectives or a collector's address that cannot be used."""
+    objectives = DEFAULT_OBJECTIVES if settings.slo_file is None else load_objectives(Path(settings.slo_file))
+    metrics = Metrics(settings.model_name, Registry(), version=version(), objectives=objectives)
+    count_dropped, ratio = metrics.traffic.spans_dropped, settings.trace_ratio
+    tracing = Tracing(settings.otlp_endpoint, version=version(), count_dropped=count_dropped, ratio=ratio)
+    return metrics, tracing
 
 
 def resolve(settings: Settings) -> tuple[Settings, Path]:
