@@ -63,11 +63,14 @@ class CountedExporter(SpanExporter):
         return is_admitted
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        result = self._inner.export(spans)
-        with self._lock:
-            self._num_pending -= len(spans)
-        if result is not SpanExportResult.SUCCESS:
-            self._lose(len(spans))
+        result = SpanExportResult.FAILURE
+        try:
+            result = self._inner.export(spans)
+        finally:  # some exporters raise, and who calls this only logs it
+            with self._lock:
+                self._num_pending -= len(spans)
+            if result is not SpanExportResult.SUCCESS:
+                self._lose(len(spans))
         return result
 
     def shutdown(self) -> None:
