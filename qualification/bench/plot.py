@@ -10,8 +10,9 @@ from qualification.bench.cases import FIXED, BenchCase
 from qualification.bench.row import Row, sorted_rows
 from qualification.bench.table import speed_of
 
-_WIDTH, _HEIGHT = 760, 440
-_LEFT, _RIGHT, _TOP, _BOTTOM = 70, 190, 48, 56  # margins around the plotted area
+WIDTH, HEIGHT = 760, 440
+# Margins around the plotted area. On the left stand ticks of up to 7 characters, 50 wide, beside the name of the axis.
+LEFT, RIGHT, TOP, BOTTOM = 82, 190, 48, 56
 # Source: Okabe and Ito, colours that colour-blind readers can tell apart; grey for the rest.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000")
 _SPARE_COLOUR = "#999999"
@@ -47,52 +48,52 @@ def svg(title: str, x_label: str, y_label: str, lines: Sequence[Line], *, is_log
     ys = [y for line in lines for _, y in line.points]
     ticks = _log_ticks(min(ys), max(ys)) if is_log else _ticks(max(ys))
     low, top = ticks[0], ticks[-1]
-    width, height = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
+    width, height = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
     spread = math.log2(xs[-1] / xs[0]) or 1.0
 
     def place(x: float, y: float) -> Point:
         up = math.log(y / low) / math.log(top / low) if is_log else y / top
-        return _LEFT + width * math.log2(x / xs[0]) / spread, _TOP + height * (1 - up)
+        return LEFT + width * math.log2(x / xs[0]) / spread, TOP + height * (1 - up)
 
-    parts = [_text(_LEFT, 26, title, size=15, anchor="start")]
+    parts = [text(LEFT, 26, title, size=15, anchor="start")]
     for tick in ticks:
         _, y = place(xs[0], tick)
-        parts.append(f'<line x1="{_LEFT}" y1="{y:.1f}" x2="{_LEFT + width}" y2="{y:.1f}" stroke="#dddddd"/>')
-        parts.append(_text(_LEFT - 8, y + 4, f"{tick:g}", anchor="end"))
+        parts.append(f'<line x1="{LEFT}" y1="{y:.1f}" x2="{LEFT + width}" y2="{y:.1f}" stroke="#dddddd"/>')
+        parts.append(text(LEFT - 8, y + 4, f"{tick:g}", anchor="end"))
     for x in xs:
         at, _ = place(x, top)
         parts.append(
-            f'<line x1="{at:.1f}" y1="{_TOP + height}" x2="{at:.1f}" y2="{_TOP + height + 5}" stroke="#666666"/>'
+            f'<line x1="{at:.1f}" y1="{TOP + height}" x2="{at:.1f}" y2="{TOP + height + 5}" stroke="#666666"/>'
         )
-        parts.append(_text(at, _TOP + height + 20, f"{x / 1024:.3g}k" if x >= 1024 else f"{x:g}"))
+        parts.append(text(at, TOP + height + 20, f"{x / 1024:.3g}k" if x >= 1024 else f"{x:g}"))
     for index, line in enumerate(lines):
         parts += _drawn(line, [place(x, y) for x, y in line.points])
-        parts += _legend(line, _LEFT + width + 18, _TOP + 10 + 20 * index)
-    return _page([*parts, *_labels(x_label, y_label)])
+        parts += _legend(line, LEFT + width + 18, TOP + 10 + 20 * index)
+    return page([*parts, *labels(x_label, y_label)])
 
 
 def bars(title: str, x_label: str, y_label: str, columns: Mapping[str, Mapping[str, float]]) -> str:
     """A column for each name under the x axis, made of parts as shares of its sum, in the order of the first column."""
-    width, height = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
+    width, height = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
     names = list(dict.fromkeys(name for column in columns.values() for name in column))
     each = width / len(columns)
-    parts = [_text(_LEFT, 26, title, size=15, anchor="start")]
+    parts = [text(LEFT, 26, title, size=15, anchor="start")]
     for percent in range(0, 101, 20):
-        y = _TOP + height * (1 - percent / 100)
-        parts.append(f'<line x1="{_LEFT}" y1="{y:.1f}" x2="{_LEFT + width}" y2="{y:.1f}" stroke="#dddddd"/>')
-        parts.append(_text(_LEFT - 8, y + 4, f"{percent} %", anchor="end"))
+        y = TOP + height * (1 - percent / 100)
+        parts.append(f'<line x1="{LEFT}" y1="{y:.1f}" x2="{LEFT + width}" y2="{y:.1f}" stroke="#dddddd"/>')
+        parts.append(text(LEFT - 8, y + 4, f"{percent} %", anchor="end"))
     for index, (label, column) in enumerate(columns.items()):
-        left, bottom, total = _LEFT + each * (index + 0.1), float(_TOP + height), sum(column.values()) or 1.0
+        left, bottom, total = LEFT + each * (index + 0.1), float(TOP + height), sum(column.values()) or 1.0
         for name in names:
             tall = height * column.get(name, 0.0) / total
             bottom -= tall
             parts.append(_box(left, bottom, 0.8 * each, tall, _colour(names.index(name))))
-        parts.append(_text(left + 0.4 * each, _TOP + height + 20, label))
+        parts.append(text(left + 0.4 * each, TOP + height + 20, label))
     for index, name in enumerate(names):
-        y = _TOP + 10 + 20 * (len(names) - 1 - index)  # as the parts stand on each other
-        parts += [_box(_LEFT + width + 18, y - 7, 14, 14, _colour(index))]
-        parts += [_text(_LEFT + width + 40, y + 4, name, anchor="start")]
-    return _page([*parts, *_labels(x_label, y_label)])
+        y = TOP + 10 + 20 * (len(names) - 1 - index)  # as the parts stand on each other
+        parts += [_box(LEFT + width + 18, y - 7, 14, 14, _colour(index))]
+        parts += [text(LEFT + width + 40, y + 4, name, anchor="start")]
+    return page([*parts, *labels(x_label, y_label)])
 
 
 def _colour(index: int) -> str:
@@ -103,16 +104,18 @@ def _box(x: float, y: float, width: float, height: float, colour: str) -> str:
     return f'<rect x="{x:.1f}" y="{y:.2f}" width="{width:.1f}" height="{height:.2f}" fill="{colour}"/>'
 
 
-def _labels(x_label: str, y_label: str) -> list[str]:
-    middle = _TOP + (_HEIGHT - _TOP - _BOTTOM) / 2
+def labels(x_label: str, y_label: str) -> list[str]:
+    """The names of the axes: below the plotted area, and upright at the left edge."""
+    middle = TOP + (HEIGHT - TOP - BOTTOM) / 2
     return [
-        _text(_LEFT + (_WIDTH - _LEFT - _RIGHT) / 2, _HEIGHT - 12, x_label),
-        f'<g transform="rotate(-90 18 {middle})">{_text(18, middle, y_label)}</g>',
+        text(LEFT + (WIDTH - LEFT - RIGHT) / 2, HEIGHT - 12, x_label),
+        f'<g transform="rotate(-90 18 {middle})">{text(18, middle, y_label)}</g>',
     ]
 
 
-def _page(parts: Sequence[str]) -> str:
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" font-family="sans-serif">'
+def page(parts: Sequence[str]) -> str:
+    """The whole picture, on white."""
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif">'
     return "\n".join([head, '<rect width="100%" height="100%" fill="#ffffff"/>', *parts, "</svg>\n"])
 
 
@@ -163,13 +166,12 @@ def _drawn(line: Line, places: Sequence[Point]) -> list[str]:
 
 
 def _legend(line: Line, x: float, y: float) -> list[str]:
-    return [*_drawn(line, [(x, y), (x + 26, y)]), _text(x + 34, y + 4, line.name, anchor="start")]
+    return [*_drawn(line, [(x, y), (x + 26, y)]), text(x + 34, y + 4, line.name, anchor="start")]
 
 
-def _text(x: float, y: float, text: str, *, size: int = 12, anchor: str = "middle") -> str:
-    return (
-        f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" text-anchor="{anchor}" fill="#333333">{escape(text)}</text>'
-    )
+def text(x: float, y: float, content: str, *, size: int = 12, anchor: str = "middle") -> str:
+    place = f'x="{x:.1f}" y="{y:.1f}" font-size="{size}" text-anchor="{anchor}"'
+    return f'<text {place} fill="#333333">{escape(content)}</text>'
 
 
 def _nice_step(largest: float) -> float:

@@ -135,3 +135,13 @@ def test_larger_values_are_drawn_higher_and_inside_the_chart() -> None:
     assert dots[0][1] > dots[1][1] > dots[2][1] > 0
     assert dots[1][0] == pytest.approx((dots[0][0] + dots[2][0]) / 2, abs=0.2)
     assert "a < b" in [text.text for text in root.iter(f"{SVG}text")]
+
+
+def test_no_tick_of_the_y_axis_reaches_the_axis_name() -> None:
+    line = Line("a", ((1.0, 0.0004), (2.0, 0.00145)), "#000000", False)
+    root = ElementTree.fromstring(svg("title", "x", "MiB", [line]))
+    ticks = [text for text in root.iter(f"{SVG}text") if text.get("text-anchor") == "end"]
+    (name,) = [text for text in root.iter(f"{SVG}text") if text.text == "MiB"]
+    assert max(len(tick.text or "") for tick in ticks) == 6
+    # A digit of 12 px is 7 wide; the upright name reaches 4 px beyond its line.
+    assert all(float(tick.get("x", 0)) - 7 * len(tick.text or "") > float(name.get("x", 0)) + 4 for tick in ticks)
