@@ -56,7 +56,7 @@ class Admission:
         self.max_tokens = max_tokens
         self.num_requests = 0
         self.num_tokens = 0
-        self.wait_s = 0.0  # moving mean of the time until the first token
+        self.wait_s = 0.0  # moving mean of the time until each prompt of a request has its first token
 
     def enter(self) -> "Place":
         """A place in the queue. Raises TooManyRequests when it is full."""
@@ -90,7 +90,7 @@ class Place:
         self._num_tokens += num_tokens
 
     def leave(self, waited_s: float | None = None) -> None:
-        """The first token is here, after `waited_s`; or, without it, the request has ended before."""
+        """Each prompt has its first token, after `waited_s`; or, without it, the request has ended before."""
         if self._has_left:
             return
         self._has_left = True

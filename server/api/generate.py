@@ -129,9 +129,12 @@ async def _answer(
         pieces(job, edge.engine, edge.tokenizer, it, cache_salt=salt) for job, it in zip(jobs, records, strict=True)
     ]
     stream = streams[0] if len(streams) == 1 else merged(streams)
+    waiting = {job.index for job in jobs}
     try:
         async for piece in stream:
-            place.leave(time.monotonic() - record.arrived_at)
+            waiting.discard(piece.index)
+            if not waiting:
+                place.leave(time.monotonic() - record.arrived_at)
             yield piece
     finally:
         await stream.aclose()

@@ -1,12 +1,15 @@
 """Requests that do not end well: what the client is told, and what is freed."""
 
 import asyncio
+from collections.abc import AsyncGenerator
 from pathlib import Path
+from typing import Any
 
-from edge_fakes import delta, events, playing, saying, served
+from edge_fakes import ScriptedEngine, Served, delta, events, make_edge, playing, saying, served
 
-from server.engine.messages import FinishReason, TokenDelta
+from server.engine.messages import FinishReason, SamplingParams, TokenDelta
 from server.errors import EngineDied
+from server.settings import Settings
 
 COMPLETIONS = "/v1/completions"
 
@@ -89,6 +92,36 @@ def test_prompt_tokens_that_would_wait_are_limited_but_an_empty_queue_takes_any(
             assert (await first).status_code == 200
         assert it.edge.admission.num_tokens == 0
         assert it.edge.admission.num_requests == 0
+
+    asyncio.run(run())
+
+
+class WaitingForOne(ScriptedEngine):
+    """Begins the prompt `b` only when its gate is open."""
+
+    async def stream(
+        self, request_id: str, prompt_token_ids: list[int], sampling: SamplingParams, **options: Any
+    ) -> AsyncGenerator[TokenDelta]:
+        if prompt_token_ids == [98]:
+            await self.gate.wait()
+        async for it in super().stream(request_id, prompt_token_ids, sampling, **options):
+            yield it
+
+
+def test_a_request_waits_until_each_of_its_prompts_has_a_token(folder: Path) -> None:
+    async def run() -> None:
+        engine = WaitingForOne()
+        engine.num_free = 100
+        engine.gate.clear()
+        it = Served(make_edge(folder, engine, Settings(model="tiny")), engine)
+        async with it.client() as client:
+            answer = asyncio.create_task(client.post(COMPLETIONS, json={"prompt": ["a", "b"]}))
+            while it.value("generation_tokens_total") != 6:  # all of the first prompt's answer
+                await asyncio.sleep(0)
+            assert (it.edge.admission.num_requests, it.edge.admission.num_tokens) == (1, 2)
+            engine.gate.set()
+            assert (await answer).status_code == 200
+        assert (it.edge.admission.num_requests, it.edge.admission.num_tokens) == (0, 0)
 
     asyncio.run(run())
 
