@@ -9,6 +9,17 @@ _SPECIAL = re.compile(rb'"choices":\s*\[\s*\]|"error":\s*[{"]|^data:\s*\[DONE\]'
 _MAX_ERROR_CHARS = 300
 
 
+class _Usage(msgspec.Struct, frozen=True):
+    completion_tokens: int | None = None
+
+
+class _Special(msgspec.Struct, frozen=True):
+    """What is read of an event that is more than text."""
+
+    usage: _Usage | None = None
+    error: object = None
+
+
 class EventReader:
     """Fed with a body as it comes."""
 
@@ -16,14 +27,14 @@ class EventReader:
         self.num_events = 0  # that may hold text
         self.num_tokens: int | None = None  # as the server counts them
         self.error: str | None = None
-        self.is_done = False
         self._rest = b""
 
     def feed(self, data: bytes) -> bool:
         """Whether `data` completed an event with text."""
-        if b"\r" in data:
+        data = self._rest + data
+        if b"\r" in data:  # looked for with the rest: a read may end between the two
             data = data.replace(b"\r\n", b"\n")
-        *events, self._rest = (self._rest + data).split(b"\n\n")
+        *events, self._rest = data.split(b"\n\n")
         num_before = self.num_events
         for event in events:
             if not event.startswith(b"data:"):
@@ -36,18 +47,16 @@ class EventReader:
 
     def _read_special(self, payload: bytes) -> None:
         if payload == b"[DONE]":
-            self.is_done = True
             return
         try:
-            body = msgspec.json.decode(payload)
-        except msgspec.DecodeError:
-            self.error = "an event is no JSON"
+            found = msgspec.json.decode(payload, type=_Special)
+        except (msgspec.DecodeError, RecursionError):
+            self.error = "an event is no JSON of a completion"
             return
-        if "error" in body:
+        if found.error is not None:
             self.error = error_text(payload)
-            return
-        usage = body.get("usage") or {}
-        self.num_tokens = usage.get("completion_tokens", self.num_tokens)
+        elif found.usage is not None and found.usage.completion_tokens is not None:
+            self.num_tokens = found.usage.completion_tokens
 
 
 def error_text(payload: bytes) -> str:
