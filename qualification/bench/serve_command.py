@@ -18,7 +18,7 @@ from qualification.bench.serve_file import SCHEMA, ServedSide, ServeFile, load_s
 from qualification.bench.serve_report import markdown, ratios, ratios_table, serve_charts, sides_table, warnings
 from qualification.bench.serve_row import Objectives
 from qualification.bench.serve_run import Load, Side, measure
-from qualification.load.discovery import DiscoveryError, discover
+from qualification.load.discovery import DiscoveryError, discover, first_key
 from qualification.load.workers import WorkerError
 from qualification.progress import ProgressLine
 from qualification.table import table
@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
     """Run with parsed flags, print and write; 0 when every case was answered, 3 when it cannot run, 4 otherwise."""
     try:
         return _run(args)
-    except (OSError, ValueError, IndexError, DiscoveryError, WorkerError) as error:
+    except (OSError, ValueError, DiscoveryError, WorkerError) as error:
         print(f"hallmark: {error}", file=sys.stderr)
         return 3
 
@@ -94,7 +94,7 @@ def plan_of(args: argparse.Namespace) -> ServePlan:
 
 def _run(args: argparse.Namespace) -> int:
     plan, salt = plan_of(args), args.salt or secrets.token_hex(4)
-    bearer = None if args.api_key_file is None else args.api_key_file.read_text().split()[0]
+    bearer = None if args.api_key_file is None else first_key(args.api_key_file)
     recorded = [load_side(Path(place), name, plan) for name, place in args.peer if "://" not in place]
     named = [(args.name, args.url), *((name, place) for name, place in args.peer if "://" in place)]
     sides = [Side(name, url, *discover(url, bearer=bearer)) for name, url in named]

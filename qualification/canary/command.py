@@ -17,7 +17,7 @@ from qualification.canary.performance import LENGTHS, Rules
 from qualification.canary.report import write
 from qualification.canary.run import Canary, Options, new_salt, record_golden
 from qualification.canary.verdict import ExitCode, Outcome, Stage, Verdict
-from qualification.load.discovery import DiscoveryError
+from qualification.load.discovery import DiscoveryError, client_of, first_key
 from qualification.progress import ProgressLine
 
 _DIGEST = re.compile(r"[0-9a-f]{8,64}")  # an empty one, from a variable that nobody set, would be any matrix's
@@ -58,11 +58,10 @@ def run(args: argparse.Namespace) -> int:
     line = ProgressLine(sys.stderr, time.monotonic, is_terminal=sys.stderr.isatty())
     try:
         options = _options(args)
-        headers = {} if options.bearer is None else {"authorization": f"Bearer {options.bearer}"}
         with ExitStack() as stack:
 
             def client(url: str) -> httpx.Client:
-                return stack.enter_context(httpx.Client(base_url=url, timeout=args.timeout, headers=headers))
+                return stack.enter_context(client_of(url, bearer=options.bearer, timeout_s=args.timeout))
 
             candidate = Candidate(client(args.url), client(args.admin_url or args.url))
             live = client(args.baseline) if options.has_live_baseline else None
@@ -119,7 +118,7 @@ def _options(args: argparse.Namespace) -> Options:
     )
     return Options(
         url=args.url,
-        bearer=None if args.api_key_file is None else _first_key(args.api_key_file),
+        bearer=None if args.api_key_file is None else first_key(args.api_key_file),
         timeout_s=args.timeout,
         golden=args.golden,
         baseline=args.baseline,
@@ -130,13 +129,6 @@ def _options(args: argparse.Namespace) -> Options:
         has_performance=not args.no_performance,
         rules=rules,
     )
-
-
-def _first_key(file: Path) -> str:
-    keys = file.read_text().split()
-    if not keys:
-        raise ValueError(f"{file} holds no key")
-    return keys[0]
 
 
 def _refuse_pointless(args: argparse.Namespace) -> None:

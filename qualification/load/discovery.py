@@ -1,5 +1,6 @@
-"""Which model answers at a URL."""
+"""How a server is reached, and which model answers there."""
 
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx
@@ -13,21 +14,39 @@ class DiscoveryError(Exception):
     """Nobody answers there as an OpenAI-compatible server does; one line."""
 
 
+def first_key(file: Path) -> str:
+    """What is sent as the bearer token. Raises ValueError for a file without any."""
+    keys = file.read_text().split()
+    if not keys:
+        raise ValueError(f"{file} holds no key")
+    return keys[0]
+
+
+def client_of(url: str, *, bearer: str | None = None, timeout_s: float, trust_env: bool = True) -> httpx.Client:
+    """For all that is asked of a server beside its load. Raises httpx.InvalidURL."""
+    headers = {} if bearer is None else {"authorization": f"Bearer {bearer}"}
+    # Reading the certificates of all authorities takes 40 ms of a core, and plain HTTP asks for none.
+    is_tls = httpx.URL(url).scheme != "http"
+    return httpx.Client(base_url=url, headers=headers, timeout=timeout_s, trust_env=trust_env, verify=is_tls)
+
+
 def discover(url: str, *, bearer: str | None = None, timeout_s: float = 10.0) -> tuple[Target, int | None]:
     """The target behind `url` (with or without /v1) and its longest context, if it says so. Raises DiscoveryError."""
     parts = urlsplit(url)
     if parts.scheme not in _PORTS or not parts.hostname:
         raise DiscoveryError(f"{url} is no http or https URL")
     path = parts.path.rstrip("/").removesuffix("/v1")
-    headers = {} if bearer is None else {"authorization": f"Bearer {bearer}"}
     try:
         port = parts.port or _PORTS[parts.scheme]
         base = f"{parts.scheme}://{parts.netloc}{path}"
-        response = httpx.get(f"{base}/v1/models", headers=headers, timeout=timeout_s, trust_env=False)
+        with client_of(base, bearer=bearer, timeout_s=timeout_s, trust_env=False) as client:
+            response = client.get("/v1/models")
         response.raise_for_status()
         entry = response.json()["data"][0]
         name, longest = entry["id"], entry.get("max_model_len")
-    except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
+        if not isinstance(name, str) or not isinstance(longest, int | None):
+            raise TypeError(f"id {name!r}, max_model_len {longest!r}")
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError, LookupError, TypeError, RecursionError) as error:
         line = (str(error).splitlines() or [""])[0]
         raise DiscoveryError(f"{url} names no model at /v1/models: {line or type(error).__name__}") from error
     return Target(parts.hostname, port, parts.scheme == "https", path, name, bearer), longest

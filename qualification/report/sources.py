@@ -12,6 +12,7 @@ from kernels.fingerprint import Fingerprint
 from qualification.bench.serve_file import ServedSide, ServeFile
 from qualification.canary.client import CanaryError, Candidate
 from qualification.full_model import FullModel
+from qualification.load.discovery import client_of
 from qualification.matrix import MatrixError, load_matrix, matrix_files
 from qualification.report.views import ModelView
 
@@ -120,7 +121,7 @@ def gather(place: Path, benches: Sequence[Path], served: Sequence[Path], url: st
 def ask(url: str) -> Live:
     """What a server says of itself now. Raises ReportError."""
     try:
-        with httpx.Client(base_url=url, timeout=_TIMEOUT_S) as client:
+        with client_of(url, timeout_s=_TIMEOUT_S) as client:
             server = Candidate(client, client)
             attention, counters = server.attention(), server.counters()
     except (CanaryError, httpx.InvalidURL) as error:

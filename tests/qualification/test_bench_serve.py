@@ -86,6 +86,11 @@ def test_a_peers_file_stands_for_a_server_that_is_gone(
     assert [side.name for side in file_of(tmp_path / "serve-hallmark.json").sides] == ["hallmark"]
 
 
+def test_a_file_without_a_key_is_refused(tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench(tmp_path, url, *TINY, "--api-key-file", "/dev/null") == 3
+    assert capsys.readouterr().err == "hallmark: /dev/null holds no key\n"
+
+
 def test_a_file_of_another_load_is_refused(tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert bench(tmp_path, url, *TINY, "--name", "vllm") == 0
     assert bench(tmp_path, url, *TINY, "--seed", "7", "--peer", f"vllm={tmp_path / 'serve-vllm.json'}") == 3

@@ -94,11 +94,20 @@ def test_json_with_spaces_and_carriage_returns_reads_the_same(script: Script, cl
     assert (sample.num_tokens, sample.has_usage, sample.error) == (4, True, None)
 
 
-def test_events_are_read_wherever_the_bytes_are_cut() -> None:
-    text = 'data: {"choices":[{"text":"\\"error\\":{"}]}\r\n\r\ndata: {"choices":[{"text":"€"}]}\n\ndata: [DONE]\n\n'
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_events_are_read_wherever_the_bytes_are_cut(end: str) -> None:
+    text = 'data: {"choices":[{"text":"\\"error\\":{"}]}\n\ndata: {"choices":[{"text":"€"}]}\n\n'
+    text += 'data: {"choices":[],"usage":{"completion_tokens":7}}\n\ndata: [DONE]\n\n'
     reader = EventReader()
-    assert sum(reader.feed(bytes([byte])) for byte in text.replace("\r", "").encode()) == 2
-    assert (reader.num_events, reader.error, reader.is_done) == (2, None, True)
+    assert sum(reader.feed(bytes([byte])) for byte in text.replace("\n", end).encode()) == 2
+    assert (reader.num_events, reader.num_tokens, reader.error) == (2, 7, None)
+
+
+@pytest.mark.parametrize("usage", ["5", '{"completion_tokens": "7"}', "[" * 100_000])
+def test_a_usage_that_is_none_is_an_error_of_the_request(usage: str) -> None:
+    reader = EventReader()
+    reader.feed(f'data: {{"choices": [], "usage": {usage}}}\n\n'.encode())
+    assert (reader.num_tokens, reader.error) == (None, "an event is no JSON of a completion")
 
 
 @pytest.mark.parametrize(
@@ -187,6 +196,14 @@ def test_a_model_is_found_with_or_without_v1_in_the_url(script: Script, url: str
 @pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://127.0.0.1", "http://127.0.0.1:9"])
 def test_a_url_where_no_model_is_says_so_in_a_line(url: str) -> None:
     with pytest.raises(DiscoveryError, match=url):
+        discover(url)
+
+
+@pytest.mark.parametrize("fault", [{"model": 5}, {"max_model_len": "long"}], ids=str)
+def test_a_server_that_names_its_model_wrongly_says_so_in_a_line(url: str, script: Script, fault: dict) -> None:
+    for name, value in fault.items():
+        setattr(script, name, value)
+    with pytest.raises(DiscoveryError, match="names no model at /v1/models: id "):
         discover(url)
 
 
