@@ -53,14 +53,16 @@ class ChatTemplate:
     def load(cls, folder: Path) -> "ChatTemplate | None":
         """From chat_template.jinja, or tokenizer_config.json; None where there is neither. Raises ModelError."""
         config_path = folder / "tokenizer_config.json"
+        text = _read(config_path)
         try:
-            config = json.loads(config_path.read_text("utf-8")) if config_path.is_file() else {}
+            config = {} if text is None else json.loads(text)
         except ValueError as error:
             raise ModelError(f"{config_path} is not JSON: {error}") from error
         if not isinstance(config, dict):
             raise ModelError(f"{config_path} holds no object")
-        template_path = folder / "chat_template.jinja"
-        source = template_path.read_text("utf-8") if template_path.is_file() else _default(config.get("chat_template"))
+        source = _read(folder / "chat_template.jinja")
+        if source is None:
+            source = _default(config.get("chat_template"))
         if source is None:
             return None
         special = {name: _content(value) for name, value in config.items() if name.endswith("_token")}
@@ -84,6 +86,14 @@ class ChatTemplate:
             detail = f"The chat template fails on these messages ({type(error).__name__})."
             raise TemplateError(detail, param="messages") from error
         return "".join(parts)
+
+
+def _read(path: Path) -> str | None:
+    """None where there is no such file. Raises ModelError."""
+    try:
+        return path.read_text("utf-8") if path.is_file() else None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelError(f"{path} cannot be read: {error}") from error
 
 
 def _default(value: object) -> str | None:

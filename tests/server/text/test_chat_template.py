@@ -132,6 +132,13 @@ def test_a_template_is_found_in_the_config_the_named_list_and_the_file(tmp_path:
     assert load({"chat_template": "config"}) == "file"
 
 
+@pytest.mark.parametrize("name", ["chat_template.jinja", "tokenizer_config.json"])
+def test_a_file_that_is_no_text_is_named(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"\xff")
+    with pytest.raises(ModelError, match=f"{name} cannot be read: "):
+        ChatTemplate.load(tmp_path)
+
+
 @pytest.mark.parametrize("source", ["{% for %}", "{{ " + "(" * 3000, "x" * (MAX_TEMPLATE_CHARS + 1)])
 def test_a_template_that_cannot_be_used_stops_the_start(source: str) -> None:
     with pytest.raises(ModelError, match="chat template"):
