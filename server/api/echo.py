@@ -53,7 +53,10 @@ class Echo:
         self._tokenizer = tokenizer
 
     def choices(self, pieces: Sequence[Piece]) -> list[dict[str, Any]]:
-        return [self._choice(job, [piece for piece in pieces if piece.index == job.index]) for job in self._jobs]
+        by_job: dict[int, list[Piece]] = {job.index: [] for job in self._jobs}
+        for piece in pieces:
+            by_job[piece.index].append(piece)
+        return [self._choice(job, by_job[job.index]) for job in self._jobs]
 
     def _choice(self, job: Job, pieces: list[Piece]) -> dict[str, Any]:
         text = self._tokenizer.decode(job.prompt_token_ids)
@@ -62,13 +65,14 @@ class Echo:
             generated = []
         else:
             text += "".join(piece.text for piece in pieces)
-        scores = [score for piece in pieces for score in piece.scores]
+        logprobs = None
+        if self._fields.logprobs is not None:
+            scores = [score for piece in pieces for score in piece.scores]
+            logprobs = self._logprobs([*job.prompt_token_ids, *generated], scores)
         return {
             "index": job.index,
             "text": text,
-            "logprobs": None
-            if self._fields.logprobs is None
-            else self._logprobs([*job.prompt_token_ids, *generated], scores),
+            "logprobs": logprobs,
             "finish_reason": pieces[-1].finish_reason,
         }
 
