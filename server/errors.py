@@ -13,7 +13,7 @@ HallmarkError
 |   |-- PromptTooLong          400    context_length_exceeded
 |   |-- Unauthorized           401    invalid_api_key
 |   |-- NotFound               404    not_found
-|   |-- ModelNotFound          404    model_not_found
+|   |   `-- ModelNotFound      404    model_not_found
 |   |-- MethodNotAllowed       405    method_not_allowed    Allow
 |   |-- Conflict               409    conflict              it contradicts the state of the server
 |   |-- SlowClient             408    slow_client           the client was too slow to read
