@@ -66,7 +66,7 @@ def _absorb(
     num_text_tokens = len(delta.token_ids) - is_stop_token
     emitted = []
     for num_read, token_id in enumerate(delta.token_ids[:num_text_tokens], start=1):
-        text = detokenizer.push([token_id])
+        text = detokenizer.push(token_id)
         emitted.append(matcher.push(text) if num_before + num_read > min_tokens else text)
         if matcher.matched is not None:
             record.tokens(num_read)

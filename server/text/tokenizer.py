@@ -70,15 +70,8 @@ class Detokenizer:
         self._prefix_text = ""
         self._pending: list[int] = []
 
-    def push(self, token_ids: list[int]) -> str:
-        """The text that is certain after these tokens and was not before."""
-        return "".join([self._push(token_id) for token_id in token_ids])
-
-    def finish(self) -> str:
-        """What is left: bytes that were to become a character and never did."""
-        return self._take(self._pending_text()) if self._pending else ""
-
-    def _push(self, token_id: int) -> str:
+    def push(self, token_id: int) -> str:
+        """The text that is certain after this token and was not before."""
         if token_id in self._tokenizer.special_ids or token_id >= self._tokenizer.vocab_size:
             return ""  # has no text, and would leave the window without a character to look back at
         self._pending.append(token_id)
@@ -87,6 +80,10 @@ class Detokenizer:
         if text.endswith(REPLACEMENT) and len(self._pending) <= _MAX_WINDOW:
             return ""
         return self._take(text)
+
+    def finish(self) -> str:
+        """What is left: bytes that were to become a character and never did."""
+        return self._take(self._pending_text()) if self._pending else ""
 
     def _pending_text(self) -> str:
         return self._tokenizer.decode([*self._prefix, *self._pending])[len(self._prefix_text) :]
