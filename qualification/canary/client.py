@@ -62,7 +62,7 @@ class Candidate:
     def tokenize(self, text: str) -> list[int]:
         body = self._post("/tokenize", {"prompt": text})
         tokens = body.get("tokens")
-        if not isinstance(tokens, list):
+        if not isinstance(tokens, list) or not tokens:
             raise CanaryError("/tokenize returned no tokens")
         return tokens
 

@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from kernels.buckets import Bucket, bucket_of
+from kernels.buckets import bucket_of
 from qualification.canary.golden import Times
 from qualification.canary.verdict import Outcome, Stage, Verdict
 from qualification.load.client import LoadClient
@@ -212,8 +212,3 @@ def _seed(rules: Rules, of: str) -> Seed:
 
 def _values(value: float | None) -> list[float]:
     return [] if value is None else [value]
-
-
-def shortest_first(buckets: Iterable[str]) -> list[str]:
-    order = [bucket.label for bucket in Bucket]
-    return sorted(buckets, key=order.index)

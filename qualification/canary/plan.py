@@ -1,6 +1,6 @@
 """What a server says it will run, against what was reviewed. Talks to nobody."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +13,6 @@ from qualification.choice import choice_of
 from qualification.matrix import Matrix, load_matrices
 from qualification.shape_text import parse_shape
 
-_BAD_STATUS = frozenset({"unproven", "stale", "failed", "quarantined"})
 Row = Mapping[str, object]  # of GET /attention
 
 
@@ -51,12 +50,12 @@ def judge_plan(
         detail = f"the server decided by matrix {_short(digest)}, reviewed is {_short(reviewed.digest)}"
         return Verdict(Stage.PLAN, Outcome.FAIL, detail)
     is_strict = must_be_reviewed or reviewed is not None
-    bad = _BAD_STATUS | {"provisional"} if is_strict else _BAD_STATUS
+    good = {"proven"} if is_strict else {"proven", "provisional"}  # a word that nobody knows is no proof
     reasons = []
     for row in rows:
         if not isinstance(row.get("status"), str) or not isinstance(row.get("fallback_reasons"), list):
             return Verdict(Stage.PLAN, Outcome.NO_DATA, "a row of the plan has no status or no fallback_reasons")
-        reason = _against(row, bad) or _against_choice(row, reviewed)
+        reason = _against(row, good) or _against_choice(row, reviewed)
         reasons += [reason] if reason is not None else []
     if reasons:
         return Verdict(Stage.PLAN, Outcome.FAIL, f"{len(reasons)} of {len(rows)} shapes", tuple(reasons))
@@ -72,14 +71,14 @@ def dtype_of(rows: Sequence[Row]) -> str | None:
     return words[1].split("/")[0] if len(words) > 1 else None
 
 
-def _against(row: Row, bad: frozenset[str]) -> str | None:
+def _against(row: Row, good: Set[object]) -> str | None:
     path, status, shape, codes = (row.get(name) for name in ("path", "status", "shape", "fallback_reasons"))
     why = f" ({', '.join(map(str, codes))})" if isinstance(codes, list) and codes else ""
     if path is None:
         return f"{shape}: no path{why}"
     if why:
         return f"{shape}: falls back from {row.get('wanted')} to {path}{why}"
-    return f"{shape}: {path} is {status}" if status in bad else None
+    return f"{shape}: {path} is {status}" if status not in good else None
 
 
 def _against_choice(row: Row, reviewed: Reviewed | None) -> str | None:

@@ -53,6 +53,7 @@ class Script:
     keys: set[str | None] = field(default_factory=set)  # Authorization headers
     num_connections: int = 0
     # What a canary asks.
+    tokens: list[int] = field(default_factory=lambda: list(range(50)))  # of any text
     rows: list[dict[str, object]] = field(default_factory=lambda: [plan_row(), plan_row(status="proven")])
     fingerprint: dict[str, object] = field(default_factory=lambda: dict(CPU))
     matrix_digest: str | None = None
@@ -97,7 +98,7 @@ class Handler(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
         script = self.script
         if self.path == "/tokenize":
-            self.send_json({"tokens": list(range(50))})
+            self.send_json({"tokens": script.tokens})
             return
         script.bodies.append(body)
         if script.counters_grow:

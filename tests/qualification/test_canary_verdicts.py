@@ -44,7 +44,7 @@ def test_the_gravest_verdict_is_the_exit_code(given: dict[str, Outcome], expecte
 # --- the plan ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("status", ["unproven", "stale", "failed", "quarantined"])
+@pytest.mark.parametrize("status", ["unproven", "stale", "failed", "quarantined", "a word of tomorrow"])
 def test_a_shape_that_is_not_proven_fails_the_plan(status: str) -> None:
     assert judge_plan([plan_row(status=status)], must_be_reviewed=False).outcome is Outcome.FAIL
 
