@@ -24,6 +24,8 @@ from qualification.canary.verdict import ExitCode
 # here, and the delays that are planted are far beyond it.
 FAST = ("--samples", "12", "--looks", "1", "--lengths", "96", "384", "--utilization", "5", "--max-slowdown", "2")
 NOISE = ("--noise-ms", "60")
+# Of a server that waits and computes nothing: requests may all meet, and a round takes as long as one.
+AT_ONCE = ("--utilization", "50")
 
 
 def usual(**changes: object) -> Script:
@@ -47,16 +49,20 @@ def canary(url: str, *flags: str) -> int:
     return run(parser.parse_args(["--url", url, *FAST, *NOISE, *flags]))
 
 
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """A golden file of the usual script, without times."""
+    file = tmp_path_factory.mktemp("golden") / "golden.json"
+    with serving(usual()) as url:
+        assert canary(url, "record", "--out", str(file), "--no-performance") == ExitCode.PASS
+    return file.read_bytes()
+
+
 @pytest.fixture
-def golden(url: str, tmp_path: Path, script: Script, capsys: pytest.CaptureFixture[str]) -> str:
-    """A golden file of the script as it is, without times."""
+def golden(recorded: bytes, tmp_path: Path) -> str:
+    """It as a file that a test may spoil."""
     file = tmp_path / "golden.json"
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
-    arguments = parser.parse_args(["record", "--url", url, "--out", str(file), "--no-performance"])
-    assert run(arguments) == ExitCode.PASS
-    capsys.readouterr()
-    script.bodies.clear()
+    file.write_bytes(recorded)
     return str(file)
 
 
@@ -102,7 +108,10 @@ def test_slower_tokens_fail_on_performance_too(
 ) -> None:
     with serving(usual()) as baseline:
         script.token_s = 0.04
-        assert canary(url, "--golden", golden, "--baseline", baseline, "--lengths", "96", "--noise-ms", "15") == 2
+        assert (
+            canary(url, "--golden", golden, "--baseline", baseline, "--lengths", "96", "--noise-ms", "15", *AT_ONCE)
+            == 2
+        )
     assert "token is surely more than 2x the baseline's" in capsys.readouterr().out
 
 
@@ -231,6 +240,14 @@ def test_a_golden_file_that_cannot_be_used_exits_3_with_one_line(
     assert len(lines_of(capsys)) == 2
 
 
+def test_a_server_that_makes_no_token_of_a_text_cannot_be_recorded(
+    url: str, tmp_path: Path, script: Script, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script.tokens = []
+    assert canary(url, "record", "--out", str(tmp_path / "golden.json"), "--no-performance") == 3
+    assert lines_of(capsys) == ["environment: FAIL: /tokenize returned no tokens"]
+
+
 def test_a_recorded_file_names_its_end(url: str, tmp_path: Path) -> None:
     file = tmp_path / "golden.json"
     parser = argparse.ArgumentParser()
@@ -256,7 +273,7 @@ def test_times_are_compared_with_a_file_of_the_same_machine_only(
     }
     assert canary(url, "--baseline", file) == 0
     script.first_token_s = lambda _: 0.25
-    assert canary(url, "--baseline", file) == 2
+    assert canary(url, "--baseline", file, *AT_ONCE) == 2
     script.fingerprint["gpu"] = "other"
     assert canary(url, "--baseline", file) == 4
     assert "the golden file was recorded on another fingerprint" in capsys.readouterr().out
