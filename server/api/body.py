@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from typing import Any, NoReturn
 
+from server.api.schemas import shown
 from server.errors import InvalidJson
 
 MAX_DEPTH = 32
@@ -30,7 +31,7 @@ def parse_json(body: bytes) -> dict[str, Any]:
         raise InvalidJson("The body has an integer of more than 4300 digits.") from None
     _check_depth(value)
     if not isinstance(value, dict):
-        raise InvalidJson(f"The body must be an object, got {_kind(value)}.")
+        raise InvalidJson(f"The body must be an object, got {shown(value)}.")
     return value
 
 
@@ -70,8 +71,3 @@ def _check_depth(value: Any) -> None:
         if not level:
             return
     raise InvalidJson(f"The body is nested deeper than {MAX_DEPTH} levels.")
-
-
-def _kind(value: Any) -> str:
-    names = {list: "an array", str: "a string", bool: "a boolean", int: "a number", float: "a number"}
-    return names.get(type(value), "null")
