@@ -28,6 +28,12 @@ HOSTILE: list[tuple[str, bytes, int, str]] = [
     ("deep array", b'{"prompt": ' + b"[" * 200_000 + b"]" * 200_000 + b"}", 400, "invalid_json"),
     ("deep object", b'{"a":' * 5000 + b"1" + b"}" * 5000, 400, "invalid_json"),
     ("too many arrays", b'{"prompt": [' + b"[1]," * 50_000 + b"[1]]}", 400, "invalid_json"),
+    (
+        "too many fields",
+        b'{"prompt": "a"' + b"".join(b',"k%d":null' % i for i in range(50_000)) + b"}",
+        400,
+        "invalid_json",
+    ),
     ("endless string of quotes", b'{"prompt": "' + b'[\\"' * 200_000, 400, "invalid_json"),
     ("just too deep", b'{"user":' + b"[" * 40 + b"]" * 40 + b"}", 400, "invalid_json"),
     ("nan", b'{"prompt": "a", "temperature": NaN}', 400, "invalid_json"),
@@ -128,8 +134,8 @@ def test_a_refusal_names_the_field_the_limit_and_the_value(folder: Path) -> None
     assert "1100" in error["message"]
 
 
-def test_brackets_in_a_text_are_no_arrays() -> None:
-    text = '[{"' * 30_000 + "\\"
+def test_brackets_and_colons_in_a_text_are_no_arrays_and_fields() -> None:
+    text = '[{":' * 30_000 + "\\"
     assert parse_json(json.dumps({"prompt": text}).encode()) == {"prompt": text}
 
 
