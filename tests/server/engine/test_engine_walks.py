@@ -1,0 +1,205 @@
+"""Engines with graphs that run ahead, on a late device: whatever happens, tokens are those of a plain engine."""
+
+import random
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from graph_session import Session
+from late_device import LateDevice, LateTokens
+from tiny_llama import NAN_TOKEN, NUM_LAYERS, VOCAB, TinyLlama
+from torch.utils._python_dispatch import _disable_current_modes
+
+from kernels.attention.batch import AttentionFlags
+from kernels.buckets import Bucket
+from kernels.catalog import path_named
+from kernels.shape import AttentionShape, Dtype
+from qualification.decision import Decision, Pairs, Status
+from qualification.signature import ServingLimits, shapes_needed
+from server.engine.core import Engine, EngineOptions
+from server.engine.dispatch import Dispatcher
+from server.engine.graph_inputs import GraphInputs
+from server.engine.graph_keys import GraphSizes, graph_keys, row_sizes
+from server.engine.graphs import StepGraphs
+from server.engine.messages import FinishReason
+from server.engine.pages import PagePool
+from server.engine.planning import signature_of
+from server.engine.runner import ModelRunner
+from server.engine.scheduler import Scheduler, SchedulerLimits
+from server.engine.step_tokens import StepTokens
+from server.engine.warmup import synthetic_batch
+from server.model.decoder import Decoder
+from server.model.kv_cache import KVCache
+from server.model.load import load_config, load_decoder
+from server.settings import LoadFormat
+
+CPU = torch.device("cpu")
+PAGE_SIZE = 8
+MAX_LEN = 150  # two buckets of contexts
+MAX_SEQS = 6
+MAX_STEP = 32  # tokens
+SIZES = GraphSizes((Bucket.LE_512,), row_sizes(MAX_SEQS), (16, 32), (4,), (16, 32), num_prompts=2)
+Ways = tuple[dict[str, object], ...]
+GREEDY: Ways = ({}, {})
+WAYS: Ways = (
+    *GREEDY,
+    {"temperature": 1.0, "top_p": 0.9},
+    {"temperature": 0.7, "top_k": 7},
+    {"stop_token_ids": tuple(range(40)), "min_tokens": 9},
+    {"stop_token_ids": tuple(range(6))},
+)
+# No step runs ahead of those with penalties, and one with scores is read at once.
+SLOW_WAYS: Ways = (
+    *WAYS,
+    {"repetition_penalty": 1.3},
+    {"temperature": 0.9, "presence_penalty": 0.4},
+    {"scored": 2},
+)
+
+
+def attend(*args: object) -> None:
+    """As the path does; torch makes no tensor of a subclass, as its biases are, where operations are looked at."""
+    run = path_named("sdpa.cpu").run
+    assert run is not None
+    with _disable_current_modes():
+        run(*args)  # type: ignore[arg-type]
+
+
+GRAPHED = replace(path_named("sdpa.cpu"), name="graphable", run=attend, is_capturable=True)
+EAGER = replace(GRAPHED, name="eager", is_capturable=False)
+
+
+def decide(shape: AttentionShape, path: str) -> Decision:
+    return Decision(shape, path, Status.PROVEN, path, (), (), None)
+
+
+def redecide(shape: AttentionShape, broken: Pairs, taken_out: Pairs) -> Decision:
+    return decide(shape, EAGER.name if broken or taken_out else GRAPHED.name)
+
+
+def dispatcher_of(decoder: Decoder, path: str) -> Dispatcher:
+    limits = ServingLimits(MAX_LEN, MAX_STEP, PAGE_SIZE, Dtype.FP32, Dtype.FP32)
+    decisions = {shape: decide(shape, path) for shape in shapes_needed(signature_of(decoder.config), limits)}
+    flags = (AttentionFlags(decoder.config.softmax_scale),) * NUM_LAYERS
+    return Dispatcher(decisions, (GRAPHED, EAGER), flags, redecide=redecide)
+
+
+def session_of(runner: ModelRunner, *, runs_ahead: bool) -> Session:
+    pool = PagePool(runner.num_pages, PAGE_SIZE)
+    scheduler = Scheduler(SchedulerLimits(MAX_LEN, MAX_SEQS, MAX_STEP), pool, shares_pages=True)
+    return Session(Engine(scheduler, runner, EngineOptions(VOCAB, (), 0, runs_ahead)))
+
+
+@pytest.fixture(scope="module")
+def decoder(tiny_llama: TinyLlama) -> Decoder:
+    config = load_config(tiny_llama.folder)
+    return load_decoder(tiny_llama.folder, config, dtype=torch.float32, device=CPU, load_format=LoadFormat.AUTO)
+
+
+def plain_session(decoder: Decoder) -> Session:
+    """An engine that neither replays nor runs ahead."""
+    kv = KVCache.allocate(decoder.config, 64, PAGE_SIZE, torch.float32, CPU)
+    runner = ModelRunner(decoder, kv, dispatcher_of(decoder, EAGER.name), StepTokens(MAX_SEQS, CPU))
+    return session_of(runner, runs_ahead=False)
+
+
+@dataclass(frozen=True)
+class Replay:
+    work: Callable[[], None]
+    tokens: LateTokens
+
+    def replay(self) -> None:
+        self.tokens.replay(self.work)
+
+
+class Walk:
+    """Random requests, and whatever else may come between two steps."""
+
+    def __init__(self, decoder: Decoder, device: LateDevice, rng: random.Random, ways: Ways) -> None:
+        self.rng = rng
+        self.ways = ways
+        self.asked: dict[str, tuple[list[int], dict[str, object]]] = {}  # prompt and sampling of each request
+        kv = KVCache.allocate(decoder.config, rng.choice([24, 30, 64]), PAGE_SIZE, torch.float32, CPU)
+        self.dispatcher = dispatcher_of(decoder, GRAPHED.name)
+        self.tokens = LateTokens(SIZES.max_sampled, device)
+        keys = graph_keys(SIZES)
+        inputs = GraphInputs(
+            keys,
+            num_prompts=SIZES.num_prompts,
+            page_size=PAGE_SIZE,
+            num_pages=kv.num_pages,
+            max_context=MAX_LEN,
+            device=CPU,
+        )
+        self.graphs = StepGraphs(decoder, kv, self.dispatcher, sizes=SIZES, inputs=inputs, tokens=self.tokens)
+        self.graphs.capture(keys, lambda work: Replay(work, self.tokens), lambda _: None)
+        self.runner = ModelRunner(decoder, kv, self.dispatcher, self.tokens, self.graphs)
+        self.session = session_of(self.runner, runs_ahead=True)
+        lengths = ((1, 34), (17, 17), (5, 40), (1, 2))
+        self._probes = [synthetic_batch([pair], PAGE_SIZE, page=kv.num_pages) for pair in lengths]
+
+    def step(self) -> None:
+        rng, engine = self.rng, self.session.engine
+        for _ in range(rng.choice([*[0] * 10, 1, 1, 4]) if engine.num_waiting < 2 else 0):
+            self._submit()
+        if rng.random() < 0.06 and self.asked:
+            engine.cancel(rng.choice(list(self.asked)[-6:]))
+        if rng.random() < 0.06:
+            self._override()
+        self.tokens.is_failing |= rng.random() < 0.01
+        may_run_ahead = rng.random() < 0.9
+        output = engine.step(may_run_ahead=may_run_ahead)
+        if output is not None:
+            self.session.outputs.append(output)
+        if not may_run_ahead and rng.random() < 0.5:
+            self._attest()
+
+    def _submit(self) -> None:
+        rng = self.rng
+        prompt = [1, 2, 3, 4] * rng.choice([0, 0, 3, 6])
+        prompt += [rng.randrange(NAN_TOKEN) for _ in range(rng.choice([1, 3, 9, 20, 50]))]
+        sampling = {**rng.choice(self.ways), "max_tokens": rng.choice([1, 2, 12, 40]), "seed": rng.randrange(99)}
+        name = f"r{len(self.asked)}"
+        self.asked[name] = prompt, sampling
+        self.session.submit(name, prompt, **sampling)
+
+    def _override(self) -> None:
+        """Let no graph rest from now on, or those of some shapes, or all."""
+        names = [(GRAPHED.name, str(shape)) for shape in self.dispatcher.decisions]
+        pairs = frozenset(self.rng.sample(names, self.rng.choice([0, 0, 0, 0, 2, len(names)])))
+        assert self.dispatcher.override(pairs) == []
+
+    def _attest(self) -> None:
+        """Run a batch of nobody's, as an attestation does when the step before is read."""
+        with self.dispatcher.watched(lambda _: nullcontext()):
+            self.runner.launch(self.rng.choice(self._probes)).result()
+
+
+@pytest.mark.parametrize(("seed", "ways"), list(enumerate([GREEDY, WAYS, WAYS, SLOW_WAYS])))
+def test_tokens_are_those_of_a_plain_engine(decoder: Decoder, seed: int, ways: Ways) -> None:
+    rng = random.Random(seed)
+    with LateDevice(rng) as device:
+        walk = Walk(decoder, device, rng, ways)
+        for _ in range(80):
+            walk.step()
+        walk.tokens.is_failing = False
+        walk.session.drain()
+    plain = plain_session(decoder)
+    for name, (prompt, sampling) in walk.asked.items():
+        plain.submit(name, prompt, **sampling)
+    plain.drain()
+    ends = {
+        delta.request_id: delta.finish_reason
+        for output in walk.session.outputs
+        for delta in output.deltas
+        if delta.finish_reason is not None
+    }
+    assert ends.keys() == walk.asked.keys()
+    for name, reason in ends.items():
+        found, due = walk.session.tokens(name), plain.tokens(name)
+        assert found == due if reason in (FinishReason.STOP, FinishReason.LENGTH) else found == due[: len(found)]
+    assert {FinishReason.CANCELLED, FinishReason.ERROR} & set(ends.values())
+    assert walk.graphs.num_replays > 30
+    assert ways is not GREEDY or device.most_due >= 5  # two replays, with what they read and the first one's tokens
