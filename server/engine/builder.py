@@ -32,7 +32,7 @@ from server.engine.scheduler import Scheduler, SchedulerLimits
 from server.engine.step_tokens import StepTokens
 from server.engine.warmup import measure_peak_bytes, warm_up
 from server.errors import SettingsError
-from server.model.config import ModelConfig
+from server.model.config import ModelConfig, kv_bytes_per_token
 from server.model.decoder import Decoder
 from server.model.kv_cache import KVCache
 from server.model.load import load_config, load_decoder, resolve_model
@@ -264,7 +264,8 @@ def _num_pages(settings: Settings, parts: _Parts) -> int:
         torch.cuda.empty_cache()
         free_bytes, total_bytes = torch.cuda.mem_get_info(device)
         kept_bytes = int(total_bytes * (1 - settings.gpu_memory_utilization))
-        num_pages = max(0, free_bytes - kept_bytes - peak_bytes) // _page_bytes(parts)
+        page_bytes = limits.page_size * kv_bytes_per_token(parts.config, limits.kv_dtype)
+        num_pages = max(0, free_bytes - kept_bytes - peak_bytes) // page_bytes
     num_tokens = num_pages * limits.page_size
     if num_pages < 1 or (settings.max_model_len is not None and num_tokens < settings.max_model_len):
         wanted = settings.max_model_len or limits.page_size
@@ -281,10 +282,3 @@ def _graph_bytes(parts: _Parts) -> int:
     numbers_a_token = 3 * config.intermediate_size + 8 * config.hidden_size
     num_bytes = 4 * sizes.max_sampled * config.vocab_size + len(keys) * config.num_layers * _GRAPH_BYTES_A_LAYER
     return num_bytes + keys[0].num_tokens * numbers_a_token * parts.limits.dtype.num_bytes
-
-
-def _page_bytes(parts: _Parts) -> int:
-    """Bytes of one page in all layers, keys and values."""
-    config, limits = parts.config, parts.limits
-    numbers = 2 * config.num_layers * limits.page_size * config.num_kv_heads * config.head_dim
-    return numbers * limits.kv_dtype.num_bytes
