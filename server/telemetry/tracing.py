@@ -160,7 +160,8 @@ class Tracing:
         self, method: str, route: str, headers: Mapping[str, str], *, request_id: str, arrived_at: float
     ) -> RequestTrace:
         """Continues the client's trace, if `headers` (lower case) carry one. `arrived_at`: monotonic seconds."""
-        parent = get_current_span(self._propagator.extract(headers, Context())).get_span_context()
+        known = {"traceparent": headers.get("traceparent", "")}  # tracestate goes nowhere from here: it is not parsed
+        parent = get_current_span(self._propagator.extract(known, Context())).get_span_context()
         if parent.is_valid:
             context, is_sampled = _child_of(parent), parent.trace_flags.sampled
         else:

@@ -106,6 +106,14 @@ def test_the_clients_trace_goes_on(collector: Collector) -> None:
     assert record.trace.traceparent == f"00-{TRACE_ID}-{server.span_id.hex()}-01"
 
 
+def test_a_tracestate_is_not_even_read(collector: Collector, caplog: pytest.LogCaptureFixture) -> None:
+    subject = Subject(collector.url)
+    record = subject.serve({"traceparent": TRACEPARENT, "tracestate": "=" * 8000})
+    subject.tracing.close()
+    assert record.trace.trace_id == TRACE_ID
+    assert caplog.records == []  # the library quotes what it cannot read
+
+
 def test_the_operation_carries_the_decision_and_the_usage(collector: Collector) -> None:
     subject = Subject(collector.url)
     subject.serve(None, FALLBACK, DECODE)
