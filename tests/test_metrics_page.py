@@ -84,7 +84,7 @@ def test_the_page_is_what_the_code_says(generator: ModuleType) -> None:
 
 
 def test_the_page_has_every_metric_of_the_code(generator: ModuleType) -> None:
-    assert {generator.name_of(collector) for collector in generator.collectors()} == documented()
+    assert {family.name for family in generator.families()} == documented()
 
 
 def test_the_page_has_every_metric_of_the_contract() -> None:

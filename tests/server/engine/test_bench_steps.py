@@ -77,7 +77,7 @@ def test_the_load_goes_on_while_requests_end(file: StepsFile) -> None:
 
 
 def test_the_file_says_what_was_measured_on_what(file: StepsFile) -> None:
-    assert file.command.startswith("hallmark ")
+    assert file.command.startswith("hallmark")
     assert file.machine["torch"] == torch.__version__
     assert file.model["weights"] == "auto"
     assert file.model["max_model_len"] == 256
