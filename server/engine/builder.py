@@ -21,7 +21,7 @@ from server.engine.graph_inputs import GraphInputs
 from server.engine.graph_keys import GraphSizes, graph_keys, graph_sizes
 from server.engine.graphs import CudaCapture, StepGraphs
 from server.engine.limits import EngineLimits, choose_device, choose_limits
-from server.engine.messages import PROTOCOL_VERSION, AttestationReport, EngineReady
+from server.engine.messages import AttestationReport, EngineReady
 from server.engine.outcome import BatchError
 from server.engine.overrides import Overrides
 from server.engine.pages import PagePool
@@ -137,7 +137,6 @@ def build_engine(
     attested = attestor.attest_all("start") if settings.attestation_interval_s else None
     timer.start()
     ready = EngineReady(
-        protocol=PROTOCOL_VERSION,
         pid=os.getpid(),
         model=str(folder),
         max_model_len=engine.max_len,

@@ -9,8 +9,6 @@ import msgspec
 
 from server.settings import Settings
 
-PROTOCOL_VERSION = 1
-
 
 class FinishReason(Enum):
     STOP = "stop"  # an end or stop token (stop strings are the API process's, which cancels)
@@ -113,7 +111,6 @@ class EngineProgress(msgspec.Struct, frozen=True, tag=True):
 
 
 class EngineReady(msgspec.Struct, frozen=True, tag=True):
-    protocol: int
     pid: int
     model: str
     max_model_len: int

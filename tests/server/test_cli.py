@@ -142,7 +142,6 @@ ROW = PlanRow(
     evidence=None,
 )
 READY = EngineReady(
-    protocol=1,
     pid=1,
     model="/models/m",
     max_model_len=300,

@@ -79,7 +79,6 @@ def plan_row(phase: str = "prefill", path: str | None = "sdpa.math", **changes: 
 
 
 READY = EngineReady(
-    protocol=1,
     pid=4242,
     model="tiny",
     max_model_len=MAX_MODEL_LEN,

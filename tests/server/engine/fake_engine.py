@@ -15,7 +15,6 @@ import time
 
 from server.engine import wire
 from server.engine.messages import (
-    PROTOCOL_VERSION,
     Attest,
     AttestationReport,
     Cancel,
@@ -77,7 +76,7 @@ class Fake:
             return
         if mode == "hang":
             time.sleep(60)
-        self.send(EngineReady(PROTOCOL_VERSION, os.getpid(), "fake", 64, 4, 16, {}, None, "none", [], 2))
+        self.send(EngineReady(os.getpid(), "fake", 64, 4, 16, {}, None, "none", [], 2))
         while True:
             try:
                 message = self.inbox.get(timeout=BEAT_S)

@@ -27,7 +27,6 @@ ROW = PlanRow(
     evidence=None,
 )
 READY = EngineReady(
-    protocol=1,
     pid=1,
     model="m",
     max_model_len=300,
