@@ -17,6 +17,7 @@ from qualification.matrix import gpu_folder, load_matrix, save_matrix
 from qualification.plan import MatrixVerdict, Plan, fingerprint_digest, make_plan
 from qualification.qualify import Bench, Pair, QualificationAborted, qualify
 from qualification.signature import AttentionSignature, ServingLimits, shapes_needed
+from qualification.wrong import passed_wrongly
 
 CPU = torch.device("cpu")
 FIRST, FALLBACK = path("first"), path("fallback", Tier.FALLBACK)
@@ -265,17 +266,25 @@ def test_nothing_is_measured_when_the_checker_fails_its_trial() -> None:
         run(replace(FIRST, run=raising), check_checker=lambda *_, **__: ("future key",))
 
 
-def test_a_real_run_begins_with_the_wrong_kernels() -> None:
-    lines: list[tuple[int, int, str]] = []
-    found: list[Evidence] = []
+def test_a_run_begins_with_the_wrong_kernels_of_its_dtypes() -> None:
+    seen: list[object] = []
+
+    def check_checker(*asked: object, **options: object) -> tuple[object, ...]:
+        seen.append((asked, options))
+        return ()
+
     pairs = [(SHAPE, replace(FIRST, run=right))]
-    qualify(pairs, Bench(MACHINE, CPU), progress=lambda *line: lines.append(line), on_evidence=found.append)
-    assert lines == [
+    how = {"progress": lambda *line: seen.append(line), "on_evidence": seen.append, "check_checker": check_checker}
+    qualify(pairs, Bench(MACHINE, CPU, seed=3), **how)
+    proof = seen.pop(3)
+    assert seen == [
         (0, 1, "wrong kernels, which must be refused"),
+        ((frozenset({SHAPE.dtype}), CPU), {"seed": 3}),
         (0, 1, f"first: {SHAPE}"),
         (1, 1, "done"),
     ]
-    assert found[0].is_proven
+    assert proof.is_proven
+    assert qualify.__kwdefaults__["check_checker"] is passed_wrongly
 
 
 @pytest.mark.gpu

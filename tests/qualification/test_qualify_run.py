@@ -333,7 +333,9 @@ def test_the_command_proves_a_folders_config_without_weights(
     assert main(command) == 0
     [entry] = load_matrix(file).evidence.values()
     assert (entry.is_proven, entry.path, entry.commit, entry.shape.phase) == (True, "sdpa.math", "abc", Phase.DECODE)
-    assert "tiny: 1 shapes, 1 measured: 1 proven" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "[0/1] estimating  wrong kernels, which must be refused" in printed
+    assert "tiny: 1 shapes, 1 measured: 1 proven" in printed
     assert main(command) == 0
     assert "0 pairs to measure, 1 already valid" in capsys.readouterr().out
 
