@@ -89,9 +89,11 @@ def cases_of(plan: ServePlan, salt: str) -> list[ServeCase]:
     if Scenario.TTFT in wanted:
         cases += [_ttft(plan, salt, length) for length in plan.lengths]
     if Scenario.TPOT in wanted:
-        cases += [_tpot(plan, salt, batch) for batch in plan.batches]
+        tokens = plan.tpot_input, plan.tpot_output
+        cases += [_together(Scenario.TPOT, plan, salt, batch, plan.tpot_rounds, tokens) for batch in plan.batches]
     if Scenario.THROUGHPUT in wanted:
-        cases += [_throughput(plan, salt, streams) for streams in plan.streams]
+        rounds, tokens = plan.throughput_rounds, (plan.throughput_input, plan.throughput_output)
+        cases += [_together(Scenario.THROUGHPUT, plan, salt, streams, rounds, tokens) for streams in plan.streams]
     if Scenario.MIX in wanted:
         cases.append(_mix(plan, salt))
     if Scenario.PREFIX in wanted:
@@ -106,34 +108,22 @@ def _ttft(plan: ServePlan, salt: str, length: int) -> ServeCase:
     return ServeCase(Scenario.TTFT, length, tuple((request,) for request in requests[2:]), tuple(requests[:2]), True)
 
 
-def _tpot(plan: ServePlan, salt: str, batch: int) -> ServeCase:
+def _together(
+    scenario: Scenario, plan: ServePlan, salt: str, streams: int, num_rounds: int, lengths: tuple[int, int]
+) -> ServeCase:
+    """`streams` requests at once in each round; `lengths`: tokens in and out."""
     rounds = tuple(
         tuple(
             at_once(
-                _seed(plan, salt, f"tpot {batch} {n}"),
-                num_requests=batch,
-                num_input=plan.tpot_input,
-                num_output=plan.tpot_output,
-            )
-        )
-        for n in range(plan.tpot_rounds + 1)
-    )
-    return ServeCase(Scenario.TPOT, batch, rounds[1:], _shortened(rounds[0]))
-
-
-def _throughput(plan: ServePlan, salt: str, streams: int) -> ServeCase:
-    rounds = tuple(
-        tuple(
-            at_once(
-                _seed(plan, salt, f"throughput {streams} {n}"),
+                _seed(plan, salt, f"{scenario.value} {streams} {n}"),
                 num_requests=streams,
-                num_input=plan.throughput_input,
-                num_output=plan.throughput_output,
+                num_input=lengths[0],
+                num_output=lengths[1],
             )
         )
-        for n in range(plan.throughput_rounds + 1)
+        for n in range(num_rounds + 1)
     )
-    return ServeCase(Scenario.THROUGHPUT, streams, rounds[1:], _shortened(rounds[0]))
+    return ServeCase(scenario, streams, rounds[1:], _shortened(rounds[0]))
 
 
 def _mix(plan: ServePlan, salt: str) -> ServeCase:
