@@ -203,3 +203,19 @@ def test_tokens_are_those_of_a_plain_engine(decoder: Decoder, seed: int, ways: W
     assert {FinishReason.CANCELLED, FinishReason.ERROR} & set(ends.values())
     assert walk.graphs.num_replays > 30
     assert ways is not GREEDY or device.most_due >= 5  # two replays, with what they read and the first one's tokens
+
+
+def test_a_step_that_fails_behind_its_choice_costs_the_others_no_token(decoder: Decoder, tiny_llama: TinyLlama) -> None:
+    """Its graph has written over the tokens that the device had of the others; the host knows them by then."""
+    rng = random.Random(0)
+    with LateDevice(rng) as device:
+        walk = Walk(decoder, device, rng, GREEDY)
+        session = walk.session.submit_all(tiny_llama.prompts[:2])
+        for _ in range(7):  # until both of the host's buffers were filled with tokens that only the device knows
+            session.step()
+        session.submit("doomed", [5, 6, 7], temperature=1.0)
+        walk.tokens.is_failing = True
+        session.drain()
+    assert session.tokens("doomed") == []
+    assert [output.record.oom_stage for output in session.outputs].count("prefill") == 1
+    assert session.all_tokens(2) == tiny_llama.greedy[:2]
