@@ -1,7 +1,6 @@
 """`hallmark qualify`: prove on this machine every attention shape that a model can need. Reads no weights."""
 
 import argparse
-import math
 import shlex
 import sys
 import time
@@ -13,6 +12,7 @@ import msgspec
 from kernels.shape import Dtype, Phase
 from qualification.canary.verdict import ExitCode
 from qualification.defaults import Choices
+from qualification.flags import count, positive
 from qualification.matrix import MATRICES
 from qualification.presets import PRESETS, preset_named
 from qualification.progress import ProgressLine
@@ -35,11 +35,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out-dir", type=Path, metavar="DIR", default=MATRICES, help="writes DIR/<gpu>/<name>.json (default: ours)"
     )
-    parser.add_argument("--max-model-len", type=_count, metavar="N", help="tokens (default: the model's own limit)")
-    parser.add_argument("--max-num-batched-tokens", type=_count, metavar="N", help="default: the server's")
-    parser.add_argument("--page-size", type=_count, metavar="N", help="tokens a page (default: the server's)")
+    parser.add_argument("--max-model-len", type=count, metavar="N", help="tokens (default: the model's own limit)")
+    parser.add_argument("--max-num-batched-tokens", type=count, metavar="N", help="default: the server's")
+    parser.add_argument("--page-size", type=count, metavar="N", help="tokens a page (default: the server's)")
     parser.add_argument("--dtype", choices=[dtype.value for dtype in Dtype], help="default: the server's")
-    parser.add_argument("--time-limit", type=_seconds, metavar="SECONDS", help="stop then; the same command goes on")
+    parser.add_argument("--time-limit", type=positive, metavar="SECONDS", help="stop then; the same command goes on")
     parser.add_argument("--retry-failed", action="store_true", help="measure again what has failed on this stack")
     parser.add_argument(
         "--full-model",
@@ -151,22 +151,6 @@ def typed(args: argparse.Namespace) -> str:
             *(["--full-model"] if args.full_model else []),
         ]
     )
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, got {text}")
-    return int(text)
-
-
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not (math.isfinite(value) and value > 0):
-        raise argparse.ArgumentTypeError(f"must be positive, got {text}")
-    return value
 
 
 def _print(line: str) -> None:

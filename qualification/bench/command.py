@@ -19,6 +19,7 @@ from qualification.bench.machine import add_ceiling_arguments, ceilings_of, mach
 from qualification.bench.plot import charts
 from qualification.bench.row import Outcome, absences_as_json, rows_as_json
 from qualification.bench.table import absences_lines, rows_table, summary_table
+from qualification.flags import count, positive
 
 if TYPE_CHECKING:
     import torch
@@ -35,27 +36,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     phases = [phase.value for phase in Phase]
     parser.add_argument("--quick", action="store_true", help="a tiny sweep, seconds on a CPU")
     parser.add_argument("--phases", nargs="+", choices=phases)
-    parser.add_argument("--head-dims", nargs="+", type=_count, metavar="N")
+    parser.add_argument("--head-dims", nargs="+", type=count, metavar="N")
     parser.add_argument("--heads", nargs="+", type=_heads, metavar="Q:KV", help="default: 32:8, 16:4 above d128")
-    parser.add_argument("--lengths", nargs="+", type=_count, metavar="N", help="of prefill, 16384 tokens in all")
-    parser.add_argument("--mixes", nargs="*", type=_count, metavar="SEQS", help="log-normal lengths; none: no mixes")
-    parser.add_argument("--chunks", nargs="+", type=_count, metavar="N", help="new tokens of extend")
-    parser.add_argument("--extend-contexts", nargs="+", type=_count, metavar="N", help="tokens cached before a chunk")
-    parser.add_argument("--batches", nargs="+", type=_count, metavar="N", help="sequences of decode")
-    parser.add_argument("--decode-contexts", nargs="+", type=_count, metavar="N", help="tokens, the new one included")
+    parser.add_argument("--lengths", nargs="+", type=count, metavar="N", help="of prefill, 16384 tokens in all")
+    parser.add_argument("--mixes", nargs="*", type=count, metavar="SEQS", help="log-normal lengths; none: no mixes")
+    parser.add_argument("--chunks", nargs="+", type=count, metavar="N", help="new tokens of extend")
+    parser.add_argument("--extend-contexts", nargs="+", type=count, metavar="N", help="tokens cached before a chunk")
+    parser.add_argument("--batches", nargs="+", type=count, metavar="N", help="sequences of decode")
+    parser.add_argument("--decode-contexts", nargs="+", type=count, metavar="N", help="tokens, the new one included")
     parser.add_argument("--windows", nargs="+", type=_window, metavar="N", help="`none` for no window (the default)")
-    parser.add_argument("--softcap", type=float)
+    parser.add_argument("--softcap", type=positive)
     parser.add_argument("--sinks", action="store_true", default=None)
     parser.add_argument("--dtype", choices=[dtype.value for dtype in Dtype], help="default: bf16, fp32 on a CPU")
-    parser.add_argument("--page-size", type=_count, metavar="N", help="tokens")
+    parser.add_argument("--page-size", type=count, metavar="N", help="tokens")
     parser.add_argument("--paths", nargs="+", metavar="PATTERN", help="as 'triton.*' (default: all)")
     parser.add_argument(
         "--peers", nargs="*", metavar="PATTERN", help="fa2 cudnn flex fa3 (default: all; none: no peer)"
     )
     parser.add_argument("--fa3-library", type=Path, metavar="FILE", help="vLLM's compiled _vllm_fa3_C")
     add_ceiling_arguments(parser)
-    parser.add_argument("--budget", type=float, metavar="SECONDS", help="of timing, for each contender of a case")
-    parser.add_argument("--time-limit", type=float, metavar="SECONDS", help="start no case after that")
+    parser.add_argument("--budget", type=positive, metavar="SECONDS", help="of timing, for each contender of a case")
+    parser.add_argument("--time-limit", type=positive, metavar="SECONDS", help="start no case after that")
     parser.add_argument("--out-dir", type=Path, metavar="DIR", default=Path("docs/benchmarks"))
     parser.add_argument("--name", help="of the files (default: attention-<gpu>)")
 
@@ -181,22 +182,15 @@ def _chosen(
     return [one for one in candidates if any(fnmatchcase(name_of(one), pattern) for pattern in patterns)]
 
 
-def _count(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
-    return value
-
-
 def _window(text: str) -> int | None:
-    return None if text == "none" else _count(text)
+    return None if text == "none" else count(text)
 
 
 def _heads(text: str) -> tuple[int, int]:
     found = re.fullmatch(r"(\d+):(\d+)", text)
     if found is None:
         raise argparse.ArgumentTypeError(f"must be QUERY_HEADS:KV_HEADS, got {text}")
-    return _count(found[1]), _count(found[2])
+    return count(found[1]), count(found[2])
 
 
 def _say(line: str) -> None:

@@ -18,6 +18,7 @@ from qualification.bench.serve_file import SCHEMA, ServedSide, ServeFile, load_s
 from qualification.bench.serve_report import markdown, ratios, ratios_table, serve_charts, sides_table, warnings
 from qualification.bench.serve_row import Objectives
 from qualification.bench.serve_run import Load, Side, measure
+from qualification.flags import count, positive
 from qualification.load.discovery import DiscoveryError, discover, first_key
 from qualification.load.workers import WorkerError
 from qualification.progress import ProgressLine
@@ -54,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quick", action="store_true", help="a tiny load, seconds on a CPU")
     for field in msgspec.structs.fields(ServePlan):
         default = field.default
-        kind: Callable[[str], object] = float if isinstance(default, float) else _count
+        kind: Callable[[str], object] = positive if isinstance(default, float) else count
         if field.name == "scenarios":
             kind = Scenario
         parser.add_argument(
@@ -67,9 +68,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ttft-objective", nargs="+", default=[], type=_objective, metavar="BUCKET=MS", help="of goodput"
     )
-    parser.add_argument("--tpot-objective", type=float, default=50.0, metavar="MS", help="of goodput (default: 50)")
-    parser.add_argument("--processes", type=int, help="that send (default: by cores, up to 4)")
-    parser.add_argument("--timeout", type=float, default=300.0, help="seconds for one request (default: 300)")
+    parser.add_argument("--tpot-objective", type=positive, default=50.0, metavar="MS", help="of goodput (default: 50)")
+    parser.add_argument("--processes", type=count, help="that send (default: by cores, up to 4)")
+    parser.add_argument("--timeout", type=positive, default=300.0, help="seconds for one request (default: 300)")
     parser.add_argument("--api-key-file", type=Path, metavar="FILE", help="its first line is sent as the bearer token")
     parser.add_argument("--salt", help="of the token ids (default: another one each run, so no prefix is known)")
     parser.add_argument("--out-dir", type=Path, metavar="DIR", default=Path("docs/benchmarks"))
@@ -160,14 +161,7 @@ def _objective(text: str) -> tuple[str, float]:
     bucket, _, limit_ms = text.partition("=")
     if bucket not in {bucket.label for bucket in Bucket}:
         raise argparse.ArgumentTypeError(f"{bucket!r} is none of {', '.join(bucket.label for bucket in Bucket)}")
-    return bucket, float(limit_ms)
-
-
-def _count(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
-    return value
+    return bucket, positive(limit_ms)
 
 
 def _shown(default: object) -> str:

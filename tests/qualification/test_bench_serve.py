@@ -86,6 +86,26 @@ def test_a_peers_file_stands_for_a_server_that_is_gone(
     assert [side.name for side in file_of(tmp_path / "serve-hallmark.json").sides] == ["hallmark"]
 
 
+@pytest.mark.parametrize(
+    ("flag", "value", "message"),
+    [
+        ("--rate", "0", "must be positive, got 0"),
+        ("--rate", "nan", "must be positive, got nan"),
+        ("--timeout", "inf", "must be positive, got inf"),
+        ("--tpot-objective", "x", "must be positive, got x"),
+        ("--ttft-objective", "le_128=nan", "must be positive, got nan"),
+        ("--processes", "-1", "must be a whole number of at least 1, got -1"),
+        ("--samples", "0", "must be a whole number of at least 1, got 0"),
+    ],
+)
+def test_a_load_that_cannot_be_is_refused_before_it_is_sent(
+    tmp_path: Path, url: str, flag: str, value: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        bench(tmp_path, url, *TINY, f"{flag}={value}")
+    assert capsys.readouterr().err.endswith(f"argument {flag}: {message}\n")
+
+
 def test_a_file_without_a_key_is_refused(tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert bench(tmp_path, url, *TINY, "--api-key-file", "/dev/null") == 3
     assert capsys.readouterr().err == "hallmark: /dev/null holds no key\n"
