@@ -20,14 +20,13 @@ class Driver:
         self._num_requests = 0
         self._names: list[str] = []  # of what may still run
 
-    def submit(self, num_tokens: int, max_tokens: int) -> str:
-        """Queue a request; returns its id."""
+    def submit(self, num_tokens: int, max_tokens: int) -> None:
+        """Queue a request."""
         self._num_requests += 1
         name = f"bench-{self._num_requests}"
         sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
         self.engine.submit(Submit(name, [_TOKEN] * num_tokens, sampling))
         self._names.append(name)
-        return name
 
     def serve(self, num_requests: int, num_tokens: int, max_tokens: int) -> tuple[list[StepOutput], list[float]]:
         """Every output, and when each came, in seconds since the submission. The engine is idle before and after."""
