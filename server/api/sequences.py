@@ -81,9 +81,14 @@ def _absorb(
 
 
 async def merged(streams: list[AsyncGenerator[Piece]]) -> AsyncGenerator[Piece]:
-    """Pieces of all streams as they come. The first error ends all."""
+    """Pieces of all streams as they come. The first error ends all.
+
+    No more pieces wait here than there are streams: what a slow client does not read stays with the engine's client,
+    which merges it, and has a limit.
+    """
     queue: asyncio.Queue[Piece | asyncio.Task[None]] = asyncio.Queue()
-    tasks = [asyncio.create_task(_pump(stream, queue)) for stream in streams]
+    room = asyncio.Semaphore(len(streams))
+    tasks = [asyncio.create_task(_pump(stream, queue, room)) for stream in streams]
     for task in tasks:
         task.add_done_callback(queue.put_nowait)
     try:
@@ -91,6 +96,7 @@ async def merged(streams: list[AsyncGenerator[Piece]]) -> AsyncGenerator[Piece]:
         while num_open:
             item = await queue.get()
             if isinstance(item, Piece):
+                room.release()
                 yield item
             else:
                 item.result()  # raises what ended the stream early
@@ -101,7 +107,10 @@ async def merged(streams: list[AsyncGenerator[Piece]]) -> AsyncGenerator[Piece]:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _pump(stream: AsyncGenerator[Piece], queue: "asyncio.Queue[Piece | asyncio.Task[None]]") -> None:
+async def _pump(
+    stream: AsyncGenerator[Piece], queue: "asyncio.Queue[Piece | asyncio.Task[None]]", room: asyncio.Semaphore
+) -> None:
     async with aclosing(stream):
         async for piece in stream:
+            await room.acquire()
             queue.put_nowait(piece)

@@ -1,10 +1,14 @@
 """Several answers to one prompt."""
 
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from pathlib import Path
 
 import pytest
 from edge_fakes import delta, events, playing, saying, served, usage_of
 
+from server.api.sequences import Piece, merged
 from server.engine.messages import FinishReason, TokenDelta
 
 COMPLETIONS = "/v1/completions"
@@ -51,3 +55,25 @@ def test_a_choice_that_fails_fails_the_request_and_leaves_nothing_behind(folder:
     assert it.post(COMPLETIONS, {"prompt": "a", "n": 3}).status_code == 500
     assert len(it.engine.submitted) == 3
     assert it.edge.admission.num_requests == 0
+
+
+def test_choices_that_nobody_reads_wait_where_they_are_merged() -> None:
+    num_taken = 0
+
+    async def endless(index: int) -> AsyncGenerator[Piece]:
+        nonlocal num_taken
+        while True:
+            await asyncio.sleep(0)
+            num_taken += 1
+            yield Piece(index, "x", None)
+
+    async def run() -> None:
+        async with aclosing(merged([endless(0), endless(1)])) as stream:
+            for num_read in range(1, 20):
+                await anext(stream)
+                for _ in range(20):
+                    await asyncio.sleep(0)
+                assert num_taken <= num_read + 4  # two that wait, and one in the hands of each stream
+
+    asyncio.run(run())
+    assert num_taken >= 20
