@@ -153,7 +153,7 @@ class Attestor:
         phase = next(phase for phase in Phase if batch.rows_of(phase))
         choices: list[Choice] = []
         try:
-            seen = self._run(batch, choices)
+            seen = self._run_to_end(batch, choices)
         except (BatchError, NoPathError, NothingSeen, RuntimeError) as error:
             if is_device_lost(error):
                 raise
@@ -171,6 +171,15 @@ class Attestor:
             result="mismatch" if wrong else "match",
             detail="; ".join(dict.fromkeys(detail for _, detail in wrong)) or None,
         )
+
+    def _run_to_end(self, batch: Batch, choices: list[Choice]) -> Seen:
+        """As `_run`, again where a path could not be launched: what serves in its place is attested."""
+        while True:
+            num_quarantined = len(self._quarantined)
+            seen = self._run(batch, choices)
+            if len(self._quarantined) == num_quarantined:
+                return seen
+            choices.clear()
 
     def _run(self, batch: Batch, choices: list[Choice]) -> Seen:
         """`choices` gets one for each marked call; none where the step was a replay."""
@@ -203,8 +212,12 @@ class Attestor:
             choices.append(choice)
             return mark() if choice.is_capturable or not is_recording else nullcontext()
 
-        with self._dispatcher.watched(watch):
-            self._runner.launch(batch).result()
+        try:
+            with self._dispatcher.watched(watch):
+                self._quarantined += self._runner.launch(batch).result().quarantined
+        except BatchError as error:
+            self._quarantined += error.quarantined
+            raise
 
     def _mismatches(
         self, choices: list[Choice], served: list[tuple[Choice, int]], seen: Seen

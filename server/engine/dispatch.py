@@ -174,12 +174,13 @@ class Dispatcher:
     def quarantine(self, path: str, phase: Phase) -> list[tuple[str, str]]:
         """Serve no shape of the phase on this path any more. Returns the (path, shape) pairs that it served.
 
-        A shape that no other path may serve is left without one: its requests end with an error.
+        `take_quarantined` tells them no more. A shape that no other path may serve is left without one: its requests
+        end with an error.
         """
         broken = [it for it in self.choices if it.use.path == path and it.decision.shape.phase is phase]
         for choice in broken:
             self._next(choice)
-        return [(path, str(choice.decision.shape)) for choice in broken]
+        return self.take_quarantined()
 
     def override(self, pairs: Pairs) -> list[AttentionShape]:
         """Serve without these (path, shape) pairs, and with those again that earlier calls had named, from now on.

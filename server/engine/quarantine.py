@@ -67,7 +67,7 @@ class Quarantine:
             if isinstance(message, StepOutput) and message.record.quarantined:
                 self.add(message.record.quarantined, "it could not be launched")
             elif isinstance(message, AttestationReport) and message.quarantined:
-                self.add(message.quarantined, "it launched other kernels than its evidence")
+                self.add(message.quarantined, "it failed an attestation")
             elif isinstance(message, EngineFailed) and message.suspects:
                 self.add(message.suspects, f"the device was lost: {message.message}")
             send(message)

@@ -150,3 +150,25 @@ def test_the_timer_asks_by_itself(subject: Subject) -> None:
     now[0] = 1199.0
     it.poll()
     assert not it.is_busy
+
+
+def refuses(*_: object) -> None:
+    raise RuntimeError("No available kernel. Aborting execution.")
+
+
+def test_what_cannot_be_launched_in_an_attestation_is_reported_and_its_substitute_attested(subject: Subject) -> None:
+    it, _ = subject.attestor([replace(path, run=refuses) if path.name == "sdpa.cpu" else path for path in PATHS])
+    report = it.attest_all("request")
+    assert report.result == "match"
+    assert {path for path, _ in report.quarantined} == {"sdpa.cpu"}
+    assert len(report.quarantined) == len(Phase)
+    assert [batch.paths for batch in report.batches] == [["sdpa.math"]] * len(Phase)
+
+
+def test_what_an_attestation_took_out_of_service_is_no_failed_launch_of_a_later_step(subject: Subject) -> None:
+    it, _ = subject.attestor(lying("sdpa.cpu", "sdpa.math"))
+    assert it.attest_all("request").quarantined
+    subject.built.engine.submit(Submit("a", [1, 2], SamplingParams(max_tokens=1)))
+    output = subject.built.engine.step()
+    assert output is not None
+    assert output.record.quarantined == []
