@@ -82,7 +82,8 @@ class Batch:
 
     query_lens    tokens of the sequence computed in this step: [context_len - query_len, context_len)
     context_lens  tokens of the sequence in pages after this step
-    page_tables   page numbers, enough for context_len tokens (int32); a decode row's grows with its sequence
+    page_tables   page numbers (int32), of context_len tokens and no more when the step is launched: the last one is the
+                  newest token's; a decode row's is its sequence's own and grows with it
     sampled_rows  rows whose sequence is complete after this step: their last token gets a successor
     """
 
