@@ -146,7 +146,7 @@ class Walk:
             self._submit()
         if rng.random() < 0.06 and self.asked:
             engine.cancel(rng.choice(list(self.asked)[-6:]))
-        if rng.random() < 0.06:
+        if rng.random() < 0.15:
             self._override()
         self.tokens.is_failing |= rng.random() < 0.01
         may_run_ahead = rng.random() < 0.9
@@ -168,7 +168,7 @@ class Walk:
     def _override(self) -> None:
         """Let no graph rest from now on, or those of some shapes, or all."""
         names = [(GRAPHED.name, str(shape)) for shape in self.dispatcher.decisions]
-        pairs = frozenset(self.rng.sample(names, self.rng.choice([0, 0, 0, 0, 2, len(names)])))
+        pairs = frozenset(self.rng.sample(names, self.rng.choice([0, 0, 0, 0, 0, 0, 2, len(names)])))
         assert self.dispatcher.override(pairs) == []
 
     def _attest(self) -> None:
@@ -180,7 +180,7 @@ class Walk:
 @pytest.mark.parametrize(("seed", "ways"), list(enumerate([GREEDY, WAYS, WAYS, SLOW_WAYS])))
 def test_tokens_are_those_of_a_plain_engine(decoder: Decoder, seed: int, ways: Ways) -> None:
     rng = random.Random(seed)
-    with LateDevice(rng) as device:
+    with LateDevice(random.Random(seed)) as device:  # its own: what runs before changes how many operations there are
         walk = Walk(decoder, device, rng, ways)
         for _ in range(80):
             walk.step()
@@ -201,15 +201,14 @@ def test_tokens_are_those_of_a_plain_engine(decoder: Decoder, seed: int, ways: W
         found, due = walk.session.tokens(name), plain.tokens(name)
         assert found == due if reason in (FinishReason.STOP, FinishReason.LENGTH) else found == due[: len(found)]
     assert {FinishReason.CANCELLED, FinishReason.ERROR} & set(ends.values())
-    assert walk.graphs.num_replays > 30
+    assert walk.graphs.num_replays > 20
     assert ways is not GREEDY or device.most_due >= 5  # two replays, with what they read and the first one's tokens
 
 
 def test_a_step_that_fails_behind_its_choice_costs_the_others_no_token(decoder: Decoder, tiny_llama: TinyLlama) -> None:
     """Its graph has written over the tokens that the device had of the others; the host knows them by then."""
-    rng = random.Random(0)
-    with LateDevice(rng) as device:
-        walk = Walk(decoder, device, rng, GREEDY)
+    with LateDevice(random.Random(0)) as device:
+        walk = Walk(decoder, device, random.Random(0), GREEDY)
         session = walk.session.submit_all(tiny_llama.prompts[:2])
         for _ in range(7):  # until both of the host's buffers were filled with tokens that only the device knows
             session.step()
