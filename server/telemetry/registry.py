@@ -1,13 +1,9 @@
 """What every metric is made with: the registry, the prefix, the ladders of the histograms, the series of a metric."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
-
-from prometheus_client import CollectorRegistry
-from prometheus_client.metrics_core import Metric
-from prometheus_client.parser import text_string_to_metric_families
 
 from server.telemetry.series import Counter, Gauge, Histogram, Labels, escaped
 
@@ -56,21 +52,17 @@ class Family(Generic[Child]):
         for series in self._series.copy().values():  # a copy: the scrape is another thread's
             yield from series.lines(is_openmetrics)
 
-    def collect(self) -> Iterable[Metric]:
-        """As the client library reads what is written."""
-        return text_string_to_metric_families("".join(self.lines(is_openmetrics=False)))
 
-
-class Registry(CollectorRegistry):
+class Registry:
     """All families, in the order of their making."""
 
     def __init__(self) -> None:
-        super().__init__(auto_describe=True)
         self.families: list[Family[Any]] = []
 
     def add(self, family: Family[Child]) -> Family[Child]:
         """Raises ValueError for a name that is taken."""
-        self.register(family)
+        if any(known.name == family.name for known in self.families):
+            raise ValueError(f"there is a metric {family.name} already")
         self.families.append(family)
         return family
 

@@ -11,6 +11,7 @@ import httpx
 import msgspec
 import tokenizers
 from fastapi import FastAPI
+from scraped import scraped_value
 from tokenizers import decoders, models, pre_tokenizers
 
 from server.api.edge import Admission, Edge
@@ -240,7 +241,7 @@ class Served:
 
     def value(self, name: str, **labels: str) -> float | None:
         """A sample of the metrics; None where it does not exist."""
-        return self.edge.metrics.registry.get_sample_value(f"hallmark_{name}", labels)
+        return scraped_value(self.edge.metrics.registry, f"hallmark_{name}", labels)
 
 
 def events(response: httpx.Response) -> list[object]:

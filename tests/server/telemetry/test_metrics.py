@@ -5,6 +5,7 @@ import itertools
 import msgspec
 import pytest
 from engine_records import READY, RECORD, use_everything
+from scraped import scraped, scraped_value
 
 from kernels.path import Reject
 from server.engine.death import DeathCause
@@ -28,11 +29,11 @@ def make(clock: Clock | None = None) -> Metrics:
 
 
 def value(metrics: Metrics, name: str, **labels: str) -> float | None:
-    return metrics.registry.get_sample_value(f"hallmark_{name}", labels)
+    return scraped_value(metrics.registry, f"hallmark_{name}", labels)
 
 
 def num_samples(metrics: Metrics) -> int:
-    return sum(len(family.samples) for family in metrics.registry.collect())
+    return sum(len(family.samples) for family in scraped(metrics.registry))
 
 
 def test_every_fallback_that_the_plan_allows_is_at_zero_before_it_happens() -> None:
@@ -117,7 +118,7 @@ def test_a_restarted_engine_replaces_the_machine_it_reports() -> None:
     metrics.on_ready(READY)
     newer = msgspec.structs.replace(READY, fingerprint=READY.fingerprint | {"driver": "580.1"})
     metrics.on_ready(newer)
-    samples = [s for family in metrics.registry.collect() for s in family.samples if s.name == "hallmark_build_info"]
+    samples = [s for family in scraped(metrics.registry) for s in family.samples if s.name == "hallmark_build_info"]
     assert len(samples) == 1
     assert samples[0].labels == {
         "version": "1.0",
@@ -187,7 +188,7 @@ def test_the_largest_plan_stays_below_2000_samples() -> None:
 
 def test_the_public_names_are_those_of_the_design() -> None:
     metrics = make()
-    names = {family.name.removeprefix("hallmark_") for family in metrics.registry.collect()}
+    names = {family.name.removeprefix("hallmark_") for family in scraped(metrics.registry)}
     assert names == {
         "build_info",
         "matrix_info",

@@ -1,8 +1,10 @@
 """Good and bad events, and the file of objectives."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
+from scraped import scraped_value
 
 from kernels.buckets import Bucket
 from server.errors import SettingsError
@@ -24,7 +26,7 @@ class Slo:
         """Good and bad events."""
         labels = {"model": "m", "bucket": bucket, "sli": sli}
         good, bad = (
-            self.registry.get_sample_value("hallmark_slo_events_total", labels | {"result": result})
+            scraped_value(self.registry, "hallmark_slo_events_total", labels | {"result": result})
             for result in ("good", "bad")
         )
         return good, bad
@@ -81,7 +83,7 @@ def test_a_request_whose_prompt_was_not_counted_yet_still_counts(slo: Slo) -> No
 
 
 def test_the_objectives_are_metrics_so_that_a_rule_need_not_repeat_them(slo: Slo) -> None:
-    get = slo.registry.get_sample_value
+    get = partial(scraped_value, slo.registry)
     assert get("hallmark_slo_objective_seconds", {"bucket": "le_128", "sli": "ttft"}) == LIMIT_S
     assert get("hallmark_slo_target_ratio", {"sli": "availability"}) == 0.999
 

@@ -7,6 +7,7 @@ import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from opentelemetry.semconv._incubating.attributes import gen_ai_attributes
 from otlp_collectors import Collector, attributes, events, grpc_collector, http_collector
+from scraped import scraped_value
 
 from server.engine.messages import (
     AttentionUse,
@@ -79,7 +80,7 @@ class Subject:
 
     @property
     def num_dropped(self) -> float | None:
-        return self.metrics.registry.get_sample_value("hallmark_spans_dropped_total")
+        return scraped_value(self.metrics.registry, "hallmark_spans_dropped_total")
 
 
 def test_a_request_is_a_tree_of_server_operation_and_stages(collector: Collector) -> None:

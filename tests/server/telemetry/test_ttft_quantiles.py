@@ -5,6 +5,7 @@ import math
 from pathlib import Path
 
 import pytest
+from scraped import scraped
 
 from kernels.buckets import Bucket
 from server.telemetry.latency import FINE_TTFT_S, LatencyMetrics
@@ -33,7 +34,7 @@ def histogram_quantile(buckets: list[tuple[float, float]], share: float) -> floa
 
 
 def buckets_of(registry: Registry, name: str) -> list[tuple[float, float]]:
-    samples = [s for metric in registry.collect() for s in metric.samples if s.name == f"{name}_bucket"]
+    samples = [s for metric in scraped(registry) for s in metric.samples if s.name == f"{name}_bucket"]
     return [(float(s.labels["le"]), s.value) for s in samples]
 
 

@@ -1,0 +1,22 @@
+"""What a scrape of a registry shows, read by the client library."""
+
+from collections.abc import Mapping
+
+from prometheus_client.metrics_core import Metric
+from prometheus_client.parser import text_string_to_metric_families
+
+from server.telemetry.exposition import TEXT, expose
+from server.telemetry.registry import Registry
+
+
+def scraped(registry: Registry) -> list[Metric]:
+    return list(text_string_to_metric_families(expose(registry, TEXT).decode()))
+
+
+def scraped_value(registry: Registry, name: str, labels: Mapping[str, str] | None = None) -> float | None:
+    """Of the sample with exactly these labels; None where there is none."""
+    for family in scraped(registry):
+        for sample in family.samples:
+            if sample.name == name and sample.labels == dict(labels or {}):
+                return sample.value
+    return None
