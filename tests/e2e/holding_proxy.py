@@ -2,12 +2,13 @@
 
 import http.client
 import json
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from urllib.parse import urlsplit
+
+from local_http import listening
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -59,14 +60,5 @@ def holding(upstream: str, *, slowdown: float = 1.0, hold_s: float = 0.0, length
     """The URL of a proxy before `upstream`; prompts of these lengths take `slowdown` times and `hold_s` more to the
     first token."""
     members = {"upstream": upstream, "slowdown": slowdown, "hold_s": hold_s, "lengths": lengths}
-    handler = type("Holding", (_Handler,), members)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with listening(type("Holding", (_Handler,), members)) as url:
+        yield url

@@ -4,18 +4,18 @@ import json
 import re
 import shutil
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 import yaml
+from local_http import listening
 from running_server import ROOT, free_port
 
 DEPLOY = ROOT / "deploy"
@@ -149,11 +149,8 @@ def running_webhook() -> Iterator[Webhook]:
         def log_message(self, *_: object) -> None:
             pass
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        hook.url = f"http://127.0.0.1:{server.server_address[1]}"
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+    with listening(Handler) as hook.url:
         yield hook
-        server.shutdown()
 
 
 def shortened_rules(folder: Path) -> Path:

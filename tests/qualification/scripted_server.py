@@ -1,13 +1,14 @@
 """An OpenAI-compatible server that does what a test says, over real HTTP: its times and its faults are planted here."""
 
 import json
-import threading
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
+
+from local_http import listening
 
 COUNTERS = {
     'hallmark_attention_fallback_total{reason="head_dim"}': 0,
@@ -170,13 +171,5 @@ class Handler(BaseHTTPRequestHandler):
 @contextmanager
 def serving(script: Script) -> Generator[str, None, None]:
     """The URL of a server that follows the script."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Scripted", (Handler,), {"script": script}))
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with listening(type("Scripted", (Handler,), {"script": script})) as url:
+        yield url
