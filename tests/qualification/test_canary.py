@@ -369,8 +369,10 @@ def test_a_place_that_cannot_be_written_is_told_before_anything_is_asked(
 
 def test_an_interrupt_decides_nothing_and_is_one_line(url: str, script: Script, golden: str) -> None:
     script.hangs = True
-    code = "import sys; from qualification.canary import command as c; import argparse; p = argparse.ArgumentParser()"
-    code += "; c.add_arguments(p); sys.exit(c.run(p.parse_args(sys.argv[1:])))"
+    # A shell's background jobs, as these tests may be, ignore the signal, and so would their children.
+    code = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    code += "; import sys; from qualification.canary import command as c; import argparse"
+    code += "; p = argparse.ArgumentParser(); c.add_arguments(p); sys.exit(c.run(p.parse_args(sys.argv[1:])))"
     flags = ["--url", url, "--golden", golden, "--no-performance"]
     process = subprocess.Popen([sys.executable, "-c", code, *flags], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
