@@ -1,8 +1,6 @@
 """A real server in a process of its own, as a user starts it, on a free loopback port."""
 
 import os
-import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +8,7 @@ from pathlib import Path
 
 import openai
 import pytest
-from running_server import ROOT, Server, StartServer, free_port
+from running_server import Server, StartServer, free_port, running
 
 
 @pytest.fixture(scope="session")
@@ -25,19 +23,8 @@ def start_server(tmp_path_factory: pytest.TempPathFactory) -> StartServer:
         program = command or [str(Path(sys.executable).parent / "hallmark"), "serve", "--port", str(port), *flags]
         log_file = folder / f"{port}.log"
         environ = inherited | {"HALLMARK_CACHE_DIR": str(folder / "cache"), "PORT": str(port)}
-        with log_file.open("wb") as log:
-            process = subprocess.Popen(
-                program, cwd=ROOT, env=environ, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
-            )
-        try:
-            yield Server(process, port, log_file)
-        finally:
-            os.killpg(process.pid, signal.SIGTERM)
-            try:
-                process.wait(timeout=20)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+        with running(program, port, log_file, environ) as server:
+            yield server
 
     return start
 

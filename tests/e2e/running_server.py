@@ -1,10 +1,12 @@
 """A running server, and what the tests ask of it."""
 
+import os
+import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -88,3 +90,21 @@ class Server:
 
 
 StartServer = Callable[..., AbstractContextManager[Server]]
+
+
+@contextmanager
+def running(program: list[str], port: int, log_file: Path, environ: Mapping[str, str]) -> Iterator[Server]:
+    """A program that serves on `port`, started in this checkout; it and its children are ended afterwards."""
+    with log_file.open("wb") as log:
+        process = subprocess.Popen(
+            program, cwd=ROOT, env=environ, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+        )
+    try:
+        yield Server(process, port, log_file)
+    finally:
+        os.killpg(process.pid, signal.SIGTERM)
+        try:
+            process.wait(timeout=20)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()

@@ -9,9 +9,7 @@ this process, without any server. While one computes the other is idle.
 import argparse
 import json
 import os
-import socket
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -20,47 +18,27 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
-import httpx
 import torch
 import transformers
+from running_server import DEMO, ROOT, free_port, running
 
 from qualification.load.client import LoadClient
 from qualification.load.discovery import discover
 from qualification.load.trace import Seed, at_once
 from qualification.quantiles import ratio_interval
 
-ROOT = Path(__file__).resolve().parents[2]
-DEMO = ROOT / "server" / "model" / "demo"
-READY_WITHIN_S = 300
-
 
 @contextmanager
 def our_server() -> Iterator[str]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    url = f"http://127.0.0.1:{port}"
-    with tempfile.TemporaryFile() as log:
-        command = [sys.executable, "-m", "server.cli", "serve", "--port", str(port), "--device", "cpu"]
-        process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
-        try:
-            wait_ready(url, process)
-            yield url
-        finally:
-            process.terminate()
-            process.wait()
-
-
-def wait_ready(url: str, process: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + READY_WITHIN_S
-    while time.monotonic() < deadline and process.poll() is None:
-        try:
-            if httpx.get(f"{url}/readyz", timeout=5).status_code == 200:
-                return
-        except httpx.TransportError:
-            pass
-        time.sleep(0.2)
-    raise SystemExit("the server did not become ready")
+    """The URL of a server of the demo model, when it is ready."""
+    port = free_port()
+    command = [sys.executable, "-m", "server.cli", "serve", "--port", str(port), "--device", "cpu"]
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        running(command, port, Path(folder, "server.log"), os.environ) as server,
+    ):
+        server.wait_ready()
+        yield server.url
 
 
 def theirs(model: transformers.PreTrainedModel, prompts: list[list[int]], num_output: int) -> float:
