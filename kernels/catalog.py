@@ -11,7 +11,7 @@ from kernels.shape import Dtype, Mask, Phase
 
 _ATTENTION = Path(__file__).parent / "attention"
 _TRITON_SOURCES = ("batch.py", "tiles.py", "triton_tile.py")
-_GLUON_SOURCES = (
+_GLUON_SOURCES = (  # of prefill and extend: the consumers are the same, and so are the tensor maps
     "batch.py",
     "gluon_variants.py",
     "gluon_schedule.py",
@@ -19,10 +19,11 @@ _GLUON_SOURCES = (
     "gluon_pipeline.py",
     "gluon_store.py",
     "gluon_consumer.py",
-    "gluon_prefill.py",
+    "gluon_launch.py",
 )
+_GLUON_PREFILL_SOURCES = (*_GLUON_SOURCES, "gluon_prefill.py", "gluon_prefill_launch.py")
 _GLUON_EXTEND_SOURCES = (
-    *_GLUON_SOURCES,  # the consumers are the same, and so are the tensor maps
+    *_GLUON_SOURCES,
     "gluon_extend_producer.py",
     "gluon_extend_plan.py",
     "gluon_extend_combine.py",
@@ -93,7 +94,7 @@ def _hopper_path(phase: Phase, run: RunAttention | None) -> KernelPath:
         needs_triton=True,
     )
     names, sources = {
-        Phase.PREFILL: (("hallmark_gluon_prefill", "hallmark_gluon_plan"), _GLUON_SOURCES),
+        Phase.PREFILL: (("hallmark_gluon_prefill", "hallmark_gluon_plan"), _GLUON_PREFILL_SOURCES),
         Phase.EXTEND: (("hallmark_gluon_extend",), _GLUON_EXTEND_SOURCES),
         Phase.DECODE: (("hallmark_gluon_decode",), _GLUON_DECODE_SOURCES),
     }[phase]
@@ -116,7 +117,7 @@ def _bundled_paths() -> tuple[KernelPath, ...]:
         )
     from kernels.attention.gluon_decode_launch import run_decode as run_hopper_decode
     from kernels.attention.gluon_extend import run_extend as run_hopper_extend
-    from kernels.attention.gluon_prefill import run_prefill as run_hopper_prefill
+    from kernels.attention.gluon_prefill_launch import run_prefill as run_hopper_prefill
     from kernels.attention.triton_decode import run_decode
     from kernels.attention.triton_extend import run_extend
     from kernels.attention.triton_prefill import run_prefill

@@ -25,8 +25,7 @@ from kernels.attention.batch import AttentionBatch, AttentionFlags
 from kernels.attention.gluon_consumer import consume
 from kernels.attention.gluon_extend_producer import produce_pages
 from kernels.attention.gluon_extend_work import Work, combine_parts, compile_for_parts, plan_extend, tiles_of, work_of
-from kernels.attention.gluon_pipeline import rings
-from kernels.attention.gluon_prefill import (
+from kernels.attention.gluon_launch import (
     ToLaunch,
     aligned,
     any_map,
@@ -36,6 +35,7 @@ from kernels.attention.gluon_prefill import (
     store_layout,
     value_map,
 )
+from kernels.attention.gluon_pipeline import rings
 from kernels.attention.gluon_schedule import bounded_window, keys_per_group, schedule
 from kernels.attention.gluon_variants import (
     ROWS,

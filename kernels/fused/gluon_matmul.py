@@ -24,7 +24,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warp
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.runtime import driver
 
-from kernels.attention.gluon_prefill import ToLaunch, loaded
+from kernels.attention.gluon_launch import ToLaunch, loaded
 from kernels.fused.skinny import BOX as _BOX
 from kernels.fused.skinny import SkinnyTiling
 

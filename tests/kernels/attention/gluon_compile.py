@@ -11,8 +11,8 @@ from gluon_sass import barrier_offsets, count, disassemble, hazards, overlapped_
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
-from kernels.attention import gluon_prefill
 from kernels.attention.batch import AttentionBatch, AttentionFlags
+from kernels.attention.gluon_prefill_launch import compiled_prefill
 from kernels.attention.gluon_variants import LONG, Variant, pointer_class, variant_of
 
 
@@ -55,7 +55,7 @@ def compile_case(
     batch = AttentionBatch(cu_seqlens, length, length, cu_seqlens_k=cu_seqlens.clone() if has_context else cu_seqlens)
     variant = variant_of(head_dim, batch, flags)
     classes = (pointer_class(q), (q.stride(0), q.stride(1)), pointer_class(flags.sinks), pointer_class(flags.spans))
-    kernel = gluon_prefill.compiled_prefill(variant, (dtype, dtype, dtype), *classes)
+    kernel = compiled_prefill(variant, (dtype, dtype, dtype), *classes)
     code = disassemble(kernel.asm["cubin"])
     return {
         "shared_bytes": kernel.metadata.shared,

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kernels.attention.batch import AttentionBatch, AttentionFlags
 from kernels.attention.compare import compare
-from kernels.attention.gluon_prefill import run_prefill
+from kernels.attention.gluon_prefill_launch import run_prefill
 from kernels.attention.triton_prefill import run_prefill as run_triton_prefill
 
 pytestmark = pytest.mark.gpu

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from kernels.attention.batch import AttentionBatch, AttentionFlags
-from kernels.attention.gluon_prefill import value_dims
+from kernels.attention.gluon_launch import value_dims
 from kernels.attention.gluon_schedule import HEADER, ITEM, L2_BYTES, plan_tiles
 from kernels.attention.gluon_variants import TILINGS, variant_of
 
