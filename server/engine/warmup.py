@@ -14,7 +14,7 @@ from server.engine.outcome import Runner
 from server.engine.sequence import Batch, Sequence, phase_of
 
 _GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
-# Every part of the sampler that takes memory for each row and token id.
+# Every part of the sampler.
 _HUNGRY = SamplingParams(max_tokens=1, top_p=0.9, min_p=0.01, repetition_penalty=1.1)
 
 
@@ -49,8 +49,8 @@ def warm_up(
     """Run what was planned, so that each kernel is compiled (and each launch failure met) before the first request.
 
     On CUDA every shape, at the shortest and the longest lengths of its buckets and with 1 and several sequences: Triton
-    compiles a kernel again for an integer that is 1, or that 16 divides. On a CPU, where nothing is compiled, the
-    shortest shape of each phase and path.
+    compiles a kernel again for an integer that is 1, or that 16 divides. After them the whole sampler. On a CPU, where
+    nothing is compiled, the shortest shape of each phase and path.
     """
     layouts: dict[tuple[object, ...], tuple[Phase, Bucket, Bucket]] = {}
     for shape, decision in decisions.items():
@@ -60,6 +60,8 @@ def warm_up(
         progress(f"{index}/{len(layouts)} {phase.value} {queries.label} {context.label}")
         for rows in _batches(phase, queries, context, limits, is_cuda=is_cuda):
             runner.launch(synthetic_batch(rows, limits.page_size)).result()
+    for num_rows in {1, min(2, limits.max_num_seqs)} if is_cuda else ():
+        runner.launch(synthetic_batch([(1, 1)] * num_rows, limits.page_size, _HUNGRY)).result()
 
 
 def measure_peak_bytes(runner: Runner, limits: EngineLimits, device: torch.device) -> int:
