@@ -11,11 +11,12 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from enum import Enum
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
-from server.engine import wire
 from server.engine.attestations import Attestations
+from server.engine.connection import EngineConnection
 from server.engine.death import DeathCause, death_of
 from server.engine.listener import EngineListener
 from server.engine.messages import (
@@ -88,7 +89,7 @@ class EngineClient:
         self.attestations = Attestations(lambda: self._send(Attest()))
         self.orders = Orders(self._send)
         self._streams = Streams(max_unread_tokens)
-        self._writer: asyncio.StreamWriter | None = None
+        self._connection: EngineConnection | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._supervisor: asyncio.Task[None] | None = None
@@ -152,8 +153,8 @@ class EngineClient:
         if self._loop is not None and self._loop is not asyncio.get_running_loop():
             self._loop.call_soon_threadsafe(self._send, message)
             return
-        if self._writer is not None and not self._writer.is_closing():
-            self._writer.write(wire.frame(message))
+        if self._connection is not None:
+            self._connection.send(message)
 
     async def _supervise(self) -> None:
         delay_s = self._backoff_s[0]
@@ -179,12 +180,12 @@ class EngineClient:
     async def _run_once(self) -> DeathCause:
         """One life of an engine process, from its start to its end."""
         folder = Path(tempfile.mkdtemp(prefix="hallmark-"))  # mode 0700: nobody else reaches the socket in it
-        connected: asyncio.Queue[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = asyncio.Queue()
+        connected: asyncio.Future[EngineConnection] = asyncio.get_running_loop().create_future()
         server = None
         try:
             path = folder / "engine.sock"
-            server = await asyncio.start_unix_server(
-                lambda reader, writer: connected.put_nowait((reader, writer)), path
+            server = await asyncio.get_running_loop().create_unix_server(
+                lambda: EngineConnection(self._handle, connected), path
             )
             os.chmod(path, 0o600)
             # Its own session: a signal to the whole process group (timeout, a shell) must not cut streams in a drain.
@@ -197,57 +198,37 @@ class EngineClient:
             shutil.rmtree(folder, ignore_errors=True)
 
     async def _serve_one(
-        self,
-        process: asyncio.subprocess.Process,
-        connected: "asyncio.Queue[tuple[asyncio.StreamReader, asyncio.StreamWriter]]",
+        self, process: asyncio.subprocess.Process, connected: "asyncio.Future[EngineConnection]"
     ) -> DeathCause:
         exited = asyncio.create_task(process.wait())
-        connection = asyncio.create_task(connected.get())
         try:
-            await asyncio.wait([exited, connection], timeout=_CONNECT_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
-            if not connection.done():
+            both: list[asyncio.Future[Any]] = [exited, connected]
+            await asyncio.wait(both, timeout=_CONNECT_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
+            if not connected.done():
                 return death_of(exited.result()) if exited.done() else DeathCause.STALLED
-            reader, self._writer = connection.result()
+            self._connection = connected.result()
             self._send(Configure(self._settings, self.quarantined, self.orders.overridden))
-            return await self._read_until_end(reader, exited)
+            return await self._until_end(self._connection, exited)
         finally:
             exited.cancel()
-            connection.cancel()
-            if self._writer is not None:
-                self._writer.close()
-                self._writer = None
+            if self._connection is not None:
+                self._connection.close()
+                self._connection = None
 
-    async def _read_until_end(self, reader: asyncio.StreamReader, exited: "asyncio.Task[int]") -> DeathCause:
-        reading = asyncio.create_task(self._read(reader))
+    async def _until_end(self, connection: EngineConnection, exited: "asyncio.Task[int]") -> DeathCause:
         watching = asyncio.create_task(self._watch())
         try:
-            await asyncio.wait([reading, watching], return_when=asyncio.FIRST_COMPLETED)
-            if not reading.done():
+            both: list[asyncio.Future[Any]] = [connection.ended, watching]
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+            if not connection.ended.done():
                 return watching.result()
-            cause = reading.result()
+            cause = connection.ended.result()
             if cause is None:  # end of file: the process is gone or about to go
                 await asyncio.wait([exited], timeout=_CLOSE_TIMEOUT_S)
                 return death_of(exited.result()) if exited.done() else DeathCause.EXITED
             return cause
         finally:
-            reading.cancel()
             watching.cancel()
-
-    async def _read(self, reader: asyncio.StreamReader) -> DeathCause | None:
-        """Handle messages until the end of the file (None), or until there is a cause to end the process."""
-        has_failed = False
-        while True:
-            try:
-                header = await reader.readexactly(wire.HEADER.size)
-                message = wire.from_engine(await reader.readexactly(wire.body_length(header)))
-            except (asyncio.IncompleteReadError, ConnectionError):
-                return DeathCause.DEVICE if has_failed else None
-            except wire.WireError as error:
-                logger.error("engine broke the protocol: %s", error)
-                return DeathCause.PROTOCOL
-            has_failed |= isinstance(message, EngineFailed)
-            self._handle(message)
-            await asyncio.sleep(0)  # many frames may be buffered: the readers of streams must keep up with us
 
     async def _watch(self) -> DeathCause:
         """Returns when a ready engine has shown no progress for too long."""

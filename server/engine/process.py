@@ -1,7 +1,7 @@
 """The engine's process: `python -m server.engine.process SOCKET`, started and supervised by client.py.
 
-Three threads: the reader fills the inbox, the main one steps the engine, the writer empties the outbox. The main one
-also sends the heartbeat, so that a heartbeat proves steps and not just a living process.
+The main thread steps the engine, and reads and writes the socket between two steps. It also sends the heartbeat, so
+that a heartbeat proves steps and not just a living process. Another thread only waits for the API process to go.
 """
 
 import gc
@@ -15,13 +15,13 @@ import threading
 import time
 from collections.abc import Callable
 from types import FrameType
-from typing import BinaryIO, Protocol
+from typing import Protocol
 
 from qualification.qualify import DeviceLost, QualificationAborted
-from server.engine import wire
 from server.engine.builder import BuiltEngine, build_engine
 from server.engine.core import Engine
 from server.engine.failures import is_device_lost
+from server.engine.link import EXIT_PROTOCOL, Inbox, Link, leave_with
 from server.engine.messages import (
     Attest,
     AttestationReport,
@@ -37,7 +37,6 @@ from server.engine.messages import (
     PlanChanged,
     Shutdown,
     Submit,
-    ToEngine,
 )
 from server.engine.planning import Unservable
 from server.errors import StartError
@@ -49,50 +48,6 @@ logger = logging.getLogger(__name__)
 HEARTBEAT_S = 0.5
 _EXIT_REFUSED = 3
 _EXIT_FAULT = 70  # EX_SOFTWARE
-_EXIT_PROTOCOL = 76  # EX_PROTOCOL
-
-Inbox = queue.SimpleQueue[ToEngine]
-
-
-class Outbox:
-    """Messages on their way out; a thread of its own sends them, so that a slow socket never delays a step."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
-        self._queue: queue.SimpleQueue[FromEngine | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._write, name="engine-writer", daemon=True)
-        self._thread.start()
-
-    def put(self, message: FromEngine) -> None:
-        self._queue.put(message)
-
-    def close(self, timeout_s: float = 2.0) -> None:
-        """Send what is left."""
-        self._queue.put(None)
-        self._thread.join(timeout_s)
-
-    def _write(self) -> None:
-        while (message := self._queue.get()) is not None:
-            try:
-                self._connection.sendall(wire.frame(message))
-            except OSError:  # the API process is gone; the reader sees it too and ends this one
-                return
-
-
-def read_messages(stream: BinaryIO, inbox: Inbox, leave: Callable[[int], None]) -> None:
-    """Fill the inbox until the stream ends or breaks, then leave at once, whatever the other threads do.
-
-    Without the API process nobody needs this one; a step that hangs, or a long qualification, must not keep it.
-    """
-    try:
-        while len(header := stream.read(wire.HEADER.size)) == wire.HEADER.size:
-            inbox.put(wire.to_engine(stream.read(wire.body_length(header))))
-    except wire.WireError as error:
-        logger.critical("the API process broke the protocol: %s", error)
-        leave(_EXIT_PROTOCOL)
-    except OSError as error:
-        logger.warning("the connection to the API process broke: %s", error)
-    leave(0)
 
 
 class Attests(Protocol):
@@ -222,7 +177,7 @@ def serve(
     configure = inbox.get()
     if not isinstance(configure, Configure):
         logger.critical("the first message must be Configure, got %s", type(configure).__name__)
-        return _EXIT_PROTOCOL
+        return EXIT_PROTOCOL
     on_settings(configure.settings)
     built = None
     try:
@@ -251,15 +206,10 @@ def main() -> None:
     signal.signal(signal.SIGTERM, _terminate)
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(sys.argv[1])
-        inbox: Inbox = queue.SimpleQueue()
-        stream = connection.makefile("rb")
-        reader = threading.Thread(
-            target=read_messages, args=(stream, inbox, os._exit), name="engine-reader", daemon=True
-        )
-        reader.start()
-        outbox = Outbox(connection)
-        status = serve(inbox, outbox.put, lambda settings: configure_logging(settings.log_format))
-        outbox.close()
+        threading.Thread(target=leave_with, args=(connection, os._exit), name="engine-watch", daemon=True).start()
+        link = Link(connection, os._exit)
+        status = serve(link, link.put, lambda settings: configure_logging(settings.log_format))
+        link.close()
     os._exit(status)  # after a device error, CUDA's own clean-up at exit can hang
 
 

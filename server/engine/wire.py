@@ -1,6 +1,7 @@
 """Frames on the socket between the two processes: a length (uint32, little endian), then that many bytes of msgpack."""
 
 import struct
+from collections.abc import Iterator
 
 import msgspec
 
@@ -26,12 +27,32 @@ def frame(message: ToEngine | FromEngine) -> bytes:
     return HEADER.pack(len(body)) + body
 
 
-def body_length(header: bytes) -> int:
-    """The length that a header announces, in bytes. Raises WireError above the limit."""
-    length: int = HEADER.unpack(header)[0]
-    if length > MAX_FRAME_BYTES:
-        raise WireError(f"a frame of {length} bytes is announced, the limit is {MAX_FRAME_BYTES}")
-    return length
+class Frames:
+    """Bodies out of bytes that come in any pieces."""
+
+    def __init__(self) -> None:
+        self._rest = bytearray()  # the beginning of a frame
+        self._num_needed = 0  # bytes of `_rest` without which nothing is complete
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """The bodies that `data` completes. Raises WireError for a length above the limit, and is of no use then."""
+        if self._rest:
+            self._rest += data
+            if len(self._rest) < self._num_needed:
+                return
+            data = bytes(self._rest)
+            self._rest.clear()
+        start, self._num_needed = 0, HEADER.size
+        while (begin := start + HEADER.size) <= len(data):
+            length: int = HEADER.unpack_from(data, start)[0]
+            if length > MAX_FRAME_BYTES:
+                raise WireError(f"a frame of {length} bytes is announced, the limit is {MAX_FRAME_BYTES}")
+            if begin + length > len(data):
+                self._num_needed = HEADER.size + length
+                break
+            start = begin + length
+            yield data[begin:start]
+        self._rest += data[start:]
 
 
 def to_engine(body: bytes) -> ToEngine:

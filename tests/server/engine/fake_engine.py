@@ -43,7 +43,7 @@ BEAT_S = 0.05
 def receive(connection: socket.socket) -> ToEngine | None:
     with connection.makefile("rb") as stream:
         header = stream.read(wire.HEADER.size)
-        return wire.to_engine(stream.read(wire.body_length(header))) if header else None
+        return wire.to_engine(stream.read(*wire.HEADER.unpack(header))) if header else None
 
 
 def record(step: int, quarantined: list[tuple[str, str]]) -> StepRecord:
@@ -61,7 +61,7 @@ class Fake:
 
     def read(self, stream: "socket.SocketIO") -> None:
         while header := stream.read(wire.HEADER.size):
-            self.inbox.put(wire.to_engine(stream.read(wire.body_length(header)) or b""))
+            self.inbox.put(wire.to_engine(stream.read(*wire.HEADER.unpack(header)) or b""))
         self.inbox.put(None)
 
     def run(self, mode: str) -> None:

@@ -1,7 +1,6 @@
 """The engine's process: its loop on fakes, and once for real behind the client."""
 
 import asyncio
-import io
 import os
 import queue
 import signal
@@ -14,7 +13,6 @@ from test_client import Ledger, until
 from tiny_llama import TinyLlama
 
 from qualification.decision import Policy
-from server.engine import wire
 from server.engine.client import EngineClient, EngineState
 from server.engine.core import Engine, EngineOptions
 from server.engine.messages import (
@@ -35,10 +33,11 @@ from server.engine.messages import (
     Shutdown,
     StepOutput,
     Submit,
+    ToEngine,
 )
 from server.engine.outcome import StepResult
 from server.engine.pages import PagePool
-from server.engine.process import Inbox, Loop, read_messages, serve
+from server.engine.process import Loop, serve
 from server.engine.scheduler import Scheduler, SchedulerLimits
 from server.engine.sequence import Batch
 from server.settings import DeviceChoice, Settings
@@ -53,7 +52,7 @@ class OnesRunner:
 
 def loop_of(*messages: Submit | Cancel | Shutdown) -> list[FromEngine]:
     """What a loop sends until it is shut down."""
-    inbox: Inbox = queue.SimpleQueue()
+    inbox: queue.SimpleQueue[ToEngine] = queue.SimpleQueue()
     for message in messages:
         inbox.put(message)
     scheduler = Scheduler(SchedulerLimits(64, 4, 32), PagePool(32, 4))
@@ -107,7 +106,7 @@ class ThreeBatches:
 
 
 def test_an_attestation_runs_between_steps_a_batch_at_a_time() -> None:
-    inbox: Inbox = queue.SimpleQueue()
+    inbox: queue.SimpleQueue[ToEngine] = queue.SimpleQueue()
     for message in (Submit("a", [1, 2], SamplingParams(max_tokens=5)), Attest()):
         inbox.put(message)
     sent: list[FromEngine] = []
@@ -134,7 +133,7 @@ class Obedient:
 
 
 def test_an_order_is_obeyed_and_the_plan_told_before_its_answer() -> None:
-    inbox: Inbox = queue.SimpleQueue()
+    inbox: queue.SimpleQueue[ToEngine] = queue.SimpleQueue()
     for message in (Override(7, [("p", "s")]), Shutdown()):
         inbox.put(message)
     sent: list[FromEngine] = []
@@ -153,7 +152,7 @@ def test_no_step_is_under_way_while_a_batch_is_attested() -> None:
             assert 2 * len(launches) == len(twin.log)  # every batch was read
             return super().poll()
 
-    inbox: Inbox = queue.SimpleQueue()
+    inbox: queue.SimpleQueue[ToEngine] = queue.SimpleQueue()
     for message in (Submit("a", [1, 2], SamplingParams(max_tokens=9, ignore_eos=True)), Attest()):
         inbox.put(message)
     sent: list[FromEngine] = []
@@ -173,29 +172,8 @@ def test_shutdown_ends_the_loop_at_once() -> None:
     assert loop_of(Submit("a", [1], SamplingParams(max_tokens=3)), Shutdown()) == []
 
 
-@pytest.mark.parametrize(
-    ("data", "status"),
-    [
-        (b"", 0),
-        (wire.frame(Cancel("a")) + b"\1\0", 0),
-        (wire.HEADER.pack(wire.MAX_FRAME_BYTES + 1), 76),
-        (wire.HEADER.pack(3) + b"???", 76),
-    ],
-)
-def test_the_reader_leaves_when_the_stream_ends_or_breaks(data: bytes, status: int) -> None:
-    left: list[int] = []
-    read_messages(io.BytesIO(data), queue.SimpleQueue(), left.append)
-    assert left[0] == status
-
-
-def test_what_the_reader_reads_is_in_the_inbox() -> None:
-    inbox: Inbox = queue.SimpleQueue()
-    read_messages(io.BytesIO(wire.frame(Cancel("a")) + wire.frame(Shutdown())), inbox, lambda _: None)
-    assert [inbox.get(), inbox.get()] == [Cancel("a"), Shutdown()]
-
-
 def serve_with(settings: Settings) -> tuple[int, list[FromEngine]]:
-    inbox: Inbox = queue.SimpleQueue()
+    inbox: queue.SimpleQueue[ToEngine] = queue.SimpleQueue()
     inbox.put(Configure(settings, []))
     inbox.put(Shutdown())
     sent: list[FromEngine] = []
@@ -229,7 +207,7 @@ def test_a_model_that_is_not_there_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_first_message_must_configure() -> None:
-    inbox: Inbox = queue.SimpleQueue()
+    inbox: queue.SimpleQueue[ToEngine] = queue.SimpleQueue()
     inbox.put(Cancel("a"))
     assert serve(inbox, lambda _: None) == 76
 
