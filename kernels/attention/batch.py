@@ -1,8 +1,12 @@
 """What an attention kernel must know of a batch besides its tensors."""
 
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from torch import Tensor
+
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,6 +18,8 @@ class AttentionBatch:
     page_table    [seqs, max_pages] or None   page numbers; entries past a sequence's last page are never read
     context_lens  [seqs] or None      keys of each sequence, the new tokens included (already in their pages)
     max_seqlen_q, max_context         host bounds, at least the largest length of the batch
+    plans         what kernels made of this batch for all layers; None: each call makes its own. With plans no tensor of
+                  the batch changes, calls come one after another on one stream, and a CUDA graph has plans of its own
 
     Queries are a context's last tokens: row r of sequence i stands at position context - (cu[i + 1] - r).
     A sequence may have no query and no key; a query that sees no key gives 0.
@@ -25,6 +31,7 @@ class AttentionBatch:
     cu_seqlens_k: Tensor | None = None
     page_table: Tensor | None = None
     context_lens: Tensor | None = None
+    plans: dict[Hashable, Any] | None = field(default=None, compare=False, repr=False)
 
     @property
     def num_seqs(self) -> int:
@@ -33,6 +40,15 @@ class AttentionBatch:
     @property
     def is_paged(self) -> bool:
         return self.page_table is not None
+
+    def once(self, key: Hashable, make: Callable[[], Made]) -> Made:
+        """What `make` makes: with plans only once for a key, which must say all that it depends on beside the batch."""
+        if self.plans is None:
+            return make()
+        found: Made | None = self.plans.get(key)
+        if found is None:
+            found = self.plans[key] = make()
+        return found
 
 
 @dataclass(frozen=True, slots=True)

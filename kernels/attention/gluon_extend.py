@@ -99,14 +99,23 @@ def run_variant(
     """The launches of a call, of a variant made for these arguments."""
     num_heads, num_kv_heads = q.shape[1], k.shape[2]
     processors = num_processors(q.device)
-    work = work_of(q.shape[0], num_heads, num_kv_heads, batch, variant, processors)
-    plan = plan_extend(batch, flags, variant, work, processors)
-    rows = max(1, work.max_parts) * work.tile_heads * variant.tiling.block_m
-    parts = torch.empty(rows * variant.tiling.block_d if work.max_parts else 1, dtype=torch.float32, device=q.device)
-    logs = torch.empty(rows if work.max_parts else 1, dtype=torch.float32, device=q.device)
-    launch_extend(q, k, v, batch, flags, out, variant=variant, work=work, plan=plan, scratch=(parts, logs))
+
+    def made() -> tuple[Work, Tensor, tuple[Tensor, Tensor]]:
+        work = work_of(q.shape[0], num_heads, num_kv_heads, batch, variant, processors)
+        return work, plan_extend(batch, flags, variant, work, processors), scratch_of(work, variant, q.device)
+
+    planned = ("extend", q.shape[0], num_heads, num_kv_heads, variant, flags.window, flags.spans)
+    work, plan, scratch = batch.once(planned, made)
+    launch_extend(q, k, v, batch, flags, out, variant=variant, work=work, plan=plan, scratch=scratch)
     if work.max_parts:
-        combine_parts(plan, (parts, logs), out, flags, variant, work)
+        combine_parts(plan, scratch, out, flags, variant, work)
+
+
+def scratch_of(work: Work, variant: Variant, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Memory for partial results and their logs, see `store_part`; one element each where nothing is split."""
+    rows = work.max_parts * work.tile_heads * variant.tiling.block_m
+    parts = torch.empty(max(1, rows * variant.tiling.block_d), dtype=torch.float32, device=device)
+    return parts, torch.empty(max(1, rows), dtype=torch.float32, device=device)
 
 
 def launch_extend(

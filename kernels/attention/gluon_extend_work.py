@@ -73,7 +73,7 @@ def work_of(
 
 
 def plan_extend(batch: AttentionBatch, flags: AttentionFlags, variant: Variant, work: Work, processors: int) -> Tensor:
-    """The plan of a batch: int32 on the device, good for one launch."""
+    """The plan of a batch: int32 on the device, good for launches one after another."""
     starts, contexts = batch.cu_seqlens_q, batch.context_lens
     assert contexts is not None, "extend reads pages"
     plan = torch.empty(work.plan_size, dtype=torch.int32, device=starts.device)

@@ -27,15 +27,20 @@ _GLUON_DTYPES = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16}
 
 
 class ToLaunch(NamedTuple):
-    """A loaded kernel: `run` takes arguments by position, each tensor map with its shape and strides.
+    """A loaded kernel. Each tensor map among its arguments comes with its shape and its strides.
 
+    run     takes the grid, the stream, `function`, `metadata`, three times None, and arguments by position
+    launch  what `run` wraps, which takes 0.7 us to ask for scratch memory of 0 bytes: takes the grid, the stream,
+            `head`, and arguments by position, pointers as integers
     encode  makes a tensor map of an address, a box, a shape, strides and 0 (what is outside arrives as zeros)
-    boxes   of q, k and v: swizzle, element bytes, element type and block
+    boxes   of the tensor maps: swizzle, element bytes, element type and block
     """
 
     run: Any
     function: int
     metadata: tuple[int, ...]
+    launch: Callable[..., None]
+    head: tuple[Any, ...]
     encode: Callable[..., object]
     boxes: tuple[tuple[Any, ...], ...]
     num_processors: int
@@ -60,13 +65,21 @@ def loaded(kernel: Any, device: torch.device) -> ToLaunch:
         else:
             signature.append(argument)
     source = ExpandedSource(kernel.src.fn, {}, dict(enumerate(signature)))
-    run = driver.active.launcher_cls(source, kernel.metadata._replace(tensordesc_meta=None))
+    metadata = kernel.metadata
+    assert metadata.global_scratch_size == metadata.profile_scratch_size == 0, "no kernel of ours takes scratch memory"
+    run = driver.active.launcher_cls(source, metadata._replace(tensordesc_meta=None))
+    head = (
+        kernel.function, metadata.launch_cooperative_grid, metadata.launch_pdl, None, None, kernel.packed_metadata,
+        None, None, None,
+    )  # fmt: skip
     boxes = tuple(
         (box["swizzle"], box["elem_size"], TMA_DTYPE_DEVICE_TO_HOST[box["elem_type"]], box["block_size"])
-        for box in kernel.metadata.tensordesc_meta
+        for box in metadata.tensordesc_meta
     )
     encode = driver.active.utils.fill_tma_descriptor
-    return ToLaunch(run, kernel.function, kernel.packed_metadata, encode, boxes, num_processors(device))
+    return ToLaunch(
+        run, kernel.function, kernel.packed_metadata, run.launch, head, encode, boxes, num_processors(device)
+    )
 
 
 def any_map(dtype: torch.dtype, box: list[int]) -> TensorDescriptor:
@@ -83,19 +96,30 @@ def row_map(x: Tensor, encode: Callable[..., object], box: tuple[Any, ...]) -> t
 
 def value_map(v: Tensor, encode: Callable[..., object], box: tuple[Any, ...]) -> tuple[object, ...]:
     """The same for values, with a bound on rows that every copy chooses for itself."""
-    shape, strides = value_dims(v)
+    shape, strides = value_dims(v.shape, v.stride())
     return encode(v.data_ptr(), *box, shape, strides, 0), *shape, *strides
 
 
-def value_dims(v: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Shape and strides of the tensor map of values, in elements.
+def value_dims(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shape and strides of the tensor map of values [keys, kv_heads, head_dim], in elements.
 
     The leading two dims have strides 2**34 - s and s, s being the row stride. At index (HALF, r + n, HALF - n) they
     cancel modulo 2**64 bytes to row r, while the third dim's bound HALF is n rows away: rows from r + n on are zeros.
     """
-    (_, num_heads, head_dim), (stride_row, stride_head, _) = v.shape, v.stride()
-    shape = (_ANY_ROW, _ANY_ROW, _HALF, num_heads, head_dim)
-    return shape, (2**34 - stride_row, stride_row, stride_row, stride_head, 1)
+    (_, num_heads, head_dim), (stride_row, stride_head, _) = shape, strides
+    bounds = (_ANY_ROW, _ANY_ROW, _HALF, num_heads, head_dim)
+    return bounds, (2**34 - stride_row, stride_row, stride_row, stride_head, 1)
+
+
+class TensorMap(NamedTuple):
+    """A tensor map but for its address: the other arguments of `encode`, and the kernel's beside the map."""
+
+    layout: tuple[Any, ...]
+    numbers: tuple[int, ...]
+
+
+def tensor_map(box: tuple[Any, ...], shape: tuple[int, ...], strides: tuple[int, ...]) -> TensorMap:
+    return TensorMap((*box, shape, strides, 0), (*shape, *strides))
 
 
 def store_layout(block_d: int) -> gl.DistributedLinearLayout:
@@ -106,12 +130,16 @@ def store_layout(block_d: int) -> gl.DistributedLinearLayout:
     return gl.DistributedLinearLayout(registers, lanes, [[16, 0], [32, 0]], [], [ROWS, block_d])
 
 
+def is_addressable(strides: tuple[int, ...], itemsize: int) -> bool:
+    """Whether TMA can address rows of such strides, from an address of whole 16 bytes on."""
+    stride_row, stride_head, stride_dim = strides
+    in_bytes = (stride_row | stride_head) * itemsize
+    return stride_dim == 1 and stride_row > 0 and stride_head > 0 and in_bytes % 16 == 0
+
+
 def aligned(x: Tensor) -> Tensor:
-    """`x` itself where TMA can address it: 16-byte aligned, positive strides; a copy elsewhere."""
-    stride_row, stride_head, stride_dim = x.stride()
-    is_addressable = stride_dim == 1 and stride_row > 0 and stride_head > 0
-    in_bytes = (stride_row | stride_head) * x.itemsize
-    if is_addressable and in_bytes % 16 == 0 and x.data_ptr() % 16 == 0:
+    """`x` itself where TMA can address it; a copy elsewhere."""
+    if is_addressable(x.stride(), x.itemsize) and x.data_ptr() % 16 == 0:
         return x
     return x.clone(memory_format=torch.contiguous_format)
 

@@ -4,8 +4,9 @@ Nothing is read back by the host; all that a call needs besides its arguments is
 current stream. Kernels are looked up by what is compiled in.
 """
 
+from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,14 +14,16 @@ from triton.runtime import driver
 
 from kernels.attention.batch import AttentionBatch, AttentionFlags
 from kernels.attention.gluon_launch import (
+    TensorMap,
     ToLaunch,
     aligned,
     any_map,
+    is_addressable,
     loaded,
-    row_map,
     scales,
     store_layout,
-    value_map,
+    tensor_map,
+    value_dims,
 )
 from kernels.attention.gluon_prefill import hallmark_gluon_prefill
 from kernels.attention.gluon_schedule import HEADER, ITEM, bounded_window, keys_per_group, plan_tiles
@@ -50,7 +53,8 @@ def run_prefill(q: Tensor, k: Tensor, v: Tensor, batch: AttentionBatch, flags: A
         out.zero_()  # no key, so no query sees one; TMA takes no empty tensor
         return
     variant = variant_of(q.shape[2], batch, flags)
-    plan = plan_tiles(q.shape[0], batch, flags, variant)
+    planned = ("prefill", q.shape[0], variant, flags.window, flags.spans)
+    plan = batch.once(planned, lambda: plan_tiles(q.shape[0], batch, flags, variant))
     launch_prefill(q, k, v, plan, flags, out, variant)
 
 
@@ -58,28 +62,83 @@ def launch_prefill(
     q: Tensor, k: Tensor, v: Tensor, plan: Tensor, flags: AttentionFlags, out: Tensor, variant: Variant
 ) -> None:
     """Attention by a plan of this batch, these flags and this variant."""
-    num_heads, device = q.shape[1], q.device
-    num_keys, num_kv_heads, _ = k.shape
+    sinks, spans = flags.sinks, flags.spans
+    call = prepared(
+        variant, q.device, (q.dtype, k.dtype, v.dtype), (q.shape, k.shape),
+        (q.stride(), k.stride(), v.stride(), out.stride()), flags.scale, flags.softcap, flags.window,
+        pointer_class(out), pointer_class(sinks), pointer_class(spans),
+    )  # fmt: skip
+    q_at, k_at, v_at = q.data_ptr(), k.data_ptr(), v.data_ptr()
+    if not call.is_addressable or (q_at | k_at | v_at) % 16:
+        launch_prefill(aligned(q), aligned(k), aligned(v), plan, flags, out, variant)  # copies are held until launched
+        return
+    q_map, k_map, v_map = call.maps
+    max_tiles = (plan.numel() - HEADER.value) // ITEM.value * q.shape[1]
+    call.launch(
+        min(call.num_programs, max_tiles), 1, 1, driver.active.get_current_stream(q.device.index), *call.head,
+        call.encode(q_at, *q_map.layout), *q_map.numbers,
+        call.encode(k_at, *k_map.layout), *k_map.numbers,
+        call.encode(v_at, *v_map.layout), *v_map.numbers,
+        out.data_ptr(), *call.out_strides, plan.data_ptr(),
+        None if sinks is None else sinks.data_ptr(), None if spans is None else spans.data_ptr(), *call.numbers,
+    )  # fmt: skip
+
+
+class Prepared(NamedTuple):
+    """A launch but for its addresses, its plan and its stream.
+
+    maps     of q, k and v
+    numbers  the kernel's arguments behind the pointers
+    """
+
+    launch: Callable[..., None]
+    head: tuple[Any, ...]
+    encode: Callable[..., object]
+    num_programs: int
+    is_addressable: bool
+    maps: tuple[TensorMap, TensorMap, TensorMap]
+    out_strides: tuple[int, int]
+    numbers: tuple[Any, ...]
+
+
+# Pure functions of what is asked for: the caches hold no state. What falls out is found again in Triton's own cache.
+@lru_cache(maxsize=1024)
+def prepared(
+    variant: Variant,
+    device: torch.device,
+    dtypes: tuple[torch.dtype, torch.dtype, torch.dtype],
+    shapes: tuple[tuple[int, ...], tuple[int, ...]],
+    strides: tuple[tuple[int, ...], ...],
+    scale: float,
+    softcap: float | None,
+    window: int | None,
+    *pointers: PointerClass | None,
+) -> Prepared:
+    """The launch for q, k (v is as k) and out of these shapes and strides. pointers: of out, sinks and spans."""
+    (_, num_heads, _), (num_keys, num_kv_heads, _) = shapes
     group = num_heads // num_kv_heads
-    max_tiles = (plan.numel() - HEADER.value) // ITEM.value * num_heads
     heads_per_group = min(num_heads, group * max(1, keys_per_group(variant) // num_keys))
-    stride_row, stride_head, _ = out.stride()
-    to_launch = launcher(
-        variant, device, (q.dtype, k.dtype, v.dtype), pointer_class(out), (stride_row, stride_head),
-        pointer_class(flags.sinks), pointer_class(flags.spans),
-    )  # fmt: skip
-    encode, (q_box, k_box, v_box) = to_launch.encode, to_launch.boxes
-    q, k, v = aligned(q), aligned(k), aligned(v)  # held until launched: a freed copy's memory may be the next's
-    to_launch.run(
-        min(to_launch.num_processors, max_tiles), 1, 1, driver.active.get_current_stream(device.index),
-        to_launch.function, to_launch.metadata, None, None, None,
-        *row_map(q, encode, q_box), *row_map(k, encode, k_box), *value_map(v, encode, v_box),
-        out, stride_row, stride_head, plan, flags.sinks, flags.spans,
-        num_heads, group, heads_per_group, *scales(flags), bounded_window(flags), None, None,
-    )  # fmt: skip
+    out, sinks, spans = pointers
+    out_strides = (strides[3][0], strides[3][1])
+    found = launcher(variant, device, dtypes, out, out_strides, sinks, spans)
+    q_box, k_box, v_box = found.boxes
+    flags = AttentionFlags(scale, window=window, softcap=softcap)
+    return Prepared(
+        found.launch,
+        found.head,
+        found.encode,
+        found.num_processors,
+        all(is_addressable(of, dtype.itemsize) for of, dtype in zip(strides, dtypes, strict=False)),
+        (
+            tensor_map(q_box, shapes[0], strides[0]),
+            tensor_map(k_box, shapes[1], strides[1]),
+            tensor_map(v_box, *value_dims(shapes[1], strides[2])),
+        ),
+        out_strides,
+        (num_heads, group, heads_per_group, *scales(flags), bounded_window(flags), None, None),
+    )
 
 
-# Pure functions of what is compiled in: the caches hold no state. What falls out is found again in Triton's own cache.
 @lru_cache(maxsize=256)
 def launcher(variant: Variant, device: torch.device, *compiled_in: Any) -> ToLaunch:
     """`compiled_prefill`, loaded. Triton's own launch takes 5 us more to replace descriptors among the arguments."""

@@ -113,7 +113,7 @@ class PlanConstants(NamedTuple):
 
 
 def plan_tiles(num_tokens: int, batch: AttentionBatch, flags: AttentionFlags, variant: Variant) -> Tensor:
-    """The order of work of a batch, see gluon_schedule.py: int32 on the device, good for one launch."""
+    """The order of work of a batch, see gluon_schedule.py: int32 on the device, good for launches one after another."""
     starts_q, starts_k, spans = batch.cu_seqlens_q, batch.cu_seqlens_k, flags.spans
     assert starts_k is not None, "a prefill batch is packed"
     num_seqs, device = batch.num_seqs, starts_q.device
@@ -203,6 +203,8 @@ def schedule(plan, num_heads, heads_per_group, tiles, VARIANT: gl.constexpr):
         if n > 0:
             mbarrier.wait(want, (n - 1) & 1)
             tile = gl.atomic_add(plan, 1) + gl.num_programs(0)
+            # Of num_tiles asked for in all the last: leaves the counter as the next launch of this plan wants it.
+            gl.store(plan, 0, mask=tile == num_tiles + gl.num_programs(0) - 1)
         go = tile < num_tiles
         # head groups outermost, row blocks inside, the heads of a group innermost: they share keys
         per_group = gl.maximum(num_blocks * heads_per_group, 1)

@@ -147,17 +147,20 @@ class Dispatcher:
         finally:
             self._watch = None
 
-    def call(self, choice: Choice, q: Tensor, k: Tensor, v: Tensor, part: PhasePart, layer: int, out: Tensor) -> None:
-        """Run a choice for one layer."""
+    def call(
+        self, choice: Choice, q: Tensor, k: Tensor, v: Tensor, part: PhasePart, layer: int, out: Tensor, *,
+        planned: AttentionBatch,
+    ) -> None:  # fmt: skip
+        """Run a choice for one layer. `planned`: the part's batch, with what its step has planned."""
         flags = self.flags[layer]
         if self._watch is not None:
             with self._watch(choice):
-                choice.run(q, k, v, part.batch, flags, out)
+                choice.run(q, k, v, planned, flags, out)
         elif self.timer is not None and self.timer.measures(part.phase, layer):
-            work = partial(choice.run, q, k, v, part.batch, flags, out)
+            work = partial(choice.run, q, k, v, planned, flags, out)
             self.timer.around(work, choice.decision.shape, layer, part.batch)
         else:
-            choice.run(q, k, v, part.batch, flags, out)
+            choice.run(q, k, v, planned, flags, out)
 
     def replace(self, choice: Choice, error: Exception) -> Choice:
         """The next path for a choice that failed to launch. Raises NoPathError, or `error` when it is another kind."""

@@ -1,10 +1,11 @@
 """Attention of one step: what the decoder calls for each layer; every launch is counted by its choice."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
+from kernels.attention.batch import AttentionBatch
 from kernels.shape import Phase
 from server.engine.dispatch import Choice, Dispatcher, PhasePart
 from server.engine.failures import LAUNCH_ERRORS
@@ -29,9 +30,15 @@ class _Lane:
 
 @dataclass(slots=True)
 class _Part:
+    """`planned`: the part's batch, with plans that the layers of this step share; made when the first one is launched.
+
+    A step's own: a CUDA graph's batch outlives the step that captured it, and its plans must be nodes of the graph.
+    """
+
     part: PhasePart
     lanes: dict[int | None, _Lane] = field(default_factory=dict)  # by window
     retired: list[_Lane] = field(default_factory=list)  # ran some layers, then failed to launch
+    planned: AttentionBatch | None = None
 
 
 class StepAttention:
@@ -84,6 +91,8 @@ class StepAttention:
     def told(self) -> Served:
         """What served the step, which is launched. The same object for every replay that this counts."""
         if self._told is None:
+            for entry in self._parts:
+                entry.planned = None  # every layer is launched: the memory is the next step's
             lanes = self._lanes()
             uses = {phase: [lane.choice.use for entry, lane in lanes if entry.part.phase is phase] for phase in Phase}
             self._told = Served(self.counts(), uses)
@@ -107,9 +116,11 @@ class StepAttention:
     def _run(self, entry: _Part, layer: int, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> None:
         flags = self._dispatcher.flags[layer]
         lane = entry.lanes[flags.window]
+        if entry.planned is None:
+            entry.planned = replace(entry.part.batch, plans={})
         while True:
             try:
-                self._dispatcher.call(lane.choice, q, k, v, entry.part, layer, out)
+                self._dispatcher.call(lane.choice, q, k, v, entry.part, layer, out, planned=entry.planned)
             except LAUNCH_ERRORS as error:
                 if lane.num_launches:
                     entry.retired.append(lane)

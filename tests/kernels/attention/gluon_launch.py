@@ -28,6 +28,10 @@ class _Launcher:
     def __call__(self, *arguments: Any) -> None:
         self.launches.append((self.num_arguments, arguments[9:]))
 
+    def launch(self, *arguments: Any) -> None:
+        """Triton's compiled launcher: takes four arguments more before the kernel's."""
+        self.launches.append((self.num_arguments, arguments[13:]))
+
 
 class _Recording(_Hopper):
     launcher_cls = _Launcher
@@ -47,6 +51,18 @@ def call(tokens: int) -> tuple[Any, ...]:
     return q, k, v, out, cu_seqlens
 
 
+def num_launched_by_layers(layers: int) -> int:
+    """Of layers whose batch keeps its plans; every other layer has a window."""
+    _Launcher.launches.clear()
+    q, k, v = (torch.zeros(200, heads, 128, dtype=torch.bfloat16) for heads in (8, 2, 2))
+    cu_seqlens = torch.tensor([0, 200], dtype=torch.int32)
+    batch = AttentionBatch(cu_seqlens, 200, 200, cu_seqlens_k=cu_seqlens, plans={})
+    for layer in range(layers):
+        flags = AttentionFlags(0.1, window=100 if layer % 2 else None)
+        run_prefill(q, k, v, batch, flags, torch.zeros_like(q))
+    return len(_Launcher.launches)
+
+
 def num_compiled() -> int:
     return sum(len(kernel.device_caches[0][0]) for kernel in (hallmark_gluon_plan, hallmark_gluon_prefill))
 
@@ -62,11 +78,12 @@ def main() -> None:
     compiled.append(num_compiled())
     result = {
         "compiled": compiled,
+        "by_layers": num_launched_by_layers(6),
         "plan": [num_plan, len(plan)],
         "prefill": [num_prefill, len(prefill)],
-        "plan_tensors": plan[1] is cu_seqlens and plan[2] is cu_seqlens and plan[0] is prefill[28],
+        "plan_tensors": plan[1] is cu_seqlens and plan[2] is cu_seqlens and plan[0].data_ptr() == prefill[28],
         "maps": [prefill[0] == q.data_ptr(), prefill[7] == k.data_ptr(), prefill[14] == v.data_ptr()],
-        "out": prefill[25] is out,
+        "out": prefill[25] == out.data_ptr(),
         "strides": prefill[26:28],
         "heads": prefill[31:34],
     }

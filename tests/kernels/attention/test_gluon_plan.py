@@ -94,7 +94,7 @@ def test_a_span_widens_what_a_block_reads_both_ways(device: torch.device) -> Non
 
 def test_the_tensor_map_of_values_addresses_every_row_modulo_2_to_the_64() -> None:
     v = torch.empty(64, 4, 128, dtype=torch.float16)
-    shape, strides = value_dims(v)
+    shape, strides = value_dims(v.shape, v.stride())
     half = shape[2]
     for row, rows in ((0, 0), (5, 17), (2**29, 128)):
         index = (half, row + rows, half - rows, 0, 0)

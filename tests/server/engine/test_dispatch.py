@@ -94,6 +94,23 @@ def test_layers_of_different_windows_have_their_own_decisions() -> None:
     assert outputs == [[2.0] * 5, [1.0] * 5, [2.0] * 5]
 
 
+def test_layers_of_one_step_share_what_was_planned_for_their_part_and_steps_do_not() -> None:
+    made: list[tuple[Phase, str]] = []
+
+    def run(q: Tensor, k: Tensor, v: Tensor, batch: AttentionBatch, flags: AttentionFlags, out: Tensor) -> None:  # noqa: ARG001
+        phase = Phase.PREFILL if not batch.is_paged else Phase.DECODE if batch.max_seqlen_q == 1 else Phase.EXTEND
+        name = batch.once(flags.window, lambda: f"plan {len(made)}")
+        made.append((phase, name))
+
+    subject = dispatcher(decisions(), replace(path("first", 1.0), run=run))
+    of_steps = []
+    for _ in range(2):
+        made.clear()
+        step(subject)
+        of_steps.append([name for phase, name in made if phase is Phase.EXTEND])
+    assert of_steps == [["plan 1", "plan 4", "plan 1"]] * 2, "each step plans anew, once for each window"
+
+
 def test_every_launch_is_counted_by_path() -> None:
     plan = {each: decision(each, "windowed" if each.window else "full", Reject.DTYPE) for each in decisions()}
     attention, _ = step(dispatcher(plan, path("windowed", 1.0), path("full", 2.0)))

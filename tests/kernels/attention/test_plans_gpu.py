@@ -1,0 +1,82 @@
+"""Layers that share a batch's plans, on an sm_90 GPU: the same bits as with a plan for each call."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from attention_inputs import Inputs, attend, packed, paged
+
+from kernels.attention.batch import AttentionFlags
+from kernels.attention.gluon_extend import run_extend
+from kernels.attention.gluon_prefill_launch import run_prefill
+from kernels.path import RunAttention
+
+pytestmark = pytest.mark.gpu
+
+CUDA = torch.device("cuda")
+BF16 = torch.bfloat16
+FLAGS = (AttentionFlags(0.1), AttentionFlags(0.1, window=100))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _hopper() -> None:
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("needs an sm_90 GPU")
+
+
+def prompts(lengths: list[int], dim: int = 128, heads: tuple[int, int] = (8, 2)) -> Inputs:
+    return packed(lengths, CUDA, heads=heads, head_dim=dim, dtype=BF16)
+
+
+def chunks(queries: list[int], contexts: list[int]) -> Inputs:
+    return paged(queries, contexts, CUDA, heads=(8, 2), head_dim=128, dtype=BF16, page_size=64)
+
+
+CASES = {
+    "prompt of fewer tiles than multiprocessors": (run_prefill, prompts, ([100],)),
+    "prompts of many tiles": (run_prefill, prompts, ([3000, 0, 1, 2048, 129],)),
+    "three consumers": (run_prefill, prompts, ([4000, 100], 64)),
+    "one tile a multiprocessor": (run_prefill, prompts, ([128], 128, (132, 132))),
+    "chunk": (run_extend, chunks, ([100], [300])),
+    "chunks in parts": (run_extend, chunks, ([100, 3], [9000, 30_000])),
+    "chunks of many tiles": (run_extend, chunks, ([3000, 0, 2048], [4000, 10, 2048])),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_twelve_layers_of_one_plan_give_the_bits_of_a_plan_each(name: str) -> None:
+    run, make, arguments = CASES[name]
+    inputs = make(*arguments)  # type: ignore[operator]
+    alone = [attend(run, inputs, flags) for flags in FLAGS]
+    batch = replace(inputs.batch, plans={})
+    for layer in range(12):
+        out = torch.full_like(inputs.q, float("nan"))
+        run(inputs.q, inputs.k, inputs.v, batch, FLAGS[layer % 2], out)
+        assert torch.equal(out, alone[layer % 2]), layer
+    assert batch.plans is not None
+    assert len(batch.plans) == 2
+
+
+def captured(run: RunAttention, inputs: Inputs, layers: int) -> tuple[torch.cuda.CUDAGraph, list[torch.Tensor]]:
+    """Layers of one plan in a graph, and what they fill."""
+    outs = [torch.zeros_like(inputs.q) for _ in range(layers)]
+    run(inputs.q, inputs.k, inputs.v, inputs.batch, FLAGS[0], outs[0])  # compiles
+    batch, graph = replace(inputs.batch, plans={}), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for out in outs:
+            run(inputs.q, inputs.k, inputs.v, batch, FLAGS[0], out)
+    return graph, outs
+
+
+def test_a_graph_of_layers_plans_each_replay_once_for_its_lengths() -> None:
+    inputs = prompts([1000, 24])
+    graph, outs = captured(run_prefill, inputs, 4)
+    for lengths in ([1000, 24], [500, 524], [1, 1023]):
+        inputs.batch.cu_seqlens_q.copy_(torch.tensor([0, lengths[0], 1024]))
+        if inputs.batch.cu_seqlens_k is not None:
+            inputs.batch.cu_seqlens_k.copy_(inputs.batch.cu_seqlens_q)
+        expected = attend(run_prefill, inputs, FLAGS[0])
+        for out in outs:
+            out.fill_(float("nan"))
+        graph.replay()
+        assert all(torch.equal(out, expected) for out in outs), lengths
