@@ -121,9 +121,7 @@ def qualify_path(shape: AttentionShape, path: KernelPath, bench: Bench) -> Evide
 
 def _measure(shape: AttentionShape, run: RunAttention, bench: Bench) -> _Measured:
     """One call on the longest sequences: its time, its memory, and what it and two calls on short ones launch."""
-    num_seqs = _DECODE_SEQUENCES[bench.device.type] if shape.phase is Phase.DECODE else 1
-    case = long_case(shape, bench.device, seed=bench.seed, num_seqs=num_seqs)
-    call = _call(run, case)
+    call, num_seqs = timed_call(shape, run, bench.device, seed=bench.seed)
     timing = time_call(call, bench.device, budget_s=bench.timing_budget_s)
     longest = longest_lengths(shape, is_cpu=bench.device.type == "cpu")
     floor_us = None
@@ -141,6 +139,14 @@ def _measure(shape: AttentionShape, run: RunAttention, bench: Bench) -> _Measure
         seen=seen,
         temporary_bytes=temporary_bytes(call, bench.device),
     )
+
+
+def timed_call(
+    shape: AttentionShape, run: RunAttention, device: torch.device, *, seed: int
+) -> tuple[Callable[[], None], int]:
+    """(the call that is timed, its number of sequences), on inputs of the longest tested length."""
+    num_seqs = _DECODE_SEQUENCES[device.type] if shape.phase is Phase.DECODE else 1
+    return _call(run, long_case(shape, device, seed=seed, num_seqs=num_seqs)), num_seqs
 
 
 def _call(run: RunAttention, case: Case) -> Callable[[], None]:

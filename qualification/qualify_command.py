@@ -4,8 +4,9 @@ import argparse
 import shlex
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -16,6 +17,11 @@ from qualification.flags import count, positive
 from qualification.matrix import MATRICES
 from qualification.presets import PRESETS, preset_named
 from qualification.progress import ProgressLine
+
+if TYPE_CHECKING:
+    from kernels.fingerprint import Fingerprint
+    from kernels.path import KernelPath
+    from qualification.ledger import Target
 
 _QUICK_BUDGET_S = {"cuda": 0.05, "cpu": 0.01}  # of timing, for each pair
 
@@ -46,6 +52,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="then time the whole model with random weights, by the plan and by the fallbacks; needs --model with a "
         "config.json that the server reads, or a preset that holds all of it",
+    )
+    parser.add_argument(
+        "--count-bytes", action="store_true", help="then count the HBM bytes of a sample of calls, where ncu can run"
     )
     parser.add_argument("--commit", metavar="SHA", help="written into the evidence")
 
@@ -126,7 +135,25 @@ def _run(args: argparse.Namespace, models: Mapping[str, Mapping[str, object]]) -
         clock=time.monotonic,
     )
     _print(f"on {fingerprint}")
-    return conduct(targets, tools, time_limit_s=args.time_limit, is_retrying=args.retry_failed)
+    code = conduct(targets, tools, time_limit_s=args.time_limit, is_retrying=args.retry_failed)
+    if args.count_bytes and code is ExitCode.PASS:
+        _count_bytes(targets, PATHS, fingerprint)
+    return code
+
+
+def _count_bytes(targets: Sequence["Target"], catalog: Sequence["KernelPath"], fingerprint: "Fingerprint") -> None:
+    """Of each model's file. That nothing can be counted here is said, and is no failure: it proves nothing."""
+    import torch
+
+    from qualification.counted import CounterError, count_into
+
+    torch.cuda.empty_cache()  # another process needs it now
+    for target in targets:
+        try:
+            num_calls = count_into(target.file, catalog, fingerprint)
+            _print(f"{target.name}: HBM bytes of {num_calls} calls counted -> {target.file}")
+        except CounterError as error:
+            _print(f"{target.name}: HBM bytes are not counted: {error}")
 
 
 def typed(args: argparse.Namespace) -> str:

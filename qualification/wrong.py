@@ -67,16 +67,18 @@ def wrong_kernel(fault: Fault) -> RunAttention:
             whole = Fault.NONE if fault is Fault.ONE_TILE else fault
             out[rows] = _attend(q[rows].float(), keys.float(), values.float(), sequence, flags, whole).to(out.dtype)
         _spoil(fault, out, next(calls))
-        if fault is Fault.ONE_TILE and sequences:
-            _spoil_tile(sequences[len(sequences) // 2], q, k, v, batch, flags, out)
+        if fault is Fault.ONE_TILE:
+            spoil_tile(q, k, v, batch, flags, out)
 
     return run
 
 
-def _spoil_tile(
-    sequence: SequenceRows, q: Tensor, k: Tensor, v: Tensor, batch: AttentionBatch, flags: AttentionFlags, out: Tensor
-) -> None:
-    """Some rows of one head again, without every eighth key."""
+def spoil_tile(q: Tensor, k: Tensor, v: Tensor, batch: AttentionBatch, flags: AttentionFlags, out: Tensor) -> None:
+    """Compute 8 rows of one head of a right `out` [tokens, heads, head_dim] again, without every eighth key."""
+    sequences = [sequence for sequence in sequences_of(batch) if sequence.num_queries]
+    if not sequences:
+        return
+    sequence = sequences[len(sequences) // 2]
     keys, values = keys_of(k, batch, sequence).float(), keys_of(v, batch, sequence).float()
     rows = slice(min(sequence.start + _ROWS, sequence.end - 1), min(sequence.start + 2 * _ROWS, sequence.end))
     head = q.shape[1] // 2
