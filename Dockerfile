@@ -22,16 +22,15 @@ COPY server server
 RUN /opt/hallmark/bin/pip install --no-cache-dir --no-deps --no-build-isolation . \
     && /opt/hallmark/bin/pip check
 
-FROM ${PYTHON_IMAGE} AS runtime
+FROM ${PYTHON_IMAGE} AS base
 LABEL org.opencontainers.image.title="hallmark" \
       org.opencontainers.image.description="An LLM inference server that can prove which attention kernel served every request" \
       org.opencontainers.image.licenses="Apache-2.0"
-# gcc and the C headers: triton compiles the launcher of each kernel with a C compiler at run time. tini: the server starts
-# an engine process, and both start compilers; somebody must reap them.
+# tini: the server starts an engine process, and both start compilers; somebody must reap them.
 # Not pinned: Debian removes superseded versions, so an exact pin stops building at the next security fix.
 # hadolint ignore=DL3008
 RUN apt-get update \
-    && apt-get install --yes --no-install-recommends gcc libc6-dev tini \
+    && apt-get install --yes --no-install-recommends tini \
     && rm -rf /var/lib/apt/lists/* \
     && install --directory --owner=10001 --group=10001 /var/cache/hallmark
 COPY --from=build /opt/hallmark /opt/hallmark
@@ -46,7 +45,6 @@ ENV PATH=/opt/hallmark/bin:$PATH \
     HALLMARK_CACHE_DIR=/var/cache/hallmark/evidence \
     HALLMARK_HOST=0.0.0.0 \
     HALLMARK_PORT=8000
-USER 10001:10001
 WORKDIR /var/cache/hallmark
 VOLUME /var/cache/hallmark
 EXPOSE 8000
@@ -56,3 +54,19 @@ HEALTHCHECK --interval=10s --timeout=5s --start-period=10m --retries=3 \
     CMD ["python", "-c", "import os, urllib.request as u; u.urlopen(f\"http://127.0.0.1:{os.environ['HALLMARK_PORT']}/readyz\", timeout=4)"]
 ENTRYPOINT ["tini", "--", "hallmark"]
 CMD ["serve"]
+
+# Without a compiler: every kernel comes from triton-cache/, which the image below has filled on a GPU of the same kind (see
+# README.md, "Without a C compiler"). Built by docker build --target sealed only.
+FROM base AS sealed
+# Where it was filled: triton writes full paths into its cache.
+COPY --chown=10001:10001 triton-cache /opt/hallmark/triton
+ENV TRITON_CACHE_DIR=/opt/hallmark/triton
+USER 10001:10001
+
+FROM base AS runtime
+# gcc and the C headers: triton compiles the launcher of each kernel with a C compiler at run time.
+# hadolint ignore=DL3008
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends gcc libc6-dev \
+    && rm -rf /var/lib/apt/lists/*
+USER 10001:10001

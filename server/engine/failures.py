@@ -14,6 +14,8 @@ def launch_failure(error: Exception) -> Reject | None:
         return Reject.OUT_OF_RESOURCES
     if isinstance(error, CompilationError | PTXASError):
         return Reject.COMPILE_ERROR
+    if isinstance(error, RuntimeError) and "Failed to find C compiler" in str(error):  # Triton wants one for a launcher
+        return Reject.COMPILE_ERROR
     if isinstance(error, RuntimeError) and "No available kernel" in str(error):  # a pinned SDPA backend refuses
         return Reject.DISABLED
     return None

@@ -1,5 +1,6 @@
 """The container image: its recipe is clean, and what it installs is what pyproject.toml admits and the kernels need."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -67,6 +68,13 @@ def test_every_line_of_the_lock_has_a_hash() -> None:
 def test_the_image_needs_no_root_and_no_curl_and_stops_on_sigterm() -> None:
     instructions = [line.strip() for line in DOCKERFILE.splitlines() if not line.startswith("#")]
     users = [line.split()[1] for line in instructions if line.startswith("USER ")]
-    assert users == ["10001:10001"]
+    assert users == ["10001:10001"] * 2, "of the image with a compiler, and of that without"
     assert "STOPSIGNAL SIGTERM" in instructions
     assert "curl" not in "\n".join(instructions)
+
+
+def test_only_the_image_that_is_built_by_default_has_a_c_compiler() -> None:
+    stages = {stage.split()[2]: stage for stage in re.split(r"^FROM ", DOCKERFILE, flags=re.MULTILINE)[1:]}
+    assert list(stages)[-1] == "runtime", "the last stage is built by default"
+    assert [name for name, stage in stages.items() if re.search(r"install .*\bgcc\b", stage)] == ["runtime"]
+    assert "COPY --chown=10001:10001 triton-cache /opt/hallmark/triton" in stages["sealed"]

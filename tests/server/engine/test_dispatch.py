@@ -130,6 +130,7 @@ def test_every_launch_is_counted_by_path() -> None:
         OutOfResources(300_000, 232_448, "shared memory"),
         torch.OutOfMemoryError("no memory"),
         RuntimeError("No available kernel. Aborting execution."),
+        RuntimeError("Failed to find C compiler. Please specify via CC environment variable"),
     ],
 )
 def test_a_path_that_cannot_launch_is_quarantined_and_the_next_one_serves(error: Exception) -> None:

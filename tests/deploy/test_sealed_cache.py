@@ -1,0 +1,64 @@
+"""Triton's cache, filled where there is a C compiler, is all that a process without one needs."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+KERNELS = {"hallmark_gluon_plan", "hallmark_gluon_prefill"}
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a libcuda that runs nothing."""
+    compiler = shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("gcc is not installed")
+    folder = tmp_path_factory.mktemp("driver")
+    flags = ["-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", str(folder / "libcuda.so.1")]
+    subprocess.run([compiler, *flags, str(HERE / "fake_cuda.c")], check=True)
+    return folder
+
+
+def launch(driver: Path, cache: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    inherited = {name: value for name, value in os.environ.items() if name not in ("TRITON_INTERPRET", "CC")}
+    settings = {
+        "TRITON_CACHE_DIR": str(cache),
+        "TRITON_LIBCUDA_PATH": str(driver),
+        "LD_LIBRARY_PATH": str(driver),
+        "PYTHONPATH": str(HERE.parents[1]),
+        "CUDA_VISIBLE_DEVICES": "",
+    }
+    program = [sys.executable, str(HERE / "sealed_launch.py")]
+    return subprocess.run(
+        program, env=inherited | settings | environment, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+@pytest.fixture(scope="module")
+def filled(driver: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache that was filled with the least that has to be shipped."""
+    cache = tmp_path_factory.mktemp("cache")
+    done = launch(driver, cache, TRITON_STORE_BINARY_ONLY="1")
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert json.loads(done.stdout) == dict.fromkeys(KERNELS, False)
+    return cache
+
+
+def test_a_process_without_a_c_compiler_finds_every_kernel_in_a_shipped_cache(driver: Path, filled: Path) -> None:
+    before = sorted(filled.rglob("*"))
+    done = launch(driver, filled, CC="/bin/false")
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert json.loads(done.stdout) == dict.fromkeys(KERNELS, True)
+    assert sorted(filled.rglob("*")) == before, "nothing was written"
+
+
+def test_a_process_without_a_c_compiler_and_without_a_cache_launches_nothing(driver: Path, tmp_path: Path) -> None:
+    done = launch(driver, tmp_path, CC="/bin/false")
+    assert done.returncode != 0
+    assert "/bin/false" in done.stderr
