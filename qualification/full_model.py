@@ -43,13 +43,9 @@ class FullModel:
     command: str | None = None
     commit: str | None = None
 
-    def gain(self, phase: Phase, tokens: int, sequences: int) -> float | None:
-        """The fallback's time over the plan's: above 1 the model as a whole is faster. None where one is missing."""
-        times = {
-            timing.attention: timing.p50_ms
-            for timing in self.timings
-            if (timing.phase, timing.tokens, timing.sequences) == (phase, tokens, sequences)
-        }
-        if len(times) < len(Attention):
-            return None
-        return times[Attention.FALLBACK] / times[Attention.PLAN]
+    def fallback_ms(self, timing: ModelTiming) -> float | None:
+        """What the same forward pass takes by the fallback; None where that was not timed."""
+        wanted = (timing.phase, timing.tokens, timing.sequences, Attention.FALLBACK)
+        return next(
+            (it.p50_ms for it in self.timings if (it.phase, it.tokens, it.sequences, it.attention) == wanted), None
+        )

@@ -9,7 +9,7 @@ from kernels.path import Tier
 from kernels.shape import AttentionShape, Phase
 from qualification.choice import choice_of, tier_of, time_of
 from qualification.evidence import Evidence
-from qualification.full_model import FullModel
+from qualification.full_model import Attention, FullModel
 from qualification.report.views import ModelView
 from qualification.summary import time_text
 
@@ -39,13 +39,20 @@ class PhaseGain:
 
 @dataclass(frozen=True, slots=True)
 class ModelGain:
-    """The same of whole forward passes."""
+    """The same of whole forward passes: times by the plan and, where it was timed too, by the fallback."""
 
     model: str
     phase: str
     tokens: int
     sequences: int
-    gain: float
+    plan_ms: float
+    attention_ms: float | None  # of plan_ms
+    fallback_ms: float | None
+
+    @property
+    def gain(self) -> float | None:
+        """The fallback's time over the plan's."""
+        return None if self.fallback_ms is None else self.fallback_ms / self.plan_ms
 
 
 def servings(model: ModelView) -> list[Serving]:
@@ -70,13 +77,14 @@ def phase_gains(models: Sequence[ModelView]) -> list[PhaseGain]:
 
 
 def model_gains(models: Sequence[FullModel]) -> list[ModelGain]:
-    found = []
-    for model in models:
-        for key in dict.fromkeys((timing.phase, timing.tokens, timing.sequences) for timing in model.timings):
-            gain = model.gain(*key)
-            if gain is not None:
-                found.append(ModelGain(model.name, key[0].value, key[1], key[2], gain))
-    return found
+    return [
+        ModelGain(
+            model.name, it.phase.value, it.tokens, it.sequences, it.p50_ms, it.attention_ms, model.fallback_ms(it)
+        )
+        for model in models
+        for it in model.timings
+        if it.attention is Attention.PLAN
+    ]
 
 
 def statuses(model: ModelView) -> Counter[str]:

@@ -118,8 +118,9 @@ def test_a_models_gain_is_not_its_kernels_gain() -> None:
     timing = ModelTiming(Phase.PREFILL, 512, 1, Attention.PLAN, ("triton.prefill",), 10.0, 0.01, 9, 2.0)
     slower = replace(timing, attention=Attention.FALLBACK, p50_ms=15.0)
     alone = replace(timing, tokens=2048)
-    (gain,) = model_gains([FullModel("tiny", "2026-11-21", 2, (timing, slower, alone))])
-    assert (gain.tokens, gain.gain) == (512, 1.5)
+    short, long = model_gains([FullModel("tiny", "2026-11-21", 2, (timing, slower, alone))])
+    assert (short.tokens, short.plan_ms, short.attention_ms, short.gain) == (512, 10.0, 2.0, 1.5)
+    assert (long.tokens, long.fallback_ms, long.gain) == (2048, None, None)
 
 
 def test_the_roofs_are_the_most_that_any_floor_allows() -> None:

@@ -1,5 +1,6 @@
 """The whole model's times beside its kernels': both attentions, prefill and decode apart."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -38,11 +39,13 @@ def test_a_prompt_is_timed_by_the_plan_and_by_the_fallback(measured: FullModel) 
         assert 0 < timing.attention_ms < timing.p50_ms
 
 
-def test_what_the_model_gains_is_the_fallbacks_time_over_the_plans(measured: FullModel) -> None:
-    found = measured.gain(Phase.PREFILL, 128, 1)
-    times = {it.attention: it.p50_ms for it in measured.timings}
-    assert found == times[Attention.FALLBACK] / times[Attention.PLAN]
-    assert measured.gain(Phase.DECODE, 4, 1) is None
+def test_a_forward_pass_by_the_plan_knows_what_it_takes_by_the_fallback(measured: FullModel) -> None:
+    plan, fallback = (
+        next(it for it in measured.timings if (it.phase, it.tokens, it.attention) == (Phase.PREFILL, 128, attention))
+        for attention in (Attention.PLAN, Attention.FALLBACK)
+    )
+    assert measured.fallback_ms(plan) == fallback.p50_ms
+    assert measured.fallback_ms(replace(plan, tokens=4)) is None
 
 
 def test_a_whole_preset_can_be_served() -> None:
