@@ -116,7 +116,7 @@ class Edge:
 
     @property
     def model(self) -> str:
-        return self.settings.model_name
+        return self.metrics.model
 
     def check_model(self, name: str | None) -> None:
         """Raises ModelNotFound unless `name` is the one model here, or absent."""

@@ -1,6 +1,7 @@
 """Answers as OpenAI's clients read them: whole, and as server-sent events."""
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -52,6 +53,15 @@ class _Format:
     model: str
     has_usage_chunk: bool  # then every chunk has a usage, null but in the last
     created: int = field(default_factory=lambda: int(time.time()))
+    _around: dict[int, tuple[bytes, bytes]] = field(default_factory=dict)  # by choice: an event but for its text
+
+    def _text_event(self, index: int, text: str, empty: Callable[[int], bytes], mark: bytes) -> bytes:
+        """The event `empty` makes, with `text` where it has `mark` and nothing; most of it is made once a stream."""
+        around = self._around.get(index)
+        if around is None:  # inside a string the mark's quotes would be escaped
+            head, _, tail = empty(index).partition(mark + b'""')
+            around = self._around[index] = head + mark, tail
+        return b"".join((around[0], msgspec.json.encode(text), around[1]))
 
     def _chunk(self, kind: str, prefix: str, choices: list[dict[str, Any]], usage: Usage | None = None) -> bytes:
         body: dict[str, Any] = {
@@ -83,9 +93,13 @@ class CompletionFormat(_Format):
         return b""
 
     def event(self, piece: Piece) -> bytes:
-        if not piece.text and piece.finish_reason is None:
-            return b""
+        if piece.finish_reason is None:
+            text = piece.text
+            return self._text_event(piece.index, text, self._empty, b'"text":') if text else b""
         return self.opened(piece)
+
+    def _empty(self, index: int) -> bytes:
+        return self._chunk("text_completion", "cmpl", [_text_choice(index, "", None)])
 
     def opened(self, first: Piece) -> bytes:
         return self._chunk("text_completion", "cmpl", [_text_choice(first.index, first.text, first.finish_reason)])
@@ -107,7 +121,9 @@ class ChatFormat(_Format):
         return b"".join(self._delta(i, {"role": "assistant", "content": ""}, None) for i in range(num_choices))
 
     def event(self, piece: Piece) -> bytes:
-        text = self._delta(piece.index, {"content": piece.text}, None) if piece.text else b""
+        text = b""
+        if piece.text:
+            text = self._text_event(piece.index, piece.text, self._empty, b'"content":')
         return text + self._delta(piece.index, {}, piece.finish_reason) if piece.finish_reason else text
 
     def opened(self, first: Piece) -> bytes:
@@ -130,6 +146,9 @@ class ChatFormat(_Format):
 
     def choices(self, choices: list[dict[str, Any]], usage: Usage) -> bytes:
         return self._whole("chat.completion", "chatcmpl", choices, usage)
+
+    def _empty(self, index: int) -> bytes:
+        return self._delta(index, {"content": ""}, None)
 
     def _delta(self, index: int, delta: dict[str, str], finish_reason: str | None) -> bytes:
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish_reason}

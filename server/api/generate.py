@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.api.body import parse_json
 from server.api.context import RequestContext, context_of
@@ -56,17 +56,31 @@ def routes(edge: Edge) -> APIRouter:
 
 def _endpoint(edge: Edge, kind: Kind) -> Callable[[Request], Awaitable[Response]]:
     async def endpoint(request: Request) -> Response:
-        return await _generate(edge, kind, request)
+        return await _generate(edge, kind, request.scope, request.receive)
 
     return endpoint
 
 
-async def _generate(edge: Edge, kind: Kind, request: Request) -> Response:
-    context = context_of(request.scope)
-    record = _record(edge, kind, request, context)
+def endpoints(edge: Edge) -> dict[str, ASGIApp]:
+    """The same without a framework, by path."""
+    return {kind.route: _application(edge, kind) for kind in (COMPLETIONS, CHAT)}
+
+
+def _application(edge: Edge, kind: Kind) -> ASGIApp:
+    async def application(scope: Scope, receive: Receive, send: Send) -> None:
+        response = await _generate(edge, kind, scope, receive)
+        await response(scope, receive, send)
+
+    return application
+
+
+async def _generate(edge: Edge, kind: Kind, scope: Scope, receive: Receive) -> Response:
+    """Behind the guard, whose `receive` gives the whole body at once."""
+    context = context_of(scope)
+    record = _record(edge, kind, scope, context)
     ready = edge.require_ready()
     place = _enter(edge, context)
-    body = await request.body()
+    body = (await receive())["body"]
     began_at = time.monotonic()
     prepared = await _off_loop(len(body), lambda: kind.prepare(edge, ready, parse_json(body), context.unique_id))
     record.tokenized(began_at)
@@ -87,11 +101,11 @@ async def _generate(edge: Edge, kind: Kind, request: Request) -> Response:
     return Response(await _whole(shape, answer, record, prepared), media_type="application/json")
 
 
-def _record(edge: Edge, kind: Kind, request: Request, context: RequestContext) -> RequestRecord:
+def _record(edge: Edge, kind: Kind, scope: Scope, context: RequestContext) -> RequestRecord:
     """Begin the request's trace and its measurements; the guard ends them."""
-    trace = edge.tracing.begin(
-        "POST", kind.route, request.headers, request_id=context.request_id, arrived_at=context.arrived_at
-    )
+    parents = [value for name, value in scope["headers"] if name == b"traceparent"]
+    known = {"traceparent": parents[-1].decode("latin-1")} if parents else {}
+    trace = edge.tracing.begin("POST", kind.route, known, request_id=context.request_id, arrived_at=context.arrived_at)
     context.record = RequestRecord(edge.metrics, trace, context.unique_id, operation=kind.operation)
     return context.record
 
@@ -121,23 +135,21 @@ async def _off_loop(num_bytes: int, work: Callable[[], Prepared]) -> Prepared:
     return await asyncio.to_thread(work)
 
 
-async def _answer(
-    edge: Edge, jobs: list[Job], record: RequestRecord, place: Place, salt: bytes
-) -> AsyncGenerator[Piece]:
+def _answer(edge: Edge, jobs: list[Job], record: RequestRecord, place: Place, salt: bytes) -> AsyncGenerator[Piece]:
+    num_waiting = len(jobs)
+
+    def began() -> None:
+        nonlocal num_waiting
+        num_waiting -= 1
+        if not num_waiting:
+            place.leave(time.monotonic() - record.arrived_at)
+
     records = [record.sequence(len(job.prompt_token_ids)) for job in jobs]
     streams = [
-        pieces(job, edge.engine, edge.tokenizer, it, cache_salt=salt) for job, it in zip(jobs, records, strict=True)
+        pieces(job, edge.engine, edge.tokenizer, it, cache_salt=salt, began=began)
+        for job, it in zip(jobs, records, strict=True)
     ]
-    stream = streams[0] if len(streams) == 1 else merged(streams)
-    waiting = {job.index for job in jobs}
-    try:
-        async for piece in stream:
-            waiting.discard(piece.index)
-            if not waiting:
-                place.leave(time.monotonic() - record.arrived_at)
-            yield piece
-    finally:
-        await stream.aclose()
+    return streams[0] if len(streams) == 1 else merged(streams)
 
 
 async def _whole(

@@ -4,13 +4,14 @@ Plain ASGI: Starlette's BaseHTTPMiddleware hides disconnects. uvicorn limits nei
 """
 
 import asyncio
-import contextlib
 import logging
 import re
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
+from functools import partial
+from typing import Any, cast
 
 import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -18,6 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from server.api.context import ClientGone, RequestContext, attach_context
 from server.api.keys import ApiKeys
 from server.api.lifecycle import Lifecycle
+from server.api.limited import within
 from server.errors import (
     INTERNAL_MESSAGE,
     DeadlineExceeded,
@@ -118,10 +120,13 @@ class Guard:
         context = responder.context
         try:
             self._check_headers(scope, headers, context)
-            with self._lifecycle.arriving(context):
+            self._lifecycle.arriving.add(context)
+            try:
                 body = await self._read_body(receive, headers)
-            with self._watched(scope, context, receive):
-                await self._app(scope, _replay(body), responder)
+            finally:
+                self._lifecycle.arriving.discard(context)
+            run = self._app if scope["method"] != "POST" else partial(self._run_watched, receive, context)
+            await run(scope, _replay(body), responder)
         except asyncio.CancelledError:
             if context.aborted_by is None:
                 raise
@@ -148,42 +153,32 @@ class Guard:
         length = headers.get(b"content-length", b"0")
         if length.isdigit() and len(length) < 20 and int(length) > limit:
             raise PayloadTooLarge(f"The body may have {limit} bytes, its header says {int(length)}.")
-        body = bytearray()
+        body, limit_s = bytearray(), self._limits.receive_timeout_s
         try:
-            async with asyncio.timeout(self._limits.receive_timeout_s):
-                while True:
-                    message = await receive()
-                    if message["type"] == "http.disconnect":
-                        raise ClientGone
-                    body += message.get("body", b"")
-                    if len(body) > limit:
-                        raise PayloadTooLarge(f"The body may have {limit} bytes, it has more.")
-                    if not message.get("more_body", False):
-                        return bytes(body)
+            await within(limit_s, _read_all(receive, body, limit))
         except TimeoutError:
-            limit_s = self._limits.receive_timeout_s
             raise RequestTimeout(f"The body must arrive within {limit_s:g} s; {len(body)} bytes did.") from None
+        return bytes(body)
 
-    @contextlib.contextmanager
-    def _watched(self, scope: Scope, context: RequestContext, receive: Receive) -> Iterator[None]:
+    async def _run_watched(
+        self, theirs: Receive, context: RequestContext, scope: Scope, receive: Receive, send: Send
+    ) -> None:
         """While a request that computes runs: its client's going, the deadline and the shutdown can end it."""
-        if scope["method"] != "POST":
-            yield
-            return
         limit_s = self._limits.request_timeout_s
         late = DeadlineExceeded(f"The answer took longer than the {limit_s:g} s a request may take.")
         timer = asyncio.get_running_loop().call_later(limit_s, context.abort, late)
-        watcher = asyncio.create_task(_watch(receive, context))
+        watcher = asyncio.create_task(_watch(theirs, context))
+        self._lifecycle.inflight.add(context)
         try:
-            with self._lifecycle.inflight(context):
-                yield
+            await self._app(scope, receive, send)
         finally:
+            self._lifecycle.inflight.discard(context)
             timer.cancel()
             watcher.cancel()
 
     def _account(self, scope: Scope, context: RequestContext) -> None:
         outcome = context.outcome or _outcome_of(context.status)
-        path = getattr(scope.get("route"), "path", None)
+        path = getattr(scope.get("route"), "path", scope["path"])
         route = path if path in self._routes else "other"
         self._metrics.traffic.answered(route, outcome)
         elapsed_ms = (time.monotonic() - context.arrived_at) * 1000
@@ -203,7 +198,7 @@ class _Responder:
 
     def __init__(self, context: RequestContext, send: Send, timeout_s: float) -> None:
         self.context = context
-        self._send = send
+        self._send = cast(Callable[[Message], Coroutine[Any, Any, None]], send)  # of any server it is one
         self._timeout_s = timeout_s
 
     async def __call__(self, message: Message) -> None:
@@ -218,8 +213,7 @@ class _Responder:
         elif not message.get("more_body", False):
             context.is_answered = True
         try:
-            async with asyncio.timeout(self._timeout_s):
-                await self._send(message)
+            await within(self._timeout_s, self._send(message))
         except TimeoutError:
             raise SlowClient(f"The client read nothing for {self._timeout_s:g} s.") from None
 
@@ -275,6 +269,19 @@ def _replay(body: bytes) -> Receive:
         return await never
 
     return receive
+
+
+async def _read_all(receive: Receive, body: bytearray, limit: int) -> None:
+    """Append what comes to `body`. Raises ClientGone and PayloadTooLarge."""
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        body += message.get("body", b"")
+        if len(body) > limit:
+            raise PayloadTooLarge(f"The body may have {limit} bytes, it has more.")
+        if not message.get("more_body", False):
+            return
 
 
 async def _watch(receive: Receive, context: RequestContext) -> None:

@@ -1,8 +1,5 @@
 """The end of the server: what still runs may finish until a deadline, what comes new is refused."""
 
-import contextlib
-from collections.abc import Iterator
-
 from server.api.context import RequestContext
 from server.errors import RETRY_AFTER_S, ShuttingDown
 
@@ -12,29 +9,12 @@ class Lifecycle:
 
     def __init__(self) -> None:
         self.is_draining = False
-        self._arriving: set[RequestContext] = set()
-        self._inflight: set[RequestContext] = set()
+        self.arriving: set[RequestContext] = set()  # whose body is read: a shutdown does not wait for them
+        self.inflight: set[RequestContext] = set()
 
     @property
     def num_inflight(self) -> int:
-        return len(self._inflight)
-
-    @contextlib.contextmanager
-    def arriving(self, context: RequestContext) -> Iterator[None]:
-        """While a request's body is read. A shutdown does not wait for it: it would be refused."""
-        self._arriving.add(context)
-        try:
-            yield
-        finally:
-            self._arriving.discard(context)
-
-    @contextlib.contextmanager
-    def inflight(self, context: RequestContext) -> Iterator[None]:
-        self._inflight.add(context)
-        try:
-            yield
-        finally:
-            self._inflight.discard(context)
+        return len(self.inflight)
 
     def begin_drain(self) -> None:
         self.is_draining = True
@@ -46,11 +26,11 @@ class Lifecycle:
 
     def abort_arriving(self) -> None:
         """What runs has ended: who is still sending is told to go elsewhere."""
-        _abort(self._arriving)
+        _abort(self.arriving)
 
     def abort_all(self) -> None:
         """The deadline has come: every request that still runs is answered with an error."""
-        _abort(self._inflight)
+        _abort(self.inflight)
 
 
 def _abort(contexts: set[RequestContext]) -> None:

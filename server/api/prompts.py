@@ -1,7 +1,5 @@
 """From a request's fields to token ids and sampling parameters that the model can take."""
 
-import msgspec
-
 from server.api.schemas import MAX_PROMPTS, GenerationFields, Message, ids_of, plain_messages
 from server.engine.messages import SamplingParams
 from server.errors import InvalidValue, PromptTooLong, UnsupportedField
@@ -9,6 +7,7 @@ from server.text.chat_template import ChatTemplate
 from server.text.sampling_defaults import SamplingDefaults
 from server.text.tokenizer import Tokenizer
 
+_RECOMMENDED = SamplingDefaults.__struct_fields__
 MAX_CHARS_PER_TOKEN = 256  # a longer text cannot fit in the context, whatever it says: it is not worth tokenizing
 
 
@@ -93,10 +92,10 @@ def sampling_of(
 
     Raises InvalidValue for limits that depend on the model or on one another.
     """
-    recommended = {name: value for name, value in msgspec.structs.asdict(defaults).items() if value is not None}
-    fields = fields.model_copy(
-        update={name: value for name, value in recommended.items() if name not in fields.model_fields_set}
-    )
+    given = fields.model_fields_set
+    recommended = [(name, value) for name in _RECOMMENDED if (value := getattr(defaults, name)) is not None]
+    if update := {name: value for name, value in recommended if name not in given}:
+        fields = fields.model_copy(update=update)
     if fields.min_tokens > max_tokens:
         raise InvalidValue(f"min_tokens is {fields.min_tokens}, max_tokens allows {max_tokens}.", param="min_tokens")
     stop_ids = checked_ids(fields.stop_token_ids, vocab_size, "stop_token_ids") if fields.stop_token_ids else []

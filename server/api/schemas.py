@@ -171,7 +171,7 @@ def prompts_of(prompt: Any) -> list[str | list[int]]:
     """One or several prompts, each a text or token ids. Raises InvalidValue."""
     if isinstance(prompt, str):
         return [checked_text(prompt, "prompt")]
-    if isinstance(prompt, list) and prompt and all(type(item) is int for item in prompt):
+    if isinstance(prompt, list) and set(map(type, prompt)) == {int}:
         return [prompt]
     if not isinstance(prompt, list) or not prompt:
         raise InvalidValue(
@@ -190,7 +190,7 @@ def prompts_of(prompt: Any) -> list[str | list[int]]:
 
 def ids_of(value: Any, param: str) -> list[int]:
     """Token ids, at least one. Raises InvalidValue."""
-    if not isinstance(value, list) or not value or not all(type(item) is int for item in value):
+    if not isinstance(value, list) or set(map(type, value)) != {int}:
         raise InvalidValue(f"{param} must be a list of token ids, got {shown(value)}.", param=param)
     return value
 

@@ -14,7 +14,7 @@ class OpenStream:
         self.request_id = request_id
         self.is_ended = False
         self._unread: TokenDelta | None = None
-        self._changed = asyncio.Event()
+        self._waiter: asyncio.Future[None] | None = None  # of the reader, while there is nothing to read
 
     @property
     def num_unread_tokens(self) -> int:
@@ -26,13 +26,17 @@ class OpenStream:
             return
         self._unread = delta if self._unread is None else merge(self._unread, delta)
         self.is_ended = delta.finish_reason is not None
-        self._changed.set()
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
     async def next(self) -> TokenDelta:
         """Everything unread as one delta; waits for the first."""
         while self._unread is None:
-            self._changed.clear()
-            await self._changed.wait()
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
         delta, self._unread = self._unread, None
         return delta
 

@@ -142,6 +142,7 @@ class SequenceRecord:
         self._request = request
         self._index = index
         self._began_at = request.now()
+        self.now = request.now
         self._last_at = 0.0
         self._times: RequestTimes | None = None
         self._is_ended = False
@@ -151,9 +152,10 @@ class SequenceRecord:
         """Of the request, for the engine's process."""
         return self._request.trace.traceparent
 
-    def delta(self, delta: TokenDelta) -> None:
+    def delta(self, delta: TokenDelta, at: float | None = None) -> None:
+        """It came `at` (monotonic seconds), or just now."""
         request = self._request
-        self._last_at = request.now()
+        self._last_at = request.now() if at is None else at
         if delta.attention is not None:  # first, for a fallback makes the trace one that exemplars may lead to
             request.attention(delta.attention)
         if delta.token_ids and self.first_token_at is None:

@@ -160,16 +160,14 @@ class Tracing:
         self, method: str, route: str, headers: Mapping[str, str], *, request_id: str, arrived_at: float
     ) -> RequestTrace:
         """Continues the client's trace, if `headers` (lower case) carry one. `arrived_at`: monotonic seconds."""
-        known = {"traceparent": headers.get("traceparent", "")}  # tracestate goes nowhere from here: it is not parsed
-        parent = get_current_span(self._propagator.extract(known, Context())).get_span_context()
-        if parent.is_valid:
+        parent = self._parent(headers.get("traceparent"))
+        if parent is not None:
             context, is_sampled = _child_of(parent), parent.trace_flags.sampled
         else:
             context = _root()
             decided = self._ratio.should_sample(None, context.trace_id, "").decision
             is_sampled = decided is Decision.RECORD_AND_SAMPLE
-        above = parent if parent.is_valid else None
-        trace = RequestTrace(f"{method} {route}", context, is_sampled, arrived_at, self._sender, above)
+        trace = RequestTrace(f"{method} {route}", context, is_sampled, arrived_at, self._sender, parent)
         trace.server_attributes |= {
             names.HTTP_METHOD: method,
             names.HTTP_ROUTE: route,
@@ -177,6 +175,14 @@ class Tracing:
             names.REQUEST_ID: request_id,
         }
         return trace
+
+    def _parent(self, traceparent: str | None) -> SpanContext | None:
+        """The client's span; None where it names none, or none that is valid."""
+        if traceparent is None:
+            return None
+        known = {"traceparent": traceparent}  # tracestate goes nowhere from here: it is not parsed
+        parent = get_current_span(self._propagator.extract(known, Context())).get_span_context()
+        return parent if parent.is_valid else None
 
     def attested(self, report: AttestationReport) -> None:
         """A span of its own, with an event for each profiled batch. Always kept: there are few."""

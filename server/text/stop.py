@@ -15,6 +15,10 @@ class StopMatcher:
         self._held = ""
         self.matched: str | None = None
 
+    @property
+    def has_stops(self) -> bool:
+        return bool(self._stops)
+
     def push(self, text: str) -> str:
         """The text that may be shown now, without the stop string; nothing more after a match."""
         if self.matched is not None:
