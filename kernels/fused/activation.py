@@ -1,9 +1,12 @@
 """SwiGLU: silu(gate) * up. Computed in fp32, rounded once."""
 
+from functools import lru_cache
+
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.fused.backend import jit, next_power_of_2, overlap, runs_on_triton, tl
+from kernels.fused.backend import Aligned, Prepared, jit, next_power_of_2, overlap, prepare, runs_on_triton, tl
 
 _MAX_BLOCK = 2048  # elements of one program: 16 a thread with 4 warps
 
@@ -17,11 +20,21 @@ def swiglu(gate_up: Tensor) -> Tensor:
         return swiglu_torch(gate_up)
     num_tokens, size = gate_up.shape[0], gate_up.shape[1] // 2
     out = gate_up.new_empty(num_tokens, size)
+    stride, device, at = gate_up.stride(0), gate_up.device, gate_up.data_ptr()
     block = min(next_power_of_2(size), _MAX_BLOCK)
-    _swiglu_kernel[(num_tokens, -(-size // block))](
-        gate_up, out, gate_up.stride(0), SIZE=size, BLOCK=block, **overlap(gate_up)
-    )
+    grid = (num_tokens, -(-size // block), 1)
+    if gate_up.is_cuda and at % 16 == 0:
+        _prepared(device, gate_up.dtype, size, block, stride)(grid, device, at, out.data_ptr(), stride)
+    else:
+        _swiglu_kernel[grid](gate_up, out, stride, SIZE=size, BLOCK=block, **overlap(device))
     return out
+
+
+# A pure function of what is compiled in: the cache holds no state.
+@lru_cache(maxsize=256)
+def _prepared(device: torch.device, dtype: torch.dtype, size: int, block: int, stride: int) -> Prepared:
+    x = Aligned(dtype)
+    return prepare(_swiglu_kernel, x, x, stride, SIZE=size, BLOCK=block, **overlap(device))
 
 
 def swiglu_torch(gate_up: Tensor) -> Tensor:

@@ -1,8 +1,10 @@
 """Triton for the fused ops, where there is one: it exists for Linux only. Without it every op is its torch twin."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,6 +14,7 @@ from kernels.launch import is_interpreted, triton_version
 try:
     import triton
     import triton.language as tl
+    from triton.runtime import driver
 
     jit = triton.jit
 except ImportError:
@@ -26,13 +29,13 @@ def runs_on_triton(x: Tensor) -> bool:
     return triton_version() is not None if x.is_cuda else is_interpreted()
 
 
-def overlap(x: Tensor) -> dict[str, bool]:
+def overlap(device: torch.device) -> dict[str, bool]:
     """Options that let a kernel start while the one before it drains: programmatic dependent launch, from sm_90 on.
 
     The kernel takes them as the constexpr OVERLAPS, and must wait for that other kernel before it reads what may come
     from there, and before it writes anything.
     """
-    return {"OVERLAPS": True, "launch_pdl": True} if x.is_cuda and _can_overlap(x.device) else {}
+    return {"OVERLAPS": True, "launch_pdl": True} if device.type == "cuda" and _can_overlap(device) else {}
 
 
 @lru_cache(maxsize=16)
@@ -40,9 +43,47 @@ def _can_overlap(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device) >= (9, 0)
 
 
+@dataclass(frozen=True, slots=True)
+class Aligned:
+    """To Triton's compiler, every tensor of this dtype whose address is a multiple of 16 bytes."""
+
+    dtype: torch.dtype
+
+    def data_ptr(self) -> int:
+        return 0
+
+
+class Prepared(NamedTuple):
+    """A compiled and loaded kernel, launched past Triton's binder: to find it again takes that 10 to 20 us.
+
+    head, tail  what Triton's launcher takes before and after the arguments
+    """
+
+    launch: Callable[..., None]
+    head: tuple[Any, ...]
+    tail: tuple[None, ...]
+
+    def __call__(self, grid: tuple[int, int, int], device: torch.device, *arguments: float) -> None:
+        """Launch it on the device's current stream. arguments: the kernel's but constexprs, tensors as addresses."""
+        stream = driver.active.get_current_stream(device.index)
+        self.launch(*grid, stream, *self.head, *arguments, *self.tail)
+
+
+def prepare(kernel: Any, *arguments: Any, **options: Any) -> Prepared:
+    """`kernel` for arguments like these, tensors as `Aligned`. options: its constexprs, and Triton's options."""
+    compiled = kernel.warmup(*arguments, grid=(1,), **options)
+    run, metadata = compiled.run, compiled.metadata  # the former loads it: before, it has no function
+    assert metadata.global_scratch_size == metadata.profile_scratch_size == 0, "no kernel of ours takes scratch memory"
+    head = (
+        compiled.function, metadata.launch_cooperative_grid, metadata.launch_pdl, None, None, compiled.packed_metadata,
+        None, None, None,
+    )  # fmt: skip
+    return Prepared(run.launch, head, (None,) * (len(kernel.arg_names) - len(arguments)))
+
+
 def next_power_of_2(n: int) -> int:
     """The smallest power of two that is at least n, for n >= 1: the width of a Triton tile over n elements."""
     return 1 << (n - 1).bit_length()
 
 
-__all__ = ["jit", "next_power_of_2", "overlap", "runs_on_triton", "tl"]
+__all__ = ["Aligned", "Prepared", "jit", "next_power_of_2", "overlap", "prepare", "runs_on_triton", "tl"]

@@ -1,11 +1,12 @@
 """Rotary embedding, optional norm of query and key heads, and the write into the KV cache, in one launch."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-from kernels.fused.backend import jit, next_power_of_2, overlap, runs_on_triton, tl
+from kernels.fused.backend import Aligned, Prepared, jit, next_power_of_2, overlap, prepare, runs_on_triton, tl
 from kernels.fused.norm import rms_norm_torch
 
 _MAX_TILE = 2048  # elements of the half heads one program holds: 16 a thread
@@ -62,36 +63,59 @@ def rope_and_write_kv(
             q, k, v, cos_sin, positions, k_pages, v_pages, slots, q_norm=q_norm, k_norm=k_norm, eps=eps, turns=turns
         )
         return
-    num_tokens, num_heads, head_dim = q.shape
-    num_kv_heads = k.shape[1]
+    if not (k_pages.is_contiguous() and v_pages.is_contiguous()):
+        raise RuntimeError(f"pages: expected contiguous ones, found strides {k_pages.stride()} and {v_pages.stride()}")
+    norms = (q, k) if q_norm is None or k_norm is None else (q_norm, k_norm)
+    tensors = (q, k, v, cos_sin, positions, k_pages, v_pages, slots, *norms)
+    strides = (q.stride(0), k.stride(0), v.stride(0))
+    sizes = (q.shape[1], k.shape[1], q.shape[2])
+    grid = (q.shape[0], sum(_blocks(sizes)[:2]), 1)
+    at = [x.data_ptr() for x in tensors]
+    aligned = at[0] | at[1] | at[2] | at[3] | at[5] | at[6] | at[8] | at[9]
+    if q.is_cuda and aligned % 16 == 0:
+        kernel = _prepared(q.device, tuple([x.dtype for x in tensors]), sizes, strides, q_norm is not None)
+        kernel(grid, q.device, *at, *strides, eps)
+    else:
+        options = _options(q.device, sizes, has_norm=q_norm is not None)
+        _rope_and_write_kv_kernel[grid](*tensors, *strides, eps, **options)
+
+
+@lru_cache(maxsize=64)
+def _blocks(sizes: tuple[int, int, int]) -> tuple[int, int, int, int]:
+    """Blocks of query heads and of KV heads, heads of a block, and half the head dim, padded."""
+    num_heads, num_kv_heads, head_dim = sizes
     half = next_power_of_2(head_dim // 2)
     block_heads = min(next_power_of_2(max(num_heads, num_kv_heads)), max(_MAX_TILE // half, 1))
-    num_q_blocks = -(-num_heads // block_heads)
-    num_kv_blocks = -(-num_kv_heads // block_heads)
-    _rope_and_write_kv_kernel[(num_tokens, num_q_blocks + num_kv_blocks)](
-        q,
-        k,
-        v,
-        cos_sin,
-        positions,
-        k_pages.view(-1),
-        v_pages.view(-1),
-        slots,
-        q if q_norm is None else q_norm,
-        k if k_norm is None else k_norm,
-        q.stride(0),
-        k.stride(0),
-        v.stride(0),
-        eps,
-        NUM_HEADS=num_heads,
-        NUM_KV_HEADS=num_kv_heads,
-        HEAD_DIM=head_dim,
-        NUM_Q_BLOCKS=num_q_blocks,
-        BLOCK_HEADS=block_heads,
-        BLOCK_HALF=half,
-        HAS_NORM=q_norm is not None,
-        **overlap(q),
-    )
+    return -(-num_heads // block_heads), -(-num_kv_heads // block_heads), block_heads, half
+
+
+# A pure function of what is compiled in: the cache holds no state.
+@lru_cache(maxsize=256)
+def _prepared(
+    device: torch.device,
+    dtypes: tuple[torch.dtype, ...],
+    sizes: tuple[int, int, int],
+    strides: tuple[int, int, int],
+    has_norm: bool,
+) -> Prepared:
+    """The kernel for aligned tensors of these dtypes; positions and slots may have any address."""
+    options = _options(device, sizes, has_norm=has_norm)
+    return prepare(_rope_and_write_kv_kernel, *map(Aligned, dtypes), *strides, 0.0, **options)
+
+
+def _options(device: torch.device, sizes: tuple[int, int, int], *, has_norm: bool) -> dict[str, int]:
+    num_heads, num_kv_heads, head_dim = sizes
+    num_q_blocks, _, block_heads, half = _blocks(sizes)
+    return {
+        "NUM_HEADS": num_heads,
+        "NUM_KV_HEADS": num_kv_heads,
+        "HEAD_DIM": head_dim,
+        "NUM_Q_BLOCKS": num_q_blocks,
+        "BLOCK_HEADS": block_heads,
+        "BLOCK_HALF": half,
+        "HAS_NORM": has_norm,
+        **overlap(device),
+    }
 
 
 def rope_and_write_kv_torch(

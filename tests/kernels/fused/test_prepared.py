@@ -1,0 +1,33 @@
+"""What the host does for a fused op on a GPU: which kernel it finds, and what it hands to it."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment |= {"TRITON_CACHE_DIR": str(tmp_path_factory.mktemp("cache")), "PYTHONPATH": str(HERE.parents[2])}
+    program = [sys.executable, str(HERE / "prepared_launch.py")]
+    done = subprocess.run(program, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+@pytest.mark.parametrize("op", ["norm", "swiglu", "rope", "unaligned norm"])
+def test_an_op_compiles_one_kernel_and_hands_over_what_it_takes(seen: dict[str, Any], op: str) -> None:
+    found = seen["ops"][op]
+    assert (found["compiled"], found["launches"]) == (1, 2)
+    assert found["arguments"][0] == found["arguments"][1]
+
+
+def test_the_kernels_are_those_that_tritons_binder_finds_for_the_tensors(seen: dict[str, Any]) -> None:
+    assert seen["found_by_the_binder"]
