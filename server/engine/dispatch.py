@@ -151,11 +151,14 @@ class Dispatcher:
         self, choice: Choice, q: Tensor, k: Tensor, v: Tensor, part: PhasePart, layer: int, out: Tensor, *,
         planned: AttentionBatch,
     ) -> None:  # fmt: skip
-        """Run a choice for one layer. `planned`: the part's batch, with what its step has planned."""
+        """Run a choice for one layer. `planned`: the part's batch, with what its step has planned.
+
+        A call that is watched plans for itself: it is judged, and may be captured, without the others.
+        """
         flags = self.flags[layer]
         if self._watch is not None:
             with self._watch(choice):
-                choice.run(q, k, v, planned, flags, out)
+                choice.run(q, k, v, part.batch, flags, out)
         elif self.timer is not None and self.timer.measures(part.phase, layer):
             work = partial(choice.run, q, k, v, planned, flags, out)
             self.timer.around(work, choice.decision.shape, layer, part.batch)

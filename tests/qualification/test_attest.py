@@ -62,6 +62,21 @@ def test_a_replay_with_other_counts_is_a_mismatch(count: int) -> None:
     )
 
 
+@pytest.mark.parametrize("num_plans", [0, 1, 4])
+def test_layers_of_a_replay_share_a_plan_for_what_was_counted_together(num_plans: int) -> None:
+    promise = Promise("gluon.x", ("hallmark_x", "hallmark_x_plan"))
+    layers = [(promise, 3), (promise, 0), (promise, 1)]  # of three windows
+    detail = replay_mismatch(layers, {"hallmark_x": 4, "hallmark_x_plan": num_plans + 1}, MARKERS)
+    wrong = f"in a replay of gluon.x: hallmark_x_plan ran {num_plans + 1} times, 2 were counted"
+    assert detail == (None if num_plans == 1 else wrong)
+
+
+def test_a_plan_does_not_stand_for_a_launch_of_a_path_without_evidence() -> None:
+    promise = Promise("gluon.x", (), (), ("hallmark_x", "hallmark_x_plan"))
+    seen = {"hallmark_x": 3, "hallmark_x_plan": 1, "fmha_cutlass": 1}
+    assert replay_mismatch([(promise, 4)], seen, MARKERS) is not None
+
+
 def test_a_replay_that_holds_another_paths_kernel_is_a_mismatch() -> None:
     seen = {"hallmark_x": 4, "hallmark_combine": 4, "hallmark_y": 4}
     detail = replay_mismatch([(PROMISE, 4)], seen, MARKERS)

@@ -1,6 +1,7 @@
 import timeit
 from array import array
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -109,6 +110,18 @@ def test_layers_of_one_step_share_what_was_planned_for_their_part_and_steps_do_n
         step(subject)
         of_steps.append([name for phase, name in made if phase is Phase.EXTEND])
     assert of_steps == [["plan 1", "plan 4", "plan 1"]] * 2, "each step plans anew, once for each window"
+
+
+def test_a_watched_call_plans_for_itself() -> None:
+    plans = []
+
+    def run(q: Tensor, k: Tensor, v: Tensor, batch: AttentionBatch, flags: AttentionFlags, out: Tensor) -> None:  # noqa: ARG001
+        plans.append(batch.plans)
+
+    subject = dispatcher(decisions(), replace(path("first", 1.0), run=run))
+    with subject.watched(lambda _: nullcontext()):
+        step(subject)
+    assert plans == [None] * 9
 
 
 def test_every_launch_is_counted_by_path() -> None:
