@@ -45,6 +45,18 @@ def run_prefill(q: Tensor, k: Tensor, v: Tensor, batch: AttentionBatch, flags: A
     Where queries and keys are the same tokens, pass one tensor as both cu_seqlens: that is a few percent faster.
     Raises ValueError for a head dim or a mask that the path's limits reject.
     """
+    plans, key = batch.plans, None
+    if plans is not None:
+        # What the layers of a step allocate lies where that of the layer before them lay.
+        key = (
+            id(flags), q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), q.stride(), k.stride(), v.stride(),
+            out.stride(), q.shape, k.shape, q.dtype, k.dtype, v.dtype,
+        )  # fmt: skip
+        known: Launched | None = plans.get(key)
+        if known is not None:
+            stream = driver.active.get_current_stream(q.device.index)
+            known.launch(known.num_programs, 1, 1, stream, *known.arguments)
+            return
     if not flags.causal:
         raise ValueError("causal: expected True, found False")
     if q.shape[0] == 0:
@@ -55,13 +67,24 @@ def run_prefill(q: Tensor, k: Tensor, v: Tensor, batch: AttentionBatch, flags: A
     variant = variant_of(q.shape[2], batch, flags)
     planned = ("prefill", q.shape[0], variant, flags.window, flags.spans)
     plan = batch.once(planned, lambda: plan_tiles(q.shape[0], batch, flags, variant))
-    launch_prefill(q, k, v, plan, flags, out, variant)
+    launched = launch_prefill(q, k, v, plan, flags, out, variant)
+    if plans is not None and launched is not None:
+        plans[key] = launched
+
+
+class Launched(NamedTuple):
+    """A launch to repeat for tensors at the same addresses. `flags` are kept, so that their identity is theirs."""
+
+    launch: Callable[..., None]
+    num_programs: int
+    arguments: tuple[Any, ...]
+    flags: AttentionFlags
 
 
 def launch_prefill(
     q: Tensor, k: Tensor, v: Tensor, plan: Tensor, flags: AttentionFlags, out: Tensor, variant: Variant
-) -> None:
-    """Attention by a plan of this batch, these flags and this variant."""
+) -> Launched | None:
+    """Attention by a plan of this batch, these flags and this variant. None where tensors were copied for it."""
     sinks, spans = flags.sinks, flags.spans
     call = prepared(
         variant, q.device, (q.dtype, k.dtype, v.dtype), (q.shape, k.shape),
@@ -71,17 +94,18 @@ def launch_prefill(
     q_at, k_at, v_at = q.data_ptr(), k.data_ptr(), v.data_ptr()
     if not call.is_addressable or (q_at | k_at | v_at) % 16:
         launch_prefill(aligned(q), aligned(k), aligned(v), plan, flags, out, variant)  # copies are held until launched
-        return
+        return None
     q_map, k_map, v_map = call.maps
-    max_tiles = (plan.numel() - HEADER.value) // ITEM.value * q.shape[1]
-    call.launch(
-        min(call.num_programs, max_tiles), 1, 1, driver.active.get_current_stream(q.device.index), *call.head,
-        call.encode(q_at, *q_map.layout), *q_map.numbers,
+    arguments = (
+        *call.head, call.encode(q_at, *q_map.layout), *q_map.numbers,
         call.encode(k_at, *k_map.layout), *k_map.numbers,
         call.encode(v_at, *v_map.layout), *v_map.numbers,
         out.data_ptr(), *call.out_strides, plan.data_ptr(),
         None if sinks is None else sinks.data_ptr(), None if spans is None else spans.data_ptr(), *call.numbers,
     )  # fmt: skip
+    num_programs = min(call.num_programs, (plan.numel() - HEADER.value) // ITEM.value * q.shape[1])
+    call.launch(num_programs, 1, 1, driver.active.get_current_stream(q.device.index), *arguments)
+    return Launched(call.launch, num_programs, arguments, flags)
 
 
 class Prepared(NamedTuple):

@@ -4,6 +4,7 @@ A program of its own: where Triton's interpreter is on, as in the tests of this 
 """
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -51,16 +52,25 @@ def call(tokens: int) -> tuple[Any, ...]:
     return q, k, v, out, cu_seqlens
 
 
-def num_launched_by_layers(layers: int) -> int:
-    """Of layers whose batch keeps its plans; every other layer has a window."""
+def layers_of_a_step(layers: int) -> dict[str, object]:
+    """Layers whose batch keeps its plans: every other one has a window, and every third an output of its own."""
     _Launcher.launches.clear()
     q, k, v = (torch.zeros(200, heads, 128, dtype=torch.bfloat16) for heads in (8, 2, 2))
     cu_seqlens = torch.tensor([0, 200], dtype=torch.int32)
     batch = AttentionBatch(cu_seqlens, 200, 200, cu_seqlens_k=cu_seqlens, plans={})
+    kinds, outs = (AttentionFlags(0.1), AttentionFlags(0.1, window=100)), (torch.zeros_like(q), torch.zeros_like(q))
+    wrong = []
     for layer in range(layers):
-        flags = AttentionFlags(0.1, window=100 if layer % 2 else None)
-        run_prefill(q, k, v, batch, flags, torch.zeros_like(q))
-    return len(_Launcher.launches)
+        flags, out = kinds[layer % 2], outs[layer % 3 == 0]
+        run_prefill(q, k, v, batch, flags, out)
+        _, shared = _Launcher.launches[-1]
+        num_shared = len(_Launcher.launches)
+        run_prefill(q, k, v, replace(batch, plans=None), flags, out)
+        _, own = _Launcher.launches[-1]
+        del _Launcher.launches[num_shared:]
+        if (*shared[:28], *shared[29:]) != (*own[:28], *own[29:]):  # all but the plan
+            wrong.append(layer)
+    return {"launches": len(_Launcher.launches), "wrong": wrong}
 
 
 def num_compiled() -> int:
@@ -78,7 +88,7 @@ def main() -> None:
     compiled.append(num_compiled())
     result = {
         "compiled": compiled,
-        "by_layers": num_launched_by_layers(6),
+        "by_layers": layers_of_a_step(12),
         "plan": [num_plan, len(plan)],
         "prefill": [num_prefill, len(prefill)],
         "plan_tensors": plan[1] is cu_seqlens and plan[2] is cu_seqlens and plan[0].data_ptr() == prefill[28],

@@ -54,7 +54,7 @@ def test_twelve_layers_of_one_plan_give_the_bits_of_a_plan_each(name: str) -> No
         run(inputs.q, inputs.k, inputs.v, batch, FLAGS[layer % 2], out)
         assert torch.equal(out, alone[layer % 2]), layer
     assert batch.plans is not None
-    assert len(batch.plans) == 2
+    assert sum(isinstance(key[0], str) for key in batch.plans) == 2, "beside them: launches to repeat"  # type: ignore[index]
 
 
 def captured(run: RunAttention, inputs: Inputs, layers: int) -> tuple[torch.cuda.CUDAGraph, list[torch.Tensor]]:
