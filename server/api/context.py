@@ -1,9 +1,9 @@
 """What is known of one HTTP request while it is served: shared by the guard, the handlers and the shutdown."""
 
 import asyncio
-import uuid
-from contextlib import AsyncExitStack
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from secrets import token_hex
 
 from starlette.types import Scope
 
@@ -24,8 +24,8 @@ class RequestContext:
     request_id: str  # as the client named it, not unique
     arrived_at: float  # monotonic seconds
     task: "asyncio.Task[object]"
-    unique_id: str = field(default_factory=lambda: uuid.uuid4().hex)
-    cleanup: AsyncExitStack = field(default_factory=AsyncExitStack)  # closed when the request ends, however it does
+    unique_id: str = field(default_factory=lambda: token_hex(16))
+    cleanup: list[Callable[[], Awaitable[None]]] = field(default_factory=list)  # called when it ends, the last first
     tenant: bytes = b""  # whose key it brought; empty where nobody needs one
     record: RequestRecord | None = None  # of a request that generates
     status: int | None = None  # of the response, once it has begun
@@ -34,6 +34,15 @@ class RequestContext:
     aborted_by: Exception | None = None
     outcome: Outcome | None = None
     error_code: str | None = None
+
+    async def aclose(self) -> None:
+        """Clean up, however the request has ended."""
+        while self.cleanup:
+            try:
+                await self.cleanup.pop()()
+            except BaseException:
+                await self.aclose()
+                raise
 
     def ids(self) -> dict[str, str]:
         """What finds this request again: in the logs, in an error, in the traces."""

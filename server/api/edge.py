@@ -89,6 +89,10 @@ class Place:
         admission.num_tokens = total
         self._num_tokens += num_tokens
 
+    async def left(self) -> None:
+        """For the end of a request."""
+        self.leave()
+
     def leave(self, waited_s: float | None = None) -> None:
         """Each prompt has its first token, after `waited_s`; or, without it, the request has ended before."""
         if self._has_left:

@@ -24,6 +24,11 @@ from server.errors import InvalidValue, TooManyRequests
 from server.telemetry.outcomes import RejectedFor
 from server.telemetry.request import RequestRecord
 
+_STREAM_HEADERS = [
+    (b"cache-control", b"no-store"),
+    (b"x-accel-buffering", b"no"),
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+]
 INLINE_BODY_BYTES = 4096  # below this, parsing and tokenizing take less time than a hop to a thread
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default of max_tokens in /v1/completions; a chat may fill the context
 
@@ -89,7 +94,7 @@ async def _generate(edge: Edge, kind: Kind, scope: Scope, receive: Receive) -> R
     record.describe(prepared.jobs[0].sampling, matrix_digest=ready.matrix_digest, is_stream=fields.stream)
     salt = cache_salt_of(context.tenant, fields.cache_salt)
     answer = _answer(edge, prepared.jobs, record, place, salt)
-    context.cleanup.push_async_callback(answer.aclose)
+    context.cleanup.append(answer.aclose)
     has_usage_chunk = fields.stream_options is not None and fields.stream_options.include_usage
     shape = kind.format(context.unique_id, edge.model, has_usage_chunk)
     if fields.stream:
@@ -116,7 +121,7 @@ def _enter(edge: Edge, context: RequestContext) -> Place:
     except TooManyRequests:
         edge.metrics.traffic.rejected(RejectedFor.QUEUE_REQUESTS)
         raise
-    context.cleanup.callback(place.leave)
+    context.cleanup.append(place.left)
     return place
 
 
@@ -194,8 +199,8 @@ class EventStream(Response):
         usage: Callable[[], Usage] | None,
     ) -> None:
         """`usage` is asked at the end, for an event of its own."""
-        super().__init__(headers={"cache-control": "no-store", "x-accel-buffering": "no"})
-        del self.headers["content-length"]
+        self.status_code, self.background = 200, None
+        self.raw_headers = _STREAM_HEADERS.copy()  # and nothing else of a response's making, which takes 10 us
         self._shape = shape
         self._first = first
         self._rest = rest

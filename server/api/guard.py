@@ -7,10 +7,11 @@ import asyncio
 import logging
 import re
 import time
-import uuid
 from collections.abc import Callable, Coroutine, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
+from secrets import token_hex
 from typing import Any, cast
 
 import msgspec
@@ -41,7 +42,6 @@ logger = logging.getLogger(__name__)
 MAX_HEADERS = 100
 MAX_HEADER_BYTES = 32 * 1024
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
-_CLOSE = (b"connection", b"close")  # what is left of the request is not worth reading
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class Guard:
         attach_context(scope, context)
         responder = _Responder(context, send, self._limits.send_timeout_s)
         try:
-            async with context.cleanup:
+            async with aclosing(context):
                 await self._serve(scope, receive, responder, headers)
         finally:
             self._account(scope, context)
@@ -248,14 +248,14 @@ def _headers(error: HallmarkError, body: bytes) -> list[tuple[bytes, bytes]]:
     if isinstance(error, MethodNotAllowed):
         headers.append((b"allow", error.allowed.encode()))
     if isinstance(error, PayloadTooLarge | RequestTimeout | HeadersTooLarge):
-        headers.append(_CLOSE)
+        headers.append((b"connection", b"close"))  # what is left of the request is not worth reading
     return headers
 
 
 def _request_id(headers: Mapping[bytes, bytes]) -> str:
     """The client's X-Request-Id where it is short and plain, else a new one."""
     given = headers.get(b"x-request-id", b"")
-    return given.decode() if _REQUEST_ID.fullmatch(given) else f"req-{uuid.uuid4().hex}"
+    return given.decode() if _REQUEST_ID.fullmatch(given) else f"req-{token_hex(16)}"
 
 
 def _replay(body: bytes) -> Receive:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from functools import cache
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -138,7 +139,7 @@ class DetokenizeFields(_Model):
 def read(kind: type[ModelT], body: Mapping[str, Any]) -> ModelT:
     """`body` as a valid `kind`. Raises UnsupportedField, UnknownField or InvalidValue, each naming the field."""
     given = _without_absent(body, kind, "")
-    if "messages" in kind.model_fields and isinstance(given.get("messages"), list):
+    if "messages" in _names(kind) and isinstance(given.get("messages"), list):
         given["messages"] = [
             _without_absent(message, Message, f"messages[{i}].") if isinstance(message, dict) else message
             for i, message in enumerate(given["messages"])
@@ -149,13 +150,18 @@ def read(kind: type[ModelT], body: Mapping[str, Any]) -> ModelT:
         raise _named(error) from None
 
 
+@cache
+def _names(kind: type[BaseModel]) -> frozenset[str]:
+    return frozenset(kind.model_fields)
+
+
 def _without_absent(body: Mapping[str, Any], kind: type[BaseModel], prefix: str) -> dict[str, Any]:
     """`body` without nulls and without unimplemented fields that ask for nothing."""
-    given = {}
+    given, known = {}, _names(kind)
     for name, value in body.items():
         if value is None:
             continue
-        if name in kind.model_fields:
+        if name in known:
             given[name] = value
         elif name not in _UNSUPPORTED:
             field = prefix + _plain(name)

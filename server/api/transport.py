@@ -39,6 +39,8 @@ class LimitedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         if self._is_in_headers:
+            if self._timer is None:
+                self._start_timer()
             self._num_header_bytes += len(data)
             if self._num_header_bytes > MAX_HEADER_BYTES:
                 self._refuse(b"431 Request Header Fields Too Large", "headers_too_large", "The headers are too large.")
@@ -46,7 +48,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         self._is_in_headers = True
         self._num_header_bytes = 0
-        self._start_timer()
+        self._stop_timer()  # started again where the headers do not end in the same read
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:

@@ -49,6 +49,8 @@ class RequestRecord:
         self.trace.stage(names.TOKENIZE, began_at, self.now(), {})
 
     def describe(self, sampling: SamplingParams, *, matrix_digest: str | None, is_stream: bool) -> None:
+        if not self.trace.is_recording:
+            return
         self.trace.attributes |= {
             names.GEN_AI_MAX_TOKENS: sampling.max_tokens,
             names.GEN_AI_TEMPERATURE: sampling.temperature,
@@ -73,10 +75,13 @@ class RequestRecord:
             if (use.phase, use.path) in self._uses:
                 continue
             self._uses[use.phase, use.path] = use
+            if use.fallback_reasons:
+                self.trace.keep()
+            if not self.trace.is_recording:
+                continue
             what: Attributes = {names.PHASE: use.phase, names.PATH: use.path, names.STATUS: use.status}
             self.trace.event(names.ATTENTION_SELECTED, self.now(), what)
             if use.fallback_reasons:
-                self.trace.keep()
                 reasons = ",".join(use.fallback_reasons)
                 self.trace.event(names.ATTENTION_FELL_BACK, self.now(), what | {names.REASONS: reasons})
 

@@ -5,15 +5,15 @@ the client has decided. Spans are made then, from what was observed, and only of
 exporter takes them, not by a tracer: with one, six spans took 250 us of the event loop, and 90 us so (a busy core).
 """
 
-import secrets
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from random import Random
 
 from opentelemetry.context import Context
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import Event, ReadableSpan
-from opentelemetry.sdk.trace.sampling import Decision, TraceIdRatioBased
+from opentelemetry.sdk.trace.sampling import TraceIdRatioBased
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags, get_current_span
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -27,6 +27,8 @@ Value = str | bool | int | float | list[str]
 Attributes = dict[str, Value]
 
 _SAMPLED = TraceFlags(TraceFlags.SAMPLED)
+_RATIO_BITS = TraceIdRatioBased.TRACE_ID_LIMIT
+_RANDOM = Random()  # seeded by the system; asked for each id, that takes two calls of it a request
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +155,7 @@ class Tracing:
     ) -> None:
         """Raises SettingsError for an endpoint that cannot be used."""
         self._propagator = TraceContextTextMapPropagator()
-        self._ratio = TraceIdRatioBased(ratio)
+        self._bound = TraceIdRatioBased(ratio).bound  # of the lower bits of the trace ids that are sampled
         self._sender = None if endpoint is None else _Sender(endpoint, version, count_dropped)
 
     def begin(
@@ -165,15 +167,15 @@ class Tracing:
             context, is_sampled = _child_of(parent), parent.trace_flags.sampled
         else:
             context = _root()
-            decided = self._ratio.should_sample(None, context.trace_id, "").decision
-            is_sampled = decided is Decision.RECORD_AND_SAMPLE
+            is_sampled = context.trace_id & _RATIO_BITS < self._bound
         trace = RequestTrace(f"{method} {route}", context, is_sampled, arrived_at, self._sender, parent)
-        trace.server_attributes |= {
-            names.HTTP_METHOD: method,
-            names.HTTP_ROUTE: route,
-            names.URL_PATH: route,
-            names.REQUEST_ID: request_id,
-        }
+        if trace.is_recording:
+            trace.server_attributes |= {
+                names.HTTP_METHOD: method,
+                names.HTTP_ROUTE: route,
+                names.URL_PATH: route,
+                names.REQUEST_ID: request_id,
+            }
         return trace
 
     def _parent(self, traceparent: str | None) -> SpanContext | None:
@@ -214,9 +216,11 @@ class Tracing:
 
 def _root() -> SpanContext:
     """A new trace."""
-    return SpanContext(secrets.randbits(128) or 1, secrets.randbits(64) or 1, is_remote=False, trace_flags=_SAMPLED)
+    return SpanContext(
+        _RANDOM.getrandbits(128) or 1, _RANDOM.getrandbits(64) or 1, is_remote=False, trace_flags=_SAMPLED
+    )
 
 
 def _child_of(parent: SpanContext) -> SpanContext:
     """A new span of the same trace. Exported spans say that they are sampled, whatever the header going out says."""
-    return SpanContext(parent.trace_id, secrets.randbits(64) or 1, is_remote=False, trace_flags=_SAMPLED)
+    return SpanContext(parent.trace_id, _RANDOM.getrandbits(64) or 1, is_remote=False, trace_flags=_SAMPLED)

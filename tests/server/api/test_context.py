@@ -1,0 +1,30 @@
+"""What a request leaves behind."""
+
+import asyncio
+
+import pytest
+
+from server.api.context import RequestContext
+
+
+def test_the_last_is_cleaned_up_first_and_one_that_fails_keeps_nobody_from_it() -> None:
+    seen: list[str] = []
+
+    async def first() -> None:
+        seen.append("first")
+
+    async def failing() -> None:
+        seen.append("failing")
+        raise LookupError
+
+    async def test() -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        context = RequestContext("a", 0.0, task)
+        context.cleanup += [first, failing]
+        with pytest.raises(LookupError):
+            await context.aclose()
+        await context.aclose()  # nothing is left
+
+    asyncio.run(test())
+    assert seen == ["failing", "first"]
