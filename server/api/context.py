@@ -1,9 +1,10 @@
 """What is known of one HTTP request while it is served: shared by the guard, the handlers and the shutdown."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from secrets import token_hex
+from typing import Any, Protocol, cast
 
 from starlette.types import Scope
 
@@ -11,10 +12,22 @@ from server.telemetry.outcomes import Outcome
 from server.telemetry.request import RequestRecord
 
 _SCOPE_KEY = "hallmark"
+_FLOW_KEY = "hallmark.flow"
 
 
 class ClientGone(Exception):
     """The client has closed its connection: there is nobody to answer."""
+
+
+class Writer(Protocol):
+    """Writes more of a response at once, beside `send` and while that is not under way."""
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the client reads what is written."""
+
+    def write(self, body: bytes) -> None:
+        """Only where there is room."""
 
 
 @dataclass(slots=True, eq=False)
@@ -31,6 +44,7 @@ class RequestContext:
     status: int | None = None  # of the response, once it has begun
     is_event_stream: bool = False
     is_answered: bool = False  # the last byte of the response is on its way
+    writer: Writer | None = None
     aborted_by: Exception | None = None
     outcome: Outcome | None = None
     error_code: str | None = None
@@ -54,6 +68,24 @@ class RequestContext:
         if self.aborted_by is None and not self.is_answered:
             self.aborted_by = error
             self.task.cancel()
+
+
+class Flow(Protocol):
+    """How it goes with a connection's bytes."""
+
+    @property
+    def write_paused(self) -> bool:
+        """Whether more of them wait to be read than should."""
+
+
+def attach_flow(scope: Mapping[str, Any], flow: Flow) -> None:
+    cast(MutableMapping[str, Any], scope)[_FLOW_KEY] = flow
+
+
+def flow_of(scope: Scope) -> Flow | None:
+    """None where another transport serves, of which nothing is known."""
+    flow: Flow | None = scope.get(_FLOW_KEY)
+    return flow
 
 
 def attach_context(scope: Scope, context: RequestContext) -> None:

@@ -10,6 +10,7 @@ from server.engine.attestations import Attestations
 from server.engine.client import EngineState
 from server.engine.messages import EngineReady, EngineRefused, Heartbeat, SamplingParams, TokenDelta
 from server.engine.orders import Orders
+from server.engine.streams import Take
 from server.errors import RETRY_AFTER_S, ModelNotFound, NotReady, ShuttingDown, TooManyRequests
 from server.settings import Settings
 from server.telemetry.metrics import Metrics
@@ -45,6 +46,7 @@ class Engine(Protocol):
         *,
         cache_salt: bytes = b"",
         traceparent: str | None = None,
+        take: Take | None = None,
     ) -> AsyncGenerator[TokenDelta]: ...
 
 

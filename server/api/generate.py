@@ -14,7 +14,8 @@ from server.api.body import parse_json
 from server.api.context import RequestContext, context_of
 from server.api.echo import Echo, checked_echo, scored
 from server.api.edge import Edge, Place
-from server.api.formats import DONE, AnswerFormat, ChatFormat, CompletionFormat, Usage
+from server.api.event_stream import EventStream, StreamOutlet
+from server.api.formats import AnswerFormat, ChatFormat, CompletionFormat, Usage
 from server.api.keys import cache_salt_of
 from server.api.prompts import chat_prompt, check_choices, check_lengths, encode_prompts, sampling_of
 from server.api.schemas import ChatFields, CompletionFields, GenerationFields, prompts_of, read, stops_of
@@ -24,11 +25,6 @@ from server.errors import InvalidValue, TooManyRequests
 from server.telemetry.outcomes import RejectedFor
 from server.telemetry.request import RequestRecord
 
-_STREAM_HEADERS = [
-    (b"cache-control", b"no-store"),
-    (b"x-accel-buffering", b"no"),
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-]
 INLINE_BODY_BYTES = 4096  # below this, parsing and tokenizing take less time than a hop to a thread
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default of max_tokens in /v1/completions; a chat may fill the context
 
@@ -93,14 +89,15 @@ async def _generate(edge: Edge, kind: Kind, scope: Scope, receive: Receive) -> R
     fields = prepared.fields
     record.describe(prepared.jobs[0].sampling, matrix_digest=ready.matrix_digest, is_stream=fields.stream)
     salt = cache_salt_of(context.tenant, fields.cache_salt)
-    answer = _answer(edge, prepared.jobs, record, place, salt)
-    context.cleanup.append(answer.aclose)
     has_usage_chunk = fields.stream_options is not None and fields.stream_options.include_usage
     shape = kind.format(context.unique_id, edge.model, has_usage_chunk)
+    outlet = StreamOutlet(shape, context.writer) if fields.stream and context.writer is not None else None
+    answer = _answer(edge, prepared.jobs, record, place, salt, outlet)
+    context.cleanup.append(answer.aclose)
     if fields.stream:
         first = await anext(answer)  # before the response begins: what fails until here gets its own status
         usage = (lambda: _usage(record, fields.n)) if has_usage_chunk else None
-        return EventStream(shape, first, answer, num_choices=len(prepared.jobs), usage=usage)
+        return EventStream(shape, first, answer, outlet, num_choices=len(prepared.jobs), usage=usage)
     if prepared.echo is not None:
         return Response(await _echoed(shape, answer, record, prepared.echo, fields.n), media_type="application/json")
     return Response(await _whole(shape, answer, record, prepared), media_type="application/json")
@@ -140,7 +137,11 @@ async def _off_loop(num_bytes: int, work: Callable[[], Prepared]) -> Prepared:
     return await asyncio.to_thread(work)
 
 
-def _answer(edge: Edge, jobs: list[Job], record: RequestRecord, place: Place, salt: bytes) -> AsyncGenerator[Piece]:
+def _answer(
+    edge: Edge, jobs: list[Job], record: RequestRecord, place: Place, salt: bytes, outlet: StreamOutlet | None
+) -> AsyncGenerator[Piece]:
+    """What comes may go to the `outlet` where there is one answer: several wait for one another."""
+    outlet = outlet if len(jobs) == 1 else None
     num_waiting = len(jobs)
 
     def began() -> None:
@@ -151,7 +152,7 @@ def _answer(edge: Edge, jobs: list[Job], record: RequestRecord, place: Place, sa
 
     records = [record.sequence(len(job.prompt_token_ids)) for job in jobs]
     streams = [
-        pieces(job, edge.engine, edge.tokenizer, it, cache_salt=salt, began=began)
+        pieces(job, edge.engine, edge.tokenizer, it, cache_salt=salt, began=began, outlet=outlet)
         for job, it in zip(jobs, records, strict=True)
     ]
     return streams[0] if len(streams) == 1 else merged(streams)
@@ -181,43 +182,6 @@ def _usage(record: RequestRecord, num_choices: int, *, is_empty: bool = False) -
     """A prompt counts once, however many choices it has; of its cached tokens, the mean over them."""
     num_tokens = 0 if is_empty else record.num_tokens
     return Usage(record.num_prompt_tokens // num_choices, num_tokens, record.num_cached_tokens // num_choices)
-
-
-class EventStream(Response):
-    """Writes pieces as events while they come. A slow client holds up its own reading only: the engine's tokens of
-    the meantime are merged into the next piece, hence into one write."""
-
-    media_type = "text/event-stream"
-
-    def __init__(
-        self,
-        shape: AnswerFormat,
-        first: Piece,
-        rest: AsyncGenerator[Piece],
-        *,
-        num_choices: int,
-        usage: Callable[[], Usage] | None,
-    ) -> None:
-        """`usage` is asked at the end, for an event of its own."""
-        self.status_code, self.background = 200, None
-        self.raw_headers = _STREAM_HEADERS.copy()  # and nothing else of a response's making, which takes 10 us
-        self._shape = shape
-        self._first = first
-        self._rest = rest
-        self._num_choices = num_choices
-        self._usage = usage
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 -- the guard watches
-        shape = self._shape
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        events = shape.opening(self._num_choices) + shape.opened(self._first)
-        await send({"type": "http.response.body", "body": events, "more_body": True})
-        async for piece in self._rest:
-            events = shape.event(piece)
-            if events:
-                await send({"type": "http.response.body", "body": events, "more_body": True})
-        last = b"" if self._usage is None else shape.usage_event(self._usage())
-        await send({"type": "http.response.body", "body": last + DONE})
 
 
 def _prepare_completion(edge: Edge, ready: EngineReady, body: dict[str, Any], unique_id: str) -> Prepared:

@@ -7,31 +7,28 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 from secrets import token_hex
-from typing import Any, cast
 
-import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server.api.context import ClientGone, RequestContext, attach_context
+from server.api.context import ClientGone, RequestContext, attach_context, flow_of
 from server.api.keys import ApiKeys
 from server.api.lifecycle import Lifecycle
 from server.api.limited import within
+from server.api.responder import Responder
 from server.errors import (
     INTERNAL_MESSAGE,
     DeadlineExceeded,
     HallmarkError,
     HeadersTooLarge,
     InternalError,
-    MethodNotAllowed,
     PayloadTooLarge,
     RequestTimeout,
     SlowClient,
-    Unauthorized,
     UnsupportedMediaType,
 )
 from server.telemetry.metrics import Metrics
@@ -86,7 +83,7 @@ class Guard:
         assert task is not None
         context = RequestContext(_request_id(headers), time.monotonic(), task)
         attach_context(scope, context)
-        responder = _Responder(context, send, self._limits.send_timeout_s)
+        responder = Responder(context, send, self._limits.send_timeout_s, flow_of(scope))
         try:
             async with aclosing(context):
                 await self._serve(scope, receive, responder, headers)
@@ -94,7 +91,7 @@ class Guard:
             self._account(scope, context)
 
     async def _serve(
-        self, scope: Scope, receive: Receive, responder: "_Responder", headers: Mapping[bytes, bytes]
+        self, scope: Scope, receive: Receive, responder: "Responder", headers: Mapping[bytes, bytes]
     ) -> None:
         context = responder.context
         try:
@@ -114,7 +111,7 @@ class Guard:
                 context.outcome, context.error_code = Outcome.DISCONNECTED, error.code
 
     async def _run(
-        self, scope: Scope, receive: Receive, responder: "_Responder", headers: Mapping[bytes, bytes]
+        self, scope: Scope, receive: Receive, responder: "Responder", headers: Mapping[bytes, bytes]
     ) -> None:
         """Raises what ends the request early, also where that was somebody else's doing."""
         context = responder.context
@@ -191,65 +188,6 @@ class Guard:
             if outcome is Outcome.DISCONNECTED:
                 record.disconnected(is_slow=context.error_code == SlowClient.code)
             record.end(outcome, status=context.status, error_code=context.error_code)
-
-
-class _Responder:
-    """`send` with the request's id in the headers, a limit on slow readers, and a way to answer with an error."""
-
-    def __init__(self, context: RequestContext, send: Send, timeout_s: float) -> None:
-        self.context = context
-        self._send = cast(Callable[[Message], Coroutine[Any, Any, None]], send)  # of any server it is one
-        self._timeout_s = timeout_s
-
-    async def __call__(self, message: Message) -> None:
-        context = self.context
-        if message["type"] == "http.response.start":
-            context.status = message["status"]
-            headers = [*message.get("headers", ()), (b"x-request-id", context.request_id.encode())]
-            if context.record is not None:
-                headers.append((b"traceparent", context.record.trace.traceparent.encode()))
-            context.is_event_stream = any(value.startswith(b"text/event-stream") for _, value in headers)
-            message = {**message, "headers": headers}
-        elif not message.get("more_body", False):
-            context.is_answered = True
-        try:
-            await within(self._timeout_s, self._send(message))
-        except TimeoutError:
-            raise SlowClient(f"The client read nothing for {self._timeout_s:g} s.") from None
-
-    async def fail(self, error: HallmarkError) -> None:
-        """Answer with `error`; as an event where the response has begun as a stream of them."""
-        context = self.context
-        context.error_code = error.code
-        if context.is_answered:
-            return
-        body = envelope(error, context.ids())
-        if context.status is None:
-            await self({"type": "http.response.start", "status": error.status, "headers": _headers(error, body)})
-            await self({"type": "http.response.body", "body": body})
-            return
-        context.outcome = Outcome.SERVER_ERROR
-        if context.is_event_stream:
-            await self({"type": "http.response.body", "body": b"data: " + body + b"\n\ndata: [DONE]\n\n"})
-
-
-def envelope(error: HallmarkError, ids: Mapping[str, str]) -> bytes:
-    """The error as OpenAI's clients expect it, with `ids`: when a stream fails, its headers are long gone."""
-    fields = {"message": error.message, "type": error.type, "param": error.param, "code": error.code}
-    return msgspec.json.encode({"error": {**fields, **ids}})
-
-
-def _headers(error: HallmarkError, body: bytes) -> list[tuple[bytes, bytes]]:
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    if error.retry_after_s is not None:
-        headers.append((b"retry-after", str(error.retry_after_s).encode()))
-    if isinstance(error, Unauthorized):
-        headers.append((b"www-authenticate", b"Bearer"))
-    if isinstance(error, MethodNotAllowed):
-        headers.append((b"allow", error.allowed.encode()))
-    if isinstance(error, PayloadTooLarge | RequestTimeout | HeadersTooLarge):
-        headers.append((b"connection", b"close"))  # what is left of the request is not worth reading
-    return headers
 
 
 def _request_id(headers: Mapping[bytes, bytes]) -> str:

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from typing import Protocol
 
 from server.api.edge import Engine
 from server.engine.messages import FinishReason, SamplingParams, TokenDelta, TokenScores
@@ -35,6 +36,15 @@ class Piece:
     scores: Sequence[TokenScores] = ()
 
 
+class Outlet(Protocol):
+    """Where the pieces of an answer may go by the way, between its first and its last."""
+
+    @property
+    def has_room(self) -> bool: ...
+    def put(self, piece: Piece) -> None:
+        """Only where it has room."""
+
+
 async def pieces(
     job: Job,
     engine: Engine,
@@ -43,16 +53,29 @@ async def pieces(
     *,
     cache_salt: bytes,
     began: Callable[[], None] = lambda: None,
+    outlet: Outlet | None = None,
 ) -> AsyncGenerator[Piece]:
     """Pieces of one answer; the last has a finish_reason. Raises what ends it early. Closing it cancels the engine.
 
-    `began` is called before the first of them.
+    `began` is called before the first of them. While this is waited for, what comes goes to the `outlet` if it can be
+    put there, and not here: no task is woken for a token that can be written at once.
     """
     detokenizer = Detokenizer(tokenizer)
     matcher = StopMatcher(job.stops)
     what = (job.engine_id, job.prompt_token_ids, job.sampling)
     has_begun = False
-    async with aclosing(engine.stream(*what, cache_salt=cache_salt, traceparent=record.traceparent)) as deltas:
+
+    def take(delta: TokenDelta) -> bool:
+        if outlet is None or not outlet.has_room:
+            return False
+        record.delta(delta)
+        text, _ = _absorb(delta, detokenizer, matcher, record, job.sampling.min_tokens)
+        outlet.put(Piece(job.index, text, None, delta.token_ids, delta.scores))
+        return True
+
+    may_take = None if outlet is None or matcher.has_stops else take
+    stream = engine.stream(*what, cache_salt=cache_salt, traceparent=record.traceparent, take=may_take)
+    async with aclosing(stream) as deltas:
         async for delta in deltas:
             came_at = record.now()
             if delta.finish_reason in (FinishReason.ERROR, FinishReason.CANCELLED):

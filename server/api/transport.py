@@ -11,6 +11,7 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from server.api.context import attach_flow
 from server.api.guard import MAX_HEADER_BYTES
 from server.api.lifecycle import Lifecycle
 
@@ -50,6 +51,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._num_header_bytes = 0
         self._stop_timer()  # started again where the headers do not end in the same read
         super().on_message_begin()
+        attach_flow(self.scope, self.flow)
 
     def on_headers_complete(self) -> None:
         self._is_in_headers = False

@@ -40,7 +40,7 @@ from server.engine.messages import (
     TokenDelta,
 )
 from server.engine.orders import Orders
-from server.engine.streams import Streams, error_delta
+from server.engine.streams import Streams, Take, error_delta
 from server.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -125,17 +125,19 @@ class EngineClient:
         *,
         cache_salt: bytes = b"",
         traceparent: str | None = None,
+        take: Take | None = None,
     ) -> AsyncGenerator[TokenDelta, None]:
         """Deltas of one request; the last one has a finish_reason. Leaving early cancels the request.
 
         It shares computed pages with requests of the same `cache_salt` only.
+        `take` may take deltas on the way, before the last one: they do not come here then.
         `traceparent` (W3C) goes along, so that the engine's log names the trace. Raises ValueError for a request id
         that is open already.
         """
         if self.state is not EngineState.READY:
             yield error_delta(request_id, "not_ready", f"The engine is {self.state.value}.")
             return
-        stream = self._streams.open(request_id)
+        stream = self._streams.open(request_id, take)
         is_finished = False
         try:
             self._send(Submit(request_id, prompt_token_ids, sampling, cache_salt, traceparent))

@@ -1,18 +1,24 @@
 """The open requests of the API process: each delta to its reader, and never more unread than one may hold."""
 
 import asyncio
+from collections.abc import Callable
 
 import msgspec
 
 from server.engine.messages import FinishReason, TokenDelta
 
+Take = Callable[[TokenDelta], bool]  # whether it was taken
+
 
 class OpenStream:
     """Deltas of one request on their way to one reader. Unread ones are merged, so its memory is bounded by tokens."""
 
-    def __init__(self, request_id: str) -> None:
+    def __init__(self, request_id: str, take: Take | None = None) -> None:
+        """`take` may take a delta at once, where its reader waits for one and it is not the last."""
         self.request_id = request_id
         self.is_ended = False
+        self._take = take
+        self._error: Exception | None = None  # of `take`
         self._unread: TokenDelta | None = None
         self._waiter: asyncio.Future[None] | None = None  # of the reader, while there is nothing to read
 
@@ -22,22 +28,38 @@ class OpenStream:
 
     def push(self, delta: TokenDelta) -> None:
         """Add a delta; what comes after the one with a finish_reason is dropped."""
-        if self.is_ended:
+        if self.is_ended or self._is_taken(delta):
             return
         self._unread = delta if self._unread is None else merge(self._unread, delta)
         self.is_ended = delta.finish_reason is not None
+        self._wake()
+
+    def _is_taken(self, delta: TokenDelta) -> bool:
+        if self._take is None or self._waiter is None or self._waiter.done() or delta.finish_reason is not None:
+            return False
+        try:
+            return self._take(delta)
+        except Exception as error:  # its reader's, and nobody else's
+            self._error = error
+            self._wake()
+            return True
+
+    def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
     async def next(self) -> TokenDelta:
-        """Everything unread as one delta; waits for the first."""
-        while self._unread is None:
+        """Everything unread as one delta; waits for the first. Raises what taking one raised."""
+        while self._unread is None and self._error is None:
             self._waiter = asyncio.get_running_loop().create_future()
             try:
                 await self._waiter
             finally:
                 self._waiter = None
+        if self._error is not None:
+            raise self._error
         delta, self._unread = self._unread, None
+        assert delta is not None
         return delta
 
 
@@ -51,11 +73,11 @@ class Streams:
     def __len__(self) -> int:
         return len(self._open)
 
-    def open(self, request_id: str) -> OpenStream:
+    def open(self, request_id: str, take: Take | None = None) -> OpenStream:
         """Raises ValueError for an id that is open already."""
         if request_id in self._open:
             raise ValueError(f"request {request_id} is open already")
-        stream = self._open[request_id] = OpenStream(request_id)
+        stream = self._open[request_id] = OpenStream(request_id, take)
         return stream
 
     def close(self, stream: OpenStream) -> None:

@@ -35,6 +35,7 @@ from server.engine.messages import (
     TokenDelta,
 )
 from server.engine.orders import Orders
+from server.engine.streams import Take
 from server.settings import Settings
 from server.telemetry.metrics import Metrics
 from server.telemetry.registry import Registry
@@ -163,6 +164,7 @@ class ScriptedEngine:
         *,
         cache_salt: bytes = b"",
         traceparent: str | None = None,
+        take: Take | None = None,
     ) -> AsyncGenerator[TokenDelta]:
         self.submitted.append((request_id, prompt_token_ids, sampling))
         self.traceparents.append(traceparent)
@@ -174,7 +176,8 @@ class ScriptedEngine:
                     await self.gate.wait()
                 await asyncio.sleep(0)
                 is_finished = it.finish_reason is not None
-                yield it
+                if take is None or is_finished or not take(it):
+                    yield it
         finally:
             if not is_finished:
                 self.cancelled.append(request_id)

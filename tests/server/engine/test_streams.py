@@ -24,3 +24,47 @@ def test_after_the_end_nothing_is_added() -> None:
     stream.push(TokenDelta("a", [1], FinishReason.STOP))
     stream.push(TokenDelta("a", [2]))
     assert asyncio.run(stream.next()).token_ids == [1]
+
+
+def reading(stream: OpenStream, *deltas: TokenDelta) -> TokenDelta | Exception:
+    """What a reader gets who waits while these are pushed."""
+
+    async def test() -> TokenDelta | Exception:
+        reader = asyncio.create_task(stream.next())
+        await asyncio.sleep(0)
+        for delta in deltas:
+            stream.push(delta)
+        try:
+            return await reader
+        except LookupError as error:
+            return error
+
+    return asyncio.run(test())
+
+
+def test_while_the_reader_waits_what_can_be_taken_is_and_the_last_comes_to_it() -> None:
+    taken: list[TokenDelta] = []
+    stream = OpenStream("a", lambda delta: not taken.append(delta))
+    last = TokenDelta("a", [3], FinishReason.STOP)
+    assert reading(stream, TokenDelta("a", [1]), TokenDelta("a", [2]), last) == last
+    assert [delta.token_ids for delta in taken] == [[1], [2]]
+
+
+def test_behind_something_unread_nothing_is_taken() -> None:
+    offered: list[TokenDelta] = []
+
+    def take(delta: TokenDelta) -> bool:
+        offered.append(delta)
+        return False
+
+    stream = OpenStream("a", take)
+    assert reading(stream, TokenDelta("a", [1]), TokenDelta("a", [2])) == TokenDelta("a", [1, 2])
+    stream.push(TokenDelta("a", [3]))  # nobody waits
+    assert len(offered) == 1
+
+
+def test_what_goes_wrong_in_taking_is_the_readers() -> None:
+    def take(_: TokenDelta) -> bool:
+        raise LookupError("no room after all")
+
+    assert isinstance(reading(OpenStream("a", take), TokenDelta("a", [1]), TokenDelta("a", [2])), LookupError)

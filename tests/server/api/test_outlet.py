@@ -1,0 +1,141 @@
+"""Tokens that are written by the way, without waking the stream's task, among those that are not."""
+
+import asyncio
+import json
+import socket
+import time
+from collections.abc import AsyncGenerator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from edge_fakes import ScriptedEngine, Served, delta, served
+from test_transport import Running
+
+from server.engine.messages import FinishReason, SamplingParams, TokenDelta
+from server.engine.streams import Streams, Take
+
+
+class PushingEngine(ScriptedEngine):
+    """Pushes the script's deltas whether or not they are read, as an engine process does."""
+
+    def __init__(self, deltas: list[TokenDelta]) -> None:
+        super().__init__(lambda _: deltas)
+        self.streams = Streams(10**6)
+        self.num_taken = 0
+        self.num_yielded = 0
+
+    async def stream(
+        self,
+        request_id: str,
+        prompt_token_ids: list[int],
+        sampling: SamplingParams,  # noqa: ARG002 -- the engine's signature
+        *,
+        cache_salt: bytes = b"",  # noqa: ARG002
+        traceparent: str | None = None,  # noqa: ARG002
+        take: Take | None = None,
+    ) -> AsyncGenerator[TokenDelta]:
+        def counting(it: TokenDelta) -> bool:
+            is_taken = take is not None and take(it)
+            self.num_taken += is_taken
+            return is_taken
+
+        async def push() -> None:
+            for it in self.script(prompt_token_ids):
+                await asyncio.sleep(0)
+                self.streams.push(replace_id(it, request_id))
+
+        stream = self.streams.open(request_id, None if take is None else counting)
+        pushing = asyncio.create_task(push())
+        try:
+            while True:
+                it = await stream.next()
+                self.num_yielded += 1
+                yield it
+                if it.finish_reason is not None:
+                    break
+        finally:
+            pushing.cancel()
+            self.streams.close(stream)
+
+
+def replace_id(it: TokenDelta, request_id: str) -> TokenDelta:
+    return TokenDelta(request_id, it.token_ids, it.finish_reason, times=it.times, attention=it.attention)
+
+
+def running(folder: Path, engine: ScriptedEngine) -> Running:
+    it = served(folder)
+    return Running(Served(replace(it.edge, engine=engine), engine))
+
+
+def texts_of(stream: bytes) -> list[str]:
+    """Of a chunked response's events."""
+    body = b""
+    rest = stream.partition(b"\r\n\r\n")[2]
+    while rest:
+        size, _, rest = rest.partition(b"\r\n")
+        body, rest = body + rest[: int(size, 16)], rest[int(size, 16) + 2 :]
+    events = [line[len("data: ") :] for line in body.decode().split("\n\n") if line]
+    assert events.pop() == "[DONE]"
+    return [json.loads(event)["choices"][0]["text"] for event in events]
+
+
+def ask(connection: socket.socket, **fields: object) -> None:
+    body = json.dumps({"prompt": [1, 2], "max_tokens": 100, "stream": True, **fields}).encode()
+    head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nConnection: close\r\n"
+    connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+
+
+def answer(connection: socket.socket) -> bytes:
+    data = b""
+    while part := connection.recv(65536):
+        data += part
+    return data
+
+
+def script(num_deltas: int) -> list[TokenDelta]:
+    last = delta("", FinishReason.LENGTH)
+    return [delta("0 ", is_first=True), *(delta(f"{i} €") for i in range(1, num_deltas)), last]
+
+
+def expected(num_deltas: int) -> str:
+    return "0 " + "".join(f"{i} €" for i in range(1, num_deltas))
+
+
+def test_what_can_be_written_at_once_wakes_no_task(folder: Path) -> None:
+    engine = PushingEngine(script(50))
+    it = running(folder, engine)
+    with it.connect() as connection:
+        ask(connection)
+        assert "".join(texts_of(answer(connection))) == expected(50)
+    it.stop()
+    assert engine.num_taken > 40
+    assert it.it.value("generation_tokens_total") == len(expected(50).encode())
+
+
+def test_behind_a_slow_reader_tokens_are_merged_and_keep_their_order(folder: Path) -> None:
+    engine = PushingEngine(script(4000))
+    it = running(folder, engine)
+    it._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # its connections inherit it
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.connect(("127.0.0.1", it.port))
+        ask(connection)
+        time.sleep(0.5)
+        texts = texts_of(answer(connection))
+    it.stop()
+    assert "".join(texts) == expected(4000)
+    assert len(texts) < 3900
+    assert engine.num_taken > 0
+    assert engine.num_yielded > 2
+
+
+@pytest.mark.parametrize("fields", [{"stop": ["~~"]}, {"n": 2}])
+def test_stop_strings_and_several_choices_take_the_long_way(folder: Path, fields: dict[str, object]) -> None:
+    engine = PushingEngine(script(20))
+    it = running(folder, engine)
+    with it.connect() as connection:
+        ask(connection, **fields)
+        answer(connection)
+    it.stop()
+    assert engine.num_taken == 0
