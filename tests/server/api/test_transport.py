@@ -1,5 +1,6 @@
 """The edge over real sockets: OpenAI's own client, slow and silent peers, and the end of the server."""
 
+import gc
 import json
 import signal
 import socket
@@ -42,6 +43,7 @@ class Running:
     def stop(self) -> None:
         self.server.should_exit = True
         self.thread.join(10)
+        gc.unfreeze()  # the tests behind this one have garbage of their own
         assert not self.thread.is_alive()
 
     def connect(self) -> socket.socket:
@@ -85,6 +87,11 @@ def test_openais_client_completes_chats_streams_and_lists(running: Running) -> N
             assert "".join(piece.choices[0].text for piece in pieces) == "Hello €"
         assert [model.id for model in client.models.list()] == ["tiny"]
         assert client.models.retrieve("tiny").id == "tiny"
+
+
+def test_what_lives_as_long_as_the_server_is_no_collections_business(running: Running) -> None:
+    assert running.server.started
+    assert gc.get_freeze_count() > 10_000
 
 
 def test_openais_client_understands_the_errors(running: Running) -> None:
