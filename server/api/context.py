@@ -12,7 +12,7 @@ from server.telemetry.outcomes import Outcome
 from server.telemetry.request import RequestRecord
 
 _SCOPE_KEY = "hallmark"
-_FLOW_KEY = "hallmark.flow"
+_WRITER_KEY = "hallmark.writer"
 
 
 class ClientGone(Exception):
@@ -20,9 +20,8 @@ class ClientGone(Exception):
 
 
 class Writer(Protocol):
-    """Writes more of a response at once, beside `send` and while that is not under way."""
+    """Writes more of a streamed response on the spot, while no `send` is under way."""
 
-    @property
     def has_room(self) -> bool:
         """Whether the client reads what is written."""
 
@@ -44,7 +43,6 @@ class RequestContext:
     status: int | None = None  # of the response, once it has begun
     is_event_stream: bool = False
     is_answered: bool = False  # the last byte of the response is on its way
-    writer: Writer | None = None
     aborted_by: Exception | None = None
     outcome: Outcome | None = None
     error_code: str | None = None
@@ -70,22 +68,14 @@ class RequestContext:
             self.task.cancel()
 
 
-class Flow(Protocol):
-    """How it goes with a connection's bytes."""
-
-    @property
-    def write_paused(self) -> bool:
-        """Whether more of them wait to be read than should."""
+def attach_writer(scope: Mapping[str, Any], writer: Writer) -> None:
+    cast(MutableMapping[str, Any], scope)[_WRITER_KEY] = writer
 
 
-def attach_flow(scope: Mapping[str, Any], flow: Flow) -> None:
-    cast(MutableMapping[str, Any], scope)[_FLOW_KEY] = flow
-
-
-def flow_of(scope: Scope) -> Flow | None:
-    """None where another transport serves, of which nothing is known."""
-    flow: Flow | None = scope.get(_FLOW_KEY)
-    return flow
+def writer_of(scope: Scope) -> Writer | None:
+    """None where another server than ours has made the scope."""
+    writer: Writer | None = scope.get(_WRITER_KEY)
+    return writer
 
 
 def attach_context(scope: Scope, context: RequestContext) -> None:

@@ -17,21 +17,18 @@ _STREAM_HEADERS = [
 
 
 class StreamOutlet:
-    """Writes pieces as events on the spot, once the stream has begun."""
+    """Writes text as events on the spot, once the stream has begun."""
 
     def __init__(self, shape: AnswerFormat, writer: Writer) -> None:
         self.is_open = False
         self._shape = shape
         self._writer = writer
 
-    @property
     def has_room(self) -> bool:
-        return self.is_open and self._writer.has_room
+        return self.is_open and self._writer.has_room()
 
-    def put(self, piece: Piece) -> None:
-        events = self._shape.event(piece)
-        if events:
-            self._writer.write(events)
+    def put(self, text: str) -> None:
+        self._writer.write(self._shape.text_event(0, text))
 
 
 class EventStream(Response):

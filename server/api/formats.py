@@ -35,6 +35,9 @@ class AnswerFormat(Protocol):
     def event(self, piece: Piece) -> bytes:
         """The events of a piece; empty when it has nothing to say."""
 
+    def text_event(self, index: int, text: str) -> bytes:
+        """The event of a choice's text, which is not empty."""
+
     def opened(self, first: Piece) -> bytes:
         """The events of the first piece, never empty: a reader must see that the first token is there."""
 
@@ -94,9 +97,11 @@ class CompletionFormat(_Format):
 
     def event(self, piece: Piece) -> bytes:
         if piece.finish_reason is None:
-            text = piece.text
-            return self._text_event(piece.index, text, self._empty, b'"text":') if text else b""
+            return self.text_event(piece.index, piece.text) if piece.text else b""
         return self.opened(piece)
+
+    def text_event(self, index: int, text: str) -> bytes:
+        return self._text_event(index, text, self._empty, b'"text":')
 
     def _empty(self, index: int) -> bytes:
         return self._chunk("text_completion", "cmpl", [_text_choice(index, "", None)])
@@ -121,9 +126,7 @@ class ChatFormat(_Format):
         return b"".join(self._delta(i, {"role": "assistant", "content": ""}, None) for i in range(num_choices))
 
     def event(self, piece: Piece) -> bytes:
-        text = b""
-        if piece.text:
-            text = self._text_event(piece.index, piece.text, self._empty, b'"content":')
+        text = self.text_event(piece.index, piece.text) if piece.text else b""
         return text + self._delta(piece.index, {}, piece.finish_reason) if piece.finish_reason else text
 
     def opened(self, first: Piece) -> bytes:
@@ -146,6 +149,9 @@ class ChatFormat(_Format):
 
     def choices(self, choices: list[dict[str, Any]], usage: Usage) -> bytes:
         return self._whole("chat.completion", "chatcmpl", choices, usage)
+
+    def text_event(self, index: int, text: str) -> bytes:
+        return self._text_event(index, text, self._empty, b'"content":')
 
     def _empty(self, index: int) -> bytes:
         return self._delta(index, {"content": ""}, None)

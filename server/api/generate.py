@@ -11,7 +11,7 @@ from fastapi import APIRouter, Request, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.api.body import parse_json
-from server.api.context import RequestContext, context_of
+from server.api.context import RequestContext, context_of, writer_of
 from server.api.echo import Echo, checked_echo, scored
 from server.api.edge import Edge, Place
 from server.api.event_stream import EventStream, StreamOutlet
@@ -91,7 +91,8 @@ async def _generate(edge: Edge, kind: Kind, scope: Scope, receive: Receive) -> R
     salt = cache_salt_of(context.tenant, fields.cache_salt)
     has_usage_chunk = fields.stream_options is not None and fields.stream_options.include_usage
     shape = kind.format(context.unique_id, edge.model, has_usage_chunk)
-    outlet = StreamOutlet(shape, context.writer) if fields.stream and context.writer is not None else None
+    writer = writer_of(scope)
+    outlet = StreamOutlet(shape, writer) if fields.stream and writer is not None else None
     answer = _answer(edge, prepared.jobs, record, place, salt, outlet)
     context.cleanup.append(answer.aclose)
     if fields.stream:

@@ -15,7 +15,7 @@ from secrets import token_hex
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server.api.context import ClientGone, RequestContext, attach_context, flow_of
+from server.api.context import ClientGone, RequestContext, attach_context
 from server.api.keys import ApiKeys
 from server.api.lifecycle import Lifecycle
 from server.api.limited import within
@@ -83,7 +83,7 @@ class Guard:
         assert task is not None
         context = RequestContext(_request_id(headers), time.monotonic(), task)
         attach_context(scope, context)
-        responder = Responder(context, send, self._limits.send_timeout_s, flow_of(scope))
+        responder = Responder(context, send, self._limits.send_timeout_s)
         try:
             async with aclosing(context):
                 await self._serve(scope, receive, responder, headers)

@@ -6,7 +6,7 @@ from typing import Any, cast
 import msgspec
 from starlette.types import Message, Send
 
-from server.api.context import Flow, RequestContext
+from server.api.context import RequestContext
 from server.api.limited import within
 from server.errors import (
     HallmarkError,
@@ -23,10 +23,8 @@ from server.telemetry.outcomes import Outcome
 class Responder:
     """`send` with the request's id in the headers, a limit on slow readers, and a way to answer with an error."""
 
-    def __init__(self, context: RequestContext, send: Send, timeout_s: float, flow: Flow | None) -> None:
+    def __init__(self, context: RequestContext, send: Send, timeout_s: float) -> None:
         self.context = context
-        self._flow = flow
-        context.writer = None if flow is None else self
         self._send = cast(Callable[[Message], Coroutine[Any, Any, None]], send)  # of any server it is one
         self._timeout_s = timeout_s
 
@@ -45,19 +43,6 @@ class Responder:
             await within(self._timeout_s, self._send(message))
         except TimeoutError:
             raise SlowClient(f"The client read nothing for {self._timeout_s:g} s.") from None
-
-    @property
-    def has_room(self) -> bool:
-        return self._flow is not None and not self._flow.write_paused
-
-    def write(self, body: bytes) -> None:
-        writing = self._send({"type": "http.response.body", "body": body, "more_body": True})
-        try:
-            writing.send(None)
-        except StopIteration:
-            return
-        writing.close()
-        raise RuntimeError("a write for which there was room had to wait")
 
     async def fail(self, error: HallmarkError) -> None:
         """Answer with `error`; as an event where the response has begun as a stream of them."""

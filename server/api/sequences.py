@@ -37,11 +37,10 @@ class Piece:
 
 
 class Outlet(Protocol):
-    """Where the pieces of an answer may go by the way, between its first and its last."""
+    """Where text of a request's only answer may go by the way, between the first and the last piece."""
 
-    @property
     def has_room(self) -> bool: ...
-    def put(self, piece: Piece) -> None:
+    def put(self, text: str) -> None:
         """Only where it has room."""
 
 
@@ -66,11 +65,13 @@ async def pieces(
     has_begun = False
 
     def take(delta: TokenDelta) -> bool:
-        if outlet is None or not outlet.has_room:
+        if outlet is None or not outlet.has_room():
             return False
         record.delta(delta)
-        text, _ = _absorb(delta, detokenizer, matcher, record, job.sampling.min_tokens)
-        outlet.put(Piece(job.index, text, None, delta.token_ids, delta.scores))
+        record.tokens(len(delta.token_ids))
+        text = "".join([detokenizer.push(token_id) for token_id in delta.token_ids])
+        if text:
+            outlet.put(text)
         return True
 
     may_take = None if outlet is None or matcher.has_stops else take

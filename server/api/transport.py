@@ -11,9 +11,10 @@ from typing import Any
 import msgspec
 import uvicorn
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from server.api.context import attach_flow
+from server.api.context import attach_writer
 from server.api.guard import MAX_HEADER_BYTES
 from server.api.lifecycle import Lifecycle
 
@@ -22,6 +23,21 @@ logger = logging.getLogger(__name__)
 HEADER_TIMEOUT_S = 10.0
 KEEP_ALIVE_S = 75  # longer than the idle timeout of common proxies (60 s), or they reuse what we have closed
 ABORT_TIME_S = 2.0  # for the last error events to leave, after the grace has ended
+
+
+class ChunkWriter:
+    """Chunks of a response that uvicorn has begun: of unknown length, hence chunked."""
+
+    def __init__(self, transport: asyncio.Transport, flow: FlowControl) -> None:
+        self._transport = transport
+        self._flow = flow
+
+    def has_room(self) -> bool:
+        return not self._flow.write_paused
+
+    def write(self, body: bytes) -> None:
+        if not self._transport.is_closing():
+            self._transport.write(b"%x\r\n%b\r\n" % (len(body), body))
 
 
 class LimitedProtocol(HttpToolsProtocol):
@@ -53,7 +69,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._num_header_bytes = 0
         self._stop_timer()  # started again where the headers do not end in the same read
         super().on_message_begin()
-        attach_flow(self.scope, self.flow)
+        attach_writer(self.scope, ChunkWriter(self.transport, self.flow))
 
     def on_headers_complete(self) -> None:
         self._is_in_headers = False

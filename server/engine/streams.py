@@ -26,27 +26,24 @@ class OpenStream:
     def num_unread_tokens(self) -> int:
         return 0 if self._unread is None else len(self._unread.token_ids)
 
-    def push(self, delta: TokenDelta) -> None:
-        """Add a delta; what comes after the one with a finish_reason is dropped."""
-        if self.is_ended or self._is_taken(delta):
-            return
+    def push(self, delta: TokenDelta) -> bool:
+        """Add a delta; what comes after the one with a finish_reason is dropped. Returns whether it was taken."""
+        if self.is_ended:
+            return False
+        waiter, is_last = self._waiter, delta.finish_reason is not None
+        if self._take is not None and waiter is not None and not waiter.done() and not is_last:
+            try:
+                if self._take(delta):
+                    return True
+            except Exception as error:  # its reader's, and nobody else's
+                self._error = error
+                waiter.set_result(None)
+                return True
         self._unread = delta if self._unread is None else merge(self._unread, delta)
         self.is_ended = delta.finish_reason is not None
-        self._wake()
-
-    def _is_taken(self, delta: TokenDelta) -> bool:
-        if self._take is None or self._waiter is None or self._waiter.done() or delta.finish_reason is not None:
-            return False
-        try:
-            return self._take(delta)
-        except Exception as error:  # its reader's, and nobody else's
-            self._error = error
-            self._wake()
-            return True
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+        return False
 
     async def next(self) -> TokenDelta:
         """Everything unread as one delta; waits for the first. Raises what taking one raised."""
@@ -90,8 +87,7 @@ class Streams:
         stream = self._open.get(delta.request_id)
         if stream is None:
             return True
-        stream.push(delta)
-        if stream.is_ended or stream.num_unread_tokens <= self._max_unread_tokens:
+        if stream.push(delta) or stream.is_ended or stream.num_unread_tokens <= self._max_unread_tokens:
             return True
         message = f"{stream.num_unread_tokens} tokens wait to be read, the limit is {self._max_unread_tokens}"
         stream.push(error_delta(stream.request_id, "slow_client", message))

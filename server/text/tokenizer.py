@@ -1,5 +1,7 @@
 """Text to token ids and back, whole or piece by piece. The work is the `tokenizers` library's."""
 
+from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 
 import tokenizers
@@ -9,6 +11,7 @@ from server.errors import ModelError
 REPLACEMENT = "\ufffd"  # what bytes that are no UTF-8, or not yet, decode to
 _MAX_WINDOW = 64  # tokens that may end in such bytes before they are taken for good: text has a boundary every 4 bytes
 _DECODED_ALONE = 1024  # tokens; less than 1 ms
+_REMEMBERED = 8192  # texts, mostly of one token
 
 
 class Tokenizer:
@@ -16,6 +19,7 @@ class Tokenizer:
 
     def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
         self._tokenizer = tokenizer
+        self.text_of: Callable[[tuple[int, ...]], str] = lru_cache(_REMEMBERED)(lambda ids: self.decode([*ids]))
         self.vocab_size: int = tokenizer.get_vocab_size(with_added_tokens=True)
         self.special_ids = frozenset(
             token_id for token_id, token in tokenizer.get_added_tokens_decoder().items() if token.special
@@ -92,6 +96,6 @@ class Detokenizer:
         """Emit the pending text, and let its tokens be the new prefix if they have any."""
         if text:
             self._prefix = self._pending
-            self._prefix_text = self._tokenizer.decode(self._prefix)
+            self._prefix_text = self._tokenizer.text_of(tuple(self._prefix))
             self._pending = []
         return text
