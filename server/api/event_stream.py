@@ -1,5 +1,6 @@
 """An answer that is written while it comes."""
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable
 
 from fastapi import Response
@@ -64,6 +65,7 @@ class EventStream(Response):
         await send({"type": "http.response.body", "body": events, "more_body": True})
         if self._outlet is not None:
             self._outlet.is_open = True
+        await asyncio.sleep(0)  # the loop writes when this task pauses, so before what is left to do for a first token
         async for piece in self._rest:
             events = shape.event(piece)
             if events:

@@ -30,6 +30,7 @@ from server.engine.messages import (
     EngineRefused,
     FromEngine,
     Heartbeat,
+    Knock,
     Overridden,
     PlanChanged,
     SamplingParams,
@@ -51,6 +52,7 @@ logger = logging.getLogger(__name__)
 ENGINE_COMMAND = ("env", "OMP_WAIT_POLICY=passive", "KINETO_LOG_LEVEL=6", sys.executable, "-m", "server.engine.process")
 _CONNECT_TIMEOUT_S = 120.0  # importing torch from a cold disk takes most of it
 _CLOSE_TIMEOUT_S = 3.0
+_KNOCK = Knock()
 _HEALTHY_AFTER_S = 60.0  # an engine that lived this long restarts without delay
 
 
@@ -89,6 +91,7 @@ class EngineClient:
         self.attestations = Attestations(lambda: self._send(Attest()))
         self.orders = Orders(self._send)
         self._streams = Streams(max_unread_tokens)
+        self._has_gpu = False
         self._connection: EngineConnection | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._process: asyncio.subprocess.Process | None = None
@@ -149,6 +152,13 @@ class EngineClient:
             self._streams.close(stream)
             if not stream.is_ended:
                 self._send(Cancel(request_id))
+
+    def knock(self) -> None:
+        """A request is being read. On a GPU an idle engine wakes up meanwhile, and waits for it without sleeping: its
+        first step came 0.12 ms later from a core that had slept (one H200). Where cores are few it would be in the way.
+        """
+        if self._has_gpu and not len(self._streams):
+            self._send(_KNOCK)
 
     def _send(self, message: ToEngine) -> None:
         """From any thread's loop: the admin port has one of its own."""
@@ -267,6 +277,7 @@ class EngineClient:
             self.orders.put(message)
         elif isinstance(message, EngineReady):
             self.ready = message
+            self._has_gpu = message.fingerprint.get("device") == "cuda"
             self.state = EngineState.READY
             self._listener.on_ready(message)
         else:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 from collections import deque
 from collections.abc import Callable
 from typing import cast
@@ -32,10 +33,23 @@ class EngineConnection(asyncio.Protocol):
         self._bodies: deque[bytes] = deque()  # not handled yet
         self._has_failed = False
         self._transport: asyncio.Transport | None = None
+        self._file = -1
 
     def send(self, message: ToEngine) -> None:
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(wire.frame(message))
+        """Now, as far as the socket takes it: a transport writes when all that is ready to run has run."""
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return
+        frame = wire.frame(message)
+        if not transport.get_write_buffer_size():
+            try:
+                frame = frame[os.write(self._file, frame) :]
+            except BlockingIOError:
+                pass
+            except OSError:
+                return  # it is gone, which `connection_lost` is about to hear
+        if frame:
+            transport.write(frame)
 
     def close(self) -> None:
         if self._transport is not None:
@@ -43,6 +57,7 @@ class EngineConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass of it
+        self._file = transport.get_extra_info("socket").fileno()
         if self._connected.done():
             self._transport.abort()  # there is one engine
         else:

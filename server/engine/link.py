@@ -16,12 +16,13 @@ from collections.abc import Callable
 from typing import Protocol
 
 from server.engine import wire
-from server.engine.messages import FromEngine, ToEngine
+from server.engine.messages import FromEngine, Knock, ToEngine
 
 logger = logging.getLogger(__name__)
 
 EXIT_PROTOCOL = 76  # EX_PROTOCOL
 _READ_BYTES = 256 * 1024
+_AWAKE_S = 0.001  # after a knock: several times what a short request takes to be read
 
 
 class Inbox(Protocol):
@@ -47,6 +48,7 @@ class Link:
         self._frames = wire.Frames()
         self._lock = threading.Lock()  # of what is not sent
         self._unsent = bytearray()
+        self._awake_until = 0.0  # monotonic seconds
 
     def get(self, block: bool = True, timeout: float | None = None) -> ToEngine:
         """The next message. Raises queue.Empty when none is there in `timeout` seconds, or at once if not `block`."""
@@ -95,7 +97,11 @@ class Link:
         """Take what has arrived."""
         try:
             data = self._connection.recv(_READ_BYTES)
-            self._messages += map(wire.to_engine, self._frames.feed(data))
+            for message in map(wire.to_engine, self._frames.feed(data)):
+                if isinstance(message, Knock):
+                    self._awake_until = time.monotonic() + _AWAKE_S
+                else:
+                    self._messages.append(message)
         except BlockingIOError:
             return
         except wire.WireError as error:
@@ -112,6 +118,9 @@ class Link:
         """Until there is something to read, or room for what is not sent."""
         events = select.POLLIN | (select.POLLOUT if self._unsent else 0)
         self._poll.register(self._connection, events)
+        while time.monotonic() < self._awake_until:
+            if self._poll.poll(0):
+                return
         self._poll.poll(None if timeout_s is None else timeout_s * 1000)
 
 

@@ -81,7 +81,11 @@ class Override(msgspec.Struct, frozen=True, tag=True):
     lift: list[tuple[str, str]] = []
 
 
-ToEngine = Configure | Submit | Cancel | Attest | Override | Shutdown
+class Knock(msgspec.Struct, frozen=True, tag=True):
+    """A request is being read: an engine that sleeps should be awake when it comes."""
+
+
+ToEngine = Configure | Submit | Cancel | Attest | Override | Shutdown | Knock
 
 # --- engine process to API process -----------------------------------------------------------------------------------
 

@@ -26,6 +26,7 @@ from server.engine.messages import (
     FinishReason,
     FromEngine,
     Heartbeat,
+    Knock,
     Overridden,
     Override,
     PlanChanged,
@@ -76,7 +77,8 @@ class Fake:
             return
         if mode == "hang":
             time.sleep(60)
-        self.send(EngineReady(os.getpid(), "fake", 64, 4, 16, {}, None, "none", [], 2))
+        fingerprint: dict[str, str | int | None] = {"device": "cuda" if mode == "gpu" else "cpu"}
+        self.send(EngineReady(os.getpid(), "fake", 64, 4, 16, fingerprint, None, "none", [], 2))
         while True:
             try:
                 message = self.inbox.get(timeout=BEAT_S)
@@ -87,6 +89,8 @@ class Fake:
                 return
             if isinstance(message, Submit):
                 self.answer(message)
+            elif isinstance(message, Knock):
+                self.send(EngineProgress("knocked", ""))
             elif isinstance(message, Attest):
                 lies = [("fake.decode", "a shape")]
                 self.send(AttestationReport("request", "mismatch", time.time(), 0.1, [], lies))

@@ -63,7 +63,7 @@ async def running(mode: str = "serve", **options: object) -> AsyncIterator[tuple
     client = EngineClient(Settings(), ledger, command=command, backoff_s=(0.05, 0.2), **options)  # type: ignore[arg-type]
     await client.start()
     try:
-        if mode == "serve":
+        if mode in ("serve", "gpu"):
             await until(lambda: client.state is EngineState.READY)
         yield client, ledger
     finally:
@@ -94,6 +94,16 @@ def test_streams_at_the_same_time_each_get_their_own_tokens() -> None:
             assert tokens(two) == [7] * 5
             assert one[-1].finish_reason is FinishReason.LENGTH
             assert len(ledger.steps) == 8
+
+    run(test)
+
+
+def test_a_prompt_larger_than_the_socket_arrives_whole_and_before_what_follows_it() -> None:
+    async def test() -> None:
+        async with running() as (client, _):
+            long, short = await asyncio.gather(collect(client, "a", [7] * 400_000), collect(client, "b", [8]))
+            assert tokens(long) == [7, 7, 7]
+            assert tokens(short) == [8, 8, 8]
 
     run(test)
 
@@ -184,6 +194,22 @@ def test_a_reader_that_stops_is_ended_and_blocks_nobody() -> None:
             assert rest[-1].error_code == "slow_client"
             assert 51 <= len(tokens([first, *rest])) < 2000
             await until(lambda: EngineProgress("cancelled", "slow") in ledger.progress)
+
+    run(test)
+
+
+@pytest.mark.parametrize(("mode", "num_knocks"), [("gpu", 1), ("serve", 0)])
+def test_only_an_idle_engine_with_a_gpu_is_told_that_a_request_is_read(mode: str, num_knocks: int) -> None:
+    async def test() -> None:
+        async with running(mode) as (client, ledger):
+            client.knock()
+            open_stream = asyncio.create_task(collect(client, "a", [671]))
+            await asyncio.sleep(0)
+            client.knock()
+            await collect(client, "b", [1])
+            assert [p.stage for p in ledger.progress].count("knocked") == num_knocks
+            open_stream.cancel()
+            await asyncio.wait([open_stream])
 
     run(test)
 

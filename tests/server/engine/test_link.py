@@ -12,7 +12,7 @@ import pytest
 
 from server.engine import wire
 from server.engine.link import Link, leave_with
-from server.engine.messages import Cancel, EngineProgress, SamplingParams, Shutdown, Submit, ToEngine
+from server.engine.messages import Cancel, EngineProgress, Knock, SamplingParams, Shutdown, Submit, ToEngine
 
 
 class Left(Exception):
@@ -126,3 +126,15 @@ def test_the_watch_leaves_when_the_other_side_closes_and_reads_nothing(pair: Pai
     pair[1].close()
     watch.join(10)
     assert left == [0]
+
+
+def test_after_a_knock_it_waits_awake_and_gives_no_message(pair: Pair) -> None:
+    link = Link(pair[0], leave)
+    pair[1].sendall(wire.frame(Knock()))
+    used, began_at = time.thread_time(), time.monotonic()
+    with pytest.raises(queue.Empty):
+        link.get(timeout=0.2)
+    assert 0.19 < time.monotonic() - began_at < 5
+    assert 0.0005 < time.thread_time() - used < 0.1  # a moment, and not all the time
+    pair[1].sendall(wire.frame(Knock()) + wire.frame(Cancel("a")))
+    assert link.get(timeout=20) == Cancel("a")
