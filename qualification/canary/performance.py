@@ -79,7 +79,7 @@ def compare(
         clients["baseline"] = baseline
     else:
         sides["baseline"].times = dict(baseline)
-    rate = _warm_up(list(clients.values()), lengths, rules)
+    rate = _warm_up(clients, lengths, rules)
     trace = _Trace(clients, sides, lengths, rules, rate, progress)
     verdicts: list[Verdict] = []
     for look in range(rules.num_looks):
@@ -94,7 +94,7 @@ def record_times(client: LoadClient, lengths: Sequence[int], rules: Rules, progr
     """One side's times by the trace that `compare` sends, with the samples of every look."""
     sides = {"candidate": SideTimes()}
     clients = {"candidate": client}
-    trace = _Trace(clients, sides, lengths, rules, _warm_up([client], lengths, rules), progress)
+    trace = _Trace(clients, sides, lengths, rules, _warm_up(clients, lengths, rules), progress)
     trace.run(rules.num_samples * rules.num_looks)
     return sides["candidate"]
 
@@ -135,29 +135,29 @@ class _Trace:
         order = random.Random(f"{self._rules.seed} {until}")
         while self._num_sent < until:
             num_each = min(_ROUND_SAMPLES, until - self._num_sent)
-            requests = stratified(
-                _seed(self._rules, f"round {self._num_sent}"),
-                rate=self._rate,
-                lengths=self._lengths,
-                num_each=num_each,
-                num_output=OUTPUT_TOKENS,
-            )
             names = list(self._clients)
             order.shuffle(names)  # who goes first
             for name in names:
                 self._progress(self._num_sent, until, f"performance of the {name}")
+                requests = stratified(
+                    _seed(self._rules, f"round {self._num_sent}", name),
+                    rate=self._rate,
+                    lengths=self._lengths,
+                    num_each=num_each,
+                    num_output=OUTPUT_TOKENS,
+                )
                 self._sides[name].add(self._clients[name].run(requests))
             self._num_sent += num_each
 
 
-def _warm_up(clients: Sequence[LoadClient], lengths: Sequence[int], rules: Rules) -> float:
+def _warm_up(clients: Mapping[str, LoadClient], lengths: Sequence[int], rules: Rules) -> float:
     """Send each length twice to each side, uncounted. Returns the requests a second that keep the slowest side idle."""
     slowest = 0.0
-    for client in clients:
+    for name, client in clients.items():
         spans = []
         for n in range(2):
             requests = stratified(
-                _seed(rules, f"warm {n}"), rate=1e9, lengths=lengths, num_each=1, num_output=OUTPUT_TOKENS
+                _seed(rules, f"warm {n}", name), rate=1e9, lengths=lengths, num_each=1, num_output=OUTPUT_TOKENS
             )
             result = client.run_in_turn(requests)
             spans = [sample.read_at[-1] for sample in result.samples if sample.error is None and sample.read_at]
@@ -206,8 +206,9 @@ def _needed(rules: Rules) -> int:
     return next(n for n in range(least, 99) if quantile_interval(range(n), 0.5, each) is not None)
 
 
-def _seed(rules: Rules, of: str) -> Seed:
-    return Seed(f"{rules.seed} canary {of}", rules.salt, rules.vocab_size)
+def _seed(rules: Rules, of: str, side: str) -> Seed:
+    """The same lengths at the same times to each side, of other tokens: both may be one server with a prefix cache."""
+    return Seed(f"{rules.seed} canary {of}", f"{rules.salt} {side}", rules.vocab_size)
 
 
 def _values(value: float | None) -> list[float]:

@@ -405,9 +405,9 @@ def test_a_foreign_matrix_exits_3(url: str, golden: str, script: Script, capsys:
 def test_prompts_are_asked_greedily_and_never_twice_for_time(url: str, golden: str, script: Script) -> None:
     canary(url, "--golden", golden, "--baseline", url)
     assert all(body["temperature"] == 0 for body in script.bodies)
-    # The same trace goes to both sides, which are one server here; nothing else comes twice.
+    # Not to the other side either, which is the same server here: its prefix cache would answer who comes second.
     timed = [tuple(body["prompt"]) for body in script.bodies if body.get("stream")]
-    assert len(timed) == 2 * len(set(timed)) == 2 * 2 * (12 + 2)
+    assert len(timed) == len(set(timed)) == 2 * 2 * (12 + 2)
 
 
 def test_no_prefix_that_an_earlier_run_left_in_a_cache_can_answer(url: str, golden: str, script: Script) -> None:
