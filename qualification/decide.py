@@ -43,12 +43,12 @@ class Standing:
     doubt: Rejection | None  # why its status is not PROVEN
     evidence: Evidence | None  # what the status rests on
     is_reviewed: bool  # the evidence is from git
+    proven_us: float  # by valid evidence, whatever befell the path since; infinite where there is none
 
     @property
     def p50_us(self) -> float:
-        """Measured time of valid evidence; infinite where there is none."""
-        timing = self.evidence.timing if self.evidence is not None and self.status in _PROOF else None
-        return timing.p50_us if timing is not None else float("inf")
+        """Measured time of what may serve; infinite where there is none."""
+        return self.proven_us if self.status in _PROOF else float("inf")
 
     def may_serve(self, policy: Policy) -> bool:
         return not self.limits and self.status in _MAY_SERVE[policy]
@@ -123,9 +123,11 @@ def _standing(
     if path.run is None and not limits:
         limits = (Rejection(Reject.ARCH, "its module cannot be imported here"),)
     status, doubt, evidence, is_reviewed = _status(path, shape, fingerprint, book)
+    timing = evidence.timing if evidence is not None and status in _PROOF else None
     if (path.name, str(shape)) in excluded:
         status, doubt = Status.QUARANTINED, excluded[path.name, str(shape)]
-    return Standing(path, index, limits, status, doubt, evidence, is_reviewed)
+    proven_us = float("inf") if timing is None else timing.p50_us
+    return Standing(path, index, limits, status, doubt, evidence, is_reviewed, proven_us)
 
 
 def _status(
@@ -182,12 +184,15 @@ def _wanted(
     """The path that would serve if nothing stood against it, and what does; no reasons when it is the chosen one.
 
     That is the first of the first tier which serves the phase and can compute the shape, else the first which this
-    machine can run at all; one that could serve as well but was measured slower than the chosen one is not wanted.
+    machine can run at all; one that could serve as well but was measured slower than the chosen one is not wanted. One
+    that was measured faster and then broke goes before all: it served.
     """
     first = [standing for standing in standings if _is_first_choice(standing, shape)]
     here = [standing for standing in first if Reject.ARCH not in {code.code for code in standing.limits}]
     able = [standing for standing in here if not standing.limits]
-    for standing in able or here or first:
+    broken = [standing for standing in able if standing.status is Status.QUARANTINED and _is_faster(standing, chosen)]
+    broken.sort(key=lambda standing: standing.proven_us)
+    for standing in (*broken, *(able or here or first)):
         against = standing.rejections(policy)
         if standing is chosen or against:
             return standing, tuple(dict.fromkeys(rejection.code for rejection in against))
@@ -196,6 +201,10 @@ def _wanted(
         return chosen, doubts or (Reject.LAYOUT,)
     against = standings[0].rejections(policy)
     return standings[0], tuple(dict.fromkeys(rejection.code for rejection in against))
+
+
+def _is_faster(standing: Standing, chosen: Standing | None) -> bool:
+    return chosen is not None and standing.proven_us < chosen.p50_us
 
 
 def _is_first_choice(standing: Standing, shape: AttentionShape) -> bool:

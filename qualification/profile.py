@@ -20,7 +20,16 @@ _MARK = "attention call "  # the marked range of call n is named so, with n behi
 _SIGNATURE = re.compile(r"[<(].*")
 _TILES = re.compile(r"_(?:knob|\d+x\d+|tilesize).*")
 # Of PyTorch's own kernels only a softmax is attention: the others gather, cast, mask and copy around it.
-_HELPERS = ("at::native", "at_cuda_detail", "cub::", "at::cuda", "_ZN2at6native", "_ZN3cub", "_ZN2at4cuda")
+_HELPERS = (
+    "at::native",
+    "at_cuda_detail",
+    "cub::",
+    "at::cuda",
+    "_ZN2at6native",
+    "_ZN3cub",
+    "_ZN2at4cuda",
+    "elementwise_kernel_with_index",  # of arange: its namespace has no name (torch 2.11)
+)
 _CPU_WORK = ("scaled_dot_product", "attention", "softmax", "mm")  # in the names of operators that do arithmetic
 
 

@@ -240,6 +240,18 @@ def test_what_an_operator_took_out_is_a_fallback_with_that_reason() -> None:
     assert decision.fallback_reasons == (Reject.OPERATOR_OVERRIDE,)
 
 
+def test_what_served_by_its_speed_and_broke_leaves_a_fallback_wherever_the_catalog_has_it() -> None:
+    broken = frozenset({("other", str(SHAPE))})
+    known = book((evidence(SHAPE, FIRST, 100.0), evidence(SHAPE, OTHER, 1.0)))
+    decision = choose((FIRST, OTHER), known, quarantined=broken)
+    assert (decision.path, decision.wanted) == ("first", "other")
+    assert decision.fallback_reasons == (Reject.QUARANTINED,)
+    slower = book((evidence(SHAPE, FIRST, 1.0), evidence(SHAPE, OTHER, 100.0)))
+    assert not choose((FIRST, OTHER), slower, quarantined=broken).is_fallback  # it would not have served
+    stale = book((evidence(SHAPE, FIRST, 100.0), evidence(SHAPE, OTHER, 1.0, source_digest="older")))
+    assert not choose((FIRST, OTHER), stale, quarantined=broken).is_fallback  # nor would this
+
+
 def test_quarantine_of_one_shape_leaves_the_others_alone() -> None:
     decision = choose((FIRST,), book((evidence(SHAPE, FIRST),)), quarantined=frozenset({("first", str(DECODE))}))
     assert decision.path == "first"

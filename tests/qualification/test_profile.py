@@ -80,6 +80,7 @@ def test_names_are_shortened_to_what_a_person_knows(name: str, short: str) -> No
 def test_of_pytorchs_own_kernels_only_a_softmax_is_attention() -> None:
     assert is_helper("at::native::elementwise_kernel")
     assert is_helper("Memcpy DtoD")
+    assert is_helper(short_name("void (anonymous namespace)::elementwise_kernel_with_index<int, at::native::arange>()"))
     assert not is_helper("at::native::softmax_warp_forward")
     assert not is_helper("hallmark_prefill")
 
