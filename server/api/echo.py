@@ -34,7 +34,7 @@ def checked_echo(fields: CompletionFields, default_tokens: int) -> CompletionFie
     if fields.logprobs is not None and num_tokens > MAX_SCORED_TOKENS:
         message = f"logprobs needs max_tokens of at most {MAX_SCORED_TOKENS}, got {num_tokens}."
         raise InvalidValue(message, param="max_tokens")
-    return fields if num_tokens else fields.model_copy(update={"max_tokens": 1})
+    return fields if num_tokens else msgspec.structs.replace(fields, max_tokens=1)
 
 
 def scored(jobs: Iterable[Job], num_likeliest: int | None) -> list[Job]:

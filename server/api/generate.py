@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 from fastapi import APIRouter, Request, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -205,7 +206,7 @@ def _prepare_chat(edge: Edge, ready: EngineReady, body: dict[str, Any], unique_i
     if fields.max_completion_tokens is not None:
         if fields.max_tokens not in (None, fields.max_completion_tokens):
             raise InvalidValue("max_tokens and max_completion_tokens differ; send one.", param="max_tokens")
-        fields = fields.model_copy(update={"max_tokens": fields.max_completion_tokens})
+        fields = msgspec.structs.replace(fields, max_tokens=fields.max_completion_tokens)
     prompt = chat_prompt(edge.tokenizer, edge.template, fields.messages, ready.max_model_len)
     return _prepared(edge, ready, fields, [prompt], unique_id, default_tokens=None)
 

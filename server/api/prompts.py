@@ -7,7 +7,6 @@ from server.text.chat_template import ChatTemplate
 from server.text.sampling_defaults import SamplingDefaults
 from server.text.tokenizer import Tokenizer
 
-_RECOMMENDED = SamplingDefaults.__struct_fields__
 MAX_CHARS_PER_TOKEN = 256  # a longer text cannot fit in the context, whatever it says: it is not worth tokenizing
 
 
@@ -92,24 +91,26 @@ def sampling_of(
 
     Raises InvalidValue for limits that depend on the model or on one another.
     """
-    given = fields.model_fields_set
-    recommended = [(name, value) for name in _RECOMMENDED if (value := getattr(defaults, name)) is not None]
-    if update := {name: value for name, value in recommended if name not in given}:
-        fields = fields.model_copy(update=update)
     if fields.min_tokens > max_tokens:
         raise InvalidValue(f"min_tokens is {fields.min_tokens}, max_tokens allows {max_tokens}.", param="min_tokens")
     stop_ids = checked_ids(fields.stop_token_ids, vocab_size, "stop_token_ids") if fields.stop_token_ids else []
+    top_k = int(_first(fields.top_k, defaults.top_k, -1))
     return SamplingParams(
         max_tokens=max_tokens,
         min_tokens=fields.min_tokens,
-        temperature=fields.temperature,
-        top_k=min(fields.top_k, vocab_size) if fields.top_k > 0 else None,
-        top_p=fields.top_p,
-        min_p=fields.min_p,
+        temperature=_first(fields.temperature, defaults.temperature, 1.0),
+        top_k=min(top_k, vocab_size) if top_k > 0 else None,
+        top_p=_first(fields.top_p, defaults.top_p, 1.0),
+        min_p=_first(fields.min_p, defaults.min_p, 0.0),
         seed=None if fields.seed is None else (fields.seed + choice + 2**63) % 2**64 - 2**63,
-        repetition_penalty=fields.repetition_penalty,
+        repetition_penalty=_first(fields.repetition_penalty, defaults.repetition_penalty, 1.0),
         presence_penalty=fields.presence_penalty,
         frequency_penalty=fields.frequency_penalty,
         stop_token_ids=tuple(stop_ids),
         ignore_eos=fields.ignore_eos,
     )
+
+
+def _first(asked: float | None, recommended: float | None, otherwise: float) -> float:
+    """What the request asks for, else what the model's authors recommend, else OpenAI's default."""
+    return asked if asked is not None else recommended if recommended is not None else otherwise

@@ -1,11 +1,13 @@
 """Requests as OpenAI's clients send them. What we do not implement is refused by its name, never ignored."""
 
 import json
+import re
 from collections.abc import Mapping
 from functools import cache
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+import msgspec
+from msgspec import Meta
 
 from server.errors import HallmarkError, InvalidValue, UnknownField, UnsupportedField
 
@@ -65,73 +67,78 @@ _UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
 }
 
 
-class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, hide_input_in_errors=True)
+class _Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    pass
 
 
 ModelT = TypeVar("ModelT", bound=_Model)
+_FIELD = re.compile(r"Object (?:contains|missing) (?P<kind>unknown|required) field `(?P<name>.*)`", re.DOTALL)
+_STEP = re.compile(r"([^.\[\]]+)|\[(\d+)\]")
 
 
-class StreamOptions(_Model):
+class StreamOptions(_Model, frozen=True, kw_only=True):
     include_usage: bool = False
-    include_obfuscation: Literal[False] = False
+    include_obfuscation: bool = False  # only so
 
 
-class GenerationFields(_Model):
-    """What both endpoints take. Limits that depend on the model are checked when its tokens are known."""
+class GenerationFields(_Model, frozen=True, kw_only=True):
+    """What both endpoints take. Limits that depend on the model are checked when its tokens are known.
+
+    Sampling that is None is left to the model's authors.
+    """
 
     model: str | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
-    n: Annotated[int, Field(ge=1, le=MAX_PROMPTS)] = 1  # answers for each prompt
-    max_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
-    min_tokens: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
-    temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    top_k: Annotated[int, Field(ge=-1, le=2**31 - 1)] = -1  # -1 and 0: no limit
-    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
-    seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=10)] = 1.0
-    presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
-    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
+    n: Annotated[int, Meta(ge=1, le=MAX_PROMPTS)] = 1  # answers for each prompt
+    max_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
+    min_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None  # -1 and 0: no limit
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0, le=10)] | None = None
+    presence_penalty: Annotated[float, Meta(ge=-2, le=2)] = 0.0
+    frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] = 0.0
     stop: Any = None  # see stops_of
-    stop_token_ids: Annotated[list[int], Field(max_length=MAX_STOP_TOKEN_IDS)] = []
+    stop_token_ids: Annotated[list[int], Meta(max_length=MAX_STOP_TOKEN_IDS)] = []
     ignore_eos: bool = False
-    cache_salt: Annotated[str, Field(min_length=1, max_length=512)] | None = None
+    cache_salt: Annotated[str, Meta(min_length=1, max_length=512)] | None = None
     # Whom a request is for: nothing here depends on it. The first is OpenAI's old name of the other two.
-    user: Annotated[str, Field(max_length=512)] | None = None
-    safety_identifier: Annotated[str, Field(max_length=512)] | None = None
-    prompt_cache_key: Annotated[str, Field(max_length=512)] | None = None
+    user: Annotated[str, Meta(max_length=512)] | None = None
+    safety_identifier: Annotated[str, Meta(max_length=512)] | None = None
+    prompt_cache_key: Annotated[str, Meta(max_length=512)] | None = None
 
 
-class CompletionFields(GenerationFields):
+class CompletionFields(GenerationFields, frozen=True, kw_only=True):
     prompt: Any  # see prompts_of
-    max_tokens: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None  # 0 with echo only
+    max_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None  # 0 with echo only
     echo: bool = False
-    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None  # of the prompt, with echo
+    logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None  # of the prompt, with echo
     return_tokens_as_token_ids: bool = False  # names of tokens in logprobs, as vLLM writes them
 
 
-class Message(_Model):
+class Message(_Model, frozen=True, kw_only=True):
     role: Literal["system", "developer", "user", "assistant"]
     content: Any = None  # see _text_of; only an assistant may have said nothing
-    name: Annotated[str, Field(max_length=64)] | None = None
+    name: Annotated[str, Meta(max_length=64)] | None = None
 
 
-class ChatFields(GenerationFields):
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
-    max_completion_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
+class ChatFields(GenerationFields, frozen=True, kw_only=True):
+    messages: Annotated[list[Message], Meta(min_length=1, max_length=MAX_MESSAGES)]
+    max_completion_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
 
 
-class TokenizeFields(_Model):
+class TokenizeFields(_Model, frozen=True, kw_only=True):
     model: str | None = None
     prompt: Any = None  # either this, a string
     add_special_tokens: bool = True
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)] | None = None  # or these
+    messages: Annotated[list[Message], Meta(min_length=1, max_length=MAX_MESSAGES)] | None = None  # or these
     add_generation_prompt: bool = True
 
 
-class DetokenizeFields(_Model):
+class DetokenizeFields(_Model, frozen=True, kw_only=True):
     model: str | None = None
     tokens: Any
 
@@ -145,17 +152,22 @@ def read(kind: type[ModelT], body: Mapping[str, Any]) -> ModelT:
             for i, message in enumerate(given["messages"])
         ]
     try:
-        return kind.model_validate(given)
-    except ValidationError as error:
-        raise _named(error) from None
+        fields = msgspec.convert(given, kind)
+    except msgspec.ValidationError as error:
+        raise _named(str(error), given) from None
+    options = getattr(fields, "stream_options", None)
+    if isinstance(options, StreamOptions) and options.include_obfuscation:
+        param = "stream_options.include_obfuscation"
+        raise UnsupportedField(f"The field {param!r} is not implemented; all it may be is false.", param=param)
+    return fields
 
 
 @cache
-def _names(kind: type[BaseModel]) -> frozenset[str]:
-    return frozenset(kind.model_fields)
+def _names(kind: type[_Model]) -> frozenset[str]:
+    return frozenset(kind.__struct_fields__)
 
 
-def _without_absent(body: Mapping[str, Any], kind: type[BaseModel], prefix: str) -> dict[str, Any]:
+def _without_absent(body: Mapping[str, Any], kind: type[_Model], prefix: str) -> dict[str, Any]:
     """`body` without nulls and without unimplemented fields that ask for nothing."""
     given, known = {}, _names(kind)
     for name, value in body.items():
@@ -261,15 +273,26 @@ def shown(value: object) -> str:
     return f"{kinds[type(value)]} {len(value)}" if isinstance(value, str | list | dict) else type(value).__name__
 
 
-def _named(error: ValidationError) -> HallmarkError:
-    first = error.errors(include_url=False)[0]
-    field = _plain("".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"]).lstrip("."))
-    if first["type"] == "extra_forbidden":
-        return UnknownField(f"The field {field!r} is unknown.", param=field)
-    if first["type"] == "missing":
+def _named(problem: str, given: Mapping[str, Any]) -> HallmarkError:
+    """What msgspec says of a value, as an error that names its field."""
+    what, _, path = problem.partition(" - at `$.")
+    field = path.rstrip("`")
+    if found := _FIELD.fullmatch(what):  # a field that lacks, or is too much, is named beside where it belongs
+        field = _plain(".".join(filter(None, [field, found["name"]])))
+        if found["kind"] == "unknown":
+            return UnknownField(f"The field {field!r} is unknown.", param=field)
         return InvalidValue(f"The field {field!r} is missing.", param=field)
-    problem = first["msg"].removeprefix("Input ")
-    return InvalidValue(f"{field} {problem[0].lower()}{problem[1:]}, got {shown(first['input'])}.", param=field)
+    if what.startswith("Invalid enum value"):
+        return InvalidValue(f"{field} is none of the values it may have.", param=field)
+    expected = what.partition(", got ")[0].removeprefix("Expected ").replace("`", "").removesuffix(" | null")
+    return InvalidValue(f"{field} must be {expected}, got {shown(_value_at(given, field))}.", param=field)
+
+
+def _value_at(given: Any, field: str) -> Any:
+    """The value that a path such as `messages[0].role` leads to."""
+    for name, index in _STEP.findall(field):
+        given = given[name] if name else given[int(index)]
+    return given
 
 
 def _plain(name: str) -> str:

@@ -49,11 +49,15 @@ class Link:
         self._lock = threading.Lock()  # of what is not sent
         self._unsent = bytearray()
         self._awake_until = 0.0  # monotonic seconds
+        self._is_drained = False  # by the latest read: the next look may do without one
 
     def get(self, block: bool = True, timeout: float | None = None) -> ToEngine:
         """The next message. Raises queue.Empty when none is there in `timeout` seconds, or at once if not `block`."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while not self._messages:
+            if self._is_drained and not block:
+                self._is_drained = False
+                raise queue.Empty
             self._flush()
             self._read()
             if self._messages:
@@ -97,6 +101,7 @@ class Link:
         """Take what has arrived."""
         try:
             data = self._connection.recv(_READ_BYTES)
+            self._is_drained = len(data) < _READ_BYTES
             for message in map(wire.to_engine, self._frames.feed(data)):
                 if isinstance(message, Knock):
                     self._awake_until = time.monotonic() + _AWAKE_S
