@@ -12,7 +12,7 @@ from server.telemetry.outcomes import Outcome
 from server.telemetry.request import RequestRecord
 
 _SCOPE_KEY = "hallmark"
-_WRITER_KEY = "hallmark.writer"
+_WRITER_KEY = "hallmark-writer"
 
 
 class ClientGone(Exception):
