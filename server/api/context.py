@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
-from secrets import token_hex
 from typing import Any, Protocol, cast
 
 from starlette.types import Scope
@@ -36,7 +35,7 @@ class RequestContext:
     request_id: str  # as the client named it, not unique
     arrived_at: float  # monotonic seconds
     task: "asyncio.Task[object]"
-    unique_id: str = field(default_factory=lambda: token_hex(16))
+    unique_id: str
     cleanup: list[Callable[[], Awaitable[None]]] = field(default_factory=list)  # called when it ends, the last first
     tenant: bytes = b""  # whose key it brought; empty where nobody needs one
     record: RequestRecord | None = None  # of a request that generates

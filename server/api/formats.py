@@ -96,8 +96,8 @@ class CompletionFormat(_Format):
         return b""
 
     def event(self, piece: Piece) -> bytes:
-        if piece.finish_reason is None:
-            return self.text_event(piece.index, piece.text) if piece.text else b""
+        if not piece.text and piece.finish_reason is None:
+            return b""
         return self.opened(piece)
 
     def text_event(self, index: int, text: str) -> bytes:
@@ -107,6 +107,8 @@ class CompletionFormat(_Format):
         return self._chunk("text_completion", "cmpl", [_text_choice(index, "", None)])
 
     def opened(self, first: Piece) -> bytes:
+        if first.finish_reason is None:
+            return self.text_event(first.index, first.text)
         return self._chunk("text_completion", "cmpl", [_text_choice(first.index, first.text, first.finish_reason)])
 
     def usage_event(self, usage: Usage) -> bytes:

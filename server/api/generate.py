@@ -98,6 +98,7 @@ async def _generate(edge: Edge, kind: Kind, scope: Scope, receive: Receive) -> R
     answer = _answer(edge, prepared.jobs, record, place, salt, outlet)
     context.cleanup.append(answer.aclose)
     if fields.stream:
+        asyncio.get_running_loop().call_soon(shape.text_event, 0, "")  # makes its head while the engine works
         first = await anext(answer)  # before the response begins: what fails until here gets its own status
         usage = (lambda: _usage(record, fields.n)) if has_usage_chunk else None
         return EventStream(shape, first, answer, outlet, num_choices=len(prepared.jobs), usage=usage)

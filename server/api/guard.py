@@ -81,7 +81,8 @@ class Guard:
         headers: dict[bytes, bytes] = dict(scope["headers"])
         task = asyncio.current_task()
         assert task is not None
-        context = RequestContext(_request_id(headers), time.monotonic(), task)
+        unique_id = token_hex(16)
+        context = RequestContext(_request_id(headers) or f"req-{unique_id}", time.monotonic(), task, unique_id)
         attach_context(scope, context)
         responder = Responder(context, send, self._limits.send_timeout_s)
         try:
@@ -191,9 +192,9 @@ class Guard:
 
 
 def _request_id(headers: Mapping[bytes, bytes]) -> str:
-    """The client's X-Request-Id where it is short and plain, else a new one."""
+    """The client's X-Request-Id where it is short and plain, else none."""
     given = headers.get(b"x-request-id", b"")
-    return given.decode() if _REQUEST_ID.fullmatch(given) else f"req-{token_hex(16)}"
+    return given.decode() if _REQUEST_ID.fullmatch(given) else ""
 
 
 def _replay(body: bytes) -> Receive:

@@ -257,7 +257,8 @@ class EngineClient:
             for delta in message.deltas:
                 if not self._streams.push(delta):
                     self._send(Cancel(delta.request_id))
-            self._listener.on_step(message.record)
+            if self._loop is not None:  # after this turn of the loop, at whose end the tokens are written
+                self._loop.call_soon(self._loop.call_soon, self._listener.on_step, message.record)
         elif isinstance(message, Heartbeat):
             self.last_heartbeat = message
             self._listener.on_heartbeat(message)
