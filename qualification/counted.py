@@ -72,8 +72,18 @@ def count_bytes(pairs: Sequence[Key], *, ncu: str | None = None) -> dict[Key, in
         asked, log = Path(folder) / "pairs.json", Path(folder) / "counted.csv"
         asked.write_bytes(msgspec.json.encode([[str(shape), path] for shape, path in pairs]))
         # Clocks are left alone: bytes do not depend on them, and other programs do.
-        flags = ["--clock-control", "none", "--profile-from-start", "off", "--metrics", ",".join(_METRICS)]
-        flags += ["--csv", "--page", "raw", "--print-units", "base", "--log-file", str(log)]
+        flags = ["--target-processes", "application-only", "--clock-control", "none", "--profile-from-start", "off"]
+        flags += [
+            "--metrics",
+            ",".join(_METRICS),
+            "--csv",
+            "--page",
+            "raw",
+            "--print-units",
+            "base",
+            "--log-file",
+            str(log),
+        ]
         command = [program, *flags, sys.executable, "-m", "qualification.counted_calls", str(asked)]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
