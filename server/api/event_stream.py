@@ -72,3 +72,4 @@ class EventStream(Response):
                 await send({"type": "http.response.body", "body": events, "more_body": True})
         last = b"" if self._usage is None else shape.usage_event(self._usage())
         await send({"type": "http.response.body", "body": last + DONE})
+        await asyncio.sleep(0)  # so too before the log and the metrics of its end
