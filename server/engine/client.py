@@ -254,8 +254,9 @@ class EngineClient:
         self._alive_at = time.monotonic()
         if isinstance(message, StepOutput):
             self._quarantined.update(dict.fromkeys(message.record.quarantined))
+            is_behind = self._connection is not None and self._connection.is_behind
             for delta in message.deltas:
-                if not self._streams.push(delta):
+                if not self._streams.push(delta, is_behind=is_behind):
                     self._send(Cancel(delta.request_id))
             if self._loop is not None:  # after this turn of the loop, at whose end the tokens are written
                 self._loop.call_soon(self._loop.call_soon, self._listener.on_step, message.record)

@@ -35,6 +35,11 @@ class EngineConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._file = -1
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether more messages have been read than handled."""
+        return bool(self._bodies)
+
     def send(self, message: ToEngine) -> None:
         """Now, as far as the socket takes it: a transport writes when all that is ready to run has run."""
         transport = self._transport

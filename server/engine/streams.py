@@ -26,12 +26,12 @@ class OpenStream:
     def num_unread_tokens(self) -> int:
         return 0 if self._unread is None else len(self._unread.token_ids)
 
-    def push(self, delta: TokenDelta) -> bool:
+    def push(self, delta: TokenDelta, *, may_take: bool = True) -> bool:
         """Add a delta; what comes after the one with a finish_reason is dropped. Returns whether it was taken."""
         if self.is_ended:
             return False
         waiter, is_last = self._waiter, delta.finish_reason is not None
-        if self._take is not None and waiter is not None and not waiter.done() and not is_last:
+        if may_take and self._take is not None and waiter is not None and not waiter.done() and not is_last:
             try:
                 if self._take(delta):
                     return True
@@ -82,12 +82,19 @@ class Streams:
         if self._open.get(stream.request_id) is stream:
             del self._open[stream.request_id]
 
-    def push(self, delta: TokenDelta) -> bool:
-        """Give a delta to its reader. False when that reader is too slow: its stream has ended, cancel its request."""
+    def push(self, delta: TokenDelta, *, is_behind: bool = False) -> bool:
+        """Give a delta to its reader. False when that reader is too slow: its stream has ended, cancel its request.
+
+        `is_behind`: more are there already, perhaps of the same stream, so that it pays to merge them.
+        """
         stream = self._open.get(delta.request_id)
         if stream is None:
             return True
-        if stream.push(delta) or stream.is_ended or stream.num_unread_tokens <= self._max_unread_tokens:
+        if (
+            stream.push(delta, may_take=not is_behind)
+            or stream.is_ended
+            or stream.num_unread_tokens <= self._max_unread_tokens
+        ):
             return True
         message = f"{stream.num_unread_tokens} tokens wait to be read, the limit is {self._max_unread_tokens}"
         stream.push(error_delta(stream.request_id, "slow_client", message))

@@ -3,7 +3,7 @@
 import asyncio
 
 from server.engine.messages import AttentionUse, FinishReason, RequestTimes, TokenDelta, TokenScores
-from server.engine.streams import OpenStream
+from server.engine.streams import OpenStream, Streams
 
 TIMES = RequestTimes(1.0, 2.0, 3.0, 1, 0)
 SCORES = (TokenScores(1, [-0.5], [[7]], [[-0.5]]),)
@@ -61,6 +61,22 @@ def test_behind_something_unread_nothing_is_taken() -> None:
     assert reading(stream, TokenDelta("a", [1]), TokenDelta("a", [2])) == TokenDelta("a", [1, 2])
     stream.push(TokenDelta("a", [3]))  # nobody waits
     assert len(offered) == 1
+
+
+def test_who_is_behind_takes_nothing_and_merges() -> None:
+    streams = Streams(10)
+    offered: list[TokenDelta] = []
+    stream = streams.open("a", lambda delta: not offered.append(delta))
+
+    async def test() -> TokenDelta:
+        reader = asyncio.create_task(stream.next())
+        await asyncio.sleep(0)
+        assert streams.push(TokenDelta("a", [1]), is_behind=True)
+        assert streams.push(TokenDelta("a", [2]))  # behind something unread
+        return await reader
+
+    assert asyncio.run(test()).token_ids == [1, 2]
+    assert offered == []
 
 
 def test_what_goes_wrong_in_taking_is_the_readers() -> None:
