@@ -5,8 +5,8 @@ heads is a power of two, its heads are packed into the rows of a tile: a short c
 few, or one is much longer than the others, keys are split into parts (gluon_extend_plan.py).
 
 Two to four launches a call, as the host's bounds say: the plan; its splitting; the attention; the sum of the parts.
-Nothing is read back by the host, so that a CUDA graph may hold them. Sources: Kwon et al. 2023 (pages); Shah et al.
-2024 (FA3); Dao et al. 2023 (Flash-Decoding: split keys).
+Each starts before the one before it has ended, and waits for it. Nothing is read back by the host, so that a CUDA graph
+may hold them. Sources: Kwon et al. 2023 (pages); Shah et al. 2024 (FA3); Dao et al. 2023 (Flash-Decoding: split keys).
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
@@ -24,7 +24,15 @@ from triton.runtime import driver
 from kernels.attention.batch import AttentionBatch, AttentionFlags
 from kernels.attention.gluon_consumer import consume
 from kernels.attention.gluon_extend_producer import produce_pages
-from kernels.attention.gluon_extend_work import Work, combine_parts, compile_for_parts, plan_extend, tiles_of, work_of
+from kernels.attention.gluon_extend_work import (
+    Work,
+    combine_parts,
+    compile_for_parts,
+    is_long_work,
+    plan_extend,
+    tiles_of,
+    work_of,
+)
 from kernels.attention.gluon_launch import (
     ToLaunch,
     aligned,
@@ -44,9 +52,21 @@ from kernels.attention.gluon_variants import (
     Variant,
     any_tensor,
     extend_variant_of,
+    longer,
     pointer_class,
+    variants_beside,
+    whole,
 )
 from kernels.launch import num_processors
+
+
+@jit
+def wait_for_launch_before():
+    """Until what the launch before wrote can be read. From here on the next one may start, and wait in its turn."""
+    gl.inline_asm_elementwise(
+        "griddepcontrol.wait; griddepcontrol.launch_dependents; mov.b32 $0, 0;", "=r,r", [gl.to_tensor(0)],
+        dtype=gl.int32, is_pure=False, pack=1,
+    )  # fmt: skip
 
 
 @jit(do_not_specialize=["stride_table", "k_rows", "v_rows", "num_heads", "group", "heads_per_group", "window"])
@@ -63,15 +83,29 @@ def hallmark_gluon_extend(
     """
     tiles, queries, keys, values = rings(q_desc.dtype, VARIANT)
     result = (out, stride_row, stride_head, parts, logs, num_heads)
-    gl.warp_specialize([
-        (consume, (result, sinks, spans, scale, softcap_scale, window, tiles, queries, keys, values,
-                   0, STORE, VARIANT)),
-        (consume, (result, sinks, spans, scale, softcap_scale, window, tiles, queries, keys, values,
-                   1, STORE, VARIANT)),
-        (produce_pages, (q_desc, k_desc, v_desc, table, stride_table, k_rows, v_rows, group, tiles, queries, keys,
-                         values, VARIANT)),
-        (schedule, (plan, num_heads, heads_per_group, tiles, VARIANT)),
-    ], [4, 1, 1], [240, 32, 32])  # fmt: skip
+    wait_for_launch_before()
+    if VARIANT.tiling.consumers == 2:
+        gl.warp_specialize([
+            (consume, (result, sinks, spans, scale, softcap_scale, window, tiles, queries, keys, values,
+                       0, STORE, VARIANT)),
+            (consume, (result, sinks, spans, scale, softcap_scale, window, tiles, queries, keys, values,
+                       1, STORE, VARIANT)),
+            (produce_pages, (q_desc, k_desc, v_desc, table, stride_table, k_rows, v_rows, group, tiles, queries, keys,
+                             values, VARIANT)),
+            (schedule, (plan, num_heads, heads_per_group, tiles, VARIANT)),
+        ], [4, 1, 1], [240, 32, 32])  # fmt: skip
+    else:  # all 65,536 registers
+        gl.warp_specialize([
+            (consume, (result, sinks, spans, scale, softcap_scale, window, tiles, queries, keys, values,
+                       0, STORE, VARIANT)),
+            (consume, (result, sinks, spans, scale, softcap_scale, window, tiles, queries, keys, values,
+                       1, STORE, VARIANT)),
+            (consume, (result, sinks, spans, scale, softcap_scale, window, tiles, queries, keys, values,
+                       2, STORE, VARIANT)),
+            (produce_pages, (q_desc, k_desc, v_desc, table, stride_table, k_rows, v_rows, group, tiles, queries, keys,
+                             values, VARIANT)),
+            (schedule, (plan, num_heads, heads_per_group, tiles, VARIANT)),
+        ], [4, 4, 1, 1], [160, 160, 32, 32])  # fmt: skip
 
 
 def run_extend(q: Tensor, k: Tensor, v: Tensor, batch: AttentionBatch, flags: AttentionFlags, out: Tensor) -> None:
@@ -90,6 +124,8 @@ def run_extend(q: Tensor, k: Tensor, v: Tensor, batch: AttentionBatch, flags: At
         out.zero_()  # no key, so no query sees one; TMA takes no empty tensor
         return
     variant = extend_variant_of(q.shape[2], k.shape[1], q.shape[1] // k.shape[2], flags)
+    if is_long_work(q.shape[0], q.shape[1], batch, variant, num_processors(q.device)):
+        variant = longer(variant)
     run_variant(q, k, v, batch, flags, out, variant=variant)
 
 
@@ -106,6 +142,8 @@ def run_variant(
 
     planned = ("extend", q.shape[0], num_heads, num_kv_heads, variant, flags.window, flags.spans)
     work, plan, scratch = batch.once(planned, made)
+    if work.max_parts == 0:
+        variant = whole(variant)
     launch_extend(q, k, v, batch, flags, out, variant=variant, work=work, plan=plan, scratch=scratch)
     if work.max_parts:
         combine_parts(plan, scratch, out, flags, variant, work)
@@ -136,14 +174,15 @@ def launch_extend(
     assert table is not None, "extend reads pages"
     group = q.shape[1] // k.shape[2]
     heads_of_kv = 1 if variant.pack > 1 else group
-    heads_per_group = work.tile_heads  # of several sequences: else the last group would begin its longest tile last
-    if batch.num_seqs == 1:
+    heads_per_group = work.tile_heads  # in groups the last one would begin its longest tile last
+    if batch.num_seqs == 1 and work.max_parts == 0:
         heads_per_group = heads_of_kv * max(1, keys_per_group(variant) // max(1, batch.max_context))
     stride_row, stride_head, _ = out.stride()
     parts, logs = scratch
     to_launch = launcher(
         variant, device, (q.dtype, k.dtype, v.dtype), pointer_class(out), (stride_row, stride_head),
         pointer_class(table), pointer_class(flags.sinks), pointer_class(flags.spans),
+        pointer_class(batch.cu_seqlens_q), pointer_class(batch.context_lens),
     )  # fmt: skip
     encode, (q_box, k_box, v_box) = to_launch.encode, to_launch.boxes
     q = aligned(q)  # held until launched: a freed copy's memory may be the next's
@@ -194,9 +233,17 @@ def launcher(
     table: PointerClass,
     sinks: PointerClass | None,
     spans: PointerClass | None,
+    starts: PointerClass | None,
+    contexts: PointerClass | None,
 ) -> ToLaunch:
-    """`compiled_extend`, loaded, and beside it the kernels that split keys and add up parts."""
-    compile_for_parts(variant, device, out, out_strides, sinks)
+    """`compiled_extend`, loaded, and beside it the kernels that plan, split keys and add up parts.
+
+    Also those of the other variants for the same tensors: which of them a batch needs shows only in service.
+    """
+    for each in variants_beside(variant):
+        compile_for_parts(each, device, out, out_strides, sinks, (starts, contexts, spans))
+        kernel = compiled_extend(each, dtypes, out, out_strides, table, sinks, spans)
+        kernel.run  # noqa: B018 -- loads it
     return loaded(compiled_extend(variant, dtypes, out, out_strides, table, sinks, spans), device)
 
 
@@ -217,5 +264,5 @@ def compiled_extend(
         *(any_map(dtype, box) for dtype, box in zip(dtypes, boxes, strict=True)),
         any_tensor(out), *out_strides, fp32, fp32, any_tensor(table), 0, 0, 0, int32,
         any_tensor(sinks), any_tensor(spans), 0, 0, 0, 0.0, 0.0, 0, store_layout(block_d), variant,
-        grid=(1,), num_warps=4,
+        grid=(1,), num_warps=4, launch_pdl=True,
     )  # fmt: skip

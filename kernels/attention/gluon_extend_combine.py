@@ -14,7 +14,7 @@ def hallmark_gluon_extend_combine(
     plan_ptr, parts_ptr, logs_ptr, out_ptr, sinks_ptr, stride_row, stride_head, max_blocks, max_parts, num_heads,
     PLAN_HEADER: tl.constexpr, PLAN_ITEM: tl.constexpr, TILE_ROWS: tl.constexpr, ROWS: tl.constexpr,
     PARTS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, PACK: tl.constexpr, HAS_SINKS: tl.constexpr,
-    IS_ALIGNED: tl.constexpr,
+    IS_ALIGNED: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """One program: ROWS rows of one row block that is split, of one head (PACK > 1: of one KV head).
 
@@ -23,16 +23,21 @@ def hallmark_gluon_extend_combine(
     parts_ptr  [parts, num_heads, TILE_ROWS, BLOCK_D] fp32, each row divided by its own sum of weights
     logs_ptr   [parts, num_heads, TILE_ROWS] fp32: log2 of that sum; -inf for a row that saw no key
     """
+    if OVERLAPS:
+        tl.extra.cuda.gdc_launch_dependents()
+    # Not from L1. The plan may be read before the wait: the launch before this one had waited for it when it let this
+    # one start. Some programs wait even if nothing is split: this launch must not end before the one before.
     head = tl.program_id(2)
-    # All loads before the first branch: one wait for memory.
-    num_split = tl.load(plan_ptr + 3)
+    num_split = tl.load(plan_ptr + 3, cache_modifier=".cg")
+    is_split = tl.program_id(0) < num_split
     split_ptr = plan_ptr + 2 * PLAN_HEADER + (2 * max_blocks + max_parts) * PLAN_ITEM + tl.program_id(0) * 4
-    first_row = tl.load(split_ptr)
-    num_rows = tl.load(split_ptr + 1) * PACK
-    place = tl.load(split_ptr + 2)
-    num_parts = tl.load(split_ptr + 3)
-    if tl.program_id(0) >= num_split:
-        return
+    first_row = tl.load(split_ptr, mask=is_split, other=0, cache_modifier=".cg")
+    num_rows = tl.load(split_ptr + 1, mask=is_split, other=0, cache_modifier=".cg") * PACK
+    place = tl.load(split_ptr + 2, mask=is_split, other=0, cache_modifier=".cg")
+    num_parts = tl.load(split_ptr + 3, mask=is_split, other=0, cache_modifier=".cg")
+    if OVERLAPS:  # noqa: SIM102 -- the outer one is decided by the compiler
+        if tl.program_id(0) < tl.maximum(num_split, 1):
+            tl.extra.cuda.gdc_wait()
     if tl.program_id(1) * ROWS >= num_rows:
         return
     rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)

@@ -16,25 +16,36 @@ says how many there are.
 import triton
 import triton.language as tl
 
+MOST_TO_GIVE = tl.constexpr(2)  # parts of a tile that gives: over 8 parts gifts cost 1-3 % (H200)
 
-@triton.jit(do_not_specialize=["num_seqs", "window"])
-def hallmark_gluon_extend_plan(
-    plan_ptr, cu_seqlens_q_ptr, context_lens_ptr, spans_ptr, num_seqs, window,
+
+@triton.jit
+def store_item(item_ptr, row, rows, position, keys, sequence, begin, end, place, mask):
+    """One item of a list for each element, see gluon_schedule.py."""
+    tl.store(item_ptr, row, mask=mask)
+    tl.store(item_ptr + 1, rows, mask=mask)
+    tl.store(item_ptr + 2, position, mask=mask)
+    tl.store(item_ptr + 3, keys, mask=mask)
+    tl.store(item_ptr + 4, sequence, mask=mask)
+    tl.store(item_ptr + 5, begin, mask=mask)
+    tl.store(item_ptr + 6, end, mask=mask)
+    tl.store(item_ptr + 7, place, mask=mask)
+
+
+@triton.jit
+def place_blocks(
+    plan_ptr, cu_seqlens_q_ptr, context_lens_ptr, spans_ptr, num_seqs, window, sequence, chunk,
     PLAN_HEADER: tl.constexpr, PLAN_ITEM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCKS: tl.constexpr,
     SEQS: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SPANS: tl.constexpr,
 ):  # fmt: skip
-    """One program: BLOCKS row blocks (of BLOCK_Q queries) of one sequence, each written to its place.
+    """BLOCKS row blocks (of BLOCK_Q queries) of one sequence, each written to its place.
 
     Before a block come those of longer contexts, of earlier sequences as long, and the later ones of its own sequence:
     heavy ones first, and those that share keys side by side.
     """
-    sequence = tl.program_id(0)
-    blocks = tl.program_id(1) * BLOCKS + tl.arange(0, BLOCKS)
-    is_first = (sequence == 0) & (tl.program_id(1) == 0)
+    blocks = chunk * BLOCKS + tl.arange(0, BLOCKS)
     first_row = tl.load(cu_seqlens_q_ptr + sequence)
     num_rows = tl.load(cu_seqlens_q_ptr + sequence + 1) - first_row
-    if (tl.program_id(1) * BLOCKS * BLOCK_Q >= num_rows) & (is_first == 0):
-        return
     num_keys = tl.load(context_lens_ptr + sequence)
     start_row = blocks * BLOCK_Q
     position = num_keys - num_rows + start_row
@@ -52,7 +63,7 @@ def hallmark_gluon_extend_plan(
         is_before = (contexts > num_keys) | ((contexts == num_keys) & (others < sequence))
         first_place += tl.sum(tl.where(is_before, counts, 0))
     place = first_place + (num_rows + BLOCK_Q - 1) // BLOCK_Q - 1 - blocks
-    if is_first:
+    if (sequence == 0) & (chunk == 0):
         tl.store(plan_ptr, 0)
         tl.store(plan_ptr + 2, num_blocks)
 
@@ -68,45 +79,33 @@ def hallmark_gluon_extend_plan(
         begin = tl.minimum(begin, tl.maximum(tl.min(tl.where(lo < hi, lo, 2147483647), axis=1), 0))
     end = tl.maximum(end, 1)  # a tile without keys still has a block, all of it masked
     begin = tl.minimum(begin, end - 1)
-
-    listed = start_row < num_rows
-    item_ptr = plan_ptr + PLAN_HEADER + place * PLAN_ITEM
-    tl.store(item_ptr, first_row + start_row, mask=listed)
-    tl.store(item_ptr + 1, tl.minimum(num_rows - start_row, BLOCK_Q), mask=listed)
-    tl.store(item_ptr + 2, position, mask=listed)
-    tl.store(item_ptr + 3, tl.zeros_like(position) + num_keys, mask=listed)
-    tl.store(item_ptr + 4, tl.zeros_like(position) + sequence, mask=listed)
-    tl.store(item_ptr + 5, begin, mask=listed)
-    tl.store(item_ptr + 6, end, mask=listed)
-    tl.store(item_ptr + 7, tl.zeros_like(position) - 1, mask=listed)
+    zeros = tl.zeros_like(position)
+    store_item(
+        plan_ptr + PLAN_HEADER + place * PLAN_ITEM, first_row + start_row, tl.minimum(num_rows - start_row, BLOCK_Q),
+        position, zeros + num_keys, zeros + sequence, begin, end, zeros - 1, start_row < num_rows,
+    )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["max_blocks", "max_parts", "num_heads", "num_processors"])
-def hallmark_gluon_extend_split(
-    plan_ptr, max_blocks, max_parts, num_heads, num_processors,
-    PLAN_HEADER: tl.constexpr, PLAN_ITEM: tl.constexpr, BLOCK_N: tl.constexpr, WIDTH: tl.constexpr,
+@triton.jit
+def choose_parts(
+    lengths, listed, index, num_blocks, max_parts, num_heads, num_processors,
     CHOICES: tl.constexpr, PART_COST: tl.constexpr, COMBINE_COST: tl.constexpr,
 ):  # fmt: skip
-    """One program: reads the row blocks (at most WIDTH), chooses how long a part is, and writes the list of parts."""
-    index = tl.arange(0, WIDTH)
-    num_blocks = tl.load(plan_ptr + 2)
-    listed = index < num_blocks
-    item_ptr = plan_ptr + PLAN_HEADER + index * PLAN_ITEM
-    begin = tl.load(item_ptr + 5, mask=listed, other=0)
-    end = tl.load(item_ptr + 6, mask=listed, other=0)
-    first_block = begin // BLOCK_N
-    lengths = tl.where(listed, (end - 1) // BLOCK_N + 1 - first_block, 0)
+    """How row blocks of such lengths (in blocks of keys) are split: the first that is, keys of a part, and what share
+    of its keys each gives away.
 
-    # A choice: how many parts the longest tile has, up to 24 one by one. The last quarter leaves whole waves of tiles
-    # whole, and splits the rest. Time in blocks of keys.
+    A choice: how many parts the longest tile has, up to 24 one by one. The last quarter leaves whole waves of tiles
+    whole, and splits the rest. A gift is the first keys of each tile of the last wave, for the processors that would
+    have no tile in it. Time in blocks of keys.
+    """
     choice = tl.arange(0, CHOICES)
     at = choice - 3 * CHOICES // 4
     parts = tl.where(
-        at >= 0, at + 2, tl.where(at < -3 * CHOICES // 8, choice + 1, (choice + 1) * 6 - 15 * CHOICES // 8)
+        at >= 0, at + 1, tl.where(at < -3 * CHOICES // 8, choice + 1, (choice + 1) * 6 - 15 * CHOICES // 8)
     )
     front = tl.where(at >= 0, num_blocks * num_heads // num_processors * num_processors // num_heads, 0)
     limits = tl.maximum((tl.max(lengths, axis=0) + parts - 1) // parts, 1)
-    is_tail = index[None, :] >= front[:, None]
+    is_tail = (index[None, :] >= front[:, None]) & listed[None, :]
     counts = tl.where(
         is_tail, (lengths[None, :] + limits[:, None] - 1) // limits[:, None], listed.to(tl.int32)[None, :]
     )
@@ -119,48 +118,145 @@ def hallmark_gluon_extend_split(
     tail_blocks = tl.sum(tl.where(is_tail, lengths[None, :], 0), axis=1)
     share = num_heads.to(tl.float32) / num_processors
     waves = ((big_parts * num_heads + num_processors - 1) // num_processors).to(tl.float32)
-    time = tl.maximum(
-        waves * big_blocks / tl.maximum(big_parts, 1), tl.where(tail_blocks > 0, limits, 0).to(tl.float32)
-    )
-    time = tl.maximum(time, tail_blocks * share) + (tl.sum(lengths, axis=0) - tail_blocks) * share
-    time += num_parts * share * PART_COST + tl.where(num_split > 0, COMBINE_COST, 0.0)
+    big = big_blocks.to(tl.float32) / tl.maximum(big_parts, 1)
+    least = tail_blocks * share
+    rest = (tl.sum(lengths, axis=0) - tail_blocks) * share + num_parts * share * PART_COST
+    time = tl.maximum(waves * big, tl.where(tail_blocks > 0, limits, 0).to(tl.float32))
+    time = tl.maximum(time, least) + rest + tl.where(num_split > 0, COMBINE_COST, 0.0)
     time = tl.where(num_split <= max_parts, time, float("inf"))
-    chosen = tl.min(tl.where(time == tl.min(time, axis=0), choice, CHOICES), axis=0)
-    limit = tl.sum(tl.where(choice == chosen, limits, 0), axis=0)
-    first_tail = tl.sum(tl.where(choice == chosen, front, 0), axis=0)
 
-    count = tl.where(index >= first_tail, (lengths + limit - 1) // limit, listed.to(tl.int32))
-    place = tl.cumsum(count, axis=0) - count
-    in_scratch = tl.where(count > 1, count, 0)
-    slot = tl.cumsum(in_scratch, axis=0) - in_scratch
-    tl.store(item_ptr + 7, tl.where(count > 1, slot, -1), mask=listed)
-    list_ptr = plan_ptr + PLAN_HEADER + max_blocks * PLAN_ITEM
-    tl.store(list_ptr, 0)
-    tl.store(list_ptr + 2, tl.sum(count, axis=0))
-    most = tl.max(count, axis=0)
+    tail_tiles = tl.sum(is_tail.to(tl.int32), axis=1)
+    tail_parts = tl.sum(tl.where(is_tail, counts, 0), axis=1)
+    taken = (front + big_parts) * num_heads
+    idle = (taken + num_processors - 1) // num_processors * num_processors - taken
+    queue = (tail_tiles * num_heads + idle - 1) // tl.maximum(idle, 1)  # gifts, one after another
+    length = tail_blocks.to(tl.float32) / tl.maximum(tail_tiles, 1)
+    gift = tl.floor((length + parts * PART_COST * (1.0 - queue)) / (parts * queue + 1.0))
+    given = gift / tl.maximum(length, 1.0)
+    big = big * (1.0 - given)
+    gift_time = tl.maximum(waves * big, (waves - 1.0) * big + queue * (gift + PART_COST) - PART_COST)
+    gift_time = tl.maximum(gift_time, least) + rest + COMBINE_COST
+    can_give = (
+        (parts <= MOST_TO_GIVE)
+        & (idle > 0)
+        & (gift >= 1.0)
+        & (tail_parts == big_parts)
+        & (tail_parts + tail_tiles <= max_parts)
+    )
+    gift_time = tl.where(can_give, gift_time, float("inf"))
+
+    best = tl.min(tl.minimum(time, gift_time), axis=0)
+    chosen = tl.min(tl.where(tl.minimum(time, gift_time) == best, choice, CHOICES), axis=0)
+    is_chosen = choice == chosen
+    limit = tl.sum(tl.where(is_chosen, limits, 0), axis=0)
+    first_tail = tl.sum(tl.where(is_chosen, front, 0), axis=0)
+    share_given = tl.sum(tl.where(is_chosen & (gift_time < time), given, 0.0), axis=0)
+    return first_tail, limit, share_given
+
+
+@triton.jit
+def split_blocks(
+    plan_ptr, max_blocks, max_parts, num_heads, num_processors,
+    PLAN_HEADER: tl.constexpr, PLAN_ITEM: tl.constexpr, BLOCK_N: tl.constexpr, WIDTH: tl.constexpr,
+    CHOICES: tl.constexpr, PART_COST: tl.constexpr, COMBINE_COST: tl.constexpr,
+):  # fmt: skip
+    """Reads the row blocks (at most WIDTH), chooses how they are split, and writes the list of parts, gifts last."""
+    index = tl.arange(0, WIDTH)
+    num_blocks = tl.load(plan_ptr + 2)
+    listed = index < num_blocks
+    item_ptr = plan_ptr + PLAN_HEADER + index * PLAN_ITEM
     row = tl.load(item_ptr, mask=listed, other=0)
     rows = tl.load(item_ptr + 1, mask=listed, other=0)
+    position = tl.load(item_ptr + 2, mask=listed, other=0)
+    keys = tl.load(item_ptr + 3, mask=listed, other=0)
+    sequence = tl.load(item_ptr + 4, mask=listed, other=0)
+    begin = tl.load(item_ptr + 5, mask=listed, other=0)
+    end = tl.load(item_ptr + 6, mask=listed, other=0)
+    first_block = begin // BLOCK_N
+    lengths = tl.where(listed, (end - 1) // BLOCK_N + 1 - first_block, 0)
+    first_tail, limit, share_given = choose_parts(
+        lengths, listed, index, num_blocks, max_parts, num_heads, num_processors, CHOICES, PART_COST, COMBINE_COST
+    )
+
+    is_tail = index >= first_tail
+    gift = tl.where(is_tail, (lengths * share_given).to(tl.int32), 0)
+    has_gift = (gift > 0).to(tl.int32)
+    kept = tl.where(is_tail, (lengths + limit - 1) // limit, listed.to(tl.int32))  # parts that are no gift
+    count = kept + has_gift
+    place = tl.cumsum(kept, axis=0) - kept
+    gift_place = tl.sum(kept, axis=0) + tl.cumsum(has_gift, axis=0) - has_gift
+    in_scratch = tl.where(count > 1, count, 0)
+    slot = tl.where(count > 1, tl.cumsum(in_scratch, axis=0) - in_scratch, -1)
     is_split = (count > 1).to(tl.int32)
+    list_ptr = plan_ptr + PLAN_HEADER + max_blocks * PLAN_ITEM
     split_ptr = list_ptr + PLAN_HEADER + (max_blocks + max_parts) * PLAN_ITEM + (tl.cumsum(is_split, axis=0) - 1) * 4
+    tl.store(item_ptr + 7, slot, mask=listed)
+    tl.store(plan_ptr + 3, tl.sum(is_split, axis=0))
     tl.store(split_ptr, row, mask=count > 1)
     tl.store(split_ptr + 1, rows, mask=count > 1)
     tl.store(split_ptr + 2, slot, mask=count > 1)
     tl.store(split_ptr + 3, count, mask=count > 1)
-    tl.store(plan_ptr + 3, tl.sum(is_split, axis=0))
-    position = tl.load(item_ptr + 2, mask=listed, other=0)
-    keys = tl.load(item_ptr + 3, mask=listed, other=0)
-    sequence = tl.load(item_ptr + 4, mask=listed, other=0)
+
+    tl.store(list_ptr, 0)
+    tl.store(list_ptr + 2, tl.sum(count, axis=0))
+    part_ptr = list_ptr + PLAN_HEADER + place * PLAN_ITEM
+    most = tl.max(kept, axis=0)
+    blocks = lengths - gift
     for part in range(0, most):
         # part 0 has the last keys; parts of a tile differ by one block
-        low = first_block + lengths * (count - 1 - part) // tl.maximum(count, 1)
-        high = first_block + lengths * (count - part) // tl.maximum(count, 1)
-        mine = listed & (part < count)
-        part_ptr = list_ptr + PLAN_HEADER + (place + part) * PLAN_ITEM
-        tl.store(part_ptr, row, mask=mine)
-        tl.store(part_ptr + 1, rows, mask=mine)
-        tl.store(part_ptr + 2, position, mask=mine)
-        tl.store(part_ptr + 3, keys, mask=mine)
-        tl.store(part_ptr + 4, sequence, mask=mine)
-        tl.store(part_ptr + 5, tl.maximum(begin, low * BLOCK_N), mask=mine)
-        tl.store(part_ptr + 6, tl.minimum(end, high * BLOCK_N), mask=mine)
-        tl.store(part_ptr + 7, tl.where(count > 1, slot + part, -1), mask=mine)
+        low = first_block + gift + blocks * (kept - 1 - part) // tl.maximum(kept, 1)
+        high = first_block + gift + blocks * (kept - part) // tl.maximum(kept, 1)
+        store_item(
+            part_ptr + part * PLAN_ITEM, row, rows, position, keys, sequence, tl.maximum(begin, low * BLOCK_N),
+            tl.minimum(end, high * BLOCK_N), tl.where(slot < 0, -1, slot + part), listed & (part < kept),
+        )  # fmt: skip
+    store_item(
+        list_ptr + PLAN_HEADER + gift_place * PLAN_ITEM, row, rows, position, keys, sequence, begin,
+        tl.minimum(end, (first_block + gift) * BLOCK_N), slot + kept, gift > 0,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["num_seqs", "window"])
+def hallmark_gluon_extend_plan(
+    plan_ptr, cu_seqlens_q_ptr, context_lens_ptr, spans_ptr, num_seqs, window,
+    PLAN_HEADER: tl.constexpr, PLAN_ITEM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCKS: tl.constexpr,
+    SEQS: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SPANS: tl.constexpr, OVERLAPS: tl.constexpr,
+):  # fmt: skip
+    """One program: BLOCKS row blocks (of BLOCK_Q queries) of one sequence, each written to its place."""
+    if OVERLAPS:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    sequence = tl.program_id(0)
+    chunk = tl.program_id(1)
+    num_rows = tl.load(cu_seqlens_q_ptr + sequence + 1) - tl.load(cu_seqlens_q_ptr + sequence)
+    if (chunk * BLOCKS * BLOCK_Q < num_rows) | ((sequence == 0) & (chunk == 0)):
+        place_blocks(
+            plan_ptr, cu_seqlens_q_ptr, context_lens_ptr, spans_ptr, num_seqs, window, sequence, chunk,
+            PLAN_HEADER, PLAN_ITEM, BLOCK_Q, BLOCKS, SEQS, HAS_WINDOW, HAS_SPANS,
+        )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["num_seqs", "window", "max_blocks", "max_parts", "num_heads", "num_processors"])
+def hallmark_gluon_extend_split(
+    plan_ptr, cu_seqlens_q_ptr, context_lens_ptr, spans_ptr, num_seqs, window, max_blocks, max_parts, num_heads,
+    num_processors,
+    PLAN_HEADER: tl.constexpr, PLAN_ITEM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCKS: tl.constexpr,
+    SEQS: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SPANS: tl.constexpr, BLOCK_N: tl.constexpr, WIDTH: tl.constexpr,
+    CHOICES: tl.constexpr, PART_COST: tl.constexpr, COMBINE_COST: tl.constexpr, OVERLAPS: tl.constexpr,
+):  # fmt: skip
+    """One program: `split_blocks`, after it has listed the row blocks of num_seqs sequences: 0 where the plan has."""
+    if OVERLAPS:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    for sequence in range(num_seqs):
+        num_rows = tl.load(cu_seqlens_q_ptr + sequence + 1) - tl.load(cu_seqlens_q_ptr + sequence)
+        for chunk in range(tl.maximum(tl.cdiv(num_rows, BLOCKS * BLOCK_Q), 1)):
+            place_blocks(
+                plan_ptr, cu_seqlens_q_ptr, context_lens_ptr, spans_ptr, num_seqs, window, sequence, chunk,
+                PLAN_HEADER, PLAN_ITEM, BLOCK_Q, BLOCKS, SEQS, HAS_WINDOW, HAS_SPANS,
+            )  # fmt: skip
+    tl.debug_barrier()  # what this program has written it may now read
+    split_blocks(
+        plan_ptr, max_blocks, max_parts, num_heads, num_processors,
+        PLAN_HEADER, PLAN_ITEM, BLOCK_N, WIDTH, CHOICES, PART_COST, COMBINE_COST,
+    )  # fmt: skip

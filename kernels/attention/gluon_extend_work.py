@@ -16,16 +16,23 @@ from kernels.attention.gluon_variants import PointerClass, Variant, any_tensor, 
 from kernels.launch import is_interpreted
 
 _MAX_WAVES = 12  # above so many tiles a multiprocessor nothing is split: what is unbalanced is less than a tenth
-_BALANCED = 0.9  # of the multiprocessors' time: nothing is split where equal tiles fill that much of it
+_MIN_GAIN = 12.0  # blocks of keys: what splitting costs, with its launches, where it fills the GPU (H200: 8 lose 2 %)
 _MIN_BLOCKS = 4  # of keys: a shorter context is not worth two more launches
 _PARTS_A_PROCESSOR = 3
 # Row blocks that the splitting program holds, and the choices it compares: its compiled sizes.
 _SIZES = ((32, 64), (128, 32), (512, 16))
-# In blocks of keys: what starting and ending a tile costs, and what the kernel that adds up the parts does.
-_PART_COST = 2.0
-_COMBINE_COST = 4.0
-_COMBINE_ROWS = 8  # of one program
+_SPLIT_WARPS = 8
+# By head dim, in blocks of keys: what starting and ending a tile costs, and the kernel that adds up the parts (H200).
+_PART_COST = {64: 3.5, 128: 3.5, 256: 4.5}
+_COMBINE_COST = {64: 5.0, 128: 5.0, 256: 7.0}
+# Three consumers pay from so many keys a multiprocessor, each counted for every tile that reads it, and from so many
+# rows of a sequence under one KV head: below, too much of a tile is empty.
+_LONG_BLOCK = 192
+_LONG_WORK = 40_000
+_LONG_ROWS = 768
+_COMBINE_ROWS = {64: 8, 128: 8, 256: 4}  # of one program, by head dim
 _COMBINE_WIDTH = 1024  # head dims times parts that it reads at once: registers
+_FEW = 4  # programs of the plan whose work the splitting one does beside its own
 _SEQS = 64  # sequences that one step of the plan's loop reads
 _BLOCKS = 64  # row blocks of one program of the plan
 _BLOCKS_WITH_SPANS = 8  # spans are read row by row
@@ -57,6 +64,12 @@ class Work:
         return one_list if self.max_parts == 0 else 2 * one_list + (ITEM.value + 2) * self.max_parts
 
 
+def is_long_work(num_tokens: int, num_heads: int, batch: AttentionBatch, variant: Variant, num_processors: int) -> bool:
+    """Whether there is work for tiles of three consumers, and their rows would be mostly full."""
+    tiles = num_tokens * num_heads / _LONG_BLOCK / num_processors
+    return tiles * batch.max_context >= _LONG_WORK and num_tokens * variant.pack >= _LONG_ROWS * batch.num_seqs
+
+
 def work_of(
     num_tokens: int, num_heads: int, num_kv_heads: int, batch: AttentionBatch, variant: Variant, num_processors: int
 ) -> Work:
@@ -65,7 +78,8 @@ def work_of(
     max_blocks = num_tokens // block_q + batch.num_seqs
     tiles = -(-num_tokens // block_q) * tile_heads
     waves = -(-tiles // num_processors)
-    is_balanced = batch.num_seqs == 1 and tiles >= _BALANCED * waves * num_processors
+    gain = (waves - tiles / num_processors) * batch.max_context / variant.tiling.block_n
+    is_balanced = batch.num_seqs == 1 and gain < _MIN_GAIN
     is_short = batch.max_context <= _MIN_BLOCKS * variant.tiling.block_n
     if is_balanced or is_short or waves > _MAX_WAVES or max_blocks > _SIZES[-1][0]:
         return Work(tile_heads, max_blocks, 0)
@@ -77,18 +91,18 @@ def plan_extend(batch: AttentionBatch, flags: AttentionFlags, variant: Variant, 
     starts, contexts = batch.cu_seqlens_q, batch.context_lens
     assert contexts is not None, "extend reads pages"
     plan = torch.empty(work.plan_size, dtype=torch.int32, device=starts.device)
-    has_spans = flags.spans is not None
-    blocks = _BLOCKS_WITH_SPANS if has_spans else _BLOCKS
-    block_q = variant.tiling.block_m // variant.pack
-    constants = (HEADER.value, ITEM.value, block_q, blocks, _SEQS, flags.window is not None, has_spans)
-    programs = max(1, -(-batch.max_seqlen_q // (block_q * blocks)))
-    numbers = (batch.num_seqs, bounded_window(flags))
-    launch("plan", (batch.num_seqs, programs, 1), (plan, starts, contexts, flags.spans), numbers,
-           constants)  # fmt: skip
+    constants = _plan_constants(variant)
+    _, _, block_q, blocks, *_ = constants
+    programs = max(1, -(-batch.max_seqlen_q // (block_q * blocks)))  # of one sequence
+    tensors, numbers = (plan, starts, contexts, flags.spans), (batch.num_seqs, bounded_window(flags))
+    is_one = work.max_parts > 0 and batch.num_seqs * programs <= _FEW
+    if not is_one:
+        launch("plan", (batch.num_seqs, programs, 1), tensors, numbers, constants)
     if work.max_parts:
         size = next(size for size in _SIZES if work.max_blocks <= size[0])
+        numbers = (batch.num_seqs if is_one else 0, numbers[1])
         bounds = (work.max_blocks, work.max_parts, work.tile_heads, processors)
-        launch("split", (1, 1, 1), (plan,), bounds, _split_constants(variant, size))
+        launch("split", (1, 1, 1), tensors, (*numbers, *bounds), (*constants, *_split_constants(variant, size)))
     return plan
 
 
@@ -103,7 +117,11 @@ def combine_parts(
     """Fill the rows of `out` whose keys were split."""
     stride_row, stride_head, _ = out.stride()
     constants = _combine_constants(variant, (stride_row, stride_head), flags.sinks is not None)
-    grid = (min(work.max_blocks, work.max_parts // 2), variant.tiling.block_m // _COMBINE_ROWS, work.tile_heads)
+    grid = (
+        min(work.max_blocks, work.max_parts // 2),
+        variant.tiling.block_m // _COMBINE_ROWS[variant.tiling.block_d],
+        work.tile_heads,
+    )
     launch(
         "combine", grid, (plan, *scratch, out, flags.sinks),
         (stride_row, stride_head, work.max_blocks, work.max_parts, work.tile_heads), constants,
@@ -116,24 +134,41 @@ def compile_for_parts(
     out: PointerClass,
     out_strides: tuple[int, int],
     sinks: PointerClass | None,
+    lengths: tuple[PointerClass | None, ...],
 ) -> None:
-    """Compile and load all that splitting may need: which of it a batch needs shows only in service."""
+    """Compile and load all that splitting may need: which of it a batch needs shows only in service.
+
+    lengths  of cu_seqlens_q, context_lens and spans
+    """
     int32, fp32 = (torch.int32, 0), (torch.float32, 0)
+    plan, tensors = _plan_constants(variant), (int32, *lengths)
+    calls: list[tuple[str, tuple[PointerClass | None, ...], int, tuple[Any, ...]]] = [("plan", tensors, 2, plan)]
     for size in _SIZES:
-        compiled_for("split", device, (int32,), 4, _split_constants(variant, size)).run  # noqa: B018 -- loads it
-    constants = _combine_constants(variant, out_strides, sinks is not None)
-    compiled_for("combine", device, (int32, fp32, fp32, out, sinks), 5, constants).run  # noqa: B018
+        calls.append(("split", tensors, 6, (*plan, *_split_constants(variant, size))))
+    combine = _combine_constants(variant, out_strides, sinks is not None)
+    calls.append(("combine", (int32, fp32, fp32, out, sinks), 5, combine))
+    for name, pointers, num_numbers, constants in calls:
+        found = compiled_for(name, device, pointers, num_numbers, constants)
+        found.run  # noqa: B018 -- loads it
+
+
+def _plan_constants(variant: Variant) -> tuple[Any, ...]:
+    blocks = _BLOCKS_WITH_SPANS if variant.spans else _BLOCKS
+    return (
+        HEADER.value, ITEM.value, variant.tiling.block_m // variant.pack, blocks, _SEQS, variant.window, variant.spans,
+    )  # fmt: skip
 
 
 def _split_constants(variant: Variant, size: tuple[int, int]) -> tuple[Any, ...]:
-    return HEADER.value, ITEM.value, variant.tiling.block_n, *size, _PART_COST, _COMBINE_COST
+    block_d = variant.tiling.block_d
+    return variant.tiling.block_n, *size, _PART_COST[block_d], _COMBINE_COST[block_d]
 
 
 def _combine_constants(variant: Variant, out_strides: tuple[int, int], has_sinks: bool) -> tuple[Any, ...]:
     block_m, block_d = variant.tiling.block_m, variant.tiling.block_d
     is_aligned = (out_strides[0] | out_strides[1]) % 8 == 0
     return (
-        HEADER.value, ITEM.value, block_m, _COMBINE_ROWS, _COMBINE_WIDTH // block_d, variant.head_dim, block_d,
+        HEADER.value, ITEM.value, block_m, _COMBINE_ROWS[block_d], _COMBINE_WIDTH // block_d, variant.head_dim, block_d,
         variant.pack, has_sinks, is_aligned,
     )  # fmt: skip
 
@@ -150,11 +185,11 @@ def launch(
     assert found is not None
     kernel = compiled_for(name, found.device, tuple(map(pointer_class, tensors)), len(numbers), constants)
     if kernel is _KERNELS[name]:  # interpreted
-        kernel[grid](*tensors, *numbers, *constants)
+        kernel[grid](*tensors, *numbers, *constants, False)
         return
     run = kernel.run  # loads the kernel the first time: before, it has no function
     stream = driver.active.get_current_stream(found.device.index)
-    run(*grid, stream, kernel.function, kernel.packed_metadata, None, None, None, *tensors, *numbers, *constants)
+    run(*grid, stream, kernel.function, kernel.packed_metadata, None, None, None, *tensors, *numbers, *constants, True)
 
 
 # A pure function of what is compiled in: its cache holds no state. What falls out is found again in Triton's own cache.
@@ -167,8 +202,11 @@ def compiled_for(
     num_numbers: int,
     constants: tuple[Any, ...],
 ) -> Any:
-    """A kernel of `_KERNELS` for such tensors. None of its numbers may be specialised on."""
+    """A kernel of `_KERNELS` for such tensors, which starts early and waits. No number may be specialised."""
     kernel = _KERNELS[name]
     if is_interpreted():
         return kernel
-    return kernel.warmup(*map(any_tensor, pointers), *[0] * num_numbers, *constants, grid=(1,))
+    options = {"num_warps": _SPLIT_WARPS if name == "split" else 4}
+    return kernel.warmup(
+        *map(any_tensor, pointers), *[0] * num_numbers, *constants, True, grid=(1,), launch_pdl=True, **options
+    )

@@ -13,22 +13,28 @@ from triton.runtime import driver
 
 from kernels.attention import gluon_extend
 from kernels.attention.batch import AttentionFlags
-from kernels.attention.gluon_variants import extend_variant_of, pointer_class
+from kernels.attention.gluon_variants import extend_variant_of, longer, pointer_class, whole
 
 # name: (head dim, page size, query heads a KV head, flags)
 _ALL = {"window": 1000, "softcap": 50.0, "sinks": _SINKS, "spans": _SPANS}
 CASES = {
     "d64 page 64": (64, 64, 4, {}),
+    "d64 long": (64, 64, 4, {}),
     "d128 page 64": (128, 64, 4, {}),
+    "d128 whole": (128, 64, 4, {}),
     "d256 page 128": (256, 128, 4, {"sinks": _SINKS}),
     "d96 page 16 group 7": (96, 16, 7, _ALL),
 }
 
 
-def compile_case(head_dim: int, page_size: int, group: int, flags: AttentionFlags) -> dict[str, object]:
+def compile_case(name: str, head_dim: int, page_size: int, group: int, flags: AttentionFlags) -> dict[str, object]:
     dtype = torch.bfloat16
     q = torch.empty(256, 8, head_dim, dtype=dtype)
     variant = extend_variant_of(head_dim, page_size, group, flags)
+    if "long" in name:
+        variant = longer(variant)
+    if "whole" in name:
+        variant = whole(variant)
     classes = (pointer_class(q), (q.stride(0), q.stride(1)), (torch.int32, 0))
     pointers = (pointer_class(flags.sinks), pointer_class(flags.spans))
     kernel = gluon_extend.compiled_extend(variant, (dtype, dtype, dtype), *classes, *pointers)
@@ -50,7 +56,7 @@ def main() -> None:
     results = {}
     for name in names:
         head_dim, page_size, group, flags = CASES[name]
-        results[name] = compile_case(head_dim, page_size, group, AttentionFlags(0.1, **flags))
+        results[name] = compile_case(name, head_dim, page_size, group, AttentionFlags(0.1, **flags))
     print(json.dumps(results))
 
 

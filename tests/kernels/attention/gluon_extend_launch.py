@@ -23,16 +23,16 @@ KERNELS = (
 )
 
 
-def call(tokens: int, context: int) -> tuple[Tensor, Tensor, Tensor, AttentionBatch]:
+def call(tokens: int, context: int, num_seqs: int = 1) -> tuple[Tensor, Tensor, Tensor, AttentionBatch]:
     """Two KV heads of four query heads over pages that are every other one of their pool."""
-    q = torch.zeros(tokens, 8, 64, dtype=torch.bfloat16)
+    q = torch.zeros(num_seqs * tokens, 8, 64, dtype=torch.bfloat16)
     k, v = torch.zeros(200, 2, 64, 2, 64, dtype=torch.bfloat16).unbind(1)
     batch = AttentionBatch(
-        torch.tensor([0, tokens], dtype=torch.int32),
+        torch.arange(num_seqs + 1, dtype=torch.int32) * tokens,
         tokens,
         context,
-        page_table=torch.zeros(1, 200, dtype=torch.int32),
-        context_lens=torch.tensor([context], dtype=torch.int32),
+        page_table=torch.zeros(num_seqs, 200, dtype=torch.int32),
+        context_lens=torch.full((num_seqs,), context, dtype=torch.int32),
     )
     gluon_extend.run_extend(q, k, v, batch, AttentionFlags(0.1), torch.zeros_like(q))
     return q, k, v, batch
@@ -46,19 +46,28 @@ def main() -> None:
     driver.set_active(_Recording())
     q, k, v, batch = call(16, 9000)
     launches = list(_Launcher.launches)
+    _Launcher.launches.clear()
+    call(16, 9000, num_seqs=6)  # planned by one launch, split by another
+    launches_of_six = list(_Launcher.launches)
     compiled = [num_compiled()]
-    for kernel, (_, arguments) in zip(KERNELS, launches, strict=True):
-        if kernel is not gluon_extend.hallmark_gluon_extend:  # through the binder: must be what was compiled
-            kernel.warmup(*arguments, grid=(1,))
+    for kernel, num_warps, (_, arguments) in (
+        (hallmark_gluon_extend_split, 8, launches[0]),
+        (hallmark_gluon_extend_combine, 4, launches[2]),
+        (hallmark_gluon_extend_plan, 4, launches_of_six[0]),
+        (hallmark_gluon_extend_split, 8, launches_of_six[1]),
+    ):  # through the binder: must be what was compiled
+        kernel.warmup(*arguments, grid=(1,), launch_pdl=True, num_warps=num_warps)
     compiled.append(num_compiled())
     call(21, 11000)
+    call(2000, 100_000)  # on three consumers
     compiled.append(num_compiled())
     _Launcher.launches.clear()
     call(16, 200)
-    attention = launches[2][1]
+    attention = launches[1][1]
     result = {
         "compiled": compiled,
-        "arguments": [[taken, len(given)] for taken, given in launches],
+        "arguments": [[taken, len(given)] for taken, given in launches + launches_of_six],
+        "launches": [len(launches), len(launches_of_six)],
         "of_a_short_context": len(_Launcher.launches),
         "maps": [attention[0] == q.data_ptr(), attention[7] == k.data_ptr(), attention[14] == v.data_ptr()],
         "table": attention[30] is batch.page_table,

@@ -66,7 +66,7 @@ def test_parts_add_up_to_attention(heads: tuple[int, int], names: tuple[str, ...
 
 
 def test_rows_that_see_no_key_of_any_part_are_zero(device: torch.device) -> None:
-    inputs = paged([4], [800], device, heads=(4, 1), page_size=64)
+    inputs = paged([4], [2000], device, heads=(4, 1), page_size=64)
     flags = flags_for(inputs)
     variant = extend_variant_of(64, 64, 4, flags)
     work = work_of(4, 4, 1, inputs.batch, variant, PROCESSORS)

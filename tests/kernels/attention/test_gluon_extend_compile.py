@@ -13,8 +13,8 @@ from kernels.attention.tiles import SHARED_BYTES_HOPPER
 
 HERE = Path(__file__).parent
 REPOSITORY = HERE.parents[2]
-# The producer has 32 registers. With eight pages a block it keeps a few words elsewhere, of once a tile.
-SPILLS_ALLOWED = {"d96 page 16 group 7": 8}
+# Of once a tile: the producer has 32 registers, too few for eight pages a block; each of three consumers has 160.
+SPILLS_ALLOWED = {"d96 page 16 group 7": 8, "d64 long": 4}
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,8 @@ import torch
 from attention_inputs import NAN, POISON_PAGE, Inputs, assert_right, attend, errors_of, flags_for, paged
 
 from kernels.attention.compare import compare
-from kernels.attention.gluon_extend import run_extend
+from kernels.attention.gluon_extend import run_extend, run_variant
+from kernels.attention.gluon_variants import extend_variant_of, longer
 from kernels.attention.triton_extend import run_extend as run_triton_extend
 
 pytestmark = pytest.mark.gpu
@@ -77,6 +78,30 @@ def test_keys_in_parts_are_within_the_rule(
     inputs = paged(queries, contexts, CUDA, heads=(8, 2), head_dim=dim, dtype=BF16, page_size=64)
     errors = errors_of(run_extend, inputs, flags_for(inputs, *names))
     assert errors.is_within_rule, errors
+
+
+@pytest.mark.parametrize("names", [(), ("sinks",), ("softcap",)], ids=str)
+@pytest.mark.parametrize("heads", [(8, 2), (14, 2)])
+def test_three_consumers_are_within_the_rule(heads: tuple[int, int], names: tuple[str, ...]) -> None:
+    for inputs in (
+        ragged(64, heads),
+        paged([700], [30_000], CUDA, heads=heads, head_dim=64, dtype=BF16, page_size=64),
+    ):
+        flags = flags_for(inputs, *names)
+        variant = longer(extend_variant_of(64, 64, heads[0] // heads[1], flags))
+        out = torch.full_like(inputs.q, NAN)
+        run_variant(inputs.q, inputs.k, inputs.v, inputs.batch, flags, out, variant=variant)
+        errors = compare(out, inputs.q, inputs.k, inputs.v, inputs.batch, flags)
+        assert errors.is_within_rule, errors
+
+
+@pytest.mark.parametrize("dim", [64, 128, 256])
+@pytest.mark.parametrize(("tokens", "context"), [(300, 8000), (512, 40_000), (1280, 20_000)])
+def test_gifts_agree_with_triton(tokens: int, context: int, dim: int) -> None:
+    inputs = paged([tokens], [context], CUDA, heads=(32, 8), head_dim=dim, dtype=BF16, page_size=64)
+    flags = flags_for(inputs)
+    difference = (attend(run_extend, inputs, flags).float() - attend(run_triton_extend, inputs, flags).float()).abs()
+    assert difference.max() <= 2**-7, difference.max()  # outputs are below 1: the mean of thousands of values
 
 
 @pytest.mark.parametrize("dim", [64, 128, 256])

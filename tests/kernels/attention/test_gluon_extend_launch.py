@@ -24,7 +24,8 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 def test_the_first_call_compiles_all_that_a_batch_may_need(seen: dict[str, Any]) -> None:
     first, _, after_another_call = seen["compiled"]
-    assert (first, after_another_call) == (6, 6)  # the splitting program in three sizes
+    assert first == after_another_call
+    assert first == 2 * (1 + 3 + 1 + 1)  # of two and of three consumers; the splitting program in three sizes
 
 
 def test_the_small_kernels_are_those_that_tritons_binder_finds_for_the_arguments(seen: dict[str, Any]) -> None:
@@ -34,6 +35,10 @@ def test_the_small_kernels_are_those_that_tritons_binder_finds_for_the_arguments
 
 def test_every_launch_hands_over_as_many_arguments_as_its_kernel_takes(seen: dict[str, Any]) -> None:
     assert all(given == taken for taken, given in seen["arguments"])
+
+
+def test_few_sequences_are_planned_and_split_by_one_launch(seen: dict[str, Any]) -> None:
+    assert seen["launches"] == [3, 4]
 
 
 def test_a_short_context_is_planned_and_attended_only(seen: dict[str, Any]) -> None:

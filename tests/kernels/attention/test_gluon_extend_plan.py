@@ -1,5 +1,6 @@
 """The plan of `gluon.extend.hopper`: every row block once, heavy ones first, its keys in parts that leave none out."""
 
+import heapq
 import random
 from dataclasses import dataclass
 from itertools import pairwise
@@ -9,9 +10,9 @@ import torch
 
 from kernels.attention.batch import AttentionBatch, AttentionFlags
 from kernels.attention.gluon_extend import page_rows
-from kernels.attention.gluon_extend_work import Work, plan_extend, tiles_of, work_of
+from kernels.attention.gluon_extend_work import Work, is_long_work, plan_extend, tiles_of, work_of
 from kernels.attention.gluon_schedule import HEADER, ITEM
-from kernels.attention.gluon_variants import TILINGS, Variant, extend_variant_of
+from kernels.attention.gluon_variants import TILINGS, Variant, extend_variant_of, longer, variants_beside, whole
 
 PROCESSORS = 132
 
@@ -127,18 +128,69 @@ def test_one_long_context_among_short_ones_is_split(device: torch.device) -> Non
     assert longest < 100_000 / 8
 
 
-def test_chunks_that_fill_the_gpu_evenly_are_not_split(device: torch.device) -> None:
+def time_of(work: Work, tiles: list[Item], block_n: int) -> float:
+    """When the last processor ends, each taking the next tile when it is free: in blocks of keys, over even shares."""
+    lengths = [(tile.end - 1) // block_n + 1 - tile.begin // block_n for tile in tiles for _ in range(work.tile_heads)]
+    ends = [0] * PROCESSORS
+    for length in lengths:
+        heapq.heapreplace(ends, ends[0] + length)
+    return max(ends) / (sum(lengths) / PROCESSORS)
+
+
+def test_chunks_that_fill_the_gpu_but_for_little_are_not_split(device: torch.device) -> None:
     for q_len, heads in ((512, (32, 8)), (2048, (32, 8)), (2048, (16, 4))):
         assert planned([q_len], [q_len + 8192], device, heads=heads)[1].max_parts == 0
 
 
-def test_whole_waves_of_tiles_stay_whole_where_only_the_rest_fits_badly(device: torch.device) -> None:
-    _, work, blocks, tiles = planned([1280], [34048], device)  # 40 row blocks under 8 heads: 2.4 waves of 132
-    assert len(blocks) == 40
+@pytest.mark.parametrize(
+    ("q_len", "context", "heads", "head_dim"),
+    [
+        (2048, 34816, (32, 8), 128),  # 3.88 waves of 132 tiles
+        (512, 131072, (32, 8), 64),  # 0.97
+        (2048, 131072, (16, 4), 256),  # 1.94
+        (512, 33280, (16, 4), 256),  # 0.48
+    ],
+)
+def test_processors_without_a_tile_get_the_first_keys_of_all_the_others(
+    q_len: int, context: int, heads: tuple[int, int], head_dim: int, device: torch.device
+) -> None:
+    variant, work, blocks, tiles = planned([q_len], [context], device, heads=heads, head_dim=head_dim)
+    num_waves = len(blocks) * work.tile_heads / PROCESSORS
     num_whole = sum(tile.place < 0 for tile in tiles)
-    assert num_whole == 2 * PROCESSORS // work.tile_heads
-    num_parts = (len(tiles) - num_whole) * work.tile_heads
-    assert num_parts >= 0.85 * PROCESSORS * -(-num_parts // PROCESSORS)
+    assert num_whole == int(num_waves) * PROCESSORS // work.tile_heads, "whole waves stay whole"
+    assert time_of(work, tiles, variant.tiling.block_n) < 1.02
+    firsts = [tile for tile in tiles if tile.place >= 0 and tile.begin == 0]
+    assert tiles[-len(firsts) :] == firsts, "they come last"
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_the_same_variants_are_made_ready_whichever_comes_first(head_dim: int) -> None:
+    variant = extend_variant_of(head_dim, 64, 4, AttentionFlags(1.0))
+    ready = variants_beside(variant)
+    assert {variant, longer(variant), whole(variant)} == set(ready)
+    assert all(variants_beside(each) == ready for each in ready)
+
+
+def test_three_consumers_serve_long_work_of_well_filled_tiles(device: torch.device) -> None:
+    def is_long(q_lens: list[int], contexts: list[int], **given: object) -> bool:
+        flags = AttentionFlags(1.0, **given)  # type: ignore[arg-type]
+        variant = extend_variant_of(64, 64, 4, flags)
+        return is_long_work(sum(q_lens), 32, batch_of(q_lens, contexts, device), variant, PROCESSORS)
+
+    assert is_long([512], [131072])
+    assert is_long([2048], [34816])
+    assert not is_long([2048], [10240]), "two are as fast, with smaller tiles"
+    assert not is_long([64], [131072]), "most rows would be empty"
+    assert not is_long([64] * 100, [30_000] * 100), "of each sequence most rows would be empty"
+    windowed = extend_variant_of(64, 64, 4, AttentionFlags(1.0, window=100))
+    assert longer(windowed) == windowed
+
+
+def test_a_part_of_a_wave_is_split_so_that_all_end_together(device: torch.device) -> None:
+    variant, work, blocks, tiles = planned([1280], [34048], device)  # 40 row blocks under 8 heads: 2.4 waves of 132
+    assert len(blocks) == 40
+    assert sum(tile.place < 0 for tile in tiles) == 2 * PROCESSORS // work.tile_heads
+    assert time_of(work, tiles, variant.tiling.block_n) < 1.06
 
 
 def test_many_tiles_are_not_split(device: torch.device) -> None:
