@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from kernels.path import KernelPath, Tier
 from qualification.evidence import Evidence
 
-_PLANS = "_plan"  # ends the name of a kernel that plans a batch
+_PLANS = ("_plan", "_split")  # end the names of kernels that plan a batch
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,13 +62,14 @@ def test_a_replay_with_other_counts_is_a_mismatch(count: int) -> None:
     )
 
 
-@pytest.mark.parametrize("num_plans", [0, 1, 4])
-def test_layers_of_a_replay_share_a_plan_for_what_was_counted_together(num_plans: int) -> None:
-    promise = Promise("gluon.x", ("hallmark_x", "hallmark_x_plan"))
+@pytest.mark.parametrize("plan", ["hallmark_gluon_plan", "hallmark_gluon_extend_plan", "hallmark_gluon_extend_split"])
+@pytest.mark.parametrize("num_plans", [1, 2, 4])
+def test_layers_of_a_replay_share_a_plan_for_what_was_counted_together(num_plans: int, plan: str) -> None:
+    promise = Promise("gluon.x", ("hallmark_x", plan))
     layers = [(promise, 3), (promise, 0), (promise, 1)]  # of three windows
-    detail = replay_mismatch(layers, {"hallmark_x": 4, "hallmark_x_plan": num_plans + 1}, MARKERS)
-    wrong = f"in a replay of gluon.x: hallmark_x_plan ran {num_plans + 1} times, 2 were counted"
-    assert detail == (None if num_plans == 1 else wrong)
+    detail = replay_mismatch(layers, {"hallmark_x": 4, plan: num_plans}, MARKERS)
+    wrong = f"in a replay of gluon.x: {plan} ran {num_plans} times, 2 were counted"
+    assert detail == (None if num_plans == 2 else wrong)
 
 
 def test_a_plan_does_not_stand_for_a_launch_of_a_path_without_evidence() -> None:
