@@ -1,6 +1,7 @@
 """The consumers of the Gluon kernels: S = Q K^T and O += P V by wgmma, the softmax in registers.
 
-One steady step, for key block j (blocks run from the last a tile sees down to the first):
+Two kinds: those of gluon_ahead.py, and those here, which issue both products of a step together. One steady step, for
+key block j (blocks run from the last a tile sees down to the first):
 
     issue S(j) = Q K(j)^T       issue O += P(j+1) V(j+1)       wait S(j)      free K(j)
     softmax of S(j), pack P(j)  wait for K(j-1) to arrive      wait O         free V(j+1)      rescale O
@@ -15,9 +16,19 @@ is issued beside the last P V of this one.
 
 from triton.experimental.gluon import jit
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma_wait
 
 from kernels.attention import gluon_pipeline
+from kernels.attention.gluon_ahead import consume_ahead
+from kernels.attention.gluon_blocks import (
+    first_block,
+    head_sink,
+    held_queries,
+    issue_output,
+    issue_scores,
+    skip_keys,
+    skip_values,
+)
 from kernels.attention.gluon_pipeline import (
     free_key,
     free_value,
@@ -27,74 +38,18 @@ from kernels.attention.gluon_pipeline import (
     wait_fill,
 )
 from kernels.attention.gluon_schedule import first_of, take_tile
-from kernels.attention.gluon_softmax import reciprocal, softmax_first, softmax_next
+from kernels.attention.gluon_softmax import reciprocal, rescale, softmax_first, softmax_next
 from kernels.attention.gluon_store import store_tile
 
 ROWS = gluon_pipeline.ROWS
 PAIR = gluon_pipeline.PAIR
 TURN = gluon_pipeline.TURN
-LOG2E = gl.constexpr(1.4426950408889634)
-
-
-@jit
-def first_block(position, low, top, W: gl.constexpr, VARIANT: gl.constexpr):
-    """The last key block that consumer W sees: its first one."""
-    last = top
-    if not VARIANT.spans:  # a span may end anywhere
-        diagonal = position + (W * ROWS + ROWS - 1) // VARIANT.pack
-        if VARIANT.offset:
-            diagonal = gl.maximum(diagonal, low * VARIANT.tiling.block_n)
-        last = gl.minimum(diagonal // VARIANT.tiling.block_n, top)
-    return last
 
 
 @jit
 def first_masked(position, W: gl.constexpr, VARIANT: gl.constexpr):
     """The first key block that some row of consumer W does not see whole."""
     return gl.maximum(position + W * ROWS // VARIANT.pack + 1, 0) // VARIANT.tiling.block_n
-
-
-@jit
-def head_sink(sinks, head, ROW: gl.constexpr, VARIANT: gl.constexpr):
-    """The head's sink in log2, that of each row where heads are packed; 0 without sinks."""
-    sink = 0.0
-    if VARIANT.sinks:
-        if VARIANT.pack > 1:
-            sink = gl.load(sinks + head * VARIANT.pack + gl.arange(0, ROWS, layout=ROW) % VARIANT.pack) * LOG2E
-        else:
-            sink = gl.load(sinks + head) * LOG2E
-    return sink
-
-
-@jit
-def issue_scores(queries, buffer, keys, fill, zero, VARIANT: gl.constexpr):
-    k_smem = keys[0].index(fill % VARIANT.tiling.stages)
-    return warpgroup_mma(queries[0].index(buffer), k_smem.permute((1, 0)), zero, use_acc=False, is_async=True)
-
-
-@jit
-def issue_output(p16, values, fill, acc, VARIANT: gl.constexpr):
-    wait_fill(values, fill, True, VARIANT)
-    return warpgroup_mma(p16, values[0].index(fill % VARIANT.tiling.stages), acc, is_async=True)
-
-
-@jit
-def skip_keys(keys, fill, count, W: gl.constexpr, VARIANT: gl.constexpr):
-    """Give back the keys of blocks that only other consumers of the tile see. Returns the next fill."""
-    for _ in range(count):
-        wait_fill(keys, fill, True, VARIANT)
-        free_key(keys, fill, True, VARIANT)
-        take_turn(W, VARIANT)
-        pass_turn(W, VARIANT)
-        fill += 1
-    return fill
-
-
-@jit
-def skip_values(values, start, end, VARIANT: gl.constexpr):
-    for fill in range(start, end):
-        wait_fill(values, fill, True, VARIANT)
-        free_value(values, fill, VARIANT)
 
 
 @jit
@@ -105,21 +60,21 @@ def repacked(p16):
 
 @jit
 def step(
-    queries, n, keys, values, fill, i, num_more, last, acc, p16, m, sums, zero, scale, softcap_scale, position, index,
-    visible, window, MASKED: gl.constexpr, W: gl.constexpr, VARIANT: gl.constexpr,
+    queries, n, held_q, keys, values, fill, i, num_more, last, acc, p16, m, sums, zero, scale, softcap_scale, position,
+    index, visible, window, MASKED: gl.constexpr, W: gl.constexpr, VARIANT: gl.constexpr,
 ):  # fmt: skip
     """One steady step, see the head of this file. MASKED: 0 never, 1 where the block asks for it, 2 always."""
-    O_ROW: gl.constexpr = gl.SliceLayout(1, acc.type.layout)
     CONSUMERS: gl.constexpr = VARIANT.tiling.consumers
     take_turn(W, VARIANT)
-    s = issue_scores(queries, (n % VARIANT.tiling.q_buffers) * CONSUMERS + W, keys, fill, zero, VARIANT)
+    s = issue_scores(queries, (n % VARIANT.tiling.q_buffers) * CONSUMERS + W, keys, fill, zero, held_q, VARIANT)
+    wait_fill(values, fill - 1, True, VARIANT)
     acc = issue_output(p16, values, fill - 1, acc, VARIANT)
     pass_turn(W, VARIANT)
     s = warpgroup_mma_wait(1, deps=(s,))
     free_key(keys, fill, True, VARIANT)
     if VARIANT.tiling.q_buffers == 1:
         mbarrier.arrive(queries[2].index(W), count=1, pred=i + 1 == num_more)
-    p, m, sums, shrink, grown = softmax_next(
+    p, m, sums, shrink = softmax_next(
         s, m, sums, scale, softcap_scale, position, W * ROWS // VARIANT.pack, index, visible, window,
         last - 1 - i, MASKED, VARIANT,
     )  # fmt: skip
@@ -128,23 +83,15 @@ def step(
     wait_fill(keys, fill, i + 1 < num_more, VARIANT)  # also the pin, see the head of this file
     acc = warpgroup_mma_wait(0, deps=(acc,))
     free_value(values, fill - 2, VARIANT)
-    if VARIANT.tiling.lazy_rescale:
-        if grown:
-            acc = acc * gl.convert_layout(shrink, O_ROW)[:, None]
-    else:
-        acc = acc * gl.convert_layout(shrink, O_ROW)[:, None]
-    return acc, p16, m, sums
+    return rescale(acc, shrink, VARIANT), p16, m, sums
 
 
 @jit
-def consume(
+def consume_beside(
     result, sinks, spans, scale, softcap_scale, window, tiles, queries, keys, values,
     W: gl.constexpr, STORE: gl.constexpr, VARIANT: gl.constexpr,
 ):  # fmt: skip
-    """The role of consumer W: ROWS query rows of every tile.
-
-    result  the output, its strides of a row and of a head; with parts: their tensor, that of their logs, heads of tiles
-    """
+    """`consume` as the head of this file has it."""
     q_smem, q_full, q_free = queries
     dtype: gl.constexpr = q_smem.dtype
     BLOCK_N: gl.constexpr = VARIANT.tiling.block_n
@@ -175,8 +122,9 @@ def consume(
             skip_values(values, 0, fill, VARIANT)
         mbarrier.wait(q_full.index(W), 0)
         wait_fill(keys, fill, True, VARIANT)
+        held_q = held_queries(queries, W, zero, VARIANT)
         take_turn(W, VARIANT)
-        s = issue_scores(queries, W, keys, fill, zero, VARIANT)
+        s = issue_scores(queries, W, keys, fill, zero, held_q, VARIANT)
         pass_turn(W, VARIANT)
         s = warpgroup_mma_wait(0, deps=(s,))
         free_key(keys, fill, True, VARIANT)
@@ -200,14 +148,14 @@ def consume(
                 num_masked = gl.minimum(num_more, gl.maximum(last - first_masked(position, W, VARIANT), 0))
                 for i in range(num_masked):
                     acc, p16, m, sums = step(
-                        queries, n, keys, values, fill, i, num_more, last, acc, p16, m, sums, zero,
+                        queries, n, held_q, keys, values, fill, i, num_more, last, acc, p16, m, sums, zero,
                         scale, softcap_scale, position, index, visible, window, 2, W, VARIANT,
                     )  # fmt: skip
                     fill += 1
                 p16 = repacked(p16)
             for i in range(num_masked, num_more):
                 acc, p16, m, sums = step(
-                    queries, n, keys, values, fill, i, num_more, last, acc, p16, m, sums, zero,
+                    queries, n, held_q, keys, values, fill, i, num_more, last, acc, p16, m, sums, zero,
                     scale, softcap_scale, position, index, visible, window, 0 if VARIANT.masks_apart else 1, W, VARIANT,
                 )  # fmt: skip
                 fill += 1
@@ -235,16 +183,19 @@ def consume(
                 total = total + share
             m_done = m
             if VARIANT.tiling.pv_first:  # with one Q buffer the next queries come late: do not hold P V back for them
+                wait_fill(values, held, True, VARIANT)
                 acc = issue_output(p16, values, held, acc, VARIANT)
             buffer = (n % Q_BUFFERS) * CONSUMERS + W
             mbarrier.wait(q_full.index(buffer), (n // Q_BUFFERS) & 1, pred=more)
             wait_fill(keys, fill, more, VARIANT)
+            held_q = held_queries(queries, buffer, zero, VARIANT)
             take_turn(W, VARIANT)
-            s = issue_scores(queries, buffer, keys, fill, zero, VARIANT)
+            s = issue_scores(queries, buffer, keys, fill, zero, held_q, VARIANT)
             if VARIANT.tiling.pv_first:
                 pass_turn(W, VARIANT)
                 acc, s = warpgroup_mma_wait(0, deps=(acc, s))
             else:
+                wait_fill(values, held, True, VARIANT)
                 acc = issue_output(p16, values, held, acc, VARIANT)
                 pass_turn(W, VARIANT)
                 s = warpgroup_mma_wait(1, deps=(s,))
@@ -274,3 +225,22 @@ def consume(
             rows = next_rows
             head = next_head
             part = next_part
+
+
+@jit
+def consume(
+    result, sinks, spans, scale, softcap_scale, window, tiles, queries, keys, values,
+    W: gl.constexpr, STORE: gl.constexpr, VARIANT: gl.constexpr,
+):  # fmt: skip
+    """The role of consumer W: ROWS query rows of every tile.
+
+    result  the output, its strides of a row and of a head; with parts: their tensor, that of their logs, heads of tiles
+    """
+    if VARIANT.tiling.scores_ahead:
+        consume_ahead(
+            result, sinks, spans, scale, softcap_scale, window, tiles, queries, keys, values, W, STORE, VARIANT
+        )
+    else:
+        consume_beside(
+            result, sinks, spans, scale, softcap_scale, window, tiles, queries, keys, values, W, STORE, VARIANT
+        )

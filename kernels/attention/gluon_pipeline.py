@@ -165,7 +165,8 @@ def load_values(desc, row, num_rows, head, bar, smem):
 def produce(q_desc, k_desc, v_desc, group, tiles, queries, keys, values, VARIANT: gl.constexpr):
     """The producer's role: queries, keys and values of one tile after the other, ahead of the consumers.
 
-    Key blocks go from the last one a tile sees down to the first, so that the masked ones come first.
+    Key blocks go from the last one a tile sees down to the first, so that the masked ones come first. Keys are copied
+    one block ahead of values, also into the next tile: consumers give them back half a step earlier.
     """
     want = tiles[3]
     k_smem, k_full, k_free = keys
@@ -176,6 +177,9 @@ def produce(q_desc, k_desc, v_desc, group, tiles, queries, keys, values, VARIANT
     fill = 0
     n = 0
     row, _rows, _position, num_keys, head, first_key, low, top, _part = take_tile(tiles, 0, VARIANT)
+    value_row = row  # where the values of the block before are, how many of its sequence, and of which head
+    num_values = num_keys
+    value_head = head
     while row >= 0:
         kv_head = head // group
         for i in range(top - low + 1):
@@ -186,10 +190,19 @@ def produce(q_desc, k_desc, v_desc, group, tiles, queries, keys, values, VARIANT
                 load_queries(q_desc, row, head, n, queries, VARIANT)
             claim_stage(k_free, fill, FREE, VARIANT)
             load_keys(k_desc, first_key + first, kv_head, k_full.index(stage), k_smem.index(stage))
-            if Q_BUFFERS == 1 and i == 0:  # the only buffer frees late: keys first
+            if fill > 0:
+                before = (fill - 1) % STAGES
+                claim_stage(v_free, fill - 1, FREE + STAGES, VARIANT)
+                load_values(v_desc, value_row, num_values, value_head, v_full.index(before), v_smem.index(before))
+            if Q_BUFFERS == 1 and i == 0:  # the only buffer frees late
                 load_queries(q_desc, row, head, n, queries, VARIANT)
-            claim_stage(v_free, fill, FREE + STAGES, VARIANT)
-            load_values(v_desc, first_key + first, num_keys - first, kv_head, v_full.index(stage), v_smem.index(stage))
+            value_row = first_key + first
+            num_values = num_keys - first
+            value_head = kv_head
             fill += 1
         n += 1
         row, _rows, _position, num_keys, head, first_key, low, top, _part = take_tile(tiles, n, VARIANT)
+    if fill > 0:
+        before = (fill - 1) % STAGES
+        claim_stage(v_free, fill - 1, FREE + STAGES, VARIANT)
+        load_values(v_desc, value_row, num_values, value_head, v_full.index(before), v_smem.index(before))

@@ -15,6 +15,59 @@ def tanh(x):
     return gl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
 
 
+def _rescale(count: int) -> str:
+    """PTX: `count` accumulators of one thread times their factors, unless no thread of the warp has one but 1.
+
+    A thread's accumulators are of two rows, two columns in turn: factors 0 and 2 stand for all.
+    """
+    factors = [f"${2 * count + i}" for i in range(count)]
+    any_other = [
+        f"setp.neu.f32 one, {factors[0]}, 0f3F800000;",
+        f"setp.neu.or.f32 one, {factors[2]}, 0f3F800000, one;",
+        "vote.sync.any.pred some, one, 0xffffffff;",
+    ]
+    products = [f"mul.f32 ${i}, ${i}, {factors[i]};" for i in range(count)]
+    return " ".join(["{ .reg .pred one, some;", *any_other, "@!some bra DONE;", *products, "DONE: }"])
+
+
+def _constraints(count: int) -> str:
+    return ",".join(["=f"] * count + [str(i) for i in range(count)] + ["f"] * count)
+
+
+_RESCALE_32, _CONSTRAINTS_32 = gl.constexpr(_rescale(32)), gl.constexpr(_constraints(32))
+_RESCALE_64, _CONSTRAINTS_64 = gl.constexpr(_rescale(64)), gl.constexpr(_constraints(64))
+
+
+@jit
+def rescale(acc, shrink, VARIANT: gl.constexpr):
+    """O times the factor of each row; lazily, in warps only where some factor is not 1."""
+    O_ROW: gl.constexpr = gl.SliceLayout(1, acc.type.layout)
+    factor = gl.convert_layout(shrink, O_ROW)[:, None]
+    if VARIANT.tiling.lazy_rescale:
+        factor, _ = gl.broadcast(factor, acc)
+        if acc.shape[1] == 64:
+            acc = gl.inline_asm_elementwise(
+                _RESCALE_32, _CONSTRAINTS_32, [acc, factor], dtype=gl.float32, is_pure=True, pack=32
+            )
+        else:
+            acc = gl.inline_asm_elementwise(
+                _RESCALE_64, _CONSTRAINTS_64, [acc, factor], dtype=gl.float32, is_pure=True, pack=64
+            )
+    else:
+        acc = acc * factor
+    return acc
+
+
+@jit
+def larger_max(m, found, VARIANT: gl.constexpr):
+    """The new maxima; lazily the old ones, until they are 2**8 too small."""
+    if VARIANT.tiling.lazy_rescale:
+        m_new = gl.where(found > m + 8.0, found, m)
+    else:
+        m_new = gl.maximum(m, found)
+    return m_new
+
+
 @jit
 def row_max(s, ROW: gl.constexpr):
     """Max by short chains: a thread holds 2 rows x block_n / 4 columns, and one chain a row is latency-bound."""
@@ -99,8 +152,7 @@ def softmax_next(
 ):  # fmt: skip
     """The online softmax over one more block of a tile whose row `index` stands at `position + index`.
 
-    Returns the weights, the new maxima and lane sums, the factor of what was summed before, and whether that factor
-    matters (lazy_rescale: it is 1 in every row until some max has grown by 2**8).
+    Returns the weights, the new maxima and lane sums, and the factor of what was summed before.
     """
     if VARIANT.softcap:
         s = tanh(s * softcap_scale)
@@ -112,12 +164,38 @@ def softmax_next(
             s = mask(s, position + index, visible, window, first_col, VARIANT.may_see_nothing, VARIANT)
     ROW: gl.constexpr = m.type.layout
     SUM_ROW: gl.constexpr = gl.SliceLayout(1, sums.type.layout)
-    m_new = gl.maximum(m, row_max(s, ROW) * scale)
-    grown = True
-    if VARIANT.tiling.lazy_rescale:
-        m_new = gl.where(m_new > m + 8.0, m_new, m)
-        grown = gl.max((m_new > m).to(gl.int32), axis=0) > 0  # of the warp group: a branch must be uniform
+    m_new = larger_max(m, row_max(s, ROW) * scale, VARIANT)
     p = gl.exp2(s * scale - m_new[:, None])
     shrink = gl.exp2(m - m_new)
     sums = sums * gl.convert_layout(shrink, SUM_ROW)[:, None] + lane_sum(p)
-    return p, m_new, sums, shrink, grown
+    return p, m_new, sums, shrink
+
+
+@jit
+def shift_first(
+    s, scale, softcap_scale, position, visible, window, first_col, ROW: gl.constexpr, VARIANT: gl.constexpr
+):
+    """Scores of a tile's first block less their maxima (in log2), the maxima, the factor of what was summed before."""
+    if VARIANT.softcap:
+        s = tanh(s * softcap_scale)
+    s = mask(s, position, visible, window, first_col, True, VARIANT)
+    m = row_max(s, ROW) * scale
+    if VARIANT.may_see_nothing:
+        m = gl.maximum(m, -1e30)
+    return s * scale - m[:, None], m, gl.full([s.shape[0]], 1.0, gl.float32, ROW)
+
+
+@jit
+def shift_next(
+    s, m, scale, softcap_scale, position, FIRST_ROW: gl.constexpr, index, visible, window, block, VARIANT: gl.constexpr
+):
+    """The same for one more block of the tile."""
+    if VARIANT.softcap:
+        s = tanh(s * softcap_scale)
+    if VARIANT.is_masked_inside:  # noqa: SIM102 -- the outer one is decided by the compiler
+        if needs_mask(block, position + FIRST_ROW, window, VARIANT):
+            first_col = block * VARIANT.tiling.block_n
+            s = mask(s, position + index, visible, window, first_col, VARIANT.may_see_nothing, VARIANT)
+    ROW: gl.constexpr = m.type.layout
+    m_new = larger_max(m, row_max(s, ROW) * scale, VARIANT)
+    return s * scale - m_new[:, None], m_new, gl.exp2(m - m_new)

@@ -25,7 +25,10 @@ class Tiling:
     q_buffers       tiles of queries in shared memory: 2 lets the next one arrive early
     named_barriers  stages are given back, and the tensor cores passed on in strict turns, by hardware barriers
     pv_first        at a tile's end P V is issued before the next tile's queries are waited for
-    lazy_rescale    O is rescaled only when a row's max has grown by 2**8
+    lazy_rescale    O is rescaled only when a row's max has grown by 2**8, in the warps that have such a row
+    scores_ahead    consumers are those of gluon_ahead.py
+    early_waits     those wait for keys and values right behind the issue of the product before
+    q_columns       columns of the queries that consumers hold in registers: 0 or a power of two
     """
 
     consumers: int
@@ -36,6 +39,9 @@ class Tiling:
     named_barriers: bool
     pv_first: bool
     lazy_rescale: bool
+    scores_ahead: bool = False
+    early_waits: bool = False
+    q_columns: int = 0
 
     @property
     def block_m(self) -> int:
@@ -43,25 +49,34 @@ class Tiling:
         return self.consumers * ROWS
 
 
-# Measured on one H200 (torch 2.11.0+cu130, triton 3.6.0), bf16, causal, 512 to 32768 tokens. Turns cost 2-4 % at 256,
-# where `pv_first` gives 0-2 % and `lazy_rescale` 1-4 %; at 64 and 128 lazy rescaling costs 3-10 %.
+# Measured on one H200 (torch 2.11.0+cu130, triton 3.6.0), bf16, causal, 512 to 32768 tokens. Scores ahead give 5-13 %
+# at 64 up to 4096 tokens and 4-8 % at 128; at 256 they cost 2-5 %. Lazy rescaling gives 3-7 % at 128, 3-5 % at 256. At
+# 256 wgmma waits for shared memory: a quarter of the queries in registers gives 2 %, `pv_first` 0-2 %.
 TILINGS: dict[int, Tiling] = {
-    64: Tiling(2, 64, 128, 3, 2, named_barriers=False, pv_first=False, lazy_rescale=False),
-    128: Tiling(2, 128, 128, 2, 2, named_barriers=True, pv_first=False, lazy_rescale=False),
-    256: Tiling(2, 256, 64, 2, 1, named_barriers=False, pv_first=True, lazy_rescale=True),
+    64: Tiling(
+        2, 64, 128, 4, 2, named_barriers=False, pv_first=False, lazy_rescale=True, scores_ahead=True, early_waits=True
+    ),
+    128: Tiling(2, 128, 128, 2, 2, named_barriers=True, pv_first=False, lazy_rescale=True, scores_ahead=True),
+    256: Tiling(2, 256, 64, 2, 1, named_barriers=False, pv_first=True, lazy_rescale=True, q_columns=64),
 }
-# With masks inside the loop ptxas 12.8 sinks every exponential below the wait for P V at 256 if O is rescaled lazily.
-MASKED_TILINGS: dict[int, Tiling] = {
-    **TILINGS,
-    256: Tiling(2, 256, 64, 2, 1, named_barriers=False, pv_first=True, lazy_rescale=False),
-}
+# With late waits head dim 128 is a quarter slower under a window (H200); without a flag 2 % faster.
+FLAGGED_TILINGS: dict[int, Tiling] = {**TILINGS, 128: replace(TILINGS[128], early_waits=True)}
+# The masks of spans leave no registers at 256.
+SPAN_TILINGS: dict[int, Tiling] = {**FLAGGED_TILINGS, 256: replace(TILINGS[256], lazy_rescale=False, q_columns=0)}
 
-# At 64 a step of one consumer is a chain of 2100 cycles around 512 of the tensor cores: a third one fills them.
-# It gives 4 % at 2048 tokens, 14-18 % from 8192 on, and costs 10 % at 1024, where tiles of 192 rows waste much (H200).
+# At 64 exponentials take as long as both products. A third consumer fills what two leave idle; it gives 1-4 % from 8192
+# tokens on and costs 6 % at 4096, for its registers hold no scores ahead (H200).
 LONG_TILINGS: dict[int, Tiling] = {
     64: Tiling(3, 64, 128, 3, 2, named_barriers=True, pv_first=False, lazy_rescale=False)
 }
-LONG = 2048  # queries of the longest sequence
+LONG = 8192  # queries of the longest sequence
+
+# Of `gluon.extend.hopper`. Turns give 2-3 % at 64 as well, over long contexts (H200).
+PAGED_TILINGS: dict[int, Tiling] = {
+    64: Tiling(2, 64, 128, 3, 2, named_barriers=True, pv_first=False, lazy_rescale=False),
+    128: Tiling(2, 128, 128, 2, 2, named_barriers=True, pv_first=False, lazy_rescale=False),
+    256: Tiling(2, 256, 64, 2, 1, named_barriers=False, pv_first=True, lazy_rescale=False),
+}
 
 MAX_HEAD_DIM = max(TILINGS)
 PAGE_SIZE_MULTIPLE = 16  # a box of fewer rows would be mostly overhead
@@ -172,14 +187,15 @@ def _variant(
     block_d = next((size for size in TILINGS if head_dim <= size), None)
     if block_d is None or head_dim % HEAD_DIM_MULTIPLE:
         raise ValueError(f"head_dim: expected a multiple of {HEAD_DIM_MULTIPLE} up to {MAX_HEAD_DIM}, found {head_dim}")
-    tiling = (MASKED_TILINGS if offset or window or spans else TILINGS)[block_d]
+    is_flagged = offset or window or softcap or sinks
+    tiling = (SPAN_TILINGS if spans else FLAGGED_TILINGS if is_flagged else TILINGS)[block_d]
     if is_long and not (window or spans):  # a window's bounds do not fit in 160 registers
         tiling = LONG_TILINGS.get(block_d, tiling)
     return Variant(tiling, head_dim, offset, window, softcap, sinks, spans)
 
 
 def extend_variant_of(head_dim: int, page_size: int, group: int, flags: AttentionFlags) -> Variant:
-    """The variant that serves chunks over pages; group: query heads a KV head. `longer` gives the one for much work.
+    """The variant that serves chunks over pages; group: query heads a KV head.
 
     Raises ValueError for a head dim that no tiling takes, or a page size that is no multiple of 16.
     """
@@ -200,39 +216,10 @@ def _extend_variant(
 ) -> Variant:
     if page_size % PAGE_SIZE_MULTIPLE:
         raise ValueError(f"page_size: expected a multiple of {PAGE_SIZE_MULTIPLE}, found {page_size}")
+    # Two consumers at 64 too: three spill a few words at a tile's end, and their tiles fill the GPU less evenly.
     plain = _variant(head_dim, False, True, window, softcap, sinks, spans)
-    # Turns give 2-3 % at 64 as well, over long contexts (H200).
-    tiling = replace(plain.tiling, named_barriers=plain.tiling.block_d < 256)
+    tiling = PAGED_TILINGS[plain.tiling.block_d]
     pack = group if group <= ROWS and group.bit_count() == 1 else 1
     # At 256 a loop of its own for masked blocks gives 1-2 %; at 64 and 128 ptxas makes the other one slower.
     masks_apart = tiling.block_d == 256 and not (window or spans)
     return replace(plain, tiling=tiling, page_size=page_size, pack=pack, parts=True, masks_apart=masks_apart)
-
-
-@lru_cache
-def longer(variant: Variant) -> Variant:
-    """Of a variant of extend, the one for much work: itself but at 64 without window and spans.
-
-    Three consumers are 6-10 % faster there, if their larger tiles leave no multiprocessors without work. With P V first
-    they keep two words of a tile's end elsewhere; otherwise it would be 29 (ptxas 12.8).
-    """
-    tiling = LONG_TILINGS.get(variant.tiling.block_d)
-    if tiling is None or variant.window or variant.spans:
-        return variant
-    return replace(variant, tiling=replace(tiling, pv_first=True))
-
-
-@lru_cache
-def whole(variant: Variant) -> Variant:
-    """Of a variant of extend, the one for a batch of which nothing is split: another at 128, where it gives 1-2 %."""
-    if variant.tiling.block_d != 128 or variant.window or variant.spans:
-        return variant
-    return replace(variant, parts=False)
-
-
-@lru_cache
-def variants_beside(variant: Variant) -> tuple[Variant, ...]:
-    """All variants of extend for the tensors and flags of one of them."""
-    flags = (variant.window, variant.softcap, variant.sinks, variant.spans)
-    plain = _extend_variant(variant.head_dim, variant.page_size, variant.pack, *flags)
-    return tuple(dict.fromkeys((plain, longer(plain), whole(plain))))

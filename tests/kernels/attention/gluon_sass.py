@@ -38,13 +38,15 @@ def barrier_offsets(code: list[str]) -> list[int]:
 
 
 def overlapped_exponentials(code: list[str]) -> list[int]:
-    """Exponentials between the wait for S (one wgmma group left in flight: P V) and the wait for P V, each time."""
+    """Exponentials from the first wgmma to the wait for all of them, each time: what the tensor cores work beside."""
     counts, in_flight = [], None
     for line in code:
         if wait := _WAIT.search(line):
             if wait[1] == "0" and in_flight is not None:
                 counts.append(in_flight)
-            in_flight = 0 if wait[1] == "1" else None
+                in_flight = None
+        elif "HGMMA" in line and in_flight is None:
+            in_flight = 0
         elif in_flight is not None and "MUFU.EX2" in line:
             in_flight += 1
     return counts

@@ -10,6 +10,7 @@ from torch import Tensor
 from kernels.attention.batch import AttentionBatch, AttentionFlags
 from kernels.attention.compare import compare
 from kernels.attention.gluon_prefill_launch import run_prefill
+from kernels.attention.gluon_variants import LONG, variant_of
 from kernels.attention.triton_prefill import run_prefill as run_triton_prefill
 
 pytestmark = pytest.mark.gpu
@@ -81,6 +82,14 @@ def test_ragged_prompts_are_within_the_rule(dim: int, heads: int, kv_heads: int,
 def test_one_sequence_of_any_length_is_within_the_rule(dim: int, length: int) -> None:
     q, k, v = tensors([length], None, 4, 1, dim)
     assert_right(q, k, v, packed([length]), AttentionFlags(dim**-0.5))
+
+
+@pytest.mark.parametrize("dim", [48, 64])
+def test_three_consumers_are_within_the_rule(dim: int) -> None:
+    lengths = [5, LONG + 9, 0, 300, 193]
+    q, k, v = tensors(lengths, None, 2, 1, dim)
+    assert variant_of(dim, packed(lengths), AttentionFlags(1.0)).tiling.consumers == 3
+    assert_right(q, k, v, packed(lengths), AttentionFlags(dim**-0.5))
 
 
 @pytest.mark.parametrize("dim", [40, 80, 96, 112, 192])
