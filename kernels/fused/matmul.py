@@ -1,4 +1,4 @@
-"""Products with weights, x @ weight^T: for the few rows of a decode step at the speed of memory, else by PyTorch."""
+"""Products with weights, x @ weight^T: for the rows of a decode step at the speed of memory, else by PyTorch."""
 
 from functools import lru_cache
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kernels.fused.activation import swiglu
 from kernels.fused.packed import PackedWeight
-from kernels.fused.skinny import MAX_ROWS, ROW_COUNTS, SkinnyTiling, skinny_tiling
+from kernels.fused.skinny import ROW_COUNTS, WIDE_ROW_COUNTS, SkinnyTiling, WideTiling, tiling_for
 from kernels.launch import is_interpreted, num_processors, triton_version
 
 _HOPPER = (9, 0)
@@ -19,7 +19,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, packed: Packed
     """x [M, K] @ weight^T + bias: [M, N] of x's dtype.
 
     weight [N, K] and bias [N] of x's dtype; `packed` is the weight once more, for few rows on a CPU. On sm_90 and for M
-    up to 32 in 16 bits the weight is read without waiting for the kernel before this call, so it must not have come
+    up to 128 in 16 bits the weight is read without waiting for the kernel before this call, so it must not have come
     from there.
     """
     if packed is not None and packed.takes(x):
@@ -28,7 +28,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, packed: Packed
     tiling = tiling_of(x, weight, weight.shape[0], has_bias=bias is not None)
     if tiling is None:
         return F.linear(x, weight, bias)
-    return _skinny(x, weight, bias, x.new_empty(x.shape[0], weight.shape[0]), tiling)
+    return _launch(x, weight, bias, x.new_empty(x.shape[0], weight.shape[0]), tiling)
 
 
 def linear_fp32(x: Tensor, weight: Tensor, out: Tensor | None = None, packed: PackedWeight | None = None) -> Tensor:
@@ -39,7 +39,7 @@ def linear_fp32(x: Tensor, weight: Tensor, out: Tensor | None = None, packed: Pa
         out = x.new_empty(x.shape[0], weight.shape[0], dtype=torch.float32)
     tiling = tiling_of(x, weight, weight.shape[0])
     if tiling is not None:
-        return _skinny(x, weight, None, out, tiling)
+        return _launch(x, weight, None, out, tiling)
     if x.is_cuda and x.dtype in _DTYPES:
         return torch.mm(x, weight.t(), out_dtype=torch.float32, out=out)
     return out.copy_(F.linear(x, weight))
@@ -53,7 +53,7 @@ def linear_swiglu(x: Tensor, gate_up: Tensor, bias: Tensor | None = None, packed
     tiling = None if bias is not None else tiling_of(x, gate_up, gate_up.shape[0] // 2, parts=2)
     if tiling is None:
         return swiglu(linear(x, gate_up, bias, packed))
-    return _skinny(x, gate_up, None, x.new_empty(x.shape[0], gate_up.shape[0] // 2), tiling)
+    return _launch(x, gate_up, None, x.new_empty(x.shape[0], gate_up.shape[0] // 2), tiling)
 
 
 def compile_linear(
@@ -63,21 +63,25 @@ def compile_linear(
 
     parts is 2 for `linear_swiglu`; dtype_out fp32 for `linear_fp32`, else the weight's own.
     """
-    for num_rows in ROW_COUNTS:
+    for num_rows in (*ROW_COUNTS, *WIDE_ROW_COUNTS):
         x = weight.new_empty(num_rows, weight.shape[1])
         tiling = tiling_of(x, weight, weight.shape[0] // parts, parts=parts, has_bias=has_bias)
-        if tiling is not None:
+        if isinstance(tiling, SkinnyTiling):
             from kernels.fused.gluon_matmul import launcher
 
             launcher(tiling, weight.dtype, dtype_out or weight.dtype, weight.device)
+        elif tiling is not None:
+            from kernels.fused.gluon_wide import launcher as wide_launcher
+
+            wide_launcher(tiling, weight.dtype, dtype_out or weight.dtype, weight.device)
 
 
 def tiling_of(
     x: Tensor, weight: Tensor, size_out: int, *, parts: int = 1, has_bias: bool = False
-) -> SkinnyTiling | None:
+) -> SkinnyTiling | WideTiling | None:
     """How the kernel computes this; None where it cannot, or where it is not the fastest."""
     num_rows, size_in = x.shape
-    if num_rows > MAX_ROWS or not x.is_cuda or weight.dtype is not x.dtype or x.dtype not in _DTYPES:
+    if num_rows > WIDE_ROW_COUNTS[-1] or not x.is_cuda or weight.dtype is not x.dtype or x.dtype not in _DTYPES:
         return None
     is_plain = x.stride(1) == 1 and x.stride(0) >= size_in and x.stride(0) % 8 == 0 and weight.is_contiguous()
     if not is_plain or x.data_ptr() % 16 or weight.data_ptr() % 16:
@@ -88,14 +92,19 @@ def tiling_of(
 @lru_cache(maxsize=4096)
 def _tiling_on(
     device: torch.device, num_rows: int, size_out: int, size_in: int, parts: int, has_bias: bool
-) -> SkinnyTiling | None:
+) -> SkinnyTiling | WideTiling | None:
     if triton_version() is None or is_interpreted() or torch.cuda.get_device_capability(device) != _HOPPER:
         return None
-    return skinny_tiling(num_rows, size_out, size_in, num_processors(device), parts=parts, has_bias=has_bias)
+    return tiling_for(num_rows, size_out, size_in, num_processors(device), parts=parts, has_bias=has_bias)
 
 
-def _skinny(x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor, tiling: SkinnyTiling) -> Tensor:
-    from kernels.fused.gluon_matmul import launch_skinny
+def _launch(x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor, tiling: SkinnyTiling | WideTiling) -> Tensor:
+    if isinstance(tiling, SkinnyTiling):
+        from kernels.fused.gluon_matmul import launch_skinny
 
-    launch_skinny(x, weight, bias, y, tiling)
+        launch_skinny(x, weight, bias, y, tiling)
+    else:
+        from kernels.fused.gluon_wide import launch_wide
+
+        launch_wide(x, weight, bias, y, tiling)
     return y

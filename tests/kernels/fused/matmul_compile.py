@@ -1,4 +1,4 @@
-"""Compiles variants of the skinny matmul for sm_90 without a GPU; prints what their machine code shows as JSON.
+"""Compiles variants of the matmuls for sm_90 without a GPU; prints what their machine code shows as JSON.
 
 A program of its own: where Triton's interpreter is on, as in the tests of this folder, nothing can be compiled.
 """
@@ -12,11 +12,12 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
 from kernels.fused.gluon_matmul import compiled_skinny
-from kernels.fused.skinny import skinny_tiling
+from kernels.fused.gluon_wide import compiled_wide
+from kernels.fused.skinny import SkinnyTiling, tiling_for
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "attention"))
 
-from gluon_sass import count, disassemble
+from gluon_sass import barrier_offsets, count, disassemble
 
 
 class Hopper:
@@ -43,14 +44,21 @@ CASES = {
     "swiglu": (1, 14336, 4096, 2, False, _BF16, _BF16),
     "swiglu, 32 rows of x": (32, 14336, 4096, 2, False, _FP16, _FP16),
     "bias": (9, 4096, 4096, 1, True, _FP16, _FP16),
+    "wide, 2 splits": (64, 4096, 14336, 1, True, _FP16, _FP16),
+    "wide, 128 rows of x, 2 splits": (128, 4096, 4096, 1, False, _BF16, _BF16),
+    "wide, swiglu": (64, 14336, 4096, 2, False, _BF16, _BF16),
 }
 
 
 def compile_case(case: tuple[int, int, int, int, bool, torch.dtype, torch.dtype]) -> dict[str, object]:
     num_rows, size_out, size_in, parts, has_bias, dtype, dtype_out = case
-    tiling = skinny_tiling(num_rows, size_out, size_in, 132, parts=parts, has_bias=has_bias)
+    tiling = tiling_for(num_rows, size_out, size_in, 132, parts=parts, has_bias=has_bias)
     assert tiling is not None
-    kernel = compiled_skinny(tiling, dtype, dtype_out)
+    if isinstance(tiling, SkinnyTiling):
+        kernel, of_cluster = compiled_skinny(tiling, dtype, dtype_out), {"splits": 1}
+    else:
+        kernel = compiled_wide(tiling, dtype, dtype_out)
+        of_cluster = {"splits": tiling.splits, "ring_bytes": tiling.ring_bytes}
     code = disassemble(kernel.asm["cubin"])
     # In program order: further down the compiler duplicates the wait into branches.
     before, after = kernel.asm["ttgir"].split("griddepcontrol.wait")
@@ -61,8 +69,11 @@ def compile_case(case: tuple[int, int, int, int, bool, torch.dtype, torch.dtype]
         "tma_loads": count(code, "UTMALDG"),
         "loads_before_wait": before.count("async_tma_copy_global_to_local"),
         "weight_loads_of_ring": tiling.stages * tiling.boxes,
+        "barrier_offsets": barrier_offsets(code),
+        "sends_to_cluster": count(code, "STAS.128"),
         "stores_before_wait": before.count("tt.store"),
         "stores_after_wait": after.count("tt.store"),
+        **of_cluster,
     }
 
 
