@@ -18,6 +18,8 @@ _GLUON_SOURCES = (  # of prefill and extend: the consumers are the same, and so 
     "gluon_softmax.py",
     "gluon_pipeline.py",
     "gluon_store.py",
+    "gluon_blocks.py",
+    "gluon_ahead.py",
     "gluon_consumer.py",
     "gluon_launch.py",
 )
