@@ -4,8 +4,10 @@ Two launches a call, whatever the lengths are, so that a CUDA graph may hold the
 
   hallmark_gluon_decode          a fixed grid; every program streams an equal share of all key tiles through a ring in
                                  shared memory, copied by TMA, and finishes the rows that lie in its share alone
-  hallmark_gluon_decode_combine  puts together the rows that lie in several; started while the first still runs, it
-                                 waits on the device (programmatic dependent launch)
+  hallmark_gluon_decode_combine  puts together the rows that lie in several
+
+Each may start while the launch before still runs, and waits for it on the device (programmatic dependent launch). Only
+the lengths are read before: they must not come from a launch that lets the next one start early.
 
 All memory that a call needs besides its arguments is one scratch tensor of its own, written before it is read: nothing
 is shared by two calls, nothing must be zero before, nothing is left behind. `triton.decode` is the specification.
@@ -30,6 +32,7 @@ from kernels.attention.gluon_decode_shares import (
 from kernels.attention.gluon_decode_stream import NO_SCORE, attend_tile, fetch, make_ring
 
 LOG2E = gl.constexpr(1.4426950408889634)
+FEW = gl.constexpr(8)  # parts of a row that one program puts together in registers
 
 
 @jit
@@ -71,7 +74,6 @@ def hallmark_gluon_decode(
     COLUMNS: gl.constexpr = VARIANT.columns
     MMA: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [HEADS, 1, 1], [1, 16, 8])
     RIGHT: gl.constexpr = gl.DotOperandLayout(1, MMA, 2)
-    launch_dependents()
     prefetch_table(page_table, num_seqs * stride_table)
     lengths = (cu_seqlens_q, context_lens, num_seqs, num_rows)
     maps = (q_desc, k_desc, v_desc)
@@ -81,9 +83,11 @@ def hallmark_gluon_decode(
     tile, end, _share, sequence, before = share_of(lengths, program, gl.num_programs(0), window, VARIANT)
     first_tile = tile
     place = start_place(lengths, sequence, tile - before, window, VARIANT)
+    wait_for_launch_before()
     ahead = place
     for stage in range(STAGES):
         ahead = fetch(ahead, tile + stage, first_tile, end, stage, maps, table, ring, lengths, window, VARIANT)
+    launch_dependents()  # not before: the next launch's own shares would hold up these copies
     while tile < end:
         _sequence, query, rows, keys, tiles, first, row, block = place
         count = gl.minimum(tiles - block, end - tile)
@@ -168,58 +172,79 @@ def store_result(state, target, sinks, scratch, slot, is_whole, VARIANT: gl.cons
 
 @jit
 def split_row(tile, before, tiles, share):
-    """The row of a tile: (its first tile, its last one's share, its number in the sequence)."""
+    """The row of a tile: (the shares of its first and of its last tile, its number in the sequence, its first tile)."""
     row = (tile - before) // gl.maximum(tiles, 1)
     begin = before + row * tiles
-    return begin, (begin + tiles - 1) // share, row
+    return begin // share, (begin + tiles - 1) // share, row, begin
 
 
 @jit(do_not_specialize=["num_seqs", "num_rows", "window"])
 def hallmark_gluon_decode_combine(
     out, scratch, sinks, cu_seqlens_q, context_lens, stride_out_query, stride_out_head, num_seqs, num_rows, window,
-    PARTS: gl.constexpr, WIDTH: gl.constexpr, VARIANT: gl.constexpr,
+    PARTS: gl.constexpr, VARIANT: gl.constexpr,
 ):  # fmt: skip
-    """Program (p, h): a part of the columns of head h of each row that lies in share p and in others.
+    """Program (p, h): head h of the rows that lie in share p and in others. PARTS: of a row of many, at once.
 
-    Those are the row of the share's first tile, if it began before, and that of the last one, if it begins here and
-    goes on: no row is both.
+    Those are the row of the share's last tile, if it begins here and goes on, and that of the first one, if it began
+    before: no row is both. A row of a few parts is put together where it begins; the columns of one of many are shared
+    by all programs that it lies in.
     """
+    launch_dependents()
     lengths = (cu_seqlens_q, context_lens, num_seqs, num_rows)
     program = gl.program_id(0)
     tile, end, share, sequence, before = share_of(lengths, program, gl.num_programs(0), window, VARIANT)
-    query, rows, _keys, tiles, _first = sequence_at(lengths, sequence, window, VARIANT)
-    begin, last_share, row = split_row(tile, before, tiles, share)
-    found = (tile < end) & (begin < tile)
+    next_query, next_rows, _keys, tiles, _first = sequence_at(lengths, sequence, window, VARIANT)
+    next_first_share, next_last_share, next_row_number, begin = split_row(tile, before, tiles, share)
+    next_found = (tile < end) & (begin < tile) & (next_last_share - next_first_share >= FEW)
+    query, rows = next_query, next_rows
     if tile < end:
-        before, next_query, next_rows, _keys, tiles, _first = sequence_of_tile(
+        before, query, rows, _keys, tiles, _first = sequence_of_tile(
             end - 1, sequence, before, lengths, window, VARIANT
         )
-    else:
-        next_query, next_rows = query, rows
-    next_begin, next_last_share, next_row_number = split_row(end - 1, before, tiles, share)
-    next_found = (tile < end) & (next_begin >= tile) & (next_begin + tiles > end)
+    first_share, last_share, row, begin = split_row(end - 1, before, tiles, share)
+    found = (tile < end) & (begin >= tile) & (begin + tiles > end)
     wait_for_launch_before()  # every program, those too that have nothing to do: else this launch could end first
     for _job in range(2):
         if found:
             first_head, first_member = heads_of_row(row, VARIANT)
             target = (out, stride_out_query, stride_out_head, query, rows, first_head, first_member)
-            first_share = begin // share
-            combine_row(target, scratch, sinks, program - first_share, first_share, last_share, PARTS, WIDTH, VARIANT)
-        found, begin, last_share, row = next_found, next_begin, next_last_share, next_row_number
+            if last_share - first_share < FEW:
+                combine_few(target, scratch, sinks, first_share, last_share, VARIANT)
+            else:
+                combine_many(target, scratch, sinks, program - first_share, first_share, last_share, PARTS, VARIANT)
+        found, first_share, last_share, row = next_found, next_first_share, next_last_share, next_row_number
         query, rows = next_query, next_rows
 
 
 @jit
-def combine_row(
-    target, scratch, sinks, worker, first_share, last_share,
-    PARTS: gl.constexpr, WIDTH: gl.constexpr, VARIANT: gl.constexpr,
+def combine_few(target, scratch, sinks, first_share, last_share, VARIANT: gl.constexpr):
+    """All columns of one head of a row of at most FEW parts; no thread needs what another one has."""
+    LANES: gl.constexpr = min(32, VARIANT.block_d // 4)
+    WIDTH: gl.constexpr = gl.num_warps() * (32 // LANES)
+    LAYOUT: gl.constexpr = gl.BlockedLayout([FEW, 1, 4], [1, 32 // LANES, LANES], [1, gl.num_warps(), 1], [2, 1, 0])
+    for block in range(0, (VARIANT.columns_used + WIDTH - 1) // WIDTH):
+        combine_columns(target, scratch, sinks, block, first_share, last_share, FEW, WIDTH, LAYOUT, VARIANT)
+
+
+@jit
+def combine_many(
+    target, scratch, sinks, worker, first_share, last_share, PARTS: gl.constexpr, VARIANT: gl.constexpr
 ):  # fmt: skip
-    """The columns of one head that fall to one of a row's shares, WIDTH at a time, PARTS partial results at a time."""
+    """The columns of one head that fall to one of a row's shares, one at a time."""
+    LANES: gl.constexpr = min(32, VARIANT.block_d // 4)
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 1, 4], [32 // LANES, 1, LANES], [gl.num_warps(), 1, 1], [2, 1, 0])
+    for block in range(worker, VARIANT.columns_used, gl.minimum(last_share - first_share + 1, VARIANT.columns_used)):
+        combine_columns(target, scratch, sinks, block, first_share, last_share, PARTS, 1, LAYOUT, VARIANT)
+
+
+@jit
+def combine_columns(
+    target, scratch, sinks, block, first_share, last_share, PARTS: gl.constexpr, WIDTH: gl.constexpr,
+    LAYOUT: gl.constexpr, VARIANT: gl.constexpr,
+):  # fmt: skip
+    """WIDTH columns of one head of a row, PARTS partial results at a time."""
     D: gl.constexpr = VARIANT.block_d
     USED: gl.constexpr = min(VARIANT.members, VARIANT.group)  # members that hold a query in some row
-    BLOCKS: gl.constexpr = (VARIANT.queries * USED + WIDTH - 1) // WIDTH
-    LANES: gl.constexpr = min(32, D // 4)
-    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 1, 4], [1, 32 // LANES, LANES], [gl.num_warps(), 1, 1], [2, 1, 0])
     STATS: gl.constexpr = gl.SliceLayout(2, LAYOUT)
     ROW: gl.constexpr = gl.SliceLayout(0, STATS)
     RESULT: gl.constexpr = gl.SliceLayout(0, LAYOUT)
@@ -227,38 +252,37 @@ def combine_row(
     h = gl.program_id(1)
     n = gl.arange(0, PARTS, layout=gl.SliceLayout(1, STATS))[:, None]
     d = gl.arange(0, D, layout=gl.SliceLayout(0, gl.SliceLayout(1, LAYOUT)))[None, None, :]
-    for block in range(worker, BLOCKS, gl.minimum(last_share - first_share + 1, BLOCKS)):
-        used = block * WIDTH + gl.arange(0, WIDTH, layout=ROW)
-        column = used // USED * VARIANT.members + used % USED
-        is_stored = is_column(column, rows, first_member, VARIANT) & (used < VARIANT.queries * USED)
-        largest = gl.full([WIDTH], NO_SCORE, gl.float32, ROW)
-        sums = gl.full([WIDTH], 0.0, gl.float32, ROW)
-        if VARIANT.sinks:
-            largest = gl.load(sinks + query_head(first_head + h, column, first_member, VARIANT)) * LOG2E
-            sums += 1.0
-        acc = gl.full([WIDTH, D], 0.0, gl.float32, RESULT)
-        for start in range(first_share, last_share + 1, PARTS):
-            part = start + n
-            is_part = (part <= last_share) & is_stored[None, :]
-            slot = 2 * part + (part == first_share).to(gl.int32)
-            at = (slot * VARIANT.heads + h) * VARIANT.columns + column[None, :]
-            stats = scratch + 2 * gl.num_programs(0) * VARIANT.heads * VARIANT.columns * D + at * 2
-            part_largest = gl.load(stats, mask=is_part, other=NO_SCORE)
-            part_sums = gl.load(stats + 1, mask=is_part, other=0.0)
-            inside = gl.expand_dims(is_part, 2) & (d < VARIANT.head_dim)
-            o = gl.load(scratch + gl.expand_dims(at * D, 2) + d, mask=inside, other=0.0)
-            new_largest = gl.maximum(largest, gl.max(part_largest, axis=0))
-            weights = gl.exp2(part_largest - new_largest[None, :])
-            decay = gl.exp2(largest - new_largest)
-            sums = sums * decay + gl.sum(part_sums * weights, axis=0)
-            decay = gl.convert_layout(decay, gl.SliceLayout(1, RESULT))
-            acc = acc * decay[:, None] + gl.sum(o * gl.expand_dims(weights, 2), axis=0)
-            largest = new_largest
-        sums = gl.convert_layout(sums, gl.SliceLayout(1, RESULT))
-        o = acc / gl.where(sums == 0.0, 1.0, sums)[:, None]
-        offset = out_offset(target, first_head + h, column, VARIANT)
-        offset = gl.convert_layout(offset, gl.SliceLayout(1, RESULT))
-        is_stored = gl.convert_layout(is_stored, gl.SliceLayout(1, RESULT))
-        dims = gl.arange(0, D, layout=gl.SliceLayout(0, RESULT))
-        inside = is_stored[:, None] & (dims < VARIANT.head_dim)[None, :]
-        gl.store(target[0] + offset[:, None] + dims[None, :], o.to(target[0].dtype.element_ty), mask=inside)
+    used = block * WIDTH + gl.arange(0, WIDTH, layout=ROW)
+    column = used // USED * VARIANT.members + used % USED
+    is_stored = is_column(column, rows, first_member, VARIANT) & (used < VARIANT.columns_used)
+    largest = gl.full([WIDTH], NO_SCORE, gl.float32, ROW)
+    sums = gl.full([WIDTH], 0.0, gl.float32, ROW)
+    if VARIANT.sinks:
+        largest = gl.load(sinks + query_head(first_head + h, column, first_member, VARIANT)) * LOG2E
+        sums += 1.0
+    acc = gl.full([WIDTH, D], 0.0, gl.float32, RESULT)
+    for start in range(first_share, last_share + 1, PARTS):
+        part = start + n
+        is_part = (part <= last_share) & is_stored[None, :]
+        slot = 2 * part + (part == first_share).to(gl.int32)
+        at = (slot * VARIANT.heads + h) * VARIANT.columns + column[None, :]
+        stats = scratch + 2 * gl.num_programs(0) * VARIANT.heads * VARIANT.columns * D + at * 2
+        part_largest = gl.load(stats, mask=is_part, other=NO_SCORE)
+        part_sums = gl.load(stats + 1, mask=is_part, other=0.0)
+        inside = gl.expand_dims(is_part, 2) & (d < VARIANT.head_dim)
+        o = gl.load(scratch + gl.expand_dims(at * D, 2) + d, mask=inside, other=0.0)
+        new_largest = gl.maximum(largest, gl.max(part_largest, axis=0))
+        weights = gl.exp2(part_largest - new_largest[None, :])
+        decay = gl.exp2(largest - new_largest)
+        sums = sums * decay + gl.sum(part_sums * weights, axis=0)
+        decay = gl.convert_layout(decay, gl.SliceLayout(1, RESULT))
+        acc = acc * decay[:, None] + gl.sum(o * gl.expand_dims(weights, 2), axis=0)
+        largest = new_largest
+    sums = gl.convert_layout(sums, gl.SliceLayout(1, RESULT))
+    o = acc / gl.where(sums == 0.0, 1.0, sums)[:, None]
+    offset = out_offset(target, first_head + h, column, VARIANT)
+    offset = gl.convert_layout(offset, gl.SliceLayout(1, RESULT))
+    is_stored = gl.convert_layout(is_stored, gl.SliceLayout(1, RESULT))
+    dims = gl.arange(0, D, layout=gl.SliceLayout(0, RESULT))
+    inside = is_stored[:, None] & (dims < VARIANT.head_dim)[None, :]
+    gl.store(target[0] + offset[:, None] + dims[None, :], o.to(target[0].dtype.element_ty), mask=inside)

@@ -19,9 +19,10 @@ from kernels.attention.gluon_variants import AnyTensor, PointerClass, any_tensor
 from kernels.launch import num_processors
 
 _LOG2E = 1.4426950408889634
-# Of a combining program, by padded head dim: partial results and columns that it works on at once, and its warps; where
-# rows have a few partial results, and where they have many. Both make 64 registers a thread of them.
-_COMBINE = {64: ((32, 2, 4), (64, 1, 4)), 128: ((32, 2, 4), (64, 1, 4)), 256: ((16, 2, 4), (32, 1, 4))}
+# Of a combining program: partial results that it works on at once where a row has many, by padded head dim, which makes
+# 64 registers a thread; and its warps.
+_PARTS = {64: 64, 128: 64, 256: 32}
+_COMBINE_WARPS = 4
 _MAX_WINDOW = 1 << 30  # int32 arithmetic on positions must not overflow
 _GLUON_DTYPES = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16}
 
@@ -46,8 +47,7 @@ class ToLaunch(NamedTuple):
     """The kernels, the boxes of the tensor maps (see `fill_tma_descriptor`), and the programs of the first kernel."""
 
     split: Loaded
-    combine_few: Loaded
-    combine_many: Loaded
+    combine: Loaded
     q_box: tuple[Any, ...]
     page_box: tuple[Any, ...]
     num_programs: int
@@ -59,6 +59,7 @@ def run_decode(q: Tensor, k: Tensor, v: Tensor, batch: AttentionBatch, flags: At
     q, out [tokens, heads, head_dim]; k, v [num_pages, page_size, kv_heads, head_dim]; fp16 or bf16, last dims
     contiguous. Slots past a context may hold anything, NaN too; page-table entries past a sequence's last page, and
     before the page where a window begins, are not read. A sequence may have several queries, its last positions.
+    Lengths must not come from a launch that lets the next one start early; all else may.
     Raises ValueError for arguments that the path's limits reject, and for pages that TMA cannot address.
     """
     if not flags.causal or flags.spans is not None:
@@ -71,7 +72,7 @@ def run_decode(q: Tensor, k: Tensor, v: Tensor, batch: AttentionBatch, flags: At
     max_queries = max(1, batch.max_seqlen_q)
     heads = (q.shape[1], k.shape[2])
     max_keys = batch.max_context if flags.window is None else min(batch.max_context, flags.window)
-    variant = variant_of(q.shape[2], k.shape[1], heads, max_queries, max_keys, flags)
+    variant = variant_of(q.shape[2], k.shape[1], heads, max_queries, batch.num_seqs, max_keys, flags)
     launch_variant(q, k, v, batch, flags, out, variant=variant)
 
 
@@ -98,11 +99,10 @@ def launch_variant(
         *page_map(v, to_launch.page_box), *result, table, out.stride(0), out.stride(1), table.stride(0),
         batch.num_seqs, rows_of_sequence, *scales(flags), window, None,
     )  # fmt: skip
-    many_parts = 8 * batch.num_seqs * rows_of_sequence <= num_programs  # of each row, on average
-    combine = to_launch.combine_many if many_parts else to_launch.combine_few
+    combine = to_launch.combine
     combine.run(
         num_programs, variant.heads, 1, stream, combine.function, combine.metadata, None, None, None,
-        *result, out.stride(0), out.stride(1), batch.num_seqs, rows_of_sequence, window, None, None, None,
+        *result, out.stride(0), out.stride(1), batch.num_seqs, rows_of_sequence, window, None, None,
     )  # fmt: skip
 
 
@@ -110,12 +110,12 @@ def launch_variant(
 @lru_cache(maxsize=256)
 def launcher(variant: DecodeVariant, device: torch.device, *compiled_in: Any) -> ToLaunch:
     kernels = compiled_decode(variant, *compiled_in)
-    split, few, many = (_loaded(kernel) for kernel in kernels)
+    split, combine = (_loaded(kernel) for kernel in kernels)
     q_box, page_box, _ = (
         (box["swizzle"], box["elem_size"], TMA_DTYPE_DEVICE_TO_HOST[box["elem_type"]], tuple(box["block_size"]))
         for box in kernels[0].metadata.tensordesc_meta
     )
-    return ToLaunch(split, few, many, q_box, page_box, num_processors(device) * variant.per_processor)
+    return ToLaunch(split, combine, q_box, page_box, num_processors(device) * variant.per_processor)
 
 
 def _loaded(kernel: Any) -> Loaded:
@@ -139,23 +139,21 @@ def compiled_decode(
     context_lens: PointerClass,
     table: PointerClass,
     out_strides: tuple[int, int],
-) -> tuple[Any, Any, Any]:
-    """The first kernel and both forms of the second, for such tensors."""
+) -> tuple[Any, Any]:
+    """Both kernels, for such tensors."""
     queries = _any_map(dtype, [variant.heads, variant.queries, variant.members, variant.block_d])
     pages = _any_map(dtype, [1, variant.heads, variant.block_n, variant.block_d])
     lengths = (any_tensor(cu_seqlens_q), any_tensor(context_lens))
     result = (any_tensor(out), AnyTensor(torch.float32, 0), any_tensor(sinks), *lengths)
     split = hallmark_gluon_decode.warmup(
         queries, pages, pages, *result, any_tensor(table), *out_strides, 0, 0, 0, 0.0, 0.0, 0, variant,
-        grid=(1,), num_warps=variant.heads,
+        grid=(1,), num_warps=variant.heads, launch_pdl=True,
     )  # fmt: skip
-    few, many = (
-        hallmark_gluon_decode_combine.warmup(
-            *result, *out_strides, 0, 0, 0, parts, width, variant, grid=(1,), num_warps=num_warps, launch_pdl=True
-        )
-        for parts, width, num_warps in _COMBINE[variant.block_d]
-    )
-    return split, few, many
+    combine = hallmark_gluon_decode_combine.warmup(
+        *result, *out_strides, 0, 0, 0, _PARTS[variant.block_d], variant, grid=(1,), num_warps=_COMBINE_WARPS,
+        launch_pdl=True,
+    )  # fmt: skip
+    return split, combine
 
 
 def _any_map(dtype: torch.dtype, box: list[int]) -> TensorDescriptor:

@@ -21,6 +21,7 @@ scratch memory is a function of the grid alone. Source: Osama et al. 2023 (strea
 from triton.experimental.gluon import jit
 from triton.experimental.gluon import language as gl
 
+FEW_SEQS = gl.constexpr(32)  # looked at by one load a lane: half a microsecond less than
 SEQS = gl.constexpr(256)  # sequences looked at together; batches of more take turns
 
 
@@ -47,11 +48,11 @@ def count_tiles(rows, keys, window, VARIANT: gl.constexpr):
 
 
 @jit
-def tiles_of_some(lengths, begin, window, VARIANT: gl.constexpr):
-    """(numbers of SEQS sequences from `begin` on, tiles of all rows of each); every warp holds all of them."""
+def tiles_of_some(lengths, begin, window, COUNT: gl.constexpr, VARIANT: gl.constexpr):
+    """(numbers of COUNT sequences from `begin` on, tiles of all rows of each); every warp holds all of them."""
     cu_seqlens_q, context_lens, num_seqs, num_rows = lengths
-    FLAT: gl.constexpr = gl.BlockedLayout([SEQS // 32], [32], [gl.num_warps()], [0])
-    index = begin + gl.arange(0, SEQS, layout=FLAT)
+    FLAT: gl.constexpr = gl.BlockedLayout([COUNT // 32], [32], [gl.num_warps()], [0])
+    index = begin + gl.arange(0, COUNT, layout=FLAT)
     inside = index < num_seqs
     start = gl.load(cu_seqlens_q + index, mask=inside, other=0)
     rows = gl.load(cu_seqlens_q + index + 1, mask=inside, other=0) - start
@@ -63,21 +64,31 @@ def tiles_of_some(lengths, begin, window, VARIANT: gl.constexpr):
 @jit
 def share_of(lengths, program, num_programs, window, VARIANT: gl.constexpr):
     """(first tile, end, tiles of a share, sequence of the first tile, tiles before that sequence)."""
+    if lengths[2] <= FEW_SEQS:
+        tile, end, share, sequence, before = share_of_some(lengths, program, num_programs, window, FEW_SEQS, VARIANT)
+    else:
+        tile, end, share, sequence, before = share_of_some(lengths, program, num_programs, window, SEQS, VARIANT)
+    return tile, end, share, sequence, before
+
+
+@jit
+def share_of_some(lengths, program, num_programs, window, COUNT: gl.constexpr, VARIANT: gl.constexpr):
+    """As `share_of`, by COUNT sequences at a time."""
     num_seqs = lengths[2]
-    index, tiles = tiles_of_some(lengths, num_seqs * 0, window, VARIANT)
+    index, tiles = tiles_of_some(lengths, num_seqs * 0, window, COUNT, VARIANT)
     base = gl.sum(tiles, axis=0)
     ends = gl.associative_scan(tiles, 0, add)
     total = base
-    for begin in range(SEQS, num_seqs, SEQS):
-        _others, more = tiles_of_some(lengths, begin, window, VARIANT)
+    for begin in range(COUNT, num_seqs, COUNT):
+        _others, more = tiles_of_some(lengths, begin, window, COUNT, VARIANT)
         total += gl.sum(more, axis=0)
     share = gl.maximum((total + num_programs - 1) // num_programs, 1)
     tile = program * share
     passed = (index < num_seqs) & (ends <= tile)
     sequence = gl.sum(passed.to(gl.int32), axis=0)
     before = gl.sum(gl.where(passed, tiles, 0), axis=0)
-    for begin in range(SEQS, num_seqs, SEQS):
-        others, more = tiles_of_some(lengths, begin, window, VARIANT)
+    for begin in range(COUNT, num_seqs, COUNT):
+        others, more = tiles_of_some(lengths, begin, window, COUNT, VARIANT)
         passed = (others < num_seqs) & (base + gl.associative_scan(more, 0, add) <= tile)
         sequence += gl.sum(passed.to(gl.int32), axis=0)
         before += gl.sum(gl.where(passed, more, 0), axis=0)

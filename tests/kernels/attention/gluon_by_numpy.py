@@ -221,11 +221,11 @@ def kernels_in_numpy(language: Language) -> dict[str, Any]:
 
 def run_in_numpy(
     q: Tensor, k: Tensor, v: Tensor, batch: AttentionBatch, flags: AttentionFlags, out: Tensor, *,
-    variant: DecodeVariant, num_programs: int, combine: tuple[int, int],
+    variant: DecodeVariant, num_programs: int, parts: int,
 ) -> None:  # fmt: skip
     """As the launches of a call: every program of the first kernel, then every one of the second.
 
-    combine  partial results and columns that a program of the second works on at once
+    parts  partial results of a row of many that a program of the second works on at once
     """
     assert batch.page_table is not None
     assert batch.context_lens is not None
@@ -254,14 +254,14 @@ def run_in_numpy(
         for program in range(num_programs):
             for head in range(variant.heads):
                 language.program = (program, head)
-                kernels["hallmark_gluon_decode_combine"](*result, *strides, *sizes, window, *combine, variant)
+                kernels["hallmark_gluon_decode_combine"](*result, *strides, *sizes, window, parts, variant)
 
 
-def numpy_runner(variant: DecodeVariant, num_programs: int, combine: tuple[int, int]) -> Any:
+def numpy_runner(variant: DecodeVariant, num_programs: int, parts: int) -> Any:
     """A function like the path's."""
 
     def run(q: Tensor, k: Tensor, v: Tensor, batch: AttentionBatch, flags: AttentionFlags, out: Tensor) -> None:
-        run_in_numpy(q, k, v, batch, flags, out, variant=variant, num_programs=num_programs, combine=combine)
+        run_in_numpy(q, k, v, batch, flags, out, variant=variant, num_programs=num_programs, parts=parts)
         assert torch.isfinite(out).all()
 
     return run

@@ -23,15 +23,13 @@ def small(inputs: Inputs, flags: AttentionFlags, *, heads: int = 1, block_n: int
     num_heads, page_size, num_kv_heads = inputs.q.shape[1], inputs.k.shape[1], inputs.k.shape[2]
     variant = variant_of(
         inputs.q.shape[2], page_size, (num_heads, num_kv_heads), max(1, inputs.batch.max_seqlen_q),
-        inputs.batch.max_context, flags,
+        inputs.batch.num_seqs, inputs.batch.max_context, flags,
     )  # fmt: skip
     return replace(variant, heads=heads, block_n=block_n, stages=2)
 
 
-def check(
-    inputs: Inputs, flags: AttentionFlags, num_programs: int, *, heads: int = 1, combine: tuple[int, int] = (4, 1)
-) -> None:
-    run = numpy_runner(small(inputs, flags, heads=heads), num_programs, combine)
+def check(inputs: Inputs, flags: AttentionFlags, num_programs: int, *, heads: int = 1, parts: int = 16) -> None:
+    run = numpy_runner(small(inputs, flags, heads=heads), num_programs, parts)
     assert_right(run, inputs, flags)
 
 
@@ -45,10 +43,12 @@ def test_any_number_of_programs_shares_the_work_of_a_ragged_batch(num_programs: 
     check(inputs, flags_for(inputs), num_programs)
 
 
-@pytest.mark.parametrize("combine", [(1, 1), (64, 1), (2, 8)])
-def test_partial_results_are_put_together_some_at_a_time(combine: tuple[int, int]) -> None:
+@pytest.mark.parametrize("parts", [1, 16, 64])
+def test_partial_results_of_a_row_are_put_together_some_at_a_time(parts: int) -> None:
+    """Of the longest context there are from 2 parts, which registers hold, to some 25."""
     inputs = ragged((6, 2))
-    check(inputs, flags_for(inputs), 23, combine=combine)
+    for num_programs in (5, 23, 61):
+        check(inputs, flags_for(inputs), num_programs, parts=parts)
 
 
 def test_neighbouring_heads_are_worked_on_together() -> None:
