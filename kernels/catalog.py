@@ -43,6 +43,7 @@ _GLUON_DECODE_SOURCES = (
 )
 _SDPA_SOURCES = ("batch.py", "sequences.py", "sdpa.py", "sdpa_decode.py")
 
+_FEW_QUERIES = 8  # drafted tokens of a sequence and the one before, verified together
 _ALL_DTYPES = frozenset(Dtype)
 _HALF_DTYPES = frozenset({Dtype.FP16, Dtype.BF16})
 _ALL_PHASES = frozenset(Phase)
@@ -102,8 +103,9 @@ def _hopper_path(phase: Phase, run: RunAttention | None) -> KernelPath:
     }[phase]
     # A plan is made on the device anew in each launch, its counter with it; decode needs none.
     return KernelPath(
-        f"gluon.{phase.value}.hopper", Tier.FIRST, limits, _digest(*sources), names, run, is_capturable=True
-    )
+        f"gluon.{phase.value}.hopper", Tier.FIRST, limits, _digest(*sources), names, run, is_capturable=True,
+        max_queries=_FEW_QUERIES if phase is Phase.DECODE else 1,
+    )  # fmt: skip
 
 
 def _sdpa_path(name: str, tier: Tier, limits: Limits, run: RunAttention, *kernel_names: str) -> KernelPath:

@@ -1,6 +1,7 @@
 """The library's face: attention over packed or paged tensors by the best kernel path, or by the one you name."""
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -11,6 +12,8 @@ from kernels.catalog import PATHS, path_named
 from kernels.device import dtype_of, read_fingerprint
 from kernels.path import KernelPath, Rejection
 from kernels.shape import AttentionShape, Mask, Phase
+
+_ROWS_OF_A_TILE = 16  # query tokens x heads of a group, in decode
 
 
 class ShapeError(ValueError):
@@ -75,6 +78,7 @@ def attention_paged(
 ) -> Tensor:
     """Attention over paged keys, the new tokens' own already in their pages; max_seqlen_q = 1 is decode.
 
+    A few tokens a sequence (up to a path's `max_queries`) are decode too for a path that takes so many.
     k_pages, v_pages        [num_pages, page_size, kv_heads, head_dim]; slots past a context may hold anything
     page_table              [sequences, max_pages] int32; entries past a sequence's last page are not read
     context_lens            [sequences] int32, new tokens included
@@ -91,8 +95,8 @@ def candidates(
     q: Tensor, k: Tensor, batch: AttentionBatch, flags: AttentionFlags
 ) -> tuple[tuple[KernelPath, tuple[Rejection, ...]], ...]:
     """Every path in the order of preference, with its reasons against these arguments; none means it can serve them."""
-    shape, fingerprint = shape_of(q, k, batch, flags), read_fingerprint(q.device)
-    return tuple((path, path.rejects(shape, fingerprint)) for path in PATHS)
+    fingerprint = read_fingerprint(q.device)
+    return tuple((path, path.rejects(shape, fingerprint)) for path, shape in _asked(q, k, batch, flags))
 
 
 def shape_of(q: Tensor, k: Tensor, batch: AttentionBatch, flags: AttentionFlags) -> AttentionShape:
@@ -120,6 +124,24 @@ def shape_of(q: Tensor, k: Tensor, batch: AttentionBatch, flags: AttentionFlags)
         sinks=flags.sinks is not None,
         mask=mask,
     )
+
+
+def _asked(
+    q: Tensor, k: Tensor, batch: AttentionBatch, flags: AttentionFlags
+) -> tuple[tuple[KernelPath, AttentionShape], ...]:
+    """The paths in the order of preference, each with the shape that it is asked for.
+
+    A few query tokens a sequence, as when drafted ones are verified, are decode for the paths that take so many. These
+    come first where the rows of a KV head fill one tile of theirs; where they fill two, keys would be read twice.
+    """
+    shape = shape_of(q, k, batch, flags)
+    if shape.phase is not Phase.EXTEND:
+        return tuple((path, shape) for path in PATHS)
+    few = replace(shape, phase=Phase.DECODE)
+    asked = [(path, few if path.max_queries >= batch.max_seqlen_q else shape) for path in PATHS]
+    if batch.max_seqlen_q * (shape.num_heads // shape.num_kv_heads) <= _ROWS_OF_A_TILE:
+        asked.sort(key=lambda pair: pair[1] is shape)
+    return tuple(asked)
 
 
 def _flags(
@@ -157,15 +179,18 @@ def _attend(
 
 
 def _choose(q: Tensor, k: Tensor, batch: AttentionBatch, flags: AttentionFlags, name: str | None) -> KernelPath:
-    shape, fingerprint = shape_of(q, k, batch, flags), read_fingerprint(q.device)
-    for path in PATHS if name is None else (path_named(name),):
+    fingerprint = read_fingerprint(q.device)
+    named = None if name is None else path_named(name)
+    for path, shape in _asked(q, k, batch, flags):
+        if named not in (None, path):
+            continue
         rejections = path.rejects(shape, fingerprint)
         if not rejections:
             return path
         if name is not None:
             reasons = "; ".join(f"{rejection.code.value}: {rejection.detail}" for rejection in rejections)
             raise ShapeError(f"path {name} cannot serve {shape}: {reasons}")
-    raise ShapeError(f"no path can serve {shape} on {fingerprint}")
+    raise ShapeError(f"no path can serve {shape_of(q, k, batch, flags)} on {fingerprint}")
 
 
 def _check(name: str, expected: str, holds: bool, found: object) -> None:

@@ -89,6 +89,7 @@ class KernelPath:
     run: RunAttention | None  # None where its module cannot be imported; `rejects` then answers ARCH
     # Whether a CUDA graph can hold its launches: they depend on shapes and host bounds only, and nothing waits.
     is_capturable: bool = False
+    max_queries: int = 1  # query tokens a sequence that a path for decode takes
 
     def rejects(self, shape: AttentionShape, fingerprint: Fingerprint) -> tuple[Rejection, ...]:
         """Every reason why this path cannot compute `shape` on that machine; empty when it can."""

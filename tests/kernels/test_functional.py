@@ -113,6 +113,34 @@ def test_candidates_give_each_path_with_its_reasons(device: torch.device) -> Non
     assert found["sdpa.math"] == []
 
 
+@pytest.mark.parametrize(("max_queries", "is_decode"), [(1, True), (2, True), (8, True), (9, False)])
+def test_a_few_queries_a_sequence_are_decode_for_the_path_that_takes_them(
+    max_queries: int, is_decode: bool, device: torch.device
+) -> None:
+    arguments = paged_arguments(device)
+    batch = AttentionBatch(
+        arguments["cu_seqlens_q"], max_queries, 9, page_table=arguments["page_table"],
+        context_lens=arguments["context_lens"],
+    )  # fmt: skip
+    found = {
+        path.name: [rejection.code for rejection in rejections]
+        for path, rejections in candidates(arguments["q"], arguments["k_pages"], batch, AttentionFlags(0.25))
+    }
+    assert (Reject.LAYOUT not in found["gluon.decode.hopper"]) == is_decode
+    assert (Reject.LAYOUT in found["triton.decode"]) == (max_queries > 1)
+    assert (next(iter(found)) == "gluon.decode.hopper") == (1 < max_queries <= 8)
+
+
+def test_more_rows_than_a_tile_holds_are_a_chunk_first(device: torch.device) -> None:
+    arguments = paged_arguments(device)
+    q = torch.randn(3, 8, 16, device=device).half()
+    batch = AttentionBatch(
+        arguments["cu_seqlens_q"], 8, 9, page_table=arguments["page_table"], context_lens=arguments["context_lens"]
+    )
+    names = [path.name for path, _ in candidates(q, arguments["k_pages"], batch, AttentionFlags(0.25))]
+    assert names.index("gluon.extend.hopper") < names.index("gluon.decode.hopper")
+
+
 def test_a_named_path_that_cannot_serve_says_why(device: torch.device) -> None:
     with pytest.raises(ShapeError, match=r"path triton\.decode cannot serve prefill .*layout: does not serve prefill"):
         attention_varlen(**varlen_arguments(device), path="triton.decode")

@@ -12,6 +12,9 @@ from torch import Tensor
 from kernels.attention.compare import compare
 from kernels.attention.gluon_decode_launch import run_decode
 from kernels.attention.triton_decode import run_decode as run_triton_decode
+from kernels.functional import attention_paged
+from kernels.fused.matmul import linear
+from kernels.fused.rope_kv import rope_and_write_kv
 
 pytestmark = pytest.mark.gpu
 
@@ -101,6 +104,17 @@ def test_a_few_queries_a_sequence(dim: int, max_queries: int) -> None:
         assert_right(run_decode, inputs, flags)
 
 
+def test_the_library_serves_a_few_queries_by_this_path() -> None:
+    inputs = paged([3, 1, 0, 4], [500, 1, 9, 64], CUDA, heads=(8, 2), head_dim=128, dtype=BF16, page_size=64)
+    batch, flags = inputs.batch, flags_for(inputs)
+    assert batch.page_table is not None
+    assert batch.context_lens is not None
+    out = attention_paged(
+        inputs.q, inputs.k, inputs.v, batch.page_table, batch.context_lens, batch.cu_seqlens_q, 4, batch.max_context
+    )
+    assert torch.equal(out, attend(run_decode, inputs, flags))
+
+
 @pytest.mark.parametrize(("dim", "heads"), [(64, (32, 8)), (128, (32, 8)), (128, (8, 1)), (256, (16, 4))])
 def test_a_long_context(dim: int, heads: tuple[int, int]) -> None:
     inputs = paged([1, 1], [131_073, 5], CUDA, heads=heads, head_dim=dim, dtype=BF16, page_size=64)
@@ -111,6 +125,14 @@ def test_one_long_context_among_many_short_ones() -> None:
     contexts = [30_001, *(1 + 7 * number % 90 for number in range(300))]
     inputs = paged([1] * 301, contexts, CUDA, heads=(8, 2), head_dim=128, dtype=BF16, page_size=64)
     assert_right(run_decode, inputs, flags_for(inputs))
+
+
+@pytest.mark.parametrize(("dim", "heads"), [(64, (32, 8)), (128, (32, 8)), (128, (48, 3)), (256, (16, 4))])
+@pytest.mark.parametrize("names", [(), ("sinks",)])
+def test_rows_of_few_and_of_many_parts_in_one_batch(dim: int, heads: tuple[int, int], names: tuple[str, ...]) -> None:
+    contexts = [5000, *(1 + 97 * number % 1100 for number in range(40)), 17_000]  # a large batch, by its host bounds
+    inputs = paged([1] * 42, contexts, CUDA, heads=heads, head_dim=dim, dtype=BF16, page_size=64)
+    assert_right(run_decode, inputs, flags_for(inputs, *names))
 
 
 def test_a_batch_of_more_sequences_than_are_looked_at_together() -> None:
@@ -196,6 +218,45 @@ def test_two_graphs_replayed_at_the_same_time_do_not_disturb_each_other() -> Non
     torch.cuda.synchronize()
     for out, right in zip(outs, expected, strict=True):
         assert torch.equal(out, right)
+
+
+def test_launches_that_start_early_read_what_the_ones_before_write() -> None:
+    """The new keys come from the launch right before, queries too; the output is the next launch's input."""
+    inputs = paged([1] * 5, [1000, 70, 1, 64, 300], CUDA, heads=(8, 2), head_dim=128, dtype=BF16, page_size=64)
+    flags, table, lens = flags_for(inputs), inputs.batch.page_table, inputs.batch.context_lens
+    assert table is not None
+    assert lens is not None
+    positions = lens - 1
+    slots = table.gather(1, (positions // 64)[:, None].long())[:, 0].long() * 64 + positions % 64
+    cos_sin = torch.randn(1024, 128, device=CUDA)
+    layers = [(torch.randn(1536, 1024, device=CUDA).to(BF16) / 32, torch.randn(1024, 1024, device=CUDA).to(BF16) / 32)
+              for _ in range(6)]  # fmt: skip
+    start = torch.randn(5, 1024, device=CUDA).to(BF16)
+    torch.cuda.synchronize()
+
+    def chain(wait: Callable[[], object]) -> Tensor:
+        hidden = start
+        for qkv, output in layers:
+            q, k, v = linear(hidden, qkv).view(5, 12, 128).split_with_sizes([8, 2, 2], dim=1)
+            wait()
+            rope_and_write_kv(q, k, v, cos_sin, positions, inputs.k, inputs.v, slots)
+            wait()
+            out = torch.empty_like(q)
+            run_decode(q, inputs.k, inputs.v, inputs.batch, flags, out)
+            wait()
+            hidden = linear(out.flatten(1), output)
+            wait()
+        return hidden
+
+    expected = chain(torch.cuda.synchronize)
+    assert torch.isfinite(expected).all()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = chain(lambda: None)
+    for _ in range(30):
+        out.fill_(NAN)
+        graph.replay()
+        assert torch.equal(out, expected)
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
