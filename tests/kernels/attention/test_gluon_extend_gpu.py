@@ -96,12 +96,13 @@ def test_three_consumers_are_within_the_rule(heads: tuple[int, int], names: tupl
 
 
 @pytest.mark.parametrize("dim", [64, 128, 256])
-@pytest.mark.parametrize(("tokens", "context"), [(300, 8000), (512, 40_000), (1280, 20_000)])
+@pytest.mark.parametrize(("tokens", "context"), [(300, 8000), (512, 70_000), (1280, 20_000)])
 def test_gifts_agree_with_triton(tokens: int, context: int, dim: int) -> None:
     inputs = paged([tokens], [context], CUDA, heads=(32, 8), head_dim=dim, dtype=BF16, page_size=64)
     flags = flags_for(inputs)
     difference = (attend(run_extend, inputs, flags).float() - attend(run_triton_extend, inputs, flags).float()).abs()
-    assert difference.max() <= 2**-7, difference.max()  # outputs are below 1: the mean of thousands of values
+    # An ulp of outputs up to 2**-3, as these means of thousands of values are. A lost gift would be ten times as much.
+    assert difference.max() <= 2**-10, difference.max()
 
 
 @pytest.mark.parametrize("dim", [64, 128, 256])
