@@ -9,6 +9,7 @@ from functools import partial
 from torch import Tensor
 
 from kernels.attention.batch import AttentionBatch, AttentionFlags
+from kernels.attention.sdpa_decode import Kept
 from kernels.path import KernelPath, RunAttention
 from kernels.shape import AttentionShape, Phase
 from qualification.decision import Decision, Pairs
@@ -43,6 +44,7 @@ class PhasePart:
     batch: AttentionBatch
     num_sequences: int
     num_tokens: int
+    kept: Kept | None = None  # on a CPU, where the step is the one before with a token more
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from torch import Tensor
 
 from kernels.attention.batch import AttentionBatch
+from kernels.attention.sdpa_decode import KEPT
 from kernels.shape import Phase
 from server.engine.dispatch import Choice, Dispatcher, PhasePart
 from server.engine.failures import LAUNCH_ERRORS
@@ -120,7 +121,8 @@ class StepAttention:
         flags = self._dispatcher.flags[layer]
         lane = entry.lanes[flags.window]
         if entry.planned is None:
-            entry.planned = replace(entry.part.batch, plans={})
+            kept = entry.part.kept
+            entry.planned = replace(entry.part.batch, plans={} if kept is None else {KEPT: kept})
         while True:
             try:
                 self._dispatcher.call(lane.choice, q, k, v, entry.part, layer, out, planned=entry.planned)

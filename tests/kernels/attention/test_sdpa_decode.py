@@ -9,6 +9,7 @@ from attention_inputs import NAN, Inputs, assert_right, attend, flags_for, paged
 from torch import Tensor
 
 from kernels.attention.sdpa import run_cpu
+from kernels.attention.sdpa_decode import KEPT, Kept
 
 CPU = torch.device("cpu")
 RAGGED = (1, 4096, 17, 16, 700, 15, 2, 1111, 690, 64, 63, 65)
@@ -112,6 +113,75 @@ def test_what_was_worked_out_for_a_table_does_not_outlive_its_contents() -> None
     swap(inputs.batch.page_table)
     swap(inputs.batch.context_lens)
     assert_right(run_cpu, inputs, flags)
+
+
+def grown(inputs: Inputs, num: int) -> Inputs:
+    """The same sequences with `num` tokens more, in pages that they have."""
+    assert inputs.batch.context_lens is not None
+    batch = replace(inputs.batch, context_lens=inputs.batch.context_lens + num)
+    return replace(inputs, q=torch.randn_like(inputs.q), batch=batch)
+
+
+def begun(contexts: Sequence[int], num_more: int) -> Inputs:
+    """Sequences of these lengths that have pages, and keys in them, for `num_more` tokens more."""
+    inputs = decode([context + num_more for context in contexts])
+    return grown(inputs, -num_more)
+
+
+def with_kept(inputs: Inputs, kept: Kept) -> Inputs:
+    return replace(inputs, batch=replace(inputs.batch, plans={KEPT: kept}))
+
+
+@pytest.mark.parametrize("contexts", [(40, 40, 40), (33, 40, 3, 300, 47), (1, 2), (4000, 100, 101, 90)])
+def test_what_is_kept_while_sequences_grow_changes_nothing(contexts: tuple[int, ...]) -> None:
+    inputs, kept = begun(contexts, 80), Kept()  # more than there is room for without gathering again
+    flags = flags_for(inputs)
+    for num in range(80):
+        step = grown(inputs, num)
+        torch.testing.assert_close(
+            attend(run_cpu, with_kept(step, kept), flags), attend(run_cpu, step, flags), rtol=1e-5, atol=1e-6
+        )
+
+
+def test_only_new_tokens_are_read_of_pages_that_are_kept() -> None:
+    inputs, kept = begun((40, 50, 33, 47), 3), Kept()
+    flags = flags_for(inputs)
+    attend(run_cpu, with_kept(inputs, kept), flags)
+    step = grown(inputs, 1)
+    expected = attend(run_cpu, step, flags)
+    assert step.batch.page_table is not None
+    for page in step.batch.page_table[:, 0].tolist():
+        step.k[page], step.v[page] = NAN, NAN
+    torch.testing.assert_close(attend(run_cpu, with_kept(step, kept), flags), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_neighbours_numbers_do_not_come_with_what_is_kept() -> None:
+    inputs, kept = begun((40, 50, 33, 47), 3), Kept()
+    flags = flags_for(inputs)
+    steps = [grown(inputs, num) for num in range(3)]
+    expected = [attend(run_cpu, step, flags) for step in steps]
+    assert inputs.batch.page_table is not None
+    for page in inputs.batch.page_table[1, :4].tolist():
+        inputs.k[page], inputs.v[page] = NAN, float("inf")
+    others = [0, 2, 3]
+    for step, right in zip(steps, expected, strict=True):
+        actual = attend(run_cpu, with_kept(step, kept), flags)
+        assert actual[1].isnan().all()
+        torch.testing.assert_close(actual[others], right[others], rtol=1e-5, atol=1e-6)
+
+
+def test_a_layer_that_missed_a_step_is_computed_from_pages() -> None:
+    inputs, kept = begun((40, 50), 5), Kept()
+    flags = flags_for(inputs)
+    other = replace(inputs, k=torch.randn_like(inputs.k), v=torch.randn_like(inputs.v))
+    late = replace(inputs, k=torch.randn_like(inputs.k), v=torch.randn_like(inputs.v))
+    layers_of_steps = [(inputs, other), (inputs,), (inputs, other, late), (other, inputs), (late,)]
+    for num, layers in enumerate([*layers_of_steps, (inputs,)]):
+        step = with_kept(grown(inputs, min(num, 3)), kept)  # the last ones are no step ahead
+        for layer in layers:
+            own = replace(step, k=layer.k, v=layer.v)
+            expected = attend(run_cpu, replace(own, batch=replace(step.batch, plans=None)), flags)
+            torch.testing.assert_close(attend(run_cpu, own, flags), expected, rtol=1e-5, atol=1e-6)
 
 
 def swap(x: Tensor) -> None:
