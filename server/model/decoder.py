@@ -14,6 +14,7 @@ from server.model.cores import Cores
 from server.model.kv_cache import KVCache
 from server.model.layers import Weights
 from server.model.rope import cos_sin_table
+from server.model.small_step import SmallStep
 
 # attend(layer, q [T, heads, d], k [T, kv_heads, d], v, out [T, heads, d]) fills out; k and v are in their pages.
 # q, k and v are views of one tensor: a token's heads are contiguous, tokens are further apart.
@@ -28,6 +29,7 @@ class Decoder:
         self.weights = weights.with_packed()
         self._cos_sin = cos_sin_table(config.rope, config.head_dim, config.max_position, weights.embedding.device)
         self._cores = Cores(weights)
+        self._small_step = SmallStep.of(config, self.weights)
         _compile_matmuls(weights)
 
     @torch.inference_mode()
@@ -42,6 +44,8 @@ class Decoder:
         eps = self.config.norm_eps
         self._cores.take(token_ids.shape[0])
         turns = turns_of(self._cos_sin, positions)
+        if self._small_step is not None and turns is not None and self._small_step.takes(token_ids, kv):
+            return self._small_step.forward(token_ids, turns, slots, kv, attend)
         residual = F.embedding(token_ids, self.weights.embedding)
         fed: Tensor | None = None  # what the layer before added; each norm adds its input to the residual on the way
         for index, layer in enumerate(self.weights.layers):
