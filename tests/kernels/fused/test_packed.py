@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.fused.matmul import linear, linear_fp32, linear_swiglu
-from kernels.fused.packed import MAX_MULTIPLY_ADDS, PackedWeight, packed
+from kernels.fused.packed import MAX_MULTIPLY_ADDS, MIN_ROWS, PackedWeight, packed
 
 needs_fbgemm = pytest.mark.skipif(packed(torch.ones(16, 16)) is None, reason="this CPU or torch has no FBGEMM")
 
@@ -54,7 +54,7 @@ def test_a_small_weight_beside_a_large_one_keeps_every_bit() -> None:
         torch.full((16, 16), torch.nan),
         torch.full((16, 16), torch.inf),
         torch.ones(16, 16, dtype=torch.bfloat16),
-        torch.ones(MAX_MULTIPLY_ADDS // 8 // 1024 + 1, 1024),  # better shared among cores
+        torch.ones(MAX_MULTIPLY_ADDS // MIN_ROWS // 1024 + 1, 1024),  # better shared among cores
         torch.empty(0, 16),
     ],
 )
@@ -66,7 +66,7 @@ def test_what_would_lose_a_bit_or_time_is_not_packed(weight: Tensor) -> None:
 def test_linears_use_it_for_few_rows_only() -> None:
     weight, bias = in_16_bits(1024, 256), torch.randn(1024)
     other = pack(2 * weight)  # shows which of the two has answered
-    for num_rows, factor in ((1, 2), (64, 2), (65, 1)):
+    for num_rows, factor in ((1, 2), (128, 2), (129, 1)):
         x = torch.randn(num_rows, 256)
         y = F.linear(x, factor * weight)
         torch.testing.assert_close(linear(x, weight, None, other), y, rtol=1e-4, atol=1e-4)

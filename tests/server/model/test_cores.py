@@ -33,7 +33,7 @@ def num_cores(cores: Cores, num_rows: int) -> int:
 
 def test_small_steps_of_a_small_model_take_one_core_and_large_ones_all() -> None:
     cores = Cores(weights_of(load_config(Path(DEMO_MODEL))))
-    assert [num_cores(cores, num_rows) for num_rows in (8, 512, 1, 51, 52)] == [1, 2, 1, 1, 2]
+    assert [num_cores(cores, num_rows) for num_rows in (8, 512, 1, 102, 103)] == [1, 2, 1, 1, 2]
 
 
 def test_a_large_model_takes_all_cores_for_one_row() -> None:
