@@ -110,6 +110,11 @@ def path_standing(
     return status, doubt
 
 
+def evidence_for(path: KernelPath, shape: AttentionShape, *, fingerprint: Fingerprint, book: Book) -> Evidence | None:
+    """What the status of one path for one shape rests on; where all of it is stale, that."""
+    return _status(path, shape, fingerprint, book)[2]
+
+
 def _standing(
     path: KernelPath,
     index: int,

@@ -14,7 +14,7 @@ from kernels.catalog import PATHS
 from kernels.fingerprint import Fingerprint
 from kernels.path import KernelPath
 from kernels.shape import AttentionShape
-from qualification.decide import Book, decide, path_standing
+from qualification.decide import Book, decide, evidence_for, path_standing
 from qualification.decision import Decision, Pairs, Policy, Status
 from qualification.evidence import Evidence
 from qualification.matrix import MATRICES, Key, Matrix, MatrixError, load_matrices, load_matrix, save_matrix
@@ -97,10 +97,14 @@ def make_plan(
         )
 
     wanted = set(shapes)
-    known = {**book.own, **matrix.evidence}
+    known = {
+        (shape, path.name): evidence_for(path, shape, fingerprint=fingerprint, book=book)
+        for shape in wanted
+        for path in paths
+    }
     return Plan(
         decisions=MappingProxyType({shape: redecide(shape, quarantined, overridden) for shape in shapes}),
-        evidence=MappingProxyType({key: entry for key, entry in known.items() if key[0] in wanted}),
+        evidence=MappingProxyType({key: entry for key, entry in known.items() if entry is not None}),
         matrix_digest=matrix.digest,
         matrix_verdict=_verdict(matrix, wanted, paths, fingerprint),
         redecide=redecide,

@@ -184,6 +184,7 @@ def test_a_stale_matrix_says_so_and_the_machine_proves_itself(folders: tuple[Pat
     made = plan(folders, Measurer())
     assert made.matrix_verdict is MatrixVerdict.STALE
     assert {decision.status for decision in made.decisions.values()} == {Status.PROVISIONAL}
+    assert {made.evidence[shape, FIRST.name].fingerprint for shape in SHAPES} == {MACHINE}
     assert not plan(folders, Measurer(), Policy.REFUSE).is_servable
 
 
