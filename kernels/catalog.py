@@ -53,7 +53,7 @@ _NO_SPANS = frozenset({Mask.CAUSAL, Mask.FULL})
 # What PyTorch launches around an SDPA kernel: gathers, casts, masks, copies. None of them multiplies matrices, so that
 # a silent switch to the math backend shows as a GEMM whose name is not among these.
 _TORCH_HELPERS = ("at::native", "Memcpy", "Memset")
-_GEMMS = ("nvjet", "xmma", "cutlass_", "gemm", "gemv", "cublas", "splitK")
+_GEMMS = ("nvjet", "xmma", "cutlass_", "gemm", "gemv", "bmm", "cublas", "splitK")
 
 
 def _digest(*names: str) -> str:

@@ -41,7 +41,10 @@ def test_every_phase_matches_its_evidence(build: Callable[[bool], BuiltEngine], 
     assert report is not None
     assert (report.result, [batch.detail for batch in report.batches]) == ("match", [None] * len(report.batches))
     assert {batch.phase for batch in report.batches} == {phase.value for phase in Phase}
-    assert all(set(batch.kernels.values()) == {NUM_LAYERS} for batch in report.batches)
+    for batch in report.batches:
+        for kernel, count in batch.kernels.items():  # the layers of a replay share a plan, and how its keys are split
+            is_shared = batch.is_replay and kernel.endswith(("_plan", "_split"))
+            assert count == (1 if is_shared else NUM_LAYERS), kernel
     decode = next(batch for batch in report.batches if batch.phase == "decode")
     assert decode.is_replay is has_graphs
 
