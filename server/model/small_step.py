@@ -1,6 +1,7 @@
 """A step of few rows on a CPU, in as few operations as torch has for it.
 
-Of 8 rows each operation takes 1 to 4 us, most of it before anything is computed, and the general way has 40 a layer.
+Of 8 rows each operation takes 1 to 4 us, most of it before anything is computed. With attention a step of 8 layers has
+260 and 155 views, by the general way 280 and 300.
 """
 
 from collections.abc import Callable
