@@ -40,7 +40,7 @@ format: $(STAMP)
 NONE_CHOSEN := $(if $(findstring -k,$(PYTEST_FLAGS)),|| test $$? -eq 5)
 
 test: lint
-	OMP_NUM_THREADS=1 $(VENV)/bin/pytest -m 'not gpu and not timed' -n auto --dist loadfile $(PYTEST_FLAGS) $(NONE_CHOSEN)
+	OMP_NUM_THREADS=1 $(VENV)/bin/pytest -m 'not gpu and not sanitizer and not timed' -n auto --dist loadfile $(PYTEST_FLAGS) $(NONE_CHOSEN)
 	$(VENV)/bin/pytest -m 'timed and not gpu' $(PYTEST_FLAGS) $(NONE_CHOSEN)
 
 test-gpu: $(STAMP)
