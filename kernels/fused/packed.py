@@ -34,8 +34,13 @@ class PackedWeight:
 
     def product(self, x: Tensor) -> Tensor:
         """x [M, size_in] fp32 @ weight^T: [M, size_out] fp32."""
-        y = torch.fbgemm_linear_fp16_weight_fp32_activation(x, self.panels, None)
+        y = product_in_units(x, self.panels)
         return y if self.unit == 1 else y.mul_(self.unit)
+
+
+def product_in_units(x: Tensor, panels: Tensor) -> Tensor:
+    """`PackedWeight.product` over its unit."""
+    return torch.fbgemm_linear_fp16_weight_fp32_activation(x, panels, None)
 
 
 def packed(weight: Tensor) -> PackedWeight | None:
@@ -64,7 +69,7 @@ def _panels(weight: Tensor) -> Tensor | None:
         warnings.simplefilter("ignore")  # once a process torch tells that these functions will go some day
         try:
             panels = torch.fbgemm_pack_gemm_matrix_fp16(weight.contiguous())
-            torch.fbgemm_linear_fp16_weight_fp32_activation(weight[:1], panels, None)
+            product_in_units(weight[:1], panels)
         except (AttributeError, RuntimeError):
             return None
     return panels

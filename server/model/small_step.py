@@ -11,12 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kernels.fused.packed import product_in_units
 from kernels.fused.rope_kv import Turns
 from server.model.config import ModelConfig
 from server.model.kv_cache import KVCache
 from server.model.layers import LayerWeights, Linear, Weights
-
-_product = torch.fbgemm_linear_fp16_weight_fp32_activation
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +71,7 @@ class SmallStep:
         residual = self._embedding.index_select(0, token_ids)
         for index, layer in enumerate(self._layers):
             normed = self._norm(residual, layer.attention_norm)
-            heads = _product(normed, layer.qkv, None).view(num_tokens, -1, config.head_dim)
+            heads = product_in_units(normed, layer.qkv).view(num_tokens, -1, config.head_dim)
             turned = heads.narrow(1, 0, num_turned)
             swapped = turned.roll(half, -1)  # the halves of each head
             turned.mul_(cos).addcmul_(swapped, sin)
@@ -82,10 +81,10 @@ class SmallStep:
             v_pages.view(-1, config.num_kv_heads, config.head_dim).index_copy_(0, slots, v)
             out = torch.empty((num_tokens, config.num_heads, config.head_dim))
             attend(index, q, k, v, out)
-            residual.add_(_product(out.view(num_tokens, -1), layer.output, None), alpha=layer.output_unit)
+            residual.add_(product_in_units(out.view(num_tokens, -1), layer.output), alpha=layer.output_unit)
             normed = self._norm(residual, layer.feed_forward_norm)
-            gate, up = _product(normed, layer.gate_up, None).chunk(2, -1)
-            residual.add_(_product(F.silu(gate).mul_(up), layer.down, None), alpha=layer.down_unit)
+            gate, up = product_in_units(normed, layer.gate_up).chunk(2, -1)
+            residual.add_(product_in_units(F.silu(gate).mul_(up), layer.down), alpha=layer.down_unit)
         return residual
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:

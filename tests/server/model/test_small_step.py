@@ -1,5 +1,7 @@
 """A step of few rows on a CPU gives what the general way gives."""
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -76,3 +78,15 @@ def test_a_cache_of_another_dtype_is_written_the_general_way(config: ModelConfig
     small = SmallStep.of(config, weights_of(config).with_packed())
     assert small is not None
     assert not small.takes(torch.zeros(8, dtype=torch.int64), KVCache.allocate(config, 1, 1, torch.float16, CPU))
+
+
+def test_where_torch_has_no_fbgemm_the_model_is_served_by_the_general_way() -> None:
+    lines = [
+        "import torch",
+        "del torch.fbgemm_linear_fp16_weight_fp32_activation",
+        "from server.model.decoder import Decoder",
+        "from kernels.fused.packed import packed",
+        "assert packed(torch.ones(64, 64)) is None",
+    ]
+    done = subprocess.run([sys.executable, "-c", "; ".join(lines)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
