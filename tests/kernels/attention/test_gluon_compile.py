@@ -1,19 +1,15 @@
 """The machine code of `gluon.prefill.hopper`, compiled for sm_90 without a GPU."""
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from compile_outside import run_outside
 from gluon_sass import barrier_offsets, hazards, overlapped_exponentials
 
 from kernels.attention.tiles import SHARED_BYTES_HOPPER
 
 HERE = Path(__file__).parent
-REPOSITORY = HERE.parents[2]
 # A few words at a tile's end, none in a step: at 128 two blocks of scores leave no register. Nothing else may spill.
 SPILLS_ALLOWED = {"d128": 8, "d96 fp16": 8, "d128 spans": 8, "d256 window spans": 8}
 # Lazy rescaling gives 5-9 % here too, though ptxas then moves the exponentials behind P V (H200).
@@ -23,13 +19,7 @@ SUNK = {"d256 window softcap"}
 @pytest.fixture(scope="module")
 def code(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """What the compiled variants show, by case; compiled outside the interpreter and Triton's own cache."""
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment |= {"TRITON_CACHE_DIR": str(tmp_path_factory.mktemp("cache")), "PYTHONPATH": str(REPOSITORY)}
-    done = subprocess.run(
-        [sys.executable, str(HERE / "gluon_compile.py")], env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return dict(json.loads(done.stdout.splitlines()[-1]))
+    return dict(run_outside(HERE / "gluon_compile.py", tmp_path_factory.mktemp("cache")))
 
 
 def test_no_variant_spills_registers(code: dict[str, dict[str, Any]]) -> None:

@@ -1,13 +1,10 @@
 """`gluon.decode.hopper` without a GPU: the machine code for sm_90, and what a call launches."""
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from compile_outside import run_outside
 
 from kernels.attention.batch import AttentionFlags
 from kernels.attention.gluon_decode_variants import variant_of
@@ -19,25 +16,14 @@ PLAIN = AttentionFlags(0.1)
 SPILLS_ALLOWED = {"d256": 40}  # 16 keys a tile need none and are a tenth slower over contexts of 1k (H200)
 
 
-def output_of(program: str, cache: Path) -> Any:
-    """What a program of this folder prints; run outside the interpreter and Triton's own cache."""
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment |= {"TRITON_CACHE_DIR": str(cache), "PYTHONPATH": str(HERE.parents[2])}
-    done = subprocess.run(
-        [sys.executable, str(HERE / program)], env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return json.loads(done.stdout.splitlines()[-1])
-
-
 @pytest.fixture(scope="module")
 def code(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    return dict(output_of("gluon_decode_compile.py", tmp_path_factory.mktemp("cache")))
+    return dict(run_outside(HERE / "gluon_decode_compile.py", tmp_path_factory.mktemp("cache")))
 
 
 @pytest.fixture(scope="module")
 def calls(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return dict(output_of("gluon_decode_calls.py", tmp_path_factory.mktemp("cache")))
+    return dict(run_outside(HERE / "gluon_decode_calls.py", tmp_path_factory.mktemp("cache")))
 
 
 def test_no_kernel_spills_registers(code: dict[str, dict[str, Any]]) -> None:

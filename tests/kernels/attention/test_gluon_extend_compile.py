@@ -1,18 +1,14 @@
 """The machine code of `gluon.extend.hopper`, compiled for sm_90 without a GPU."""
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from compile_outside import run_outside
 
 from kernels.attention.tiles import SHARED_BYTES_HOPPER
 
 HERE = Path(__file__).parent
-REPOSITORY = HERE.parents[2]
 # Of once a tile: the producer has 32 registers, too few for eight pages a block; each of three consumers has 160.
 SPILLS_ALLOWED = {"d96 page 16 group 7": 8, "d64 long": 4}
 
@@ -20,12 +16,7 @@ SPILLS_ALLOWED = {"d96 page 16 group 7": 8, "d64 long": 4}
 @pytest.fixture(scope="module")
 def code(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """What the compiled variants show, by case; compiled outside the interpreter and Triton's own cache."""
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment |= {"TRITON_CACHE_DIR": str(tmp_path_factory.mktemp("cache")), "PYTHONPATH": str(REPOSITORY)}
-    program = [sys.executable, str(HERE / "gluon_extend_compile.py")]
-    done = subprocess.run(program, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-4000:]
-    return dict(json.loads(done.stdout.splitlines()[-1]))
+    return dict(run_outside(HERE / "gluon_extend_compile.py", tmp_path_factory.mktemp("cache")))
 
 
 def test_no_variant_spills_registers(code: dict[str, dict[str, Any]]) -> None:

@@ -1,26 +1,17 @@
 """What the host does for a call of `gluon.prefill.hopper`: which kernels it finds, and what it hands to them."""
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from compile_outside import run_outside
 
 HERE = Path(__file__).parent
 
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment |= {"TRITON_CACHE_DIR": str(tmp_path_factory.mktemp("cache")), "PYTHONPATH": str(HERE.parents[2])}
-    done = subprocess.run(
-        [sys.executable, str(HERE / "gluon_launch.py")], env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return dict(json.loads(done.stdout.splitlines()[-1]))
+    return dict(run_outside(HERE / "gluon_launch.py", tmp_path_factory.mktemp("cache")))
 
 
 def test_a_call_compiles_two_kernels_and_the_next_one_none(seen: dict[str, Any]) -> None:

@@ -1,5 +1,7 @@
 """The tilings of the skinny and the wide matmul, their machine code for sm_90, and what serves where it does not."""
 
+from pathlib import Path
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -20,7 +22,9 @@ def randn(*shape: int, seed: int) -> torch.Tensor:
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, object]]:
     """What the compiled variants show, by case."""
-    found: dict[str, dict[str, object]] = run_outside("matmul_compile.py", tmp_path_factory.mktemp("triton"))
+    found: dict[str, dict[str, object]] = run_outside(
+        Path(__file__).parent / "matmul_compile.py", tmp_path_factory.mktemp("triton")
+    )
     return found
 
 

@@ -1,10 +1,12 @@
 """The machine code of the Triton kernels of the fused ops, compiled for sm_90 without a GPU."""
 
+from pathlib import Path
+
 import pytest
 from compile_outside import run_outside
 
 
 def test_no_kernel_spills_registers(tmp_path_factory: pytest.TempPathFactory) -> None:
-    spills = run_outside("triton_compile.py", tmp_path_factory.mktemp("triton"))
+    spills = run_outside(Path(__file__).parent / "triton_compile.py", tmp_path_factory.mktemp("triton"))
     assert spills == dict.fromkeys(spills, 0)
     assert {"norm", "swiglu", "rope", "draw", "finish"} <= spills.keys()
