@@ -101,7 +101,7 @@ def _hopper_path(phase: Phase, run: RunAttention | None) -> KernelPath:
         Phase.EXTEND: (("hallmark_gluon_extend",), _GLUON_EXTEND_SOURCES),
         Phase.DECODE: (("hallmark_gluon_decode",), _GLUON_DECODE_SOURCES),
     }[phase]
-    # A plan is made on the device anew in each launch, its counter with it; decode needs none.
+    # Plans are made on the device, and the last program to ask for a tile sets their counter back; decode needs none.
     return KernelPath(
         f"gluon.{phase.value}.hopper", Tier.FIRST, limits, _digest(*sources), names, run, is_capturable=True,
         max_queries=_FEW_QUERIES if phase is Phase.DECODE else 1,
