@@ -17,6 +17,7 @@ from qualification.checks import check_path
 from qualification.evidence import Check, Evidence, Timing
 from qualification.inputs import Case, cases, long_case, longest_lengths
 from qualification.profile import Seen, calls_seen, temporary_bytes
+from qualification.references import References
 from qualification.timing import time_call
 from qualification.wrong import passed_wrongly
 
@@ -94,22 +95,30 @@ def qualify(
     passed = check_checker(dtypes, bench.device, seed=bench.seed)
     if passed:
         raise QualificationAborted(f"the checker failed its own trial, so it proves nothing: {passed}")
+    latest, references = None, References()
     for done, (shape, path) in enumerate(pairs):
         progress(done, len(pairs), f"{path.name}: {shape}")
+        if shape != latest:
+            latest, references = shape, References()
         try:
-            on_evidence(qualify_path(shape, path, bench))
+            on_evidence(qualify_path(shape, path, bench, references))
         except DeviceLost as lost:
             on_evidence(_evidence(shape, path, bench, failure=f"DeviceLost: {lost}"[:_MAX_DETAIL]))
             raise
     progress(len(pairs), len(pairs), "done")
 
 
-def qualify_path(shape: AttentionShape, path: KernelPath, bench: Bench) -> Evidence:
-    """Evidence of one pair. A path that raises gives evidence of its failure. Raises DeviceLost."""
+def qualify_path(
+    shape: AttentionShape, path: KernelPath, bench: Bench, references: References | None = None
+) -> Evidence:
+    """Evidence of one pair. A path that raises gives evidence of its failure. Raises DeviceLost.
+
+    `references` are of this shape, kept from one path to the next.
+    """
     if path.run is None:
         raise ValueError(f"{path.name} cannot be imported here, so it rejects every shape")
     try:
-        checks = check_path(path.run, cases(shape, bench.device, seed=bench.seed))
+        checks = check_path(path.run, cases(shape, bench.device, seed=bench.seed), references)
         measured = _measure(shape, path.run, bench)
     except _KERNEL_ERRORS as error:
         _release(path, shape, bench.device, error)

@@ -5,6 +5,8 @@ values; a row that sees thousands of keys is so small that even a missing tile o
 row of each head is measured as a share of its own size.
 """
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -22,24 +24,29 @@ _MAX_CPU_SCORES = 2**22  # of one case, 0.1 s on one core; above it a CPU measur
 _TINY = 1e-30  # a row of zeros must be met exactly
 
 
-def row_error(out: Tensor, case: Case) -> tuple[float, float]:
-    """(the largest error of any row and head, its limit), both as a share of the row's length over the head dim.
+@dataclass(frozen=True, slots=True)
+class RowReference:
+    """What the rows of every path's output are measured against."""
 
-    The reference is computed in fp32, step by step, for all rows of `out` [tokens, heads, head_dim].
-    """
+    rows: Tensor | None  # [n] int64, those that are measured; None for all
+    truth: Tensor  # [n, heads, head_dim] fp32, computed step by step
+    limit: float  # of the largest error of a row and head
+
+
+def row_reference(case: Case) -> RowReference:
     rows = None if _is_affordable(case) else case.rows
-    truth = _reference(case, rows)
-    measured = _largest(out if rows is None else out[rows], truth)
+    # Attention in fp32. The oracle's own memory bound keeps its scores in chunks of 64 MiB.
+    truth = attention_oracle(case.q, case.k, case.v, case.batch, case.flags, rows=rows, dtype=torch.float32)
     naive = attention_naive(case.q, case.k, case.v, case.batch, case.flags, rows=case.rows)
     naive_error = _largest(naive, truth[case.rows] if rows is None else truth)
     factor = _FACTOR * (_SOFTCAP_FACTOR if case.flags.softcap is not None else 1.0)
-    floor = _FP32_FLOOR if out.dtype is torch.float32 else _ROUNDING * torch.finfo(out.dtype).eps
-    return measured, factor * naive_error + floor
+    floor = _FP32_FLOOR if naive.dtype is torch.float32 else _ROUNDING * torch.finfo(naive.dtype).eps
+    return RowReference(rows, truth, factor * naive_error + floor)
 
 
-def _reference(case: Case, rows: Tensor | None) -> Tensor:
-    """Attention in fp32. The oracle's own memory bound keeps its scores in chunks of 64 MiB."""
-    return attention_oracle(case.q, case.k, case.v, case.batch, case.flags, rows=rows, dtype=torch.float32)
+def row_error(out: Tensor, reference: RowReference) -> float:
+    """The largest error of any row and head of `out` [tokens, heads, head_dim], as a share of the row's length."""
+    return _largest(out if reference.rows is None else out[reference.rows], reference.truth)
 
 
 def _largest(out: Tensor, truth: Tensor) -> float:

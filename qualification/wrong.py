@@ -6,6 +6,7 @@ Each is plain attention in fp32 with one fault of a kind that real kernels have 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import partial
 from itertools import chain
 
 import torch
@@ -18,6 +19,7 @@ from kernels.path import RunAttention
 from kernels.shape import AttentionShape, Dtype, Mask, Phase
 from qualification.checks import check_path, one_thread
 from qualification.inputs import Case, cases, many_case
+from qualification.references import References
 
 _TILE = 64  # keys
 _ROWS = 8  # of one head: what ONE_TILE spoils
@@ -192,16 +194,17 @@ def passed_wrongly(
 
     `check` answers whether a kernel passes; by default it is the checker of a qualification.
     """
-    passes = check or _passes
     found = []
     with one_thread():
         for shape in chain.from_iterable(trial_shapes(dtype) for dtype in Dtype if dtype in dtypes):
             inputs = list(cases(shape, device, seed=seed))
+            passes = check or partial(_passes, References())
             for fault in (fault for fault in Fault if can_show(fault, shape)):
                 if passes(wrong_kernel(fault), inputs) is not (fault is Fault.NONE):
                     found.append(PassedWrongly(fault, shape))
         for dtype in (dtype for dtype in Dtype if dtype in dtypes):
             many = trial_of_many_tiles(dtype, device, seed=seed)
+            passes = check or partial(_passes, References())
             for fault in (Fault.NONE, Fault.ONE_TILE):
                 if passes(wrong_kernel(fault), [many]) is not (fault is Fault.NONE):
                     found.append(PassedWrongly(fault, _many_shape(dtype)))
@@ -218,5 +221,5 @@ def _many_shape(dtype: Dtype) -> AttentionShape:
     return replace(prefill, num_heads=_MANY_HEADS, window=None, softcap=None, sinks=False, mask=Mask.CAUSAL)
 
 
-def _passes(run: RunAttention, inputs: list[Case]) -> bool:
-    return all(check.is_passed for case in inputs for check in check_path(run, [case]))
+def _passes(references: References, run: RunAttention, inputs: list[Case]) -> bool:
+    return all(check.is_passed for case in inputs for check in check_path(run, [case], references))

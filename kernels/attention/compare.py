@@ -39,6 +39,14 @@ class Errors:
         return self.num_nonfinite == 0 and self.max_error <= self.absolute_cap
 
 
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """What the same rows of every path's output are compared with: [n, heads, head_dim] each."""
+
+    truth: Tensor  # fp64
+    naive: Tensor  # in q's dtype
+
+
 def compare(
     out: Tensor,
     q: Tensor,
@@ -52,15 +60,27 @@ def compare(
     """Measure `out` [tokens, heads, head_dim] against the fp64 oracle and naive attention in q's dtype.
 
     rows  [n] int64, ascending: the query rows to measure; None for all
+    """
+    return errors_of(out if rows is None else out[rows], reference_of(q, k, v, batch, flags, rows=rows), flags)
+
+
+def reference_of(
+    q: Tensor, k: Tensor, v: Tensor, batch: AttentionBatch, flags: AttentionFlags, *, rows: Tensor | None = None
+) -> Reference:
+    truth = attention_oracle(q, k, v, batch, flags, rows=rows)
+    return Reference(truth, attention_naive(q, k, v, batch, flags, rows=rows))
+
+
+def errors_of(chosen: Tensor, reference: Reference, flags: AttentionFlags) -> Errors:
+    """Measure the rows [n, heads, head_dim] of an output whose reference this is.
+
     Naive attention that overflows (large fp16 logits) sets no limit looser than the absolute cap.
     """
-    truth = attention_oracle(q, k, v, batch, flags, rows=rows)
-    naive = attention_naive(q, k, v, batch, flags, rows=rows)
-    chosen = out if rows is None else out[rows]
+    truth, naive = reference.truth, reference.naive
     error = (chosen.double() - truth).abs()
     naive_error = (naive.double() - truth).abs()
-    cap = ABSOLUTE_CAPS[q.dtype]
-    rounding = torch.finfo(q.dtype).eps * (_FP32_ROUNDINGS if q.dtype is torch.float32 else 1)
+    cap = ABSOLUTE_CAPS[chosen.dtype]
+    rounding = torch.finfo(chosen.dtype).eps * (_FP32_ROUNDINGS if chosen.dtype is torch.float32 else 1)
     naive_max, naive_mean = _max(naive_error), _mean(naive_error)
     factor = _SOFTCAP_FACTOR if flags.softcap is not None else 1.0
     is_naive_finite = bool(torch.isfinite(naive).all())

@@ -10,6 +10,7 @@ from kernels.shape import AttentionShape, Dtype
 from qualification.checks import check_path, one_thread
 from qualification.evidence import REQUIRED_CHECKS, Check
 from qualification.inputs import cases
+from qualification.references import References
 from qualification.wrong import Fault, can_show, passed_wrongly, trial_of_many_tiles, trial_shapes, wrong_kernel
 
 CPU = torch.device("cpu")
@@ -46,6 +47,24 @@ def test_a_write_beside_the_output_is_counted() -> None:
         out.as_strided((3,), (1,), out.storage_offset() - 3).zero_()
 
     assert measure(run)["guard_writes"].measured == 3
+
+
+def test_a_kernel_that_answers_for_inputs_that_it_has_changed_is_refused() -> None:
+    def run(q, k, v, batch, flags, out) -> None:
+        v.mul_(2.0)
+        right(q, k, v, batch, flags, out)
+
+    assert not measure(run)["max_error"].is_passed
+
+
+def test_every_path_of_a_shape_is_compared_with_one_computation_of_the_truth() -> None:
+    """The second path's checks are what they would be alone."""
+    inputs, shared = list(cases(SHAPE, CPU, seed=0)), References()
+    first = {case.name: shared.of(case) for case in inputs}
+    wrong = wrong_kernel(Fault.FUTURE_KEY)
+    assert check_path(right, inputs, shared) == check_path(right, inputs)
+    assert check_path(wrong, cases(SHAPE, CPU, seed=0), shared) == check_path(wrong, inputs)
+    assert all(shared.of(case) is first[case.name] for case in cases(SHAPE, CPU, seed=0))
 
 
 def test_a_result_that_changes_when_run_again_is_counted() -> None:
