@@ -15,13 +15,16 @@ class ProgressLine:
         self._clock = clock
         self._is_terminal = is_terminal
         self._started: float | None = None
+        self._measuring_since = 0.0  # of the last call with nothing done: what is prepared before says nothing of speed
         self._last_shown: float | None = None
 
     def __call__(self, done: int, total: int, what: str) -> None:
         now = self._clock()
         if self._started is None:
             self._started = now
-        line = f"[{done}/{total}] {self._estimate(done, total, now - self._started)}  {what}"
+        if not done:
+            self._measuring_since = now
+        line = f"[{done}/{total}] {self._estimate(done, total, now)}  {what}"
         if self._is_terminal:
             width = shutil.get_terminal_size().columns - 1
             self._stream.write(f"\r{line[:width].ljust(width)}")
@@ -37,12 +40,12 @@ class ProgressLine:
             self._stream.write("\n")
             self._stream.flush()
 
-    def _estimate(self, done: int, total: int, elapsed_s: float) -> str:
+    def _estimate(self, done: int, total: int, now: float) -> str:
         if done == total:
-            return f"in {duration(elapsed_s)}"
+            return f"in {duration(now - (now if self._started is None else self._started))}"
         if not done:
             return "estimating"
-        return f"about {duration(elapsed_s / done * (total - done))} left"
+        return f"about {duration((now - self._measuring_since) / done * (total - done))} left"
 
 
 def duration(seconds: float) -> str:

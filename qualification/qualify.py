@@ -14,6 +14,7 @@ from kernels.path import KernelPath, RunAttention
 from kernels.shape import AttentionShape, Phase, flops, hbm_bytes_tiled
 from qualification.ceilings import Ceilings
 from qualification.checks import check_path
+from qualification.compile_ahead import compiling_ahead
 from qualification.evidence import Check, Evidence, Timing
 from qualification.inputs import Case, cases, long_case, longest_lengths
 from qualification.profile import Seen, calls_seen, temporary_bytes
@@ -24,7 +25,7 @@ from qualification.wrong import passed_wrongly
 logger = logging.getLogger(__name__)
 
 # What a kernel raises that cannot compute, or cannot be compiled or launched; it is evidence, not our own failure.
-_KERNEL_ERRORS = (RuntimeError, ValueError, TypeError, AssertionError, LookupError, ArithmeticError, TritonError)
+KERNEL_ERRORS = (RuntimeError, ValueError, TypeError, AssertionError, LookupError, ArithmeticError, TritonError)
 _DECODE_SEQUENCES = {"cpu": 2, "cuda": 8}  # in the timed batch
 _MAX_DETAIL = 300  # characters of an error kept in evidence
 
@@ -60,6 +61,7 @@ class Bench:
     timing_budget_s: float | None = None  # for one pair; None: as `time_call` has it for the device
     command: str | None = None  # what a person typed
     ceilings: Ceilings | None = None  # of this machine; None: nobody measured them
+    compile_jobs: int = 1  # processes that compile before anything is measured; 1: nothing is compiled ahead
     may_profile: bool = True  # False in a server on a GPU: `qualification/recorded.py` says why
     at: str = field(default_factory=_now)  # when the run began
 
@@ -92,9 +94,11 @@ def qualify(
         return
     progress(0, len(pairs), "wrong kernels, which must be refused")
     dtypes = frozenset(shape.dtype for shape, _ in pairs)
-    passed = check_checker(dtypes, bench.device, seed=bench.seed)
-    if passed:
-        raise QualificationAborted(f"the checker failed its own trial, so it proves nothing: {passed}")
+    with compiling_ahead(pairs, num_processes=bench.compile_jobs, seed=bench.seed) as wait:
+        passed = check_checker(dtypes, bench.device, seed=bench.seed)
+        if passed:
+            raise QualificationAborted(f"the checker failed its own trial, so it proves nothing: {passed}")
+        wait(lambda what: progress(0, len(pairs), what))
     latest, references = None, References()
     for done, (shape, path) in enumerate(pairs):
         progress(done, len(pairs), f"{path.name}: {shape}")
@@ -120,7 +124,7 @@ def qualify_path(
     try:
         checks = check_path(path.run, cases(shape, bench.device, seed=bench.seed), references)
         measured = _measure(shape, path.run, bench)
-    except _KERNEL_ERRORS as error:
+    except KERNEL_ERRORS as error:
         _release(path, shape, bench.device, error)
         failure = f"{type(error).__name__}: {error}"[:_MAX_DETAIL]
         logger.warning("%s cannot serve %s: %s", path.name, shape, failure)

@@ -56,6 +56,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--count-bytes", action="store_true", help="then count the HBM bytes of a sample of calls, where ncu can run"
     )
+    parser.add_argument(
+        "--compile-jobs",
+        type=count,
+        metavar="N",
+        help="processes that compile kernels before anything is measured, on a GPU (default: one a core; 1: none)",
+    )
     parser.add_argument("--commit", metavar="SHA", help="written into the evidence")
 
 
@@ -97,6 +103,7 @@ def _run(args: argparse.Namespace, models: Mapping[str, Mapping[str, object]]) -
     from kernels.device import read_fingerprint
     from qualification.campaign import Tools, conduct, default_file, targets_of
     from qualification.ceilings import measure_ceilings
+    from qualification.compile_ahead import num_cores
     from qualification.qualify import Bench, qualify
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -110,6 +117,7 @@ def _run(args: argparse.Namespace, models: Mapping[str, Mapping[str, object]]) -
         timing_budget_s=budget_s,
         command=typed(args),
         ceilings=measure_ceilings(device, dtype),
+        compile_jobs=(args.compile_jobs or num_cores()) if device.type == "cuda" else 1,
     )
     paths = PATHS if args.paths is None else tuple(path_named(name) for name in args.paths)
     targets = targets_of(

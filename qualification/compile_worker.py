@@ -1,0 +1,57 @@
+"""A worker of `qualification/compile_ahead.py`: `python -m qualification.compile_worker SEED WORKERS`.
+
+Reads a (shape, path) a line, makes every call that a qualification makes of it, and answers with a line.
+"""
+
+import sys
+from typing import BinaryIO
+
+import msgspec
+import torch
+
+from kernels.catalog import path_named
+from kernels.path import RunAttention
+from kernels.shape import AttentionShape
+from qualification.checks import run_case
+from qualification.inputs import cases
+from qualification.qualify import KERNEL_ERRORS, timed_call
+from qualification.shape_text import parse_shape
+
+_SHARE_OF_MEMORY = 0.8  # of the device's, for all workers together
+
+
+def main(lines: BinaryIO, answers: BinaryIO, device: torch.device, *, seed: int, num_workers: int) -> None:
+    """Until `lines` ends."""
+    if device.type == "cuda":  # who asks for more fails, and the run compiles it: none takes another's memory
+        torch.cuda.set_per_process_memory_fraction(_SHARE_OF_MEMORY / num_workers, device)
+    for line in lines:
+        text, name = msgspec.json.decode(line, type=tuple[str, str])
+        run = path_named(name).run
+        assert run is not None
+        answers.write(b"done\n" if _call_all(parse_shape(text), run, device, seed) else b"failed\n")
+        answers.flush()
+
+
+def _call_all(shape: AttentionShape, run: RunAttention, device: torch.device, seed: int) -> bool:
+    """Whether all calls could be made. Why not is for the run to meet and to say."""
+    try:
+        for case in cases(shape, device, seed=seed):
+            run_case(run, case)
+        call, _ = timed_call(shape, run, device, seed=seed)
+        call()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+            torch.cuda.empty_cache()
+    except KERNEL_ERRORS:
+        return False
+    return True
+
+
+if __name__ == "__main__":
+    main(
+        sys.stdin.buffer,
+        sys.stdout.buffer,
+        torch.device("cuda" if torch.cuda.is_available() else "cpu"),
+        seed=int(sys.argv[1]),
+        num_workers=int(sys.argv[2]),
+    )
