@@ -19,13 +19,16 @@ class ClientGone(Exception):
 
 
 class Writer(Protocol):
-    """Writes more of a streamed response on the spot, while no `send` is under way."""
+    """Writes more of a streamed response on the spot, while no `send` is under way; or ends it for good."""
 
     def has_room(self) -> bool:
         """Whether the client reads what is written."""
 
     def write(self, body: bytes) -> None:
         """Only where there is room."""
+
+    def hang_up(self) -> None:
+        """End the connection, and drop what its client has not read."""
 
 
 @dataclass(slots=True, eq=False)

@@ -15,7 +15,7 @@ from secrets import token_hex
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server.api.context import ClientGone, RequestContext, attach_context
+from server.api.context import ClientGone, RequestContext, attach_context, writer_of
 from server.api.keys import ApiKeys
 from server.api.lifecycle import Lifecycle
 from server.api.limited import within
@@ -110,6 +110,7 @@ class Guard:
         except SlowClient as error:
             if context.outcome is None:  # else it does not read that we have failed
                 context.outcome, context.error_code = Outcome.DISCONNECTED, error.code
+            await _hang_up(scope)
 
     async def _run(
         self, scope: Scope, receive: Receive, responder: "Responder", headers: Mapping[bytes, bytes]
@@ -227,6 +228,14 @@ async def _watch(receive: Receive, context: RequestContext) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
     context.abort(ClientGone())
+
+
+async def _hang_up(scope: Scope) -> None:
+    """On who does not read: a connection that is merely closed lives on until its client has read everything."""
+    writer = writer_of(scope)
+    if writer is not None:
+        writer.hang_up()
+        await asyncio.sleep(0)  # uvicorn hears of it, or it would log that the response was not completed
 
 
 def _outcome_of(status: int | None) -> Outcome:

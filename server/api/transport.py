@@ -39,6 +39,9 @@ class ChunkWriter:
         if not self._transport.is_closing():
             self._transport.write(b"%x\r\n%b\r\n" % (len(body), body))
 
+    def hang_up(self) -> None:
+        self._transport.abort()
+
 
 class LimitedProtocol(HttpToolsProtocol):
     """Closes connections that send no request, never end its headers, or never end a body that nobody waits for."""

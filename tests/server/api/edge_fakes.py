@@ -12,9 +12,11 @@ import msgspec
 import tokenizers
 from fastapi import FastAPI
 from scraped import scraped_value
+from starlette.types import ASGIApp
 from tokenizers import decoders, models, pre_tokenizers
 
 from server.api.edge import Admission, Edge
+from server.api.guard import Guard, GuardLimits
 from server.api.keys import ApiKeys
 from server.api.lifecycle import Lifecycle
 from server.app import create_app
@@ -261,6 +263,14 @@ def served(folder: Path, script: Script | None = None, **settings: object) -> Se
     engine = ScriptedEngine(script) if script else ScriptedEngine()
     edge = make_edge(folder, engine, Settings(model="tiny", **settings))  # type: ignore[arg-type]
     return Served(edge, engine)
+
+
+def impatient(it: Served, app: ASGIApp) -> Guard:
+    """A guard around an application that hangs up on who reads nothing for 50 ms."""
+    limits = GuardLimits(10_000, receive_timeout_s=5, request_timeout_s=5, send_timeout_s=0.05)
+    nothing: frozenset[str] = frozenset()
+    options = {"keys": None, "open_paths": nothing, "routes": nothing, "lifecycle": it.edge.lifecycle}
+    return Guard(app, limits=limits, metrics=it.edge.metrics, **options)  # type: ignore[arg-type]
 
 
 def with_keys(it: Served, *keys: str) -> Served:

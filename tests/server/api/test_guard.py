@@ -7,10 +7,9 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from edge_fakes import Served, delta, events, playing, saying, served, with_keys
+from edge_fakes import Served, delta, events, impatient, playing, saying, served, with_keys
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server.api.guard import Guard, GuardLimits
 from server.engine.messages import FinishReason
 from server.errors import EngineDied
 from server.telemetry.logging import LineFormatter
@@ -226,10 +225,7 @@ class Unread:
     """A guard around an application, and a client that sends its request and then reads three messages at most."""
 
     def __init__(self, it: Served, app: ASGIApp) -> None:
-        limits = GuardLimits(10_000, receive_timeout_s=5, request_timeout_s=5, send_timeout_s=0.05)
-        nothing: frozenset[str] = frozenset()
-        options = {"keys": None, "open_paths": nothing, "routes": nothing, "lifecycle": it.edge.lifecycle}
-        self._guard = Guard(app, limits=limits, metrics=it.edge.metrics, **options)  # type: ignore[arg-type]
+        self._guard = impatient(it, app)
         self._is_sent = False
         self.num_messages = 0
 

@@ -14,6 +14,7 @@ import httpx
 import openai
 import pytest
 from edge_fakes import Served, delta, playing, saying, served
+from starlette.types import ASGIApp
 
 from server.api import transport
 from server.api.keys import ApiKeys
@@ -25,14 +26,16 @@ from server.engine.messages import FinishReason, TokenDelta
 class Running:
     """A server in a thread, on a free port."""
 
-    def __init__(self, it: Served, *, grace_s: float = 5.0, keys: ApiKeys | None = None) -> None:
+    def __init__(
+        self, it: Served, *, grace_s: float = 5.0, keys: ApiKeys | None = None, app: ASGIApp | None = None
+    ) -> None:
+        """`app`: in place of the whole API."""
         self.it = it
         self._socket = socket.socket()
         self._socket.bind(("127.0.0.1", 0))
         self.port: int = self._socket.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
-        app = create_app(replace(it.edge), keys=keys)
-        self.server = Server(uvicorn_config(app), it.edge.lifecycle, grace_s)
+        self.server = Server(uvicorn_config(app or create_app(replace(it.edge), keys=keys)), it.edge.lifecycle, grace_s)
         self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [self._socket]})
         self.thread.start()
         deadline = time.monotonic() + 10
