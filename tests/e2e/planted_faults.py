@@ -105,6 +105,7 @@ def kernels(place: Place, ledger: Ledger) -> None:
 
 
 GROUPS = {group.__name__: group for group in (upgrade, service, evidence, kernels)}
+NEED_MATRICES = {"service", "evidence"}
 
 
 def main() -> int:
@@ -116,7 +117,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         place = Place.here(Path(folder), arguments.matrices)
         ledger = Ledger(arguments.out, place)
-        if not place.matrices.exists():
+        if not place.matrices.exists() and NEED_MATRICES & set(arguments.groups):
             subprocess.run(qualify_demo(place), check=True)
         for name in arguments.groups:
             GROUPS[name](place, ledger)

@@ -28,6 +28,7 @@ from qualification.inputs import Case, cases
 from qualification.matrix import save_matrix
 from qualification.profile import calls_seen
 from qualification.qualify import Bench, qualify_path
+from qualification.references import References
 from qualification.timing import time_call
 from qualification.wrong import Fault, can_show, spoil_tile, trial_of_many_tiles, trial_shapes, wrong_kernel
 from server import cli
@@ -66,20 +67,22 @@ class Place:
 def wrong_kernels(place: Place) -> Iterator[tuple[str, Callable[[], Found]]]:
     """Each fault of `qualification/wrong.py`, in every dtype and phase in which it shows."""
     inputs = {
-        shape: list(cases(shape, place.device, seed=0)) for dtype in place.dtypes for shape in trial_shapes(dtype)
+        shape: (list(cases(shape, place.device, seed=0)), References())
+        for dtype in place.dtypes
+        for shape in trial_shapes(dtype)
     }
     for fault in Fault:
         yield f"wrong kernel: {fault.value}", partial(_refused, fault, inputs)
 
 
-def _refused(fault: Fault, inputs: dict[AttentionShape, list[Case]]) -> Found:
+def _refused(fault: Fault, inputs: dict[AttentionShape, tuple[list[Case], References]]) -> Found:
     found: dict[str, list[str]] = {}
     passed = []
     with one_thread():
-        for shape, its in inputs.items():
+        for shape, (its, references) in inputs.items():
             if not can_show(fault, shape):
                 continue
-            failed = [check.name for check in check_path(wrong_kernel(fault), its) if not check.is_passed]
+            failed = [check.name for check in check_path(wrong_kernel(fault), its, references) if not check.is_passed]
             found[f"{shape.phase.value} {shape.dtype.value}"] = failed
             passed += [] if failed else [str(shape)]
     if fault is Fault.NONE:
