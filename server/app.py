@@ -3,8 +3,8 @@
 import asyncio
 import contextlib
 import difflib
-from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections import defaultdict, deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from functools import partial
 
 from fastapi import APIRouter, FastAPI, Request, Response
@@ -12,7 +12,7 @@ from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from server.api import generate, ops, text
+from server.api import generate, ops, switch, text
 from server.api.edge import Edge
 from server.api.guard import Guard, GuardLimits
 from server.api.keys import ApiKeys
@@ -43,7 +43,7 @@ def create_app(edge: Edge, *, keys: ApiKeys | None = None) -> FastAPI:
     """The API; its lifespan starts and closes the engine. Without an admin port it has the admin routes too."""
     routers = [generate.routes(edge), text.routes(edge), ops.health_routes(edge)]
     if edge.settings.admin_port is None:
-        routers.append(ops.admin_routes(edge))
+        routers += _admin_routers(edge)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:  # noqa: ARG001 -- FastAPI's signature
@@ -65,10 +65,14 @@ def create_app(edge: Edge, *, keys: ApiKeys | None = None) -> FastAPI:
 
 def create_admin_app(edge: Edge) -> FastAPI:
     """Health, metrics and the plan, for a port of its own that only operators reach; it asks for no key."""
-    routers = [ops.health_routes(edge), ops.admin_routes(edge)]
+    routers = [ops.health_routes(edge), *_admin_routers(edge)]
     app = FastAPI(openapi_url=None, redirect_slashes=False)
     _finish(app, routers, edge, None, OPEN_PATHS)
     return app
+
+
+def _admin_routers(edge: Edge) -> list[APIRouter]:
+    return [ops.admin_routes(edge), switch.switch_routes(edge)]
 
 
 def _finish(
@@ -77,9 +81,13 @@ def _finish(
     """Put the routes into the application, behind a guard. Returns what makes one like it."""
     for router in routers:
         app.include_router(router)
-    routes = frozenset(route.path for router in routers for route in router.routes if isinstance(route, APIRoute))
-    app.add_exception_handler(HTTPException, _raiser(routes))
-    edge.metrics.traffic.create_routes((*routes, "other"))
+    methods: defaultdict[str, set[str]] = defaultdict(set)
+    for router in routers:
+        for route in router.routes:
+            assert isinstance(route, APIRoute)  # a router within another would hide its paths
+            methods[route.path] |= route.methods or set()
+    app.add_exception_handler(HTTPException, _raiser(methods))
+    edge.metrics.traffic.create_routes((*methods, "other"))
     settings = edge.settings
     guarded = partial(
         Guard,
@@ -88,23 +96,24 @@ def _finish(
         open_paths=open_paths,
         metrics=edge.metrics,
         lifecycle=edge.lifecycle,
-        routes=routes,
+        routes=frozenset(methods),
     )
     app.add_middleware(guarded)
     return guarded
 
 
-def _raiser(routes: Iterable[str]) -> Callable[[Request, Exception], Awaitable[Response]]:
+def _raiser(methods: Mapping[str, set[str]]) -> Callable[[Request, Exception], Awaitable[Response]]:
     """What routing refuses, as one of our errors, which the guard answers with."""
 
     async def raise_ours(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         path = request.url.path[:128]
         if error.status_code == 404:
-            close = difflib.get_close_matches(path, routes, n=1, cutoff=0.8)  # /v1/embeddings is like nothing here
+            close = difflib.get_close_matches(path, methods, n=1, cutoff=0.8)  # /v1/embeddings is like nothing here
             raise NotFound(f"There is nothing at {path!a}{f'; did you mean {close[0]!r}?' if close else '.'}")
         if error.status_code == 405:
-            allowed = (error.headers or {}).get("Allow", "")
+            of_one_route = (error.headers or {}).get("Allow", "")
+            allowed = ", ".join(sorted(methods.get(path, {of_one_route})))
             message = f"{path!a} does not take {request.method[:16]!a}, it takes {allowed}."
             raise MethodNotAllowed(message, allowed=allowed)
         raise InvalidValue("The request cannot be routed.")

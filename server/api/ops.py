@@ -9,7 +9,6 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 
 from server.api.edge import Edge
-from server.api.switch import switch_routes
 from server.engine.client import EngineState
 from server.engine.messages import PlanRow
 from server.errors import RETRY_AFTER_S, NotReady
@@ -55,8 +54,6 @@ def admin_routes(edge: Edge) -> APIRouter:
         if report is None:
             raise NotReady("The engine did not answer with an attestation.", retry_after_s=RETRY_AFTER_S)
         return _json(200, msgspec.to_builtins(report))
-
-    router.include_router(switch_routes(edge))
 
     @router.get("/version")
     def version() -> Response:

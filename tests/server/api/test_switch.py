@@ -68,3 +68,10 @@ def test_an_engine_that_is_not_ready_takes_no_orders(folder: Path) -> None:
 def test_with_an_admin_port_the_main_one_takes_no_orders(folder: Path) -> None:
     it = served(folder, admin_port=9000)
     assert it.post("/attention/quarantine", {"path": "sdpa.cpu"}).status_code == 404
+
+
+def test_an_order_is_counted_under_its_route_and_a_wrong_method_names_both_right_ones(folder: Path) -> None:
+    it = served(folder)
+    it.post("/attention/quarantine", {"path": "sdpa.cpu"})
+    assert it.value("requests_total", route="/attention/quarantine", outcome="ok") == 1
+    assert it.get("/attention/quarantine").headers["allow"] == "DELETE, POST"
