@@ -8,6 +8,7 @@ import time
 from types import FrameType
 from typing import Any
 
+import httptools
 import msgspec
 import uvicorn
 from starlette.types import ASGIApp
@@ -49,6 +50,7 @@ class LimitedProtocol(HttpToolsProtocol):
     _timer: asyncio.TimerHandle | None = None
     _num_header_bytes = 0
     _is_in_headers = False
+    _is_repeated = False  # the head that is parsed now was parsed before
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -59,13 +61,33 @@ class LimitedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        try:
+            self._parse(data)
+        except httptools.HttpParserError:
+            self.send_400_response("This is not HTTP/1.1.")
+            return
         if self._is_in_headers:
             if self._timer is None:
                 self._start_timer()
             self._num_header_bytes += len(data)
             if self._num_header_bytes > MAX_HEADER_BYTES:
                 self._refuse(b"431 Request Header Fields Too Large", "headers_too_large", "The headers are too large.")
+
+    def _parse(self, data: bytes) -> None:
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as offer:
+            self._decline(data[offer.args[0] :])
+
+    def _decline(self, rest: bytes) -> None:
+        """Go on with HTTP/1.1 where the client offers another protocol, as Java's does with its first request: the
+        parser stops behind the headers, but `rest` begins with the body. A new one is told how that is framed."""
+        framing = [it for it in self.cycle.scope["headers"] if it[0] in (b"content-length", b"transfer-encoding")]
+        head = b"".join(b"%b: %b\r\n" % it for it in framing)
+        self.parser = httptools.HttpRequestParser(self)
+        self._is_repeated = True
+        self._parse(b"POST / HTTP/1.1\r\n" + head + b"\r\n" + rest)
 
     def on_message_begin(self) -> None:
         self._is_in_headers = True
@@ -77,9 +99,13 @@ class LimitedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._is_in_headers = False
         self._stop_timer()
-        super().on_headers_complete()
+        if not self._is_repeated:
+            super().on_headers_complete()
+        self._is_repeated = False
 
     def on_message_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return  # only its headers
         self._stop_timer()
         super().on_message_complete()
 
@@ -92,6 +118,10 @@ class LimitedProtocol(HttpToolsProtocol):
         self._refuse(b"400 Bad Request", "invalid_http", msg)
 
     def _refuse(self, status: bytes, code: str, message: str) -> None:
+        cycle = self.cycle
+        if self.pipeline or (cycle is not None and cycle.response_started and not cycle.response_complete):
+            self.transport.close()  # in the middle of an answer there is nowhere to say why
+            return
         error = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
         body = msgspec.json.encode({"error": error})
         head = b"HTTP/1.1 %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"

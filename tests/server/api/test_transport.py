@@ -237,6 +237,23 @@ def test_what_is_no_http_is_answered_in_the_envelope(running: Running) -> None:
     assert b'"code":"invalid_http"' in answer
 
 
+def test_garbage_behind_a_request_does_not_get_into_its_stream(folder: Path) -> None:
+    it = served(folder, saying("a", "b"))
+    it.engine.gate.clear()
+    it.engine.num_free = 1
+    running = Running(it)
+    body = b'{"prompt": "x", "stream": true}'
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+    with running.connect() as connection:
+        connection.sendall(head % len(body) + body)
+        answer = b""
+        while b"data: " not in answer:
+            answer += connection.recv(4096)
+        connection.sendall(b"\x00 not http\r\n\r\n")
+        assert b"HTTP/1.1" not in answer.removeprefix(b"HTTP/1.1 200") + connection.recv(4096)
+    running.stop()
+
+
 def test_a_shutdown_lets_a_stream_finish_and_refuses_new_requests_meanwhile(folder: Path) -> None:
     it = served(folder, saying("a", "b"))
     it.engine.gate.clear()
