@@ -6,7 +6,9 @@ import re
 from collections import Counter
 from typing import Any, NoReturn
 
-from server.api.schemas import shown
+import msgspec
+
+from server.api.shown import shown
 from server.errors import InvalidJson
 
 MAX_DEPTH = 32
@@ -19,8 +21,38 @@ _TOKEN = re.compile(rb'[\[{:]|"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
 def parse_json(body: bytes) -> dict[str, Any]:
     """The object in `body`. Raises InvalidJson for anything else."""
     num_containers = _check_parts(body)
+    value = _quickly(body)
+    if value is None:
+        value = _carefully(body)
+    if num_containers > MAX_DEPTH:
+        _check_depth(value)
+    if not isinstance(value, dict):
+        raise InvalidJson(f"The body must be an object, got {shown(value)}.")
+    return value
+
+
+def _quickly(body: bytes) -> dict[str, Any] | None:
+    """What `_carefully` would say, in a third of the time where the body holds token ids; None where that may differ.
+
+    The parser takes the last of two equal keys. Every field has a colon: where there are as many fields as colons, none
+    was lost.
+    """
     try:
-        value = _DECODER.decode(body.decode())
+        value = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    return value if isinstance(value, dict) and _num_fields(value) == body.count(b":") else None
+
+
+def _num_fields(value: dict[str, Any]) -> int:
+    """But for those of objects in arrays."""
+    return len(value) + sum([_num_fields(inner) for inner in value.values() if isinstance(inner, dict)])
+
+
+def _carefully(body: bytes) -> Any:
+    """Raises InvalidJson, which says what is wrong."""
+    try:
+        return _DECODER.decode(body.decode())
     except UnicodeDecodeError as error:
         raise InvalidJson(f"The body is not UTF-8 at byte {error.start}.") from None
     except json.JSONDecodeError as error:
@@ -29,11 +61,6 @@ def parse_json(body: bytes) -> dict[str, Any]:
         raise InvalidJson(f"The body is nested deeper than {MAX_DEPTH} levels.") from None
     except ValueError:  # an integer beyond the interpreter's limit of 4300 digits
         raise InvalidJson("The body has an integer of more than 4300 digits.") from None
-    if num_containers > MAX_DEPTH:
-        _check_depth(value)
-    if not isinstance(value, dict):
-        raise InvalidJson(f"The body must be an object, got {shown(value)}.")
-    return value
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import re
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
@@ -27,6 +28,9 @@ from server.telemetry.outcomes import RejectedFor
 from server.telemetry.request import RequestRecord
 
 INLINE_BODY_BYTES = 4096  # below this, parsing and tokenizing take less time than a hop to a thread
+# To parse token ids holds the interpreter's lock, so that in a thread it stops the event loop as well, and later.
+INLINE_IDS_BYTES = 256 * 1024  # some 40k ids, 2 ms
+_HAS_IDS = re.compile(rb'"prompt"\s*:\s*\[\s*\d')
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default of max_tokens in /v1/completions; a chat may fill the context
 
 
@@ -85,7 +89,7 @@ async def _generate(edge: Edge, kind: Kind, scope: Scope, receive: Receive) -> R
     place = _enter(edge, context)
     body = (await receive())["body"]
     began_at = time.monotonic()
-    prepared = await _off_loop(len(body), lambda: kind.prepare(edge, ready, parse_json(body), context.unique_id))
+    prepared = await _off_loop(body, lambda: kind.prepare(edge, ready, parse_json(body), context.unique_id))
     record.tokenized(began_at)
     _reserve(edge, place, sum(len(job.prompt_token_ids) for job in prepared.jobs))
     fields = prepared.fields
@@ -134,9 +138,9 @@ def _reserve(edge: Edge, place: Place, num_tokens: int) -> None:
         raise
 
 
-async def _off_loop(num_bytes: int, work: Callable[[], Prepared]) -> Prepared:
-    """Parse and tokenize; a large body off the event loop, which other requests' tokens wait for."""
-    if num_bytes <= INLINE_BODY_BYTES:
+async def _off_loop(body: bytes, work: Callable[[], Prepared]) -> Prepared:
+    """Parse and tokenize; a large text off the event loop, which other requests' tokens wait for."""
+    if len(body) <= INLINE_BODY_BYTES or (len(body) <= INLINE_IDS_BYTES and _HAS_IDS.search(body)):
         return work()
     return await asyncio.to_thread(work)
 

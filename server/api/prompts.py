@@ -1,6 +1,7 @@
 """From a request's fields to token ids and sampling parameters that the model can take."""
 
-from server.api.schemas import MAX_PROMPTS, GenerationFields, Message, ids_of, plain_messages
+from server.api.schemas import MAX_PROMPTS, GenerationFields, Message, plain_messages
+from server.api.token_ids import checked_ids
 from server.engine.messages import SamplingParams
 from server.errors import InvalidValue, PromptTooLong, UnsupportedField
 from server.text.chat_template import ChatTemplate
@@ -47,16 +48,6 @@ def encode_text(tokenizer: Tokenizer, text: str, max_model_len: int, *, add_spec
     token_ids = tokenizer.encode(text, add_special_tokens=add_special_tokens)
     if not token_ids:
         raise InvalidValue("The prompt is empty: it has 0 tokens and needs 1.", param="prompt")
-    return token_ids
-
-
-def checked_ids(value: object, vocab_size: int, param: str) -> list[int]:
-    """Token ids within the vocabulary. Raises InvalidValue."""
-    token_ids = ids_of(value, param)
-    for token_id in (min(token_ids), max(token_ids)):
-        if not 0 <= token_id < vocab_size:
-            shown = str(token_id)[:24]
-            raise InvalidValue(f"{param}: token ids are 0 to {vocab_size - 1}, got {shown}.", param=param)
     return token_ids
 
 

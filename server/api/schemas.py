@@ -9,6 +9,8 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
+from server.api.shown import shown
+from server.api.token_ids import are_ids, ids_of
 from server.errors import HallmarkError, InvalidValue, UnknownField, UnsupportedField
 
 MAX_PROMPTS = 64  # also of answers: prompts times n
@@ -189,7 +191,7 @@ def prompts_of(prompt: Any) -> list[str | list[int]]:
     """One or several prompts, each a text or token ids. Raises InvalidValue."""
     if isinstance(prompt, str):
         return [checked_text(prompt, "prompt")]
-    if isinstance(prompt, list) and set(map(type, prompt)) == {int}:
+    if are_ids(prompt):
         return [prompt]
     if not isinstance(prompt, list) or not prompt:
         raise InvalidValue(
@@ -204,13 +206,6 @@ def prompts_of(prompt: Any) -> list[str | list[int]]:
         else:
             found.append(ids_of(item, f"prompt[{i}]"))
     return found
-
-
-def ids_of(value: Any, param: str) -> list[int]:
-    """Token ids, at least one. Raises InvalidValue."""
-    if not isinstance(value, list) or set(map(type, value)) != {int}:
-        raise InvalidValue(f"{param} must be a list of token ids, got {shown(value)}.", param=param)
-    return value
 
 
 def stops_of(stop: Any) -> tuple[str, ...]:
@@ -261,16 +256,6 @@ def checked_text(text: str, param: str) -> str:
     except UnicodeEncodeError as error:
         raise InvalidValue(f"{param} has a lone surrogate at character {error.start}.", param=param) from None
     return text
-
-
-def shown(value: object) -> str:
-    """A value for an error message: numbers as they are, never a text, which may be a prompt."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool | int | float):
-        return repr(value)[:32].lower()
-    kinds = {str: "a string of length", list: "an array of length", dict: "an object of size"}
-    return f"{kinds[type(value)]} {len(value)}" if isinstance(value, str | list | dict) else type(value).__name__
 
 
 def _named(problem: str, given: Mapping[str, Any]) -> HallmarkError:

@@ -7,8 +7,10 @@ from fastapi import APIRouter, Request
 
 from server.api.body import parse_json
 from server.api.edge import Edge
-from server.api.prompts import chat_prompt, checked_ids, encode_text
-from server.api.schemas import DetokenizeFields, TokenizeFields, checked_text, read, shown
+from server.api.prompts import chat_prompt, encode_text
+from server.api.schemas import DetokenizeFields, TokenizeFields, checked_text, read
+from server.api.shown import shown
+from server.api.token_ids import checked_ids
 from server.errors import InvalidValue
 
 

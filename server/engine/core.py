@@ -6,6 +6,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from server.engine.deltas import Deltas
 from server.engine.messages import (
     FinishReason,
@@ -91,7 +94,7 @@ class Engine:
     def submit(self, message: Submit) -> None:
         """Queue a request. One that cannot be served ends with an error at the next step."""
         seq = self._sequence(message)
-        refusal = self._refusal(message)
+        refusal = self._refusal(message, seq)
         if refusal is None:
             try:
                 self._scheduler.add(seq)
@@ -184,16 +187,17 @@ class Engine:
             stop_ids=frozenset(token_id for token_id in stop_ids if 0 <= token_id < self._options.vocab_size),
             cache_salt=message.cache_salt,
             traceparent=message.traceparent,
+            prompt=_packed(message.prompt_token_ids),
         )
 
-    def _refusal(self, message: Submit) -> tuple[str, str] | None:
+    def _refusal(self, message: Submit, seq: Sequence) -> tuple[str, str] | None:
         """Code and message for what the HTTP edge should have refused; an id out of range would read foreign memory."""
         if message.request_id in self._sequences:
             return "internal_error", "a request with this id is being served"
         vocab_size = self._options.vocab_size
         if not message.prompt_token_ids:
             return "invalid_value", "the prompt has 0 tokens, the least is 1"
-        if not 0 <= min(message.prompt_token_ids) <= max(message.prompt_token_ids) < vocab_size:
+        if seq.prompt is None or not 0 <= seq.prompt.min() <= seq.prompt.max() < vocab_size:
             return "invalid_value", f"a prompt token is outside the vocabulary of {vocab_size}"
         return None
 
@@ -244,3 +248,11 @@ class Engine:
             num_prefix_hit_tokens=batch.num_found if batch else 0,
         )
         return StepOutput(record, self._deltas.take())
+
+
+def _packed(token_ids: list[int]) -> "NDArray[np.int64] | None":
+    """None where one is no int64."""
+    try:
+        return np.array(token_ids, np.int64)
+    except OverflowError:
+        return None

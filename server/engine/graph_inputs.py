@@ -116,7 +116,7 @@ class GraphInputs:
         for row, (stop, length) in enumerate(zip(ends, batch.query_lens, strict=False)):
             start, context_len = stop - length, batch.context_lens[row]
             first = context_len - length
-            host.token_ids[start:stop] = batch.sequences[row].tokens[first:context_len]
+            host.token_ids[start:stop] = batch.sequences[row].span(first, context_len)
             places = np.arange(first, context_len)
             host.positions[start:stop] = places
             table = np.array(batch.page_tables[row], dtype=np.int64)

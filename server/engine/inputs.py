@@ -147,7 +147,7 @@ class InputBuilder:
             first = context_len - batch.query_lens[row]
             rows = slice(starts[row], starts[row + 1])
             places = np.arange(first, context_len)
-            token_ids[rows] = batch.sequences[row].tokens[first:context_len]
+            token_ids[rows] = batch.sequences[row].span(first, context_len)
             positions[rows] = places
             table = np.array(batch.page_tables[row], dtype=np.int64)
             slots[rows] = table[places // size] * size + places % size

@@ -2,7 +2,7 @@
 
 from array import array
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 
 class IntegrityError(Exception):
@@ -51,10 +51,10 @@ class PagePool:
         """Tokens that the owner's pages have room for."""
         return len(self._tables[owner]) * self.page_size
 
-    def admit(self, owner: str, num_tokens: int, keys: Sequence[bytes] = (), *, headroom: int = 0) -> int | None:
+    def admit(self, owner: str, num_tokens: int, keys: Iterable[bytes] = (), *, headroom: int = 0) -> int | None:
         """Give a new owner room for `num_tokens` tokens: the pages that its leading keys find, and fresh ones.
 
-        keys      names of its first pages, fewer than it needs
+        keys      names of its first pages, fewer than it needs; not asked for beyond the first that is unknown
         headroom  pages that must be left
         Returns how many pages were found; None, and nothing changes, when the pages do not suffice.
         """

@@ -1,6 +1,7 @@
 """Names of full pages: two pages of one name hold the same keys and values."""
 
 from array import array
+from collections.abc import Iterator
 from hashlib import blake2b
 
 _DIGEST_BYTES = 32  # nobody can make two prompts whose pages share a name, not even on purpose
@@ -21,10 +22,19 @@ class PageKeys:
 
     def first(self, num_pages: int, tokens: list[int]) -> list[bytes]:
         """The names of the first `num_pages` pages of `tokens`, which fill them all and never change."""
-        size = self._page_size
         while len(self._keys) < num_pages:
-            start = len(self._keys) * size
-            content = array("i", tokens[start : start + size]).tobytes()
-            self._last = blake2b(self._last + content, digest_size=_DIGEST_BYTES).digest()
-            self._keys.append(self._last)
+            self._name_next(tokens)
         return self._keys[:num_pages]
+
+    def each(self, num_pages: int, tokens: list[int]) -> Iterator[bytes]:
+        """As `first`, each hashed when it is asked for: who looks for pages stops at the first that nobody has."""
+        for index in range(num_pages):
+            if index == len(self._keys):
+                self._name_next(tokens)
+            yield self._keys[index]
+
+    def _name_next(self, tokens: list[int]) -> None:
+        start = len(self._keys) * self._page_size
+        content = array("i", tokens[start : start + self._page_size]).tobytes()
+        self._last = blake2b(self._last + content, digest_size=_DIGEST_BYTES).digest()
+        self._keys.append(self._last)

@@ -151,6 +151,9 @@ class Scheduler:
             seq.num_computed = context_len
             if context_len <= seq.num_prompt and not seq.num_generated:
                 seq.num_chunks += 1
+        for seq in batch.sequences[: batch.num_prefill + batch.num_extend]:
+            if seq.page_keys is not None:  # here, while the device computes, and not between it and the first token
+                seq.page_keys.first(seq.num_computed // self._pool.page_size, seq.tokens)
         self._decoding.advance()
 
     def settle(self, batch: Batch) -> None:
@@ -249,7 +252,7 @@ class Scheduler:
             return False
         num_tokens, page_size = len(seq.tokens), self._pool.page_size
         # The last token is computed in any case: its logits give the next one.
-        keys = [] if seq.page_keys is None else seq.page_keys.first((num_tokens - 1) // page_size, seq.tokens)
+        keys = () if seq.page_keys is None else seq.page_keys.each((num_tokens - 1) // page_size, seq.tokens)
         headroom = self._headroom if self._running else 0
         num_found = self._pool.admit(seq.request_id, num_tokens, keys, headroom=headroom)
         if num_found is None:

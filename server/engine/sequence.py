@@ -4,6 +4,9 @@ from array import array
 from dataclasses import dataclass, field
 from enum import Enum
 
+import numpy as np
+from numpy.typing import NDArray
+
 from kernels.shape import Phase
 from server.engine.messages import AttentionUse, SamplingParams, TokenScores
 from server.engine.prefix import PageKeys
@@ -52,10 +55,17 @@ class Sequence:
     scores: list[TokenScores] = field(default_factory=list)  # of the chunks computed so far, where they are asked for
     traceparent: str | None = None  # of its trace, for the log
     max_len: int = 0
+    prompt: "NDArray[np.int64] | None" = None  # the first `num_prompt` tokens again, as a device takes them
     is_greedy: bool = field(init=False)
 
     def __post_init__(self) -> None:
         self.is_greedy = self.sampling.temperature == 0 and not self.sampling.needs_history
+
+    def span(self, start: int, stop: int) -> "NDArray[np.int64] | list[int]":
+        """Tokens [start, stop), for an array: of a list numpy looks at each, 0.15 ms for 8k tokens."""
+        if self.prompt is not None and stop <= self.num_prompt:
+            return self.prompt[start:stop]
+        return self.tokens[start:stop]
 
     @property
     def num_generated(self) -> int:

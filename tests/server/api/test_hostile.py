@@ -12,7 +12,7 @@ from openai.types import chat, completion_create_params
 
 from server.api.body import parse_json
 from server.api.schemas import ChatFields, CompletionFields, GenerationFields, read
-from server.errors import UnsupportedField
+from server.errors import InvalidJson, UnsupportedField
 
 COMPLETIONS = "/v1/completions"
 JSON = {"content-type": "application/json"}
@@ -167,6 +167,34 @@ def test_a_refusal_names_the_field_the_limit_and_the_value(folder: Path) -> None
 def test_brackets_and_colons_in_a_text_are_no_arrays_and_fields() -> None:
     text = '[{":' * 30_000 + "\\"
     assert parse_json(json.dumps({"prompt": text}).encode()) == {"prompt": text}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"prompt":[1],"prompt":[2]}',
+        b'{"prompt":[1],"stream_options":{"a":1,"a":2}}',
+        b'{"prompt":[{"a":1,"a":2}]}',
+        b'{"prompt":"a:b","n":1,"n":1}',
+        b'{"prompt":"a","x":{"y":{"z":1,"z":1}},"messages":[{"role":"b"}]}',
+    ],
+)
+def test_a_key_that_is_there_twice_is_refused_wherever_it_is(body: bytes) -> None:
+    with pytest.raises(InvalidJson, match="twice in one object"):
+        parse_json(body)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"prompt": [1, 2, 128255, 2**63, -1, 2**70], "n": 1.5e-7, "seed": -0.0, "stream_options": {"a": {"b": []}}},
+        {"prompt": 'a:b \u0000 \U0001f600 "', "messages": [{"role": "c", "content": [{"type": "d"}]}], "e": None},
+        {"a": {"b": {"c": {}}}, "d": [[], [[1]]], "e": True, "f": ""},
+    ],
+)
+def test_json_means_what_it_means_to_everybody(value: object) -> None:
+    for ascii_only in (True, False):
+        assert parse_json(json.dumps(value, ensure_ascii=ascii_only, indent=1).encode()) == value
 
 
 @pytest.mark.parametrize(

@@ -102,6 +102,7 @@ def test_a_full_context_ends_with_length() -> None:
         ([], "invalid_value"),
         ([5, 100], "invalid_value"),
         ([-1], "invalid_value"),
+        ([2**64 - 1], "invalid_value"),
         ([1] * 64, "context_length_exceeded"),
     ],
 )

@@ -27,6 +27,14 @@ def test_a_name_is_made_once_and_later_tokens_do_not_change_it() -> None:
     assert keys.first(1, []) == [first]
 
 
+def test_names_that_are_looked_for_are_made_as_they_are_asked_for() -> None:
+    keys = PageKeys(2)
+    names = keys.each(3, tokens := [1, 2])
+    first = next(names)
+    tokens += [3, 4, 5, 6]  # had more been named, they would have been named without these
+    assert keys.first(3, tokens) == [first, *names] == PageKeys(2).first(3, [1, 2, 3, 4, 5, 6])
+
+
 def test_naming_the_pages_of_a_prompt_of_32k_tokens_takes_less_than_a_hundredth_of_computing_it() -> None:
     tokens = list(range(100_000, 132_768))
     times = []

@@ -1,6 +1,7 @@
 from array import array
 from dataclasses import replace
 
+import numpy as np
 import torch
 
 from kernels.attention.sdpa_decode import Kept
@@ -41,6 +42,20 @@ def test_every_token_has_its_id_position_and_slot() -> None:
         torch.int32,
         torch.int64,
     )
+
+
+def test_a_chunk_may_end_behind_its_prompt() -> None:
+    """Tokens that were generated before a preemption are computed with the prompt, which is packed without them."""
+    seq = sequence(200, 9)
+    seq.num_prompt, seq.prompt = 7, np.arange(200, 207)
+    batch = replace(mixed_batch(), sequences=(sequence(100, 3), seq, sequence(300, 9), sequence(400, 2)))
+    assert InputBuilder(4, CPU).build(batch, {}).token_ids.tolist()[3:5] == [205, 206]
+    batch = replace(
+        batch,
+        context_lens=(3, 9, 9, 2),
+        page_tables=(*batch.page_tables[:1], array("i", [2, 3, 4]), *batch.page_tables[2:]),
+    )
+    assert InputBuilder(4, CPU).build(batch, {}).token_ids.tolist()[3:5] == [207, 208]
 
 
 def test_each_phase_gets_its_own_rows_with_lengths_from_zero() -> None:
