@@ -8,10 +8,11 @@ from typing import Any
 import msgspec
 from fastapi import APIRouter, Request, Response
 
+from server.api.body import parse_json
 from server.api.edge import Edge
 from server.engine.client import EngineState
 from server.engine.messages import PlanRow
-from server.errors import RETRY_AFTER_S, NotReady
+from server.errors import RETRY_AFTER_S, NotReady, UnknownField
 from server.telemetry.exposition import OPENMETRICS, TEXT, expose
 
 HEARTBEAT_LIMIT_S = 30.0  # the engine beats every 0.5 s, idle or not; its supervisor kills it after as long
@@ -48,7 +49,8 @@ def admin_routes(edge: Edge) -> APIRouter:
         return _json(200, attention_report(edge))
 
     @router.post("/attention/attest")
-    async def attest() -> Response:
+    async def attest(request: Request) -> Response:
+        _refuse_fields(await request.body())
         edge.require_ready()
         report = await edge.engine.attestations.ask()
         if report is None:
@@ -61,6 +63,12 @@ def admin_routes(edge: Edge) -> APIRouter:
         return _json(200, {"version": edge.version, "fingerprint": ready.fingerprint if ready else None})
 
     return router
+
+
+def _refuse_fields(body: bytes) -> None:
+    """Raises UnknownField and InvalidJson. Every path is attested: what would ask for less must not be ignored."""
+    for name in parse_json(body) if body.strip() else ():
+        raise UnknownField(f"There is no field {name[:64]!r} here: the body is {{}} or empty.", param=name[:64])
 
 
 def why_not_alive(edge: Edge) -> list[str]:

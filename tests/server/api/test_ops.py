@@ -135,6 +135,23 @@ def test_an_attestation_is_answered_with_its_report(folder: Path) -> None:
     assert it.get("/attention").json()["attestation"] == answer.json()
 
 
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({"path": "sdpa.cpu"}, "There is no field 'path' here"),
+        ({"shapes": [], "path": ""}, "There is no field 'shapes' here"),
+        (["sdpa.cpu"], "The body must be an object"),
+    ],
+)
+def test_an_attestation_of_less_than_everything_is_refused_by_name(folder: Path, body: object, said: str) -> None:
+    it = served(folder)
+    it.engine.report = AttestationReport("request", "match", 1.0, 0.1, [], [])
+    answer = it.post("/attention/attest", body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"].startswith(said)
+    assert it.get("/attention").json()["attestation"] is None
+
+
 def test_an_engine_that_is_not_ready_attests_nothing(folder: Path) -> None:
     it = served(folder)
     it.engine.state, it.engine.ready = EngineState.STARTING, None
