@@ -55,7 +55,7 @@ class Sequence:
     scores: list[TokenScores] = field(default_factory=list)  # of the chunks computed so far, where they are asked for
     traceparent: str | None = None  # of its trace, for the log
     max_len: int = 0
-    prompt: "NDArray[np.int64] | None" = None  # the first `num_prompt` tokens again, as a device takes them
+    prompt: "NDArray[np.int64] | None" = None  # of a long one, its tokens as a device takes them
     is_greedy: bool = field(init=False)
 
     def __post_init__(self) -> None:

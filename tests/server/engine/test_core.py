@@ -103,6 +103,9 @@ def test_a_full_context_ends_with_length() -> None:
         ([5, 100], "invalid_value"),
         ([-1], "invalid_value"),
         ([2**64 - 1], "invalid_value"),
+        ([1] * 2000 + [100], "invalid_value"),
+        ([1] * 2000 + [2**64 - 1], "invalid_value"),
+        ([1] * 2000, "context_length_exceeded"),
         ([1] * 64, "context_length_exceeded"),
     ],
 )
