@@ -13,6 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.api import generate, ops, switch, text
+from server.api.bodies import Bodies
 from server.api.edge import Edge
 from server.api.guard import Guard, GuardLimits
 from server.api.keys import ApiKeys
@@ -92,6 +93,7 @@ def _finish(
     guarded = partial(
         Guard,
         limits=GuardLimits(settings.max_body_bytes, settings.receive_timeout_s, settings.request_timeout_s),
+        bodies=Bodies(settings.max_queued_bytes),
         keys=keys,
         open_paths=open_paths,
         metrics=edge.metrics,

@@ -91,6 +91,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     max_queued_tokens: Annotated[Count, Meta(description="prompt tokens that may wait for their first token")] = (
         2_000_000
     )
+    max_queued_bytes: Annotated[
+        Count, Meta(description="bytes of requests that may arrive, or wait to be parsed, at once")
+    ] = 256 * 1024 * 1024
     page_size: Annotated[
         Count | None, Meta(description="tokens a page of the KV cache (default: 64 on CUDA, 16 on a CPU)")
     ] = None

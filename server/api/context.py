@@ -7,6 +7,7 @@ from typing import Any, Protocol, cast
 
 from starlette.types import Scope
 
+from server.api.bodies import Body
 from server.telemetry.outcomes import Outcome
 from server.telemetry.request import RequestRecord
 
@@ -39,6 +40,7 @@ class RequestContext:
     arrived_at: float  # monotonic seconds
     task: "asyncio.Task[object]"
     unique_id: str
+    body: Body
     cleanup: list[Callable[[], Awaitable[None]]] = field(default_factory=list)  # called when it ends, the last first
     tenant: bytes = b""  # whose key it brought; empty where nobody needs one
     record: RequestRecord | None = None  # of a request that generates
@@ -51,6 +53,7 @@ class RequestContext:
 
     async def aclose(self) -> None:
         """Clean up, however the request has ended."""
+        self.body.drop()
         while self.cleanup:
             try:
                 await self.cleanup.pop()()

@@ -89,7 +89,9 @@ async def _generate(edge: Edge, kind: Kind, scope: Scope, receive: Receive) -> R
     place = _enter(edge, context)
     body = (await receive())["body"]
     began_at = time.monotonic()
-    prepared = await _off_loop(body, lambda: kind.prepare(edge, ready, parse_json(body), context.unique_id))
+    prepared = await _off_loop(body, lambda it: kind.prepare(edge, ready, parse_json(it), context.unique_id))
+    context.body.drop()
+    del body
     record.tokenized(began_at)
     _reserve(edge, place, sum(len(job.prompt_token_ids) for job in prepared.jobs))
     fields = prepared.fields
@@ -138,11 +140,11 @@ def _reserve(edge: Edge, place: Place, num_tokens: int) -> None:
         raise
 
 
-async def _off_loop(body: bytes, work: Callable[[], Prepared]) -> Prepared:
+async def _off_loop(body: bytes, work: Callable[[bytes], Prepared]) -> Prepared:
     """Parse and tokenize; a large text off the event loop, which other requests' tokens wait for."""
     if len(body) <= INLINE_BODY_BYTES or (len(body) <= INLINE_IDS_BYTES and _HAS_IDS.search(body)):
-        return work()
-    return await asyncio.to_thread(work)
+        return work(body)
+    return await asyncio.to_thread(work, body)
 
 
 def _answer(

@@ -15,6 +15,7 @@ from secrets import token_hex
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from server.api.bodies import Bodies, Body
 from server.api.context import ClientGone, RequestContext, attach_context, writer_of
 from server.api.keys import ApiKeys
 from server.api.lifecycle import Lifecycle
@@ -29,10 +30,11 @@ from server.errors import (
     PayloadTooLarge,
     RequestTimeout,
     SlowClient,
+    TooManyRequests,
     UnsupportedMediaType,
 )
 from server.telemetry.metrics import Metrics
-from server.telemetry.outcomes import Outcome
+from server.telemetry.outcomes import Outcome, RejectedFor
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +59,7 @@ class Guard:
         app: ASGIApp,
         *,
         limits: GuardLimits,
+        bodies: Bodies,
         keys: ApiKeys | None,
         open_paths: frozenset[str],
         metrics: Metrics,
@@ -65,6 +68,7 @@ class Guard:
     ) -> None:
         self._app = app
         self._limits = limits
+        self._bodies = bodies
         self._keys = keys
         self._open_paths = open_paths
         self._metrics = metrics
@@ -82,7 +86,8 @@ class Guard:
         task = asyncio.current_task()
         assert task is not None
         unique_id = token_hex(16)
-        context = RequestContext(_request_id(headers) or f"req-{unique_id}", time.monotonic(), task, unique_id)
+        request_id = _request_id(headers) or f"req-{unique_id}"
+        context = RequestContext(request_id, time.monotonic(), task, unique_id, Body(self._bodies))
         attach_context(scope, context)
         responder = Responder(context, send, self._limits.send_timeout_s)
         try:
@@ -121,11 +126,11 @@ class Guard:
             self._check_headers(scope, headers, context)
             self._lifecycle.arriving.add(context)
             try:
-                body = await self._read_body(receive, headers)
+                replay = _replay(await self._read_body(receive, headers, context.body))
             finally:
                 self._lifecycle.arriving.discard(context)
             run = self._app if scope["method"] != "POST" else partial(self._run_watched, receive, context)
-            await run(scope, _replay(body), responder)
+            await run(scope, replay, responder)
         except asyncio.CancelledError:
             if context.aborted_by is None:
                 raise
@@ -147,14 +152,17 @@ class Guard:
             if kind != b"application/json":  # also keeps a foreign web page from posting without a preflight
                 raise UnsupportedMediaType("Send the header 'Content-Type: application/json'.")
 
-    async def _read_body(self, receive: Receive, headers: Mapping[bytes, bytes]) -> bytes:
+    async def _read_body(self, receive: Receive, headers: Mapping[bytes, bytes], held: Body) -> bytes:
         limit = self._limits.max_body_bytes
         length = headers.get(b"content-length", b"0")
         if length.isdigit() and len(length) < 20 and int(length) > limit:
             raise PayloadTooLarge(f"The body may have {limit} bytes, its header says {int(length)}.")
         body, limit_s = bytearray(), self._limits.receive_timeout_s
         try:
-            await within(limit_s, _read_all(receive, body, limit))
+            await within(limit_s, _read_all(receive, body, limit, held))
+        except TooManyRequests:
+            self._metrics.traffic.rejected(RejectedFor.QUEUE_BYTES)
+            raise
         except TimeoutError:
             raise RequestTimeout(f"The body must arrive within {limit_s:g} s; {len(body)} bytes did.") from None
         return bytes(body)
@@ -211,13 +219,15 @@ def _replay(body: bytes) -> Receive:
     return receive
 
 
-async def _read_all(receive: Receive, body: bytearray, limit: int) -> None:
-    """Append what comes to `body`. Raises ClientGone and PayloadTooLarge."""
+async def _read_all(receive: Receive, body: bytearray, limit: int, held: Body) -> None:
+    """Append what comes to `body`. Raises ClientGone, PayloadTooLarge and TooManyRequests."""
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
             raise ClientGone
-        body += message.get("body", b"")
+        part = message.get("body", b"")
+        held.grow(len(part))
+        body += part
         if len(body) > limit:
             raise PayloadTooLarge(f"The body may have {limit} bytes, it has more.")
         if not message.get("more_body", False):

@@ -16,6 +16,7 @@ class RejectedFor(Enum):
     DRAINING = "draining"
     QUEUE_REQUESTS = "queue_requests"
     QUEUE_TOKENS = "queue_tokens"
+    QUEUE_BYTES = "queue_bytes"  # of bodies that arrive or wait to be parsed
 
 
 class DisconnectStage(Enum):

@@ -15,6 +15,7 @@ from scraped import scraped_value
 from starlette.types import ASGIApp
 from tokenizers import decoders, models, pre_tokenizers
 
+from server.api.bodies import Bodies
 from server.api.edge import Admission, Edge
 from server.api.guard import Guard, GuardLimits
 from server.api.keys import ApiKeys
@@ -270,7 +271,7 @@ def impatient(it: Served, app: ASGIApp) -> Guard:
     limits = GuardLimits(10_000, receive_timeout_s=5, request_timeout_s=5, send_timeout_s=0.05)
     nothing: frozenset[str] = frozenset()
     options = {"keys": None, "open_paths": nothing, "routes": nothing, "lifecycle": it.edge.lifecycle}
-    return Guard(app, limits=limits, metrics=it.edge.metrics, **options)  # type: ignore[arg-type]
+    return Guard(app, limits=limits, bodies=Bodies(10_000), metrics=it.edge.metrics, **options)  # type: ignore[arg-type]
 
 
 def with_keys(it: Served, *keys: str) -> Served:

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from server.api.bodies import Bodies, Body
 from server.api.context import RequestContext
 
 
@@ -20,7 +21,7 @@ def test_the_last_is_cleaned_up_first_and_one_that_fails_keeps_nobody_from_it() 
     async def test() -> None:
         task = asyncio.current_task()
         assert task is not None
-        context = RequestContext("a", 0.0, task, "b")
+        context = RequestContext("a", 0.0, task, "b", Body(Bodies(1)))
         context.cleanup += [first, failing]
         with pytest.raises(LookupError):
             await context.aclose()

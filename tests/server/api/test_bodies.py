@@ -1,0 +1,81 @@
+"""The memory that bodies of requests take together."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from edge_fakes import served
+
+from server.api.bodies import Bodies, Body
+from server.errors import TooManyRequests
+
+COMPLETIONS = "/v1/completions"
+JSON = {"content-type": "application/json"}
+
+
+def test_bodies_are_counted_together_and_forgotten_once() -> None:
+    bodies = Bodies(10)
+    first, second = Body(bodies), Body(bodies)
+    first.grow(6)
+    second.grow(4)
+    with pytest.raises(TooManyRequests, match="11 bytes of requests would wait to be parsed, the limit is 10"):
+        second.grow(1)
+    first.drop()
+    first.drop()
+    second.grow(6)
+    assert bodies.num_bytes == 10
+
+
+def test_a_body_that_is_alone_may_be_of_any_size() -> None:
+    bodies = Bodies(10)
+    body = Body(bodies)
+    body.grow(8)
+    body.grow(8)
+    body.drop()
+    assert bodies.num_bytes == 0
+
+
+def test_what_does_not_fit_beside_others_is_a_429_and_fits_when_they_have_gone(folder: Path) -> None:
+    async def run() -> None:
+        it = served(folder, max_queued_bytes=1000)
+        end = asyncio.Event()
+
+        async def slowly() -> AsyncIterator[bytes]:
+            yield b'{"prompt": "a"' + b" " * 900
+            await end.wait()
+            yield b"}"
+
+        large = json.dumps({"prompt": "b" * 200}).encode()
+        async with it.client() as client:
+            first = asyncio.create_task(client.post(COMPLETIONS, content=slowly(), headers=JSON))
+            while (second := await client.post(COMPLETIONS, content=large, headers=JSON)).status_code == 200:
+                await asyncio.sleep(0)  # the first has not come this far
+            assert (second.status_code, second.json()["error"]["code"]) == (429, "too_many_requests")
+            assert second.headers["retry-after"] == "1"
+            assert (await client.post("/tokenize", content=large, headers=JSON)).status_code == 429
+            assert (await client.post(COMPLETIONS, json={"prompt": "c"})).status_code == 200
+            end.set()
+            assert (await first).status_code == 200
+            assert (await client.post(COMPLETIONS, content=large, headers=JSON)).status_code == 200
+        assert it.value("rejected_total", reason="queue_bytes") == 2
+
+    asyncio.run(run())
+
+
+def test_a_request_that_runs_holds_no_body_any_more(folder: Path) -> None:
+    async def run() -> None:
+        it = served(folder, max_queued_bytes=300)
+        it.engine.gate.clear()
+        large = {"prompt": "b" * 250}
+        async with it.client() as client:
+            running = []
+            for num_running in range(1, 4):
+                running.append(asyncio.create_task(client.post(COMPLETIONS, json=large)))
+                while len(it.engine.submitted) < num_running:
+                    await asyncio.sleep(0)
+            it.engine.gate.set()
+            assert [answer.status_code for answer in await asyncio.gather(*running)] == [200] * 3
+
+    asyncio.run(run())
