@@ -39,8 +39,9 @@ from kernels.attention.gluon_variants import (
 
 
 def run_prefill(q: Tensor, k: Tensor, v: Tensor, batch: AttentionBatch, flags: AttentionFlags, out: Tensor) -> None:
-    """Fill `out` for a causal packed batch, in two launches that do not wait for the device.
+    """Fill `out` for a causal packed batch, in a launch that does not wait for the device, and one before for the plan.
 
+    A batch with plans is planned once for all layers of a window.
     q, out [tokens, heads, head_dim]; k, v [key tokens, kv_heads, head_dim]; fp16 or bf16, last dims contiguous.
     Where queries and keys are the same tokens, pass one tensor as both cu_seqlens: that is a few percent faster.
     Raises ValueError for a head dim or a mask that the path's limits reject.
