@@ -1,10 +1,11 @@
 """Batches that no client sent: one for each planned shape before ready, and the largest one to measure memory with."""
 
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 
+from kernels.attention.gluon_decode_variants import LARGE_SEQS, LARGE_TOKENS
 from kernels.buckets import Bucket
 from kernels.shape import AttentionShape, Phase
 from qualification.decision import Decision
@@ -49,16 +50,20 @@ def warm_up(
     """Run what was planned, so that each kernel is compiled (and each launch failure met) before the first request.
 
     On CUDA every shape, at the shortest and the longest lengths of its buckets and with 1 and several sequences: Triton
-    compiles a kernel again for an integer that is 1, or that 16 divides. After them the whole sampler. On a CPU, where
-    nothing is compiled, the shortest shape of each phase and path.
+    compiles a kernel again for an integer that is 1, or that 16 divides, and decode takes another one for much context.
+    After them the whole sampler. On a CPU, where nothing is compiled, the shortest shape of each phase and path.
     """
     layouts: dict[tuple[object, ...], tuple[Phase, Bucket, Bucket]] = {}
     for shape, decision in decisions.items():
         layout = (shape.phase, shape.query_bucket, shape.context_bucket)
         layouts.setdefault(layout if is_cuda else (shape.phase, decision.path), layout)
+    windows = {shape.window for shape in decisions}
     for index, (phase, queries, context) in enumerate(layouts.values(), start=1):
         progress(f"{index}/{len(layouts)} {phase.value} {queries.label} {context.label}")
-        for rows in _batches(phase, queries, context, limits, is_cuda=is_cuda):
+        batches = _batches(phase, queries, context, limits, is_cuda=is_cuda)
+        if is_cuda and phase is Phase.DECODE:
+            batches += _large_batches(context, windows, limits)
+        for rows in batches:
             runner.launch(synthetic_batch(rows, limits.page_size)).result()
     for num_rows in {1, min(2, limits.max_num_seqs)} if is_cuda else ():
         runner.launch(synthetic_batch([(1, 1)] * num_rows, limits.page_size, _HUNGRY)).result()
@@ -94,6 +99,22 @@ def _batches(
         ]
         batches += [[pair] * count for count in dict.fromkeys(fitting)]
     return batches
+
+
+def _large_batches(context: Bucket, windows: Iterable[int | None], limits: EngineLimits) -> list[list[tuple[int, int]]]:
+    """For each window the fewest rows that are a large batch of this bucket to decode, where the limits allow as many.
+
+    Contexts are no longer than it takes: rows of all that 256 sequences may hold would take seconds and 300 MB.
+    """
+    lengths = _lengths(Phase.DECODE, Bucket.LE_128, context, limits)
+    batches = set()
+    for window in windows if lengths else ():
+        shortest, longest = lengths[0][1], lengths[-1][1]
+        keys = longest if window is None else min(longest, window)
+        num_rows = max(LARGE_SEQS, -(-LARGE_TOKENS // keys))
+        if num_rows <= min(limits.max_num_seqs, limits.max_num_batched_tokens):
+            batches.add((max(shortest, keys), num_rows))
+    return [[(1, length)] * num_rows for length, num_rows in sorted(batches)]
 
 
 def _lengths(phase: Phase, queries: Bucket, context: Bucket, limits: EngineLimits) -> list[tuple[int, int]]:

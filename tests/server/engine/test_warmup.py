@@ -1,8 +1,11 @@
+from dataclasses import replace
 from itertools import product
 
 import pytest
 from fake_runner import Done
 
+from kernels.attention.batch import AttentionFlags
+from kernels.attention.gluon_decode_variants import DecodeVariant, variant_of
 from kernels.buckets import Bucket, bucket_of
 from kernels.shape import AttentionShape, Dtype, Phase
 from qualification.decision import Decision, Status
@@ -50,6 +53,29 @@ def test_on_cuda_exactly_the_planned_shapes_run(model_len: int, batched_tokens: 
     assert max(batch.num_tokens for batch in spy.batches) <= batched_tokens
     assert max(max(batch.context_lens) for batch in spy.batches) <= model_len
     assert max(batch.num_rows for batch in spy.batches) <= 8
+
+
+@pytest.mark.parametrize("window", [None, 128, 1024, 4096])
+@pytest.mark.parametrize(("model_len", "seqs"), [*product((2048, 8192, 16384, 131072), (1, 5, 6, 20, 40, 100, 256))])
+def test_every_variant_of_decode_that_service_can_meet_has_run(model_len: int, seqs: int, window: int | None) -> None:
+    """Of a group of 4 and head dim 128, which has another tiling for much context."""
+    flags = AttentionFlags(0.1, window=window)
+
+    def variant(num_seqs: int, context: int) -> DecodeVariant:
+        return variant_of(128, 64, (32, 8), 1, num_seqs, context if window is None else min(context, window), flags)
+
+    spy, subject = Spy(), limits(model_len, 8192, seqs)
+    decisions = {replace(shape, window=window): decision for shape, decision in plan(subject).items()}
+    warm_up(spy, decisions, subject, is_cuda=True, progress=lambda _: None)
+    met = {
+        (bucket_of(n), variant(rows, n))
+        for n in (1, *range(63, model_len + 1, 61), model_len)
+        for rows in range(1, seqs + 1)
+    }
+    decodes = [batch for batch in spy.batches if batch.rows_of(Phase.DECODE)]
+    ran = {(bucket_of(max(it.context_lens)), variant(it.num_rows, max(it.context_lens))) for it in decodes}
+    assert {of_bucket for of_bucket, _ in met} == {of_bucket for of_bucket, _ in ran}
+    assert {it for _, it in met} == {it for _, it in ran}
 
 
 def test_on_a_cpu_each_phase_runs_once() -> None:
