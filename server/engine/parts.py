@@ -1,0 +1,86 @@
+"""What a runner is made of, and how many pages of the KV cache there is room for."""
+
+from dataclasses import dataclass
+
+import torch
+
+from kernels.device import torch_dtype
+from server.engine.dispatch import Dispatcher
+from server.engine.graph_keys import GraphSizes, graph_keys, graph_sizes
+from server.engine.limits import EngineLimits
+from server.engine.runner import ModelRunner
+from server.engine.step_tokens import StepTokens
+from server.engine.warmup import measure_peak_bytes
+from server.errors import SettingsError
+from server.model.config import ModelConfig, kv_bytes_per_token
+from server.model.decoder import Decoder
+from server.model.kv_cache import KVCache
+from server.settings import Settings
+
+_DEFAULT_CPU_KV_TOKENS = 65536
+# 114 graphs of 32 layers took 358 MiB, shared memory included: 100 KiB for each (H200, driver 580, Llama-3.1-8B shape).
+_GRAPH_BYTES_A_LAYER = 128 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a runner is made of besides its cache."""
+
+    config: ModelConfig
+    limits: EngineLimits
+    decoder: Decoder
+    dispatcher: Dispatcher
+    device: torch.device
+    graph_sizes: GraphSizes | None  # None where steps are not replayed
+
+    def cache(self, num_pages: int) -> KVCache:
+        dtype = torch_dtype(self.limits.kv_dtype)
+        return KVCache.allocate(self.config, num_pages, self.limits.page_size, dtype, self.device)
+
+    def tokens(self) -> StepTokens:
+        num_rows = self.limits.max_num_seqs
+        return StepTokens(max(num_rows, self.graph_sizes.max_sampled if self.graph_sizes else 0), self.device)
+
+    def runner(self, kv: KVCache) -> ModelRunner:
+        return ModelRunner(self.decoder, kv, self.dispatcher, self.tokens())
+
+
+def sizes_of_graphs(config: ModelConfig, limits: EngineLimits, max_context: int) -> GraphSizes:
+    return graph_sizes(
+        config,
+        max_num_seqs=limits.max_num_seqs,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
+        max_context=max_context,
+    )
+
+
+def num_pages(settings: Settings, parts: Parts) -> int:
+    """Pages of the KV cache: what the settings say, or what the memory takes. Raises SettingsError when too few."""
+    limits, device = parts.limits, parts.device
+    if settings.kv_cache_tokens is not None:
+        count = settings.kv_cache_tokens // limits.page_size
+    elif device.type == "cpu":
+        count = -(-max(_DEFAULT_CPU_KV_TOKENS, limits.max_model_len) // limits.page_size)
+    else:
+        peak_bytes = measure_peak_bytes(parts.runner(parts.cache(1)), limits, device) + _graph_bytes(parts)
+        torch.cuda.empty_cache()
+        free_bytes, total_bytes = torch.cuda.mem_get_info(device)
+        kept_bytes = int(total_bytes * (1 - settings.gpu_memory_utilization))
+        page_bytes = limits.page_size * kv_bytes_per_token(parts.config, limits.kv_dtype)
+        count = max(0, free_bytes - kept_bytes - peak_bytes) // page_bytes
+    num_tokens = count * limits.page_size
+    if count < 1 or (settings.max_model_len is not None and num_tokens < settings.max_model_len):
+        wanted = settings.max_model_len or limits.page_size
+        raise SettingsError(f"the KV cache has room for {num_tokens} tokens, max_model_len needs {wanted}")
+    return count
+
+
+def _graph_bytes(parts: Parts) -> int:
+    """About what the graphs will take: their results, their largest step, and what the driver keeps for each."""
+    sizes, config = parts.graph_sizes, parts.config
+    if sizes is None:
+        return 0
+    keys = graph_keys(sizes)
+    numbers_a_token = 3 * config.intermediate_size + 8 * config.hidden_size
+    num_bytes = 4 * sizes.max_sampled * config.vocab_size + len(keys) * config.num_layers * _GRAPH_BYTES_A_LAYER
+    return num_bytes + keys[0].num_tokens * numbers_a_token * parts.limits.dtype.num_bytes
