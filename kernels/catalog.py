@@ -41,7 +41,7 @@ _GLUON_DECODE_SOURCES = (
     "gluon_decode.py",
     "gluon_decode_launch.py",
 )
-_SDPA_SOURCES = ("batch.py", "sequences.py", "sdpa.py", "sdpa_decode.py")
+_SDPA_SOURCES = ("batch.py", "sequences.py", "sdpa.py", "sdpa_decode.py", "bags.py")
 
 _FEW_QUERIES = 8  # drafted tokens of a sequence and the one before, verified together
 _ALL_DTYPES = frozenset(Dtype)
@@ -191,7 +191,15 @@ _MATH_LIMITS = Limits(
 # In the order of preference: what we want to serve, then what we serve when we cannot, each path named in metrics.
 PATHS: tuple[KernelPath, ...] = (
     *_bundled_paths(),
-    _sdpa_path("cpu", Tier.FIRST, _CPU_LIMITS, sdpa.run_cpu, "_scaled_dot_product_flash_attention_for_cpu"),
+    _sdpa_path(
+        "cpu",
+        Tier.FIRST,
+        _CPU_LIMITS,
+        sdpa.run_cpu,
+        "_scaled_dot_product_flash_attention_for_cpu",
+        "_embedding_bag",
+        "aten::_softmax",
+    ),
     _sdpa_path("cudnn", Tier.FALLBACK, _CUDNN_LIMITS, sdpa.run_cudnn, "cudnn", *_TORCH_HELPERS),
     _sdpa_path("flash", Tier.FALLBACK, _FLASH_LIMITS, sdpa.run_flash, "pytorch_flash::", *_TORCH_HELPERS),
     _sdpa_path("efficient", Tier.FALLBACK, _EFFICIENT_LIMITS, sdpa.run_efficient, "fmha_cutlassF", *_TORCH_HELPERS),

@@ -30,7 +30,8 @@ _HELPERS = (
     "_ZN2at4cuda",
     "elementwise_kernel_with_index",  # of arange: its namespace has no name (torch 2.11)
 )
-_CPU_WORK = ("scaled_dot_product", "attention", "softmax", "mm")  # in the names of operators that do arithmetic
+# In the names of operators that do arithmetic.
+_CPU_WORK = ("scaled_dot_product", "attention", "softmax", "mm", "embedding_bag")
 
 
 @dataclass(frozen=True, slots=True)

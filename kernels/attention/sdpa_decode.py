@@ -2,8 +2,8 @@
 
 A call for each sequence takes 70 us of a layer for 100 keys, most of it before anything is computed (one core, fp32).
 What to gather is worked out once a step and kept under the contents of the page table, so that its layers share it.
-Where the same sequences go on by one token a step, what was gathered is kept too, and gets the new tokens: gathering
-takes a quarter of a step of 8 with 128 keys each.
+In fp32 and without a window the calls are those of `bags.py`, for which keys are gathered and transposed. Where the
+same sequences go on by one token a step they are kept, and get the new ones: gathering takes as long as attending.
 """
 
 from collections.abc import Iterator
@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from kernels.attention.bags import Columns, Heads, Integers
 from kernels.attention.batch import AttentionBatch, AttentionFlags
 
 _MAX_PADDING = 256  # keys of padding in a group: they take about as long as another call
@@ -24,17 +25,27 @@ _HEADROOM = 64  # tokens that kept keys can grow by before they are gathered aga
 
 KEPT = "sdpa.decode.kept"  # the key of a `Kept` among a batch's plans
 
-_Integers = NDArray[np.int64]
-
 
 @dataclass(frozen=True, slots=True)
 class _Span:
     """The pages of one sequence that its query sees something of: key `start` of them up to key `stop`."""
 
     row: int  # of q
-    pages: _Integers
+    pages: Integers
     start: int
     stop: int
+
+    def slots(self, page_size: int) -> Integers:
+        """Of its keys, in order."""
+        return (self.pages[:, None] * page_size + np.arange(page_size)).reshape(-1)[self.start : self.stop]
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """Rows of queries without any key, or None; of each group its rows of q, None for all in order, and its spans."""
+
+    empty_rows: Tensor | None
+    groups: list[tuple[Tensor | None, list[_Span]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,55 +69,24 @@ class _Group:
 
 @dataclass(slots=True)
 class _Mirror:
-    """A group's keys and values as SDPA reads them, each sequence's from key 0 on, with room to grow."""
+    """Keys of a group as `bags.py` reads them. Of a layer that has missed a step they are gathered again."""
 
-    group: _Group  # of the step that began it, which had so many tokens
-    num_tokens: int
-    rows: list[int]  # of q
-    capacity: int
-    layers: dict[int, tuple[int, Tensor, Tensor]] = field(default_factory=dict)  # by their pool: tokens, keys, values
+    columns: Columns
+    num_steps: int = 0  # since it began
+    layers: dict[int, tuple[int, Tensor]] = field(default_factory=dict)  # by their pool: steps, keys
 
-
-@dataclass(frozen=True, slots=True)
-class _Turn:
-    """What a mirror needs in one step, for all layers.
-
-    places, slots  [spans] int64: of each newest token, in the mirror and in the pool
-    num_tokens     of all sequences of the batch, the newest included
-    mask           as in `_Group`
-    """
-
-    mirror: _Mirror
-    rows: Tensor | None
-    places: Tensor
-    slots: Tensor
-    stop: int
-    num_tokens: int
-    num_rows: int
-    mask: Tensor | None
-
-    def keys_and_values(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor] | None:
-        """[spans, keys, kv_heads, head_dim] each; None where this layer has missed a step."""
-        mirror, pool = self.mirror, k.data_ptr()
-        known = mirror.layers.get(pool)
-        if known is None:
-            if mirror.num_tokens != self.num_tokens:
-                return None
-            keys, values = (_with_room(_gather(it, mirror.group), mirror.capacity) for it in (k, v))
-        else:
-            num_tokens, keys, values = known
-            if num_tokens == self.num_tokens - self.num_rows:
-                for kept, pages in ((keys, k), (values, v)):
-                    newest = pages.view(-1, *pages.shape[2:]).index_select(0, self.slots)
-                    kept.view(-1, *pages.shape[2:]).index_copy_(0, self.places, newest)
-            elif num_tokens != self.num_tokens:
-                return None
-        mirror.layers[pool] = self.num_tokens, keys, values
-        return keys[:, : self.stop], values[:, : self.stop]
+    def keys(self, k: Tensor) -> Tensor:
+        num_steps, keys = self.layers.get(k.data_ptr(), (-1, None))
+        if keys is None or num_steps < self.num_steps - 1:
+            keys = self.columns.gather(k)
+        elif num_steps < self.num_steps:
+            self.columns.add_newest(keys, k)
+        self.layers[k.data_ptr()] = self.num_steps, keys
+        return keys
 
 
 class Kept:
-    """Keys and values of sequences that decode together, kept while each step is the one before with a token more.
+    """Keys of sequences that decode together, kept while each step is the one before with a token more.
 
     Whoever puts this among the plans of a step, under KEPT, promises just that of all the steps that had it.
     """
@@ -115,56 +95,29 @@ class Kept:
         self._mirrors: tuple[_Mirror, ...] = ()
         self._num_tokens = 0
 
-    def turns(self, batch: AttentionBatch, page_size: int) -> tuple[_Turn, ...]:
+    def mirrors(self, batch: AttentionBatch, page_size: int, heads: Heads) -> tuple[_Mirror, ...]:
         """For each group of the batch; none where a sequence has no query or no key. Once a step."""
         assert batch.page_table is not None, "decode reads pages"
         assert batch.context_lens is not None, "pages come with lengths"
-        lengths, num_rows = batch.context_lens.numpy().astype(np.int64), batch.num_seqs
+        lengths, table = batch.context_lens.numpy(), batch.page_table.numpy()
         num_tokens = int(lengths.sum())
-        is_next = bool(self._mirrors) and num_tokens == self._num_tokens + num_rows
-        if not is_next or any(lengths[it.rows].max() > it.capacity for it in self._mirrors):
-            self._mirrors = _begun(batch, page_size, num_tokens)
+        is_next = bool(self._mirrors) and num_tokens == self._num_tokens + batch.num_seqs
         self._num_tokens = num_tokens
-        return tuple(_turn(it, batch.page_table.numpy(), lengths, page_size) for it in self._mirrors)
+        if not is_next or not self._grow(lengths, table, page_size):
+            plan = _plan(*_contents(batch), page_size, None)
+            is_whole = sum(len(spans) for _, spans in plan.groups) == batch.num_seqs
+            self._mirrors = tuple(map(_Mirror, _columns_of(plan, page_size, heads, _HEADROOM))) if is_whole else ()
+        return self._mirrors
 
-
-def _begun(batch: AttentionBatch, page_size: int, num_tokens: int) -> tuple[_Mirror, ...]:
-    empty_rows, groups = _planned(batch, page_size, None)
-    num_served = sum(group.num_spans for group in groups)
-    if empty_rows is not None or num_served < batch.num_seqs:
-        return ()
-    return tuple(
-        _Mirror(
-            it, num_tokens, list(range(num_served)) if it.rows is None else it.rows.tolist(), it.keys.stop + _HEADROOM
-        )
-        for it in groups
-    )
-
-
-def _turn(mirror: _Mirror, table: "NDArray[np.int32]", lengths: _Integers, page_size: int) -> _Turn:
-    own, rows = lengths[mirror.rows], np.array(mirror.rows)
-    last = own - 1
-    slots = table[rows, last // page_size].astype(np.int64) * page_size + last % page_size
-    stop = int(own.max())
-    is_hidden = np.arange(stop) >= own[:, None]
-    mask = np.where(is_hidden, np.float32(-np.inf), np.float32(0))[:, None, None] if is_hidden.any() else None
-    return _Turn(
-        mirror=mirror,
-        rows=mirror.group.rows,
-        places=torch.from_numpy(np.arange(len(rows)) * mirror.capacity + last),
-        slots=torch.from_numpy(slots),
-        stop=stop,
-        num_tokens=int(lengths.sum()),
-        num_rows=len(lengths),
-        mask=None if mask is None else torch.from_numpy(mask),
-    )
-
-
-def _with_room(gathered: Tensor, capacity: int) -> Tensor:
-    """[spans, keys, kv_heads, head_dim] with zeros behind them: no number of anybody else."""
-    found = gathered.new_zeros(gathered.shape[0], capacity, *gathered.shape[2:])
-    found[:, : gathered.shape[1]] = gathered
-    return found
+    def _grow(self, lengths: NDArray[np.int32], table: NDArray[np.int32], page_size: int) -> bool:
+        last = lengths - 1
+        slots = table[np.arange(len(last)), last // page_size].astype(np.int64) * page_size + last % page_size
+        for mirror in self._mirrors:
+            rows = mirror.columns.rows
+            if not mirror.columns.grow(slots if rows is None else slots[rows.numpy()]):
+                return False
+            mirror.num_steps += 1
+        return True
 
 
 def is_decode(batch: AttentionBatch, flags: AttentionFlags) -> bool:
@@ -176,19 +129,30 @@ def is_decode(batch: AttentionBatch, flags: AttentionFlags) -> bool:
 def run_decode(q: Tensor, k: Tensor, v: Tensor, batch: AttentionBatch, flags: AttentionFlags, out: Tensor) -> None:
     """As the paths of `sdpa.py`, for pages in a CPU's memory and at most one query a sequence."""
     page_size, window = k.shape[1], flags.window if flags.causal else None
-    kept: Kept | None = None if batch.plans is None or window is not None else batch.plans.get(KEPT)
-    if kept is not None:
-        turns = batch.once(("sdpa.decode.turns", page_size), lambda: kept.turns(batch, page_size))
-        found = [pair for turn in turns if (pair := turn.keys_and_values(k, v)) is not None]
-        if turns and len(found) == len(turns):
-            for turn, (keys, values) in zip(turns, found, strict=True):
-                _attend(q, keys, values, turn.rows, turn.mask, flags.scale, out)
-            return
-    empty_rows, groups = _planned(batch, page_size, window)
+    if window is None and q.dtype is k.dtype is torch.float32:
+        _run_bags(q, k, v, batch, flags.scale, out)
+        return
+    empty_rows, groups = _groups(*_contents(batch), page_size, window)
     if empty_rows is not None:
         out.index_fill_(0, empty_rows, 0)
     for group in groups:
         _attend(q, _gather(k, group), _gather(v, group), group.rows, group.mask, flags.scale, out)
+
+
+def _run_bags(q: Tensor, k: Tensor, v: Tensor, batch: AttentionBatch, scale: float, out: Tensor) -> None:
+    page_size, heads = k.shape[1], Heads.of(q, k)
+    kept: Kept | None = None if batch.plans is None else batch.plans.get(KEPT)
+    if kept is not None:
+        mirrors = batch.once(("sdpa.decode", page_size, heads), lambda: kept.mirrors(batch, page_size, heads))
+        for mirror in mirrors:
+            mirror.columns.attend(q, mirror.keys(k), v, scale, out)
+        if mirrors:
+            return
+    empty_rows, groups = _columns(*_contents(batch), page_size, heads)
+    if empty_rows is not None:
+        out.index_fill_(0, empty_rows, 0)
+    for columns in groups:
+        columns.attend(q, columns.gather(k), v, scale, out)
 
 
 def _attend(
@@ -218,18 +182,39 @@ def _gather(pool: Tensor, group: _Group) -> Tensor:
     return pages.view(group.num_spans, -1, *pool.shape[2:])[:, group.keys]
 
 
-def _planned(batch: AttentionBatch, page_size: int, window: int | None) -> tuple[Tensor | None, tuple[_Group, ...]]:
+def _contents(batch: AttentionBatch) -> tuple[bytes, bytes, bytes]:
+    """cu_seqlens_q, context_lens and the page table."""
     assert batch.page_table is not None, "decode reads pages"
     assert batch.context_lens is not None, "pages come with lengths"
-    contents = (it.numpy().tobytes() for it in (batch.cu_seqlens_q, batch.context_lens, batch.page_table))
-    return _plan(*contents, page_size, window)
+    found = [it.numpy().tobytes() for it in (batch.cu_seqlens_q, batch.context_lens, batch.page_table)]
+    return found[0], found[1], found[2]
 
 
 @lru_cache(maxsize=4)  # a step's layers ask one after another, with as many windows as the model has
-def _plan(
+def _groups(
     cu_seqlens_q: bytes, context_lens: bytes, page_table: bytes, page_size: int, window: int | None
 ) -> tuple[Tensor | None, tuple[_Group, ...]]:
     """Rows of queries without any key, or None, and the groups of all others."""
+    plan = _plan(cu_seqlens_q, context_lens, page_table, page_size, window)
+    return plan.empty_rows, tuple(_group(spans, rows, page_size) for rows, spans in plan.groups)
+
+
+@lru_cache(maxsize=1)
+def _columns(
+    cu_seqlens_q: bytes, context_lens: bytes, page_table: bytes, page_size: int, heads: Heads
+) -> tuple[Tensor | None, tuple[Columns, ...]]:
+    """As `_groups`."""
+    plan = _plan(cu_seqlens_q, context_lens, page_table, page_size, None)
+    return plan.empty_rows, _columns_of(plan, page_size, heads)
+
+
+def _columns_of(plan: _Plan, page_size: int, heads: Heads, headroom: int = 0) -> tuple[Columns, ...]:
+    return tuple(
+        Columns(rows, [span.slots(page_size) for span in spans], heads, headroom) for rows, spans in plan.groups
+    )
+
+
+def _plan(cu_seqlens_q: bytes, context_lens: bytes, page_table: bytes, page_size: int, window: int | None) -> _Plan:
     edges, lengths = np.frombuffer(cu_seqlens_q, np.int32), np.frombuffer(context_lens, np.int32)
     table = np.frombuffer(page_table, np.int32).reshape(len(lengths), -1)
     spans, empty_rows = [], []
@@ -244,9 +229,12 @@ def _plan(
         start = 0 if window is None else max(0, length - window) - first_page * page_size
         pages = table[index, first_page : -(-length // page_size)].astype(np.int64)
         spans.append(_Span(row, pages, start, length - first_page * page_size))
-    num_rows = int(edges[-1])
-    groups = tuple(_group(members, page_size, num_rows) for members in _alike(spans, page_size))
-    return torch.tensor(empty_rows) if empty_rows else None, groups
+    every = list(range(int(edges[-1])))
+    groups = []
+    for members in _alike(spans, page_size):
+        rows = [span.row for span in members]
+        groups.append((None if rows == every else torch.tensor(rows), members))
+    return _Plan(torch.tensor(empty_rows) if empty_rows else None, groups)
 
 
 def _alike(spans: list[_Span], page_size: int) -> Iterator[list[_Span]]:
@@ -264,7 +252,7 @@ def _alike(spans: list[_Span], page_size: int) -> Iterator[list[_Span]]:
         yield sorted(members, key=lambda it: it.row)
 
 
-def _group(spans: list[_Span], page_size: int, num_rows: int) -> _Group:
+def _group(spans: list[_Span], rows: Tensor | None, page_size: int) -> _Group:
     num_pages = max(len(span.pages) for span in spans)
     keys = slice(min(span.start for span in spans), max(span.stop for span in spans))
     pages = np.empty((len(spans), num_pages), np.int64)
@@ -279,9 +267,8 @@ def _group(spans: list[_Span], page_size: int, num_rows: int) -> _Group:
     is_foreign[:, keys.stop :] = False
     is_hidden = is_hidden[:, keys]
     mask = np.where(is_hidden, np.float32(-np.inf), np.float32(0))[:, None, None]
-    rows = [span.row for span in spans]
     return _Group(
-        rows=None if rows == list(range(num_rows)) else torch.tensor(rows),
+        rows=rows,
         num_spans=len(spans),
         pages=torch.from_numpy(pages.reshape(-1)),
         keys=keys,

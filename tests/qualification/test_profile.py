@@ -21,9 +21,11 @@ def seen_of(name: str, shape: AttentionShape) -> tuple[str, ...]:
     return calls_seen([lambda: run(case.q, case.k, case.v, case.batch, case.flags, out)], CPU).always
 
 
-def test_a_flash_kernel_of_a_cpu_is_named() -> None:
-    for shape in (SHAPE, DECODE):
-        assert seen_of("sdpa.cpu", shape) == ("aten::_scaled_dot_product_flash_attention_for_cpu",)
+def test_the_kernels_of_a_cpu_are_named() -> None:
+    flash = ("aten::_scaled_dot_product_flash_attention_for_cpu",)
+    assert seen_of("sdpa.cpu", SHAPE) == flash
+    assert seen_of("sdpa.cpu", DECODE) == ("aten::_embedding_bag_forward_only", "aten::_softmax")
+    assert seen_of("sdpa.cpu", replace(DECODE, window=17)) == flash
 
 
 def test_the_math_fallback_cannot_hide_behind_scaled_dot_product_attention() -> None:

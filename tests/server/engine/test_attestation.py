@@ -17,6 +17,7 @@ from server.engine.messages import AttestationReport, SamplingParams, Submit
 from server.settings import DeviceChoice, Settings
 
 FLASH = "aten::_scaled_dot_product_flash_attention_for_cpu"
+BAG = "aten::_embedding_bag_forward_only"
 
 
 @dataclass(frozen=True)
@@ -93,16 +94,19 @@ def test_the_start_attests_every_phase(subject: Subject) -> None:
     assert report is not None
     assert (report.trigger, report.result, report.quarantined) == ("start", "match", [])
     assert [batch.phase for batch in report.batches] == [phase.value for phase in Phase]
-    assert all(batch.kernels == {FLASH: NUM_LAYERS} for batch in report.batches)
+    of_decode = {BAG: 2 * NUM_LAYERS, "aten::_softmax": NUM_LAYERS}
+    for batch in report.batches:
+        assert batch.kernels == (of_decode if batch.phase == Phase.DECODE.value else {FLASH: NUM_LAYERS})
 
 
 def test_a_path_that_silently_runs_another_kernel_is_caught(subject: Subject) -> None:
     it, _ = subject.attestor(lying("sdpa.cpu", "sdpa.math"))
     report = it.attest_all("request")
     assert report.result == "mismatch"
-    assert all(
-        detail is not None and detail.startswith(f"sdpa.cpu did not launch {FLASH}") for detail in details(report)
-    )
+    for batch in report.batches:
+        kernel = BAG if batch.phase == Phase.DECODE.value else FLASH
+        assert batch.detail is not None
+        assert batch.detail.startswith(f"sdpa.cpu did not launch {kernel}")
     assert "aten::bmm" in str(details(report)[0])
 
 
