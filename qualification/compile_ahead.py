@@ -44,7 +44,7 @@ def compiling_ahead(
     num_workers = min(num_processes, count)
     program = command or (sys.executable, "-m", "qualification.compile_worker", str(seed), str(num_workers))
     finished: SimpleQueue[bool] = SimpleQueue()  # True: a pair; False: a worker
-    workers = [_started(program) for _ in range(num_workers)]
+    workers = [_started(program, is_silent=n > 0) for n in range(num_workers)]  # what stops one would stop them all
     threads = [Thread(target=_feed, args=(worker, todo, finished)) for worker in workers]
     for thread in threads:
         thread.start()
@@ -57,6 +57,8 @@ def compiling_ahead(
                 say(f"compiling ahead in {num_workers} processes, {num_pairs} of {count} calls")
             else:
                 num_running -= 1
+        if num_pairs < count:
+            say(f"{count - num_pairs} of {count} calls were not compiled ahead: their workers died")
 
     try:
         yield wait
@@ -81,9 +83,10 @@ def in_turn(pairs: Sequence[Pair]) -> list[Pair]:
     return [pair for pair in chain.from_iterable(zip_longest(*groups.values())) if pair is not None]
 
 
-def _started(program: Sequence[str]) -> "subprocess.Popen[bytes]":
-    # A group of its own: an interrupt from the terminal reaches the run alone, which ends its workers.
-    return subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0)
+def _started(program: Sequence[str], *, is_silent: bool) -> "subprocess.Popen[bytes]":
+    """In a group of its own: an interrupt from the terminal reaches the run alone, which ends its workers."""
+    errors = subprocess.DEVNULL if is_silent else None
+    return subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, process_group=0)
 
 
 def _close(worker: "subprocess.Popen[bytes]") -> None:

@@ -23,7 +23,7 @@ _SHARE_OF_MEMORY = 0.8  # of the device's, for all workers together
 def main(lines: BinaryIO, answers: BinaryIO, device: torch.device, *, seed: int, num_workers: int) -> None:
     """Until `lines` ends."""
     if device.type == "cuda":  # who asks for more fails, and the run compiles it: none takes another's memory
-        torch.cuda.set_per_process_memory_fraction(_SHARE_OF_MEMORY / num_workers, device)
+        torch.cuda.set_per_process_memory_fraction(_SHARE_OF_MEMORY / num_workers)
     for line in lines:
         text, name = msgspec.json.decode(line, type=tuple[str, str])
         run = path_named(name).run

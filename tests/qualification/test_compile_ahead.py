@@ -66,13 +66,18 @@ def test_a_worker_that_dies_takes_one_call_with_it(notes: Path) -> None:
     with compiling_ahead(pairs, num_processes=2, command=worker(notes)) as wait:
         wait(said.append)
     assert len(notes.read_text().splitlines()) == 6
-    assert said[-1] == "compiling ahead in 2 processes, 5 of 6 calls"
+    assert said[-2:] == [
+        "compiling ahead in 2 processes, 5 of 6 calls",
+        "1 of 6 calls were not compiled ahead: their workers died",
+    ]
 
 
 def test_workers_that_all_die_leave_the_rest_to_the_run() -> None:
-    pairs = [*pairs_of("deadly", "deadly2")] * 2
-    with compiling_ahead(pairs, num_processes=2, command=[sys.executable, "-c", "exit(1)"]) as wait:
-        wait(lambda _: None)
+    said: list[str] = []
+    program = [sys.executable, "-c", "exit(1)"]
+    with compiling_ahead(pairs_of("triton.a", "triton.b"), num_processes=2, command=program) as wait:
+        wait(said.append)
+    assert said == ["4 of 4 calls were not compiled ahead: their workers died"]
 
 
 def test_an_end_before_the_last_call_ends_the_workers(notes: Path) -> None:
