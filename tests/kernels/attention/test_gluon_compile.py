@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from compile_outside import run_outside
+from gluon_ptx import early_arrivals
 from gluon_sass import barrier_offsets, hazards, overlapped_exponentials
 
 from kernels.attention.tiles import SHARED_BYTES_HOPPER
@@ -57,6 +58,24 @@ def test_no_barrier_lies_where_tma_writes(code: dict[str, dict[str, Any]]) -> No
 
 def test_no_register_of_a_wgmma_in_flight_is_touched(code: dict[str, dict[str, Any]]) -> None:
     assert {name: case["hazards"] for name, case in code.items() if case["hazards"]} == {}
+
+
+def test_no_role_arrives_before_all_its_threads_are_done(code: dict[str, dict[str, Any]]) -> None:
+    """What racecheck, which sees no order that needs no instruction, cannot say of the ring of posted tiles."""
+    for name, case in code.items():
+        assert case["arrivals"] >= 10, name  # tiles and their wish, queries, and where not by name keys and values
+        assert case["early_arrivals"] == [], name
+
+
+@pytest.mark.parametrize("missing", ["the barrier", "a barrier of all warps"])
+def test_the_scanner_finds_an_arrival_that_nothing_orders(missing: str) -> None:
+    role = ["setmaxnreg.dec.sync.aligned.u32 240;", "wgmma.wait_group.sync.aligned 0;", "ld.shared.b32 %r1, [ring];"]
+    arrive = "\t@%p1 mbarrier.arrive.shared::cta.b64 _, [%r2];"
+    between = [] if missing == "the barrier" else ["bar.warp.sync -1;"]
+    assert list(early_arrivals("\n".join([*role, *between, arrive]))) == [
+        f"{len(role + between) + 1}: {arrive.strip()}"
+    ]
+    assert list(early_arrivals("\n".join([*role, "bar.sync 2, 128;", arrive]))) == []
 
 
 def test_the_scanner_finds_a_write_to_registers_that_a_wgmma_in_flight_reads() -> None:

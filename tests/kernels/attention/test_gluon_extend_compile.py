@@ -48,3 +48,10 @@ def test_the_exponentials_of_every_steady_step_run_under_p_v(code: dict[str, dic
 
 def test_no_register_of_a_wgmma_in_flight_is_touched(code: dict[str, dict[str, Any]]) -> None:
     assert {name: case["hazards"] for name, case in code.items() if case["hazards"]} == {}
+
+
+def test_no_role_arrives_before_all_its_threads_are_done(code: dict[str, dict[str, Any]]) -> None:
+    """What racecheck, which sees no order that needs no instruction, cannot say of the ring of posted tiles."""
+    for name, case in code.items():
+        assert case["arrivals"] >= 10, name  # tiles and their wish, queries, and where not by name keys and values
+        assert case["early_arrivals"] == [], name
