@@ -45,10 +45,13 @@ def test_ragged_contexts_are_within_the_rule(dim: int, heads: tuple[int, int], d
     assert_right(run_decode, inputs, flags_for(inputs))
 
 
+@pytest.mark.parametrize("is_flagged", [False, True], ids=["", "all flags"])
 @pytest.mark.parametrize("dim", [40, 80, 96, 112, 192])
-def test_head_dims_that_are_padded(dim: int) -> None:
+def test_head_dims_that_are_padded(dim: int, is_flagged: bool) -> None:
     inputs = ragged(dim, (8, 4))
-    assert_right(run_decode, inputs, flags_for(inputs))
+    assert_right(
+        run_decode, inputs, flags_for(inputs, "softcap", "sinks", window=50) if is_flagged else flags_for(inputs)
+    )
 
 
 @pytest.mark.parametrize("page_size", [16, 32, 48, 128])
@@ -64,7 +67,7 @@ def test_groups_too_large_for_one_row(heads: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize("window", [1, 2, 31, 32, 33, 64, 100, 3999, 4001])
-@pytest.mark.parametrize("dim", [64, 256])
+@pytest.mark.parametrize("dim", [64, 128, 256])
 def test_windows(dim: int, window: int) -> None:
     inputs = ragged(dim, (8, 4))
     assert_right(run_decode, inputs, flags_for(inputs, window=window))
@@ -170,8 +173,9 @@ def test_it_agrees_with_the_specification_on_random_cases() -> None:
         assert (ours - theirs).abs().max() <= 2**-7 * theirs.abs().max(), (inputs.q.shape, inputs.k.shape, flags)
 
 
-def test_ten_calls_give_the_same_bits() -> None:
-    inputs = ragged(128, (32, 8))
+@pytest.mark.parametrize("dim", [64, 128, 256])
+def test_ten_calls_give_the_same_bits(dim: int) -> None:
+    inputs = ragged(dim, (32, 8))
     first, *others = (attend(run_decode, inputs, flags_for(inputs)) for _ in range(10))
     assert all(torch.equal(first, other) for other in others)
 

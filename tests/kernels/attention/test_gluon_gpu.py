@@ -54,6 +54,18 @@ def spans_of(q_lens: list[int], k_lens: list[int] | None = None, *, every: int =
     return torch.tensor(rows, dtype=torch.int32, device="cuda").view(-1, 2)
 
 
+def flags_from(
+    given: dict[str, object], dim: int, heads: int, q_lens: list[int], k_lens: list[int] | None = None
+) -> AttentionFlags:
+    return AttentionFlags(
+        dim**-0.5,
+        window=given.get("window"),  # type: ignore[arg-type]
+        softcap=given.get("softcap"),  # type: ignore[arg-type]
+        sinks=torch.randn(heads, device="cuda") * 2 if "sinks" in given else None,
+        spans=spans_of(q_lens, k_lens) if "spans" in given else None,
+    )
+
+
 def attend(q: Tensor, k: Tensor, v: Tensor, batch: AttentionBatch, flags: AttentionFlags) -> Tensor:
     out = torch.full(q.shape, float("nan"), device=q.device, dtype=q.dtype)
     run_prefill(q, k, v, batch, flags, out)
@@ -92,10 +104,11 @@ def test_three_consumers_are_within_the_rule(dim: int) -> None:
     assert_right(q, k, v, packed(lengths), AttentionFlags(dim**-0.5))
 
 
+@pytest.mark.parametrize("given", [{}, {"window": 200, "softcap": 20.0, "sinks": True, "spans": True}], ids=["", "all"])
 @pytest.mark.parametrize("dim", [40, 80, 96, 112, 192])
-def test_padded_head_dims_are_within_the_rule(dim: int) -> None:
+def test_padded_head_dims_are_within_the_rule(dim: int, given: dict[str, object]) -> None:
     q, k, v = tensors(LENGTHS, None, 4, 2, dim)
-    assert_right(q, k, v, packed(LENGTHS), AttentionFlags(dim**-0.5))
+    assert_right(q, k, v, packed(LENGTHS), flags_from(given, dim, 4, LENGTHS))
 
 
 @pytest.mark.parametrize("dim", [64, 128, 256])
@@ -134,13 +147,7 @@ def test_flags_are_within_the_rule(dim: int, has_context: bool, given: dict[str,
     lengths = [1, 64, 65, 129, 0, 300, 777, 1300]
     k_lens = [length + 211 * (i % 3) for i, length in enumerate(lengths)] if has_context else None
     q, k, v = tensors(lengths, k_lens, 6, 2, dim)
-    flags = AttentionFlags(
-        dim**-0.5,
-        window=given.get("window"),  # type: ignore[arg-type]
-        softcap=given.get("softcap"),  # type: ignore[arg-type]
-        sinks=torch.randn(6, device="cuda") * 2 if "sinks" in given else None,
-        spans=spans_of(lengths, k_lens) if "spans" in given else None,
-    )
+    flags = flags_from(given, dim, 6, lengths, k_lens)
     assert_right(q, k, v, packed(lengths, k_lens), flags)
 
 
@@ -193,12 +200,12 @@ def test_ten_repeats_are_bit_equal(dim: int) -> None:
         assert torch.equal(first, attend(q, k, v, batch, flags))
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(200))  # with those of extend and of decode: 500
 def test_gluon_agrees_with_triton_on_random_ragged_batches(seed: int) -> None:
     rng = random.Random(seed)
     torch.manual_seed(seed)
     dim, kv_heads = rng.choice([64, 128, 256]), rng.choice([1, 2, 4])
-    heads = kv_heads * rng.choice([1, 2, 4, 7])
+    heads = kv_heads * {64: 7, 128: 4, 256: 1}[dim]  # few: Triton's kernel is compiled for each
     q_lens = [rng.choice([0, 1, rng.randrange(1, 200), rng.randrange(1, 2500)]) for _ in range(rng.randrange(1, 40))]
     q_lens[0] = max(1, q_lens[0])
     has_context = dim == 128 and rng.random() < 0.5

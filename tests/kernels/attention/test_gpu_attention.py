@@ -31,10 +31,10 @@ SINGLE_FLAGS: list[Flags] = [
     (("sinks",), 129, True),
     (("spans",), None, True),
 ]
-# Each flag at one head dim; none and all of them at every head dim in both dtypes.
+# Each flag at one head dim; none and all of them at every head dim, each in a dtype of its own: all is compiled.
 CASES = [
     *((DIMS[0], torch.bfloat16, flags) for flags in SINGLE_FLAGS),
-    *((dims, dtype, flags) for dims in DIMS for dtype in DTYPES for flags in (PLAIN, ALL_FLAGS)),
+    *((dims, DTYPES[(i + j) % 2], (PLAIN, ALL_FLAGS)[j]) for i, dims in enumerate(DIMS) for j in range(2)),
 ]
 on_every_path = pytest.mark.parametrize("path", GPU_PATHS)
 in_every_case = pytest.mark.parametrize(("dims", "dtype", "flag_values"), CASES)
