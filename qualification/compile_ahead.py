@@ -6,23 +6,28 @@ before the first call is timed.
 """
 
 import os
+import signal
 import subprocess
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from itertools import chain, zip_longest
 from queue import SimpleQueue
 from threading import Thread
+from typing import BinaryIO
 
 import msgspec
 
 from kernels.path import KernelPath
 from kernels.shape import AttentionShape
+from qualification.forked import argument_of
 
 Pair = tuple[AttentionShape, KernelPath]
 Say = Callable[[str], None]
 
+_END_S = 10.0  # of a worker that has been told to end
 _MIN_PAIRS = 4  # for fewer a worker's own start (torch, a CUDA context: some seconds) takes longer than it saves
 
 
@@ -31,23 +36,26 @@ def num_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+@dataclass(frozen=True, slots=True)
+class _Worker:
+    """Our ends of its pipes."""
+
+    questions: BinaryIO
+    answers: BinaryIO
+
+
 @contextmanager
 def compiling_ahead(
     pairs: Sequence[Pair], *, num_processes: int, seed: int = 0, command: Sequence[str] | None = None
 ) -> Iterator[Callable[[Say], None]]:
     """Workers compile inside of the context, which gives a function that waits for them; leaving it ends them.
 
-    command  starts a worker (see `qualification/compile_worker.py`); for tests
+    command  forks a worker for each pipe it is given (see `qualification/compile_worker.py`); for tests
     """
     todo = deque(in_turn([pair for pair in pairs if pair[1].limits.needs_triton]))
     count = len(todo) if len(todo) >= _MIN_PAIRS and num_processes > 1 else 0
     num_workers = min(num_processes, count)
-    program = command or (sys.executable, "-m", "qualification.compile_worker", str(seed), str(num_workers))
     finished: SimpleQueue[bool] = SimpleQueue()  # True: a pair; False: a worker
-    workers = [_started(program, is_silent=n > 0) for n in range(num_workers)]  # what stops one would stop them all
-    threads = [Thread(target=_feed, args=(worker, todo, finished)) for worker in workers]
-    for thread in threads:
-        thread.start()
 
     def wait(say: Say) -> None:
         num_pairs, num_running = 0, num_workers
@@ -60,14 +68,47 @@ def compiling_ahead(
         if num_pairs < count:
             say(f"{count - num_pairs} of {count} calls were not compiled ahead: their workers died")
 
-    try:
+    if not num_workers:
         yield wait
+        return
+    program = command or (sys.executable, "-m", "qualification.compile_worker", str(seed))
+    with _forked(program, num_workers) as workers:
+        for worker in workers:
+            Thread(target=_feed, args=(worker, todo, finished), daemon=True).start()
+        try:
+            yield wait
+        finally:
+            todo.clear()
+
+
+@contextmanager
+def _forked(program: Sequence[str], num_workers: int) -> Iterator[list[_Worker]]:
+    """One process that imports torch, and the workers that it forks; all are gone when the context is left."""
+    theirs, workers = [], []
+    for _ in range(num_workers):
+        (questions, ask), (answers, answer) = os.pipe(), os.pipe()
+        theirs.append((questions, answer))
+        workers.append(_Worker(os.fdopen(ask, "wb"), os.fdopen(answers, "rb")))
+    descriptors = [descriptor for pipe in theirs for descriptor in pipe]
+    # In a group of its own: an interrupt from the terminal reaches the run alone, which ends them.
+    command = [*program, *map(argument_of, theirs)]
+    process = subprocess.Popen(command, pass_fds=descriptors, stdin=subprocess.DEVNULL, process_group=0)
+    for descriptor in descriptors:
+        os.close(descriptor)
+    try:
+        yield workers
     finally:
-        todo.clear()
-        for worker, thread in zip(workers, threads, strict=True):
-            worker.kill()
-            thread.join()
-            _close(worker)
+        _end(process)
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    """The process reaps its workers, so that none is left on the GPU."""
+    for order in (signal.SIGTERM, signal.SIGKILL):
+        with suppress(ProcessLookupError):  # all of them have ended
+            os.killpg(process.pid, order)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=_END_S)
+            return
 
 
 def in_turn(pairs: Sequence[Pair]) -> list[Pair]:
@@ -83,32 +124,19 @@ def in_turn(pairs: Sequence[Pair]) -> list[Pair]:
     return [pair for pair in chain.from_iterable(zip_longest(*groups.values())) if pair is not None]
 
 
-def _started(program: Sequence[str], *, is_silent: bool) -> "subprocess.Popen[bytes]":
-    """In a group of its own: an interrupt from the terminal reaches the run alone, which ends its workers."""
-    errors = subprocess.DEVNULL if is_silent else None
-    return subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, process_group=0)
-
-
-def _close(worker: "subprocess.Popen[bytes]") -> None:
-    worker.wait()
-    for pipe in (worker.stdin, worker.stdout):
-        assert pipe is not None
-        with suppress(OSError):  # what was never read by the dead worker
-            pipe.close()
-
-
-def _feed(worker: "subprocess.Popen[bytes]", todo: deque[Pair], finished: SimpleQueue[bool]) -> None:
-    """Give a worker one pair after another, until there is none or it has died."""
-    assert worker.stdin is not None
-    assert worker.stdout is not None
+def _feed(worker: _Worker, todo: deque[Pair], finished: SimpleQueue[bool]) -> None:
+    """Give a worker one pair after another, until there is none or it has died; then end it."""
     try:
         while todo:
             shape, path = todo.popleft()
-            worker.stdin.write(msgspec.json.encode((str(shape), path.name)) + b"\n")
-            worker.stdin.flush()
-            if not worker.stdout.readline():
+            worker.questions.write(msgspec.json.encode((str(shape), path.name)) + b"\n")
+            worker.questions.flush()
+            if not worker.answers.readline():
                 break
             finished.put(True)
-    except (IndexError, OSError, ValueError):
+    except (IndexError, OSError):
         pass  # another worker took the last pair; or this one is dead, and what it had will be compiled later
+    with suppress(OSError):  # what a dead worker never read
+        worker.questions.close()
+    worker.answers.close()
     finished.put(False)

@@ -1,9 +1,10 @@
-"""A worker of `qualification/compile_ahead.py`: `python -m qualification.compile_worker SEED WORKERS`.
+"""The workers of `qualification/compile_ahead.py`: `python -m qualification.compile_worker SEED PIPE...`.
 
-Reads a (shape, path) a line, makes every call that a qualification makes of it, and answers with a line.
+Each reads a (shape, path) a line, makes every call that a qualification makes of it, and answers with a line.
 """
 
 import sys
+from functools import partial
 from typing import BinaryIO
 
 import msgspec
@@ -13,6 +14,7 @@ from kernels.catalog import path_named
 from kernels.path import RunAttention
 from kernels.shape import AttentionShape
 from qualification.checks import run_case
+from qualification.forked import fork_each, pipes_of
 from qualification.inputs import cases
 from qualification.qualify import KERNEL_ERRORS, timed_call
 from qualification.shape_text import parse_shape
@@ -20,11 +22,11 @@ from qualification.shape_text import parse_shape
 _SHARE_OF_MEMORY = 0.8  # of the device's, for all workers together
 
 
-def main(lines: BinaryIO, answers: BinaryIO, device: torch.device, *, seed: int, num_workers: int) -> None:
-    """Until `lines` ends."""
+def serve(questions: BinaryIO, answers: BinaryIO, device: torch.device, *, seed: int, num_workers: int) -> None:
+    """Until `questions` ends."""
     if device.type == "cuda":  # who asks for more fails, and the run compiles it: none takes another's memory
         torch.cuda.set_per_process_memory_fraction(_SHARE_OF_MEMORY / num_workers)
-    for line in lines:
+    for line in questions:
         text, name = msgspec.json.decode(line, type=tuple[str, str])
         run = path_named(name).run
         assert run is not None
@@ -48,10 +50,6 @@ def _call_all(shape: AttentionShape, run: RunAttention, device: torch.device, se
 
 
 if __name__ == "__main__":
-    main(
-        sys.stdin.buffer,
-        sys.stdout.buffer,
-        torch.device("cuda" if torch.cuda.is_available() else "cpu"),
-        seed=int(sys.argv[1]),
-        num_workers=int(sys.argv[2]),
-    )
+    pipes = pipes_of(sys.argv[2:])
+    device = torch.device("cuda")
+    fork_each(pipes, partial(serve, device=device, seed=int(sys.argv[1]), num_workers=len(pipes)))

@@ -19,16 +19,22 @@ from qualification.compile_ahead import Pair, compiling_ahead, in_turn
 
 # Notes what it is asked for beside its process id; on a path named "deadly" it dies.
 WORKER = """
-import json, os, sys
-for line in sys.stdin:
-    shape, path = json.loads(line)
-    with open(sys.argv[1], "a") as file:
-        file.write(f"{os.getpid()} {path} {shape}\\n")
-    if path == "deadly":
-        os._exit(9)
-    if path == "endless":
-        sys.stdin.read()
-    print("done", flush=True)
+import json, os, sys, time
+from qualification.forked import fork_each, pipes_of
+
+def serve(questions, answers):
+    for line in questions:
+        shape, path = json.loads(line)
+        with open(sys.argv[1], "a") as file:
+            file.write(f"{os.getpid()} {path} {shape}\\n")
+        if path == "deadly":
+            os._exit(9)
+        if path == "endless":
+            time.sleep(1000)
+        answers.write(b"done\\n")
+        answers.flush()
+
+fork_each(pipes_of(sys.argv[2:]), serve)
 """
 
 
@@ -113,5 +119,5 @@ def test_a_worker_makes_the_calls_and_says_which_failed() -> None:
     asked = [(str(SHAPE), "sdpa.cpu"), (str(replace(SHAPE, head_dim=63, num_heads=3)), "sdpa.cpu")]
     lines = b"".join(msgspec.json.encode(pair) + b"\n" for pair in [*asked, (str(DECODE), "sdpa.math")])
     answers = io.BytesIO()
-    compile_worker.main(io.BytesIO(lines), answers, torch.device("cpu"), seed=0, num_workers=2)
+    compile_worker.serve(io.BytesIO(lines), answers, torch.device("cpu"), seed=0, num_workers=2)
     assert answers.getvalue() == b"done\nfailed\ndone\n"
