@@ -221,7 +221,12 @@ def make_telemetry(settings: Settings) -> tuple[Metrics, Tracing]:
 
 
 def resolve(settings: Settings) -> tuple[Settings, Path]:
-    """The settings with the model as a folder (a hub id is fetched), and that folder. Raises ModelError."""
+    """The settings with the model as a folder (a hub id is fetched), and that folder.
+
+    Raises ModelError, and SettingsError where the folder of matrices is none.
+    """
+    if settings.matrix is not None and not Path(settings.matrix).is_dir():
+        raise SettingsError(f"--matrix {settings.matrix}: no such folder")
     if not Path(settings.model).is_dir():
         from server.model.load import resolve_model  # imports torch, which this process can do without
 

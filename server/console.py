@@ -64,7 +64,7 @@ class Console:
 
     def on_refused(self, refused: EngineRefused) -> None:
         self._inner.on_refused(refused)
-        for line in plan_table(refused.plan):
+        for line in plan_table(refused.plan) if refused.plan else ():
             self._print(line)
         self._print(f"Hallmark refuses to serve: {refused.message}")
 

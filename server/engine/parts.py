@@ -1,5 +1,6 @@
 """What a runner is made of, and how many pages of the KV cache there is room for."""
 
+import os
 from dataclasses import dataclass
 
 import torch
@@ -57,8 +58,10 @@ def sizes_of_graphs(config: ModelConfig, limits: EngineLimits, max_context: int)
 def num_pages(settings: Settings, parts: Parts) -> int:
     """Pages of the KV cache: what the settings say, or what the memory takes. Raises SettingsError when too few."""
     limits, device = parts.limits, parts.device
+    page_bytes = limits.page_size * kv_bytes_per_token(parts.config, limits.kv_dtype)
     if settings.kv_cache_tokens is not None:
         count = settings.kv_cache_tokens // limits.page_size
+        _check_size(count * page_bytes, device)
     elif device.type == "cpu":
         count = -(-max(_DEFAULT_CPU_KV_TOKENS, limits.max_model_len) // limits.page_size)
     else:
@@ -66,13 +69,23 @@ def num_pages(settings: Settings, parts: Parts) -> int:
         torch.cuda.empty_cache()
         free_bytes, total_bytes = torch.cuda.mem_get_info(device)
         kept_bytes = int(total_bytes * (1 - settings.gpu_memory_utilization))
-        page_bytes = limits.page_size * kv_bytes_per_token(parts.config, limits.kv_dtype)
         count = max(0, free_bytes - kept_bytes - peak_bytes) // page_bytes
     num_tokens = count * limits.page_size
     if count < 1 or (settings.max_model_len is not None and num_tokens < settings.max_model_len):
         wanted = settings.max_model_len or limits.page_size
         raise SettingsError(f"the KV cache has room for {num_tokens} tokens, max_model_len needs {wanted}")
     return count
+
+
+def _check_size(num_bytes: int, device: torch.device) -> None:
+    """Raises SettingsError for a KV cache that cannot be allocated, however often the engine is started again."""
+    if device.type == "cpu":
+        total_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    else:
+        total_bytes = torch.cuda.mem_get_info(device)[1]
+    if num_bytes > total_bytes:
+        took, has = num_bytes / 2**30, total_bytes / 2**30
+        raise SettingsError(f"--kv-cache-tokens asks for {took:.1f} GiB, the device has {has:.1f} GiB")
 
 
 def _graph_bytes(parts: Parts) -> int:

@@ -122,6 +122,11 @@ def test_a_path_that_is_no_folder_is_a_model_error() -> None:
         resolve(Settings(model="/no/such"))
 
 
+def test_a_folder_of_matrices_that_does_not_exist_stops_the_start(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="--matrix /no/such: no such folder"):
+        resolve(Settings(model=str(tmp_path), matrix="/no/such"))
+
+
 def test_the_api_process_does_without_torch() -> None:
     code = "import sys, server.cli; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
@@ -210,6 +215,12 @@ def test_a_refusal_is_printed_with_the_plan() -> None:
     Console(Recorder(), model="m", url="", print_line=lines.append).on_refused(refused)
     assert "none" in lines[2].split()
     assert lines[-1] == "Hallmark refuses to serve: 1 of 1 shapes has no proof"
+
+
+def test_a_refusal_without_a_plan_is_one_line() -> None:
+    lines: list[str] = []
+    Console(Recorder(), model="m", url="", print_line=lines.append).on_refused(EngineRefused("invalid_model", "no", []))
+    assert lines == ["Hallmark refuses to serve: no"]
 
 
 def test_everything_else_is_passed_on() -> None:

@@ -175,3 +175,8 @@ def test_settings_that_cannot_work_name_limit_and_value(tiny_llama: TinyLlama, t
     value = {"max_model_len": 257, "kv_cache_tokens": 100}[name]
     with pytest.raises(SettingsError, match=r"257.*256|96 tokens.*128"):
         build(tiny_llama, tmp_path, **{name: value})
+
+
+def test_a_cache_that_no_memory_holds_is_refused_and_not_tried(tiny_llama: TinyLlama, tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"--kv-cache-tokens asks for \d+\.\d GiB, the device has \d+\.\d GiB"):
+        build(tiny_llama, tmp_path, kv_cache_tokens=10**15)
