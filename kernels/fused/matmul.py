@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.fused.activation import swiglu
+from kernels.fused.chosen import ChosenProduct
 from kernels.fused.packed import PackedWeight
 from kernels.fused.skinny import ROW_COUNTS, WIDE_ROW_COUNTS, SkinnyTiling, WideTiling, tiling_for
 from kernels.launch import is_interpreted, num_processors, triton_version
@@ -15,23 +16,37 @@ _HOPPER = (9, 0)
 _DTYPES = (torch.float16, torch.bfloat16)
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, packed: PackedWeight | None = None) -> Tensor:
+def linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    packed: PackedWeight | None = None,
+    chosen: ChosenProduct | None = None,
+) -> Tensor:
     """x [M, K] @ weight^T + bias: [M, N] of x's dtype.
 
-    weight [N, K] and bias [N] of x's dtype; `packed` is the weight once more, for few rows on a CPU. On sm_90 and for M
-    up to 128 in 16 bits the weight is read without waiting for the kernel before this call, so it must not have come
-    from there.
+    weight [N, K] and bias [N] of x's dtype; `packed` is the weight once more, for few rows on a CPU, and `chosen` its
+    products of many rows on a GPU. On sm_90 and for M up to 128 in 16 bits the weight is read without waiting for the
+    kernel before this call, so it must not have come from there.
     """
     if packed is not None and packed.takes(x):
         y = packed.product(x)
         return y if bias is None else y.add_(bias)
     tiling = tiling_of(x, weight, weight.shape[0], has_bias=bias is not None)
+    if tiling is None and chosen is not None and bias is None and chosen.takes(x, weight):
+        return chosen.product(x, weight)
     if tiling is None:
         return F.linear(x, weight, bias)
     return _launch(x, weight, bias, x.new_empty(x.shape[0], weight.shape[0]), tiling)
 
 
-def linear_fp32(x: Tensor, weight: Tensor, out: Tensor | None = None, packed: PackedWeight | None = None) -> Tensor:
+def linear_fp32(
+    x: Tensor,
+    weight: Tensor,
+    out: Tensor | None = None,
+    packed: PackedWeight | None = None,
+    chosen: ChosenProduct | None = None,
+) -> Tensor:
     """x [M, K] @ weight^T in fp32, as `linear` otherwise; in `out` [M, N], contiguous, where it is given."""
     if out is None and not x.is_cuda:
         return linear(x, weight, packed=packed).float()
@@ -40,19 +55,27 @@ def linear_fp32(x: Tensor, weight: Tensor, out: Tensor | None = None, packed: Pa
     tiling = tiling_of(x, weight, weight.shape[0])
     if tiling is not None:
         return _launch(x, weight, None, out, tiling)
+    if chosen is not None and chosen.takes(x, weight):
+        return chosen.product(x, weight, out)
     if x.is_cuda and x.dtype in _DTYPES:
         return torch.mm(x, weight.t(), out_dtype=torch.float32, out=out)
     return out.copy_(F.linear(x, weight))
 
 
-def linear_swiglu(x: Tensor, gate_up: Tensor, bias: Tensor | None = None, packed: PackedWeight | None = None) -> Tensor:
+def linear_swiglu(
+    x: Tensor,
+    gate_up: Tensor,
+    bias: Tensor | None = None,
+    packed: PackedWeight | None = None,
+    chosen: ChosenProduct | None = None,
+) -> Tensor:
     """silu(gate) * up of [gate, up] = x [M, K] @ gate_up [2 * N, K]^T + bias: [M, N], as `linear` otherwise.
 
     In one kernel, without rounding gate and up, where `linear` would be one and there is no bias.
     """
     tiling = None if bias is not None else tiling_of(x, gate_up, gate_up.shape[0] // 2, parts=2)
     if tiling is None:
-        return swiglu(linear(x, gate_up, bias, packed))
+        return swiglu(linear(x, gate_up, bias, packed, chosen))
     return _launch(x, gate_up, None, x.new_empty(x.shape[0], gate_up.shape[0] // 2), tiling)
 
 

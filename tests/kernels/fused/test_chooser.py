@@ -1,0 +1,115 @@
+"""What the chooser of algorithms keeps from start to start, and what it calls faster."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels.fused.chooser import Chooser, ranking
+from kernels.fused.cublaslt import Algorithm, CublasLt, Prepared, Product
+
+BF16, FP32 = torch.bfloat16, torch.float32
+
+
+class OnPaper(CublasLt):
+    """Takes every algorithm, and notes the first word of what it was asked for."""
+
+    alignment_bytes = 16  # of memory of a CPU
+
+    def __init__(self, version: int = 130100) -> None:
+        self._version = version
+        self.asked: list[int] = []
+
+    @property
+    def version(self) -> int:
+        return self._version
+
+    def prepared(self, product: Product, algorithm: Algorithm) -> Prepared | None:
+        del product
+        self.asked.append(algorithm.words[0])
+        return Prepared(0, 0, 0, algorithm)
+
+
+class Measured:
+    """Chooses the algorithm of words 1, 2, ... for 70 rows, and none for more; counts, and notes what it measured."""
+
+    def __init__(self) -> None:
+        self.num = 0
+        self.sizes: list[int] = []
+
+    def __call__(
+        self, _library: CublasLt, _weights: Sequence[Tensor], _out: torch.dtype, sizes: Sequence[int]
+    ) -> dict[int, Algorithm | None]:
+        self.num += 1
+        self.sizes += sizes
+        chosen = Algorithm.of_words([self.num, 2**64 - 1, 3, 4, 5, 6, 7, 8])
+        return {size: chosen if size == 70 else None for size in sizes}
+
+
+def weight(size_out: int = 24) -> Tensor:
+    return torch.zeros(size_out, 16, dtype=BF16)
+
+
+def first_word(chooser: Chooser, library: OnPaper, size_out: int = 24, out: torch.dtype = BF16) -> int:
+    product = chooser.product([weight(size_out)], out, [70, 90])
+    assert product.takes(torch.zeros(70, 16, dtype=BF16), weight(size_out))
+    assert not product.takes(torch.zeros(90, 16, dtype=BF16), weight(size_out))
+    return library.asked[-1]
+
+
+def test_a_shape_is_measured_once_and_kept_for_the_next_start(tmp_path: Path) -> None:
+    library, measure, file = OnPaper(), Measured(), tmp_path / "new" / "products.json"
+    chooser = Chooser(library, file, measure=measure)
+    shapes = [(24, BF16), (32, BF16), (24, FP32)]
+    words = [first_word(chooser, library, *shape) for shape in shapes]
+    assert words == [1, 2, 3]
+    assert [first_word(chooser, library, *shape) for shape in shapes] == words
+    again = Chooser(library, file, measure=measure)
+    assert [first_word(again, library, *shape) for shape in shapes] == words
+    assert measure.num == 3
+    assert [path.name for path in file.parent.iterdir()] == ["products.json"]
+
+
+def test_only_sizes_that_are_not_known_are_measured(tmp_path: Path) -> None:
+    library, measure, file = OnPaper(), Measured(), tmp_path / "products.json"
+    first_word(Chooser(library, file, measure=measure), library)
+    Chooser(library, file, measure=measure).product([weight()], BF16, [70, 80, 90])
+    assert measure.sizes == [70, 90, 80]
+
+
+def test_another_version_of_the_library_is_measured_anew(tmp_path: Path) -> None:
+    measure, file = Measured(), tmp_path / "products.json"
+    for version in (130100, 130200):
+        library = OnPaper(version)
+        first_word(Chooser(library, file, measure=measure), library)
+    assert measure.num == 2
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[]", "{}", '{"version": 130100}', '{"version": 130100, "algorithms": {"a": {"b": []}}}',
+                '{"version": 130100, "algorithms": {"a": {"80": [1, 2, 3, 4, 5, 6, 7, 8, 9]}}}',
+                '{"version": 130100, "algorithms": {"a": {"80": ["x"]}}}']
+)  # fmt: skip
+def test_a_file_that_is_not_whole_is_replaced(tmp_path: Path, content: str) -> None:
+    library, measure, file = OnPaper(), Measured(), tmp_path / "products.json"
+    file.write_text(content)
+    assert first_word(Chooser(library, file, measure=measure), library) == 1
+    assert json.loads(file.read_text())["version"] == 130100
+    assert first_word(Chooser(library, file, measure=measure), library) == 1
+
+
+def test_a_disk_that_cannot_be_written_to_costs_the_next_start_only(tmp_path: Path) -> None:
+    (tmp_path / "folder").write_text("in the way")
+    library, measure = OnPaper(), Measured()
+    assert first_word(Chooser(library, tmp_path / "folder" / "products.json", measure=measure), library) == 1
+
+
+@pytest.mark.parametrize(
+    ("times", "order"),
+    [([1.0], []), ([1.0, 0.99], []), ([1.0, 0.9, 1.1, 0.8], [3, 1]), ([2.0, 1.5, 1.5], [1, 2])],
+)
+def test_only_what_is_surely_faster_than_pytorch_is_chosen(times: list[float], order: list[int]) -> None:
+    assert ranking(times) == order
