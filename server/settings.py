@@ -113,6 +113,12 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     run_ahead: Annotated[
         bool, Meta(description="plan and launch a step while the GPU computes the one before; a CPU never does")
     ] = True
+    choose_matmuls: Annotated[
+        bool,
+        Meta(
+            description="measure, before ready, which of cuBLASLt's algorithms multiplies many rows fastest; CUDA only"
+        ),
+    ] = False
     load_format: Annotated[LoadFormat, Meta(description="dummy: random weights, for benches")] = LoadFormat.AUTO
     on_unproven: Annotated[
         Policy,

@@ -30,6 +30,7 @@ from server.engine.overrides import Overrides
 from server.engine.pages import PagePool
 from server.engine.parts import Parts, num_pages, sizes_of_graphs
 from server.engine.planning import Progress, Unservable, cache_folder, fingerprint_fields, plan_attention, plan_rows
+from server.engine.products import choose_products
 from server.engine.quarantine import Quarantine
 from server.engine.runner import ModelRunner
 from server.engine.scheduler import Scheduler, SchedulerLimits
@@ -125,6 +126,10 @@ def _load_parts(
         load_format=settings.load_format,
         progress=lambda detail: progress("loading", detail),
     )
+    if settings.choose_matmuls and device.type == "cuda":
+        progress("choosing", "algorithms of matmuls")
+        digest = fingerprint_digest(subject.fingerprint)[:16]
+        choose_products(decoder, limits, cache_folder(settings) / f"products-{digest}.json", device)
     flags = tuple(AttentionFlags(config.softmax_scale, window=w, softcap=config.softcap) for w in config.windows)
     dispatcher = Dispatcher(
         plan.decisions,

@@ -1,12 +1,13 @@
 """The transformer: flattened tokens to hidden states to logits. One class for all families."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.fused.matmul import compile_linear, linear_fp32, linear_swiglu
+from kernels.fused.chooser import Chooser
+from kernels.fused.matmul import compile_linear, linear_fp32
 from kernels.fused.norm import add_rms_norm, rms_norm
 from kernels.fused.rope_kv import Turns, rope_and_write_kv, turns_of
 from server.model.config import ModelConfig
@@ -32,6 +33,10 @@ class Decoder:
         self._small_step = SmallStep.of(config, self.weights)
         _compile_matmuls(weights)
 
+    def choose_products(self, chooser: Chooser, sizes: Sequence[int]) -> None:
+        """Multiply `sizes` rows, and what they stand for, as is fastest on this GPU. Raises CublasLtError."""
+        self.weights = self.weights.with_chosen(chooser, sizes)
+
     @torch.inference_mode()
     def forward(self, token_ids: Tensor, positions: Tensor, slots: Tensor, kv: KVCache, attend: Attend) -> Tensor:
         """Hidden states [T, hidden] before the final norm, which logits() applies to the rows it is given.
@@ -55,14 +60,14 @@ class Decoder:
                 normed, residual = add_rms_norm(fed, residual, layer.attention_norm, eps)
             attended = self._attention(index, normed, positions, turns, slots, kv, attend)
             normed, residual = add_rms_norm(attended, residual, layer.feed_forward_norm, eps)
-            fed = layer.down(linear_swiglu(normed, layer.gate_up.weight, layer.gate_up.bias, layer.gate_up.packed))
+            fed = layer.down(layer.gate_up.swiglu(normed))
         return residual if fed is None else residual.add_(fed)
 
     @torch.inference_mode()
     def logits(self, hidden_rows: Tensor, out: Tensor | None = None) -> Tensor:
         """Logits [R, vocab] fp32 of hidden states [R, hidden], in `out` where it is given."""
         normed = rms_norm(hidden_rows, self.weights.final_norm, self.config.norm_eps)
-        return linear_fp32(normed, self.weights.head, out, self.weights.packed_head)
+        return linear_fp32(normed, self.weights.head, out, self.weights.packed_head, self.weights.chosen_head)
 
     def _attention(
         self,

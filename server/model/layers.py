@@ -1,22 +1,33 @@
 """The weights of a decoder, merged as its matmuls want them."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from kernels.fused.matmul import linear
+from kernels.fused.chooser import Chooser
+from kernels.fused.chosen import ChosenProduct
+from kernels.fused.matmul import linear, linear_swiglu
 from kernels.fused.packed import PackedWeight, packed
 from server.model.config import ModelConfig
+
+_NUM_MEASURED = 8  # layers whose weights algorithms are measured with
+_LEAST_CHOSEN = 2**20  # numbers of a weight: smaller products take the host longer than the GPU
+_MOST_SAMPLED = 512  # rows of the head
 
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """weight [out, in], bias [out] or None; on a CPU perhaps the weight once more, packed for few rows."""
+    """weight [out, in], bias [out] or None; on a CPU perhaps the weight once more, packed for few rows.
+
+    chosen  on a GPU perhaps how many rows are multiplied, the same for all layers
+    """
 
     weight: Tensor
     bias: Tensor | None
     packed: PackedWeight | None = None
+    chosen: ChosenProduct | None = None
 
     @classmethod
     def empty(cls, size_in: int, size_out: int, has_bias: bool, dtype: torch.dtype, device: torch.device) -> "Linear":
@@ -24,7 +35,11 @@ class Linear:
         return cls(weight, torch.empty(size_out, dtype=dtype, device=device) if has_bias else None)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return linear(x, self.weight, self.bias, self.packed)
+        return linear(x, self.weight, self.bias, self.packed, self.chosen)
+
+    def swiglu(self, x: Tensor) -> Tensor:
+        """silu(gate) * up of a weight that is both."""
+        return linear_swiglu(x, self.weight, self.bias, self.packed, self.chosen)
 
     def with_packed(self) -> "Linear":
         """The same for computing: the weight must not change any more."""
@@ -59,6 +74,11 @@ class LayerWeights:
             down=self.down.with_packed(),
         )
 
+    def with_chosen(self, products: Mapping[str, ChosenProduct]) -> "LayerWeights":
+        """`products` by the name of the weight."""
+        chosen = {name: replace(getattr(self, name), chosen=product) for name, product in products.items()}
+        return replace(self, **chosen)
+
 
 @dataclass(frozen=True, slots=True)
 class Weights:
@@ -67,11 +87,28 @@ class Weights:
     final_norm: Tensor  # [hidden]
     head: Tensor  # [vocab, hidden]; the embedding itself where they are tied
     packed_head: PackedWeight | None = None
+    chosen_head: ChosenProduct | None = None
 
     def with_packed(self) -> "Weights":
         """The same for computing: no weight may change any more."""
         layers = tuple(layer.with_packed() for layer in self.layers)
         return replace(self, layers=layers, packed_head=packed(self.head))
+
+    def with_chosen(self, chooser: Chooser, sizes: Sequence[int]) -> "Weights":
+        """The same for computing `sizes` rows on a GPU: no weight may change any more. Raises CublasLtError."""
+        measured, products = self.layers[:_NUM_MEASURED], {}
+        for name in ("qkv", "output", "gate_up", "down"):
+            linears: list[Linear] = [getattr(layer, name) for layer in measured]
+            if linears and linears[0].bias is None and _is_chosen(linears[0].weight):
+                products[name] = chooser.product([it.weight for it in linears], linears[0].weight.dtype, sizes)
+        head, sampled = self.chosen_head, [size for size in sizes if size <= _MOST_SAMPLED]
+        if _is_chosen(self.head) and sampled:
+            head = chooser.product([self.head], torch.float32, sampled)
+        return replace(self, layers=tuple(layer.with_chosen(products) for layer in self.layers), chosen_head=head)
+
+
+def _is_chosen(weight: Tensor) -> bool:
+    return weight.dtype in (torch.float16, torch.bfloat16) and weight.numel() >= _LEAST_CHOSEN
 
 
 def empty_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Weights:

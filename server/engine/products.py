@@ -1,0 +1,33 @@
+"""How steps of many rows are multiplied: chosen when the weights are there, before memory is shared out."""
+
+import logging
+import time
+from pathlib import Path
+
+import torch
+
+from kernels.fused.chooser import Chooser
+from kernels.fused.chosen import sizes_up_to
+from kernels.fused.cublaslt import CublasLt, CublasLtError, load_library
+from server.engine.graph_keys import graph_keys
+from server.engine.limits import EngineLimits
+from server.engine.parts import sizes_of_graphs
+from server.model.decoder import Decoder
+
+logger = logging.getLogger(__name__)
+
+
+def choose_products(decoder: Decoder, limits: EngineLimits, file: Path, device: torch.device) -> None:
+    """Measure what the file does not know yet: some seconds for an 8B. Where that fails PyTorch multiplies, as logged.
+
+    The numbers of rows are those of CUDA graphs even where there are none, so that both compute the same.
+    """
+    keys = graph_keys(sizes_of_graphs(decoder.config, limits, limits.max_model_len))
+    sizes = sizes_up_to(limits.max_num_batched_tokens, (key.num_tokens for key in keys))
+    started_at = time.monotonic()
+    try:
+        decoder.choose_products(Chooser(CublasLt(load_library(), device), file), sizes)
+    except (CublasLtError, torch.OutOfMemoryError) as error:
+        logger.warning("steps of many rows are multiplied by PyTorch's algorithms: %s", error)
+        return
+    logger.info("algorithms of %d numbers of rows chosen in %.1f s", len(sizes), time.monotonic() - started_at)

@@ -1,0 +1,93 @@
+"""Which weights of a model are multiplied as was measured, for which numbers of rows, and what becomes of a failure."""
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels.fused.chooser import Chooser
+from kernels.fused.chosen import ChosenProduct
+from kernels.fused.cublaslt import CublasLt
+from kernels.shape import Dtype
+from server.engine.limits import EngineLimits
+from server.engine.products import choose_products
+from server.model.decoder import Decoder
+from server.model.layers import LayerWeights, Linear, Weights
+from server.model.load import load_config
+from server.settings import DEMO_MODEL
+
+BF16, CPU = torch.bfloat16, torch.device("cpu")
+SIZE = 1024  # a weight of so many rows and columns is just worth it
+SIZES = [72, 256, 1024, 2048]
+
+
+class OnPaper(Chooser):
+    """Notes what it is asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[tuple[int, ...], int, torch.dtype, list[int]]] = []
+
+    def product(self, weights: Sequence[Tensor], dtype_out: torch.dtype, sizes: Sequence[int]) -> ChosenProduct:
+        shape = weights[0].shape
+        self.asked.append((tuple(shape), len(weights), dtype_out, list(sizes)))
+        return ChosenProduct(CublasLt.__new__(CublasLt), (shape[0], shape[1]), (weights[0].dtype, dtype_out), {})
+
+
+def weights_of(num_layers: int, dtype: torch.dtype = BF16, *, has_bias: bool = False) -> Weights:
+    def linear(size_in: int, size_out: int, has_bias: bool = False) -> Linear:
+        return Linear.empty(size_in, size_out, has_bias, dtype, CPU)
+
+    layer = LayerWeights(
+        attention_norm=torch.ones(SIZE),
+        qkv=linear(SIZE, 2 * SIZE, has_bias),
+        q_norm=None,
+        k_norm=None,
+        output=linear(SIZE, SIZE),
+        feed_forward_norm=torch.ones(SIZE),
+        gate_up=linear(SIZE, SIZE // 2),  # too small
+        down=linear(2 * SIZE, SIZE),
+    )
+    return Weights(torch.ones(3), (layer,) * num_layers, torch.ones(SIZE), linear(SIZE, 3 * SIZE).weight)
+
+
+def test_large_weights_of_all_layers_share_what_is_measured_with_some() -> None:
+    chooser = OnPaper()
+    weights = weights_of(12).with_chosen(chooser, SIZES)
+    shapes = [(2 * SIZE, SIZE), (SIZE, SIZE), (SIZE, 2 * SIZE)]
+    assert chooser.asked[:3] == [(shape, 8, BF16, SIZES) for shape in shapes]
+    first, last = weights.layers[0], weights.layers[-1]
+    assert len(weights.layers) == 12
+    assert first.gate_up.chosen is last.gate_up.chosen is None
+    for one, other in ((first.qkv, last.qkv), (first.output, last.output), (first.down, last.down)):
+        assert one.chosen is other.chosen is not None
+
+
+def test_the_head_is_measured_for_rows_that_are_sampled_at_once() -> None:
+    chooser = OnPaper()
+    assert weights_of(1).with_chosen(chooser, SIZES).chosen_head is not None
+    assert chooser.asked[-1] == ((3 * SIZE, SIZE), 1, torch.float32, [72, 256])
+    assert weights_of(1).with_chosen(chooser, [2048]).chosen_head is None
+
+
+def test_weights_of_32_bits_and_those_with_a_bias_stay_pytorchs() -> None:
+    chooser = OnPaper()
+    single = weights_of(1, torch.float32).with_chosen(chooser, SIZES)
+    assert chooser.asked == []
+    assert single.layers[0].qkv.chosen is single.chosen_head is None
+    assert weights_of(1, has_bias=True).with_chosen(chooser, SIZES).layers[0].qkv.chosen is None
+
+
+@pytest.mark.skipif(torch.version.cuda is not None, reason="this torch ships the library")
+def test_without_the_library_the_log_says_so_and_all_is_pytorchs(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    decoder = Decoder(load_config(Path(DEMO_MODEL)), weights_of(0))
+    limits = EngineLimits(Dtype.BF16, Dtype.BF16, 2048, 8, 2048, 2048, page_size=16)
+    with caplog.at_level(logging.WARNING):
+        choose_products(decoder, limits, tmp_path / "products.json", CPU)
+    assert "without CUDA" in caplog.text
+    assert decoder.weights.chosen_head is None
+    assert not list(tmp_path.iterdir())
