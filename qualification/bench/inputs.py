@@ -81,7 +81,9 @@ def _batch(case: BenchCase, device: torch.device, generator: torch.Generator) ->
     cu_seqlens_q = torch.tensor([0, *accumulate(case.queries)], dtype=torch.int32, device=device)
     longest = max(case.queries), max(case.keys)
     if case.shape.page_size is None:
-        cu_seqlens_k = torch.tensor([0, *accumulate(case.keys)], dtype=torch.int32, device=device)
+        cu_seqlens_k = cu_seqlens_q  # one tensor, as in a server: `gluon.prefill.hopper` has a faster variant for that
+        if case.keys != case.queries:
+            cu_seqlens_k = torch.tensor([0, *accumulate(case.keys)], dtype=torch.int32, device=device)
         return AttentionBatch(cu_seqlens_q, *longest, cu_seqlens_k=cu_seqlens_k)
     counts = _num_pages(case)
     order = torch.randperm(sum(counts), generator=generator, device=device).int()

@@ -127,6 +127,16 @@ def test_no_case_starts_after_the_time_limit() -> None:
     assert said == []
 
 
+def test_prompts_are_given_as_a_server_gives_them() -> None:
+    """One tensor of offsets where queries and keys are the same tokens: a kernel may have a faster variant for that."""
+    batch = make_inputs(prefill(32), CPU, seed=0).batch
+    assert batch.cu_seqlens_k is batch.cu_seqlens_q
+    context = make_inputs(replace(prefill(32), queries=(16,), keys=(32,)), CPU, seed=0).batch
+    assert context.cu_seqlens_k is not None
+    assert context.cu_seqlens_k.tolist() == [0, 32]
+    assert context.cu_seqlens_q.tolist() == [0, 16]
+
+
 def test_the_longest_sequence_is_among_those_that_are_compared() -> None:
     lengths = (5,) * 40 + (200,) + (5,) * 40
     inputs = make_inputs(replace(prefill(32), queries=lengths, keys=lengths), CPU, seed=0)
