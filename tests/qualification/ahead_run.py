@@ -1,0 +1,54 @@
+"""Compiles ahead on a GPU, then makes the calls itself; prints how many kernels it had to compile, as JSON."""
+
+import json
+from typing import Any
+
+import torch
+import triton
+
+from kernels.buckets import Bucket
+from kernels.catalog import path_named
+from kernels.shape import AttentionShape, Dtype, Phase
+from qualification.checks import run_case
+from qualification.compile_ahead import compiling_ahead
+from qualification.inputs import cases
+from qualification.qualify import timed_call
+
+SHORT, LONG = Bucket.LE_512, Bucket.LE_8K
+PATHS = ("gluon.prefill.hopper", "gluon.decode.hopper", "triton.prefill", "triton.decode")
+
+
+def shapes(path: str) -> list[AttentionShape]:
+    phase = Phase.PREFILL if "prefill" in path else Phase.DECODE
+    page_size = None if phase is Phase.PREFILL else 64
+    return [
+        AttentionShape(
+            phase, Dtype.BF16, Dtype.BF16, 8, 2, 128, Bucket.LE_128 if page_size else bucket, bucket, page_size
+        )
+        for bucket in (SHORT, LONG)
+    ]
+
+
+def main() -> None:
+    said: list[str] = []
+    found = {"loaded": 0, "compiled": 0}
+
+    def note(cache_hit: bool, **_: Any) -> None:
+        found["loaded" if cache_hit else "compiled"] += 1
+
+    pairs = [(shape, path_named(name)) for name in PATHS for shape in shapes(name)]
+    with compiling_ahead(pairs, num_processes=4) as wait:
+        wait(said.append)
+    triton.knobs.compilation.listener = note
+    device = torch.device("cuda")
+    for shape, path in pairs:
+        assert path.run is not None
+        for case in cases(shape, device, seed=0):
+            run_case(path.run, case)
+        timed_call(shape, path.run, device, seed=0)[0]()
+    torch.cuda.synchronize()
+    print(json.dumps({**found, "said": said[-1]}))
+
+
+if __name__ == "__main__":
+    main()
