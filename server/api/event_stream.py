@@ -1,10 +1,11 @@
 """An answer that is written while it comes."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from typing import Any, cast
 
 from fastapi import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from server.api.context import Writer
 from server.api.formats import DONE, AnswerFormat, Usage
@@ -18,18 +19,40 @@ _STREAM_HEADERS = [
 
 
 class StreamOutlet:
-    """Writes text as events on the spot, once the stream has begun."""
+    """Writes text as events on the spot: the first one, behind the response's head, where it is given a `send`."""
 
-    def __init__(self, shape: AnswerFormat, writer: Writer) -> None:
+    def __init__(self, shape: AnswerFormat, writer: Writer, send: Send | None) -> None:
         self.is_open = False
         self._shape = shape
         self._writer = writer
+        self._send = send
 
     def has_room(self) -> bool:
-        return self.is_open and self._writer.has_room()
+        return (self.is_open or self._send is not None) and self._writer.has_room()
 
     def put(self, text: str) -> None:
-        self._writer.write(self._shape.text_event(0, text))
+        if self.is_open:
+            if text:
+                self._writer.write(self._shape.text_event(0, text))
+            return
+        self.is_open = True
+        self._begin()
+        self._writer.write(self._shape.opening(1) + self._shape.opened(Piece(0, text, None)))
+
+    def _begin(self) -> None:
+        """Send the head at once: where the writer has room, nobody waits for anything."""
+        assert self._send is not None
+        sending = cast(Coroutine[Any, Any, None], self._send(_head()))
+        try:
+            sending.send(None)
+        except StopIteration:
+            return
+        sending.close()
+        raise RuntimeError("the head of a response waits, although there is room")
+
+
+def _head() -> Message:
+    return {"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS}
 
 
 class EventStream(Response):
@@ -48,9 +71,9 @@ class EventStream(Response):
         num_choices: int,
         usage: Callable[[], Usage] | None,
     ) -> None:
-        """`rest`: but for what goes to the `outlet`. `usage` is asked at the end, for an event of its own."""
+        """`first`, `rest`: but for what goes to the `outlet`. `usage` is asked at the end, for an event of its own."""
         self.status_code, self.background = 200, None
-        self.raw_headers = _STREAM_HEADERS.copy()  # and nothing else of a response's making, which takes 10 us
+        self.raw_headers = _STREAM_HEADERS  # and nothing else of a response's making, which takes 10 us
         self._shape = shape
         self._first = first
         self._rest = rest
@@ -60,9 +83,13 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 -- the guard watches
         shape = self._shape
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        events = shape.opening(self._num_choices) + shape.opened(self._first)
-        await send({"type": "http.response.body", "body": events, "more_body": True})
+        if self._outlet is not None and self._outlet.is_open:
+            events = shape.event(self._first)
+        else:
+            await send(_head())
+            events = shape.opening(self._num_choices) + shape.opened(self._first)
+        if events:
+            await send({"type": "http.response.body", "body": events, "more_body": True})
         if self._outlet is not None:
             self._outlet.is_open = True
         await asyncio.sleep(0)  # the loop writes when this task pauses, so before what is left to do for a first token

@@ -62,7 +62,7 @@ def routes(edge: Edge) -> APIRouter:
 
 def _endpoint(edge: Edge, kind: Kind) -> Callable[[Request], Awaitable[Response]]:
     async def endpoint(request: Request) -> Response:
-        return await _generate(edge, kind, request.scope, request.receive)
+        return await _generate(edge, kind, request.scope, request.receive, None)
 
     return endpoint
 
@@ -74,14 +74,14 @@ def endpoints(edge: Edge) -> dict[str, ASGIApp]:
 
 def _application(edge: Edge, kind: Kind) -> ASGIApp:
     async def application(scope: Scope, receive: Receive, send: Send) -> None:
-        response = await _generate(edge, kind, scope, receive)
+        response = await _generate(edge, kind, scope, receive, send)
         await response(scope, receive, send)
 
     return application
 
 
-async def _generate(edge: Edge, kind: Kind, scope: Scope, receive: Receive) -> Response:
-    """Behind the guard, whose `receive` gives the whole body at once."""
+async def _generate(edge: Edge, kind: Kind, scope: Scope, receive: Receive, send: Send | None) -> Response:
+    """Behind the guard, whose `receive` gives the whole body at once, and whose `send` lets a stream begin at once."""
     context = context_of(scope)
     record = _record(edge, kind, scope, context)
     ready = edge.require_ready()
@@ -100,12 +100,12 @@ async def _generate(edge: Edge, kind: Kind, scope: Scope, receive: Receive) -> R
     has_usage_chunk = fields.stream_options is not None and fields.stream_options.include_usage
     shape = kind.format(context.unique_id, edge.model, has_usage_chunk)
     writer = writer_of(scope)
-    outlet = StreamOutlet(shape, writer) if fields.stream and writer is not None else None
+    outlet = StreamOutlet(shape, writer, send) if fields.stream and writer is not None else None
     answer = _answer(edge, prepared.jobs, record, place, salt, outlet)
     context.cleanup.append(answer.aclose)
     if fields.stream:
         asyncio.get_running_loop().call_soon(shape.text_event, 0, "")  # makes its head while the engine works
-        first = await anext(answer)  # before the response begins: what fails until here gets its own status
+        first = await anext(answer)  # where the response has not begun, what fails until here gets its own status
         usage = (lambda: _usage(record, fields.n)) if has_usage_chunk else None
         return EventStream(shape, first, answer, outlet, num_choices=len(prepared.jobs), usage=usage)
     if prepared.echo is not None:

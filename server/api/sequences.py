@@ -37,11 +37,11 @@ class Piece:
 
 
 class Outlet(Protocol):
-    """Where text of a request's only answer may go by the way, between the first and the last piece."""
+    """Where text of a request's only answer may go by the way, before the last piece."""
 
     def has_room(self) -> bool: ...
     def put(self, text: str) -> None:
-        """Only where it has room."""
+        """Only where it has room. The first text is shown even where it is empty."""
 
 
 async def pieces(
@@ -65,13 +65,16 @@ async def pieces(
     has_begun = False
 
     def take(delta: TokenDelta) -> bool:
+        nonlocal has_begun
         if outlet is None or not outlet.has_room():
             return False
-        record.delta(delta)
+        came_at = record.now()
+        outlet.put("".join([detokenizer.push(token_id) for token_id in delta.token_ids]))
+        if not has_begun:
+            has_begun = True
+            began()
+        record.delta(delta, came_at)
         record.tokens(len(delta.token_ids))
-        text = "".join([detokenizer.push(token_id) for token_id in delta.token_ids])
-        if text:
-            outlet.put(text)
         return True
 
     may_take = None if outlet is None or matcher.has_stops else take

@@ -109,7 +109,7 @@ def test_what_can_be_written_at_once_wakes_no_task(folder: Path) -> None:
         ask(connection)
         assert "".join(texts_of(answer(connection))) == expected(50)
     it.stop()
-    assert engine.num_taken > 40
+    assert (engine.num_taken, engine.num_yielded) == (50, 1)  # the first one too: its task sees but the last
     assert it.it.value("generation_tokens_total") == len(expected(50).encode())
 
 
@@ -127,7 +127,35 @@ def test_behind_a_slow_reader_tokens_are_merged_and_keep_their_order(folder: Pat
     assert "".join(texts) == expected(4000)
     assert len(texts) < 3900
     assert engine.num_taken > 0
-    assert engine.num_yielded > 2
+    assert engine.num_yielded > 1
+
+
+def test_what_fails_behind_a_first_token_that_woke_no_task_is_an_event(folder: Path) -> None:
+    failed = TokenDelta("", [], FinishReason.ERROR)
+    engine = PushingEngine([delta("0 ", is_first=True), delta("1 "), failed])
+    it = running(folder, engine)
+    with it.connect() as connection:
+        ask(connection)
+        stream = answer(connection)
+    it.stop()
+    assert stream.startswith(b"HTTP/1.1 200")
+    assert stream.count(b"HTTP/1.1") == 1
+    assert engine.num_taken == 2
+    assert stream.index(b'"text":"1 "') < stream.index(b'"code":"internal_error"') < stream.index(b"data: [DONE]")
+
+
+def test_a_first_token_without_text_begins_the_stream(folder: Path) -> None:
+    engine = PushingEngine([delta("€")])
+    engine.script = lambda _: [
+        TokenDelta("", list("€".encode()[:1])),
+        TokenDelta("", list("€".encode()[1:])),
+        delta("", FinishReason.LENGTH),
+    ]
+    it = running(folder, engine)
+    with it.connect() as connection:
+        ask(connection)
+        assert texts_of(answer(connection))[:2] == ["", "€"]
+    it.stop()
 
 
 @pytest.mark.parametrize("fields", [{"stop": ["~~"]}, {"n": 2}])
