@@ -8,6 +8,7 @@ Values are read from their pages.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,8 +20,7 @@ BLOCK = 64  # keys side by side: 32 or 96 take as long, fewer or more longer
 Integers = NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
-class Heads:
+class Heads(NamedTuple):
     """Of queries and of keys, and the size of each."""
 
     num: int
@@ -34,18 +34,37 @@ class Heads:
 
 
 @dataclass(frozen=True, slots=True)
-class _Bags:
-    """Rows to sum, for so many blocks of columns, over keys [spans * kv_heads * room * head_dim, BLOCK] and values.
+class Keys:
+    """Keys of one layer in columns, and its pages: views that are made once.
 
-    key_rows, key_starts      [spans * heads * blocks * head_dim], [spans * heads * blocks] int64
-    value_rows, value_starts  [spans, heads, columns], [spans * heads] int64
+    columns  [spans, kv_heads, room, head_dim, BLOCK], in memory of their own, which is also `table` [.., BLOCK]
+    k_pages  [slots, kv_heads, head_dim]
+    v_pages  [slots * kv_heads, head_dim]
+    """
+
+    columns: Tensor
+    table: Tensor
+    k_pages: Tensor
+    v_pages: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class _Bags:
+    """Rows to sum, for so many blocks of columns, of `Keys.table` and `Keys.v_pages`.
+
+    weights, key_rows         [spans, heads, blocks, head_dim] fp32, which a call fills, and as many int64, flat
+    value_rows                [spans, heads, columns] int64
+    key_starts, value_starts  [spans * heads * blocks], [spans * heads] int64
     mask                      [spans, 1, columns] fp32: -inf where the query does not see the key
     """
 
     num_blocks: int
+    weights: Tensor
+    flat_weights: Tensor
     key_rows: Tensor
     key_starts: Tensor
-    value_rows: Tensor
+    value_rows: Integers
+    flat_value_rows: Tensor
     value_starts: Tensor
     mask: Tensor
 
@@ -81,38 +100,39 @@ class Columns:
         if self._num > self._bags.num_blocks * BLOCK:
             self._bags = self._make_bags()
         else:
-            self._bags.value_rows.numpy()[:, :, self._num - 1] = self._value_rows(slice(self._num - 1, self._num))[
-                ..., 0
-            ]
-            self._bags.mask.numpy()[:, 0, self._num - 1] = 0
+            column = slice(self._num - 1, self._num)
+            self._bags.value_rows[:, :, column] = self._value_rows(column)
+            self._bags.mask.numpy()[:, 0, column] = 0
         return True
 
-    def gather(self, k: Tensor) -> Tensor:
-        """All keys of pages, [spans, kv_heads, room, head_dim, BLOCK]."""
-        num_spans, num_blocks = len(self._slots), self._bags.num_blocks
+    def gather(self, k: Tensor, v: Tensor) -> Keys:
+        """All keys of pages k, v [pages, page_size, kv_heads, head_dim] fp32."""
+        num_spans, num_blocks, (_, num_kv, dim) = len(self._slots), self._bags.num_blocks, self._heads
         slots = torch.from_numpy(self._slots[:, : num_blocks * BLOCK].reshape(-1))
-        found = _by_slot(k).index_select(0, slots).view(num_spans, num_blocks, BLOCK, *k.shape[2:])
-        keys = k.new_zeros(num_spans, k.shape[2], self._room, k.shape[3], BLOCK)
-        keys[:, :, :num_blocks] = found.permute(0, 3, 1, 4, 2)
-        return keys
+        k_pages = k.view(-1, num_kv, dim)
+        found = k_pages.index_select(0, slots).view(num_spans, num_blocks, BLOCK, num_kv, dim)
+        columns = k.new_zeros(num_spans, num_kv, self._room, dim, BLOCK)
+        columns[:, :, :num_blocks] = found.permute(0, 3, 1, 4, 2)
+        return Keys(columns, columns.view(-1, BLOCK), k_pages, v.view(-1, dim))
 
-    def add_newest(self, keys: Tensor, k: Tensor) -> None:
-        """Of pages, to keys as `gather` makes them."""
+    def add_newest(self, keys: Keys) -> None:
+        """From the pages."""
         block, place = divmod(self._num - 1, BLOCK)
-        keys.select(2, block).select(3, place).copy_(_by_slot(k).index_select(0, self._newest))
+        keys.columns.select(2, block).select(3, place).copy_(keys.k_pages.index_select(0, self._newest))
 
-    def attend(self, q: Tensor, keys: Tensor, v: Tensor, scale: float, out: Tensor) -> None:
-        """q, out [rows, heads, head_dim], keys as `gather` makes them, v pages; all fp32."""
-        bags, num_spans, head_dim = self._bags, keys.shape[0], q.shape[2]
-        queries = q if self.rows is None else q.index_select(0, self.rows)
-        weights = queries.unsqueeze(2).expand(-1, -1, bags.num_blocks, -1).reshape(-1)
-        scores = _sums(keys.view(-1, BLOCK), bags.key_rows, bags.key_starts, weights).view(num_spans, q.shape[1], -1)
-        probabilities = torch.softmax(torch.add(bags.mask, scores, alpha=scale), -1).view(-1)
-        attended = _sums(v.view(-1, head_dim), bags.value_rows.view(-1), bags.value_starts, probabilities)
-        if self.rows is None:
-            out.view(attended.shape).copy_(attended)
+    def attend(self, q: Tensor, keys: Keys, scale: float, out: Tensor) -> None:
+        """q, out [rows, heads, head_dim] fp32, of which those of the spans are read and written."""
+        bags, rows = self._bags, self.rows
+        bags.weights.copy_((q if rows is None else q.index_select(0, rows)).unsqueeze(2))
+        scores = _sums(keys.table, bags.key_rows, bags.key_starts, bags.flat_weights)
+        scores = torch.add(bags.mask, scores.view(bags.value_rows.shape), alpha=scale)
+        probabilities = torch.softmax(scores, -1).view(-1)
+        attended = _sums(keys.v_pages, bags.flat_value_rows, bags.value_starts, probabilities)
+        attended = attended.view(-1, *q.shape[1:])
+        if rows is None:
+            out.copy_(attended)
         else:
-            out.index_copy_(0, self.rows, attended.view(queries.shape))
+            out.index_copy_(0, rows, attended)
 
     def _make_bags(self) -> _Bags:
         heads, num_spans, num_blocks = self._heads, len(self._slots), -(-self._num // BLOCK)
@@ -121,26 +141,27 @@ class Columns:
         blocks = owners[:, :, None] * self._room + np.arange(num_blocks)
         key_rows = blocks[..., None] * heads.dim + np.arange(heads.dim)
         is_hidden = self._is_hidden[:, None, :num_columns]
+        weights = torch.empty(num_spans, heads.num, num_blocks, heads.dim)
+        value_rows = self._value_rows(slice(0, num_columns))
         return _Bags(
             num_blocks=num_blocks,
+            weights=weights,
+            flat_weights=weights.view(-1),
             key_rows=torch.from_numpy(key_rows.reshape(-1)),
             key_starts=torch.arange(0, key_rows.size, heads.dim),
-            value_rows=torch.from_numpy(self._value_rows(slice(0, num_columns))),
-            value_starts=torch.arange(0, num_spans * heads.num * num_columns, num_columns),
+            value_rows=value_rows,
+            flat_value_rows=torch.from_numpy(value_rows.reshape(-1)),
+            value_starts=torch.arange(0, value_rows.size, num_columns),
             mask=torch.from_numpy(np.where(is_hidden, np.float32(-np.inf), np.float32(0))),
         )
 
     def _value_rows(self, columns: slice) -> Integers:
-        """[spans, heads, columns]"""
+        """[spans, heads, columns], contiguous"""
         return self._slots[:, None, columns] * self._heads.num_kv + self._kv_heads()[:, None]
 
     def _kv_heads(self) -> Integers:
         """[heads]: the KV head of each."""
         return np.arange(self._heads.num) // (self._heads.num // self._heads.num_kv)
-
-
-def _by_slot(pages: Tensor) -> Tensor:
-    return pages.view(-1, *pages.shape[2:])
 
 
 def _sums(table: Tensor, rows: Tensor, starts: Tensor, weights: Tensor) -> Tensor:

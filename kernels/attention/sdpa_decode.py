@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kernels.attention.bags import Columns, Heads, Integers
+from kernels.attention.bags import Columns, Heads, Integers, Keys
 from kernels.attention.batch import AttentionBatch, AttentionFlags
 
 _MAX_PADDING = 256  # keys of padding in a group: they take about as long as another call
@@ -73,15 +73,16 @@ class _Mirror:
 
     columns: Columns
     num_steps: int = 0  # since it began
-    layers: dict[int, tuple[int, Tensor]] = field(default_factory=dict)  # by their pool: steps, keys
+    layers: dict[int, tuple[int, Keys]] = field(default_factory=dict)  # by their pool: steps, keys
 
-    def keys(self, k: Tensor) -> Tensor:
-        num_steps, keys = self.layers.get(k.data_ptr(), (-1, None))
+    def keys(self, k: Tensor, v: Tensor) -> Keys:
+        pool = k.data_ptr()
+        num_steps, keys = self.layers.get(pool, (-1, None))
         if keys is None or num_steps < self.num_steps - 1:
-            keys = self.columns.gather(k)
+            keys = self.columns.gather(k, v)
         elif num_steps < self.num_steps:
-            self.columns.add_newest(keys, k)
-        self.layers[k.data_ptr()] = self.num_steps, keys
+            self.columns.add_newest(keys)
+        self.layers[pool] = self.num_steps, keys
         return keys
 
 
@@ -145,14 +146,14 @@ def _run_bags(q: Tensor, k: Tensor, v: Tensor, batch: AttentionBatch, scale: flo
     if kept is not None:
         mirrors = batch.once(("sdpa.decode", page_size, heads), lambda: kept.mirrors(batch, page_size, heads))
         for mirror in mirrors:
-            mirror.columns.attend(q, mirror.keys(k), v, scale, out)
+            mirror.columns.attend(q, mirror.keys(k, v), scale, out)
         if mirrors:
             return
     empty_rows, groups = _columns(*_contents(batch), page_size, heads)
     if empty_rows is not None:
         out.index_fill_(0, empty_rows, 0)
     for columns in groups:
-        columns.attend(q, columns.gather(k), v, scale, out)
+        columns.attend(q, columns.gather(k, v), scale, out)
 
 
 def _attend(

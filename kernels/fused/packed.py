@@ -43,6 +43,11 @@ def product_in_units(x: Tensor, panels: Tensor) -> Tensor:
     return torch.fbgemm_linear_fp16_weight_fp32_activation(x, panels, None)
 
 
+def product_in_units_into(x: Tensor, panels: Tensor, out: Tensor) -> None:
+    """As `product_in_units`, into `out` [M, size_out] fp32, contiguous. Raises TypeError where torch cannot."""
+    torch.fbgemm_linear_fp16_weight_fp32_activation(x, panels, None, out)
+
+
 def packed(weight: Tensor) -> PackedWeight | None:
     """weight [size_out, size_in] packed; None where that would lose a bit, be no faster, or where torch cannot."""
     if weight.device.type != "cpu" or weight.dtype is not torch.float32 or not weight.numel():

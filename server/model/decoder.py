@@ -18,7 +18,7 @@ from server.model.rope import cos_sin_table
 from server.model.small_step import SmallStep
 
 # attend(layer, q [T, heads, d], k [T, kv_heads, d], v, out [T, heads, d]) fills out; k and v are in their pages.
-# q, k and v are views of one tensor: a token's heads are contiguous, tokens are further apart.
+# q, k and v are views: a token's heads are contiguous, tokens are further apart.
 Attend = Callable[[int, Tensor, Tensor, Tensor, Tensor], None]
 
 

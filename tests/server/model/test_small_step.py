@@ -90,3 +90,24 @@ def test_where_torch_has_no_fbgemm_the_model_is_served_by_the_general_way() -> N
     ]
     done = subprocess.run([sys.executable, "-c", "; ".join(lines)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_where_torch_multiplies_into_no_given_memory_the_model_is_served_by_the_general_way() -> None:
+    lines = [
+        "import torch",
+        "product = torch.fbgemm_linear_fp16_weight_fp32_activation",
+        "torch.fbgemm_linear_fp16_weight_fp32_activation = lambda x, panels, bias: product(x, panels, bias)",
+        "from pathlib import Path",
+        "from server.model.layers import empty_weights",
+        "from server.model.load import load_config",
+        "from server.model.small_step import SmallStep",
+        "from server.settings import DEMO_MODEL",
+        "config = load_config(Path(DEMO_MODEL))",
+        "weights = empty_weights(config, torch.float32, torch.device('cpu'))",
+        "matrices = [m.weight.fill_(1) for l in weights.layers for m in (l.qkv, l.output, l.gate_up, l.down)]",
+        "weights = weights.with_packed()",
+        "assert weights.layers[0].qkv.packed is not None",
+        "assert SmallStep.of(config, weights) is None",
+    ]
+    done = subprocess.run([sys.executable, "-c", "; ".join(lines)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
