@@ -47,6 +47,8 @@ class DecodeRows:
 
     def behind_border(self) -> list[Sequence]:
         num_rows = len(self._sequences)
+        if not num_rows:  # a first prompt after a pause: numpy has left the caches, to touch it takes 20 us and more
+            return []
         rows = (self._lens[:num_rows] > self._borders[:num_rows]).nonzero()[0]
         return [self._sequences[row] for row in rows.tolist()]
 
@@ -55,12 +57,13 @@ class DecodeRows:
 
     def advance(self) -> None:
         """Every sequence here has one more token."""
-        self._lens[: len(self._sequences)] += 1
+        if self._sequences:
+            self._lens[: len(self._sequences)] += 1
 
     def batch(self, num_preempted: int) -> Batch:
         """All rows as one step computes them. While nobody comes or goes each has the same tuples, but for lengths."""
         known, num_rows = self._latest, len(self._sequences)
-        lens = tuple(self._lens[:num_rows].tolist())
+        lens = tuple(self._lens[:num_rows].tolist()) if num_rows else ()
         if known is None:
             tables, rows = tuple(self._tables), tuple(range(num_rows))
             known = Batch(tuple(self._sequences), (1,) * num_rows, lens, tables, rows, 0, 0, num_preempted)
