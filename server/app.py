@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import difflib
 from collections import defaultdict, deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 from fastapi import APIRouter, FastAPI, Request, Response
@@ -42,7 +42,8 @@ class Api(FastAPI):
 
 def create_app(edge: Edge, *, keys: ApiKeys | None = None) -> FastAPI:
     """The API; its lifespan starts and closes the engine. Without an admin port it has the admin routes too."""
-    routers = [generate.routes(edge), text.routes(edge), ops.health_routes(edge)]
+    quick = generate.endpoints(edge)
+    routers = [text.routes(edge), ops.health_routes(edge)]
     if edge.settings.admin_port is None:
         routers += _admin_routers(edge)
 
@@ -59,8 +60,8 @@ def create_app(edge: Edge, *, keys: ApiKeys | None = None) -> FastAPI:
                 await asyncio.wait_for(asyncio.to_thread(edge.tracing.close), _TRACE_CLOSE_S)
 
     app = Api(openapi_url=None, redirect_slashes=False, lifespan=lifespan)
-    guarded = _finish(app, routers, edge, keys, OPEN_PATHS)
-    app.quick = {path: guarded(endpoint) for path, endpoint in generate.endpoints(edge).items()}
+    guarded = _finish(app, routers, edge, keys, quick)
+    app.quick = {path: guarded(endpoint) for path, endpoint in quick.items()}
     return app
 
 
@@ -68,7 +69,7 @@ def create_admin_app(edge: Edge) -> FastAPI:
     """Health, metrics and the plan, for a port of its own that only operators reach; it asks for no key."""
     routers = [ops.health_routes(edge), *_admin_routers(edge)]
     app = FastAPI(openapi_url=None, redirect_slashes=False)
-    _finish(app, routers, edge, None, OPEN_PATHS)
+    _finish(app, routers, edge, None, ())
     return app
 
 
@@ -77,13 +78,12 @@ def _admin_routers(edge: Edge) -> list[APIRouter]:
 
 
 def _finish(
-    app: FastAPI, routers: Sequence[APIRouter], edge: Edge, keys: ApiKeys | None, open_paths: frozenset[str]
+    app: FastAPI, routers: Sequence[APIRouter], edge: Edge, keys: ApiKeys | None, quick: Iterable[str]
 ) -> Callable[[ASGIApp], Guard]:
-    """Put the routes into the application, behind a guard. Returns what makes one like it."""
+    """Put the routes into the application, behind a guard. Returns what makes one like it, for the `quick` paths."""
+    methods: defaultdict[str, set[str]] = defaultdict(set, {path: {"POST"} for path in quick})
     for router in routers:
         app.include_router(router)
-    methods: defaultdict[str, set[str]] = defaultdict(set)
-    for router in routers:
         for route in router.routes:
             assert isinstance(route, APIRoute)  # a router within another would hide its paths
             methods[route.path] |= route.methods or set()
@@ -95,7 +95,7 @@ def _finish(
         limits=GuardLimits(settings.max_body_bytes, settings.receive_timeout_s, settings.request_timeout_s),
         bodies=Bodies(settings.max_queued_bytes),
         keys=keys,
-        open_paths=open_paths,
+        open_paths=OPEN_PATHS,
         metrics=edge.metrics,
         lifecycle=edge.lifecycle,
         routes=frozenset(methods),
@@ -105,15 +105,15 @@ def _finish(
 
 
 def _raiser(methods: Mapping[str, set[str]]) -> Callable[[Request, Exception], Awaitable[Response]]:
-    """What routing refuses, as one of our errors, which the guard answers with."""
+    """What routing refuses, as one of our errors, which the guard answers with. `methods`: by path, of every route."""
 
     async def raise_ours(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         path = request.url.path[:128]
-        if error.status_code == 404:
+        if error.status_code == 404 and path not in methods:
             close = difflib.get_close_matches(path, methods, n=1, cutoff=0.8)  # /v1/embeddings is like nothing here
             raise NotFound(f"There is nothing at {path!a}{f'; did you mean {close[0]!r}?' if close else '.'}")
-        if error.status_code == 405:
+        if error.status_code in (404, 405):
             of_one_route = (error.headers or {}).get("Allow", "")
             allowed = ", ".join(sorted(methods.get(path, {of_one_route})))
             message = f"{path!a} does not take {request.method[:16]!a}, it takes {allowed}."

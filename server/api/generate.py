@@ -4,12 +4,12 @@ import asyncio
 import itertools
 import re
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-from fastapi import APIRouter, Request, Response
+from fastapi import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.api.body import parse_json
@@ -53,22 +53,8 @@ class Kind:
     prepare: Callable[[Edge, EngineReady, dict[str, Any], str], Prepared]
 
 
-def routes(edge: Edge) -> APIRouter:
-    router = APIRouter()
-    for kind in (COMPLETIONS, CHAT):
-        router.add_api_route(kind.route, _endpoint(edge, kind), methods=["POST"], response_model=None)
-    return router
-
-
-def _endpoint(edge: Edge, kind: Kind) -> Callable[[Request], Awaitable[Response]]:
-    async def endpoint(request: Request) -> Response:
-        return await _generate(edge, kind, request.scope, request.receive, None)
-
-    return endpoint
-
-
 def endpoints(edge: Edge) -> dict[str, ASGIApp]:
-    """The same without a framework, by path."""
+    """For POST, by path."""
     return {kind.route: _application(edge, kind) for kind in (COMPLETIONS, CHAT)}
 
 
