@@ -1,6 +1,7 @@
 """The program `hallmark`. What stops a server is one line on standard error and exit code 2."""
 
 import argparse
+import contextlib
 import importlib.metadata
 import os
 import socket
@@ -278,7 +279,9 @@ def doctor() -> int:
 
 
 def _print(line: str) -> None:
-    print(line, flush=True)
+    """What cannot be written is lost: a full disk or a closed pipe must not keep the engine from being served."""
+    with contextlib.suppress(OSError):
+        print(line, flush=True)
 
 
 if __name__ == "__main__":

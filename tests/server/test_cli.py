@@ -132,6 +132,15 @@ def test_the_api_process_does_without_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
 
 
+def test_a_full_disk_takes_lines_and_not_the_server() -> None:
+    code = "import os, server.cli; [server.cli._print(line) for line in 'ab']; os._exit(7)"
+    with Path("/dev/full").open("wb") as full:
+        ended = subprocess.run(
+            [sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE, check=False, timeout=60
+        )
+    assert (ended.returncode, ended.stderr) == (7, b"")
+
+
 ROW = PlanRow(
     shape="prefill d320",
     phase="prefill",
