@@ -13,12 +13,10 @@ from typing import Any
 import httpx
 import openai
 from prometheus_client.parser import text_string_to_metric_families
+from ready import status_of, wait_ready
 
 ROOT = Path(__file__).resolve().parents[2]
 DEMO = ROOT / "server" / "model" / "demo"
-START_TIMEOUT_S = (
-    300  # some 20 s on an idle machine: the first start qualifies every shape, the next ones find its evidence
-)
 
 
 def free_port() -> int:
@@ -63,13 +61,10 @@ class Server:
 
     def status_of(self, path: str) -> int | None:
         """None while nobody answers."""
-        try:
-            return self.get(path).status_code
-        except httpx.TransportError:
-            return None
+        return status_of(self.url + path)
 
     def wait_ready(self) -> None:
-        self.wait_for(lambda: self.status_of("/readyz") == 200, "the server to be ready", START_TIMEOUT_S)
+        wait_ready(self.process, self.url, self._log_file)
 
     def wait_for(self, is_so: Callable[[], bool], what: str, timeout_s: float = 30) -> None:
         deadline = time.monotonic() + timeout_s

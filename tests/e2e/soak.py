@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from ready import wait_ready
 from soak_requests import Job, Traffic, answer_to
 
 from server.cli import version
@@ -197,26 +198,11 @@ async def serving(arguments: argparse.Namespace) -> AsyncIterator[tuple[str, int
         process = subprocess.Popen(program, cwd=ROOT, stdout=log, stderr=log)
     print(f"the server's log is {log.name}", file=sys.stderr)
     try:
-        await until_ready(url, process, Path(log.name))
+        wait_ready(process, url, Path(log.name), START_TIMEOUT_S)
         yield url, process.pid
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(timeout=60)
-
-
-async def until_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + START_TIMEOUT_S
-    async with httpx.AsyncClient(timeout=5) as client:
-        while time.monotonic() < deadline:
-            if process.poll() is not None:
-                raise SystemExit(f"the server ended with {process.returncode}:\n{log.read_text()[-2000:]}")
-            try:
-                if (await client.get(f"{url}/readyz")).status_code == 200:
-                    return
-            except httpx.TransportError:
-                pass
-            await asyncio.sleep(0.3)
-    raise SystemExit(f"the server is not ready after {START_TIMEOUT_S:g} s; its log is {log}")
 
 
 async def measure(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -22,6 +22,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from ready import wait_ready
+
 ROOT = Path(__file__).resolve().parents[2]
 HOST = "127.0.0.1"
 PORTS = {"on": 18601, "off": 18602}
@@ -129,26 +131,17 @@ def scrape_for_ever(times_ms: list[float]) -> None:
         time.sleep(SCRAPE_EVERY_S)
 
 
+def url_of(name: str) -> str:
+    return f"http://{HOST}:{PORTS[name]}"
+
+
 def log_file(name: str) -> Path:
     return Path(tempfile.gettempdir()) / f"telemetry-cost-{name}.log"
 
 
-def wait_ready(process: subprocess.Popen[bytes], name: str) -> None:
-    while True:
-        if process.poll() is not None:
-            end = log_file(name).read_text()[-2000:]
-            raise SystemExit(f"the server {name!r} ended with {process.returncode}:\n{end}")
-        try:
-            urllib.request.urlopen(f"http://{HOST}:{PORTS[name]}/readyz", timeout=2)
-        except (urllib.error.URLError, OSError):
-            time.sleep(0.3)
-        else:
-            return
-
-
 def measure(servers: dict[str, subprocess.Popen[bytes]], arguments: argparse.Namespace) -> dict[str, Any]:
     for name, process in servers.items():
-        wait_ready(process, name)
+        wait_ready(process, url_of(name), log_file(name))
     scrapes_ms: list[float] = []
     threading.Thread(target=scrape_for_ever, args=(scrapes_ms,), daemon=True).start()
     rates: dict[str, list[float]] = {"on": [], "off": []}
@@ -198,7 +191,9 @@ def main() -> int:
             with log_file(name).open("wb") as log:
                 servers[name] = subprocess.Popen([*command, *flags.split()], env=environ, stdout=log, stderr=log)
             started.append(servers[name])
-            wait_ready(servers[name], name)  # one after the other: each measures what memory is free
+            wait_ready(
+                servers[name], url_of(name), log_file(name)
+            )  # one after the other: each measures what memory is free
         print(json.dumps(measure(servers, arguments)), flush=True)
         if arguments.then:
             url = f"http://{HOST}:{PORTS['on']}"
