@@ -126,9 +126,9 @@ def diff(args: argparse.Namespace) -> ExitCode:
         after = Side(_merged(args.after))
     else:
         machine = this_machine()
-        shapes = {shape for shape, _ in before.evidence}
-        own = {key: entry for key, entry in _own_evidence(args.cache_dir, machine[0]).items() if key[0] in shapes}
-        after = Side({**before.evidence, **own}, changed_since(machine))
+        changed = changed_since(machine)
+        own = _own_evidence(args.cache_dir, machine[0], before.evidence, changed)
+        after = Side({**before.evidence, **own}, changed)
     for line in _stacks(before, after):
         _print(line)
     found = differences(before, after, speed_tolerance=args.speed_tolerance)
@@ -198,12 +198,16 @@ def _merged(place: Path) -> dict[Key, Evidence]:
     return merged
 
 
-def _own_evidence(cache_dir: Path, fingerprint: Fingerprint) -> dict[Key, Evidence]:
-    """What this machine's servers have measured at their start."""
+def _own_evidence(
+    cache_dir: Path, fingerprint: Fingerprint, asked: Iterable[Key], changed: Changed
+) -> dict[Key, Evidence]:
+    """What this machine's servers have measured of the shapes that are `asked` for, as far as they would use it."""
     from qualification.plan import fingerprint_digest  # imports torch
 
     path = cache_dir / f"evidence-{fingerprint_digest(fingerprint)[:16]}.json"
-    return dict(load_matrix(path).evidence) if path.exists() else {}
+    own = load_matrix(path).evidence if path.exists() else {}
+    shapes = {shape for shape, _ in asked}
+    return {key: entry for key, entry in own.items() if key[0] in shapes and not changed(entry)}
 
 
 def _print(line: str) -> None:

@@ -312,3 +312,15 @@ def test_a_path_that_launches_other_kernels_than_before_is_told_by_their_names()
     found = only(before, after)
     assert (found.harm, found.details) == (Harm.STATUS, ("kernels hallmark_x -> hallmark_x, helper",))
     assert differences(before, side(evidence(SHAPE, FIRST))) == []  # older evidence names none
+
+
+def test_what_this_machine_measured_of_older_kernels_does_not_stand_in_for_what_was_reviewed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    here = read_fingerprint(torch.device("cpu"))
+    kernel = next(kernel for kernel in PATHS if kernel.name == "sdpa.cpu")
+    save_matrix(tmp_path / "reviewed.json", [evidence(SHAPE, kernel, fingerprint=here)])
+    older = evidence(SHAPE, replace(kernel, source_digest="0" * 64), fingerprint=here)
+    save_matrix(tmp_path / f"evidence-{fingerprint_digest(here)[:16]}.json", [older])
+    assert main(["matrix", "diff", str(tmp_path / "reviewed.json"), "--cache-dir", str(tmp_path)]) == 0
+    assert "no difference" in capsys.readouterr().out
