@@ -1,6 +1,7 @@
 """Checkpoints to weights: every name and shape is checked, and what is wrong is named."""
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -234,7 +235,7 @@ def test_every_target_is_filled_by_several_threads_and_every_byte_is_told(tmp_pa
     entries = read_entries(tmp_path)
     targets = {name: torch.full(tensors[name].shape, torch.nan, dtype=torch.bfloat16) for name in names}
     told: list[tuple[int, int]] = []
-    copy_tensors(entries, targets, lambda done, total: told.append((done, total)), num_threads=3, group_bytes=200)
+    copy_tensors(entries, targets, lambda done, total: told.append((done, total)), num_threads=3, part_bytes=200)
     for name in names:
         assert torch.equal(targets[name], tensors[name].bfloat16())
     total = sum(target.nbytes for target in targets.values())
@@ -249,6 +250,16 @@ def test_a_file_that_is_lost_while_it_is_loaded_is_named(tmp_path: Path) -> None
     (tmp_path / "model.safetensors").unlink()
     with pytest.raises(ModelError, match=r"model\.safetensors: cannot be read"):
         copy_tensors(entries, {Q_PROJ: torch.empty(tensors[Q_PROJ].shape)}, lambda *_: None)
+
+
+def test_a_file_that_has_become_shorter_is_named(tmp_path: Path) -> None:
+    tensors = write(tmp_path)
+    entries = read_entries(tmp_path)
+    file = tmp_path / "model.safetensors"
+    last = max(entries, key=lambda name: entries[name].offset)
+    os.truncate(file, file.stat().st_size - 1)
+    with pytest.raises(ModelError, match=r"model\.safetensors: it ends at byte \d+, before its tensors do"):
+        copy_tensors(entries, {last: torch.empty(tensors[last].shape)}, lambda *_: None)
 
 
 def test_each_tenth_of_a_large_checkpoint_is_told_and_nothing_of_a_small_one() -> None:
