@@ -118,7 +118,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         Meta(
             description="measure, before ready, which of cuBLASLt's algorithms multiplies many rows fastest; CUDA only"
         ),
-    ] = False
+    ] = True
     load_format: Annotated[LoadFormat, Meta(description="dummy: random weights, for benches")] = LoadFormat.AUTO
     on_unproven: Annotated[
         Policy,

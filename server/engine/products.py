@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 def choose_products(decoder: Decoder, limits: EngineLimits, file: Path, device: torch.device) -> None:
-    """Measure what the file does not know yet: some seconds for an 8B. Where that fails PyTorch multiplies, as logged.
+    """Measure what the file does not know yet: 5.5 s for an 8B (one H200). Where that fails, PyTorch stays, as logged.
 
     The numbers of rows are those of CUDA graphs even where there are none, so that both compute the same.
     """
@@ -27,7 +27,7 @@ def choose_products(decoder: Decoder, limits: EngineLimits, file: Path, device: 
     started_at = time.monotonic()
     try:
         decoder.choose_products(Chooser(CublasLt(load_library(), device), file), sizes)
-    except (CublasLtError, torch.OutOfMemoryError) as error:
+    except (CublasLtError, RuntimeError) as error:  # the latter also where memory is short
         logger.warning("steps of many rows are multiplied by PyTorch's algorithms: %s", error)
         return
     logger.info("algorithms of %d numbers of rows chosen in %.1f s", len(sizes), time.monotonic() - started_at)

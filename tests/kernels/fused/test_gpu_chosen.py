@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.fused.chooser import Chooser
-from kernels.fused.chosen import ChosenProduct, sizes_up_to
+from kernels.fused.chosen import ChosenProduct
 from kernels.fused.cublaslt import Algorithm, CublasLt, Product, load_library
 from kernels.fused.matmul import linear, linear_fp32, linear_swiglu
 
@@ -37,7 +37,7 @@ def with_algorithm(
         found = library.algorithms(Product(size, *shape, dtype, dtype_out))
         return found[min(index, len(found) - 1)]
 
-    sizes = [*ROWS, *sizes_up_to(8192, ())]
+    sizes = [*ROWS, 1152, 2048, 2304, 8192]
     return ChosenProduct(library, shape, (dtype, dtype_out), {size: algorithm(size) for size in sizes})
 
 
@@ -53,14 +53,14 @@ def assert_no_worse(actual: Tensor, by_torch: Tensor, exact: Tensor) -> None:
 @pytest.mark.parametrize("shape", SHAPES)
 def test_every_algorithm_is_as_exact_as_pytorchs(library: CublasLt, shape: tuple[int, int], dtype: torch.dtype) -> None:
     weight = randn(*shape, dtype=dtype)
-    for index in range(12):
-        product = with_algorithm(library, shape, index, dtype, dtype)
-        for num_rows in (65, 100, 128, 300, 777, 1100):
-            x = randn(num_rows, shape[1], dtype=dtype, seed=num_rows)
+    products = [with_algorithm(library, shape, index, dtype, dtype) for index in range(8)]
+    for num_rows in (65, 128, 300, 1100):
+        x = randn(num_rows, shape[1], dtype=dtype, seed=num_rows)
+        exact, by_torch = x.double() @ weight.double().T, F.linear(x, weight)
+        for product in products:
             if product.takes(x, weight):
                 out = torch.full((num_rows, shape[0]), torch.nan, dtype=dtype, device=GPU)
-                product.product(x, weight, out)
-                assert_no_worse(out, F.linear(x, weight), x.double() @ weight.double().T)
+                assert_no_worse(product.product(x, weight, out), by_torch, exact)
 
 
 def test_an_algorithm_takes_the_rows_that_it_stands_for(library: CublasLt) -> None:
@@ -71,7 +71,7 @@ def test_an_algorithm_takes_the_rows_that_it_stands_for(library: CublasLt) -> No
 
 def test_repeated_products_are_equal_bit_by_bit(library: CublasLt) -> None:
     weight = randn(4096, 14336)
-    for index in range(12):
+    for index in range(8):
         product = with_algorithm(library, (4096, 14336), index, torch.bfloat16, torch.bfloat16)
         for num_rows in (72, 256, 1024):
             x = randn(num_rows, 14336, seed=1)
