@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain, zip_longest
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import BinaryIO
 
@@ -46,11 +46,17 @@ class _Worker:
 
 @contextmanager
 def compiling_ahead(
-    pairs: Sequence[Pair], *, num_processes: int, seed: int = 0, command: Sequence[str] | None = None
+    pairs: Sequence[Pair],
+    *,
+    num_processes: int,
+    seed: int = 0,
+    command: Sequence[str] | None = None,
+    patience_s: float = 60.0,
 ) -> Iterator[Callable[[Say], None]]:
     """Workers compile inside of the context, which gives a function that waits for them; leaving it ends them.
 
-    command  forks a worker for each pipe it is given (see `qualification/compile_worker.py`); for tests
+    command     forks a worker for each pipe it is given (see `qualification/compile_worker.py`); for tests
+    patience_s  without an answer from any worker, after which the run goes on without them
     """
     todo = deque(in_turn([pair for pair in pairs if pair[1].limits.needs_triton]))
     count = len(todo) if len(todo) >= _MIN_PAIRS and num_processes > 1 else 0
@@ -59,14 +65,16 @@ def compiling_ahead(
 
     def wait(say: Say) -> None:
         num_pairs, num_running = 0, num_workers
-        while num_running:
-            if finished.get():
-                num_pairs += 1
-                say(f"compiling ahead in {num_workers} processes, {num_pairs} of {count} calls")
-            else:
-                num_running -= 1
+        with suppress(Empty):
+            while num_running:
+                if finished.get(timeout=patience_s):
+                    num_pairs += 1
+                    say(f"compiling ahead in {num_workers} processes, {num_pairs} of {count} calls")
+                else:
+                    num_running -= 1
         if num_pairs < count:
-            say(f"{count - num_pairs} of {count} calls were not compiled ahead: their workers died")
+            why = f"no answer for {patience_s:g} s" if num_running else "their workers died"
+            say(f"{count - num_pairs} of {count} calls were not compiled ahead: {why}")
 
     if not num_workers:
         yield wait

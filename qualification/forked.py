@@ -4,7 +4,7 @@ import os
 import signal
 import traceback
 from collections.abc import Callable, Sequence
-from typing import BinaryIO
+from typing import BinaryIO, NoReturn
 
 Serve = Callable[[BinaryIO, BinaryIO], None]  # questions, answers
 Pipe = tuple[int, int]  # file descriptors: read questions from, write answers to
@@ -19,8 +19,8 @@ def argument_of(pipe: Pipe) -> str:
     return f"{pipe[0]}:{pipe[1]}"
 
 
-def fork_each(pipes: Sequence[Pipe], serve: Serve) -> None:
-    """Run `serve` in a child a pipe, and return when all have ended. No thread may run here, and no GPU be in use.
+def fork_each(pipes: Sequence[Pipe], serve: Serve) -> NoReturn:
+    """Run `serve` in a child a pipe, and end when all have ended. No thread may run here, and no GPU be in use.
 
     SIGTERM to the process group ends the children; this process waits for them, and ends last.
     """
@@ -47,6 +47,7 @@ def fork_each(pipes: Sequence[Pipe], serve: Serve) -> None:
         os.killpg(0, signal.SIGTERM)
     for _ in pipes:
         os.wait()
+    os._exit(0)  # an interpreter with torch takes a second to end
 
 
 def _close(pipe: Pipe) -> None:

@@ -13,6 +13,7 @@ import torch
 from qualification_fakes import DECODE, SHAPE, path
 
 from kernels.buckets import Bucket
+from kernels.catalog import path_named
 from kernels.path import KernelPath
 from qualification import compile_worker
 from qualification.compile_ahead import Pair, compiling_ahead, in_turn
@@ -95,6 +96,34 @@ def test_an_end_before_the_last_call_ends_the_workers(notes: Path) -> None:
     for line in notes.read_text().splitlines():
         with pytest.raises(ProcessLookupError):
             os.kill(int(line.split()[0]), 0)
+
+
+def test_workers_that_do_not_answer_are_not_waited_for(notes: Path) -> None:
+    said: list[str] = []
+    pairs = [*pairs_of("triton.a"), *pairs_of("endless")]
+    with compiling_ahead(pairs, num_processes=4, command=worker(notes), patience_s=1.0) as wait:
+        wait(said.append)
+    assert said[-1] == "2 of 4 calls were not compiled ahead: no answer for 1 s"
+
+
+def test_forked_workers_compute_with_the_torch_that_their_parent_has_imported() -> None:
+    """Those of a qualification, but for the device."""
+    program = """
+import sys
+from functools import partial
+import torch
+from qualification import compile_worker as it
+
+pipes = it.pipes_of(sys.argv[1:])
+it.fork_each(pipes, partial(it.serve, device=torch.device("cpu"), seed=0, num_workers=len(pipes)))
+"""
+    cpu = path_named("sdpa.cpu")
+    asked = replace(cpu, limits=replace(cpu.limits, needs_triton=True))
+    said: list[str] = []
+    pairs = [(shape, asked) for shape in (SHAPE, DECODE)] * 2
+    with compiling_ahead(pairs, num_processes=2, command=[sys.executable, "-c", program]) as wait:
+        wait(said.append)
+    assert said[-1] == "compiling ahead in 2 processes, 4 of 4 calls"
 
 
 @pytest.mark.parametrize(("count", "num_processes"), [(1, 8), (6, 1)])
