@@ -130,7 +130,7 @@ def _documented(annotation: object) -> tuple[str, str]:
 
 def qualify(args: argparse.Namespace) -> int:
     """The kernels, and when they pass and it is asked for the whole model; returns the exit code."""
-    _quieten_profiler()
+    _compute_here()
     code = qualify_command.run(args)
     if code != ExitCode.PASS or not args.full_model:
         return code
@@ -140,11 +140,10 @@ def qualify(args: argparse.Namespace) -> int:
 
 
 def bench(args: argparse.Namespace) -> int:
-    if args.bench == "steps":
-        os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as the engine's own process; torch is not loaded yet
-        _quieten_profiler()
-        return steps_command.run(args, os.environ)
-    return serve_command.run(args) if args.bench == "serve" else bench_command.run(args)
+    if args.bench == "serve":
+        return serve_command.run(args)
+    _compute_here()
+    return steps_command.run(args, os.environ) if args.bench == "steps" else bench_command.run(args)
 
 
 # Commands whose exit code is a verdict.
@@ -157,8 +156,13 @@ _VERDICTS: dict[str, Callable[[argparse.Namespace], int]] = {
 }
 
 
-def _quieten_profiler() -> None:
-    """Before torch is loaded: else its profiler writes two lines a call to standard error."""
+def _compute_here() -> None:
+    """As the engine's own process does; before torch is loaded, or both come too late.
+
+    Threads that spin take the cores from everybody else, and PyTorch's profiler writes two lines a call to standard
+    error.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
 
 
