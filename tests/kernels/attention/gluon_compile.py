@@ -7,7 +7,7 @@ import json
 import sys
 
 import torch
-from gluon_ptx import early_arrivals, num_arrivals
+from gluon_ptx import arrivals_in_flight, early_arrivals, num_arrivals
 from gluon_sass import barrier_offsets, count, disassemble, hazards, overlapped_exponentials
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
@@ -68,6 +68,7 @@ def compile_case(
         "overlapped": overlapped_exponentials(code),
         "hazards": list(hazards(code)),
         "arrivals": num_arrivals(kernel.asm["ptx"]),
+        "arrivals_in_flight": list(arrivals_in_flight(kernel.asm["ptx"])),
         "early_arrivals": list(early_arrivals(kernel.asm["ptx"])),
         "barriers": barrier_offsets(code),
         "copied_bytes": copied_bytes(variant),

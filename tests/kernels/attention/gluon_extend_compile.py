@@ -8,7 +8,7 @@ import sys
 
 import torch
 from gluon_compile import _SINKS, _SPANS, _Hopper
-from gluon_ptx import early_arrivals, num_arrivals
+from gluon_ptx import arrivals_in_flight, early_arrivals, num_arrivals
 from gluon_sass import count, disassemble, hazards, overlapped_exponentials
 from triton.runtime import driver
 
@@ -49,6 +49,7 @@ def compile_case(name: str, head_dim: int, page_size: int, group: int, flags: At
         "overlapped": overlapped_exponentials(code),
         "hazards": list(hazards(code)),
         "arrivals": num_arrivals(kernel.asm["ptx"]),
+        "arrivals_in_flight": list(arrivals_in_flight(kernel.asm["ptx"])),
         "early_arrivals": list(early_arrivals(kernel.asm["ptx"])),
     }
 

@@ -11,6 +11,9 @@ from itertools import pairwise
 
 _ARRIVE = re.compile(r"mbarrier\.arrive\.shared::cta\.b64")
 _ACCESS = re.compile(r"\b(?:ld|st|red|atom)\.shared|\b(?:ld|st)matrix\.")
+_NAMED_ARRIVE = re.compile(r"\bbar\.arrive %\w+, (%\w+);")
+_CONSTANT = re.compile(r"mov\.b32\s+(%\w+), (\d+);")
+_TURN = 256  # threads of two consumers, see gluon_pipeline.py: a turn is passed on while products run
 _BLOCK = re.compile(r"^\$L__BB|^\s+(?:@\S+ )?bra\b")
 
 
@@ -26,8 +29,22 @@ def early_arrivals(ptx: str) -> Iterator[str]:
                 yield f"{start + i + 1}: {line.strip()}"
 
 
+def arrivals_in_flight(ptx: str) -> Iterator[str]:
+    """Arrivals, by name too, of a consumer that has issued wgmma and not waited for any since: follows the text."""
+    turns = {register for register, value in _CONSTANT.findall(ptx) if int(value) == _TURN}
+    has_issued = False
+    for number, line in enumerate(ptx.splitlines(), 1):
+        if "setmaxnreg" in line or "wgmma.wait_group" in line:
+            has_issued = False
+        elif "wgmma.commit_group" in line:
+            has_issued = True
+        named = _NAMED_ARRIVE.search(line)
+        if has_issued and (_ARRIVE.search(line) or (named and named[1] not in turns)):
+            yield f"{number}: {line.strip()}"
+
+
 def num_arrivals(ptx: str) -> int:
-    return len(_ARRIVE.findall(ptx))
+    return len(_ARRIVE.findall(ptx)) + len(_NAMED_ARRIVE.findall(ptx))
 
 
 def _is_behind(before: list[str], barrier: str) -> bool:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from compile_outside import run_outside
-from gluon_ptx import early_arrivals
+from gluon_ptx import arrivals_in_flight, early_arrivals
 from gluon_sass import barrier_offsets, hazards, overlapped_exponentials
 
 from kernels.attention.tiles import SHARED_BYTES_HOPPER
@@ -67,6 +67,10 @@ def test_no_role_arrives_before_all_its_threads_are_done(code: dict[str, dict[st
         assert case["early_arrivals"] == [], name
 
 
+def test_nothing_is_given_back_while_a_product_may_still_read_it(code: dict[str, dict[str, Any]]) -> None:
+    assert {name: case["arrivals_in_flight"] for name, case in code.items() if case["arrivals_in_flight"]} == {}
+
+
 @pytest.mark.parametrize("missing", ["the barrier", "a barrier of all warps"])
 def test_the_scanner_finds_an_arrival_that_nothing_orders(missing: str) -> None:
     role = ["setmaxnreg.dec.sync.aligned.u32 240;", "wgmma.wait_group.sync.aligned 0;", "ld.shared.b32 %r1, [ring];"]
@@ -76,6 +80,14 @@ def test_the_scanner_finds_an_arrival_that_nothing_orders(missing: str) -> None:
         f"{len(role + between) + 1}: {arrive.strip()}"
     ]
     assert list(early_arrivals("\n".join([*role, "bar.sync 2, 128;", arrive]))) == []
+
+
+def test_the_scanner_finds_what_is_given_back_under_a_product() -> None:
+    issue, wait, turn = "wgmma.commit_group.sync.aligned;", "wgmma.wait_group.sync.aligned 1;", "bar.arrive %r1, %r2;"
+    given_back = ["@%p1 mbarrier.arrive.shared::cta.b64 _, [%r3];", "bar.arrive %r4, %r5;"]
+    numbers = ["mov.b32 %r2, 256;", "mov.b32 %r5, 288;"]
+    assert list(arrivals_in_flight("\n".join([*numbers, issue, turn, wait, *given_back]))) == []
+    assert len(list(arrivals_in_flight("\n".join([*numbers, issue, turn, *given_back, wait])))) == 2
 
 
 def test_the_scanner_finds_a_write_to_registers_that_a_wgmma_in_flight_reads() -> None:

@@ -55,3 +55,7 @@ def test_no_role_arrives_before_all_its_threads_are_done(code: dict[str, dict[st
     for name, case in code.items():
         assert case["arrivals"] >= 10, name  # tiles and their wish, queries, and where not by name keys and values
         assert case["early_arrivals"] == [], name
+
+
+def test_nothing_is_given_back_while_a_product_may_still_read_it(code: dict[str, dict[str, Any]]) -> None:
+    assert {name: case["arrivals_in_flight"] for name, case in code.items() if case["arrivals_in_flight"]} == {}

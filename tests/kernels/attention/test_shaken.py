@@ -14,7 +14,7 @@ import torch
 from shaken_kernels import MUTANTS, copy_kernels
 
 HERE = Path(__file__).parent
-KINDS = ("prefill", "extend", "decode")
+KINDS = [f"{phase} {dim}" for phase in ("prefill", "extend", "decode") for dim in (64, 128, 256)]
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
