@@ -2,7 +2,7 @@
 
 The scheduler's role and `take_tile` are those that are shipped, of which racecheck says nothing (test_races.py). Beside
 them stand readers that do nothing but add up what they read. The sanitizer's code for a whole kernel, 11 MB of PTX,
-takes ptxas tens of minutes; the ring's takes half a minute.
+takes a quarter of an hour to compile; the ring's takes half a minute.
 """
 
 # mypy: allow-untyped-defs, allow-untyped-decorators

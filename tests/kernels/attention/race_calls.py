@@ -21,7 +21,10 @@ from kernels.attention.gluon_extend import run_extend, run_variant
 from kernels.attention.gluon_prefill_launch import launch_prefill
 from kernels.attention.gluon_schedule import plan_tiles
 from kernels.attention.gluon_variants import LONG_TILINGS, TILINGS, Tiling, extend_variant_of, longer, variant_of
+from kernels.fused.gluon_wide import launch_wide
 from kernels.fused.matmul import linear
+from kernels.fused.skinny import wide_tiling
+from kernels.launch import num_processors
 
 CPU, CUDA, BF16 = torch.device("cpu"), torch.device("cuda"), torch.bfloat16
 HEADS = (8, 2)
@@ -85,6 +88,16 @@ def skinny(rows: int) -> Tensor:
     return linear(x, weight)
 
 
+def wide(rows: int, size_out: int, size_in: int, *, splits: int) -> Tensor:
+    x, weight = (torch.randn(n, size_in).to(BF16).to(CUDA) for n in (rows, size_out))
+    tiling = wide_tiling(rows, size_out, size_in, num_processors(CUDA))
+    assert tiling is not None
+    assert tiling.splits == splits
+    y = torch.zeros(rows, size_out, dtype=BF16).to(CUDA)
+    launch_wide(x, weight, None, y, tiling)
+    return y
+
+
 CALLS: dict[str, Callable[[], Tensor]] = {
     **{f"prefill {dim}": partial(prefill, dim) for dim in TILINGS},
     **{f"prefill {dim} masked": partial(prefill, dim, ALL) for dim in TILINGS},
@@ -97,6 +110,9 @@ CALLS: dict[str, Callable[[], Tensor]] = {
     **{f"decode {dim}": partial(decode, dim) for dim in TILINGS},
     "decode 128 of 3": partial(decode, 128, 3),
     **{f"skinny {rows}": partial(skinny, rows) for rows in (1, 16, 32)},
+    "wide 64": partial(wide, 64, 12_288, 1024, splits=1),
+    "wide 64 in clusters": partial(wide, 64, 4096, 2048, splits=2),
+    "wide 128 in clusters": partial(wide, 128, 1024, 2048, splits=4),
 }
 
 

@@ -15,10 +15,10 @@ pytestmark = pytest.mark.sanitizer
 HERE = Path(__file__).parent
 TOOL = shutil.which("compute-sanitizer") or shutil.which("compute-sanitizer", path="/usr/local/cuda/bin")
 CHECKS = {
-    "memcheck": ("prefill", "extend", "decode", "skinny"),
-    "synccheck": ("prefill", "extend", "decode", "skinny"),
-    "initcheck": ("prefill", "extend", "decode", "skinny"),
-    "racecheck": ("decode", "skinny"),
+    "memcheck": ("prefill", "extend", "decode", "skinny", "wide"),
+    "synccheck": ("prefill", "extend", "decode", "skinny", "wide"),
+    "initcheck": ("prefill", "extend", "decode", "skinny", "wide"),
+    "racecheck": ("decode", "skinny", "wide"),
 }
 
 # What racecheck reports of prefill and extend, by file: accesses to the ring of posted tiles, and Triton's own hand-out
