@@ -116,10 +116,6 @@ class ConversationMaker:
         self._narration = [i for i, p in enumerate(self._prose) if p[0].isupper() and len(p) > 150]
         self._openings = [i for i in self._narration if self._prose[i].startswith(STORY_OPENINGS)]
 
-    @property
-    def num_paragraphs(self) -> int:
-        return len(self._prose)
-
     def draw(self) -> Conversation:
         rng = self._rng
         if rng.random() < 0.03:
