@@ -31,6 +31,7 @@ class Api(FastAPI):
     a tenth of a small model's first token, and wrap each event of a stream twice."""
 
     quick: Mapping[str, ASGIApp]  # POST, by path
+    knock: Callable[[], None]  # called when a request's headers are there
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         quick = self.quick.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
@@ -61,6 +62,7 @@ def create_app(edge: Edge, *, keys: ApiKeys | None = None) -> FastAPI:
 
     app = Api(openapi_url=None, redirect_slashes=False, lifespan=lifespan)
     guarded = _finish(app, routers, edge, keys, quick)
+    app.knock = edge.engine.knock
     app.quick = {path: guarded(endpoint) for path, endpoint in quick.items()}
     return app
 

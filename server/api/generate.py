@@ -71,7 +71,6 @@ async def _generate(edge: Edge, kind: Kind, scope: Scope, receive: Receive, send
     context = context_of(scope)
     record = _record(edge, kind, scope, context)
     ready = edge.require_ready()
-    edge.engine.knock()
     place = _enter(edge, context)
     body = (await receive())["body"]
     began_at = time.monotonic()

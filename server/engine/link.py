@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 EXIT_PROTOCOL = 76  # EX_PROTOCOL
 _READ_BYTES = 256 * 1024
-_AWAKE_S = 0.001  # after a knock: several times what a short request takes to be read
+_AWAKE_S = 0.002  # after a knock: several times what a short request takes to be read
 
 
 class Inbox(Protocol):
@@ -105,8 +105,7 @@ class Link:
             for message in map(wire.to_engine, self._frames.feed(data)):
                 if isinstance(message, Knock):
                     self._awake_until = time.monotonic() + _AWAKE_S
-                else:
-                    self._messages.append(message)
+                self._messages.append(message)
         except BlockingIOError:
             return
         except wire.WireError as error:

@@ -32,6 +32,7 @@ from server.engine.messages import (
     EngineRefused,
     FromEngine,
     Heartbeat,
+    Knock,
     Overridden,
     Override,
     PlanChanged,
@@ -39,6 +40,7 @@ from server.engine.messages import (
     Submit,
 )
 from server.engine.planning import Unservable
+from server.engine.rehearsal import Rehearsal
 from server.errors import StartError
 from server.settings import Settings
 from server.telemetry.logging import configure_logging
@@ -78,8 +80,11 @@ class Loop:
         send: Callable[[FromEngine], None],
         attestor: Attests | None = None,
         overrides: Obeys | None = None,
+        rehearse: Callable[[], None] = lambda: None,
     ) -> None:
+        """`rehearse` is called when an idle engine hears that a request is being read."""
         self._attestor = attestor
+        self._rehearse = rehearse
         self._overrides = overrides
         self._engine = engine
         self._inbox = inbox
@@ -106,6 +111,10 @@ class Loop:
                 message = self._inbox.get(block=is_idle, timeout=HEARTBEAT_S)
             except queue.Empty:
                 return True
+            if isinstance(message, Knock):
+                if is_idle:
+                    self._rehearse()
+                continue  # the request is what it waits for
             if isinstance(message, Submit):
                 self._engine.submit(message)
             elif isinstance(message, Cancel):
@@ -187,7 +196,8 @@ def serve(
         send = built.quarantine.keeping(send)
         gc.collect()
         gc.freeze()  # what lives as long as the engine is not looked at again, in the middle of some step
-        Loop(built.engine, inbox, send, built.attestor, built.overrides).run()
+        rehearsal = Rehearsal(built.runner.rehearse, built.ready.page_size)
+        Loop(built.engine, inbox, send, built.attestor, built.overrides, rehearsal).run()
     except DeviceLost as error:
         logger.exception("the device is lost while a path was qualified")
         send(EngineFailed(str(error), [(error.path, str(error.shape))]))

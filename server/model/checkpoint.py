@@ -130,7 +130,7 @@ def _parts(
 
 
 class _Reader:
-    """Reads into memory of each thread's own: pinned where the target is on a GPU, which copies it while others read."""
+    """Reads into memory of each thread's own: pinned where the target is on a GPU, which copies while others read."""
 
     def __init__(self) -> None:
         self._own = threading.local()
