@@ -58,8 +58,9 @@ def compiling_ahead(
     command     forks a worker for each pipe it is given (see `qualification/compile_worker.py`); for tests
     patience_s  without an answer from any worker, after which the run goes on without them
     """
-    todo = deque(in_turn([pair for pair in pairs if pair[1].limits.needs_triton]))
-    count = len(todo) if len(todo) >= _MIN_PAIRS and num_processes > 1 else 0
+    compiled = [pair for pair in pairs if pair[1].limits.needs_triton] if num_processes > 1 else []
+    todo = deque(in_turn(compiled) if len(compiled) >= _MIN_PAIRS else ())
+    count = len(todo)
     num_workers = min(num_processes, count)
     finished: SimpleQueue[bool] = SimpleQueue()  # True: a pair; False: a worker
 
