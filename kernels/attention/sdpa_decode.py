@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kernels.attention.bags import Columns, Heads, Integers, Keys
+from kernels.attention.bags import Columns, Heads, Integers, Layer
 from kernels.attention.batch import AttentionBatch, AttentionFlags
 
 _MAX_PADDING = 256  # keys of padding in a group: they take about as long as another call
@@ -69,25 +69,25 @@ class _Group:
 
 @dataclass(slots=True)
 class _Mirror:
-    """Keys of a group as `bags.py` reads them. Of a layer that has missed a step they are gathered again."""
+    """Keys and values of a group as `bags.py` reads them. Of a layer that has missed a step they are gathered again."""
 
     columns: Columns
     num_steps: int = 0  # since it began
-    layers: dict[int, tuple[int, Keys]] = field(default_factory=dict)  # by their pool: steps, keys
+    layers: dict[int, tuple[int, Layer]] = field(default_factory=dict)  # by their pool: steps, keys and values
 
-    def keys(self, k: Tensor, v: Tensor) -> Keys:
+    def layer(self, k: Tensor, v: Tensor) -> Layer:
         pool = k.data_ptr()
-        num_steps, keys = self.layers.get(pool, (-1, None))
-        if keys is None or num_steps < self.num_steps - 1:
-            keys = self.columns.gather(k, v)
+        num_steps, layer = self.layers.get(pool, (-1, None))
+        if layer is None or num_steps < self.num_steps - 1:
+            layer = self.columns.gather(k, v)
         elif num_steps < self.num_steps:
-            self.columns.add_newest(keys)
-        self.layers[pool] = self.num_steps, keys
-        return keys
+            self.columns.add_newest(layer)
+        self.layers[pool] = self.num_steps, layer
+        return layer
 
 
 class Kept:
-    """Keys of sequences that decode together, kept while each step is the one before with a token more.
+    """Keys and values of sequences that decode together, kept while each step is the one before with a token more.
 
     Whoever puts this among the plans of a step, under KEPT, promises just that of all the steps that had it.
     """
@@ -146,7 +146,7 @@ def _run_bags(q: Tensor, k: Tensor, v: Tensor, batch: AttentionBatch, scale: flo
     if kept is not None:
         mirrors = batch.once(("sdpa.decode", page_size, heads), lambda: kept.mirrors(batch, page_size, heads))
         for mirror in mirrors:
-            mirror.columns.attend(q, mirror.keys(k, v), scale, out)
+            mirror.columns.attend(q, mirror.layer(k, v), scale, out)
         if mirrors:
             return
     empty_rows, groups = _columns(*_contents(batch), page_size, heads)

@@ -143,7 +143,7 @@ def test_what_is_kept_while_sequences_grow_changes_nothing(contexts: tuple[int, 
         )
 
 
-def test_only_new_tokens_are_read_of_pages_of_keys_that_are_kept() -> None:
+def test_only_new_tokens_are_read_of_pages_that_are_kept() -> None:
     inputs, kept = begun((40, 50, 33, 47), 3), Kept()
     flags = flags_for(inputs)
     attend(run_cpu, with_kept(inputs, kept), flags)
@@ -151,7 +151,7 @@ def test_only_new_tokens_are_read_of_pages_of_keys_that_are_kept() -> None:
     expected = attend(run_cpu, step, flags)
     assert step.batch.page_table is not None
     for page in step.batch.page_table[:, 0].tolist():
-        step.k[page] = NAN
+        step.k[page], step.v[page] = NAN, NAN
     torch.testing.assert_close(attend(run_cpu, with_kept(step, kept), flags), expected, rtol=1e-5, atol=1e-6)
 
 
