@@ -154,8 +154,8 @@ class EngineClient:
                 self._send(Cancel(request_id))
 
     def knock(self) -> None:
-        """A request is being read. On a GPU an idle engine wakes up, rehearses, and waits without sleeping: its first step
-        came 0.12 ms later from a core that had slept (one H200). Where cores are few that would be in the way.
+        """A request is being read. On a GPU an idle engine wakes up, rehearses, and waits without sleeping: its first
+        step came 0.12 ms later from a core that had slept (one H200). Where cores are few that would be in the way.
         """
         if self._has_gpu and self.state is EngineState.READY and not len(self._streams):
             self._send(_KNOCK)
