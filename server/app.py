@@ -41,7 +41,7 @@ class Api(FastAPI):
             await quick(scope, receive, send)
 
 
-def create_app(edge: Edge, *, keys: ApiKeys | None = None) -> FastAPI:
+def create_app(edge: Edge, *, keys: ApiKeys | None = None) -> Api:
     """The API; its lifespan starts and closes the engine. Without an admin port it has the admin routes too."""
     quick = generate.endpoints(edge)
     routers = [text.routes(edge), ops.health_routes(edge)]
