@@ -2,7 +2,7 @@
 
 A call for each sequence takes 70 us of a layer for 100 keys, most of it before anything is computed (one core, fp32).
 What to gather is worked out once a step and kept under the contents of the page table, so that its layers share it.
-In fp32 and without a window the calls are those of `bags.py`, for which keys are gathered and transposed. Where the
+In fp32, with few heads and without a window the calls are those of `bags.py`, for which keys are transposed. Where the
 same sequences go on by one token a step they are kept, and get the new ones: gathering takes as long as attending.
 """
 
@@ -130,7 +130,7 @@ def is_decode(batch: AttentionBatch, flags: AttentionFlags) -> bool:
 def run_decode(q: Tensor, k: Tensor, v: Tensor, batch: AttentionBatch, flags: AttentionFlags, out: Tensor) -> None:
     """As the paths of `sdpa.py`, for pages in a CPU's memory and at most one query a sequence."""
     page_size, window = k.shape[1], flags.window if flags.causal else None
-    if window is None and q.dtype is k.dtype is torch.float32:
+    if window is None and q.dtype is k.dtype is torch.float32 and Heads.of(q, k).are_few:
         _run_bags(q, k, v, batch, flags.scale, out)
         return
     empty_rows, groups = _groups(*_contents(batch), page_size, window)
