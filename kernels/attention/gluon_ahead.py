@@ -20,17 +20,20 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup
 
 from kernels.attention import gluon_pipeline
 from kernels.attention.gluon_blocks import (
+    empty_output,
     first_block,
     head_sink,
     held_queries,
     issue_output,
     issue_scores,
+    lowest_block,
     skip_keys,
     skip_values,
+    wait_output,
 )
 from kernels.attention.gluon_pipeline import free_key, free_value, hardware_arrive, pass_turn, take_turn, wait_fill
 from kernels.attention.gluon_schedule import first_of, take_tile
-from kernels.attention.gluon_softmax import lane_sum, reciprocal, rescale, shift_first, shift_next
+from kernels.attention.gluon_softmax import lane_sum, reciprocal, rescale, scaled_rows, shift_first, shift_next
 from kernels.attention.gluon_store import store_tile
 
 ROWS = gluon_pipeline.ROWS
@@ -42,7 +45,7 @@ TURN = gluon_pipeline.TURN
 def add_block(x, shrink, sums, acc, values, fill, dtype: gl.constexpr, VARIANT: gl.constexpr):
     """Weights of a block, added to the sums; O += P V is under way when this returns."""
     SUM_ROW: gl.constexpr = gl.SliceLayout(1, sums.type.layout)
-    P_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, acc.type.layout, 2)
+    P_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, acc[0].type.layout, 2)
     if VARIANT.tiling.early_waits:
         wait_fill(values, fill, True, VARIANT)
     acc = rescale(acc, shrink, VARIANT)
@@ -63,14 +66,11 @@ def consume_ahead(
     q_smem, q_full, q_free = queries
     dtype: gl.constexpr = q_smem.dtype
     BLOCK_N: gl.constexpr = VARIANT.tiling.block_n
-    BLOCK_D: gl.constexpr = VARIANT.tiling.block_d
     Q_BUFFERS: gl.constexpr = VARIANT.tiling.q_buffers
     CONSUMERS: gl.constexpr = VARIANT.tiling.consumers
     FIRST_ROW: gl.constexpr = W * ROWS // VARIANT.pack
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
-    O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_D, 16])
     S_ROW: gl.constexpr = gl.SliceLayout(1, S_LAYOUT)
-    O_ROW: gl.constexpr = gl.SliceLayout(1, O_LAYOUT)
     index = (W * ROWS + gl.arange(0, ROWS, layout=S_ROW)) // VARIANT.pack
     zero = gl.zeros([ROWS, BLOCK_N], gl.float32, S_LAYOUT)
     if VARIANT.tiling.named_barriers and W == CONSUMERS - 1:
@@ -80,7 +80,9 @@ def consume_ahead(
     low = first_of(low, VARIANT)
     if row >= 0:
         last = first_block(position, low, top, W, VARIANT)
-        num_more = last - low  # blocks after the first
+        lowest = lowest_block(position, low, last, window, W, VARIANT)
+        num_more = last - lowest  # blocks after the first
+        num_below = lowest - low
         visible = (spans, row, rows, num_keys, index)
         sink = head_sink(sinks, head, S_ROW, VARIANT)
         fill = 0  # of the block that x holds
@@ -100,7 +102,7 @@ def consume_ahead(
         x, m, shrink = shift_first(
             s, scale, softcap_scale, position + index, visible, window, first_col, S_ROW, VARIANT
         )
-        acc = gl.zeros([ROWS, BLOCK_D], gl.float32, O_LAYOUT)
+        acc = empty_output(VARIANT)
         sums = lane_sum(zero)
         SUM_ROW: gl.constexpr = gl.SliceLayout(1, sums.type.layout)
 
@@ -122,7 +124,7 @@ def consume_ahead(
                 )
                 if not VARIANT.tiling.early_waits:  # ptxas moves no maximum across a spin loop
                     wait_fill(keys, fill + 2, i + 1 < num_more, VARIANT)
-                acc = warpgroup_mma_wait(0, deps=(acc,))
+                acc = wait_output(acc, VARIANT)
                 free_value(values, fill, VARIANT)
                 fill += 1
 
@@ -135,12 +137,14 @@ def consume_ahead(
             # If there is none, S is computed from stale shared memory and dropped: cheaper than a branch around wgmma.
             more = next_row >= 0
             last = first_block(position, low, top, W, VARIANT)
-            num_more = last - low
+            lowest = lowest_block(position, low, last, window, W, VARIANT)
+            num_more = last - lowest
             visible = (spans, next_row, next_rows, num_keys, index)
             held = fill
             fill += 1
             if VARIANT.skips:
-                fill = skip_keys(keys, fill, gl.where(more, top - last, 0), W, VARIANT)
+                fill = skip_keys(keys, fill, num_below + gl.where(more, top - last, 0), W, VARIANT)
+            num_below = lowest - low
             buffer = (n % Q_BUFFERS) * CONSUMERS + W
             mbarrier.wait(q_full.index(buffer), (n // Q_BUFFERS) & 1, pred=more)
             wait_fill(keys, fill, more, VARIANT)
@@ -163,16 +167,16 @@ def consume_ahead(
                 s, scale, softcap_scale, position + index, visible, window, first_col, S_ROW, VARIANT
             )
             wait_fill(values, held, True, VARIANT)  # cannot block: for ptxas
-            acc = warpgroup_mma_wait(0, deps=(acc,))
+            acc = wait_output(acc, VARIANT)
             free_value(values, held, VARIANT)
             inverse = reciprocal(total)
             if VARIANT.may_see_nothing:
                 inverse = gl.where(total > 0.0, inverse, 0.0)
-            o = acc * gl.convert_layout(inverse, O_ROW)[:, None]
+            o = scaled_rows(acc, inverse, VARIANT)
             store_tile(result, row, rows, head, part, o, m_done, total, W, STORE, VARIANT)
             if VARIANT.skips:  # only now: freed before the P V above, skipped values could deadlock a two-stage ring
                 skip_values(values, held + 1, fill, VARIANT)
-            acc = gl.zeros([ROWS, BLOCK_D], gl.float32, O_LAYOUT)
+            acc = empty_output(VARIANT)
             sums = lane_sum(zero)
             sink = head_sink(sinks, next_head, S_ROW, VARIANT)
             row = next_row

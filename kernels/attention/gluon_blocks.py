@@ -5,7 +5,7 @@
 
 from triton.experimental.gluon import jit
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma
+from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warpgroup_mma_wait
 
 from kernels.attention import gluon_pipeline
 from kernels.attention.gluon_pipeline import free_key, free_value, pass_turn, take_turn, wait_fill
@@ -24,6 +24,15 @@ def first_block(position, low, top, W: gl.constexpr, VARIANT: gl.constexpr):
             diagonal = gl.maximum(diagonal, low * VARIANT.tiling.block_n)
         last = gl.minimum(diagonal // VARIANT.tiling.block_n, top)
     return last
+
+
+@jit
+def lowest_block(position, low, last, window, W: gl.constexpr, VARIANT: gl.constexpr):
+    """The first key block that consumer W sees, its last one, of a tile whose first is `low`."""
+    if VARIANT.skips_low:
+        seen = gl.maximum(position + W * ROWS // VARIANT.pack - window + 1, 0) // VARIANT.tiling.block_n
+        low = gl.maximum(low, gl.minimum(seen, last))
+    return low
 
 
 @jit
@@ -52,23 +61,66 @@ def held_queries(queries, buffer, zero, VARIANT: gl.constexpr):
 @jit
 def issue_scores(queries, buffer, keys, fill, zero, held, VARIANT: gl.constexpr):
     """S = Q K^T of one key block."""
-    COLUMNS: gl.constexpr = VARIANT.tiling.q_columns
     q_smem = queries[0].index(buffer)
     k_smem = keys[0].index(fill % VARIANT.tiling.stages)
-    if COLUMNS == 0:
-        s = warpgroup_mma(q_smem, k_smem.permute((1, 0)), zero, use_acc=False, is_async=True)
-    else:
-        s = warpgroup_mma(held, k_smem.slice(0, COLUMNS, dim=1).permute((1, 0)), zero, use_acc=False, is_async=True)
-        for i in gl.static_range(VARIANT.tiling.block_d.bit_length() - COLUMNS.bit_length()):
-            k = k_smem.slice(COLUMNS << i, COLUMNS << i, dim=1)
-            s = warpgroup_mma(q_smem.slice(COLUMNS << i, COLUMNS << i, dim=1), k.permute((1, 0)), s, is_async=True)
+    s = zero
+    for i in gl.static_range(len(VARIANT.slices)):
+        k = k_smem.slice(VARIANT.slices[i][0], VARIANT.slices[i][1], dim=1).permute((1, 0))
+        if VARIANT.tiling.q_columns > 0 and i == 0:
+            s = warpgroup_mma(held, k, s, use_acc=False, is_async=True)
+        else:
+            q = q_smem.slice(VARIANT.slices[i][0], VARIANT.slices[i][1], dim=1)
+            s = warpgroup_mma(q, k, s, use_acc=i > 0, is_async=True)
     return s
+
+
+@jit
+def empty_output(VARIANT: gl.constexpr):
+    """O before the first block: a tensor for each of VARIANT.columns."""
+    MAIN: gl.constexpr = VARIANT.columns[0]
+    MAIN_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, MAIN, 16])
+    acc = (gl.zeros([ROWS, MAIN], gl.float32, MAIN_LAYOUT),)
+    if len(VARIANT.columns) == 2:
+        TAIL: gl.constexpr = VARIANT.columns[1]
+        TAIL_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TAIL, 16])
+        acc = (acc[0], gl.zeros([ROWS, TAIL], gl.float32, TAIL_LAYOUT))  # type: ignore[assignment]
+    return acc
 
 
 @jit
 def issue_output(p16, values, fill, acc, VARIANT: gl.constexpr):
     """O += P V of a block whose values have arrived."""
-    return warpgroup_mma(p16, values[0].index(fill % VARIANT.tiling.stages), acc, is_async=True)
+    v = values[0].index(fill % VARIANT.tiling.stages)
+    main = warpgroup_mma(p16, v.slice(0, VARIANT.columns[0], dim=1), acc[0], is_async=True)
+    o = (main,)
+    if len(VARIANT.columns) == 2:
+        P_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, acc[1].type.layout, 2)  # the same registers
+        v_tail = v.slice(VARIANT.columns[0], VARIANT.columns[1], dim=1)
+        tail = warpgroup_mma(gl.convert_layout(p16, P_LAYOUT), v_tail, acc[1], is_async=True)
+        o = (main, tail)  # type: ignore[assignment]
+    return o
+
+
+@jit
+def wait_all(acc, s, VARIANT: gl.constexpr):
+    """O and S, nothing of which is in flight any more."""
+    if len(VARIANT.columns) == 1:
+        main, s = warpgroup_mma_wait(0, deps=(acc[0], s))
+        o = (main,)
+    else:
+        main, tail, s = warpgroup_mma_wait(0, deps=(acc[0], acc[1], s))
+        o = (main, tail)  # type: ignore[assignment]
+    return o, s
+
+
+@jit
+def wait_output(acc, VARIANT: gl.constexpr):
+    """Until nothing is in flight."""
+    if len(VARIANT.columns) == 1:
+        o = (warpgroup_mma_wait(0, deps=(acc[0],)),)
+    else:
+        o = warpgroup_mma_wait(0, deps=(acc[0], acc[1]))
+    return o
 
 
 @jit

@@ -21,13 +21,17 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup
 from kernels.attention import gluon_pipeline
 from kernels.attention.gluon_ahead import consume_ahead
 from kernels.attention.gluon_blocks import (
+    empty_output,
     first_block,
     head_sink,
     held_queries,
     issue_output,
     issue_scores,
+    lowest_block,
     skip_keys,
     skip_values,
+    wait_all,
+    wait_output,
 )
 from kernels.attention.gluon_pipeline import (
     free_key,
@@ -38,7 +42,7 @@ from kernels.attention.gluon_pipeline import (
     wait_fill,
 )
 from kernels.attention.gluon_schedule import first_of, take_tile
-from kernels.attention.gluon_softmax import reciprocal, rescale, softmax_first, softmax_next
+from kernels.attention.gluon_softmax import reciprocal, rescale, scaled_rows, softmax_first, softmax_next
 from kernels.attention.gluon_store import store_tile
 
 ROWS = gluon_pipeline.ROWS
@@ -81,7 +85,7 @@ def step(
     p16 = gl.convert_layout(p.to(p16.dtype), p16.type.layout)
     fill += 1
     wait_fill(keys, fill, i + 1 < num_more, VARIANT)  # also the pin, see the head of this file
-    acc = warpgroup_mma_wait(0, deps=(acc,))
+    acc = wait_output(acc, VARIANT)
     free_value(values, fill - 2, VARIANT)
     return rescale(acc, shrink, VARIANT), p16, m, sums
 
@@ -95,14 +99,12 @@ def consume_beside(
     q_smem, q_full, q_free = queries
     dtype: gl.constexpr = q_smem.dtype
     BLOCK_N: gl.constexpr = VARIANT.tiling.block_n
-    BLOCK_D: gl.constexpr = VARIANT.tiling.block_d
     Q_BUFFERS: gl.constexpr = VARIANT.tiling.q_buffers
     CONSUMERS: gl.constexpr = VARIANT.tiling.consumers
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
-    O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_D, 16])
+    O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, VARIANT.columns[0], 16])
     P_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, O_LAYOUT, 2)
     S_ROW: gl.constexpr = gl.SliceLayout(1, S_LAYOUT)
-    O_ROW: gl.constexpr = gl.SliceLayout(1, O_LAYOUT)
     index = (W * ROWS + gl.arange(0, ROWS, layout=S_ROW)) // VARIANT.pack
     zero = gl.zeros([ROWS, BLOCK_N], gl.float32, S_LAYOUT)
     if VARIANT.tiling.named_barriers and W == CONSUMERS - 1:
@@ -112,7 +114,9 @@ def consume_beside(
     low = first_of(low, VARIANT)
     if row >= 0:
         last = first_block(position, low, top, W, VARIANT)
-        num_more = last - low  # blocks after the first
+        lowest = lowest_block(position, low, last, window, W, VARIANT)
+        num_more = last - lowest  # blocks after the first
+        num_below = lowest - low
         visible = (spans, row, rows, num_keys, index)
         sink = head_sink(sinks, head, S_ROW, VARIANT)
         fill = 0
@@ -135,7 +139,7 @@ def consume_beside(
             s, scale, softcap_scale, position + index, visible, window, first_col, S_ROW, VARIANT
         )
         p16 = gl.convert_layout(p.to(dtype), P_LAYOUT)
-        acc = gl.zeros([ROWS, BLOCK_D], gl.float32, O_LAYOUT)
+        acc = empty_output(VARIANT)
         fill += 1
         SUM_ROW: gl.constexpr = gl.SliceLayout(1, sums.type.layout)
 
@@ -170,11 +174,13 @@ def consume_beside(
             # If there is none, S is computed from stale shared memory and dropped: cheaper than a branch around wgmma.
             more = next_row >= 0
             last = first_block(position, low, top, W, VARIANT)
-            num_more = last - low
+            lowest = lowest_block(position, low, last, window, W, VARIANT)
+            num_more = last - lowest
             visible = (spans, next_row, next_rows, num_keys, index)
             held = fill - 1  # the values of this fill still have to meet p16
             if VARIANT.skips:
-                fill = skip_keys(keys, fill, gl.where(more, top - last, 0), W, VARIANT)
+                fill = skip_keys(keys, fill, num_below + gl.where(more, top - last, 0), W, VARIANT)
+            num_below = lowest - low
             total = gl.sum(sums, axis=1)
             if VARIANT.sinks:  # of parts: once, where they are combined
                 share = gl.convert_layout(gl.exp2(sink - m), SUM_ROW)
@@ -193,7 +199,7 @@ def consume_beside(
             s = issue_scores(queries, buffer, keys, fill, zero, held_q, VARIANT)
             if VARIANT.tiling.pv_first:
                 pass_turn(W, VARIANT)
-                acc, s = warpgroup_mma_wait(0, deps=(acc, s))
+                acc, s = wait_all(acc, s, VARIANT)
             else:
                 wait_fill(values, held, True, VARIANT)
                 acc = issue_output(p16, values, held, acc, VARIANT)
@@ -209,16 +215,16 @@ def consume_beside(
             p16 = gl.convert_layout(p.to(dtype), P_LAYOUT)
             wait_fill(values, held, True, VARIANT)  # cannot block: the pin again
             if not VARIANT.tiling.pv_first:
-                acc = warpgroup_mma_wait(0, deps=(acc,))
+                acc = wait_output(acc, VARIANT)
             free_value(values, held, VARIANT)
             inverse = reciprocal(total)
             if VARIANT.may_see_nothing:
                 inverse = gl.where(total > 0.0, inverse, 0.0)
-            o = acc * gl.convert_layout(inverse, O_ROW)[:, None]
+            o = scaled_rows(acc, inverse, VARIANT)
             store_tile(result, row, rows, head, part, o, m_done, total, W, STORE, VARIANT)
             if VARIANT.skips:  # only now: freed before the P V above, skipped values could deadlock a two-stage ring
                 skip_values(values, held + 1, fill, VARIANT)
-            acc = gl.zeros([ROWS, BLOCK_D], gl.float32, O_LAYOUT)
+            acc = empty_output(VARIANT)
             fill += 1
             sink = head_sink(sinks, next_head, S_ROW, VARIANT)
             row = next_row

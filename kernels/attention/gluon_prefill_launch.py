@@ -184,5 +184,5 @@ def compiled_prefill(
     return hallmark_gluon_prefill.warmup(
         *(any_map(dtype, box) for dtype, box in zip(dtypes, boxes, strict=True)),
         any_tensor(out), *out_strides, AnyTensor(torch.int32, 0), any_tensor(sinks), any_tensor(spans),
-        0, 0, 0, 0.0, 0.0, 0, store_layout(block_d), variant, grid=(1,), num_warps=4,
+        0, 0, 0, 0.0, 0.0, 0, store_layout(variant.columns[0]), variant, grid=(1,), num_warps=4,
     )  # fmt: skip

@@ -3,6 +3,7 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 # The signatures of jitted functions are Triton's: only their constexpr parameters are annotated.
 
+from triton import constexpr_function
 from triton.experimental.gluon import jit
 from triton.experimental.gluon import language as gl
 
@@ -15,6 +16,7 @@ def tanh(x):
     return gl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
 
 
+@constexpr_function
 def _rescale(count: int) -> str:
     """PTX: `count` accumulators of one thread times their factors, unless no thread of the warp has one but 1.
 
@@ -30,32 +32,74 @@ def _rescale(count: int) -> str:
     return " ".join(["{ .reg .pred one, some;", *any_other, "@!some bra DONE;", *products, "DONE: }"])
 
 
+@constexpr_function
 def _constraints(count: int) -> str:
     return ",".join(["=f"] * count + [str(i) for i in range(count)] + ["f"] * count)
 
 
-_RESCALE_32, _CONSTRAINTS_32 = gl.constexpr(_rescale(32)), gl.constexpr(_constraints(32))
-_RESCALE_64, _CONSTRAINTS_64 = gl.constexpr(_rescale(64)), gl.constexpr(_constraints(64))
+@constexpr_function
+def _hide(count: int) -> str:
+    """PTX: of one thread's `count` scores, those become -inf whose column is not beyond the bound of their row.
+
+    A thread's columns are 2 (lane % 4) + {0, 1, 8, 9, 16 ...}, each of two rows in turn: bounds 0 and 2 stand for all.
+    As immediates the columns take no registers.
+    """
+    lines = ["mov.u32 lane, %laneid;", "and.b32 lane, lane, 3;", "shl.b32 lane, lane, 1;"]
+    lines += [f"sub.s32 bound{row}, ${count + 2 * row}, lane;" for row in (0, 1)]
+    for i in range(count):
+        lines.append(f"setp.lt.s32 seen, bound{i // 2 % 2}, {i // 4 * 8 + i % 2};")
+        lines.append(f"selp.f32 ${i}, ${2 * count + i}, 0fFF800000, seen;")
+    return " ".join(["{ .reg .pred seen; .reg .b32 lane, bound0, bound1;", *lines, "}"])
+
+
+@constexpr_function
+def _hide_constraints(count: int) -> str:
+    return ",".join(["=&f"] * count + ["r"] * count + ["f"] * count)
+
+
+@jit
+def hide_columns(s, bound):
+    """Scores of columns 0 to `bound` of each row become -inf."""
+    COUNT: gl.constexpr = s.shape[1] // 2
+    bound, _ = gl.broadcast(bound[:, None], s)
+    return gl.inline_asm_elementwise(
+        _hide(COUNT), _hide_constraints(COUNT), [bound, s], dtype=gl.float32, is_pure=True, pack=COUNT
+    )
 
 
 @jit
 def rescale(acc, shrink, VARIANT: gl.constexpr):
-    """O times the factor of each row; lazily, in warps only where some factor is not 1."""
+    """O, each of its parts, times the factor of each row; lazily, in warps only where some factor is not 1."""
+    if len(VARIANT.columns) == 1:
+        o = (rescale_part(acc[0], shrink, VARIANT),)
+    else:
+        o = (rescale_part(acc[0], shrink, VARIANT), rescale_part(acc[1], shrink, VARIANT))  # type: ignore[assignment]
+    return o
+
+
+@jit
+def rescale_part(acc, shrink, VARIANT: gl.constexpr):
+    COUNT: gl.constexpr = acc.shape[1] // 2
     O_ROW: gl.constexpr = gl.SliceLayout(1, acc.type.layout)
     factor = gl.convert_layout(shrink, O_ROW)[:, None]
     if VARIANT.tiling.lazy_rescale:
         factor, _ = gl.broadcast(factor, acc)
-        if acc.shape[1] == 64:
-            acc = gl.inline_asm_elementwise(
-                _RESCALE_32, _CONSTRAINTS_32, [acc, factor], dtype=gl.float32, is_pure=True, pack=32
-            )
-        else:
-            acc = gl.inline_asm_elementwise(
-                _RESCALE_64, _CONSTRAINTS_64, [acc, factor], dtype=gl.float32, is_pure=True, pack=64
-            )
+        acc = gl.inline_asm_elementwise(
+            _rescale(COUNT), _constraints(COUNT), [acc, factor], dtype=gl.float32, is_pure=True, pack=COUNT
+        )
     else:
         acc = acc * factor
     return acc
+
+
+@jit
+def scaled_rows(acc, factor, VARIANT: gl.constexpr):
+    """O, each of its parts, times the factor of each row."""
+    main = acc[0] * gl.convert_layout(factor, gl.SliceLayout(1, acc[0].type.layout))[:, None]
+    o = (main,)
+    if len(VARIANT.columns) == 2:
+        o = (main, acc[1] * gl.convert_layout(factor, gl.SliceLayout(1, acc[1].type.layout))[:, None])  # type: ignore[assignment]
+    return o
 
 
 @jit
@@ -105,17 +149,21 @@ def mask(s, position, visible, window, first_col, DIAGONAL: gl.constexpr, VARIAN
     visible   what `row_spans` takes
     DIAGONAL  a key may be after a row; if not, only the window and the spans are asked
     """
-    col = first_col + gl.arange(0, s.shape[1], layout=gl.SliceLayout(0, s.type.layout))
-    if VARIANT.window:
-        seen = col[None, :] > (position - window)[:, None]
-        if DIAGONAL:
-            seen = seen & (position[:, None] >= col[None, :])
+    if VARIANT.skips_low and not DIAGONAL:  # with bounds in registers three consumers would spill
+        s = hide_columns(s, position - window - first_col)
     else:
-        seen = position[:, None] >= col[None, :]
-    if VARIANT.spans:
-        lo, hi = row_spans(visible)
-        seen = seen | ((lo[:, None] <= col[None, :]) & (col[None, :] < hi[:, None]))
-    return gl.where(seen, s, float("-inf"))
+        col = first_col + gl.arange(0, s.shape[1], layout=gl.SliceLayout(0, s.type.layout))
+        if VARIANT.window:
+            seen = col[None, :] > (position - window)[:, None]
+            if DIAGONAL:
+                seen = seen & (position[:, None] >= col[None, :])
+        else:
+            seen = position[:, None] >= col[None, :]
+        if VARIANT.spans:
+            lo, hi = row_spans(visible)
+            seen = seen | ((lo[:, None] <= col[None, :]) & (col[None, :] < hi[:, None]))
+        s = gl.where(seen, s, float("-inf"))
+    return s
 
 
 @jit

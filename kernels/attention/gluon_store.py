@@ -19,11 +19,23 @@ def wide(x):
 
 @jit
 def store_rows(result, row, rows, head, o, W: gl.constexpr, STORE: gl.constexpr, VARIANT: gl.constexpr):
-    """Through 2 KiB of scratch, so that each lane holds 8 neighbours; then 16-byte stores under a row mask."""
+    """Through 2 KiB of scratch, so that each lane holds 8 neighbours; then 16-byte stores under a row mask.
+
+    A second part, which is narrow, goes as it lies: 4 bytes a lane.
+    """
+    dtype: gl.constexpr = result[0].dtype.element_ty
+    store_columns(result, row, rows, head, gl.convert_layout(o[0].to(dtype), STORE), 0, W, VARIANT)
+    if len(VARIANT.columns) == 2:
+        store_columns(result, row, rows, head, o[1].to(dtype), VARIANT.columns[0], W, VARIANT)
+
+
+@jit
+def store_columns(result, row, rows, head, o, FIRST: gl.constexpr, W: gl.constexpr, VARIANT: gl.constexpr):
+    """Columns of a tile's rows from FIRST on."""
     out, stride_row, stride_head = result[0], result[1], result[2]
-    o = gl.convert_layout(o, STORE)
+    STORE: gl.constexpr = o.type.layout
     r = W * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(1, STORE))
-    c = gl.arange(0, VARIANT.tiling.block_d, layout=gl.SliceLayout(0, STORE))
+    c = FIRST + gl.arange(0, o.shape[1], layout=gl.SliceLayout(0, STORE))
     if VARIANT.pack > 1:
         head = head * VARIANT.pack + r % VARIANT.pack
         r = r // VARIANT.pack
@@ -55,8 +67,8 @@ def store_tile(result, row, rows, head, part, o, m, total, W: gl.constexpr, STOR
     """A tile's rows, or those of one part of its keys."""
     if VARIANT.parts:
         if part >= 0:
-            store_part(result, part, head, o, m, total, W, VARIANT)
+            store_part(result, part, head, o[0], m, total, W, VARIANT)
         else:
-            store_rows(result, row, rows, head, o.to(result[0].dtype.element_ty), W, STORE, VARIANT)
+            store_rows(result, row, rows, head, o, W, STORE, VARIANT)
     else:
-        store_rows(result, row, rows, head, o.to(result[0].dtype.element_ty), W, STORE, VARIANT)
+        store_rows(result, row, rows, head, o, W, STORE, VARIANT)

@@ -29,6 +29,7 @@ class Tiling:
     scores_ahead    consumers are those of gluon_ahead.py
     early_waits     those wait for keys and values right behind the issue of the product before
     q_columns       columns of the queries that consumers hold in registers: 0 or a power of two
+    cut             a padded head dim is computed as two powers of two where their sum is less than block_d
     """
 
     consumers: int
@@ -42,6 +43,7 @@ class Tiling:
     scores_ahead: bool = False
     early_waits: bool = False
     q_columns: int = 0
+    cut: bool = False
 
     @property
     def block_m(self) -> int:
@@ -51,13 +53,14 @@ class Tiling:
 
 # Measured on one H200 (torch 2.11.0+cu130, triton 3.6.0), bf16, causal, 512 to 32768 tokens. Scores ahead give 5-13 %
 # at 64 up to 4096 tokens and 4-8 % at 128; at 256 they cost 2-5 %. Lazy rescaling gives 3-7 % at 128, 3-5 % at 256. At
-# 256 wgmma waits for shared memory: a quarter of the queries in registers gives 2 %, `pv_first` 0-2 %.
+# 256 wgmma waits for shared memory: a quarter of the queries in registers gives 2 %, `pv_first` 0-2 %. Cut in two 80 is
+# 8 % faster, 192 6-9 %, 96 0-2 %.
 TILINGS: dict[int, Tiling] = {
     64: Tiling(
         2, 64, 128, 4, 2, named_barriers=False, pv_first=False, lazy_rescale=True, scores_ahead=True, early_waits=True
     ),
-    128: Tiling(2, 128, 128, 2, 2, named_barriers=True, pv_first=False, lazy_rescale=True, scores_ahead=True),
-    256: Tiling(2, 256, 64, 2, 1, named_barriers=False, pv_first=True, lazy_rescale=True, q_columns=64),
+    128: Tiling(2, 128, 128, 2, 2, named_barriers=True, pv_first=False, lazy_rescale=True, scores_ahead=True, cut=True),
+    256: Tiling(2, 256, 64, 2, 1, named_barriers=False, pv_first=True, lazy_rescale=True, q_columns=64, cut=True),
 }
 # With late waits head dim 128 is a quarter slower under a window (H200); without a flag 2 % faster.
 FLAGGED_TILINGS: dict[int, Tiling] = {**TILINGS, 128: replace(TILINGS[128], early_waits=True)}
@@ -65,11 +68,13 @@ FLAGGED_TILINGS: dict[int, Tiling] = {**TILINGS, 128: replace(TILINGS[128], earl
 SPAN_TILINGS: dict[int, Tiling] = {**FLAGGED_TILINGS, 256: replace(TILINGS[256], lazy_rescale=False, q_columns=0)}
 
 # At 64 exponentials take as long as both products. A third consumer fills what two leave idle; it gives 1-4 % from 8192
-# tokens on and costs 6 % at 4096, for its registers hold no scores ahead (H200).
+# tokens on and costs 6 % at 4096, for its registers hold no scores ahead. Under a window of 1024 it gives 2-5 %,
+# of 4096 5-8 %, and it costs 3-9 % under narrower ones (H200).
 LONG_TILINGS: dict[int, Tiling] = {
     64: Tiling(3, 64, 128, 3, 2, named_barriers=True, pv_first=False, lazy_rescale=False)
 }
 LONG = 8192  # queries of the longest sequence
+LONG_WINDOW = 1024
 
 # Of `gluon.extend.hopper`. Turns give 2-3 % at 64 as well, over long contexts (H200).
 PAGED_TILINGS: dict[int, Tiling] = {
@@ -115,6 +120,29 @@ class Variant:
         return self._hash  # asked for in every call; to hash the fields takes 1.4 us (one core, Python 3.11)
 
     @property
+    def columns(self) -> tuple[int, ...]:
+        """Widths of the parts that O is cut into, so that less of a padded head dim is computed.
+
+        Over pages O is whole: partial results are.
+        """
+        main = self.tiling.block_d // 2
+        tail = max(16, 1 << max(0, self.head_dim - main - 1).bit_length())
+        is_cut = self.tiling.cut and main < self.head_dim and tail < main and not self.page_size
+        return (main, tail) if is_cut else (self.tiling.block_d,)
+
+    @property
+    def slices(self) -> tuple[tuple[int, int], ...]:
+        """(first column, width) of the products that S = Q K^T is the sum of; the first one may have Q in registers."""
+        held, columns = self.tiling.q_columns, sum(self.columns)
+        if held == 0:
+            return ((0, self.columns[0]), *((self.columns[0], width) for width in self.columns[1:]))
+        found, first, width = [(0, held)], held, held
+        while first < columns:
+            found.append((first, min(width, columns - first)))
+            first, width = first + width, 2 * width
+        return tuple(found)
+
+    @property
     def box(self) -> int:
         """Keys of one copy: all of a block, or as many as never cross a page's border."""
         return math.gcd(self.page_size, self.tiling.block_n)
@@ -144,6 +172,11 @@ class Variant:
         """Whether consumers of one tile may start at different key blocks."""
         return (self.tiling.block_n < self.tiling.block_m or self.offset) and not self.spans
 
+    @property
+    def skips_low(self) -> bool:
+        """Whether consumers of one tile may end at different key blocks: a window hides more from later rows."""
+        return self.window and self.skips and self.tiling.consumers == 3
+
 
 @dataclass(frozen=True, slots=True)
 class AnyTensor:
@@ -171,7 +204,7 @@ def variant_of(head_dim: int, batch: AttentionBatch, flags: AttentionFlags) -> V
     """
     return _variant(
         head_dim,
-        batch.max_seqlen_q >= LONG,
+        batch.max_seqlen_q >= LONG and (flags.window is None or flags.window >= LONG_WINDOW),
         batch.cu_seqlens_q is not batch.cu_seqlens_k,
         flags.window is not None,
         flags.softcap is not None,
@@ -189,7 +222,7 @@ def _variant(
         raise ValueError(f"head_dim: expected a multiple of {HEAD_DIM_MULTIPLE} up to {MAX_HEAD_DIM}, found {head_dim}")
     is_flagged = offset or window or softcap or sinks
     tiling = (SPAN_TILINGS if spans else FLAGGED_TILINGS if is_flagged else TILINGS)[block_d]
-    if is_long and not (window or spans):  # a window's bounds do not fit in 160 registers
+    if is_long and not (spans or (window and offset)):  # their bounds do not fit in 160 registers
         tiling = LONG_TILINGS.get(block_d, tiling)
     return Variant(tiling, head_dim, offset, window, softcap, sinks, spans)
 

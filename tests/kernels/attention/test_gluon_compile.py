@@ -37,13 +37,13 @@ def test_every_variant_fits_the_shared_memory_of_one_program(code: dict[str, dic
 def test_every_variant_loads_by_tma_and_multiplies_by_wgmma_in_batches(code: dict[str, dict[str, Any]]) -> None:
     for name, case in code.items():
         assert case["tma_loads"] > 0, name
-        assert case["wgmma"] >= 5 * case["wgmma_fences"], f"{name}: ptxas serialised wgmma"
+        assert case["wgmma"] >= 4 * case["wgmma_fences"], f"{name}: ptxas serialised wgmma"  # 1 of each if so
 
 
 def test_the_exponentials_of_every_steady_step_run_beside_wgmma(code: dict[str, dict[str, Any]]) -> None:
     for name in code.keys() - SUNK:
         case = code[name]
-        step = 32 if "d256" in name else 64  # of one thread: block_n / 4 columns of 2 rows
+        step = 32 if "d256" in name or "d192" in name else 64  # of one thread: block_n / 4 columns of 2 rows
         steady = [count for count in case["overlapped"] if count >= step - 4]  # four at most before the first issue
         assert len(steady) >= 2, f"{name}: {case['overlapped']} of {step} overlap"  # at least one loop a consumer
 

@@ -1,0 +1,55 @@
+"""Which variant of `gluon.prefill.hopper` serves what, and how it cuts the head dim."""
+
+import pytest
+import torch
+
+from kernels.attention.batch import AttentionBatch, AttentionFlags
+from kernels.attention.gluon_variants import (
+    LONG,
+    LONG_WINDOW,
+    Variant,
+    extend_variant_of,
+    variant_of,
+)
+
+
+def chosen(head_dim: int, length: int, *, has_context: bool = False, **flags: int) -> Variant:
+    cu_seqlens = torch.tensor([0, length], dtype=torch.int32)
+    keys = cu_seqlens.clone() if has_context else cu_seqlens
+    batch = AttentionBatch(cu_seqlens, length, length, cu_seqlens_k=keys)
+    return variant_of(head_dim, batch, AttentionFlags(1.0, **flags))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "columns"),
+    [(40, (64,)), (64, (64,)), (72, (64, 16)), (80, (64, 16)), (88, (64, 32)), (96, (64, 32)), (104, (128,)),
+     (128, (128,)), (136, (128, 16)), (192, (128, 64)), (200, (256,)), (256, (256,))],
+)  # fmt: skip
+def test_a_padded_head_dim_is_cut_where_that_is_less(head_dim: int, columns: tuple[int, ...]) -> None:
+    variant = chosen(head_dim, 100)
+    assert variant.columns == columns
+    assert sum(columns) >= head_dim
+
+
+@pytest.mark.parametrize("head_dim", range(8, 257, 8))
+def test_the_slices_of_scores_cover_what_is_computed_once(head_dim: int) -> None:
+    variant = chosen(head_dim, 100)
+    end = 0
+    for first, width in variant.slices:
+        assert first == end
+        assert width.bit_count() == 1
+        end += width
+    assert end == sum(variant.columns)
+
+
+def test_partial_results_over_pages_are_whole() -> None:
+    assert extend_variant_of(80, 64, 4, AttentionFlags(1.0)).columns == (128,)
+
+
+def test_three_consumers_serve_long_prompts_but_under_narrow_windows() -> None:
+    assert chosen(64, LONG).tiling.consumers == 3
+    assert chosen(64, LONG - 1).tiling.consumers == 2
+    assert chosen(64, LONG, window=LONG_WINDOW).skips_low
+    assert chosen(64, LONG, window=LONG_WINDOW - 1).tiling.consumers == 2
+    assert chosen(64, LONG, window=LONG_WINDOW, has_context=True).tiling.consumers == 2
+    assert chosen(128, LONG, window=LONG_WINDOW).tiling.consumers == 2

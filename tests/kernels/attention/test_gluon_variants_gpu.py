@@ -1,0 +1,55 @@
+"""Variants of `gluon.prefill.hopper` that few shapes choose, on an sm_90 GPU: against the oracle's rule."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from attention_inputs import NAN, Inputs, assert_right, packed
+
+from kernels.attention.batch import AttentionFlags
+from kernels.attention.compare import compare
+from kernels.attention.gluon_prefill_launch import launch_prefill, run_prefill
+from kernels.attention.gluon_schedule import plan_tiles
+from kernels.attention.gluon_variants import LONG, LONG_TILINGS, LONG_WINDOW, variant_of
+
+pytestmark = pytest.mark.gpu
+
+CUDA = torch.device("cuda")
+LENGTHS = [1, 2, 63, 64, 65, 127, 128, 129, 0, 191, 192, 193, 300, 777, 2049]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _hopper() -> None:
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("needs an sm_90 GPU")
+
+
+def prompts(lengths: list[int], dim: int = 64) -> Inputs:
+    inputs = packed(lengths, CUDA, heads=(4, 2), head_dim=dim, dtype=torch.bfloat16)
+    return replace(inputs, batch=replace(inputs.batch, cu_seqlens_k=inputs.batch.cu_seqlens_q))
+
+
+@pytest.mark.parametrize("window", [LONG_WINDOW, LONG_WINDOW + 65, 100_000])
+def test_three_consumers_under_a_window_are_within_the_rule(window: int) -> None:
+    inputs = prompts([5, LONG + 9, 0, 300, 193])
+    flags = AttentionFlags(64**-0.5, window=window, sinks=torch.randn(4, device=CUDA) * 2)
+    assert variant_of(64, inputs.batch, flags).skips_low
+    assert_right(run_prefill, inputs, flags)
+
+
+@pytest.mark.parametrize("window", [1, 2, 63, 64, 65, 127, 128, 129, 191, 192, 193, 500])
+def test_consumers_that_end_at_different_blocks_are_within_the_rule(window: int) -> None:
+    """Narrower windows than three consumers are chosen for: every way in which a window's edge can cut a tile."""
+    inputs = prompts(LENGTHS)
+    q, k, v, batch, flags = inputs.q, inputs.k, inputs.v, inputs.batch, AttentionFlags(64**-0.5, window=window)
+    variant = replace(variant_of(64, batch, flags), tiling=LONG_TILINGS[64])
+    out = torch.full_like(q, NAN)
+    launch_prefill(q, k, v, plan_tiles(q.shape[0], batch, flags, variant), flags, out, variant)
+    assert compare(out, q, k, v, batch, flags).is_within_rule
+
+
+@pytest.mark.parametrize("dim", [72, 80, 88, 96, 136, 192])
+def test_head_dims_that_are_cut_are_within_the_rule(dim: int) -> None:
+    inputs = prompts(LENGTHS, dim)
+    assert len(variant_of(dim, inputs.batch, AttentionFlags(1.0)).columns) == 2
+    assert_right(run_prefill, inputs, AttentionFlags(dim**-0.5))
