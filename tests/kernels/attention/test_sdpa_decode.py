@@ -19,10 +19,10 @@ def decode(contexts: Sequence[int], *, dtype: torch.dtype = torch.float32, heads
     return paged([1] * len(contexts), contexts, CPU, heads=heads, head_dim=32, dtype=dtype)
 
 
-def num_calls(inputs: Inputs) -> int:
+def num_calls(inputs: Inputs, name: str = "aten::_softmax") -> int:
     with torch.profiler.profile() as profile:
         attend(run_cpu, inputs, flags_for(inputs))
-    return sum(event.name == "aten::_softmax" for event in profile.events())
+    return sum(event.name == name for event in profile.events())
 
 
 @pytest.mark.parametrize("window", [None, 1, 16, 17, 100, 5000])
@@ -74,6 +74,13 @@ def test_a_batch_without_any_key_gives_zeros() -> None:
 )
 def test_sequences_of_about_the_same_length_are_one_call(contexts: tuple[int, ...], expected: int) -> None:
     assert num_calls(decode(contexts)) == expected
+
+
+@pytest.mark.parametrize(("heads", "are_few"), [((4, 2), True), ((8, 8), True), ((6, 2), False), ((9, 9), False)])
+def test_rows_are_summed_where_heads_are_few(heads: tuple[int, int], are_few: bool) -> None:
+    inputs = decode((40, 50), heads=heads)
+    assert (num_calls(inputs, "aten::_scaled_dot_product_flash_attention_for_cpu") == 0) is are_few
+    assert_right(run_cpu, inputs, flags_for(inputs))
 
 
 def test_numbers_of_a_neighbour_change_nothing() -> None:
