@@ -5,7 +5,6 @@ import gc
 import logging
 import socket
 import time
-from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -50,13 +49,11 @@ class LimitedProtocol(HttpToolsProtocol):
 
     _timer: asyncio.TimerHandle | None = None
     _num_header_bytes = 0
-    _knock: Callable[[], None] | None = None
     _is_in_headers = False
     _is_repeated = False  # the head that is parsed now was parsed before
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._knock = getattr(self.app, "knock", None)
         self._start_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -103,8 +100,6 @@ class LimitedProtocol(HttpToolsProtocol):
         self._is_in_headers = False
         self._stop_timer()
         if not self._is_repeated:
-            if self._knock is not None and self.parser.get_method() == b"POST":
-                self._knock()
             super().on_headers_complete()
         self._is_repeated = False
 

@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 EXIT_PROTOCOL = 76  # EX_PROTOCOL
 _READ_BYTES = 256 * 1024
-_AWAKE_S = 0.002  # after a knock: several times what a short request takes to be read
+AWAKE_S = 0.002  # after a knock: several times what a short request takes to be read
 
 
 class Inbox(Protocol):
@@ -38,8 +38,11 @@ class Link:
     `put` is for any thread, all else for one. What the socket does not take at once goes out with a later call.
     """
 
-    def __init__(self, connection: socket.socket, leave: Callable[[int], None]) -> None:
-        """`leave` ends the process with a status, when the API process has gone or sent what no message is."""
+    def __init__(self, connection: socket.socket, leave: Callable[[int], None], *, awake_s: float = AWAKE_S) -> None:
+        """`leave` ends the process with a status, when the API process has gone or sent what no message is.
+
+        `awake_s`: for so long after a knock the next message is waited for without sleeping.
+        """
         connection.setblocking(False)
         self._connection = connection
         self._leave = leave
@@ -48,6 +51,7 @@ class Link:
         self._frames = wire.Frames()
         self._lock = threading.Lock()  # of what is not sent
         self._unsent = bytearray()
+        self._awake_s = awake_s
         self._awake_until = 0.0  # monotonic seconds
         self._is_drained = False  # by the latest read: the next look may do without one
 
@@ -104,7 +108,7 @@ class Link:
             self._is_drained = len(data) < _READ_BYTES
             for message in map(wire.to_engine, self._frames.feed(data)):
                 if isinstance(message, Knock):
-                    self._awake_until = time.monotonic() + _AWAKE_S
+                    self._awake_until = time.monotonic() + self._awake_s
                 self._messages.append(message)
         except BlockingIOError:
             return

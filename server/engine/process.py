@@ -21,7 +21,7 @@ from qualification.qualify import DeviceLost, QualificationAborted
 from server.engine.builder import BuiltEngine, build_engine
 from server.engine.core import Engine
 from server.engine.failures import is_device_lost
-from server.engine.link import EXIT_PROTOCOL, Inbox, Link, leave_with
+from server.engine.link import AWAKE_S, EXIT_PROTOCOL, Inbox, Link, leave_with
 from server.engine.messages import (
     Attest,
     AttestationReport,
@@ -48,6 +48,7 @@ from server.telemetry.logging import configure_logging
 logger = logging.getLogger(__name__)
 
 HEARTBEAT_S = 0.5
+_MANY_CORES = 4  # with fewer, an engine that does not sleep takes the core of who reads the request
 _EXIT_REFUSED = 3
 _EXIT_FAULT = 70  # EX_SOFTWARE
 
@@ -217,7 +218,8 @@ def main() -> None:
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(sys.argv[1])
         threading.Thread(target=leave_with, args=(connection, os._exit), name="engine-watch", daemon=True).start()
-        link = Link(connection, os._exit)
+        has_cores = (os.cpu_count() or 1) >= _MANY_CORES
+        link = Link(connection, os._exit, awake_s=AWAKE_S if has_cores else 0.0)
         status = serve(link, link.put, lambda settings: configure_logging(settings.log_format))
         link.close()
     os._exit(status)  # after a device error, CUDA's own clean-up at exit can hang
