@@ -47,11 +47,18 @@ def on_gpu(inputs: Inputs, flags: AttentionFlags) -> tuple[Inputs, AttentionFlag
     return moved, replace(flags, sinks=copy(flags.sinks), spans=copy(flags.spans))
 
 
-def prefill(dim: int, names: tuple[str, ...] = (), tiling: Tiling | None = None, *, offset: bool = False) -> Tensor:
+def prefill(
+    dim: int,
+    names: tuple[str, ...] = (),
+    tiling: Tiling | None = None,
+    *,
+    offset: bool = False,
+    window: int | None = None,
+) -> Tensor:
     inputs = packed(LENGTHS, CPU, heads=HEADS, head_dim=dim, dtype=BF16)
     if not offset:
         inputs = replace(inputs, batch=replace(inputs.batch, cu_seqlens_k=inputs.batch.cu_seqlens_q))
-    inputs, flags = on_gpu(inputs, flags_for(inputs, *names, window=100 if names else None))
+    inputs, flags = on_gpu(inputs, flags_for(inputs, *names, window=100 if names else window))
     q, k, v, batch = inputs.q, inputs.k, inputs.v, inputs.batch
     variant = variant_of(dim, batch, flags)
     variant = replace(variant, tiling=tiling or variant.tiling)
@@ -102,6 +109,8 @@ CALLS: dict[str, Callable[[], Tensor]] = {
     **{f"prefill {dim}": partial(prefill, dim) for dim in TILINGS},
     **{f"prefill {dim} masked": partial(prefill, dim, ALL) for dim in TILINGS},
     "prefill 64 long": partial(prefill, 64, tiling=LONG_TILINGS[64]),
+    "prefill 64 long window": partial(prefill, 64, tiling=LONG_TILINGS[64], window=200),
+    **{f"prefill {dim}": partial(prefill, dim) for dim in (80, 192)},  # cut in two
     "prefill 128 offset": partial(prefill, 128, offset=True),
     **{f"extend {dim}": partial(extend, dim) for dim in TILINGS},
     **{f"extend {dim} split": partial(extend, dim, ("sinks",), is_split=True) for dim in TILINGS},
