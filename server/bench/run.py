@@ -104,7 +104,7 @@ class _Session:
         plan, longest, driver = self._bench.plan, self._bench.built.engine.max_len, self._driver
         # While the last prompts are computed the first are decoded: contexts begin as much shorter as they will grow.
         num_ahead = batch * context // self._bench.limits.max_num_batched_tokens + _WARM_STEPS
-        room = num_ahead + plan.steps + 2
+        room = num_ahead + plan.steps + 3
         num_prompt = max(1, min(context - room // 2, longest - room))
         for _ in range(batch):
             driver.submit(num_prompt, longest - num_prompt)
@@ -114,7 +114,7 @@ class _Session:
         outputs += [driver.step() for _ in range(_WARM_STEPS)]
         num_told = sum(len(delta.token_ids) for output in outputs for delta in output.deltas)
         times, cpus, inside, steps = self._steps()
-        mean_context = num_prompt + num_told / batch + len(times) / 2
+        mean_context = num_prompt + num_told / batch + 1 + len(times) / 2
         return DecodeRow(
             sweep=sweep,
             batch=batch,
@@ -163,8 +163,9 @@ class _Session:
         cpus: list[float] = []
         outputs: list[StepOutput] = []
         parts: list[tuple[Times, float]] = []
+        self.timeline.take()  # waits for a GPU, which is ahead: the next step would seem to take a tenth of its time
+        follow(self._driver.step())
         self.watch.take()
-        self.timeline.take()
         at = began_at = time.perf_counter()
         cpu_at = time.process_time()
         while len(times) < (num_steps or plan.steps):
