@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import statistics
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -42,7 +43,7 @@ class Chooser:
         self._library = library
         self._file = file
         self._measure = measure or _choose
-        self._kept: dict[str, Choices] = _read(file, library.version) if file.exists() else {}
+        self._kept: dict[str, Choices] = _read(file, library.version)
 
     def product(self, weights: Sequence[Tensor], dtype_out: torch.dtype, sizes: Sequence[int]) -> ChosenProduct:
         """For weights of one shape on one GPU, not empty; a few distinct ones are enough. sizes: numbers of rows."""
@@ -51,9 +52,16 @@ class Chooser:
         kept = self._kept.setdefault(f"{size_out} x {size_in} {dtypes[0]} {dtypes[1]}", {})
         missing = [size for size in sizes if size not in kept]
         if missing:
-            kept |= self._measure(self._library, weights, dtype_out, missing)
+            measured = self._measure(self._library, weights, dtype_out, missing)
+            self._read_again()
+            kept |= {size: choice for size, choice in measured.items() if size not in kept}
             self._write()
         return ChosenProduct(self._library, (size_out, size_in), dtypes, {size: kept[size] for size in sizes})
+
+    def _read_again(self) -> None:
+        """What another server has written while this one measured stays: the next start computes by it."""
+        for name, choices in _read(self._file, self._library.version).items():
+            self._kept.setdefault(name, {}).update(choices)
 
     def _write(self) -> None:
         """Whole or not at all. A disk that cannot be written to is logged: the next start measures again."""
@@ -62,16 +70,27 @@ class Chooser:
             for name, choices in self._kept.items()
         }
         try:
-            self._file.parent.mkdir(parents=True, exist_ok=True)
-            written = self._file.with_suffix(f".{os.getpid()}")
-            written.write_text(json.dumps({"version": self._library.version, "algorithms": kept}))
-            written.replace(self._file)
+            _replace(self._file, json.dumps({"version": self._library.version, "algorithms": kept}))
         except OSError as error:
             logger.error("the algorithms of matmuls cannot be kept for the next start: %s", error)
 
 
+def _replace(file: Path, content: str) -> None:
+    """By a file of a name of its own: servers in containers, which may share the folder, have the same process id."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as out:
+            out.write(content)
+        Path(temporary).chmod(0o644)
+        Path(temporary).replace(file)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
 def _read(file: Path, version: int) -> dict[str, Choices]:
-    """Nothing where another version wrote it, or where it cannot be read."""
+    """Nothing where there is no file, where another version wrote it, or where it cannot be read."""
     try:
         content = json.loads(file.read_bytes())
         if content["version"] != version:
@@ -80,6 +99,8 @@ def _read(file: Path, version: int) -> dict[str, Choices]:
             name: {int(size): None if words is None else Algorithm.of_words(words) for size, words in choices.items()}
             for name, choices in content["algorithms"].items()
         }
+    except FileNotFoundError:
+        return {}
     except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
         logger.error("the algorithms of matmuls are measured again, %s cannot be read: %r", file, error)
         return {}

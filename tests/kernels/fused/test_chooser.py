@@ -1,6 +1,7 @@
 """What the chooser of algorithms keeps from start to start, and what it calls faster."""
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -105,6 +106,48 @@ def test_a_disk_that_cannot_be_written_to_costs_the_next_start_only(tmp_path: Pa
     (tmp_path / "folder").write_text("in the way")
     library, measure = OnPaper(), Measured()
     assert first_word(Chooser(library, tmp_path / "folder" / "products.json", measure=measure), library) == 1
+
+
+def test_servers_that_measure_at_the_same_time_keep_what_each_has_measured(tmp_path: Path) -> None:
+    library, measure, file = OnPaper(), Measured(), tmp_path / "products.json"
+    one, other = (Chooser(library, file, measure=measure) for _ in range(2))
+    assert [first_word(one, library, 24), first_word(other, library, 32), first_word(one, library, 40)] == [1, 2, 3]
+    again = Chooser(library, file, measure=measure)
+    assert [first_word(again, library, size) for size in (24, 32, 40)] == [1, 2, 3]
+    assert measure.num == 3
+
+
+def test_what_another_server_has_kept_meanwhile_serves_for_the_next_start_will_compute_by_it(tmp_path: Path) -> None:
+    library, measure, file = OnPaper(), Measured(), tmp_path / "products.json"
+    one, other = (Chooser(library, file, measure=measure) for _ in range(2))
+    assert [first_word(it, library) for it in (one, other)] == [1, 1]
+    assert measure.num == 2
+    assert first_word(Chooser(library, file, measure=measure), library) == 1
+
+
+def test_what_a_server_in_another_container_writes_is_never_mixed_with_ours(tmp_path: Path) -> None:
+    """Each of them is process 1."""
+    library, file = OnPaper(), tmp_path / "products.json"
+    theirs = file.with_suffix(f".{os.getpid()}")
+    theirs.write_text("half of")
+    first_word(Chooser(library, file, measure=Measured()), library)
+    assert theirs.read_text() == "half of"
+
+
+def test_a_file_that_nobody_may_look_for_is_none(tmp_path: Path) -> None:
+    """Where root looks, a loop of links is as good as a folder without permission."""
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    too_long = tmp_path / ("x" * 300) / "products.json"
+    for file in (tmp_path / "loop" / "products.json", too_long):
+        library = OnPaper()
+        assert first_word(Chooser(library, file, measure=Measured()), library) == 1
+
+
+def test_a_full_disk_keeps_no_half_of_a_file(tmp_path: Path) -> None:
+    library, measure, file = OnPaper(), Measured(), tmp_path / "products.json"
+    file.mkdir()  # nothing can be put in its place
+    assert first_word(Chooser(library, file, measure=measure), library) == 1
+    assert list(tmp_path.iterdir()) == [file]
 
 
 @pytest.mark.parametrize(
