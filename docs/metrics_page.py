@@ -12,6 +12,7 @@ from kernels.path import Reject
 from kernels.shape import Phase
 from qualification.decision import Status
 from server.engine.death import DeathCause
+from server.engine.matmul_fallback import MatmulFallback
 from server.telemetry.metrics import Metrics
 from server.telemetry.objectives import DEFAULT_OBJECTIVES
 from server.telemetry.outcomes import Attestation, DisconnectStage, OomStage, Outcome, RejectedFor, Sli
@@ -31,6 +32,7 @@ CLOSED: dict[str, type[Enum]] = {
 }
 CLOSED_OF_METRIC: dict[tuple[str, str], type[Enum]] = {
     ("hallmark_attention_fallback_total", "reason"): Reject,
+    ("hallmark_matmul_fallback_total", "reason"): MatmulFallback,
     ("hallmark_rejected_total", "reason"): RejectedFor,
     ("hallmark_client_disconnects_total", "stage"): DisconnectStage,
     ("hallmark_gpu_oom_total", "stage"): OomStage,

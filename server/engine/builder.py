@@ -126,10 +126,12 @@ def _load_parts(
         load_format=settings.load_format,
         progress=lambda detail: progress("loading", detail),
     )
+    matmul_fallback = None
     if settings.choose_matmuls and device.type == "cuda":
         progress("choosing", "algorithms of matmuls")
         digest = fingerprint_digest(subject.fingerprint)[:16]
-        choose_products(decoder, limits, cache_folder(settings) / f"products-{digest}.json", device)
+        file = cache_folder(settings) / f"products-{digest}.json"
+        matmul_fallback = choose_products(decoder, limits, file, device)
     flags = tuple(AttentionFlags(config.softmax_scale, window=w, softcap=config.softcap) for w in config.windows)
     dispatcher = Dispatcher(
         plan.decisions,
@@ -142,7 +144,7 @@ def _load_parts(
     )
     is_graphed = settings.cuda_graphs and device.type == "cuda"
     sizes = sizes_of_graphs(config, limits, limits.max_model_len) if is_graphed else None
-    return Parts(config, limits, decoder, dispatcher, device, sizes)
+    return Parts(config, limits, decoder, dispatcher, device, sizes, matmul_fallback)
 
 
 def _ready(subject: _Subject, parts: Parts, plan: Plan, engine: Engine, runner: ModelRunner) -> EngineReady:
@@ -158,6 +160,7 @@ def _ready(subject: _Subject, parts: Parts, plan: Plan, engine: Engine, runner: 
         plan=plan_rows(parts.dispatcher.decisions, plan.evidence),
         attention_layers=subject.config.num_layers,
         num_compiles=num_compiles(),
+        matmul_fallback=parts.matmul_fallback,
     )
 
 

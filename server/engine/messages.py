@@ -7,6 +7,7 @@ from enum import Enum
 
 import msgspec
 
+from server.engine.matmul_fallback import MatmulFallback
 from server.settings import Settings
 
 
@@ -126,6 +127,7 @@ class EngineReady(msgspec.Struct, frozen=True, tag=True):
     plan: list[PlanRow]
     attention_layers: int
     num_compiles: int = 0  # kernels compiled, or loaded from Triton's disk cache, before ready
+    matmul_fallback: MatmulFallback | None = None  # why this start left products of many rows to PyTorch's algorithms
 
 
 class EngineRefused(msgspec.Struct, frozen=True, tag=True):

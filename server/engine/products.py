@@ -1,7 +1,9 @@
 """How steps of many rows are multiplied: chosen when the weights are there, before memory is shared out."""
 
+import ctypes
 import logging
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -11,14 +13,22 @@ from kernels.fused.chosen import sizes_up_to
 from kernels.fused.cublaslt import CublasLt, CublasLtError, load_library
 from server.engine.graph_keys import graph_keys
 from server.engine.limits import EngineLimits
+from server.engine.matmul_fallback import MatmulFallback
 from server.engine.parts import sizes_of_graphs
 from server.model.decoder import Decoder
 
 logger = logging.getLogger(__name__)
 
 
-def choose_products(decoder: Decoder, limits: EngineLimits, file: Path, device: torch.device) -> None:
-    """Measure what the file does not know yet: 5.5 s for an 8B (one H200). Where that fails, PyTorch stays, as logged.
+def choose_products(
+    decoder: Decoder,
+    limits: EngineLimits,
+    file: Path,
+    device: torch.device,
+    *,
+    load: Callable[[], ctypes.CDLL] = load_library,
+) -> MatmulFallback | None:
+    """Measure what the file does not know yet: 5.5 s for an 8B (one H200). Where that fails, PyTorch stays; returns why.
 
     The numbers of rows are those of CUDA graphs even where there are none, so that both compute the same.
     """
@@ -26,8 +36,21 @@ def choose_products(decoder: Decoder, limits: EngineLimits, file: Path, device: 
     sizes = sizes_up_to(limits.max_num_batched_tokens, (key.num_tokens for key in keys))
     started_at = time.monotonic()
     try:
-        decoder.choose_products(Chooser(CublasLt(load_library(), device), file), sizes)
-    except (CublasLtError, RuntimeError) as error:  # the latter also where memory is short
-        logger.warning("steps of many rows are multiplied by PyTorch's algorithms: %s", error)
-        return
+        library = load()
+    except CublasLtError as error:
+        return _fallback(MatmulFallback.LIBRARY_MISSING, error)
+    try:
+        decoder.choose_products(Chooser(CublasLt(library, device), file), sizes)
+    except CublasLtError as error:
+        return _fallback(MatmulFallback.LIBRARY_REFUSED, error)
+    except torch.OutOfMemoryError as error:
+        return _fallback(MatmulFallback.OUT_OF_MEMORY, error)
+    except RuntimeError as error:
+        return _fallback(MatmulFallback.MEASURE_FAILED, error)
     logger.info("algorithms of %d numbers of rows chosen in %.1f s", len(sizes), time.monotonic() - started_at)
+    return None
+
+
+def _fallback(reason: MatmulFallback, error: Exception) -> MatmulFallback:
+    logger.warning("steps of many rows are multiplied by PyTorch's algorithms (%s): %s", reason.value, error)
+    return reason

@@ -3,7 +3,8 @@
 import time
 
 from server.engine.death import DeathCause
-from server.engine.messages import Heartbeat, StepRecord
+from server.engine.matmul_fallback import MatmulFallback
+from server.engine.messages import EngineReady, Heartbeat, StepRecord
 from server.telemetry.outcomes import OomStage
 from server.telemetry.registry import Maker
 
@@ -28,13 +29,22 @@ class EngineMetrics:
         self._steps = make.counter("engine_steps_total", "Steps of the engine").of()
         self._last_step_at = make.gauge("engine_last_step_timestamp_seconds", "When the last step ended").of()
         self._restarts = make.counter("engine_restarts_total", "Engine processes that ended unasked", "cause")
+        self._matmul_fallbacks = make.counter(
+            "matmul_fallback_total",
+            "Starts that left products of many rows to PyTorch's algorithms, having failed to choose others",
+            "reason",
+        )
+        for reason in MatmulFallback:
+            self._matmul_fallbacks.of(reason.value)
         for cause in DeathCause:
             self._restarts.of(cause.value)
         for stage in OomStage:
             self._ooms.of(stage.value)
 
-    def ready(self) -> None:
+    def ready(self, ready: EngineReady) -> None:
         self._up.set(1)
+        if ready.matmul_fallback is not None:
+            self._matmul_fallbacks.of(ready.matmul_fallback.value).inc()
 
     def refused(self) -> None:
         self._up.set(0)

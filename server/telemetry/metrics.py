@@ -58,7 +58,7 @@ class Metrics:
 
     def on_ready(self, ready: EngineReady) -> None:
         self._is_ready = True
-        self.engine.ready()
+        self.engine.ready(ready)
         self.attention.ready(ready)
         self.attention.compiled(ready.num_compiles, after_ready=False)
         buckets = buckets_up_to(ready.max_model_len)

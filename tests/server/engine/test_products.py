@@ -1,27 +1,35 @@
 """Which weights of a model are multiplied as was measured, for which numbers of rows, and what becomes of a failure."""
 
+import ctypes
+import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from torch import Tensor
 
 from kernels.fused.chooser import Chooser
 from kernels.fused.chosen import ChosenProduct
-from kernels.fused.cublaslt import CublasLt
+from kernels.fused.cublaslt import CublasLt, CublasLtError
 from kernels.shape import Dtype
 from server.engine.limits import EngineLimits
+from server.engine.matmul_fallback import MatmulFallback
+from server.engine.messages import EngineReady, FromEngine
 from server.engine.products import choose_products
 from server.model.decoder import Decoder
 from server.model.layers import LayerWeights, Linear, Weights
 from server.model.load import load_config
 from server.settings import DEMO_MODEL
 
-BF16, CPU = torch.bfloat16, torch.device("cpu")
+BF16, FP32, CPU = torch.bfloat16, torch.float32, torch.device("cpu")
+DEVICE = torch.device("cpu", 0)  # with an index, for which no CUDA is asked
+LIMITS = EngineLimits(Dtype.BF16, Dtype.BF16, 2048, 8, 2048, 2048, page_size=16)
 SIZE = 1024  # a weight of so many rows and columns is just worth it
 SIZES = [72, 256, 1024, 2048]
+KEPT = dict.fromkeys(range(65, 2049))  # of all that LIMITS ask for PyTorch's was the fastest
 
 
 class OnPaper(Chooser):
@@ -80,14 +88,73 @@ def test_weights_of_32_bits_and_those_with_a_bias_stay_pytorchs() -> None:
     assert weights_of(1, has_bias=True).with_chosen(chooser, SIZES).layers[0].qkv.chosen is None
 
 
-@pytest.mark.skipif(torch.version.cuda is not None, reason="this torch ships the library")
-def test_without_the_library_the_log_says_so_and_all_is_pytorchs(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+class Library(ctypes.CDLL):
+    """Answers every call with one status."""
+
+    def __init__(self, status: int = 0) -> None:
+        self._status = status
+
+    def __getattr__(self, name: str) -> Callable[..., int]:
+        return lambda *_: self._status
+
+
+class Failing(Decoder):
+    """Fails when it is to measure."""
+
+    def __init__(self, error: Exception | None) -> None:
+        super().__init__(load_config(Path(DEMO_MODEL)), weights_of(0))
+        self._error = error
+
+    def choose_products(self, chooser: Chooser, sizes: Sequence[int]) -> None:
+        if self._error is not None:
+            raise self._error
+        super().choose_products(chooser, sizes)
+
+
+def missing() -> Library:
+    raise CublasLtError("libcublasLt.so.13: not found")
+
+
+@pytest.mark.parametrize(
+    ("load", "error", "reason"),
+    [
+        (missing, None, MatmulFallback.LIBRARY_MISSING),
+        (lambda: Library(1), None, MatmulFallback.LIBRARY_REFUSED),
+        (Library, CublasLtError("cublasLtMatmul returned 14"), MatmulFallback.LIBRARY_REFUSED),
+        (Library, torch.OutOfMemoryError("tried to allocate"), MatmulFallback.OUT_OF_MEMORY),
+        (Library, RuntimeError("no such thing"), MatmulFallback.MEASURE_FAILED),
+    ],
+)
+def test_what_leaves_all_to_pytorch_has_a_reason_which_the_log_says_too(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    load: Callable[[], Library],
+    error: Exception | None,
+    reason: MatmulFallback,
 ) -> None:
-    decoder = Decoder(load_config(Path(DEMO_MODEL)), weights_of(0))
-    limits = EngineLimits(Dtype.BF16, Dtype.BF16, 2048, 8, 2048, 2048, page_size=16)
+    decoder = Failing(error)
     with caplog.at_level(logging.WARNING):
-        choose_products(decoder, limits, tmp_path / "products.json", CPU)
-    assert "without CUDA" in caplog.text
+        assert choose_products(decoder, LIMITS, tmp_path / "products.json", DEVICE, load=load) is reason
+    assert f"PyTorch's algorithms ({reason.value})" in caplog.text
     assert decoder.weights.chosen_head is None
     assert not list(tmp_path.iterdir())
+
+
+def test_what_was_chosen_is_no_fallback(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = tmp_path / "products.json"
+    Path(file).write_text(json.dumps({"version": 0, "algorithms": {f"{3 * SIZE} x {SIZE} {BF16} {FP32}": KEPT}}))
+    decoder = Failing(None)
+    assert choose_products(decoder, LIMITS, file, DEVICE, load=Library) is None
+    assert decoder.weights.chosen_head is not None
+    assert caplog.records == []
+
+
+@pytest.mark.skipif(torch.version.cuda is not None, reason="this torch ships the library")
+def test_a_torch_without_cuda_has_no_library(tmp_path: Path) -> None:
+    assert choose_products(Failing(None), LIMITS, tmp_path / "products.json", DEVICE) is MatmulFallback.LIBRARY_MISSING
+
+
+def test_the_reason_crosses_the_socket() -> None:
+    ready = EngineReady(1, "m", 300, 100, 16, {}, None, "valid", [], 4, matmul_fallback=MatmulFallback.MEASURE_FAILED)
+    sent = msgspec.msgpack.encode(ready)
+    assert msgspec.msgpack.decode(sent, type=FromEngine) == ready

@@ -9,6 +9,7 @@ from scraped import scraped, scraped_value
 
 from kernels.path import Reject
 from server.engine.death import DeathCause
+from server.engine.matmul_fallback import MatmulFallback
 from server.engine.messages import Heartbeat, RequestTimes
 from server.telemetry.attention import fingerprint_digest
 from server.telemetry.metrics import Metrics
@@ -91,6 +92,19 @@ def test_kernels_compiled_before_ready_are_not_an_alarm() -> None:
     metrics.on_step(RECORD)
     assert value(metrics, "kernel_compiles_total", after_ready="false") == 35
     assert value(metrics, "kernel_compiles_total", after_ready="true") == 5
+
+
+def test_each_start_that_chose_no_matmuls_is_counted_by_its_reason() -> None:
+    metrics = make()
+    metrics.on_ready(READY)
+    for reason in MatmulFallback:
+        assert value(metrics, "matmul_fallback_total", reason=reason.value) == 0
+    for _ in range(2):
+        metrics.on_ready(msgspec.structs.replace(READY, matmul_fallback=MatmulFallback.OUT_OF_MEMORY))
+        metrics.on_death("exited")
+    metrics.on_ready(READY)
+    assert value(metrics, "matmul_fallback_total", reason="out_of_memory") == 2
+    assert value(metrics, "matmul_fallback_total", reason="library_missing") == 0
 
 
 def test_a_heartbeat_of_an_idle_engine_resets_the_gauges() -> None:
@@ -201,6 +215,7 @@ def test_the_public_names_are_those_of_the_design() -> None:
         "attention_fallback",
         "attention_launches",
         "kernel_compiles",
+        "matmul_fallback",
         "qualification_shapes",
         "qualification_last_success_timestamp_seconds",
         "requests_running",
