@@ -17,6 +17,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Protocol
 
+from qualification.compile_ahead import num_cores
 from qualification.qualify import DeviceLost, QualificationAborted
 from server.engine.builder import BuiltEngine, build_engine
 from server.engine.core import Engine
@@ -115,6 +116,8 @@ class Loop:
             if isinstance(message, Knock):
                 if is_idle:
                     self._rehearse()
+                if self._must_beat():  # whoever only knocks, with no key at that, keeps it from nothing
+                    return True
                 continue  # the request is what it waits for
             if isinstance(message, Submit):
                 self._engine.submit(message)
@@ -150,11 +153,13 @@ class Loop:
             self._tell_plan(bool(report.quarantined))
 
     def _beat(self) -> None:
-        now = time.monotonic()
-        if now - self._beat_at >= HEARTBEAT_S:
-            self._beat_at = now
+        if self._must_beat():
+            self._beat_at = time.monotonic()
             engine = self._engine
-            self._send(Heartbeat(engine.step_index, now, engine.num_running, engine.num_waiting))
+            self._send(Heartbeat(engine.step_index, self._beat_at, engine.num_running, engine.num_waiting))
+
+    def _must_beat(self) -> bool:
+        return time.monotonic() - self._beat_at >= HEARTBEAT_S
 
 
 def start(configure: Configure, send: Callable[[FromEngine], None]) -> BuiltEngine | None:
@@ -218,8 +223,7 @@ def main() -> None:
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(sys.argv[1])
         threading.Thread(target=leave_with, args=(connection, os._exit), name="engine-watch", daemon=True).start()
-        has_cores = (os.cpu_count() or 1) >= _MANY_CORES
-        link = Link(connection, os._exit, awake_s=AWAKE_S if has_cores else 0.0)
+        link = Link(connection, os._exit, awake_s=AWAKE_S if num_cores() >= _MANY_CORES else 0.0)
         status = serve(link, link.put, lambda settings: configure_logging(settings.log_format))
         link.close()
     os._exit(status)  # after a device error, CUDA's own clean-up at exit can hang

@@ -7,7 +7,7 @@ from test_graphs import MAX_LEN, PAGE_SIZE, Subject, decoder
 from tiny_llama import TinyLlama
 
 from server.engine.core import Engine, EngineOptions
-from server.engine.messages import FromEngine, Knock, SamplingParams, Shutdown, Submit, ToEngine
+from server.engine.messages import FromEngine, Heartbeat, Knock, SamplingParams, Shutdown, StepOutput, Submit, ToEngine
 from server.engine.outcome import StepResult
 from server.engine.pages import PagePool
 from server.engine.process import Loop
@@ -79,4 +79,31 @@ def test_only_an_idle_loop_rehearses_and_it_goes_on_waiting_for_the_request() ->
     seen: list[int] = []
     Loop(engine, inbox, sent.append, rehearse=lambda: seen.append(engine.num_waiting)).run()
     assert seen == [0]
-    assert sent == []
+    assert not any(isinstance(message, StepOutput) for message in sent)
+
+
+class Overdue:
+    """An attestor whose time has come."""
+
+    is_busy, is_due = False, True
+
+    def __init__(self) -> None:
+        self.num_polls = 0
+
+    def ask(self, trigger: str) -> None: ...
+
+    def poll(self) -> None:
+        self.num_polls += 1
+
+
+def test_who_only_knocks_keeps_an_idle_engine_neither_from_its_heartbeat_nor_from_its_attestations() -> None:
+    """A client without a key knocks too: the supervisor would kill an engine that it keeps from beating for 30 s."""
+    inbox: queue.SimpleQueue[ToEngine] = queue.SimpleQueue()
+    for message in (Knock(), Knock(), Shutdown()):
+        inbox.put(message)
+    engine = Engine(Scheduler(SchedulerLimits(64, 4, 32), PagePool(32, 4)), Ones(), EngineOptions(10, (), seed=0))
+    sent: list[FromEngine] = []
+    attestor = Overdue()
+    Loop(engine, inbox, sent.append, attestor).run()
+    assert [type(message) for message in sent] == [Heartbeat]
+    assert attestor.num_polls == 1
