@@ -28,6 +28,7 @@ Pair = tuple[AttentionShape, KernelPath]
 Say = Callable[[str], None]
 
 _END_S = 10.0  # of a worker that has been told to end
+_MOST_WORKERS = 32  # each has a CUDA context, some 0.5 GB of the GPU: one for each of 384 cores would fill it
 _MIN_PAIRS = 4  # for fewer a worker's own start (torch, a CUDA context: some seconds) takes longer than it saves
 
 
@@ -61,7 +62,7 @@ def compiling_ahead(
     compiled = [pair for pair in pairs if pair[1].limits.needs_triton] if num_processes > 1 else []
     todo = deque(in_turn(compiled) if len(compiled) >= _MIN_PAIRS else ())
     count = len(todo)
-    num_workers = min(num_processes, count)
+    num_workers = min(num_processes, count, _MOST_WORKERS)
     finished: SimpleQueue[bool] = SimpleQueue()  # True: a pair; False: a worker
 
     def wait(say: Say) -> None:
@@ -92,7 +93,10 @@ def compiling_ahead(
 
 @contextmanager
 def _forked(program: Sequence[str], num_workers: int) -> Iterator[list[_Worker]]:
-    """One process that imports torch, and the workers that it forks; all are gone when the context is left."""
+    """One process that imports torch, and the workers that it forks; all are gone when the context is left.
+
+    Where it cannot be started its workers have died.
+    """
     theirs, workers = [], []
     for _ in range(num_workers):
         (questions, ask), (answers, answer) = os.pipe(), os.pipe()
@@ -101,13 +105,16 @@ def _forked(program: Sequence[str], num_workers: int) -> Iterator[list[_Worker]]
     descriptors = [descriptor for pipe in theirs for descriptor in pipe]
     # In a group of its own: an interrupt from the terminal reaches the run alone, which ends them.
     command = [*program, *map(argument_of, theirs)]
-    process = subprocess.Popen(command, pass_fds=descriptors, stdin=subprocess.DEVNULL, process_group=0)
+    process = None
+    with suppress(OSError):  # a container may have no processes left
+        process = subprocess.Popen(command, pass_fds=descriptors, stdin=subprocess.DEVNULL, process_group=0)
     for descriptor in descriptors:
         os.close(descriptor)
     try:
         yield workers
     finally:
-        _end(process)
+        if process is not None:
+            _end(process)
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:

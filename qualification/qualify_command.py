@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--compile-jobs",
         type=count,
         metavar="N",
-        help="processes that compile kernels before anything is measured, on a GPU (default: one a core; 1: none)",
+        help="processes that compile before anything is measured, on a GPU (default: one a core, 32 at most; 1: none)",
     )
     parser.add_argument("--commit", metavar="SHA", help="written into the evidence")
 

@@ -134,6 +134,23 @@ def test_few_calls_and_a_single_process_are_not_worth_a_worker(notes: Path, coun
     assert not notes.exists()
 
 
+def test_a_gpu_is_not_filled_with_the_contexts_of_a_worker_a_core(notes: Path) -> None:
+    """Nor with four pipe ends a worker the 1,024 files that a process may have open."""
+    said: list[str] = []
+    pairs = pairs_of(*(f"triton.{index}" for index in range(200)))
+    with compiling_ahead(pairs, num_processes=384, command=worker(notes)) as wait:
+        wait(said.append)
+    assert said[-1] == "compiling ahead in 32 processes, 400 of 400 calls"
+
+
+def test_a_program_that_cannot_be_started_leaves_all_to_the_run(tmp_path: Path) -> None:
+    said: list[str] = []
+    pairs = pairs_of("triton.a", "triton.b")
+    with compiling_ahead(pairs, num_processes=2, command=[str(tmp_path / "none")]) as wait:
+        wait(said.append)
+    assert said == ["4 of 4 calls were not compiled ahead: their workers died"]
+
+
 def test_neighbours_differ_in_more_than_length() -> None:
     """Buckets of one kind share kernels: two workers at once would compile the same."""
     longer = [replace(SHAPE, query_bucket=it, context_bucket=it) for it in (Bucket.LE_512, Bucket.LE_2K)]
