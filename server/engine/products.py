@@ -28,7 +28,7 @@ def choose_products(
     *,
     load: Callable[[], ctypes.CDLL] = load_library,
 ) -> MatmulFallback | None:
-    """Measure what the file does not know yet: 5.5 s for an 8B (one H200). Where that fails, PyTorch stays; returns why.
+    """Measure what the file does not know yet: 5.5 s for an 8B (one H200). Where that fails PyTorch stays; returns why.
 
     The numbers of rows are those of CUDA graphs even where there are none, so that both compute the same.
     """
