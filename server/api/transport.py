@@ -74,20 +74,24 @@ class LimitedProtocol(HttpToolsProtocol):
             if self._num_header_bytes > MAX_HEADER_BYTES:
                 self._refuse(b"431 Request Header Fields Too Large", "headers_too_large", "The headers are too large.")
 
-    def _parse(self, data: bytes) -> None:
-        try:
-            self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade as offer:
-            self._decline(data[offer.args[0] :])
+    def _parse(self, data: bytes | memoryview) -> None:
+        while True:
+            try:
+                self.parser.feed_data(data)
+            except httptools.HttpParserUpgrade as offer:  # a read may hold a thousand of them
+                data = memoryview(data)[offer.args[0] :]
+                self._decline()
+            else:
+                return
 
-    def _decline(self, rest: bytes) -> None:
+    def _decline(self) -> None:
         """Go on with HTTP/1.1 where the client offers another protocol, as Java's does with its first request: the
-        parser stops behind the headers, but `rest` begins with the body. A new one is told how that is framed."""
+        parser stops behind the headers, but what is left begins with the body. A new one is told how that is framed."""
         framing = [it for it in self.cycle.scope["headers"] if it[0] in (b"content-length", b"transfer-encoding")]
         head = b"".join(b"%b: %b\r\n" % it for it in framing)
         self.parser = httptools.HttpRequestParser(self)
         self._is_repeated = True
-        self._parse(b"POST / HTTP/1.1\r\n" + head + b"\r\n" + rest)
+        self.parser.feed_data(b"POST / HTTP/1.1\r\n" + head + b"\r\n")
 
     def on_message_begin(self) -> None:
         self._is_in_headers = True

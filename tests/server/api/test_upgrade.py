@@ -66,6 +66,13 @@ def test_a_request_without_a_body_may_offer_an_upgrade_again_and_again(running: 
         assert answers(connection).count(b"HTTP/1.1 200") == 3
 
 
+def test_a_thousand_offers_in_one_read_are_answered(running: Running) -> None:
+    offer = b"GET /livez HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: x\r\n\r\n"
+    with running.connect() as connection:
+        connection.sendall(1000 * offer + PLAIN)
+        assert answers(connection).count(b"HTTP/1.1 200") == 1001
+
+
 def test_a_body_after_an_offer_is_held_to_its_length(running: Running) -> None:
     with running.connect() as connection:
         connection.sendall(HEAD + CHUNKED + b"zz\r\n")
