@@ -129,11 +129,11 @@ def test_the_watch_leaves_when_the_other_side_closes_and_reads_nothing(pair: Pai
 
 
 def test_after_a_knock_it_waits_awake(pair: Pair) -> None:
-    link = Link(pair[0], leave)
+    link = Link(pair[0], leave, awake_s=0.1)
     pair[1].sendall(wire.frame(Knock()))
     assert link.get(timeout=20) == Knock()
     used, began_at = time.thread_time(), time.monotonic()
     with pytest.raises(queue.Empty):
         link.get(timeout=0.2)
     assert 0.19 < time.monotonic() - began_at < 5
-    assert 0.0005 < time.thread_time() - used < 0.1  # a moment, and not all the time
+    assert 0.002 < time.thread_time() - used < 0.15  # for half of the time, as far as others leave it the core
