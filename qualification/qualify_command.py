@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--compile-jobs",
         type=count,
         metavar="N",
-        help="processes that compile before anything is measured, on a GPU (default: one a core, 32 at most; 1: none)",
+        help="processes that compile before anything is measured, on a GPU (one a core and 2 GB, 32 at most; 1: none)",
     )
     parser.add_argument("--commit", metavar="SHA", help="written into the evidence")
 
@@ -96,6 +96,15 @@ def _config_of(file: Path) -> Mapping[str, object]:
         raise ValueError(f"{file} is no JSON object: {error}") from error
 
 
+def _compile_jobs(asked: int | None) -> int:
+    """What is asked for, else what the cores and the GPU's memory allow."""
+    import torch
+
+    from qualification.compile_ahead import num_cores, processes_for
+
+    return asked or processes_for(num_cores(), torch.cuda.mem_get_info()[1])
+
+
 def _run(args: argparse.Namespace, models: Mapping[str, Mapping[str, object]]) -> int:
     import torch  # the command line as a whole does without it
 
@@ -103,7 +112,6 @@ def _run(args: argparse.Namespace, models: Mapping[str, Mapping[str, object]]) -
     from kernels.device import read_fingerprint
     from qualification.campaign import Tools, conduct, default_file, targets_of
     from qualification.ceilings import measure_ceilings
-    from qualification.compile_ahead import num_cores
     from qualification.qualify import Bench, qualify
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -117,7 +125,7 @@ def _run(args: argparse.Namespace, models: Mapping[str, Mapping[str, object]]) -
         timing_budget_s=budget_s,
         command=typed(args),
         ceilings=measure_ceilings(device, dtype),
-        compile_jobs=(args.compile_jobs or num_cores()) if device.type == "cuda" else 1,
+        compile_jobs=_compile_jobs(args.compile_jobs) if device.type == "cuda" else 1,
     )
     paths = PATHS if args.paths is None else tuple(path_named(name) for name in args.paths)
     targets = targets_of(

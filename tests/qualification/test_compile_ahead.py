@@ -16,7 +16,7 @@ from kernels.buckets import Bucket
 from kernels.catalog import path_named
 from kernels.path import KernelPath
 from qualification import compile_worker
-from qualification.compile_ahead import Pair, compiling_ahead, in_turn
+from qualification.compile_ahead import Pair, compiling_ahead, in_turn, processes_for
 
 # Notes what it is asked for beside its process id; on a path named "deadly" it dies.
 WORKER = """
@@ -141,6 +141,14 @@ def test_a_gpu_is_not_filled_with_the_contexts_of_a_worker_a_core(notes: Path) -
     with compiling_ahead(pairs, num_processes=384, command=worker(notes)) as wait:
         wait(said.append)
     assert said[-1] == "compiling ahead in 32 processes, 400 of 400 calls"
+
+
+@pytest.mark.parametrize(
+    ("num_cores", "gpu_gb", "expected"), [(16, 141, 16), (384, 141, 32), (32, 24, 12), (8, 24, 8), (4, 1, 1)]
+)
+def test_a_small_gpu_has_fewer_workers_than_the_host_has_cores(num_cores: int, gpu_gb: int, expected: int) -> None:
+    """Their contexts would leave the run itself no memory, which ends it."""
+    assert processes_for(num_cores, gpu_gb * 2**30) == expected
 
 
 def test_a_program_that_cannot_be_started_leaves_all_to_the_run(tmp_path: Path) -> None:
