@@ -1,6 +1,12 @@
 """The memory that bodies of requests take together, from their first byte until they are parsed."""
 
+import asyncio
+from collections.abc import Callable
+from typing import TypeVar
+
 from server.errors import TooManyRequests
+
+T = TypeVar("T")
 
 _RETRY_AFTER_S = 1  # a body is parsed in a fraction of that
 
@@ -34,3 +40,14 @@ class Body:
         """Nobody needs its bytes any more."""
         self._bodies.num_bytes -= self._num_bytes
         self._num_bytes = 0
+
+
+async def in_thread(body: bytes, work: Callable[[bytes], T]) -> T:
+    """What `work` makes of a body, off the event loop. Where its client goes, a job without a thread yet lets go of it:
+    it is not counted any more, but keeps its turn."""
+    waiting = [body]
+    del body
+    try:
+        return await asyncio.to_thread(lambda: work(waiting.pop()))
+    finally:
+        waiting.clear()

@@ -19,16 +19,16 @@ _STREAM_HEADERS = [
 
 
 class StreamOutlet:
-    """Writes text as events on the spot: the first one, behind the response's head, where it is given a `send`."""
+    """Writes text as events on the spot, the first one behind the response's head."""
 
-    def __init__(self, shape: AnswerFormat, writer: Writer, send: Send | None) -> None:
+    def __init__(self, shape: AnswerFormat, writer: Writer, send: Send) -> None:
         self.is_open = False
         self._shape = shape
         self._writer = writer
         self._send = send
 
     def has_room(self) -> bool:
-        return (self.is_open or self._send is not None) and self._writer.has_room()
+        return self._writer.has_room()
 
     def put(self, text: str) -> None:
         if self.is_open:
@@ -41,7 +41,6 @@ class StreamOutlet:
 
     def _begin(self) -> None:
         """Send the head at once: where the writer has room, nobody waits for anything."""
-        assert self._send is not None
         sending = cast(Coroutine[Any, Any, None], self._send(_head()))
         try:
             sending.send(None)

@@ -12,6 +12,7 @@ import msgspec
 from fastapi import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from server.api.bodies import in_thread
 from server.api.body import parse_json
 from server.api.context import RequestContext, context_of, writer_of
 from server.api.echo import Echo, checked_echo, scored
@@ -66,7 +67,7 @@ def _application(edge: Edge, kind: Kind) -> ASGIApp:
     return application
 
 
-async def _generate(edge: Edge, kind: Kind, scope: Scope, receive: Receive, send: Send | None) -> Response:
+async def _generate(edge: Edge, kind: Kind, scope: Scope, receive: Receive, send: Send) -> Response:
     """Behind the guard, whose `receive` gives the whole body at once, and whose `send` lets a stream begin at once."""
     context = context_of(scope)
     record = _record(edge, kind, scope, context)
@@ -129,7 +130,7 @@ async def _off_loop(body: bytes, work: Callable[[bytes], Prepared]) -> Prepared:
     """Parse and tokenize; a large text off the event loop, which other requests' tokens wait for."""
     if len(body) <= INLINE_BODY_BYTES or (len(body) <= INLINE_IDS_BYTES and _HAS_IDS.search(body)):
         return work(body)
-    return await asyncio.to_thread(work, body)
+    return await in_thread(body, work)
 
 
 def _answer(

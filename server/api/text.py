@@ -1,10 +1,10 @@
 """The endpoints around the model: its name, and its tokens."""
 
-import asyncio
 from typing import Any
 
 from fastapi import APIRouter, Request
 
+from server.api.bodies import in_thread
 from server.api.body import parse_json
 from server.api.edge import Edge
 from server.api.prompts import chat_prompt, encode_text
@@ -29,15 +29,13 @@ def routes(edge: Edge) -> APIRouter:
     @router.post("/tokenize")
     async def tokenize(request: Request) -> dict[str, Any]:
         max_model_len = edge.require_ready().max_model_len
-        body = await request.body()
-        tokens = await asyncio.to_thread(lambda: _tokenize(edge, parse_json(body), max_model_len))
+        tokens = await in_thread(await request.body(), lambda it: _tokenize(edge, parse_json(it), max_model_len))
         return {"count": len(tokens), "max_model_len": max_model_len, "tokens": tokens}
 
     @router.post("/detokenize")
     async def detokenize(request: Request) -> dict[str, Any]:
         edge.require_ready()
-        body = await request.body()
-        return {"prompt": await asyncio.to_thread(lambda: _detokenize(edge, parse_json(body)))}
+        return {"prompt": await in_thread(await request.body(), lambda it: _detokenize(edge, parse_json(it)))}
 
     return router
 

@@ -2,13 +2,16 @@
 
 import asyncio
 import json
+import sys
+import threading
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from edge_fakes import served
 
-from server.api.bodies import Bodies, Body
+from server.api.bodies import Bodies, Body, in_thread
 from server.errors import TooManyRequests
 
 COMPLETIONS = "/v1/completions"
@@ -77,5 +80,31 @@ def test_a_request_that_runs_holds_no_body_any_more(folder: Path) -> None:
                     await asyncio.sleep(0)
             it.engine.gate.set()
             assert [answer.status_code for answer in await asyncio.gather(*running)] == [200] * 3
+
+    asyncio.run(run())
+
+
+def test_what_still_waits_for_a_thread_when_its_client_has_gone_holds_no_body() -> None:
+    """Its bytes are not counted any more: a flood of clients that go would take any memory."""
+
+    async def run() -> None:
+        is_free = threading.Event()
+        with ThreadPoolExecutor(1) as threads:
+            asyncio.get_running_loop().set_default_executor(threads)
+            busy = asyncio.create_task(in_thread(b"", lambda _: is_free.wait(5)))
+            body = b"{" * 8192
+            num_before = sys.getrefcount(body)
+            waiting = asyncio.create_task(in_thread(body, len))
+            await asyncio.sleep(0)
+            num_waiting = sys.getrefcount(body)
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+            del waiting
+            num_cancelled = sys.getrefcount(body)
+            is_free.set()
+            assert await busy
+            assert await in_thread(body, len) == 8192
+            assert num_cancelled == num_before < num_waiting
 
     asyncio.run(run())
