@@ -1,6 +1,7 @@
 """The tensors of a folder of safetensors files, read by name. Nothing that could hold code is opened."""
 
 import json
+import os
 import struct
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -19,9 +20,8 @@ INDEX_FILE = "model.safetensors.index.json"
 _DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 _MAX_LISTED = 10  # names in one message
 _NUM_THREADS = 8  # one waits for the disk, or for the memory of its cache, at a fraction of their speed
-_PART_BYTES = (
-    8 * 2**20
-)  # of one read, and of a thread's pinned memory: 20 GB/s from the cache of files, 17 by 32 MB (H200)
+# Of one read, and of a thread's memory: 20 GB/s from the cache of files, 17 by 32 MB (H200).
+_PART_BYTES = 8 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +166,8 @@ def _read(part: _Part, memory: Tensor) -> None:
             while done < part.num_bytes:
                 num_read = opened.readinto(view[done:])
                 if not num_read:
-                    raise ModelError(f"{part.file}: it ends at byte {part.offset + done}, before its tensors do")
+                    size = opened.seek(0, os.SEEK_END)
+                    raise ModelError(f"{part.file}: it ends at byte {size}, before its tensors do")
                 done += num_read
     except OSError as error:
         raise ModelError(f"{part.file}: cannot be read: {error}") from error

@@ -252,13 +252,15 @@ def test_a_file_that_is_lost_while_it_is_loaded_is_named(tmp_path: Path) -> None
         copy_tensors(entries, {Q_PROJ: torch.empty(tensors[Q_PROJ].shape)}, lambda *_: None)
 
 
-def test_a_file_that_has_become_shorter_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("num_lost", [1, 100_000])
+def test_a_file_that_has_become_shorter_is_named(tmp_path: Path, num_lost: int) -> None:
     tensors = write(tmp_path)
     entries = read_entries(tmp_path)
     file = tmp_path / "model.safetensors"
     last = max(entries, key=lambda name: entries[name].offset)
-    os.truncate(file, file.stat().st_size - 1)
-    with pytest.raises(ModelError, match=r"model\.safetensors: it ends at byte \d+, before its tensors do"):
+    size = max(0, file.stat().st_size - num_lost)
+    os.truncate(file, size)
+    with pytest.raises(ModelError, match=rf"model\.safetensors: it ends at byte {size}, before its tensors do"):
         copy_tensors(entries, {last: torch.empty(tensors[last].shape)}, lambda *_: None)
 
 
