@@ -31,8 +31,8 @@ from server.bench import command as steps_command
 from server.console import Console
 from server.engine.client import EngineClient
 from server.errors import SettingsError, StartError
+from server.log import configure_logging
 from server.settings import GenerationConfig, Settings, flag_of, read_settings
-from server.telemetry.logging import configure_logging
 from server.telemetry.metrics import Metrics
 from server.telemetry.objectives import DEFAULT_OBJECTIVES, load_objectives
 from server.telemetry.registry import Registry

@@ -19,7 +19,7 @@ from server.engine.messages import (
 from server.engine.outcome import BatchError, Pending, Runner, StepResult, TakeSamples
 from server.engine.scheduler import Scheduler, SequenceTooLong
 from server.engine.sequence import PENDING, Batch, Sequence, Status
-from server.telemetry.logging import trace_fields
+from server.log import trace_fields
 
 logger = logging.getLogger(__name__)
 

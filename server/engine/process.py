@@ -43,8 +43,8 @@ from server.engine.messages import (
 from server.engine.planning import Unservable
 from server.engine.rehearsal import Rehearsal
 from server.errors import StartError
+from server.log import configure_logging
 from server.settings import Settings
-from server.telemetry.logging import configure_logging
 
 logger = logging.getLogger(__name__)
 

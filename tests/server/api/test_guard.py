@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.engine.messages import FinishReason
 from server.errors import EngineDied
-from server.telemetry.logging import LineFormatter
+from server.log import LineFormatter
 
 COMPLETIONS = "/v1/completions"
 JSON = {"content-type": "application/json"}

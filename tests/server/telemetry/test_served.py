@@ -19,9 +19,9 @@ from starlette.types import Message
 
 from server.engine.messages import AttentionUse, FinishReason, TokenDelta
 from server.errors import EngineDied
+from server.log import configure_logging
 from server.settings import LogFormat, Settings
 from server.telemetry.exposition import OPENMETRICS, TEXT, expose
-from server.telemetry.logging import configure_logging
 from server.telemetry.registry import MAX_SAMPLES
 from server.telemetry.tracing import Tracing
 

@@ -74,7 +74,7 @@ def configure_logging(log_format: LogFormat = LogFormat.AUTO, stream: TextIO = s
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     for name in ("uvicorn.error", "uvicorn.access", "httpx"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    # The exporters log every batch that they lose; export.py counts them, and says so once a minute.
+    # The exporters log every batch that they lose; telemetry/export.py counts them, and says so once a minute.
     logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
 
 

@@ -4,7 +4,7 @@ import io
 import json
 import logging
 
-from server.telemetry.logging import JsonFormatter, LineFormatter, trace_fields
+from server.log import JsonFormatter, LineFormatter, trace_fields
 
 
 def _lines(write: object, formatter: logging.Formatter | None = None) -> str:
@@ -39,7 +39,7 @@ def test_of_an_exception_only_its_type_and_frames_are_logged() -> None:
 
     text = _lines(write)
     assert "ValueError at " in text
-    assert "test_logging.py" in text
+    assert "test_log.py" in text
     assert "a prompt" not in text
     assert text.count("\n") == 1
 
