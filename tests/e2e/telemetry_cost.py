@@ -191,9 +191,8 @@ def main() -> int:
             with log_file(name).open("wb") as log:
                 servers[name] = subprocess.Popen([*command, *flags.split()], env=environ, stdout=log, stderr=log)
             started.append(servers[name])
-            wait_ready(
-                servers[name], url_of(name), log_file(name)
-            )  # one after the other: each measures what memory is free
+            # One after the other: each measures what memory is free.
+            wait_ready(servers[name], url_of(name), log_file(name))
         print(json.dumps(measure(servers, arguments)), flush=True)
         if arguments.then:
             url = f"http://{HOST}:{PORTS['on']}"
