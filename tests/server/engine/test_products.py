@@ -146,7 +146,7 @@ def test_what_was_chosen_is_no_fallback(tmp_path: Path, caplog: pytest.LogCaptur
     decoder = Failing(None)
     assert choose_products(decoder, LIMITS, file, DEVICE, load=Library) is None
     assert decoder.weights.chosen_head is not None
-    assert caplog.records == []
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
 @pytest.mark.skipif(torch.version.cuda is not None, reason="this torch ships the library")
