@@ -1,6 +1,7 @@
-"""Reading the machine: its fingerprint, and our dtypes as torch's."""
+"""Reading the machine: its fingerprint, its cores, and our dtypes as torch's."""
 
 import functools
+import os
 import platform
 import re
 from pathlib import Path
@@ -12,6 +13,11 @@ from kernels.launch import is_interpreted, triton_version
 from kernels.shape import Dtype
 
 _TORCH_DTYPES = {Dtype.FP32: torch.float32, Dtype.FP16: torch.float16, Dtype.BF16: torch.bfloat16}
+
+
+def num_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def torch_dtype(dtype: Dtype) -> torch.dtype:

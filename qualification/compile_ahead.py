@@ -33,11 +33,6 @@ _GPU_BYTES = 2 * 2**30  # a worker's: its CUDA context, some 0.5 GB, and what it
 _MIN_PAIRS = 4  # for fewer a worker's own start (torch, a CUDA context: some seconds) takes longer than it saves
 
 
-def num_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def processes_for(num_cores: int, gpu_bytes: int) -> int:
     """One a core, but no more than leave the run itself room on a GPU of so much memory."""
     return max(1, min(num_cores, gpu_bytes // _GPU_BYTES, _MOST_WORKERS))

@@ -100,7 +100,8 @@ def _compile_jobs(asked: int | None) -> int:
     """What is asked for, else what the cores and the GPU's memory allow."""
     import torch
 
-    from qualification.compile_ahead import num_cores, processes_for
+    from kernels.device import num_cores
+    from qualification.compile_ahead import processes_for
 
     return asked or processes_for(num_cores(), torch.cuda.mem_get_info()[1])
 

@@ -10,10 +10,9 @@ import torch
 
 from kernels.attention.batch import AttentionFlags
 from kernels.catalog import PATHS
-from kernels.device import read_fingerprint, torch_dtype
+from kernels.device import num_cores, read_fingerprint, torch_dtype
 from kernels.fingerprint import Fingerprint
 from kernels.launch import install_compile_counter, num_compiles
-from qualification.compile_ahead import num_cores
 from qualification.decision import Pairs, Policy
 from qualification.plan import Plan, fingerprint_digest
 from server.engine.attention_timer import AttentionTimer, CpuDevice, CudaDevice

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Protocol
 
-from qualification.compile_ahead import num_cores
+from kernels.device import num_cores
 from qualification.qualify import DeviceLost, QualificationAborted
 from server.engine.builder import BuiltEngine, build_engine
 from server.engine.core import Engine
