@@ -20,9 +20,7 @@ Schema 1 is still read (`qualification/matrix_v1.py`); its evidence is of an old
 """
 
 import hashlib
-import os
 import re
-import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,6 +31,7 @@ import msgspec
 from kernels.fingerprint import Fingerprint
 from kernels.path import Reject, Rejection
 from kernels.shape import AttentionShape
+from kernels.whole_file import write_whole
 from qualification.evidence import SUITE, Evidence
 from qualification.full_model import FullModel
 from qualification.matrix_rows import Row, Run, evidence_of, rows_of
@@ -84,18 +83,7 @@ def save_matrix(path: Path, evidence: Iterable[Evidence], model: FullModel | Non
     Raises ValueError when the evidence is none at all, or of more than one machine.
     """
     text = _encode(list(evidence), model)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    write_whole(path, text.encode())
     return _digest_in(text)
 
 

@@ -7,9 +7,7 @@ same time may round differently, and the next start must not compute other token
 
 import json
 import logging
-import os
 import statistics
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -20,6 +18,7 @@ from torch import Tensor
 
 from kernels.fused.chosen import ChosenProduct
 from kernels.fused.cublaslt import Algorithm, CublasLt, Product
+from kernels.whole_file import write_whole
 
 logger = logging.getLogger(__name__)
 
@@ -70,23 +69,9 @@ class Chooser:
             for name, choices in self._kept.items()
         }
         try:
-            _replace(self._file, json.dumps({"version": self._library.version, "algorithms": kept}))
+            write_whole(self._file, json.dumps({"version": self._library.version, "algorithms": kept}).encode())
         except OSError as error:
             logger.error("the algorithms of matmuls cannot be kept for the next start: %s", error)
-
-
-def _replace(file: Path, content: str) -> None:
-    """By a file of a name of its own: servers in containers, which may share the folder, have the same process id."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as out:
-            out.write(content)
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(file)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
 
 
 def _read(file: Path, version: int) -> dict[str, Choices]:

@@ -4,8 +4,6 @@ A file of its own for each stack, beside the machine's own evidence. Removing it
 """
 
 import logging
-import os
-import tempfile
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from kernels.path import KernelPath
+from kernels.whole_file import write_whole
 from server.engine.messages import AttestationReport, EngineFailed, FromEngine, StepOutput
 
 logger = logging.getLogger(__name__)
@@ -54,7 +53,8 @@ class Quarantine:
             if digest is not None:
                 self._entries[path, shape] = _Entry(path, shape, digest, now, why)
         try:
-            _write(self._file, msgspec.json.format(msgspec.json.encode(list(self._entries.values())), indent=1))
+            content = msgspec.json.format(msgspec.json.encode(list(self._entries.values())), indent=1)
+            write_whole(self._file, content, mode=0o600)
         except OSError as error:
             logger.error("what broke cannot be kept for the next start: %s", error)
         else:
@@ -83,16 +83,3 @@ class Quarantine:
         self._entries = {(entry.path, entry.shape): entry for entry in entries}
         for path, shape in sorted(self.pairs):
             logger.warning("%s is quarantined for %s: %s", path, shape, self._entries[path, shape].why)
-
-
-def _write(file: Path, content: bytes) -> None:
-    """Whole or not at all."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
-    try:
-        with os.fdopen(handle, "wb") as out:
-            out.write(content)
-        Path(temporary).replace(file)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
