@@ -202,9 +202,9 @@ def _own_evidence(
     cache_dir: Path, fingerprint: Fingerprint, asked: Iterable[Key], changed: Changed
 ) -> dict[Key, Evidence]:
     """What this machine's servers have measured of the shapes that are `asked` for, as far as they would use it."""
-    from qualification.plan import fingerprint_digest  # imports torch
+    from qualification.plan import own_file  # imports torch
 
-    path = cache_dir / f"evidence-{fingerprint_digest(fingerprint)[:16]}.json"
+    path = own_file(cache_dir, "evidence", fingerprint)
     own = load_matrix(path).evidence if path.exists() else {}
     shapes = {shape for shape, _ in asked}
     return {key: entry for key, entry in own.items() if key[0] in shapes and not changed(entry)}

@@ -71,7 +71,7 @@ def make_plan(
     matrix = load_matrices(MATRICES if matrix_dir is None else matrix_dir, fingerprint)
     for problem in matrix.problems:
         logger.error("matrix refused: %s", problem.detail)
-    cache = cache_dir / f"evidence-{fingerprint_digest(fingerprint)[:16]}.json"
+    cache = own_file(cache_dir, "evidence", fingerprint)
     own = _load_own(cache, fingerprint)
     book = Book(matrix, own)
     if policy is Policy.QUALIFY:
@@ -144,9 +144,9 @@ def missing_pairs(
     return pairs
 
 
-def fingerprint_digest(fingerprint: Fingerprint) -> str:
-    """sha256 of the fingerprint's fields."""
-    return hashlib.sha256(str(fingerprint).encode()).hexdigest()
+def own_file(cache_dir: Path, what: str, fingerprint: Fingerprint) -> Path:
+    """Where a machine keeps something of its own for its next start, while nothing of its stack changes."""
+    return cache_dir / f"{what}-{hashlib.sha256(str(fingerprint).encode()).hexdigest()[:16]}.json"
 
 
 class _Recorder:

@@ -14,7 +14,7 @@ from kernels.device import num_cores, read_fingerprint, torch_dtype
 from kernels.fingerprint import Fingerprint
 from kernels.launch import install_compile_counter, num_compiles
 from qualification.decision import Pairs, Policy
-from qualification.plan import Plan, fingerprint_digest
+from qualification.plan import Plan, own_file
 from server.engine.attention_timer import AttentionTimer, CpuDevice, CudaDevice
 from server.engine.attestation import Attestor, Promises, probes_of
 from server.engine.core import Engine, EngineOptions
@@ -71,8 +71,7 @@ def build_engine(
     """Raises Unservable and StartError for an engine that will not serve; anything else is a fault."""
     install_compile_counter()
     subject = _subject(settings)
-    digest = fingerprint_digest(subject.fingerprint)[:16]
-    quarantine = Quarantine(cache_folder(settings) / f"quarantine-{digest}.json", PATHS)
+    quarantine = Quarantine(own_file(cache_folder(settings), "quarantine", subject.fingerprint), PATHS)
     broken = quarantined | quarantine.pairs
     plan = plan_attention(
         settings,
@@ -128,8 +127,7 @@ def _load_parts(
     matmul_fallback = None
     if settings.choose_matmuls and device.type == "cuda":
         progress("choosing", "algorithms of matmuls")
-        digest = fingerprint_digest(subject.fingerprint)[:16]
-        file = cache_folder(settings) / f"products-{digest}.json"
+        file = own_file(cache_folder(settings), "products", subject.fingerprint)
         matmul_fallback = choose_products(decoder, limits, file, device)
     flags = tuple(AttentionFlags(config.softmax_scale, window=w, softcap=config.softcap) for w in config.windows)
     dispatcher = Dispatcher(

@@ -17,7 +17,7 @@ from qualification.difference import Difference, Harm, Side, differences, exit_c
 from qualification.evidence import SUITE, Evidence
 from qualification.matrix import gpu_folder, save_matrix
 from qualification.matrix_command import verify
-from qualification.plan import fingerprint_digest
+from qualification.plan import own_file
 from server.cli import main
 
 FIRST, OTHER, FALLBACK = path("triton.x"), path("gluon.x"), path("sdpa.x", Tier.FALLBACK)
@@ -300,7 +300,7 @@ def test_diff_with_this_machine_shows_what_lost_its_proof_here_and_what_it_prove
     command = ["matrix", "diff", str(reviewed), "--cache-dir", str(tmp_path)]
     assert main(command) == 3
     assert "sdpa.cpu proven -> stale (torch)" in capsys.readouterr().out
-    own = tmp_path / f"evidence-{fingerprint_digest(here)[:16]}.json"
+    own = own_file(tmp_path, "evidence", here)
     save_matrix(own, [evidence(SHAPE, kernel, fingerprint=here), evidence(DECODE, kernel, fingerprint=here)])
     assert main(command) == 0
     assert "no difference" in capsys.readouterr().out
@@ -321,6 +321,6 @@ def test_what_this_machine_measured_of_older_kernels_does_not_stand_in_for_what_
     kernel = next(kernel for kernel in PATHS if kernel.name == "sdpa.cpu")
     save_matrix(tmp_path / "reviewed.json", [evidence(SHAPE, kernel, fingerprint=here)])
     older = evidence(SHAPE, replace(kernel, source_digest="0" * 64), fingerprint=here)
-    save_matrix(tmp_path / f"evidence-{fingerprint_digest(here)[:16]}.json", [older])
+    save_matrix(own_file(tmp_path, "evidence", here), [older])
     assert main(["matrix", "diff", str(tmp_path / "reviewed.json"), "--cache-dir", str(tmp_path)]) == 0
     assert "no difference" in capsys.readouterr().out

@@ -14,7 +14,7 @@ from kernels.shape import AttentionShape, Dtype
 from qualification.decision import Policy, Status
 from qualification.evidence import Evidence
 from qualification.matrix import gpu_folder, load_matrix, save_matrix
-from qualification.plan import MatrixVerdict, Plan, fingerprint_digest, make_plan
+from qualification.plan import MatrixVerdict, Plan, make_plan, own_file
 from qualification.qualify import Bench, Pair, QualificationAborted, qualify
 from qualification.signature import AttentionSignature, ServingLimits, shapes_needed
 from qualification.wrong import passed_wrongly
@@ -137,7 +137,7 @@ def test_a_cache_copied_from_another_stack_is_measured_anew(
     other = replace(MACHINE, torch="2.14.0")
     plan(folders, Measurer(), fingerprint=other)
     (cache,) = folders[1].iterdir()
-    cache.rename(cache.with_name(f"evidence-{fingerprint_digest(MACHINE)[:16]}.json"))
+    cache.rename(own_file(cache.parent, "evidence", MACHINE))
     measurer = Measurer()
     plan(folders, measurer)
     assert len(measurer.asked) == 4
