@@ -16,9 +16,7 @@ class Cores:
     def __init__(self, weights: Weights) -> None:
         self._is_cpu = weights.embedding.device.type == "cpu"
         self._num_cores = torch.get_num_threads()
-        linears = [
-            linear for layer in weights.layers[:1] for linear in (layer.qkv, layer.output, layer.gate_up, layer.down)
-        ]
+        linears = [linear for layer in weights.layers[:1] for linear in layer.linears.values()]
         largest = max((linear.weight.numel() for linear in linears), default=1)
         self._max_rows = MAX_MULTIPLY_ADDS // largest
 

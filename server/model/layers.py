@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -65,18 +66,18 @@ class LayerWeights:
     gate_up: Linear  # gate, then up
     down: Linear
 
+    @property
+    def linears(self) -> dict[str, Linear]:
+        """By the names of their fields, in the order in which they are computed."""
+        return {"qkv": self.qkv, "output": self.output, "gate_up": self.gate_up, "down": self.down}
+
     def with_packed(self) -> "LayerWeights":
-        return replace(
-            self,
-            qkv=self.qkv.with_packed(),
-            output=self.output.with_packed(),
-            gate_up=self.gate_up.with_packed(),
-            down=self.down.with_packed(),
-        )
+        packed: dict[str, Any] = {name: linear.with_packed() for name, linear in self.linears.items()}
+        return replace(self, **packed)
 
     def with_chosen(self, products: Mapping[str, ChosenProduct]) -> "LayerWeights":
         """`products` by the name of the weight."""
-        chosen = {name: replace(getattr(self, name), chosen=product) for name, product in products.items()}
+        chosen: dict[str, Any] = {name: replace(self.linears[name], chosen=it) for name, it in products.items()}
         return replace(self, **chosen)
 
 
@@ -97,10 +98,10 @@ class Weights:
     def with_chosen(self, chooser: Chooser, sizes: Sequence[int]) -> "Weights":
         """The same for computing `sizes` rows on a GPU: no weight may change any more. Raises CublasLtError."""
         measured, products = self.layers[:_NUM_MEASURED], {}
-        for name in ("qkv", "output", "gate_up", "down"):
-            linears: list[Linear] = [getattr(layer, name) for layer in measured]
-            if linears and linears[0].bias is None and _is_chosen(linears[0].weight):
-                products[name] = chooser.product([it.weight for it in linears], linears[0].weight.dtype, sizes)
+        for name, first in self.layers[0].linears.items() if self.layers else ():
+            if first.bias is None and _is_chosen(first.weight):
+                weights = [layer.linears[name].weight for layer in measured]
+                products[name] = chooser.product(weights, first.weight.dtype, sizes)
         head, sampled = self.chosen_head, [size for size in sizes if size <= _MOST_SAMPLED]
         if _is_chosen(self.head) and sampled:
             head = chooser.product([self.head], torch.float32, sampled)

@@ -17,7 +17,7 @@ from kernels.fused.packed import product_in_units_into
 from kernels.fused.rope_kv import Turns
 from server.model.config import ModelConfig
 from server.model.kv_cache import KVCache
-from server.model.layers import LayerWeights, Linear, Weights
+from server.model.layers import LayerWeights, Weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +67,14 @@ class SmallStep:
         self._layers = tuple(_layer(layer) for layer in weights.layers)
         self._least_norm = torch.tensor(math.sqrt(config.norm_eps * config.hidden_size))
         self._max_rows = min(
-            (it.packed.max_rows for layer in weights.layers for it in _linears(layer) if it.packed), default=0
+            (it.packed.max_rows for layer in weights.layers for it in layer.linears.values() if it.packed), default=0
         )
         self._rows: _Rows | None = None
 
     @classmethod
     def of(cls, config: ModelConfig, weights: Weights) -> "SmallStep | None":
         """None where this way is none for the model, or for this torch. `weights` as they are for computing."""
-        packed = [(linear.packed, linear) for layer in weights.layers for linear in _linears(layer)]
+        packed = [(linear.packed, linear) for layer in weights.layers for linear in layer.linears.values()]
         if config.qk_norm or not packed:
             return None
         for it, linear in packed:
@@ -128,12 +128,8 @@ class SmallStep:
         torch.div(x, rows.norm.hypot_(self._least_norm), out=rows.normed).mul_(weight)
 
 
-def _linears(layer: LayerWeights) -> tuple[Linear, ...]:
-    return layer.qkv, layer.output, layer.gate_up, layer.down
-
-
 def _layer(layer: LayerWeights) -> _Layer:
-    qkv, output, gate_up, down = (linear.packed for linear in _linears(layer))
+    qkv, output, gate_up, down = (linear.packed for linear in layer.linears.values())
     assert qkv is not None, "all are packed"
     assert output is not None, "all are packed"
     assert gate_up is not None, "all are packed"
