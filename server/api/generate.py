@@ -67,7 +67,7 @@ def _application(edge: Edge, kind: Kind) -> ASGIApp:
     return application
 
 
-async def _generate(edge: Edge, kind: Kind, scope: Scope, receive: Receive, send: Send) -> Response:
+async def _generate(edge: Edge, kind: Kind, scope: Scope, receive: Receive, send: Send) -> ASGIApp:
     """Behind the guard, whose `receive` gives the whole body at once, and whose `send` lets a stream begin at once."""
     context = context_of(scope)
     record = _record(edge, kind, scope, context)
