@@ -185,9 +185,11 @@ def _calm() -> Iterator[ProgressLine]:
 
 def _machine(known: Mapping[str, str | int | float | None]) -> dict[str, str | int | float | None]:
     """Before the start: the load average is that of others."""
+    from kernels.device import num_cores  # imports torch
+
     return {
         **known,
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": num_cores(),
         "load_average": round(os.getloadavg()[0], 2),
         "python": platform.python_version(),
         "hallmark": importlib.metadata.version("hallmark-serve"),
