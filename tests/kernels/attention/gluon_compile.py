@@ -7,8 +7,8 @@ import json
 import sys
 
 import torch
-from gluon_ptx import arrivals_in_flight, early_arrivals, num_arrivals
-from gluon_sass import barrier_offsets, count, disassemble, hazards, overlapped_exponentials
+from gluon_findings import findings
+from gluon_sass import barrier_offsets, disassemble
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
@@ -61,22 +61,8 @@ def compile_case(
     variant = variant_of(head_dim, batch, flags)
     classes = (pointer_class(q), (q.stride(0), q.stride(1)), pointer_class(flags.sinks), pointer_class(flags.spans))
     kernel = compiled_prefill(variant, (dtype, dtype, dtype), *classes)
-    code = disassemble(kernel.asm["cubin"])
-    return {
-        "shared_bytes": kernel.metadata.shared,
-        "spills": count(code, "STL"),
-        "wgmma": count(code, "HGMMA"),
-        "wgmma_fences": count(code, "WARPGROUP.ARRIVE"),
-        "tma_loads": count(code, "UTMALDG"),
-        "exponentials": count(code, "MUFU.EX2"),
-        "overlapped": overlapped_exponentials(code),
-        "hazards": list(hazards(code)),
-        "arrivals": num_arrivals(kernel.asm["ptx"]),
-        "arrivals_in_flight": list(arrivals_in_flight(kernel.asm["ptx"])),
-        "early_arrivals": list(early_arrivals(kernel.asm["ptx"])),
-        "barriers": barrier_offsets(code),
-        "copied_bytes": copied_bytes(variant),
-    }
+    barriers = barrier_offsets(disassemble(kernel.asm["cubin"]))
+    return findings(kernel) | {"barriers": barriers, "copied_bytes": copied_bytes(variant)}
 
 
 def copied_bytes(variant: Variant) -> int:

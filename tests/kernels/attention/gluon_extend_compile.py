@@ -8,8 +8,7 @@ import sys
 
 import torch
 from gluon_compile import _SINKS, _SPANS, _Hopper
-from gluon_ptx import arrivals_in_flight, early_arrivals, num_arrivals
-from gluon_sass import count, disassemble, hazards, overlapped_exponentials
+from gluon_findings import findings
 from triton.runtime import driver
 
 from kernels.attention import gluon_extend
@@ -38,20 +37,7 @@ def compile_case(name: str, head_dim: int, page_size: int, group: int, flags: At
         variant = whole(variant)
     classes = (pointer_class(q), (q.stride(0), q.stride(1)), (torch.int32, 0))
     pointers = (pointer_class(flags.sinks), pointer_class(flags.spans))
-    kernel = gluon_extend.compiled_extend(variant, (dtype, dtype, dtype), *classes, *pointers)
-    code = disassemble(kernel.asm["cubin"])
-    return {
-        "shared_bytes": kernel.metadata.shared,
-        "spills": count(code, "STL"),
-        "wgmma": count(code, "HGMMA"),
-        "wgmma_fences": count(code, "WARPGROUP.ARRIVE"),
-        "tma_loads": count(code, "UTMALDG"),
-        "overlapped": overlapped_exponentials(code),
-        "hazards": list(hazards(code)),
-        "arrivals": num_arrivals(kernel.asm["ptx"]),
-        "arrivals_in_flight": list(arrivals_in_flight(kernel.asm["ptx"])),
-        "early_arrivals": list(early_arrivals(kernel.asm["ptx"])),
-    }
+    return findings(gluon_extend.compiled_extend(variant, (dtype, dtype, dtype), *classes, *pointers))
 
 
 def main() -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from compile_outside import run_outside
+from gluon_findings import excess_spills, found
 from gluon_ptx import arrivals_in_flight, early_arrivals
 from gluon_sass import barrier_offsets, hazards, overlapped_exponentials
 
@@ -24,8 +25,7 @@ def code(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
 
 
 def test_no_variant_spills_registers(code: dict[str, dict[str, Any]]) -> None:
-    excess = {name: case["spills"] - SPILLS_ALLOWED.get(name, 0) for name, case in code.items()}
-    assert {name: count for name, count in excess.items() if count > 0} == {}
+    assert excess_spills(code, SPILLS_ALLOWED) == {}
 
 
 def test_every_variant_fits_the_shared_memory_of_one_program(code: dict[str, dict[str, Any]]) -> None:
@@ -37,7 +37,8 @@ def test_every_variant_fits_the_shared_memory_of_one_program(code: dict[str, dic
 def test_every_variant_loads_by_tma_and_multiplies_by_wgmma_in_batches(code: dict[str, dict[str, Any]]) -> None:
     for name, case in code.items():
         assert case["tma_loads"] > 0, name
-        assert case["wgmma"] >= 4 * case["wgmma_fences"], f"{name}: ptxas serialised wgmma"  # 1 of each if so
+        least = 4 if name == "d192" else 5  # of one step, between two fences; 1 where they are serialised
+        assert case["wgmma"] >= least * case["wgmma_fences"], f"{name}: ptxas serialised wgmma"
 
 
 def test_the_exponentials_of_every_steady_step_run_beside_wgmma(code: dict[str, dict[str, Any]]) -> None:
@@ -57,18 +58,17 @@ def test_no_barrier_lies_where_tma_writes(code: dict[str, dict[str, Any]]) -> No
 
 
 def test_no_register_of_a_wgmma_in_flight_is_touched(code: dict[str, dict[str, Any]]) -> None:
-    assert {name: case["hazards"] for name, case in code.items() if case["hazards"]} == {}
+    assert found(code, "hazards") == {}
 
 
 def test_no_role_arrives_before_all_its_threads_are_done(code: dict[str, dict[str, Any]]) -> None:
     """What racecheck, which sees no order that needs no instruction, cannot say of the ring of posted tiles."""
-    for name, case in code.items():
-        assert case["arrivals"] >= 10, name  # tiles and their wish, queries, and where not by name keys and values
-        assert case["early_arrivals"] == [], name
+    assert min(case["arrivals"] for case in code.values()) >= 10  # tiles and their wish, queries, often keys and values
+    assert found(code, "early_arrivals") == {}
 
 
 def test_nothing_is_given_back_while_a_product_may_still_read_it(code: dict[str, dict[str, Any]]) -> None:
-    assert {name: case["arrivals_in_flight"] for name, case in code.items() if case["arrivals_in_flight"]} == {}
+    assert found(code, "arrivals_in_flight") == {}
 
 
 @pytest.mark.parametrize("missing", ["the barrier", "a barrier of all warps"])
