@@ -80,6 +80,12 @@ def test_a_cache_of_another_dtype_is_written_the_general_way(config: ModelConfig
     assert not small.takes(torch.zeros(8, dtype=torch.int64), KVCache.allocate(config, 1, 1, torch.float16, CPU))
 
 
+def run_elsewhere(lines: list[str]) -> None:
+    """In a process of its own, whose torch may be changed."""
+    done = subprocess.run([sys.executable, "-c", "; ".join(lines)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
 def test_where_torch_has_no_fbgemm_the_model_is_served_by_the_general_way() -> None:
     lines = [
         "import torch",
@@ -88,8 +94,7 @@ def test_where_torch_has_no_fbgemm_the_model_is_served_by_the_general_way() -> N
         "from kernels.fused.packed import packed",
         "assert packed(torch.ones(64, 64)) is None",
     ]
-    done = subprocess.run([sys.executable, "-c", "; ".join(lines)], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
+    run_elsewhere(lines)
 
 
 def test_where_torch_multiplies_into_no_given_memory_the_model_is_served_by_the_general_way() -> None:
@@ -109,5 +114,4 @@ def test_where_torch_multiplies_into_no_given_memory_the_model_is_served_by_the_
         "assert weights.layers[0].qkv.packed is not None",
         "assert SmallStep.of(config, weights) is None",
     ]
-    done = subprocess.run([sys.executable, "-c", "; ".join(lines)], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
+    run_elsewhere(lines)
