@@ -16,6 +16,7 @@ HERE = Path(__file__).parent
 SPILLS_ALLOWED = {"d128": 8, "d96 fp16": 8, "d128 spans": 8, "d256 window spans": 8}
 # Lazy rescaling gives 5-9 % here too, though ptxas then moves the exponentials behind P V (H200).
 SUNK = {"d256 window softcap"}
+CUT = {"d80", "d192"}  # head dims of two parts, the second one narrow
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +38,7 @@ def test_every_variant_fits_the_shared_memory_of_one_program(code: dict[str, dic
 def test_every_variant_loads_by_tma_and_multiplies_by_wgmma_in_batches(code: dict[str, dict[str, Any]]) -> None:
     for name, case in code.items():
         assert case["tma_loads"] > 0, name
-        least = 4 if name == "d192" else 5  # of one step, between two fences; 1 where they are serialised
+        least = 4 if name in CUT else 5  # of one step, between two fences; 1 where they are serialised
         assert case["wgmma"] >= least * case["wgmma_fences"], f"{name}: ptxas serialised wgmma"
 
 
