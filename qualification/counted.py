@@ -5,13 +5,17 @@ Caches are cold, as in timing; what is still in the L2 cache when a kernel ends 
 """
 
 import csv
+import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from threading import Timer
 
 import msgspec
 
@@ -23,8 +27,13 @@ from qualification.evidence import Evidence
 from qualification.matrix import Key, load_matrix, save_matrix
 
 MARKER = "spin_kernel"  # what `torch.cuda._sleep` launches: between two calls
-_METRICS = ("dram__bytes_read.sum", "dram__bytes_write.sum")
-_TIMEOUT_S = 240.0
+STARTED, BEGUN, COUNTED = "hallmark-pid ", "hallmark-call ", "hallmark-counted"  # lines of the process that is counted
+_METRICS = ("dram__bytes_read.sum", "dram__bytes_write.sum")  # both in one pass, so that no kernel runs twice
+_LIMIT_S = 120.0  # of all calls of a file, the start not counted; the next run goes on
+_SILENCE_S = 45.0  # from one line to the next; the start and an input of 4 GB take some 15 s under ncu
+_END_S = 30.0  # for ncu to write down what it has, once nothing runs any more
+
+Say = Callable[[str], None]
 
 
 class CounterError(RuntimeError):
@@ -41,10 +50,13 @@ def sample_of(evidence: Iterable[Evidence]) -> list[Evidence]:
     return [it for it in chosen if it.shape.phase is not Phase.EXTEND or it.tested_query_tokens == longest]
 
 
-def count_into(file: Path, catalog: Iterable[KernelPath], fingerprint: Fingerprint, *, ncu: str | None = None) -> int:
-    """Count a sample of what is valid here of `file`'s evidence, and write it there. Returns how many calls it was.
+def count_into(
+    file: Path, catalog: Iterable[KernelPath], fingerprint: Fingerprint, *, say: Say = print, ncu: str | None = None
+) -> tuple[int, int]:
+    """Count a sample of what is valid here of `file`'s evidence, and write it there.
 
-    Raises CounterError, and MatrixError for a file that cannot be read.
+    What was counted before stays. Returns how many calls of the sample are counted now, and how many it has. Raises
+    CounterError, and MatrixError for a file that cannot be read.
     """
     matrix = load_matrix(file)
     by_name = {path.name: path for path in catalog}
@@ -53,17 +65,23 @@ def count_into(file: Path, catalog: Iterable[KernelPath], fingerprint: Fingerpri
         for entry in matrix.evidence.values()
         if entry.path in by_name and not entry.differing_fields(by_name[entry.path], fingerprint)
     )
+    missing = [(entry.shape, entry.path) for entry in sample if entry.measured_bytes is None]
+    if not missing:
+        return len(sample), len(sample)
+    counted = count_bytes(missing, say=say, ncu=ncu)
     rows = dict(matrix.evidence)
-    for key, num_bytes in count_bytes([(entry.shape, entry.path) for entry in sample], ncu=ncu).items():
+    for key, num_bytes in counted.items():
         rows[key] = replace(rows[key], measured_bytes=num_bytes)
     save_matrix(file, rows.values(), matrix.model)
-    return len(sample)
+    return len(sample) - len(missing) + len(counted), len(sample)
 
 
-def count_bytes(pairs: Sequence[Key], *, ncu: str | None = None) -> dict[Key, int]:
-    """Bytes read from and written to HBM by the timed call of each pair.
+def count_bytes(
+    pairs: Sequence[Key], *, say: Say = print, ncu: str | None = None, silence_s: float = _SILENCE_S
+) -> dict[Key, int]:
+    """Bytes read from and written to HBM by the timed call of each pair; of the first ones where time runs out.
 
-    Raises CounterError.
+    Raises CounterError where it is none at all.
     """
     program = ncu or shutil.which("ncu")
     if program is None:
@@ -71,29 +89,65 @@ def count_bytes(pairs: Sequence[Key], *, ncu: str | None = None) -> dict[Key, in
     with tempfile.TemporaryDirectory(prefix="hallmark-count-") as folder:
         asked, log = Path(folder) / "pairs.json", Path(folder) / "counted.csv"
         asked.write_bytes(msgspec.json.encode([[str(shape), path] for shape, path in pairs]))
-        # Clocks are left alone: bytes do not depend on them, and other programs do.
-        flags = ["--target-processes", "application-only", "--clock-control", "none", "--profile-from-start", "off"]
-        flags += [
-            "--metrics",
-            ",".join(_METRICS),
-            "--csv",
-            "--page",
-            "raw",
-            "--print-units",
-            "base",
-            "--log-file",
-            str(log),
-        ]
-        command = [program, *flags, sys.executable, "-m", "qualification.counted_calls", str(asked)]
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
-        except subprocess.TimeoutExpired as error:
-            raise CounterError(f"ncu did not end within {_TIMEOUT_S:g} s") from error
+        code, num_counted, said = _run(_command(program, log, asked), say, silence_s)
         text = log.read_text(errors="replace") if log.exists() else ""
-    counts = bytes_by_call(text)
-    if done.returncode != 0 or len(counts) != len(pairs):
-        raise CounterError(_reason(done.returncode, text + done.stdout + done.stderr))
-    return dict(zip(pairs, counts, strict=True))
+    counts = bytes_by_call(text)[:num_counted]
+    if not counts or len(counts) < num_counted:
+        raise CounterError(_reason(code, text + "\n" + said))
+    return dict(zip(pairs, counts, strict=False))
+
+
+def _command(program: str, log: Path, asked: Path) -> list[str]:
+    # Clocks are left alone: bytes do not depend on them, and other programs do.
+    flags = ["--target-processes", "application-only", "--clock-control", "none", "--profile-from-start", "off"]
+    flags += ["--metrics", ",".join(_METRICS), "--csv", "--page", "raw", "--print-units", "base"]
+    flags += ["--log-file", str(log)]
+    return [program, *flags, sys.executable, "-m", "qualification.counted_calls", str(asked), str(_LIMIT_S)]
+
+
+def _run(command: Sequence[str], say: Say, silence_s: float) -> tuple[int, int, str]:
+    """(exit code, calls that were counted, what else was said). A program that falls silent is ended.
+
+    Only the program is, at first: ncu writes down what it has when that has ended.
+    """
+    pid, num_counted, rest = None, 0, []
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", process_group=0
+    ) as process:
+        assert process.stdout is not None
+        try:
+            while line := _line_within(process, pid, silence_s):
+                if line.startswith(STARTED):
+                    pid = int(line.removeprefix(STARTED))
+                elif line.startswith(BEGUN):
+                    say(f"counting HBM bytes: {line.removeprefix(BEGUN).rstrip()}")
+                elif line.startswith(COUNTED):
+                    num_counted += 1
+                else:
+                    rest.append(line)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    return process.returncode, num_counted, "".join(rest[-20:])
+
+
+def _line_within(process: "subprocess.Popen[str]", pid: int | None, silence_s: float) -> str:
+    """The next line; empty at the end, which comes when nothing was said for so long."""
+    assert process.stdout is not None
+
+    def end(target: int) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(target, signal.SIGKILL)
+
+    timers = [Timer(silence_s, end, [pid])] if pid is not None else []
+    timers.append(Timer(silence_s + _END_S, end, [process.pid]))
+    for timer in timers:
+        timer.start()
+    try:
+        return process.stdout.readline()
+    finally:
+        for timer in timers:
+            timer.cancel()
 
 
 def bytes_by_call(text: str) -> list[int]:

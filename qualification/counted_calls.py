@@ -1,9 +1,12 @@
-"""The program that Nsight Compute looks into: `python -m qualification.counted_calls PAIRS.json`.
+"""The program that Nsight Compute looks into: `python -m qualification.counted_calls PAIRS.json SECONDS`.
 
-Makes the timed call of each (shape, path) once more between two calls of the CUDA profiler's API, a marker before it.
+Makes the timed call of each (shape, path) once more between two calls of the CUDA profiler's API, a marker before it;
+none after so many seconds. A line before and after each says how far it is.
 """
 
+import os
 import sys
+import time
 from pathlib import Path
 
 import msgspec
@@ -11,15 +14,23 @@ import torch
 
 from kernels.catalog import path_named
 from kernels.shape import AttentionShape
+from qualification.counted import BEGUN, COUNTED, STARTED
 from qualification.qualify import timed_call
 from qualification.shape_text import parse_shape
 
 
-def main(file: Path) -> None:
+def main(file: Path, limit_s: float) -> None:
     """What a call raises goes through: what is counted has been proven, so that nothing should."""
+    print(f"{STARTED}{os.getpid()}", flush=True)
     device = torch.device("cuda")
-    for text, name in msgspec.json.decode(file.read_bytes(), type=list[tuple[str, str]]):
+    began = time.monotonic()
+    pairs = msgspec.json.decode(file.read_bytes(), type=list[tuple[str, str]])
+    for number, (text, name) in enumerate(pairs, 1):
+        if time.monotonic() - began > limit_s:
+            return
+        print(f"{BEGUN}{number} of {len(pairs)}, {name}: {text}", flush=True)
         _count(parse_shape(text), name, device)
+        print(COUNTED, flush=True)
         torch.cuda.empty_cache()
 
 
@@ -38,4 +49,4 @@ def _count(shape: AttentionShape, name: str, device: torch.device) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), float(sys.argv[2]))

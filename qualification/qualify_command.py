@@ -167,8 +167,9 @@ def _count_bytes(targets: Sequence["Target"], catalog: Sequence["KernelPath"], f
     torch.cuda.empty_cache()  # another process needs it now
     for target in targets:
         try:
-            num_calls = count_into(target.file, catalog, fingerprint)
-            _print(f"{target.name}: HBM bytes of {num_calls} calls counted -> {target.file}")
+            num_counted, num_calls = count_into(target.file, catalog, fingerprint, say=_print)
+            goes_on = "" if num_counted == num_calls else ", the same command goes on"
+            _print(f"{target.name}: HBM bytes of {num_counted} of {num_calls} calls counted{goes_on} -> {target.file}")
         except CounterError as error:
             _print(f"{target.name}: HBM bytes are not counted: {error}")
 
@@ -191,8 +192,11 @@ def typed(args: argparse.Namespace) -> str:
             "hallmark",
             "qualify",
             *names,
+            *(["--phases", *args.phases] if set(args.phases) != {phase.value for phase in Phase} else []),
+            *(["--paths", *args.paths] if args.paths else []),
             *(["--quick"] if args.quick else []),
             *(["--full-model"] if args.full_model else []),
+            *(["--count-bytes"] if args.count_bytes else []),
         ]
     )
 

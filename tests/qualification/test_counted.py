@@ -8,7 +8,16 @@ from qualification_fakes import DECODE, MACHINE, SHAPE, evidence, path
 
 from kernels.buckets import Bucket
 from kernels.shape import Phase
-from qualification.counted import CounterError, bytes_by_call, count_bytes, count_into, sample_of
+from qualification.counted import (
+    BEGUN,
+    COUNTED,
+    STARTED,
+    CounterError,
+    bytes_by_call,
+    count_bytes,
+    count_into,
+    sample_of,
+)
 from qualification.matrix import load_matrix, save_matrix
 
 FAST, SLOW = path("triton.fast"), path("triton.slow")
@@ -21,15 +30,18 @@ def rows(*lines: str) -> str:
     return "\n".join(("==PROF== Connected to process 7", HEAD, UNITS, *lines)) + "\n"
 
 
-def fake_ncu(folder: Path, text: str, code: int = 0) -> str:
-    """A program that writes `text` to the file behind --log-file."""
+def fake_ncu(folder: Path, text: str, said: str = "", code: int = 0) -> str:
+    """A program that prints `said` and, when it ends, has written `text` to the file behind --log-file."""
     (folder / "answer.csv").write_text(text)
     program = folder / "ncu"
-    program.write_text(
-        f'#!/bin/sh\nwhile [ "$1" != --log-file ]; do shift; done\ncp {folder / "answer.csv"} "$2"\nexit {code}\n'
-    )
+    find_log = 'while [ "$1" != --log-file ]; do shift; done'
+    program.write_text(f'#!/bin/sh\n{find_log}\n{said}\ncp {folder / "answer.csv"} "$2"\nexit {code}\n')
     program.chmod(0o755)
     return str(program)
+
+
+def telling(*lines: str) -> str:
+    return "\n".join(f"echo '{line}'" for line in lines)
 
 
 def test_the_kernels_of_a_call_are_those_between_two_markers() -> None:
@@ -47,25 +59,50 @@ def test_what_serves_each_shape_is_counted_and_of_chunks_the_longest() -> None:
 
 
 def test_counted_bytes_are_written_beside_the_evidence(tmp_path: Path) -> None:
-    file = tmp_path / "model.json"
+    file, said = tmp_path / "model.json", []
     stale = evidence(SHAPE, SLOW, 1.0, source_digest="another")
     save_matrix(file, [evidence(SHAPE, FAST), evidence(DECODE, FAST), stale])
-    ncu = fake_ncu(tmp_path, rows(MARK, '"1","a","100","10"', MARK, '"2","b","200","20"'))
-    assert count_into(file, (FAST, SLOW), MACHINE, ncu=ncu) == 2
+    text = rows(MARK, '"1","a","100","10"', MARK, '"2","b","200","20"')
+    ncu = fake_ncu(tmp_path, text, telling(f"{STARTED}7", f"{BEGUN}1 of 2", COUNTED, f"{BEGUN}2 of 2", COUNTED))
+    assert count_into(file, (FAST, SLOW), MACHINE, say=said.append, ncu=ncu) == (2, 2)
     counted = {(it.shape, it.path): it.measured_bytes for it in load_matrix(file).evidence.values()}
     assert sorted(counted.values(), key=str) == [110, 220, None]
     assert counted[SHAPE, SLOW.name] is None
+    assert said == ["counting HBM bytes: 1 of 2", "counting HBM bytes: 2 of 2"]
+
+
+def test_what_was_counted_before_stays_and_the_rest_is_counted_next(tmp_path: Path) -> None:
+    """The time was up after the first of two calls."""
+    file, quiet = tmp_path / "model.json", {"say": lambda _: None}
+    save_matrix(file, [evidence(SHAPE, FAST), evidence(DECODE, FAST)])
+    for number, num_bytes in ((1, 110), (2, 220)):
+        text = rows(MARK, f'"1","a","{num_bytes}","0"')
+        ncu = fake_ncu(tmp_path, text, telling(BEGUN, COUNTED))
+        assert count_into(file, (FAST,), MACHINE, ncu=ncu, **quiet) == (number, 2)
+    assert sorted(it.measured_bytes or 0 for it in load_matrix(file).evidence.values()) == [110, 220]
+    assert count_into(file, (FAST,), MACHINE, ncu="/no/such/program", **quiet) == (2, 2)
+
+
+def test_a_call_that_does_not_end_is_ended_and_those_before_it_count(tmp_path: Path) -> None:
+    """ncu writes down what it has when the program under it is gone."""
+    said = f"sleep 60 & echo {STARTED}$!\n{telling(BEGUN, COUNTED, BEGUN)}\nwait"
+    ncu = fake_ncu(tmp_path, rows(MARK, '"1","a","100","10"', MARK), said, code=9)
+    pairs = [(SHAPE, FAST.name), (DECODE, FAST.name)]
+    assert count_bytes(pairs, say=lambda _: None, ncu=ncu, silence_s=0.3) == {pairs[0]: 110}
 
 
 @pytest.mark.parametrize(
-    ("text", "code", "reason"),
+    ("text", "said", "code", "reason"),
     [
-        ("==ERROR== ERR_NVGPUCTRPERM - no permission\n", 1, "ncu ended with 1: ERR_NVGPUCTRPERM - no permission"),
-        (rows(MARK), 0, "ncu ended with 0"),  # of two calls
-        ("", 9, "ncu ended with 9: it said nothing"),
+        ("==ERROR== ERR_NVGPUCTRPERM - no permission\n", "", 1, "ncu ended with 1: ERR_NVGPUCTRPERM - no permission"),
+        (rows(MARK), telling(COUNTED, COUNTED), 0, "ncu ended with 0"),  # of two calls
+        ("", telling("Error: out of memory"), 1, "ncu ended with 1: Error: out of memory"),
+        ("", "", 9, "ncu ended with 9: it said nothing"),
     ],
 )
-def test_where_nothing_can_be_counted_the_reason_is_given(tmp_path: Path, text: str, code: int, reason: str) -> None:
+def test_where_nothing_can_be_counted_the_reason_is_given(
+    tmp_path: Path, text: str, said: str, code: int, reason: str
+) -> None:
     pairs = [(SHAPE, FAST.name), (DECODE, FAST.name)]
     with pytest.raises(CounterError, match=reason):
-        count_bytes(pairs, ncu=fake_ncu(tmp_path, text, code))
+        count_bytes(pairs, ncu=fake_ncu(tmp_path, text, said, code))
