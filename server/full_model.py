@@ -4,6 +4,7 @@
 with its scheduler, graphs and sampler; only HTTP and tokenization are left out.
 """
 
+import gc
 import statistics
 import time
 from collections.abc import Callable, Iterable
@@ -12,6 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import msgspec
+import torch
 
 from kernels.catalog import PATHS
 from kernels.path import Tier
@@ -62,18 +64,29 @@ class _Bench:
         return steps
 
 
-def measure_model(settings: Settings, *, name: str, command: str, commit: str | None, say: Say) -> FullModel:
-    """Time the model of `settings` (a folder with config.json) with dummy weights. Raises StartError, Unservable."""
+def measure_model(
+    settings: Settings, *, name: str, command: str, commit: str | None, say: Say, keep: Callable[[FullModel], None]
+) -> None:
+    """Time the model of `settings` (a folder with config.json) with dummy weights.
+
+    Gives `keep` all that is known after each attention. Raises StartError, Unservable.
+    """
+    at, layers = datetime.now(UTC).isoformat(timespec="seconds"), load_config(Path(settings.model)).num_layers
     timings: list[ModelTiming] = []
-    layers = load_config(Path(settings.model)).num_layers
     for attention in Attention:
-        built = _build(settings, attention, say)
-        bench = _Bench(built)
-        longest = built.engine.max_len - _DECODE_STEPS - 2
-        timings += _prompts(bench, attention, [n for n in PROMPTS if n <= longest], say)
-        timings += _decodes(bench, attention, [pair for pair in DECODES if pair[1] <= longest], say)
-        del built, bench
-    return FullModel(name, datetime.now(UTC).isoformat(timespec="seconds"), layers, tuple(timings), command, commit)
+        timings += _timings(settings, attention, say)
+        keep(FullModel(name, at, layers, tuple(timings), command, commit))
+        gc.collect()  # an engine is held by cycles, and the next one needs its memory
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+def _timings(settings: Settings, attention: Attention, say: Say) -> list[ModelTiming]:
+    built = _build(settings, attention, say)
+    bench = _Bench(built)
+    longest = built.engine.max_len - _DECODE_STEPS - 2
+    prompts = _prompts(bench, attention, [n for n in PROMPTS if n <= longest], say)
+    return prompts + _decodes(bench, attention, [pair for pair in DECODES if pair[1] <= longest], say)
 
 
 def _build(settings: Settings, attention: Attention, say: Say) -> BuiltEngine:

@@ -18,7 +18,7 @@ from server.settings import DeviceChoice, Settings
 
 
 @pytest.fixture(scope="module")
-def measured(tmp_path_factory: pytest.TempPathFactory) -> FullModel:
+def kept(tmp_path_factory: pytest.TempPathFactory) -> list[FullModel]:
     settings = Settings(
         model=str(make_tiny_llama(tmp_path_factory.mktemp("tiny-llama")).folder),
         device=DeviceChoice.CPU,
@@ -26,7 +26,23 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> FullModel:
         kv_cache_tokens=2048,
         cache_dir=str(tmp_path_factory.mktemp("cache")),
     )
-    return measure_model(settings, name="tiny", command="hallmark qualify", commit="abc", say=lambda _: None)
+    found: list[FullModel] = []
+    measure_model(
+        settings, name="tiny", command="hallmark qualify", commit="abc", say=lambda _: None, keep=found.append
+    )
+    return found
+
+
+@pytest.fixture
+def measured(kept: list[FullModel]) -> FullModel:
+    return kept[-1]
+
+
+def test_times_by_the_plan_are_kept_before_the_fallbacks_are_there(kept: list[FullModel]) -> None:
+    first, last = kept
+    assert {it.attention for it in first.timings} == {Attention.PLAN}
+    assert last.timings[: len(first.timings)] == first.timings
+    assert msgspec.json.decode(msgspec.json.encode(last), type=FullModel) == last
 
 
 def test_a_prompt_is_timed_by_the_plan_and_by_the_fallback(measured: FullModel) -> None:
