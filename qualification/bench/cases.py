@@ -68,7 +68,8 @@ class Sweep:
     lengths       of prefill: sequences of one length, as many as make `total_tokens`, at least one
     mixes         numbers of sequences of log-normal lengths: `total_tokens` of prefill; decode over a mean of 4096
     chunks        new tokens of extend, of one sequence, over each of `extend_contexts` tokens cached before
-    batches       sequences of decode, over each of `decode_contexts` tokens, the new one included
+    batches       sequences of decode, over each of `decode_contexts` tokens, the new ones included
+    queries       new tokens of each sequence of decode: with drafted ones more than one
     """
 
     dtype: Dtype
@@ -82,6 +83,7 @@ class Sweep:
     extend_contexts: tuple[int, ...] = (8192, 32768)
     batches: tuple[int, ...] = (1, 8, 64, 256)
     decode_contexts: tuple[int, ...] = (1024, 4096, 32768)
+    queries: tuple[int, ...] = (1,)
     windows: tuple[int | None, ...] = (None,)
     softcap: float | None = None
     sinks: bool = False
@@ -150,8 +152,8 @@ def _lengths(sweep: Sweep, phase: Phase) -> Iterator[tuple[str, tuple[int, ...],
         for chunk, context in product(sweep.chunks, sweep.extend_contexts):
             yield FIXED, (chunk,), (context + chunk,)
     else:
-        for batch, context in product(sweep.batches, sweep.decode_contexts):
-            yield FIXED, (1,) * batch, (context,) * batch
+        for batch, context, queries in product(sweep.batches, sweep.decode_contexts, sweep.queries):
+            yield FIXED, (queries,) * batch, (context,) * batch
         mean = min(_MIX_CONTEXT, max(sweep.decode_contexts, default=_MIX_CONTEXT))
         for num_seqs in sweep.mixes:
             yield LOG_NORMAL, (1,) * num_seqs, log_normal_lengths(num_seqs, num_seqs * mean, sweep.seed)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from kernels.shape import Dtype, Phase
-from qualification.bench.inputs import Inputs
+from qualification.bench.inputs import Inputs, repaged
 from qualification.bench.peers import Peer, Prepared, Unavailable
 
 # Inputs, the output to write into, sinks in its dtype -> the output.
@@ -38,6 +38,17 @@ def find_fa3(library: Path | None) -> Peer | str:
             return _peer(version, _by_package(module), is_preallocated=False, has_sinks=False)
         return _peer(version, _by_vllm(module))
     return "; ".join(missing)
+
+
+def on_pages(peer: Peer, page_size: int) -> Peer:
+    """The peer over pages of another size than a case's: it copies by TMA only those that are as long as its steps."""
+
+    def prepare(inputs: Inputs) -> Prepared:
+        if not inputs.batch.is_paged or inputs.case.shape.page_size == page_size:
+            raise Unavailable(f"keys are in no pages, or in such of {page_size} tokens for every contender")
+        return peer.prepare(repaged(inputs, page_size, seed=page_size))
+
+    return Peer(f"{peer.name}-page{page_size}", peer.version, prepare)
 
 
 def _version_of(module: str) -> str:

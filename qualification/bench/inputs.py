@@ -1,9 +1,10 @@
 """The tensors of a case: random packed or paged data, and the same data in the dense form of peers."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.attention.batch import AttentionBatch, AttentionFlags
@@ -70,6 +71,22 @@ def dense(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
         for x in (inputs.k, inputs.v)
     )
     return q, k, v
+
+
+def repaged(inputs: Inputs, page_size: int, *, seed: int) -> Inputs:
+    """The same keys and values in scattered pages of another size. They must be in pages."""
+    case = replace(inputs.case, shape=replace(inputs.case.shape, page_size=page_size))
+    generator = torch.Generator(inputs.q.device).manual_seed(seed)
+    batch = _batch(case, inputs.q.device, generator)
+    assert batch.page_table is not None
+    k, v = (x.new_zeros(sum(_num_pages(case)), page_size, *x.shape[2:]) for x in (inputs.k, inputs.v))
+    for index, sequence in enumerate(sequences_of(inputs.batch)):
+        spare = -sequence.num_keys % page_size
+        pages = batch.page_table[index, : (sequence.num_keys + spare) // page_size].long()
+        for target, source in ((k, inputs.k), (v, inputs.v)):
+            tokens = F.pad(keys_of(source, inputs.batch, sequence), (0, 0, 0, 0, 0, spare))
+            target[pages] = tokens.view(-1, page_size, *tokens.shape[1:])
+    return replace(inputs, case=case, k=k, v=v, batch=batch)
 
 
 def _num_pages(case: BenchCase) -> list[int]:

@@ -10,8 +10,9 @@ from torch import Tensor
 from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from kernels.attention.compare import Errors, compare
-from qualification.bench.inputs import Inputs
+from kernels.attention.batch import AttentionFlags
+from kernels.attention.compare import Errors, Reference
+from kernels.attention.compare import errors_of as errors_from
 from qualification.bench.peers import Call, Prepared
 from qualification.profile import calls_seen
 
@@ -40,8 +41,8 @@ def temporary_bytes(prepared: Prepared, device: torch.device) -> int | None:
     return max(0, torch.cuda.max_memory_allocated(device) - before - own)
 
 
-def errors_of(prepared: Prepared, call: Call, inputs: Inputs) -> Errors:
-    """The error of a call whose output was NaN before it, on the sampled rows; every row must be finite.
+def errors_of(prepared: Prepared, call: Call, reference: Reference, rows: Tensor, flags: AttentionFlags) -> Errors:
+    """The error of a call whose output was NaN before it, on the rows of the reference; every row must be finite.
 
     A new output most likely takes the memory of the poisoned one that was freed just before.
     """
@@ -50,8 +51,7 @@ def errors_of(prepared: Prepared, call: Call, inputs: Inputs) -> Errors:
     del output
     out = prepared.packed(call())
     num_nonfinite = int((~torch.isfinite(out)).sum())
-    errors = compare(out, inputs.q, inputs.k, inputs.v, inputs.batch, inputs.flags, rows=inputs.rows)
-    return replace(errors, num_nonfinite=num_nonfinite)
+    return replace(errors_from(out[rows], reference, flags), num_nonfinite=num_nonfinite)
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,10 +71,11 @@ def _prepare_sdpa(inputs: Inputs, backend: SDPBackend) -> Prepared:
     for name, value in (("window", flags.window), ("softcap", flags.softcap), ("sinks", flags.sinks)):
         if value is not None:
             raise Unavailable(f"SDPA has no word for a {name} but a mask of every score")
-    if phase is Phase.EXTEND and (backend is SDPBackend.CUDNN_ATTENTION or inputs.q.device.type == "cpu"):
+    is_behind = phase is Phase.EXTEND or (phase is Phase.DECODE and max(inputs.case.queries) > 1)
+    if is_behind and (backend is SDPBackend.CUDNN_ATTENTION or inputs.q.device.type == "cpu"):
         raise Unavailable("its causal mask is square: it takes no chunk after a context")
     q, k, v = dense(inputs)
-    if phase is Phase.DECODE:
+    if phase is Phase.DECODE and not is_behind:
         # One query sees every key, so the query heads of a KV head can be the rows of one matrix: keys are read once.
         rows = q.view(q.shape[0], k.shape[1], -1, q.shape[3])
 
@@ -84,7 +85,7 @@ def _prepare_sdpa(inputs: Inputs, backend: SDPBackend) -> Prepared:
 
         return Prepared(decode, lambda output: output.reshape(inputs.q.shape))
 
-    mask: Any = causal_lower_right(q.shape[2], k.shape[2]) if phase is Phase.EXTEND else None
+    mask: Any = causal_lower_right(q.shape[2], k.shape[2]) if is_behind else None
 
     def attend() -> Tensor:
         with sdpa_kernel(backend):

@@ -139,7 +139,8 @@ def _group_of(case: BenchCase) -> str:
     shape = case.shape
     parts = [shape.phase.value, shape.dtype.value, f"d{shape.head_dim}", f"h{shape.num_heads}x{shape.num_kv_heads}"]
     parts += [f"chunk{max(case.queries)}"] if shape.phase is Phase.EXTEND else []
-    parts += [f"batch{len(case.queries)}"] if shape.phase is Phase.DECODE else []
+    if shape.phase is Phase.DECODE:
+        parts += [f"batch{len(case.queries)}"] + ([f"queries{max(case.queries)}"] if max(case.queries) > 1 else [])
     parts += [f"window{shape.window}"] if shape.window is not None else []
     parts += [f"softcap{shape.softcap:g}"] if shape.softcap is not None else []
     return "-".join([*parts, *(["sinks"] if shape.sinks else [])])

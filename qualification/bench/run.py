@@ -1,5 +1,6 @@
 """Measuring a case: every contender prepared and checked by itself, then all of them timed in rounds."""
 
+import gc
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -7,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.attention.compare import Errors
+from kernels.attention.compare import Errors, Reference, reference_of
 from kernels.fingerprint import Fingerprint
 from kernels.launch import TritonError
 from kernels.path import KernelPath, Tier
@@ -83,6 +84,7 @@ def measure_all(
     say: Callable[[str], None],
 ) -> Outcome:
     """Measure case by case until all are done, the time is spent (no case starts after that), or the device is lost."""
+    gc.freeze()  # every capture collects garbage first, which takes as long as there are objects of imports to look at
     rows: list[Row] = []
     absences: list[Absence] = []
     started = time.monotonic()
@@ -112,9 +114,10 @@ def measure_case(
         return (), tuple(Absence(case, one.name, f"no memory for inputs: {_line(error)}") for one in contenders)
     measured: list[_Measured] = []
     absent: list[Absence] = []
+    reference = reference_of(inputs.q, inputs.k, inputs.v, inputs.batch, inputs.flags, rows=inputs.rows)
     for contender in contenders:
         try:
-            measured.append(_measure(contender, inputs, bench))
+            measured.append(_measure(contender, inputs, reference, bench))
         except Unavailable as unavailable:
             absent.append(Absence(case, contender.name, str(unavailable)))
         except _CONTENDER_ERRORS as error:
@@ -127,12 +130,24 @@ def measure_case(
     return rows, tuple(absent)
 
 
+def joined(first: Outcome, second: Outcome) -> Outcome:
+    """What two runs found, one after the other."""
+    return Outcome(
+        (*first.rows, *second.rows),
+        (*first.absences, *second.absences),
+        (*first.unmeasured, *second.unmeasured),
+        first.lost or second.lost,
+    )
+
+
 def _prepare_path(path: KernelPath, fingerprint: Fingerprint) -> Callable[[Inputs], Prepared]:
     def prepare(inputs: Inputs) -> Prepared:
         rejections = path.rejects(inputs.case.shape, fingerprint)
         run = path.run
         if rejections or run is None:
             raise Unavailable("; ".join(f"{r.code.value}: {r.detail}" for r in rejections) or "cannot be imported here")
+        if inputs.case.shape.phase is Phase.DECODE and max(inputs.case.queries) > path.max_queries:
+            raise Unavailable(f"takes at most {path.max_queries} query tokens a sequence of decode")
         out = torch.empty_like(inputs.q)
 
         def call() -> torch.Tensor:
@@ -144,7 +159,7 @@ def _prepare_path(path: KernelPath, fingerprint: Fingerprint) -> Callable[[Input
     return prepare
 
 
-def _measure(contender: Contender, inputs: Inputs, bench: Bench) -> _Measured:
+def _measure(contender: Contender, inputs: Inputs, reference: Reference, bench: Bench) -> _Measured:
     prepared = contender.prepare(inputs)
     prepared.call()  # compiles
     memory = temporary_bytes(prepared, bench.device)
@@ -152,7 +167,8 @@ def _measure(contender: Contender, inputs: Inputs, bench: Bench) -> _Measured:
     is_decode = inputs.case.shape.phase is Phase.DECODE
     is_graphed = bench.device.type == "cuda" and is_decode and contender.is_capturable
     call = graphed(prepared, bench.device) if is_graphed else prepared.call
-    return _Measured(contender, call, is_graphed, kernels, memory, errors_of(prepared, call, inputs))
+    errors = errors_of(prepared, call, reference, inputs.rows, inputs.flags)
+    return _Measured(contender, call, is_graphed, kernels, memory, errors)
 
 
 def _best_peer(measured: Sequence[_Measured], timings: dict[str, Timing]) -> tuple[str, float] | None:

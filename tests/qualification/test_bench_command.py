@@ -9,8 +9,8 @@ import torch
 
 from kernels.catalog import PATHS
 from kernels.shape import Dtype, Phase
-from qualification.bench.cases import Sweep, quick_sweep
-from qualification.bench.command import add_arguments, run, sweep_of
+from qualification.bench.cases import Sweep, cases_of, quick_sweep
+from qualification.bench.command import add_arguments, parts_of, run
 from qualification.bench.fa3 import find_fa3
 from server.cli import main
 
@@ -61,17 +61,26 @@ def test_an_unknown_flag_exits_like_an_environment_that_is_wrong(capsys: pytest.
 
 
 def test_flags_change_only_what_they_name() -> None:
-    sweep = sweep_of(parsed("--head-dims", "128", "--mixes", "--windows", "none", "1024", "--heads", "8:8"), "cuda")
-    assert sweep == Sweep(
-        Dtype.BF16, head_dims=(128,), heads=((8, 8),), mixes=(), windows=(None, 1024), seed=sweep.seed
+    (part,) = parts_of(parsed("--head-dims", "128", "--mixes", "--windows", "none", "1024", "--heads", "8:8"), "cuda")
+    assert part.peers is None
+    assert part.sweep == Sweep(
+        Dtype.BF16, head_dims=(128,), heads=((8, 8),), mixes=(), windows=(None, 1024), seed=part.sweep.seed
     )
 
 
 def test_a_quick_sweep_takes_flags_too() -> None:
-    sweep = sweep_of(parsed("--quick", "--phases", "decode", "--dtype", "fp16"), "cpu")
+    sweep = parts_of(parsed("--quick", "--phases", "decode", "--dtype", "fp16"), "cpu")[0].sweep
     assert sweep.phases == (Phase.DECODE,)
     assert sweep.dtype is Dtype.FP16
     assert sweep.batches == quick_sweep(Dtype.FP16).batches
+
+
+def test_the_full_suite_takes_phases_and_head_dims_and_no_other_flag_of_sweeps() -> None:
+    parts = parts_of(parsed("--full", "--phases", "decode", "--head-dims", "64", "--page-size", "16"), "cuda")
+    cases = [case for part in parts for case in cases_of(part.sweep)]
+    assert {(case.shape.phase, case.shape.head_dim, case.shape.page_size) for case in cases} == {(Phase.DECODE, 64, 16)}
+    with pytest.raises(ValueError, match="--full goes with"):
+        parts_of(parsed("--full", "--lengths", "64"), "cuda")
 
 
 def test_a_library_that_is_no_fa3_is_a_reason(tmp_path: Path) -> None:

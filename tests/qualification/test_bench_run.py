@@ -6,11 +6,13 @@ import pytest
 import torch
 from bench_fakes import decode, extend, prefill
 
+from kernels.attention.oracle import attention_naive
 from kernels.catalog import path_named
 from kernels.device import read_fingerprint
 from kernels.path import RunAttention
 from kernels.shape import Dtype
-from qualification.bench.inputs import Inputs, make_inputs
+from qualification.bench.fa3 import on_pages
+from qualification.bench.inputs import Inputs, make_inputs, repaged
 from qualification.bench.measure import kernels_seen
 from qualification.bench.peers import Peer, Prepared, Unavailable, torch_peers
 from qualification.bench.run import Bench, Contender, contenders_of, measure_all, measure_case
@@ -125,6 +127,32 @@ def test_no_case_starts_after_the_time_limit() -> None:
     outcome = measure_all(cases, contenders("sdpa.cpu"), BENCH, time_limit_s=0.0, say=said.append)
     assert outcome.unmeasured == tuple(cases)
     assert said == []
+
+
+def test_a_decode_path_for_one_query_takes_no_more() -> None:
+    one = contender_that(path_named("sdpa.cpu").run)
+    rows, absent = measure_case(decode(40, queries=(3,)), [one], BENCH)
+    assert rows == ()
+    assert absent[0].reason == "takes at most 1 query tokens a sequence of decode"
+
+
+@pytest.mark.parametrize("case", [decode(70, batch=3), extend(16, 40)], ids=str)
+def test_other_pages_hold_the_same_keys_and_values(case: object) -> None:
+    inputs = make_inputs(case, CPU, seed=0)
+    other = repaged(inputs, 24, seed=1)
+    assert other.k.shape[1] == 24
+    answers = [attention_naive(x.q, x.k, x.v, x.batch, x.flags) for x in (inputs, other)]
+    assert torch.equal(*answers)
+
+
+def test_a_peer_over_other_pages_takes_cases_in_pages_only() -> None:
+    (peer,) = torch_peers(CPU)
+    other = on_pages(peer, 24)
+    assert other.name == "cpu-flash-page24"
+    rows, _ = measure_case(decode(70), contenders_of([], [other], read_fingerprint(CPU)), BENCH)
+    assert rows[0].is_right
+    with pytest.raises(Unavailable, match="in no pages"):
+        other.prepare(make_inputs(prefill(32), CPU, seed=0))
 
 
 def test_prompts_are_given_as_a_server_gives_them() -> None:
