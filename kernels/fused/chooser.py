@@ -16,8 +16,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from kernels.fused.chosen import ChosenProduct
+from kernels.fused.chosen import ChosenProduct, multiply_by_torch
 from kernels.fused.cublaslt import Algorithm, CublasLt, Product
+from kernels.fused.matmul_fallback import MatmulFallback, MatmulFallbacks
 from kernels.whole_file import write_whole
 
 logger = logging.getLogger(__name__)
@@ -31,7 +32,8 @@ _MAX_ERROR = 2**-6  # of the largest number: 16 bits round by 2^-8, and sums dif
 
 Call = Callable[[Tensor, Tensor, Tensor], None]
 Choices = dict[int, Algorithm | None]  # by number of rows; None: PyTorch's is no slower
-Measure = Callable[[CublasLt, Sequence[Tensor], torch.dtype, Sequence[int]], Choices]
+Measured = dict[int, Algorithm | MatmulFallback | None]
+Measure = Callable[[CublasLt, Sequence[Tensor], torch.dtype, Sequence[int]], Measured]
 
 
 class Chooser:
@@ -39,6 +41,7 @@ class Chooser:
 
     def __init__(self, library: CublasLt, file: Path, *, measure: Measure | None = None) -> None:
         """Reads the file, if there is one. One that cannot be read is logged, and replaced. `measure`: for tests."""
+        self.fallbacks = MatmulFallbacks()
         self._library = library
         self._file = file
         self._measure = measure or _choose
@@ -51,11 +54,22 @@ class Chooser:
         kept = self._kept.setdefault(f"{size_out} x {size_in} {dtypes[0]} {dtypes[1]}", {})
         missing = [size for size in sizes if size not in kept]
         if missing:
-            measured = self._measure(self._library, weights, dtype_out, missing)
+            measured = self._chosen(self._measure(self._library, weights, dtype_out, missing), (size_out, size_in))
             self._read_again()
             kept |= {size: choice for size, choice in measured.items() if size not in kept}
             self._write()
-        return ChosenProduct(self._library, (size_out, size_in), dtypes, {size: kept[size] for size in sizes})
+        algorithms = {size: kept.get(size) for size in sizes}
+        return ChosenProduct(self._library, (size_out, size_in), dtypes, algorithms, self.fallbacks)
+
+    def _chosen(self, measured: Measured, shape: tuple[int, int]) -> Choices:
+        """What is to be kept. Of the rest every start shall say that it is left to PyTorch: it is measured again."""
+        chosen: Choices = {}
+        for size, choice in measured.items():
+            if isinstance(choice, MatmulFallback):
+                self.fallbacks.note(choice, f"{size} rows by a weight of {shape[0]} x {shape[1]}", "as measured")
+            else:
+                chosen[size] = choice
+        return chosen
 
     def _read_again(self) -> None:
         """What another server has written while this one measured stays: the next start computes by it."""
@@ -92,7 +106,7 @@ def _read(file: Path, version: int) -> dict[str, Choices]:
 
 
 @torch.inference_mode()
-def _choose(library: CublasLt, weights: Sequence[Tensor], dtype_out: torch.dtype, sizes: Sequence[int]) -> Choices:
+def _choose(library: CublasLt, weights: Sequence[Tensor], dtype_out: torch.dtype, sizes: Sequence[int]) -> Measured:
     """Measure for every number of rows."""
     size_out, size_in = weights[0].shape
     dtype, device = weights[0].dtype, weights[0].device
@@ -109,8 +123,8 @@ def _choose(library: CublasLt, weights: Sequence[Tensor], dtype_out: torch.dtype
 
 def _fastest(
     library: CublasLt, product: Product, weights: Sequence[Tensor], x: Tensor, y: Tensor, head_start: Tensor
-) -> Algorithm | None:
-    """None where it is PyTorch's, or where a faster one computes something else."""
+) -> Algorithm | MatmulFallback | None:
+    """None where PyTorch's is; a reason where what is faster, or everything else, cannot be taken."""
     num_calls = max(1, min(8, int(_SAMPLE_FLOP / (2 * product.num_rows * product.size_out * product.size_in))))
     each = [weights[index % len(weights)] for index in range(num_calls)]
 
@@ -118,14 +132,14 @@ def _fastest(
         return _time_ms(call, each, x, y, head_start)
 
     calls = _calls(library, product, weights[0], x, y)
+    if not calls:
+        return MatmulFallback.ROWS_REFUSED
     finalists = sorted(((time_ms(call), index) for index, (_, call) in enumerate(calls)))[:_NUM_FINALISTS]
-    entered = [(None, _by_torch), *(calls[index] for _, index in finalists)]
+    entered = [(None, multiply_by_torch), *(calls[index] for _, index in finalists)]
     samples = [[time_ms(call) for _, call in entered] for _ in range(_NUM_ROUNDS)]
     order = ranking([statistics.median(times) for times in zip(*samples, strict=True)])
-    if not order:
-        return None
-    algorithm, call = entered[order[0]]
-    return algorithm if _agrees(call, x, weights[0], y) else None
+    agreeing = (entered[index][0] for index in order if agrees(entered[index][1], x, weights[0], y))
+    return next(agreeing, MatmulFallback.DISAGREES if order else None)
 
 
 def _calls(
@@ -149,13 +163,17 @@ def ranking(times: Sequence[float]) -> list[int]:
     return sorted((i for i, time in enumerate(times) if time <= times[0] * (1 - _MIN_GAIN)), key=times.__getitem__)
 
 
-def _agrees(call: Call, x: Tensor, weight: Tensor, y: Tensor) -> bool:
-    """Whether the result is PyTorch's, but for its rounding."""
+def agrees(call: Call, x: Tensor, weight: Tensor, y: Tensor) -> bool:
+    """Whether the result is PyTorch's, but for its rounding. What is not is logged."""
     expected = torch.empty_like(y)
-    _by_torch(x, weight, expected)
+    multiply_by_torch(x, weight, expected)
     y.fill_(torch.nan)
     call(x, weight, y)
-    return bool((y - expected).abs().max() <= _MAX_ERROR * expected.abs().max())
+    error, largest = float((y - expected).abs().max()), float(expected.abs().max())
+    if error <= _MAX_ERROR * largest:
+        return True
+    logger.warning("a faster algorithm of %d rows differs from PyTorch's by %g of %g", x.shape[0], error, largest)
+    return False
 
 
 def _time_ms(call: Call, weights: Sequence[Tensor], x: Tensor, y: Tensor, head_start: Tensor) -> float:
@@ -168,10 +186,3 @@ def _time_ms(call: Call, weights: Sequence[Tensor], x: Tensor, y: Tensor, head_s
     end.record()
     end.synchronize()
     return float(start.elapsed_time(end))
-
-
-def _by_torch(x: Tensor, weight: Tensor, y: Tensor) -> None:
-    if y.dtype is x.dtype:
-        torch.mm(x, weight.t(), out=y)
-    else:
-        torch.mm(x, weight.t(), out_dtype=y.dtype, out=y)

@@ -6,7 +6,8 @@ order (reduction scheme COMPUTE_TYPE, or none), so a result is the same in every
 """
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from ctypes import byref, c_float, c_int, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
 from dataclasses import dataclass
 from functools import lru_cache
@@ -96,22 +97,29 @@ class Prepared:
 
 
 class CublasLt:
-    """The library on one device, for one thread. Memory of a stream's products is kept for good: 32 MiB.
-
-    Raises CublasLtError where it does not start.
-    """
+    """The library on one device, for one thread. Memory of a stream's products is kept for good: 32 MiB."""
 
     alignment_bytes = 256  # of x, weight and y: less than PyTorch's allocator gives, and the library's default
 
-    def __init__(self, library: ctypes.CDLL, device: torch.device) -> None:
+    def __init__(
+        self,
+        library: ctypes.CDLL,
+        device: torch.device,
+        *,
+        current_device: Callable[[], int] = torch.cuda.current_device,
+    ) -> None:
+        """Raises CublasLtError where the library does not start. `current_device`: for tests."""
         self._library = library
         self._device = device
-        self._index = torch.cuda.current_device() if device.index is None else device.index
+        self._current_device = current_device
+        self._index = current_device() if device.index is None else device.index
         self._handle, self._operation = c_void_p(), c_void_p()
         self._one, self._zero = c_float(1.0), c_float(0.0)
         self._layouts: dict[tuple[torch.dtype, int, int], int] = {}
         self._workspaces: dict[int, Tensor] = {}
-        self._ask("Create", byref(self._handle))
+        # A handle is of the device that is the current one when it is made.
+        with torch.cuda.device(self._index) if device.type == "cuda" else nullcontext():
+            self._ask("Create", byref(self._handle))
         self._ask("MatmulDescCreate", byref(self._operation), _COMPUTE_32F, _TYPES[torch.float32])
         self._ask("MatmulDescSetAttribute", self._operation, _TRANSPOSE_A, byref(c_int(1)), 4)
         self._preferences = tuple(self._preference(schemes) for schemes in (_IN_FP32, _ANY_SCHEME))
@@ -139,7 +147,9 @@ class CublasLt:
         return Prepared(a, b, d, algorithm)
 
     def launch(self, prepared: Prepared, x: Tensor, weight: Tensor, y: Tensor) -> None:
-        """Fill y on the current stream. Raises CublasLtError where that fails."""
+        """Fill y on the current stream. Raises CublasLtError where that fails, or where another device is current."""
+        if (current := self._current_device()) != self._index:
+            raise CublasLtError(f"the handle is of device {self._index}, the current one is {current}")
         # As Triton asks for it: a Stream object takes 4 us (one H200's host).
         stream: int = torch._C._cuda_getCurrentRawStream(self._index)
         workspace = self._workspaces.get(stream)

@@ -12,6 +12,7 @@ from kernels.attention.batch import AttentionFlags
 from kernels.catalog import PATHS
 from kernels.device import num_cores, read_fingerprint, torch_dtype
 from kernels.fingerprint import Fingerprint
+from kernels.fused.matmul_fallback import MatmulFallbacks
 from kernels.launch import install_compile_counter, num_compiles
 from qualification.decision import Pairs, Policy
 from qualification.plan import Plan, own_file
@@ -124,11 +125,11 @@ def _load_parts(
         load_format=settings.load_format,
         progress=lambda detail: progress("loading", detail),
     )
-    matmul_fallback = None
+    matmul_fallbacks = MatmulFallbacks()
     if settings.choose_matmuls and device.type == "cuda":
         progress("choosing", "algorithms of matmuls")
         file = own_file(cache_folder(settings), "products", subject.fingerprint)
-        matmul_fallback = choose_products(decoder, limits, file, device)
+        matmul_fallbacks = choose_products(decoder, limits, file, device)
     flags = tuple(AttentionFlags(config.softmax_scale, window=w, softcap=config.softcap) for w in config.windows)
     dispatcher = Dispatcher(
         plan.decisions,
@@ -141,7 +142,7 @@ def _load_parts(
     )
     is_graphed = settings.cuda_graphs and device.type == "cuda"
     sizes = sizes_of_graphs(config, limits, limits.max_model_len) if is_graphed else None
-    return Parts(config, limits, decoder, dispatcher, device, sizes, matmul_fallback)
+    return Parts(config, limits, decoder, dispatcher, device, sizes, matmul_fallbacks)
 
 
 def _ready(subject: _Subject, parts: Parts, plan: Plan, engine: Engine, runner: ModelRunner) -> EngineReady:
@@ -157,7 +158,7 @@ def _ready(subject: _Subject, parts: Parts, plan: Plan, engine: Engine, runner: 
         plan=plan_rows(parts.dispatcher.decisions, plan.evidence),
         attention_layers=subject.config.num_layers,
         num_compiles=num_compiles(),
-        matmul_fallback=parts.matmul_fallback,
+        matmul_fallbacks=parts.matmul_fallbacks.take(),
     )
 
 
@@ -224,7 +225,14 @@ def _engine(settings: Settings, parts: Parts, runner: ModelRunner) -> Engine:
     )
     runs_ahead = settings.run_ahead and parts.device.type == "cuda"
     options = EngineOptions(parts.config.vocab_size, parts.config.eos_token_ids, settings.seed, runs_ahead)
-    return Engine(scheduler, runner, options, num_compiles=num_compiles, take_samples=parts.dispatcher.take_samples)
+    return Engine(
+        scheduler,
+        runner,
+        options,
+        num_compiles=num_compiles,
+        take_samples=parts.dispatcher.take_samples,
+        take_fallbacks=parts.matmul_fallbacks.take,
+    )
 
 
 def _attestor(settings: Settings, parts: Parts, runner: ModelRunner, plan: Plan) -> Attestor:

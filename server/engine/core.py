@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from kernels.fused.matmul_fallback import MatmulFallback
 from server.engine.deltas import Deltas
 from server.engine.messages import (
     FinishReason,
@@ -55,11 +56,13 @@ class Engine:
         *,
         num_compiles: Callable[[], int] = lambda: 0,
         take_samples: TakeSamples = lambda: ([], {}),
+        take_fallbacks: Callable[[], dict[MatmulFallback, int]] = dict,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`num_compiles` counts the kernels compiled in this process; `clock` is monotonic, in seconds.
 
-        `take_samples` gives what was measured of attention since its last call.
+        `take_samples` gives what was measured of attention since its last call, `take_fallbacks` what was left to
+        PyTorch's matmuls.
         """
         self.step_index = 0
         self._scheduler = scheduler
@@ -67,6 +70,7 @@ class Engine:
         self._options = options
         self._num_compiles = num_compiles
         self._take_samples = take_samples
+        self._take_fallbacks = take_fallbacks
         self._clock = clock
         self._seeds = random.Random(options.seed)
         self._sequences: dict[str, Sequence] = {}
@@ -246,6 +250,7 @@ class Engine:
             quarantined=result.quarantined,
             attention_samples=samples,
             peak_temporary_bytes=peaks,
+            matmul_fallbacks=self._take_fallbacks(),
             oom_stage=result.oom_stage,
             num_prefix_queried_tokens=batch.num_queried if batch else 0,
             num_prefix_hit_tokens=batch.num_found if batch else 0,

@@ -7,7 +7,7 @@ from enum import Enum
 
 import msgspec
 
-from server.engine.matmul_fallback import MatmulFallback
+from kernels.fused.matmul_fallback import MatmulFallback
 from server.settings import Settings
 
 
@@ -127,7 +127,7 @@ class EngineReady(msgspec.Struct, frozen=True, tag=True):
     plan: list[PlanRow]
     attention_layers: int
     num_compiles: int = 0  # kernels compiled, or loaded from Triton's disk cache, before ready
-    matmul_fallback: MatmulFallback | None = None  # why this start left products of many rows to PyTorch's algorithms
+    matmul_fallbacks: dict[MatmulFallback, int] = {}  # products of many rows that this start left to PyTorch, by reason
 
 
 class EngineRefused(msgspec.Struct, frozen=True, tag=True):
@@ -183,6 +183,7 @@ class StepRecord(msgspec.Struct, frozen=True, array_like=True):
     num_prefix_hit_tokens: int = 0  # those of them that it held
     attention_samples: list[AttentionSample] = []  # of earlier steps, read by now
     peak_temporary_bytes: dict[str, int] = {}  # phase -> what a sampled step took beside weights and cache
+    matmul_fallbacks: dict[MatmulFallback, int] = {}  # since the step before
 
 
 class AttentionUse(msgspec.Struct, frozen=True, array_like=True):

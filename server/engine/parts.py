@@ -1,15 +1,15 @@
 """What a runner is made of, and how many pages of the KV cache there is room for."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
 from kernels.device import torch_dtype
+from kernels.fused.matmul_fallback import MatmulFallbacks
 from server.engine.dispatch import Dispatcher
 from server.engine.graph_keys import GraphSizes, graph_keys, graph_sizes
 from server.engine.limits import EngineLimits
-from server.engine.matmul_fallback import MatmulFallback
 from server.engine.runner import ModelRunner
 from server.engine.step_tokens import StepTokens
 from server.engine.warmup import measure_peak_bytes
@@ -34,7 +34,7 @@ class Parts:
     dispatcher: Dispatcher
     device: torch.device
     graph_sizes: GraphSizes | None  # None where steps are not replayed
-    matmul_fallback: MatmulFallback | None = None  # None also where nothing is to be chosen
+    matmul_fallbacks: MatmulFallbacks = field(default_factory=MatmulFallbacks)
 
     def cache(self, num_pages: int) -> KVCache:
         dtype = torch_dtype(self.limits.kv_dtype)

@@ -11,9 +11,9 @@ import torch
 from kernels.fused.chooser import Chooser
 from kernels.fused.chosen import sizes_up_to
 from kernels.fused.cublaslt import CublasLt, CublasLtError, load_library
+from kernels.fused.matmul_fallback import MatmulFallback, MatmulFallbacks
 from server.engine.graph_keys import graph_keys
 from server.engine.limits import EngineLimits
-from server.engine.matmul_fallback import MatmulFallback
 from server.engine.parts import sizes_of_graphs
 from server.model.decoder import Decoder
 
@@ -27,10 +27,11 @@ def choose_products(
     device: torch.device,
     *,
     load: Callable[[], ctypes.CDLL] = load_library,
-) -> MatmulFallback | None:
-    """Measure what the file does not know yet: 5.5 s for an 8B (one H200). Where that fails PyTorch stays; returns why.
+) -> MatmulFallbacks:
+    """Measure what the file does not know yet: 5.5 s for an 8B (one H200). Where that fails PyTorch stays.
 
-    The numbers of rows are those of CUDA graphs even where there are none, so that both compute the same.
+    Returns what is, or in service will be, left to PyTorch. The numbers of rows are those of CUDA graphs even where
+    there are none, so that both compute the same.
     """
     keys = graph_keys(sizes_of_graphs(decoder.config, limits, limits.max_model_len))
     sizes = sizes_up_to(limits.max_num_batched_tokens, (key.num_tokens for key in keys))
@@ -38,19 +39,21 @@ def choose_products(
     try:
         library = load()
     except CublasLtError as error:
-        return _fallback(MatmulFallback.LIBRARY_MISSING, error)
+        return _all(MatmulFallback.LIBRARY_MISSING, error)
     try:
-        decoder.choose_products(Chooser(CublasLt(library, device), file), sizes)
+        chooser = Chooser(CublasLt(library, device), file)
+        decoder.choose_products(chooser, sizes)
     except CublasLtError as error:
-        return _fallback(MatmulFallback.LIBRARY_REFUSED, error)
+        return _all(MatmulFallback.LIBRARY_REFUSED, error)
     except torch.OutOfMemoryError as error:
-        return _fallback(MatmulFallback.OUT_OF_MEMORY, error)
+        return _all(MatmulFallback.OUT_OF_MEMORY, error)
     except RuntimeError as error:
-        return _fallback(MatmulFallback.MEASURE_FAILED, error)
+        return _all(MatmulFallback.MEASURE_FAILED, error)
     logger.info("algorithms of %d numbers of rows chosen in %.1f s", len(sizes), time.monotonic() - started_at)
-    return None
+    return chooser.fallbacks
 
 
-def _fallback(reason: MatmulFallback, error: Exception) -> MatmulFallback:
-    logger.warning("steps of many rows are multiplied by PyTorch's algorithms (%s): %s", reason.value, error)
-    return reason
+def _all(reason: MatmulFallback, error: Exception) -> MatmulFallbacks:
+    fallbacks = MatmulFallbacks()
+    fallbacks.note(reason, "steps of many rows", error)
+    return fallbacks

@@ -2,8 +2,8 @@
 
 import time
 
+from kernels.fused.matmul_fallback import MatmulFallback
 from server.engine.death import DeathCause
-from server.engine.matmul_fallback import MatmulFallback
 from server.engine.messages import EngineReady, Heartbeat, StepRecord
 from server.telemetry.outcomes import OomStage
 from server.telemetry.registry import Maker
@@ -31,7 +31,7 @@ class EngineMetrics:
         self._restarts = make.counter("engine_restarts_total", "Engine processes that ended unasked", "cause")
         self._matmul_fallbacks = make.counter(
             "matmul_fallback_total",
-            "Starts that left products of many rows to PyTorch's algorithms, having failed to choose others",
+            "Products of many rows left to PyTorch: all those of a start, or those of one weight and number of rows",
             "reason",
         )
         for reason in MatmulFallback:
@@ -43,8 +43,7 @@ class EngineMetrics:
 
     def ready(self, ready: EngineReady) -> None:
         self._up.set(1)
-        if ready.matmul_fallback is not None:
-            self._matmul_fallbacks.of(ready.matmul_fallback.value).inc()
+        self._fell_back(ready.matmul_fallbacks)
 
     def refused(self) -> None:
         self._up.set(0)
@@ -59,8 +58,13 @@ class EngineMetrics:
         self._prefix_hits.inc(record.num_prefix_hit_tokens)
         self._preemptions.inc(record.num_preemptions)
         self._nonfinite.inc(record.num_nonfinite)
+        self._fell_back(record.matmul_fallbacks)
         if record.oom_stage is not None:
             self._ooms.of(OomStage(record.oom_stage).value).inc()
+
+    def _fell_back(self, counts: dict[MatmulFallback, int]) -> None:
+        for reason, count in counts.items():
+            self._matmul_fallbacks.of(reason.value).inc(count)
 
     def beat(self, heartbeat: Heartbeat) -> None:
         self._running.set(heartbeat.num_running)

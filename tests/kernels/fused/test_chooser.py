@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.fused.chooser import Chooser, ranking
+from kernels.fused.chooser import Chooser, Measured, agrees, ranking
 from kernels.fused.cublaslt import Algorithm, CublasLt, Prepared, Product
+from kernels.fused.matmul_fallback import MatmulFallback
 
 BF16, FP32 = torch.bfloat16, torch.float32
 
@@ -34,7 +35,7 @@ class OnPaper(CublasLt):
         return Prepared(0, 0, 0, algorithm)
 
 
-class Measured:
+class Measuring:
     """Chooses the algorithm of words 1, 2, ... for 70 rows, and none for more; counts, and notes what it measured."""
 
     def __init__(self) -> None:
@@ -43,7 +44,7 @@ class Measured:
 
     def __call__(
         self, _library: CublasLt, _weights: Sequence[Tensor], _out: torch.dtype, sizes: Sequence[int]
-    ) -> dict[int, Algorithm | None]:
+    ) -> Measured:
         self.num += 1
         self.sizes += sizes
         chosen = Algorithm.of_words([self.num, 2**64 - 1, 3, 4, 5, 6, 7, 8])
@@ -62,7 +63,7 @@ def first_word(chooser: Chooser, library: OnPaper, size_out: int = 24, out: torc
 
 
 def test_a_shape_is_measured_once_and_kept_for_the_next_start(tmp_path: Path) -> None:
-    library, measure, file = OnPaper(), Measured(), tmp_path / "new" / "products.json"
+    library, measure, file = OnPaper(), Measuring(), tmp_path / "new" / "products.json"
     chooser = Chooser(library, file, measure=measure)
     shapes = [(24, BF16), (32, BF16), (24, FP32)]
     words = [first_word(chooser, library, *shape) for shape in shapes]
@@ -75,14 +76,14 @@ def test_a_shape_is_measured_once_and_kept_for_the_next_start(tmp_path: Path) ->
 
 
 def test_only_sizes_that_are_not_known_are_measured(tmp_path: Path) -> None:
-    library, measure, file = OnPaper(), Measured(), tmp_path / "products.json"
+    library, measure, file = OnPaper(), Measuring(), tmp_path / "products.json"
     first_word(Chooser(library, file, measure=measure), library)
     Chooser(library, file, measure=measure).product([weight()], BF16, [70, 80, 90])
     assert measure.sizes == [70, 90, 80]
 
 
 def test_another_version_of_the_library_is_measured_anew(tmp_path: Path) -> None:
-    measure, file = Measured(), tmp_path / "products.json"
+    measure, file = Measuring(), tmp_path / "products.json"
     for version in (130100, 130200):
         library = OnPaper(version)
         first_word(Chooser(library, file, measure=measure), library)
@@ -95,21 +96,24 @@ def test_another_version_of_the_library_is_measured_anew(tmp_path: Path) -> None
                 '{"version": 130100, "algorithms": {"a": {"80": ["x"]}}}']
 )  # fmt: skip
 def test_a_file_that_is_not_whole_is_replaced(tmp_path: Path, content: str) -> None:
-    library, measure, file = OnPaper(), Measured(), tmp_path / "products.json"
+    library, measure, file = OnPaper(), Measuring(), tmp_path / "products.json"
     file.write_text(content)
     assert first_word(Chooser(library, file, measure=measure), library) == 1
     assert json.loads(file.read_text())["version"] == 130100
     assert first_word(Chooser(library, file, measure=measure), library) == 1
 
 
-def test_a_disk_that_cannot_be_written_to_costs_the_next_start_only(tmp_path: Path) -> None:
+def test_a_disk_that_cannot_be_written_to_costs_the_next_start_only_and_is_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "folder").write_text("in the way")
-    library, measure = OnPaper(), Measured()
+    library, measure = OnPaper(), Measuring()
     assert first_word(Chooser(library, tmp_path / "folder" / "products.json", measure=measure), library) == 1
+    assert "cannot be kept for the next start" in caplog.text
 
 
 def test_servers_that_measure_at_the_same_time_keep_what_each_has_measured(tmp_path: Path) -> None:
-    library, measure, file = OnPaper(), Measured(), tmp_path / "products.json"
+    library, measure, file = OnPaper(), Measuring(), tmp_path / "products.json"
     one, other = (Chooser(library, file, measure=measure) for _ in range(2))
     assert [first_word(one, library, 24), first_word(other, library, 32), first_word(one, library, 40)] == [1, 2, 3]
     again = Chooser(library, file, measure=measure)
@@ -118,7 +122,7 @@ def test_servers_that_measure_at_the_same_time_keep_what_each_has_measured(tmp_p
 
 
 def test_what_another_server_has_kept_meanwhile_serves_for_the_next_start_will_compute_by_it(tmp_path: Path) -> None:
-    library, measure, file = OnPaper(), Measured(), tmp_path / "products.json"
+    library, measure, file = OnPaper(), Measuring(), tmp_path / "products.json"
     one, other = (Chooser(library, file, measure=measure) for _ in range(2))
     assert [first_word(it, library) for it in (one, other)] == [1, 1]
     assert measure.num == 2
@@ -130,7 +134,7 @@ def test_what_a_server_in_another_container_writes_is_never_mixed_with_ours(tmp_
     library, file = OnPaper(), tmp_path / "products.json"
     theirs = file.with_suffix(f".{os.getpid()}")
     theirs.write_text("half of")
-    first_word(Chooser(library, file, measure=Measured()), library)
+    first_word(Chooser(library, file, measure=Measuring()), library)
     assert theirs.read_text() == "half of"
 
 
@@ -140,11 +144,11 @@ def test_a_file_that_nobody_may_look_for_is_none(tmp_path: Path) -> None:
     too_long = tmp_path / ("x" * 300) / "products.json"
     for file in (tmp_path / "loop" / "products.json", too_long):
         library = OnPaper()
-        assert first_word(Chooser(library, file, measure=Measured()), library) == 1
+        assert first_word(Chooser(library, file, measure=Measuring()), library) == 1
 
 
 def test_a_full_disk_keeps_no_half_of_a_file(tmp_path: Path) -> None:
-    library, measure, file = OnPaper(), Measured(), tmp_path / "products.json"
+    library, measure, file = OnPaper(), Measuring(), tmp_path / "products.json"
     file.mkdir()  # nothing can be put in its place
     assert first_word(Chooser(library, file, measure=measure), library) == 1
     assert list(tmp_path.iterdir()) == [file]
@@ -156,3 +160,30 @@ def test_a_full_disk_keeps_no_half_of_a_file(tmp_path: Path) -> None:
 )
 def test_only_what_is_surely_faster_than_pytorch_is_chosen(times: list[float], order: list[int]) -> None:
     assert ranking(times) == order
+
+
+@pytest.mark.parametrize("reason", [MatmulFallback.DISAGREES, MatmulFallback.ROWS_REFUSED])
+def test_what_could_not_be_chosen_is_counted_at_every_start(tmp_path: Path, reason: MatmulFallback) -> None:
+    def measure(_library: CublasLt, _weights: Sequence[Tensor], _out: torch.dtype, sizes: Sequence[int]) -> Measured:
+        return {size: reason if size == 90 else None for size in sizes}
+
+    for _ in range(2):
+        chooser = Chooser(OnPaper(), tmp_path / "products.json", measure=measure)
+        product = chooser.product([weight()], BF16, [70, 80, 90])
+        assert chooser.fallbacks.take() == {reason: 1}
+        assert not product.takes(torch.zeros(90, 16, dtype=BF16), weight())
+    kept = json.loads((tmp_path / "products.json").read_text())["algorithms"]
+    assert [list(sizes) for sizes in kept.values()] == [["70", "80"]]
+
+
+@pytest.mark.parametrize(("factor", "is_same"), [(1.0, True), (1.01, True), (1.1, False), (torch.nan, False)])
+def test_what_differs_from_pytorchs_by_more_than_its_rounding_is_refused_and_logged(
+    caplog: pytest.LogCaptureFixture, factor: float, is_same: bool
+) -> None:
+    x, y = torch.ones(70, 16, dtype=BF16), torch.empty(70, 24, dtype=BF16)
+
+    def call(x: Tensor, weight: Tensor, y: Tensor) -> None:
+        y.copy_(factor * (x @ weight.t()))
+
+    assert agrees(call, x, torch.ones(24, 16, dtype=BF16), y) is is_same
+    assert ("of 70 rows differs from PyTorch's" in caplog.text) is not is_same

@@ -1,5 +1,8 @@
 """Which algorithm of cuBLASLt serves which number of rows; what is left to PyTorch."""
 
+import ctypes
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,6 +12,7 @@ from kernels.fused.activation import swiglu_torch
 from kernels.fused.chosen import MOST_ROWS, ChosenProduct, measured_rows, sizes_up_to
 from kernels.fused.cublaslt import Algorithm, CublasLt, CublasLtError, Prepared, Product, load_library
 from kernels.fused.matmul import linear, linear_fp32, linear_swiglu
+from kernels.fused.matmul_fallback import MatmulFallback, MatmulFallbacks
 
 BF16, FP32 = torch.bfloat16, torch.float32
 SHAPE = (24, 16)
@@ -19,16 +23,22 @@ class OnPaper(CublasLt):
 
     alignment_bytes = 16  # of memory of a CPU
 
-    def __init__(self) -> None:
+    def __init__(self, *, fails: str = "") -> None:
+        self.fails = fails  # what does
         self.asked: list[Product] = []
         self.launched: list[float] = []  # the waves of algorithms
 
     def prepared(self, product: Product, algorithm: Algorithm) -> Prepared | None:
         self.asked.append(product)
+        if self.fails == "layout":
+            raise CublasLtError("cublasLtMatrixLayoutCreate returned 7")
         return Prepared(0, 0, 0, algorithm) if product.num_rows <= algorithm.waves else None
 
     def launch(self, prepared: Prepared, x: Tensor, weight: Tensor, y: Tensor) -> None:
         self.launched.append(prepared.algorithm.waves)
+        if self.fails == "launch":
+            y.fill_(torch.nan)
+            raise CublasLtError("cublasLtMatmul returned 14")
         y.copy_(x @ weight.t())
 
 
@@ -38,8 +48,10 @@ def tensors(num_rows: int, dtype: torch.dtype = BF16) -> tuple[Tensor, Tensor]:
     return x, weight
 
 
-def chosen(library: CublasLt, *sizes: int, waves: float = 1e9) -> ChosenProduct:
-    return ChosenProduct(library, SHAPE, (BF16, BF16), {size: Algorithm(waves=waves) for size in sizes})
+def chosen(
+    library: CublasLt, *sizes: int, waves: float = 1e9, fallbacks: MatmulFallbacks | None = None
+) -> ChosenProduct:
+    return ChosenProduct(library, SHAPE, (BF16, BF16), {size: Algorithm(waves=waves) for size in sizes}, fallbacks)
 
 
 @pytest.mark.parametrize(
@@ -105,20 +117,72 @@ def test_rows_without_an_algorithm_are_pytorchs(num_rows: int) -> None:
     assert library.asked == []
 
 
-def test_rows_that_the_algorithm_does_not_take_are_pytorchs() -> None:
-    product = chosen(OnPaper(), 1152, waves=1100)
+def test_rows_that_the_algorithm_does_not_take_are_pytorchs_and_counted_once() -> None:
+    fallbacks = MatmulFallbacks()
+    product = chosen(OnPaper(), 1152, waves=1100, fallbacks=fallbacks)
     assert product.takes(*tensors(1100))
-    assert not product.takes(*tensors(1101))
+    assert fallbacks.take() == {}
+    assert not any(product.takes(*tensors(num_rows)) for num_rows in (1101, 1102, 1101))
+    assert fallbacks.take() == {MatmulFallback.ROWS_REFUSED: 2}
+
+
+def test_rows_that_the_library_cannot_even_be_asked_about_are_pytorchs() -> None:
+    fallbacks = MatmulFallbacks()
+    product = chosen(OnPaper(fails="layout"), 70, fallbacks=fallbacks)
+    assert not product.takes(*tensors(70))
+    assert fallbacks.take() == {MatmulFallback.ROWS_REFUSED: 1}
+
+
+def test_rows_that_pytorch_multiplies_no_slower_are_no_fallback() -> None:
+    fallbacks = MatmulFallbacks()
+    product = ChosenProduct(OnPaper(), SHAPE, (BF16, BF16), {70: None}, fallbacks)
+    assert not product.takes(*tensors(70))
+    assert fallbacks.take() == {}
+
+
+def test_a_launch_that_fails_is_computed_by_pytorch_counted_once_and_never_tried_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    library, fallbacks = OnPaper(fails="launch"), MatmulFallbacks()
+    product = chosen(library, 70, 71, fallbacks=fallbacks)
+    x, weight = tensors(70)
+    assert torch.equal(linear(x, weight, chosen=product), F.linear(x, weight))
+    assert "70 rows by a weight of 24 x 16: multiplied by PyTorch's algorithms (launch_failed): " in caplog.text
+    assert torch.equal(linear(x, weight, chosen=product), F.linear(x, weight))
+    assert fallbacks.take() == {MatmulFallback.LAUNCH_FAILED: 1}
+    assert len(library.launched) == 1
+    linear(*tensors(71), chosen=product)  # the other algorithm has not failed yet
+    assert len(library.launched) == 2
+
+
+class Answering(ctypes.CDLL):
+    """Every function answers that all is well."""
+
+    def __init__(self) -> None:
+        pass
+
+    def __getattr__(self, name: str) -> Callable[..., int]:
+        return lambda *_: 0
+
+
+def test_a_handle_launches_nothing_on_another_device() -> None:
+    library = CublasLt(Answering(), torch.device("cpu", 1), current_device=lambda: 0)
+    x, weight = tensors(70)
+    with pytest.raises(CublasLtError, match="the handle is of device 1, the current one is 0"):
+        library.launch(Prepared(0, 0, 0, Algorithm()), x, weight, torch.empty(70, 24, dtype=BF16))
 
 
 def test_inputs_that_it_was_not_measured_for_are_pytorchs() -> None:
-    product = chosen(OnPaper(), 70)
+    fallbacks = MatmulFallbacks()
+    product = chosen(OnPaper(), 70, fallbacks=fallbacks)
     x, weight = tensors(70)
     assert product.takes(x, weight)
     assert not product.takes(x.float(), weight)
     assert not product.takes(x.t().contiguous().t(), weight)  # columns first
     unaligned = torch.empty(70 * SHAPE[1] + 1, dtype=BF16)[1:].view(70, SHAPE[1])
     assert not product.takes(unaligned, weight)
+    assert fallbacks.take() == {MatmulFallback.UNSUITABLE_INPUT: 1}
+    assert product.takes(x, weight)
 
 
 @pytest.mark.skipif(torch.version.cuda is not None, reason="this torch ships the library")

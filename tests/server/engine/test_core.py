@@ -3,6 +3,7 @@ from collections.abc import Callable
 import pytest
 from fake_runner import Done
 
+from kernels.fused.matmul_fallback import MatmulFallback, MatmulFallbacks
 from kernels.shape import Phase
 from server.engine.core import Engine, EngineOptions
 from server.engine.messages import AttentionUse, FinishReason, SamplingParams, StepOutput, Submit, TokenDelta
@@ -252,3 +253,14 @@ def test_the_record_says_what_waits() -> None:
     record = output.record
     assert (record.step, record.num_running, record.num_waiting, record.num_waiting_tokens) == (1, 1, 1, 7)
     assert (record.num_pages_used, record.num_pages) == (1, 32)
+
+
+def test_a_step_tells_what_was_left_to_pytorchs_matmuls_since_the_one_before() -> None:
+    fallbacks = MatmulFallbacks()
+    scheduler = Scheduler(SchedulerLimits(64, 8, 32), PagePool(32, 4))
+    options = EngineOptions(100, (EOS,), seed=0)
+    subject = Engine(scheduler, CountingRunner(), options, clock=Clock(), take_fallbacks=fallbacks.take)
+    fallbacks.note(MatmulFallback.LAUNCH_FAILED, "70 rows", "for a test")
+    subject.submit(submit("a"))
+    told = [output.record.matmul_fallbacks for _ in range(2) if (output := subject.step()) is not None]
+    assert told == [{MatmulFallback.LAUNCH_FAILED: 1}, {}]

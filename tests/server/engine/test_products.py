@@ -14,9 +14,9 @@ from torch import Tensor
 from kernels.fused.chooser import Chooser
 from kernels.fused.chosen import ChosenProduct
 from kernels.fused.cublaslt import CublasLt, CublasLtError
+from kernels.fused.matmul_fallback import MatmulFallback
 from kernels.shape import Dtype
 from server.engine.limits import EngineLimits
-from server.engine.matmul_fallback import MatmulFallback
 from server.engine.messages import EngineReady, FromEngine
 from server.engine.products import choose_products
 from server.model.decoder import Decoder
@@ -134,7 +134,9 @@ def test_what_leaves_all_to_pytorch_has_a_reason_which_the_log_says_too(
 ) -> None:
     decoder = Failing(error)
     with caplog.at_level(logging.WARNING):
-        assert choose_products(decoder, LIMITS, tmp_path / "products.json", DEVICE, load=load) is reason
+        fallbacks = choose_products(decoder, LIMITS, tmp_path / "products.json", DEVICE, load=load)
+    assert fallbacks.take() == {reason: 1}
+    assert fallbacks.take() == {}
     assert f"PyTorch's algorithms ({reason.value})" in caplog.text
     assert decoder.weights.chosen_head is None
     assert not list(tmp_path.iterdir())
@@ -144,17 +146,19 @@ def test_what_was_chosen_is_no_fallback(tmp_path: Path, caplog: pytest.LogCaptur
     file = tmp_path / "products.json"
     Path(file).write_text(json.dumps({"version": 0, "algorithms": {f"{3 * SIZE} x {SIZE} {BF16} {FP32}": KEPT}}))
     decoder = Failing(None)
-    assert choose_products(decoder, LIMITS, file, DEVICE, load=Library) is None
+    assert choose_products(decoder, LIMITS, file, DEVICE, load=Library).take() == {}
     assert decoder.weights.chosen_head is not None
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
 @pytest.mark.skipif(torch.version.cuda is not None, reason="this torch ships the library")
 def test_a_torch_without_cuda_has_no_library(tmp_path: Path) -> None:
-    assert choose_products(Failing(None), LIMITS, tmp_path / "products.json", DEVICE) is MatmulFallback.LIBRARY_MISSING
+    found = choose_products(Failing(None), LIMITS, tmp_path / "products.json", DEVICE)
+    assert found.take() == {MatmulFallback.LIBRARY_MISSING: 1}
 
 
-def test_the_reason_crosses_the_socket() -> None:
-    ready = EngineReady(1, "m", 300, 100, 16, {}, None, "valid", [], 4, matmul_fallback=MatmulFallback.MEASURE_FAILED)
+def test_reasons_cross_the_socket() -> None:
+    counts = {MatmulFallback.MEASURE_FAILED: 1, MatmulFallback.DISAGREES: 3}
+    ready = EngineReady(1, "m", 300, 100, 16, {}, None, "valid", [], 4, matmul_fallbacks=counts)
     sent = msgspec.msgpack.encode(ready)
     assert msgspec.msgpack.decode(sent, type=FromEngine) == ready

@@ -67,7 +67,7 @@ def test_an_engine_that_measures_serves_attests_and_says_the_same_after_a_restar
     assert len(kept) == 1
     measured = kept[0].read_bytes()
     assert len(json.loads(measured)["algorithms"]) == 5
-    assert built.ready.matmul_fallback is None
+    assert built.ready.matmul_fallbacks == {}
     assert built.attested is not None
     assert built.attested.result != "mismatch"
     assert built.attested.quarantined == []

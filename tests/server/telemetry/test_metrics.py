@@ -7,9 +7,9 @@ import pytest
 from engine_records import READY, RECORD, use_everything
 from scraped import scraped, scraped_value
 
+from kernels.fused.matmul_fallback import MatmulFallback
 from kernels.path import Reject
 from server.engine.death import DeathCause
-from server.engine.matmul_fallback import MatmulFallback
 from server.engine.messages import Heartbeat, RequestTimes
 from server.telemetry.attention import fingerprint_digest
 from server.telemetry.metrics import Metrics
@@ -94,16 +94,18 @@ def test_kernels_compiled_before_ready_are_not_an_alarm() -> None:
     assert value(metrics, "kernel_compiles_total", after_ready="true") == 5
 
 
-def test_each_start_that_chose_no_matmuls_is_counted_by_its_reason() -> None:
+def test_what_is_left_to_pytorchs_matmuls_is_counted_by_its_reason_at_each_start_and_in_service() -> None:
     metrics = make()
     metrics.on_ready(READY)
     for reason in MatmulFallback:
         assert value(metrics, "matmul_fallback_total", reason=reason.value) == 0
     for _ in range(2):
-        metrics.on_ready(msgspec.structs.replace(READY, matmul_fallback=MatmulFallback.OUT_OF_MEMORY))
+        metrics.on_ready(msgspec.structs.replace(READY, matmul_fallbacks={MatmulFallback.OUT_OF_MEMORY: 1}))
         metrics.on_death("exited")
     metrics.on_ready(READY)
+    metrics.on_step(msgspec.structs.replace(RECORD, matmul_fallbacks={MatmulFallback.ROWS_REFUSED: 3}))
     assert value(metrics, "matmul_fallback_total", reason="out_of_memory") == 2
+    assert value(metrics, "matmul_fallback_total", reason="rows_refused") == 3
     assert value(metrics, "matmul_fallback_total", reason="library_missing") == 0
 
 
