@@ -68,6 +68,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--fa3-page-sizes", nargs="+", type=count, metavar="N", help="FlashAttention 3 over pages of these too"
     )
     add_ceiling_arguments(parser)
+    parser.add_argument(
+        "--compile-jobs", type=count, default=1, metavar="N", help="processes that first compile what will be launched"
+    )
     parser.add_argument("--budget", type=positive, metavar="SECONDS", help="of timing, for each contender of a case")
     parser.add_argument("--time-limit", type=positive, metavar="SECONDS", help="start no case after that")
     parser.add_argument("--out-dir", type=Path, metavar="DIR", default=Path("docs/benchmarks"))
@@ -106,6 +109,7 @@ def _run(args: argparse.Namespace) -> int:
 
     from kernels.catalog import PATHS
     from kernels.device import read_fingerprint
+    from qualification.bench.ahead import compile_ahead
     from qualification.bench.run import Bench, contenders_of
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -114,19 +118,16 @@ def _run(args: argparse.Namespace) -> int:
     peers = _chosen(found, args.peers, lambda peer: peer.name, known=missing)
     paths = _chosen(PATHS, args.paths, lambda path: path.name)
     ceilings = ceilings_of(args, device, parts[0].sweep.dtype, fingerprint)
-    budget_s = args.budget or (_QUICK_BUDGET_S if args.quick else None)
     _say(f"on {fingerprint}")
+    if args.compile_jobs > 1:
+        names, cases = [path.name for path in paths], [case for _, cases in new_cases(parts) for case in cases]
+        _say(compile_ahead(cases, names, device, num_processes=args.compile_jobs, seed=_SEED))
     head = {
-        "command": shlex.join(["hallmark", *sys.argv[1:]]),
-        "at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": commit_of_code(),
+        **_head(peers, missing),
         "machine": machine_of(fingerprint, device),
-        "peers": {peer.name: peer.version for peer in peers},
-        "missing_peers": missing,
         "ceilings": None if ceilings is None else asdict(ceilings),
-        "seed": _SEED,
     }
-    bench = Bench(device, ceilings, seed=_SEED, budget_s=budget_s)
+    bench = Bench(device, ceilings, seed=_SEED, budget_s=args.budget or (_QUICK_BUDGET_S if args.quick else None))
     contenders = contenders_of(paths, peers, fingerprint)
     name = args.name or f"attention-{slug(fingerprint.gpu)}"
     outcome = _measure(parts, contenders, bench, args.time_limit, lambda found: write(args.out_dir, name, head, found))
@@ -137,6 +138,17 @@ def _run(args: argparse.Namespace) -> int:
     if outcome.lost is not None:
         return 3
     return int(any(not row.is_right for row in outcome.rows if not row.is_peer))
+
+
+def _head(peers: "Sequence[Peer]", missing: Mapping[str, str]) -> dict[str, object]:
+    return {
+        "command": shlex.join(["hallmark", *sys.argv[1:]]),
+        "at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": commit_of_code(),
+        "peers": {peer.name: peer.version for peer in peers},
+        "missing_peers": missing,
+        "seed": _SEED,
+    }
 
 
 def _measure(

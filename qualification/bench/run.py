@@ -25,7 +25,7 @@ from qualification.timing import time_together
 logger = logging.getLogger(__name__)
 
 # What a kernel or a peer's library raises that cannot compute, compile or launch: a reason to be absent.
-_CONTENDER_ERRORS = (RuntimeError, ValueError, TypeError, AssertionError, LookupError, ArithmeticError, TritonError)
+CONTENDER_ERRORS = (RuntimeError, ValueError, TypeError, AssertionError, LookupError, ArithmeticError, TritonError)
 _MAX_REASON = 300  # characters
 
 
@@ -120,7 +120,7 @@ def measure_case(
             measured.append(_measure(contender, inputs, reference, bench))
         except Unavailable as unavailable:
             absent.append(Absence(case, contender.name, str(unavailable)))
-        except _CONTENDER_ERRORS as error:
+        except CONTENDER_ERRORS as error:
             _release(contender.name, bench.device, error)
             logger.warning("%s cannot compute %s: %s", contender.name, case, _line(error))
             absent.append(Absence(case, contender.name, _line(error)))

@@ -2,7 +2,11 @@
 
 from fnmatch import fnmatchcase
 
+import torch
+
 from kernels.shape import Dtype, Phase
+from qualification.bench.ahead import compile_ahead, groups_of
+from qualification.bench.cases import cases_of, quick_sweep
 from qualification.bench.suite import FA3_PAGE_SIZES, full_suite, new_cases
 
 SUITE = full_suite(Dtype.BF16)
@@ -32,3 +36,16 @@ def test_batches_of_decode_have_no_gap() -> None:
     cases = [case for case in CASES if case.shape.phase is Phase.DECODE and case.shape.head_dim == 128]
     plain = [case for case in cases if case.keys[0] == 4096 and case.queries[0] == 1 and case.is_equal_lengths]
     assert {len(case.keys) for case in plain} == {*range(1, 65), 256}
+
+
+def test_kernels_are_compiled_by_processes_that_share_none() -> None:
+    groups = groups_of(CASES)
+    assert sum(map(len, groups)) == sum(case.num_bytes <= 2**31 for case in CASES)
+    for group in groups:
+        assert len({(case.shape.phase, case.shape.head_dim, case.shape.window is None) for case in group}) == 1
+
+
+def test_a_process_that_compiles_calls_every_path_on_its_cases() -> None:
+    cases = cases_of(quick_sweep(Dtype.FP32))
+    said = compile_ahead(cases, ["sdpa.cpu"], torch.device("cpu"), num_processes=1, seed=0)
+    assert said == f"compiled ahead in 1 processes, {len(cases)} calls"
