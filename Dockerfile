@@ -36,10 +36,12 @@ RUN apt-get update \
 COPY --from=build /opt/hallmark /opt/hallmark
 # The cache is the only place written to (evidence, compiled kernels, downloads, temporary files), so the root file system
 # can be read-only: --read-only -v hallmark-cache:/var/cache/hallmark
+# USER: torch asks for the user's name when it is imported, and ends the engine where a number has none.
 ENV PATH=/opt/hallmark/bin:$PATH \
     PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1 \
     HOME=/var/cache/hallmark \
+    USER=hallmark \
     TMPDIR=/var/cache/hallmark \
     TRITON_CACHE_DIR=/var/cache/hallmark/triton \
     HALLMARK_CACHE_DIR=/var/cache/hallmark/evidence \
@@ -64,7 +66,8 @@ ENV TRITON_CACHE_DIR=/opt/hallmark/triton
 USER 10001:10001
 
 FROM base AS runtime
-# gcc and the C headers: triton compiles the launcher of each kernel with a C compiler at run time.
+# gcc and the C headers: triton compiles the launcher of each kernel with a C compiler at run time. Python's own headers
+# come with the base image.
 # hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends gcc libc6-dev \

@@ -55,6 +55,12 @@ def test_the_lock_holds_a_version_that_the_project_admits(requirement: Requireme
     assert requirement.specifier.contains(locked_versions()[requirement.name])
 
 
+def test_a_user_without_an_entry_in_passwd_has_a_name_all_the_same() -> None:
+    """getpass looks there first; torch 2.11 asks it when torch._dynamo is imported, which raised KeyError."""
+    assert re.search(r"^USER \d+:\d+$", DOCKERFILE, re.MULTILINE)
+    assert re.search(r"^ +USER=\w+ \\$", DOCKERFILE, re.MULTILINE)
+
+
 def test_the_lock_holds_the_versions_that_the_kernels_are_proven_on() -> None:
     versions = locked_versions()
     assert (versions["torch"], versions["triton"]) == ("2.11.0", "3.6.0")
