@@ -3,32 +3,40 @@
 python tests/e2e/canary_rows.py --out docs/benchmarks/canary-nvidia-h200.json [--matrix DIR]
 
 Two servers of some layers of Llama-3.1-8B with the demo's vocabulary and dummy weights; on a CPU the demo model. The
-second one is the same build, but before each step with a prompt of one bucket its engine waits for 0.3 of what such a
-prompt takes. Rows of the same runs in FILE are replaced, others stay. Exits with 1 when a verdict is not what it must
-be. Numerics by a real model's sizes of weights, and a window off by one: `test_canary_gpu.py`.
+second one is the same build, but before each step with a prompt of one bucket its engine waits, so long that the first
+token of such a prompt takes 1.3 times as long; what it takes with the wait and without is measured, and said. Rows of
+the same runs in FILE are replaced, others stay. Exits with 1 when a verdict is not what it must be. Numerics by a real
+model's sizes of weights, and a window off by one: `test_canary_gpu.py`.
 """
 
 import argparse
 import json
 import os
+import re
 import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from contextlib import ExitStack
+from collections.abc import Mapping
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import httpx
 import torch
 from planted_servers import HALLMARK
 from running_server import DEMO, ROOT, Server, free_port, running
 
+from qualification.load.client import LoadClient
+from qualification.load.discovery import discover
+from qualification.load.trace import Seed, stratified
+
 SLOWDOWN = 1.3
+_VOCAB_SIZE, _OUTPUT_TOKENS = 4000, 16  # of what is sent to find the wait; the latter as the canary has it
+_ROUNDS, _EACH = 4, 12  # of prompts with the wait and without, before it is set anew
 LLAMA_8B = {
     "hidden_size": 4096,
     "intermediate_size": 14336,
@@ -79,12 +87,17 @@ GPU = Trace((96, 384, 1536), ("le_128", "le_512", "le_2k"), range(513, 2049), "l
 CPU = Trace((32, 160), ("le_128", "le_512"), range(129, 513), "le_512", ("--utilization", "0.5", "--noise-ms", "20"))
 
 
-def model_folder(folder: Path, layers: int) -> Path:
-    """The demo's tokenizer beside the 8B's config.json; no weights."""
+def model_folder(folder: Path, changes: Mapping[str, object]) -> Path:
+    """The demo's tokenizer beside another config.json; no weights."""
     shutil.copytree(DEMO, folder, ignore=shutil.ignore_patterns("*.safetensors", "*.py", "__pycache__"))
-    config = json.loads((folder / "config.json").read_text()) | LLAMA_8B | {"num_hidden_layers": layers}
+    config = json.loads((folder / "config.json").read_text()) | dict(changes)
     (folder / "config.json").write_text(json.dumps(config))
     return folder
+
+
+def folder_of(place: Path, layers: int) -> Path:
+    """Some layers of Llama-3.1-8B."""
+    return model_folder(place, LLAMA_8B | {"num_hidden_layers": layers})
 
 
 def started(stack: ExitStack, folder: Path, flags: list[str], site: str | None = None) -> Server:
@@ -100,22 +113,64 @@ def started(stack: ExitStack, folder: Path, flags: list[str], site: str | None =
     return stack.enter_context(running(program, port, folder / "log", environ))
 
 
-def prompt_s(server: Server, num_tokens: int) -> float:
-    """Median seconds of a prompt of fresh tokens and one more."""
-    samples = []
-    with httpx.Client(timeout=60) as client:  # one for all: to make one takes 20 ms, twice such a prompt
-        for n in range(7):
-            prompt = [10 + (n * 131 + i * 7) % 3000 for i in range(num_tokens)]
-            began = time.perf_counter()
-            body = {"model": "canary", "prompt": prompt, "max_tokens": 1}
-            client.post(f"{server.url}/v1/completions", json=body).raise_for_status()
-            samples.append(time.perf_counter() - began)
-    return statistics.median(samples[2:])
+class FirstTokens:
+    """Times to the first token of fresh prompts of one length, by the canary's own client, as rarely as it sends."""
+
+    def __init__(self, server: Server, num_tokens: int) -> None:
+        self._client = LoadClient(discover(server.url)[0])
+        self._num_tokens = num_tokens
+        self._num_sent = 0
+        warm = self._client.run_in_turn(self._requests(1e9)).samples
+        spans = [it.read_at[-1] for it in warm if it.read_at]
+        self._rate = 0.3 / statistics.median(spans)
+
+    def median_s(self) -> float:
+        samples = self._client.run(self._requests(self._rate)).samples
+        return statistics.median(it.ttft_s for it in samples if it.ttft_s is not None)
+
+    def close(self) -> None:
+        self._client.close()
+
+    def _requests(self, rate: float) -> list[Any]:
+        self._num_sent += 1
+        seed = Seed("wait", str(self._num_sent), _VOCAB_SIZE)
+        return stratified(seed, rate=rate, lengths=(self._num_tokens,), num_each=_EACH, num_output=_OUTPUT_TOKENS)
+
+
+def set_wait(slow: Server, file: Path, num_tokens: int) -> dict[str, float]:
+    """Write into `file` what makes the first token `SLOWDOWN` times as late, and say what it does.
+
+    A sleep is longer than it is told, and the engine looks for work another while: so the wait is set by its effect.
+    """
+    with closing(FirstTokens(slow, num_tokens)) as first_tokens:
+        wait_s, found = 0.0, {}
+        for _ in range(_ROUNDS):
+            file.unlink(missing_ok=True)
+            bare_s = first_tokens.median_s()
+            wait_s = wait_s or (SLOWDOWN - 1) * bare_s
+            file.write_text(str(wait_s))
+            factor = first_tokens.median_s() / bare_s
+            found = {"bare_ms": 1e3 * bare_s, "wait_ms": 1e3 * wait_s, "factor": factor}
+            found = {name: round(value, 3) for name, value in found.items()}
+            print(f"first token of {num_tokens}: {found}", flush=True)
+            if abs(factor - SLOWDOWN) < 0.01:
+                break
+            wait_s *= (SLOWDOWN - 1) / max(factor - 1, 0.05)
+    return found
 
 
 def canary(candidate: Server, baseline: Server, trace: Trace, folder: Path, *flags: str) -> dict[str, Any]:
     """Its verdicts as a row, shown as they come."""
-    lengths = ["--lengths", *map(str, trace.lengths), "--vocab-size", "4000", "--samples", "20", "--looks", "2"]
+    lengths = [
+        "--lengths",
+        *map(str, trace.lengths),
+        "--vocab-size",
+        str(_VOCAB_SIZE),
+        "--samples",
+        "20",
+        "--looks",
+        "2",
+    ]
     command = [*HALLMARK, "canary", "--url", candidate.url, "--baseline", baseline.url, *lengths, *trace.flags, *flags]
     at, began = datetime.now(UTC).isoformat(timespec="seconds"), time.perf_counter()
     done = subprocess.run([*command, "--out-dir", str(folder)], cwd=ROOT, check=False)
@@ -131,10 +186,14 @@ def outcomes(row: dict[str, Any]) -> dict[str, str]:
 
 
 def write(out: Path, machine: dict[str, Any], command: str, rows: list[dict[str, Any]]) -> None:
-    """A line a run, so that a diff shows which are new."""
+    """A line a run, so that a diff shows which are new; of a slowdown the latest, whatever its factor."""
+
+    def kind(row: dict[str, Any]) -> str:
+        return re.sub(r"[\d.]+x", "", row["run"])
+
     older = json.loads(out.read_text())["runs"] if out.exists() else []
-    names = {row["run"] for row in rows}
-    lines = [json.dumps(row) for row in [*(row for row in older if row["run"] not in names), *rows]]
+    kinds = {kind(row) for row in rows}
+    lines = [json.dumps(row) for row in [*(row for row in older if kind(row) not in kinds), *rows]]
     head = f'"command": {json.dumps(command)},\n"machine": {json.dumps(machine)}'
     out.write_text(f'{{\n{head},\n"runs": [\n' + ",\n".join(lines) + "\n]\n}\n")
 
@@ -148,12 +207,11 @@ def itself(right: Server, trace: Trace, place: Path, what: str) -> tuple[bool, d
 
 def slower(right: Server, slow: Server, trace: Trace, place: Path, what: str) -> tuple[bool, dict[str, Any]]:
     """Whether the slower build fails in its bucket, and in no other; and the row."""
-    wait_s = (SLOWDOWN - 1) * prompt_s(right, trace.slowed_length)
-    (place / "slow" / "wait").write_text(str(wait_s))
+    planted = set_wait(slow, place / "slow" / "wait", trace.slowed_length)
     row = canary(slow, right, trace, place / "slower")
     expected = dict.fromkeys(trace.buckets, "pass") | {trace.slowed_bucket: "fail"}
     name = f"prefill of {trace.slowed_bucket} made {SLOWDOWN}x slower, {what}"
-    return row["exit_code"] == 2 and outcomes(row) == expected, {"run": name, "wait_ms": round(wait_s * 1e3, 3), **row}
+    return row["exit_code"] == 2 and outcomes(row) == expected, {"run": name, **planted, **row}
 
 
 def main() -> int:
@@ -171,7 +229,7 @@ def main() -> int:
         flags += ["--max-num-seqs", "16", "--kv-cache-tokens", "65536", "--attestation-interval-s", "0"]
         flags += ["--matrix", str(arguments.matrix.resolve())] if arguments.matrix else []
         if is_cuda:
-            flags += ["--model", str(model_folder(place / "model", arguments.layers)), "--load-format", "dummy"]
+            flags += ["--model", str(folder_of(place / "model", arguments.layers)), "--load-format", "dummy"]
         site = SITE.format(lo=trace.slowed.start, hi=trace.slowed.stop)
         right, slow = (started(stack, place / it, flags, site if it == "slow" else None) for it in ("right", "slow"))
         for server in (right, slow):

@@ -6,7 +6,6 @@ attention computes. Both servers are there all the time: 14 GB of weights and 8 
 """
 
 import json
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from canary_rows import model_folder
 from holding_proxy import holding
 from running_server import DEMO, Server, StartServer
 from safetensors.torch import save_file
@@ -41,14 +41,6 @@ REFUSAL = "refuses to serve"
 # So that each bucket is decided in some 65 s a run: by simulation 97 of 100 are, with the times of one H200.
 TRACE = ("--vocab-size", "4000", "--lengths", "96", "384", "1536", "--samples", "20", "--looks", "2", "--noise-ms", "1")
 TIMED = BUCKETS[:3]
-
-
-def model_folder(folder: Path, window: int) -> Path:
-    """The demo's tokenizer beside another config.json; no weights yet."""
-    shutil.copytree(DEMO, folder, ignore=shutil.ignore_patterns("*.safetensors", "*.py", "__pycache__"))
-    config = json.loads((folder / "config.json").read_text()) | CONFIG | {"sliding_window": window}
-    (folder / "config.json").write_text(json.dumps(config))
-    return folder
 
 
 def write_weights(folder: Path) -> None:
@@ -98,7 +90,8 @@ def qualifying(folder: Path, matrices: Path) -> subprocess.Popen[str]:
 def servers(start_server: StartServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Server]]:
     """(window as it should be, one key short), under `refuse`, both ready."""
     place = tmp_path_factory.mktemp("canary")
-    folders = [model_folder(place / f"window{window}", window) for window in (WINDOW, WINDOW - 1)]
+    windows = (WINDOW, WINDOW - 1)
+    folders = [model_folder(place / f"window{it}", CONFIG | {"sliding_window": it}) for it in windows]
     runs = [qualifying(folder, place / "matrices") for folder in folders]
     write_weights(folders[0])
     for file in folders[0].glob("*.safetensors*"):
