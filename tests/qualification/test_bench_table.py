@@ -127,6 +127,16 @@ def test_mixed_lengths_and_single_points_are_not_drawn() -> None:
     assert charts([*mixed, row(prefill(512), "ours")]) == {}
 
 
+def test_many_batches_of_one_context_make_a_chart_with_ticks_that_do_not_overlap() -> None:
+    drawn = charts([row(decode(64, batch=n), "ours") for n in range(1, 20)])
+    assert list(drawn) == ["decode-fp32-d64-h4x2-context64"]
+    chart = drawn["decode-fp32-d64-h4x2-context64"]
+    assert "sequences" in chart
+    assert chart.count("<circle") == 19 + 2  # two in the legend
+    assert ">16<" in chart
+    assert ">17<" not in chart
+
+
 def test_larger_values_are_drawn_higher_and_inside_the_chart() -> None:
     line = Line("a < b", ((512, 100.0), (1024, 450.0), (2048, 700.0)), "#000000", False)
     root = ElementTree.fromstring(svg("title", "x", "y", [line]))
