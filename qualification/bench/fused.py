@@ -5,15 +5,17 @@ number: as in a decode step, weights come from memory, and a launch may overlap 
 """
 
 import argparse
+import gc
 import json
 import shlex
 import statistics
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from random import Random
 from typing import TypeVar
 
 import torch
@@ -26,13 +28,14 @@ from kernels.fused.matmul import linear, linear_swiglu
 from kernels.fused.norm import add_rms_norm, add_rms_norm_torch
 from kernels.fused.penalties import RowPenalties
 from kernels.fused.sampling import RowSampling, SamplingTensors, draw_torch, greedy, sample, sampling_tensors
-from qualification.bench.measure import gpu_settings
+from qualification.bench.machine import commit_of_code, machine_of
 
 _COLD_BYTES = 400 * 2**20  # of distinct inputs: eight times an H200's L2
 _VOCAB = 128_256
 _GPU = torch.device("cuda")
 Item = TypeVar("Item")
-_PENALTIES = RowPenalties(range(500), range(300), repetition=1.1, presence=0.2, frequency=0.3)
+_TOKENS = Random(0).choices(range(_VOCAB), k=800)  # a history: 500 tokens of a prompt, 300 of the output
+_PENALTIES = RowPenalties(_TOKENS[:500], _TOKENS[500:], repetition=1.1, presence=0.2, frequency=0.3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,7 @@ SAMPLING = {
     "temperature": RowSampling(1.0),
     "top-k 50, top-p 0.9": RowSampling(0.8, top_k=50, top_p=0.9),
     "top-p 0.95": RowSampling(top_p=0.95),
+    "top-k 1000": RowSampling(top_k=1000),
     "min-p 0.05": RowSampling(min_p=0.05),
     "penalties, top-k 50, top-p 0.9": RowSampling(0.8, top_k=50, top_p=0.9, penalties=_PENALTIES),
 }
@@ -174,19 +178,26 @@ def main() -> None:
     parser.add_argument("--sampling-batches", type=int, nargs="+", default=[1, 8, 32, 128, 256])
     args = parser.parse_args()
     torch.manual_seed(0)
+    gc.freeze()  # every capture collects garbage first, which takes as long as there are objects of imports to look at
     fingerprint = read_fingerprint(_GPU)
-    rows = list(elementwise_rows(8192, 4096))
-    rows += sampling_rows(args.sampling_batches)
-    for model in MODELS:
-        rows += matmul_rows(model, args.batches)
     head = {
         "command": shlex.join(["python", "-m", "qualification.bench.fused", *sys.argv[1:]]),
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": {**asdict(fingerprint), "device": fingerprint.device.value, **gpu_settings(_GPU)},
+        "commit": commit_of_code(),
+        "machine": machine_of(fingerprint, _GPU),
     }
+    groups = [elementwise_rows(8192, 4096), sampling_rows(args.sampling_batches)]
+    rows: list[dict[str, object]] = []
+    for group in [*groups, *(matmul_rows(model, args.batches) for model in MODELS)]:
+        for found in group:
+            print(json.dumps(found), flush=True)
+            rows.append(found)
+        args.out.write_text(_as_text(head, rows))  # after each group: whoever ends the run keeps what there is
+
+
+def _as_text(head: Mapping[str, object], rows: Sequence[dict[str, object]]) -> str:
     lines = ",\n  ".join(json.dumps(found) for found in rows)
-    args.out.write_text(f'{json.dumps(head, indent=1)[:-2]},\n "rows": [\n  {lines}\n ]\n}}\n')
-    print("\n".join(json.dumps(found) for found in rows))
+    return f'{json.dumps(head, indent=1)[:-2]},\n "rows": [\n  {lines}\n ]\n}}\n'
 
 
 if __name__ == "__main__":
