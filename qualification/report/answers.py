@@ -1,6 +1,7 @@
 """The five questions of a design review, answered from evidence. No torch."""
 
 import math
+import statistics
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -8,6 +9,7 @@ from dataclasses import dataclass
 from kernels.path import Tier
 from kernels.shape import AttentionShape, Phase
 from qualification.choice import choice_of, tier_of, time_of
+from qualification.difference import SPEED_TOLERANCE
 from qualification.evidence import Evidence
 from qualification.full_model import Attention, FullModel
 from qualification.report.views import ModelView
@@ -85,6 +87,18 @@ def model_gains(models: Sequence[FullModel]) -> list[ModelGain]:
         for it in model.timings
         if it.attention is Attention.PLAN
     ]
+
+
+def where_gained(gains: Sequence[ModelGain]) -> str:
+    """The answer for whole forward passes in words; empty where none was timed by the fallback too."""
+    found: dict[str, list[float]] = {}
+    for it in gains:
+        if it.gain is not None:
+            found.setdefault(it.phase, []).append(it.gain)
+    gaining = [phase for phase, each in found.items() if statistics.geometric_mean(each) > 1 + SPEED_TOLERANCE]
+    where = "In both" if len(gaining) > 1 else f"In {gaining[0]} alone" if gaining else "In neither"
+    ranges = ", ".join(f"{phase} {min(each):.2f} to {max(each):.2f} times" for phase, each in found.items())
+    return f"{where}: {ranges}." if found else ""
 
 
 def statuses(model: ModelView) -> Counter[str]:

@@ -14,7 +14,7 @@ from qualification.bench.plot import Line, svg
 from qualification.bench.serve_report import ratios, ratios_table
 from qualification.difference import SPEED_TOLERANCE
 from qualification.evidence import SUITE, Evidence, strain
-from qualification.report.answers import Serving, model_gains, phase_gains, servings, statuses
+from qualification.report.answers import Serving, model_gains, phase_gains, servings, statuses, where_gained
 from qualification.report.roofline import roofline
 from qualification.report.sources import BenchFile, Sources
 from qualification.report.views import HeatRow, ModelView, Roofs, roofs_of
@@ -89,6 +89,7 @@ def _answers(sources: Sources) -> dict[str, Any]:
         counts += statuses(model)
     all_servings = [serving for model in models for serving in servings(model) if serving.next_ratio is not None]
     checks = [pair for model in models for pair in model.worst_checks()]
+    whole = model_gains(sources.gains)
     nearest: dict[str, Any] = {}
     for where, check in sorted(checks, key=lambda pair: -strain(pair[1].measured, pair[1].limit)):
         nearest.setdefault(check.name, (where, check))
@@ -98,7 +99,8 @@ def _answers(sources: Sources) -> dict[str, Any]:
         "slowest": max(all_servings, key=lambda serving: serving.next_ratio or 0, default=None),
         "worst": list(nearest.values()),
         "gains": phase_gains(models),
-        "model_gains": model_gains(sources.gains),
+        "model_gains": whole,
+        "where_gained": where_gained(whole),
         "speed_tolerance": SPEED_TOLERANCE,
     }
 

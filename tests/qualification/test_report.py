@@ -19,7 +19,7 @@ from kernels.shape import Phase
 from qualification.evidence import SUITE, Evidence
 from qualification.full_model import Attention, FullModel, ModelTiming
 from qualification.matrix import save_matrix
-from qualification.report.answers import model_gains, phase_gains, servings, statuses
+from qualification.report.answers import model_gains, phase_gains, servings, statuses, where_gained
 from qualification.report.page import render
 from qualification.report.roofline import roofline
 from qualification.report.sources import ReportError, gather
@@ -121,6 +121,23 @@ def test_a_models_gain_is_not_its_kernels_gain() -> None:
     short, long = model_gains([FullModel("tiny", "2026-11-21", 2, (timing, slower, alone))])
     assert (short.tokens, short.plan_ms, short.attention_ms, short.gain) == (512, 10.0, 2.0, 1.5)
     assert (long.tokens, long.fallback_ms, long.gain) == (2048, None, None)
+
+
+@pytest.mark.parametrize(
+    ("decode_ms", "answer"),
+    [
+        (30.0, "In both: prefill 1.50 to 1.50 times, decode 3.00 to 3.00 times."),
+        (10.2, "In prefill alone: prefill 1.50 to 1.50 times, decode 1.02 to 1.02 times."),
+    ],
+)
+def test_the_answer_names_the_phases_in_which_a_whole_model_gains(decode_ms: float, answer: str) -> None:
+    prefill = ModelTiming(Phase.PREFILL, 512, 1, Attention.PLAN, ("triton.prefill",), 10.0, 0.01, 9, 2.0)
+    decode = replace(prefill, phase=Phase.DECODE)
+    slower = replace(prefill, attention=Attention.FALLBACK, p50_ms=15.0)
+    slow_decode = replace(decode, attention=Attention.FALLBACK, p50_ms=decode_ms)
+    timed = FullModel("tiny", "2026-11-21", 2, (prefill, decode, slower, slow_decode))
+    assert where_gained(model_gains([timed])) == answer
+    assert where_gained(model_gains([replace(timed, timings=(prefill, decode))])) == ""
 
 
 def test_the_roofs_are_the_most_that_any_floor_allows() -> None:
