@@ -18,7 +18,7 @@ from qualification.compile_ahead import compiling_ahead
 from qualification.evidence import Check, Evidence, Timing
 from qualification.inputs import Case, cases, long_case, longest_lengths
 from qualification.profile import Seen, calls_seen, temporary_bytes
-from qualification.references import References
+from qualification.references import References, Shelf
 from qualification.timing import time_call
 from qualification.wrong import passed_wrongly
 
@@ -27,6 +27,7 @@ logger = logging.getLogger(__name__)
 # What a kernel raises that cannot compute, or cannot be compiled or launched; it is evidence, not our own failure.
 KERNEL_ERRORS = (RuntimeError, ValueError, TypeError, AssertionError, LookupError, ArithmeticError, TritonError)
 _DECODE_SEQUENCES = {"cpu": 2, "cuda": 8}  # in the timed batch
+_KEPT_BYTES_CPU = 2**28  # of references
 _MAX_DETAIL = 300  # characters of an error kept in evidence
 
 Progress = Callable[[int, int, str], None]  # done, total, what is next
@@ -99,17 +100,26 @@ def qualify(
         if passed:
             raise QualificationAborted(f"the checker failed its own trial, so it proves nothing: {passed}")
         wait(lambda what: progress(0, len(pairs), what))
-    latest, references = None, References()
+    last = {shape: index for index, (shape, _) in enumerate(pairs)}
+    shelf, references = Shelf(_most_kept_bytes(bench.device)), References()
     for done, (shape, path) in enumerate(pairs):
         progress(done, len(pairs), f"{path.name}: {shape}")
+        latest = pairs[done - 1][0] if done else None
         if shape != latest:
-            latest, references = shape, References()
+            if latest is not None and last[latest] > done:
+                shelf.put(latest, references)
+            references = shelf.take(shape)
         try:
             on_evidence(qualify_path(shape, path, bench, references))
         except DeviceLost as lost:
             on_evidence(_evidence(shape, path, bench, failure=f"DeviceLost: {lost}"[:_MAX_DETAIL]))
             raise
     progress(len(pairs), len(pairs), "done")
+
+
+def _most_kept_bytes(device: torch.device) -> int:
+    """For references: a fifth of the GPU's free memory holds all of twelve models on an H200."""
+    return torch.cuda.mem_get_info(device)[0] // 5 if device.type == "cuda" else _KEPT_BYTES_CPU
 
 
 def qualify_path(

@@ -5,7 +5,10 @@ The fp32 attention of every row of 8k queries over 128k keys takes an H200 longe
 
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from kernels.attention.compare import Reference, reference_of
+from kernels.shape import AttentionShape
 from qualification.inputs import Case
 from qualification.rows import RowReference, row_reference
 
@@ -14,6 +17,12 @@ from qualification.rows import RowReference, row_reference
 class CaseReference:
     drawn: Reference  # of `case.rows`
     rows: RowReference | None  # where inputs are of unit variance
+
+    @property
+    def num_bytes(self) -> int:
+        tensors: list[Tensor] = [self.drawn.truth, self.drawn.naive]
+        tensors += [] if self.rows is None else [self.rows.truth]
+        return sum(tensor.nbytes for tensor in tensors)
 
 
 class References:
@@ -28,3 +37,29 @@ class References:
             drawn = reference_of(case.q, case.k, case.v, case.batch, case.flags, rows=case.rows)
             self._known[key] = CaseReference(drawn, row_reference(case) if case.is_unit_variance else None)
         return self._known[key]
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(it.num_bytes for it in self._known.values())
+
+
+class Shelf:
+    """References of shapes that come again: the first tier of every shape is measured before any fallback."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self._left_bytes = most_bytes
+        self._kept: dict[AttentionShape, References] = {}
+
+    def put(self, shape: AttentionShape, references: References) -> None:
+        """Keep them, where there is room."""
+        if references.num_bytes <= self._left_bytes:
+            self._left_bytes -= references.num_bytes
+            self._kept[shape] = references
+
+    def take(self, shape: AttentionShape) -> References:
+        """Those that were kept, which are not any more; else new ones."""
+        found = self._kept.pop(shape, None)
+        if found is None:
+            return References()
+        self._left_bytes += found.num_bytes
+        return found

@@ -1,0 +1,38 @@
+"""References of a shape that comes again are kept, within a bound."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from qualification_fakes import DECODE, SHAPE
+
+from qualification.inputs import cases
+from qualification.references import References, Shelf
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def references() -> References:
+    """Of a first case."""
+    found = References()
+    found.of(next(cases(replace(SHAPE, num_heads=2, num_kv_heads=1, head_dim=16), CPU, seed=0)))
+    return found
+
+
+def test_what_was_put_on_the_shelf_is_taken_off_it_once(references: References) -> None:
+    shelf = Shelf(references.num_bytes)
+    shelf.put(SHAPE, references)
+    assert shelf.take(DECODE) is not references
+    assert shelf.take(SHAPE) is references
+    assert shelf.take(SHAPE).num_bytes == 0
+
+
+def test_a_full_shelf_takes_no_more_until_something_is_taken_off_it(references: References) -> None:
+    shelf = Shelf(2 * references.num_bytes - 1)
+    shelf.put(SHAPE, references)
+    shelf.put(DECODE, references)
+    assert shelf.take(DECODE) is not references
+    shelf.take(SHAPE)
+    shelf.put(DECODE, references)
+    assert shelf.take(DECODE) is references
