@@ -35,8 +35,8 @@ from qualification.load.discovery import discover
 from qualification.load.trace import Seed, stratified
 
 SLOWDOWN = 1.3
-_VOCAB_SIZE, _OUTPUT_TOKENS = 4000, 16  # of what is sent to find the wait; the latter as the canary has it
-_ROUNDS, _EACH = 4, 12  # of prompts with the wait and without, before it is set anew
+_VOCAB_SIZE, _OUTPUT_TOKENS = 4000, 4  # of what is sent to find the wait
+_ROUNDS, _EACH = 4, 24  # of prompts without the wait and with it, before it is set anew
 LLAMA_8B = {
     "hidden_size": 4096,
     "intermediate_size": 14336,
@@ -153,7 +153,7 @@ def set_wait(slow: Server, file: Path, num_tokens: int) -> dict[str, float]:
             found = {"bare_ms": 1e3 * bare_s, "wait_ms": 1e3 * wait_s, "factor": factor}
             found = {name: round(value, 3) for name, value in found.items()}
             print(f"first token of {num_tokens}: {found}", flush=True)
-            if abs(factor - SLOWDOWN) < 0.01:
+            if abs(factor - SLOWDOWN) < 0.02:
                 break
             wait_s *= (SLOWDOWN - 1) / max(factor - 1, 0.05)
     return found
