@@ -253,6 +253,7 @@ def test_queries_without_any_key_give_zero() -> None:
     assert attend(q, k, v, packed([70], [0]), AttentionFlags(0.1)).abs().max() == 0
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 def test_nothing_waits_for_the_device() -> None:
     q, k, v = tensors(LENGTHS, None, 8, 2, 128)
     batch, flags = packed(LENGTHS), AttentionFlags(0.1)

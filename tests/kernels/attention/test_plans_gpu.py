@@ -9,6 +9,7 @@ from attention_inputs import Inputs, attend, packed, paged
 from kernels.attention.batch import AttentionFlags
 from kernels.attention.gluon_extend import run_extend
 from kernels.attention.gluon_prefill_launch import run_prefill
+from kernels.attention.gluon_variants import LONG, variant_of
 from kernels.path import RunAttention
 
 pytestmark = pytest.mark.gpu
@@ -25,7 +26,9 @@ def _hopper() -> None:
 
 
 def prompts(lengths: list[int], dim: int = 128, heads: tuple[int, int] = (8, 2)) -> Inputs:
-    return packed(lengths, CUDA, heads=heads, head_dim=dim, dtype=BF16)
+    """Whose queries and keys share their offsets, as those of the engine do."""
+    inputs = packed(lengths, CUDA, heads=heads, head_dim=dim, dtype=BF16)
+    return replace(inputs, batch=replace(inputs.batch, cu_seqlens_k=inputs.batch.cu_seqlens_q))
 
 
 def chunks(queries: list[int], contexts: list[int]) -> Inputs:
@@ -35,7 +38,7 @@ def chunks(queries: list[int], contexts: list[int]) -> Inputs:
 CASES = {
     "prompt of fewer tiles than multiprocessors": (run_prefill, prompts, ([100],)),
     "prompts of many tiles": (run_prefill, prompts, ([3000, 0, 1, 2048, 129],)),
-    "three consumers": (run_prefill, prompts, ([4000, 100], 64)),
+    "three consumers": (run_prefill, prompts, ([LONG + 9, 100], 64)),
     "one tile a multiprocessor": (run_prefill, prompts, ([128], 128, (132, 132))),
     "chunk": (run_extend, chunks, ([100], [300])),
     "chunks in parts": (run_extend, chunks, ([100, 3], [9000, 30_000])),
@@ -47,6 +50,8 @@ CASES = {
 def test_twelve_layers_of_one_plan_give_the_bits_of_a_plan_each(name: str) -> None:
     run, make, arguments = CASES[name]
     inputs = make(*arguments)  # type: ignore[operator]
+    if name == "three consumers":
+        assert variant_of(64, inputs.batch, FLAGS[0]).tiling.consumers == 3
     alone = [attend(run, inputs, flags) for flags in FLAGS]
     batch = replace(inputs.batch, plans={})
     for layer in range(12):
@@ -70,11 +75,10 @@ def captured(run: RunAttention, inputs: Inputs, layers: int) -> tuple[torch.cuda
 
 def test_a_graph_of_layers_plans_each_replay_once_for_its_lengths() -> None:
     inputs = prompts([1000, 24])
+    inputs = replace(inputs, batch=replace(inputs.batch, max_seqlen_q=1023, max_context=1023))
     graph, outs = captured(run_prefill, inputs, 4)
     for lengths in ([1000, 24], [500, 524], [1, 1023]):
         inputs.batch.cu_seqlens_q.copy_(torch.tensor([0, lengths[0], 1024]))
-        if inputs.batch.cu_seqlens_k is not None:
-            inputs.batch.cu_seqlens_k.copy_(inputs.batch.cu_seqlens_q)
         expected = attend(run_prefill, inputs, FLAGS[0])
         for out in outs:
             out.fill_(float("nan"))
