@@ -294,7 +294,7 @@ def test_an_8b_qualifies_on_this_gpu_with_our_kernels_first(tmp_path: Path) -> N
     fingerprint = read_fingerprint(device)
     assert fingerprint.device is Device.CUDA
     made = make_plan(
-        shapes_needed(AttentionSignature(32, 8, 128), ServingLimits(32768, 8192, 64, Dtype.BF16, Dtype.BF16)),
+        shapes_needed(AttentionSignature(32, 8, 128), ServingLimits(2048, 2048, 64, Dtype.BF16, Dtype.BF16)),
         policy=Policy.QUALIFY,
         fingerprint=fingerprint,
         device=device,
