@@ -154,7 +154,11 @@ def _run(args: argparse.Namespace, models: Mapping[str, Mapping[str, object]]) -
     _print(f"on {fingerprint}")
     code = conduct(targets, tools, time_limit_s=args.time_limit, is_retrying=args.retry_failed)
     if args.count_bytes and code is ExitCode.PASS:
-        _count_bytes(targets, PATHS, fingerprint)
+        try:
+            _count_bytes(targets, PATHS, fingerprint)
+        except KeyboardInterrupt:
+            _print("interrupted: all that was measured is kept, the same command goes on from here")
+            return ExitCode.INCONCLUSIVE
     return code
 
 
