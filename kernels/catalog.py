@@ -12,6 +12,7 @@ from kernels.shape import Dtype, Mask, Phase
 _ATTENTION = Path(__file__).parent / "attention"
 _TRITON_SOURCES = ("batch.py", "tiles.py", "triton_tile.py")
 _GLUON_SOURCES = (  # of prefill and extend: the consumers are the same, and so are the tensor maps
+    "../launch.py",
     "batch.py",
     "gluon_variants.py",
     "gluon_schedule.py",
@@ -31,8 +32,10 @@ _GLUON_EXTEND_SOURCES = (
     "gluon_extend_combine.py",
     "gluon_extend_work.py",
     "gluon_extend.py",
+    "gluon_extend_launch.py",
 )
 _GLUON_DECODE_SOURCES = (
+    "../launch.py",
     "batch.py",
     "gluon_variants.py",
     "gluon_decode_variants.py",
@@ -120,7 +123,7 @@ def _bundled_paths() -> tuple[KernelPath, ...]:
             *(_triton_path(phase, None, f"hallmark_{phase.value}") for phase in Phase),
         )
     from kernels.attention.gluon_decode_launch import run_decode as run_hopper_decode
-    from kernels.attention.gluon_extend import run_extend as run_hopper_extend
+    from kernels.attention.gluon_extend_launch import run_extend as run_hopper_extend
     from kernels.attention.gluon_prefill_launch import run_prefill as run_hopper_prefill
     from kernels.attention.triton_decode import run_decode
     from kernels.attention.triton_extend import run_extend

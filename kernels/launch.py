@@ -1,13 +1,17 @@
-"""Launching Triton kernels: whether there is a Triton, what it runs on, and how many kernels it has compiled."""
+"""Launching Triton kernels: whether there is a Triton, what it runs on, what it has compiled, and past its binder."""
 
-from typing import Any
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import torch
 
 try:  # where Triton, which exists for Linux only, is found missing
     import triton
+    from triton.backends.nvidia.driver import TMA_DTYPE_DEVICE_TO_HOST
     from triton.compiler.errors import CompilationError
     from triton.errors import TritonError
+    from triton.runtime import driver
     from triton.runtime.errors import OutOfResources, PTXASError
 except ImportError:  # its paths reject, and none of its errors can arise
     triton = None
@@ -19,6 +23,7 @@ except ImportError:  # its paths reject, and none of its errors can arise
 
 __all__ = [
     "CompilationError",
+    "Loaded",
     "OutOfResources",
     "PTXASError",
     "TritonError",
@@ -69,6 +74,7 @@ def num_compiles() -> int:
     return listener.num_compiles if isinstance(listener, _CompileCounter) else 0
 
 
+@lru_cache(maxsize=16)
 def shared_bytes(device: torch.device) -> int | None:
     """Shared memory one program may have on the GPU; None in the interpreter."""
     if device.type != "cuda":
@@ -76,8 +82,74 @@ def shared_bytes(device: torch.device) -> int | None:
     return int(torch.cuda.get_device_properties(device).shared_memory_per_block_optin)  # type: ignore[attr-defined]
 
 
+@lru_cache(maxsize=16)
 def num_processors(device: torch.device) -> int:
     """Multiprocessors of the GPU; in the interpreter a few, so that contexts are split there too."""
     if device.type != "cuda":
         return 4
     return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+class Loaded:
+    """A compiled kernel on one device, to be launched past Triton's binder: to find it again takes that 10 to 20 us.
+
+    launch  Triton's compiled launcher: takes what `complete` makes
+    boxes   of the tensor maps among the kernel's arguments: swizzle, element bytes, element type and block
+    encode  makes a tensor map of an address, a box, a shape, strides and 0 (what is outside arrives as zeros)
+    """
+
+    __slots__ = ("_device_index", "_head", "_stream_of", "_tail", "boxes", "encode", "launch")
+
+    def __init__(self, kernel: Any, device: torch.device, *, cluster: int = 1) -> None:
+        """`kernel`, compiled by `warmup`, for a device, the current one. cluster: its programs."""
+        run, metadata = kernel.run, kernel.metadata  # the former loads it: before, it has no function
+        scratch = (metadata.global_scratch_size, metadata.profile_scratch_size)
+        assert scratch == (0, 0), "no kernel of ours takes scratch memory"
+        boxes = metadata.tensordesc_meta or ()
+        if boxes:  # Triton's own launch takes 5 us more to replace descriptors among the arguments
+            source = _ExpandedSource(kernel.src.fn, {}, dict(enumerate(_expanded(kernel.src.signature))))
+            run = driver.active.launcher_cls(source, metadata._replace(tensordesc_meta=None))
+        num_warps, _, shared = kernel.packed_metadata
+        self.launch: Callable[..., None] = run.launch
+        self.boxes = tuple(
+            (box["swizzle"], box["elem_size"], TMA_DTYPE_DEVICE_TO_HOST[box["elem_type"]], tuple(box["block_size"]))
+            for box in boxes
+        )
+        self.encode: Callable[..., object] = driver.active.utils.fill_tma_descriptor
+        self._head = (
+            kernel.function, metadata.launch_cooperative_grid, metadata.launch_pdl, None, None,
+            (num_warps, cluster, shared), None, None, None,
+        )  # fmt: skip
+        self._tail = (None,) * len(kernel.src.fn.constexprs)
+        self._stream_of: Callable[[int | None], int] = driver.active.get_current_stream
+        self._device_index = device.index
+
+    def __call__(self, grid: tuple[int, int, int], arguments: tuple[Any, ...]) -> None:
+        """Launch it on the device's current stream.
+
+        arguments: the kernel's but constexprs, which are its last; tensors as addresses or None, a tensor map with its
+        shape and its strides behind it.
+        """
+        self.launch(*grid, self._stream_of(self._device_index), *self._head, *arguments, *self._tail)
+
+    def complete(self, grid: tuple[int, int, int], arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        """What `launch` takes for a call, to be kept where the same call comes again on the same stream."""
+        return (*grid, self._stream_of(self._device_index), *self._head, *arguments, *self._tail)
+
+
+class _ExpandedSource(NamedTuple):
+    """What Triton's launcher asks of a kernel's source."""
+
+    fn: Any
+    constants: Any
+    signature: dict[Any, str]
+
+
+def _expanded(signature: dict[Any, str]) -> Iterator[str]:
+    """Types of arguments, with those of a tensor map's shape and strides behind it."""
+    for argument in signature.values():
+        if not argument.startswith("tensordesc"):
+            yield argument
+            continue
+        rank = len(argument.split("[")[1].split("]")[0].split(","))
+        yield from ("nvTmaDesc", *["i32"] * rank, *["i64"] * rank)

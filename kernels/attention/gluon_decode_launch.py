@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from triton.backends.nvidia.driver import TMA_DTYPE_DEVICE_TO_HOST
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.runtime import driver
@@ -16,7 +15,7 @@ from kernels.attention.batch import AttentionBatch, AttentionFlags
 from kernels.attention.gluon_decode import hallmark_gluon_decode, hallmark_gluon_decode_combine
 from kernels.attention.gluon_decode_variants import DecodeVariant, variant_of
 from kernels.attention.gluon_variants import AnyTensor, PointerClass, any_tensor, pointer_class
-from kernels.launch import num_processors
+from kernels.launch import Loaded, num_processors
 
 _LOG2E = 1.4426950408889634
 # Of a combining program: partial results that it works on at once where a row has many, by padded head dim, which makes
@@ -27,29 +26,11 @@ _MAX_WINDOW = 1 << 30  # int32 arithmetic on positions must not overflow
 _GLUON_DTYPES = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16}
 
 
-class Loaded(NamedTuple):
-    """A loaded kernel: `run` takes arguments by position."""
-
-    run: Any
-    function: int
-    metadata: tuple[int, ...]
-
-
-class _Source(NamedTuple):
-    """What Triton's launcher asks of a kernel's source."""
-
-    fn: Any
-    constants: Any
-    signature: dict[Any, str]
-
-
 class ToLaunch(NamedTuple):
-    """The kernels, the boxes of the tensor maps (see `fill_tma_descriptor`), and the programs of the first kernel."""
+    """The kernels, and the programs of the first one."""
 
     split: Loaded
     combine: Loaded
-    q_box: tuple[Any, ...]
-    page_box: tuple[Any, ...]
     num_programs: int
 
 
@@ -83,51 +64,29 @@ def launch_variant(
     """The launches of a call, of a variant made for these arguments."""
     table, context_lens = batch.page_table, batch.context_lens
     assert table is not None, "decode reads pages"
+    assert context_lens is not None, "decode reads pages"
     q = _addressable(q)  # held until launched: a freed copy's memory may be the next's
     tensors = (out, flags.sinks, batch.cu_seqlens_q, context_lens, table)
     to_launch = launcher(variant, q.device, q.dtype, *map(pointer_class, tensors), (out.stride(0), out.stride(1)))
     num_programs, columns = to_launch.num_programs, variant.heads * variant.columns
     scratch = torch.empty(2 * num_programs * columns * (variant.block_d + 2), dtype=torch.float32, device=q.device)
-    stream = driver.active.get_current_stream(q.device.index)
     rows_of_sequence = k.shape[2] // variant.heads * variant.parts
     window = 0 if flags.window is None else min(flags.window, _MAX_WINDOW)
-    result = (out, scratch, flags.sinks, batch.cu_seqlens_q, context_lens)
-    split = to_launch.split
-    split.run(
-        num_programs, 1, 1, stream, split.function, split.metadata, None, None, None,
-        *query_map(q, variant.group, to_launch.q_box), *page_map(k, to_launch.page_box),
-        *page_map(v, to_launch.page_box), *result, table, out.stride(0), out.stride(1), table.stride(0),
-        batch.num_seqs, rows_of_sequence, *scales(flags), window, None,
-    )  # fmt: skip
-    combine = to_launch.combine
-    combine.run(
-        num_programs, variant.heads, 1, stream, combine.function, combine.metadata, None, None, None,
-        *result, out.stride(0), out.stride(1), batch.num_seqs, rows_of_sequence, window, None, None,
-    )  # fmt: skip
+    sinks_at = None if flags.sinks is None else flags.sinks.data_ptr()
+    result = (out.data_ptr(), scratch.data_ptr(), sinks_at, batch.cu_seqlens_q.data_ptr(), context_lens.data_ptr())
+    strides, num_seqs = (out.stride(0), out.stride(1)), batch.num_seqs
+    q_box, page_box, _ = to_launch.split.boxes
+    maps = (*query_map(q, variant.group, q_box), *page_map(k, page_box), *page_map(v, page_box))
+    numbers = (table.stride(0), num_seqs, rows_of_sequence, *scales(flags), window)
+    to_launch.split((num_programs, 1, 1), (*maps, *result, table.data_ptr(), *strides, *numbers))
+    to_launch.combine((num_programs, variant.heads, 1), (*result, *strides, num_seqs, rows_of_sequence, window))
 
 
 # Pure functions of what is compiled in: the caches hold no state. What falls out is found again in Triton's own cache.
 @lru_cache(maxsize=256)
 def launcher(variant: DecodeVariant, device: torch.device, *compiled_in: Any) -> ToLaunch:
-    kernels = compiled_decode(variant, *compiled_in)
-    split, combine = (_loaded(kernel) for kernel in kernels)
-    q_box, page_box, _ = (
-        (box["swizzle"], box["elem_size"], TMA_DTYPE_DEVICE_TO_HOST[box["elem_type"]], tuple(box["block_size"]))
-        for box in kernels[0].metadata.tensordesc_meta
-    )
-    return ToLaunch(split, combine, q_box, page_box, num_processors(device) * variant.per_processor)
-
-
-def _loaded(kernel: Any) -> Loaded:
-    """Its tensor maps become arguments of their own: Triton's launch takes 5 us more to replace descriptors."""
-    kernel.run  # noqa: B018 -- loads it
-    signature = []
-    for argument in kernel.src.signature.values():
-        rank = argument.split("[")[1].split("]")[0].count(",") + 1 if argument.startswith("tensordesc") else 0
-        signature += ["nvTmaDesc", *["i32"] * rank, *["i64"] * rank] if rank else [argument]
-    source = _Source(kernel.src.fn, {}, dict(enumerate(signature)))
-    run = driver.active.launcher_cls(source, kernel.metadata._replace(tensordesc_meta=None))
-    return Loaded(run, kernel.function, kernel.packed_metadata)
+    split, combine = (Loaded(kernel, device) for kernel in compiled_decode(variant, *compiled_in))
+    return ToLaunch(split, combine, num_processors(device) * variant.per_processor)
 
 
 def compiled_decode(

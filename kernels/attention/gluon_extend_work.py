@@ -1,19 +1,19 @@
 """How the host lays out a call of `gluon.extend.hopper`: bounds of its work, and the launches that plan it."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from triton.runtime import driver
 
 from kernels.attention.batch import AttentionBatch, AttentionFlags
 from kernels.attention.gluon_extend_combine import hallmark_gluon_extend_combine
 from kernels.attention.gluon_extend_plan import hallmark_gluon_extend_plan, hallmark_gluon_extend_split
 from kernels.attention.gluon_schedule import HEADER, ITEM, bounded_window
 from kernels.attention.gluon_variants import PointerClass, Variant, any_tensor, pointer_class
-from kernels.launch import is_interpreted
+from kernels.launch import Loaded, is_interpreted
 
 _MAX_WAVES = 12  # above so many tiles a multiprocessor nothing is split: what is unbalanced is less than a tenth
 _MIN_GAIN = 12.0  # blocks of keys: what splitting costs, with its launches, where it fills the GPU (H200: 8 lose 2 %)
@@ -97,12 +97,12 @@ def plan_extend(batch: AttentionBatch, flags: AttentionFlags, variant: Variant, 
     tensors, numbers = (plan, starts, contexts, flags.spans), (batch.num_seqs, bounded_window(flags))
     is_one = work.max_parts > 0 and batch.num_seqs * programs <= _FEW
     if not is_one:
-        launch("plan", (batch.num_seqs, programs, 1), tensors, numbers, constants)
+        to_launch("plan", (batch.num_seqs, programs, 1), tensors, numbers, constants)()
     if work.max_parts:
         size = next(size for size in _SIZES if work.max_blocks <= size[0])
         numbers = (batch.num_seqs if is_one else 0, numbers[1])
         bounds = (work.max_blocks, work.max_parts, work.tile_heads, processors)
-        launch("split", (1, 1, 1), tensors, (*numbers, *bounds), (*constants, *_split_constants(variant, size)))
+        to_launch("split", (1, 1, 1), tensors, (*numbers, *bounds), (*constants, *_split_constants(variant, size)))()
     return plan
 
 
@@ -113,8 +113,8 @@ def tiles_of(plan: Tensor, work: Work) -> Tensor:
 
 def combine_parts(
     plan: Tensor, scratch: tuple[Tensor, Tensor], out: Tensor, flags: AttentionFlags, variant: Variant, work: Work
-) -> None:
-    """Fill the rows of `out` whose keys were split."""
+) -> Callable[[], None]:
+    """What fills the rows of `out` whose keys were split, each time that it is called."""
     stride_row, stride_head, _ = out.stride()
     constants = _combine_constants(variant, (stride_row, stride_head), flags.sinks is not None)
     grid = (
@@ -122,7 +122,7 @@ def combine_parts(
         variant.tiling.block_m // _COMBINE_ROWS[variant.tiling.block_d],
         work.tile_heads,
     )
-    launch(
+    return to_launch(
         "combine", grid, (plan, *scratch, out, flags.sinks),
         (stride_row, stride_head, work.max_blocks, work.max_parts, work.tile_heads), constants,
     )  # fmt: skip
@@ -148,8 +148,7 @@ def compile_for_parts(
     combine = _combine_constants(variant, out_strides, sinks is not None)
     calls.append(("combine", (int32, fp32, fp32, out, sinks), 5, combine))
     for name, pointers, num_numbers, constants in calls:
-        found = compiled_for(name, device, pointers, num_numbers, constants)
-        found.run  # noqa: B018 -- loads it
+        compiled_for(name, device, pointers, num_numbers, constants)
 
 
 def _plan_constants(variant: Variant) -> tuple[Any, ...]:
@@ -173,23 +172,20 @@ def _combine_constants(variant: Variant, out_strides: tuple[int, int], has_sinks
     )  # fmt: skip
 
 
-def launch(
+def to_launch(
     name: str,
     grid: tuple[int, int, int],
     tensors: tuple[Tensor | None, ...],
     numbers: tuple[int, ...],
     constants: tuple[Any, ...],
-) -> None:
-    """Launch a kernel of `_KERNELS` of these parameters, past Triton's binder where it is compiled."""
+) -> Callable[[], None]:
+    """The launch of a kernel of `_KERNELS` of these parameters, past Triton's binder where it is compiled."""
     found = tensors[0]
     assert found is not None
+    if is_interpreted():
+        return partial(_KERNELS[name][grid], *tensors, *numbers, *constants, False)
     kernel = compiled_for(name, found.device, tuple(map(pointer_class, tensors)), len(numbers), constants)
-    if kernel is _KERNELS[name]:  # interpreted
-        kernel[grid](*tensors, *numbers, *constants, False)
-        return
-    run = kernel.run  # loads the kernel the first time: before, it has no function
-    stream = driver.active.get_current_stream(found.device.index)
-    run(*grid, stream, kernel.function, kernel.packed_metadata, None, None, None, *tensors, *numbers, *constants, True)
+    return partial(kernel, grid, (*(None if x is None else x.data_ptr() for x in tensors), *numbers))
 
 
 # A pure function of what is compiled in: its cache holds no state. What falls out is found again in Triton's own cache.
@@ -197,16 +193,14 @@ def launch(
 @lru_cache(maxsize=256)
 def compiled_for(
     name: str,
-    device: torch.device,  # noqa: ARG001 -- a kernel is loaded on one device, the current one
-    pointers: tuple[tuple[torch.dtype, int] | None, ...],
+    device: torch.device,
+    pointers: tuple[PointerClass | None, ...],
     num_numbers: int,
     constants: tuple[Any, ...],
-) -> Any:
+) -> Loaded:
     """A kernel of `_KERNELS` for such tensors, which starts early and waits. No number may be specialised."""
-    kernel = _KERNELS[name]
-    if is_interpreted():
-        return kernel
-    options = {"num_warps": _SPLIT_WARPS if name == "split" else 4}
-    return kernel.warmup(
-        *map(any_tensor, pointers), *[0] * num_numbers, *constants, True, grid=(1,), launch_pdl=True, **options
-    )
+    compiled = _KERNELS[name].warmup(
+        *map(any_tensor, pointers), *[0] * num_numbers, *constants, True, grid=(1,), launch_pdl=True,
+        num_warps=_SPLIT_WARPS if name == "split" else 4,
+    )  # fmt: skip
+    return Loaded(compiled, device)

@@ -10,16 +10,14 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from triton.runtime import driver
 
 from kernels.attention.batch import AttentionBatch, AttentionFlags
 from kernels.attention.gluon_launch import (
     TensorMap,
-    ToLaunch,
     aligned,
     any_map,
+    has_work,
     is_addressable,
-    loaded,
     scales,
     store_layout,
     tensor_map,
@@ -36,12 +34,14 @@ from kernels.attention.gluon_variants import (
     pointer_class,
     variant_of,
 )
+from kernels.launch import Loaded, num_processors
 
 
 def run_prefill(q: Tensor, k: Tensor, v: Tensor, batch: AttentionBatch, flags: AttentionFlags, out: Tensor) -> None:
     """Fill `out` for a causal packed batch, in a launch that does not wait for the device, and one before for the plan.
 
-    A batch with plans is planned once for all layers of a window.
+    A batch with plans is planned once for all layers of a window; its tensors are of one dtype, v lies as k, and out as
+    that of every call for such q.
     q, out [tokens, heads, head_dim]; k, v [key tokens, kv_heads, head_dim]; fp16 or bf16, last dims contiguous.
     Where queries and keys are the same tokens, pass one tensor as both cu_seqlens: that is a few percent faster.
     Raises ValueError for a head dim or a mask that the path's limits reject.
@@ -50,20 +50,14 @@ def run_prefill(q: Tensor, k: Tensor, v: Tensor, batch: AttentionBatch, flags: A
     if plans is not None:
         # What the layers of a step allocate lies where that of the layer before them lay.
         key = (
-            id(flags), q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), q.stride(), k.stride(), v.stride(),
-            out.stride(), q.shape, k.shape, q.dtype, k.dtype, v.dtype,
+            q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), q.shape, q.stride(), k.shape, k.stride(),
+            flags.scale, flags.window, flags.softcap, flags.sinks, flags.spans, flags.causal,
         )  # fmt: skip
         known: Launched | None = plans.get(key)
         if known is not None:
-            stream = driver.active.get_current_stream(q.device.index)
-            known.launch(known.num_programs, 1, 1, stream, *known.arguments)
+            known.launch(*known.arguments)
             return
-    if not flags.causal:
-        raise ValueError("causal: expected True, found False")
-    if q.shape[0] == 0:
-        return
-    if k.shape[0] == 0:
-        out.zero_()  # no key, so no query sees one; TMA takes no empty tensor
+    if not has_work(q, k, flags, out):
         return
     variant = variant_of(q.shape[2], batch, flags)
     planned = ("prefill", q.shape[0], variant, flags.window, flags.spans)
@@ -74,12 +68,10 @@ def run_prefill(q: Tensor, k: Tensor, v: Tensor, batch: AttentionBatch, flags: A
 
 
 class Launched(NamedTuple):
-    """A launch to repeat for tensors at the same addresses. `flags` are kept, so that their identity is theirs."""
+    """A launch to repeat for tensors at the same addresses, on the same stream."""
 
     launch: Callable[..., None]
-    num_programs: int
     arguments: tuple[Any, ...]
-    flags: AttentionFlags
 
 
 def launch_prefill(
@@ -97,16 +89,18 @@ def launch_prefill(
         launch_prefill(aligned(q), aligned(k), aligned(v), plan, flags, out, variant)  # copies are held until launched
         return None
     q_map, k_map, v_map = call.maps
+    kernel = call.kernel
     arguments = (
-        *call.head, call.encode(q_at, *q_map.layout), *q_map.numbers,
-        call.encode(k_at, *k_map.layout), *k_map.numbers,
-        call.encode(v_at, *v_map.layout), *v_map.numbers,
+        kernel.encode(q_at, *q_map.layout), *q_map.numbers,
+        kernel.encode(k_at, *k_map.layout), *k_map.numbers,
+        kernel.encode(v_at, *v_map.layout), *v_map.numbers,
         out.data_ptr(), *call.out_strides, plan.data_ptr(),
         None if sinks is None else sinks.data_ptr(), None if spans is None else spans.data_ptr(), *call.numbers,
     )  # fmt: skip
-    num_programs = min(call.num_programs, (plan.numel() - HEADER.value) // ITEM.value * q.shape[1])
-    call.launch(num_programs, 1, 1, driver.active.get_current_stream(q.device.index), *arguments)
-    return Launched(call.launch, num_programs, arguments, flags)
+    num_programs = min(num_processors(q.device), (plan.numel() - HEADER.value) // ITEM.value * q.shape[1])
+    complete = kernel.complete((num_programs, 1, 1), arguments)
+    kernel.launch(*complete)
+    return Launched(kernel.launch, complete)
 
 
 class Prepared(NamedTuple):
@@ -116,10 +110,7 @@ class Prepared(NamedTuple):
     numbers  the kernel's arguments behind the pointers
     """
 
-    launch: Callable[..., None]
-    head: tuple[Any, ...]
-    encode: Callable[..., object]
-    num_programs: int
+    kernel: Loaded
     is_addressable: bool
     maps: tuple[TensorMap, TensorMap, TensorMap]
     out_strides: tuple[int, int]
@@ -145,14 +136,11 @@ def prepared(
     heads_per_group = min(num_heads, group * max(1, keys_per_group(variant) // num_keys))
     out, sinks, spans = pointers
     out_strides = (strides[3][0], strides[3][1])
-    found = launcher(variant, device, dtypes, out, out_strides, sinks, spans)
-    q_box, k_box, v_box = found.boxes
+    kernel = launcher(variant, device, dtypes, out, out_strides, sinks, spans)
+    q_box, k_box, v_box = kernel.boxes
     flags = AttentionFlags(scale, window=window, softcap=softcap)
     return Prepared(
-        found.launch,
-        found.head,
-        found.encode,
-        found.num_processors,
+        kernel,
         all(is_addressable(of, dtype.itemsize) for of, dtype in zip(strides, dtypes, strict=False)),
         (
             tensor_map(q_box, shapes[0], strides[0]),
@@ -160,14 +148,13 @@ def prepared(
             tensor_map(v_box, *value_dims(shapes[1], strides[2])),
         ),
         out_strides,
-        (num_heads, group, heads_per_group, *scales(flags), bounded_window(flags), None, None),
+        (num_heads, group, heads_per_group, *scales(flags), bounded_window(flags)),
     )
 
 
 @lru_cache(maxsize=256)
-def launcher(variant: Variant, device: torch.device, *compiled_in: Any) -> ToLaunch:
-    """`compiled_prefill`, loaded. Triton's own launch takes 5 us more to replace descriptors among the arguments."""
-    return loaded(compiled_prefill(variant, *compiled_in), device)
+def launcher(variant: Variant, device: torch.device, *compiled_in: Any) -> Loaded:
+    return Loaded(compiled_prefill(variant, *compiled_in), device)
 
 
 def compiled_prefill(

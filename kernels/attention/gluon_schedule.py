@@ -13,7 +13,7 @@ same for every head, so the plan lists row blocks only: HEADER integers, then IT
 # The signatures of jitted functions are Triton's: only their constexpr parameters are annotated.
 
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
@@ -22,11 +22,10 @@ from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
-from triton.runtime import driver
 
 from kernels.attention.batch import AttentionBatch, AttentionFlags
 from kernels.attention.gluon_variants import AnyTensor, PointerClass, Variant, any_tensor, pointer_class
-from kernels.launch import is_interpreted
+from kernels.launch import Loaded, is_interpreted
 
 HEADER = gl.constexpr(8)
 ITEM = gl.constexpr(8)
@@ -129,14 +128,13 @@ def plan_tiles(num_tokens: int, batch: AttentionBatch, flags: AttentionFlags, va
         pointer_class(spans),
     )
     rows = constants.block_m * constants.blocks  # of one program
-    programs = max(1, (batch.max_seqlen_q + rows - 1) // rows)  # of one sequence
-    arguments = (plan, starts_q, starts_k, spans, num_seqs, bounded_window(flags), keys_per_group(variant), *constants)
-    if kernel is hallmark_gluon_plan:  # interpreted
-        kernel[num_seqs, programs](*arguments)
-        return plan
-    run = kernel.run  # loads the kernel the first time: before, it has no function
-    stream = driver.active.get_current_stream(device.index)
-    run(num_seqs, programs, 1, stream, kernel.function, kernel.packed_metadata, None, None, None, *arguments)
+    grid = (num_seqs, max(1, (batch.max_seqlen_q + rows - 1) // rows), 1)
+    numbers = (num_seqs, bounded_window(flags), keys_per_group(variant))
+    if kernel is None:
+        hallmark_gluon_plan[grid](plan, starts_q, starts_k, spans, *numbers, *constants)
+    else:
+        spans_at = None if spans is None else spans.data_ptr()
+        kernel(grid, (plan.data_ptr(), starts_q.data_ptr(), starts_k.data_ptr(), spans_at, *numbers))
     return plan
 
 
@@ -145,18 +143,18 @@ def plan_tiles(num_tokens: int, batch: AttentionBatch, flags: AttentionFlags, va
 def compiled_plan(
     block_m: int,
     window: bool,
-    device: torch.device,  # noqa: ARG001 -- a kernel is loaded on one device, the current one
+    device: torch.device,
     starts_q: PointerClass,
     starts_k: PointerClass,
     spans: PointerClass | None,
-) -> tuple[Any, PlanConstants]:
-    """`hallmark_gluon_plan` for such tensors, and the last of its arguments."""
+) -> tuple[Loaded | None, PlanConstants]:
+    """`hallmark_gluon_plan` for such tensors, None where it is interpreted, and the last of its arguments."""
     blocks = 64 if spans is None else 8  # spans are read row by row
     constants = PlanConstants(HEADER.value, ITEM.value, block_m, blocks, 64, window, spans is not None)
     if is_interpreted():
-        return hallmark_gluon_plan, constants
+        return None, constants
     tensors = (AnyTensor(torch.int32, 0), any_tensor(starts_q), any_tensor(starts_k), any_tensor(spans))
-    return hallmark_gluon_plan.warmup(*tensors, 0, 0, 0, *constants, grid=(1,)), constants
+    return Loaded(hallmark_gluon_plan.warmup(*tensors, 0, 0, 0, *constants, grid=(1,)), device), constants
 
 
 def keys_per_group(variant: Variant) -> int:

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.fused.backend import Aligned, Prepared, jit, next_power_of_2, overlap, prepare, runs_on_triton, tl
+from kernels.fused.backend import Aligned, Loaded, jit, next_power_of_2, overlap, prepare, runs_on_triton, tl
 
 _MAX_BLOCK = 2048  # elements of one program: 16 a thread with 4 warps
 
@@ -24,7 +24,7 @@ def swiglu(gate_up: Tensor) -> Tensor:
     block = min(next_power_of_2(size), _MAX_BLOCK)
     grid = (num_tokens, -(-size // block), 1)
     if gate_up.is_cuda and at % 16 == 0:
-        _prepared(device, gate_up.dtype, size, block, stride)(grid, device, at, out.data_ptr(), stride)
+        _prepared(device, gate_up.dtype, size, block, stride)(grid, (at, out.data_ptr(), stride))
     else:
         _swiglu_kernel[grid](gate_up, out, stride, SIZE=size, BLOCK=block, **overlap(device))
     return out
@@ -32,9 +32,9 @@ def swiglu(gate_up: Tensor) -> Tensor:
 
 # A pure function of what is compiled in: the cache holds no state.
 @lru_cache(maxsize=256)
-def _prepared(device: torch.device, dtype: torch.dtype, size: int, block: int, stride: int) -> Prepared:
+def _prepared(device: torch.device, dtype: torch.dtype, size: int, block: int, stride: int) -> Loaded:
     x = Aligned(dtype)
-    return prepare(_swiglu_kernel, x, x, stride, SIZE=size, BLOCK=block, **overlap(device))
+    return prepare(_swiglu_kernel, device, x, x, stride, SIZE=size, BLOCK=block, **overlap(device))
 
 
 def swiglu_torch(gate_up: Tensor) -> Tensor:

@@ -1,20 +1,18 @@
 """Triton for the fused ops, where there is one: it exists for Linux only. Without it every op is its torch twin."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from kernels.launch import is_interpreted, triton_version
+from kernels.launch import Loaded, is_interpreted, triton_version
 
 try:
     import triton
     import triton.language as tl
-    from triton.runtime import driver
 
     jit = triton.jit
 except ImportError:
@@ -53,32 +51,9 @@ class Aligned:
         return 0
 
 
-class Prepared(NamedTuple):
-    """A compiled and loaded kernel, launched past Triton's binder: to find it again takes that 10 to 20 us.
-
-    head, tail  what Triton's launcher takes before and after the arguments
-    """
-
-    launch: Callable[..., None]
-    head: tuple[Any, ...]
-    tail: tuple[None, ...]
-
-    def __call__(self, grid: tuple[int, int, int], device: torch.device, *arguments: float) -> None:
-        """Launch it on the device's current stream. arguments: the kernel's but constexprs, tensors as addresses."""
-        stream = driver.active.get_current_stream(device.index)
-        self.launch(*grid, stream, *self.head, *arguments, *self.tail)
-
-
-def prepare(kernel: Any, *arguments: Any, **options: Any) -> Prepared:
+def prepare(kernel: Any, device: torch.device, *arguments: Any, **options: Any) -> Loaded:
     """`kernel` for arguments like these, tensors as `Aligned`. options: its constexprs, and Triton's options."""
-    compiled = kernel.warmup(*arguments, grid=(1,), **options)
-    run, metadata = compiled.run, compiled.metadata  # the former loads it: before, it has no function
-    assert metadata.global_scratch_size == metadata.profile_scratch_size == 0, "no kernel of ours takes scratch memory"
-    head = (
-        compiled.function, metadata.launch_cooperative_grid, metadata.launch_pdl, None, None, compiled.packed_metadata,
-        None, None, None,
-    )  # fmt: skip
-    return Prepared(run.launch, head, (None,) * (len(kernel.arg_names) - len(arguments)))
+    return Loaded(kernel.warmup(*arguments, grid=(1,), **options), device)
 
 
 def next_power_of_2(n: int) -> int:
@@ -86,4 +61,4 @@ def next_power_of_2(n: int) -> int:
     return 1 << (n - 1).bit_length()
 
 
-__all__ = ["Aligned", "Prepared", "jit", "next_power_of_2", "overlap", "prepare", "runs_on_triton", "tl"]
+__all__ = ["Aligned", "Loaded", "jit", "next_power_of_2", "overlap", "prepare", "runs_on_triton", "tl"]

@@ -21,12 +21,12 @@ from torch import Tensor
 from triton.experimental.gluon import jit
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
-from triton.runtime import driver
 
-from kernels.attention.gluon_launch import ToLaunch, loaded
+from kernels.attention.gluon_launch import any_map
+from kernels.attention.gluon_variants import AnyTensor
 from kernels.fused.skinny import BOX as _BOX
 from kernels.fused.skinny import SkinnyTiling
+from kernels.launch import Loaded, num_processors
 
 BOX = gl.constexpr(_BOX)
 _GLUON_DTYPES = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16}
@@ -170,21 +170,20 @@ def launch_skinny(x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor, til
     w_map = (tiling.folds, tiling.parts, size_out, segment), (segment, size_out * size_in, size_in, 1)
     x_map = (tiling.folds, num_rows, segment), (segment, stride, 1)
     w_box, x_box = kernel.boxes
-    num_tiles = -(-size_out // tiling.rows)
-    kernel.run(
-        min(kernel.num_processors, num_tiles), 1, 1, driver.active.get_current_stream(x.device.index),
-        kernel.function, kernel.metadata, None, None, None,
+    num_programs = min(num_processors(x.device), -(-size_out // tiling.rows))
+    arguments = (
         kernel.encode(weight.data_ptr(), *w_box, *w_map, 0), *w_map[0], *w_map[1],
         kernel.encode(x.data_ptr(), *x_box, *x_map, 0), *x_map[0], *x_map[1],
-        y, weight if bias is None else bias, num_rows, size_out, size_in, None,
+        y.data_ptr(), None if bias is None else bias.data_ptr(), num_rows, size_out, size_in,
     )  # fmt: skip
+    kernel((num_programs, 1, 1), arguments)
 
 
 # A pure function of what is compiled in: the cache holds no state.
 @lru_cache(maxsize=256)
-def launcher(tiling: SkinnyTiling, dtype: torch.dtype, dtype_out: torch.dtype, device: torch.device) -> ToLaunch:
+def launcher(tiling: SkinnyTiling, dtype: torch.dtype, dtype_out: torch.dtype, device: torch.device) -> Loaded:
     """`compiled_skinny`, ready to launch past Triton's binder, which takes longer than a small matmul."""
-    return loaded(compiled_skinny(tiling, dtype, dtype_out), device)
+    return Loaded(compiled_skinny(tiling, dtype, dtype_out), device)
 
 
 def compiled_skinny(tiling: SkinnyTiling, dtype: torch.dtype, dtype_out: torch.dtype) -> Any:
@@ -192,22 +191,6 @@ def compiled_skinny(tiling: SkinnyTiling, dtype: torch.dtype, dtype_out: torch.d
     weights = [tiling.folds, tiling.parts, tiling.rows, _BOX]
     inputs = [tiling.folds, tiling.pad, _BOX]
     return hallmark_skinny_matmul.warmup(
-        _any_map(dtype, weights), _any_map(dtype, inputs), _AnyTensor(dtype_out), _AnyTensor(dtype),
+        any_map(dtype, weights), any_map(dtype, inputs), AnyTensor(dtype_out, 0), AnyTensor(dtype, 0),
         1, 1, 1, tiling, grid=(1,), num_warps=4, launch_pdl=True,
     )  # fmt: skip
-
-
-class _AnyTensor:
-    """Stands for every aligned tensor of a dtype."""
-
-    def __init__(self, dtype: torch.dtype) -> None:
-        self.dtype = dtype
-
-    def data_ptr(self) -> int:
-        return 0
-
-
-def _any_map(dtype: torch.dtype, box: list[int]) -> TensorDescriptor:
-    """Stands for every tensor map of this dtype and box: what Triton compiles in of one."""
-    layout = gl.NVMMASharedLayout(128, 16, rank=len(box))
-    return TensorDescriptor(_AnyTensor(dtype), [1] * len(box), [8] * (len(box) - 1) + [1], box, layout)

@@ -20,14 +20,14 @@ from torch import Tensor
 from triton.experimental.gluon import jit
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
-from triton.runtime import driver
 
-from kernels.attention.gluon_launch import ToLaunch, any_map, loaded
+from kernels.attention.gluon_launch import any_map
 from kernels.attention.gluon_variants import AnyTensor
 from kernels.fused.cluster import cluster_rank, summed_over_cluster
 from kernels.fused.gluon_matmul import launch_next_grid, wait_for_previous_grid
 from kernels.fused.skinny import BOX as _BOX
 from kernels.fused.skinny import WideTiling
+from kernels.launch import Loaded, num_processors
 
 BOX = gl.constexpr(_BOX)
 # Of a tile that is put in order before it is stored, in shared memory behind the ring; larger ones are stored as is.
@@ -172,23 +172,22 @@ def launch_wide(x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor, tilin
         w_map = (size_out // 8, 2, 8, size_in), (8 * size_in, size_out * size_in, size_in, 1)
     x_map = (num_rows, size_in), (x.stride(0), 1)
     w_box, x_box = kernel.boxes
-    num_warps, _, shared_bytes = kernel.metadata
-    num_tiles = -(-size_out * tiling.parts // tiling.rows)
-    kernel.run(
-        num_tiles if tiling.splits > 1 else min(kernel.num_processors, num_tiles), 1, 1,
-        driver.active.get_current_stream(x.device.index),
-        kernel.function, (num_warps, tiling.splits, shared_bytes), None, None, None,  # as many programs to a cluster
+    num_programs = -(-size_out * tiling.parts // tiling.rows)
+    if tiling.splits == 1:
+        num_programs = min(num_processors(x.device), num_programs)
+    arguments = (
         kernel.encode(weight.data_ptr(), *w_box, *w_map, 0), *w_map[0], *w_map[1],
         kernel.encode(x.data_ptr(), *x_box, *x_map, 0), *x_map[0], *x_map[1],
-        y, weight if bias is None else bias, num_rows, size_out // 8, size_in, None,
+        y.data_ptr(), None if bias is None else bias.data_ptr(), num_rows, size_out // 8, size_in,
     )  # fmt: skip
+    kernel((num_programs, 1, 1), arguments)
 
 
 # A pure function of what is compiled in: the cache holds no state.
 @lru_cache(maxsize=256)
-def launcher(tiling: WideTiling, dtype: torch.dtype, dtype_out: torch.dtype, device: torch.device) -> ToLaunch:
+def launcher(tiling: WideTiling, dtype: torch.dtype, dtype_out: torch.dtype, device: torch.device) -> Loaded:
     """`compiled_wide`, ready to launch past Triton's binder, which takes longer than a small matmul."""
-    return loaded(compiled_wide(tiling, dtype, dtype_out), device)
+    return Loaded(compiled_wide(tiling, dtype, dtype_out), device, cluster=tiling.splits)
 
 
 def compiled_wide(tiling: WideTiling, dtype: torch.dtype, dtype_out: torch.dtype) -> Any:

@@ -5,7 +5,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from kernels.fused.backend import Aligned, Prepared, jit, next_power_of_2, overlap, prepare, runs_on_triton, tl
+from kernels.fused.backend import Aligned, Loaded, jit, next_power_of_2, overlap, prepare, runs_on_triton, tl
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -57,7 +57,7 @@ def _launch(x: Tensor, residual: Tensor, weight: Tensor, out: Tensor, eps: float
     at = (x.data_ptr(), residual.data_ptr(), weight.data_ptr(), out.data_ptr())
     if x.is_cuda and (at[0] | at[1] | at[2] | at[3]) % 16 == 0:
         kernel = _prepared(x.device, (x.dtype, residual.dtype, weight.dtype), size, strides, has_residual)
-        kernel((num_tokens, 1, 1), x.device, *at, *strides, eps)
+        kernel((num_tokens, 1, 1), (*at, *strides, eps))
     else:
         _rms_norm_kernel[(num_tokens,)](
             x, residual, weight, out, *strides, eps, **_options(x.device, size, has_residual)
@@ -68,10 +68,12 @@ def _launch(x: Tensor, residual: Tensor, weight: Tensor, out: Tensor, eps: float
 @lru_cache(maxsize=256)
 def _prepared(
     device: torch.device, dtypes: tuple[torch.dtype, ...], size: int, strides: tuple[int, int], has_residual: bool
-) -> Prepared:
+) -> Loaded:
     """The kernel for aligned tensors, the output's dtype as x's."""
     x, residual, weight = map(Aligned, dtypes)
-    return prepare(_rms_norm_kernel, x, residual, weight, x, *strides, 0.0, **_options(device, size, has_residual))
+    return prepare(
+        _rms_norm_kernel, device, x, residual, weight, x, *strides, 0.0, **_options(device, size, has_residual)
+    )
 
 
 def _options(device: torch.device, size: int, has_residual: bool) -> dict[str, int]:

@@ -6,7 +6,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from kernels.fused.backend import Aligned, Prepared, jit, next_power_of_2, overlap, prepare, runs_on_triton, tl
+from kernels.fused.backend import Aligned, Loaded, jit, next_power_of_2, overlap, prepare, runs_on_triton, tl
 from kernels.fused.norm import rms_norm_torch
 
 _MAX_TILE = 2048  # elements of the half heads one program holds: 16 a thread
@@ -74,7 +74,7 @@ def rope_and_write_kv(
     aligned = at[0] | at[1] | at[2] | at[3] | at[5] | at[6] | at[8] | at[9]
     if q.is_cuda and aligned % 16 == 0:
         kernel = _prepared(q.device, tuple([x.dtype for x in tensors]), sizes, strides, q_norm is not None)
-        kernel(grid, q.device, *at, *strides, eps)
+        kernel(grid, (*at, *strides, eps))
     else:
         options = _options(q.device, sizes, has_norm=q_norm is not None)
         _rope_and_write_kv_kernel[grid](*tensors, *strides, eps, **options)
@@ -97,10 +97,10 @@ def _prepared(
     sizes: tuple[int, int, int],
     strides: tuple[int, int, int],
     has_norm: bool,
-) -> Prepared:
+) -> Loaded:
     """The kernel for aligned tensors of these dtypes; positions and slots may have any address."""
     options = _options(device, sizes, has_norm=has_norm)
-    return prepare(_rope_and_write_kv_kernel, *map(Aligned, dtypes), *strides, 0.0, **options)
+    return prepare(_rope_and_write_kv_kernel, device, *map(Aligned, dtypes), *strides, 0.0, **options)
 
 
 def _options(device: torch.device, sizes: tuple[int, int, int], *, has_norm: bool) -> dict[str, int]:

@@ -15,6 +15,7 @@ from kernels.attention import gluon_decode, gluon_decode_launch
 from kernels.attention.batch import AttentionBatch, AttentionFlags
 
 PROCESSORS = 132
+ADDRESSES = 1 << 32  # and above: they differ from call to call
 
 
 class _Launcher:
@@ -29,10 +30,12 @@ class _Launcher:
             metadata.launch_pdl,
         )
 
-    def __call__(self, *arguments: Any) -> None:
+    def launch(self, *arguments: Any) -> None:
+        given = arguments[13:]
+        numbers = [x for x in given if isinstance(x, int | float) and x < ADDRESSES]
         self.launches.append(
-            {"name": self.name, "grid": arguments[:3], "taken": self.num_arguments, "given": len(arguments[9:])}
-            | {"is_dependent": self.is_dependent, "numbers": [x for x in arguments[9:] if isinstance(x, int | float)]}
+            {"name": self.name, "grid": arguments[:3], "taken": self.num_arguments, "given": len(given)}
+            | {"is_dependent": self.is_dependent, "numbers": numbers}
         )
 
 

@@ -11,7 +11,7 @@ from gluon_compile import _SINKS, _SPANS, _Hopper
 from gluon_findings import findings
 from triton.runtime import driver
 
-from kernels.attention import gluon_extend
+from kernels.attention import gluon_extend_launch
 from kernels.attention.batch import AttentionFlags
 from kernels.attention.gluon_variants import extend_variant_of, longer, pointer_class, whole
 
@@ -37,7 +37,7 @@ def compile_case(name: str, head_dim: int, page_size: int, group: int, flags: At
         variant = whole(variant)
     classes = (pointer_class(q), (q.stride(0), q.stride(1)), (torch.int32, 0))
     pointers = (pointer_class(flags.sinks), pointer_class(flags.spans))
-    return findings(gluon_extend.compiled_extend(variant, (dtype, dtype, dtype), *classes, *pointers))
+    return findings(gluon_extend_launch.compiled_extend(variant, (dtype, dtype, dtype), *classes, *pointers))
 
 
 def main() -> None:

@@ -10,15 +10,17 @@ from gluon_launch import _Launcher, _Recording
 from torch import Tensor
 from triton.runtime import driver
 
-from kernels.attention import gluon_extend
+from kernels.attention import gluon_extend_launch
 from kernels.attention.batch import AttentionBatch, AttentionFlags
+from kernels.attention.gluon_extend import hallmark_gluon_extend
 from kernels.attention.gluon_extend_combine import hallmark_gluon_extend_combine
 from kernels.attention.gluon_extend_plan import hallmark_gluon_extend_plan, hallmark_gluon_extend_split
+from kernels.attention.gluon_variants import AnyTensor
 
 KERNELS = (
     hallmark_gluon_extend_plan,
     hallmark_gluon_extend_split,
-    gluon_extend.hallmark_gluon_extend,
+    hallmark_gluon_extend,
     hallmark_gluon_extend_combine,
 )
 
@@ -34,7 +36,7 @@ def call(tokens: int, context: int, num_seqs: int = 1) -> tuple[Tensor, Tensor, 
         page_table=torch.zeros(num_seqs, 200, dtype=torch.int32),
         context_lens=torch.full((num_seqs,), context, dtype=torch.int32),
     )
-    gluon_extend.run_extend(q, k, v, batch, AttentionFlags(0.1), torch.zeros_like(q))
+    gluon_extend_launch.run_extend(q, k, v, batch, AttentionFlags(0.1), torch.zeros_like(q))
     return q, k, v, batch
 
 
@@ -50,13 +52,15 @@ def main() -> None:
     call(16, 9000, num_seqs=6)  # planned by one launch, split by another
     launches_of_six = list(_Launcher.launches)
     compiled = [num_compiled()]
-    for kernel, num_warps, (_, arguments) in (
-        (hallmark_gluon_extend_split, 8, launches[0]),
-        (hallmark_gluon_extend_combine, 4, launches[2]),
-        (hallmark_gluon_extend_plan, 4, launches_of_six[0]),
-        (hallmark_gluon_extend_split, 8, launches_of_six[1]),
+    of_lengths, of_parts = [torch.int32] * 4, [torch.int32, torch.float32, torch.float32, torch.bfloat16, torch.float32]
+    for kernel, num_warps, dtypes, (_, arguments) in (
+        (hallmark_gluon_extend_split, 8, of_lengths, launches[0]),
+        (hallmark_gluon_extend_combine, 4, of_parts, launches[2]),
+        (hallmark_gluon_extend_plan, 4, of_lengths, launches_of_six[0]),
+        (hallmark_gluon_extend_split, 8, of_lengths, launches_of_six[1]),
     ):  # through the binder: must be what was compiled
-        kernel.warmup(*arguments, grid=(1,), launch_pdl=True, num_warps=num_warps)
+        tensors = [x and AnyTensor(dtype, x % 16) for x, dtype in zip(arguments, dtypes, strict=False)]
+        kernel.warmup(*tensors, *arguments[len(dtypes) :], grid=(1,), launch_pdl=True, num_warps=num_warps)
     compiled.append(num_compiled())
     call(21, 11000)
     call(2000, 100_000)  # on three consumers
@@ -70,7 +74,7 @@ def main() -> None:
         "launches": [len(launches), len(launches_of_six)],
         "of_a_short_context": len(_Launcher.launches),
         "maps": [attention[0] == q.data_ptr(), attention[7] == k.data_ptr(), attention[14] == v.data_ptr()],
-        "table": attention[30] is batch.page_table,
+        "table": attention[30] == batch.page_table.data_ptr(),
         "rows_of_a_page": attention[32:34],
         "heads": attention[37:40],
     }

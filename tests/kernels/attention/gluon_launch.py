@@ -16,22 +16,25 @@ from kernels.attention.batch import AttentionBatch, AttentionFlags
 from kernels.attention.gluon_prefill import hallmark_gluon_prefill
 from kernels.attention.gluon_prefill_launch import run_prefill
 from kernels.attention.gluon_schedule import hallmark_gluon_plan
+from kernels.attention.gluon_variants import AnyTensor
 
 
 class _Launcher:
-    """Stands in for Triton's launcher: keeps every launch's arguments."""
+    """Stands in for Triton's launcher: keeps every launch's arguments, with the constants where nothing is given."""
 
     launches: list[tuple[int, tuple[Any, ...]]] = []  # noqa: RUF012 -- of this program
 
     def __init__(self, source: Any, _metadata: Any) -> None:
-        self.num_arguments = len(source.signature)
+        self.num_arguments, self.constants = len(source.signature), source.constants
 
     def __call__(self, *arguments: Any) -> None:
+        """As Triton's binder launches."""
         self.launches.append((self.num_arguments, arguments[9:]))
 
     def launch(self, *arguments: Any) -> None:
         """Triton's compiled launcher: takes four arguments more before the kernel's."""
-        self.launches.append((self.num_arguments, arguments[13:]))
+        given = tuple(self.constants.get((at,), value) for at, value in enumerate(arguments[13:]))
+        self.launches.append((self.num_arguments, given))
 
 
 class _Recording(_Hopper):
@@ -82,7 +85,8 @@ def main() -> None:
     q, k, v, out, cu_seqlens = call(256)
     compiled = [num_compiled()]
     (num_plan, plan), (num_prefill, prefill) = _Launcher.launches
-    hallmark_gluon_plan.warmup(*plan, grid=(1,))  # the same tensors through the binder: must be what was compiled
+    tensors = (AnyTensor(torch.int32, plan[0] % 16), cu_seqlens, cu_seqlens)
+    hallmark_gluon_plan.warmup(*tensors, *plan[3:], grid=(1,))  # through the binder: must be what was compiled
     compiled.append(num_compiled())
     call(300)
     compiled.append(num_compiled())
@@ -91,7 +95,7 @@ def main() -> None:
         "by_layers": layers_of_a_step(12),
         "plan": [num_plan, len(plan)],
         "prefill": [num_prefill, len(prefill)],
-        "plan_tensors": plan[1] is cu_seqlens and plan[2] is cu_seqlens and plan[0].data_ptr() == prefill[28],
+        "plan_tensors": plan[:3] == (prefill[28], cu_seqlens.data_ptr(), cu_seqlens.data_ptr()),
         "maps": [prefill[0] == q.data_ptr(), prefill[7] == k.data_ptr(), prefill[14] == v.data_ptr()],
         "out": prefill[25] == out.data_ptr(),
         "strides": prefill[26:28],

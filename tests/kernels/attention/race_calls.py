@@ -17,7 +17,7 @@ from torch import Tensor
 
 from kernels.attention.batch import AttentionFlags
 from kernels.attention.gluon_decode_launch import run_decode
-from kernels.attention.gluon_extend import run_extend, run_variant
+from kernels.attention.gluon_extend_launch import run_extend, run_variant
 from kernels.attention.gluon_prefill_launch import launch_prefill
 from kernels.attention.gluon_schedule import plan_tiles
 from kernels.attention.gluon_variants import LONG_TILINGS, TILINGS, Tiling, extend_variant_of, longer, variant_of

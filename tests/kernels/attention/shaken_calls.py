@@ -16,7 +16,7 @@ sys.path.append(str(Path(__file__).parent))
 
 import race_calls
 
-from kernels.attention import gluon_decode_launch, gluon_extend, gluon_prefill_launch
+from kernels.attention import gluon_decode_launch, gluon_extend_launch, gluon_prefill_launch
 
 HUNG = 3
 SECONDS = 4.0  # a shaken call takes a few milliseconds
@@ -53,7 +53,7 @@ def main() -> None:
     options = parser.parse_args()
     race_calls.HEADS, race_calls.LENGTHS = HEADS, LENGTHS
     if options.compile:
-        gluon_prefill_launch.loaded = gluon_extend.loaded = gluon_decode_launch._loaded = stop
+        gluon_prefill_launch.Loaded = gluon_extend_launch.Loaded = gluon_decode_launch.Loaded = stop
     for name in options.names:
         for _ in range(options.repeats):
             torch.manual_seed(0)

@@ -60,7 +60,7 @@ def test_parts_add_up_to_attention(heads: tuple[int, int], names: tuple[str, ...
     plan = plan_extend(inputs.batch, flags, variant, work, PROCESSORS)
     parts, logs, out = parts_of(inputs, flags, variant, work, plan)
     assert out.isnan().any(), "something is split"
-    combine_parts(plan, (parts, logs), out, flags, variant, work)
+    combine_parts(plan, (parts, logs), out, flags, variant, work)()
     expected = attention_oracle(inputs.q, inputs.k, inputs.v, inputs.batch, flags)
     assert (out.double() - expected).abs().max() < 2e-3  # one rounding to fp16 of values up to 4
 
@@ -74,9 +74,9 @@ def test_rows_that_see_no_key_of_any_part_are_zero(device: torch.device) -> None
     parts, logs, out = parts_of(inputs, flags, variant, work, plan)
     parts.nan_to_num_(0.0)
     logs.fill_(float("-inf"))
-    combine_parts(plan, (parts.zero_(), logs), out, flags, variant, work)
+    combine_parts(plan, (parts.zero_(), logs), out, flags, variant, work)()
     assert torch.equal(out, torch.zeros_like(out))
     sinks = replace(flags, sinks=torch.zeros(4, device=device))
     out.fill_(NAN)
-    combine_parts(plan, (parts, logs), out, sinks, variant, work)
+    combine_parts(plan, (parts, logs), out, sinks, variant, work)()
     assert torch.equal(out, torch.zeros_like(out))

@@ -9,7 +9,7 @@ import torch
 from attention_inputs import NAN, POISON_PAGE, Inputs, assert_right, attend, errors_of, flags_for, paged
 
 from kernels.attention.compare import compare
-from kernels.attention.gluon_extend import run_extend, run_variant
+from kernels.attention.gluon_extend_launch import run_extend, run_variant
 from kernels.attention.gluon_variants import extend_variant_of, longer
 from kernels.attention.triton_extend import run_extend as run_triton_extend
 

@@ -4,17 +4,19 @@ import heapq
 import random
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
 
 from kernels.attention.batch import AttentionBatch, AttentionFlags
-from kernels.attention.gluon_extend import page_rows
+from kernels.attention.gluon_extend_launch import Launches, page_map
 from kernels.attention.gluon_extend_work import Work, is_long_work, plan_extend, tiles_of, work_of
 from kernels.attention.gluon_schedule import HEADER, ITEM
 from kernels.attention.gluon_variants import TILINGS, Variant, extend_variant_of, longer, variants_beside, whole
 
 PROCESSORS = 132
+BOX = (0, 2)  # of a tensor map: its elements are of two bytes
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -235,13 +237,34 @@ def test_pages_are_rows_of_a_tensor_map_without_a_copy_where_they_lie_whole_rows
     beside_values, whole = pool[:, 1], pool.flatten(0, 1)
     head_first = torch.empty(12, 4, 16, 8, dtype=torch.float16).transpose(1, 2)
     for pages, expected in ((beside_values, 32), (whole, 16), (head_first, 64)):
-        rows, rows_of_page = page_rows(pages)
-        assert rows_of_page == expected
+        found = page_map(
+            lambda address, *_: address, BOX, pages.data_ptr(), pages.shape, pages.stride(), are_values=False
+        )
+        assert found is not None
+        address, *numbers = found.arguments
+        rows = pages.as_strided(numbers[:3], numbers[3:])
+        assert (address, found.rows_of_page) == (pages.data_ptr(), expected)
         assert rows[2 * expected + 3].data_ptr() == pages[2, 3].data_ptr()
+
+
+class Recording:
+    """Stands in for a loaded kernel whose tensor maps are their addresses."""
+
+    boxes = (None, BOX, BOX)
+    arguments: tuple[Any, ...] = ()
+
+    def encode(self, address: int, *_: object) -> int:
+        return address
+
+    def __call__(self, _grid: object, arguments: tuple[Any, ...]) -> None:
+        self.arguments = arguments
 
 
 def test_pages_that_a_tensor_map_cannot_address_are_copied() -> None:
     pages = torch.arange(2 * 16 * 9, dtype=torch.float16).view(2, 16, 1, 9)[..., :8]  # rows of 18 bytes
-    rows, rows_of_page = page_rows(pages)
-    assert (rows_of_page, rows.data_ptr() == pages.data_ptr()) == (16, False)
-    assert torch.equal(rows[16 + 5], pages[1, 5])
+    kernel = Recording()
+    Launches(kernel, (1, 1, 1), (), (), (), None).over(pages, pages)  # type: ignore[arg-type]
+    address, *numbers = kernel.arguments[:7]
+    assert address != pages.data_ptr()
+    assert numbers == [2 * 16, 1, 8, 8, 8, 1]
+    assert kernel.arguments[-2:] == (16, 16)

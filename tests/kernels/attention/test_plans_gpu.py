@@ -7,7 +7,7 @@ import torch
 from attention_inputs import Inputs, attend, packed, paged
 
 from kernels.attention.batch import AttentionFlags
-from kernels.attention.gluon_extend import run_extend
+from kernels.attention.gluon_extend_launch import run_extend
 from kernels.attention.gluon_prefill_launch import run_prefill
 from kernels.attention.gluon_variants import LONG, variant_of
 from kernels.path import RunAttention
