@@ -166,7 +166,7 @@ def _byte_rows(sources: Sources) -> list[ByteRow]:
     for model in sources.models:
         chosen = model.chosen  # once: of twelve models it took 3 of a report's 4 s, entry by entry
         for entry in model.entries:
-            if entry.measured_bytes is not None or entry is chosen[entry.shape]:
-                shape = str(entry.shape)
-                rows[shape, entry.path] = ByteRow(shape, entry.path, *entry.predicted_bytes, entry.measured_bytes)
+            key = (str(entry.shape), entry.path)
+            if entry.measured_bytes is not None or (entry is chosen[entry.shape] and key not in rows):
+                rows[key] = ByteRow(*key, *entry.predicted_bytes, entry.measured_bytes)
     return sorted(rows.values(), key=lambda row: (row.measured is None, -row.tiled))[:_MAX_BYTE_ROWS]

@@ -183,6 +183,13 @@ def test_a_page_answers_with_the_evidences_own_numbers(folder: Path) -> None:
     assert re.search(r'<td class="n failed" title="[^"]*">failed</td>', text)
 
 
+def test_counted_bytes_are_shown_whichever_models_file_holds_them(tmp_path: Path) -> None:
+    """Two models with one shape."""
+    for name, counted in (("a", None), ("b", 1_234_000_000), ("c", None)):
+        save_matrix(tmp_path / f"{name}.json", [evidence(SHAPE, OURS, measured_bytes=counted)])
+    assert page(tmp_path).count('<td class="n">1,234</td>') == 1
+
+
 def test_a_page_says_when_and_by_what_it_was_measured_and_whether_its_checks_are_older(tmp_path: Path) -> None:
     known = evidence(SHAPE, path("triton.x"), commit="abc123", command="hallmark qualify --preset demo")
     save_matrix(tmp_path / "a.json", [known])
