@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from kernels.fused.draw import _Parts
-from kernels.fused.penalties import RowPenalties
+from kernels.fused.penalties import RowPenalties, apply_penalties, apply_penalties_torch, penalty_tensors
 from kernels.fused.sampling import RowSampling, SampleResult, greedy, sample, sample_torch, sampling_tensors
 
 VOCAB = 5000  # two blocks, the second one not full
@@ -101,6 +101,21 @@ def test_penalties_change_the_logits_that_the_torch_ops_change(device: torch.dev
         value = logits[1, token].item()
         expected[1, token] = (value / 1.3 if value > 0 else value * 1.3) - 0.1 * count - 0.25 * (count > 0)
     sample(logits, sampling_tensors(rows, VOCAB, device))
+    torch.testing.assert_close(logits, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_long_histories_are_penalised_as_the_torch_ops_do(device: torch.device) -> None:
+    """More tokens than one program looks at, most of them several times, so that programs share tokens."""
+    generator = random.Random(0)
+    penalties = {
+        row: RowPenalties(generator.choices(range(300), k=700), generator.choices(range(400), k=900), 1.3, 0.25, 0.1)
+        for row in (0, 2)
+    }
+    logits = logits_of(3, 600, 1.0, device)
+    expected = logits.clone()
+    tensors = penalty_tensors(penalties, device)
+    apply_penalties_torch(expected, tensors)
+    apply_penalties(logits, tensors)
     torch.testing.assert_close(logits, expected, rtol=1e-6, atol=1e-6)
 
 

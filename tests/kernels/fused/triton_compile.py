@@ -18,7 +18,7 @@ from kernels.fused.draw_finish import draw_kernel, finish_kernel
 from kernels.fused.draw_kernels import best_kernel
 from kernels.fused.draw_limits import bracket_kernel, count_kernel, narrow_kernel, refine_kernel
 from kernels.fused.norm import _rms_norm_kernel
-from kernels.fused.penalties import _apply_marks_kernel
+from kernels.fused.penalties import _clear_kernel, _mark_kernel, _penalise_kernel
 from kernels.fused.rope_kv import _rope_and_write_kv_kernel
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "attention"))
@@ -47,9 +47,11 @@ def compile_all() -> dict[str, Any]:
         "norm": _rms_norm_kernel.warmup(HALF, HALF, HALF, HALF, 4096, 4096, 1e-5, HAS_RESIDUAL=True, **norm),
         "swiglu": _swiglu_kernel.warmup(HALF, HALF, 28672, SIZE=14336, BLOCK=2048, **OVERLAP, **grid),
         "rope": _rope_and_write_kv_kernel.warmup(*heads, **rope, HAS_NORM=True, **OVERLAP, **grid),
-        "penalties": _apply_marks_kernel.warmup(
-            FLOAT, INT, LONG, FLOAT, FLOAT, FLOAT, VOCAB, VOCAB, 1 << 30, 4096,
-            num_warps=8, enable_fp_fusion=False, **grid,
+        "clear marks": _clear_kernel.warmup(INT, LONG, LONG, 800, VOCAB, 512, **grid),
+        "mark": _mark_kernel.warmup(INT, LONG, LONG, 800, 500, VOCAB, 1 << 30, 512, **grid),
+        "penalise": _penalise_kernel.warmup(
+            FLOAT, INT, LONG, FLOAT, FLOAT, FLOAT, LONG, LONG, 800, VOCAB, VOCAB, 1 << 30, 512,
+            enable_fp_fusion=False, **grid,
         ),
         "best": best_kernel.warmup(FLOAT, FLOAT, INT, *PLACE[:4], **BLOCK, num_warps=8, **grid),
         "count": count_kernel.warmup(
