@@ -26,6 +26,7 @@ logger = logging.getLogger(__name__)
 
 # What a kernel or a peer's library raises that cannot compute, compile or launch: a reason to be absent.
 CONTENDER_ERRORS = (RuntimeError, ValueError, TypeError, AssertionError, LookupError, ArithmeticError, TritonError)
+_MAX_SPREAD = 0.005  # of a median: contenders are often within a few percent
 _MAX_REASON = 300  # characters
 
 
@@ -124,7 +125,8 @@ def measure_case(
             _release(contender.name, bench.device, error)
             logger.warning("%s cannot compute %s: %s", contender.name, case, _line(error))
             absent.append(Absence(case, contender.name, _line(error)))
-    timings = time_together({m.contender.name: m.call for m in measured}, bench.device, budget_s=bench.budget_s)
+    calls = {m.contender.name: m.call for m in measured}
+    timings = time_together(calls, bench.device, max_spread=_MAX_SPREAD, budget_s=bench.budget_s)
     best = _best_peer(measured, timings)
     rows = tuple(_row(case, m, timings[m.contender.name], bench, best) for m in measured)
     return rows, tuple(absent)

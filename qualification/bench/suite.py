@@ -10,6 +10,7 @@ _PREFILL, _EXTEND, _DECODE = (Phase.PREFILL,), (Phase.EXTEND,), (Phase.DECODE,)
 _PADDED = (80, 96, 112, 192)  # head dims that no kernel is made for
 # FlashAttention 3 is fastest over pages as long as its steps: 128 tokens, 80 at a head dim of 256 (two of them: 160).
 FA3_PAGE_SIZES = (128, 160)
+_BATCHES = tuple(range(1, 65))
 _BEST_PAGES = (((64, 128), "fa3-page128"), ((256,), "fa3-page160"))  # by head dim
 
 
@@ -29,12 +30,15 @@ def full_suite(dtype: Dtype) -> list[Part]:
 
     long, contexts = (8192, 16384, 32768), (8192, 32768, 131072)
     return [
-        part(_PREFILL, "fa2", "cudnn", "flex", "fa3", head_dims=(128,), lengths=(8192,)),
+        part(_PREFILL, "fa2", "cudnn", "flex", "fa3", lengths=(8192,)),
         part(_PREFILL, "fa2", "cudnn", "fa3"),
         *(part(_EXTEND, "fa3", page, head_dims=dims, extend_contexts=contexts) for dims, page in _BEST_PAGES),
-        *(part(_DECODE, "cudnn", "fa3", page, head_dims=dims, batches=(1, 8, 64)) for dims, page in _BEST_PAGES),
-        part(_DECODE, "fa3", batches=(256,)),
-        part(_DECODE, "fa3", batches=(1,), decode_contexts=(131072,)),
+        *(part(_DECODE, "fa2", "cudnn", "fa3", page, head_dims=dims, batches=(1, 8, 64)) for dims, page in _BEST_PAGES),
+        *(part(_DECODE, "fa3", page, head_dims=dims, batches=(256,)) for dims, page in _BEST_PAGES),
+        *(
+            part(_DECODE, "fa3", page, head_dims=dims, batches=(1,), decode_contexts=(131072,))
+            for dims, page in _BEST_PAGES
+        ),
         part(_PREFILL, "fa3", lengths=(), mixes=(2, 4, 8, 16, 64)),
         part(_PREFILL, "flex", "fa3", head_dims=(128,), lengths=(8192,), windows=(1024,)),
         part(_PREFILL, "fa3", lengths=long, windows=(1024, 4096)),
@@ -44,7 +48,7 @@ def full_suite(dtype: Dtype) -> list[Part]:
         part(_PREFILL, "cudnn", "fa3", head_dims=_PADDED, lengths=(2048, 8192)),
         part(_EXTEND, "fa3", head_dims=_PADDED, extend_contexts=(8192,)),
         part(_DECODE, "fa3", head_dims=_PADDED, batches=(1, 8, 64), decode_contexts=(4096,)),
-        part(_DECODE, "fa3", head_dims=(128,), batches=tuple(range(1, 65)), decode_contexts=(4096,)),
+        *(part(_DECODE, "fa3", head_dims=(dim,), batches=_BATCHES, decode_contexts=(4096,)) for dim in (128, 64, 256)),
         part(_DECODE, "fa2", "flex", "fa3", head_dims=(128,), batches=(2, 64), decode_contexts=(8192,)),
         part(_EXTEND, "fa2", "flex", "fa3", head_dims=(128,), chunks=(1024,), extend_contexts=(8192,)),
         part(_DECODE, "fa3", batches=(), mixes=(8, 64)),
