@@ -7,6 +7,8 @@ from kernels.shape import Phase
 from qualification.bench.cases import BenchCase
 from qualification.evidence import Timing
 
+_MAX_NAME = 160  # of the characters of a kernel's name, which are hundreds where a template's arguments are named
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -120,7 +122,7 @@ def _as_json(row: Row) -> dict[str, object]:
         "contender": row.contender,
         "is_peer": row.is_peer,
         "launch": "graph" if row.is_graphed else "eager",
-        "kernels": list(row.kernels),
+        "kernels": [name[:_MAX_NAME] for name in row.kernels],
         "p50_us": row.timing.p50_us,
         "spread": row.timing.spread,
         "n": row.timing.n,
