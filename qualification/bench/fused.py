@@ -27,6 +27,7 @@ from kernels.fused.activation import swiglu, swiglu_torch
 from kernels.fused.matmul import linear, linear_swiglu
 from kernels.fused.norm import add_rms_norm, add_rms_norm_torch
 from kernels.fused.penalties import RowPenalties
+from kernels.fused.rope_kv import rope_and_write_kv, rope_and_write_kv_torch
 from kernels.fused.sampling import RowSampling, SamplingTensors, draw_torch, greedy, sample, sampling_tensors
 from qualification.bench.machine import commit_of_code, machine_of
 
@@ -171,6 +172,24 @@ def elementwise_rows(num_tokens: int, size: int) -> Iterator[dict[str, object]]:
     yield row("swiglu", both[0].nbytes * 3 // 2, replay_us(swiglu, both), replay_us(swiglu_torch, both), **case)
 
 
+def rope_rows(num_tokens: int) -> Iterator[dict[str, object]]:
+    """Rotation and KV write of an 8B's layer: q, k and v are read, q and k written in place, k and v into pages."""
+    num_heads, num_kv_heads, head_dim, page_size = 32, 8, 128, 16
+    inputs = [randn(num_tokens, (num_heads + 2 * num_kv_heads) * head_dim) for _ in range(3)]
+    pages = [randn(num_tokens // page_size, page_size, num_kv_heads, head_dim) for _ in range(2)]
+    cos_sin = torch.full((num_tokens, head_dim), 0.5**0.5, device=_GPU)  # turns in place, again and again: no growth
+    positions = torch.arange(num_tokens, dtype=torch.int32, device=_GPU)
+    slots = torch.randperm(num_tokens, device=_GPU)
+
+    def call(op: Callable[..., None], packed: Tensor) -> None:
+        heads = torch.split(packed.view(num_tokens, -1, head_dim), [num_heads, num_kv_heads, num_kv_heads], dim=1)
+        op(*heads, cos_sin, positions, *pages, slots)
+
+    num_bytes = inputs[0].nbytes + (num_heads + 3 * num_kv_heads) * head_dim * num_tokens * 2
+    by_us, by_torch = (replay_us(partial(call, op), inputs) for op in (rope_and_write_kv, rope_and_write_kv_torch))
+    yield row("rope_and_write_kv", num_bytes, by_us, by_torch, tokens=num_tokens, heads=num_heads, head_dim=head_dim)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="JSON file to write")
@@ -186,7 +205,7 @@ def main() -> None:
         "commit": commit_of_code(),
         "machine": machine_of(fingerprint, _GPU),
     }
-    groups = [elementwise_rows(8192, 4096), sampling_rows(args.sampling_batches)]
+    groups = [elementwise_rows(8192, 4096), rope_rows(8192), sampling_rows(args.sampling_batches)]
     rows: list[dict[str, object]] = []
     for group in [*groups, *(matmul_rows(model, args.batches) for model in MODELS)]:
         for found in group:
