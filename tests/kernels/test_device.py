@@ -78,7 +78,7 @@ def test_a_counted_compile_does_not_disturb_the_launch(path: str) -> None:
     """With Triton's post-compile hook in use the first launch of a Gluon kernel raised TypeError."""
     compilation = triton.knobs.compilation
     before = compilation.listener
-    q = torch.randn(5, 4, 72, device="cuda", dtype=torch.bfloat16)  # a head dim that no other test has compiled
+    q = torch.randn(5, 4, 104, device="cuda", dtype=torch.bfloat16)  # a head dim that no other test has compiled
     ends = torch.tensor([0, 5], device="cuda", dtype=torch.int32)
     try:
         install_compile_counter()
