@@ -15,6 +15,7 @@ from qualification.plan import Plan, make_plan
 from qualification.signature import AttentionSignature, distinct_windows, shapes_needed
 from server.engine.limits import EngineLimits
 from server.engine.messages import PlanRow
+from server.errors import SettingsError
 from server.model.config import ModelConfig
 from server.settings import Settings
 
@@ -70,8 +71,15 @@ def plan_attention(
 
 
 def cache_folder(settings: Settings) -> Path:
-    """Where this machine keeps what it has learnt itself."""
-    return Path.home() / ".cache" / "hallmark" if settings.cache_dir is None else Path(settings.cache_dir)
+    """Where this machine keeps what it has learnt itself. Raises SettingsError where nobody may look; a folder that
+    cannot be written to costs the next start only.
+    """
+    folder = Path.home() / ".cache" / "hallmark" if settings.cache_dir is None else Path(settings.cache_dir)
+    try:
+        (folder / "any").exists()
+    except OSError as error:
+        raise SettingsError(f"the cache folder {folder} cannot be used: {error.strerror}") from error
+    return folder
 
 
 def plan_rows(

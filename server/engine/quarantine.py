@@ -34,9 +34,9 @@ class Quarantine:
         """Reads the file, if there is one. One that cannot be read is logged, and replaced by the next failure."""
         self._file = file
         self._digests = {path.name: path.source_digest for path in paths}
-        self._entries: dict[Pair, _Entry] = {}
-        if file.exists():
-            self._read()
+        self._entries = self._read()
+        for path, shape in sorted(self.pairs):
+            logger.warning("%s is quarantined for %s: %s", path, shape, self._entries[path, shape].why)
 
     @property
     def pairs(self) -> frozenset[Pair]:
@@ -46,7 +46,11 @@ class Quarantine:
         )
 
     def add(self, pairs: Iterable[Pair], why: str) -> None:
-        """Keep what broke. A disk that cannot be written to is logged: the running server does without the path."""
+        """Keep what broke, beside what other servers have kept meanwhile.
+
+        A disk that cannot be written to is logged: the running server does without the path.
+        """
+        self._entries = self._read() | self._entries
         now = datetime.now(UTC).isoformat(timespec="seconds")
         for path, shape in pairs:
             digest = self._digests.get(path)
@@ -74,12 +78,12 @@ class Quarantine:
 
         return send_kept
 
-    def _read(self) -> None:
+    def _read(self) -> dict[Pair, _Entry]:
         try:
             entries = msgspec.json.decode(self._file.read_bytes(), type=list[_Entry])
+        except FileNotFoundError:
+            return {}
         except (OSError, msgspec.DecodeError) as error:
             logger.error("what broke before is not known, %s cannot be read: %s", self._file, error)
-            return
-        self._entries = {(entry.path, entry.shape): entry for entry in entries}
-        for path, shape in sorted(self.pairs):
-            logger.warning("%s is quarantined for %s: %s", path, shape, self._entries[path, shape].why)
+            return {}
+        return {(entry.path, entry.shape): entry for entry in entries}

@@ -10,7 +10,9 @@ from kernels.catalog import PATHS
 from qualification.decision import Policy
 from server.engine.builder import build_engine
 from server.engine.messages import AttestationReport, EngineFailed, FromEngine, Heartbeat, StepOutput, StepRecord
+from server.engine.planning import cache_folder
 from server.engine.quarantine import Quarantine
+from server.errors import SettingsError
 from server.settings import DeviceChoice, Settings
 
 PAIR = ("triton.decode", "decode bf16 h32:8 d128 q-le_128 c-le_2k causal page64")
@@ -26,6 +28,20 @@ def test_what_broke_is_known_to_the_next_start(file: Path) -> None:
     Quarantine(file, PATHS).add([PAIR], "it could not be launched")
     assert Quarantine(file, PATHS).pairs == {PAIR}
     assert [each.name for each in file.parent.iterdir()] == [file.name]
+
+
+def test_servers_that_share_a_folder_keep_what_broke_in_each(file: Path) -> None:
+    other = ("triton.prefill", PAIR[1])
+    one, two = Quarantine(file, PATHS), Quarantine(file, PATHS)
+    one.add([PAIR], "it could not be launched")
+    two.add([other], "it failed an attestation")
+    assert Quarantine(file, PATHS).pairs == {PAIR, other}
+
+
+def test_a_folder_that_nobody_may_look_into_stops_the_start(tmp_path: Path) -> None:
+    """Too long a name is as good as a missing permission, which root does not miss."""
+    with pytest.raises(SettingsError, match="cannot be used: File name too long"):
+        cache_folder(Settings(cache_dir=str(tmp_path / ("x" * 300))))
 
 
 def test_a_kernel_whose_source_has_changed_gets_another_chance(file: Path) -> None:
