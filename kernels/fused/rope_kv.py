@@ -67,9 +67,11 @@ def rope_and_write_kv(
         raise RuntimeError(f"pages: expected contiguous ones, found strides {k_pages.stride()} and {v_pages.stride()}")
     norms = (q, k) if q_norm is None or k_norm is None else (q_norm, k_norm)
     tensors = (q, k, v, cos_sin, positions, k_pages, v_pages, slots, *norms)
-    strides = (q.stride(0), k.stride(0), v.stride(0))
-    sizes = (q.shape[1], k.shape[1], q.shape[2])
-    grid = (q.shape[0], sum(_blocks(sizes)[:2]), 1)
+    strides = (q.stride()[0], k.stride()[0], v.stride()[0])
+    num_tokens, num_heads, head_dim = q.shape
+    sizes = (num_heads, k.shape[1], head_dim)
+    num_q_blocks, num_kv_blocks, _, _ = _blocks(sizes)
+    grid = (num_tokens, num_q_blocks + num_kv_blocks, 1)
     at = [x.data_ptr() for x in tensors]
     aligned = at[0] | at[1] | at[2] | at[3] | at[5] | at[6] | at[8] | at[9]
     if q.is_cuda and aligned % 16 == 0:

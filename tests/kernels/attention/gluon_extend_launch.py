@@ -4,6 +4,8 @@ A program of its own: where Triton's interpreter is on, as in the tests of this 
 """
 
 import json
+from dataclasses import replace
+from typing import Any
 
 import torch
 from gluon_launch import _Launcher, _Recording
@@ -40,6 +42,41 @@ def call(tokens: int, context: int, num_seqs: int = 1) -> tuple[Tensor, Tensor, 
     return q, k, v, batch
 
 
+def layers_of_a_step(layers: int) -> dict[str, object]:
+    """Layers with pages and flags of their own, whose batch keeps its plans; every third has an output of its own."""
+    _Launcher.launches.clear()
+    q = torch.zeros(16, 8, 64, dtype=torch.bfloat16)
+    outs = (torch.zeros_like(q), torch.zeros_like(q))
+    batch = AttentionBatch(
+        torch.tensor([0, 16], dtype=torch.int32),
+        16,
+        9000,
+        page_table=torch.zeros(1, 200, dtype=torch.int32),
+        context_lens=torch.tensor([9000], dtype=torch.int32),
+        plans={},
+    )
+    wrong = []
+    for layer in range(layers):
+        out = outs[layer % 3 == 0]
+        k, v = torch.zeros(2, 200, 64, 2, 64, dtype=torch.bfloat16)
+        gluon_extend_launch.run_extend(q, k, v, batch, AttentionFlags(0.1), out)
+        shared = _Launcher.launches[-2:]
+        num_shared = len(_Launcher.launches)
+        gluon_extend_launch.run_extend(q, k, v, replace(batch, plans=None), AttentionFlags(0.1), out)
+        own = _Launcher.launches[-2:]
+        del _Launcher.launches[num_shared:]
+        if [besides_plan(arguments) for _, arguments in shared] != [besides_plan(arguments) for _, arguments in own]:
+            wrong.append(layer)
+    assert batch.plans is not None
+    return {"launches": len(_Launcher.launches), "wrong": wrong, "kept": len(batch.plans)}
+
+
+def besides_plan(arguments: tuple[Any, ...]) -> list[Any]:
+    """Of the attention or of its combination: all but the addresses of the plan and of partial results."""
+    own = (28, 29, 34) if len(arguments) > 34 else (0, 1, 2)
+    return [value for at, value in enumerate(arguments) if at not in own]
+
+
 def num_compiled() -> int:
     return sum(len(kernel.device_caches[0][0]) for kernel in KERNELS)
 
@@ -67,12 +104,15 @@ def main() -> None:
     compiled.append(num_compiled())
     _Launcher.launches.clear()
     call(16, 200)
+    of_a_short_context = len(_Launcher.launches)
+    by_layers = layers_of_a_step(6)
     attention = launches[1][1]
     result = {
         "compiled": compiled,
+        "by_layers": by_layers,
         "arguments": [[taken, len(given)] for taken, given in launches + launches_of_six],
         "launches": [len(launches), len(launches_of_six)],
-        "of_a_short_context": len(_Launcher.launches),
+        "of_a_short_context": of_a_short_context,
         "maps": [attention[0] == q.data_ptr(), attention[7] == k.data_ptr(), attention[14] == v.data_ptr()],
         "table": attention[30] == batch.page_table.data_ptr(),
         "rows_of_a_page": attention[32:34],

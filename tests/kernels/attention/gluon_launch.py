@@ -56,15 +56,18 @@ def call(tokens: int) -> tuple[Any, ...]:
 
 
 def layers_of_a_step(layers: int) -> dict[str, object]:
-    """Layers whose batch keeps its plans: every other one has a window, and every third an output of its own."""
+    """Layers whose batch keeps its plans: every other one has a window, and every third an output of its own.
+
+    Each has flags of its own, as the engine's have.
+    """
     _Launcher.launches.clear()
     q, k, v = (torch.zeros(200, heads, 128, dtype=torch.bfloat16) for heads in (8, 2, 2))
     cu_seqlens = torch.tensor([0, 200], dtype=torch.int32)
     batch = AttentionBatch(cu_seqlens, 200, 200, cu_seqlens_k=cu_seqlens, plans={})
-    kinds, outs = (AttentionFlags(0.1), AttentionFlags(0.1, window=100)), (torch.zeros_like(q), torch.zeros_like(q))
+    outs = (torch.zeros_like(q), torch.zeros_like(q))
     wrong = []
     for layer in range(layers):
-        flags, out = kinds[layer % 2], outs[layer % 3 == 0]
+        flags, out = AttentionFlags(0.1, window=100 if layer % 2 else None), outs[layer % 3 == 0]
         run_prefill(q, k, v, batch, flags, out)
         _, shared = _Launcher.launches[-1]
         num_shared = len(_Launcher.launches)
@@ -73,7 +76,8 @@ def layers_of_a_step(layers: int) -> dict[str, object]:
         del _Launcher.launches[num_shared:]
         if (*shared[:28], *shared[29:]) != (*own[:28], *own[29:]):  # all but the plan
             wrong.append(layer)
-    return {"launches": len(_Launcher.launches), "wrong": wrong}
+    assert batch.plans is not None
+    return {"launches": len(_Launcher.launches), "wrong": wrong, "kept": len(batch.plans)}
 
 
 def num_compiled() -> int:

@@ -42,3 +42,10 @@ def test_arguments_stand_where_the_kernel_looks_for_them(seen: dict[str, Any]) -
     assert seen["table"]
     assert seen["rows_of_a_page"] == [128, 128], "keys lie beside values: a page is two pages from the next"
     assert seen["heads"] == [2, 1, 2], "heads of tiles, those of a KV head, those of an L2 group"
+
+
+def test_layers_of_a_batch_that_keeps_plans_repeat_launches_over_their_pages(
+    seen: dict[str, Any],
+) -> None:
+    plans, outputs = 1, 2
+    assert seen["by_layers"] == {"launches": 6 * 2 + plans, "wrong": [], "kept": plans + outputs}

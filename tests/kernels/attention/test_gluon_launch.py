@@ -38,5 +38,6 @@ def test_arguments_stand_where_the_kernels_look_for_them(seen: dict[str, Any]) -
     assert seen["heads"] == [8, 4, 8], "query heads, those of a KV head, those of an L2 group"
 
 
-def test_layers_of_a_batch_that_keeps_plans_share_one_for_each_window(seen: dict[str, Any]) -> None:
-    assert seen["by_layers"] == {"launches": 12 + 2, "wrong": []}
+def test_layers_of_a_batch_that_keeps_plans_share_one_for_each_window_and_repeat_launches(seen: dict[str, Any]) -> None:
+    plans, outputs = 2, 2
+    assert seen["by_layers"] == {"launches": 12 + plans, "wrong": [], "kept": plans + plans * outputs}
