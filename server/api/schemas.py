@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Mapping
 from functools import cache
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import msgspec
 from msgspec import Meta
@@ -121,8 +121,11 @@ class CompletionFields(GenerationFields, frozen=True, kw_only=True):
     return_tokens_as_token_ids: bool = False  # names of tokens in logprobs, as vLLM writes them
 
 
+Role = Literal["system", "developer", "user", "assistant"]
+
+
 class Message(_Model, frozen=True, kw_only=True):
-    role: Literal["system", "developer", "user", "assistant"]
+    role: Role
     content: Any = None  # see _text_of; only an assistant may have said nothing
     name: Annotated[str, Meta(max_length=64)] | None = None
 
@@ -268,7 +271,7 @@ def _named(problem: str, given: Mapping[str, Any]) -> HallmarkError:
             return UnknownField(f"The field {field!r} is unknown.", param=field)
         return InvalidValue(f"The field {field!r} is missing.", param=field)
     if what.startswith("Invalid enum value"):
-        return InvalidValue(f"{field} is none of the values it may have.", param=field)
+        what = f"Expected {' or '.join(get_args(Role))}"  # the only one
     expected = what.partition(", got ")[0].removeprefix("Expected ").replace("`", "").removesuffix(" | null")
     return InvalidValue(f"{field} must be {expected}, got {shown(_value_at(given, field))}.", param=field)
 

@@ -139,7 +139,11 @@ REFUSALS = [
     ({"stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation", None),
     ({"stream_options": 5}, "stream_options", "stream_options must be object, got 5."),
     ({"messages": [{"content": "a"}]}, "messages[0].role", "The field 'messages[0].role' is missing."),
-    ({"messages": [{"role": "tool", "content": "a"}]}, "messages[0].role", "messages[0].role is none of the values"),
+    (
+        {"messages": [{"role": "tool", "content": "a"}]},
+        "messages[0].role",
+        "messages[0].role must be system or developer or user or assistant, got a string of length 4.",
+    ),
     ({"messages": []}, "messages", "messages must be array of length >= 1, got an array of length 0."),
     ({"messages": None}, "messages", "The field 'messages' is missing."),
 ]
