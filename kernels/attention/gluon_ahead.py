@@ -21,20 +21,20 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup
 from kernels.attention import gluon_pipeline
 from kernels.attention.gluon_blocks import (
     empty_output,
-    first_block,
+    finish_tile,
+    first_product,
     head_sink,
     held_queries,
     issue_output,
     issue_scores,
-    lowest_block,
+    own_blocks,
     skip_keys,
     skip_values,
     wait_output,
 )
 from kernels.attention.gluon_pipeline import free_key, free_value, hardware_arrive, pass_turn, take_turn, wait_fill
 from kernels.attention.gluon_schedule import first_of, take_tile
-from kernels.attention.gluon_softmax import lane_sum, reciprocal, rescale, scaled_rows, shift_first, shift_next
-from kernels.attention.gluon_store import store_tile
+from kernels.attention.gluon_softmax import add_weights, first_scores, lane_sum, next_scores, rescale, row_totals
 
 ROWS = gluon_pipeline.ROWS
 PAIR = gluon_pipeline.PAIR
@@ -44,13 +44,12 @@ TURN = gluon_pipeline.TURN
 @jit
 def add_block(x, shrink, sums, acc, values, fill, dtype: gl.constexpr, VARIANT: gl.constexpr):
     """Weights of a block, added to the sums; O += P V is under way when this returns."""
-    SUM_ROW: gl.constexpr = gl.SliceLayout(1, sums.type.layout)
     P_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, acc[0].type.layout, 2)
     if VARIANT.tiling.early_waits:
         wait_fill(values, fill, True, VARIANT)
     acc = rescale(acc, shrink, VARIANT)
     p = gl.exp2(x)
-    sums = sums * gl.convert_layout(shrink, SUM_ROW)[:, None] + lane_sum(p)
+    sums = add_weights(sums, shrink, p)
     p16 = gl.convert_layout(p.to(dtype), P_LAYOUT)
     if not VARIANT.tiling.early_waits:
         wait_fill(values, fill, True, VARIANT)
@@ -79,32 +78,18 @@ def consume_ahead(
     row, rows, position, num_keys, head, _first_key, low, top, part = take_tile(tiles, 0, VARIANT)
     low = first_of(low, VARIANT)
     if row >= 0:
-        last = first_block(position, low, top, W, VARIANT)
-        lowest = lowest_block(position, low, last, window, W, VARIANT)
+        last, lowest = own_blocks(position, low, top, window, W, VARIANT)
         num_more = last - lowest  # blocks after the first
         num_below = lowest - low
         visible = (spans, row, rows, num_keys, index)
         sink = head_sink(sinks, head, S_ROW, VARIANT)
-        fill = 0  # of the block that x holds
+        s, held_q, fill = first_product(queries, keys, values, top - last, zero, W, VARIANT)  # fill: of what x holds
         n = 0
-        if VARIANT.skips:
-            fill = skip_keys(keys, fill, top - last, W, VARIANT)
-            skip_values(values, 0, fill, VARIANT)
-        mbarrier.wait(q_full.index(W), 0)
-        wait_fill(keys, fill, True, VARIANT)
-        take_turn(W, VARIANT)
-        held_q = held_queries(queries, W, zero, VARIANT)
-        s = issue_scores(queries, W, keys, fill, zero, held_q, VARIANT)
-        pass_turn(W, VARIANT)
-        s = warpgroup_mma_wait(0, deps=(s,))
-        free_key(keys, fill, True, VARIANT)
         first_col = last * BLOCK_N
-        x, m, shrink = shift_first(
-            s, scale, softcap_scale, position + index, visible, window, first_col, S_ROW, VARIANT
-        )
+        x, m = first_scores(s, scale, softcap_scale, position + index, visible, window, first_col, S_ROW, VARIANT)
+        shrink = gl.full([ROWS], 1.0, gl.float32, S_ROW)
         acc = empty_output(VARIANT)
         sums = lane_sum(zero)
-        SUM_ROW: gl.constexpr = gl.SliceLayout(1, sums.type.layout)
 
         more = True
         while more:
@@ -119,9 +104,11 @@ def consume_ahead(
                     wait_fill(keys, fill + 2, i + 1 < num_more, VARIANT)
                 s = warpgroup_mma_wait(1, deps=(s,))
                 free_key(keys, fill + 1, True, VARIANT)
-                x, m, shrink = shift_next(
-                    s, m, scale, softcap_scale, position, FIRST_ROW, index, visible, window, last - 1 - i, VARIANT
+                x, m_new = next_scores(
+                    s, m, scale, softcap_scale, position, FIRST_ROW, index, visible, window, last - 1 - i, 1, VARIANT
                 )
+                shrink = gl.exp2(m - m_new)
+                m = m_new
                 if not VARIANT.tiling.early_waits:  # ptxas moves no maximum across a spin loop
                     wait_fill(keys, fill + 2, i + 1 < num_more, VARIANT)
                 acc = wait_output(acc, VARIANT)
@@ -136,8 +123,7 @@ def consume_ahead(
             low = first_of(low, VARIANT)
             # If there is none, S is computed from stale shared memory and dropped: cheaper than a branch around wgmma.
             more = next_row >= 0
-            last = first_block(position, low, top, W, VARIANT)
-            lowest = lowest_block(position, low, last, window, W, VARIANT)
+            last, lowest = own_blocks(position, low, top, window, W, VARIANT)
             num_more = last - lowest
             visible = (spans, next_row, next_rows, num_keys, index)
             held = fill
@@ -153,27 +139,17 @@ def consume_ahead(
             s = issue_scores(queries, buffer, keys, fill, zero, held_q, VARIANT)
             pass_turn(W, VARIANT)
             acc, sums = add_block(x, shrink, sums, acc, values, held, dtype, VARIANT)
-            total = gl.sum(sums, axis=1)
-            if VARIANT.sinks:  # of parts: once, where they are combined
-                share = gl.convert_layout(gl.exp2(sink - m), SUM_ROW)
-                if VARIANT.parts:
-                    share = gl.where(part < 0, share, 0.0)
-                total = total + share
+            total = row_totals(sums, m, sink, part, VARIANT)
             m_done = m
             s = warpgroup_mma_wait(1, deps=(s,))
             free_key(keys, fill, more, VARIANT)
             first_col = last * BLOCK_N
-            x, m, shrink = shift_first(
-                s, scale, softcap_scale, position + index, visible, window, first_col, S_ROW, VARIANT
-            )
+            x, m = first_scores(s, scale, softcap_scale, position + index, visible, window, first_col, S_ROW, VARIANT)
+            shrink = gl.full([ROWS], 1.0, gl.float32, S_ROW)
             wait_fill(values, held, True, VARIANT)  # cannot block: for ptxas
             acc = wait_output(acc, VARIANT)
             free_value(values, held, VARIANT)
-            inverse = reciprocal(total)
-            if VARIANT.may_see_nothing:
-                inverse = gl.where(total > 0.0, inverse, 0.0)
-            o = scaled_rows(acc, inverse, VARIANT)
-            store_tile(result, row, rows, head, part, o, m_done, total, W, STORE, VARIANT)
+            finish_tile(result, row, rows, head, part, acc, m_done, total, W, STORE, VARIANT)
             if VARIANT.skips:  # only now: freed before the P V above, skipped values could deadlock a two-stage ring
                 skip_values(values, held + 1, fill, VARIANT)
             acc = empty_output(VARIANT)

@@ -5,10 +5,12 @@
 
 from triton.experimental.gluon import jit
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warpgroup_mma_wait
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait
 
 from kernels.attention import gluon_pipeline
 from kernels.attention.gluon_pipeline import free_key, free_value, pass_turn, take_turn, wait_fill
+from kernels.attention.gluon_softmax import reciprocal, scaled_rows
+from kernels.attention.gluon_store import store_tile
 
 ROWS = gluon_pipeline.ROWS
 LOG2E = gl.constexpr(1.4426950408889634)
@@ -33,6 +35,13 @@ def lowest_block(position, low, last, window, W: gl.constexpr, VARIANT: gl.const
         seen = gl.maximum(position + W * ROWS // VARIANT.pack - window + 1, 0) // VARIANT.tiling.block_n
         low = gl.maximum(low, gl.minimum(seen, last))
     return low
+
+
+@jit
+def own_blocks(position, low, top, window, W: gl.constexpr, VARIANT: gl.constexpr):
+    """Of a tile's key blocks, from `low` to `top`: the last and the lowest one that consumer W meets."""
+    last = first_block(position, low, top, W, VARIANT)
+    return last, lowest_block(position, low, last, window, W, VARIANT)
 
 
 @jit
@@ -72,6 +81,24 @@ def issue_scores(queries, buffer, keys, fill, zero, held, VARIANT: gl.constexpr)
             q = q_smem.slice(VARIANT.slices[i][0], VARIANT.slices[i][1], dim=1)
             s = warpgroup_mma(q, k, s, use_acc=i > 0, is_async=True)
     return s
+
+
+@jit
+def first_product(queries, keys, values, num_skipped, zero, W: gl.constexpr, VARIANT: gl.constexpr):
+    """S of a consumer's very first block, behind those that it skips: with its queries in registers, and its fill."""
+    fill = 0
+    if VARIANT.skips:
+        fill = skip_keys(keys, fill, num_skipped, W, VARIANT)
+        skip_values(values, 0, fill, VARIANT)
+    mbarrier.wait(queries[1].index(W), 0)
+    wait_fill(keys, fill, True, VARIANT)
+    held = held_queries(queries, W, zero, VARIANT)
+    take_turn(W, VARIANT)
+    s = issue_scores(queries, W, keys, fill, zero, held, VARIANT)
+    pass_turn(W, VARIANT)
+    s = warpgroup_mma_wait(0, deps=(s,))
+    free_key(keys, fill, True, VARIANT)
+    return s, held, fill
 
 
 @jit
@@ -121,6 +148,18 @@ def wait_output(acc, VARIANT: gl.constexpr):
     else:
         o = warpgroup_mma_wait(0, deps=(acc[0], acc[1]))
     return o
+
+
+@jit
+def finish_tile(
+    result, row, rows, head, part, acc, m, total, W: gl.constexpr, STORE: gl.constexpr, VARIANT: gl.constexpr
+):
+    """O over what the weights sum to, written; 0 in rows that see nothing."""
+    inverse = reciprocal(total)
+    if VARIANT.may_see_nothing:
+        inverse = gl.where(total > 0.0, inverse, 0.0)
+    o = scaled_rows(acc, inverse, VARIANT)
+    store_tile(result, row, rows, head, part, o, m, total, W, STORE, VARIANT)
 
 
 @jit

@@ -22,12 +22,13 @@ from kernels.attention import gluon_pipeline
 from kernels.attention.gluon_ahead import consume_ahead
 from kernels.attention.gluon_blocks import (
     empty_output,
-    first_block,
+    finish_tile,
+    first_product,
     head_sink,
     held_queries,
     issue_output,
     issue_scores,
-    lowest_block,
+    own_blocks,
     skip_keys,
     skip_values,
     wait_all,
@@ -42,8 +43,7 @@ from kernels.attention.gluon_pipeline import (
     wait_fill,
 )
 from kernels.attention.gluon_schedule import first_of, take_tile
-from kernels.attention.gluon_softmax import reciprocal, rescale, scaled_rows, softmax_first, softmax_next
-from kernels.attention.gluon_store import store_tile
+from kernels.attention.gluon_softmax import add_weights, first_scores, lane_sum, next_scores, rescale, row_totals
 
 ROWS = gluon_pipeline.ROWS
 PAIR = gluon_pipeline.PAIR
@@ -78,16 +78,19 @@ def step(
     free_key(keys, fill, True, VARIANT)
     if VARIANT.tiling.q_buffers == 1:
         mbarrier.arrive(queries[2].index(W), count=1, pred=i + 1 == num_more)
-    p, m, sums, shrink = softmax_next(
-        s, m, sums, scale, softcap_scale, position, W * ROWS // VARIANT.pack, index, visible, window,
+    x, m_new = next_scores(
+        s, m, scale, softcap_scale, position, W * ROWS // VARIANT.pack, index, visible, window,
         last - 1 - i, MASKED, VARIANT,
     )  # fmt: skip
+    p = gl.exp2(x)
+    shrink = gl.exp2(m - m_new)
+    sums = add_weights(sums, shrink, p)
     p16 = gl.convert_layout(p.to(p16.dtype), p16.type.layout)
     fill += 1
     wait_fill(keys, fill, i + 1 < num_more, VARIANT)  # also the pin, see the head of this file
     acc = wait_output(acc, VARIANT)
     free_value(values, fill - 2, VARIANT)
-    return rescale(acc, shrink, VARIANT), p16, m, sums
+    return rescale(acc, shrink, VARIANT), p16, m_new, sums
 
 
 @jit
@@ -113,35 +116,22 @@ def consume_beside(
     row, rows, position, num_keys, head, _first_key, low, top, part = take_tile(tiles, 0, VARIANT)
     low = first_of(low, VARIANT)
     if row >= 0:
-        last = first_block(position, low, top, W, VARIANT)
-        lowest = lowest_block(position, low, last, window, W, VARIANT)
+        last, lowest = own_blocks(position, low, top, window, W, VARIANT)
         num_more = last - lowest  # blocks after the first
         num_below = lowest - low
         visible = (spans, row, rows, num_keys, index)
         sink = head_sink(sinks, head, S_ROW, VARIANT)
-        fill = 0
+        s, held_q, fill = first_product(queries, keys, values, top - last, zero, W, VARIANT)
         n = 0
-        if VARIANT.skips:
-            fill = skip_keys(keys, fill, top - last, W, VARIANT)
-            skip_values(values, 0, fill, VARIANT)
-        mbarrier.wait(q_full.index(W), 0)
-        wait_fill(keys, fill, True, VARIANT)
-        held_q = held_queries(queries, W, zero, VARIANT)
-        take_turn(W, VARIANT)
-        s = issue_scores(queries, W, keys, fill, zero, held_q, VARIANT)
-        pass_turn(W, VARIANT)
-        s = warpgroup_mma_wait(0, deps=(s,))
-        free_key(keys, fill, True, VARIANT)
         if Q_BUFFERS == 1:
             mbarrier.arrive(q_free.index(W), count=1, pred=num_more == 0)
         first_col = last * BLOCK_N
-        p, m, sums = softmax_first(
-            s, scale, softcap_scale, position + index, visible, window, first_col, S_ROW, VARIANT
-        )
+        x, m = first_scores(s, scale, softcap_scale, position + index, visible, window, first_col, S_ROW, VARIANT)
+        p = gl.exp2(x)
+        sums = lane_sum(p)
         p16 = gl.convert_layout(p.to(dtype), P_LAYOUT)
         acc = empty_output(VARIANT)
         fill += 1
-        SUM_ROW: gl.constexpr = gl.SliceLayout(1, sums.type.layout)
 
         more = True
         while more:
@@ -173,20 +163,14 @@ def consume_beside(
             low = first_of(low, VARIANT)
             # If there is none, S is computed from stale shared memory and dropped: cheaper than a branch around wgmma.
             more = next_row >= 0
-            last = first_block(position, low, top, W, VARIANT)
-            lowest = lowest_block(position, low, last, window, W, VARIANT)
+            last, lowest = own_blocks(position, low, top, window, W, VARIANT)
             num_more = last - lowest
             visible = (spans, next_row, next_rows, num_keys, index)
             held = fill - 1  # the values of this fill still have to meet p16
             if VARIANT.skips:
                 fill = skip_keys(keys, fill, num_below + gl.where(more, top - last, 0), W, VARIANT)
             num_below = lowest - low
-            total = gl.sum(sums, axis=1)
-            if VARIANT.sinks:  # of parts: once, where they are combined
-                share = gl.convert_layout(gl.exp2(sink - m), SUM_ROW)
-                if VARIANT.parts:
-                    share = gl.where(part < 0, share, 0.0)
-                total = total + share
+            total = row_totals(sums, m, sink, part, VARIANT)
             m_done = m
             if VARIANT.tiling.pv_first:  # with one Q buffer the next queries come late: do not hold P V back for them
                 wait_fill(values, held, True, VARIANT)
@@ -209,19 +193,15 @@ def consume_beside(
             if Q_BUFFERS == 1:
                 mbarrier.arrive(q_free.index(W), count=1, pred=more & (num_more == 0))
             first_col = last * BLOCK_N
-            p, m, sums = softmax_first(
-                s, scale, softcap_scale, position + index, visible, window, first_col, S_ROW, VARIANT
-            )
+            x, m = first_scores(s, scale, softcap_scale, position + index, visible, window, first_col, S_ROW, VARIANT)
+            p = gl.exp2(x)
+            sums = lane_sum(p)
             p16 = gl.convert_layout(p.to(dtype), P_LAYOUT)
             wait_fill(values, held, True, VARIANT)  # cannot block: the pin again
             if not VARIANT.tiling.pv_first:
                 acc = wait_output(acc, VARIANT)
             free_value(values, held, VARIANT)
-            inverse = reciprocal(total)
-            if VARIANT.may_see_nothing:
-                inverse = gl.where(total > 0.0, inverse, 0.0)
-            o = scaled_rows(acc, inverse, VARIANT)
-            store_tile(result, row, rows, head, part, o, m_done, total, W, STORE, VARIANT)
+            finish_tile(result, row, rows, head, part, acc, m_done, total, W, STORE, VARIANT)
             if VARIANT.skips:  # only now: freed before the P V above, skipped values could deadlock a two-stage ring
                 skip_values(values, held + 1, fill, VARIANT)
             acc = empty_output(VARIANT)

@@ -127,6 +127,25 @@ def lane_sum(p):
 
 
 @jit
+def add_weights(sums, shrink, p):
+    """Lane sums after one more block; shrink: the factor of what was summed before."""
+    SUM_ROW: gl.constexpr = gl.SliceLayout(1, sums.type.layout)
+    return sums * gl.convert_layout(shrink, SUM_ROW)[:, None] + lane_sum(p)
+
+
+@jit
+def row_totals(sums, m, sink, part, VARIANT: gl.constexpr):
+    """What the weights of each row sum to; of parts without the sink, which counts once, where they are combined."""
+    total = gl.sum(sums, axis=1)
+    if VARIANT.sinks:
+        share = gl.convert_layout(gl.exp2(sink - m), gl.SliceLayout(1, sums.type.layout))
+        if VARIANT.parts:
+            share = gl.where(part < 0, share, 0.0)
+        total = total + share
+    return total
+
+
+@jit
 def reciprocal(x):
     """One MUFU instruction, within one unit in the last place; true division takes ten, and spills."""
     return gl.inline_asm_elementwise("rcp.approx.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
@@ -179,28 +198,27 @@ def needs_mask(block, first_position, window, VARIANT: gl.constexpr):
 
 
 @jit
-def softmax_first(
+def first_scores(
     s, scale, softcap_scale, position, visible, window, first_col, ROW: gl.constexpr, VARIANT: gl.constexpr
 ):
-    """Weights, row maxima (in log2) and lane sums of a tile's first block."""
+    """Scores of a tile's first block less the maxima of their rows (both in log2), and these maxima."""
     if VARIANT.softcap:
         s = tanh(s * softcap_scale)
     s = mask(s, position, visible, window, first_col, True, VARIANT)
     m = row_max(s, ROW) * scale
     if VARIANT.may_see_nothing:
         m = gl.maximum(m, -1e30)
-    p = gl.exp2(s * scale - m[:, None])
-    return p, m, lane_sum(p)
+    return s * scale - m[:, None], m
 
 
 @jit
-def softmax_next(
-    s, m, sums, scale, softcap_scale, position, FIRST_ROW: gl.constexpr, index, visible, window, block,
+def next_scores(
+    s, m, scale, softcap_scale, position, FIRST_ROW: gl.constexpr, index, visible, window, block,
     MASKED: gl.constexpr, VARIANT: gl.constexpr,
 ):  # fmt: skip
-    """The online softmax over one more block of a tile whose row `index` stands at `position + index`.
+    """The same for one more block of a tile whose row `index` stands at `position + index`.
 
-    Returns the weights, the new maxima and lane sums, and the factor of what was summed before.
+    MASKED  0 never, 1 where the block asks for it, 2 always
     """
     if VARIANT.softcap:
         s = tanh(s * softcap_scale)
@@ -211,39 +229,5 @@ def softmax_next(
             first_col = block * VARIANT.tiling.block_n
             s = mask(s, position + index, visible, window, first_col, VARIANT.may_see_nothing, VARIANT)
     ROW: gl.constexpr = m.type.layout
-    SUM_ROW: gl.constexpr = gl.SliceLayout(1, sums.type.layout)
     m_new = larger_max(m, row_max(s, ROW) * scale, VARIANT)
-    p = gl.exp2(s * scale - m_new[:, None])
-    shrink = gl.exp2(m - m_new)
-    sums = sums * gl.convert_layout(shrink, SUM_ROW)[:, None] + lane_sum(p)
-    return p, m_new, sums, shrink
-
-
-@jit
-def shift_first(
-    s, scale, softcap_scale, position, visible, window, first_col, ROW: gl.constexpr, VARIANT: gl.constexpr
-):
-    """Scores of a tile's first block less their maxima (in log2), the maxima, the factor of what was summed before."""
-    if VARIANT.softcap:
-        s = tanh(s * softcap_scale)
-    s = mask(s, position, visible, window, first_col, True, VARIANT)
-    m = row_max(s, ROW) * scale
-    if VARIANT.may_see_nothing:
-        m = gl.maximum(m, -1e30)
-    return s * scale - m[:, None], m, gl.full([s.shape[0]], 1.0, gl.float32, ROW)
-
-
-@jit
-def shift_next(
-    s, m, scale, softcap_scale, position, FIRST_ROW: gl.constexpr, index, visible, window, block, VARIANT: gl.constexpr
-):
-    """The same for one more block of the tile."""
-    if VARIANT.softcap:
-        s = tanh(s * softcap_scale)
-    if VARIANT.is_masked_inside:  # noqa: SIM102 -- the outer one is decided by the compiler
-        if needs_mask(block, position + FIRST_ROW, window, VARIANT):
-            first_col = block * VARIANT.tiling.block_n
-            s = mask(s, position + index, visible, window, first_col, VARIANT.may_see_nothing, VARIANT)
-    ROW: gl.constexpr = m.type.layout
-    m_new = larger_max(m, row_max(s, ROW) * scale, VARIANT)
-    return s * scale - m_new[:, None], m_new, gl.exp2(m - m_new)
+    return s * scale - m_new[:, None], m_new
