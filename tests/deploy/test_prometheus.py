@@ -1,12 +1,14 @@
 """The alert rules: valid, unit-tested both ways, with runbooks, and about metrics that the server really has."""
 
 import re
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from kernels.fused.matmul_fallback import MatmulFallback
 from kernels.path import Reject
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -75,7 +77,8 @@ def test_every_alert_has_a_runbook_and_every_runbook_an_alert() -> None:
         assert (RUNBOOKS / f"{name}.md").read_text().startswith(f"# {name}\n")
 
 
-def test_the_reasons_of_the_fallback_runbook_are_all_there_are() -> None:
-    table = (RUNBOOKS / "KernelFallback.md").read_text().split("| reason |")[1].split("\n\n")[0]
-    reasons = {name for row in table.splitlines()[2:] for name in re.findall(r"`(\w+)`", row.split("|")[1])}
-    assert reasons == {code.value for code in Reject}
+@pytest.mark.parametrize(("name", "reasons"), [("KernelFallback", Reject), ("MatmulFallback", MatmulFallback)])
+def test_the_reasons_of_a_fallbacks_runbook_are_all_there_are(name: str, reasons: type[Enum]) -> None:
+    table = (RUNBOOKS / f"{name}.md").read_text().split("| reason |")[1].split("\n\n")[0]
+    told = {found for row in table.splitlines()[2:] for found in re.findall(r"`(\w+)`", row.split("|")[1])}
+    assert told == {reason.value for reason in reasons}
