@@ -43,7 +43,15 @@ from kernels.attention.gluon_pipeline import (
     wait_fill,
 )
 from kernels.attention.gluon_schedule import first_of, take_tile
-from kernels.attention.gluon_softmax import add_weights, first_scores, lane_sum, next_scores, rescale, row_totals
+from kernels.attention.gluon_softmax import (
+    add_weights,
+    first_scores,
+    lane_sum,
+    next_scores,
+    rescale,
+    row_totals,
+    weights,
+)
 
 ROWS = gluon_pipeline.ROWS
 PAIR = gluon_pipeline.PAIR
@@ -82,7 +90,7 @@ def step(
         s, m, scale, softcap_scale, position, W * ROWS // VARIANT.pack, index, visible, window,
         last - 1 - i, MASKED, VARIANT,
     )  # fmt: skip
-    p = gl.exp2(x)
+    p = weights(x, VARIANT)
     shrink = gl.exp2(m - m_new)
     sums = add_weights(sums, shrink, p)
     p16 = gl.convert_layout(p.to(p16.dtype), p16.type.layout)

@@ -75,6 +75,9 @@ LONG_TILINGS: dict[int, Tiling] = {
 }
 LONG = 8192  # queries of the longest sequence
 LONG_WINDOW = 1024
+# Under a softcap alone, where polynomials serve it, the third consumer gives 1 % at 4096, 5-6 % from 6000 on, and costs
+# 3 % at 2048 (H200).
+LONG_SOFTCAP = 4096
 
 # Of `gluon.extend.hopper`. Turns give 2-3 % at 64 as well, over long contexts (H200).
 PAGED_TILINGS: dict[int, Tiling] = {
@@ -168,6 +171,14 @@ class Variant:
         return self.offset or self.spans
 
     @property
+    def has_polynomials(self) -> bool:
+        """Whether polynomials compute a quarter of the weights, for exponentials and tanh share one unit.
+
+        Not of masked blocks: there they would cost as much as they save. Two consumers lose 1-3 % by them (H200).
+        """
+        return self.softcap and self.tiling.consumers == 3 and not self.is_masked_inside
+
+    @property
     def skips(self) -> bool:
         """Whether consumers of one tile may start at different key blocks."""
         return (self.tiling.block_n < self.tiling.block_m or self.offset) and not self.spans
@@ -202,10 +213,13 @@ def variant_of(head_dim: int, batch: AttentionBatch, flags: AttentionFlags) -> V
 
     Queries start at position 0 where queries and keys share their offsets tensor; otherwise nobody here knows.
     """
+    has_context = batch.cu_seqlens_q is not batch.cu_seqlens_k
+    is_capped_alone = flags.softcap is not None and flags.window is None and not has_context
+    long = LONG_SOFTCAP if is_capped_alone else LONG
     return _variant(
         head_dim,
-        batch.max_seqlen_q >= LONG and (flags.window is None or flags.window >= LONG_WINDOW),
-        batch.cu_seqlens_q is not batch.cu_seqlens_k,
+        batch.max_seqlen_q >= long and (flags.window is None or flags.window >= LONG_WINDOW),
+        has_context,
         flags.window is not None,
         flags.softcap is not None,
         flags.sinks is not None,

@@ -4,8 +4,10 @@ import pytest
 import torch
 
 from kernels.attention.batch import AttentionBatch, AttentionFlags
+from kernels.attention.gluon_softmax import EXP2
 from kernels.attention.gluon_variants import (
     LONG,
+    LONG_SOFTCAP,
     LONG_WINDOW,
     Variant,
     extend_variant_of,
@@ -53,3 +55,20 @@ def test_three_consumers_serve_long_prompts_but_under_narrow_windows() -> None:
     assert chosen(64, LONG, window=LONG_WINDOW - 1).tiling.consumers == 2
     assert chosen(64, LONG, window=LONG_WINDOW, has_context=True).tiling.consumers == 2
     assert chosen(128, LONG, window=LONG_WINDOW).tiling.consumers == 2
+
+
+def test_under_a_softcap_alone_three_consumers_compute_by_polynomials_and_serve_shorter_prompts() -> None:
+    assert chosen(64, LONG_SOFTCAP, softcap=30).has_polynomials
+    assert chosen(64, LONG_SOFTCAP - 1, softcap=30).tiling.consumers == 2
+    assert not chosen(64, LONG_SOFTCAP - 1, softcap=30).has_polynomials
+    assert not chosen(128, LONG, softcap=30).has_polynomials
+    assert not chosen(64, LONG).has_polynomials
+    for beside in ({"window": LONG_WINDOW}, {"has_context": True}):
+        assert chosen(64, LONG - 1, softcap=30, **beside).tiling.consumers == 2
+        assert not chosen(64, LONG, softcap=30, **beside).has_polynomials
+
+
+def test_the_polynomial_errs_by_less_than_a_sixth_of_a_rounding_to_fp16() -> None:
+    x = torch.linspace(-0.5, 0.5, 10_001, dtype=torch.float64)
+    found = sum(coefficient * x**power for power, coefficient in enumerate(EXP2))
+    assert ((found / 2**x) - 1).abs().max() < torch.finfo(torch.float16).eps / 2 / 6

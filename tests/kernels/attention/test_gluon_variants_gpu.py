@@ -10,7 +10,7 @@ from kernels.attention.batch import AttentionFlags
 from kernels.attention.compare import compare
 from kernels.attention.gluon_prefill_launch import launch_prefill, run_prefill
 from kernels.attention.gluon_schedule import plan_tiles
-from kernels.attention.gluon_variants import LONG, LONG_TILINGS, LONG_WINDOW, variant_of
+from kernels.attention.gluon_variants import LONG, LONG_SOFTCAP, LONG_TILINGS, LONG_WINDOW, variant_of
 
 pytestmark = pytest.mark.gpu
 
@@ -24,8 +24,8 @@ def _hopper() -> None:
         pytest.skip("needs an sm_90 GPU")
 
 
-def prompts(lengths: list[int], dim: int = 64) -> Inputs:
-    inputs = packed(lengths, CUDA, heads=(4, 2), head_dim=dim, dtype=torch.bfloat16)
+def prompts(lengths: list[int], dim: int = 64, dtype: torch.dtype = torch.bfloat16) -> Inputs:
+    inputs = packed(lengths, CUDA, heads=(4, 2), head_dim=dim, dtype=dtype)
     return replace(inputs, batch=replace(inputs.batch, cu_seqlens_k=inputs.batch.cu_seqlens_q))
 
 
@@ -53,3 +53,17 @@ def test_head_dims_that_are_cut_are_within_the_rule(dim: int) -> None:
     inputs = prompts(LENGTHS, dim)
     assert len(variant_of(dim, inputs.batch, AttentionFlags(1.0)).columns) == 2
     assert_right(run_prefill, inputs, AttentionFlags(dim**-0.5))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("sharpness", [1.0, 8.0])
+@pytest.mark.parametrize("softcap", [5.0, 50.0, 1000.0])
+def test_polynomials_under_a_softcap_are_within_the_rule(softcap: float, sharpness: float, dtype: torch.dtype) -> None:
+    """The last cap lets weights be so small that no normal number holds them."""
+    inputs = prompts([*LENGTHS, LONG_SOFTCAP + 9], dtype=dtype)
+    q, k, v, batch = inputs.q, inputs.k, inputs.v, inputs.batch
+    flags = AttentionFlags(sharpness * 64**-0.5, softcap=softcap, sinks=torch.randn(4, device=CUDA))
+    assert variant_of(64, batch, flags).has_polynomials
+    out = torch.full_like(q, NAN)
+    run_prefill(q, k, v, batch, flags, out)
+    assert compare(out, q, k, v, batch, flags).is_within_rule
