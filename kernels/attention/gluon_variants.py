@@ -79,11 +79,10 @@ LONG_WINDOW = 1024
 # 3 % at 2048 (H200).
 LONG_SOFTCAP = 4096
 
-# Of `gluon.extend.hopper`. Turns give 2-3 % at 64 as well, over long contexts (H200).
+# Of `gluon.extend.hopper`, where they are others. Turns give 2-3 % at 64 as well, over long contexts (H200).
 PAGED_TILINGS: dict[int, Tiling] = {
     64: Tiling(2, 64, 128, 3, 2, named_barriers=True, pv_first=False, lazy_rescale=False),
     128: Tiling(2, 128, 128, 2, 2, named_barriers=True, pv_first=False, lazy_rescale=False),
-    256: Tiling(2, 256, 64, 2, 1, named_barriers=False, pv_first=True, lazy_rescale=False),
 }
 
 MAX_HEAD_DIM = max(TILINGS)
@@ -264,7 +263,7 @@ def _extend_variant(
     if page_size % PAGE_SIZE_MULTIPLE:
         raise ValueError(f"page_size: expected a multiple of {PAGE_SIZE_MULTIPLE}, found {page_size}")
     plain = _variant(head_dim, False, True, window, softcap, sinks, spans)
-    tiling = PAGED_TILINGS[plain.tiling.block_d]
+    tiling = PAGED_TILINGS.get(plain.tiling.block_d, plain.tiling)
     pack = group if group <= ROWS and group.bit_count() == 1 else 1
     # At 256 a loop of its own for masked blocks gives 1-2 %; at 64 and 128 ptxas makes the other one slower.
     masks_apart = tiling.block_d == 256 and not (window or spans)
