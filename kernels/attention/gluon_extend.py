@@ -29,6 +29,12 @@ def wait_for_launch_before():
     )  # fmt: skip
 
 
+@jit
+def consume_rows(given, W: gl.constexpr, STORE: gl.constexpr, VARIANT: gl.constexpr):
+    """The role of consumer W. One name for what all of them are given makes each a line."""
+    consume(*given, W, STORE, VARIANT)
+
+
 @jit(do_not_specialize=["stride_table", "k_rows", "v_rows", "num_heads", "group", "heads_per_group", "window"])
 def hallmark_gluon_extend(
     q_desc, k_desc, v_desc, out, stride_row, stride_head, parts, logs, table, stride_table, k_rows, v_rows, plan, sinks,
@@ -43,26 +49,22 @@ def hallmark_gluon_extend(
     """
     tiles, queries, keys, values = rings(q_desc.dtype, VARIANT)
     result = (out, stride_row, stride_head, parts, logs, num_heads)
+    given = (result, sinks, spans, scale, softcap_scale, window, tiles, queries, keys, values)
+    maps = (q_desc, k_desc, v_desc)
+    pages = (table, stride_table, k_rows, v_rows)
     wait_for_launch_before()
     if VARIANT.tiling.consumers == 2:
         gl.warp_specialize([
-            (consume, (result, sinks, spans, scale, softcap_scale, window, tiles, queries, keys, values,
-                       0, STORE, VARIANT)),
-            (consume, (result, sinks, spans, scale, softcap_scale, window, tiles, queries, keys, values,
-                       1, STORE, VARIANT)),
-            (produce_pages, (q_desc, k_desc, v_desc, table, stride_table, k_rows, v_rows, group, tiles, queries, keys,
-                             values, VARIANT)),
+            (consume_rows, (given, 0, STORE, VARIANT)),
+            (consume_rows, (given, 1, STORE, VARIANT)),
+            (produce_pages, (maps, pages, group, tiles, queries, keys, values, VARIANT)),
             (schedule, (plan, num_heads, heads_per_group, tiles, VARIANT)),
         ], [4, 1, 1], [240, 32, 32])  # fmt: skip
     else:  # all 65,536 registers
         gl.warp_specialize([
-            (consume, (result, sinks, spans, scale, softcap_scale, window, tiles, queries, keys, values,
-                       0, STORE, VARIANT)),
-            (consume, (result, sinks, spans, scale, softcap_scale, window, tiles, queries, keys, values,
-                       1, STORE, VARIANT)),
-            (consume, (result, sinks, spans, scale, softcap_scale, window, tiles, queries, keys, values,
-                       2, STORE, VARIANT)),
-            (produce_pages, (q_desc, k_desc, v_desc, table, stride_table, k_rows, v_rows, group, tiles, queries, keys,
-                             values, VARIANT)),
+            (consume_rows, (given, 0, STORE, VARIANT)),
+            (consume_rows, (given, 1, STORE, VARIANT)),
+            (consume_rows, (given, 2, STORE, VARIANT)),
+            (produce_pages, (maps, pages, group, tiles, queries, keys, values, VARIANT)),
             (schedule, (plan, num_heads, heads_per_group, tiles, VARIANT)),
         ], [4, 4, 1, 1], [160, 160, 32, 32])  # fmt: skip

@@ -100,6 +100,7 @@ def choose_parts(
     """
     choice = tl.arange(0, CHOICES)
     at = choice - 3 * CHOICES // 4
+    # Below 3/8 of the choices 1, 2, 3 ... parts; up to 3/4 six more each time; then 1, 2, 3 ... of what waves leave.
     parts = tl.where(
         at >= 0, at + 1, tl.where(at < -3 * CHOICES // 8, choice + 1, (choice + 1) * 6 - 15 * CHOICES // 8)
     )

@@ -80,14 +80,16 @@ def load_values(desc, pages, rows_of_page, first, begin, num_keys, kv_head, bar,
 
 
 @jit
-def produce_pages(
-    q_desc, k_desc, v_desc, table, stride_table, k_rows, v_rows, group, tiles, queries, keys, values,
-    VARIANT: gl.constexpr,
-):  # fmt: skip
-    """The producer's role, see gluon_pipeline.py. k_rows, v_rows: rows of the tensor map from one page to the next.
+def produce_pages(maps, pages, group, tiles, queries, keys, values, VARIANT: gl.constexpr):
+    """The producer's role, see gluon_pipeline.py.
+
+    maps   tensor maps of queries, keys and values
+    pages  the page table, its stride, and rows of the map of keys, of values from one page to the next
 
     Keys are copied one block ahead of values: their stage is free earlier. Pages are looked up one more block ahead.
     """
+    q_desc, k_desc, v_desc = maps
+    table, stride_table, k_rows, v_rows = pages
     want = tiles[3]
     k_smem, k_full, k_free = keys
     v_smem, v_full, v_free = values
@@ -103,8 +105,8 @@ def produce_pages(
         begin = low * VARIANT.box
         num_blocks = top - first_of(low, VARIANT) + 1
         key = top * BLOCK_N
-        pages = block_pages(entries, key, begin, num_keys, VARIANT)
-        value_pages = gl.zeros([32], gl.int32, LANES)  # a name that began as `pages` would not be carried by the loop
+        key_pages = block_pages(entries, key, begin, num_keys, VARIANT)
+        value_pages = gl.zeros([32], gl.int32, LANES)  # a name that began as the keys' would not be carried by the loop
         for i in range(num_blocks + 1):
             next_pages = block_pages(entries, key - BLOCK_N, begin, num_keys, VARIANT)
             mbarrier.arrive(want, count=1, pred=i == gl.maximum(num_blocks - 1 - AHEAD, 0))
@@ -113,7 +115,7 @@ def produce_pages(
             if i < num_blocks:
                 stage = fill % STAGES
                 claim_stage(k_free, fill, FREE, VARIANT)
-                load_keys(k_desc, pages, k_rows, key, kv_head, k_full.index(stage), k_smem.index(stage), VARIANT)
+                load_keys(k_desc, key_pages, k_rows, key, kv_head, k_full.index(stage), k_smem.index(stage), VARIANT)
             if Q_BUFFERS == 1 and i == 0:  # the only buffer frees late: keys first
                 load_packed_queries(q_desc, row, head, n, queries, VARIANT)
             if i > 0:
@@ -125,8 +127,8 @@ def produce_pages(
                 )  # fmt: skip
             fill += 1
             key -= BLOCK_N
-            value_pages = pages
-            pages = next_pages
+            value_pages = key_pages
+            key_pages = next_pages
         fill -= 1
         n += 1
         row, _rows, _position, num_keys, head, sequence, low, top, _part = take_tile(tiles, n, VARIANT)
