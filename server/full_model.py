@@ -32,7 +32,7 @@ from server.settings import LoadFormat, Settings
 
 PROMPTS = (128, 512, 2048, 8192, 32768)  # tokens: the upper ends of the buckets
 DECODES = ((1, 512), (8, 2048), (32, 2048))  # sequences, tokens of context
-_DECODE_STEPS = 48
+_DECODE_STEPS = 64  # while the last of 32 prompts is computed the first ones decode half of them
 _PROMPT_SECONDS = 1.5  # of one length, at most, after three prompts
 _MAX_SAMPLES = 15
 
