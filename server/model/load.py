@@ -46,7 +46,8 @@ def resolve_model(model: str, load_format: LoadFormat, *, download: Download = s
     except HFValidationError as error:
         raise ModelError(f"model {model}: neither a folder nor a hub id") from error
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        raise ModelError(f"model {model}: no such folder, and the hub does not give it: {error}") from error
+        why = " ".join(str(error).split())  # the hub's own words are of several lines
+        raise ModelError(f"model {model}: no such folder, and the hub does not give it: {why}") from error
 
 
 def load_config(folder: Path) -> ModelConfig:
