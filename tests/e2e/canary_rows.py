@@ -1,4 +1,4 @@
-"""The canary against itself and against a build with a slower prefill, in under a minute of an H200.
+"""The canary against itself and against a build with a slower prefill, in some 80 s of an H200.
 
 python tests/e2e/canary_rows.py --out docs/benchmarks/canary-nvidia-h200.json [--matrix DIR]
 
