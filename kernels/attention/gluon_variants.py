@@ -265,8 +265,11 @@ def _extend_variant(
     plain = _variant(head_dim, False, True, window, softcap, sinks, spans)
     tiling = PAGED_TILINGS.get(plain.tiling.block_d, plain.tiling)
     pack = group if group <= ROWS and group.bit_count() == 1 else 1
-    # At 256 a loop of its own for masked blocks gives 1-2 %; at 64 and 128 ptxas makes the other one slower.
+    # A loop of its own for masked blocks gives 1-2 % at 256. At 128, where keys are split, it gives 7-9 % together with
+    # lazy rescaling, either alone up to 1 %; with a softcap nobody has measured it.
     masks_apart = tiling.block_d == 256 and not (window or spans)
+    if tiling.block_d == 128 and not (window or softcap or spans):
+        tiling, masks_apart = replace(tiling, lazy_rescale=True), True
     return replace(plain, tiling=tiling, page_size=page_size, pack=pack, parts=True, masks_apart=masks_apart)
 
 
@@ -285,10 +288,13 @@ def longer(variant: Variant) -> Variant:
 
 @lru_cache
 def whole(variant: Variant) -> Variant:
-    """Of a variant of extend, the one for a batch of which nothing is split: another at 128, where it gives 1-2 %."""
+    """Of a variant of extend, the one for a batch of which nothing is split: another at 128.
+
+    It gives 1-2 %; what gives 7-9 % where keys are split costs 1-5 % there (H200).
+    """
     if variant.tiling.block_d != 128 or variant.window or variant.spans:
         return variant
-    return replace(variant, parts=False)
+    return replace(variant, tiling=PAGED_TILINGS[128], parts=False, masks_apart=False)
 
 
 @lru_cache
