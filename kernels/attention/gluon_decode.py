@@ -72,7 +72,7 @@ def hallmark_gluon_decode(
     HEADS: gl.constexpr = VARIANT.heads
     STAGES: gl.constexpr = VARIANT.stages
     COLUMNS: gl.constexpr = VARIANT.columns
-    MMA: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [HEADS, 1, 1], [1, 16, 8])
+    MMA: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [HEADS, 1, VARIANT.column_warps], [1, 16, 8])
     RIGHT: gl.constexpr = gl.DotOperandLayout(1, MMA, 2)
     prefetch_table(page_table, num_seqs * stride_table)
     lengths = (cu_seqlens_q, context_lens, num_seqs, num_rows)
@@ -141,7 +141,9 @@ def store_result(state, target, sinks, scratch, slot, is_whole, VARIANT: gl.cons
     HEADS: gl.constexpr = VARIANT.heads
     COLUMNS: gl.constexpr = VARIANT.columns
     LANES: gl.constexpr = min(32, D // 4)
-    STORE: gl.constexpr = gl.BlockedLayout([1, 4, 1], [1, LANES, 32 // LANES], [HEADS, 1, 1], [1, 2, 0])
+    WARPS: gl.constexpr = VARIANT.column_warps
+    WIDTH: gl.constexpr = 1 if WARPS == 1 else COLUMNS * LANES // (32 * WARPS)  # a warp keeps its columns
+    STORE: gl.constexpr = gl.BlockedLayout([1, 4, WIDTH], [1, LANES, 32 // LANES], [HEADS, 1, WARPS], [1, 2, 0])
     STATS: gl.constexpr = gl.SliceLayout(1, STORE)
     acc, largest, sums = state
     o = gl.convert_layout(acc, STORE)

@@ -106,7 +106,7 @@ def compiled_decode(
     result = (any_tensor(out), AnyTensor(torch.float32, 0), any_tensor(sinks), *lengths)
     split = hallmark_gluon_decode.warmup(
         queries, pages, pages, *result, any_tensor(table), *out_strides, 0, 0, 0, 0.0, 0.0, 0, variant,
-        grid=(1,), num_warps=variant.heads, launch_pdl=True,
+        grid=(1,), num_warps=variant.warps, launch_pdl=True,
     )  # fmt: skip
     combine = hallmark_gluon_decode_combine.warmup(
         *result, *out_strides, 0, 0, 0, _PARTS[variant.block_d], variant, grid=(1,), num_warps=_COMBINE_WARPS,

@@ -1,8 +1,9 @@
 """What one program of `gluon.decode.hopper` does with its share: copies by TMA ahead of the arithmetic, tile by tile.
 
-Every warp has a KV head of its own, and neighbouring heads are copied together: their keys lie side by side in memory.
-Keys are the rows of the first matmul and of what it gives: S^T = K Q^T, then O^T += V^T P^T. The queries of a KV head
-are the columns, 8 of them where the tensor cores would pad rows to 16: half the instructions, half the registers.
+Every warp has a KV head, alone or beside others that have other queries of it; neighbouring heads are copied together:
+their keys lie side by side in memory. Keys are the rows of the first matmul and of what it gives: S^T = K Q^T, then
+O^T += V^T P^T. The queries of a KV head are the columns, 8 of them where the tensor cores would pad rows to 16: half
+the instructions, half the registers.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators

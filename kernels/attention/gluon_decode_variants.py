@@ -9,35 +9,52 @@ from kernels.attention.batch import AttentionFlags
 HEAD_DIM_MULTIPLE = 8  # TMA's strides are multiples of 16 bytes
 PAGE_SIZE_MULTIPLE = 16  # keys of one matmul instruction
 MIN_COLUMNS = 8  # queries of one matmul instruction
-MAX_COLUMNS = 16  # more would spill registers
+MAX_COLUMNS = 32  # of a row
+MAX_QUERIES = 16  # of a sequence
 SHARED_BYTES_OF_A_PROCESSOR = 228 * 1024
 _FIXED_BYTES = 1024 + 256  # of each program: what the hardware keeps, and barriers
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeTiling:
-    """A program has `heads` KV heads (one a warp; fewer where their number asks for it) and `block_n` keys of each in a
-    tile; `per_processor` programs share a multiprocessor, and have as many stages as fit, up to `max_stages` (more
-    where pages make tiles smaller).
+    """A program has `heads` KV heads (fewer where their number asks for it) and `block_n` keys of each in a tile, of
+    which every warp reads all for `warp_columns` of the queries; `per_processor` programs share a multiprocessor, and
+    have as many stages as fit, up to `max_stages` (more where pages make tiles smaller).
     """
 
     heads: int
     block_n: int
     max_stages: int
     per_processor: int
+    warp_columns: int = 16
 
 
-# By padded head dim. Neighbouring heads together read memory faster (one H200, 8.6 GB at 128: 1979 us one by one, 1954
-# by two, 1917 by four). Deep stages of one program hide what happens at a row's end (1.1 GB of contexts of 1k at 128:
-# 282 us with 3 stages of 64 keys, 334 with 2 of 16 in each of two programs). At 256 31 registers spill; tiles of 16
-# keys need none and are as fast over 32k, but a tenth slower over 1k.
-TILINGS: dict[int, DecodeTiling] = {
-    64: DecodeTiling(4, 64, 3, 1),
-    128: DecodeTiling(2, 64, 3, 1),
-    256: DecodeTiling(2, 32, 2, 1),
+# By padded head dim and columns. Neighbouring heads together read memory faster (one H200, 8.6 GB at 128: 1979 us one
+# by one, 1954 by two, 1917 by four). Deep stages of one program hide what happens at a row's end (1.1 GB of contexts of
+# 1k at 128: 282 us with 3 stages of 64 keys, 334 with 2 of 16 in each of two programs). At 256 31 registers spill;
+# tiles of 16 keys need none and are as fast over 32k, but a tenth slower over 1k. 16 columns of vectors as long fit no
+# warp: two take 273 us for 64 x 4k, one 323.
+TILINGS: dict[tuple[int, int], DecodeTiling] = {
+    (64, 8): DecodeTiling(4, 64, 3, 1),
+    (64, 16): DecodeTiling(4, 64, 3, 1),
+    (64, 32): DecodeTiling(2, 64, 6, 1),
+    (128, 8): DecodeTiling(2, 64, 3, 1),
+    (128, 16): DecodeTiling(2, 32, 6, 1),
+    (128, 32): DecodeTiling(2, 32, 4, 1),
+    (256, 8): DecodeTiling(2, 32, 2, 1),
+    (256, 16): DecodeTiling(2, 32, 2, 1, warp_columns=8),
+    (256, 32): DecodeTiling(1, 32, 4, 1, warp_columns=8),
 }
-# Of much context: 256 x 4k at 128 1.3% faster, 8 x 32k 1.8%; one context of 32k is 3% slower.
-LARGE_TILINGS: dict[int, DecodeTiling] = {**TILINGS, 128: DecodeTiling(4, 32, 2, 1)}
+# Of much context: 256 x 4k at 128 1.3% faster, 8 x 32k 1.8%; one context of 32k is 3% slower. With more columns 64 x 4k
+# is 1% (128), 6% (64) and 19% (256) faster, one context of 4k 2%, 15% and 30% slower.
+LARGE_TILINGS: dict[tuple[int, int], DecodeTiling] = {
+    **TILINGS,
+    (128, 8): DecodeTiling(4, 32, 2, 1),
+    (128, 16): DecodeTiling(2, 64, 2, 1, warp_columns=8),
+    (64, 32): DecodeTiling(4, 64, 2, 1),
+    (256, 32): DecodeTiling(1, 32, 2, 2, warp_columns=8),
+}
+MAX_HEAD_DIM = max(size for size, _ in TILINGS)
 LARGE_SEQS = 5  # sequences, at least, ...
 LARGE_TOKENS = 1 << 18  # ... and tokens of them all, as the host knows them, from which on a batch is large
 
@@ -47,7 +64,7 @@ class DecodeVariant:
     """Everything that is compiled into the kernels besides dtypes, addresses and strides.
 
     A KV head's columns are `queries` x `members`, powers of two: column c is query c // members of the sequence under
-    head c % members of the group, or of its part.
+    head c % members of the group, or of its part. `column_warps` warps share them.
     """
 
     head_dim: int
@@ -55,6 +72,7 @@ class DecodeVariant:
     block_n: int
     stages: int
     heads: int
+    column_warps: int
     queries: int
     members: int
     group: int
@@ -63,6 +81,11 @@ class DecodeVariant:
     softcap: bool
     sinks: bool
     per_processor: int
+
+    @property
+    def warps(self) -> int:
+        """Of a program."""
+        return self.heads * self.column_warps
 
     @property
     def columns(self) -> int:
@@ -94,29 +117,34 @@ def variant_of(
     )  # fmt: skip
 
 
+def columns_of(max_queries: int, group: int) -> tuple[int, int]:
+    """(queries, members) that the columns of a row are."""
+    queries = 1 << (max_queries - 1).bit_length()
+    if queries > MAX_QUERIES:
+        raise ValueError(f"max_seqlen_q: expected at most {MAX_QUERIES}, found {max_queries}")
+    members = min(MAX_COLUMNS // queries, max(MIN_COLUMNS // queries, 1 << (group - 1).bit_length()))
+    return queries, members
+
+
 @lru_cache
 def _variant(
     head_dim: int, page_size: int, heads: tuple[int, int], max_queries: int, is_large: bool, flags: tuple[bool, ...]
 ) -> DecodeVariant:
-    block_d = next((size for size in TILINGS if head_dim <= size), None)
+    block_d = next((size for size, _ in TILINGS if head_dim <= size), None)
     if block_d is None or head_dim % HEAD_DIM_MULTIPLE:
-        raise ValueError(f"head_dim: expected a multiple of {HEAD_DIM_MULTIPLE} up to {max(TILINGS)}, found {head_dim}")
+        raise ValueError(f"head_dim: expected a multiple of {HEAD_DIM_MULTIPLE} up to {MAX_HEAD_DIM}, found {head_dim}")
     if page_size % PAGE_SIZE_MULTIPLE:
         raise ValueError(f"page_size: expected a multiple of {PAGE_SIZE_MULTIPLE}, found {page_size}")
     window, softcap, sinks = flags
-    tiling = (LARGE_TILINGS if is_large else TILINGS)[block_d]
     num_heads, num_kv_heads = heads
     group = num_heads // num_kv_heads
-    queries = 1 << (max_queries - 1).bit_length()
-    if queries > MAX_COLUMNS:
-        raise ValueError(f"max_seqlen_q: expected at most {MAX_COLUMNS}, found {max_queries}")
-    members = min(MAX_COLUMNS // queries, max(MIN_COLUMNS // queries, 1 << (group - 1).bit_length()))
-    # Wide rows of long vectors fill the registers: of 16 columns half the keys.
-    block_n = tiling.block_n if block_d == min(TILINGS) else tiling.block_n * MIN_COLUMNS // (queries * members)
-    block_n = math.gcd(max(block_n, PAGE_SIZE_MULTIPLE), page_size)  # a tile lies in one page
+    queries, members = columns_of(max_queries, group)
+    columns = queries * members
+    tiling = (LARGE_TILINGS if is_large else TILINGS)[block_d, columns]
+    block_n = math.gcd(tiling.block_n, page_size)  # a tile lies in one page
     heads_of_program = math.gcd(tiling.heads, num_kv_heads)
     per_processor = tiling.per_processor * tiling.heads // heads_of_program
-    tile_bytes = heads_of_program * block_d * 2 * (queries * members + 2 * block_n)
+    tile_bytes = heads_of_program * block_d * 2 * (columns + 2 * block_n)
     # The combining programs of a processor start while the others still run: their room is kept free.
     combine_bytes = heads_of_program * per_processor * (32 * block_d + 1024)
     room = (SHARED_BYTES_OF_A_PROCESSOR - combine_bytes) // per_processor - _FIXED_BYTES - heads_of_program * 2048
@@ -126,6 +154,7 @@ def _variant(
         block_n=block_n,
         stages=max(2, min(tiling.max_stages * tiling.block_n // block_n, room // tile_bytes)),
         heads=heads_of_program,
+        column_warps=max(1, columns // tiling.warp_columns),
         queries=queries,
         members=members,
         group=group,

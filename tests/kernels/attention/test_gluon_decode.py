@@ -67,7 +67,7 @@ def test_all_flags_at_once() -> None:
     check(inputs, flags_for(inputs, "softcap", "sinks", window=40), 11)
 
 
-@pytest.mark.parametrize("heads", [(24, 1), (40, 2)])
+@pytest.mark.parametrize("heads", [(34, 1), (66, 2)])
 def test_a_group_too_large_for_one_row_is_several(heads: tuple[int, int]) -> None:
     inputs = ragged(heads)
     assert small(inputs, flags_for(inputs)).parts > 1

@@ -13,7 +13,8 @@ HERE = Path(__file__).parent
 SHARED_BYTES_OF_A_PROCESSOR = 228 * 1024
 RESERVED_BYTES = 1024  # that the hardware adds to every program
 PLAIN = AttentionFlags(0.1)
-SPILLS_ALLOWED = {"d256": 40}  # 16 keys a tile need none and are a tenth slower over contexts of 1k (H200)
+# 16 keys a tile need none and are a tenth slower over contexts of 1k (H200).
+SPILLS_ALLOWED = {"d256": 40, "d256 few queries": 40, "d256 8 queries": 40}
 
 
 @pytest.fixture(scope="module")
@@ -80,8 +81,8 @@ def test_all_kernels_are_compiled_by_the_first_call(calls: dict[str, Any]) -> No
 
 @pytest.mark.parametrize(
     ("heads", "queries", "columns", "parts"),
-    [((32, 8), 1, 8, 1), ((7, 1), 1, 8, 1), ((16, 1), 1, 16, 1), ((64, 1), 1, 16, 4), ((32, 8), 3, 16, 1),
-     ((32, 8), 8, 16, 2)],
+    [((32, 8), 1, 8, 1), ((7, 1), 1, 8, 1), ((16, 1), 1, 16, 1), ((64, 1), 1, 32, 2), ((32, 8), 3, 16, 1),
+     ((32, 8), 8, 32, 1), ((64, 8), 8, 32, 2)],
 )  # fmt: skip
 def test_queries_of_a_group_are_columns_of_as_few_rows_as_registers_allow(
     heads: tuple[int, int], queries: int, columns: int, parts: int
