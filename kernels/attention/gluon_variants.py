@@ -54,7 +54,7 @@ class Tiling:
 # Measured on one H200 (torch 2.11.0+cu130, triton 3.6.0), bf16, causal, 512 to 32768 tokens. Scores ahead give 5-13 %
 # at 64 up to 4096 tokens and 4-8 % at 128; at 256 they cost 2-5 %. Lazy rescaling gives 3-7 % at 128, 3-5 % at 256. At
 # 256 wgmma waits for shared memory: a quarter of the queries in registers gives 2 %, `pv_first` 0-2 %. Cut in two 80 is
-# 8 % faster, 192 6-9 %, 96 0-2 %.
+# 8 % faster, 192 6-9 %, 96 1-5 %.
 TILINGS: dict[int, Tiling] = {
     64: Tiling(
         2, 64, 128, 4, 2, named_barriers=False, pv_first=False, lazy_rescale=True, scores_ahead=True, early_waits=True
@@ -70,14 +70,12 @@ SPAN_TILINGS: dict[int, Tiling] = {**FLAGGED_TILINGS, 256: replace(TILINGS[256],
 # At 64 exponentials take as long as both products. A third consumer fills what two leave idle; it gives 1-4 % from 8192
 # tokens on and costs 6 % at 4096, for its registers hold no scores ahead. Under a window of 1024 it gives 2-5 %,
 # of 4096 5-8 %, and it costs 3-9 % under narrower ones (H200).
-LONG_TILINGS: dict[int, Tiling] = {
-    64: Tiling(3, 64, 128, 3, 2, named_barriers=True, pv_first=False, lazy_rescale=False)
-}
+LONG_TILINGS = {64: Tiling(3, 64, 128, 3, 2, named_barriers=True, pv_first=False, lazy_rescale=False)}
+# Of what is cut at 256; shorter prompts lose up to 1 % by scores ahead. Flags are not measured.
+LONG_CUT_TILING = replace(TILINGS[256], scores_ahead=True)
 LONG = 8192  # queries of the longest sequence
 LONG_WINDOW = 1024
-# Under a softcap alone, where polynomials serve it, the third consumer gives 1 % at 4096, 5-6 % from 6000 on, and costs
-# 3 % at 2048 (H200).
-LONG_SOFTCAP = 4096
+LONG_SOFTCAP = 4096  # under a softcap alone: with polynomials 1 % at 4096, 5-6 % from 6000 on, at 2048 they cost 3 %
 
 # Of `gluon.extend.hopper`, where they are others. Turns give 2-3 % at 64 as well, over long contexts (H200).
 PAGED_TILINGS: dict[int, Tiling] = {
@@ -122,22 +120,24 @@ class Variant:
         return self._hash  # asked for in every call; to hash the fields takes 1.4 us (one core, Python 3.11)
 
     @property
-    def columns(self) -> tuple[int, ...]:
-        """Widths of the parts that O is cut into, so that less of a padded head dim is computed.
-
-        Over pages O is whole: partial results are.
-        """
+    def widths(self) -> tuple[int, ...]:
+        """What a padded head dim is cut into, so that less is computed; over pages it is whole, as parts are."""
         main = self.tiling.block_d // 2
         tail = max(16, 1 << max(0, self.head_dim - main - 1).bit_length())
         is_cut = self.tiling.cut and main < self.head_dim and tail < main and not self.page_size
         return (main, tail) if is_cut else (self.tiling.block_d,)
 
     @property
+    def columns(self) -> tuple[int, ...]:
+        """Widths of the parts of O: at 64 + 32 it is whole, which is 1-3 % faster (H200)."""
+        return (self.tiling.block_d,) if self.widths == (64, 32) else self.widths
+
+    @property
     def slices(self) -> tuple[tuple[int, int], ...]:
         """(first column, width) of the products that S = Q K^T is the sum of; the first one may have Q in registers."""
-        held, columns = self.tiling.q_columns, sum(self.columns)
+        held, columns = self.tiling.q_columns, sum(self.widths)
         if held == 0:
-            return ((0, self.columns[0]), *((self.columns[0], width) for width in self.columns[1:]))
+            return ((0, self.widths[0]), *((self.widths[0], width) for width in self.widths[1:]))
         found, first, width = [(0, held)], held, held
         while first < columns:
             found.append((first, min(width, columns - first)))
@@ -207,6 +207,10 @@ def any_tensor(pointer: PointerClass | None) -> AnyTensor | None:
     return None if pointer is None else AnyTensor(*pointer)
 
 
+def _given(flags: AttentionFlags) -> tuple[bool, bool, bool, bool]:
+    return flags.window is not None, flags.softcap is not None, flags.sinks is not None, flags.spans is not None
+
+
 def variant_of(head_dim: int, batch: AttentionBatch, flags: AttentionFlags) -> Variant:
     """The variant that serves these arguments. Raises ValueError for a head dim that no tiling takes.
 
@@ -219,10 +223,7 @@ def variant_of(head_dim: int, batch: AttentionBatch, flags: AttentionFlags) -> V
         head_dim,
         batch.max_seqlen_q >= long and (flags.window is None or flags.window >= LONG_WINDOW),
         has_context,
-        flags.window is not None,
-        flags.softcap is not None,
-        flags.sinks is not None,
-        flags.spans is not None,
+        *_given(flags),
     )
 
 
@@ -237,6 +238,8 @@ def _variant(
     tiling = (SPAN_TILINGS if spans else FLAGGED_TILINGS if is_flagged else TILINGS)[block_d]
     if is_long and not (spans or (window and offset)):  # their bounds do not fit in 160 registers
         tiling = LONG_TILINGS.get(block_d, tiling)
+    if is_long and block_d == 256 and head_dim <= 192 and not (is_flagged or spans):
+        tiling = LONG_CUT_TILING
     return Variant(tiling, head_dim, offset, window, softcap, sinks, spans)
 
 
@@ -245,15 +248,7 @@ def extend_variant_of(head_dim: int, page_size: int, group: int, flags: Attentio
 
     Raises ValueError for a head dim that no tiling takes, or a page size that is no multiple of 16.
     """
-    return _extend_variant(
-        head_dim,
-        page_size,
-        group,
-        flags.window is not None,
-        flags.softcap is not None,
-        flags.sinks is not None,
-        flags.spans is not None,
-    )
+    return _extend_variant(head_dim, page_size, group, *_given(flags))
 
 
 @lru_cache

@@ -40,6 +40,7 @@ CASES = {
     "d64 long softcap": (64, torch.bfloat16, False, {"softcap": 30.0}),
     "d80": (80, torch.bfloat16, False, {}),
     "d192": (192, torch.bfloat16, False, {}),
+    "d192 long": (192, torch.bfloat16, False, {}),
     "d128": (128, torch.bfloat16, False, {}),
     "d256": (256, torch.bfloat16, False, {}),
     "d96 fp16": (96, torch.float16, False, {}),

@@ -24,7 +24,7 @@ def chosen(head_dim: int, length: int, *, has_context: bool = False, **flags: in
 
 @pytest.mark.parametrize(
     ("head_dim", "columns"),
-    [(40, (64,)), (64, (64,)), (72, (64, 16)), (80, (64, 16)), (88, (64, 32)), (96, (64, 32)), (104, (128,)),
+    [(40, (64,)), (64, (64,)), (72, (64, 16)), (80, (64, 16)), (88, (128,)), (96, (128,)), (104, (128,)),
      (128, (128,)), (136, (128, 16)), (192, (128, 64)), (200, (256,)), (256, (256,))],
 )  # fmt: skip
 def test_a_padded_head_dim_is_cut_where_that_is_less(head_dim: int, columns: tuple[int, ...]) -> None:
@@ -41,7 +41,21 @@ def test_the_slices_of_scores_cover_what_is_computed_once(head_dim: int) -> None
         assert first == end
         assert width.bit_count() == 1
         end += width
-    assert end == sum(variant.columns)
+    assert end == sum(variant.widths)
+
+
+def test_of_64_and_32_columns_only_the_scores_are_cut() -> None:
+    assert chosen(96, 100).slices == ((0, 64), (64, 32))
+    assert chosen(104, 100).slices == ((0, 128),)
+
+
+def test_scores_are_ahead_of_long_prompts_where_256_is_cut() -> None:
+    assert chosen(192, LONG).tiling.scores_ahead
+    assert chosen(192, LONG).columns == (128, 64)
+    assert not chosen(192, LONG - 1).tiling.scores_ahead
+    assert not chosen(200, LONG).tiling.scores_ahead
+    assert not chosen(192, LONG, window=LONG_WINDOW).tiling.scores_ahead
+    assert not chosen(192, LONG, has_context=True).tiling.scores_ahead
 
 
 def test_partial_results_over_pages_are_whole() -> None:

@@ -51,8 +51,14 @@ def test_consumers_that_end_at_different_blocks_are_within_the_rule(window: int)
 @pytest.mark.parametrize("dim", [72, 80, 88, 96, 136, 192])
 def test_head_dims_that_are_cut_are_within_the_rule(dim: int) -> None:
     inputs = prompts(LENGTHS, dim)
-    assert len(variant_of(dim, inputs.batch, AttentionFlags(1.0)).columns) == 2
+    assert len(variant_of(dim, inputs.batch, AttentionFlags(1.0)).widths) == 2
     assert_right(run_prefill, inputs, AttentionFlags(dim**-0.5))
+
+
+def test_scores_ahead_of_what_is_cut_at_256_are_within_the_rule() -> None:
+    inputs = prompts([*LENGTHS, LONG + 9], 192)
+    assert variant_of(192, inputs.batch, AttentionFlags(1.0)).tiling.scores_ahead
+    assert_right(run_prefill, inputs, AttentionFlags(192**-0.5))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
