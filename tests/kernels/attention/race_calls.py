@@ -118,6 +118,7 @@ CALLS: dict[str, Callable[[], Tensor]] = {
     "extend 64 long": partial(extend, 64, is_long=True),
     **{f"decode {dim}": partial(decode, dim) for dim in TILINGS},
     "decode 128 of 3": partial(decode, 128, 3),
+    "decode 256 of 8": partial(decode, 256, 8),  # several warps a head
     **{f"skinny {rows}": partial(skinny, rows) for rows in (1, 16, 32)},
     "wide 64": partial(wide, 64, 12_288, 1024, splits=1),
     "wide 64 in clusters": partial(wide, 64, 4096, 2048, splits=2),
