@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
 from kernels.attention.batch import AttentionBatch, AttentionFlags
@@ -127,15 +126,23 @@ def _attend_whole(
         return
     if not backend.has_gqa:
         keys, values = _repeat_heads(keys, q.shape[1]), _repeat_heads(values, q.shape[1])
+    is_square = q.shape[0] == keys.shape[0]
     attended = scaled_dot_product_attention(
         _heads_first(q),
         _heads_first(keys),
         _heads_first(values),
-        attn_mask=causal_lower_right(q.shape[0], keys.shape[0]) if flags.causal else None,
+        attn_mask=_lower_right(q.shape[0], keys.shape[0]) if flags.causal and not is_square else None,
+        is_causal=flags.causal and is_square,
         scale=flags.scale,
         enable_gqa=q.shape[1] != keys.shape[1],
     )
     out[num_blind:] = attended[0].transpose(0, 1)
+
+
+def _lower_right(num_queries: int, num_keys: int) -> Tensor:
+    from torch.nn.attention.bias import causal_lower_right  # brings all of torch._dynamo: 1.3 s of a server's start
+
+    return causal_lower_right(num_queries, num_keys)
 
 
 def _attend_chunks(
