@@ -8,7 +8,6 @@ before the first call is timed.
 import os
 import signal
 import subprocess
-import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -20,6 +19,7 @@ from typing import BinaryIO
 
 import msgspec
 
+from kernels.child_process import python_command
 from kernels.path import KernelPath
 from kernels.shape import AttentionShape
 from qualification.forked import argument_of
@@ -82,7 +82,7 @@ def compiling_ahead(
     if not num_workers:
         yield wait
         return
-    program = command or (sys.executable, "-m", "qualification.compile_worker", str(seed))
+    program = command or python_command("qualification.compile_worker", str(seed))
     with _forked(program, num_workers) as workers:
         for worker in workers:
             Thread(target=_feed, args=(worker, todo, finished), daemon=True).start()

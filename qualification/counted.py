@@ -9,7 +9,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -19,6 +18,7 @@ from threading import Timer
 
 import msgspec
 
+from kernels.child_process import python_command
 from kernels.fingerprint import Fingerprint
 from kernels.path import KernelPath
 from kernels.shape import AttentionShape, Phase
@@ -102,7 +102,7 @@ def _command(program: str, log: Path, asked: Path) -> list[str]:
     flags = ["--target-processes", "application-only", "--clock-control", "none", "--profile-from-start", "off"]
     flags += ["--metrics", ",".join(_METRICS), "--csv", "--page", "raw", "--print-units", "base"]
     flags += ["--log-file", str(log)]
-    return [program, *flags, sys.executable, "-m", "qualification.counted_calls", str(asked), str(_LIMIT_S)]
+    return [program, *flags, *python_command("qualification.counted_calls", str(asked), str(_LIMIT_S))]
 
 
 def _run(command: Sequence[str], say: Say, silence_s: float) -> tuple[int, int, str]:

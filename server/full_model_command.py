@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import torch
 
+from kernels.child_process import python_command
 from kernels.device import read_fingerprint
 from qualification.campaign import default_file
 from qualification.canary.verdict import ExitCode
@@ -68,9 +69,8 @@ def _measure(name: str, config: Mapping[str, object], file: Path, args: argparse
         settings = _settings(folder, file, config.get("max_position_embeddings"), args)
         asked.write_bytes(msgspec.json.encode(Asked(settings, name, typed(args), args.commit)))
         try:
-            code = subprocess.run(
-                [sys.executable, "-m", "server.full_model_worker", str(asked), str(found)], check=False
-            ).returncode
+            command = python_command("server.full_model_worker", str(asked), str(found))
+            code = subprocess.run(command, check=False).returncode
         finally:
             with suppress(FileNotFoundError):
                 model = msgspec.json.decode(found.read_bytes(), type=FullModel)

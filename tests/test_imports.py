@@ -122,6 +122,17 @@ def environment_reads(sources: Sources) -> list[str]:
     return found
 
 
+def own_interpreters(sources: Sources) -> list[str]:
+    """A process started by `python -m` imports modules of the folder it is started in before ours."""
+    return [
+        f"{path}:{node.lineno} starts Python by itself, not by kernels.child_process"
+        for path, text in sources.items()
+        if path != "kernels/child_process.py"
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Attribute) and ast.unparse(node) == "sys.executable"
+    ]
+
+
 def telemetry_names(sources: Sources) -> list[str]:
     """Metric names (hallmark_...) and span or attribute names (hallmark....) outside server/telemetry.
 
@@ -173,6 +184,7 @@ RULES: dict[Callable[[Sources], list[str]], list[Sources]] = {
         {"kernels/a.py": "import os\nx = os.getenv('A')"},
         {"server/a.py": "from os import environ"},
     ],
+    own_interpreters: [{"server/a.py": "import sys\ncommand = [sys.executable, '-m', 'server.b']"}],
     telemetry_names: [
         {"server/app.py": "NAME = 'hallmark_requests_running'"},
         {"kernels/a.py": "NAME = 'hallmark.prefill'"},

@@ -1,13 +1,13 @@
 """A trace shared out to several processes, so that the client is not what is measured."""
 
 import asyncio
-import sys
 import time
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable, Sequence
 
 import msgspec
 
+from kernels.child_process import python_command
 from qualification.load.client import Progress, joined, new_event_loop
 from qualification.load.sample import LoadRequest, LoadResult, Target
 from qualification.load.worker import WorkerJob, WorkerReport
@@ -35,7 +35,7 @@ async def _run(
     target: Target, requests: Sequence[LoadRequest], num_workers: int, timeout_s: float, progress: Progress
 ) -> LoadResult:
     jobs = [WorkerJob(target, list(requests[n::num_workers]), timeout_s) for n in range(num_workers)]
-    command = [sys.executable, "-m", "qualification.load.worker"]
+    command = python_command("qualification.load.worker")
     workers = [await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, limit=_LINE_LIMIT) for _ in jobs]
     try:
         reports = await asyncio.gather(*(_prepare(*pair) for pair in zip(workers, jobs, strict=True)))

@@ -5,7 +5,6 @@ import contextlib
 import logging
 import os
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import AsyncGenerator, Sequence
@@ -15,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from kernels.child_process import python_command
 from server.engine.attestations import Attestations
 from server.engine.connection import EngineConnection
 from server.engine.death import DeathCause, death_of
@@ -49,9 +49,8 @@ logger = logging.getLogger(__name__)
 # OpenMP threads spin between two operations by default and take the cores from everybody else: on 2 busy cores a token
 # of the demo model took 44 ms, and 6 ms with threads that sleep. It is read when torch loads the library, not later.
 # PyTorch's profiler writes lines of its own between those of the log, unless its level is above all of them.
-# It imports what this process imports: -m alone would take a server.py or a random.py of the folder we were started in.
-_ENVIRONMENT = ("OMP_WAIT_POLICY=passive", "KINETO_LOG_LEVEL=6", f"PYTHONPATH={os.pathsep.join(sys.path)}")
-ENGINE_COMMAND = ("env", *_ENVIRONMENT, sys.executable, "-P", "-m", "server.engine.process")
+_ENVIRONMENT = ("OMP_WAIT_POLICY=passive", "KINETO_LOG_LEVEL=6")
+ENGINE_COMMAND = ("env", *_ENVIRONMENT, *python_command("server.engine.process"))
 _CONNECT_TIMEOUT_S = 120.0  # importing torch from a cold disk takes most of it
 _CLOSE_TIMEOUT_S = 3.0
 _KNOCK = Knock()

@@ -1,0 +1,28 @@
+import subprocess
+import sys
+from pathlib import Path
+
+from kernels.child_process import python_command
+
+
+def run(*command: str, cwd: Path) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False, timeout=60)
+
+
+def test_a_module_imports_nothing_of_the_folder_it_is_started_in(tmp_path: Path) -> None:
+    for name in ("kernels", "random"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit(9)")
+    module = "kernels.whole_file"  # imports tempfile, which imports random
+    assert run(*python_command(module), cwd=tmp_path).returncode == 0
+    assert run(sys.executable, "-m", module, cwd=tmp_path).returncode == 9
+
+
+def test_a_module_is_found_where_this_process_would_find_it(tmp_path: Path) -> None:
+    (tmp_path / "found_here_alone.py").write_text("import sys\nprint(__name__, sys.argv[1:])\nsys.exit(3)\n")
+    sys.path.append(str(tmp_path))
+    try:
+        command = python_command("found_here_alone", "a b", "--flag")
+    finally:
+        sys.path.remove(str(tmp_path))
+    found = run(*command, cwd=Path("/"))
+    assert (found.stdout, found.returncode) == ("__main__ ['a b', '--flag']\n", 3)
