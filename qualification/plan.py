@@ -3,6 +3,7 @@
 import hashlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -76,7 +77,7 @@ def make_plan(
     book = Book(matrix, own)
     if policy is Policy.QUALIFY:
         missing = missing_pairs(shapes, paths=paths, fingerprint=fingerprint, book=book, quarantined=quarantined)
-        recorder = _Recorder(cache, own)
+        recorder = _Recorder(cache, own, fingerprint)
         run_qualification(
             missing,
             Bench(fingerprint, device, may_profile=device.type == "cpu"),
@@ -152,18 +153,27 @@ def own_file(cache_dir: Path, what: str, fingerprint: Fingerprint) -> Path:
 class _Recorder:
     """The machine's own evidence as it grows; on disk after each addition, so an interrupt loses nothing proven."""
 
-    def __init__(self, cache: Path, known: Mapping[Key, Evidence]) -> None:
+    def __init__(self, cache: Path, known: Mapping[Key, Evidence], fingerprint: Fingerprint) -> None:
         self._cache = cache
-        self.evidence = dict(known)
+        self._fingerprint = fingerprint
+        self._lasting = dict(known)  # what is or was on disk, older than what is added
+        self._added: dict[Key, Evidence] = {}
+
+    @property
+    def evidence(self) -> Mapping[Key, Evidence]:
+        return self._lasting | self._added
 
     def add(self, evidence: Evidence) -> None:
-        self.evidence[(evidence.shape, evidence.path)] = evidence
+        """Keep it beside what servers that share the folder have kept meanwhile."""
+        self._added[evidence.shape, evidence.path] = evidence
         # What a path raised may have had a passing cause (memory): it counts for this start and is tried at the next.
-        lasting = [entry for entry in self.evidence.values() if entry.failure is None]
-        if evidence.failure is not None or not lasting:
+        if evidence.failure is not None:
             return
+        added = {key: entry for key, entry in self._added.items() if entry.failure is None}
+        with suppress(MatrixError):  # none yet, or broken since the start: it is written anew
+            self._lasting |= _read_own(self._cache, self._fingerprint)  # 200 entries take 6 ms
         try:
-            save_matrix(self._cache, lasting)
+            save_matrix(self._cache, (self._lasting | added).values())
         except OSError as error:
             logger.warning("the evidence cannot be kept for the next start: %s", error)
 
@@ -172,13 +182,17 @@ def _load_own(cache: Path, fingerprint: Fingerprint) -> Mapping[Key, Evidence]:
     if not cache.exists():
         return {}
     try:
-        found = load_matrix(cache).evidence
+        return _read_own(cache, fingerprint)
     except MatrixError as error:
         logger.warning("this machine's own evidence is refused and measured again: %s", error)
         return {}
+
+
+def _read_own(cache: Path, fingerprint: Fingerprint) -> Mapping[Key, Evidence]:
+    """Raises MatrixError, also for what was measured on another stack."""
+    found = load_matrix(cache).evidence
     if any(entry.fingerprint != fingerprint for entry in found.values()):
-        logger.warning("this machine's own evidence is measured again: %s was measured on another stack", cache.name)
-        return {}
+        raise MatrixError(f"{cache.name} was measured on another stack")
     return found
 
 

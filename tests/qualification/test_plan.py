@@ -109,6 +109,34 @@ def test_a_changed_stack_is_measured_anew_beside_the_old(folders: tuple[Path, Pa
     assert len(list(folders[1].iterdir())) == 2
 
 
+def test_servers_that_share_a_folder_keep_what_each_has_proven(folders: tuple[Path, Path]) -> None:
+    """One starts, and is ready, between two pairs of the other."""
+
+    class Slow(Measurer):
+        def __call__(self, pairs: list[Pair], *arguments: object, **options: object) -> None:
+            super().__call__(pairs[:1], *arguments, **options)
+            plan(folders, Measurer(p50_us=30.0))
+            super().__call__(pairs[-1:], *arguments, **options)
+
+    plan(folders, Slow())
+    (cache,) = folders[1].iterdir()
+    found = {key: entry.timing.p50_us for key, entry in load_matrix(cache).evidence.items()}
+    assert found == {(SHAPE, "first"): 10.0, (DECODE, "first"): 30.0, (DECODE, "fallback"): 10.0}
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"\xff"])
+def test_a_cache_that_breaks_while_it_is_measured_is_written_anew(folders: tuple[Path, Path], content: bytes) -> None:
+    class Broken(Measurer):
+        def __call__(self, pairs: list[Pair], *arguments: object, **options: object) -> None:
+            for pair in pairs:
+                super().__call__([pair], *arguments, **options)
+                if pair != pairs[-1]:
+                    own_file(folders[1], "evidence", MACHINE).write_bytes(content)
+
+    assert plan(folders, Broken()).is_servable
+    assert len(load_matrix(own_file(folders[1], "evidence", MACHINE)).evidence) == 4
+
+
 def test_a_changed_source_is_measured_anew(folders: tuple[Path, Path]) -> None:
     plan(folders, Measurer())
     measurer = Measurer()
