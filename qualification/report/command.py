@@ -48,7 +48,8 @@ def run(args: argparse.Namespace) -> int:
     except (ReportError, OSError) as error:
         print(f"hallmark: {error}", file=sys.stderr)
         return ExitCode.ENVIRONMENT
-    print(f"{args.out}: {len(sources.models)} models, {args.out.stat().st_size / 1e6:.1f} MB")
+    num_models = len(sources.models)
+    print(f"{args.out}: {num_models} model{'s' if num_models != 1 else ''}, {args.out.stat().st_size / 1e6:.1f} MB")
     for reason in sources.refused:
         print(f"refused: {reason}")
     return ExitCode.ENVIRONMENT if sources.refused else ExitCode.PASS

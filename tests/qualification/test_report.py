@@ -1,5 +1,6 @@
 """The report: what it says follows from the evidence, and a page stands alone."""
 
+import argparse
 import json
 import re
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from qualification.evidence import SUITE, Evidence
 from qualification.full_model import Attention, FullModel, ModelTiming
 from qualification.matrix import save_matrix
 from qualification.report.answers import model_gains, phase_gains, servings, statuses, where_gained
+from qualification.report.command import add_arguments, run
 from qualification.report.page import render
 from qualification.report.roofline import roofline
 from qualification.report.sources import ReportError, gather
@@ -181,6 +183,19 @@ def test_a_page_answers_with_the_evidences_own_numbers(folder: Path) -> None:
     assert "would take 40 times as long on sdpa.math" in text
     assert "<b>3</b> served by proof" in text
     assert re.search(r'<td class="n failed" title="[^"]*">failed</td>', text)
+
+
+@pytest.mark.parametrize(("num_models", "said"), [(1, "page.html: 1 model, "), (2, "page.html: 2 models, ")])
+def test_the_command_says_of_how_many_models_the_page_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], num_models: int, said: str
+) -> None:
+    for n in range(num_models):
+        save_matrix(tmp_path / "evidence" / f"{n}.json", model().entries)
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    flags = [str(tmp_path / "evidence"), "--out", str(tmp_path / "page.html")]
+    assert run(parser.parse_args(flags)) == 0
+    assert said in capsys.readouterr().out
 
 
 def test_counted_bytes_are_shown_whichever_models_file_holds_them(tmp_path: Path) -> None:
