@@ -4,12 +4,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from gluon_ptx import arrivals_in_flight, early_arrivals, num_arrivals
-from gluon_sass import count, disassemble, hazards, overlapped_exponentials
+from gluon_ring import labelled_code, strays
+from gluon_sass import count, hazards, overlapped_exponentials
 
 
 def findings(kernel: Any) -> dict[str, object]:
     """Of a kernel compiled for sm_90."""
-    code, ptx = disassemble(kernel.asm["cubin"]), kernel.asm["ptx"]
+    labelled, ptx = labelled_code(kernel.asm["cubin"]), kernel.asm["ptx"]
+    code = [line for line in labelled if not line.endswith(":")]
     return {
         "shared_bytes": kernel.metadata.shared,
         "spills": count(code, "STL"),
@@ -21,6 +23,7 @@ def findings(kernel: Any) -> dict[str, object]:
         "arrivals": num_arrivals(ptx),
         "arrivals_in_flight": list(arrivals_in_flight(ptx)),
         "early_arrivals": list(early_arrivals(ptx)),
+        "strays": list(strays(ptx, labelled)),
     }
 
 

@@ -7,6 +7,7 @@ import pytest
 from compile_outside import run_outside
 from gluon_findings import excess_spills, found
 from gluon_ptx import arrivals_in_flight, early_arrivals
+from gluon_ring import strays
 from gluon_sass import barrier_offsets, hazards, overlapped_exponentials
 
 from kernels.attention.tiles import SHARED_BYTES_HOPPER
@@ -76,6 +77,11 @@ def test_nothing_is_given_back_while_a_product_may_still_read_it(code: dict[str,
     assert found(code, "arrivals_in_flight") == {}
 
 
+def test_the_ring_of_posted_tiles_is_touched_between_wait_and_arrival_only(code: dict[str, dict[str, Any]]) -> None:
+    """In PTX and in machine code: ptxas may give a read of the ring another line, and must not sink it any further."""
+    assert found(code, "strays") == {}
+
+
 @pytest.mark.parametrize("missing", ["the barrier", "a barrier of all warps"])
 def test_the_scanner_finds_an_arrival_that_nothing_orders(missing: str) -> None:
     role = ["setmaxnreg.dec.sync.aligned.u32 240;", "wgmma.wait_group.sync.aligned 0;", "ld.shared.b32 %r1, [ring];"]
@@ -85,6 +91,50 @@ def test_the_scanner_finds_an_arrival_that_nothing_orders(missing: str) -> None:
         f"{len(role + between) + 1}: {arrive.strip()}"
     ]
     assert list(early_arrivals("\n".join([*role, "bar.sync 2, 128;", arrive]))) == []
+
+
+RING_PTX = """
+mbarrier.try_wait.parity.shared.b64 complete, [%r1], %r2;
+ld.shared.b32 %r3, [global_smem+1024];
+bar.sync 0, 128;
+@%p1 mbarrier.arrive.shared::cta.b64 _, [%r4];
+$L__BB0_1:
+mbarrier.try_wait.parity.shared.b64 complete, [%r5], %r6;
+st.shared.b32 [%r7+1024], %r8;
+@%p2 mbarrier.arrive.shared::cta.b64 _, [%r9];
+"""
+RING_CODE = """SYNCS.PHASECHK.TRANS64.TRYWAIT P1, [UR9+0x440], R2
+@!P1 BRA `(.L_x_1)
+.L_x_2:
+LDS R3, [UR9+0x400]
+BAR.SYNC.DEFER_BLOCKING 0x2, 0x80
+@!P0 SYNCS.ARRIVE.TRANS64.A1T0 RZ, [UR9+0x450], RZ
+BRA `(.L_x_3)
+.L_x_1:
+SYNCS.PHASECHK.TRANS64.TRYWAIT P1, [UR9+0x440], R2
+@!P1 BRA `(.L_x_1)
+BRA `(.L_x_2)
+.L_x_3:
+SYNCS.PHASECHK.TRANS64.TRYWAIT P1, [R24+URZ+0x450], R2
+STS [R7+UR9+0x400], R8
+@!P0 SYNCS.ARRIVE.TRANS64.A1T0 RZ, [R2+URZ+0x440], RZ""".splitlines()
+
+
+@pytest.mark.parametrize(
+    ("line", "to"),
+    [(3, 4), (3, 5), (3, 6), (3, 0), (13, 14)],
+    ids=["read behind the barrier", "read behind the arrival", "read in another block", "read early", "write late"],
+)
+def test_the_scanner_finds_what_strays_from_the_passage_of_a_slot(line: int, to: int) -> None:
+    assert list(strays(RING_PTX, RING_CODE)) == []
+    strayed = [*RING_CODE[:line], *RING_CODE[line + 1 :]]
+    strayed.insert(to, RING_CODE[line])
+    assert any(RING_CODE[line] in each for each in strays(RING_PTX, strayed))
+
+
+@pytest.mark.parametrize(("of", "by"), [("0x450", "0x460"), ("BAR.SYNC", "NOP"), ("BRA `(.L_x_3)", "BRA `(.L_x_2)")])
+def test_the_scanner_finds_another_barrier_none_and_another_way_to_the_ring(of: str, by: str) -> None:
+    assert list(strays(RING_PTX, "\n".join(RING_CODE).replace(of, by, 1).splitlines())) != []
 
 
 def test_the_scanner_finds_what_is_given_back_under_a_product() -> None:

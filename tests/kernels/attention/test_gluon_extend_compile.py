@@ -61,3 +61,8 @@ def test_no_role_arrives_before_all_its_threads_are_done(code: dict[str, dict[st
 
 def test_nothing_is_given_back_while_a_product_may_still_read_it(code: dict[str, dict[str, Any]]) -> None:
     assert found(code, "arrivals_in_flight") == {}
+
+
+def test_the_ring_of_posted_tiles_is_touched_between_wait_and_arrival_only(code: dict[str, dict[str, Any]]) -> None:
+    """In PTX and in machine code: ptxas may give a read of the ring another line, and must not sink it any further."""
+    assert found(code, "strays") == {}
