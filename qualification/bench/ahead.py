@@ -31,7 +31,7 @@ def compile_ahead(
     try:
         with ProcessPoolExecutor(num_processes, get_context("spawn")) as pool:
             num_calls = sum(pool.map(work, groups_of(cases)))
-    except BrokenProcessPool as error:
+    except (BrokenProcessPool, OSError) as error:  # OSError: a container may have no processes left
         return f"not all kernels were compiled ahead: {error}"
     return f"compiled ahead in {num_processes} processes, {num_calls} calls"
 

@@ -1,5 +1,6 @@
 """The whole of what is measured, as data."""
 
+import resource
 from fnmatch import fnmatchcase
 
 import torch
@@ -49,3 +50,14 @@ def test_a_process_that_compiles_calls_every_path_on_its_cases() -> None:
     cases = cases_of(quick_sweep(Dtype.FP32))
     said = compile_ahead(cases, ["sdpa.cpu"], torch.device("cpu"), num_processes=1, seed=0)
     assert said == f"compiled ahead in 1 processes, {len(cases)} calls"
+
+
+def test_where_no_process_can_be_started_it_is_said() -> None:
+    """As where there are no files left to speak with one."""
+    few, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (4, most))
+    try:
+        said = compile_ahead(CASES, ["sdpa.cpu"], torch.device("cpu"), num_processes=1, seed=0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (few, most))
+    assert said == "not all kernels were compiled ahead: [Errno 24] Too many open files"
