@@ -97,9 +97,14 @@ def parts_of(args: argparse.Namespace, device_type: str) -> list[Part]:
     if args.full:
         if args.quick or given.keys() - {"head_dims", "page_size"}:
             raise ValueError("--full goes with --phases, --head-dims and --page-size alone of the flags of sweeps")
+        if args.fa3_page_sizes:
+            raise ValueError("--full has its own --fa3-page-sizes")
         size = args.page_size or Sweep(dtype).page_size
         parts = [replace(part, sweep=replace(part.sweep, seed=_SEED, page_size=size)) for part in full_suite(dtype)]
-        return chosen_parts(parts, phases, args.head_dims or ())
+        chosen = chosen_parts(parts, phases, args.head_dims or ())
+        if not any(cases for _, cases in new_cases(chosen)):
+            raise ValueError("--full has no case of these phases and head dims")  # it would write over what there is
+        return chosen
     sweep = quick_sweep(dtype) if args.quick else Sweep(dtype)
     return [Part(replace(sweep, seed=_SEED, phases=phases or sweep.phases, **given))]  # type: ignore[arg-type]
 

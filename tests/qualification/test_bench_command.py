@@ -83,6 +83,13 @@ def test_the_full_suite_takes_phases_and_head_dims_and_no_other_flag_of_sweeps()
         parts_of(parsed("--full", "--lengths", "64"), "cuda")
 
 
+def test_the_full_suite_is_not_run_where_it_would_not_measure_what_is_asked_for() -> None:
+    with pytest.raises(ValueError, match="no case of these phases and head dims"):
+        parts_of(parsed("--full", "--head-dims", "72"), "cuda")
+    with pytest.raises(ValueError, match="its own --fa3-page-sizes"):
+        parts_of(parsed("--full", "--fa3-page-sizes", "64"), "cuda")
+
+
 def test_a_library_that_is_no_fa3_is_a_reason(tmp_path: Path) -> None:
     library = tmp_path / "fa3.so"
     library.write_bytes(b"not a library")
