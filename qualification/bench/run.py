@@ -85,6 +85,7 @@ def measure_all(
     say: Callable[[str], None],
 ) -> Outcome:
     """Measure case by case until all are done, the time is spent (no case starts after that), or the device is lost."""
+    gc.collect()  # what is frozen is never collected, and holds its memory on the GPU
     gc.freeze()  # every capture collects garbage first, which takes as long as there are objects of imports to look at
     rows: list[Row] = []
     absences: list[Absence] = []

@@ -1,5 +1,7 @@
 """Measuring on a CPU: real paths, a real peer, and fakes that are wrong or cannot run."""
 
+import gc
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -119,6 +121,21 @@ def test_a_dense_peer_takes_no_mixed_lengths() -> None:
     (peer,) = torch_peers(CPU)
     with pytest.raises(Unavailable, match="one length"):
         peer.prepare(make_inputs(case, CPU, seed=0))
+
+
+def test_what_nobody_needs_any_more_is_given_back_before_a_run() -> None:
+    """Of the run before: what is garbage when it is frozen stays for good."""
+
+    class Held:
+        itself: object = None
+
+    held = Held()
+    held.itself = held
+    known = weakref.ref(held)
+    del held
+    measure_all([], [], BENCH, time_limit_s=None, say=print)
+    gc.collect()
+    assert known() is None
 
 
 def test_no_case_starts_after_the_time_limit() -> None:
