@@ -111,12 +111,12 @@ def measure_case(
     contenders = [one for one in contenders if case.shape.phase in one.phases]
     try:
         inputs = make_inputs(case, bench.device, seed=bench.seed)
+        reference = reference_of(inputs.q, inputs.k, inputs.v, inputs.batch, inputs.flags, rows=inputs.rows)
     except RuntimeError as error:
         _release("making inputs", bench.device, error)
         return (), tuple(Absence(case, one.name, f"no memory for inputs: {_line(error)}") for one in contenders)
     measured: list[_Measured] = []
     absent: list[Absence] = []
-    reference = reference_of(inputs.q, inputs.k, inputs.v, inputs.batch, inputs.flags, rows=inputs.rows)
     for contender in contenders:
         try:
             measured.append(_measure(contender, inputs, reference, bench))
