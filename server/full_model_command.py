@@ -23,7 +23,7 @@ from server.engine.limits import choose_device
 from server.full_model_worker import Asked
 from server.settings import Settings
 
-# Prompts of 32k, and eight times as many tokens of contexts at once as the longest decode asks for.
+# A prompt of 32k, and twice what the contexts of the longest decode take, 32 of 2048 tokens and 64 more.
 _KV_TOKENS = 131072
 _MAX_LEN = 33000
 
