@@ -19,9 +19,12 @@ from qualification.presets import PRESETS, preset_named
 from qualification.progress import ProgressLine
 
 if TYPE_CHECKING:
+    import torch
+
     from kernels.fingerprint import Fingerprint
     from kernels.path import KernelPath
     from qualification.ledger import Target
+    from qualification.qualify import Bench
 
 _QUICK_BUDGET_S = {"cuda": 0.05, "cpu": 0.01}  # of timing, for each pair
 
@@ -112,22 +115,11 @@ def _run(args: argparse.Namespace, models: Mapping[str, Mapping[str, object]]) -
     from kernels.catalog import PATHS, path_named
     from kernels.device import read_fingerprint
     from qualification.campaign import Tools, conduct, default_file, targets_of
-    from qualification.ceilings import measure_ceilings
-    from qualification.qualify import Bench, qualify
+    from qualification.qualify import qualify
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     fingerprint = read_fingerprint(device)
-    budget_s = _QUICK_BUDGET_S[device.type] if args.quick else None
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    bench = Bench(
-        fingerprint,
-        device,
-        commit=args.commit,
-        timing_budget_s=budget_s,
-        command=typed(args),
-        ceilings=measure_ceilings(device, dtype),
-        compile_jobs=_compile_jobs(args.compile_jobs) if device.type == "cuda" else 1,
-    )
+    bench = _bench(args, fingerprint, device)
     paths = PATHS if args.paths is None else tuple(path_named(name) for name in args.paths)
     targets = targets_of(
         models,
@@ -153,16 +145,29 @@ def _run(args: argparse.Namespace, models: Mapping[str, Mapping[str, object]]) -
     )
     _print(f"on {fingerprint}")
     code = conduct(targets, tools, time_limit_s=args.time_limit, is_retrying=args.retry_failed)
-    if args.count_bytes and code is ExitCode.PASS:
-        try:
-            _count_bytes(targets, PATHS, fingerprint)
-        except KeyboardInterrupt:
-            _print("interrupted: all that was measured is kept, the same command goes on from here")
-            return ExitCode.INCONCLUSIVE
-    return code
+    is_counting = args.count_bytes and code is ExitCode.PASS
+    return _count_bytes(targets, PATHS, fingerprint) if is_counting else code
 
 
-def _count_bytes(targets: Sequence["Target"], catalog: Sequence["KernelPath"], fingerprint: "Fingerprint") -> None:
+def _bench(args: argparse.Namespace, fingerprint: "Fingerprint", device: "torch.device") -> "Bench":
+    import torch
+
+    from qualification.ceilings import measure_ceilings
+    from qualification.qualify import Bench
+
+    is_gpu = device.type == "cuda"
+    return Bench(
+        fingerprint,
+        device,
+        commit=args.commit,
+        timing_budget_s=_QUICK_BUDGET_S[device.type] if args.quick else None,
+        command=typed(args),
+        ceilings=measure_ceilings(device, torch.bfloat16 if is_gpu else torch.float32),
+        compile_jobs=_compile_jobs(args.compile_jobs) if is_gpu else 1,
+    )
+
+
+def _count_bytes(targets: Sequence["Target"], catalog: Sequence["KernelPath"], fingerprint: "Fingerprint") -> ExitCode:
     """Of each model's file. That nothing can be counted here is said, and is no failure: it proves nothing."""
     import torch
 
@@ -176,6 +181,10 @@ def _count_bytes(targets: Sequence["Target"], catalog: Sequence["KernelPath"], f
             _print(f"{target.name}: HBM bytes of {num_counted} of {num_calls} calls counted{goes_on} -> {target.file}")
         except CounterError as error:
             _print(f"{target.name}: HBM bytes are not counted: {error}")
+        except KeyboardInterrupt:
+            _print("interrupted: all that was measured is kept, the same command goes on from here")
+            return ExitCode.INCONCLUSIVE
+    return ExitCode.PASS
 
 
 def typed(args: argparse.Namespace) -> str:
