@@ -4,14 +4,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from gluon_ptx import arrivals_in_flight, early_arrivals, num_arrivals
-from gluon_ring import labelled_code, strays
-from gluon_sass import count, hazards, overlapped_exponentials
+from gluon_ring import strays
+from gluon_sass import count, hazards, instructions, labelled_code, overlapped_exponentials
 
 
 def findings(kernel: Any) -> dict[str, object]:
     """Of a kernel compiled for sm_90."""
     labelled, ptx = labelled_code(kernel.asm["cubin"]), kernel.asm["ptx"]
-    code = [line for line in labelled if not line.endswith(":")]
+    code = instructions(labelled)
     return {
         "shared_bytes": kernel.metadata.shared,
         "spills": count(code, "STL"),

@@ -5,12 +5,8 @@ the loads the line of what uses them, so what racecheck names need not be where 
 """
 
 import re
-import subprocess
-import tempfile
 from collections.abc import Iterator
 from typing import NamedTuple
-
-from triton import knobs
 
 BYTES = 64  # of a slot at most, and of the shortest ring
 _FIRST_READ = re.compile(r"ld\.shared\S*b32\s[^;\n]*\[global_smem\+(\d+)\]")  # consumer 0 takes its first tile
@@ -43,17 +39,6 @@ def ring_start(ptx: str) -> int:
     found = _FIRST_READ.search(ptx)
     assert found, "no role reads the ring"
     return int(found[1])
-
-
-def labelled_code(cubin: bytes) -> list[str]:
-    """Machine code, one instruction or label a line."""
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        command = [knobs.nvidia.nvdisasm.path, "-c", file.name]
-        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    found = re.finditer(r"^(?:\s+/\*[0-9a-f]+\*/\s+(.*?)\s*;|\s*(\.L_\w+:))", text, re.MULTILINE)
-    return [each[1] or each[2] for each in found]
 
 
 def joined_waits(code: list[str]) -> list[str]:

@@ -17,13 +17,22 @@ _WIDTHS = {".128": 4, ".64": 2, ".WIDE": 2}
 
 def disassemble(cubin: bytes) -> list[str]:
     """One instruction a line, in the order of the code."""
+    return instructions(labelled_code(cubin))
+
+
+def instructions(labelled: list[str]) -> list[str]:
+    return [line for line in labelled if not line.endswith(":")]
+
+
+def labelled_code(cubin: bytes) -> list[str]:
+    """One instruction or label a line, in the order of the code."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        text = subprocess.run(
-            [knobs.nvidia.nvdisasm.path, "-c", file.name], capture_output=True, text=True, check=True
-        ).stdout
-    return [match[1] for match in re.finditer(r"^\s+/\*[0-9a-f]+\*/\s+(.*?)\s*;", text, re.MULTILINE)]
+        command = [knobs.nvidia.nvdisasm.path, "-c", file.name]
+        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found = re.finditer(r"^(?:\s+/\*[0-9a-f]+\*/\s+(.*?)\s*;|\s*(\.L_\w+:))", text, re.MULTILINE)
+    return [each[1] or each[2] for each in found]
 
 
 def count(code: list[str], opcode: str) -> int:
