@@ -71,12 +71,15 @@ def plan_attention(
 
 
 def cache_folder(settings: Settings) -> Path:
-    """Where this machine keeps what it has learnt itself. Raises SettingsError where nobody may look; a folder that
-    cannot be written to costs the next start only.
+    """Where this machine keeps what it has learnt itself. Raises SettingsError where nobody may look.
+
+    A folder that cannot be written to costs the next start only.
     """
     folder = Path.home() / ".cache" / "hallmark" if settings.cache_dir is None else Path(settings.cache_dir)
     try:
-        (folder / "any").exists()
+        (folder / "any").stat()  # exists() hides every error from Python 3.14 on
+    except (FileNotFoundError, NotADirectoryError):
+        return folder
     except OSError as error:
         raise SettingsError(f"the cache folder {folder} cannot be used: {error.strerror}") from error
     return folder
