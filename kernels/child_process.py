@@ -1,13 +1,22 @@
 """Processes of our own modules, which import what the process that starts them imports."""
 
+import os
 import sys
+import sysconfig
+from collections.abc import Sequence
+from itertools import takewhile
 
 
-def python_command(module: str, *arguments: str) -> tuple[str, ...]:
+def python_command(
+    module: str, *arguments: str, environment: Sequence[str] = (), under: Sequence[str] = ()
+) -> tuple[str, ...]:
     """The command that runs a module: `-m` alone would import a random.py of the folder we were started in.
 
-    Our `sys.path` goes in the code, not in PYTHONPATH, which programs between us and the module would read too: ncu
-    has a Python of another version within.
+    environment  NAME=value of variables that it gets beside ours
+    under        a program with its flags, that starts it
     """
-    code = f"import runpy, sys; sys.path[:] = {sys.path!r}; runpy.run_module(sys.argv.pop(1), None, '__main__', True)"
-    return (sys.executable, "-P", "-c", code, module, *arguments)
+    # What an interpreter adds by itself, the standard library and what is installed, stays out of PYTHONPATH: programs
+    # between us and the module may have another Python within, as ncu does, which that library would break.
+    given = takewhile(lambda entry: entry != sysconfig.get_path("stdlib"), sys.path)
+    path = os.pathsep.join(map(os.path.abspath, given))
+    return ("env", f"PYTHONPATH={path}", *environment, *under, sys.executable, "-P", "-m", module, *arguments)

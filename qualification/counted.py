@@ -97,12 +97,12 @@ def count_bytes(
     return dict(zip(pairs, counts, strict=False))
 
 
-def _command(program: str, log: Path, asked: Path) -> list[str]:
+def _command(program: str, log: Path, asked: Path) -> Sequence[str]:
     # Clocks are left alone: bytes do not depend on them, and other programs do.
     flags = ["--target-processes", "application-only", "--clock-control", "none", "--profile-from-start", "off"]
     flags += ["--metrics", ",".join(_METRICS), "--csv", "--page", "raw", "--print-units", "base"]
     flags += ["--log-file", str(log)]
-    return [program, *flags, *python_command("qualification.counted_calls", str(asked), str(_LIMIT_S))]
+    return python_command("qualification.counted_calls", str(asked), str(_LIMIT_S), under=[program, *flags])
 
 
 def _run(command: Sequence[str], say: Say, silence_s: float) -> tuple[int, int, str]:

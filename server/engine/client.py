@@ -50,7 +50,7 @@ logger = logging.getLogger(__name__)
 # of the demo model took 44 ms, and 6 ms with threads that sleep. It is read when torch loads the library, not later.
 # PyTorch's profiler writes lines of its own between those of the log, unless its level is above all of them.
 _ENVIRONMENT = ("OMP_WAIT_POLICY=passive", "KINETO_LOG_LEVEL=6")
-ENGINE_COMMAND = ("env", *_ENVIRONMENT, *python_command("server.engine.process"))
+ENGINE_COMMAND = python_command("server.engine.process", environment=_ENVIRONMENT)
 _CONNECT_TIMEOUT_S = 120.0  # importing torch from a cold disk takes most of it
 _CLOSE_TIMEOUT_S = 3.0
 _KNOCK = Knock()

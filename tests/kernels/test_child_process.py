@@ -1,5 +1,6 @@
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 from kernels.child_process import python_command
@@ -18,11 +19,19 @@ def test_a_module_imports_nothing_of_the_folder_it_is_started_in(tmp_path: Path)
 
 
 def test_a_module_is_found_where_this_process_would_find_it(tmp_path: Path) -> None:
-    (tmp_path / "found_here_alone.py").write_text("import sys\nprint(__name__, sys.argv[1:])\nsys.exit(3)\n")
-    sys.path.append(str(tmp_path))
+    lines = ["import os, sys", "print(__name__, sys.argv[1:], os.environ['MOOD'])", "sys.exit(3)"]
+    (tmp_path / "found_here_alone.py").write_text("\n".join(lines))
+    sys.path.insert(0, str(tmp_path))
     try:
-        command = python_command("found_here_alone", "a b", "--flag")
+        command = python_command("found_here_alone", "a b", "--flag", environment=["MOOD=calm"])
     finally:
         sys.path.remove(str(tmp_path))
     found = run(*command, cwd=Path("/"))
-    assert (found.stdout, found.returncode) == ("__main__ ['a b', '--flag']\n", 3)
+    assert (found.stdout, found.returncode) == ("__main__ ['a b', '--flag'] calm\n", 3)
+
+
+def test_a_program_above_a_module_starts_its_interpreter_and_gets_no_standard_library() -> None:
+    command = python_command("kernels.whole_file", under=["ncu", "--csv"])
+    assert command[0] == "env"
+    assert sysconfig.get_path("stdlib") not in command[1].removeprefix("PYTHONPATH=").split(":")
+    assert command[2:] == ("ncu", "--csv", sys.executable, "-P", "-m", "kernels.whole_file")
