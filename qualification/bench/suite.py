@@ -7,7 +7,7 @@ from kernels.shape import Dtype, Phase
 from qualification.bench.cases import BenchCase, Sweep, cases_of
 
 _PREFILL, _EXTEND, _DECODE = (Phase.PREFILL,), (Phase.EXTEND,), (Phase.DECODE,)
-_PADDED = (80, 96, 112, 192)  # head dims that no kernel is made for
+_PADDED = (80, 96, 112, 192)  # head dims between, in tiles of the next one's or cut from them
 # FlashAttention 3 is fastest over pages as long as its steps: 128 tokens, 80 at a head dim of 256 (two of them: 160).
 FA3_PAGE_SIZES = (128, 160)
 _BATCHES = tuple(range(1, 65))

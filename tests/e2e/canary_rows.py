@@ -161,17 +161,9 @@ def set_wait(slow: Server, file: Path, num_tokens: int) -> dict[str, float]:
 
 def canary(candidate: Server, baseline: Server, trace: Trace, folder: Path, *flags: str) -> dict[str, Any]:
     """Its verdicts as a row, shown as they come."""
-    lengths = [
-        "--lengths",
-        *map(str, trace.lengths),
-        "--vocab-size",
-        str(_VOCAB_SIZE),
-        "--samples",
-        "20",
-        "--looks",
-        "2",
-    ]
-    command = [*HALLMARK, "canary", "--url", candidate.url, "--baseline", baseline.url, *lengths, *trace.flags, *flags]
+    load = ["--lengths", *map(str, trace.lengths), "--vocab-size", str(_VOCAB_SIZE)]
+    load += ["--samples", "20", "--looks", "2"]
+    command = [*HALLMARK, "canary", "--url", candidate.url, "--baseline", baseline.url, *load, *trace.flags, *flags]
     at, began = datetime.now(UTC).isoformat(timespec="seconds"), time.perf_counter()
     done = subprocess.run([*command, "--out-dir", str(folder)], cwd=ROOT, check=False)
     verdicts = json.loads((folder / "canary.json").read_text())["verdicts"]
