@@ -4,10 +4,11 @@ import json
 import re
 from collections.abc import Mapping
 from functools import cache
-from typing import Annotated, Any, Literal, TypeVar, get_args
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
+from msgspec.inspect import ListType, LiteralType, NoneType, StructType, Type, UnionType, type_info
 
 from server.api.shown import shown
 from server.api.token_ids import are_ids, ids_of
@@ -121,11 +122,8 @@ class CompletionFields(GenerationFields, frozen=True, kw_only=True):
     return_tokens_as_token_ids: bool = False  # names of tokens in logprobs, as vLLM writes them
 
 
-Role = Literal["system", "developer", "user", "assistant"]
-
-
 class Message(_Model, frozen=True, kw_only=True):
-    role: Role
+    role: Literal["system", "developer", "user", "assistant"]
     content: Any = None  # see _text_of; only an assistant may have said nothing
     name: Annotated[str, Meta(max_length=64)] | None = None
 
@@ -159,7 +157,7 @@ def read(kind: type[ModelT], body: Mapping[str, Any]) -> ModelT:
     try:
         fields = msgspec.convert(given, kind)
     except msgspec.ValidationError as error:
-        raise _named(str(error), given) from None
+        raise _named(str(error), given, kind) from None
     options = getattr(fields, "stream_options", None)
     if isinstance(options, StreamOptions) and options.include_obfuscation:
         param = "stream_options.include_obfuscation"
@@ -261,19 +259,33 @@ def checked_text(text: str, param: str) -> str:
     return text
 
 
-def _named(problem: str, given: Mapping[str, Any]) -> HallmarkError:
+def _named(problem: str, given: Mapping[str, Any], kind: type[_Model]) -> HallmarkError:
     """What msgspec says of a value, as an error that names its field."""
-    what, _, path = problem.partition(" - at `$.")
-    field = path.rstrip("`")
+    what, has_path, path = problem.rpartition(" - at `$.")  # the last: a name before it is the client's own text
+    what, field = (what, path.rstrip("`")) if has_path else (path, "")
     if found := _FIELD.fullmatch(what):  # a field that lacks, or is too much, is named beside where it belongs
         field = _plain(".".join(filter(None, [field, found["name"]])))
         if found["kind"] == "unknown":
             return UnknownField(f"The field {field!r} is unknown.", param=field)
         return InvalidValue(f"The field {field!r} is missing.", param=field)
     if what.startswith("Invalid enum value"):
-        what = f"Expected {' or '.join(get_args(Role))}"  # the only one
+        what = _choices_at(kind, field)  # msgspec names none of them
     expected = what.partition(", got ")[0].removeprefix("Expected ").replace("`", "").removesuffix(" | null")
     return InvalidValue(f"{field} must be {expected}, got {shown(_value_at(given, field))}.", param=field)
+
+
+def _choices_at(kind: type[_Model], field: str) -> str:
+    """The few values that may stand where a path such as `messages[0].role` leads to, in words."""
+    found: Type = type_info(kind)
+    for name, _ in _STEP.findall(field):
+        if isinstance(found, StructType):
+            found = next(part.type for part in found.fields if part.encode_name == name)
+        elif isinstance(found, ListType):
+            found = found.item_type
+        if isinstance(found, UnionType):  # with null, which is left out before
+            found = next(part for part in found.types if not isinstance(part, NoneType))
+    assert isinstance(found, LiteralType), f"{field} takes {found}"
+    return " or ".join(map(str, found.values))
 
 
 def _value_at(given: Any, field: str) -> Any:
