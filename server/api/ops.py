@@ -10,6 +10,7 @@ from fastapi import APIRouter, Request, Response
 
 from server.api.body import parse_json
 from server.api.edge import Edge
+from server.api.shown import plain_name
 from server.engine.client import EngineState
 from server.engine.messages import PlanRow
 from server.errors import RETRY_AFTER_S, NotReady, UnknownField
@@ -68,7 +69,8 @@ def admin_routes(edge: Edge) -> APIRouter:
 def _refuse_fields(body: bytes) -> None:
     """Raises UnknownField and InvalidJson. Every path is attested: what would ask for less must not be ignored."""
     for name in parse_json(body) if body.strip() else ():
-        raise UnknownField(f"There is no field {name[:64]!r} here: the body is {{}} or empty.", param=name[:64])
+        field = plain_name(name)
+        raise UnknownField(f"There is no field {field!r} here: the body is {{}} or empty.", param=field)
 
 
 def why_not_alive(edge: Edge) -> list[str]:

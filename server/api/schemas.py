@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta
 from msgspec.inspect import ListType, LiteralType, NoneType, StructType, Type, UnionType, type_info
 
-from server.api.shown import shown
+from server.api.shown import plain_name, shown
 from server.api.token_ids import are_ids, ids_of
 from server.errors import HallmarkError, InvalidValue, UnknownField, UnsupportedField
 
@@ -179,7 +179,7 @@ def _without_absent(body: Mapping[str, Any], kind: type[_Model], prefix: str) ->
         if name in known:
             given[name] = value
         elif name not in _UNSUPPORTED:
-            field = prefix + _plain(name)
+            field = prefix + plain_name(name)
             raise UnknownField(f"The field {field!r} is unknown.", param=field)
         elif not any(type(value) is type(neutral) and value == neutral for neutral in _UNSUPPORTED[name]):
             neutral = " or ".join(map(json.dumps, _UNSUPPORTED[name]))
@@ -264,7 +264,7 @@ def _named(problem: str, given: Mapping[str, Any], kind: type[_Model]) -> Hallma
     what, has_path, path = problem.rpartition(" - at `$.")  # the last: a name before it is the client's own text
     what, field = (what, path.rstrip("`")) if has_path else (path, "")
     if found := _FIELD.fullmatch(what):  # a field that lacks, or is too much, is named beside where it belongs
-        field = _plain(".".join(filter(None, [field, found["name"]])))
+        field = plain_name(".".join(filter(None, [field, found["name"]])))
         if found["kind"] == "unknown":
             return UnknownField(f"The field {field!r} is unknown.", param=field)
         return InvalidValue(f"The field {field!r} is missing.", param=field)
@@ -293,7 +293,3 @@ def _value_at(given: Any, field: str) -> Any:
     for name, index in _STEP.findall(field):
         given = given[name] if name else given[int(index)]
     return given
-
-
-def _plain(name: str) -> str:
-    return name[:64].encode("ascii", "backslashreplace").decode()

@@ -9,3 +9,8 @@ def shown(value: object) -> str:
         return repr(value)[:32].lower()
     kinds = {str: "a string of length", list: "an array of length", dict: "an object of size"}
     return f"{kinds[type(value)]} {len(value)}" if isinstance(value, str | list | dict) else type(value).__name__
+
+
+def plain_name(name: str) -> str:
+    """The name of a field as a client gave it: short, and of what every encoding and log can carry."""
+    return name[:64].encode("ascii", "backslashreplace").decode()

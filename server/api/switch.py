@@ -7,6 +7,7 @@ from fastapi import APIRouter, Request, Response
 
 from server.api.body import parse_json
 from server.api.edge import Edge
+from server.api.shown import plain_name
 from server.engine.messages import EngineReady, Overridden
 from server.errors import RETRY_AFTER_S, Conflict, InvalidValue, NotFound, NotReady, UnknownField
 
@@ -35,8 +36,8 @@ def named_pairs(body: dict[str, Any], ready: EngineReady) -> list[tuple[str, str
     """
     for name in body:
         if name not in ("path", "shape"):
-            message = f"There is no field {name[:64]!r} here; there are: path, shape."
-            raise UnknownField(message, param=name[:64])
+            field = plain_name(name)
+            raise UnknownField(f"There is no field {field!r} here; there are: path, shape.", param=field)
     path, shape = body.get("path"), body.get("shape")
     if not isinstance(path, str):
         raise InvalidValue("path must be the name of a kernel path.", param="path")

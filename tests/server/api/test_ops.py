@@ -152,6 +152,13 @@ def test_an_attestation_of_less_than_everything_is_refused_by_name(folder: Path,
     assert it.get("/attention").json()["attestation"] is None
 
 
+@pytest.mark.parametrize("path", ["/attention/attest", "/attention/quarantine"])
+def test_a_field_that_no_text_can_carry_is_refused_by_name(folder: Path, path: str) -> None:
+    headers = {"content-type": "application/json"}
+    answer = served(folder).request("POST", path, content=rb'{"\ud800": 0}', headers=headers)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "\\ud800")
+
+
 def test_an_engine_that_is_not_ready_attests_nothing(folder: Path) -> None:
     it = served(folder)
     it.engine.state, it.engine.ready = EngineState.STARTING, None
