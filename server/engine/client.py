@@ -182,6 +182,7 @@ class EngineClient:
                 return
             self.state = EngineState.RESTARTING
             self.ready = None
+            self.last_heartbeat = None  # or the next engine would count as stalled from its ready to its first beat
             self._streams.end_all("engine_died", "The engine died while it served this request; it is being restarted.")
             if time.monotonic() - started_at > _HEALTHY_AFTER_S:
                 delay_s = self._backoff_s[0]

@@ -135,6 +135,17 @@ def test_a_dead_engine_ends_every_stream_and_is_replaced(token: int, cause: str)
     run(test)
 
 
+def test_a_dead_engine_leaves_no_heartbeat_by_which_the_next_would_be_judged() -> None:
+    async def test() -> None:
+        async with running() as (client, _):
+            await until(lambda: client.last_heartbeat is not None)
+            await collect(client, "a", [666])
+            assert client.state is EngineState.RESTARTING
+            assert client.last_heartbeat is None
+
+    run(test)
+
+
 def test_what_broke_is_quarantined_in_the_next_engine() -> None:
     async def test() -> None:
         async with running() as (client, ledger):
