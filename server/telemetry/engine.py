@@ -74,4 +74,5 @@ class EngineMetrics:
         self._up.set(0)
         self._running.set(0)
         self._waiting.set(0)
+        self._kv_usage.set(0)  # or a full cache would be told until the next engine's first step
         self._restarts.of(cause).inc()

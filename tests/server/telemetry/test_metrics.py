@@ -129,6 +129,15 @@ def test_the_engine_is_up_between_ready_and_death() -> None:
     assert value(metrics, "engine_restarts_total", cause="killed") == 1
 
 
+def test_a_dead_engine_runs_nothing_and_holds_nothing() -> None:
+    metrics = make()
+    metrics.on_step(RECORD)
+    assert value(metrics, "kv_cache_usage_ratio") == 0.25
+    metrics.on_death("killed")
+    for name in ("requests_running", "requests_waiting", "kv_cache_usage_ratio"):
+        assert value(metrics, name) == 0
+
+
 def test_a_restarted_engine_replaces_the_machine_it_reports() -> None:
     metrics = make()
     metrics.on_ready(READY)
