@@ -7,7 +7,7 @@ from types import MappingProxyType
 from kernels.fingerprint import Fingerprint
 from kernels.path import KernelPath, Reject, Rejection, Tier
 from kernels.shape import AttentionShape
-from qualification.decision import Candidate, Decision, Policy, Status
+from qualification.decision import Candidate, Decision, Pairs, Policy, Status
 from qualification.evidence import Evidence
 from qualification.matrix import Key, Matrix
 
@@ -66,9 +66,9 @@ def decide(
     paths: Sequence[KernelPath],
     fingerprint: Fingerprint,
     book: Book,
-    quarantined: frozenset[tuple[str, str]],
+    quarantined: Pairs,
     policy: Policy,
-    overridden: frozenset[tuple[str, str]] = frozenset(),
+    overridden: Pairs = frozenset(),
 ) -> Decision:
     """Choose among `paths` (the catalog, most preferred first).
 

@@ -2,10 +2,11 @@
 
 import hashlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import product
 from pathlib import Path
 from types import MappingProxyType
 
@@ -74,42 +75,51 @@ def make_plan(
         logger.error("matrix refused: %s", problem.detail)
     cache = own_file(cache_dir, "evidence", fingerprint)
     own = _load_own(cache, fingerprint)
-    book = Book(matrix, own)
     if policy is Policy.QUALIFY:
-        missing = missing_pairs(shapes, paths=paths, fingerprint=fingerprint, book=book, quarantined=quarantined)
+        known = Book(matrix, own)
+        missing = missing_pairs(shapes, paths=paths, fingerprint=fingerprint, book=known, quarantined=quarantined)
+        bench = Bench(fingerprint, device, may_profile=device.type == "cpu")
         recorder = _Recorder(cache, own, fingerprint)
-        run_qualification(
-            missing,
-            Bench(fingerprint, device, may_profile=device.type == "cpu"),
-            progress=progress,
-            on_evidence=recorder.add,
-        )
-        book = Book(matrix, recorder.evidence)
+        run_qualification(missing, bench, progress=progress, on_evidence=recorder.add)
+        own = recorder.evidence
+    decider = _Decider(Book(matrix, own), paths, fingerprint, policy)
+    return Plan(
+        decisions=MappingProxyType({shape: decider.decide(shape, quarantined, overridden) for shape in shapes}),
+        evidence=MappingProxyType(decider.evidence_of(shapes)),
+        matrix_digest=matrix.digest,
+        matrix_verdict=_verdict(matrix, set(shapes), paths, fingerprint),
+        redecide=decider.decide,
+    )
 
-    def redecide(shape: AttentionShape, broken: Pairs, taken_out: Pairs) -> Decision:
+
+@dataclass(frozen=True, slots=True)
+class _Decider:
+    """Decides by what is known, as often as it is asked."""
+
+    book: Book
+    paths: Sequence[KernelPath]
+    fingerprint: Fingerprint
+    policy: Policy
+
+    def decide(self, shape: AttentionShape, broken: Pairs, taken_out: Pairs) -> Decision:
         return decide(
             shape,
-            paths=paths,
-            fingerprint=fingerprint,
-            book=book,
+            paths=self.paths,
+            fingerprint=self.fingerprint,
+            book=self.book,
             quarantined=broken,
-            policy=policy,
+            policy=self.policy,
             overridden=taken_out,
         )
 
-    wanted = set(shapes)
-    known = {
-        (shape, path.name): evidence_for(path, shape, fingerprint=fingerprint, book=book)
-        for shape in wanted
-        for path in paths
-    }
-    return Plan(
-        decisions=MappingProxyType({shape: redecide(shape, quarantined, overridden) for shape in shapes}),
-        evidence=MappingProxyType({key: entry for key, entry in known.items() if entry is not None}),
-        matrix_digest=matrix.digest,
-        matrix_verdict=_verdict(matrix, wanted, paths, fingerprint),
-        redecide=redecide,
-    )
+    def evidence_of(self, shapes: Iterable[AttentionShape]) -> dict[Key, Evidence]:
+        """What decisions rest on, where there is any."""
+        found = {}
+        for shape, path in product(dict.fromkeys(shapes), self.paths):
+            entry = evidence_for(path, shape, fingerprint=self.fingerprint, book=self.book)
+            if entry is not None:
+                found[shape, path.name] = entry
+        return found
 
 
 def missing_pairs(
@@ -118,7 +128,7 @@ def missing_pairs(
     paths: Sequence[KernelPath],
     fingerprint: Fingerprint,
     book: Book,
-    quarantined: frozenset[tuple[str, str]],
+    quarantined: Pairs,
 ) -> list[Pair]:
     """What has to be measured: for each shape whose first choice is not proven, every able path without valid evidence.
 
