@@ -59,36 +59,18 @@ async def pieces(
     `began` is called before the first of them. While this is waited for, what comes goes to the `outlet` if it can be
     put there, and not here: no task is woken for a token that can be written at once.
     """
-    detokenizer = Detokenizer(tokenizer)
-    matcher = StopMatcher(job.stops)
+    reading = _Reading(job, tokenizer, record, began, outlet)
     what = (job.engine_id, job.prompt_token_ids, job.sampling)
-    has_begun = False
-
-    def take(delta: TokenDelta) -> bool:
-        nonlocal has_begun
-        if outlet is None or not outlet.has_room():
-            return False
-        came_at = record.now()
-        outlet.put("".join([detokenizer.push(token_id) for token_id in delta.token_ids]))
-        if not has_begun:
-            has_begun = True
-            began()
-        record.delta(delta, came_at)
-        record.tokens(len(delta.token_ids))
-        return True
-
-    may_take = None if outlet is None or matcher.has_stops else take
-    stream = engine.stream(*what, cache_salt=cache_salt, traceparent=record.traceparent, take=may_take)
+    take = reading.take if reading.may_take else None
+    stream = engine.stream(*what, cache_salt=cache_salt, traceparent=record.traceparent, take=take)
     async with aclosing(stream) as deltas:
         async for delta in deltas:
             came_at = record.now()
             if delta.finish_reason in (FinishReason.ERROR, FinishReason.CANCELLED):
                 record.delta(delta, came_at)
                 raise error_of_code(delta.error_code, delta.error_message)
-            if not has_begun:
-                has_begun = True
-                began()
-            text, is_stopped = _absorb(delta, detokenizer, matcher, record, job.sampling.min_tokens)
+            reading.begin()
+            text, is_stopped = reading.absorb(delta)
             if delta.finish_reason is None and not is_stopped:
                 try:
                     yield Piece(job.index, text, None, delta.token_ids, delta.scores)
@@ -102,30 +84,65 @@ async def pieces(
             return
 
 
-def _absorb(
-    delta: TokenDelta, detokenizer: Detokenizer, matcher: StopMatcher, record: SequenceRecord, min_tokens: int
-) -> tuple[str, bool]:
-    """Text to emit for `delta`, and whether a stop string ended it. Tokens behind a stop string do not count."""
-    if delta.finish_reason is None and not matcher.has_stops:
+class _Reading:
+    """One answer as it is read: the text of its tokens so far, and whether it has begun."""
+
+    def __init__(
+        self, job: Job, tokenizer: Tokenizer, record: SequenceRecord, began: Callable[[], None], outlet: Outlet | None
+    ) -> None:
+        self._detokenizer = Detokenizer(tokenizer)
+        self._matcher = StopMatcher(job.stops)
+        self._min_tokens = job.sampling.min_tokens
+        self._record = record
+        self._began = began
+        self._has_begun = False
+        self._outlet = outlet
+
+    @property
+    def may_take(self) -> bool:
+        """Whether text may go to the outlet: a stop string may still take back what has come."""
+        return self._outlet is not None and not self._matcher.has_stops
+
+    def begin(self) -> None:
+        if not self._has_begun:
+            self._has_begun = True
+            self._began()
+
+    def take(self, delta: TokenDelta) -> bool:
+        """Put its text into the outlet, if there is room."""
+        outlet, record = self._outlet, self._record
+        if outlet is None or not outlet.has_room():
+            return False
+        came_at = record.now()
+        outlet.put("".join(map(self._detokenizer.push, delta.token_ids)))
+        self.begin()
+        record.delta(delta, came_at)
         record.tokens(len(delta.token_ids))
-        return "".join(map(detokenizer.push, delta.token_ids)), False
-    num_before = record.num_tokens
-    is_stop_token = delta.finish_reason is FinishReason.STOP  # the last one ended the answer and has no text
-    num_text_tokens = len(delta.token_ids) - is_stop_token
-    emitted = []
-    for num_read, token_id in enumerate(delta.token_ids[:num_text_tokens], start=1):
-        text = detokenizer.push(token_id)
-        emitted.append(matcher.push(text) if num_before + num_read > min_tokens else text)
-        if matcher.matched is not None:
-            record.tokens(num_read)
-            return "".join(emitted), True
-    record.tokens(len(delta.token_ids))
-    if delta.finish_reason is None:
-        return "".join(emitted), False
-    emitted.append(matcher.push(detokenizer.finish()))
-    if matcher.matched is None:
-        emitted.append(matcher.finish())
-    return "".join(emitted), matcher.matched is not None
+        return True
+
+    def absorb(self, delta: TokenDelta) -> tuple[str, bool]:
+        """Text to emit for `delta`, and whether a stop string ended it. Tokens behind a stop string do not count."""
+        matcher, record, push = self._matcher, self._record, self._detokenizer.push
+        if delta.finish_reason is None and not matcher.has_stops:
+            record.tokens(len(delta.token_ids))
+            return "".join(map(push, delta.token_ids)), False
+        num_before = record.num_tokens
+        is_stop_token = delta.finish_reason is FinishReason.STOP  # the last one ended the answer and has no text
+        num_text_tokens = len(delta.token_ids) - is_stop_token
+        emitted = []
+        for num_read, token_id in enumerate(delta.token_ids[:num_text_tokens], start=1):
+            text = push(token_id)
+            emitted.append(matcher.push(text) if num_before + num_read > self._min_tokens else text)
+            if matcher.matched is not None:
+                record.tokens(num_read)
+                return "".join(emitted), True
+        record.tokens(len(delta.token_ids))
+        if delta.finish_reason is None:
+            return "".join(emitted), False
+        emitted.append(matcher.push(self._detokenizer.finish()))
+        if matcher.matched is None:
+            emitted.append(matcher.finish())
+        return "".join(emitted), matcher.matched is not None
 
 
 async def merged(streams: list[AsyncGenerator[Piece]]) -> AsyncGenerator[Piece]:
