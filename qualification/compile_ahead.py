@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, zip_longest
 from queue import Empty, SimpleQueue
 from threading import Thread
@@ -65,20 +66,7 @@ def compiling_ahead(
     count = len(todo)
     num_workers = min(num_processes, count, _MOST_WORKERS)
     finished: SimpleQueue[bool] = SimpleQueue()  # True: a pair; False: a worker
-
-    def wait(say: Say) -> None:
-        num_pairs, num_running = 0, num_workers
-        with suppress(Empty):
-            while num_running:
-                if finished.get(timeout=patience_s):
-                    num_pairs += 1
-                    say(f"compiling ahead in {num_workers} processes, {num_pairs} of {count} calls")
-                else:
-                    num_running -= 1
-        if num_pairs < count:
-            why = f"no answer for {patience_s:g} s" if num_running else "their workers died"
-            say(f"{count - num_pairs} of {count} calls were not compiled ahead: {why}")
-
+    wait = partial(_wait, finished, num_workers, count, patience_s)
     if not num_workers:
         yield wait
         return
@@ -90,6 +78,21 @@ def compiling_ahead(
             yield wait
         finally:
             todo.clear()
+
+
+def _wait(finished: "SimpleQueue[bool]", num_workers: int, count: int, patience_s: float, say: Say) -> None:
+    """Until every worker has ended, or none has answered for `patience_s`; `say` how far they are, and what is left."""
+    num_pairs, num_running = 0, num_workers
+    with suppress(Empty):
+        while num_running:
+            if finished.get(timeout=patience_s):
+                num_pairs += 1
+                say(f"compiling ahead in {num_workers} processes, {num_pairs} of {count} calls")
+            else:
+                num_running -= 1
+    if num_pairs < count:
+        why = f"no answer for {patience_s:g} s" if num_running else "their workers died"
+        say(f"{count - num_pairs} of {count} calls were not compiled ahead: {why}")
 
 
 @contextmanager
