@@ -43,10 +43,13 @@ def read_shared(
         sinks=False,
         bos_token_id=next(iter(fields.token_ids("bos_token_id", vocab_size)), None),
         eos_token_ids=fields.token_ids("eos_token_id", vocab_size),
-        dtype=fields.choice(
-            "dtype" if fields.has("dtype") else "torch_dtype", ("bfloat16", "float16", "float32"), "float32"
-        ),
+        dtype=_dtype(fields),
     )
+
+
+def _dtype(fields: Fields) -> str:
+    name = "dtype" if fields.has("dtype") else "torch_dtype"  # its older name
+    return fields.choice(name, ("bfloat16", "float16", "float32"), "float32")
 
 
 def _head_dim(fields: Fields, hidden_size: int, num_heads: int) -> int:
