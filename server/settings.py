@@ -45,7 +45,9 @@ class LogFormat(Enum):
     JSON = "json"
 
 
-Count = Annotated[int, Meta(ge=1)]
+# What is no int64 could not be told to the engine, which would be started again for ever.
+Count = Annotated[int, Meta(ge=1, le=2**63 - 1)]
+Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Port = Annotated[int, Meta(ge=0, le=65535)]
 Seconds = Annotated[float, Meta(ge=0, le=86_400)]
 
@@ -159,7 +161,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     shutdown_grace_s: Annotated[
         Seconds, Meta(description="time that running requests have to finish after SIGTERM")
     ] = 30.0
-    seed: Annotated[int, Meta(description="of everything that is drawn at random")] = 0
+    seed: Annotated[Seed, Meta(description="of everything that is drawn at random")] = 0
 
     @property
     def model_name(self) -> str:

@@ -34,6 +34,9 @@ def test_a_switch_is_turned_off_by_flag_or_variable() -> None:
         ("gpu_memory_utilization", "1.1", "<= 1.0"),
         ("max_model_len", "0", ">= 1"),
         ("max_model_len", "", "Expected `int | null`"),
+        ("max_queued_bytes", str(2**63), f"<= {2**63 - 1}"),  # more could not be told to the engine
+        ("seed", str(2**63), f"<= {2**63 - 1}"),
+        ("seed", str(-(2**63) - 1), f">= {-(2**63)}"),
     ],
 )
 def test_a_value_that_cannot_be_used_is_refused_with_its_source_limit_and_value(
