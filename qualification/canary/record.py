@@ -11,10 +11,8 @@ from qualification.canary.numerics import Reply
 ANSWER_TOKENS = 24
 # Tokens of recorded prompts: two in each bucket, one beside an edge.
 PROMPT_TOKENS = (5, 127, 129, 400, 600, 1900, 2049, 3500, 8193, 20000, 32769)
-_MAX_PLACES = (
-    256  # of a prompt whose log probabilities are kept, spread evenly: enough for a mean, few enough for a diff
-)
-
+# Of a prompt whose log probabilities are kept, spread evenly: enough for a mean, few enough for a diff.
+_MAX_PLACES = 256
 _MAX_SILENT = 2  # prompts in a row without an answer in time: eleven of them would take 22 minutes
 
 _TEXT = (

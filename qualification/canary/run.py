@@ -18,7 +18,7 @@ from qualification.canary.golden import (
     shipped_golden,
 )
 from qualification.canary.numerics import judge_numerics
-from qualification.canary.performance import Rules, compare, lengths_for, record_times
+from qualification.canary.performance import OUTPUT_TOKENS, Rules, compare, lengths_for, record_times
 from qualification.canary.plan import Reviewed, dtype_of, judge_plan, reviewed_matrix
 from qualification.canary.record import ask, draw_prompts, fingerprint_of, record
 from qualification.canary.report import Result
@@ -156,6 +156,11 @@ class Canary:
         options = self._options
         if not options.has_performance:
             return self._give(Verdict(Stage.PERFORMANCE, Outcome.SKIPPED, "by --no-performance"))
+        lengths = lengths_for(options.rules, model.max_model_len)
+        if not lengths:
+            asked = f"of {', '.join(map(str, options.rules.lengths))} tokens, with {OUTPUT_TOKENS} to generate"
+            detail = f"{asked}, none fits the context of {model.max_model_len}"
+            return self._give(Verdict(Stage.PERFORMANCE, Outcome.NO_DATA, detail))
         recorded: dict[str, Times] = {}
         if not options.has_live_baseline:
             reason = None
@@ -170,7 +175,6 @@ class Canary:
             recorded = golden.times
         with ExitStack() as stack:
             clients = [open_load(options.url, options, stack)]
-            lengths = lengths_for(options.rules, model.max_model_len)
             if options.has_live_baseline:
                 assert options.baseline is not None
                 clients.append(open_load(options.baseline, options, stack))

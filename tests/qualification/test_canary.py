@@ -286,6 +286,14 @@ def test_too_few_samples_are_inconclusive_and_say_how_many_are_needed(
     assert "TTFT: 6 samples here and 6 of the baseline, 7 are needed" in capsys.readouterr().out
 
 
+def test_a_trace_of_which_no_length_fits_the_context_is_inconclusive(
+    url: str, golden: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert canary(url, "--golden", golden, "--baseline", url, "--lengths", "690", "9000") == ExitCode.INCONCLUSIVE
+    [line] = lines_of(capsys, "performance")
+    assert line == "performance: NO DATA: of 690, 9000 tokens, with 16 to generate, none fits the context of 700"
+
+
 def test_a_server_that_gives_no_log_probabilities_is_no_pass(
     url: str, golden: str, script: Script, capsys: pytest.CaptureFixture[str]
 ) -> None:
