@@ -143,8 +143,12 @@ class Canary:
             reviewed = None if options.matrix is None else reviewed_matrix(options.matrix, fingerprint)
         except ValueError as error:
             return Verdict(Stage.PLAN, Outcome.FAIL, str(error))
-        if reviewed is None and options.matrix_digest is not None:
-            reviewed = Reviewed(options.matrix_digest)
+        if options.matrix_digest is not None:
+            if reviewed is not None and not reviewed.digest.startswith(options.matrix_digest):
+                held, named = reviewed.digest[:12], options.matrix_digest[:12]
+                detail = f"{options.matrix} holds matrix {held}, --matrix-digest names {named}"
+                return Verdict(Stage.PLAN, Outcome.FAIL, detail)
+            reviewed = reviewed or Reviewed(options.matrix_digest)
         return judge_plan(
             rows,
             must_be_reviewed=options.must_be_reviewed,

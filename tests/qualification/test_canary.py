@@ -7,18 +7,21 @@ import subprocess
 import sys
 import time
 from collections.abc import Generator
+from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from xml.etree import ElementTree
 
 import msgspec
 import pytest
+from qualification_fakes import MACHINE, SHAPE, evidence, path
 from scripted_server import COUNTERS, Script, plan_row, serving
 
 from qualification.canary.command import add_arguments, run
 from qualification.canary.golden import Times, load_golden, save_golden
 from qualification.canary.record import places_of
 from qualification.canary.verdict import ExitCode
+from qualification.matrix import gpu_folder, load_matrices, save_matrix
 
 # Two buckets, close together. A scripted server answers in 2 ms, on a busy machine in up to 50: that is noise
 # here, and the delays that are planted are far beyond it.
@@ -405,6 +408,20 @@ def test_a_foreign_matrix_exits_3(url: str, golden: str, script: Script, capsys:
     assert canary(url, "--golden", golden, "--no-performance", "--matrix-digest", "abababab") == 0
     assert canary(url, "--golden", golden, "--no-performance", "--matrix-digest", "cd" * 32) == 3
     assert "decided by matrix abababababab, reviewed is cdcdcdcdcdcd" in capsys.readouterr().out
+
+
+def test_a_folder_whose_matrix_has_not_the_digest_that_is_named_beside_it_exits_3(
+    url: str, golden: str, script: Script, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_matrix(tmp_path / gpu_folder(MACHINE.gpu) / "a.json", [evidence(SHAPE, path("fast"))])
+    digest = load_matrices(tmp_path, MACHINE).digest
+    assert digest is not None
+    script.fingerprint = asdict(MACHINE) | {"device": MACHINE.device.value}
+    script.matrix_digest, script.rows = digest, [plan_row(shape=str(SHAPE), path="fast", status="proven")]
+    flags = ("--golden", golden, "--no-performance", "--matrix", str(tmp_path), "--matrix-digest")
+    assert canary(url, *flags, digest[:8]) == 0
+    assert canary(url, *flags, "cd" * 32) == 3
+    assert f"holds matrix {digest[:12]}, --matrix-digest names cdcdcdcdcdcd" in capsys.readouterr().out
 
 
 # --- what is sent, and what is written --------------------------------------------------------------------------------
