@@ -20,9 +20,8 @@ class Harm(IntEnum):
     """The most harmful first."""
 
     LOST = 0  # a path served by proof, and now none does
-    FALLBACK = (
-        1  # a path of the first tier served; now a fallback does, or another of that tier in place of a lost proof
-    )
+    # A path of the first tier served; now a fallback does, or another of that tier in place of a lost proof.
+    FALLBACK = 1
     WRONG = 2  # a path of the first tier that does not serve computes wrong numbers now
     SLOWER = 3
     STATUS = 4  # a path that does not serve has another status, or one that serves launches other kernels
@@ -85,23 +84,26 @@ def _difference(
         if was != now:
             changes.setdefault(f"{was} -> {now}", []).append(path)
     details += [f"{', '.join(those)} {change}" for change, those in changes.items()]
+    is_wrong = any(
+        was == "proven" and _is_wrong(of_b.get(path)) and tier_of(path) is Tier.FIRST for path, was, _ in statuses
+    )
     if before is None or after is None:
         if not details:
             return None
         harm = Harm.LOST if before is not None else Harm.STATUS if after is None else Harm.BETTER
-        code = ExitCode.PASS if before is None else _code_of_loss(before, of_b)
+        code = ExitCode.PASS if before is None else _code_of_loss(before, of_b, is_wrong)
         return Difference(shape, harm, 0.0, code, tuple(details))
     harms = [(Harm.STATUS, 0.0)] if changes else []
     if tier_of(before.path) is Tier.FIRST and b.status(of_b, before.path) != "proven":
         harms.append((Harm.FALLBACK, 0.0))
-    if any(was == "proven" and _is_wrong(of_b.get(path)) and tier_of(path) is Tier.FIRST for path, was, _ in statuses):
+    if is_wrong:
         harms.append((Harm.WRONG, 0.0))
     harms += _choice_harms(before, after, details, speed_tolerance)
     if not harms:
         return None
     harm, size = min(harms, key=lambda entry: entry[0])
     codes = {
-        Harm.FALLBACK: _code_of_loss(before, of_b),
+        Harm.FALLBACK: _code_of_loss(before, of_b, is_wrong),
         Harm.WRONG: ExitCode.NUMERICS,
         Harm.SLOWER: ExitCode.PERFORMANCE,
     }
@@ -136,9 +138,9 @@ def _choice_harms(
     return harms
 
 
-def _code_of_loss(before: Evidence, entries: Mapping[str, Evidence]) -> ExitCode:
-    """What became of the path that served: wrong numbers, or anything else that keeps it from serving."""
-    return ExitCode.NUMERICS if _is_wrong(entries.get(before.path)) else ExitCode.ENVIRONMENT
+def _code_of_loss(before: Evidence, entries: Mapping[str, Evidence], is_wrong: bool) -> ExitCode:
+    """Wrong numbers, of the path that served or (`is_wrong`) of another of the first tier; else what keeps it away."""
+    return ExitCode.NUMERICS if is_wrong or _is_wrong(entries.get(before.path)) else ExitCode.ENVIRONMENT
 
 
 def _is_wrong(entry: Evidence | None) -> bool:

@@ -178,6 +178,16 @@ def test_wrong_numbers_of_a_path_of_the_first_tier_that_does_not_serve_fail_on_n
     assert (fallback.harm, fallback.code) == (Harm.STATUS, ExitCode.PASS)
 
 
+@pytest.mark.parametrize("is_served", [True, False])
+def test_wrong_numbers_of_a_path_of_the_first_tier_are_no_less_where_the_one_that_served_is_lost_too(
+    is_served: bool,
+) -> None:
+    before = side(evidence(SHAPE, FIRST), evidence(SHAPE, OTHER, p50_us=11.0))
+    after = [evidence(SHAPE, FIRST, **RAISED), evidence(SHAPE, OTHER, checks=checks(2.0))]
+    found = only(before, side(*after, *([evidence(SHAPE, FALLBACK)] if is_served else [])))
+    assert (found.harm, found.code) == (Harm.FALLBACK if is_served else Harm.LOST, ExitCode.NUMERICS)
+
+
 def test_paths_that_changed_alike_share_a_line() -> None:
     entries = (evidence(SHAPE, FIRST), evidence(SHAPE, OTHER, p50_us=11.0))
     newer = replace(MACHINE, torch="2.14.0")
