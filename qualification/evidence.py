@@ -59,9 +59,7 @@ class Evidence:
     timing: Timing | None = None
     timed_sequences: int = 1
     floor_us: float | None = None  # of the timed call: no version runs much faster on this machine
-    kernels: tuple[str, ...] | None = (
-        None  # what every call launched, as the profiler saw it; None: it cannot look here
-    )
+    kernels: tuple[str, ...] | None = None  # what every call launched, by the profiler; None: it cannot look here
     kernels_sometimes: tuple[str, ...] = ()  # what some of the profiled calls launched besides
     temporary_bytes: int | None = None  # peak, beyond the inputs and the output; None on a CPU
     measured_bytes: int | None = None  # read from and written to HBM by the timed call, by hardware counters; a sample
