@@ -40,7 +40,6 @@ class Seen:
 
     calls: tuple[Counter[str], ...]
     outside: Counter[str]
-    call_us: tuple[float, ...]  # device time of each call's kernels; of its operators on a CPU
 
     @property
     def always(self) -> tuple[str, ...]:
@@ -60,7 +59,6 @@ class _Event:
 
     name: str
     started_ns: int
-    duration_ns: int
 
 
 Mark = Callable[[], AbstractContextManager[object]]  # around one call
@@ -131,17 +129,15 @@ def _sort(events: list[Any], num_calls: int, *, is_cuda: bool) -> Seen:
     ranges = [marks[f"{_MARK}{n}"] for n in range(num_calls) if f"{_MARK}{n}" in marks]
     found = _kernels(events, on_host) if is_cuda else _operators(on_host)
     calls: list[Counter[str]] = [Counter() for _ in range(num_calls)]
-    call_ns = [0] * num_calls
     outside: Counter[str] = Counter()
     starts = [event.start_ns() for event in ranges]
     for event in found:
         n = bisect_right(starts, event.started_ns) - 1
         if n >= 0 and event.started_ns <= ranges[n].end_ns():
             calls[n][event.name] += 1
-            call_ns[n] += event.duration_ns
         else:
             outside[event.name] += 1
-    return Seen(tuple(calls), outside, tuple(nanoseconds / 1000 for nanoseconds in call_ns))
+    return Seen(tuple(calls), outside)
 
 
 def _kernels(events: Iterable[Any], on_host: Iterable[Any]) -> list[_Event]:
@@ -156,7 +152,7 @@ def _kernels(events: Iterable[Any], on_host: Iterable[Any]) -> list[_Event]:
         started = launched.get(event.correlation_id())
         if started is None:
             started = operators.get(event.linked_correlation_id(), 0)
-        found.append(_Event(short_name(name), started, event.duration_ns()))
+        found.append(_Event(short_name(name), started))
     return found
 
 
@@ -167,7 +163,7 @@ def _operators(on_host: Iterable[Any]) -> list[_Event]:
     for event in working:
         inner = (it for it in working if it is not event and event.start_ns() <= it.start_ns() <= event.end_ns())
         if not any(it.end_ns() <= event.end_ns() for it in inner):
-            found.append(_Event(event.name(), event.start_ns(), event.duration_ns()))
+            found.append(_Event(event.name(), event.start_ns()))
     return found
 
 

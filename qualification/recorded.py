@@ -74,7 +74,7 @@ class Recorder:
     def take(self) -> Seen:
         """The calls marked since the last one."""
         calls, self._calls = self._calls, []
-        return Seen(tuple(calls), Counter(), (0.0,) * len(calls))
+        return Seen(tuple(calls), Counter())
 
     def kernels(self) -> Counter[str]:
         """Of the capture that the current stream is in: every kernel so far, data movers left out.

@@ -199,7 +199,7 @@ class Attestor:
         self._launch(batch, choices, recorder.mark)
         seen = recorder.take()
         if not choices:
-            return Seen((), self._graph_kernels(batch) or Counter(), ())
+            return Seen((), self._graph_kernels(batch) or Counter())
         if len(seen.calls) == len(choices):
             return seen
         choices.clear()

@@ -48,7 +48,6 @@ def test_kernels_are_given_to_the_call_that_launched_them() -> None:
     seen = profiled(work, CPU)
     assert [dict(call) for call in seen.calls] == [{"aten::bmm": 1}, {"aten::bmm": 2}]
     assert dict(seen.outside) == {"aten::mm": 1, "aten::_softmax": 1}
-    assert all(us > 0 for us in seen.call_us)
 
 
 def test_what_every_call_launches_is_told_from_what_some_do() -> None:
