@@ -58,7 +58,8 @@ class Choice:
 
 
 class Dispatcher:
-    """The decisions of the plan as a table. Changed only by a launch failure, which quarantines (path, shape)."""
+    """The decisions of the plan as a table. A launch or an attestation that fails quarantines (path, shape) pairs, and an
+    operator's order takes them out."""
 
     def __init__(
         self,

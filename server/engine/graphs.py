@@ -1,4 +1,4 @@
-"""Steps as CUDA graphs: captured before ready, replayed in service, dropped when a decision changes."""
+"""Steps as CUDA graphs: captured before ready, replayed in service, at rest while a decision is not their own."""
 
 import logging
 from collections import Counter
