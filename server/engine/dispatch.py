@@ -58,8 +58,10 @@ class Choice:
 
 
 class Dispatcher:
-    """The decisions of the plan as a table. A launch or an attestation that fails quarantines (path, shape) pairs, and an
-    operator's order takes them out."""
+    """The decisions of the plan as a table.
+
+    A launch or an attestation that fails quarantines (path, shape) pairs, an operator's order takes them out.
+    """
 
     def __init__(
         self,
