@@ -190,7 +190,8 @@ class DeadlineExceeded(ServiceError):
 
 def error_of_code(code: str | None, message: str | None) -> HallmarkError:
     """The error that the engine means by a delta's `error_code`; InternalError for one that no request may see."""
-    for kind in (NonFiniteLogits, EngineDied, NotReady, ShuttingDown, DeadlineExceeded, SlowClient):
+    refusals = (InvalidValue, PromptTooLong)  # of what only the engine knows, such as the model's vocabulary
+    for kind in (NonFiniteLogits, EngineDied, NotReady, ShuttingDown, DeadlineExceeded, SlowClient, *refusals):
         if kind.code == code:
             return kind(message or kind.code, retry_after_s=RETRY_AFTER_S if kind.status == 503 else None)
     return InternalError(INTERNAL_MESSAGE)

@@ -205,7 +205,8 @@ class Engine:
             return "invalid_value", "the prompt has 0 tokens, the least is 1"
         least, most = (min(ids), max(ids)) if seq.prompt is None else (seq.prompt.min(), seq.prompt.max())
         if not 0 <= least <= most < vocab_size:
-            return "invalid_value", f"a prompt token is outside the vocabulary of {vocab_size}"
+            wrong = str(least if least < 0 else most)[:24]
+            return "invalid_value", f"prompt token {wrong} is outside the vocabulary of {vocab_size}"
         return None
 
     def _commit(self, batch: Batch, result: StepResult) -> None:

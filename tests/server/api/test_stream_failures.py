@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
+import pytest
 from edge_fakes import ScriptedEngine, Served, delta, events, make_edge, playing, saying, served
 
 from server.engine.messages import FinishReason, SamplingParams, TokenDelta
@@ -36,6 +37,17 @@ def test_an_engine_that_dies_before_the_first_token_is_a_503_even_for_a_stream(f
     assert answer.status_code == 503
     assert answer.json()["error"]["code"] == "engine_died"
     assert int(answer.headers["retry-after"]) >= 1
+
+
+@pytest.mark.parametrize("code", ["invalid_value", "context_length_exceeded"])
+def test_what_the_engine_refuses_of_a_request_is_the_clients_to_mend(folder: Path, code: str) -> None:
+    """A tokenizer may know more tokens than the model: only the engine sees it."""
+    why = "prompt token 97 is outside the vocabulary of 96"
+    it = served(folder, playing(TokenDelta("", [], FinishReason.ERROR, error_code=code, error_message=why)))
+    answer = it.post(COMPLETIONS, {"prompt": "a"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, code)
+    assert answer.json()["error"]["message"] == why
+    assert it.value("requests_total", route=COMPLETIONS, outcome="client_error") == 1
 
 
 def test_an_engine_that_dies_mid_stream_is_an_event_with_the_requests_id(folder: Path) -> None:

@@ -123,6 +123,8 @@ def test_a_refused_prompt_names_limit_and_value() -> None:
     subject = engine()
     subject.submit(submit("a", 70))
     assert drain(subject)["a"][0].error_message == "the prompt has 70 tokens, the limit is 64 with one to generate"
+    subject.submit(Submit("b", [5, 101, 100], SamplingParams(max_tokens=1)))
+    assert drain(subject)["b"][0].error_message == "prompt token 101 is outside the vocabulary of 100"
 
 
 def test_nonfinite_logits_end_only_their_own_sequence() -> None:
