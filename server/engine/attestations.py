@@ -25,3 +25,7 @@ class Attestations:
         """Give a report to all who wait."""
         self.latest = report
         self._replies.put(report)
+
+    def give_up(self) -> None:
+        """The engine is gone: who waits for its report gets none."""
+        self._replies.put(None)

@@ -184,6 +184,8 @@ class EngineClient:
             self.ready = None
             self.last_heartbeat = None  # or the next engine would count as stalled from its ready to its first beat
             self._streams.end_all("engine_died", "The engine died while it served this request; it is being restarted.")
+            self.attestations.give_up()
+            self.orders.give_up()
             if time.monotonic() - started_at > _HEALTHY_AFTER_S:
                 delay_s = self._backoff_s[0]
             logger.error("engine died (%s); restart in %.1f s", cause.value, delay_s)

@@ -31,3 +31,7 @@ class Orders:
         """What the engine made of an order."""
         self.overridden = answer.overridden
         self._replies.put(answer, answer.order)
+
+    def give_up(self) -> None:
+        """The engine is gone: who waits for its answer gets none."""
+        self._replies.put(None)

@@ -13,13 +13,13 @@ class Replies(Generic[T]):
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._waiting: dict[int, asyncio.Future[T]] = {}
+        self._waiting: dict[int, asyncio.Future[T | None]] = {}
         self._last = 0
 
     async def ask(self, send: Callable[[int], None], timeout_s: float) -> T | None:
-        """`send` a question under a new number; its answer, or None when none comes in time."""
+        """`send` a question under a new number; its answer, or None when none comes in time, or none can come."""
         loop = asyncio.get_running_loop()
-        future: asyncio.Future[T] = loop.create_future()
+        future: asyncio.Future[T | None] = loop.create_future()
         with self._lock:
             self._last += 1
             number = self._last
@@ -33,8 +33,8 @@ class Replies(Generic[T]):
             with self._lock:
                 self._waiting.pop(number, None)
 
-    def put(self, answer: T, number: int | None = None) -> None:
-        """Give an answer to who waits for this number, or to all."""
+    def put(self, answer: T | None, number: int | None = None) -> None:
+        """Give an answer to who waits for this number, or to all. None: the engine that was asked is gone."""
         with self._lock:
             numbers = list(self._waiting) if number is None else [number]
             futures = [self._waiting.pop(each) for each in numbers if each in self._waiting]
@@ -42,6 +42,6 @@ class Replies(Generic[T]):
             future.get_loop().call_soon_threadsafe(_settle, future, answer)
 
 
-def _settle(future: "asyncio.Future[T]", answer: T) -> None:
+def _settle(future: "asyncio.Future[T | None]", answer: T | None) -> None:
     if not future.done():
         future.set_result(answer)

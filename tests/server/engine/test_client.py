@@ -297,6 +297,20 @@ def test_who_asks_for_an_attestation_gets_its_report_and_what_lied_is_quarantine
     run(test)
 
 
+def test_who_waits_for_an_answer_of_an_engine_that_dies_waits_no_longer() -> None:
+    async def test() -> None:
+        async with running(stall_after_s=0.5) as (client, ledger):
+            stuck = asyncio.create_task(collect(client, "a", [667]))
+            await asyncio.sleep(0.05)
+            asked = asyncio.gather(client.attestations.ask(), client.orders.give(take_out=[("fake.decode", "a shape")]))
+            assert await asyncio.wait_for(asked, 10) == [None, None]
+            assert (await stuck)[-1].error_code == "engine_died"
+            await until(lambda: len(ledger.ready) == 2)
+            assert await client.attestations.ask() is not None
+
+    run(test)
+
+
 def test_an_order_is_kept_and_given_to_the_next_engine() -> None:
     async def test() -> None:
         async with running() as (client, ledger):
