@@ -22,7 +22,7 @@ from qualification.decision import Policy
 from qualification.full_model import Attention, FullModel, ModelTiming
 from qualification.signature import shapes_needed
 from qualification.timing import median_spread
-from server.bench.drive import Driver, is_decode_of
+from server.bench.drive import Driver, RequestFailed, is_decode_of
 from server.engine.builder import BuiltEngine, build_engine
 from server.engine.limits import choose_device, choose_limits
 from server.engine.messages import StepOutput
@@ -53,6 +53,10 @@ class _Bench:
         """One prompt alone, from its submission to its first token: (all, attention's part), in ms."""
         outputs, seconds = self._driver.serve(1, num_tokens, 1)
         return seconds[-1] * 1e3, _attention_ms(outputs, (Phase.PREFILL, Phase.EXTEND))
+
+    def clear(self) -> None:
+        """Leave the engine idle."""
+        self._driver.clear()
 
     def decode_ms(self, num_sequences: int, num_tokens: int) -> list[tuple[float, float | None]]:
         """Steps of `num_sequences` contexts: (all, attention's part) of each, in ms."""
@@ -111,20 +115,36 @@ def _build(settings: Settings, attention: Attention, say: Say) -> BuiltEngine:
 def _prompts(bench: _Bench, attention: Attention, lengths: Iterable[int], say: Say) -> list[ModelTiming]:
     found = []
     for num_tokens in lengths:
-        bench.prompt_ms(num_tokens)  # the first of a length may still load something
-        samples: list[tuple[float, float | None]] = []
-        began_at = time.perf_counter()
-        while len(samples) < 3 or (len(samples) < _MAX_SAMPLES and time.perf_counter() - began_at < _PROMPT_SECONDS):
-            samples.append(bench.prompt_ms(num_tokens))
+        try:
+            samples = _prompt_samples(bench, num_tokens)
+        except RequestFailed as error:  # as of a fallback that needs memory quadratic in the length
+            say(f"prefill of {num_tokens} tokens by the {attention.value}: {error}")
+            bench.clear()
+            continue
         found.append(_timing(bench, Phase.PREFILL, num_tokens, 1, attention, samples))
         say(_line(found[-1]))
     return found
 
 
+def _prompt_samples(bench: _Bench, num_tokens: int) -> list[tuple[float, float | None]]:
+    """Raises RequestFailed."""
+    bench.prompt_ms(num_tokens)  # the first of a length may still load something
+    samples: list[tuple[float, float | None]] = []
+    began_at = time.perf_counter()
+    while len(samples) < 3 or (len(samples) < _MAX_SAMPLES and time.perf_counter() - began_at < _PROMPT_SECONDS):
+        samples.append(bench.prompt_ms(num_tokens))
+    return samples
+
+
 def _decodes(bench: _Bench, attention: Attention, pairs: Iterable[tuple[int, int]], say: Say) -> list[ModelTiming]:
     found = []
     for num_sequences, num_tokens in pairs:
-        samples = bench.decode_ms(num_sequences, num_tokens)
+        try:
+            samples = bench.decode_ms(num_sequences, num_tokens)
+        except RequestFailed as error:
+            say(f"decode of {num_sequences} x {num_tokens} tokens by the {attention.value}: {error}")
+            bench.clear()
+            continue
         if len(samples) >= 3:
             found.append(_timing(bench, Phase.DECODE, num_tokens, num_sequences, attention, samples))
             say(_line(found[-1]))

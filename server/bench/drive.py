@@ -29,13 +29,17 @@ class Driver:
         self._names.append(name)
 
     def serve(self, num_requests: int, num_tokens: int, max_tokens: int) -> tuple[list[StepOutput], list[float]]:
-        """Every output, and when each came, in seconds since the submission. The engine is idle before and after."""
+        """Every output, and when each came, in seconds since the submission. The engine is idle before and after.
+
+        Raises RequestFailed: the time of a step that the memory did not suffice for is no step's.
+        """
         for _ in range(num_requests):
             self.submit(num_tokens, max_tokens)
         started, outputs, seconds = time.perf_counter(), [], []
         while self.engine.has_work:
             output = self.engine.step()
             if output is not None:
+                _refuse_failed(output)
                 outputs.append(output)
                 seconds.append(time.perf_counter() - started)
         self._names.clear()
@@ -45,9 +49,7 @@ class Driver:
         """A step of an engine that has work. Raises RequestFailed."""
         output = self.engine.step()
         assert output is not None, "every request has ended"
-        for delta in output.deltas:
-            if delta.finish_reason is FinishReason.ERROR:
-                raise RequestFailed(delta.error_message)
+        _refuse_failed(output)
         return output
 
     def clear(self) -> None:
@@ -57,6 +59,13 @@ class Driver:
         self._names.clear()
         while self.engine.has_work:
             self.engine.step()
+
+
+def _refuse_failed(output: StepOutput) -> None:
+    """Raises RequestFailed where a request has ended with an error."""
+    for delta in output.deltas:
+        if delta.finish_reason is FinishReason.ERROR:
+            raise RequestFailed(delta.error_message)
 
 
 def is_decode_of(output: StepOutput, num_sequences: int) -> bool:

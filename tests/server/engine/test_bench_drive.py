@@ -1,0 +1,26 @@
+"""What benches of whole steps drive an engine by."""
+
+import pytest
+
+from server.bench.drive import Driver, RequestFailed
+from server.engine.core import Engine, EngineOptions
+from server.engine.outcome import BatchError, Pending
+from server.engine.pages import PagePool
+from server.engine.scheduler import Scheduler, SchedulerLimits
+from server.engine.sequence import Batch
+
+
+class NoMemory:
+    """A runner whose device is too small for any prompt."""
+
+    def launch(self, batch: Batch) -> Pending:
+        raise BatchError("internal_error", f"out of memory in a step of {batch.num_tokens} tokens", range(1), [])
+
+
+def test_a_step_that_failed_is_no_time_of_a_prompt_and_leaves_the_engine_idle() -> None:
+    engine = Engine(Scheduler(SchedulerLimits(64, 4, 64), PagePool(16, 4)), NoMemory(), EngineOptions(100, (), 0))
+    driver = Driver(engine)
+    with pytest.raises(RequestFailed, match="out of memory in a step of 8 tokens"):
+        driver.serve(2, 4, 1)
+    driver.clear()
+    assert not engine.has_work
