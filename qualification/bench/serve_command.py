@@ -71,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tpot-objective", type=positive, default=50.0, metavar="MS", help="of goodput (default: 50)")
     parser.add_argument("--processes", type=count, help="that send (default: by cores, up to 4)")
     parser.add_argument("--timeout", type=positive, default=300.0, help="seconds for one request (default: 300)")
-    parser.add_argument("--api-key-file", type=Path, metavar="FILE", help="its first line is sent as the bearer token")
+    parser.add_argument("--api-key-file", type=Path, metavar="FILE", help="its first key is sent as the bearer token")
     parser.add_argument("--salt", help="of the token ids (default: another one each run, so no prefix is known)")
     parser.add_argument("--out-dir", type=Path, metavar="DIR", default=Path("docs/benchmarks"))
     parser.add_argument("--out-name", help="of the files (default: serve-NAME)")

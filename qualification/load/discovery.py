@@ -15,11 +15,12 @@ class DiscoveryError(Exception):
 
 
 def first_key(file: Path) -> str:
-    """What is sent as the bearer token. Raises ValueError for a file without any."""
-    keys = file.read_text().split()
-    if not keys:
+    """What is sent as the bearer token, of a file as the server reads it. Raises ValueError for one without any."""
+    lines = (line.strip() for line in file.read_text().splitlines())
+    key = next((line for line in lines if line and not line.startswith("#")), None)
+    if key is None:
         raise ValueError(f"{file} holds no key")
-    return keys[0]
+    return key
 
 
 def client_of(url: str, *, bearer: str | None = None, timeout_s: float, trust_env: bool = True) -> httpx.Client:

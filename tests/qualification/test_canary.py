@@ -461,9 +461,10 @@ def test_places_are_spread_over_the_prompt_with_its_last_token(num_tokens: int) 
     assert not places or (places[0], places[-1]) == (1, num_tokens - 1)
 
 
-def test_the_key_is_sent(url: str, script: Script, tmp_path: Path) -> None:
+@pytest.mark.parametrize("lines", ["secret\n", "# of the gateway\n\n  secret\nother\n"])
+def test_the_first_key_of_a_servers_own_file_is_sent(url: str, script: Script, tmp_path: Path, lines: str) -> None:
     key = tmp_path / "key"
-    key.write_text("secret\n")
+    key.write_text(lines)
     canary(url, "--api-key-file", str(key), "--no-performance")
     assert script.keys == {"Bearer secret"}
 
