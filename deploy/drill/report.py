@@ -43,9 +43,7 @@ class Findings:
 
 def markdown(findings: Findings) -> str:
     lines = ["# Drill: a model upgrade to a head dim that no wanted kernel path takes", ""]
-    lines += [
-        "The same requests twice: as before, all to one server, and as after, a tenth of them to a second one whose"
-    ]
+    lines += ["The same requests twice: as before, all to one server, and as after, a tenth of them to a second one"]
     lines += ["whose model has head dim 320 instead of 64 and runs on the math path (`--on-unproven degrade`)."]
     lines += ["", "![TTFT](ttft.svg)", ""]
     lines += [f"- {'yes' if is_so else '**NO**'}: {text}" for is_so, text in findings.verdicts()]
@@ -54,10 +52,7 @@ def markdown(findings: Findings) -> str:
     lines += [_row(findings, bucket) for bucket in (None, *(bucket for _, _, bucket, _ in MIX))]
     lines += ["", "Alerts:", ""]
     lines += [f"- {', '.join(f'{name}={text}' for name, text in sorted(alert.items()))}" for alert in findings.alerts]
-    lines += [
-        "",
-        "Times are the client's, both sides in turn; p99 is the nearest rank.",
-    ]
+    lines += ["", "Times are the client's, both sides in turn; p99 is the nearest rank."]
     return "\n".join(lines) + "\n"
 
 
