@@ -22,6 +22,7 @@ _GLUON_SOURCES = (  # of prefill and extend: the consumers are the same, and so 
     "gluon_blocks.py",
     "gluon_ahead.py",
     "gluon_consumer.py",
+    "gluon_calls.py",
     "gluon_launch.py",
 )
 _GLUON_PREFILL_SOURCES = (*_GLUON_SOURCES, "gluon_prefill.py", "gluon_prefill_launch.py")
@@ -42,6 +43,7 @@ _GLUON_DECODE_SOURCES = (
     "gluon_decode_shares.py",
     "gluon_decode_stream.py",
     "gluon_decode.py",
+    "gluon_calls.py",
     "gluon_decode_launch.py",
 )
 _SDPA_SOURCES = ("batch.py", "sequences.py", "sdpa.py", "sdpa_decode.py", "bags.py")

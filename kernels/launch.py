@@ -1,7 +1,7 @@
 """Launching Triton kernels: whether there is a Triton, what it runs on, what it has compiled, and past its binder."""
 
 from collections.abc import Callable, Iterator
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -93,12 +93,12 @@ def num_processors(device: torch.device) -> int:
 class Loaded:
     """A compiled kernel on one device, to be launched past Triton's binder: to find it again takes that 10 to 20 us.
 
-    launch  Triton's compiled launcher: takes what `complete` makes
+    launch  Triton's compiled launcher: takes what `begin` gives, the kernel's arguments as of a call, and `tail`
     boxes   of the tensor maps among the kernel's arguments: swizzle, element bytes, element type and block
     encode  makes a tensor map of an address, a box, a shape, strides and 0 (what is outside arrives as zeros)
     """
 
-    __slots__ = ("_device_index", "_head", "_stream_of", "_tail", "boxes", "encode", "launch")
+    __slots__ = ("_device_index", "_head", "_stream_of", "boxes", "encode", "launch", "tail")
 
     def __init__(self, kernel: Any, device: torch.device, *, cluster: int = 1) -> None:
         """`kernel`, compiled by `warmup`, for a device, the current one. cluster: its programs."""
@@ -120,7 +120,7 @@ class Loaded:
             kernel.function, metadata.launch_cooperative_grid, metadata.launch_pdl, None, None,
             (num_warps, cluster, shared), None, None, None,
         )  # fmt: skip
-        self._tail = (None,) * len(kernel.src.fn.constexprs)
+        self.tail = (None,) * len(kernel.src.fn.constexprs)
         self._stream_of: Callable[[int | None], int] = driver.active.get_current_stream
         self._device_index = device.index
 
@@ -130,11 +130,15 @@ class Loaded:
         arguments: the kernel's but constexprs, which are its last; tensors as addresses or None, a tensor map with its
         shape and its strides behind it.
         """
-        self.launch(*grid, self._stream_of(self._device_index), *self._head, *arguments, *self._tail)
+        self.launch(*grid, self._stream_of(self._device_index), *self._head, *arguments, *self.tail)
 
-    def complete(self, grid: tuple[int, int, int], arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-        """What `launch` takes for a call, to be kept where the same call comes again on the same stream."""
-        return (*grid, self._stream_of(self._device_index), *self._head, *arguments, *self._tail)
+    def begin(self, grid: tuple[int, int, int]) -> tuple[object, ...]:
+        """For a launch on the stream that is current now, and for all that repeat it."""
+        return (*grid, self._stream_of(self._device_index), *self._head)
+
+    def repeated(self, grid: tuple[int, int, int], arguments: tuple[Any, ...]) -> Callable[[], None]:
+        """This launch, as often as it is called, on the stream that is current now."""
+        return partial(self.launch, *self.begin(grid), *arguments, *self.tail)
 
 
 class _ExpandedSource(NamedTuple):

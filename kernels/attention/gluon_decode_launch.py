@@ -1,29 +1,23 @@
 """How `gluon.decode.hopper` is launched: past Triton's binder, which costs the host more than a short step the GPU."""
 
-# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
-
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
-from triton.runtime import driver
 
 from kernels.attention.batch import AttentionBatch, AttentionFlags
+from kernels.attention.gluon_calls import Launches, Maps, TensorMap, any_map, repeated, scales, tensor_map
 from kernels.attention.gluon_decode import hallmark_gluon_decode, hallmark_gluon_decode_combine
 from kernels.attention.gluon_decode_variants import DecodeVariant, variant_of
 from kernels.attention.gluon_variants import AnyTensor, PointerClass, any_tensor, pointer_class
 from kernels.launch import Loaded, num_processors
 
-_LOG2E = 1.4426950408889634
 # Of a combining program: partial results that it works on at once where a row has many, by padded head dim, which makes
 # 64 registers a thread; and its warps.
 _PARTS = {64: 64, 128: 64, 256: 32}
 _COMBINE_WARPS = 4
 _MAX_WINDOW = 1 << 30  # int32 arithmetic on positions must not overflow
-_GLUON_DTYPES = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16}
 
 
 class ToLaunch(NamedTuple):
@@ -34,7 +28,10 @@ class ToLaunch(NamedTuple):
     num_programs: int
 
 
-def run_decode(q: Tensor, k: Tensor, v: Tensor, batch: AttentionBatch, flags: AttentionFlags, out: Tensor) -> None:
+@repeated
+def run_decode(
+    q: Tensor, k: Tensor, v: Tensor, batch: AttentionBatch, flags: AttentionFlags, out: Tensor
+) -> Launches | None:
     """Fill `out`, in two launches that do not wait for the device and are the same for all lengths.
 
     q, out [tokens, heads, head_dim]; k, v [num_pages, page_size, kv_heads, head_dim]; fp16 or bf16, last dims
@@ -46,40 +43,49 @@ def run_decode(q: Tensor, k: Tensor, v: Tensor, batch: AttentionBatch, flags: At
     if not flags.causal or flags.spans is not None:
         raise ValueError("mask: expected causal, found another")
     if q.shape[0] == 0:
-        return
+        return None
     if k.shape[0] == 0:
         out.zero_()  # no key, so no query sees one; TMA takes no empty tensor
-        return
+        return None
+    addressable = _addressable(q)
+    if addressable is not q:
+        run_decode(addressable, k, v, batch, flags, out)  # the copy is held until launched
+        return None
     max_queries = max(1, batch.max_seqlen_q)
     heads = (q.shape[1], k.shape[2])
     max_keys = batch.max_context if flags.window is None else min(batch.max_context, flags.window)
     variant = variant_of(q.shape[2], k.shape[1], heads, max_queries, batch.num_seqs, max_keys, flags)
-    launch_variant(q, k, v, batch, flags, out, variant=variant)
+    return launches_of(q, k, v, batch, flags, out, variant=variant)
 
 
-def launch_variant(
+def launches_of(
     q: Tensor, k: Tensor, v: Tensor, batch: AttentionBatch, flags: AttentionFlags, out: Tensor, *,
     variant: DecodeVariant,
-) -> None:  # fmt: skip
+) -> Launches:  # fmt: skip
     """The launches of a call, of a variant made for these arguments."""
-    table, context_lens = batch.page_table, batch.context_lens
+    table, context_lens, sinks = batch.page_table, batch.context_lens, flags.sinks
     assert table is not None, "decode reads pages"
     assert context_lens is not None, "decode reads pages"
-    q = _addressable(q)  # held until launched: a freed copy's memory may be the next's
-    tensors = (out, flags.sinks, batch.cu_seqlens_q, context_lens, table)
-    to_launch = launcher(variant, q.device, q.dtype, *map(pointer_class, tensors), (out.stride(0), out.stride(1)))
-    num_programs, columns = to_launch.num_programs, variant.heads * variant.columns
+    strides = (out.stride(0), out.stride(1))
+    tensors = (out, sinks, batch.cu_seqlens_q, context_lens, table)
+    to_launch = launcher(variant, q.device, q.dtype, *map(pointer_class, tensors), strides)
+    split, num_programs, columns = to_launch.split, to_launch.num_programs, variant.heads * variant.columns
     scratch = torch.empty(2 * num_programs * columns * (variant.block_d + 2), dtype=torch.float32, device=q.device)
     rows_of_sequence = k.shape[2] // variant.heads * variant.parts
     window = 0 if flags.window is None else min(flags.window, _MAX_WINDOW)
-    sinks_at = None if flags.sinks is None else flags.sinks.data_ptr()
+    sinks_at = None if sinks is None else sinks.data_ptr()
     result = (out.data_ptr(), scratch.data_ptr(), sinks_at, batch.cu_seqlens_q.data_ptr(), context_lens.data_ptr())
-    strides, num_seqs = (out.stride(0), out.stride(1)), batch.num_seqs
-    q_box, page_box, _ = to_launch.split.boxes
-    maps = (*query_map(q, variant.group, q_box), *page_map(k, page_box), *page_map(v, page_box))
-    numbers = (table.stride(0), num_seqs, rows_of_sequence, *scales(flags), window)
-    to_launch.split((num_programs, 1, 1), (*maps, *result, table.data_ptr(), *strides, *numbers))
-    to_launch.combine((num_programs, variant.heads, 1), (*result, *strides, num_seqs, rows_of_sequence, window))
+    numbers = (batch.num_seqs, rows_of_sequence)
+    combine = (*result, *strides, *numbers, window)
+    return Launches(
+        split,
+        num_programs,
+        query_map(split, variant.group, q.shape, q.stride()).at(q.data_ptr()),
+        page_maps(split, k.shape, k.stride(), v.stride(), (k.data_ptr() | v.data_ptr()) % 16),
+        (*result, table.data_ptr(), *strides, table.stride(0), *numbers, *scales(flags), window),
+        then=to_launch.combine.repeated((num_programs, variant.heads, 1), combine),
+        held=(scratch,),
+    )
 
 
 # Pure functions of what is compiled in: the caches hold no state. What falls out is found again in Triton's own cache.
@@ -100,8 +106,8 @@ def compiled_decode(
     out_strides: tuple[int, int],
 ) -> tuple[Any, Any]:
     """Both kernels, for such tensors."""
-    queries = _any_map(dtype, [variant.heads, variant.queries, variant.members, variant.block_d])
-    pages = _any_map(dtype, [1, variant.heads, variant.block_n, variant.block_d])
+    queries = any_map(dtype, [variant.heads, variant.queries, variant.members, variant.block_d])
+    pages = any_map(dtype, [1, variant.heads, variant.block_n, variant.block_d])
     lengths = (any_tensor(cu_seqlens_q), any_tensor(context_lens))
     result = (any_tensor(out), AnyTensor(torch.float32, 0), any_tensor(sinks), *lengths)
     split = hallmark_gluon_decode.warmup(
@@ -115,12 +121,6 @@ def compiled_decode(
     return split, combine
 
 
-def _any_map(dtype: torch.dtype, box: list[int]) -> TensorDescriptor:
-    """Stands for every tensor map of this dtype and box: what Triton compiles in of one."""
-    layout = gl.NVMMASharedLayout.get_default_for(box, _GLUON_DTYPES[dtype])
-    return TensorDescriptor(AnyTensor(dtype, 0), [1] * 4, [8, 8, 8, 1], box, layout)
-
-
 def _addressable(q: Tensor) -> Tensor:
     """`q` itself where TMA can address it: 16-byte aligned, positive strides; a copy elsewhere."""
     stride_token, stride_head, _ = q.stride()
@@ -130,39 +130,33 @@ def _addressable(q: Tensor) -> Tensor:
     return q.clone(memory_format=torch.contiguous_format)
 
 
-def query_map(q: Tensor, group: int, box: tuple[Any, ...]) -> tuple[object, ...]:
-    """A tensor map of boxes of some KV heads' queries: [kv_heads, tokens, group, head_dim].
+@lru_cache(maxsize=1024)
+def query_map(kernel: Loaded, group: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> TensorMap:
+    """Of boxes of some KV heads' queries: [kv_heads, tokens, group, head_dim].
 
     Heads past a group and dims past the head dim arrive as zeros.
     """
-    (num_tokens, num_heads, head_dim), (stride_token, stride_head, _) = q.shape, q.stride()
-    shape = (num_heads // group, num_tokens, group, head_dim)
-    return _map(q.data_ptr(), shape, (group * stride_head, stride_token, stride_head, 1), q.itemsize, box)
+    (num_tokens, num_heads, head_dim), (stride_token, stride_head, _) = shape, strides
+    dims = (num_heads // group, num_tokens, group, head_dim)
+    return tensor_map(kernel, 0, dims, (group * stride_head, stride_token, stride_head, 1))
 
 
-def page_map(pages: Tensor, box: tuple[Any, ...]) -> tuple[object, ...]:
-    """A tensor map of boxes of some tokens of some heads in one page: [num_pages, kv_heads, page_size, head_dim]."""
-    (num_pages, page_size, num_heads, head_dim), strides = pages.shape, pages.stride()
-    shape = (num_pages, num_heads, page_size, head_dim)
-    return _map(pages.data_ptr(), shape, (strides[0], strides[2], strides[1], strides[3]), pages.itemsize, box)
+@lru_cache(maxsize=64)  # kept for the next step
+def page_maps(
+    kernel: Loaded, shape: tuple[int, ...], k_strides: tuple[int, ...], v_strides: tuple[int, ...], residue: int
+) -> Maps:
+    """Of boxes of some tokens of some heads in one page: [num_pages, kv_heads, page_size, head_dim].
 
+    residue: of addresses modulo 16. Raises ValueError where TMA cannot address the memory.
+    """
+    num_pages, page_size, num_heads, head_dim = shape
 
-@lru_cache(
-    maxsize=1024
-)  # a map is a function of these numbers alone; the pools of a model's layers stay where they are
-def _map(
-    address: int, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int, box: tuple[Any, ...]
-) -> tuple[object, ...]:
-    """The map, its shape and its strides. Raises ValueError where TMA cannot address the memory."""
-    in_bytes = [stride * itemsize for stride in strides[:-1]]
-    if strides[-1] != 1 or min(in_bytes) <= 0 or any(size % 16 for size in (address, *in_bytes)):
-        raise ValueError(f"expected strides and an address of whole 16 bytes, found {strides} at {address:#x}")
-    encode = driver.active.utils.fill_tma_descriptor
-    return encode(address, *box[:3], list(box[3]), list(shape), list(strides), 0), *shape, *strides
+    def pages(place: int, strides: tuple[int, ...]) -> TensorMap:
+        in_bytes = [stride * itemsize for stride in strides[:-1]]
+        if strides[-1] != 1 or min(in_bytes) <= 0 or any(size % 16 for size in (residue, *in_bytes)):
+            raise ValueError(f"expected strides and an address of whole 16 bytes, found {strides} at {residue:#x}")
+        dims = (num_pages, num_heads, page_size, head_dim)
+        return tensor_map(kernel, place, dims, (strides[0], strides[2], strides[1], strides[3]))
 
-
-def scales(flags: AttentionFlags) -> tuple[float, float]:
-    """What scores (with a softcap: their tanh) are multiplied by for exp2, and what scores are before tanh."""
-    if flags.softcap is None:
-        return flags.scale * _LOG2E, 1.0
-    return flags.softcap * _LOG2E, flags.scale / flags.softcap
+    itemsize: int = kernel.boxes[1][1]
+    return Maps(pages(1, k_strides), pages(2, v_strides))

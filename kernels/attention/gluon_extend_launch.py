@@ -5,7 +5,6 @@ Each starts before the one before it has ended, and waits for it. Nothing is rea
 may hold them. Kernels are looked up by what is compiled in.
 """
 
-from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor
 
 from kernels.attention.batch import AttentionBatch, AttentionFlags
+from kernels.attention.gluon_calls import Launches, Maps, any_map, repeated, scales, tensor_map
 from kernels.attention.gluon_extend import hallmark_gluon_extend
 from kernels.attention.gluon_extend_work import (
     Work,
@@ -23,16 +23,7 @@ from kernels.attention.gluon_extend_work import (
     tiles_of,
     work_of,
 )
-from kernels.attention.gluon_launch import (
-    aligned,
-    any_map,
-    has_work,
-    is_addressable,
-    scales,
-    store_layout,
-    tensor_map,
-    value_dims,
-)
+from kernels.attention.gluon_launch import aligned, has_work, is_addressable, store_layout, value_dims
 from kernels.attention.gluon_schedule import bounded_window, keys_per_group
 from kernels.attention.gluon_variants import (
     ROWS,
@@ -49,40 +40,37 @@ from kernels.attention.gluon_variants import (
 from kernels.launch import Loaded, num_processors
 
 
-def run_extend(q: Tensor, k: Tensor, v: Tensor, batch: AttentionBatch, flags: AttentionFlags, out: Tensor) -> None:
+@repeated
+def run_extend(
+    q: Tensor, k: Tensor, v: Tensor, batch: AttentionBatch, flags: AttentionFlags, out: Tensor
+) -> Launches | None:
     """Fill `out` for chunks over paged context, in launches that do not wait for the device.
 
-    A batch with plans is planned once for all layers of a window; its tensors are of one dtype, and out lies as that of
-    every call for such q.
+    A batch with plans is planned once for all layers of a window.
     q, out [tokens, heads, head_dim]; k, v [num_pages, page_size, kv_heads, head_dim]; fp16 or bf16, last dims
     contiguous. Slots past a context may hold anything, NaN too. Not read: page-table entries past a sequence's last
     page, and those behind the windows of its queries.
     Raises ValueError for a head dim, a page size or a mask that the path's limits reject.
     """
-    plans, key = batch.plans, None
-    if plans is not None:
-        key = (
-            q.data_ptr(), out.data_ptr(), q.shape, q.stride(), k.shape,
-            flags.scale, flags.window, flags.softcap, flags.sinks, flags.spans, flags.causal,
-        )  # fmt: skip
-        known: Launches | None = plans.get(key)
-        if known is not None:
-            known.over(k, v)
-            return
     if not has_work(q, k, flags, out):
-        return
+        return None
+    addressable = (aligned(q), as_rows(k), as_rows(v))
+    if any(found is not given for found, given in zip(addressable, (q, k, v), strict=True)):
+        run_extend(*addressable, batch, flags, out)  # copies are held until launched
+        return None
     variant = extend_variant_of(q.shape[2], k.shape[1], q.shape[1] // k.shape[2], flags)
     if is_long_work(q.shape[0], q.shape[1], batch, variant, num_processors(q.device)):
         variant = longer(variant)
-    launches = run_variant(q, k, v, batch, flags, out, variant=variant)
-    if plans is not None and launches is not None:
-        plans[key] = launches
+    return launches_of(q, k, v, batch, flags, out, variant=variant)
 
 
-def run_variant(
+def launches_of(
     q: Tensor, k: Tensor, v: Tensor, batch: AttentionBatch, flags: AttentionFlags, out: Tensor, *, variant: Variant
-) -> "Launches | None":
-    """The launches of a call, of a variant made for these arguments. None where queries were copied for it."""
+) -> Launches:
+    """The attention and the sum of its parts, of a variant made for these arguments, which TMA can address.
+
+    The plan is launched here.
+    """
     num_heads, num_kv_heads = q.shape[1], k.shape[2]
     processors = num_processors(q.device)
 
@@ -94,10 +82,29 @@ def run_variant(
     work, plan, scratch = batch.once(planned, made)
     if work.max_parts == 0:
         variant = whole(variant)
-    addressable = aligned(q)  # held until launched: a freed copy's memory may be the next's
-    launches = launches_of(addressable, k, batch, flags, out, variant=variant, work=work, plan=plan, scratch=scratch)
-    launches.over(k, v)
-    return launches if addressable is q else None
+    table, sinks, spans = batch.page_table, flags.sinks, flags.spans
+    assert table is not None, "extend reads pages"
+    strides = (out.stride(0), out.stride(1))
+    operands = Operands(
+        (q.dtype, k.dtype, k.dtype), pointer_class(out), strides, *map(pointer_class, (table, sinks, spans))
+    )
+    kernel = launcher(variant, q.device, operands, *map(pointer_class, (batch.cu_seqlens_q, batch.context_lens)))
+    k_strides, v_strides = k.stride(), v.stride()
+    rest = (
+        out.data_ptr(), *strides, *(part.data_ptr() for part in scratch), table.data_ptr(), table.stride(0),
+        rows_of_page(k_strides), rows_of_page(v_strides), tiles_of(plan, work).data_ptr(),
+        None if sinks is None else sinks.data_ptr(), None if spans is None else spans.data_ptr(),
+        *head_counts(num_heads // num_kv_heads, batch, variant, work), *scales(flags), bounded_window(flags),
+    )  # fmt: skip
+    return Launches(
+        kernel,
+        min(processors, (work.max_blocks + work.max_parts) * work.tile_heads),
+        tensor_map(kernel, 0, q.shape, q.stride()).at(q.data_ptr()),
+        page_maps(kernel, k.shape, k_strides, v_strides),
+        rest,
+        then=combine_parts(plan, scratch, out, flags, variant, work) if work.max_parts else None,
+        held=(plan, *scratch),
+    )
 
 
 def scratch_of(work: Work, variant: Variant, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -107,105 +114,54 @@ def scratch_of(work: Work, variant: Variant, device: torch.device) -> tuple[Tens
     return parts, torch.empty(max(1, rows), dtype=torch.float32, device=device)
 
 
-class Launches(NamedTuple):
-    """The attention and the sum of its parts, to repeat over other pages for tensors at the same addresses.
-
-    queries  the kernel's arguments before those of k and v
-    between  those from there to the rows of a page; after: those behind them
-    """
-
-    kernel: Loaded
-    grid: tuple[int, int, int]
-    queries: tuple[Any, ...]
-    between: tuple[Any, ...]
-    after: tuple[Any, ...]
-    combine: Callable[[], None] | None
-
-    def over(self, k: Tensor, v: Tensor) -> None:
-        kernel = self.kernel
-        _, k_box, v_box = kernel.boxes
-        keys = page_map(kernel.encode, k_box, k.data_ptr(), k.shape, k.stride(), are_values=False)
-        values = page_map(kernel.encode, v_box, v.data_ptr(), v.shape, v.stride(), are_values=True)
-        if keys is None or values is None:  # copies are held until launched
-            self.over(*(pages.clone(memory_format=torch.contiguous_format) for pages in (k, v)))
-            return
-        rows = (keys.rows_of_page, values.rows_of_page)
-        kernel(self.grid, (*self.queries, *keys.arguments, *values.arguments, *self.between, *rows, *self.after))
-        if self.combine is not None:
-            self.combine()
-
-
-def launches_of(
-    q: Tensor,
-    k: Tensor,
-    batch: AttentionBatch,
-    flags: AttentionFlags,
-    out: Tensor,
-    *,
-    variant: Variant,
-    work: Work,
-    plan: Tensor,
-    scratch: tuple[Tensor, Tensor],
-) -> Launches:
-    """Attention by a plan of this batch, these flags and this variant. q: such that TMA can address it."""
-    device, table, sinks, spans = q.device, batch.page_table, flags.sinks, flags.spans
-    assert table is not None, "extend reads pages"
-    heads_of_kv = 1 if variant.pack > 1 else q.shape[1] // k.shape[2]
+def head_counts(group: int, batch: AttentionBatch, variant: Variant, work: Work) -> tuple[int, int, int]:
+    """Heads that tiles are made for, those of a KV head, and those of an L2 group. group: query heads of a KV head."""
+    heads_of_kv = 1 if variant.pack > 1 else group
     heads_per_group = work.tile_heads  # in groups the last one would begin its longest tile last
     if batch.num_seqs == 1 and work.max_parts == 0:
         heads_per_group = heads_of_kv * max(1, keys_per_group(variant) // max(1, batch.max_context))
-    strides = (out.stride(0), out.stride(1))
-    kernel = launcher(
-        variant, device, (q.dtype, k.dtype, k.dtype), pointer_class(out), strides,
-        pointer_class(table), pointer_class(sinks), pointer_class(spans),
-        pointer_class(batch.cu_seqlens_q), pointer_class(batch.context_lens),
-    )  # fmt: skip
-    q_map = tensor_map(kernel.boxes[0], q.shape, q.stride())
-    max_tiles = (work.max_blocks + work.max_parts) * work.tile_heads
-    return Launches(
-        kernel,
-        (min(num_processors(device), max_tiles), 1, 1),
-        (kernel.encode(q.data_ptr(), *q_map.layout), *q_map.numbers),
-        (out.data_ptr(), *strides, *(part.data_ptr() for part in scratch), table.data_ptr(), table.stride(0)),
-        (
-            tiles_of(plan, work).data_ptr(),
-            None if sinks is None else sinks.data_ptr(), None if spans is None else spans.data_ptr(),
-            work.tile_heads, heads_of_kv, min(heads_per_group, work.tile_heads), *scales(flags), bounded_window(flags),
-        ),
-        combine_parts(plan, scratch, out, flags, variant, work) if work.max_parts else None,
-    )  # fmt: skip
+    return work.tile_heads, heads_of_kv, min(heads_per_group, work.tile_heads)
 
 
-class PageMap(NamedTuple):
-    """A tensor map of pages with its shape and its strides, and how many rows a page is from the next one."""
-
-    arguments: tuple[object, ...]
-    rows_of_page: int
+def rows_of_page(strides: tuple[int, ...]) -> int:
+    """How many rows a page is from the next one."""
+    return strides[0] // strides[1]
 
 
-@lru_cache(maxsize=1024)  # a function of these numbers alone; the pools of a model's layers stay where they are
-def page_map(
-    encode: Callable[..., object],
-    box: tuple[Any, ...],
-    address: int,
-    shape: tuple[int, ...],
-    strides: tuple[int, ...],
-    *,
-    are_values: bool,
-) -> PageMap | None:
-    """Pages as rows [rows, kv_heads, head_dim], one a slot: values with a bound that every copy chooses for itself.
+def as_rows(pages: Tensor) -> Tensor:
+    """`pages` itself where TMA can address it as rows, one a slot; a copy elsewhere."""
+    if are_rows(pages.stride(), pages.itemsize) and pages.data_ptr() % 16 == 0:
+        return pages
+    return pages.clone(memory_format=torch.contiguous_format)
 
-    None where TMA cannot address them, or pages do not lie whole rows apart as in one pool or side by side with others.
-    """
-    num_pages, page_size, num_heads, head_dim = shape
+
+@lru_cache(maxsize=256)
+def are_rows(strides: tuple[int, ...], itemsize: int) -> bool:
+    """Whether pages lie whole rows apart, as in one pool or side by side with others, and TMA can address the rows."""
     stride_page, *of_rows = strides
-    itemsize: int = box[1]
-    if not is_addressable(tuple(of_rows), itemsize) or stride_page < 0 or stride_page % of_rows[0] or address % 16:
-        return None
-    rows_of_page = stride_page // of_rows[0]
-    dims = ((num_pages - 1) * rows_of_page + page_size, num_heads, head_dim), tuple(of_rows)
-    found = tensor_map(box, *(value_dims(*dims) if are_values else dims))
-    return PageMap((encode(address, *found.layout), *found.numbers), rows_of_page)
+    return is_addressable(tuple(of_rows), itemsize) and stride_page >= 0 and stride_page % of_rows[0] == 0
+
+
+@lru_cache(maxsize=64)  # kept for the next step
+def page_maps(kernel: Loaded, shape: tuple[int, ...], k_strides: tuple[int, ...], v_strides: tuple[int, ...]) -> Maps:
+    """Of pages as rows [rows, kv_heads, head_dim]: values with a bound that every copy chooses for itself."""
+    num_pages, page_size, num_heads, head_dim = shape
+
+    def dims(strides: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        return ((num_pages - 1) * rows_of_page(strides) + page_size, num_heads, head_dim), strides[1:]
+
+    return Maps(tensor_map(kernel, 1, *dims(k_strides)), tensor_map(kernel, 2, *value_dims(*dims(v_strides))))
+
+
+class Operands(NamedTuple):
+    """What is compiled in of the attention's tensors: q, k and v by dtype, and out's strides."""
+
+    dtypes: tuple[torch.dtype, torch.dtype, torch.dtype]
+    out: PointerClass | None
+    out_strides: tuple[int, int]
+    table: PointerClass | None
+    sinks: PointerClass | None
+    spans: PointerClass | None
 
 
 # Pure functions of what is compiled in: the caches hold no state. What falls out is found again in Triton's own cache.
@@ -213,12 +169,7 @@ def page_map(
 def launcher(
     variant: Variant,
     device: torch.device,
-    dtypes: tuple[torch.dtype, torch.dtype, torch.dtype],
-    out: PointerClass,
-    out_strides: tuple[int, int],
-    table: PointerClass,
-    sinks: PointerClass | None,
-    spans: PointerClass | None,
+    operands: Operands,
     starts: PointerClass | None,
     contexts: PointerClass | None,
 ) -> Loaded:
@@ -226,29 +177,21 @@ def launcher(
 
     Also those of the other variants for the same tensors: which of them a batch needs shows only in service.
     """
+    lengths = (starts, contexts, operands.spans)
     for each in variants_beside(variant):
-        compile_for_parts(each, device, out, out_strides, sinks, (starts, contexts, spans))
-        kernel = compiled_extend(each, dtypes, out, out_strides, table, sinks, spans)
-        kernel.run  # noqa: B018 -- loads it
-    return Loaded(compiled_extend(variant, dtypes, out, out_strides, table, sinks, spans), device)
+        compile_for_parts(each, device, operands.out, operands.out_strides, operands.sinks, lengths)
+        compiled_extend(each, operands).run  # noqa: B018 -- loads it
+    return Loaded(compiled_extend(variant, operands), device)
 
 
-def compiled_extend(
-    variant: Variant,
-    dtypes: tuple[torch.dtype, torch.dtype, torch.dtype],
-    out: PointerClass,
-    out_strides: tuple[int, int],
-    table: PointerClass,
-    sinks: PointerClass | None,
-    spans: PointerClass | None,
-) -> Any:
-    """`hallmark_gluon_extend` for q, k and v of these dtypes and such other tensors."""
+def compiled_extend(variant: Variant, operands: Operands) -> Any:
+    """`hallmark_gluon_extend` for such tensors."""
     box, block_d, pack = variant.box, variant.tiling.block_d, variant.pack
     boxes = ([ROWS // pack, pack, block_d], [box, 1, block_d], [1, 1, box, 1, block_d])
     fp32, int32 = AnyTensor(torch.float32, 0), AnyTensor(torch.int32, 0)
     return hallmark_gluon_extend.warmup(
-        *(any_map(dtype, box) for dtype, box in zip(dtypes, boxes, strict=True)),
-        any_tensor(out), *out_strides, fp32, fp32, any_tensor(table), 0, 0, 0, int32,
-        any_tensor(sinks), any_tensor(spans), 0, 0, 0, 0.0, 0.0, 0, store_layout(block_d), variant,
+        *(any_map(dtype, box) for dtype, box in zip(operands.dtypes, boxes, strict=True)),
+        any_tensor(operands.out), *operands.out_strides, fp32, fp32, any_tensor(operands.table), 0, 0, 0, int32,
+        any_tensor(operands.sinks), any_tensor(operands.spans), 0, 0, 0, 0.0, 0.0, 0, store_layout(block_d), variant,
         grid=(1,), num_warps=4, launch_pdl=True,
     )  # fmt: skip

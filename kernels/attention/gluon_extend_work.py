@@ -131,7 +131,7 @@ def combine_parts(
 def compile_for_parts(
     variant: Variant,
     device: torch.device,
-    out: PointerClass,
+    out: PointerClass | None,
     out_strides: tuple[int, int],
     sinks: PointerClass | None,
     lengths: tuple[PointerClass | None, ...],
@@ -185,7 +185,7 @@ def to_launch(
     if is_interpreted():
         return partial(_KERNELS[name][grid], *tensors, *numbers, *constants, False)
     kernel = compiled_for(name, found.device, tuple(map(pointer_class, tensors)), len(numbers), constants)
-    return partial(kernel, grid, (*(None if x is None else x.data_ptr() for x in tensors), *numbers))
+    return kernel.repeated(grid, (*(None if x is None else x.data_ptr() for x in tensors), *numbers))
 
 
 # A pure function of what is compiled in: its cache holds no state. What falls out is found again in Triton's own cache.

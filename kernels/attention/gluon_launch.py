@@ -1,22 +1,17 @@
-"""What the launches of prefill and extend share: how a call begins, and tensor maps."""
+"""What the launches of prefill and extend share: how a call begins, and what TMA can address."""
 
-# mypy: allow-untyped-defs
-
-from typing import Any, NamedTuple
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from kernels.attention import gluon_pipeline
 from kernels.attention.batch import AttentionFlags
-from kernels.attention.gluon_softmax import LOG2E
-from kernels.attention.gluon_variants import ROWS, AnyTensor
+from kernels.attention.gluon_variants import ROWS
 
 _ANY_ROW = 0x7FFF0000  # bound of a dim that the hardware need not check
 _HALF = gluon_pipeline.HALF.value
-_GLUON_DTYPES = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16}
 
 
 def has_work(q: Tensor, k: Tensor, flags: AttentionFlags, out: Tensor) -> bool:
@@ -26,12 +21,6 @@ def has_work(q: Tensor, k: Tensor, flags: AttentionFlags, out: Tensor) -> bool:
     if q.shape[0] and not k.shape[0]:
         out.zero_()  # TMA takes no empty tensor
     return q.shape[0] > 0 and k.shape[0] > 0
-
-
-def any_map(dtype: torch.dtype, box: list[int]) -> TensorDescriptor:
-    """Stands for every tensor map of this dtype and box: what Triton compiles in of one."""
-    layout = gl.NVMMASharedLayout.get_default_for(box, _GLUON_DTYPES[dtype])
-    return TensorDescriptor(AnyTensor(dtype, 0), [1] * len(box), [8] * (len(box) - 1) + [1], box, layout)
 
 
 def value_dims(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -45,17 +34,6 @@ def value_dims(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[tuple[
     return bounds, (2**34 - stride_row, stride_row, stride_row, stride_head, 1)
 
 
-class TensorMap(NamedTuple):
-    """A tensor map but for its address: the other arguments of `encode`, and the kernel's beside the map."""
-
-    layout: tuple[Any, ...]
-    numbers: tuple[int, ...]
-
-
-def tensor_map(box: tuple[Any, ...], shape: tuple[int, ...], strides: tuple[int, ...]) -> TensorMap:
-    return TensorMap((*box, shape, strides, 0), (*shape, *strides))
-
-
 def store_layout(block_d: int) -> gl.DistributedLinearLayout:
     """Rows as in a wgmma accumulator; four lanes side by side with 8 columns (16 bytes) each."""
     columns = [[0, 1 << i] for i in range(5, block_d.bit_length() - 1)]
@@ -64,6 +42,7 @@ def store_layout(block_d: int) -> gl.DistributedLinearLayout:
     return gl.DistributedLinearLayout(registers, lanes, [[16, 0], [32, 0]], [], [ROWS, block_d])
 
 
+@lru_cache(maxsize=256)
 def is_addressable(strides: tuple[int, ...], itemsize: int) -> bool:
     """Whether TMA can address rows of such strides, from an address of whole 16 bytes on."""
     stride_row, stride_head, stride_dim = strides
@@ -76,10 +55,3 @@ def aligned(x: Tensor) -> Tensor:
     if is_addressable(x.stride(), x.itemsize) and x.data_ptr() % 16 == 0:
         return x
     return x.clone(memory_format=torch.contiguous_format)
-
-
-def scales(flags: AttentionFlags) -> tuple[float, float]:
-    """What scores (with a softcap: their tanh) are multiplied by for exp2, and what scores are before tanh."""
-    if flags.softcap is None:
-        return flags.scale * LOG2E, 1.0
-    return flags.softcap * LOG2E, flags.scale / flags.softcap

@@ -21,7 +21,7 @@ from triton.experimental.gluon import jit
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 
-from kernels.attention.gluon_launch import any_map
+from kernels.attention.gluon_calls import any_map
 from kernels.attention.gluon_variants import AnyTensor
 from kernels.fused.cluster import cluster_rank, summed_over_cluster
 from kernels.fused.gluon_matmul import launch_next_grid, wait_for_previous_grid

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kernels.attention import gluon_decode, gluon_decode_shares, gluon_decode_stream
 from kernels.attention.batch import AttentionBatch, AttentionFlags
-from kernels.attention.gluon_decode_launch import scales
+from kernels.attention.gluon_calls import scales
 from kernels.attention.gluon_decode_variants import DecodeVariant
 
 _MODULES = (gluon_decode_shares, gluon_decode_stream, gluon_decode)

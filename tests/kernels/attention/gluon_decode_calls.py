@@ -4,6 +4,7 @@ A program of its own: where Triton's interpreter is on, as in the tests of this 
 """
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,9 +20,10 @@ ADDRESSES = 1 << 32  # and above: they differ from call to call
 
 
 class _Launcher:
-    """Stands in for Triton's launcher: keeps every launch's grid and arguments."""
+    """Stands in for Triton's launcher: keeps every launch, and the arguments of each."""
 
     launches: list[dict[str, Any]] = []  # noqa: RUF012 -- of this program
+    given: list[tuple[Any, ...]] = []  # noqa: RUF012 -- of this program
 
     def __init__(self, source: Any, metadata: Any) -> None:
         self.name, self.num_arguments, self.is_dependent = (
@@ -32,6 +34,7 @@ class _Launcher:
 
     def launch(self, *arguments: Any) -> None:
         given = arguments[13:]
+        self.given.append(given)
         numbers = [x for x in given if isinstance(x, int | float) and x < ADDRESSES]
         self.launches.append(
             {"name": self.name, "grid": arguments[:3], "taken": self.num_arguments, "given": len(given)}
@@ -65,6 +68,38 @@ def call(contexts: list[int], *, max_context: int = 4096) -> list[dict[str, Any]
     return list(_Launcher.launches)
 
 
+def layers_of_a_step(layers: int) -> dict[str, object]:
+    """Layers with pages and flags of their own, whose batch keeps its plans; every third has an output of its own."""
+    _Launcher.launches.clear()
+    q = torch.zeros(2, 8, 64, dtype=torch.bfloat16)
+    outs = (torch.zeros_like(q), torch.zeros_like(q))
+    batch = AttentionBatch(
+        torch.arange(3, dtype=torch.int32),
+        1,
+        4096,
+        page_table=torch.zeros(2, 64, dtype=torch.int32),
+        context_lens=torch.tensor([1, 2], dtype=torch.int32),
+        plans={},
+    )
+    wrong = []
+    for layer in range(layers):
+        out = outs[layer % 3 == 0]
+        k, v = torch.zeros(2, 4, 64, 2, 64, dtype=torch.bfloat16)
+        gluon_decode_launch.run_decode(q, k, v, batch, AttentionFlags(0.1), out)
+        gluon_decode_launch.run_decode(q, k, v, replace(batch, plans=None), AttentionFlags(0.1), out)
+        *shared, split, combine = map(besides_scratch, _Launcher.given[-4:])
+        if shared != [split, combine]:
+            wrong.append(layer)
+    assert batch.plans is not None
+    return {"launches": len(_Launcher.launches), "wrong": wrong, "kept": len(batch.plans)}
+
+
+def besides_scratch(given: tuple[Any, ...]) -> list[Any]:
+    """A launch's arguments without the address of partial results, which is behind that of the output."""
+    at = 28 if len(given) > 28 else 1
+    return [*given[:at], *given[at + 1 :]]
+
+
 def num_compiled() -> int:
     kernels = (gluon_decode.hallmark_gluon_decode, gluon_decode.hallmark_gluon_decode_combine)
     return sum(len(kernel.device_caches[0][0]) for kernel in kernels)
@@ -79,6 +114,7 @@ def main() -> None:
         "short": short,
         "long": call([4000, 3000]),
         "wide": call([100] * 512),
+        "by_layers": layers_of_a_step(6),
     }
     compiled.append(num_compiled())
     print(json.dumps(result | {"compiled": compiled}))

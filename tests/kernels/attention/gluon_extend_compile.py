@@ -37,7 +37,8 @@ def compile_case(name: str, head_dim: int, page_size: int, group: int, flags: At
         variant = whole(variant)
     classes = (pointer_class(q), (q.stride(0), q.stride(1)), (torch.int32, 0))
     pointers = (pointer_class(flags.sinks), pointer_class(flags.spans))
-    return findings(gluon_extend_launch.compiled_extend(variant, (dtype, dtype, dtype), *classes, *pointers))
+    operands = gluon_extend_launch.Operands((dtype, dtype, dtype), *classes, *pointers)
+    return findings(gluon_extend_launch.compiled_extend(variant, operands))
 
 
 def main() -> None:

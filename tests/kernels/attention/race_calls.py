@@ -17,8 +17,9 @@ from torch import Tensor
 
 from kernels.attention.batch import AttentionFlags
 from kernels.attention.gluon_decode_launch import run_decode
-from kernels.attention.gluon_extend_launch import run_extend, run_variant
-from kernels.attention.gluon_prefill_launch import launch_prefill
+from kernels.attention.gluon_extend_launch import launches_of as extend_launches
+from kernels.attention.gluon_extend_launch import run_extend
+from kernels.attention.gluon_prefill_launch import launches_of as prefill_launches
 from kernels.attention.gluon_schedule import plan_tiles
 from kernels.attention.gluon_variants import LONG_TILINGS, TILINGS, Tiling, extend_variant_of, longer, variant_of
 from kernels.fused.gluon_wide import launch_wide
@@ -63,7 +64,9 @@ def prefill(
     variant = variant_of(dim, batch, flags)
     variant = replace(variant, tiling=tiling or variant.tiling)
     out = q.clone()
-    launch_prefill(q, k, v, plan_tiles(q.shape[0], batch, flags, variant), flags, out, variant)
+    launches = prefill_launches(q, k, v, plan_tiles(q.shape[0], batch, flags, variant), flags, out, variant)
+    assert launches is not None, "TMA can address them"
+    launches.over((k.data_ptr(), v.data_ptr()))
     return out
 
 
@@ -75,7 +78,8 @@ def extend(dim: int, names: tuple[str, ...] = (), *, is_long: bool = False, is_s
     out = inputs.q.clone()
     if is_long:
         variant = longer(extend_variant_of(dim, 64, HEADS[0] // HEADS[1], flags))
-        run_variant(inputs.q, inputs.k, inputs.v, inputs.batch, flags, out, variant=variant)
+        launches = extend_launches(inputs.q, inputs.k, inputs.v, inputs.batch, flags, out, variant=variant)
+        launches.over((inputs.k.data_ptr(), inputs.v.data_ptr()))
     else:
         run_extend(inputs.q, inputs.k, inputs.v, inputs.batch, flags, out)
     return out

@@ -102,3 +102,8 @@ def test_a_tile_never_crosses_the_border_of_a_page(page_size: int) -> None:
 def test_what_no_variant_takes_is_refused(head_dim: int, page_size: int, queries: int) -> None:
     with pytest.raises(ValueError, match="expected"):
         variant_of(head_dim, page_size, (32, 8), queries, 8, 4096, PLAIN)
+
+
+def test_layers_of_a_batch_that_keeps_plans_repeat_launches_over_their_pages(calls: dict[str, Any]) -> None:
+    alone_too, outputs = 2, 2
+    assert calls["by_layers"] == {"launches": 6 * 2 * alone_too, "wrong": [], "kept": outputs}

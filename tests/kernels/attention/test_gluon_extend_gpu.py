@@ -9,7 +9,7 @@ import torch
 from attention_inputs import NAN, POISON_PAGE, Inputs, assert_right, attend, errors_of, flags_for, paged
 
 from kernels.attention.compare import compare
-from kernels.attention.gluon_extend_launch import run_extend, run_variant
+from kernels.attention.gluon_extend_launch import launches_of, run_extend
 from kernels.attention.gluon_variants import extend_variant_of, longer
 from kernels.attention.triton_extend import run_extend as run_triton_extend
 
@@ -96,7 +96,8 @@ def test_three_consumers_are_within_the_rule(heads: tuple[int, int], names: tupl
         flags = flags_for(inputs, *names)
         variant = longer(extend_variant_of(64, 64, heads[0] // heads[1], flags))
         out = torch.full_like(inputs.q, NAN)
-        run_variant(inputs.q, inputs.k, inputs.v, inputs.batch, flags, out, variant=variant)
+        launches = launches_of(inputs.q, inputs.k, inputs.v, inputs.batch, flags, out, variant=variant)
+        launches.over((inputs.k.data_ptr(), inputs.v.data_ptr()))
         errors = compare(out, inputs.q, inputs.k, inputs.v, inputs.batch, flags)
         assert errors.is_within_rule, errors
 

@@ -4,13 +4,12 @@ import heapq
 import random
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import pytest
 import torch
 
 from kernels.attention.batch import AttentionBatch, AttentionFlags
-from kernels.attention.gluon_extend_launch import Launches, page_map
+from kernels.attention.gluon_extend_launch import as_rows, page_maps, rows_of_page
 from kernels.attention.gluon_extend_work import Work, is_long_work, plan_extend, tiles_of, work_of
 from kernels.attention.gluon_schedule import HEADER, ITEM
 from kernels.attention.gluon_variants import TILINGS, Variant, extend_variant_of, longer, variants_beside, whole
@@ -232,39 +231,34 @@ def test_a_copy_never_crosses_the_border_of_a_page(page_size: int, head_dim: int
     assert extend_variant_of(head_dim, page_size, 4, AttentionFlags(1.0)).box == box
 
 
+class Kernel:
+    """Stands in for a loaded one; its tensor maps are their addresses."""
+
+    boxes = (BOX, BOX, BOX)
+
+    def encode(self, address: int, *_: object) -> int:
+        return address
+
+
 def test_pages_are_rows_of_a_tensor_map_without_a_copy_where_they_lie_whole_rows_apart() -> None:
     pool = torch.empty(6, 2, 16, 4, 8, dtype=torch.float16)
     beside_values, whole = pool[:, 1], pool.flatten(0, 1)
     head_first = torch.empty(12, 4, 16, 8, dtype=torch.float16).transpose(1, 2)
     for pages, expected in ((beside_values, 32), (whole, 16), (head_first, 64)):
-        found = page_map(
-            lambda address, *_: address, BOX, pages.data_ptr(), pages.shape, pages.stride(), are_values=False
-        )
-        assert found is not None
-        address, *numbers = found.arguments
-        rows = pages.as_strided(numbers[:3], numbers[3:])
-        assert (address, found.rows_of_page) == (pages.data_ptr(), expected)
+        assert as_rows(pages) is pages
+        maps = page_maps(Kernel(), pages.shape, pages.stride(), pages.stride())  # type: ignore[arg-type]
+        address, *numbers = maps[pages.data_ptr(), 0][:7]
+        rows = pages.as_strided(numbers[:3], numbers[3:])  # type: ignore[arg-type]
+        assert (address, rows_of_page(pages.stride())) == (pages.data_ptr(), expected)
         assert rows[2 * expected + 3].data_ptr() == pages[2, 3].data_ptr()
 
 
-class Recording:
-    """Stands in for a loaded kernel whose tensor maps are their addresses."""
-
-    boxes = (None, BOX, BOX)
-    arguments: tuple[Any, ...] = ()
-
-    def encode(self, address: int, *_: object) -> int:
-        return address
-
-    def __call__(self, _grid: object, arguments: tuple[Any, ...]) -> None:
-        self.arguments = arguments
-
-
 def test_pages_that_a_tensor_map_cannot_address_are_copied() -> None:
-    pages = torch.arange(2 * 16 * 9, dtype=torch.float16).view(2, 16, 1, 9)[..., :8]  # rows of 18 bytes
-    kernel = Recording()
-    Launches(kernel, (1, 1, 1), (), (), (), None).over(pages, pages)  # type: ignore[arg-type]
-    address, *numbers = kernel.arguments[:7]
-    assert address != pages.data_ptr()
-    assert numbers == [2 * 16, 1, 8, 8, 8, 1]
-    assert kernel.arguments[-2:] == (16, 16)
+    of_18_bytes = torch.arange(2 * 16 * 9, dtype=torch.float16).view(2, 16, 1, 9)[..., :8]
+    odd = torch.arange(2 * 16 * 8 + 4, dtype=torch.float16)[4:].view(2, 16, 1, 8)
+    between_rows = torch.arange(2 * 264.0).half().as_strided((2, 16, 1, 8), (264, 16, 8, 1))
+    for pages in (of_18_bytes, odd, between_rows):
+        copy = as_rows(pages)
+        assert copy.data_ptr() != pages.data_ptr()
+        assert torch.equal(copy, pages)
+        assert as_rows(copy) is copy

@@ -8,7 +8,7 @@ from attention_inputs import NAN, Inputs, assert_right, packed
 
 from kernels.attention.batch import AttentionFlags
 from kernels.attention.compare import compare
-from kernels.attention.gluon_prefill_launch import launch_prefill, run_prefill
+from kernels.attention.gluon_prefill_launch import launches_of, run_prefill
 from kernels.attention.gluon_schedule import plan_tiles
 from kernels.attention.gluon_variants import LONG, LONG_SOFTCAP, LONG_TILINGS, LONG_WINDOW, variant_of
 
@@ -44,7 +44,9 @@ def test_consumers_that_end_at_different_blocks_are_within_the_rule(window: int)
     q, k, v, batch, flags = inputs.q, inputs.k, inputs.v, inputs.batch, AttentionFlags(64**-0.5, window=window)
     variant = replace(variant_of(64, batch, flags), tiling=LONG_TILINGS[64])
     out = torch.full_like(q, NAN)
-    launch_prefill(q, k, v, plan_tiles(q.shape[0], batch, flags, variant), flags, out, variant)
+    launches = launches_of(q, k, v, plan_tiles(q.shape[0], batch, flags, variant), flags, out, variant)
+    assert launches is not None
+    launches.over((k.data_ptr(), v.data_ptr()))
     assert compare(out, q, k, v, batch, flags).is_within_rule
 
 

@@ -7,6 +7,7 @@ import torch
 from attention_inputs import Inputs, attend, packed, paged
 
 from kernels.attention.batch import AttentionFlags
+from kernels.attention.gluon_decode_launch import run_decode
 from kernels.attention.gluon_extend_launch import run_extend
 from kernels.attention.gluon_prefill_launch import run_prefill
 from kernels.attention.gluon_variants import LONG, variant_of
@@ -43,6 +44,7 @@ CASES = {
     "chunk": (run_extend, chunks, ([100], [300])),
     "chunks in parts": (run_extend, chunks, ([100, 3], [9000, 30_000])),
     "chunks of many tiles": (run_extend, chunks, ([3000, 0, 2048], [4000, 10, 2048])),
+    "tokens": (run_decode, chunks, ([1, 1, 0, 1], [9000, 1, 30, 100])),
 }
 
 
@@ -59,7 +61,9 @@ def test_twelve_layers_of_one_plan_give_the_bits_of_a_plan_each(name: str) -> No
         run(inputs.q, inputs.k, inputs.v, batch, FLAGS[layer % 2], out)
         assert torch.equal(out, alone[layer % 2]), layer
     assert batch.plans is not None
-    assert sum(isinstance(key[0], str) for key in batch.plans) == 2, "beside them: launches to repeat"  # type: ignore[index]
+    num_plans = sum(isinstance(key[0], str) for key in batch.plans)  # type: ignore[index]
+    assert num_plans == (0 if run is run_decode else 2), "one of each window"
+    assert len(batch.plans) > num_plans, "launches to repeat"
 
 
 def captured(run: RunAttention, inputs: Inputs, layers: int) -> tuple[torch.cuda.CUDAGraph, list[torch.Tensor]]:

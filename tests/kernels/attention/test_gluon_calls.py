@@ -1,0 +1,133 @@
+"""When the launches of a call are repeated, and what they hand over: with a kernel that records, on any machine."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels.attention import gluon_calls
+from kernels.attention.batch import AttentionBatch, AttentionFlags
+from kernels.attention.gluon_calls import Launches, Maps, TensorMap, repeated
+from kernels.path import RunAttention
+
+FLAGS = AttentionFlags(0.1)
+SINKS = torch.zeros(4)
+
+
+class Kernel:
+    """Stands in for a loaded one; its tensor maps are their addresses."""
+
+    tail = (None,)
+
+    def __init__(self) -> None:
+        self.launches: list[tuple[Any, ...]] = []
+
+    def begin(self, grid: tuple[int, int, int]) -> tuple[object, ...]:
+        return grid
+
+    def launch(self, *arguments: object) -> None:
+        self.launches.append(arguments)
+
+
+class Path:
+    """A path's function that counts how often its launches are made, of a kernel that records them."""
+
+    def __init__(self) -> None:
+        self.kernel, self.num_prepared, self.num_after = Kernel(), 0, 0
+        self.run: RunAttention = repeated(self._prepare)
+
+    def _prepare(
+        self, q: Tensor, _k: Tensor, _v: Tensor, _batch: AttentionBatch, _flags: AttentionFlags, out: Tensor
+    ) -> Launches:
+        self.num_prepared += 1
+        maps = Maps(*(TensorMap(lambda address, *_: address, (), (kind,)) for kind in (7, 8)))
+        queries, rest = (q.data_ptr(),), (out.data_ptr(),)
+        return Launches(self.kernel, 132, queries, maps, rest, then=self._after)  # type: ignore[arg-type]
+
+    def _after(self) -> None:
+        self.num_after += 1
+
+
+def inputs(tokens: int = 3) -> list[Tensor]:
+    """q, k, v and out."""
+    return [torch.zeros(tokens, heads, 64) for heads in (8, 2, 2, 8)]
+
+
+def batch_of_a_step() -> AttentionBatch:
+    cu_seqlens = torch.tensor([0, 3], dtype=torch.int32)
+    return AttentionBatch(cu_seqlens, 3, 3, cu_seqlens_k=cu_seqlens, plans={})
+
+
+def test_a_later_layer_repeats_the_launches_over_its_keys_and_values() -> None:
+    path, batch = Path(), batch_of_a_step()
+    q, k, v, out = inputs()
+    for keys, values in ((k, v), (v, k), (k, v)):
+        path.run(q, keys, values, batch, AttentionFlags(0.1), out)
+        expected = (132, 1, 1, q.data_ptr(), keys.data_ptr(), 7, values.data_ptr(), 8, out.data_ptr(), None)
+        assert path.kernel.launches[-1] == expected
+    assert (path.num_prepared, len(path.kernel.launches), path.num_after) == (1, 3, 3)
+
+
+def test_a_batch_without_plans_keeps_nothing() -> None:
+    path = Path()
+    q, k, v, out = inputs()
+    batch = AttentionBatch(torch.tensor([0, 3], dtype=torch.int32), 3, 3)
+    path.run(q, k, v, batch, FLAGS, out)
+    path.run(q, k, v, batch, FLAGS, out)
+    assert (path.num_prepared, len(path.kernel.launches)) == (2, 2)
+
+
+# What another layer may have where this one's tensors lay: of (q, k, v, out) and flags.
+OTHERS: dict[str, Callable[[list[Tensor]], tuple[list[Tensor], AttentionFlags]]] = {
+    "heads of another size": lambda x: ([x[0].view(3, 4, 128), *x[1:3], x[3].view(3, 4, 128)], FLAGS),
+    "queries in another order": lambda x: ([x[0].view(8, 3, 64).transpose(0, 1), *x[1:]], FLAGS),
+    "other KV heads": lambda x: ([x[0], x[1].view(3, 1, 128), x[2].view(3, 1, 128), x[3]], FLAGS),
+    "fewer keys": lambda x: ([x[0], x[1][:2], x[2][:2], x[3]], FLAGS),
+    "keys in another order": lambda x: ([x[0], *(y.view(2, 3, 64).transpose(0, 1) for y in x[1:3]), x[3]], FLAGS),
+    "queries elsewhere": lambda x: ([x[0].clone(), *x[1:]], FLAGS),
+    "an output elsewhere": lambda x: ([*x[:3], x[3].clone()], FLAGS),
+    "keys at an odd address": lambda x: ([x[0], torch.zeros(3 * 128 + 1)[1:].view(3, 2, 64), *x[2:]], FLAGS),
+    "another scale": lambda x: (x, AttentionFlags(0.2)),
+    "a window": lambda x: (x, AttentionFlags(0.1, window=7)),
+    "a softcap": lambda x: (x, AttentionFlags(0.1, softcap=7.0)),
+    "sinks": lambda x: (x, AttentionFlags(0.1, sinks=SINKS)),
+    "spans": lambda x: (x, AttentionFlags(0.1, spans=torch.zeros(3, 2, dtype=torch.int32))),
+    "a full mask": lambda x: (x, AttentionFlags(0.1, causal=False)),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_what_differs_in_anything_but_addresses_of_keys_and_values_is_prepared_anew(name: str) -> None:
+    path, batch, first = Path(), batch_of_a_step(), inputs()
+    (q, k, v, out), flags = OTHERS[name](first)
+    path.run(*first[:3], batch, FLAGS, first[3])
+    path.run(q, k, v, batch, flags, out)
+    assert path.num_prepared == 2
+
+
+def test_other_sinks_of_the_same_values_are_prepared_anew_and_each_repeated() -> None:
+    path, batch = Path(), batch_of_a_step()
+    q, k, v, out = inputs()
+    for _ in range(2):
+        for sinks in (SINKS, torch.zeros(4)):
+            path.run(q, k, v, batch, AttentionFlags(0.1, sinks=sinks), out)
+    assert path.num_prepared == 3
+
+
+def test_two_paths_of_a_step_do_not_repeat_each_other() -> None:
+    first, second, batch = Path(), Path(), batch_of_a_step()
+    q, k, v, out = inputs()
+    first.run(q, k, v, batch, FLAGS, out)
+    second.run(q, k, v, batch, FLAGS, out)
+    assert (first.num_prepared, second.num_prepared) == (1, 1)
+
+
+def test_maps_of_addresses_that_come_and_go_do_not_grow_for_ever() -> None:
+    made = []
+    maps = Maps(TensorMap(lambda address, *_: made.append(address), (), ()), TensorMap(lambda *_: None, (), ()))
+    for address in range(3 * gluon_calls._MAX_MAPS):
+        assert len(maps[address, 0]) == len(maps[address, 0]) == 2
+    assert len(made) == 3 * gluon_calls._MAX_MAPS
+    assert len(maps) <= gluon_calls._MAX_MAPS
