@@ -18,9 +18,10 @@ def swiglu(gate_up: Tensor) -> Tensor:
     """
     if not runs_on_triton(gate_up):
         return swiglu_torch(gate_up)
-    num_tokens, size = gate_up.shape[0], gate_up.shape[1] // 2
+    num_tokens, size = gate_up.shape
+    size //= 2
     out = gate_up.new_empty(num_tokens, size)
-    stride, device, at = gate_up.stride(0), gate_up.device, gate_up.data_ptr()
+    stride, device, at = gate_up.stride()[0], gate_up.device, gate_up.data_ptr()
     block = min(next_power_of_2(size), _MAX_BLOCK)
     grid = (num_tokens, -(-size // block), 1)
     if gate_up.is_cuda and at % 16 == 0:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.launch import Loaded, is_interpreted, triton_version
+from kernels.launch import Loaded, is_interpreted
 
 try:
     import triton
@@ -16,6 +16,7 @@ try:
 
     jit = triton.jit
 except ImportError:
+    triton = None
     tl = SimpleNamespace(constexpr=int)  # what a kernel's signature names; its body is never run
 
     def jit(kernel: Any = None, **_options: Any) -> Any:
@@ -24,7 +25,7 @@ except ImportError:
 
 def runs_on_triton(x: Tensor) -> bool:
     """Whether an op on x is a Triton kernel: on a GPU, or anywhere under Triton's interpreter."""
-    return triton_version() is not None if x.is_cuda else is_interpreted()
+    return triton is not None if x.is_cuda else is_interpreted()
 
 
 def overlap(device: torch.device) -> dict[str, bool]:
