@@ -158,6 +158,10 @@ def read(kind: type[ModelT], body: Mapping[str, Any]) -> ModelT:
         fields = msgspec.convert(given, kind)
     except msgspec.ValidationError as error:
         raise _named(str(error), given, kind) from None
+    except UnicodeEncodeError:  # of a text where none may be, which msgspec looks at as UTF-8
+        for name, value in given.items():
+            checked_text(json.dumps(value, ensure_ascii=False), name)
+        raise
     options = getattr(fields, "stream_options", None)
     if isinstance(options, StreamOptions) and options.include_obfuscation:
         param = "stream_options.include_obfuscation"

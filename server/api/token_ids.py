@@ -16,7 +16,7 @@ def are_ids(value: Any, kind: Any = _IDS) -> bool:
     """Whether it is a list of integers and nothing else, at least one; `kind`: such a list with limits."""
     try:
         msgspec.convert(value, kind)
-    except msgspec.ValidationError:
+    except (msgspec.ValidationError, UnicodeEncodeError):  # the latter of half a surrogate pair, for a text
         return False
     return isinstance(value, list)
 

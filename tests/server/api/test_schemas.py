@@ -38,3 +38,12 @@ def test_a_value_that_is_none_of_a_few_is_answered_by_the_few_of_its_own_field(
     with pytest.raises(InvalidValue) as caught:
         read(Painted, given)
     assert (caught.value.param, str(caught.value)) == (param, message)
+
+
+@pytest.mark.parametrize(
+    "given", [{"colour": "red", "shade": "\ud800"}, {"colour": "red", "shade": [1, {"a": "\ud800"}]}]
+)
+def test_a_text_that_no_text_can_be_is_refused_where_none_is_wanted(given: dict[str, object]) -> None:
+    with pytest.raises(InvalidValue, match="shade") as caught:
+        read(Painted, given)
+    assert caught.value.param == "shade"
