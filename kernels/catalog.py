@@ -28,6 +28,7 @@ _GLUON_SOURCES = (  # of prefill and extend: the consumers are the same, and so 
 _GLUON_PREFILL_SOURCES = (*_GLUON_SOURCES, "gluon_prefill.py", "gluon_prefill_launch.py")
 _GLUON_EXTEND_SOURCES = (
     *_GLUON_SOURCES,
+    "gluon_extend_variants.py",
     "gluon_extend_producer.py",
     "gluon_extend_plan.py",
     "gluon_extend_combine.py",

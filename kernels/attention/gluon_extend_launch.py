@@ -14,6 +14,7 @@ from torch import Tensor
 from kernels.attention.batch import AttentionBatch, AttentionFlags
 from kernels.attention.gluon_calls import Launches, Maps, any_map, repeated, scales, tensor_map
 from kernels.attention.gluon_extend import hallmark_gluon_extend
+from kernels.attention.gluon_extend_variants import extend_variant_of, longer, variants_beside, whole
 from kernels.attention.gluon_extend_work import (
     Work,
     combine_parts,
@@ -25,18 +26,7 @@ from kernels.attention.gluon_extend_work import (
 )
 from kernels.attention.gluon_launch import aligned, has_work, is_addressable, store_layout, value_dims
 from kernels.attention.gluon_schedule import bounded_window, keys_per_group
-from kernels.attention.gluon_variants import (
-    ROWS,
-    AnyTensor,
-    PointerClass,
-    Variant,
-    any_tensor,
-    extend_variant_of,
-    longer,
-    pointer_class,
-    variants_beside,
-    whole,
-)
+from kernels.attention.gluon_variants import ROWS, AnyTensor, PointerClass, Variant, any_tensor, pointer_class
 from kernels.launch import Loaded, num_processors
 
 

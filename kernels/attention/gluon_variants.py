@@ -77,14 +77,7 @@ LONG = 8192  # queries of the longest sequence
 LONG_WINDOW = 1024
 LONG_SOFTCAP = 4096  # under a softcap alone: with polynomials 1 % at 4096, 5-6 % from 6000 on, at 2048 they cost 3 %
 
-# Of `gluon.extend.hopper`, where they are others. Turns give 2-3 % at 64 as well, over long contexts (H200).
-PAGED_TILINGS: dict[int, Tiling] = {
-    64: Tiling(2, 64, 128, 3, 2, named_barriers=True, pv_first=False, lazy_rescale=False),
-    128: Tiling(2, 128, 128, 2, 2, named_barriers=True, pv_first=False, lazy_rescale=False),
-}
-
 MAX_HEAD_DIM = max(TILINGS)
-PAGE_SIZE_MULTIPLE = 16  # a box of fewer rows would be mostly overhead
 HEAD_DIM_MULTIPLE = 8  # TMA's strides are multiples of 16 bytes
 
 
@@ -207,7 +200,8 @@ def any_tensor(pointer: PointerClass | None) -> AnyTensor | None:
     return None if pointer is None else AnyTensor(*pointer)
 
 
-def _given(flags: AttentionFlags) -> tuple[bool, bool, bool, bool]:
+def given(flags: AttentionFlags) -> tuple[bool, bool, bool, bool]:
+    """Window, softcap, sinks, spans: which of them there are."""
     return flags.window is not None, flags.softcap is not None, flags.sinks is not None, flags.spans is not None
 
 
@@ -219,16 +213,16 @@ def variant_of(head_dim: int, batch: AttentionBatch, flags: AttentionFlags) -> V
     has_context = batch.cu_seqlens_q is not batch.cu_seqlens_k
     is_capped_alone = flags.softcap is not None and flags.window is None and not has_context
     long = LONG_SOFTCAP if is_capped_alone else LONG
-    return _variant(
+    return variant_with(
         head_dim,
         batch.max_seqlen_q >= long and (flags.window is None or flags.window >= LONG_WINDOW),
         has_context,
-        *_given(flags),
+        *given(flags),
     )
 
 
 @lru_cache
-def _variant(
+def variant_with(
     head_dim: int, is_long: bool, offset: bool, window: bool, softcap: bool, sinks: bool, spans: bool
 ) -> Variant:
     block_d = next((size for size in TILINGS if head_dim <= size), None)
@@ -241,60 +235,3 @@ def _variant(
     if is_long and block_d == 256 and head_dim <= 192 and not (is_flagged or spans):
         tiling = LONG_CUT_TILING
     return Variant(tiling, head_dim, offset, window, softcap, sinks, spans)
-
-
-def extend_variant_of(head_dim: int, page_size: int, group: int, flags: AttentionFlags) -> Variant:
-    """The variant that serves chunks over pages; group: query heads a KV head. `longer` gives the one for much work.
-
-    Raises ValueError for a head dim that no tiling takes, or a page size that is no multiple of 16.
-    """
-    return _extend_variant(head_dim, page_size, group, *_given(flags))
-
-
-@lru_cache
-def _extend_variant(
-    head_dim: int, page_size: int, group: int, window: bool, softcap: bool, sinks: bool, spans: bool
-) -> Variant:
-    if page_size % PAGE_SIZE_MULTIPLE:
-        raise ValueError(f"page_size: expected a multiple of {PAGE_SIZE_MULTIPLE}, found {page_size}")
-    plain = _variant(head_dim, False, True, window, softcap, sinks, spans)
-    tiling = PAGED_TILINGS.get(plain.tiling.block_d, plain.tiling)
-    pack = group if group <= ROWS and group.bit_count() == 1 else 1
-    # A loop of its own for masked blocks gives 1-2 % at 256. At 128, where keys are split, it gives 7-9 % together with
-    # lazy rescaling, either alone up to 1 %; with a softcap nobody has measured it.
-    masks_apart = tiling.block_d == 256 and not (window or spans)
-    if tiling.block_d == 128 and not (window or softcap or spans):
-        tiling, masks_apart = replace(tiling, lazy_rescale=True), True
-    return replace(plain, tiling=tiling, page_size=page_size, pack=pack, parts=True, masks_apart=masks_apart)
-
-
-@lru_cache
-def longer(variant: Variant) -> Variant:
-    """Of a variant of extend, the one for much work: itself but at 64 without window and spans.
-
-    Three consumers are 6-10 % faster there, if their larger tiles leave no multiprocessors without work. With P V first
-    they keep two words of a tile's end elsewhere; otherwise it would be 29 (ptxas 12.8).
-    """
-    tiling = LONG_TILINGS.get(variant.tiling.block_d)
-    if tiling is None or variant.window or variant.spans:
-        return variant
-    return replace(variant, tiling=replace(tiling, pv_first=True))
-
-
-@lru_cache
-def whole(variant: Variant) -> Variant:
-    """Of a variant of extend, the one for a batch of which nothing is split: another at 128.
-
-    It gives 1-2 %; what gives 7-9 % where keys are split costs 1-5 % there (H200).
-    """
-    if variant.tiling.block_d != 128 or variant.window or variant.spans:
-        return variant
-    return replace(variant, tiling=PAGED_TILINGS[128], parts=False, masks_apart=False)
-
-
-@lru_cache
-def variants_beside(variant: Variant) -> tuple[Variant, ...]:
-    """All variants of extend for the tensors and flags of one of them."""
-    flags = (variant.window, variant.softcap, variant.sinks, variant.spans)
-    plain = _extend_variant(variant.head_dim, variant.page_size, variant.pack, *flags)
-    return tuple(dict.fromkeys((plain, longer(plain), whole(plain))))

@@ -13,7 +13,8 @@ from triton.runtime import driver
 
 from kernels.attention import gluon_extend_launch
 from kernels.attention.batch import AttentionFlags
-from kernels.attention.gluon_variants import extend_variant_of, longer, pointer_class, whole
+from kernels.attention.gluon_extend_variants import extend_variant_of, longer, whole
+from kernels.attention.gluon_variants import pointer_class
 
 # name: (head dim, page size, query heads a KV head, flags)
 _ALL = {"window": 1000, "softcap": 50.0, "sinks": _SINKS, "spans": _SPANS}

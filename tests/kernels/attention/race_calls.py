@@ -19,9 +19,10 @@ from kernels.attention.batch import AttentionFlags
 from kernels.attention.gluon_decode_launch import run_decode
 from kernels.attention.gluon_extend_launch import launches_of as extend_launches
 from kernels.attention.gluon_extend_launch import run_extend
+from kernels.attention.gluon_extend_variants import extend_variant_of, longer
 from kernels.attention.gluon_prefill_launch import launches_of as prefill_launches
 from kernels.attention.gluon_schedule import plan_tiles
-from kernels.attention.gluon_variants import LONG_TILINGS, TILINGS, Tiling, extend_variant_of, longer, variant_of
+from kernels.attention.gluon_variants import LONG_TILINGS, TILINGS, Tiling, variant_of
 from kernels.fused.gluon_wide import launch_wide
 from kernels.fused.matmul import linear
 from kernels.fused.skinny import wide_tiling

@@ -8,9 +8,10 @@ from attention_inputs import NAN, Inputs, flags_for, paged
 from torch import Tensor
 
 from kernels.attention.batch import AttentionFlags
+from kernels.attention.gluon_extend_variants import extend_variant_of
 from kernels.attention.gluon_extend_work import Work, combine_parts, plan_extend, tiles_of, work_of
 from kernels.attention.gluon_schedule import HEADER, ITEM
-from kernels.attention.gluon_variants import TILINGS, Variant, extend_variant_of
+from kernels.attention.gluon_variants import TILINGS, Variant
 from kernels.attention.oracle import attention_oracle
 from kernels.attention.sequences import keys_of, sequences_of
 

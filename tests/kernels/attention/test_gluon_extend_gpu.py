@@ -10,7 +10,7 @@ from attention_inputs import NAN, POISON_PAGE, Inputs, assert_right, attend, err
 
 from kernels.attention.compare import compare
 from kernels.attention.gluon_extend_launch import launches_of, run_extend
-from kernels.attention.gluon_variants import extend_variant_of, longer
+from kernels.attention.gluon_extend_variants import extend_variant_of, longer
 from kernels.attention.triton_extend import run_extend as run_triton_extend
 
 pytestmark = pytest.mark.gpu

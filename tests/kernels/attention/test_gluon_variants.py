@@ -4,13 +4,13 @@ import pytest
 import torch
 
 from kernels.attention.batch import AttentionBatch, AttentionFlags
+from kernels.attention.gluon_extend_variants import extend_variant_of
 from kernels.attention.gluon_softmax import EXP2
 from kernels.attention.gluon_variants import (
     LONG,
     LONG_SOFTCAP,
     LONG_WINDOW,
     Variant,
-    extend_variant_of,
     variant_of,
 )
 

@@ -1,0 +1,72 @@
+"""The shipped variants of `gluon.extend.hopper`: those of prefill over pages, by how much work there is of a batch."""
+
+from dataclasses import replace
+from functools import lru_cache
+
+from kernels.attention.batch import AttentionFlags
+from kernels.attention.gluon_variants import LONG_TILINGS, ROWS, Tiling, Variant, given, variant_with
+
+PAGE_SIZE_MULTIPLE = 16  # a box of fewer rows would be mostly overhead
+
+# Where they are others than prefill's. Turns give 2-3 % at 64 as well, over long contexts (H200).
+PAGED_TILINGS: dict[int, Tiling] = {
+    64: Tiling(2, 64, 128, 3, 2, named_barriers=True, pv_first=False, lazy_rescale=False),
+    128: Tiling(2, 128, 128, 2, 2, named_barriers=True, pv_first=False, lazy_rescale=False),
+}
+
+
+def extend_variant_of(head_dim: int, page_size: int, group: int, flags: AttentionFlags) -> Variant:
+    """The variant that serves chunks over pages; group: query heads a KV head. `longer` gives the one for much work.
+
+    Raises ValueError for a head dim that no tiling takes, or a page size that is no multiple of 16.
+    """
+    return _extend_variant(head_dim, page_size, group, *given(flags))
+
+
+@lru_cache
+def _extend_variant(
+    head_dim: int, page_size: int, group: int, window: bool, softcap: bool, sinks: bool, spans: bool
+) -> Variant:
+    if page_size % PAGE_SIZE_MULTIPLE:
+        raise ValueError(f"page_size: expected a multiple of {PAGE_SIZE_MULTIPLE}, found {page_size}")
+    plain = variant_with(head_dim, False, True, window, softcap, sinks, spans)
+    tiling = PAGED_TILINGS.get(plain.tiling.block_d, plain.tiling)
+    pack = group if group <= ROWS and group.bit_count() == 1 else 1
+    # A loop of its own for masked blocks gives 1-2 % at 256. At 128, where keys are split, it gives 7-9 % together with
+    # lazy rescaling, either alone up to 1 %; with a softcap nobody has measured it.
+    masks_apart = tiling.block_d == 256 and not (window or spans)
+    if tiling.block_d == 128 and not (window or softcap or spans):
+        tiling, masks_apart = replace(tiling, lazy_rescale=True), True
+    return replace(plain, tiling=tiling, page_size=page_size, pack=pack, parts=True, masks_apart=masks_apart)
+
+
+@lru_cache
+def longer(variant: Variant) -> Variant:
+    """Of a variant of extend, the one for much work: itself but at 64 without window and spans.
+
+    Three consumers are 6-10 % faster there, if their larger tiles leave no multiprocessors without work. With P V first
+    they keep two words of a tile's end elsewhere; otherwise it would be 29 (ptxas 12.8).
+    """
+    tiling = LONG_TILINGS.get(variant.tiling.block_d)
+    if tiling is None or variant.window or variant.spans:
+        return variant
+    return replace(variant, tiling=replace(tiling, pv_first=True))
+
+
+@lru_cache
+def whole(variant: Variant) -> Variant:
+    """Of a variant of extend, the one for a batch of which nothing is split: another at 128.
+
+    It gives 1-2 %; what gives 7-9 % where keys are split costs 1-5 % there (H200).
+    """
+    if variant.tiling.block_d != 128 or variant.window or variant.spans:
+        return variant
+    return replace(variant, tiling=PAGED_TILINGS[128], parts=False, masks_apart=False)
+
+
+@lru_cache
+def variants_beside(variant: Variant) -> tuple[Variant, ...]:
+    """All variants of extend for the tensors and flags of one of them."""
+    flags = (variant.window, variant.softcap, variant.sinks, variant.spans)
+    plain = _extend_variant(variant.head_dim, variant.page_size, variant.pack, *flags)
+    return tuple(dict.fromkeys((plain, longer(plain), whole(plain))))
