@@ -200,7 +200,10 @@ def _variables(known: Mapping[str, object], environ: Mapping[str, str]) -> dict[
 
 def _parse(source: str, text: str, kind: Any) -> Any:
     try:
+        text.encode()
         return msgspec.convert(text, kind, strict=False)
+    except UnicodeEncodeError:  # nor could it be told to the engine
+        raise SettingsError(f"{source}: Expected UTF-8, got {text!r}") from None
     except msgspec.ValidationError as error:
         choices = _choices(kind)
         wanted = f"Expected one of {', '.join(choices)}" if choices else str(error).split(", got")[0]

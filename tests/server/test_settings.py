@@ -36,6 +36,8 @@ def test_a_switch_is_turned_off_by_flag_or_variable() -> None:
         ("max_model_len", "", "Expected `int | null`"),
         ("max_queued_bytes", str(2**63), f"<= {2**63 - 1}"),  # more could not be told to the engine
         ("seed", str(2**63), f"<= {2**63 - 1}"),
+        ("model", "/models/\udcff", "Expected UTF-8"),  # a byte of a path in another encoding
+        ("port", "\udcff", "Expected UTF-8"),
         ("seed", str(-(2**63) - 1), f">= {-(2**63)}"),
     ],
 )
