@@ -27,6 +27,7 @@ from kernels.attention.gluon_blocks import (
     held_queries,
     issue_output,
     issue_scores,
+    num_masked,
     own_blocks,
     skip_keys,
     skip_values,
@@ -57,6 +58,32 @@ def add_block(x, shrink, sums, acc, values, fill, dtype: gl.constexpr, VARIANT: 
 
 
 @jit
+def step_ahead(
+    queries, buffer, held_q, keys, values, fill, i, num_more, last, x, shrink, m, acc, sums, zero, scale, softcap_scale,
+    position, index, visible, window, dtype: gl.constexpr, MASKED: gl.constexpr, W: gl.constexpr, VARIANT: gl.constexpr,
+):  # fmt: skip
+    """One steady step, see the head of this file. MASKED: 0 never, 1 where the block asks for it, 2 always."""
+    take_turn(W, VARIANT)
+    s = issue_scores(queries, buffer, keys, fill + 1, zero, held_q, VARIANT)
+    pass_turn(W, VARIANT)
+    acc, sums = add_block(x, shrink, sums, acc, values, fill, dtype, VARIANT)
+    if VARIANT.tiling.early_waits:
+        wait_fill(keys, fill + 2, i + 1 < num_more, VARIANT)
+    s = warpgroup_mma_wait(VARIANT.behind, deps=(s,))
+    free_key(keys, fill + 1, True, VARIANT)
+    x, m_new = next_scores(
+        s, m, scale, softcap_scale, position, W * ROWS // VARIANT.pack, index, visible, window, last - 1 - i, MASKED,
+        VARIANT,
+    )  # fmt: skip
+    shrink = gl.exp2(m - m_new)
+    if not VARIANT.tiling.early_waits:  # ptxas moves no maximum across a spin loop
+        wait_fill(keys, fill + 2, i + 1 < num_more, VARIANT)
+    acc = wait_output(acc, VARIANT)
+    free_value(values, fill, VARIANT)
+    return x, shrink, m_new, acc, sums
+
+
+@jit
 def consume_ahead(
     result, sinks, spans, scale, softcap_scale, window, tiles, queries, keys, values,
     W: gl.constexpr, STORE: gl.constexpr, VARIANT: gl.constexpr,
@@ -67,9 +94,6 @@ def consume_ahead(
     BLOCK_N: gl.constexpr = VARIANT.tiling.block_n
     Q_BUFFERS: gl.constexpr = VARIANT.tiling.q_buffers
     CONSUMERS: gl.constexpr = VARIANT.tiling.consumers
-    FIRST_ROW: gl.constexpr = W * ROWS // VARIANT.pack
-    # Groups of P V in flight while S is waited for. At 192 both parts of it give 5-12 %, at 80 nothing (H200).
-    BEHIND: gl.constexpr = len(VARIANT.columns) if VARIANT.tiling.block_d == 256 else 1
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     S_ROW: gl.constexpr = gl.SliceLayout(1, S_LAYOUT)
     index = (W * ROWS + gl.arange(0, ROWS, layout=S_ROW)) // VARIANT.pack
@@ -97,24 +121,21 @@ def consume_ahead(
         while more:
             buffer = (n % Q_BUFFERS) * CONSUMERS + W
             wait_fill(keys, fill + 1, num_more > 0, VARIANT)
-            for i in range(num_more):
-                take_turn(W, VARIANT)
-                s = issue_scores(queries, buffer, keys, fill + 1, zero, held_q, VARIANT)
-                pass_turn(W, VARIANT)
-                acc, sums = add_block(x, shrink, sums, acc, values, fill, dtype, VARIANT)
-                if VARIANT.tiling.early_waits:
-                    wait_fill(keys, fill + 2, i + 1 < num_more, VARIANT)
-                s = warpgroup_mma_wait(BEHIND, deps=(s,))
-                free_key(keys, fill + 1, True, VARIANT)
-                x, m_new = next_scores(
-                    s, m, scale, softcap_scale, position, FIRST_ROW, index, visible, window, last - 1 - i, 1, VARIANT
-                )
-                shrink = gl.exp2(m - m_new)
-                m = m_new
-                if not VARIANT.tiling.early_waits:  # ptxas moves no maximum across a spin loop
-                    wait_fill(keys, fill + 2, i + 1 < num_more, VARIANT)
-                acc = wait_output(acc, VARIANT)
-                free_value(values, fill, VARIANT)
+            first_whole = 0  # of the steps below: the first of a block that needs no mask
+            if VARIANT.masks_apart:
+                first_whole = num_masked(position, last, num_more, W, VARIANT)
+                for i in range(first_whole):
+                    x, shrink, m, acc, sums = step_ahead(
+                        queries, buffer, held_q, keys, values, fill, i, num_more, last, x, shrink, m, acc, sums, zero,
+                        scale, softcap_scale, position, index, visible, window, dtype, 2, W, VARIANT,
+                    )  # fmt: skip
+                    fill += 1
+            for i in range(first_whole, num_more):
+                x, shrink, m, acc, sums = step_ahead(
+                    queries, buffer, held_q, keys, values, fill, i, num_more, last, x, shrink, m, acc, sums, zero,
+                    scale, softcap_scale, position, index, visible, window, dtype,
+                    0 if VARIANT.masks_apart else 1, W, VARIANT,
+                )  # fmt: skip
                 fill += 1
 
             # tile border: the last P V of this tile beside S of the next tile's first block
@@ -143,7 +164,7 @@ def consume_ahead(
             acc, sums = add_block(x, shrink, sums, acc, values, held, dtype, VARIANT)
             total = row_totals(sums, m, sink, part, VARIANT)
             m_done = m
-            s = warpgroup_mma_wait(BEHIND, deps=(s,))
+            s = warpgroup_mma_wait(VARIANT.behind, deps=(s,))
             free_key(keys, fill, more, VARIANT)
             first_col = last * BLOCK_N
             x, m = first_scores(s, scale, softcap_scale, position + index, visible, window, first_col, S_ROW, VARIANT)

@@ -45,6 +45,13 @@ def own_blocks(position, low, top, window, W: gl.constexpr, VARIANT: gl.constexp
 
 
 @jit
+def num_masked(position, last, num_more, W: gl.constexpr, VARIANT: gl.constexpr):
+    """Of the `num_more` blocks before a consumer's last one: those that some row of it does not see whole."""
+    first_masked = gl.maximum(position + W * ROWS // VARIANT.pack + 1, 0) // VARIANT.tiling.block_n
+    return gl.minimum(num_more, gl.maximum(last - first_masked, 0))
+
+
+@jit
 def head_sink(sinks, head, ROW: gl.constexpr, VARIANT: gl.constexpr):
     """The head's sink in log2, that of each row where heads are packed; 0 without sinks."""
     sink = 0.0

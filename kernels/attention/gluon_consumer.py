@@ -28,6 +28,7 @@ from kernels.attention.gluon_blocks import (
     held_queries,
     issue_output,
     issue_scores,
+    num_masked,
     own_blocks,
     skip_keys,
     skip_values,
@@ -56,12 +57,6 @@ from kernels.attention.gluon_softmax import (
 ROWS = gluon_pipeline.ROWS
 PAIR = gluon_pipeline.PAIR
 TURN = gluon_pipeline.TURN
-
-
-@jit
-def first_masked(position, W: gl.constexpr, VARIANT: gl.constexpr):
-    """The first key block that some row of consumer W does not see whole."""
-    return gl.maximum(position + W * ROWS // VARIANT.pack + 1, 0) // VARIANT.tiling.block_n
 
 
 @jit
@@ -145,17 +140,17 @@ def consume_beside(
         while more:
             if num_more > 0:
                 wait_fill(keys, fill, True, VARIANT)
-            num_masked = 0
+            first_whole = 0  # of the steps below: the first of a block that needs no mask
             if VARIANT.masks_apart:
-                num_masked = gl.minimum(num_more, gl.maximum(last - first_masked(position, W, VARIANT), 0))
-                for i in range(num_masked):
+                first_whole = num_masked(position, last, num_more, W, VARIANT)
+                for i in range(first_whole):
                     acc, p16, m, sums = step(
                         queries, n, held_q, keys, values, fill, i, num_more, last, acc, p16, m, sums, zero,
                         scale, softcap_scale, position, index, visible, window, 2, W, VARIANT,
                     )  # fmt: skip
                     fill += 1
                 p16 = repacked(p16)
-            for i in range(num_masked, num_more):
+            for i in range(first_whole, num_more):
                 acc, p16, m, sums = step(
                     queries, n, held_q, keys, values, fill, i, num_more, last, acc, p16, m, sums, zero,
                     scale, softcap_scale, position, index, visible, window, 0 if VARIANT.masks_apart else 1, W, VARIANT,

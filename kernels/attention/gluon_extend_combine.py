@@ -20,7 +20,8 @@ def hallmark_gluon_extend_combine(
 
     The loads of PARTS parts depend on nothing: one wait for memory. IS_ALIGNED: strides of out are multiples of 8.
 
-    parts_ptr  [parts, num_heads, TILE_ROWS, BLOCK_D] fp32, each row divided by its own sum of weights
+    parts_ptr  [parts, num_heads, TILE_ROWS, BLOCK_D] fp32, each row divided by its own sum of weights; only the first
+               HEAD_DIM columns are read
     logs_ptr   [parts, num_heads, TILE_ROWS] fp32: log2 of that sum; -inf for a row that saw no key
     """
     if OVERLAPS:
@@ -50,13 +51,15 @@ def hallmark_gluon_extend_combine(
     if HAS_SINKS:
         largest = tl.load(sinks_ptr + head * PACK + rows % PACK) * _LOG2E
         total = tl.where(largest > float("-inf"), 1.0, 0.0)
+    is_dim = (dims < HEAD_DIM)[None, :]
     acc = tl.zeros([ROWS, BLOCK_D], tl.float32)
     for start in range(0, num_parts, PARTS):
         for part in tl.static_range(PARTS):
             is_read = (rows < num_rows) & (start + part < num_parts)
             at = first + (start + part) * stride_part + rows
             log = tl.load(logs_ptr + at, mask=is_read, other=float("-inf"))
-            value = tl.load(parts_ptr + at[:, None] * BLOCK_D + dims[None, :], mask=is_read[:, None], other=0.0)
+            value_ptr = parts_ptr + at[:, None] * BLOCK_D + dims[None, :]
+            value = tl.load(value_ptr, mask=is_read[:, None] & is_dim, other=0.0)
             new_largest = tl.maximum(largest, log)
             # A row that has seen no key yet stays at -inf: 0 in its place keeps exp2(-inf + inf) from being NaN.
             reference = tl.where(new_largest == float("-inf"), 0.0, new_largest)
@@ -71,5 +74,5 @@ def hallmark_gluon_extend_combine(
     ) * stride_head
     if IS_ALIGNED:
         offset = tl.multiple_of(offset, [8])
-    mask = (rows < num_rows)[:, None] & (dims < HEAD_DIM)[None, :]
+    mask = (rows < num_rows)[:, None] & is_dim
     tl.store(out_ptr + offset[:, None] + dims[None, :], out.to(out_ptr.dtype.element_ty), mask=mask)

@@ -4,13 +4,13 @@ from dataclasses import replace
 from functools import lru_cache
 
 from kernels.attention.batch import AttentionFlags
-from kernels.attention.gluon_variants import LONG_TILINGS, ROWS, Tiling, Variant, given, variant_with
+from kernels.attention.gluon_variants import LONG_TILINGS, ROWS, TILINGS, Tiling, Variant, given, variant_with
 
 PAGE_SIZE_MULTIPLE = 16  # a box of fewer rows would be mostly overhead
 
-# Where they are others than prefill's. Turns give 2-3 % at 64 as well, over long contexts (H200).
+# Where they are others than prefill's. Turns give 2 % at 64 as well, of a chunk of 512 over 8k 5 % (H200).
 PAGED_TILINGS: dict[int, Tiling] = {
-    64: Tiling(2, 64, 128, 3, 2, named_barriers=True, pv_first=False, lazy_rescale=False),
+    64: replace(TILINGS[64], stages=3, named_barriers=True),
     128: Tiling(2, 128, 128, 2, 2, named_barriers=True, pv_first=False, lazy_rescale=False),
 }
 
@@ -32,9 +32,9 @@ def _extend_variant(
     plain = variant_with(head_dim, False, True, window, softcap, sinks, spans)
     tiling = PAGED_TILINGS.get(plain.tiling.block_d, plain.tiling)
     pack = group if group <= ROWS and group.bit_count() == 1 else 1
-    # A loop of its own for masked blocks gives 1-2 % at 256. At 128, where keys are split, it gives 7-9 % together with
-    # lazy rescaling, either alone up to 1 %; with a softcap nobody has measured it.
-    masks_apart = tiling.block_d == 256 and not (window or spans)
+    # A loop of its own for masked blocks gives 1-2 % at 256; at 64 scores ahead lose without it. At 128, where keys are
+    # split, it gives 7-9 % together with lazy rescaling, either alone up to 1 %; nobody has measured it with a softcap.
+    masks_apart = tiling.block_d != 128 and not (window or spans)
     if tiling.block_d == 128 and not (window or softcap or spans):
         tiling, masks_apart = replace(tiling, lazy_rescale=True), True
     return replace(plain, tiling=tiling, page_size=page_size, pack=pack, parts=True, masks_apart=masks_apart)
@@ -50,7 +50,7 @@ def longer(variant: Variant) -> Variant:
     tiling = LONG_TILINGS.get(variant.tiling.block_d)
     if tiling is None or variant.window or variant.spans:
         return variant
-    return replace(variant, tiling=replace(tiling, pv_first=True))
+    return replace(variant, tiling=replace(tiling, pv_first=True), masks_apart=False)
 
 
 @lru_cache

@@ -50,16 +50,28 @@ def store_columns(result, row, rows, head, o, FIRST: gl.constexpr, W: gl.constex
 def store_part(result, part, head, o, m, total, W: gl.constexpr, VARIANT: gl.constexpr):
     """Rows of a part of a tile's keys: fp32, each already divided by its own sum, and the log2 of that sum.
 
-    A row that saw no key has a log of -inf.
+    A row that saw no key has a log of -inf. Columns past the head dim are not written.
     """
-    parts, logs, num_heads = result[3], result[4], result[5]
-    BLOCK_M: gl.constexpr = VARIANT.tiling.consumers * ROWS
-    first = (part * num_heads + head) * BLOCK_M + W * ROWS
-    r = first + gl.arange(0, ROWS, layout=gl.SliceLayout(1, o.type.layout))
-    c = gl.arange(0, VARIANT.tiling.block_d, layout=gl.SliceLayout(0, o.type.layout))
-    gl.store(parts + (r * VARIANT.tiling.block_d)[:, None] + c[None, :], o)
+    logs, num_heads = result[4], result[5]
+    first = (part * num_heads + head) * VARIANT.tiling.block_m + W * ROWS
+    store_part_columns(result, first, o[0], 0, VARIANT)
+    if len(VARIANT.columns) == 2:
+        store_part_columns(result, first, o[1], VARIANT.columns[0], VARIANT)
     at = first + gl.arange(0, ROWS, layout=total.type.layout)
     gl.store(logs + at, gl.convert_layout(m, total.type.layout) + gl.log2(total))
+
+
+@jit
+def store_part_columns(result, first, o, FIRST: gl.constexpr, VARIANT: gl.constexpr):
+    """Columns of a part's rows from FIRST on."""
+    BLOCK_D: gl.constexpr = VARIANT.tiling.block_d
+    r = first + gl.arange(0, ROWS, layout=gl.SliceLayout(1, o.type.layout))
+    c = FIRST + gl.arange(0, o.shape[1], layout=gl.SliceLayout(0, o.type.layout))
+    at = result[3] + (r * BLOCK_D)[:, None] + c[None, :]
+    if VARIANT.head_dim < FIRST + o.shape[1]:
+        gl.store(at, o, mask=(c < VARIANT.head_dim)[None, :])
+    else:
+        gl.store(at, o)
 
 
 @jit
@@ -67,7 +79,7 @@ def store_tile(result, row, rows, head, part, o, m, total, W: gl.constexpr, STOR
     """A tile's rows, or those of one part of its keys."""
     if VARIANT.parts:
         if part >= 0:
-            store_part(result, part, head, o[0], m, total, W, VARIANT)
+            store_part(result, part, head, o, m, total, W, VARIANT)
         else:
             store_rows(result, row, rows, head, o, W, STORE, VARIANT)
     else:

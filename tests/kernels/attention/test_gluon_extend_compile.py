@@ -41,11 +41,11 @@ def test_a_page_of_16_keys_is_a_copy_of_its_own(code: dict[str, dict[str, Any]])
     assert code["d96 page 16 group 7"]["tma_loads"] == 4 + 2 * 8 * 2
 
 
-def test_the_exponentials_of_every_steady_step_run_under_p_v(code: dict[str, dict[str, Any]]) -> None:
+def test_the_exponentials_of_every_steady_step_run_beside_wgmma(code: dict[str, dict[str, Any]]) -> None:
     for name in code.keys() - SUNK:
         case = code[name]
         step = 32 if "d256" in name else 64  # of one thread: block_n / 4 columns of 2 rows
-        steady = [count for count in case["overlapped"] if count >= step]
+        steady = [count for count in case["overlapped"] if count >= step - 4]  # four at most before the first issue
         assert len(steady) >= 2, f"{name}: {case['overlapped']} of {step} overlap"  # at least one loop a consumer
 
 
