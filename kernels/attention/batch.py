@@ -19,8 +19,7 @@ class AttentionBatch:
     context_lens  [seqs] or None      keys of each sequence, the new tokens included (already in their pages)
     max_seqlen_q, max_context         host bounds, at least the largest length of the batch
     plans         what kernels made of this batch for all layers; None: each call makes its own. With plans no tensor of
-                  the batch changes, calls come one after another on one stream, their tensors are of one dtype, v lies
-                  as k, and out as that of every call for such q. A CUDA graph has plans of its own
+                  the batch changes, calls come one after another on one stream, and a CUDA graph has plans of its own
 
     Queries are a context's last tokens: row r of sequence i stands at position context - (cu[i + 1] - r).
     A sequence may have no query and no key; a query that sees no key gives 0.

@@ -4,6 +4,7 @@ A launch is one tuple that Triton's compiled launcher takes. From layer to layer
 change in it. So the launches of a step's first layer are kept among its plans, by all that they were made of but these
 addresses, and a later layer finds them by one lookup. By a second one it finds the whole tuple where k and v lie where
 they lay before, as packed ones do, or else their tensor maps, which are kept from step to step: pages stay in place.
+So tensors of calls that share plans are of one dtype, v lies as k, and out as that of every call for such q.
 """
 
 from collections.abc import Callable
