@@ -13,6 +13,12 @@ PAGED_TILINGS: dict[int, Tiling] = {
     64: replace(TILINGS[64], stages=3, named_barriers=True),
     128: Tiling(2, 128, 128, 2, 2, named_barriers=True, pv_first=False, lazy_rescale=False),
 }
+# At 128 where no keys are split. The third stage takes the memory of a second buffer of queries, which chunks of a few
+# tiles a multiprocessor do not miss, and that of wider stores. Scores ahead without it give 2 % (H200).
+WHOLE_TILING = Tiling(
+    2, 128, 128, 3, 1, named_barriers=True, pv_first=False, lazy_rescale=True, scores_ahead=True, early_waits=True,
+    stored_as_is=True,
+)  # fmt: skip
 
 
 def extend_variant_of(head_dim: int, page_size: int, group: int, flags: AttentionFlags) -> Variant:
@@ -57,11 +63,13 @@ def longer(variant: Variant) -> Variant:
 def whole(variant: Variant) -> Variant:
     """Of a variant of extend, the one for a batch of which nothing is split: another at 128.
 
-    It gives 1-2 %; what gives 7-9 % where keys are split costs 1-5 % there (H200).
+    It gives 5-6 % over one like that for parts without lazy rescaling, which still serves under a softcap: there nobody
+    has measured it (H200).
     """
     if variant.tiling.block_d != 128 or variant.window or variant.spans:
         return variant
-    return replace(variant, tiling=PAGED_TILINGS[128], parts=False, masks_apart=False)
+    tiling = PAGED_TILINGS[128] if variant.softcap else WHOLE_TILING
+    return replace(variant, tiling=tiling, parts=False, masks_apart=not variant.softcap)
 
 
 @lru_cache

@@ -21,10 +21,13 @@ def wide(x):
 def store_rows(result, row, rows, head, o, W: gl.constexpr, STORE: gl.constexpr, VARIANT: gl.constexpr):
     """Through 2 KiB of scratch, so that each lane holds 8 neighbours; then 16-byte stores under a row mask.
 
-    A second part, which is narrow, goes as it lies: 4 bytes a lane.
+    Where a tiling has no room for the scratch, and a second part, which is narrow: as it lies, 4 bytes a lane.
     """
     dtype: gl.constexpr = result[0].dtype.element_ty
-    store_columns(result, row, rows, head, gl.convert_layout(o[0].to(dtype), STORE), 0, W, VARIANT)
+    main = o[0].to(dtype)
+    if not VARIANT.tiling.stored_as_is:
+        main = gl.convert_layout(main, STORE)
+    store_columns(result, row, rows, head, main, 0, W, VARIANT)
     if len(VARIANT.columns) == 2:
         store_columns(result, row, rows, head, o[1].to(dtype), VARIANT.columns[0], W, VARIANT)
 

@@ -30,6 +30,7 @@ class Tiling:
     early_waits     those wait for keys and values right behind the issue of the product before
     q_columns       columns of the queries that consumers hold in registers: 0 or a power of two
     cut             a padded head dim is computed as two powers of two where their sum is less than block_d
+    stored_as_is    O is stored as it lies in registers, 4 bytes a lane, without the scratch memory of wider stores
     """
 
     consumers: int
@@ -44,6 +45,7 @@ class Tiling:
     early_waits: bool = False
     q_columns: int = 0
     cut: bool = False
+    stored_as_is: bool = False
 
     @property
     def block_m(self) -> int:

@@ -11,7 +11,9 @@ from attention_inputs import NAN, POISON_PAGE, Inputs, assert_right, attend, err
 from kernels.attention.compare import compare
 from kernels.attention.gluon_extend_launch import launches_of, run_extend
 from kernels.attention.gluon_extend_variants import extend_variant_of, longer
+from kernels.attention.gluon_extend_work import work_of
 from kernels.attention.triton_extend import run_extend as run_triton_extend
+from kernels.launch import num_processors
 
 pytestmark = pytest.mark.gpu
 
@@ -84,6 +86,19 @@ def test_keys_in_parts_are_within_the_rule(
     inputs = paged(queries, contexts, CUDA, heads=(8, 2), head_dim=dim, dtype=BF16, page_size=64)
     errors = errors_of(run_extend, inputs, flags_for(inputs, *names))
     assert errors.is_within_rule, errors
+
+
+@pytest.mark.parametrize("names", [(), ("sinks",), ("softcap",)], ids=str)
+@pytest.mark.parametrize(("tokens", "context", "page_size"), [(512, 3000, 64), (500, 700, 16), (1030, 1030, 128)])
+@pytest.mark.parametrize("dim", [112, 128])
+def test_whole_tiles_are_within_the_rule(
+    dim: int, tokens: int, context: int, page_size: int, names: tuple[str, ...]
+) -> None:
+    inputs = paged([tokens], [context], CUDA, heads=(32, 8), head_dim=dim, dtype=BF16, page_size=page_size)
+    flags = flags_for(inputs, *names)
+    variant = extend_variant_of(dim, page_size, 4, flags)
+    assert work_of(tokens, 32, 8, inputs.batch, variant, num_processors(CUDA)).max_parts == 0
+    assert_right(run_extend, inputs, flags)
 
 
 @pytest.mark.parametrize("names", [(), ("sinks",), ("softcap",)], ids=str)

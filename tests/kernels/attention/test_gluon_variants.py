@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from kernels.attention.batch import AttentionBatch, AttentionFlags
-from kernels.attention.gluon_extend_variants import extend_variant_of
+from kernels.attention.gluon_extend_variants import extend_variant_of, whole
 from kernels.attention.gluon_softmax import EXP2
 from kernels.attention.gluon_variants import (
     LONG,
@@ -60,6 +60,19 @@ def test_scores_are_ahead_of_long_prompts_where_256_is_cut() -> None:
 
 def test_partial_results_over_pages_are_whole() -> None:
     assert extend_variant_of(80, 64, 4, AttentionFlags(1.0)).columns == (128,)
+
+
+def test_chunks_of_which_nothing_is_split_have_scores_ahead_at_128_but_under_a_softcap_or_a_window() -> None:
+    plain, capped, windowed = (
+        extend_variant_of(128, 64, 4, AttentionFlags(1.0, **flags))  # type: ignore[arg-type]
+        for flags in ({}, {"softcap": 30.0}, {"window": 1000})
+    )
+    assert whole(plain).tiling.scores_ahead
+    assert not whole(capped).tiling.scores_ahead
+    assert not whole(capped).masks_apart
+    assert not whole(plain).parts
+    assert not whole(capped).parts
+    assert whole(windowed) == windowed
 
 
 def test_three_consumers_serve_long_prompts_but_under_narrow_windows() -> None:
