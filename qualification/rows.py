@@ -5,7 +5,7 @@ values; a row that sees thousands of keys is so small that even a missing tile o
 row of each head is measured as a share of its own size.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -21,7 +21,6 @@ _SOFTCAP_FACTOR = 1.5  # tanh amplifies the rounding of scores
 _ROUNDING = 0.25  # what the limit allows on top, in units of the dtype's eps
 _FP32_FLOOR = 2e-5  # where the reference is no more exact than what it judges
 _MAX_CPU_SCORES = 2**22  # of one case, 0.1 s on one core; above it a CPU measures the drawn rows only
-_MANY_KEYS = 8192  # of a sequence, from which on the oracle gets one query head of each KV head
 _TINY = 1e-30  # a row of zeros must be met exactly
 
 
@@ -36,38 +35,12 @@ class RowReference:
 
 def row_reference(case: Case) -> RowReference:
     rows = None if _is_affordable(case) else case.rows
-    truth = _truth(case, rows)
+    truth = attention_oracle(case.q, case.k, case.v, case.batch, case.flags, rows=rows, dtype=torch.float32)
     naive = attention_naive(case.q, case.k, case.v, case.batch, case.flags, rows=case.rows)
     naive_error = _largest(naive, truth[case.rows] if rows is None else truth)
     factor = _FACTOR * (_SOFTCAP_FACTOR if case.flags.softcap is not None else 1.0)
     floor = _FP32_FLOOR if naive.dtype is torch.float32 else _ROUNDING * torch.finfo(naive.dtype).eps
     return RowReference(rows, truth, factor * naive_error + floor)
-
-
-def _truth(case: Case, rows: Tensor | None) -> Tensor:
-    """[n, heads, head_dim]: attention in fp32, of many keys for one query head of every KV head at a time.
-
-    Given several, the oracle copies the keys for each of them, in every chunk of 64 MiB of scores, and of many keys a
-    chunk has few rows: for 16 rows and 32k keys of 32:8 heads the copies were 0.9 of a product's time (on a CPU).
-    """
-    num_kv_heads = case.k.shape[-2]
-    has_many = any(sequence.num_keys > _MANY_KEYS for sequence in sequences_of(case.batch))
-    group = case.q.shape[1] // num_kv_heads if has_many else 1
-    queries = case.q.view(case.q.shape[0], -1, group, case.q.shape[2])
-    sinks = None if case.flags.sinks is None else case.flags.sinks.view(-1, group)
-    parts = [
-        attention_oracle(
-            queries[:, :, member],
-            case.k,
-            case.v,
-            case.batch,
-            replace(case.flags, sinks=None if sinks is None else sinks[:, member]),
-            rows=rows,
-            dtype=torch.float32,
-        )
-        for member in range(group)
-    ]
-    return torch.stack(parts, dim=2).flatten(1, 2)
 
 
 def row_error(out: Tensor, reference: RowReference) -> float:

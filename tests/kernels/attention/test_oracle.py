@@ -50,7 +50,7 @@ def attend_by_loops(inputs: Inputs, flags: AttentionFlags) -> Tensor:
 def test_the_oracle_agrees_with_loops_over_single_numbers(
     names: tuple[str, ...], window: int | None, causal: bool
 ) -> None:
-    inputs = packed([3, 1, 0, 6], CPU, key_lens=[3, 4, 2, 5], heads=(4, 2), head_dim=8)
+    inputs = packed([3, 1, 0, 6], CPU, key_lens=[3, 4, 2, 5], heads=(6, 2), head_dim=8)  # groups of another number
     flags = flags_for(inputs, *names, window=window, causal=causal)
     expected = attend_by_loops(inputs, flags)
     actual = attention_oracle(inputs.q, inputs.k, inputs.v, inputs.batch, flags)
