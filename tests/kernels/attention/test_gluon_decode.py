@@ -87,6 +87,12 @@ def test_a_head_dim_that_is_padded() -> None:
     check(inputs, flags_for(inputs), 4)
 
 
+@pytest.mark.parametrize("num_seqs", [32, 33, 64, 65])
+def test_each_way_to_look_at_sequences(num_seqs: int) -> None:
+    inputs = paged([1] * num_seqs, [1 + 13 * n % 50 for n in range(num_seqs)], CPU, heads=(1, 1), dtype=torch.float32)
+    check(inputs, flags_for(inputs), 19)
+
+
 def test_more_sequences_than_are_looked_at_together() -> None:
     num_seqs = 2 * gluon_decode_shares.SEQS.value + 40
     draw = random.Random(3)
