@@ -44,6 +44,9 @@ _GLUON_DECODE_SOURCES = (
     "gluon_decode_shares.py",
     "gluon_decode_stream.py",
     "gluon_decode.py",
+    "gluon_decode_exchange.py",
+    "gluon_decode_cluster.py",
+    "../fused/cluster.py",
     "gluon_calls.py",
     "gluon_decode_launch.py",
 )

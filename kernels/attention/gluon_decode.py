@@ -1,6 +1,7 @@
 """`gluon.decode.hopper`: attention of one query token (or a few) a sequence over paged context on sm_90, in Gluon.
 
-Two launches a call, whatever the lengths are, so that a CUDA graph may hold them:
+Two launches a call, whatever the lengths are, so that a CUDA graph may hold them (of one sequence mostly a single one,
+`gluon_decode_cluster.py`):
 
   hallmark_gluon_decode          a fixed grid; every program streams an equal share of all key tiles through a ring in
                                  shared memory, copied by TMA, and finishes the rows that lie in its share alone

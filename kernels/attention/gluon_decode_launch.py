@@ -9,6 +9,7 @@ from torch import Tensor
 from kernels.attention.batch import AttentionBatch, AttentionFlags
 from kernels.attention.gluon_calls import Launches, Maps, TensorMap, any_map, repeated, scales, tensor_map
 from kernels.attention.gluon_decode import hallmark_gluon_decode, hallmark_gluon_decode_combine
+from kernels.attention.gluon_decode_cluster import hallmark_gluon_decode_cluster
 from kernels.attention.gluon_decode_variants import DecodeVariant, variant_of
 from kernels.attention.gluon_variants import AnyTensor, PointerClass, any_tensor, pointer_class
 from kernels.launch import Loaded, num_processors
@@ -32,7 +33,7 @@ class ToLaunch(NamedTuple):
 def run_decode(
     q: Tensor, k: Tensor, v: Tensor, batch: AttentionBatch, flags: AttentionFlags, out: Tensor
 ) -> Launches | None:
-    """Fill `out`, in two launches that do not wait for the device and are the same for all lengths.
+    """Fill `out`, in one or two launches that do not wait for the device and are the same for all lengths.
 
     q, out [tokens, heads, head_dim]; k, v [num_pages, page_size, kv_heads, head_dim]; fp16 or bf16, last dims
     contiguous. Slots past a context may hold anything, NaN too; page-table entries past a sequence's last page, and
@@ -55,7 +56,8 @@ def run_decode(
     heads = (q.shape[1], k.shape[2])
     max_keys = batch.max_context if flags.window is None else min(batch.max_context, flags.window)
     variant = variant_of(q.shape[2], k.shape[1], heads, max_queries, batch.num_seqs, max_keys, flags)
-    return launches_of(q, k, v, batch, flags, out, variant=variant)
+    prepare = launches_of if variant.cluster == 1 else launch_of_clusters
+    return prepare(q, k, v, batch, flags, out, variant=variant)
 
 
 def launches_of(
@@ -88,11 +90,58 @@ def launches_of(
     )
 
 
+def launch_of_clusters(
+    q: Tensor, k: Tensor, v: Tensor, batch: AttentionBatch, flags: AttentionFlags, out: Tensor, *,
+    variant: DecodeVariant,
+) -> Launches:  # fmt: skip
+    """The launch of a call for one sequence, of a variant made for these arguments."""
+    table, context_lens, sinks = batch.page_table, batch.context_lens, flags.sinks
+    assert table is not None, "decode reads pages"
+    assert context_lens is not None, "decode reads pages"
+    strides = (out.stride(0), out.stride(1))
+    tensors = (out, sinks, batch.cu_seqlens_q, context_lens, table)
+    kernel = cluster_launcher(variant, q.device, q.dtype, *map(pointer_class, tensors), strides)
+    sinks_at = None if sinks is None else sinks.data_ptr()
+    lengths = (batch.cu_seqlens_q.data_ptr(), context_lens.data_ptr())
+    return Launches(
+        kernel,
+        k.shape[2] * variant.parts,
+        query_map(kernel, variant.group, q.shape, q.stride()).at(q.data_ptr()),
+        page_maps(kernel, k.shape, k.stride(), v.stride(), (k.data_ptr() | v.data_ptr()) % 16),
+        (out.data_ptr(), sinks_at, *lengths, table.data_ptr(), *strides, table.shape[1], *scales(flags)),
+    )
+
+
 # Pure functions of what is compiled in: the caches hold no state. What falls out is found again in Triton's own cache.
 @lru_cache(maxsize=256)
 def launcher(variant: DecodeVariant, device: torch.device, *compiled_in: Any) -> ToLaunch:
     split, combine = (Loaded(kernel, device) for kernel in compiled_decode(variant, *compiled_in))
     return ToLaunch(split, combine, num_processors(device) * variant.per_processor)
+
+
+@lru_cache(maxsize=256)
+def cluster_launcher(variant: DecodeVariant, device: torch.device, *compiled_in: Any) -> Loaded:
+    return Loaded(compiled_cluster(variant, *compiled_in), device, cluster=variant.cluster)
+
+
+def compiled_cluster(
+    variant: DecodeVariant,
+    dtype: torch.dtype,
+    out: PointerClass,
+    sinks: PointerClass | None,
+    cu_seqlens_q: PointerClass,
+    context_lens: PointerClass,
+    table: PointerClass,
+    out_strides: tuple[int, int],
+) -> Any:
+    """The kernel of clusters, for such tensors."""
+    queries = any_map(dtype, [1, variant.queries, variant.members, variant.block_d])
+    pages = any_map(dtype, [1, 1, variant.box_n, variant.block_d])
+    tensors = (any_tensor(x) for x in (out, sinks, cu_seqlens_q, context_lens, table))
+    return hallmark_gluon_decode_cluster.warmup(
+        queries, pages, pages, *tensors, *out_strides, 0, 0.0, 0.0, variant,
+        grid=(1,), num_warps=variant.warps, launch_pdl=True,
+    )  # fmt: skip
 
 
 def compiled_decode(

@@ -1,7 +1,7 @@
 """The shipped variants of `gluon.decode.hopper`: what is compiled in, by head dim. Nothing is tuned at run time."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from kernels.attention.batch import AttentionFlags
@@ -54,6 +54,13 @@ LARGE_TILINGS: dict[tuple[int, int], DecodeTiling] = {
     (64, 32): DecodeTiling(4, 64, 2, 1),
     (256, 32): DecodeTiling(1, 32, 2, 2, warp_columns=8),
 }
+# Of one sequence clusters share the rows, where these are as many as here: programs of a cluster, by rows. No more than
+# 7 clusters of 16 find a place at the same time (H200). 64 programs read slower than one on every multiprocessor: the
+# keys of a program, by padded head dim, up to which the launch that is saved counts for more, in a chain of calls too.
+CLUSTERS: dict[int, int] = {4: 16, 8: 8}
+CLUSTER_KEYS: dict[int, int] = {64: 512, 128: 256, 256: 256}
+CLUSTER_STAGES: dict[int, int] = {64: 8, 128: 6, 256: 3}
+CLUSTER_BLOCK_N = 64  # keys of a tile: with 128 1 x 1k takes a seventh longer at 128, a tenth at 64
 MAX_HEAD_DIM = max(size for size, _ in TILINGS)
 LARGE_SEQS = 5  # sequences, at least, ...
 LARGE_TOKENS = 1 << 18  # ... and tokens of them all, as the host knows them, from which on a batch is large
@@ -81,11 +88,18 @@ class DecodeVariant:
     softcap: bool
     sinks: bool
     per_processor: int
+    cluster: int = 1  # programs that share a row of the only sequence, in one launch; 1: as shares fall, in two
+    key_groups: int = 1  # of the keys of a tile, a warp each
 
     @property
     def warps(self) -> int:
         """Of a program."""
-        return self.heads * self.column_warps
+        return self.heads * self.column_warps * self.key_groups
+
+    @property
+    def box_n(self) -> int:
+        """Keys of a tile that are copied together: they lie in one page."""
+        return math.gcd(self.block_n, self.page_size)
 
     @property
     def columns(self) -> int:
@@ -110,11 +124,17 @@ def variant_of(
 
     Raises ValueError for a head dim or a page size that none takes.
     """
-    return _variant(
+    variant = _variant(
         head_dim, page_size, heads, max_queries,
         num_seqs >= LARGE_SEQS and num_seqs * max_context >= LARGE_TOKENS,
         (flags.window is not None, flags.softcap is not None, flags.sinks is not None),
     )  # fmt: skip
+    if num_seqs > 1 or variant.window or variant.columns > MIN_COLUMNS:
+        return variant
+    cluster = CLUSTERS.get(heads[1] * variant.parts)
+    if cluster is None or max_context > cluster * CLUSTER_KEYS[variant.block_d]:
+        return variant
+    return _of_clusters(variant, cluster)
 
 
 def columns_of(max_queries: int, group: int) -> tuple[int, int]:
@@ -164,3 +184,9 @@ def _variant(
         sinks=sinks,
         per_processor=per_processor,
     )
+
+
+@lru_cache
+def _of_clusters(variant: DecodeVariant, cluster: int) -> DecodeVariant:
+    stages, groups = CLUSTER_STAGES[variant.block_d], CLUSTER_BLOCK_N // PAGE_SIZE_MULTIPLE
+    return replace(variant, heads=1, block_n=CLUSTER_BLOCK_N, stages=stages, cluster=cluster, key_groups=groups)

@@ -41,6 +41,9 @@ class Array(np.ndarray):
     def index(self, number: Any) -> "Array":
         return self[int(number)]
 
+    def slice(self, start: int, length: int) -> "Array":
+        return self[start : start + length]
+
     @property
     def type(self) -> Any:
         return types.SimpleNamespace(layout=None)
@@ -195,7 +198,7 @@ class Language:
         self.calls["NVMMASharedLayout"] = layout
 
 
-def kernels_in_numpy(language: Language) -> dict[str, Any]:
+def kernels_in_numpy(language: Language, modules: tuple[types.ModuleType, ...] = _MODULES) -> dict[str, Any]:
     """The functions of the decode modules, calling each other and `language`."""
     names: dict[str, Any] = {
         "gl": language,
@@ -207,7 +210,7 @@ def kernels_in_numpy(language: Language) -> dict[str, Any]:
         "min": min,
         "range": range,
     }
-    for module in _MODULES:
+    for module in modules:
         for name, value in vars(module).items():
             if hasattr(value, "fn") and value.fn.__module__ == module.__name__:
                 names[name] = types.FunctionType(value.fn.__code__, names, name, value.fn.__defaults__)

@@ -1,0 +1,132 @@
+"""`gluon.decode.hopper` for one sequence, whose rows clusters share, on an sm_90 GPU: against the oracle's rule."""
+
+import pytest
+import torch
+from attention_inputs import NAN, Inputs, assert_right, attend, flags_for, paged
+from torch import Tensor
+
+from kernels.attention.batch import AttentionBatch, AttentionFlags
+from kernels.attention.compare import compare
+from kernels.attention.gluon_decode_launch import launch_of_clusters, run_decode
+from kernels.attention.gluon_decode_variants import variant_of
+from kernels.fused.matmul import linear
+from kernels.fused.rope_kv import rope_and_write_kv
+
+pytestmark = pytest.mark.gpu
+
+CUDA = torch.device("cuda")
+BF16, FP16 = torch.bfloat16, torch.float16
+SHAPES = [(64, (32, 8)), (64, (16, 4)), (80, (16, 4)), (128, (32, 8)), (128, (16, 4)), (256, (16, 4)), (256, (8, 8))]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _hopper() -> None:
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("needs an sm_90 GPU")
+
+
+def one(context: int, dim: int, heads: tuple[int, int], *, queries: int = 1, page_size: int = 64) -> Inputs:
+    """A call that clusters take."""
+    inputs = paged([queries], [context], CUDA, heads=heads, head_dim=dim, dtype=BF16, page_size=page_size)
+    assert variant_of(dim, page_size, heads, queries, 1, context, flags_for(inputs)).cluster > 1
+    return inputs
+
+
+@pytest.mark.parametrize(("dim", "heads"), SHAPES)
+def test_contexts_around_the_edges_of_tiles_and_of_turns(dim: int, heads: tuple[int, int]) -> None:
+    for context in (1, 63, 64, 65, 127, 128, 129, 511, 512, 513, 1000, 1024, 1025, 2048):
+        inputs = one(context, dim, heads)
+        assert_right(run_decode, inputs, flags_for(inputs))
+
+
+@pytest.mark.parametrize("page_size", [16, 48, 128])
+def test_page_sizes(page_size: int) -> None:
+    for context in (17, 500, 2000):
+        inputs = one(context, 128, (32, 8), page_size=page_size)
+        assert_right(run_decode, inputs, flags_for(inputs))
+
+
+@pytest.mark.parametrize("names", [("softcap",), ("sinks",), ("softcap", "sinks")])
+@pytest.mark.parametrize(("dim", "heads"), [(64, (32, 8)), (128, (32, 8)), (256, (16, 4))])
+def test_softcap_and_sinks(dim: int, heads: tuple[int, int], names: tuple[str, ...]) -> None:
+    inputs = one(700, dim, heads)
+    assert_right(run_decode, inputs, flags_for(inputs, *names))
+
+
+@pytest.mark.parametrize("context", [2, 129, 2000])
+def test_two_queries(context: int) -> None:
+    inputs = one(context, 128, (16, 4), queries=2)
+    assert_right(run_decode, inputs, flags_for(inputs, "sinks"))
+
+
+@pytest.mark.parametrize(("dim", "heads"), [(64, (32, 8)), (128, (32, 8)), (256, (16, 4))])
+def test_rings_that_turn(dim: int, heads: tuple[int, int]) -> None:
+    """Over more keys than this kernel is taken for."""
+    inputs = paged([1], [20_001], CUDA, heads=heads, head_dim=dim, dtype=BF16, page_size=64)
+    variant = variant_of(dim, 64, heads, 1, 1, 2048, flags_for(inputs))
+
+    def run(q: Tensor, k: Tensor, v: Tensor, batch: AttentionBatch, flags: AttentionFlags, out: Tensor) -> None:
+        launch_of_clusters(q, k, v, batch, flags, out, variant=variant).over((k.data_ptr(), v.data_ptr()))
+
+    assert_right(run, inputs, flags_for(inputs))
+
+
+def test_a_graph_follows_the_length() -> None:
+    inputs = one(2047, 128, (32, 8))
+    flags, out, lens = flags_for(inputs), torch.full_like(inputs.q, NAN), inputs.batch.context_lens
+    assert lens is not None
+    run_decode(inputs.q, inputs.k, inputs.v, inputs.batch, flags, out)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run_decode(inputs.q, inputs.k, inputs.v, inputs.batch, flags, out)
+    for length in (2047, 1, 100, 1999, 0):
+        lens.fill_(length)
+        out.fill_(NAN)
+        graph.replay()
+        assert compare(out, inputs.q, inputs.k, inputs.v, inputs.batch, flags).is_within_rule
+
+
+@pytest.mark.parametrize(("dim", "heads"), [(64, (32, 8)), (128, (32, 8)), (256, (16, 4))])
+def test_ten_calls_give_the_same_bits(dim: int, heads: tuple[int, int]) -> None:
+    inputs = one(2000, dim, heads)
+    first, *others = (attend(run_decode, inputs, flags_for(inputs)) for _ in range(10))
+    assert all(torch.equal(first, other) for other in others)
+
+
+def test_launches_that_start_early_read_what_the_ones_before_write() -> None:
+    """The new keys come from the launch right before, queries too; the output is the next launch's input."""
+    inputs = one(1000, 128, (16, 4))
+    flags, table = flags_for(inputs), inputs.batch.page_table
+    assert table is not None
+    position = torch.tensor([999], device=CUDA)
+    slots = table[:, 999 // 64].long() * 64 + 999 % 64
+    cos_sin = torch.randn(1024, 128, device=CUDA)
+    layers = [(torch.randn(3072, 2048, device=CUDA).to(BF16) / 45, torch.randn(2048, 2048, device=CUDA).to(BF16) / 45)
+              for _ in range(6)]  # fmt: skip
+    start = torch.randn(1, 2048, device=CUDA).to(BF16)
+    torch.cuda.synchronize()
+
+    def chain(is_waiting: bool) -> Tensor:
+        hidden = start
+        wait = torch.cuda.synchronize if is_waiting else lambda: None
+        for qkv, output in layers:
+            q, k, v = linear(hidden, qkv).view(1, 24, 128).split_with_sizes([16, 4, 4], dim=1)
+            wait()
+            rope_and_write_kv(q, k, v, cos_sin, position, inputs.k, inputs.v, slots)
+            wait()
+            out = torch.empty_like(q)
+            run_decode(q, inputs.k, inputs.v, inputs.batch, flags, out)
+            wait()
+            hidden = linear(out.flatten(1), output)
+            wait()
+        return hidden
+
+    expected = chain(True)
+    assert torch.isfinite(expected).all()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = chain(False)
+    for _ in range(30):
+        out.fill_(NAN)
+        graph.replay()
+        assert torch.equal(out, expected)
