@@ -13,7 +13,7 @@ import msgspec
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.flow_control import FlowControl
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from server.api.context import attach_writer
 from server.api.guard import MAX_HEADER_BYTES
@@ -51,6 +51,7 @@ class LimitedProtocol(HttpToolsProtocol):
     _num_header_bytes = 0
     _is_in_headers = False
     _is_repeated = False  # the head that is parsed now was parsed before
+    _unanswered: tuple[RequestResponseCycle, ...] = ()  # of this connection
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -58,6 +59,9 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
+        for cycle in self._unanswered:  # uvicorn tells the latest alone: the others would compute on, for nobody
+            cycle.disconnected = True
+            cycle.message_event.set()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -105,6 +109,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._stop_timer()
         if not self._is_repeated:
             super().on_headers_complete()
+            self._unanswered = tuple([it for it in (*self._unanswered, self.cycle) if not it.response_complete])
         self._is_repeated = False
 
     def on_message_complete(self) -> None:

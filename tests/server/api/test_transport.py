@@ -92,6 +92,22 @@ def test_openais_client_completes_chats_streams_and_lists(running: Running) -> N
         assert client.models.retrieve("tiny").id == "tiny"
 
 
+def test_a_client_that_leaves_is_noticed_by_each_request_that_it_sent_at_once(folder: Path) -> None:
+    it = served(folder, saying("a"))
+    it.engine.gate.clear()
+    running, body = Running(it), b'{"prompt": "a"}'
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+    try:
+        with running.connect() as client:
+            client.sendall((head % len(body) + body) * 2)
+            wait_until(lambda: it.engine.submitted)
+        wait_until(lambda: it.engine.cancelled == [it.engine.submitted[0][0]])
+    finally:
+        running.stop()
+    assert it.value("requests_total", route="/v1/completions", outcome="disconnected") == 1
+    assert it.edge.lifecycle.num_inflight == 0
+
+
 def test_what_lives_as_long_as_the_server_is_no_collections_business(running: Running) -> None:
     assert running.server.started
     wait_until(lambda: gc.get_freeze_count() > 10_000)
