@@ -90,7 +90,7 @@ def consume_ahead(
 ):  # fmt: skip
     """The role of consumer W: ROWS query rows of every tile."""
     q_smem, q_full, q_free = queries
-    dtype: gl.constexpr = q_smem.dtype
+    dtype: gl.constexpr = q_smem[0].dtype
     BLOCK_N: gl.constexpr = VARIANT.tiling.block_n
     Q_BUFFERS: gl.constexpr = VARIANT.tiling.q_buffers
     CONSUMERS: gl.constexpr = VARIANT.tiling.consumers

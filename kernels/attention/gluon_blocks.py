@@ -8,7 +8,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait
 
 from kernels.attention import gluon_pipeline
-from kernels.attention.gluon_pipeline import free_key, free_value, pass_turn, take_turn, wait_fill
+from kernels.attention.gluon_pipeline import columns_of, free_key, free_value, pass_turn, take_turn, wait_fill
 from kernels.attention.gluon_softmax import reciprocal, scaled_rows
 from kernels.attention.gluon_store import store_tile
 
@@ -70,22 +70,21 @@ def held_queries(queries, buffer, zero, VARIANT: gl.constexpr):
     held = zero
     if COLUMNS > 0:
         Q_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, zero.type.layout, 2)
-        held = queries[0].index(buffer).slice(0, COLUMNS, dim=1).load(Q_LAYOUT)
+        held = columns_of(queries[0], buffer, 0, COLUMNS, VARIANT).load(Q_LAYOUT)
     return held
 
 
 @jit
 def issue_scores(queries, buffer, keys, fill, zero, held, VARIANT: gl.constexpr):
     """S = Q K^T of one key block."""
-    q_smem = queries[0].index(buffer)
-    k_smem = keys[0].index(fill % VARIANT.tiling.stages)
+    stage = fill % VARIANT.tiling.stages
     s = zero
     for i in gl.static_range(len(VARIANT.slices)):
-        k = k_smem.slice(VARIANT.slices[i][0], VARIANT.slices[i][1], dim=1).permute((1, 0))
+        k = columns_of(keys[0], stage, VARIANT.slices[i][0], VARIANT.slices[i][1], VARIANT).permute((1, 0))
         if VARIANT.tiling.q_columns > 0 and i == 0:
             s = warpgroup_mma(held, k, s, use_acc=False, is_async=True)
         else:
-            q = q_smem.slice(VARIANT.slices[i][0], VARIANT.slices[i][1], dim=1)
+            q = columns_of(queries[0], buffer, VARIANT.slices[i][0], VARIANT.slices[i][1], VARIANT)
             s = warpgroup_mma(q, k, s, use_acc=i > 0, is_async=True)
     return s
 
@@ -124,12 +123,13 @@ def empty_output(VARIANT: gl.constexpr):
 @jit
 def issue_output(p16, values, fill, acc, VARIANT: gl.constexpr):
     """O += P V of a block whose values have arrived."""
-    v = values[0].index(fill % VARIANT.tiling.stages)
-    main = warpgroup_mma(p16, v.slice(0, VARIANT.columns[0], dim=1), acc[0], is_async=True)
+    stage = fill % VARIANT.tiling.stages
+    v = columns_of(values[0], stage, 0, VARIANT.columns[0], VARIANT)
+    main = warpgroup_mma(p16, v, acc[0], is_async=True)
     o = (main,)
     if len(VARIANT.columns) == 2:
         P_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, acc[1].type.layout, 2)  # the same registers
-        v_tail = v.slice(VARIANT.columns[0], VARIANT.columns[1], dim=1)
+        v_tail = columns_of(values[0], stage, VARIANT.columns[0], VARIANT.columns[1], VARIANT)
         tail = warpgroup_mma(gl.convert_layout(p16, P_LAYOUT), v_tail, acc[1], is_async=True)
         o = (main, tail)  # type: ignore[assignment]
     return o

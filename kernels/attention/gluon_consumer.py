@@ -103,7 +103,7 @@ def consume_beside(
 ):  # fmt: skip
     """`consume` as the head of this file has it."""
     q_smem, q_full, q_free = queries
-    dtype: gl.constexpr = q_smem.dtype
+    dtype: gl.constexpr = q_smem[0].dtype
     BLOCK_N: gl.constexpr = VARIANT.tiling.block_n
     Q_BUFFERS: gl.constexpr = VARIANT.tiling.q_buffers
     CONSUMERS: gl.constexpr = VARIANT.tiling.consumers

@@ -29,7 +29,7 @@ def load_packed_queries(q_desc, row, head, n, queries, VARIANT: gl.constexpr):
         buffer = (n % Q_BUFFERS) * CONSUMERS + w
         mbarrier.wait(q_free.index(buffer), ((n // Q_BUFFERS) & 1) ^ 1)
         mbarrier.expect(q_full.index(buffer), q_desc.block_type.nbytes)
-        box = q_smem.index(buffer).reshape([ROWS // PACK, PACK, VARIANT.tiling.block_d])
+        box = q_smem[0].index(buffer).reshape([ROWS // PACK, PACK, VARIANT.tiling.block_d])
         tma.async_copy_global_to_shared(q_desc, [row + w * (ROWS // PACK), head * PACK, 0], q_full.index(buffer), box)
 
 
@@ -115,7 +115,7 @@ def produce_pages(maps, pages, group, tiles, queries, keys, values, VARIANT: gl.
             if i < num_blocks:
                 stage = fill % STAGES
                 claim_stage(k_free, fill, FREE, VARIANT)
-                load_keys(k_desc, key_pages, k_rows, key, kv_head, k_full.index(stage), k_smem.index(stage), VARIANT)
+                load_keys(k_desc, key_pages, k_rows, key, kv_head, k_full.index(stage), k_smem[0].index(stage), VARIANT)
             if Q_BUFFERS == 1 and i == 0:  # the only buffer frees late: keys first
                 load_packed_queries(q_desc, row, head, n, queries, VARIANT)
             if i > 0:
@@ -123,7 +123,7 @@ def produce_pages(maps, pages, group, tiles, queries, keys, values, VARIANT: gl.
                 claim_stage(v_free, fill - 1, FREE + STAGES, VARIANT)
                 load_values(
                     v_desc, value_pages, v_rows, key + BLOCK_N, begin, num_keys, kv_head, v_full.index(stage),
-                    v_smem.index(stage), VARIANT,
+                    v_smem[0].index(stage), VARIANT,
                 )  # fmt: skip
             fill += 1
             key -= BLOCK_N

@@ -35,7 +35,7 @@ def _extend_variant(
 ) -> Variant:
     if page_size % PAGE_SIZE_MULTIPLE:
         raise ValueError(f"page_size: expected a multiple of {PAGE_SIZE_MULTIPLE}, found {page_size}")
-    plain = variant_with(head_dim, False, True, window, softcap, sinks, spans)
+    plain = variant_with(head_dim, False, True, window, softcap, sinks, spans, is_paged=True)
     tiling = PAGED_TILINGS.get(plain.tiling.block_d, plain.tiling)
     pack = group if group <= ROWS and group.bit_count() == 1 else 1
     # A loop of its own for masked blocks gives 1-2 % at 256; at 64 scores ahead lose without it. At 128, where keys are

@@ -29,14 +29,34 @@ def barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
 
 
 @jit
+def buffers(dtype: gl.constexpr, COUNT: gl.constexpr, HEIGHT: gl.constexpr, VARIANT: gl.constexpr):
+    """Shared memory for COUNT boxes of HEIGHT rows: a tensor for each part of a row."""
+    MAIN: gl.constexpr = VARIANT.row_parts[0]
+    MAIN_LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for([HEIGHT, MAIN], dtype)
+    smem = (gl.allocate_shared_memory(dtype, [COUNT, HEIGHT, MAIN], MAIN_LAYOUT),)
+    if len(VARIANT.row_parts) == 2:
+        TAIL: gl.constexpr = VARIANT.row_parts[1]
+        TAIL_LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for([HEIGHT, TAIL], dtype)
+        smem = (smem[0], gl.allocate_shared_memory(dtype, [COUNT, HEIGHT, TAIL], TAIL_LAYOUT))  # type: ignore[assignment]
+    return smem
+
+
+@jit
+def columns_of(smem, box, FIRST: gl.constexpr, WIDTH: gl.constexpr, VARIANT: gl.constexpr):
+    """Columns of one box; none are of two parts."""
+    MAIN: gl.constexpr = VARIANT.row_parts[0]
+    if FIRST >= MAIN:
+        part = smem[1].index(box).slice(FIRST - MAIN, WIDTH, dim=1)
+    else:
+        part = smem[0].index(box).slice(FIRST, WIDTH, dim=1)
+    return part
+
+
+@jit
 def rings(dtype: gl.constexpr, VARIANT: gl.constexpr):
     """The shared memory of one program: posted tiles, and rings of queries, keys and values with their barriers."""
     TILING: gl.constexpr = VARIANT.tiling
     CONSUMERS: gl.constexpr = TILING.consumers
-    Q_SHAPE: gl.constexpr = [TILING.q_buffers * CONSUMERS, ROWS, TILING.block_d]
-    Q_LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for([ROWS, TILING.block_d], dtype)
-    KV_SHAPE: gl.constexpr = [TILING.stages, TILING.block_n, TILING.block_d]
-    KV_LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for([TILING.block_n, TILING.block_d], dtype)
     TILES_LAYOUT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     q_full = barriers(TILING.q_buffers * CONSUMERS, 1)
     q_free = barriers(TILING.q_buffers * CONSUMERS, 1)
@@ -52,9 +72,9 @@ def rings(dtype: gl.constexpr, VARIANT: gl.constexpr):
     else:
         k_free = barriers(TILING.stages, CONSUMERS)
         v_free = barriers(TILING.stages, CONSUMERS)
-    queries = (gl.allocate_shared_memory(dtype, Q_SHAPE, Q_LAYOUT), q_full, q_free)
-    keys = (gl.allocate_shared_memory(dtype, KV_SHAPE, KV_LAYOUT), k_full, k_free)
-    values = (gl.allocate_shared_memory(dtype, KV_SHAPE, KV_LAYOUT), v_full, v_free)
+    queries = (buffers(dtype, TILING.q_buffers * CONSUMERS, ROWS, VARIANT), q_full, q_free)
+    keys = (buffers(dtype, TILING.stages, TILING.block_n, VARIANT), k_full, k_free)
+    values = (buffers(dtype, TILING.stages, TILING.block_n, VARIANT), v_full, v_free)
     tiles = (gl.allocate_shared_memory(gl.int32, [RING * VARIANT.fields, 1], TILES_LAYOUT), tile_full, tile_free, want)
     return tiles, queries, keys, values
 
@@ -129,36 +149,46 @@ def claim_stage(free, fill, FIRST: gl.constexpr, VARIANT: gl.constexpr):
 
 
 @jit
+def copy_rows(desc, row, head, bar, smem, box, VARIANT: gl.constexpr):
+    """Rows of one head, `copied` columns at a time."""
+    HEIGHT: gl.constexpr = smem[0].shape[1]
+    mbarrier.expect(bar, HEIGHT * VARIANT.tiling.block_d * 2)
+    for i in gl.static_range(len(VARIANT.copies)):
+        part = smem[VARIANT.copies[i][0]].index(box).reshape([HEIGHT, 1, VARIANT.row_parts[VARIANT.copies[i][0]]])
+        to = part.slice(VARIANT.copies[i][1], VARIANT.copied, dim=2)
+        tma.async_copy_global_to_shared(desc, [row, head, VARIANT.copies[i][2]], bar, to)
+
+
+@jit
 def load_queries(q_desc, row, head, n, queries, VARIANT: gl.constexpr):
     """The n-th tile's queries, one box a consumer. Rows past the tile are loaded too and never stored."""
     q_smem, q_full, q_free = queries
     Q_BUFFERS: gl.constexpr = VARIANT.tiling.q_buffers
-    BLOCK_D: gl.constexpr = VARIANT.tiling.block_d
     CONSUMERS: gl.constexpr = VARIANT.tiling.consumers
     for w in gl.static_range(CONSUMERS):
         buffer = (n % Q_BUFFERS) * CONSUMERS + w
         mbarrier.wait(q_free.index(buffer), ((n // Q_BUFFERS) & 1) ^ 1)
-        mbarrier.expect(q_full.index(buffer), q_desc.block_type.nbytes)
-        box = q_smem.index(buffer).reshape([ROWS, 1, BLOCK_D])
-        tma.async_copy_global_to_shared(q_desc, [row + w * ROWS, head, 0], q_full.index(buffer), box)
+        copy_rows(q_desc, row + w * ROWS, head, q_full.index(buffer), q_smem, buffer, VARIANT)
 
 
 @jit
-def load_keys(desc, row, head, bar, smem):
+def load_keys(desc, row, head, keys, stage, VARIANT: gl.constexpr):
     """One key block. Rows past the sequence come along: the mask removes them."""
-    mbarrier.expect(bar, desc.block_type.nbytes)
-    box = smem.reshape([smem.shape[0], 1, smem.shape[1]])
-    tma.async_copy_global_to_shared(desc, [row, head, 0], bar, box)
+    copy_rows(desc, row, head, keys[1].index(stage), keys[0], stage, VARIANT)
 
 
 @jit
-def load_values(desc, row, num_rows, head, bar, smem):
+def load_values(desc, row, num_rows, head, values, stage, VARIANT: gl.constexpr):
     """One value block; rows from `num_rows` on arrive as zeros, since 0 * NaN is NaN."""
-    BLOCK_N: gl.constexpr = smem.shape[0]
+    BLOCK_N: gl.constexpr = VARIANT.tiling.block_n
     rows = gl.minimum(gl.maximum(num_rows, 0), BLOCK_N)
-    mbarrier.expect(bar, desc.block_type.nbytes)
-    box = smem.reshape([1, 1, BLOCK_N, 1, smem.shape[1]])
-    tma.async_copy_global_to_shared(desc, [HALF, row + rows, HALF - rows, head, 0], bar, box)
+    bar = values[1].index(stage)
+    mbarrier.expect(bar, BLOCK_N * VARIANT.tiling.block_d * 2)
+    for i in gl.static_range(len(VARIANT.copies)):
+        smem = values[0][VARIANT.copies[i][0]]
+        part = smem.index(stage).reshape([1, 1, BLOCK_N, 1, VARIANT.row_parts[VARIANT.copies[i][0]]])
+        to = part.slice(VARIANT.copies[i][1], VARIANT.copied, dim=4)
+        tma.async_copy_global_to_shared(desc, [HALF, row + rows, HALF - rows, head, VARIANT.copies[i][2]], bar, to)
 
 
 @jit
@@ -169,8 +199,8 @@ def produce(q_desc, k_desc, v_desc, group, tiles, queries, keys, values, VARIANT
     one block ahead of values, also into the next tile: consumers give them back half a step earlier.
     """
     want = tiles[3]
-    k_smem, k_full, k_free = keys
-    v_smem, v_full, v_free = values
+    k_free = keys[2]
+    v_free = values[2]
     BLOCK_N: gl.constexpr = VARIANT.tiling.block_n
     STAGES: gl.constexpr = VARIANT.tiling.stages
     Q_BUFFERS: gl.constexpr = VARIANT.tiling.q_buffers
@@ -189,11 +219,11 @@ def produce(q_desc, k_desc, v_desc, group, tiles, queries, keys, values, VARIANT
             if Q_BUFFERS > 1 and i == 0:
                 load_queries(q_desc, row, head, n, queries, VARIANT)
             claim_stage(k_free, fill, FREE, VARIANT)
-            load_keys(k_desc, first_key + first, kv_head, k_full.index(stage), k_smem.index(stage))
+            load_keys(k_desc, first_key + first, kv_head, keys, stage, VARIANT)
             if fill > 0:
                 before = (fill - 1) % STAGES
                 claim_stage(v_free, fill - 1, FREE + STAGES, VARIANT)
-                load_values(v_desc, value_row, num_values, value_head, v_full.index(before), v_smem.index(before))
+                load_values(v_desc, value_row, num_values, value_head, values, before, VARIANT)
             if Q_BUFFERS == 1 and i == 0:  # the only buffer frees late
                 load_queries(q_desc, row, head, n, queries, VARIANT)
             value_row = first_key + first
@@ -205,4 +235,4 @@ def produce(q_desc, k_desc, v_desc, group, tiles, queries, keys, values, VARIANT
     if fill > 0:
         before = (fill - 1) % STAGES
         claim_stage(v_free, fill - 1, FREE + STAGES, VARIANT)
-        load_values(v_desc, value_row, num_values, value_head, v_full.index(before), v_smem.index(before))
+        load_values(v_desc, value_row, num_values, value_head, values, before, VARIANT)

@@ -135,8 +135,8 @@ def compiled_prefill(
     spans: PointerClass | None,
 ) -> Any:
     """`hallmark_gluon_prefill` for q, k and v of these dtypes and such other tensors."""
-    block_n, block_d = variant.tiling.block_n, variant.tiling.block_d
-    boxes = ([ROWS, 1, block_d], [block_n, 1, block_d], [1, 1, block_n, 1, block_d])
+    block_n, columns = variant.tiling.block_n, variant.copied
+    boxes = ([ROWS, 1, columns], [block_n, 1, columns], [1, 1, block_n, 1, columns])
     return hallmark_gluon_prefill.warmup(
         *(any_map(dtype, box) for dtype, box in zip(dtypes, boxes, strict=True)),
         any_tensor(out), *out_strides, AnyTensor(torch.int32, 0), any_tensor(sinks), any_tensor(spans),

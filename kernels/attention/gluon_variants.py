@@ -29,7 +29,7 @@ class Tiling:
     scores_ahead    consumers are those of gluon_ahead.py
     early_waits     those wait for keys and values right behind the issue of the product before
     q_columns       columns of the queries that consumers hold in registers: 0 or a power of two
-    cut             a padded head dim is computed as two powers of two where their sum is less than block_d
+    cut             a head dim is computed as two powers of two where their sum is less than a larger one
     stored_as_is    O is stored as it lies in registers, 4 bytes a lane, without the scratch memory of wider stores
     """
 
@@ -56,14 +56,18 @@ class Tiling:
 # Measured on one H200 (torch 2.11.0+cu130, triton 3.6.0), bf16, causal, 512 to 32768 tokens. Scores ahead give 5-13 %
 # at 64 up to 4096 tokens and 4-8 % at 128; at 256 they cost 2-5 %. Lazy rescaling gives 3-7 % at 128, 3-5 % at 256. At
 # 256 wgmma waits for shared memory: a quarter of the queries in registers gives 2 %, `pv_first` 0-2 %. Cut in two 80 is
-# 8 % faster, 192 6-9 %, 96 1-5 %.
+# 8 % faster, 192 6-9 %, 96 1-5 %. Rows of 192 columns leave room for the next tile's queries: 7-10 % up to 4096 tokens.
 TILINGS: dict[int, Tiling] = {
     64: Tiling(
         2, 64, 128, 4, 2, named_barriers=False, pv_first=False, lazy_rescale=True, scores_ahead=True, early_waits=True
     ),
     128: Tiling(2, 128, 128, 2, 2, named_barriers=True, pv_first=False, lazy_rescale=True, scores_ahead=True, cut=True),
-    256: Tiling(2, 256, 64, 2, 1, named_barriers=False, pv_first=True, lazy_rescale=True, q_columns=64, cut=True),
-}
+    192: Tiling(
+        2, 192, 64, 2, 2, named_barriers=False, pv_first=False, lazy_rescale=True, scores_ahead=True, q_columns=64,
+        cut=True,
+    ),
+    256: Tiling(2, 256, 64, 2, 1, named_barriers=False, pv_first=True, lazy_rescale=True, q_columns=64),
+}  # fmt: skip
 # With late waits head dim 128 is a quarter slower under a window (H200); without a flag 2 % faster.
 FLAGGED_TILINGS: dict[int, Tiling] = {**TILINGS, 128: replace(TILINGS[128], early_waits=True)}
 # The masks of spans leave no registers at 256.
@@ -73,8 +77,9 @@ SPAN_TILINGS: dict[int, Tiling] = {**FLAGGED_TILINGS, 256: replace(TILINGS[256],
 # tokens on and costs 6 % at 4096, for its registers hold no scores ahead. Under a window of 1024 it gives 2-5 %,
 # of 4096 5-8 %, and it costs 3-9 % under narrower ones (H200).
 LONG_TILINGS = {64: Tiling(3, 64, 128, 3, 2, named_barriers=True, pv_first=False, lazy_rescale=False)}
-# Of what is cut at 256; shorter prompts lose up to 1 % by scores ahead. Flags are not measured.
-LONG_CUT_TILING = replace(TILINGS[256], scores_ahead=True)
+# Of 192 without flags. Padded rows leave no room for the next tile's queries; yet over 8k they are 2 % faster, over 16k
+# and 32k 5-7 % (H200). Under a window of 4096 they lose 1 % over 8k, 13 % over 32k, under a softcap 3 % over 8k.
+LONG_PADDED_TILING = replace(TILINGS[256], scores_ahead=True, cut=True)
 LONG = 8192  # queries of the longest sequence
 LONG_WINDOW = 1024
 LONG_SOFTCAP = 4096  # under a softcap alone: with polynomials 1 % at 4096, 5-6 % from 6000 on, at 2048 they cost 3 %
@@ -116,8 +121,8 @@ class Variant:
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """What a padded head dim is cut into, so that less is computed; over pages it is whole, as parts are."""
-        main = self.tiling.block_d // 2
+        """What a head dim is cut into, so that less is computed; over pages it is whole, as parts are."""
+        main = 1 << (self.tiling.block_d - 1).bit_length() - 1
         tail = max(16, 1 << max(0, self.head_dim - main - 1).bit_length())
         is_cut = self.tiling.cut and main < self.head_dim and tail < main and not self.page_size
         return (main, tail) if is_cut else (self.tiling.block_d,)
@@ -126,6 +131,23 @@ class Variant:
     def columns(self) -> tuple[int, ...]:
         """Widths of the parts of O: at 64 + 32 it is whole, which is 1-3 % faster (H200)."""
         return (self.tiling.block_d,) if self.widths == (64, 32) else self.widths
+
+    @property
+    def row_parts(self) -> tuple[int, ...]:
+        """Widths of what a row of queries, keys or values lies in: shared memory's tensors are powers of two wide."""
+        main = 1 << self.tiling.block_d.bit_length() - 1
+        return (main, self.tiling.block_d - main) if main < self.tiling.block_d else (main,)
+
+    @property
+    def copied(self) -> int:
+        """Columns of one copy by TMA: as many for all parts, so that they share a tensor map."""
+        return min(self.row_parts)
+
+    @property
+    def copies(self) -> tuple[tuple[int, int, int], ...]:
+        """(part, first column of it, that of the row) of each copy."""
+        main = self.row_parts[0]
+        return tuple((first // main, first % main, first) for first in range(0, self.tiling.block_d, self.copied))
 
     @property
     def slices(self) -> tuple[tuple[int, int], ...]:
@@ -142,7 +164,7 @@ class Variant:
     @property
     def behind(self) -> int:
         """Groups of P V in flight while S is waited for. At 192 both parts of it give 5-12 %, at 80 nothing (H200)."""
-        return len(self.columns) if self.tiling.block_d == 256 else 1
+        return len(self.columns) if self.tiling.block_d > 128 else 1
 
     @property
     def box(self) -> int:
@@ -230,15 +252,24 @@ def variant_of(head_dim: int, batch: AttentionBatch, flags: AttentionFlags) -> V
 
 @lru_cache
 def variant_with(
-    head_dim: int, is_long: bool, offset: bool, window: bool, softcap: bool, sinks: bool, spans: bool
+    head_dim: int,
+    is_long: bool,
+    offset: bool,
+    window: bool,
+    softcap: bool,
+    sinks: bool,
+    spans: bool,
+    *,
+    is_paged: bool = False,
 ) -> Variant:
-    block_d = next((size for size in TILINGS if head_dim <= size), None)
+    """The variant of prefill for these flags; is_paged: one whose rows lie whole, as extend takes them."""
+    block_d = next((size for size in TILINGS if head_dim <= size and not (is_paged and size.bit_count() > 1)), None)
     if block_d is None or head_dim % HEAD_DIM_MULTIPLE:
         raise ValueError(f"head_dim: expected a multiple of {HEAD_DIM_MULTIPLE} up to {MAX_HEAD_DIM}, found {head_dim}")
     is_flagged = offset or window or softcap or sinks
     tiling = (SPAN_TILINGS if spans else FLAGGED_TILINGS if is_flagged else TILINGS)[block_d]
     if is_long and not (spans or (window and offset)):  # their bounds do not fit in 160 registers
         tiling = LONG_TILINGS.get(block_d, tiling)
-    if is_long and block_d == 256 and head_dim <= 192 and not (is_flagged or spans):
-        tiling = LONG_CUT_TILING
+    if is_long and block_d == 192 and not (is_flagged or spans):
+        tiling = LONG_PADDED_TILING
     return Variant(tiling, head_dim, offset, window, softcap, sinks, spans)

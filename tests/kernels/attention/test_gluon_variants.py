@@ -49,13 +49,25 @@ def test_of_64_and_32_columns_only_the_scores_are_cut() -> None:
     assert chosen(104, 100).slices == ((0, 128),)
 
 
-def test_scores_are_ahead_of_long_prompts_where_256_is_cut() -> None:
-    assert chosen(192, LONG).tiling.scores_ahead
+def test_rows_of_192_columns_lie_in_two_parts_and_are_copied_64_columns_at_a_time() -> None:
+    for variant in (chosen(136, 100), chosen(192, LONG - 1), chosen(192, LONG, has_context=True, window=LONG_WINDOW)):
+        assert variant.row_parts == (128, 64)
+        assert variant.copied == 64
+        assert variant.copies == ((0, 0, 0), (0, 64, 64), (1, 0, 128))
+
+
+def test_long_prompts_of_192_columns_without_flags_are_padded() -> None:
+    assert chosen(192, LONG).row_parts == (256,)
     assert chosen(192, LONG).columns == (128, 64)
-    assert not chosen(192, LONG - 1).tiling.scores_ahead
-    assert not chosen(200, LONG).tiling.scores_ahead
-    assert not chosen(192, LONG, window=LONG_WINDOW).tiling.scores_ahead
-    assert not chosen(192, LONG, has_context=True).tiling.scores_ahead
+    assert chosen(192, LONG, window=LONG_WINDOW).row_parts == (128, 64)
+    assert extend_variant_of(192, 64, 4, AttentionFlags(1.0)).row_parts == (256,)
+
+
+@pytest.mark.parametrize("head_dim", [64, 80, 128, 200, 256])
+def test_rows_of_a_power_of_two_are_copied_whole(head_dim: int) -> None:
+    variant = chosen(head_dim, 100)
+    assert variant.row_parts == (variant.tiling.block_d,) == (variant.copied,)
+    assert variant.copies == ((0, 0, 0),)
 
 
 def test_partial_results_over_pages_are_whole() -> None:

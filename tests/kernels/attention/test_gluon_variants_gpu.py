@@ -57,10 +57,20 @@ def test_head_dims_that_are_cut_are_within_the_rule(dim: int) -> None:
     assert_right(run_prefill, inputs, AttentionFlags(dim**-0.5))
 
 
-def test_scores_ahead_of_what_is_cut_at_256_are_within_the_rule() -> None:
+def test_long_prompts_of_192_columns_are_within_the_rule() -> None:
     inputs = prompts([*LENGTHS, LONG + 9], 192)
-    assert variant_of(192, inputs.batch, AttentionFlags(1.0)).tiling.scores_ahead
+    assert variant_of(192, inputs.batch, AttentionFlags(1.0)).row_parts == (256,)
     assert_right(run_prefill, inputs, AttentionFlags(192**-0.5))
+
+
+@pytest.mark.parametrize("dim", [80, 136, 192])
+@pytest.mark.parametrize("window", [None, 1, 65, 300])
+def test_head_dims_that_are_cut_are_within_the_rule_behind_a_context_and_under_flags(
+    window: int | None, dim: int
+) -> None:
+    inputs = packed(LENGTHS, CUDA, key_lens=[x + 70 for x in LENGTHS], heads=(4, 2), head_dim=dim, dtype=torch.bfloat16)
+    sinks = torch.randn(4, device=CUDA) * 2
+    assert_right(run_prefill, inputs, AttentionFlags(dim**-0.5, window=window, softcap=30.0, sinks=sinks))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
