@@ -7,7 +7,7 @@ from triton.experimental.gluon import jit
 from triton.experimental.gluon import language as gl
 
 from kernels.attention.gluon_decode import LOG2E, is_column, out_offset, query_head
-from kernels.fused.cluster import _expect_parts, _meet, _received, _send, _wait_for_parts
+from kernels.fused.cluster import expect_parts, meet, received, send, wait_for_parts
 
 
 @jit
@@ -34,16 +34,16 @@ def combine_cluster(state, target, sinks, rank, VARIANT: gl.constexpr):
     base = gl.inline_asm_elementwise("mov.u32 $0, global_smem;", "=r", [], dtype=gl.int32, is_pure=True, pack=1)
     bar = base + BAR_AT
     gl.thread_barrier()  # every warp has read what it had there
-    _expect_parts(bar, BAR_AT)
-    _meet()
+    expect_parts(bar, BAR_AT)
+    meet()
     part, to, column = places(rank, GROUPS, CLUSTER, COLUMNS, STATS)
     at = base + STATS_AT + (part * COLUMNS + column) * 8
     send_one(at + to * 0, to + at * 0, bar + (at + to) * 0, largest + (at + to).to(gl.float32) * 0.0)
     send_one(at + 4 + to * 0, to + at * 0, bar + (at + to) * 0, sums + (at + to).to(gl.float32) * 0.0)
     part, dim, column = places(rank, GROUPS, VARIANT.block_d, COLUMNS, DIMS)
     at = base + ((part * COLUMNS + column) * SLICE + dim % SLICE) * 4
-    _send(at, dim // SLICE + at * 0, bar + at * 0, o)
-    _wait_for_parts(bar)
+    send(at, dim // SLICE + at * 0, bar + at * 0, o)
+    wait_for_parts(bar)
     finish_slice(base, base + STATS_AT, target, sinks, rank, VARIANT)
 
 
@@ -80,7 +80,7 @@ def finish_slice(o_at, stats_at, target, sinks, rank, VARIANT: gl.constexpr):
     if VARIANT.sinks:
         total += gl.exp2(sink - top)
     d = gl.arange(0, SLICE, layout=gl.SliceLayout(0, gl.SliceLayout(1, READ)))[None, None, :]
-    o = gl.sum(_received(o_at + (gl.expand_dims(pair, 2) * SLICE + d) * 4) * gl.expand_dims(weights, 2), axis=0)
+    o = gl.sum(received(o_at + (gl.expand_dims(pair, 2) * SLICE + d) * 4) * gl.expand_dims(weights, 2), axis=0)
     gl.thread_barrier()  # whoever converts may do so where these lie
     total = gl.convert_layout(total, gl.SliceLayout(1, RESULT))
     o = o / gl.where(total == 0.0, 1.0, total)[:, None]

@@ -34,18 +34,18 @@ def summed_over_cluster(acc, rank, SPLITS: gl.constexpr, REDUCERS: gl.constexpr,
     base = gl.inline_asm_elementwise("mov.u32 $0, global_smem;", "=r", [], dtype=gl.int32, is_pure=True, pack=1)
     bar = base + (SHARED_BYTES - 16)
     gl.thread_barrier()  # every warp has read what it had there
-    _expect_parts(bar, SPLITS * PART_BYTES)
-    _meet()
+    expect_parts(bar, SPLITS * PART_BYTES)
+    meet()
     thread, group = _place(ROWS, acc.shape[1], ALL)
     at = base + ((rank * GROUPS + group % GROUPS) * THREADS + thread) * 16
-    _send(at, group // GROUPS + thread * 0, bar + (thread + group) * 0, acc)
+    send(at, group // GROUPS + thread * 0, bar + (thread + group) * 0, acc)
     if rank < REDUCERS:
-        _wait_for_parts(bar)
+        wait_for_parts(bar)
     thread, group = _place(ROWS, COLUMNS, PART)
     at = base + (group * THREADS + thread) * 16
-    total = _received(at)
+    total = received(at)
     for s in gl.static_range(1, SPLITS):
-        total += _received(at + s * PART_BYTES)
+        total += received(at + s * PART_BYTES)
     gl.thread_barrier()  # whoever converts the sums may do so where these lie
     return total
 
@@ -59,7 +59,7 @@ def _place(ROWS: gl.constexpr, COLUMNS: gl.constexpr, LAYOUT: gl.constexpr):
 
 
 @jit
-def _meet():
+def meet():
     """All threads of the cluster; says nothing about what they wrote, but that their barriers are initialised."""
     gl.inline_asm_elementwise(
         "barrier.cluster.arrive.relaxed.aligned; barrier.cluster.wait.acquire.aligned; // $0",
@@ -68,7 +68,7 @@ def _meet():
 
 
 @jit
-def _expect_parts(bar, num_bytes):
+def expect_parts(bar, num_bytes):
     """A barrier that completes when as many bytes have been sent here."""
     gl.inline_asm_elementwise(
         """{
@@ -86,7 +86,7 @@ def _expect_parts(bar, num_bytes):
 
 
 @jit
-def _wait_for_parts(bar):
+def wait_for_parts(bar):
     gl.inline_asm_elementwise(
         """{
         .reg .pred is_done;
@@ -100,7 +100,7 @@ def _wait_for_parts(bar):
 
 
 @jit
-def _send(at, to, bar, values):
+def send(at, to, bar, values):
     """Four values at a time to program `to`'s shared memory, and their bytes to its barrier."""
     gl.inline_asm_elementwise(
         """{
@@ -115,7 +115,7 @@ def _send(at, to, bar, values):
 
 
 @jit
-def _received(at):
+def received(at):
     return gl.inline_asm_elementwise(
         "ld.shared.v4.f32 {$0, $1, $2, $3}, [$4];",
         "=f,=f,=f,=f,r,r,r,r", [at], dtype=gl.float32, is_pure=False, pack=4,
