@@ -121,16 +121,17 @@ class Variant:
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """What a head dim is cut into, so that less is computed; over pages it is whole, as parts are."""
+        """What a head dim is cut into, so that less is computed."""
         main = 1 << (self.tiling.block_d - 1).bit_length() - 1
         tail = max(16, 1 << max(0, self.head_dim - main - 1).bit_length())
-        is_cut = self.tiling.cut and main < self.head_dim and tail < main and not self.page_size
+        is_cut = self.tiling.cut and main < self.head_dim and tail < main
         return (main, tail) if is_cut else (self.tiling.block_d,)
 
     @property
     def columns(self) -> tuple[int, ...]:
-        """Widths of the parts of O: at 64 + 32 it is whole, which is 1-3 % faster (H200)."""
-        return (self.tiling.block_d,) if self.widths == (64, 32) else self.widths
+        """Widths of the parts of O: at 64 + 32 it is whole, which is 1-3 % faster, but not ahead over pages (H200)."""
+        is_whole = self.widths == (64, 32) and not (self.page_size and self.tiling.scores_ahead)
+        return (self.tiling.block_d,) if is_whole else self.widths
 
     @property
     def row_parts(self) -> tuple[int, ...]:
@@ -163,8 +164,8 @@ class Variant:
 
     @property
     def behind(self) -> int:
-        """Groups of P V in flight while S is waited for. At 192 both parts of it give 5-12 %, at 80 nothing (H200)."""
-        return len(self.columns) if self.tiling.block_d > 128 else 1
+        """Groups of P V in flight while S is waited for: both parts give 5-12 % at 192, 1-3 % over pages (H200)."""
+        return len(self.columns) if self.tiling.block_d > 128 or self.page_size else 1
 
     @property
     def box(self) -> int:
