@@ -28,7 +28,7 @@ _COMBINE_COST = {64: 5.0, 128: 5.0, 256: 7.0}
 # Three consumers pay from so many keys a multiprocessor, each counted for every tile that reads it, and from so many
 # rows of a sequence under one KV head: below, too much of a tile is empty.
 _LONG_BLOCK = 192
-_LONG_WORK = 40_000
+_LONG_WORK = 60_000
 _LONG_ROWS = 768
 _COMBINE_ROWS = {64: 8, 128: 8, 256: 4}  # of one program, by head dim
 _COMBINE_WIDTH = 1024  # head dims times parts that it reads at once: registers

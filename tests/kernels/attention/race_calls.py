@@ -121,6 +121,7 @@ CALLS: dict[str, Callable[[], Tensor]] = {
     **{f"extend {dim} split": partial(extend, dim, ("sinks",), is_split=True) for dim in TILINGS},
     "extend 128 masked": partial(extend, 128, ALL),
     "extend 64 long": partial(extend, 64, is_long=True),
+    "extend 80 split": partial(extend, 80, is_split=True),  # cut in two
     **{f"decode {dim}": partial(decode, dim) for dim in TILINGS},
     "decode 128 of 3": partial(decode, 128, 3),
     "decode 256 of 8": partial(decode, 256, 8),  # several warps a head

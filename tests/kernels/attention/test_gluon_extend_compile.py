@@ -15,6 +15,8 @@ SPILLS_ALLOWED = {"d96 page 16 group 7": 8, "d64 long": 4, "d128 whole": 2}
 # ptxas moves the exponentials behind P V, and yet it is 7-9 % faster than what has them beside it (H200).
 SUNK = {"d128 page 64"}
 
+CUT = {"d80", "d96 whole"}  # head dims of two parts, the second one narrow
+
 
 @pytest.fixture(scope="module")
 def code(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
@@ -33,7 +35,8 @@ def test_every_variant_fits_the_shared_memory_of_one_program(code: dict[str, dic
 def test_every_variant_loads_by_tma_and_multiplies_by_wgmma_in_batches(code: dict[str, dict[str, Any]]) -> None:
     for name, case in code.items():
         assert case["tma_loads"] > 0, name
-        assert case["wgmma"] >= 5 * case["wgmma_fences"], f"{name}: ptxas serialised wgmma"
+        least = 4 if name in CUT else 5  # of one step, between two fences; 1 where they are serialised
+        assert case["wgmma"] >= least * case["wgmma_fences"], f"{name}: ptxas serialised wgmma"
 
 
 def test_a_page_of_16_keys_is_a_copy_of_its_own(code: dict[str, dict[str, Any]]) -> None:

@@ -181,11 +181,14 @@ def test_three_consumers_serve_long_work_of_well_filled_tiles(device: torch.devi
 
     assert is_long([512], [131072])
     assert is_long([2048], [34816])
-    assert not is_long([2048], [10240]), "two are as fast, with smaller tiles"
+    assert is_long([4096], [12_288])
+    assert not is_long([2048], [10240]), "two are faster, with smaller tiles"
+    assert not is_long([1024], [33_792]), "and here"
     assert not is_long([64], [131072]), "most rows would be empty"
     assert not is_long([64] * 100, [30_000] * 100), "of each sequence most rows would be empty"
-    windowed = extend_variant_of(64, 64, 4, AttentionFlags(1.0, window=100))
-    assert longer(windowed) == windowed
+    for flags in (AttentionFlags(1.0, window=100), AttentionFlags(1.0, softcap=30.0)):
+        flagged = extend_variant_of(64, 64, 4, flags)
+        assert longer(flagged) == flagged
 
 
 def test_a_part_of_a_wave_is_split_so_that_all_end_together(device: torch.device) -> None:

@@ -70,8 +70,26 @@ def test_rows_of_a_power_of_two_are_copied_whole(head_dim: int) -> None:
     assert variant.copies == ((0, 0, 0),)
 
 
-def test_partial_results_over_pages_are_whole() -> None:
-    assert extend_variant_of(80, 64, 4, AttentionFlags(1.0)).columns == (128,)
+@pytest.mark.parametrize(
+    ("head_dim", "split", "unsplit"),
+    [
+        (72, (64, 16), (64, 16)),
+        (80, (64, 16), (64, 16)),
+        (88, (128,), (64, 32)),
+        (96, (128,), (64, 32)),
+        (104, (128,), (128,)),
+        (192, (256,), (256,)),
+    ],
+)
+def test_over_pages_a_head_dim_between_is_cut_where_that_was_measured(
+    head_dim: int, split: tuple[int, ...], unsplit: tuple[int, ...]
+) -> None:
+    variant = extend_variant_of(head_dim, 64, 4, AttentionFlags(1.0))
+    assert (variant.columns, whole(variant).columns) == (split, unsplit)
+    assert sum(variant.widths) == sum(whole(variant).widths)
+    for flags in (AttentionFlags(1.0, window=100), AttentionFlags(1.0, softcap=30.0)):
+        flagged = extend_variant_of(head_dim, 64, 4, flags)
+        assert len(flagged.widths) == len(whole(flagged).widths) == 1
 
 
 def test_chunks_of_which_nothing_is_split_have_scores_ahead_at_128_but_under_a_softcap_or_a_window() -> None:
