@@ -56,7 +56,7 @@ class Tiling:
 # Measured on one H200 (torch 2.11.0+cu130, triton 3.6.0), bf16, causal, 512 to 32768 tokens. Scores ahead give 5-13 %
 # at 64 up to 4096 tokens and 4-8 % at 128; at 256 they cost 2-5 %. Lazy rescaling gives 3-7 % at 128, 3-5 % at 256. At
 # 256 wgmma waits for shared memory: a quarter of the queries in registers gives 2 %, `pv_first` 0-2 %. Cut in two 80 is
-# 8 % faster, 192 6-9 %, 96 1-5 %. Rows of 192 columns leave room for the next tile's queries: 7-10 % up to 4096 tokens.
+# 8 % faster, 192 6-9 %, 96 1-5 %. Rows of 192 columns leave room for the next tile's queries: 6-10 % up to 4096 tokens.
 TILINGS: dict[int, Tiling] = {
     64: Tiling(
         2, 64, 128, 4, 2, named_barriers=False, pv_first=False, lazy_rescale=True, scores_ahead=True, early_waits=True
@@ -77,8 +77,8 @@ SPAN_TILINGS: dict[int, Tiling] = {**FLAGGED_TILINGS, 256: replace(TILINGS[256],
 # tokens on and costs 6 % at 4096, for its registers hold no scores ahead. Under a window of 1024 it gives 2-5 %,
 # of 4096 5-8 %, and it costs 3-9 % under narrower ones (H200).
 LONG_TILINGS = {64: Tiling(3, 64, 128, 3, 2, named_barriers=True, pv_first=False, lazy_rescale=False)}
-# Of 192 without flags. Padded rows leave no room for the next tile's queries; yet over 8k they are 2 % faster, over 16k
-# and 32k 5-7 % (H200). Under a window of 4096 they lose 1 % over 8k, 13 % over 32k, under a softcap 3 % over 8k.
+# Of 192 without flags. Padded rows leave no room for the next tile's queries; yet over 8k they are 2-5 % faster, over
+# 16k and 32k 5-8 % (H200). Under a window of 4096 they lose 1 % over 8k, 13 % over 32k, under a softcap 2 % over 8k.
 LONG_PADDED_TILING = replace(TILINGS[256], scores_ahead=True, cut=True)
 LONG = 8192  # queries of the longest sequence
 LONG_WINDOW = 1024
