@@ -20,7 +20,6 @@ from kernels.attention.gluon_variants import pointer_class
 _ALL = {"window": 1000, "softcap": 50.0, "sinks": _SINKS, "spans": _SPANS}
 CASES = {
     "d64 page 64": (64, 64, 4, {}),
-    "d64 window": (64, 64, 4, {"window": 1000}),
     "d64 long": (64, 64, 4, {}),
     "d80": (80, 64, 4, {}),
     "d96 whole": (96, 64, 4, {}),
