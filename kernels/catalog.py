@@ -52,6 +52,10 @@ _GLUON_DECODE_SOURCES = (
 )
 _SDPA_SOURCES = ("batch.py", "sequences.py", "sdpa.py", "sdpa_decode.py", "bags.py")
 
+_DECODE_ALTERNATIVES = (
+    ("hallmark_gluon_decode", "hallmark_gluon_decode_combine"),
+    ("hallmark_gluon_decode_cluster",),  # of one sequence
+)
 _FEW_QUERIES = 8  # drafted tokens of a sequence and the one before, verified together
 _ALL_DTYPES = frozenset(Dtype)
 _HALF_DTYPES = frozenset({Dtype.FP16, Dtype.BF16})
@@ -114,6 +118,7 @@ def _hopper_path(phase: Phase, run: RunAttention | None) -> KernelPath:
     return KernelPath(
         f"gluon.{phase.value}.hopper", Tier.FIRST, limits, _digest(*sources), names, run, is_capturable=True,
         max_queries=_FEW_QUERIES if phase is Phase.DECODE else 1,
+        alternatives=_DECODE_ALTERNATIVES if phase is Phase.DECODE else (),
     )  # fmt: skip
 
 

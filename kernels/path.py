@@ -90,6 +90,8 @@ class KernelPath:
     # Whether a CUDA graph can hold its launches: they depend on shapes and host bounds only, and nothing waits.
     is_capturable: bool = False
     max_queries: int = 1  # query tokens a sequence that a path for decode takes
+    # Whole names of what a call launches, one set of several: the batch decides which. Empty: all launch the same.
+    alternatives: tuple[tuple[str, ...], ...] = ()
 
     def rejects(self, shape: AttentionShape, fingerprint: Fingerprint) -> tuple[Rejection, ...]:
         """Every reason why this path cannot compute `shape` on that machine; empty when it can."""

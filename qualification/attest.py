@@ -8,6 +8,7 @@ Layers of a step share what is planned for them: a kernel that plans runs once f
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import chain
 
 from kernels.path import KernelPath, Tier
 from qualification.evidence import Evidence
@@ -23,23 +24,39 @@ class Promise:
     always: tuple[str, ...]
     sometimes: tuple[str, ...] = ()
     markers: tuple[str, ...] = ()  # without evidence: one of these is in the name of every kernel of the path
+    either: tuple[tuple[str, ...], ...] = ()  # a call launches one of these sets
 
     @property
     def is_measured(self) -> bool:
-        return bool(self.always or self.sometimes)
+        return bool(self.names)
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Every kernel that a call may launch, as far as whole names are known."""
+        return frozenset((*self.always, *self.sometimes, *chain.from_iterable(self.either)))
 
 
 def promise_of(path: KernelPath, evidence: Evidence | None) -> Promise:
-    """By the evidence's kernel names; where it has none, by the catalog's own word."""
+    """By the evidence's kernel names; where it has none, by the catalog's own word.
+
+    Where the batch decides which kernels serve, the calls of the evidence need not have met all of them.
+    """
     if evidence is None or not (evidence.kernels or evidence.kernels_sometimes):
         return Promise(path.name, (), (), path.kernel_names)
+    seen = {*(evidence.kernels or ()), *evidence.kernels_sometimes}
+    if seen <= set(chain.from_iterable(path.alternatives)):
+        return Promise(path.name, (), either=path.alternatives)
     return Promise(path.name, evidence.kernels or (), evidence.kernels_sometimes)
 
 
 def attention_markers(paths: Iterable[KernelPath]) -> frozenset[str]:
     """Names that only attention kernels of this project's own paths have."""
     return frozenset(
-        name for path in paths if path.tier is Tier.FIRST for name in path.kernel_names if "::" not in name
+        name
+        for path in paths
+        if path.tier is Tier.FIRST
+        for name in (*path.kernel_names, *chain.from_iterable(path.alternatives))
+        if "::" not in name
     )
 
 
@@ -50,6 +67,9 @@ def call_mismatch(promise: Promise, seen: Mapping[str, int]) -> str | None:
     if not promise.is_measured:
         foreign = [name for name in sorted(seen) if not any(marker in name for marker in promise.markers)]
         return f"{promise.path} launched {_list(foreign)}, which its catalog entry does not know" if foreign else None
+    if promise.either:
+        is_one = any(set(seen) == set(kernels) for kernels in promise.either)
+        return None if is_one else f"{promise.path} launched {_list(sorted(seen))}, not {_sets(promise.either)}"
     missing = sorted(set(promise.always) - set(seen))
     foreign = sorted(set(seen) - set(promise.always) - set(promise.sometimes))
     parts = [f"did not launch {_list(missing)}"] if missing else []
@@ -71,8 +91,9 @@ def replay_mismatch(
         for name, count in sorted(wanted.items())
         if seen.get(name, 0) != count
     ]
+    parts += _uneven(promises, seen)
     parts += _too_few(promises, seen)
-    known = {name for promise, _ in promises for name in (*promise.always, *promise.sometimes)}
+    known = frozenset[str]().union(*(promise.names for promise, _ in promises))
     loose = [marker for promise, _ in promises if not promise.is_measured for marker in promise.markers]
     foreign = [
         name for name in sorted(set(seen) - known) if name in markers and not any(marker in name for marker in loose)
@@ -80,6 +101,21 @@ def replay_mismatch(
     parts += [f"{_list(foreign)} ran, which no path of the step promised"] if foreign else []
     paths = ", ".join(dict.fromkeys(promise.path for promise, _ in promises))
     return f"in a replay of {paths}: {'; '.join(parts)}" if parts else None
+
+
+def _uneven(promises: Iterable[tuple[Promise, int]], seen: Mapping[str, int]) -> list[str]:
+    """Of paths whose batches decide: each launch is one of the sets, and all kernels of a set ran as often."""
+    counted: Counter[tuple[tuple[str, ...], ...]] = Counter()
+    for promise, num_launches in promises:
+        if promise.either:
+            counted[promise.either] += num_launches
+    found = []
+    for either, num_launches in counted.items():
+        runs = [[seen.get(name, 0) for name in kernels] for kernels in either]
+        if any(min(times) != max(times) for times in runs) or sum(times[0] for times in runs) != num_launches:
+            times = ", ".join(f"{name} {seen.get(name, 0)}" for name in chain.from_iterable(either))
+            found.append(f"of {_sets(either)} ran {times} times, {num_launches} launches were counted")
+    return found
 
 
 def _too_few(promises: Iterable[tuple[Promise, int]], seen: Mapping[str, int]) -> list[str]:
@@ -95,6 +131,10 @@ def _too_few(promises: Iterable[tuple[Promise, int]], seen: Mapping[str, int]) -
         if num_seen < num_launches:
             found.append(f"{' or '.join(markers)} ran {num_seen} times, {num_launches} were counted")
     return found
+
+
+def _sets(either: Iterable[Iterable[str]]) -> str:
+    return " or ".join(" with ".join(kernels) for kernels in either)
 
 
 def _list(names: Iterable[str]) -> str:

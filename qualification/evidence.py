@@ -69,6 +69,11 @@ class Evidence:
     command: str | None = None  # what a person typed to measure it
 
     @property
+    def all_kernels(self) -> tuple[str, ...] | None:
+        """What any profiled call launched."""
+        return None if self.kernels is None else self.kernels + self.kernels_sometimes
+
+    @property
     def is_proven(self) -> bool:
         """Every required check is there, all checks pass, and the tested lengths lie in the shape's buckets."""
         return (
@@ -152,7 +157,7 @@ def summarize(evidence: Evidence) -> dict[str, float | str | bool]:
         "floor_fraction": evidence.floor_fraction,
         "temporary_bytes": evidence.temporary_bytes,
         "measured_bytes": evidence.measured_bytes,
-        "kernels": None if evidence.kernels is None else ", ".join(evidence.kernels + evidence.kernels_sometimes),
+        "kernels": None if evidence.all_kernels is None else ", ".join(evidence.all_kernels),
         "failure": evidence.failure,
     }
     summary |= {name: value for name, value in optional.items() if value is not None}

@@ -143,7 +143,10 @@ def qualify_path(
 
 
 def _measure(shape: AttentionShape, run: RunAttention, bench: Bench) -> _Measured:
-    """One call on the longest sequences: its time, its memory, and what it and two calls on short ones launch."""
+    """One call on the longest sequences: its time, its memory, and what it and others launch.
+
+    The others are on short sequences, and on one alone, which another kernel may serve than several.
+    """
     call, num_seqs = timed_call(shape, run, bench.device, seed=bench.seed)
     timing = time_call(call, bench.device, budget_s=bench.timing_budget_s)
     longest = longest_lengths(shape, is_cpu=bench.device.type == "cpu")
@@ -153,8 +156,9 @@ def _measure(shape: AttentionShape, run: RunAttention, bench: Bench) -> _Measure
         floor_us = bench.ceilings.floor_us(num_seqs * flops(shape, longest.queries, longest.keys), num_seqs * num_bytes)
     seen = None
     if bench.may_profile and bench.fingerprint.device is not Device.INTERPRETER:  # whose kernels are Python
-        short = [_call(run, other) for other in islice(cases(shape, bench.device, seed=bench.seed), 2)]
-        seen = calls_seen([*short, call], bench.device)
+        others = [*islice(cases(shape, bench.device, seed=bench.seed), 2)]
+        others += [long_case(shape, bench.device, seed=bench.seed)] if num_seqs > 1 else []
+        seen = calls_seen([*(_call(run, other) for other in others), call], bench.device)
     return _Measured(
         timing=timing,
         timed_sequences=num_seqs,

@@ -130,7 +130,7 @@ def _serving(shape: str, entry: Evidence | None, entries: Sequence[Evidence]) ->
     return Serving(
         shape,
         entry.path,
-        "not recorded" if entry.kernels is None else ", ".join(entry.kernels),
+        "not recorded" if entry.all_kernels is None else ", ".join(entry.all_kernels),
         time_text(None if entry.timing is None else entry.timing.p50_us),
         "none" if following is None else following.path,
         ratio,

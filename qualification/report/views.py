@@ -175,7 +175,7 @@ def _cell(entry: Evidence | None, chosen: Evidence | None) -> Cell:
         why = entry.failure or check_text(entry.worst_check)
         return Cell("failed", "failed", " ".join(why.split())[:200])
     details = [f"worst: {check_text(entry.worst_check)}"]
-    details += [] if entry.kernels is None else [f"kernels: {', '.join(entry.kernels)}"]
+    details += [] if entry.all_kernels is None else [f"kernels: {', '.join(entry.all_kernels)}"]
     details += [] if entry.floor_fraction is None else [f"{entry.floor_fraction:.0%} of what the machine can do"]
     return Cell("chosen" if entry is chosen else "proven", time, "; ".join(details))
 

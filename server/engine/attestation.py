@@ -242,9 +242,7 @@ class Attestor:
 
     def _attention_only(self, kernels: Mapping[str, int], served: list[tuple[Choice, int]]) -> dict[str, int]:
         """A replay is profiled as a whole; of all its kernels, the attention's."""
-        promises = [self.promises.of(choice) for choice, _ in served]
-        known = {name for promise in promises for name in (*promise.always, *promise.sometimes)}
-        known |= self.promises.markers
+        known = self.promises.markers.union(*(self.promises.of(choice).names for choice, _ in served))
         return {name: count for name, count in sorted(kernels.items()) if name in known}
 
     def _quarantine(self, choices: list[Choice]) -> None:

@@ -101,6 +101,63 @@ def test_a_replay_of_paths_without_evidence_must_hold_a_kernel_of_theirs_for_eac
     assert replay_mismatch([(promise, 4), (PROMISE, 0)], {"fmha_cutlass": 4}, MARKERS) is not None
 
 
+EITHER = (("hallmark_x", "hallmark_combine"), ("hallmark_alone",))
+OF_TWO = replace(PATH, alternatives=EITHER)
+
+
+@pytest.mark.parametrize("seen", [("hallmark_combine", "hallmark_x"), ("hallmark_alone",)])
+def test_evidence_of_one_alternative_is_evidence_of_all(seen: tuple[str, ...]) -> None:
+    promise = promise_of(OF_TWO, evidence(SHAPE, OF_TWO, kernels=seen))
+    assert call_mismatch(promise, {"hallmark_x": 1, "hallmark_combine": 1}) is None
+    assert call_mismatch(promise, {"hallmark_alone": 1}) is None
+    assert call_mismatch(promise, {"hallmark_x": 1, "hallmark_alone": 1}) == (
+        "triton.x launched hallmark_alone, hallmark_x, not hallmark_x with hallmark_combine or hallmark_alone"
+    )
+    assert call_mismatch(promise, {"hallmark_x": 1}) is not None
+    assert call_mismatch(promise, {"hallmark_alone": 1, "fmha_cutlass": 1}) is not None
+
+
+def test_evidence_of_other_kernels_than_the_alternatives_stands_for_itself() -> None:
+    promise = promise_of(OF_TWO, evidence(SHAPE, OF_TWO, kernels=("hallmark_x", "hallmark_other")))
+    assert promise == Promise("triton.x", ("hallmark_x", "hallmark_other"))
+
+
+@pytest.mark.parametrize(
+    ("seen", "matches"),
+    [
+        ({"hallmark_alone": 32, "gemm": 7}, True),
+        ({"hallmark_x": 32, "hallmark_combine": 32}, True),
+        ({"hallmark_x": 12, "hallmark_combine": 12, "hallmark_alone": 20}, True),
+        ({"hallmark_alone": 31}, False),
+        ({"hallmark_alone": 33}, False),
+        ({"hallmark_x": 32, "hallmark_combine": 31}, False),
+        ({"hallmark_x": 32, "hallmark_alone": 32}, False),
+        ({"fmha_cutlass": 32}, False),
+        ({"hallmark_alone": 32, "hallmark_y": 1}, False),
+    ],
+)
+def test_each_launch_of_a_replay_is_one_of_the_alternatives(seen: dict[str, int], matches: bool) -> None:
+    promise = promise_of(OF_TWO, evidence(SHAPE, OF_TWO, kernels=("hallmark_combine", "hallmark_x")))
+    detail = replay_mismatch([(promise, 20), (promise, 12)], seen, MARKERS)  # layers with a window and without
+    assert (detail is None) is matches
+
+
+def test_a_replay_of_alternatives_says_what_ran() -> None:
+    promise = Promise("triton.x", (), either=EITHER)
+    assert replay_mismatch([(promise, 2)], {"hallmark_alone": 1}, MARKERS) == (
+        "in a replay of triton.x: of hallmark_x with hallmark_combine or hallmark_alone ran hallmark_x 0, "
+        "hallmark_combine 0, hallmark_alone 1 times, 2 launches were counted"
+    )
+
+
+def test_an_alternative_that_no_path_of_a_replay_promised_is_foreign() -> None:
+    markers = attention_markers([OF_TWO])
+    assert "hallmark_alone" in markers
+    assert replay_mismatch([(PROMISE, 1)], {"hallmark_x": 1, "hallmark_combine": 1, "hallmark_alone": 1}, markers) == (
+        "in a replay of triton.x: hallmark_alone ran, which no path of the step promised"
+    )
+
+
 def test_our_own_kernels_mark_attention_and_no_fused_neighbour() -> None:
     markers = attention_markers(PATHS)
     assert {"hallmark_prefill", "hallmark_extend", "hallmark_decode"} <= markers

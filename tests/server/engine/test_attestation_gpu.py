@@ -5,21 +5,24 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tiny_llama import NUM_LAYERS, TinyLlama
+import torch
+from tiny_llama import NUM_LAYERS, VOCAB, TinyLlama
+from transformers import LlamaConfig
 
 from kernels.shape import Phase
 from qualification.decision import Policy
 from server.engine.builder import BuiltEngine, build_engine
-from server.settings import DeviceChoice, DtypeChoice, Settings
+from server.settings import DeviceChoice, DtypeChoice, LoadFormat, Settings
 
 pytestmark = pytest.mark.gpu
 
 
 @pytest.fixture
-def build(tiny_llama: TinyLlama, tmp_path: Path) -> Callable[[bool], BuiltEngine]:
-    def made(has_graphs: bool) -> BuiltEngine:
+def build(tiny_llama: TinyLlama, tmp_path: Path) -> Callable[..., BuiltEngine]:
+    def made(has_graphs: bool, dummy: Path | None = None) -> BuiltEngine:
         settings = Settings(
-            model=str(tiny_llama.folder),
+            model=str(dummy or tiny_llama.folder),
+            load_format=LoadFormat.DUMMY if dummy else LoadFormat.AUTO,
             device=DeviceChoice.CUDA,
             dtype=DtypeChoice.BF16,
             on_unproven=Policy.QUALIFY,
@@ -36,7 +39,7 @@ def build(tiny_llama: TinyLlama, tmp_path: Path) -> Callable[[bool], BuiltEngine
 
 
 @pytest.mark.parametrize("has_graphs", [True, False])
-def test_every_phase_matches_its_evidence(build: Callable[[bool], BuiltEngine], has_graphs: bool) -> None:
+def test_every_phase_matches_its_evidence(build: Callable[..., BuiltEngine], has_graphs: bool) -> None:
     report = build(has_graphs).attested
     assert report is not None
     assert (report.result, [batch.detail for batch in report.batches]) == ("match", [None] * len(report.batches))
@@ -49,7 +52,31 @@ def test_every_phase_matches_its_evidence(build: Callable[[bool], BuiltEngine], 
     assert decode.is_replay is has_graphs
 
 
-def test_a_path_that_runs_another_kernel_is_caught(build: Callable[[bool], BuiltEngine]) -> None:
+@pytest.mark.parametrize("has_graphs", [True, False])
+def test_one_sequence_by_clusters_matches_too(
+    build: Callable[..., BuiltEngine], tmp_path: Path, has_graphs: bool
+) -> None:
+    """The calls that evidence is made of are of several sequences but for one, and two launches serve several."""
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("needs an sm_90 GPU")
+    config = LlamaConfig(
+        vocab_size=VOCAB,
+        hidden_size=512,
+        intermediate_size=128,
+        num_hidden_layers=NUM_LAYERS,
+        num_attention_heads=8,
+        num_key_value_heads=8,
+        max_position_embeddings=256,
+    )
+    config.save_pretrained(tmp_path / "model")
+    report = build(has_graphs, tmp_path / "model").attested
+    assert report is not None
+    decode = next(batch for batch in report.batches if batch.phase == "decode")
+    assert (decode.result, decode.detail, decode.is_replay) == ("match", None, has_graphs)
+    assert decode.kernels == {"hallmark_gluon_decode_cluster": NUM_LAYERS}
+
+
+def test_a_path_that_runs_another_kernel_is_caught(build: Callable[..., BuiltEngine]) -> None:
     built = build(False)
     dispatcher = built.runner.dispatcher
     prefill = dispatcher._choices[Phase.PREFILL]
