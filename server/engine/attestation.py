@@ -1,15 +1,15 @@
 """Attestation: what forward passes of the real model launch, compared with what the evidence promises.
 
-The batches are nobody's: one for each (phase, path) of the plan, over the page of the cache that no sequence owns,
-through the same runner, dispatcher and graphs as a client's. One is run at a time, between two steps of the engine, so
-that no step waits for more than one of them. On a GPU the driver's record of captured calls and graphs names the
-kernels, on a CPU the profiler (`qualification/recorded.py` says why).
+The batches are nobody's: one for each (phase, path) of the plan, two where a batch chooses its kernels, over the page
+of the cache that no sequence owns, through the same runner, dispatcher and graphs as a client's. One is run at a time,
+between two steps of the engine, so that no step waits for more than one of them. On a GPU the driver's record of
+captured calls and graphs names the kernels, on a CPU the profiler (`qualification/recorded.py` says why).
 """
 
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
@@ -253,8 +253,18 @@ class Attestor:
             self._quarantined += self._dispatcher.quarantine(path, phase)
 
 
-def probes_of(decisions: Mapping[AttentionShape, Decision], *, page: int, page_size: int, max_len: int) -> list[Batch]:
-    """A batch of one sequence for each (phase, path), in its shortest buckets, over `page` alone."""
+def probes_of(
+    decisions: Mapping[AttentionShape, Decision],
+    *,
+    page: int,
+    page_size: int,
+    max_len: int,
+    of_two: Container[str] = frozenset(),
+) -> list[Batch]:
+    """A batch of one sequence for each (phase, path), in its shortest buckets, over `page` alone.
+
+    `of_two`: paths that get another one of two sequences, since other kernels serve it.
+    """
     shortest: dict[tuple[Phase, str], AttentionShape] = {}
     for shape, decision in decisions.items():
         if decision.path is None:
@@ -262,8 +272,12 @@ def probes_of(decisions: Mapping[AttentionShape, Decision], *, page: int, page_s
         known = shortest.get((shape.phase, decision.path))
         if known is None or _lengths(shape, max_len) < _lengths(known, max_len):
             shortest[shape.phase, decision.path] = shape
-    rows = [_lengths(shape, max_len) for shape in shortest.values()]
-    return [synthetic_batch([lengths], page_size, page=page) for lengths in rows if 0 < lengths[0] <= lengths[1]]
+    return [
+        synthetic_batch([lengths] * num_seqs, page_size, page=page)
+        for (_, path), shape in shortest.items()
+        for num_seqs in ((1, 2) if path in of_two else (1,))
+        if 0 < (lengths := _lengths(shape, max_len))[0] <= lengths[1]
+    ]
 
 
 def _lengths(shape: AttentionShape, max_len: int) -> tuple[int, int]:

@@ -239,12 +239,15 @@ def _attestor(settings: Settings, parts: Parts, runner: ModelRunner, plan: Plan)
     """Over the page that no sequence owns."""
     page_size = parts.limits.page_size
     max_len = min(parts.limits.max_model_len, runner.num_pages * page_size)
+    of_two = {path.name for path in PATHS if path.alternatives and parts.limits.max_num_seqs > 1}
     return Attestor(
         runner,
         lambda: runner.attention,
         parts.dispatcher,
         Promises({path.name: path for path in PATHS}, plan.evidence),
-        probes=probes_of(parts.dispatcher.decisions, page=runner.num_pages, page_size=page_size, max_len=max_len),
+        probes=probes_of(
+            parts.dispatcher.decisions, page=runner.num_pages, page_size=page_size, max_len=max_len, of_two=of_two
+        ),
         device=parts.device,
         graph_kernels=runner.recorded_kernels,
         is_quarantining=settings.on_unproven is not Policy.DEGRADE,

@@ -1,6 +1,6 @@
 """Attestation of the real engine on a tiny Llama: it matches, and a path that runs another kernel is caught."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, replace
 
 import pytest
@@ -34,6 +34,7 @@ class Subject:
         is_quarantining: bool = True,
         interval_s: float = 0.0,
         clock: Callable[[], float] = float,
+        of_two: Container[str] = frozenset(),
     ) -> tuple[Attestor, Dispatcher]:
         """Of the same model, on a dispatcher of its own whose paths may lie."""
         runner, own = self.built.runner, self.built.attestor
@@ -43,7 +44,7 @@ class Subject:
             lambda: runner.attention,
             runner.dispatcher,
             own.promises,
-            probes=probes_of(self.decisions, page=runner.num_pages, page_size=16, max_len=128),
+            probes=probes_of(self.decisions, page=runner.num_pages, page_size=16, max_len=128, of_two=of_two),
             device=own.device,
             is_quarantining=is_quarantining,
             interval_s=interval_s,
@@ -122,6 +123,25 @@ def test_where_everything_is_served_the_lie_is_only_reported(subject: Subject) -
     it, dispatcher = subject.attestor(lying("sdpa.cpu", "sdpa.math"), is_quarantining=False)
     assert it.attest_all("request").quarantined == []
     assert {choice.use.path for choice in dispatcher.choices} == {"sdpa.cpu"}
+
+
+def test_a_path_whose_batches_choose_their_kernels_is_looked_at_with_one_sequence_and_with_two(
+    subject: Subject,
+) -> None:
+    decode = next(shape for shape in subject.decisions if shape.phase is Phase.DECODE)
+    path = subject.decisions[decode].path
+    assert path is not None
+    only = {decode: subject.decisions[decode]}
+    for of_two, sizes in ((frozenset(), [1]), ({path}, [1, 2])):
+        probes = probes_of(only, page=3, page_size=16, max_len=128, of_two=of_two)
+        assert [len(probe.sequences) for probe in probes] == sizes
+        assert {page for probe in probes for table in probe.page_tables for page in table} == {3}
+
+
+def test_two_sequences_of_nobody_are_attested_as_one_is(subject: Subject) -> None:
+    found, _ = subject.attestor(of_two={path.name for path in PATHS})
+    report = found.attest_all("request")
+    assert (report.result, len(report.batches)) == ("match", 2 * len(Phase))
 
 
 def test_batches_of_nobody_change_no_token(subject: Subject) -> None:
