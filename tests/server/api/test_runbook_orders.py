@@ -1,0 +1,40 @@
+"""What runbooks tell an operator to send is taken: at night nobody wants to look up a header."""
+
+import argparse
+import shlex
+from pathlib import Path
+
+import pytest
+from edge_fakes import served
+
+from server.engine.messages import AttestationReport
+
+RUNBOOKS = Path(__file__).resolve().parents[3] / "deploy" / "runbooks"
+
+
+def orders() -> list[argparse.Namespace]:
+    """Every call of curl that is no GET."""
+    curl = argparse.ArgumentParser()
+    curl.add_argument("-s", action="store_true")
+    curl.add_argument("-X", dest="method", required=True)
+    curl.add_argument("-H", dest="header", default="")
+    curl.add_argument("-d", dest="body", default="")
+    curl.add_argument("url")
+    lines = [line for page in sorted(RUNBOOKS.glob("*.md")) for line in page.read_text().splitlines()]
+    words = [shlex.split(line, comments=True) for line in lines if line.startswith("    curl ") and " -X " in line]
+    return [curl.parse_args(of_line[1:]) for of_line in words]
+
+
+@pytest.mark.parametrize("order", orders(), ids=lambda order: f"{order.method} {order.url}")
+def test_an_order_as_a_runbook_writes_it_is_taken(folder: Path, order: argparse.Namespace) -> None:
+    it = served(folder)
+    it.engine.report = AttestationReport("request", "match", 1.0, 0.1, [], [])
+    name, _, value = order.header.partition(": ")
+    headers = {name: value} if name else {}
+    path = order.url.removeprefix("$ADMIN")
+    answer = it.request(order.method, path, content=order.body.encode(), headers=headers)
+    assert answer.status_code == 200, answer.text
+
+
+def test_runbooks_have_orders() -> None:
+    assert {order.method for order in orders()} == {"POST", "DELETE"}
