@@ -38,7 +38,7 @@ class _Launcher:
         numbers = [x for x in given if isinstance(x, int | float) and x < ADDRESSES]
         self.launches.append(
             {"name": self.name, "grid": arguments[:3], "taken": self.num_arguments, "given": len(given)}
-            | {"is_dependent": self.is_dependent, "numbers": numbers}
+            | {"is_dependent": self.is_dependent, "numbers": numbers, "cluster": arguments[9][1]}
         )
 
 
@@ -94,6 +94,31 @@ def layers_of_a_step(layers: int) -> dict[str, object]:
     return {"launches": len(_Launcher.launches), "wrong": wrong, "kept": len(batch.plans)}
 
 
+def layers_of_one(layers: int) -> dict[str, object]:
+    """Layers of one sequence, whose rows clusters share: each has pages and sinks of its own, or those of two before.
+
+    `wrong`: layers whose launch differs from that of a call that keeps nothing.
+    """
+    _Launcher.launches.clear()
+    q = torch.zeros(1, 8, 64, dtype=torch.bfloat16)
+    out = torch.zeros_like(q)
+    lengths = torch.tensor([0, 1], dtype=torch.int32), torch.tensor([900], dtype=torch.int32)
+    table = torch.zeros(1, 16, dtype=torch.int32)
+    batch = AttentionBatch(lengths[0], 1, 1024, page_table=table, context_lens=lengths[1], plans={})
+    of_layers = [(*torch.zeros(2, 4, 64, 4, 64, dtype=torch.bfloat16), torch.zeros(8)) for _ in range(2)]
+    wrong = []
+    for layer in range(layers):
+        k, v, sinks = of_layers[layer % 2]
+        for plans in (batch.plans, None):
+            flags = AttentionFlags(0.1, sinks=sinks)
+            gluon_decode_launch.run_decode(q, k, v, replace(batch, plans=plans), flags, out)
+        shared, own = _Launcher.given[-2:]
+        if shared != own:
+            wrong.append(layer)
+    assert batch.plans is not None
+    return {"launches": list(_Launcher.launches), "wrong": wrong, "kept": len(batch.plans)}
+
+
 def besides_scratch(given: tuple[Any, ...]) -> list[Any]:
     """A launch's arguments without the address of partial results, which is behind that of the output."""
     at = 28 if len(given) > 28 else 1
@@ -117,6 +142,7 @@ def main() -> None:
         "by_layers": layers_of_a_step(6),
     }
     compiled.append(num_compiled())
+    result["of_one"] = layers_of_one(4)
     print(json.dumps(result | {"compiled": compiled}))
 
 

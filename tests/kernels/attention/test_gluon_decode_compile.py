@@ -107,3 +107,13 @@ def test_what_no_variant_takes_is_refused(head_dim: int, page_size: int, queries
 def test_layers_of_a_batch_that_keeps_plans_repeat_launches_over_their_pages(calls: dict[str, Any]) -> None:
     alone_too, outputs = 2, 2
     assert calls["by_layers"] == {"launches": 6 * 2 * alone_too, "wrong": [], "kept": outputs}
+
+
+def test_a_layer_of_one_sequence_is_one_launch_in_clusters_over_its_pages_and_sinks(calls: dict[str, Any]) -> None:
+    of_one = calls["of_one"]
+    assert (of_one["wrong"], of_one["kept"], len(of_one["launches"])) == ([], 2, 4 * 2)
+    for launch in of_one["launches"]:
+        assert (launch["name"], launch["is_dependent"]) == ("hallmark_gluon_decode_cluster", True)
+        assert (launch["grid"], launch["cluster"]) == ([4, 1, 1], 16)  # clusters, one a KV head, and their programs
+        assert launch["given"] == launch["taken"]
+        assert launch["numbers"][-5:-2] == [8 * 64, 64, 16]  # strides of the output, and the page table's width
