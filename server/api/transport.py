@@ -23,6 +23,7 @@ logger = logging.getLogger(__name__)
 
 HEADER_TIMEOUT_S = 10.0
 KEEP_ALIVE_S = 75  # longer than the idle timeout of common proxies (60 s), or they reuse what we have closed
+MAX_WAITING = 4  # requests of a connection behind the one that is answered, until which it is read on
 ABORT_TIME_S = 2.0  # for the last error events to leave, after the grace has ended
 
 
@@ -110,6 +111,8 @@ class LimitedProtocol(HttpToolsProtocol):
         if not self._is_repeated:
             super().on_headers_complete()
             self._unanswered = tuple([it for it in (*self._unanswered, self.cycle) if not it.response_complete])
+            if 1 < len(self._unanswered) <= 1 + MAX_WAITING:
+                self.flow.resume_reading()  # uvicorn pauses it, and would not see that the client has gone
         self._is_repeated = False
 
     def on_message_complete(self) -> None:

@@ -92,15 +92,19 @@ def test_openais_client_completes_chats_streams_and_lists(running: Running) -> N
         assert client.models.retrieve("tiny").id == "tiny"
 
 
-def test_a_client_that_leaves_is_noticed_by_each_request_that_it_sent_at_once(folder: Path) -> None:
+@pytest.mark.parametrize("is_at_once", [True, False])
+def test_a_client_that_leaves_is_noticed_by_each_request_that_it_has_sent(folder: Path, is_at_once: bool) -> None:
     it = served(folder, saying("a"))
     it.engine.gate.clear()
     running, body = Running(it), b'{"prompt": "a"}'
     head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
     try:
         with running.connect() as client:
-            client.sendall((head % len(body) + body) * 2)
+            client.sendall((head % len(body) + body) * (2 if is_at_once else 1))
             wait_until(lambda: it.engine.submitted)
+            if not is_at_once:
+                client.sendall(head % len(body) + body)
+            wait_until(lambda: any(each.pipeline for each in running.server.server_state.connections))
         wait_until(lambda: it.engine.cancelled == [it.engine.submitted[0][0]])
     finally:
         running.stop()
