@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from kernels.attention.batch import AttentionBatch, AttentionFlags
-from kernels.attention.gluon_extend_variants import extend_variant_of, whole
+from kernels.attention.gluon_extend_variants import extend_variant_of, longer, variants_beside, whole
 from kernels.attention.gluon_softmax import EXP2
 from kernels.attention.gluon_variants import (
     LONG,
@@ -129,3 +129,17 @@ def test_the_polynomial_errs_by_less_than_a_sixth_of_a_rounding_to_fp16() -> Non
     x = torch.linspace(-0.5, 0.5, 10_001, dtype=torch.float64)
     found = sum(coefficient * x**power for power, coefficient in enumerate(EXP2))
     assert ((found / 2**x) - 1).abs().max() < torch.finfo(torch.float16).eps / 2 / 6
+
+
+@pytest.mark.parametrize("group", [1, 4, 7])
+@pytest.mark.parametrize("head_dim", range(8, 257, 8))
+def test_a_batch_of_which_nothing_is_split_keeps_the_tiles_that_it_was_planned_in(head_dim: int, group: int) -> None:
+    """The plan is made before `whole` chooses; and what it may choose is loaded beside what it was chosen from."""
+    sinks, spans = torch.zeros(8), torch.zeros(3, 2, dtype=torch.int32)
+    for given in ({}, {"window": 9}, {"softcap": 9.0}, {"sinks": sinks}, {"spans": spans}):
+        plain = extend_variant_of(head_dim, 64, group, AttentionFlags(1.0, **given))  # type: ignore[arg-type]
+        for planned in (plain, longer(plain)):
+            served = whole(planned)
+            assert (served.tiling.block_m, served.pack) == (planned.tiling.block_m, planned.pack)
+            assert (served.tiling.block_n, served.box) == (planned.tiling.block_n, planned.box)
+            assert {planned, served} <= set(variants_beside(planned))
