@@ -80,7 +80,7 @@ def attention_paged(
 
     A few tokens a sequence (up to a path's `max_queries`) are decode too for a path that takes so many.
     k_pages, v_pages        [num_pages, page_size, kv_heads, head_dim]; slots past a context may hold anything
-    page_table              [sequences, max_pages] int32; entries past a sequence's last page are not read
+    page_table              [sequences, max_pages] int32; entries past a sequence's last page may hold anything
     context_lens            [sequences] int32, new tokens included
     cu_seqlens_q            [sequences + 1] int32
     max_context             bound of the contexts, known to the host, at most max_pages * page_size
@@ -172,7 +172,9 @@ def _attend(
     _check_lengths(q, k, batch)
     _check_flags(q, flags)
     chosen = _choose(q, k, batch, flags, path)
-    if q.shape[0] > 0:
+    if batch.page_table is not None and batch.page_table.shape[1] == 0:
+        out.zero_()  # no key, so no query sees one; kernels may read a first entry
+    elif q.shape[0] > 0:
         assert chosen.run is not None, "a path that cannot be imported rejects every shape"
         chosen.run(q, k, v, batch, flags, out)
     return out

@@ -8,9 +8,15 @@ from kernels.path import Reject
 LAUNCH_ERRORS: tuple[type[Exception], ...] = (RuntimeError, NotImplementedError, TritonError)
 
 
+# What the driver says of a launch that this GPU has no room for, a slice of one for example: nothing has run.
+_NO_ROOM = ("cluster misconfiguration", "too many resources requested for launch")
+
+
 def launch_failure(error: Exception) -> Reject | None:
     """Why a kernel was not launched, its context being intact; None for an error that nobody can serve through."""
     if isinstance(error, OutOfResources | torch.OutOfMemoryError):
+        return Reject.OUT_OF_RESOURCES
+    if isinstance(error, RuntimeError) and any(text in str(error) for text in _NO_ROOM):
         return Reject.OUT_OF_RESOURCES
     if isinstance(error, CompilationError | PTXASError):
         return Reject.COMPILE_ERROR
@@ -26,6 +32,6 @@ def is_device_lost(error: BaseException) -> bool:
 
     Triton's driver raises a plain RuntimeError that begins "Triton Error [CUDA]"; torch raises AcceleratorError.
     """
-    if isinstance(error, torch.OutOfMemoryError):
+    if isinstance(error, Exception) and launch_failure(error) is not None:
         return False
     return isinstance(error, torch.AcceleratorError) or "Error [CUDA]" in str(error)

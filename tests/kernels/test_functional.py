@@ -100,6 +100,18 @@ def test_an_empty_batch_is_an_empty_output(device: torch.device) -> None:
     assert attention_varlen(**arguments).shape == (0, 4, 16)
 
 
+def test_a_page_table_without_a_page_gives_zeros_and_runs_no_kernel(device: torch.device) -> None:
+    arguments = paged_arguments(device)
+    num_seqs = arguments["page_table"].shape[0]
+    arguments.update(
+        page_table=torch.zeros(num_seqs, 0, dtype=INT, device=device),
+        context_lens=torch.zeros(num_seqs, dtype=INT, device=device),
+        max_context=0,
+    )
+    out = torch.full_like(arguments["q"], float("nan"))
+    assert not attention_paged(**arguments, out=out).any()
+
+
 def test_candidates_give_each_path_with_its_reasons(device: torch.device) -> None:
     arguments = varlen_arguments(device)
     batch = AttentionBatch(arguments["cu_seqlens_q"], 3, 4, cu_seqlens_k=arguments["cu_seqlens_k"])

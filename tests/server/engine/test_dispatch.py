@@ -16,6 +16,7 @@ from kernels.path import KernelPath, Limits, Reject, Tier
 from kernels.shape import AttentionShape, Dtype, Phase
 from qualification.decision import Decision, Pairs, Status
 from server.engine.dispatch import Dispatcher, NoPathError, PhasePart, Redecide
+from server.engine.failures import is_device_lost
 from server.engine.inputs import InputBuilder
 from server.engine.lengths import bucket_index
 from server.engine.messages import SamplingParams
@@ -144,6 +145,8 @@ def test_every_launch_is_counted_by_path() -> None:
         torch.OutOfMemoryError("no memory"),
         RuntimeError("No available kernel. Aborting execution."),
         RuntimeError("Failed to find C compiler. Please specify via CC environment variable"),
+        RuntimeError("Triton Error [CUDA]: a kernel launch error has occurred due to cluster misconfiguration"),
+        RuntimeError("Triton Error [CUDA]: too many resources requested for launch"),
     ],
 )
 def test_a_path_that_cannot_launch_is_quarantined_and_the_next_one_serves(error: Exception) -> None:
@@ -163,6 +166,17 @@ def test_a_path_that_cannot_launch_is_quarantined_and_the_next_one_serves(error:
     step(subject)
     assert subject.take_quarantined() == []
     assert len(asked) == len(broken)
+
+
+@pytest.mark.parametrize(
+    ("message", "is_lost"),
+    [
+        ("Triton Error [CUDA]: a kernel launch error has occurred due to cluster misconfiguration", False),
+        ("Triton Error [CUDA]: an illegal memory access was encountered", True),
+    ],
+)
+def test_a_launch_without_room_does_not_lose_the_device(message: str, is_lost: bool) -> None:
+    assert is_device_lost(RuntimeError(message)) is is_lost
 
 
 def test_layers_that_ran_before_a_failure_stay_counted() -> None:
