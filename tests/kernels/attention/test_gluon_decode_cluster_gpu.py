@@ -3,14 +3,13 @@
 import pytest
 import torch
 from attention_inputs import NAN, Inputs, assert_right, attend, flags_for, paged
+from decode_graphs import assert_launches_wait_for_the_ones_before, replayed
 from torch import Tensor
 
 from kernels.attention.batch import AttentionBatch, AttentionFlags
 from kernels.attention.compare import compare
 from kernels.attention.gluon_decode_launch import launch_of_clusters, run_decode
 from kernels.attention.gluon_decode_variants import variant_of
-from kernels.fused.matmul import linear
-from kernels.fused.rope_kv import rope_and_write_kv
 
 pytestmark = pytest.mark.gpu
 
@@ -75,14 +74,11 @@ def test_a_graph_follows_the_length() -> None:
     inputs = one(2047, 128, (32, 8))
     flags, out, lens = flags_for(inputs), torch.full_like(inputs.q, NAN), inputs.batch.context_lens
     assert lens is not None
-    run_decode(inputs.q, inputs.k, inputs.v, inputs.batch, flags, out)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        run_decode(inputs.q, inputs.k, inputs.v, inputs.batch, flags, out)
+    replay = replayed(lambda: run_decode(inputs.q, inputs.k, inputs.v, inputs.batch, flags, out))
     for length in (2047, 1, 100, 1999, 0):
         lens.fill_(length)
         out.fill_(NAN)
-        graph.replay()
+        replay()
         assert compare(out, inputs.q, inputs.k, inputs.v, inputs.batch, flags).is_within_rule
 
 
@@ -94,39 +90,4 @@ def test_ten_calls_give_the_same_bits(dim: int, heads: tuple[int, int]) -> None:
 
 
 def test_launches_that_start_early_read_what_the_ones_before_write() -> None:
-    """The new keys come from the launch right before, queries too; the output is the next launch's input."""
-    inputs = one(1000, 128, (16, 4))
-    flags, table = flags_for(inputs), inputs.batch.page_table
-    assert table is not None
-    position = torch.tensor([999], device=CUDA)
-    slots = table[:, 999 // 64].long() * 64 + 999 % 64
-    cos_sin = torch.randn(1024, 128, device=CUDA)
-    layers = [(torch.randn(3072, 2048, device=CUDA).to(BF16) / 45, torch.randn(2048, 2048, device=CUDA).to(BF16) / 45)
-              for _ in range(6)]  # fmt: skip
-    start = torch.randn(1, 2048, device=CUDA).to(BF16)
-    torch.cuda.synchronize()
-
-    def chain(is_waiting: bool) -> Tensor:
-        hidden = start
-        wait = torch.cuda.synchronize if is_waiting else lambda: None
-        for qkv, output in layers:
-            q, k, v = linear(hidden, qkv).view(1, 24, 128).split_with_sizes([16, 4, 4], dim=1)
-            wait()
-            rope_and_write_kv(q, k, v, cos_sin, position, inputs.k, inputs.v, slots)
-            wait()
-            out = torch.empty_like(q)
-            run_decode(q, inputs.k, inputs.v, inputs.batch, flags, out)
-            wait()
-            hidden = linear(out.flatten(1), output)
-            wait()
-        return hidden
-
-    expected = chain(True)
-    assert torch.isfinite(expected).all()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        out = chain(False)
-    for _ in range(30):
-        out.fill_(NAN)
-        graph.replay()
-        assert torch.equal(out, expected)
+    assert_launches_wait_for_the_ones_before(run_decode, one(1000, 128, (16, 4)))

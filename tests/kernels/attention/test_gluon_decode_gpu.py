@@ -1,20 +1,18 @@
 """`gluon.decode.hopper` on an sm_90 GPU: against the oracle's rule, and against `triton.decode`."""
 
 import random
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import torch
 from attention_inputs import NAN, POISON_PAGE, Inputs, assert_right, attend, flags_for, paged
+from decode_graphs import assert_launches_wait_for_the_ones_before, replayed
 from torch import Tensor
 
 from kernels.attention.compare import compare
 from kernels.attention.gluon_decode_launch import run_decode
 from kernels.attention.triton_decode import run_decode as run_triton_decode
 from kernels.functional import attention_paged
-from kernels.fused.matmul import linear
-from kernels.fused.rope_kv import rope_and_write_kv
 
 pytestmark = pytest.mark.gpu
 
@@ -170,14 +168,6 @@ def test_ten_calls_give_the_same_bits(dim: int) -> None:
     assert all(torch.equal(first, other) for other in others)
 
 
-def replayed(call: Callable[[], None]) -> Callable[[], None]:
-    call()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        call()
-    return graph.replay
-
-
 def out_for(inputs: Inputs) -> Tensor:
     return torch.full_like(inputs.q, NAN)
 
@@ -215,42 +205,8 @@ def test_two_graphs_replayed_at_the_same_time_do_not_disturb_each_other() -> Non
 
 
 def test_launches_that_start_early_read_what_the_ones_before_write() -> None:
-    """The new keys come from the launch right before, queries too; the output is the next launch's input."""
     inputs = paged([1] * 5, [1000, 70, 1, 64, 300], CUDA, heads=(8, 2), head_dim=128, dtype=BF16, page_size=64)
-    flags, table, lens = flags_for(inputs), inputs.batch.page_table, inputs.batch.context_lens
-    assert table is not None
-    assert lens is not None
-    positions = lens - 1
-    slots = table.gather(1, (positions // 64)[:, None].long())[:, 0].long() * 64 + positions % 64
-    cos_sin = torch.randn(1024, 128, device=CUDA)
-    layers = [(torch.randn(1536, 1024, device=CUDA).to(BF16) / 32, torch.randn(1024, 1024, device=CUDA).to(BF16) / 32)
-              for _ in range(6)]  # fmt: skip
-    start = torch.randn(5, 1024, device=CUDA).to(BF16)
-    torch.cuda.synchronize()
-
-    def chain(wait: Callable[[], object]) -> Tensor:
-        hidden = start
-        for qkv, output in layers:
-            q, k, v = linear(hidden, qkv).view(5, 12, 128).split_with_sizes([8, 2, 2], dim=1)
-            wait()
-            rope_and_write_kv(q, k, v, cos_sin, positions, inputs.k, inputs.v, slots)
-            wait()
-            out = torch.empty_like(q)
-            run_decode(q, inputs.k, inputs.v, inputs.batch, flags, out)
-            wait()
-            hidden = linear(out.flatten(1), output)
-            wait()
-        return hidden
-
-    expected = chain(torch.cuda.synchronize)
-    assert torch.isfinite(expected).all()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        out = chain(lambda: None)
-    for _ in range(30):
-        out.fill_(NAN)
-        graph.replay()
-        assert torch.equal(out, expected)
+    assert_launches_wait_for_the_ones_before(run_decode, inputs)
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
