@@ -41,10 +41,9 @@ def promise_of(path: KernelPath, evidence: Evidence | None) -> Promise:
 
     Where the batch decides which kernels serve, the calls of the evidence need not have met all of them.
     """
-    if evidence is None or not (evidence.kernels or evidence.kernels_sometimes):
+    if evidence is None or not evidence.all_kernels:
         return Promise(path.name, (), (), path.kernel_names)
-    seen = {*(evidence.kernels or ()), *evidence.kernels_sometimes}
-    if seen <= set(chain.from_iterable(path.alternatives)):
+    if set(evidence.all_kernels) <= set(chain.from_iterable(path.alternatives)):
         return Promise(path.name, (), either=path.alternatives)
     return Promise(path.name, evidence.kernels or (), evidence.kernels_sometimes)
 

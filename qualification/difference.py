@@ -125,10 +125,10 @@ def _choice_harms(
             times = (time_text(before.timing.p50_us), time_text(after.timing.p50_us))
             details.append(f"{times[0]} -> {times[1]} (x{ratio:.2f})")
     if before.path == after.path and None not in (before.kernels, after.kernels):
-        names = [{*(entry.kernels or ()), *entry.kernels_sometimes} for entry in (before, after)]
+        names = [sorted(entry.all_kernels or ()) for entry in (before, after)]
         if names[0] != names[1]:
             harms.append((Harm.STATUS, 0.0))
-            details.append(f"kernels {', '.join(sorted(names[0]))} -> {', '.join(sorted(names[1]))}")
+            details.append(f"kernels {', '.join(names[0])} -> {', '.join(names[1])}")
     was, now = before.worst_check, after.worst_check
     if was is not None and now is not None and before.path == after.path:
         strains = strain(was.measured, was.limit), strain(now.measured, now.limit)
