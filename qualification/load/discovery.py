@@ -5,6 +5,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from qualification.key_file import keys_of
 from qualification.load.sample import Target
 
 _PORTS = {"http": 80, "https": 443}
@@ -16,11 +17,10 @@ class DiscoveryError(Exception):
 
 def first_key(file: Path) -> str:
     """What is sent as the bearer token, of a file as the server reads it. Raises ValueError for one without any."""
-    lines = (line.strip() for line in file.read_text().splitlines())
-    key = next((line for line in lines if line and not line.startswith("#")), None)
-    if key is None:
+    keys = keys_of(file)
+    if not keys:
         raise ValueError(f"{file} holds no key")
-    return key
+    return keys[0]
 
 
 def client_of(url: str, *, bearer: str | None = None, timeout_s: float, trust_env: bool = True) -> httpx.Client:

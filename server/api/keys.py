@@ -4,6 +4,7 @@ import hashlib
 import hmac
 from pathlib import Path
 
+from qualification.key_file import keys_of
 from server.errors import SettingsError, Unauthorized
 
 
@@ -15,12 +16,11 @@ class ApiKeys:
 
     @classmethod
     def load(cls, file: Path) -> "ApiKeys":
-        """One key a line; blank lines and lines that begin with # are skipped. Raises SettingsError."""
+        """Raises SettingsError."""
         try:
-            lines = [line.strip() for line in file.read_text(encoding="utf-8").splitlines()]
+            keys = keys_of(file)
         except (OSError, UnicodeDecodeError) as error:
             raise SettingsError(f"--api-key-file {file}: cannot be read: {error}") from None
-        keys = [line for line in lines if line and not line.startswith("#")]
         if not keys:
             raise SettingsError(f"--api-key-file {file}: holds no key")
         return cls(keys)
