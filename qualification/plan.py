@@ -16,6 +16,7 @@ from kernels.catalog import PATHS
 from kernels.fingerprint import Fingerprint
 from kernels.path import KernelPath
 from kernels.shape import AttentionShape
+from kernels.shared_folder import only_writer
 from qualification.decide import Book, decide, evidence_for, path_standing
 from qualification.decision import Decision, Pairs, Policy, Status
 from qualification.evidence import Evidence
@@ -180,10 +181,11 @@ class _Recorder:
         if evidence.failure is not None:
             return
         added = {key: entry for key, entry in self._added.items() if entry.failure is None}
-        with suppress(MatrixError):  # none yet, or broken since the start: it is written anew
-            self._lasting |= _read_own(self._cache, self._fingerprint)  # 200 entries take 6 ms
         try:
-            save_matrix(self._cache, (self._lasting | added).values())
+            with only_writer(self._cache.parent):
+                with suppress(MatrixError):  # none yet, or broken since the start: it is written anew
+                    self._lasting |= _read_own(self._cache, self._fingerprint)  # 200 entries take 6 ms
+                save_matrix(self._cache, (self._lasting | added).values())
         except OSError as error:
             logger.warning("the evidence cannot be kept for the next start: %s", error)
 

@@ -11,12 +11,14 @@ from pathlib import Path
 import msgspec
 
 from kernels.path import KernelPath
+from kernels.shared_folder import only_writer
 from kernels.whole_file import write_whole
 from server.engine.messages import AttestationReport, EngineFailed, FromEngine, StepOutput
 
 logger = logging.getLogger(__name__)
 
 Pair = tuple[str, str]  # path, str(shape)
+_Key = tuple[str, str, str]  # and the source's digest: servers of two versions may share the file
 
 
 class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -35,30 +37,29 @@ class Quarantine:
         self._file = file
         self._digests = {path.name: path.source_digest for path in paths}
         self._entries = self._read()
-        for path, shape in sorted(self.pairs):
-            logger.warning("%s is quarantined for %s: %s", path, shape, self._entries[path, shape].why)
+        for entry in sorted(self._standing(), key=lambda entry: (entry.path, entry.shape)):
+            logger.warning("%s is quarantined for %s: %s", entry.path, entry.shape, entry.why)
 
     @property
     def pairs(self) -> frozenset[Pair]:
         """Those whose kernel's source is still what broke."""
-        return frozenset(
-            pair for pair, entry in self._entries.items() if self._digests.get(entry.path) == entry.source_digest
-        )
+        return frozenset((entry.path, entry.shape) for entry in self._standing())
 
     def add(self, pairs: Iterable[Pair], why: str) -> None:
         """Keep what broke, beside what other servers have kept meanwhile.
 
         A disk that cannot be written to is logged: the running server does without the path.
         """
-        self._entries = self._read() | self._entries
         now = datetime.now(UTC).isoformat(timespec="seconds")
         for path, shape in pairs:
             digest = self._digests.get(path)
             if digest is not None:
-                self._entries[path, shape] = _Entry(path, shape, digest, now, why)
+                self._entries[path, shape, digest] = _Entry(path, shape, digest, now, why)
         try:
-            content = msgspec.json.format(msgspec.json.encode(list(self._entries.values())), indent=1)
-            write_whole(self._file, content, mode=0o600)
+            with only_writer(self._file.parent):
+                self._entries = self._read() | self._entries
+                content = msgspec.json.format(msgspec.json.encode(list(self._entries.values())), indent=1)
+                write_whole(self._file, content, mode=0o600)
         except OSError as error:
             logger.error("what broke cannot be kept for the next start: %s", error)
         else:
@@ -78,7 +79,10 @@ class Quarantine:
 
         return send_kept
 
-    def _read(self) -> dict[Pair, _Entry]:
+    def _standing(self) -> list[_Entry]:
+        return [entry for entry in self._entries.values() if self._digests.get(entry.path) == entry.source_digest]
+
+    def _read(self) -> dict[_Key, _Entry]:
         try:
             entries = msgspec.json.decode(self._file.read_bytes(), type=list[_Entry])
         except FileNotFoundError:
@@ -86,4 +90,4 @@ class Quarantine:
         except (OSError, msgspec.DecodeError) as error:
             logger.error("what broke before is not known, %s cannot be read: %s", self._file, error)
             return {}
-        return {(entry.path, entry.shape): entry for entry in entries}
+        return {(entry.path, entry.shape, entry.source_digest): entry for entry in entries}

@@ -1,4 +1,5 @@
 import logging
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -106,7 +107,7 @@ def test_a_changed_stack_is_measured_anew_beside_the_old(folders: tuple[Path, Pa
     measurer = Measurer()
     plan(folders, measurer, fingerprint=replace(MACHINE, torch="2.14.0"))
     assert len(measurer.asked) == 4
-    assert len(list(folders[1].iterdir())) == 2
+    assert len(list(folders[1].glob("*.json"))) == 2
 
 
 def test_servers_that_share_a_folder_keep_what_each_has_proven(folders: tuple[Path, Path]) -> None:
@@ -119,9 +120,28 @@ def test_servers_that_share_a_folder_keep_what_each_has_proven(folders: tuple[Pa
             super().__call__(pairs[-1:], *arguments, **options)
 
     plan(folders, Slow())
-    (cache,) = folders[1].iterdir()
+    (cache,) = folders[1].glob("*.json")
     found = {key: entry.timing.p50_us for key, entry in load_matrix(cache).evidence.items()}
     assert found == {(SHAPE, "first"): 10.0, (DECODE, "first"): 30.0, (DECODE, "fallback"): 10.0}
+
+
+def test_servers_that_start_at_the_same_moment_lose_nothing(folders: tuple[Path, Path]) -> None:
+    servers = [(path(f"{name} path"), path(f"{name} other")) for name in ("one", "another", "a third")]
+    turn = threading.Barrier(len(servers))
+
+    class InStep(Measurer):
+        def __call__(self, pairs: list[Pair], *arguments: object, **options: object) -> None:
+            for pair in pairs:
+                turn.wait()
+                super().__call__([pair], *arguments, **options)
+
+    threads = [threading.Thread(target=plan, args=(folders, InStep()), kwargs={"paths": each}) for each in servers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    names = {name for _, name in load_matrix(own_file(folders[1], "evidence", MACHINE)).evidence}
+    assert names == {each.name for paths in servers for each in paths}
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"\xff"])
@@ -149,7 +169,7 @@ def test_a_damaged_cache_is_measured_anew_with_a_warning(
     folders: tuple[Path, Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     plan(folders, Measurer())
-    (cache,) = folders[1].iterdir()
+    (cache,) = folders[1].glob("*.json")
     cache.write_bytes(cache.read_bytes()[:-9])
     measurer = Measurer()
     with caplog.at_level(logging.WARNING):
@@ -164,7 +184,7 @@ def test_a_cache_copied_from_another_stack_is_measured_anew(
 ) -> None:
     other = replace(MACHINE, torch="2.14.0")
     plan(folders, Measurer(), fingerprint=other)
-    (cache,) = folders[1].iterdir()
+    (cache,) = folders[1].glob("*.json")
     cache.rename(own_file(cache.parent, "evidence", MACHINE))
     measurer = Measurer()
     plan(folders, measurer)
