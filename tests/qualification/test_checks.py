@@ -1,4 +1,6 @@
+import math
 import sys
+from dataclasses import replace
 from itertools import count
 
 import pytest
@@ -9,8 +11,8 @@ from kernels.attention.oracle import attention_oracle
 from kernels.shape import AttentionShape, Dtype
 from qualification.checks import check_path, one_thread
 from qualification.evidence import REQUIRED_CHECKS, Check
-from qualification.inputs import cases
-from qualification.references import References
+from qualification.inputs import Case, cases
+from qualification.references import CaseReference, References
 from qualification.wrong import Fault, can_show, passed_wrongly, trial_of_many_tiles, trial_shapes, wrong_kernel
 
 CPU = torch.device("cpu")
@@ -39,6 +41,20 @@ def test_a_row_that_is_not_written_counts_as_not_finite() -> None:
     found = measure(run)
     assert found["nonfinite"].measured == 4 * 64
     assert found["max_error"].measured == sys.float_info.max
+
+
+def test_a_limit_that_is_no_number_lets_nothing_pass() -> None:
+    class Lost(References):
+        def of(self, case: Case) -> CaseReference:
+            found = super().of(case)
+            return replace(found, rows=found.rows and replace(found.rows, limit=math.nan))
+
+    def run(q, k, v, batch, flags, out) -> None:
+        right(q, k, v, batch, flags, out)
+        out.mul_(2.0)
+
+    found = {check.name: check for check in check_path(run, cases(SHAPE, CPU, seed=0), Lost())}
+    assert not found["row_error"].is_passed
 
 
 def test_a_write_beside_the_output_is_counted() -> None:
