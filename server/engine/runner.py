@@ -9,6 +9,7 @@ from torch import Tensor
 
 from kernels.fused.sampling import SamplingTensors, greedy, sample, sampling_tensors
 from server.engine.dispatch import Dispatcher, NoPathError
+from server.engine.failures import is_device_lost
 from server.engine.graphs import GraphStep, StepGraphs
 from server.engine.inputs import InputBuilder, StepInputs
 from server.engine.messages import TokenScores
@@ -94,9 +95,10 @@ class ModelRunner:
         """Start a batch; its complete rows are sampled. At most one launched batch may be unread.
 
         Tokens that are PENDING are those that the launch before this one chooses. Raises BatchError, when nothing of
-        the batch is on its way any more; other errors mean that the device is lost.
+        the batch is on its way any more. After other errors only an attestation goes on, where the device is not lost.
         """
         self.dispatcher.begin(batch)
+        num_unread = len(self._unread)
         try:
             return self._launch(batch)
         except NoPathError as error:
@@ -107,6 +109,10 @@ class ModelRunner:
             message = f"out of memory in a step of {batch.num_tokens} tokens"
             stage = "prefill" if num_prompts else "decode"
             raise self._batch_error(rows_to_end, message, oom_stage=stage) from error
+        except Exception as error:
+            if not is_device_lost(error):  # whose suspects are the steps that are not done
+                del self._unread[num_unread:]
+            raise
 
     def _launch(self, batch: Batch) -> Launched:
         is_scored = not self._is_plain(batch) and wants_scores(batch)
