@@ -9,31 +9,26 @@ captured calls and graphs names the kernels, on a CPU the profiler (`qualificati
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
 from kernels.path import KernelPath
 from kernels.shape import AttentionShape, Phase
 from qualification.attest import Promise, attention_markers, call_mismatch, promise_of, replay_mismatch
-from qualification.decision import Decision
 from qualification.evidence import Evidence
 from qualification.profile import Mark, Seen, profiled
-from qualification.recorded import Recorder
 from server.engine.dispatch import Choice, Dispatcher, NoPathError
 from server.engine.failures import is_device_lost
 from server.engine.messages import AttestationReport, AttestedBatch
 from server.engine.outcome import BatchError, Runner
 from server.engine.sequence import Batch
 from server.engine.step_attention import StepAttention
-from server.engine.warmup import synthetic_batch
 
 logger = logging.getLogger(__name__)
-
-_LEAST_QUERY = 17  # tokens of a probe's query, where the bucket allows it: more than one, and no whole tile
-_LEAST_CONTEXT = 33  # tokens of context before it
 
 
 class NothingSeen(Exception):
@@ -56,6 +51,14 @@ class Promises:
         return attention_markers(self.paths.values())
 
 
+class Records(Protocol):
+    """What an attestation uses of a Recorder."""
+
+    @property
+    def mark(self) -> Mark: ...
+    def take(self) -> Seen: ...
+
+
 class Attestor:
     """Only the stepping thread may call it."""
 
@@ -68,6 +71,7 @@ class Attestor:
         *,
         probes: Iterable[Batch],
         device: torch.device,
+        recorder: Records | None = None,
         graph_kernels: Callable[[Batch], Counter[str] | None] = lambda _: None,
         is_quarantining: bool,
         interval_s: float,
@@ -75,7 +79,8 @@ class Attestor:
     ) -> None:
         """`latest`: attention of the step that `runner` ran last. `interval_s` 0: only when asked.
 
-        `graph_kernels`: what the CUDA graph of a batch holds, by the driver's word.
+        `recorder`: of the driver's word, None for the profiler's; `graph_kernels`: what the CUDA graph of a batch
+        holds, by the driver's too.
         """
         self._runner = runner
         self._latest = latest
@@ -84,9 +89,10 @@ class Attestor:
         self._probes = tuple(probes)
         self.device = device
         self._is_quarantining = is_quarantining
-        self._recorder = Recorder(device) if device.type == "cuda" else None
+        self._recorder = recorder
         self._graph_kernels = graph_kernels
-        self._warm: list[Batch] = []  # those that ran before
+        self._warm: list[Batch] = []  # those that ran before, by these choices
+        self._warm_by: tuple[Choice, ...] = ()
         self._interval_s = interval_s
         self._clock = clock
         self._waiting: deque[Batch] = deque()
@@ -183,24 +189,31 @@ class Attestor:
 
     def _run(self, batch: Batch, choices: list[Choice]) -> Seen:
         """`choices` gets one for each marked call; none where the step was a replay."""
-        if self._recorder is not None and batch not in self._warm:
-            self._launch(batch, [], nullcontext)  # nothing may be compiled while it is captured
-            self._warm.append(batch)
         if self._recorder is None:
             seen = profiled(lambda mark: self._launch(batch, choices, mark), self.device)
         else:
+            self._prepare(batch)
             seen = self._record(self._recorder, batch, choices)
         if not any(seen.calls) and not seen.outside:
             raise NothingSeen("neither the profiler nor the driver names any kernel here")
         return seen
 
-    def _record(self, recorder: Recorder, batch: Batch, choices: list[Choice]) -> Seen:
+    def _prepare(self, batch: Batch) -> None:
+        """Nothing may be compiled while it is captured. An order or a quarantine brings paths that have not run."""
+        if self._warm_by != self._dispatcher.choices:
+            self._warm, self._warm_by = [], self._dispatcher.choices
+        if batch not in self._warm:
+            self._launch(batch, [], nullcontext)
+            self._warm.append(batch)
+
+    def _record(self, recorder: Records, batch: Batch, choices: list[Choice]) -> Seen:
         """By the driver's record; by the profiler where a path waits for the device and cannot be captured."""
+        recorder.take()  # what is left of a step that failed
         self._launch(batch, choices, recorder.mark)
         seen = recorder.take()
         if not choices:
             return Seen((), self._graph_kernels(batch) or Counter())
-        if len(seen.calls) == len(choices):
+        if all(choice.is_capturable for choice in choices):  # and if one failed, what serves is recorded again
             return seen
         choices.clear()
         return profiled(lambda mark: self._launch(batch, choices, mark), self.device)
@@ -251,41 +264,3 @@ class Attestor:
             return
         for path, phase in dict.fromkeys((choice.use.path, choice.decision.shape.phase) for choice in choices):
             self._quarantined += self._dispatcher.quarantine(path, phase)
-
-
-def probes_of(
-    decisions: Mapping[AttentionShape, Decision],
-    *,
-    page: int,
-    page_size: int,
-    max_len: int,
-    of_two: Container[str] = frozenset(),
-) -> list[Batch]:
-    """A batch of one sequence for each (phase, path), in its shortest buckets, over `page` alone.
-
-    `of_two`: paths that get another one of two sequences, since other kernels serve it.
-    """
-    shortest: dict[tuple[Phase, str], AttentionShape] = {}
-    for shape, decision in decisions.items():
-        if decision.path is None:
-            continue
-        known = shortest.get((shape.phase, decision.path))
-        if known is None or _lengths(shape, max_len) < _lengths(known, max_len):
-            shortest[shape.phase, decision.path] = shape
-    return [
-        synthetic_batch([lengths] * num_seqs, page_size, page=page)
-        for (_, path), shape in shortest.items()
-        for num_seqs in ((1, 2) if path in of_two else (1,))
-        if 0 < (lengths := _lengths(shape, max_len))[0] <= lengths[1]
-    ]
-
-
-def _lengths(shape: AttentionShape, max_len: int) -> tuple[int, int]:
-    """(query, context) tokens of a probe: inside of the buckets, near their lower ends."""
-    query = max(shape.query_bucket.lo + 1, min(_LEAST_QUERY, max_len // 2))
-    if shape.phase is Phase.PREFILL:
-        return query, query
-    if shape.phase is Phase.DECODE:
-        query = 1
-    context = max(shape.context_bucket.lo + 1, query + min(_LEAST_CONTEXT, max_len // 2))
-    return (query, context) if context <= max_len else (0, 0)

@@ -16,8 +16,9 @@ from kernels.fused.matmul_fallback import MatmulFallbacks
 from kernels.launch import install_compile_counter, num_compiles
 from qualification.decision import Pairs, Policy
 from qualification.plan import Plan, own_file
+from qualification.recorded import Recorder
 from server.engine.attention_timer import AttentionTimer, CpuDevice, CudaDevice
-from server.engine.attestation import Attestor, Promises, probes_of
+from server.engine.attestation import Attestor, Promises
 from server.engine.core import Engine, EngineOptions
 from server.engine.dispatch import Dispatcher, NoPathError
 from server.engine.graph_inputs import GraphInputs
@@ -35,7 +36,7 @@ from server.engine.quarantine import Quarantine
 from server.engine.runner import ModelRunner
 from server.engine.scheduler import Scheduler, SchedulerLimits
 from server.engine.step_tokens import StepTokens
-from server.engine.warmup import warm_up
+from server.engine.warmup import probes_of, warm_up
 from server.model.config import ModelConfig
 from server.model.kv_cache import KVCache
 from server.model.load import load_config, load_decoder, resolve_model
@@ -249,6 +250,7 @@ def _attestor(settings: Settings, parts: Parts, runner: ModelRunner, plan: Plan)
             parts.dispatcher.decisions, page=runner.num_pages, page_size=page_size, max_len=max_len, of_two=of_two
         ),
         device=parts.device,
+        recorder=Recorder(parts.device) if parts.device.type == "cuda" else None,
         graph_kernels=runner.recorded_kernels,
         is_quarantining=settings.on_unproven is not Policy.DEGRADE,
         interval_s=settings.attestation_interval_s,

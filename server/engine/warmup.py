@@ -1,7 +1,9 @@
-"""Batches that no client sent: one for each planned shape before ready, and the largest one to measure memory with."""
+"""Batches that no client sent: one for each planned shape before ready, those that are attested, and the largest one to
+measure memory with.
+"""
 
 from array import array
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 
 import torch
 
@@ -17,6 +19,8 @@ from server.engine.sequence import Batch, Sequence, phase_of
 _GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
 # Every part of the sampler.
 _HUNGRY = SamplingParams(max_tokens=1, top_p=0.9, min_p=0.01, repetition_penalty=1.1)
+_LEAST_QUERY = 17  # tokens of a probe's query, where the bucket allows it: more than one, and no whole tile
+_LEAST_CONTEXT = 33  # tokens of context before it
 
 
 def synthetic_batch(
@@ -67,6 +71,44 @@ def warm_up(
             runner.launch(synthetic_batch(rows, limits.page_size)).result()
     for num_rows in {1, min(2, limits.max_num_seqs)} if is_cuda else ():
         runner.launch(synthetic_batch([(1, 1)] * num_rows, limits.page_size, _HUNGRY)).result()
+
+
+def probes_of(
+    decisions: Mapping[AttentionShape, Decision],
+    *,
+    page: int,
+    page_size: int,
+    max_len: int,
+    of_two: Container[str] = frozenset(),
+) -> list[Batch]:
+    """A batch of one sequence for each (phase, path), in its shortest buckets, over `page` alone.
+
+    `of_two`: paths that get another one of two sequences, since other kernels serve it.
+    """
+    shortest: dict[tuple[Phase, str], AttentionShape] = {}
+    for shape, decision in decisions.items():
+        if decision.path is None:
+            continue
+        known = shortest.get((shape.phase, decision.path))
+        if known is None or _probe_lengths(shape, max_len) < _probe_lengths(known, max_len):
+            shortest[shape.phase, decision.path] = shape
+    return [
+        synthetic_batch([lengths] * num_seqs, page_size, page=page)
+        for (_, path), shape in shortest.items()
+        for num_seqs in ((1, 2) if path in of_two else (1,))
+        if 0 < (lengths := _probe_lengths(shape, max_len))[0] <= lengths[1]
+    ]
+
+
+def _probe_lengths(shape: AttentionShape, max_len: int) -> tuple[int, int]:
+    """(query, context) tokens of a probe: inside of the buckets, near their lower ends."""
+    query = max(shape.query_bucket.lo + 1, min(_LEAST_QUERY, max_len // 2))
+    if shape.phase is Phase.PREFILL:
+        return query, query
+    if shape.phase is Phase.DECODE:
+        query = 1
+    context = max(shape.context_bucket.lo + 1, query + min(_LEAST_CONTEXT, max_len // 2))
+    return (query, context) if context <= max_len else (0, 0)
 
 
 def measure_peak_bytes(runner: Runner, limits: EngineLimits, device: torch.device) -> int:
