@@ -100,9 +100,7 @@ def _row(
     tpot = [value * _MS for value in tpots if value is not None]
     good = [sample for sample in samples if sample.error is None]
     gaps = [gap * _MS for sample in good for gap in sample.gaps_s]
-    num_tokens = sum(sample.num_tokens for sample in good)
-    num_good = sum(map(objectives.is_good, samples))
-    num_reads = sum(len(sample.read_at) for sample in good)
+    num_tokens, num_good = sum(sample.num_tokens for sample in good), sum(map(objectives.is_good, samples))
     return ServeRow(
         case=case.name,
         scenario=case.scenario,
@@ -120,7 +118,7 @@ def _row(
         num_gaps=len(gaps),
         gap_p50_ms=quantile(gaps, 0.5),
         gap_p99_ms=quantile(gaps, 0.99),
-        tokens_per_read=num_tokens / num_reads if num_reads else None,
+        tokens_per_read=_tokens_per_read(good),
         output_tokens=num_tokens,
         output_tokens_per_s=num_tokens / duration_s if duration_s else None,
         goodput_per_s=num_good / duration_s if duration_s else None,
@@ -128,6 +126,11 @@ def _row(
         is_counted_by_server=all(sample.has_usage for sample in good),
         lag=lag,
     )
+
+
+def _tokens_per_read(samples: Sequence[Sample]) -> float | None:
+    num_reads = sum(len(sample.read_at) for sample in samples)
+    return sum(sample.num_tokens for sample in samples) / num_reads if num_reads else None
 
 
 def _steady_tpots(samples: Sequence[Sample]) -> list[float | None]:
