@@ -21,6 +21,7 @@ from server.api.keys import ApiKeys
 from server.api.lifecycle import Lifecycle
 from server.api.limited import within
 from server.api.responder import Responder
+from server.api.shown import plain_name
 from server.errors import (
     INTERNAL_MESSAGE,
     DeadlineExceeded,
@@ -148,9 +149,14 @@ class Guard:
         if self._keys is not None and scope["path"] not in self._open_paths:
             context.tenant = self._keys.check(headers.get(b"authorization"))
         if scope["method"] == "POST":
-            kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
-            if kind != b"application/json":  # also keeps a foreign web page from posting without a preflight
-                raise UnsupportedMediaType("Send the header 'Content-Type: application/json'.")
+            given = headers.get(b"content-type", b"")
+            if given.partition(b";")[0].strip().lower() != b"application/json":
+                # Also keeps a foreign web page from posting without a preflight.
+                what = f"{_plain(given)!r}" if given else "none"
+                raise UnsupportedMediaType(f"Send the header 'Content-Type: application/json', got {what}.")
+        coding = headers.get(b"content-encoding", b"identity")
+        if coding.strip().lower() not in (b"", b"identity"):
+            raise UnsupportedMediaType(f"The body must not be compressed, its Content-Encoding is {_plain(coding)!r}.")
 
     async def _read_body(self, receive: Receive, headers: Mapping[bytes, bytes], held: Body) -> bytes:
         limit = self._limits.max_body_bytes
@@ -198,6 +204,11 @@ class Guard:
             if outcome is Outcome.DISCONNECTED:
                 record.disconnected(is_slow=context.error_code == SlowClient.code)
             record.end(outcome, status=context.status, error_code=context.error_code)
+
+
+def _plain(value: bytes) -> str:
+    """A header's value for a message."""
+    return plain_name(value.decode("latin-1"))
 
 
 def _request_id(headers: Mapping[bytes, bytes]) -> str:

@@ -124,9 +124,26 @@ def test_too_many_or_too_large_headers_are_a_431(folder: Path) -> None:
     assert it.get("/livez", headers={"x-big": "a" * 33_000}).status_code == 431
 
 
-def test_a_body_that_does_not_call_itself_json_is_a_415(folder: Path) -> None:
-    answer = served(folder).request("POST", COMPLETIONS, content=b"{}", headers={"content-type": "text/plain"})
+@pytest.mark.parametrize(
+    ("headers", "value"),
+    [
+        ({"content-type": "text/plain; charset=utf-8"}, "'text/plain; charset=utf-8'"),
+        ({}, "none"),
+        (JSON | {"content-encoding": "gzip"}, "'gzip'"),
+    ],
+)
+def test_a_body_that_is_no_plain_json_by_its_headers_is_a_415_that_says_what_they_say(
+    folder: Path, headers: dict[str, str], value: str
+) -> None:
+    answer = served(folder).request("POST", COMPLETIONS, content=b"{}", headers=headers)
     assert (answer.status_code, answer.json()["error"]["code"]) == (415, "unsupported_media_type")
+    assert answer.json()["error"]["message"].endswith(f" {value}.")
+
+
+def test_a_body_that_calls_itself_uncompressed_is_taken(folder: Path) -> None:
+    headers = JSON | {"content-encoding": "identity"}
+    answer = served(folder).request("POST", "/tokenize", content=b'{"prompt": "a"}', headers=headers)
+    assert answer.status_code == 200
 
 
 def _all_routes(it: Served) -> list[tuple[str, str]]:
