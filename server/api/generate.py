@@ -216,10 +216,11 @@ def _prepared(
     if fields.stream_options is not None and not fields.stream:
         raise InvalidValue("stream_options needs stream to be true.", param="stream_options")
     stops = stops_of(fields.stop)
+    param = "messages" if isinstance(fields, ChatFields) else "prompt"
     check_choices(len(prompts), fields.n)
     jobs = []
     for i, (prompt, choice) in enumerate(itertools.product(prompts, range(fields.n))):
-        max_tokens = check_lengths(len(prompt), fields.max_tokens, default_tokens, ready.max_model_len)
+        max_tokens = check_lengths(len(prompt), fields.max_tokens, default_tokens, ready.max_model_len, param=param)
         sampling = sampling_of(fields, max_tokens, edge.tokenizer.vocab_size, edge.sampling_defaults, choice=choice)
         jobs.append(Job(i, f"{unique_id}-{i}", prompt, sampling, stops))
     return Prepared(fields, jobs)

@@ -33,21 +33,24 @@ def chat_prompt(
     if template is None:
         raise UnsupportedField("This model has no chat template; use /v1/completions.", param="messages")
     text = template.render(plain_messages(messages), add_generation_prompt=opens)
-    return encode_text(tokenizer, text, max_model_len, add_special_tokens=False)  # the template has written them
+    # The template has written the special tokens.
+    return encode_text(tokenizer, text, max_model_len, add_special_tokens=False, param="messages")
 
 
-def encode_text(tokenizer: Tokenizer, text: str, max_model_len: int, *, add_special_tokens: bool = True) -> list[int]:
-    """Token ids of `text`, at least one. Raises InvalidValue and PromptTooLong."""
+def encode_text(
+    tokenizer: Tokenizer, text: str, max_model_len: int, *, add_special_tokens: bool = True, param: str = "prompt"
+) -> list[int]:
+    """Token ids of `text`, at least one. `param`: the field it is of. Raises InvalidValue and PromptTooLong."""
     limit = max_model_len * MAX_CHARS_PER_TOKEN
     if len(text) > limit:
         raise PromptTooLong(
             f"This model's context holds {max_model_len} tokens, at most {limit} characters; "
             f"the prompt has {len(text)} characters.",
-            param="prompt",
+            param=param,
         )
     token_ids = tokenizer.encode(text, add_special_tokens=add_special_tokens)
     if not token_ids:
-        raise InvalidValue("The prompt is empty: it has 0 tokens and needs 1.", param="prompt")
+        raise InvalidValue("The prompt is empty: it has 0 tokens and needs 1.", param=param)
     return token_ids
 
 
@@ -58,11 +61,14 @@ def check_choices(num_prompts: int, num_choices: int) -> None:
         raise InvalidValue(message, param="n")
 
 
-def check_lengths(num_prompt_tokens: int, max_tokens: int | None, default: int | None, max_model_len: int) -> int:
+def check_lengths(
+    num_prompt_tokens: int, max_tokens: int | None, default: int | None, max_model_len: int, *, param: str = "prompt"
+) -> int:
     """The number of tokens that may be generated. Raises PromptTooLong when prompt and answer do not fit.
 
     max_tokens  as the request has it
     default     where the request has none; None: as many as fit
+    param       the field that the prompt is of
     """
     room = max_model_len - num_prompt_tokens
     if room >= (max_tokens or 1):
@@ -71,7 +77,7 @@ def check_lengths(num_prompt_tokens: int, max_tokens: int | None, default: int |
     raise PromptTooLong(
         f"This model's maximum context length is {max_model_len} tokens, but the request has "
         f"{num_prompt_tokens + (max_tokens or 1)}: {wanted}.",
-        param="max_tokens" if room > 0 else "prompt",
+        param="max_tokens" if room > 0 else param,
     )
 
 

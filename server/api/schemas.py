@@ -198,18 +198,17 @@ def prompts_of(prompt: Any) -> list[str | list[int]]:
         return [checked_text(prompt, "prompt")]
     if are_ids(prompt):
         return [prompt]
+    kinds = "prompt must be a string, token ids or a list of either"
     if not isinstance(prompt, list) or not prompt:
-        raise InvalidValue(
-            f"prompt must be a string, token ids or a list of either, got {shown(prompt)}.", param="prompt"
-        )
+        raise InvalidValue(f"{kinds}, got {shown(prompt)}.", param="prompt")
     if len(prompt) > MAX_PROMPTS:
         raise InvalidValue(f"prompt may hold {MAX_PROMPTS} prompts, got {len(prompt)}.", param="prompt")
     found: list[str | list[int]] = []
     for i, item in enumerate(prompt):
-        if isinstance(item, str):
-            found.append(checked_text(item, f"prompt[{i}]"))
-        else:
-            found.append(ids_of(item, f"prompt[{i}]"))
+        where = f"prompt[{i}]"
+        if not isinstance(item, str | list):
+            raise InvalidValue(f"{kinds}, got {shown(item)} at {where}.", param=where)
+        found.append(checked_text(item, where) if isinstance(item, str) else ids_of(item, where))
     return found
 
 

@@ -152,6 +152,8 @@ REFUSALS = [
     ),
     ({"messages": []}, "messages", "messages must be array of length >= 1, got an array of length 0."),
     ({"messages": None}, "messages", "The field 'messages' is missing."),
+    ({"messages": [{"role": "user", "content": "a" * 1024}]}, "messages", "This model's maximum context length is "),
+    ({"messages": [{"role": "user", "content": "a" * 1_000_000}]}, "messages", "This model's context holds "),
 ]
 
 
@@ -163,6 +165,18 @@ def test_every_kind_of_refusal_names_its_field_and_quotes_no_text(
     error = served(folder).post("/v1/chat/completions", body).json()["error"]
     assert error["param"] == param
     assert error["message"].startswith(message or "")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "param", "message"),
+    [
+        (["a", 5], "prompt[1]", "prompt must be a string, token ids or a list of either, got 5 at prompt[1]."),
+        ([[1], [1.5]], "prompt[1]", "prompt[1] must be a list of token ids, got an array of length 1."),
+    ],
+)
+def test_of_several_prompts_the_wrong_one_is_named(folder: Path, prompt: object, param: str, message: str) -> None:
+    error = served(folder).post(COMPLETIONS, {"prompt": prompt}).json()["error"]
+    assert (error["param"], error["message"]) == (param, message)
 
 
 def test_a_refusal_names_the_field_the_limit_and_the_value(folder: Path) -> None:
