@@ -30,7 +30,15 @@ from server.engine.outcome import BatchError
 from server.engine.overrides import Overrides
 from server.engine.pages import PagePool
 from server.engine.parts import Parts, num_pages, sizes_of_graphs
-from server.engine.planning import Progress, Unservable, cache_folder, fingerprint_fields, plan_attention, plan_rows
+from server.engine.planning import (
+    Progress,
+    Unservable,
+    cache_folder,
+    fingerprint_fields,
+    plan_attention,
+    plan_rows,
+    refuse_unserved,
+)
 from server.engine.products import choose_products
 from server.engine.quarantine import Quarantine
 from server.engine.runner import ModelRunner
@@ -95,6 +103,7 @@ def build_engine(
     if settings.attestation_interval_s:
         progress("attesting", "a forward pass of each path under the profiler")
     attested = attestor.attest_all("start") if settings.attestation_interval_s else None
+    refuse_unserved(parts.dispatcher.plan, plan, settings)
     if runner.dispatcher.timer is not None:
         runner.dispatcher.timer.start()
     ready = _ready(subject, parts, plan, engine, runner)

@@ -64,10 +64,14 @@ def plan_attention(
         overridden=overridden,
         progress=lambda done, total, what: progress("qualifying", f"{done}/{total} {what}"),
     )
-    if not plan.is_servable:
-        rows = plan_rows(plan.decisions, plan.evidence)
-        raise Unservable(_explain(plan.decisions, settings.on_unproven.value), rows)
+    refuse_unserved(plan.decisions, plan, settings)
     return plan
+
+
+def refuse_unserved(decisions: Mapping[AttentionShape, Decision], plan: Plan, settings: Settings) -> None:
+    """Raises Unservable where no path may serve some shape, by the plan's own `decisions` or by later ones."""
+    if any(decision.path is None for decision in decisions.values()):
+        raise Unservable(_explain(decisions, settings.on_unproven.value), plan_rows(decisions, plan.evidence))
 
 
 def cache_folder(settings: Settings) -> Path:

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pytest
 from tiny_llama import NUM_LAYERS, TinyLlama
@@ -12,11 +13,13 @@ from kernels.catalog import PATHS, path_named
 from kernels.path import KernelPath
 from kernels.shape import AttentionShape, Phase
 from qualification.decision import Decision, Pairs, Policy
+from qualification.matrix import load_matrix, save_matrix
 from qualification.profile import Seen
 from server.engine.attestation import Attestor, Records
 from server.engine.builder import BuiltEngine, build_engine
 from server.engine.dispatch import Dispatcher
 from server.engine.messages import AttestationReport, SamplingParams, Submit
+from server.engine.planning import Unservable
 from server.engine.warmup import probes_of
 from server.settings import DeviceChoice, Settings
 
@@ -72,17 +75,21 @@ class Subject:
         return found
 
 
-@pytest.fixture(scope="module")
-def subject(tiny_llama: TinyLlama, tmp_path_factory: pytest.TempPathFactory) -> Subject:
-    settings = Settings(
-        model=str(tiny_llama.folder),
+def settings_for(model: TinyLlama, cache: Path) -> Settings:
+    return Settings(
+        model=str(model.folder),
         device=DeviceChoice.CPU,
         on_unproven=Policy.QUALIFY,
         max_model_len=128,
         kv_cache_tokens=2048,
         max_num_seqs=8,
-        cache_dir=str(tmp_path_factory.mktemp("cache")),
+        cache_dir=str(cache),
     )
+
+
+@pytest.fixture(scope="module")
+def subject(tiny_llama: TinyLlama, tmp_path_factory: pytest.TempPathFactory) -> Subject:
+    settings = settings_for(tiny_llama, tmp_path_factory.mktemp("cache"))
     built = build_engine(settings, frozenset(), lambda *_: None)
     return Subject(built, built.runner.dispatcher.decisions)
 
@@ -104,6 +111,20 @@ def test_the_start_attests_every_phase(subject: Subject) -> None:
     of_decode = {BAG: 2 * NUM_LAYERS, "aten::_softmax": NUM_LAYERS}
     for batch in report.batches:
         assert batch.kernels == (of_decode if batch.phase == Phase.DECODE.value else {FLASH: NUM_LAYERS})
+
+
+def test_a_start_whose_attestation_leaves_a_shape_without_a_path_is_refused(
+    tiny_llama: TinyLlama, tmp_path: Path
+) -> None:
+    """The machine's own evidence names other kernels than run, and proves no other path."""
+    settings = settings_for(tiny_llama, tmp_path)
+    build_engine(settings, frozenset(), lambda *_: None)
+    (file,) = tmp_path.glob("evidence-*.json")
+    known = load_matrix(file).evidence.values()
+    save_matrix(file, [replace(entry, kernels=("aten::mm",)) for entry in known if entry.path == "sdpa.cpu"])
+    with pytest.raises(Unservable, match=r"sdpa\.cpu: quarantined .* sdpa\.math: unproven") as refused:
+        build_engine(settings, frozenset(), lambda *_: None)
+    assert {row.path for row in refused.value.plan} == {None}
 
 
 def test_a_path_that_silently_runs_another_kernel_is_caught(subject: Subject) -> None:
