@@ -45,8 +45,11 @@ def run(args: argparse.Namespace) -> int:
         sources = gather(args.place, args.bench, args.served, args.url)
         at = datetime.now(UTC).isoformat(timespec="seconds")
         args.out.write_text(render(sources, at=at, command=shlex.join(["hallmark", *sys.argv[1:]])), encoding="utf-8")
-    except (ReportError, OSError) as error:
+    except ReportError as error:
         print(f"hallmark: {error}", file=sys.stderr)
+        return ExitCode.ENVIRONMENT
+    except OSError as error:
+        print(f"hallmark: {args.out} cannot be written: {error.strerror}", file=sys.stderr)
         return ExitCode.ENVIRONMENT
     num_models = len(sources.models)
     print(f"{args.out}: {num_models} model{'s' if num_models != 1 else ''}, {args.out.stat().st_size / 1e6:.1f} MB")

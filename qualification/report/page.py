@@ -16,7 +16,7 @@ from qualification.difference import SPEED_TOLERANCE
 from qualification.evidence import SUITE, Evidence, strain
 from qualification.report.answers import Serving, model_gains, phase_gains, servings, statuses, where_gained
 from qualification.report.roofline import roofline
-from qualification.report.sources import BenchFile, Sources
+from qualification.report.sources import BenchFile, Live, Sources
 from qualification.report.views import HeatRow, ModelView, Roofs, roofs_of
 
 _TEMPLATE = Path(__file__).with_name("page.html.j2")
@@ -64,9 +64,22 @@ def _machine(sources: Sources) -> dict[str, Any]:
         "digests": sources.digests,
         "refused": sources.refused,
         "live": sources.live,
+        "live_differs": _differing(machine, sources.live),
         "runs": _runs(sources),
         "suite": SUITE,
     }
+
+
+def _differing(machine: Fingerprint, live: Live | None) -> list[str]:
+    """Fields in which a running server's fingerprint is not the evidence's; none where it does not tell it."""
+    theirs = live.attention.get("fingerprint") if live else None
+    if not isinstance(theirs, dict):
+        return []
+    return [
+        f"{name} {theirs[name] or 'none'}"
+        for name, value in _texts(machine)
+        if name in theirs and str(theirs[name] or "") != value
+    ]
 
 
 def _runs(sources: Sources) -> list[Evidence]:

@@ -106,6 +106,9 @@ def gather(place: Path, benches: Sequence[Path], served: Sequence[Path], url: st
         raise ReportError(
             f"a report is of one machine and one stack, {place} holds evidence of {len(machines)}: {found}"
         )
+    sides = tuple(side for path in served for side in _decode(path, ServeFile).sides)
+    if len(sides) == 1:
+        raise ReportError(f"--served has {sides[0].name} alone, and no server to show beside it")
     return Sources(
         tuple(models),
         machines.pop(),
@@ -113,7 +116,7 @@ def gather(place: Path, benches: Sequence[Path], served: Sequence[Path], url: st
         tuple(refused),
         tuple(gains),
         tuple(_decode(path, BenchFile) for path in benches),
-        tuple(side for path in served for side in _decode(path, ServeFile).sides),
+        sides,
         None if url is None else ask(url),
     )
 

@@ -17,6 +17,8 @@ from qualification_fakes import DECODE, MACHINE, SHAPE, checks, evidence, path
 from kernels.buckets import Bucket
 from kernels.path import Tier
 from kernels.shape import Phase
+from qualification.bench.serve_cases import ServePlan
+from qualification.bench.serve_file import ServedSide, ServeFile, save
 from qualification.evidence import SUITE, Evidence
 from qualification.full_model import Attention, FullModel, ModelTiming
 from qualification.matrix import save_matrix
@@ -209,11 +211,12 @@ def test_a_page_says_when_and_by_what_it_was_measured_and_whether_its_checks_are
     known = evidence(SHAPE, path("triton.x"), commit="abc123", command="hallmark qualify --preset demo")
     save_matrix(tmp_path / "a.json", [known])
     told = " ".join(page(tmp_path).split())
-    said = "Measured 2026-11-20T12:00:00+00:00 by <code>hallmark qualify --preset demo</code>, commit abc123"
+    said = "2026-11-20T12:00:00+00:00 by <code>hallmark qualify --preset demo</code>, commit <code>abc123</code>"
     assert said in told
     assert "Stale: " not in told
     save_matrix(tmp_path / "a.json", [replace(known, suite=SUITE - 1)])
-    assert f"Stale: that run's checks were suite {SUITE - 1}, this version's are suite {SUITE}." in page(tmp_path)
+    older = f"run of 2026-11-20T12:00:00+00:00 were suite {SUITE - 1}, this version's are suite {SUITE}."
+    assert f'<p class="alarm">Stale: the checks of the {older}' in page(tmp_path)
 
 
 def test_text_from_a_file_cannot_become_markup(tmp_path: Path) -> None:
@@ -242,6 +245,14 @@ def test_a_file_that_is_no_bench_is_refused_by_its_name(folder: Path) -> None:
     wrong.write_text("{}")
     with pytest.raises(ReportError, match=r"bench\.txt cannot be used"):
         gather(folder / "tiny.json", [wrong], [], None)
+
+
+def test_served_results_without_a_second_server_are_not_left_out_silently(folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "serve.txt"
+    save(file, ServeFile(1, "", "", ServePlan(), "", [ServedSide("ours", "", "", [], [])]))
+    with pytest.raises(ReportError, match="--served has ours alone"):
+        gather(folder / "tiny.json", [], [file], None)
+    assert len(gather(folder / "tiny.json", [], [file, file], None).served) == 2
 
 
 def test_rows_of_a_bench_stand_beside_their_peers(folder: Path, tmp_path: Path) -> None:
@@ -311,6 +322,31 @@ def test_a_live_server_shows_its_fallbacks(folder: Path) -> None:
     assert "prefill x: sdpa.math instead of triton.prefill (head_dim)" in text
     assert "<b>7</b> fallbacks since its start" in text
     assert "<b>1</b> compiles after ready since its start" in text
+
+
+@pytest.mark.parametrize(("torch", "is_told"), [("0.1", True), (None, False)])
+def test_a_server_of_another_stack_than_the_evidence_is_told_from_one_of_the_same(
+    folder: Path, torch: str | None, is_told: bool
+) -> None:
+    theirs = gather(folder, [], [], None).fingerprint
+    fingerprint = {name: getattr(theirs, name) for name in ("gpu", "driver", "torch")}
+    if torch is not None:
+        fingerprint["torch"] = torch
+    attention = {
+        "state": "ready", "model": "demo", "num_fallbacks": 0, "shapes": [], "launches": {}, "attestation": None,
+        "fingerprint": fingerprint,
+    }  # fmt: skip
+    with answering({"/attention": json.dumps(attention), "/metrics": ""}) as url:
+        text = page(folder, url=url)
+    assert ("another machine or stack than this evidence is of: torch 0.1." in text) == is_told
+
+
+def test_a_page_that_cannot_be_written_is_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    out = folder / "none" / "page.html"
+    assert run(parser.parse_args([str(folder), "--out", str(out)])) == 3
+    assert capsys.readouterr().err == f"hallmark: {out} cannot be written: No such file or directory\n"
 
 
 def test_a_server_that_does_not_tell_is_one_clear_line(folder: Path) -> None:
