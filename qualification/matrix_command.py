@@ -45,6 +45,8 @@ def run(args: argparse.Namespace) -> int:
         if args.action == "verify":
             return verify(args.place, machine=None if args.files_only else this_machine())
         return diff(args)
+    except BrokenPipeError:
+        raise  # whoever reads what is printed has gone: no fault of a file
     except (MatrixError, OSError) as error:
         print(f"hallmark: {error}", file=sys.stderr)
         return ExitCode.ENVIRONMENT

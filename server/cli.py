@@ -54,10 +54,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.command == "serve":
             flags = {name: text for name, text in vars(arguments).items() if name != "command"}
             return serve(read_settings(flags, os.environ))
-        return _VERDICTS[arguments.command](arguments) if arguments.command in _VERDICTS else doctor()
+        return _judge(arguments) if arguments.command in _VERDICTS else doctor()
     except StartError as error:
         print(f"hallmark: {error.message}", file=sys.stderr)
         return ExitCode.ENVIRONMENT if _VERDICTS.keys() & set(argv[:1]) else 2  # 2 is their verdict on speed
+
+
+def _judge(arguments: argparse.Namespace) -> int:
+    try:
+        return _VERDICTS[arguments.command](arguments)
+    except BrokenPipeError:  # `| head` has seen enough; what nobody saw is no pass
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains when it ends
+        return ExitCode.INCONCLUSIVE
 
 
 class _Parser(argparse.ArgumentParser):

@@ -67,6 +67,7 @@ class Console:
         for line in plan_table(refused.plan) if refused.plan else ():
             self._print(line)
         self._print(f"Hallmark refuses to serve: {refused.message}")
+        self._print(f"Until it is ended, {self._url}/readyz answers 503 with the reason.")  # or it looks as if it hung
 
     def on_plan(self, plan: list[PlanRow]) -> None:
         self._inner.on_plan(plan)

@@ -22,13 +22,16 @@ def report(fingerprint: Fingerprint, paths: Iterable[KernelPath]) -> Iterator[st
 
 def _row(path: KernelPath, fingerprint: Fingerprint) -> tuple[str, str, str, str]:
     phases = [phase for phase in Phase if phase in path.limits.phases]
-    usable, reasons = [], {}
+    usable, whys = [], []
     for dtype in Dtype:
         rejections = path.rejects(_plain_shape(path, phases[0], dtype), fingerprint)
         if rejections:
-            reasons.update(dict.fromkeys(f"{rejection.code.value}: {rejection.detail}" for rejection in rejections))
+            whys.append({f"{rejection.code.value}: {rejection.detail}": None for rejection in rejections})
         else:
             usable.append(dtype.value)
+    # What stands against every dtype is the machine's; that some are not taken besides says nothing of it.
+    reasons = [why for why in whys[0] if all(why in others for others in whys)] if whys else []
+    reasons = reasons or list(dict.fromkeys(why for each in whys for why in each))
     verdict = f"yes, in {', '.join(usable)}" if usable else f"no ({'; '.join(reasons)})"
     return path.name, path.tier.value, " ".join(phase.value for phase in phases), verdict
 

@@ -19,8 +19,10 @@ class ApiKeys:
         """Raises SettingsError."""
         try:
             keys = keys_of(file)
-        except (OSError, UnicodeDecodeError) as error:
-            raise SettingsError(f"--api-key-file {file}: cannot be read: {error}") from None
+        except OSError as error:
+            raise SettingsError(f"--api-key-file {file} cannot be read: {error.strerror}") from None
+        except UnicodeDecodeError as error:
+            raise SettingsError(f"--api-key-file {file} is not UTF-8 at byte {error.start}") from None
         if not keys:
             raise SettingsError(f"--api-key-file {file}: holds no key")
         return cls(keys)
