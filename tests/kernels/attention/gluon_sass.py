@@ -5,6 +5,7 @@ import subprocess
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
+from functools import lru_cache
 
 from triton import knobs
 
@@ -24,6 +25,7 @@ def instructions(labelled: list[str]) -> list[str]:
     return [line for line in labelled if not line.endswith(":")]
 
 
+@lru_cache(maxsize=1)  # several checks of one kernel ask for it, which takes as long as ptxas did
 def labelled_code(cubin: bytes) -> list[str]:
     """One instruction or label a line, in the order of the code."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
