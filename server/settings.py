@@ -166,7 +166,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     @property
     def model_name(self) -> str:
         """The name of the model in the API and in metric labels."""
-        return self.served_model_name or Path(self.model).name
+        return self.served_model_name or Path(self.model).absolute().name  # of . too
 
 
 def flag_of(field: str) -> str:
@@ -199,6 +199,8 @@ def _variables(known: Mapping[str, object], environ: Mapping[str, str]) -> dict[
 
 
 def _parse(source: str, text: str, kind: Any) -> Any:
+    if not text:  # as a host it would mean every interface, as a folder the current one
+        raise SettingsError(f"{source} is empty; leave it out for the default")
     try:
         text.encode()
         return msgspec.convert(text, kind, strict=False)
@@ -206,7 +208,9 @@ def _parse(source: str, text: str, kind: Any) -> Any:
         raise SettingsError(f"{source}: Expected UTF-8, got {text!r}") from None
     except msgspec.ValidationError as error:
         choices = _choices(kind)
-        wanted = f"Expected one of {', '.join(choices)}" if choices else str(error).split(", got")[0]
+        wanted = (
+            f"Expected one of {', '.join(choices)}" if choices else str(error).split(", got")[0].replace(" | null", "")
+        )
         raise SettingsError(f"{source}: {wanted}, got {text!r}") from None
 
 

@@ -1,5 +1,7 @@
 """Settings from flags and variables."""
 
+from pathlib import Path
+
 import msgspec
 import pytest
 
@@ -33,7 +35,7 @@ def test_a_switch_is_turned_off_by_flag_or_variable() -> None:
         ("gpu_memory_utilization", "nan", "> 0.0"),
         ("gpu_memory_utilization", "1.1", "<= 1.0"),
         ("max_model_len", "0", ">= 1"),
-        ("max_model_len", "", "Expected `int | null`"),
+        ("max_model_len", "many", "Expected `int`,"),
         ("max_queued_bytes", str(2**63), f"<= {2**63 - 1}"),  # more could not be told to the engine
         ("seed", str(2**63), f"<= {2**63 - 1}"),
         ("model", "/models/\udcff", "Expected UTF-8"),  # a byte of a path in another encoding
@@ -56,6 +58,12 @@ def test_a_value_that_cannot_be_used_is_refused_with_its_source_limit_and_value(
         assert "\n" not in error.value.message
 
 
+@pytest.mark.parametrize("field", ["host", "cache_dir", "api_key_file", "port", "seed"])
+def test_an_empty_value_is_refused_and_not_taken_for_every_interface_or_the_current_folder(field: str) -> None:
+    with pytest.raises(SettingsError, match=rf"^HALLMARK_{field.upper()} is empty"):
+        read_settings({}, {f"HALLMARK_{field.upper()}": ""})
+
+
 def test_an_unknown_variable_is_refused_and_the_closest_named() -> None:
     with pytest.raises(SettingsError, match=r"HALLMARK_PROT is no setting; did you mean HALLMARK_PORT\?"):
         read_settings({}, {"HALLMARK_PROT": "1"})
@@ -74,3 +82,4 @@ def test_settings_cross_the_socket_unchanged() -> None:
 def test_the_model_is_named_after_its_folder_unless_told_otherwise() -> None:
     assert Settings(model="/models/llama").model_name == "llama"
     assert Settings(model="/models/llama", served_model_name="mine").model_name == "mine"
+    assert Settings(model=".").model_name == Path.cwd().name
