@@ -1,5 +1,6 @@
 """What the documents say is so: tables, links, commands, endpoints and exit codes."""
 
+import argparse
 import importlib.util
 import re
 import tomllib
@@ -10,6 +11,7 @@ import pytest
 
 from qualification.canary.verdict import ExitCode
 from server.app import create_app
+from server.cli import build_parser
 from server.settings import Settings
 from server.telemetry.metrics import Metrics
 from server.telemetry.registry import Registry
@@ -61,6 +63,26 @@ def code_of(path: Path) -> str:
     """The parts of a document that are set as code."""
     text = path.read_text()
     return "\n".join(re.findall(r"^    .*$|`[^`\n]+`", text, flags=re.MULTILINE))
+
+
+def flags_of(parser: argparse.ArgumentParser, name: str = "hallmark") -> dict[str, set[str]]:
+    """Of each command, by its full name."""
+    found = {name: {flag for action in parser._actions for flag in action.option_strings}}
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for word, inner in action.choices.items():
+                found |= flags_of(inner, f"{name} {word}")
+    return found
+
+
+def test_every_flag_of_a_command_in_a_document_is_a_flag_of_that_command() -> None:
+    known = flags_of(build_parser())
+    texts = [path.read_text().replace("\\\n", " ") for path in (*DOCUMENTS, *(ROOT / "docs").glob("*/*.md"))]
+    name = r"\bhallmark (?:(?:bench|matrix) )?[a-z]+"
+    written = [found for text in texts for found in re.findall(rf"({name}\b)([^\n`#|]*)", text)]
+    flags = [(command, flag) for command, rest in written for flag in re.findall(r"(?<!\S)--[a-z0-9-]+", rest)]
+    assert len(flags) > 40
+    assert [(command, flag) for command, flag in flags if flag not in known.get(command, ())] == []
 
 
 def test_the_changelog_begins_with_the_version_of_the_project() -> None:
