@@ -24,7 +24,8 @@ from qualification.wrong import passed_wrongly
 
 logger = logging.getLogger(__name__)
 
-# What a kernel raises that cannot compute, or cannot be compiled or launched; it is evidence, not our own failure.
+# What a kernel or a peer's library raises that cannot compute, compile or launch: evidence, or a reason to be absent from
+# a benchmark, and no failure of our own.
 KERNEL_ERRORS = (RuntimeError, ValueError, TypeError, AssertionError, LookupError, ArithmeticError, TritonError)
 _DECODE_SEQUENCES = {"cpu": 2, "cuda": 8}  # in the timed batch
 _KEPT_BYTES_CPU = 2**28  # of references
@@ -135,7 +136,8 @@ def qualify_path(
         checks = check_path(path.run, cases(shape, bench.device, seed=bench.seed), references)
         measured = _measure(shape, path.run, bench)
     except KERNEL_ERRORS as error:
-        _release(path, shape, bench.device, error)
+        if (loss := loss_of(bench.device)) is not None:
+            raise DeviceLost(path.name, shape, error) from loss
         failure = f"{type(error).__name__}: {error}"[:_MAX_DETAIL]
         logger.warning("%s cannot serve %s: %s", path.name, shape, failure)
         return _evidence(shape, path, bench, failure=failure)
@@ -213,12 +215,13 @@ def _evidence(
     )
 
 
-def _release(path: KernelPath, shape: AttentionShape, device: torch.device, error: BaseException) -> None:
-    """After a failure: give memory back, and learn whether the device still works."""
+def loss_of(device: torch.device) -> RuntimeError | None:
+    """After a failure: give memory back. The error of a device that works no more."""
     if device.type != "cuda":
-        return
+        return None
     try:
         torch.cuda.synchronize(device)
         torch.cuda.empty_cache()
-    except RuntimeError as lost:
-        raise DeviceLost(path.name, shape, error) from lost
+    except RuntimeError as loss:
+        return loss
+    return None

@@ -18,7 +18,8 @@ from kernels.shape import Phase
 from qualification.bench.cases import BenchCase
 from qualification.bench.inputs import make_inputs
 from qualification.bench.peers import Unavailable
-from qualification.bench.run import CONTENDER_ERRORS, contenders_of
+from qualification.bench.run import contenders_of
+from qualification.qualify import KERNEL_ERRORS
 
 _MAX_BYTES = 2**31  # of a case: longer ones launch the same kernels, and the processes share the GPU's memory
 
@@ -55,7 +56,7 @@ def _call_each(cases: Sequence[BenchCase], *, names: Sequence[str], device: torc
     for case in cases:
         for contender in contenders:
             if case.shape.phase in contender.phases:
-                with suppress(Unavailable, *CONTENDER_ERRORS):
+                with suppress(Unavailable, *KERNEL_ERRORS):
                     contender.prepare(make_inputs(case, device, seed=seed)).call()
                     num_calls += 1
     return num_calls

@@ -10,7 +10,6 @@ import torch
 
 from kernels.attention.compare import Errors, Reference, reference_of
 from kernels.fingerprint import Fingerprint
-from kernels.launch import TritonError
 from kernels.path import KernelPath, Tier
 from kernels.shape import Phase
 from qualification.bench.cases import BenchCase
@@ -20,12 +19,11 @@ from qualification.bench.peers import Call, Peer, Prepared, Unavailable
 from qualification.bench.row import Absence, Outcome, Row
 from qualification.ceilings import Ceilings
 from qualification.evidence import Timing
+from qualification.qualify import KERNEL_ERRORS, loss_of
 from qualification.timing import time_together
 
 logger = logging.getLogger(__name__)
 
-# What a kernel or a peer's library raises that cannot compute, compile or launch: a reason to be absent.
-CONTENDER_ERRORS = (RuntimeError, ValueError, TypeError, AssertionError, LookupError, ArithmeticError, TritonError)
 _MAX_SPREAD = 0.005  # of a median: contenders are often within a few percent
 _MAX_REASON = 300  # characters
 
@@ -113,7 +111,7 @@ def measure_case(
         inputs = make_inputs(case, bench.device, seed=bench.seed)
         reference = reference_of(inputs.q, inputs.k, inputs.v, inputs.batch, inputs.flags, rows=inputs.rows)
     except RuntimeError as error:
-        _release("making inputs", bench.device, error)
+        _check_device("making inputs", bench.device, error)
         return (), tuple(Absence(case, one.name, f"no memory for inputs: {_line(error)}") for one in contenders)
     measured: list[_Measured] = []
     absent: list[Absence] = []
@@ -122,8 +120,8 @@ def measure_case(
             measured.append(_measure(contender, inputs, reference, bench))
         except Unavailable as unavailable:
             absent.append(Absence(case, contender.name, str(unavailable)))
-        except CONTENDER_ERRORS as error:
-            _release(contender.name, bench.device, error)
+        except KERNEL_ERRORS as error:
+            _check_device(contender.name, bench.device, error)
             logger.warning("%s cannot compute %s: %s", contender.name, case, _line(error))
             absent.append(Absence(case, contender.name, _line(error)))
     calls = {m.contender.name: m.call for m in measured}
@@ -208,12 +206,7 @@ def _line(error: BaseException) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())[:_MAX_REASON]
 
 
-def _release(name: str, device: torch.device, error: BaseException) -> None:
-    """After a failure: give memory back, and learn whether the device still works."""
-    if device.type != "cuda":
-        return
-    try:
-        torch.cuda.synchronize(device)
-        torch.cuda.empty_cache()
-    except RuntimeError as lost:
-        raise DeviceLost(f"{name} broke the device: {_line(error)}") from lost
+def _check_device(name: str, device: torch.device, error: BaseException) -> None:
+    """After a failure of `name`. Raises DeviceLost."""
+    if (loss := loss_of(device)) is not None:
+        raise DeviceLost(f"{name} broke the device: {_line(error)}") from loss
