@@ -5,8 +5,7 @@ import torch
 from kernels.launch import CompilationError, OutOfResources, PTXASError, TritonError
 from kernels.path import Reject
 
-LAUNCH_ERRORS: tuple[type[Exception], ...] = (RuntimeError, NotImplementedError, TritonError)
-
+LAUNCH_ERRORS: tuple[type[Exception], ...] = (RuntimeError, TritonError)
 
 # What the driver says of a launch that this GPU has no room for, a slice of one for example: nothing has run.
 _NO_ROOM = ("cluster misconfiguration", "too many resources requested for launch")
