@@ -46,10 +46,6 @@ class Plan:
     redecide: Callable[[AttentionShape, Pairs, Pairs], Decision]
     """Decide a shape again without the pairs that broke in service and those taken out by order. Measures nothing."""
 
-    @property
-    def is_servable(self) -> bool:
-        return all(decision.path is not None for decision in self.decisions.values())
-
 
 def make_plan(
     shapes: Sequence[AttentionShape],

@@ -61,6 +61,10 @@ def plan(folders: tuple[Path, Path], measurer: object, policy: Policy = Policy.Q
     )
 
 
+def is_servable(made: Plan) -> bool:
+    return all(decision.path is not None for decision in made.decisions.values())
+
+
 def review(folders: tuple[Path, Path], *proofs: Evidence) -> Path:
     file = folders[0] / gpu_folder(MACHINE.gpu) / "demo.json"
     save_matrix(file, proofs)
@@ -73,7 +77,7 @@ def test_without_any_evidence_every_able_path_is_measured(folders: tuple[Path, P
     assert measurer.asked == [(shape, name) for shape in SHAPES for name in ("first", "fallback")]
     assert {decision.status for decision in made.decisions.values()} == {Status.PROVISIONAL}
     assert made.matrix_verdict is MatrixVerdict.ABSENT
-    assert made.is_servable
+    assert is_servable(made)
     assert set(made.evidence) == set(measurer.asked)
 
 
@@ -90,7 +94,7 @@ def test_only_qualify_measures(folders: tuple[Path, Path], policy: Policy) -> No
     measurer = Measurer()
     made = plan(folders, measurer, policy)
     assert measurer.asked == []
-    assert made.is_servable == (policy is Policy.DEGRADE)
+    assert is_servable(made) == (policy is Policy.DEGRADE)
 
 
 def test_what_the_matrix_proves_is_not_measured(folders: tuple[Path, Path]) -> None:
@@ -153,7 +157,7 @@ def test_a_cache_that_breaks_while_it_is_measured_is_written_anew(folders: tuple
                 if pair != pairs[-1]:
                     own_file(folders[1], "evidence", MACHINE).write_bytes(content)
 
-    assert plan(folders, Broken()).is_servable
+    assert is_servable(plan(folders, Broken()))
     assert len(load_matrix(own_file(folders[1], "evidence", MACHINE)).evidence) == 4
 
 
@@ -173,7 +177,7 @@ def test_a_damaged_cache_is_measured_anew_with_a_warning(
     cache.write_bytes(cache.read_bytes()[:-9])
     measurer = Measurer()
     with caplog.at_level(logging.WARNING):
-        assert plan(folders, measurer).is_servable
+        assert is_servable(plan(folders, measurer))
     assert len(measurer.asked) == 4
     assert "own evidence is refused and measured again" in caplog.text
     assert len(load_matrix(cache).evidence) == 4
@@ -194,7 +198,7 @@ def test_a_cache_copied_from_another_stack_is_measured_anew(
 
 def test_a_failed_check_is_remembered_and_not_measured_again(folders: tuple[Path, Path]) -> None:
     made = plan(folders, Measurer(checks=checks(2.0)))
-    assert not made.is_servable
+    assert not is_servable(made)
     measurer = Measurer()
     again = plan(folders, measurer)
     assert measurer.asked == []
@@ -205,7 +209,7 @@ def test_what_a_path_raised_counts_now_and_is_tried_at_the_next_start(folders: t
     made = plan(folders, Measurer(checks=(), failure="OutOfMemoryError: full"))
     assert {decision.status for decision in made.decisions.values()} == {Status.FAILED}
     measurer = Measurer()
-    assert plan(folders, measurer).is_servable
+    assert is_servable(plan(folders, measurer))
     assert len(measurer.asked) == 4
 
 
@@ -233,7 +237,7 @@ def test_a_stale_matrix_says_so_and_the_machine_proves_itself(folders: tuple[Pat
     assert made.matrix_verdict is MatrixVerdict.STALE
     assert {decision.status for decision in made.decisions.values()} == {Status.PROVISIONAL}
     assert {made.evidence[shape, FIRST.name].fingerprint for shape in SHAPES} == {MACHINE}
-    assert not plan(folders, Measurer(), Policy.REFUSE).is_servable
+    assert not is_servable(plan(folders, Measurer(), Policy.REFUSE))
 
 
 def test_a_tampered_matrix_proves_nothing(folders: tuple[Path, Path], caplog: pytest.LogCaptureFixture) -> None:
@@ -250,7 +254,7 @@ def test_a_cache_that_cannot_be_written_costs_the_next_start_only(
 ) -> None:
     (tmp_path / "file").write_text("")
     made = plan((tmp_path / "matrices", tmp_path / "file" / "cache"), Measurer())
-    assert made.is_servable
+    assert is_servable(made)
     assert "cannot be kept for the next start" in caplog.text
 
 
