@@ -24,8 +24,8 @@ from qualification.wrong import passed_wrongly
 
 logger = logging.getLogger(__name__)
 
-# What a kernel or a peer's library raises that cannot compute, compile or launch: evidence, or a reason to be absent from
-# a benchmark, and no failure of our own.
+# What a kernel or a peer's library raises that cannot compute, compile or launch: evidence, or a reason to be absent
+# from a benchmark, and no failure of our own.
 KERNEL_ERRORS = (RuntimeError, ValueError, TypeError, AssertionError, LookupError, ArithmeticError, TritonError)
 _DECODE_SEQUENCES = {"cpu": 2, "cuda": 8}  # in the timed batch
 _KEPT_BYTES_CPU = 2**28  # of references
