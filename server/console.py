@@ -73,7 +73,7 @@ class Console:
         self._inner.on_plan(plan)
         fallbacks = [row for row in plan if row.fallback_reasons]
         self._print(f"The plan has changed: {len(fallbacks)} of {len(plan)} shapes fall back")
-        for line in plan_table(fallbacks):
+        for line in plan_table(fallbacks) if fallbacks else ():
             self._print(line)
 
     def on_step(self, record: StepRecord) -> None:

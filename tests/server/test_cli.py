@@ -243,6 +243,17 @@ def test_a_refusal_without_a_plan_begins_with_the_reason() -> None:
     assert lines[0] == "Hallmark refuses to serve: no"
 
 
+def test_a_changed_plan_is_its_fallbacks_and_one_line_where_there_are_none() -> None:
+    lines: list[str] = []
+    console = Console(Recorder(), model="m", url="", print_line=lines.append)
+    console.on_plan([ROW, msgspec.structs.replace(ROW, fallback_reasons=[])])
+    assert lines[0] == "The plan has changed: 1 of 2 shapes fall back"
+    assert len(lines) == 4  # a head of two lines, and the one
+    lines.clear()
+    console.on_plan([msgspec.structs.replace(ROW, fallback_reasons=[])])
+    assert lines == ["The plan has changed: 0 of 1 shapes fall back"]
+
+
 def test_everything_else_is_passed_on() -> None:
     recorder = Recorder()
     console = Console(recorder, model="m", url="", print_line=lambda _: None)
