@@ -11,13 +11,12 @@ written to memory but the output.
 
 from triton.experimental.gluon import jit
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
 from kernels.attention.gluon_decode import launch_dependents, wait_for_launch_before
 from kernels.attention.gluon_decode_exchange import combine_cluster
 from kernels.attention.gluon_decode_shares import heads_of_row
-from kernels.attention.gluon_decode_stream import NO_SCORE, tanh
+from kernels.attention.gluon_decode_stream import NO_SCORE, attend_tile
 
 
 @jit(do_not_specialize=["table_width"])
@@ -46,29 +45,30 @@ def hallmark_gluon_decode_cluster(
     for i in gl.static_range(STAGES + 1):
         pages = pages + (pages_of_tile(page_table, table_width, rank + i * CLUSTER, VARIANT),)  # type: ignore[assignment]  # noqa: RUF005
     end = gl.where(rows > 0, (keys + N - 1) // N, 0)
-    mbarrier.expect(ring[3], GROUPS * q_desc.block_type.nbytes, pred=rank < end)
+    mbarrier.expect(ring[5], GROUPS * q_desc.block_type.nbytes, pred=rank < end)
     for i in gl.static_range(STAGES):
         copy_tile(pages[i], rank + i * CLUSTER, keys, end, head, i, maps, ring, VARIANT)
         if i == 0:  # behind the first keys
             for group in gl.static_range(GROUPS):
                 box = ring[0].index(0).reshape([GROUPS, VARIANT.queries, VARIANT.members, D]).slice(group, 1)
-                tma.async_copy_global_to_shared(q_desc, [head, query, first_member, 0], ring[3], box, pred=rank < end)
+                tma.async_copy_global_to_shared(q_desc, [head, query, first_member, 0], ring[5], box, pred=rank < end)
     launch_dependents()
     acc = gl.full([GROUPS, D, COLUMNS], 0.0, gl.float32, MMA)
     largest = gl.full([GROUPS, COLUMNS], NO_SCORE, gl.float32, gl.SliceLayout(1, MMA))
     sums = gl.full([GROUPS, COLUMNS], 0.0, gl.float32, gl.SliceLayout(1, MMA))
     state = (acc, largest, sums)
     if rank < end:
-        mbarrier.wait(ring[3], 0)
+        mbarrier.wait(ring[5], 0)
         x = ring[0].index(0).reshape([GROUPS, COLUMNS, D]).permute([0, 2, 1]).load(RIGHT)
         ahead = pages[STAGES]  # type: ignore[var-annotated]
         for tile in range(rank, end, CLUSTER):
             fill = tile // CLUSTER
+            stage, phase = fill % STAGES, (fill // STAGES) & 1
             behind = tile + STAGES * CLUSTER
             next_pages = pages_of_tile(page_table, table_width, behind + CLUSTER, VARIANT)
-            mbarrier.wait(ring[4].index(fill % STAGES), (fill // STAGES) & 1)
-            state = attend_part(x, state, tile * N, keys, rows, fill, ring, (scale, softcap_scale), VARIANT)
-            copy_tile(ahead, behind, keys, end, head, fill % STAGES, maps, ring, VARIANT)
+            mbarrier.wait(ring[3].index(stage), phase)
+            state = attend_tile(x, state, tile * N, keys, rows, stage, phase, ring, (scale, softcap_scale), 0, VARIANT)
+            copy_tile(ahead, behind, keys, end, head, stage, maps, ring, VARIANT)
             ahead = next_pages
     target = (out, stride_out_query, stride_out_head, query, rows, head, first_member)
     combine_cluster(state, target, sinks, rank, VARIANT)
@@ -76,7 +76,7 @@ def hallmark_gluon_decode_cluster(
 
 @jit
 def make_rings(dtype: gl.constexpr, VARIANT: gl.constexpr):
-    """Queries, once for every group; stages of keys and of values; a barrier for queries, and one a stage for each."""
+    """Queries, once for every group; stages of keys and of values; a barrier a stage for each, and one for queries."""
     STAGES: gl.constexpr = VARIANT.stages
     Q_ROWS: gl.constexpr = VARIANT.key_groups * VARIANT.columns
     Q_LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for([Q_ROWS, VARIANT.block_d], dtype)
@@ -91,7 +91,7 @@ def make_rings(dtype: gl.constexpr, VARIANT: gl.constexpr):
     for i in gl.static_range(STAGES):
         mbarrier.init(k_full.index(i), count=1)
         mbarrier.init(v_full.index(i), count=1)
-    return queries, keys, values, q_full.index(0), k_full, v_full
+    return queries, keys, values, k_full, v_full, q_full.index(0)
 
 
 @jit
@@ -109,7 +109,7 @@ def pages_of_tile(page_table, table_width, tile, VARIANT: gl.constexpr):
 def copy_tile(pages, tile, keys, end, head, stage, maps, ring, VARIANT: gl.constexpr):
     """Start the copies of the boxes of a tile that hold keys."""
     _q_desc, k_desc, v_desc = maps
-    _queries, keys_ring, values, _q_full, k_full, v_full = ring
+    _queries, keys_ring, values, k_full, v_full, _q_full = ring
     BOX: gl.constexpr = VARIANT.box_n
     BOXES: gl.constexpr = VARIANT.block_n // BOX
     SHAPE: gl.constexpr = [BOXES, 1, BOX, VARIANT.block_d]
@@ -127,42 +127,3 @@ def copy_tile(pages, tile, keys, end, head, stage, maps, ring, VARIANT: gl.const
         at = [pages[i], head, (first + i * BOX) % VARIANT.page_size, 0]
         v_box = values.index(stage).reshape(SHAPE).slice(i, 1)
         tma.async_copy_global_to_shared(v_desc, at, v_bar, v_box, pred=i < count)
-
-
-@jit
-def attend_part(x, state, key, keys, rows, fill, ring, scales, VARIANT: gl.constexpr):
-    """One more tile of the online softmax, whose keys have arrived: as `attend_tile`, but every warp has other keys.
-
-    x      Q^T [key_groups, block_d, columns], the same for all groups
-    state  O^T [key_groups, block_d, columns] unnormalised; maxima in log2 and sums [key_groups, columns]
-    """
-    acc, largest, sums = state
-    scale, softcap_scale = scales
-    _queries, keys_ring, values, _q_full, _k_full, v_full = ring
-    MMA: gl.constexpr = acc.type.layout
-    LEFT: gl.constexpr = gl.DotOperandLayout(0, MMA, 2)
-    GROUPS: gl.constexpr = VARIANT.key_groups
-    N: gl.constexpr = VARIANT.block_n // GROUPS
-    TILE: gl.constexpr = [GROUPS, N, VARIANT.block_d]
-    stage = fill % VARIANT.stages
-    k = keys_ring.index(stage).reshape(TILE).load(LEFT)
-    s = mma_v2(k, x, gl.full([GROUPS, N, VARIANT.columns], 0.0, gl.float32, MMA))
-    if VARIANT.softcap:
-        s = tanh(s * softcap_scale)
-    if key + VARIANT.block_n > keys - rows + 1:  # beyond what the first query sees
-        g = gl.arange(0, GROUPS, layout=gl.SliceLayout(1, gl.SliceLayout(2, MMA)))[:, None, None]
-        n = gl.arange(0, N, layout=gl.SliceLayout(0, gl.SliceLayout(2, MMA)))[None, :, None]
-        c = gl.arange(0, VARIANT.columns, layout=gl.SliceLayout(0, gl.SliceLayout(1, MMA)))[None, None, :]
-        s = gl.where(key + g * N + n <= keys - rows + c // VARIANT.members, s, float("-inf"))
-    new_largest = gl.maximum(largest, gl.max(s, axis=1) * scale)
-    weights = gl.exp2(s * scale - new_largest[:, None, :])
-    decay = gl.exp2(largest - new_largest)
-    sums = sums * decay + gl.sum(weights, axis=1)
-    mbarrier.wait(v_full.index(stage), (fill // VARIANT.stages) & 1)
-    v = values.index(stage).reshape(TILE).permute([0, 2, 1]).load(LEFT)
-    if key + VARIANT.block_n > keys:  # what lies there may be NaN, and 0 * NaN is
-        g = gl.arange(0, GROUPS, layout=gl.SliceLayout(1, gl.SliceLayout(2, LEFT)))[:, None, None]
-        n = gl.arange(0, N, layout=gl.SliceLayout(0, gl.SliceLayout(1, LEFT)))[None, None, :]
-        v = gl.where(key + g * N + n < keys, v, gl.zeros_like(v))
-    p = gl.convert_layout(weights.to(k.dtype), x.type.layout)
-    return mma_v2(v, p, acc * decay[:, None, :]), new_largest, sums

@@ -1,4 +1,4 @@
-"""How the programs of a cluster put together the parts of a row, through their shared memory; in PTX, as in fused."""
+"""How the programs of a cluster put together the parts of a row, through their shared memory."""
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 # The signatures of jitted functions are Triton's: only their constexpr parameters are annotated.
@@ -7,7 +7,7 @@ from triton.experimental.gluon import jit
 from triton.experimental.gluon import language as gl
 
 from kernels.attention.gluon_decode import LOG2E, is_column, out_offset, query_head
-from kernels.fused.cluster import expect_parts, meet, received, send, wait_for_parts
+from kernels.fused.cluster import expect_parts, meet, received, received_one, send, send_one, wait_for_parts
 
 
 @jit
@@ -89,23 +89,3 @@ def finish_slice(o_at, stats_at, target, sinks, rank, VARIANT: gl.constexpr):
     dims = rank * SLICE + gl.arange(0, SLICE, layout=gl.SliceLayout(0, RESULT))
     inside = is_stored[:, None] & (dims < VARIANT.head_dim)[None, :]
     gl.store(target[0] + offset[:, None] + dims[None, :], o.to(target[0].dtype.element_ty), mask=inside)
-
-
-@jit
-def send_one(at, to, bar, value):
-    """A number to program `to`'s shared memory, and its bytes to that program's barrier."""
-    gl.inline_asm_elementwise(
-        """{
-        .reg .u32 there, theirs;
-        mapa.shared::cluster.u32 there, $1, $2;
-        mapa.shared::cluster.u32 theirs, $3, $2;
-        st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f32 [there], $4, [theirs];
-        mov.u32 $0, 0;
-        }""",
-        "=r,r,r,r,f", [at, to, bar, value], dtype=gl.int32, is_pure=False, pack=1,
-    )  # fmt: skip
-
-
-@jit
-def received_one(at):
-    return gl.inline_asm_elementwise("ld.shared.f32 $0, [$1];", "=f,r", [at], dtype=gl.float32, is_pure=False, pack=1)

@@ -81,42 +81,55 @@ def fetch(place, tile, first_tile, end, stage, maps, table, ring, lengths, windo
 
 
 @jit
+def positions_of(key, x, KEYS: gl.constexpr, VARIANT: gl.constexpr):
+    """Of the keys of a tile from `key` on along axis KEYS, 1 or 2, of x; where heads share them, all have the same."""
+    LAYOUT: gl.constexpr = x.type.layout
+    n = gl.arange(0, x.shape[KEYS], layout=gl.SliceLayout(0, gl.SliceLayout(3 - KEYS, LAYOUT)))
+    n = key + gl.expand_dims(gl.expand_dims(n, 0), 3 - KEYS)
+    if VARIANT.key_groups > 1:
+        group = gl.arange(0, VARIANT.key_groups, layout=gl.SliceLayout(1, gl.SliceLayout(2, LAYOUT)))
+        n += group[:, None, None] * x.shape[KEYS]
+    return n
+
+
+@jit
 def mask_scores(s, key, keys, rows, window, VARIANT: gl.constexpr):
-    """Scores [heads, block_n, columns] of keys from `key` on that a column's query does not see become -inf."""
+    """Scores [heads, keys, columns] of keys from `key` on that a column's query does not see become -inf."""
     LAYOUT: gl.constexpr = s.type.layout
     c = gl.arange(0, VARIANT.columns, layout=gl.SliceLayout(0, gl.SliceLayout(1, LAYOUT)))
-    n = key + gl.arange(0, VARIANT.block_n, layout=gl.SliceLayout(0, gl.SliceLayout(2, LAYOUT)))
+    n = positions_of(key, s, 1, VARIANT)
     position = keys - rows + c // VARIANT.members
-    seen = n[None, :, None] <= position[None, None, :]
+    seen = n <= position[None, None, :]
     if VARIANT.window:
-        seen = seen & (n[None, :, None] > (position - window)[None, None, :])
+        seen = seen & (n > (position - window)[None, None, :])
     return gl.where(seen, s, float("-inf"))
 
 
 @jit
 def zero_values(v, key, low, keys, VARIANT: gl.constexpr):
-    """V^T [heads, block_d, block_n], zeros for keys outside [low, keys): what lies there may be NaN, and 0 * NaN is."""
-    n = key + gl.arange(0, VARIANT.block_n, layout=gl.SliceLayout(0, gl.SliceLayout(1, v.type.layout)))
-    return gl.where(((n >= low) & (n < keys))[None, None, :], v, gl.zeros_like(v))
+    """V^T [heads, block_d, keys], zeros for keys outside [low, keys): what lies there may be NaN, and 0 * NaN is."""
+    n = positions_of(key, v, 2, VARIANT)
+    return gl.where((n >= low) & (n < keys), v, gl.zeros_like(v))
 
 
 @jit
 def attend_tile(x, state, key, keys, rows, stage, phase, ring, scales, window, VARIANT: gl.constexpr):
     """One more tile of the online softmax, whose keys have arrived.
 
-    x      Q^T [heads, block_d, columns]
+    x      Q^T [heads, block_d, columns]; for `heads` read those, or the groups of one head's keys, here and below
     state  O^T [heads, block_d, columns] unnormalised; maxima in log2 and sums [heads, columns]
+    ring   keys, values and the barriers of values are its second, third and fifth
     """
     acc, largest, sums = state
     scale, softcap_scale = scales
-    _queries, keys_ring, values, _k_full, v_full = ring
     MMA: gl.constexpr = acc.type.layout
     LEFT: gl.constexpr = gl.DotOperandLayout(0, MMA, 2)
+    HEADS: gl.constexpr = VARIANT.heads * VARIANT.key_groups
     N: gl.constexpr = VARIANT.block_n
-    TILE: gl.constexpr = [VARIANT.heads, N, VARIANT.block_d]
+    TILE: gl.constexpr = [HEADS, N // VARIANT.key_groups, VARIANT.block_d]
     low = first_visible(rows, keys, window, VARIANT)
-    k = keys_ring.index(stage).reshape(TILE).load(LEFT)
-    s = mma_v2(k, x, gl.full([VARIANT.heads, N, VARIANT.columns], 0.0, gl.float32, MMA))
+    k = ring[1].index(stage).reshape(TILE).load(LEFT)
+    s = mma_v2(k, x, gl.full([HEADS, TILE[1], VARIANT.columns], 0.0, gl.float32, MMA))
     if VARIANT.softcap:
         s = tanh(s * softcap_scale)
     is_masked = key + N > keys - rows + 1  # beyond what the first query sees
@@ -128,8 +141,8 @@ def attend_tile(x, state, key, keys, rows, stage, phase, ring, scales, window, V
     weights = gl.exp2(s * scale - new_largest[:, None, :])
     decay = gl.exp2(largest - new_largest)
     sums = sums * decay + gl.sum(weights, axis=1)
-    mbarrier.wait(v_full.index(stage), phase)
-    v = values.index(stage).reshape(TILE).permute([0, 2, 1]).load(LEFT)
+    mbarrier.wait(ring[4].index(stage), phase)
+    v = ring[2].index(stage).reshape(TILE).permute([0, 2, 1]).load(LEFT)
     if (key + N > keys) | (key < low):
         v = zero_values(v, key, low, keys, VARIANT)
     p = gl.convert_layout(weights.to(k.dtype), x.type.layout)

@@ -120,3 +120,24 @@ def received(at):
         "ld.shared.v4.f32 {$0, $1, $2, $3}, [$4];",
         "=f,=f,=f,=f,r,r,r,r", [at], dtype=gl.float32, is_pure=False, pack=4,
     )  # fmt: skip
+
+
+@jit
+def send_one(at, to, bar, values):
+    """As `send`, one value at a time."""
+    gl.inline_asm_elementwise(
+        """{
+        .reg .u32 there, theirs;
+        mapa.shared::cluster.u32 there, $1, $2;
+        mapa.shared::cluster.u32 theirs, $3, $2;
+        st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f32 [there], $4, [theirs];
+        mov.u32 $0, 0;
+        }""",
+        "=r,r,r,r,f", [at, to, bar, values], dtype=gl.int32, is_pure=False, pack=1,
+    )  # fmt: skip
+
+
+@jit
+def received_one(at):
+    """As `received`, one value at a time."""
+    return gl.inline_asm_elementwise("ld.shared.f32 $0, [$1];", "=f,r", [at], dtype=gl.float32, is_pure=False, pack=1)
