@@ -172,9 +172,7 @@ def _attend(
     _check_lengths(q, k, batch)
     _check_flags(q, flags)
     chosen = _choose(q, k, batch, flags, path)
-    if batch.page_table is not None and batch.page_table.shape[1] == 0:
-        out.zero_()  # no key, so no query sees one; kernels may read a first entry
-    elif q.shape[0] > 0:
+    if q.shape[0] > 0:
         assert chosen.run is not None, "a path that cannot be imported rejects every shape"
         chosen.run(q, k, v, batch, flags, out)
     return out

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from triton.runtime import driver
 
 from kernels.attention.batch import AttentionBatch, AttentionFlags
 from kernels.attention.gluon_calls import Launches, Maps, TensorMap, any_map, repeated, scales, tensor_map
@@ -45,8 +46,10 @@ def run_decode(
         raise ValueError("mask: expected causal, found another")
     if q.shape[0] == 0:
         return None
-    if k.shape[0] == 0:
-        out.zero_()  # no key, so no query sees one; TMA takes no empty tensor
+    table = batch.page_table
+    assert table is not None, "decode reads pages"
+    if k.shape[0] == 0 or table.shape[1] == 0:
+        out.zero_()  # no key, so no query sees one; TMA takes no empty tensor, and a table's first entry may be read
         return None
     addressable = _addressable(q)
     if addressable is not q:
@@ -55,9 +58,14 @@ def run_decode(
     max_queries = max(1, batch.max_seqlen_q)
     heads = (q.shape[1], k.shape[2])
     max_keys = batch.max_context if flags.window is None else min(batch.max_context, flags.window)
-    variant = variant_of(q.shape[2], k.shape[1], heads, max_queries, batch.num_seqs, max_keys, flags)
-    prepare = launches_of if variant.cluster == 1 else launch_of_clusters
-    return prepare(q, k, v, batch, flags, out, variant=variant)
+    sizes = (q.shape[2], k.shape[1], heads, max_queries, batch.num_seqs, max_keys)
+    variant = variant_of(*sizes, flags)
+    if variant.cluster > 1:
+        launch = launch_of_clusters(q, k, v, batch, flags, out, variant=variant)
+        if launch is not None:
+            return launch
+        variant = variant_of(*sizes, flags, in_clusters=False)
+    return launches_of(q, k, v, batch, flags, out, variant=variant)
 
 
 def launches_of(
@@ -65,27 +73,23 @@ def launches_of(
     variant: DecodeVariant,
 ) -> Launches:  # fmt: skip
     """The launches of a call, of a variant made for these arguments."""
-    table, context_lens, sinks = batch.page_table, batch.context_lens, flags.sinks
-    assert table is not None, "decode reads pages"
-    assert context_lens is not None, "decode reads pages"
-    strides = (out.stride(0), out.stride(1))
-    tensors = (out, sinks, batch.cu_seqlens_q, context_lens, table)
-    to_launch = launcher(variant, q.device, q.dtype, *map(pointer_class, tensors), strides)
-    split, num_programs, columns = to_launch.split, to_launch.num_programs, variant.heads * variant.columns
-    scratch = torch.empty(2 * num_programs * columns * (variant.block_d + 2), dtype=torch.float32, device=q.device)
+    operands = operands_of(batch, flags, out)
+    to_launch = launcher(variant, q.device, *operands.compiled_in(q.dtype))
+    split, num_programs = to_launch.split, to_launch.num_programs
+    size = 2 * num_programs * variant.heads * variant.columns * (variant.block_d + 2)
+    # One for all layers of a step: written when the launch before has ended, which may have read it.
+    scratch = batch.once(("decode scratch", size), lambda: torch.empty(size, dtype=torch.float32, device=q.device))
     rows_of_sequence = k.shape[2] // variant.heads * variant.parts
     window = 0 if flags.window is None else min(flags.window, _MAX_WINDOW)
-    sinks_at = None if sinks is None else sinks.data_ptr()
-    result = (out.data_ptr(), scratch.data_ptr(), sinks_at, batch.cu_seqlens_q.data_ptr(), context_lens.data_ptr())
-    numbers = (batch.num_seqs, rows_of_sequence)
-    combine = (*result, *strides, *numbers, window)
+    out_at, *between, table_at = operands.addresses()
+    result = (out_at, scratch.data_ptr(), *between)
+    strides, numbers = operands.strides(), (batch.num_seqs, rows_of_sequence)
     return Launches(
         split,
         num_programs,
-        query_map(split, variant.group, q.shape, q.stride()).at(q.data_ptr()),
-        page_maps(split, k.shape, k.stride(), v.stride(), (k.data_ptr() | v.data_ptr()) % 16),
-        (*result, table.data_ptr(), *strides, table.stride(0), *numbers, *scales(flags), window),
-        then=to_launch.combine.repeated((num_programs, variant.heads, 1), combine),
+        *maps_of(split, variant, q, k, v),
+        (*result, table_at, *strides, operands.table.stride(0), *numbers, *scales(flags), window),
+        then=to_launch.combine.repeated((num_programs, variant.heads, 1), (*result, *strides, *numbers, window)),
         held=(scratch,),
     )
 
@@ -93,23 +97,52 @@ def launches_of(
 def launch_of_clusters(
     q: Tensor, k: Tensor, v: Tensor, batch: AttentionBatch, flags: AttentionFlags, out: Tensor, *,
     variant: DecodeVariant,
-) -> Launches:  # fmt: skip
-    """The launch of a call for one sequence, of a variant made for these arguments."""
-    table, context_lens, sinks = batch.page_table, batch.context_lens, flags.sinks
-    assert table is not None, "decode reads pages"
-    assert context_lens is not None, "decode reads pages"
-    strides = (out.stride(0), out.stride(1))
-    tensors = (out, sinks, batch.cu_seqlens_q, context_lens, table)
-    kernel = cluster_launcher(variant, q.device, q.dtype, *map(pointer_class, tensors), strides)
-    sinks_at = None if sinks is None else sinks.data_ptr()
-    lengths = (batch.cu_seqlens_q.data_ptr(), context_lens.data_ptr())
+) -> Launches | None:  # fmt: skip
+    """The launch of a call for one sequence, of a variant made for these arguments; None where no cluster has room."""
+    operands = operands_of(batch, flags, out)
+    kernel = cluster_launcher(variant, q.device, *operands.compiled_in(q.dtype))
+    if kernel is None:
+        return None
     return Launches(
         kernel,
         k.shape[2] * variant.parts,
-        query_map(kernel, variant.group, q.shape, q.stride()).at(q.data_ptr()),
-        page_maps(kernel, k.shape, k.stride(), v.stride(), (k.data_ptr() | v.data_ptr()) % 16),
-        (out.data_ptr(), sinks_at, *lengths, table.data_ptr(), *strides, table.shape[1], *scales(flags)),
+        *maps_of(kernel, variant, q, k, v),
+        (*operands.addresses(), *operands.strides(), operands.table.shape[1], *scales(flags)),
     )
+
+
+class Operands(NamedTuple):
+    """A call's tensors besides queries, keys and values, in the order in which the kernels take them."""
+
+    out: Tensor
+    sinks: Tensor | None
+    cu_seqlens_q: Tensor
+    context_lens: Tensor
+    table: Tensor
+
+    def strides(self) -> tuple[int, int]:
+        """Of the output."""
+        return self.out.stride(0), self.out.stride(1)
+
+    def compiled_in(self, dtype: torch.dtype) -> tuple[Any, ...]:
+        """What `compiled_decode` and `compiled_cluster` take behind the variant."""
+        return dtype, *map(pointer_class, self), self.strides()
+
+    def addresses(self) -> tuple[int | None, ...]:
+        return tuple(None if x is None else x.data_ptr() for x in self)
+
+
+def operands_of(batch: AttentionBatch, flags: AttentionFlags, out: Tensor) -> Operands:
+    table, context_lens = batch.page_table, batch.context_lens
+    assert table is not None, "decode reads pages"
+    assert context_lens is not None, "pages come with lengths"
+    return Operands(out, flags.sinks, batch.cu_seqlens_q, context_lens, table)
+
+
+def maps_of(kernel: Loaded, variant: DecodeVariant, q: Tensor, k: Tensor, v: Tensor) -> tuple[tuple[object, ...], Maps]:
+    """The kernel's arguments for the queries, and the maps of the pages."""
+    queries = query_map(kernel, variant.group, q.shape, q.stride()).at(q.data_ptr())
+    return queries, page_maps(kernel, k.shape, k.stride(), v.stride(), (k.data_ptr() | v.data_ptr()) % 16)
 
 
 # Pure functions of what is compiled in: the caches hold no state. What falls out is found again in Triton's own cache.
@@ -120,8 +153,21 @@ def launcher(variant: DecodeVariant, device: torch.device, *compiled_in: Any) ->
 
 
 @lru_cache(maxsize=256)
-def cluster_launcher(variant: DecodeVariant, device: torch.device, *compiled_in: Any) -> Loaded:
-    return Loaded(compiled_cluster(variant, *compiled_in), device, cluster=variant.cluster)
+def cluster_launcher(variant: DecodeVariant, device: torch.device, *compiled_in: Any) -> Loaded | None:
+    """None where the device has no room for a cluster, as a slice of a GPU may not."""
+    kernel = compiled_cluster(variant, *compiled_in)
+    loaded = Loaded(kernel, device, cluster=variant.cluster)
+    return loaded if _most_clusters(kernel, variant.cluster) > 0 else None
+
+
+def _most_clusters(kernel: Any, cluster: int) -> int:
+    """Clusters that the current device can run at a time, of a kernel that is loaded."""
+    try:  # Triton asks for programs of 128 threads, as ours are
+        return int(driver.active.utils.cuOccupancyMaxActiveClusters(kernel.function, kernel.metadata.shared, cluster))
+    except RuntimeError as error:
+        if "cluster misconfiguration" in str(error):
+            return 0
+        raise
 
 
 def compiled_cluster(

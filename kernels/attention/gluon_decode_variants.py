@@ -118,18 +118,18 @@ class DecodeVariant:
 
 def variant_of(
     head_dim: int, page_size: int, heads: tuple[int, int], max_queries: int, num_seqs: int, max_context: int,
-    flags: AttentionFlags,
+    flags: AttentionFlags, *, in_clusters: bool = True,
 ) -> DecodeVariant:  # fmt: skip
     """The variant for these arguments, heads being (query heads, KV heads).
 
-    Raises ValueError for a head dim or a page size that none takes.
+    in_clusters: whether clusters may share rows. Raises ValueError for a head dim or a page size that none takes.
     """
     variant = _variant(
         head_dim, page_size, heads, max_queries,
         num_seqs >= LARGE_SEQS and num_seqs * max_context >= LARGE_TOKENS,
         (flags.window is not None, flags.softcap is not None, flags.sinks is not None),
     )  # fmt: skip
-    if num_seqs > 1 or variant.window or variant.columns > MIN_COLUMNS:
+    if not in_clusters or num_seqs > 1 or variant.window or variant.columns > MIN_COLUMNS:
         return variant
     cluster = CLUSTERS.get(heads[1] * variant.parts)
     if cluster is None or max_context > cluster * CLUSTER_KEYS[variant.block_d]:

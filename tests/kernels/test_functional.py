@@ -100,16 +100,23 @@ def test_an_empty_batch_is_an_empty_output(device: torch.device) -> None:
     assert attention_varlen(**arguments).shape == (0, 4, 16)
 
 
-def test_a_page_table_without_a_page_gives_zeros(device: torch.device) -> None:
-    arguments = paged_arguments(device)
-    num_seqs = arguments["page_table"].shape[0]
-    arguments.update(
-        page_table=torch.zeros(num_seqs, 0, dtype=INT, device=device),
-        context_lens=torch.zeros(num_seqs, dtype=INT, device=device),
-        max_context=0,
-    )
-    out = torch.full_like(arguments["q"], float("nan"))
-    assert not attention_paged(**arguments, out=out).any()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("max_queries", [1, 2])
+def test_a_page_table_without_a_page_gives_zeros_on_every_path(
+    max_queries: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    q = torch.randn(1 + max_queries, 4, 16, device=device).to(dtype)
+    k, v = torch.randn(2, 6, 16, 2, 16, device=device).to(dtype)
+    starts = torch.tensor([0, 1, 1 + max_queries], dtype=INT, device=device)
+    table, lens = torch.zeros(2, 0, dtype=INT, device=device), torch.zeros(2, dtype=INT, device=device)
+    batch = AttentionBatch(starts, max_queries, 0, page_table=table, context_lens=lens)
+    found = candidates(q, k, batch, AttentionFlags(0.25))
+    names = {path.name for path, rejections in found if not rejections}
+    assert {f"triton.{'decode' if max_queries == 1 else 'extend'}", "sdpa.math"} <= names
+    for name in names:
+        out = torch.full_like(q, float("nan"))
+        attention_paged(q, k, v, table, lens, starts, max_queries, 0, path=name, out=out)
+        assert not out.any(), name
 
 
 def test_candidates_give_each_path_with_its_reasons(device: torch.device) -> None:

@@ -42,12 +42,21 @@ class _Launcher:
         )
 
 
+def _most_clusters(_function: int, _shared_bytes: int, cluster: int) -> int:
+    """As on a slice of a GPU where 4 programs of a cluster of 8 have room: of larger ones the driver knows nothing."""
+    if cluster > 8 and not _Recording.is_whole:
+        raise RuntimeError("Triton Error [CUDA]: cluster misconfiguration")
+    return 7 if _Recording.is_whole else 0
+
+
 class _Recording(_Hopper):
+    is_whole = True
     launcher_cls = _Launcher
     utils = SimpleNamespace(
         load_binary=lambda *_: (1, 2, 0, 0, 1024),
         get_device_properties=lambda _: {"max_shared_mem": 232_448},
         fill_tma_descriptor=lambda address, *_: f"map of {address}",
+        cuOccupancyMaxActiveClusters=_most_clusters,
     )
 
 
@@ -68,6 +77,30 @@ def call(contexts: list[int], *, max_context: int = 4096) -> list[dict[str, Any]
     return list(_Launcher.launches)
 
 
+def call_of_one(kv_heads: int, *, columns: int = 16) -> dict[str, Any]:
+    """What a call for one sequence launches, whose page table has so many columns; whether it gave zeros at once."""
+    _Launcher.launches.clear()
+    q = torch.zeros(1, 8, 64, dtype=torch.bfloat16)
+    k, v = torch.zeros(2, 4, 64, kv_heads, 64, dtype=torch.bfloat16)
+    lengths = torch.tensor([0, 1], dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
+    table = torch.zeros(1, columns, dtype=torch.int32)
+    batch = AttentionBatch(lengths[0], 1, 64 * columns, page_table=table, context_lens=lengths[1])
+    out = torch.ones_like(q)
+    gluon_decode_launch.run_decode(q, k, v, batch, AttentionFlags(0.1), out)
+    return {"names": [launch["name"] for launch in _Launcher.launches], "is_zero": not out.any().item()}
+
+
+def on_a_slice(kv_heads: int) -> dict[str, Any]:
+    """As `call_of_one`, where no cluster has room."""
+    gluon_decode_launch.cluster_launcher.cache_clear()
+    _Recording.is_whole = False
+    try:
+        return call_of_one(kv_heads)
+    finally:
+        _Recording.is_whole = True
+        gluon_decode_launch.cluster_launcher.cache_clear()
+
+
 def layers_of_a_step(layers: int) -> dict[str, object]:
     """Layers with pages and flags of their own, whose batch keeps its plans; every third has an output of its own."""
     _Launcher.launches.clear()
@@ -85,13 +118,28 @@ def layers_of_a_step(layers: int) -> dict[str, object]:
     for layer in range(layers):
         out = outs[layer % 3 == 0]
         k, v = torch.zeros(2, 4, 64, 2, 64, dtype=torch.bfloat16)
-        gluon_decode_launch.run_decode(q, k, v, batch, AttentionFlags(0.1), out)
-        gluon_decode_launch.run_decode(q, k, v, replace(batch, plans=None), AttentionFlags(0.1), out)
+        for plans in (batch.plans, None):
+            gluon_decode_launch.run_decode(q, k, v, replace(batch, plans=plans), AttentionFlags(0.1), out)
         *shared, split, combine = map(besides_scratch, _Launcher.given[-4:])
         if shared != [split, combine]:
             wrong.append(layer)
     assert batch.plans is not None
     return {"launches": len(_Launcher.launches), "wrong": wrong, "kept": len(batch.plans)}
+
+
+def scratch_of_a_step(layers: int) -> dict[str, int]:
+    """How many scratch tensors layers with sinks of their own have, whose batch keeps plans; and how many launches."""
+    _Launcher.given.clear()
+    q = torch.zeros(2, 8, 64, dtype=torch.bfloat16)
+    out, pages = torch.zeros_like(q), torch.zeros(2, 4, 64, 2, 64, dtype=torch.bfloat16)
+    table, context_lens = torch.zeros(2, 64, dtype=torch.int32), torch.tensor([1, 2], dtype=torch.int32)
+    starts = torch.arange(3, dtype=torch.int32)
+    batch = AttentionBatch(starts, 1, 4096, page_table=table, context_lens=context_lens, plans={})
+    sinks = torch.zeros(layers, 8)
+    for of_layer in sinks:
+        gluon_decode_launch.run_decode(q, *pages, batch, AttentionFlags(0.1, sinks=of_layer), out)
+    scratch = {given[scratch_at(given)] for given in _Launcher.given}
+    return {"launches": len(_Launcher.given), "scratch": len(scratch)}
 
 
 def layers_of_one(layers: int) -> dict[str, object]:
@@ -121,8 +169,12 @@ def layers_of_one(layers: int) -> dict[str, object]:
 
 def besides_scratch(given: tuple[Any, ...]) -> list[Any]:
     """A launch's arguments without the address of partial results, which is behind that of the output."""
-    at = 28 if len(given) > 28 else 1
+    at = scratch_at(given)
     return [*given[:at], *given[at + 1 :]]
+
+
+def scratch_at(given: tuple[Any, ...]) -> int:
+    return 28 if len(given) > 28 else 1
 
 
 def num_compiled() -> int:
@@ -143,6 +195,10 @@ def main() -> None:
     }
     compiled.append(num_compiled())
     result["of_one"] = layers_of_one(4)
+    result["scratch"] = scratch_of_a_step(5)
+    result["no_columns"] = call_of_one(4, columns=0)
+    result["whole"] = [call_of_one(kv_heads) for kv_heads in (4, 8)]
+    result["slice"] = [on_a_slice(kv_heads) for kv_heads in (4, 8)]
     print(json.dumps(result | {"compiled": compiled}))
 
 

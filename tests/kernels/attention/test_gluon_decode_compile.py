@@ -105,13 +105,28 @@ def test_what_no_variant_takes_is_refused(head_dim: int, page_size: int, queries
 
 
 def test_layers_of_a_batch_that_keeps_plans_repeat_launches_over_their_pages(calls: dict[str, Any]) -> None:
-    alone_too, outputs = 2, 2
-    assert calls["by_layers"] == {"launches": 6 * 2 * alone_too, "wrong": [], "kept": outputs}
+    alone_too, outputs, scratch = 2, 2, 1
+    assert calls["by_layers"] == {"launches": 6 * 2 * alone_too, "wrong": [], "kept": outputs + scratch}
+
+
+def test_layers_with_sinks_of_their_own_share_scratch_memory(calls: dict[str, Any]) -> None:
+    assert calls["scratch"] == {"launches": 5 * 2, "scratch": 1}
+
+
+def test_a_page_table_without_a_column_is_read_by_no_launch(calls: dict[str, Any]) -> None:
+    assert calls["no_columns"] == {"names": [], "is_zero": True}
+
+
+def test_rows_of_one_sequence_are_shared_by_tiles_where_no_cluster_has_room(calls: dict[str, Any]) -> None:
+    """Whether the driver says so by a number, of 8 programs here, or by an error."""
+    for whole, part in zip(calls["whole"], calls["slice"], strict=True):
+        assert whole["names"] == ["hallmark_gluon_decode_cluster"]
+        assert part["names"] == ["hallmark_gluon_decode", "hallmark_gluon_decode_combine"]
 
 
 def test_a_layer_of_one_sequence_is_one_launch_in_clusters_over_its_pages_and_sinks(calls: dict[str, Any]) -> None:
     of_one = calls["of_one"]
-    assert (of_one["wrong"], of_one["kept"], len(of_one["launches"])) == ([], 2, 4 * 2)
+    assert (of_one["wrong"], of_one["kept"], len(of_one["launches"])) == ([], 1, 4 * 2)
     for launch in of_one["launches"]:
         assert (launch["name"], launch["is_dependent"]) == ("hallmark_gluon_decode_cluster", True)
         assert (launch["grid"], launch["cluster"]) == ([4, 1, 1], 16)  # clusters, one a KV head, and their programs

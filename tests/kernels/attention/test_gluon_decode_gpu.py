@@ -1,7 +1,9 @@
 """`gluon.decode.hopper` on an sm_90 GPU: against the oracle's rule, and against `triton.decode`."""
 
 import random
+from collections.abc import Hashable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -202,6 +204,35 @@ def test_two_graphs_replayed_at_the_same_time_do_not_disturb_each_other() -> Non
     torch.cuda.synchronize()
     for out, right in zip(outs, expected, strict=True):
         assert torch.equal(out, right)
+
+
+@pytest.mark.parametrize(("dim", "heads"), [(64, (32, 8)), (128, (32, 8)), (256, (16, 4))])
+def test_layers_of_a_step_share_scratch_memory_and_do_not_disturb_each_other(dim: int, heads: tuple[int, int]) -> None:
+    """One right behind the other, each starts before the one before has ended."""
+    inputs = paged([1] * 5, [3000, 70, 1, 640, 300], CUDA, heads=heads, head_dim=dim, dtype=BF16, page_size=64)
+    pages = [(inputs.k.roll(n, 2), inputs.v.roll(n, 2)) for n in range(12)]
+    flags = [flags_for(inputs, window=500 if n % 3 == 2 else None) for n in range(12)]
+    flags = [replace(each, sinks=torch.randn(heads[0], device=CUDA)) for each in flags]
+    outs = [out_for(inputs) for _ in flags]
+
+    def compute(plans: dict[Hashable, Any] | None) -> None:
+        batch = replace(inputs.batch, plans=plans)
+        for (k, v), of_layer, out in zip(pages, flags, outs, strict=True):
+            run_decode(inputs.q, k, v, batch, of_layer, out)
+
+    compute(None)
+    torch.cuda.synchronize()
+    expected = [out.clone() for out in outs]
+    plans: dict[Hashable, Any] = {}
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        compute(plans)
+    assert len([key for key in plans if key[0] == "decode scratch"]) == 1  # type: ignore[index]
+    for _ in range(100):
+        for out in outs:
+            out.fill_(NAN)
+        graph.replay()
+        assert all(map(torch.equal, outs, expected))
 
 
 def test_launches_that_start_early_read_what_the_ones_before_write() -> None:
