@@ -40,12 +40,12 @@ class QualificationAborted(RuntimeError):
 
 
 class DeviceLost(RuntimeError):
-    """A path broke the device's context: nothing more can run in this process."""
+    """Something broke the device's context: nothing more can run in this process."""
 
-    def __init__(self, path: str, shape: AttentionShape, cause: BaseException) -> None:
-        super().__init__(f"{path} broke the device on {shape}: {cause}")
-        self.path = path
-        self.shape = shape
+    def __init__(self, message: str, suspects: list[tuple[str, str]]) -> None:
+        """`suspects`: (path, str(shape)) pairs, one of which is to blame."""
+        super().__init__(message)
+        self.suspects = suspects
 
 
 def _now() -> str:
@@ -137,7 +137,8 @@ def qualify_path(
         measured = _measure(shape, path.run, bench)
     except KERNEL_ERRORS as error:
         if (loss := loss_of(bench.device)) is not None:
-            raise DeviceLost(path.name, shape, error) from loss
+            message = f"{path.name} broke the device on {shape}: {error}"
+            raise DeviceLost(message, [(path.name, str(shape))]) from loss
         failure = f"{type(error).__name__}: {error}"[:_MAX_DETAIL]
         logger.warning("%s cannot serve %s: %s", path.name, shape, failure)
         return _evidence(shape, path, bench, failure=failure)

@@ -16,11 +16,13 @@ from kernels.fused.matmul_fallback import MatmulFallbacks
 from kernels.launch import install_compile_counter, num_compiles
 from qualification.decision import Pairs, Policy
 from qualification.plan import Plan, own_file
+from qualification.qualify import DeviceLost
 from qualification.recorded import Recorder
 from server.engine.attention_timer import AttentionTimer, CpuDevice, CudaDevice
 from server.engine.attestation import Attestor, Promises
 from server.engine.core import Engine, EngineOptions
 from server.engine.dispatch import Dispatcher, NoPathError
+from server.engine.failures import blaming
 from server.engine.graph_inputs import GraphInputs
 from server.engine.graph_keys import GraphSizes, graph_keys
 from server.engine.graphs import CudaCapture, StepGraphs
@@ -78,11 +80,29 @@ class _Subject:
 def build_engine(
     settings: Settings, quarantined: Pairs, progress: Progress, *, overridden: Pairs = frozenset()
 ) -> BuiltEngine:
-    """Raises Unservable and StartError for an engine that will not serve; anything else is a fault."""
+    """Raises Unservable and StartError for an engine that will not serve; anything else is a fault.
+
+    Of faults, DeviceLost names who may be to blame, without whom the next start will do.
+    """
     install_compile_counter()
     subject = _subject(settings)
     quarantine = Quarantine(own_file(cache_folder(settings), "quarantine", subject.fingerprint), PATHS)
-    broken = quarantined | quarantine.pairs
+    try:
+        return _build(settings, subject, quarantine, quarantined | quarantine.pairs, progress, overridden=overridden)
+    except DeviceLost as error:
+        quarantine.add(error.suspects, f"the device was lost at a start: {error}")
+        raise
+
+
+def _build(
+    settings: Settings,
+    subject: _Subject,
+    quarantine: Quarantine,
+    broken: Pairs,
+    progress: Progress,
+    *,
+    overridden: Pairs,
+) -> BuiltEngine:
     plan = plan_attention(
         settings,
         subject.config,
@@ -102,7 +122,8 @@ def build_engine(
     attestor = _attestor(settings, parts, runner, plan)
     if settings.attestation_interval_s:
         progress("attesting", "a forward pass of each path under the profiler")
-    attested = attestor.attest_all("start") if settings.attestation_interval_s else None
+    with blaming(runner.suspects):
+        attested = attestor.attest_all("start") if settings.attestation_interval_s else None
     refuse_unserved(parts.dispatcher.plan, plan, settings)
     if runner.dispatcher.timer is not None:
         runner.dispatcher.timer.start()
@@ -179,13 +200,14 @@ def _warm_runner(settings: Settings, parts: Parts, plan: Plan, progress: Progres
     """
     kv = parts.cache(num_pages(settings, parts))
     runner = parts.runner(kv)
-    warm_up(
-        runner,
-        plan.decisions,
-        parts.limits,
-        is_cuda=parts.device.type == "cuda",
-        progress=lambda detail: progress("compiling", detail),
-    )
+    with blaming(runner.suspects):
+        warm_up(
+            runner,
+            plan.decisions,
+            parts.limits,
+            is_cuda=parts.device.type == "cuda",
+            progress=lambda detail: progress("compiling", detail),
+        )
     if parts.graph_sizes is None:
         return runner
     tokens = parts.tokens()

@@ -1,9 +1,13 @@
-"""Which exceptions say that a kernel could not be launched, and which say that the device is lost."""
+"""Which exceptions say that a kernel could not be launched, and which say that the device is lost, and by whom."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 
 from kernels.launch import CompilationError, OutOfResources, PTXASError, TritonError
 from kernels.path import Reject
+from qualification.qualify import DeviceLost
 
 LAUNCH_ERRORS: tuple[type[Exception], ...] = (RuntimeError, TritonError)
 
@@ -34,3 +38,14 @@ def is_device_lost(error: BaseException) -> bool:
     if isinstance(error, Exception) and launch_failure(error) is not None:
         return False
     return isinstance(error, torch.AcceleratorError) or "Error [CUDA]" in str(error)
+
+
+@contextmanager
+def blaming(suspects: Callable[[], list[tuple[str, str]]]) -> Iterator[None]:
+    """A device that is lost inside ends as DeviceLost, with the (path, shape) pairs that ran then."""
+    try:
+        yield
+    except Exception as error:
+        if is_device_lost(error):
+            raise DeviceLost(str(error).partition("\n")[0], suspects()) from error
+        raise

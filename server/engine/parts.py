@@ -8,6 +8,7 @@ import torch
 from kernels.device import torch_dtype
 from kernels.fused.matmul_fallback import MatmulFallbacks
 from server.engine.dispatch import Dispatcher
+from server.engine.failures import blaming
 from server.engine.graph_keys import GraphSizes, graph_keys, graph_sizes
 from server.engine.limits import EngineLimits
 from server.engine.runner import ModelRunner
@@ -67,7 +68,7 @@ def num_pages(settings: Settings, parts: Parts) -> int:
     elif device.type == "cpu":
         count = -(-max(_DEFAULT_CPU_KV_TOKENS, limits.max_model_len) // limits.page_size)
     else:
-        peak_bytes = measure_peak_bytes(parts.runner(parts.cache(1)), limits, device) + _graph_bytes(parts)
+        peak_bytes = _peak_bytes(parts) + _graph_bytes(parts)
         torch.cuda.empty_cache()
         free_bytes, total_bytes = torch.cuda.mem_get_info(device)
         kept_bytes = int(total_bytes * (1 - settings.gpu_memory_utilization))
@@ -77,6 +78,12 @@ def num_pages(settings: Settings, parts: Parts) -> int:
         wanted = settings.max_model_len or limits.page_size
         raise SettingsError(f"the KV cache has room for {num_tokens} tokens, max_model_len needs {wanted}")
     return count
+
+
+def _peak_bytes(parts: Parts) -> int:
+    runner = parts.runner(parts.cache(1))
+    with blaming(runner.suspects):
+        return measure_peak_bytes(runner, parts.limits, parts.device)
 
 
 def _check_size(num_bytes: int, device: torch.device) -> None:

@@ -205,8 +205,8 @@ def serve(
         rehearsal = Rehearsal(built.runner.rehearse, built.ready.page_size)
         Loop(built.engine, inbox, send, built.attestor, built.overrides, rehearsal).run()
     except DeviceLost as error:
-        logger.exception("the device is lost while a path was qualified")
-        send(EngineFailed(str(error), [(error.path, str(error.shape))]))
+        logger.exception("the device is lost at the start")
+        send(EngineFailed(str(error), error.suspects))
         return _EXIT_FAULT
     except Exception as error:  # the edge of the engine: the log says what happened, the supervisor starts a new one
         logger.exception("the engine cannot go on")

@@ -1,5 +1,6 @@
 """What broke in service stays broken over a restart, until its source changes."""
 
+import re
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -8,11 +9,17 @@ import pytest
 from tiny_llama import TinyLlama
 
 from kernels.catalog import PATHS
+from kernels.shape import Dtype, Phase
 from qualification.decision import Policy
+from qualification.qualify import DeviceLost
 from server.engine.builder import build_engine
+from server.engine.dispatch import Dispatcher
+from server.engine.failures import blaming
+from server.engine.limits import EngineLimits
 from server.engine.messages import AttestationReport, EngineFailed, FromEngine, Heartbeat, StepOutput, StepRecord
 from server.engine.planning import cache_folder
 from server.engine.quarantine import Quarantine
+from server.engine.warmup import warm_up
 from server.errors import SettingsError
 from server.settings import DeviceChoice, Settings
 
@@ -121,16 +128,20 @@ def test_a_file_that_cannot_be_read_is_said_and_replaced(file: Path, caplog: pyt
     assert Quarantine(file, PATHS).pairs == {PAIR}
 
 
-def test_a_restarted_engine_serves_without_what_broke(tiny_llama: TinyLlama, tmp_path: Path) -> None:
-    settings = Settings(
-        model=str(tiny_llama.folder),
+def settings_for(model: TinyLlama, cache: Path) -> Settings:
+    return Settings(
+        model=str(model.folder),
         device=DeviceChoice.CPU,
         on_unproven=Policy.DEGRADE,
         max_model_len=128,
         kv_cache_tokens=1024,
-        cache_dir=str(tmp_path),
+        cache_dir=str(cache),
         attestation_interval_s=0,
     )
+
+
+def test_a_restarted_engine_serves_without_what_broke(tiny_llama: TinyLlama, tmp_path: Path) -> None:
+    settings = settings_for(tiny_llama, tmp_path)
     before = build_engine(settings, frozenset(), lambda *_: None)
     shape = next(row.shape for row in before.ready.plan if row.phase == "prefill")
     before.quarantine.add([("sdpa.cpu", shape)], "it could not be launched")
@@ -138,3 +149,24 @@ def test_a_restarted_engine_serves_without_what_broke(tiny_llama: TinyLlama, tmp
     served = {row.phase: (row.path, row.fallback_reasons) for row in after.ready.plan}
     assert served["prefill"] == ("sdpa.math", ["quarantined"])
     assert served["decode"][0] == "sdpa.cpu"
+
+
+@pytest.mark.parametrize(
+    ("message", "is_lost"),
+    [("Triton Error [CUDA]: an illegal memory access was encountered", True), ("an error of our own", False)],
+)
+def test_who_breaks_the_device_before_ready_is_named(
+    tiny_llama: TinyLlama, tmp_path: Path, message: str, is_lost: bool
+) -> None:
+    def fault(*_: object) -> None:
+        raise RuntimeError(message)
+
+    runner = build_engine(settings_for(tiny_llama, tmp_path), frozenset(), lambda *_: None).runner
+    decisions = {shape: it for shape, it in runner.dispatcher.decisions.items() if shape.phase is Phase.EXTEND}
+    paths = [replace(path, run=fault) for path in PATHS]
+    runner.dispatcher = Dispatcher(decisions, paths, runner.dispatcher.flags, redecide=lambda *_: None)
+    limits = EngineLimits(Dtype.FP32, Dtype.FP32, 128, 8, 2048, 2048, page_size=16)
+    with pytest.raises(RuntimeError, match=re.escape(message)) as raised, blaming(runner.suspects):
+        warm_up(runner, decisions, limits, is_cuda=False, progress=lambda _: None)
+    named = raised.value.suspects if isinstance(raised.value, DeviceLost) else []
+    assert named == [("sdpa.cpu", str(shape)) for shape in decisions if is_lost]
