@@ -3,8 +3,9 @@
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
-from edge_fakes import READY, served
+from edge_fakes import READY, plan_row, served
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from server.app import create_admin_app
@@ -34,8 +35,16 @@ def test_a_refused_start_says_which_shape_and_why(folder: Path) -> None:
     assert it.get("/livez").status_code == 200
     first, second = it.get("/health").json()["reasons"]
     assert first == "The engine refuses to serve: 1 of 2 shapes has no proven path"
-    assert second.startswith("no path may serve prefill fp32 h4:2 d320: ")
-    assert "sdpa.cpu: takes at most 256, the shape has 320" in second
+    assert second == "no path may serve prefill fp32 h4:2 d320: sdpa.cpu: takes at most 256, the shape has 320"
+
+
+def test_where_every_path_is_of_another_machine_or_phase_that_is_the_reason(folder: Path) -> None:
+    it = served(folder)
+    it.engine.refuse()
+    assert it.engine.refused is not None
+    row = plan_row(path=None, rejected={"a": [("arch", "runs on cuda")], "b": [("layout", "does not serve prefill")]})
+    it.engine.refused = msgspec.structs.replace(it.engine.refused, plan=[row])
+    assert it.get("/readyz").json()["reasons"][1].endswith(": a: runs on cuda; b: does not serve prefill")
 
 
 def test_an_engine_without_a_heartbeat_is_not_alive(folder: Path) -> None:
