@@ -94,11 +94,12 @@ class Loaded:
     """A compiled kernel on one device, to be launched past Triton's binder: to find it again takes that 10 to 20 us.
 
     launch  Triton's compiled launcher: takes what `begin` gives, the kernel's arguments as of a call, and `tail`
+    stream  the device's current one
     boxes   of the tensor maps among the kernel's arguments: swizzle, element bytes, element type and block
     encode  makes a tensor map of an address, a box, a shape, strides and 0 (what is outside arrives as zeros)
     """
 
-    __slots__ = ("_device_index", "_head", "_stream_of", "boxes", "encode", "launch", "tail")
+    __slots__ = ("_head", "boxes", "encode", "launch", "stream", "tail")
 
     def __init__(self, kernel: Any, device: torch.device, *, cluster: int = 1) -> None:
         """`kernel`, compiled by `warmup`, for a device, the current one. cluster: its programs."""
@@ -121,8 +122,7 @@ class Loaded:
             (num_warps, cluster, shared), None, None, None,
         )  # fmt: skip
         self.tail = (None,) * len(kernel.src.fn.constexprs)
-        self._stream_of: Callable[[int | None], int] = driver.active.get_current_stream
-        self._device_index = device.index
+        self.stream: Callable[[], int] = partial(driver.active.get_current_stream, device.index)
 
     def __call__(self, grid: tuple[int, int, int], arguments: tuple[Any, ...]) -> None:
         """Launch it on the device's current stream.
@@ -130,13 +130,13 @@ class Loaded:
         arguments: the kernel's but constexprs, which are its last; tensors as addresses or None, a tensor map with its
         shape and its strides behind it.
         """
-        self.launch(*grid, self._stream_of(self._device_index), *self._head, *arguments, *self.tail)
+        self.launch(*grid, self.stream(), *self._head, *arguments, *self.tail)
 
     def begin(self, grid: tuple[int, int, int]) -> tuple[object, ...]:
         """For a launch on the stream that is current now, and for all that repeat it."""
-        return (*grid, self._stream_of(self._device_index), *self._head)
+        return (*grid, self.stream(), *self._head)
 
-    def repeated(self, grid: tuple[int, int, int], arguments: tuple[Any, ...]) -> Callable[[], None]:
+    def repeated(self, grid: tuple[int, int, int], arguments: tuple[Any, ...]) -> partial[None]:
         """This launch, as often as it is called, on the stream that is current now."""
         return partial(self.launch, *self.begin(grid), *arguments, *self.tail)
 

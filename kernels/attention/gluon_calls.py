@@ -1,14 +1,14 @@
 """What calls of all three Gluon kernels share: how they are launched and repeated, tensor maps, and factors of scores.
 
-A launch is one tuple that Triton's compiled launcher takes. From layer to layer of a step only addresses of k and v
-change in it. So the launches of a step's first layer are kept among its plans, by all that they were made of but these
-addresses, and a later layer finds them by one lookup. By a second one it finds the whole tuple where k and v lie where
-they lay before, as packed ones do, or else their tensor maps, which are kept from step to step: pages stay in place.
-So tensors of calls that share plans are of one dtype, v lies as k, and out as that of every call for such q.
+A launch is one tuple that Triton's compiled launcher takes. From layer to layer of a step only addresses of k, v and
+sinks change in it. So the launches of a step's first layer are kept among its plans, by what tells a model's layers
+apart; a later one finds them by one lookup, and compares how its tensors lie. It hands over the whole tuple where k and
+v lie where they lay before, as packed ones do, or else finds their tensor maps, which are kept from step to step where
+they are of pages: these stay in place. v is of k's dtype, and out of q's.
 """
 
 from collections.abc import Callable
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, NamedTuple
 
 import torch
@@ -17,11 +17,11 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from kernels.attention.batch import AttentionBatch, AttentionFlags
-from kernels.attention.gluon_variants import AnyTensor
+from kernels.attention.gluon_variants import AnyTensor, pointer_class
 from kernels.launch import Loaded
 from kernels.path import RunAttention
 
-_MAX_MAPS = 256  # of one form: more than a model has layers
+_MAX_MAPS = 256  # of pages of one form: more than a model has layers
 _LOG2E = 1.4426950408889634
 _GLUON_DTYPES = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16}
 
@@ -50,29 +50,38 @@ def tensor_map(kernel: Loaded, place: int, shape: tuple[int, ...], strides: tupl
 
 
 class Maps(dict[tuple[int, int], tuple[object, ...]]):
-    """The kernel's arguments for keys and values of one form, by their addresses: made when they are asked for."""
+    """The kernel's arguments for keys and values of one form, by their addresses: made when they are asked for.
+
+    Empty where TMA cannot address them.
+    """
 
     def __init__(self, keys: TensorMap, values: TensorMap) -> None:
         self._keys, self._values = keys, values
 
     def __missing__(self, at: tuple[int, int]) -> tuple[object, ...]:
+        k_at, v_at = at
+        if (k_at | v_at) % 16:
+            return ()
         if len(self) >= _MAX_MAPS:
             self.clear()
-        k_at, v_at = at
         made = self[at] = (*self._keys.at(k_at), *self._values.at(v_at))
         return made
 
 
 class Launches:
-    """The launches of a call, to repeat over keys and values at other addresses, on the same stream.
+    """The launches of a call, to repeat over keys, values and sinks at other addresses.
 
     queries  the kernel's arguments before those of keys and values; rest: those behind them
     then     launches what follows
     held     tensors of the call's own
     form     what a call must have in common with this one, beside what it is found by
+    sinks    of the last call
     """
 
-    __slots__ = ("_after", "_before", "_held", "_launch", "_maps", "_then", "_whole", "form")
+    __slots__ = (
+        "_after", "_at", "_before", "_held", "_launch", "_maps", "_stream", "_stream_now", "_then", "_whole", "form",
+        "sinks",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -82,25 +91,45 @@ class Launches:
         maps: Maps,
         rest: tuple[object, ...],
         *,
-        then: Callable[[], object] | None = None,
+        then: partial[None] | None = None,
         held: tuple[Tensor, ...] = (),
     ) -> None:
         self._launch, self._maps, self._then, self._held = kernel.launch, maps, then, held
+        self._stream_now, self._stream = kernel.stream, kernel.stream()
         self._before = (*kernel.begin((num_programs, 1, 1)), *queries)
         self._after = (*rest, *kernel.tail)
-        self._whole: dict[tuple[int, int], tuple[object, ...]] = {}
+        self._at: tuple[int, int] | None = None
+        self._whole: tuple[object, ...] = ()  # what was launched last
         self.form: tuple[object, ...] = ()
+        self.sinks: Tensor | None = None
 
-    def over(self, at: tuple[int, int]) -> bool:
-        """Launch over the keys and values at these addresses; False where TMA cannot address them."""
-        whole = self._whole.get(at)
-        if whole is None:
-            if (at[0] | at[1]) % 16:
+    def over(self, at: tuple[int, int], sinks: Tensor | None) -> bool:
+        """Launch over the keys and values at these addresses, with these sinks; False where that needs another launch.
+
+        So it does where TMA cannot address them, where the sinks are not like those before, and on another stream.
+        """
+        if self._stream_now() != self._stream or (sinks is not self.sinks and not self._turn_to(sinks)):
+            return False
+        if at != self._at:
+            maps = self._maps[at]
+            if not maps:
                 return False
-            whole = self._whole[at] = (*self._before, *self._maps[at], *self._after)
-        self._launch(*whole)
+            self._whole, self._at = self._before + maps + self._after, at
+        self._launch(*self._whole)
         if self._then is not None:
             self._then()
+        return True
+
+    def _turn_to(self, sinks: Tensor | None) -> bool:
+        """Hand over the address of other sinks, where kernels compiled for the ones before take it."""
+        before = self.sinks
+        if before is None or sinks is None or pointer_class(sinks) != pointer_class(before):
+            return False
+        old, new = before.data_ptr(), sinks.data_ptr()  # an address of the device is no other argument's
+        self._after = tuple(new if x == old else x for x in self._after)
+        if self._then is not None:
+            self._then = partial(self._then.func, *(new if x == old else x for x in self._then.args))
+        self.sinks, self._at = sinks, None
         return True
 
 
@@ -111,18 +140,23 @@ def repeated(
 
     @wraps(prepare)
     def run(q: Tensor, k: Tensor, v: Tensor, batch: AttentionBatch, flags: AttentionFlags, out: Tensor) -> None:
-        at, plans = (k.data_ptr(), v.data_ptr()), batch.plans
+        at, sinks, plans = (k.data_ptr(), v.data_ptr()), flags.sinks, batch.plans
         if plans is not None:
-            # To compare the form takes less than to hash it. Tensors are hashed: they would be compared by element.
-            key = (prepare, q.data_ptr(), out.data_ptr(), flags.window, flags.sinks, flags.spans)
-            form = (q.shape, q.stride(), k.shape, k.stride(), flags.scale, flags.softcap, flags.causal)
+            # To compare the form takes less than to hash it. Spans are hashed: they would be compared by element.
+            key = (prepare, q.data_ptr(), out.data_ptr(), flags.window, sinks is None, flags.spans)
+            form = (
+                q.shape, q.stride(), q.dtype, out.is_contiguous() or out.stride(), k.shape, k.dtype,
+                k.is_contiguous() or k.stride(), v.is_contiguous() or v.stride(), flags.scale, flags.softcap,
+                flags.causal,
+            )  # fmt: skip
             known: Launches | None = plans.get(key)
-            if known is not None and known.form == form and known.over(at):
+            if known is not None and known.form == form and known.over(at, sinks):
                 return
         launches = prepare(q, k, v, batch, flags, out)
         if launches is None:
             return
-        launches.over(at)
+        launches.sinks = sinks
+        launches.over(at, sinks)
         if plans is not None:
             launches.form = form
             plans[key] = launches

@@ -1,6 +1,5 @@
 """How the host lays out a call of `gluon.extend.hopper`: bounds of its work, and the launches that plan it."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
@@ -113,7 +112,7 @@ def tiles_of(plan: Tensor, work: Work) -> Tensor:
 
 def combine_parts(
     plan: Tensor, scratch: tuple[Tensor, Tensor], out: Tensor, flags: AttentionFlags, variant: Variant, work: Work
-) -> Callable[[], None]:
+) -> partial[None]:
     """What fills the rows of `out` whose keys were split, each time that it is called."""
     stride_row, stride_head, _ = out.stride()
     constants = _combine_constants(variant, (stride_row, stride_head), flags.sinks is not None)
@@ -178,7 +177,7 @@ def to_launch(
     tensors: tuple[Tensor | None, ...],
     numbers: tuple[int, ...],
     constants: tuple[Any, ...],
-) -> Callable[[], None]:
+) -> partial[None]:
     """The launch of a kernel of `_KERNELS` of these parameters, past Triton's binder where it is compiled."""
     found = tensors[0]
     assert found is not None

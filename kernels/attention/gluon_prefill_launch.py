@@ -69,7 +69,7 @@ def launches_of(
         call.kernel,
         min(num_processors(q.device), (plan.numel() - HEADER.value) // ITEM.value * q.shape[1]),
         call.queries.at(q_at),
-        call.maps,
+        Maps(call.keys, call.values),  # of this call's plans: such addresses come and go
         (out.data_ptr(), *call.out_strides, *pointers, *call.numbers),
         held=(plan,),
     )
@@ -78,14 +78,14 @@ def launches_of(
 class Prepared(NamedTuple):
     """A launch but for its addresses, its plan and its stream.
 
-    maps     of k and v
     numbers  the kernel's arguments behind the pointers
     """
 
     kernel: Loaded
     is_addressable: bool
     queries: TensorMap
-    maps: Maps
+    keys: TensorMap
+    values: TensorMap
     out_strides: tuple[int, int]
     numbers: tuple[Any, ...]
 
@@ -115,7 +115,8 @@ def prepared(
         kernel,
         all(is_addressable(of, dtype.itemsize) for of, dtype in zip(strides, dtypes, strict=False)),
         tensor_map(kernel, 0, shapes[0], strides[0]),
-        Maps(tensor_map(kernel, 1, shapes[1], strides[1]), tensor_map(kernel, 2, *value_dims(shapes[1], strides[2]))),
+        tensor_map(kernel, 1, shapes[1], strides[1]),
+        tensor_map(kernel, 2, *value_dims(shapes[1], strides[2])),
         out_strides,
         (num_heads, group, heads_per_group, *scales(flags), bounded_window(flags)),
     )

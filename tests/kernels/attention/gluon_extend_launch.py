@@ -43,7 +43,7 @@ def call(tokens: int, context: int, num_seqs: int = 1) -> tuple[Tensor, Tensor, 
 
 
 def layers_of_a_step(layers: int) -> dict[str, object]:
-    """Layers with pages and flags of their own, whose batch keeps its plans; every third has an output of its own."""
+    """Layers with pages and sinks of their own, whose batch keeps its plans; every third has an output of its own."""
     _Launcher.launches.clear()
     q = torch.zeros(16, 8, 64, dtype=torch.bfloat16)
     outs = (torch.zeros_like(q), torch.zeros_like(q))
@@ -59,10 +59,11 @@ def layers_of_a_step(layers: int) -> dict[str, object]:
     for layer in range(layers):
         out = outs[layer % 3 == 0]
         k, v = torch.zeros(2, 200, 64, 2, 64, dtype=torch.bfloat16)
-        gluon_extend_launch.run_extend(q, k, v, batch, AttentionFlags(0.1), out)
+        flags = AttentionFlags(0.1, sinks=torch.zeros(8))
+        gluon_extend_launch.run_extend(q, k, v, batch, flags, out)
         shared = _Launcher.launches[-2:]
         num_shared = len(_Launcher.launches)
-        gluon_extend_launch.run_extend(q, k, v, replace(batch, plans=None), AttentionFlags(0.1), out)
+        gluon_extend_launch.run_extend(q, k, v, replace(batch, plans=None), flags, out)
         own = _Launcher.launches[-2:]
         del _Launcher.launches[num_shared:]
         if [besides_plan(arguments) for _, arguments in shared] != [besides_plan(arguments) for _, arguments in own]:

@@ -58,7 +58,7 @@ def call(tokens: int) -> tuple[Any, ...]:
 def layers_of_a_step(layers: int) -> dict[str, object]:
     """Layers whose batch keeps its plans: every other one has a window, and every third an output of its own.
 
-    Each has flags of its own, as the engine's have.
+    Each has flags and sinks of its own, as the engine's have.
     """
     _Launcher.launches.clear()
     q, k, v = (torch.zeros(200, heads, 128, dtype=torch.bfloat16) for heads in (8, 2, 2))
@@ -67,7 +67,8 @@ def layers_of_a_step(layers: int) -> dict[str, object]:
     outs = (torch.zeros_like(q), torch.zeros_like(q))
     wrong = []
     for layer in range(layers):
-        flags, out = AttentionFlags(0.1, window=100 if layer % 2 else None), outs[layer % 3 == 0]
+        flags = AttentionFlags(0.1, window=100 if layer % 2 else None, sinks=torch.zeros(8))
+        out = outs[layer % 3 == 0]
         run_prefill(q, k, v, batch, flags, out)
         _, shared = _Launcher.launches[-1]
         num_shared = len(_Launcher.launches)

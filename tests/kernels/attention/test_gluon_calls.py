@@ -1,6 +1,7 @@
 """When the launches of a call are repeated, and what they hand over: with a kernel that records, on any machine."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -23,6 +24,10 @@ class Kernel:
 
     def __init__(self) -> None:
         self.launches: list[tuple[Any, ...]] = []
+        self.current_stream = 0
+
+    def stream(self) -> int:
+        return self.current_stream
 
     def begin(self, grid: tuple[int, int, int]) -> tuple[object, ...]:
         return grid
@@ -35,19 +40,18 @@ class Path:
     """A path's function that counts how often its launches are made, of a kernel that records them."""
 
     def __init__(self) -> None:
-        self.kernel, self.num_prepared, self.num_after = Kernel(), 0, 0
+        self.kernel, self.num_prepared = Kernel(), 0
+        self.after: list[int | None] = []  # sinks of what follows a launch
         self.run: RunAttention = repeated(self._prepare)
 
     def _prepare(
-        self, q: Tensor, _k: Tensor, _v: Tensor, _batch: AttentionBatch, _flags: AttentionFlags, out: Tensor
+        self, q: Tensor, _k: Tensor, _v: Tensor, _batch: AttentionBatch, flags: AttentionFlags, out: Tensor
     ) -> Launches:
         self.num_prepared += 1
         maps = Maps(*(TensorMap(lambda address, *_: address, (), (kind,)) for kind in (7, 8)))
-        queries, rest = (q.data_ptr(),), (out.data_ptr(),)
-        return Launches(self.kernel, 132, queries, maps, rest, then=self._after)  # type: ignore[arg-type]
-
-    def _after(self) -> None:
-        self.num_after += 1
+        sinks_at = None if flags.sinks is None else flags.sinks.data_ptr()
+        queries, rest, then = (q.data_ptr(),), (out.data_ptr(), sinks_at), partial(self.after.append, sinks_at)
+        return Launches(self.kernel, 132, queries, maps, rest, then=then)  # type: ignore[arg-type]
 
 
 def inputs(tokens: int = 3) -> list[Tensor]:
@@ -65,9 +69,9 @@ def test_a_later_layer_repeats_the_launches_over_its_keys_and_values() -> None:
     q, k, v, out = inputs()
     for keys, values in ((k, v), (v, k), (k, v)):
         path.run(q, keys, values, batch, AttentionFlags(0.1), out)
-        expected = (132, 1, 1, q.data_ptr(), keys.data_ptr(), 7, values.data_ptr(), 8, out.data_ptr(), None)
+        expected = (132, 1, 1, q.data_ptr(), keys.data_ptr(), 7, values.data_ptr(), 8, out.data_ptr(), None, None)
         assert path.kernel.launches[-1] == expected
-    assert (path.num_prepared, len(path.kernel.launches), path.num_after) == (1, 3, 3)
+    assert (path.num_prepared, len(path.kernel.launches), len(path.after)) == (1, 3, 3)
 
 
 def test_a_batch_without_plans_keeps_nothing() -> None:
@@ -86,6 +90,10 @@ OTHERS: dict[str, Callable[[list[Tensor]], tuple[list[Tensor], AttentionFlags]]]
     "other KV heads": lambda x: ([x[0], x[1].view(3, 1, 128), x[2].view(3, 1, 128), x[3]], FLAGS),
     "fewer keys": lambda x: ([x[0], x[1][:2], x[2][:2], x[3]], FLAGS),
     "keys in another order": lambda x: ([x[0], *(y.view(2, 3, 64).transpose(0, 1) for y in x[1:3]), x[3]], FLAGS),
+    "values in another order": lambda x: ([*x[:2], x[2].view(2, 3, 64).transpose(0, 1), x[3]], FLAGS),
+    "an output in another order": lambda x: ([*x[:3], x[3].view(8, 3, 64).transpose(0, 1)], FLAGS),
+    "queries of another dtype": lambda x: ([x[0].view(torch.int32), *x[1:]], FLAGS),
+    "keys of another dtype": lambda x: ([x[0], x[1].view(torch.int32), *x[2:]], FLAGS),
     "queries elsewhere": lambda x: ([x[0].clone(), *x[1:]], FLAGS),
     "an output elsewhere": lambda x: ([*x[:3], x[3].clone()], FLAGS),
     "keys at an odd address": lambda x: ([x[0], torch.zeros(3 * 128 + 1)[1:].view(3, 2, 64), *x[2:]], FLAGS),
@@ -107,13 +115,43 @@ def test_what_differs_in_anything_but_addresses_of_keys_and_values_is_prepared_a
     assert path.num_prepared == 2
 
 
-def test_other_sinks_of_the_same_values_are_prepared_anew_and_each_repeated() -> None:
+def test_other_sinks_are_handed_over_wherever_those_of_the_first_layer_were() -> None:
     path, batch = Path(), batch_of_a_step()
     q, k, v, out = inputs()
+    of_layers = [torch.zeros(4) for _ in range(2)] * 2
+    for sinks in of_layers:
+        path.run(q, k, v, batch, AttentionFlags(0.1, sinks=sinks), out)
+    assert path.num_prepared == 1
+    assert [arguments[-2] for arguments in path.kernel.launches] == [sinks.data_ptr() for sinks in of_layers]
+    assert path.after == [sinks.data_ptr() for sinks in of_layers]
+
+
+@pytest.mark.parametrize("sinks", [torch.zeros(5)[1:], torch.zeros(4, dtype=torch.int32)])
+def test_sinks_that_the_kernel_is_not_compiled_for_are_prepared_anew(sinks: Tensor) -> None:
+    path, batch = Path(), batch_of_a_step()
+    q, k, v, out = inputs()
+    for each in (SINKS, sinks):
+        path.run(q, k, v, batch, AttentionFlags(0.1, sinks=each), out)
+    assert path.num_prepared == 2
+
+
+def test_layers_with_and_without_sinks_or_a_window_take_turns_and_each_is_repeated() -> None:
+    path, batch = Path(), batch_of_a_step()
+    q, k, v, out = inputs()
+    forms = [AttentionFlags(0.1, window=window, sinks=sinks) for window in (None, 7) for sinks in (None, SINKS)]
+    for flags in forms * 3:
+        path.run(q, k, v, batch, flags, out)
+    assert path.num_prepared == len(forms)
+
+
+def test_a_call_on_another_stream_is_prepared_anew() -> None:
+    path, batch = Path(), batch_of_a_step()
+    q, k, v, out = inputs()
+    path.run(q, k, v, batch, FLAGS, out)
+    path.kernel.current_stream = 1
     for _ in range(2):
-        for sinks in (SINKS, torch.zeros(4)):
-            path.run(q, k, v, batch, AttentionFlags(0.1, sinks=sinks), out)
-    assert path.num_prepared == 3
+        path.run(q, k, v, batch, FLAGS, out)
+    assert path.num_prepared == 2
 
 
 def test_two_paths_of_a_step_do_not_repeat_each_other() -> None:
@@ -127,7 +165,13 @@ def test_two_paths_of_a_step_do_not_repeat_each_other() -> None:
 def test_maps_of_addresses_that_come_and_go_do_not_grow_for_ever() -> None:
     made = []
     maps = Maps(TensorMap(lambda address, *_: made.append(address), (), ()), TensorMap(lambda *_: None, (), ()))
-    for address in range(3 * gluon_calls._MAX_MAPS):
+    for address in range(0, 3 * 16 * gluon_calls._MAX_MAPS, 16):
         assert len(maps[address, 0]) == len(maps[address, 0]) == 2
     assert len(made) == 3 * gluon_calls._MAX_MAPS
     assert len(maps) <= gluon_calls._MAX_MAPS
+
+
+def test_there_is_no_map_of_an_address_that_tma_cannot_reach() -> None:
+    maps = Maps(*(TensorMap(lambda address, *_: address, (), ()) for _ in range(2)))
+    assert maps[32, 8] == maps[8, 32] == ()
+    assert maps[32, 16] == (32, 16)
