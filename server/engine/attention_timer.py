@@ -142,9 +142,7 @@ class AttentionTimer:
         """A step is about to be launched. Waits for the measured layer of an earlier one, if there is any."""
         if not self._is_started:
             return
-        if self._sampled:
-            self._read()
-        self._sampled = {}
+        self.finish()
         for phase in batch.phases:
             if self._num_steps[phase] % self.every == 0:
                 rows = batch.rows_of(phase)
@@ -153,6 +151,12 @@ class AttentionTimer:
             self._num_steps[phase] += 1
         num_bytes = self._device.reset_peak() if self._sampled else None
         self._memory = None if num_bytes is None else (next(iter(self._sampled)), num_bytes)
+
+    def finish(self) -> None:
+        """Read what was measured of an earlier step, for which this waits: what runs next is no part of it."""
+        if self._sampled:
+            self._read()
+        self._sampled, self._memory = {}, None
 
     def take(self) -> tuple[list[AttentionSample], dict[str, int]]:
         """What was read since the last call: samples, and by phase the peak of memory that a step took for itself."""

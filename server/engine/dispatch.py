@@ -146,6 +146,8 @@ class Dispatcher:
     @contextmanager
     def watched(self, watch: Watch) -> Iterator[None]:
         """Every call of a path, until the end of the context, is made inside of what `watch` gives for it."""
+        if self.timer is not None:
+            self.timer.finish()  # a replay of the same graph would record the same events again
         self._watch = watch
         try:
             yield

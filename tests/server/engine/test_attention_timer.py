@@ -1,5 +1,6 @@
 """Which layers of which steps are timed, and what is made of the times. The device is a fake."""
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -8,6 +9,7 @@ from kernels.attention.batch import AttentionFlags
 from kernels.buckets import Bucket
 from kernels.shape import AttentionShape, Dtype, Phase, flops, hbm_bytes_tiled
 from server.engine.attention_timer import AttentionTimer, CpuDevice
+from server.engine.dispatch import Dispatcher
 from server.engine.warmup import synthetic_batch
 
 SHAPE = AttentionShape(Phase.PREFILL, Dtype.FP32, Dtype.FP32, 4, 2, 64, Bucket.LE_128, Bucket.LE_128)
@@ -123,6 +125,36 @@ def test_a_replay_is_measured_by_the_events_in_its_graph() -> None:
     timer.begin(TOKENS)
     samples, _ = timer.take()
     assert [sample.flops for sample in samples] == [2 * flops(DECODE, 1, 50)] * 2
+
+
+def watched(timer: AttentionTimer) -> AbstractContextManager[None]:
+    """As an attestation has its batches run, between two steps."""
+    return Dispatcher({}, (), (PLAIN,), redecide=lambda *_: None, timer=timer).watched(lambda _: nullcontext())
+
+
+def test_another_replay_by_an_attestation_is_not_taken_for_the_sampled_ones_time() -> None:
+    device, batch = FakeDevice(is_graph=True), object()
+    timer = started(AttentionTimer([PLAIN], device))
+    timer.around(lambda: None, DECODE, 0, batch)
+    device.is_graph = False
+    timer.begin(TOKENS)
+    timer.replayed(DECODE, batch)
+    with watched(timer):
+        device.events[1].at_ms = 100.0
+    timer.begin(TOKENS)
+    (sample,), _ = timer.take()
+    assert sample.kernel_s == pytest.approx(1e-3)
+
+
+def test_what_an_attestation_takes_is_not_the_sampled_steps() -> None:
+    device = FakeDevice()
+    timer = started(AttentionTimer([PLAIN], device))
+    step(timer, 1)
+    device.most = 5000
+    with watched(timer):
+        device.most = 9000
+    timer.begin(TOKENS)
+    assert timer.take()[1] == {"prefill": 4000}
 
 
 def test_what_a_sampled_step_took_is_told_by_phase() -> None:
