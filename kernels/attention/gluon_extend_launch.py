@@ -100,7 +100,7 @@ def launches_of(
 def scratch_of(work: Work, variant: Variant, device: torch.device) -> tuple[Tensor, Tensor]:
     """Memory for partial results and their logs, see `store_part`; one element each where nothing is split."""
     rows = work.max_parts * work.tile_heads * variant.tiling.block_m
-    parts = torch.empty(max(1, rows * variant.tiling.block_d), dtype=torch.float32, device=device)
+    parts = torch.empty(max(1, rows * variant.tiling.part_d), dtype=torch.float32, device=device)
     return parts, torch.empty(max(1, rows), dtype=torch.float32, device=device)
 
 
@@ -176,12 +176,12 @@ def launcher(
 
 def compiled_extend(variant: Variant, operands: Operands) -> Any:
     """`hallmark_gluon_extend` for such tensors."""
-    box, block_d, pack = variant.box, variant.tiling.block_d, variant.pack
-    boxes = ([ROWS // pack, pack, block_d], [box, 1, block_d], [1, 1, box, 1, block_d])
+    box, columns, pack, store = variant.box, variant.copied, variant.pack, store_layout(variant.columns[0])
+    boxes = ([ROWS // pack, pack, columns], [box, 1, columns], [1, 1, box, 1, columns])
     fp32, int32 = AnyTensor(torch.float32, 0), AnyTensor(torch.int32, 0)
     return hallmark_gluon_extend.warmup(
         *(any_map(dtype, box) for dtype, box in zip(operands.dtypes, boxes, strict=True)),
         any_tensor(operands.out), *operands.out_strides, fp32, fp32, any_tensor(operands.table), 0, 0, 0, int32,
-        any_tensor(operands.sinks), any_tensor(operands.spans), 0, 0, 0, 0.0, 0.0, 0, store_layout(block_d), variant,
+        any_tensor(operands.sinks), any_tensor(operands.spans), 0, 0, 0, 0.0, 0.0, 0, store, variant,
         grid=(1,), num_warps=4, launch_pdl=True,
     )  # fmt: skip

@@ -28,9 +28,14 @@ def load_packed_queries(q_desc, row, head, n, queries, VARIANT: gl.constexpr):
     for w in gl.static_range(CONSUMERS):
         buffer = (n % Q_BUFFERS) * CONSUMERS + w
         mbarrier.wait(q_free.index(buffer), ((n // Q_BUFFERS) & 1) ^ 1)
-        mbarrier.expect(q_full.index(buffer), q_desc.block_type.nbytes)
-        box = q_smem[0].index(buffer).reshape([ROWS // PACK, PACK, VARIANT.tiling.block_d])
-        tma.async_copy_global_to_shared(q_desc, [row + w * (ROWS // PACK), head * PACK, 0], q_full.index(buffer), box)
+        bar = q_full.index(buffer)
+        mbarrier.expect(bar, ROWS * VARIANT.tiling.block_d * 2)
+        for i in gl.static_range(len(VARIANT.copies)):
+            part = q_smem[VARIANT.copies[i][0]].index(buffer)
+            box = part.reshape([ROWS // PACK, PACK, VARIANT.row_parts[VARIANT.copies[i][0]]])
+            to = box.slice(VARIANT.copies[i][1], VARIANT.copied, dim=2)
+            at = [row + w * (ROWS // PACK), head * PACK, VARIANT.copies[i][2]]
+            tma.async_copy_global_to_shared(q_desc, at, bar, to)
 
 
 @jit
@@ -52,31 +57,41 @@ def page_at(pages, box):
 
 
 @jit
-def load_keys(desc, pages, rows_of_page, first, kv_head, bar, smem, VARIANT: gl.constexpr):
+def load_keys(desc, pages, rows_of_page, first, kv_head, keys, stage, VARIANT: gl.constexpr):
     """One key block. Rows past the sequence come along: the mask removes them."""
     BOX: gl.constexpr = VARIANT.box
-    BLOCK_N: gl.constexpr = smem.shape[0]
-    mbarrier.expect(bar, BLOCK_N * smem.shape[1] * 2)
+    BLOCK_N: gl.constexpr = VARIANT.tiling.block_n
+    bar = keys[1].index(stage)
+    mbarrier.expect(bar, BLOCK_N * VARIANT.tiling.block_d * 2)
     for i in gl.static_range(BLOCK_N // BOX):
         row = page_at(pages, i) * rows_of_page + (first + i * BOX) % VARIANT.page_size
-        box = smem.reshape([BLOCK_N, 1, smem.shape[1]]).slice(i * BOX, BOX, dim=0)
-        tma.async_copy_global_to_shared(desc, [row, kv_head, 0], bar, box)
+        for j in gl.static_range(len(VARIANT.copies)):
+            part = keys[0][VARIANT.copies[j][0]].index(stage)
+            box = part.reshape([BLOCK_N, 1, VARIANT.row_parts[VARIANT.copies[j][0]]]).slice(i * BOX, BOX, dim=0)
+            to = box.slice(VARIANT.copies[j][1], VARIANT.copied, dim=2)
+            tma.async_copy_global_to_shared(desc, [row, kv_head, VARIANT.copies[j][2]], bar, to)
 
 
 @jit
-def load_values(desc, pages, rows_of_page, first, begin, num_keys, kv_head, bar, smem, VARIANT: gl.constexpr):
+def load_values(desc, pages, rows_of_page, first, begin, num_keys, kv_head, values, stage, VARIANT: gl.constexpr):
     """One value block; rows past the sequence, and boxes before `begin`, arrive as zeros, since 0 * NaN is NaN."""
     BOX: gl.constexpr = VARIANT.box
-    BLOCK_N: gl.constexpr = smem.shape[0]
-    mbarrier.expect(bar, BLOCK_N * smem.shape[1] * 2)
+    BLOCK_N: gl.constexpr = VARIANT.tiling.block_n
+    bar = values[1].index(stage)
+    mbarrier.expect(bar, BLOCK_N * VARIANT.tiling.block_d * 2)
     for i in gl.static_range(BLOCK_N // BOX):
         start = first + i * BOX
         rows = gl.minimum(gl.maximum(num_keys - start, 0), BOX)
         if VARIANT.window and BOX < BLOCK_N:
             rows = gl.where(start + BOX <= begin, 0, rows)
         row = page_at(pages, i) * rows_of_page + start % VARIANT.page_size
-        box = smem.reshape([1, 1, BLOCK_N, 1, smem.shape[1]]).slice(i * BOX, BOX, dim=2)
-        tma.async_copy_global_to_shared(desc, [HALF, row + rows, HALF - rows, kv_head, 0], bar, box)
+        for j in gl.static_range(len(VARIANT.copies)):
+            part = values[0][VARIANT.copies[j][0]].index(stage)
+            width = part.reshape([1, 1, BLOCK_N, 1, VARIANT.row_parts[VARIANT.copies[j][0]]])
+            box = width.slice(i * BOX, BOX, dim=2)
+            to = box.slice(VARIANT.copies[j][1], VARIANT.copied, dim=4)
+            at = [HALF, row + rows, HALF - rows, kv_head, VARIANT.copies[j][2]]
+            tma.async_copy_global_to_shared(desc, at, bar, to)
 
 
 @jit
@@ -91,8 +106,8 @@ def produce_pages(maps, pages, group, tiles, queries, keys, values, VARIANT: gl.
     q_desc, k_desc, v_desc = maps
     table, stride_table, k_rows, v_rows = pages
     want = tiles[3]
-    k_smem, k_full, k_free = keys
-    v_smem, v_full, v_free = values
+    k_free = keys[2]
+    v_free = values[2]
     BLOCK_N: gl.constexpr = VARIANT.tiling.block_n
     STAGES: gl.constexpr = VARIANT.tiling.stages
     Q_BUFFERS: gl.constexpr = VARIANT.tiling.q_buffers
@@ -115,15 +130,14 @@ def produce_pages(maps, pages, group, tiles, queries, keys, values, VARIANT: gl.
             if i < num_blocks:
                 stage = fill % STAGES
                 claim_stage(k_free, fill, FREE, VARIANT)
-                load_keys(k_desc, key_pages, k_rows, key, kv_head, k_full.index(stage), k_smem[0].index(stage), VARIANT)
+                load_keys(k_desc, key_pages, k_rows, key, kv_head, keys, stage, VARIANT)
             if Q_BUFFERS == 1 and i == 0:  # the only buffer frees late: keys first
                 load_packed_queries(q_desc, row, head, n, queries, VARIANT)
             if i > 0:
                 stage = (fill - 1) % STAGES
                 claim_stage(v_free, fill - 1, FREE + STAGES, VARIANT)
                 load_values(
-                    v_desc, value_pages, v_rows, key + BLOCK_N, begin, num_keys, kv_head, v_full.index(stage),
-                    v_smem[0].index(stage), VARIANT,
+                    v_desc, value_pages, v_rows, key + BLOCK_N, begin, num_keys, kv_head, values, stage, VARIANT,
                 )  # fmt: skip
             fill += 1
             key -= BLOCK_N

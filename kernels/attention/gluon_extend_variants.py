@@ -8,10 +8,12 @@ from kernels.attention.gluon_variants import LONG_TILINGS, ROWS, TILINGS, Tiling
 
 PAGE_SIZE_MULTIPLE = 16  # a box of fewer rows would be mostly overhead
 
-# Where they are others than prefill's. Turns give 2 % at 64 as well, of a chunk of 512 over 8k 5 % (H200).
+# Where they are others than prefill's. Turns give 2 % at 64 as well, of a chunk of 512 over 8k 5 % (H200). At 192 a
+# third stage in place of the next tile's queries gives 2-4 %, turns cost 2-6 %.
 PAGED_TILINGS: dict[int, Tiling] = {
     64: replace(TILINGS[64], stages=3, named_barriers=True),
     128: Tiling(2, 128, 128, 2, 2, named_barriers=True, pv_first=False, lazy_rescale=False),
+    192: replace(TILINGS[192], stages=3, q_buffers=1),
 }
 # At 128 where no keys are split. The third stage takes the memory of a second buffer of queries, which chunks of a few
 # tiles a multiprocessor do not miss, and that of wider stores. Scores ahead without it give 2 % (H200).
@@ -35,7 +37,7 @@ def _extend_variant(
 ) -> Variant:
     if page_size % PAGE_SIZE_MULTIPLE:
         raise ValueError(f"page_size: expected a multiple of {PAGE_SIZE_MULTIPLE}, found {page_size}")
-    plain = variant_with(head_dim, False, True, window, softcap, sinks, spans, is_paged=True)
+    plain = variant_with(head_dim, False, True, window, softcap, sinks, spans)
     tiling = PAGED_TILINGS.get(plain.tiling.block_d, plain.tiling)
     pack = group if group <= ROWS and group.bit_count() == 1 else 1
     # A loop of its own for masked blocks gives 1-2 % at 256; at 64 scores ahead lose without it. At 128, where keys are

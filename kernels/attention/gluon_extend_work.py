@@ -21,7 +21,7 @@ _PARTS_A_PROCESSOR = 3
 # Row blocks that the splitting program holds, and the choices it compares: its compiled sizes.
 _SIZES = ((32, 64), (128, 32), (512, 16))
 _SPLIT_WARPS = 8
-# By head dim, in blocks of keys: what starting and ending a tile costs, and the kernel that adds up the parts (H200).
+# By columns of partial results, in blocks of keys: what a tile's start and end cost, and adding up the parts (H200).
 _PART_COST = {64: 3.5, 128: 3.5, 256: 4.5}
 _COMBINE_COST = {64: 5.0, 128: 5.0, 256: 7.0}
 # Three consumers pay from so many keys a multiprocessor, each counted for every tile that reads it, and from so many
@@ -29,7 +29,7 @@ _COMBINE_COST = {64: 5.0, 128: 5.0, 256: 7.0}
 _LONG_BLOCK = 192
 _LONG_WORK = 60_000
 _LONG_ROWS = 768
-_COMBINE_ROWS = {64: 8, 128: 8, 256: 4}  # of one program, by head dim
+_COMBINE_ROWS = {64: 8, 128: 8, 256: 4}  # of one program, by those columns
 _COMBINE_WIDTH = 1024  # head dims times parts that it reads at once: registers
 _FEW = 4  # programs of the plan whose work the splitting one does beside its own
 _SEQS = 64  # sequences that one step of the plan's loop reads
@@ -118,7 +118,7 @@ def combine_parts(
     constants = _combine_constants(variant, (stride_row, stride_head), flags.sinks is not None)
     grid = (
         min(work.max_blocks, work.max_parts // 2),
-        variant.tiling.block_m // _COMBINE_ROWS[variant.tiling.block_d],
+        variant.tiling.block_m // _COMBINE_ROWS[variant.tiling.part_d],
         work.tile_heads,
     )
     return to_launch(
@@ -158,15 +158,15 @@ def _plan_constants(variant: Variant) -> tuple[Any, ...]:
 
 
 def _split_constants(variant: Variant, size: tuple[int, int]) -> tuple[Any, ...]:
-    block_d = variant.tiling.block_d
-    return variant.tiling.block_n, *size, _PART_COST[block_d], _COMBINE_COST[block_d]
+    width = variant.tiling.part_d
+    return variant.tiling.block_n, *size, _PART_COST[width], _COMBINE_COST[width]
 
 
 def _combine_constants(variant: Variant, out_strides: tuple[int, int], has_sinks: bool) -> tuple[Any, ...]:
-    block_m, block_d = variant.tiling.block_m, variant.tiling.block_d
+    block_m, width = variant.tiling.block_m, variant.tiling.part_d
     is_aligned = (out_strides[0] | out_strides[1]) % 8 == 0
     return (
-        HEADER.value, ITEM.value, block_m, _COMBINE_ROWS[block_d], _COMBINE_WIDTH // block_d, variant.head_dim, block_d,
+        HEADER.value, ITEM.value, block_m, _COMBINE_ROWS[width], _COMBINE_WIDTH // width, variant.head_dim, width,
         variant.pack, has_sinks, is_aligned,
     )  # fmt: skip
 

@@ -67,7 +67,7 @@ def store_part(result, part, head, o, m, total, W: gl.constexpr, VARIANT: gl.con
 @jit
 def store_part_columns(result, first, o, FIRST: gl.constexpr, VARIANT: gl.constexpr):
     """Columns of a part's rows from FIRST on."""
-    BLOCK_D: gl.constexpr = VARIANT.tiling.block_d
+    BLOCK_D: gl.constexpr = VARIANT.tiling.part_d
     r = first + gl.arange(0, ROWS, layout=gl.SliceLayout(1, o.type.layout))
     c = FIRST + gl.arange(0, o.shape[1], layout=gl.SliceLayout(0, o.type.layout))
     at = result[3] + (r * BLOCK_D)[:, None] + c[None, :]

@@ -52,6 +52,11 @@ class Tiling:
         """Query rows of one tile."""
         return self.consumers * ROWS
 
+    @property
+    def part_d(self) -> int:
+        """Columns of a row of partial results: a power of two."""
+        return 1 << (self.block_d - 1).bit_length()
+
 
 # Measured on one H200 (torch 2.11.0+cu130, triton 3.6.0), bf16, causal, 512 to 32768 tokens. Scores ahead give 5-13 %
 # at 64 up to 4096 tokens and 4-8 % at 128; at 256 they cost 2-5 %. Lazy rescaling gives 3-7 % at 128, 3-5 % at 256. At
@@ -260,11 +265,9 @@ def variant_with(
     softcap: bool,
     sinks: bool,
     spans: bool,
-    *,
-    is_paged: bool = False,
 ) -> Variant:
-    """The variant of prefill for these flags; is_paged: one whose rows lie whole, as extend takes them."""
-    block_d = next((size for size in TILINGS if head_dim <= size and not (is_paged and size.bit_count() > 1)), None)
+    """The variant of prefill for these flags."""
+    block_d = next((size for size in TILINGS if head_dim <= size), None)
     if block_d is None or head_dim % HEAD_DIM_MULTIPLE:
         raise ValueError(f"head_dim: expected a multiple of {HEAD_DIM_MULTIPLE} up to {MAX_HEAD_DIM}, found {head_dim}")
     is_flagged = offset or window or softcap or sinks

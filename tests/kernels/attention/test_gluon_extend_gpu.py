@@ -34,7 +34,7 @@ def ragged(dim: int, heads: tuple[int, int] = (8, 2), page_size: int = 64, dtype
 
 
 @pytest.mark.parametrize("dtype", [BF16, FP16], ids=["bf16", "fp16"])
-@pytest.mark.parametrize("dim", [40, 64, 80, 96, 112, 128, 192, 256])
+@pytest.mark.parametrize("dim", [40, 64, 80, 96, 112, 128, 136, 192, 256])
 def test_ragged_chunks_are_within_the_rule(dim: int, dtype: torch.dtype) -> None:
     inputs = ragged(dim, dtype=dtype)
     assert_right(run_extend, inputs, flags_for(inputs))
@@ -53,7 +53,7 @@ def test_padded_head_dims_with_all_flags_are_within_the_rule(dim: int) -> None:
 
 
 @pytest.mark.parametrize("page_size", [16, 32, 48, 64, 96, 128, 256])
-@pytest.mark.parametrize("dim", [64, 128, 256])
+@pytest.mark.parametrize("dim", [64, 128, 192, 256])
 def test_page_sizes_are_within_the_rule(dim: int, page_size: int) -> None:
     inputs = ragged(dim, page_size=page_size)
     assert_right(run_extend, inputs, flags_for(inputs))
@@ -69,7 +69,7 @@ def flag_cases() -> Iterator[tuple[str, tuple[str, ...], int | None]]:
 
 
 @pytest.mark.parametrize(("names", "window"), [case[1:] for case in flag_cases()], ids=[c[0] for c in flag_cases()])
-@pytest.mark.parametrize(("dim", "heads"), [(64, (8, 2)), (128, (8, 2)), (256, (8, 2)), (128, (6, 2))])
+@pytest.mark.parametrize(("dim", "heads"), [(64, (8, 2)), (128, (8, 2)), (192, (8, 2)), (256, (8, 2)), (128, (6, 2))])
 def test_flags_are_within_the_rule(
     dim: int, heads: tuple[int, int], names: tuple[str, ...], window: int | None
 ) -> None:
@@ -79,7 +79,7 @@ def test_flags_are_within_the_rule(
 
 @pytest.mark.parametrize("names", [(), ("sinks",)], ids=str)
 @pytest.mark.parametrize(("queries", "contexts"), [([16], [40_000]), ([100, 3], [9000, 70_000]), ([1], [131_072])])
-@pytest.mark.parametrize("dim", [64, 80, 96, 128, 256])
+@pytest.mark.parametrize("dim", [64, 80, 96, 128, 136, 192, 256])
 def test_keys_in_parts_are_within_the_rule(
     dim: int, queries: list[int], contexts: list[int], names: tuple[str, ...]
 ) -> None:
@@ -117,7 +117,7 @@ def test_three_consumers_are_within_the_rule(heads: tuple[int, int], names: tupl
         assert errors.is_within_rule, errors
 
 
-@pytest.mark.parametrize("dim", [64, 128, 256])
+@pytest.mark.parametrize("dim", [64, 128, 192, 256])
 @pytest.mark.parametrize(("tokens", "context"), [(300, 8000), (512, 70_000), (1280, 20_000)])
 def test_gifts_agree_with_triton(tokens: int, context: int, dim: int) -> None:
     inputs = paged([tokens], [context], CUDA, heads=(32, 8), head_dim=dim, dtype=BF16, page_size=64)
@@ -127,7 +127,7 @@ def test_gifts_agree_with_triton(tokens: int, context: int, dim: int) -> None:
     assert difference.max() <= 2**-10, difference.max()
 
 
-@pytest.mark.parametrize("dim", [64, 128, 256])
+@pytest.mark.parametrize("dim", [64, 128, 192, 256])
 def test_queries_before_the_first_key_give_zero(dim: int) -> None:
     inputs = paged([300, 5], [60, 0], CUDA, heads=(4, 1), head_dim=dim, dtype=BF16, page_size=64)
     out = attend(run_extend, inputs, flags_for(inputs))
@@ -136,7 +136,7 @@ def test_queries_before_the_first_key_give_zero(dim: int) -> None:
     assert errors_of(run_extend, inputs, flags_for(inputs)).is_within_rule
 
 
-@pytest.mark.parametrize("dim", [64, 128, 256])
+@pytest.mark.parametrize("dim", [64, 128, 192, 256])
 def test_large_logits_are_within_the_rule(dim: int) -> None:
     inputs = ragged(dim)
     loud = replace(inputs, q=inputs.q * 15)
@@ -172,7 +172,7 @@ def test_pages_that_tma_cannot_address_are_still_right() -> None:
     assert_right(run_extend, replace(inputs, k=wide[..., :64]), flags_for(inputs))
 
 
-@pytest.mark.parametrize("dim", [64, 128, 256])
+@pytest.mark.parametrize("dim", [64, 128, 192, 256])
 def test_ten_repeats_are_bit_equal(dim: int) -> None:
     rng = random.Random(0)
     queries = [rng.randrange(1, 900) for _ in range(12)]
@@ -217,7 +217,7 @@ def test_a_cuda_graph_follows_the_lengths() -> None:
 def test_gluon_agrees_with_triton_on_random_ragged_batches(seed: int) -> None:
     rng = random.Random(seed)
     torch.manual_seed(seed)
-    dim, kv_heads = rng.choice([64, 128, 256]), rng.choice([1, 2, 4])
+    dim, kv_heads = rng.choice([64, 128, 192, 256]), rng.choice([1, 2, 4])
     queries = [rng.choice([0, 1, rng.randrange(1, 200), rng.randrange(1, 1500)]) for _ in range(rng.randrange(1, 20))]
     queries[0] = max(1, queries[0])
     contexts = [max(1, length + rng.choice([0, 1, 129, 1000, rng.randrange(20_000), -3])) for length in queries]

@@ -60,7 +60,15 @@ def test_long_prompts_of_192_columns_without_flags_are_padded() -> None:
     assert chosen(192, LONG).row_parts == (256,)
     assert chosen(192, LONG).columns == (128, 64)
     assert chosen(192, LONG, window=LONG_WINDOW).row_parts == (128, 64)
-    assert extend_variant_of(192, 64, 4, AttentionFlags(1.0)).row_parts == (256,)
+
+
+@pytest.mark.parametrize("flags", [{}, {"window": 100}, {"softcap": 30.0}])
+def test_over_pages_rows_of_192_columns_lie_in_two_parts_and_partial_results_whole(flags: dict[str, int]) -> None:
+    for head_dim in (136, 192):
+        variant = extend_variant_of(head_dim, 64, 4, AttentionFlags(1.0, **flags))  # type: ignore[arg-type]
+        assert (variant.row_parts, variant.copied, variant.tiling.part_d) == ((128, 64), 64, 256)
+        assert whole(variant) == longer(variant) == variant
+    assert extend_variant_of(80, 64, 4, AttentionFlags(1.0)).tiling.part_d == 128
 
 
 @pytest.mark.parametrize("head_dim", [64, 80, 128, 200, 256])
@@ -78,7 +86,6 @@ def test_rows_of_a_power_of_two_are_copied_whole(head_dim: int) -> None:
         (88, (128,), (64, 32)),
         (96, (128,), (64, 32)),
         (104, (128,), (128,)),
-        (192, (256,), (256,)),
     ],
 )
 def test_over_pages_a_head_dim_between_is_cut_where_that_was_measured(
