@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import difflib
 from collections import defaultdict, deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Container, Iterable, Mapping, Sequence
 from functools import partial
 
 from fastapi import APIRouter, FastAPI, Request, Response
@@ -90,7 +90,8 @@ def _finish(
         for route in router.routes:
             assert isinstance(route, APIRoute)  # a router within another would hide its paths
             methods[route.path] |= route.methods or set()
-    app.add_exception_handler(HTTPException, _raiser(methods))
+    of_operators = {route.path for it in _admin_routers(edge) for route in it.routes if isinstance(route, APIRoute)}
+    app.add_exception_handler(HTTPException, _raiser(methods, of_operators - methods.keys()))
     edge.metrics.traffic.create_routes((*methods, "other"))
     settings = edge.settings
     guarded = partial(
@@ -107,12 +108,20 @@ def _finish(
     return guarded
 
 
-def _raiser(methods: Mapping[str, set[str]]) -> Callable[[Request, Exception], Awaitable[Response]]:
-    """What routing refuses, as one of our errors, which the guard answers with. `methods`: by path, of every route."""
+def _raiser(
+    methods: Mapping[str, set[str]], elsewhere: Container[str]
+) -> Callable[[Request, Exception], Awaitable[Response]]:
+    """What routing refuses, as one of our errors, which the guard answers with.
+
+    methods    by path, of every route
+    elsewhere  paths that are on the admin port instead
+    """
 
     async def raise_ours(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         path = request.url.path[:128]
+        if path in elsewhere:
+            raise NotFound(f"{path!a} is on the server's admin port.")
         if error.status_code == 404 and path not in methods:
             close = difflib.get_close_matches(path, methods, n=1, cutoff=0.8)  # /v1/embeddings is like nothing here
             raise NotFound(f"There is nothing at {path!a}{f'; did you mean {close[0]!r}?' if close else '.'}")

@@ -20,3 +20,11 @@ def test_the_admin_port_answers_from_a_thread_of_its_own(folder: Path) -> None:
             assert client.post(f"{url}/v1/completions", json={"prompt": "a"}).status_code == 404
     finally:
         server.should_exit = True
+
+
+def test_who_asks_the_api_for_what_is_on_the_admin_port_is_told_so(folder: Path) -> None:
+    it = served(folder, admin_port=0)
+    answers = [it.get("/metrics"), it.get("/attention"), it.post("/attention/attest", {})]
+    assert [answer.status_code for answer in answers] == [404] * 3
+    assert answers[0].json()["error"]["message"] == "'/metrics' is on the server's admin port."
+    assert "admin port" not in it.get("/metric").text

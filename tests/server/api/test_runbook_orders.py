@@ -1,6 +1,7 @@
 """What runbooks tell an operator to send is taken: at night nobody wants to look up a header."""
 
 import argparse
+import re
 import shlex
 from pathlib import Path
 
@@ -34,6 +35,15 @@ def test_an_order_as_a_runbook_writes_it_is_taken(folder: Path, order: argparse.
     path = order.url.removeprefix("$ADMIN")
     answer = it.request(order.method, path, content=order.body.encode(), headers=headers)
     assert answer.status_code == 200, answer.text
+
+
+def test_an_address_in_a_runbook_is_at_the_port_that_it_names(folder: Path) -> None:
+    pages = "\n".join(page.read_text() for page in RUNBOOKS.glob("*.md"))
+    whole, api = served(folder), served(folder, admin_port=0)
+    named = set(re.findall(r"(\$SERVER|\$ADMIN)(/[\w/]+)", pages))
+    assert {whole.get(path).status_code for _, path in named} == {200, 405}
+    there = {path for _, path in named if api.get(path).status_code != 404}
+    assert {path for port, path in named if port == "$SERVER"} == there
 
 
 def test_runbooks_have_orders() -> None:
