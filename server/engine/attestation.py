@@ -43,8 +43,11 @@ class Promises:
     evidence: Mapping[tuple[AttentionShape, str], Evidence]
 
     def of(self, choice: Choice) -> Promise:
-        name = choice.use.path
-        return promise_of(self.paths[name], self.evidence.get((choice.decision.shape, name)))
+        """Evidence of another source, which serves under DEGRADE alone, names the kernels of that one."""
+        path = self.paths[choice.use.path]
+        evidence = self.evidence.get((choice.decision.shape, path.name))
+        is_of_it = evidence is not None and evidence.source_digest == path.source_digest
+        return promise_of(path, evidence if is_of_it else None)
 
     @property
     def markers(self) -> frozenset[str]:

@@ -188,6 +188,14 @@ def test_one_batch_is_profiled_at_a_time(subject: Subject) -> None:
     assert (it.is_busy, it.poll()) == (False, None)
 
 
+def test_evidence_of_an_older_source_promises_no_kernels_of_the_new_one(subject: Subject) -> None:
+    known = subject.built.attestor.promises
+    older = {key: replace(entry, source_digest="older") for key, entry in known.evidence.items()}
+    for choice in subject.built.runner.dispatcher.choices:
+        assert known.of(choice).is_measured
+        assert not replace(known, evidence=older).of(choice).is_measured
+
+
 def test_the_timer_asks_by_itself(subject: Subject) -> None:
     now = [0.0]
     it, _ = subject.attestor(interval_s=600.0, clock=lambda: now[0])
