@@ -46,7 +46,7 @@ def test_consumers_that_end_at_different_blocks_are_within_the_rule(window: int)
     out = torch.full_like(q, NAN)
     launches = launches_of(q, k, v, plan_tiles(q.shape[0], batch, flags, variant), flags, out, variant)
     assert launches is not None
-    launches.over((k.data_ptr(), v.data_ptr()))
+    assert launches.over((k.data_ptr(), v.data_ptr()), None)
     assert compare(out, q, k, v, batch, flags).is_within_rule
 
 
