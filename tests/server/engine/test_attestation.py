@@ -1,97 +1,27 @@
 """Attestation of the real engine on a tiny Llama: it matches, and a path that runs another kernel is caught."""
 
-from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from attested import FLASH, Subject, refuses, settings_for
 from tiny_llama import NUM_LAYERS, TinyLlama
 
 from kernels.catalog import PATHS, path_named
 from kernels.path import KernelPath
-from kernels.shape import AttentionShape, Phase
-from qualification.decision import Decision, Pairs, Policy
+from kernels.shape import Phase
 from qualification.matrix import load_matrix, save_matrix
-from qualification.profile import Seen
-from server.engine.attestation import Attestor, Records
-from server.engine.builder import BuiltEngine, build_engine
-from server.engine.dispatch import Dispatcher
+from server.engine.builder import build_engine
 from server.engine.messages import AttestationReport, SamplingParams, Submit
 from server.engine.planning import Unservable
 from server.engine.warmup import probes_of
-from server.settings import DeviceChoice, Settings
 
-FLASH = "aten::_scaled_dot_product_flash_attention_for_cpu"
 BAG = "aten::_embedding_bag_forward_only"
-
-
-@dataclass(frozen=True)
-class Subject:
-    """An engine whose shapes are proven by itself, so that there is evidence of kernel names."""
-
-    built: BuiltEngine
-    decisions: dict[AttentionShape, Decision]
-
-    def attestor(
-        self,
-        paths: Iterable[KernelPath] = PATHS,
-        *,
-        is_quarantining: bool = True,
-        interval_s: float = 0.0,
-        clock: Callable[[], float] = float,
-        of_two: Container[str] = frozenset(),
-        recorder: Records | None = None,
-    ) -> tuple[Attestor, Dispatcher]:
-        """Of the same model, on a dispatcher of its own whose paths may lie."""
-        runner, own = self.built.runner, self.built.attestor
-        runner.dispatcher = Dispatcher(self.decisions, paths, runner.dispatcher.flags, redecide=self.redecide)
-        found = Attestor(
-            runner,
-            lambda: runner.attention,
-            runner.dispatcher,
-            own.promises,
-            probes=probes_of(self.decisions, page=runner.num_pages, page_size=16, max_len=128, of_two=of_two),
-            device=own.device,
-            recorder=recorder,
-            is_quarantining=is_quarantining,
-            interval_s=interval_s,
-            clock=clock,
-        )
-        return found, runner.dispatcher
-
-    def redecide(self, shape: AttentionShape, _: Pairs, __: Pairs) -> Decision:
-        return replace(self.decisions[shape], path="sdpa.math")
-
-    def tokens(self, name: str, between: Callable[[], object] = int) -> list[int]:
-        """A greedy answer; `between` is called after the first step."""
-        engine, found = self.built.engine, []
-        engine.submit(Submit(name, [1, 2, 3], SamplingParams(max_tokens=4, temperature=0.0)))
-        while engine.has_work:
-            output = engine.step()
-            found += [token for delta in output.deltas for token in delta.token_ids] if output else []
-            between()
-        return found
-
-
-def settings_for(model: TinyLlama, cache: Path) -> Settings:
-    return Settings(
-        model=str(model.folder),
-        device=DeviceChoice.CPU,
-        on_unproven=Policy.QUALIFY,
-        max_model_len=128,
-        kv_cache_tokens=2048,
-        max_num_seqs=8,
-        cache_dir=str(cache),
-    )
 
 
 @pytest.fixture(scope="module")
 def subject(tiny_llama: TinyLlama, tmp_path_factory: pytest.TempPathFactory) -> Subject:
-    settings = settings_for(tiny_llama, tmp_path_factory.mktemp("cache"))
-    built = build_engine(settings, frozenset(), lambda *_: None)
-    return Subject(built, built.runner.dispatcher.decisions)
+    return Subject.made(tiny_llama, tmp_path_factory.mktemp("cache"))
 
 
 def lying(name: str, other: str) -> list[KernelPath]:
@@ -211,10 +141,6 @@ def test_the_timer_asks_by_itself(subject: Subject) -> None:
     assert not it.is_busy
 
 
-def refuses(*_: object) -> None:
-    raise RuntimeError("No available kernel. Aborting execution.")
-
-
 def test_what_cannot_be_launched_in_an_attestation_is_reported_and_its_substitute_attested(subject: Subject) -> None:
     it, _ = subject.attestor([replace(path, run=refuses) if path.name == "sdpa.cpu" else path for path in PATHS])
     report = it.attest_all("request")
@@ -222,105 +148,6 @@ def test_what_cannot_be_launched_in_an_attestation_is_reported_and_its_substitut
     assert {path for path, _ in report.quarantined} == {"sdpa.cpu"}
     assert len(report.quarantined) == len(Phase)
     assert [batch.paths for batch in report.batches] == [["sdpa.math"]] * len(Phase)
-
-
-def breaks(*_: object) -> None:
-    raise RuntimeError("the driver does not say what was captured")
-
-
-def test_who_is_to_blame_for_a_lost_device_is_a_step_of_its_own_not_an_attestation_that_failed(
-    subject: Subject,
-) -> None:
-    it, _ = subject.attestor([replace(path, run=breaks) for path in PATHS])
-    assert it.attest_all("request").result == "error"
-    subject.attestor()  # whose paths are sound again
-    subject.tokens("a")
-    assert {shape.split()[0] for _, shape in subject.built.runner.suspects()} == {Phase.DECODE.value}
-
-
-class Capturing:
-    """Stands in for the driver's record: knows what is launched inside of a mark, and what had run before."""
-
-    def __init__(self) -> None:
-        self.outside: Counter[str] = Counter()  # runs by path
-        self.unprepared: set[str] = set()  # paths that were captured before they had run
-        self.breaks_at: int | None = None  # the number of a capture, counted from 1
-        self._num_captures = 0
-        self._calls: list[Counter[str]] = []
-        self._call: Counter[str] | None = None
-
-    @contextmanager
-    def mark(self) -> Iterator[None]:
-        self._call = Counter()
-        self._num_captures += 1
-        try:
-            yield
-            self._calls.append(self._call)
-        finally:
-            self._call = None
-
-    def take(self) -> Seen:
-        calls, self._calls = self._calls, []
-        return Seen(tuple(calls), Counter())
-
-    def recorded(self, path: KernelPath, *, is_broken: bool = False) -> KernelPath:
-        """The path as one that can be captured; one that `is_broken` runs, but fails when it is."""
-        run = path.run
-        assert run is not None
-        kernels = {"sdpa.cpu": (FLASH,), "sdpa.math": ("aten::bmm", "aten::_softmax")}[path.name]
-
-        def recorded(*arguments: object) -> None:
-            if self._call is None:
-                self.outside[path.name] += 1
-            elif is_broken:
-                refuses()
-            elif self._num_captures == self.breaks_at:
-                breaks()
-            else:
-                self._call.update(kernels)
-                self.unprepared |= {path.name} - self.outside.keys()
-            run(*arguments)
-
-        return replace(path, run=recorded, is_capturable=True)
-
-
-def recorded(
-    subject: Subject, driver: Capturing, phases: Container[Phase] = (Phase.PREFILL,), *, broken: str = ""
-) -> tuple[Attestor, Dispatcher]:
-    """An attestor of these phases alone, by the driver's record; the path `broken` cannot be captured."""
-    decisions = {shape: it for shape, it in subject.decisions.items() if shape.phase in phases}
-    paths = [driver.recorded(path_named(name), is_broken=name == broken) for name in ("sdpa.cpu", "sdpa.math")]
-    return replace(subject, decisions=decisions).attestor(paths, recorder=driver)
-
-
-def test_what_serves_by_another_decision_has_run_before_it_is_captured(subject: Subject) -> None:
-    driver = Capturing()
-    it, dispatcher = recorded(subject, driver)
-    assert it.attest_all("request").result == "match"
-    assert it.attest_all("request").result == "match"
-    assert driver.outside == {"sdpa.cpu": NUM_LAYERS}
-    dispatcher.override(frozenset(("sdpa.cpu", str(shape)) for shape in dispatcher.plan))
-    assert it.attest_all("request").batches[0].paths == ["sdpa.math"]
-    assert driver.outside == {"sdpa.cpu": NUM_LAYERS, "sdpa.math": NUM_LAYERS}
-    assert driver.unprepared == set()
-
-
-def test_what_was_recorded_of_a_step_that_failed_is_not_taken_for_the_next_ones(subject: Subject) -> None:
-    driver = Capturing()
-    driver.breaks_at = NUM_LAYERS
-    it, _ = recorded(subject, driver, (Phase.PREFILL, Phase.EXTEND))
-    report = it.attest_all("request")
-    assert [(batch.phase, batch.result) for batch in report.batches] == [("prefill", "error"), ("extend", "match")]
-
-
-def test_a_launch_that_fails_in_a_record_brings_in_no_profiler(subject: Subject) -> None:
-    """It would slow a server down for good."""
-    driver = Capturing()
-    it, _ = recorded(subject, driver, broken="sdpa.cpu")
-    report = it.attest_all("request")
-    assert [path for path, _ in report.quarantined] == ["sdpa.cpu"]
-    assert report.batches[0].paths == ["sdpa.math"]
-    assert driver.outside == {"sdpa.cpu": NUM_LAYERS, "sdpa.math": NUM_LAYERS}
 
 
 def test_what_an_attestation_took_out_of_service_is_no_failed_launch_of_a_later_step(subject: Subject) -> None:

@@ -1,0 +1,89 @@
+"""A real engine to attest, on a tiny Llama and a CPU."""
+
+from collections.abc import Callable, Container, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tiny_llama import TinyLlama
+
+from kernels.catalog import PATHS
+from kernels.path import KernelPath
+from kernels.shape import AttentionShape
+from qualification.decision import Decision, Pairs, Policy
+from server.engine.attestation import Attestor, Records
+from server.engine.builder import BuiltEngine, build_engine
+from server.engine.dispatch import Dispatcher
+from server.engine.messages import SamplingParams, Submit
+from server.engine.warmup import probes_of
+from server.settings import DeviceChoice, Settings
+
+FLASH = "aten::_scaled_dot_product_flash_attention_for_cpu"
+
+
+@dataclass(frozen=True)
+class Subject:
+    """An engine whose shapes are proven by itself, so that there is evidence of kernel names."""
+
+    built: BuiltEngine
+    decisions: dict[AttentionShape, Decision]
+
+    @classmethod
+    def made(cls, model: TinyLlama, cache: Path) -> "Subject":
+        built = build_engine(settings_for(model, cache), frozenset(), lambda *_: None)
+        return cls(built, built.runner.dispatcher.decisions)
+
+    def attestor(
+        self,
+        paths: Iterable[KernelPath] = PATHS,
+        *,
+        is_quarantining: bool = True,
+        interval_s: float = 0.0,
+        clock: Callable[[], float] = float,
+        of_two: Container[str] = frozenset(),
+        recorder: Records | None = None,
+    ) -> tuple[Attestor, Dispatcher]:
+        """Of the same model, on a dispatcher of its own whose paths may lie."""
+        runner, own = self.built.runner, self.built.attestor
+        runner.dispatcher = Dispatcher(self.decisions, paths, runner.dispatcher.flags, redecide=self.redecide)
+        found = Attestor(
+            runner,
+            lambda: runner.attention,
+            runner.dispatcher,
+            own.promises,
+            probes=probes_of(self.decisions, page=runner.num_pages, page_size=16, max_len=128, of_two=of_two),
+            device=own.device,
+            recorder=recorder,
+            is_quarantining=is_quarantining,
+            interval_s=interval_s,
+            clock=clock,
+        )
+        return found, runner.dispatcher
+
+    def redecide(self, shape: AttentionShape, _: Pairs, __: Pairs) -> Decision:
+        return replace(self.decisions[shape], path="sdpa.math")
+
+    def tokens(self, name: str, between: Callable[[], object] = int) -> list[int]:
+        """A greedy answer; `between` is called after the first step."""
+        engine, found = self.built.engine, []
+        engine.submit(Submit(name, [1, 2, 3], SamplingParams(max_tokens=4, temperature=0.0)))
+        while engine.has_work:
+            output = engine.step()
+            found += [token for delta in output.deltas for token in delta.token_ids] if output else []
+            between()
+        return found
+
+
+def settings_for(model: TinyLlama, cache: Path) -> Settings:
+    return Settings(
+        model=str(model.folder),
+        device=DeviceChoice.CPU,
+        on_unproven=Policy.QUALIFY,
+        max_model_len=128,
+        kv_cache_tokens=2048,
+        max_num_seqs=8,
+        cache_dir=str(cache),
+    )
+
+
+def refuses(*_: object) -> None:
+    raise RuntimeError("No available kernel. Aborting execution.")

@@ -1,0 +1,121 @@
+"""Attestation by the driver's record, which a few lines stand in for: what is captured, and when."""
+
+from collections import Counter
+from collections.abc import Container, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+from attested import FLASH, Subject, refuses
+from tiny_llama import NUM_LAYERS, TinyLlama
+
+from kernels.catalog import PATHS, path_named
+from kernels.path import KernelPath
+from kernels.shape import Phase
+from qualification.profile import Seen
+from server.engine.attestation import Attestor
+from server.engine.dispatch import Dispatcher
+
+
+@pytest.fixture(scope="module")
+def subject(tiny_llama: TinyLlama, tmp_path_factory: pytest.TempPathFactory) -> Subject:
+    return Subject.made(tiny_llama, tmp_path_factory.mktemp("cache"))
+
+
+def breaks(*_: object) -> None:
+    raise RuntimeError("the driver does not say what was captured")
+
+
+def test_who_is_to_blame_for_a_lost_device_is_a_step_of_its_own_not_an_attestation_that_failed(
+    subject: Subject,
+) -> None:
+    it, _ = subject.attestor([replace(path, run=breaks) for path in PATHS])
+    assert it.attest_all("request").result == "error"
+    subject.attestor()  # whose paths are sound again
+    subject.tokens("a")
+    assert {shape.split()[0] for _, shape in subject.built.runner.suspects()} == {Phase.DECODE.value}
+
+
+class Capturing:
+    """Stands in for the driver's record: knows what is launched inside of a mark, and what had run before."""
+
+    def __init__(self) -> None:
+        self.outside: Counter[str] = Counter()  # runs by path
+        self.unprepared: set[str] = set()  # paths that were captured before they had run
+        self.breaks_at: int | None = None  # the number of a capture, counted from 1
+        self._num_captures = 0
+        self._calls: list[Counter[str]] = []
+        self._call: Counter[str] | None = None
+
+    @contextmanager
+    def mark(self) -> Iterator[None]:
+        self._call = Counter()
+        self._num_captures += 1
+        try:
+            yield
+            self._calls.append(self._call)
+        finally:
+            self._call = None
+
+    def take(self) -> Seen:
+        calls, self._calls = self._calls, []
+        return Seen(tuple(calls), Counter())
+
+    def recorded(self, path: KernelPath, *, is_broken: bool = False) -> KernelPath:
+        """The path as one that can be captured; one that `is_broken` runs, but fails when it is."""
+        run = path.run
+        assert run is not None
+        kernels = {"sdpa.cpu": (FLASH,), "sdpa.math": ("aten::bmm", "aten::_softmax")}[path.name]
+
+        def recorded(*arguments: object) -> None:
+            if self._call is None:
+                self.outside[path.name] += 1
+            elif is_broken:
+                refuses()
+            elif self._num_captures == self.breaks_at:
+                breaks()
+            else:
+                self._call.update(kernels)
+                self.unprepared |= {path.name} - self.outside.keys()
+            run(*arguments)
+
+        return replace(path, run=recorded, is_capturable=True)
+
+
+def recorded(
+    subject: Subject, driver: Capturing, phases: Container[Phase] = (Phase.PREFILL,), *, broken: str = ""
+) -> tuple[Attestor, Dispatcher]:
+    """An attestor of these phases alone, by the driver's record; the path `broken` cannot be captured."""
+    decisions = {shape: it for shape, it in subject.decisions.items() if shape.phase in phases}
+    paths = [driver.recorded(path_named(name), is_broken=name == broken) for name in ("sdpa.cpu", "sdpa.math")]
+    return replace(subject, decisions=decisions).attestor(paths, recorder=driver)
+
+
+def test_what_serves_by_another_decision_has_run_before_it_is_captured(subject: Subject) -> None:
+    driver = Capturing()
+    it, dispatcher = recorded(subject, driver)
+    assert it.attest_all("request").result == "match"
+    assert it.attest_all("request").result == "match"
+    assert driver.outside == {"sdpa.cpu": NUM_LAYERS}
+    dispatcher.override(frozenset(("sdpa.cpu", str(shape)) for shape in dispatcher.plan))
+    assert it.attest_all("request").batches[0].paths == ["sdpa.math"]
+    assert driver.outside == {"sdpa.cpu": NUM_LAYERS, "sdpa.math": NUM_LAYERS}
+    assert driver.unprepared == set()
+
+
+def test_what_was_recorded_of_a_step_that_failed_is_not_taken_for_the_next_ones(subject: Subject) -> None:
+    driver = Capturing()
+    driver.breaks_at = NUM_LAYERS
+    it, _ = recorded(subject, driver, (Phase.PREFILL, Phase.EXTEND))
+    report = it.attest_all("request")
+    assert [(batch.phase, batch.result) for batch in report.batches] == [("prefill", "error"), ("extend", "match")]
+
+
+def test_a_launch_that_fails_in_a_record_brings_in_no_profiler(subject: Subject) -> None:
+    """It would slow a server down for good."""
+    driver = Capturing()
+    it, _ = recorded(subject, driver, broken="sdpa.cpu")
+    report = it.attest_all("request")
+    assert [path for path, _ in report.quarantined] == ["sdpa.cpu"]
+    assert report.batches[0].paths == ["sdpa.math"]
+    assert driver.outside == {"sdpa.cpu": NUM_LAYERS, "sdpa.math": NUM_LAYERS}
