@@ -14,6 +14,7 @@ _FLUSH_BYTES = 256 * 2**20
 # Each flush keeps an H200 busy for 65 us, a head start for the host: four launches of a call took it up to 150 us, and
 # what the device waits for counts as the call's time.
 _NUM_FLUSHES = 4
+_MIN_KNOWN = 20  # samples, before their spread says anything
 
 
 def time_call(
@@ -22,13 +23,12 @@ def time_call(
     *,
     max_spread: float = 0.02,
     budget_s: float | None = None,
-    min_samples: int = 5,
     max_samples: int = 400,
 ) -> Timing:
     """Call until the median is known to `max_spread` of itself, or the budget of time is spent.
 
     On CUDA by events with a cold L2, within 0.25 s; on a CPU by the clock with caches as the call before left them,
-    within 0.04 s. At least `min_samples` (3 when one call takes longer than the whole budget).
+    within 0.04 s. At least 5 samples, 3 when one call takes longer than the whole budget.
     """
     is_cuda = device.type == "cuda"
     budget = budget_s if budget_s is not None else (0.25 if is_cuda else 0.04)
@@ -40,9 +40,7 @@ def time_call(
     while len(samples) < max_samples:
         samples.append(_time_once(call, flush))
         is_spent = time.perf_counter() - started > budget
-        if is_spent and len(samples) >= (3 if samples[0] > budget * 1e6 else min_samples):
-            break
-        if len(samples) >= 4 * min_samples and median_spread(samples) <= max_spread:
+        if (is_spent and len(samples) >= _least(samples, budget)) or _is_known(samples, max_spread):
             break
     return _timing(samples)
 
@@ -70,14 +68,21 @@ def time_together(
         for name in left:
             samples[name].append(_time_once(calls[name], flush))
         left = [name for name in left if not _is_spent(samples[name], budget, max_samples)]
-        if all(len(samples[name]) >= 20 and median_spread(samples[name]) <= max_spread for name in left):
+        if all(_is_known(samples[name], max_spread) for name in left):
             break
     return {name: _timing(values) for name, values in samples.items()}
 
 
 def _is_spent(samples: list[float], budget: float, max_samples: int) -> bool:
-    is_long = samples[0] > budget * 1e6
-    return len(samples) >= max_samples or (sum(samples) > budget * 1e6 and len(samples) >= (3 if is_long else 5))
+    return len(samples) >= max_samples or (sum(samples) > budget * 1e6 and len(samples) >= _least(samples, budget))
+
+
+def _least(samples: list[float], budget: float) -> int:
+    return 3 if samples[0] > budget * 1e6 else 5
+
+
+def _is_known(samples: list[float], max_spread: float) -> bool:
+    return len(samples) >= _MIN_KNOWN and median_spread(samples) <= max_spread
 
 
 def median_spread(samples: list[float]) -> float:
