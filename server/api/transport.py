@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import logging
+import math
 import socket
 import time
 from types import FrameType
@@ -159,8 +160,8 @@ class LimitedProtocol(HttpToolsProtocol):
 class Server(uvicorn.Server):
     """On SIGTERM or SIGINT: readiness goes first, running requests finish until a deadline, then they get an error.
 
-    A second signal ends at once, unless it comes within `one_order_s` of the first: timeout(1), and whoever else
-    signals a process and then its group, means one order by two signals.
+    A second signal is that deadline, a third ends everything at once and in disorder. Signals within `one_order_s` are
+    one order: timeout(1), and whoever else signals a process and then its group, sends two.
     """
 
     def __init__(
@@ -170,7 +171,8 @@ class Server(uvicorn.Server):
         self._lifecycle = lifecycle
         self._grace_s = grace_s
         self._one_order_s = one_order_s
-        self._ordered_at: float | None = None  # monotonic seconds of the first signal
+        self._num_orders = 0
+        self._ordered_at = -math.inf  # monotonic seconds of the latest order's first signal
         self._drain_began_at: float | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -180,9 +182,11 @@ class Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 -- a signal handler's signature
         now = time.monotonic()
-        if self._ordered_at is None:
-            self._ordered_at = now
-        elif now - self._ordered_at >= self._one_order_s:
+        if now - self._ordered_at >= self._one_order_s:
+            self._num_orders, self._ordered_at = self._num_orders + 1, now
+        if self._num_orders == 2:
+            self._grace_s = 0.0
+        elif self._num_orders > 2:
             self.should_exit = self.force_exit = True
         self._lifecycle.begin_drain()
 
@@ -196,8 +200,9 @@ class Server(uvicorn.Server):
         now = time.monotonic()
         if self._drain_began_at is None:
             self._drain_began_at = now
+            count = self._lifecycle.num_inflight
             logger.info(
-                "shutting down; %d requests may take %g s to finish", self._lifecycle.num_inflight, self._grace_s
+                "shutting down; running requests: %d, ended after %g s or by a second signal", count, self._grace_s
             )
         if not self._lifecycle.num_inflight:
             self._lifecycle.abort_arriving()

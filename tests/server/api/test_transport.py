@@ -27,7 +27,13 @@ class Running:
     """A server in a thread, on a free port."""
 
     def __init__(
-        self, it: Served, *, grace_s: float = 5.0, keys: ApiKeys | None = None, app: ASGIApp | None = None
+        self,
+        it: Served,
+        *,
+        grace_s: float = 5.0,
+        one_order_s: float = 0.5,
+        keys: ApiKeys | None = None,
+        app: ASGIApp | None = None,
     ) -> None:
         """`app`: in place of the whole API."""
         self.it = it
@@ -35,7 +41,8 @@ class Running:
         self._socket.bind(("127.0.0.1", 0))
         self.port: int = self._socket.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
-        self.server = Server(uvicorn_config(app or create_app(replace(it.edge), keys=keys)), it.edge.lifecycle, grace_s)
+        config = uvicorn_config(app or create_app(replace(it.edge), keys=keys))
+        self.server = Server(config, it.edge.lifecycle, grace_s, one_order_s=one_order_s)
         self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [self._socket]})
         self.thread.start()
         deadline = time.monotonic() + 10
@@ -316,26 +323,31 @@ def test_a_request_that_is_still_arriving_does_not_hold_up_a_shutdown(folder: Pa
         running.stop()
 
 
-def test_a_second_order_to_end_does_not_wait_for_running_requests(folder: Path) -> None:
+def test_only_a_third_order_to_end_cares_for_nothing(folder: Path) -> None:
     it = served(folder)
     server = Server(uvicorn_config(it.app), it.edge.lifecycle, 30, one_order_s=0)
-    server.handle_exit(signal.SIGINT, None)
-    assert not server.should_exit
+    for _ in range(2):
+        server.handle_exit(signal.SIGINT, None)
+        assert not server.should_exit
     server.handle_exit(signal.SIGINT, None)
     assert server.should_exit
     assert server.force_exit
 
 
-def test_a_stream_that_outlives_the_grace_ends_with_an_error_event(folder: Path) -> None:
+@pytest.mark.parametrize(("grace_s", "num_orders"), [(0.2, 1), (30, 2)])
+def test_a_stream_that_outlives_the_grace_or_a_second_order_ends_with_an_error_event(
+    folder: Path, grace_s: float, num_orders: int
+) -> None:
     it = served(folder, saying("a", "b"))
     it.engine.gate.clear()
     it.engine.num_free = 1
-    running = Running(it, grace_s=0.2)
+    running = Running(it, grace_s=grace_s, one_order_s=0)
     try:
         with httpx.stream("POST", f"{running.url}/v1/completions", json={"prompt": "x", "stream": True}) as answer:
             lines = answer.iter_lines()
             next(lines)
-            running.server.handle_exit(signal.SIGTERM, None)
+            for _ in range(num_orders):
+                running.server.handle_exit(signal.SIGTERM, None)
             rest = "".join(lines)
         assert '"code":"shutting_down"' in rest
         assert rest.endswith("data: [DONE]")
