@@ -200,10 +200,12 @@ class Server(uvicorn.Server):
         now = time.monotonic()
         if self._drain_began_at is None:
             self._drain_began_at = now
-            count = self._lifecycle.num_inflight
-            logger.info(
-                "shutting down; running requests: %d, ended after %g s or by a second signal", count, self._grace_s
-            )
+            if count := self._lifecycle.num_inflight:
+                logger.info(
+                    "shutting down; %d running requests have %g s or until a second signal", count, self._grace_s
+                )
+            else:
+                logger.info("shutting down")
         if not self._lifecycle.num_inflight:
             self._lifecycle.abort_arriving()
             return True
