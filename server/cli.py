@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _judge(arguments: argparse.Namespace) -> int:
     try:
         return _VERDICTS[arguments.command](arguments)
-    except BrokenPipeError:  # `| head` has seen enough; what nobody saw is no pass
+    except (BrokenPipeError, KeyboardInterrupt):  # `| head` or a person has seen enough; what nobody saw is no pass
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains when it ends
         return ExitCode.INCONCLUSIVE
 

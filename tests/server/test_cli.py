@@ -75,6 +75,16 @@ def test_a_reader_who_has_seen_enough_gets_no_complaint_and_no_pass() -> None:
         assert (command.stderr.read(), command.wait(30)) == (b"", 4)
 
 
+def test_an_interrupted_command_gives_no_traceback_and_no_pass() -> None:
+    code = """
+import os, signal, sys, server.cli
+server.cli._VERDICTS["report"] = lambda _: os.kill(os.getpid(), signal.SIGINT)
+sys.exit(server.cli.main(["report"]))
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False, timeout=60)
+    assert (ended.returncode, ended.stderr) == (4, b"")
+
+
 def test_every_setting_has_a_flag_with_a_description() -> None:
     actions = {action.dest: action for action in serve_parser_actions()}
     for field in msgspec.structs.fields(Settings):
