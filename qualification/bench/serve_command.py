@@ -94,6 +94,7 @@ def plan_of(args: argparse.Namespace) -> ServePlan:
 
 
 def _run(args: argparse.Namespace) -> int:
+    _refuse_doubles([args.name, *(name for name, _ in args.peer)])
     plan, salt = plan_of(args), args.salt or secrets.token_hex(4)
     bearer = None if args.api_key_file is None else first_key(args.api_key_file)
     recorded = [load_side(Path(place), name, plan) for name, place in args.peer if "://" not in place]
@@ -116,6 +117,13 @@ def _run(args: argparse.Namespace) -> int:
     _report(args, file, [*served, *recorded])
     has_gap = any(row.num_errors == row.num_requests for side in served for row in side.rows)
     return 4 if has_gap or not fitting else 0
+
+
+def _refuse_doubles(names: Sequence[str]) -> None:
+    """Raises ValueError: a side's samples are found by its name."""
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"two sides are called {name}")
 
 
 def _fitting(cases: Sequence[ServeCase], sides: Sequence[Side]) -> tuple[list[ServeCase], list[str]]:

@@ -152,6 +152,14 @@ def test_the_flags_are_the_plan() -> None:
     assert plan_of(parsed("--url", "u", "--scenarios", "mix")).scenarios == (Scenario.MIX,)
 
 
+@pytest.mark.parametrize("names", [("hallmark",), ("vllm", "vllm")])
+def test_two_sides_of_one_name_are_refused_for_their_samples_would_be_mixed(
+    tmp_path: Path, url: str, names: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert bench(tmp_path, url, *TINY, *(flag for name in names for flag in ("--peer", f"{name}={url}"))) == 3
+    assert capsys.readouterr().err == f"hallmark: two sides are called {names[-1]}\n"
+
+
 @pytest.mark.parametrize("peer", ["vllm", "=x", "vllm="])
 def test_a_peer_without_name_or_place_is_refused(peer: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
