@@ -11,8 +11,8 @@ from qualification.qualify import DeviceLost
 
 LAUNCH_ERRORS: tuple[type[Exception], ...] = (RuntimeError, TritonError)
 
-# What the driver says of a launch that this GPU has no room for, a slice of one for example: nothing has run.
-_NO_ROOM = ("cluster misconfiguration", "too many resources requested for launch")
+# What the driver says of a kernel that this GPU has no room for, a slice of one for example: nothing has run.
+_NO_ROOM = ("cluster misconfiguration", "too many resources requested for launch", "[CUDA]: out of memory")
 
 
 def launch_failure(error: Exception) -> Reject | None:

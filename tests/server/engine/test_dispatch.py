@@ -172,6 +172,7 @@ def test_a_path_that_cannot_launch_is_quarantined_and_the_next_one_serves(error:
     ("message", "is_lost"),
     [
         ("Triton Error [CUDA]: a kernel launch error has occurred due to cluster misconfiguration", False),
+        ("Triton Error [CUDA]: out of memory", False),
         ("Triton Error [CUDA]: an illegal memory access was encountered", True),
     ],
 )
