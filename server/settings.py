@@ -74,7 +74,10 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         ),
     ] = GenerationConfig.AUTO
     max_model_len: Annotated[
-        Count | None, Meta(description="tokens of prompt and completion (default: the model's own limit)")
+        Count | None,
+        Meta(
+            description="tokens of prompt and completion (default: the model's own limit, or what the KV cache holds)"
+        ),
     ] = None
     max_num_seqs: Annotated[
         Count | None, Meta(description="sequences running at once (default: 256 on CUDA, 16 on a CPU)")
