@@ -24,6 +24,8 @@ from server.log import trace_fields
 
 logger = logging.getLogger(__name__)
 
+# Tokens of a prompt that is scored: what is told of them, 81 bytes each beside five likeliest ones, is in one message.
+MOST_SCORED = 2**18
 _LEAST_PACKED = 1024  # tokens: numpy's first touch of an array takes 70 us after a pause, Python's of 1024 ints 10
 
 
@@ -203,6 +205,9 @@ class Engine:
         vocab_size = self._options.vocab_size
         if not (ids := message.prompt_token_ids):
             return "invalid_value", "the prompt has 0 tokens, the least is 1"
+        if message.sampling.scored is not None and len(ids) > MOST_SCORED:
+            limit = f"log probabilities are given of at most {MOST_SCORED}"
+            return "invalid_value", f"the prompt has {len(ids)} tokens, {limit}"
         least, most = (min(ids), max(ids)) if seq.prompt is None else (seq.prompt.min(), seq.prompt.max())
         if not 0 <= least <= most < vocab_size:
             wrong = str(least if least < 0 else most)[:24]

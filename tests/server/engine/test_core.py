@@ -5,8 +5,19 @@ from fake_runner import Done
 
 from kernels.fused.matmul_fallback import MatmulFallback, MatmulFallbacks
 from kernels.shape import Phase
-from server.engine.core import Engine, EngineOptions
-from server.engine.messages import AttentionUse, FinishReason, SamplingParams, StepOutput, Submit, TokenDelta
+from server.api.schemas import MAX_LOGPROBS
+from server.engine import wire
+from server.engine.core import MOST_SCORED, Engine, EngineOptions
+from server.engine.messages import (
+    AttentionUse,
+    FinishReason,
+    SamplingParams,
+    StepOutput,
+    StepRecord,
+    Submit,
+    TokenDelta,
+    TokenScores,
+)
 from server.engine.outcome import BatchError, StepResult
 from server.engine.pages import IntegrityError, PagePool
 from server.engine.scheduler import Scheduler, SchedulerLimits
@@ -53,6 +64,13 @@ def drain(subject: Engine) -> dict[str, list[TokenDelta]]:
         for delta in output.deltas:
             found.setdefault(delta.request_id, []).append(delta)
     return found
+
+
+def drain_one(subject: Engine) -> StepRecord:
+    subject.submit(submit("one"))
+    output = subject.step()
+    assert output is not None
+    return output.record
 
 
 def tokens(deltas: list[TokenDelta]) -> list[int]:
@@ -125,6 +143,19 @@ def test_a_refused_prompt_names_limit_and_value() -> None:
     assert drain(subject)["a"][0].error_message == "the prompt has 70 tokens, the limit is 64 with one to generate"
     subject.submit(Submit("b", [5, 101, 100], SamplingParams(max_tokens=1)))
     assert drain(subject)["b"][0].error_message == "prompt token 101 is outside the vocabulary of 100"
+
+
+def test_a_prompt_whose_scores_would_fill_no_message_is_refused_and_the_longest_that_is_not_fits() -> None:
+    subject = engine()
+    subject.submit(Submit("a", [1] * (MOST_SCORED + 1), SamplingParams(max_tokens=1, scored=MAX_LOGPROBS)))
+    assert drain(subject)["a"][0].error_message == (
+        "the prompt has 262145 tokens, log probabilities are given of at most 262144"
+    )
+    chunk = 8192
+    likeliest = [[2**31] * MAX_LOGPROBS] * chunk, [[-1.5] * MAX_LOGPROBS] * chunk
+    scores = (TokenScores(1, [-1.5] * chunk, *likeliest),) * (MOST_SCORED // chunk + 1)  # and of short ones beside it
+    output = StepOutput(drain_one(subject), [TokenDelta("a", [1], scores=scores)])
+    assert len(wire.frame(output)) < wire.MAX_FRAME_BYTES
 
 
 def test_nonfinite_logits_end_only_their_own_sequence() -> None:
