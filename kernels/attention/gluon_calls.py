@@ -75,12 +75,11 @@ class Launches:
     then     launches what follows
     held     tensors of the call's own
     form     what a call must have in common with this one, beside what it is found by
-    sinks    of the last call
     """
 
     __slots__ = (
-        "_after", "_at", "_before", "_held", "_launch", "_maps", "_stream", "_stream_now", "_then", "_whole", "form",
-        "sinks",
+        "_after", "_at", "_before", "_held", "_launch", "_maps", "_sinks", "_stream", "_stream_now", "_then", "_whole",
+        "form",
     )  # fmt: skip
 
     def __init__(
@@ -100,15 +99,16 @@ class Launches:
         self._after = (*rest, *kernel.tail)
         self._at: tuple[int, int] | None = None
         self._whole: tuple[object, ...] = ()  # what was launched last
+        self._sinks: Tensor | None = None
         self.form: tuple[object, ...] = ()
-        self.sinks: Tensor | None = None
 
     def over(self, at: tuple[int, int], sinks: Tensor | None) -> bool:
-        """Launch over the keys and values at these addresses, with these sinks; False where that needs another launch.
+        """Launch over the keys and values at these addresses; False where that needs another launch.
 
-        So it does where TMA cannot address them, where the sinks are not like those before, and on another stream.
+        sinks: first the call's own, then another layer's. Another launch is needed where TMA cannot address keys or
+        values, for sinks that are not like those before, and on another stream.
         """
-        if self._stream_now() != self._stream or (sinks is not self.sinks and not self._turn_to(sinks)):
+        if self._stream_now() != self._stream or (sinks is not self._sinks and not self._turn_to(sinks)):
             return False
         if at != self._at:
             maps = self._maps[at]
@@ -122,14 +122,17 @@ class Launches:
 
     def _turn_to(self, sinks: Tensor | None) -> bool:
         """Hand over the address of other sinks, where kernels compiled for the ones before take it."""
-        before = self.sinks
+        before = self._sinks
+        if not self._whole:  # the first ones are in place
+            self._sinks = sinks
+            return True
         if before is None or sinks is None or pointer_class(sinks) != pointer_class(before):
             return False
         old, new = before.data_ptr(), sinks.data_ptr()  # an address of the device is no other argument's
         self._after = tuple(new if x == old else x for x in self._after)
         if self._then is not None:
             self._then = partial(self._then.func, *(new if x == old else x for x in self._then.args))
-        self.sinks, self._at = sinks, None
+        self._sinks, self._at = sinks, None
         return True
 
 
@@ -155,8 +158,8 @@ def repeated(
         launches = prepare(q, k, v, batch, flags, out)
         if launches is None:
             return
-        launches.sinks = sinks
-        launches.over(at, sinks)
+        is_launched = launches.over(at, sinks)
+        assert is_launched, "a path prepares what TMA can address"
         if plans is not None:
             launches.form = form
             plans[key] = launches

@@ -67,7 +67,7 @@ def prefill(
     out = q.clone()
     launches = prefill_launches(q, k, v, plan_tiles(q.shape[0], batch, flags, variant), flags, out, variant)
     assert launches is not None, "TMA can address them"
-    launches.over((k.data_ptr(), v.data_ptr()))
+    assert launches.over((k.data_ptr(), v.data_ptr()), flags.sinks)
     return out
 
 
@@ -80,7 +80,7 @@ def extend(dim: int, names: tuple[str, ...] = (), *, is_long: bool = False, is_s
     if is_long:
         variant = longer(extend_variant_of(dim, 64, HEADS[0] // HEADS[1], flags))
         launches = extend_launches(inputs.q, inputs.k, inputs.v, inputs.batch, flags, out, variant=variant)
-        launches.over((inputs.k.data_ptr(), inputs.v.data_ptr()))
+        assert launches.over((inputs.k.data_ptr(), inputs.v.data_ptr()), flags.sinks)
     else:
         run_extend(inputs.q, inputs.k, inputs.v, inputs.batch, flags, out)
     return out

@@ -45,9 +45,11 @@ class Path:
         self.run: RunAttention = repeated(self._prepare)
 
     def _prepare(
-        self, q: Tensor, _k: Tensor, _v: Tensor, _batch: AttentionBatch, flags: AttentionFlags, out: Tensor
-    ) -> Launches:
+        self, q: Tensor, k: Tensor, v: Tensor, _batch: AttentionBatch, flags: AttentionFlags, out: Tensor
+    ) -> Launches | None:
         self.num_prepared += 1
+        if (k.data_ptr() | v.data_ptr()) % 16:
+            return None  # as the path of prefill
         maps = Maps(*(TensorMap(lambda address, *_: address, (), (kind,)) for kind in (7, 8)))
         sinks_at = None if flags.sinks is None else flags.sinks.data_ptr()
         queries, rest, then = (q.data_ptr(),), (out.data_ptr(), sinks_at), partial(self.after.append, sinks_at)

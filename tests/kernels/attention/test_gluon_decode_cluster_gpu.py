@@ -67,7 +67,7 @@ def test_rings_that_turn(dim: int, heads: tuple[int, int]) -> None:
     def run(q: Tensor, k: Tensor, v: Tensor, batch: AttentionBatch, flags: AttentionFlags, out: Tensor) -> None:
         launch = launch_of_clusters(q, k, v, batch, flags, out, variant=variant)
         assert launch is not None, "no room for a cluster"
-        launch.over((k.data_ptr(), v.data_ptr()), flags.sinks)
+        assert launch.over((k.data_ptr(), v.data_ptr()), flags.sinks)
 
     assert_right(run, inputs, flags_for(inputs))
 
