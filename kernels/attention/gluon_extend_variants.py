@@ -13,7 +13,7 @@ PAGE_SIZE_MULTIPLE = 16  # a box of fewer rows would be mostly overhead
 PAGED_TILINGS: dict[int, Tiling] = {
     64: replace(TILINGS[64], stages=3, named_barriers=True),
     128: Tiling(2, 128, 128, 2, 2, named_barriers=True, pv_first=False, lazy_rescale=False),
-    192: replace(TILINGS[192], stages=3, q_buffers=1),
+    192: replace(TILINGS[192], stages=3, q_buffers=1, named_barriers=False),
 }
 # At 128 where no keys are split. The third stage takes the memory of a second buffer of queries, which chunks of a few
 # tiles a multiprocessor do not miss, and that of wider stores. Scores ahead without it give 2 % (H200).

@@ -62,19 +62,25 @@ class Tiling:
 # at 64 up to 4096 tokens and 4-8 % at 128; at 256 they cost 2-5 %. Lazy rescaling gives 3-7 % at 128, 3-5 % at 256. At
 # 256 wgmma waits for shared memory: a quarter of the queries in registers gives 2 %, `pv_first` 0-2 %. Cut in two 80 is
 # 8 % faster, 192 6-9 %, 96 1-5 %. Rows of 192 columns leave room for the next tile's queries: 6-10 % up to 4096 tokens.
+# Turns then give 3 % of 2048 tokens, 6-8 % of 4096 and 8192, 9-10 % of more.
 TILINGS: dict[int, Tiling] = {
     64: Tiling(
         2, 64, 128, 4, 2, named_barriers=False, pv_first=False, lazy_rescale=True, scores_ahead=True, early_waits=True
     ),
     128: Tiling(2, 128, 128, 2, 2, named_barriers=True, pv_first=False, lazy_rescale=True, scores_ahead=True, cut=True),
     192: Tiling(
-        2, 192, 64, 2, 2, named_barriers=False, pv_first=False, lazy_rescale=True, scores_ahead=True, q_columns=64,
+        2, 192, 64, 2, 2, named_barriers=True, pv_first=False, lazy_rescale=True, scores_ahead=True, q_columns=64,
         cut=True,
     ),
     256: Tiling(2, 256, 64, 2, 1, named_barriers=False, pv_first=True, lazy_rescale=True, q_columns=64),
 }  # fmt: skip
-# With late waits head dim 128 is a quarter slower under a window (H200); without a flag 2 % faster.
-FLAGGED_TILINGS: dict[int, Tiling] = {**TILINGS, 128: replace(TILINGS[128], early_waits=True)}
+# With late waits head dim 128 is a quarter slower under a window (H200); without a flag 2 % faster. At 192 turns cost
+# 2-5 % under a window, and give less than 1 % under a softcap.
+FLAGGED_TILINGS: dict[int, Tiling] = {
+    **TILINGS,
+    128: replace(TILINGS[128], early_waits=True),
+    192: replace(TILINGS[192], named_barriers=False),
+}
 # The masks of spans leave no registers at 256.
 SPAN_TILINGS: dict[int, Tiling] = {**FLAGGED_TILINGS, 256: replace(TILINGS[256], lazy_rescale=False, q_columns=0)}
 
@@ -82,9 +88,6 @@ SPAN_TILINGS: dict[int, Tiling] = {**FLAGGED_TILINGS, 256: replace(TILINGS[256],
 # tokens on and costs 6 % at 4096, for its registers hold no scores ahead. Under a window of 1024 it gives 2-5 %,
 # of 4096 5-8 %, and it costs 3-9 % under narrower ones (H200).
 LONG_TILINGS = {64: Tiling(3, 64, 128, 3, 2, named_barriers=True, pv_first=False, lazy_rescale=False)}
-# Of 192 without flags. Padded rows leave no room for the next tile's queries; yet over 8k they are 2-5 % faster, over
-# 16k and 32k 5-8 % (H200). Under a window of 4096 they lose 1 % over 8k, 13 % over 32k, under a softcap 2 % over 8k.
-LONG_PADDED_TILING = replace(TILINGS[256], scores_ahead=True, cut=True)
 LONG = 8192  # queries of the longest sequence
 LONG_WINDOW = 1024
 LONG_SOFTCAP = 4096  # under a softcap alone: with polynomials 1 % at 4096, 5-6 % from 6000 on, at 2048 they cost 3 %
@@ -274,6 +277,4 @@ def variant_with(
     tiling = (SPAN_TILINGS if spans else FLAGGED_TILINGS if is_flagged else TILINGS)[block_d]
     if is_long and not (spans or (window and offset)):  # their bounds do not fit in 160 registers
         tiling = LONG_TILINGS.get(block_d, tiling)
-    if is_long and block_d == 192 and not (is_flagged or spans):
-        tiling = LONG_PADDED_TILING
     return Variant(tiling, head_dim, offset, window, softcap, sinks, spans)

@@ -40,7 +40,6 @@ CASES = {
     "d64 long softcap": (64, torch.bfloat16, False, {"softcap": 30.0}),
     "d80": (80, torch.bfloat16, False, {}),
     "d192": (192, torch.bfloat16, False, {}),
-    "d192 long": (192, torch.bfloat16, False, {}),
     "d192 offset window spans": (192, torch.bfloat16, True, {"window": 1000, "spans": _SPANS}),
     "d128": (128, torch.bfloat16, False, {}),
     "d256": (256, torch.bfloat16, False, {}),

@@ -1,5 +1,7 @@
 """Which variant of `gluon.prefill.hopper` serves what, and how it cuts the head dim."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -50,16 +52,22 @@ def test_of_64_and_32_columns_only_the_scores_are_cut() -> None:
 
 
 def test_rows_of_192_columns_lie_in_two_parts_and_are_copied_64_columns_at_a_time() -> None:
-    for variant in (chosen(136, 100), chosen(192, LONG - 1), chosen(192, LONG, has_context=True, window=LONG_WINDOW)):
+    for variant in (chosen(136, 100), chosen(192, LONG), chosen(192, LONG, has_context=True, window=LONG_WINDOW)):
         assert variant.row_parts == (128, 64)
         assert variant.copied == 64
         assert variant.copies == ((0, 0, 0), (0, 64, 64), (1, 0, 128))
 
 
-def test_long_prompts_of_192_columns_without_flags_are_padded() -> None:
-    assert chosen(192, LONG).row_parts == (256,)
-    assert chosen(192, LONG).columns == (128, 64)
-    assert chosen(192, LONG, window=LONG_WINDOW).row_parts == (128, 64)
+def test_consumers_take_turns_at_192_without_flags_only() -> None:
+    assert chosen(192, 100).tiling.named_barriers
+    assert chosen(136, LONG) == replace(chosen(192, LONG), head_dim=136)
+    for flagged in (
+        chosen(192, LONG, window=LONG_WINDOW),
+        chosen(192, 100, softcap=30),
+        chosen(192, 9, has_context=True),
+    ):
+        assert not flagged.tiling.named_barriers
+    assert not extend_variant_of(192, 64, 4, AttentionFlags(1.0)).tiling.named_barriers
 
 
 @pytest.mark.parametrize("flags", [{}, {"window": 100}, {"softcap": 30.0}])

@@ -57,12 +57,6 @@ def test_head_dims_that_are_cut_are_within_the_rule(dim: int) -> None:
     assert_right(run_prefill, inputs, AttentionFlags(dim**-0.5))
 
 
-def test_long_prompts_of_192_columns_are_within_the_rule() -> None:
-    inputs = prompts([*LENGTHS, LONG + 9], 192)
-    assert variant_of(192, inputs.batch, AttentionFlags(1.0)).row_parts == (256,)
-    assert_right(run_prefill, inputs, AttentionFlags(192**-0.5))
-
-
 @pytest.mark.parametrize("dim", [80, 136, 192])
 @pytest.mark.parametrize("window", [None, 1, 65, 300])
 def test_head_dims_that_are_cut_are_within_the_rule_behind_a_context_and_under_flags(
