@@ -80,6 +80,23 @@ def test_the_residual_becomes_the_sum_and_the_norm_is_of_it(op: Op, dtype: torch
     assert_near(normed, exact_norm(total, weight[0], 1e-5))
 
 
+def test_the_norm_of_a_sum_lies_where_what_was_added_lay() -> None:
+    x, residual, weight = randn(3, 80), randn(3, 80, seed=1), randn(80, seed=2)
+    total = residual + x
+    normed, _ = add_rms_norm(x, residual, weight, 1e-5)
+    assert normed.data_ptr() == x.data_ptr()
+    assert_near(x, exact_norm(total, weight, 1e-5))
+
+
+def test_the_norm_of_a_sum_leaves_rows_of_a_wider_tensor_alone() -> None:
+    wide, residual, weight = randn(3, 90), randn(3, 80, seed=1), randn(80, seed=2)
+    before, total = wide.clone(), residual + wide[:, :80]
+    normed, _ = add_rms_norm(wide[:, :80], residual, weight, 1e-5)
+    assert_near(normed, exact_norm(total, weight, 1e-5))
+    assert normed.is_contiguous()
+    assert torch.equal(wide, before)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("size", [1, 96, 2049])  # the last one is a block and one column
 @pytest.mark.parametrize("op", [swiglu, swiglu_torch])
