@@ -21,21 +21,30 @@ def swiglu(gate_up: Tensor) -> Tensor:
     num_tokens, size = gate_up.shape
     size //= 2
     out = gate_up.new_empty(num_tokens, size)
-    stride, device, at = gate_up.stride()[0], gate_up.device, gate_up.data_ptr()
-    block = min(next_power_of_2(size), _MAX_BLOCK)
-    grid = (num_tokens, -(-size // block), 1)
+    stride, at = gate_up.stride()[0], gate_up.data_ptr()
     if gate_up.is_cuda and at % 16 == 0:
-        _prepared(device, gate_up.dtype, size, block, stride)(grid, (at, out.data_ptr(), stride))
+        kernel, num_blocks = _prepared(gate_up.device, gate_up.dtype, size, stride)
+        kernel((num_tokens, num_blocks, 1), (at, out.data_ptr(), stride))
     else:
-        _swiglu_kernel[grid](gate_up, out, stride, SIZE=size, BLOCK=block, **overlap(device))
+        block, num_blocks = _blocks(size)
+        _swiglu_kernel[(num_tokens, num_blocks)](
+            gate_up, out, stride, SIZE=size, BLOCK=block, **overlap(gate_up.device)
+        )
     return out
 
 
 # A pure function of what is compiled in: the cache holds no state.
 @lru_cache(maxsize=256)
-def _prepared(device: torch.device, dtype: torch.dtype, size: int, block: int, stride: int) -> Loaded:
-    x = Aligned(dtype)
-    return prepare(_swiglu_kernel, device, x, x, stride, SIZE=size, BLOCK=block, **overlap(device))
+def _prepared(device: torch.device, dtype: torch.dtype, size: int, stride: int) -> tuple[Loaded, int]:
+    """The kernel for aligned tensors, and its programs of a token."""
+    x, (block, num_blocks) = Aligned(dtype), _blocks(size)
+    return prepare(_swiglu_kernel, device, x, x, stride, SIZE=size, BLOCK=block, **overlap(device)), num_blocks
+
+
+def _blocks(size: int) -> tuple[int, int]:
+    """Columns of a program, and programs of a token."""
+    block = min(next_power_of_2(size), _MAX_BLOCK)
+    return block, -(-size // block)
 
 
 def swiglu_torch(gate_up: Tensor) -> Tensor:

@@ -70,19 +70,18 @@ def rope_and_write_kv(
     strides = (q.stride()[0], k.stride()[0], v.stride()[0])
     num_tokens, num_heads, head_dim = q.shape
     sizes = (num_heads, k.shape[1], head_dim)
-    num_q_blocks, num_kv_blocks, _, _ = _blocks(sizes)
-    grid = (num_tokens, num_q_blocks + num_kv_blocks, 1)
     at = [x.data_ptr() for x in tensors]
     aligned = at[0] | at[1] | at[2] | at[3] | at[5] | at[6] | at[8] | at[9]
     if q.is_cuda and aligned % 16 == 0:
-        kernel = _prepared(q.device, tuple([x.dtype for x in tensors]), sizes, strides, q_norm is not None)
-        kernel(grid, (*at, *strides, eps))
+        dtypes = tuple([x.dtype for x in tensors])
+        kernel, num_blocks = _prepared(q.device, dtypes, sizes, strides, q_norm is not None)
+        kernel((num_tokens, num_blocks, 1), (*at, *strides, eps))
     else:
+        num_q_blocks, num_kv_blocks, _, _ = _blocks(sizes)
         options = _options(q.device, sizes, has_norm=q_norm is not None)
-        _rope_and_write_kv_kernel[grid](*tensors, *strides, eps, **options)
+        _rope_and_write_kv_kernel[(num_tokens, num_q_blocks + num_kv_blocks)](*tensors, *strides, eps, **options)
 
 
-@lru_cache(maxsize=64)
 def _blocks(sizes: tuple[int, int, int]) -> tuple[int, int, int, int]:
     """Blocks of query heads and of KV heads, heads of a block, and half the head dim, padded."""
     num_heads, num_kv_heads, head_dim = sizes
@@ -99,10 +98,14 @@ def _prepared(
     sizes: tuple[int, int, int],
     strides: tuple[int, int, int],
     has_norm: bool,
-) -> Loaded:
-    """The kernel for aligned tensors of these dtypes; positions and slots may have any address."""
-    options = _options(device, sizes, has_norm=has_norm)
-    return prepare(_rope_and_write_kv_kernel, device, *map(Aligned, dtypes), *strides, 0.0, **options)
+) -> tuple[Loaded, int]:
+    """The kernel for aligned tensors of these dtypes, and its programs of a token.
+
+    Positions and slots may have any address.
+    """
+    options, (num_q_blocks, num_kv_blocks, _, _) = _options(device, sizes, has_norm=has_norm), _blocks(sizes)
+    kernel = prepare(_rope_and_write_kv_kernel, device, *map(Aligned, dtypes), *strides, 0.0, **options)
+    return kernel, num_q_blocks + num_kv_blocks
 
 
 def _options(device: torch.device, sizes: tuple[int, int, int], *, has_norm: bool) -> dict[str, int]:
