@@ -10,8 +10,9 @@ Two launches a call, whatever the lengths are, so that a CUDA graph may hold the
 Each may start while the launch before still runs, and waits for it on the device (programmatic dependent launch). Only
 the lengths are read before: they must not come from a launch that lets the next one start early.
 
-All memory that a call needs besides its arguments is one scratch tensor of its own, written before it is read: nothing
-is shared by two calls, nothing must be zero before, nothing is left behind. `triton.decode` is the specification.
+All memory that a call needs besides its arguments is one scratch tensor, written before it is read: nothing must be
+zero before, nothing is left behind. Calls of a step share it: each writes when the launch before, which may have read
+it, has ended. `triton.decode` is the specification.
 Sources: Dao et al. 2023 (Flash-Decoding); Osama et al. 2023 (stream-K); Kwon et al. 2023 (pages).
 """
 
@@ -30,7 +31,7 @@ from kernels.attention.gluon_decode_shares import (
     share_of,
     start_place,
 )
-from kernels.attention.gluon_decode_stream import NO_SCORE, attend_tile, fetch, make_ring
+from kernels.attention.gluon_decode_stream import NO_SCORE, attend_tile, fetch, load_queries, make_ring, start_state
 
 LOG2E = gl.constexpr(1.4426950408889634)
 FEW = gl.constexpr(8)  # parts of a row that one program puts together in registers
@@ -72,7 +73,6 @@ def hallmark_gluon_decode(
     """One program: the tiles of its share, row after row. num_rows: rows of a sequence."""
     HEADS: gl.constexpr = VARIANT.heads
     STAGES: gl.constexpr = VARIANT.stages
-    COLUMNS: gl.constexpr = VARIANT.columns
     MMA: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [HEADS, 1, VARIANT.column_warps], [1, 16, 8])
     RIGHT: gl.constexpr = gl.DotOperandLayout(1, MMA, 2)
     prefetch_table(page_table, num_seqs * stride_table)
@@ -94,11 +94,8 @@ def hallmark_gluon_decode(
         count = gl.minimum(tiles - block, end - tile)
         fill = tile - first_tile
         mbarrier.wait(ring[3].index(fill % STAGES), (fill // STAGES) & 1)
-        x = ring[0].index(fill % STAGES).reshape([HEADS, COLUMNS, VARIANT.block_d]).permute([0, 2, 1]).load(RIGHT)
-        acc = gl.full([HEADS, VARIANT.block_d, COLUMNS], 0.0, gl.float32, MMA)
-        largest = gl.full([HEADS, COLUMNS], NO_SCORE, gl.float32, gl.SliceLayout(1, MMA))
-        sums = gl.full([HEADS, COLUMNS], 0.0, gl.float32, gl.SliceLayout(1, MMA))
-        state = (acc, largest, sums)
+        x = load_queries(ring, fill % STAGES, HEADS, RIGHT, VARIANT)
+        state = start_state(HEADS, MMA, VARIANT)
         for i in range(count):
             fill = tile - first_tile + i
             stage = fill % STAGES
@@ -141,36 +138,46 @@ def store_result(state, target, sinks, scratch, slot, is_whole, VARIANT: gl.cons
     D: gl.constexpr = VARIANT.block_d
     HEADS: gl.constexpr = VARIANT.heads
     COLUMNS: gl.constexpr = VARIANT.columns
-    LANES: gl.constexpr = min(32, D // 4)
+    LANES: gl.constexpr = VARIANT.chunk_d // 4
     WARPS: gl.constexpr = VARIANT.column_warps
     WIDTH: gl.constexpr = 1 if WARPS == 1 else COLUMNS * LANES // (32 * WARPS)  # a warp keeps its columns
     STORE: gl.constexpr = gl.BlockedLayout([1, 4, WIDTH], [1, LANES, 32 // LANES], [HEADS, 1, WARPS], [1, 2, 0])
     STATS: gl.constexpr = gl.SliceLayout(1, STORE)
     acc, largest, sums = state
-    o = gl.convert_layout(acc, STORE)
     largest = gl.convert_layout(largest, STATS)
     sums = gl.convert_layout(sums, STATS)
     h = gl.arange(0, HEADS, layout=gl.SliceLayout(1, STATS))[:, None]
     c = gl.arange(0, COLUMNS, layout=gl.SliceLayout(0, STATS))[None, :]
-    d = gl.arange(0, D, layout=gl.SliceLayout(0, gl.SliceLayout(2, STORE)))[None, :, None]
     head = target[5] + h
     is_stored = is_column(c, target[4], target[6], VARIANT) & (h >= 0)
-    inside = gl.expand_dims(is_stored, 1) & (d < VARIANT.head_dim)
+    factor = gl.full([HEADS, COLUMNS], 1.0, gl.float32, STATS)
     if is_whole:
         if VARIANT.sinks:
             sink = gl.load(sinks + query_head(head, c, target[6], VARIANT)) * LOG2E
             with_sink = gl.maximum(largest, sink)
-            sums = sums * gl.exp2(largest - with_sink) + gl.exp2(sink - with_sink)
-            o = o * gl.expand_dims(gl.exp2(largest - with_sink), 1)
-        o = o / gl.expand_dims(gl.where(sums == 0.0, 1.0, sums), 1)
-        at = gl.expand_dims(out_offset(target, head, c, VARIANT), 1)
-        gl.store(target[0] + at + d, o.to(target[0].dtype.element_ty), mask=inside)
+            factor = gl.exp2(largest - with_sink)
+            sums = sums * factor + gl.exp2(sink - with_sink)
+        factor = factor / gl.where(sums == 0.0, 1.0, sums)
+        store_chunks(acc, factor, target[0], out_offset(target, head, c, VARIANT), is_stored, STORE, VARIANT)
     else:
         part = (slot * HEADS + h) * COLUMNS + c
         stats = scratch + 2 * gl.num_programs(0) * HEADS * COLUMNS * D + part * 2
-        gl.store(scratch + gl.expand_dims(part * D, 1) + d, o, mask=inside)
+        store_chunks(acc, factor, scratch, part * D, is_stored, STORE, VARIANT)
         gl.store(stats, largest, mask=is_stored)
         gl.store(stats + 1, sums, mask=is_stored)
+
+
+@jit
+def store_chunks(acc, factor, to, offset, is_stored, STORE: gl.constexpr, VARIANT: gl.constexpr):
+    """O^T times a factor of each column, from the column's offset [heads, columns] on."""
+    CHUNK: gl.constexpr = VARIANT.chunk_d
+    CHUNKS: gl.constexpr = VARIANT.chunks
+    d = gl.arange(0, CHUNK, layout=gl.SliceLayout(0, gl.SliceLayout(2, STORE)))[None, :, None]
+    offset = gl.expand_dims(offset, 1) + d
+    for i in gl.static_range(CHUNKS):
+        o = gl.convert_layout(acc[i], STORE) * gl.expand_dims(factor, 1)
+        inside = gl.expand_dims(is_stored, 1) & (i * CHUNK + d < VARIANT.head_dim)
+        gl.store(to + offset + i * CHUNK, o.to(to.dtype.element_ty), mask=inside)
 
 
 @jit

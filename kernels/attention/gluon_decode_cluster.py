@@ -16,7 +16,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from kernels.attention.gluon_decode import launch_dependents, wait_for_launch_before
 from kernels.attention.gluon_decode_exchange import combine_cluster
 from kernels.attention.gluon_decode_shares import heads_of_row
-from kernels.attention.gluon_decode_stream import NO_SCORE, attend_tile
+from kernels.attention.gluon_decode_stream import attend_tile, start_state
 
 
 @jit(do_not_specialize=["table_width"])
@@ -53,13 +53,10 @@ def hallmark_gluon_decode_cluster(
                 box = ring[0].index(0).reshape([GROUPS, VARIANT.queries, VARIANT.members, D]).slice(group, 1)
                 tma.async_copy_global_to_shared(q_desc, [head, query, first_member, 0], ring[5], box, pred=rank < end)
     launch_dependents()
-    acc = gl.full([GROUPS, D, COLUMNS], 0.0, gl.float32, MMA)
-    largest = gl.full([GROUPS, COLUMNS], NO_SCORE, gl.float32, gl.SliceLayout(1, MMA))
-    sums = gl.full([GROUPS, COLUMNS], 0.0, gl.float32, gl.SliceLayout(1, MMA))
-    state = (acc, largest, sums)
+    state = start_state(GROUPS, MMA, VARIANT)
     if rank < end:
         mbarrier.wait(ring[5], 0)
-        x = ring[0].index(0).reshape([GROUPS, COLUMNS, D]).permute([0, 2, 1]).load(RIGHT)
+        x = (ring[0].index(0).reshape([GROUPS, COLUMNS, D]).permute([0, 2, 1]).load(RIGHT),)
         ahead = pages[STAGES]  # type: ignore[var-annotated]
         for tile in range(rank, end, CLUSTER):
             fill = tile // CLUSTER

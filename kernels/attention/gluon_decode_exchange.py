@@ -28,7 +28,7 @@ def combine_cluster(state, target, sinks, rank, VARIANT: gl.constexpr):
     DIMS: gl.constexpr = gl.BlockedLayout([1, 4, 1], [1, LANES, 32 // LANES], [GROUPS, 1, 1], [1, 2, 0])
     STATS: gl.constexpr = gl.BlockedLayout([1, CLUSTER // 4, COLUMNS // 8], [1, 4, 8], [GROUPS, 1, 1], [2, 1, 0])
     acc, largest, sums = state
-    o = gl.convert_layout(acc, DIMS)
+    o = gl.convert_layout(acc[0], DIMS)
     largest = gl.expand_dims(gl.convert_layout(largest, gl.SliceLayout(1, STATS)), 1)
     sums = gl.expand_dims(gl.convert_layout(sums, gl.SliceLayout(1, STATS)), 1)
     base = gl.inline_asm_elementwise("mov.u32 $0, global_smem;", "=r", [], dtype=gl.int32, is_pure=True, pack=1)

@@ -37,8 +37,9 @@ def run_decode(
     """Fill `out`, in one or two launches that do not wait for the device and are the same for all lengths.
 
     q, out [tokens, heads, head_dim]; k, v [num_pages, page_size, kv_heads, head_dim]; fp16 or bf16, last dims
-    contiguous. Slots past a context may hold anything, NaN too; page-table entries past a sequence's last page, and
-    before the page where a window begins, are not read. A sequence may have several queries, its last positions.
+    contiguous. Slots past a context may hold anything, NaN too; so may page-table entries past a sequence's last page
+    (the kernel for one sequence reads some, and uses none) and those before the page where a window begins; a table may
+    have no column. A sequence may have several queries, its last positions.
     Lengths must not come from a launch that lets the next one start early; all else may.
     Raises ValueError for arguments that the path's limits reject, and for pages that TMA cannot address.
     """
@@ -201,8 +202,8 @@ def compiled_decode(
     out_strides: tuple[int, int],
 ) -> tuple[Any, Any]:
     """Both kernels, for such tensors."""
-    queries = any_map(dtype, [variant.heads, variant.queries, variant.members, variant.block_d])
-    pages = any_map(dtype, [1, variant.heads, variant.block_n, variant.block_d])
+    queries = any_map(dtype, [variant.heads, variant.queries, variant.members, variant.chunk_d])
+    pages = any_map(dtype, [1, variant.heads, variant.block_n, variant.chunk_d])
     lengths = (any_tensor(cu_seqlens_q), any_tensor(context_lens))
     result = (any_tensor(out), AnyTensor(torch.float32, 0), any_tensor(sinks), *lengths)
     split = hallmark_gluon_decode.warmup(

@@ -8,6 +8,7 @@ from kernels.attention.batch import AttentionFlags
 
 HEAD_DIM_MULTIPLE = 8  # TMA's strides are multiples of 16 bytes
 PAGE_SIZE_MULTIPLE = 16  # keys of one matmul instruction
+CHUNK_D = 64  # dims that TMA swizzles as one row: copied and multiplied at a time
 MIN_COLUMNS = 8  # queries of one matmul instruction
 MAX_COLUMNS = 32  # of a row
 MAX_QUERIES = 16  # of a sequence
@@ -31,9 +32,8 @@ class DecodeTiling:
 
 # By padded head dim and columns. Neighbouring heads together read memory faster (one H200, 8.6 GB at 128: 1979 us one
 # by one, 1954 by two, 1917 by four). Deep stages of one program hide what happens at a row's end (1.1 GB of contexts of
-# 1k at 128: 282 us with 3 stages of 64 keys, 334 with 2 of 16 in each of two programs). At 256 31 registers spill;
-# tiles of 16 keys need none and are as fast over 32k, but a tenth slower over 1k. 16 columns of vectors as long fit no
-# warp: two take 273 us for 64 x 4k, one 323.
+# 1k at 128: 282 us with 3 stages of 64 keys, 334 with 2 of 16 in each of two programs). At 256 tiles of 16 keys take 5%
+# longer, and two warps share 16 columns: 273 us for 64 x 4k, 323 by one; head dims up to 192 have room for 3 stages.
 TILINGS: dict[tuple[int, int], DecodeTiling] = {
     (64, 8): DecodeTiling(4, 64, 3, 1),
     (64, 16): DecodeTiling(4, 64, 3, 1),
@@ -41,16 +41,17 @@ TILINGS: dict[tuple[int, int], DecodeTiling] = {
     (128, 8): DecodeTiling(2, 64, 3, 1),
     (128, 16): DecodeTiling(2, 32, 6, 1),
     (128, 32): DecodeTiling(2, 32, 4, 1),
-    (256, 8): DecodeTiling(2, 32, 2, 1),
-    (256, 16): DecodeTiling(2, 32, 2, 1, warp_columns=8),
+    (256, 8): DecodeTiling(2, 32, 3, 1),
+    (256, 16): DecodeTiling(2, 32, 3, 1, warp_columns=8),
     (256, 32): DecodeTiling(1, 32, 4, 1, warp_columns=8),
 }
 # Of much context: 256 x 4k at 128 1.3% faster, 8 x 32k 1.8%; one context of 32k is 3% slower. With more columns 64 x 4k
-# is 1% (128), 6% (64) and 19% (256) faster, one context of 4k 2%, 15% and 30% slower.
+# is 1% (128), 6% (64) and 19% (256) faster, one context of 4k 2%, 15% and 30% slower; at 128 with 32 2% faster, 276 us.
 LARGE_TILINGS: dict[tuple[int, int], DecodeTiling] = {
     **TILINGS,
     (128, 8): DecodeTiling(4, 32, 2, 1),
     (128, 16): DecodeTiling(2, 64, 2, 1, warp_columns=8),
+    (128, 32): DecodeTiling(2, 64, 2, 1),
     (64, 32): DecodeTiling(4, 64, 2, 1),
     (256, 32): DecodeTiling(1, 32, 2, 2, warp_columns=8),
 }
@@ -95,6 +96,16 @@ class DecodeVariant:
     def warps(self) -> int:
         """Of a program."""
         return self.heads * self.column_warps * self.key_groups
+
+    @property
+    def chunk_d(self) -> int:
+        """Dims that are copied and multiplied at a time; by clusters all."""
+        return CHUNK_D if self.cluster == 1 else self.block_d
+
+    @property
+    def chunks(self) -> int:
+        """That hold dims of the head."""
+        return -(-self.head_dim // self.chunk_d)
 
     @property
     def box_n(self) -> int:
@@ -164,7 +175,7 @@ def _variant(
     block_n = math.gcd(tiling.block_n, page_size)  # a tile lies in one page
     heads_of_program = math.gcd(tiling.heads, num_kv_heads)
     per_processor = tiling.per_processor * tiling.heads // heads_of_program
-    tile_bytes = heads_of_program * block_d * 2 * (columns + 2 * block_n)
+    tile_bytes = heads_of_program * -(-head_dim // CHUNK_D) * CHUNK_D * 2 * (columns + 2 * block_n)
     # The combining programs of a processor start while the others still run: their room is kept free.
     combine_bytes = heads_of_program * per_processor * (32 * block_d + 1024)
     room = (SHARED_BYTES_OF_A_PROCESSOR - combine_bytes) // per_processor - _FIXED_BYTES - heads_of_program * 2048

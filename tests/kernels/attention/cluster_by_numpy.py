@@ -50,7 +50,8 @@ def run_clusters(
 
 def _put_together(parts: list[tuple[Any, Any]], sinks: Tensor | None, variant: DecodeVariant) -> None:
     out, stride_query, stride_head, query, rows, head, first_member = parts[0][1]
-    acc, largest, sums = (np.concatenate([state[i] for state, _ in parts]) for i in range(3))
+    acc = np.concatenate([state[0][0] for state, _ in parts])
+    largest, sums = (np.concatenate([state[i] for state, _ in parts]) for i in (1, 2))
     for column in range(variant.columns):
         member = first_member + column % variant.members
         if column // variant.members >= rows or member >= variant.group:

@@ -237,8 +237,8 @@ def run_in_numpy(
     group, heads = variant.group, q.shape[1]
     pages = [x.permute(0, 2, 1, 3).numpy() for x in (k, v)]
     queries = q.view(-1, heads // group, group, q.shape[2]).transpose(0, 1).numpy()
-    maps = [Map(queries, [variant.heads, variant.queries, variant.members, variant.block_d])]
-    maps += [Map(x, [1, variant.heads, variant.block_n, variant.block_d]) for x in pages]
+    maps = [Map(queries, [variant.heads, variant.queries, variant.members, variant.chunk_d])]
+    maps += [Map(x, [1, variant.heads, variant.block_n, variant.chunk_d]) for x in pages]
     scratch = np.full(2 * num_programs * variant.heads * variant.columns * (variant.block_d + 2), np.nan, np.float32)
     sinks = None if flags.sinks is None else Pointer(flags.sinks.numpy())
     lengths = [Pointer(x.numpy()) for x in (batch.cu_seqlens_q, batch.context_lens)]

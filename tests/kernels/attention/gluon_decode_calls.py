@@ -80,7 +80,7 @@ def call(contexts: list[int], *, max_context: int = 4096) -> list[dict[str, Any]
 def call_of_one(kv_heads: int, *, columns: int = 16) -> dict[str, Any]:
     """What a call for one sequence launches, whose page table has so many columns; whether it gave zeros at once."""
     _Launcher.launches.clear()
-    q = torch.zeros(1, 8, 64, dtype=torch.bfloat16)
+    q = torch.zeros(1, 2 * kv_heads, 64, dtype=torch.bfloat16)
     k, v = torch.zeros(2, 4, 64, kv_heads, 64, dtype=torch.bfloat16)
     lengths = torch.tensor([0, 1], dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
     table = torch.zeros(1, columns, dtype=torch.int32)

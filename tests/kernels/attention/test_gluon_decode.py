@@ -82,9 +82,12 @@ def test_a_few_queries_a_sequence(max_queries: int) -> None:
         check(inputs, flags, 6)
 
 
-def test_a_head_dim_that_is_padded() -> None:
-    inputs = ragged(head_dim=40)
-    check(inputs, flags_for(inputs), 4)
+@pytest.mark.parametrize(("head_dim", "chunks"), [(40, 1), (72, 2), (192, 3), (200, 4)])
+def test_head_dims_that_are_padded_or_of_several_chunks(head_dim: int, chunks: int) -> None:
+    inputs = ragged(head_dim=head_dim)
+    flags = flags_for(inputs, "sinks")
+    assert small(inputs, flags).chunks == chunks
+    check(inputs, flags, 4)
 
 
 @pytest.mark.parametrize("num_seqs", [32, 33, 64, 65])
