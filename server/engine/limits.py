@@ -12,6 +12,7 @@ from server.model.config import ModelConfig, num_parameters
 from server.settings import DeviceChoice, DtypeChoice, Settings
 
 _CHOSEN_DTYPES = {DtypeChoice.FP32: Dtype.FP32, DtypeChoice.FP16: Dtype.FP16, DtypeChoice.BF16: Dtype.BF16}
+LEAST_MODEL_LEN = 2  # tokens
 _DEFAULT_SEQS = {"cuda": 256, "cpu": 16}
 _CPU_INTERLEAVED_TOKENS = 512
 # An 8B computes 2048 tokens in 52 ms, the longest pause of a stream then, and each as fast as of 8192 (H200). A smaller
@@ -58,6 +59,10 @@ def choose_limits(settings: Settings, config: ModelConfig, device: torch.device)
     max_model_len = settings.max_model_len or config.max_position
     if max_model_len > config.max_position:
         raise SettingsError(f"max_model_len is {max_model_len}, the model's positions end at {config.max_position}")
+    if max_model_len < LEAST_MODEL_LEN:
+        raise SettingsError(
+            f"max_model_len is {max_model_len}, it must be at least {LEAST_MODEL_LEN}: a token to read, one to write"
+        )
     dtype = _dtype(settings.dtype, config, kind)
     batched = settings.max_num_batched_tokens or BATCHED_TOKENS[kind]
     limits = EngineLimits(

@@ -10,7 +10,7 @@ from kernels.fused.matmul_fallback import MatmulFallbacks
 from server.engine.dispatch import Dispatcher
 from server.engine.failures import blaming
 from server.engine.graph_keys import GraphSizes, graph_keys, graph_sizes
-from server.engine.limits import EngineLimits
+from server.engine.limits import LEAST_MODEL_LEN, EngineLimits
 from server.engine.runner import ModelRunner
 from server.engine.step_tokens import StepTokens
 from server.engine.warmup import measure_peak_bytes
@@ -73,11 +73,24 @@ def num_pages(settings: Settings, parts: Parts) -> int:
         free_bytes, total_bytes = torch.cuda.mem_get_info(device)
         kept_bytes = int(total_bytes * (1 - settings.gpu_memory_utilization))
         count = max(0, free_bytes - kept_bytes - peak_bytes) // page_bytes
-    num_tokens = count * limits.page_size
-    if count < 1 or (settings.max_model_len is not None and num_tokens < settings.max_model_len):
-        wanted = settings.max_model_len or limits.page_size
-        raise SettingsError(f"the KV cache has room for {num_tokens} tokens, max_model_len needs {wanted}")
+    _check_room(settings, limits, count * limits.page_size)
     return count
+
+
+def _check_room(settings: Settings, limits: EngineLimits, num_tokens: int) -> None:
+    """Raises SettingsError for a cache that holds less than was asked for, or no request at all."""
+    asked = settings.max_model_len
+    least = max(limits.page_size, LEAST_MODEL_LEN) if asked is None else asked
+    if num_tokens >= least:
+        return
+    given = settings.kv_cache_tokens
+    cause = f"--kv-cache-tokens {given}" if given else f"--gpu-memory-utilization {settings.gpu_memory_utilization:g}"
+    needed = (
+        f"at least {least} are needed, {limits.max_model_len} for the model's whole limit"
+        if asked is None
+        else f"--max-model-len needs {asked}"
+    )
+    raise SettingsError(f"{cause} gives room for {num_tokens} tokens, in pages of {limits.page_size}: {needed}")
 
 
 def _peak_bytes(parts: Parts) -> int:

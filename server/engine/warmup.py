@@ -85,30 +85,30 @@ def probes_of(
 
     `of_two`: paths that get another one of two sequences, since other kernels serve it.
     """
-    shortest: dict[tuple[Phase, str], AttentionShape] = {}
+    shortest: dict[tuple[Phase, str], tuple[int, int]] = {}
     for shape, decision in decisions.items():
-        if decision.path is None:
+        lengths = _probe_lengths(shape, max_len)
+        if decision.path is None or lengths is None:
             continue
-        known = shortest.get((shape.phase, decision.path))
-        if known is None or _probe_lengths(shape, max_len) < _probe_lengths(known, max_len):
-            shortest[shape.phase, decision.path] = shape
+        of_path = shape.phase, decision.path
+        shortest[of_path] = min(lengths, shortest.get(of_path, lengths))
     return [
         synthetic_batch([lengths] * num_seqs, page_size, page=page)
-        for (_, path), shape in shortest.items()
+        for (_, path), lengths in shortest.items()
         for num_seqs in ((1, 2) if path in of_two else (1,))
-        if 0 < (lengths := _probe_lengths(shape, max_len))[0] <= lengths[1]
     ]
 
 
-def _probe_lengths(shape: AttentionShape, max_len: int) -> tuple[int, int]:
-    """(query, context) tokens of a probe: inside of the buckets, near their lower ends."""
-    query = max(shape.query_bucket.lo + 1, min(_LEAST_QUERY, max_len // 2))
+def _probe_lengths(shape: AttentionShape, max_len: int) -> tuple[int, int] | None:
+    """(query, context) tokens of a probe: inside of the buckets, near their lower ends; None where no such row fits."""
+    # At least 2: a chunk of 1 token is a decode row, and attention of 1 token to itself may launch nothing to be seen.
+    query = max(shape.query_bucket.lo + 1, 2, min(_LEAST_QUERY, max_len // 2))
     if shape.phase is Phase.PREFILL:
-        return query, query
+        return (query, query) if query <= max_len else None
     if shape.phase is Phase.DECODE:
         query = 1
     context = max(shape.context_bucket.lo + 1, query + min(_LEAST_CONTEXT, max_len // 2))
-    return (query, context) if context <= max_len else (0, 0)
+    return (query, context) if context <= max_len else None
 
 
 def measure_peak_bytes(runner: Runner, limits: EngineLimits, device: torch.device) -> int:

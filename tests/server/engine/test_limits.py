@@ -54,3 +54,9 @@ def test_a_step_that_cannot_hold_every_sequence_is_refused_with_both_numbers(lla
 def test_a_length_beyond_the_models_positions_is_refused_with_both_numbers(llama_8b: ModelConfig) -> None:
     with pytest.raises(SettingsError, match=r"200000, the model's positions end at 131072"):
         choose_limits(Settings(max_model_len=200_000), llama_8b, CUDA)
+
+
+def test_a_length_that_no_request_fits_is_refused_with_both_numbers(llama_8b: ModelConfig) -> None:
+    with pytest.raises(SettingsError, match="max_model_len is 1, it must be at least 2"):
+        choose_limits(Settings(max_model_len=1), llama_8b, CPU)
+    assert choose_limits(Settings(max_model_len=2), llama_8b, CPU).max_model_len == 2

@@ -13,7 +13,7 @@ from qualification.signature import AttentionSignature, shapes_needed
 from server.engine.limits import EngineLimits
 from server.engine.outcome import StepResult
 from server.engine.sequence import Batch
-from server.engine.warmup import synthetic_batch, warm_up
+from server.engine.warmup import probes_of, synthetic_batch, warm_up
 
 
 class Spy:
@@ -89,3 +89,14 @@ def test_a_synthetic_batch_touches_page_0_only() -> None:
     batch = synthetic_batch([(2, 40), (5, 17)], page_size=16)
     assert [list(table) for table in batch.page_tables] == [[0, 0, 0], [0, 0]]
     assert batch.rows_of(Phase.EXTEND) == range(2)
+
+
+@pytest.mark.parametrize("max_len", [2, 3, 4, 5, 16, 17, 100, 1024, 1040])
+def test_a_probe_of_each_phase_fits_the_limit_and_sees_more_than_one_token(max_len: int) -> None:
+    """Of a cache that holds less than the model's limit too, for which longer shapes were planned."""
+    probes = probes_of(plan(limits(4096, 2048)), page=3, page_size=16, max_len=max_len)
+    wanted = [phase for phase in Phase if max_len > 2 or phase is not Phase.EXTEND]  # a chunk of 2 after 1 token
+    assert [layout_of(batch)[0] for batch in probes] == wanted
+    for batch in probes:
+        assert 2 <= batch.context_lens[0] <= max_len
+        assert batch.query_lens[0] > 1 or batch.rows_of(Phase.DECODE)

@@ -1,0 +1,44 @@
+"""How many pages the KV cache has, and what a start says where these are too few."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from tiny_llama import TinyLlama
+
+from kernels.attention.batch import AttentionFlags
+from server.engine.dispatch import Dispatcher
+from server.engine.limits import choose_limits
+from server.engine.parts import Parts, num_pages
+from server.errors import SettingsError
+from server.model.load import load_config, load_decoder
+from server.settings import LoadFormat, Settings
+
+CPU = torch.device("cpu")
+
+
+def pages_of(model: TinyLlama, **given: int) -> int:
+    settings = Settings(model=str(model.folder), page_size=given.pop("page_size", 16), **given)
+    config = replace(load_config(model.folder), max_position=512)
+    decoder = load_decoder(model.folder, config, dtype=torch.float32, device=CPU, load_format=LoadFormat.DUMMY)
+    dispatcher = Dispatcher({}, (), (AttentionFlags(0.1),), redecide=lambda *_: pytest.fail("nothing is served"))
+    return num_pages(settings, Parts(config, choose_limits(settings, config, CPU), decoder, dispatcher, CPU, None))
+
+
+def test_a_cache_of_less_than_a_page_is_refused_by_its_flag_with_the_models_limit(tiny_llama: TinyLlama) -> None:
+    said = r"^--kv-cache-tokens 10 gives room for 0 tokens, in pages of 16: at least 16 are needed, 512 for the model's"
+    with pytest.raises(SettingsError, match=said):
+        pages_of(tiny_llama, kv_cache_tokens=10)
+    assert pages_of(tiny_llama, kv_cache_tokens=16) == 1
+
+
+def test_a_cache_that_is_shorter_than_what_was_asked_for_is_refused_with_both_flags(tiny_llama: TinyLlama) -> None:
+    said = "^--kv-cache-tokens 100 gives room for 96 tokens, in pages of 16: --max-model-len needs 97$"
+    with pytest.raises(SettingsError, match=said):
+        pages_of(tiny_llama, kv_cache_tokens=100, max_model_len=97)
+    assert pages_of(tiny_llama, kv_cache_tokens=100, max_model_len=96) == 6
+
+
+def test_a_cache_of_one_token_is_refused(tiny_llama: TinyLlama) -> None:
+    with pytest.raises(SettingsError, match="room for 1 tokens, in pages of 1: at least 2 are needed"):
+        pages_of(tiny_llama, kv_cache_tokens=1, page_size=1)
