@@ -157,14 +157,23 @@ def _status(
         return Status.PROVEN, None, *proof
     if proof is not None:
         detail = "proven by this machine itself, not by the reviewed matrix"
-        return Status.PROVISIONAL, Rejection(Reject.UNPROVEN, detail), *proof
+        return Status.PROVISIONAL, Rejection(Reject.UNPROVEN, detail + _refused(book)), *proof
     if stale is not None:
         changed = ", ".join(stale.differing_fields(path, fingerprint))
-        return Status.STALE, Rejection(Reject.STALE, f"changed since it was measured: {changed}"), stale, False
+        detail = f"changed since it was measured: {changed}"
+        return Status.STALE, Rejection(Reject.STALE, detail + _refused(book)), stale, False
     if book.reviewed.problems:
-        details = "; ".join(problem.detail for problem in book.reviewed.problems)
-        return Status.UNPROVEN, Rejection(Reject.MATRIX_INVALID, details), None, False
+        return Status.UNPROVEN, Rejection(Reject.MATRIX_INVALID, _problems(book)), None, False
     return Status.UNPROVEN, Rejection(Reject.UNPROVEN, "nobody has measured it"), None, False
+
+
+def _problems(book: Book) -> str:
+    return "; ".join(problem.detail for problem in book.reviewed.problems)
+
+
+def _refused(book: Book) -> str:
+    """To be said beside any other doubt: in the refused files may be the proof that is missing."""
+    return f"; refused of the matrix: {_problems(book)}" if book.reviewed.problems else ""
 
 
 def _failure(evidence: Evidence) -> str:

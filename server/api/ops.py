@@ -8,18 +8,17 @@ from typing import Any
 import msgspec
 from fastapi import APIRouter, Request, Response
 
-from kernels.path import Reject
 from server.api.body import parse_json
 from server.api.edge import Edge
 from server.api.shown import plain_name
 from server.engine.client import EngineState
 from server.engine.messages import PlanRow
+from server.engine.refusals import rejections_here
 from server.errors import RETRY_AFTER_S, NotReady, UnknownField
 from server.telemetry.exposition import OPENMETRICS, TEXT, expose
 
 HEARTBEAT_LIMIT_S = 30.0  # the engine beats every 0.5 s, idle or not; its supervisor kills it after as long
 LOOP_LIMIT_S = 10.0
-_ELSEWHERE = {Reject.ARCH.value, Reject.LAYOUT.value}  # paths of other machines or phases: GET /attention has all
 
 
 def health_routes(edge: Edge) -> APIRouter:
@@ -140,9 +139,8 @@ def _finite(value: float | str | bool) -> float | str | bool | None:
 
 
 def _why_refused(row: PlanRow) -> str:
-    """What stands against the paths that are of this machine and phase; on an H200 that is half of them."""
-    near = {path: why for path, why in row.rejected.items() if not _ELSEWHERE & {code for code, _ in why}}
-    reasons = [f"{path}: {detail}" for path, why in (near or row.rejected).items() for _, detail in why]
+    """GET /attention has what stands against the other paths too."""
+    reasons = [f"{path}: {detail}" for path, why in rejections_here(row).items() for _, detail in why]
     return "; ".join(reasons) or row.status
 
 

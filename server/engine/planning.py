@@ -1,6 +1,6 @@
 """The plan of this engine's attention, and how it is told to the API process."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from enum import Enum
 from pathlib import Path
@@ -15,6 +15,7 @@ from qualification.plan import Plan, make_plan
 from qualification.signature import AttentionSignature, distinct_windows, shapes_needed
 from server.engine.limits import EngineLimits
 from server.engine.messages import PlanRow
+from server.engine.refusals import rejections_here
 from server.errors import SettingsError
 from server.model.config import ModelConfig
 from server.settings import Settings
@@ -71,7 +72,8 @@ def plan_attention(
 def refuse_unserved(decisions: Mapping[AttentionShape, Decision], plan: Plan, settings: Settings) -> None:
     """Raises Unservable where no path may serve some shape, by the plan's own `decisions` or by later ones."""
     if any(decision.path is None for decision in decisions.values()):
-        raise Unservable(_explain(decisions, settings.on_unproven.value), plan_rows(decisions, plan.evidence))
+        rows = plan_rows(decisions, plan.evidence)
+        raise Unservable(_explain(rows, settings.on_unproven.value), rows)
 
 
 def cache_folder(settings: Settings) -> Path:
@@ -123,13 +125,13 @@ def _plan_row(decision: Decision, evidence: Mapping[tuple[AttentionShape, str], 
     )
 
 
-def _explain(decisions: Mapping[AttentionShape, Decision], policy: str) -> str:
-    """Which shapes no path may serve, and for the first of them what stands against each path."""
-    unserved = [decision for decision in decisions.values() if decision.path is None]
+def _explain(rows: Sequence[PlanRow], policy: str) -> str:
+    """Which shapes no path may serve, and for the first of them what stands against the paths of this machine."""
+    unserved = [row for row in rows if row.path is None]
     first = unserved[0]
     reasons = "; ".join(
-        f"{candidate.path}: " + ", ".join(f"{r.code.value} ({r.detail})" for r in candidate.rejections)
-        for candidate in first.candidates
+        f"{path}: " + ", ".join(f"{code} ({detail})" for code, detail in why)
+        for path, why in rejections_here(first).items()
     )
     others = f" and {len(unserved) - 1} more shapes" if len(unserved) > 1 else ""
     return f"under on-unproven={policy} no path may serve {first.shape}{others}: {reasons}"

@@ -297,6 +297,13 @@ def test_a_refused_matrix_is_the_reason_that_nothing_is_proven() -> None:
     assert decision.candidates[0].rejections[0].detail == "a.json does not match its digest"
 
 
+@pytest.mark.parametrize("changed", [{}, {"source_digest": "older"}])
+def test_own_evidence_does_not_hide_that_a_matrix_was_refused(changed: dict[str, str]) -> None:
+    known = book(own=(evidence(SHAPE, FIRST, **changed),), problems=("a.json does not match its digest",))
+    (candidate,) = choose((FIRST,), known).candidates
+    assert candidate.rejections[0].detail.endswith("; refused of the matrix: a.json does not match its digest")
+
+
 def test_an_empty_catalog_is_an_error() -> None:
     with pytest.raises(ValueError, match="catalog is empty"):
         choose((), book())

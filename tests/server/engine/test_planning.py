@@ -1,0 +1,37 @@
+"""What a start says that refuses to serve."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from kernels.device import read_fingerprint
+from kernels.shape import Dtype
+from qualification.decision import Policy
+from qualification.plan import make_plan
+from qualification.signature import AttentionSignature, ServingLimits, shapes_needed
+from server.engine.planning import Unservable, refuse_unserved
+from server.settings import Settings
+
+CPU = torch.device("cpu")
+
+
+def test_a_refusal_names_only_the_paths_of_this_machine_and_phase(tmp_path: Path) -> None:
+    """Every client of the API gets this text; of the catalog's 11 paths 2 are of a CPU."""
+    plan = make_plan(
+        shapes_needed(AttentionSignature(4, 2, 64), ServingLimits(128, 128, 16, Dtype.FP32, Dtype.FP32)),
+        policy=Policy.REFUSE,
+        fingerprint=read_fingerprint(CPU),
+        device=CPU,
+        matrix_dir=tmp_path,
+        cache_dir=tmp_path,
+        quarantined=frozenset(),
+        progress=lambda *_: None,
+    )
+    with pytest.raises(Unservable) as caught:
+        refuse_unserved(plan.decisions, plan, Settings(on_unproven=Policy.REFUSE))
+    assert str(caught.value) == (
+        "under on-unproven=refuse no path may serve prefill fp32 h4:2 d64 q-le_128 c-le_128 causal and 2 more shapes: "
+        "sdpa.cpu: unproven (nobody has measured it); sdpa.math: unproven (nobody has measured it)"
+    )
+    assert len(caught.value.plan[0].rejected) > 2  # GET /attention has all
