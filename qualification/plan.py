@@ -183,7 +183,9 @@ class _Recorder:
                     self._lasting |= _read_own(self._cache, self._fingerprint)  # 200 entries take 6 ms
                 save_matrix(self._cache, (self._lasting | added).values())
         except OSError as error:
-            logger.warning("the evidence cannot be kept for the next start: %s", error)
+            # a full disk's error names no file
+            folder, why = self._cache.parent, error.strerror or error
+            logger.warning("the evidence cannot be kept for the next start in %s: %s", folder, why)
 
 
 def _load_own(cache: Path, fingerprint: Fingerprint) -> Mapping[Key, Evidence]:

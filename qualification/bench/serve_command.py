@@ -21,6 +21,7 @@ from qualification.bench.serve_run import Load, Side, measure
 from qualification.flags import count, positive
 from qualification.load.discovery import DiscoveryError, discover, first_key
 from qualification.load.workers import WorkerError
+from qualification.out_folder import ready_to_write
 from qualification.progress import ProgressLine
 from qualification.table import table
 
@@ -63,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             type=kind,
             nargs="+" if isinstance(default, tuple) else None,
             metavar="|".join(scenario.value for scenario in Scenario) if kind is Scenario else "N",
-            help=f"default: {_shown(default)}",
+            help=f"default: {_shown(default) or 'log-normal, of which --mix-input is the median'}",
         )
     parser.add_argument(
         "--ttft-objective", nargs="+", default=[], type=_objective, metavar="BUCKET=MS", help="of goodput"
@@ -95,6 +96,7 @@ def plan_of(args: argparse.Namespace) -> ServePlan:
 
 def _run(args: argparse.Namespace) -> int:
     _refuse_doubles([args.name, *(name for name, _ in args.peer)])
+    ready_to_write(args.out_dir)
     plan, salt = plan_of(args), args.salt or secrets.token_hex(4)
     bearer = None if args.api_key_file is None else first_key(args.api_key_file)
     recorded = [load_side(Path(place), name, plan) for name, place in args.peer if "://" not in place]
@@ -148,7 +150,6 @@ def _report(args: argparse.Namespace, file: ServeFile, sides: list[ServedSide]) 
         texts += ["Ours over the peer's:", "\n".join(markdown(ratio_head, ratio_lines))]
     texts += ["\n".join(f"- {note}" for note in notes)]
     print("\n\n".join(part for part in parts if part), flush=True)
-    args.out_dir.mkdir(parents=True, exist_ok=True)
     name = args.out_name or f"serve-{args.name}"
     save(args.out_dir / f"{name}.json", file)
     (args.out_dir / f"{name}.md").write_text("\n\n".join(text for text in texts if text) + "\n", encoding="utf-8")

@@ -18,6 +18,7 @@ from qualification.canary.report import write
 from qualification.canary.run import Canary, Options, new_salt, record_golden
 from qualification.canary.verdict import ExitCode, Outcome, Stage, Verdict
 from qualification.load.discovery import DiscoveryError, client_of, first_key
+from qualification.out_folder import ready_to_write
 from qualification.progress import ProgressLine
 
 _DIGEST = re.compile(r"[0-9a-f]{8,64}")  # an empty one, from a variable that nobody set, would be any matrix's
@@ -95,7 +96,7 @@ def _run(
         print(f"recorded {what} in {args.out}", flush=True)
         return ExitCode.PASS
     if args.out_dir is not None:
-        args.out_dir.mkdir(parents=True, exist_ok=True)
+        ready_to_write(args.out_dir)
     result = Canary(candidate, options, say=_print, progress=line, reference=reference).run()
     if args.out_dir is not None:
         write(args.out_dir, result)
@@ -146,6 +147,8 @@ def _refuse_pointless(args: argparse.Namespace) -> None:
         raise ValueError("--lengths and --vocab-size must be at least 1")
     if args.valid_days is not None and args.valid_days < 1:
         raise ValueError(f"--valid-days must be at least 1, got {args.valid_days}")
+    if args.valid_days is not None and args.action != "record":
+        raise ValueError("--valid-days goes with record: a check asks the golden file")
     if args.matrix_digest is not None and not _DIGEST.fullmatch(args.matrix_digest):
         raise ValueError("--matrix-digest takes 8 to 64 hexadecimal digits")
 

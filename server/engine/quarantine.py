@@ -61,7 +61,8 @@ class Quarantine:
                 content = msgspec.json.format(msgspec.json.encode(list(self._entries.values())), indent=1)
                 write_whole(self._file, content, mode=0o600)
         except OSError as error:
-            logger.error("what broke cannot be kept for the next start: %s", error)
+            folder, problem = self._file.parent, error.strerror or error
+            logger.error("what broke cannot be kept for the next start in %s: %s", folder, problem)
         else:
             logger.warning("quarantined until its source or the stack changes, or %s is removed", self._file)
 

@@ -1,6 +1,7 @@
 """`hallmark bench serve` against scripted servers, over real HTTP, and its rows and ratios."""
 
 import argparse
+import re
 from collections import Counter
 from collections.abc import Generator
 from pathlib import Path
@@ -143,6 +144,30 @@ def test_errors_are_counted_and_no_success(
 def test_nobody_there_exits_3_with_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert bench(tmp_path, "http://127.0.0.1:9", *TINY) == 3
     assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_a_place_that_cannot_be_written_is_told_before_anything_is_sent(
+    tmp_path: Path, url: str, script: Script, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    assert bench(tmp_path / "file" / "out", url, *TINY) == 3
+    assert "Not a directory" in capsys.readouterr().err
+    assert script.bodies == []
+
+
+def test_a_run_that_cannot_begin_leaves_the_files_of_the_one_before(tmp_path: Path, url: str) -> None:
+    assert bench(tmp_path, url, *TINY) == 0
+    before = {file: file.read_bytes() for file in tmp_path.iterdir()}
+    assert bench(tmp_path, "http://127.0.0.1:9", *TINY) == 3
+    assert {file: file.read_bytes() for file in tmp_path.iterdir()} == before
+
+
+def test_every_flag_of_the_load_says_what_holds_without_it(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parsed("--help")
+    said = re.findall(r"default:(.*)", re.sub(r"\s*\n {10,}", " ", capsys.readouterr().out))
+    assert len(said) >= len(ServePlan.__struct_fields__)
+    assert all(text.strip() for text in said)
 
 
 def test_the_flags_are_the_plan() -> None:

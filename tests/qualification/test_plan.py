@@ -1,4 +1,5 @@
 import logging
+import resource
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -255,7 +256,20 @@ def test_a_cache_that_cannot_be_written_costs_the_next_start_only(
     (tmp_path / "file").write_text("")
     made = plan((tmp_path / "matrices", tmp_path / "file" / "cache"), Measurer())
     assert is_servable(made)
-    assert "cannot be kept for the next start" in caplog.text
+    assert f"cannot be kept for the next start in {tmp_path / 'file' / 'cache'}: Not a directory" in caplog.text
+
+
+def test_a_full_disk_is_told_with_the_folder(
+    folders: tuple[Path, Path], caplog: pytest.LogCaptureFixture, request: pytest.FixtureRequest
+) -> None:
+    """By a limit on the size of files: as with a full disk it is a write that fails, whose error names no file."""
+    was = resource.getrlimit(resource.RLIMIT_FSIZE)
+    request.addfinalizer(lambda: resource.setrlimit(resource.RLIMIT_FSIZE, was))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (512, was[1]))
+    made = plan(folders, Measurer())
+    resource.setrlimit(resource.RLIMIT_FSIZE, was)
+    assert is_servable(made)
+    assert f"cannot be kept for the next start in {folders[1]}: File too large" in caplog.text
 
 
 # --- real runs, on one small shape ------------------------------------------------------------------------------------

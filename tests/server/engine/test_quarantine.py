@@ -80,6 +80,15 @@ def test_a_folder_that_nobody_may_look_into_stops_the_start(tmp_path: Path) -> N
         cache_folder(Settings(cache_dir=str(tmp_path / ("x" * 300))))
 
 
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "file").write_text("")
+    folder = tmp_path / "file" / "cache"
+    subject = Quarantine(folder / "quarantine.json", PATHS)
+    caplog.clear()
+    subject.add([PAIR], "it could not be launched")
+    assert caplog.messages == [f"what broke cannot be kept for the next start in {folder}: Not a directory"]
+
+
 def test_a_kernel_whose_source_has_changed_gets_another_chance(file: Path) -> None:
     Quarantine(file, PATHS).add([PAIR], "it could not be launched")
     repaired = [replace(path, source_digest="repaired") for path in PATHS]
