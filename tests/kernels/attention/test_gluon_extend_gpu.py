@@ -112,7 +112,6 @@ def test_three_consumers_are_within_the_rule(heads: tuple[int, int], names: tupl
         variant = longer(extend_variant_of(64, 64, heads[0] // heads[1], flags))
         out = torch.full_like(inputs.q, NAN)
         launches = launches_of(inputs.q, inputs.k, inputs.v, inputs.batch, flags, out, variant=variant)
-        launches.sinks = flags.sinks
         assert launches.over((inputs.k.data_ptr(), inputs.v.data_ptr()), flags.sinks)
         errors = compare(out, inputs.q, inputs.k, inputs.v, inputs.batch, flags)
         assert errors.is_within_rule, errors
