@@ -90,7 +90,8 @@ def build_engine(
     try:
         return _build(settings, subject, quarantine, quarantined | quarantine.pairs, progress, overridden=overridden)
     except DeviceLost as error:
-        quarantine.add(error.suspects, f"the device was lost at a start: {error}")
+        if error.suspects:
+            quarantine.add(error.suspects, f"the device was lost at a start: {error}")
         raise
 
 

@@ -48,7 +48,7 @@ def test_servers_that_share_a_folder_keep_what_broke_in_each(file: Path) -> None
 
 def test_servers_that_write_at_the_same_moment_lose_nothing(file: Path) -> None:
     names = [path.name for path in PATHS[:4]]
-    turn = threading.Barrier(len(names))
+    turn = threading.Barrier(len(names), timeout=30)
 
     def serve(name: str) -> None:
         subject = Quarantine(file, PATHS)
@@ -158,6 +158,19 @@ def test_a_restarted_engine_serves_without_what_broke(tiny_llama: TinyLlama, tmp
     served = {row.phase: (row.path, row.fallback_reasons) for row in after.ready.plan}
     assert served["prefill"] == ("sdpa.math", ["quarantined"])
     assert served["decode"][0] == "sdpa.cpu"
+
+
+@pytest.mark.parametrize("suspects", [[PAIR], []])
+def test_a_device_that_is_lost_at_a_start_leaves_a_file_only_where_somebody_is_to_blame(
+    tiny_llama: TinyLlama, tmp_path: Path, suspects: list[tuple[str, str]], caplog: pytest.LogCaptureFixture
+) -> None:
+    def lose(*_: object) -> None:
+        raise DeviceLost("gone", suspects)
+
+    with pytest.raises(DeviceLost):
+        build_engine(settings_for(tiny_llama, tmp_path), frozenset(), lose)
+    assert [Quarantine(file, PATHS).pairs for file in tmp_path.glob("quarantine-*")] == [set(suspects)] * len(suspects)
+    assert ("quarantined until" in caplog.text) == bool(suspects)
 
 
 @pytest.mark.parametrize(
