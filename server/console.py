@@ -57,7 +57,7 @@ class Console:
         for line in plan_table(ready.plan):
             self._print(line)
         self._print("")
-        if ready.max_model_len == ready.num_pages * ready.page_size:  # perhaps less than the model's own limit
+        if ready.is_bound_by_cache:
             self._print(f"A request may have {ready.max_model_len} tokens: the KV cache holds no more.")
         waited_s = self._clock() - self._down_since
         self._print(f"Hallmark is ready on {self._url} with {self._model}, after {waited_s:.1f} s")

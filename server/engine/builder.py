@@ -191,6 +191,7 @@ def _ready(subject: _Subject, parts: Parts, plan: Plan, engine: Engine, runner: 
         attention_layers=subject.config.num_layers,
         num_compiles=num_compiles(),
         matmul_fallbacks=parts.matmul_fallbacks.take(),
+        is_bound_by_cache=engine.max_len < parts.limits.max_model_len,
     )
 
 

@@ -128,6 +128,7 @@ class EngineReady(msgspec.Struct, frozen=True, tag=True):
     attention_layers: int
     num_compiles: int = 0  # kernels compiled, or loaded from Triton's disk cache, before ready
     matmul_fallbacks: dict[MatmulFallback, int] = {}  # products of many rows that this start left to PyTorch, by reason
+    is_bound_by_cache: bool = False  # whether the settings and the model allow more than max_model_len
 
 
 class EngineRefused(msgspec.Struct, frozen=True, tag=True):

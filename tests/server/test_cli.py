@@ -233,12 +233,12 @@ def test_at_ready_the_plan_the_address_and_a_command_are_printed() -> None:
     assert lines[-1].startswith("  curl -N http://127.0.0.1:1/v1/completions ")
 
 
-@pytest.mark.parametrize(("num_pages", "is_told"), [(18, True), (19, False)])
-def test_a_kv_cache_that_holds_less_than_the_model_takes_is_told(num_pages: int, is_told: bool) -> None:
+@pytest.mark.parametrize("is_bound", [True, False])
+def test_a_kv_cache_that_holds_less_than_the_model_takes_is_told(is_bound: bool) -> None:
     lines: list[str] = []
-    ready = msgspec.structs.replace(READY, max_model_len=288, num_pages=num_pages)
+    ready = msgspec.structs.replace(READY, is_bound_by_cache=is_bound)
     Console(Recorder(), model="m", url="", print_line=lines.append).on_ready(ready)
-    assert ("A request may have 288 tokens: the KV cache holds no more." in lines) == is_told
+    assert ("A request may have 300 tokens: the KV cache holds no more." in lines) == is_bound
 
 
 def test_where_a_key_is_needed_the_command_has_one() -> None:

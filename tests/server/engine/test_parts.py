@@ -1,18 +1,21 @@
-"""How many pages the KV cache has, and what a start says where these are too few."""
+"""How many pages the KV cache has, and what a start says where these are too few or bound a request."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from tiny_llama import TinyLlama
 
 from kernels.attention.batch import AttentionFlags
+from qualification.decision import Policy
+from server.engine.builder import build_engine
 from server.engine.dispatch import Dispatcher
 from server.engine.limits import choose_limits
 from server.engine.parts import Parts, num_pages
 from server.errors import SettingsError
 from server.model.load import load_config, load_decoder
-from server.settings import LoadFormat, Settings
+from server.settings import DeviceChoice, LoadFormat, Settings
 
 CPU = torch.device("cpu")
 
@@ -42,3 +45,27 @@ def test_a_cache_that_is_shorter_than_what_was_asked_for_is_refused_with_both_fl
 def test_a_cache_of_one_token_is_refused(tiny_llama: TinyLlama) -> None:
     with pytest.raises(SettingsError, match="room for 1 tokens, in pages of 1: at least 2 are needed"):
         pages_of(tiny_llama, kv_cache_tokens=1, page_size=1)
+
+
+@pytest.mark.parametrize(
+    ("given", "max_model_len", "is_bound"),
+    [
+        ({"kv_cache_tokens": 64}, 64, True),
+        ({"kv_cache_tokens": 64, "max_model_len": 64}, 64, False),
+        ({"kv_cache_tokens": 256}, 256, False),  # the model's own limit
+        ({}, 256, False),
+    ],
+)
+def test_a_start_knows_whether_the_cache_bounds_a_request_or_what_was_asked_for_does(
+    tiny_llama: TinyLlama, tmp_path: Path, given: dict[str, int], max_model_len: int, is_bound: bool
+) -> None:
+    settings = Settings(
+        model=str(tiny_llama.folder),
+        device=DeviceChoice.CPU,
+        on_unproven=Policy.DEGRADE,
+        cache_dir=str(tmp_path),
+        attestation_interval_s=0,
+        **given,
+    )
+    ready = build_engine(settings, frozenset(), lambda *_: None).ready
+    assert (ready.max_model_len, ready.is_bound_by_cache) == (max_model_len, is_bound)
