@@ -43,11 +43,13 @@ def run(args: argparse.Namespace) -> int:
     """Write the page, say where, and return the exit code."""
     try:
         sources = gather(args.place, args.bench, args.served, args.url)
-        at = datetime.now(UTC).isoformat(timespec="seconds")
-        args.out.write_text(render(sources, at=at, command=shlex.join(["hallmark", *sys.argv[1:]])), encoding="utf-8")
-    except ReportError as error:
+    except (ReportError, OSError) as error:
         print(f"hallmark: {error}", file=sys.stderr)
         return ExitCode.ENVIRONMENT
+    at = datetime.now(UTC).isoformat(timespec="seconds")
+    page = render(sources, at=at, command=shlex.join(["hallmark", *sys.argv[1:]]))
+    try:
+        args.out.write_text(page, encoding="utf-8")
     except OSError as error:
         print(f"hallmark: {args.out} cannot be written: {error.strerror}", file=sys.stderr)
         return ExitCode.ENVIRONMENT

@@ -349,6 +349,17 @@ def test_a_page_that_cannot_be_written_is_one_line(folder: Path, capsys: pytest.
     assert capsys.readouterr().err == f"hallmark: {out} cannot be written: No such file or directory\n"
 
 
+def test_evidence_that_cannot_be_read_is_not_called_a_page_that_cannot_be_written(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    assert run(parser.parse_args([str(folder / ("x" * 300)), "--out", str(folder / "page.html")])) == 3
+    said = capsys.readouterr().err
+    assert "xxx" in said
+    assert "page.html" not in said
+
+
 def test_a_server_that_does_not_tell_is_one_clear_line(folder: Path) -> None:
     with answering({}) as url, pytest.raises(ReportError, match="does not tell of its plan"):
         gather(folder, [], [], url)
