@@ -132,7 +132,7 @@ def test_servers_that_share_a_folder_keep_what_each_has_proven(folders: tuple[Pa
 
 def test_servers_that_start_at_the_same_moment_lose_nothing(folders: tuple[Path, Path]) -> None:
     servers = [(path(f"{name} path"), path(f"{name} other")) for name in ("one", "another", "a third")]
-    turn = threading.Barrier(len(servers))
+    turn = threading.Barrier(len(servers), timeout=30)
 
     class InStep(Measurer):
         def __call__(self, pairs: list[Pair], *arguments: object, **options: object) -> None:
