@@ -4,6 +4,7 @@ import argparse
 import importlib.util
 import re
 import tomllib
+from collections import Counter
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -19,6 +20,7 @@ from server.telemetry.registry import Registry
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
 DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "deploy").rglob("*.md")]
+LINKING = [*DOCUMENTS, *(ROOT / "docs").glob("*/*.md"), *(ROOT / "server").rglob("*.md")]
 
 
 @pytest.fixture(scope="module")
@@ -45,11 +47,45 @@ def test_an_edited_table_would_be_noticed(tables: ModuleType) -> None:
     assert tables.written(edited) == README
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
-def test_every_relative_link_leads_to_a_file(document: Path) -> None:
-    links = re.findall(r"\]\(([^)#]+)", document.read_text())
-    missing = [link for link in links if "://" not in link and not (document.parent / link).exists()]
-    assert missing == []
+def anchors_of(text: str) -> set[str]:
+    """Of its headings, as GitHub names them: the second of one name ends in -1."""
+    outside = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    seen: Counter[str] = Counter()
+    found = set()
+    for heading in re.findall(r"^#{1,6} (.*)$", outside, flags=re.MULTILINE):
+        words = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).strip().lower()
+        name = re.sub(r"[^\w\- ]", "", words).replace(" ", "-")
+        found.add(f"{name}-{seen[name]}" if seen[name] else name)
+        seen[name] += 1
+    return found
+
+
+def broken_links(document: Path, text: str) -> list[str]:
+    """Relative links of a document's text to a file that there is not, or to a heading that the file has not."""
+    broken = []
+    for link in re.findall(r"\]\(([^)\s]+)", text):
+        if "://" in link:
+            continue
+        path, _, anchor = link.partition("#")
+        target = document.parent / path if path else document
+        if not target.exists() or (anchor and anchor not in anchors_of(target.read_text() if path else text)):
+            broken.append(link)
+    return broken
+
+
+@pytest.mark.parametrize("document", LINKING, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_relative_link_leads_to_a_file_and_a_heading_of_it(document: Path) -> None:
+    assert broken_links(document, document.read_text()) == []
+
+
+def test_a_link_to_a_heading_that_there_is_not_would_be_noticed() -> None:
+    text = "# A `b`, 5 % (c)\n## Twice\n## Twice\n```\n# no heading\n```\n"
+    assert anchors_of(text) == {"a-b-5--c", "twice", "twice-1"}
+    links = "[a](#a-b-5--c) [b](#twice-1) [c](decisions.md#attestation) [d](https://x/#y)"
+    wrong = ["#twice-2", "#no-heading", "decisions.md#no-such-heading", "no-such-file.md"]
+    document = ROOT / "docs" / "experiments.md"
+    assert broken_links(document, text + links) == []
+    assert broken_links(document, text + links + "".join(f" [e]({link})" for link in wrong)) == wrong
 
 
 def test_every_make_command_of_the_documents_is_a_target() -> None:
