@@ -128,16 +128,18 @@ def layers_of_a_step(layers: int) -> dict[str, object]:
 
 
 def scratch_of_a_step(layers: int) -> dict[str, int]:
-    """How many scratch tensors layers with sinks of their own have, whose batch keeps plans; and how many launches."""
+    """How many scratch tensors layers whose batch keeps plans have, and how many launches.
+
+    Each layer has an output of its own, so that none repeats what another one launched.
+    """
     _Launcher.given.clear()
     q = torch.zeros(2, 8, 64, dtype=torch.bfloat16)
-    out, pages = torch.zeros_like(q), torch.zeros(2, 4, 64, 2, 64, dtype=torch.bfloat16)
+    outs, pages = torch.zeros(layers, 2, 8, 64).to(q), torch.zeros(2, 4, 64, 2, 64, dtype=torch.bfloat16)
     table, context_lens = torch.zeros(2, 64, dtype=torch.int32), torch.tensor([1, 2], dtype=torch.int32)
     starts = torch.arange(3, dtype=torch.int32)
     batch = AttentionBatch(starts, 1, 4096, page_table=table, context_lens=context_lens, plans={})
-    sinks = torch.zeros(layers, 8)
-    for of_layer in sinks:
-        gluon_decode_launch.run_decode(q, *pages, batch, AttentionFlags(0.1, sinks=of_layer), out)
+    for out in outs:
+        gluon_decode_launch.run_decode(q, *pages, batch, AttentionFlags(0.1), out)
     scratch = {given[scratch_at(given)] for given in _Launcher.given}
     return {"launches": len(_Launcher.given), "scratch": len(scratch)}
 

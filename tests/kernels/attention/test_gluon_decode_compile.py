@@ -106,7 +106,7 @@ def test_layers_of_a_batch_that_keeps_plans_repeat_launches_over_their_pages(cal
     assert calls["by_layers"] == {"launches": 6 * 2 * alone_too, "wrong": [], "kept": outputs + scratch}
 
 
-def test_layers_with_sinks_of_their_own_share_scratch_memory(calls: dict[str, Any]) -> None:
+def test_layers_that_repeat_nothing_share_scratch_memory(calls: dict[str, Any]) -> None:
     assert calls["scratch"] == {"launches": 5 * 2, "scratch": 1}
 
 
