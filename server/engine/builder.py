@@ -125,7 +125,7 @@ def _build(
         progress("attesting", "a forward pass of each path under the profiler")
     with blaming(runner.suspects):
         attested = attestor.attest_all("start") if settings.attestation_interval_s else None
-    refuse_unserved(parts.dispatcher.plan, plan, settings)
+    refuse_unserved(parts.dispatcher.plan, plan, settings, attested)
     if runner.dispatcher.timer is not None:
         runner.dispatcher.timer.start()
     ready = _ready(subject, parts, plan, engine, runner)

@@ -14,7 +14,7 @@ from qualification.evidence import Evidence, summarize
 from qualification.plan import Plan, make_plan
 from qualification.signature import AttentionSignature, distinct_windows, shapes_needed
 from server.engine.limits import EngineLimits
-from server.engine.messages import PlanRow
+from server.engine.messages import AttestationReport, PlanRow
 from server.engine.refusals import rejections_here
 from server.errors import SettingsError
 from server.model.config import ModelConfig
@@ -26,9 +26,11 @@ Progress = Callable[[str, str], None]  # stage, detail
 class Unservable(Exception):
     """Some shape has no path that may serve it under the policy."""
 
-    def __init__(self, message: str, plan: list[PlanRow]) -> None:
+    def __init__(self, message: str, plan: list[PlanRow], attested: AttestationReport | None = None) -> None:
+        """`attested`: what may have taken the path away."""
         super().__init__(message)
         self.plan = plan
+        self.attested = attested
 
 
 def signature_of(config: ModelConfig) -> AttentionSignature:
@@ -69,11 +71,16 @@ def plan_attention(
     return plan
 
 
-def refuse_unserved(decisions: Mapping[AttentionShape, Decision], plan: Plan, settings: Settings) -> None:
-    """Raises Unservable where no path may serve some shape, by the plan's own `decisions` or by later ones."""
+def refuse_unserved(
+    decisions: Mapping[AttentionShape, Decision],
+    plan: Plan,
+    settings: Settings,
+    attested: AttestationReport | None = None,
+) -> None:
+    """Raises Unservable where no path may serve some shape, by the plan's own `decisions` or by those `attested`."""
     if any(decision.path is None for decision in decisions.values()):
         rows = plan_rows(decisions, plan.evidence)
-        raise Unservable(_explain(rows, settings.on_unproven.value), rows)
+        raise Unservable(_explain(rows, settings.on_unproven.value), rows, attested)
 
 
 def cache_folder(settings: Settings) -> Path:

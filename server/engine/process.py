@@ -172,6 +172,8 @@ def start(configure: Configure, send: Callable[[FromEngine], None]) -> BuiltEngi
             overridden=frozenset(configure.overridden),
         )
     except Unservable as error:
+        if error.attested is not None:  # in which the reason may be
+            send(error.attested)
         send(EngineRefused("unproven", str(error), error.plan))
     except QualificationAborted as error:
         send(EngineRefused("qualification_aborted", str(error), []))

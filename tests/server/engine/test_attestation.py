@@ -1,5 +1,6 @@
 """Attestation of the real engine on a tiny Llama: it matches, and a path that runs another kernel is caught."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,8 +13,8 @@ from kernels.path import KernelPath
 from kernels.shape import Phase
 from qualification.matrix import load_matrix, save_matrix
 from server.engine.builder import build_engine
-from server.engine.messages import AttestationReport, SamplingParams, Submit
-from server.engine.planning import Unservable
+from server.engine.messages import AttestationReport, Configure, EngineRefused, FromEngine, SamplingParams, Submit
+from server.engine.process import start
 from server.engine.warmup import probes_of
 
 BAG = "aten::_embedding_bag_forward_only"
@@ -52,9 +53,15 @@ def test_a_start_whose_attestation_leaves_a_shape_without_a_path_is_refused(
     (file,) = tmp_path.glob("evidence-*.json")
     known = load_matrix(file).evidence.values()
     save_matrix(file, [replace(entry, kernels=("aten::mm",)) for entry in known if entry.path == "sdpa.cpu"])
-    with pytest.raises(Unservable, match=r"sdpa\.cpu: quarantined .* sdpa\.math: unproven") as refused:
-        build_engine(settings, frozenset(), lambda *_: None)
-    assert {row.path for row in refused.value.plan} == {None}
+    told: list[FromEngine] = []
+    assert start(Configure(settings, []), told.append) is None
+    report, refused = told[-2:]
+    assert isinstance(report, AttestationReport)
+    assert report.result == "mismatch"
+    assert all("aten::mm" in (batch.detail or "") for batch in report.batches)
+    assert isinstance(refused, EngineRefused)
+    assert re.search(r"sdpa\.cpu: quarantined .* sdpa\.math: unproven", refused.message)
+    assert {row.path for row in refused.plan} == {None}
 
 
 def test_a_path_that_silently_runs_another_kernel_is_caught(subject: Subject) -> None:
