@@ -20,7 +20,7 @@ _MAY_SERVE: dict[Policy, frozenset[Status]] = {
 }
 # Among those that may serve, and to name the state of a shape that nothing serves.
 _RANK = {status: rank for rank, status in enumerate(Status)} | {Status.PROVISIONAL: 0}
-_QUARANTINED = Rejection(Reject.QUARANTINED, "it broke in service for this shape")
+_QUARANTINED = Rejection(Reject.QUARANTINED, "it broke on this machine for this shape")
 _OVERRIDDEN = Rejection(Reject.OPERATOR_OVERRIDE, "an operator took it out of service")
 
 
