@@ -22,8 +22,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """residual += x, rounded to its dtype, then the norm of that: returns (normed, residual).
 
-    x, residual [T, H], last dim contiguous, of one dtype; residual is written in place, and so may x be: normed may lie
-    there. weight [H].
+    x, residual [T, H], last dim contiguous, of one dtype, apart in memory; residual is written in place, and so may x
+    be: normed may lie there. weight [H].
     """
     if not runs_on_triton(x):
         return add_rms_norm_torch(x, residual, weight, eps)
