@@ -82,6 +82,14 @@ def test_a_few_queries_a_sequence(max_queries: int) -> None:
         check(inputs, flags, 6)
 
 
+def test_a_few_queries_in_several_chunks() -> None:
+    """A part of a row's columns holds no query."""
+    inputs = paged([3, 0, 1], [70, 5, 130], CPU, heads=(6, 2), head_dim=136, dtype=torch.float32, page_size=32)
+    flags = flags_for(inputs, "softcap", window=50)
+    assert small(inputs, flags).chunks == 3
+    check(inputs, flags, 5)
+
+
 @pytest.mark.parametrize(("head_dim", "chunks"), [(40, 1), (72, 2), (192, 3), (200, 4)])
 def test_head_dims_that_are_padded_or_of_several_chunks(head_dim: int, chunks: int) -> None:
     inputs = ragged(head_dim=head_dim)

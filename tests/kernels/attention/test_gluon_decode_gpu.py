@@ -94,7 +94,7 @@ def test_softcap_and_sinks(dim: int, names: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize("max_queries", [2, 3, 8, 16])
-@pytest.mark.parametrize("dim", [64, 128, 256])
+@pytest.mark.parametrize("dim", [64, 128, 192, 256])
 def test_a_few_queries_a_sequence(dim: int, max_queries: int) -> None:
     """As when drafted tokens are verified; some have more queries than keys before them, one more than keys at all."""
     draw = random.Random(max_queries)

@@ -35,7 +35,8 @@ def test_every_variant_fits_the_shared_memory_of_one_program(code: dict[str, dic
 def test_every_variant_loads_by_tma_and_multiplies_by_wgmma_in_batches(code: dict[str, dict[str, Any]]) -> None:
     for name, case in code.items():
         assert case["tma_loads"] > 0, name
-        least = 4 if name in CUT else 5  # of one step, between two fences; 1 where they are serialised
+        # Of one step, between two fences; 1 where they are serialised. At 136 the second part is one of 16 columns.
+        least = 3 if "d136" in name else 4 if name in CUT else 5
         assert case["wgmma"] >= least * case["wgmma_fences"], f"{name}: ptxas serialised wgmma"
 
 
@@ -49,7 +50,7 @@ def test_a_page_of_16_keys_is_a_copy_of_its_own(code: dict[str, dict[str, Any]])
 def test_the_exponentials_of_every_steady_step_run_beside_wgmma(code: dict[str, dict[str, Any]]) -> None:
     for name in code.keys() - SUNK:
         case = code[name]
-        step = 32 if "d256" in name or "d192" in name else 64  # of one thread: block_n / 4 columns of 2 rows
+        step = 32 if name[:4] in ("d136", "d192", "d256") else 64  # of one thread: block_n / 4 columns of 2 rows
         steady = [count for count in case["overlapped"] if count >= step - 4]  # four at most before the first issue
         assert len(steady) >= 2, f"{name}: {case['overlapped']} of {step} overlap"  # at least one loop a consumer
 

@@ -46,7 +46,7 @@ def test_groups_of_any_size_are_within_the_rule(heads: tuple[int, int]) -> None:
     assert_right(run_extend, inputs, flags_for(inputs))
 
 
-@pytest.mark.parametrize("dim", [40, 80, 96, 112, 192])
+@pytest.mark.parametrize("dim", [40, 80, 96, 112, 136, 160, 192])
 def test_padded_head_dims_with_all_flags_are_within_the_rule(dim: int) -> None:
     inputs = ragged(dim)
     assert_right(run_extend, inputs, flags_for(inputs, "softcap", "sinks", "spans", window=200))
