@@ -88,8 +88,10 @@ def _run(
     if args.action == "record":
         if args.out is None:
             raise ValueError("record needs --out FILE")
-        if not args.out.parent.is_dir():  # known before minutes are spent
+        if not args.out.parent.is_dir():  # that is misspelt, and not to be made
             raise ValueError(f"{args.out.parent} is no folder to write --out into")
+        if not args.out.exists():
+            ready_to_write(args.out.parent)
         golden = record_golden(candidate, options, valid_days=args.valid_days, progress=line)
         save_golden(args.out, golden)
         what = f"{len(golden.prompts)} prompts of {golden.model} and the times of {len(golden.times)} buckets"
