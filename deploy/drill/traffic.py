@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import httpx
 from model import VOCAB_SIZE
 
-# Prompt tokens (from, to), their bucket and their share: three requests in a hundred are long.
-MIX = ((16, 96, "le_128", 0.40), (130, 170, "le_512", 0.57), (1400, 1600, "le_2k", 0.03))
+# Prompt tokens (from, to), their bucket and their share: two requests in a hundred are long.
+MIX = ((16, 96, "le_128", 0.70), (130, 170, "le_512", 0.28), (1400, 1600, "le_2k", 0.02))
 HIT = "le_2k"  # the bucket where the math path is slow
 
 
