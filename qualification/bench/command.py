@@ -22,6 +22,7 @@ from qualification.bench.row import Outcome, absences_as_json, rows_as_json
 from qualification.bench.suite import FA3_PAGE_SIZES, Part, chosen_parts, full_suite, new_cases
 from qualification.bench.table import absences_lines, rows_table, summary_table
 from qualification.flags import count, positive
+from qualification.out_folder import ready_to_write
 
 if TYPE_CHECKING:
     import torch
@@ -119,6 +120,7 @@ def _run(args: argparse.Namespace) -> int:
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     fingerprint, parts = read_fingerprint(device), parts_of(args, device.type)
+    ready_to_write(args.out_dir)
     found, missing = _find_peers(device, args)
     peers = _chosen(found, args.peers, lambda peer: peer.name, known=missing)
     paths = _chosen(PATHS, args.paths, lambda path: path.name)

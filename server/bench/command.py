@@ -21,6 +21,7 @@ import msgspec
 from qualification.bench.machine import add_ceiling_arguments, ceilings_of, commit_of_code, machine_of, slug
 from qualification.bench.steps_report import derived, report_lines, steps_charts
 from qualification.bench.steps_row import SCHEMA, StepsFile, save
+from qualification.out_folder import ready_to_write
 from qualification.presets import PRESETS
 from qualification.progress import ProgressLine
 from server.errors import SettingsError
@@ -77,6 +78,7 @@ def run(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
         try:
             settings = _settings(args, environ, stack)
             name = "demo" if settings.model == str(DEMO_MODEL) else Path(args.model).resolve().name
+            ready_to_write(args.out)
             file = _measured(args, settings, name)
             paths = write(args.out, args.name or f"steps-{slug(name)}-{slug(str(file.machine['gpu']))}", file)
         except (OSError, ValueError, Unservable) as error:

@@ -55,6 +55,16 @@ def test_a_run_without_time_measures_nothing_and_says_so(tmp_path: Path, capsys:
     assert "7 cases were not measured: the time limit" in capsys.readouterr().out
 
 
+def test_a_place_that_cannot_be_written_to_is_told_before_anything_is_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    assert run(parsed("--quick", "--out-dir", str(tmp_path / "file" / "folder"))) == 3
+    printed = capsys.readouterr()
+    assert str(tmp_path / "file") in printed.err
+    assert printed.out == ""
+
+
 def test_an_unknown_flag_exits_like_an_environment_that_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "attention", "--qick"]) == 3
     assert "--qick" in capsys.readouterr().err

@@ -129,6 +129,16 @@ def test_what_cannot_run_is_an_error_that_says_why(
     assert said in capsys.readouterr().err
 
 
+def test_a_place_that_cannot_be_written_to_is_told_before_anything_is_measured(
+    argv: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    assert main([*argv, "--out", str(tmp_path / "file" / "folder")]) == 3
+    printed = capsys.readouterr()
+    assert printed.err.startswith("hallmark: ")  # no progress before it
+    assert str(tmp_path / "file") in printed.err
+
+
 def test_the_floor_is_of_weights_for_one_token_and_of_products_for_many(folder: Path) -> None:
     config = load_config(folder)
     num_weights = 2 * (64 * (4 + 2 * 2) * 16 + 64 * 64 + 3 * 64 * 128 + 2 * 64) + 64 + 97 * 64
