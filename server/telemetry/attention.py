@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from kernels.path import Reject
 from qualification.decision import Status
 from server.engine.messages import DispatchCount, EngineReady, PlanRow
-from server.engine.refusals import ELSEWHERE
+from server.engine.refusals import of_this_machine
 from server.telemetry.outcomes import Attestation
 from server.telemetry.registry import Maker
 
@@ -166,7 +166,7 @@ def fallback_labels(plan: Iterable[PlanRow]) -> set[tuple[str, str, str, str]]:
     """Every (phase, from, to, reason) that a fallback of this plan could be counted under."""
     found = set()
     for row in plan:
-        paths = {path for path, why in row.rejected.items() if ELSEWHERE.isdisjoint(code for code, _ in why)}
+        paths = set(of_this_machine(row))
         targets = paths if row.path is None else paths | {row.path}
         known = {code for code, _ in row.rejected.get(row.wanted, ())} | set(row.fallback_reasons)
         reasons = known | {reason.value for reason in _BEFALLING}
