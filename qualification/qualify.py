@@ -42,10 +42,10 @@ class QualificationAborted(RuntimeError):
 class DeviceLost(RuntimeError):
     """Something broke the device's context: nothing more can run in this process."""
 
-    def __init__(self, message: str, suspects: list[tuple[str, str]]) -> None:
-        """`suspects`: (path, str(shape)) pairs, one of which is to blame."""
+    def __init__(self, message: str, suspects: Sequence[tuple[str, str]] = ()) -> None:
+        """`suspects`: (path, str(shape)) pairs, one of which is to blame, as far as that is known."""
         super().__init__(message)
-        self.suspects = suspects
+        self.suspects = list(suspects)
 
 
 def _now() -> str:

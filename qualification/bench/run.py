@@ -19,17 +19,13 @@ from qualification.bench.peers import Call, Peer, Prepared, Unavailable
 from qualification.bench.row import Absence, Outcome, Row
 from qualification.ceilings import Ceilings
 from qualification.evidence import Timing
-from qualification.qualify import KERNEL_ERRORS, loss_of
+from qualification.qualify import KERNEL_ERRORS, DeviceLost, loss_of
 from qualification.timing import time_together
 
 logger = logging.getLogger(__name__)
 
 _MAX_SPREAD = 0.005  # of a median: contenders are often within a few percent
 _MAX_REASON = 300  # characters
-
-
-class DeviceLost(RuntimeError):
-    """A contender broke the device's context: nothing more can run in this process."""
 
 
 @dataclass(frozen=True, slots=True)
