@@ -83,8 +83,8 @@ def _check_case(run: RunAttention, case: Case, references: References) -> list[C
 
 
 def _check(name: str, case: Case, measured: float, limit: float, unit: str = "abs") -> Check:
-    limit = limit if math.isfinite(limit) else 0.0  # where nobody knows what to allow, nothing is
-    return Check(name, case.name, _finite(measured), _finite(limit), unit, case.seed)
+    allowed = _finite(limit) if math.isfinite(limit) else 0.0  # where nobody knows what to allow, nothing is
+    return Check(name, case.name, _finite(measured), allowed, unit, case.seed)
 
 
 def _finite(value: float) -> float:
