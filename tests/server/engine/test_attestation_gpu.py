@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_llama import NUM_LAYERS, VOCAB, TinyLlama
-from transformers import LlamaConfig
+from tiny_llama import NUM_LAYERS, TinyLlama, tiny_config
 
 from kernels.shape import Phase
 from qualification.decision import Policy
@@ -59,16 +58,7 @@ def test_one_sequence_by_clusters_matches_too(
     """The calls that evidence is made of are of several sequences but for one, and two launches serve several."""
     if torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("needs an sm_90 GPU")
-    config = LlamaConfig(
-        vocab_size=VOCAB,
-        hidden_size=512,
-        intermediate_size=128,
-        num_hidden_layers=NUM_LAYERS,
-        num_attention_heads=8,
-        num_key_value_heads=8,
-        max_position_embeddings=256,
-    )
-    config.save_pretrained(tmp_path / "model")
+    tiny_config(hidden_size=512, num_heads=8, num_kv_heads=8).save_pretrained(tmp_path / "model")
     report = build(has_graphs, tmp_path / "model").attested
     assert report is not None
     decode = next(batch for batch in report.batches if batch.phase == "decode")

@@ -20,16 +20,14 @@ class TinyLlama:
     greedy: list[list[int]]  # NUM_TOKENS tokens for each prompt, by transformers
 
 
-def make_tiny_llama(folder: Path) -> TinyLlama:
-    """Save the model to `folder`."""
-    torch.manual_seed(7)
-    config = LlamaConfig(
+def tiny_config(*, hidden_size: int = 64, num_heads: int = 4, num_kv_heads: int = 2) -> LlamaConfig:
+    return LlamaConfig(
         vocab_size=VOCAB,
-        hidden_size=64,
+        hidden_size=hidden_size,
         intermediate_size=128,
         num_hidden_layers=NUM_LAYERS,
-        num_attention_heads=4,
-        num_key_value_heads=2,
+        num_attention_heads=num_heads,
+        num_key_value_heads=num_kv_heads,
         max_position_embeddings=256,
         initializer_range=0.3,  # large, so that the best token leads by far more than rounding can move
         tie_word_embeddings=False,
@@ -37,7 +35,12 @@ def make_tiny_llama(folder: Path) -> TinyLlama:
         eos_token_id=None,
         pad_token_id=None,
     )
-    model = LlamaForCausalLM(config).float().eval()
+
+
+def make_tiny_llama(folder: Path) -> TinyLlama:
+    """Save the model to `folder`."""
+    torch.manual_seed(7)
+    model = LlamaForCausalLM(tiny_config()).float().eval()
     with torch.no_grad():
         model.model.embed_tokens.weight[NAN_TOKEN] = torch.nan
     model.save_pretrained(folder)
