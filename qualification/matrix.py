@@ -187,7 +187,8 @@ def _encode(evidence: list[Evidence], model: FullModel | None) -> str:
     if len(machines) != 1:
         raise ValueError(f"a file holds evidence of one machine, got {len(machines)}")
     rows, runs = rows_of(evidence)
-    head = f'{_HEAD}{_ZEROS}",\n"schema": {SCHEMA},\n"fingerprint": {_json(machines.pop())},\n'
+    machine = msgspec.json.encode(machines.pop().values()).decode()  # in the order of its fields
+    head = f'{_HEAD}{_ZEROS}",\n"schema": {SCHEMA},\n"fingerprint": {machine},\n'
     run_lines = ",\n".join(f'"{name}": {_json(runs[name])}' for name in sorted(runs))
     row_lines = ",\n".join(_json(row) for row in rows)
     middle = f'"runs": {{\n{run_lines}\n}},\n"model": {_json(model)},\n'

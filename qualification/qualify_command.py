@@ -113,11 +113,13 @@ def _run(args: argparse.Namespace, models: Mapping[str, Mapping[str, object]]) -
     import torch  # the command line as a whole does without it
 
     from kernels.catalog import PATHS, path_named
-    from kernels.device import read_fingerprint
+    from kernels.device import read_fingerprint, use_all_cores
     from qualification.campaign import Tools, conduct, default_file, targets_of
     from qualification.qualify import qualify
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if device.type == "cpu":
+        use_all_cores()
     fingerprint = read_fingerprint(device)
     bench = _bench(args, fingerprint, device)
     paths = PATHS if args.paths is None else tuple(path_named(name) for name in args.paths)

@@ -281,11 +281,11 @@ def doctor() -> int:
     import torch  # only this command computes in this process
 
     from kernels.catalog import PATHS
-    from kernels.device import read_fingerprint
+    from kernels.device import num_cores, read_fingerprint
     from server.doctor import report
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    for line in report(read_fingerprint(device), PATHS):
+    for line in report(read_fingerprint(device, num_threads=num_cores()), PATHS):
         _print(line)
     return 0
 

@@ -252,6 +252,14 @@ def test_everything_that_is_measured_is_read_back(tmp_path: Path) -> None:
     assert matrix.model == model
 
 
+def test_what_only_a_cpu_has_is_in_no_file_of_a_gpu(tmp_path: Path) -> None:
+    cpu = replace(MACHINE, instruction_set="AVX2", libraries="MKL_CBWR=AVX2", threads=2)
+    for machine, names in ((MACHINE, []), (cpu, ["instruction_set", "libraries", "threads"])):
+        save_matrix(tmp_path / "a.json", [evidence(SHAPE, A, fingerprint=machine)])
+        assert list(json.loads((tmp_path / "a.json").read_text())["fingerprint"])[8:] == names
+        assert load_matrix(tmp_path / "a.json").evidence[SHAPE, "a"].fingerprint == machine
+
+
 def test_a_row_that_names_no_run_is_refused(file: Path) -> None:
     name = next(iter(json.loads(file.read_text())["runs"]))
     file.write_text(signed(file.read_text().replace(f'"run":"{name}"', '"run":"ffffffff"', 1)))

@@ -10,7 +10,7 @@ import torch
 from qualification_fakes import DECODE, MACHINE, SHAPE, checks, evidence, path
 
 from kernels.catalog import PATHS
-from kernels.device import read_fingerprint
+from kernels.device import num_cores, read_fingerprint
 from kernels.path import Tier
 from qualification.canary.verdict import ExitCode
 from qualification.difference import Difference, Harm, Side, differences, exit_code_of
@@ -303,7 +303,7 @@ def test_diff_refuses_a_folder_of_several_gpus(folder: Path, capsys: pytest.Capt
 def test_diff_with_this_machine_shows_what_lost_its_proof_here_and_what_it_proved_itself(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    here = read_fingerprint(torch.device("cpu"))
+    here = read_fingerprint(torch.device("cpu"), num_threads=num_cores())
     kernel = next(kernel for kernel in PATHS if kernel.name == "sdpa.cpu")
     reviewed = tmp_path / "reviewed.json"
     save_matrix(reviewed, [evidence(SHAPE, kernel, fingerprint=replace(here, torch="2.0.0"))])
@@ -327,7 +327,7 @@ def test_a_path_that_launches_other_kernels_than_before_is_told_by_their_names()
 def test_what_this_machine_measured_of_older_kernels_does_not_stand_in_for_what_was_reviewed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    here = read_fingerprint(torch.device("cpu"))
+    here = read_fingerprint(torch.device("cpu"), num_threads=num_cores())
     kernel = next(kernel for kernel in PATHS if kernel.name == "sdpa.cpu")
     save_matrix(tmp_path / "reviewed.json", [evidence(SHAPE, kernel, fingerprint=here)])
     older = evidence(SHAPE, replace(kernel, source_digest="0" * 64), fingerprint=here)
