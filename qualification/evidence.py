@@ -15,6 +15,9 @@ REQUIRED_CHECKS = frozenset(
     {"max_error", "mean_error", "absolute_error", "row_error", "nonfinite", "guard_writes", "unequal_repeat"}
 )
 
+# "abs": an error in the output's own scale, "rel": as a share of its row, "values": a count
+UNITS = frozenset({"abs", "rel", "values"})
+
 
 @dataclass(frozen=True, slots=True)
 class Check:
@@ -24,7 +27,7 @@ class Check:
     case: str  # the input it was worst on
     measured: float
     limit: float  # the largest value that passes
-    unit: str  # "abs": an error in the output's own scale, "rel": as a share of its row, "values": a count
+    unit: str  # one of UNITS
     seed: int
 
     @property
