@@ -8,18 +8,19 @@ from itertools import islice
 
 import torch
 
+from kernels.device import torch_dtype
 from kernels.fingerprint import Device, Fingerprint
 from kernels.launch import TritonError
 from kernels.path import KernelPath, RunAttention
 from kernels.shape import AttentionShape, Phase, flops, hbm_bytes_tiled
-from qualification.ceilings import Ceilings
+from qualification.ceilings import ceilings_now
 from qualification.checks import check_path
 from qualification.compile_ahead import compiling_ahead
 from qualification.evidence import Check, Evidence, Timing
 from qualification.inputs import Case, cases, long_case, longest_lengths
 from qualification.profile import Seen, calls_seen, temporary_bytes
 from qualification.references import References, Shelf
-from qualification.timing import time_call
+from qualification.timing import Judged, default_budget_s, time_call, time_until_believed
 from qualification.wrong import passed_wrongly
 
 logger = logging.getLogger(__name__)
@@ -62,7 +63,6 @@ class Bench:
     commit: str | None = None
     timing_budget_s: float | None = None  # for one pair; None: as `time_call` has it for the device
     command: str | None = None  # what a person typed
-    ceilings: Ceilings | None = None  # of this machine; None: nobody measured them
     compile_jobs: int = 1  # processes that compile before anything is measured; 1: nothing is compiled ahead
     may_profile: bool = True  # False in a server on a GPU: `qualification/recorded.py` says why
     at: str = field(default_factory=_now)  # when the run began
@@ -151,24 +151,34 @@ def _measure(shape: AttentionShape, run: RunAttention, bench: Bench) -> _Measure
     The others are on short sequences, and on one alone, which another kernel may serve than several.
     """
     call, num_seqs = timed_call(shape, run, bench.device, seed=bench.seed)
-    timing = time_call(call, bench.device, budget_s=bench.timing_budget_s)
-    longest = longest_lengths(shape, is_cpu=bench.device.type == "cpu")
-    floor_us = None
-    if bench.ceilings is not None:
-        num_bytes = hbm_bytes_tiled(shape, longest.queries, longest.keys)
-        floor_us = bench.ceilings.floor_us(num_seqs * flops(shape, longest.queries, longest.keys), num_seqs * num_bytes)
+    judged = time_until_believed(lambda factor: _time(call, shape, num_seqs, bench, factor))
     seen = None
     if bench.may_profile and bench.fingerprint.device is not Device.INTERPRETER:  # whose kernels are Python
         others = [*islice(cases(shape, bench.device, seed=bench.seed), 2)]
         others += [long_case(shape, bench.device, seed=bench.seed)] if num_seqs > 1 else []
         seen = calls_seen([*(_call(run, other) for other in others), call], bench.device)
     return _Measured(
-        timing=timing,
+        timing=judged.timing,
         timed_sequences=num_seqs,
-        floor_us=None if floor_us is None else float(f"{floor_us:.4g}"),
+        floor_us=judged.floor_us,
         seen=seen,
         temporary_bytes=temporary_bytes(call, bench.device),
     )
+
+
+def _time(call: Callable[[], None], shape: AttentionShape, num_seqs: int, bench: Bench, factor: int) -> Judged:
+    """In `factor` times the budget. The machine's rates are measured before and after: clocks and loads change."""
+    longest = longest_lengths(shape, is_cpu=bench.device.type == "cpu")
+    num_flops = num_seqs * flops(shape, longest.queries, longest.keys)
+    num_bytes = num_seqs * hbm_bytes_tiled(shape, longest.queries, longest.keys)
+    budget_s = factor * (bench.timing_budget_s or default_budget_s(bench.device))
+    dtype = torch_dtype(shape.dtype)
+    before = ceilings_now(bench.device, dtype, num_bytes)
+    timing = time_call(call, bench.device, budget_s=budget_s, max_samples=400 * factor)
+    after = ceilings_now(bench.device, dtype, num_bytes)
+    if before is None or after is None:
+        return Judged(timing, None)
+    return Judged(timing, float(f"{before.or_higher(after).floor_us(num_flops, num_bytes):.4g}"))
 
 
 def timed_call(

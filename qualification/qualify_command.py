@@ -152,9 +152,6 @@ def _run(args: argparse.Namespace, models: Mapping[str, Mapping[str, object]]) -
 
 
 def _bench(args: argparse.Namespace, fingerprint: "Fingerprint", device: "torch.device") -> "Bench":
-    import torch
-
-    from qualification.ceilings import measure_ceilings
     from qualification.qualify import Bench
 
     is_gpu = device.type == "cuda"
@@ -164,7 +161,6 @@ def _bench(args: argparse.Namespace, fingerprint: "Fingerprint", device: "torch.
         commit=args.commit,
         timing_budget_s=_QUICK_BUDGET_S[device.type] if args.quick else None,
         command=typed(args),
-        ceilings=measure_ceilings(device, torch.bfloat16 if is_gpu else torch.float32),
         compile_jobs=_compile_jobs(args.compile_jobs) if is_gpu else 1,
     )
 

@@ -18,7 +18,7 @@ from qualification.bench.inputs import Inputs, make_inputs, repaged
 from qualification.bench.measure import kernels_seen
 from qualification.bench.peers import Peer, Prepared, Unavailable, torch_peers
 from qualification.bench.run import Bench, Contender, contenders_of, measure_all, measure_case
-from qualification.ceilings import Ceilings, measure_ceilings
+from qualification.ceilings import Ceilings, ceilings_now, measure_ceilings
 
 CPU = torch.device("cpu")
 BENCH = Bench(CPU, Ceilings(1e12, 1e10), budget_s=0.002)
@@ -205,6 +205,18 @@ def test_ceilings_are_rates_of_this_machine() -> None:
     ceilings = measure_ceilings(CPU, torch.float32)
     assert 1e8 < ceilings.flops_per_second < 1e14
     assert 1e8 < ceilings.bytes_per_second < 1e13
+
+
+def test_ceilings_beside_a_call_leave_the_threads_as_they_were() -> None:
+    before = torch.get_num_threads()
+    ceilings = ceilings_now(CPU, torch.bfloat16, 2**20)
+    assert torch.get_num_threads() == before
+    assert 1e8 < ceilings.flops_per_second < 1e15
+    assert 1e8 < ceilings.bytes_per_second < 1e15
+
+
+def test_of_two_measurements_the_higher_rates_are_the_ceilings() -> None:
+    assert Ceilings(1.0, 4.0).or_higher(Ceilings(2.0, 3.0)) == Ceilings(2.0, 4.0)
 
 
 @pytest.mark.gpu

@@ -305,6 +305,7 @@ def test_a_right_path_gets_proof_with_its_speed() -> None:
     assert found.is_proven
     assert (found.tested_query_tokens, found.tested_context_tokens) == (128, 128)
     assert found.timing.p50_us > 0
+    assert found.floor_us > 0
     flops = 4 * (128 * 129 // 2) * 64 * 4
     assert found.tflops == pytest.approx(flops / found.timing.p50_us * 1e-6, rel=1e-2)
     bytes_moved = 2 * 128 * 64 * 4 * (4 + 2)
