@@ -9,15 +9,17 @@ import torch
 from qualification_fakes import DECODE, MACHINE, SHAPE, checks, evidence, path
 
 from kernels.attention.oracle import attention_oracle
+from kernels.attention.sdpa_decode import KEPT
 from kernels.device import read_fingerprint
 from kernels.fingerprint import Device
 from kernels.path import KernelPath, Reject, Tier
 from kernels.shape import AttentionShape, Dtype
 from qualification.decision import Policy, Status
 from qualification.evidence import Evidence
+from qualification.inputs import long_case
 from qualification.matrix import gpu_folder, load_matrix, save_matrix
 from qualification.plan import MatrixVerdict, Plan, make_plan, own_file
-from qualification.qualify import Bench, Pair, QualificationAborted, qualify
+from qualification.qualify import Bench, Pair, QualificationAborted, qualify, stepping_call
 from qualification.signature import AttentionSignature, ServingLimits, shapes_needed
 from qualification.wrong import passed_wrongly
 
@@ -310,6 +312,24 @@ def test_a_right_path_gets_proof_with_its_speed() -> None:
     assert found.tflops == pytest.approx(flops / found.timing.p50_us * 1e-6, rel=1e-2)
     bytes_moved = 2 * 128 * 64 * 4 * (4 + 2)
     assert found.bytes_per_second == pytest.approx(bytes_moved / found.timing.p50_us * 1e6, rel=1e-2)
+
+
+def test_a_cpus_decode_is_timed_as_steps_of_a_server() -> None:
+    steps: list[tuple[list[int], object]] = []
+
+    def run(q, k, v, batch, flags, out) -> None:  # noqa: ARG001
+        steps.append((batch.context_lens.tolist(), batch.plans.pop(KEPT)))
+        assert batch.plans == {}  # nothing is left of the step before
+        batch.plans["a plan"] = True
+
+    call = stepping_call(run, long_case(DECODE, CPU, seed=0, num_seqs=2))
+    for _ in range(32):
+        call()
+    longest = [128, 128]
+    assert [lengths for lengths, _ in steps[:16]] == [[n, n] for n in range(113, 129)]
+    assert steps[15][0] == longest
+    assert [lengths for lengths, _ in steps[16:32]] == [lengths for lengths, _ in steps[:16]]
+    assert len({id(kept) for _, kept in steps}) == 1
 
 
 def test_a_wrong_path_gets_evidence_of_its_errors() -> None:
