@@ -121,6 +121,7 @@ def _plan_row(decision: Decision, evidence: Mapping[tuple[AttentionShape, str], 
         },
         matrix_digest=decision.matrix_digest,
         evidence=None if found is None else summarize(found),
+        notes=decision.notes,
     )
 
 

@@ -215,6 +215,14 @@ def test_ceilings_beside_a_call_leave_the_threads_as_they_were() -> None:
     assert 1e8 < ceilings.bytes_per_second < 1e15
 
 
+@pytest.mark.gpu
+def test_ceilings_beside_a_call_are_those_of_a_gpu() -> None:
+    ceilings = ceilings_now(torch.device("cuda"), torch.bfloat16, 2**20)
+    large = measure_ceilings(torch.device("cuda"), torch.bfloat16)
+    assert 0.8 < ceilings.flops_per_second / large.flops_per_second < 1.25
+    assert 0.8 < ceilings.bytes_per_second / large.bytes_per_second < 1.25
+
+
 def test_of_two_measurements_the_higher_rates_are_the_ceilings() -> None:
     assert Ceilings(1.0, 4.0).or_higher(Ceilings(2.0, 3.0)) == Ceilings(2.0, 4.0)
 
