@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
 from kernels.fingerprint import Fingerprint
-from qualification.evidence import UNITS, Check, Evidence
+from qualification.evidence import FIXED_LIMITS, SUITE, UNITS, Check, Evidence
 from qualification.full_model import FullModel
 
 _MAX_CLOCK_ERROR = timedelta(days=1)  # of the machine that wrote the file, or of this one
@@ -65,6 +65,9 @@ def _problems(entry: Evidence, now: datetime) -> Iterator[str]:
     yield from _names(entry)
     for check in entry.checks:
         yield from _check(check)
+        fixed = FIXED_LIMITS.get(check.name) if entry.suite == SUITE else None
+        if fixed is not None and check.limit != fixed:
+            yield f"{check.name}'s limit is {check.limit:g}, suite {SUITE} has {fixed:g}"
 
 
 def _names(entry: Evidence) -> Iterator[str]:

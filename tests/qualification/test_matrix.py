@@ -14,7 +14,7 @@ from qualification_fakes import DECODE, MACHINE, SHAPE, checks, evidence, path
 from kernels.path import Reject
 from kernels.shape import Phase
 from qualification.difference import Side, differences
-from qualification.evidence import summarize
+from qualification.evidence import SUITE, summarize
 from qualification.full_model import Attention, FullModel, ModelTiming
 from qualification.matrix import (
     MATRICES,
@@ -137,8 +137,9 @@ def test_a_file_that_is_no_json_of_ours_is_refused_in_one_line(file: Path, conte
         ("h4:2 d64", "h4:2 d0", "head dim is 0, expected 1 to 10000"),
         ("[0.5,1.0,", "[-0.5,1.0,", "absolute_error's value is -0.5, expected 0 to inf"),
         ("[0.5,1.0,", "[0.5,-1.0,", "absolute_error's limit is -1, expected 0 to inf"),
-        ('[0.5,1.0,"abs"', '[0.5,1.0,"values"', "absolute_error's value is 0.5, a count is whole"),
         ('[0.5,1.0,"abs"', '[0.5,1.0,"feet"', "absolute_error is in 'feet', expected one of abs, rel, values"),
+        ('"guard_writes":[0.0,0.0', '"guard_writes":[0.0,9.0', f"guard_writes's limit is 9, suite {SUITE} has 0"),
+        ('"guard_writes":[0.0,0.0', '"guard_writes":[0.5,0.0', "guard_writes's value is 0.5, a count is whole"),
         ('"ragged",0]', '"",0]', "a check has no name or no case: 'absolute_error' on ''"),
         ('"ragged",0]', f'"ragged",{10**30}]', "absolute_error's seed is 1" + "0" * 30),
         ('{"absolute_error":', '{"row_error":[0,0,"abs","x",0],"absolute_error":', "'row_error' stands twice"),
