@@ -14,7 +14,7 @@ from kernels.fingerprint import Device, Fingerprint
 from kernels.launch import TritonError
 from kernels.path import KernelPath, RunAttention
 from kernels.shape import AttentionShape, Phase, flops, hbm_bytes_tiled
-from qualification.ceilings import ceilings_now
+from qualification.ceilings import Ceilings, ceilings_now
 from qualification.checks import check_path
 from qualification.compile_ahead import compiling_ahead
 from qualification.evidence import Check, Evidence, Timing
@@ -67,6 +67,7 @@ class Bench:
     command: str | None = None  # what a person typed
     compile_jobs: int = 1  # processes that compile before anything is measured; 1: nothing is compiled ahead
     may_profile: bool = True  # False in a server on a GPU: `qualification/recorded.py` says why
+    rates: Callable[[torch.device, torch.dtype, int], Ceilings | None] = ceilings_now  # that times are judged by
     at: str = field(default_factory=_now)  # when the run began
 
 
@@ -178,9 +179,9 @@ def _time(call: Callable[[], None], shape: AttentionShape, num_seqs: int, bench:
     num_bytes = num_seqs * hbm_bytes_tiled(shape, longest.queries, longest.keys)
     budget_s = factor * (bench.timing_budget_s or default_budget_s(bench.device))
     dtype = torch_dtype(shape.dtype)
-    before = ceilings_now(bench.device, dtype, num_bytes)
+    before = bench.rates(bench.device, dtype, num_bytes)
     timing = time_call(call, bench.device, budget_s=budget_s, max_samples=400 * factor)
-    after = ceilings_now(bench.device, dtype, num_bytes)
+    after = bench.rates(bench.device, dtype, num_bytes)
     if before is None or after is None:
         return Judged(timing, None)
     return Judged(timing, float(f"{before.or_higher(after).floor_us(num_flops, num_bytes):.4g}"))
