@@ -21,6 +21,7 @@ from qualification.evidence import Check, Evidence, Timing
 from qualification.inputs import Case, cases, long_case, longest_lengths
 from qualification.profile import Seen, calls_seen, temporary_bytes
 from qualification.references import References, Shelf
+from qualification.rivals import Rivals
 from qualification.timing import Judged, default_budget_s, time_call, time_until_believed
 from qualification.wrong import passed_wrongly
 
@@ -68,6 +69,7 @@ class Bench:
     compile_jobs: int = 1  # processes that compile before anything is measured; 1: nothing is compiled ahead
     may_profile: bool = True  # False in a server on a GPU: `qualification/recorded.py` says why
     rates: Callable[[torch.device, torch.dtype, int], Ceilings | None] = ceilings_now  # that times are judged by
+    timer: Callable[..., Timing] = time_call
     at: str = field(default_factory=_now)  # when the run began
 
 
@@ -106,6 +108,12 @@ def qualify(
         wait(lambda what: progress(0, len(pairs), what))
     last = {shape: index for index, (shape, _) in enumerate(pairs)}
     shelf, references = Shelf(_most_kept_bytes(bench.device)), References()
+    rivals = Rivals(
+        bench.fingerprint.device,
+        bench.device,
+        lambda shape, run: _call_to_time(shape, run, bench),
+        bench.timing_budget_s,
+    )
     for done, (shape, path) in enumerate(pairs):
         progress(done, len(pairs), f"{path.name}: {shape}")
         latest = pairs[done - 1][0] if done else None
@@ -114,11 +122,21 @@ def qualify(
                 shelf.put(latest, references)
             references = shelf.take(shape)
         try:
-            on_evidence(qualify_path(shape, path, bench, references))
+            found = qualify_path(shape, path, bench, references)
+            on_evidence(found)
+            _time_rivals(rivals, path, found, on_evidence)
         except DeviceLost as lost:
             on_evidence(_evidence(shape, path, bench, failure=f"DeviceLost: {lost}"[:_MAX_DETAIL]))
             raise
     progress(len(pairs), len(pairs), "done")
+
+
+def _time_rivals(rivals: Rivals, path: KernelPath, found: Evidence, on_evidence: Callable[[Evidence], None]) -> None:
+    try:
+        for again in rivals.timed_again(path, found):
+            on_evidence(again)
+    except KERNEL_ERRORS as error:  # of paths that have just been proven: memory, most likely
+        logger.warning("%s cannot be timed in turns with its rivals, so its first time stays: %s", path.name, error)
 
 
 def _most_kept_bytes(device: torch.device) -> int:
@@ -154,9 +172,7 @@ def _measure(shape: AttentionShape, run: RunAttention, bench: Bench) -> _Measure
     The others are on short sequences, and on one alone, which another kernel may serve than several.
     """
     call, num_seqs = timed_call(shape, run, bench.device, seed=bench.seed)
-    timed = call
-    if shape.phase is Phase.DECODE and bench.device.type == "cpu":
-        timed = stepping_call(run, long_case(shape, bench.device, seed=bench.seed, num_seqs=num_seqs))
+    timed = _call_to_time(shape, run, bench)  # a call of its own where it keeps something
     judged = time_until_believed(lambda factor: _time(timed, shape, num_seqs, bench, factor))
     seen = None
     if bench.may_profile and bench.fingerprint.device is not Device.INTERPRETER:  # whose kernels are Python
@@ -172,6 +188,13 @@ def _measure(shape: AttentionShape, run: RunAttention, bench: Bench) -> _Measure
     )
 
 
+def _call_to_time(shape: AttentionShape, run: RunAttention, bench: Bench) -> Callable[[], None]:
+    call, num_seqs = timed_call(shape, run, bench.device, seed=bench.seed)
+    if shape.phase is Phase.DECODE and bench.device.type == "cpu":
+        return stepping_call(run, long_case(shape, bench.device, seed=bench.seed, num_seqs=num_seqs))
+    return call
+
+
 def _time(call: Callable[[], None], shape: AttentionShape, num_seqs: int, bench: Bench, factor: int) -> Judged:
     """In `factor` times the budget. The machine's rates are measured before and after: clocks and loads change."""
     longest = longest_lengths(shape, is_cpu=bench.device.type == "cpu")
@@ -180,7 +203,7 @@ def _time(call: Callable[[], None], shape: AttentionShape, num_seqs: int, bench:
     budget_s = factor * (bench.timing_budget_s or default_budget_s(bench.device))
     dtype = torch_dtype(shape.dtype)
     before = bench.rates(bench.device, dtype, num_bytes)
-    timing = time_call(call, bench.device, budget_s=budget_s, max_samples=400 * factor)
+    timing = bench.timer(call, bench.device, budget_s=budget_s, max_samples=400 * factor)
     after = bench.rates(bench.device, dtype, num_bytes)
     if before is None or after is None:
         return Judged(timing, None)

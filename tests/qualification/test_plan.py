@@ -17,7 +17,7 @@ from kernels.path import KernelPath, Reject, Tier
 from kernels.shape import AttentionShape, Dtype
 from qualification.ceilings import Ceilings
 from qualification.decision import Policy, Status
-from qualification.evidence import Evidence
+from qualification.evidence import Evidence, Timing
 from qualification.inputs import long_case
 from qualification.matrix import gpu_folder, load_matrix, save_matrix
 from qualification.plan import MatrixVerdict, Plan, make_plan, own_file
@@ -337,6 +337,19 @@ def test_a_time_below_its_floor_is_taken_three_times_and_stays_in_doubt() -> Non
     assert (found.is_proven, len(asked)) == (True, 6)
     assert "its floor is" in found.timing_doubt
     assert found.believed_timing is None
+
+
+def test_a_rival_that_would_win_is_timed_in_turns_before_it_does() -> None:
+    first = replace(FIRST, run=right)
+    rival = replace(FALLBACK, run=right, competes_on=frozenset({Device.CPU}))
+    times = iter([Timing(5e6, 0.01, 20), Timing(4e6, 0.01, 20)])
+    bench = Bench(MACHINE, CPU, timing_budget_s=0.01, rates=lambda *_: None, timer=lambda *_, **__: next(times))
+    found: list[Evidence] = []
+    pairs = [(SHAPE, first), (SHAPE, rival)]
+    qualify(pairs, bench, progress=silent, on_evidence=found.append, check_checker=trusting)
+    assert [entry.path for entry in found] == ["first", "fallback", "first", "fallback"]
+    assert found[0].checks == found[2].checks
+    assert all(entry.timing.p50_us < 4e6 for entry in found[2:])
 
 
 def test_without_rates_a_time_has_no_floor() -> None:
