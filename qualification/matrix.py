@@ -4,10 +4,10 @@ A file is JSON of one evidence a line, sorted, so that a diff of two shows what 
 
     {
     "digest": "<sha256 of the file with this value as 64 zeros>",
-    "schema": 2,
+    "schema": 3,
     "fingerprint": {...},
     "runs": {
-    "1f0c9a2e": {"at": ..., "suite": 2, "commit": ..., "command": ..., "sources": {"triton.decode": "<sha256>"}}
+    "1f0c9a2e": {"at": ..., "suite": 3, "commit": ..., "command": ..., "sources": {"triton.decode": "<sha256>"}}
     },
     "model": {...} or null,
     "evidence": [
@@ -15,8 +15,6 @@ A file is JSON of one evidence a line, sorted, so that a diff of two shows what 
     {...}
     ]
     }
-
-Schema 1 is still read (`qualification/matrix_v1.py`); its evidence is of an older suite of checks, so all is stale.
 """
 
 import hashlib
@@ -35,9 +33,8 @@ from kernels.whole_file import write_whole
 from qualification.evidence import SUITE, Evidence
 from qualification.full_model import FullModel
 from qualification.matrix_rows import Row, Run, evidence_of, rows_of
-from qualification.matrix_v1 import evidence_of_v1
 
-SCHEMA = 2
+SCHEMA = 3  # 3: digests of meaning, limits of the suite
 MATRICES = Path(__file__).parent / "matrices"  # those that ship
 
 Key = tuple[AttentionShape, str]  # shape, name of the path
@@ -94,17 +91,13 @@ def load_matrix(path: Path) -> Matrix:
         schema = msgspec.json.decode(text, type=_AnySchema).schema
     except (OSError, UnicodeDecodeError, msgspec.DecodeError, RecursionError) as error:
         raise MatrixError(f"{path.name} cannot be read, perhaps it is truncated: {error}") from error
-    if not 1 <= schema <= SCHEMA:
-        raise MatrixError(f"{path.name} has schema {schema}, this version reads 1 to {SCHEMA}")
+    if schema != SCHEMA:
+        raise MatrixError(f"{path.name} has schema {schema}, this version reads {SCHEMA}: qualify again")
     if not text.startswith(_HEAD) or _digest_of(text) != _digest_in(text):
         raise MatrixError(f"{path.name} does not match its digest: it was changed after it was written")
-    model = None
     try:
-        if schema == 1:
-            entries = evidence_of_v1(text)
-        else:
-            file = msgspec.json.decode(text, type=_File)
-            entries, model = evidence_of(file.evidence, file.runs, file.fingerprint), file.model
+        file = msgspec.json.decode(text, type=_File)
+        entries = evidence_of(file.evidence, file.runs, file.fingerprint)
         for entry in entries:
             _refuse_impossible(entry)
     except (msgspec.DecodeError, ValueError, LookupError, RecursionError) as error:
@@ -112,7 +105,7 @@ def load_matrix(path: Path) -> Matrix:
     found = {(entry.shape, entry.path): entry for entry in entries}
     if len(found) != len(entries):
         raise MatrixError(f"{path.name} says of one shape and path two things")
-    return Matrix(MappingProxyType(found), _digest_in(text), model=model)
+    return Matrix(MappingProxyType(found), _digest_in(text), model=file.model)
 
 
 def matrix_files(place: Path) -> list[Path]:
