@@ -4,7 +4,7 @@ A file is JSON of one evidence a line, sorted, so that a diff of two shows what 
 
     {
     "digest": "<sha256 of the file with this value as 64 zeros>",
-    "schema": 3,
+    "schema": 2,
     "fingerprint": {...},
     "runs": {
     "1f0c9a2e": {"at": ..., "suite": 3, "commit": ..., "command": ..., "sources": {"triton.decode": "<sha256>"}}
@@ -34,7 +34,7 @@ from qualification.evidence import SUITE, Evidence
 from qualification.full_model import FullModel
 from qualification.matrix_rows import Row, Run, evidence_of, rows_of
 
-SCHEMA = 3  # 3: digests of meaning, limits of the suite
+SCHEMA = 2
 MATRICES = Path(__file__).parent / "matrices"  # those that ship
 
 Key = tuple[AttentionShape, str]  # shape, name of the path

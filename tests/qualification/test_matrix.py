@@ -75,7 +75,7 @@ def test_a_truncated_file_is_refused(file: Path) -> None:
         assert caught.value.rejection.code is Reject.MATRIX_INVALID
 
 
-@pytest.mark.parametrize("schema", [SCHEMA - 1, SCHEMA + 1])
+@pytest.mark.parametrize("schema", [1, SCHEMA + 1])
 def test_another_schema_is_refused_by_its_number(file: Path, schema: int) -> None:
     body = json.loads(file.read_text()) | {"schema": schema, "unheard": "of"}
     file.write_text(json.dumps(body))
