@@ -16,9 +16,9 @@ import pytest
 from edge_fakes import Served, delta, playing, saying, served
 from starlette.types import ASGIApp
 
-from server.api import transport
+from server.api.connection import HEADER_TIMEOUT_S, LimitedProtocol
 from server.api.keys import ApiKeys
-from server.api.transport import LimitedProtocol, Server, uvicorn_config
+from server.api.transport import Server, uvicorn_config
 from server.app import create_app
 from server.engine.messages import FinishReason, TokenDelta
 
@@ -194,7 +194,7 @@ def test_a_connection_that_never_ends_its_headers_is_closed(running: Running, se
         assert isinstance(protocol, LimitedProtocol)
         timer = protocol._timer
         assert timer is not None
-        assert 0 < timer.when() - protocol.loop.time() < transport.HEADER_TIMEOUT_S + 0.001  # floats
+        assert 0 < timer.when() - protocol.loop.time() < HEADER_TIMEOUT_S + 0.001  # floats
         protocol.loop.call_soon_threadsafe(protocol._expire)
         assert connection.recv(100) == b""
 
@@ -233,7 +233,7 @@ def test_a_connection_that_never_ends_the_body_of_a_refused_request_is_closed(ru
         wait_until(lambda: protocol.timeout_keep_alive_task is None)
         timer = protocol._timer
         assert timer is not None
-        assert 0 < timer.when() - protocol.loop.time() < transport.HEADER_TIMEOUT_S + 0.001  # floats
+        assert 0 < timer.when() - protocol.loop.time() < HEADER_TIMEOUT_S + 0.001  # floats
         protocol.loop.call_soon_threadsafe(protocol._expire)
         assert connection.recv(100) == b""
 
