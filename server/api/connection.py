@@ -1,4 +1,4 @@
-"""One HTTP/1.1 connection: uvicorn's protocol with what it lacks, limits on headers and on silence."""
+"""One HTTP/1.1 connection: uvicorn's protocol with limits on headers, trailers, silence and pipelined requests."""
 
 import asyncio
 
@@ -11,7 +11,12 @@ from server.api.context import attach_writer
 from server.api.guard import MAX_HEADER_BYTES
 
 HEADER_TIMEOUT_S = 10.0
-MAX_WAITING = 4  # requests of a connection behind the one that is answered, until which it is read on
+MAX_WAITING = 4  # pipelined requests behind the one that is being answered; more are not parsed yet
+# The bytes of a request that are not body (headers, chunk sizes and extensions, trailers) may be MAX_HEADER_BYTES and,
+# for chunk sizes, one more for each of so many bytes of body: a large body may have chunks of 48 bytes.
+BODY_BYTES_PER_EXTRA = 8
+PART_BYTES = 4096  # are parsed before the limits are looked at: some 100 requests, about a millisecond
+TURN_BYTES = 8192  # are parsed before other connections have their turn
 
 
 class ChunkWriter:
@@ -32,39 +37,108 @@ class ChunkWriter:
         self._transport.abort()
 
 
-class LimitedProtocol(HttpToolsProtocol):
-    """Closes connections that send no request, never end its headers, or never end a body that nobody waits for."""
+class InputFlow(FlowControl):
+    """Flow control that reads nothing while bytes wait to be parsed, whatever uvicorn asks for."""
 
+    def __init__(self, transport: asyncio.Transport) -> None:
+        super().__init__(transport)
+        self._is_held = False
+        self._is_paused = False  # by uvicorn
+
+    def pause_reading(self) -> None:
+        self._is_paused = True
+        super().pause_reading()
+
+    def resume_reading(self) -> None:
+        self._is_paused = False
+        if not self._is_held:
+            super().resume_reading()
+
+    def hold_reading(self, is_held: bool) -> None:
+        self._is_held = is_held
+        if is_held:
+            super().pause_reading()
+        elif not self._is_paused:
+            super().resume_reading()
+
+
+class LimitedProtocol(HttpToolsProtocol):
+    """Refuses requests with too many bytes beside their body, and drops trailers.
+
+    Closes connections that send no request, never end its headers, or never end a body that nobody waits for.
+    """
+
+    flow: InputFlow
     _timer: asyncio.TimerHandle | None = None
-    _num_header_bytes = 0
+    _is_in_message = False  # a request has begun and not ended
     _is_in_headers = False
     _is_repeated = False  # the head that is parsed now was parsed before
+    _is_turn_due = False  # the rest of the input is parsed soon
+    _len_part = 0  # of the input that is being parsed
+    _is_part_shared = False  # by more than one request
+    _num_body_bytes = 0  # of the request that is being read
+    _num_other_bytes = 0  # of the same request; too low where it shares a part with the request before
     _unanswered: tuple[RequestResponseCycle, ...] = ()  # of this connection
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.flow = InputFlow(transport)
+        self._input = bytearray()  # read and not parsed
         self._start_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
+        self._input.clear()
         for cycle in self._unanswered:  # uvicorn tells the latest alone: the others would compute on, for nobody
             cycle.disconnected = True
             cycle.message_event.set()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        self._input += data
+        if not self._is_turn_due:
+            self._parse_input()
+
+    def _parse_input(self) -> None:
+        """Parse input until there is none, too many requests wait, or others are to have their turn."""
+        self._is_turn_due = False
         self._unset_keepalive_if_required()
+        num_left = TURN_BYTES
+        while self._input and num_left > 0 and not self.transport.is_closing() and not self._is_full():
+            part = bytes(memoryview(self._input)[:PART_BYTES])
+            del self._input[:PART_BYTES]
+            num_left -= len(part)
+            self._parse_part(part)
+        if self.transport.is_closing():
+            self._input.clear()
+            return
+        if self._input and not self._is_full():
+            self._is_turn_due = True
+            self.loop.call_soon(self._parse_input)
+        self.flow.hold_reading(bool(self._input))
+
+    def _is_full(self) -> bool:
+        return sum([not cycle.response_complete for cycle in self._unanswered]) > 1 + MAX_WAITING
+
+    def _parse_part(self, part: bytes) -> None:
+        self._len_part, self._is_part_shared = len(part), self._is_in_message
         try:
-            self._parse(data)
+            self._parse(part)
         except httptools.HttpParserError:
             self.send_400_response("This is not HTTP/1.1.")
             return
-        if self._is_in_headers:
-            if self._timer is None:
-                self._start_timer()
-            self._num_header_bytes += len(data)
-            if self._num_header_bytes > MAX_HEADER_BYTES:
-                self._refuse(b"431 Request Header Fields Too Large", "headers_too_large", "The headers are too large.")
+        if not self._is_in_message:
+            return
+        self._num_other_bytes = max(0, self._num_other_bytes + len(part))
+        if self._is_in_headers and self._timer is None:
+            self._start_timer()
+        limit = MAX_HEADER_BYTES + self._num_body_bytes // BODY_BYTES_PER_EXTRA
+        if self._num_other_bytes > limit:
+            message = (
+                f"A request's headers, chunk sizes and trailers may have {limit} bytes ({MAX_HEADER_BYTES}, and one "
+                f"for each {BODY_BYTES_PER_EXTRA} of its body), they have at least {self._num_other_bytes}."
+            )
+            self._refuse(b"431 Request Header Fields Too Large", "headers_too_large", message)
 
     def _parse(self, data: bytes | memoryview) -> None:
         while True:
@@ -86,11 +160,18 @@ class LimitedProtocol(HttpToolsProtocol):
         self.parser.feed_data(b"POST / HTTP/1.1\r\n" + head + b"\r\n")
 
     def on_message_begin(self) -> None:
-        self._is_in_headers = True
-        self._num_header_bytes = 0
-        self._stop_timer()  # started again where the headers do not end in the same read
+        self._is_in_message = self._is_in_headers = True
+        self._num_body_bytes = 0
+        # How much of a part belongs to a request that begins within it, the parser does not say: it is not counted.
+        self._num_other_bytes = -self._len_part if self._is_part_shared else 0
+        self._is_part_shared = True
+        self._stop_timer()  # started again where the headers do not end in the same part
         super().on_message_begin()
         attach_writer(self.scope, ChunkWriter(self.transport, self.flow))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._is_in_headers:  # a trailer must not pass for a header (RFC 9110, 6.5.1), and nothing here needs one
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         self._is_in_headers = False
@@ -102,24 +183,36 @@ class LimitedProtocol(HttpToolsProtocol):
                 self.flow.resume_reading()  # uvicorn pauses it, and would not see that the client has gone
         self._is_repeated = False
 
+    def on_body(self, body: bytes) -> None:
+        self._num_body_bytes += len(body)
+        self._num_other_bytes -= len(body)
+        super().on_body(body)
+
     def on_message_complete(self) -> None:
         if self.parser.should_upgrade():
             return  # only its headers
+        self._is_in_message = False
         self._stop_timer()
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if self.cycle.more_body and not self.transport.is_closing():  # it was refused by its headers
+        if self.transport.is_closing():
+            return
+        if self.cycle.more_body:  # it was refused by its headers
             self._start_timer()
+        if self._input and not self._is_turn_due:
+            self._is_turn_due = True
+            self.loop.call_soon(self._parse_input)
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(b"400 Bad Request", "invalid_http", msg)
 
     def _refuse(self, status: bytes, code: str, message: str) -> None:
         cycle = self.cycle
-        if self.pipeline or (cycle is not None and cycle.response_started and not cycle.response_complete):
-            self.transport.close()  # in the middle of an answer there is nowhere to say why
+        is_answered = self._is_in_message and not self._is_in_headers and cycle.response_complete
+        if is_answered or self.pipeline or (cycle and cycle.response_started and not cycle.response_complete):
+            self.transport.close()  # in the middle of an answer, or behind it, there is nowhere to say why
             return
         error = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
         body = msgspec.json.encode({"error": error})
