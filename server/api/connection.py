@@ -1,6 +1,7 @@
 """One HTTP/1.1 connection: uvicorn's protocol with limits on headers, trailers, silence and pipelined requests."""
 
 import asyncio
+import socket
 
 import httptools
 import msgspec
@@ -17,6 +18,8 @@ MAX_WAITING = 4  # pipelined requests behind the one that is being answered; mor
 BODY_BYTES_PER_EXTRA = 8
 PART_BYTES = 4096  # are parsed before the limits are looked at: some 100 requests, about a millisecond
 TURN_BYTES = 8192  # are parsed before other connections have their turn
+# How soon, and how often, a client that has closed its side is looked for; most answers are there before.
+HALF_CLOSED_CHECK_S = 0.1
 
 
 class ChunkWriter:
@@ -65,15 +68,18 @@ class InputFlow(FlowControl):
 class LimitedProtocol(HttpToolsProtocol):
     """Refuses requests with too many bytes beside their body, and drops trailers.
 
-    Closes connections that send no request, never end its headers, or never end a body that nobody waits for.
+    Closes connections that send no request, never end its headers, or never end a body that nobody waits for. Answers a
+    client that has closed its side of the connection after its requests.
     """
 
     flow: InputFlow
     _timer: asyncio.TimerHandle | None = None
+    _check: asyncio.TimerHandle | None = None  # of a client that has closed its side
     _is_in_message = False  # a request has begun and not ended
     _is_in_headers = False
     _is_repeated = False  # the head that is parsed now was parsed before
     _is_turn_due = False  # the rest of the input is parsed soon
+    _has_ended = False  # the client has closed its side: nothing more will come
     _len_part = 0  # of the input that is being parsed
     _is_part_shared = False  # by more than one request
     _num_body_bytes = 0  # of the request that is being read
@@ -89,6 +95,8 @@ class LimitedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
         self._input.clear()
+        if self._check is not None:
+            self._check.cancel()
         for cycle in self._unanswered:  # uvicorn tells the latest alone: the others would compute on, for nobody
             cycle.disconnected = True
             cycle.message_event.set()
@@ -98,6 +106,15 @@ class LimitedProtocol(HttpToolsProtocol):
         self._input += data
         if not self._is_turn_due:
             self._parse_input()
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Keep the connection while requests that have come whole are not answered. No input waits: reading is held."""
+        if not self._is_owed():
+            return False
+        if not self._has_ended:
+            self._has_ended = True
+            self._check = self.loop.call_later(HALF_CLOSED_CHECK_S, self._probe_client)
+        return True
 
     def _parse_input(self) -> None:
         """Parse input until there is none, too many requests wait, or others are to have their turn."""
@@ -119,6 +136,10 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def _is_full(self) -> bool:
         return sum([not cycle.response_complete for cycle in self._unanswered]) > 1 + MAX_WAITING
+
+    def _is_owed(self) -> bool:
+        """Whether a whole request is not answered yet, and none misses a part of its body."""
+        return any(not cycle.response_complete for cycle in self._unanswered) and not self.cycle.more_body
 
     def _parse_part(self, part: bytes) -> None:
         self._len_part, self._is_part_shared = len(part), self._is_in_message
@@ -204,6 +225,8 @@ class LimitedProtocol(HttpToolsProtocol):
         if self._input and not self._is_turn_due:
             self._is_turn_due = True
             self.loop.call_soon(self._parse_input)
+        if self._has_ended and not self._is_owed():
+            self.transport.close()
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(b"400 Bad Request", "invalid_http", msg)
@@ -219,6 +242,23 @@ class LimitedProtocol(HttpToolsProtocol):
         head = b"HTTP/1.1 %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
         self.transport.write(head % (status, len(body)) + body)
         self.transport.close()
+
+    def _probe_client(self) -> None:
+        """Send something to a client that has closed its side: if it has gone altogether, its system says so.
+
+        "100 Continue" may come before any answer, and clients pass over it (RFC 9110, 15.2). Once an answer has begun,
+        its own bytes do the same.
+        """
+        waiting = [cycle for cycle in self._unanswered if not cycle.response_complete]
+        if waiting and not waiting[0].response_started and waiting[0].scope["http_version"] == "1.1":
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        self._check_client()
+
+    def _check_client(self) -> None:
+        if self.transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            self.transport.abort()
+        else:
+            self._check = self.loop.call_later(HALF_CLOSED_CHECK_S, self._check_client)
 
     def _start_timer(self) -> None:
         self._stop_timer()

@@ -1,5 +1,6 @@
-"""One connection over real sockets: bytes that are not body, trailers and pipelines."""
+"""One connection over real sockets: bytes that are not body, trailers, pipelines and clients that close their side."""
 
+import json
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -130,3 +131,45 @@ def test_of_many_requests_in_one_read_few_wait_in_memory(folder: Path) -> None:
         assert len(it.engine.submitted) == num_requests
     finally:
         running.stop()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("is_begun", [False, True])
+def test_a_client_that_closes_its_side_is_answered(folder: Path, stream: bool, is_begun: bool) -> None:
+    it = served(folder, saying("Hel", "lo"))
+    it.engine.gate.clear()
+    it.engine.num_free = int(is_begun)
+    running = Running(it)
+    body = json.dumps({"prompt": "x", "stream": stream}).encode()
+    try:
+        with running.connect() as connection:
+            connection.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+            wait_until(lambda: it.engine.submitted)
+            [protocol] = running.server.server_state.connections
+            connection.shutdown(socket.SHUT_WR)
+            protocol.loop.call_soon_threadsafe(protocol.loop.call_later, 0.4, it.engine.gate.set)  # it is looked after
+            answer = answer_of(connection)
+        assert b"HTTP/1.1 200" in answer
+        assert answer.removeprefix(b"HTTP/1.1 100 Continue\r\n\r\n").startswith(b"HTTP/1.1 200")
+        assert answer.rstrip().endswith(b"0" if stream else b"}")
+        assert it.engine.cancelled == []
+        assert it.value("requests_total", route="/v1/completions", outcome="ok") == 1
+    finally:
+        running.stop()
+
+
+def test_every_request_before_the_client_closed_its_side_is_answered(running: Running) -> None:
+    num_requests = 3 * MAX_WAITING + PART_BYTES // len(SIZED)
+    with running.connect() as connection:
+        connection.sendall(SIZED * num_requests)
+        connection.shutdown(socket.SHUT_WR)
+        assert answer_of(connection).count(b"HTTP/1.1 200") == num_requests
+
+
+def test_a_client_that_closes_its_side_within_a_request_is_gone(running: Running) -> None:
+    with running.connect() as connection:
+        connection.sendall(SIZED[:-1])
+        wait_until(lambda: running.server.server_state.tasks)
+        connection.shutdown(socket.SHUT_WR)
+        assert answer_of(connection) == b""
+    wait_until(lambda: running.it.value("requests_total", route="/v1/completions", outcome="disconnected") == 1)
