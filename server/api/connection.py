@@ -9,7 +9,7 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from server.api.context import attach_writer
-from server.api.guard import MAX_HEADER_BYTES
+from server.api.headers import MAX_HEADER_BYTES
 
 HEADER_TIMEOUT_S = 10.0
 MAX_WAITING = 4  # pipelined requests behind the one that is being answered; more are not parsed yet

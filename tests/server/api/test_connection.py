@@ -10,8 +10,8 @@ from edge_fakes import saying, served
 from test_transport import Running, wait_until
 
 from server.api.connection import BODY_BYTES_PER_EXTRA, MAX_WAITING, PART_BYTES
-from server.api.guard import MAX_HEADER_BYTES
-from server.api.keys import ApiKeys
+from server.api.headers import MAX_HEADER_BYTES
+from server.api.keys import ApiKeys, Keys
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 BODY = b'{"prompt": "abc", "max_tokens": 20}'
@@ -85,7 +85,7 @@ def test_the_request_before_does_not_count_against_the_next(running: Running) ->
 
 
 def test_a_refused_request_gets_no_second_answer_for_its_trailers(folder: Path) -> None:
-    running = Running(served(folder), keys=ApiKeys(["right"]))
+    running = Running(served(folder), keys=Keys(ApiKeys(["right"])))
     try:
         with running.connect() as connection:
             connection.sendall(CHUNKED + CHUNK)
@@ -98,7 +98,7 @@ def test_a_refused_request_gets_no_second_answer_for_its_trailers(folder: Path) 
 
 
 def test_trailers_are_no_headers(folder: Path) -> None:
-    running = Running(served(folder, saying("Hello")), keys=ApiKeys(["right"]))
+    running = Running(served(folder, saying("Hello")), keys=Keys(ApiKeys(["right"])))
     trailers = b"0\r\nAuthorization: Bearer right\r\nHost: other\r\nX-Request-Id: forged\r\n\r\n"
     key = b"Authorization: Bearer right\r\n"
     try:
