@@ -9,7 +9,7 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from server.api.context import attach_writer
-from server.api.headers import MAX_HEADER_BYTES
+from server.api.headers import MAX_HEADER_BYTES, MAX_HEADERS
 
 HEADER_TIMEOUT_S = 10.0
 MAX_WAITING = 4  # pipelined requests behind the one that is being answered; more are not parsed yet
@@ -82,7 +82,8 @@ class LimitedProtocol(HttpToolsProtocol):
     _has_ended = False  # the client has closed its side: nothing more will come
     _len_part = 0  # of the input that is being parsed
     _is_part_shared = False  # by more than one request
-    _num_body_bytes = 0  # of the request that is being read
+    _num_fields = 0  # headers and trailers of the request that is being read
+    _num_body_bytes = 0  # of the same request
     _num_other_bytes = 0  # of the same request; too low where it shares a part with the request before
     _unanswered: tuple[RequestResponseCycle, ...] = ()  # of this connection
 
@@ -154,10 +155,11 @@ class LimitedProtocol(HttpToolsProtocol):
         if self._is_in_headers and self._timer is None:
             self._start_timer()
         limit = MAX_HEADER_BYTES + self._num_body_bytes // BODY_BYTES_PER_EXTRA
-        if self._num_other_bytes > limit:
+        if self._num_other_bytes > limit or self._num_fields > MAX_HEADERS:
             message = (
                 f"A request's headers, chunk sizes and trailers may have {limit} bytes ({MAX_HEADER_BYTES}, and one "
-                f"for each {BODY_BYTES_PER_EXTRA} of its body), they have at least {self._num_other_bytes}."
+                f"for each {BODY_BYTES_PER_EXTRA} of its body) in {MAX_HEADERS} fields, they have at least "
+                f"{self._num_other_bytes} in {self._num_fields}."
             )
             self._refuse(b"431 Request Header Fields Too Large", "headers_too_large", message)
 
@@ -182,7 +184,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         self._is_in_message = self._is_in_headers = True
-        self._num_body_bytes = 0
+        self._num_fields = self._num_body_bytes = 0
         # How much of a part belongs to a request that begins within it, the parser does not say: it is not counted.
         self._num_other_bytes = -self._len_part if self._is_part_shared else 0
         self._is_part_shared = True
@@ -191,6 +193,7 @@ class LimitedProtocol(HttpToolsProtocol):
         attach_writer(self.scope, ChunkWriter(self.transport, self.flow))
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        self._num_fields += 1
         if self._is_in_headers:  # a trailer must not pass for a header (RFC 9110, 6.5.1), and nothing here needs one
             super().on_header(name, value)
 

@@ -10,7 +10,7 @@ from edge_fakes import saying, served
 from test_transport import Running, wait_until
 
 from server.api.connection import BODY_BYTES_PER_EXTRA, MAX_WAITING, PART_BYTES
-from server.api.headers import MAX_HEADER_BYTES
+from server.api.headers import MAX_HEADER_BYTES, MAX_HEADERS
 from server.api.keys import ApiKeys, Keys
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -43,7 +43,7 @@ def over_the_limit(begin: bytes, repeated: bytes) -> bytes:
     ("begin", "repeated"),
     [
         (CHUNKED + CHUNK + b"0\r\nx: ", b"a"),
-        (CHUNKED + CHUNK + b"0\r\n", b"a: b\r\n"),
+        (CHUNKED + CHUNK + b"0\r\n", b"a: %b\r\n" % (b"b" * 400)),
         (CHUNKED + CHUNK + b"1;name=", b"a"),
         (HEAD + b"x: ", b"a" * len(BODY)),
     ],
@@ -56,6 +56,17 @@ def test_too_many_bytes_beside_the_body_are_a_431(running: Running, begin: bytes
     assert answer.startswith(b"HTTP/1.1 431")
     assert b'"code":"headers_too_large"' in answer
     assert str(MAX_HEADER_BYTES).encode() in answer
+
+
+@pytest.mark.parametrize("begin", [HEAD, CHUNKED + CHUNK + b"0\r\n"], ids=["headers", "trailers"])
+def test_many_small_headers_or_trailers_are_a_431(running: Running, begin: bytes) -> None:
+    with running.connect() as connection:
+        connection.sendall(
+            begin + b"a: b\r\n" * (MAX_HEADERS + 1) + b"c"
+        )  # the last one's value ends where a name begins
+        answer = answer_of(connection)
+    assert answer.startswith(b"HTTP/1.1 431")
+    assert b" in %d fields" % MAX_HEADERS in answer
 
 
 def test_chunks_of_a_byte_are_a_431_before_they_cost_much(running: Running) -> None:
@@ -90,7 +101,7 @@ def test_a_refused_request_gets_no_second_answer_for_its_trailers(folder: Path) 
         with running.connect() as connection:
             connection.sendall(CHUNKED + CHUNK)
             answer = connection.recv(65536)
-            connection.sendall(over_the_limit(b"0\r\n", b"a: b\r\n"))
+            connection.sendall(b"0\r\n" + b"a: b\r\n" * (MAX_HEADERS + 1) + b"c")
             answer += answer_of(connection)
         assert answer.count(b"HTTP/1.1 ") == answer.count(b"HTTP/1.1 401") == 1
     finally:
