@@ -73,6 +73,7 @@ class LimitedProtocol(HttpToolsProtocol):
     """
 
     flow: InputFlow
+    _input = memoryview(b"")  # read and not parsed; while there is any, nothing is read
     _timer: asyncio.TimerHandle | None = None
     _check: asyncio.TimerHandle | None = None  # of a client that has closed its side
     _is_in_message = False  # a request has begun and not ended
@@ -90,12 +91,11 @@ class LimitedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.flow = InputFlow(transport)
-        self._input = bytearray()  # read and not parsed
         self._start_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
-        self._input.clear()
+        self._input = memoryview(b"")
         if self._check is not None:
             self._check.cancel()
         for cycle in self._unanswered:  # uvicorn tells the latest alone: the others would compute on, for nobody
@@ -104,9 +104,9 @@ class LimitedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        self._input += data
-        if not self._is_turn_due:
-            self._parse_input()
+        assert not self._input  # reading is held while there is any
+        self._input = memoryview(data)
+        self._parse_input()
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """Keep the connection while requests that have come whole are not answered. No input waits: reading is held."""
@@ -123,12 +123,11 @@ class LimitedProtocol(HttpToolsProtocol):
         self._unset_keepalive_if_required()
         num_left = TURN_BYTES
         while self._input and num_left > 0 and not self.transport.is_closing() and not self._is_full():
-            part = bytes(memoryview(self._input)[:PART_BYTES])
-            del self._input[:PART_BYTES]
+            part, self._input = self._input[:PART_BYTES], self._input[PART_BYTES:]
             num_left -= len(part)
             self._parse_part(part)
         if self.transport.is_closing():
-            self._input.clear()
+            self._input = memoryview(b"")
             return
         if self._input and not self._is_full():
             self._is_turn_due = True
@@ -142,7 +141,7 @@ class LimitedProtocol(HttpToolsProtocol):
         """Whether a whole request is not answered yet, and none misses a part of its body."""
         return any(not cycle.response_complete for cycle in self._unanswered) and not self.cycle.more_body
 
-    def _parse_part(self, part: bytes) -> None:
+    def _parse_part(self, part: memoryview) -> None:
         self._len_part, self._is_part_shared = len(part), self._is_in_message
         try:
             self._parse(part)
@@ -163,12 +162,12 @@ class LimitedProtocol(HttpToolsProtocol):
             )
             self._refuse(b"431 Request Header Fields Too Large", "headers_too_large", message)
 
-    def _parse(self, data: bytes | memoryview) -> None:
+    def _parse(self, data: memoryview) -> None:
         while True:
             try:
                 self.parser.feed_data(data)
             except httptools.HttpParserUpgrade as offer:  # a read may hold a thousand of them
-                data = memoryview(data)[offer.args[0] :]
+                data = data[offer.args[0] :]
                 self._decline()
             else:
                 return
