@@ -66,10 +66,11 @@ class InputFlow(FlowControl):
 
 
 class LimitedProtocol(HttpToolsProtocol):
-    """Refuses requests with too many bytes beside their body, and drops trailers.
+    """Serve one connection within limits.
 
-    Closes connections that send no request, never end its headers, or never end a body that nobody waits for. Answers a
-    client that has closed its side of the connection after its requests.
+    Refuses requests with too many bytes beside their body, and drops trailers. Closes connections that send no request,
+    never end its headers, or never end the body of a request that is answered already. Answers a client that has closed
+    its side of the connection after its requests.
     """
 
     flow: InputFlow
@@ -109,7 +110,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._parse_input()
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """Keep the connection while requests that have come whole are not answered. No input waits: reading is held."""
+        """Keep the connection while whole requests are not answered. No input is left: with some, nothing is read."""
         if not self._is_owed():
             return False
         if not self._has_ended:
@@ -118,7 +119,7 @@ class LimitedProtocol(HttpToolsProtocol):
         return True
 
     def _parse_input(self) -> None:
-        """Parse input until there is none, too many requests wait, or others are to have their turn."""
+        """Parse input until none is left, too many requests are unanswered, or TURN_BYTES are parsed."""
         self._is_turn_due = False
         self._unset_keepalive_if_required()
         num_left = TURN_BYTES
@@ -246,11 +247,8 @@ class LimitedProtocol(HttpToolsProtocol):
         self.transport.close()
 
     def _probe_client(self) -> None:
-        """Send something to a client that has closed its side: if it has gone altogether, its system says so.
-
-        "100 Continue" may come before any answer, and clients pass over it (RFC 9110, 15.2). Once an answer has begun,
-        its own bytes do the same.
-        """
+        """Send "100 Continue" to a client that has closed its side: if its program has ended, its system resets the
+        connection. Clients ignore it before an answer (RFC 9110, 15.2); once that has begun, its bytes do the same."""
         waiting = [cycle for cycle in self._unanswered if not cycle.response_complete]
         if waiting and not waiting[0].response_started and waiting[0].scope["http_version"] == "1.1":
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")

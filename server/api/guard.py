@@ -50,7 +50,7 @@ class GuardLimits:
 
 
 class Guard:
-    """Around an application: what it refuses never reaches that."""
+    """ASGI middleware that answers what it refuses by itself, and every error of the application behind it."""
 
     def __init__(
         self,

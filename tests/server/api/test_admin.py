@@ -24,7 +24,7 @@ def test_the_admin_port_answers_from_a_thread_of_its_own(folder: Path) -> None:
         server.should_exit = True
 
 
-def test_on_the_admin_port_an_operators_key_is_asked_for_where_one_is_known(folder: Path) -> None:
+def test_the_admin_port_asks_for_a_known_operators_key(folder: Path) -> None:
     it = served(folder, admin_port=0)
     it.app = create_admin_app(it.edge, Keys(ApiKeys(["tenant"]), ApiKeys(["root"])))  # type: ignore[assignment]
     statuses = [

@@ -95,7 +95,7 @@ def test_the_request_before_does_not_count_against_the_next(running: Running) ->
         assert (answer + answer_of(connection)).count(b"HTTP/1.1 200") == num_before + 1
 
 
-def test_a_refused_request_gets_no_second_answer_for_its_trailers(folder: Path) -> None:
+def test_a_refused_request_gets_no_second_answer(folder: Path) -> None:
     running = Running(served(folder), keys=Keys(ApiKeys(["right"])))
     try:
         with running.connect() as connection:
@@ -146,7 +146,7 @@ def test_of_many_requests_in_one_read_few_wait_in_memory(folder: Path) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("is_begun", [False, True])
-def test_a_client_that_closes_its_side_is_answered(folder: Path, stream: bool, is_begun: bool) -> None:
+def test_a_client_that_half_closes_is_answered(folder: Path, stream: bool, is_begun: bool) -> None:
     it = served(folder, saying("Hel", "lo"))
     it.engine.gate.clear()
     it.engine.num_free = int(is_begun)
@@ -169,7 +169,7 @@ def test_a_client_that_closes_its_side_is_answered(folder: Path, stream: bool, i
         running.stop()
 
 
-def test_every_request_before_the_client_closed_its_side_is_answered(running: Running) -> None:
+def test_all_requests_before_a_half_close_are_answered(running: Running) -> None:
     num_requests = 3 * MAX_WAITING + PART_BYTES // len(SIZED)
     with running.connect() as connection:
         connection.sendall(SIZED * num_requests)
@@ -177,7 +177,7 @@ def test_every_request_before_the_client_closed_its_side_is_answered(running: Ru
         assert answer_of(connection).count(b"HTTP/1.1 200") == num_requests
 
 
-def test_a_client_that_closes_its_side_within_a_request_is_gone(running: Running) -> None:
+def test_a_half_close_within_a_request_is_a_disconnect(running: Running) -> None:
     with running.connect() as connection:
         connection.sendall(SIZED[:-1])
         wait_until(lambda: running.server.server_state.tasks)
