@@ -84,7 +84,7 @@ class KernelPath:
     name: str  # e.g. "triton.prefill"
     tier: Tier
     limits: Limits
-    source_digest: str  # sha256 over the source files that make the path
+    source_digest: str  # of what its sources compute: `kernels/source_digest.py`
     kernel_names: tuple[str, ...]  # at least one of these substrings must be in every profiler kernel name it launches
     run: RunAttention | None  # None where its module cannot be imported; `rejects` then answers ARCH
     # Whether a CUDA graph can hold its launches: they depend on shapes and host bounds only, and nothing waits.

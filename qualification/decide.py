@@ -8,7 +8,7 @@ from kernels.fingerprint import Fingerprint
 from kernels.path import KernelPath, Reject, Rejection, Tier
 from kernels.shape import AttentionShape
 from qualification.decision import Candidate, Decision, Pairs, Policy, Status
-from qualification.evidence import Evidence, Timing
+from qualification.evidence import Check, Evidence, Timing
 from qualification.matrix import Key, Matrix
 from qualification.order import Rated, beats, first_of
 
@@ -179,14 +179,20 @@ def _refused(book: Book) -> str:
 
 
 def _failure(evidence: Evidence) -> str:
+    """What failed, by how much, where, and where to read what to do."""
     if evidence.failure is not None:
         return evidence.failure
-    bad = [
-        f"{check.name} {check.measured:.3g} on {check.case}, the limit is {check.limit:.3g}"
-        for check in evidence.checks
-        if not check.is_passed
-    ]
-    return "; ".join(bad) if bad else "its checks are not all there, or its lengths lie outside the shape's buckets"
+    bad = [_check_failure(check) for check in evidence.checks if not check.is_passed]
+    if not bad:
+        return "its checks are not all there, or its lengths lie outside the shape's buckets"
+    return f"it computes wrong numbers here: {'; '.join(bad)}; docs/limits.md says what it may mean and what to do"
+
+
+def _check_failure(check: Check) -> str:
+    where = f" ({check.where})" if check.where else ""
+    if check.unit == "values":
+        return f"{check.name}: {check.measured:g} values on {check.case}, none may be{where}"
+    return f"{check.name} is {check.measured:.3g} times its limit on {check.case}{where}"
 
 
 def _chosen(able: list[Standing]) -> Standing | None:

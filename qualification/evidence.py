@@ -1,25 +1,30 @@
 """What was measured for one shape and one path on one machine. Whether that is a proof is computed, never stored."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from kernels.buckets import Bucket
 from kernels.fingerprint import Fingerprint
 from kernels.path import KernelPath
 from kernels.shape import AttentionShape, flops, hbm_bytes_standard, hbm_bytes_tiled
 
-SUITE = 2  # raise it whenever checks or inputs become stricter: what an older suite found is then stale
+SUITE = 3  # raise it whenever checks, limits or inputs change: what an older suite found, failures too, is then stale
 
-# Without every one of these there is no proof, whatever else was checked.
-REQUIRED_CHECKS = frozenset(
-    {"max_error", "mean_error", "absolute_error", "row_error", "nonfinite", "guard_writes", "unequal_repeat"}
+# The largest value of each check that passes, and its unit. Without every one of these there is no proof, whatever else
+# was checked; a file whose limits are others is refused.
+CHECK_LIMITS: Mapping[str, tuple[float, str]] = MappingProxyType(
+    {
+        "drawn_rows": (1.0, "limit"),
+        "every_row": (1.0, "limit"),
+        "bias": (1.0, "limit"),
+        "nonfinite": (0.0, "values"),
+        "guard_writes": (0.0, "values"),
+        "unequal_repeat": (0.0, "values"),
+    }
 )
-
-# Limits of this suite that no input changes: evidence of it with another one is no run's.
-FIXED_LIMITS = {"nonfinite": 0.0, "guard_writes": 0.0, "unequal_repeat": 0.0}
-
-# "abs": an error in the output's own scale, "rel": as a share of its row, "values": a count
-UNITS = frozenset({"abs", "rel", "values"})
+REQUIRED_CHECKS = frozenset(CHECK_LIMITS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +35,9 @@ class Check:
     case: str  # the input it was worst on
     measured: float
     limit: float  # the largest value that passes
-    unit: str  # one of UNITS
+    unit: str  # "limit": an error as a share of its own limit (docs/limits.md), "values": a count
     seed: int
+    where: str = ""  # of a check that failed: the place of the worst value, what was found there and what may be
 
     @property
     def is_passed(self) -> bool:

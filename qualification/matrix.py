@@ -7,7 +7,7 @@ A file is JSON of one evidence a line, sorted, so that a diff of two shows what 
     "schema": 2,
     "fingerprint": {...},
     "runs": {
-    "1f0c9a2e": {"at": ..., "suite": 2, "commit": ..., "command": ..., "sources": {"triton.decode": "<sha256>"}}
+    "1f0c9a2e": {"at": ..., "suite": 3, "commit": ..., "command": ..., "sources": {"triton.decode": "<sha256>"}}
     },
     "model": {...} or null,
     "evidence": [
@@ -15,8 +15,6 @@ A file is JSON of one evidence a line, sorted, so that a diff of two shows what 
     {...}
     ]
     }
-
-Schema 1 is still read (`qualification/matrix_v1.py`); its evidence is of an older suite of checks, so all is stale.
 """
 
 import hashlib
@@ -38,7 +36,6 @@ from kernels.whole_file import write_whole
 from qualification.evidence import SUITE, Evidence
 from qualification.full_model import FullModel
 from qualification.matrix_rows import Row, Run, evidence_of, rows_of
-from qualification.matrix_v1 import evidence_of_v1
 from qualification.possible import refuse_impossible, refuse_impossible_model
 
 SCHEMA = 2
@@ -111,28 +108,24 @@ def load_matrix(path: Path, *, now: datetime | None = None) -> Matrix:
         schema = msgspec.json.decode(text, type=_AnySchema).schema
     except (OSError, UnicodeDecodeError, msgspec.DecodeError, RecursionError) as error:
         raise MatrixError(f"{path.name} cannot be read, perhaps it is truncated: {error}") from error
-    if not 1 <= schema <= SCHEMA:
-        raise MatrixError(f"{path.name} has schema {schema}, this version reads 1 to {SCHEMA}")
+    if schema != SCHEMA:
+        raise MatrixError(f"{path.name} has schema {schema}, this version reads {SCHEMA}: qualify again")
     if not text.startswith(_HEAD) or _digest_of(text) != _digest_in(text):
         raise MatrixError(f"{path.name} does not match its digest: it was changed after it was written")
-    model = None
     try:
-        if schema == 1:
-            entries = evidence_of_v1(text)
-        else:
-            file = msgspec.json.decode(text, type=_File)
-            entries, model = evidence_of(file.evidence, file.runs, file.fingerprint), file.model
+        file = msgspec.json.decode(text, type=_File)
+        entries = evidence_of(file.evidence, file.runs, file.fingerprint)
         _refuse_doubled_names(text)
         for entry in entries:
             refuse_impossible(entry, now=now)
-        if model is not None:
-            refuse_impossible_model(model, now=now)
+        if file.model is not None:
+            refuse_impossible_model(file.model, now=now)
     except (msgspec.DecodeError, ValueError, LookupError, RecursionError) as error:
         raise MatrixError(f"{path.name} holds no evidence: {error}") from error
     found = {(entry.shape, entry.path): entry for entry in entries}
     if len(found) != len(entries):
         raise MatrixError(f"{path.name} says of one shape and path two things")
-    return Matrix(MappingProxyType(found), _digest_in(text), model=model)
+    return Matrix(MappingProxyType(found), _digest_in(text), model=file.model)
 
 
 def matrix_files(place: Path) -> list[Path]:

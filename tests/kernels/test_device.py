@@ -12,7 +12,8 @@ import triton
 from kernels.device import dtype_of, read_fingerprint, torch_dtype
 from kernels.fingerprint import Device
 from kernels.functional import attention_varlen
-from kernels.launch import install_compile_counter, num_compiles, num_processors, shared_bytes
+from kernels.launch import install_compile_counter, num_compiles
+from kernels.processors import num_processors, shared_bytes
 from kernels.shape import Dtype
 
 CPU = torch.device("cpu")

@@ -295,9 +295,15 @@ def test_a_state_that_nothing_serves_is_the_best_that_any_able_path_is_in() -> N
 
 
 def test_a_check_that_failed_is_named_with_its_value_and_its_limit() -> None:
-    failed = tuple(replace(it, measured=2.0) if it.name == "row_error" else it for it in checks())
+    place = {"every_row": (2.0, "row 5: off by 0.5"), "nonfinite": (3.0, "")}
+    failed = tuple(
+        replace(it, measured=place[it.name][0], where=place[it.name][1]) if it.name in place else it for it in checks()
+    )
     decision = choose((FIRST,), book((evidence(SHAPE, FIRST, checks=failed),)))
-    assert decision.candidates[0].rejections[0].detail == "row_error 2 on ragged, the limit is 1"
+    detail = decision.candidates[0].rejections[0].detail
+    assert "every_row is 2 times its limit on ragged (row 5: off by 0.5)" in detail
+    assert "nonfinite: 3 values on ragged, none may be" in detail
+    assert "docs/limits.md" in detail
     raised = choose((FIRST,), book((evidence(SHAPE, FIRST, failure="RuntimeError: no"),)))
     assert raised.candidates[0].rejections[0].detail == "RuntimeError: no"
 

@@ -258,7 +258,7 @@ def test_a_fallback_that_wins_on_a_cpu_is_a_change_of_path_only() -> None:
 def test_a_larger_error_within_the_limits_is_told_and_harms_no_deploy() -> None:
     found = only(side(evidence(SHAPE, FIRST)), side(evidence(SHAPE, FIRST, checks=checks(0.9))))
     assert (found.harm, found.code) == (Harm.ERROR, ExitCode.PASS)
-    assert found.details == ("absolute_error 0.5 of 1 (ragged) -> absolute_error 0.9 of 1 (ragged)",)
+    assert found.details == ("bias 0.5 of 1 (ragged) -> bias 0.9 of 1 (ragged)",)
 
 
 def test_a_faster_path_of_the_first_tier_is_a_change_of_path_only() -> None:

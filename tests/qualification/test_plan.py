@@ -391,10 +391,9 @@ def test_a_wrong_path_gets_evidence_of_its_errors() -> None:
     found = run(replace(FIRST, run=off_by_a_little), check_checker=trusting)
     assert not found.is_proven
     assert {check.name for check in found.checks if not check.is_passed} == {
-        "max_error",
-        "mean_error",
-        "absolute_error",
-        "row_error",
+        "drawn_rows",
+        "every_row",
+        "bias",
     }
 
 
