@@ -241,7 +241,7 @@ def test_the_table_has_the_paths_of_a_shape_by_time_and_marks_the_one_that_serve
     lines = [line.split() for line in run.lines if "triton.x" in line or "sdpa.x" in line]
     assert lines[0][:8] == ["prefill", "le_128", "le_128", "*", "triton.x", "proven", "10", "us"]
     assert lines[1][:3] == ["sdpa.x", "failed", "-"]
-    assert lines[1][-4:] == ["2", "of", "1", "(ragged)"]
+    assert lines[1][-4:] == ["2", "of", "0", "(ragged)"]
 
 
 def test_several_models_get_a_line_each_instead_of_tables(file: Path) -> None:
@@ -374,7 +374,7 @@ def test_the_command_proves_a_folders_config_without_weights(
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        ([], "one of the arguments --model --preset --all-presets is required"),
+        ([], "one of the arguments --model --preset --all-presets --error-rates is required"),
         (["--preset", "none"], "expected one of demo, "),
         (["--preset", "demo", "--paths", "none"], f"expected one of {PATHS[0].name}"),
         (["--all-presets", "--out", "x.json"], "--out takes one model"),
