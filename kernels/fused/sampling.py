@@ -120,13 +120,14 @@ def sample(logits: Tensor, tensors: SamplingTensors) -> SampleResult:
     """Choose a token for each row of logits [R, V] fp32, which serve as scratch memory.
 
     Order: penalties, bans, temperature, top-k, top-p, min-p (as transformers orders them). A row's token depends on
-    its own logits, seed and position only. A row that holds NaN or +inf, or no finite number, is not finite.
+    its own logits, seed and position only. A row that held NaN or +inf, or no finite number, before the penalties is
+    not finite, and neither is one whose every finite number is banned.
     """
-    _edit(logits, tensors)
+    was_finite = _edit(logits, tensors)
     if tensors.is_greedy:
-        return greedy(logits)
+        return _both_finite(greedy(logits), was_finite)
     if not runs_on_triton(logits):
-        return draw_torch(logits, tensors)
+        return _both_finite(draw_torch(logits, tensors), was_finite)
     limits = RowLimits(
         tensors.temperature,
         tensors.top_k,
@@ -136,21 +137,34 @@ def sample(logits: Tensor, tensors: SamplingTensors) -> SampleResult:
         tensors.positions,
         tensors.max_top_k is not None,
     )
-    return SampleResult(*draw_tokens(logits, limits))
+    return _both_finite(SampleResult(*draw_tokens(logits, limits)), was_finite)
 
 
 @torch.inference_mode()
 def sample_torch(logits: Tensor, tensors: SamplingTensors) -> SampleResult:
     """The specification of `sample`. They may differ where two scores with noise are equal but for a rounding."""
-    _edit(logits, tensors)
-    return draw_torch(logits, tensors)
+    was_finite = _edit(logits, tensors)
+    return _both_finite(draw_torch(logits, tensors), was_finite)
 
 
-def _edit(logits: Tensor, tensors: SamplingTensors) -> None:
+def _edit(logits: Tensor, tensors: SamplingTensors) -> Tensor | None:
+    """Apply penalties, then bans, in place. Return which rows [R] the model gave as finite; None where nothing is
+    edited.
+    """
+    if tensors.penalties is None and tensors.banned_rows is None:
+        return None
+    was_finite = logits.amax(dim=-1).isfinite()
     if tensors.penalties is not None:
         apply_penalties(logits, tensors.penalties)
+        logits.clamp_(max=torch.finfo(logits.dtype).max)  # a small repetition penalty can make a logit overflow
     if tensors.banned_rows is not None and tensors.banned_ids is not None:
         logits.index_put_((tensors.banned_rows, tensors.banned_ids), logits.new_full((), -math.inf))
+    return was_finite
+
+
+def _both_finite(chosen: SampleResult, was_finite: Tensor | None) -> SampleResult:
+    """`chosen`, not finite either where the row was not finite before it was edited."""
+    return chosen if was_finite is None else SampleResult(chosen.token_ids, chosen.is_finite & was_finite)
 
 
 def draw_torch(logits: Tensor, tensors: SamplingTensors) -> SampleResult:

@@ -4,6 +4,7 @@ test_draw.py holds the kernels against the same ops.
 """
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -14,9 +15,18 @@ from torch import Tensor
 
 from kernels.fused.gumbel import gumbel_noise
 from kernels.fused.penalties import RowPenalties
-from kernels.fused.sampling import RowSampling, keep_likely, sample, sample_torch, sampling_tensors
+from kernels.fused.sampling import (
+    RowSampling,
+    SampleResult,
+    SamplingTensors,
+    keep_likely,
+    sample,
+    sample_torch,
+    sampling_tensors,
+)
 
 CPU = torch.device("cpu")
+Chooser = Callable[[Tensor, SamplingTensors], SampleResult]
 
 
 def random_logits(rows: int, vocab: int, seed: int = 0) -> Tensor:
@@ -230,6 +240,23 @@ def test_banned_tokens_are_never_chosen() -> None:
     logits = torch.tensor([[9.0, 8.0, 1.0]]).expand(3, -1)
     rows = [RowSampling(0, banned_ids=[0]), RowSampling(0.1, banned_ids=[0, 1]), RowSampling(0)]
     assert choose(logits, *rows) == [1, 2, 0]
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered in divide:RuntimeWarning")  # numpy's, in the interpreter
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("choose_by", [sample, sample_torch])
+def test_a_penalty_that_overflows_is_not_the_models_fault(choose_by: Chooser, temperature: float) -> None:
+    row = RowSampling(temperature, penalties=RowPenalties([1], [], repetition=1e-37))
+    logits = torch.tensor([[90.0, 80.0, 1.0], [90.0, 80.0, math.inf], [90.0, math.nan, 1.0]])
+    result = choose_by(logits, sampling_tensors([row] * 3, 3, CPU))
+    assert result.is_finite.tolist() == [True, False, False]
+    assert result.token_ids[0] == 1  # 80 / 1e-37 is beyond fp32: the largest of all
+
+
+def test_a_bad_number_at_a_banned_token_is_reported() -> None:
+    logits = torch.tensor([[math.nan, 1.0], [math.inf, 1.0], [0.0, 1.0]])
+    result = sample(logits, sampling_tensors([RowSampling(0, banned_ids=[0])] * 3, 2, CPU))
+    assert result.is_finite.tolist() == [False, False, True]
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
