@@ -13,6 +13,7 @@ from msgspec.inspect import ListType, LiteralType, NoneType, StructType, Type, U
 from server.api.shown import plain_name, shown
 from server.api.token_ids import are_ids, ids_of
 from server.errors import HallmarkError, InvalidValue, UnknownField, UnsupportedField
+from server.text.sampling_defaults import LEAST_REPETITION_PENALTY
 
 MAX_PROMPTS = 64  # also of answers: prompts times n
 MAX_MESSAGES = 2048
@@ -101,7 +102,7 @@ class GenerationFields(_Model, frozen=True, kw_only=True):
     top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None  # -1 and 0: no limit
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
-    repetition_penalty: Annotated[float, Meta(gt=0, le=10)] | None = None
+    repetition_penalty: Annotated[float, Meta(ge=LEAST_REPETITION_PENALTY, le=10)] | None = None
     presence_penalty: Annotated[float, Meta(ge=-2, le=2)] = 0.0
     frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] = 0.0
     stop: Any = None  # see stops_of

@@ -9,6 +9,8 @@ from msgspec import Meta
 from server.errors import ModelError
 
 FILE = "generation_config.json"
+# Of requests too. A penalty near 0 turns any logit into an infinity; nobody has a use for one below this.
+LEAST_REPETITION_PENALTY = 0.01
 
 
 class SamplingDefaults(msgspec.Struct, frozen=True):
@@ -21,7 +23,7 @@ class SamplingDefaults(msgspec.Struct, frozen=True):
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
-    repetition_penalty: Annotated[float, Meta(gt=0, le=10)] | None = None
+    repetition_penalty: Annotated[float, Meta(ge=LEAST_REPETITION_PENALTY, le=10)] | None = None
 
 
 def load_sampling_defaults(folder: Path) -> SamplingDefaults:

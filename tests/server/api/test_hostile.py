@@ -67,6 +67,7 @@ HOSTILE: list[tuple[str, bytes, int, str]] = [
     ("temperature as text", b'{"prompt": "a", "temperature": "1"}', 400, "invalid_value"),
     ("temperature as boolean", b'{"prompt": "a", "temperature": true}', 400, "invalid_value"),
     ("top_p of 0", b'{"prompt": "a", "top_p": 0}', 400, "invalid_value"),
+    ("repetition penalty near 0", b'{"prompt": "a", "repetition_penalty": 1e-38}', 400, "invalid_value"),
     ("top_k too low", b'{"prompt": "a", "top_k": -2}', 400, "invalid_value"),
     ("no tokens wanted", b'{"prompt": "a", "max_tokens": 0}', 400, "invalid_value"),
     ("fraction of tokens", b'{"prompt": "a", "max_tokens": 1.5}', 400, "invalid_value"),
@@ -183,6 +184,8 @@ def test_a_refusal_names_the_field_the_limit_and_the_value(folder: Path) -> None
     error = served(folder).post(COMPLETIONS, {"prompt": "a", "temperature": 2.5}).json()["error"]
     assert error["param"] == "temperature"
     assert error["message"] == "temperature must be float <= 2.0, got 2.5."
+    error = served(folder).post(COMPLETIONS, {"prompt": "a", "repetition_penalty": 1e-38}).json()["error"]
+    assert error["message"] == "repetition_penalty must be float >= 0.01, got 1e-38."
     error = served(folder).post(COMPLETIONS, {"prompt": "a" * 1000, "max_tokens": 100}).json()["error"]
     assert "1024 tokens" in error["message"]
     assert "1100" in error["message"]
