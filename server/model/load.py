@@ -115,7 +115,7 @@ def _all_end_tokens(config: dict[str, object], generation: dict[str, object]) ->
 def _read_json(path: Path) -> dict[str, object]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{path}: cannot be read as JSON: {error}") from error
     if not isinstance(content, dict):
         raise ModelError(f"{path}: must hold a JSON object")

@@ -56,7 +56,7 @@ class ChatTemplate:
         text = _read(config_path)
         try:
             config = {} if text is None else json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ModelError(f"{config_path} is not JSON: {error}") from error
         if not isinstance(config, dict):
             raise ModelError(f"{config_path} holds no object")

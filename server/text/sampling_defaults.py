@@ -33,5 +33,5 @@ def load_sampling_defaults(folder: Path) -> SamplingDefaults:
         return SamplingDefaults()
     try:
         return msgspec.json.decode(path.read_bytes(), type=SamplingDefaults)
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, msgspec.DecodeError, RecursionError) as error:
         raise ModelError(f"{path}: {error}") from error

@@ -121,7 +121,10 @@ def test_a_wrong_field_is_refused_by_name(changes: dict[str, object], message: s
     assert str(tmp_path / "config.json") in str(caught.value)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[1]", "\xff"])
+DEEP = '{"a":' + "[" * 200_000 + "]" * 200_000 + "}"
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", "\xff", DEEP])
 def test_a_config_that_is_no_json_object_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes(text.encode("latin-1"))
     with pytest.raises(ModelError, match=r"config\.json"):

@@ -146,6 +146,14 @@ def test_a_missing_shard_is_named(tmp_path: Path) -> None:
         load(tmp_path)
 
 
+def test_an_index_that_is_nested_without_end_is_refused(tmp_path: Path) -> None:
+    tensors = write(tmp_path)
+    shard(tmp_path, tensors, dict.fromkeys(tensors, "part-0.safetensors"))
+    (tmp_path / "model.safetensors.index.json").write_text("[" * 200_000 + "]" * 200_000)
+    with pytest.raises(ModelError, match=r"index\.json: cannot be read as JSON"):
+        load(tmp_path)
+
+
 @pytest.mark.parametrize("file", ["../other.safetensors", "/etc/passwd", "weights.bin", 3])
 def test_an_index_cannot_name_another_file(file: object, tmp_path: Path) -> None:
     write(tmp_path)

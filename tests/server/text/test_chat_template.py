@@ -139,6 +139,12 @@ def test_a_file_that_is_no_text_is_named(tmp_path: Path, name: str) -> None:
         ChatTemplate.load(tmp_path)
 
 
+def test_a_config_that_is_nested_without_end_stops_the_start(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer_config.json").write_text("[" * 200_000 + "]" * 200_000)
+    with pytest.raises(ModelError, match="is not JSON"):
+        ChatTemplate.load(tmp_path)
+
+
 @pytest.mark.parametrize("source", ["{% for %}", "{{ " + "(" * 3000, "x" * (MAX_TEMPLATE_CHARS + 1)])
 def test_a_template_that_cannot_be_used_stops_the_start(source: str) -> None:
     with pytest.raises(ModelError, match="chat template"):
