@@ -48,7 +48,7 @@ from server.engine.step_tokens import StepTokens
 from server.engine.warmup import probes_of, warm_up
 from server.model.config import ModelConfig
 from server.model.kv_cache import KVCache
-from server.model.load import load_config, load_decoder, resolve_model
+from server.model.load import check_checkpoint, load_config, load_decoder, resolve_model
 from server.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -139,7 +139,9 @@ def _subject(settings: Settings) -> _Subject:
         use_all_cores()
     folder = resolve_model(settings.model, settings.load_format)
     config = load_config(folder)
-    return _Subject(folder, config, choose_limits(settings, config, device), device, read_fingerprint(device))
+    limits = choose_limits(settings, config, device)
+    check_checkpoint(folder, config, settings.load_format)  # before attention is proven, which takes minutes
+    return _Subject(folder, config, limits, device, read_fingerprint(device))
 
 
 def _load_parts(

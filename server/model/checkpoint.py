@@ -42,6 +42,8 @@ def read_entries(folder: Path) -> dict[str, TensorEntry]:
     index = _read_index(folder)
     entries: dict[str, TensorEntry] = {}
     for file in sorted({folder / name for name in index.values()} if index else {folder / SINGLE_FILE}):
+        if not file.is_file():
+            raise ModelError(f"{file} does not exist, but {INDEX_FILE} names it: fetch the checkpoint again")
         try:
             with safe_open(file, framework="pt") as opened:
                 offsets = _offsets(file)
@@ -51,7 +53,7 @@ def read_entries(folder: Path) -> dict[str, TensorEntry]:
                         raise ModelError(f"{file.name}: tensor {name} is also in {entries[name].file.name}")
                     entries[name] = TensorEntry(file, tuple(part.get_shape()), str(part.get_dtype()), offsets[name])
         except (OSError, SafetensorError) as error:
-            raise ModelError(f"{file}: cannot be read as safetensors: {error}") from error
+            raise ModelError(f"{file}: cannot be read as safetensors, fetch it again: {error}") from error
     astray = [name for name, file in index.items() if name not in entries or entries[name].file.name != file]
     if astray:
         raise ModelError(f"{folder / INDEX_FILE}: tensors that are not in the file it names: {listed(astray)}")
@@ -76,7 +78,8 @@ def check_entries(
         if entry.dtype not in _DTYPES:
             problems.append(f"{name} in {entry.file.name}: expected one of {', '.join(_DTYPES)}, found {entry.dtype}")
     if problems:
-        raise ModelError(f"{folder}: the weights do not fit config.json. {listed(problems, '; ')}")
+        todo = "fetch the checkpoint again, or the config.json that belongs to it"
+        raise ModelError(f"{folder}: the weights do not fit config.json. {listed(problems, '; ')}: {todo}")
 
 
 def copy_tensors(

@@ -9,7 +9,7 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
 from server.errors import ModelError
-from server.model.checkpoint import check_entries, copy_tensors, read_entries, tenths
+from server.model.checkpoint import TensorEntry, check_entries, copy_tensors, read_entries, tenths
 from server.model.config import ModelConfig
 from server.model.decoder import Decoder
 from server.model.families.fields import Fields
@@ -87,12 +87,8 @@ def load_decoder(
     Raises ModelError before anything is copied when a tensor is missing, unknown or of another shape.
     """
     family = family_named(config.family, str(folder))
-    entries = {} if load_format is LoadFormat.DUMMY else read_entries(folder)
+    entries = check_checkpoint(folder, config, load_format)
     with torch.inference_mode():
-        if entries:
-            on_paper = family.checkpoint_views(empty_weights(config, dtype, torch.device("meta")), config)
-            tolerated = (*family.tolerated, "lm_head.weight") if config.tie_embeddings else family.tolerated
-            check_entries(folder, entries, on_paper, tolerated)
         weights = empty_weights(config, dtype, device)
         views = family.checkpoint_views(weights, config)
         if load_format is LoadFormat.DUMMY:
@@ -102,6 +98,21 @@ def load_decoder(
         else:
             copy_tensors(entries, views, tenths(progress))
         return Decoder(config, weights)
+
+
+def check_checkpoint(folder: Path, config: ModelConfig, load_format: LoadFormat) -> dict[str, TensorEntry]:
+    """The checkpoint's tensors by name, from the headers of its files; none where the weights are dummy ones.
+
+    Raises ModelError when a file or tensor is missing, or a tensor is unknown or of another shape.
+    """
+    if load_format is LoadFormat.DUMMY:
+        return {}
+    family, entries = family_named(config.family, str(folder)), read_entries(folder)
+    with torch.inference_mode():
+        on_paper = family.checkpoint_views(empty_weights(config, torch.float32, torch.device("meta")), config)
+    tolerated = (*family.tolerated, "lm_head.weight") if config.tie_embeddings else family.tolerated
+    check_entries(folder, entries, on_paper, tolerated)
+    return entries
 
 
 def _all_end_tokens(config: dict[str, object], generation: dict[str, object]) -> list[object]:
