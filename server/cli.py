@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return serve(read_settings(flags, os.environ))
         return _judge(arguments) if arguments.command in _VERDICTS else doctor()
     except StartError as error:
-        print(f"hallmark: {error.message}", file=sys.stderr)
+        print(f"hallmark: {' '.join(error.message.split())}", file=sys.stderr)
         return ExitCode.ENVIRONMENT if _VERDICTS.keys() & set(argv[:1]) else 2  # 2 is their verdict on speed
 
 
@@ -185,7 +185,7 @@ def version() -> str:
 
 
 def serve(settings: Settings) -> int:
-    """Serve until a signal ends it. Raises StartError."""
+    """Serve until a signal ends it. Raises StartError, also where only the engine finds that it cannot start."""
     configure_logging(settings.log_format)
     settings, folder = resolve(settings)
     keys = Keys.load(settings)
@@ -203,9 +203,10 @@ def serve(settings: Settings) -> int:
         needs_key=keys.tenants is not None,
         on_attestation=tracing.attested,
     )
+    engine = EngineClient(settings, console)
     edge = Edge(
         settings=settings,
-        engine=EngineClient(settings, console),
+        engine=engine,
         tokenizer=tokenizer,
         template=template,
         metrics=metrics,
@@ -217,10 +218,17 @@ def serve(settings: Settings) -> int:
         sampling_defaults=defaults,
     )
     admin = None if admin_listening is None else serve_admin(edge, admin_listening, keys)
-    server = Server(uvicorn_config(create_app(edge, keys)), edge.lifecycle, settings.shutdown_grace_s)
+    server = Server(
+        uvicorn_config(create_app(edge, keys)),
+        edge.lifecycle,
+        settings.shutdown_grace_s,
+        must_end=lambda: engine.refused is not None and engine.refused.is_final,
+    )
     server.run(sockets=[listening])
     if admin is not None:
         admin.should_exit = True
+    if engine.refused is not None and engine.refused.is_final:
+        raise StartError(engine.refused.message)
     return 0
 
 

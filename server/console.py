@@ -66,6 +66,8 @@ class Console:
 
     def on_refused(self, refused: EngineRefused) -> None:
         self._inner.on_refused(refused)
+        if refused.is_final:
+            return  # the program ends, and prints why
         for line in plan_table(refused.plan) if refused.plan else ():
             self._print(line)
         self._print(f"Hallmark refuses to serve: {refused.message}")

@@ -5,6 +5,7 @@ import logging
 import math
 import socket
 import time
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -28,12 +29,20 @@ class Server(uvicorn.Server):
     """
 
     def __init__(
-        self, config: uvicorn.Config, lifecycle: Lifecycle, grace_s: float, *, one_order_s: float = 0.5
+        self,
+        config: uvicorn.Config,
+        lifecycle: Lifecycle,
+        grace_s: float,
+        *,
+        one_order_s: float = 0.5,
+        must_end: Callable[[], bool] = lambda: False,
     ) -> None:
+        """`must_end` is asked every 0.1 s; True ends the server at once, requests that still run with an error."""
         super().__init__(config)
         self._lifecycle = lifecycle
         self._grace_s = grace_s
         self._one_order_s = one_order_s
+        self._must_end = must_end
         self._num_orders = 0
         self._ordered_at = -math.inf  # monotonic seconds of the latest order's first signal
         self._drain_began_at: float | None = None
@@ -55,6 +64,12 @@ class Server(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """uvicorn calls this every 0.1 s; True ends the server."""
+        if self._must_end():
+            self._lifecycle.begin_drain()
+            self._lifecycle.abort_arriving()
+            self._lifecycle.abort_all()
+            self.should_exit = True
+            return await super().on_tick(counter)
         if self._lifecycle.is_draining and self._has_drained():
             self.should_exit = True
         return await super().on_tick(counter)

@@ -5,9 +5,8 @@ import contextlib
 import logging
 import os
 import shutil
-import tempfile
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -41,7 +40,9 @@ from server.engine.messages import (
     TokenDelta,
 )
 from server.engine.orders import Orders
+from server.engine.socket_folder import SOCKET_NAME, make_socket_folder
 from server.engine.streams import Streams, Take, error_delta
+from server.errors import StartError
 from server.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -77,8 +78,12 @@ class EngineClient:
         stall_after_s: float = 30.0,
         backoff_s: tuple[float, float] = (0.5, 30.0),
         max_unread_tokens: int = 4096,
+        make_folder: Callable[[], Path] = make_socket_folder,
     ) -> None:
-        """`command` gets the socket's path appended. `backoff_s`: the first delay of a restart, and the longest."""
+        """`command` gets the socket's path appended. `backoff_s`: the first delay of a restart, and the longest.
+
+        `make_folder` makes the socket's, for each engine process.
+        """
         self.state = EngineState.STARTING
         self.ready: EngineReady | None = None
         self.refused: EngineRefused | None = None
@@ -88,6 +93,7 @@ class EngineClient:
         self._command = tuple(command)
         self._stall_after_s = stall_after_s
         self._backoff_s = backoff_s
+        self._make_folder = make_folder
         self._quarantined: dict[tuple[str, str], None] = {}  # (path, shape), in the order of their failures
         self.attestations = Attestations(lambda: self._send(Attest()))
         self.orders = Orders(self._send)
@@ -175,6 +181,9 @@ class EngineClient:
             started_at = time.monotonic()
             try:
                 cause = await self._run_once()
+            except StartError as error:
+                self._handle(EngineRefused(error.code, error.message, [], is_final=True))
+                return
             except Exception:  # the edge of the supervisor: whatever broke, no stream may wait for ever
                 logger.exception("the engine's supervision failed")
                 cause = DeathCause.EXITED
@@ -195,11 +204,11 @@ class EngineClient:
 
     async def _run_once(self) -> DeathCause:
         """One life of an engine process, from its start to its end."""
-        folder = Path(tempfile.mkdtemp(prefix="hallmark-"))  # mode 0700: nobody else reaches the socket in it
+        folder = self._make_folder()
         connected: asyncio.Future[EngineConnection] = asyncio.get_running_loop().create_future()
         server = None
         try:
-            path = folder / "engine.sock"
+            path = folder / SOCKET_NAME
             server = await asyncio.get_running_loop().create_unix_server(
                 lambda: EngineConnection(self._handle, connected), path
             )

@@ -49,7 +49,9 @@ def choose_device(settings: Settings) -> torch.device:
     """Raises SettingsError where CUDA is asked for and there is none."""
     has_cuda = torch.cuda.is_available()
     if settings.device is DeviceChoice.CUDA and not has_cuda:
-        raise SettingsError("device is cuda, but torch sees no CUDA device here")
+        raise SettingsError(
+            "--device is cuda, but torch sees no CUDA device here: give this process a GPU, or serve with --device cpu"
+        )
     return torch.device("cpu" if settings.device is DeviceChoice.CPU or not has_cuda else "cuda")
 
 

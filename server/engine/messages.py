@@ -138,6 +138,7 @@ class EngineRefused(msgspec.Struct, frozen=True, tag=True):
     code: str
     message: str
     plan: list[PlanRow]
+    is_final: bool = False  # no evidence and no operator's order can change it: the server ends with exit code 2
 
 
 class DispatchCount(msgspec.Struct, frozen=True, array_like=True):

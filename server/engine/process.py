@@ -178,7 +178,7 @@ def start(configure: Configure, send: Callable[[FromEngine], None]) -> BuiltEngi
     except QualificationAborted as error:
         send(EngineRefused("qualification_aborted", str(error), []))
     except StartError as error:
-        send(EngineRefused(error.code, error.message, []))
+        send(EngineRefused(error.code, error.message, [], is_final=True))
     else:
         send(built.ready)
         if built.attested is not None:

@@ -258,7 +258,8 @@ def test_a_refusal_is_printed_with_the_plan() -> None:
 
 def test_a_refusal_without_a_plan_begins_with_the_reason() -> None:
     lines: list[str] = []
-    Console(Recorder(), model="m", url="", print_line=lines.append).on_refused(EngineRefused("invalid_model", "no", []))
+    refused = EngineRefused("unproven", "no", [])
+    Console(Recorder(), model="m", url="", print_line=lines.append).on_refused(refused)
     assert lines[0] == "Hallmark refuses to serve: no"
 
 

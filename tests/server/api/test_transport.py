@@ -6,7 +6,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -38,6 +38,7 @@ class Running:
         one_order_s: float = 0.5,
         keys: Keys = NO_KEYS,
         app: ASGIApp | None = None,
+        must_end: Callable[[], bool] = lambda: False,
     ) -> None:
         """`app`: in place of the whole API."""
         self.it = it
@@ -46,7 +47,7 @@ class Running:
         self.port: int = self._socket.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         config = uvicorn_config(app or create_app(replace(it.edge), keys))
-        self.server = Server(config, it.edge.lifecycle, grace_s, one_order_s=one_order_s)
+        self.server = Server(config, it.edge.lifecycle, grace_s, one_order_s=one_order_s, must_end=must_end)
         self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [self._socket]})
         self.thread.start()
         deadline = time.monotonic() + 10
@@ -321,6 +322,24 @@ def test_a_request_that_is_still_arriving_does_not_hold_up_a_shutdown(folder: Pa
         assert b'"code":"shutting_down"' in answer
     finally:
         running.stop()
+
+
+def test_a_server_that_must_end_ends_without_a_signal_or_a_grace(folder: Path) -> None:
+    must_end, it = threading.Event(), served(folder, saying("a"))
+    it.engine.gate.clear()
+    running = Running(it, grace_s=3600, must_end=must_end.is_set)
+    answers: list[httpx.Response] = []
+    client = threading.Thread(
+        target=lambda: answers.append(httpx.post(f"{running.url}/v1/completions", json={"prompt": "a"}, timeout=30))
+    )
+    client.start()
+    wait_until(lambda: it.engine.submitted)
+    must_end.set()
+    client.join(10)
+    running.thread.join(10)
+    assert not running.thread.is_alive()
+    assert [answer.status_code for answer in answers] == [503]
+    running.stop()
 
 
 def test_only_a_third_order_to_end_cares_for_nothing(folder: Path) -> None:

@@ -22,6 +22,7 @@ from server.engine.messages import (
     StepRecord,
     TokenDelta,
 )
+from server.errors import SettingsError
 from server.settings import Settings
 
 FAKE = Path(__file__).parent / "fake_engine.py"
@@ -168,6 +169,20 @@ def test_a_refusal_is_final() -> None:
             await asyncio.sleep(0.3)
             assert (len(ledger.refused), ledger.deaths) == (1, [])
             assert (await collect(client, "a", [1]))[-1].error_code == "not_ready"
+
+    run(test)
+
+
+def test_a_start_that_can_never_succeed_is_refused_and_not_tried_again() -> None:
+    def make_folder() -> Path:
+        raise SettingsError("set TMPDIR to a shorter folder")
+
+    async def test() -> None:
+        async with running("refuse", make_folder=make_folder) as (client, ledger):
+            await until(lambda: client.state is EngineState.REFUSED)
+            await asyncio.sleep(0.3)
+            refused = EngineRefused("invalid_settings", "set TMPDIR to a shorter folder", [], is_final=True)
+            assert (ledger.refused, ledger.deaths) == ([refused], [])
 
     run(test)
 

@@ -7,6 +7,7 @@ import signal
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 from fake_runner import DeviceTwin, Done
 from test_client import Ledger, until
@@ -192,7 +193,7 @@ def test_without_proof_refuse_says_which_shape_and_why(tiny_llama: TinyLlama, tm
     )
     refused = sent[-1]
     assert isinstance(refused, EngineRefused)
-    assert (status, refused.code) == (3, "unproven")
+    assert (status, refused.code, refused.is_final) == (3, "unproven", False)  # evidence may still come
     assert "prefill fp32 h4:2 d16" in refused.message
     assert "unproven (nobody has measured it)" in refused.message
     assert refused.plan
@@ -203,7 +204,19 @@ def test_a_model_that_is_not_there_is_refused(tmp_path: Path) -> None:
     status, sent = serve_with(Settings(model=str(tmp_path / "nothing"), device=DeviceChoice.CPU))
     assert status == 3
     assert isinstance(sent[-1], EngineRefused)
-    assert (sent[-1].code, "nothing" in sent[-1].message) == ("invalid_model", True)
+    assert (sent[-1].code, sent[-1].is_final) == ("invalid_model", True)
+    assert "nothing" in sent[-1].message
+
+
+def test_weights_that_do_not_fit_are_found_before_anything_is_proven(tiny_llama: TinyLlama, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes((tiny_llama.folder / "config.json").read_bytes())
+    settings = msgspec.structs.replace(settings_for(tiny_llama, tmp_path), model=str(tmp_path))
+    status, sent = serve_with(msgspec.structs.replace(settings, on_unproven=Policy.QUALIFY))
+    assert status == 3
+    (refused,) = sent
+    assert isinstance(refused, EngineRefused)
+    assert refused.is_final
+    assert "neither model.safetensors nor" in refused.message
 
 
 def test_the_first_message_must_configure() -> None:
