@@ -1,9 +1,13 @@
 """Reading config.json: every field is checked, and a wrong one is named with what was expected and what was found."""
 
+import sys
 from collections.abc import Mapping
 from typing import NoReturn
 
 from server.errors import ModelError
+
+_MAX_SHOWN_CHARS = 200  # of a value in a message
+MAX_INTEGER = 2**31 - 1  # of a size in config.json
 
 
 class Fields:
@@ -14,14 +18,15 @@ class Fields:
         self.source = source  # the file, for messages
 
     def refuse(self, name: str, expected: str) -> NoReturn:
-        found = repr(self._values[name]) if name in self._values else "nothing"
+        found = repr(self._values[name])[:_MAX_SHOWN_CHARS] if name in self._values else "nothing"
         raise ModelError(f"{self.source}: {name} must be {expected}, found {found}")
 
-    def integer(self, name: str, default: int | None = None) -> int:
-        """A positive integer."""
+    def integer(self, name: str, default: int | None = None, *, most: int = MAX_INTEGER) -> int:
+        """A positive integer up to `most`."""
         value = self._value(name, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             self.refuse(name, "a positive integer")
+        self._check_size(name, value, most)
         return value
 
     def integer_or_none(self, name: str, missing: int | None) -> int | None:
@@ -33,12 +38,13 @@ class Fields:
         value = self._value(name, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             self.refuse(name, "an integer from 0 on")
+        self._check_size(name, value, MAX_INTEGER)
         return value
 
     def number(self, name: str, default: float | None = None) -> float:
         """A positive number."""
         value = self._value(name, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= sys.float_info.max:
             self.refuse(name, "a positive number")
         return float(value)
 
@@ -86,6 +92,10 @@ class Fields:
         if not isinstance(value, dict):
             self.refuse(name, "an object")
         return Fields(value, f"{self.source}, {name}")
+
+    def _check_size(self, name: str, value: int, most: int) -> None:
+        if value > most:
+            self.refuse(name, f"at most {most}")
 
     def _value(self, name: str, default: object) -> object:
         value = self._values.get(name)

@@ -4,6 +4,8 @@ from server.model.config import ModelConfig, RopeKind
 from server.model.families.fields import Fields
 from server.model.families.rope_fields import read_rope
 
+_MAX_LAYERS = 10_000
+
 
 def read_shared(
     fields: Fields, model_type: str, *, norm_eps: float = 1e-6, rope_kinds: tuple[RopeKind, ...] = tuple(RopeKind)
@@ -18,7 +20,7 @@ def read_shared(
     num_kv_heads = fields.integer("num_key_value_heads", num_heads)
     if num_heads % num_kv_heads:
         fields.refuse("num_key_value_heads", f"a divisor of num_attention_heads ({num_heads})")
-    num_layers = fields.integer("num_hidden_layers")
+    num_layers = fields.integer("num_hidden_layers", most=_MAX_LAYERS)
     vocab_size = fields.integer("vocab_size")
     hidden_size = fields.integer("hidden_size")
     return ModelConfig(
