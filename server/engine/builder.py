@@ -31,7 +31,7 @@ from server.engine.messages import AttestationReport, EngineReady
 from server.engine.outcome import BatchError
 from server.engine.overrides import Overrides
 from server.engine.pages import PagePool
-from server.engine.parts import Parts, num_pages, sizes_of_graphs
+from server.engine.parts import Parts, check_weights_fit, num_pages, sizes_of_graphs
 from server.engine.planning import (
     Progress,
     Unservable,
@@ -140,6 +140,7 @@ def _subject(settings: Settings) -> _Subject:
     folder = resolve_model(settings.model, settings.load_format)
     config = load_config(folder)
     limits = choose_limits(settings, config, device)
+    check_weights_fit(config, limits, device)
     check_checkpoint(folder, config, settings.load_format)  # before attention is proven, which takes minutes
     return _Subject(folder, config, limits, device, read_fingerprint(device))
 

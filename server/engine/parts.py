@@ -14,8 +14,8 @@ from server.engine.limits import LEAST_MODEL_LEN, EngineLimits
 from server.engine.runner import ModelRunner
 from server.engine.step_tokens import StepTokens
 from server.engine.warmup import measure_peak_bytes
-from server.errors import SettingsError
-from server.model.config import ModelConfig, kv_bytes_per_token
+from server.errors import ModelError, SettingsError
+from server.model.config import ModelConfig, kv_bytes_per_token, num_parameters
 from server.model.decoder import Decoder
 from server.model.kv_cache import KVCache
 from server.settings import Settings
@@ -99,15 +99,29 @@ def _peak_bytes(parts: Parts) -> int:
         return measure_peak_bytes(runner, parts.limits, parts.device)
 
 
+def check_weights_fit(config: ModelConfig, limits: EngineLimits, device: torch.device) -> None:
+    """Raises ModelError for a model whose weights alone are larger than the device's memory."""
+    num_bytes, total_bytes = num_parameters(config) * limits.dtype.num_bytes, _total_bytes(device)
+    if num_bytes > total_bytes:
+        raise ModelError(
+            f"the weights take {num_bytes / 2**30:.1f} GiB as {limits.dtype.value}, the device has "
+            f"{total_bytes / 2**30:.1f} GiB: serve a smaller model, or on a larger device"
+        )
+
+
 def _check_size(num_bytes: int, device: torch.device) -> None:
     """Raises SettingsError for a KV cache that cannot be allocated, however often the engine is started again."""
-    if device.type == "cpu":
-        total_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    else:
-        total_bytes = torch.cuda.mem_get_info(device)[1]
+    total_bytes = _total_bytes(device)
     if num_bytes > total_bytes:
         took, has = num_bytes / 2**30, total_bytes / 2**30
         raise SettingsError(f"--kv-cache-tokens asks for {took:.1f} GiB, the device has {has:.1f} GiB")
+
+
+def _total_bytes(device: torch.device) -> int:
+    """The device's memory, whoever uses it now."""
+    if device.type == "cpu":
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return int(torch.cuda.mem_get_info(device)[1])
 
 
 def _graph_bytes(parts: Parts) -> int:

@@ -12,8 +12,8 @@ from qualification.decision import Policy
 from server.engine.builder import build_engine
 from server.engine.dispatch import Dispatcher
 from server.engine.limits import choose_limits
-from server.engine.parts import Parts, num_pages
-from server.errors import SettingsError
+from server.engine.parts import Parts, check_weights_fit, num_pages
+from server.errors import ModelError, SettingsError
 from server.model.load import load_config, load_decoder
 from server.settings import DeviceChoice, LoadFormat, Settings
 
@@ -40,6 +40,13 @@ def test_a_cache_that_is_shorter_than_what_was_asked_for_is_refused_with_both_fl
     with pytest.raises(SettingsError, match=said):
         pages_of(tiny_llama, kv_cache_tokens=100, max_model_len=97)
     assert pages_of(tiny_llama, kv_cache_tokens=100, max_model_len=96) == 6
+
+
+def test_weights_larger_than_the_memory_are_refused_before_they_are_loaded(tiny_llama: TinyLlama) -> None:
+    config = replace(load_config(tiny_llama.folder), vocab_size=2**31 - 1, hidden_size=2**20)
+    limits = choose_limits(Settings(device=DeviceChoice.CPU), config, torch.device("cpu"))
+    with pytest.raises(ModelError, match=r"weights take 16777220\.5 GiB as fp32, the device has .* smaller model"):
+        check_weights_fit(config, limits, torch.device("cpu"))
 
 
 def test_a_cache_of_one_token_is_refused(tiny_llama: TinyLlama) -> None:
