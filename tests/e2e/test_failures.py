@@ -4,13 +4,16 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import httpx
 import pytest
 import torch
-from running_server import DEMO, Server, StartServer
+from running_server import DEMO, ROOT, Server, StartServer, free_port, running
 from transformers import LlamaConfig, LlamaForCausalLM
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]  # a start on a busy machine takes minutes
@@ -75,6 +78,71 @@ def wide_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(DEMO / name, folder / name)
     return folder
+
+
+def copied_demo(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(DEMO, tmp_path / "model", copy_function=shutil.copyfile))
+
+
+def with_config(tmp_path: Path, text: str) -> list[str]:
+    folder = copied_demo(tmp_path)
+    (folder / "config.json").write_text(text)
+    return ["--model", str(folder)]
+
+
+def unknown_architecture(tmp_path: Path) -> list[str]:
+    return with_config(tmp_path, json.dumps({**json.loads((DEMO / "config.json").read_text()), "model_type": "mamba"}))
+
+
+def missing_tensor(tmp_path: Path) -> list[str]:
+    demo = json.loads((DEMO / "config.json").read_text())
+    return with_config(tmp_path, json.dumps({**demo, "num_hidden_layers": demo["num_hidden_layers"] + 1}))
+
+
+def missing_shard(tmp_path: Path) -> list[str]:
+    folder = copied_demo(tmp_path)
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors.index.json").write_text('{"weight_map": {"lm_head.weight": "part-1.safetensors"}}')
+    return ["--model", str(folder)]
+
+
+IMPOSSIBLE: list[tuple[Callable[[Path], list[str]], str]] = [
+    (unknown_architecture, "model_type 'mamba' is not supported; supported: llama, "),
+    (missing_tensor, "missing: model.layers"),
+    (missing_shard, "part-1.safetensors does not exist, "),
+    (lambda folder: with_config(folder, "{"), "config.json: cannot be read as JSON"),
+    (lambda folder: with_config(folder, "[" * 200_000 + "]" * 200_000), "config.json: cannot be read as JSON"),
+    (lambda _: ["--max-model-len", "99999999"], "max_model_len is 99999999, the model's positions end at "),
+    (lambda _: ["--device", "cuda"], "torch sees no CUDA device here: give this process a GPU, or serve with "),
+]
+IDS = ["architecture", "tensor", "shard", "JSON", "deep JSON", "length", "no CUDA"]
+
+
+@pytest.mark.parametrize(("broken", "message"), IMPOSSIBLE, ids=IDS)
+def test_a_start_that_can_never_succeed_is_one_line_and_exit_code_2(
+    broken: Callable[[Path], list[str]], message: str, tmp_path: Path
+) -> None:
+    flags = broken(tmp_path)
+    if "cuda" in flags and torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    program = [sys.executable, "-m", "server.cli", "serve", "--port", str(free_port()), *flags]
+    environ = {**os.environ, "HALLMARK_CACHE_DIR": str(tmp_path / "cache")}
+    ended = subprocess.run(program, capture_output=True, text=True, timeout=300, cwd=ROOT, env=environ, check=False)
+    assert ended.returncode == 2, ended.stderr
+    (line,) = ended.stderr.splitlines()
+    assert line.startswith("hallmark: ")
+    assert message in line
+
+
+def test_a_temporary_folder_with_a_long_path_does_not_keep_the_engine_from_starting(tmp_path: Path) -> None:
+    long = tmp_path / ("t" * 120)
+    long.mkdir()
+    port = free_port()
+    program = [sys.executable, "-m", "server.cli", "serve", "--port", str(port)]
+    environ = {**os.environ, "HALLMARK_CACHE_DIR": str(tmp_path / "cache"), "TMPDIR": str(long)}
+    with running(program, port, tmp_path / "log", environ) as server:
+        server.wait_ready()
+        assert "the limit is 103; the socket is in /tmp/" in server.log
 
 
 def test_under_refuse_an_unsupported_head_dim_is_never_ready_and_says_which_shape_and_why(
