@@ -12,12 +12,12 @@ from server.api.body import parse_json
 from server.api.edge import Edge
 from server.api.shown import plain_name
 from server.engine.client import EngineState
+from server.engine.heartbeat import kill_limit_s, unready_limit_s
 from server.engine.messages import PlanRow
 from server.engine.refusals import rejections_here
 from server.errors import RETRY_AFTER_S, NotReady, UnknownField
 from server.telemetry.exposition import OPENMETRICS, TEXT, expose
 
-HEARTBEAT_LIMIT_S = 30.0  # the engine beats every 0.5 s, idle or not; its supervisor kills it after as long
 LOOP_LIMIT_S = 10.0
 
 
@@ -81,17 +81,12 @@ def why_not_alive(edge: Edge) -> list[str]:
     loop_age_s = now - edge.metrics.traffic.loop_seen_at
     if loop_age_s > LOOP_LIMIT_S:
         reasons.append(f"the event loop has not turned for {loop_age_s:.1f} s, the limit is {LOOP_LIMIT_S:g} s")
-    heartbeat = edge.engine.last_heartbeat
-    if edge.engine.state is EngineState.READY and heartbeat is not None:
-        age_s = now - heartbeat.sent_at
-        if age_s > HEARTBEAT_LIMIT_S:
-            reasons.append(f"the engine's last heartbeat is {age_s:.1f} s old, the limit is {HEARTBEAT_LIMIT_S:g} s")
-    return reasons
+    return reasons + _why_silent(edge, kill_limit_s(edge.engine.ready))
 
 
 def why_not_ready(edge: Edge) -> list[str]:
     """Reasons to send requests elsewhere."""
-    reasons = why_not_alive(edge)
+    reasons = why_not_alive(edge) or _why_silent(edge, unready_limit_s(edge.engine.ready))
     if edge.lifecycle.is_draining:
         reasons.append("the server is shutting down")
     if edge.engine.state is not EngineState.READY:
@@ -101,6 +96,17 @@ def why_not_ready(edge: Edge) -> list[str]:
             if row.path is None:
                 reasons.append(f"no path may serve {row.shape}: {_why_refused(row)}")
     return reasons
+
+
+def _why_silent(edge: Edge, limit_s: float) -> list[str]:
+    """A reason where the last heartbeat of a ready engine is older than the limit."""
+    engine = edge.engine
+    if engine.state is not EngineState.READY or engine.last_heartbeat is None:
+        return []
+    age_s = time.monotonic() - engine.last_heartbeat.sent_at
+    if age_s <= limit_s:
+        return []
+    return [f"the engine's last heartbeat is {age_s:.1f} s old, the limit is {limit_s:.3g} s"]
 
 
 def attention_report(edge: Edge) -> dict[str, Any]:

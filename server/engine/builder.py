@@ -45,7 +45,7 @@ from server.engine.quarantine import Quarantine
 from server.engine.runner import ModelRunner
 from server.engine.scheduler import Scheduler, SchedulerLimits
 from server.engine.step_tokens import StepTokens
-from server.engine.warmup import probes_of, warm_up
+from server.engine.warmup import estimate_longest_step_s, probes_of, warm_up
 from server.model.config import ModelConfig
 from server.model.kv_cache import KVCache
 from server.model.load import check_checkpoint, load_config, load_decoder, resolve_model
@@ -116,6 +116,7 @@ def _build(
     parts = _load_parts(settings, subject, plan, quarantined=broken, overridden=overridden, progress=progress)
     try:
         runner = _warm_runner(settings, parts, plan, progress)
+        longest_step_s = 0.0 if parts.device.type == "cuda" else estimate_longest_step_s(runner, parts.limits)
     except (BatchError, NoPathError) as error:
         raise Unservable(str(error), plan_rows(plan.decisions, plan.evidence)) from error
     engine = _engine(settings, parts, runner)
@@ -127,7 +128,7 @@ def _build(
     refuse_unserved(parts.dispatcher.plan, plan, settings, attested)
     if runner.dispatcher.timer is not None:
         runner.dispatcher.timer.start()
-    ready = _ready(subject, parts, plan, engine, runner)
+    ready = _ready(subject, parts, plan, engine, runner, longest_step_s=longest_step_s)
     return BuiltEngine(
         engine, runner, ready, attestor, attested, Overrides(parts.dispatcher, plan.evidence), quarantine
     )
@@ -179,7 +180,9 @@ def _load_parts(
     return Parts(config, limits, decoder, dispatcher, device, sizes, matmul_fallbacks)
 
 
-def _ready(subject: _Subject, parts: Parts, plan: Plan, engine: Engine, runner: ModelRunner) -> EngineReady:
+def _ready(
+    subject: _Subject, parts: Parts, plan: Plan, engine: Engine, runner: ModelRunner, *, longest_step_s: float
+) -> EngineReady:
     return EngineReady(
         pid=os.getpid(),
         model=str(subject.folder),
@@ -193,6 +196,7 @@ def _ready(subject: _Subject, parts: Parts, plan: Plan, engine: Engine, runner: 
         attention_layers=subject.config.num_layers,
         num_compiles=num_compiles(),
         matmul_fallbacks=parts.matmul_fallbacks.take(),
+        longest_step_s=longest_step_s,
         is_bound_by_cache=engine.max_len < parts.limits.max_model_len,
     )
 

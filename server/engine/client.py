@@ -17,6 +17,7 @@ from kernels.child_process import python_command
 from server.engine.attestations import Attestations
 from server.engine.connection import EngineConnection
 from server.engine.death import DeathCause, death_of
+from server.engine.heartbeat import KILLED_AFTER_S, kill_limit_s
 from server.engine.listener import EngineListener
 from server.engine.messages import (
     Attest,
@@ -75,7 +76,7 @@ class EngineClient:
         listener: EngineListener,
         *,
         command: Sequence[str] = ENGINE_COMMAND,
-        stall_after_s: float = 30.0,
+        stall_after_s: float = KILLED_AFTER_S,
         backoff_s: tuple[float, float] = (0.5, 30.0),
         max_unread_tokens: int = 4096,
         make_folder: Callable[[], Path] = make_socket_folder,
@@ -259,8 +260,9 @@ class EngineClient:
         """Returns when a ready engine has shown no progress for too long."""
         while True:
             await asyncio.sleep(min(1.0, self._stall_after_s / 4))
-            if self.state is EngineState.READY and time.monotonic() - self._alive_at > self._stall_after_s:
-                logger.error("engine shows no progress for %.1f s; it is killed", self._stall_after_s)
+            limit_s = kill_limit_s(self.ready, self._stall_after_s)
+            if self.state is EngineState.READY and time.monotonic() - self._alive_at > limit_s:
+                logger.error("engine shows no progress for %.1f s; it is killed", limit_s)
                 return DeathCause.STALLED
 
     def _handle(self, message: FromEngine) -> None:
@@ -292,6 +294,7 @@ class EngineClient:
             self.orders.put(message)
         elif isinstance(message, EngineReady):
             self.ready = message
+            self.last_heartbeat = Heartbeat(0, self._alive_at, 0, 0)  # or one that hangs before its first beat is ready
             self._has_gpu = message.fingerprint.get("device") == "cuda"
             self.state = EngineState.READY
             self._listener.on_ready(message)

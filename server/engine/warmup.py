@@ -2,6 +2,7 @@
 measure memory with.
 """
 
+import time
 from array import array
 from collections.abc import Callable, Container, Iterable, Mapping
 
@@ -19,6 +20,7 @@ from server.engine.sequence import Batch, Sequence, phase_of
 _GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
 # Every part of the sampler.
 _HUNGRY = SamplingParams(max_tokens=1, top_p=0.9, min_p=0.01, repetition_penalty=1.1)
+_TIMED_TOKENS = 256  # of the prompt that is timed: an eighth of the longest step by default
 _LEAST_QUERY = 17  # tokens of a probe's query, where the bucket allows it: more than one, and no whole tile
 _LEAST_CONTEXT = 33  # tokens of context before it
 
@@ -71,6 +73,14 @@ def warm_up(
             runner.launch(synthetic_batch(rows, limits.page_size)).result()
     for num_rows in {1, min(2, limits.max_num_seqs)} if is_cuda else ():
         runner.launch(synthetic_batch([(1, 1)] * num_rows, limits.page_size, _HUNGRY)).result()
+
+
+def estimate_longest_step_s(runner: Runner, limits: EngineLimits, clock: Callable[[], float] = time.monotonic) -> float:
+    """Seconds of a step of max_num_batched_tokens, from that of a shorter prompt: to run one on a CPU takes minutes."""
+    num_tokens = min(_TIMED_TOKENS, limits.max_num_batched_tokens, limits.max_model_len)
+    began_at = clock()
+    runner.launch(synthetic_batch([(num_tokens, num_tokens)], limits.page_size)).result()
+    return (clock() - began_at) * limits.max_num_batched_tokens / num_tokens
 
 
 def probes_of(

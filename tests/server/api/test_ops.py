@@ -56,6 +56,21 @@ def test_an_engine_without_a_heartbeat_is_not_alive(folder: Path) -> None:
         assert "the limit is 30 s" in answer.json()["reasons"][0]
 
 
+@pytest.mark.parametrize(("age_s", "longest_step_s", "is_ready"), [(4, 0, True), (6, 0, False), (6, 9, True)])
+def test_an_engine_silent_for_5_s_is_not_ready(
+    folder: Path, age_s: float, longest_step_s: float, is_ready: bool
+) -> None:
+    it = served(folder)
+    it.engine.last_heartbeat = Heartbeat(1, time.monotonic() - age_s, 0, 0)
+    assert it.engine.ready is not None
+    it.engine.ready = msgspec.structs.replace(it.engine.ready, longest_step_s=longest_step_s)
+    answer = it.get("/readyz")
+    assert answer.status_code == (200 if is_ready else 503)
+    if not is_ready:
+        assert answer.json()["reasons"][0].endswith("s old, the limit is 5 s")
+    assert it.get("/livez").status_code == 200
+
+
 def test_a_restarting_engine_does_not_make_the_process_dead(folder: Path) -> None:
     it = served(folder)
     it.engine.state, it.engine.ready = EngineState.RESTARTING, None

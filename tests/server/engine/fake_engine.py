@@ -2,7 +2,8 @@
 
 `python fake_engine.py MODE SOCKET`. A request is answered with `max_tokens` tokens, one a delta: the request's prompt
 repeated. A first prompt token of 666 kills the process, 667 makes it fall silent, 668 sends garbage, 669 reports a lost
-device, 670 quarantines a path, 671 never answers.
+device, 670 quarantines a path, 671 never answers, 672 takes a second. In mode `slow` steps take 20 seconds,
+in mode `silent` it is ready and no more.
 """
 
 import os
@@ -78,7 +79,13 @@ class Fake:
         if mode == "hang":
             time.sleep(60)
         fingerprint: dict[str, str | int | None] = {"device": "cuda" if mode == "gpu" else "cpu"}
-        self.send(EngineReady(os.getpid(), "fake", 64, 4, 16, fingerprint, None, "none", [], 2))
+        longest_step_s = 20.0 if mode == "slow" else 0.0
+        ready = EngineReady(
+            os.getpid(), "fake", 64, 4, 16, fingerprint, None, "none", [], 2, longest_step_s=longest_step_s
+        )
+        self.send(ready)
+        if mode == "silent":
+            time.sleep(60)
         while True:
             try:
                 message = self.inbox.get(timeout=BEAT_S)
@@ -114,6 +121,8 @@ class Fake:
             sys.exit(70)
         elif prompt[0] == 671:
             return
+        elif prompt[0] == 672:
+            time.sleep(1)
         quarantined = [("fake.prefill", "another shape")] if prompt[0] == 670 else []
         for i in range(message.sampling.max_tokens):
             self.step += 1

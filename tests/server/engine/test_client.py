@@ -64,7 +64,7 @@ async def running(mode: str = "serve", **options: object) -> AsyncIterator[tuple
     client = EngineClient(Settings(), ledger, command=command, backoff_s=(0.05, 0.2), **options)  # type: ignore[arg-type]
     await client.start()
     try:
-        if mode in ("serve", "gpu"):
+        if mode in ("serve", "gpu", "slow"):
             await until(lambda: client.state is EngineState.READY)
         yield client, ledger
     finally:
@@ -132,6 +132,26 @@ def test_a_dead_engine_ends_every_stream_and_is_replaced(token: int, cause: str)
             assert ledger.deaths == [cause]
             assert len(ledger.ready) == 2
             assert tokens(await collect(client, "culprit", [5])) == [5, 5, 5]
+
+    run(test)
+
+
+def test_a_step_as_long_as_those_of_the_warm_up_is_no_stall() -> None:
+    async def test() -> None:
+        async with running("slow", stall_after_s=0.2) as (client, ledger):
+            assert tokens(await collect(client, "a", [672])) == [672] * 3
+            assert ledger.deaths == []
+
+    run(test)
+
+
+def test_an_engine_that_gets_ready_has_a_heartbeat_from_then_on() -> None:
+    async def test() -> None:
+        async with running("silent") as (client, ledger):
+            await until(lambda: client.state is EngineState.READY)
+            assert client.last_heartbeat is not None
+            assert 0 <= time.monotonic() - client.last_heartbeat.sent_at < 10
+            assert ledger.heartbeats == []
 
     run(test)
 

@@ -13,7 +13,7 @@ from qualification.signature import AttentionSignature, shapes_needed
 from server.engine.limits import EngineLimits
 from server.engine.outcome import StepResult
 from server.engine.sequence import Batch
-from server.engine.warmup import probes_of, synthetic_batch, warm_up
+from server.engine.warmup import estimate_longest_step_s, probes_of, synthetic_batch, warm_up
 
 
 class Spy:
@@ -83,6 +83,13 @@ def test_on_a_cpu_each_phase_runs_once() -> None:
     warm_up(spy, plan(subject), subject, is_cuda=False, progress=lambda _: None)
     assert [layout_of(batch)[0] for batch in spy.batches] == list(Phase)
     assert sum(batch.num_tokens for batch in spy.batches) < 10
+
+
+def test_the_longest_step_is_estimated_from_a_prompt_that_fits_the_limits() -> None:
+    spy, times = Spy(), iter([10.0, 10.5, 20.0, 21.0])
+    assert estimate_longest_step_s(spy, limits(4096, 2048), lambda: next(times)) == 0.5 * 2048 / 256
+    assert estimate_longest_step_s(spy, limits(100, 2048), lambda: next(times)) == 1.0 * 2048 / 100
+    assert [batch.num_tokens for batch in spy.batches] == [256, 100]
 
 
 def test_a_synthetic_batch_touches_page_0_only() -> None:
