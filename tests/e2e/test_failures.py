@@ -173,3 +173,19 @@ def test_under_degrade_an_unsupported_head_dim_serves_and_every_fallback_is_coun
         server.wait_for(lambda: server.value(fallback, reason="head_dim", phase="decode") >= 3, "the fallbacks", 10)
         assert server.value(fallback, reason="head_dim", phase="prefill", to="sdpa.math") == 1
         assert server.value(fallback, reason="head_dim", phase="decode", to="sdpa.math") == 3
+
+
+def test_a_hung_engine_is_not_ready_long_before_it_is_killed(start_server: StartServer) -> None:
+    with start_server() as server:
+        server.wait_ready()
+        engine = server.engine_pid()
+        os.kill(engine, signal.SIGSTOP)
+        try:
+            server.wait_for(lambda: server.status_of("/readyz") == 503, "the server to notice", 20)
+            assert "the engine's last heartbeat is " in server.get("/readyz").json()["reasons"][0]
+            assert server.status_of("/livez") == 200
+            assert server.value("hallmark_engine_restarts_total") == 0
+        finally:
+            os.kill(engine, signal.SIGCONT)
+        server.wait_for(lambda: server.status_of("/readyz") == 200, "the engine to go on", 20)
+        assert server.engine_pid() == engine
