@@ -120,7 +120,9 @@ def _all_end_tokens(config: dict[str, object], generation: dict[str, object]) ->
     found: list[object] = []
     for value in (config.get("eos_token_id"), generation.get("eos_token_id")):
         found += value if isinstance(value, list) else [] if value is None else [value]
-    return list(dict.fromkeys(found))
+    return list(
+        {repr(token): token for token in found}.values()
+    )  # what is no id may have no hash, and is refused later
 
 
 def _read_json(path: Path) -> dict[str, object]:

@@ -127,6 +127,12 @@ def test_a_wrong_field_is_refused_by_name(changes: dict[str, object], message: s
 DEEP = '{"a":' + "[" * 200_000 + "]" * 200_000 + "}"
 
 
+@pytest.mark.parametrize("value", [{"a": 1}, [[1]], ["x"]])
+def test_an_end_token_of_the_other_file_that_is_no_id_is_refused(value: object, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="eos_token_id must be a token id below vocab_size"):
+        load_config(write(tmp_path, {"eos_token_id": 2}, {"eos_token_id": value}))
+
+
 @pytest.mark.parametrize("text", ["", "{", "[1]", "\xff", DEEP])
 def test_a_config_that_is_no_json_object_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes(text.encode("latin-1"))
