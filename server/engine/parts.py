@@ -100,11 +100,12 @@ def _peak_bytes(parts: Parts) -> int:
 
 
 def check_weights_fit(config: ModelConfig, limits: EngineLimits, device: torch.device) -> None:
-    """Raises ModelError for a model whose weights alone are larger than the device's memory."""
-    num_bytes, total_bytes = num_parameters(config) * limits.dtype.num_bytes, _total_bytes(device)
+    """Raises ModelError for a model whose weights and rotary table alone are larger than the device's memory."""
+    table_bytes = 4 * config.max_position * config.head_dim
+    num_bytes, total_bytes = num_parameters(config) * limits.dtype.num_bytes + table_bytes, _total_bytes(device)
     if num_bytes > total_bytes:
         raise ModelError(
-            f"the weights take {num_bytes / 2**30:.1f} GiB as {limits.dtype.value}, the device has "
+            f"weights in {limits.dtype.value} and the rotary table take {num_bytes / 2**30:.1f} GiB, the device has "
             f"{total_bytes / 2**30:.1f} GiB: serve a smaller model, or on a larger device"
         )
 

@@ -45,7 +45,7 @@ def test_a_cache_that_is_shorter_than_what_was_asked_for_is_refused_with_both_fl
 def test_weights_larger_than_the_memory_are_refused_before_they_are_loaded(tiny_llama: TinyLlama) -> None:
     config = replace(load_config(tiny_llama.folder), vocab_size=2**31 - 1, hidden_size=2**20)
     limits = choose_limits(Settings(device=DeviceChoice.CPU), config, torch.device("cpu"))
-    with pytest.raises(ModelError, match=r"weights take 16777220\.5 GiB as fp32, the device has .* smaller model"):
+    with pytest.raises(ModelError, match=r"weights in fp32 .* take 16777220\.5 GiB, the device has .* smaller model"):
         check_weights_fit(config, limits, torch.device("cpu"))
 
 
