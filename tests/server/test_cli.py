@@ -263,6 +263,13 @@ def test_a_refusal_without_a_plan_begins_with_the_reason() -> None:
     assert lines[0] == "Hallmark refuses to serve: no"
 
 
+def test_a_final_refusal_is_left_to_the_programs_last_line() -> None:
+    lines: list[str] = []
+    recorder, refused = Recorder(), EngineRefused("invalid_model", "no such file", [], is_final=True)
+    Console(recorder, model="m", url="", print_line=lines.append).on_refused(refused)
+    assert (recorder.told, lines) == ([refused], [])
+
+
 def test_a_changed_plan_is_its_fallbacks_and_one_line_where_there_are_none() -> None:
     lines: list[str] = []
     console = Console(Recorder(), model="m", url="", print_line=lines.append)
