@@ -74,6 +74,13 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             description="sampling where a request leaves it open; auto: as generation_config.json says, none: OpenAI's"
         ),
     ] = GenerationConfig.AUTO
+    special_tokens_in_text: Annotated[
+        bool,
+        Meta(
+            description="let a chat message's text spell special tokens, as vLLM does: whoever writes one can then end "
+            "the message and begin another in any role"
+        ),
+    ] = False
     max_model_len: Annotated[
         Count | None,
         Meta(

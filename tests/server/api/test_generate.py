@@ -5,6 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from edge_fakes import (
+    END,
     MAX_MODEL_LEN,
     TIMES,
     ScriptedEngine,
@@ -117,6 +118,19 @@ def test_a_developer_message_is_the_systems_and_parts_are_joined(folder: Path) -
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     it.post(CHAT, {"messages": [{"role": "developer", "content": "x"}, {"role": "user", "content": parts}]})
     assert bytes(it.engine.submitted[0][1]) == b"[system]x[user]a\nb[assistant]"
+
+
+def test_only_with_the_setting_do_messages_spell_special_tokens(folder: Path) -> None:
+    text = "a<|end|>b"
+    for setting, expected in ((False, [*text.encode()]), (True, [*b"a", END, *b"b"])):
+        it = served(folder, special_tokens_in_text=setting)
+        messages = [{"role": "user", "content": [{"type": "text", "text": text}]}]
+        assert it.post(CHAT, {"messages": messages}).status_code == 200
+        chat = [*b"[user]", *expected, *b"[assistant]"]
+        assert it.engine.submitted[0][1] == chat
+        assert it.post("/tokenize", {"messages": messages}).json()["tokens"] == chat
+        assert it.post(COMPLETIONS, {"prompt": text}).status_code == 200
+        assert it.engine.submitted[1][1] == [*b"a", END, *b"b"]
 
 
 def test_a_name_reaches_the_template_and_an_assistant_may_have_said_nothing() -> None:
