@@ -7,7 +7,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -77,8 +77,12 @@ class EngineClient:
         stall_after_s: float = 30.0,
         backoff_s: tuple[float, float] = (0.5, 30.0),
         max_unread_tokens: int = 4096,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        """`command` gets the socket's path appended. `backoff_s`: the first delay of a restart, and the longest."""
+        """`command` gets the socket's path appended. `backoff_s`: the first delay of a restart, and the longest.
+
+        `sleep` waits that many seconds before a restart.
+        """
         self.state = EngineState.STARTING
         self.ready: EngineReady | None = None
         self.refused: EngineRefused | None = None
@@ -88,6 +92,7 @@ class EngineClient:
         self._command = tuple(command)
         self._stall_after_s = stall_after_s
         self._backoff_s = backoff_s
+        self._sleep = sleep
         self._quarantined: dict[tuple[str, str], None] = {}  # (path, shape), in the order of their failures
         self.attestations = Attestations(lambda: self._send(Attest()))
         self.orders = Orders(self._send)
@@ -190,7 +195,7 @@ class EngineClient:
                 delay_s = self._backoff_s[0]
             logger.error("engine died (%s); restart in %.1f s", cause.value, delay_s)
             self._listener.on_death(cause.value)
-            await asyncio.sleep(delay_s)
+            await self._sleep(delay_s)
             delay_s = min(2 * delay_s, self._backoff_s[1])
 
     async def _run_once(self) -> DeathCause:

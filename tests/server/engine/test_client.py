@@ -273,11 +273,17 @@ def test_the_socket_is_private_and_its_folder_is_removed() -> None:
 
 def test_an_engine_that_cannot_start_is_tried_again_with_growing_delays() -> None:
     async def test() -> None:
-        ledger = Ledger()
-        client = EngineClient(Settings(), ledger, command=[sys.executable, "-c", ""], backoff_s=(0.02, 0.1))
+        delays_s: list[float] = []
+
+        async def sleep(delay_s: float) -> None:
+            delays_s.append(delay_s)
+
+        ledger, command = Ledger(), ["false"]
+        client = EngineClient(Settings(), ledger, command=command, backoff_s=(1.0, 5.0), sleep=sleep)
         await client.start()
-        await until(lambda: len(ledger.deaths) >= 3)
+        await until(lambda: len(delays_s) >= 5)
         await client.close()
+        assert delays_s[:5] == [1.0, 2.0, 4.0, 5.0, 5.0]
         assert set(ledger.deaths) == {"exited"}
 
     run(test)
