@@ -1,3 +1,4 @@
+import ast
 import timeit
 from array import array
 from collections.abc import Mapping
@@ -7,7 +8,8 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import Tensor
-from triton.runtime.errors import OutOfResources
+from triton.compiler.errors import CompilationError
+from triton.runtime.errors import OutOfResources, PTXASError
 
 from kernels.attention.batch import AttentionBatch, AttentionFlags
 from kernels.buckets import Bucket, bucket_of
@@ -16,7 +18,7 @@ from kernels.path import KernelPath, Limits, Reject, Tier
 from kernels.shape import AttentionShape, Dtype, Phase
 from qualification.decision import Decision, Pairs, Status
 from server.engine.dispatch import Dispatcher, NoPathError, PhasePart, Redecide
-from server.engine.failures import is_device_lost
+from server.engine.failures import is_device_lost, launch_failure
 from server.engine.inputs import InputBuilder
 from server.engine.lengths import bucket_index
 from server.engine.messages import SamplingParams
@@ -166,6 +168,27 @@ def test_a_path_that_cannot_launch_is_quarantined_and_the_next_one_serves(error:
     step(subject)
     assert subject.take_quarantined() == []
     assert len(asked) == len(broken)
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (OutOfResources(300_000, 232_448, "shared memory"), "out_of_resources"),
+        (torch.OutOfMemoryError("no memory"), "out_of_resources"),
+        (RuntimeError("Triton Error [CUDA]: too many resources requested for launch"), "out_of_resources"),
+        (RuntimeError("Triton Error [CUDA]: ... due to cluster misconfiguration"), "out_of_resources"),
+        (RuntimeError("Triton Error [CUDA]: out of memory"), "out_of_resources"),
+        (PTXASError("ptxas died"), "compile_error"),
+        (CompilationError("def kernel(): pass", ast.parse("1").body[0]), "compile_error"),
+        (RuntimeError("Failed to find C compiler. Please specify via CC"), "compile_error"),
+        (RuntimeError("No available kernel. Aborting execution."), "disabled"),
+        (RuntimeError("Triton Error [CUDA]: an illegal memory access was encountered"), None),
+        (ValueError("No available kernel"), None),
+    ],
+)
+def test_a_launch_failure_has_its_reason_code(error: Exception, code: str | None) -> None:
+    found = launch_failure(error)
+    assert (found and found.value) == code
 
 
 @pytest.mark.parametrize(
