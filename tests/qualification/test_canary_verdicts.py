@@ -211,3 +211,9 @@ def test_a_bucket_without_a_baseline_is_no_data() -> None:
 
 def test_a_restart_during_the_run_is_inconclusive() -> None:
     assert judge_service({"fallbacks": 5.0}, {"fallbacks": 0.0}).outcome is Outcome.NO_DATA
+
+
+def test_a_counter_seen_only_once_is_inconclusive() -> None:
+    one, both = {"fallbacks": 0.0}, {"fallbacks": 0.0, "preemptions": 0.0}
+    for before, after in ((both, one), (one, both), (one, {}), ({}, {})):
+        assert judge_service(before, after).outcome is Outcome.NO_DATA
