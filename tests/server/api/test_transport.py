@@ -2,6 +2,7 @@
 
 import gc
 import json
+import resource
 import signal
 import socket
 import threading
@@ -321,6 +322,21 @@ def test_a_request_that_is_still_arriving_does_not_hold_up_a_shutdown(folder: Pa
         assert b'"code":"shutting_down"' in answer
     finally:
         running.stop()
+
+
+def test_a_lack_of_file_descriptors_is_logged_and_survived(running: Running, caplog: pytest.LogCaptureFixture) -> None:
+    was = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with socket.socket() as early:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, was[1]))
+        try:
+            early.connect(("127.0.0.1", running.port))
+            deadline = time.monotonic() + 10
+            while "no file descriptor is left, the limit is 3" not in caplog.text:
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, was)
+    assert httpx.get(f"{running.url}/livez").status_code == 200
 
 
 def test_only_a_third_order_to_end_cares_for_nothing(folder: Path) -> None:
