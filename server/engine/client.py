@@ -4,12 +4,9 @@ import asyncio
 import contextlib
 import logging
 import os
-import shutil
-import tempfile
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from enum import Enum
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -19,6 +16,7 @@ from server.engine.attestations import Attestations
 from server.engine.connection import EngineConnection
 from server.engine.death import DeathCause, death_of
 from server.engine.listener import EngineListener
+from server.engine.locked_folder import LockedFolder
 from server.engine.messages import (
     Attest,
     AttestationReport,
@@ -79,10 +77,7 @@ class EngineClient:
         max_unread_tokens: int = 4096,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        """`command` gets the socket's path appended. `backoff_s`: the first delay of a restart, and the longest.
-
-        `sleep` waits that many seconds before a restart.
-        """
+        """`command` gets the socket's path appended. `backoff_s`: a restart's first and longest delay, for `sleep`."""
         self.state = EngineState.STARTING
         self.ready: EngineReady | None = None
         self.refused: EngineRefused | None = None
@@ -200,11 +195,11 @@ class EngineClient:
 
     async def _run_once(self) -> DeathCause:
         """One life of an engine process, from its start to its end."""
-        folder = Path(tempfile.mkdtemp(prefix="hallmark-"))  # mode 0700: nobody else reaches the socket in it
+        folder = LockedFolder()
         connected: asyncio.Future[EngineConnection] = asyncio.get_running_loop().create_future()
         server = None
         try:
-            path = folder / "engine.sock"
+            path = folder.path / "engine.sock"
             server = await asyncio.get_running_loop().create_unix_server(
                 lambda: EngineConnection(self._handle, connected), path
             )
@@ -216,7 +211,7 @@ class EngineClient:
             if server is not None:
                 server.close()
             await self._end_process()
-            shutil.rmtree(folder, ignore_errors=True)
+            folder.remove()
 
     async def _serve_one(
         self, process: asyncio.subprocess.Process, connected: "asyncio.Future[EngineConnection]"
