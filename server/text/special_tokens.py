@@ -34,6 +34,9 @@ class SpecialTokens:
         self._normalizer = tokenizer.normalizer
         normalized = [token.content for token in found.values() if token.normalized and self._normalizer is not None]
         self._normalized = [self._normalize(text).strip("▁ ") for text in normalized]
+        beginnings = {text[:end] for text in texts for end in range(1, len(text))}
+        # None where special tokens are normalized: in the copy they are not, and a marked text's ids could be others.
+        self._beginnings = () if self._normalized else tuple(sorted(beginnings))
         self._starts = re.compile(_starts(texts)) if texts else None
         self._whole = re.compile(f"{_tree(texts)}(?!{MARK})") if texts else None
         nonce = secrets.token_hex(16)  # of one length and closed: what follows a name cannot make it another one
@@ -47,13 +50,26 @@ class SpecialTokens:
                 )
 
     def mark(self, text: str) -> str:
-        """`text` with MARK behind the first character of each special token's text."""
+        """`text` with MARK behind the first character of each special token's text.
+
+        And of the beginning of one at its end, which another message could complete.
+        """
+        text = self._mark_end(text)
         marked = text if self._starts is None else self._starts.sub(rf"\g<0>{MARK}", text)
         if self._normalized and marked == text:  # it may become a special token's text when it is normalized
             normal = self._normalize(text)
             if any(token in normal for token in self._normalized):
                 return re.sub(r"\S", rf"\g<0>{MARK}", text, count=1)
         return marked
+
+    def _mark_end(self, text: str) -> str:
+        end = text.rstrip()  # as a template may
+        if not end.endswith(self._beginnings):
+            return text
+        places = {1 + len(end) - len(beginning) for beginning in self._beginnings if end.endswith(beginning)}
+        for place in sorted(places, reverse=True):
+            text = text[:place] + MARK + text[place:]
+        return text
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a rendered text: what is marked is plain text, a special token without MARK is special."""

@@ -130,6 +130,17 @@ def test_only_the_template_writes_special_tokens(kind: str, template: str, text:
     assert ids == [token_id for token_id in of_transformers(kind, template, "king") if token_id in special]
 
 
+@pytest.mark.parametrize("kind", ["demo", "byte_level", "metaspace_first", "prepended"])
+@pytest.mark.parametrize("special", ["<|end|>", "<|user|>"])
+def test_two_messages_do_not_make_a_special_token_together(kind: str, special: str) -> None:
+    special_id = INNER[kind].token_to_id(special)
+    template = "{% for m in messages %}{{ m.content | trim }}{% endfor %}"
+    for cut in range(1, len(special)):
+        assert special_id not in prompt(kind, template, special[:cut], special[cut:])
+        assert special_id not in prompt(kind, template, f"the {special}{special[:cut]}  ", special[cut:])
+        assert special_id in of_transformers(kind, template, special[:cut], special[cut:])
+
+
 @pytest.mark.parametrize("kind", ["demo", "byte_level"])
 def test_a_spelled_special_token_keeps_its_text(kind: str) -> None:
     literal = tokenizers.Tokenizer.from_str(INNER[kind].to_str())
@@ -153,10 +164,10 @@ def test_a_template_that_quotes_a_message_quotes_it_unmarked() -> None:
 
 
 def test_texts_full_of_beginnings_are_marked_in_linear_time() -> None:
-    """200 tokens of one beginning: tried one by one, each character would pay for each of them."""
+    """1,000 tokens of one beginning: tried one by one, each character would pay for each of them."""
     inner = tokenizers.Tokenizer(models.BPE({"a": 0}, []))
     inner.add_special_tokens([f"<|reserved_special_token_{i}|>" for i in range(1000)])
     marked = Tokenizer(inner).special_tokens.mark
-    assert marked("<|reserved_special_token_" * 3) == "<|reserved_special_token_" * 3
+    assert marked("<|reserved_special_token_" * 3 + ".") == "<|reserved_special_token_" * 3 + "."
     assert len(marked("<|reserved_special_token_999|>" * 3)) == 3 * 31
     assert len(Tokenizer(inner).special_tokens._starts.pattern) < 6_000
