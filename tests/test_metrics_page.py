@@ -32,6 +32,8 @@ CONTRACT = (
     "attention_fallback_total",
     "attention_launches_total",
     "attestation_total",
+    "shadow_checks_total",
+    "shadow_seconds_total",
     "kernel_compiles_total",
     "qualification_shapes",
     "qualification_last_success_timestamp_seconds",

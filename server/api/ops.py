@@ -118,6 +118,7 @@ def attention_report(edge: Edge) -> dict[str, Any]:
         "attention_layers": ready.attention_layers if ready else None,
         "launches": edge.metrics.attention.launch_counts(),
         "attestation": msgspec.to_builtins(edge.engine.attestations.latest),
+        "shadow_checks": [msgspec.to_builtins(report) for report in edge.metrics.attention.shadow_reports],
         "overridden": [{"path": path, "shape": shape} for path, shape in edge.engine.orders.overridden],
         "num_fallbacks": sum(bool(row.fallback_reasons) for row in plan),
         "shapes": [_row(row) for row in plan],

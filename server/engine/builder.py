@@ -45,6 +45,7 @@ from server.engine.products import choose_products
 from server.engine.quarantine import Quarantine
 from server.engine.runner import ModelRunner
 from server.engine.scheduler import Scheduler, SchedulerLimits
+from server.engine.shadow_start import shadow_check
 from server.engine.step_tokens import StepTokens
 from server.engine.warmup import probes_of, warm_up
 from server.model.config import ModelConfig
@@ -128,6 +129,7 @@ def _build(
     refuse_unserved(parts.dispatcher.plan, plan, settings, attested)
     if runner.dispatcher.timer is not None:
         runner.dispatcher.timer.start()
+    runner.shadow = shadow_check(settings, parts)
     ready = _ready(subject, parts, plan, engine, runner)
     return BuiltEngine(
         engine, runner, ready, attestor, attested, Overrides(parts.dispatcher, plan.evidence), quarantine

@@ -22,6 +22,7 @@ from server.engine.messages import (
     StepRecord,
     TokenDelta,
 )
+from server.engine.shadow_report import ShadowReport
 from server.settings import Settings
 
 FAKE = Path(__file__).parent / "fake_engine.py"
@@ -46,6 +47,8 @@ class Ledger:
         self.on_heartbeat = self.heartbeats.append
         self.attestations: list[AttestationReport] = []
         self.on_attestation = self.attestations.append
+        self.shadow_reports: list[ShadowReport] = []
+        self.on_shadow = self.shadow_reports.append
         self.on_death = self.deaths.append
 
 

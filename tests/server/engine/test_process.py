@@ -5,6 +5,7 @@ import os
 import queue
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -37,9 +38,10 @@ from server.engine.messages import (
 )
 from server.engine.outcome import StepResult
 from server.engine.pages import PagePool
-from server.engine.process import Loop, serve
+from server.engine.process import HEARTBEAT_S, Loop, serve
 from server.engine.scheduler import Scheduler, SchedulerLimits
 from server.engine.sequence import Batch
+from server.engine.shadow_report import ShadowReport
 from server.settings import DeviceChoice, Settings
 
 REPORT = AttestationReport("request", "match", 0.0, 0.0, [], [])
@@ -166,6 +168,64 @@ def test_no_step_is_under_way_while_a_batch_is_attested() -> None:
     Loop(Engine(scheduler, twin, EngineOptions(97, (), 0, runs_ahead=True)), inbox, send, Watching()).run()
     assert REPORT in sent
     assert twin.log[-3:] == ["launch 9", "read 8", "read 9"]  # after it the engine runs ahead again
+
+
+class OneSample:
+    """A check that holds a sample from the first step on, to be judged between two steps if `is_due`."""
+
+    def __init__(self, engine: Callable[[], Engine], report: ShadowReport, *, is_due: bool) -> None:
+        self._engine = engine
+        self._report: ShadowReport | None = report
+        self._is_urgent = is_due
+        self.was_busy: list[bool] = []
+
+    @property
+    def has_sample(self) -> bool:
+        return self._report is not None and self._engine().step_index > 0
+
+    @property
+    def is_due(self) -> bool:
+        return self.has_sample and self._is_urgent
+
+    def judge(self) -> ShadowReport | None:
+        if not self.has_sample:
+            return None
+        self.was_busy.append(self._engine().has_work)
+        report, self._report = self._report, None
+        return report
+
+
+@pytest.mark.parametrize("is_due", [True, False])
+def test_a_sample_is_judged_when_idle_or_between_two_steps(is_due: bool) -> None:
+    """With nothing on its way to the device; a quarantine changes the plan that is told."""
+    report = ShadowReport("mismatch", 1.0, "decode", "p", 0, 0, 0, 1, 2.0, "off", 0.1, [("p", "s")])
+    inbox: queue.SimpleQueue[ToEngine] = queue.SimpleQueue()
+    inbox.put(Submit("a", [1, 2], SamplingParams(max_tokens=9, ignore_eos=True)))
+    twin = DeviceTwin()
+    sent: list[FromEngine] = []
+    scheduler = Scheduler(SchedulerLimits(64, 4, 32), PagePool(32, 4))
+    engine = Engine(scheduler, twin, EngineOptions(97, (), 0, runs_ahead=True))
+
+    class Watching(OneSample):
+        def judge(self) -> ShadowReport | None:
+            launches = [entry for entry in twin.log if entry.startswith("launch")]
+            assert 2 * len(launches) == len(twin.log)  # every batch was read
+            return super().judge()
+
+    def send(message: FromEngine) -> None:
+        sent.append(message)
+        if isinstance(message, PlanChanged):
+            inbox.put(Shutdown())
+
+    check = Watching(lambda: engine, report, is_due=is_due)
+    started_at = time.monotonic()
+    Loop(engine, inbox, send, overrides=Obedient(), shadow=check).run()
+    assert time.monotonic() - started_at < 5 * HEARTBEAT_S
+    assert check.was_busy == [is_due]
+    kinds = [type(message) for message in sent if not isinstance(message, Heartbeat)]
+    at = kinds.index(ShadowReport)
+    assert kinds[at : at + 2] == [ShadowReport, PlanChanged]
+    assert sent[[type(each) for each in sent].index(ShadowReport)] is report
 
 
 def test_shutdown_ends_the_loop_at_once() -> None:
