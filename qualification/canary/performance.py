@@ -196,7 +196,7 @@ def _shown(what: str, ours: Sequence[float], theirs: Sequence[float], bounds: In
     """Both medians, and the interval of their ratio by which the bucket is judged."""
     mine, other = statistics.median(ours), statistics.median(theirs)
     noise = f", less {1e3 * rules.noise_s:g} ms of noise" if rules.noise_s else ""
-    surely = f"{bounds.lo:.3f} to {bounds.hi:.3f}x with {rules.confidence:.1%} confidence{noise}"
+    surely = f"{bounds.lo:.4g} to {bounds.hi:.4g}x with {rules.confidence:.1%} confidence{noise}"
     return f"{what} p50 {1e3 * mine:.2f} ms against {1e3 * other:.2f}, {mine / other:.2f}x ({surely})"
 
 

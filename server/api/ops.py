@@ -111,6 +111,7 @@ def attention_report(edge: Edge) -> dict[str, Any]:
     plan = ready.plan if ready else refused.plan if refused else []
     return {
         "model": edge.model,
+        "model_digests": dict(edge.model_digests),
         "state": edge.engine.state.value,
         "on_unproven": edge.settings.on_unproven.value,
         "fingerprint": ready.fingerprint if ready else None,

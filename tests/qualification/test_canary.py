@@ -83,6 +83,7 @@ def test_a_server_against_itself_passes_with_a_verdict_for_each_stage_and_bucket
     lines = lines_of(capsys)
     assert [line.split(":")[0] for line in lines] == [
         "environment",
+        "model",
         "plan",
         "numerics le_128",
         "numerics le_512",
@@ -93,7 +94,7 @@ def test_a_server_against_itself_passes_with_a_verdict_for_each_stage_and_bucket
         "verdict",
     ]
     assert all("PASS" in line for line in lines)
-    assert "1 proven by the matrix, 1 by the server itself" in lines[1]
+    assert "1 proven by the matrix, 1 by the server itself" in lines[2]
 
 
 def test_a_slower_prefill_fails_on_performance_in_its_bucket_only(
@@ -206,6 +207,28 @@ def test_without_a_golden_file_the_live_baseline_is_the_reference(url: str, scri
         assert canary(url, "--baseline", baseline, "--no-performance") == 0
         script.logprob_shift = lambda _: 0.1
         assert canary(url, "--baseline", baseline, "--no-performance") == 1
+
+
+@pytest.mark.parametrize("name", ["tokenizer", "weights"])
+def test_a_changed_tokenizer_or_changed_weights_are_named(
+    url: str, script: Script, golden: str, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert canary(url, "--golden", golden, "--no-performance") == 0
+    assert "model: PASS: as recorded: tokenizer 777777777777, weights 333333333333" in lines_of(capsys)
+    script.model_digests[name] = "5" * 64
+    assert canary(url, "--golden", golden, "--no-performance") == 3
+    (line,) = (line for line in lines_of(capsys) if line.startswith("model: "))
+    assert line.startswith(f"model: FAIL: the {name} changed since ")
+    script.model_digests[name] = None
+    assert canary(url, "--golden", golden, "--no-performance") == 4
+
+
+def test_a_golden_file_without_digests_is_still_compared(
+    url: str, golden: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_golden(Path(golden), msgspec.structs.replace(load_golden(Path(golden)), model_digests={}))
+    assert canary(url, "--golden", golden, "--no-performance") == 0
+    assert any(line.startswith("model: SKIPPED: the golden file of ") for line in lines_of(capsys))
 
 
 @pytest.mark.parametrize(
@@ -479,7 +502,7 @@ def test_json_markdown_junit_and_a_chart_are_written(url: str, golden: str, scri
     assert (content["exit_code"], content["verdict"]) == (1, "numerics")
     assert len(content["times"]["candidate"]["by_bucket"]["le_512"]["ttft_s"]) == 12
     suite = ElementTree.parse(folder / "canary.xml").getroot()
-    assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("8", "3", "0")
+    assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("9", "3", "0")
     assert next(case.get("name") for case in suite if case.find("failure") is not None) == "numerics le_128"
     assert "| numerics | le_512 | fail |" in (folder / "canary.md").read_text()
     assert "candidate" in (folder / "canary.svg").read_text()
