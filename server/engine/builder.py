@@ -45,6 +45,7 @@ from server.engine.products import choose_products
 from server.engine.quarantine import Quarantine
 from server.engine.runner import ModelRunner
 from server.engine.scheduler import Scheduler, SchedulerLimits
+from server.engine.shadow import ShadowCheck
 from server.engine.shadow_start import shadow_check
 from server.engine.step_tokens import StepTokens
 from server.engine.warmup import probes_of, warm_up
@@ -65,6 +66,7 @@ class BuiltEngine:
     attested: AttestationReport | None  # before ready; None where attestation is off
     overrides: Overrides
     quarantine: Quarantine
+    shadow: ShadowCheck  # of nothing, until the runner has it: whoever times an engine judges no samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,10 +131,10 @@ def _build(
     refuse_unserved(parts.dispatcher.plan, plan, settings, attested)
     if runner.dispatcher.timer is not None:
         runner.dispatcher.timer.start()
-    runner.shadow = shadow_check(settings, parts)
+    shadow = shadow_check(settings, parts)
     ready = _ready(subject, parts, plan, engine, runner)
     return BuiltEngine(
-        engine, runner, ready, attestor, attested, Overrides(parts.dispatcher, plan.evidence), quarantine
+        engine, runner, ready, attestor, attested, Overrides(parts.dispatcher, plan.evidence), quarantine, shadow
     )
 
 

@@ -229,8 +229,9 @@ def serve(
         send = built.quarantine.keeping(send)
         gc.collect()
         gc.freeze()  # what lives as long as the engine is not looked at again, in the middle of some step
+        built.runner.shadow = built.shadow
         rehearsal = Rehearsal(built.runner.rehearse, built.ready.page_size)
-        Loop(built.engine, inbox, send, built.attestor, built.overrides, rehearsal, built.runner.shadow).run()
+        Loop(built.engine, inbox, send, built.attestor, built.overrides, rehearsal, built.shadow).run()
     except DeviceLost as error:
         logger.exception("the device is lost at the start")
         send(EngineFailed(str(error), error.suspects))

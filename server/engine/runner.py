@@ -64,7 +64,7 @@ class ModelRunner:
         """`tokens` for every row that a step may sample. Without `graphs` every step is launched kernel by kernel."""
         self.dispatcher = dispatcher
         self.graphs = graphs
-        self.shadow: ShadowCheck | None = None  # set when the engine is ready
+        self.shadow: ShadowCheck | None = None  # set by whoever judges its samples
         self._decoder = decoder
         self._kv = kv
         self._device = tokens.latest.device

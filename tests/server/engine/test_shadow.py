@@ -157,6 +157,7 @@ def test_a_path_that_turns_wrong_in_service_is_quarantined(
     turning = Turning(phases=(Phase.DECODE,) if phases else tuple(Phase))
     it = Served(subject, turning, seed=seed, is_quarantining=True)
     assert {report.result for report in it.reports(20)} <= {"match", "skipped"}
+    it.clock.now += 3600
     turning.spoil = spoil
     reports = []
     for report in it.reports(60):
@@ -229,6 +230,28 @@ def test_an_output_that_is_not_finite_is_wrong() -> None:
     found = judge_sample(sample_of(Phase.DECODE, AttentionFlags(0.25), lambda out: out.fill_(torch.nan)), Random(0))
     assert found.is_mismatch
     assert "not finite" in (found.detail or "")
+
+
+class Full:
+    """Pages of which no copy can be made."""
+
+    shape = (4, 16, 2, 16)
+
+    def __getitem__(self, _: object) -> Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 64.00 MiB")
+
+
+def test_a_sample_for_which_there_is_no_memory_is_skipped(subject: Subject) -> None:
+    it = Served(subject)
+    batch, q, *_ = part_of(Phase.DECODE, torch.Generator(), num_heads=4, num_kv_heads=2)
+    part = PhasePart(Phase.DECODE, slice(0, 3), batch, 3, 3)
+    full: Any = Full()
+    it.check.take(choice_of(Phase.DECODE), part, 0, sequences_of(batch)[0], tensors=(q, full, full, q))
+    report = it.check.judge()
+    assert report is not None
+    assert (report.result, report.path, report.phase) == ("skipped", "sdpa.cpu", "decode")
+    assert "Tried to allocate 64.00 MiB" in (report.detail or "")
+    assert not it.check.has_sample
 
 
 def test_pages_of_a_sequence_that_ended_may_be_reused_before_its_sample_is_judged(subject: Subject) -> None:
