@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 from fake_runner import DeviceTwin, Done
 from test_client import Ledger, until
@@ -281,6 +282,23 @@ def test_a_start_tells_its_progress_and_its_plan(tiny_llama: TinyLlama, tmp_path
     assert (ready.max_model_len, ready.num_pages, ready.page_size) == (128, 64, 16)
     assert {row.phase for row in ready.plan} == {"prefill", "extend", "decode"}
     assert ready.fingerprint["device"] == "cpu"
+
+
+def test_an_engine_that_serves_checks_its_attention(tiny_llama: TinyLlama, tmp_path: Path) -> None:
+    inbox: queue.SimpleQueue[ToEngine] = queue.SimpleQueue()
+    settings = msgspec.structs.replace(settings_for(tiny_llama, tmp_path), shadow_interval_s=0.0, shadow_budget=0.5)
+    inbox.put(Configure(settings, []))
+    inbox.put(Submit("a", tiny_llama.prompts[3], SamplingParams(max_tokens=4)))
+    sent: list[FromEngine] = []
+
+    def send(message: FromEngine) -> None:
+        sent.append(message)
+        if isinstance(message, ShadowReport) or sum(isinstance(each, Heartbeat) for each in sent) == 5:
+            inbox.put(Shutdown())
+
+    assert serve(inbox, send) == 0
+    report = next(message for message in sent if isinstance(message, ShadowReport))
+    assert (report.result, report.detail) == ("match", None)
 
 
 def settings_for(model: TinyLlama, cache: Path) -> Settings:
