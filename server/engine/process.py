@@ -70,8 +70,6 @@ class Checks(Protocol):
     """What the loop uses of a ShadowCheck."""
 
     @property
-    def has_sample(self) -> bool: ...
-    @property
     def is_due(self) -> bool: ...
     def judge(self) -> ShadowReport | None: ...
 
@@ -123,9 +121,7 @@ class Loop:
 
     def _receive(self) -> bool:
         """Handle every message there is; when idle, wait for one until the next heartbeat. False on Shutdown."""
-        is_attesting = self._attestor is not None and self._attestor.is_busy
-        is_checking = self._shadow is not None and self._shadow.has_sample
-        is_idle = not self._engine.has_work and not is_attesting and not is_checking
+        is_idle = not self._engine.has_work and not (self._attestor is not None and self._attestor.is_busy)
         while True:
             try:
                 message = self._inbox.get(block=is_idle, timeout=HEARTBEAT_S)
