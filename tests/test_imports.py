@@ -20,7 +20,7 @@ PURE = (
     *(f"qualification.{name}" for name in ("choice", "decide", "decision", "defaults", "difference", "evidence")),
     *(f"qualification.{name}" for name in ("full_model", "ledger", "matrix", "matrix_command", "matrix_rows")),
     *(f"qualification.{name}" for name in ("order", "possible", "presets", "progress", "shape_text")),
-    *(f"qualification.{name}" for name in ("qualify_command", "signature", "summary", "table")),
+    *(f"qualification.{name}" for name in ("ptx", "ptx_command", "qualify_command", "signature", "summary", "table")),
     "qualification.attest",
     *(f"qualification.canary.{name}" for name in ("client", "command", "golden", "numerics", "performance", "plan")),
     *(f"qualification.canary.{name}" for name in ("record", "report", "run", "verdict")),
