@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 import openai
+import psutil
 from prometheus_client.parser import text_string_to_metric_families
 from ready import status_of, wait_ready
 
@@ -75,13 +76,9 @@ class Server:
 
     def engine_pid(self) -> int:
         """The process below the server that runs server.engine.process."""
-        listing = subprocess.run(["ps", "-A", "-o", "pid=,ppid=,args="], capture_output=True, text=True, check=True)
-        rows = [line.split(None, 2) for line in listing.stdout.splitlines()]
-        family = {self.process.pid}
-        for _ in rows:  # grows by a generation each time
-            family |= {int(pid) for pid, parent, *_ in rows if int(parent) in family}
-        (found,) = [int(pid) for pid, _, args in rows if int(pid) in family and "server.engine.process" in args]
-        return found
+        family = psutil.Process(self.process.pid).children(recursive=True)
+        (engine,) = [each for each in family if "server.engine.process" in each.cmdline()]
+        return engine.pid
 
 
 StartServer = Callable[..., AbstractContextManager[Server]]

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 
 from server.engine.client import EngineClient, EngineState
@@ -262,8 +263,7 @@ def test_the_socket_is_private_and_its_folder_is_removed() -> None:
     async def test() -> None:
         async with running() as (client, _):
             assert client._process is not None
-            arguments = Path(f"/proc/{client._process.pid}/cmdline").read_bytes().split(b"\0")
-            socket_path = Path(os.fsdecode(arguments[-2]))
+            socket_path = Path(psutil.Process(client._process.pid).cmdline()[-1])
             assert stat.S_IMODE(socket_path.stat().st_mode) == 0o600
             assert stat.S_IMODE(socket_path.parent.stat().st_mode) == 0o700
         assert not socket_path.parent.exists()
