@@ -1,6 +1,7 @@
-"""Shared by all tests: Triton's interpreter where there is no GPU."""
+"""Shared by all tests: Triton's interpreter where there is no GPU, and an address that refuses connections."""
 
 import os
+import socket
 from collections.abc import Iterator
 
 import pytest
@@ -29,3 +30,11 @@ def interpreter() -> Iterator[None]:
     os.environ[INTERPRET] = "1"
     yield
     del os.environ[INTERPRET]
+
+
+@pytest.fixture(scope="session")
+def refused_url() -> Iterator[str]:
+    """A URL whose connections are refused: its port is bound for the whole session, and nobody listens on it."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{bound.getsockname()[1]}"

@@ -20,11 +20,21 @@ ROOT = Path(__file__).resolve().parents[2]
 DEMO = ROOT / "server" / "model" / "demo"
 
 
+_reserved: list[socket.socket] = []  # until this process ends
+
+
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A port that no other program is given, and that a server may still listen on.
+
+    A socket of ours stays bound to it: the kernel then neither gives it to who asks for any port nor makes it the end
+    of a connection, and with SO_REUSEADDR on both, which servers set, another process may listen on it (Linux).
+    """
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    sock.bind(("127.0.0.1", 0))
+    _reserved.append(sock)
+    port: int = sock.getsockname()[1]
+    return port
 
 
 class Server:

@@ -286,8 +286,10 @@ def test_spans_that_the_collector_does_not_take_are_counted(collector: Collector
     assert subject.num_dropped == 6
 
 
-def test_a_dead_collector_is_not_felt_and_its_losses_are_counted(caplog: pytest.LogCaptureFixture) -> None:
-    subject = Subject("http://127.0.0.1:9")  # nothing listens: an export fails and is retried
+def test_a_dead_collector_is_not_felt_and_its_losses_are_counted(
+    refused_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    subject = Subject(refused_url)  # an export fails and is retried
     traces = [subject.begin().trace for _ in range(1024 + 50)]
     began_at = time.monotonic()
     for trace in traces:
