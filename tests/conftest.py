@@ -2,10 +2,12 @@
 
 import os
 import socket
+import time
 from collections.abc import Iterator
 
 import pytest
 import torch
+from compile_outside import kept_cache, remove_old_entries
 
 INTERPRET = "TRITON_INTERPRET"
 
@@ -14,6 +16,13 @@ INTERPRET = "TRITON_INTERPRET"
 # Here, not in a hook of pytest: hooks run after the conftest of a folder below, which may import a kernel.
 if not torch.cuda.is_available():
     os.environ[INTERPRET] = "1"
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    is_worker = hasattr(session.config, "workerinput")  # of pytest-xdist
+    folder = None if is_worker else kept_cache()
+    if folder is not None:
+        remove_old_entries(folder, time.time())
 
 
 def pytest_collection_finish() -> None:
