@@ -77,7 +77,7 @@ class Server:
     def wait_ready(self) -> None:
         wait_ready(self.process, self.url, self._log_file)
 
-    def wait_for(self, is_so: Callable[[], bool], what: str, timeout_s: float = 30) -> None:
+    def wait_for(self, is_so: Callable[[], bool], what: str, timeout_s: float = 60) -> None:
         deadline = time.monotonic() + timeout_s
         while not is_so():
             assert self.process.poll() is None, f"the server ended with {self.process.returncode}:\n{self.log}"
