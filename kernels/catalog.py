@@ -1,56 +1,13 @@
 """Every attention path there is, in the order of preference, with its limits as data."""
 
-import hashlib
-from pathlib import Path
-
 from kernels import launch
 from kernels.attention import sdpa
 from kernels.fingerprint import Device
 from kernels.path import KernelPath, Limits, RunAttention, Tier
 from kernels.shape import Dtype, Mask, Phase
+from kernels.source_digest import SourceDigests
 
-_ATTENTION = Path(__file__).parent / "attention"
-_TRITON_SOURCES = ("batch.py", "tiles.py", "triton_tile.py")
-_GLUON_SOURCES = (  # of prefill and extend: the consumers are the same, and so are the tensor maps
-    "../launch.py",
-    "batch.py",
-    "gluon_variants.py",
-    "gluon_schedule.py",
-    "gluon_softmax.py",
-    "gluon_pipeline.py",
-    "gluon_store.py",
-    "gluon_blocks.py",
-    "gluon_ahead.py",
-    "gluon_consumer.py",
-    "gluon_calls.py",
-    "gluon_launch.py",
-)
-_GLUON_PREFILL_SOURCES = (*_GLUON_SOURCES, "gluon_prefill.py", "gluon_prefill_launch.py")
-_GLUON_EXTEND_SOURCES = (
-    *_GLUON_SOURCES,
-    "gluon_extend_variants.py",
-    "gluon_extend_producer.py",
-    "gluon_extend_plan.py",
-    "gluon_extend_combine.py",
-    "gluon_extend_work.py",
-    "gluon_extend.py",
-    "gluon_extend_launch.py",
-)
-_GLUON_DECODE_SOURCES = (
-    "../launch.py",
-    "batch.py",
-    "gluon_variants.py",
-    "gluon_decode_variants.py",
-    "gluon_decode_shares.py",
-    "gluon_decode_stream.py",
-    "gluon_decode.py",
-    "gluon_decode_exchange.py",
-    "gluon_decode_cluster.py",
-    "../fused/cluster.py",
-    "gluon_calls.py",
-    "gluon_decode_launch.py",
-)
-_SDPA_SOURCES = ("batch.py", "sequences.py", "sdpa.py", "sdpa_decode.py", "bags.py")
+_SOURCES = SourceDigests()
 
 _DECODE_ALTERNATIVES = (
     ("hallmark_gluon_decode", "hallmark_gluon_decode_combine"),
@@ -69,14 +26,9 @@ _TORCH_HELPERS = ("at::native", "Memcpy", "Memset")
 _GEMMS = ("nvjet", "xmma", "cutlass_", "gemm", "gemv", "bmm", "cublas", "splitK")
 
 
-def _digest(*names: str) -> str:
-    """sha256 over the source files that make a path."""
-    digest = hashlib.sha256()
-    for name in names:
-        content = (_ATTENTION / name).read_bytes()
-        digest.update(f"{name} {len(content)}\n".encode())
-        digest.update(content)
-    return digest.hexdigest()
+def _digest(entry: str) -> str:
+    """Of the module whose `run` a path calls, and of all that it imports: computed, so that none can be forgotten."""
+    return _SOURCES.of(f"kernels.attention.{entry}")
 
 
 def _triton_path(phase: Phase, run: RunAttention | None, *kernel_names: str) -> KernelPath:
@@ -90,7 +42,7 @@ def _triton_path(phase: Phase, run: RunAttention | None, *kernel_names: str) -> 
         masks=_ALL_MASKS,
         needs_triton=True,
     )
-    digest = _digest(*_TRITON_SOURCES, f"triton_{phase.value}.py")
+    digest = _digest(f"triton_{phase.value}")
     # Its grid is a function of host bounds; what lies in them is read on the device.
     return KernelPath(f"triton.{phase.value}", Tier.FIRST, limits, digest, kernel_names, run, is_capturable=True)
 
@@ -109,21 +61,30 @@ def _hopper_path(phase: Phase, run: RunAttention | None) -> KernelPath:
         masks=frozenset({Mask.CAUSAL} if phase is Phase.DECODE else {Mask.CAUSAL, Mask.SPANS}),
         needs_triton=True,
     )
-    names, sources = {
-        Phase.PREFILL: (("hallmark_gluon_prefill", "hallmark_gluon_plan"), _GLUON_PREFILL_SOURCES),
-        Phase.EXTEND: (("hallmark_gluon_extend",), _GLUON_EXTEND_SOURCES),
-        Phase.DECODE: (("hallmark_gluon_decode",), _GLUON_DECODE_SOURCES),
+    names = {
+        Phase.PREFILL: ("hallmark_gluon_prefill", "hallmark_gluon_plan"),
+        Phase.EXTEND: ("hallmark_gluon_extend",),
+        Phase.DECODE: ("hallmark_gluon_decode",),
     }[phase]
     # Plans are made on the device, and the last program to ask for a tile sets their counter back; decode needs none.
     return KernelPath(
-        f"gluon.{phase.value}.hopper", Tier.FIRST, limits, _digest(*sources), names, run, is_capturable=True,
+        f"gluon.{phase.value}.hopper", Tier.FIRST, limits, _digest(f"gluon_{phase.value}_launch"), names, run,
+        is_capturable=True,
         max_queries=_FEW_QUERIES if phase is Phase.DECODE else 1,
         alternatives=_DECODE_ALTERNATIVES if phase is Phase.DECODE else (),
     )  # fmt: skip
 
 
-def _sdpa_path(name: str, tier: Tier, limits: Limits, run: RunAttention, *kernel_names: str) -> KernelPath:
-    return KernelPath(f"sdpa.{name}", tier, limits, _digest(*_SDPA_SOURCES), kernel_names, run)
+def _sdpa_path(
+    name: str,
+    tier: Tier,
+    limits: Limits,
+    run: RunAttention,
+    *kernel_names: str,
+    competes_on: frozenset[Device] = frozenset(),
+) -> KernelPath:
+    digest = _digest("sdpa")
+    return KernelPath(f"sdpa.{name}", tier, limits, digest, kernel_names, run, competes_on=competes_on)
 
 
 def _bundled_paths() -> tuple[KernelPath, ...]:
@@ -217,7 +178,17 @@ PATHS: tuple[KernelPath, ...] = (
     _sdpa_path("cudnn", Tier.FALLBACK, _CUDNN_LIMITS, sdpa.run_cudnn, "cudnn", *_TORCH_HELPERS),
     _sdpa_path("flash", Tier.FALLBACK, _FLASH_LIMITS, sdpa.run_flash, "pytorch_flash::", *_TORCH_HELPERS),
     _sdpa_path("efficient", Tier.FALLBACK, _EFFICIENT_LIMITS, sdpa.run_efficient, "fmha_cutlassF", *_TORCH_HELPERS),
-    _sdpa_path("math", Tier.FALLBACK, _MATH_LIMITS, sdpa.run_math, *_GEMMS, "softmax", *_TORCH_HELPERS),
+    _sdpa_path(
+        "math",
+        Tier.FALLBACK,
+        _MATH_LIMITS,
+        sdpa.run_math,
+        *_GEMMS,
+        "softmax",
+        *_TORCH_HELPERS,
+        # Both paths of a CPU are PyTorch's own. On a GPU nothing of PyTorch serves uncounted.
+        competes_on=frozenset({Device.CPU}),
+    ),
 )
 
 

@@ -1,7 +1,7 @@
 """Launching Triton kernels: whether there is a Triton, what it runs on, what it has compiled, and past its binder."""
 
 from collections.abc import Callable, Iterator
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -30,8 +30,6 @@ __all__ = [
     "install_compile_counter",
     "is_interpreted",
     "num_compiles",
-    "num_processors",
-    "shared_bytes",
     "triton_version",
 ]
 
@@ -72,22 +70,6 @@ def num_compiles() -> int:
     """Triton kernels compiled in this process since the counter was installed; 0 without it or without Triton."""
     listener = None if triton is None else triton.knobs.compilation.listener
     return listener.num_compiles if isinstance(listener, _CompileCounter) else 0
-
-
-@lru_cache(maxsize=16)
-def shared_bytes(device: torch.device) -> int | None:
-    """Shared memory one program may have on the GPU; None in the interpreter."""
-    if device.type != "cuda":
-        return None
-    return int(torch.cuda.get_device_properties(device).shared_memory_per_block_optin)  # type: ignore[attr-defined]
-
-
-@lru_cache(maxsize=16)
-def num_processors(device: torch.device) -> int:
-    """Multiprocessors of the GPU; in the interpreter a few, so that contexts are split there too."""
-    if device.type != "cuda":
-        return 4
-    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 class Loaded:

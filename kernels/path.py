@@ -84,11 +84,14 @@ class KernelPath:
     name: str  # e.g. "triton.prefill"
     tier: Tier
     limits: Limits
-    source_digest: str  # sha256 over the source files that make the path
+    source_digest: str  # of what its sources compute: `kernels/source_digest.py`
     kernel_names: tuple[str, ...]  # at least one of these substrings must be in every profiler kernel name it launches
     run: RunAttention | None  # None where its module cannot be imported; `rejects` then answers ARCH
     # Whether a CUDA graph can hold its launches: they depend on shapes and host bounds only, and nothing waits.
     is_capturable: bool = False
+    # Where, though a fallback, it serves before the first tier: for shapes that this can compute too, where both are
+    # proven and it was measured to be clearly faster. It is no fallback then.
+    competes_on: frozenset[Device] = frozenset()
     max_queries: int = 1  # query tokens a sequence that a path for decode takes
     # Whole names of what a call launches, one set of several: the batch decides which. Empty: all launch the same.
     alternatives: tuple[tuple[str, ...], ...] = ()

@@ -1,19 +1,30 @@
 """What was measured for one shape and one path on one machine. Whether that is a proof is computed, never stored."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from kernels.buckets import Bucket
 from kernels.fingerprint import Fingerprint
 from kernels.path import KernelPath
 from kernels.shape import AttentionShape, flops, hbm_bytes_standard, hbm_bytes_tiled
 
-SUITE = 2  # raise it whenever checks or inputs become stricter: what an older suite found is then stale
+SUITE = 3  # raise it whenever checks, limits or inputs change: what an older suite found, failures too, is then stale
 
-# Without every one of these there is no proof, whatever else was checked.
-REQUIRED_CHECKS = frozenset(
-    {"max_error", "mean_error", "absolute_error", "row_error", "nonfinite", "guard_writes", "unequal_repeat"}
+# The largest value of each check that passes, and its unit. Without every one of these there is no proof, whatever else
+# was checked; a file whose limits are others is refused.
+CHECK_LIMITS: Mapping[str, tuple[float, str]] = MappingProxyType(
+    {
+        "drawn_rows": (1.0, "limit"),
+        "every_row": (1.0, "limit"),
+        "bias": (1.0, "limit"),
+        "nonfinite": (0.0, "values"),
+        "guard_writes": (0.0, "values"),
+        "unequal_repeat": (0.0, "values"),
+    }
 )
+REQUIRED_CHECKS = frozenset(CHECK_LIMITS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +35,9 @@ class Check:
     case: str  # the input it was worst on
     measured: float
     limit: float  # the largest value that passes
-    unit: str  # "abs": an error in the output's own scale, "rel": as a share of its row, "values": a count
+    unit: str  # "limit": an error as a share of its own limit (docs/limits.md), "values": a count
     seed: int
+    where: str = ""  # of a check that failed: the place of the worst value, what was found there and what may be
 
     @property
     def is_passed(self) -> bool:
@@ -39,6 +51,31 @@ class Timing:
     p50_us: float
     spread: float  # half the 95% confidence interval of the median, as a share of it
     n: int  # samples
+
+
+# A time that is known no better than this orders nothing: of two paths the wrong one would serve.
+MAX_SPREAD = 0.2
+# A ceiling is a rate that was reached, not the highest there is. An H200's data sheet promises 1.25 times of what its
+# large products reach and 1.14 times of its large copies; of 1152 timed calls on one, the one furthest below its floor
+# took 1/1.05 of it (decode, which reads and hardly writes). What takes less than 1/1.25 of its floor was not measured.
+MAX_BELOW_FLOOR = 1.25
+# A path that is not of the first tier serves before it where it may and takes less than 1/1.2 of its time.
+MIN_GAIN = 1.2
+
+
+def timing_doubt(timing: Timing, floor_us: float | None) -> str | None:
+    """Why a time is not believed, naming value and limit; None where it is."""
+    if not timing.spread <= MAX_SPREAD:
+        return f"spread {timing.spread:.0%}, at most {MAX_SPREAD:.0%} is believed"
+    if floor_us is not None and timing.p50_us * (1 + timing.spread) * MAX_BELOW_FLOOR < floor_us:
+        return f"{timing.p50_us:.4g} us, its floor is {floor_us:.4g} us: faster than this machine can be"
+    return None
+
+
+def is_clearly_faster(one: Timing, other: Timing) -> bool:
+    """Whether `one` gains MIN_GAIN at least, and more than what is unknown of both."""
+    gain = other.p50_us * (1 - other.spread) / (one.p50_us * (1 + one.spread))
+    return gain > 1 and other.p50_us > MIN_GAIN * one.p50_us
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +104,16 @@ class Evidence:
     suite: int = SUITE
     commit: str | None = None
     command: str | None = None  # what a person typed to measure it
+
+    @property
+    def timing_doubt(self) -> str | None:
+        """Why its time is not believed; None where it is, or where there is none."""
+        return None if self.timing is None else timing_doubt(self.timing, self.floor_us)
+
+    @property
+    def believed_timing(self) -> Timing | None:
+        """What may choose a path: its time, unless that is in doubt."""
+        return None if self.timing_doubt is not None else self.timing
 
     @property
     def all_kernels(self) -> tuple[str, ...] | None:
@@ -152,6 +199,7 @@ def summarize(evidence: Evidence) -> dict[str, float | str | bool]:
         summary |= {"p50_us": evidence.timing.p50_us, "spread": evidence.timing.spread, "n": evidence.timing.n}
         summary |= {"hbm_bytes_tiled": tiled, "hbm_bytes_standard": standard}
     optional = {
+        "timing_doubt": evidence.timing_doubt,
         "tflops": evidence.tflops,
         "bytes_per_second": evidence.bytes_per_second,
         "floor_fraction": evidence.floor_fraction,

@@ -63,13 +63,14 @@ def _share(text: str) -> float:
 
 
 def this_machine() -> tuple[Fingerprint, Sequence[KernelPath]]:
-    """Its fingerprint, and the catalog."""
+    """The fingerprint that a server has here, and the catalog."""
     import torch  # comparing files does without it
 
     from kernels.catalog import PATHS
-    from kernels.device import read_fingerprint
+    from kernels.device import num_cores, read_fingerprint
 
-    return read_fingerprint(torch.device("cuda" if torch.cuda.is_available() else "cpu")), PATHS
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return read_fingerprint(device, num_threads=num_cores()), PATHS
 
 
 def changed_since(machine: tuple[Fingerprint, Sequence[KernelPath]]) -> Changed:

@@ -50,6 +50,7 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults
     measured_bytes: int | None = None
     failure: str | None = None
     checks: dict[str, _Check]
+    where: dict[str, str] = {}  # of the checks that failed
 
 
 def rows_of(evidence: Iterable[Evidence]) -> tuple[list[Row], dict[str, Run]]:
@@ -119,6 +120,7 @@ def _row(entry: Evidence, run: str) -> Row:
         measured_bytes=entry.measured_bytes,
         failure=entry.failure,
         checks={it.name: _Check(it.measured, it.limit, it.unit, it.case, it.seed) for it in entry.checks},
+        where={it.name: it.where for it in entry.checks if it.where},
     )
 
 
@@ -129,7 +131,10 @@ def _evidence(row: Row, run: Run, fingerprint: Fingerprint) -> Evidence:
         path=row.path,
         source_digest=run.sources[row.path],
         fingerprint=fingerprint,
-        checks=tuple(Check(name, it.case, it.measured, it.limit, it.unit, it.seed) for name, it in row.checks.items()),
+        checks=tuple(
+            Check(name, it.case, it.measured, it.limit, it.unit, it.seed, row.where.get(name, ""))
+            for name, it in row.checks.items()
+        ),
         tested_query_tokens=row.tokens[0],
         tested_context_tokens=row.tokens[1],
         at=run.at,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from kernels.shape import Dtype, Phase
+from kernels.whole_file import write_whole
 from qualification.canary.verdict import ExitCode
 from qualification.defaults import Choices
 from qualification.flags import count, positive
@@ -36,6 +37,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     names = ", ".join(preset.name for preset in PRESETS)
     models.add_argument("--preset", action="append", metavar="NAME", help=f"may be repeated; one of {names}")
     models.add_argument("--all-presets", action="store_true", help="every preset")
+    models.add_argument(
+        "--error-rates",
+        action="store_true",
+        help="of no model: how often right kernels fail a check here, and wrong ones pass (docs/limits.md)",
+    )
+    parser.add_argument("--seeds", type=count, metavar="N", default=2, help="of --error-rates (default: 2)")
     phases = [phase.value for phase in Phase]
     parser.add_argument("--phases", nargs="+", choices=phases, default=phases, help="default: all")
     parser.add_argument("--paths", nargs="+", metavar="PATH", help="names as in `hallmark doctor` (default: all)")
@@ -71,13 +78,38 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run with parsed flags, print, and return the exit code."""
     try:
-        return _run(args, models_of(args))
+        return _error_rates(args) if args.error_rates else _run(args, models_of(args))
     except KeyboardInterrupt:  # in a run itself it is told by `conduct`, with all that is known
         print("hallmark: interrupted before anything was measured", file=sys.stderr)
         return ExitCode.INCONCLUSIVE
     except (OSError, ValueError) as error:
         print(f"hallmark: {error}", file=sys.stderr)
         return ExitCode.ENVIRONMENT
+
+
+def _error_rates(args: argparse.Namespace) -> int:
+    """On a GPU of its paths; on a CPU under each instruction set, in child processes."""
+    import torch
+
+    from kernels.device import num_cores, read_fingerprint
+    from qualification import error_rates
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    fingerprint = read_fingerprint(device)
+    _print(f"on {fingerprint}")
+    limit_s = args.time_limit or float("inf")
+    seeds = range(1, 1 + args.seeds)
+    if device.type == "cuda":
+        shapes = list(error_rates.trial_shapes_of(device))
+        rates = error_rates.measure(seeds, shapes, device=device, setting="cuda", has_faults=True, limit_s=limit_s)
+    else:
+        rates = error_rates.run_children(seeds, jobs=num_cores(), limit_s=limit_s, say=_print)
+    for line in error_rates.report(rates):
+        _print(line)
+    if args.out is not None:
+        body = {"fingerprint": fingerprint, "seeds": args.seeds, "at": error_rates.now(), "rates": rates}
+        write_whole(args.out, msgspec.json.format(msgspec.json.encode(body), indent=1) + b"\n")
+    return ExitCode.PASS if error_rates.is_good(rates) else ExitCode.NUMERICS
 
 
 def models_of(args: argparse.Namespace) -> dict[str, Mapping[str, object]]:
@@ -113,11 +145,13 @@ def _run(args: argparse.Namespace, models: Mapping[str, Mapping[str, object]]) -
     import torch  # the command line as a whole does without it
 
     from kernels.catalog import PATHS, path_named
-    from kernels.device import read_fingerprint
+    from kernels.device import read_fingerprint, use_all_cores
     from qualification.campaign import Tools, conduct, default_file, targets_of
     from qualification.qualify import qualify
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if device.type == "cpu":
+        use_all_cores()
     fingerprint = read_fingerprint(device)
     bench = _bench(args, fingerprint, device)
     paths = PATHS if args.paths is None else tuple(path_named(name) for name in args.paths)
@@ -150,9 +184,6 @@ def _run(args: argparse.Namespace, models: Mapping[str, Mapping[str, object]]) -
 
 
 def _bench(args: argparse.Namespace, fingerprint: "Fingerprint", device: "torch.device") -> "Bench":
-    import torch
-
-    from qualification.ceilings import measure_ceilings
     from qualification.qualify import Bench
 
     is_gpu = device.type == "cuda"
@@ -162,7 +193,6 @@ def _bench(args: argparse.Namespace, fingerprint: "Fingerprint", device: "torch.
         commit=args.commit,
         timing_budget_s=_QUICK_BUDGET_S[device.type] if args.quick else None,
         command=typed(args),
-        ceilings=measure_ceilings(device, torch.bfloat16 if is_gpu else torch.float32),
         compile_jobs=_compile_jobs(args.compile_jobs) if is_gpu else 1,
     )
 

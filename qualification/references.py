@@ -5,24 +5,19 @@ The fp32 attention of every row of 8k queries over 128k keys takes an H200 longe
 
 from dataclasses import dataclass
 
-from torch import Tensor
-
-from kernels.attention.compare import Reference, reference_of
+from kernels.attention.compare import Reference, coarse_reference_of, reference_of
 from kernels.shape import AttentionShape
 from qualification.inputs import Case
-from qualification.rows import RowReference, row_reference
 
 
 @dataclass(frozen=True, slots=True)
 class CaseReference:
     drawn: Reference  # of `case.rows`
-    rows: RowReference | None  # where inputs are of unit variance
+    every: Reference  # of all rows, in fp32
 
     @property
     def num_bytes(self) -> int:
-        tensors: list[Tensor] = [self.drawn.truth, self.drawn.naive]
-        tensors += [] if self.rows is None else [self.rows.truth]
-        return sum(tensor.nbytes for tensor in tensors)
+        return self.drawn.num_bytes + self.every.num_bytes
 
 
 class References:
@@ -34,8 +29,8 @@ class References:
     def of(self, case: Case) -> CaseReference:
         key = (case.name, case.seed)
         if key not in self._known:
-            drawn = reference_of(case.q, case.k, case.v, case.batch, case.flags, rows=case.rows)
-            self._known[key] = CaseReference(drawn, row_reference(case) if case.is_unit_variance else None)
+            inputs = case.q, case.k, case.v, case.batch, case.flags
+            self._known[key] = CaseReference(reference_of(*inputs, rows=case.rows), coarse_reference_of(*inputs))
         return self._known[key]
 
     @property

@@ -45,6 +45,9 @@ class Fault(Enum):
     UNSTABLE = "the order of sums differs from run to run"  # atomics
     STRAY_WRITE = "one row past the output is written"  # store without a mask
     ONE_TILE = "one tile in 10,000 misses some keys"  # a race that is lost once
+    ONE_ROW = "one row of one head is off by 1e-3, in 16 bits by 4 eps"  # a stale value of the row's sum
+    SCALED = "the whole output is off by 1e-3"  # a reciprocal by an approximation that is too coarse
+    COARSE_SCORES = "scores are of inputs rounded to 10 bits"  # TF32 for fp32
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +58,13 @@ class PassedWrongly:
     shape: AttentionShape
 
 
-def wrong_kernel(fault: Fault) -> RunAttention:
-    """Attention with this fault. Not for service: it waits for the device and writes its scores out."""
+def wrong_kernel(fault: Fault, *, share: float = 1.0) -> RunAttention:
+    """Attention with this fault. Not for service: it waits for the device and writes its scores out.
+
+    share: of the size of a fault that has one, ONE_ROW and SCALED
+    """
     calls = iter(range(10**9))
+    size = 1e-3 * share
 
     def run(q: Tensor, k: Tensor, v: Tensor, batch: AttentionBatch, flags: AttentionFlags, out: Tensor) -> None:
         sequences = [sequence for sequence in sequences_of(batch) if sequence.num_queries]
@@ -67,8 +74,12 @@ def wrong_kernel(fault: Fault) -> RunAttention:
                 keys, values = (_with_tail(part, value) for part, value in ((keys, 0.0), (values, torch.nan)))
             rows = slice(sequence.start, sequence.end)
             whole = Fault.NONE if fault is Fault.ONE_TILE else fault
-            out[rows] = _attend(q[rows].float(), keys.float(), values.float(), sequence, flags, whole).to(out.dtype)
-        _spoil(fault, out, next(calls))
+            queries, keys = q[rows].float(), keys.float()
+            if fault is Fault.COARSE_SCORES:
+                queries, keys = _to_10_bits(queries), _to_10_bits(keys)
+            attended = _attend(queries, keys, values.float(), sequence, flags, whole)
+            out[rows] = (attended * (1 + size) if fault is Fault.SCALED else attended).to(out.dtype)
+        _spoil(fault, out, next(calls), size)
         if fault is Fault.ONE_TILE:
             spoil_tile(q, k, v, batch, flags, out)
 
@@ -93,11 +104,20 @@ def _with_tail(part: Tensor, value: float) -> Tensor:
     return torch.cat([part, torch.full_like(part[:1], value)])
 
 
-def _spoil(fault: Fault, out: Tensor, call: int) -> None:
+def _to_10_bits(x: Tensor) -> Tensor:
+    """fp32 rounded to TF32's mantissa."""
+    return ((x.contiguous().view(torch.int32) + 2**12) & -(2**13)).view(torch.float32)
+
+
+def _spoil(fault: Fault, out: Tensor, call: int, size: float) -> None:
     if fault is Fault.NAN_ROW:
         out[out.shape[0] // 2] = torch.nan
     elif fault is Fault.UNSTABLE:
         out[-1] *= 1 + (call % 2) * 2 * torch.finfo(out.dtype).eps
+    elif fault is Fault.ONE_ROW and out.shape[0]:
+        factor = 1 + (size if out.dtype is torch.float32 else size / 1e-3 * 4 * torch.finfo(out.dtype).eps)
+        row = out[min(out.shape[0] // 2 + 3, out.shape[0] - 1), out.shape[1] // 2]
+        row.copy_(row.double() * factor)
     elif fault is Fault.STRAY_WRITE:
         end = out.storage_offset() + out.numel()
         out.as_strided((out.stride(0),), (1,), end).zero_()
@@ -179,8 +199,16 @@ def trial_shapes(dtype: Dtype) -> tuple[AttentionShape, ...]:
 
 
 def can_show(fault: Fault, shape: AttentionShape) -> bool:
-    """Whether a kernel with this fault computes the shape wrongly at all."""
-    return fault is not Fault.SPANS_IGNORED or shape.mask is Mask.SPANS
+    """Whether a kernel with this fault computes the shape wrongly at all, or so that its dtype can tell."""
+    needs = {
+        Fault.SPANS_IGNORED: shape.mask is Mask.SPANS,
+        Fault.WINDOW_OFF_BY_ONE: shape.window is not None,
+        Fault.SOFTCAP_IGNORED: shape.softcap is not None,
+        Fault.SINKS_IGNORED: shape.sinks,
+        Fault.WRONG_KV_HEAD: 1 < shape.num_kv_heads < shape.num_heads,
+        Fault.COARSE_SCORES: shape.dtype is Dtype.FP32,
+    }
+    return needs.get(fault, True)
 
 
 def passed_wrongly(
@@ -205,7 +233,7 @@ def passed_wrongly(
         for dtype in (dtype for dtype in Dtype if dtype in dtypes):
             many = trial_of_many_tiles(dtype, device, seed=seed)
             passes = check or partial(_passes, References())
-            for fault in (Fault.NONE, Fault.ONE_TILE):
+            for fault in (Fault.NONE, Fault.ONE_TILE, Fault.ONE_ROW):
                 if passes(wrong_kernel(fault), [many]) is not (fault is Fault.NONE):
                     found.append(PassedWrongly(fault, _many_shape(dtype)))
     return tuple(found)

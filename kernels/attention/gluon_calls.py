@@ -9,7 +9,7 @@ they are of pages: these stay in place. v is of k's dtype, and out of q's.
 
 from collections.abc import Callable
 from functools import partial, wraps
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,7 +19,9 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from kernels.attention.batch import AttentionBatch, AttentionFlags
 from kernels.attention.gluon_variants import AnyTensor, pointer_class
 from kernels.launch import Loaded
-from kernels.path import RunAttention
+
+if TYPE_CHECKING:
+    from kernels.path import RunAttention
 
 _MAX_MAPS = 256  # of pages of one form: more than a model has layers
 _LOG2E = 1.4426950408889634
@@ -138,7 +140,7 @@ class Launches:
 
 def repeated(
     prepare: Callable[[Tensor, Tensor, Tensor, AttentionBatch, AttentionFlags, Tensor], Launches | None],
-) -> RunAttention:
+) -> "RunAttention":
     """A path's function, made of one that finds the launches of a call, and None where none are left to do."""
 
     @wraps(prepare)

@@ -13,7 +13,8 @@ from kernels.attention.gluon_decode import hallmark_gluon_decode, hallmark_gluon
 from kernels.attention.gluon_decode_cluster import hallmark_gluon_decode_cluster
 from kernels.attention.gluon_decode_variants import DecodeVariant, variant_of
 from kernels.attention.gluon_variants import AnyTensor, PointerClass, any_tensor, pointer_class
-from kernels.launch import Loaded, num_processors
+from kernels.launch import Loaded
+from kernels.processors import num_processors
 
 # Of a combining program: partial results that it works on at once where a row has many, by padded head dim, which makes
 # 64 registers a thread; and its warps.

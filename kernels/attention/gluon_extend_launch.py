@@ -27,7 +27,8 @@ from kernels.attention.gluon_extend_work import (
 from kernels.attention.gluon_launch import aligned, has_work, is_addressable, store_layout, value_dims
 from kernels.attention.gluon_schedule import bounded_window, keys_per_group
 from kernels.attention.gluon_variants import ROWS, AnyTensor, PointerClass, Variant, any_tensor, pointer_class
-from kernels.launch import Loaded, num_processors
+from kernels.launch import Loaded
+from kernels.processors import num_processors
 
 
 @repeated

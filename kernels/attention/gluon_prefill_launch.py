@@ -24,7 +24,8 @@ from kernels.attention.gluon_variants import (
     pointer_class,
     variant_of,
 )
-from kernels.launch import Loaded, num_processors
+from kernels.launch import Loaded
+from kernels.processors import num_processors
 
 
 @repeated

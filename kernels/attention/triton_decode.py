@@ -11,7 +11,7 @@ from torch import Tensor
 from kernels.attention.batch import AttentionBatch, AttentionFlags
 from kernels.attention.tiles import Tiles, decode_tiles, flag_arguments, padded_head_dim
 from kernels.attention.triton_tile import attend_keys, start_softmax, visible_range
-from kernels.launch import num_processors, shared_bytes
+from kernels.processors import num_processors, shared_bytes
 
 _MAX_SPLITS = 32
 

@@ -7,7 +7,7 @@ from torch import Tensor
 from kernels.attention.batch import AttentionBatch, AttentionFlags
 from kernels.attention.tiles import flag_arguments, padded_head_dim, query_tiles
 from kernels.attention.triton_tile import attend_query_tile
-from kernels.launch import shared_bytes
+from kernels.processors import shared_bytes
 
 
 @triton.jit(do_not_specialize=["window"])

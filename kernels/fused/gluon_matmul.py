@@ -26,7 +26,8 @@ from kernels.attention.gluon_calls import any_map
 from kernels.attention.gluon_variants import AnyTensor
 from kernels.fused.skinny import BOX as _BOX
 from kernels.fused.skinny import SkinnyTiling
-from kernels.launch import Loaded, num_processors
+from kernels.launch import Loaded
+from kernels.processors import num_processors
 
 BOX = gl.constexpr(_BOX)
 _GLUON_DTYPES = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16}

@@ -27,7 +27,8 @@ from kernels.fused.cluster import cluster_rank, summed_over_cluster
 from kernels.fused.gluon_matmul import launch_next_grid, wait_for_previous_grid
 from kernels.fused.skinny import BOX as _BOX
 from kernels.fused.skinny import WideTiling
-from kernels.launch import Loaded, num_processors
+from kernels.launch import Loaded
+from kernels.processors import num_processors
 
 BOX = gl.constexpr(_BOX)
 # Of a tile that is put in order before it is stored, in shared memory behind the ring; larger ones are stored as is.

@@ -10,7 +10,8 @@ from kernels.fused.activation import swiglu
 from kernels.fused.chosen import ChosenProduct
 from kernels.fused.packed import PackedWeight
 from kernels.fused.skinny import ROW_COUNTS, WIDE_ROW_COUNTS, SkinnyTiling, WideTiling, tiling_for
-from kernels.launch import is_interpreted, num_processors, triton_version
+from kernels.launch import is_interpreted, triton_version
+from kernels.processors import num_processors
 
 _HOPPER = (9, 0)
 _DTYPES = (torch.float16, torch.bfloat16)

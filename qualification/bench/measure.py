@@ -10,7 +10,6 @@ from torch import Tensor
 from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from kernels.attention.batch import AttentionFlags
 from kernels.attention.compare import Errors, Reference
 from kernels.attention.compare import errors_of as errors_from
 from qualification.bench.peers import Call, Prepared
@@ -41,7 +40,7 @@ def temporary_bytes(prepared: Prepared, device: torch.device) -> int | None:
     return max(0, torch.cuda.max_memory_allocated(device) - before - own)
 
 
-def errors_of(prepared: Prepared, call: Call, reference: Reference, rows: Tensor, flags: AttentionFlags) -> Errors:
+def errors_of(prepared: Prepared, call: Call, reference: Reference, rows: Tensor) -> Errors:
     """The error of a call whose output was NaN before it, on the rows of the reference; every row must be finite.
 
     A new output most likely takes the memory of the poisoned one that was freed just before.
@@ -51,7 +50,7 @@ def errors_of(prepared: Prepared, call: Call, reference: Reference, rows: Tensor
     del output
     out = prepared.packed(call())
     num_nonfinite = int((~torch.isfinite(out)).sum())
-    return replace(errors_from(out[rows], reference, flags), num_nonfinite=num_nonfinite)
+    return replace(errors_from(out[rows], reference), num_nonfinite=num_nonfinite)
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,9 +25,8 @@ class Row:
     floor_us: float | None  # no version runs much faster; None where the machine's ceilings are not known
     temporary_bytes: int | None  # peak, beyond the output; None on a CPU
     max_error: float  # against the fp64 oracle, on sampled rows
-    max_error_limit: float
-    mean_error: float
-    mean_error_limit: float
+    error_share: float  # the largest error as a share of its own limit: above 1 is wrong (docs/limits.md)
+    bias_share: float  # the same of the mean signed error
     num_nonfinite: int  # values of the whole output that are NaN or infinite
     best_peer: str | None
     ratio: float | None  # the best peer's time over this one's: above 1 is faster
@@ -38,11 +37,7 @@ class Row:
 
     @property
     def is_right(self) -> bool:
-        return (
-            self.num_nonfinite == 0
-            and self.max_error <= self.max_error_limit
-            and self.mean_error <= self.mean_error_limit
-        )
+        return self.num_nonfinite == 0 and self.error_share <= 1 and self.bias_share <= 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,9 +127,8 @@ def _as_json(row: Row) -> dict[str, object]:
         "floor_fraction": _digits(row.floor_fraction),
         "peak_temporary_bytes": row.temporary_bytes,
         "max_error": _digits(row.max_error),
-        "max_error_limit": _digits(row.max_error_limit),
-        "mean_error": _digits(row.mean_error),
-        "mean_error_limit": _digits(row.mean_error_limit),
+        "error_share": _digits(row.error_share),
+        "bias_share": _digits(row.bias_share),
         "nonfinite": row.num_nonfinite,
         "is_right": row.is_right,
         "best_peer": row.best_peer,

@@ -164,7 +164,7 @@ def _measure(contender: Contender, inputs: Inputs, reference: Reference, bench: 
     is_decode = inputs.case.shape.phase is Phase.DECODE
     is_graphed = bench.device.type == "cuda" and is_decode and contender.is_capturable
     call = graphed(prepared, bench.device) if is_graphed else prepared.call
-    errors = errors_of(prepared, call, reference, inputs.rows, inputs.flags)
+    errors = errors_of(prepared, call, reference, inputs.rows)
     return _Measured(contender, call, is_graphed, kernels, memory, errors)
 
 
@@ -189,9 +189,8 @@ def _row(case: BenchCase, m: _Measured, timing: Timing, bench: Bench, best: tupl
         floor_us=floor_us,
         temporary_bytes=m.temporary_bytes,
         max_error=m.errors.max_error,
-        max_error_limit=m.errors.max_limit,
-        mean_error=m.errors.mean_error,
-        mean_error_limit=m.errors.mean_limit,
+        error_share=m.errors.worst,
+        bias_share=abs(m.errors.bias) / m.errors.bias_limit,
         num_nonfinite=m.errors.num_nonfinite,
         best_peer=None if best is None else best[0],
         ratio=None if best is None else best[1] / timing.p50_us,

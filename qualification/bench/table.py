@@ -90,7 +90,7 @@ def _cells(row: Row) -> tuple[str, ...]:
         f"{row.bytes_per_second / 1e12:.3g}",
         "-" if row.floor_fraction is None else f"{100 * row.floor_fraction:.0f} %",
         "-" if row.temporary_bytes is None else f"{row.temporary_bytes / 2**20:.4g} MiB",
-        f"{row.max_error:.2g} of {row.max_error_limit:.2g}{is_wrong}",
+        f"{row.max_error:.2g} ({row.error_share:.2g} of its limit){is_wrong}",
         "-" if row.ratio is None else f"{row.ratio:.3f}",
         short_name(row.kernels[0]) if row.kernels else "-",
     )

@@ -10,7 +10,7 @@ import torch
 
 from kernels.attention.batch import AttentionFlags
 from kernels.catalog import PATHS
-from kernels.device import num_cores, read_fingerprint, torch_dtype
+from kernels.device import read_fingerprint, torch_dtype, use_all_cores
 from kernels.fingerprint import Fingerprint
 from kernels.fused.matmul_fallback import MatmulFallbacks
 from kernels.launch import install_compile_counter, num_compiles
@@ -36,7 +36,6 @@ from server.engine.planning import (
     Progress,
     Unservable,
     cache_folder,
-    fingerprint_fields,
     plan_attention,
     plan_rows,
     refuse_unserved,
@@ -145,7 +144,7 @@ def _build(
 def _subject(settings: Settings) -> _Subject:
     device = choose_device(settings)
     if device.type == "cpu":
-        torch.set_num_threads(num_cores())
+        use_all_cores()
     folder = resolve_model(settings.model, settings.load_format)
     config = load_config(folder)
     return _Subject(folder, config, choose_limits(settings, config, device), device, read_fingerprint(device))
@@ -192,7 +191,7 @@ def _ready(subject: _Subject, parts: Parts, plan: Plan, engine: Engine, runner: 
         max_model_len=engine.max_len,
         num_pages=runner.num_pages,
         page_size=subject.limits.page_size,
-        fingerprint=fingerprint_fields(subject.fingerprint),
+        fingerprint=subject.fingerprint.values(),
         matrix_digest=plan.matrix_digest,
         matrix_verdict=plan.matrix_verdict.value,
         plan=plan_rows(parts.dispatcher.decisions, plan.evidence),

@@ -1,8 +1,6 @@
 """The plan of this engine's attention, and how it is told to the API process."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
-from enum import Enum
 from pathlib import Path
 
 import torch
@@ -106,12 +104,6 @@ def plan_rows(
     return [_plan_row(decision, evidence) for decision in decisions.values()]
 
 
-def fingerprint_fields(fingerprint: Fingerprint) -> dict[str, str | int | None]:
-    """The fingerprint as plain values, by field name."""
-    values = ((field.name, getattr(fingerprint, field.name)) for field in fields(fingerprint))
-    return {name: value.value if isinstance(value, Enum) else value for name, value in values}
-
-
 def _plan_row(decision: Decision, evidence: Mapping[tuple[AttentionShape, str], Evidence]) -> PlanRow:
     shape = decision.shape
     found = None if decision.path is None else evidence.get((shape, decision.path))
@@ -131,6 +123,7 @@ def _plan_row(decision: Decision, evidence: Mapping[tuple[AttentionShape, str], 
         },
         matrix_digest=decision.matrix_digest,
         evidence=None if found is None else summarize(found),
+        notes=decision.notes,
     )
 
 

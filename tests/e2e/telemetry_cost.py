@@ -85,7 +85,7 @@ async def one(port: int, request: bytes) -> int:
 def work(port: int, num_streams: int, num_tokens: int, done: "multiprocessing.Queue[int]") -> None:
     fields = {"prompt": list(range(40, 104)), "max_tokens": num_tokens, "stream": True, "ignore_eos": True}
     body = json.dumps(fields).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(body)}\r\n"
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {len(body)}\r\n"
     request = head.encode() + b"Content-Type: application/json\r\n\r\n" + body
 
     async def all_of_them() -> int:

@@ -2,7 +2,6 @@
 
 import ast
 import os
-import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -10,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from kernels import catalog
 from kernels.buckets import Bucket
 from kernels.catalog import PATHS, path_named
 from kernels.fingerprint import Device, Fingerprint
@@ -121,24 +119,6 @@ def test_a_head_dim_of_320_is_served_by_a_fallback_only(shape: AttentionShape, m
 )
 def test_flags_and_dims_leave_the_paths_that_can_compute_them(changes: dict[str, object], expected: list[str]) -> None:
     assert serving(replace(PREFILL, **changes), H200) == expected  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("sources", ["_GLUON_PREFILL_SOURCES", "_GLUON_EXTEND_SOURCES", "_GLUON_DECODE_SOURCES"])
-def test_the_sources_of_a_gluon_path_hold_whatever_they_import_of_their_folder(sources: str) -> None:
-    """What a path's evidence is bound to: a module left out could change without a trace."""
-    names = getattr(catalog, sources)
-    imported = re.compile(r"^from kernels\.attention(?:\.(\w+)| import ([\w, ]+))", re.MULTILINE)
-    for name in names:
-        for module, modules in imported.findall((ROOT / "kernels" / "attention" / name).read_text()):
-            found = {f"{word}.py" for word in re.findall(r"\w+", module or modules)}
-            assert found <= set(names), f"{name} imports {sorted(found - set(names))}"
-
-
-def test_a_digest_is_the_sha256_of_the_sources_and_differs_between_kernels() -> None:
-    digests = {path.name: path.source_digest for path in PATHS}
-    assert all(re.fullmatch("[0-9a-f]{64}", digest) for digest in digests.values())
-    hopper = {digests[f"gluon.{phase.value}.hopper"] for phase in Phase}
-    assert len({digests[f"triton.{phase.value}"] for phase in Phase} | {digests["sdpa.math"]} | hopper) == 7
 
 
 def test_the_profiler_names_of_triton_paths_are_their_jit_functions() -> None:

@@ -6,7 +6,7 @@ from kernels.buckets import Bucket
 from kernels.fingerprint import Device, Fingerprint
 from kernels.path import KernelPath, Limits, Tier
 from kernels.shape import AttentionShape, Dtype, Mask, Phase
-from qualification.evidence import REQUIRED_CHECKS, Check, Evidence, Timing
+from qualification.evidence import CHECK_LIMITS, Check, Evidence, Timing
 
 MACHINE = Fingerprint(Device.CPU, "Test CPU", None, None, None, None, "2.13.0", None)
 SHAPE = AttentionShape(Phase.PREFILL, Dtype.FP32, Dtype.FP32, 4, 2, 64, Bucket.LE_128, Bucket.LE_128)
@@ -30,8 +30,12 @@ def path(name: str, tier: Tier = Tier.FIRST, **limits: object) -> KernelPath:
 
 
 def checks(measured: float = 0.5, *, missing: str | None = None) -> tuple[Check, ...]:
-    """All required checks, at half their limit unless told otherwise."""
-    return tuple(Check(name, "ragged", measured, 1.0, "abs", 0) for name in sorted(REQUIRED_CHECKS - {missing}))
+    """All required checks: shares of a limit at 0.5 unless told otherwise, counts at 0 unless that is above 1."""
+    return tuple(
+        Check(name, "ragged", measured if limit or measured > 1 else 0.0, limit, unit, 0)
+        for name, (limit, unit) in sorted(CHECK_LIMITS.items())
+        if name != missing
+    )
 
 
 def evidence(shape: AttentionShape, kernel: KernelPath, p50_us: float = 10.0, **changes: object) -> Evidence:

@@ -30,9 +30,9 @@ def test_the_table_names_a_case_once_and_a_line_for_each_contender() -> None:
 
 
 def test_a_wrong_row_says_so() -> None:
-    assert "WRONG" in rows_table([row(prefill(512), "ours", max_error=2.0)])[2]
+    assert "WRONG" in rows_table([row(prefill(512), "ours", error_share=2.0)])[2]
     assert "WRONG" in rows_table([row(prefill(512), "ours", num_nonfinite=1)])[2]
-    assert "WRONG" in rows_table([row(prefill(512), "ours", mean_error=math.nan)])[2]
+    assert "WRONG" in rows_table([row(prefill(512), "ours", bias_share=math.nan)])[2]
     assert "WRONG" not in rows_table([row(prefill(512), "ours")])[2]
 
 
@@ -53,7 +53,7 @@ def test_the_summary_gives_the_geometric_mean_and_the_worst_case() -> None:
 
 
 def test_a_wrong_row_is_worth_nothing_in_the_summary() -> None:
-    rows = [row(prefill(512), "ours", ratio=2.0), row(prefill(1024), "ours", ratio=2.0, max_error=9.0)]
+    rows = [row(prefill(512), "ours", ratio=2.0), row(prefill(1024), "ours", ratio=2.0, error_share=9.0)]
     assert summary_table(rows)[2].split()[6:8] == ["0.000", "0.000"]
 
 
@@ -92,7 +92,7 @@ def test_json_rows_are_sorted_whatever_the_order_of_measuring() -> None:
 
 
 def test_an_error_that_is_no_number_is_null_in_json_and_wrong() -> None:
-    found = rows_as_json([row(prefill(512), "ours", max_error=math.nan)])[0]
+    found = rows_as_json([row(prefill(512), "ours", max_error=math.nan, error_share=math.nan)])[0]
     assert msgspec.json.decode(msgspec.json.encode(found))["max_error"] is None
     assert found["is_right"] is False
 

@@ -22,4 +22,4 @@ def test_a_triton_path_is_right_on_the_inputs_of_the_bench(case: object) -> None
     inputs = make_inputs(case, DEVICE, seed=1)
     prepared = contender.prepare(inputs)
     reference = reference_of(inputs.q, inputs.k, inputs.v, inputs.batch, inputs.flags, rows=inputs.rows)
-    assert errors_of(prepared, prepared.call, reference, inputs.rows, inputs.flags).is_within_rule
+    assert errors_of(prepared, prepared.call, reference, inputs.rows).is_within_rule

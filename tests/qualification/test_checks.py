@@ -8,6 +8,7 @@ import torch
 from qualification_fakes import DECODE, SHAPE
 
 from kernels.attention.oracle import attention_oracle
+from kernels.attention.sdpa_decode import KEPT
 from kernels.shape import AttentionShape, Dtype
 from qualification.checks import check_path, one_thread
 from qualification.evidence import REQUIRED_CHECKS, Check
@@ -40,21 +41,17 @@ def test_a_row_that_is_not_written_counts_as_not_finite() -> None:
 
     found = measure(run)
     assert found["nonfinite"].measured == 4 * 64
-    assert found["max_error"].measured == sys.float_info.max
+    assert found["drawn_rows"].measured == sys.float_info.max
 
 
-def test_a_limit_that_is_no_number_lets_nothing_pass() -> None:
+def test_an_error_that_is_no_number_does_not_pass() -> None:
     class Lost(References):
         def of(self, case: Case) -> CaseReference:
             found = super().of(case)
-            return replace(found, rows=found.rows and replace(found.rows, limit=math.nan))
+            return replace(found, every=replace(found.every, limit=found.every.limit * math.nan))
 
-    def run(q, k, v, batch, flags, out) -> None:
-        right(q, k, v, batch, flags, out)
-        out.mul_(2.0)
-
-    found = {check.name: check for check in check_path(run, cases(SHAPE, CPU, seed=0), Lost())}
-    assert not found["row_error"].is_passed
+    found = {check.name: check for check in check_path(right, cases(SHAPE, CPU, seed=0), Lost())}
+    assert [check.name for check in found.values() if not check.is_passed] == ["every_row"]
 
 
 def test_a_write_beside_the_output_is_counted() -> None:
@@ -70,7 +67,7 @@ def test_a_kernel_that_answers_for_inputs_that_it_has_changed_is_refused() -> No
         v.mul_(2.0)
         right(q, k, v, batch, flags, out)
 
-    assert not measure(run)["max_error"].is_passed
+    assert not measure(run)["drawn_rows"].is_passed
 
 
 def test_every_path_of_a_shape_is_compared_with_one_computation_of_the_truth() -> None:
@@ -100,8 +97,32 @@ def test_each_measure_keeps_its_worst_case() -> None:
             out += 0.5
 
     found = measure(run)
-    assert found["max_error"].case == found["mean_error"].case == "large_logits"
-    assert found["max_error"].measured == pytest.approx(0.5, rel=1e-3)
+    assert found["drawn_rows"].case == found["every_row"].case == found["bias"].case == "large_logits"
+
+
+def test_a_failed_check_says_where_and_by_how_much() -> None:
+    def run(q, k, v, batch, flags, out) -> None:
+        right(q, k, v, batch, flags, out)
+        out[5, 1, 7] += 0.5
+
+    found = measure(run)
+    assert found["drawn_rows"].where.startswith("row 5, head 1, column 7: off by 0.5, at most ")
+    assert found["nonfinite"].where == ""
+
+
+def test_keys_kept_from_step_to_step_are_checked() -> None:
+    """As a server's steps have them: a path that does not add the newest key is refused there, and only there."""
+
+    def run(q, k, v, batch, flags, out) -> None:
+        kept = None if batch.plans is None else batch.plans[KEPT]
+        is_later_step = kept in seen
+        seen.append(kept or object())
+        stale = replace(batch, context_lens=batch.context_lens - 1) if is_later_step else batch
+        right(q, k, v, stale, flags, out)
+
+    seen: list[object] = []
+    failed = [check for check in measure(run, DECODE).values() if not check.is_passed]
+    assert {check.case for check in failed} == {"steps"}
 
 
 def test_what_a_path_raises_goes_through() -> None:
@@ -138,7 +159,7 @@ def test_one_wrong_tile_in_ten_thousand_is_refused_by_the_check_of_every_row() -
         found = check_path(wrong_kernel(Fault.ONE_TILE), [case])
         right = check_path(wrong_kernel(Fault.NONE), [case])
     assert num_tiles > 10_000
-    assert [check.name for check in found if not check.is_passed] == ["row_error"]
+    assert [check.name for check in found if not check.is_passed] == ["every_row"]
     assert all(check.is_passed for check in right)
 
 

@@ -128,7 +128,6 @@ def test_large_logits_and_an_outlier_key_are_among_the_cases() -> None:
     found = {case.name: case for case in cases(SHAPE, CPU, seed=0)}
     assert found["large_logits"].q.std() > 25
     assert found["outlier_key"].k.abs().max() > 30
-    assert [name for name, case in found.items() if case.is_unit_variance] == ["ragged", "long"]
 
 
 def test_sinks_and_spans_are_made_where_the_shape_has_them() -> None:

@@ -3,7 +3,8 @@ import time
 import pytest
 import torch
 
-from qualification.timing import median_spread, time_call, time_together
+from qualification.evidence import Timing
+from qualification.timing import Judged, fastest_us, median_spread, time_call, time_together, time_until_believed
 
 CPU = torch.device("cpu")
 
@@ -32,6 +33,42 @@ def test_the_spread_of_many_samples_is_that_of_their_middle() -> None:
 
 def test_the_spread_of_few_samples_is_their_whole_range() -> None:
     assert median_spread([10.0, 11.0, 12.0]) == pytest.approx(1 / 11)
+
+
+BELIEVED, WIDE, WIDER = Judged(Timing(10.0, 0.2, 20), 12.0), Timing(9.0, 0.3, 20), Timing(8.0, 0.4, 20)
+IMPOSSIBLE = Judged(Timing(10.0, 0.0, 20), 12.6)  # its floor is more than 1.25 times of it
+
+
+@pytest.mark.parametrize(
+    ("attempts", "kept", "factors"),
+    [
+        ([BELIEVED], 0, [1]),
+        ([Judged(WIDE, None), BELIEVED], 1, [1, 2]),
+        ([IMPOSSIBLE, Judged(WIDER, 5.0), BELIEVED], 2, [1, 2, 4]),
+        ([Judged(WIDER, 5.0), Judged(WIDE, 5.0), Judged(WIDER, 5.0)], 1, [1, 2, 4]),
+        ([IMPOSSIBLE] * 3, 0, [1, 2, 4]),
+    ],
+)
+def test_a_time_is_taken_again_until_it_is_believed(attempts: list[Judged], kept: int, factors: list[int]) -> None:
+    asked: list[int] = []
+
+    def attempt(factor: int) -> Judged:
+        asked.append(factor)
+        return attempts[len(asked) - 1]
+
+    assert time_until_believed(attempt) is attempts[kept]
+    assert asked == factors
+
+
+def test_no_number_is_believed_as_a_spread() -> None:
+    assert Judged(Timing(10.0, float("nan"), 20), None).doubt is not None
+
+
+def test_the_fastest_of_a_few_calls_is_what_a_machine_can_do() -> None:
+    waits = iter([0.2, 0.0, 0.2, 0.01, 0.01, 0.01])
+    assert fastest_us(lambda: time.sleep(next(waits)), CPU, budget_s=60.0, max_samples=3) < 200_000
+    assert fastest_us(lambda: time.sleep(next(waits)), CPU, budget_s=0.0) >= 10_000  # two at least
+    assert list(waits) == [0.01]
 
 
 @pytest.mark.gpu

@@ -26,7 +26,7 @@ from kernels.attention.gluon_variants import LONG_TILINGS, TILINGS, Tiling, vari
 from kernels.fused.gluon_wide import launch_wide
 from kernels.fused.matmul import linear
 from kernels.fused.skinny import wide_tiling
-from kernels.launch import num_processors
+from kernels.processors import num_processors
 
 CPU, CUDA, BF16 = torch.device("cpu"), torch.device("cuda"), torch.bfloat16
 HEADS = (8, 2)

@@ -13,7 +13,7 @@ from kernels.attention.gluon_extend_launch import launches_of, run_extend
 from kernels.attention.gluon_extend_variants import extend_variant_of, longer
 from kernels.attention.gluon_extend_work import work_of
 from kernels.attention.triton_extend import run_extend as run_triton_extend
-from kernels.launch import num_processors
+from kernels.processors import num_processors
 
 pytestmark = pytest.mark.gpu
 

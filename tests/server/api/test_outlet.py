@@ -83,7 +83,7 @@ def texts_of(stream: bytes) -> list[str]:
 
 def ask(connection: socket.socket, **fields: object) -> None:
     body = json.dumps({"prompt": [1, 2], "max_tokens": 100, "stream": True, **fields}).encode()
-    head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nConnection: close\r\n"
+    head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nConnection: close\r\n"
     connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
 
 

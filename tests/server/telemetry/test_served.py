@@ -96,7 +96,7 @@ def disconnecting(path: str, body: dict[str, object], engine: ScriptedEngine, it
             "root_path": "",
             "scheme": "http",
             "query_string": b"",
-            "headers": [(b"content-type", b"application/json")],
+            "headers": [(b"host", b"localhost"), (b"content-type", b"application/json")],
         }
         engine.gate = asyncio.Event()
         task = asyncio.create_task(it.app(scope, receive, send))
