@@ -77,6 +77,10 @@ def cases(shape: AttentionShape, device: torch.device, *, seed: int) -> Iterator
     yield _case("outlier_key", shape, few, device, seed=seed + 2, has_outlier=True)
     if shape.window is not None and _MAX_SHORT < shape.window + 1 < longest.keys:
         yield _case("window_edges", shape, _window_edges(shape, longest), device, seed=seed + 3)
+    if shape.phase is Phase.DECODE:
+        num_rows = max(64, _MIN_ELEMENTS // (shape.num_heads * shape.head_dim))
+        lengths = [Lengths(1, min(longest.keys, 32 + 37 * row % 99)) for row in range(num_rows)]
+        yield _case("many_rows", shape, lengths, device, seed=seed + 6)
     if shape.phase is Phase.DECODE and device.type == "cpu":
         lengths = [Lengths(1, length) for length in _STEP_LENGTHS if length <= longest.keys]
         yield replace(_case("steps", shape, lengths, device, seed=seed + 5), num_steps=_NUM_STEPS)
@@ -122,8 +126,6 @@ def _ragged(shape: AttentionShape, longest: Lengths) -> list[Lengths]:
     if shape.phase is Phase.PREFILL:
         sequences = [Lengths(length, length) for length in keys]
     elif shape.phase is Phase.DECODE:
-        num_more = max(64, _MIN_ELEMENTS // (shape.num_heads * shape.head_dim))
-        keys = sorted([*keys, *(min(keys[-1], 32 + 37 * n % 99) for n in range(num_more))])
         sequences = [Lengths(1, length) for length in keys]
     else:
         queries = _edges(shape, min(longest.queries, 130))
