@@ -75,8 +75,16 @@ def _hopper_path(phase: Phase, run: RunAttention | None) -> KernelPath:
     )  # fmt: skip
 
 
-def _sdpa_path(name: str, tier: Tier, limits: Limits, run: RunAttention, *kernel_names: str) -> KernelPath:
-    return KernelPath(f"sdpa.{name}", tier, limits, _digest("sdpa"), kernel_names, run)
+def _sdpa_path(
+    name: str,
+    tier: Tier,
+    limits: Limits,
+    run: RunAttention,
+    *kernel_names: str,
+    competes_on: frozenset[Device] = frozenset(),
+) -> KernelPath:
+    digest = _digest("sdpa")
+    return KernelPath(f"sdpa.{name}", tier, limits, digest, kernel_names, run, competes_on=competes_on)
 
 
 def _bundled_paths() -> tuple[KernelPath, ...]:
@@ -170,7 +178,17 @@ PATHS: tuple[KernelPath, ...] = (
     _sdpa_path("cudnn", Tier.FALLBACK, _CUDNN_LIMITS, sdpa.run_cudnn, "cudnn", *_TORCH_HELPERS),
     _sdpa_path("flash", Tier.FALLBACK, _FLASH_LIMITS, sdpa.run_flash, "pytorch_flash::", *_TORCH_HELPERS),
     _sdpa_path("efficient", Tier.FALLBACK, _EFFICIENT_LIMITS, sdpa.run_efficient, "fmha_cutlassF", *_TORCH_HELPERS),
-    _sdpa_path("math", Tier.FALLBACK, _MATH_LIMITS, sdpa.run_math, *_GEMMS, "softmax", *_TORCH_HELPERS),
+    _sdpa_path(
+        "math",
+        Tier.FALLBACK,
+        _MATH_LIMITS,
+        sdpa.run_math,
+        *_GEMMS,
+        "softmax",
+        *_TORCH_HELPERS,
+        # Both paths of a CPU are PyTorch's own. On a GPU nothing of PyTorch serves uncounted.
+        competes_on=frozenset({Device.CPU}),
+    ),
 )
 
 

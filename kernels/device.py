@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from kernels.cpu_libraries import library_variables
 from kernels.fingerprint import Device, Fingerprint
 from kernels.launch import is_interpreted, triton_version
 from kernels.shape import Dtype
@@ -33,17 +34,35 @@ def dtype_of(dtype: torch.dtype) -> Dtype:
     raise ValueError(f"expected one of {', '.join(d.value for d in Dtype)}, found {dtype}")
 
 
-def read_fingerprint(device: torch.device) -> Fingerprint:
-    """What evidence measured on `device` depends on. Raises ValueError for a device that is neither CPU nor CUDA."""
+def read_fingerprint(device: torch.device, *, num_threads: int | None = None) -> Fingerprint:
+    """What evidence measured on `device` depends on. Raises ValueError for a device that is neither CPU nor CUDA.
+
+    num_threads  of a CPU: those that torch is to compute with; None for those that it computes with now
+    """
     if device.type == "cuda":
         return _read_gpu(device)
     if device.type != "cpu":
         raise ValueError(f"expected a cpu or cuda device, found {device.type}")
-    return _read_cpu(Device.INTERPRETER if is_interpreted() else Device.CPU)
+    return _read_cpu(
+        Device.INTERPRETER if is_interpreted() else Device.CPU,
+        torch.get_num_threads() if num_threads is None else num_threads,
+        torch.backends.mkldnn.enabled,
+        torch.get_float32_matmul_precision(),
+    )
 
 
-@functools.cache  # neither changes while the process lives, and every call of the library asks
-def _read_cpu(device: Device) -> Fingerprint:
+def use_all_cores() -> None:
+    """Let torch compute with every core that this process may use: so the server does, and what measures for it."""
+    torch.set_num_threads(num_cores())
+
+
+# Every call of the library asks. What may change while the process lives is an argument, so that a change is seen; all
+# else is read once for each value of the arguments.
+@functools.cache
+def _read_cpu(device: Device, num_threads: int, is_onednn_used: bool, matmul_precision: str) -> Fingerprint:
+    settings = [*library_variables()]
+    settings += [] if is_onednn_used else ["oneDNN=off"]
+    settings += [] if matmul_precision == "highest" else [f"float32_matmul={matmul_precision}"]
     return Fingerprint(
         device=device,
         gpu=_processor_name(),
@@ -53,6 +72,9 @@ def _read_cpu(device: Device) -> Fingerprint:
         cudnn=None,
         torch=str(torch.__version__),
         triton=triton_version(),
+        instruction_set=torch.backends.cpu.get_cpu_capability(),
+        libraries=" ".join(settings) or "default",
+        threads=num_threads,
     )
 
 

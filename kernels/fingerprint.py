@@ -1,6 +1,6 @@
 """The machine and its software stack as data. Any difference makes evidence stale."""
 
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from enum import Enum
 
 
@@ -22,14 +22,27 @@ class Fingerprint:
     cudnn: str | None
     torch: str
     triton: str | None  # None where triton is not installed (it exists for Linux only)
+    # Of a CPU only, None on a GPU: each of these changes the bits or the speed of the same call on the same processor.
+    instruction_set: str | None = None  # the best that torch's own kernels use, e.g. AVX2, AVX512, DEFAULT
+    libraries: str | None = None  # settings of MKL, oneDNN and torch's matmul that are not the default, else "default"
+    threads: int | None = None  # that torch computes one operation with
 
     def differing_fields(self, other: "Fingerprint") -> tuple[str, ...]:
         """Names of the fields in which two machines differ, in declaration order."""
         return tuple(f.name for f in fields(self) if getattr(self, f.name) != getattr(other, f.name))
 
+    def values(self) -> dict[str, str | int | None]:
+        """Every field as a plain value by its name, without those of a CPU where they are None.
+
+        A GPU's matrix files and the names of its cache files are made from this, so they stay as they are when CPUs get
+        another field.
+        """
+        named = ((f, getattr(self, f.name)) for f in fields(self))
+        return {
+            f.name: value.value if isinstance(value, Enum) else value
+            for f, value in named
+            if f.default is MISSING or value is not None
+        }
+
     def __str__(self) -> str:
-        return " ".join(f"{f.name}={_text(getattr(self, f.name))}" for f in fields(self))
-
-
-def _text(value: object) -> str:
-    return str(value.value) if isinstance(value, Enum) else str(value)
+        return " ".join(f"{name}={value}" for name, value in self.values().items())

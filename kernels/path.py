@@ -89,6 +89,9 @@ class KernelPath:
     run: RunAttention | None  # None where its module cannot be imported; `rejects` then answers ARCH
     # Whether a CUDA graph can hold its launches: they depend on shapes and host bounds only, and nothing waits.
     is_capturable: bool = False
+    # Where, though a fallback, it serves before the first tier: for shapes that this can compute too, where both are
+    # proven and it was measured to be clearly faster. It is no fallback then.
+    competes_on: frozenset[Device] = frozenset()
     max_queries: int = 1  # query tokens a sequence that a path for decode takes
     # Whole names of what a call launches, one set of several: the batch decides which. Empty: all launch the same.
     alternatives: tuple[tuple[str, ...], ...] = ()

@@ -3,12 +3,16 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from kernels.fingerprint import Fingerprint
+from kernels.fingerprint import Device, Fingerprint
 from kernels.path import KernelPath, Tier
 from kernels.shape import AttentionShape
 from qualification.canary.verdict import ExitCode
 from qualification.evidence import Evidence
 from qualification.matrix import Key
+from qualification.order import Rated, first_of
+
+# Starts of the names of the catalog's paths, in its order; a test holds this to it.
+_ORDER = ("gluon.", "triton.", "sdpa.cpu", "sdpa.cudnn", "sdpa.flash", "sdpa.efficient", "sdpa.math")
 
 
 def tier_of(path: str) -> Tier:
@@ -19,15 +23,43 @@ def tier_of(path: str) -> Tier:
     return Tier.FALLBACK if path.startswith("sdpa.") and path != "sdpa.cpu" else Tier.FIRST
 
 
+def may_compete(path: str, device: Device) -> bool:
+    """Whether a fallback serves before the first tier where it is clearly faster; by its name alone, as `tier_of`."""
+    return path == "sdpa.math" and device is Device.CPU
+
+
 def time_of(evidence: Evidence) -> float:
-    """Microseconds; infinite where it was not timed."""
-    return evidence.timing.p50_us if evidence.timing is not None else float("inf")
+    """Microseconds; infinite where it was not timed, or its time is not believed."""
+    timing = evidence.believed_timing
+    return float("inf") if timing is None else timing.p50_us
 
 
 def choice_of(entries: Iterable[Evidence]) -> Evidence | None:
-    """Of one shape's evidence, all of it valid, what serves: the first tier, then the fastest."""
-    proven = [entry for entry in entries if entry.is_proven]
-    return min(proven, key=lambda entry: (tier_of(entry.path) is Tier.FALLBACK, time_of(entry)), default=None)
+    """Of one shape's evidence, all of it valid, what serves."""
+    rated = [
+        Rated(
+            of=entry,
+            index=_place(entry.path),
+            timing=entry.believed_timing,
+            is_fallback=tier_of(entry.path) is Tier.FALLBACK,
+            may_compete=may_compete(entry.path, entry.fingerprint.device),
+        )
+        for entry in sorted(entries, key=lambda entry: entry.path)
+        if entry.is_proven
+    ]
+    chosen = first_of(rated)
+    return None if chosen is None else chosen.of
+
+
+def is_left_to_fallback(chosen: Evidence, entries: Iterable[Evidence]) -> bool:
+    """Whether a fallback serves because nothing of the first tier is proven, and not because it is clearly faster."""
+    proven_tiers = {tier_of(entry.path) for entry in entries if entry.is_proven}
+    return tier_of(chosen.path) is Tier.FALLBACK and Tier.FIRST not in proven_tiers
+
+
+def _place(path: str) -> int:
+    """In the catalog's order, as far as it matters inside a tier."""
+    return next((index for index, start in enumerate(_ORDER) if path.startswith(start)), len(_ORDER))
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +114,6 @@ def _findings(
     elif chosen is None and not wrong:
         raised = "; ".join(f"{entry.path}: {entry.failure}" for entry in entries)
         found.append(Finding(ExitCode.ENVIRONMENT, shape, f"no path serves it ({raised or 'every path rejects it'})"))
-    elif chosen is not None and has_first and tier_of(chosen.path) is Tier.FALLBACK:
+    elif chosen is not None and has_first and is_left_to_fallback(chosen, entries):
         found.append(Finding(ExitCode.ENVIRONMENT, shape, f"only the fallback {chosen.path} serves it"))
     return found

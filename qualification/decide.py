@@ -8,8 +8,9 @@ from kernels.fingerprint import Fingerprint
 from kernels.path import KernelPath, Reject, Rejection, Tier
 from kernels.shape import AttentionShape
 from qualification.decision import Candidate, Decision, Pairs, Policy, Status
-from qualification.evidence import Check, Evidence
+from qualification.evidence import Check, Evidence, Timing
 from qualification.matrix import Key, Matrix
+from qualification.order import Rated, beats, first_of
 
 _PROOF = frozenset({Status.PROVEN, Status.PROVISIONAL})
 _MAY_SERVE: dict[Policy, frozenset[Status]] = {
@@ -43,12 +44,11 @@ class Standing:
     doubt: Rejection | None  # why its status is not PROVEN
     evidence: Evidence | None  # what the status rests on
     is_reviewed: bool  # the evidence is from git
-    proven_us: float  # by valid evidence, whatever befell the path since; infinite where there is none
+    proven_timing: Timing | None  # by valid evidence, whatever befell the path since; None where none is believed
+    may_compete: bool  # on this machine, with the first tier
 
-    @property
-    def p50_us(self) -> float:
-        """Measured time of what may serve; infinite where there is none."""
-        return self.proven_us if self.status in _PROOF else float("inf")
+    def rated(self) -> Rated["Standing"]:
+        return Rated(self, self.index, self.proven_timing, self.path.tier is Tier.FALLBACK, self.may_compete)
 
     def may_serve(self, policy: Policy) -> bool:
         return not self.limits and self.status in _MAY_SERVE[policy]
@@ -74,8 +74,9 @@ def decide(
 
     `quarantined` holds the pairs of (path, str(shape)) that broke, `overridden` those that an operator took out.
 
-    The first tier goes before the fallback tier; inside a tier the faster measured path, then the catalog's order.
-    Under DEGRADE the better status goes before all of that. Raises ValueError without any path.
+    The first tier goes before the fallback tier; inside a tier the faster measured path, then the catalog's order
+    (`order.py`, which also says where a fallback may go first). Under DEGRADE the better status goes before all of
+    that. Raises ValueError without any path.
     """
     if not paths:
         raise ValueError("the catalog is empty")
@@ -85,7 +86,7 @@ def decide(
         for index, path in enumerate(paths)
     ]
     able = [standing for standing in standings if standing.may_serve(policy)]
-    chosen = min(able, key=_preference, default=None)
+    chosen = _chosen(able)
     wanted, reasons = _wanted(standings, chosen, shape, policy)
     return Decision(
         shape=shape,
@@ -99,6 +100,7 @@ def decide(
             if standing is not chosen
         ),
         matrix_digest=book.reviewed.digest if chosen and chosen.is_reviewed else None,
+        notes=_notes(able, chosen),
     )
 
 
@@ -128,11 +130,11 @@ def _standing(
     if path.run is None and not limits:
         limits = (Rejection(Reject.ARCH, "its module cannot be imported here"),)
     status, doubt, evidence, is_reviewed = _status(path, shape, fingerprint, book)
-    timing = evidence.timing if evidence is not None and status in _PROOF else None
+    timing = evidence.believed_timing if evidence is not None and status in _PROOF else None
     if (path.name, str(shape)) in excluded:
         status, doubt = Status.QUARANTINED, excluded[path.name, str(shape)]
-    proven_us = float("inf") if timing is None else timing.p50_us
-    return Standing(path, index, limits, status, doubt, evidence, is_reviewed, proven_us)
+    may_compete = fingerprint.device in path.competes_on
+    return Standing(path, index, limits, status, doubt, evidence, is_reviewed, timing, may_compete)
 
 
 def _status(
@@ -193,9 +195,35 @@ def _check_failure(check: Check) -> str:
     return f"{check.name} is {check.measured:.3g} times its limit on {check.case}{where}"
 
 
-def _preference(standing: Standing) -> tuple[int, bool, float, int]:
+def _chosen(able: list[Standing]) -> Standing | None:
     """What is proven goes first, by review or by this machine alike; only DEGRADE lets anything else stand here."""
-    return (_RANK[standing.status], standing.path.tier is Tier.FALLBACK, standing.p50_us, standing.index)
+    best = min((_RANK[standing.status] for standing in able), default=None)
+    chosen = first_of(standing.rated() for standing in able if _RANK[standing.status] == best)
+    return None if chosen is None else chosen.of
+
+
+def _notes(able: list[Standing], chosen: Standing | None) -> tuple[str, ...]:
+    """What an operator may ask of the choice: a fallback that competed and won, and times that chose nothing."""
+    if chosen is None or chosen.status not in _PROOF:
+        return ()
+    proven = [standing for standing in able if standing.status in _PROOF]
+    beaten = [standing for standing in proven if beats(chosen.rated(), standing.rated())]
+    notes = [
+        f"{chosen.path.name} takes {_us(chosen)}, {standing.path.name} {_us(standing)}: the faster serves"
+        for standing in beaten
+        if standing.path.tier is Tier.FIRST
+    ]
+    notes += [
+        f"the time of {standing.path.name} chooses nothing, its place is the catalog's: {doubt}"
+        for standing in proven
+        if standing.evidence is not None and (doubt := standing.evidence.timing_doubt) is not None
+    ]
+    return tuple(notes)
+
+
+def _us(standing: Standing) -> str:
+    assert standing.proven_timing is not None
+    return f"{standing.proven_timing.p50_us:.4g} us"
 
 
 def _wanted(
@@ -210,12 +238,13 @@ def _wanted(
     first = [standing for standing in standings if _is_first_choice(standing, shape)]
     here = [standing for standing in first if Reject.ARCH not in {code.code for code in standing.limits}]
     able = [standing for standing in here if not standing.limits]
-    broken = [standing for standing in able if standing.status is Status.QUARANTINED and _is_faster(standing, chosen)]
-    broken.sort(key=lambda standing: standing.proven_us)
-    for standing in (*broken, *(able or here or first)):
+    broken = None if chosen is None else _preferred_until_it_broke(standings, policy)
+    for standing in (*([] if broken is None else [broken]), *(able or here or first)):
         against = standing.rejections(policy)
         if standing is chosen or against:
             return standing, tuple(dict.fromkeys(rejection.code for rejection in against))
+    if chosen is not None and able:  # a fallback that competes is faster than all of them
+        return chosen, ()
     if chosen is not None:  # the catalog holds no path of the first tier for this phase
         doubts = tuple(dict.fromkeys(rejection.code for rejection in chosen.rejections(policy)))
         return chosen, doubts or (Reject.LAYOUT,)
@@ -223,8 +252,19 @@ def _wanted(
     return standings[0], tuple(dict.fromkeys(rejection.code for rejection in against))
 
 
-def _is_faster(standing: Standing, chosen: Standing | None) -> bool:
-    return chosen is not None and standing.proven_us < chosen.p50_us
+def _preferred_until_it_broke(standings: list[Standing], policy: Policy) -> Standing | None:
+    """The path that broke in service and would go before all that may serve now, by its time and its tier."""
+    able = [standing for standing in standings if standing.may_serve(policy) and standing.status in _PROOF]
+    broken = [
+        standing
+        for standing in standings
+        if standing.status is Status.QUARANTINED and not standing.limits and standing.proven_timing is not None
+    ]
+    best = first_of(standing.rated() for standing in (*able, *broken))
+    if best is None or best.of.status is not Status.QUARANTINED:
+        return None
+    # Behind fallbacks alone the wanted path is one of the first tier.
+    return best.of if any(standing.path.tier is Tier.FIRST for standing in (*able, *broken)) else None
 
 
 def _is_first_choice(standing: Standing, shape: AttentionShape) -> bool:

@@ -45,6 +45,7 @@ class Decision:
     fallback_reasons: tuple[Reject, ...]  # empty exactly when this is no fallback
     candidates: tuple[Candidate, ...]
     matrix_digest: str | None  # of the matrix that holds the evidence; None where there is none
+    notes: tuple[str, ...] = ()  # for people: how measured times chose, where that is not what the catalog says
 
     @property
     def is_fallback(self) -> bool:

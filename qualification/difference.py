@@ -7,7 +7,7 @@ from enum import IntEnum
 from kernels.path import Tier
 from kernels.shape import AttentionShape
 from qualification.canary.verdict import ExitCode
-from qualification.choice import choice_of, tier_of
+from qualification.choice import choice_of, is_left_to_fallback, tier_of
 from qualification.evidence import Evidence, strain
 from qualification.matrix import Key
 from qualification.summary import Changed, check_text, status_of, time_text, unchanged
@@ -40,8 +40,11 @@ class Side:
     def entries(self, shape: AttentionShape, paths: Sequence[str]) -> dict[str, Evidence]:
         return {path: self.evidence[shape, path] for path in paths if (shape, path) in self.evidence}
 
+    def valid(self, entries: Mapping[str, Evidence]) -> list[Evidence]:
+        return [entry for entry in entries.values() if not self.changed(entry)]
+
     def choice(self, entries: Mapping[str, Evidence]) -> Evidence | None:
-        return choice_of(entry for entry in entries.values() if not self.changed(entry))
+        return choice_of(self.valid(entries))
 
     def status(self, entries: Mapping[str, Evidence], path: str) -> str:
         return status_of(entries[path], self.changed(entries[path])) if path in entries else "unproven"
@@ -98,6 +101,8 @@ def _difference(
         harms.append((Harm.FALLBACK, 0.0))
     if is_wrong:
         harms.append((Harm.WRONG, 0.0))
+    if not is_left_to_fallback(before, a.valid(of_a)) and is_left_to_fallback(after, b.valid(of_b)):
+        harms.append((Harm.FALLBACK, 0.0))
     harms += _choice_harms(before, after, details, speed_tolerance)
     if not harms:
         return None
@@ -116,9 +121,11 @@ def _choice_harms(
     """Kinds and sizes of what changed of the path that serves; says so in `details`."""
     harms: list[tuple[Harm, float]] = []
     if before.path != after.path:
-        is_fall = tier_of(before.path) is Tier.FIRST and tier_of(after.path) is Tier.FALLBACK
-        harms.append((Harm.FALLBACK, 0.0) if is_fall else (Harm.PATH, 0.0))
-    if before.timing is not None and after.timing is not None:
+        harms.append((Harm.PATH, 0.0))
+    if after.timing_doubt is not None and before.timing_doubt is None:
+        harms.append((Harm.STATUS, 0.0))
+        details.append(f"the time of {after.path} is not believed now: {after.timing_doubt}")
+    if before.timing is not None and after.timing is not None and before.timing_doubt is after.timing_doubt is None:
         ratio = after.timing.p50_us / before.timing.p50_us
         if abs(ratio - 1) > max(speed_tolerance, before.timing.spread + after.timing.spread):
             harms.append((Harm.SLOWER, ratio) if ratio > 1 else (Harm.BETTER, 1 - ratio))

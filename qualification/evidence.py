@@ -53,6 +53,31 @@ class Timing:
     n: int  # samples
 
 
+# A time that is known no better than this orders nothing: of two paths the wrong one would serve.
+MAX_SPREAD = 0.2
+# A ceiling is a rate that was reached, not the highest there is. An H200's data sheet promises 1.25 times of what its
+# large products reach and 1.14 times of its large copies; of 1152 timed calls on one, the one furthest below its floor
+# took 1/1.05 of it (decode, which reads and hardly writes). What takes less than 1/1.25 of its floor was not measured.
+MAX_BELOW_FLOOR = 1.25
+# A path that is not of the first tier serves before it where it may and takes less than 1/1.2 of its time.
+MIN_GAIN = 1.2
+
+
+def timing_doubt(timing: Timing, floor_us: float | None) -> str | None:
+    """Why a time is not believed, naming value and limit; None where it is."""
+    if not timing.spread <= MAX_SPREAD:
+        return f"spread {timing.spread:.0%}, at most {MAX_SPREAD:.0%} is believed"
+    if floor_us is not None and timing.p50_us * (1 + timing.spread) * MAX_BELOW_FLOOR < floor_us:
+        return f"{timing.p50_us:.4g} us, its floor is {floor_us:.4g} us: faster than this machine can be"
+    return None
+
+
+def is_clearly_faster(one: Timing, other: Timing) -> bool:
+    """Whether `one` gains MIN_GAIN at least, and more than what is unknown of both."""
+    gain = other.p50_us * (1 - other.spread) / (one.p50_us * (1 + one.spread))
+    return gain > 1 and other.p50_us > MIN_GAIN * one.p50_us
+
+
 @dataclass(frozen=True, slots=True)
 class Evidence:
     """All that is known of (shape, path). What follows from it (proof, rates, predicted bytes) is computed, not stored.
@@ -79,6 +104,16 @@ class Evidence:
     suite: int = SUITE
     commit: str | None = None
     command: str | None = None  # what a person typed to measure it
+
+    @property
+    def timing_doubt(self) -> str | None:
+        """Why its time is not believed; None where it is, or where there is none."""
+        return None if self.timing is None else timing_doubt(self.timing, self.floor_us)
+
+    @property
+    def believed_timing(self) -> Timing | None:
+        """What may choose a path: its time, unless that is in doubt."""
+        return None if self.timing_doubt is not None else self.timing
 
     @property
     def all_kernels(self) -> tuple[str, ...] | None:
@@ -164,6 +199,7 @@ def summarize(evidence: Evidence) -> dict[str, float | str | bool]:
         summary |= {"p50_us": evidence.timing.p50_us, "spread": evidence.timing.spread, "n": evidence.timing.n}
         summary |= {"hbm_bytes_tiled": tiled, "hbm_bytes_standard": standard}
     optional = {
+        "timing_doubt": evidence.timing_doubt,
         "tflops": evidence.tflops,
         "bytes_per_second": evidence.bytes_per_second,
         "floor_fraction": evidence.floor_fraction,

@@ -28,6 +28,8 @@ _MAX_ROWS = 192  # rows of a case that are compared in fp64: the edges of every 
 # fewer the mean signed error of 16 bits does not show an output that is off by 1e-3.
 _MIN_ELEMENTS = 2**14
 _MAX_SHORT = 1024  # tokens of the longest sequence in every case but `long`
+_NUM_STEPS = 3  # of decode, in which a CPU's path keeps the keys that it has gathered
+_STEP_LENGTHS = (3, 16, 17, 18, 33, 65, 130)  # tokens at the last step: some have a new page at each of the three
 _EDGES = (64, 128)  # tokens: the tiles that kernels commonly use
 
 
@@ -43,6 +45,7 @@ class Case:
     batch: AttentionBatch
     flags: AttentionFlags
     rows: Tensor
+    num_steps: int = 1  # of a server on a CPU: the calls before the last have a token less of each sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +77,13 @@ def cases(shape: AttentionShape, device: torch.device, *, seed: int) -> Iterator
     yield _case("outlier_key", shape, few, device, seed=seed + 2, has_outlier=True)
     if shape.window is not None and _MAX_SHORT < shape.window + 1 < longest.keys:
         yield _case("window_edges", shape, _window_edges(shape, longest), device, seed=seed + 3)
+    if shape.phase is Phase.DECODE:
+        num_rows = max(64, _MIN_ELEMENTS // (shape.num_heads * shape.head_dim))
+        lengths = [Lengths(1, min(longest.keys, 32 + 37 * row % 99)) for row in range(num_rows)]
+        yield _case("many_rows", shape, lengths, device, seed=seed + 6)
+    if shape.phase is Phase.DECODE and device.type == "cpu":
+        lengths = [Lengths(1, length) for length in _STEP_LENGTHS if length <= longest.keys]
+        yield replace(_case("steps", shape, lengths, device, seed=seed + 5), num_steps=_NUM_STEPS)
     yield long_case(shape, device, seed=seed + 4)
 
 
@@ -116,8 +126,6 @@ def _ragged(shape: AttentionShape, longest: Lengths) -> list[Lengths]:
     if shape.phase is Phase.PREFILL:
         sequences = [Lengths(length, length) for length in keys]
     elif shape.phase is Phase.DECODE:
-        num_more = max(64, _MIN_ELEMENTS // (shape.num_heads * shape.head_dim))
-        keys = sorted([*keys, *(min(keys[-1], 32 + 37 * n % 99) for n in range(num_more))])
         sequences = [Lengths(1, length) for length in keys]
     else:
         queries = _edges(shape, min(longest.queries, 130))
@@ -158,13 +166,15 @@ def _case(
     num_queries = sum(length.queries for length in lengths)
     q = _normal(num_queries, shape.num_heads, shape, generator)
     q *= query_factor
-    keys = [_normal(length.keys, shape.num_kv_heads, shape, generator) for length in lengths]
-    values = [_normal(length.keys, shape.num_kv_heads, shape, generator) for length in lengths]
+    num_keys = [length.keys for length in lengths]
+    keys = _normal(sum(num_keys), shape.num_kv_heads, shape, generator)
+    values = _normal(sum(num_keys), shape.num_kv_heads, shape, generator)
     if has_outlier:
-        for key in keys:
-            key[key.shape[0] // 2 : key.shape[0] // 2 + 1] *= 20.0
+        for end, count in zip(accumulate(num_keys), num_keys, strict=True):
+            middle = end - count + count // 2
+            keys[middle : middle + 1] *= 20.0
     if shape.page_size is None:
-        k, v, batch = _packed(lengths, keys, values, device)
+        k, v, batch = keys, values, _packed(num_keys, device)
     else:
         k, v, batch = _paged(shape, lengths, keys, values, generator)
     # Kernels choose variants by these bounds, so even short sequences get the bounds of the shape's longest.
@@ -189,51 +199,40 @@ def _normal(rows: int, num_heads: int, shape: AttentionShape, generator: torch.G
     return view.normal_(generator=generator)
 
 
-def _packed(
-    lengths: list[Lengths], keys: list[Tensor], values: list[Tensor], device: torch.device
-) -> tuple[Tensor, Tensor, AttentionBatch]:
-    total = sum(length.keys for length in lengths)
-    packed = []
-    for parts in (keys, values):
-        _, view = guarded(total, parts[0], 0.0, math.nan)
-        packed.append(torch.cat(parts, out=view) if total else view)
-    cu_seqlens = _cumulative([length.keys for length in lengths], device)
-    longest = max(length.keys for length in lengths)
-    batch = AttentionBatch(cu_seqlens, longest, longest, cu_seqlens_k=cu_seqlens)
-    return packed[0], packed[1], batch
+def _packed(num_keys: list[int], device: torch.device) -> AttentionBatch:
+    cu_seqlens = _cumulative(num_keys, device)
+    return AttentionBatch(cu_seqlens, max(num_keys), max(num_keys), cu_seqlens_k=cu_seqlens)
 
 
 def _paged(
-    shape: AttentionShape,
-    lengths: list[Lengths],
-    keys: list[Tensor],
-    values: list[Tensor],
-    generator: torch.Generator,
+    shape: AttentionShape, lengths: list[Lengths], keys: Tensor, values: Tensor, generator: torch.Generator
 ) -> tuple[Tensor, Tensor, AttentionBatch]:
     """Scattered pages; page 0 is the spare one, which is all NaN and fills every tail of the page table."""
     assert shape.page_size is not None
     device, size = generator.device, shape.page_size
     counts = [-(-length.keys // size) for length in lengths]
     order = torch.randperm(sum(counts), generator=generator, device=device) + 1
+    owners = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts)).to(device)
+    places = torch.cat([torch.arange(count) for count in counts]).to(device)
     table = torch.zeros(len(lengths), max(counts) + 3, dtype=torch.int32, device=device)
+    table[owners, places] = order.int()
+    num_keys = torch.tensor([length.keys for length in lengths])
+    positions = torch.cat([torch.arange(length.keys) for length in lengths]).to(device)
+    slots = table[torch.repeat_interleave(torch.arange(len(lengths)), num_keys).to(device), positions // size]
+    slots = slots.long() * size + positions % size
     pages = []
-    for parts in (keys, values):
+    for part in (keys, values):
         # Keys travel in the model's dtype and are stored in the cache's.
         dtype = torch_dtype(shape.kv_dtype)
-        store = torch.full((sum(counts) + 2, size, *parts[0].shape[1:]), math.nan, dtype=dtype, device=device)
-        for index, (part, count, end) in enumerate(zip(parts, counts, accumulate(counts), strict=True)):
-            mine = order[end - count : end]
-            table[index, :count] = mine.int()
-            padded = torch.full((count * size, *part.shape[1:]), math.nan, dtype=dtype, device=device)
-            padded[: part.shape[0]] = part
-            store[mine] = padded.view(count, size, *part.shape[1:])
+        store = torch.full((sum(counts) + 2, size, *part.shape[1:]), math.nan, dtype=dtype, device=device)
+        store.view(-1, *part.shape[1:])[slots] = part.to(dtype)
         pages.append(store)
     batch = AttentionBatch(
         _cumulative([length.queries for length in lengths], device),
         max(length.queries for length in lengths),
         max(length.keys for length in lengths),
         page_table=table,
-        context_lens=torch.tensor([length.keys for length in lengths], dtype=torch.int32, device=device),
+        context_lens=num_keys.int().to(device),
     )
     return pages[0], pages[1], batch
 

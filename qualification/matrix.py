@@ -18,9 +18,12 @@ A file is JSON of one evidence a line, sorted, so that a diff of two shows what 
 """
 
 import hashlib
+import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from types import MappingProxyType
 
@@ -33,6 +36,7 @@ from kernels.whole_file import write_whole
 from qualification.evidence import SUITE, Evidence
 from qualification.full_model import FullModel
 from qualification.matrix_rows import Row, Run, evidence_of, rows_of
+from qualification.possible import refuse_impossible, refuse_impossible_model
 
 SCHEMA = 2
 MATRICES = Path(__file__).parent / "matrices"  # those that ship
@@ -70,6 +74,15 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     evidence: list[Row]
 
 
+class _RawRows(msgspec.Struct, frozen=True):
+    evidence: list[msgspec.Raw]
+
+
+class _RowName(msgspec.Struct, frozen=True):
+    shape: object
+    path: str
+
+
 class _AnySchema(msgspec.Struct, frozen=True):
     schema: int
 
@@ -84,8 +97,12 @@ def save_matrix(path: Path, evidence: Iterable[Evidence], model: FullModel | Non
     return _digest_in(text)
 
 
-def load_matrix(path: Path) -> Matrix:
-    """Read one file. Raises MatrixError for one that is truncated, tampered with, of another schema or inconsistent."""
+def load_matrix(path: Path, *, now: datetime | None = None) -> Matrix:
+    """Read one file. `now` None: by this machine's clock.
+
+    Raises MatrixError for one that is truncated, tampered with, of another schema or inconsistent, or that holds what
+    no run writes.
+    """
     try:
         text = path.read_bytes().decode("utf-8")
         schema = msgspec.json.decode(text, type=_AnySchema).schema
@@ -98,8 +115,11 @@ def load_matrix(path: Path) -> Matrix:
     try:
         file = msgspec.json.decode(text, type=_File)
         entries = evidence_of(file.evidence, file.runs, file.fingerprint)
+        _refuse_doubled_names(text)
         for entry in entries:
-            _refuse_impossible(entry)
+            refuse_impossible(entry, now=now)
+        if file.model is not None:
+            refuse_impossible_model(file.model, now=now)
     except (msgspec.DecodeError, ValueError, LookupError, RecursionError) as error:
         raise MatrixError(f"{path.name} holds no evidence: {error}") from error
     found = {(entry.shape, entry.path): entry for entry in entries}
@@ -146,18 +166,27 @@ def gpu_folder(gpu: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", gpu.lower()).strip("-") or "unnamed"
 
 
-def _refuse_impossible(entry: Evidence) -> None:
-    """Raises ValueError for numbers that no run writes: rates divide by them, and the least time serves."""
-    shape, timing = entry.shape, entry.timing
-    counts = [shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.page_size, shape.window, entry.timed_sequences]
-    counts += [entry.tested_query_tokens, entry.tested_context_tokens]
-    is_possible = all(count is None or count >= 1 for count in counts) and (
-        entry.floor_us is None or entry.floor_us > 0
-    )
-    if timing is not None:
-        is_possible &= timing.p50_us > 0 and timing.spread >= 0 and timing.n >= 1
-    if not is_possible:
-        raise ValueError(f"{entry.path} of {shape} was measured in no time or on nothing")
+def _refuse_doubled_names(text: str) -> None:
+    """Raises ValueError where an object names something twice: of two checks of one name msgspec reads the last."""
+    doubled = _doubled_name(text)
+    if doubled is None:
+        return
+    for row in msgspec.json.decode(text, type=_RawRows).evidence:
+        if (name := _doubled_name(bytes(row))) is not None:
+            of = msgspec.json.decode(row, type=_RowName)
+            raise ValueError(f"{of.path} of {of.shape}: {name!r} stands twice")
+    raise ValueError(f"{doubled!r} stands twice in one object")
+
+
+def _doubled_name(text: str | bytes) -> str | None:
+    found: list[str] = []
+
+    def look(pairs: list[tuple[str, object]]) -> None:
+        names = Counter(name for name, _ in pairs)
+        found.extend(name for name, count in names.items() if count > 1)
+
+    json.loads(text, object_pairs_hook=look, parse_int=str, parse_float=str)
+    return found[0] if found else None
 
 
 def _one_line(path: Path, error: MatrixError | OSError) -> str:
@@ -180,7 +209,8 @@ def _encode(evidence: list[Evidence], model: FullModel | None) -> str:
     if len(machines) != 1:
         raise ValueError(f"a file holds evidence of one machine, got {len(machines)}")
     rows, runs = rows_of(evidence)
-    head = f'{_HEAD}{_ZEROS}",\n"schema": {SCHEMA},\n"fingerprint": {_json(machines.pop())},\n'
+    machine = msgspec.json.encode(machines.pop().values()).decode()  # in the order of its fields
+    head = f'{_HEAD}{_ZEROS}",\n"schema": {SCHEMA},\n"fingerprint": {machine},\n'
     run_lines = ",\n".join(f'"{name}": {_json(runs[name])}' for name in sorted(runs))
     row_lines = ",\n".join(_json(row) for row in rows)
     middle = f'"runs": {{\n{run_lines}\n}},\n"model": {_json(model)},\n'

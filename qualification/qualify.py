@@ -2,24 +2,27 @@
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from itertools import islice
+from itertools import cycle, islice
 
 import torch
 
+from kernels.attention.sdpa_decode import KEPT, Kept
+from kernels.device import torch_dtype
 from kernels.fingerprint import Device, Fingerprint
 from kernels.launch import TritonError
 from kernels.path import KernelPath, RunAttention
 from kernels.shape import AttentionShape, Phase, flops, hbm_bytes_tiled
-from qualification.ceilings import Ceilings
+from qualification.ceilings import Ceilings, ceilings_now
 from qualification.checks import check_path
 from qualification.compile_ahead import compiling_ahead
 from qualification.evidence import Check, Evidence, Timing
 from qualification.inputs import Case, cases, long_case, longest_lengths
 from qualification.profile import Seen, calls_seen, temporary_bytes
 from qualification.references import References, Shelf
-from qualification.timing import time_call
+from qualification.rivals import Rivals
+from qualification.timing import Judged, default_budget_s, time_call, time_until_believed
 from qualification.wrong import passed_wrongly
 
 logger = logging.getLogger(__name__)
@@ -28,6 +31,7 @@ logger = logging.getLogger(__name__)
 # from a benchmark, and no failure of our own.
 KERNEL_ERRORS = (RuntimeError, ValueError, TypeError, AssertionError, LookupError, ArithmeticError, TritonError)
 _DECODE_SEQUENCES = {"cpu": 2, "cuda": 8}  # in the timed batch
+_NUM_STEPS = 16  # so that the call which begins anew is no part of the median, nor of its spread
 _KEPT_BYTES_CPU = 2**28  # of references
 _MAX_DETAIL = 300  # characters of an error kept in evidence
 
@@ -62,9 +66,10 @@ class Bench:
     commit: str | None = None
     timing_budget_s: float | None = None  # for one pair; None: as `time_call` has it for the device
     command: str | None = None  # what a person typed
-    ceilings: Ceilings | None = None  # of this machine; None: nobody measured them
     compile_jobs: int = 1  # processes that compile before anything is measured; 1: nothing is compiled ahead
     may_profile: bool = True  # False in a server on a GPU: `qualification/recorded.py` says why
+    rates: Callable[[torch.device, torch.dtype, int], Ceilings | None] = ceilings_now  # that times are judged by
+    timer: Callable[..., Timing] = time_call
     at: str = field(default_factory=_now)  # when the run began
 
 
@@ -103,6 +108,12 @@ def qualify(
         wait(lambda what: progress(0, len(pairs), what))
     last = {shape: index for index, (shape, _) in enumerate(pairs)}
     shelf, references = Shelf(_most_kept_bytes(bench.device)), References()
+    rivals = Rivals(
+        bench.fingerprint.device,
+        bench.device,
+        lambda shape, run: _call_to_time(shape, run, bench),
+        bench.timing_budget_s,
+    )
     for done, (shape, path) in enumerate(pairs):
         progress(done, len(pairs), f"{path.name}: {shape}")
         latest = pairs[done - 1][0] if done else None
@@ -111,11 +122,21 @@ def qualify(
                 shelf.put(latest, references)
             references = shelf.take(shape)
         try:
-            on_evidence(qualify_path(shape, path, bench, references))
+            found = qualify_path(shape, path, bench, references)
+            on_evidence(found)
+            _time_rivals(rivals, path, found, on_evidence)
         except DeviceLost as lost:
             on_evidence(_evidence(shape, path, bench, failure=f"DeviceLost: {lost}"[:_MAX_DETAIL]))
             raise
     progress(len(pairs), len(pairs), "done")
+
+
+def _time_rivals(rivals: Rivals, path: KernelPath, found: Evidence, on_evidence: Callable[[Evidence], None]) -> None:
+    try:
+        for again in rivals.timed_again(path, found):
+            on_evidence(again)
+    except KERNEL_ERRORS as error:  # of paths that have just been proven: memory, most likely
+        logger.warning("%s cannot be timed in turns with its rivals, so its first time stays: %s", path.name, error)
 
 
 def _most_kept_bytes(device: torch.device) -> int:
@@ -151,24 +172,42 @@ def _measure(shape: AttentionShape, run: RunAttention, bench: Bench) -> _Measure
     The others are on short sequences, and on one alone, which another kernel may serve than several.
     """
     call, num_seqs = timed_call(shape, run, bench.device, seed=bench.seed)
-    timing = time_call(call, bench.device, budget_s=bench.timing_budget_s)
-    longest = longest_lengths(shape, is_cpu=bench.device.type == "cpu")
-    floor_us = None
-    if bench.ceilings is not None:
-        num_bytes = hbm_bytes_tiled(shape, longest.queries, longest.keys)
-        floor_us = bench.ceilings.floor_us(num_seqs * flops(shape, longest.queries, longest.keys), num_seqs * num_bytes)
+    timed = _call_to_time(shape, run, bench)  # a call of its own where it keeps something
+    judged = time_until_believed(lambda factor: _time(timed, shape, num_seqs, bench, factor))
     seen = None
     if bench.may_profile and bench.fingerprint.device is not Device.INTERPRETER:  # whose kernels are Python
         others = [*islice(cases(shape, bench.device, seed=bench.seed), 2)]
         others += [long_case(shape, bench.device, seed=bench.seed)] if num_seqs > 1 else []
         seen = calls_seen([*(_call(run, other) for other in others), call], bench.device)
     return _Measured(
-        timing=timing,
+        timing=judged.timing,
         timed_sequences=num_seqs,
-        floor_us=None if floor_us is None else float(f"{floor_us:.4g}"),
+        floor_us=judged.floor_us,
         seen=seen,
         temporary_bytes=temporary_bytes(call, bench.device),
     )
+
+
+def _call_to_time(shape: AttentionShape, run: RunAttention, bench: Bench) -> Callable[[], None]:
+    call, num_seqs = timed_call(shape, run, bench.device, seed=bench.seed)
+    if shape.phase is Phase.DECODE and bench.device.type == "cpu":
+        return stepping_call(run, long_case(shape, bench.device, seed=bench.seed, num_seqs=num_seqs))
+    return call
+
+
+def _time(call: Callable[[], None], shape: AttentionShape, num_seqs: int, bench: Bench, factor: int) -> Judged:
+    """In `factor` times the budget. The machine's rates are measured before and after: clocks and loads change."""
+    longest = longest_lengths(shape, is_cpu=bench.device.type == "cpu")
+    num_flops = num_seqs * flops(shape, longest.queries, longest.keys)
+    num_bytes = num_seqs * hbm_bytes_tiled(shape, longest.queries, longest.keys)
+    budget_s = factor * (bench.timing_budget_s or default_budget_s(bench.device))
+    dtype = torch_dtype(shape.dtype)
+    before = bench.rates(bench.device, dtype, num_bytes)
+    timing = bench.timer(call, bench.device, budget_s=budget_s, max_samples=400 * factor)
+    after = bench.rates(bench.device, dtype, num_bytes)
+    if before is None or after is None:
+        return Judged(timing, None)
+    return Judged(timing, float(f"{before.or_higher(after).floor_us(num_flops, num_bytes):.4g}"))
 
 
 def timed_call(
@@ -177,6 +216,26 @@ def timed_call(
     """(the call that is timed, its number of sequences), on inputs of the longest tested length."""
     num_seqs = _DECODE_SEQUENCES[device.type] if shape.phase is Phase.DECODE else 1
     return _call(run, long_case(shape, device, seed=seed, num_seqs=num_seqs)), num_seqs
+
+
+def stepping_call(run: RunAttention, case: Case) -> Callable[[], None]:
+    """Make calls as steps of a server on a CPU make them: each has the sequences of the one before with a token more.
+
+    `sdpa.cpu` keeps their keys from step to step; of calls on one and the same batch each gathers all of them, which
+    takes up to five times as long as a step. Every 16th call begins anew, with 16 tokens less.
+    """
+    out, lengths = torch.empty_like(case.q), case.batch.context_lens
+    assert lengths is not None, "decode reads pages"
+    num_steps = min(_NUM_STEPS, int(lengths.min()))
+    batches = [replace(case.batch, context_lens=lengths - fewer) for fewer in reversed(range(num_steps))]
+    kept, steps = Kept(), cycle(batches)
+
+    def call() -> None:
+        batch = replace(next(steps), plans={KEPT: kept})  # what kernels plan of a step is for its layers alone
+        run(case.q, case.k, case.v, batch, case.flags, out)
+
+    call()  # gathers
+    return call
 
 
 def _call(run: RunAttention, case: Case) -> Callable[[], None]:

@@ -145,11 +145,13 @@ def _run(args: argparse.Namespace, models: Mapping[str, Mapping[str, object]]) -
     import torch  # the command line as a whole does without it
 
     from kernels.catalog import PATHS, path_named
-    from kernels.device import read_fingerprint
+    from kernels.device import read_fingerprint, use_all_cores
     from qualification.campaign import Tools, conduct, default_file, targets_of
     from qualification.qualify import qualify
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if device.type == "cpu":
+        use_all_cores()
     fingerprint = read_fingerprint(device)
     bench = _bench(args, fingerprint, device)
     paths = PATHS if args.paths is None else tuple(path_named(name) for name in args.paths)
@@ -182,9 +184,6 @@ def _run(args: argparse.Namespace, models: Mapping[str, Mapping[str, object]]) -
 
 
 def _bench(args: argparse.Namespace, fingerprint: "Fingerprint", device: "torch.device") -> "Bench":
-    import torch
-
-    from qualification.ceilings import measure_ceilings
     from qualification.qualify import Bench
 
     is_gpu = device.type == "cuda"
@@ -194,7 +193,6 @@ def _bench(args: argparse.Namespace, fingerprint: "Fingerprint", device: "torch.
         commit=args.commit,
         timing_budget_s=_QUICK_BUDGET_S[device.type] if args.quick else None,
         command=typed(args),
-        ceilings=measure_ceilings(device, torch.bfloat16 if is_gpu else torch.float32),
         compile_jobs=_compile_jobs(args.compile_jobs) if is_gpu else 1,
     )
 

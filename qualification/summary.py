@@ -49,6 +49,13 @@ def time_text(p50_us: float | None) -> str:
     return f"{p50_us:.4g} us" if p50_us < 1000 else f"{p50_us / 1000:.4g} ms"
 
 
+def measured_text(entry: Evidence) -> str:
+    """The time, and whether it is not believed: it chooses no path then."""
+    if entry.timing is None or entry.timing_doubt is None:
+        return time_text(None if entry.timing is None else entry.timing.p50_us)
+    return f"{time_text(entry.timing.p50_us)} not believed ({entry.timing_doubt})"
+
+
 def check_text(check: Check | None) -> str:
     if check is None:
         return "-"
@@ -66,7 +73,7 @@ def _rows(entries: list[Evidence], changed: Changed) -> list[tuple[str, ...]]:
             *(place if index == 0 else ("",) * len(place)),
             f"{'*' if entry is chosen else ' '} {entry.path}",
             status_of(entry, changed(entry)),
-            time_text(None if entry.timing is None else entry.timing.p50_us),
+            measured_text(entry),
             _speed(entry),
             check_text(entry.worst_check) if entry.failure is None else _shortened(entry.failure),
         )

@@ -4,16 +4,18 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import torch
 
-from qualification.evidence import Timing
+from qualification.evidence import Timing, timing_doubt
 
 # Twice an H200's L2 (50 MB) and more: what a call reads comes from memory, as it does between a model's layers.
 _FLUSH_BYTES = 256 * 2**20
 # Each flush keeps an H200 busy for 65 us, a head start for the host: four launches of a call took it up to 150 us, and
 # what the device waits for counts as the call's time.
 _NUM_FLUSHES = 4
+_MAX_ATTEMPTS = 3  # at a time that is believed
 _MIN_KNOWN = 20  # samples, before their spread says anything
 
 
@@ -31,7 +33,7 @@ def time_call(
     within 0.04 s. At least 5 samples, 3 when one call takes longer than the whole budget.
     """
     is_cuda = device.type == "cuda"
-    budget = budget_s if budget_s is not None else (0.25 if is_cuda else 0.04)
+    budget = budget_s if budget_s is not None else default_budget_s(device)
     flush = _flush_buffer(device)
     if is_cuda:
         call()  # loads what is loaded once
@@ -43,6 +45,42 @@ def time_call(
         if (is_spent and len(samples) >= _least(samples, budget)) or _is_known(samples, max_spread):
             break
     return _timing(samples)
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A time, and the floor that was measured beside it."""
+
+    timing: Timing
+    floor_us: float | None  # None: not known
+
+    @property
+    def doubt(self) -> str | None:
+        return timing_doubt(self.timing, self.floor_us)
+
+
+def time_until_believed(attempt: Callable[[int], Judged]) -> Judged:
+    """Time a call up to three times, until its time is believed; else give the time that is known best.
+
+    attempt  times the call and its floor in so many times the usual budget: 1, 2, then 4
+    """
+    attempts: list[Judged] = []
+    while len(attempts) < _MAX_ATTEMPTS:
+        attempts.append(attempt(2 ** len(attempts)))
+        if attempts[-1].doubt is None:
+            return attempts[-1]
+    return min(attempts, key=lambda judged: judged.timing.spread)
+
+
+def fastest_us(
+    call: Callable[[], object], device: torch.device, *, budget_s: float = 0.005, max_samples: int = 8
+) -> float:
+    """Microseconds of the fastest of a few calls, two at least: what the machine can do, were nothing in its way."""
+    flush = _flush_buffer(device)
+    samples: list[float] = []
+    while len(samples) < 2 or (len(samples) < max_samples and sum(samples) < budget_s * 1e6):
+        samples.append(_time_once(call, flush))
+    return min(samples)
 
 
 def time_together(
@@ -58,7 +96,7 @@ def time_together(
     A call drops out when it has spent `budget_s` (as in `time_call`); the rest end together, when all their medians are
     known to `max_spread`. At least 5 samples of each, 3 of what takes longer than its budget.
     """
-    budget = budget_s if budget_s is not None else (0.25 if device.type == "cuda" else 0.04)
+    budget = budget_s if budget_s is not None else default_budget_s(device)
     flush = _flush_buffer(device)
     samples: dict[str, list[float]] = {name: [] for name in calls}
     for name in calls if device.type == "cuda" else ():
@@ -71,6 +109,11 @@ def time_together(
         if all(_is_known(samples[name], max_spread) for name in left):
             break
     return {name: _timing(values) for name, values in samples.items()}
+
+
+def default_budget_s(device: torch.device) -> float:
+    """Seconds of timing for one call."""
+    return 0.25 if device.type == "cuda" else 0.04
 
 
 def _is_spent(samples: list[float], budget: float, max_samples: int) -> bool:

@@ -16,11 +16,12 @@ from server.api import generate, ops, switch, text
 from server.api.bodies import Bodies
 from server.api.edge import Edge
 from server.api.guard import Guard, GuardLimits
-from server.api.keys import ApiKeys
+from server.api.hosts import allowed_hosts
+from server.api.keys import NO_KEYS, Access, Keys
 from server.errors import InvalidValue, MethodNotAllowed, NotFound
 from server.telemetry.metrics import Metrics
 
-OPEN_PATHS = frozenset({"/livez", "/readyz", "/health"})  # everything else needs a key, where there are keys
+OPEN_PATHS = frozenset({"/livez", "/readyz", "/health"})  # for probes, which have no key
 _LAG_INTERVAL_S = 0.25
 _LAG_SAMPLES = 20  # the gauge shows the longest of these: 5 seconds
 _TRACE_CLOSE_S = 5.0
@@ -42,8 +43,11 @@ class Api(FastAPI):
             await quick(scope, receive, send)
 
 
-def create_app(edge: Edge, *, keys: ApiKeys | None = None) -> Api:
-    """The API; its lifespan starts and closes the engine. Without an admin port it has the admin routes too."""
+def create_app(edge: Edge, keys: Keys = NO_KEYS) -> Api:
+    """The API; its lifespan starts and closes the engine. Without an admin port it has the operators' routes too.
+
+    Raises SettingsError for allowed hosts that are none.
+    """
     quick = generate.endpoints(edge)
     routers = [text.routes(edge), ops.health_routes(edge)]
     if edge.settings.admin_port is None:
@@ -68,11 +72,14 @@ def create_app(edge: Edge, *, keys: ApiKeys | None = None) -> Api:
     return app
 
 
-def create_admin_app(edge: Edge) -> FastAPI:
-    """Health, metrics and the plan, for a port of its own that only operators reach; it asks for no key."""
+def create_admin_app(edge: Edge, keys: Keys = NO_KEYS) -> FastAPI:
+    """Health, metrics and the plan, for a port of its own that only operators reach; only their keys count there.
+
+    Raises SettingsError for allowed hosts that are none.
+    """
     routers = [ops.health_routes(edge), *_admin_routers(edge)]
     app = FastAPI(openapi_url=None, redirect_slashes=False)
-    _finish(app, routers, edge, None, ())
+    _finish(app, routers, edge, Keys(operators=keys.operators), ())
     return app
 
 
@@ -81,7 +88,7 @@ def _admin_routers(edge: Edge) -> list[APIRouter]:
 
 
 def _finish(
-    app: FastAPI, routers: Sequence[APIRouter], edge: Edge, keys: ApiKeys | None, quick: Iterable[str]
+    app: FastAPI, routers: Sequence[APIRouter], edge: Edge, keys: Keys, quick: Iterable[str]
 ) -> Callable[[ASGIApp], Guard]:
     """Put the routes into the application, behind a guard. Returns what makes one like it, for the `quick` paths."""
     methods: defaultdict[str, set[str]] = defaultdict(set, {path: {"POST"} for path in quick})
@@ -98,8 +105,8 @@ def _finish(
         Guard,
         limits=GuardLimits(settings.max_body_bytes, settings.receive_timeout_s, settings.request_timeout_s),
         bodies=Bodies(settings.max_queued_bytes),
-        keys=keys,
-        open_paths=OPEN_PATHS,
+        access=Access(keys, OPEN_PATHS, frozenset(of_operators & methods.keys())),
+        hosts=allowed_hosts(settings.allowed_hosts, settings.host, has_keys=keys.tenants is not None),
         metrics=edge.metrics,
         lifecycle=edge.lifecycle,
         routes=frozenset(methods),

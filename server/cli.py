@@ -23,7 +23,7 @@ from qualification.canary import command as canary
 from qualification.canary.verdict import ExitCode
 from qualification.report import command as report_command
 from server.api.edge import Admission, Edge
-from server.api.keys import ApiKeys
+from server.api.keys import NO_KEYS, Keys
 from server.api.lifecycle import Lifecycle
 from server.api.transport import Server, uvicorn_config
 from server.app import create_admin_app, create_app
@@ -187,7 +187,7 @@ def serve(settings: Settings) -> int:
     """Serve until a signal ends it. Raises StartError."""
     configure_logging(settings.log_format)
     settings, folder = resolve(settings)
-    keys = None if settings.api_key_file is None else ApiKeys.load(Path(settings.api_key_file))
+    keys = Keys.load(settings)
     tokenizer, template = Tokenizer.load(folder), ChatTemplate.load(folder)
     is_recommended = settings.generation_config is GenerationConfig.AUTO
     defaults = load_sampling_defaults(folder) if is_recommended else SamplingDefaults()
@@ -199,7 +199,7 @@ def serve(settings: Settings) -> int:
         model=settings.model_name,
         url=url_of(listening),
         print_line=_print,
-        needs_key=keys is not None,
+        needs_key=keys.tenants is not None,
         on_attestation=tracing.attested,
     )
     edge = Edge(
@@ -216,8 +216,8 @@ def serve(settings: Settings) -> int:
         started_at=int(time.time()),
         sampling_defaults=defaults,
     )
-    admin = None if admin_listening is None else serve_admin(edge, admin_listening)
-    server = Server(uvicorn_config(create_app(edge, keys=keys)), edge.lifecycle, settings.shutdown_grace_s)
+    admin = None if admin_listening is None else serve_admin(edge, admin_listening, keys)
+    server = Server(uvicorn_config(create_app(edge, keys)), edge.lifecycle, settings.shutdown_grace_s)
     server.run(sockets=[listening])
     if admin is not None:
         admin.should_exit = True
@@ -269,9 +269,9 @@ def url_of(sock: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def serve_admin(edge: Edge, sock: socket.socket) -> uvicorn.Server:
+def serve_admin(edge: Edge, sock: socket.socket, keys: Keys = NO_KEYS) -> uvicorn.Server:
     """Serve the admin routes from a thread of their own: a scrape must not delay a token."""
-    server = uvicorn.Server(uvicorn_config(create_admin_app(edge)))
+    server = uvicorn.Server(uvicorn_config(create_admin_app(edge, keys)))
     threading.Thread(target=server.run, kwargs={"sockets": [sock]}, name="admin", daemon=True).start()
     _print(f"Metrics and the plan are on {url_of(sock)}")
     return server
@@ -281,11 +281,11 @@ def doctor() -> int:
     import torch  # only this command computes in this process
 
     from kernels.catalog import PATHS
-    from kernels.device import read_fingerprint
+    from kernels.device import num_cores, read_fingerprint
     from server.doctor import report
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    for line in report(read_fingerprint(device), PATHS):
+    for line in report(read_fingerprint(device, num_threads=num_cores()), PATHS):
         _print(line)
     return 0
 

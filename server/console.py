@@ -114,10 +114,9 @@ def plan_table(plan: Iterable[PlanRow]) -> list[str]:
     rows = [
         (row.phase, row.query_bucket, row.context_bucket, row.path or "none", row.status, _note(row)) for row in plan
     ]
-    return table(("phase", "query", "context", "path", "status", "fallback"), rows)
+    return table(("phase", "query", "context", "path", "status", "notes"), rows)
 
 
 def _note(row: PlanRow) -> str:
-    if not row.fallback_reasons:
-        return ""
-    return f"from {row.wanted}: {', '.join(row.fallback_reasons)}"
+    reasons = [f"from {row.wanted}: {', '.join(row.fallback_reasons)}"] if row.fallback_reasons else []
+    return "; ".join([*reasons, *row.notes])

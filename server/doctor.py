@@ -1,8 +1,6 @@
 """`hallmark doctor`: this machine, the attention paths that can run on it, and why the others cannot."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import fields
-from enum import Enum
 
 from kernels.buckets import Bucket
 from kernels.fingerprint import Fingerprint
@@ -13,9 +11,7 @@ from qualification.table import table
 
 def report(fingerprint: Fingerprint, paths: Iterable[KernelPath]) -> Iterator[str]:
     """Lines: the fingerprint's fields, then one for each path."""
-    yield from table(
-        ("machine", ""), [(field.name, _text(getattr(fingerprint, field.name))) for field in fields(fingerprint)]
-    )
+    yield from table(("machine", ""), [(name, _text(value)) for name, value in fingerprint.values().items()])
     yield ""
     yield from table(("path", "tier", "phases", "here"), [_row(path, fingerprint) for path in paths])
 
@@ -52,4 +48,4 @@ def _plain_shape(path: KernelPath, phase: Phase, dtype: Dtype) -> AttentionShape
 
 
 def _text(value: object) -> str:
-    return "none" if value is None else str(value.value if isinstance(value, Enum) else value)
+    return "none" if value is None else str(value)

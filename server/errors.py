@@ -5,6 +5,7 @@ HallmarkError
 |   |-- SettingsError
 |   `-- ModelError                    config, weights, tokenizer or chat template cannot be used
 |-- RequestError                      4xx: the client can mend it
+|   |-- InvalidHeader          400    invalid_header        Host or Authorization is missing, doubled or malformed
 |   |-- InvalidJson            400    invalid_json
 |   |-- UnknownField           400    unknown_field         a field that no version of the API has, or we do not know
 |   |-- UnsupportedField       400    unsupported_field     a field we know and do not implement
@@ -12,6 +13,7 @@ HallmarkError
 |   |   `-- TemplateError      400    invalid_messages      the chat template refuses these messages
 |   |-- PromptTooLong          400    context_length_exceeded
 |   |-- Unauthorized           401    invalid_api_key
+|   |-- Forbidden              403    operator_key_needed   a tenant's key on an operators' route
 |   |-- NotFound               404    not_found
 |   |   `-- ModelNotFound      404    model_not_found
 |   |-- MethodNotAllowed       405    method_not_allowed    Allow
@@ -71,6 +73,10 @@ class RequestError(HallmarkError):
     code = "invalid_request"
 
 
+class InvalidHeader(RequestError):
+    code = "invalid_header"
+
+
 class InvalidJson(RequestError):
     code = "invalid_json"
 
@@ -99,6 +105,12 @@ class Unauthorized(RequestError):
     status = 401
     type = "authentication_error"
     code = "invalid_api_key"
+
+
+class Forbidden(RequestError):
+    status = 403
+    type = "permission_error"
+    code = "operator_key_needed"
 
 
 class NotFound(RequestError):

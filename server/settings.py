@@ -60,7 +60,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     host: Annotated[str, Meta(description="address to listen on")] = "127.0.0.1"
     port: Annotated[Port, Meta(description="port of the API; 0 takes a free one")] = 8000
     admin_port: Annotated[
-        Port | None, Meta(description="port of /metrics and /attention; default: the API's own, behind the API key")
+        Port | None,
+        Meta(description="port of /metrics and /attention; default: the API's own, behind an operator's key"),
     ] = None
     device: Annotated[DeviceChoice, Meta(description="where the model runs")] = DeviceChoice.AUTO
     dtype: Annotated[
@@ -149,6 +150,20 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     ] = None
     api_key_file: Annotated[
         str | None, Meta(description="file of API keys, one a line; without it nobody needs a key")
+    ] = None
+    operator_key_file: Annotated[
+        str | None,
+        Meta(
+            description="file of operators' keys, one a line, which open everything; /metrics, /attention and /version "
+            "need one where there are API keys and no admin port"
+        ),
+    ] = None
+    allowed_hosts: Annotated[
+        str | None,
+        Meta(
+            description="host names that requests may ask for, separated by commas, or * for any (default: loopback "
+            "names for a server on loopback without API keys, else any)"
+        ),
     ] = None
     otlp_endpoint: Annotated[
         str | None,

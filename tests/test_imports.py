@@ -16,11 +16,11 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 LAYERS = ("kernels", "qualification", "server")  # each may import itself and those before it
 PURE = (
-    *(f"kernels.{name}" for name in ("buckets", "fingerprint", "path", "shape")),
+    *(f"kernels.{name}" for name in ("buckets", "cpu_libraries", "fingerprint", "path", "shape")),
     *(f"qualification.{name}" for name in ("choice", "decide", "decision", "defaults", "difference", "evidence")),
     *(f"qualification.{name}" for name in ("full_model", "ledger", "matrix", "matrix_command", "matrix_rows")),
-    *(f"qualification.{name}" for name in ("presets", "progress", "shape_text")),
-    *(f"qualification.{name}" for name in ("qualify_command", "signature", "summary", "table")),
+    *(f"qualification.{name}" for name in ("order", "possible", "presets", "progress", "shape_text")),
+    *(f"qualification.{name}" for name in ("ptx", "ptx_command", "qualify_command", "signature", "summary", "table")),
     "qualification.attest",
     *(f"qualification.canary.{name}" for name in ("client", "command", "golden", "numerics", "performance", "plan")),
     *(f"qualification.canary.{name}" for name in ("record", "report", "run", "verdict")),
@@ -108,10 +108,13 @@ def object_loading(sources: Sources) -> list[str]:
 
 
 def environment_reads(sources: Sources) -> list[str]:
-    """The command line hands the environment to the settings; nobody else sees it."""
+    """The command line hands the environment to the settings; nobody else sees it.
+
+    But for the variables of MKL and oneDNN, which the fingerprint of a CPU holds and no getter tells.
+    """
     found = []
     for path, text in sources.items():
-        if path == "server/cli.py":
+        if path in {"server/cli.py", "kernels/cpu_libraries.py"}:
             continue
         for node in ast.walk(ast.parse(text)):
             names = [alias.name for alias in node.names] if isinstance(node, ast.ImportFrom) else []

@@ -180,10 +180,11 @@ def _judge_chunk(chunk: Chunk, flags: AttentionFlags, dtype: torch.dtype) -> tup
         u = torch.finfo(dtype).eps / 2
         subnormal = torch.finfo(dtype).smallest_normal * u
         # The variance of a rounding is at most u^2 / 3. Weights are rounded; their sum may be of rounded ones or not.
-        rounded = weighted + o.square() * collision
-        rounded = rounded + (subnormal / u * p.amax(dim=-1, keepdim=True)).square() * _sum_of_squares(chunk)
-        largest = 2 * (p @ v.abs())
-        by_weights = torch.minimum(u * largest, _Z_ROUNDED * u * (rounded / 3).sqrt())
+        # A weight below the smallest normal number errs by half a subnormal, whatever it is.
+        lost = subnormal * p.amax(dim=-1, keepdim=True)
+        rounded = u**2 * (weighted + o.square() * collision) + lost.square() * _over_seen(chunk, v_squared)
+        largest = u * (p @ v.abs()) + lost * _over_seen(chunk, v.abs())
+        by_weights = torch.minimum(2 * largest, _Z_ROUNDED * (rounded / 3).sqrt())
         limit = u * o.abs() + subnormal + by_weights + _Z_FP32 * deviation
         along_values = o @ v.transpose(1, 2)
         rounding = o.square().square().sum(dim=-1, keepdim=True) + collision * length.square()
@@ -223,8 +224,8 @@ def _fp32_deviation(chunk: Chunk, flags: AttentionFlags, o: Tensor, squared: Ten
     return _U32 * (spread.clamp(min=0) + sums).sqrt()
 
 
-def _sum_of_squares(chunk: Chunk) -> Tensor:
-    """About the sum of the squares of the values that each row sees: [kv_heads, group * rows, head_dim]."""
-    num_seen = chunk.seen.sum(dim=-1).to(chunk.values.dtype)
+def _over_seen(chunk: Chunk, values: Tensor) -> Tensor:
+    """About the sum of the values [kv_heads, keys, head_dim] that each row sees: [kv_heads, group * rows, head_dim]."""
+    num_seen = chunk.seen.sum(dim=-1).to(values.dtype)
     group = chunk.weights.shape[1] // num_seen.numel()
-    return num_seen.repeat(group)[None, :, None] * chunk.values.square().mean(dim=1, keepdim=True)
+    return num_seen.repeat(group)[None, :, None] * values.mean(dim=1, keepdim=True)

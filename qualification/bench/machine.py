@@ -4,7 +4,6 @@ import argparse
 import re
 import shutil
 import subprocess
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,7 +44,7 @@ def ceilings_of(
 def machine_of(fingerprint: Fingerprint, device: "torch.device") -> dict[str, str | int | float | None]:
     from qualification.bench.measure import gpu_settings
 
-    return {**asdict(fingerprint), "device": fingerprint.device.value, **gpu_settings(device)}
+    return {**fingerprint.values(), **gpu_settings(device)}
 
 
 def slug(gpu: str) -> str:

@@ -47,7 +47,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--utilization", type=float, default=rules.utilization, help="of a side by it (default: 0.2)")
     parser.add_argument("--vocab-size", type=int, default=rules.vocab_size, help="token ids of the trace (2048)")
     parser.add_argument("--seed", type=int, default=rules.seed, help="of the trace")
-    parser.add_argument("--api-key-file", type=Path, metavar="FILE", help="its first key is sent as the bearer token")
+    parser.add_argument(
+        "--api-key-file",
+        type=Path,
+        metavar="FILE",
+        help="its first key is sent as the bearer token; without --admin-url an operator's",
+    )
     parser.add_argument("--timeout", type=float, default=120.0, help="seconds for one request (default: 120)")
     parser.add_argument("--out", type=Path, metavar="FILE", help="record: the golden file to write")
     parser.add_argument("--valid-days", type=int, help="record: after that the file is refused (default: never)")

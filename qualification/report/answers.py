@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 from kernels.path import Tier
 from kernels.shape import AttentionShape, Phase
-from qualification.choice import choice_of, tier_of, time_of
+from qualification.choice import choice_of, is_left_to_fallback, tier_of, time_of
 from qualification.difference import SPEED_TOLERANCE
 from qualification.evidence import Evidence
 from qualification.full_model import Attention, FullModel
 from qualification.report.views import ModelView
-from qualification.summary import time_text
+from qualification.summary import measured_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ def phase_gains(models: Sequence[ModelView]) -> list[PhaseGain]:
         for shape, chosen, entries in _by_shape(model):
             others = [entry for entry in entries if tier_of(entry.path) is Tier.FALLBACK]
             other = choice_of(entry for entry in others if entry is not chosen)
-            if chosen is not None and other is not None and math.isfinite(time_of(other)) and chosen.timing:
+            if chosen is not None and other is not None and math.isfinite(time_of(other) + time_of(chosen)):
                 found.setdefault(shape.phase, []).append(time_of(other) / time_of(chosen))
     return [
         PhaseGain(phase.value, len(gains), math.exp(sum(map(math.log, gains)) / len(gains)), min(gains), max(gains))
@@ -103,14 +103,14 @@ def where_gained(gains: Sequence[ModelGain]) -> str:
 
 def statuses(model: ModelView) -> Counter[str]:
     """How many shapes have a proven path of the first tier, only a fallback, or none."""
-    words = (_word(entry) for entry in model.chosen.values())
+    words = (_word(entry, entries) for _, entry, entries in _by_shape(model))
     return Counter(words)
 
 
-def _word(entry: Evidence | None) -> str:
+def _word(entry: Evidence | None, entries: Sequence[Evidence]) -> str:
     if entry is None:
         return "nothing"
-    return tier_of(entry.path).value
+    return Tier.FALLBACK.value if is_left_to_fallback(entry, entries) else Tier.FIRST.value
 
 
 def _by_shape(model: ModelView) -> Iterator[tuple[AttentionShape, Evidence | None, list[Evidence]]]:
@@ -125,13 +125,13 @@ def _serving(shape: str, entry: Evidence | None, entries: Sequence[Evidence]) ->
         return Serving(shape, "none", "", "", "none", None)
     following = choice_of(other for other in entries if other is not entry)
     ratio = None
-    if following is not None and entry.timing is not None and math.isfinite(time_of(following)):
+    if following is not None and math.isfinite(time_of(following) + time_of(entry)):
         ratio = time_of(following) / time_of(entry)
     return Serving(
         shape,
         entry.path,
         "not recorded" if entry.all_kernels is None else ", ".join(entry.all_kernels),
-        time_text(None if entry.timing is None else entry.timing.p50_us),
+        measured_text(entry),
         "none" if following is None else following.path,
         ratio,
     )

@@ -175,9 +175,11 @@ def _cell(entry: Evidence | None, chosen: Evidence | None) -> Cell:
         why = entry.failure or check_text(entry.worst_check)
         return Cell("failed", "failed", " ".join(why.split())[:200])
     details = [f"worst: {check_text(entry.worst_check)}"]
+    details += [] if entry.timing_doubt is None else [f"its time is not believed: {entry.timing_doubt}"]
     details += [] if entry.all_kernels is None else [f"kernels: {', '.join(entry.all_kernels)}"]
     details += [] if entry.floor_fraction is None else [f"{entry.floor_fraction:.0%} of what the machine can do"]
-    return Cell("chosen" if entry is chosen else "proven", time, "; ".join(details))
+    mark = "" if entry.timing_doubt is None else "?"
+    return Cell("chosen" if entry is chosen else "proven", time + mark, "; ".join(details))
 
 
 def _by_path(entries: Sequence[Evidence]) -> list[tuple[str, str, bool, list[Evidence]]]:

@@ -17,30 +17,27 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.api.bodies import Bodies, Body
 from server.api.context import ClientGone, RequestContext, attach_context, writer_of
-from server.api.keys import ApiKeys
+from server.api.headers import check_content, check_fields
+from server.api.hosts import Hosts
+from server.api.keys import Access
 from server.api.lifecycle import Lifecycle
 from server.api.limited import within
 from server.api.responder import Responder
-from server.api.shown import plain_name
 from server.errors import (
     INTERNAL_MESSAGE,
     DeadlineExceeded,
     HallmarkError,
-    HeadersTooLarge,
     InternalError,
     PayloadTooLarge,
     RequestTimeout,
     SlowClient,
     TooManyRequests,
-    UnsupportedMediaType,
 )
 from server.telemetry.metrics import Metrics
 from server.telemetry.outcomes import Outcome, RejectedFor
 
 logger = logging.getLogger(__name__)
 
-MAX_HEADERS = 100
-MAX_HEADER_BYTES = 32 * 1024
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 
 
@@ -53,7 +50,7 @@ class GuardLimits:
 
 
 class Guard:
-    """`open_paths` need no key; everything else does, known or not, when there are keys."""
+    """ASGI middleware that answers what it refuses by itself, and every error of the application behind it."""
 
     def __init__(
         self,
@@ -61,8 +58,8 @@ class Guard:
         *,
         limits: GuardLimits,
         bodies: Bodies,
-        keys: ApiKeys | None,
-        open_paths: frozenset[str],
+        access: Access,
+        hosts: Hosts,
         metrics: Metrics,
         lifecycle: Lifecycle,
         routes: frozenset[str],
@@ -70,8 +67,8 @@ class Guard:
         self._app = app
         self._limits = limits
         self._bodies = bodies
-        self._keys = keys
-        self._open_paths = open_paths
+        self._access = access
+        self._hosts = hosts
         self._metrics = metrics
         self._lifecycle = lifecycle
         self._routes = routes
@@ -139,24 +136,12 @@ class Guard:
             raise context.aborted_by from None
 
     def _check_headers(self, scope: Scope, headers: Mapping[bytes, bytes], context: RequestContext) -> None:
-        fields = scope["headers"]
-        num_bytes = sum(len(name) + len(value) for name, value in fields)
-        if len(fields) > MAX_HEADERS or num_bytes > MAX_HEADER_BYTES:
-            raise HeadersTooLarge(
-                f"At most {MAX_HEADERS} headers of {MAX_HEADER_BYTES} bytes are taken, "
-                f"got {len(fields)} of {num_bytes} bytes."
-            )
-        if self._keys is not None and scope["path"] not in self._open_paths:
-            context.tenant = self._keys.check(headers.get(b"authorization"))
-        if scope["method"] == "POST":
-            given = headers.get(b"content-type", b"")
-            if given.partition(b";")[0].strip().lower() != b"application/json":
-                # Also keeps a foreign web page from posting without a preflight.
-                what = f"{_plain(given)!r}" if given else "none"
-                raise UnsupportedMediaType(f"Send the header 'Content-Type: application/json', got {what}.")
-        coding = headers.get(b"content-encoding", b"identity")
-        if coding.strip().lower() not in (b"", b"identity"):
-            raise UnsupportedMediaType(f"The body must not be compressed, its Content-Encoding is {_plain(coding)!r}.")
+        check_fields(scope["headers"])
+        path = scope["path"]
+        is_open = path in self._access.open_paths
+        self._hosts.check(headers.get(b"host"), http_version=scope["http_version"], is_open=is_open)
+        context.tenant = self._access.check(path, headers.get(b"authorization"))
+        check_content(scope["method"], headers)
 
     async def _read_body(self, receive: Receive, headers: Mapping[bytes, bytes], held: Body) -> bytes:
         limit = self._limits.max_body_bytes
@@ -204,11 +189,6 @@ class Guard:
             if outcome is Outcome.DISCONNECTED:
                 record.disconnected(is_slow=context.error_code == SlowClient.code)
             record.end(outcome, status=context.status, error_code=context.error_code)
-
-
-def _plain(value: bytes) -> str:
-    """A header's value for a message."""
-    return plain_name(value.decode("latin-1"))
 
 
 def _request_id(headers: Mapping[bytes, bytes]) -> str:

@@ -139,7 +139,7 @@ def _folder(model: str, stack: ExitStack) -> Path:
 
 def _measured(args: argparse.Namespace, settings: Settings, name: str) -> StepsFile:
     """Raises StartError and Unservable when no such engine can be had."""
-    from kernels.device import read_fingerprint
+    from kernels.device import num_cores, read_fingerprint
     from server.bench.cells import CPU_PLAN, CUDA_PLAN, QUICK_PLAN, Bench
     from server.bench.run import measure
     from server.engine.builder import build_engine
@@ -147,7 +147,8 @@ def _measured(args: argparse.Namespace, settings: Settings, name: str) -> StepsF
     from server.model.load import load_config
 
     device, config = choose_device(settings), load_config(Path(settings.model))
-    limits, fingerprint = choose_limits(settings, config, device), read_fingerprint(device)
+    limits = choose_limits(settings, config, device)
+    fingerprint = read_fingerprint(device, num_threads=num_cores())
     ceilings = ceilings_of(args, device, limits.dtype, fingerprint)
     machine, started_at = _machine(machine_of(fingerprint, device)), time.monotonic()
     built = build_engine(settings, frozenset(), _Stages())

@@ -10,13 +10,13 @@ import torch
 
 from kernels.attention.batch import AttentionFlags
 from kernels.catalog import PATHS
-from kernels.device import num_cores, read_fingerprint, torch_dtype
+from kernels.device import read_fingerprint, torch_dtype, use_all_cores
 from kernels.fingerprint import Fingerprint
 from kernels.fused.matmul_fallback import MatmulFallbacks
 from kernels.launch import install_compile_counter, num_compiles
 from qualification.decision import Pairs, Policy
-from qualification.plan import Plan, own_file
-from qualification.qualify import DeviceLost
+from qualification.plan import Plan, RunQualification, own_file
+from qualification.qualify import DeviceLost, qualify
 from qualification.recorded import Recorder
 from server.engine.attention_timer import AttentionTimer, CpuDevice, CudaDevice
 from server.engine.attestation import Attestor, Promises
@@ -36,7 +36,6 @@ from server.engine.planning import (
     Progress,
     Unservable,
     cache_folder,
-    fingerprint_fields,
     plan_attention,
     plan_rows,
     refuse_unserved,
@@ -81,7 +80,12 @@ class _Subject:
 
 
 def build_engine(
-    settings: Settings, quarantined: Pairs, progress: Progress, *, overridden: Pairs = frozenset()
+    settings: Settings,
+    quarantined: Pairs,
+    progress: Progress,
+    *,
+    overridden: Pairs = frozenset(),
+    run_qualification: RunQualification = qualify,
 ) -> BuiltEngine:
     """Raises Unservable and StartError for an engine that will not serve; anything else is a fault.
 
@@ -90,8 +94,20 @@ def build_engine(
     install_compile_counter()
     subject = _subject(settings)
     quarantine = Quarantine(own_file(cache_folder(settings), "quarantine", subject.fingerprint), PATHS)
+    broken = quarantined | quarantine.pairs
     try:
-        return _build(settings, subject, quarantine, quarantined | quarantine.pairs, progress, overridden=overridden)
+        plan = plan_attention(
+            settings,
+            subject.config,
+            subject.limits,
+            fingerprint=subject.fingerprint,
+            device=subject.device,
+            quarantined=broken,
+            overridden=overridden,
+            progress=progress,
+            run_qualification=run_qualification,
+        )
+        return _build(settings, subject, plan, quarantine, broken, progress, overridden=overridden)
     except DeviceLost as error:
         if error.suspects:
             quarantine.add(error.suspects, f"the device was lost at a start: {error}")
@@ -101,22 +117,13 @@ def build_engine(
 def _build(
     settings: Settings,
     subject: _Subject,
+    plan: Plan,
     quarantine: Quarantine,
     broken: Pairs,
     progress: Progress,
     *,
     overridden: Pairs,
 ) -> BuiltEngine:
-    plan = plan_attention(
-        settings,
-        subject.config,
-        subject.limits,
-        fingerprint=subject.fingerprint,
-        device=subject.device,
-        quarantined=broken,
-        overridden=overridden,
-        progress=progress,
-    )
     parts = _load_parts(settings, subject, plan, quarantined=broken, overridden=overridden, progress=progress)
     try:
         runner = _warm_runner(settings, parts, plan, progress)
@@ -141,7 +148,7 @@ def _build(
 def _subject(settings: Settings) -> _Subject:
     device = choose_device(settings)
     if device.type == "cpu":
-        torch.set_num_threads(num_cores())
+        use_all_cores()
     folder = resolve_model(settings.model, settings.load_format)
     config = load_config(folder)
     return _Subject(folder, config, choose_limits(settings, config, device), device, read_fingerprint(device))
@@ -188,7 +195,7 @@ def _ready(subject: _Subject, parts: Parts, plan: Plan, engine: Engine, runner: 
         max_model_len=engine.max_len,
         num_pages=runner.num_pages,
         page_size=subject.limits.page_size,
-        fingerprint=fingerprint_fields(subject.fingerprint),
+        fingerprint=subject.fingerprint.values(),
         matrix_digest=plan.matrix_digest,
         matrix_verdict=plan.matrix_verdict.value,
         plan=plan_rows(parts.dispatcher.decisions, plan.evidence),

@@ -107,6 +107,7 @@ class PlanRow(msgspec.Struct, frozen=True):
     rejected: dict[str, list[tuple[str, str]]]  # path -> (code, detail); empty list: only less preferred
     matrix_digest: str | None
     evidence: dict[str, float | str | bool] | None  # summary: p50_us, tflops, worst check and its limit, ...
+    notes: tuple[str, ...] = ()  # how measured times chose, where that is not what the catalog says
 
 
 class EngineProgress(msgspec.Struct, frozen=True, tag=True):

@@ -1,8 +1,6 @@
 """The plan of this engine's attention, and how it is told to the API process."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
-from enum import Enum
 from pathlib import Path
 
 import torch
@@ -11,7 +9,7 @@ from kernels.fingerprint import Fingerprint
 from kernels.shape import AttentionShape
 from qualification.decision import Decision, Pairs
 from qualification.evidence import Evidence, summarize
-from qualification.plan import Plan, make_plan
+from qualification.plan import Plan, RunQualification, make_plan
 from qualification.signature import AttentionSignature, distinct_windows, shapes_needed
 from server.engine.limits import EngineLimits
 from server.engine.messages import AttestationReport, PlanRow
@@ -54,6 +52,7 @@ def plan_attention(
     quarantined: Pairs,
     overridden: Pairs,
     progress: Progress,
+    run_qualification: RunQualification,
 ) -> Plan:
     """Decide every shape these limits allow, measuring what the policy asks for. Raises Unservable."""
     plan = make_plan(
@@ -66,6 +65,7 @@ def plan_attention(
         quarantined=quarantined,
         overridden=overridden,
         progress=lambda done, total, what: progress("qualifying", f"{done}/{total} {what}"),
+        run_qualification=run_qualification,
     )
     refuse_unserved(plan.decisions, plan, settings)
     return plan
@@ -104,12 +104,6 @@ def plan_rows(
     return [_plan_row(decision, evidence) for decision in decisions.values()]
 
 
-def fingerprint_fields(fingerprint: Fingerprint) -> dict[str, str | int | None]:
-    """The fingerprint as plain values, by field name."""
-    values = ((field.name, getattr(fingerprint, field.name)) for field in fields(fingerprint))
-    return {name: value.value if isinstance(value, Enum) else value for name, value in values}
-
-
 def _plan_row(decision: Decision, evidence: Mapping[tuple[AttentionShape, str], Evidence]) -> PlanRow:
     shape = decision.shape
     found = None if decision.path is None else evidence.get((shape, decision.path))
@@ -129,6 +123,7 @@ def _plan_row(decision: Decision, evidence: Mapping[tuple[AttentionShape, str], 
         },
         matrix_digest=decision.matrix_digest,
         evidence=None if found is None else summarize(found),
+        notes=decision.notes,
     )
 
 

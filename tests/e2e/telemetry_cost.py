@@ -22,6 +22,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import psutil
 from ready import wait_ready
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -84,7 +85,7 @@ async def one(port: int, request: bytes) -> int:
 def work(port: int, num_streams: int, num_tokens: int, done: "multiprocessing.Queue[int]") -> None:
     fields = {"prompt": list(range(40, 104)), "max_tokens": num_tokens, "stream": True, "ignore_eos": True}
     body = json.dumps(fields).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(body)}\r\n"
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {len(body)}\r\n"
     request = head.encode() + b"Content-Type: application/json\r\n\r\n" + body
 
     async def all_of_them() -> int:
@@ -113,8 +114,8 @@ def load(port: int, arguments: argparse.Namespace) -> float:
 
 def cpu_s(pid: int) -> float:
     """Processor time of the API process so far (not of the engine's)."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    times = psutil.Process(pid).cpu_times()
+    return times.user + times.system
 
 
 def scrape_for_ever(times_ms: list[float]) -> None:

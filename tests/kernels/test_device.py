@@ -1,6 +1,9 @@
 """Reading the machine, and counting what Triton compiles."""
 
 import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +17,27 @@ from kernels.processors import num_processors, shared_bytes
 from kernels.shape import Dtype
 
 CPU = torch.device("cpu")
+SETTINGS = ("ATEN_CPU_CAPABILITY", "MKL_CBWR", "ONEDNN_MAX_CPU_ISA")
+ROOT = Path(__file__).resolve().parent.parent.parent
 needs_no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is for machines without a GPU")
+
+
+def fingerprint_line(variables: dict[str, str]) -> dict[str, str]:
+    """The fingerprint's own fields of a CPU, as a process with these variables reads them."""
+    program = (
+        "import torch; from kernels.device import read_fingerprint; it = read_fingerprint(torch.device('cpu'));"
+        "print(it.instruction_set, it.libraries, it.threads, sep='\\n')"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", program],
+        env=os.environ | variables,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    return dict(zip(("instruction_set", "libraries", "threads"), found.stdout.splitlines(), strict=True))
 
 
 @pytest.mark.parametrize("dtype", list(Dtype))
@@ -44,6 +67,45 @@ def test_a_processor_has_a_name_and_versions_and_no_gpu_fields() -> None:
     assert found.torch == torch.__version__
     assert found.triton == triton.__version__
     assert (found.sm, found.driver, found.cudnn) == (None, None, None)
+
+
+def test_another_number_of_threads_is_another_fingerprint() -> None:
+    before, num_threads = read_fingerprint(CPU), torch.get_num_threads()
+    torch.set_num_threads(num_threads + 1)
+    try:
+        after = read_fingerprint(CPU)
+    finally:
+        torch.set_num_threads(num_threads)
+    assert before.differing_fields(after) == ("threads",)
+    assert after.threads == num_threads + 1
+    assert read_fingerprint(CPU) == before == read_fingerprint(CPU, num_threads=num_threads)
+
+
+def test_matmuls_of_lower_precision_are_another_fingerprint() -> None:
+    before, precision = read_fingerprint(CPU), torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")
+    try:
+        assert read_fingerprint(CPU).libraries == "float32_matmul=medium"
+    finally:
+        torch.set_float32_matmul_precision(precision)
+    assert read_fingerprint(CPU) == before
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "changed"),
+    [
+        ("ATEN_CPU_CAPABILITY", "default", "instruction_set"),
+        ("MKL_CBWR", "COMPATIBLE", "libraries"),
+        ("ONEDNN_MAX_CPU_ISA", "SSE41", "libraries"),
+    ],
+)
+def test_what_is_set_for_torch_and_its_libraries_is_part_of_a_cpu(variable: str, value: str, changed: str) -> None:
+    told = fingerprint_line(dict.fromkeys(SETTINGS, ""))
+    if told["instruction_set"].lower() == value:
+        pytest.skip("torch has one set of kernels for this kind of processor")
+    other = fingerprint_line(dict.fromkeys(SETTINGS, "") | {variable: value})
+    assert [name for name in told if told[name] != other[name]] == [changed]
+    assert value.lower() in other[changed].lower()
 
 
 def test_another_kind_of_device_is_refused() -> None:

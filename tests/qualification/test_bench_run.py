@@ -18,7 +18,8 @@ from qualification.bench.inputs import Inputs, make_inputs, repaged
 from qualification.bench.measure import kernels_seen
 from qualification.bench.peers import Peer, Prepared, Unavailable, torch_peers
 from qualification.bench.run import Bench, Contender, contenders_of, measure_all, measure_case
-from qualification.ceilings import Ceilings, measure_ceilings
+from qualification.ceilings import Ceilings, ceilings_now, measure_ceilings
+from qualification.timing import time_call
 
 CPU = torch.device("cpu")
 BENCH = Bench(CPU, Ceilings(1e12, 1e10), budget_s=0.002)
@@ -202,9 +203,32 @@ def test_the_profiler_sees_what_a_call_runs() -> None:
 
 
 def test_ceilings_are_rates_of_this_machine() -> None:
+    x, source = torch.randn(400, 400), torch.zeros(2**23)
+    target = torch.empty_like(source)
+    product_s, copy_s = (time_call(it, CPU).p50_us * 1e-6 for it in (lambda: x @ x, lambda: target.copy_(source)))
     ceilings = measure_ceilings(CPU, torch.float32)
-    assert 1e8 < ceilings.flops_per_second < 1e14
-    assert 1e8 < ceilings.bytes_per_second < 1e13
+    assert 0.05 < ceilings.flops_per_second / (2 * 400**3 / product_s) < 20
+    assert 0.05 < ceilings.bytes_per_second / (2 * source.nbytes / copy_s) < 20
+
+
+def test_ceilings_beside_a_call_leave_the_threads_as_they_were() -> None:
+    before = torch.get_num_threads()
+    ceilings = ceilings_now(CPU, torch.bfloat16, 2**20)
+    assert torch.get_num_threads() == before
+    assert 1e8 < ceilings.flops_per_second < 1e15
+    assert 1e8 < ceilings.bytes_per_second < 1e15
+
+
+@pytest.mark.gpu
+def test_ceilings_beside_a_call_are_those_of_a_gpu() -> None:
+    ceilings = ceilings_now(torch.device("cuda"), torch.bfloat16, 2**20)
+    large = measure_ceilings(torch.device("cuda"), torch.bfloat16)
+    assert 0.8 < ceilings.flops_per_second / large.flops_per_second < 1.25
+    assert 0.8 < ceilings.bytes_per_second / large.bytes_per_second < 1.25
+
+
+def test_of_two_measurements_the_higher_rates_are_the_ceilings() -> None:
+    assert Ceilings(1.0, 4.0).or_higher(Ceilings(2.0, 3.0)) == Ceilings(2.0, 4.0)
 
 
 @pytest.mark.gpu

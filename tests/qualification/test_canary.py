@@ -182,16 +182,18 @@ def test_another_model_exits_3(url: str, golden: str, script: Script, capsys: py
     assert "environment: FAIL: the server serves other, the golden file is of demo" in capsys.readouterr().out
 
 
-def test_nobody_there_exits_3_with_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert canary("http://127.0.0.1:9") == 3
+def test_nobody_there_exits_3_with_one_line(refused_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert canary(refused_url) == 3
     lines = lines_of(capsys)
     assert len(lines) == 2
-    assert lines[0].startswith("environment: FAIL: http://127.0.0.1:9/v1/models: ")
+    assert lines[0].startswith(f"environment: FAIL: {refused_url}/v1/models: ")
 
 
-def test_a_baseline_that_is_not_there_exits_3(url: str, golden: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert canary(url, "--golden", golden, "--baseline", "http://127.0.0.1:9") == 3
-    assert lines_of(capsys, "environment: FAIL: http://127.0.0.1:9 names no model")
+def test_a_baseline_that_is_not_there_exits_3(
+    url: str, golden: str, refused_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert canary(url, "--golden", golden, "--baseline", refused_url) == 3
+    assert lines_of(capsys, f"environment: FAIL: {refused_url} names no model")
 
 
 def test_without_a_golden_file_it_is_inconclusive(url: str, script: Script, capsys: pytest.CaptureFixture[str]) -> None:
@@ -386,9 +388,9 @@ def test_a_server_that_takes_prompts_and_never_answers_exits_3_after_two(
     ],
 )
 def test_a_flag_with_which_nothing_could_fail_is_refused(
-    flags: list[str], message: str, capsys: pytest.CaptureFixture[str]
+    flags: list[str], message: str, refused_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert canary("http://127.0.0.1:9", *flags) == 3
+    assert canary(refused_url, *flags) == 3
     assert capsys.readouterr().out == f"environment: FAIL: {message}\n"
 
 

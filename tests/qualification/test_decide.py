@@ -10,7 +10,7 @@ from kernels.path import KernelPath, Reject, Rejection, Tier
 from kernels.shape import Phase
 from qualification.decide import Book, decide
 from qualification.decision import Decision, Policy, Status
-from qualification.evidence import SUITE, Evidence
+from qualification.evidence import SUITE, Evidence, Timing
 from qualification.matrix import Matrix
 
 FIRST, OTHER, FALLBACK = path("first"), path("other"), path("fallback", Tier.FALLBACK)
@@ -50,6 +50,98 @@ def test_a_reviewed_proof_serves_and_is_no_fallback() -> None:
 def test_the_first_tier_serves_even_where_a_fallback_was_faster() -> None:
     known = book((evidence(SHAPE, FIRST, 100.0), evidence(SHAPE, FALLBACK, 1.0)))
     assert choose((FALLBACK, FIRST), known).path == "first"
+
+
+RIVAL = replace(path("rival", Tier.FALLBACK), competes_on=frozenset({Device.CPU}))
+
+
+def test_a_fallback_that_competes_serves_where_it_is_clearly_faster_and_is_none() -> None:
+    decision = choose((FIRST, RIVAL), book((evidence(SHAPE, FIRST, 12.5), evidence(SHAPE, RIVAL, 10.0))))
+    assert (decision.path, decision.wanted, decision.fallback_reasons) == ("rival", "rival", ())
+    assert decision.notes == ("rival takes 10 us, first 12.5 us: the faster serves",)
+
+
+@pytest.mark.parametrize(
+    ("first", "rival"),
+    [
+        ({"p50_us": 11.9}, {"p50_us": 10.0}),  # not by a fifth
+        ({"timing": Timing(14.0, 0.19, 20)}, {"timing": Timing(10.0, 0.19, 20)}),  # by less than what is unknown
+        ({"p50_us": 50.0}, {"timing": Timing(10.0, 0.21, 20)}),  # its time is not believed
+        ({"timing": Timing(50.0, 0.21, 20)}, {"p50_us": 10.0}),  # nor is this
+        ({"p50_us": 50.0}, {"p50_us": 10.0, "checks": checks(2.0)}),
+        ({"p50_us": 50.0}, {"p50_us": 10.0, "source_digest": "older"}),
+    ],
+)
+def test_else_the_first_tier_serves_before_it(first: dict[str, object], rival: dict[str, object]) -> None:
+    known = book((evidence(SHAPE, FIRST, **first), evidence(SHAPE, RIVAL, **rival)))
+    for policy in Policy:
+        decision = choose((FIRST, RIVAL), known, policy)
+        assert (decision.path, decision.is_fallback) == ("first", False)
+
+
+def test_what_competes_on_a_cpu_is_a_fallback_on_any_other_machine() -> None:
+    paths = [replace(it, limits=replace(it.limits, devices=frozenset(Device))) for it in (FIRST, RIVAL)]
+    for device in (Device.CUDA, Device.INTERPRETER):
+        machine = replace(MACHINE, device=device)
+        proofs = [evidence(SHAPE, it, us, fingerprint=machine) for it, us in zip(paths, (100.0, 1.0), strict=True)]
+        known = book(tuple(proofs))
+        for quarantined, served in ((NONE, "first"), (frozenset({("first", str(SHAPE))}), "rival")):
+            decision = decide(
+                SHAPE, paths=paths, fingerprint=machine, book=known, quarantined=quarantined, policy=Policy.REFUSE
+            )
+            assert (decision.path, decision.wanted, decision.is_fallback) == (served, "first", served == "rival")
+
+
+def test_what_competes_is_a_fallback_where_the_first_tier_cannot_serve() -> None:
+    fast = evidence(SHAPE, RIVAL, 1.0)
+    small = path("small", max_head_dim=32)
+    assert choose((small, RIVAL), book((fast,))).fallback_reasons[0] is Reject.HEAD_DIM
+    failed = choose((FIRST, RIVAL), book((fast, evidence(SHAPE, FIRST, checks=checks(2.0)))))
+    assert (failed.path, failed.wanted, failed.fallback_reasons) == ("rival", "first", (Reject.FAILED,))
+    broken = choose(
+        (FIRST, RIVAL), book((fast, evidence(SHAPE, FIRST))), quarantined=frozenset({("first", str(SHAPE))})
+    )
+    assert (broken.path, broken.wanted, broken.fallback_reasons) == ("rival", "first", (Reject.QUARANTINED,))
+
+
+def test_what_competed_and_broke_leaves_a_fallback_where_it_had_served() -> None:
+    broken = frozenset({("rival", str(SHAPE))})
+    known = book((evidence(SHAPE, FIRST, 50.0), evidence(SHAPE, RIVAL, 10.0)))
+    decision = choose((FIRST, RIVAL), known, quarantined=broken)
+    assert (decision.path, decision.wanted, decision.fallback_reasons) == ("first", "rival", (Reject.QUARANTINED,))
+    alike = book((evidence(SHAPE, FIRST, 11.0), evidence(SHAPE, RIVAL, 10.0)))
+    assert not choose((FIRST, RIVAL), alike, quarantined=broken).is_fallback  # it had not
+
+
+def test_of_fallbacks_alone_none_that_broke_is_wanted() -> None:
+    known = book((evidence(SHAPE, RIVAL, 1.0), evidence(SHAPE, FALLBACK, 9.0)))
+    small = path("small", max_head_dim=32)
+    decision = choose((small, RIVAL, FALLBACK), known, quarantined=frozenset({("rival", str(SHAPE))}))
+    assert (decision.path, decision.wanted, decision.fallback_reasons) == ("fallback", "small", (Reject.HEAD_DIM,))
+
+
+DOUBTED = Timing(1.0, 0.35, 20)
+
+
+def test_a_time_that_is_not_believed_chooses_nothing_and_the_plan_says_so() -> None:
+    third = path("third")
+    known = book((evidence(SHAPE, FIRST, 50.0), evidence(SHAPE, OTHER, timing=DOUBTED), evidence(SHAPE, third, 20.0)))
+    served = {order: choose(order, known).path for order in ((FIRST, OTHER, third), (OTHER, third, FIRST))}
+    assert list(served.values()) == ["other", "other"]  # before the third, which is faster than the first
+    decision = choose((FIRST, third, OTHER), known)
+    assert (decision.path, decision.status, decision.is_fallback) == ("third", Status.PROVEN, False)
+    assert decision.notes == (
+        "the time of other chooses nothing, its place is the catalog's: spread 35%, at most 20% is believed",
+    )
+
+
+def test_a_time_below_its_floor_chooses_nothing_either() -> None:
+    known = book((evidence(SHAPE, FIRST, 50.0), evidence(SHAPE, OTHER, 10.0, floor_us=13.0)))
+    decision = choose((FIRST, OTHER), known)
+    assert decision.path == "first"
+    assert decision.notes[0].endswith("10 us, its floor is 13 us: faster than this machine can be")
+    at_margin = book((evidence(SHAPE, FIRST, 50.0), evidence(SHAPE, OTHER, 10.0, floor_us=12.0)))
+    assert choose((FIRST, OTHER), at_margin).path == "other"
 
 
 def test_inside_a_tier_the_faster_serves_and_that_is_no_fallback() -> None:
@@ -318,7 +410,7 @@ def test_an_empty_catalog_is_an_error() -> None:
 # --- properties: random catalogs, evidence and quarantines -----------------------------------------------------------
 
 path_strategy = st.builds(
-    lambda name, tier, limits: path(name, tier, **limits),
+    lambda name, tier, limits, competes_on: replace(path(name, tier, **limits), competes_on=competes_on),
     st.sampled_from(["a", "b", "c", "d", "e"]),
     st.sampled_from(Tier),
     st.sampled_from(
@@ -331,6 +423,7 @@ path_strategy = st.builds(
             {"phases": frozenset({Phase.DECODE}), "devices": frozenset({Device.CUDA})},
         ]
     ),
+    st.sampled_from([frozenset(), frozenset({Device.CPU})]),
 )
 catalogs = st.lists(path_strategy, min_size=1, max_size=5, unique_by=lambda it: it.name).map(tuple)
 other_machines = st.dictionaries(
@@ -348,6 +441,7 @@ changes = other_machines | st.sampled_from(
         {"checks": ()},
         {"failure": "RuntimeError: no"},
         {"timing": None},
+        {"timing": DOUBTED},
         {"suite": SUITE - 1},
         {"source_digest": "older"},
         {"tested_context_tokens": 129},
@@ -418,9 +512,11 @@ def test_a_fallback_has_reasons_and_reasons_mean_a_fallback(world: tuple, policy
     catalog, known, quarantined = world
     decision = choose(catalog, known, policy, quarantined)
     chosen = next((it for it in catalog if it.name == decision.path), None)
+    first = [it for it in catalog if it.tier is Tier.FIRST and it.run is not None and not it.rejects(SHAPE, MACHINE)]
+    may_go_first = chosen is not None and Device.CPU in chosen.competes_on and bool(first)
     is_good = (
         chosen is not None
-        and chosen.tier is Tier.FIRST
+        and (chosen.tier is Tier.FIRST or may_go_first)
         and decision.status in {Status.PROVEN, Status.PROVISIONAL}
         and decision.wanted == decision.path
     )

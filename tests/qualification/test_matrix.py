@@ -1,13 +1,20 @@
 import hashlib
 import json
+import re
+import tempfile
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from qualification_fakes import DECODE, MACHINE, SHAPE, checks, evidence, path
 
 from kernels.path import Reject
 from kernels.shape import Phase
+from qualification.difference import Side, differences
+from qualification.evidence import SUITE, summarize
 from qualification.full_model import Attention, FullModel, ModelTiming
 from qualification.matrix import (
     MATRICES,
@@ -19,6 +26,7 @@ from qualification.matrix import (
     load_matrix,
     save_matrix,
 )
+from qualification.summary import summary
 
 A, B = path("a"), path("b")
 EVIDENCE = [evidence(SHAPE, A), evidence(SHAPE, B, failure="RuntimeError: no", timing=None), evidence(DECODE, A)]
@@ -98,23 +106,117 @@ def test_a_file_that_is_no_json_of_ours_is_refused_in_one_line(file: Path, conte
 
 
 @pytest.mark.parametrize(
-    ("was", "now"),
+    ("was", "now", "why"),
     [
-        ('"p50_us":10.0', '"p50_us":0.0'),
-        ('"p50_us":10.0', '"p50_us":-1.0'),
-        ('"n":20', '"n":0'),
-        ('"n":20', '"n":20,"sequences":0'),
-        ('"n":20', '"n":20,"floor_us":0.0'),
-        ('"tokens":[1,1]', '"tokens":[1,0]'),
-        ("h4:2 d64", "h4:0 d64"),
-        ("h4:2 d64", "h4:2 d0"),
+        ('"p50_us":10.0', '"p50_us":0.0', "p50_us is 0, expected 0.001 to 1e+09"),
+        ('"p50_us":10.0', '"p50_us":1e300', "p50_us is 1e+300, expected 0.001 to 1e+09"),
+        ('"spread":0.01', '"spread":-0.01', "spread is -0.01, expected 0 to 1e+06"),
+        ('"n":20', '"n":0', "samples n is 0, expected 1 to 1e+09"),
+        ('"n":20', f'"n":{10**400}', "samples n is a number of 1329 bits, expected 1 to 1e+09"),
+        ('"n":20', '"n":20,"sequences":2000000', "timed sequences is 2000000, expected 1 to 1e+06"),
+        ('"n":20', '"n":20,"floor_us":0.0', "floor_us is 0, expected 0.001 to 1e+09"),
+        ('"tokens":[1,1]', '"tokens":[1,0]', "context tokens is 0, expected 1 to 1e+08"),
+        ("h4:2 d64", "h4:0 d64", "KV heads is 0, expected 1 to 10000"),
+        ("h4:2 d64", "h4:3 d64", "3 KV heads do not divide 4 heads"),
+        ("h4:2 d64", "h4:2 d0", "head dim is 0, expected 1 to 10000"),
+        ("[0.5,1.0,", "[-0.5,1.0,", "bias's value is -0.5, expected 0 to inf"),
+        ("[0.5,1.0,", "[0.5,-1.0,", "bias's limit is -1, expected 0 to inf"),
+        ('[0.5,1.0,"limit"', '[0.5,1.0,"feet"', "bias is in 'feet', expected one of abs, limit, rel, values"),
+        (
+            '"guard_writes":[0.0,0.0',
+            '"guard_writes":[0.0,9.0',
+            f"guard_writes's limit is 9 values, suite {SUITE} has 0 values",
+        ),
+        ('"bias":[0.5,1.0', '"bias":[0.5,2.0', f"bias's limit is 2 limit, suite {SUITE} has 1 limit"),
+        ('"bias":', '"wish":', f"wish is no check of suite {SUITE}, which has drawn_rows, every_row, bias,"),
+        ('"guard_writes":[0.0,0.0', '"guard_writes":[0.5,0.0', "guard_writes's value is 0.5, a count is whole"),
+        ('"ragged",0]', '"",0]', "a check has no name or no case: 'bias' on ''"),
+        ('"ragged",0]', f'"ragged",{10**30}]', "bias's seed is 1" + "0" * 30),
+        ('{"bias":', '{"every_row":[0,1,"limit","x",0],"bias":', "'every_row' stands twice"),
+        ('"path":"a"', '"path":"a","kernels":[""]', "a kernel has an empty name"),
+        ('"at":"2026-11-20T12:00:00+00:00"', '"at":"yesterday"', "it was measured at 'yesterday', expected a date"),
+        ('"at":"2026-11-20T12:00:00+00:00"', '"at":"2026-11-20T12:00:00"', "expected a date of ISO 8601 with its time"),
+        ('"at":"2026-11-20T12:00:00+00:00"', '"at":"2026-11-22T13:00:00+00:00"', "which is in the future"),
+        ('"suite":', '"suite":-', "suite is -"),
+        ('"a":"digest of a"', '"a":""', "the digest of its source is empty"),
+        ('"gpu":"Test CPU"', '"gpu":""', "its machine or its torch has no name"),
     ],
 )
-def test_a_number_that_no_run_writes_is_refused_whatever_the_digest(file: Path, was: str, now: str) -> None:
+def test_what_no_run_writes_is_refused_by_row_and_value(file: Path, was: str, now: str, why: str) -> None:
     assert was in file.read_text()
     file.write_text(signed(file.read_text().replace(was, now, 1)))
-    with pytest.raises(MatrixError, match="was measured in no time or on nothing"):
-        load_matrix(file)
+    with pytest.raises(MatrixError) as caught:
+        load_matrix(file, now=datetime(2026, 11, 21, 12, 30, tzinfo=UTC))
+    assert why in str(caught.value)
+    assert re.match(
+        r"h4-2-d64\.json holds no evidence: a of (decode|prefill) fp32 h4:\d d\d+ q-le_128", str(caught.value)
+    )
+
+
+def test_a_clock_that_is_a_day_late_refuses_nothing(file: Path) -> None:
+    assert load_matrix(file, now=datetime(2026, 11, 19, 12, 30, tzinfo=UTC)).evidence
+    with pytest.raises(MatrixError, match="in the future: the clock here says 2026-11-19T11:30:00"):
+        load_matrix(file, now=datetime(2026, 11, 19, 11, 30, tzinfo=UTC))
+
+
+def test_impossible_times_of_a_whole_model_are_refused(tmp_path: Path) -> None:
+    timing = ModelTiming(Phase.PREFILL, 128, 1, Attention.PLAN, ("a",), -1.5, 0.01, 20, 0.5)
+    save_matrix(tmp_path / "a.json", EVIDENCE, FullModel("demo", "2026-11-21T00:00:00+00:00", 8, (timing,)))
+    with pytest.raises(MatrixError, match=r"the whole model demo: prefill of 128 tokens: p50_ms is -1\.5, expected"):
+        load_matrix(tmp_path / "a.json")
+
+
+SCALARS = re.compile(r'(?<=[:\[,])(?:"[^"]*"|-?[\d.]+(?:e-?\d+)?|null|true|false)(?=[,\]}])')
+LITERALS = (
+    *("0", "-0.0", "-1", "0.5", "1e308", "-1e308", "1e999", "5e-324", "NaN", "Infinity", "null", "true", "[]", "{}"),
+    *('""', '"\\ud800"', '"\\u0000"', '"inf"', '"1e9"', "9" * 400, "9" * 5000, "-" + "9" * 25, "[" * 3000),
+    *('"prefill fp32 h4:2 d64 q-le_128 c-le_128 causal softcap1e-320"', '"decode fp32 h4:2 d64 q-gt_128k c-gt_128k'),
+    *('"9999-12-31T23:59:59-23:59"', '"0001-01-01T00:00:00+23:59"', '"a","a":"b"', "1,2", '"x":1'),
+)
+
+
+def read_or_refused(file: Path, content: bytes) -> bool:
+    """Whether a file of this content, signed again, is read; what is read can be shown, compared and written."""
+    blank = content[:13] + b"0" * 64 + content[77:]
+    file.write_bytes(content[:13] + hashlib.sha256(blank).hexdigest().encode() + content[77:])
+    try:
+        matrix = load_matrix(file)
+    except MatrixError:
+        return False
+    for entry in matrix.evidence.values():
+        summarize(entry)
+    summary(matrix.evidence.values())
+    differences(Side(matrix.evidence), Side({(entry.shape, entry.path): entry for entry in EVIDENCE}))
+    if matrix.evidence:
+        save_matrix(file, matrix.evidence.values(), matrix.model)
+    return True
+
+
+def test_any_value_in_any_place_is_read_or_refused(tmp_path: Path) -> None:
+    few = tuple(check for check in checks() if check.name in {"nonfinite", "row_error"})
+    timing = ModelTiming(Phase.PREFILL, 128, 1, Attention.PLAN, ("a",), 1.5, 0.01, 20, 0.5)
+    model = FullModel("demo", "2026-11-21T00:00:00+00:00", 8, (timing,))
+    save_matrix(tmp_path / FILE, [evidence(SHAPE, A, checks=few, floor_us=5.0)], model)
+    text = (tmp_path / FILE).read_text()
+    places = [found.span() for found in SCALARS.finditer(text)]
+    read = [
+        read_or_refused(tmp_path / FILE, (text[:start] + literal + text[end:]).encode())
+        for start, end in places
+        for literal in LITERALS
+    ]
+    assert len(places) > 30
+    assert {True, False} == set(read)
+
+
+@given(st.lists(st.tuples(st.integers(90, 2000), st.integers(0, 20), st.binary(max_size=20)), min_size=1, max_size=3))
+@settings(deadline=None)
+def test_any_change_of_bytes_is_read_or_refused(changes: list[tuple[int, int, bytes]]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        save_matrix(Path(folder) / FILE, EVIDENCE)
+        content = (Path(folder) / FILE).read_bytes()
+        for start, length, new in changes:
+            content = content[:start] + new + content[start + length :]
+        read_or_refused(Path(folder) / FILE, content)
 
 
 def test_a_row_that_stands_twice_is_refused_whatever_the_digest(file: Path) -> None:
@@ -186,7 +288,7 @@ def test_of_two_files_that_disagree_the_failure_counts(file: Path, first: str) -
 
 def test_of_two_files_the_one_of_this_stack_counts(file: Path) -> None:
     older = replace(MACHINE, torch="2.12.0")
-    save_matrix(file.with_name("z.json"), [evidence(SHAPE, A, fingerprint=older, at="2027-01-01T00:00:00+00:00")])
+    save_matrix(file.with_name("z.json"), [evidence(SHAPE, A, fingerprint=older, at="2026-11-21T00:00:00+00:00")])
     assert load_matrices(file.parent.parent, MACHINE).evidence[(SHAPE, "a")].fingerprint == MACHINE
 
 
@@ -234,6 +336,14 @@ def test_everything_that_is_measured_is_read_back(tmp_path: Path) -> None:
     matrix = load_matrix(tmp_path / "a.json")
     assert matrix.evidence == {(SHAPE, "a"): full}
     assert matrix.model == model
+
+
+def test_what_only_a_cpu_has_is_in_no_file_of_a_gpu(tmp_path: Path) -> None:
+    cpu = replace(MACHINE, instruction_set="AVX2", libraries="MKL_CBWR=AVX2", threads=2)
+    for machine, names in ((MACHINE, []), (cpu, ["instruction_set", "libraries", "threads"])):
+        save_matrix(tmp_path / "a.json", [evidence(SHAPE, A, fingerprint=machine)])
+        assert list(json.loads((tmp_path / "a.json").read_text())["fingerprint"])[8:] == names
+        assert load_matrix(tmp_path / "a.json").evidence[SHAPE, "a"].fingerprint == machine
 
 
 def test_a_row_that_names_no_run_is_refused(file: Path) -> None:

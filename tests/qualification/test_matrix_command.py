@@ -10,14 +10,15 @@ import torch
 from qualification_fakes import DECODE, MACHINE, SHAPE, checks, evidence, path
 
 from kernels.catalog import PATHS
-from kernels.device import read_fingerprint
+from kernels.device import num_cores, read_fingerprint
 from kernels.path import Tier
 from qualification.canary.verdict import ExitCode
 from qualification.difference import Difference, Harm, Side, differences, exit_code_of
-from qualification.evidence import SUITE, Evidence
+from qualification.evidence import SUITE, Evidence, Timing
 from qualification.matrix import gpu_folder, save_matrix
 from qualification.matrix_command import verify
 from qualification.plan import own_file
+from qualification.summary import summary
 from server.cli import main
 
 FIRST, OTHER, FALLBACK = path("triton.x"), path("gluon.x"), path("sdpa.x", Tier.FALLBACK)
@@ -231,8 +232,27 @@ def test_a_kernel_that_became_slower_is_named_with_its_factor() -> None:
 def test_a_wide_spread_makes_a_difference_of_speed_uncertain() -> None:
     noisy = evidence(SHAPE, FIRST, p50_us=12.0)
     assert noisy.timing is not None
-    noisy = replace(noisy, timing=replace(noisy.timing, spread=0.3))
+    noisy = replace(noisy, timing=replace(noisy.timing, spread=0.2))
     assert differences(side(evidence(SHAPE, FIRST)), side(noisy)) == []
+
+
+def test_a_time_that_is_not_believed_is_told_and_compared_with_nothing() -> None:
+    doubted = evidence(SHAPE, FIRST, timing=Timing(50.0, 0.3, 20))
+    found = only(side(evidence(SHAPE, FIRST)), side(doubted))
+    assert (found.harm, found.code) == (Harm.STATUS, ExitCode.PASS)
+    told = "the time of triton.x is not believed now: spread 30%, at most 20% is believed"
+    assert found.details == (told,)
+    assert any("50 us not believed (spread 30%" in line for line in summary([doubted]))
+    assert differences(side(doubted), side(doubted)) == []
+
+
+def test_a_fallback_that_wins_on_a_cpu_is_a_change_of_path_only() -> None:
+    cpu, math = path("sdpa.cpu"), path("sdpa.math", Tier.FALLBACK)
+    before = side(evidence(SHAPE, cpu), evidence(SHAPE, math, p50_us=9.0))
+    found = only(before, side(evidence(SHAPE, cpu), evidence(SHAPE, math, p50_us=5.0)))
+    assert (found.harm, found.code) == (Harm.PATH, ExitCode.PASS)
+    lost = only(before, side(evidence(SHAPE, cpu, checks=checks(2.0)), evidence(SHAPE, math, p50_us=5.0)))
+    assert (lost.harm, lost.code) == (Harm.FALLBACK, ExitCode.NUMERICS)
 
 
 def test_a_larger_error_within_the_limits_is_told_and_harms_no_deploy() -> None:
@@ -303,7 +323,7 @@ def test_diff_refuses_a_folder_of_several_gpus(folder: Path, capsys: pytest.Capt
 def test_diff_with_this_machine_shows_what_lost_its_proof_here_and_what_it_proved_itself(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    here = read_fingerprint(torch.device("cpu"))
+    here = read_fingerprint(torch.device("cpu"), num_threads=num_cores())
     kernel = next(kernel for kernel in PATHS if kernel.name == "sdpa.cpu")
     reviewed = tmp_path / "reviewed.json"
     save_matrix(reviewed, [evidence(SHAPE, kernel, fingerprint=replace(here, torch="2.0.0"))])
@@ -327,7 +347,7 @@ def test_a_path_that_launches_other_kernels_than_before_is_told_by_their_names()
 def test_what_this_machine_measured_of_older_kernels_does_not_stand_in_for_what_was_reviewed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    here = read_fingerprint(torch.device("cpu"))
+    here = read_fingerprint(torch.device("cpu"), num_threads=num_cores())
     kernel = next(kernel for kernel in PATHS if kernel.name == "sdpa.cpu")
     save_matrix(tmp_path / "reviewed.json", [evidence(SHAPE, kernel, fingerprint=here)])
     older = evidence(SHAPE, replace(kernel, source_digest="0" * 64), fingerprint=here)

@@ -2,6 +2,7 @@ import logging
 import resource
 import threading
 from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
 
 import pytest
@@ -9,15 +10,18 @@ import torch
 from qualification_fakes import DECODE, MACHINE, SHAPE, checks, evidence, path
 
 from kernels.attention.oracle import attention_oracle
+from kernels.attention.sdpa_decode import KEPT
 from kernels.device import read_fingerprint
 from kernels.fingerprint import Device
 from kernels.path import KernelPath, Reject, Tier
 from kernels.shape import AttentionShape, Dtype
+from qualification.ceilings import Ceilings
 from qualification.decision import Policy, Status
-from qualification.evidence import Evidence
+from qualification.evidence import Evidence, Timing
+from qualification.inputs import long_case
 from qualification.matrix import gpu_folder, load_matrix, save_matrix
 from qualification.plan import MatrixVerdict, Plan, make_plan, own_file
-from qualification.qualify import Bench, Pair, QualificationAborted, qualify
+from qualification.qualify import Bench, Pair, QualificationAborted, qualify, stepping_call
 from qualification.signature import AttentionSignature, ServingLimits, shapes_needed
 from qualification.wrong import passed_wrongly
 
@@ -288,9 +292,10 @@ def raising(*_: object) -> None:
     raise RuntimeError("no kernel image is available")
 
 
-def run(kernel: KernelPath, **options: object) -> Evidence:
+def run(kernel: KernelPath, shape: AttentionShape = SHAPE, bench: Bench | None = None, **options: object) -> Evidence:
     found: list[Evidence] = []
-    qualify([(SHAPE, kernel)], Bench(MACHINE, CPU), progress=silent, on_evidence=found.append, **options)
+    bench = bench or Bench(MACHINE, CPU)
+    qualify([(shape, kernel)], bench, progress=silent, on_evidence=found.append, **options)
     (only,) = found
     return only
 
@@ -305,10 +310,81 @@ def test_a_right_path_gets_proof_with_its_speed() -> None:
     assert found.is_proven
     assert (found.tested_query_tokens, found.tested_context_tokens) == (128, 128)
     assert found.timing.p50_us > 0
+    assert found.floor_us > 0
     flops = 4 * (128 * 129 // 2) * 64 * 4
     assert found.tflops == pytest.approx(flops / found.timing.p50_us * 1e-6, rel=1e-2)
     bytes_moved = 2 * 128 * 64 * 4 * (4 + 2)
     assert found.bytes_per_second == pytest.approx(bytes_moved / found.timing.p50_us * 1e6, rel=1e-2)
+
+
+def test_the_floor_is_by_the_higher_of_the_rates_before_and_after() -> None:
+    rates = cycle([Ceilings(1e15, 1e9), Ceilings(1e9, 1e15)])
+    found = run(
+        replace(FIRST, run=right), bench=Bench(MACHINE, CPU, rates=lambda *_: next(rates)), check_checker=trusting
+    )
+    flops, num_bytes = 4 * (128 * 129 // 2) * 64 * 4, 2 * 128 * 64 * 4 * (4 + 2)
+    assert found.floor_us == pytest.approx(max(flops, num_bytes) / 1e15 * 1e6, rel=1e-3)
+
+
+def test_a_time_below_its_floor_is_taken_three_times_and_stays_in_doubt() -> None:
+    asked: list[int] = []
+
+    def rates(*_: object) -> Ceilings:
+        asked.append(1)
+        return Ceilings(1.0, 1.0)
+
+    found = run(replace(FIRST, run=right), bench=Bench(MACHINE, CPU, rates=rates), check_checker=trusting)
+    assert (found.is_proven, len(asked)) == (True, 6)
+    assert "its floor is" in found.timing_doubt
+    assert found.believed_timing is None
+
+
+def test_a_rival_that_would_win_is_timed_in_turns_before_it_does() -> None:
+    first = replace(FIRST, run=right)
+    rival = replace(FALLBACK, run=right, competes_on=frozenset({Device.CPU}))
+    times = iter([Timing(5e6, 0.01, 20), Timing(4e6, 0.01, 20)])
+    bench = Bench(MACHINE, CPU, timing_budget_s=0.01, rates=lambda *_: None, timer=lambda *_, **__: next(times))
+    found: list[Evidence] = []
+    pairs = [(SHAPE, first), (SHAPE, rival)]
+    qualify(pairs, bench, progress=silent, on_evidence=found.append, check_checker=trusting)
+    assert [entry.path for entry in found] == ["first", "fallback", "first", "fallback"]
+    assert found[0].checks == found[2].checks
+    assert all(entry.timing.p50_us < 4e6 for entry in found[2:])
+
+
+def test_without_rates_a_time_has_no_floor() -> None:
+    bench = Bench(MACHINE, CPU, rates=lambda *_: None)
+    assert run(replace(FIRST, run=right), bench=bench, check_checker=trusting).floor_us is None
+
+
+def test_a_qualification_times_a_cpus_decode_so() -> None:
+    seen: list[int] = []
+
+    def run_decode(q, k, v, batch, flags, out) -> None:
+        right(q, k, v, batch, flags, out)
+        if batch.plans is not None and KEPT in batch.plans:
+            seen.append(int(batch.context_lens[0]))
+
+    run(replace(FIRST, run=run_decode), DECODE, check_checker=trusting)
+    assert seen[:3] == [113, 114, 115]
+
+
+def test_a_cpus_decode_is_timed_as_steps_of_a_server() -> None:
+    steps: list[tuple[list[int], object]] = []
+
+    def run(q, k, v, batch, flags, out) -> None:  # noqa: ARG001
+        steps.append((batch.context_lens.tolist(), batch.plans.pop(KEPT)))
+        assert batch.plans == {}  # nothing is left of the step before
+        batch.plans["a plan"] = True
+
+    call = stepping_call(run, long_case(DECODE, CPU, seed=0, num_seqs=2))
+    for _ in range(32):
+        call()
+    longest = [128, 128]
+    assert [lengths for lengths, _ in steps[:16]] == [[n, n] for n in range(113, 129)]
+    assert steps[15][0] == longest
+    assert [lengths for lengths, _ in steps[16:32]] == [lengths for lengths, _ in steps[:16]]
+    assert len({id(kept) for _, kept in steps}) == 1
 
 
 def test_a_wrong_path_gets_evidence_of_its_errors() -> None:

@@ -10,14 +10,15 @@ import pytest
 import torch
 from qualification_fakes import DECODE, MACHINE, SHAPE, checks, evidence, path
 
-from kernels.catalog import PATHS
+from kernels.catalog import PATHS, path_named
+from kernels.fingerprint import Device
 from kernels.path import KernelPath, Tier
 from kernels.shape import AttentionShape, Dtype, Phase
 from qualification.campaign import Tools, conduct, default_file, targets_of
 from qualification.canary.verdict import ExitCode
-from qualification.choice import choice_of, judge, tier_of
+from qualification.choice import choice_of, is_left_to_fallback, judge, may_compete, tier_of
 from qualification.defaults import Choices
-from qualification.evidence import Evidence
+from qualification.evidence import Evidence, Timing
 from qualification.full_model import FullModel
 from qualification.ledger import Target
 from qualification.matrix import load_matrix, save_matrix
@@ -240,7 +241,7 @@ def test_the_table_has_the_paths_of_a_shape_by_time_and_marks_the_one_that_serve
     lines = [line.split() for line in run.lines if "triton.x" in line or "sdpa.x" in line]
     assert lines[0][:8] == ["prefill", "le_128", "le_128", "*", "triton.x", "proven", "10", "us"]
     assert lines[1][:3] == ["sdpa.x", "failed", "-"]
-    assert lines[1][-4:] == ["2", "of", "1", "(ragged)"]
+    assert lines[1][-4:] == ["2", "of", "0", "(ragged)"]
 
 
 def test_several_models_get_a_line_each_instead_of_tables(file: Path) -> None:
@@ -270,6 +271,36 @@ def test_files_lie_where_a_server_with_that_matrix_looks() -> None:
 
 def test_tiers_by_name_are_those_of_the_catalog() -> None:
     assert {kernel.name: tier_of(kernel.name) for kernel in PATHS} == {kernel.name: kernel.tier for kernel in PATHS}
+
+
+def test_who_competes_by_name_is_who_does_in_the_catalog() -> None:
+    for device in Device:
+        by_name = {kernel.name for kernel in PATHS if may_compete(kernel.name, device)}
+        assert by_name == {kernel.name for kernel in PATHS if device in kernel.competes_on}
+
+
+def test_without_times_a_matrix_chooses_in_the_catalogs_order() -> None:
+    for phase in Phase:
+        left = [kernel for kernel in PATHS if phase in kernel.limits.phases]
+        while left:
+            chosen = choice_of(evidence(SHAPE, kernel, timing=None) for kernel in reversed(left))
+            assert chosen.path == left.pop(0).name
+
+
+def test_a_matrix_alone_chooses_as_a_server_does() -> None:
+    cpu, math = path_named("sdpa.cpu"), path_named("sdpa.math")
+    slow, fast = evidence(SHAPE, cpu, p50_us=50.0), evidence(SHAPE, math, p50_us=10.0)
+    assert choice_of([slow, fast]) is fast
+    assert not is_left_to_fallback(fast, [slow, fast])
+    known = {(SHAPE, entry.path): entry for entry in (slow, fast)}
+    assert judge([SHAPE], known, paths=(cpu, math), fingerprint=MACHINE) == []
+    gpu = replace(MACHINE, device=Device.CUDA)
+    assert choice_of([replace(slow, fingerprint=gpu), replace(fast, fingerprint=gpu)]).path == "sdpa.cpu"
+    wrong = replace(slow, **WRONG)
+    assert choice_of([wrong, fast]) is fast
+    assert is_left_to_fallback(fast, [wrong, fast])
+    doubted = replace(fast, timing=Timing(10.0, 0.3, 20))
+    assert choice_of([slow, doubted]) is slow
 
 
 def test_the_first_tier_is_chosen_before_a_faster_fallback_and_proof_before_speed() -> None:
@@ -343,7 +374,7 @@ def test_the_command_proves_a_folders_config_without_weights(
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        ([], "one of the arguments --model --preset --all-presets is required"),
+        ([], "one of the arguments --model --preset --all-presets --error-rates is required"),
         (["--preset", "none"], "expected one of demo, "),
         (["--preset", "demo", "--paths", "none"], f"expected one of {PATHS[0].name}"),
         (["--all-presets", "--out", "x.json"], "--out takes one model"),

@@ -3,15 +3,18 @@ import time
 import pytest
 import torch
 
-from qualification.timing import median_spread, time_call, time_together
+from qualification.evidence import Timing
+from qualification.timing import Judged, fastest_us, median_spread, time_call, time_together, time_until_believed
 
 CPU = torch.device("cpu")
 
 
 def test_a_call_takes_as_long_as_it_sleeps() -> None:
+    began_at = time.perf_counter()
     timing = time_call(lambda: time.sleep(0.002), CPU, budget_s=0.05)
-    assert 2000 <= timing.p50_us < 20_000
+    took_us = 1e6 * (time.perf_counter() - began_at)
     assert timing.n >= 5
+    assert 2000 <= timing.p50_us <= took_us / (timing.n / 2)  # half of the calls took at least as long
 
 
 def test_a_call_longer_than_the_budget_is_timed_three_times() -> None:
@@ -32,6 +35,42 @@ def test_the_spread_of_few_samples_is_their_whole_range() -> None:
     assert median_spread([10.0, 11.0, 12.0]) == pytest.approx(1 / 11)
 
 
+BELIEVED, WIDE, WIDER = Judged(Timing(10.0, 0.2, 20), 12.0), Timing(9.0, 0.3, 20), Timing(8.0, 0.4, 20)
+IMPOSSIBLE = Judged(Timing(10.0, 0.0, 20), 12.6)  # its floor is more than 1.25 times of it
+
+
+@pytest.mark.parametrize(
+    ("attempts", "kept", "factors"),
+    [
+        ([BELIEVED], 0, [1]),
+        ([Judged(WIDE, None), BELIEVED], 1, [1, 2]),
+        ([IMPOSSIBLE, Judged(WIDER, 5.0), BELIEVED], 2, [1, 2, 4]),
+        ([Judged(WIDER, 5.0), Judged(WIDE, 5.0), Judged(WIDER, 5.0)], 1, [1, 2, 4]),
+        ([IMPOSSIBLE] * 3, 0, [1, 2, 4]),
+    ],
+)
+def test_a_time_is_taken_again_until_it_is_believed(attempts: list[Judged], kept: int, factors: list[int]) -> None:
+    asked: list[int] = []
+
+    def attempt(factor: int) -> Judged:
+        asked.append(factor)
+        return attempts[len(asked) - 1]
+
+    assert time_until_believed(attempt) is attempts[kept]
+    assert asked == factors
+
+
+def test_no_number_is_believed_as_a_spread() -> None:
+    assert Judged(Timing(10.0, float("nan"), 20), None).doubt is not None
+
+
+def test_the_fastest_of_a_few_calls_is_what_a_machine_can_do() -> None:
+    waits = iter([0.2, 0.0, 0.2, 0.01, 0.01, 0.01])
+    assert fastest_us(lambda: time.sleep(next(waits)), CPU, budget_s=60.0, max_samples=3) < 200_000
+    assert fastest_us(lambda: time.sleep(next(waits)), CPU, budget_s=0.0) >= 10_000  # two at least
+    assert list(waits) == [0.01]
+
+
 @pytest.mark.gpu
 def test_a_gpu_is_timed_by_its_own_clock() -> None:
     x = torch.randn(4096, 4096, device="cuda", dtype=torch.float16)
@@ -46,8 +85,8 @@ def test_calls_timed_together_take_turns() -> None:
 
 
 def test_a_slow_call_leaves_and_the_others_go_on() -> None:
-    calls = {"slow": lambda: time.sleep(0.02), "fast": lambda: time.sleep(0.001)}
-    timings = time_together(calls, CPU, budget_s=0.01, max_spread=0.0)
+    calls = {"slow": lambda: time.sleep(0.2), "fast": lambda: time.sleep(0.001)}
+    timings = time_together(calls, CPU, budget_s=0.1, max_spread=0.0)
     assert timings["slow"].n == 3
     assert timings["fast"].n >= 5
     assert timings["slow"].p50_us > 5 * timings["fast"].p50_us

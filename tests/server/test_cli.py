@@ -292,6 +292,12 @@ def test_a_plan_without_fallbacks_has_an_empty_column() -> None:
     assert line == "prefill  le_128  le_128   sdpa.cpu  provisional"
 
 
+def test_how_times_chose_is_beside_the_shape() -> None:
+    note = "sdpa.math takes 10 us, sdpa.cpu 34 us: the faster serves"
+    [_, _, line] = plan_table([msgspec.structs.replace(ROW, fallback_reasons=[], notes=(note,))])
+    assert line.endswith(f"sdpa.math  provisional  {note}")
+
+
 def test_the_doctor_says_what_can_run_here_and_why_the_rest_cannot() -> None:
     machine = Fingerprint(Device.CPU, "a processor", None, None, None, None, "2.13.0", None)
     gpu_only = Limits(frozenset({Device.CUDA}), frozenset({Phase.DECODE}), frozenset({Dtype.BF16}), 256)

@@ -10,7 +10,6 @@ from pathlib import Path
 import httpx
 import msgspec
 import tokenizers
-from fastapi import FastAPI
 from scraped import scraped_value
 from starlette.types import ASGIApp
 from tokenizers import decoders, models, pre_tokenizers
@@ -18,9 +17,10 @@ from tokenizers import decoders, models, pre_tokenizers
 from server.api.bodies import Bodies
 from server.api.edge import Admission, Edge
 from server.api.guard import Guard, GuardLimits
-from server.api.keys import ApiKeys
+from server.api.hosts import Hosts
+from server.api.keys import NO_KEYS, Access, ApiKeys, Keys
 from server.api.lifecycle import Lifecycle
-from server.app import create_app
+from server.app import Api, create_app
 from server.engine.attestations import Attestations
 from server.engine.client import EngineState
 from server.engine.messages import (
@@ -227,13 +227,13 @@ def make_edge(folder: Path, engine: ScriptedEngine, settings: Settings, *, traci
 class Served:
     """An application without a socket: `post` and `get` run it on a loop of their own."""
 
-    def __init__(self, edge: Edge, engine: ScriptedEngine, *, keys: ApiKeys | None = None) -> None:
+    def __init__(self, edge: Edge, engine: ScriptedEngine, keys: Keys = NO_KEYS) -> None:
         self.edge = edge
         self.engine = engine
-        self.app: FastAPI = create_app(edge, keys=keys)
+        self.app: Api = create_app(edge, keys)
 
     def client(self) -> httpx.AsyncClient:
-        return httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://test")
+        return httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://localhost")
 
     def request(self, method: str, path: str, **options: object) -> httpx.Response:
         async def send() -> httpx.Response:
@@ -270,9 +270,11 @@ def impatient(it: Served, app: ASGIApp) -> Guard:
     """A guard around an application that hangs up on who reads nothing for 50 ms."""
     limits = GuardLimits(10_000, receive_timeout_s=5, request_timeout_s=5, send_timeout_s=0.05)
     nothing: frozenset[str] = frozenset()
-    options = {"keys": None, "open_paths": nothing, "routes": nothing, "lifecycle": it.edge.lifecycle}
+    access = Access(NO_KEYS, nothing, nothing)
+    options = {"access": access, "hosts": Hosts(None), "routes": nothing, "lifecycle": it.edge.lifecycle}
     return Guard(app, limits=limits, bodies=Bodies(10_000), metrics=it.edge.metrics, **options)  # type: ignore[arg-type]
 
 
-def with_keys(it: Served, *keys: str) -> Served:
-    return Served(replace(it.edge), it.engine, keys=ApiKeys(list(keys)))
+def with_keys(it: Served, *keys: str, operator: str | None = None) -> Served:
+    operators = None if operator is None else ApiKeys([operator])
+    return Served(replace(it.edge), it.engine, Keys(ApiKeys(list(keys)) if keys else None, operators))

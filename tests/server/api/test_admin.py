@@ -5,6 +5,8 @@ from pathlib import Path
 import httpx
 from edge_fakes import served
 
+from server.api.keys import ApiKeys, Keys
+from server.app import create_admin_app
 from server.cli import bind, serve_admin, url_of
 
 
@@ -20,6 +22,17 @@ def test_the_admin_port_answers_from_a_thread_of_its_own(folder: Path) -> None:
             assert client.post(f"{url}/v1/completions", json={"prompt": "a"}).status_code == 404
     finally:
         server.should_exit = True
+
+
+def test_the_admin_port_asks_for_a_known_operators_key(folder: Path) -> None:
+    it = served(folder, admin_port=0)
+    it.app = create_admin_app(it.edge, Keys(ApiKeys(["tenant"]), ApiKeys(["root"])))  # type: ignore[assignment]
+    statuses = [
+        it.get("/metrics", headers={"authorization": f"Bearer {key}"}).status_code for key in ("root", "tenant")
+    ]
+    assert statuses == [200, 401]
+    assert it.get("/metrics").status_code == 401
+    assert it.get("/livez").status_code == 200
 
 
 def test_who_asks_the_api_for_what_is_on_the_admin_port_is_told_so(folder: Path) -> None:

@@ -146,19 +146,75 @@ def test_a_body_that_calls_itself_uncompressed_is_taken(folder: Path) -> None:
     assert answer.status_code == 200
 
 
+PROBES = {"/livez", "/readyz", "/health"}
+OPERATORS = {"/metrics", "/attention", "/attention/attest", "/attention/quarantine", "/version"}
+
+
 def _all_routes(it: Served) -> list[tuple[str, str]]:
+    """The method and path of each route, those that FastAPI does not see included."""
     paths = it.app.openapi()["paths"]
-    return [(method.upper(), path.replace("{name}", "x")) for path, methods in paths.items() for method in methods]
+    routes = [(method.upper(), path.replace("{name}", "x")) for path, methods in paths.items() for method in methods]
+    routes += [("POST", path) for path in it.app.quick]
+    assert {COMPLETIONS, "/v1/chat/completions", "/tokenize", *PROBES, *OPERATORS} <= {path for _, path in routes}
+    return routes
 
 
-def test_every_route_but_the_probes_needs_a_key(folder: Path) -> None:
+def _statuses(it: Served, headers: dict[str, str]) -> dict[str, int]:
+    """What every route answers, by path; DELETE /attention/quarantine as DELETE."""
+    others = [("GET", "/openapi.json"), ("GET", "/nope"), ("GET", "/docs"), ("GET", "/livez/")]
+    answers = {}
+    for method, path in [*_all_routes(it), *others]:
+        name = path if method != "DELETE" else f"DELETE {path}"
+        answers[name] = it.request(method, path, headers=headers).status_code
+    return answers
+
+
+@pytest.mark.parametrize("headers", [{}, {"authorization": "Bearer wrong"}])
+@pytest.mark.parametrize("operator", [None, "root"])
+def test_every_route_but_the_probes_needs_a_key(folder: Path, headers: dict[str, str], operator: str | None) -> None:
+    statuses = _statuses(with_keys(served(folder), "right", operator=operator), headers)
+    assert {path for path, status in statuses.items() if status != 401} == PROBES
+
+
+@pytest.mark.parametrize("operator", [None, "root"])
+def test_a_tenants_key_opens_all_but_operators_routes(folder: Path, operator: str | None) -> None:
+    statuses = _statuses(with_keys(served(folder), "right", operator=operator), {"authorization": "Bearer right"})
+    assert 401 not in statuses.values()
+    closed = {path for path, status in statuses.items() if status == 403}
+    assert closed == OPERATORS | {"DELETE /attention/quarantine"}
+
+
+def test_an_operators_key_opens_every_route(folder: Path) -> None:
+    statuses = _statuses(with_keys(served(folder), "right", operator="root"), {"authorization": "Bearer root"})
+    assert {401, 403}.isdisjoint(statuses.values())
+
+
+def test_without_tenants_keys_only_operators_routes_need_one(folder: Path) -> None:
+    statuses = _statuses(with_keys(served(folder), operator="root"), {})
+    closed = {path for path, status in statuses.items() if status == 401}
+    assert closed == OPERATORS | {"DELETE /attention/quarantine"}
+
+
+def test_without_keys_operators_routes_are_open(folder: Path) -> None:
+    assert {401, 403}.isdisjoint(_statuses(served(folder), {}).values())
+
+
+@pytest.mark.parametrize(("operator", "advice"), [(None, "--operator-key-file or --admin-port"), ("root", "send one")])
+def test_a_tenant_is_told_what_an_order_needs(folder: Path, operator: str | None, advice: str) -> None:
+    it = with_keys(served(folder), "right", operator=operator)
+    answer = it.post("/attention/quarantine", {"path": "sdpa.cpu"}, headers={"authorization": "Bearer right"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (403, "operator_key_needed")
+    assert advice in answer.json()["error"]["message"]
+    assert it.engine.orders.overridden == []
+
+
+def test_of_two_authorization_headers_none_is_taken(folder: Path) -> None:
     it = with_keys(served(folder), "right")
-    routes = [*_all_routes(it), ("GET", "/openapi.json"), ("GET", "/nope"), ("GET", "/docs"), ("GET", "/livez/")]
-    assert len(routes) > 10
-    for method, path in routes:
-        answer = it.request(method, path, headers={"authorization": "Bearer wrong"})
-        is_open = path in ("/livez", "/readyz", "/health")
-        assert (answer.status_code == 401) != is_open, path
+    both = [("authorization", "Bearer wrong"), ("authorization", "Bearer right")]
+    for headers in (both, both[::-1]):
+        answer = it.get("/v1/models", headers=headers)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_header")
+        assert answer.json()["error"]["message"] == "The request has 2 Authorization headers, send one."
 
 
 @pytest.mark.parametrize("header", ["Bearer wrong", "Basic right", "right", "Bearer", "Bearer right x", ""])
@@ -197,7 +253,7 @@ def _scope() -> dict[str, object]:
         "root_path": "",
         "scheme": "http",
         "query_string": b"",
-        "headers": [(b"content-type", b"application/json")],
+        "headers": [(b"host", b"localhost"), (b"content-type", b"application/json")],
     }
 
 
@@ -226,7 +282,7 @@ def test_a_client_that_leaves_cancels_its_request_and_frees_its_place(folder: Pa
             await asyncio.sleep(0)
         assert it.edge.lifecycle.num_inflight == 1
         gone.set()
-        await asyncio.wait_for(task, 2)
+        await asyncio.wait_for(task, 30)
         assert it.engine.cancelled == [it.engine.submitted[0][0]]
         assert it.edge.lifecycle.num_inflight == 0
         assert it.edge.admission.num_requests == 0
@@ -247,7 +303,7 @@ class Unread:
         self.num_messages = 0
 
     async def run(self) -> None:
-        await asyncio.wait_for(self._guard(_scope(), self._receive, self._send), 2)
+        await asyncio.wait_for(self._guard(_scope(), self._receive, self._send), 30)
 
     async def _receive(self) -> Message:
         if self._is_sent:

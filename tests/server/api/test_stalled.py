@@ -29,7 +29,7 @@ def test_the_connection_of_a_stalled_reader_is_dropped_with_what_it_has_not_read
     with caplog.at_level(logging.WARNING), socket.socket() as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         client.connect(("127.0.0.1", running.port))
-        client.sendall(b"GET /endless HTTP/1.1\r\nHost: x\r\n\r\n")
+        client.sendall(b"GET /endless HTTP/1.1\r\nHost: localhost\r\n\r\n")
         wait_until(lambda: it.value("requests_total", route="other", outcome="disconnected") == 1)
         wait_until(lambda: not running.server.server_state.connections)
     running.stop()

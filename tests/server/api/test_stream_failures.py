@@ -89,6 +89,15 @@ def test_a_full_queue_is_a_429_that_says_when_to_come_again(folder: Path) -> Non
     asyncio.run(run())
 
 
+@pytest.mark.parametrize(("waited_s", "retry_after"), [(0.0, 1), (2.2, 3), (60.0, 60), (500.0, 60)])
+def test_retry_after_is_the_usual_wait_within_limits(folder: Path, waited_s: float, retry_after: int) -> None:
+    it = served(folder, max_queued_requests=1)
+    it.edge.admission.enter()
+    it.edge.admission.wait_s = waited_s
+    answer = it.post(COMPLETIONS, {"prompt": "b"})
+    assert (answer.status_code, answer.headers["retry-after"]) == (429, str(retry_after))
+
+
 def test_prompt_tokens_that_would_wait_are_limited_but_an_empty_queue_takes_any(folder: Path) -> None:
     async def run() -> None:
         it = served(folder, max_queued_tokens=10)

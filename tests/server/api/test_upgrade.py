@@ -12,12 +12,12 @@ from test_transport import Running
 
 # As Java's java.net.http.HttpClient asks, unless it is told to stay with HTTP/1.1.
 H2C = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAAAAIAAAAAAAMAAAAA\r\n"
-HEAD = b"POST /v1/completions HTTP/1.1\r\n" + H2C + b"Host: x\r\nContent-Type: application/json\r\n"
+HEAD = b"POST /v1/completions HTTP/1.1\r\n" + H2C + b"Host: localhost\r\nContent-Type: application/json\r\n"
 BODY = json.dumps({"prompt": "abc", "max_tokens": 20}).encode()
 SIZED = b"Content-Length: %d\r\n\r\n" % len(BODY)
 CHUNKED = b"Transfer-Encoding: chunked\r\n\r\n"
 CHUNKS = b"4\r\n%b\r\n%x\r\n%b\r\n0\r\n\r\n" % (BODY[:4], len(BODY) - 4, BODY[4:])
-PLAIN = b"GET /livez HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+PLAIN = b"GET /livez HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 
 
 @pytest.fixture(scope="module")
@@ -61,13 +61,13 @@ def test_the_body_of_a_request_that_offers_an_upgrade_is_read_and_so_is_the_next
 def test_a_request_without_a_body_may_offer_an_upgrade_again_and_again(running: Running, offer: bytes) -> None:
     with running.connect() as connection:
         for _ in range(2):
-            connection.sendall(b"GET /livez HTTP/1.1\r\nHost: x\r\n" + offer + b"\r\n")
+            connection.sendall(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n" + offer + b"\r\n")
         connection.sendall(PLAIN)
         assert answers(connection).count(b"HTTP/1.1 200") == 3
 
 
 def test_a_thousand_offers_in_one_read_are_answered(running: Running) -> None:
-    offer = b"GET /livez HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: x\r\n\r\n"
+    offer = b"GET /livez HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: x\r\n\r\n"
     with running.connect() as connection:
         connection.sendall(1000 * offer + PLAIN)
         assert answers(connection).count(b"HTTP/1.1 200") == 1001

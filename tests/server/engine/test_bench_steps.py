@@ -55,7 +55,8 @@ def file(written: Path) -> StepsFile:
 
 def test_prompts_of_doubling_lengths_end_with_the_longest_there_can_be(file: StepsFile) -> None:
     assert [row.tokens for row in file.prefill] == [16, 32, 64, 128, 255]
-    assert all(row.time.n >= 3 and row.floor_ms is not None and row.paths == ["sdpa.cpu"] for row in file.prefill)
+    assert all(row.time.n >= 3 and row.floor_ms is not None for row in file.prefill)
+    assert all(len(row.paths) == 1 and row.paths[0] in {"sdpa.cpu", "sdpa.math"} for row in file.prefill)
     assert file.prefill[-1].floor_ms > file.prefill[0].floor_ms
 
 

@@ -92,17 +92,18 @@ def serve(folder: Path, max_num_batched_tokens: int) -> Served:
 
 @pytest.mark.parametrize("max_num_batched_tokens", [64, 11])  # whole prompts; chunks shorter than the window
 @pytest.mark.parametrize(
-    ("head_dim", "path"),
-    [(16, "sdpa.cpu"), (264, "sdpa.math")],  # above 256 only sdpa.math is left
+    ("head_dim", "able"),
+    [(16, {"sdpa.cpu", "sdpa.math"}), (264, {"sdpa.math"})],  # the faster serves; above 256 one is left
 )
 def test_a_windowed_mistral_is_served_as_by_transformers(
-    head_dim: int, path: str, max_num_batched_tokens: int, tmp_path: Path
+    head_dim: int, able: set[str], max_num_batched_tokens: int, tmp_path: Path
 ) -> None:
     model = mistral(head_dim)
     model.save_pretrained(tmp_path)
     served = serve(tmp_path, max_num_batched_tokens)
     assert served.tokens == reference_tokens(model)
-    assert served.paths == {path}
+    assert served.paths
+    assert served.paths <= able
     assert served.windows == {True}
 
 

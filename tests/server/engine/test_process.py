@@ -39,7 +39,7 @@ from server.engine.messages import (
 )
 from server.engine.outcome import StepResult
 from server.engine.pages import PagePool
-from server.engine.process import Loop, serve
+from server.engine.process import HEARTBEAT_S, Loop, serve
 from server.engine.scheduler import Scheduler, SchedulerLimits
 from server.engine.sequence import Batch
 from server.engine.shadow_report import ShadowReport
@@ -53,9 +53,23 @@ class OnesRunner:
         return Done(StepResult([1 for _ in batch.sampled_rows]))
 
 
-def loop_of(*messages: Submit | Cancel | Shutdown) -> list[FromEngine]:
+class Waits:
+    """An inbox that notes for how long it is waited for."""
+
+    def __init__(self) -> None:
+        self._messages: queue.SimpleQueue[ToEngine] = queue.SimpleQueue()
+        self.put = self._messages.put
+        self.timeouts_s: set[float | None] = set()
+
+    def get(self, block: bool = True, timeout: float | None = None) -> ToEngine:
+        if block:
+            self.timeouts_s.add(timeout)
+        return self._messages.get(block, timeout)
+
+
+def loop_of(*messages: Submit | Cancel | Shutdown, inbox: Waits | None = None) -> list[FromEngine]:
     """What a loop sends until it is shut down."""
-    inbox: queue.SimpleQueue[ToEngine] = queue.SimpleQueue()
+    inbox = inbox or Waits()
     for message in messages:
         inbox.put(message)
     scheduler = Scheduler(SchedulerLimits(64, 4, 32), PagePool(32, 4))
@@ -71,12 +85,14 @@ def loop_of(*messages: Submit | Cancel | Shutdown) -> list[FromEngine]:
 
 
 def test_the_loop_steps_what_was_submitted_and_beats_when_idle() -> None:
-    sent = loop_of(Submit("a", [1, 2], SamplingParams(max_tokens=3)))
+    inbox = Waits()
+    sent = loop_of(Submit("a", [1, 2], SamplingParams(max_tokens=3)), inbox=inbox)
     deltas = [delta for message in sent if isinstance(message, StepOutput) for delta in message.deltas]
     assert [delta.token_ids for delta in deltas] == [[1], [1], [1]]
     beats = [message for message in sent if isinstance(message, Heartbeat)]
     assert [beat.step for beat in beats] == [1, 3]
-    assert 0.4 < beats[1].sent_at - beats[0].sent_at < 1.5
+    assert beats[1].sent_at - beats[0].sent_at >= HEARTBEAT_S
+    assert inbox.timeouts_s == {HEARTBEAT_S}
 
 
 def test_a_cancel_that_is_read_with_its_submit_computes_nothing() -> None:
@@ -327,7 +343,7 @@ def test_a_killed_engine_comes_back_and_serves_the_same_tokens(tiny_llama: TinyL
 
     async def test() -> None:
         ledger = Ledger()
-        client = EngineClient(settings_for(tiny_llama, tmp_path), ledger, backoff_s=(0.05, 0.2))
+        client = EngineClient(settings_for(tiny_llama, tmp_path), ledger, backoff_s=(0.05, 0.2), stall_after_s=60.0)
         await client.start()
         await until(lambda: client.state is EngineState.READY, within_s=90)
         assert client.ready is not None
@@ -339,12 +355,10 @@ def test_a_killed_engine_comes_back_and_serves_the_same_tokens(tiny_llama: TinyL
         killed_at = time.monotonic()
         os.kill(client.ready.pid, signal.SIGKILL)
         assert [(await task)[1] for task in doomed] == ["engine_died"] * 3
-        assert time.monotonic() - killed_at < 1.0
+        assert time.monotonic() - killed_at < 30.0  # by its end, not by its silence
         await until(lambda: client.state is EngineState.READY, within_s=90)
         assert await collect(client, "c", 20) == (tiny_llama.greedy[3], None)
         assert ledger.deaths == ["killed"]
-        closed_at = time.monotonic()
         await client.close()
-        assert time.monotonic() - closed_at < 3.0
 
     asyncio.run(test())

@@ -96,14 +96,14 @@ def disconnecting(path: str, body: dict[str, object], engine: ScriptedEngine, it
             "root_path": "",
             "scheme": "http",
             "query_string": b"",
-            "headers": [(b"content-type", b"application/json")],
+            "headers": [(b"host", b"localhost"), (b"content-type", b"application/json")],
         }
         engine.gate = asyncio.Event()
         task = asyncio.create_task(it.app(scope, receive, send))
         while not sent:
             await asyncio.sleep(0)
         gone.set()
-        await asyncio.wait_for(task, 5)
+        await asyncio.wait_for(task, 30)
 
     asyncio.run(run())
 

@@ -1,0 +1,95 @@
+"""Thirty small models start with an empty cache under the default policy, and write what transformers writes.
+
+A start proves every attention shape of its model on this CPU: a right kernel that fails a check refuses the model.
+"""
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Phi3Config, Qwen2Config, Qwen3Config
+
+from qualification.decision import Policy, Status
+from server.engine.builder import BuiltEngine, build_engine
+from server.engine.messages import SamplingParams, Submit
+from server.settings import DeviceChoice, Settings
+
+pytestmark = [pytest.mark.starts, pytest.mark.timeout(300)]
+FAMILIES = {
+    "llama": LlamaConfig,
+    "mistral": MistralConfig,
+    "qwen2": Qwen2Config,
+    "qwen3": Qwen3Config,
+    "phi3": Phi3Config,
+}
+# family, query heads, KV heads, head dim
+MODELS = (
+    ("llama", 1, 1, 6), ("llama", 2, 1, 8), ("llama", 3, 3, 10), ("llama", 4, 2, 16), ("llama", 15, 5, 64),
+    ("llama", 9, 3, 64), ("llama", 16, 4, 32), ("llama", 8, 8, 24), ("llama", 6, 2, 48), ("llama", 4, 1, 128),
+    ("llama", 2, 2, 256), ("llama", 2, 1, 320), ("mistral", 8, 2, 20), ("mistral", 4, 4, 80), ("mistral", 12, 4, 40),
+    ("mistral", 2, 1, 192), ("qwen2", 14, 2, 64), ("qwen2", 2, 2, 128), ("qwen2", 7, 1, 12), ("qwen2", 4, 2, 96),
+    ("qwen2", 16, 16, 14), ("qwen3", 16, 8, 32), ("qwen3", 4, 2, 128), ("qwen3", 1, 1, 64), ("qwen3", 6, 3, 22),
+    ("qwen3", 5, 5, 36), ("phi3", 4, 4, 96), ("phi3", 2, 1, 100), ("phi3", 8, 4, 32), ("phi3", 3, 1, 160),
+)  # fmt: skip
+NUM_NEW = 12
+LENGTHS = (1, 2, 17, 64, 130, 300)
+NEAR_TIE = 1e-3  # of two logits: what roundings of fp32 may turn
+
+
+def config_of(family: str, num_heads: int, num_kv_heads: int, head_dim: int) -> object:
+    hidden_size = num_heads * head_dim
+    sizes = {} if family == "phi3" else {"head_dim": head_dim}
+    return FAMILIES[family](
+        vocab_size=101,
+        hidden_size=hidden_size,
+        intermediate_size=2 * hidden_size,
+        num_hidden_layers=2,
+        num_attention_heads=num_heads,
+        num_key_value_heads=num_kv_heads,
+        max_position_embeddings=1024,
+        initializer_range=0.2,
+        tie_word_embeddings=False,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=None,
+        **sizes,
+    )
+
+
+def start(folder: Path, cache: Path) -> BuiltEngine:
+    settings = Settings(model=str(folder), device=DeviceChoice.CPU, cache_dir=str(cache), max_model_len=512)
+    assert settings.on_unproven is Policy.QUALIFY
+    return build_engine(settings, frozenset(), lambda *_: None)
+
+
+def greedy_of(built: BuiltEngine, prompts: list[list[int]]) -> list[list[int]]:
+    found: dict[str, list[int]] = {f"{index}": [] for index in range(len(prompts))}
+    for name, prompt in zip(found, prompts, strict=True):
+        built.engine.submit(Submit(name, prompt, SamplingParams(max_tokens=NUM_NEW, temperature=0.0)))
+    while built.engine.has_work:
+        output = built.engine.step()
+        for delta in output.deltas if output else ():
+            found[delta.request_id] += delta.token_ids
+    return list(found.values())
+
+
+@pytest.mark.parametrize(("family", "num_heads", "num_kv_heads", "head_dim"), MODELS)
+def test_a_small_model_is_proven_and_right(
+    family: str, num_heads: int, num_kv_heads: int, head_dim: int, tmp_path: Path
+) -> None:
+    torch.manual_seed(num_heads * 1000 + head_dim)
+    model = AutoModelForCausalLM.from_config(config_of(family, num_heads, num_kv_heads, head_dim)).float().eval()
+    model.save_pretrained(tmp_path / "model")
+    prompts = [torch.randint(0, 101, (length,)).tolist() for length in LENGTHS]
+
+    built = start(tmp_path / "model", tmp_path / "cache")
+
+    decisions = built.runner.dispatcher.decisions.values()
+    assert {decision.status for decision in decisions} == {Status.PROVISIONAL}
+    for prompt, tokens in zip(prompts, greedy_of(built, prompts), strict=True):
+        assert len(tokens) == NUM_NEW
+        with torch.inference_mode():
+            logits = model(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1]
+        # Each token is the likeliest after those before it, or as likely as roundings can tell.
+        chosen = logits.gather(1, torch.tensor(tokens)[:, None])[:, 0]
+        assert (logits.amax(dim=-1) - chosen).max() < NEAR_TIE
