@@ -144,6 +144,13 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         Seconds,
         Meta(description="between two attestations of the kernels that forward passes launch; 0: never, unless asked"),
     ] = 600.0
+    shadow_budget: Annotated[
+        Annotated[float, Meta(ge=0, le=0.5)],
+        Meta(description="share of the time for computing served attention again in fp64 to compare it; 0: never"),
+    ] = 0.005
+    shadow_interval_s: Annotated[
+        Seconds, Meta(description="between two of these checks; less for 60 s after one that failed")
+    ] = 10.0
     matrix: Annotated[str | None, Meta(description="folder of the matrices (default: those that ship)")] = None
     cache_dir: Annotated[
         str | None, Meta(description="folder of this machine's own evidence (default: ~/.cache/hallmark)")

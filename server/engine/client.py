@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
-from kernels.child_process import python_command
 from server.engine.attestations import Attestations
+from server.engine.command import ENGINE_COMMAND
 from server.engine.connection import EngineConnection
 from server.engine.death import DeathCause, death_of
 from server.engine.listener import EngineListener
@@ -39,16 +39,12 @@ from server.engine.messages import (
     TokenDelta,
 )
 from server.engine.orders import Orders
+from server.engine.shadow_report import ShadowReport
 from server.engine.streams import Streams, Take, error_delta
 from server.settings import Settings
 
 logger = logging.getLogger(__name__)
 
-# OpenMP threads spin between two operations by default and take the cores from everybody else: on 2 busy cores a token
-# of the demo model took 44 ms, and 6 ms with threads that sleep. It is read when torch loads the library, not later.
-# PyTorch's profiler writes lines of its own between those of the log, unless its level is above all of them.
-_ENVIRONMENT = ("OMP_WAIT_POLICY=passive", "KINETO_LOG_LEVEL=6")
-ENGINE_COMMAND = python_command("server.engine.process", environment=_ENVIRONMENT)
 _CONNECT_TIMEOUT_S = 120.0  # importing torch from a cold disk takes most of it
 _CLOSE_TIMEOUT_S = 3.0
 _KNOCK = Knock()
@@ -271,6 +267,9 @@ class EngineClient:
             self._quarantined.update(dict.fromkeys(message.quarantined))
             self._listener.on_attestation(message)
             self.attestations.put(message)
+        elif isinstance(message, ShadowReport):
+            self._quarantined.update(dict.fromkeys(message.quarantined))
+            self._listener.on_shadow(message)
         elif isinstance(message, EngineProgress):
             self._listener.on_progress(message)
         elif isinstance(message, EngineFailed):

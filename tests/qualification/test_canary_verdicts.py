@@ -1,5 +1,7 @@
 """What a canary makes of numbers, without any server."""
 
+import random
+import re
 from dataclasses import asdict, replace
 from pathlib import Path
 from xml.etree import ElementTree
@@ -200,6 +202,27 @@ def test_too_few_samples_are_no_data_and_more_looks_need_more_of_them() -> None:
     assert judged(times(0.01, n=6), times(0.01, n=6)).outcome is Outcome.NO_DATA
     three = Rules(num_looks=3, lengths=(96,))
     assert judged(times(0.01, n=7), times(0.01, n=7), three).outcome is Outcome.NO_DATA
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("num_looks", [1, 3])
+def test_the_interval_that_is_printed_is_the_one_judged_by(seed: int, num_looks: int) -> None:
+    """A server of 1 ms that is up to 0.9 ms slower, of which 0.5 ms are noise."""
+    draw = random.Random(seed)
+    rules = replace(RULES, num_looks=num_looks)
+    slower_s = draw.choice([0.0, 0.0003, 0.0006, 0.0009])
+    ours, theirs = (
+        Times([0.001 * draw.lognormvariate(0, 0.1) + extra_s for _ in range(24)], [0.001] * 24)
+        for extra_s in (slower_s, 0.0)
+    )
+    [verdict] = judge_performance({"le_128": theirs}, {"le_128": ours}, [96], rules)
+    lo, hi = map(float, re.findall(r"TTFT.*?\((\S+) to (\S+)x with", verdict.detail)[0])
+    if lo > rules.max_slowdown:
+        assert verdict.outcome is Outcome.FAIL
+    elif hi > rules.max_slowdown:
+        assert verdict.outcome is Outcome.NO_DATA
+    else:
+        assert verdict.outcome is Outcome.PASS
 
 
 def test_a_bucket_without_a_baseline_is_no_data() -> None:

@@ -368,7 +368,7 @@ def test_a_qualification_times_a_cpus_decode_so() -> None:
             seen.append(int(batch.context_lens[0]))
 
     run(replace(FIRST, run=run_decode), DECODE, check_checker=trusting)
-    assert seen[:3] == [113, 114, 115]
+    assert seen[:6] == [1, 2, 3, 113, 114, 115]  # of the check's first sequence, then of the timed ones
 
 
 def test_a_cpus_decode_is_timed_as_steps_of_a_server() -> None:

@@ -50,7 +50,7 @@ class Running:
         self.server = Server(config, it.edge.lifecycle, grace_s, one_order_s=one_order_s)
         self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [self._socket]})
         self.thread.start()
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 30
         while not self.server.started:
             assert time.monotonic() < deadline
             time.sleep(0.01)
@@ -73,7 +73,7 @@ def running(folder: Path) -> Iterator[Running]:
 
 
 def wait_until(condition: object) -> None:
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 30
     while not condition():  # type: ignore[operator]
         assert time.monotonic() < deadline
         time.sleep(0.005)

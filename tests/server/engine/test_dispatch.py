@@ -1,7 +1,7 @@
 import ast
 import timeit
 from array import array
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -293,6 +293,10 @@ def test_a_decision_is_a_dictionary_hit() -> None:
     subject = dispatcher(decisions(), path("first", 1.0))
     batch = AttentionBatch(torch.zeros(2, dtype=torch.int32), 1, 100)
     part = PhasePart(Phase.DECODE, slice(0, 1), batch, 1, 1)
-    rounds = timeit.repeat(lambda: subject.choice(part, None), number=1000, repeat=20)
-    # 0.5 us on a busy core; the bound of 1 us a step is doubled for machines that are slower still.
-    assert min(rounds) / 1000 < 2e-6
+    hits = {(None, 0, length): part for length in range(10)}
+
+    def seconds(call: Callable[[], object]) -> float:
+        return min(timeit.repeat(call, number=1000, repeat=20))
+
+    one_hit_s = seconds(lambda: hits[None, 0, batch.max_seqlen_q])
+    assert seconds(lambda: subject.choice(part, None)) < 15 * one_hit_s  # 4 times on a Xeon; deciding anew takes 1,000
