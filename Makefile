@@ -1,8 +1,10 @@
 # Every command sets up what it needs in .venv; nothing is installed outside this checkout.
-#   make serve        the server with the demo model on http://127.0.0.1:8000   (PORT=8123 make serve)
-#   make test         lint, types and every test that needs no GPU              (PYTEST_FLAGS='-k sampling' make test)
-#   make test-gpu     the tests that need a CUDA GPU of sm_80 or newer
-#   make drill        a model upgrade gone wrong for 10% of traffic, and who notices; a report in drill/
+#   make serve          the server with the demo model on http://127.0.0.1:8000   (PORT=8123 make serve)
+#   make test           lint, types and every test that needs no GPU              (PYTEST_FLAGS='-k sampling' make test)
+#   make test-portable  the tests of numbers and proofs again, with PyTorch's code for processors without AVX
+#   make test-starts    thirty small models, each started with an empty cache and held against transformers
+#   make test-gpu       the tests that need a CUDA GPU of sm_80 or newer
+#   make drill          a model upgrade gone wrong for 10% of traffic, and who notices; a report in drill/
 # Another interpreter: make PYTHON=python3.12 serve
 PYTHON ?= python3
 PORT ?= 8000
@@ -10,7 +12,7 @@ PYTEST_FLAGS ?=
 VENV := .venv
 STAMP := $(VENV)/.installed
 
-.PHONY: serve test test-gpu drill lint format clean
+.PHONY: serve test test-portable test-starts test-gpu drill lint format clean
 
 $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
@@ -40,8 +42,19 @@ format: $(STAMP)
 NONE_CHOSEN := $(if $(findstring -k,$(PYTEST_FLAGS)),|| test $$? -eq 5)
 
 test: lint
-	OMP_NUM_THREADS=1 $(VENV)/bin/pytest -m 'not gpu and not sanitizer and not timed' -n auto --dist loadfile $(PYTEST_FLAGS) $(NONE_CHOSEN)
+	OMP_NUM_THREADS=1 $(VENV)/bin/pytest -m 'not gpu and not sanitizer and not timed and not starts' -n auto --dist loadfile $(PYTEST_FLAGS) $(NONE_CHOSEN)
 	$(VENV)/bin/pytest -m 'timed and not gpu' $(PYTEST_FLAGS) $(NONE_CHOSEN)
+
+# What rounds otherwise under another instruction set; compiled kernels and the tools around them do not.
+PORTABLE := tests/kernels tests/qualification tests/server/model tests/server/engine
+PORTABLE += $(foreach name,compile gluon bench canary load report,--ignore-glob='*test_*$(name)*')
+
+test-portable: $(STAMP)
+	ATEN_CPU_CAPABILITY=default OMP_NUM_THREADS=1 $(VENV)/bin/pytest \
+	  -m 'not gpu and not sanitizer and not timed and not e2e' -n auto --dist loadfile $(PORTABLE) $(PYTEST_FLAGS) $(NONE_CHOSEN)
+
+test-starts: $(STAMP)
+	OMP_NUM_THREADS=1 $(VENV)/bin/pytest -m starts -n auto --dist load $(PYTEST_FLAGS)
 
 test-gpu: $(STAMP)
 	$(VENV)/bin/pytest -m gpu $(PYTEST_FLAGS)

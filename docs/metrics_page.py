@@ -15,7 +15,7 @@ from qualification.decision import Status
 from server.engine.death import DeathCause
 from server.telemetry.metrics import Metrics
 from server.telemetry.objectives import DEFAULT_OBJECTIVES
-from server.telemetry.outcomes import Attestation, DisconnectStage, OomStage, Outcome, RejectedFor, Sli
+from server.telemetry.outcomes import Attestation, DisconnectStage, OomStage, Outcome, RejectedFor, Shadow, Sli
 from server.telemetry.registry import MAX_SAMPLES, Family, Registry
 from server.telemetry.slo import UNKNOWN_BUCKET
 
@@ -37,6 +37,7 @@ CLOSED_OF_METRIC: dict[tuple[str, str], type[Enum]] = {
     ("hallmark_client_disconnects_total", "stage"): DisconnectStage,
     ("hallmark_gpu_oom_total", "stage"): OomStage,
     ("hallmark_attestation_total", "result"): Attestation,
+    ("hallmark_shadow_checks_total", "result"): Shadow,
 }
 OPEN = {
     "model": "the name of the one model served",

@@ -27,6 +27,7 @@ from kernels.shape import AttentionShape, Dtype, Mask, Phase
 from qualification.checks import check_path
 from qualification.evidence import Check, strain
 from qualification.inputs import Case, cases
+from qualification.qualify import KERNEL_ERRORS
 from qualification.references import References
 from qualification.table import table
 from qualification.wrong import Fault, can_show, wrong_kernel
@@ -57,6 +58,7 @@ class Rate(msgspec.Struct, kw_only=True):
     phase: str
     tried: int = 0  # checks of a right kernel; whole trials (all checks of all inputs of a shape) of a wrong one
     failed: int = 0
+    raised: int = 0  # inputs that the path refused by an error: it serves nothing then, and is not wrong
     largest: float = 0.0  # a check as a share of its limit; of a fault the largest of the trial that failed it least
     where: str = ""  # of `largest`: check, case, shape and seed
 
@@ -153,7 +155,8 @@ def merged(rates: Sequence[Rate]) -> list[Rate]:
         kept = min((rate, other), key=_largest) if is_fault else max((rate, other), key=_largest)
         found[key] = Rate(
             setting=rate.setting, what=rate.what, share=rate.share, dtype=rate.dtype, phase=rate.phase,
-            tried=rate.tried + other.tried, failed=rate.failed + other.failed, largest=kept.largest, where=kept.where,
+            tried=rate.tried + other.tried, failed=rate.failed + other.failed, raised=rate.raised + other.raised,
+            largest=kept.largest, where=kept.where,
         )  # fmt: skip
     return list(found.values())
 
@@ -167,7 +170,16 @@ def report(rates: Sequence[Rate]) -> list[str]:
     for rate in overall:
         by_share.setdefault((rate.what, rate.dtype, rate.share), []).append(rate)
     rows = [
-        (rate.setting, rate.what, rate.dtype, rate.phase, f"{rate.tried}", f"{rate.failed}", f"{rate.largest:.3f}")
+        (
+            rate.setting,
+            rate.what,
+            rate.dtype,
+            rate.phase,
+            f"{rate.tried}",
+            f"{rate.failed}",
+            f"{rate.raised}",
+            f"{rate.largest:.3f}",
+        )
         for rate in sorted(right, key=lambda it: (it.setting, it.what, it.dtype, it.phase))
     ]
     faults = [
@@ -179,7 +191,9 @@ def report(rates: Sequence[Rate]) -> list[str]:
     ]  # fmt: skip
     num_checks, num_failed = sum(rate.tried for rate in right), sum(rate.failed for rate in right)
     return [
-        *table(("setting", "right kernel", "dtype", "phase", "checks", "failed", "largest of its limit"), rows),
+        *table(
+            ("setting", "right kernel", "dtype", "phase", "checks", "failed", "raised", "largest of its limit"), rows
+        ),
         f"{num_checks} checks of right kernels, {num_failed} failed",
         "",
         *table(("wrong kernel", "size", "dtype", "trials", "passed", "least of the limit"), faults),
@@ -211,7 +225,12 @@ def _count_right(
     rate: Rate, run: RunAttention, inputs: Sequence[Case], references: References, shape: AttentionShape
 ) -> None:
     for case in inputs:
-        for check in check_path(run, [case], references):
+        try:
+            found = check_path(run, [case], references)
+        except KERNEL_ERRORS:
+            rate.raised += 1
+            continue
+        for check in found:
             rate.tried += 1
             rate.failed += not check.is_passed
             size = _share(check)

@@ -28,6 +28,8 @@ _MAX_ROWS = 192  # rows of a case that are compared in fp64: the edges of every 
 # fewer the mean signed error of 16 bits does not show an output that is off by 1e-3.
 _MIN_ELEMENTS = 2**14
 _MAX_SHORT = 1024  # tokens of the longest sequence in every case but `long`
+_NUM_STEPS = 3  # of decode, in which a CPU's path keeps the keys that it has gathered
+_STEP_LENGTHS = (3, 16, 17, 18, 33, 65, 130)  # tokens at the last step: some have a new page at each of the three
 _EDGES = (64, 128)  # tokens: the tiles that kernels commonly use
 
 
@@ -43,6 +45,7 @@ class Case:
     batch: AttentionBatch
     flags: AttentionFlags
     rows: Tensor
+    num_steps: int = 1  # of a server on a CPU: the calls before the last have a token less of each sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +77,13 @@ def cases(shape: AttentionShape, device: torch.device, *, seed: int) -> Iterator
     yield _case("outlier_key", shape, few, device, seed=seed + 2, has_outlier=True)
     if shape.window is not None and _MAX_SHORT < shape.window + 1 < longest.keys:
         yield _case("window_edges", shape, _window_edges(shape, longest), device, seed=seed + 3)
+    if shape.phase is Phase.DECODE:
+        num_rows = max(64, _MIN_ELEMENTS // (shape.num_heads * shape.head_dim))
+        lengths = [Lengths(1, min(longest.keys, 32 + 37 * row % 99)) for row in range(num_rows)]
+        yield _case("many_rows", shape, lengths, device, seed=seed + 6)
+    if shape.phase is Phase.DECODE and device.type == "cpu":
+        lengths = [Lengths(1, length) for length in _STEP_LENGTHS if length <= longest.keys]
+        yield replace(_case("steps", shape, lengths, device, seed=seed + 5), num_steps=_NUM_STEPS)
     yield long_case(shape, device, seed=seed + 4)
 
 
@@ -116,8 +126,6 @@ def _ragged(shape: AttentionShape, longest: Lengths) -> list[Lengths]:
     if shape.phase is Phase.PREFILL:
         sequences = [Lengths(length, length) for length in keys]
     elif shape.phase is Phase.DECODE:
-        num_more = max(64, _MIN_ELEMENTS // (shape.num_heads * shape.head_dim))
-        keys = sorted([*keys, *(min(keys[-1], 32 + 37 * n % 99) for n in range(num_more))])
         sequences = [Lengths(1, length) for length in keys]
     else:
         queries = _edges(shape, min(longest.queries, 130))

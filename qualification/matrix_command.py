@@ -1,4 +1,4 @@
-"""`hallmark matrix`: show evidence, verify that it is whole and of this machine, and compare two bodies of it."""
+"""`hallmark matrix`: show evidence, verify that it is whole and of this machine, compare two bodies of it, or PTX."""
 
 import argparse
 import math
@@ -10,10 +10,12 @@ from pathlib import Path
 
 from kernels.fingerprint import Device, Fingerprint
 from kernels.path import KernelPath
+from qualification import ptx_command
 from qualification.canary.verdict import ExitCode
 from qualification.difference import SPEED_TOLERANCE, Side, differences, exit_code_of
 from qualification.evidence import SUITE, Evidence
 from qualification.matrix import MATRICES, SCHEMA, Key, Matrix, MatrixError, gpu_folder, load_matrix, matrix_files
+from qualification.ptx import PtxError
 from qualification.summary import Changed, counts, summary
 from qualification.table import table
 
@@ -35,6 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--speed-tolerance", type=_share, default=SPEED_TOLERANCE, metavar="SHARE", help="of a time (0.05)"
     )
     diff_parser.add_argument("--cache-dir", type=Path, metavar="DIR", default=Path.home() / ".cache" / "hallmark")
+    ptx_command.add_arguments(actions.add_parser("ptx", help="do two checkouts compile the same kernels?"))
 
 
 def run(args: argparse.Namespace) -> int:
@@ -44,10 +47,10 @@ def run(args: argparse.Namespace) -> int:
             return show(args.place)
         if args.action == "verify":
             return verify(args.place, machine=None if args.files_only else this_machine())
-        return diff(args)
+        return diff(args) if args.action == "diff" else ptx_command.run(args)
     except BrokenPipeError:
         raise  # whoever reads what is printed has gone: no fault of a file
-    except (MatrixError, OSError) as error:
+    except (MatrixError, PtxError, OSError) as error:
         print(f"hallmark: {error}", file=sys.stderr)
         return ExitCode.ENVIRONMENT
 

@@ -165,6 +165,7 @@ class _Recorder:
         self._fingerprint = fingerprint
         self._lasting = dict(known)  # what is or was on disk, older than what is added
         self._added: dict[Key, Evidence] = {}
+        self._has_warned = False
 
     @property
     def evidence(self) -> Mapping[Key, Evidence]:
@@ -183,6 +184,9 @@ class _Recorder:
                     self._lasting |= _read_own(self._cache, self._fingerprint)  # 200 entries take 6 ms
                 save_matrix(self._cache, (self._lasting | added).values())
         except OSError as error:
+            if self._has_warned:  # once, not for each of 40 pairs
+                return
+            self._has_warned = True
             # a full disk's error names no file
             folder, why = self._cache.parent, error.strerror or error
             logger.warning("the evidence cannot be kept for the next start in %s: %s", folder, why)

@@ -46,8 +46,11 @@ class Api(FastAPI):
 def create_app(edge: Edge, keys: Keys = NO_KEYS) -> Api:
     """The API; its lifespan starts and closes the engine. Without an admin port it has the operators' routes too.
 
-    Raises SettingsError for allowed hosts that are none.
+    Raises SettingsError for allowed hosts that are none, and ModelError for a tokenizer that cannot tell special tokens
+    from text that spells them.
     """
+    if edge.template is not None and not edge.settings.special_tokens_in_text:
+        edge.tokenizer.special_tokens.mark("")  # built here, and not in the first request: a large one takes 1 s
     quick = generate.endpoints(edge)
     routers = [text.routes(edge), ops.health_routes(edge)]
     if edge.settings.admin_port is None:

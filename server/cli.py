@@ -32,7 +32,8 @@ from server.console import Console
 from server.engine.client import EngineClient
 from server.errors import SettingsError, StartError
 from server.log import configure_logging
-from server.settings import GenerationConfig, Settings, flag_of, read_settings
+from server.model.digests import model_digests
+from server.settings import GenerationConfig, LoadFormat, Settings, flag_of, read_settings
 from server.telemetry.metrics import Metrics
 from server.telemetry.objectives import DEFAULT_OBJECTIVES, load_objectives
 from server.telemetry.registry import Registry
@@ -165,10 +166,8 @@ _VERDICTS: dict[str, Callable[[argparse.Namespace], int]] = {
 
 
 def _compute_here() -> None:
-    """As the engine's own process does; before torch is loaded, or both come too late.
-
-    Threads that spin take the cores from everybody else, and PyTorch's profiler writes two lines a call to standard
-    error.
+    """Set what the engine's process sets, before torch is loaded: threads that spin take the cores from everybody
+    else, and PyTorch's profiler writes two lines a call to standard error.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
@@ -213,6 +212,7 @@ def serve(settings: Settings) -> int:
         tracing=tracing,
         lifecycle=Lifecycle(),
         admission=Admission(settings.max_queued_requests, settings.max_queued_tokens),
+        model_digests=model_digests(folder, has_weights=settings.load_format is not LoadFormat.DUMMY),
         version=version(),
         started_at=int(time.time()),
         sampling_defaults=defaults,

@@ -14,6 +14,7 @@ from server.engine.messages import (
     PlanRow,
     StepRecord,
 )
+from server.engine.shadow_report import ShadowReport
 
 Print = Callable[[str], None]
 _PROGRESS_EVERY_S = 2.0  # of one stage: the qualification of an 8B reports 122 times
@@ -92,6 +93,11 @@ class Console:
         for batch in report.batches:
             if batch.detail is not None:
                 self._print(f"Attestation {batch.result}: {batch.detail}")
+
+    def on_shadow(self, report: ShadowReport) -> None:
+        self._inner.on_shadow(report)
+        if report.result == "mismatch":
+            self._print(f"Shadow check: {report.detail}")
 
     def on_death(self, cause: str) -> None:
         self._inner.on_death(cause)

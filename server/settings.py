@@ -74,6 +74,13 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             description="sampling where a request leaves it open; auto: as generation_config.json says, none: OpenAI's"
         ),
     ] = GenerationConfig.AUTO
+    special_tokens_in_text: Annotated[
+        bool,
+        Meta(
+            description="let a chat message's text spell special tokens, as vLLM does: whoever writes one can then end "
+            "the message and begin another in any role"
+        ),
+    ] = False
     max_model_len: Annotated[
         Count | None,
         Meta(
@@ -137,6 +144,13 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         Seconds,
         Meta(description="between two attestations of the kernels that forward passes launch; 0: never, unless asked"),
     ] = 600.0
+    shadow_budget: Annotated[
+        Annotated[float, Meta(ge=0, le=0.5)],
+        Meta(description="share of the time for computing served attention again in fp64 to compare it; 0: never"),
+    ] = 0.005
+    shadow_interval_s: Annotated[
+        Seconds, Meta(description="between two of these checks; less for 60 s after one that failed")
+    ] = 10.0
     matrix: Annotated[str | None, Meta(description="folder of the matrices (default: those that ship)")] = None
     cache_dir: Annotated[
         str | None, Meta(description="folder of this machine's own evidence (default: ~/.cache/hallmark)")

@@ -1,10 +1,13 @@
-"""Shared by all tests: Triton's interpreter where there is no GPU."""
+"""Shared by all tests: Triton's interpreter where there is no GPU, and an address that refuses connections."""
 
 import os
+import socket
+import time
 from collections.abc import Iterator
 
 import pytest
 import torch
+from compile_outside import kept_cache, remove_old_entries
 
 INTERPRET = "TRITON_INTERPRET"
 
@@ -13,6 +16,13 @@ INTERPRET = "TRITON_INTERPRET"
 # Here, not in a hook of pytest: hooks run after the conftest of a folder below, which may import a kernel.
 if not torch.cuda.is_available():
     os.environ[INTERPRET] = "1"
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    is_worker = hasattr(session.config, "workerinput")  # of pytest-xdist
+    folder = None if is_worker else kept_cache()
+    if folder is not None:
+        remove_old_entries(folder, time.time())
 
 
 def pytest_collection_finish() -> None:
@@ -29,3 +39,11 @@ def interpreter() -> Iterator[None]:
     os.environ[INTERPRET] = "1"
     yield
     del os.environ[INTERPRET]
+
+
+@pytest.fixture(scope="session")
+def refused_url() -> Iterator[str]:
+    """A URL whose connections are refused: its port is bound for the whole session, and nobody listens on it."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{bound.getsockname()[1]}"

@@ -145,7 +145,10 @@ def test_every_decision_says_why_and_what_it_costs() -> None:
 def test_the_endpoints_of_the_readme_are_those_of_the_application() -> None:
     metrics = Metrics("demo", Registry(), version="0")
     engine = SimpleNamespace(knock=None)
-    app = create_app(SimpleNamespace(settings=Settings(), metrics=metrics, engine=engine, lifecycle=None, version="0"))
+    edge = SimpleNamespace(
+        settings=Settings(), metrics=metrics, engine=engine, lifecycle=None, version="0", template=None
+    )
+    app = create_app(edge)
     paths = app.openapi()["paths"]
     served = {f"{method.upper()} {path}" for path, methods in paths.items() for method in methods}
     served |= {f"POST {path}" for path in app.quick}

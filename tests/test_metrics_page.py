@@ -32,6 +32,8 @@ CONTRACT = (
     "attention_fallback_total",
     "attention_launches_total",
     "attestation_total",
+    "shadow_checks_total",
+    "shadow_seconds_total",
     "kernel_compiles_total",
     "qualification_shapes",
     "qualification_last_success_timestamp_seconds",
@@ -91,9 +93,10 @@ def test_the_page_has_every_metric_of_the_contract() -> None:
     assert {f"hallmark_{name}" for name in CONTRACT} - documented() == set()
 
 
-@pytest.mark.parametrize("file", ASKING, ids=lambda path: str(path.relative_to(ROOT)))
-def test_whoever_asks_for_a_metric_finds_it_on_the_page(file: Path) -> None:
-    assert named_in(file.read_text()) - documented() == set()
+def test_whoever_asks_for_a_metric_finds_it_on_the_page() -> None:
+    unknown = {str(file.relative_to(ROOT)): named_in(file.read_text()) - documented() for file in ASKING}
+    assert len(unknown) > 40
+    assert {file: names for file, names in unknown.items() if names} == {}
 
 
 def test_a_metric_that_does_not_exist_would_be_noticed() -> None:

@@ -16,11 +16,20 @@ RULES = Path(__file__).resolve().parents[1] / "prometheus" / "rules"
 LABELS = ("model", "phase", "from", "to", "reason")
 
 
+_reserved: list[socket.socket] = []  # until this process ends
+
+
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A port that no other program is given while we run, and that a server may still listen on.
+
+    A socket of ours stays bound to it; with SO_REUSEADDR on both, which servers set, another may listen on it (Linux).
+    """
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    sock.bind(("127.0.0.1", 0))
+    _reserved.append(sock)
+    port: int = sock.getsockname()[1]
+    return port
 
 
 @contextmanager

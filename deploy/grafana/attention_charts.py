@@ -24,14 +24,18 @@ ATTENTION = (
         Kind.SHARES,
     ),
     Chart(
-        "Attestation and compiles after ready",
-        "Profiled forwards by what they showed; kernels compiled in service, which should be none.",
+        "Attestation, shadow checks and compiles after ready",
+        "Profiled forwards and attention computed again in fp64, by what they showed; kernels compiled in service.",
         "none",
         (
             (f"sum by (result) (increase(hallmark_attestation_total{{{WHERE}}}[1h]))", "attestation: {{result}}"),
             (
                 f'sum(increase(hallmark_kernel_compiles_total{{{WHERE}, after_ready="true"}}[1h]))',
                 "compiled after ready",
+            ),
+            (
+                f"sum by (result) (increase(hallmark_shadow_checks_total{{{WHERE}}}[1h]))",
+                "shadow checks: {{result}}",
             ),
         ),
     ),

@@ -13,8 +13,9 @@ from torch import Tensor
 from kernels.attention.batch import AttentionBatch, AttentionFlags
 from kernels.attention.sequences import SequenceRows, keys_of, sequences_of, visible
 
-# Of one chunk. On a CPU what fits its caches; on a GPU 0.5 GiB in fp64, of which limits take some ten tensors.
-_MAX_SCORES = {"cpu": 2**19, "cuda": 2**26}
+# Bytes of one chunk's scores. On a CPU what fits its caches; on a GPU limits take some ten tensors of this size. Of 8k
+# queries over 128k keys of 32:8 heads a chunk of 4 rows takes a GPU 5.1 ms in fp32, and one of 32 rows 7.1 (H200).
+_CHUNK_BYTES = {"cpu": 2**22, "cuda": 2**29}
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +97,8 @@ def chunks(
             continue
         keys = keys_of(k, batch, sequence).to(dtype).transpose(0, 1)
         values = keys_of(v, batch, sequence).to(dtype).transpose(0, 1)
-        size = max(1, _MAX_SCORES[q.device.type] // (q.shape[1] * sequence.num_keys))
+        row_bytes = q.shape[1] * sequence.num_keys * keys.element_size()
+        size = max(1, _CHUNK_BYTES[q.device.type] // row_bytes)
         for first in range(lo, hi, size):
             part = slice(first, min(first + size, hi))
             yield _chunk(q, keys, values, part, rows[part], sequence, flags)

@@ -40,6 +40,7 @@ class Golden(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     fingerprint: dict[str, str | int | None]
     prompts: list[GoldenPrompt]
     times: dict[str, Times]  # by bucket
+    model_digests: dict[str, str] = {}  # of tokenizer and weights; files of before have none
 
 
 class _AnySchema(msgspec.Struct, frozen=True):

@@ -11,7 +11,7 @@ from qualification.canary.verdict import Outcome, Stage, Verdict
 from qualification.load.client import LoadClient
 from qualification.load.sample import ClientLag, LoadResult
 from qualification.load.trace import Seed, stratified
-from qualification.quantiles import needed_samples, quantile_interval, ratio_interval
+from qualification.quantiles import Interval, needed_samples, quantile_interval, ratio_interval
 
 OUTPUT_TOKENS = 16  # of each request of the trace
 LENGTHS = (96, 384, 1536, 6144, 24576, 98304)  # one a bucket, away from its edges
@@ -179,7 +179,7 @@ def _judge_bucket(bucket: str, baseline: Times, candidate: Times, rules: Rules) 
                 f"{what}: {len(ours)} samples here and {len(theirs)} of the baseline, {_needed(rules)} are needed"
             )
             continue
-        shown.append(_shown(what, ours, theirs))
+        shown.append(_shown(what, ours, theirs, bounds, rules))
         if bounds.lo > rules.max_slowdown:
             slow.append(f"{what} is surely more than {rules.max_slowdown:g}x the baseline's")
         elif bounds.hi > rules.max_slowdown:
@@ -192,11 +192,12 @@ def _judge_bucket(bucket: str, baseline: Times, candidate: Times, rules: Rules) 
     return Verdict(Stage.PERFORMANCE, outcome, detail, tuple(unsure), bucket)
 
 
-def _shown(what: str, ours: Sequence[float], theirs: Sequence[float]) -> str:
+def _shown(what: str, ours: Sequence[float], theirs: Sequence[float], bounds: Interval, rules: Rules) -> str:
+    """Both medians, and the interval of their ratio by which the bucket is judged."""
     mine, other = statistics.median(ours), statistics.median(theirs)
-    bounds = ratio_interval(ours, theirs, 0.5)
-    surely = "" if bounds is None else f" ({bounds.lo:.2f} to {bounds.hi:.2f})"
-    return f"{what} p50 {1e3 * mine:.2f} ms against {1e3 * other:.2f}, {mine / other:.2f}x{surely}"
+    noise = f", less {1e3 * rules.noise_s:g} ms of noise" if rules.noise_s else ""
+    surely = f"{bounds.lo:.4g} to {bounds.hi:.4g}x with {rules.confidence:.1%} confidence{noise}"
+    return f"{what} p50 {1e3 * mine:.2f} ms against {1e3 * other:.2f}, {mine / other:.2f}x ({surely})"
 
 
 def _needed(rules: Rules) -> int:

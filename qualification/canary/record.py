@@ -81,6 +81,7 @@ def record(
     times: dict[str, Times],
     valid_days: int | None,
     progress: Say,
+    model_digests: Mapping[str, str],
 ) -> Golden:
     """What a server that is trusted answers. `times` is by bucket, already measured. Raises RequestFailed."""
     prompts = list(prompts)
@@ -98,6 +99,7 @@ def record(
         fingerprint={name: value if isinstance(value, str | int) else None for name, value in fingerprint.items()},
         prompts=answered,
         times=times,
+        model_digests=dict(model_digests),
     )
 
 

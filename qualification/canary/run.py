@@ -17,6 +17,7 @@ from qualification.canary.golden import (
     load_golden,
     shipped_golden,
 )
+from qualification.canary.model import digests_of, judge_model
 from qualification.canary.numerics import judge_numerics
 from qualification.canary.performance import OUTPUT_TOKENS, Rules, compare, lengths_for, record_times
 from qualification.canary.plan import Reviewed, dtype_of, judge_plan, reviewed_matrix
@@ -94,6 +95,8 @@ class Canary:
                 raise CanaryError(f"the server serves {model.name}, the golden file is of {golden.model}")
         detail = f"{model.name} is served, up to {model.max_model_len} tokens"
         self._give(Verdict(Stage.ENVIRONMENT, Outcome.PASS, detail))
+        if golden is not None:
+            self._give(judge_model(golden, digests_of(report)))
         rows = report.get("shapes")
         rows = rows if isinstance(rows, list) else []
         if not all(isinstance(row, dict) for row in rows):
@@ -225,6 +228,7 @@ def record_golden(candidate: Candidate, options: Options, *, valid_days: int | N
         times=times,
         valid_days=valid_days,
         progress=progress,
+        model_digests=digests_of(report),
     )
 
 

@@ -9,13 +9,14 @@ class Outcome(Enum):
     PASS = "pass"
     FAIL = "fail"
     NO_DATA = "no data"  # never counts as a pass
-    SKIPPED = "skipped"  # the operator asked for it
+    SKIPPED = "skipped"  # the operator asked for it, or the golden file is of before there was such a stage
 
 
 class Stage(Enum):
     """In the order in which they run."""
 
     ENVIRONMENT = "environment"  # reachable, ready, the right model
+    MODEL = "model"  # its tokenizer and weights
     PLAN = "plan"
     NUMERICS = "numerics"
     PERFORMANCE = "performance"

@@ -1,8 +1,8 @@
 """What every handler needs, gathered once when the application is made."""
 
 import math
-from collections.abc import AsyncGenerator
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from server.api.lifecycle import Lifecycle
@@ -120,6 +120,7 @@ class Edge:
     version: str
     started_at: int  # Unix seconds
     sampling_defaults: SamplingDefaults
+    model_digests: Mapping[str, str | None] = field(default_factory=dict)
 
     @property
     def model(self) -> str:

@@ -200,7 +200,13 @@ def _prepare_chat(edge: Edge, ready: EngineReady, body: dict[str, Any], unique_i
         if fields.max_tokens not in (None, fields.max_completion_tokens):
             raise InvalidValue("max_tokens and max_completion_tokens differ; send one.", param="max_tokens")
         fields = msgspec.structs.replace(fields, max_tokens=fields.max_completion_tokens)
-    prompt = chat_prompt(edge.tokenizer, edge.template, fields.messages, ready.max_model_len)
+    prompt = chat_prompt(
+        edge.tokenizer,
+        edge.template,
+        fields.messages,
+        ready.max_model_len,
+        special_tokens_in_text=edge.settings.special_tokens_in_text,
+    )
     return _prepared(edge, ready, fields, [prompt], unique_id, default_tokens=None)
 
 

@@ -117,6 +117,7 @@ def attention_report(edge: Edge) -> dict[str, Any]:
     plan = ready.plan if ready else refused.plan if refused else []
     return {
         "model": edge.model,
+        "model_digests": dict(edge.model_digests),
         "state": edge.engine.state.value,
         "on_unproven": edge.settings.on_unproven.value,
         "fingerprint": ready.fingerprint if ready else None,
@@ -124,6 +125,7 @@ def attention_report(edge: Edge) -> dict[str, Any]:
         "attention_layers": ready.attention_layers if ready else None,
         "launches": edge.metrics.attention.launch_counts(),
         "attestation": msgspec.to_builtins(edge.engine.attestations.latest),
+        "shadow_checks": [msgspec.to_builtins(report) for report in edge.metrics.attention.shadow_reports],
         "overridden": [{"path": path, "shape": shape} for path, shape in edge.engine.orders.overridden],
         "num_fallbacks": sum(bool(row.fallback_reasons) for row in plan),
         "shapes": [_row(row) for row in plan],

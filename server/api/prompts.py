@@ -28,11 +28,19 @@ def chat_prompt(
     max_model_len: int,
     *,
     opens: bool = True,
+    special_tokens_in_text: bool = False,
 ) -> list[int]:
-    """Token ids of a conversation; `opens` the assistant's turn. Raises TemplateError, PromptTooLong and others."""
+    """Token ids of a conversation; `opens` the assistant's turn. Raises TemplateError, PromptTooLong and others.
+
+    special_tokens_in_text  whether a message may spell special tokens; else only the template's own are special
+    """
     if template is None:
         raise UnsupportedField("This model has no chat template; use /v1/completions.", param="messages")
-    text = template.render(plain_messages(messages), add_generation_prompt=opens)
+    plain = plain_messages(messages)
+    if not special_tokens_in_text:
+        mark = tokenizer.special_tokens.mark
+        plain = [{key: text if key == "role" else mark(text) for key, text in message.items()} for message in plain]
+    text = template.render(plain, add_generation_prompt=opens)
     # The template has written the special tokens.
     return encode_text(tokenizer, text, max_model_len, add_special_tokens=False, param="messages")
 

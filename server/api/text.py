@@ -58,7 +58,14 @@ def _tokenize(edge: Edge, body: dict[str, Any], max_model_len: int) -> list[int]
         raise InvalidValue("Send either prompt or messages.", param="prompt")
     if fields.messages is not None:
         opens = fields.add_generation_prompt
-        return chat_prompt(edge.tokenizer, edge.template, fields.messages, max_model_len, opens=opens)
+        return chat_prompt(
+            edge.tokenizer,
+            edge.template,
+            fields.messages,
+            max_model_len,
+            opens=opens,
+            special_tokens_in_text=edge.settings.special_tokens_in_text,
+        )
     if not isinstance(fields.prompt, str):
         raise InvalidValue(f"prompt must be a string, got {shown(fields.prompt)}.", param="prompt")
     text = checked_text(fields.prompt, "prompt")

@@ -1,8 +1,11 @@
 """uvicorn as Hallmark runs it, with a shutdown that ends streams properly."""
 
+import errno
 import gc
 import logging
 import math
+import os
+import resource
 import socket
 import time
 from collections.abc import Callable
@@ -18,6 +21,7 @@ from server.api.lifecycle import Lifecycle
 logger = logging.getLogger(__name__)
 
 KEEP_ALIVE_S = 75  # longer than the idle timeout of common proxies (60 s), or they reuse what we have closed
+DESCRIPTORS_TOLD_EVERY_S = 60.0
 ABORT_TIME_S = 2.0  # for the last error events to leave, after the grace has ended
 
 
@@ -46,6 +50,7 @@ class Server(uvicorn.Server):
         self._num_orders = 0
         self._ordered_at = -math.inf  # monotonic seconds of the latest order's first signal
         self._drain_began_at: float | None = None
+        self._descriptors_told_at = -math.inf
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -70,9 +75,27 @@ class Server(uvicorn.Server):
             self._lifecycle.abort_all()
             self.should_exit = True
             return await super().on_tick(counter)
+        self._watch_descriptors(time.monotonic())
         if self._lifecycle.is_draining and self._has_drained():
             self.should_exit = True
         return await super().on_tick(counter)
+
+    def _watch_descriptors(self, now: float) -> None:
+        """Log, once a minute, that the process can open no file: uvloop then closes new connections in silence."""
+        if now - self._descriptors_told_at < DESCRIPTORS_TOLD_EVERY_S:
+            return
+        try:
+            os.close(os.open(os.devnull, os.O_RDONLY))
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
+                return
+            self._descriptors_told_at = now
+            limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+            logger.error(
+                "no file descriptor is left, the limit is %d: new connections are closed without an answer until one "
+                "is free; raise the limit (ulimit -n) or have fewer clients",
+                limit,
+            )
 
     def _has_drained(self) -> bool:
         now = time.monotonic()

@@ -15,8 +15,8 @@ from kernels.fingerprint import Fingerprint
 from kernels.fused.matmul_fallback import MatmulFallbacks
 from kernels.launch import install_compile_counter, num_compiles
 from qualification.decision import Pairs, Policy
-from qualification.plan import Plan, own_file
-from qualification.qualify import DeviceLost
+from qualification.plan import Plan, RunQualification, own_file
+from qualification.qualify import DeviceLost, qualify
 from qualification.recorded import Recorder
 from server.engine.attention_timer import AttentionTimer, CpuDevice, CudaDevice
 from server.engine.attestation import Attestor, Promises
@@ -44,6 +44,8 @@ from server.engine.products import choose_products
 from server.engine.quarantine import Quarantine
 from server.engine.runner import ModelRunner
 from server.engine.scheduler import Scheduler, SchedulerLimits
+from server.engine.shadow import ShadowCheck
+from server.engine.shadow_start import shadow_check
 from server.engine.step_tokens import StepTokens
 from server.engine.warmup import estimate_longest_step_s, probes_of, warm_up
 from server.model.config import ModelConfig
@@ -63,6 +65,7 @@ class BuiltEngine:
     attested: AttestationReport | None  # before ready; None where attestation is off
     overrides: Overrides
     quarantine: Quarantine
+    shadow: ShadowCheck  # of nothing, until the runner has it: whoever times an engine judges no samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +80,12 @@ class _Subject:
 
 
 def build_engine(
-    settings: Settings, quarantined: Pairs, progress: Progress, *, overridden: Pairs = frozenset()
+    settings: Settings,
+    quarantined: Pairs,
+    progress: Progress,
+    *,
+    overridden: Pairs = frozenset(),
+    run_qualification: RunQualification = qualify,
 ) -> BuiltEngine:
     """Raises Unservable and StartError for an engine that will not serve; anything else is a fault.
 
@@ -86,8 +94,20 @@ def build_engine(
     install_compile_counter()
     subject = _subject(settings)
     quarantine = Quarantine(own_file(cache_folder(settings), "quarantine", subject.fingerprint), PATHS)
+    broken = quarantined | quarantine.pairs
     try:
-        return _build(settings, subject, quarantine, quarantined | quarantine.pairs, progress, overridden=overridden)
+        plan = plan_attention(
+            settings,
+            subject.config,
+            subject.limits,
+            fingerprint=subject.fingerprint,
+            device=subject.device,
+            quarantined=broken,
+            overridden=overridden,
+            progress=progress,
+            run_qualification=run_qualification,
+        )
+        return _build(settings, subject, plan, quarantine, broken, progress, overridden=overridden)
     except DeviceLost as error:
         if error.suspects:
             quarantine.add(error.suspects, f"the device was lost at a start: {error}")
@@ -97,22 +117,13 @@ def build_engine(
 def _build(
     settings: Settings,
     subject: _Subject,
+    plan: Plan,
     quarantine: Quarantine,
     broken: Pairs,
     progress: Progress,
     *,
     overridden: Pairs,
 ) -> BuiltEngine:
-    plan = plan_attention(
-        settings,
-        subject.config,
-        subject.limits,
-        fingerprint=subject.fingerprint,
-        device=subject.device,
-        quarantined=broken,
-        overridden=overridden,
-        progress=progress,
-    )
     parts = _load_parts(settings, subject, plan, quarantined=broken, overridden=overridden, progress=progress)
     try:
         runner = _warm_runner(settings, parts, plan, progress)
@@ -128,9 +139,10 @@ def _build(
     refuse_unserved(parts.dispatcher.plan, plan, settings, attested)
     if runner.dispatcher.timer is not None:
         runner.dispatcher.timer.start()
+    shadow = shadow_check(settings, parts)
     ready = _ready(subject, parts, plan, engine, runner, longest_step_s=longest_step_s)
     return BuiltEngine(
-        engine, runner, ready, attestor, attested, Overrides(parts.dispatcher, plan.evidence), quarantine
+        engine, runner, ready, attestor, attested, Overrides(parts.dispatcher, plan.evidence), quarantine, shadow
     )
 
 

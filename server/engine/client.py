@@ -4,21 +4,21 @@ import asyncio
 import contextlib
 import logging
 import os
-import shutil
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from kernels.child_process import python_command
 from server.engine.attestations import Attestations
+from server.engine.command import ENGINE_COMMAND
 from server.engine.connection import EngineConnection
 from server.engine.death import DeathCause, death_of
 from server.engine.heartbeat import KILLED_AFTER_S, kill_limit_s
 from server.engine.listener import EngineListener
+from server.engine.locked_folder import LockedFolder
 from server.engine.messages import (
     Attest,
     AttestationReport,
@@ -41,6 +41,7 @@ from server.engine.messages import (
     TokenDelta,
 )
 from server.engine.orders import Orders
+from server.engine.shadow_report import ShadowReport
 from server.engine.socket_folder import SOCKET_NAME, make_socket_folder
 from server.engine.streams import Streams, Take, error_delta
 from server.errors import StartError
@@ -48,11 +49,6 @@ from server.settings import Settings
 
 logger = logging.getLogger(__name__)
 
-# OpenMP threads spin between two operations by default and take the cores from everybody else: on 2 busy cores a token
-# of the demo model took 44 ms, and 6 ms with threads that sleep. It is read when torch loads the library, not later.
-# PyTorch's profiler writes lines of its own between those of the log, unless its level is above all of them.
-_ENVIRONMENT = ("OMP_WAIT_POLICY=passive", "KINETO_LOG_LEVEL=6")
-ENGINE_COMMAND = python_command("server.engine.process", environment=_ENVIRONMENT)
 _CONNECT_TIMEOUT_S = 120.0  # importing torch from a cold disk takes most of it
 _CLOSE_TIMEOUT_S = 3.0
 _KNOCK = Knock()
@@ -79,9 +75,10 @@ class EngineClient:
         stall_after_s: float = KILLED_AFTER_S,
         backoff_s: tuple[float, float] = (0.5, 30.0),
         max_unread_tokens: int = 4096,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         make_folder: Callable[[], Path] = make_socket_folder,
     ) -> None:
-        """`command` gets the socket's path appended. `backoff_s`: the first delay of a restart, and the longest.
+        """`command` gets the socket's path appended. `backoff_s`: a restart's first and longest delay, for `sleep`.
 
         `make_folder` makes the socket's, for each engine process.
         """
@@ -95,6 +92,7 @@ class EngineClient:
         self._stall_after_s = stall_after_s
         self._backoff_s = backoff_s
         self._make_folder = make_folder
+        self._sleep = sleep
         self._quarantined: dict[tuple[str, str], None] = {}  # (path, shape), in the order of their failures
         self.attestations = Attestations(lambda: self._send(Attest()))
         self.orders = Orders(self._send)
@@ -200,16 +198,16 @@ class EngineClient:
                 delay_s = self._backoff_s[0]
             logger.error("engine died (%s); restart in %.1f s", cause.value, delay_s)
             self._listener.on_death(cause.value)
-            await asyncio.sleep(delay_s)
+            await self._sleep(delay_s)
             delay_s = min(2 * delay_s, self._backoff_s[1])
 
     async def _run_once(self) -> DeathCause:
         """One life of an engine process, from its start to its end."""
-        folder = self._make_folder()
+        folder = LockedFolder(self._make_folder)
         connected: asyncio.Future[EngineConnection] = asyncio.get_running_loop().create_future()
         server = None
         try:
-            path = folder / SOCKET_NAME
+            path = folder.path / SOCKET_NAME
             server = await asyncio.get_running_loop().create_unix_server(
                 lambda: EngineConnection(self._handle, connected), path
             )
@@ -221,7 +219,7 @@ class EngineClient:
             if server is not None:
                 server.close()
             await self._end_process()
-            shutil.rmtree(folder, ignore_errors=True)
+            folder.remove()
 
     async def _serve_one(
         self, process: asyncio.subprocess.Process, connected: "asyncio.Future[EngineConnection]"
@@ -282,6 +280,9 @@ class EngineClient:
             self._quarantined.update(dict.fromkeys(message.quarantined))
             self._listener.on_attestation(message)
             self.attestations.put(message)
+        elif isinstance(message, ShadowReport):
+            self._quarantined.update(dict.fromkeys(message.quarantined))
+            self._listener.on_shadow(message)
         elif isinstance(message, EngineProgress):
             self._listener.on_progress(message)
         elif isinstance(message, EngineFailed):

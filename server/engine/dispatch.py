@@ -143,6 +143,11 @@ class Dispatcher:
         """What the timer has measured since the last call."""
         return ([], {}) if self.timer is None else self.timer.take()
 
+    @property
+    def is_watched(self) -> bool:
+        """Whether calls are made for an attestation now."""
+        return self._watch is not None
+
     @contextmanager
     def watched(self, watch: Watch) -> Iterator[None]:
         """Every call of a path, until the end of the context, is made inside of what `watch` gives for it."""

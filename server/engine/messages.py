@@ -8,6 +8,7 @@ from enum import Enum
 import msgspec
 
 from kernels.fused.matmul_fallback import MatmulFallback
+from server.engine.shadow_report import ShadowReport
 from server.settings import Settings
 
 
@@ -296,6 +297,7 @@ FromEngine = (
     | StepOutput
     | Heartbeat
     | AttestationReport
+    | ShadowReport
     | PlanChanged
     | Overridden
 )

@@ -9,7 +9,7 @@ from kernels.fingerprint import Fingerprint
 from kernels.shape import AttentionShape
 from qualification.decision import Decision, Pairs
 from qualification.evidence import Evidence, summarize
-from qualification.plan import Plan, make_plan
+from qualification.plan import Plan, RunQualification, make_plan
 from qualification.signature import AttentionSignature, distinct_windows, shapes_needed
 from server.engine.limits import EngineLimits
 from server.engine.messages import AttestationReport, PlanRow
@@ -52,6 +52,7 @@ def plan_attention(
     quarantined: Pairs,
     overridden: Pairs,
     progress: Progress,
+    run_qualification: RunQualification,
 ) -> Plan:
     """Decide every shape these limits allow, measuring what the policy asks for. Raises Unservable."""
     plan = make_plan(
@@ -64,6 +65,7 @@ def plan_attention(
         quarantined=quarantined,
         overridden=overridden,
         progress=lambda done, total, what: progress("qualifying", f"{done}/{total} {what}"),
+        run_qualification=run_qualification,
     )
     refuse_unserved(plan.decisions, plan, settings)
     return plan

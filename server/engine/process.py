@@ -42,6 +42,7 @@ from server.engine.messages import (
 )
 from server.engine.planning import Unservable
 from server.engine.rehearsal import Rehearsal
+from server.engine.shadow_report import ShadowReport
 from server.errors import StartError
 from server.log import configure_logging
 from server.settings import Settings
@@ -65,6 +66,14 @@ class Attests(Protocol):
     def poll(self) -> AttestationReport | None: ...
 
 
+class Checks(Protocol):
+    """What the loop uses of a ShadowCheck."""
+
+    @property
+    def is_due(self) -> bool: ...
+    def judge(self) -> ShadowReport | None: ...
+
+
 class Obeys(Protocol):
     """What the loop uses of Overrides."""
 
@@ -83,9 +92,11 @@ class Loop:
         attestor: Attests | None = None,
         overrides: Obeys | None = None,
         rehearse: Callable[[], None] = lambda: None,
+        shadow: Checks | None = None,
     ) -> None:
         """`rehearse` is called when an idle engine hears that a request is being read."""
         self._attestor = attestor
+        self._shadow = shadow
         self._rehearse = rehearse
         self._overrides = overrides
         self._engine = engine
@@ -97,12 +108,15 @@ class Loop:
         """Returns on Shutdown."""
         while self._receive():
             is_due = self._attestor is not None and self._attestor.is_due
-            output = self._engine.step(may_run_ahead=not is_due)
+            is_check_due = self._shadow is not None and self._shadow.is_due
+            output = self._engine.step(may_run_ahead=not is_due and not is_check_due)
             if output is not None:
                 self._send(output)
                 self._tell_plan(bool(output.record.quarantined))
             if is_due:
                 self._attest()
+            if is_check_due or not self._engine.has_work:
+                self._check()
             self._beat()
 
     def _receive(self) -> bool:
@@ -148,6 +162,13 @@ class Loop:
     def _attest(self) -> None:
         """At most one profiled batch between two steps, neither of which is under way."""
         report = None if self._attestor is None else self._attestor.poll()
+        if report is not None:
+            self._send(report)
+            self._tell_plan(bool(report.quarantined))
+
+    def _check(self) -> None:
+        """Judge the sample that waits, if one does. No step is under way."""
+        report = None if self._shadow is None else self._shadow.judge()
         if report is not None:
             self._send(report)
             self._tell_plan(bool(report.quarantined))
@@ -204,8 +225,9 @@ def serve(
         send = built.quarantine.keeping(send)
         gc.collect()
         gc.freeze()  # what lives as long as the engine is not looked at again, in the middle of some step
+        built.runner.shadow = built.shadow
         rehearsal = Rehearsal(built.runner.rehearse, built.ready.page_size)
-        Loop(built.engine, inbox, send, built.attestor, built.overrides, rehearsal).run()
+        Loop(built.engine, inbox, send, built.attestor, built.overrides, rehearsal, built.shadow).run()
     except DeviceLost as error:
         logger.exception("the device is lost at the start")
         send(EngineFailed(str(error), error.suspects))

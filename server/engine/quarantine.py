@@ -14,6 +14,7 @@ from kernels.path import KernelPath
 from kernels.shared_folder import only_writer
 from kernels.whole_file import write_whole
 from server.engine.messages import AttestationReport, EngineFailed, FromEngine, StepOutput
+from server.engine.shadow_report import ShadowReport
 
 logger = logging.getLogger(__name__)
 
@@ -74,6 +75,8 @@ class Quarantine:
                 self.add(message.record.quarantined, "it could not be launched")
             elif isinstance(message, AttestationReport) and message.quarantined:
                 self.add(message.quarantined, "it failed an attestation")
+            elif isinstance(message, ShadowReport) and message.quarantined:
+                self.add(message.quarantined, "shadow checks called it wrong")
             elif isinstance(message, EngineFailed) and message.suspects:
                 self.add(message.suspects, f"the device was lost: {message.message}")
             send(message)

@@ -1,5 +1,6 @@
 """Computes batches on the device: tensors in, decoder, sampler; the host reads token ids when it wants to."""
 
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -17,6 +18,7 @@ from server.engine.outcome import BatchError, StepResult
 from server.engine.row_sampling import is_plain_greedy, row_sampling
 from server.engine.scores import score_rows, wants_scores
 from server.engine.sequence import Batch, Sequence
+from server.engine.shadow import ShadowCheck, Tap
 from server.engine.staging import staged
 from server.engine.step_attention import Served, StepAttention
 from server.engine.step_tokens import StepTokens
@@ -62,6 +64,7 @@ class ModelRunner:
         """`tokens` for every row that a step may sample. Without `graphs` every step is launched kernel by kernel."""
         self.dispatcher = dispatcher
         self.graphs = graphs
+        self.shadow: ShadowCheck | None = None  # set by whoever judges its samples
         self._decoder = decoder
         self._kv = kv
         self._device = tokens.latest.device
@@ -117,14 +120,16 @@ class ModelRunner:
     def _launch(self, batch: Batch) -> Launched:
         is_scored = not self._is_plain(batch) and wants_scores(batch)
         hidden = None
+        started_at = time.monotonic()
+        tap = None if self.shadow is None or self.dispatcher.is_watched else self.shadow.begin(batch)
         # A graph gives no hidden states.
         step = None if self.graphs is None or is_scored else self.graphs.find(batch)
-        if self.graphs is not None and step is not None:
+        if self.graphs is not None and step is not None and tap is None:
             rows = self._replay(self.graphs, step)
         else:
-            rows, hidden = self._launch_eagerly(batch)
+            rows, hidden = self._launch_eagerly(batch, tap)
         self._note_chosen(batch, rows)
-        launched = self._launched(rows)
+        launched = self._launched(rows, None if tap is None or step is None else started_at)
         return launched if hidden is None or not is_scored else self._scored(batch, launched, hidden)
 
     def rehearse(self, batch: Batch) -> None:
@@ -137,12 +142,19 @@ class ModelRunner:
         """Launch a batch and wait for it."""
         return self.launch(batch).result()
 
-    def _launched(self, rows: tuple[int, ...]) -> Launched:
+    def _launched(self, rows: tuple[int, ...], checked_at: float | None) -> Launched:
+        """`checked_at`: when the launch of a step began that only a check kept from being a graph."""
         attention = self._attention
         assert attention is not None
+
+        def on_read() -> None:
+            self._forget(attention)
+            if checked_at is not None and self.shadow is not None:
+                self.shadow.spend(time.monotonic() - checked_at)
+
         read = self._tokens.ship(max(rows, default=-1) + 1)
         quarantined = self.dispatcher.take_quarantined()
-        return Launched(read, rows, attention.told(), quarantined, lambda: self._forget(attention))
+        return Launched(read, rows, attention.told(), quarantined, on_read)
 
     @torch.inference_mode()
     def _scored(self, batch: Batch, launched: Launched, hidden: Tensor) -> Launched:
@@ -151,14 +163,14 @@ class ModelRunner:
         return replace(launched, scores=score_rows(self._decoder.logits, hidden, batch, sampled))
 
     @torch.inference_mode()
-    def _launch_eagerly(self, batch: Batch) -> tuple[tuple[int, ...], Tensor]:
+    def _launch_eagerly(self, batch: Batch, tap: Tap | None) -> tuple[tuple[int, ...], Tensor]:
         """Where the tokens of the sampled rows will be, and the hidden states of all tokens."""
         inputs = self._inputs.build(batch, self._chosen_at)
         if inputs.pending.shape[1]:
             tokens, places = inputs.pending
             inputs.token_ids.index_copy_(0, tokens, self._tokens.latest.index_select(0, places))
         sampling = None if self._is_plain(batch) or not batch.sampled_rows else self._sampling(batch)
-        hidden = self._forward(inputs)
+        hidden = self._forward(inputs, tap)
         if batch.sampled_rows:
             logits = self._decoder.logits(hidden.index_select(0, inputs.sampled))
             self._tokens.keep(greedy(logits) if sampling is None else sample(logits, sampling))
@@ -202,9 +214,9 @@ class ModelRunner:
             self._chosen = chosen
             self._chosen_at = {batch.sequences[row]: at for row, at in zip(batch.sampled_rows, rows, strict=True)}
 
-    def _forward(self, inputs: StepInputs) -> Tensor:
+    def _forward(self, inputs: StepInputs, tap: Tap | None) -> Tensor:
         """Hidden states [T, hidden] of all tokens."""
-        attention = StepAttention(self.dispatcher, inputs.parts, self._kv.k, self._kv.v)
+        attention = StepAttention(self.dispatcher, inputs.parts, self._kv.k, self._kv.v, tap=tap)
         self._begin(attention)
         return self._decoder.forward(inputs.token_ids, inputs.positions, inputs.slots, self._kv, attention)
 

@@ -1,6 +1,6 @@
 """Attention of one step: what the decoder calls for each layer; every launch is counted by its choice."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from torch import Tensor
@@ -11,6 +11,9 @@ from kernels.shape import Phase
 from server.engine.dispatch import Choice, Dispatcher, PhasePart
 from server.engine.failures import LAUNCH_ERRORS
 from server.engine.messages import AttentionUse, DispatchCount
+
+# Called after each layer of a checked step, with what the path had: its choice and part, the layer, q, k, v and out.
+TakeCall = Callable[[Choice, PhasePart, int, Tensor, Tensor, Tensor, Tensor], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +49,17 @@ class StepAttention:
     """Attention of one step: what the decoder calls for each layer. Its decisions are made here, before the first."""
 
     def __init__(
-        self, dispatcher: Dispatcher, parts: list[PhasePart], k_pages: list[Tensor], v_pages: list[Tensor]
+        self,
+        dispatcher: Dispatcher,
+        parts: list[PhasePart],
+        k_pages: list[Tensor],
+        v_pages: list[Tensor],
+        *,
+        tap: TakeCall | None = None,
     ) -> None:
         """`k_pages`, `v_pages`: one [num_pages, page_size, kv_heads, head_dim] a layer. Raises NoPathError."""
         self._dispatcher = dispatcher
+        self._tap = tap
         self._told: Served | None = None
         self._k_pages = k_pages
         self._v_pages = v_pages
@@ -69,6 +79,9 @@ class StepAttention:
             else:
                 own_k, own_v = (k, v) if is_alone else (k[tokens], v[tokens])
             self._run(entry, layer, own_q, own_k, own_v, own_out)
+            if self._tap is not None:
+                choice = entry.lanes[self._dispatcher.flags[layer].window].choice
+                self._tap(choice, entry.part, layer, own_q, own_k, own_v, own_out)
 
     @property
     def choices(self) -> tuple[Choice, ...]:

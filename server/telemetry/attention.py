@@ -1,16 +1,21 @@
 """Which kernel path served, what it replaced and why, how fast it was, and what is proven of it."""
 
 import hashlib
+import itertools
 import time
+from collections import deque
 from collections.abc import Iterable
 
 from kernels.path import Reject
+from kernels.shape import Phase
 from qualification.decision import Status
 from server.engine.messages import DispatchCount, EngineReady, PlanRow
 from server.engine.refusals import of_this_machine
-from server.telemetry.outcomes import Attestation
+from server.engine.shadow_report import ShadowReport
+from server.telemetry.outcomes import Attestation, Shadow
 from server.telemetry.registry import Maker
 
+_KEPT_CHECKS = 16
 _BUILD_FIELDS = ("gpu", "sm", "driver", "cuda", "torch", "triton")
 # What may befall a path after the plan was made, in this engine (quarantined) or in its next one. All that stands
 # against it when the plan is made is in the plan.
@@ -20,6 +25,7 @@ _BEFALLING = frozenset({Reject.UNPROVEN, Reject.STALE, Reject.FAILED, Reject.QUA
 class AttentionMetrics:
     def __init__(self, make: Maker, model: str, version: str) -> None:
         self._version = version
+        self.shadow_reports: deque[ShadowReport] = deque(maxlen=_KEPT_CHECKS)  # the latest, for GET /attention
         self._create_proof(make)
         self._create_service(make, model)
         self._create_efficiency(make)
@@ -36,6 +42,14 @@ class AttentionMetrics:
         self._attestations = make.counter(
             "attestation_total", "Profiled forwards, by whether the promised kernels were the ones seen", "result"
         )
+        self._shadow_checks = make.counter(
+            "shadow_checks_total",
+            "Attention of clients' steps computed again in fp64, by whether it was within the limits",
+            *("phase", "result"),
+        )
+        for phase, checked in itertools.product(Phase, Shadow):
+            self._shadow_checks.of(phase.value, checked.value)
+        self._shadow_s = make.counter("shadow_seconds_total", "Time that shadow checks took").of()
         for status in Status:
             self._shapes.of(status.value)
         for result in Attestation:
@@ -125,6 +139,11 @@ class AttentionMetrics:
 
     def attested(self, result: Attestation) -> None:
         self._attestations.of(result.value).inc()
+
+    def shadow_checked(self, report: ShadowReport) -> None:
+        self._shadow_checks.of(report.phase, Shadow(report.result).value).inc()
+        self._shadow_s.inc(report.spent_s)
+        self.shadow_reports.append(report)
 
     def measured(self, phase: str, bucket: str, *, kernel_s: float, flops: float, hbm_bytes: float) -> None:
         """Attention of one sampled step: its kernels took `kernel_s` > 0 together, by device events.

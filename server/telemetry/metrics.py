@@ -18,6 +18,7 @@ from server.engine.messages import (
     RequestTimes,
     StepRecord,
 )
+from server.engine.shadow_report import ShadowReport
 from server.telemetry.attention import AttentionMetrics
 from server.telemetry.engine import EngineMetrics
 from server.telemetry.latency import LatencyMetrics
@@ -86,6 +87,9 @@ class Metrics:
 
     def on_attestation(self, report: AttestationReport) -> None:
         self.attention.attested(Attestation(report.result))
+
+    def on_shadow(self, report: ShadowReport) -> None:
+        self.attention.shadow_checked(report)
 
     def on_death(self, cause: str) -> None:
         self._is_ready = False

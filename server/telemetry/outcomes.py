@@ -41,6 +41,14 @@ class Attestation(Enum):
     ERROR = "error"  # it could not be profiled: nothing is known
 
 
+class Shadow(Enum):
+    """What a shadow check said of attention that was served."""
+
+    MATCH = "match"
+    MISMATCH = "mismatch"
+    SKIPPED = "skipped"  # its inputs were not finite, or there was no memory: nothing is known
+
+
 class OomStage(Enum):
     """What ran when the device's memory did not suffice."""
 

@@ -9,7 +9,7 @@ from server.telemetry.series import Counter, Gauge, Histogram, Labels, escaped
 
 LADDER_FACTOR = 1.3
 FINE_FACTOR = 1.1
-MAX_SAMPLES = 2000  # of a process, which Prometheus keeps for weeks
+MAX_SAMPLES = 2100  # of a process, which Prometheus keeps for weeks
 
 
 class Series(Protocol):

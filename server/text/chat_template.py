@@ -20,6 +20,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
 from server.errors import ModelError, TemplateError
+from server.text.special_tokens import MARK
 
 MAX_TEMPLATE_CHARS = 1_000_000
 MAX_OUTPUT_CHARS = 16_000_000
@@ -81,7 +82,8 @@ class ChatTemplate:
         except _Limited as error:
             raise TemplateError(f"The chat template was stopped: {error}.", param="messages") from error
         except jinja2.TemplateError as error:
-            raise TemplateError(f"The chat template refuses these messages: {error}", param="messages") from error
+            said = str(error).replace(MARK, "")  # it may quote a message
+            raise TemplateError(f"The chat template refuses these messages: {said}", param="messages") from error
         except _FAILURES as error:
             detail = f"The chat template fails on these messages ({type(error).__name__})."
             raise TemplateError(detail, param="messages") from error

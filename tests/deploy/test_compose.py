@@ -73,7 +73,9 @@ def test_prometheus_scrapes_the_admin_port_and_tells_the_alertmanager() -> None:
     assert job["job_name"] == "hallmark"  # as the rules name it
     assert job["static_configs"][0]["targets"] == [f"hallmark:{server_flags()['--admin-port']}"]
     assert config["alerting"]["alertmanagers"][0]["static_configs"][0]["targets"] == ["alertmanager:9093"]
-    assert config["rule_files"] == load("prometheus/prometheus.yml")["rule_files"]
+    alone = load("prometheus/prometheus.yml")
+    assert config["rule_files"] == alone["rule_files"]
+    assert alone["alerting"]["alertmanagers"][0]["static_configs"][0]["targets"] == ["127.0.0.1:9093"]
 
 
 def test_the_server_sends_spans_where_the_collector_listens() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 import openai
+import psutil
 from prometheus_client.parser import text_string_to_metric_families
 from ready import status_of, wait_ready
 
@@ -19,11 +20,21 @@ ROOT = Path(__file__).resolve().parents[2]
 DEMO = ROOT / "server" / "model" / "demo"
 
 
+_reserved: list[socket.socket] = []  # until this process ends
+
+
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A port that no other program is given, and that a server may still listen on.
+
+    A socket of ours stays bound to it: the kernel then neither gives it to who asks for any port nor makes it the end
+    of a connection, and with SO_REUSEADDR on both, which servers set, another process may listen on it (Linux).
+    """
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    sock.bind(("127.0.0.1", 0))
+    _reserved.append(sock)
+    port: int = sock.getsockname()[1]
+    return port
 
 
 class Server:
@@ -66,7 +77,7 @@ class Server:
     def wait_ready(self) -> None:
         wait_ready(self.process, self.url, self._log_file)
 
-    def wait_for(self, is_so: Callable[[], bool], what: str, timeout_s: float = 30) -> None:
+    def wait_for(self, is_so: Callable[[], bool], what: str, timeout_s: float = 60) -> None:
         deadline = time.monotonic() + timeout_s
         while not is_so():
             assert self.process.poll() is None, f"the server ended with {self.process.returncode}:\n{self.log}"
@@ -75,13 +86,9 @@ class Server:
 
     def engine_pid(self) -> int:
         """The process below the server that runs server.engine.process."""
-        listing = subprocess.run(["ps", "-A", "-o", "pid=,ppid=,args="], capture_output=True, text=True, check=True)
-        rows = [line.split(None, 2) for line in listing.stdout.splitlines()]
-        family = {self.process.pid}
-        for _ in rows:  # grows by a generation each time
-            family |= {int(pid) for pid, parent, *_ in rows if int(parent) in family}
-        (found,) = [int(pid) for pid, _, args in rows if int(pid) in family and "server.engine.process" in args]
-        return found
+        family = psutil.Process(self.process.pid).children(recursive=True)
+        (engine,) = [each for each in family if "server.engine.process" in each.cmdline()]
+        return engine.pid
 
 
 StartServer = Callable[..., AbstractContextManager[Server]]

@@ -10,7 +10,6 @@ requests after the warm-up, when pages stay in use, or when any answer was not t
 import argparse
 import asyncio
 import json
-import os
 import platform
 import random
 import shutil
@@ -22,11 +21,12 @@ import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 from ready import wait_ready
 from soak_requests import Job, Traffic, answer_to
 
@@ -56,27 +56,22 @@ def processes_of(pid: int | None) -> dict[str, int]:
     """The API process and its engine, by name; empty without a pid."""
     if pid is None:
         return {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            stat = (folder / "stat").read_text().rpartition(")")[2].split()
-            words = (folder / "cmdline").read_bytes().split(b"\0")
-        except OSError:  # it has just ended
-            continue
-        if int(stat[1]) == pid and b"server.engine.process" in words:
-            return {"api": pid, "engine": int(folder.name)}
+    for child in psutil.Process(pid).children():
+        with suppress(psutil.NoSuchProcess):
+            if "server.engine.process" in child.cmdline():
+                return {"api": pid, "engine": child.pid}
     raise SystemExit(f"process {pid} has no engine; is it `hallmark serve`?")
 
 
 def numbers_of(name: str, pid: int) -> dict[str, float]:
     """Memory that is not a mapped file's, open files and threads of a process."""
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    fields = dict(line.split(":", 1) for line in lines if ":" in line)
-    numbers: dict[str, float] = {
-        f"{name}_rss_mib": round(int(fields["RssAnon"].split()[0]) / 1024, 3),
-        f"{name}_fds": len(os.listdir(f"/proc/{pid}/fd")),
-        f"{name}_threads": int(fields["Threads"]),
+    process = psutil.Process(pid)
+    memory = process.memory_info()
+    return {
+        f"{name}_rss_mib": round((memory.rss - memory.shared) / 2**20, 3),
+        f"{name}_fds": process.num_fds(),
+        f"{name}_threads": process.num_threads(),
     }
-    return numbers
 
 
 def gpu_used_mib() -> dict[str, float]:

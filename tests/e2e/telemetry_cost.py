@@ -22,6 +22,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import psutil
 from ready import wait_ready
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -113,8 +114,8 @@ def load(port: int, arguments: argparse.Namespace) -> float:
 
 def cpu_s(pid: int) -> float:
     """Processor time of the API process so far (not of the engine's)."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    times = psutil.Process(pid).cpu_times()
+    return times.user + times.system
 
 
 def scrape_for_ever(times_ms: list[float]) -> None:

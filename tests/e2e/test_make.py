@@ -17,7 +17,7 @@ def test_make_serve_listens_on_the_port_of_the_environment(start_server: StartSe
     port = free_port()
     with start_server(command=["make", "serve"], port=port) as server:
         server.wait_ready()
-        server.wait_for(lambda: f"http://127.0.0.1:{port}/v1" in server.log, "the line to try", 10)
+        server.wait_for(lambda: f"http://127.0.0.1:{port}/v1" in server.log, "the line to try", 60)
         assert "curl" in server.log
         assert "sdpa.cpu" in server.log or "triton." in server.log, "no plan table"
         models = server.get("/v1/models").json()

@@ -30,6 +30,14 @@ def test_a_module_is_found_where_this_process_would_find_it(tmp_path: Path) -> N
     assert (found.stdout, found.returncode) == ("__main__ ['a b', '--flag'] calm\n", 3)
 
 
+def test_a_module_is_looked_for_in_the_folders_before_ours(tmp_path: Path) -> None:
+    (tmp_path / "kernels").mkdir()
+    (tmp_path / "kernels" / "whole_file.py").write_text("raise SystemExit(7)")
+    (tmp_path / "kernels" / "__init__.py").touch()
+    assert run(*python_command("kernels.whole_file", before=[str(tmp_path)]), cwd=Path("/")).returncode == 7
+    assert run(*python_command("kernels.whole_file"), cwd=Path("/")).returncode == 0
+
+
 def test_a_program_above_a_module_starts_its_interpreter_and_gets_no_standard_library() -> None:
     command = python_command("kernels.whole_file", under=["ncu", "--csv"])
     assert command[0] == "env"

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from kernels import functional
 from kernels.attention.batch import AttentionBatch, AttentionFlags
 from kernels.attention.compare import compare
 from kernels.functional import ShapeError, attention_paged, attention_varlen, candidates
@@ -204,9 +205,11 @@ def strided(x: Tensor) -> Tensor:
 )
 def test_packed_arguments_that_disagree_are_refused(name: str, change: Any, message: str, device: torch.device) -> None:
     arguments = varlen_arguments(device)
+    attention_varlen(**arguments)  # what was right before does not make this one right
     arguments[name] = change(arguments[name])
-    with pytest.raises(ShapeError, match=message):
-        attention_varlen(**arguments)
+    for _ in range(2):
+        with pytest.raises(ShapeError, match=message):
+            attention_varlen(**arguments)
 
 
 def test_query_heads_that_key_heads_do_not_divide_are_refused(device: torch.device) -> None:
@@ -231,9 +234,11 @@ def test_query_heads_that_key_heads_do_not_divide_are_refused(device: torch.devi
 )
 def test_paged_arguments_that_disagree_are_refused(name: str, change: Any, message: str, device: torch.device) -> None:
     arguments = paged_arguments(device)
+    attention_paged(**arguments)  # what was right before does not make this one right
     arguments[name] = change(arguments[name])
-    with pytest.raises(ShapeError, match=message):
-        attention_paged(**arguments)
+    for _ in range(2):
+        with pytest.raises(ShapeError, match=message):
+            attention_paged(**arguments)
 
 
 @pytest.mark.parametrize(
@@ -258,5 +263,25 @@ def test_paged_arguments_that_disagree_are_refused(name: str, change: Any, messa
 )
 def test_flags_that_disagree_are_refused(flags: dict[str, Any], message: str, device: torch.device) -> None:
     moved = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in flags.items()}
+    attention_varlen(**varlen_arguments(device))
     with pytest.raises(ShapeError, match=message):
         attention_varlen(**varlen_arguments(device), **moved)
+
+
+def test_a_repeated_form_is_not_checked_again_and_is_right(device: torch.device) -> None:
+    """Other values, contexts and tensors of the same form; a flag of another value has its own."""
+    functional._checked.clear()
+    for max_context in (9, 10, 16):
+        arguments = paged_arguments(device) | {"max_context": max_context}
+        assert is_right(attention_paged(**arguments), arguments, AttentionFlags(0.25))
+    assert len(functional._checked) == 1
+    arguments = paged_arguments(device)
+    assert is_right(attention_paged(**arguments, window=3), arguments, AttentionFlags(0.25, window=3))
+    assert len(functional._checked) == 2
+
+
+def test_remembered_forms_are_bounded(device: torch.device) -> None:
+    arguments = varlen_arguments(device) | {"path": "sdpa.math"}
+    for n in range(functional._MAX_CHECKED + 2):
+        attention_varlen(**arguments, softmax_scale=1 + n / 4096)
+    assert 0 < len(functional._checked) <= functional._MAX_CHECKED

@@ -58,6 +58,7 @@ class Script:
     rows: list[dict[str, object]] = field(default_factory=lambda: [plan_row(), plan_row(status="proven")])
     fingerprint: dict[str, object] = field(default_factory=lambda: dict(CPU))
     matrix_digest: str | None = None
+    model_digests: dict[str, str | None] = field(default_factory=lambda: {"tokenizer": "7" * 64, "weights": "3" * 64})
     counters: dict[str, float] = field(default_factory=lambda: dict(COUNTERS))
     counters_grow: str | None = None  # this one by 1 with each completion
     salt: int = 0  # another one answers otherwise
@@ -86,7 +87,8 @@ class Handler(BaseHTTPRequestHandler):
             self.send_json({"data": [{"id": script.model, "max_model_len": script.max_model_len}]})
         elif self.path == "/attention":
             matrix = {"digest": script.matrix_digest}
-            self.send_json({"fingerprint": script.fingerprint, "shapes": script.rows, "matrix": matrix})
+            report = {"fingerprint": script.fingerprint, "shapes": script.rows, "matrix": matrix}
+            self.send_json(report | {"model_digests": script.model_digests})
         elif self.path == "/metrics":
             names = sorted({name.split("{")[0] for name in script.counters})
             types = [f"# TYPE {name} counter\n" for name in names]

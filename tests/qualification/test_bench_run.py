@@ -19,6 +19,7 @@ from qualification.bench.measure import kernels_seen
 from qualification.bench.peers import Peer, Prepared, Unavailable, torch_peers
 from qualification.bench.run import Bench, Contender, contenders_of, measure_all, measure_case
 from qualification.ceilings import Ceilings, ceilings_now, measure_ceilings
+from qualification.timing import time_call
 
 CPU = torch.device("cpu")
 BENCH = Bench(CPU, Ceilings(1e12, 1e10), budget_s=0.002)
@@ -202,9 +203,12 @@ def test_the_profiler_sees_what_a_call_runs() -> None:
 
 
 def test_ceilings_are_rates_of_this_machine() -> None:
+    x, source = torch.randn(400, 400), torch.zeros(2**23)
+    target = torch.empty_like(source)
+    product_s, copy_s = (time_call(it, CPU).p50_us * 1e-6 for it in (lambda: x @ x, lambda: target.copy_(source)))
     ceilings = measure_ceilings(CPU, torch.float32)
-    assert 1e8 < ceilings.flops_per_second < 1e14
-    assert 1e8 < ceilings.bytes_per_second < 1e13
+    assert 0.05 < ceilings.flops_per_second / (2 * 400**3 / product_s) < 20
+    assert 0.05 < ceilings.bytes_per_second / (2 * source.nbytes / copy_s) < 20
 
 
 def test_ceilings_beside_a_call_leave_the_threads_as_they_were() -> None:

@@ -141,8 +141,10 @@ def test_errors_are_counted_and_no_success(
     assert "6 errors, the first: HTTP 429: go away" in capsys.readouterr().out
 
 
-def test_nobody_there_exits_3_with_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert bench(tmp_path, "http://127.0.0.1:9", *TINY) == 3
+def test_nobody_there_exits_3_with_one_line(
+    tmp_path: Path, refused_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert bench(tmp_path, refused_url, *TINY) == 3
     assert len(capsys.readouterr().err.splitlines()) == 1
 
 
@@ -155,10 +157,10 @@ def test_a_place_that_cannot_be_written_is_told_before_anything_is_sent(
     assert script.bodies == []
 
 
-def test_a_run_that_cannot_begin_leaves_the_files_of_the_one_before(tmp_path: Path, url: str) -> None:
+def test_a_run_that_cannot_begin_leaves_the_files_of_the_one_before(tmp_path: Path, url: str, refused_url: str) -> None:
     assert bench(tmp_path, url, *TINY) == 0
     before = {file: file.read_bytes() for file in tmp_path.iterdir()}
-    assert bench(tmp_path, "http://127.0.0.1:9", *TINY) == 3
+    assert bench(tmp_path, refused_url, *TINY) == 3
     assert {file: file.read_bytes() for file in tmp_path.iterdir()} == before
 
 

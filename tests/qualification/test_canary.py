@@ -83,6 +83,7 @@ def test_a_server_against_itself_passes_with_a_verdict_for_each_stage_and_bucket
     lines = lines_of(capsys)
     assert [line.split(":")[0] for line in lines] == [
         "environment",
+        "model",
         "plan",
         "numerics le_128",
         "numerics le_512",
@@ -93,7 +94,7 @@ def test_a_server_against_itself_passes_with_a_verdict_for_each_stage_and_bucket
         "verdict",
     ]
     assert all("PASS" in line for line in lines)
-    assert "1 proven by the matrix, 1 by the server itself" in lines[1]
+    assert "1 proven by the matrix, 1 by the server itself" in lines[2]
 
 
 def test_a_slower_prefill_fails_on_performance_in_its_bucket_only(
@@ -181,16 +182,18 @@ def test_another_model_exits_3(url: str, golden: str, script: Script, capsys: py
     assert "environment: FAIL: the server serves other, the golden file is of demo" in capsys.readouterr().out
 
 
-def test_nobody_there_exits_3_with_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert canary("http://127.0.0.1:9") == 3
+def test_nobody_there_exits_3_with_one_line(refused_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert canary(refused_url) == 3
     lines = lines_of(capsys)
     assert len(lines) == 2
-    assert lines[0].startswith("environment: FAIL: http://127.0.0.1:9/v1/models: ")
+    assert lines[0].startswith(f"environment: FAIL: {refused_url}/v1/models: ")
 
 
-def test_a_baseline_that_is_not_there_exits_3(url: str, golden: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert canary(url, "--golden", golden, "--baseline", "http://127.0.0.1:9") == 3
-    assert lines_of(capsys, "environment: FAIL: http://127.0.0.1:9 names no model")
+def test_a_baseline_that_is_not_there_exits_3(
+    url: str, golden: str, refused_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert canary(url, "--golden", golden, "--baseline", refused_url) == 3
+    assert lines_of(capsys, f"environment: FAIL: {refused_url} names no model")
 
 
 def test_without_a_golden_file_it_is_inconclusive(url: str, script: Script, capsys: pytest.CaptureFixture[str]) -> None:
@@ -206,6 +209,28 @@ def test_without_a_golden_file_the_live_baseline_is_the_reference(url: str, scri
         assert canary(url, "--baseline", baseline, "--no-performance") == 0
         script.logprob_shift = lambda _: 0.1
         assert canary(url, "--baseline", baseline, "--no-performance") == 1
+
+
+@pytest.mark.parametrize("name", ["tokenizer", "weights"])
+def test_a_changed_tokenizer_or_changed_weights_are_named(
+    url: str, script: Script, golden: str, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert canary(url, "--golden", golden, "--no-performance") == 0
+    assert "model: PASS: as recorded: tokenizer 777777777777, weights 333333333333" in lines_of(capsys)
+    script.model_digests[name] = "5" * 64
+    assert canary(url, "--golden", golden, "--no-performance") == 3
+    (line,) = (line for line in lines_of(capsys) if line.startswith("model: "))
+    assert line.startswith(f"model: FAIL: the {name} changed since ")
+    script.model_digests[name] = None
+    assert canary(url, "--golden", golden, "--no-performance") == 4
+
+
+def test_a_golden_file_without_digests_is_still_compared(
+    url: str, golden: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_golden(Path(golden), msgspec.structs.replace(load_golden(Path(golden)), model_digests={}))
+    assert canary(url, "--golden", golden, "--no-performance") == 0
+    assert any(line.startswith("model: SKIPPED: the golden file of ") for line in lines_of(capsys))
 
 
 @pytest.mark.parametrize(
@@ -363,9 +388,9 @@ def test_a_server_that_takes_prompts_and_never_answers_exits_3_after_two(
     ],
 )
 def test_a_flag_with_which_nothing_could_fail_is_refused(
-    flags: list[str], message: str, capsys: pytest.CaptureFixture[str]
+    flags: list[str], message: str, refused_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert canary("http://127.0.0.1:9", *flags) == 3
+    assert canary(refused_url, *flags) == 3
     assert capsys.readouterr().out == f"environment: FAIL: {message}\n"
 
 
@@ -479,7 +504,7 @@ def test_json_markdown_junit_and_a_chart_are_written(url: str, golden: str, scri
     assert (content["exit_code"], content["verdict"]) == (1, "numerics")
     assert len(content["times"]["candidate"]["by_bucket"]["le_512"]["ttft_s"]) == 12
     suite = ElementTree.parse(folder / "canary.xml").getroot()
-    assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("8", "3", "0")
+    assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("9", "3", "0")
     assert next(case.get("name") for case in suite if case.find("failure") is not None) == "numerics le_128"
     assert "| numerics | le_512 | fail |" in (folder / "canary.md").read_text()
     assert "candidate" in (folder / "canary.svg").read_text()

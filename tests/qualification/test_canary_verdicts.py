@@ -1,5 +1,7 @@
 """What a canary makes of numbers, without any server."""
 
+import random
+import re
 from dataclasses import asdict, replace
 from pathlib import Path
 from xml.etree import ElementTree
@@ -202,6 +204,27 @@ def test_too_few_samples_are_no_data_and_more_looks_need_more_of_them() -> None:
     assert judged(times(0.01, n=7), times(0.01, n=7), three).outcome is Outcome.NO_DATA
 
 
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("num_looks", [1, 3])
+def test_the_interval_that_is_printed_is_the_one_judged_by(seed: int, num_looks: int) -> None:
+    """A server of 1 ms that is up to 0.9 ms slower, of which 0.5 ms are noise."""
+    draw = random.Random(seed)
+    rules = replace(RULES, num_looks=num_looks)
+    slower_s = draw.choice([0.0, 0.0003, 0.0006, 0.0009])
+    ours, theirs = (
+        Times([0.001 * draw.lognormvariate(0, 0.1) + extra_s for _ in range(24)], [0.001] * 24)
+        for extra_s in (slower_s, 0.0)
+    )
+    [verdict] = judge_performance({"le_128": theirs}, {"le_128": ours}, [96], rules)
+    lo, hi = map(float, re.findall(r"TTFT.*?\((\S+) to (\S+)x with", verdict.detail)[0])
+    if lo > rules.max_slowdown:
+        assert verdict.outcome is Outcome.FAIL
+    elif hi > rules.max_slowdown:
+        assert verdict.outcome is Outcome.NO_DATA
+    else:
+        assert verdict.outcome is Outcome.PASS
+
+
 def test_a_bucket_without_a_baseline_is_no_data() -> None:
     assert judge_performance({}, {"le_128": times(0.01)}, [96], RULES)[0].outcome is Outcome.NO_DATA
 
@@ -211,3 +234,9 @@ def test_a_bucket_without_a_baseline_is_no_data() -> None:
 
 def test_a_restart_during_the_run_is_inconclusive() -> None:
     assert judge_service({"fallbacks": 5.0}, {"fallbacks": 0.0}).outcome is Outcome.NO_DATA
+
+
+def test_a_counter_seen_only_once_is_inconclusive() -> None:
+    one, both = {"fallbacks": 0.0}, {"fallbacks": 0.0, "preemptions": 0.0}
+    for before, after in ((both, one), (one, both), (one, {}), ({}, {})):
+        assert judge_service(before, after).outcome is Outcome.NO_DATA

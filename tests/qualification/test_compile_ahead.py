@@ -88,11 +88,9 @@ def test_workers_that_all_die_leave_the_rest_to_the_run() -> None:
 
 
 def test_an_end_before_the_last_call_ends_the_workers(notes: Path) -> None:
-    began = time.monotonic()
     with compiling_ahead(pairs_of("endless", "endless2"), num_processes=3, command=worker(notes)):
         while not notes.exists():
             time.sleep(0.01)
-    assert time.monotonic() - began < 20
     for line in notes.read_text().splitlines():
         with pytest.raises(ProcessLookupError):
             os.kill(int(line.split()[0]), 0)

@@ -7,7 +7,7 @@ from qualification_fakes import DECODE, MACHINE, SHAPE, checks, evidence, path
 
 from kernels.fingerprint import Device, Fingerprint
 from kernels.path import KernelPath, Reject, Rejection, Tier
-from kernels.shape import Phase
+from kernels.shape import Dtype, Phase
 from qualification.decide import Book, decide
 from qualification.decision import Decision, Policy, Status
 from qualification.evidence import SUITE, Evidence, Timing
@@ -45,6 +45,16 @@ def test_a_reviewed_proof_serves_and_is_no_fallback() -> None:
     assert not decision.is_fallback
     assert decision.matrix_digest == "digest"
     assert rejections(decision, "fallback") == []
+
+
+def test_a_fallback_has_every_reason_that_stands_against_the_first_path() -> None:
+    narrow = path("narrow", max_head_dim=32, dtypes=frozenset({Dtype.BF16}))
+    reasons = {rejection.code for rejection in narrow.rejects(SHAPE, MACHINE)}
+    assert len(reasons) == 2
+    served = choose((narrow, FALLBACK), book((evidence(SHAPE, FALLBACK),)))
+    assert (served.path, set(served.fallback_reasons)) == ("fallback", reasons)
+    unserved = choose((narrow,), book())
+    assert (unserved.path, set(unserved.fallback_reasons)) == (None, reasons)
 
 
 def test_the_first_tier_serves_even_where_a_fallback_was_faster() -> None:

@@ -2,6 +2,7 @@
 
 import math
 import statistics
+import time
 from collections import Counter
 from collections.abc import Generator
 from itertools import pairwise
@@ -48,13 +49,16 @@ def requests(*lengths: int, num_output: int = 4) -> list[LoadRequest]:
 def test_times_are_those_of_the_server(script: Script, client: LoadClient) -> None:
     script.first_token_s = lambda _: 0.05
     script.token_s = 0.02
+    began_at = time.monotonic()
     [sample] = client.run(requests(9)).samples
+    took_s = time.monotonic() - began_at
     assert sample.error is None
     assert (sample.num_prompt_tokens, sample.num_tokens, len(sample.read_at)) == (9, 4, 4)
     assert sample.ttft_s is not None
-    assert 0.05 <= sample.ttft_s < 1.0  # a busy machine adds to it
     assert sample.tpot_s is not None
-    assert 0.02 <= sample.tpot_s < 1.0
+    assert sample.ttft_s >= 0.05
+    assert sample.tpot_s >= 0.02
+    assert sample.ttft_s + 3 * sample.tpot_s <= took_s + 1e-6
     assert len(sample.gaps_s) == 3
 
 
@@ -193,10 +197,10 @@ def test_a_model_is_found_with_or_without_v1_in_the_url(script: Script, url: str
     assert script.keys == {"Bearer k", None}
 
 
-@pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://127.0.0.1", "http://127.0.0.1:9"])
-def test_a_url_where_no_model_is_says_so_in_a_line(url: str) -> None:
-    with pytest.raises(DiscoveryError, match=url):
-        discover(url)
+def test_a_url_where_no_model_is_says_so_in_a_line(refused_url: str) -> None:
+    for url in ("127.0.0.1:8000", "ftp://127.0.0.1", refused_url):
+        with pytest.raises(DiscoveryError, match=url):
+            discover(url)
 
 
 @pytest.mark.parametrize("fault", [{"model": 5}, {"max_model_len": "long"}], ids=str)

@@ -10,9 +10,11 @@ CPU = torch.device("cpu")
 
 
 def test_a_call_takes_as_long_as_it_sleeps() -> None:
+    began_at = time.perf_counter()
     timing = time_call(lambda: time.sleep(0.002), CPU, budget_s=0.05)
-    assert 2000 <= timing.p50_us < 20_000
+    took_us = 1e6 * (time.perf_counter() - began_at)
     assert timing.n >= 5
+    assert 2000 <= timing.p50_us <= took_us / (timing.n / 2)  # half of the calls took at least as long
 
 
 def test_a_call_longer_than_the_budget_is_timed_three_times() -> None:
@@ -83,8 +85,8 @@ def test_calls_timed_together_take_turns() -> None:
 
 
 def test_a_slow_call_leaves_and_the_others_go_on() -> None:
-    calls = {"slow": lambda: time.sleep(0.02), "fast": lambda: time.sleep(0.001)}
-    timings = time_together(calls, CPU, budget_s=0.01, max_spread=0.0)
+    calls = {"slow": lambda: time.sleep(0.2), "fast": lambda: time.sleep(0.001)}
+    timings = time_together(calls, CPU, budget_s=0.1, max_spread=0.0)
     assert timings["slow"].n == 3
     assert timings["fast"].n >= 5
     assert timings["slow"].p50_us > 5 * timings["fast"].p50_us

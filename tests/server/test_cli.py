@@ -24,6 +24,7 @@ from server.engine.messages import (
     PlanRow,
     StepRecord,
 )
+from server.engine.shadow_report import ShadowReport
 from server.errors import ModelError, SettingsError
 from server.settings import Settings
 
@@ -215,6 +216,9 @@ class Recorder:
         self.told.append(heartbeat)
 
     def on_attestation(self, report: AttestationReport) -> None:
+        self.told.append(report)
+
+    def on_shadow(self, report: ShadowReport) -> None:
         self.told.append(report)
 
     def on_death(self, cause: str) -> None:

@@ -1,12 +1,9 @@
 """Every shipped Triton configuration compiled for sm_90, which needs no GPU, and what ptxas made of it."""
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from compile_outside import run_outside
 
 from kernels.attention.tiles import SHARED_BYTES_HOPPER
 
@@ -17,13 +14,7 @@ Report = dict[str, dict[str, int]]
 @pytest.fixture(scope="module")
 def report() -> Report:
     """In a process of its own: this one's kernels are imported for the interpreter."""
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment["PYTHONPATH"] = str(HERE.parents[2])
-    command = [sys.executable, str(HERE / "compile_for_hopper.py")]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
-    assert done.returncode == 0, done.stderr
-    loaded: Report = json.loads(done.stdout)
-    return loaded
+    return dict(run_outside(HERE / "compile_for_hopper.py"))
 
 
 def test_the_report_covers_each_phase_at_each_head_dim(report: Report) -> None:

@@ -10,9 +10,9 @@ MOST_SHARED_BYTES = 232_448  # of one program
 
 
 @pytest.fixture(scope="module")
-def code(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+def code() -> dict[str, dict[str, Any]]:
     program = Path(__file__).parent / "gluon_cluster_compile.py"
-    return dict(run_outside(program, tmp_path_factory.mktemp("cache")))
+    return dict(run_outside(program))
 
 
 def test_registers_and_shared_memory_suffice(code: dict[str, dict[str, Any]]) -> None:

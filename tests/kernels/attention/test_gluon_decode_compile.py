@@ -16,13 +16,13 @@ PLAIN = AttentionFlags(0.1)
 
 
 @pytest.fixture(scope="module")
-def code(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    return dict(run_outside(HERE / "gluon_decode_compile.py", tmp_path_factory.mktemp("cache")))
+def code() -> dict[str, dict[str, Any]]:
+    return dict(run_outside(HERE / "gluon_decode_compile.py"))
 
 
 @pytest.fixture(scope="module")
-def calls(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return dict(run_outside(HERE / "gluon_decode_calls.py", tmp_path_factory.mktemp("cache")))
+def calls() -> dict[str, Any]:
+    return dict(run_outside(HERE / "gluon_decode_calls.py"))
 
 
 def test_no_kernel_spills_registers(code: dict[str, dict[str, Any]]) -> None:

@@ -10,8 +10,8 @@ HERE = Path(__file__).parent
 
 
 @pytest.fixture(scope="module")
-def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return dict(run_outside(HERE / "prepared_launch.py", tmp_path_factory.mktemp("cache")))
+def seen() -> dict[str, Any]:
+    return dict(run_outside(HERE / "prepared_launch.py"))
 
 
 @pytest.mark.parametrize("op", ["norm", "swiglu", "rope", "unaligned norm"])

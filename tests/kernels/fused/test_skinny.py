@@ -1,5 +1,6 @@
 """The tilings of the skinny and the wide matmul, their machine code for sm_90, and what serves where it does not."""
 
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -20,11 +21,9 @@ def randn(*shape: int, seed: int) -> torch.Tensor:
 
 
 @pytest.fixture(scope="module")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, object]]:
+def compiled() -> dict[str, dict[str, object]]:
     """What the compiled variants show, by case."""
-    found: dict[str, dict[str, object]] = run_outside(
-        Path(__file__).parent / "matmul_compile.py", tmp_path_factory.mktemp("triton")
-    )
+    found: dict[str, dict[str, object]] = run_outside(Path(__file__).parent / "matmul_compile.py")
     return found
 
 
@@ -56,40 +55,37 @@ def test_programs_that_share_a_tile_exchange_sums_where_nothing_else_lives(
         assert min(offsets) >= int(str(case["ring_bytes"]))
 
 
-@pytest.mark.parametrize("parts", [1, 2])
-@pytest.mark.parametrize("num_rows", [1, 8, 9, 32])
-@pytest.mark.parametrize("size_in", [64, 520, 1000, 4096, 14336])
-@pytest.mark.parametrize("size_out", [1, 333, 4096, 28672, 128256])
-def test_a_tiling_covers_a_box_and_fits_the_ring(size_out: int, size_in: int, num_rows: int, parts: int) -> None:
-    tiling = skinny_tiling(num_rows, size_out, size_in, H200_PROCESSORS, parts=parts)
-    assert tiling is not None
-    assert tiling.rows * tiling.folds * tiling.parts == BOX
-    assert tiling.parts == parts
-    assert tiling.pad >= num_rows
-    assert size_in % (8 * tiling.folds) == 0  # segments start on 16 bytes, as TMA demands
-    assert tiling.stages >= 3
-    assert tiling.stages * tiling.boxes * (BOX + tiling.folds * tiling.pad) * 2 * BOX < SHARED_BYTES - 16_384
+def test_a_tiling_covers_a_box_and_fits_the_ring() -> None:
+    cases = product((1, 8, 9, 32), (1, 333, 4096, 28672, 128256), (64, 520, 1000, 4096, 14336), (1, 2))
+    for num_rows, size_out, size_in, parts in cases:
+        tiling = skinny_tiling(num_rows, size_out, size_in, H200_PROCESSORS, parts=parts)
+        case = f"{num_rows} rows, {size_in} to {size_out}, {parts} parts: {tiling}"
+        assert tiling is not None, case
+        assert tiling.rows * tiling.folds * tiling.parts == BOX, case
+        assert tiling.parts == parts, case
+        assert tiling.pad >= num_rows, case
+        assert size_in % (8 * tiling.folds) == 0, case  # segments start on 16 bytes, as TMA demands
+        assert tiling.stages >= 3, case
+        ring_bytes = tiling.stages * tiling.boxes * (BOX + tiling.folds * tiling.pad) * 2 * BOX
+        assert ring_bytes < SHARED_BYTES - 16_384, case
 
 
-@pytest.mark.parametrize("parts", [1, 2])
-@pytest.mark.parametrize("num_rows", [33, 64, 65, 128])
-@pytest.mark.parametrize("size_in", [64, 1000, 4096, 14336])
-@pytest.mark.parametrize("size_out", [8, 328, 1024, 4096, 14336, 128256])
-def test_a_wide_tiling_takes_all_rows_and_its_sums_fit_the_ring(
-    size_out: int, size_in: int, num_rows: int, parts: int
-) -> None:
-    tiling = wide_tiling(num_rows, size_out, size_in, H200_PROCESSORS, parts=parts)
-    if tiling is None:
-        assert num_rows > WIDE_ROW_COUNTS[0]  # fewer are always taken
-        return
-    assert tiling.pad >= num_rows
-    assert tiling.stages >= 3
-    assert tiling.ring_bytes < SHARED_BYTES - 20_000
-    tiles = -(-size_out * parts // tiling.rows)
-    if tiling.splits > 1:
-        assert tiles * tiling.splits <= H200_PROCESSORS
-        assert size_in // tiling.splits >= BOX * tiling.boxes  # none is left without work
-        assert tiling.splits * tiling.rows * tiling.pad // tiling.reducers * 4 + 16 <= tiling.ring_bytes
+def test_a_wide_tiling_takes_all_rows_and_its_sums_fit_the_ring() -> None:
+    cases = product((33, 64, 65, 128), (8, 328, 1024, 4096, 14336, 128256), (64, 1000, 4096, 14336), (1, 2))
+    for num_rows, size_out, size_in, parts in cases:
+        tiling = wide_tiling(num_rows, size_out, size_in, H200_PROCESSORS, parts=parts)
+        case = f"{num_rows} rows, {size_in} to {size_out}, {parts} parts: {tiling}"
+        if tiling is None:
+            assert num_rows > WIDE_ROW_COUNTS[0], case  # fewer are always taken
+            continue
+        assert tiling.pad >= num_rows, case
+        assert tiling.stages >= 3, case
+        assert tiling.ring_bytes < SHARED_BYTES - 20_000, case
+        tiles = -(-size_out * parts // tiling.rows)
+        if tiling.splits > 1:
+            assert tiles * tiling.splits <= H200_PROCESSORS, case
+            assert size_in // tiling.splits >= BOX * tiling.boxes, case  # none is left without work
+            assert tiling.splits * tiling.rows * tiling.pad // tiling.reducers * 4 + 16 <= tiling.ring_bytes, case
 
 
 @pytest.mark.parametrize(

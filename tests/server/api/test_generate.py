@@ -5,6 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from edge_fakes import (
+    END,
     MAX_MODEL_LEN,
     TIMES,
     ScriptedEngine,
@@ -119,6 +120,19 @@ def test_a_developer_message_is_the_systems_and_parts_are_joined(folder: Path) -
     assert bytes(it.engine.submitted[0][1]) == b"[system]x[user]a\nb[assistant]"
 
 
+def test_only_with_the_setting_do_messages_spell_special_tokens(folder: Path) -> None:
+    text = "a<|end|>b"
+    for setting, expected in ((False, [*text.encode()]), (True, [*b"a", END, *b"b"])):
+        it = served(folder, special_tokens_in_text=setting)
+        messages = [{"role": "user", "content": [{"type": "text", "text": text}]}]
+        assert it.post(CHAT, {"messages": messages}).status_code == 200
+        chat = [*b"[user]", *expected, *b"[assistant]"]
+        assert it.engine.submitted[0][1] == chat
+        assert it.post("/tokenize", {"messages": messages}).json()["tokens"] == chat
+        assert it.post(COMPLETIONS, {"prompt": text}).status_code == 200
+        assert it.engine.submitted[1][1] == [*b"a", END, *b"b"]
+
+
 def test_a_name_reaches_the_template_and_an_assistant_may_have_said_nothing() -> None:
     fields = [{"role": "user", "content": "a", "name": "Ann"}, {"role": "assistant", "content": None}]
     messages = [msgspec.convert(message, Message) for message in fields]
@@ -210,9 +224,9 @@ def test_text_that_only_begins_like_a_stop_string_is_not_lost(folder: Path) -> N
 
 
 def test_stop_strings_do_not_count_before_min_tokens(folder: Path) -> None:
-    it = served(folder, saying("ab", "ab"))
+    it = served(folder, saying("ab", "bb"))  # the third token is the first that may stop
     body = it.post(COMPLETIONS, {"prompt": "x", "stop": "b", "min_tokens": 2}).json()
-    assert body["choices"][0]["text"] == "aba"
+    assert body["choices"][0]["text"] == "ab"
 
 
 def test_an_answer_that_reached_its_limit_says_length(folder: Path) -> None:
@@ -260,10 +274,10 @@ def test_several_prompts_have_a_choice_each(folder: Path, stream: bool) -> None:
     assert last["usage"] == usage_of(6, 9)
 
 
-def test_a_traced_answer_names_its_span_in_the_clients_trace(folder: Path) -> None:
+def test_a_traced_answer_names_its_span_in_the_clients_trace(folder: Path, refused_url: str) -> None:
     trace_id = "0af7651916cd43dd8448eb211c80319c"
     engine = ScriptedEngine()
-    tracing = Tracing("http://127.0.0.1:9", version="1", count_dropped=lambda _: None)  # nobody listens there
+    tracing = Tracing(refused_url, version="1", count_dropped=lambda _: None)
     it = Served(make_edge(folder, engine, Settings(model="tiny"), tracing=tracing), engine)
     headers = {"traceparent": f"00-{trace_id}-b7ad6b7169203331-01"}
     answer = it.post(COMPLETIONS, {"prompt": "a"}, headers=headers)

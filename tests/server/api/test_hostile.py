@@ -27,6 +27,7 @@ HOSTILE: list[tuple[str, bytes, int, str]] = [
     ("byte order mark", b'\xef\xbb\xbf{"prompt": "a"}', 400, "invalid_json"),
     ("deep array", b'{"prompt": ' + b"[" * 200_000 + b"]" * 200_000 + b"}", 400, "invalid_json"),
     ("deep object", b'{"a":' * 5000 + b"1" + b"}" * 5000, 400, "invalid_json"),
+    ("object that only the parser can walk", b'{"a":' * 600 + b"1" + b"}" * 600, 400, "invalid_json"),
     ("too many arrays", b'{"prompt": [' + b"[1]," * 50_000 + b"[1]]}", 400, "invalid_json"),
     (
         "too many fields",

@@ -11,6 +11,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from server.app import create_admin_app
 from server.engine.client import EngineState
 from server.engine.messages import AttestationReport, AttestedBatch, DispatchCount, Heartbeat
+from server.engine.shadow_report import ShadowReport
 
 
 def test_a_ready_server_is_alive_and_ready(folder: Path) -> None:
@@ -157,6 +158,17 @@ def test_an_attestation_is_answered_with_its_report(folder: Path) -> None:
     assert answer.json()["result"] == "mismatch"
     assert answer.json()["batches"][0]["detail"] == "sdpa.cpu did not launch x"
     assert it.get("/attention").json()["attestation"] == answer.json()
+
+
+def test_the_latest_shadow_checks_are_shown(folder: Path) -> None:
+    it = served(folder)
+    assert it.get("/attention").json()["shadow_checks"] == []
+    it.edge.metrics.on_shadow(
+        ShadowReport("mismatch", 1.5, "decode", "sdpa.cpu", 3, 5, 70, 1, 41.0, "off by 0.1", 0.002, [("sdpa.cpu", "s")])
+    )
+    (shown,) = it.get("/attention").json()["shadow_checks"]
+    assert (shown["result"], shown["factor"], shown["detail"]) == ("mismatch", 41.0, "off by 0.1")
+    assert shown["quarantined"] == [["sdpa.cpu", "s"]]
 
 
 @pytest.mark.parametrize(

@@ -3,14 +3,13 @@
 import asyncio
 import json
 import socket
-import time
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from edge_fakes import ScriptedEngine, Served, delta, served
-from test_transport import Running
+from test_transport import Running, wait_until
 
 from server.engine.messages import FinishReason, SamplingParams, TokenDelta
 from server.engine.streams import Streams, Take
@@ -22,6 +21,7 @@ class PushingEngine(ScriptedEngine):
     def __init__(self, deltas: list[TokenDelta]) -> None:
         super().__init__(lambda _: deltas)
         self.streams = Streams(10**6)
+        self.num_pushed = 0
         self.num_taken = 0
         self.num_yielded = 0
 
@@ -44,6 +44,7 @@ class PushingEngine(ScriptedEngine):
             for it in self.script(prompt_token_ids):
                 await asyncio.sleep(0)
                 self.streams.push(replace_id(it, request_id))
+                self.num_pushed += 1
 
         stream = self.streams.open(request_id, None if take is None else counting)
         pushing = asyncio.create_task(push())
@@ -121,7 +122,7 @@ def test_behind_a_slow_reader_tokens_are_merged_and_keep_their_order(folder: Pat
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         connection.connect(("127.0.0.1", it.port))
         ask(connection)
-        time.sleep(0.5)
+        wait_until(lambda: engine.num_pushed == 4001)
         texts = texts_of(answer(connection))
     it.stop()
     assert "".join(texts) == expected(4000)

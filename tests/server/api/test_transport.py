@@ -2,6 +2,7 @@
 
 import gc
 import json
+import resource
 import signal
 import socket
 import threading
@@ -50,7 +51,7 @@ class Running:
         self.server = Server(config, it.edge.lifecycle, grace_s, one_order_s=one_order_s, must_end=must_end)
         self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [self._socket]})
         self.thread.start()
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 30
         while not self.server.started:
             assert time.monotonic() < deadline
             time.sleep(0.01)
@@ -73,7 +74,7 @@ def running(folder: Path) -> Iterator[Running]:
 
 
 def wait_until(condition: object) -> None:
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 30
     while not condition():  # type: ignore[operator]
         assert time.monotonic() < deadline
         time.sleep(0.005)
@@ -340,6 +341,21 @@ def test_a_server_that_must_end_ends_without_a_signal_or_a_grace(folder: Path) -
     assert not running.thread.is_alive()
     assert [answer.status_code for answer in answers] == [503]
     running.stop()
+
+
+def test_a_lack_of_file_descriptors_is_logged_and_survived(running: Running, caplog: pytest.LogCaptureFixture) -> None:
+    was = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with socket.socket() as early:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, was[1]))
+        try:
+            early.connect(("127.0.0.1", running.port))
+            deadline = time.monotonic() + 10
+            while "no file descriptor is left, the limit is 3" not in caplog.text:
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, was)
+    assert httpx.get(f"{running.url}/livez").status_code == 200
 
 
 def test_only_a_third_order_to_end_cares_for_nothing(folder: Path) -> None:

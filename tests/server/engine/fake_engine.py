@@ -2,8 +2,8 @@
 
 `python fake_engine.py MODE SOCKET`. A request is answered with `max_tokens` tokens, one a delta: the request's prompt
 repeated. A first prompt token of 666 kills the process, 667 makes it fall silent, 668 sends garbage, 669 reports a lost
-device, 670 quarantines a path, 671 never answers, 672 takes a second. In mode `slow` steps take 20 seconds,
-in mode `silent` it is ready and no more.
+device, 670 quarantines a path, 671 never answers and says that it is submitted first, 672 takes a second. In mode
+`slow` steps take 20 seconds, in mode `silent` it is ready and no more.
 """
 
 import os
@@ -109,6 +109,8 @@ class Fake:
 
     def answer(self, message: Submit) -> None:
         prompt = message.prompt_token_ids
+        if prompt[0] >= 666:
+            self.send(EngineProgress("submitted", message.request_id))
         if prompt[0] == 666:
             os.kill(os.getpid(), signal.SIGKILL)
         elif prompt[0] == 667:

@@ -1,5 +1,6 @@
 """Which layers of which steps are timed, and what is made of the times. The device is a fake."""
 
+import time
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 
@@ -168,10 +169,12 @@ def test_what_a_sampled_step_took_is_told_by_phase() -> None:
 
 def test_on_a_cpu_the_hosts_clock_is_the_devices() -> None:
     timer = started(AttentionTimer([PLAIN], CpuDevice(), every=1))
+    began_at = time.perf_counter()
     step(timer, 1)
+    took_s = time.perf_counter() - began_at
     timer.begin(PROMPTS)
     (sample,), peaks = timer.take()
-    assert 0 < sample.kernel_s < 1
+    assert 0 < sample.kernel_s <= took_s
     assert peaks == {}
 
 

@@ -5,19 +5,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from attested import FLASH, Subject, refuses, settings_for
+from attested import BAG, FLASH, SOFTMAX, Subject, build, refuses, settings_for
 from tiny_llama import NUM_LAYERS, TinyLlama
 
 from kernels.catalog import PATHS, path_named
 from kernels.path import KernelPath
 from kernels.shape import Phase
 from qualification.matrix import load_matrix, save_matrix
-from server.engine.builder import build_engine
 from server.engine.messages import AttestationReport, Configure, EngineRefused, FromEngine, SamplingParams, Submit
 from server.engine.process import start
 from server.engine.warmup import probes_of
-
-BAG = "aten::_embedding_bag_forward_only"
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +36,7 @@ def test_the_start_attests_every_phase(subject: Subject) -> None:
     assert report is not None
     assert (report.trigger, report.result, report.quarantined) == ("start", "match", [])
     assert [batch.phase for batch in report.batches] == [phase.value for phase in Phase]
-    of_decode = {BAG: 2 * NUM_LAYERS, "aten::_softmax": NUM_LAYERS}
+    of_decode = {BAG: 2 * NUM_LAYERS, SOFTMAX: NUM_LAYERS}
     for batch in report.batches:
         assert batch.kernels == (of_decode if batch.phase == Phase.DECODE.value else {FLASH: NUM_LAYERS})
 
@@ -49,7 +46,7 @@ def test_a_start_whose_attestation_leaves_a_shape_without_a_path_is_refused(
 ) -> None:
     """The machine's own evidence names other kernels than run, and proves no other path."""
     settings = settings_for(tiny_llama, tmp_path)
-    build_engine(settings, frozenset(), lambda *_: None)
+    build(settings)
     (file,) = tmp_path.glob("evidence-*.json")
     known = load_matrix(file).evidence.values()
     save_matrix(file, [replace(entry, kernels=("aten::mm",)) for entry in known if entry.path == "sdpa.cpu"])

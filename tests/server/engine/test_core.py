@@ -20,6 +20,7 @@ from server.engine.messages import (
 )
 from server.engine.outcome import BatchError, StepResult
 from server.engine.pages import IntegrityError, PagePool
+from server.engine.row_sampling import is_plain_greedy, row_sampling
 from server.engine.scheduler import Scheduler, SchedulerLimits
 from server.engine.sequence import Batch
 
@@ -104,7 +105,36 @@ def test_an_eos_token_stops_unless_it_is_ignored() -> None:
 def test_a_stop_token_id_stops() -> None:
     subject = engine()
     subject.submit(submit("a", stop_token_ids=(4,)))
-    assert tokens(drain(subject)["a"]) == [3, 4]
+    subject.submit(submit("b", stop_token_ids=(4,), ignore_eos=True))  # which ignores the model's own end only
+    found = drain(subject)
+    assert tokens(found["a"]) == tokens(found["b"]) == [3, 4]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_no_end_token_may_come_before_min_tokens(temperature: float) -> None:
+    is_banned, is_likeliest = [], []
+
+    def answer(batch: Batch, row: int) -> int:
+        seq = batch.sequences[row]
+        is_banned.append(EOS in row_sampling(seq, len(seq.tokens)).banned_ids)
+        is_likeliest.append(is_plain_greedy(seq))
+        return 1
+
+    runner = CountingRunner()
+    runner.answer = answer
+    subject = engine(runner)
+    subject.submit(submit("a", min_tokens=2, temperature=temperature))
+    drain(subject)
+    assert is_banned == [True, True, False, False]
+    assert is_likeliest == [False, False, temperature == 0, temperature == 0]
+
+
+def test_an_end_token_before_min_tokens_does_not_end() -> None:
+    runner = CountingRunner()
+    runner.answer = lambda _, __: EOS
+    subject = engine(runner)
+    subject.submit(submit("a", min_tokens=3))
+    assert tokens(drain(subject)["a"]) == [EOS] * 3
 
 
 def test_a_full_context_ends_with_length() -> None:
@@ -169,6 +199,20 @@ def test_nonfinite_logits_end_only_their_own_sequence() -> None:
     assert output.record.num_nonfinite == 1
     assert [(d.request_id, d.error_code) for d in output.deltas] == [("sick", "nonfinite_logits"), ("well", None)]
     assert tokens(drain(subject)["well"]) == [1, 1, 1]
+
+
+@pytest.mark.parametrize(("answer", "num_found"), [(1, 8), (None, 0)])
+def test_nobody_finds_the_pages_of_a_failed_request(answer: int | None, num_found: int) -> None:
+    runner = CountingRunner()
+    runner.answer = lambda batch, row: answer if batch.sequences[row].request_id == "first" else 1
+    scheduler = Scheduler(SchedulerLimits(64, 8, 32), PagePool(32, 4), shares_pages=True)
+    subject = Engine(scheduler, runner, EngineOptions(100, (EOS,), seed=0), clock=Clock())
+    subject.submit(submit("first", 10, max_tokens=1))
+    drain(subject)
+    subject.submit(submit("heir", 10))
+    output = subject.step()
+    assert output is not None
+    assert output.record.num_prefix_hit_tokens == num_found
 
 
 def test_rows_that_cannot_be_computed_end_and_the_others_go_on() -> None:

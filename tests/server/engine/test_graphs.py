@@ -25,6 +25,7 @@ from server.engine.pages import PagePool
 from server.engine.planning import signature_of
 from server.engine.runner import ModelRunner
 from server.engine.scheduler import Scheduler, SchedulerLimits
+from server.engine.shadow import ShadowCheck
 from server.engine.step_tokens import StepTokens
 from server.model.decoder import Decoder
 from server.model.kv_cache import KVCache
@@ -110,7 +111,7 @@ class Subject:
         self.graphs = StepGraphs(decoder, kv, self.dispatcher, sizes=sizes, inputs=inputs, tokens=tokens)
         self.graphs.capture(keys, capture, lambda _: None)
         self.kv = kv
-        runner = ModelRunner(decoder, kv, self.dispatcher, tokens, self.graphs)
+        self.runner = runner = ModelRunner(decoder, kv, self.dispatcher, tokens, self.graphs)
         scheduler = Scheduler(SchedulerLimits(MAX_LEN, max_num_seqs, 64), PagePool(num_pages, PAGE_SIZE))
         self.session = Session(Engine(scheduler, runner, EngineOptions(VOCAB, (), 0, runs_ahead)))
 
@@ -128,6 +129,47 @@ def test_greedy_tokens_from_graphs_equal_those_of_transformers(
 def test_eager_steps_read_on_the_device_what_the_step_before_chose(decoder: Decoder, tiny_llama: TinyLlama) -> None:
     session = Subject(decoder, path=EAGER.name, runs_ahead=True).session.submit_all(tiny_llama.prompts).drain()
     assert session.all_tokens(len(tiny_llama.prompts)) == tiny_llama.greedy
+
+
+class Counting(ShadowCheck):
+    """A check of every step, with what was charged to its budget since the last look."""
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        super().__init__(dispatcher, budget=1e9, interval_s=0.0, is_quarantining=True)
+        self.charged: list[float] = []
+
+    def spend(self, seconds: float) -> None:
+        super().spend(seconds)
+        self.charged.append(seconds)
+
+
+@pytest.mark.parametrize("runs_ahead", [False, True])
+def test_a_checked_step_is_launched_kernel_by_kernel_and_paid_for(
+    decoder: Decoder, tiny_llama: TinyLlama, runs_ahead: bool
+) -> None:
+    subject = Subject(decoder, runs_ahead=runs_ahead)
+    check = subject.runner.shadow = Counting(subject.dispatcher)
+    session = subject.session.submit_all(tiny_llama.prompts)
+    results, num_paid = [], 0
+    while session.engine.has_work:
+        num_replays = subject.graphs.num_replays
+        session.step()
+        report = check.judge()
+        if report is not None and not runs_ahead:
+            results.append(report.result)
+            assert subject.graphs.num_replays == num_replays
+            if len(check.charged) == 3:  # this step would have been a graph
+                num_paid += 1
+                tap_s, step_s, _ = check.charged
+                assert tap_s < step_s
+        check.charged.clear()
+    assert session.all_tokens(len(tiny_llama.prompts)) == tiny_llama.greedy
+    assert runs_ahead or (num_paid > NUM_TOKENS // 2 and set(results) == {"match"})
+    subject.runner.shadow = None
+    before = subject.graphs.num_replays
+    session.submit("again", tiny_llama.prompts[0])
+    session.drain()
+    assert subject.graphs.num_replays > before
 
 
 def test_a_sequence_alone_has_the_tokens_it_has_among_neighbours(decoder: Decoder, tiny_llama: TinyLlama) -> None:

@@ -51,11 +51,10 @@ def test_who_waits_is_woken_by_a_message_and_by_the_time(pair: Pair) -> None:
     began_at = time.monotonic()
     with pytest.raises(queue.Empty):
         link.get(timeout=0.05)
-    assert 0.04 < time.monotonic() - began_at < 5
+    assert time.monotonic() - began_at > 0.04
     timer = threading.Timer(0.05, pair[1].sendall, [wire.frame(Cancel("a"))])
     timer.start()
-    assert link.get(timeout=20) == Cancel("a")
-    assert time.monotonic() - began_at < 10
+    assert link.get() == Cancel("a")
     timer.join()
 
 
@@ -84,10 +83,8 @@ def test_it_leaves_when_the_stream_ends_or_breaks(pair: Pair, data: bytes, statu
 def test_what_the_socket_does_not_take_is_sent_later_and_nothing_waits_for_it(pair: Pair) -> None:
     link = Link(pair[0], leave)
     sent = [EngineProgress("loading", str(i) * 1000) for i in range(500)]
-    began_at = time.monotonic()
-    for message in sent:  # some 1.5 MB: more than a socket holds
+    for message in sent:  # some 0.5 MB: more than a socket holds, and nobody reads yet
         link.put(message)
-    assert time.monotonic() - began_at < 5
     got: list[object] = []
 
     def read() -> None:
@@ -130,10 +127,17 @@ def test_the_watch_leaves_when_the_other_side_closes_and_reads_nothing(pair: Pai
 
 def test_after_a_knock_it_waits_awake(pair: Pair) -> None:
     link = Link(pair[0], leave, awake_s=0.1)
+
+    def used_s() -> float:
+        """Processor time of a wait of 0.2 s."""
+        before_s = time.thread_time()
+        with pytest.raises(queue.Empty):
+            link.get(timeout=0.2)
+        return time.thread_time() - before_s
+
+    asleep_s = used_s()
     pair[1].sendall(wire.frame(Knock()))
-    assert link.get(timeout=20) == Knock()
-    used, began_at = time.thread_time(), time.monotonic()
-    with pytest.raises(queue.Empty):
-        link.get(timeout=0.2)
-    assert 0.19 < time.monotonic() - began_at < 5
-    assert 0.002 < time.thread_time() - used < 0.15  # for half of the time, as far as others leave it the core
+    assert link.get() == Knock()
+    awake_s = used_s()
+    assert awake_s > 5 * asleep_s
+    assert awake_s < 0.15  # for half of the time

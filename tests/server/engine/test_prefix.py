@@ -35,11 +35,16 @@ def test_names_that_are_looked_for_are_made_as_they_are_asked_for() -> None:
     assert keys.first(3, tokens) == [first, *names] == PageKeys(2).first(3, [1, 2, 3, 4, 5, 6])
 
 
-def test_naming_the_pages_of_a_prompt_of_32k_tokens_takes_less_than_a_hundredth_of_computing_it() -> None:
-    tokens = list(range(100_000, 132_768))
-    times = []
-    for _ in range(5):
-        started_at = time.perf_counter()
-        PageKeys(64).first(512, tokens)
-        times.append(time.perf_counter() - started_at)
-    assert min(times) < 0.012  # an 8B computes it in 1.2 s on an H200
+def test_naming_pages_takes_time_in_proportion_to_their_number() -> None:
+    tokens = list(range(100_000, 165_536))
+
+    def seconds(num_pages: int) -> float:
+        """Of this thread's processor time, the best of five: other programs may run beside it."""
+        times = []
+        for _ in range(5):
+            began_at = time.thread_time()
+            PageKeys(64).first(num_pages, tokens)
+            times.append(time.thread_time() - began_at)
+        return min(times)
+
+    assert seconds(1024) < 4 * 8 * seconds(128)  # hashing all tokens before a page again would take 64 times as long

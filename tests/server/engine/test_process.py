@@ -5,6 +5,7 @@ import os
 import queue
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -38,9 +39,10 @@ from server.engine.messages import (
 )
 from server.engine.outcome import StepResult
 from server.engine.pages import PagePool
-from server.engine.process import Loop, serve
+from server.engine.process import HEARTBEAT_S, Loop, serve
 from server.engine.scheduler import Scheduler, SchedulerLimits
 from server.engine.sequence import Batch
+from server.engine.shadow_report import ShadowReport
 from server.settings import DeviceChoice, Settings
 
 REPORT = AttestationReport("request", "match", 0.0, 0.0, [], [])
@@ -51,9 +53,23 @@ class OnesRunner:
         return Done(StepResult([1 for _ in batch.sampled_rows]))
 
 
-def loop_of(*messages: Submit | Cancel | Shutdown) -> list[FromEngine]:
+class Waits:
+    """An inbox that notes for how long it is waited for."""
+
+    def __init__(self) -> None:
+        self._messages: queue.SimpleQueue[ToEngine] = queue.SimpleQueue()
+        self.put = self._messages.put
+        self.timeouts_s: set[float | None] = set()
+
+    def get(self, block: bool = True, timeout: float | None = None) -> ToEngine:
+        if block:
+            self.timeouts_s.add(timeout)
+        return self._messages.get(block, timeout)
+
+
+def loop_of(*messages: Submit | Cancel | Shutdown, inbox: Waits | None = None) -> list[FromEngine]:
     """What a loop sends until it is shut down."""
-    inbox: queue.SimpleQueue[ToEngine] = queue.SimpleQueue()
+    inbox = inbox or Waits()
     for message in messages:
         inbox.put(message)
     scheduler = Scheduler(SchedulerLimits(64, 4, 32), PagePool(32, 4))
@@ -69,12 +85,14 @@ def loop_of(*messages: Submit | Cancel | Shutdown) -> list[FromEngine]:
 
 
 def test_the_loop_steps_what_was_submitted_and_beats_when_idle() -> None:
-    sent = loop_of(Submit("a", [1, 2], SamplingParams(max_tokens=3)))
+    inbox = Waits()
+    sent = loop_of(Submit("a", [1, 2], SamplingParams(max_tokens=3)), inbox=inbox)
     deltas = [delta for message in sent if isinstance(message, StepOutput) for delta in message.deltas]
     assert [delta.token_ids for delta in deltas] == [[1], [1], [1]]
     beats = [message for message in sent if isinstance(message, Heartbeat)]
     assert [beat.step for beat in beats] == [1, 3]
-    assert 0.4 < beats[1].sent_at - beats[0].sent_at < 1.5
+    assert beats[1].sent_at - beats[0].sent_at >= HEARTBEAT_S
+    assert inbox.timeouts_s == {HEARTBEAT_S}
 
 
 def test_a_cancel_that_is_read_with_its_submit_computes_nothing() -> None:
@@ -169,6 +187,70 @@ def test_no_step_is_under_way_while_a_batch_is_attested() -> None:
     assert twin.log[-3:] == ["launch 9", "read 8", "read 9"]  # after it the engine runs ahead again
 
 
+class OneSample:
+    """A check that holds a sample from the first step on, to be judged between two steps if `is_due`."""
+
+    def __init__(self, engine: Callable[[], Engine], report: ShadowReport, *, is_due: bool) -> None:
+        self._engine = engine
+        self._report: ShadowReport | None = report
+        self._is_urgent = is_due
+        self.was_busy: list[bool] = []
+
+    @property
+    def has_sample(self) -> bool:
+        return self._report is not None and self._engine().step_index > 0
+
+    @property
+    def is_due(self) -> bool:
+        return self.has_sample and self._is_urgent
+
+    def judge(self) -> ShadowReport | None:
+        if not self.has_sample:
+            return None
+        self.was_busy.append(self._engine().has_work)
+        report, self._report = self._report, None
+        return report
+
+
+@pytest.mark.parametrize("is_due", [True, False])
+def test_a_sample_is_judged_when_idle_or_between_two_steps(is_due: bool) -> None:
+    """With nothing on its way to the device; a quarantine changes the plan that is told."""
+    report = ShadowReport("mismatch", 1.0, "decode", "p", 0, 0, 0, 1, 2.0, "off", 0.1, [("p", "s")])
+    inbox: queue.SimpleQueue[ToEngine] = queue.SimpleQueue()
+    inbox.put(Submit("a", [1, 2], SamplingParams(max_tokens=9, ignore_eos=True)))
+    twin = DeviceTwin()
+    sent: list[FromEngine] = []
+    scheduler = Scheduler(SchedulerLimits(64, 4, 32), PagePool(32, 4))
+    engine = Engine(scheduler, twin, EngineOptions(97, (), 0, runs_ahead=True))
+
+    class Watching(OneSample):
+        def judge(self) -> ShadowReport | None:
+            launches = [entry for entry in twin.log if entry.startswith("launch")]
+            assert 2 * len(launches) == len(twin.log)  # every batch was read
+            return super().judge()
+
+    def send(message: FromEngine) -> None:
+        sent.append(message)
+        if isinstance(message, PlanChanged):
+            inbox.put(Shutdown())
+
+    check = Watching(lambda: engine, report, is_due=is_due)
+
+    class Awake:
+        """An inbox that nobody may sleep on while a sample waits."""
+
+        def get(self, block: bool = True, timeout: float | None = None) -> ToEngine:
+            assert not (block and check.has_sample)
+            return inbox.get(block=block, timeout=timeout)
+
+    Loop(engine, Awake(), send, overrides=Obedient(), shadow=check).run()
+    assert check.was_busy == [is_due]
+    kinds = [type(message) for message in sent if not isinstance(message, Heartbeat)]
+    at = kinds.index(ShadowReport)
+    assert kinds[at : at + 2] == [ShadowReport, PlanChanged]
+    assert sent[[type(each) for each in sent].index(ShadowReport)] is report
+
+
 def test_shutdown_ends_the_loop_at_once() -> None:
     assert loop_of(Submit("a", [1], SamplingParams(max_tokens=3)), Shutdown()) == []
 
@@ -236,6 +318,23 @@ def test_a_start_tells_its_progress_and_its_plan(tiny_llama: TinyLlama, tmp_path
     assert ready.fingerprint["device"] == "cpu"
 
 
+def test_an_engine_that_serves_checks_its_attention(tiny_llama: TinyLlama, tmp_path: Path) -> None:
+    inbox: queue.SimpleQueue[ToEngine] = queue.SimpleQueue()
+    settings = msgspec.structs.replace(settings_for(tiny_llama, tmp_path), shadow_interval_s=0.0, shadow_budget=0.5)
+    inbox.put(Configure(settings, []))
+    inbox.put(Submit("a", tiny_llama.prompts[3], SamplingParams(max_tokens=4)))
+    sent: list[FromEngine] = []
+
+    def send(message: FromEngine) -> None:
+        sent.append(message)
+        if isinstance(message, ShadowReport) or sum(isinstance(each, Heartbeat) for each in sent) == 5:
+            inbox.put(Shutdown())
+
+    assert serve(inbox, send) == 0
+    report = next(message for message in sent if isinstance(message, ShadowReport))
+    assert (report.result, report.detail) == ("match", None)
+
+
 def settings_for(model: TinyLlama, cache: Path) -> Settings:
     return Settings(
         model=str(model.folder),
@@ -256,7 +355,7 @@ def test_a_killed_engine_comes_back_and_serves_the_same_tokens(tiny_llama: TinyL
 
     async def test() -> None:
         ledger = Ledger()
-        client = EngineClient(settings_for(tiny_llama, tmp_path), ledger, backoff_s=(0.05, 0.2))
+        client = EngineClient(settings_for(tiny_llama, tmp_path), ledger, backoff_s=(0.05, 0.2), stall_after_s=60.0)
         await client.start()
         await until(lambda: client.state is EngineState.READY, within_s=90)
         assert client.ready is not None
@@ -268,12 +367,10 @@ def test_a_killed_engine_comes_back_and_serves_the_same_tokens(tiny_llama: TinyL
         killed_at = time.monotonic()
         os.kill(client.ready.pid, signal.SIGKILL)
         assert [(await task)[1] for task in doomed] == ["engine_died"] * 3
-        assert time.monotonic() - killed_at < 1.0
+        assert time.monotonic() - killed_at < 30.0  # by its end, not by its silence
         await until(lambda: client.state is EngineState.READY, within_s=90)
         assert await collect(client, "c", 20) == (tiny_llama.greedy[3], None)
         assert ledger.deaths == ["killed"]
-        closed_at = time.monotonic()
         await client.close()
-        assert time.monotonic() - closed_at < 3.0
 
     asyncio.run(test())

@@ -16,9 +16,17 @@ from server.engine.builder import build_engine
 from server.engine.dispatch import Dispatcher
 from server.engine.failures import blaming
 from server.engine.limits import EngineLimits
-from server.engine.messages import AttestationReport, EngineFailed, FromEngine, Heartbeat, StepOutput, StepRecord
+from server.engine.messages import (
+    AttestationReport,
+    EngineFailed,
+    FromEngine,
+    Heartbeat,
+    StepOutput,
+    StepRecord,
+)
 from server.engine.planning import cache_folder
 from server.engine.quarantine import Quarantine
+from server.engine.shadow_report import ShadowReport
 from server.engine.warmup import warm_up
 from server.errors import SettingsError
 from server.settings import DeviceChoice, Settings
@@ -101,6 +109,7 @@ def test_a_kernel_whose_source_has_changed_gets_another_chance(file: Path) -> No
         StepOutput(RECORD, []),
         Heartbeat(1, 0.0, 0, 0),
         AttestationReport("timer", "match", 0.0, 0.0, [], []),
+        ShadowReport("mismatch", 0.0, "decode", PAIR[0], 0, 0, 0, 1, 2.0, "off", 0.1, []),
     ],
 )
 def test_messages_of_a_sound_engine_write_nothing(file: Path, message: FromEngine) -> None:
@@ -118,6 +127,7 @@ def test_messages_of_a_sound_engine_write_nothing(file: Path, message: FromEngin
             [],
         ),
         AttestationReport("timer", "mismatch", 0.0, 0.0, [], [PAIR]),
+        ShadowReport("mismatch", 0.0, "decode", PAIR[0], 0, 0, 0, 1, 2.0, "off", 0.1, [PAIR]),
         EngineFailed("illegal memory access", [PAIR]),
     ],
 )

@@ -100,6 +100,25 @@ def test_the_latest_arrival_pays_for_pages_and_is_computed_again_with_its_own_to
     assert rows(step(subject)) == [("new", num_tokens, num_tokens)]
 
 
+def test_an_admission_leaves_one_page_in_a_hundred_free() -> None:
+    """For the growth of what runs; a sequence that runs alone may take the last page."""
+    subject = scheduler(pages=200, tokens=1024)
+    for name in ("a", "b", "c"):
+        subject.add(sequence(name, 253))  # 64 pages each, with room for the tokens to come
+    step(subject)
+    tight, fits = sequence("tight", 28), sequence("fits", 24)  # 7 and 6 of the 8 pages left
+    subject.add(tight)
+    step(subject)
+    assert (subject.num_running, tight.status) == (3, Status.WAITING)
+    subject.add(fits)
+    step(subject)
+    assert (tight.status, fits.status) == (Status.WAITING, Status.RUNNING)
+    alone = scheduler(pages=4)
+    alone.add(sequence("whole", 15))
+    step(alone)
+    assert alone.num_pages_used == 4
+
+
 def test_finishing_works_in_any_state() -> None:
     subject = scheduler(seqs=1)
     running, waiting = sequence("a", 3), sequence("b", 3)

@@ -27,7 +27,6 @@ TRACE = {"trace_id": "0af7651916cd43dd8448eb211c80319c", "span_id": "b7ad6b71692
 NAMES = ("short", 'quo"ted', "back\\slash", "new\nline", "wörter", "")
 HELP = 'Of "all"\nthings \\ people'
 EDGES = ladder(60)
-LIMIT_S = 0.010  # of a core at 1,987 samples: 0.003 on two busy cores, and 0.013 by way of the client library
 
 
 class WithoutCreated(CollectorRegistry):
@@ -157,17 +156,29 @@ def observe(metrics: Metrics, seeds: Iterable[int]) -> None:
 
 
 @pytest.mark.parametrize("content_type", [TEXT, OPENMETRICS])
-def test_a_scrape_at_full_cardinality_takes_little_of_a_core(content_type: str) -> None:
+def test_a_full_scrape_takes_less_of_a_core_than_the_client_librarys(content_type: str) -> None:
     metrics = full()
-    took_s = []
+    theirs = CollectorRegistry()
+    histogram = Histogram("h", HELP, ["name"], registry=theirs, buckets=EDGES)
+    for number_of in range(30):
+        histogram.labels(str(number_of)).observe(number_of)
+    took_s, theirs_took_s = [], []
     for number_of in range(20):
         observe(metrics, range(20 * number_of, 20 * number_of + 20))  # whose exemplars are new to the scrape
         began_at = time.thread_time()
         text = expose(metrics.registry, content_type)
         took_s.append(time.thread_time() - began_at)
-    assert sum(not line.startswith(b"#") for line in text.splitlines()) > 1800
+        began_at = time.thread_time()
+        other = generate_latest(theirs)
+        theirs_took_s.append(time.thread_time() - began_at)
+    assert num_samples(text) > 1800
+    assert num_samples(text) > 0.9 * num_samples(other)
     assert text.count(TRACE["trace_id"].encode()) > (1200 if content_type == OPENMETRICS else -1)
-    assert min(took_s) < LIMIT_S  # the best of many, for this machine may be busy
+    assert min(took_s) < min(theirs_took_s)  # a quarter of it on two busy cores
+
+
+def num_samples(text: bytes) -> int:
+    return sum(not line.startswith(b"#") for line in text.splitlines())
 
 
 def test_other_threads_run_while_a_scrape_is_written() -> None:

@@ -9,11 +9,13 @@ from scraped import scraped, scraped_value
 
 from kernels.fused.matmul_fallback import MatmulFallback
 from kernels.path import Reject
+from kernels.shape import Phase
 from server.engine.death import DeathCause
 from server.engine.messages import Heartbeat, RequestTimes
+from server.engine.shadow_report import ShadowReport
 from server.telemetry.attention import fingerprint_digest
 from server.telemetry.metrics import Metrics
-from server.telemetry.outcomes import Attestation, DisconnectStage, OomStage, Outcome, RejectedFor, Sli
+from server.telemetry.outcomes import Attestation, DisconnectStage, OomStage, Outcome, RejectedFor, Shadow, Sli
 from server.telemetry.registry import MAX_SAMPLES, Registry, ladder
 
 
@@ -205,7 +207,7 @@ def test_a_ladder_starts_at_a_millisecond_and_grows_by_less_than_a_third(last_s:
     assert all(1.28 < b / a < 1.32 for a, b in itertools.pairwise(edges))
 
 
-def test_the_largest_plan_stays_below_2000_samples() -> None:
+def test_the_largest_plan_stays_below_2100_samples() -> None:
     metrics = make()
     use_everything(metrics)
     assert 1000 < num_samples(metrics) <= MAX_SAMPLES
@@ -250,6 +252,8 @@ def test_the_public_names_are_those_of_the_design() -> None:
         "slo_objective_seconds",
         "slo_target_ratio",
         "attestation",
+        "shadow_checks",
+        "shadow_seconds",
         "attention_achieved_tflops",
         "attention_achieved_bytes_per_second",
         "attention_sampled_kernel_seconds",
@@ -290,6 +294,16 @@ def test_an_attestation_and_an_oom_are_counted() -> None:
     metrics.on_step(RECORD)
     assert value(metrics, "attestation_total", result="mismatch") == 1
     assert value(metrics, "gpu_oom_total", stage="decode") == 1
+
+
+def test_shadow_checks_are_at_zero_before_they_are_counted_with_their_time() -> None:
+    metrics = make()
+    for phase, result in itertools.product(Phase, Shadow):
+        assert value(metrics, "shadow_checks_total", phase=phase.value, result=result.value) == 0
+    for spent_s in (0.25, 0.5):
+        metrics.on_shadow(ShadowReport("mismatch", 1.0, "decode", "p", 0, 0, 0, 1, 2.0, "", spent_s, []))
+    assert value(metrics, "shadow_checks_total", phase="decode", result="mismatch") == 2
+    assert value(metrics, "shadow_seconds_total") == 0.75
 
 
 def test_a_sampled_step_says_how_fast_attention_was() -> None:

@@ -103,7 +103,7 @@ def disconnecting(path: str, body: dict[str, object], engine: ScriptedEngine, it
         while not sent:
             await asyncio.sleep(0)
         gone.set()
-        await asyncio.wait_for(task, 5)
+        await asyncio.wait_for(task, 30)
 
     asyncio.run(run())
 

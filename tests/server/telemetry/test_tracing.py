@@ -20,6 +20,7 @@ from server.engine.messages import (
 )
 from server.errors import SettingsError
 from server.telemetry import conventions
+from server.telemetry.export import EXPORT_TIMEOUT_S
 from server.telemetry.exposition import OPENMETRICS, TEXT, expose
 from server.telemetry.metrics import Metrics
 from server.telemetry.outcomes import Outcome
@@ -286,19 +287,18 @@ def test_spans_that_the_collector_does_not_take_are_counted(collector: Collector
     assert subject.num_dropped == 6
 
 
-def test_a_dead_collector_is_not_felt_and_its_losses_are_counted(caplog: pytest.LogCaptureFixture) -> None:
-    subject = Subject("http://127.0.0.1:9")  # nothing listens: an export fails and is retried
-    traces = [subject.begin().trace for _ in range(1024 + 50)]
-    began_at = time.monotonic()
-    for trace in traces:
+def test_a_dead_collector_is_not_felt_and_its_losses_are_counted(
+    refused_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    subject = Subject(refused_url)  # an export fails and is retried: one a trace would take longer than a test may
+    for trace in [subject.begin().trace for _ in range(1024 + 50)]:
         end_of(trace)
-    took_s = time.monotonic() - began_at
     assert subject.num_dropped is not None
     assert subject.num_dropped >= 100
+    began_at = time.monotonic()
     subject.tracing.close()
+    assert time.monotonic() - began_at < 5 * EXPORT_TIMEOUT_S
     assert subject.num_dropped == 2 * 1074
-    assert time.monotonic() - began_at < 8
-    assert took_s < 2  # some 50 us a span on an idle machine, whoever listens
     ours = [record for record in caplog.records if record.name == "server.telemetry.export"]
     assert len(ours) == 1  # not one a batch
 

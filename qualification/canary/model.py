@@ -1,0 +1,35 @@
+"""Whether a server serves the tokenizer and the weights of the golden file. Talks to nobody."""
+
+from collections.abc import Mapping
+
+from qualification.canary.golden import Golden
+from qualification.canary.verdict import Outcome, Stage, Verdict
+
+NAMES = ("tokenizer", "weights")
+
+
+def digests_of(report: Mapping[str, object]) -> dict[str, str]:
+    """Of GET /attention: those that the server knows."""
+    found = report.get("model_digests")
+    known = found if isinstance(found, Mapping) else {}
+    return {name: known[name] for name in NAMES if isinstance(known.get(name), str)}
+
+
+def judge_model(golden: Golden, digests: Mapping[str, str]) -> Verdict:
+    """FAIL names what has changed. A golden file without digests is of before there were any: nothing is judged."""
+    if not golden.model_digests:
+        detail = f"the golden file of {golden.recorded_at} has no digests of tokenizer and weights: record it anew"
+        return Verdict(Stage.MODEL, Outcome.SKIPPED, detail)
+    changed = [name for name, known in golden.model_digests.items() if digests.get(name, known) != known]
+    missing = [name for name in golden.model_digests if name not in digests]
+    if changed:
+        reasons = tuple(
+            f"{name}: {digests[name][:12]} is served, {golden.model_digests[name][:12]} was recorded"
+            for name in changed
+        )
+        detail = f"the {' and the '.join(changed)} changed since {golden.recorded_at}"
+        return Verdict(Stage.MODEL, Outcome.FAIL, detail, reasons)
+    if missing:
+        return Verdict(Stage.MODEL, Outcome.NO_DATA, f"/attention has no digest of {', '.join(missing)}")
+    words = ", ".join(f"{name} {known[:12]}" for name, known in golden.model_digests.items())
+    return Verdict(Stage.MODEL, Outcome.PASS, f"as recorded: {words}")

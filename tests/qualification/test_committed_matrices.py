@@ -1,0 +1,35 @@
+"""The committed matrices are of today's kernels and checks, or their GPU is named as waiting for a new run."""
+
+import re
+from collections import Counter
+from dataclasses import replace
+
+from qualification_fakes import SHAPE, evidence, path
+
+from kernels.catalog import PATHS
+from kernels.path import KernelPath
+from qualification.evidence import SUITE, Evidence
+from qualification.matrix import MATRICES, load_matrix
+
+A = path("a")
+
+
+def is_stale(entry: Evidence, paths: dict[str, KernelPath]) -> bool:
+    known = paths.get(entry.path)
+    return known is None or entry.suite != SUITE or entry.source_digest != known.source_digest
+
+
+def test_a_stale_row_is_seen() -> None:
+    assert not is_stale(evidence(SHAPE, A), {"a": A})
+    assert is_stale(evidence(SHAPE, A, suite=SUITE - 1), {"a": A})
+    assert is_stale(evidence(SHAPE, A), {"a": replace(A, source_digest="changed")})
+    assert is_stale(evidence(SHAPE, A), {})
+
+
+def test_no_committed_row_is_stale_without_being_named() -> None:
+    paths = {it.name: it for it in PATHS}
+    num_stale = Counter[str]()
+    for file in sorted(MATRICES.glob("*/*.json")):
+        num_stale[file.parent.name] += sum(is_stale(entry, paths) for entry in load_matrix(file).evidence.values())
+    pending = set(re.findall(r"^- ([\w-]+): \S", (MATRICES / "PENDING.md").read_text(), re.MULTILINE))
+    assert {gpu for gpu, count in num_stale.items() if count} == pending

@@ -1,0 +1,438 @@
+"""Shadow checks of a real engine on a tiny Llama: a path that turns wrong in service is seen, a right one is not."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+from attested import Subject
+from tiny_llama import NAN_TOKEN, NUM_LAYERS, TinyLlama
+from torch import Tensor
+
+from kernels.attention.batch import AttentionBatch, AttentionFlags
+from kernels.attention.oracle import attention_oracle
+from kernels.attention.sequences import sequences_of
+from kernels.catalog import PATHS, path_named
+from kernels.path import KernelPath, RunAttention
+from kernels.shape import Phase
+from qualification.decision import Decision
+from server.engine.dispatch import Choice, Dispatcher, PhasePart
+from server.engine.messages import AttentionUse, SamplingParams, Submit
+from server.engine.shadow import ALERT_S, MEMORY_S, ShadowBudget, ShadowCheck
+from server.engine.shadow_report import ShadowReport
+from server.engine.shadow_sample import MOST_ROWS, drawn_rows, judge_sample, take_sample
+
+Spoil = Callable[[Tensor], None]
+LATER_S = 100.0  # after the interval and after the dense checks that follow a mismatch
+
+
+@dataclass
+class Clock:
+    now: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@dataclass
+class Turning:
+    """The catalog; once `spoil` is set, its path for decode, prefill and chunks spoils what it has computed."""
+
+    spoil: Spoil | None = None
+    phases: tuple[Phase, ...] = tuple(Phase)
+
+    def paths(self) -> list[KernelPath]:
+        return [replace(path, run=self.wrapped(path.run)) if path.name == "sdpa.cpu" else path for path in PATHS]
+
+    def wrapped(self, run: RunAttention | None) -> RunAttention:
+        assert run is not None
+
+        def turning(q: Tensor, k: Tensor, v: Tensor, batch: AttentionBatch, flags: AttentionFlags, out: Tensor) -> None:
+            run(q, k, v, batch, flags, out)
+            if self.spoil is not None and self.phase_of(batch) in self.phases:
+                self.spoil(out)
+
+        return turning
+
+    def phase_of(self, batch: AttentionBatch) -> Phase:
+        if not batch.is_paged:
+            return Phase.PREFILL
+        return Phase.DECODE if batch.max_seqlen_q == 1 else Phase.EXTEND
+
+
+def scale(out: Tensor) -> None:
+    out.mul_(1.01)
+
+
+def leave_tile(out: Tensor) -> None:
+    """Eight rows of one head hold what some other step has left there."""
+    out[:8, 1] = torch.linspace(-1, 1, out.shape[2])
+
+
+def confuse_head(out: Tensor) -> None:
+    out[:, 1] = out[:, 0]
+
+
+@dataclass
+class Served:
+    """A real engine whose paths may turn wrong, with a check of every step."""
+
+    subject: Subject
+    turning: Turning = field(default_factory=Turning)
+    clock: Clock = field(default_factory=Clock)
+    seed: int = 1
+    is_quarantining: bool = False
+    step_s: float = LATER_S
+
+    def __post_init__(self) -> None:
+        runner = self.subject.built.runner
+        flags = runner.dispatcher.flags
+        paths = self.turning.paths()
+        runner.dispatcher = Dispatcher(self.subject.decisions, paths, flags, redecide=self.subject.redecide)
+        self.dispatcher = runner.dispatcher
+        self.check = runner.shadow = ShadowCheck(
+            runner.dispatcher,
+            budget=1e9,
+            interval_s=0.0,
+            is_quarantining=self.is_quarantining,
+            clock=self.clock,
+            rng=Random(self.seed),
+        )
+        self.clock.now += 1.0  # nothing is paid for at the very start
+        self._draw = Random(self.seed)
+        self._names = 0
+
+    def submit(self, prompt: list[int], max_tokens: int) -> None:
+        self._names += 1
+        # Of their own: pages of an earlier test's prompts would make chunks of them.
+        salt = f"{id(self)}{self._names}".encode()
+        sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
+        self.subject.built.engine.submit(Submit(f"{id(self)}-{self._names}", prompt, sampling, salt))
+
+    def reports(self, num_reports: int, *, num_tokens: int = 8) -> Iterator[ShadowReport]:
+        """Of as many checks, over requests of random lengths, four at a time."""
+        engine = self.subject.built.engine
+        while num_reports > 0:
+            if not engine.has_work:
+                for _ in range(4):
+                    prompt = [self._draw.randrange(NAN_TOKEN) for _ in range(self._draw.randrange(1, 90))]
+                    self.submit(prompt, self._draw.randrange(1, num_tokens + 1))
+            engine.step()
+            self.clock.now += self.step_s
+            report = self.check.judge()
+            if report is not None and num_reports > 0:
+                num_reports -= 1
+                yield report
+        while engine.has_work:
+            engine.step()
+        self.check.judge()
+
+
+@pytest.fixture(scope="module")
+def subject(tiny_llama: TinyLlama, tmp_path_factory: pytest.TempPathFactory) -> Subject:
+    return Subject.made(tiny_llama, tmp_path_factory.mktemp("cache"))
+
+
+def test_a_right_engine_has_no_mismatch_in_2000_checks(subject: Subject) -> None:
+    reports = list(Served(subject).reports(2000))
+    assert {report.result for report in reports} <= {"match", "skipped"}
+    matches = [report for report in reports if report.factor is not None]
+    assert len(matches) > 1900
+    assert {report.phase for report in matches} >= {"prefill", "decode"}
+    assert {report.layer for report in matches} == set(range(NUM_LAYERS))
+    assert {report.head for report in matches} == set(range(4))
+    assert max(report.factor for report in matches if report.factor is not None) < 1
+
+
+# A fault of one head shows in half of the checks of decode: of two KV heads one is drawn. 60 checks without two
+# mismatches of a phase have a probability below 1e-9.
+@pytest.mark.parametrize(("spoil", "phases"), [(scale, 0), (leave_tile, 0), (confuse_head, 0), (scale, 1)])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_path_that_turns_wrong_in_service_is_quarantined(
+    subject: Subject, spoil: Spoil, phases: int, seed: int
+) -> None:
+    turning = Turning(phases=(Phase.DECODE,) if phases else tuple(Phase))
+    it = Served(subject, turning, seed=seed, is_quarantining=True)
+    assert {report.result for report in it.reports(20)} <= {"match", "skipped"}
+    it.clock.now += 3600
+    turning.spoil = spoil
+    reports = []
+    for report in it.reports(60):
+        reports.append(report)
+        if report.quarantined:
+            break
+    of_phase = [each.result for each in reports if each.phase == report.phase]
+    assert (of_phase.count("mismatch"), of_phase[-1], report.path) == (2, "mismatch", "sdpa.cpu")
+    served = {choice.decision.shape.phase.value: choice.use.path for choice in it.dispatcher.choices}
+    assert served[report.phase] == "sdpa.math"
+    assert {shape.split()[0] for _, shape in report.quarantined} == {report.phase}
+
+
+def test_a_mismatch_says_where_and_by_how_much(subject: Subject) -> None:
+    it = Served(subject, Turning(scale))
+    report = next(iter(it.reports(1)))
+    assert (report.result, report.quarantined) == ("mismatch", [])
+    assert report.factor is not None
+    assert report.factor > 10
+    words = f"sdpa.cpu {report.phase}, layer {report.layer}, head {report.head}, position {report.position}, column "
+    assert (report.detail or "").startswith(words)
+    assert "the output is 1.01" in (report.detail or "")
+
+
+def test_under_degrade_nothing_is_quarantined(subject: Subject) -> None:
+    it = Served(subject, Turning(scale), is_quarantining=False)
+    reports = list(it.reports(10))
+    assert {report.result for report in reports} == {"mismatch"}
+    assert [pair for report in reports for pair in report.quarantined] == []
+
+
+def mismatches(it: Served, *times: float) -> list[bool]:
+    """Whether a mismatch at each of these times quarantines."""
+    found = []
+    for at in times:
+        it.clock.now = at
+        report = next(report for report in it.reports(100) if report.result == "mismatch")
+        found.append(bool(report.quarantined))
+    return found
+
+
+def test_two_mismatches_quarantine_only_within_the_hour(subject: Subject) -> None:
+    def new() -> Served:
+        return Served(subject, Turning(scale, phases=(Phase.DECODE,)), is_quarantining=True, step_s=0.0)
+
+    assert mismatches(new(), 1.0, MEMORY_S + 2, 2 * MEMORY_S + 3) == [False, False, False]
+    assert mismatches(new(), 1.0, MEMORY_S) == [False, True]
+
+
+def test_one_computation_that_is_checked_twice_counts_once(subject: Subject) -> None:
+    """Kernels are deterministic: the same prompt again has the same error, and says nothing new."""
+    it = Served(subject, Turning(scale), is_quarantining=True)
+    one = sample_of(Phase.PREFILL, flags=AttentionFlags(0.25), spoil=scale)
+    other = sample_of(Phase.PREFILL, flags=AttentionFlags(0.25), spoil=scale, seed=1)
+    assert [it.check._note_mismatch(each) for each in (one, one)] == [[], []]
+    assert it.check._note_mismatch(other) != []
+
+
+def test_inputs_that_are_not_finite_are_skipped(subject: Subject) -> None:
+    it = Served(subject)
+    it.submit([1, NAN_TOKEN, 2], 4)
+    it.subject.built.engine.step()
+    report = it.check.judge()
+    assert report is not None
+    assert (report.result, report.factor, report.num_rows) == ("skipped", None, 0)
+    assert "not finite" in (report.detail or "")
+
+
+def test_an_output_that_is_not_finite_is_wrong() -> None:
+    found = judge_sample(sample_of(Phase.DECODE, AttentionFlags(0.25), lambda out: out.fill_(torch.nan)), Random(0))
+    assert found.is_mismatch
+    assert "not finite" in (found.detail or "")
+
+
+class Full:
+    """Pages of which no copy can be made."""
+
+    shape = (4, 16, 2, 16)
+
+    def __getitem__(self, _: object) -> Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 64.00 MiB")
+
+
+def test_a_sample_for_which_there_is_no_memory_is_skipped(subject: Subject) -> None:
+    it = Served(subject)
+    batch, q, *_ = part_of(Phase.DECODE, torch.Generator(), num_heads=4, num_kv_heads=2)
+    part = PhasePart(Phase.DECODE, slice(0, 3), batch, 3, 3)
+    full: Any = Full()
+    it.check.take(choice_of(Phase.DECODE), part, 0, sequences_of(batch)[0], tensors=(q, full, full, q))
+    report = it.check.judge()
+    assert report is not None
+    assert (report.result, report.path, report.phase) == ("skipped", "sdpa.cpu", "decode")
+    assert "Tried to allocate 64.00 MiB" in (report.detail or "")
+    assert not it.check.has_sample
+
+
+def test_pages_of_a_sequence_that_ended_may_be_reused_before_its_sample_is_judged(subject: Subject) -> None:
+    it = Served(subject)
+    engine, runner = it.subject.built.engine, it.subject.built.runner
+    it.submit(list(range(40)), 20)
+    for _ in range(4):
+        engine.step()
+        if runner.shadow is not None and not it.check.has_sample:
+            it.clock.now += LATER_S
+    assert it.check.has_sample
+    engine.cancel(f"{id(it)}-1")
+    for pages in (*runner._kv.k, *runner._kv.v):
+        pages.fill_(7.0)
+    report = it.check.judge()
+    assert report is not None
+    assert report.result == "match"
+    for pages in (*runner._kv.k, *runner._kv.v):
+        pages.zero_()
+    while engine.has_work:
+        engine.step()
+
+
+def test_attested_batches_are_not_checked(subject: Subject) -> None:
+    it = Served(subject)
+    attestor = subject.built.attestor
+    own = attestor._dispatcher
+    attestor._dispatcher = it.dispatcher
+    try:
+        assert attestor.attest_all("request").result == "match"
+    finally:
+        attestor._dispatcher = own
+    assert not it.check.has_sample
+
+
+@pytest.mark.parametrize(("cost_s", "share"), [(0.001, 0.005), (0.04, 0.005), (0.3, 0.005), (30.0, 0.005), (0.05, 0.1)])
+def test_checks_take_no_more_than_their_share(cost_s: float, share: float) -> None:
+    """Over an hour in which the engine could check every 10 ms; cost and share of the time since ready."""
+    clock, spent_s, num_checks = Clock(), 0.0, 0
+    budget = ShadowBudget(share, clock)
+    while clock.now < 3600:
+        clock.now += 0.01
+        if budget.allows:
+            budget.begin()
+            budget.spend(cost_s)
+            spent_s, num_checks = spent_s + cost_s, num_checks + 1
+            assert spent_s <= share * clock.now + cost_s
+    assert num_checks >= share * 3600 / cost_s * 0.9 - 1
+
+
+def test_a_quiet_night_saves_up_no_more_than_ten_minutes() -> None:
+    clock, num_checks = Clock(), 0
+    budget = ShadowBudget(0.005, clock)
+    clock.now = 8 * 3600.0
+    while budget.allows:
+        budget.begin()
+        budget.spend(0.01)
+        num_checks += 1
+    assert num_checks * 0.01 == pytest.approx(0.005 * 600, rel=0.01)
+
+
+def test_a_budget_of_0_checks_nothing(subject: Subject) -> None:
+    it = Served(subject)
+    runner = it.subject.built.runner
+    runner.shadow = ShadowCheck(
+        it.dispatcher, budget=0.0, interval_s=0.0, is_quarantining=True, clock=it.clock, rng=Random(0)
+    )
+    it.submit([1, 2], 3)
+    while it.subject.built.engine.has_work:
+        it.clock.now += LATER_S
+        it.subject.built.engine.step()
+    assert runner.shadow.judge() is None
+
+
+def test_checks_come_at_the_interval_and_more_often_after_a_mismatch(subject: Subject) -> None:
+    turning = Turning()
+    it = Served(subject, turning, step_s=0.05)
+    it.check = it.subject.built.runner.shadow = ShadowCheck(
+        it.dispatcher, budget=1e9, interval_s=10.0, is_quarantining=False, clock=it.clock, rng=Random(0)
+    )
+    it.clock.now = 1.0
+
+    def times(num: int) -> list[float]:
+        return [it.clock.now for _ in it.reports(num, num_tokens=4)]
+
+    calm = times(4)
+    assert all(10.0 <= b - a < 10.2 for a, b in pairwise(calm))
+    turning.spoil = scale
+    first, *dense = times(30)
+    assert all(0.1 <= b - a < ALERT_S for a, b in pairwise([first, *dense]))
+    assert dense[-1] - first < 10.0 * 29 / 2
+
+
+@pytest.mark.parametrize("num_rows", [1, 3, 64, 65, 1000, 8192])
+def test_drawn_rows_are_spread_over_all(num_rows: int) -> None:
+    rows = drawn_rows(num_rows, MOST_ROWS, Random(0))
+    assert len(rows) == min(num_rows, MOST_ROWS)
+    assert rows == sorted(set(rows))
+    assert 0 <= rows[0] < max(1, num_rows / 32)
+    assert rows[-1] >= num_rows - max(1, num_rows / 32)
+
+
+# --- samples of every kind of layer ---------------------------------------------------------------------------------
+
+
+def part_of(phase: Phase, generator: torch.Generator, *, num_heads: int, num_kv_heads: int) -> tuple[Any, ...]:
+    """A batch of three sequences with its q, k and v; pages in random order, NaN where nothing may be read."""
+    lens = {Phase.PREFILL: [(9, 9), (70, 70), (33, 33)], Phase.EXTEND: [(9, 40), (70, 90), (5, 33)]}
+    rows = lens.get(phase, [(1, 40), (1, 90), (1, 17)])
+    head_dim, page_size = 16, 8
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    edges = torch.tensor([0, *torch.tensor([query for query, _ in rows]).cumsum(0).tolist()], dtype=torch.int32)
+    q = random(int(edges[-1]), num_heads, head_dim)
+    longest = max(context for _, context in rows)
+    if phase is Phase.PREFILL:
+        batch = AttentionBatch(edges, longest, longest, cu_seqlens_k=edges)
+        return batch, q, random(q.shape[0], num_kv_heads, head_dim), random(q.shape[0], num_kv_heads, head_dim)
+    k, v = (torch.full((64, page_size, num_kv_heads, head_dim), torch.nan) for _ in range(2))
+    free = torch.randperm(64, generator=generator).tolist()
+    table = torch.full((len(rows), 12), -1, dtype=torch.int32)
+    for index, (_, context) in enumerate(rows):
+        for place in range(-(-context // page_size)):
+            page, held = free.pop(), min(page_size, context - place * page_size)
+            table[index, place] = page
+            k[page, :held], v[page, :held] = (random(held, num_kv_heads, head_dim) for _ in range(2))
+    contexts = torch.tensor([context for _, context in rows], dtype=torch.int32)
+    batch = AttentionBatch(edges, max(query for query, _ in rows), longest, page_table=table, context_lens=contexts)
+    return batch, q, k, v
+
+
+def sample_of(phase: Phase, flags: AttentionFlags, spoil: Spoil | None = None, seed: int = 0) -> Any:
+    """Of a right path's output, spoilt if asked for; sinks and spans are put into `flags` where they are wanted."""
+    generator = torch.Generator().manual_seed(seed)
+    batch, q, k, v = part_of(phase, generator, num_heads=6, num_kv_heads=2)
+    out = attention_oracle(q, k, v, batch, flags, dtype=torch.float32)
+    if spoil is not None:
+        spoil(out)
+    part = PhasePart(phase, slice(0, q.shape[0]), batch, batch.num_seqs, q.shape[0])
+    sequence = sequences_of(batch)[1]
+    taken = take_sample(choice_of(phase), part, 0, sequence, tensors=(q, k, v, out), flags=flags, rng=Random(seed))
+    for tensor in (q, k, v, out):  # the next step
+        tensor.fill_(torch.nan)
+    return taken
+
+
+def choice_of(phase: Phase) -> Choice:
+    path = path_named("sdpa.cpu")
+    decision: Decision = None  # type: ignore[assignment] -- not looked at
+    assert path.run is not None
+    return Choice(decision, path.run, AttentionUse(phase.value, path.name, "proven", []), is_capturable=True)
+
+
+def flags_of(kind: str, num_rows: int) -> AttentionFlags:
+    if kind == "sinks":
+        return AttentionFlags(0.25, sinks=torch.linspace(-2, 3, 6))
+    if kind == "window":
+        return AttentionFlags(0.25, window=13)
+    if kind == "softcap":
+        return AttentionFlags(0.25, softcap=2.0)
+    if kind == "spans":
+        spans = torch.zeros(num_rows, 2, dtype=torch.int32)
+        spans[9:40] = torch.tensor([4, 60], dtype=torch.int32)
+        return AttentionFlags(0.25, spans=spans)
+    return AttentionFlags(0.25)
+
+
+NUM_ROWS = {Phase.PREFILL: 112, Phase.EXTEND: 84, Phase.DECODE: 3}
+
+
+@pytest.mark.parametrize("kind", ["plain", "sinks", "window", "softcap", "spans"])
+@pytest.mark.parametrize("phase", Phase)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_every_kind_of_layer_is_judged_as_it_is(phase: Phase, kind: str, seed: int) -> None:
+    flags = flags_of(kind, NUM_ROWS[phase])
+    right = judge_sample(sample_of(phase, flags, seed=seed), Random(0))
+    assert right.factor is not None
+    assert right.factor < 0.5
+    assert judge_sample(sample_of(phase, flags, scale, seed=seed), Random(0)).is_mismatch
+    if kind != "plain":  # a layer that is judged as another one would be called wrong
+        taken = replace(sample_of(phase, flags, seed=seed), flags=AttentionFlags(0.25))
+        assert judge_sample(taken, Random(0)).is_mismatch or (kind == "spans" and phase is Phase.DECODE)

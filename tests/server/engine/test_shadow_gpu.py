@@ -1,0 +1,90 @@
+"""Shadow checks on a GPU: steps that would be graphs are checked, and a wrong path is quarantined."""
+
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+import pytest
+from tiny_llama import TinyLlama
+from torch import Tensor
+
+from kernels.attention.batch import AttentionBatch, AttentionFlags
+from kernels.catalog import PATHS
+from kernels.path import KernelPath
+from qualification.decision import Policy
+from server.engine.builder import BuiltEngine, build_engine
+from server.engine.messages import SamplingParams, Submit
+from server.engine.shadow import ShadowCheck
+from server.engine.shadow_report import ShadowReport
+from server.settings import DeviceChoice, DtypeChoice, Settings
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture
+def built(tiny_llama: TinyLlama, tmp_path: Path) -> BuiltEngine:
+    settings = Settings(
+        model=str(tiny_llama.folder),
+        device=DeviceChoice.CUDA,
+        dtype=DtypeChoice.BF16,
+        on_unproven=Policy.QUALIFY,
+        max_model_len=128,
+        kv_cache_tokens=4096,
+        max_num_seqs=4,
+        cache_dir=str(tmp_path),
+        matrix=str(tmp_path),
+    )
+    return build_engine(settings, frozenset(), lambda *_: None)
+
+
+def reports(built: BuiltEngine, num_requests: int) -> list[ShadowReport]:
+    """Of a check of every step that finds none waiting."""
+    dispatcher = built.runner.dispatcher
+    check = built.runner.shadow = ShadowCheck(
+        dispatcher, budget=1e9, interval_s=0.0, is_quarantining=True, rng=Random(0)
+    )
+    found = []
+    for index in range(num_requests):
+        prompt = [1 + (7 * index + n) % 90 for n in range(1 + 11 * index % 80)]
+        built.engine.submit(Submit(f"r{id(check)}-{index}", prompt, SamplingParams(max_tokens=24, temperature=0.0)))
+        while built.engine.has_work:
+            built.engine.step(may_run_ahead=not check.has_sample)
+            found.append(check.judge())
+    return [report for report in found if report is not None]
+
+
+def test_a_right_engine_has_no_mismatch_and_goes_on_replaying(built: BuiltEngine) -> None:
+    assert built.runner.graphs is not None
+    found = reports(built, 24)
+    assert len(found) > 100
+    assert {report.result for report in found} <= {"match", "skipped"}, [report.detail for report in found]
+    built.runner.shadow = None
+    before = built.runner.graphs.num_replays
+    built.engine.submit(Submit("after", [1, 2, 3], SamplingParams(max_tokens=8, temperature=0.0)))
+    while built.engine.has_work:
+        built.engine.step()
+    assert built.runner.graphs.num_replays > before
+
+
+def spoilt(path: KernelPath) -> KernelPath:
+    right = path.run
+    assert right is not None
+
+    def turned(q: Tensor, k: Tensor, v: Tensor, batch: AttentionBatch, flags: AttentionFlags, out: Tensor) -> None:
+        right(q, k, v, batch, flags, out)
+        out.mul_(1.05)
+
+    return replace(path, run=turned)
+
+
+def test_a_path_that_turns_wrong_is_quarantined(built: BuiltEngine) -> None:
+    dispatcher = built.runner.dispatcher
+    serving = {choice.use.path for choice in dispatcher.choices}
+    for path in PATHS:
+        if path.name in serving:
+            dispatcher._paths[path.name] = spoilt(path)
+    for choices in dispatcher._choices.values():
+        for key, choice in choices.items():
+            choices[key] = dispatcher._resolve(choice.decision)
+    found = reports(built, 8)
+    assert any(report.quarantined for report in found), [report.detail for report in found]
