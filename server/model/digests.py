@@ -79,5 +79,5 @@ def _or_none(folder: Path, digest: Callable[[Path], str | None]) -> str | None:
     try:
         return digest(folder)
     except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
-        logger.warning("no digest of %s: %s", folder, error)
+        logger.debug("no digest of %s: %s", folder, error)
         return None
