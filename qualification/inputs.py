@@ -27,6 +27,7 @@ _MAX_ROWS = 192  # rows of a case that are compared in fp64: the edges of every 
 # Elements that are compared in fp64 and, in decode, computed, where a shape has few heads or a small head dim: with
 # fewer the mean signed error of 16 bits does not show an output that is off by 1e-3.
 _MIN_ELEMENTS = 2**14
+_FEW_COLUMNS = 64  # of an output row, over all heads: below, prompts and chunks too need more rows than they have
 _MAX_SHORT = 1024  # tokens of the longest sequence in every case but `long`
 _NUM_STEPS = 3  # of decode, in which a CPU's path keeps the keys that it has gathered
 _STEP_LENGTHS = (3, 16, 17, 18, 33, 65, 130)  # tokens at the last step: some have a new page at each of the three
@@ -77,10 +78,8 @@ def cases(shape: AttentionShape, device: torch.device, *, seed: int) -> Iterator
     yield _case("outlier_key", shape, few, device, seed=seed + 2, has_outlier=True)
     if shape.window is not None and _MAX_SHORT < shape.window + 1 < longest.keys:
         yield _case("window_edges", shape, _window_edges(shape, longest), device, seed=seed + 3)
-    if shape.phase is Phase.DECODE:
-        num_rows = max(64, _MIN_ELEMENTS // (shape.num_heads * shape.head_dim))
-        lengths = [Lengths(1, min(longest.keys, 32 + 37 * row % 99)) for row in range(num_rows)]
-        yield _case("many_rows", shape, lengths, device, seed=seed + 6)
+    if shape.phase is Phase.DECODE or shape.num_heads * shape.head_dim < _FEW_COLUMNS:
+        yield _case("many_rows", shape, _many_rows(shape, longest), device, seed=seed + 6)
     if shape.phase is Phase.DECODE and device.type == "cpu":
         lengths = [Lengths(1, length) for length in _STEP_LENGTHS if length <= longest.keys]
         yield replace(_case("steps", shape, lengths, device, seed=seed + 5), num_steps=_NUM_STEPS)
@@ -133,6 +132,14 @@ def _ragged(shape: AttentionShape, longest: Lengths) -> list[Lengths]:
         sequences = [Lengths(min(queries[(7 * n) % len(queries)], length), length) for n, length in enumerate(keys)]
     middle = len(sequences) // 2
     return [sequences[-1], *sequences[:middle], Lengths(0, 0), *sequences[middle:]]
+
+
+def _many_rows(shape: AttentionShape, longest: Lengths) -> list[Lengths]:
+    """Short sequences, of as many query rows as the mean signed error needs."""
+    most = 1 if shape.phase is Phase.DECODE else min(64, longest.queries)
+    num_rows = max(64, _MIN_ELEMENTS // (shape.num_heads * shape.head_dim))
+    keys = [min(longest.keys, 32 + 37 * index % 99) for index in range(-(-num_rows // most))]
+    return [Lengths(length if shape.phase is Phase.PREFILL else min(most, length), length) for length in keys]
 
 
 def _few(shape: AttentionShape, longest: Lengths) -> list[Lengths]:

@@ -201,6 +201,8 @@ def trial_shapes(dtype: Dtype) -> tuple[AttentionShape, ...]:
 def can_show(fault: Fault, shape: AttentionShape) -> bool:
     """Whether a kernel with this fault computes the shape wrongly at all, or so that its dtype can tell."""
     needs = {
+        # The one query of a sequence in decode sees its last key: without a window there is no key after it.
+        Fault.FUTURE_KEY: shape.phase is not Phase.DECODE or shape.window is not None,
         Fault.SPANS_IGNORED: shape.mask is Mask.SPANS,
         Fault.WINDOW_OFF_BY_ONE: shape.window is not None,
         Fault.SOFTCAP_IGNORED: shape.softcap is not None,
