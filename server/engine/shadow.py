@@ -117,6 +117,7 @@ class ShadowCheck:
         self._rng = Random() if rng is None else rng  # not the settings' seed: replicas must not draw alike
         self._budget = ShadowBudget(budget, clock)
         self._next_at = clock()
+        self._wanted = self._rng.choice(tuple(Phase))  # in the next check; any phase, once an interval has passed
         self._taken: _Taken | None = None
         self._alert: _Alert | None = None
         self._mismatches: dict[tuple[str, Phase], list[tuple[float, str]]] = {}  # when, and of which q
@@ -147,6 +148,11 @@ class ShadowCheck:
             if self._alert.phase not in phases:
                 return None
             phases = (self._alert.phase,)
+        elif self._wanted in phases:
+            phases = (self._wanted,)
+        elif self._clock() - self._next_at < interval_s:  # or the first step after a quiet time would always be checked
+            return None
+        self._wanted = self._rng.choice(tuple(Phase))
         self._budget.begin()
         self._next_at = self._clock() + interval_s
         phase = self._rng.choice(phases)

@@ -1,5 +1,6 @@
 """Shadow checks of a real engine on a tiny Llama: a path that turns wrong in service is seen, a right one is not."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -326,6 +327,24 @@ def test_a_budget_of_0_checks_nothing(subject: Subject) -> None:
     assert runner.shadow.judge() is None
 
 
+def test_a_request_now_and_then_is_checked_in_every_phase(subject: Subject) -> None:
+    """A check is due at the first step of each request, which is always of its prompt."""
+    it = Served(subject, step_s=0.05)
+    it.check = it.subject.built.runner.shadow = ShadowCheck(
+        it.dispatcher, budget=1e9, interval_s=10.0, is_quarantining=False, clock=it.clock, rng=Random(0)
+    )
+    phases = Counter[str]()
+    for index in range(40):
+        it.clock.now += 11.0
+        it.submit([1 + index, 2, 3], 4)
+        while subject.built.engine.has_work:
+            subject.built.engine.step()
+            it.clock.now += it.step_s
+            report = it.check.judge()
+            phases.update([] if report is None else [report.phase])
+    assert min(phases["prefill"], phases["decode"]) >= 5
+
+
 def test_checks_come_at_the_interval_and_more_often_after_a_mismatch(subject: Subject) -> None:
     turning = Turning()
     it = Served(subject, turning, step_s=0.05)
@@ -338,10 +357,10 @@ def test_checks_come_at_the_interval_and_more_often_after_a_mismatch(subject: Su
         return [it.clock.now for _ in it.reports(num, num_tokens=4)]
 
     calm = times(4)
-    assert all(10.0 <= b - a < 10.2 for a, b in pairwise(calm))
+    assert all(10.0 <= b - a < 20.2 for a, b in pairwise(calm))  # one that waits for a phase has another interval
     turning.spoil = scale
     first, *dense = times(30)
-    assert all(0.1 <= b - a < ALERT_S for a, b in pairwise([first, *dense]))
+    assert all(0.0999 < b - a < ALERT_S for a, b in pairwise([first, *dense]))
     assert dense[-1] - first < 10.0 * 29 / 2
 
 
