@@ -2,7 +2,8 @@
 
 Every path of the catalog that can run here, and every planted fault, is checked on inputs of many seeds and shapes. On
 a CPU this is done by child processes under each instruction set and number of threads, since sums differ between them.
-`python -m qualification.error_rates FIRST_SEED LAST_SEED THREADS FAULTS` is such a child: it prints its counts as JSON.
+`python -m qualification.error_rates START STOP STEP THREADS FAULTS LIMIT_S SETTING` is such a child: the range of its
+seeds, its threads, whether it tries faults (0 or 1), its time and its name in the report. It prints its counts as JSON.
 """
 
 import subprocess
@@ -10,7 +11,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from itertools import product
 from math import inf
 from random import Random
@@ -206,10 +206,6 @@ def is_good(rates: Sequence[Rate]) -> bool:
         rate.failed if rate.what not in Fault.__members__ else rate.share == 1.0 and rate.failed < rate.tried
         for rate in rates
     )
-
-
-def now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def _share(check: Check) -> float:

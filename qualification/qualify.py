@@ -52,7 +52,7 @@ class DeviceLost(RuntimeError):
         self.suspects = list(suspects)
 
 
-def _now() -> str:
+def now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
@@ -70,7 +70,7 @@ class Bench:
     may_profile: bool = True  # False in a server on a GPU: `qualification/recorded.py` says why
     rates: Callable[[torch.device, torch.dtype, int], Ceilings | None] = ceilings_now  # that times are judged by
     timer: Callable[..., Timing] = time_call
-    at: str = field(default_factory=_now)  # when the run began
+    at: str = field(default_factory=now)  # when the run began
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,6 +93,7 @@ def _error_rates(args: argparse.Namespace) -> int:
 
     from kernels.device import num_cores, read_fingerprint
     from qualification import error_rates
+    from qualification.qualify import now
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     fingerprint = read_fingerprint(device)
@@ -107,7 +108,7 @@ def _error_rates(args: argparse.Namespace) -> int:
     for line in error_rates.report(rates):
         _print(line)
     if args.out is not None:
-        body = {"fingerprint": fingerprint, "seeds": args.seeds, "at": error_rates.now(), "rates": rates}
+        body = {"fingerprint": fingerprint, "seeds": args.seeds, "at": now(), "rates": rates}
         write_whole(args.out, msgspec.json.format(msgspec.json.encode(body), indent=1) + b"\n")
     return ExitCode.PASS if error_rates.is_good(rates) else ExitCode.NUMERICS
 
