@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from kernels.buckets import Bucket
-from kernels.fused.matmul_fallback import MatmulFallback
+from kernels.linear.fallbacks import MatmulFallback
 from kernels.path import Reject
 from kernels.shape import Phase
-from qualification.decision import Status
-from server.engine.death import DeathCause
+from qualification.decision.decision import Status
+from server.protocol.death import DeathCause
 from server.telemetry.metrics import Metrics
 from server.telemetry.objectives import DEFAULT_OBJECTIVES
 from server.telemetry.outcomes import Attestation, DisconnectStage, OomStage, Outcome, RejectedFor, Shadow, Sli

@@ -1,9 +1,9 @@
 """Every attention path there is, in the order of preference, with its limits as data."""
 
 from kernels import launch
-from kernels.attention import sdpa
 from kernels.fingerprint import Device
 from kernels.path import KernelPath, Limits, RunAttention, Tier
+from kernels.sdpa import backends as sdpa
 from kernels.shape import Dtype, Mask, Phase
 from kernels.source_digest import SourceDigests
 
@@ -28,7 +28,7 @@ _GEMMS = ("nvjet", "xmma", "cutlass_", "gemm", "gemv", "bmm", "cublas", "splitK"
 
 def _digest(entry: str) -> str:
     """Of the module whose `run` a path calls, and of all that it imports: computed, so that none can be forgotten."""
-    return _SOURCES.of(f"kernels.attention.{entry}")
+    return _SOURCES.of(f"kernels.{entry}")
 
 
 def _triton_path(phase: Phase, run: RunAttention | None, *kernel_names: str) -> KernelPath:
@@ -42,7 +42,7 @@ def _triton_path(phase: Phase, run: RunAttention | None, *kernel_names: str) -> 
         masks=_ALL_MASKS,
         needs_triton=True,
     )
-    digest = _digest(f"triton_{phase.value}")
+    digest = _digest(f"portable.{phase.value}")
     # Its grid is a function of host bounds; what lies in them is read on the device.
     return KernelPath(f"triton.{phase.value}", Tier.FIRST, limits, digest, kernel_names, run, is_capturable=True)
 
@@ -68,7 +68,7 @@ def _hopper_path(phase: Phase, run: RunAttention | None) -> KernelPath:
     }[phase]
     # Plans are made on the device, and the last program to ask for a tile sets their counter back; decode needs none.
     return KernelPath(
-        f"gluon.{phase.value}.hopper", Tier.FIRST, limits, _digest(f"gluon_{phase.value}_launch"), names, run,
+        f"gluon.{phase.value}.hopper", Tier.FIRST, limits, _digest(f"hopper.{phase.value}.launch"), names, run,
         is_capturable=True,
         max_queries=_FEW_QUERIES if phase is Phase.DECODE else 1,
         alternatives=_DECODE_ALTERNATIVES if phase is Phase.DECODE else (),
@@ -83,7 +83,7 @@ def _sdpa_path(
     *kernel_names: str,
     competes_on: frozenset[Device] = frozenset(),
 ) -> KernelPath:
-    digest = _digest("sdpa")
+    digest = _digest("sdpa.backends")
     return KernelPath(f"sdpa.{name}", tier, limits, digest, kernel_names, run, competes_on=competes_on)
 
 
@@ -94,12 +94,12 @@ def _bundled_paths() -> tuple[KernelPath, ...]:
             *(_hopper_path(phase, None) for phase in Phase),
             *(_triton_path(phase, None, f"hallmark_{phase.value}") for phase in Phase),
         )
-    from kernels.attention.gluon_decode_launch import run_decode as run_hopper_decode
-    from kernels.attention.gluon_extend_launch import run_extend as run_hopper_extend
-    from kernels.attention.gluon_prefill_launch import run_prefill as run_hopper_prefill
-    from kernels.attention.triton_decode import run_decode
-    from kernels.attention.triton_extend import run_extend
-    from kernels.attention.triton_prefill import run_prefill
+    from kernels.hopper.decode.launch import run_decode as run_hopper_decode
+    from kernels.hopper.extend.launch import run_extend as run_hopper_extend
+    from kernels.hopper.prefill.launch import run_prefill as run_hopper_prefill
+    from kernels.portable.decode import run_decode
+    from kernels.portable.extend import run_extend
+    from kernels.portable.prefill import run_prefill
 
     return (
         _hopper_path(Phase.PREFILL, run_hopper_prefill),

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kernels.attention.batch import AttentionBatch, AttentionFlags
+from kernels.batch import AttentionBatch, AttentionFlags
 from kernels.buckets import Bucket, bucket_of
 from kernels.catalog import PATHS, path_named
 from kernels.device import dtype_of, read_fingerprint

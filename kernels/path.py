@@ -12,7 +12,7 @@ from kernels.shape import AttentionShape, Dtype, Mask, Phase
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kernels.attention.batch import AttentionBatch, AttentionFlags
+    from kernels.batch import AttentionBatch, AttentionFlags
 
 
 class Reject(Enum):

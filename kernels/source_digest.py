@@ -22,7 +22,7 @@ class SourceDigests:
     """Digests of the modules of one package, each read once."""
 
     def __init__(self, root: Path = _ROOT) -> None:
-        """`root`: the folder of a package; modules are named from its parent, e.g. `kernels.attention.sdpa`."""
+        """`root`: the folder of a package; modules are named from its parent, e.g. `kernels.sdpa.backends`."""
         self._root = root
         self._package = root.name
         self._known: dict[str, str] = {}

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from qualification.decision import Policy
+from qualification.decision.decision import Policy
 from server.errors import SettingsError
 
 DEMO_MODEL = Path(__file__).parent / "model" / "demo"

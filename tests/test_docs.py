@@ -11,8 +11,8 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from qualification.canary.verdict import ExitCode
-from server.app import create_app
-from server.cli import build_parser
+from server.cli.main import build_parser
+from server.http.app import create_app
 from server.settings import Settings
 from server.telemetry.metrics import Metrics
 from server.telemetry.registry import Registry

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from kernels.buckets import bucket_of
 from qualification.canary.golden import Times
 from qualification.canary.verdict import Outcome, Stage, Verdict
+from qualification.common.quantiles import Interval, needed_samples, quantile_interval, ratio_interval
 from qualification.load.client import LoadClient
 from qualification.load.sample import ClientLag, LoadResult
 from qualification.load.trace import Seed, stratified
-from qualification.quantiles import Interval, needed_samples, quantile_interval, ratio_interval
 
 OUTPUT_TOKENS = 16  # of each request of the trace
 LENGTHS = (96, 384, 1536, 6144, 24576, 98304)  # one a bucket, away from its edges

@@ -9,9 +9,9 @@ import msgspec
 from kernels.fingerprint import Fingerprint
 from kernels.shape import AttentionShape
 from qualification.canary.verdict import Outcome, Stage, Verdict
-from qualification.choice import choice_of
-from qualification.matrix import Matrix, load_matrices
-from qualification.shape_text import parse_shape
+from qualification.evidence.choice import choice_of
+from qualification.evidence.matrix import Matrix, load_matrices
+from qualification.evidence.shape_text import parse_shape
 
 Row = Mapping[str, object]  # of GET /attention
 

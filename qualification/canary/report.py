@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import msgspec
 
 from kernels.buckets import bucket_of
-from qualification.bench.plot import COLOURS, Line, svg
+from qualification.bench.attention.plot import COLOURS, Line, svg
 from qualification.canary.golden import Times
 from qualification.canary.performance import SideTimes
 from qualification.canary.verdict import ExitCode, Outcome, Verdict, exit_code

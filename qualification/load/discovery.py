@@ -5,7 +5,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from qualification.key_file import keys_of
+from qualification.common.key_file import keys_of
 from qualification.load.sample import Target
 
 _PORTS = {"http": 80, "https": 443}

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 from kernels.path import Tier
 from kernels.shape import AttentionShape, Phase
-from qualification.choice import choice_of, is_left_to_fallback, tier_of, time_of
-from qualification.difference import SPEED_TOLERANCE
-from qualification.evidence import Evidence
-from qualification.full_model import Attention, FullModel
+from qualification.evidence.choice import choice_of, is_left_to_fallback, tier_of, time_of
+from qualification.evidence.difference import SPEED_TOLERANCE
+from qualification.evidence.evidence import Evidence
+from qualification.evidence.full_model import Attention, FullModel
+from qualification.evidence.summary import measured_text
 from qualification.report.views import ModelView
-from qualification.summary import measured_text
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from qualification.canary.verdict import ExitCode
-from qualification.matrix import MATRICES
+from qualification.evidence.matrix import MATRICES
 from qualification.report.page import render
 from qualification.report.sources import ReportError, gather
 

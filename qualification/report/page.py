@@ -10,10 +10,10 @@ import jinja2
 
 from kernels.fingerprint import Fingerprint
 from kernels.shape import Phase
-from qualification.bench.plot import Line, svg
-from qualification.bench.serve_report import ratios, ratios_table
-from qualification.difference import SPEED_TOLERANCE
-from qualification.evidence import SUITE, Evidence, strain
+from qualification.bench.attention.plot import Line, svg
+from qualification.bench.serve.report import ratios, ratios_table
+from qualification.evidence.difference import SPEED_TOLERANCE
+from qualification.evidence.evidence import SUITE, Evidence, strain
 from qualification.report.answers import Serving, model_gains, phase_gains, servings, statuses, where_gained
 from qualification.report.roofline import roofline
 from qualification.report.sources import BenchFile, Live, Sources

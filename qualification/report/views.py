@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 from kernels.path import Tier
 from kernels.shape import AttentionShape, Phase, flops
-from qualification.bench.plot import COLOURS, Line
-from qualification.choice import choice_of, tier_of
-from qualification.evidence import Check, Evidence, strain
-from qualification.summary import check_text, time_text
+from qualification.bench.attention.plot import COLOURS, Line
+from qualification.evidence.choice import choice_of, tier_of
+from qualification.evidence.evidence import Check, Evidence, strain
+from qualification.evidence.summary import check_text, time_text
 
 _FLOOR_COLOUR = "#999999"
 

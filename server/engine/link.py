@@ -15,8 +15,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-from server.engine import wire
-from server.engine.messages import FromEngine, Knock, ToEngine
+from server.protocol import wire
+from server.protocol.messages import FromEngine, Knock, ToEngine
 
 logger = logging.getLogger(__name__)
 

@@ -18,12 +18,16 @@ from types import FrameType
 from typing import Protocol
 
 from kernels.device import num_cores
-from qualification.qualify import DeviceLost, QualificationAborted
-from server.engine.builder import BuiltEngine, build_engine
-from server.engine.core import Engine
-from server.engine.failures import is_device_lost
+from qualification.measure.qualify import DeviceLost, QualificationAborted
+from server.engine.attention.launch_errors import is_device_lost
 from server.engine.link import AWAKE_S, EXIT_PROTOCOL, Inbox, Link, leave_with
-from server.engine.messages import (
+from server.engine.scheduling.engine import Engine
+from server.engine.startup.attention_plan import Unservable
+from server.engine.startup.builder import BuiltEngine, build_engine
+from server.engine.startup.rehearsal import Rehearsal
+from server.errors import StartError
+from server.log import configure_logging
+from server.protocol.messages import (
     Attest,
     AttestationReport,
     Cancel,
@@ -40,11 +44,7 @@ from server.engine.messages import (
     Shutdown,
     Submit,
 )
-from server.engine.planning import Unservable
-from server.engine.rehearsal import Rehearsal
-from server.engine.shadow_report import ShadowReport
-from server.errors import StartError
-from server.log import configure_logging
+from server.protocol.shadow_report import ShadowReport
 from server.settings import Settings
 
 logger = logging.getLogger(__name__)

@@ -6,16 +6,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.fused.chooser import Chooser
-from kernels.fused.matmul import compile_linear, linear_fp32
 from kernels.fused.norm import add_rms_norm, rms_norm
 from kernels.fused.rope_kv import Turns, rope_and_write_kv, turns_of
+from kernels.linear.autotune import Chooser
+from kernels.linear.matmul import compile_linear, linear_fp32
 from server.model.config import ModelConfig
-from server.model.cores import Cores
+from server.model.cpu.cores import Cores
+from server.model.cpu.small_step import SmallStep
 from server.model.kv_cache import KVCache
 from server.model.layers import Weights
 from server.model.rope import cos_sin_table
-from server.model.small_step import SmallStep
 
 # attend(layer, q [T, heads, d], k [T, kv_heads, d], v, out [T, heads, d]) fills out; k and v are in their pages.
 # q, k and v are views: a token's heads are contiguous, tokens are further apart.

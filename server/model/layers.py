@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.fused.chooser import Chooser
-from kernels.fused.chosen import ChosenProduct
-from kernels.fused.matmul import linear, linear_swiglu
-from kernels.fused.packed import PackedWeight, packed
+from kernels.linear.autotune import Chooser
+from kernels.linear.matmul import linear, linear_swiglu
+from kernels.linear.packed import PackedWeight, packed
+from kernels.linear.tuned import ChosenProduct
 from server.model.config import ModelConfig
 
 _NUM_MEASURED = 8  # layers whose weights algorithms are measured with

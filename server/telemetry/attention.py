@@ -8,10 +8,10 @@ from collections.abc import Iterable
 
 from kernels.path import Reject
 from kernels.shape import Phase
-from qualification.decision import Status
-from server.engine.messages import DispatchCount, EngineReady, PlanRow
-from server.engine.refusals import of_this_machine
-from server.engine.shadow_report import ShadowReport
+from qualification.decision.decision import Status
+from server.protocol.messages import DispatchCount, EngineReady, PlanRow
+from server.protocol.plan_rows import of_this_machine
+from server.protocol.shadow_report import ShadowReport
 from server.telemetry.outcomes import Attestation, Shadow
 from server.telemetry.registry import Maker
 

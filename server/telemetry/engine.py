@@ -2,9 +2,9 @@
 
 import time
 
-from kernels.fused.matmul_fallback import MatmulFallback
-from server.engine.death import DeathCause
-from server.engine.messages import EngineReady, Heartbeat, StepRecord
+from kernels.linear.fallbacks import MatmulFallback
+from server.protocol.death import DeathCause
+from server.protocol.messages import EngineReady, Heartbeat, StepRecord
 from server.telemetry.outcomes import OomStage
 from server.telemetry.registry import Maker
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from kernels.buckets import Bucket, bucket_of
-from server.engine.messages import RequestTimes
+from server.protocol.messages import RequestTimes
 from server.telemetry.outcomes import Outcome
 from server.telemetry.registry import Maker, ladder
 from server.telemetry.series import Exemplar

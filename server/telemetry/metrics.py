@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 from kernels.buckets import buckets_up_to
-from server.engine.messages import (
+from server.protocol.messages import (
     AttestationReport,
     EngineProgress,
     EngineReady,
@@ -18,7 +18,7 @@ from server.engine.messages import (
     RequestTimes,
     StepRecord,
 )
-from server.engine.shadow_report import ShadowReport
+from server.protocol.shadow_report import ShadowReport
 from server.telemetry.attention import AttentionMetrics
 from server.telemetry.engine import EngineMetrics
 from server.telemetry.latency import LatencyMetrics

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from kernels.buckets import bucket_of
-from server.engine.messages import AttentionUse, RequestTimes, SamplingParams, TokenDelta
+from server.protocol.messages import AttentionUse, RequestTimes, SamplingParams, TokenDelta
 from server.telemetry import conventions as names
 from server.telemetry.metrics import Metrics
 from server.telemetry.outcomes import DisconnectStage, Outcome

@@ -18,7 +18,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags, get_current_span
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from server.engine.messages import AttestationReport
+from server.protocol.messages import AttestationReport
 from server.telemetry import conventions as names
 from server.telemetry.export import BoundedProcessor, CountedExporter, exporter_of
 from server.telemetry.series import Exemplar

@@ -12,8 +12,8 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.driver import CudaLauncher, CudaUtils
 from triton.runtime import driver
 
-from kernels.attention.batch import AttentionBatch, AttentionFlags
-from kernels.attention.gluon_prefill_launch import run_prefill
+from kernels.batch import AttentionBatch, AttentionFlags
+from kernels.hopper.prefill.launch import run_prefill
 
 
 class _Hopper:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from kernels.fused.matmul_fallback import MatmulFallback
+from kernels.linear.fallbacks import MatmulFallback
 from kernels.path import Reject
 
 ROOT = Path(__file__).resolve().parents[2]

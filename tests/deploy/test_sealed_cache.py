@@ -76,4 +76,4 @@ def test_a_process_without_a_c_compiler_and_without_a_cache_launches_nothing(
 ) -> None:
     done = launch(driver, tmp_path, PATH=bare_path)
     assert done.returncode != 0
-    assert "Failed to find C compiler" in done.stderr  # what server/engine/failures.py knows it by
+    assert "Failed to find C compiler" in done.stderr  # what server/engine/attention/launch_errors.py knows it by

@@ -53,7 +53,7 @@ if "server.engine.process" in sys.orig_argv:
     import time
     from pathlib import Path
 
-    from server.engine.runner import ModelRunner
+    from server.engine.execution.runner import ModelRunner
 
     WAIT, LENGTHS = Path(__file__).with_name("wait"), range({lo}, {hi})
     launch = ModelRunner.launch

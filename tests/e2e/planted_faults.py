@@ -37,8 +37,8 @@ from planted_servers import (
 )
 
 from kernels.shape import Phase
-from qualification.bench.machine import commit_of_code
-from qualification.decision import Policy
+from qualification.bench.attention.machine import commit_of_code
+from qualification.decision.decision import Policy
 
 
 class Ledger:

@@ -14,24 +14,31 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from kernels.attention.batch import AttentionBatch, AttentionFlags
+from kernels.batch import AttentionBatch, AttentionFlags
 from kernels.buckets import Bucket
 from kernels.catalog import PATHS, path_named
 from kernels.device import read_fingerprint
 from kernels.fingerprint import Fingerprint
 from kernels.path import KernelPath, RunAttention, Tier
 from kernels.shape import AttentionShape, Dtype, Phase
-from qualification.attest import Promise, call_mismatch
+from qualification.attest.promise import Promise, call_mismatch
 from qualification.canary.verdict import ExitCode
-from qualification.checks import check_path, one_thread
-from qualification.inputs import Case, cases
-from qualification.matrix import save_matrix
-from qualification.profile import calls_seen
-from qualification.qualify import Bench, qualify_path
-from qualification.references import References
-from qualification.timing import time_call
-from qualification.wrong import Fault, can_show, spoil_tile, trial_of_many_tiles, trial_shapes, wrong_kernel
-from server import cli
+from qualification.evidence.matrix import save_matrix
+from qualification.measure.checks import check_path, one_thread
+from qualification.measure.inputs import Case, cases
+from qualification.measure.planted_faults import (
+    Fault,
+    can_show,
+    spoil_tile,
+    trial_of_many_tiles,
+    trial_shapes,
+    wrong_kernel,
+)
+from qualification.measure.profile import calls_seen
+from qualification.measure.qualify import Bench, qualify_path
+from qualification.measure.references import References
+from qualification.measure.timing import time_call
+from server.cli import main as cli
 
 SLOWDOWN = 1.3
 Found = tuple[bool, dict[str, Any]]  # whether it was caught, and what was seen
@@ -65,7 +72,7 @@ class Place:
 
 
 def wrong_kernels(place: Place) -> Iterator[tuple[str, Callable[[], Found]]]:
-    """Each fault of `qualification/wrong.py`, in every dtype and phase in which it shows."""
+    """Each fault of `qualification/measure/planted_faults.py`, in every dtype and phase in which it shows."""
     inputs = {
         shape: (list(cases(shape, place.device, seed=0)), References())
         for dtype in place.dtypes

@@ -20,16 +20,16 @@ from running_server import DEMO, Server, free_port, running
 from kernels.catalog import PATHS, path_named
 from kernels.path import Tier
 from qualification.canary.verdict import ExitCode
-from qualification.decision import Policy
-from qualification.matrix import MatrixError, load_matrix, save_matrix
-from server import cli
-from server.engine import builder
-from server.engine.builder import BuiltEngine, build_engine
-from server.engine.planning import Unservable
+from qualification.decision.decision import Policy
+from qualification.evidence.matrix import MatrixError, load_matrix, save_matrix
+from server.cli import main as cli
+from server.engine.startup import builder
+from server.engine.startup.attention_plan import Unservable
+from server.engine.startup.builder import BuiltEngine, build_engine
 from server.settings import DeviceChoice, Settings
 
 MAX_LEN = 256  # tokens: seven shapes
-HALLMARK = (sys.executable, "-m", "server.cli")
+HALLMARK = (sys.executable, "-m", "server.cli.main")
 FALLBACKS = "hallmark_attention_fallback_total"
 
 

@@ -43,7 +43,7 @@ class Nothing:
 
 def serve_silently(flags: list[str]) -> int:
     """`hallmark serve` whose metrics are no-ops."""
-    from server import cli
+    from server.cli import main as cli
     from server.telemetry.metrics import Metrics
 
     class Silent(Metrics):
@@ -182,7 +182,7 @@ def main() -> int:
     started = [subprocess.Popen([sys.executable, __file__, "sink"])]
     traced = ["--otlp-endpoint", f"http://{HOST}:{SINK_PORT}", "--log-format", "json", "--admin-port", str(ADMIN_PORT)]
     commands = {
-        "on": [sys.executable, "-m", "server.cli", "serve", "--port", str(PORTS["on"]), *traced],
+        "on": [sys.executable, "-m", "server.cli.main", "serve", "--port", str(PORTS["on"]), *traced],
         "off": [sys.executable, __file__, "off", "--port", str(PORTS["off"])],
     }
     environ = os.environ | {"PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"}

@@ -9,9 +9,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Phi3Config, Qwen2Config, Qwen3Config
 
-from qualification.decision import Policy, Status
-from server.engine.builder import BuiltEngine, build_engine
-from server.engine.messages import SamplingParams, Submit
+from qualification.decision.decision import Policy, Status
+from server.engine.startup.builder import BuiltEngine, build_engine
+from server.protocol.messages import SamplingParams, Submit
 from server.settings import DeviceChoice, Settings
 
 pytestmark = [pytest.mark.starts, pytest.mark.timeout(300)]

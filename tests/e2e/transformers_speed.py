@@ -23,17 +23,17 @@ import torch
 import transformers
 from running_server import DEMO, ROOT, free_port, running
 
+from qualification.common.quantiles import quantile_interval, ratio_interval
 from qualification.load.client import LoadClient
 from qualification.load.discovery import discover
 from qualification.load.trace import Seed, at_once
-from qualification.quantiles import quantile_interval, ratio_interval
 
 
 @contextmanager
 def our_server() -> Iterator[str]:
     """The URL of a server of the demo model, when it is ready."""
     port = free_port()
-    command = [sys.executable, "-m", "server.cli", "serve", "--port", str(port), "--device", "cpu"]
+    command = [sys.executable, "-m", "server.cli.main", "serve", "--port", str(port), "--device", "cpu"]
     with (
         tempfile.TemporaryDirectory() as folder,
         running(command, port, Path(folder, "server.log"), os.environ) as server,

@@ -123,7 +123,7 @@ def test_flags_and_dims_leave_the_paths_that_can_compute_them(changes: dict[str,
 
 def test_the_profiler_names_of_triton_paths_are_their_jit_functions() -> None:
     for phase in Phase:
-        tree = ast.parse((ROOT / f"kernels/attention/triton_{phase.value}.py").read_text())
+        tree = ast.parse((ROOT / f"kernels/portable/{phase.value}.py").read_text())
         kernels = [node.name for node in tree.body if isinstance(node, ast.FunctionDef) and node.decorator_list]
         names = path_named(f"triton.{phase.value}").kernel_names
         assert kernels

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from kernels import functional
-from kernels.attention.batch import AttentionBatch, AttentionFlags
-from kernels.attention.compare import compare
+from kernels.batch import AttentionBatch, AttentionFlags
 from kernels.functional import ShapeError, attention_paged, attention_varlen, candidates
 from kernels.path import Reject
+from kernels.reference.compare import compare
 
 INT = torch.int32
 

@@ -14,13 +14,13 @@ from kernels.source_digest import SourceDigests
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 ENTRIES = (
-    "gluon_prefill_launch",
-    "gluon_extend_launch",
-    "gluon_decode_launch",
-    "triton_prefill",
-    "triton_extend",
-    "triton_decode",
-    "sdpa",
+    "hopper.prefill.launch",
+    "hopper.extend.launch",
+    "hopper.decode.launch",
+    "portable.prefill",
+    "portable.extend",
+    "portable.decode",
+    "sdpa.backends",
 )
 SAMPLE = """
 from pack.deep import base, helper as h
@@ -166,34 +166,34 @@ def test_a_path_is_bound_to_what_it_imports_and_to_nothing_else(tmp_path: Path) 
     root = tmp_path / "kernels"
     shutil.copytree(ROOT / "kernels", root, ignore=shutil.ignore_patterns("__pycache__"))
     shipped = SourceDigests(root)
-    before = {entry: shipped.of(f"kernels.attention.{entry}") for entry in ENTRIES}
-    covered = {entry: shipped.closure(f"kernels.attention.{entry}") for entry in ENTRIES}
+    before = {entry: shipped.of(f"kernels.{entry}") for entry in ENTRIES}
+    covered = {entry: shipped.closure(f"kernels.{entry}") for entry in ENTRIES}
     followed = frozenset().union(*covered.values())
     assert len(followed) > 30
-    for module in sorted(followed | {"kernels.catalog", "kernels.functional", "kernels.attention.oracle"}):
+    for module in sorted(followed | {"kernels.catalog", "kernels.functional", "kernels.reference.oracle"}):
         file = tmp_path.joinpath(*module.split(".")).with_suffix(".py")
         text = file.read_text(encoding="utf-8")
         file.write_text(f"{text}\nADDED = 1\n", encoding="utf-8")
         changed = SourceDigests(root)
-        differing = {entry for entry in ENTRIES if changed.of(f"kernels.attention.{entry}") != before[entry]}
+        differing = {entry for entry in ENTRIES if changed.of(f"kernels.{entry}") != before[entry]}
         assert differing == {entry for entry in ENTRIES if module in covered[entry]}, module
         file.write_text(text, encoding="utf-8")
 
 
 @pytest.mark.parametrize("entry", ENTRIES)
 def test_a_digest_covers_whatever_the_entry_loads(entry: str) -> None:
-    module = f"kernels.attention.{entry}"
+    module = f"kernels.{entry}"
     program = f"import sys, {module}; print(*[m for m in sys.modules if m.startswith('kernels.')])"
     ran = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
-    packages = {"kernels.attention", "kernels.fused"}
-    assert set(ran.stdout.split()) - packages == SourceDigests().closure(module)
+    loaded = {name for name in ran.stdout.split() if (ROOT / f"{name.replace('.', '/')}.py").exists()}  # no package
+    assert loaded == SourceDigests().closure(module)
 
 
 def test_the_catalog_binds_each_path_to_its_own_entry() -> None:
     digests = {path.name: path.source_digest for path in catalog.PATHS}
     of = SourceDigests().of
     for phase in ("prefill", "extend", "decode"):
-        assert digests[f"triton.{phase}"] == of(f"kernels.attention.triton_{phase}")
-        assert digests[f"gluon.{phase}.hopper"] == of(f"kernels.attention.gluon_{phase}_launch")
-    assert {digests[name] for name in digests if name.startswith("sdpa.")} == {of("kernels.attention.sdpa")}
+        assert digests[f"triton.{phase}"] == of(f"kernels.portable.{phase}")
+        assert digests[f"gluon.{phase}.hopper"] == of(f"kernels.hopper.{phase}.launch")
+    assert {digests[name] for name in digests if name.startswith("sdpa.")} == {of("kernels.sdpa.backends")}
     assert len(set(digests.values())) == len(ENTRIES)

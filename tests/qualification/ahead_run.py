@@ -9,10 +9,10 @@ import triton
 from kernels.buckets import Bucket
 from kernels.catalog import path_named
 from kernels.shape import AttentionShape, Dtype, Phase
-from qualification.checks import run_case
-from qualification.compile_ahead import compiling_ahead
-from qualification.inputs import cases
-from qualification.qualify import timed_call
+from qualification.measure.checks import run_case
+from qualification.measure.compile_ahead import compiling_ahead
+from qualification.measure.inputs import cases
+from qualification.measure.qualify import timed_call
 
 SHORT, LONG = Bucket.LE_512, Bucket.LE_8K
 PATHS = ("gluon.prefill.hopper", "gluon.decode.hopper", "triton.prefill", "triton.decode")

@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 from kernels.shape import Dtype, Phase
-from qualification.bench.cases import BenchCase, Sweep, cases_of
-from qualification.bench.row import Row
-from qualification.evidence import Timing
+from qualification.bench.attention.cases import BenchCase, Sweep, cases_of
+from qualification.bench.attention.row import Row
+from qualification.evidence.evidence import Timing
 
 
 def prefill(length: int, *, sequences: int = 1, **changes: object) -> BenchCase:

@@ -6,7 +6,7 @@ from kernels.buckets import Bucket
 from kernels.fingerprint import Device, Fingerprint
 from kernels.path import KernelPath, Limits, Tier
 from kernels.shape import AttentionShape, Dtype, Mask, Phase
-from qualification.evidence import CHECK_LIMITS, Check, Evidence, Timing
+from qualification.evidence.evidence import CHECK_LIMITS, Check, Evidence, Timing
 
 MACHINE = Fingerprint(Device.CPU, "Test CPU", None, None, None, None, "2.13.0", None)
 SHAPE = AttentionShape(Phase.PREFILL, Dtype.FP32, Dtype.FP32, 4, 2, 64, Bucket.LE_128, Bucket.LE_128)

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernels.shape import Dtype, Phase
-from qualification.bench.cases import FIXED, LOG_NORMAL, Sweep, cases_of, log_normal_lengths, quick_sweep
+from qualification.bench.attention.cases import FIXED, LOG_NORMAL, Sweep, cases_of, log_normal_lengths, quick_sweep
 
 
 def test_prefill_of_any_length_up_to_the_total_has_as_many_tokens() -> None:

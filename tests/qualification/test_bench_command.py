@@ -9,10 +9,10 @@ import torch
 
 from kernels.catalog import PATHS
 from kernels.shape import Dtype, Phase
-from qualification.bench.cases import Sweep, cases_of, quick_sweep
-from qualification.bench.command import add_arguments, parts_of, run
-from qualification.bench.fa3 import find_fa3
-from server.cli import main
+from qualification.bench.attention.cases import Sweep, cases_of, quick_sweep
+from qualification.bench.attention.command import add_arguments, parts_of, run
+from qualification.bench.attention.fa3 import find_fa3
+from server.cli.main import main
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="what runs is asserted for a CPU")
 

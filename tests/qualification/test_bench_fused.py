@@ -2,7 +2,7 @@
 
 import pytest
 
-from qualification.bench.fused import MODELS, row
+from qualification.bench.attention.fused import MODELS, row
 
 
 def test_a_row_has_the_rate_and_the_ratio_to_pytorch() -> None:

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from qualification.bench.measure import graphed
-from qualification.bench.peers import Prepared
+from qualification.bench.attention.measure import graphed
+from qualification.bench.attention.peers import Prepared
 
 CUDA = torch.device("cuda")
 

@@ -8,18 +8,18 @@ import pytest
 import torch
 from bench_fakes import decode, extend, prefill
 
-from kernels.attention.oracle import attention_oracle
 from kernels.catalog import path_named
 from kernels.device import read_fingerprint
 from kernels.path import RunAttention
+from kernels.reference.oracle import attention_oracle
 from kernels.shape import Dtype
-from qualification.bench.fa3 import on_pages
-from qualification.bench.inputs import Inputs, make_inputs, repaged
-from qualification.bench.measure import kernels_seen
-from qualification.bench.peers import Peer, Prepared, Unavailable, torch_peers
-from qualification.bench.run import Bench, Contender, contenders_of, measure_all, measure_case
-from qualification.ceilings import Ceilings, ceilings_now, measure_ceilings
-from qualification.timing import time_call
+from qualification.bench.attention.fa3 import on_pages
+from qualification.bench.attention.inputs import Inputs, make_inputs, repaged
+from qualification.bench.attention.measure import kernels_seen
+from qualification.bench.attention.peers import Peer, Prepared, Unavailable, torch_peers
+from qualification.bench.attention.run import Bench, Contender, contenders_of, measure_all, measure_case
+from qualification.measure.ceilings import Ceilings, ceilings_now, measure_ceilings
+from qualification.measure.timing import time_call
 
 CPU = torch.device("cpu")
 BENCH = Bench(CPU, Ceilings(1e12, 1e10), budget_s=0.002)

@@ -10,13 +10,13 @@ import msgspec
 import pytest
 from scripted_server import Script, serving
 
-from qualification.bench.serve_cases import Scenario, ServeCase, ServePlan, cases_of
-from qualification.bench.serve_command import add_arguments, plan_of, run
-from qualification.bench.serve_file import ServedSide, ServeFile
-from qualification.bench.serve_report import markdown, ratios
-from qualification.bench.serve_row import Objectives, ServeRow, rows_of
+from qualification.bench.serve.cases import Scenario, ServeCase, ServePlan, cases_of
+from qualification.bench.serve.command import add_arguments, plan_of, run
+from qualification.bench.serve.file import ServedSide, ServeFile
+from qualification.bench.serve.report import markdown, ratios
+from qualification.bench.serve.row import Objectives, ServeRow, rows_of
 from qualification.load.sample import ClientLag, LoadRequest, LoadResult, Sample
-from server.cli import build_parser
+from server.cli.main import build_parser
 
 LAG = ClientLag(0.0, 0.0, 0.0, 0.0)
 EASY = Objectives({}, 1e9)

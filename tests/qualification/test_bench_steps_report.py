@@ -6,10 +6,10 @@ from xml.etree import ElementTree
 
 import pytest
 
-from qualification.bench.plot import Line, bars, svg
-from qualification.bench.steps_fit import CLIFF, off_curve, slope
-from qualification.bench.steps_report import cliffs, derived, report_lines, steps_charts
-from qualification.bench.steps_row import (
+from qualification.bench.attention.plot import Line, bars, svg
+from server.bench.steps.fit import CLIFF, off_curve, slope
+from server.bench.steps.report import cliffs, derived, report_lines, steps_charts
+from server.bench.steps.row import (
     SCHEMA,
     DecodeRow,
     Inside,

@@ -6,9 +6,9 @@ from fnmatch import fnmatchcase
 import torch
 
 from kernels.shape import Dtype, Phase
-from qualification.bench.ahead import compile_ahead, groups_of
-from qualification.bench.cases import cases_of, quick_sweep
-from qualification.bench.suite import FA3_PAGE_SIZES, full_suite, new_cases
+from qualification.bench.attention.ahead import compile_ahead, groups_of
+from qualification.bench.attention.cases import cases_of, quick_sweep
+from qualification.bench.attention.suite import FA3_PAGE_SIZES, full_suite, new_cases
 
 SUITE = full_suite(Dtype.BF16)
 CASES = [case for _, cases in new_cases(SUITE) for case in cases]

@@ -8,10 +8,10 @@ import msgspec
 import pytest
 from bench_fakes import decode, prefill, row
 
-from qualification.bench.cases import LOG_NORMAL
-from qualification.bench.plot import Line, charts, svg
-from qualification.bench.row import Absence, absences_as_json, rows_as_json
-from qualification.bench.table import absences_lines, rows_table, short_name, summary_table
+from qualification.bench.attention.cases import LOG_NORMAL
+from qualification.bench.attention.plot import Line, charts, svg
+from qualification.bench.attention.row import Absence, absences_as_json, rows_as_json
+from qualification.bench.attention.table import absences_lines, rows_table, short_name, summary_table
 
 SVG = "{http://www.w3.org/2000/svg}"
 

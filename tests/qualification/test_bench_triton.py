@@ -4,12 +4,12 @@ import pytest
 import torch
 from bench_fakes import decode, extend, prefill
 
-from kernels.attention.compare import reference_of
 from kernels.catalog import path_named
 from kernels.device import read_fingerprint
-from qualification.bench.inputs import make_inputs
-from qualification.bench.measure import errors_of
-from qualification.bench.run import contenders_of
+from kernels.reference.compare import reference_of
+from qualification.bench.attention.inputs import make_inputs
+from qualification.bench.attention.measure import errors_of
+from qualification.bench.attention.run import contenders_of
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 

@@ -16,7 +16,7 @@ from qualification.canary.performance import Rules, judge_performance
 from qualification.canary.plan import Reviewed, dtype_of, judge_plan, reviewed_matrix
 from qualification.canary.report import Result, as_junit, as_markdown
 from qualification.canary.verdict import Outcome, Stage, Verdict, exit_code, judge_service
-from qualification.matrix import gpu_folder, save_matrix
+from qualification.evidence.matrix import gpu_folder, save_matrix
 
 RULES = Rules(num_looks=1, lengths=(96,))
 

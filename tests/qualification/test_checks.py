@@ -7,14 +7,21 @@ import pytest
 import torch
 from qualification_fakes import DECODE, SHAPE
 
-from kernels.attention.oracle import attention_oracle
-from kernels.attention.sdpa_decode import KEPT
+from kernels.reference.oracle import attention_oracle
+from kernels.sdpa.cpu_decode import KEPT
 from kernels.shape import AttentionShape, Dtype
-from qualification.checks import check_path, one_thread
-from qualification.evidence import REQUIRED_CHECKS, Check
-from qualification.inputs import Case, cases
-from qualification.references import CaseReference, References
-from qualification.wrong import Fault, can_show, passed_wrongly, trial_of_many_tiles, trial_shapes, wrong_kernel
+from qualification.evidence.evidence import REQUIRED_CHECKS, Check
+from qualification.measure.checks import check_path, one_thread
+from qualification.measure.inputs import Case, cases
+from qualification.measure.planted_faults import (
+    Fault,
+    can_show,
+    passed_wrongly,
+    trial_of_many_tiles,
+    trial_shapes,
+    wrong_kernel,
+)
+from qualification.measure.references import CaseReference, References
 
 CPU = torch.device("cpu")
 

@@ -8,8 +8,8 @@ from qualification_fakes import SHAPE, evidence, path
 
 from kernels.catalog import PATHS
 from kernels.path import KernelPath
-from qualification.evidence import SUITE, Evidence
-from qualification.matrix import MATRICES, load_matrix
+from qualification.evidence.evidence import SUITE, Evidence
+from qualification.evidence.matrix import MATRICES, load_matrix
 
 A = path("a")
 

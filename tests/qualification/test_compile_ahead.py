@@ -15,13 +15,13 @@ from qualification_fakes import DECODE, SHAPE, path
 from kernels.buckets import Bucket
 from kernels.catalog import path_named
 from kernels.path import KernelPath
-from qualification import compile_worker
-from qualification.compile_ahead import Pair, compiling_ahead, in_turn, processes_for
+from qualification.measure import compile_worker
+from qualification.measure.compile_ahead import Pair, compiling_ahead, in_turn, processes_for
 
 # Notes what it is asked for beside its process id; on a path named "deadly" it dies.
 WORKER = """
 import json, os, sys, time
-from qualification.forked import fork_each, pipes_of
+from qualification.measure.forked import fork_each, pipes_of
 
 def serve(questions, answers):
     for line in questions:
@@ -110,7 +110,7 @@ def test_forked_workers_compute_with_the_torch_that_their_parent_has_imported() 
 import sys
 from functools import partial
 import torch
-from qualification import compile_worker as it
+from qualification.measure import compile_worker as it
 
 pipes = it.pipes_of(sys.argv[1:])
 it.fork_each(pipes, partial(it.serve, device=torch.device("cpu"), seed=0, num_workers=len(pipes)))

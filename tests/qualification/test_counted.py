@@ -8,7 +8,8 @@ from qualification_fakes import DECODE, MACHINE, SHAPE, evidence, path
 
 from kernels.buckets import Bucket
 from kernels.shape import Phase
-from qualification.counted import (
+from qualification.evidence.matrix import load_matrix, save_matrix
+from qualification.measure.hbm_counters import (
     BEGUN,
     COUNTED,
     STARTED,
@@ -18,7 +19,6 @@ from qualification.counted import (
     count_into,
     sample_of,
 )
-from qualification.matrix import load_matrix, save_matrix
 
 FAST, SLOW = path("triton.fast"), path("triton.slow")
 HEAD = '"ID","Kernel Name","dram__bytes_read.sum","dram__bytes_write.sum"'

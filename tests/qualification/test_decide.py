@@ -8,10 +8,10 @@ from qualification_fakes import DECODE, MACHINE, SHAPE, checks, evidence, path
 from kernels.fingerprint import Device, Fingerprint
 from kernels.path import KernelPath, Reject, Rejection, Tier
 from kernels.shape import Dtype, Phase
-from qualification.decide import Book, decide
-from qualification.decision import Decision, Policy, Status
-from qualification.evidence import SUITE, Evidence, Timing
-from qualification.matrix import Matrix
+from qualification.decision.decide import Book, decide
+from qualification.decision.decision import Decision, Policy, Status
+from qualification.evidence.evidence import SUITE, Evidence, Timing
+from qualification.evidence.matrix import Matrix
 
 FIRST, OTHER, FALLBACK = path("first"), path("other"), path("fallback", Tier.FALLBACK)
 NONE: frozenset[tuple[str, str]] = frozenset()

@@ -6,9 +6,9 @@ import msgspec
 import pytest
 import torch
 
-from qualification import error_rates
-from qualification.error_rates import Rate, is_good, merged, report
-from server.cli import main
+from qualification.measure import error_rates
+from qualification.measure.error_rates import Rate, is_good, merged, report
+from server.cli.main import main
 
 CPU = torch.device("cpu")
 

@@ -5,7 +5,7 @@ import pytest
 from qualification_fakes import MACHINE, SHAPE, checks, evidence, path
 
 from kernels.buckets import Bucket
-from qualification.evidence import REQUIRED_CHECKS, SUITE, Check, strain, summarize
+from qualification.evidence.evidence import REQUIRED_CHECKS, SUITE, Check, strain, summarize
 
 PATH = path("a")
 PROOF = evidence(SHAPE, PATH)

@@ -8,7 +8,7 @@ from qualification_fakes import DECODE, SHAPE
 
 from kernels.buckets import Bucket
 from kernels.shape import AttentionShape, Mask, Phase
-from qualification.inputs import GUARD_ROWS, Case, Lengths, cases, long_case, longest_lengths
+from qualification.measure.inputs import GUARD_ROWS, Case, Lengths, cases, long_case, longest_lengths
 
 CPU = torch.device("cpu")
 PREFILL_512 = replace(SHAPE, query_bucket=Bucket.LE_512, context_bucket=Bucket.LE_512)

@@ -13,10 +13,10 @@ from qualification_fakes import DECODE, MACHINE, SHAPE, checks, evidence, path
 
 from kernels.path import Reject
 from kernels.shape import Phase
-from qualification.difference import Side, differences
-from qualification.evidence import SUITE, summarize
-from qualification.full_model import Attention, FullModel, ModelTiming
-from qualification.matrix import (
+from qualification.evidence.difference import Side, differences
+from qualification.evidence.evidence import SUITE, summarize
+from qualification.evidence.full_model import Attention, FullModel, ModelTiming
+from qualification.evidence.matrix import (
     MATRICES,
     SCHEMA,
     Matrix,
@@ -26,7 +26,7 @@ from qualification.matrix import (
     load_matrix,
     save_matrix,
 )
-from qualification.summary import summary
+from qualification.evidence.summary import summary
 
 A, B = path("a"), path("b")
 EVIDENCE = [evidence(SHAPE, A), evidence(SHAPE, B, failure="RuntimeError: no", timing=None), evidence(DECODE, A)]

@@ -13,13 +13,13 @@ from kernels.catalog import PATHS
 from kernels.device import num_cores, read_fingerprint
 from kernels.path import Tier
 from qualification.canary.verdict import ExitCode
-from qualification.difference import Difference, Harm, Side, differences, exit_code_of
-from qualification.evidence import SUITE, Evidence, Timing
-from qualification.matrix import gpu_folder, save_matrix
-from qualification.matrix_command import verify
-from qualification.plan import own_file
-from qualification.summary import summary
-from server.cli import main
+from qualification.commands.matrix import verify
+from qualification.evidence.difference import Difference, Harm, Side, differences, exit_code_of
+from qualification.evidence.evidence import SUITE, Evidence, Timing
+from qualification.evidence.matrix import gpu_folder, save_matrix
+from qualification.evidence.summary import summary
+from qualification.measure.start_plan import own_file
+from server.cli.main import main
 
 FIRST, OTHER, FALLBACK = path("triton.x"), path("gluon.x"), path("sdpa.x", Tier.FALLBACK)
 CATALOG = (FIRST, OTHER, FALLBACK)
@@ -64,7 +64,7 @@ def test_a_place_that_does_not_exist_is_one_line(capsys: pytest.CaptureFixture[s
 
 def test_show_and_diff_of_files_do_without_torch(folder: Path) -> None:
     for action in (["show", str(folder)], ["diff", str(folder), str(folder)]):
-        code = "import sys; sys.modules['torch'] = None; from server.cli import main; sys.exit(main(sys.argv[1:]))"
+        code = "import sys; sys.modules['torch'] = None; from server.cli.main import main; sys.exit(main(sys.argv[1:]))"
         done = subprocess.run([sys.executable, "-c", code, "matrix", *action], check=False, timeout=60)
         assert done.returncode == 0
 

@@ -12,15 +12,15 @@ from kernels.catalog import PATHS, path_named
 from kernels.fingerprint import Device, Fingerprint
 from kernels.path import KernelPath, Reject, Tier
 from kernels.shape import AttentionShape, Dtype, Mask, Phase
-from qualification.attest import Promise, call_mismatch
-from qualification.decide import Book, decide
-from qualification.decision import Decision, Policy, Status
-from qualification.inputs import cases
-from qualification.matrix import Matrix
-from qualification.presets import preset_named
-from qualification.profile import calls_seen
-from qualification.qualify import _call
-from qualification.signature import ServingLimits, shapes_needed, signature_from_config
+from qualification.attest.promise import Promise, call_mismatch
+from qualification.decision.decide import Book, decide
+from qualification.decision.decision import Decision, Policy, Status
+from qualification.decision.model_shapes import ServingLimits, shapes_needed, signature_from_config
+from qualification.decision.presets import preset_named
+from qualification.evidence.matrix import Matrix
+from qualification.measure.inputs import cases
+from qualification.measure.profile import calls_seen
+from qualification.measure.qualify import _call
 
 H200 = Fingerprint(Device.CUDA, "NVIDIA H200", 90, "580.159.04", "13.0", "91900", "2.11.0+cu130", "3.6.0")
 LIMITS = ServingLimits(32768, 8192, 64, Dtype.BF16, Dtype.BF16)

@@ -9,21 +9,21 @@ import pytest
 import torch
 from qualification_fakes import DECODE, MACHINE, SHAPE, checks, evidence, path
 
-from kernels.attention.oracle import attention_oracle
-from kernels.attention.sdpa_decode import KEPT
 from kernels.device import read_fingerprint
 from kernels.fingerprint import Device
 from kernels.path import KernelPath, Reject, Tier
+from kernels.reference.oracle import attention_oracle
+from kernels.sdpa.cpu_decode import KEPT
 from kernels.shape import AttentionShape, Dtype
-from qualification.ceilings import Ceilings
-from qualification.decision import Policy, Status
-from qualification.evidence import Evidence, Timing
-from qualification.inputs import long_case
-from qualification.matrix import gpu_folder, load_matrix, save_matrix
-from qualification.plan import MatrixVerdict, Plan, make_plan, own_file
-from qualification.qualify import Bench, Pair, QualificationAborted, qualify, stepping_call
-from qualification.signature import AttentionSignature, ServingLimits, shapes_needed
-from qualification.wrong import passed_wrongly
+from qualification.decision.decision import Policy, Status
+from qualification.decision.model_shapes import AttentionSignature, ServingLimits, shapes_needed
+from qualification.evidence.evidence import Evidence, Timing
+from qualification.evidence.matrix import gpu_folder, load_matrix, save_matrix
+from qualification.measure.ceilings import Ceilings
+from qualification.measure.inputs import long_case
+from qualification.measure.planted_faults import passed_wrongly
+from qualification.measure.qualify import Bench, Pair, QualificationAborted, qualify, stepping_call
+from qualification.measure.start_plan import MatrixVerdict, Plan, make_plan, own_file
 
 CPU = torch.device("cpu")
 FIRST, FALLBACK = path("first"), path("fallback", Tier.FALLBACK)

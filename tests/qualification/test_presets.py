@@ -5,9 +5,15 @@ import pytest
 from transformers import Gemma3TextConfig
 
 from kernels.shape import Dtype, Mask, Phase
-from qualification.defaults import Choices, limits_of
-from qualification.presets import PRESETS, preset_named
-from qualification.signature import AttentionSignature, SignatureError, shapes_needed, signature_from_config, text_part
+from qualification.decision.defaults import Choices, limits_of
+from qualification.decision.model_shapes import (
+    AttentionSignature,
+    SignatureError,
+    shapes_needed,
+    signature_from_config,
+    text_part,
+)
+from qualification.decision.presets import PRESETS, preset_named
 
 MASKS = (Mask.CAUSAL, Mask.SPANS)
 WANTED = {

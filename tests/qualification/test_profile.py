@@ -8,8 +8,8 @@ from qualification_fakes import DECODE, SHAPE
 
 from kernels.catalog import path_named
 from kernels.shape import AttentionShape
-from qualification.inputs import long_case
-from qualification.profile import Mark, calls_seen, is_helper, profiled, short_name, temporary_bytes
+from qualification.measure.inputs import long_case
+from qualification.measure.profile import Mark, calls_seen, is_helper, profiled, short_name, temporary_bytes
 
 CPU = torch.device("cpu")
 

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 import kernels
-from qualification.ptx import Collected, differences, normalised
-from server.cli import main
+from qualification.measure.ptx import Collected, differences, normalised
+from server.cli.main import main
 
 # A kernel for CPUs under Triton's interpreter has no PTX: the child process must leave it.
 pytestmark = pytest.mark.usefixtures("interpreter")
@@ -37,7 +37,7 @@ def make_checkout(folder: Path, pairs: tuple[tuple[str, str], ...] = PAIRS) -> P
 
 
 def edit(checkout: Path, file: str, old: str, new: str) -> None:
-    path = checkout / "kernels" / "attention" / file
+    path = checkout / "kernels" / file
     text = path.read_text()
     assert old in text
     path.write_text(text.replace(old, new))
@@ -63,9 +63,9 @@ def test_comments_and_moved_lines_change_no_ptx(
     collected: Path, cache: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     same = make_checkout(tmp_path)
-    edit(same, "triton_tile.py", "import triton\n", "# A new comment.\n\n\nimport triton\n")
-    edit(same, "triton_tile.py", "The running maximum and denominator before any key", "What holds before any key")
-    edit(same, "gluon_decode.py", "gluon import jit\n", "gluon import jit\n\n# A new comment.\n")
+    edit(same, "portable/tile.py", "import triton\n", "# A new comment.\n\n\nimport triton\n")
+    edit(same, "portable/tile.py", "The running maximum and denominator before any key", "What holds before any key")
+    edit(same, "hopper/decode/kernel.py", "gluon import jit\n", "gluon import jit\n\n# A new comment.\n")
     assert main(["matrix", "ptx", "compare", str(collected), str(same), *cache]) == 0
     assert capsys.readouterr().out == "5 -> 5 kernels of 3 pairs: no difference (exit 0)\n"
 
@@ -74,14 +74,14 @@ def test_comments_and_moved_lines_change_no_ptx(
     ("file", "old", "new", "kernels_changed"),
     [
         (
-            "triton_tile.py",
+            "portable/tile.py",
             'largest = tl.full([BLOCK_M], float("-inf"), tl.float32)',
             "largest = tl.full([BLOCK_M], -3e38, tl.float32)",
             ["hallmark_decode", "hallmark_decode_combine", "hallmark_prefill"],
         ),
         # Triton's key for its cache lacks the code of a constexpr's properties.
         (
-            "gluon_decode_variants.py",
+            "hopper/decode/variants.py",
             "return self.queries * min(self.members, self.group)",
             "return self.queries * self.members",
             ["hallmark_gluon_decode_combine"],
@@ -111,7 +111,7 @@ def test_a_kernel_that_does_not_compile_is_no_pass(
     cache: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     broken = make_checkout(tmp_path, PAIRS[1:])
-    edit(broken, "triton_decode.py", "kv_head = tl.program_id(1)", "kv_head = no_such_name")
+    edit(broken, "portable/decode.py", "kv_head = tl.program_id(1)", "kv_head = no_such_name")
     out = str(tmp_path / "ptx.json")
     assert main(["matrix", "ptx", "collect", str(broken), "--out", out, "--paths", "triton.decode", *cache]) == 3
     failed = capsys.readouterr().out

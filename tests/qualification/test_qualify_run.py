@@ -14,18 +14,18 @@ from kernels.catalog import PATHS, path_named
 from kernels.fingerprint import Device
 from kernels.path import KernelPath, Tier
 from kernels.shape import AttentionShape, Dtype, Phase
-from qualification.campaign import Tools, conduct, default_file, targets_of
 from qualification.canary.verdict import ExitCode
-from qualification.choice import choice_of, is_left_to_fallback, judge, may_compete, tier_of
-from qualification.defaults import Choices
-from qualification.evidence import Evidence, Timing
-from qualification.full_model import FullModel
-from qualification.ledger import Target
-from qualification.matrix import load_matrix, save_matrix
-from qualification.presets import preset_named
-from qualification.progress import ProgressLine, duration
-from qualification.qualify import Bench, DeviceLost, Pair, QualificationAborted, qualify
-from server.cli import main
+from qualification.common.progress import ProgressLine, duration
+from qualification.decision.defaults import Choices
+from qualification.decision.presets import preset_named
+from qualification.evidence.choice import choice_of, is_left_to_fallback, judge, may_compete, tier_of
+from qualification.evidence.evidence import Evidence, Timing
+from qualification.evidence.full_model import FullModel
+from qualification.evidence.ledger import Target
+from qualification.evidence.matrix import load_matrix, save_matrix
+from qualification.measure.campaign import Tools, conduct, default_file, targets_of
+from qualification.measure.qualify import Bench, DeviceLost, Pair, QualificationAborted, qualify
+from server.cli.main import main
 
 FIRST, FALLBACK = path("triton.x"), path("sdpa.x", Tier.FALLBACK)
 CATALOG = (FIRST, FALLBACK)

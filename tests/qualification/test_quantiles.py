@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from qualification.quantiles import needed_samples, quantile, quantile_interval, ratio_interval
+from qualification.common.quantiles import needed_samples, quantile, quantile_interval, ratio_interval
 
 
 @pytest.mark.parametrize(("q", "expected"), [(0.5, 5), (0.9, 29), (0.1, 29), (0.95, 59), (0.99, 299)])

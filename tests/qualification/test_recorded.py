@@ -8,9 +8,9 @@ import torch
 from kernels.buckets import Bucket
 from kernels.catalog import path_named
 from kernels.shape import AttentionShape, Dtype, Phase
-from qualification.inputs import long_case
-from qualification.profile import calls_seen, is_helper
-from qualification.recorded import DriverError, Recorder, _KernelParams
+from qualification.attest.driver_record import DriverError, Recorder, _KernelParams
+from qualification.measure.inputs import long_case
+from qualification.measure.profile import calls_seen, is_helper
 
 
 def test_the_parameters_of_a_kernel_node_lie_where_the_driver_writes_them() -> None:

@@ -6,8 +6,8 @@ import pytest
 import torch
 from qualification_fakes import DECODE, SHAPE
 
-from qualification.inputs import cases
-from qualification.references import References, Shelf
+from qualification.measure.inputs import cases
+from qualification.measure.references import References, Shelf
 
 CPU = torch.device("cpu")
 

@@ -17,11 +17,11 @@ from qualification_fakes import DECODE, MACHINE, SHAPE, checks, evidence, path
 from kernels.buckets import Bucket
 from kernels.path import Tier
 from kernels.shape import Phase
-from qualification.bench.serve_cases import ServePlan
-from qualification.bench.serve_file import ServedSide, ServeFile, save
-from qualification.evidence import SUITE, Evidence
-from qualification.full_model import Attention, FullModel, ModelTiming
-from qualification.matrix import save_matrix
+from qualification.bench.serve.cases import ServePlan
+from qualification.bench.serve.file import ServedSide, ServeFile, save
+from qualification.evidence.evidence import SUITE, Evidence
+from qualification.evidence.full_model import Attention, FullModel, ModelTiming
+from qualification.evidence.matrix import save_matrix
 from qualification.report.answers import model_gains, phase_gains, servings, statuses, where_gained
 from qualification.report.command import add_arguments, run
 from qualification.report.page import render

@@ -8,8 +8,8 @@ from qualification_fakes import SHAPE, checks, evidence, path
 
 from kernels.fingerprint import Device
 from kernels.path import KernelPath, Tier
-from qualification.evidence import Evidence, Timing
-from qualification.rivals import Rivals
+from qualification.evidence.evidence import Evidence, Timing
+from qualification.measure.rivals import Rivals
 
 CPU = torch.device("cpu")
 FIRST = path("first")

@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from kernels.buckets import Bucket
 from kernels.shape import AttentionShape, Dtype, Mask, Phase
-from qualification.shape_text import parse_shape
+from qualification.evidence.shape_text import parse_shape
 
 SHAPES = st.builds(
     AttentionShape,

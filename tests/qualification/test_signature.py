@@ -2,7 +2,7 @@ import pytest
 
 from kernels.buckets import Bucket, bucket_of, buckets_up_to
 from kernels.shape import Dtype, Phase
-from qualification.signature import (
+from qualification.decision.model_shapes import (
     AttentionSignature,
     ServingLimits,
     SignatureError,

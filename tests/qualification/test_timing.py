@@ -3,8 +3,15 @@ import time
 import pytest
 import torch
 
-from qualification.evidence import Timing
-from qualification.timing import Judged, fastest_us, median_spread, time_call, time_together, time_until_believed
+from qualification.evidence.evidence import Timing
+from qualification.measure.timing import (
+    Judged,
+    fastest_us,
+    median_spread,
+    time_call,
+    time_together,
+    time_until_believed,
+)
 
 CPU = torch.device("cpu")
 

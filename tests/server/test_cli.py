@@ -12,10 +12,11 @@ import pytest
 from kernels.fingerprint import Device, Fingerprint
 from kernels.path import KernelPath, Limits, Tier
 from kernels.shape import Dtype, Phase
-from server.cli import UNREAD_TIMEOUT_MS, bind, build_parser, main, resolve, url_of
-from server.console import Console, plan_table
-from server.doctor import report
-from server.engine.messages import (
+from server.cli.console import Console, plan_table
+from server.cli.doctor import report
+from server.cli.main import UNREAD_TIMEOUT_MS, bind, build_parser, main, resolve, url_of
+from server.errors import ModelError, SettingsError
+from server.protocol.messages import (
     AttestationReport,
     EngineProgress,
     EngineReady,
@@ -24,8 +25,7 @@ from server.engine.messages import (
     PlanRow,
     StepRecord,
 )
-from server.engine.shadow_report import ShadowReport
-from server.errors import ModelError, SettingsError
+from server.protocol.shadow_report import ShadowReport
 from server.settings import Settings
 
 
@@ -68,7 +68,7 @@ def test_a_missing_key_file_stops_the_start(capsys: pytest.CaptureFixture[str], 
 
 def test_a_reader_who_has_seen_enough_gets_no_complaint_and_no_pass() -> None:
     with subprocess.Popen(
-        [sys.executable, "-m", "server.cli", "matrix", "show"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [sys.executable, "-m", "server.cli.main", "matrix", "show"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as command:
         assert command.stdout is not None
         assert command.stderr is not None
@@ -78,10 +78,10 @@ def test_a_reader_who_has_seen_enough_gets_no_complaint_and_no_pass() -> None:
 
 def test_an_interrupted_command_gives_no_traceback_and_no_pass() -> None:
     code = """
-import os, signal, sys, server.cli
+import os, signal, sys, server.cli.main
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts what runs behind it with the signal ignored
-server.cli._VERDICTS["report"] = lambda _: os.kill(os.getpid(), signal.SIGINT)
-sys.exit(server.cli.main(["report"]))
+server.cli.main._VERDICTS["report"] = lambda _: os.kill(os.getpid(), signal.SIGINT)
+sys.exit(server.cli.main.main(["report"]))
 """
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False, timeout=60)
     assert (ended.returncode, ended.stderr) == (4, b"")
@@ -150,12 +150,12 @@ def test_a_folder_of_matrices_that_does_not_exist_stops_the_start(tmp_path: Path
 
 
 def test_the_api_process_does_without_torch() -> None:
-    code = "import sys, server.cli; sys.exit('torch' in sys.modules)"
+    code = "import sys, server.cli.main; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
 
 
 def test_a_full_disk_takes_lines_and_not_the_server() -> None:
-    code = "import os, server.cli; [server.cli._print(line) for line in 'ab']; os._exit(7)"
+    code = "import os, server.cli.main; [server.cli.main._print(line) for line in 'ab']; os._exit(7)"
     with Path("/dev/full").open("wb") as full:
         ended = subprocess.run(
             [sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE, check=False, timeout=60

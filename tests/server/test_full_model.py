@@ -8,12 +8,12 @@ import pytest
 from tiny_llama import make_tiny_llama
 
 from kernels.shape import Phase
-from qualification.full_model import Attention, FullModel
-from qualification.presets import PRESETS, Preset
-from qualification.signature import signature_from_config
-from server.engine.planning import signature_of
-from server.full_model import measure_model
-from server.model.load import load_config
+from qualification.decision.model_shapes import signature_from_config
+from qualification.decision.presets import PRESETS, Preset
+from qualification.evidence.full_model import Attention, FullModel
+from server.bench.full_model.measure import measure_model
+from server.engine.startup.attention_plan import signature_of
+from server.model.load.load import load_config
 from server.settings import DeviceChoice, Settings
 
 

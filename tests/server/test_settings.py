@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from qualification.decision import Policy
+from qualification.decision.decision import Policy
 from server.errors import SettingsError
 from server.settings import DeviceChoice, Settings, read_settings
 

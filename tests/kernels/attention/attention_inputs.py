@@ -7,9 +7,9 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from kernels.attention.batch import AttentionBatch, AttentionFlags
-from kernels.attention.compare import Errors, compare
+from kernels.batch import AttentionBatch, AttentionFlags
 from kernels.path import RunAttention
+from kernels.reference.compare import Errors, compare
 
 POISON_PAGE = 2**30  # far outside any pool: reading it is a crash
 NAN = float("nan")

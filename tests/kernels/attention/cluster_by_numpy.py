@@ -11,10 +11,13 @@ import torch
 from gluon_by_numpy import Language, Map, Pointer, array, kernels_in_numpy
 from torch import Tensor
 
-from kernels.attention import gluon_decode, gluon_decode_cluster, gluon_decode_shares, gluon_decode_stream
-from kernels.attention.batch import AttentionBatch, AttentionFlags
-from kernels.attention.gluon_calls import scales
-from kernels.attention.gluon_decode_variants import DecodeVariant
+from kernels.batch import AttentionBatch, AttentionFlags
+from kernels.hopper.decode import cluster as gluon_decode_cluster
+from kernels.hopper.decode import kernel as gluon_decode
+from kernels.hopper.decode import shares as gluon_decode_shares
+from kernels.hopper.decode import stream as gluon_decode_stream
+from kernels.hopper.decode.variants import DecodeVariant
+from kernels.tma.launches import scales
 
 _MODULES = (gluon_decode_shares, gluon_decode_stream, gluon_decode, gluon_decode_cluster)
 

@@ -12,10 +12,10 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from kernels.attention.tiles import SHARED_BYTES_HOPPER, Tiles, decode_tiles, padded_head_dim, query_tiles
-from kernels.attention.triton_decode import hallmark_decode, hallmark_decode_combine
-from kernels.attention.triton_extend import hallmark_extend
-from kernels.attention.triton_prefill import hallmark_prefill
+from kernels.portable.decode import hallmark_decode, hallmark_decode_combine
+from kernels.portable.extend import hallmark_extend
+from kernels.portable.launch_config import SHARED_BYTES_HOPPER, Tiles, decode_tiles, padded_head_dim, query_tiles
+from kernels.portable.prefill import hallmark_prefill
 
 FLAGS = ("HAS_WINDOW", "HAS_SOFTCAP", "HAS_SINKS", "HAS_SPANS")
 INT32_POINTERS = ("cu_seqlens_q_ptr", "cu_seqlens_k_ptr", "page_table_ptr", "context_lens_ptr", "spans_ptr")

@@ -16,10 +16,10 @@ from triton.experimental.gluon import jit
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from kernels.attention import gluon_schedule
-from kernels.attention.gluon_pipeline import barriers
-from kernels.attention.gluon_schedule import schedule, take_tile
-from kernels.attention.gluon_variants import TILINGS, AnyTensor, Variant
+from kernels.hopper import schedule as gluon_schedule
+from kernels.hopper.pipeline import barriers
+from kernels.hopper.schedule import schedule, take_tile
+from kernels.hopper.variants import TILINGS, AnyTensor, Variant
 
 RING = gluon_schedule.RING
 HEADS, BLOCKS, PROGRAMS = 8, 40, 16

@@ -6,8 +6,8 @@ import torch
 from attention_inputs import NAN, Inputs, flags_for
 from torch import Tensor
 
-from kernels.fused.matmul import linear
 from kernels.fused.rope_kv import rope_and_write_kv
+from kernels.linear.matmul import linear
 from kernels.path import RunAttention
 
 

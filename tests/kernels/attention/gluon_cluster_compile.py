@@ -10,10 +10,10 @@ from gluon_compile import _Hopper
 from gluon_sass import count, disassemble
 from triton.runtime import driver
 
-from kernels.attention.batch import AttentionFlags
-from kernels.attention.gluon_decode_launch import compiled_cluster
-from kernels.attention.gluon_decode_variants import variant_of
-from kernels.attention.gluon_variants import pointer_class
+from kernels.batch import AttentionFlags
+from kernels.hopper.decode.launch import compiled_cluster
+from kernels.hopper.decode.variants import variant_of
+from kernels.hopper.variants import pointer_class
 
 # name: (head dim, (query heads, KV heads), queries, page size, flags)
 CASES = {

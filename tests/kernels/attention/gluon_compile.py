@@ -12,9 +12,9 @@ from gluon_sass import barrier_offsets, disassemble
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
-from kernels.attention.batch import AttentionBatch, AttentionFlags
-from kernels.attention.gluon_prefill_launch import compiled_prefill
-from kernels.attention.gluon_variants import LONG, Variant, pointer_class, variant_of
+from kernels.batch import AttentionBatch, AttentionFlags
+from kernels.hopper.prefill.launch import compiled_prefill
+from kernels.hopper.variants import LONG, Variant, pointer_class, variant_of
 
 
 class _Hopper:

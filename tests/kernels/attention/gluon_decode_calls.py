@@ -12,8 +12,9 @@ import torch
 from gluon_compile import _Hopper
 from triton.runtime import driver
 
-from kernels.attention import gluon_decode, gluon_decode_launch
-from kernels.attention.batch import AttentionBatch, AttentionFlags
+from kernels.batch import AttentionBatch, AttentionFlags
+from kernels.hopper.decode import kernel as gluon_decode
+from kernels.hopper.decode import launch as gluon_decode_launch
 
 PROCESSORS = 132
 ADDRESSES = 1 << 32  # and above: they differ from call to call

@@ -11,10 +11,10 @@ from gluon_compile import _SINKS, _SPANS, _Hopper
 from gluon_findings import findings
 from triton.runtime import driver
 
-from kernels.attention import gluon_extend_launch
-from kernels.attention.batch import AttentionFlags
-from kernels.attention.gluon_extend_variants import extend_variant_of, longer, whole
-from kernels.attention.gluon_variants import pointer_class
+from kernels.batch import AttentionFlags
+from kernels.hopper.extend import launch as gluon_extend_launch
+from kernels.hopper.extend.variants import extend_variant_of, longer, whole
+from kernels.hopper.variants import pointer_class
 
 # name: (head dim, page size, query heads a KV head, flags)
 _ALL = {"window": 1000, "softcap": 50.0, "sinks": _SINKS, "spans": _SPANS}

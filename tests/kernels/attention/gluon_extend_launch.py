@@ -12,12 +12,12 @@ from gluon_launch import _Launcher, _Recording
 from torch import Tensor
 from triton.runtime import driver
 
-from kernels.attention import gluon_extend_launch
-from kernels.attention.batch import AttentionBatch, AttentionFlags
-from kernels.attention.gluon_extend import hallmark_gluon_extend
-from kernels.attention.gluon_extend_combine import hallmark_gluon_extend_combine
-from kernels.attention.gluon_extend_plan import hallmark_gluon_extend_plan, hallmark_gluon_extend_split
-from kernels.attention.gluon_variants import AnyTensor
+from kernels.batch import AttentionBatch, AttentionFlags
+from kernels.hopper.extend import launch as gluon_extend_launch
+from kernels.hopper.extend.combine import hallmark_gluon_extend_combine
+from kernels.hopper.extend.kernel import hallmark_gluon_extend
+from kernels.hopper.extend.plan import hallmark_gluon_extend_plan, hallmark_gluon_extend_split
+from kernels.hopper.variants import AnyTensor
 
 KERNELS = (
     hallmark_gluon_extend_plan,

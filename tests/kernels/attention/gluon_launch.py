@@ -12,11 +12,11 @@ import torch
 from gluon_compile import _Hopper
 from triton.runtime import driver
 
-from kernels.attention.batch import AttentionBatch, AttentionFlags
-from kernels.attention.gluon_prefill import hallmark_gluon_prefill
-from kernels.attention.gluon_prefill_launch import run_prefill
-from kernels.attention.gluon_schedule import hallmark_gluon_plan
-from kernels.attention.gluon_variants import AnyTensor
+from kernels.batch import AttentionBatch, AttentionFlags
+from kernels.hopper.prefill.kernel import hallmark_gluon_prefill
+from kernels.hopper.prefill.launch import run_prefill
+from kernels.hopper.schedule import hallmark_gluon_plan
+from kernels.hopper.variants import AnyTensor
 
 
 class _Launcher:

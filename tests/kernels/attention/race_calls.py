@@ -15,17 +15,17 @@ import torch
 from attention_inputs import Inputs, flags_for, packed, paged
 from torch import Tensor
 
-from kernels.attention.batch import AttentionFlags
-from kernels.attention.gluon_decode_launch import run_decode
-from kernels.attention.gluon_extend_launch import launches_of as extend_launches
-from kernels.attention.gluon_extend_launch import run_extend
-from kernels.attention.gluon_extend_variants import extend_variant_of, longer
-from kernels.attention.gluon_prefill_launch import launches_of as prefill_launches
-from kernels.attention.gluon_schedule import plan_tiles
-from kernels.attention.gluon_variants import LONG_TILINGS, TILINGS, Tiling, variant_of
-from kernels.fused.gluon_wide import launch_wide
-from kernels.fused.matmul import linear
-from kernels.fused.skinny import wide_tiling
+from kernels.batch import AttentionFlags
+from kernels.hopper.decode.launch import run_decode
+from kernels.hopper.extend.launch import launches_of as extend_launches
+from kernels.hopper.extend.launch import run_extend
+from kernels.hopper.extend.variants import extend_variant_of, longer
+from kernels.hopper.prefill.launch import launches_of as prefill_launches
+from kernels.hopper.schedule import plan_tiles
+from kernels.hopper.variants import LONG_TILINGS, TILINGS, Tiling, variant_of
+from kernels.linear.matmul import linear
+from kernels.linear.tilings import wide_tiling
+from kernels.linear.wide import launch_wide
 from kernels.processors import num_processors
 
 CPU, CUDA, BF16 = torch.device("cpu"), torch.device("cuda"), torch.bfloat16

@@ -16,7 +16,9 @@ sys.path.append(str(Path(__file__).parent))
 
 import race_calls
 
-from kernels.attention import gluon_decode_launch, gluon_extend_launch, gluon_prefill_launch
+from kernels.hopper.decode import launch as gluon_decode_launch
+from kernels.hopper.extend import launch as gluon_extend_launch
+from kernels.hopper.prefill import launch as gluon_prefill_launch
 
 HUNG = 3
 SECONDS = 4.0  # a shaken call takes a few milliseconds

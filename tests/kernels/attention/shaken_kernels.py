@@ -11,8 +11,7 @@ from pathlib import Path
 
 KERNELS = Path(__file__).resolve().parents[3] / "kernels"
 SHAKEN = (
-    "gluon_pipeline", "gluon_schedule", "gluon_consumer", "gluon_ahead", "gluon_extend_producer", "gluon_decode",
-    "gluon_decode_stream",
+    "pipeline", "schedule", "consumer", "consumer_ahead", "extend/producer", "decode/kernel", "decode/stream"
 )  # fmt: skip
 SHAKE = '''"""Sleeps for a time that nobody can foresee."""
 
@@ -37,7 +36,7 @@ def shake():
         }""", "=r,r", [gl.to_tensor(0)], dtype=gl.int32, is_pure=False, pack=1,
     )
 '''
-_IMPORT = "from kernels.attention.gluon_shake import shake\n"
+_IMPORT = "from kernels.hopper.shake import shake\n"
 _STATEMENT = re.compile(
     r"^( +)(?:mbarrier\.(?:wait|arrive|expect)|hardware_(?:sync|arrive)|tma\.async_copy\w+)\(.*\)\n", re.MULTILINE
 )
@@ -49,31 +48,31 @@ Edits = tuple[tuple[str, str], ...]
 # name: (file, (what stands there, what a mutant has instead), ...)
 MUTANTS: dict[str, tuple[str, Edits]] = {
     "tile posted over one that is read": (
-        "gluon_schedule",
+        "schedule",
         (("mbarrier.wait(ring_free.index(slot), ((n // RING) & 1) ^ 1)", "pass"),),
     ),
     "tile read before it is posted": (
-        "gluon_schedule",
+        "schedule",
         (("mbarrier.wait(ring_full.index(slot), (n // RING) & 1)", "pass"),),
     ),
     "tile given back before it is read": (
-        "gluon_schedule",
+        "schedule",
         ((f"{_ARRIVAL}    return", "    return"), (_READ, _ARRIVAL + _READ)),
     ),
     "queries copied over those in use": (
-        "gluon_pipeline",
+        "pipeline",
         (("mbarrier.wait(q_free.index(buffer), ((n // Q_BUFFERS) & 1) ^ 1)", "pass"),),
     ),
     "stage filled while it is in use": (
-        "gluon_pipeline",
+        "pipeline",
         (("mbarrier.wait(free.index(fill % STAGES), ((fill // STAGES) & 1) ^ 1)", "pass"),),
     ),
     "stage filled while it is in use, by name": (
-        "gluon_pipeline",
+        "pipeline",
         ((f"hardware_sync({_CLAIM}", f"hardware_arrive({_CLAIM}"),),
     ),
     "keys and values read before they are there": (
-        "gluon_pipeline",
+        "pipeline",
         (("mbarrier.wait(ring[1].index(fill % STAGES), (fill // STAGES) & 1, pred=pred)", "pass"),),
     ),
 }  # fmt: skip
@@ -82,7 +81,7 @@ MUTANTS: dict[str, tuple[str, Edits]] = {
 def copy_kernels(to: Path, *, shaken: bool = True, mutant: str | None = None) -> Path:
     """`to`, which then holds a copy of kernels/: shaken, and with a mutant's fault."""
     shutil.copytree(KERNELS, to / "kernels", ignore=shutil.ignore_patterns("__pycache__"))
-    folder = to / "kernels" / "attention"
+    folder = to / "kernels" / "hopper"
     if mutant is not None:
         name, edits = MUTANTS[mutant]
         source = (folder / f"{name}.py").read_text()
@@ -91,7 +90,7 @@ def copy_kernels(to: Path, *, shaken: bool = True, mutant: str | None = None) ->
             source = source.replace(old, new)
         (folder / f"{name}.py").write_text(source)
     if shaken:
-        (folder / "gluon_shake.py").write_text(SHAKE)
+        (folder / "shake.py").write_text(SHAKE)
         for name in SHAKEN:
             shake(folder / f"{name}.py")
     return to

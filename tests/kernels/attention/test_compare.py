@@ -6,10 +6,10 @@ import pytest
 import torch
 from attention_inputs import Inputs, flags_for, packed
 
-from kernels.attention import sdpa
-from kernels.attention.batch import AttentionFlags
-from kernels.attention.compare import Errors, coarse_reference_of, compare, errors_of
-from kernels.attention.oracle import attention_oracle
+from kernels.batch import AttentionFlags
+from kernels.reference.compare import Errors, coarse_reference_of, compare, errors_of
+from kernels.reference.oracle import attention_oracle
+from kernels.sdpa import backends as sdpa
 
 CPU = torch.device("cpu")
 

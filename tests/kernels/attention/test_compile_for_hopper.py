@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from compile_outside import run_outside
 
-from kernels.attention.tiles import SHARED_BYTES_HOPPER
+from kernels.portable.launch_config import SHARED_BYTES_HOPPER
 
 HERE = Path(__file__).parent
 Report = dict[str, dict[str, int]]

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.attention import gluon_calls
-from kernels.attention.batch import AttentionBatch, AttentionFlags
-from kernels.attention.gluon_calls import Launches, Maps, TensorMap, repeated
+from kernels.batch import AttentionBatch, AttentionFlags
 from kernels.path import RunAttention
+from kernels.tma import launches as gluon_calls
+from kernels.tma.launches import Launches, Maps, TensorMap, repeated
 
 FLAGS = AttentionFlags(0.1)
 SINKS = torch.zeros(4)

@@ -10,7 +10,7 @@ from gluon_ptx import arrivals_in_flight, early_arrivals
 from gluon_ring import strays
 from gluon_sass import barrier_offsets, hazards, overlapped_exponentials
 
-from kernels.attention.tiles import SHARED_BYTES_HOPPER
+from kernels.portable.launch_config import SHARED_BYTES_HOPPER
 
 HERE = Path(__file__).parent
 # A few words at a tile's end, none in a step: at 128 two blocks of scores leave no register. Nothing else may spill.

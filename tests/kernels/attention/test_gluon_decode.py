@@ -8,9 +8,9 @@ import torch
 from attention_inputs import Inputs, assert_right, flags_for, paged
 from gluon_by_numpy import numpy_runner
 
-from kernels.attention import gluon_decode_shares
-from kernels.attention.batch import AttentionFlags
-from kernels.attention.gluon_decode_variants import DecodeVariant, variant_of
+from kernels.batch import AttentionFlags
+from kernels.hopper.decode import shares as gluon_decode_shares
+from kernels.hopper.decode.variants import DecodeVariant, variant_of
 
 CPU = torch.device("cpu")
 # No key, no query, tile and page edges, and one context much longer than the others.

@@ -7,8 +7,8 @@ import torch
 from attention_inputs import Inputs, assert_right, flags_for, paged
 from cluster_by_numpy import run_clusters
 
-from kernels.attention.batch import AttentionFlags
-from kernels.attention.gluon_decode_variants import variant_of
+from kernels.batch import AttentionFlags
+from kernels.hopper.decode.variants import variant_of
 
 CPU = torch.device("cpu")
 

@@ -6,10 +6,10 @@ from attention_inputs import NAN, Inputs, assert_right, attend, flags_for, paged
 from decode_graphs import assert_launches_wait_for_the_ones_before, replayed
 from torch import Tensor
 
-from kernels.attention.batch import AttentionBatch, AttentionFlags
-from kernels.attention.compare import compare
-from kernels.attention.gluon_decode_launch import launch_of_clusters, run_decode
-from kernels.attention.gluon_decode_variants import variant_of
+from kernels.batch import AttentionBatch, AttentionFlags
+from kernels.hopper.decode.launch import launch_of_clusters, run_decode
+from kernels.hopper.decode.variants import variant_of
+from kernels.reference.compare import compare
 
 pytestmark = pytest.mark.gpu
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from compile_outside import run_outside
 
-from kernels.attention.batch import AttentionFlags
-from kernels.attention.gluon_decode_variants import variant_of
+from kernels.batch import AttentionFlags
+from kernels.hopper.decode.variants import variant_of
 
 HERE = Path(__file__).parent
 SHARED_BYTES_OF_A_PROCESSOR = 228 * 1024

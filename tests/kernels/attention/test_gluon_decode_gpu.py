@@ -11,10 +11,10 @@ from attention_inputs import NAN, POISON_PAGE, Inputs, assert_right, attend, fla
 from decode_graphs import assert_launches_wait_for_the_ones_before, replayed
 from torch import Tensor
 
-from kernels.attention.compare import compare
-from kernels.attention.gluon_decode_launch import run_decode
-from kernels.attention.triton_decode import run_decode as run_triton_decode
 from kernels.functional import attention_paged
+from kernels.hopper.decode.launch import run_decode
+from kernels.portable.decode import run_decode as run_triton_decode
+from kernels.reference.compare import compare
 
 pytestmark = pytest.mark.gpu
 

@@ -7,7 +7,7 @@ import pytest
 from compile_outside import run_outside
 from gluon_findings import excess_spills, found
 
-from kernels.attention.tiles import SHARED_BYTES_HOPPER
+from kernels.portable.launch_config import SHARED_BYTES_HOPPER
 
 HERE = Path(__file__).parent
 # Of once a tile: the producer has 32 registers, too few for eight pages a block; each of three consumers has 160.

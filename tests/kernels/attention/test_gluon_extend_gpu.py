@@ -8,12 +8,12 @@ import pytest
 import torch
 from attention_inputs import NAN, POISON_PAGE, Inputs, assert_right, attend, errors_of, flags_for, paged
 
-from kernels.attention.compare import compare
-from kernels.attention.gluon_extend_launch import launches_of, run_extend
-from kernels.attention.gluon_extend_variants import extend_variant_of, longer
-from kernels.attention.gluon_extend_work import work_of
-from kernels.attention.triton_extend import run_extend as run_triton_extend
+from kernels.hopper.extend.launch import launches_of, run_extend
+from kernels.hopper.extend.sizing import work_of
+from kernels.hopper.extend.variants import extend_variant_of, longer
+from kernels.portable.extend import run_extend as run_triton_extend
 from kernels.processors import num_processors
+from kernels.reference.compare import compare
 
 pytestmark = pytest.mark.gpu
 

@@ -8,12 +8,12 @@ from itertools import pairwise
 import pytest
 import torch
 
-from kernels.attention.batch import AttentionBatch, AttentionFlags
-from kernels.attention.gluon_extend_launch import as_rows, page_maps, rows_of_page
-from kernels.attention.gluon_extend_variants import extend_variant_of, longer, variants_beside, whole
-from kernels.attention.gluon_extend_work import Work, is_long_work, plan_extend, tiles_of, work_of
-from kernels.attention.gluon_schedule import HEADER, ITEM
-from kernels.attention.gluon_variants import TILINGS, Variant
+from kernels.batch import AttentionBatch, AttentionFlags
+from kernels.hopper.extend.launch import as_rows, page_maps, rows_of_page
+from kernels.hopper.extend.sizing import Work, is_long_work, plan_extend, tiles_of, work_of
+from kernels.hopper.extend.variants import extend_variant_of, longer, variants_beside, whole
+from kernels.hopper.schedule import HEADER, ITEM
+from kernels.hopper.variants import TILINGS, Variant
 
 PROCESSORS = 132
 BOX = (0, 2)  # of a tensor map: its elements are of two bytes

@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.attention.batch import AttentionBatch, AttentionFlags
-from kernels.attention.compare import compare
-from kernels.attention.gluon_prefill_launch import run_prefill
-from kernels.attention.gluon_variants import LONG, variant_of
-from kernels.attention.triton_prefill import run_prefill as run_triton_prefill
+from kernels.batch import AttentionBatch, AttentionFlags
+from kernels.hopper.prefill.launch import run_prefill
+from kernels.hopper.variants import LONG, variant_of
+from kernels.portable.prefill import run_prefill as run_triton_prefill
+from kernels.reference.compare import compare
 
 pytestmark = pytest.mark.gpu
 

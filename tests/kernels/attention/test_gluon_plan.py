@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from kernels.attention.batch import AttentionBatch, AttentionFlags
-from kernels.attention.gluon_launch import value_dims
-from kernels.attention.gluon_schedule import HEADER, ITEM, L2_BYTES, plan_tiles
-from kernels.attention.gluon_variants import TILINGS, variant_of
+from kernels.batch import AttentionBatch, AttentionFlags
+from kernels.hopper.schedule import HEADER, ITEM, L2_BYTES, plan_tiles
+from kernels.hopper.tensor_layout import value_dims
+from kernels.hopper.variants import TILINGS, variant_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kernels.attention.batch import AttentionBatch, AttentionFlags
-from kernels.attention.gluon_extend_variants import extend_variant_of, longer, variants_beside, whole
-from kernels.attention.gluon_softmax import EXP2
-from kernels.attention.gluon_variants import (
+from kernels.batch import AttentionBatch, AttentionFlags
+from kernels.hopper.extend.variants import extend_variant_of, longer, variants_beside, whole
+from kernels.hopper.softmax import EXP2
+from kernels.hopper.variants import (
     LONG,
     LONG_SOFTCAP,
     LONG_WINDOW,

@@ -6,11 +6,11 @@ import pytest
 import torch
 from attention_inputs import NAN, Inputs, assert_right, packed
 
-from kernels.attention.batch import AttentionFlags
-from kernels.attention.compare import compare
-from kernels.attention.gluon_prefill_launch import launches_of, run_prefill
-from kernels.attention.gluon_schedule import plan_tiles
-from kernels.attention.gluon_variants import LONG, LONG_SOFTCAP, LONG_TILINGS, LONG_WINDOW, variant_of
+from kernels.batch import AttentionFlags
+from kernels.hopper.prefill.launch import launches_of, run_prefill
+from kernels.hopper.schedule import plan_tiles
+from kernels.hopper.variants import LONG, LONG_SOFTCAP, LONG_TILINGS, LONG_WINDOW, variant_of
+from kernels.reference.compare import compare
 
 pytestmark = pytest.mark.gpu
 

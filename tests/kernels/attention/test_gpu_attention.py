@@ -6,13 +6,13 @@ import pytest
 import torch
 from attention_inputs import NAN, Inputs, assert_right, attend, flags_for, packed, paged
 
-from kernels.attention.batch import AttentionFlags
-from kernels.attention.compare import compare
-from kernels.attention.triton_decode import run_decode
+from kernels.batch import AttentionFlags
 from kernels.catalog import PATHS, path_named
 from kernels.device import read_fingerprint
 from kernels.functional import shape_of
 from kernels.path import KernelPath, RunAttention
+from kernels.portable.decode import run_decode
+from kernels.reference.compare import compare
 
 pytestmark = pytest.mark.gpu
 

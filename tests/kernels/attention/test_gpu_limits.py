@@ -6,11 +6,11 @@ import pytest
 import torch
 from attention_inputs import NAN, Inputs, flags_for, packed, paged
 
-from kernels.attention.batch import AttentionFlags
-from kernels.attention.gluon_decode_launch import run_decode
-from kernels.attention.gluon_extend_launch import run_extend
-from kernels.attention.gluon_prefill_launch import run_prefill
+from kernels.batch import AttentionFlags
 from kernels.catalog import path_named
+from kernels.hopper.decode.launch import run_decode
+from kernels.hopper.extend.launch import run_extend
+from kernels.hopper.prefill.launch import run_prefill
 from kernels.path import RunAttention
 
 pytestmark = pytest.mark.gpu

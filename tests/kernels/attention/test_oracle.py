@@ -7,8 +7,8 @@ import torch
 from attention_inputs import Inputs, flags_for, packed, paged
 from torch import Tensor
 
-from kernels.attention.batch import AttentionFlags
-from kernels.attention.oracle import attention_oracle
+from kernels.batch import AttentionFlags
+from kernels.reference.oracle import attention_oracle
 
 CPU = torch.device("cpu")
 

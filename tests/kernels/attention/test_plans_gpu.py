@@ -6,11 +6,11 @@ import pytest
 import torch
 from attention_inputs import Inputs, attend, packed, paged
 
-from kernels.attention.batch import AttentionFlags
-from kernels.attention.gluon_decode_launch import run_decode
-from kernels.attention.gluon_extend_launch import run_extend
-from kernels.attention.gluon_prefill_launch import run_prefill
-from kernels.attention.gluon_variants import LONG, variant_of
+from kernels.batch import AttentionFlags
+from kernels.hopper.decode.launch import run_decode
+from kernels.hopper.extend.launch import run_extend
+from kernels.hopper.prefill.launch import run_prefill
+from kernels.hopper.variants import LONG, variant_of
 from kernels.path import RunAttention
 
 pytestmark = pytest.mark.gpu

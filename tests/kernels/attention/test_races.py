@@ -28,11 +28,17 @@ CHECKS = {
 # the arrival that hands it back: test_gluon_compile.py and test_gluon_extend_compile.py read that from machine code.
 ROLES = ("if VARIANT.tiling.consumers == 2:", "else:", "gl.warp_specialize([")
 REPORTED = {
-    "gluon_schedule.py": ("ring.index(index).store(", "return gl.max(ring.index(index).load("),
-    "gluon_consumer.py": ("fill = skip_keys(keys, fill, num_below",),
-    "gluon_prefill.py": ("def hallmark_gluon_prefill(", *ROLES),
-    "gluon_extend.py": ("def hallmark_gluon_extend(", *ROLES),
+    "hopper/schedule.py": ("ring.index(index).store(", "return gl.max(ring.index(index).load("),
+    "hopper/consumer.py": ("fill = skip_keys(keys, fill, num_below",),
+    "prefill/kernel.py": ("def hallmark_gluon_prefill(", *ROLES),
+    "extend/kernel.py": ("def hallmark_gluon_extend(", *ROLES),
 }
+
+
+def source_of(name: str) -> Path:
+    """The file with this folder and name."""
+    [found] = (HERE.parents[2] / "kernels").rglob(name)
+    return found
 
 
 def reported_lines() -> set[tuple[str, str]]:
@@ -40,7 +46,7 @@ def reported_lines() -> set[tuple[str, str]]:
     return {
         (name, str(number))
         for name, starts in REPORTED.items()
-        for number, line in enumerate((HERE.parents[2] / "kernels/attention" / name).read_text().splitlines(), 1)
+        for number, line in enumerate(source_of(name).read_text().splitlines(), 1)
         if line.lstrip().startswith(starts)
     }
 
@@ -86,5 +92,5 @@ def test_racecheck_reports_nothing_but_what_it_cannot_follow(kind: str) -> None:
     done = subprocess.run([*command, *program], env=environment(), capture_output=True, text=True, check=False)
     assert [line.removeprefix("finite ") for line in done.stdout.splitlines() if line.startswith("finite")] == names
     accesses = [line for line in done.stdout.splitlines() if "ccess at" in line]
-    found = [re.search(r" in (?:\S*/)?(\w+\.py):(\d+)", line) for line in accesses]
+    found = [re.search(r" in (?:\S*/)?(\w+/\w+\.py):(\d+)", line) for line in accesses]
     assert {each.groups() if each else line for each, line in zip(found, accesses, strict=True)} <= reported_lines()

@@ -4,9 +4,9 @@ import pytest
 import torch
 from attention_inputs import assert_right, attend, flags_for, packed, paged
 
-from kernels.attention.batch import AttentionFlags
-from kernels.attention.sdpa import run_cpu, run_math
+from kernels.batch import AttentionFlags
 from kernels.path import RunAttention
+from kernels.sdpa.backends import run_cpu, run_math
 
 CPU = torch.device("cpu")
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]

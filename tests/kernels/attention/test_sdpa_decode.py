@@ -8,8 +8,8 @@ import torch
 from attention_inputs import NAN, Inputs, assert_right, attend, flags_for, paged
 from torch import Tensor
 
-from kernels.attention.sdpa import run_cpu
-from kernels.attention.sdpa_decode import KEPT, Kept
+from kernels.sdpa.backends import run_cpu
+from kernels.sdpa.cpu_decode import KEPT, Kept
 
 CPU = torch.device("cpu")
 RAGGED = (1, 4096, 17, 16, 700, 15, 2, 1111, 690, 64, 63, 65)

@@ -6,8 +6,8 @@ import pytest
 import torch
 from attention_inputs import POISON_PAGE, assert_right, attend, flags_for, paged
 
-from kernels.attention.tiles import Tiles
-from kernels.attention.triton_decode import num_splits_for, run_decode
+from kernels.portable.decode import num_splits_for, run_decode
+from kernels.portable.launch_config import Tiles
 
 # One and more splits of one and more tiles; no query, no key, and page edges.
 CONTEXTS = [1, 15, 16, 17, 130, 5, 0, 65]

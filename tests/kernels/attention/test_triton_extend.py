@@ -6,7 +6,7 @@ import pytest
 import torch
 from attention_inputs import NAN, POISON_PAGE, assert_right, attend, flags_for, paged
 
-from kernels.attention.triton_extend import run_extend
+from kernels.portable.extend import run_extend
 
 
 @pytest.mark.parametrize("page_size", [1, 16, 24])  # 24: neither a power of two nor a divisor of the tile

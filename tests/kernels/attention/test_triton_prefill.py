@@ -6,8 +6,8 @@ import pytest
 import torch
 from attention_inputs import NAN, assert_right, attend, edges, flags_for, packed
 
-from kernels.attention.batch import AttentionBatch
-from kernels.attention.triton_prefill import run_prefill
+from kernels.batch import AttentionBatch
+from kernels.portable.prefill import run_prefill
 
 # In the interpreter a tile is 32 packed rows by 32 keys: lengths are one off each edge, for a group of one.
 RAGGED = [31, 1, 0, 33, 64]

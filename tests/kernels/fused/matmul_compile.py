@@ -11,9 +11,9 @@ import torch
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
-from kernels.fused.gluon_matmul import compiled_skinny
-from kernels.fused.gluon_wide import compiled_wide
-from kernels.fused.skinny import SkinnyTiling, tiling_for
+from kernels.linear.skinny import compiled_skinny
+from kernels.linear.tilings import SkinnyTiling, tiling_for
+from kernels.linear.wide import compiled_wide
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "attention"))
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.fused.chooser import Chooser, Measured, agrees, ranking
-from kernels.fused.cublaslt import Algorithm, CublasLt, Prepared, Product
-from kernels.fused.matmul_fallback import MatmulFallback
+from kernels.linear.autotune import Chooser, Measured, agrees, ranking
+from kernels.linear.cublaslt import Algorithm, CublasLt, Prepared, Product
+from kernels.linear.fallbacks import MatmulFallback
 
 BF16, FP32 = torch.bfloat16, torch.float32
 

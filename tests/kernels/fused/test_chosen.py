@@ -9,10 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.fused.activation import swiglu_torch
-from kernels.fused.chosen import MOST_ROWS, ChosenProduct, measured_rows, sizes_up_to
-from kernels.fused.cublaslt import Algorithm, CublasLt, CublasLtError, Prepared, Product, load_library
-from kernels.fused.matmul import linear, linear_fp32, linear_swiglu
-from kernels.fused.matmul_fallback import MatmulFallback, MatmulFallbacks
+from kernels.linear.cublaslt import Algorithm, CublasLt, CublasLtError, Prepared, Product, load_library
+from kernels.linear.fallbacks import MatmulFallback, MatmulFallbacks
+from kernels.linear.matmul import linear, linear_fp32, linear_swiglu
+from kernels.linear.tuned import MOST_ROWS, ChosenProduct, measured_rows, sizes_up_to
 
 BF16, FP32 = torch.bfloat16, torch.float32
 SHAPE = (24, 16)

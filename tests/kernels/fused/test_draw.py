@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.fused.draw import _Parts
-from kernels.fused.penalties import RowPenalties, apply_penalties, apply_penalties_torch, penalty_tensors
-from kernels.fused.sampling import RowSampling, SampleResult, greedy, sample, sample_torch, sampling_tensors
+from kernels.sampling.draw import _Parts
+from kernels.sampling.penalties import RowPenalties, apply_penalties, apply_penalties_torch, penalty_tensors
+from kernels.sampling.sampling import RowSampling, SampleResult, greedy, sample, sample_torch, sampling_tensors
 
 VOCAB = 5000  # two blocks, the second one not full
 

@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.fused.chooser import Chooser
-from kernels.fused.chosen import ChosenProduct
-from kernels.fused.cublaslt import Algorithm, CublasLt, Product, load_library
-from kernels.fused.matmul import linear, linear_fp32, linear_swiglu
+from kernels.linear.autotune import Chooser
+from kernels.linear.cublaslt import Algorithm, CublasLt, Product, load_library
+from kernels.linear.matmul import linear, linear_fp32, linear_swiglu
+from kernels.linear.tuned import ChosenProduct
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="cuBLASLt needs a GPU")]
 

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from kernels.fused.activation import swiglu, swiglu_torch
 from kernels.fused.norm import add_rms_norm, rms_norm, rms_norm_torch
-from kernels.fused.penalties import RowPenalties
 from kernels.fused.rope_kv import rope_and_write_kv, rope_and_write_kv_torch
-from kernels.fused.sampling import RowSampling, sample, sample_torch, sampling_tensors
+from kernels.sampling.penalties import RowPenalties
+from kernels.sampling.sampling import RowSampling, sample, sample_torch, sampling_tensors
 
 pytestmark = pytest.mark.gpu
 

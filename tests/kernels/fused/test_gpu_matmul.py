@@ -5,9 +5,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.fused.matmul import linear, linear_fp32, linear_swiglu, tiling_of
 from kernels.fused.norm import add_rms_norm
-from kernels.fused.skinny import WIDE_ROW_COUNTS, WideTiling
+from kernels.linear.matmul import linear, linear_fp32, linear_swiglu, tiling_of
+from kernels.linear.tilings import WIDE_ROW_COUNTS, WideTiling
 
 pytestmark = [
     pytest.mark.gpu,

@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.fused.matmul import linear, linear_fp32, linear_swiglu
-from kernels.fused.packed import MAX_MULTIPLY_ADDS, MIN_ROWS, PackedWeight, packed
+from kernels.linear.matmul import linear, linear_fp32, linear_swiglu
+from kernels.linear.packed import MAX_MULTIPLY_ADDS, MIN_ROWS, PackedWeight, packed
 
 needs_fbgemm = pytest.mark.skipif(packed(torch.ones(16, 16)) is None, reason="this CPU or torch has no FBGEMM")
 

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kernels.fused.gumbel import gumbel_noise
-from kernels.fused.penalties import RowPenalties
-from kernels.fused.sampling import (
+from kernels.sampling.gumbel import gumbel_noise
+from kernels.sampling.penalties import RowPenalties
+from kernels.sampling.sampling import (
     RowSampling,
     SampleResult,
     SamplingTensors,

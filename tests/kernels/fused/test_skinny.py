@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from compile_outside import run_outside
 
 from kernels.fused.activation import swiglu_torch
-from kernels.fused.matmul import linear, linear_fp32, linear_swiglu
-from kernels.fused.skinny import BOX, MAX_ROWS, WIDE_ROW_COUNTS, skinny_tiling, tiling_for, wide_tiling
+from kernels.linear.matmul import linear, linear_fp32, linear_swiglu
+from kernels.linear.tilings import BOX, MAX_ROWS, WIDE_ROW_COUNTS, skinny_tiling, tiling_for, wide_tiling
 
 SHARED_BYTES = 232_448  # that one program may have on an H100 or H200
 H200_PROCESSORS = 132

@@ -14,16 +14,14 @@ from scraped import scraped_value
 from starlette.types import ASGIApp
 from tokenizers import decoders, models, pre_tokenizers
 
-from server.api.bodies import Bodies
-from server.api.edge import Admission, Edge
-from server.api.guard import Guard, GuardLimits
-from server.api.hosts import Hosts
-from server.api.keys import NO_KEYS, Access, ApiKeys, Keys
-from server.api.lifecycle import Lifecycle
-from server.app import Api, create_app
-from server.engine.attestations import Attestations
-from server.engine.client import EngineState
-from server.engine.messages import (
+from server.edge.admission import Admission, Edge
+from server.edge.body_memory import Bodies
+from server.edge.guard import Guard, GuardLimits
+from server.edge.hosts import Hosts
+from server.edge.keys import NO_KEYS, Access, ApiKeys, Keys
+from server.edge.lifecycle import Lifecycle
+from server.http.app import Api, create_app
+from server.protocol.messages import (
     AttentionUse,
     AttestationReport,
     EngineReady,
@@ -37,9 +35,11 @@ from server.engine.messages import (
     SamplingParams,
     TokenDelta,
 )
-from server.engine.orders import Orders
-from server.engine.streams import Take
 from server.settings import Settings
+from server.supervisor.attestation_requests import Attestations
+from server.supervisor.client import EngineState
+from server.supervisor.quarantine_requests import Orders
+from server.supervisor.streams import Take
 from server.telemetry.metrics import Metrics
 from server.telemetry.registry import Registry
 from server.telemetry.tracing import Tracing

@@ -5,9 +5,9 @@ from pathlib import Path
 import httpx
 from edge_fakes import served
 
-from server.api.keys import ApiKeys, Keys
-from server.app import create_admin_app
-from server.cli import bind, serve_admin, url_of
+from server.cli.main import bind, serve_admin, url_of
+from server.edge.keys import ApiKeys, Keys
+from server.http.app import create_admin_app
 
 
 def test_the_admin_port_answers_from_a_thread_of_its_own(folder: Path) -> None:

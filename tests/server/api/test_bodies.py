@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from edge_fakes import served
 
-from server.api.bodies import Bodies, Body, in_thread
+from server.edge.body_memory import Bodies, Body, in_thread
 from server.errors import TooManyRequests
 
 COMPLETIONS = "/v1/completions"

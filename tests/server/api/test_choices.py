@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from edge_fakes import delta, events, playing, saying, served, usage_of
 
-from server.api.sequences import Piece, merged
-from server.engine.messages import FinishReason, TokenDelta
+from server.http.completion import Piece, merged
+from server.protocol.messages import FinishReason, TokenDelta
 
 COMPLETIONS = "/v1/completions"
 USER = [{"role": "user", "content": "Hi"}]

@@ -9,9 +9,9 @@ import pytest
 from edge_fakes import saying, served
 from test_transport import Running, wait_until
 
-from server.api.connection import BODY_BYTES_PER_EXTRA, MAX_WAITING, PART_BYTES
-from server.api.headers import MAX_HEADER_BYTES, MAX_HEADERS
-from server.api.keys import ApiKeys, Keys
+from server.edge.connection import BODY_BYTES_PER_EXTRA, MAX_WAITING, PART_BYTES
+from server.edge.headers import MAX_HEADER_BYTES, MAX_HEADERS
+from server.edge.keys import ApiKeys, Keys
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 BODY = b'{"prompt": "abc", "max_tokens": 20}'

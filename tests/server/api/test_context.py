@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from server.api.bodies import Bodies, Body
-from server.api.context import RequestContext
+from server.edge.body_memory import Bodies, Body
+from server.edge.context import RequestContext
 
 
 def test_the_last_is_cleaned_up_first_and_one_that_fails_keeps_nobody_from_it() -> None:

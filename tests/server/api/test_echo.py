@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from edge_fakes import Served, delta, playing, saying, served, usage_of
 
-from server.engine.messages import FinishReason, TokenScores
+from server.protocol.messages import FinishReason, TokenScores
 
 COMPLETIONS = "/v1/completions"
 # Of the prompt "abc" and the token "d" that follows, in two chunks.

@@ -19,8 +19,8 @@ from edge_fakes import (
     usage_of,
 )
 
-from server.api.schemas import Message, plain_messages
-from server.engine.messages import FinishReason, SamplingParams, TokenDelta
+from server.http.schemas import Message, plain_messages
+from server.protocol.messages import FinishReason, SamplingParams, TokenDelta
 from server.settings import Settings
 from server.telemetry.tracing import Tracing
 

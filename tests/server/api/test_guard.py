@@ -10,9 +10,9 @@ import pytest
 from edge_fakes import Served, delta, events, impatient, playing, saying, served, with_keys
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server.engine.messages import FinishReason
 from server.errors import EngineDied
 from server.log import LineFormatter
+from server.protocol.messages import FinishReason
 
 COMPLETIONS = "/v1/completions"
 JSON = {"content-type": "application/json"}

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai.types import chat, completion_create_params
 
-from server.api.body import parse_json
-from server.api.schemas import ChatFields, CompletionFields, GenerationFields, read
 from server.errors import InvalidJson, UnsupportedField
+from server.http.json_body import parse_json
+from server.http.schemas import ChatFields, CompletionFields, GenerationFields, read
 
 COMPLETIONS = "/v1/completions"
 JSON = {"content-type": "application/json"}

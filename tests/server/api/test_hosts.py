@@ -6,9 +6,9 @@ import pytest
 from edge_fakes import Served, served, with_keys
 from test_transport import Running
 
-from server.api.hosts import allowed_hosts
-from server.app import create_admin_app
+from server.edge.hosts import allowed_hosts
 from server.errors import SettingsError
+from server.http.app import create_admin_app
 
 LOOPBACK = ["localhost", "LOCALHOST:8000", "localhost.", "127.0.0.1", "127.0.0.1:1", "[::1]", "[::1]:8000", "[0:0::1]"]
 FOREIGN = ["evil.example", "evil.example:8000", "localhost.evil.example", "127.0.0.1.evil.example", "10.0.0.7", "[::2]"]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from server.api.keys import Keys
+from server.edge.keys import Keys
 from server.errors import SettingsError
 from server.settings import Settings
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from server.api.limited import within
+from server.edge.timeouts import within
 
 
 class CountingLoop(asyncio.SelectorEventLoop):

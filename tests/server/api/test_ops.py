@@ -8,10 +8,10 @@ import pytest
 from edge_fakes import READY, plan_row, served
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from server.app import create_admin_app
-from server.engine.client import EngineState
-from server.engine.messages import AttestationReport, AttestedBatch, DispatchCount, Heartbeat
-from server.engine.shadow_report import ShadowReport
+from server.http.app import create_admin_app
+from server.protocol.messages import AttestationReport, AttestedBatch, DispatchCount, Heartbeat
+from server.protocol.shadow_report import ShadowReport
+from server.supervisor.client import EngineState
 
 
 def test_a_ready_server_is_alive_and_ready(folder: Path) -> None:

@@ -11,8 +11,8 @@ import pytest
 from edge_fakes import ScriptedEngine, Served, delta, served
 from test_transport import Running, wait_until
 
-from server.engine.messages import FinishReason, SamplingParams, TokenDelta
-from server.engine.streams import Streams, Take
+from server.protocol.messages import FinishReason, SamplingParams, TokenDelta
+from server.supervisor.streams import Streams, Take
 
 
 class PushingEngine(ScriptedEngine):

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from edge_fakes import saying, served
 
-from server.api.schemas import _UNSUPPORTED, ChatFields, CompletionFields, TokenizeFields
-from server.engine.messages import AttestationReport
+from server.http.schemas import _UNSUPPORTED, ChatFields, CompletionFields, TokenizeFields
+from server.protocol.messages import AttestationReport
 
 FIELDS = sorted(
     {

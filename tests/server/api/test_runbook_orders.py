@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from edge_fakes import served
 
-from server.engine.messages import AttestationReport
+from server.protocol.messages import AttestationReport
 
 RUNBOOKS = Path(__file__).resolve().parents[3] / "deploy" / "runbooks"
 

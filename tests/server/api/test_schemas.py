@@ -5,8 +5,8 @@ from typing import Annotated, Literal
 import pytest
 from msgspec import Meta
 
-from server.api.schemas import GenerationFields, Message, read
 from server.errors import InvalidValue
+from server.http.schemas import GenerationFields, Message, read
 
 
 class Painted(GenerationFields, frozen=True, kw_only=True):

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from edge_fakes import ScriptedEngine, Served, delta, events, make_edge, playing, saying, served
 
-from server.engine.messages import FinishReason, SamplingParams, TokenDelta
 from server.errors import EngineDied
+from server.protocol.messages import FinishReason, SamplingParams, TokenDelta
 from server.settings import Settings
 
 COMPLETIONS = "/v1/completions"

@@ -6,7 +6,7 @@ import httpx
 import pytest
 from edge_fakes import READY, Served, served
 
-from server.engine.client import EngineState
+from server.supervisor.client import EngineState
 
 SHAPES = [row.shape for row in READY.plan]
 

@@ -17,11 +17,11 @@ import pytest
 from edge_fakes import Served, delta, playing, saying, served
 from starlette.types import ASGIApp
 
-from server.api.connection import HEADER_TIMEOUT_S, LimitedProtocol
-from server.api.keys import NO_KEYS, ApiKeys, Keys
-from server.api.transport import Server, uvicorn_config
-from server.app import create_app
-from server.engine.messages import FinishReason, TokenDelta
+from server.edge.connection import HEADER_TIMEOUT_S, LimitedProtocol
+from server.edge.keys import NO_KEYS, ApiKeys, Keys
+from server.edge.uvicorn_server import Server, uvicorn_config
+from server.http.app import create_app
+from server.protocol.messages import FinishReason, TokenDelta
 
 HEAD = (
     b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"

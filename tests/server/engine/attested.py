@@ -10,14 +10,14 @@ from tiny_llama import TinyLlama
 from kernels.catalog import PATHS
 from kernels.path import KernelPath
 from kernels.shape import AttentionShape, Phase
-from qualification.decision import Decision, Pairs, Policy
-from qualification.evidence import Evidence
-from qualification.qualify import Bench, Pair
-from server.engine.attestation import Attestor, Records
-from server.engine.builder import BuiltEngine, build_engine
-from server.engine.dispatch import Dispatcher
-from server.engine.messages import SamplingParams, Submit
-from server.engine.warmup import probes_of
+from qualification.decision.decision import Decision, Pairs, Policy
+from qualification.evidence.evidence import Evidence
+from qualification.measure.qualify import Bench, Pair
+from server.engine.attention.dispatch import Dispatcher
+from server.engine.proof.attestation import Attestor, Records
+from server.engine.startup.builder import BuiltEngine, build_engine
+from server.engine.startup.warmup import probes_of
+from server.protocol.messages import SamplingParams, Submit
 from server.settings import DeviceChoice, Settings
 
 FLASH = "aten::_scaled_dot_product_flash_attention_for_cpu"

@@ -14,8 +14,8 @@ import sys
 import threading
 import time
 
-from server.engine import wire
-from server.engine.messages import (
+from server.protocol import wire
+from server.protocol.messages import (
     Attest,
     AttestationReport,
     Cancel,

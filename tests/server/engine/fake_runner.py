@@ -3,8 +3,8 @@
 from collections import Counter
 from dataclasses import dataclass
 
-from server.engine.outcome import StepResult
-from server.engine.sequence import PENDING, Batch, Sequence
+from server.engine.scheduling.runner_api import StepResult
+from server.engine.scheduling.sequence import PENDING, Batch, Sequence
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,8 @@
 
 from collections import Counter
 
-from server.engine.core import Engine
-from server.engine.messages import SamplingParams, StepOutput, Submit
+from server.engine.scheduling.engine import Engine
+from server.protocol.messages import SamplingParams, StepOutput, Submit
 
 
 class Session:

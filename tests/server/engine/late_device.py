@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kernels.fused.sampling import SampleResult
-from server.engine.step_tokens import StepTokens
+from kernels.sampling.sampling import SampleResult
+from server.engine.execution.step_tokens import StepTokens
 
 
 class LateDevice(TorchDispatchMode):

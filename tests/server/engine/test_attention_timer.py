@@ -6,12 +6,12 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from kernels.attention.batch import AttentionFlags
+from kernels.batch import AttentionFlags
 from kernels.buckets import Bucket
 from kernels.shape import AttentionShape, Dtype, Phase, flops, hbm_bytes_tiled
-from server.engine.attention_timer import AttentionTimer, CpuDevice
-from server.engine.dispatch import Dispatcher
-from server.engine.warmup import synthetic_batch
+from server.engine.attention.dispatch import Dispatcher
+from server.engine.attention.timer import AttentionTimer, CpuDevice
+from server.engine.startup.warmup import synthetic_batch
 
 SHAPE = AttentionShape(Phase.PREFILL, Dtype.FP32, Dtype.FP32, 4, 2, 64, Bucket.LE_128, Bucket.LE_128)
 DECODE = replace(SHAPE, phase=Phase.DECODE, page_size=16)

@@ -11,10 +11,10 @@ from tiny_llama import NUM_LAYERS, TinyLlama
 from kernels.catalog import PATHS, path_named
 from kernels.path import KernelPath
 from kernels.shape import Phase
-from qualification.matrix import load_matrix, save_matrix
-from server.engine.messages import AttestationReport, Configure, EngineRefused, FromEngine, SamplingParams, Submit
+from qualification.evidence.matrix import load_matrix, save_matrix
 from server.engine.process import start
-from server.engine.warmup import probes_of
+from server.engine.startup.warmup import probes_of
+from server.protocol.messages import AttestationReport, Configure, EngineRefused, FromEngine, SamplingParams, Submit
 
 
 @pytest.fixture(scope="module")

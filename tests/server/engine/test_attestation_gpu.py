@@ -9,8 +9,8 @@ import torch
 from tiny_llama import NUM_LAYERS, TinyLlama, tiny_config
 
 from kernels.shape import Phase
-from qualification.decision import Policy
-from server.engine.builder import BuiltEngine, build_engine
+from qualification.decision.decision import Policy
+from server.engine.startup.builder import BuiltEngine, build_engine
 from server.settings import DeviceChoice, DtypeChoice, LoadFormat, Settings
 
 pytestmark = pytest.mark.gpu

@@ -12,9 +12,9 @@ from tiny_llama import NUM_LAYERS, TinyLlama
 from kernels.catalog import PATHS, path_named
 from kernels.path import KernelPath
 from kernels.shape import Phase
-from qualification.profile import Seen
-from server.engine.attestation import Attestor
-from server.engine.dispatch import Dispatcher
+from qualification.measure.profile import Seen
+from server.engine.attention.dispatch import Dispatcher
+from server.engine.proof.attestation import Attestor
 
 
 @pytest.fixture(scope="module")

@@ -2,12 +2,12 @@
 
 import pytest
 
-from server.bench.drive import Driver, RequestFailed
-from server.engine.core import Engine, EngineOptions
-from server.engine.outcome import BatchError, Pending
-from server.engine.pages import PagePool
-from server.engine.scheduler import Scheduler, SchedulerLimits
-from server.engine.sequence import Batch
+from server.bench.steps.drive import Driver, RequestFailed
+from server.engine.scheduling.engine import Engine, EngineOptions
+from server.engine.scheduling.pages import PagePool
+from server.engine.scheduling.runner_api import BatchError, Pending
+from server.engine.scheduling.scheduler import Scheduler, SchedulerLimits
+from server.engine.scheduling.sequence import Batch
 
 
 class NoMemory:

@@ -8,12 +8,12 @@ import torch
 from tiny_llama import make_tiny_llama
 
 from kernels.shape import Dtype
-from qualification.bench.steps_row import StepsFile, Sweep, load
-from qualification.ceilings import Ceilings
-from server.bench.cells import CUDA_PLAN, Bench, Kind, cells_of
-from server.bench.floor import step_floor_ms
-from server.cli import main
-from server.model.load import load_config
+from qualification.measure.ceilings import Ceilings
+from server.bench.steps.cells import CUDA_PLAN, Bench, Kind, cells_of
+from server.bench.steps.floor import step_floor_ms
+from server.bench.steps.row import StepsFile, Sweep, load
+from server.cli.main import main
+from server.model.load.load import load_config
 
 POLICY = ["--set", "on-unproven=degrade"]  # no start has to prove anything
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="what runs is asserted for a CPU")

@@ -10,8 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from server.engine.client import EngineClient, EngineState
-from server.engine.messages import (
+from server.errors import SettingsError
+from server.protocol.messages import (
     AttestationReport,
     EngineProgress,
     EngineReady,
@@ -23,9 +23,9 @@ from server.engine.messages import (
     StepRecord,
     TokenDelta,
 )
-from server.engine.shadow_report import ShadowReport
-from server.errors import SettingsError
+from server.protocol.shadow_report import ShadowReport
 from server.settings import Settings
+from server.supervisor.client import EngineClient, EngineState
 
 FAKE = Path(__file__).parent / "fake_engine.py"
 STALLS_SOON = {"stall_after_s": 1.5}  # 30 of the fake engine's heartbeats

@@ -3,12 +3,17 @@ from collections.abc import Callable
 import pytest
 from fake_runner import Done
 
-from kernels.fused.matmul_fallback import MatmulFallback, MatmulFallbacks
+from kernels.linear.fallbacks import MatmulFallback, MatmulFallbacks
 from kernels.shape import Phase
-from server.api.schemas import MAX_LOGPROBS
-from server.engine import wire
-from server.engine.core import MOST_SCORED, Engine, EngineOptions
-from server.engine.messages import (
+from server.engine.execution.sampling import is_plain_greedy, row_sampling
+from server.engine.scheduling.engine import MOST_SCORED, Engine, EngineOptions
+from server.engine.scheduling.pages import IntegrityError, PagePool
+from server.engine.scheduling.runner_api import BatchError, StepResult
+from server.engine.scheduling.scheduler import Scheduler, SchedulerLimits
+from server.engine.scheduling.sequence import Batch
+from server.http.schemas import MAX_LOGPROBS
+from server.protocol import wire
+from server.protocol.messages import (
     AttentionUse,
     FinishReason,
     SamplingParams,
@@ -18,11 +23,6 @@ from server.engine.messages import (
     TokenDelta,
     TokenScores,
 )
-from server.engine.outcome import BatchError, StepResult
-from server.engine.pages import IntegrityError, PagePool
-from server.engine.row_sampling import is_plain_greedy, row_sampling
-from server.engine.scheduler import Scheduler, SchedulerLimits
-from server.engine.sequence import Batch
 
 EOS = 99
 
@@ -243,7 +243,7 @@ def test_the_log_of_a_request_that_ends_early_names_its_trace(caplog: pytest.Log
     message = Submit("sick", [1, 2], SamplingParams(max_tokens=4), traceparent=f"00-{trace_id}-b7ad6b7169203331-01")
     subject.submit(message)
     subject.step()
-    [record] = [it for it in caplog.records if it.name == "server.engine.core"]
+    [record] = [it for it in caplog.records if it.name == "server.engine.scheduling.engine"]
     assert (record.__dict__["request_id"], record.__dict__["trace_id"]) == ("sick", trace_id)
     assert record.__dict__["code"] == "nonfinite_logits"
 

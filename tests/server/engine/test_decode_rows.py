@@ -5,9 +5,9 @@ from array import array
 
 import pytest
 
-from server.engine.decode_rows import DecodeRows
-from server.engine.messages import SamplingParams
-from server.engine.sequence import Batch, Sequence
+from server.engine.scheduling.decode_rows import DecodeRows
+from server.engine.scheduling.sequence import Batch, Sequence
+from server.protocol.messages import SamplingParams
 
 
 def sequence(num_tokens: int) -> Sequence:

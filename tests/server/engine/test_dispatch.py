@@ -11,19 +11,19 @@ from torch import Tensor
 from triton.compiler.errors import CompilationError
 from triton.runtime.errors import OutOfResources, PTXASError
 
-from kernels.attention.batch import AttentionBatch, AttentionFlags
+from kernels.batch import AttentionBatch, AttentionFlags
 from kernels.buckets import Bucket, bucket_of
 from kernels.fingerprint import Device
 from kernels.path import KernelPath, Limits, Reject, Tier
 from kernels.shape import AttentionShape, Dtype, Phase
-from qualification.decision import Decision, Pairs, Status
-from server.engine.dispatch import Dispatcher, NoPathError, PhasePart, Redecide
-from server.engine.failures import is_device_lost, launch_failure
-from server.engine.inputs import InputBuilder
-from server.engine.lengths import bucket_index
-from server.engine.messages import SamplingParams
-from server.engine.sequence import Batch, Sequence
-from server.engine.step_attention import StepAttention
+from qualification.decision.decision import Decision, Pairs, Status
+from server.engine.attention.dispatch import Dispatcher, NoPathError, PhasePart, Redecide
+from server.engine.attention.dispatch_key import bucket_index
+from server.engine.attention.launch_errors import is_device_lost, launch_failure
+from server.engine.attention.step_attention import StepAttention
+from server.engine.execution.inputs import InputBuilder
+from server.engine.scheduling.sequence import Batch, Sequence
+from server.protocol.messages import SamplingParams
 
 WINDOW = 64
 LIMITS = Limits(frozenset({Device.CPU}), frozenset(Phase), frozenset(Dtype), max_head_dim=64)

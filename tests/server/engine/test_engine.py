@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from tiny_llama import NAN_TOKEN, NUM_LAYERS, NUM_TOKENS, TinyLlama
 
-from qualification.decision import Policy
-from server.engine.builder import BuiltEngine, build_engine
-from server.engine.messages import FinishReason, SamplingParams, StepOutput, Submit
+from qualification.decision.decision import Policy
+from server.engine.startup.builder import BuiltEngine, build_engine
 from server.errors import SettingsError
+from server.protocol.messages import FinishReason, SamplingParams, StepOutput, Submit
 from server.settings import DeviceChoice, Settings
 
 GREEDY = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0)

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from tiny_llama import TinyLlama
 
-from qualification.decision import Policy
-from server.engine.builder import BuiltEngine, build_engine
-from server.engine.messages import SamplingParams, StepOutput, Submit
+from qualification.decision.decision import Policy
+from server.engine.startup.builder import BuiltEngine, build_engine
+from server.protocol.messages import SamplingParams, StepOutput, Submit
 from server.settings import DeviceChoice, DtypeChoice, Settings
 
 pytestmark = pytest.mark.gpu

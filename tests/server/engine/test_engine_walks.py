@@ -12,27 +12,27 @@ from late_device import LateDevice, LateTokens
 from tiny_llama import NAN_TOKEN, NUM_LAYERS, VOCAB, TinyLlama
 from torch.utils._python_dispatch import _disable_current_modes
 
-from kernels.attention.batch import AttentionFlags
+from kernels.batch import AttentionFlags
 from kernels.buckets import Bucket
 from kernels.catalog import path_named
 from kernels.shape import AttentionShape, Dtype
-from qualification.decision import Decision, Pairs, Status
-from qualification.signature import ServingLimits, shapes_needed
-from server.engine.core import Engine, EngineOptions
-from server.engine.dispatch import Dispatcher
-from server.engine.graph_inputs import GraphInputs
-from server.engine.graph_keys import GraphSizes, graph_keys, row_sizes
-from server.engine.graphs import StepGraphs
-from server.engine.messages import FinishReason
-from server.engine.pages import PagePool
-from server.engine.planning import signature_of
-from server.engine.runner import ModelRunner
-from server.engine.scheduler import Scheduler, SchedulerLimits
-from server.engine.step_tokens import StepTokens
-from server.engine.warmup import synthetic_batch
+from qualification.decision.decision import Decision, Pairs, Status
+from qualification.decision.model_shapes import ServingLimits, shapes_needed
+from server.engine.attention.dispatch import Dispatcher
+from server.engine.execution.graph_inputs import GraphInputs
+from server.engine.execution.graph_keys import GraphSizes, graph_keys, row_sizes
+from server.engine.execution.graphs import StepGraphs
+from server.engine.execution.runner import ModelRunner
+from server.engine.execution.step_tokens import StepTokens
+from server.engine.scheduling.engine import Engine, EngineOptions
+from server.engine.scheduling.pages import PagePool
+from server.engine.scheduling.scheduler import Scheduler, SchedulerLimits
+from server.engine.startup.attention_plan import signature_of
+from server.engine.startup.warmup import synthetic_batch
 from server.model.decoder import Decoder
 from server.model.kv_cache import KVCache
-from server.model.load import load_config, load_decoder
+from server.model.load.load import load_config, load_decoder
+from server.protocol.messages import FinishReason
 from server.settings import LoadFormat
 
 CPU = torch.device("cpu")

@@ -7,9 +7,9 @@ import pytest
 import torch
 from transformers import MistralConfig, MistralForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
-from qualification.decision import Policy
-from server.engine.builder import build_engine
-from server.engine.messages import SamplingParams, Submit
+from qualification.decision.decision import Policy
+from server.engine.startup.builder import build_engine
+from server.protocol.messages import SamplingParams, Submit
 from server.settings import DeviceChoice, Settings
 
 WINDOW = 12

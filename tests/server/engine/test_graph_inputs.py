@@ -6,10 +6,10 @@ import torch
 
 from kernels.buckets import Bucket
 from kernels.shape import Phase
-from server.engine.graph_inputs import GraphInputs, GraphTensors
-from server.engine.graph_keys import GraphKey, PartKey
-from server.engine.messages import SamplingParams
-from server.engine.sequence import PENDING, Batch, Sequence
+from server.engine.execution.graph_inputs import GraphInputs, GraphTensors
+from server.engine.execution.graph_keys import GraphKey, PartKey
+from server.engine.scheduling.sequence import PENDING, Batch, Sequence
+from server.protocol.messages import SamplingParams
 
 PAGE_SIZE = 4
 NUM_PAGES = 50

@@ -6,7 +6,7 @@ import pytest
 
 from kernels.buckets import Bucket
 from kernels.shape import Phase
-from server.engine.graph_keys import (
+from server.engine.execution.graph_keys import (
     GraphKey,
     GraphSizes,
     PartKey,
@@ -16,10 +16,10 @@ from server.engine.graph_keys import (
     row_sizes,
     token_sizes,
 )
-from server.engine.sequence import Batch
-from server.engine.warmup import synthetic_batch
+from server.engine.scheduling.sequence import Batch
+from server.engine.startup.warmup import synthetic_batch
 from server.model.config import ModelConfig
-from server.model.load import load_config
+from server.model.load.load import load_config
 from server.settings import DEMO_MODEL
 
 SIZES = GraphSizes((Bucket.LE_512, Bucket.LE_2K), (1, 2, 4, 8), (64, 128, 192, 256), (4, 8), (64, 256), num_prompts=2)

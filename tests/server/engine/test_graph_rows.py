@@ -11,13 +11,13 @@ from torch import Tensor
 
 from kernels.buckets import Bucket
 from kernels.shape import Phase
-from server.engine.core import Engine, EngineOptions
-from server.engine.graph_inputs import GraphInputs, GraphTensors
-from server.engine.graph_keys import GraphKey, GraphSizes, graph_keys, key_of
-from server.engine.messages import SamplingParams, Submit
-from server.engine.pages import PagePool
-from server.engine.scheduler import Scheduler, SchedulerLimits
-from server.engine.sequence import PENDING, Batch, Sequence
+from server.engine.execution.graph_inputs import GraphInputs, GraphTensors
+from server.engine.execution.graph_keys import GraphKey, GraphSizes, graph_keys, key_of
+from server.engine.scheduling.engine import Engine, EngineOptions
+from server.engine.scheduling.pages import PagePool
+from server.engine.scheduling.scheduler import Scheduler, SchedulerLimits
+from server.engine.scheduling.sequence import PENDING, Batch, Sequence
+from server.protocol.messages import SamplingParams, Submit
 
 PAGE_SIZE = 4
 NUM_PAGES = 40

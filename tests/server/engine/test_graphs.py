@@ -9,27 +9,27 @@ import torch
 from graph_session import Session
 from tiny_llama import NAN_TOKEN, NUM_LAYERS, NUM_TOKENS, VOCAB, TinyLlama
 
-from kernels.attention.batch import AttentionFlags
+from kernels.batch import AttentionFlags
 from kernels.buckets import Bucket
 from kernels.catalog import path_named
 from kernels.path import Reject
 from kernels.shape import AttentionShape, Dtype, Phase
-from qualification.decision import Decision, Pairs, Status
-from qualification.signature import ServingLimits, shapes_needed
-from server.engine.core import Engine, EngineOptions
-from server.engine.dispatch import Choice, Dispatcher, NoPathError
-from server.engine.graph_inputs import GraphInputs
-from server.engine.graph_keys import GraphSizes, graph_keys, row_sizes
-from server.engine.graphs import Replayable, StepGraphs
-from server.engine.pages import PagePool
-from server.engine.planning import signature_of
-from server.engine.runner import ModelRunner
-from server.engine.scheduler import Scheduler, SchedulerLimits
-from server.engine.shadow import ShadowCheck
-from server.engine.step_tokens import StepTokens
+from qualification.decision.decision import Decision, Pairs, Status
+from qualification.decision.model_shapes import ServingLimits, shapes_needed
+from server.engine.attention.dispatch import Choice, Dispatcher, NoPathError
+from server.engine.execution.graph_inputs import GraphInputs
+from server.engine.execution.graph_keys import GraphSizes, graph_keys, row_sizes
+from server.engine.execution.graphs import Replayable, StepGraphs
+from server.engine.execution.runner import ModelRunner
+from server.engine.execution.step_tokens import StepTokens
+from server.engine.proof.shadow_check import ShadowCheck
+from server.engine.scheduling.engine import Engine, EngineOptions
+from server.engine.scheduling.pages import PagePool
+from server.engine.scheduling.scheduler import Scheduler, SchedulerLimits
+from server.engine.startup.attention_plan import signature_of
 from server.model.decoder import Decoder
 from server.model.kv_cache import KVCache
-from server.model.load import load_config, load_decoder
+from server.model.load.load import load_config, load_decoder
 from server.settings import LoadFormat
 
 CPU = torch.device("cpu")

@@ -12,10 +12,10 @@ from tiny_llama import NAN_TOKEN, NUM_LAYERS, NUM_TOKENS, TinyLlama
 from torch.profiler import ProfilerActivity, profile
 
 from kernels.shape import Phase
-from qualification.decision import Policy
-from server.engine.builder import BuiltEngine, build_engine
-from server.engine.messages import SamplingParams
-from server.engine.sequence import Batch, Sequence, phase_of
+from qualification.decision.decision import Policy
+from server.engine.scheduling.sequence import Batch, Sequence, phase_of
+from server.engine.startup.builder import BuiltEngine, build_engine
+from server.protocol.messages import SamplingParams
 from server.settings import DeviceChoice, DtypeChoice, Settings
 
 pytestmark = pytest.mark.gpu

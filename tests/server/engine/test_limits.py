@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from server.engine.limits import choose_limits
+from server.engine.startup.limits import choose_limits
 from server.errors import SettingsError
 from server.model.config import ModelConfig, num_parameters
-from server.model.load import load_config
+from server.model.load.load import load_config
 from server.settings import DEMO_MODEL, Settings
 
 CUDA, CPU = torch.device("cuda"), torch.device("cpu")

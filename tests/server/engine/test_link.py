@@ -10,9 +10,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from server.engine import wire
 from server.engine.link import Link, leave_with
-from server.engine.messages import Cancel, EngineProgress, Knock, SamplingParams, Shutdown, Submit, ToEngine
+from server.protocol import wire
+from server.protocol.messages import Cancel, EngineProgress, Knock, SamplingParams, Shutdown, Submit, ToEngine
 
 
 class Left(Exception):

@@ -8,13 +8,13 @@ import tempfile
 import threading
 from pathlib import Path
 
-from server.engine.locked_folder import LockedFolder
+from server.supervisor.locked_folder import LockedFolder
 
 # Another server of the same user: it makes its folder, and lives until its standard input ends or it is killed.
 SERVER = """
 import sys, tempfile
 from pathlib import Path
-from server.engine.locked_folder import LockedFolder
+from server.supervisor.locked_folder import LockedFolder
 folder = LockedFolder(lambda: Path(tempfile.mkdtemp(prefix="hallmark-", dir=sys.argv[1])))
 (folder.path / "engine.sock").touch()
 print(folder.path, flush=True)

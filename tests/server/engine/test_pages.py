@@ -2,7 +2,7 @@ import random
 
 import pytest
 
-from server.engine.pages import IntegrityError, PagePool
+from server.engine.scheduling.pages import IntegrityError, PagePool
 
 
 def test_growing_gives_whole_pages_and_releasing_takes_every_one_back() -> None:

@@ -7,14 +7,14 @@ import pytest
 import torch
 from tiny_llama import TinyLlama
 
-from kernels.attention.batch import AttentionFlags
-from qualification.decision import Policy
-from server.engine.builder import build_engine
-from server.engine.dispatch import Dispatcher
-from server.engine.limits import choose_limits
-from server.engine.parts import Parts, check_weights_fit, num_pages
+from kernels.batch import AttentionFlags
+from qualification.decision.decision import Policy
+from server.engine.attention.dispatch import Dispatcher
+from server.engine.startup.builder import build_engine
+from server.engine.startup.kv_sizing import Parts, check_weights_fit, num_pages
+from server.engine.startup.limits import choose_limits
 from server.errors import ModelError, SettingsError
-from server.model.load import load_config, load_decoder
+from server.model.load.load import load_config, load_decoder
 from server.settings import DeviceChoice, LoadFormat, Settings
 
 CPU = torch.device("cpu")

@@ -7,10 +7,10 @@ import torch
 
 from kernels.device import read_fingerprint
 from kernels.shape import Dtype
-from qualification.decision import Decision, Policy, Status
-from qualification.plan import make_plan
-from qualification.signature import AttentionSignature, ServingLimits, shapes_needed
-from server.engine.planning import Unservable, plan_rows, refuse_unserved
+from qualification.decision.decision import Decision, Policy, Status
+from qualification.decision.model_shapes import AttentionSignature, ServingLimits, shapes_needed
+from qualification.measure.start_plan import make_plan
+from server.engine.startup.attention_plan import Unservable, plan_rows, refuse_unserved
 from server.settings import Settings
 
 CPU = torch.device("cpu")

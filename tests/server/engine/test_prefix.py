@@ -1,6 +1,6 @@
 import time
 
-from server.engine.prefix import PageKeys
+from server.engine.scheduling.page_keys import PageKeys
 
 
 def test_a_page_is_named_by_all_tokens_up_to_its_end_and_the_salt() -> None:

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from tiny_llama import TinyLlama
 
-from qualification.decision import Policy
-from server.engine.builder import BuiltEngine, build_engine
-from server.engine.messages import RequestTimes, SamplingParams, StepOutput, Submit
+from qualification.decision.decision import Policy
+from server.engine.startup.builder import BuiltEngine, build_engine
+from server.protocol.messages import RequestTimes, SamplingParams, StepOutput, Submit
 from server.settings import DEMO_MODEL, DeviceChoice, Settings
 
 PAGE = 16

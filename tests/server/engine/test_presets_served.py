@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from qualification.presets import PRESETS, Preset
-from qualification.signature import signature_from_config
-from server.engine.planning import signature_of
+from qualification.decision.model_shapes import signature_from_config
+from qualification.decision.presets import PRESETS, Preset
+from server.engine.startup.attention_plan import signature_of
 from server.model.families.registry import FAMILIES
-from server.model.load import load_config
+from server.model.load.load import load_config
 
 # What a config.json needs besides, for a server to read it.
 REST = {"vocab_size": 100, "intermediate_size": 64, "rms_norm_eps": 1e-6, "rope_theta": 10000.0}

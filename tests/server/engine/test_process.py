@@ -14,10 +14,14 @@ from fake_runner import DeviceTwin, Done
 from test_client import Ledger, until
 from tiny_llama import TinyLlama
 
-from qualification.decision import Policy
-from server.engine.client import EngineClient, EngineState
-from server.engine.core import Engine, EngineOptions
-from server.engine.messages import (
+from qualification.decision.decision import Policy
+from server.engine.process import HEARTBEAT_S, Loop, serve
+from server.engine.scheduling.engine import Engine, EngineOptions
+from server.engine.scheduling.pages import PagePool
+from server.engine.scheduling.runner_api import StepResult
+from server.engine.scheduling.scheduler import Scheduler, SchedulerLimits
+from server.engine.scheduling.sequence import Batch
+from server.protocol.messages import (
     Attest,
     AttestationReport,
     Cancel,
@@ -37,13 +41,9 @@ from server.engine.messages import (
     Submit,
     ToEngine,
 )
-from server.engine.outcome import StepResult
-from server.engine.pages import PagePool
-from server.engine.process import HEARTBEAT_S, Loop, serve
-from server.engine.scheduler import Scheduler, SchedulerLimits
-from server.engine.sequence import Batch
-from server.engine.shadow_report import ShadowReport
+from server.protocol.shadow_report import ShadowReport
 from server.settings import DeviceChoice, Settings
+from server.supervisor.client import EngineClient, EngineState
 
 REPORT = AttestationReport("request", "match", 0.0, 0.0, [], [])
 

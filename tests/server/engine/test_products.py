@@ -11,17 +11,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.fused.chooser import Chooser
-from kernels.fused.chosen import ChosenProduct
-from kernels.fused.cublaslt import CublasLt, CublasLtError
-from kernels.fused.matmul_fallback import MatmulFallback
+from kernels.linear.autotune import Chooser
+from kernels.linear.cublaslt import CublasLt, CublasLtError
+from kernels.linear.fallbacks import MatmulFallback
+from kernels.linear.tuned import ChosenProduct
 from kernels.shape import Dtype
-from server.engine.limits import EngineLimits
-from server.engine.messages import EngineReady, FromEngine
-from server.engine.products import choose_products
+from server.engine.startup.limits import EngineLimits
+from server.engine.startup.matmul_tuning import choose_products
 from server.model.decoder import Decoder
 from server.model.layers import LayerWeights, Linear, Weights
-from server.model.load import load_config
+from server.model.load.load import load_config
+from server.protocol.messages import EngineReady, FromEngine
 from server.settings import DEMO_MODEL
 
 BF16, FP32, CPU = torch.bfloat16, torch.float32, torch.device("cpu")

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from graph_session import Session
 
-from qualification.decision import Policy
-from server.engine.builder import BuiltEngine, build_engine
+from qualification.decision.decision import Policy
+from server.engine.startup.builder import BuiltEngine, build_engine
 from server.settings import DeviceChoice, DtypeChoice, LoadFormat, Settings
 
 pytestmark = pytest.mark.gpu

@@ -10,13 +10,17 @@ from tiny_llama import TinyLlama
 
 from kernels.catalog import PATHS
 from kernels.shape import Dtype, Phase
-from qualification.decision import Policy
-from qualification.qualify import DeviceLost
-from server.engine.builder import build_engine
-from server.engine.dispatch import Dispatcher
-from server.engine.failures import blaming
-from server.engine.limits import EngineLimits
-from server.engine.messages import (
+from qualification.decision.decision import Policy
+from qualification.measure.qualify import DeviceLost
+from server.engine.attention.dispatch import Dispatcher
+from server.engine.attention.launch_errors import blaming
+from server.engine.proof.quarantine import Quarantine
+from server.engine.startup.attention_plan import cache_folder
+from server.engine.startup.builder import build_engine
+from server.engine.startup.limits import EngineLimits
+from server.engine.startup.warmup import warm_up
+from server.errors import SettingsError
+from server.protocol.messages import (
     AttestationReport,
     EngineFailed,
     FromEngine,
@@ -24,11 +28,7 @@ from server.engine.messages import (
     StepOutput,
     StepRecord,
 )
-from server.engine.planning import cache_folder
-from server.engine.quarantine import Quarantine
-from server.engine.shadow_report import ShadowReport
-from server.engine.warmup import warm_up
-from server.errors import SettingsError
+from server.protocol.shadow_report import ShadowReport
 from server.settings import DeviceChoice, Settings
 
 PAIR = ("triton.decode", "decode bf16 h32:8 d128 q-le_128 c-le_2k causal page64")

@@ -6,15 +6,24 @@ from itertools import count
 from test_graphs import MAX_LEN, PAGE_SIZE, Subject, decoder
 from tiny_llama import TinyLlama
 
-from server.engine.core import Engine, EngineOptions
-from server.engine.messages import FromEngine, Heartbeat, Knock, SamplingParams, Shutdown, StepOutput, Submit, ToEngine
-from server.engine.outcome import StepResult
-from server.engine.pages import PagePool
 from server.engine.process import Loop
-from server.engine.rehearsal import Rehearsal
-from server.engine.scheduler import Scheduler, SchedulerLimits
-from server.engine.sequence import Batch
+from server.engine.scheduling.engine import Engine, EngineOptions
+from server.engine.scheduling.pages import PagePool
+from server.engine.scheduling.runner_api import StepResult
+from server.engine.scheduling.scheduler import Scheduler, SchedulerLimits
+from server.engine.scheduling.sequence import Batch
+from server.engine.startup.rehearsal import Rehearsal
 from server.model.decoder import Decoder
+from server.protocol.messages import (
+    FromEngine,
+    Heartbeat,
+    Knock,
+    SamplingParams,
+    Shutdown,
+    StepOutput,
+    Submit,
+    ToEngine,
+)
 
 __all__ = ["decoder"]  # the fixture
 

@@ -6,12 +6,12 @@ import pytest
 from fake_runner import DeviceTwin, Done
 
 from kernels.shape import Phase
-from server.engine.core import Engine, EngineOptions
-from server.engine.messages import FinishReason, SamplingParams, StepOutput, Submit, TokenDelta
-from server.engine.outcome import BatchError, Runner, StepResult
-from server.engine.pages import PagePool
-from server.engine.scheduler import Scheduler, SchedulerLimits
-from server.engine.sequence import Batch
+from server.engine.scheduling.engine import Engine, EngineOptions
+from server.engine.scheduling.pages import PagePool
+from server.engine.scheduling.runner_api import BatchError, Runner, StepResult
+from server.engine.scheduling.scheduler import Scheduler, SchedulerLimits
+from server.engine.scheduling.sequence import Batch
+from server.protocol.messages import FinishReason, SamplingParams, StepOutput, Submit, TokenDelta
 
 
 def engine(runner: Runner, *, pages: int = 32, seqs: int = 8, model_len: int = 64, ahead: bool = True) -> Engine:

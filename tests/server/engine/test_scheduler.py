@@ -1,10 +1,10 @@
 import pytest
 
 from kernels.shape import Phase
-from server.engine.messages import SamplingParams
-from server.engine.pages import PagePool
-from server.engine.scheduler import Scheduler, SchedulerLimits, SequenceTooLong
-from server.engine.sequence import Batch, Sequence, Status
+from server.engine.scheduling.pages import PagePool
+from server.engine.scheduling.scheduler import Scheduler, SchedulerLimits, SequenceTooLong
+from server.engine.scheduling.sequence import Batch, Sequence, Status
+from server.protocol.messages import SamplingParams
 
 
 def sequence(name: str, num_prompt: int, max_tokens: int = 4) -> Sequence:

@@ -3,10 +3,10 @@
 import random
 from dataclasses import dataclass, field
 
-from server.engine.messages import SamplingParams
-from server.engine.pages import PagePool
-from server.engine.scheduler import Scheduler, SchedulerLimits
-from server.engine.sequence import Batch, Sequence
+from server.engine.scheduling.pages import PagePool
+from server.engine.scheduling.scheduler import Scheduler, SchedulerLimits
+from server.engine.scheduling.sequence import Batch, Sequence
+from server.protocol.messages import SamplingParams
 
 PROMPT_TOKEN_S = 20.5e-6  # matmuls: 168 ms for 8192 tokens
 DECODE_STEP_S = 5e-3  # reads the weights once; under 250 prompt tokens cost no less

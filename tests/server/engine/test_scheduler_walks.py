@@ -6,11 +6,11 @@ import pytest
 
 from kernels.buckets import Bucket, bucket_of
 from kernels.shape import Dtype, Phase
-from qualification.signature import AttentionSignature, ServingLimits, shapes_needed
-from server.engine.messages import SamplingParams
-from server.engine.pages import PagePool
-from server.engine.scheduler import Scheduler, SchedulerLimits
-from server.engine.sequence import Batch, Sequence, Status
+from qualification.decision.model_shapes import AttentionSignature, ServingLimits, shapes_needed
+from server.engine.scheduling.pages import PagePool
+from server.engine.scheduling.scheduler import Scheduler, SchedulerLimits
+from server.engine.scheduling.sequence import Batch, Sequence, Status
+from server.protocol.messages import SamplingParams
 
 
 def sequence(name: str, num_prompt: int, max_tokens: int) -> Sequence:

@@ -8,9 +8,9 @@ from test_engine import Session, build
 from tiny_llama import NAN_TOKEN, TinyLlama
 from transformers import LlamaForCausalLM
 
-from server.engine.messages import FinishReason, SamplingParams, TokenDelta, TokenScores
-from server.engine.scores import score_rows, wants_scores
-from server.engine.sequence import Batch, Sequence
+from server.engine.execution.prompt_logprobs import score_rows, wants_scores
+from server.engine.scheduling.sequence import Batch, Sequence
+from server.protocol.messages import FinishReason, SamplingParams, TokenDelta, TokenScores
 
 SCORED = SamplingParams(max_tokens=1, temperature=0.0, scored=2)
 

@@ -13,18 +13,18 @@ from attested import Subject
 from tiny_llama import NAN_TOKEN, NUM_LAYERS, TinyLlama
 from torch import Tensor
 
-from kernels.attention.batch import AttentionBatch, AttentionFlags
-from kernels.attention.oracle import attention_oracle
-from kernels.attention.sequences import sequences_of
+from kernels.batch import AttentionBatch, AttentionFlags
 from kernels.catalog import PATHS, path_named
 from kernels.path import KernelPath, RunAttention
+from kernels.reference.oracle import attention_oracle
+from kernels.reference.rows import sequences_of
 from kernels.shape import Phase
-from qualification.decision import Decision
-from server.engine.dispatch import Choice, Dispatcher, PhasePart
-from server.engine.messages import AttentionUse, SamplingParams, Submit
-from server.engine.shadow import ALERT_S, MEMORY_S, ShadowBudget, ShadowCheck
-from server.engine.shadow_report import ShadowReport
-from server.engine.shadow_sample import MOST_ROWS, drawn_rows, judge_sample, take_sample
+from qualification.decision.decision import Decision
+from server.engine.attention.dispatch import Choice, Dispatcher, PhasePart
+from server.engine.proof.shadow_check import ALERT_S, MEMORY_S, ShadowBudget, ShadowCheck
+from server.engine.proof.shadow_sample import MOST_ROWS, drawn_rows, judge_sample, take_sample
+from server.protocol.messages import AttentionUse, SamplingParams, Submit
+from server.protocol.shadow_report import ShadowReport
 
 Spoil = Callable[[Tensor], None]
 LATER_S = 100.0  # after the interval and after the dense checks that follow a mismatch

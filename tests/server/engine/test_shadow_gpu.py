@@ -8,14 +8,14 @@ import pytest
 from tiny_llama import TinyLlama
 from torch import Tensor
 
-from kernels.attention.batch import AttentionBatch, AttentionFlags
+from kernels.batch import AttentionBatch, AttentionFlags
 from kernels.catalog import PATHS
 from kernels.path import KernelPath
-from qualification.decision import Policy
-from server.engine.builder import BuiltEngine, build_engine
-from server.engine.messages import SamplingParams, Submit
-from server.engine.shadow import ShadowCheck
-from server.engine.shadow_report import ShadowReport
+from qualification.decision.decision import Policy
+from server.engine.proof.shadow_check import ShadowCheck
+from server.engine.startup.builder import BuiltEngine, build_engine
+from server.protocol.messages import SamplingParams, Submit
+from server.protocol.shadow_report import ShadowReport
 from server.settings import DeviceChoice, DtypeChoice, Settings
 
 pytestmark = pytest.mark.gpu

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from server.engine.socket_folder import SOCKET_NAME, make_socket_folder
 from server.errors import SettingsError
+from server.supervisor.socket_folder import SOCKET_NAME, make_socket_folder
 
 
 def bind_in(folder: Path) -> None:

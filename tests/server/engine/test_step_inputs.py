@@ -4,11 +4,11 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from kernels.attention.sdpa_decode import Kept
+from kernels.sdpa.cpu_decode import Kept
 from kernels.shape import Phase
-from server.engine.inputs import InputBuilder
-from server.engine.messages import SamplingParams
-from server.engine.sequence import Batch, Sequence
+from server.engine.execution.inputs import InputBuilder
+from server.engine.scheduling.sequence import Batch, Sequence
+from server.protocol.messages import SamplingParams
 
 CPU = torch.device("cpu")
 

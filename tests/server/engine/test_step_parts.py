@@ -5,13 +5,13 @@ import torch
 from test_graphs import Subject
 from tiny_llama import TinyLlama
 
-from qualification.bench.steps_row import Part
-from server.bench.parts import Stopwatch, Timeline, Times, watched
-from server.engine import runner
-from server.engine.attention_timer import CpuDevice, Device
-from server.engine.core import Engine
-from server.engine.runner import ModelRunner
-from server.model.load import load_config, load_decoder
+from server.bench.steps.parts import Stopwatch, Timeline, Times, watched
+from server.bench.steps.row import Part
+from server.engine.attention.timer import CpuDevice, Device
+from server.engine.execution import runner
+from server.engine.execution.runner import ModelRunner
+from server.engine.scheduling.engine import Engine
+from server.model.load.load import load_config, load_decoder
 from server.settings import LoadFormat
 
 PROMPTS = [[5, 6, 7], [8, 9, 10, 11]]

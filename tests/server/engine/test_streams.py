@@ -2,8 +2,8 @@
 
 import asyncio
 
-from server.engine.messages import AttentionUse, FinishReason, RequestTimes, TokenDelta, TokenScores
-from server.engine.streams import OpenStream, Streams
+from server.protocol.messages import AttentionUse, FinishReason, RequestTimes, TokenDelta, TokenScores
+from server.supervisor.streams import OpenStream, Streams
 
 TIMES = RequestTimes(1.0, 2.0, 3.0, 1, 0)
 SCORES = (TokenScores(1, [-0.5], [[7]], [[-0.5]]),)

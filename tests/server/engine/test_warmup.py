@@ -4,16 +4,16 @@ from itertools import product
 import pytest
 from fake_runner import Done
 
-from kernels.attention.batch import AttentionFlags
-from kernels.attention.gluon_decode_variants import DecodeVariant, variant_of
+from kernels.batch import AttentionFlags
 from kernels.buckets import Bucket, bucket_of
+from kernels.hopper.decode.variants import DecodeVariant, variant_of
 from kernels.shape import AttentionShape, Dtype, Phase
-from qualification.decision import Decision, Status
-from qualification.signature import AttentionSignature, shapes_needed
-from server.engine.limits import EngineLimits
-from server.engine.outcome import StepResult
-from server.engine.sequence import Batch
-from server.engine.warmup import estimate_longest_step_s, probes_of, synthetic_batch, warm_up
+from qualification.decision.decision import Decision, Status
+from qualification.decision.model_shapes import AttentionSignature, shapes_needed
+from server.engine.scheduling.runner_api import StepResult
+from server.engine.scheduling.sequence import Batch
+from server.engine.startup.limits import EngineLimits
+from server.engine.startup.warmup import estimate_longest_step_s, probes_of, synthetic_batch, warm_up
 
 Found = tuple[set[Bucket], set[DecodeVariant]]  # the buckets of contexts, and the variants of decode
 

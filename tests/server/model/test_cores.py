@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from server.model.config import ModelConfig
-from server.model.cores import Cores
+from server.model.cpu.cores import Cores
 from server.model.layers import Weights, empty_weights
-from server.model.load import load_config
+from server.model.load.load import load_config
 from server.settings import DEMO_MODEL
 
 

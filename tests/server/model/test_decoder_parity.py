@@ -14,7 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from server.model.config import RopeConfig
 from server.model.decoder import Decoder
 from server.model.kv_cache import KVCache
-from server.model.load import load_config, load_decoder
+from server.model.load.load import load_config, load_decoder
 from server.settings import LoadFormat
 
 CPU = torch.device("cpu")

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from qualification.canary.golden import load_golden, shipped_golden
-from server.model.digests import INDEX_FILE, model_digests
+from server.model.load.digests import INDEX_FILE, model_digests
 from server.settings import DEMO_MODEL
 
 WEIGHTS = {"a.weight": torch.arange(40_000.0).view(200, 200), "b.bias": torch.ones(7)}

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from transformers import AutoConfig
 
-from qualification.signature import signature_from_config
-from server.engine.planning import signature_of
+from qualification.decision.model_shapes import signature_from_config
+from server.engine.startup.attention_plan import signature_of
 from server.errors import ModelError
 from server.model.config import ModelConfig, RopeConfig
-from server.model.load import load_config
+from server.model.load.load import load_config
 
 SHARED: dict[str, object] = {
     "vocab_size": 64000,

@@ -22,7 +22,7 @@ from transformers import (
 
 from server.model.config import num_parameters
 from server.model.decoder import Decoder
-from server.model.load import load_config, load_decoder
+from server.model.load.load import load_config, load_decoder
 from server.settings import LoadFormat
 
 CPU = torch.device("cpu")

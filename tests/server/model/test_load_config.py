@@ -12,7 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from kernels.shape import Dtype
 from server.errors import ModelError
 from server.model.config import RopeConfig, RopeKind, kv_bytes_per_token, num_parameters
-from server.model.load import load_config
+from server.model.load.load import load_config
 
 MINIMAL: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

@@ -12,12 +12,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from server.errors import ModelError
-from server.model.checkpoint import copy_tensors, read_entries, tenths
 from server.model.config import ModelConfig
 from server.model.decoder import Decoder
 from server.model.families.tensor_views import split_views
 from server.model.layers import empty_weights
-from server.model.load import load_config, load_decoder, resolve_model
+from server.model.load.checkpoint import copy_tensors, read_entries, tenths
+from server.model.load.load import load_config, load_decoder, resolve_model
 from server.settings import LoadFormat
 
 CPU = torch.device("cpu")

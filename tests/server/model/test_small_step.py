@@ -11,11 +11,11 @@ import torch
 from paged_runner import PagedRunner
 
 from server.model.config import ModelConfig
+from server.model.cpu.small_step import SmallStep
 from server.model.decoder import Decoder
 from server.model.kv_cache import KVCache
 from server.model.layers import LayerWeights, Linear, Weights, empty_weights
-from server.model.load import load_config
-from server.model.small_step import SmallStep
+from server.model.load.load import load_config
 from server.settings import DEMO_MODEL
 
 CPU = torch.device("cpu")
@@ -91,7 +91,7 @@ def test_where_torch_has_no_fbgemm_the_model_is_served_by_the_general_way() -> N
         "import torch",
         "del torch.fbgemm_linear_fp16_weight_fp32_activation",
         "from server.model.decoder import Decoder",
-        "from kernels.fused.packed import packed",
+        "from kernels.linear.packed import packed",
         "assert packed(torch.ones(64, 64)) is None",
     ]
     run_elsewhere(lines)
@@ -104,8 +104,8 @@ def test_where_torch_multiplies_into_no_given_memory_the_model_is_served_by_the_
         "torch.fbgemm_linear_fp16_weight_fp32_activation = lambda x, panels, bias: product(x, panels, bias)",
         "from pathlib import Path",
         "from server.model.layers import empty_weights",
-        "from server.model.load import load_config",
-        "from server.model.small_step import SmallStep",
+        "from server.model.load.load import load_config",
+        "from server.model.cpu.small_step import SmallStep",
         "from server.settings import DEMO_MODEL",
         "config = load_config(Path(DEMO_MODEL))",
         "weights = empty_weights(config, torch.float32, torch.device('cpu'))",

@@ -9,7 +9,7 @@ from kernels.catalog import PATHS
 from kernels.fingerprint import Device
 from kernels.path import Tier
 from kernels.shape import Phase
-from server.engine.messages import DispatchCount, EngineReady, PlanRow, StepRecord
+from server.protocol.messages import DispatchCount, EngineReady, PlanRow, StepRecord
 from server.telemetry.metrics import Metrics
 
 ROW = PlanRow(

@@ -16,7 +16,7 @@ from prometheus_client.openmetrics.exposition import generate_latest as generate
 from scraped import scraped_value
 
 from kernels.buckets import Bucket
-from server.engine.messages import RequestTimes
+from server.protocol.messages import RequestTimes
 from server.telemetry.exposition import OPENMETRICS, TEXT, expose
 from server.telemetry.metrics import Metrics
 from server.telemetry.outcomes import Outcome

@@ -7,12 +7,12 @@ import pytest
 from engine_records import READY, RECORD, use_everything
 from scraped import scraped, scraped_value
 
-from kernels.fused.matmul_fallback import MatmulFallback
+from kernels.linear.fallbacks import MatmulFallback
 from kernels.path import Reject
 from kernels.shape import Phase
-from server.engine.death import DeathCause
-from server.engine.messages import Heartbeat, RequestTimes
-from server.engine.shadow_report import ShadowReport
+from server.protocol.death import DeathCause
+from server.protocol.messages import Heartbeat, RequestTimes
+from server.protocol.shadow_report import ShadowReport
 from server.telemetry.attention import fingerprint_digest
 from server.telemetry.metrics import Metrics
 from server.telemetry.outcomes import Attestation, DisconnectStage, OomStage, Outcome, RejectedFor, Shadow, Sli

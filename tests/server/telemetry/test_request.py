@@ -10,7 +10,7 @@ import pytest
 from edge_fakes import Served, saying, served
 from scraped import scraped_value
 
-from server.engine.messages import FinishReason, TokenDelta
+from server.protocol.messages import FinishReason, TokenDelta
 from server.telemetry.metrics import Metrics
 from server.telemetry.registry import Registry
 from server.telemetry.request import RequestRecord

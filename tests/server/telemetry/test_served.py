@@ -17,9 +17,9 @@ from otlp_collectors import Collector, attributes, http_collector
 from otlp_collectors import events as span_events
 from starlette.types import Message
 
-from server.engine.messages import AttentionUse, FinishReason, TokenDelta
 from server.errors import EngineDied
 from server.log import configure_logging
+from server.protocol.messages import AttentionUse, FinishReason, TokenDelta
 from server.settings import LogFormat, Settings
 from server.telemetry.exposition import OPENMETRICS, TEXT, expose
 from server.telemetry.registry import MAX_SAMPLES

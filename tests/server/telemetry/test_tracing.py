@@ -9,7 +9,8 @@ from opentelemetry.semconv._incubating.attributes import gen_ai_attributes
 from otlp_collectors import Collector, attributes, events, grpc_collector, http_collector
 from scraped import scraped_value
 
-from server.engine.messages import (
+from server.errors import SettingsError
+from server.protocol.messages import (
     AttentionUse,
     AttestationReport,
     AttestedBatch,
@@ -18,7 +19,6 @@ from server.engine.messages import (
     SamplingParams,
     TokenDelta,
 )
-from server.errors import SettingsError
 from server.telemetry import conventions
 from server.telemetry.export import EXPORT_TIMEOUT_S
 from server.telemetry.exposition import OPENMETRICS, TEXT, expose

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from server.api.prompts import sampling_of
-from server.api.schemas import CompletionFields, read
 from server.errors import ModelError
+from server.http.prompts import sampling_of
+from server.http.schemas import CompletionFields, read
 from server.text.sampling_defaults import SamplingDefaults, load_sampling_defaults
 
 RECOMMENDED = SamplingDefaults(temperature=0.6, top_p=0.95, top_k=20)

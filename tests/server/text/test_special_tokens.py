@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from server.api.prompts import chat_prompt
-from server.api.schemas import Message
 from server.errors import TemplateError
+from server.http.prompts import chat_prompt
+from server.http.schemas import Message
 from server.settings import DEMO_MODEL
 from server.text.chat_template import ChatTemplate
 from server.text.tokenizer import Tokenizer

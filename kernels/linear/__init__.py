@@ -1,0 +1,1 @@
+"""Dense products: few rows and many, which algorithm multiplies, and the fallbacks."""

@@ -1,0 +1,188 @@
+"""Chooses the algorithms of `chosen.py` by measuring them with the model's own weights, before the engine is ready.
+
+PyTorch asks the library for one algorithm, which that picks by a rule. Here each algorithm that it proposes runs for
+each number of rows, PyTorch's beside them, in turn. What was chosen is kept in a file: two algorithms that take the
+same time may round differently, and the next start must not compute other tokens.
+"""
+
+import json
+import logging
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from kernels.linear.cublaslt import Algorithm, CublasLt, Product
+from kernels.linear.fallbacks import MatmulFallback, MatmulFallbacks
+from kernels.linear.tuned import ChosenProduct, multiply_by_torch
+from kernels.whole_file import write_whole
+
+logger = logging.getLogger(__name__)
+
+_MIN_GAIN = 0.02  # over PyTorch's own, else that stays: medians of two runs differ by 1% (one H200)
+_NUM_FINALISTS, _NUM_ROUNDS = 2, 4
+_WARM_ROWS = 128  # enough to load a kernel
+_SAMPLE_FLOP = 1e11  # of one sample: the GPU computes as many in 150 us
+_HEAD_START_BYTES = 256 * 2**20  # written in 65 us, while the host launches what is timed; no weight stays in the L2
+_MAX_ERROR = 2**-6  # of the largest number: 16 bits round by 2^-8, and sums differ in their order
+
+Call = Callable[[Tensor, Tensor, Tensor], None]
+Choices = dict[int, Algorithm | None]  # by number of rows; None: PyTorch's is no slower
+Measured = dict[int, Algorithm | MatmulFallback | None]
+Measure = Callable[[CublasLt, Sequence[Tensor], torch.dtype, Sequence[int]], Measured]
+
+
+class Chooser:
+    """The algorithms of one stack, which the file's name must tell from others, and one version of the library."""
+
+    def __init__(self, library: CublasLt, file: Path, *, measure: Measure | None = None) -> None:
+        """Reads the file, if there is one. One that cannot be read is logged, and replaced. `measure`: for tests."""
+        self.fallbacks = MatmulFallbacks()
+        self._library = library
+        self._file = file
+        self._measure = measure or _choose
+        self._kept: dict[str, Choices] = _read(file, library.version)
+
+    def product(self, weights: Sequence[Tensor], dtype_out: torch.dtype, sizes: Sequence[int]) -> ChosenProduct:
+        """For weights of one shape on one GPU, not empty; a few distinct ones are enough. sizes: numbers of rows."""
+        size_out, size_in = weights[0].shape
+        dtypes = weights[0].dtype, dtype_out
+        kept = self._kept.setdefault(f"{size_out} x {size_in} {dtypes[0]} {dtypes[1]}", {})
+        missing = [size for size in sizes if size not in kept]
+        if missing:
+            measured = self._chosen(self._measure(self._library, weights, dtype_out, missing), (size_out, size_in))
+            self._read_again()
+            kept |= {size: choice for size, choice in measured.items() if size not in kept}
+            self._write()
+        algorithms = {size: kept.get(size) for size in sizes}
+        return ChosenProduct(self._library, (size_out, size_in), dtypes, algorithms, self.fallbacks)
+
+    def _chosen(self, measured: Measured, shape: tuple[int, int]) -> Choices:
+        """What is to be kept. Of the rest every start shall say that it is left to PyTorch: it is measured again."""
+        chosen: Choices = {}
+        for size, choice in measured.items():
+            if isinstance(choice, MatmulFallback):
+                self.fallbacks.note(choice, f"{size} rows by a weight of {shape[0]} x {shape[1]}", "as measured")
+            else:
+                chosen[size] = choice
+        return chosen
+
+    def _read_again(self) -> None:
+        """What another server has written while this one measured stays: the next start computes by it."""
+        for name, choices in _read(self._file, self._library.version).items():
+            self._kept.setdefault(name, {}).update(choices)
+
+    def _write(self) -> None:
+        """Whole or not at all. A disk that cannot be written to is logged: the next start measures again."""
+        kept = {
+            name: {str(size): None if it is None else list(it.words) for size, it in choices.items()}
+            for name, choices in self._kept.items()
+        }
+        try:
+            write_whole(self._file, json.dumps({"version": self._library.version, "algorithms": kept}).encode())
+        except OSError as error:
+            logger.error("the algorithms of matmuls cannot be kept for the next start: %s", error)
+
+
+def _read(file: Path, version: int) -> dict[str, Choices]:
+    """Nothing where there is no file, where another version wrote it, or where it cannot be read."""
+    try:
+        content = json.loads(file.read_bytes())
+        if content["version"] != version:
+            return {}
+        return {
+            name: {int(size): None if words is None else Algorithm.of_words(words) for size, words in choices.items()}
+            for name, choices in content["algorithms"].items()
+        }
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
+        logger.error("the algorithms of matmuls are measured again, %s cannot be read: %r", file, error)
+        return {}
+
+
+@torch.inference_mode()
+def _choose(library: CublasLt, weights: Sequence[Tensor], dtype_out: torch.dtype, sizes: Sequence[int]) -> Measured:
+    """Measure for every number of rows."""
+    size_out, size_in = weights[0].shape
+    dtype, device = weights[0].dtype, weights[0].device
+    x = torch.randn(max(sizes), size_in, dtype=dtype, device=device)
+    y = torch.empty(max(sizes), size_out, dtype=dtype_out, device=device)
+    head_start = torch.empty(_HEAD_START_BYTES, dtype=torch.uint8, device=device)
+    return {
+        size: _fastest(
+            library, Product(size, size_out, size_in, dtype, dtype_out), weights, x[:size], y[:size], head_start
+        )
+        for size in sizes
+    }
+
+
+def _fastest(
+    library: CublasLt, product: Product, weights: Sequence[Tensor], x: Tensor, y: Tensor, head_start: Tensor
+) -> Algorithm | MatmulFallback | None:
+    """None where PyTorch's is; a reason where what is faster, or everything else, cannot be taken."""
+    num_calls = max(1, min(8, int(_SAMPLE_FLOP / (2 * product.num_rows * product.size_out * product.size_in))))
+    each = [weights[index % len(weights)] for index in range(num_calls)]
+
+    def time_ms(call: Call) -> float:
+        return _time_ms(call, each, x, y, head_start)
+
+    calls = _calls(library, product, weights[0], x, y)
+    if not calls:
+        return MatmulFallback.ROWS_REFUSED
+    finalists = sorted(((time_ms(call), index) for index, (_, call) in enumerate(calls)))[:_NUM_FINALISTS]
+    entered = [(None, multiply_by_torch), *(calls[index] for _, index in finalists)]
+    samples = [[time_ms(call) for _, call in entered] for _ in range(_NUM_ROUNDS)]
+    order = ranking([statistics.median(times) for times in zip(*samples, strict=True)])
+    agreeing = (entered[index][0] for index in order if agrees(entered[index][1], x, weights[0], y))
+    return next(agreeing, MatmulFallback.DISAGREES if order else None)
+
+
+def _calls(
+    library: CublasLt, product: Product, weight: Tensor, x: Tensor, y: Tensor
+) -> list[tuple[Algorithm | None, Call]]:
+    """Every algorithm that takes this product, its kernel loaded: that would count when it is timed."""
+    calls: list[tuple[Algorithm | None, Call]] = []
+    few = min(product.num_rows, _WARM_ROWS)
+    for algorithm in library.algorithms(product):
+        prepared, warm = (
+            library.prepared(replace(product, num_rows=rows), algorithm) for rows in (product.num_rows, few)
+        )
+        if prepared is not None:
+            library.launch(warm or prepared, x, weight, y)
+            calls.append((algorithm, partial(library.launch, prepared)))
+    return calls
+
+
+def ranking(times: Sequence[float]) -> list[int]:
+    """Indices of what is faster than the first of `times`, by more than noise; the fastest first."""
+    return sorted((i for i, time in enumerate(times) if time <= times[0] * (1 - _MIN_GAIN)), key=times.__getitem__)
+
+
+def agrees(call: Call, x: Tensor, weight: Tensor, y: Tensor) -> bool:
+    """Whether the result is PyTorch's, but for its rounding. What is not is logged."""
+    expected = torch.empty_like(y)
+    multiply_by_torch(x, weight, expected)
+    y.fill_(torch.nan)
+    call(x, weight, y)
+    error, largest = float((y - expected).abs().max()), float(expected.abs().max())
+    if error <= _MAX_ERROR * largest:
+        return True
+    logger.warning("a faster algorithm of %d rows differs from PyTorch's by %g of %g", x.shape[0], error, largest)
+    return False
+
+
+def _time_ms(call: Call, weights: Sequence[Tensor], x: Tensor, y: Tensor, head_start: Tensor) -> float:
+    """One sample: `call` for each weight, after a wait that lets the host launch all of them."""
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    head_start.zero_()
+    start.record()
+    for weight in weights:
+        call(x, weight, y)
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end))

@@ -1,0 +1,1 @@
+"""Attention in Triton for any GPU of sm_80 or newer: tile, prefill, extend, decode."""

@@ -1,0 +1,210 @@
+"""The next token of each row of logits: greedy and sampled rows in one batch, all on the device, no host sync."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kernels.fused.backend import runs_on_triton
+from kernels.sampling.draw import RowLimits, draw_tokens, greedy_tokens
+from kernels.sampling.gumbel import gumbel_noise
+from kernels.sampling.penalties import PenaltyTensors, RowPenalties, apply_penalties, penalty_tensors
+
+
+@dataclass(frozen=True, slots=True)
+class RowSampling:
+    """How one row's token is chosen. The caller has checked every value."""
+
+    temperature: float = 1.0  # 0 is greedy: the other limits then change nothing
+    top_k: int | None = None  # only the k likeliest tokens
+    top_p: float = 1.0  # of those, the fewest that reach this much of their probability; above 0
+    min_p: float = 0.0  # only tokens at least this likely relative to the likeliest one
+    seed: int = 0  # any int64
+    position: int = 0  # where the token will stand in its sequence
+    penalties: RowPenalties | None = None
+    banned_ids: Sequence[int] = ()  # never chosen: end tokens, while the output is shorter than min_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingTensors:
+    """A batch of RowSampling on the device, R rows; None where no row needs it.
+
+    temperature            [R, 1] fp32, 0 is greedy
+    top_k                  [R, 1] int64, at least 1
+    top_p, log_min_p       [R, 1] fp32
+    seeds, positions       [R] int64
+    banned_rows, banned_ids   [N] int64, pairs whose logits become -inf
+    max_top_k              host: the ranks that decide top-k and top-p; None where no sampled row has either
+    is_greedy, is_filtered host: whether all rows are greedy; whether any sampled row has top-k, top-p or min-p
+    """
+
+    temperature: Tensor
+    top_k: Tensor
+    top_p: Tensor
+    log_min_p: Tensor
+    seeds: Tensor
+    positions: Tensor
+    max_top_k: int | None
+    is_greedy: bool
+    is_filtered: bool
+    penalties: PenaltyTensors | None = None
+    banned_rows: Tensor | None = None
+    banned_ids: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SampleResult:
+    """token_ids [R] int64, always a valid id; is_finite [R] bool: False where the logits gave no ground to choose."""
+
+    token_ids: Tensor
+    is_finite: Tensor
+
+
+def sampling_tensors(rows: Sequence[RowSampling], vocab_size: int, device: torch.device) -> SamplingTensors:
+    """The device's form of a batch of rows, made on the host."""
+
+    def integers(values: list[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=device)
+
+    sampled = [row for row in rows if row.temperature > 0]
+    top_k = [vocab_size if row.top_k is None else min(row.top_k, vocab_size) for row in rows]
+    ranked = [
+        k for row, k in zip(rows, top_k, strict=True) if row.temperature > 0 and (k < vocab_size or row.top_p < 1)
+    ]
+    penalties = {index: row.penalties for index, row in enumerate(rows) if row.penalties is not None}
+    bans = [(index, token) for index, row in enumerate(rows) for token in row.banned_ids]
+    reals = [
+        [row.temperature for row in rows],
+        [row.top_p for row in rows],
+        [math.log(row.min_p) if row.min_p > 0 else -math.inf for row in rows],
+    ]
+    # One copy to the device for all reals and one for all integers: each of them may wait.
+    temperature, top_p, log_min_p = torch.tensor(reals, dtype=torch.float32, device=device)[:, :, None]
+    top_ks, seeds, positions = torch.tensor(
+        [top_k, [row.seed for row in rows], [row.position for row in rows]], dtype=torch.int64, device=device
+    )
+    return SamplingTensors(
+        temperature=temperature,
+        top_k=top_ks[:, None],
+        top_p=top_p,
+        log_min_p=log_min_p,
+        seeds=seeds,
+        positions=positions,
+        max_top_k=max(ranked, default=None),
+        is_greedy=not sampled,
+        is_filtered=bool(ranked) or any(row.min_p > 0 for row in sampled),
+        penalties=penalty_tensors(penalties, device) if penalties else None,
+        banned_rows=integers([row for row, _ in bans]) if bans else None,
+        banned_ids=integers([token for _, token in bans]) if bans else None,
+    )
+
+
+@torch.inference_mode()
+def greedy(logits: Tensor) -> SampleResult:
+    """The likeliest token of each row of logits [R, V], the first of equals; any float dtype, last dim contiguous."""
+    if runs_on_triton(logits):
+        return SampleResult(*greedy_tokens(logits))
+    if logits.device.type == "cpu" and logits.dtype is torch.float32:
+        # numpy finds 8 of 4,096 in 2 us, torch in 30; a NaN is the largest for both (one core, AVX-512)
+        token_ids = torch.from_numpy(logits.numpy().argmax(-1))
+        best = logits.gather(1, token_ids[:, None])[:, 0]
+    else:
+        best, token_ids = logits.max(dim=-1)
+    return SampleResult(token_ids, best.isfinite())
+
+
+@torch.inference_mode()
+def sample(logits: Tensor, tensors: SamplingTensors) -> SampleResult:
+    """Choose a token for each row of logits [R, V] fp32, which serve as scratch memory.
+
+    Order: penalties, bans, temperature, top-k, top-p, min-p (as transformers orders them). A row's token depends on
+    its own logits, seed and position only. A row that held NaN or +inf, or no finite number, before the penalties is
+    not finite, and neither is one whose every finite number is banned.
+    """
+    was_finite = _edit(logits, tensors)
+    if tensors.is_greedy:
+        return _both_finite(greedy(logits), was_finite)
+    if not runs_on_triton(logits):
+        return _both_finite(draw_torch(logits, tensors), was_finite)
+    limits = RowLimits(
+        tensors.temperature,
+        tensors.top_k,
+        tensors.top_p,
+        tensors.log_min_p,
+        tensors.seeds,
+        tensors.positions,
+        tensors.max_top_k is not None,
+    )
+    return _both_finite(SampleResult(*draw_tokens(logits, limits)), was_finite)
+
+
+@torch.inference_mode()
+def sample_torch(logits: Tensor, tensors: SamplingTensors) -> SampleResult:
+    """The specification of `sample`. They may differ where two scores with noise are equal but for a rounding."""
+    was_finite = _edit(logits, tensors)
+    return _both_finite(draw_torch(logits, tensors), was_finite)
+
+
+def _edit(logits: Tensor, tensors: SamplingTensors) -> Tensor | None:
+    """Apply penalties, then bans, in place. Return which rows [R] the model gave as finite; None where nothing is
+    edited.
+    """
+    if tensors.penalties is None and tensors.banned_rows is None:
+        return None
+    was_finite = logits.amax(dim=-1).isfinite()
+    if tensors.penalties is not None:
+        apply_penalties(logits, tensors.penalties)
+        logits.clamp_(max=torch.finfo(logits.dtype).max)  # a small repetition penalty can make a logit overflow
+    if tensors.banned_rows is not None and tensors.banned_ids is not None:
+        logits.index_put_((tensors.banned_rows, tensors.banned_ids), logits.new_full((), -math.inf))
+    return was_finite
+
+
+def _both_finite(chosen: SampleResult, was_finite: Tensor | None) -> SampleResult:
+    """`chosen`, not finite either where the row was not finite before it was edited."""
+    return chosen if was_finite is None else SampleResult(chosen.token_ids, chosen.is_finite & was_finite)
+
+
+def draw_torch(logits: Tensor, tensors: SamplingTensors) -> SampleResult:
+    """A token for each row of the logits as they are."""
+    best, greedy_ids = logits.max(dim=-1, keepdim=True)
+    is_finite = best.isfinite().squeeze(1)
+    is_greedy = tensors.temperature == 0
+    scores = logits.sub_(best).mul_(torch.where(is_greedy, 1.0, tensors.temperature).reciprocal_())
+    if tensors.is_filtered:
+        keep_likely(scores, tensors)
+    scores += gumbel_noise(tensors.seeds, tensors.positions, logits.shape[1])
+    sampled_ids = scores.argmax(dim=-1, keepdim=True)
+    return SampleResult(torch.where(is_greedy, greedy_ids, sampled_ids).squeeze(1), is_finite)
+
+
+def keep_likely(scores: Tensor, tensors: SamplingTensors) -> None:
+    """Set the scores outside of top-k, top-p and min-p to -inf, in place.
+
+    scores [R, V] fp32, logits over temperature less their maximum, so that the best one of a row is 0.
+    Tokens are ranked by score. The first k ranks stay; of those the shortest prefix whose probability (among the k)
+    reaches p. Tokens that tie with the last one of the prefix stay too: which of equals goes is nobody's choice.
+    """
+    threshold = tensors.log_min_p
+    if tensors.max_top_k is not None:
+        threshold = torch.maximum(threshold, _rank_threshold(scores, tensors, tensors.max_top_k))
+    scores.masked_fill_(scores < threshold, -math.inf)
+
+
+def _rank_threshold(scores: Tensor, tensors: SamplingTensors, max_top_k: int) -> Tensor:
+    """The lowest score [R, 1] that top-k and top-p keep."""
+    if max_top_k < scores.shape[1]:
+        ranked = scores.topk(max_top_k, dim=-1).values
+    else:
+        ranked = scores.sort(dim=-1, descending=True).values
+    is_top_k = torch.arange(max_top_k, device=scores.device) < tensors.top_k
+    # fp64: the sum of 128k weights must not depend on the order in which a batch of this size is scanned
+    weights = ranked.double().exp_().mul_(is_top_k)
+    reached = weights.cumsum(dim=-1)
+    needed = reached[:, -1:] * tensors.top_p
+    is_kept = is_top_k & ((reached - weights < needed) | (tensors.top_p >= 1))
+    last = is_kept.sum(dim=-1, keepdim=True).clamp_(min=1) - 1  # a row of NaN keeps nothing, and has no rank -1
+    # A row with more than the ranks looked at has neither limit (else max_top_k would cover it): it keeps everything.
+    return ranked.gather(1, last).masked_fill_(tensors.top_k > max_top_k, -math.inf)

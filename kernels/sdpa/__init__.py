@@ -1,0 +1,1 @@
+"""Attention by PyTorch's own backends."""

@@ -1,0 +1,1 @@
+"""TMA descriptors, prepared launches of Gluon kernels, and thread block clusters."""

@@ -1,0 +1,1 @@
+"""`hallmark bench attention`: kernels beside PyTorch, cuDNN and FlashAttention 3."""

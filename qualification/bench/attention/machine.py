@@ -1,0 +1,61 @@
+"""What a bench says of its machine: fingerprint and settings, the code's commit, and the rates of its floors."""
+
+import argparse
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kernels.fingerprint import Fingerprint
+from kernels.shape import Dtype
+
+if TYPE_CHECKING:
+    import torch
+
+    from qualification.measure.ceilings import Ceilings
+
+_H200_TFLOPS, _H200_TBS = 790.0, 4.2  # the best bf16 8192^3 product and device copy measured on one
+_ROOT = Path(__file__).resolve().parent.parent.parent.parent
+
+
+def add_ceiling_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags that `ceilings_of` reads."""
+    parser.add_argument("--measure-ceilings", action="store_true", help="by a matrix product and a copy, now")
+    parser.add_argument("--peak-tflops", type=float, metavar="N", help="TFLOP/s of the floor (default on an H200: 790)")
+    parser.add_argument("--peak-tbs", type=float, metavar="N", help="TB/s of the floor (default on an H200: 4.2)")
+
+
+def ceilings_of(
+    args: argparse.Namespace, device: "torch.device", dtype: Dtype, fingerprint: Fingerprint
+) -> "Ceilings | None":
+    """Measured, or from the flags and what is known of an H200 at two bytes a value; None where either is unknown."""
+    from kernels.device import torch_dtype
+    from qualification.measure.ceilings import Ceilings, measure_ceilings
+
+    if args.measure_ceilings:
+        return measure_ceilings(device, torch_dtype(dtype))
+    is_known = "H200" in fingerprint.gpu and dtype is not Dtype.FP32
+    peak_tflops = args.peak_tflops or (_H200_TFLOPS if is_known else None)
+    peak_tbs = args.peak_tbs or (_H200_TBS if is_known else None)
+    return None if peak_tflops is None or peak_tbs is None else Ceilings(peak_tflops * 1e12, peak_tbs * 1e12)
+
+
+def machine_of(fingerprint: Fingerprint, device: "torch.device") -> dict[str, str | int | float | None]:
+    from qualification.bench.attention.measure import gpu_settings
+
+    return {**fingerprint.values(), **gpu_settings(device)}
+
+
+def slug(gpu: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", gpu.lower()).strip("-")
+
+
+def commit_of_code() -> str | None:
+    """The commit that this code is checked out at, with `-dirty` where a file differs; None outside of a checkout."""
+    git = shutil.which("git")
+    if git is None or not (_ROOT / ".git").exists():
+        return None
+    command = [git, "-C", str(_ROOT), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    return answer.stdout.strip() or None

@@ -1,0 +1,100 @@
+"""What is measured of one call besides its time: kernel names, temporary memory, error."""
+
+import math
+import shutil
+import subprocess
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch._C._autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
+
+from kernels.reference.compare import Errors, Reference
+from kernels.reference.compare import errors_of as errors_from
+from qualification.bench.attention.peers import Call, Prepared
+from qualification.measure.profile import calls_seen
+
+
+def kernels_seen(call: Call, device: torch.device) -> tuple[str, ...]:
+    """Names as the profiler sees them: GPU kernels, the longest-running first; on a CPU the operators that compute."""
+    if device.type != "cuda":
+        return tuple(calls_seen([call], device).calls[0])
+    with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as seen:
+        call()
+        _synchronize(device)
+    kernels = [event for event in seen.key_averages() if event.device_type == DeviceType.CUDA]
+    return tuple(event.key for event in sorted(kernels, key=lambda event: -event.self_device_time_total))
+
+
+def temporary_bytes(prepared: Prepared, device: torch.device) -> int | None:
+    """Peak of what one call allocates beyond its output; None on a CPU, where nobody counts."""
+    if device.type != "cuda":
+        return None
+    _synchronize(device)
+    before = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    output = prepared.call()
+    _synchronize(device)
+    own = 0 if prepared.is_preallocated else output.numel() * output.element_size()
+    return max(0, torch.cuda.max_memory_allocated(device) - before - own)
+
+
+def errors_of(prepared: Prepared, call: Call, reference: Reference, rows: Tensor) -> Errors:
+    """The error of a call whose output was NaN before it, on the rows of the reference; every row must be finite.
+
+    A new output most likely takes the memory of the poisoned one that was freed just before.
+    """
+    output = call()
+    output.fill_(math.nan)
+    del output
+    out = prepared.packed(call())
+    num_nonfinite = int((~torch.isfinite(out)).sum())
+    return replace(errors_from(out[rows], reference), num_nonfinite=num_nonfinite)
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """A captured call. It holds what the call reads: a graph keeps no tensor alive, and the capture of the next
+    contender gives every freed segment back to the driver, so that a replay would read memory that is gone.
+    """
+
+    graph: torch.cuda.CUDAGraph
+    output: Tensor
+    prepared: Prepared
+
+    def __call__(self) -> Tensor:
+        self.graph.replay()
+        return self.output
+
+
+def graphed(prepared: Prepared, device: torch.device) -> Call:
+    """The call captured in a CUDA graph: replaying it costs one launch, as in a server's decode step."""
+    side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    side.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            prepared.call()
+    torch.cuda.current_stream(device).wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        output = prepared.call()
+    return Replay(graph, output, prepared)
+
+
+def gpu_settings(device: torch.device) -> dict[str, str]:
+    """Power limit and clocks as the driver tells them; empty where it is not asked or does not say."""
+    program = shutil.which("nvidia-smi")
+    if device.type != "cuda" or program is None:
+        return {}
+    names = ("power.limit", "clocks.max.sm", "clocks.max.mem")
+    index = device.index if device.index is not None else torch.cuda.current_device()
+    query = [program, f"--id={index}", f"--query-gpu={','.join(names)}", "--format=csv,noheader"]
+    answer = subprocess.run(query, capture_output=True, text=True, timeout=30, check=False)
+    values = [value.strip() for value in answer.stdout.strip().split(",")]
+    return dict(zip(names, values, strict=True)) if answer.returncode == 0 and len(values) == len(names) else {}
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

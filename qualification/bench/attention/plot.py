@@ -1,0 +1,202 @@
+"""Line charts as SVG: rate against length, a line for each contender. Imports no torch."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+
+from kernels.shape import Phase
+from qualification.bench.attention.cases import FIXED, BenchCase
+from qualification.bench.attention.row import Row, sorted_rows
+from qualification.bench.attention.table import speed_of
+
+WIDTH, HEIGHT = 760, 440
+# Margins around the plotted area. On the left stand ticks of up to 7 characters, 50 wide, beside the name of the axis.
+LEFT, RIGHT, TOP, BOTTOM = 82, 190, 48, 56
+# Source: Okabe and Ito, colours that colour-blind readers can tell apart; grey for the rest.
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000")
+_SPARE_COLOUR = "#999999"
+_MANY = 12  # points on the x axis: ticks of more would overlap; batches of decode that make a chart
+
+Point = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    name: str
+    points: tuple[Point, ...]  # x ascending and positive
+    colour: str
+    is_dashed: bool
+
+
+def charts(rows: Iterable[Row]) -> dict[str, str]:
+    """Name of a file without its ending -> SVG: one chart for all that differs in length alone, or in batch."""
+    rows = [row for row in sorted_rows(rows) if row.case.mix == FIXED]
+    colours = dict(zip(dict.fromkeys(row.contender for row in rows), COLOURS, strict=False))
+    by_length: dict[str, list[Row]] = {}
+    by_batch: dict[str, list[Row]] = {}
+    for row in rows:
+        case = row.case
+        batch = f"batch{len(case.keys)}"
+        if case.shape.phase is not Phase.DECODE:
+            by_length.setdefault(_group_of(case, ""), []).append(row)
+            continue
+        by_length.setdefault(_group_of(case, batch), []).append(row)
+        by_batch.setdefault(_group_of(case, f"context{case.keys[0]}"), []).append(row)
+    lengths = {name: found for name, found in by_length.items() if len({row.case.keys[0] for row in found}) > 1}
+    batches = {name: found for name, found in by_batch.items() if len({len(row.case.keys) for row in found}) > _MANY}
+    return {
+        **{name: _chart(name, found, colours, "tokens of a sequence", _length_of) for name, found in lengths.items()},
+        **{name: _chart(name, found, colours, "sequences", _batch_of) for name, found in batches.items()},
+    }
+
+
+def _length_of(case: BenchCase) -> int:
+    return max(case.keys)
+
+
+def _batch_of(case: BenchCase) -> int:
+    return len(case.keys)
+
+
+def svg(title: str, x_label: str, y_label: str, lines: Sequence[Line], *, is_log: bool = False) -> str:
+    """A chart with a logarithmic x axis, ticked where points are, and a y axis from 0, or logarithmic (all y > 0)."""
+    xs = sorted({x for line in lines for x, _ in line.points})
+    ys = [y for line in lines for _, y in line.points]
+    ticks = _log_ticks(min(ys), max(ys)) if is_log else _ticks(max(ys))
+    low, top = ticks[0], ticks[-1]
+    width, height = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
+    spread = math.log2(xs[-1] / xs[0]) or 1.0
+
+    def place(x: float, y: float) -> Point:
+        up = math.log(y / low) / math.log(top / low) if is_log else y / top
+        return LEFT + width * math.log2(x / xs[0]) / spread, TOP + height * (1 - up)
+
+    parts = [text(LEFT, 26, title, size=15, anchor="start")]
+    for tick in ticks:
+        _, y = place(xs[0], tick)
+        parts.append(f'<line x1="{LEFT}" y1="{y:.1f}" x2="{LEFT + width}" y2="{y:.1f}" stroke="#dddddd"/>')
+        parts.append(text(LEFT - 8, y + 4, f"{tick:g}", anchor="end"))
+    powers = [x for x in xs if math.log2(x).is_integer()]
+    for x in powers if powers and len(xs) > _MANY else xs:
+        at, _ = place(x, top)
+        parts.append(
+            f'<line x1="{at:.1f}" y1="{TOP + height}" x2="{at:.1f}" y2="{TOP + height + 5}" stroke="#666666"/>'
+        )
+        parts.append(text(at, TOP + height + 20, f"{x / 1024:.3g}k" if x >= 1024 else f"{x:g}"))
+    for index, line in enumerate(lines):
+        parts += _drawn(line, [place(x, y) for x, y in line.points])
+        parts += _legend(line, LEFT + width + 18, TOP + 10 + 20 * index)
+    return page([*parts, *labels(x_label, y_label)])
+
+
+def bars(title: str, x_label: str, y_label: str, columns: Mapping[str, Mapping[str, float]]) -> str:
+    """A column for each name under the x axis, made of parts as shares of its sum, in the order of the first column."""
+    width, height = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
+    names = list(dict.fromkeys(name for column in columns.values() for name in column))
+    each = width / len(columns)
+    parts = [text(LEFT, 26, title, size=15, anchor="start")]
+    for percent in range(0, 101, 20):
+        y = TOP + height * (1 - percent / 100)
+        parts.append(f'<line x1="{LEFT}" y1="{y:.1f}" x2="{LEFT + width}" y2="{y:.1f}" stroke="#dddddd"/>')
+        parts.append(text(LEFT - 8, y + 4, f"{percent} %", anchor="end"))
+    for index, (label, column) in enumerate(columns.items()):
+        left, bottom, total = LEFT + each * (index + 0.1), float(TOP + height), sum(column.values()) or 1.0
+        for name in names:
+            tall = height * column.get(name, 0.0) / total
+            bottom -= tall
+            parts.append(_box(left, bottom, 0.8 * each, tall, _colour(names.index(name))))
+        parts.append(text(left + 0.4 * each, TOP + height + 20, label))
+    for index, name in enumerate(names):
+        y = TOP + 10 + 20 * (len(names) - 1 - index)  # as the parts stand on each other
+        parts += [_box(LEFT + width + 18, y - 7, 14, 14, _colour(index))]
+        parts += [text(LEFT + width + 40, y + 4, name, anchor="start")]
+    return page([*parts, *labels(x_label, y_label)])
+
+
+def _colour(index: int) -> str:
+    return COLOURS[index] if index < len(COLOURS) else _SPARE_COLOUR
+
+
+def _box(x: float, y: float, width: float, height: float, colour: str) -> str:
+    return f'<rect x="{x:.1f}" y="{y:.2f}" width="{width:.1f}" height="{height:.2f}" fill="{colour}"/>'
+
+
+def labels(x_label: str, y_label: str) -> list[str]:
+    """The names of the axes: below the plotted area, and upright at the left edge."""
+    middle = TOP + (HEIGHT - TOP - BOTTOM) / 2
+    return [
+        text(LEFT + (WIDTH - LEFT - RIGHT) / 2, HEIGHT - 12, x_label),
+        f'<g transform="rotate(-90 18 {middle})">{text(18, middle, y_label)}</g>',
+    ]
+
+
+def page(parts: Sequence[str]) -> str:
+    """The whole picture, on white."""
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif">'
+    return "\n".join([head, '<rect width="100%" height="100%" fill="#ffffff"/>', *parts, "</svg>\n"])
+
+
+def _ticks(largest: float) -> list[float]:
+    """From 0 to `largest` or above."""
+    step = _nice_step(largest)
+    return [n * step for n in range(max(1, math.ceil(largest / step)) + 1)]
+
+
+def _log_ticks(least: float, largest: float) -> list[float]:
+    """Powers of ten around all, where they are few with their 2s and 5s, but none beyond the first one out."""
+    decades = range(math.floor(math.log10(least)), math.ceil(math.log10(largest)) + 1)
+    factors = (1, 2, 5) if len(decades) <= 4 else (1,)
+    ticks = [factor * 10.0**decade for decade in decades for factor in factors]
+    low = max((tick for tick in ticks if tick <= least), default=ticks[0])
+    top = min((tick for tick in ticks if tick >= largest), default=ticks[-1])
+    return [tick for tick in ticks if low <= tick <= max(top, ticks[ticks.index(low) + 1])]
+
+
+def _group_of(case: BenchCase, fixed: str) -> str:
+    """What a chart is of; `fixed` is what does not differ in a chart of decode."""
+    shape = case.shape
+    parts = [shape.phase.value, shape.dtype.value, f"d{shape.head_dim}", f"h{shape.num_heads}x{shape.num_kv_heads}"]
+    parts += [f"chunk{max(case.queries)}"] if shape.phase is Phase.EXTEND else []
+    parts += [fixed] if fixed else []
+    parts += [f"queries{max(case.queries)}"] if shape.phase is Phase.DECODE and max(case.queries) > 1 else []
+    parts += [f"window{shape.window}"] if shape.window is not None else []
+    parts += [f"softcap{shape.softcap:g}"] if shape.softcap is not None else []
+    return "-".join([*parts, *(["sinks"] if shape.sinks else [])])
+
+
+def _chart(
+    name: str, rows: Sequence[Row], colours: Mapping[str, str], x_label: str, place: Callable[[BenchCase], int]
+) -> str:
+    points: dict[str, list[Point]] = {}
+    for row in rows:
+        points.setdefault(row.contender, []).append((place(row.case), speed_of(row)))
+    peers = {row.contender for row in rows if row.is_peer}
+    lines = [
+        Line(contender, tuple(sorted(found)), colours.get(contender, _SPARE_COLOUR), contender in peers)
+        for contender, found in points.items()
+    ]
+    unit = "TB/s" if rows[0].case.shape.phase is Phase.DECODE else "TFLOP/s"
+    return svg(name.replace("-", " "), x_label, unit, lines)
+
+
+def _drawn(line: Line, places: Sequence[Point]) -> list[str]:
+    dash = ' stroke-dasharray="6 4"' if line.is_dashed else ""
+    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
+    dots = [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{line.colour}"/>' for x, y in places]
+    return [f'<polyline points="{path}" fill="none" stroke="{line.colour}" stroke-width="2"{dash}/>', *dots]
+
+
+def _legend(line: Line, x: float, y: float) -> list[str]:
+    return [*_drawn(line, [(x, y), (x + 26, y)]), text(x + 34, y + 4, line.name, anchor="start")]
+
+
+def text(x: float, y: float, content: str, *, size: int = 12, anchor: str = "middle") -> str:
+    place = f'x="{x:.1f}" y="{y:.1f}" font-size="{size}" text-anchor="{anchor}"'
+    return f'<text {place} fill="#333333">{escape(content)}</text>'
+
+
+def _nice_step(largest: float) -> float:
+    """1, 2 or 5 times a power of ten, such that it goes four to ten times into `largest`."""
+    power = 10.0 ** math.floor(math.log10(largest / 4)) if largest > 0 else 1.0
+    return next(factor * power for factor in (5.0, 2.0, 1.0) if factor * power * 4 <= largest or factor == 1.0)

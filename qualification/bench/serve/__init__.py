@@ -1,0 +1,1 @@
+"""`hallmark bench serve`: servers beside each other under one load."""

@@ -1,0 +1,203 @@
+"""Rows of load as tables, Markdown and charts, with the ratio to each peer. No torch."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from qualification.bench.attention.plot import COLOURS, Line, svg
+from qualification.bench.serve.cases import Scenario
+from qualification.bench.serve.file import ServedSide
+from qualification.bench.serve.row import ServeRow
+from qualification.common.quantiles import needed_samples, ratio_interval
+
+_HEAD = (
+    "case",
+    "group",
+    "server",
+    "n",
+    "errors",
+    "TTFT p50",
+    "p90",
+    "p99",
+    "token p50",
+    "gap p50",
+    "p99",
+    "tok/s",
+    "good",
+)
+_RATIO_HEAD = ("case", "group", "number", "ours", "peer", "value", "ratio", "95% interval", "better")
+# Above these the client itself is a part of what it measured.
+_MAX_LAG_SHARE = 0.05
+_MAX_LAG_MS = 2.0  # timers of libuv have steps of 1 ms
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """One number of ours over a peer's; `is_better` None: the interval holds 1, or there is none."""
+
+    case: str
+    group: str
+    number: str
+    ours: float
+    peer: str
+    theirs: float
+    lo: float | None
+    hi: float | None
+    is_higher_better: bool
+
+    @property
+    def value(self) -> float:
+        return self.ours / self.theirs
+
+    @property
+    def is_better(self) -> bool | None:
+        if self.lo is None or self.hi is None or self.lo <= 1 <= self.hi:
+            return None
+        return (self.value > 1) == self.is_higher_better
+
+
+def sides_table(sides: Sequence[ServedSide]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Head and lines, sides of a case below one another. Times are milliseconds."""
+    lines = []
+    for row in sides[0].rows:
+        for side in sides:
+            same = _same(side.rows, row)
+            if same is not None:
+                lines.append((same.case, same.group, side.name, *_cells(same)))
+    return _HEAD, lines
+
+
+def ratios(ours: ServedSide, peers: Sequence[ServedSide]) -> list[Ratio]:
+    """What a scenario is judged by, for each row that both sides have."""
+    found = []
+    for row in ours.rows:
+        for peer in peers:
+            other = _same(peer.rows, row)
+            if other is not None:
+                found += _ratios(row, other, peer.name)
+    return found
+
+
+def ratios_table(found: Iterable[Ratio]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    words = {None: "no difference shown", True: "yes", False: "no"}
+    return _RATIO_HEAD, [
+        (
+            ratio.case,
+            ratio.group,
+            ratio.number,
+            f"{ratio.ours:.4g}",
+            ratio.peer,
+            f"{ratio.theirs:.4g}",
+            f"{ratio.value:.3f}",
+            "-" if ratio.lo is None or ratio.hi is None else f"{ratio.lo:.3f} to {ratio.hi:.3f}",
+            words[ratio.is_better] if ratio.lo is not None else "-",
+        )
+        for ratio in found
+    ]
+
+
+def warnings(sides: Sequence[ServedSide]) -> list[str]:
+    """What stands against a number: a client that was late, tokens that nobody counted, errors."""
+    lines = []
+    for side in sides:
+        for row in side.rows:
+            lag_ms = 1e3 * max(row.lag.loop_p99_s, row.lag.send_p99_s)
+            scale = row.ttft_p50_ms or max(row.ttft_ms, default=0.0)
+            where = f"{side.name}, {row.case}, {row.group}"
+            if row.group == "all" and lag_ms > _MAX_LAG_MS and lag_ms > _MAX_LAG_SHARE * scale:
+                lines.append(
+                    f"{where}: DISTORTED: the client itself was {lag_ms:.1f} ms late (p99); TTFT is {scale:.1f}"
+                )
+            if not row.is_counted_by_server:
+                lines.append(f"{where}: the server counts no tokens; one an event is assumed")
+            if row.first_error is not None and row.group == "all":
+                lines.append(f"{where}: {row.num_errors} errors, the first: {row.first_error}")
+        lines += [f"{side.name}: not measured: {reason}" for reason in side.skipped]
+    return lines
+
+
+def markdown(head: Sequence[str], lines: Iterable[Sequence[str]]) -> list[str]:
+    return [
+        f"| {' | '.join(head)} |",
+        f"|{' --- |' * len(head)}",
+        *(f"| {' | '.join(line)} |" for line in lines),
+    ]
+
+
+def serve_charts(sides: Sequence[ServedSide]) -> dict[str, str]:
+    """Name of a file without its ending -> SVG, for each scenario with two places on its axis."""
+    wanted = {
+        "ttft": (Scenario.TTFT, "tokens of the prompt", "prompt tokens to the first token, a second"),
+        "tpot": (Scenario.TPOT, "streams together", "ms a token, p50"),
+        "throughput": (Scenario.THROUGHPUT, "requests at once", "tokens a second"),
+    }
+    charts = {}
+    for name, (scenario, x_label, y_label) in wanted.items():
+        lines = [
+            Line(side.name, points, COLOURS[n % len(COLOURS)], n > 0)
+            for n, side in enumerate(sides)
+            if len(points := _points(side.rows, scenario)) > 1
+        ]
+        if lines:
+            charts[name] = svg(f"{name} of {', '.join(line.name for line in lines)}", x_label, y_label, lines)
+    return charts
+
+
+def _points(rows: Iterable[ServeRow], scenario: Scenario) -> tuple[tuple[float, float], ...]:
+    found = []
+    for row in rows:
+        if row.scenario is not scenario:
+            continue
+        if scenario is Scenario.TTFT and row.ttft_p50_ms is not None:
+            found.append((row.x, 1e3 * row.x / row.ttft_p50_ms))
+        elif scenario is Scenario.TPOT and row.tpot_p50_ms is not None:
+            found.append((row.x, row.tpot_p50_ms))
+        elif scenario is Scenario.THROUGHPUT and row.output_tokens_per_s is not None:
+            found.append((row.x, row.output_tokens_per_s))
+    return tuple(sorted(found))
+
+
+def _same(rows: Iterable[ServeRow], row: ServeRow) -> ServeRow | None:
+    return next((other for other in rows if (other.case, other.group) == (row.case, row.group)), None)
+
+
+def _ratios(row: ServeRow, other: ServeRow, peer: str) -> list[Ratio]:
+    def ratio(number: str, ours: float | None, theirs: float | None, q: float | None = None) -> list[Ratio]:
+        if not ours or not theirs:
+            return []
+        samples = (row.ttft_ms, other.ttft_ms) if number.startswith("TTFT") else (row.tpot_ms, other.tpot_ms)
+        bounds = None if q is None else ratio_interval(*samples, q)
+        lo, hi = (None, None) if bounds is None else (bounds.lo, bounds.hi)
+        return [Ratio(row.case, row.group, number, ours, peer, theirs, lo, hi, is_higher_better=q is None)]
+
+    ttft = ratio("TTFT p50, ms", row.ttft_p50_ms, other.ttft_p50_ms, 0.5)
+    tail = ratio("TTFT p99, ms", row.ttft_p99_ms, other.ttft_p99_ms, 0.99)
+    tpot = ratio("token p50, ms", row.tpot_p50_ms, other.tpot_p50_ms, 0.5)
+    speed = ratio("tokens a second", row.output_tokens_per_s, other.output_tokens_per_s)
+    goodput = ratio("good answers a second", row.goodput_per_s, other.goodput_per_s)
+    return {
+        Scenario.TTFT: [*ttft, *tail],
+        Scenario.TPOT: tpot,
+        Scenario.THROUGHPUT: speed,
+        Scenario.MIX: [*ttft, *tail, *tpot, *goodput],
+        Scenario.PREFIX: ttft,
+    }[row.scenario]
+
+
+def _cells(row: ServeRow) -> tuple[str, ...]:
+    num_ttft = len(row.ttft_ms)
+    return (
+        f"{row.num_requests}",
+        f"{row.num_errors}",
+        _number(row.ttft_p50_ms, num_ttft, 0.5),
+        _number(row.ttft_p90_ms, num_ttft, 0.9),
+        _number(row.ttft_p99_ms, num_ttft, 0.99),
+        _number(row.tpot_p50_ms, len(row.tpot_ms), 0.5) if row.tpot_ms else "-",
+        _number(row.gap_p50_ms, row.num_gaps, 0.5) if row.num_gaps else "-",
+        _number(row.gap_p99_ms, row.num_gaps, 0.99) if row.num_gaps else "-",
+        "-" if row.output_tokens_per_s is None else f"{row.output_tokens_per_s:.0f}",
+        f"{row.good_share:.1%}",
+    )
+
+
+def _number(value: float | None, num_samples: int, q: float) -> str:
+    return f"NO_DATA {num_samples}/{needed_samples(q)}" if value is None else f"{value:.2f}"

@@ -1,0 +1,1 @@
+"""The subcommands `qualify`, `matrix` and `matrix ptx` of `hallmark`."""

@@ -1,0 +1,229 @@
+"""`hallmark matrix`: show evidence, verify that it is whole and of this machine, compare two bodies of it, or PTX."""
+
+import argparse
+import math
+import sys
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import fields
+from pathlib import Path
+
+from kernels.fingerprint import Device, Fingerprint
+from kernels.path import KernelPath
+from qualification.canary.verdict import ExitCode
+from qualification.commands import ptx as ptx_command
+from qualification.common.table import table
+from qualification.evidence.difference import SPEED_TOLERANCE, Side, differences, exit_code_of
+from qualification.evidence.evidence import SUITE, Evidence
+from qualification.evidence.matrix import (
+    MATRICES,
+    SCHEMA,
+    Key,
+    Matrix,
+    MatrixError,
+    gpu_folder,
+    load_matrix,
+    matrix_files,
+)
+from qualification.evidence.summary import Changed, counts, summary
+from qualification.measure.ptx import PtxError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of `hallmark matrix`."""
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    show_parser = actions.add_parser("show", help="each shape's paths by measured time")
+    verify_parser = actions.add_parser("verify", help="is each file whole, and of this machine and these kernels?")
+    for place_parser in (show_parser, verify_parser):
+        place_parser.add_argument(
+            "place", type=Path, nargs="?", default=MATRICES, metavar="FILE|DIR", help="default: ours"
+        )
+    verify_parser.add_argument("--files-only", action="store_true", help="whole is enough: another machine's matrix")
+    diff_parser = actions.add_parser("diff", help="which shapes changed path, status, error or speed")
+    diff_parser.add_argument("before", type=Path, metavar="A", help="file or folder")
+    diff_parser.add_argument("after", type=Path, nargs="?", metavar="B", help="default: this machine")
+    diff_parser.add_argument(
+        "--speed-tolerance", type=_share, default=SPEED_TOLERANCE, metavar="SHARE", help="of a time (0.05)"
+    )
+    diff_parser.add_argument("--cache-dir", type=Path, metavar="DIR", default=Path.home() / ".cache" / "hallmark")
+    ptx_command.add_arguments(actions.add_parser("ptx", help="do two checkouts compile the same kernels?"))
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run with parsed flags, print, and return the exit code."""
+    try:
+        if args.action == "show":
+            return show(args.place)
+        if args.action == "verify":
+            return verify(args.place, machine=None if args.files_only else this_machine())
+        return diff(args) if args.action == "diff" else ptx_command.run(args)
+    except BrokenPipeError:
+        raise  # whoever reads what is printed has gone: no fault of a file
+    except (MatrixError, PtxError, OSError) as error:
+        print(f"hallmark: {error}", file=sys.stderr)
+        return ExitCode.ENVIRONMENT
+
+
+def _share(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and value >= 0):  # nothing is slower than NaN allows
+        raise argparse.ArgumentTypeError(f"must be a share such as 0.05, got {text}")
+    return value
+
+
+def this_machine() -> tuple[Fingerprint, Sequence[KernelPath]]:
+    """The fingerprint that a server has here, and the catalog."""
+    import torch  # comparing files does without it
+
+    from kernels.catalog import PATHS
+    from kernels.device import num_cores, read_fingerprint
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return read_fingerprint(device, num_threads=num_cores()), PATHS
+
+
+def changed_since(machine: tuple[Fingerprint, Sequence[KernelPath]]) -> Changed:
+    """What makes evidence stale on this machine, by field name; `path` where the catalog has it no more."""
+    fingerprint, catalog = machine
+    by_name = {path.name: path for path in catalog}
+
+    def changed(entry: Evidence) -> tuple[str, ...]:
+        if entry.path not in by_name:
+            return (*entry.fingerprint.differing_fields(fingerprint), "path")
+        return entry.differing_fields(by_name[entry.path], fingerprint)
+
+    return changed
+
+
+def show(place: Path) -> ExitCode:
+    """Every file, refused ones by their reason."""
+    code = ExitCode.PASS
+    files = matrix_files(place)
+    for path in files:
+        try:
+            matrix = load_matrix(path)
+        except MatrixError as error:
+            _print(f"{path}: REFUSED: {error}")
+            code = ExitCode.ENVIRONMENT
+            continue
+        _print(f"{path}: {counts(matrix.evidence.values())}")
+        for fingerprint in {entry.fingerprint for entry in matrix.evidence.values()}:
+            _print(f"digest {matrix.digest}, schema {SCHEMA}, {fingerprint}")
+        _print("")
+        for line in summary(matrix.evidence.values()):
+            _print(line)
+    if not files:
+        _print(f"{place} holds no matrix")
+    return code
+
+
+def verify(place: Path, *, machine: tuple[Fingerprint, Sequence[KernelPath]] | None) -> ExitCode:
+    """A line a file. Without a machine only that they are whole, in the right folder and of this version's checks."""
+    files = matrix_files(place)
+    code = ExitCode.PASS
+    for path in files:
+        problem = _problem(path, is_in_folder=path.parent not in {place, place.parent}, machine=machine)
+        _print(f"{path}: {problem or 'valid'}")
+        code = ExitCode.ENVIRONMENT if problem else code
+    if not files:
+        _print(f"{place} holds no matrix: nothing was verified")
+        return ExitCode.INCONCLUSIVE
+    return code
+
+
+def diff(args: argparse.Namespace) -> ExitCode:
+    """Two bodies of evidence, or one and what this machine makes of it with what it has measured itself."""
+    before = Side(_merged(args.before))
+    if args.after is not None:
+        after = Side(_merged(args.after))
+    else:
+        machine = this_machine()
+        changed = changed_since(machine)
+        own = _own_evidence(args.cache_dir, machine[0], before.evidence, changed)
+        after = Side({**before.evidence, **own}, changed)
+    for line in _stacks(before, after):
+        _print(line)
+    found = differences(before, after, speed_tolerance=args.speed_tolerance)
+    if not found:
+        _print("no difference: every shape has the same path, status, error and speed")
+        return ExitCode.PASS
+    rows = [(entry.harm.name.lower(), str(entry.shape), "; ".join(entry.details)) for entry in found]
+    for line in table(("harm", "shape", "what changed"), rows):
+        _print(line)
+    code = exit_code_of(found)
+    tally = Counter(entry.harm for entry in found)
+    _print(", ".join(f"{tally[harm]} {harm.name.lower()}" for harm in sorted(tally)) + f" (exit {code.value})")
+    return code
+
+
+def _stacks(before: Side, after: Side) -> Iterable[str]:
+    """What differs between the two machines and stacks, a line a field."""
+    old, new = ({entry.fingerprint for entry in side.evidence.values()} for side in (before, after))
+    names = [field.name for field in fields(Fingerprint)]
+    for name in names:
+        values = [" and ".join(sorted({_text(getattr(it, name)) for it in stacks})) for stacks in (old, new)]
+        if values[0] != values[1]:
+            yield f"{name}: {values[0]} -> {values[1]}"
+
+
+def _text(value: object) -> str:
+    return str(value.value if isinstance(value, Device) else value)
+
+
+def _problem(path: Path, *, is_in_folder: bool, machine: tuple[Fingerprint, Sequence[KernelPath]] | None) -> str | None:
+    try:
+        entries = list(load_matrix(path).evidence.values())
+    except MatrixError as error:
+        return f"REFUSED: {error}"
+    gpu = entries[0].fingerprint.gpu if entries else ""
+    if is_in_folder and path.parent.name != gpu_folder(gpu):
+        return f"FOREIGN: measured on {gpu}, which belongs in {gpu_folder(gpu)}/"
+    fields = Counter(_fields(entries, machine))
+    if not fields:
+        return None
+    return "STALE: " + ", ".join(f"{field} ({count} of {len(entries)})" for field, count in fields.items())
+
+
+def _fields(entries: Iterable[Evidence], machine: tuple[Fingerprint, Sequence[KernelPath]] | None) -> Iterable[str]:
+    if machine is None:
+        return ["suite" for entry in entries if entry.suite != SUITE]
+    changed = changed_since(machine)
+    return [field for entry in entries for field in changed(entry)]
+
+
+def _merged(place: Path) -> dict[Key, Evidence]:
+    """All evidence of a file or folder. Raises MatrixError where a file is refused, or they are of several GPUs.
+
+    Of two entries a failure counts, then the later one, as when a server reads them.
+    """
+    merged: dict[Key, Evidence] = {}
+    matrices: list[Matrix] = [load_matrix(path) for path in matrix_files(place)]
+    gpus = sorted({entry.fingerprint.gpu for matrix in matrices for entry in matrix.evidence.values()})
+    if not gpus:
+        raise MatrixError(f"{place} holds no evidence")
+    if len(gpus) > 1:
+        raise MatrixError(f"{place} holds evidence of {len(gpus)} GPUs ({', '.join(gpus)}), one can be compared")
+    for key, entry in (item for matrix in matrices for item in matrix.evidence.items()):
+        older = merged.get(key)
+        if older is None or (not entry.is_proven, entry.at) > (not older.is_proven, older.at):
+            merged[key] = entry
+    return merged
+
+
+def _own_evidence(
+    cache_dir: Path, fingerprint: Fingerprint, asked: Iterable[Key], changed: Changed
+) -> dict[Key, Evidence]:
+    """What this machine's servers have measured of the shapes that are `asked` for, as far as they would use it."""
+    from qualification.measure.start_plan import own_file  # imports torch
+
+    path = own_file(cache_dir, "evidence", fingerprint)
+    own = load_matrix(path).evidence if path.exists() else {}
+    shapes = {shape for shape, _ in asked}
+    return {key: entry for key, entry in own.items() if key[0] in shapes and not changed(entry)}
+
+
+def _print(line: str) -> None:
+    print(line, flush=True)

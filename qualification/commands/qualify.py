@@ -1,0 +1,249 @@
+"""`hallmark qualify`: prove on this machine every attention shape that a model can need. Reads no weights."""
+
+import argparse
+import shlex
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from kernels.shape import Dtype, Phase
+from kernels.whole_file import write_whole
+from qualification.canary.verdict import ExitCode
+from qualification.common.flags import count, positive
+from qualification.common.progress import ProgressLine
+from qualification.decision.defaults import Choices
+from qualification.decision.presets import PRESETS, preset_named
+from qualification.evidence.matrix import MATRICES
+
+if TYPE_CHECKING:
+    import torch
+
+    from kernels.fingerprint import Fingerprint
+    from kernels.path import KernelPath
+    from qualification.evidence.ledger import Target
+    from qualification.measure.qualify import Bench
+
+_QUICK_BUDGET_S = {"cuda": 0.05, "cpu": 0.01}  # of timing, for each pair
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of `hallmark qualify`."""
+    models = parser.add_mutually_exclusive_group(required=True)
+    models.add_argument("--model", type=Path, metavar="DIR", help="folder with the model's config.json")
+    names = ", ".join(preset.name for preset in PRESETS)
+    models.add_argument("--preset", action="append", metavar="NAME", help=f"may be repeated; one of {names}")
+    models.add_argument("--all-presets", action="store_true", help="every preset")
+    models.add_argument(
+        "--error-rates",
+        action="store_true",
+        help="of no model: how often right kernels fail a check here, and wrong ones pass (docs/limits.md)",
+    )
+    parser.add_argument("--seeds", type=count, metavar="N", default=2, help="of --error-rates (default: 2)")
+    phases = [phase.value for phase in Phase]
+    parser.add_argument("--phases", nargs="+", choices=phases, default=phases, help="default: all")
+    parser.add_argument("--paths", nargs="+", metavar="PATH", help="names as in `hallmark doctor` (default: all)")
+    parser.add_argument("--quick", action="store_true", help="the same checks, but a fifth of the time for timing")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="file of evidence, of one model")
+    parser.add_argument(
+        "--out-dir", type=Path, metavar="DIR", default=MATRICES, help="writes DIR/<gpu>/<name>.json (default: ours)"
+    )
+    parser.add_argument("--max-model-len", type=count, metavar="N", help="tokens (default: the model's own limit)")
+    parser.add_argument("--max-num-batched-tokens", type=count, metavar="N", help="default: the server's")
+    parser.add_argument("--page-size", type=count, metavar="N", help="tokens a page (default: the server's)")
+    parser.add_argument("--dtype", choices=[dtype.value for dtype in Dtype], help="default: the server's")
+    parser.add_argument("--time-limit", type=positive, metavar="SECONDS", help="stop then; the same command goes on")
+    parser.add_argument("--retry-failed", action="store_true", help="measure again what has failed on this stack")
+    parser.add_argument(
+        "--full-model",
+        action="store_true",
+        help="then time the whole model with random weights, by the plan and by the fallbacks; needs --model with a "
+        "config.json that the server reads, or a preset that holds all of it",
+    )
+    parser.add_argument(
+        "--count-bytes", action="store_true", help="then count the HBM bytes of a sample of calls, where ncu can run"
+    )
+    parser.add_argument(
+        "--compile-jobs",
+        type=count,
+        metavar="N",
+        help="processes that compile before anything is measured, on a GPU (one a core and 2 GB, 32 at most; 1: none)",
+    )
+    parser.add_argument("--commit", metavar="SHA", help="written into the evidence")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run with parsed flags, print, and return the exit code."""
+    try:
+        return _error_rates(args) if args.error_rates else _run(args, models_of(args))
+    except KeyboardInterrupt:  # in a run itself it is told by `conduct`, with all that is known
+        print("hallmark: interrupted before anything was measured", file=sys.stderr)
+        return ExitCode.INCONCLUSIVE
+    except (OSError, ValueError) as error:
+        print(f"hallmark: {error}", file=sys.stderr)
+        return ExitCode.ENVIRONMENT
+
+
+def _error_rates(args: argparse.Namespace) -> int:
+    """On a GPU of its paths; on a CPU under each instruction set, in child processes."""
+    import torch
+
+    from kernels.device import num_cores, read_fingerprint
+    from qualification.measure import error_rates
+    from qualification.measure.qualify import now
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    fingerprint = read_fingerprint(device)
+    _print(f"on {fingerprint}")
+    limit_s = args.time_limit or float("inf")
+    seeds = range(1, 1 + args.seeds)
+    if device.type == "cuda":
+        shapes = list(error_rates.trial_shapes_of(device))
+        rates = error_rates.measure(seeds, shapes, device=device, setting="cuda", has_faults=True, limit_s=limit_s)
+    else:
+        rates = error_rates.run_children(seeds, jobs=num_cores(), limit_s=limit_s, say=_print)
+    for line in error_rates.report(rates):
+        _print(line)
+    if args.out is not None:
+        body = {"fingerprint": fingerprint, "seeds": args.seeds, "at": now(), "rates": rates}
+        write_whole(args.out, msgspec.json.format(msgspec.json.encode(body), indent=1) + b"\n")
+    return ExitCode.PASS if error_rates.is_good(rates) else ExitCode.NUMERICS
+
+
+def models_of(args: argparse.Namespace) -> dict[str, Mapping[str, object]]:
+    """Parsed config.json by name. Raises ValueError."""
+    if args.model is not None:
+        return {args.model.resolve().name: _config_of(args.model / "config.json")}
+    presets = PRESETS if args.all_presets else [preset_named(name) for name in args.preset]
+    if args.out is not None and len(presets) > 1:
+        raise ValueError(f"--out takes one model, {len(presets)} are asked for: use --out-dir")
+    return {preset.name: preset.config for preset in presets}
+
+
+def _config_of(file: Path) -> Mapping[str, object]:
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=dict[str, object])
+    except OSError as error:
+        raise ValueError(f"{file} cannot be read: {error.strerror}") from error
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ValueError(f"{file} is no JSON object: {error}") from error
+
+
+def _compile_jobs(asked: int | None) -> int:
+    """What is asked for, else what the cores and the GPU's memory allow."""
+    import torch
+
+    from kernels.device import num_cores
+    from qualification.measure.compile_ahead import processes_for
+
+    return asked or processes_for(num_cores(), torch.cuda.mem_get_info()[1])
+
+
+def _run(args: argparse.Namespace, models: Mapping[str, Mapping[str, object]]) -> int:
+    import torch  # the command line as a whole does without it
+
+    from kernels.catalog import PATHS, path_named
+    from kernels.device import read_fingerprint, use_all_cores
+    from qualification.measure.campaign import Tools, conduct, default_file, targets_of
+    from qualification.measure.qualify import qualify
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if device.type == "cpu":
+        use_all_cores()
+    fingerprint = read_fingerprint(device)
+    bench = _bench(args, fingerprint, device)
+    paths = PATHS if args.paths is None else tuple(path_named(name) for name in args.paths)
+    targets = targets_of(
+        models,
+        Choices(
+            max_model_len=args.max_model_len,
+            max_num_batched_tokens=args.max_num_batched_tokens,
+            page_size=args.page_size,
+            dtype=None if args.dtype is None else Dtype(args.dtype),
+        ),
+        device_type=device.type,
+        phases=[Phase(phase) for phase in args.phases],
+        paths=paths,
+        file_of=lambda name: args.out or default_file(args.out_dir, fingerprint.gpu, name),
+    )
+    tools = Tools(
+        catalog=PATHS,
+        paths=paths,
+        fingerprint=fingerprint,
+        measure=lambda pairs, progress, on_evidence: qualify(pairs, bench, progress=progress, on_evidence=on_evidence),
+        progress=ProgressLine(sys.stdout, time.monotonic, is_terminal=sys.stdout.isatty()),
+        say=_print,
+        clock=time.monotonic,
+    )
+    _print(f"on {fingerprint}")
+    code = conduct(targets, tools, time_limit_s=args.time_limit, is_retrying=args.retry_failed)
+    is_counting = args.count_bytes and code is ExitCode.PASS
+    return _count_bytes(targets, PATHS, fingerprint) if is_counting else code
+
+
+def _bench(args: argparse.Namespace, fingerprint: "Fingerprint", device: "torch.device") -> "Bench":
+    from qualification.measure.qualify import Bench
+
+    is_gpu = device.type == "cuda"
+    return Bench(
+        fingerprint,
+        device,
+        commit=args.commit,
+        timing_budget_s=_QUICK_BUDGET_S[device.type] if args.quick else None,
+        command=typed(args),
+        compile_jobs=_compile_jobs(args.compile_jobs) if is_gpu else 1,
+    )
+
+
+def _count_bytes(targets: Sequence["Target"], catalog: Sequence["KernelPath"], fingerprint: "Fingerprint") -> ExitCode:
+    """Of each model's file. That nothing can be counted here is said, and is no failure: it proves nothing."""
+    import torch
+
+    from qualification.measure.hbm_counters import CounterError, count_into
+
+    torch.cuda.empty_cache()  # another process needs it now
+    for target in targets:
+        try:
+            num_counted, num_calls = count_into(target.file, catalog, fingerprint, say=_print)
+            goes_on = "" if num_counted == num_calls else ", the same command goes on"
+            _print(f"{target.name}: HBM bytes of {num_counted} of {num_calls} calls counted{goes_on} -> {target.file}")
+        except CounterError as error:
+            _print(f"{target.name}: HBM bytes are not counted: {error}")
+        except KeyboardInterrupt:
+            _print("interrupted: all that was measured is kept, the same command goes on from here")
+            return ExitCode.INCONCLUSIVE
+    return ExitCode.PASS
+
+
+def typed(args: argparse.Namespace) -> str:
+    """The command as its evidence names it: what was asked for, without where it was written to."""
+    names = ["--model", args.model.name] if args.model is not None else ["--all-presets"] if args.all_presets else []
+    for preset in args.preset or ():
+        names += ["--preset", preset]
+    values = {
+        "--max-model-len": args.max_model_len,
+        "--max-num-batched-tokens": args.max_num_batched_tokens,
+        "--page-size": args.page_size,
+        "--dtype": args.dtype,
+    }
+    for flag, value in values.items():
+        names += [] if value is None else [flag, str(value)]
+    return shlex.join(
+        [
+            "hallmark",
+            "qualify",
+            *names,
+            *(["--phases", *args.phases] if set(args.phases) != {phase.value for phase in Phase} else []),
+            *(["--paths", *args.paths] if args.paths else []),
+            *(["--quick"] if args.quick else []),
+            *(["--full-model"] if args.full_model else []),
+            *(["--count-bytes"] if args.count_bytes else []),
+        ]
+    )
+
+
+def _print(line: str) -> None:
+    print(line, flush=True)

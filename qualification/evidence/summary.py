@@ -1,0 +1,109 @@
+"""A matrix as tables for people: for each shape its paths by measured time, the chosen one marked."""
+
+from collections.abc import Callable, Iterable
+from itertools import groupby
+
+from kernels.shape import AttentionShape, Phase
+from qualification.common.table import table
+from qualification.evidence.choice import choice_of, time_of
+from qualification.evidence.evidence import Check, Evidence
+
+Changed = Callable[[Evidence], tuple[str, ...]]  # what has changed since it was measured, by field name
+
+_HEAD = ("phase", "query", "context", "window", "path", "status", "p50", "speed", "worst check, its limit")
+_MAX_DETAIL = 60  # characters
+
+
+def unchanged(_: Evidence) -> tuple[str, ...]:
+    return ()
+
+
+def summary(evidence: Iterable[Evidence], changed: Changed = unchanged) -> list[str]:
+    """A table for each set of heads, dtypes and flags. `*` marks the path that serves by this evidence."""
+    lines: list[str] = []
+    for title, entries in groupby(sorted(evidence, key=_order), key=lambda entry: _title(entry.shape)):
+        rows = []
+        for _, group in groupby(entries, key=lambda entry: entry.shape):
+            rows += _rows(list(group), changed)
+        lines += [title, *table(_HEAD, rows), ""]
+    return lines
+
+
+def counts(evidence: Iterable[Evidence]) -> str:
+    """As "28 shapes, 120 measured: 117 proven, 3 failed"."""
+    entries = list(evidence)
+    num_proven = sum(entry.is_proven for entry in entries)
+    text = f"{len({entry.shape for entry in entries})} shapes, {len(entries)} measured: {num_proven} proven"
+    return text if num_proven == len(entries) else f"{text}, {len(entries) - num_proven} failed"
+
+
+def status_of(entry: Evidence, changed: tuple[str, ...] = ()) -> str:
+    if changed:
+        return f"stale ({', '.join(changed)})"
+    return "proven" if entry.is_proven else "failed"
+
+
+def time_text(p50_us: float | None) -> str:
+    if p50_us is None:
+        return "-"
+    return f"{p50_us:.4g} us" if p50_us < 1000 else f"{p50_us / 1000:.4g} ms"
+
+
+def measured_text(entry: Evidence) -> str:
+    """The time, and whether it is not believed: it chooses no path then."""
+    if entry.timing is None or entry.timing_doubt is None:
+        return time_text(None if entry.timing is None else entry.timing.p50_us)
+    return f"{time_text(entry.timing.p50_us)} not believed ({entry.timing_doubt})"
+
+
+def check_text(check: Check | None) -> str:
+    if check is None:
+        return "-"
+    return f"{check.name} {check.measured:.3g} of {check.limit:.3g} ({check.case})"
+
+
+def _rows(entries: list[Evidence], changed: Changed) -> list[tuple[str, ...]]:
+    chosen = choice_of(entry for entry in entries if not changed(entry))
+    shape = entries[0].shape
+    window = "" if shape.window is None else str(shape.window)
+    place = (shape.phase.value, shape.query_bucket.label, shape.context_bucket.label, window)
+    ordered = sorted(entries, key=lambda entry: (not entry.is_proven, time_of(entry), entry.path))
+    return [
+        (
+            *(place if index == 0 else ("",) * len(place)),
+            f"{'*' if entry is chosen else ' '} {entry.path}",
+            status_of(entry, changed(entry)),
+            measured_text(entry),
+            _speed(entry),
+            check_text(entry.worst_check) if entry.failure is None else _shortened(entry.failure),
+        )
+        for index, entry in enumerate(ordered)
+    ]
+
+
+def _speed(entry: Evidence) -> str:
+    """What bounds a decode is bandwidth, what bounds the rest is arithmetic; and the share of the machine's floor."""
+    share = "" if entry.floor_fraction is None else f" ({entry.floor_fraction:.0%})"
+    if entry.shape.phase is Phase.DECODE:
+        return "-" if entry.bytes_per_second is None else f"{entry.bytes_per_second / 1e9:.4g} GB/s{share}"
+    return "-" if entry.tflops is None else f"{entry.tflops:.4g} TFLOP/s{share}"
+
+
+def _shortened(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= _MAX_DETAIL else line[: _MAX_DETAIL - 3] + "..."
+
+
+def _title(shape: AttentionShape) -> str:
+    """What the shapes of one model share. The page size is no part of prefill's shapes."""
+    dtype = shape.dtype.value if shape.dtype is shape.kv_dtype else f"{shape.dtype.value}/kv-{shape.kv_dtype.value}"
+    parts = [dtype, f"{shape.num_heads}:{shape.num_kv_heads} heads", f"head dim {shape.head_dim}", shape.mask.value]
+    parts += [f"softcap {shape.softcap:g}"] if shape.softcap is not None else []
+    return " ".join([*parts, *(["sinks"] if shape.sinks else [])])
+
+
+def _order(entry: Evidence) -> tuple[str, int, int, int, int, int]:
+    """By title, then as the plan lists shapes; paths are ordered within their shape."""
+    shape = entry.shape
+    buckets = (shape.query_bucket.lo, shape.context_bucket.lo)
+    return (_title(shape), list(Phase).index(shape.phase), shape.window or 0, *buckets, shape.page_size or 0)

@@ -1,0 +1,1 @@
+"""Measuring evidence: hostile inputs, checks, planted faults, timings, memory traffic."""

@@ -1,0 +1,136 @@
+"""Qualifying one model or several on this machine, as `hallmark qualify` does it."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kernels.fingerprint import Fingerprint
+from kernels.path import KernelPath
+from kernels.shape import AttentionShape, Phase
+from qualification.canary.verdict import ExitCode
+from qualification.common.progress import ProgressLine
+from qualification.decision.defaults import Choices, limits_of
+from qualification.decision.model_shapes import shapes_needed, signature_from_config
+from qualification.evidence.choice import Finding, judge
+from qualification.evidence.evidence import Evidence
+from qualification.evidence.ledger import Ledger, Target, missing_of
+from qualification.evidence.matrix import MatrixError, gpu_folder
+from qualification.evidence.summary import counts, summary
+from qualification.measure.qualify import DeviceLost, Pair, QualificationAborted
+
+_MAX_FINDINGS = 20  # lines
+
+# qualify's own arguments, the bench left out
+Measure = Callable[[Sequence[Pair], ProgressLine, Callable[[Evidence], None]], None]
+
+
+class OutOfTime(Exception):
+    """The operator's time is spent. What was measured is on disk."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """What a run does its work with."""
+
+    catalog: Sequence[KernelPath]  # every path there is
+    paths: Sequence[KernelPath]  # those asked for
+    fingerprint: Fingerprint
+    measure: Measure
+    progress: ProgressLine
+    say: Callable[[str], None]
+    clock: Callable[[], float]  # seconds
+
+
+def targets_of(
+    models: Mapping[str, Mapping[str, object]],
+    choices: Choices,
+    *,
+    device_type: str,
+    phases: Sequence[Phase],
+    paths: Sequence[KernelPath],
+    file_of: Callable[[str], Path],
+) -> list[Target]:
+    """A target for each parsed config.json, by name: the shapes of these phases which any of these paths serves.
+
+    Raises SignatureError, naming the model.
+    """
+    served = {phase for path in paths for phase in path.limits.phases}
+    found = []
+    for name, config in models.items():
+        shapes = shapes_needed(signature_from_config(config), limits_of(config, device_type, choices))
+        wanted = tuple(shape for shape in shapes if shape.phase in phases and shape.phase in served)
+        found.append(Target(name, file_of(name), wanted))
+    return found
+
+
+def default_file(out_dir: Path, gpu: str, name: str) -> Path:
+    """Where a server that is given --matrix OUT_DIR looks."""
+    return out_dir / gpu_folder(gpu) / f"{name}.json"
+
+
+def conduct(
+    targets: Sequence[Target], tools: Tools, *, time_limit_s: float | None = None, is_retrying: bool = False
+) -> ExitCode:
+    """Measure what is missing, write it down, and say how it stands. Raises OSError where a file cannot be written."""
+    started = tools.clock()
+    try:
+        ledger = Ledger(targets, catalog=tools.catalog, fingerprint=tools.fingerprint)
+    except MatrixError as error:
+        tools.say(f"{error}. Nothing is overwritten: remove the file to measure it anew")
+        return ExitCode.ENVIRONMENT
+    for name, fields in ledger.replaced.items():
+        tools.say(f"{name} was measured on another stack ({', '.join(fields)} differ) and is measured anew")
+    shapes = [shape for target in targets for shape in target.shapes]
+    pairs = missing_of(shapes, ledger.known, paths=tools.paths, fingerprint=tools.fingerprint, is_retrying=is_retrying)
+    num_valid = sum(entry.shape in set(shapes) for entry in ledger.known.values())
+    names = ", ".join(target.name for target in targets)
+    tools.say(f"{len(set(shapes))} shapes of {names}: {len(pairs)} pairs to measure, {num_valid} already valid")
+
+    def add(evidence: Evidence) -> None:
+        ledger.add(evidence)
+        if time_limit_s is not None and tools.clock() - started > time_limit_s:
+            raise OutOfTime
+
+    ended_by = _measure(pairs, tools, add)
+    findings = _report(targets, ledger, tools, shapes)
+    code = ended_by or (findings[0].code if findings else ExitCode.PASS)
+    tools.say(f"verdict: {code.name} (exit {code.value})")
+    return code
+
+
+def _measure(pairs: Sequence[Pair], tools: Tools, add: Callable[[Evidence], None]) -> ExitCode | None:
+    """The code that its end demands; None when it came to its end, or was stopped and may be continued."""
+    try:
+        tools.measure(pairs, tools.progress, add)
+    except QualificationAborted as error:
+        tools.progress.close()
+        tools.say(f"aborted: {error}")
+        return ExitCode.INCONCLUSIVE
+    except DeviceLost as error:
+        tools.progress.close()
+        tools.say(f"{error}. That is on record; the same command goes on without it")
+        return ExitCode.ENVIRONMENT
+    except (OutOfTime, KeyboardInterrupt) as error:
+        tools.progress.close()
+        why = "the time is up" if isinstance(error, OutOfTime) else "interrupted"
+        tools.say(f"{why}: all that was measured is kept, the same command goes on from here")
+        return None
+    tools.progress.close()
+    return None
+
+
+def _report(targets: Sequence[Target], ledger: Ledger, tools: Tools, shapes: Iterable[AttentionShape]) -> list[Finding]:
+    """Tables for a single model; for several a line each, as `hallmark matrix show` has the rest."""
+    tools.say("")
+    if len(targets) == 1:
+        for line in summary(ledger.evidence_of(targets[0])):
+            tools.say(line)
+    for target in targets:
+        written = f" -> {target.file}" if target.file.exists() else ""
+        tools.say(f"{target.name}: {counts(ledger.evidence_of(target))}{written}")
+    findings = judge(dict.fromkeys(shapes), ledger.known, paths=tools.paths, fingerprint=tools.fingerprint)
+    for finding in findings[:_MAX_FINDINGS]:
+        tools.say(f"    {finding}")
+    if len(findings) > _MAX_FINDINGS:
+        tools.say(f"    and {len(findings) - _MAX_FINDINGS} more")
+    return findings

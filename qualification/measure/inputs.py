@@ -1,0 +1,285 @@
+"""Hostile inputs for one shape: the batches on which wrong kernels go wrong.
+
+Around everything that a kernel may read lies NaN: before and behind queries, keys and values, in the unused slots of a
+sequence's last page, in a spare page, and page tables name that spare page past a sequence's last one. Around the
+output lies a mark that must not change, and the output itself starts as NaN.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from kernels.batch import AttentionBatch, AttentionFlags
+from kernels.buckets import Bucket
+from kernels.device import torch_dtype
+from kernels.shape import AttentionShape, Mask, Phase
+
+GUARD_ROWS = 64  # rows of NaN (of the mark, around the output) on either side
+GUARD_MARK = 1234.0  # exact in every dtype
+
+CPU_MAX_QUERY = 2048  # tokens; on a CPU longer buckets are tested at this length, or just inside if they start beyond
+CPU_MAX_CONTEXT = 4096
+_MAX_ROWS = 192  # rows of a case that are compared in fp64: the edges of every sequence, the rest drawn
+# Elements that are compared in fp64 and, in decode, computed, where a shape has few heads or a small head dim: with
+# fewer the mean signed error of 16 bits does not show an output that is off by 1e-3.
+_MIN_ELEMENTS = 2**14
+_FEW_COLUMNS = 64  # of an output row, over all heads: below, prompts and chunks too need more rows than they have
+_MAX_SHORT = 1024  # tokens of the longest sequence in every case but `long`
+_NUM_STEPS = 3  # of decode, in which a CPU's path keeps the keys that it has gathered
+_STEP_LENGTHS = (3, 16, 17, 18, 33, 65, 130)  # tokens at the last step: some have a new page at each of the three
+_EDGES = (64, 128)  # tokens: the tiles that kernels commonly use
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One input. `rows` [n] int64, ascending, are compared with the oracle; the others only must be finite."""
+
+    name: str
+    seed: int
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    batch: AttentionBatch
+    flags: AttentionFlags
+    rows: Tensor
+    num_steps: int = 1  # of a server on a CPU: the calls before the last have a token less of each sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Queries and keys of one sequence."""
+
+    queries: int
+    keys: int
+
+
+def longest_lengths(shape: AttentionShape, *, is_cpu: bool) -> Lengths:
+    """The longest sequence that is tested: the buckets' upper edges (2x the lower without an end), on a CPU less."""
+    keys = _longest(shape.context_bucket, CPU_MAX_CONTEXT if is_cpu else None)
+    if shape.phase is Phase.DECODE:
+        return Lengths(1, keys)
+    if shape.phase is Phase.PREFILL:
+        keys = _longest(shape.context_bucket, CPU_MAX_QUERY if is_cpu else None)
+        return Lengths(keys, keys)
+    queries = _longest(shape.query_bucket, CPU_MAX_QUERY if is_cpu else None)
+    return Lengths(min(queries, keys), keys)
+
+
+def cases(shape: AttentionShape, device: torch.device, *, seed: int) -> Iterator[Case]:
+    """Every input for this shape, smallest first. Made one at a time, so that only one is in memory."""
+    longest = longest_lengths(shape, is_cpu=device.type == "cpu")
+    few = _few(shape, longest)
+    yield _case("ragged", shape, _ragged(shape, longest), device, seed=seed)
+    yield _case("large_logits", shape, few, device, seed=seed + 1, query_factor=30.0)
+    yield _case("outlier_key", shape, few, device, seed=seed + 2, has_outlier=True)
+    if shape.window is not None and _MAX_SHORT < shape.window + 1 < longest.keys:
+        yield _case("window_edges", shape, _window_edges(shape, longest), device, seed=seed + 3)
+    if shape.phase is Phase.DECODE or shape.num_heads * shape.head_dim < _FEW_COLUMNS:
+        yield _case("many_rows", shape, _many_rows(shape, longest), device, seed=seed + 6)
+    if shape.phase is Phase.DECODE and device.type == "cpu":
+        lengths = [Lengths(1, length) for length in _STEP_LENGTHS if length <= longest.keys]
+        yield replace(_case("steps", shape, lengths, device, seed=seed + 5), num_steps=_NUM_STEPS)
+    yield long_case(shape, device, seed=seed + 4)
+
+
+def long_case(shape: AttentionShape, device: torch.device, *, seed: int, num_seqs: int = 1) -> Case:
+    """`num_seqs` sequences of the longest tested length. Alone it is what is timed."""
+    longest = longest_lengths(shape, is_cpu=device.type == "cpu")
+    return _case("long", shape, [longest] * num_seqs, device, seed=seed)
+
+
+def many_case(shape: AttentionShape, device: torch.device, *, seed: int, num_seqs: int, num_tokens: int) -> Case:
+    """`num_seqs` prompts of `num_tokens` each: an output of so many tiles that few of their rows are drawn."""
+    return _case("many", shape, [Lengths(num_tokens, num_tokens)] * num_seqs, device, seed=seed)
+
+
+def guarded(rows: int, like: Tensor, fill: float, guard: float) -> tuple[Tensor, Tensor]:
+    """([GUARD_ROWS + rows + GUARD_ROWS, ...] with `guard` around, its view of `rows` rows filled with `fill`)."""
+    storage = torch.full((rows + 2 * GUARD_ROWS, *like.shape[1:]), guard, dtype=like.dtype, device=like.device)
+    view = storage[GUARD_ROWS : GUARD_ROWS + rows]
+    view.fill_(fill)
+    return storage, view
+
+
+def _longest(bucket: Bucket, cap: int | None) -> int:
+    hi = bucket.hi if bucket.hi is not None else 2 * bucket.lo
+    return hi if cap is None else min(hi, max(cap, bucket.lo + 1))
+
+
+def _edges(shape: AttentionShape, limit: int) -> list[int]:
+    """Lengths on and beside every border up to `limit`: tiles, pages, the window, and the limit itself."""
+    borders = {*_EDGES, limit, *((shape.page_size,) if shape.page_size else ())}
+    if shape.window is not None:
+        borders |= {shape.window}
+    lengths = {1, 2, *(border + step for border in borders for step in (-1, 0, 1))}
+    return sorted(length for length in lengths if 1 <= length <= limit)
+
+
+def _ragged(shape: AttentionShape, longest: Lengths) -> list[Lengths]:
+    """Short sequences of awkward lengths, long ones first and last, and one that is empty."""
+    keys = _edges(shape, min(longest.keys, _MAX_SHORT))
+    if shape.phase is Phase.PREFILL:
+        sequences = [Lengths(length, length) for length in keys]
+    elif shape.phase is Phase.DECODE:
+        sequences = [Lengths(1, length) for length in keys]
+    else:
+        queries = _edges(shape, min(longest.queries, 130))
+        # The strides are coprime to most list lengths, so that every edge of queries meets several of keys.
+        sequences = [Lengths(min(queries[(7 * n) % len(queries)], length), length) for n, length in enumerate(keys)]
+    middle = len(sequences) // 2
+    return [sequences[-1], *sequences[:middle], Lengths(0, 0), *sequences[middle:]]
+
+
+def _many_rows(shape: AttentionShape, longest: Lengths) -> list[Lengths]:
+    """Short sequences, of as many query rows as the mean signed error needs."""
+    most = 1 if shape.phase is Phase.DECODE else min(64, longest.queries)
+    num_rows = max(64, _MIN_ELEMENTS // (shape.num_heads * shape.head_dim))
+    keys = [min(longest.keys, 32 + 37 * index % 99) for index in range(-(-num_rows // most))]
+    return [Lengths(length if shape.phase is Phase.PREFILL else min(most, length), length) for length in keys]
+
+
+def _few(shape: AttentionShape, longest: Lengths) -> list[Lengths]:
+    keys = min(longest.keys, _MAX_SHORT // 2)
+    if shape.phase is Phase.DECODE:
+        return [Lengths(1, keys), Lengths(1, max(1, keys // 3))]
+    queries = keys if shape.phase is Phase.PREFILL else min(longest.queries, keys, 100)
+    return [Lengths(queries, keys), Lengths(max(1, queries // 3), max(1, keys // (3 if queries == keys else 2)))]
+
+
+def _window_edges(shape: AttentionShape, longest: Lengths) -> list[Lengths]:
+    """A window too long for the ragged case: contexts on both sides of it."""
+    assert shape.window is not None
+    keys = [shape.window + step for step in (-1, 0, 1, 65) if shape.window + step <= longest.keys]
+    if shape.phase is Phase.PREFILL:
+        return [Lengths(keys[-1], keys[-1])]
+    return [Lengths(1 if shape.phase is Phase.DECODE else min(longest.queries, 65), length) for length in keys]
+
+
+def _case(
+    name: str,
+    shape: AttentionShape,
+    lengths: list[Lengths],
+    device: torch.device,
+    *,
+    seed: int,
+    query_factor: float = 1.0,
+    has_outlier: bool = False,
+) -> Case:
+    generator = torch.Generator(device).manual_seed(seed)
+    num_queries = sum(length.queries for length in lengths)
+    q = _normal(num_queries, shape.num_heads, shape, generator)
+    q *= query_factor
+    num_keys = [length.keys for length in lengths]
+    keys = _normal(sum(num_keys), shape.num_kv_heads, shape, generator)
+    values = _normal(sum(num_keys), shape.num_kv_heads, shape, generator)
+    if has_outlier:
+        for end, count in zip(accumulate(num_keys), num_keys, strict=True):
+            middle = end - count + count // 2
+            keys[middle : middle + 1] *= 20.0
+    if shape.page_size is None:
+        k, v, batch = keys, values, _packed(num_keys, device)
+    else:
+        k, v, batch = _paged(shape, lengths, keys, values, generator)
+    # Kernels choose variants by these bounds, so even short sequences get the bounds of the shape's longest.
+    longest = longest_lengths(shape, is_cpu=device.type == "cpu")
+    batch = replace(batch, max_seqlen_q=longest.queries, max_context=longest.keys)
+    return Case(
+        name=name,
+        seed=seed,
+        q=q,
+        k=k,
+        v=v,
+        batch=batch,
+        flags=_flags(shape, lengths, generator),
+        rows=_rows(lengths, seed, device, max(_MAX_ROWS, _MIN_ELEMENTS // (shape.num_heads * shape.head_dim))),
+    )
+
+
+def _normal(rows: int, num_heads: int, shape: AttentionShape, generator: torch.Generator) -> Tensor:
+    """[rows, num_heads, head_dim] of unit variance, NaN before and behind it in its storage."""
+    like = torch.empty(0, num_heads, shape.head_dim, dtype=torch_dtype(shape.dtype), device=generator.device)
+    _, view = guarded(rows, like, 0.0, math.nan)
+    return view.normal_(generator=generator)
+
+
+def _packed(num_keys: list[int], device: torch.device) -> AttentionBatch:
+    cu_seqlens = _cumulative(num_keys, device)
+    return AttentionBatch(cu_seqlens, max(num_keys), max(num_keys), cu_seqlens_k=cu_seqlens)
+
+
+def _paged(
+    shape: AttentionShape, lengths: list[Lengths], keys: Tensor, values: Tensor, generator: torch.Generator
+) -> tuple[Tensor, Tensor, AttentionBatch]:
+    """Scattered pages; page 0 is the spare one, which is all NaN and fills every tail of the page table."""
+    assert shape.page_size is not None
+    device, size = generator.device, shape.page_size
+    counts = [-(-length.keys // size) for length in lengths]
+    order = torch.randperm(sum(counts), generator=generator, device=device) + 1
+    owners = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts)).to(device)
+    places = torch.cat([torch.arange(count) for count in counts]).to(device)
+    table = torch.zeros(len(lengths), max(counts) + 3, dtype=torch.int32, device=device)
+    table[owners, places] = order.int()
+    num_keys = torch.tensor([length.keys for length in lengths])
+    positions = torch.cat([torch.arange(length.keys) for length in lengths]).to(device)
+    slots = table[torch.repeat_interleave(torch.arange(len(lengths)), num_keys).to(device), positions // size]
+    slots = slots.long() * size + positions % size
+    pages = []
+    for part in (keys, values):
+        # Keys travel in the model's dtype and are stored in the cache's.
+        dtype = torch_dtype(shape.kv_dtype)
+        store = torch.full((sum(counts) + 2, size, *part.shape[1:]), math.nan, dtype=dtype, device=device)
+        store.view(-1, *part.shape[1:])[slots] = part.to(dtype)
+        pages.append(store)
+    batch = AttentionBatch(
+        _cumulative([length.queries for length in lengths], device),
+        max(length.queries for length in lengths),
+        max(length.keys for length in lengths),
+        page_table=table,
+        context_lens=num_keys.int().to(device),
+    )
+    return pages[0], pages[1], batch
+
+
+def _flags(shape: AttentionShape, lengths: list[Lengths], generator: torch.Generator) -> AttentionFlags:
+    sinks = torch.empty(shape.num_heads, dtype=torch.float32, device=generator.device) if shape.sinks else None
+    return AttentionFlags(
+        scale=shape.head_dim**-0.5,
+        causal=shape.mask is not Mask.FULL,
+        window=shape.window,
+        softcap=shape.softcap,
+        sinks=None if sinks is None else sinks.normal_(generator=generator),
+        spans=_spans(lengths, generator.device) if shape.mask is Mask.SPANS else None,
+    )
+
+
+def _spans(lengths: list[Lengths], device: torch.device) -> Tensor:
+    """In each sequence one image, over the third quarter of its positions, that starts and ends on no tile."""
+    rows = []
+    for length in lengths:
+        lo, hi = length.keys // 2, length.keys * 3 // 4
+        first = length.keys - length.queries
+        rows += [(lo, hi) if lo <= first + row < hi else (0, 0) for row in range(length.queries)]
+    return torch.tensor(rows, dtype=torch.int32, device=device).reshape(-1, 2)
+
+
+def _rows(lengths: list[Lengths], seed: int, device: torch.device, max_rows: int) -> Tensor:
+    """The rows to compare: all of a small case; else each sequence's ends, tile edges, and rows drawn by the seed."""
+    total = sum(length.queries for length in lengths)
+    if total <= max_rows:
+        return torch.arange(total, device=device)
+    chosen: set[int] = set()
+    for length, end in zip(lengths, accumulate(length.queries for length in lengths), strict=True):
+        start = end - length.queries
+        offsets = {0, 1, 63, 64, 127, 128, length.queries - 2, length.queries - 1}
+        chosen |= {start + offset for offset in offsets if 0 <= offset < length.queries}
+    generator = torch.Generator().manual_seed(seed)
+    chosen |= set(torch.randint(total, (max(0, max_rows - len(chosen)),), generator=generator).tolist())
+    return torch.tensor(sorted(chosen), dtype=torch.int64, device=device)
+
+
+def _cumulative(lengths: list[int], device: torch.device) -> Tensor:
+    return torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=device)

@@ -1,0 +1,287 @@
+"""A qualification run: every shape, every path that does not reject it, checked and timed into evidence."""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from itertools import cycle, islice
+
+import torch
+
+from kernels.device import torch_dtype
+from kernels.fingerprint import Device, Fingerprint
+from kernels.launch import TritonError
+from kernels.path import KernelPath, RunAttention
+from kernels.sdpa.cpu_decode import KEPT, Kept
+from kernels.shape import AttentionShape, Phase, flops, hbm_bytes_tiled
+from qualification.evidence.evidence import Check, Evidence, Timing
+from qualification.measure.ceilings import Ceilings, ceilings_now
+from qualification.measure.checks import check_path
+from qualification.measure.compile_ahead import compiling_ahead
+from qualification.measure.inputs import Case, cases, long_case, longest_lengths
+from qualification.measure.planted_faults import passed_wrongly
+from qualification.measure.profile import Seen, calls_seen, temporary_bytes
+from qualification.measure.references import References, Shelf
+from qualification.measure.rivals import Rivals
+from qualification.measure.timing import Judged, default_budget_s, time_call, time_until_believed
+
+logger = logging.getLogger(__name__)
+
+# What a kernel or a peer's library raises that cannot compute, compile or launch: evidence, or a reason to be absent
+# from a benchmark, and no failure of our own.
+KERNEL_ERRORS = (RuntimeError, ValueError, TypeError, AssertionError, LookupError, ArithmeticError, TritonError)
+_DECODE_SEQUENCES = {"cpu": 2, "cuda": 8}  # in the timed batch
+_NUM_STEPS = 16  # so that the call which begins anew is no part of the median, nor of its spread
+_KEPT_BYTES_CPU = 2**28  # of references
+_MAX_DETAIL = 300  # characters of an error kept in evidence
+
+Progress = Callable[[int, int, str], None]  # done, total, what is next
+Pair = tuple[AttentionShape, KernelPath]
+
+
+class QualificationAborted(RuntimeError):
+    """The run can prove nothing: its checker passes a wrong kernel (or refuses a right one)."""
+
+
+class DeviceLost(RuntimeError):
+    """Something broke the device's context: nothing more can run in this process."""
+
+    def __init__(self, message: str, suspects: Sequence[tuple[str, str]] = ()) -> None:
+        """`suspects`: (path, str(shape)) pairs, one of which is to blame, as far as that is known."""
+        super().__init__(message)
+        self.suspects = list(suspects)
+
+
+def now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """Where a run takes place, and what stays the same all through it."""
+
+    fingerprint: Fingerprint
+    device: torch.device
+    seed: int = 0
+    commit: str | None = None
+    timing_budget_s: float | None = None  # for one pair; None: as `time_call` has it for the device
+    command: str | None = None  # what a person typed
+    compile_jobs: int = 1  # processes that compile before anything is measured; 1: nothing is compiled ahead
+    may_profile: bool = True  # False in a server on a GPU: `qualification/attest/driver_record.py` says why
+    rates: Callable[[torch.device, torch.dtype, int], Ceilings | None] = ceilings_now  # that times are judged by
+    timer: Callable[..., Timing] = time_call
+    at: str = field(default_factory=now)  # when the run began
+
+
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    """What is measured of a path besides its errors."""
+
+    timing: Timing
+    timed_sequences: int
+    floor_us: float | None
+    seen: Seen | None
+    temporary_bytes: int | None
+
+
+def qualify(
+    pairs: Sequence[Pair],
+    bench: Bench,
+    *,
+    progress: Progress,
+    on_evidence: Callable[[Evidence], None],
+    check_checker: Callable[..., tuple[object, ...]] = passed_wrongly,
+) -> None:
+    """Give `on_evidence` the evidence of each pair as soon as it is there, failures included.
+
+    Pairs that reject must not be among them. Raises QualificationAborted before anything is measured when the checker
+    fails its own trial, and DeviceLost, its evidence given, when a path leaves the device unusable.
+    """
+    if not pairs:
+        return
+    progress(0, len(pairs), "wrong kernels, which must be refused")
+    dtypes = frozenset(shape.dtype for shape, _ in pairs)
+    with compiling_ahead(pairs, num_processes=bench.compile_jobs, seed=bench.seed) as wait:
+        passed = check_checker(dtypes, bench.device, seed=bench.seed)
+        if passed:
+            raise QualificationAborted(f"the checker failed its own trial, so it proves nothing: {passed}")
+        wait(lambda what: progress(0, len(pairs), what))
+    last = {shape: index for index, (shape, _) in enumerate(pairs)}
+    shelf, references = Shelf(_most_kept_bytes(bench.device)), References()
+    rivals = Rivals(
+        bench.fingerprint.device,
+        bench.device,
+        lambda shape, run: _call_to_time(shape, run, bench),
+        bench.timing_budget_s,
+    )
+    for done, (shape, path) in enumerate(pairs):
+        progress(done, len(pairs), f"{path.name}: {shape}")
+        latest = pairs[done - 1][0] if done else None
+        if shape != latest:
+            if latest is not None and last[latest] > done:
+                shelf.put(latest, references)
+            references = shelf.take(shape)
+        try:
+            found = qualify_path(shape, path, bench, references)
+            on_evidence(found)
+            _time_rivals(rivals, path, found, on_evidence)
+        except DeviceLost as lost:
+            on_evidence(_evidence(shape, path, bench, failure=f"DeviceLost: {lost}"[:_MAX_DETAIL]))
+            raise
+    progress(len(pairs), len(pairs), "done")
+
+
+def _time_rivals(rivals: Rivals, path: KernelPath, found: Evidence, on_evidence: Callable[[Evidence], None]) -> None:
+    try:
+        for again in rivals.timed_again(path, found):
+            on_evidence(again)
+    except KERNEL_ERRORS as error:  # of paths that have just been proven: memory, most likely
+        logger.warning("%s cannot be timed in turns with its rivals, so its first time stays: %s", path.name, error)
+
+
+def _most_kept_bytes(device: torch.device) -> int:
+    """For references: a fifth of the GPU's free memory holds all of twelve models on an H200."""
+    return torch.cuda.mem_get_info(device)[0] // 5 if device.type == "cuda" else _KEPT_BYTES_CPU
+
+
+def qualify_path(
+    shape: AttentionShape, path: KernelPath, bench: Bench, references: References | None = None
+) -> Evidence:
+    """Evidence of one pair. A path that raises gives evidence of its failure. Raises DeviceLost.
+
+    `references` are of this shape, kept from one path to the next.
+    """
+    if path.run is None:
+        raise ValueError(f"{path.name} cannot be imported here, so it rejects every shape")
+    try:
+        checks = check_path(path.run, cases(shape, bench.device, seed=bench.seed), references)
+        measured = _measure(shape, path.run, bench)
+    except KERNEL_ERRORS as error:
+        if (loss := loss_of(bench.device)) is not None:
+            message = f"{path.name} broke the device on {shape}: {error}"
+            raise DeviceLost(message, [(path.name, str(shape))]) from loss
+        failure = f"{type(error).__name__}: {error}"[:_MAX_DETAIL]
+        logger.warning("%s cannot serve %s: %s", path.name, shape, failure)
+        return _evidence(shape, path, bench, failure=failure)
+    return _evidence(shape, path, bench, checks=checks, measured=measured)
+
+
+def _measure(shape: AttentionShape, run: RunAttention, bench: Bench) -> _Measured:
+    """One call on the longest sequences: its time, its memory, and what it and others launch.
+
+    The others are on short sequences, and on one alone, which another kernel may serve than several.
+    """
+    call, num_seqs = timed_call(shape, run, bench.device, seed=bench.seed)
+    timed = _call_to_time(shape, run, bench)  # a call of its own where it keeps something
+    judged = time_until_believed(lambda factor: _time(timed, shape, num_seqs, bench, factor))
+    seen = None
+    if bench.may_profile and bench.fingerprint.device is not Device.INTERPRETER:  # whose kernels are Python
+        others = [*islice(cases(shape, bench.device, seed=bench.seed), 2)]
+        others += [long_case(shape, bench.device, seed=bench.seed)] if num_seqs > 1 else []
+        seen = calls_seen([*(_call(run, other) for other in others), call], bench.device)
+    return _Measured(
+        timing=judged.timing,
+        timed_sequences=num_seqs,
+        floor_us=judged.floor_us,
+        seen=seen,
+        temporary_bytes=temporary_bytes(call, bench.device),
+    )
+
+
+def _call_to_time(shape: AttentionShape, run: RunAttention, bench: Bench) -> Callable[[], None]:
+    call, num_seqs = timed_call(shape, run, bench.device, seed=bench.seed)
+    if shape.phase is Phase.DECODE and bench.device.type == "cpu":
+        return stepping_call(run, long_case(shape, bench.device, seed=bench.seed, num_seqs=num_seqs))
+    return call
+
+
+def _time(call: Callable[[], None], shape: AttentionShape, num_seqs: int, bench: Bench, factor: int) -> Judged:
+    """In `factor` times the budget. The machine's rates are measured before and after: clocks and loads change."""
+    longest = longest_lengths(shape, is_cpu=bench.device.type == "cpu")
+    num_flops = num_seqs * flops(shape, longest.queries, longest.keys)
+    num_bytes = num_seqs * hbm_bytes_tiled(shape, longest.queries, longest.keys)
+    budget_s = factor * (bench.timing_budget_s or default_budget_s(bench.device))
+    dtype = torch_dtype(shape.dtype)
+    before = bench.rates(bench.device, dtype, num_bytes)
+    timing = bench.timer(call, bench.device, budget_s=budget_s, max_samples=400 * factor)
+    after = bench.rates(bench.device, dtype, num_bytes)
+    if before is None or after is None:
+        return Judged(timing, None)
+    return Judged(timing, float(f"{before.or_higher(after).floor_us(num_flops, num_bytes):.4g}"))
+
+
+def timed_call(
+    shape: AttentionShape, run: RunAttention, device: torch.device, *, seed: int
+) -> tuple[Callable[[], None], int]:
+    """(the call that is timed, its number of sequences), on inputs of the longest tested length."""
+    num_seqs = _DECODE_SEQUENCES[device.type] if shape.phase is Phase.DECODE else 1
+    return _call(run, long_case(shape, device, seed=seed, num_seqs=num_seqs)), num_seqs
+
+
+def stepping_call(run: RunAttention, case: Case) -> Callable[[], None]:
+    """Make calls as steps of a server on a CPU make them: each has the sequences of the one before with a token more.
+
+    `sdpa.cpu` keeps their keys from step to step; of calls on one and the same batch each gathers all of them, which
+    takes up to five times as long as a step. Every 16th call begins anew, with 16 tokens less.
+    """
+    out, lengths = torch.empty_like(case.q), case.batch.context_lens
+    assert lengths is not None, "decode reads pages"
+    num_steps = min(_NUM_STEPS, int(lengths.min()))
+    batches = [replace(case.batch, context_lens=lengths - fewer) for fewer in reversed(range(num_steps))]
+    kept, steps = Kept(), cycle(batches)
+
+    def call() -> None:
+        batch = replace(next(steps), plans={KEPT: kept})  # what kernels plan of a step is for its layers alone
+        run(case.q, case.k, case.v, batch, case.flags, out)
+
+    call()  # gathers
+    return call
+
+
+def _call(run: RunAttention, case: Case) -> Callable[[], None]:
+    out = torch.empty_like(case.q)
+    return lambda: run(case.q, case.k, case.v, case.batch, case.flags, out)
+
+
+def _evidence(
+    shape: AttentionShape,
+    path: KernelPath,
+    bench: Bench,
+    *,
+    checks: tuple[Check, ...] = (),
+    measured: _Measured | None = None,
+    failure: str | None = None,
+) -> Evidence:
+    longest = longest_lengths(shape, is_cpu=bench.device.type == "cpu")
+    seen = None if measured is None else measured.seen
+    return Evidence(
+        shape=shape,
+        path=path.name,
+        source_digest=path.source_digest,
+        fingerprint=bench.fingerprint,
+        checks=checks,
+        tested_query_tokens=longest.queries,
+        tested_context_tokens=longest.keys,
+        at=bench.at,
+        timing=None if measured is None else measured.timing,
+        timed_sequences=1 if measured is None else measured.timed_sequences,
+        floor_us=None if measured is None else measured.floor_us,
+        kernels=None if seen is None else seen.always,
+        kernels_sometimes=() if seen is None else seen.sometimes,
+        temporary_bytes=None if measured is None else measured.temporary_bytes,
+        failure=failure,
+        commit=bench.commit,
+        command=bench.command,
+    )
+
+
+def loss_of(device: torch.device) -> RuntimeError | None:
+    """After a failure: give memory back. The error of a device that works no more."""
+    if device.type != "cuda":
+        return None
+    try:
+        torch.cuda.synchronize(device)
+        torch.cuda.empty_cache()
+    except RuntimeError as loss:
+        return loss
+    return None

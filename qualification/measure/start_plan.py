@@ -1,0 +1,223 @@
+"""The plan of a server: a decision for every shape it can meet, made (and where need be proven) before it is ready."""
+
+import hashlib
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import product
+from pathlib import Path
+from types import MappingProxyType
+
+import torch
+
+from kernels.catalog import PATHS
+from kernels.fingerprint import Fingerprint
+from kernels.path import KernelPath
+from kernels.shape import AttentionShape
+from kernels.shared_folder import only_writer
+from qualification.decision.decide import Book, decide, evidence_for, path_standing
+from qualification.decision.decision import Decision, Pairs, Policy, Status
+from qualification.evidence.evidence import Evidence
+from qualification.evidence.matrix import MATRICES, Key, Matrix, MatrixError, load_matrices, load_matrix, save_matrix
+from qualification.measure.qualify import Bench, Pair, Progress, qualify
+
+logger = logging.getLogger(__name__)
+
+RunQualification = Callable[..., None]  # as `qualify`
+
+
+class MatrixVerdict(StrEnum):
+    ABSENT = "absent"  # there is no matrix for this GPU
+    VALID = "valid"  # every file is whole, and all that the plan uses of it was measured on this stack
+    STALE = "stale"  # the files are whole, but for some shape of the plan they were measured on another stack
+    INVALID = "invalid"  # a file was refused
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What serves each shape, and why."""
+
+    decisions: Mapping[AttentionShape, Decision]
+    evidence: Mapping[Key, Evidence]  # (shape, path) -> what decisions rest on, for every path of the plan's shapes
+    matrix_digest: str | None
+    matrix_verdict: MatrixVerdict
+    redecide: Callable[[AttentionShape, Pairs, Pairs], Decision]
+    """Decide a shape again without the pairs that broke in service and those taken out by order. Measures nothing."""
+
+
+def make_plan(
+    shapes: Sequence[AttentionShape],
+    *,
+    policy: Policy,
+    fingerprint: Fingerprint,
+    device: torch.device,
+    matrix_dir: Path | None,
+    cache_dir: Path,
+    quarantined: Pairs,
+    overridden: Pairs = frozenset(),
+    progress: Progress,
+    paths: Sequence[KernelPath] = PATHS,
+    run_qualification: RunQualification = qualify,
+) -> Plan:
+    """Decide every shape by the reviewed matrix (None: the one that ships) and this machine's own evidence.
+
+    Under QUALIFY what neither proves is measured now, and kept in `cache_dir` for the next start. A file that is not
+    whole proves nothing: it is logged and, being the machine's own, measured anew. Under REFUSE and DEGRADE nothing is
+    measured. Raises QualificationAborted and DeviceLost as `qualify` does.
+    """
+    matrix = load_matrices(MATRICES if matrix_dir is None else matrix_dir, fingerprint)
+    for problem in matrix.problems:
+        logger.error("matrix refused: %s", problem.detail)
+    cache = own_file(cache_dir, "evidence", fingerprint)
+    own = _load_own(cache, fingerprint)
+    if policy is Policy.QUALIFY:
+        known = Book(matrix, own)
+        missing = missing_pairs(shapes, paths=paths, fingerprint=fingerprint, book=known, quarantined=quarantined)
+        bench = Bench(fingerprint, device, may_profile=device.type == "cpu")
+        recorder = _Recorder(cache, own, fingerprint)
+        run_qualification(missing, bench, progress=progress, on_evidence=recorder.add)
+        own = recorder.evidence
+    decider = _Decider(Book(matrix, own), paths, fingerprint, policy)
+    return Plan(
+        decisions=MappingProxyType({shape: decider.decide(shape, quarantined, overridden) for shape in shapes}),
+        evidence=MappingProxyType(decider.evidence_of(shapes)),
+        matrix_digest=matrix.digest,
+        matrix_verdict=_verdict(matrix, set(shapes), paths, fingerprint),
+        redecide=decider.decide,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Decider:
+    """Decides by what is known, as often as it is asked."""
+
+    book: Book
+    paths: Sequence[KernelPath]
+    fingerprint: Fingerprint
+    policy: Policy
+
+    def decide(self, shape: AttentionShape, broken: Pairs, taken_out: Pairs) -> Decision:
+        return decide(
+            shape,
+            paths=self.paths,
+            fingerprint=self.fingerprint,
+            book=self.book,
+            quarantined=broken,
+            policy=self.policy,
+            overridden=taken_out,
+        )
+
+    def evidence_of(self, shapes: Iterable[AttentionShape]) -> dict[Key, Evidence]:
+        """What decisions rest on, where there is any."""
+        found = {}
+        for shape, path in product(dict.fromkeys(shapes), self.paths):
+            entry = evidence_for(path, shape, fingerprint=self.fingerprint, book=self.book)
+            if entry is not None:
+                found[shape, path.name] = entry
+        return found
+
+
+def missing_pairs(
+    shapes: Sequence[AttentionShape],
+    *,
+    paths: Sequence[KernelPath],
+    fingerprint: Fingerprint,
+    book: Book,
+    quarantined: Pairs,
+) -> list[Pair]:
+    """What has to be measured: for each shape whose first choice is not proven, every able path without valid evidence.
+
+    A path that failed here is not measured again: the same stack would fail again.
+    """
+    pairs: list[Pair] = []
+    for shape in shapes:
+        decision = decide(
+            shape,
+            paths=paths,
+            fingerprint=fingerprint,
+            book=book,
+            quarantined=quarantined,
+            policy=Policy.QUALIFY,
+        )
+        if not decision.is_fallback:
+            continue
+        for path in paths:
+            status, _ = path_standing(path, shape, fingerprint=fingerprint, book=book)
+            is_able = path.run is not None and not path.rejects(shape, fingerprint)
+            is_known = status in {Status.PROVEN, Status.PROVISIONAL, Status.FAILED}
+            if is_able and not is_known and (path.name, str(shape)) not in quarantined:
+                pairs.append((shape, path))
+    return pairs
+
+
+def own_file(cache_dir: Path, what: str, fingerprint: Fingerprint) -> Path:
+    """Where a machine keeps something of its own for its next start, while nothing of its stack changes."""
+    return cache_dir / f"{what}-{hashlib.sha256(str(fingerprint).encode()).hexdigest()[:16]}.json"
+
+
+class _Recorder:
+    """The machine's own evidence as it grows; on disk after each addition, so an interrupt loses nothing proven."""
+
+    def __init__(self, cache: Path, known: Mapping[Key, Evidence], fingerprint: Fingerprint) -> None:
+        self._cache = cache
+        self._fingerprint = fingerprint
+        self._lasting = dict(known)  # what is or was on disk, older than what is added
+        self._added: dict[Key, Evidence] = {}
+        self._has_warned = False
+
+    @property
+    def evidence(self) -> Mapping[Key, Evidence]:
+        return self._lasting | self._added
+
+    def add(self, evidence: Evidence) -> None:
+        """Keep it beside what servers that share the folder have kept meanwhile."""
+        self._added[evidence.shape, evidence.path] = evidence
+        # What a path raised may have had a passing cause (memory): it counts for this start and is tried at the next.
+        if evidence.failure is not None:
+            return
+        added = {key: entry for key, entry in self._added.items() if entry.failure is None}
+        try:
+            with only_writer(self._cache.parent):
+                with suppress(MatrixError):  # none yet, or broken since the start: it is written anew
+                    self._lasting |= _read_own(self._cache, self._fingerprint)  # 200 entries take 6 ms
+                save_matrix(self._cache, (self._lasting | added).values())
+        except OSError as error:
+            if self._has_warned:  # once, not for each of 40 pairs
+                return
+            self._has_warned = True
+            # a full disk's error names no file
+            folder, why = self._cache.parent, error.strerror or error
+            logger.warning("the evidence cannot be kept for the next start in %s: %s", folder, why)
+
+
+def _load_own(cache: Path, fingerprint: Fingerprint) -> Mapping[Key, Evidence]:
+    if not cache.exists():
+        return {}
+    try:
+        return _read_own(cache, fingerprint)
+    except MatrixError as error:
+        logger.warning("this machine's own evidence is refused and measured again: %s", error)
+        return {}
+
+
+def _read_own(cache: Path, fingerprint: Fingerprint) -> Mapping[Key, Evidence]:
+    """Raises MatrixError, also for what was measured on another stack."""
+    found = load_matrix(cache).evidence
+    if any(entry.fingerprint != fingerprint for entry in found.values()):
+        raise MatrixError(f"{cache.name} was measured on another stack")
+    return found
+
+
+def _verdict(
+    matrix: Matrix, shapes: set[AttentionShape], paths: Sequence[KernelPath], fingerprint: Fingerprint
+) -> MatrixVerdict:
+    if matrix.problems:
+        return MatrixVerdict.INVALID
+    if matrix.digest is None:
+        return MatrixVerdict.ABSENT
+    by_name = {path.name: path for path in paths}
+    used = [entry for (shape, name), entry in matrix.evidence.items() if shape in shapes and name in by_name]
+    is_stale = any(entry.differing_fields(by_name[entry.path], fingerprint) for entry in used)
+    return MatrixVerdict.STALE if is_stale else MatrixVerdict.VALID

@@ -1,0 +1,1 @@
+"""A whole model measured under each kernel path."""

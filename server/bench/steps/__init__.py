@@ -1,0 +1,1 @@
+"""`hallmark bench steps`: where the time of a step of the engine goes."""

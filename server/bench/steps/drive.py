@@ -1,0 +1,74 @@
+"""Drives an engine in this process as its server does, without HTTP: what benches of whole steps are made of."""
+
+import time
+
+from server.engine.scheduling.engine import Engine
+from server.protocol.messages import FinishReason, SamplingParams, StepOutput, Submit
+
+_TOKEN = 7  # every prompt's; prefix caching is off in a bench
+
+
+class RequestFailed(Exception):
+    """The engine ended a request with an error."""
+
+
+class Driver:
+    """Submits prompts of one token, greedy, that end by their length alone."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self._num_requests = 0
+        self._names: list[str] = []  # of what may still run
+
+    def submit(self, num_tokens: int, max_tokens: int) -> None:
+        """Queue a request."""
+        self._num_requests += 1
+        name = f"bench-{self._num_requests}"
+        sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
+        self.engine.submit(Submit(name, [_TOKEN] * num_tokens, sampling))
+        self._names.append(name)
+
+    def serve(self, num_requests: int, num_tokens: int, max_tokens: int) -> tuple[list[StepOutput], list[float]]:
+        """Every output, and when each came, in seconds since the submission. The engine is idle before and after.
+
+        Raises RequestFailed: the time of a step that the memory did not suffice for is no step's.
+        """
+        for _ in range(num_requests):
+            self.submit(num_tokens, max_tokens)
+        started, outputs, seconds = time.perf_counter(), [], []
+        while self.engine.has_work:
+            output = self.engine.step()
+            if output is not None:
+                _refuse_failed(output)
+                outputs.append(output)
+                seconds.append(time.perf_counter() - started)
+        self._names.clear()
+        return outputs, seconds
+
+    def step(self) -> StepOutput:
+        """A step of an engine that has work. Raises RequestFailed."""
+        output = self.engine.step()
+        assert output is not None, "every request has ended"
+        _refuse_failed(output)
+        return output
+
+    def clear(self) -> None:
+        """End whatever runs."""
+        for name in self._names:
+            self.engine.cancel(name)
+        self._names.clear()
+        while self.engine.has_work:
+            self.engine.step()
+
+
+def _refuse_failed(output: StepOutput) -> None:
+    """Raises RequestFailed where a request has ended with an error."""
+    for delta in output.deltas:
+        if delta.finish_reason is FinishReason.ERROR:
+            raise RequestFailed(delta.error_message)
+
+
+def is_decode_of(output: StepOutput, num_sequences: int) -> bool:
+    """Whether a step computed one token of each of so many sequences and nothing else."""
+    counts = output.record.dispatches
+    return bool(counts) and all(it.phase == "decode" and it.num_sequences == num_sequences for it in counts)

@@ -1,0 +1,23 @@
+"""What a whole step costs at least: FLOPs and bytes of a model, whatever its kernels."""
+
+from kernels.shape import Dtype, num_visible_pairs
+from qualification.measure.ceilings import Ceilings
+from server.model.config import ModelConfig, num_parameters
+
+
+def step_floor_ms(
+    config: ModelConfig, dtype: Dtype, kv_dtype: Dtype, ceilings: Ceilings, rows: list[tuple[int, int]]
+) -> float:
+    """Of a step with these rows: (new tokens, context with them), each row's last token sampled."""
+    num_tokens = sum(num_queries for num_queries, _ in rows)
+    embedding = config.vocab_size * config.hidden_size
+    layers = num_parameters(config) - embedding * (1 if config.tie_embeddings else 2)
+    flops = 2 * (layers * num_tokens + embedding * len(rows))
+    num_bytes = (layers + embedding) * dtype.num_bytes  # the head; looked-up rows of the embedding are few
+    kv_bytes = 2 * config.num_kv_heads * config.head_dim * kv_dtype.num_bytes  # of a token in a layer
+    for window in config.windows:
+        for num_queries, context in rows:
+            flops += 4 * num_visible_pairs(num_queries, context, window) * config.head_dim * config.num_heads
+            num_read = context if window is None else min(context, window + num_queries - 1)
+            num_bytes += kv_bytes * num_read  # those that this step writes too, once
+    return ceilings.floor_us(flops, num_bytes) / 1e3

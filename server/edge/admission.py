@@ -1,0 +1,151 @@
+"""What every handler needs, gathered once when the application is made."""
+
+import math
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from server.edge.lifecycle import Lifecycle
+from server.errors import RETRY_AFTER_S, ModelNotFound, NotReady, ShuttingDown, TooManyRequests
+from server.protocol.messages import EngineReady, EngineRefused, Heartbeat, SamplingParams, TokenDelta
+from server.settings import Settings
+from server.supervisor.attestation_requests import Attestations
+from server.supervisor.client import EngineState
+from server.supervisor.quarantine_requests import Orders
+from server.supervisor.streams import Take
+from server.telemetry.metrics import Metrics
+from server.telemetry.outcomes import RejectedFor
+from server.telemetry.tracing import Tracing
+from server.text.chat_template import ChatTemplate
+from server.text.sampling_defaults import SamplingDefaults
+from server.text.tokenizer import Tokenizer
+
+
+class Engine(Protocol):
+    """What the edge uses of the EngineClient."""
+
+    @property
+    def state(self) -> EngineState: ...
+    @property
+    def ready(self) -> EngineReady | None: ...
+    @property
+    def refused(self) -> EngineRefused | None: ...
+    @property
+    def last_heartbeat(self) -> Heartbeat | None: ...
+    @property
+    def attestations(self) -> Attestations: ...
+    @property
+    def orders(self) -> Orders: ...
+    async def start(self) -> None: ...
+    async def close(self) -> None: ...
+    def knock(self) -> None: ...
+    def stream(
+        self,
+        request_id: str,
+        prompt_token_ids: list[int],
+        sampling: SamplingParams,
+        *,
+        cache_salt: bytes = b"",
+        traceparent: str | None = None,
+        take: Take | None = None,
+    ) -> AsyncGenerator[TokenDelta]: ...
+
+
+class Admission:
+    """Counts, exactly, what waits for a first token; refuses what would exceed the limits."""
+
+    def __init__(self, max_requests: int, max_tokens: int) -> None:
+        self.max_requests = max_requests
+        self.max_tokens = max_tokens
+        self.num_requests = 0
+        self.num_tokens = 0
+        self.wait_s = 0.0  # moving mean of the time until each prompt of a request has its first token
+
+    def enter(self) -> "Place":
+        """A place in the queue. Raises TooManyRequests when it is full."""
+        if self.num_requests >= self.max_requests:
+            message = f"{self.num_requests} requests wait for their first token, the limit is {self.max_requests}."
+            raise TooManyRequests(message, retry_after_s=self.retry_after_s)
+        self.num_requests += 1
+        return Place(self)
+
+    @property
+    def retry_after_s(self) -> int:
+        return min(60, max(1, math.ceil(self.wait_s)))
+
+
+class Place:
+    """One request's place in the queue; `leave` may be called more than once."""
+
+    def __init__(self, admission: Admission) -> None:
+        self._admission = admission
+        self._num_tokens = 0
+        self._has_left = False
+
+    def add_tokens(self, num_tokens: int) -> None:
+        """The prompt's size is known. Raises TooManyRequests when it does not fit; an empty queue takes any."""
+        admission = self._admission
+        total = admission.num_tokens + num_tokens
+        if admission.num_tokens and total > admission.max_tokens:
+            message = f"{total} prompt tokens would wait for a first token, the limit is {admission.max_tokens}."
+            raise TooManyRequests(message, retry_after_s=admission.retry_after_s)
+        admission.num_tokens = total
+        self._num_tokens += num_tokens
+
+    async def left(self) -> None:
+        """For the end of a request."""
+        self.leave()
+
+    def leave(self, waited_s: float | None = None) -> None:
+        """Each prompt has its first token, after `waited_s`; or, without it, the request has ended before."""
+        if self._has_left:
+            return
+        self._has_left = True
+        self._admission.num_requests -= 1
+        self._admission.num_tokens -= self._num_tokens
+        if waited_s is not None:
+            self._admission.wait_s += 0.2 * (waited_s - self._admission.wait_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    settings: Settings
+    engine: Engine
+    tokenizer: Tokenizer
+    template: ChatTemplate | None  # None: the model has none and cannot chat
+    metrics: Metrics
+    tracing: Tracing
+    lifecycle: Lifecycle
+    admission: Admission
+    version: str
+    started_at: int  # Unix seconds
+    sampling_defaults: SamplingDefaults
+    model_digests: Mapping[str, str | None] = field(default_factory=dict)
+
+    @property
+    def model(self) -> str:
+        return self.metrics.model
+
+    def check_model(self, name: str | None) -> None:
+        """Raises ModelNotFound unless `name` is the one model here, or absent."""
+        if name is not None and name != self.model:
+            raise ModelNotFound(f"The model {name[:128]!a} does not exist here, {self.model!r} does.", param="model")
+
+    def require_ready(self) -> EngineReady:
+        """Raises NotReady or ShuttingDown, and counts why."""
+        try:
+            self.lifecycle.check_open()
+        except ShuttingDown:
+            self.metrics.traffic.rejected(RejectedFor.DRAINING)
+            raise
+        ready = self.engine.ready
+        if self.engine.state is not EngineState.READY or ready is None:
+            self.metrics.traffic.rejected(RejectedFor.NOT_READY)
+            raise NotReady(self.why_not_ready(), retry_after_s=RETRY_AFTER_S)
+        return ready
+
+    def why_not_ready(self) -> str:
+        refused = self.engine.refused
+        if self.engine.state is EngineState.REFUSED and refused is not None:
+            return f"The engine refuses to serve: {refused.message}"
+        return f"The engine is {self.engine.state.value}."

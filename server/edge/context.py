@@ -1,0 +1,93 @@
+"""What is known of one HTTP request while it is served: shared by the guard, the handlers and the shutdown."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, cast
+
+from starlette.types import Scope
+
+from server.edge.body_memory import Body
+from server.telemetry.outcomes import Outcome
+from server.telemetry.request import RequestRecord
+
+_SCOPE_KEY = "hallmark"
+_WRITER_KEY = "hallmark-writer"
+
+
+class ClientGone(Exception):
+    """The client has closed its connection: there is nobody to answer."""
+
+
+class Writer(Protocol):
+    """Writes more of a streamed response on the spot, while no `send` is under way; or ends it for good."""
+
+    def has_room(self) -> bool:
+        """Whether the client reads what is written."""
+
+    def write(self, body: bytes) -> None:
+        """Only where there is room."""
+
+    def hang_up(self) -> None:
+        """End the connection, and drop what its client has not read."""
+
+
+@dataclass(slots=True, eq=False)
+class RequestContext:
+    """Made by the guard for every request."""
+
+    request_id: str  # as the client named it, not unique
+    arrived_at: float  # monotonic seconds
+    task: "asyncio.Task[object]"
+    unique_id: str
+    body: Body
+    cleanup: list[Callable[[], Awaitable[None]]] = field(default_factory=list)  # called when it ends, the last first
+    tenant: bytes = b""  # whose key it brought; empty where nobody needs one
+    record: RequestRecord | None = None  # of a request that generates
+    status: int | None = None  # of the response, once it has begun
+    is_event_stream: bool = False
+    is_answered: bool = False  # the last byte of the response is on its way
+    aborted_by: Exception | None = None
+    outcome: Outcome | None = None
+    error_code: str | None = None
+
+    async def aclose(self) -> None:
+        """Clean up, however the request has ended."""
+        self.body.drop()
+        while self.cleanup:
+            try:
+                await self.cleanup.pop()()
+            except BaseException:
+                await self.aclose()
+                raise
+
+    def ids(self) -> dict[str, str]:
+        """What finds this request again: in the logs, in an error, in the traces."""
+        trace = {} if self.record is None else {"trace_id": self.record.trace.trace_id}
+        return {"request_id": self.request_id, **trace}
+
+    def abort(self, error: Exception) -> None:
+        """End the request from outside its task; the guard answers with `error`, or with nothing for ClientGone."""
+        if self.aborted_by is None and not self.is_answered:
+            self.aborted_by = error
+            self.task.cancel()
+
+
+def attach_writer(scope: Mapping[str, Any], writer: Writer) -> None:
+    cast(MutableMapping[str, Any], scope)[_WRITER_KEY] = writer
+
+
+def writer_of(scope: Scope) -> Writer | None:
+    """None where another server than ours has made the scope."""
+    writer: Writer | None = scope.get(_WRITER_KEY)
+    return writer
+
+
+def attach_context(scope: Scope, context: RequestContext) -> None:
+    scope[_SCOPE_KEY] = context
+
+
+def context_of(scope: Scope) -> RequestContext:
+    context = scope[_SCOPE_KEY]
+    assert isinstance(context, RequestContext)
+    return context

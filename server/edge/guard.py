@@ -1,0 +1,249 @@
+"""The outermost layer of the edge: every limit on what comes in, and the one place where errors become answers.
+
+Plain ASGI: Starlette's BaseHTTPMiddleware hides disconnects. uvicorn limits neither bodies nor the time they take.
+"""
+
+import asyncio
+import logging
+import re
+import time
+from collections.abc import Mapping
+from contextlib import aclosing
+from dataclasses import dataclass
+from functools import partial
+from secrets import token_hex
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from server.edge.body_memory import Bodies, Body
+from server.edge.context import ClientGone, RequestContext, attach_context, writer_of
+from server.edge.headers import check_content, check_fields
+from server.edge.hosts import Hosts
+from server.edge.keys import Access
+from server.edge.lifecycle import Lifecycle
+from server.edge.responder import Responder
+from server.edge.timeouts import within
+from server.errors import (
+    INTERNAL_MESSAGE,
+    DeadlineExceeded,
+    HallmarkError,
+    InternalError,
+    PayloadTooLarge,
+    RequestTimeout,
+    SlowClient,
+    TooManyRequests,
+)
+from server.telemetry.metrics import Metrics
+from server.telemetry.outcomes import Outcome, RejectedFor
+
+logger = logging.getLogger(__name__)
+
+_REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
+
+
+@dataclass(frozen=True, slots=True)
+class GuardLimits:
+    max_body_bytes: int
+    receive_timeout_s: float
+    request_timeout_s: float
+    send_timeout_s: float = 30.0  # for a reader whose buffers are full
+
+
+class Guard:
+    """ASGI middleware that answers what it refuses by itself, and every error of the application behind it."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        limits: GuardLimits,
+        bodies: Bodies,
+        access: Access,
+        hosts: Hosts,
+        metrics: Metrics,
+        lifecycle: Lifecycle,
+        routes: frozenset[str],
+    ) -> None:
+        self._app = app
+        self._limits = limits
+        self._bodies = bodies
+        self._access = access
+        self._hosts = hosts
+        self._metrics = metrics
+        self._lifecycle = lifecycle
+        self._routes = routes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)  # lifespan; uvicorn runs without websockets
+            return
+        # Some load balancers probe with HEAD; uvicorn, which has the old scope, leaves out the body.
+        if scope["method"] == "HEAD":
+            scope = {**scope, "method": "GET"}
+        headers: dict[bytes, bytes] = dict(scope["headers"])
+        task = asyncio.current_task()
+        assert task is not None
+        unique_id = token_hex(16)
+        request_id = _request_id(headers) or f"req-{unique_id}"
+        context = RequestContext(request_id, time.monotonic(), task, unique_id, Body(self._bodies))
+        attach_context(scope, context)
+        responder = Responder(context, send, self._limits.send_timeout_s)
+        try:
+            async with aclosing(context):
+                await self._serve(scope, receive, responder, headers)
+        finally:
+            self._account(scope, context)
+
+    async def _serve(
+        self, scope: Scope, receive: Receive, responder: "Responder", headers: Mapping[bytes, bytes]
+    ) -> None:
+        context = responder.context
+        try:
+            try:
+                await self._run(scope, receive, responder, headers)
+            except (ClientGone, SlowClient):
+                raise
+            except HallmarkError as error:
+                await responder.fail(error)
+            except Exception:
+                logger.exception("a request failed", extra=context.ids())
+                await responder.fail(InternalError(INTERNAL_MESSAGE))
+        except ClientGone:
+            context.outcome = Outcome.DISCONNECTED
+        except SlowClient as error:
+            if context.outcome is None:  # else it does not read that we have failed
+                context.outcome, context.error_code = Outcome.DISCONNECTED, error.code
+            await _hang_up(scope)
+
+    async def _run(
+        self, scope: Scope, receive: Receive, responder: "Responder", headers: Mapping[bytes, bytes]
+    ) -> None:
+        """Raises what ends the request early, also where that was somebody else's doing."""
+        context = responder.context
+        try:
+            self._check_headers(scope, headers, context)
+            self._lifecycle.arriving.add(context)
+            try:
+                replay = _replay(await self._read_body(receive, headers, context.body))
+            finally:
+                self._lifecycle.arriving.discard(context)
+            run = self._app if scope["method"] != "POST" else partial(self._run_watched, receive, context)
+            await run(scope, replay, responder)
+        except asyncio.CancelledError:
+            if context.aborted_by is None:
+                raise
+            context.task.uncancel()
+            raise context.aborted_by from None
+
+    def _check_headers(self, scope: Scope, headers: Mapping[bytes, bytes], context: RequestContext) -> None:
+        check_fields(scope["headers"])
+        path = scope["path"]
+        is_open = path in self._access.open_paths
+        self._hosts.check(headers.get(b"host"), http_version=scope["http_version"], is_open=is_open)
+        context.tenant = self._access.check(path, headers.get(b"authorization"))
+        check_content(scope["method"], headers)
+
+    async def _read_body(self, receive: Receive, headers: Mapping[bytes, bytes], held: Body) -> bytes:
+        limit = self._limits.max_body_bytes
+        length = headers.get(b"content-length", b"0")
+        if length.isdigit() and len(length) < 20 and int(length) > limit:
+            raise PayloadTooLarge(f"The body may have {limit} bytes, its header says {int(length)}.")
+        body, limit_s = bytearray(), self._limits.receive_timeout_s
+        try:
+            await within(limit_s, _read_all(receive, body, limit, held))
+        except TooManyRequests:
+            self._metrics.traffic.rejected(RejectedFor.QUEUE_BYTES)
+            raise
+        except TimeoutError:
+            raise RequestTimeout(f"The body must arrive within {limit_s:g} s; {len(body)} bytes did.") from None
+        return bytes(body)
+
+    async def _run_watched(
+        self, theirs: Receive, context: RequestContext, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        """While a request that computes runs: its client's going, the deadline and the shutdown can end it."""
+        limit_s = self._limits.request_timeout_s
+        late = DeadlineExceeded(f"The answer took longer than the {limit_s:g} s a request may take.")
+        timer = asyncio.get_running_loop().call_later(limit_s, context.abort, late)
+        watcher = asyncio.create_task(_watch(theirs, context))
+        self._lifecycle.inflight.add(context)
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._lifecycle.inflight.discard(context)
+            timer.cancel()
+            watcher.cancel()
+
+    def _account(self, scope: Scope, context: RequestContext) -> None:
+        outcome = context.outcome or _outcome_of(context.status)
+        path = getattr(scope.get("route"), "path", scope["path"])
+        route = path if path in self._routes else "other"
+        self._metrics.traffic.answered(route, outcome)
+        elapsed_ms = (time.monotonic() - context.arrived_at) * 1000
+        level = logging.INFO if scope["method"] == "POST" or outcome is Outcome.SERVER_ERROR else logging.DEBUG
+        what = {"status": context.status, "outcome": outcome.value, "code": context.error_code}
+        fields = {**what, "ms": round(elapsed_ms, 1), **context.ids()}
+        logger.log(level, "%s %s", scope["method"], route, extra=fields)
+        record = context.record
+        if record is not None:
+            if outcome is Outcome.DISCONNECTED:
+                record.disconnected(is_slow=context.error_code == SlowClient.code)
+            record.end(outcome, status=context.status, error_code=context.error_code)
+
+
+def _request_id(headers: Mapping[bytes, bytes]) -> str:
+    """The client's X-Request-Id where it is short and plain, else none."""
+    given = headers.get(b"x-request-id", b"")
+    return given.decode() if _REQUEST_ID.fullmatch(given) else ""
+
+
+def _replay(body: bytes) -> Receive:
+    """A `receive` that gives the whole body once; who asks again waits, for disconnects are the guard's to see."""
+    messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive() -> Message:
+        if messages:
+            return messages.pop()
+        never: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+        return await never
+
+    return receive
+
+
+async def _read_all(receive: Receive, body: bytearray, limit: int, held: Body) -> None:
+    """Append what comes to `body`. Raises ClientGone, PayloadTooLarge and TooManyRequests."""
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        part = message.get("body", b"")
+        held.grow(len(part))
+        body += part
+        if len(body) > limit:
+            raise PayloadTooLarge(f"The body may have {limit} bytes, it has more.")
+        if not message.get("more_body", False):
+            return
+
+
+async def _watch(receive: Receive, context: RequestContext) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    context.abort(ClientGone())
+
+
+async def _hang_up(scope: Scope) -> None:
+    """On who does not read: a connection that is merely closed lives on until its client has read everything."""
+    writer = writer_of(scope)
+    if writer is not None:
+        writer.hang_up()
+        await asyncio.sleep(0)  # uvicorn hears of it, or it would log that the response was not completed
+
+
+def _outcome_of(status: int | None) -> Outcome:
+    if status is None:
+        return Outcome.DISCONNECTED
+    if status in (429, 503):
+        return Outcome.REJECTED
+    if status >= 500:
+        return Outcome.SERVER_ERROR
+    return Outcome.CLIENT_ERROR if status >= 400 else Outcome.OK

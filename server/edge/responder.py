@@ -1,0 +1,79 @@
+"""How a request is answered, also where it fails."""
+
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, cast
+
+import msgspec
+from starlette.types import Message, Send
+
+from server.edge.context import RequestContext
+from server.edge.timeouts import within
+from server.errors import (
+    HallmarkError,
+    HeadersTooLarge,
+    MethodNotAllowed,
+    PayloadTooLarge,
+    RequestTimeout,
+    SlowClient,
+    Unauthorized,
+)
+from server.telemetry.outcomes import Outcome
+
+
+class Responder:
+    """`send` with the request's id in the headers, a limit on slow readers, and a way to answer with an error."""
+
+    def __init__(self, context: RequestContext, send: Send, timeout_s: float) -> None:
+        self.context = context
+        self._send = cast(Callable[[Message], Coroutine[Any, Any, None]], send)  # of any server it is one
+        self._timeout_s = timeout_s
+
+    async def __call__(self, message: Message) -> None:
+        context = self.context
+        if message["type"] == "http.response.start":
+            context.status = message["status"]
+            headers = [*message.get("headers", ()), (b"x-request-id", context.request_id.encode())]
+            if context.record is not None:
+                headers.append((b"traceparent", context.record.trace.traceparent.encode()))
+            context.is_event_stream = any(value.startswith(b"text/event-stream") for _, value in headers)
+            message = {**message, "headers": headers}
+        elif not message.get("more_body", False):
+            context.is_answered = True
+        try:
+            await within(self._timeout_s, self._send(message))
+        except TimeoutError:
+            raise SlowClient(f"The client read nothing for {self._timeout_s:g} s.") from None
+
+    async def fail(self, error: HallmarkError) -> None:
+        """Answer with `error`; as an event where the response has begun as a stream of them."""
+        context = self.context
+        context.error_code = error.code
+        if context.is_answered:
+            return
+        body = envelope(error, context.ids())
+        if context.status is None:
+            await self({"type": "http.response.start", "status": error.status, "headers": _headers(error, body)})
+            await self({"type": "http.response.body", "body": body})
+            return
+        context.outcome = Outcome.SERVER_ERROR
+        if context.is_event_stream:
+            await self({"type": "http.response.body", "body": b"data: " + body + b"\n\ndata: [DONE]\n\n"})
+
+
+def envelope(error: HallmarkError, ids: Mapping[str, str]) -> bytes:
+    """The error as OpenAI's clients expect it, with `ids`: when a stream fails, its headers are long gone."""
+    fields = {"message": error.message, "type": error.type, "param": error.param, "code": error.code}
+    return msgspec.json.encode({"error": {**fields, **ids}})
+
+
+def _headers(error: HallmarkError, body: bytes) -> list[tuple[bytes, bytes]]:
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    if error.retry_after_s is not None:
+        headers.append((b"retry-after", str(error.retry_after_s).encode()))
+    if isinstance(error, Unauthorized):
+        headers.append((b"www-authenticate", b"Bearer"))
+    if isinstance(error, MethodNotAllowed):
+        headers.append((b"allow", error.allowed.encode()))
+    if isinstance(error, PayloadTooLarge | RequestTimeout | HeadersTooLarge):
+        headers.append((b"connection", b"close"))  # what is left of the request is not worth reading
+    return headers

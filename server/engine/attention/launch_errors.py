@@ -1,0 +1,51 @@
+"""Which exceptions say that a kernel could not be launched, and which say that the device is lost, and by whom."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+from kernels.launch import CompilationError, OutOfResources, PTXASError, TritonError
+from kernels.path import Reject
+from qualification.measure.qualify import DeviceLost
+
+LAUNCH_ERRORS: tuple[type[Exception], ...] = (RuntimeError, TritonError)
+
+# What the driver says of a kernel that this GPU has no room for, a slice of one for example: nothing has run.
+_NO_ROOM = ("cluster misconfiguration", "too many resources requested for launch", "[CUDA]: out of memory")
+
+
+def launch_failure(error: Exception) -> Reject | None:
+    """Why a kernel was not launched, its context being intact; None for an error that nobody can serve through."""
+    if isinstance(error, OutOfResources | torch.OutOfMemoryError):
+        return Reject.OUT_OF_RESOURCES
+    if isinstance(error, RuntimeError) and any(text in str(error) for text in _NO_ROOM):
+        return Reject.OUT_OF_RESOURCES
+    if isinstance(error, CompilationError | PTXASError):
+        return Reject.COMPILE_ERROR
+    if isinstance(error, RuntimeError) and "Failed to find C compiler" in str(error):  # Triton wants one for a launcher
+        return Reject.COMPILE_ERROR
+    if isinstance(error, RuntimeError) and "No available kernel" in str(error):  # a pinned SDPA backend refuses
+        return Reject.DISABLED
+    return None
+
+
+def is_device_lost(error: BaseException) -> bool:
+    """Whether the CUDA context is poisoned: an illegal access, a device-side assert, a fault of the driver.
+
+    Triton's driver raises a plain RuntimeError that begins "Triton Error [CUDA]"; torch raises AcceleratorError.
+    """
+    if isinstance(error, Exception) and launch_failure(error) is not None:
+        return False
+    return isinstance(error, torch.AcceleratorError) or "Error [CUDA]" in str(error)
+
+
+@contextmanager
+def blaming(suspects: Callable[[], list[tuple[str, str]]]) -> Iterator[None]:
+    """A device that is lost inside ends as DeviceLost, with the (path, shape) pairs that ran then."""
+    try:
+        yield
+    except Exception as error:
+        if is_device_lost(error):
+            raise DeviceLost(str(error).partition("\n")[0], suspects()) from error
+        raise

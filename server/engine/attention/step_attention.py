@@ -1,0 +1,163 @@
+"""Attention of one step: what the decoder calls for each layer; every launch is counted by its choice."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from torch import Tensor
+
+from kernels.batch import AttentionBatch
+from kernels.sdpa.cpu_decode import KEPT
+from kernels.shape import Phase
+from server.engine.attention.dispatch import Choice, Dispatcher, PhasePart
+from server.engine.attention.launch_errors import LAUNCH_ERRORS
+from server.protocol.messages import AttentionUse, DispatchCount
+
+# Called after each layer of a checked step, with what the path had: its choice and part, the layer, q, k, v and out.
+TakeCall = Callable[[Choice, PhasePart, int, Tensor, Tensor, Tensor, Tensor], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What served a step, as it is told: each decision with its launches, and the distinct ones of each phase."""
+
+    dispatches: list[DispatchCount]
+    uses: dict[Phase, list[AttentionUse]]
+
+
+@dataclass(slots=True)
+class _Lane:
+    """The choice for the layers of one window in one phase of a step, and how often it ran."""
+
+    choice: Choice
+    num_launches: int = 0
+
+
+@dataclass(slots=True)
+class _Part:
+    """`planned`: the part's batch, with plans that the layers of this step share; made when the first one is launched.
+
+    A step's own: a CUDA graph's batch outlives the step that captured it, and its plans must be nodes of the graph.
+    """
+
+    part: PhasePart
+    lanes: dict[int | None, _Lane] = field(default_factory=dict)  # by window
+    retired: list[_Lane] = field(default_factory=list)  # ran some layers, then failed to launch
+    planned: AttentionBatch | None = None
+
+
+class StepAttention:
+    """Attention of one step: what the decoder calls for each layer. Its decisions are made here, before the first."""
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        parts: list[PhasePart],
+        k_pages: list[Tensor],
+        v_pages: list[Tensor],
+        *,
+        tap: TakeCall | None = None,
+    ) -> None:
+        """`k_pages`, `v_pages`: one [num_pages, page_size, kv_heads, head_dim] a layer. Raises NoPathError."""
+        self._dispatcher = dispatcher
+        self._tap = tap
+        self._told: Served | None = None
+        self._k_pages = k_pages
+        self._v_pages = v_pages
+        self._parts = [
+            _Part(part, {window: _Lane(dispatcher.choice(part, window)) for window in dispatcher.windows})
+            for part in parts
+        ]
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> None:
+        """Fill `out` [tokens, heads, head_dim] for q of its shape and packed k, v [tokens, kv_heads, head_dim]."""
+        is_alone = len(self._parts) == 1  # all rows are its own: a view of each would take 5 us (one core, torch 2.13)
+        for entry in self._parts:
+            tokens = entry.part.tokens
+            own_q, own_out = (q, out) if is_alone else (q[tokens], out[tokens])
+            if entry.part.phase is not Phase.PREFILL:
+                own_k, own_v = self._k_pages[layer], self._v_pages[layer]
+            else:
+                own_k, own_v = (k, v) if is_alone else (k[tokens], v[tokens])
+            self._run(entry, layer, own_q, own_k, own_v, own_out)
+            if self._tap is not None:
+                choice = entry.lanes[self._dispatcher.flags[layer].window].choice
+                self._tap(choice, entry.part, layer, own_q, own_k, own_v, own_out)
+
+    @property
+    def choices(self) -> tuple[Choice, ...]:
+        """What serves now, one for each part and window."""
+        return tuple(lane.choice for entry in self._parts for lane in entry.lanes.values())
+
+    @property
+    def launches(self) -> tuple[dict[int | None, int], ...]:
+        """How often the choice of each window ran, for each part."""
+        return tuple({window: lane.num_launches for window, lane in entry.lanes.items()} for entry in self._parts)
+
+    def count(self, launches: Iterable[Mapping[int | None, int]]) -> None:
+        """Count what a replay of a CUDA graph launches: the `launches` of the step that it captured."""
+        for entry, counts in zip(self._parts, launches, strict=True):
+            for window, num_launches in counts.items():
+                entry.lanes[window].num_launches += num_launches
+
+    def replayed(self) -> None:
+        """The CUDA graph that this counts was replayed."""
+        for entry in self._parts:
+            for lane in entry.lanes.values():
+                self._dispatcher.replayed(lane.choice, entry.part)
+
+    def told(self) -> Served:
+        """What served the step, which is launched. The same object for every replay that this counts."""
+        if self._told is None:
+            for entry in self._parts:
+                entry.planned = None  # every layer is launched: the memory is the next step's
+            lanes = self._lanes()
+            uses = {phase: [lane.choice.use for entry, lane in lanes if entry.part.phase is phase] for phase in Phase}
+            self._told = Served(self.counts(), uses)
+        return self._told
+
+    def counts(self) -> list[DispatchCount]:
+        """Each decision that served, with how often its path was launched."""
+        return [_count(entry.part, lane) for entry, lane in self._lanes()]
+
+    def served(self) -> list[tuple[Choice, int]]:
+        """Each choice that ran in this step, with its launches."""
+        return [(lane.choice, lane.num_launches) for _, lane in self._lanes()]
+
+    def suspects(self) -> list[tuple[str, str]]:
+        """Every (path, shape) of this step: whom to blame when the device is lost in it."""
+        return [(lane.choice.use.path, str(lane.choice.decision.shape)) for _, lane in self._lanes()]
+
+    def _lanes(self) -> list[tuple[_Part, _Lane]]:
+        return [(entry, lane) for entry in self._parts for lane in (*entry.retired, *entry.lanes.values())]
+
+    def _run(self, entry: _Part, layer: int, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> None:
+        flags = self._dispatcher.flags[layer]
+        lane = entry.lanes[flags.window]
+        if entry.planned is None:
+            kept = entry.part.kept
+            entry.planned = replace(entry.part.batch, plans={} if kept is None else {KEPT: kept})
+        while True:
+            try:
+                self._dispatcher.call(lane.choice, q, k, v, entry.part, layer, out, planned=entry.planned)
+            except LAUNCH_ERRORS as error:
+                if lane.num_launches:
+                    entry.retired.append(lane)
+                lane = entry.lanes[flags.window] = _Lane(self._dispatcher.replace(lane.choice, error))
+            else:
+                lane.num_launches += 1
+                return
+
+
+def _count(part: PhasePart, lane: _Lane) -> DispatchCount:
+    decision = lane.choice.decision
+    return DispatchCount(
+        phase=part.phase.value,
+        bucket=decision.shape.context_bucket.label,
+        path=lane.choice.use.path,
+        status=lane.choice.use.status,
+        wanted=decision.wanted,
+        fallback_reasons=lane.choice.use.fallback_reasons,
+        num_sequences=part.num_sequences,
+        num_tokens=part.num_tokens,
+        num_launches=lane.num_launches,
+    )

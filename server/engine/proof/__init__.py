@@ -1,0 +1,1 @@
+"""Attestation, quarantine and shadow checks in the engine process."""

@@ -1,0 +1,250 @@
+"""The shadow check: now and then, some attention of a client's step is computed again in fp64 and compared.
+
+A due check has the next step launched kernel by kernel; after one random layer a tap copies what its path read and
+wrote for one sequence and one KV head. The copy is judged later, when the engine is idle or between two steps.
+docs/limits.md ("In service") derives how seldom a right path is quarantined.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+
+import torch
+from torch import Tensor
+
+from kernels.reference.rows import SequenceRows
+from kernels.shape import Phase
+from server.engine.attention.dispatch import Choice, Dispatcher, PhasePart
+from server.engine.proof.shadow_sample import Judgement, Sample, judge_sample, take_sample
+from server.engine.scheduling.sequence import Batch
+from server.protocol.shadow_report import ShadowReport
+
+logger = logging.getLogger(__name__)
+
+MEMORY_S = 3600.0  # two mismatches of one path and phase within so long quarantine it
+ALERT_S = 60.0  # so long after a mismatch its phase is checked as often as the budget allows,
+ALERT_INTERVAL_S = 0.1  # but no more often than this
+_PATIENCE_S = 1.0  # a sample waits so long for an idle engine, then it is judged between two steps
+_SAVED_S = 600.0  # what was not spent is kept for so long: no burst of checks after a quiet night
+
+
+class ShadowBudget:
+    """The time that checks may take: a share of the time that passes. What is overdrawn is paid back first."""
+
+    def __init__(self, share: float, clock: Callable[[], float]) -> None:
+        self._share = share
+        self._clock = clock
+        self._credit_s = 0.0
+        self._at = clock()
+        self._latest_s = 0.0  # what the latest check has cost so far
+
+    @property
+    def allows(self) -> bool:
+        """Whether a check that costs as much as the latest one is paid for."""
+        now, most_s = self._clock(), self._share * _SAVED_S
+        self._credit_s = min(most_s, self._credit_s + self._share * (now - self._at))
+        self._at = now
+        return self._credit_s > 0 and self._credit_s >= min(self._latest_s, most_s)
+
+    def begin(self) -> None:
+        """A check begins."""
+        self._latest_s = 0.0
+
+    def spend(self, seconds: float) -> None:
+        """Of the latest check."""
+        self._credit_s -= seconds
+        self._latest_s += seconds
+
+
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    """What a tap has taken. `sample` None: nothing, because of `problem`."""
+
+    path: str
+    phase: Phase
+    layer: int
+    at: float
+    sample: Sample | None
+    problem: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Alert:
+    """A mismatch was seen: `phase` is checked more often until `until`."""
+
+    phase: Phase
+    until: float
+
+
+class Tap:
+    """Takes one sample of one step. The runner asks for it, StepAttention calls it after each layer."""
+
+    def __init__(self, check: "ShadowCheck", phase: Phase, layer: int, sequence: SequenceRows) -> None:
+        self._check = check
+        self._phase = phase
+        self._layer = layer
+        self._sequence = sequence
+
+    def __call__(
+        self, choice: Choice, part: PhasePart, layer: int, q: Tensor, k: Tensor, v: Tensor, out: Tensor
+    ) -> None:
+        """q, k, v and out as the path had them, which has just run."""
+        if layer == self._layer and part.phase is self._phase:
+            self._check.take(choice, part, layer, self._sequence, tensors=(q, k, v, out))
+
+
+class ShadowCheck:
+    """Only the stepping thread may call it."""
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        *,
+        budget: float,
+        interval_s: float,
+        is_quarantining: bool,
+        clock: Callable[[], float] = time.monotonic,
+        rng: Random | None = None,
+    ) -> None:
+        """`budget`: the share of time that checks may take; 0: no check. `interval_s`: the least time between two."""
+        self._dispatcher = dispatcher
+        self._is_on = budget > 0
+        self._interval_s = interval_s
+        self._is_quarantining = is_quarantining
+        self._clock = clock
+        self._rng = Random() if rng is None else rng  # not the settings' seed: replicas must not draw alike
+        self._budget = ShadowBudget(budget, clock)
+        self._next_at = clock()
+        self._wanted = self._rng.choice(tuple(Phase))  # in the next check; any phase, once an interval has passed
+        self._taken: _Taken | None = None
+        self._alert: _Alert | None = None
+        self._mismatches: dict[tuple[str, Phase], list[tuple[float, str]]] = {}  # when, and of which q
+        self._unreported_s = 0.0
+
+    @property
+    def has_sample(self) -> bool:
+        """Whether a sample waits to be judged."""
+        return self._taken is not None
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the waiting sample is to be judged although the engine has work."""
+        return self._taken is not None and (self._is_alert or self._clock() - self._taken.at >= _PATIENCE_S)
+
+    @property
+    def _is_alert(self) -> bool:
+        return self._alert is not None and self._clock() < self._alert.until
+
+    def begin(self, batch: Batch) -> Tap | None:
+        """A tap for the batch that is about to be launched, if a check is due."""
+        if not self._is_on or self.has_sample or self._clock() < self._next_at or not self._budget.allows:
+            return None
+        phases = batch.phases
+        interval_s = self._interval_s
+        if self._alert is not None and self._is_alert:
+            interval_s = min(interval_s, ALERT_INTERVAL_S)
+            if self._alert.phase not in phases:
+                return None
+            phases = (self._alert.phase,)
+        elif self._wanted in phases:
+            phases = (self._wanted,)
+        elif self._clock() - self._next_at < interval_s:  # or the first step after a quiet time would always be checked
+            return None
+        self._wanted = self._rng.choice(tuple(Phase))
+        self._budget.begin()
+        self._next_at = self._clock() + interval_s
+        phase = self._rng.choice(phases)
+        rows = batch.rows_of(phase)
+        row = self._rng.choice(rows)
+        start = sum(batch.query_lens[rows.start : row])
+        # In prefill keys are packed as queries are: their first row is the same.
+        sequence = SequenceRows(
+            row - rows.start, start, start + batch.query_lens[row], batch.context_lens[row], key_start=start
+        )
+        return Tap(self, phase, self._rng.randrange(len(self._dispatcher.flags)), sequence)
+
+    def take(
+        self,
+        choice: Choice,
+        part: PhasePart,
+        layer: int,
+        sequence: SequenceRows,
+        *,
+        tensors: tuple[Tensor, Tensor, Tensor, Tensor],
+    ) -> None:
+        """Copy what a call read and wrote. Where memory does not suffice the check is counted as skipped."""
+        started_at, flags = self._clock(), self._dispatcher.flags[layer]
+        sample, problem = None, None
+        try:
+            sample = take_sample(choice, part, layer, sequence, tensors=tensors, flags=flags, rng=self._rng)
+        except torch.OutOfMemoryError as error:
+            problem = f"no memory for the copy: {error}"[:200]
+        self._taken = _Taken(choice.use.path, part.phase, layer, started_at, sample, problem)
+        self.spend(self._clock() - started_at)
+
+    def spend(self, seconds: float) -> None:
+        """Charge time to the budget: of a step too, that a check kept from being replayed as a CUDA graph."""
+        self._budget.spend(seconds)
+        self._unreported_s += seconds
+
+    def judge(self) -> ShadowReport | None:
+        """Judge the waiting sample; None where there is none. Waits for the device: no step should be on its way."""
+        taken, self._taken = self._taken, None
+        if taken is None:
+            return None
+        started_at = self._clock()
+        quarantined: list[tuple[str, str]] = []
+        found = Judgement(None, detail=taken.problem) if taken.sample is None else self._judge(taken.sample)
+        if taken.sample is not None and found.is_mismatch:
+            logger.error("shadow check: %s", found.detail)
+            quarantined = self._note_mismatch(taken.sample)
+        self.spend(self._clock() - started_at)
+        spent_s, self._unreported_s = self._unreported_s, 0.0
+        return ShadowReport(
+            result="skipped" if found.factor is None else "mismatch" if found.is_mismatch else "match",
+            at=time.time(),
+            phase=taken.phase.value,
+            path=taken.path,
+            layer=taken.layer,
+            head=found.head,
+            position=found.position,
+            num_rows=found.num_rows,
+            factor=found.factor,
+            detail=found.detail,
+            spent_s=spent_s,
+            quarantined=quarantined,
+        )
+
+    def _judge(self, sample: Sample) -> Judgement:
+        try:
+            return judge_sample(sample, self._rng)
+        except torch.OutOfMemoryError as error:
+            return Judgement(None, detail=f"no memory to judge the sample: {error}"[:200])
+
+    def _note_mismatch(self, sample: Sample) -> list[tuple[str, str]]:
+        """Remember a mismatch. The second of a path and phase quarantines: the (path, shape) pairs are returned.
+
+        One of the same q as an earlier one is a repetition of it, and counts once: kernels are deterministic.
+        """
+        now, digest = self._clock(), sample.digest
+        self._alert = _Alert(sample.phase, now + ALERT_S)
+        self._next_at = min(self._next_at, now + ALERT_INTERVAL_S)
+        of_path = sample.path, sample.phase
+        known = [(at, other) for at, other in self._mismatches.get(of_path, []) if now - at <= MEMORY_S]
+        is_second = any(other != digest for _, other in known)
+        self._mismatches[of_path] = [*known, (now, digest)]
+        if not is_second:
+            return []
+        if not self._is_quarantining:
+            logger.error("%s serves %s although shadow checks call it wrong: --on-unproven degrade", *_words(of_path))
+            return []
+        del self._mismatches[of_path]
+        self._alert = None
+        logger.error("%s is quarantined for %s: shadow checks call it wrong", *_words(of_path))
+        return self._dispatcher.quarantine(*of_path)
+
+
+def _words(of_path: tuple[str, Phase]) -> tuple[str, str]:
+    return of_path[0], of_path[1].value

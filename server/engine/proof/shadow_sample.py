@@ -1,0 +1,174 @@
+"""One sample of served attention: what a path computed for one sequence and one KV head, and how it is judged.
+
+The rule and the limits are those of qualification (kernels/reference/compare.py, docs/limits.md).
+"""
+
+import hashlib
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from random import Random
+
+import torch
+from torch import Tensor
+
+from kernels.batch import AttentionBatch, AttentionFlags
+from kernels.reference.compare import Errors, errors_of, reference_of
+from kernels.reference.rows import SequenceRows, keys_of
+from kernels.shape import Phase
+from server.engine.attention.dispatch import Choice, PhasePart
+
+LEAST_ROWS = 4
+MOST_ROWS = 64
+# Scores of one judgement, in fp64: beside the keys they are most of its memory and time. With one KV head of 128k keys
+# and 4 query heads they leave 4 rows on a GPU.
+_MAX_SCORES = {"cpu": 2**18, "cuda": 2**21}
+_MOST_FACTOR = 1e9  # reported for an output that holds NaN or infinities too: JSON has neither
+_FP32_MAX = torch.finfo(torch.float32).max
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Copies of a call's tensors: the step after it may overwrite the originals.
+
+    q, out   [queries, group, head_dim]: one sequence's rows in the query heads of one KV head
+    k, v     [keys, 1, head_dim]: the sequence's keys and values of that KV head
+    flags    of the layer, with the sinks and spans of these heads and rows
+    """
+
+    path: str
+    phase: Phase
+    layer: int
+    kv_head: int
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    out: Tensor
+    flags: AttentionFlags
+
+    @property
+    def digest(self) -> str:
+        """Of q: two samples with the same digest are repetitions of the same computation."""
+        return hashlib.sha256(self.q.contiguous().view(torch.uint8).cpu().numpy().tobytes()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """How far a sample is from the truth.
+
+    factor   the largest error as a share of its limit: above 1 the path is wrong; None where it was not computed
+    head     the query head of the largest error
+    position the position of its query in the sequence
+    detail   in words, for a wrong output or a sample that could not be judged
+    """
+
+    factor: float | None
+    num_rows: int = 0
+    head: int | None = None
+    position: int | None = None
+    detail: str | None = None
+
+    @property
+    def is_mismatch(self) -> bool:
+        return self.factor is not None and self.factor > 1
+
+
+def take_sample(
+    choice: Choice,
+    part: PhasePart,
+    layer: int,
+    sequence: SequenceRows,
+    *,
+    tensors: tuple[Tensor, Tensor, Tensor, Tensor],
+    flags: AttentionFlags,
+    rng: Random,
+) -> Sample:
+    """Copy one sequence and one KV head of a call, on the stream of the call and without waiting for the device.
+
+    tensors  q, k, v and out of the call; k and v packed, or pages
+    Raises torch.OutOfMemoryError.
+    """
+    q, k, v, out = tensors
+    num_kv_heads = k.shape[-2]
+    group = q.shape[1] // num_kv_heads
+    kv_head = rng.randrange(num_kv_heads)
+    heads = slice(kv_head * group, (kv_head + 1) * group)
+    rows = slice(sequence.start, sequence.end)
+    keys, values = (keys_of(it[..., kv_head : kv_head + 1, :], part.batch, sequence) for it in (k, v))
+    if not part.batch.is_paged:  # of pages they are copies already
+        keys, values = keys.clone(), values.clone()
+    own_flags = replace(
+        flags,
+        sinks=None if flags.sinks is None else flags.sinks[heads].clone(),
+        spans=None if flags.spans is None else flags.spans[rows].clone(),
+    )
+    own_q, own_out = q[rows, heads].clone(), out[rows, heads].clone()
+    return Sample(choice.use.path, part.phase, layer, kv_head, own_q, keys, values, own_out, own_flags)
+
+
+def blank_sample(
+    *, group: int, head_dim: int, dtype: torch.dtype, kv_dtype: torch.dtype, device: torch.device
+) -> Sample:
+    """One query and one key of zeros: judged before ready, so that a GPU's libraries are loaded before a step waits."""
+    q, k = (torch.zeros(1, n, head_dim, dtype=of, device=device) for n, of in ((group, dtype), (1, kv_dtype)))
+    return Sample("none", Phase.PREFILL, 0, 0, q, k, k, torch.zeros_like(q), AttentionFlags(1.0))
+
+
+@torch.inference_mode()
+def judge_sample(sample: Sample, rng: Random) -> Judgement:
+    """Compute some rows of a sample in fp64 and compare. Waits for the device.
+
+    Raises torch.OutOfMemoryError.
+    """
+    if (reason := _why_not_judged(sample)) is not None:
+        return Judgement(None, detail=reason)
+    device, num_queries, num_keys = sample.q.device, sample.q.shape[0], sample.k.shape[0]
+    batch = AttentionBatch(
+        cu_seqlens_q=torch.tensor([0, num_queries], dtype=torch.int32, device=device),
+        cu_seqlens_k=torch.tensor([0, num_keys], dtype=torch.int32, device=device),
+        max_seqlen_q=num_queries,
+        max_context=num_keys,
+    )
+    rows = drawn_rows(num_queries, _most_rows(sample), rng)
+    chosen = torch.tensor(rows, device=device)
+    reference = reference_of(sample.q, sample.k, sample.v, batch, sample.flags, rows=chosen)
+    return _judgement(sample, rows, errors_of(sample.out[chosen], reference))
+
+
+def drawn_rows(num_rows: int, most: int, rng: Random) -> list[int]:
+    """At most `most` of the rows, ascending: one from each of as many equal stretches."""
+    if num_rows <= most:
+        return list(range(num_rows))
+    edges = [num_rows * n // most for n in range(most + 1)]
+    return [rng.randrange(lo, hi) for lo, hi in pairwise(edges)]
+
+
+def _most_rows(sample: Sample) -> int:
+    scores_of_a_row = sample.q.shape[1] * sample.k.shape[0]
+    return min(MOST_ROWS, max(LEAST_ROWS, _MAX_SCORES[sample.q.device.type] // scores_of_a_row))
+
+
+def _why_not_judged(sample: Sample) -> str | None:
+    """Inputs of which nothing can be said: a right kernel may give anything for them."""
+    largest = [float(it.abs().amax().to(torch.float64)) if it.numel() else 0.0 for it in (sample.q, sample.k, sample.v)]
+    if not all(value < float("inf") for value in largest):  # NaN is below nothing
+        return "q, k or v holds numbers that are not finite"
+    if largest[0] * largest[1] * sample.q.shape[2] >= _FP32_MAX:
+        return "products of q and k may exceed the range of fp32"
+    return None
+
+
+def _judgement(sample: Sample, rows: list[int], errors: Errors) -> Judgement:
+    row, head, column = errors.worst_at
+    query_head = sample.kv_head * sample.q.shape[1] + head
+    position = sample.k.shape[0] - sample.q.shape[0] + rows[row]
+    bias = abs(errors.bias) / errors.bias_limit
+    factor = _MOST_FACTOR if errors.num_nonfinite else min(max(errors.worst, bias), _MOST_FACTOR)
+    if not factor <= 1:  # NaN is not
+        where = f"{sample.path} {sample.phase.value}, layer {sample.layer}, head {query_head}, position {position}"
+        detail = f"{where}, column {column}: off by {errors.worst_error:.3g}, at most {errors.worst_limit:.3g} may be"
+        if bias > 1:
+            detail += f"; the output is {1 + errors.bias:.6g} of the truth, at most {errors.bias_limit:.3g} may differ"
+        if errors.num_nonfinite:
+            detail += f"; {errors.num_nonfinite} numbers are not finite"
+        return Judgement(factor, len(rows), query_head, position, detail)
+    return Judgement(factor, len(rows), query_head, position)

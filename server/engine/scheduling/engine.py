@@ -1,0 +1,274 @@
+"""The engine: requests in, tokens out, one step at a time. It touches no tensor and no socket."""
+
+import logging
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernels.linear.fallbacks import MatmulFallback
+from server.engine.scheduling.outputs import Deltas
+from server.engine.scheduling.runner_api import BatchError, Pending, Runner, StepResult, TakeSamples
+from server.engine.scheduling.scheduler import Scheduler, SequenceTooLong
+from server.engine.scheduling.sequence import PENDING, Batch, Sequence, Status
+from server.log import trace_fields
+from server.protocol.messages import (
+    FinishReason,
+    StepOutput,
+    StepRecord,
+    Submit,
+)
+
+logger = logging.getLogger(__name__)
+
+# Tokens of a prompt that is scored: what is told of them, 81 bytes each beside five likeliest ones, is in one message.
+MOST_SCORED = 2**18
+_LEAST_PACKED = 1024  # tokens: numpy's first touch of an array takes 70 us after a pause, Python's of 1024 ints 10
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    seed: int
+    runs_ahead: bool = False  # a step is launched before the tokens of the one before it are read
+
+
+@dataclass(frozen=True, slots=True)
+class _Flight:
+    """A batch that was launched, or that could not be."""
+
+    batch: Batch
+    outcome: Pending | BatchError
+    started_at: float
+    num_compiles: int  # during the launch
+
+
+class Engine:
+    """Only one thread may call it."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: Runner,
+        options: EngineOptions,
+        *,
+        num_compiles: Callable[[], int] = lambda: 0,
+        take_samples: TakeSamples = lambda: ([], {}),
+        take_fallbacks: Callable[[], dict[MatmulFallback, int]] = dict,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`num_compiles` counts the kernels compiled in this process; `clock` is monotonic, in seconds.
+
+        `take_samples` gives what was measured of attention since its last call, `take_fallbacks` what was left to
+        PyTorch's matmuls.
+        """
+        self.step_index = 0
+        self._scheduler = scheduler
+        self._runner = runner
+        self._options = options
+        self._num_compiles = num_compiles
+        self._take_samples = take_samples
+        self._take_fallbacks = take_fallbacks
+        self._clock = clock
+        self._seeds = random.Random(options.seed)
+        self._sequences: dict[str, Sequence] = {}
+        self._flight: _Flight | None = None  # launched ahead
+        self._landed_at = 0.0
+        self._num_historians = 0  # sequences whose next token depends on the ones that the host must know
+        self._deltas = Deltas()
+        self._is_checked = True  # whether the pages were counted since the last work
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._deltas) or self._flight is not None or not self._scheduler.is_idle
+
+    @property
+    def max_len(self) -> int:
+        """The most tokens a sequence may have."""
+        return self._scheduler.max_len
+
+    @property
+    def num_running(self) -> int:
+        return self._scheduler.num_running
+
+    @property
+    def num_waiting(self) -> int:
+        return self._scheduler.num_waiting
+
+    def submit(self, message: Submit) -> None:
+        """Queue a request. One that cannot be served ends with an error at the next step."""
+        seq = self._sequence(message)
+        refusal = self._refusal(message, seq)
+        if refusal is None:
+            try:
+                self._scheduler.add(seq)
+            except SequenceTooLong as error:
+                refusal = ("context_length_exceeded", str(error))
+        if refusal is not None:
+            self._deltas.end(seq, FinishReason.ERROR, *refusal)
+            return
+        self._sequences[message.request_id] = seq
+        self._num_historians += seq.sampling.needs_history
+        self._is_checked = False
+
+    def cancel(self, request_id: str) -> None:
+        """Stop a request and free its pages. Unknown ids are ignored: it may have finished on the way."""
+        seq = self._sequences.get(request_id)
+        if seq is not None:
+            self._drop(seq)
+            self._deltas.end(seq, FinishReason.CANCELLED)
+
+    def step(self, *, may_run_ahead: bool = True) -> StepOutput | None:
+        """Finish one batch, planning and launching first what can be on its way meanwhile. None when there is no work.
+
+        Unless `may_run_ahead`, nothing is on its way afterwards. Raises IntegrityError when pages are lost, and
+        whatever the runner does not survive.
+        """
+        flight = self._flight or self._launch()
+        self._flight = None
+        if flight is None:
+            if not self._is_checked:
+                self._scheduler.check_integrity()
+                self._is_checked = True
+            if not self._deltas:
+                return None
+            return self._output(self._clock(), StepResult([]), num_compiles=0)
+        if may_run_ahead and self._can_run_ahead(flight):
+            self._flight = self._launch()
+        return self._land(flight)
+
+    def _launch(self) -> _Flight | None:
+        """Plan a batch and start it, as if every batch before it had gone well. None when there is nothing to do."""
+        started_at, compiles_before = self._clock(), self._num_compiles()
+        batch = self._scheduler.plan(started_at)
+        if batch is None:
+            return None
+        try:
+            outcome: Pending | BatchError = self._runner.launch(batch)
+        except BatchError as error:
+            outcome = error
+        else:
+            self._scheduler.advance(batch)
+            sequences = batch.sequences
+            for row in batch.sampled_rows:
+                sequences[row].tokens.append(PENDING)
+        return _Flight(batch, outcome, started_at, self._num_compiles() - compiles_before)
+
+    def _can_run_ahead(self, flight: _Flight) -> bool:
+        """Whether the next batch can be planned without what this one will say, but for its rows that stop."""
+        is_launched = not isinstance(flight.outcome, BatchError)
+        return self._options.runs_ahead and is_launched and not self._num_historians
+
+    def _land(self, flight: _Flight) -> StepOutput:
+        """Wait for a batch and tell what became of it."""
+        self.step_index += 1
+        if isinstance(flight.outcome, BatchError):
+            error = flight.outcome
+            logger.error("step %d: %d requests end: %s", self.step_index, len(error.rows), error)
+            for row in error.rows:
+                seq = flight.batch.sequences[row]
+                if seq.status is not Status.FINISHED:
+                    self._fail(seq, error.code, str(error))
+            result = StepResult([], quarantined=error.quarantined, oom_stage=error.oom_stage)
+        else:
+            result = flight.outcome.result()
+            self._commit(flight.batch, result)
+        started_at = max(flight.started_at, self._landed_at)  # before, the device was at the step before
+        self._landed_at = self._clock()
+        return self._output(started_at, result, num_compiles=flight.num_compiles, batch=flight.batch)
+
+    def _sequence(self, message: Submit) -> Sequence:
+        sampling = message.sampling
+        stop_ids = (*sampling.stop_token_ids, *(() if sampling.ignore_eos else self._options.eos_token_ids))
+        seed = self._seeds.getrandbits(31) if sampling.seed is None else sampling.seed
+        return Sequence(
+            request_id=message.request_id,
+            tokens=list(message.prompt_token_ids),
+            num_prompt=len(message.prompt_token_ids),
+            sampling=sampling,
+            seed=(seed + 2**63) % 2**64 - 2**63,  # any integer a client may send, as an int64
+            submitted_at=self._clock(),
+            stop_ids=frozenset(token_id for token_id in stop_ids if 0 <= token_id < self._options.vocab_size),
+            cache_salt=message.cache_salt,
+            traceparent=message.traceparent,
+            prompt=_packed(message.prompt_token_ids),
+        )
+
+    def _refusal(self, message: Submit, seq: Sequence) -> tuple[str, str] | None:
+        """Code and message for what the HTTP edge should have refused; an id out of range would read foreign memory."""
+        if message.request_id in self._sequences:
+            return "internal_error", "a request with this id is being served"
+        vocab_size = self._options.vocab_size
+        if not (ids := message.prompt_token_ids):
+            return "invalid_value", "the prompt has 0 tokens, the least is 1"
+        if message.sampling.scored is not None and len(ids) > MOST_SCORED:
+            limit = f"log probabilities are given of at most {MOST_SCORED}"
+            return "invalid_value", f"the prompt has {len(ids)} tokens, {limit}"
+        least, most = (min(ids), max(ids)) if seq.prompt is None else (seq.prompt.min(), seq.prompt.max())
+        if not 0 <= least <= most < vocab_size:
+            wrong = str(least if least < 0 else most)[:24]
+            return "invalid_value", f"prompt token {wrong} is outside the vocabulary of {vocab_size}"
+        return None
+
+    def _commit(self, batch: Batch, result: StepResult) -> None:
+        self._scheduler.settle(batch)
+        self._deltas.note(batch, result)
+        if None in result.token_ids:
+            for row, token_id in zip(batch.sampled_rows, result.token_ids, strict=True):
+                seq = batch.sequences[row]
+                if token_id is None and seq.status is not Status.FINISHED:
+                    self._fail(seq, "nonfinite_logits", "The model's output held no finite number.")
+        for seq in self._deltas.tell(batch, result.token_ids, self._clock()):
+            self._drop(seq)
+
+    def _fail(self, seq: Sequence, code: str, message: str) -> None:
+        ids = trace_fields(seq.request_id, seq.traceparent)
+        logger.error("a request ends early", extra={"step": self.step_index, "code": code, **ids})
+        self._drop(seq, is_sound=False)
+        self._deltas.end(seq, FinishReason.ERROR, code, message)
+
+    def _drop(self, seq: Sequence, *, is_sound: bool = True) -> None:
+        del self._sequences[seq.request_id]
+        self._num_historians -= seq.sampling.needs_history
+        self._scheduler.finish(seq, is_sound=is_sound)
+
+    def _output(
+        self, started_at: float, result: StepResult, *, num_compiles: int, batch: Batch | None = None
+    ) -> StepOutput:
+        samples, peaks = self._take_samples()
+        record = StepRecord(
+            step=self.step_index,
+            started_at=started_at,
+            duration_s=self._clock() - started_at,
+            dispatches=result.dispatches,
+            num_running=self._scheduler.num_running,
+            num_waiting=self._scheduler.num_waiting,
+            num_waiting_tokens=self._scheduler.num_waiting_tokens,
+            num_pages_used=self._scheduler.num_pages_used,
+            num_pages=self._scheduler.num_pages,
+            num_preemptions=batch.num_preempted if batch else 0,
+            num_nonfinite=result.token_ids.count(None),
+            num_compiles=num_compiles,
+            quarantined=result.quarantined,
+            attention_samples=samples,
+            peak_temporary_bytes=peaks,
+            matmul_fallbacks=self._take_fallbacks(),
+            oom_stage=result.oom_stage,
+            num_prefix_queried_tokens=batch.num_queried if batch else 0,
+            num_prefix_hit_tokens=batch.num_found if batch else 0,
+        )
+        return StepOutput(record, self._deltas.take())
+
+
+def _packed(token_ids: list[int]) -> "NDArray[np.int64] | None":
+    """None where that takes longer than it saves, or where one is no int64."""
+    if len(token_ids) < _LEAST_PACKED:
+        return None
+    try:
+        return np.array(token_ids, np.int64)
+    except OverflowError:
+        return None

@@ -1,0 +1,139 @@
+"""The plan of this engine's attention, and how it is told to the API process."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+from kernels.fingerprint import Fingerprint
+from kernels.shape import AttentionShape
+from qualification.decision.decision import Decision, Pairs
+from qualification.decision.model_shapes import AttentionSignature, distinct_windows, shapes_needed
+from qualification.evidence.evidence import Evidence, summarize
+from qualification.measure.start_plan import Plan, RunQualification, make_plan
+from server.engine.startup.limits import EngineLimits
+from server.errors import SettingsError
+from server.model.config import ModelConfig
+from server.protocol.messages import AttestationReport, PlanRow
+from server.protocol.plan_rows import rejections_here
+from server.settings import Settings
+
+Progress = Callable[[str, str], None]  # stage, detail
+
+
+class Unservable(Exception):
+    """Some shape has no path that may serve it under the policy."""
+
+    def __init__(self, message: str, plan: list[PlanRow], attested: AttestationReport | None = None) -> None:
+        """`attested`: what may have taken the path away."""
+        super().__init__(message)
+        self.plan = plan
+        self.attested = attested
+
+
+def signature_of(config: ModelConfig) -> AttentionSignature:
+    return AttentionSignature(
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        windows=distinct_windows(config.windows),
+        softcap=config.softcap,
+        sinks=config.sinks,
+    )
+
+
+def plan_attention(
+    settings: Settings,
+    config: ModelConfig,
+    limits: EngineLimits,
+    *,
+    fingerprint: Fingerprint,
+    device: torch.device,
+    quarantined: Pairs,
+    overridden: Pairs,
+    progress: Progress,
+    run_qualification: RunQualification,
+) -> Plan:
+    """Decide every shape these limits allow, measuring what the policy asks for. Raises Unservable."""
+    plan = make_plan(
+        shapes_needed(signature_of(config), limits.serving),
+        policy=settings.on_unproven,
+        fingerprint=fingerprint,
+        device=device,
+        matrix_dir=None if settings.matrix is None else Path(settings.matrix),
+        cache_dir=cache_folder(settings),
+        quarantined=quarantined,
+        overridden=overridden,
+        progress=lambda done, total, what: progress("qualifying", f"{done}/{total} {what}"),
+        run_qualification=run_qualification,
+    )
+    refuse_unserved(plan.decisions, plan, settings)
+    return plan
+
+
+def refuse_unserved(
+    decisions: Mapping[AttentionShape, Decision],
+    plan: Plan,
+    settings: Settings,
+    attested: AttestationReport | None = None,
+) -> None:
+    """Raises Unservable where no path may serve some shape, by the plan's own `decisions` or by those `attested`."""
+    if any(decision.path is None for decision in decisions.values()):
+        rows = plan_rows(decisions, plan.evidence)
+        raise Unservable(_explain(rows, settings.on_unproven.value), rows, attested)
+
+
+def cache_folder(settings: Settings) -> Path:
+    """Where this machine keeps what it has learnt itself. Raises SettingsError where nobody may look.
+
+    A folder that cannot be written to costs the next start only.
+    """
+    folder = Path.home() / ".cache" / "hallmark" if settings.cache_dir is None else Path(settings.cache_dir)
+    try:
+        (folder / "any").stat()  # exists() hides every error from Python 3.14 on
+    except (FileNotFoundError, NotADirectoryError):
+        return folder
+    except OSError as error:
+        raise SettingsError(f"the cache folder {folder} cannot be used: {error.strerror}") from error
+    return folder
+
+
+def plan_rows(
+    decisions: Mapping[AttentionShape, Decision], evidence: Mapping[tuple[AttentionShape, str], Evidence]
+) -> list[PlanRow]:
+    return [_plan_row(decision, evidence) for decision in decisions.values()]
+
+
+def _plan_row(decision: Decision, evidence: Mapping[tuple[AttentionShape, str], Evidence]) -> PlanRow:
+    shape = decision.shape
+    found = None if decision.path is None else evidence.get((shape, decision.path))
+    return PlanRow(
+        shape=str(shape),
+        phase=shape.phase.value,
+        query_bucket=shape.query_bucket.label,
+        context_bucket=shape.context_bucket.label,
+        head_dim=shape.head_dim,
+        path=decision.path,
+        status=decision.status.value,
+        wanted=decision.wanted,
+        fallback_reasons=[reason.value for reason in decision.fallback_reasons],
+        rejected={
+            candidate.path: [(rejection.code.value, rejection.detail) for rejection in candidate.rejections]
+            for candidate in decision.candidates
+        },
+        matrix_digest=decision.matrix_digest,
+        evidence=None if found is None else summarize(found),
+        notes=decision.notes,
+    )
+
+
+def _explain(rows: Sequence[PlanRow], policy: str) -> str:
+    """Which shapes no path may serve, and for the first of them what stands against the paths of this machine."""
+    unserved = [row for row in rows if row.path is None]
+    first = unserved[0]
+    reasons = "; ".join(
+        f"{path}: " + ", ".join(f"{code} ({detail})" for code, detail in why)
+        for path, why in rejections_here(first).items()
+    )
+    others = f" and {len(unserved) - 1} more shapes" if len(unserved) > 1 else ""
+    return f"under on-unproven={policy} no path may serve {first.shape}{others}: {reasons}"

@@ -1,0 +1,308 @@
+"""Settings to a running engine: plan the attention, load the model, size the cache, warm every shape."""
+
+import logging
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from kernels.batch import AttentionFlags
+from kernels.catalog import PATHS
+from kernels.device import read_fingerprint, torch_dtype, use_all_cores
+from kernels.fingerprint import Fingerprint
+from kernels.launch import install_compile_counter, num_compiles
+from kernels.linear.fallbacks import MatmulFallbacks
+from qualification.attest.driver_record import Recorder
+from qualification.decision.decision import Pairs, Policy
+from qualification.measure.qualify import DeviceLost, qualify
+from qualification.measure.start_plan import Plan, RunQualification, own_file
+from server.engine.attention.dispatch import Dispatcher, NoPathError
+from server.engine.attention.launch_errors import blaming
+from server.engine.attention.timer import AttentionTimer, CpuDevice, CudaDevice
+from server.engine.execution.graph_inputs import GraphInputs
+from server.engine.execution.graph_keys import GraphSizes, graph_keys
+from server.engine.execution.graphs import CudaCapture, StepGraphs
+from server.engine.execution.runner import ModelRunner
+from server.engine.execution.step_tokens import StepTokens
+from server.engine.proof.attestation import Attestor, Promises
+from server.engine.proof.overrides import Overrides
+from server.engine.proof.quarantine import Quarantine
+from server.engine.proof.shadow_check import ShadowCheck
+from server.engine.scheduling.engine import Engine, EngineOptions
+from server.engine.scheduling.pages import PagePool
+from server.engine.scheduling.runner_api import BatchError
+from server.engine.scheduling.scheduler import Scheduler, SchedulerLimits
+from server.engine.startup.attention_plan import (
+    Progress,
+    Unservable,
+    cache_folder,
+    plan_attention,
+    plan_rows,
+    refuse_unserved,
+)
+from server.engine.startup.kv_sizing import Parts, check_weights_fit, num_pages, sizes_of_graphs
+from server.engine.startup.limits import EngineLimits, choose_device, choose_limits
+from server.engine.startup.matmul_tuning import choose_products
+from server.engine.startup.shadow_start import shadow_check
+from server.engine.startup.warmup import estimate_longest_step_s, probes_of, warm_up
+from server.model.config import ModelConfig
+from server.model.kv_cache import KVCache
+from server.model.load.load import check_checkpoint, load_config, load_decoder, resolve_model
+from server.protocol.messages import AttestationReport, EngineReady
+from server.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltEngine:
+    engine: Engine
+    runner: ModelRunner
+    ready: EngineReady
+    attestor: Attestor
+    attested: AttestationReport | None  # before ready; None where attestation is off
+    overrides: Overrides
+    quarantine: Quarantine
+    shadow: ShadowCheck  # of nothing, until the runner has it: whoever times an engine judges no samples
+
+
+@dataclass(frozen=True, slots=True)
+class _Subject:
+    """What is known of the model and the machine before anything is loaded."""
+
+    folder: Path
+    config: ModelConfig
+    limits: EngineLimits
+    device: torch.device
+    fingerprint: Fingerprint
+
+
+def build_engine(
+    settings: Settings,
+    quarantined: Pairs,
+    progress: Progress,
+    *,
+    overridden: Pairs = frozenset(),
+    run_qualification: RunQualification = qualify,
+) -> BuiltEngine:
+    """Raises Unservable and StartError for an engine that will not serve; anything else is a fault.
+
+    Of faults, DeviceLost names who may be to blame, without whom the next start will do.
+    """
+    install_compile_counter()
+    subject = _subject(settings)
+    quarantine = Quarantine(own_file(cache_folder(settings), "quarantine", subject.fingerprint), PATHS)
+    broken = quarantined | quarantine.pairs
+    try:
+        plan = plan_attention(
+            settings,
+            subject.config,
+            subject.limits,
+            fingerprint=subject.fingerprint,
+            device=subject.device,
+            quarantined=broken,
+            overridden=overridden,
+            progress=progress,
+            run_qualification=run_qualification,
+        )
+        return _build(settings, subject, plan, quarantine, broken, progress, overridden=overridden)
+    except DeviceLost as error:
+        if error.suspects:
+            quarantine.add(error.suspects, f"the device was lost at a start: {error}")
+        raise
+
+
+def _build(
+    settings: Settings,
+    subject: _Subject,
+    plan: Plan,
+    quarantine: Quarantine,
+    broken: Pairs,
+    progress: Progress,
+    *,
+    overridden: Pairs,
+) -> BuiltEngine:
+    parts = _load_parts(settings, subject, plan, quarantined=broken, overridden=overridden, progress=progress)
+    try:
+        runner = _warm_runner(settings, parts, plan, progress)
+        longest_step_s = 0.0 if parts.device.type == "cuda" else estimate_longest_step_s(runner, parts.limits)
+    except (BatchError, NoPathError) as error:
+        raise Unservable(str(error), plan_rows(plan.decisions, plan.evidence)) from error
+    engine = _engine(settings, parts, runner)
+    attestor = _attestor(settings, parts, runner, plan)
+    if settings.attestation_interval_s:
+        progress("attesting", "a forward pass of each path under the profiler")
+    with blaming(runner.suspects):
+        attested = attestor.attest_all("start") if settings.attestation_interval_s else None
+    refuse_unserved(parts.dispatcher.plan, plan, settings, attested)
+    if runner.dispatcher.timer is not None:
+        runner.dispatcher.timer.start()
+    shadow = shadow_check(settings, parts)
+    ready = _ready(subject, parts, plan, engine, runner, longest_step_s=longest_step_s)
+    return BuiltEngine(
+        engine, runner, ready, attestor, attested, Overrides(parts.dispatcher, plan.evidence), quarantine, shadow
+    )
+
+
+def _subject(settings: Settings) -> _Subject:
+    device = choose_device(settings)
+    if device.type == "cpu":
+        use_all_cores()
+    folder = resolve_model(settings.model, settings.load_format)
+    config = load_config(folder)
+    limits = choose_limits(settings, config, device)
+    check_weights_fit(config, limits, device)
+    check_checkpoint(folder, config, settings.load_format)  # before attention is proven, which takes minutes
+    return _Subject(folder, config, limits, device, read_fingerprint(device))
+
+
+def _load_parts(
+    settings: Settings, subject: _Subject, plan: Plan, *, quarantined: Pairs, overridden: Pairs, progress: Progress
+) -> Parts:
+    """The weights, and what dispatches their attention."""
+    config, limits, device = subject.config, subject.limits, subject.device
+    progress("loading", str(subject.folder))
+    decoder = load_decoder(
+        subject.folder,
+        config,
+        dtype=torch_dtype(limits.dtype),
+        device=device,
+        load_format=settings.load_format,
+        progress=lambda detail: progress("loading", detail),
+    )
+    matmul_fallbacks = MatmulFallbacks()
+    if settings.choose_matmuls and device.type == "cuda":
+        progress("choosing", "algorithms of matmuls")
+        file = own_file(cache_folder(settings), "products", subject.fingerprint)
+        matmul_fallbacks = choose_products(decoder, limits, file, device)
+    flags = tuple(AttentionFlags(config.softmax_scale, window=w, softcap=config.softcap) for w in config.windows)
+    dispatcher = Dispatcher(
+        plan.decisions,
+        PATHS,
+        flags,
+        redecide=plan.redecide,
+        timer=AttentionTimer(flags, CudaDevice() if device.type == "cuda" else CpuDevice()),
+        quarantined=quarantined,
+        overridden=overridden,
+    )
+    is_graphed = settings.cuda_graphs and device.type == "cuda"
+    sizes = sizes_of_graphs(config, limits, limits.max_model_len) if is_graphed else None
+    return Parts(config, limits, decoder, dispatcher, device, sizes, matmul_fallbacks)
+
+
+def _ready(
+    subject: _Subject, parts: Parts, plan: Plan, engine: Engine, runner: ModelRunner, *, longest_step_s: float
+) -> EngineReady:
+    return EngineReady(
+        pid=os.getpid(),
+        model=str(subject.folder),
+        max_model_len=engine.max_len,
+        num_pages=runner.num_pages,
+        page_size=subject.limits.page_size,
+        fingerprint=subject.fingerprint.values(),
+        matrix_digest=plan.matrix_digest,
+        matrix_verdict=plan.matrix_verdict.value,
+        plan=plan_rows(parts.dispatcher.decisions, plan.evidence),
+        attention_layers=subject.config.num_layers,
+        num_compiles=num_compiles(),
+        matmul_fallbacks=parts.matmul_fallbacks.take(),
+        longest_step_s=longest_step_s,
+        is_bound_by_cache=engine.max_len < parts.limits.max_model_len,
+    )
+
+
+def _warm_runner(settings: Settings, parts: Parts, plan: Plan, progress: Progress) -> ModelRunner:
+    """A runner with its whole cache, every planned kernel compiled and every graph captured.
+
+    Raises BatchError where a shape cannot run.
+    """
+    kv = parts.cache(num_pages(settings, parts))
+    runner = parts.runner(kv)
+    with blaming(runner.suspects):
+        warm_up(
+            runner,
+            plan.decisions,
+            parts.limits,
+            is_cuda=parts.device.type == "cuda",
+            progress=lambda detail: progress("compiling", detail),
+        )
+    if parts.graph_sizes is None:
+        return runner
+    tokens = parts.tokens()
+    graphs = _capture_graphs(parts, parts.graph_sizes, kv, tokens, progress)
+    return ModelRunner(parts.decoder, kv, parts.dispatcher, tokens, graphs)
+
+
+def _capture_graphs(parts: Parts, sizes: GraphSizes, kv: KVCache, tokens: StepTokens, progress: Progress) -> StepGraphs:
+    """Every graph that sequences of these limits can reach."""
+    device = parts.device
+    max_context = min(parts.limits.max_model_len, kv.num_pages * kv.page_size)
+    sizes = sizes_of_graphs(parts.config, parts.limits, max_context)
+    keys = graph_keys(sizes)
+    inputs = GraphInputs(
+        keys,
+        num_prompts=sizes.num_prompts,
+        page_size=kv.page_size,
+        num_pages=kv.num_pages,
+        max_context=max_context,
+        device=device,
+    )
+    graphs = StepGraphs(parts.decoder, kv, parts.dispatcher, sizes=sizes, inputs=inputs, tokens=tokens)
+    torch.cuda.empty_cache()  # so that what is free now is free of what warm-up left behind
+    started_at, free_before = time.monotonic(), torch.cuda.mem_get_info(device)[0]
+    graphs.capture(keys, CudaCapture(device), lambda detail: progress("capturing", detail))
+    logger.info(
+        "%d of %d graphs captured in %.1f s, %.0f MiB",
+        len(graphs.keys),
+        len(keys),
+        time.monotonic() - started_at,
+        (free_before - torch.cuda.mem_get_info(device)[0]) / 2**20,
+    )
+    return graphs
+
+
+def _engine(settings: Settings, parts: Parts, runner: ModelRunner) -> Engine:
+    limits = parts.limits
+    scheduler = Scheduler(
+        SchedulerLimits(
+            limits.max_model_len,
+            limits.max_num_seqs,
+            limits.max_num_batched_tokens,
+            limits.max_num_interleaved_tokens,
+        ),
+        PagePool(runner.num_pages, limits.page_size),
+        shares_pages=settings.prefix_caching,
+    )
+    runs_ahead = settings.run_ahead and parts.device.type == "cuda"
+    options = EngineOptions(parts.config.vocab_size, parts.config.eos_token_ids, settings.seed, runs_ahead)
+    return Engine(
+        scheduler,
+        runner,
+        options,
+        num_compiles=num_compiles,
+        take_samples=parts.dispatcher.take_samples,
+        take_fallbacks=parts.matmul_fallbacks.take,
+    )
+
+
+def _attestor(settings: Settings, parts: Parts, runner: ModelRunner, plan: Plan) -> Attestor:
+    """Over the page that no sequence owns."""
+    page_size = parts.limits.page_size
+    max_len = min(parts.limits.max_model_len, runner.num_pages * page_size)
+    of_two = {path.name for path in PATHS if path.alternatives and parts.limits.max_num_seqs > 1}
+    return Attestor(
+        runner,
+        lambda: runner.attention,
+        parts.dispatcher,
+        Promises({path.name: path for path in PATHS}, plan.evidence),
+        probes=probes_of(
+            parts.dispatcher.decisions, page=runner.num_pages, page_size=page_size, max_len=max_len, of_two=of_two
+        ),
+        device=parts.device,
+        recorder=Recorder(parts.device) if parts.device.type == "cuda" else None,
+        graph_kernels=runner.recorded_kernels,
+        is_quarantining=settings.on_unproven is not Policy.DEGRADE,
+        interval_s=settings.attestation_interval_s,
+    )

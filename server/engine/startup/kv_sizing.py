@@ -1,0 +1,136 @@
+"""What a runner is made of, and how many pages of the KV cache there is room for."""
+
+import os
+from dataclasses import dataclass, field
+
+import torch
+
+from kernels.device import torch_dtype
+from kernels.linear.fallbacks import MatmulFallbacks
+from server.engine.attention.dispatch import Dispatcher
+from server.engine.attention.launch_errors import blaming
+from server.engine.execution.graph_keys import GraphSizes, graph_keys, graph_sizes
+from server.engine.execution.runner import ModelRunner
+from server.engine.execution.step_tokens import StepTokens
+from server.engine.startup.limits import LEAST_MODEL_LEN, EngineLimits
+from server.engine.startup.warmup import measure_peak_bytes
+from server.errors import ModelError, SettingsError
+from server.model.config import ModelConfig, kv_bytes_per_token, num_parameters
+from server.model.decoder import Decoder
+from server.model.kv_cache import KVCache
+from server.settings import Settings
+
+_DEFAULT_CPU_KV_TOKENS = 65536
+# 114 graphs of 32 layers took 358 MiB, shared memory included: 100 KiB for each (H200, driver 580, Llama-3.1-8B shape).
+_GRAPH_BYTES_A_LAYER = 128 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a runner is made of besides its cache."""
+
+    config: ModelConfig
+    limits: EngineLimits
+    decoder: Decoder
+    dispatcher: Dispatcher
+    device: torch.device
+    graph_sizes: GraphSizes | None  # None where steps are not replayed
+    matmul_fallbacks: MatmulFallbacks = field(default_factory=MatmulFallbacks)
+
+    def cache(self, num_pages: int) -> KVCache:
+        dtype = torch_dtype(self.limits.kv_dtype)
+        return KVCache.allocate(self.config, num_pages, self.limits.page_size, dtype, self.device)
+
+    def tokens(self) -> StepTokens:
+        num_rows = self.limits.max_num_seqs
+        return StepTokens(max(num_rows, self.graph_sizes.max_sampled if self.graph_sizes else 0), self.device)
+
+    def runner(self, kv: KVCache) -> ModelRunner:
+        return ModelRunner(self.decoder, kv, self.dispatcher, self.tokens())
+
+
+def sizes_of_graphs(config: ModelConfig, limits: EngineLimits, max_context: int) -> GraphSizes:
+    return graph_sizes(
+        config,
+        max_num_seqs=limits.max_num_seqs,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
+        max_context=max_context,
+    )
+
+
+def num_pages(settings: Settings, parts: Parts) -> int:
+    """Pages of the KV cache: what the settings say, or what the memory takes. Raises SettingsError when too few."""
+    limits, device = parts.limits, parts.device
+    page_bytes = limits.page_size * kv_bytes_per_token(parts.config, limits.kv_dtype)
+    if settings.kv_cache_tokens is not None:
+        count = settings.kv_cache_tokens // limits.page_size
+        _check_size(count * page_bytes, device)
+    elif device.type == "cpu":
+        count = -(-max(_DEFAULT_CPU_KV_TOKENS, limits.max_model_len) // limits.page_size)
+    else:
+        peak_bytes = _peak_bytes(parts) + _graph_bytes(parts)
+        torch.cuda.empty_cache()
+        free_bytes, total_bytes = torch.cuda.mem_get_info(device)
+        kept_bytes = int(total_bytes * (1 - settings.gpu_memory_utilization))
+        count = max(0, free_bytes - kept_bytes - peak_bytes) // page_bytes
+    _check_room(settings, limits, count * limits.page_size)
+    return count
+
+
+def _check_room(settings: Settings, limits: EngineLimits, num_tokens: int) -> None:
+    """Raises SettingsError for a cache that holds less than was asked for, or no request at all."""
+    asked = settings.max_model_len
+    least = max(limits.page_size, LEAST_MODEL_LEN) if asked is None else asked
+    if num_tokens >= least:
+        return
+    given = settings.kv_cache_tokens
+    cause = f"--kv-cache-tokens {given}" if given else f"--gpu-memory-utilization {settings.gpu_memory_utilization:g}"
+    needed = (
+        f"at least {least} are needed, {limits.max_model_len} for the model's whole limit"
+        if asked is None
+        else f"--max-model-len needs {asked}"
+    )
+    raise SettingsError(f"{cause} gives room for {num_tokens} tokens, in pages of {limits.page_size}: {needed}")
+
+
+def _peak_bytes(parts: Parts) -> int:
+    runner = parts.runner(parts.cache(1))
+    with blaming(runner.suspects):
+        return measure_peak_bytes(runner, parts.limits, parts.device)
+
+
+def check_weights_fit(config: ModelConfig, limits: EngineLimits, device: torch.device) -> None:
+    """Raises ModelError for a model whose weights and rotary table alone are larger than the device's memory."""
+    table_bytes = 4 * config.max_position * config.head_dim
+    num_bytes, total_bytes = num_parameters(config) * limits.dtype.num_bytes + table_bytes, _total_bytes(device)
+    if num_bytes > total_bytes:
+        raise ModelError(
+            f"weights in {limits.dtype.value} and the rotary table take {num_bytes / 2**30:.1f} GiB, the device has "
+            f"{total_bytes / 2**30:.1f} GiB: serve a smaller model, or on a larger device"
+        )
+
+
+def _check_size(num_bytes: int, device: torch.device) -> None:
+    """Raises SettingsError for a KV cache that cannot be allocated, however often the engine is started again."""
+    total_bytes = _total_bytes(device)
+    if num_bytes > total_bytes:
+        took, has = num_bytes / 2**30, total_bytes / 2**30
+        raise SettingsError(f"--kv-cache-tokens asks for {took:.1f} GiB, the device has {has:.1f} GiB")
+
+
+def _total_bytes(device: torch.device) -> int:
+    """The device's memory, whoever uses it now."""
+    if device.type == "cpu":
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return int(torch.cuda.mem_get_info(device)[1])
+
+
+def _graph_bytes(parts: Parts) -> int:
+    """About what the graphs will take: their results, their largest step, and what the driver keeps for each."""
+    sizes, config = parts.graph_sizes, parts.config
+    if sizes is None:
+        return 0
+    keys = graph_keys(sizes)
+    numbers_a_token = 3 * config.intermediate_size + 8 * config.hidden_size
+    num_bytes = 4 * sizes.max_sampled * config.vocab_size + len(keys) * config.num_layers * _GRAPH_BYTES_A_LAYER
+    return num_bytes + keys[0].num_tokens * numbers_a_token * parts.limits.dtype.num_bytes

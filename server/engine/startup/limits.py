@@ -1,0 +1,97 @@
+"""What the engine runs with, once settings, model and machine are known."""
+
+from dataclasses import dataclass
+
+import torch
+
+from kernels.shape import Dtype
+from qualification.decision.defaults import BATCHED_TOKENS, PAGE_SIZE, served_dtype
+from qualification.decision.model_shapes import ServingLimits
+from server.errors import SettingsError
+from server.model.config import ModelConfig, num_parameters
+from server.settings import DeviceChoice, DtypeChoice, Settings
+
+_CHOSEN_DTYPES = {DtypeChoice.FP32: Dtype.FP32, DtypeChoice.FP16: Dtype.FP16, DtypeChoice.BF16: Dtype.BF16}
+LEAST_MODEL_LEN = 2  # tokens
+_DEFAULT_SEQS = {"cuda": 256, "cpu": 16}
+_CPU_INTERLEAVED_TOKENS = 512
+# An 8B computes 2048 tokens in 52 ms, the longest pause of a stream then, and each as fast as of 8192 (H200). A smaller
+# model computes more in that time, and must: a step beyond the graphs takes some 20 ms to launch, and with 2048 tokens
+# in each a 0.6B had 0.8 of vLLM's throughput.
+_INTERLEAVED_WORK = 1.65e13  # tokens x parameters
+_LEAST_INTERLEAVED_TOKENS = 512  # under some 250 a step costs no less (H200)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLimits:
+    """Every choice that Settings leave open, made."""
+
+    dtype: Dtype
+    kv_dtype: Dtype
+    max_model_len: int  # tokens of prompt and completion
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_num_interleaved_tokens: int
+    page_size: int  # tokens
+
+    @property
+    def serving(self) -> ServingLimits:
+        return ServingLimits(
+            max_model_len=self.max_model_len,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            page_size=self.page_size,
+            dtype=self.dtype,
+            kv_dtype=self.kv_dtype,
+        )
+
+
+def choose_device(settings: Settings) -> torch.device:
+    """Raises SettingsError where CUDA is asked for and there is none."""
+    has_cuda = torch.cuda.is_available()
+    if settings.device is DeviceChoice.CUDA and not has_cuda:
+        raise SettingsError(
+            "--device is cuda, but torch sees no CUDA device here: give this process a GPU, or serve with --device cpu"
+        )
+    return torch.device("cpu" if settings.device is DeviceChoice.CPU or not has_cuda else "cuda")
+
+
+def choose_limits(settings: Settings, config: ModelConfig, device: torch.device) -> EngineLimits:
+    """Raises SettingsError for limits that disagree with the model or with each other."""
+    kind = device.type
+    max_model_len = settings.max_model_len or config.max_position
+    if max_model_len > config.max_position:
+        raise SettingsError(f"max_model_len is {max_model_len}, the model's positions end at {config.max_position}")
+    if max_model_len < LEAST_MODEL_LEN:
+        raise SettingsError(
+            f"max_model_len is {max_model_len}, it must be at least {LEAST_MODEL_LEN}: a token to read, one to write"
+        )
+    dtype = _dtype(settings.dtype, config, kind)
+    batched = settings.max_num_batched_tokens or BATCHED_TOKENS[kind]
+    limits = EngineLimits(
+        dtype=dtype,
+        kv_dtype=_CHOSEN_DTYPES.get(settings.kv_dtype, dtype),
+        max_model_len=max_model_len,
+        max_num_seqs=settings.max_num_seqs or _DEFAULT_SEQS[kind],
+        max_num_batched_tokens=batched,
+        max_num_interleaved_tokens=settings.max_num_interleaved_tokens or _interleaved_tokens(config, kind, batched),
+        page_size=settings.page_size or PAGE_SIZE[kind],
+    )
+    if limits.max_num_batched_tokens < limits.max_num_seqs:
+        raise SettingsError(
+            f"max_num_batched_tokens is {limits.max_num_batched_tokens}, it must be at least max_num_seqs, "
+            f"which is {limits.max_num_seqs}: each running sequence computes a token a step"
+        )
+    return limits
+
+
+def _interleaved_tokens(config: ModelConfig, kind: str, max_num_batched_tokens: int) -> int:
+    if kind == "cpu":
+        return _CPU_INTERLEAVED_TOKENS
+    tokens = int(_INTERLEAVED_WORK / num_parameters(config)) // 256 * 256
+    return min(max(tokens, _LEAST_INTERLEAVED_TOKENS), max_num_batched_tokens)
+
+
+def _dtype(choice: DtypeChoice, config: ModelConfig, kind: str) -> Dtype:
+    if choice is not DtypeChoice.AUTO:
+        return _CHOSEN_DTYPES[choice]
+    return served_dtype(config.dtype, kind)

@@ -1,0 +1,1 @@
+"""The routes of the HTTP API, their schemas and their answers."""

@@ -1,0 +1,158 @@
+"""The application: every dependency is a parameter, so that a test can put a fake in its place."""
+
+import asyncio
+import contextlib
+import difflib
+from collections import defaultdict, deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Container, Iterable, Mapping, Sequence
+from functools import partial
+
+from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi.routing import APIRoute
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from server.edge.admission import Edge
+from server.edge.body_memory import Bodies
+from server.edge.guard import Guard, GuardLimits
+from server.edge.hosts import allowed_hosts
+from server.edge.keys import NO_KEYS, Access, Keys
+from server.errors import InvalidValue, MethodNotAllowed, NotFound
+from server.http import generate, ops
+from server.http import models as text
+from server.http import quarantine as switch
+from server.telemetry.metrics import Metrics
+
+OPEN_PATHS = frozenset({"/livez", "/readyz", "/health"})  # for probes, which have no key
+_LAG_INTERVAL_S = 0.25
+_LAG_SAMPLES = 20  # the gauge shows the longest of these: 5 seconds
+_TRACE_CLOSE_S = 5.0
+
+
+class Api(FastAPI):
+    """What generates is served by its path alone, behind the same guard: FastAPI's middleware and routing take 0.2 ms,
+    a tenth of a small model's first token, and wrap each event of a stream twice."""
+
+    quick: Mapping[str, ASGIApp]  # POST, by path
+    knock: Callable[[], None]  # called before such a request is looked at
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        quick = self.quick.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
+        if quick is None:
+            await super().__call__(scope, receive, send)
+        else:
+            self.knock()  # and not in the read itself: its sender still runs, and where cores are few it would be ours
+            await quick(scope, receive, send)
+
+
+def create_app(edge: Edge, keys: Keys = NO_KEYS) -> Api:
+    """The API; its lifespan starts and closes the engine. Without an admin port it has the operators' routes too.
+
+    Raises SettingsError for allowed hosts that are none, and ModelError for a tokenizer that cannot tell special tokens
+    from text that spells them.
+    """
+    if edge.template is not None and not edge.settings.special_tokens_in_text:
+        edge.tokenizer.special_tokens.mark("")  # built here, and not in the first request: a large one takes 1 s
+    quick = generate.endpoints(edge)
+    routers = [text.routes(edge), ops.health_routes(edge)]
+    if edge.settings.admin_port is None:
+        routers += _admin_routers(edge)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:  # noqa: ARG001 -- FastAPI's signature
+        watch = asyncio.create_task(watch_loop(edge.metrics))
+        await edge.engine.start()
+        try:
+            yield
+        finally:
+            await edge.engine.close()
+            watch.cancel()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(asyncio.to_thread(edge.tracing.close), _TRACE_CLOSE_S)
+
+    app = Api(openapi_url=None, redirect_slashes=False, lifespan=lifespan)
+    guarded = _finish(app, routers, edge, keys, quick)
+    app.knock = edge.engine.knock
+    app.quick = {path: guarded(endpoint) for path, endpoint in quick.items()}
+    return app
+
+
+def create_admin_app(edge: Edge, keys: Keys = NO_KEYS) -> FastAPI:
+    """Health, metrics and the plan, for a port of its own that only operators reach; only their keys count there.
+
+    Raises SettingsError for allowed hosts that are none.
+    """
+    routers = [ops.health_routes(edge), *_admin_routers(edge)]
+    app = FastAPI(openapi_url=None, redirect_slashes=False)
+    _finish(app, routers, edge, Keys(operators=keys.operators), ())
+    return app
+
+
+def _admin_routers(edge: Edge) -> list[APIRouter]:
+    return [ops.admin_routes(edge), switch.switch_routes(edge)]
+
+
+def _finish(
+    app: FastAPI, routers: Sequence[APIRouter], edge: Edge, keys: Keys, quick: Iterable[str]
+) -> Callable[[ASGIApp], Guard]:
+    """Put the routes into the application, behind a guard. Returns what makes one like it, for the `quick` paths."""
+    methods: defaultdict[str, set[str]] = defaultdict(set, {path: {"POST"} for path in quick})
+    for router in routers:
+        app.include_router(router)
+        for route in router.routes:
+            assert isinstance(route, APIRoute)  # a router within another would hide its paths
+            methods[route.path] |= route.methods or set()
+    of_operators = {route.path for it in _admin_routers(edge) for route in it.routes if isinstance(route, APIRoute)}
+    app.add_exception_handler(HTTPException, _raiser(methods, of_operators - methods.keys()))
+    edge.metrics.traffic.create_routes((*methods, "other"))
+    settings = edge.settings
+    guarded = partial(
+        Guard,
+        limits=GuardLimits(settings.max_body_bytes, settings.receive_timeout_s, settings.request_timeout_s),
+        bodies=Bodies(settings.max_queued_bytes),
+        access=Access(keys, OPEN_PATHS, frozenset(of_operators & methods.keys())),
+        hosts=allowed_hosts(settings.allowed_hosts, settings.host, has_keys=keys.tenants is not None),
+        metrics=edge.metrics,
+        lifecycle=edge.lifecycle,
+        routes=frozenset(methods),
+    )
+    app.add_middleware(guarded)
+    return guarded
+
+
+def _raiser(
+    methods: Mapping[str, set[str]], elsewhere: Container[str]
+) -> Callable[[Request, Exception], Awaitable[Response]]:
+    """What routing refuses, as one of our errors, which the guard answers with.
+
+    methods    by path, of every route
+    elsewhere  paths that are on the admin port instead
+    """
+
+    async def raise_ours(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        path = request.url.path[:128]
+        if path in elsewhere:
+            raise NotFound(f"{path!a} is on the server's admin port.")
+        if error.status_code == 404 and path not in methods:
+            close = difflib.get_close_matches(path, methods, n=1, cutoff=0.8)  # /v1/embeddings is like nothing here
+            raise NotFound(f"There is nothing at {path!a}{f'; did you mean {close[0]!r}?' if close else '.'}")
+        if error.status_code in (404, 405):
+            of_one_route = (error.headers or {}).get("Allow", "")
+            allowed = ", ".join(sorted(methods.get(path, {of_one_route})))
+            message = f"{path!a} does not take {request.method[:16]!a}, it takes {allowed}."
+            raise MethodNotAllowed(message, allowed=allowed)
+        raise InvalidValue("The request cannot be routed.")
+
+    return raise_ours
+
+
+async def watch_loop(metrics: Metrics) -> None:
+    """Measure how late the event loop wakes a sleeper, for as long as this task runs."""
+    loop = asyncio.get_running_loop()
+    lags: deque[float] = deque(maxlen=_LAG_SAMPLES)
+    while True:
+        due = loop.time() + _LAG_INTERVAL_S
+        await asyncio.sleep(_LAG_INTERVAL_S)
+        lags.append(max(0.0, loop.time() - due))
+        metrics.traffic.loop_turned(max(lags))

@@ -1,0 +1,135 @@
+"""A folder or a hub id to a Decoder."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+from server.errors import ModelError
+from server.model.config import ModelConfig
+from server.model.decoder import Decoder
+from server.model.families.fields import Fields
+from server.model.families.registry import family_named
+from server.model.layers import empty_weights
+from server.model.load.checkpoint import TensorEntry, check_entries, copy_tensors, read_entries, tenths
+from server.settings import LoadFormat
+
+CONFIG_FILE = "config.json"
+GENERATION_FILE = "generation_config.json"
+_DUMMY_SEED = 0
+_DUMMY_RANGE = 1e-3
+
+Download = Callable[..., str]
+
+
+def resolve_model(model: str, load_format: LoadFormat, *, download: Download = snapshot_download) -> Path:
+    """The folder of a model: itself, or the local copy of a hub id, fetched first where it is missing.
+
+    Only JSON, chat templates and (but for dummy weights) safetensors are fetched. Raises ModelError.
+    """
+    if Path(model).is_dir():
+        return Path(model)
+    if Path(model).is_absolute() or model.startswith("."):
+        raise ModelError(f"model {model}: no such folder")
+    weights = [] if load_format is LoadFormat.DUMMY else ["*.safetensors"]
+    try:
+        return Path(
+            download(
+                repo_id=model,
+                allow_patterns=["*.json", "*.jinja", *weights],
+                ignore_patterns=["*/*", "consolidated*"],  # other formats of the same weights
+            )
+        )
+    except HFValidationError as error:
+        raise ModelError(f"model {model}: neither a folder nor a hub id") from error
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        why = " ".join(str(error).split())  # the hub's own words are of several lines
+        raise ModelError(f"model {model}: no such folder, and the hub does not give it: {why}") from error
+
+
+def load_config(folder: Path) -> ModelConfig:
+    """The model's architecture from config.json, its end tokens also from generation_config.json.
+
+    Raises ModelError that names the file, the field, and what is expected or supported.
+    """
+    path = folder / CONFIG_FILE
+    values = _read_json(path)
+    family = family_named(values.get("model_type"), str(path))
+    architectures = values.get("architectures") or list(family.architectures)
+    if not isinstance(architectures, list) or not any(name in family.architectures for name in architectures):
+        supported = ", ".join(family.architectures)
+        raise ModelError(f"{path}: architectures {architectures} are not supported; supported: {supported}")
+    Fields(values, str(path)).absent("quantization_config", "quantized checkpoints are not supported")
+    if (folder / GENERATION_FILE).is_file():
+        values = values | {"eos_token_id": _all_end_tokens(values, _read_json(folder / GENERATION_FILE))}
+    return family.read_config(Fields(values, str(path)))
+
+
+def _silent(_: str) -> None:
+    """Tells nobody."""
+
+
+def load_decoder(
+    folder: Path,
+    config: ModelConfig,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    load_format: LoadFormat,
+    progress: Callable[[str], None] = _silent,
+) -> Decoder:
+    """The decoder with the folder's weights, or with dummy ones: uniform within 1e-3, the same on every start.
+
+    `progress` is told how much of a large checkpoint is loaded, ten times.
+    Raises ModelError before anything is copied when a tensor is missing, unknown or of another shape.
+    """
+    family = family_named(config.family, str(folder))
+    entries = check_checkpoint(folder, config, load_format)
+    with torch.inference_mode():
+        weights = empty_weights(config, dtype, device)
+        views = family.checkpoint_views(weights, config)
+        if load_format is LoadFormat.DUMMY:
+            generator = torch.Generator(device).manual_seed(_DUMMY_SEED)
+            for view in views.values():
+                view.uniform_(-_DUMMY_RANGE, _DUMMY_RANGE, generator=generator)
+        else:
+            copy_tensors(entries, views, tenths(progress))
+        return Decoder(config, weights)
+
+
+def check_checkpoint(folder: Path, config: ModelConfig, load_format: LoadFormat) -> dict[str, TensorEntry]:
+    """The checkpoint's tensors by name, from the headers of its files; none where the weights are dummy ones.
+
+    Raises ModelError when a file or tensor is missing, or a tensor is unknown or of another shape.
+    """
+    if load_format is LoadFormat.DUMMY:
+        return {}
+    family, entries = family_named(config.family, str(folder)), read_entries(folder)
+    with torch.inference_mode():
+        on_paper = family.checkpoint_views(empty_weights(config, torch.float32, torch.device("meta")), config)
+    tolerated = (*family.tolerated, "lm_head.weight") if config.tie_embeddings else family.tolerated
+    check_entries(folder, entries, on_paper, tolerated)
+    return entries
+
+
+def _all_end_tokens(config: dict[str, object], generation: dict[str, object]) -> list[object]:
+    """Those of both files, in order, each once."""
+    found: list[object] = []
+    for value in (config.get("eos_token_id"), generation.get("eos_token_id")):
+        found += value if isinstance(value, list) else [] if value is None else [value]
+    return list(
+        {repr(token): token for token in found}.values()
+    )  # what is no id may have no hash, and is refused later
+
+
+def _read_json(path: Path) -> dict[str, object]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelError(f"{path}: cannot be read as JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ModelError(f"{path}: must hold a JSON object")
+    return content

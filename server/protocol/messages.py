@@ -1,0 +1,303 @@
+"""Everything that crosses the socket between the API process and the engine process, and nothing else.
+
+Typed msgpack, never pickle. Times are seconds of the monotonic clock, which both processes share.
+"""
+
+from enum import Enum
+
+import msgspec
+
+from kernels.linear.fallbacks import MatmulFallback
+from server.protocol.shadow_report import ShadowReport
+from server.settings import Settings
+
+
+class FinishReason(Enum):
+    STOP = "stop"  # an end or stop token (stop strings are the API process's, which cancels)
+    LENGTH = "length"  # max_tokens, or the model's context is full
+    CANCELLED = "cancelled"
+    ERROR = "error"
+
+
+class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Valid by construction: the HTTP edge has checked every limit."""
+
+    max_tokens: int
+    min_tokens: int = 0
+    temperature: float = 1.0  # 0 is greedy
+    top_k: int | None = None
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int | None = None  # None: the engine draws one
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    scored: int | None = None  # log probabilities of the prompt and the first token, beside those of so many likeliest
+
+    @property
+    def needs_history(self) -> bool:
+        """Whether a token depends on the ones before it by more than the model."""
+        return self.repetition_penalty != 1.0 or bool(self.presence_penalty or self.frequency_penalty)
+
+
+# --- API process to engine process -----------------------------------------------------------------------------------
+
+
+class Configure(msgspec.Struct, frozen=True, tag=True):
+    """The first message: the engine starts with these settings, without these (path, shape) pairs."""
+
+    settings: Settings
+    quarantined: list[tuple[str, str]]
+    overridden: list[tuple[str, str]] = []  # taken out of service by an operator
+
+
+class Submit(msgspec.Struct, frozen=True, tag=True):
+    request_id: str
+    prompt_token_ids: list[int]
+    sampling: SamplingParams
+    cache_salt: bytes = b""  # it shares computed pages only with requests of the same one
+    traceparent: str | None = None  # W3C: contextvars do not cross processes
+
+
+class Cancel(msgspec.Struct, frozen=True, tag=True):
+    """Stop a request and free its pages. Unknown ids are ignored: it may have finished on the way."""
+
+    request_id: str
+
+
+class Shutdown(msgspec.Struct, frozen=True, tag=True):
+    """End the process; what still runs is cancelled."""
+
+
+class Attest(msgspec.Struct, frozen=True, tag=True):
+    """Profile a forward pass now; the report comes between steps."""
+
+
+class Override(msgspec.Struct, frozen=True, tag=True):
+    """An operator's order: serve without these (path, shape) pairs, or with them again. Answered by Overridden."""
+
+    order: int  # names the answer
+    take_out: list[tuple[str, str]] = []
+    lift: list[tuple[str, str]] = []
+
+
+class Knock(msgspec.Struct, frozen=True, tag=True):
+    """A request is being read: an engine that sleeps should be awake when it comes."""
+
+
+ToEngine = Configure | Submit | Cancel | Attest | Override | Shutdown | Knock
+
+# --- engine process to API process -----------------------------------------------------------------------------------
+
+
+class PlanRow(msgspec.Struct, frozen=True):
+    """One decision of the plan, for GET /attention, the start-up table and the pre-created metric labels."""
+
+    shape: str
+    phase: str
+    query_bucket: str
+    context_bucket: str
+    head_dim: int
+    path: str | None
+    status: str
+    wanted: str
+    fallback_reasons: list[str]
+    rejected: dict[str, list[tuple[str, str]]]  # path -> (code, detail); empty list: only less preferred
+    matrix_digest: str | None
+    evidence: dict[str, float | str | bool] | None  # summary: p50_us, tflops, worst check and its limit, ...
+    notes: tuple[str, ...] = ()  # how measured times chose, where that is not what the catalog says
+
+
+class EngineProgress(msgspec.Struct, frozen=True, tag=True):
+    """A line for the log while the engine starts: loading, qualifying 3/17, compiling."""
+
+    stage: str
+    detail: str
+
+
+class EngineReady(msgspec.Struct, frozen=True, tag=True):
+    pid: int
+    model: str
+    max_model_len: int
+    num_pages: int
+    page_size: int
+    fingerprint: dict[str, str | int | None]
+    matrix_digest: str | None
+    matrix_verdict: str
+    plan: list[PlanRow]
+    attention_layers: int
+    num_compiles: int = 0  # kernels compiled, or loaded from Triton's disk cache, before ready
+    matmul_fallbacks: dict[MatmulFallback, int] = {}  # products of many rows that this start left to PyTorch, by reason
+    longest_step_s: float = 0.0  # about what a step of max_num_batched_tokens takes; 0 on a GPU, where steps are short
+    is_bound_by_cache: bool = False  # whether the settings and the model allow more than max_model_len
+
+
+class EngineRefused(msgspec.Struct, frozen=True, tag=True):
+    """The engine will not serve: a shape has no proof under `refuse`, or the model cannot be loaded. It then exits."""
+
+    code: str
+    message: str
+    plan: list[PlanRow]
+    is_final: bool = False  # no evidence and no operator's order can change it: the server ends with exit code 2
+
+
+class DispatchCount(msgspec.Struct, frozen=True, array_like=True):
+    """How often a decision served in one step: once for each phase of the batch."""
+
+    phase: str
+    bucket: str  # of the longest context that the launches of that part of the batch allow for
+    path: str
+    status: str
+    wanted: str
+    fallback_reasons: list[str]
+    num_sequences: int
+    num_tokens: int
+    num_launches: int  # calls of the path: one for each attention layer
+
+
+class AttentionSample(msgspec.Struct, frozen=True, array_like=True):
+    """Attention of one phase and window of a sampled step; one layer was measured, the numbers are of all like it."""
+
+    phase: str
+    bucket: str  # of the longest context
+    kernel_s: float  # between two events on the device
+    flops: int  # of the batch's own lengths; causal counts half the square
+    hbm_bytes: int  # by the IO model of tiled attention
+
+
+class StepRecord(msgspec.Struct, frozen=True, array_like=True):
+    """What the engine did in one step, and where it stands after it."""
+
+    step: int
+    started_at: float
+    duration_s: float
+    dispatches: list[DispatchCount]
+    num_running: int
+    num_waiting: int
+    num_waiting_tokens: int  # prompt tokens not yet computed, of waiting and running sequences
+    num_pages_used: int
+    num_pages: int
+    num_preemptions: int  # in this step
+    num_nonfinite: int  # sequences ended because their logits held no finite number
+    num_compiles: int  # Triton kernels compiled during this step; 0 after ready
+    quarantined: list[tuple[str, str]] = []  # (path, shape) pairs that failed to launch in this step
+    oom_stage: str | None = None  # prefill or decode, where the device's memory did not suffice for this step
+    num_prefix_queried_tokens: int = 0  # of prompts that were admitted in this step, looked up in the prefix cache
+    num_prefix_hit_tokens: int = 0  # those of them that it held
+    attention_samples: list[AttentionSample] = []  # of earlier steps, read by now
+    peak_temporary_bytes: dict[str, int] = {}  # phase -> what a sampled step took beside weights and cache
+    matmul_fallbacks: dict[MatmulFallback, int] = {}  # since the step before
+
+
+class AttentionUse(msgspec.Struct, frozen=True, array_like=True):
+    """One distinct decision that served a request, for its trace."""
+
+    phase: str
+    path: str
+    status: str
+    fallback_reasons: list[str]
+
+
+class RequestTimes(msgspec.Struct, frozen=True, array_like=True):
+    """Sent with a request's first token."""
+
+    submitted_at: float  # read from the socket
+    scheduled_at: float  # it was given pages
+    first_token_at: float  # its first token was read back
+    num_chunks: int
+    num_cached_tokens: int  # of the prompt, found in the prefix cache
+
+
+class TokenScores(msgspec.Struct, frozen=True, array_like=True):
+    """Natural log probabilities of the tokens from `position` on, each given all before it, before any penalty."""
+
+    position: int
+    logprobs: list[float]
+    top_ids: list[list[int]]  # of each: the likeliest tokens there
+    top_logprobs: list[list[float]]
+
+
+class TokenDelta(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """New tokens of one request. After a finish_reason nothing more comes for it."""
+
+    request_id: str
+    token_ids: list[int]
+    finish_reason: FinishReason | None = None
+    error_code: str | None = None  # with FinishReason.ERROR: a code of server/errors.py
+    error_message: str | None = None
+    times: RequestTimes | None = None
+    attention: list[AttentionUse] | None = None  # all distinct ones so far; when one is new, and with a finish_reason
+    scores: tuple[TokenScores, ...] = ()  # with the first token, in order: from the prompt's second token to this one
+
+
+class StepOutput(msgspec.Struct, frozen=True, tag=True):
+    record: StepRecord
+    deltas: list[TokenDelta]
+
+
+class Heartbeat(msgspec.Struct, frozen=True, tag=True):
+    """Sent every 0.5 s by the thread that steps, also when idle: proof of progress, not of life."""
+
+    step: int
+    sent_at: float
+    num_running: int
+    num_waiting: int
+
+
+class EngineFailed(msgspec.Struct, frozen=True, tag=True):
+    """The last message of an engine that a device error ends: the paths of that step are not to be trusted."""
+
+    message: str
+    suspects: list[tuple[str, str]]  # (path, shape)
+
+
+class AttestedBatch(msgspec.Struct, frozen=True):
+    """One profiled forward pass of a batch that is nobody's."""
+
+    phase: str
+    paths: list[str]
+    is_replay: bool  # of a CUDA graph
+    kernels: dict[str, int]  # attention's, by how often they ran
+    result: str  # match, mismatch or error
+    detail: str | None  # what was wrong
+
+
+class AttestationReport(msgspec.Struct, frozen=True, tag=True):
+    """Whether the kernels that the profiler saw are those that the evidence promises."""
+
+    trigger: str  # start, request or timer
+    result: str  # the worst of the batches'
+    at: float  # Unix seconds
+    busy_s: float  # that the engine did not step
+    batches: list[AttestedBatch]
+    quarantined: list[tuple[str, str]]  # (path, shape) pairs that serve no more
+
+
+class Overridden(msgspec.Struct, frozen=True, tag=True):
+    """What became of an order, between two steps."""
+
+    order: int
+    stranded: list[str]  # shapes that no other path may serve: because of them nothing was changed
+    overridden: list[tuple[str, str]]  # all (path, shape) pairs that are out of service by order now
+
+
+class PlanChanged(msgspec.Struct, frozen=True, tag=True):
+    """The plan as it stands after an order, or after something broke."""
+
+    plan: list[PlanRow]
+
+
+FromEngine = (
+    EngineProgress
+    | EngineReady
+    | EngineRefused
+    | EngineFailed
+    | StepOutput
+    | Heartbeat
+    | AttestationReport
+    | ShadowReport
+    | PlanChanged
+    | Overridden
+)

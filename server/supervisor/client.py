@@ -1,0 +1,313 @@
+"""The API process's side of the engine: starts it, feeds it, watches it, and answers for it when it dies."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from server.errors import StartError
+from server.protocol.death import DeathCause, death_of
+from server.protocol.heartbeat import KILLED_AFTER_S, kill_limit_s
+from server.protocol.listener import EngineListener
+from server.protocol.messages import (
+    Attest,
+    AttestationReport,
+    Cancel,
+    Configure,
+    EngineFailed,
+    EngineProgress,
+    EngineReady,
+    EngineRefused,
+    FromEngine,
+    Heartbeat,
+    Knock,
+    Overridden,
+    PlanChanged,
+    SamplingParams,
+    Shutdown,
+    StepOutput,
+    Submit,
+    ToEngine,
+    TokenDelta,
+)
+from server.protocol.shadow_report import ShadowReport
+from server.settings import Settings
+from server.supervisor.attestation_requests import Attestations
+from server.supervisor.connection import EngineConnection
+from server.supervisor.engine_command import ENGINE_COMMAND
+from server.supervisor.locked_folder import LockedFolder
+from server.supervisor.quarantine_requests import Orders
+from server.supervisor.socket_folder import SOCKET_NAME, make_socket_folder
+from server.supervisor.streams import Streams, Take, error_delta
+
+logger = logging.getLogger(__name__)
+
+_CONNECT_TIMEOUT_S = 120.0  # importing torch from a cold disk takes most of it
+_CLOSE_TIMEOUT_S = 3.0
+_KNOCK = Knock()
+_HEALTHY_AFTER_S = 60.0  # an engine that lived this long restarts without delay
+
+
+class EngineState(Enum):
+    STARTING = "starting"
+    READY = "ready"
+    REFUSED = "refused"  # final: the same settings would be refused again
+    RESTARTING = "restarting"
+    CLOSED = "closed"
+
+
+class EngineClient:
+    """One engine process at a time, restarted with back-off until `close`."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        listener: EngineListener,
+        *,
+        command: Sequence[str] = ENGINE_COMMAND,
+        stall_after_s: float = KILLED_AFTER_S,
+        backoff_s: tuple[float, float] = (0.5, 30.0),
+        max_unread_tokens: int = 4096,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        make_folder: Callable[[], Path] = make_socket_folder,
+    ) -> None:
+        """`command` gets the socket's path appended. `backoff_s`: a restart's first and longest delay, for `sleep`.
+
+        `make_folder` makes the socket's, for each engine process.
+        """
+        self.state = EngineState.STARTING
+        self.ready: EngineReady | None = None
+        self.refused: EngineRefused | None = None
+        self.last_heartbeat: Heartbeat | None = None
+        self._settings = settings
+        self._listener = listener
+        self._command = tuple(command)
+        self._stall_after_s = stall_after_s
+        self._backoff_s = backoff_s
+        self._make_folder = make_folder
+        self._sleep = sleep
+        self._quarantined: dict[tuple[str, str], None] = {}  # (path, shape), in the order of their failures
+        self.attestations = Attestations(lambda: self._send(Attest()))
+        self.orders = Orders(self._send)
+        self._streams = Streams(max_unread_tokens)
+        self._has_gpu = False
+        self._connection: EngineConnection | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._process: asyncio.subprocess.Process | None = None
+        self._supervisor: asyncio.Task[None] | None = None
+        self._alive_at = 0.0  # monotonic seconds of the last proof of progress
+
+    @property
+    def quarantined(self) -> list[tuple[str, str]]:
+        """(path, shape) pairs that broke in service; a restarted engine does without them."""
+        return list(self._quarantined)
+
+    async def start(self) -> None:
+        """Start the engine process; `state` says later how it went."""
+        self._loop = asyncio.get_running_loop()
+        self._supervisor = asyncio.create_task(self._supervise(), name="engine-supervisor")
+
+    async def close(self) -> None:
+        """End the engine within seconds, and every open stream with code shutting_down."""
+        patience_s = _CLOSE_TIMEOUT_S if self.state is EngineState.READY else 0.0  # one that starts reads nothing yet
+        self.state = EngineState.CLOSED
+        self._streams.end_all("shutting_down", "The server is shutting down.")
+        self._send(Shutdown())
+        if self._supervisor is not None:
+            await asyncio.wait([self._supervisor], timeout=patience_s)
+            self._supervisor.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._supervisor
+
+    async def stream(
+        self,
+        request_id: str,
+        prompt_token_ids: list[int],
+        sampling: SamplingParams,
+        *,
+        cache_salt: bytes = b"",
+        traceparent: str | None = None,
+        take: Take | None = None,
+    ) -> AsyncGenerator[TokenDelta, None]:
+        """Deltas of one request; the last one has a finish_reason. Leaving early cancels the request.
+
+        It shares computed pages with requests of the same `cache_salt` only.
+        `take` may take deltas on the way, before the last one: they do not come here then.
+        `traceparent` (W3C) goes along, so that the engine's log names the trace. Raises ValueError for a request id
+        that is open already.
+        """
+        if self.state is not EngineState.READY:
+            yield error_delta(request_id, "not_ready", f"The engine is {self.state.value}.")
+            return
+        stream = self._streams.open(request_id, take)
+        is_finished = False
+        try:
+            self._send(Submit(request_id, prompt_token_ids, sampling, cache_salt, traceparent))
+            while not is_finished:
+                delta = await stream.next()
+                is_finished = delta.finish_reason is not None
+                yield delta
+        finally:
+            self._streams.close(stream)
+            if not stream.is_ended:
+                self._send(Cancel(request_id))
+
+    def knock(self) -> None:
+        """A request is being read. On a GPU an idle engine wakes up, rehearses, and waits without sleeping: its first
+        step came 0.12 ms later from a core that had slept (one H200). Where cores are few that would be in the way.
+        """
+        if self._has_gpu and self.state is EngineState.READY and not len(self._streams):
+            self._send(_KNOCK)
+
+    def _send(self, message: ToEngine) -> None:
+        """From any thread's loop: the admin port has one of its own."""
+        if self._loop is not None and self._loop is not asyncio.get_running_loop():
+            self._loop.call_soon_threadsafe(self._send, message)
+            return
+        if self._connection is not None:
+            self._connection.send(message)
+
+    async def _supervise(self) -> None:
+        delay_s = self._backoff_s[0]
+        while True:
+            started_at = time.monotonic()
+            try:
+                cause = await self._run_once()
+            except StartError as error:
+                self._handle(EngineRefused(error.code, error.message, [], is_final=True))
+                return
+            except Exception:  # the edge of the supervisor: whatever broke, no stream may wait for ever
+                logger.exception("the engine's supervision failed")
+                cause = DeathCause.EXITED
+            if self.state in (EngineState.REFUSED, EngineState.CLOSED):
+                return
+            self.state = EngineState.RESTARTING
+            self.ready = None
+            self.last_heartbeat = None  # or the next engine would count as stalled from its ready to its first beat
+            self._streams.end_all("engine_died", "The engine died while it served this request; it is being restarted.")
+            self.attestations.give_up()
+            self.orders.give_up()
+            if time.monotonic() - started_at > _HEALTHY_AFTER_S:
+                delay_s = self._backoff_s[0]
+            logger.error("engine died (%s); restart in %.1f s", cause.value, delay_s)
+            self._listener.on_death(cause.value)
+            await self._sleep(delay_s)
+            delay_s = min(2 * delay_s, self._backoff_s[1])
+
+    async def _run_once(self) -> DeathCause:
+        """One life of an engine process, from its start to its end."""
+        folder = LockedFolder(self._make_folder)
+        connected: asyncio.Future[EngineConnection] = asyncio.get_running_loop().create_future()
+        server = None
+        try:
+            path = folder.path / SOCKET_NAME
+            server = await asyncio.get_running_loop().create_unix_server(
+                lambda: EngineConnection(self._handle, connected), path
+            )
+            os.chmod(path, 0o600)
+            # Its own session: a signal to the whole process group (timeout, a shell) must not cut streams in a drain.
+            self._process = await asyncio.create_subprocess_exec(*self._command, str(path), start_new_session=True)
+            return await self._serve_one(self._process, connected)
+        finally:
+            if server is not None:
+                server.close()
+            await self._end_process()
+            folder.remove()
+
+    async def _serve_one(
+        self, process: asyncio.subprocess.Process, connected: "asyncio.Future[EngineConnection]"
+    ) -> DeathCause:
+        exited = asyncio.create_task(process.wait())
+        try:
+            both: list[asyncio.Future[Any]] = [exited, connected]
+            await asyncio.wait(both, timeout=_CONNECT_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
+            if not connected.done():
+                return death_of(exited.result()) if exited.done() else DeathCause.STALLED
+            self._connection = connected.result()
+            self._send(Configure(self._settings, self.quarantined, self.orders.overridden))
+            return await self._until_end(self._connection, exited)
+        finally:
+            exited.cancel()
+            if self._connection is not None:
+                self._connection.close()
+                self._connection = None
+
+    async def _until_end(self, connection: EngineConnection, exited: "asyncio.Task[int]") -> DeathCause:
+        watching = asyncio.create_task(self._watch())
+        try:
+            both: list[asyncio.Future[Any]] = [connection.ended, watching]
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+            if not connection.ended.done():
+                return watching.result()
+            cause = connection.ended.result()
+            if cause is None:  # end of file: the process is gone or about to go
+                await asyncio.wait([exited], timeout=_CLOSE_TIMEOUT_S)
+                return death_of(exited.result()) if exited.done() else DeathCause.EXITED
+            return cause
+        finally:
+            watching.cancel()
+
+    async def _watch(self) -> DeathCause:
+        """Returns when a ready engine has shown no progress for too long."""
+        while True:
+            await asyncio.sleep(min(1.0, self._stall_after_s / 4))
+            limit_s = kill_limit_s(self.ready, self._stall_after_s)
+            if self.state is EngineState.READY and time.monotonic() - self._alive_at > limit_s:
+                logger.error("engine shows no progress for %.1f s; it is killed", limit_s)
+                return DeathCause.STALLED
+
+    def _handle(self, message: FromEngine) -> None:
+        self._alive_at = time.monotonic()
+        if isinstance(message, StepOutput):
+            self._quarantined.update(dict.fromkeys(message.record.quarantined))
+            is_behind = self._connection is not None and self._connection.is_behind
+            for delta in message.deltas:
+                if not self._streams.push(delta, is_behind=is_behind):
+                    self._send(Cancel(delta.request_id))
+            if self._loop is not None:  # after this turn of the loop, at whose end the tokens are written
+                self._loop.call_soon(self._loop.call_soon, self._listener.on_step, message.record)
+        elif isinstance(message, Heartbeat):
+            self.last_heartbeat = message
+            self._listener.on_heartbeat(message)
+        elif isinstance(message, AttestationReport):
+            self._quarantined.update(dict.fromkeys(message.quarantined))
+            self._listener.on_attestation(message)
+            self.attestations.put(message)
+        elif isinstance(message, ShadowReport):
+            self._quarantined.update(dict.fromkeys(message.quarantined))
+            self._listener.on_shadow(message)
+        elif isinstance(message, EngineProgress):
+            self._listener.on_progress(message)
+        elif isinstance(message, EngineFailed):
+            logger.error("engine lost its device: %s; quarantined: %s", message.message, message.suspects)
+            self._quarantined.update(dict.fromkeys(message.suspects))
+        elif isinstance(message, PlanChanged):
+            self.ready = self.ready and msgspec.structs.replace(self.ready, plan=message.plan)
+            self._listener.on_plan(message.plan)
+        elif isinstance(message, Overridden):
+            self.orders.put(message)
+        elif isinstance(message, EngineReady):
+            self.ready = message
+            self.last_heartbeat = Heartbeat(0, self._alive_at, 0, 0)  # or one that hangs before its first beat is ready
+            self._has_gpu = message.fingerprint.get("device") == "cuda"
+            self.state = EngineState.READY
+            self._listener.on_ready(message)
+        else:
+            self.refused = message
+            self.state = EngineState.REFUSED
+            self._listener.on_refused(message)
+
+    async def _end_process(self) -> None:
+        """Kill what still runs and reap it: no zombie stays."""
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+            await self._process.wait()
+            self._process = None
