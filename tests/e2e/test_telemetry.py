@@ -5,18 +5,13 @@ import json
 import os
 import signal
 import statistics
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
-from running_server import Server, StartServer, free_port
-
-sys.path.append(str(Path(__file__).resolve().parents[1] / "server" / "telemetry"))
-
 from otlp_collectors import Collector, attributes, events, http_collector
+from running_server import Server, StartServer, free_port
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timed, pytest.mark.timeout(600)]
 COMPLETIONS = "/v1/completions"

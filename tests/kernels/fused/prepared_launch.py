@@ -17,7 +17,7 @@ from kernels.fused.activation import _swiglu_kernel, swiglu
 from kernels.fused.norm import _rms_norm_kernel, add_rms_norm
 from kernels.fused.rope_kv import _rope_and_write_kv_kernel, rope_and_write_kv
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "attention"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "hopper"))
 
 from gluon_launch import _Launcher, _Recording
 

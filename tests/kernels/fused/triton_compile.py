@@ -21,7 +21,7 @@ from kernels.sampling.draw_kernels import best_kernel
 from kernels.sampling.draw_limits import bracket_kernel, count_kernel, narrow_kernel, refine_kernel
 from kernels.sampling.penalties import _clear_kernel, _mark_kernel, _penalise_kernel
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "attention"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "hopper"))
 
 from gluon_sass import count, disassemble
 

@@ -45,7 +45,7 @@ def test_every_preset_has_limits_and_shapes_in_every_phase() -> None:
 
 
 def test_the_demo_preset_is_the_bundled_model() -> None:
-    folder = Path(__file__).parents[2] / "server" / "model" / "demo"
+    folder = Path(__file__).parents[3] / "server" / "model" / "demo"
     bundled = json.loads((folder / "config.json").read_text())
     demo = preset_named("demo").config
     assert signature_from_config(demo) == signature_from_config(bundled)

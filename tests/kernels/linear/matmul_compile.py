@@ -15,7 +15,7 @@ from kernels.linear.skinny import compiled_skinny
 from kernels.linear.tilings import SkinnyTiling, tiling_for
 from kernels.linear.wide import compiled_wide
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "attention"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "hopper"))
 
 from gluon_sass import barrier_offsets, count, disassemble
 
