@@ -10,7 +10,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from qualification.canary.verdict import ExitCode
+from qualification.exit_code import ExitCode
 from server.cli.main import build_parser
 from server.http.app import create_app
 from server.settings import Settings
