@@ -21,7 +21,7 @@ from typing import Any
 
 from running_server import Server, free_port, running
 
-from qualification.bench.attention.machine import commit_of_code
+from qualification.bench.machine import commit_of_code
 from qualification.load.client import LoadClient
 from qualification.load.discovery import discover
 from qualification.load.trace import Seed, at_once
@@ -111,7 +111,7 @@ def main() -> int:
     arguments = parser.parse_args()
     flags = [flag for flag in arguments.flags if flag != "--"]
     port = free_port()
-    program = [sys.executable, "-m", "server.cli.main", "serve", "--port", str(port), *flags]
+    program = [sys.executable, "-m", "server.cli", "serve", "--port", str(port), *flags]
     with tempfile.TemporaryDirectory() as folder:
         environ = dict(os.environ) | {"HALLMARK_ATTESTATION_INTERVAL_S": str(TIMER_S)}
         with running(program, port, Path(folder) / "log", environ) as server:

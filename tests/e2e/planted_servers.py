@@ -19,9 +19,9 @@ from running_server import DEMO, Server, free_port, running
 
 from kernels.catalog import PATHS, path_named
 from kernels.path import Tier
-from qualification.canary.verdict import ExitCode
 from qualification.decision.decision import Policy
 from qualification.evidence.matrix import MatrixError, load_matrix, save_matrix
+from qualification.exit_code import ExitCode
 from server.cli import main as cli
 from server.engine.startup import builder
 from server.engine.startup.attention_plan import Unservable
@@ -29,7 +29,7 @@ from server.engine.startup.builder import BuiltEngine, build_engine
 from server.settings import DeviceChoice, Settings
 
 MAX_LEN = 256  # tokens: seven shapes
-HALLMARK = (sys.executable, "-m", "server.cli.main")
+HALLMARK = (sys.executable, "-m", "server.cli")
 FALLBACKS = "hallmark_attention_fallback_total"
 
 
