@@ -16,7 +16,7 @@ from server.protocol.heartbeat import kill_limit_s, unready_limit_s
 from server.protocol.messages import PlanRow
 from server.protocol.plan_rows import rejections_here
 from server.supervisor.client import EngineState
-from server.telemetry.exposition import OPENMETRICS, TEXT, expose
+from server.telemetry.scrape import content_type_of, scrape
 
 LOOP_LIMIT_S = 10.0
 
@@ -43,8 +43,8 @@ def admin_routes(edge: Edge) -> APIRouter:
 
     @router.get("/metrics")
     def metrics(request: Request) -> Response:
-        content_type = OPENMETRICS if "application/openmetrics-text" in request.headers.get("accept", "") else TEXT
-        return Response(expose(edge.metrics.registry, content_type), headers={"content-type": content_type})
+        content_type = content_type_of(request.headers.get("accept", ""))
+        return Response(scrape(edge.metrics.registry, content_type), headers={"content-type": content_type})
 
     @router.get("/attention")
     def attention() -> Response:
