@@ -17,6 +17,7 @@ from server.engine.execution.graph_inputs import GraphInputs
 from server.engine.execution.graph_keys import GraphKey, GraphSizes, key_of
 from server.engine.execution.step_tokens import StepTokens
 from server.engine.scheduling.sequence import Batch, Sequence
+from server.engine.scheduling.step_parts import Mark, Part, unmarked
 from server.model.decoder import Decoder
 from server.model.kv_cache import KVCache
 from server.model.step import Step
@@ -172,13 +173,15 @@ class StepGraphs:
         found = None if step is None else self._graphs[step.key].replayable
         return found.kernels if isinstance(found, RecordedGraph) else None
 
-    def replay(self, step: GraphStep, chosen_at: Mapping[Sequence, int]) -> Tensor:
+    def replay(self, step: GraphStep, chosen_at: Mapping[Sequence, int], mark: Mark = unmarked) -> Tensor:
         """Start a step that `find` returned. Returns logits [num_rows, vocab] fp32, scratch until the next one.
 
         `chosen_at`: the rows of the latest tokens where those are that the host does not know yet.
         """
         graph = self._graphs[step.key]
+        mark(Part.FILL)
         self._inputs.fill(step.key, step.batch, chosen_at)
+        mark(Part.FORWARD)
         graph.replayable.replay()
         self.num_replays += 1
         step.attention.replayed()

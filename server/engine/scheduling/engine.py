@@ -14,6 +14,7 @@ from server.engine.scheduling.outputs import Deltas
 from server.engine.scheduling.runner_api import BatchError, Pending, Runner, StepResult, TakeSamples
 from server.engine.scheduling.scheduler import Scheduler, SequenceTooLong
 from server.engine.scheduling.sequence import PENDING, Batch, Sequence, Status
+from server.engine.scheduling.step_parts import Mark, Part, unmarked
 from server.log import trace_fields
 from server.protocol.messages import (
     FinishReason,
@@ -67,6 +68,7 @@ class Engine:
         PyTorch's matmuls.
         """
         self.step_index = 0
+        self.mark: Mark = unmarked  # set by a bench
         self._scheduler = scheduler
         self._runner = runner
         self._options = options
@@ -144,7 +146,9 @@ class Engine:
     def _launch(self) -> _Flight | None:
         """Plan a batch and start it, as if every batch before it had gone well. None when there is nothing to do."""
         started_at, compiles_before = self._clock(), self._num_compiles()
+        self.mark(Part.PLAN)
         batch = self._scheduler.plan(started_at)
+        self.mark(Part.LAUNCH)
         if batch is None:
             return None
         try:
@@ -156,6 +160,7 @@ class Engine:
             sequences = batch.sequences
             for row in batch.sampled_rows:
                 sequences[row].tokens.append(PENDING)
+        self.mark(Part.REPORT)
         return _Flight(batch, outcome, started_at, self._num_compiles() - compiles_before)
 
     def _can_run_ahead(self, flight: _Flight) -> bool:
