@@ -144,7 +144,7 @@ def test_every_decision_says_why_and_what_it_costs() -> None:
 
 def test_the_endpoints_of_the_readme_are_those_of_the_application() -> None:
     metrics = Metrics("demo", Registry(), version="0")
-    engine = SimpleNamespace(knock=None)
+    engine = SimpleNamespace()
     edge = SimpleNamespace(
         settings=Settings(), metrics=metrics, engine=engine, lifecycle=None, version="0", template=None
     )
