@@ -10,7 +10,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from qualification.canary.verdict import ExitCode
+from qualification.exit_code import ExitCode
 from server.cli.main import build_parser
 from server.http.app import create_app
 from server.settings import Settings
@@ -81,9 +81,9 @@ def test_every_relative_link_leads_to_a_file_and_a_heading_of_it(document: Path)
 def test_a_link_to_a_heading_that_there_is_not_would_be_noticed() -> None:
     text = "# A `b`, 5 % (c)\n## Twice\n## Twice\n```\n# no heading\n```\n"
     assert anchors_of(text) == {"a-b-5--c", "twice", "twice-1"}
-    links = "[a](#a-b-5--c) [b](#twice-1) [c](decisions.md#attestation) [d](https://x/#y)"
-    wrong = ["#twice-2", "#no-heading", "decisions.md#no-such-heading", "no-such-file.md"]
-    document = ROOT / "docs" / "experiments.md"
+    links = "[a](#a-b-5--c) [b](#twice-1) [c](races.md#experiments-races) [d](https://x/#y)"
+    wrong = ["#twice-2", "#no-heading", "races.md#no-such-heading", "no-such-file.md"]
+    document = ROOT / "docs" / "experiments" / "README.md"
     assert broken_links(document, text + links) == []
     assert broken_links(document, text + links + "".join(f" [e]({link})" for link in wrong)) == wrong
 
@@ -132,14 +132,6 @@ def test_the_python_of_the_readme_compiles() -> None:
     assert snippets
     for snippet in snippets:
         compile(snippet, "README.md", "exec")
-
-
-def test_every_decision_says_why_and_what_it_costs() -> None:
-    decisions = (ROOT / "docs" / "decisions.md").read_text().split("\n## ")[1:]
-    assert len(decisions) >= 6
-    for decision in decisions:
-        parts = [decision.find(f"*{part}.*") for part in ("Decision", "Why", "Cost")]
-        assert -1 < parts[0] < parts[1] < parts[2], decision.splitlines()[0]
 
 
 def test_the_endpoints_of_the_readme_are_those_of_the_application() -> None:

@@ -16,9 +16,10 @@ from qualification.canary.golden import GoldenError, save_golden
 from qualification.canary.performance import LENGTHS, Rules
 from qualification.canary.report import write
 from qualification.canary.run import Canary, Options, new_salt, record_golden
-from qualification.canary.verdict import ExitCode, Outcome, Stage, Verdict
+from qualification.canary.verdict import Outcome, Stage, Verdict
 from qualification.common.out_folder import ready_to_write
 from qualification.common.progress import ProgressLine
+from qualification.exit_code import ExitCode
 from qualification.load.discovery import DiscoveryError, client_of, first_key
 
 _DIGEST = re.compile(r"[0-9a-f]{8,64}")  # an empty one, from a variable that nobody set, would be any matrix's

@@ -10,10 +10,11 @@ from xml.etree import ElementTree
 import msgspec
 
 from kernels.buckets import bucket_of
-from qualification.bench.attention.plot import COLOURS, Line, svg
 from qualification.canary.golden import Times
 from qualification.canary.performance import SideTimes
-from qualification.canary.verdict import ExitCode, Outcome, Verdict, exit_code
+from qualification.canary.verdict import Outcome, Verdict, exit_code
+from qualification.common.svg import COLOURS, Line, svg
+from qualification.exit_code import ExitCode
 from qualification.load.client import joined
 from qualification.load.sample import ClientLag, LoadResult
 

@@ -2,7 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum, IntEnum
+from enum import Enum
+
+from qualification.exit_code import ExitCode
 
 
 class Outcome(Enum):
@@ -21,14 +23,6 @@ class Stage(Enum):
     NUMERICS = "numerics"
     PERFORMANCE = "performance"
     SERVICE = "service"
-
-
-class ExitCode(IntEnum):
-    PASS = 0
-    NUMERICS = 1
-    PERFORMANCE = 2
-    ENVIRONMENT = 3  # or the kernel path
-    INCONCLUSIVE = 4
 
 
 _FAILURE = dict.fromkeys(Stage, ExitCode.ENVIRONMENT) | {

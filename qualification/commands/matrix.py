@@ -10,7 +10,6 @@ from pathlib import Path
 
 from kernels.fingerprint import Device, Fingerprint
 from kernels.path import KernelPath
-from qualification.canary.verdict import ExitCode
 from qualification.commands import ptx as ptx_command
 from qualification.common.table import table
 from qualification.evidence.difference import SPEED_TOLERANCE, Side, differences, exit_code_of
@@ -26,6 +25,7 @@ from qualification.evidence.matrix import (
     matrix_files,
 )
 from qualification.evidence.summary import Changed, counts, summary
+from qualification.exit_code import ExitCode
 from qualification.measure.ptx import PtxError
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import msgspec
 
 from kernels.whole_file import write_whole
-from qualification.canary.verdict import ExitCode
 from qualification.common.flags import count
 from qualification.common.progress import ProgressLine
+from qualification.exit_code import ExitCode
 from qualification.measure.ptx import Collected, Pair, PtxError, chosen, collect, differences, pairs_of, read_collected
 
 OURS = Path(__file__).resolve().parent.parent.parent

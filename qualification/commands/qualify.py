@@ -12,12 +12,12 @@ import msgspec
 
 from kernels.shape import Dtype, Phase
 from kernels.whole_file import write_whole
-from qualification.canary.verdict import ExitCode
 from qualification.common.flags import count, positive
 from qualification.common.progress import ProgressLine
 from qualification.decision.defaults import Choices
 from qualification.decision.presets import PRESETS, preset_named
 from qualification.evidence.matrix import MATRICES
+from qualification.exit_code import ExitCode
 
 if TYPE_CHECKING:
     import torch

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from kernels.fingerprint import Device, Fingerprint
 from kernels.path import KernelPath, Tier
 from kernels.shape import AttentionShape
-from qualification.canary.verdict import ExitCode
 from qualification.evidence.evidence import Evidence
 from qualification.evidence.matrix import Key
 from qualification.evidence.order import Rated, first_of
+from qualification.exit_code import ExitCode
 
 # Starts of the names of the catalog's paths, in its order; a test holds this to it.
 _ORDER = ("gluon.", "triton.", "sdpa.cpu", "sdpa.cudnn", "sdpa.flash", "sdpa.efficient", "sdpa.math")

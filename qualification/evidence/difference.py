@@ -6,11 +6,11 @@ from enum import IntEnum
 
 from kernels.path import Tier
 from kernels.shape import AttentionShape
-from qualification.canary.verdict import ExitCode
 from qualification.evidence.choice import choice_of, is_left_to_fallback, tier_of
 from qualification.evidence.evidence import Evidence, strain
 from qualification.evidence.matrix import Key
 from qualification.evidence.summary import Changed, check_text, status_of, time_text, unchanged
+from qualification.exit_code import ExitCode
 
 SPEED_TOLERANCE = 0.05  # as a share of the time; measured spread is added to it
 _ERROR_TOLERANCE = 0.1  # as a share of the worst check: the same bits give the same error

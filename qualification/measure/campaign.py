@@ -7,7 +7,6 @@ from pathlib import Path
 from kernels.fingerprint import Fingerprint
 from kernels.path import KernelPath
 from kernels.shape import AttentionShape, Phase
-from qualification.canary.verdict import ExitCode
 from qualification.common.progress import ProgressLine
 from qualification.decision.defaults import Choices, limits_of
 from qualification.decision.model_shapes import shapes_needed, signature_from_config
@@ -16,6 +15,7 @@ from qualification.evidence.evidence import Evidence
 from qualification.evidence.ledger import Ledger, Target, missing_of
 from qualification.evidence.matrix import MatrixError, gpu_folder
 from qualification.evidence.summary import counts, summary
+from qualification.exit_code import ExitCode
 from qualification.measure.qualify import DeviceLost, Pair, QualificationAborted
 
 _MAX_FINDINGS = 20  # lines

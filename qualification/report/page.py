@@ -10,8 +10,8 @@ import jinja2
 
 from kernels.fingerprint import Fingerprint
 from kernels.shape import Phase
-from qualification.bench.attention.plot import Line, svg
 from qualification.bench.serve.report import ratios, ratios_table
+from qualification.common.svg import Line, svg
 from qualification.evidence.difference import SPEED_TOLERANCE
 from qualification.evidence.evidence import SUITE, Evidence, strain
 from qualification.report.answers import Serving, model_gains, phase_gains, servings, statuses, where_gained

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from html import escape
 
-from qualification.bench.attention.plot import BOTTOM, COLOURS, HEIGHT, LEFT, RIGHT, TOP, WIDTH, labels, page, text
+from qualification.common.svg import BOTTOM, COLOURS, HEIGHT, LEFT, RIGHT, TOP, WIDTH, labels, page, text
 from qualification.report.views import RoofPoint, Roofs
 
 

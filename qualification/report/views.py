@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from kernels.path import Tier
 from kernels.shape import AttentionShape, Phase, flops
-from qualification.bench.attention.plot import COLOURS, Line
+from qualification.common.svg import COLOURS, Line
 from qualification.evidence.choice import choice_of, tier_of
 from qualification.evidence.evidence import Check, Evidence, strain
 from qualification.evidence.summary import check_text, time_text

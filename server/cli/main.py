@@ -19,9 +19,9 @@ import uvicorn
 from qualification.bench.attention import command as bench_command
 from qualification.bench.serve import command as serve_command
 from qualification.canary import command as canary
-from qualification.canary.verdict import ExitCode
 from qualification.commands import matrix as matrix_command
 from qualification.commands import qualify as qualify_command
+from qualification.exit_code import ExitCode
 from qualification.report import command as report_command
 from server.bench.steps import command as steps_command
 from server.cli.console import Console

@@ -1,25 +1,22 @@
 """The transformer: flattened tokens to hidden states to logits. One class for all families."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.fused.norm import add_rms_norm, rms_norm
-from kernels.fused.rope_kv import Turns, rope_and_write_kv, turns_of
+from kernels.fused.rope_kv import rope_and_write_kv, turns_of
 from kernels.linear.autotune import Chooser
 from kernels.linear.matmul import compile_linear, linear_fp32
 from server.model.config import ModelConfig
 from server.model.cpu.cores import Cores
 from server.model.cpu.small_step import SmallStep
-from server.model.kv_cache import KVCache
 from server.model.layers import Weights
 from server.model.rope import cos_sin_table
-
-# attend(layer, q [T, heads, d], k [T, kv_heads, d], v, out [T, heads, d]) fills out; k and v are in their pages.
-# q, k and v are views: a token's heads are contiguous, tokens are further apart.
-Attend = Callable[[int, Tensor, Tensor, Tensor, Tensor], None]
+from server.model.step import Step
 
 
 class Decoder:
@@ -38,27 +35,23 @@ class Decoder:
         self.weights = self.weights.with_chosen(chooser, sizes)
 
     @torch.inference_mode()
-    def forward(self, token_ids: Tensor, positions: Tensor, slots: Tensor, kv: KVCache, attend: Attend) -> Tensor:
-        """Hidden states [T, hidden] before the final norm, which logits() applies to the rows it is given.
-
-        token_ids  [T] int64, the tokens of all sequences of the batch one after another
-        positions  [T] int32, below max_position: where each stands in its sequence
-        slots      [T] int64, page * page_size + offset: where its keys and values go; unique, in range
-        kv         its pages are written
-        """
+    def forward(self, step: Step) -> Tensor:
+        """Return hidden states [T, hidden] before the final norm, which logits() applies to the rows it is given."""
         eps = self.config.norm_eps
-        self._cores.take(token_ids.shape[0])
-        turns = turns_of(self._cos_sin, positions)
-        if self._small_step is not None and turns is not None and self._small_step.takes(token_ids, kv):
-            return self._small_step.forward(token_ids, turns, slots, kv, attend)
-        residual = F.embedding(token_ids, self.weights.embedding)
+        self._cores.take(step.token_ids.shape[0])
+        turns = turns_of(self._cos_sin, step.positions)
+        if turns is not None:
+            step = replace(step, turns=turns)
+        if self._small_step is not None and turns is not None and self._small_step.takes(step.token_ids, step.kv):
+            return self._small_step.forward(step.token_ids, turns, step.slots, step.kv, step.attend)
+        residual = F.embedding(step.token_ids, self.weights.embedding)
         fed: Tensor | None = None  # what the layer before added; each norm adds its input to the residual on the way
         for index, layer in enumerate(self.weights.layers):
             if fed is None:
                 normed = rms_norm(residual, layer.attention_norm, eps)
             else:
                 normed, residual = add_rms_norm(fed, residual, layer.attention_norm, eps)
-            attended = self._attention(index, normed, positions, turns, slots, kv, attend)
+            attended = self._attention(index, normed, step)
             normed, residual = add_rms_norm(attended, residual, layer.feed_forward_norm, eps)
             fed = layer.down(layer.gate_up.swiglu(normed))
         return residual if fed is None else residual.add_(fed)
@@ -69,16 +62,7 @@ class Decoder:
         normed = rms_norm(hidden_rows, self.weights.final_norm, self.config.norm_eps)
         return linear_fp32(normed, self.weights.head, out, self.weights.packed_head, self.weights.chosen_head)
 
-    def _attention(
-        self,
-        index: int,
-        normed: Tensor,
-        positions: Tensor,
-        turns: Turns | None,
-        slots: Tensor,
-        kv: KVCache,
-        attend: Attend,
-    ) -> Tensor:
+    def _attention(self, index: int, normed: Tensor, step: Step) -> Tensor:
         config, layer = self.config, self.weights.layers[index]
         heads = layer.qkv(normed).view(normed.shape[0], -1, config.head_dim)
         q, k, v = heads.split_with_sizes([config.num_heads, config.num_kv_heads, config.num_kv_heads], dim=1)
@@ -87,17 +71,17 @@ class Decoder:
             k,
             v,
             self._cos_sin,
-            positions,
-            kv.k[index],
-            kv.v[index],
-            slots,
+            step.positions,
+            step.kv.k[index],
+            step.kv.v[index],
+            step.slots,
             q_norm=layer.q_norm,
             k_norm=layer.k_norm,
             eps=config.norm_eps,
-            turns=turns,
+            turns=step.turns,
         )
         out = q.new_empty(*q.shape)  # as integers: 1.2 us less than as a torch.Size
-        attend(index, q, k, v, out)
+        step.attend(index, q, k, v, out)
         return layer.output(out.flatten(1))
 
 

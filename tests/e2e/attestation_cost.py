@@ -21,7 +21,7 @@ from typing import Any
 
 from running_server import Server, free_port, running
 
-from qualification.bench.attention.machine import commit_of_code
+from qualification.bench.machine import commit_of_code
 from qualification.load.client import LoadClient
 from qualification.load.discovery import discover
 from qualification.load.trace import Seed, at_once

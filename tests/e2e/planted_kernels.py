@@ -22,8 +22,8 @@ from kernels.fingerprint import Fingerprint
 from kernels.path import KernelPath, RunAttention, Tier
 from kernels.shape import AttentionShape, Dtype, Phase
 from qualification.attest.promise import Promise, call_mismatch
-from qualification.canary.verdict import ExitCode
 from qualification.evidence.matrix import save_matrix
+from qualification.exit_code import ExitCode
 from qualification.measure.checks import check_path, one_thread
 from qualification.measure.inputs import Case, cases
 from qualification.measure.planted_faults import (

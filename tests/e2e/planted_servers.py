@@ -19,9 +19,9 @@ from running_server import DEMO, Server, free_port, running
 
 from kernels.catalog import PATHS, path_named
 from kernels.path import Tier
-from qualification.canary.verdict import ExitCode
 from qualification.decision.decision import Policy
 from qualification.evidence.matrix import MatrixError, load_matrix, save_matrix
+from qualification.exit_code import ExitCode
 from server.cli import main as cli
 from server.engine.startup import builder
 from server.engine.startup.attention_plan import Unservable

@@ -16,11 +16,11 @@ import msgspec
 
 from kernels.shape import Dtype, Phase
 from qualification.bench.attention.cases import Sweep, quick_sweep
-from qualification.bench.attention.machine import add_ceiling_arguments, ceilings_of, commit_of_code, machine_of, slug
-from qualification.bench.attention.plot import charts
+from qualification.bench.attention.charts import charts
 from qualification.bench.attention.row import Outcome, absences_as_json, rows_as_json
 from qualification.bench.attention.suite import FA3_PAGE_SIZES, Part, chosen_parts, full_suite, new_cases
 from qualification.bench.attention.table import absences_lines, rows_table, summary_table
+from qualification.bench.machine import add_ceiling_arguments, ceilings_of, commit_of_code, machine_of, slug
 from qualification.common.flags import count, positive
 from qualification.common.out_folder import ready_to_write
 

@@ -1,8 +1,6 @@
 """What is measured of one call besides its time: kernel names, temporary memory, error."""
 
 import math
-import shutil
-import subprocess
 from dataclasses import dataclass, replace
 
 import torch
@@ -80,19 +78,6 @@ def graphed(prepared: Prepared, device: torch.device) -> Call:
     with torch.cuda.graph(graph):
         output = prepared.call()
     return Replay(graph, output, prepared)
-
-
-def gpu_settings(device: torch.device) -> dict[str, str]:
-    """Power limit and clocks as the driver tells them; empty where it is not asked or does not say."""
-    program = shutil.which("nvidia-smi")
-    if device.type != "cuda" or program is None:
-        return {}
-    names = ("power.limit", "clocks.max.sm", "clocks.max.mem")
-    index = device.index if device.index is not None else torch.cuda.current_device()
-    query = [program, f"--id={index}", f"--query-gpu={','.join(names)}", "--format=csv,noheader"]
-    answer = subprocess.run(query, capture_output=True, text=True, timeout=30, check=False)
-    values = [value.strip() for value in answer.stdout.strip().split(",")]
-    return dict(zip(names, values, strict=True)) if answer.returncode == 0 and len(values) == len(names) else {}
 
 
 def _synchronize(device: torch.device) -> None:

@@ -3,11 +3,11 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from qualification.bench.attention.plot import COLOURS, Line, svg
 from qualification.bench.serve.cases import Scenario
 from qualification.bench.serve.file import ServedSide
 from qualification.bench.serve.row import ServeRow
 from qualification.common.quantiles import needed_samples, ratio_interval
+from qualification.common.svg import COLOURS, Line, svg
 
 _HEAD = (
     "case",

@@ -13,11 +13,11 @@ import torch
 
 from kernels.child_process import python_command
 from kernels.device import read_fingerprint
-from qualification.canary.verdict import ExitCode
 from qualification.commands.qualify import typed
 from qualification.decision.presets import PRESETS, Preset, preset_named
 from qualification.evidence.full_model import FullModel
 from qualification.evidence.matrix import MatrixError, load_matrix, save_matrix
+from qualification.exit_code import ExitCode
 from qualification.measure.campaign import default_file
 from server.bench.full_model.worker import Asked
 from server.engine.startup.limits import choose_device

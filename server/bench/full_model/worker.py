@@ -10,8 +10,8 @@ from pathlib import Path
 import msgspec
 
 from kernels.whole_file import write_whole
-from qualification.canary.verdict import ExitCode
 from qualification.evidence.full_model import FullModel
+from qualification.exit_code import ExitCode
 from server.bench.full_model.measure import measure_model
 from server.engine.startup.attention_plan import Unservable
 from server.errors import StartError

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from qualification.bench.attention.machine import add_ceiling_arguments, ceilings_of, commit_of_code, machine_of, slug
+from qualification.bench.machine import add_ceiling_arguments, ceilings_of, commit_of_code, machine_of, slug
 from qualification.common.out_folder import ready_to_write
 from qualification.common.progress import ProgressLine
 from qualification.decision.presets import PRESETS

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
-from qualification.bench.attention.plot import COLOURS, Line, bars, svg
+from qualification.common.svg import COLOURS, Line, bars, svg
 from qualification.common.table import table
 from server.bench.steps.fit import CLIFF, curve, off_curve, slope
 from server.bench.steps.row import DecodeRow, Inside, LoadRow, Part, PrefillRow, StepsFile, Sweep

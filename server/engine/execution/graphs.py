@@ -19,6 +19,7 @@ from server.engine.execution.step_tokens import StepTokens
 from server.engine.scheduling.sequence import Batch, Sequence
 from server.model.decoder import Decoder
 from server.model.kv_cache import KVCache
+from server.model.step import Step
 
 logger = logging.getLogger(__name__)
 
@@ -232,7 +233,7 @@ class StepGraphs:
         if tensors.chosen_at is not None and tensors.is_pending is not None:
             ends = token_ids[token_ids.shape[0] - tensors.chosen_at.shape[0] :]  # the decode rows
             torch.where(tensors.is_pending, self._tokens.latest.index_select(0, tensors.chosen_at), ends, out=ends)
-        hidden = self._decoder.forward(token_ids, tensors.positions, tensors.slots, self._kv, attention)
+        hidden = self._decoder.forward(Step(token_ids, tensors.positions, tensors.slots, self._kv, attention))
         if tensors.sampled is not None:
             hidden = hidden.index_select(0, tensors.sampled)
         self._tokens.keep(greedy(self._decoder.logits(hidden, out=self._logits[: hidden.shape[0]])))

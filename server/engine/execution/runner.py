@@ -23,6 +23,7 @@ from server.engine.scheduling.runner_api import BatchError, StepResult
 from server.engine.scheduling.sequence import Batch, Sequence
 from server.model.decoder import Decoder
 from server.model.kv_cache import KVCache
+from server.model.step import Step
 from server.protocol.messages import TokenScores
 
 
@@ -212,7 +213,7 @@ class ModelRunner:
         """Hidden states [T, hidden] of all tokens."""
         attention = StepAttention(self.dispatcher, inputs.parts, self._kv.k, self._kv.v, tap=tap)
         self._begin(attention)
-        return self._decoder.forward(inputs.token_ids, inputs.positions, inputs.slots, self._kv, attention)
+        return self._decoder.forward(Step(inputs.token_ids, inputs.positions, inputs.slots, self._kv, attention))
 
     def _begin(self, attention: StepAttention) -> None:
         self._attention = attention

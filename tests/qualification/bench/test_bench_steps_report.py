@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from qualification.bench.attention.plot import Line, bars, svg
+from qualification.common.svg import Line, bars, svg
 from server.bench.steps.fit import CLIFF, off_curve, slope
 from server.bench.steps.report import cliffs, derived, report_lines, steps_charts
 from server.bench.steps.row import (

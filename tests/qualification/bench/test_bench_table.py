@@ -9,9 +9,10 @@ import pytest
 from bench_fakes import decode, prefill, row
 
 from qualification.bench.attention.cases import LOG_NORMAL
-from qualification.bench.attention.plot import Line, charts, svg
+from qualification.bench.attention.charts import charts
 from qualification.bench.attention.row import Absence, absences_as_json, rows_as_json
 from qualification.bench.attention.table import absences_lines, rows_table, short_name, summary_table
+from qualification.common.svg import Line, svg
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -14,7 +14,6 @@ from kernels.catalog import PATHS, path_named
 from kernels.fingerprint import Device
 from kernels.path import KernelPath, Tier
 from kernels.shape import AttentionShape, Dtype, Phase
-from qualification.canary.verdict import ExitCode
 from qualification.common.progress import ProgressLine, duration
 from qualification.decision.defaults import Choices
 from qualification.decision.presets import preset_named
@@ -23,6 +22,7 @@ from qualification.evidence.evidence import Evidence, Timing
 from qualification.evidence.full_model import FullModel
 from qualification.evidence.ledger import Target
 from qualification.evidence.matrix import load_matrix, save_matrix
+from qualification.exit_code import ExitCode
 from qualification.measure.campaign import Tools, conduct, default_file, targets_of
 from qualification.measure.qualify import Bench, DeviceLost, Pair, QualificationAborted, qualify
 from server.cli.main import main

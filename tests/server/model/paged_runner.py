@@ -4,8 +4,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from server.model.decoder import Attend, Decoder
+from server.model.decoder import Decoder
 from server.model.kv_cache import KVCache
+from server.model.step import Attend, Step
 
 PAGE_SIZE = 4
 NUM_PAGES = 32
@@ -28,9 +29,8 @@ class PagedRunner:
         for size in chunks:
             end = start + size
             positions = torch.arange(start, end, dtype=torch.int32)
-            hidden = self._decoder.forward(
-                token_ids[start:end], positions, self._slots[start:end], self._kv, self._attend(start, end)
-            )
+            step = Step(token_ids[start:end], positions, self._slots[start:end], self._kv, self._attend(start, end))
+            hidden = self._decoder.forward(step)
             rows.append(self._decoder.logits(hidden))
             start = end
         return torch.cat(rows)

@@ -15,6 +15,7 @@ from server.model.config import RopeConfig
 from server.model.decoder import Decoder
 from server.model.kv_cache import KVCache
 from server.model.load.load import load_config, load_decoder
+from server.model.step import Step
 from server.settings import LoadFormat
 
 CPU = torch.device("cpu")
@@ -123,7 +124,7 @@ def test_two_prompts_in_one_batch_equal_each_alone(tmp_path: Path) -> None:
 
     kv = KVCache.allocate(decoder.config, 5, PAGE_SIZE, torch.float32, CPU)
     positions = torch.cat([torch.arange(11), torch.arange(6)]).int()
-    logits = decoder.logits(decoder.forward(torch.cat(prompts), positions, torch.arange(17), kv, attend))
+    logits = decoder.logits(decoder.forward(Step(torch.cat(prompts), positions, torch.arange(17), kv, attend)))
     expected = torch.cat([reference_logits(reference, token_ids) for token_ids in prompts])
     assert (logits - expected).abs().max() <= TOLERANCE
 

@@ -1,22 +1,17 @@
-"""Line charts as SVG: rate against length, a line for each contender. Imports no torch."""
+"""Line and bar charts as SVG. Imports no torch."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-
-from kernels.shape import Phase
-from qualification.bench.attention.cases import FIXED, BenchCase
-from qualification.bench.attention.row import Row, sorted_rows
-from qualification.bench.attention.table import speed_of
 
 WIDTH, HEIGHT = 760, 440
 # Margins around the plotted area. On the left stand ticks of up to 7 characters, 50 wide, beside the name of the axis.
 LEFT, RIGHT, TOP, BOTTOM = 82, 190, 48, 56
 # Source: Okabe and Ito, colours that colour-blind readers can tell apart; grey for the rest.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000")
-_SPARE_COLOUR = "#999999"
-_MANY = 12  # points on the x axis: ticks of more would overlap; batches of decode that make a chart
+SPARE_COLOUR = "#999999"
+_MANY = 12  # points on the x axis: ticks of more would overlap
 
 Point = tuple[float, float]
 
@@ -27,36 +22,6 @@ class Line:
     points: tuple[Point, ...]  # x ascending and positive
     colour: str
     is_dashed: bool
-
-
-def charts(rows: Iterable[Row]) -> dict[str, str]:
-    """Name of a file without its ending -> SVG: one chart for all that differs in length alone, or in batch."""
-    rows = [row for row in sorted_rows(rows) if row.case.mix == FIXED]
-    colours = dict(zip(dict.fromkeys(row.contender for row in rows), COLOURS, strict=False))
-    by_length: dict[str, list[Row]] = {}
-    by_batch: dict[str, list[Row]] = {}
-    for row in rows:
-        case = row.case
-        batch = f"batch{len(case.keys)}"
-        if case.shape.phase is not Phase.DECODE:
-            by_length.setdefault(_group_of(case, ""), []).append(row)
-            continue
-        by_length.setdefault(_group_of(case, batch), []).append(row)
-        by_batch.setdefault(_group_of(case, f"context{case.keys[0]}"), []).append(row)
-    lengths = {name: found for name, found in by_length.items() if len({row.case.keys[0] for row in found}) > 1}
-    batches = {name: found for name, found in by_batch.items() if len({len(row.case.keys) for row in found}) > _MANY}
-    return {
-        **{name: _chart(name, found, colours, "tokens of a sequence", _length_of) for name, found in lengths.items()},
-        **{name: _chart(name, found, colours, "sequences", _batch_of) for name, found in batches.items()},
-    }
-
-
-def _length_of(case: BenchCase) -> int:
-    return max(case.keys)
-
-
-def _batch_of(case: BenchCase) -> int:
-    return len(case.keys)
 
 
 def svg(title: str, x_label: str, y_label: str, lines: Sequence[Line], *, is_log: bool = False) -> str:
@@ -115,7 +80,7 @@ def bars(title: str, x_label: str, y_label: str, columns: Mapping[str, Mapping[s
 
 
 def _colour(index: int) -> str:
-    return COLOURS[index] if index < len(COLOURS) else _SPARE_COLOUR
+    return COLOURS[index] if index < len(COLOURS) else SPARE_COLOUR
 
 
 def _box(x: float, y: float, width: float, height: float, colour: str) -> str:
@@ -151,33 +116,6 @@ def _log_ticks(least: float, largest: float) -> list[float]:
     low = max((tick for tick in ticks if tick <= least), default=ticks[0])
     top = min((tick for tick in ticks if tick >= largest), default=ticks[-1])
     return [tick for tick in ticks if low <= tick <= max(top, ticks[ticks.index(low) + 1])]
-
-
-def _group_of(case: BenchCase, fixed: str) -> str:
-    """What a chart is of; `fixed` is what does not differ in a chart of decode."""
-    shape = case.shape
-    parts = [shape.phase.value, shape.dtype.value, f"d{shape.head_dim}", f"h{shape.num_heads}x{shape.num_kv_heads}"]
-    parts += [f"chunk{max(case.queries)}"] if shape.phase is Phase.EXTEND else []
-    parts += [fixed] if fixed else []
-    parts += [f"queries{max(case.queries)}"] if shape.phase is Phase.DECODE and max(case.queries) > 1 else []
-    parts += [f"window{shape.window}"] if shape.window is not None else []
-    parts += [f"softcap{shape.softcap:g}"] if shape.softcap is not None else []
-    return "-".join([*parts, *(["sinks"] if shape.sinks else [])])
-
-
-def _chart(
-    name: str, rows: Sequence[Row], colours: Mapping[str, str], x_label: str, place: Callable[[BenchCase], int]
-) -> str:
-    points: dict[str, list[Point]] = {}
-    for row in rows:
-        points.setdefault(row.contender, []).append((place(row.case), speed_of(row)))
-    peers = {row.contender for row in rows if row.is_peer}
-    lines = [
-        Line(contender, tuple(sorted(found)), colours.get(contender, _SPARE_COLOUR), contender in peers)
-        for contender, found in points.items()
-    ]
-    unit = "TB/s" if rows[0].case.shape.phase is Phase.DECODE else "TFLOP/s"
-    return svg(name.replace("-", " "), x_label, unit, lines)
 
 
 def _drawn(line: Line, places: Sequence[Point]) -> list[str]:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from qualification.measure.ceilings import Ceilings
 
 _H200_TFLOPS, _H200_TBS = 790.0, 4.2  # the best bf16 8192^3 product and device copy measured on one
-_ROOT = Path(__file__).resolve().parent.parent.parent.parent
+_ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 def add_ceiling_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,9 +42,22 @@ def ceilings_of(
 
 
 def machine_of(fingerprint: Fingerprint, device: "torch.device") -> dict[str, str | int | float | None]:
-    from qualification.bench.attention.measure import gpu_settings
-
     return {**fingerprint.values(), **gpu_settings(device)}
+
+
+def gpu_settings(device: "torch.device") -> dict[str, str]:
+    """Power limit and clocks as the driver tells them; empty where it is not asked or does not say."""
+    program = shutil.which("nvidia-smi")
+    if device.type != "cuda" or program is None:
+        return {}
+    import torch
+
+    names = ("power.limit", "clocks.max.sm", "clocks.max.mem")
+    index = device.index if device.index is not None else torch.cuda.current_device()
+    query = [program, f"--id={index}", f"--query-gpu={','.join(names)}", "--format=csv,noheader"]
+    answer = subprocess.run(query, capture_output=True, text=True, timeout=30, check=False)
+    values = [value.strip() for value in answer.stdout.strip().split(",")]
+    return dict(zip(names, values, strict=True)) if answer.returncode == 0 and len(values) == len(names) else {}
 
 
 def slug(gpu: str) -> str:
