@@ -187,12 +187,6 @@ class StepGraphs:
         step.attention.replayed()
         return self._logits
 
-    def rehearse(self, step: GraphStep) -> None:
-        """All of a replay but the replay. The inputs that it leaves on the device are overwritten before any."""
-        self._inputs.fill(step.key, step.batch, {})
-        if self._logits.is_cuda:  # the host's buffer is free again: the next step may be the first of two on their way
-            torch.cuda.current_stream(self._logits.device).synchronize()
-
     def _keeps_paths(self, key: GraphKey, batch: Batch, graph: _Graph) -> bool:
         """Whether the batch's own shapes are decided for the paths that the graph's bounds are."""
         parts = [_of_lengths(part, batch) for part in self._inputs.tensors(key).parts]

@@ -139,12 +139,6 @@ class ModelRunner:
         launched = self._launched(rows, None if tap is None or step is None else started_at)
         return launched if hidden is None or not is_scored else self._scored(batch, launched, hidden)
 
-    def rehearse(self, batch: Batch) -> None:
-        """The host's part of a batch but its launch, where it is a graph. Nothing may be on its way to the device."""
-        step = None if self.graphs is None else self.graphs.find(batch)
-        if self.graphs is not None and step is not None:
-            self.graphs.rehearse(step)
-
     def run(self, batch: Batch) -> StepResult:
         """Launch a batch and wait for it."""
         return self.launch(batch).result()
