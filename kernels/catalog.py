@@ -172,8 +172,6 @@ PATHS: tuple[KernelPath, ...] = (
         _CPU_LIMITS,
         sdpa.run_cpu,
         "_scaled_dot_product_flash_attention_for_cpu",
-        "_embedding_bag",
-        "aten::_softmax",
     ),
     _sdpa_path("cudnn", Tier.FALLBACK, _CUDNN_LIMITS, sdpa.run_cudnn, "cudnn", *_TORCH_HELPERS),
     _sdpa_path("flash", Tier.FALLBACK, _FLASH_LIMITS, sdpa.run_flash, "pytorch_flash::", *_TORCH_HELPERS),

@@ -136,7 +136,7 @@ def test_the_python_of_the_readme_compiles() -> None:
 
 def test_the_endpoints_of_the_readme_are_those_of_the_application() -> None:
     metrics = Metrics("demo", Registry(), version="0")
-    engine = SimpleNamespace(knock=None)
+    engine = SimpleNamespace()
     edge = SimpleNamespace(
         settings=Settings(), metrics=metrics, engine=engine, lifecycle=None, version="0", template=None
     )

@@ -30,7 +30,7 @@ _START_TIMEOUT_S = 300.0
 def server(model: Path, out: Path, *flags: str) -> Iterator[str]:
     """A started server's URL; ready servers only. Raises RuntimeError for one that ends or takes too long."""
     port = free_port()
-    command = [sys.executable, "-m", "server.cli.main", "serve", "--port", str(port), "--model", str(model)]
+    command = [sys.executable, "-m", "server.cli", "serve", "--port", str(port), "--model", str(model)]
     command += ["--served-model-name", "drill", "--load-format", "dummy", "--dtype", "fp32", "--device", "cpu"]
     command += ["--max-num-batched-tokens", "2048", "--no-prefix-caching", "--cache-dir", str(out / "cache"), *flags]
     environ = {name: text for name, text in os.environ.items() if not name.startswith("HALLMARK_")}

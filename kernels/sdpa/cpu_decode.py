@@ -1,13 +1,11 @@
-"""One query a sequence on a CPU: sequences of a batch that are about as long are attended to in one call.
+"""Decode on a CPU: sequences of about the same length are attended to in one call of PyTorch's flash attention.
 
 A call for each sequence takes 70 us of a layer for 100 keys, most of it before anything is computed (one core, fp32).
-What to gather is worked out once a step and kept under the contents of the page table, so that its layers share it.
-In fp32, with few heads and without a window the calls are those of `bags.py`, for which keys are transposed. Where the
-same sequences go on by one token a step they are kept, and get the new ones: gathering takes as long as attending.
+The rows to gather are computed once a step and cached by the contents of the page table, so that all layers share them.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -16,46 +14,29 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kernels.batch import AttentionBatch, AttentionFlags
-from kernels.sdpa.embedding_bag import Columns, Heads, Integers, Layer
 
 _MAX_PADDING = 256  # keys of padding in a group: they take about as long as another call
-_MAX_KEYS = 2**13  # of a group, padding included: bounds what is copied at once, but for a sequence that is longer
-
-_HEADROOM = 64  # tokens that kept keys can grow by before they are gathered again
-
-KEPT = "sdpa.decode.kept"  # the key of a `Kept` among a batch's plans
+_MAX_KEYS = 2**13  # keys of a group, padding included: bounds the copy of keys, but for one longer sequence
 
 
 @dataclass(frozen=True, slots=True)
 class _Span:
-    """The pages of one sequence that its query sees something of: key `start` of them up to key `stop`."""
+    """The pages that hold the visible keys [start, stop) of one sequence."""
 
     row: int  # of q
-    pages: Integers
+    pages: NDArray[np.int64]
     start: int
     stop: int
-
-    def slots(self, page_size: int) -> Integers:
-        """Of its keys, in order."""
-        return (self.pages[:, None] * page_size + np.arange(page_size)).reshape(-1)[self.start : self.stop]
-
-
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """Rows of queries without any key, or None; of each group its rows of q, None for all in order, and its spans."""
-
-    empty_rows: Tensor | None
-    groups: list[tuple[Tensor | None, list[_Span]]]
 
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Spans that are attended to together, each padded to as many pages as the longest has by its own first page.
+    """Spans of one call, each padded with its own first page to the number of pages of the longest.
 
     rows     [spans] int64, rows of q; None where they are all rows in order
     pages    [spans * pages] int64
-    keys     the part of each padded span that any of them needs
-    foreign  [n] int64 or None: places among all gathered keys that are in `keys` and not the sequence's own
+    keys     the slice of each padded span that holds every visible key
+    foreign  [n] int64 or None: indices among all gathered keys that lie in `keys` and belong to no key of the sequence
     mask     [spans, 1, 1, keys] fp32 or None: -inf where the query does not see the key
     """
 
@@ -67,72 +48,15 @@ class _Group:
     mask: Tensor | None
 
 
-@dataclass(slots=True)
-class _Mirror:
-    """Keys and values of a group as `bags.py` reads them. Of a layer that has missed a step they are gathered again."""
-
-    columns: Columns
-    num_steps: int = 0  # since it began
-    layers: dict[int, tuple[int, Layer]] = field(default_factory=dict)  # by their pool: steps, keys and values
-
-    def layer(self, k: Tensor, v: Tensor) -> Layer:
-        pool = k.data_ptr()
-        num_steps, layer = self.layers.get(pool, (-1, None))
-        if layer is None or num_steps < self.num_steps - 1:
-            layer = self.columns.gather(k, v)
-        elif num_steps < self.num_steps:
-            self.columns.add_newest(layer)
-        self.layers[pool] = self.num_steps, layer
-        return layer
-
-
-class Kept:
-    """Keys and values of sequences that decode together, kept while each step is the one before with a token more.
-
-    Whoever puts this among the plans of a step, under KEPT, promises just that of all the steps that had it.
-    """
-
-    def __init__(self) -> None:
-        self._mirrors: tuple[_Mirror, ...] = ()
-        self._num_tokens = 0
-
-    def mirrors(self, batch: AttentionBatch, page_size: int, heads: Heads) -> tuple[_Mirror, ...]:
-        """For each group of the batch; none where a sequence has no query or no key. Once a step."""
-        assert batch.page_table is not None, "decode reads pages"
-        assert batch.context_lens is not None, "pages come with lengths"
-        lengths, table = batch.context_lens.numpy(), batch.page_table.numpy()
-        num_tokens = int(lengths.sum())
-        is_next = bool(self._mirrors) and num_tokens == self._num_tokens + batch.num_seqs
-        self._num_tokens = num_tokens
-        if not is_next or not self._grow(lengths, table, page_size):
-            plan = _plan(*_contents(batch), page_size, None)
-            is_whole = sum(len(spans) for _, spans in plan.groups) == batch.num_seqs
-            self._mirrors = tuple(map(_Mirror, _columns_of(plan, page_size, heads, _HEADROOM))) if is_whole else ()
-        return self._mirrors
-
-    def _grow(self, lengths: NDArray[np.int32], table: NDArray[np.int32], page_size: int) -> bool:
-        last = lengths - 1
-        slots = table[np.arange(len(last)), last // page_size].astype(np.int64) * page_size + last % page_size
-        for mirror in self._mirrors:
-            rows = mirror.columns.rows
-            if not mirror.columns.grow(slots if rows is None else slots[rows.numpy()]):
-                return False
-            mirror.num_steps += 1
-        return True
-
-
 def is_decode(batch: AttentionBatch, flags: AttentionFlags) -> bool:
-    """Whether `run_decode` computes this."""
+    """Return whether `run_decode` can compute the batch."""
     is_plain = flags.softcap is None and flags.sinks is None and flags.spans is None
     return is_plain and batch.max_seqlen_q <= 1 and batch.is_paged
 
 
 def run_decode(q: Tensor, k: Tensor, v: Tensor, batch: AttentionBatch, flags: AttentionFlags, out: Tensor) -> None:
-    """As the paths of `sdpa.py`, for pages in a CPU's memory and at most one query a sequence."""
+    """Attend to pages in a CPU's memory, with at most one query a sequence; arguments as of `RunAttention`."""
     page_size, window = k.shape[1], flags.window if flags.causal else None
-    if window is None and q.dtype is k.dtype is torch.float32 and Heads.of(q, k).are_few:
-        _run_bags(q, k, v, batch, flags.scale, out)
-        return
     empty_rows, groups = _groups(*_contents(batch), page_size, window)
     if empty_rows is not None:
         out.index_fill_(0, empty_rows, 0)
@@ -140,26 +64,10 @@ def run_decode(q: Tensor, k: Tensor, v: Tensor, batch: AttentionBatch, flags: At
         _attend(q, _gather(k, group), _gather(v, group), group.rows, group.mask, flags.scale, out)
 
 
-def _run_bags(q: Tensor, k: Tensor, v: Tensor, batch: AttentionBatch, scale: float, out: Tensor) -> None:
-    page_size, heads = k.shape[1], Heads.of(q, k)
-    kept: Kept | None = None if batch.plans is None else batch.plans.get(KEPT)
-    if kept is not None:
-        mirrors = batch.once(("sdpa.decode", page_size, heads), lambda: kept.mirrors(batch, page_size, heads))
-        for mirror in mirrors:
-            mirror.columns.attend(q, mirror.layer(k, v), scale, out)
-        if mirrors:
-            return
-    empty_rows, groups = _columns(*_contents(batch), page_size, heads)
-    if empty_rows is not None:
-        out.index_fill_(0, empty_rows, 0)
-    for columns in groups:
-        columns.attend(q, columns.gather(k, v), scale, out)
-
-
 def _attend(
     q: Tensor, keys: Tensor, values: Tensor, rows: Tensor | None, mask: Tensor | None, scale: float, out: Tensor
 ) -> None:
-    """The rows of q, or all, over keys and values [rows, keys, kv_heads, head_dim]."""
+    """Attend from `rows` of q (None: all) to keys and values [rows, keys, kv_heads, head_dim]; writes into `out`."""
     num_kv_heads, head_dim = keys.shape[2:]
     queries = q.view(q.shape[0], num_kv_heads, -1, head_dim)  # query heads of a KV head are the rows of one matrix
     attended = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default(
@@ -176,7 +84,7 @@ def _attend(
 
 
 def _gather(pool: Tensor, group: _Group) -> Tensor:
-    """Keys (or values) of a group, [spans, keys, kv_heads, head_dim]. No number of anybody else is among them."""
+    """Return keys (or values) of a group, [spans, keys, kv_heads, head_dim], zeros where they are not its own."""
     pages = pool.index_select(0, group.pages)
     if group.foreign is not None:
         pages.view(-1, pool.shape[2] * pool.shape[3]).index_fill_(0, group.foreign, 0)
@@ -184,7 +92,7 @@ def _gather(pool: Tensor, group: _Group) -> Tensor:
 
 
 def _contents(batch: AttentionBatch) -> tuple[bytes, bytes, bytes]:
-    """cu_seqlens_q, context_lens and the page table."""
+    """Return the bytes of cu_seqlens_q, context_lens and the page table."""
     assert batch.page_table is not None, "decode reads pages"
     assert batch.context_lens is not None, "pages come with lengths"
     found = [it.numpy().tobytes() for it in (batch.cu_seqlens_q, batch.context_lens, batch.page_table)]
@@ -195,27 +103,7 @@ def _contents(batch: AttentionBatch) -> tuple[bytes, bytes, bytes]:
 def _groups(
     cu_seqlens_q: bytes, context_lens: bytes, page_table: bytes, page_size: int, window: int | None
 ) -> tuple[Tensor | None, tuple[_Group, ...]]:
-    """Rows of queries without any key, or None, and the groups of all others."""
-    plan = _plan(cu_seqlens_q, context_lens, page_table, page_size, window)
-    return plan.empty_rows, tuple(_group(spans, rows, page_size) for rows, spans in plan.groups)
-
-
-@lru_cache(maxsize=1)
-def _columns(
-    cu_seqlens_q: bytes, context_lens: bytes, page_table: bytes, page_size: int, heads: Heads
-) -> tuple[Tensor | None, tuple[Columns, ...]]:
-    """As `_groups`."""
-    plan = _plan(cu_seqlens_q, context_lens, page_table, page_size, None)
-    return plan.empty_rows, _columns_of(plan, page_size, heads)
-
-
-def _columns_of(plan: _Plan, page_size: int, heads: Heads, headroom: int = 0) -> tuple[Columns, ...]:
-    return tuple(
-        Columns(rows, [span.slots(page_size) for span in spans], heads, headroom) for rows, spans in plan.groups
-    )
-
-
-def _plan(cu_seqlens_q: bytes, context_lens: bytes, page_table: bytes, page_size: int, window: int | None) -> _Plan:
+    """Return the rows of queries without any key, or None, and the groups of all other rows."""
     edges, lengths = np.frombuffer(cu_seqlens_q, np.int32), np.frombuffer(context_lens, np.int32)
     table = np.frombuffer(page_table, np.int32).reshape(len(lengths), -1)
     spans, empty_rows = [], []
@@ -232,14 +120,14 @@ def _plan(cu_seqlens_q: bytes, context_lens: bytes, page_table: bytes, page_size
         spans.append(_Span(row, pages, start, length - first_page * page_size))
     every = list(range(int(edges[-1])))
     groups = []
-    for members in _alike(spans, page_size):
+    for members in _of_similar_length(spans, page_size):
         rows = [span.row for span in members]
-        groups.append((None if rows == every else torch.tensor(rows), members))
-    return _Plan(torch.tensor(empty_rows) if empty_rows else None, groups)
+        groups.append(_group(members, None if rows == every else torch.tensor(rows), page_size))
+    return torch.tensor(empty_rows) if empty_rows else None, tuple(groups)
 
 
-def _alike(spans: list[_Span], page_size: int) -> Iterator[list[_Span]]:
-    """Spans of about the same number of pages, the most first; a group's are in the order of their rows."""
+def _of_similar_length(spans: list[_Span], page_size: int) -> Iterator[list[_Span]]:
+    """Yield groups of spans of about the same number of pages, longest first, each in the order of its rows."""
     members: list[_Span] = []
     padding = 0
     for span in sorted(spans, key=lambda it: -len(it.pages)):
@@ -263,7 +151,7 @@ def _group(spans: list[_Span], rows: Tensor | None, page_size: int) -> _Group:
         num_own = len(span.pages)
         pages[index, :num_own], pages[index, num_own:] = span.pages, span.pages[0]
         is_hidden[index, : span.start] = is_hidden[index, span.stop :] = True
-        # Padding repeats a page that is full, unless there is but one.
+        # Padding repeats the first page, which is full unless it is the only one.
         is_foreign[index, span.stop : num_own * page_size if num_own > 1 else None] = True
     is_foreign[:, keys.stop :] = False
     is_hidden = is_hidden[:, keys]

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from kernels.path import RunAttention
 from kernels.reference.compare import Errors, errors_of
-from kernels.sdpa.cpu_decode import KEPT, Kept
 from qualification.evidence.evidence import CHECK_LIMITS, Check, strain
 from qualification.measure.inputs import GUARD_MARK, GUARD_ROWS, Case, guarded
 from qualification.measure.references import References
@@ -44,13 +43,7 @@ def check_path(run: RunAttention, cases: Iterable[Case], references: References 
 def run_case(run: RunAttention, case: Case) -> tuple[Tensor, int]:
     """(the output [tokens, heads, head_dim], NaN where it was not written; the number of guard values overwritten)."""
     storage, out = guarded(case.q.shape[0], case.q, math.nan, GUARD_MARK)
-    kept = Kept()
-    for fewer in reversed(range(1, case.num_steps)):
-        assert case.batch.context_lens is not None, "only decode has steps"
-        shorter = replace(case.batch, context_lens=case.batch.context_lens - fewer, plans={KEPT: kept})
-        run(case.q, case.k, case.v, shorter, case.flags, guarded(case.q.shape[0], case.q, math.nan, GUARD_MARK)[1])
-    batch = case.batch if case.num_steps == 1 else replace(case.batch, plans={KEPT: kept})
-    run(case.q, case.k, case.v, batch, case.flags, out)
+    run(case.q, case.k, case.v, case.batch, case.flags, out)
     edges = (storage[:GUARD_ROWS], storage[GUARD_ROWS + out.shape[0] :])
     return out, sum(int((edge != GUARD_MARK).sum()) for edge in edges)
 

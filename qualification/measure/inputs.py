@@ -29,8 +29,6 @@ _MAX_ROWS = 192  # rows of a case that are compared in fp64: the edges of every 
 _MIN_ELEMENTS = 2**14
 _FEW_COLUMNS = 64  # of an output row, over all heads: below, prompts and chunks too need more rows than they have
 _MAX_SHORT = 1024  # tokens of the longest sequence in every case but `long`
-_NUM_STEPS = 3  # of decode, in which a CPU's path keeps the keys that it has gathered
-_STEP_LENGTHS = (3, 16, 17, 18, 33, 65, 130)  # tokens at the last step: some have a new page at each of the three
 _EDGES = (64, 128)  # tokens: the tiles that kernels commonly use
 
 
@@ -46,7 +44,6 @@ class Case:
     batch: AttentionBatch
     flags: AttentionFlags
     rows: Tensor
-    num_steps: int = 1  # of a server on a CPU: the calls before the last have a token less of each sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +77,6 @@ def cases(shape: AttentionShape, device: torch.device, *, seed: int) -> Iterator
         yield _case("window_edges", shape, _window_edges(shape, longest), device, seed=seed + 3)
     if shape.phase is Phase.DECODE or shape.num_heads * shape.head_dim < _FEW_COLUMNS:
         yield _case("many_rows", shape, _many_rows(shape, longest), device, seed=seed + 6)
-    if shape.phase is Phase.DECODE and device.type == "cpu":
-        lengths = [Lengths(1, length) for length in _STEP_LENGTHS if length <= longest.keys]
-        yield replace(_case("steps", shape, lengths, device, seed=seed + 5), num_steps=_NUM_STEPS)
     yield long_case(shape, device, seed=seed + 4)
 
 

@@ -31,7 +31,7 @@ _HELPERS = (
     "elementwise_kernel_with_index",  # of arange: its namespace has no name (torch 2.11)
 )
 # In the names of operators that do arithmetic.
-_CPU_WORK = ("scaled_dot_product", "attention", "softmax", "mm", "embedding_bag")
+_CPU_WORK = ("scaled_dot_product", "attention", "softmax", "mm")
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,9 +2,9 @@
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from itertools import cycle, islice
+from itertools import islice
 
 import torch
 
@@ -12,7 +12,6 @@ from kernels.device import torch_dtype
 from kernels.fingerprint import Device, Fingerprint
 from kernels.launch import TritonError
 from kernels.path import KernelPath, RunAttention
-from kernels.sdpa.cpu_decode import KEPT, Kept
 from kernels.shape import AttentionShape, Phase, flops, hbm_bytes_tiled
 from qualification.evidence.evidence import Check, Evidence, Timing
 from qualification.measure.ceilings import Ceilings, ceilings_now
@@ -31,7 +30,6 @@ logger = logging.getLogger(__name__)
 # from a benchmark, and no failure of our own.
 KERNEL_ERRORS = (RuntimeError, ValueError, TypeError, AssertionError, LookupError, ArithmeticError, TritonError)
 _DECODE_SEQUENCES = {"cpu": 2, "cuda": 8}  # in the timed batch
-_NUM_STEPS = 16  # so that the call which begins anew is no part of the median, nor of its spread
 _KEPT_BYTES_CPU = 2**28  # of references
 _MAX_DETAIL = 300  # characters of an error kept in evidence
 
@@ -111,7 +109,7 @@ def qualify(
     rivals = Rivals(
         bench.fingerprint.device,
         bench.device,
-        lambda shape, run: _call_to_time(shape, run, bench),
+        lambda shape, run: timed_call(shape, run, bench.device, seed=bench.seed)[0],
         bench.timing_budget_s,
     )
     for done, (shape, path) in enumerate(pairs):
@@ -172,8 +170,7 @@ def _measure(shape: AttentionShape, run: RunAttention, bench: Bench) -> _Measure
     The others are on short sequences, and on one alone, which another kernel may serve than several.
     """
     call, num_seqs = timed_call(shape, run, bench.device, seed=bench.seed)
-    timed = _call_to_time(shape, run, bench)  # a call of its own where it keeps something
-    judged = time_until_believed(lambda factor: _time(timed, shape, num_seqs, bench, factor))
+    judged = time_until_believed(lambda factor: _time(call, shape, num_seqs, bench, factor))
     seen = None
     if bench.may_profile and bench.fingerprint.device is not Device.INTERPRETER:  # whose kernels are Python
         others = [*islice(cases(shape, bench.device, seed=bench.seed), 2)]
@@ -186,13 +183,6 @@ def _measure(shape: AttentionShape, run: RunAttention, bench: Bench) -> _Measure
         seen=seen,
         temporary_bytes=temporary_bytes(call, bench.device),
     )
-
-
-def _call_to_time(shape: AttentionShape, run: RunAttention, bench: Bench) -> Callable[[], None]:
-    call, num_seqs = timed_call(shape, run, bench.device, seed=bench.seed)
-    if shape.phase is Phase.DECODE and bench.device.type == "cpu":
-        return stepping_call(run, long_case(shape, bench.device, seed=bench.seed, num_seqs=num_seqs))
-    return call
 
 
 def _time(call: Callable[[], None], shape: AttentionShape, num_seqs: int, bench: Bench, factor: int) -> Judged:
@@ -216,26 +206,6 @@ def timed_call(
     """(the call that is timed, its number of sequences), on inputs of the longest tested length."""
     num_seqs = _DECODE_SEQUENCES[device.type] if shape.phase is Phase.DECODE else 1
     return _call(run, long_case(shape, device, seed=seed, num_seqs=num_seqs)), num_seqs
-
-
-def stepping_call(run: RunAttention, case: Case) -> Callable[[], None]:
-    """Make calls as steps of a server on a CPU make them: each has the sequences of the one before with a token more.
-
-    `sdpa.cpu` keeps their keys from step to step; of calls on one and the same batch each gathers all of them, which
-    takes up to five times as long as a step. Every 16th call begins anew, with 16 tokens less.
-    """
-    out, lengths = torch.empty_like(case.q), case.batch.context_lens
-    assert lengths is not None, "decode reads pages"
-    num_steps = min(_NUM_STEPS, int(lengths.min()))
-    batches = [replace(case.batch, context_lens=lengths - fewer) for fewer in reversed(range(num_steps))]
-    kept, steps = Kept(), cycle(batches)
-
-    def call() -> None:
-        batch = replace(next(steps), plans={KEPT: kept})  # what kernels plan of a step is for its layers alone
-        run(case.q, case.k, case.v, batch, case.flags, out)
-
-    call()  # gathers
-    return call
 
 
 def _call(run: RunAttention, case: Case) -> Callable[[], None]:

@@ -34,14 +34,12 @@ class Api(FastAPI):
     a tenth of a small model's first token, and wrap each event of a stream twice."""
 
     quick: Mapping[str, ASGIApp]  # POST, by path
-    knock: Callable[[], None]  # called before such a request is looked at
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         quick = self.quick.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
         if quick is None:
             await super().__call__(scope, receive, send)
         else:
-            self.knock()  # and not in the read itself: its sender still runs, and where cores are few it would be ours
             await quick(scope, receive, send)
 
 
@@ -72,7 +70,6 @@ def create_app(edge: Edge, keys: Keys = NO_KEYS) -> Api:
 
     app = Api(openapi_url=None, redirect_slashes=False, lifespan=lifespan)
     guarded = _finish(app, routers, edge, keys, quick)
-    app.knock = edge.engine.knock
     app.quick = {path: guarded(endpoint) for path, endpoint in quick.items()}
     return app
 

@@ -1,10 +1,45 @@
-"""What stands against the paths of a shape that none may serve."""
+"""The rows of the start plan as they cross the socket, and what stands against the paths of each."""
+
+from collections.abc import Mapping
 
 from kernels.path import Reject
+from kernels.shape import AttentionShape
+from qualification.decision.decision import Decision
+from qualification.evidence.evidence import Evidence, summarize
 from server.protocol.messages import PlanRow
 
 # Codes of a path that will never serve on this machine, or never this phase.
 _ELSEWHERE = frozenset({Reject.ARCH.value, Reject.LAYOUT.value})
+
+
+def plan_rows(
+    decisions: Mapping[AttentionShape, Decision], evidence: Mapping[tuple[AttentionShape, str], Evidence]
+) -> list[PlanRow]:
+    """Return one row for each decision, with a summary of the evidence of its path where there is any."""
+    return [_plan_row(decision, evidence) for decision in decisions.values()]
+
+
+def _plan_row(decision: Decision, evidence: Mapping[tuple[AttentionShape, str], Evidence]) -> PlanRow:
+    shape = decision.shape
+    found = None if decision.path is None else evidence.get((shape, decision.path))
+    return PlanRow(
+        shape=str(shape),
+        phase=shape.phase.value,
+        query_bucket=shape.query_bucket.label,
+        context_bucket=shape.context_bucket.label,
+        head_dim=shape.head_dim,
+        path=decision.path,
+        status=decision.status.value,
+        wanted=decision.wanted,
+        fallback_reasons=[reason.value for reason in decision.fallback_reasons],
+        rejected={
+            candidate.path: [(rejection.code.value, rejection.detail) for rejection in candidate.rejections]
+            for candidate in decision.candidates
+        },
+        matrix_digest=decision.matrix_digest,
+        evidence=None if found is None else summarize(found),
+        notes=decision.notes,
+    )
 
 
 def of_this_machine(row: PlanRow) -> dict[str, list[tuple[str, str]]]:

@@ -111,7 +111,7 @@ def main() -> int:
     arguments = parser.parse_args()
     flags = [flag for flag in arguments.flags if flag != "--"]
     port = free_port()
-    program = [sys.executable, "-m", "server.cli.main", "serve", "--port", str(port), *flags]
+    program = [sys.executable, "-m", "server.cli", "serve", "--port", str(port), *flags]
     with tempfile.TemporaryDirectory() as folder:
         environ = dict(os.environ) | {"HALLMARK_ATTESTATION_INTERVAL_S": str(TIMER_S)}
         with running(program, port, Path(folder) / "log", environ) as server:

@@ -29,7 +29,7 @@ from server.engine.startup.builder import BuiltEngine, build_engine
 from server.settings import DeviceChoice, Settings
 
 MAX_LEN = 256  # tokens: seven shapes
-HALLMARK = (sys.executable, "-m", "server.cli.main")
+HALLMARK = (sys.executable, "-m", "server.cli")
 FALLBACKS = "hallmark_attention_fallback_total"
 
 

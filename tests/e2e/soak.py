@@ -189,7 +189,7 @@ async def serving(arguments: argparse.Namespace) -> AsyncIterator[tuple[str, int
         return
     with tempfile.NamedTemporaryFile(prefix="soak-", suffix=".log", delete=False) as log:
         url = f"http://127.0.0.1:{arguments.port}"
-        program = [sys.executable, "-m", "server.cli.main", "serve", "--port", str(arguments.port), *arguments.flags]
+        program = [sys.executable, "-m", "server.cli", "serve", "--port", str(arguments.port), *arguments.flags]
         process = subprocess.Popen(program, cwd=ROOT, stdout=log, stderr=log)
     print(f"the server's log is {log.name}", file=sys.stderr)
     try:

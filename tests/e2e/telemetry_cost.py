@@ -182,7 +182,7 @@ def main() -> int:
     started = [subprocess.Popen([sys.executable, __file__, "sink"])]
     traced = ["--otlp-endpoint", f"http://{HOST}:{SINK_PORT}", "--log-format", "json", "--admin-port", str(ADMIN_PORT)]
     commands = {
-        "on": [sys.executable, "-m", "server.cli.main", "serve", "--port", str(PORTS["on"]), *traced],
+        "on": [sys.executable, "-m", "server.cli", "serve", "--port", str(PORTS["on"]), *traced],
         "off": [sys.executable, __file__, "off", "--port", str(PORTS["off"])],
     }
     environ = os.environ | {"PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"}

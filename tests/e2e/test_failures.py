@@ -125,7 +125,7 @@ def test_a_start_that_can_never_succeed_is_one_line_and_exit_code_2(
     flags = broken(tmp_path)
     if "cuda" in flags and torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
-    program = [sys.executable, "-m", "server.cli.main", "serve", "--port", str(free_port()), *flags]
+    program = [sys.executable, "-m", "server.cli", "serve", "--port", str(free_port()), *flags]
     environ = {**os.environ, "HALLMARK_CACHE_DIR": str(tmp_path / "cache")}
     ended = subprocess.run(program, capture_output=True, text=True, timeout=300, cwd=ROOT, env=environ, check=False)
     assert ended.returncode == 2, ended.stderr
@@ -138,7 +138,7 @@ def test_a_temporary_folder_with_a_long_path_does_not_keep_the_engine_from_start
     long = tmp_path / ("t" * 120)
     long.mkdir()
     port = free_port()
-    program = [sys.executable, "-m", "server.cli.main", "serve", "--port", str(port)]
+    program = [sys.executable, "-m", "server.cli", "serve", "--port", str(port)]
     environ = {**os.environ, "HALLMARK_CACHE_DIR": str(tmp_path / "cache"), "TMPDIR": str(long)}
     with running(program, port, tmp_path / "log", environ) as server:
         server.wait_ready()

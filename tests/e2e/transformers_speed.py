@@ -33,7 +33,7 @@ from qualification.load.trace import Seed, at_once
 def our_server() -> Iterator[str]:
     """The URL of a server of the demo model, when it is ready."""
     port = free_port()
-    command = [sys.executable, "-m", "server.cli.main", "serve", "--port", str(port), "--device", "cpu"]
+    command = [sys.executable, "-m", "server.cli", "serve", "--port", str(port), "--device", "cpu"]
     with (
         tempfile.TemporaryDirectory() as folder,
         running(command, port, Path(folder, "server.log"), os.environ) as server,

@@ -156,9 +156,6 @@ class ScriptedEngine:
     async def start(self) -> None:
         pass
 
-    def knock(self) -> None:
-        pass
-
     async def close(self) -> None:
         self.state = EngineState.CLOSED
 

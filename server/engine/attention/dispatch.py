@@ -10,7 +10,6 @@ from torch import Tensor
 
 from kernels.batch import AttentionBatch, AttentionFlags
 from kernels.path import KernelPath, RunAttention
-from kernels.sdpa.cpu_decode import Kept
 from kernels.shape import AttentionShape, Phase
 from qualification.decision.decision import Decision, Pairs
 from server.engine.attention.dispatch_key import LengthKey, bucket_index, key_of_shape
@@ -44,7 +43,6 @@ class PhasePart:
     batch: AttentionBatch
     num_sequences: int
     num_tokens: int
-    kept: Kept | None = None  # on a CPU, where the step is the one before with a token more
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, replace
 from torch import Tensor
 
 from kernels.batch import AttentionBatch
-from kernels.sdpa.cpu_decode import KEPT
 from kernels.shape import Phase
 from server.engine.attention.dispatch import Choice, Dispatcher, PhasePart
 from server.engine.attention.launch_errors import LAUNCH_ERRORS
@@ -134,8 +133,7 @@ class StepAttention:
         flags = self._dispatcher.flags[layer]
         lane = entry.lanes[flags.window]
         if entry.planned is None:
-            kept = entry.part.kept
-            entry.planned = replace(entry.part.batch, plans={} if kept is None else {KEPT: kept})
+            entry.planned = replace(entry.part.batch, plans={})
         while True:
             try:
                 self._dispatcher.call(lane.choice, q, k, v, entry.part, layer, out, planned=entry.planned)

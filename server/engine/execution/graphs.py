@@ -17,6 +17,7 @@ from server.engine.execution.graph_inputs import GraphInputs
 from server.engine.execution.graph_keys import GraphKey, GraphSizes, key_of
 from server.engine.execution.step_tokens import StepTokens
 from server.engine.scheduling.sequence import Batch, Sequence
+from server.engine.scheduling.step_parts import Mark, Part, unmarked
 from server.model.decoder import Decoder
 from server.model.kv_cache import KVCache
 from server.model.step import Step
@@ -172,23 +173,19 @@ class StepGraphs:
         found = None if step is None else self._graphs[step.key].replayable
         return found.kernels if isinstance(found, RecordedGraph) else None
 
-    def replay(self, step: GraphStep, chosen_at: Mapping[Sequence, int]) -> Tensor:
+    def replay(self, step: GraphStep, chosen_at: Mapping[Sequence, int], mark: Mark = unmarked) -> Tensor:
         """Start a step that `find` returned. Returns logits [num_rows, vocab] fp32, scratch until the next one.
 
         `chosen_at`: the rows of the latest tokens where those are that the host does not know yet.
         """
         graph = self._graphs[step.key]
+        mark(Part.FILL)
         self._inputs.fill(step.key, step.batch, chosen_at)
+        mark(Part.FORWARD)
         graph.replayable.replay()
         self.num_replays += 1
         step.attention.replayed()
         return self._logits
-
-    def rehearse(self, step: GraphStep) -> None:
-        """All of a replay but the replay. The inputs that it leaves on the device are overwritten before any."""
-        self._inputs.fill(step.key, step.batch, {})
-        if self._logits.is_cuda:  # the host's buffer is free again: the next step may be the first of two on their way
-            torch.cuda.current_stream(self._logits.device).synchronize()
 
     def _keeps_paths(self, key: GraphKey, batch: Batch, graph: _Graph) -> bool:
         """Whether the batch's own shapes are decided for the paths that the graph's bounds are."""

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kernels.batch import AttentionBatch
-from kernels.sdpa.cpu_decode import Kept
 from kernels.shape import Phase
 from server.engine.attention.dispatch import PhasePart
 from server.engine.scheduling.sequence import PENDING, Batch, Sequence
@@ -77,9 +76,6 @@ class InputBuilder:
         self._page_size = page_size
         self._stagings = [(Staging(torch.int64, device), Staging(torch.int32, device)) for _ in range(2)]
         self._turn = 0
-        self._is_cpu = device.type == "cpu"
-        self._latest: Batch | None = None
-        self._kept: Kept | None = None
 
     def build(self, batch: Batch, chosen_at: Mapping[Sequence, int]) -> StepInputs:
         """The tensors of a batch with at least one row.
@@ -102,28 +98,15 @@ class InputBuilder:
         self._fill_tokens(batch, starts, host64[0], host32[0], host64[1])
         host64[3][:] = [starts[row] for row in pending] + [chosen_at[batch.sequences[row]] for row in pending]
         host64[2][:] = [starts[row + 1] - 1 for row in batch.sampled_rows]
-        kept = self._kept_for(batch) if self._is_cpu else None
         parts = []
         for index, phase in enumerate(phases):
             section = slice(1 + 3 * index, 4 + 3 * index)
             _fill_part(batch, phase, starts, host32[section], widths[phase])
-            parts.append(_part(batch, phase, starts, device32[section], widths[phase], kept))
+            parts.append(_part(batch, phase, starts, device32[section], widths[phase]))
         int64.upload()
         int32.upload()
         unknown = device64[3].view(2, len(pending))
         return StepInputs(device64[0], device32[0], device64[1], device64[2], unknown, parts)
-
-    def _kept_for(self, batch: Batch) -> Kept | None:
-        """What attention keeps of the sequences of this batch, if it is the one before with a token more each."""
-        before, self._latest = self._latest, batch
-        is_same = (
-            before is not None and batch.sequences is before.sequences and not batch.num_prefill + batch.num_extend
-        )
-        if before is None or not is_same or batch.context_lens != tuple([length + 1 for length in before.context_lens]):
-            self._kept = None
-        elif self._kept is None:
-            self._kept = Kept()
-        return self._kept
 
     def _table_width(self, batch: Batch, phase: Phase) -> int:
         """Entries of a row of the phase's page table; 0 in prefill, which reads no pages."""
@@ -183,9 +166,7 @@ def _fill_part(
             tables[index, : len(table)] = table
 
 
-def _part(
-    batch: Batch, phase: Phase, starts: list[int], device: list[Tensor], table_width: int, kept: Kept | None
-) -> PhasePart:
+def _part(batch: Batch, phase: Phase, starts: list[int], device: list[Tensor], table_width: int) -> PhasePart:
     rows = batch.rows_of(phase)
     cu_seqlens, context_lens, page_table = device
     is_prefill = phase is Phase.PREFILL
@@ -202,7 +183,6 @@ def _part(
         ),
         num_sequences=len(rows),
         num_tokens=starts[rows.stop] - starts[rows.start],
-        kept=kept,
     )
 
 

@@ -21,6 +21,7 @@ from server.engine.execution.step_tokens import StepTokens
 from server.engine.proof.shadow_check import ShadowCheck, Tap
 from server.engine.scheduling.runner_api import BatchError, StepResult
 from server.engine.scheduling.sequence import Batch, Sequence
+from server.engine.scheduling.step_parts import Mark, Part, unmarked
 from server.model.decoder import Decoder
 from server.model.kv_cache import KVCache
 from server.model.step import Step
@@ -36,11 +37,14 @@ class Launched:
     served: Served
     quarantined: list[tuple[str, str]]
     on_read: Callable[[], None]
+    mark: Mark
     scores: dict[int, TokenScores] = field(default_factory=dict)
 
     def result(self) -> StepResult:
         """Wait for the step. Errors mean that the device is lost."""
+        self.mark(Part.WAIT)
         told = self.read()
+        self.mark(Part.REPORT)
         self.on_read()
         chosen = told if len(told) == len(self.rows) else [told[row] for row in self.rows]
         token_ids: list[int | None] = [*chosen]
@@ -66,6 +70,7 @@ class ModelRunner:
         self.dispatcher = dispatcher
         self.graphs = graphs
         self.shadow: ShadowCheck | None = None  # set by whoever judges its samples
+        self.mark: Mark = unmarked  # set by a bench
         self._decoder = decoder
         self._kv = kv
         self._device = tokens.latest.device
@@ -129,15 +134,10 @@ class ModelRunner:
             rows = self._replay(self.graphs, step)
         else:
             rows, hidden = self._launch_eagerly(batch, tap)
+        self.mark(Part.LAUNCH)
         self._note_chosen(batch, rows)
         launched = self._launched(rows, None if tap is None or step is None else started_at)
         return launched if hidden is None or not is_scored else self._scored(batch, launched, hidden)
-
-    def rehearse(self, batch: Batch) -> None:
-        """The host's part of a batch but its launch, where it is a graph. Nothing may be on its way to the device."""
-        step = None if self.graphs is None else self.graphs.find(batch)
-        if self.graphs is not None and step is not None:
-            self.graphs.rehearse(step)
 
     def run(self, batch: Batch) -> StepResult:
         """Launch a batch and wait for it."""
@@ -155,7 +155,7 @@ class ModelRunner:
 
         read = self._tokens.ship(max(rows, default=-1) + 1)
         quarantined = self.dispatcher.take_quarantined()
-        return Launched(read, rows, attention.told(), quarantined, on_read)
+        return Launched(read, rows, attention.told(), quarantined, on_read, self.mark)
 
     @torch.inference_mode()
     def _scored(self, batch: Batch, launched: Launched, hidden: Tensor) -> Launched:
@@ -166,13 +166,16 @@ class ModelRunner:
     @torch.inference_mode()
     def _launch_eagerly(self, batch: Batch, tap: Tap | None) -> tuple[tuple[int, ...], Tensor]:
         """Where the tokens of the sampled rows will be, and the hidden states of all tokens."""
+        self.mark(Part.FILL)
         inputs = self._inputs.build(batch, self._chosen_at)
+        self.mark(Part.LAUNCH)
         if inputs.pending.shape[1]:
             tokens, places = inputs.pending
             inputs.token_ids.index_copy_(0, tokens, self._tokens.latest.index_select(0, places))
         sampling = None if self._is_plain(batch) or not batch.sampled_rows else self._sampling(batch)
         hidden = self._forward(inputs, tap)
         if batch.sampled_rows:
+            self.mark(Part.SAMPLE)
             logits = self._decoder.logits(hidden.index_select(0, inputs.sampled))
             self._tokens.keep(greedy(logits) if sampling is None else sample(logits, sampling))
         return tuple(range(len(batch.sampled_rows))), hidden
@@ -183,14 +186,15 @@ class ModelRunner:
         self._begin(step.attention)
         is_greedy = self._is_plain(batch) or all(is_plain_greedy(batch.sequences[row]) for row in batch.sampled_rows)
         if is_greedy:
-            graphs.replay(step, self._chosen_at)
+            graphs.replay(step, self._chosen_at, self.mark)
             return step.rows
         return self._replay_and_sample(graphs, step)
 
     @torch.inference_mode()
     def _replay_and_sample(self, graphs: StepGraphs, step: GraphStep) -> tuple[int, ...]:
         sampling = self._sampling(step.batch)
-        logits = graphs.replay(step, self._chosen_at)
+        logits = graphs.replay(step, self._chosen_at, self.mark)
+        self.mark(Part.SAMPLE)
         # The graph's other rows are padding, or ends of chunks whose last token has no successor yet.
         self._tokens.keep(sample(_rows_of(logits, step.rows), sampling))
         return tuple(range(len(step.rows)))
@@ -219,6 +223,7 @@ class ModelRunner:
         """Hidden states [T, hidden] of all tokens."""
         attention = StepAttention(self.dispatcher, inputs.parts, self._kv.k, self._kv.v, tap=tap)
         self._begin(attention)
+        self.mark(Part.FORWARD)
         return self._decoder.forward(Step(inputs.token_ids, inputs.positions, inputs.slots, self._kv, attention))
 
     def _begin(self, attention: StepAttention) -> None:

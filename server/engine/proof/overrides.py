@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from kernels.shape import AttentionShape
 from qualification.evidence.evidence import Evidence
 from server.engine.attention.dispatch import Dispatcher
-from server.engine.startup.attention_plan import plan_rows
 from server.protocol.messages import Overridden, Override, PlanChanged
+from server.protocol.plan_rows import plan_rows
 
 logger = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""The sequences that compute one token a step, kept from step to step: most steps change nothing but their lengths."""
+"""The rows of the sequences that compute one token a step. Most steps change only their lengths."""
 
 from array import array
 
@@ -8,10 +8,10 @@ from server.engine.scheduling.sequence import Batch, Sequence
 
 
 class DecodeRows:
-    """Who comes takes the last row, and who goes leaves his to the last one.
+    """Rows that stay from step to step: a new sequence is appended, a removed one is swapped with the last.
 
-    A row's border is the longest it can be and need nothing but its next token. Behind it the row needs a page, or is
-    waiting for its last token.
+    A row's border is the number of tokens up to which it needs nothing but its next token. Past the border the row
+    needs a page, or its sequence waits for its last token.
     """
 
     def __init__(self, max_rows: int) -> None:
@@ -20,13 +20,13 @@ class DecodeRows:
         self._row_of: dict[Sequence, int] = {}
         self._lens = np.zeros(max_rows, np.int64)  # tokens, the newest included: the contexts of the next step
         self._borders = np.zeros(max_rows, np.int64)
-        self._latest: Batch | None = None  # None since somebody came or went
+        self._latest: Batch | None = None  # None after a row was added or removed
 
     def __len__(self) -> int:
         return len(self._sequences)
 
     def add(self, seq: Sequence, table: "array[int]", border: int) -> None:
-        """`table`: of its pages, which grows as the sequence does."""
+        """Append a row. `table` holds the sequence's page numbers and grows with it."""
         row = self._row_of[seq] = len(self._sequences)
         self._sequences.append(seq)
         self._tables.append(table)
@@ -34,7 +34,7 @@ class DecodeRows:
         self._latest = None
 
     def discard(self, seq: Sequence) -> None:
-        """Take a sequence out, if it is here."""
+        """Remove the row of a sequence, if it has one."""
         row = self._row_of.pop(seq, None)
         if row is None:
             return
@@ -45,9 +45,10 @@ class DecodeRows:
             self._lens[row], self._borders[row] = self._lens[end], self._borders[end]
         self._latest = None
 
-    def behind_border(self) -> list[Sequence]:
+    def past_border(self) -> list[Sequence]:
+        """Return the sequences that have more tokens than their border."""
         num_rows = len(self._sequences)
-        if not num_rows:  # a first prompt after a pause: numpy has left the caches, to touch it takes 20 us and more
+        if not num_rows:  # after a pause numpy is out of the CPU's caches, and its first use takes 20 us and more
             return []
         rows = (self._lens[:num_rows] > self._borders[:num_rows]).nonzero()[0]
         return [self._sequences[row] for row in rows.tolist()]
@@ -56,12 +57,12 @@ class DecodeRows:
         self._borders[self._row_of[seq]] = border
 
     def advance(self) -> None:
-        """Every sequence here has one more token."""
+        """Record that every row has one more token."""
         if self._sequences:
             self._lens[: len(self._sequences)] += 1
 
     def batch(self, num_preempted: int) -> Batch:
-        """All rows as one step computes them. While nobody comes or goes each has the same tuples, but for lengths."""
+        """Return all rows as one step computes them; tuples but the lengths are reused while no row comes or goes."""
         known, num_rows = self._latest, len(self._sequences)
         lens = tuple(self._lens[:num_rows].tolist()) if num_rows else ()
         if known is None:

@@ -1,4 +1,12 @@
-"""The engine: requests in, tokens out, one step at a time. It touches no tensor and no socket."""
+"""The engine: requests in, tokens out, one step at a time. It touches no tensor and no socket.
+
+A step has four states, and while one is computed the next may be planned and launched:
+
+    plan     the scheduler chooses the rows of a batch                           Scheduler.plan
+    launch   the runner starts the batch; each sampled row gets a PENDING token  Runner.launch, Scheduler.advance
+    land     the host waits for the batch and reads the sampled token ids        Pending.result
+    settle   pages may be found by others, tokens go out, sequences end          Scheduler.settle, Outputs.add_tokens
+"""
 
 import logging
 import random
@@ -10,10 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels.linear.fallbacks import MatmulFallback
-from server.engine.scheduling.outputs import Deltas
+from server.engine.scheduling.outputs import Outputs
 from server.engine.scheduling.runner_api import BatchError, Pending, Runner, StepResult, TakeSamples
 from server.engine.scheduling.scheduler import Scheduler, SequenceTooLong
 from server.engine.scheduling.sequence import PENDING, Batch, Sequence, Status
+from server.engine.scheduling.step_parts import Mark, Part, unmarked
 from server.log import trace_fields
 from server.protocol.messages import (
     FinishReason,
@@ -24,7 +33,7 @@ from server.protocol.messages import (
 
 logger = logging.getLogger(__name__)
 
-# Tokens of a prompt that is scored: what is told of them, 81 bytes each beside five likeliest ones, is in one message.
+# The most tokens of a prompt with log probabilities: all are in one message, 81 bytes each beside five likeliest ones.
 MOST_SCORED = 2**18
 _LEAST_PACKED = 1024  # tokens: numpy's first touch of an array takes 70 us after a pause, Python's of 1024 ints 10
 
@@ -38,8 +47,8 @@ class EngineOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class _Flight:
-    """A batch that was launched, or that could not be."""
+class _Launched:
+    """A batch that was launched, or whose launch failed."""
 
     batch: Batch
     outcome: Pending | BatchError
@@ -48,7 +57,7 @@ class _Flight:
 
 
 class Engine:
-    """Only one thread may call it."""
+    """Steps a scheduler and a runner. Only one thread may call it."""
 
     def __init__(
         self,
@@ -61,12 +70,13 @@ class Engine:
         take_fallbacks: Callable[[], dict[MatmulFallback, int]] = dict,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`num_compiles` counts the kernels compiled in this process; `clock` is monotonic, in seconds.
+        """`num_compiles` returns how many kernels this process has compiled; `clock` is monotonic, in seconds.
 
-        `take_samples` gives what was measured of attention since its last call, `take_fallbacks` what was left to
-        PyTorch's matmuls.
+        `take_samples` returns the attention timings since its last call, `take_fallbacks` the products since its last
+        call that PyTorch's matmuls computed in place of ours.
         """
         self.step_index = 0
+        self.mark: Mark = unmarked  # set by a bench
         self._scheduler = scheduler
         self._runner = runner
         self._options = options
@@ -76,15 +86,17 @@ class Engine:
         self._clock = clock
         self._seeds = random.Random(options.seed)
         self._sequences: dict[str, Sequence] = {}
-        self._flight: _Flight | None = None  # launched ahead
+        self._ahead: _Launched | None = None  # launched before the step before it has landed
         self._landed_at = 0.0
-        self._num_historians = 0  # sequences whose next token depends on the ones that the host must know
-        self._deltas = Deltas()
-        self._is_checked = True  # whether the pages were counted since the last work
+        self._num_with_history = (
+            0  # sequences whose next token depends on earlier ones (penalties), which the host counts
+        )
+        self._outputs = Outputs()
+        self._is_checked = True  # whether the pages were checked since the last step
 
     @property
     def has_work(self) -> bool:
-        return bool(self._deltas) or self._flight is not None or not self._scheduler.is_idle
+        return bool(self._outputs) or self._ahead is not None or not self._scheduler.is_idle
 
     @property
     def max_len(self) -> int:
@@ -109,10 +121,10 @@ class Engine:
             except SequenceTooLong as error:
                 refusal = ("context_length_exceeded", str(error))
         if refusal is not None:
-            self._deltas.end(seq, FinishReason.ERROR, *refusal)
+            self._outputs.add_end(seq, FinishReason.ERROR, *refusal)
             return
         self._sequences[message.request_id] = seq
-        self._num_historians += seq.sampling.needs_history
+        self._num_with_history += seq.sampling.needs_history
         self._is_checked = False
 
     def cancel(self, request_id: str) -> None:
@@ -120,31 +132,33 @@ class Engine:
         seq = self._sequences.get(request_id)
         if seq is not None:
             self._drop(seq)
-            self._deltas.end(seq, FinishReason.CANCELLED)
+            self._outputs.add_end(seq, FinishReason.CANCELLED)
 
     def step(self, *, may_run_ahead: bool = True) -> StepOutput | None:
-        """Finish one batch, planning and launching first what can be on its way meanwhile. None when there is no work.
+        """Finish one batch, launching the next one first where it can be planned. None when there is no work.
 
-        Unless `may_run_ahead`, nothing is on its way afterwards. Raises IntegrityError when pages are lost, and
-        whatever the runner does not survive.
+        Unless `may_run_ahead`, no batch is launched and unfinished afterwards. Raises IntegrityError when pages are
+        lost, and whatever the runner does not survive.
         """
-        flight = self._flight or self._launch()
-        self._flight = None
-        if flight is None:
+        launched = self._ahead or self._launch()
+        self._ahead = None
+        if launched is None:
             if not self._is_checked:
                 self._scheduler.check_integrity()
                 self._is_checked = True
-            if not self._deltas:
+            if not self._outputs:
                 return None
             return self._output(self._clock(), StepResult([]), num_compiles=0)
-        if may_run_ahead and self._can_run_ahead(flight):
-            self._flight = self._launch()
-        return self._land(flight)
+        if may_run_ahead and self._can_run_ahead(launched):
+            self._ahead = self._launch()
+        return self._land(launched)
 
-    def _launch(self) -> _Flight | None:
-        """Plan a batch and start it, as if every batch before it had gone well. None when there is nothing to do."""
+    def _launch(self) -> _Launched | None:
+        """Plan a batch and start it, as if every earlier batch had succeeded. None when there is nothing to do."""
         started_at, compiles_before = self._clock(), self._num_compiles()
+        self.mark(Part.PLAN)
         batch = self._scheduler.plan(started_at)
+        self.mark(Part.LAUNCH)
         if batch is None:
             return None
         try:
@@ -156,30 +170,31 @@ class Engine:
             sequences = batch.sequences
             for row in batch.sampled_rows:
                 sequences[row].tokens.append(PENDING)
-        return _Flight(batch, outcome, started_at, self._num_compiles() - compiles_before)
+        self.mark(Part.REPORT)
+        return _Launched(batch, outcome, started_at, self._num_compiles() - compiles_before)
 
-    def _can_run_ahead(self, flight: _Flight) -> bool:
-        """Whether the next batch can be planned without what this one will say, but for its rows that stop."""
-        is_launched = not isinstance(flight.outcome, BatchError)
-        return self._options.runs_ahead and is_launched and not self._num_historians
+    def _can_run_ahead(self, launched: _Launched) -> bool:
+        """Return whether the next batch can be planned before this one's tokens are known (its rows may still stop)."""
+        is_launched = not isinstance(launched.outcome, BatchError)
+        return self._options.runs_ahead and is_launched and not self._num_with_history
 
-    def _land(self, flight: _Flight) -> StepOutput:
-        """Wait for a batch and tell what became of it."""
+    def _land(self, launched: _Launched) -> StepOutput:
+        """Wait for a batch, settle it, and return its output."""
         self.step_index += 1
-        if isinstance(flight.outcome, BatchError):
-            error = flight.outcome
+        if isinstance(launched.outcome, BatchError):
+            error = launched.outcome
             logger.error("step %d: %d requests end: %s", self.step_index, len(error.rows), error)
             for row in error.rows:
-                seq = flight.batch.sequences[row]
+                seq = launched.batch.sequences[row]
                 if seq.status is not Status.FINISHED:
                     self._fail(seq, error.code, str(error))
             result = StepResult([], quarantined=error.quarantined, oom_stage=error.oom_stage)
         else:
-            result = flight.outcome.result()
-            self._commit(flight.batch, result)
-        started_at = max(flight.started_at, self._landed_at)  # before, the device was at the step before
+            result = launched.outcome.result()
+            self._settle(launched.batch, result)
+        started_at = max(launched.started_at, self._landed_at)  # until then the device computed the step before
         self._landed_at = self._clock()
-        return self._output(started_at, result, num_compiles=flight.num_compiles, batch=flight.batch)
+        return self._output(started_at, result, num_compiles=launched.num_compiles, batch=launched.batch)
 
     def _sequence(self, message: Submit) -> Sequence:
         sampling = message.sampling
@@ -199,7 +214,7 @@ class Engine:
         )
 
     def _refusal(self, message: Submit, seq: Sequence) -> tuple[str, str] | None:
-        """Code and message for what the HTTP edge should have refused; an id out of range would read foreign memory."""
+        """Return code and message of what the API should have refused: an id out of range reads foreign memory."""
         if message.request_id in self._sequences:
             return "internal_error", "a request with this id is being served"
         vocab_size = self._options.vocab_size
@@ -214,26 +229,26 @@ class Engine:
             return "invalid_value", f"prompt token {wrong} is outside the vocabulary of {vocab_size}"
         return None
 
-    def _commit(self, batch: Batch, result: StepResult) -> None:
+    def _settle(self, batch: Batch, result: StepResult) -> None:
         self._scheduler.settle(batch)
-        self._deltas.note(batch, result)
+        self._outputs.record_uses(batch, result)
         if None in result.token_ids:
             for row, token_id in zip(batch.sampled_rows, result.token_ids, strict=True):
                 seq = batch.sequences[row]
                 if token_id is None and seq.status is not Status.FINISHED:
                     self._fail(seq, "nonfinite_logits", "The model's output held no finite number.")
-        for seq in self._deltas.tell(batch, result.token_ids, self._clock()):
+        for seq in self._outputs.add_tokens(batch, result.token_ids, self._clock()):
             self._drop(seq)
 
     def _fail(self, seq: Sequence, code: str, message: str) -> None:
         ids = trace_fields(seq.request_id, seq.traceparent)
         logger.error("a request ends early", extra={"step": self.step_index, "code": code, **ids})
         self._drop(seq, is_sound=False)
-        self._deltas.end(seq, FinishReason.ERROR, code, message)
+        self._outputs.add_end(seq, FinishReason.ERROR, code, message)
 
     def _drop(self, seq: Sequence, *, is_sound: bool = True) -> None:
         del self._sequences[seq.request_id]
-        self._num_historians -= seq.sampling.needs_history
+        self._num_with_history -= seq.sampling.needs_history
         self._scheduler.finish(seq, is_sound=is_sound)
 
     def _output(
@@ -261,11 +276,11 @@ class Engine:
             num_prefix_queried_tokens=batch.num_queried if batch else 0,
             num_prefix_hit_tokens=batch.num_found if batch else 0,
         )
-        return StepOutput(record, self._deltas.take())
+        return StepOutput(record, self._outputs.take())
 
 
 def _packed(token_ids: list[int]) -> "NDArray[np.int64] | None":
-    """None where that takes longer than it saves, or where one is no int64."""
+    """Return the ids as an array; None for few ids, where a list is faster, or where one is no int64."""
     if len(token_ids) < _LEAST_PACKED:
         return None
     try:

@@ -1,33 +1,37 @@
-"""What streams are told: mostly a token each, and nothing else."""
+"""The tokens of each step as deltas for the API process; what ends a sequence is decided in sequence.py."""
 
 from server.engine.scheduling.runner_api import StepResult
 from server.engine.scheduling.sequence import Batch, Sequence, Status
 from server.protocol.messages import FinishReason, RequestTimes, TokenDelta
 
 
-class Deltas:
-    """Those that the next output takes along."""
+class Outputs:
+    """The deltas that the next StepOutput takes along."""
 
     def __init__(self) -> None:
         self._deltas: list[TokenDelta] = []
-        self._news: set[Sequence] = set()  # those that a decision served of which they were not told
-        self._noted: tuple[object, object] = (None, None)  # the decisions and the sequences that were compared last
+        self._with_new_uses: set[Sequence] = set()  # served by a decision that no delta of theirs has reported yet
+        self._compared: tuple[object, object] = (None, None)  # the uses and the sequences of the step before
 
     def __len__(self) -> int:
         return len(self._deltas)
 
     def take(self) -> list[TokenDelta]:
+        """Return the deltas since the last call."""
         deltas, self._deltas = self._deltas, []
         return deltas
 
-    def note(self, batch: Batch, result: StepResult) -> None:
-        """Keep what served each sequence, and its scores, until it is told. Mostly all is as in the step before."""
+    def record_uses(self, batch: Batch, result: StepResult) -> None:
+        """Record which decisions served each sequence, and its prompt log probabilities, until they are reported.
+
+        Mostly both are those of the step before, and nothing is done.
+        """
         for row, scores in result.scores.items():
-            seq = batch.sequences[row]  # after a preemption they come again
+            seq = batch.sequences[row]  # after a preemption the same positions are computed again
             seq.scores = [it for it in seq.scores if it.position < scores.position] + [scores]
-        if self._noted[0] is result.uses and self._noted[1] is batch.sequences:
+        if self._compared[0] is result.uses and self._compared[1] is batch.sequences:
             return
-        self._noted = (result.uses, batch.sequences)
+        self._compared = (result.uses, batch.sequences)
         for phase, uses in result.uses.items():
             named = [((use.phase, use.path, use.status), use) for use in uses]
             for row in batch.rows_of(phase):
@@ -35,52 +39,48 @@ class Deltas:
                 for name, use in named:
                     if name not in seq.attention and seq.status is not Status.FINISHED:
                         seq.attention[name] = use
-                        self._news.add(seq)
+                        self._with_new_uses.add(seq)
 
-    def tell(self, batch: Batch, token_ids: list[int | None], now: float) -> list[Sequence]:
-        """Give each sequence its token, which was PENDING. Returns those that it ends.
+    def add_tokens(self, batch: Batch, token_ids: list[int | None], now: float) -> list[Sequence]:
+        """Replace each sampled sequence's PENDING token by its id and add its delta. Return the sequences that end.
 
-        A sequence that has finished while its row, computed for nothing, was on its way, is told nothing.
+        A sequence that finished while this step was computed gets no delta.
         """
-        finished, news, ended = Status.FINISHED, self._news, []
+        finished, with_new_uses, ended = Status.FINISHED, self._with_new_uses, []
         sequences, context_lens, append = batch.sequences, batch.context_lens, self._deltas.append
         for row, token_id in zip(batch.sampled_rows, token_ids, strict=True):
             seq, index = sequences[row], context_lens[row]
             if seq.status is finished or token_id is None:
                 continue
             seq.tokens[index] = token_id
-            if seq.num_prompt < index < seq.max_len - 1 and token_id not in seq.stop_ids and seq not in news:
+            # Neither first nor last, and no news: most tokens, 256 a step.
+            if seq.num_prompt < index < seq.max_len - 1 and token_id not in seq.stop_ids and seq not in with_new_uses:
                 append(TokenDelta(seq.request_id, [token_id]))
-            elif self._tell_all(seq, index, token_id, now):
+            elif self._add_full_delta(seq, index + 1, now):
                 ended.append(seq)
         return ended
 
-    def end(self, seq: Sequence, reason: FinishReason, code: str | None = None, message: str | None = None) -> None:
-        """Tell a sequence that it ends without another token."""
-        self._news.discard(seq)
+    def add_end(self, seq: Sequence, reason: FinishReason, code: str | None = None, message: str | None = None) -> None:
+        """End a sequence without another token."""
+        self._with_new_uses.discard(seq)
         uses = list(seq.attention.values())
         self._deltas.append(
             TokenDelta(seq.request_id, [], reason, error_code=code, error_message=message, attention=uses)
         )
 
-    def _tell_all(self, seq: Sequence, index: int, token_id: int, now: float) -> bool:
-        """A first or last token, or one with news. Returns whether it is the last."""
-        num_generated = index + 1 - seq.num_prompt
-        finish_reason = None
-        if token_id in seq.stop_ids and num_generated >= seq.sampling.min_tokens:
-            finish_reason = FinishReason.STOP
-        elif index + 1 >= seq.max_len:
-            finish_reason = FinishReason.LENGTH
-        is_first = num_generated == 1
-        has_news = seq in self._news or finish_reason is not None
-        self._news.discard(seq)
+    def _add_full_delta(self, seq: Sequence, num_tokens: int, now: float) -> bool:
+        """Add the delta of a first or last token, or of one with new uses. Return whether it is the last."""
+        finish_reason = seq.finish_reason(num_tokens)
+        is_first = num_tokens == seq.num_prompt + 1
+        reports_uses = seq in self._with_new_uses or finish_reason is not None
+        self._with_new_uses.discard(seq)
         self._deltas.append(
             TokenDelta(
                 seq.request_id,
-                [token_id],
+                [seq.tokens[num_tokens - 1]],
                 finish_reason,
                 times=_times(seq, now) if is_first else None,
-                attention=list(seq.attention.values()) if has_news else None,
+                attention=list(seq.attention.values()) if reports_uses else None,
                 scores=tuple(seq.scores) if is_first else (),
             )
         )

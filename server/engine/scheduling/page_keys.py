@@ -1,17 +1,17 @@
-"""Names of full pages: two pages of one name hold the same keys and values."""
+"""Hashes that name full KV pages: two pages with the same name hold the same keys and values."""
 
 from array import array
 from collections.abc import Iterator
 from hashlib import blake2b
 
-_DIGEST_BYTES = 32  # nobody can make two prompts whose pages share a name, not even on purpose
+_DIGEST_BYTES = 32  # 256 bits: no prompt can be made whose page has the name of another's
 
 
 class PageKeys:
-    """The names of a sequence's pages, hashed as they are asked for and only once.
+    """The names of a sequence's pages. Each is hashed once, when it is first needed.
 
-    A page's name is the hash of its token ids and of the name before it, so of all tokens up to its end; the first
-    one's is of the salt. Sequences of different salts never share a page.
+    A page's name is the hash of its token ids and of the previous page's name, so it covers all tokens up to the end
+    of the page; the first page's covers the salt. Sequences with different salts never share a page.
     """
 
     def __init__(self, page_size: int, salt: bytes = b"") -> None:
@@ -21,13 +21,13 @@ class PageKeys:
         self._last = blake2b(salt, digest_size=_DIGEST_BYTES).digest()
 
     def first(self, num_pages: int, tokens: list[int]) -> list[bytes]:
-        """The names of the first `num_pages` pages of `tokens`, which fill them all and never change."""
+        """Return the names of the first `num_pages` pages of `tokens`, which must fill these pages and never change."""
         while len(self._keys) < num_pages:
             self._name_next(tokens)
         return self._keys[:num_pages]
 
     def each(self, num_pages: int, tokens: list[int]) -> Iterator[bytes]:
-        """As `first`, each hashed when it is asked for: who looks for pages stops at the first that nobody has."""
+        """Yield the names that `first` returns, each hashed on demand: a search stops at the first unknown page."""
         for index in range(num_pages):
             if index == len(self._keys):
                 self._name_next(tokens)

@@ -1,4 +1,4 @@
-"""Who owns which page of the KV cache, and which pages can be found again. Counts only: the memory is the runner's."""
+"""The owners of the pages of the KV cache, and the keys by which pages are found again. The memory is elsewhere."""
 
 from array import array
 from collections import Counter, OrderedDict
@@ -10,11 +10,11 @@ class IntegrityError(Exception):
 
 
 class PagePool:
-    """A fixed number of pages. Each of them is
+    """A fixed number of pages, each in one of three states:
 
-    free   nobody's, and what it holds is worth nothing
-    kept   nobody's, but full and findable by its key; taken, the longest unused first, when no page is free
-    owned  by one request, or by several that found it by its key; nobody writes to a page that can be found
+    free    without an owner, its content is worthless
+    cached  without an owner, but full and found by its key; reused, the least recently used first, when none is free
+    owned   by one request, or by several that found it by its key; a page that has a key is never written to
     """
 
     def __init__(self, num_pages: int, page_size: int) -> None:
@@ -24,7 +24,7 @@ class PagePool:
         self.num_pages = num_pages
         self.page_size = page_size
         self._free = list(range(num_pages - 1, -1, -1))  # a stack: page 0 is handed out first
-        self._kept: OrderedDict[int, None] = OrderedDict()  # in the order in which their last owners left
+        self._cached: OrderedDict[int, None] = OrderedDict()  # in the order in which they lost their last owner
         self._tables: dict[str, array[int]] = {}
         self._num_owners = [0] * num_pages
         self._page_of: dict[bytes, int] = {}
@@ -32,45 +32,45 @@ class PagePool:
 
     @property
     def num_free(self) -> int:
-        """Pages that nobody owns, kept ones included."""
-        return len(self._free) + len(self._kept)
+        """Pages without an owner, cached ones included."""
+        return len(self._free) + len(self._cached)
 
     @property
     def num_used(self) -> int:
         return self.num_pages - self.num_free
 
     @property
-    def num_kept(self) -> int:
-        return len(self._kept)
+    def num_cached(self) -> int:
+        return len(self._cached)
 
     def pages_for(self, num_tokens: int) -> int:
-        """Pages that hold `num_tokens` tokens."""
+        """Return how many pages `num_tokens` tokens need."""
         return -(-num_tokens // self.page_size)
 
     def room_of(self, owner: str) -> int:
-        """Tokens that the owner's pages have room for."""
+        """Return how many tokens fit into the pages of `owner`."""
         return len(self._tables[owner]) * self.page_size
 
     def admit(self, owner: str, num_tokens: int, keys: Iterable[bytes] = (), *, headroom: int = 0) -> int | None:
-        """Give a new owner room for `num_tokens` tokens: the pages that its leading keys find, and fresh ones.
+        """Give a new owner pages for `num_tokens` tokens: those that its leading keys find, and free ones.
 
-        keys      names of its first pages, fewer than it needs; not asked for beyond the first that is unknown
-        headroom  pages that must be left
-        Returns how many pages were found; None, and nothing changes, when the pages do not suffice.
+        keys      names of its first pages, fewer than it needs; read up to the first unknown one
+        headroom  pages that must stay without an owner
+        Returns how many pages were found; None, and changes nothing, when there are too few pages.
         """
         found = self._find(keys)
-        num_unowned = sum(page in self._kept for page in found)
+        num_unowned = sum(page in self._cached for page in found)
         if self.pages_for(num_tokens) - len(found) + num_unowned + headroom > self.num_free:
             return None
         for page in found:
-            self._kept.pop(page, None)
+            self._cached.pop(page, None)
             self._num_owners[page] += 1
         self._tables[owner] = array("i", found)
         self.grow(owner, num_tokens)
         return len(found)
 
     def grow(self, owner: str, num_tokens: int) -> bool:
-        """Give `owner` pages until it has room for `num_tokens` tokens: all that are missing, or none and False."""
+        """Give `owner` all pages that it lacks for `num_tokens` tokens, or none of them and return False."""
         table = self._tables.get(owner)
         num_missing = self.pages_for(num_tokens) - (0 if table is None else len(table))
         if num_missing <= 0:
@@ -84,9 +84,9 @@ class PagePool:
         return True
 
     def publish(self, owner: str, first: int, keys: Iterable[bytes]) -> None:
-        """Let the pages of `owner` from index `first` on be found by `keys`; they are full and computed.
+        """Let the pages of `owner` from index `first` on be found by `keys`; they must be full and computed.
 
-        Where another page has that key already, that one stays the one to be found.
+        Where another page has the same key already, the other page stays the one that is found.
         """
         table = self._tables[owner]
         for index, key in enumerate(keys, start=first):
@@ -96,40 +96,40 @@ class PagePool:
                 self._key_of[page] = key
 
     def table(self, owner: str, num_pages: int | None = None) -> "array[int]":
-        """A copy of the owner's page numbers (the first `num_pages`), in the order of its tokens; empty without any."""
+        """Return a copy of the owner's (first `num_pages`) page numbers in token order; empty for an unknown owner."""
         table = self._tables.get(owner)
         return array("i") if table is None else table[:num_pages]
 
     def pages(self, owner: str) -> "array[int]":
-        """The owner's page numbers themselves: while it owns any, pages are only added, and behind the others."""
+        """Return the owner's page numbers, not a copy: while it owns pages, new ones are only appended."""
         return self._tables[owner]
 
     def release(self, owner: str, *, is_sound: bool = True) -> None:
-        """Take back every page of `owner`; nothing for an owner without pages.
+        """Take every page of `owner`, if it has any.
 
-        Unless `is_sound`, nothing of it can be found any more: what made its result worthless may be in its pages.
+        Unless `is_sound`, none of them can be found any more: the cause of a bad result may be in their content.
         """
         table = self._tables.pop(owner, array("i"))
-        for page in reversed(table):  # the last page first: a page is of no use without those before it
+        for page in reversed(table):  # the last page first: a cached page is useless without the pages before it
             if not is_sound:
                 self._forget(page)
             self._num_owners[page] -= 1
             if self._num_owners[page]:
                 continue
             if page in self._key_of:
-                self._kept[page] = None
+                self._cached[page] = None
             else:
                 self._free.append(page)
 
     def check_integrity(self, owners: Iterable[str]) -> None:
-        """Prove free + kept + owned = total, no page in two places, only `owners` own. Raises IntegrityError."""
+        """Prove free + cached + owned = total, no page in two places, only `owners` own. Raises IntegrityError."""
         strangers = self._tables.keys() - set(owners)
         if strangers:
             raise IntegrityError(f"pages owned by unknown requests: {sorted(strangers)}")
         counts = Counter(page for table in self._tables.values() for page in table)
-        pages = [*self._free, *self._kept, *counts]
+        pages = [*self._free, *self._cached, *counts]
         if len(pages) != self.num_pages:
-            parts = f"{len(self._free)} free + {len(self._kept)} kept + {len(counts)} owned pages"
+            parts = f"{len(self._free)} free + {len(self._cached)} cached + {len(counts)} owned pages"
             raise IntegrityError(f"{parts}, the pool has {self.num_pages}")
         if sorted(pages) != list(range(self.num_pages)):
             raise IntegrityError("a page is in two places, or is no page of this pool")
@@ -139,11 +139,11 @@ class PagePool:
             raise IntegrityError(f"page {page} has {counts[page]} owners, {self._num_owners[page]} are on record")
         if any(self._page_of.get(key) != page for page, key in self._key_of.items()):
             raise IntegrityError("a page is found by another page's key")
-        if len(self._page_of) != len(self._key_of) or not self._kept.keys() <= self._key_of.keys():
-            raise IntegrityError("a key finds a page that has none, or a kept page has no key")
+        if len(self._page_of) != len(self._key_of) or not self._cached.keys() <= self._key_of.keys():
+            raise IntegrityError("a key finds a page that has none, or a cached page has no key")
 
     def _find(self, keys: Iterable[bytes]) -> list[int]:
-        """The pages of the leading keys, up to the first that is unknown."""
+        """Return the pages of the leading keys, up to the first unknown key."""
         found = []
         for key in keys:
             page = self._page_of.get(key)
@@ -153,11 +153,11 @@ class PagePool:
         return found
 
     def _take(self) -> int:
-        """A page that nobody owns, for one owner."""
+        """Return a page without an owner, which now has one."""
         if self._free:
             page = self._free.pop()
         else:
-            page, _ = self._kept.popitem(last=False)
+            page, _ = self._cached.popitem(last=False)
             self._forget(page)
         self._num_owners[page] = 1
         return page

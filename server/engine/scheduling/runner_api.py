@@ -1,4 +1,4 @@
-"""What becomes of a batch, and who computes it."""
+"""The interface between scheduling and execution: a runner launches a batch, the launched batch has a result."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,18 +13,18 @@ TakeSamples = Callable[[], tuple[list[AttentionSample], dict[str, int]]]  # and 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a computed batch gives."""
+    """The result of a computed batch."""
 
     token_ids: list[int | None]  # one for each sampled row; None where its logits held no finite number
     dispatches: list[DispatchCount] = field(default_factory=list)
     uses: dict[Phase, list[AttentionUse]] = field(default_factory=dict)
     quarantined: list[tuple[str, str]] = field(default_factory=list)
-    oom_stage: str | None = None  # of a step that the device's memory did not suffice for
+    oom_stage: str | None = None  # prefill or decode, where the device ran out of memory
     scores: dict[int, TokenScores] = field(default_factory=dict)  # by row, of prompts whose scores are asked for
 
 
 class BatchError(Exception):
-    """Some rows of a batch cannot be computed; nothing of the batch counts as computed, the other rows try again."""
+    """Some rows of a batch cannot be computed. No row of it counts as computed; the other rows are planned again."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class BatchError(Exception):
         *,
         oom_stage: str | None = None,
     ) -> None:
-        """`oom_stage`: prefill or decode, where the device's memory did not suffice."""
+        """`rows` cannot be computed. `oom_stage`: prefill or decode, where the device ran out of memory."""
         super().__init__(message)
         self.code = code
         self.oom_stage = oom_stage
@@ -44,14 +44,14 @@ class BatchError(Exception):
 
 
 class Pending(Protocol):
-    """A launched batch."""
+    """A launched batch whose result may not be there yet."""
 
     def result(self) -> StepResult:
-        """Wait for it. Call it once, in the order of the launches."""
+        """Wait for the batch. Call this once for each batch, in the order of the launches."""
 
 
 class Runner(Protocol):
-    """Computes batches; server/engine/execution/runner.py on a device, a few lines in the tests."""
+    """Computes batches on a device; see server/engine/execution/runner.py."""
 
     def launch(self, batch: Batch) -> Pending:
-        """Start a batch, at most one before it being on its way. Raises BatchError."""
+        """Start a batch; at most one earlier batch may be unfinished. Raises BatchError."""

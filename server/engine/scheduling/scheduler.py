@@ -1,19 +1,23 @@
 """Which tokens the next step computes: continuous batching, chunked prefill, admission and preemption by pages."""
 
+from array import array
 from bisect import insort
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from heapq import merge
 
+from kernels.shape import Phase
 from server.engine.scheduling.decode_rows import DecodeRows
 from server.engine.scheduling.page_keys import PageKeys
 from server.engine.scheduling.pages import PagePool
-from server.engine.scheduling.sequence import Batch, Sequence, Status
-from server.engine.scheduling.step_plan import Work
+from server.engine.scheduling.sequence import Batch, Sequence, Status, phase_of
 
 # Prompt tokens that may be admitted, for each of a prompt's own, before no new arrival can go ahead of it. Simulated
 # for an 8B on an H200 at half load with log-normal lengths, the p99 of TTFT falls from 1.6 s to 0.2 s up to 2k tokens
 # and to 1.0 s up to 8k, and rises from 2.6 to 2.9 s above. At 4 that is 3.2 s; at 1, 2k to 8k gain a tenth only.
 _PATIENCE = 2
+
+
+_Row = tuple[Sequence, int, int]  # a sequence, its tokens to compute in the step, its tokens in pages after it
 
 
 class SequenceTooLong(Exception):
@@ -28,20 +32,63 @@ class SchedulerLimits:
     max_num_interleaved_tokens: int | None = None  # prompt tokens of a step that others wait for; None: no such limit
 
 
+@dataclass(slots=True)
+class _StepPlan:
+    """The prompts that the scheduler has chosen for a step so far, beside its decode rows.
+
+    prompts      each with the number of its tokens to compute
+    num_queried  tokens of the prompts that were admitted for the first time and looked up in the pages of others
+    num_found    tokens that were found there
+    """
+
+    num_decode: int
+    num_preempted: int
+    prompts: list[tuple[Sequence, int]] = field(default_factory=list)
+    num_queried: int = 0
+    num_found: int = 0
+
+    def batch(self, decode: Batch, pool: PagePool) -> Batch:
+        """Return the batch of these prompts and the decode rows."""
+        whole, chunks, single = self._by_phase()
+        decoding = zip(decode.sequences, decode.query_lens, decode.context_lens, strict=True)
+        rows = [*whole, *chunks, *decoding, *single]
+        sequences, query_lens, context_lens = zip(*rows, strict=True)
+        return Batch(
+            sequences=sequences,
+            query_lens=query_lens,
+            context_lens=context_lens,
+            page_tables=(*_tables(whole, pool), *_tables(chunks, pool), *decode.page_tables, *_tables(single, pool)),
+            sampled_rows=tuple([row for row, (seq, _, n) in enumerate(rows) if n == len(seq.tokens)]),
+            num_prefill=len(whole),
+            num_extend=len(chunks),
+            num_preempted=self.num_preempted,
+            num_queried=self.num_queried,
+            num_found=self.num_found,
+        )
+
+    def _by_phase(self) -> tuple[list[_Row], list[_Row], list[_Row]]:
+        """Return whole prompts, chunks behind a context, and single tokens, which are decode rows."""
+        rows: dict[Phase, list[_Row]] = {phase: [] for phase in Phase}
+        for seq, query_len in self.prompts:
+            context_len = seq.num_computed + query_len
+            rows[phase_of(query_len, context_len)].append((seq, query_len, context_len))
+        return rows[Phase.PREFILL], rows[Phase.EXTEND], rows[Phase.DECODE]
+
+
 class Scheduler:
     """Decode rows first, then prompts in the order of their rank:
 
         rank = prompt tokens admitted before it came + 2 x its own tokens
 
-    A short prompt is so ahead of a long one that waits or is being computed, and equal ones keep their order. A prompt
-    that does not end with a step leaves half of it to those behind that do. What waits is admitted by rank, with pages
-    for its whole prompt: where the first does not fit, none behind it is. When a running sequence needs a page and
-    none is left, the latest arrival of those that run is preempted.
+    A short prompt thus goes ahead of a long one that waits or is being computed, and prompts of equal length keep their
+    order. A prompt that does not end with a step leaves half of that step to later prompts that do. Waiting prompts are
+    admitted by rank, each with pages for its whole prompt: where the first does not fit, no later one is admitted. When
+    a running sequence needs a page and none is left, the latest arrival of those that run is preempted.
 
-    Nobody starves. A rank never changes, and those of new arrivals grow with every prompt that is admitted: when
-    2 x its own tokens were, no new arrival goes ahead of a prompt any more. The first by rank gets at least half of
-    each step's tokens for prompts. Only a preemption undoes work; a new page for generated tokens of an earlier
-    arrival pays for it, and generated tokens are never lost.
+    No prompt starves. A rank never changes, and those of new arrivals grow with every prompt that is admitted: when
+    2 x its own tokens were admitted, no new arrival goes ahead of a prompt any more. The first by rank gets at least
+    half of each step's tokens for prompts. Only a preemption undoes computation, and only so that an earlier arrival
+    gets a page for its generated tokens; generated tokens are never lost.
     """
 
     def __init__(self, limits: SchedulerLimits, pool: PagePool, *, shares_pages: bool = False) -> None:
@@ -66,7 +113,7 @@ class Scheduler:
         self._waiting: list[Sequence] = []  # by rank
         self._num_arrived = 0
         self._num_admitted_tokens = 0  # of prompts, each counted once
-        # Pages kept free at an admission, so that what runs can grow for a while before it must preempt somebody.
+        # Pages kept free at an admission, so that what runs can grow for a while before it must preempt a sequence.
         self._headroom = max(1, pool.num_pages // 100)
 
     @property
@@ -113,12 +160,12 @@ class Scheduler:
         seq.rank = (self._num_admitted_tokens + _PATIENCE * num_tokens, self._num_arrived)
         self._num_arrived += 1
         seq.max_len = min(seq.num_prompt + seq.sampling.max_tokens, self._max_len)
-        if self._shares_pages and seq.sampling.scored is None:  # what is to be scored is computed, all of it
+        if self._shares_pages and seq.sampling.scored is None:  # a scored prompt is computed whole
             seq.page_keys = PageKeys(self._pool.page_size, seq.cache_salt)
         insort(self._waiting, seq, key=_rank)
 
     def finish(self, seq: Sequence, *, is_sound: bool = True) -> None:
-        """Drop a waiting or running sequence and free its pages; unless `is_sound`, nobody may find them again."""
+        """Drop a waiting or running sequence and free its pages; unless `is_sound`, no prompt may find them again."""
         if seq.request_id in self._running:
             self._leave(seq)
         else:
@@ -127,23 +174,23 @@ class Scheduler:
         seq.status = Status.FINISHED
 
     def plan(self, now: float) -> Batch | None:
-        """The next batch at time `now` (seconds). None when there is nothing to compute.
+        """Return the next batch at time `now` (seconds), None when there is nothing to compute.
 
         The caller launches the batch, calls `advance`, and appends a token to each sequence that is sampled: PENDING
-        where it does not know it yet. When it does it calls `settle`. It may plan one batch on before that: then a
-        sequence whose last token is still to come has no row.
+        while the token is not known. When the batch has been computed the caller calls `settle`. It may plan one more
+        batch before that: a sequence whose last token is then still pending has no row in it.
         """
         for seq in list(self._prefilling.values()):
             if seq.is_decoding:
                 self._decode(seq)
         num_preempted = self._make_room()
-        work = Work(len(self._decoding), num_preempted)
+        step = _StepPlan(len(self._decoding), num_preempted)
         if self._prefilling or (self._waiting and len(self._running) < self._limits.max_num_seqs):
-            self._add_prompts(work, sorted(self._prefilling.values(), key=_rank), now)
-        if not work.prompts and not work.num_decode:
+            self._add_prompts(step, sorted(self._prefilling.values(), key=_rank), now)
+        if not step.prompts and not step.num_decode:
             return None
         decode = self._decoding.batch(num_preempted)
-        return work.batch(decode, self._pool) if work.prompts else decode
+        return step.batch(decode, self._pool) if step.prompts else decode
 
     def advance(self, batch: Batch) -> None:
         """Record that `batch`, the latest, is launched; call it before the new tokens are appended."""
@@ -157,7 +204,7 @@ class Scheduler:
         self._decoding.advance()
 
     def settle(self, batch: Batch) -> None:
-        """Record that `batch` is computed: its full pages can be found by others, where they were not taken away."""
+        """Record that `batch` is computed: other sequences can find its full pages, unless they were taken by then."""
         if not self._shares_pages:
             return
         page_size, first = self._pool.page_size, batch.num_prefill + batch.num_extend
@@ -166,34 +213,34 @@ class Scheduler:
                 self._publish(batch.sequences[row], context_len // page_size)
 
     def _publish(self, seq: Sequence, num_full: int) -> None:
-        """Let the first pages of a sequence be found, if it has them still."""
+        """Let other sequences find the first `num_full` pages of a running sequence."""
         if seq.page_keys is not None and seq.status is Status.RUNNING and num_full > seq.num_published:
             keys = seq.page_keys.first(num_full, seq.tokens)[seq.num_published :]
             self._pool.publish(seq.request_id, seq.num_published, keys)
             seq.num_published = num_full
 
     def _decode(self, seq: Sequence) -> None:
-        """Its prompt is computed: from now on it has a row in every step."""
+        """Give a sequence whose prompt is computed a row in every step from now on."""
         del self._prefilling[seq.request_id]
         self._decoding.add(seq, self._pool.pages(seq.request_id), self._border(seq))
 
     def _border(self, seq: Sequence) -> int:
-        """The longest it can be and neither lack a page nor wait for its last token."""
+        """Return the number of tokens up to which a sequence needs no page and does not wait for its last token."""
         return min(self._pool.room_of(seq.request_id), seq.max_len - 1)
 
     def _leave(self, seq: Sequence) -> None:
-        """It runs no more."""
+        """Remove a sequence from those that run."""
         del self._running[seq.request_id]
         self._prefilling.pop(seq.request_id, None)
         self._decoding.discard(seq)
 
     def _make_room(self) -> int:
-        """Give each decoding sequence the page of its next token; the latest arrivals pay. Returns how many did.
+        """Give each decoding sequence the page of its next token, preempting the latest arrivals. Return how many.
 
-        One whose last token is on its way needs none, and has no row any more.
+        A sequence whose last token is being computed needs no page, and loses its row.
         """
         num_preempted = 0
-        for seq in self._decoding.behind_border():
+        for seq in self._decoding.past_border():
             num_tokens = len(seq.tokens)
             if num_tokens >= seq.max_len and seq.is_pending:
                 self._decoding.discard(seq)
@@ -206,7 +253,7 @@ class Scheduler:
         return num_preempted
 
     def _preempt(self, seq: Sequence) -> None:
-        """Take the pages back; its tokens, generated ones included, become a prompt to compute again."""
+        """Take a sequence's pages; its tokens, generated ones included, become a prompt to compute again."""
         self._leave(seq)
         self._pool.release(seq.request_id)
         seq.status = Status.WAITING
@@ -214,12 +261,12 @@ class Scheduler:
         seq.num_preemptions += 1
         insort(self._waiting, seq, key=_rank)
 
-    def _add_prompts(self, work: Work, prompts: list[Sequence], now: float) -> None:
-        """Add the running `prompts` and what waits, by rank until the step is full: whole ones, and a chunk of one."""
-        left = self._limits.max_num_batched_tokens - work.num_decode
-        if work.num_decode:  # somebody waits for his next token
+    def _add_prompts(self, step: _StepPlan, prompts: list[Sequence], now: float) -> None:
+        """Add running `prompts` and waiting ones by rank until the step is full: whole ones, and a chunk of one."""
+        left = self._limits.max_num_batched_tokens - step.num_decode
+        if step.num_decode:  # clients wait for their next token
             left = min(left, self._max_interleaved)
-        is_open = not work.num_preempted
+        is_open = not step.num_preempted
         num_added = 0
         long: Sequence | None = None
         for seq in merge(prompts, list(self._waiting), key=_rank):
@@ -228,12 +275,12 @@ class Scheduler:
             if seq.status is Status.WAITING:
                 if not is_open or (long is not None and seq.num_uncomputed > left):
                     continue
-                is_open = self._admit(seq, work, now)
+                is_open = self._admit(seq, step, now)
                 if not is_open:
                     continue
             if seq.num_uncomputed <= left:
                 chunk = seq.num_uncomputed
-                work.prompts.append((seq, chunk))
+                step.prompts.append((seq, chunk))
             elif long is None:
                 long = seq
                 chunk = num_of_long = -(-min(left, self._max_interleaved) // 2)
@@ -242,12 +289,12 @@ class Scheduler:
             num_added += chunk
             left -= chunk
         if long is not None:
-            # It takes what is left, but where others wait for the end of this step no more than may be interleaved.
-            rest = min(left, max(0, self._max_interleaved - num_added)) if work.num_decode or work.prompts else left
-            work.prompts.append((long, num_of_long + rest))
+            # The long prompt takes what is left, but while others wait for this step no more than may be interleaved.
+            rest = min(left, max(0, self._max_interleaved - num_added)) if step.num_decode or step.prompts else left
+            step.prompts.append((long, num_of_long + rest))
 
-    def _admit(self, seq: Sequence, work: Work, now: float) -> bool:
-        """Start one of the waiting, if there are a seat and pages for all of its tokens."""
+    def _admit(self, seq: Sequence, step: _StepPlan, now: float) -> bool:
+        """Start a waiting sequence if fewer than max_num_seqs run and pages for all of its tokens are free."""
         if len(self._running) >= self._limits.max_num_seqs or seq.is_pending:
             return False
         num_tokens, page_size = len(seq.tokens), self._pool.page_size
@@ -267,9 +314,13 @@ class Scheduler:
             self._num_admitted_tokens += num_tokens
             seq.num_cached = seq.num_computed
             if seq.page_keys is not None:
-                work.num_queried += num_tokens
-                work.num_found += seq.num_cached
+                step.num_queried += num_tokens
+                step.num_found += seq.num_cached
         return True
+
+
+def _tables(rows: list[_Row], pool: PagePool) -> "list[array[int]]":
+    return [pool.table(seq.request_id, pool.pages_for(num_tokens)) for seq, _, num_tokens in rows]
 
 
 def _rank(seq: Sequence) -> tuple[int, int]:

@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 
 from kernels.shape import Phase
 from server.engine.scheduling.page_keys import PageKeys
-from server.protocol.messages import AttentionUse, SamplingParams, TokenScores
+from server.protocol.messages import AttentionUse, FinishReason, SamplingParams, TokenScores
 
-PENDING = -1  # in place of a token that a launched step chooses and that the host has not read yet
+PENDING = -1  # stands for a token that a launched step samples and that the host has not read yet
 
 _DECODE_ONLY = (Phase.DECODE,)
 
@@ -28,10 +28,10 @@ class Sequence:
 
     tokens        prompt, then generated tokens; the last one may be PENDING
     num_computed  tokens [0, num_computed) have their keys and values in pages; less again after a preemption
-    rank          its place among all prompts and its arrival among all sequences; the scheduler's
+    rank          order among all prompts, and the number of its arrival; set by the scheduler
     page_keys     names of its full pages; None where pages are not shared
-    max_len       tokens it may have; the scheduler's
-    is_greedy     whether its next token is simply the likeliest one, unless end tokens are still banned
+    max_len       the most tokens it may have; set by the scheduler
+    is_greedy     whether its next token is the likeliest one, unless stop ids are still banned by min_tokens
     """
 
     request_id: str
@@ -40,32 +40,45 @@ class Sequence:
     sampling: SamplingParams
     seed: int
     submitted_at: float
-    stop_ids: frozenset[int] = frozenset()  # every id that ends it
-    cache_salt: bytes = b""  # it shares pages only with sequences of the same one
+    stop_ids: frozenset[int] = frozenset()  # every token id that ends it, EOS included
+    cache_salt: bytes = b""  # it shares pages only with sequences of the same salt
     rank: tuple[int, int] = (0, 0)
     page_keys: PageKeys | None = None
     status: Status = Status.WAITING
     num_computed: int = 0
-    num_published: int = 0  # pages that others may find, or that it found itself
+    num_published: int = 0  # its pages that other sequences may find, or that it found
     num_cached: int = 0  # tokens it found in pages when it was first admitted
     num_chunks: int = 0  # batches that computed a part of its prompt before its first token
     num_preemptions: int = 0
     scheduled_at: float | None = None  # first admitted
-    attention: dict[tuple[str, str, str], AttentionUse] = field(default_factory=dict)  # every distinct one that served
-    scores: list[TokenScores] = field(default_factory=list)  # of the chunks computed so far, where they are asked for
+    attention: dict[tuple[str, str, str], AttentionUse] = field(
+        default_factory=dict
+    )  # every distinct decision that served it
+    scores: list[TokenScores] = field(
+        default_factory=list
+    )  # prompt log probabilities of the chunks computed so far, where requested
     traceparent: str | None = None  # of its trace, for the log
     max_len: int = 0
-    prompt: "NDArray[np.int64] | None" = None  # of a long one, its tokens as a device takes them
+    prompt: "NDArray[np.int64] | None" = None  # of a long prompt, its token ids as an array
     is_greedy: bool = field(init=False)
 
     def __post_init__(self) -> None:
         self.is_greedy = self.sampling.temperature == 0 and not self.sampling.needs_history
 
     def span(self, start: int, stop: int) -> "NDArray[np.int64] | list[int]":
-        """Tokens [start, stop), for an array: of a list numpy looks at each, 0.15 ms for 8k tokens."""
+        """Return tokens [start, stop), from the array where there is one: a list of 8k tokens costs numpy 0.15 ms."""
         if self.prompt is not None and stop <= self.num_prompt:
             return self.prompt[start:stop]
         return self.tokens[start:stop]
+
+    def finish_reason(self, num_tokens: int) -> FinishReason | None:
+        """Return why generation ends with the newest of its first `num_tokens` tokens, None where it goes on.
+
+        A stop id (EOS is one unless `ignore_eos`) ends it once `min_tokens` are generated; the length limit always.
+        """
+        if self.tokens[num_tokens - 1] in self.stop_ids and num_tokens - self.num_prompt >= self.sampling.min_tokens:
+            return FinishReason.STOP
+        return FinishReason.LENGTH if num_tokens >= self.max_len else None
 
     @property
     def num_generated(self) -> int:
@@ -88,13 +101,13 @@ class Sequence:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What one step computes, complete at birth. Row i is part of `sequences[i]`; rows stand prefill | extend | decode.
+    """The rows that one step computes. Row i belongs to `sequences[i]`; rows are ordered prefill | extend | decode.
 
     query_lens    tokens of the sequence computed in this step: [context_len - query_len, context_len)
     context_lens  tokens of the sequence in pages after this step
-    page_tables   page numbers (int32), of context_len tokens and no more when the step is launched: the last one is the
-                  newest token's; a decode row's is its sequence's own and grows with it
-    sampled_rows  rows whose sequence is complete after this step: their last token gets a successor
+    page_tables   page numbers (int32) that cover exactly context_len tokens when the step is launched; a decode row's
+                  table is the sequence's own and grows with it
+    sampled_rows  rows of which no token is left to compute after this step: a next token is sampled for each
     """
 
     sequences: tuple[Sequence, ...]
@@ -104,9 +117,9 @@ class Batch:
     sampled_rows: tuple[int, ...]
     num_prefill: int
     num_extend: int
-    num_preempted: int = 0  # sequences that lost their pages to make room for this batch
-    num_queried: int = 0  # tokens of the prompts that were admitted for the first time, looked up in pages of others
-    num_found: int = 0  # those of them that need not be computed
+    num_preempted: int = 0  # sequences preempted to make room for this batch
+    num_queried: int = 0  # tokens of newly admitted prompts that were looked up in cached pages
+    num_found: int = 0  # those of them that were found and need not be computed
 
     @property
     def num_rows(self) -> int:
@@ -118,13 +131,13 @@ class Batch:
 
     @property
     def phases(self) -> tuple[Phase, ...]:
-        """Those that it has rows of."""
+        """The phases of its rows."""
         if not self.num_prefill and not self.num_extend:
             return _DECODE_ONLY
         return tuple(phase for phase in Phase if self.rows_of(phase))
 
     def rows_of(self, phase: Phase) -> range:
-        """The rows of one phase; empty where the batch has none."""
+        """Return the rows of one phase, empty where the batch has none."""
         extend_at = self.num_prefill
         decode_at = self.num_prefill + self.num_extend
         if phase is Phase.PREFILL:
@@ -135,7 +148,7 @@ class Batch:
 
 
 def phase_of(query_len: int, context_len: int) -> Phase:
-    """How attention sees a row. The last single token of a prompt is a decode row: the kernel does the same work."""
+    """Return the attention phase of a row: a prompt's last token, computed alone, is a decode row to a kernel."""
     if query_len == context_len:
         return Phase.PREFILL
     return Phase.DECODE if query_len == 1 else Phase.EXTEND

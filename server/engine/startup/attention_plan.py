@@ -9,13 +9,12 @@ from kernels.fingerprint import Fingerprint
 from kernels.shape import AttentionShape
 from qualification.decision.decision import Decision, Pairs
 from qualification.decision.model_shapes import AttentionSignature, distinct_windows, shapes_needed
-from qualification.evidence.evidence import Evidence, summarize
 from qualification.measure.start_plan import Plan, RunQualification, make_plan
 from server.engine.startup.limits import EngineLimits
 from server.errors import SettingsError
 from server.model.config import ModelConfig
 from server.protocol.messages import AttestationReport, PlanRow
-from server.protocol.plan_rows import rejections_here
+from server.protocol.plan_rows import plan_rows, rejections_here
 from server.settings import Settings
 
 Progress = Callable[[str, str], None]  # stage, detail
@@ -96,35 +95,6 @@ def cache_folder(settings: Settings) -> Path:
     except OSError as error:
         raise SettingsError(f"the cache folder {folder} cannot be used: {error.strerror}") from error
     return folder
-
-
-def plan_rows(
-    decisions: Mapping[AttentionShape, Decision], evidence: Mapping[tuple[AttentionShape, str], Evidence]
-) -> list[PlanRow]:
-    return [_plan_row(decision, evidence) for decision in decisions.values()]
-
-
-def _plan_row(decision: Decision, evidence: Mapping[tuple[AttentionShape, str], Evidence]) -> PlanRow:
-    shape = decision.shape
-    found = None if decision.path is None else evidence.get((shape, decision.path))
-    return PlanRow(
-        shape=str(shape),
-        phase=shape.phase.value,
-        query_bucket=shape.query_bucket.label,
-        context_bucket=shape.context_bucket.label,
-        head_dim=shape.head_dim,
-        path=decision.path,
-        status=decision.status.value,
-        wanted=decision.wanted,
-        fallback_reasons=[reason.value for reason in decision.fallback_reasons],
-        rejected={
-            candidate.path: [(rejection.code.value, rejection.detail) for rejection in candidate.rejections]
-            for candidate in decision.candidates
-        },
-        matrix_digest=decision.matrix_digest,
-        evidence=None if found is None else summarize(found),
-        notes=decision.notes,
-    )
 
 
 def _explain(rows: Sequence[PlanRow], policy: str) -> str:

@@ -39,7 +39,6 @@ from server.engine.startup.attention_plan import (
     Unservable,
     cache_folder,
     plan_attention,
-    plan_rows,
     refuse_unserved,
 )
 from server.engine.startup.kv_sizing import Parts, check_weights_fit, num_pages, sizes_of_graphs
@@ -51,6 +50,7 @@ from server.model.config import ModelConfig
 from server.model.kv_cache import KVCache
 from server.model.load.load import check_checkpoint, load_config, load_decoder, resolve_model
 from server.protocol.messages import AttestationReport, EngineReady
+from server.protocol.plan_rows import plan_rows
 from server.settings import Settings
 
 logger = logging.getLogger(__name__)

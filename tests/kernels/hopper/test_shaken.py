@@ -79,7 +79,7 @@ def test_a_lost_order_shows(mutant: str, run: Run) -> None:
 def test_every_mutant_still_finds_what_it_changes(mutant: str, tmp_path: Path) -> None:
     name, edits = MUTANTS[mutant]
     sources = [
-        (copy_kernels(tmp_path / str(i), mutant=each) / "kernels" / "attention" / f"{name}.py").read_text()
+        (copy_kernels(tmp_path / str(i), mutant=each) / "kernels" / "hopper" / f"{name}.py").read_text()
         for i, each in enumerate((None, mutant))
     ]
     assert sources[0] != sources[1], edits

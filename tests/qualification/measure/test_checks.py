@@ -8,7 +8,6 @@ import torch
 from qualification_fakes import DECODE, SHAPE
 
 from kernels.reference.oracle import attention_oracle
-from kernels.sdpa.cpu_decode import KEPT
 from kernels.shape import AttentionShape, Dtype
 from qualification.evidence.evidence import REQUIRED_CHECKS, Check
 from qualification.measure.checks import check_path, one_thread
@@ -115,21 +114,6 @@ def test_a_failed_check_says_where_and_by_how_much() -> None:
     found = measure(run)
     assert found["drawn_rows"].where.startswith("row 5, head 1, column 7: off by 0.5, at most ")
     assert found["nonfinite"].where == ""
-
-
-def test_keys_kept_from_step_to_step_are_checked() -> None:
-    """As a server's steps have them: a path that does not add the newest key is refused there, and only there."""
-
-    def run(q, k, v, batch, flags, out) -> None:
-        kept = None if batch.plans is None else batch.plans[KEPT]
-        is_later_step = kept in seen
-        seen.append(kept or object())
-        stale = replace(batch, context_lens=batch.context_lens - 1) if is_later_step else batch
-        right(q, k, v, stale, flags, out)
-
-    seen: list[object] = []
-    failed = [check for check in measure(run, DECODE).values() if not check.is_passed]
-    assert {check.case for check in failed} == {"steps"}
 
 
 def test_what_a_path_raises_goes_through() -> None:

@@ -13,16 +13,14 @@ from kernels.device import read_fingerprint
 from kernels.fingerprint import Device
 from kernels.path import KernelPath, Reject, Tier
 from kernels.reference.oracle import attention_oracle
-from kernels.sdpa.cpu_decode import KEPT
 from kernels.shape import AttentionShape, Dtype
 from qualification.decision.decision import Policy, Status
 from qualification.decision.model_shapes import AttentionSignature, ServingLimits, shapes_needed
 from qualification.evidence.evidence import Evidence, Timing
 from qualification.evidence.matrix import gpu_folder, load_matrix, save_matrix
 from qualification.measure.ceilings import Ceilings
-from qualification.measure.inputs import long_case
 from qualification.measure.planted_faults import passed_wrongly
-from qualification.measure.qualify import Bench, Pair, QualificationAborted, qualify, stepping_call
+from qualification.measure.qualify import Bench, Pair, QualificationAborted, qualify
 from qualification.measure.start_plan import MatrixVerdict, Plan, make_plan, own_file
 
 CPU = torch.device("cpu")
@@ -357,36 +355,6 @@ def test_a_rival_that_would_win_is_timed_in_turns_before_it_does() -> None:
 def test_without_rates_a_time_has_no_floor() -> None:
     bench = Bench(MACHINE, CPU, rates=lambda *_: None)
     assert run(replace(FIRST, run=right), bench=bench, check_checker=trusting).floor_us is None
-
-
-def test_a_qualification_times_a_cpus_decode_so() -> None:
-    seen: list[int] = []
-
-    def run_decode(q, k, v, batch, flags, out) -> None:
-        right(q, k, v, batch, flags, out)
-        if batch.plans is not None and KEPT in batch.plans:
-            seen.append(int(batch.context_lens[0]))
-
-    run(replace(FIRST, run=run_decode), DECODE, check_checker=trusting)
-    assert seen[:6] == [1, 2, 3, 113, 114, 115]  # of the check's first sequence, then of the timed ones
-
-
-def test_a_cpus_decode_is_timed_as_steps_of_a_server() -> None:
-    steps: list[tuple[list[int], object]] = []
-
-    def run(q, k, v, batch, flags, out) -> None:  # noqa: ARG001
-        steps.append((batch.context_lens.tolist(), batch.plans.pop(KEPT)))
-        assert batch.plans == {}  # nothing is left of the step before
-        batch.plans["a plan"] = True
-
-    call = stepping_call(run, long_case(DECODE, CPU, seed=0, num_seqs=2))
-    for _ in range(32):
-        call()
-    longest = [128, 128]
-    assert [lengths for lengths, _ in steps[:16]] == [[n, n] for n in range(113, 129)]
-    assert steps[15][0] == longest
-    assert [lengths for lengths, _ in steps[16:32]] == [lengths for lengths, _ in steps[:16]]
-    assert len({id(kept) for _, kept in steps}) == 1
 
 
 def test_a_wrong_path_gets_evidence_of_its_errors() -> None:

@@ -68,7 +68,7 @@ def test_a_missing_key_file_stops_the_start(capsys: pytest.CaptureFixture[str], 
 
 def test_a_reader_who_has_seen_enough_gets_no_complaint_and_no_pass() -> None:
     with subprocess.Popen(
-        [sys.executable, "-m", "server.cli.main", "matrix", "show"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [sys.executable, "-m", "server.cli", "matrix", "show"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as command:
         assert command.stdout is not None
         assert command.stderr is not None

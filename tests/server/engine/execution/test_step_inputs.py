@@ -4,7 +4,6 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from kernels.sdpa.cpu_decode import Kept
 from kernels.shape import Phase
 from server.engine.execution.inputs import InputBuilder
 from server.engine.scheduling.sequence import Batch, Sequence
@@ -93,38 +92,3 @@ def test_buffers_grow_and_are_used_again() -> None:
     long = Batch((sequence(0, 500),), (500,), (500,), (array("i", range(125)),), (0,), num_prefill=1, num_extend=0)
     assert builder.build(long, {}).slots.tolist() == list(range(500))
     assert builder.build(mixed_batch(), {}).token_ids.tolist() == [100, 101, 102, 205, 206, 308, 401]
-
-
-def decode_batch(*num_tokens: int) -> Batch:
-    sequences = tuple(sequence(100 * row, num) for row, num in enumerate(num_tokens))
-    tables = tuple(array("i", [row, row + 10, row + 20]) for row in range(len(num_tokens)))
-    ones = (1,) * len(num_tokens)
-    return Batch(sequences, ones, num_tokens, tables, tuple(range(len(num_tokens))), num_prefill=0, num_extend=0)
-
-
-def longer(batch: Batch, num: int) -> Batch:
-    for seq in batch.sequences:
-        seq.tokens.extend(range(num))
-    return replace(batch, context_lens=tuple(length + num for length in batch.context_lens))
-
-
-def test_what_attention_keeps_lives_while_each_step_is_the_one_before_with_a_token_more() -> None:
-    builder, first = InputBuilder(4, CPU), decode_batch(4, 4)
-
-    def kept(batch: Batch) -> Kept | None:
-        return builder.build(batch, {}).parts[-1].kept
-
-    assert kept(first) is None
-    second = longer(first, 1)
-    begun = kept(second)
-    assert begun is not None
-    third = longer(second, 1)
-    assert kept(third) is begun
-    assert kept(third) is None  # as when a step is computed again
-    fourth = longer(third, 2)
-    assert kept(fourth) is None
-    fifth = longer(fourth, 1)
-    renewed = kept(fifth)
-    assert renewed not in (None, begun)
-    assert kept(replace(longer(fifth, 1), sequences=(*fifth.sequences,)[::-1])) is None  # others in the rows
-    assert kept(mixed_batch()) is None

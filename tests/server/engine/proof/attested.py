@@ -9,7 +9,7 @@ from tiny_llama import TinyLlama
 
 from kernels.catalog import PATHS
 from kernels.path import KernelPath
-from kernels.shape import AttentionShape, Phase
+from kernels.shape import AttentionShape
 from qualification.decision.decision import Decision, Pairs, Policy
 from qualification.evidence.evidence import Evidence
 from qualification.measure.qualify import Bench, Pair
@@ -21,8 +21,6 @@ from server.protocol.messages import SamplingParams, Submit
 from server.settings import DeviceChoice, Settings
 
 FLASH = "aten::_scaled_dot_product_flash_attention_for_cpu"
-BAG = "aten::_embedding_bag_forward_only"
-SOFTMAX = "aten::_softmax"
 
 
 @dataclass(frozen=True)
@@ -85,14 +83,12 @@ def build(settings: Settings) -> BuiltEngine:
 def proving(pairs: Sequence[Pair], bench: Bench, *, on_evidence: Callable[[Evidence], None], **_: object) -> None:
     """Stands in for `qualify`: prove every pair without a measurement, whose result may depend on the machine."""
     for shape, path in pairs:
-        on_evidence(evidence(shape, path, fingerprint=bench.fingerprint, kernels=kernels_of(path.name, shape.phase)))
+        on_evidence(evidence(shape, path, fingerprint=bench.fingerprint, kernels=kernels_of(path.name)))
 
 
-def kernels_of(path: str, phase: Phase) -> tuple[str, ...]:
-    """What a call of the path launches on a CPU, by the profiler's names."""
-    if path == "sdpa.math":
-        return ("aten::bmm", SOFTMAX)
-    return (BAG, SOFTMAX) if phase is Phase.DECODE else (FLASH,)
+def kernels_of(path: str) -> tuple[str, ...]:
+    """Return the operators that a call of the path launches on a CPU, by the profiler's names."""
+    return ("aten::bmm", "aten::_softmax") if path == "sdpa.math" else (FLASH,)
 
 
 def settings_for(model: TinyLlama, cache: Path) -> Settings:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from attested import BAG, FLASH, SOFTMAX, Subject, build, refuses, settings_for
+from attested import FLASH, Subject, build, refuses, settings_for
 from tiny_llama import NUM_LAYERS, TinyLlama
 
 from kernels.catalog import PATHS, path_named
@@ -36,9 +36,8 @@ def test_the_start_attests_every_phase(subject: Subject) -> None:
     assert report is not None
     assert (report.trigger, report.result, report.quarantined) == ("start", "match", [])
     assert [batch.phase for batch in report.batches] == [phase.value for phase in Phase]
-    of_decode = {BAG: 2 * NUM_LAYERS, SOFTMAX: NUM_LAYERS}
     for batch in report.batches:
-        assert batch.kernels == (of_decode if batch.phase == Phase.DECODE.value else {FLASH: NUM_LAYERS})
+        assert batch.kernels == {FLASH: NUM_LAYERS}
 
 
 def test_a_start_whose_attestation_leaves_a_shape_without_a_path_is_refused(
@@ -66,9 +65,8 @@ def test_a_path_that_silently_runs_another_kernel_is_caught(subject: Subject) ->
     report = it.attest_all("request")
     assert report.result == "mismatch"
     for batch in report.batches:
-        kernel = BAG if batch.phase == Phase.DECODE.value else FLASH
         assert batch.detail is not None
-        assert batch.detail.startswith(f"sdpa.cpu did not launch {kernel}")
+        assert batch.detail.startswith(f"sdpa.cpu did not launch {FLASH}")
     assert "aten::bmm" in str(details(report)[0])
 
 

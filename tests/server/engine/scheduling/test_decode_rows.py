@@ -35,10 +35,10 @@ def test_rows_equal_those_made_from_scratch_whoever_comes_goes_and_grows(seed: i
             subject.discard(gone)
             subject.discard(gone)  # it is not here any more
             del tables[gone], borders[gone]
-        for seq in subject.behind_border():
+        for seq in subject.past_border():
             borders[seq] += rng.randrange(8)
             subject.set_border(seq, borders[seq])
-        assert {*subject.behind_border()} == {seq for seq in tables if len(seq.tokens) > borders[seq]}
+        assert {*subject.past_border()} == {seq for seq in tables if len(seq.tokens) > borders[seq]}
         batch = subject.batch(num_preempted=rng.randrange(3))
         assert len(subject) == batch.num_rows == len(tables)
         assert by_sequence(batch) == {seq: (len(seq.tokens), table) for seq, table in tables.items()}

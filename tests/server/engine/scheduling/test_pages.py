@@ -90,7 +90,7 @@ def test_published_pages_are_found_by_their_leading_keys_in_use_and_after() -> N
     assert list(pool.table("b")) == [0, 1, 3]
     pool.release("a")
     pool.release("b")
-    assert (pool.num_used, pool.num_free, pool.num_kept) == (0, 8, 3)
+    assert (pool.num_used, pool.num_free, pool.num_cached) == (0, 8, 3)
     assert pool.admit("c", 16, keys("xyz")) == 3
     assert list(pool.table("c")) == [0, 1, 2, 3]
     pool.check_integrity(["c"])
@@ -111,7 +111,7 @@ def test_kept_pages_are_taken_when_no_page_is_free_the_longest_unused_and_the_la
     pool.release("b")
     pool.release("a")
     assert pool.admit("c", 12) == 0  # the free page, then those of b
-    assert (pool.num_free, pool.num_kept) == (2, 2)
+    assert (pool.num_free, pool.num_cached) == (2, 2)
     assert pool.admit("d", 1, keys("bb")) == 0
     pool.release("d")
     assert pool.admit("e", 5, keys("aa")[:1]) == 1
@@ -124,7 +124,7 @@ def test_an_admission_that_does_not_fit_beside_what_it_finds_changes_nothing() -
     pool.publish("a", 0, keys("xy"))
     pool.release("a")
     assert pool.admit("b", 16, keys("xy"), headroom=1) is None
-    assert (pool.num_free, pool.num_kept) == (4, 2)
+    assert (pool.num_free, pool.num_cached) == (4, 2)
     assert pool.admit("b", 16, keys("xy")) == 2
     assert pool.num_free == 0
 
@@ -136,7 +136,7 @@ def test_of_two_pages_with_one_key_the_first_stays_findable() -> None:
     pool.publish("a", 0, keys("x"))
     pool.publish("b", 0, keys("x"))
     pool.release("b")
-    assert pool.num_kept == 0
+    assert pool.num_cached == 0
     pool.admit("c", 8, keys("x"))
     assert pool.table("c")[0] == pool.table("a")[0]
     pool.check_integrity("ac")
@@ -150,7 +150,7 @@ def test_nothing_of_an_unsound_owner_is_found_even_while_others_hold_it() -> Non
     pool.release("a", is_sound=False)
     assert pool.admit("c", 4, keys("x")) == 0
     pool.release("b")
-    assert pool.num_kept == 0
+    assert pool.num_cached == 0
     pool.check_integrity("c")
 
 
@@ -171,8 +171,8 @@ def test_integrity_finds_a_key_that_leads_to_another_page() -> None:
         pool.check_integrity("a")
 
 
-def test_a_kept_page_without_a_key_is_found_out() -> None:
+def test_integrity_finds_a_cached_page_without_a_key() -> None:
     pool = PagePool(num_pages=4, page_size=4)
-    pool._kept[pool._free.pop()] = None
-    with pytest.raises(IntegrityError, match="a kept page has no key"):
+    pool._cached[pool._free.pop()] = None
+    with pytest.raises(IntegrityError, match="a cached page has no key"):
         pool.check_integrity([])

@@ -170,7 +170,7 @@ def test_a_random_walk_computes_every_token_once_starves_nobody_and_returns_ever
     assert not walk.alive
     assert walk.subject.is_idle
     assert walk.pool.num_used == 0
-    assert walk.shares or not walk.pool.num_kept
+    assert walk.shares or not walk.pool.num_cached
 
 
 @pytest.mark.parametrize("seed", range(24))
