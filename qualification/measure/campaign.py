@@ -17,7 +17,7 @@ from qualification.evidence.matrix import MatrixError, gpu_folder
 from qualification.evidence.summary import counts, summary
 from qualification.exit_code import ExitCode
 from qualification.measure.qualify import DeviceLost, Pair, QualificationAborted
-from qualification.model.reader import read_model
+from qualification.model.families.reader import read_model
 
 _MAX_FINDINGS = 20  # lines
 

@@ -33,5 +33,5 @@ class Family:
     model_type: str
     architectures: tuple[str, ...]
     read_config: Callable[[Fields], ModelConfig]
-    tensors: TensorNames | None = TensorNames()  # noqa: RUF009 (frozen)
+    tensors: TensorNames | None = TensorNames()
     tolerated: tuple[str, ...] = ("rotary_emb.inv_freq",)  # a constant that old exporters wrote down
