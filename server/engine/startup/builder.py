@@ -14,6 +14,7 @@ from kernels.device import read_fingerprint, torch_dtype, use_all_cores
 from kernels.fingerprint import Fingerprint
 from kernels.launch import install_compile_counter, num_compiles
 from kernels.linear.fallbacks import MatmulFallbacks
+from kernels.triton_cache import use_own_cache
 from qualification.attest.driver_record import Recorder
 from qualification.decision.decision import Pairs, Policy
 from qualification.measure.qualify import DeviceLost, qualify
@@ -91,6 +92,7 @@ def build_engine(
 
     Of faults, DeviceLost names who may be to blame, without whom the next start will do.
     """
+    use_own_cache()
     install_compile_counter()
     subject = _subject(settings)
     quarantine = Quarantine(own_file(cache_folder(settings), "quarantine", subject.fingerprint), PATHS)
