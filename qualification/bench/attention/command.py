@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from kernels.shape import Dtype, Phase
+from kernels.triton_cache import use_own_cache
 from qualification.bench.attention.cases import Sweep, quick_sweep
 from qualification.bench.attention.charts import charts
 from qualification.bench.attention.row import Outcome, absences_as_json, rows_as_json
@@ -118,6 +119,7 @@ def _run(args: argparse.Namespace) -> int:
     from qualification.bench.attention.ahead import compile_ahead
     from qualification.bench.attention.run import Bench, contenders_of
 
+    use_own_cache()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     fingerprint, parts = read_fingerprint(device), parts_of(args, device.type)
     ready_to_write(args.out_dir)
