@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from kernels.buckets import Bucket
-from server.model.families.registry import FAMILIES
+from qualification.model.families.registry import FAMILIES
 from server.settings import DEMO_MODEL, PREFIX, Settings, flag_of
 
 DOCS = Path(__file__).resolve().parent

@@ -2,24 +2,31 @@
 
 import sys
 from collections.abc import Mapping
-from typing import NoReturn
-
-from server.errors import ModelError
+from typing import Any, NoReturn
 
 _MAX_SHOWN_CHARS = 200  # of a value in a message
 MAX_INTEGER = 2**31 - 1  # of a size in config.json
 
 
+class ModelConfigError(ValueError):
+    """config.json lacks a field, or holds a value that is wrong or not supported."""
+
+
 class Fields:
-    """The fields of one JSON object. A field that is null counts as missing. Every method raises ModelError."""
+    """The fields of one JSON object. A field that is null counts as missing. Every method raises ModelConfigError."""
 
     def __init__(self, values: Mapping[str, object], source: str) -> None:
         self._values = values
         self.source = source  # the file, for messages
 
+    def or_else(self, **missing: object) -> "Fields":
+        """The same fields, and for those that are missing or null what the family's class in transformers has."""
+        given = {name: value for name, value in self._values.items() if value is not None or name not in missing}
+        return Fields({**missing, **given}, self.source)
+
     def refuse(self, name: str, expected: str) -> NoReturn:
         found = repr(self._values[name])[:_MAX_SHOWN_CHARS] if name in self._values else "nothing"
-        raise ModelError(f"{self.source}: {name} must be {expected}, found {found}")
+        raise ModelConfigError(f"{self.source}: {name} must be {expected}, found {found}")
 
     def integer(self, name: str, default: int | None = None, *, most: int = MAX_INTEGER) -> int:
         """A positive integer up to `most`."""
@@ -43,10 +50,21 @@ class Fields:
 
     def number(self, name: str, default: float | None = None) -> float:
         """A positive number."""
-        value = self._value(name, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= sys.float_info.max:
+        value: Any = self._value(name, default)
+        if not _is_positive(value):
             self.refuse(name, "a positive number")
         return float(value)
+
+    def number_or_none(self, name: str, missing: float | None) -> float | None:
+        """A positive number, None where the field is null, `missing` where there is none."""
+        return self.number(name) if self.has(name) else None if name in self._values else missing
+
+    def numbers(self, name: str, length: int) -> tuple[float, ...]:
+        """A list of that many positive numbers."""
+        value = self._value(name, None)
+        if not isinstance(value, list) or len(value) != length or not all(_is_positive(item) for item in value):
+            self.refuse(name, f"a list of {length} positive numbers")
+        return tuple(map(float, value))
 
     def flag(self, name: str, default: bool) -> bool:
         value = self._value(name, default)
@@ -100,3 +118,7 @@ class Fields:
     def _value(self, name: str, default: object) -> object:
         value = self._values.get(name)
         return default if value is None else value
+
+
+def _is_positive(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= sys.float_info.max
