@@ -23,7 +23,6 @@ from threading import Thread
 from typing import BinaryIO, NoReturn, TypeVar
 
 import msgspec
-import torch
 
 from kernels.path import KernelPath
 from kernels.shape import AttentionShape
@@ -37,7 +36,6 @@ _PATIENCE_S = 600.0  # a call compiles several kernels: on a busy machine with a
 _END_S = 10.0  # from SIGTERM to SIGKILL
 _MOST_WORKERS = 32
 _GPU_BYTES = 2 * 2**30  # of one worker: its CUDA context, some 0.5 GB, and the memory of its calls
-_SHARE_OF_MEMORY = 0.8  # of the GPU's, for all workers together
 _MIN_CALLS = 4  # for fewer a worker's own start (torch, a CUDA context: some seconds) takes longer than it saves
 
 
@@ -170,10 +168,13 @@ def _feed(worker: _Worker, todo: deque[bytes], finished: "SimpleQueue[bool]") ->
     finished.put(False)
 
 
-def serve_calls(arguments: Sequence[str], make: Callable[[bytes], bool]) -> NoReturn:
+def serve_calls(
+    arguments: Sequence[str], make: Callable[[bytes], bool], begin: Callable[[int], None] = lambda _: None
+) -> NoReturn:
     """Run in the program: fork a worker for each pipe in `arguments`, and end when all have ended.
 
-    make  makes a call, and returns whether it succeeded
+    make   makes a call, and returns whether it succeeded
+    begin  runs first in each worker, and gets the number of workers
 
     No thread may run yet, and no GPU be in use. SIGTERM to the process group ends the workers; this process waits for
     them, and ends last.
@@ -188,7 +189,8 @@ def serve_calls(arguments: Sequence[str], make: Callable[[bytes], bool]) -> NoRe
                 for other in pipes:  # else the parent would not see the end of a worker that dies
                     if other != pipe:
                         _close(other)
-                _serve(pipe, make, len(pipes))
+                begin(len(pipes))
+                _serve(pipe, make)
                 code = 0
             except Exception:  # printed once: what ends one worker mostly ends them all
                 if pipe == pipes[0]:
@@ -204,10 +206,8 @@ def serve_calls(arguments: Sequence[str], make: Callable[[bytes], bool]) -> NoRe
     os._exit(0)  # an interpreter with torch takes a second to end
 
 
-def _serve(pipe: Pipe, make: Callable[[bytes], bool], num_workers: int) -> None:
+def _serve(pipe: Pipe, make: Callable[[bytes], bool]) -> None:
     """Make the calls of one worker, until there are no more."""
-    if torch.cuda.is_available():  # a call that needs more memory fails, and takes none from the other workers
-        torch.cuda.set_per_process_memory_fraction(_SHARE_OF_MEMORY / num_workers)
     with os.fdopen(pipe[0], "rb") as calls, os.fdopen(pipe[1], "wb") as answers:
         for line in calls:
             answers.write(b"done\n" if make(line) else b"failed\n")

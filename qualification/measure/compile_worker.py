@@ -16,6 +16,14 @@ from qualification.measure.compile_ahead import serve_calls
 from qualification.measure.inputs import cases
 from qualification.measure.qualify import KERNEL_ERRORS, timed_call
 
+_SHARE_OF_MEMORY = 0.8  # of the GPU's, for all workers together
+
+
+def share_gpu(num_workers: int) -> None:
+    """Limit the GPU memory of this worker: a call that needs more fails, and takes none from the other workers."""
+    if torch.cuda.is_available():
+        torch.cuda.set_per_process_memory_fraction(_SHARE_OF_MEMORY / num_workers)
+
 
 def make_call(line: bytes, device: torch.device, seed: int) -> bool:
     """Return whether every launch succeeded. The run meets the error again, and reports it."""
@@ -36,4 +44,4 @@ def make_call(line: bytes, device: torch.device, seed: int) -> bool:
 
 
 if __name__ == "__main__":
-    serve_calls(sys.argv[3:], partial(make_call, device=torch.device(sys.argv[2]), seed=int(sys.argv[1])))
+    serve_calls(sys.argv[3:], partial(make_call, device=torch.device(sys.argv[2]), seed=int(sys.argv[1])), share_gpu)

@@ -100,8 +100,9 @@ def qualify(
         return
     progress(0, len(pairs), "wrong kernels, which must be refused")
     dtypes = frozenset(shape.dtype for shape, _ in pairs)
+    calls = calls_of(pairs) if bench.compile_jobs > 1 else []
     workers = python_command("qualification.measure.compile_worker", str(bench.seed), bench.device.type)
-    with compiling_ahead(calls_of(pairs), workers, num_processes=bench.compile_jobs) as wait:
+    with compiling_ahead(calls, workers, num_processes=bench.compile_jobs) as wait:
         passed = check_checker(dtypes, bench.device, seed=bench.seed)
         if passed:
             raise QualificationAborted(f"the checker failed its own trial, so it proves nothing: {passed}")

@@ -20,6 +20,7 @@ from qualification.bench.attention.inputs import make_inputs
 from qualification.bench.attention.peers import Unavailable
 from qualification.bench.attention.run import contenders_of
 from qualification.measure.compile_ahead import alternated, compiling_ahead, serve_calls
+from qualification.measure.compile_worker import share_gpu
 from qualification.measure.qualify import KERNEL_ERRORS
 
 _MAX_BYTES = 2**31  # of a case: longer ones launch the same kernels, and the processes share the GPU's memory
@@ -64,4 +65,4 @@ def make_call(line: bytes, device: torch.device, seed: int) -> bool:
 
 
 if __name__ == "__main__":
-    serve_calls(sys.argv[3:], partial(make_call, device=torch.device(sys.argv[2]), seed=int(sys.argv[1])))
+    serve_calls(sys.argv[3:], partial(make_call, device=torch.device(sys.argv[2]), seed=int(sys.argv[1])), share_gpu)
