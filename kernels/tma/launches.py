@@ -17,8 +17,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from kernels.batch import AttentionBatch, AttentionFlags
-from kernels.hopper.variants import AnyTensor, pointer_class
 from kernels.launch import Loaded
+from kernels.tma.pointers import AnyTensor, pointer_class
 
 if TYPE_CHECKING:
     from kernels.path import RunAttention

@@ -56,7 +56,7 @@ def _configs(args: argparse.Namespace) -> dict[str, Mapping[str, object] | None]
         config = msgspec.json.decode((args.model / "config.json").read_bytes(), type=dict[str, object])
         return {args.model.resolve().name: config}
     presets: tuple[Preset, ...] = PRESETS if args.all_presets else tuple(map(preset_named, args.preset))
-    return {it.name: None if it.rest is None else {**it.config, **it.rest} for it in presets}
+    return {it.name: dict(it.config) if it.is_served else None for it in presets}
 
 
 def _measure(name: str, config: Mapping[str, object], file: Path, args: argparse.Namespace) -> ExitCode:

@@ -19,11 +19,10 @@ from kernels.catalog import PATHS
 from kernels.path import Tier
 from kernels.shape import Phase
 from qualification.decision.decision import Policy
-from qualification.decision.model_shapes import shapes_needed
+from qualification.decision.model_shapes import shapes_needed, signature_of
 from qualification.evidence.full_model import Attention, FullModel, ModelTiming
 from qualification.measure.timing import median_spread
 from server.bench.steps.drive import Driver, RequestFailed, is_decode_of
-from server.engine.startup.attention_plan import signature_of
 from server.engine.startup.builder import BuiltEngine, build_engine
 from server.engine.startup.limits import choose_device, choose_limits
 from server.model.load.load import load_config

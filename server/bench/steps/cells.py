@@ -4,9 +4,9 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from qualification.measure.ceilings import Ceilings
+from qualification.model.config import ModelConfig
 from server.engine.startup.builder import BuiltEngine
 from server.engine.startup.limits import EngineLimits
-from server.model.config import ModelConfig
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,7 @@ _TELL_EVERY_S = 10.0
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of `hallmark bench steps`."""
     limits = ", ".join(f"{seconds:g} on {kind}" for kind, seconds in _TIME_LIMITS_S.items())
-    names = ", ".join(preset.name for preset in PRESETS if preset.rest is not None)
+    names = ", ".join(preset.name for preset in PRESETS if preset.is_served)
     parser.add_argument(
         "--model", default="demo", metavar="DIR|NAME", help=f"a model's folder, `demo` (the default), {names}"
     )
@@ -127,13 +127,13 @@ def _folder(model: str, stack: ExitStack) -> Path:
     """Of a preset's name one for as long as the stack is open."""
     if model == "demo":
         return DEMO_MODEL
-    preset = next((preset for preset in PRESETS if preset.name == model and preset.rest is not None), None)
+    preset = next((preset for preset in PRESETS if preset.name == model and preset.is_served), None)
     if preset is None:
         if not (Path(model) / "config.json").is_file():
             raise SettingsError(f"--model {model}: no folder with config.json, and no name of a whole preset")
         return Path(model)
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hallmark-model-")))
-    (folder / "config.json").write_bytes(msgspec.json.encode({**preset.config, **(preset.rest or {})}))
+    (folder / "config.json").write_bytes(msgspec.json.encode(preset.config))
     return folder
 
 
@@ -200,7 +200,7 @@ def _machine(known: Mapping[str, str | int | float | None]) -> dict[str, str | i
 
 
 def _model(bench: "Bench") -> dict[str, str | int | float | None]:
-    from server.model.config import num_parameters
+    from qualification.model.config import num_parameters
 
     config, limits, ready = bench.config, bench.limits, bench.built.ready
     return {

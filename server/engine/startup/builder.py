@@ -19,6 +19,7 @@ from qualification.attest.driver_record import Recorder
 from qualification.decision.decision import Pairs, Policy
 from qualification.measure.qualify import DeviceLost, qualify
 from qualification.measure.start_plan import Plan, RunQualification, own_file
+from qualification.model.config import ModelConfig
 from server.engine.attention.dispatch import Dispatcher, NoPathError
 from server.engine.attention.launch_errors import blaming
 from server.engine.attention.timer import AttentionTimer, CpuDevice, CudaDevice
@@ -47,7 +48,6 @@ from server.engine.startup.limits import EngineLimits, choose_device, choose_lim
 from server.engine.startup.matmul_tuning import choose_products
 from server.engine.startup.shadow_start import shadow_check
 from server.engine.startup.warmup import estimate_longest_step_s, probes_of, warm_up
-from server.model.config import ModelConfig
 from server.model.kv_cache import KVCache
 from server.model.load.load import check_checkpoint, load_config, load_decoder, resolve_model
 from server.protocol.messages import AttestationReport, EngineReady
@@ -179,7 +179,8 @@ def _load_parts(
         progress("choosing", "algorithms of matmuls")
         file = own_file(cache_folder(settings), "products", subject.fingerprint)
         matmul_fallbacks = choose_products(decoder, limits, file, device)
-    flags = tuple(AttentionFlags(config.softmax_scale, window=w, softcap=config.softcap) for w in config.windows)
+    layers = [layer.attention for layer in config.layers]
+    flags = tuple(AttentionFlags(it.scale, window=it.window, softcap=it.softcap) for it in layers)
     dispatcher = Dispatcher(
         plan.decisions,
         PATHS,

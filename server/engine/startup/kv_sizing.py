@@ -7,6 +7,7 @@ import torch
 
 from kernels.device import torch_dtype
 from kernels.linear.fallbacks import MatmulFallbacks
+from qualification.model.config import ModelConfig, kv_bytes_per_token, num_parameters
 from server.engine.attention.dispatch import Dispatcher
 from server.engine.attention.launch_errors import blaming
 from server.engine.execution.graph_keys import GraphSizes, graph_keys, graph_sizes
@@ -15,7 +16,6 @@ from server.engine.execution.step_tokens import StepTokens
 from server.engine.startup.limits import LEAST_MODEL_LEN, EngineLimits
 from server.engine.startup.warmup import measure_peak_bytes
 from server.errors import ModelError, SettingsError
-from server.model.config import ModelConfig, kv_bytes_per_token, num_parameters
 from server.model.decoder import Decoder
 from server.model.kv_cache import KVCache
 from server.settings import Settings
@@ -101,7 +101,7 @@ def _peak_bytes(parts: Parts) -> int:
 
 def check_weights_fit(config: ModelConfig, limits: EngineLimits, device: torch.device) -> None:
     """Raises ModelError for a model whose weights and rotary table alone are larger than the device's memory."""
-    table_bytes = 4 * config.max_position * config.head_dim
+    table_bytes = 4 * config.max_position * config.layers[0].attention.head_dim
     num_bytes, total_bytes = num_parameters(config) * limits.dtype.num_bytes + table_bytes, _total_bytes(device)
     if num_bytes > total_bytes:
         raise ModelError(
@@ -131,6 +131,6 @@ def _graph_bytes(parts: Parts) -> int:
     if sizes is None:
         return 0
     keys = graph_keys(sizes)
-    numbers_a_token = 3 * config.intermediate_size + 8 * config.hidden_size
+    numbers_a_token = 3 * max(layer.feed_forward.width for layer in config.layers) + 8 * config.hidden_size
     num_bytes = 4 * sizes.max_sampled * config.vocab_size + len(keys) * config.num_layers * _GRAPH_BYTES_A_LAYER
     return num_bytes + keys[0].num_tokens * numbers_a_token * parts.limits.dtype.num_bytes

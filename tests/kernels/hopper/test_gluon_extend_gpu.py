@@ -8,8 +8,7 @@ import pytest
 import torch
 from attention_inputs import NAN, POISON_PAGE, Inputs, assert_right, attend, errors_of, flags_for, paged
 
-from kernels.hopper.extend.launch import launches_of, run_extend
-from kernels.hopper.extend.sizing import work_of
+from kernels.hopper.extend.launch import launches_of, run_extend, work_of
 from kernels.hopper.extend.variants import extend_variant_of, longer
 from kernels.portable.extend import run_extend as run_triton_extend
 from kernels.processors import num_processors

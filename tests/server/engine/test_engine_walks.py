@@ -17,7 +17,7 @@ from kernels.buckets import Bucket
 from kernels.catalog import path_named
 from kernels.shape import AttentionShape, Dtype
 from qualification.decision.decision import Decision, Pairs, Status
-from qualification.decision.model_shapes import ServingLimits, shapes_needed
+from qualification.decision.model_shapes import ServingLimits, shapes_needed, signature_of
 from server.engine.attention.dispatch import Dispatcher
 from server.engine.execution.graph_inputs import GraphInputs
 from server.engine.execution.graph_keys import GraphSizes, graph_keys, row_sizes
@@ -27,7 +27,6 @@ from server.engine.execution.step_tokens import StepTokens
 from server.engine.scheduling.engine import Engine, EngineOptions
 from server.engine.scheduling.pages import PagePool
 from server.engine.scheduling.scheduler import Scheduler, SchedulerLimits
-from server.engine.startup.attention_plan import signature_of
 from server.engine.startup.warmup import synthetic_batch
 from server.model.decoder import Decoder
 from server.model.kv_cache import KVCache
@@ -82,7 +81,7 @@ def redecide(shape: AttentionShape, broken: Pairs, taken_out: Pairs) -> Decision
 def dispatcher_of(decoder: Decoder, path: str) -> Dispatcher:
     limits = ServingLimits(MAX_LEN, MAX_STEP, PAGE_SIZE, Dtype.FP32, Dtype.FP32)
     decisions = {shape: decide(shape, path) for shape in shapes_needed(signature_of(decoder.config), limits)}
-    flags = (AttentionFlags(decoder.config.softmax_scale),) * NUM_LAYERS
+    flags = (AttentionFlags(decoder.config.layers[0].attention.scale),) * NUM_LAYERS
     return Dispatcher(decisions, (GRAPHED, EAGER), flags, redecide=redecide)
 
 

@@ -15,7 +15,7 @@ from kernels.catalog import path_named
 from kernels.path import Reject
 from kernels.shape import AttentionShape, Dtype, Phase
 from qualification.decision.decision import Decision, Pairs, Status
-from qualification.decision.model_shapes import ServingLimits, shapes_needed
+from qualification.decision.model_shapes import ServingLimits, shapes_needed, signature_of
 from server.engine.attention.dispatch import Choice, Dispatcher, NoPathError
 from server.engine.execution.graph_inputs import GraphInputs
 from server.engine.execution.graph_keys import GraphSizes, graph_keys, row_sizes
@@ -26,7 +26,6 @@ from server.engine.proof.shadow_check import ShadowCheck
 from server.engine.scheduling.engine import Engine, EngineOptions
 from server.engine.scheduling.pages import PagePool
 from server.engine.scheduling.scheduler import Scheduler, SchedulerLimits
-from server.engine.startup.attention_plan import signature_of
 from server.model.decoder import Decoder
 from server.model.kv_cache import KVCache
 from server.model.load.load import load_config, load_decoder
@@ -87,7 +86,7 @@ class Subject:
         config = decoder.config
         limits = ServingLimits(MAX_LEN, 64, PAGE_SIZE, Dtype.FP32, Dtype.FP32)
         shapes = shapes_needed(signature_of(config), limits)
-        flags = (AttentionFlags(config.softmax_scale),) * NUM_LAYERS
+        flags = (AttentionFlags(config.layers[0].attention.scale),) * NUM_LAYERS
         self.dispatcher = Dispatcher(
             {shape: decide(shape, path) for shape in shapes},
             (PATH, EAGER),
