@@ -17,8 +17,7 @@ from kernels.fingerprint import Fingerprint
 from kernels.path import KernelPath
 from kernels.shape import AttentionShape
 from kernels.shared_folder import only_writer
-from qualification.decision.decide import Book, decide, evidence_for, path_standing
-from qualification.decision.decision import Decision, Pairs, Policy, Status
+from qualification.decision.decision import Book, Decision, Pairs, Policy, Status, decide, evidence_for, path_standing
 from qualification.evidence.evidence import Evidence
 from qualification.evidence.matrix import MATRICES, Key, Matrix, MatrixError, load_matrices, load_matrix, save_matrix
 from qualification.measure.qualify import Bench, Pair, Progress, qualify
