@@ -74,7 +74,7 @@ class _Session:
         self.timeline = Timeline(CudaDevice() if bench.is_cuda else CpuDevice())
         self._bench = bench
         timer = StepTimer(self.watch, self.timeline)
-        bench.built.engine.mark = bench.built.runner.mark = timer.mark
+        bench.built.engine.mark = bench.built.runner.worker.mark = timer.mark
         self._driver = Driver(bench.built.engine, timer.mark)
 
     def clear(self) -> None:
