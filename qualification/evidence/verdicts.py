@@ -1,16 +1,76 @@
-"""What differs between two bodies of evidence, shape by shape, the most harmful first."""
+"""Judging evidence: what keeps a qualification from passing, and what differs between two bodies of evidence."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-from kernels.path import Tier
+from kernels.fingerprint import Fingerprint
+from kernels.path import KernelPath, Tier
+from kernels.path_order import tier_of
 from kernels.shape import AttentionShape
-from qualification.evidence.choice import choice_of, is_left_to_fallback, tier_of
+from qualification.evidence.choice import choice_of, is_left_to_fallback
 from qualification.evidence.evidence import Evidence, strain
 from qualification.evidence.matrix import Key
 from qualification.evidence.summary import Changed, check_text, status_of, time_text, unchanged
 from qualification.exit_code import ExitCode
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Why a shape is not what a qualification wants."""
+
+    code: ExitCode
+    shape: AttentionShape
+    detail: str
+
+    def __str__(self) -> str:
+        return f"{self.code.name.lower()}: {self.shape}: {self.detail}"
+
+
+_GRAVEST_FINDING_FIRST = (ExitCode.NUMERICS, ExitCode.ENVIRONMENT, ExitCode.INCONCLUSIVE)
+
+
+def judge(
+    shapes: Iterable[AttentionShape],
+    known: Mapping[Key, Evidence],
+    *,
+    paths: Sequence[KernelPath],
+    fingerprint: Fingerprint,
+) -> list[Finding]:
+    """What keeps a run from passing, gravest first; empty: a path of the first tier is proven for every shape.
+
+    `known` holds valid evidence only, `paths` those that were asked for. A fallback path with wrong numbers is no
+    finding while another serves: nothing will ever choose it.
+    """
+    found = []
+    for shape in shapes:
+        able = [path for path in paths if path.run is not None and not path.rejects(shape, fingerprint)]
+        has_first = any(path.tier is Tier.FIRST and shape.phase in path.limits.phases for path in paths)
+        found += _findings(shape, able, known, has_first=has_first)
+    return sorted(found, key=lambda finding: _GRAVEST_FINDING_FIRST.index(finding.code))
+
+
+def _findings(
+    shape: AttentionShape, able: list[KernelPath], known: Mapping[Key, Evidence], *, has_first: bool
+) -> list[Finding]:
+    entries = [known[shape, path.name] for path in able if (shape, path.name) in known]
+    missing = [path.name for path in able if (shape, path.name) not in known]
+    wrong = [entry for entry in entries if entry.failure is None and not entry.is_proven]
+    chosen = choice_of(entries)
+    found = [
+        Finding(ExitCode.NUMERICS, shape, f"{entry.path} fails its checks")
+        for entry in wrong
+        if chosen is None or tier_of(entry.path) is Tier.FIRST
+    ]
+    if missing:
+        found.append(Finding(ExitCode.INCONCLUSIVE, shape, f"not measured: {', '.join(missing)}"))
+    elif chosen is None and not wrong:
+        raised = "; ".join(f"{entry.path}: {entry.failure}" for entry in entries)
+        found.append(Finding(ExitCode.ENVIRONMENT, shape, f"no path serves it ({raised or 'every path rejects it'})"))
+    elif chosen is not None and has_first and is_left_to_fallback(chosen, entries):
+        found.append(Finding(ExitCode.ENVIRONMENT, shape, f"only the fallback {chosen.path} serves it"))
+    return found
+
 
 SPEED_TOLERANCE = 0.05  # as a share of the time; measured spread is added to it
 _ERROR_TOLERANCE = 0.1  # as a share of the worst check: the same bits give the same error
