@@ -58,7 +58,7 @@ ENTRYPOINT ["tini", "--", "hallmark"]
 CMD ["serve"]
 
 # Without a compiler: every kernel comes from triton-cache/, which the image below has filled on a GPU of the same kind (see
-# README.md, "Without a C compiler"). Built by docker build --target sealed only.
+# docs/operate.md, "Without a C compiler"). Built by docker build --target sealed only.
 FROM base AS sealed
 # Where it was filled: triton writes full paths into its cache.
 COPY --chown=10001:10001 triton-cache /opt/hallmark/triton

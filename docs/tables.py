@@ -1,4 +1,4 @@
-"""Write the tables and lists of README.md that the code knows better, and docs/metrics.md. Tests compare them.
+"""Write the tables and lists of the pages that the code knows better, and docs/metrics.md. Tests compare them.
 
 .venv/bin/python docs/tables.py
 """
@@ -11,10 +11,10 @@ from typing import Any
 import msgspec
 
 from kernels.buckets import Bucket
-from server.model.families.registry import FAMILIES
+from qualification.model.families.registry import FAMILIES
 from server.settings import DEMO_MODEL, PREFIX, Settings, flag_of
 
-README = Path(__file__).resolve().parent.parent / "README.md"
+DOCS = Path(__file__).resolve().parent
 
 
 def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
@@ -53,6 +53,7 @@ def families_list() -> str:
 
 TABLES = {"settings": settings_table, "buckets": buckets_table}
 LISTS = {"families": families_list}
+PAGES = (DOCS / "serve-your-model.md", DOCS / "operate.md")
 
 
 def written(text: str) -> str:
@@ -72,5 +73,6 @@ def written(text: str) -> str:
 if __name__ == "__main__":
     import metrics_page  # the script beside this one
 
-    README.write_text(written(README.read_text()))
+    for path in PAGES:
+        path.write_text(written(path.read_text()))
     metrics_page.PAGE.write_text(metrics_page.page())

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from kernels.fused.activation import swiglu
 from kernels.launch import is_interpreted, triton_version
-from kernels.linear.packed import PackedWeight
 from kernels.linear.tilings import ROW_COUNTS, WIDE_ROW_COUNTS, SkinnyTiling, WideTiling, tiling_for
 from kernels.linear.tuned import ChosenProduct
 from kernels.processors import num_processors
@@ -21,18 +20,14 @@ def linear(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
-    packed: PackedWeight | None = None,
     chosen: ChosenProduct | None = None,
 ) -> Tensor:
     """x [M, K] @ weight^T + bias: [M, N] of x's dtype.
 
-    weight [N, K] and bias [N] of x's dtype; `packed` is the weight once more, for few rows on a CPU, and `chosen` its
-    products of many rows on a GPU. On sm_90 and for M up to 128 in 16 bits the weight is read without waiting for the
-    kernel before this call, so it must not have come from there.
+    weight [N, K] and bias [N] of x's dtype; `chosen`: the weight's products of many rows on a GPU. On sm_90 and for M
+    up to 128 in 16 bits the weight is read without waiting for the kernel before this call, so it must not have come
+    from there.
     """
-    if packed is not None and packed.takes(x):
-        y = packed.product(x)
-        return y if bias is None else y.add_(bias)
     tiling = tiling_of(x, weight, weight.shape[0], has_bias=bias is not None)
     if tiling is None and chosen is not None and bias is None and chosen.takes(x, weight):
         return chosen.product(x, weight)
@@ -45,12 +40,11 @@ def linear_fp32(
     x: Tensor,
     weight: Tensor,
     out: Tensor | None = None,
-    packed: PackedWeight | None = None,
     chosen: ChosenProduct | None = None,
 ) -> Tensor:
     """x [M, K] @ weight^T in fp32, as `linear` otherwise; in `out` [M, N], contiguous, where it is given."""
     if out is None and not x.is_cuda:
-        return linear(x, weight, packed=packed).float()
+        return linear(x, weight).float()
     if out is None:
         out = x.new_empty(x.shape[0], weight.shape[0], dtype=torch.float32)
     tiling = tiling_of(x, weight, weight.shape[0])
@@ -67,7 +61,6 @@ def linear_swiglu(
     x: Tensor,
     gate_up: Tensor,
     bias: Tensor | None = None,
-    packed: PackedWeight | None = None,
     chosen: ChosenProduct | None = None,
 ) -> Tensor:
     """silu(gate) * up of [gate, up] = x [M, K] @ gate_up [2 * N, K]^T + bias: [M, N], as `linear` otherwise.
@@ -76,7 +69,7 @@ def linear_swiglu(
     """
     tiling = None if bias is not None else tiling_of(x, gate_up, gate_up.shape[0] // 2, parts=2)
     if tiling is None:
-        return swiglu(linear(x, gate_up, bias, packed, chosen))
+        return swiglu(linear(x, gate_up, bias, chosen))
     return _launch(x, gate_up, None, x.new_empty(x.shape[0], gate_up.shape[0] // 2), tiling)
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from kernels.shape import Dtype, Phase
+from kernels.triton_cache import use_own_cache
 from kernels.whole_file import write_whole
 from qualification.common.flags import count, positive
 from qualification.common.progress import ProgressLine
@@ -77,6 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run with parsed flags, print, and return the exit code."""
+    use_own_cache()
     try:
         return _error_rates(args) if args.error_rates else _run(args, models_of(args))
     except KeyboardInterrupt:  # in a run itself it is told by `conduct`, with all that is known

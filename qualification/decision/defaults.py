@@ -1,11 +1,11 @@
 """What a server runs with where nobody says otherwise. A qualification measures for the same choices."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
 from kernels.shape import Dtype
-from qualification.decision.model_shapes import ServingLimits, SignatureError, text_part
+from qualification.decision.model_shapes import ServingLimits
+from qualification.model.config import ModelConfig
 
 BATCHED_TOKENS = MappingProxyType({"cuda": 8192, "cpu": 2048})  # new tokens of a step, by the kind of device
 PAGE_SIZE = MappingProxyType({"cuda": 64, "cpu": 16})  # tokens
@@ -27,29 +27,13 @@ def served_dtype(checkpoint: str, device_type: str) -> Dtype:
     return Dtype.FP32 if device_type == "cpu" else _SERVED_AS[checkpoint]
 
 
-def limits_of(config: Mapping[str, object], device_type: str, choices: Choices) -> ServingLimits:
-    """The limits under which a server serves the model of a parsed config.json. Raises SignatureError."""
-    dtype = choices.dtype or served_dtype(_checkpoint_dtype(config), device_type)
-    longest = _text_value(config, "max_position_embeddings")
-    if isinstance(longest, bool) or not isinstance(longest, int) or longest < 1:
-        raise SignatureError(f"max_position_embeddings must be a positive whole number, got {longest!r}")
+def limits_of(model: ModelConfig, device_type: str, choices: Choices) -> ServingLimits:
+    """The limits under which a server serves the model."""
+    dtype = choices.dtype or served_dtype(model.dtype, device_type)
     return ServingLimits(
-        max_model_len=min(choices.max_model_len or longest, longest),
+        max_model_len=min(choices.max_model_len or model.max_position, model.max_position),
         max_num_batched_tokens=choices.max_num_batched_tokens or BATCHED_TOKENS[device_type],
         page_size=choices.page_size or PAGE_SIZE[device_type],
         dtype=dtype,
         kv_dtype=dtype,
     )
-
-
-def _checkpoint_dtype(config: Mapping[str, object]) -> str:
-    named = _text_value(config, "dtype") or _text_value(config, "torch_dtype") or "float32"
-    if named not in _SERVED_AS:
-        raise SignatureError(f"dtype must be one of {', '.join(_SERVED_AS)}, got {named!r}")
-    return str(named)
-
-
-def _text_value(config: Mapping[str, object], key: str) -> object:
-    """Of a model that also sees images, the text part's own value goes first."""
-    found = text_part(config).get(key)
-    return config.get(key) if found is None else found

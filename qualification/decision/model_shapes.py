@@ -1,30 +1,11 @@
-"""What a model asks of attention, read from its config.json, and every shape that serving it can meet."""
+"""What a model asks of attention, and every shape that serving it can meet."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from kernels.buckets import Bucket, buckets_up_to
 from kernels.shape import AttentionShape, Dtype, Mask, Phase
-
-# Where config.json does not say, as transformers' configuration classes have it; null means no window.
-_MISSING_WINDOW = {"mistral": 4096, "qwen2": 4096, "qwen3": 4096}
-# Gemma's files leave out what their classes know; head_dim is not hidden_size / num_attention_heads in any of them.
-_LEFT_OUT: Mapping[str, Mapping[str, object]] = {
-    "gemma2": {"head_dim": 256},
-    "gemma3_text": {
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "head_dim": 256,
-        "max_position_embeddings": 131072,
-        "sliding_window": 4096,
-    },
-}
-_QWEN_FIRST_LAYER = 28
-_GEMMA3_PATTERN = 6  # one full layer after five with a window. Source: transformers' Gemma3TextConfig.
-
-
-class SignatureError(ValueError):
-    """config.json lacks a key, or holds a value that makes no attention."""
+from qualification.model.config import ModelConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,96 +93,16 @@ def shapes_needed(signature: AttentionSignature, limits: ServingLimits) -> tuple
     )
 
 
-def signature_from_config(config: Mapping[str, object]) -> AttentionSignature:
-    """The signature of a Hugging Face config.json, already parsed.
-
-    Reads Llama-like models, Qwen 2 and 3, Mistral, Gemma 2 and 3, Phi-3 and gpt-oss; of a model that also sees images,
-    the part under `text_config`. Qwen's multimodal positions (M-RoPE) turn queries and keys before attention and do not
-    reach it; Gemma 3's images change the mask. Raises SignatureError naming the key, what it holds and what it should.
-    """
-    spans = config.get("model_type") == "gemma3" and "vision_config" in config
-    config = text_part(config)
-    num_heads = _positive(config, "num_attention_heads")
-    num_kv_heads = _optional_positive(config, "num_key_value_heads") or num_heads
-    head_dim = _optional_positive(config, "head_dim") or _positive(config, "hidden_size") // num_heads
-    if num_heads % num_kv_heads:
-        raise SignatureError(f"num_attention_heads {num_heads} is no multiple of num_key_value_heads {num_kv_heads}")
+def signature_of(model: ModelConfig) -> AttentionSignature:
+    """The signature of a model, whose layers differ in nothing of attention but their windows."""
+    first = model.layers[0].attention
+    assert all(layer.attention.head_dim == first.head_dim for layer in model.layers), "one head dim in all layers"
     return AttentionSignature(
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
-        windows=distinct_windows(_layer_windows(config)),
-        softcap=_softcap(config),
-        sinks=config.get("model_type") == "gpt_oss",
-        spans=spans,
+        num_heads=first.num_heads,
+        num_kv_heads=first.num_kv_heads,
+        head_dim=first.head_dim,
+        windows=distinct_windows(model.windows),
+        softcap=first.softcap,
+        sinks=first.has_sinks,
+        spans=model.has_image_spans,
     )
-
-
-def text_part(config: Mapping[str, object]) -> Mapping[str, object]:
-    """Of a model that also sees images, what is under `text_config`; with what its class adds to the file."""
-    text = config.get("text_config")
-    found = text if isinstance(text, Mapping) else config
-    return {**_LEFT_OUT.get(str(found.get("model_type")), {}), **found}
-
-
-def _layer_windows(config: Mapping[str, object]) -> list[int | None]:
-    """The window of each layer, by the rules of transformers' configuration classes."""
-    num_layers = _positive(config, "num_hidden_layers")
-    model_type = str(config.get("model_type", ""))
-    is_given = "sliding_window" in config
-    window = _optional_positive(config, "sliding_window") if is_given else _MISSING_WINDOW.get(model_type)
-    # Qwen's classes default to no window even where sliding_window is set; Mistral's and Phi-3's have no such switch.
-    is_off = model_type.startswith("qwen") and config.get("use_sliding_window") is not True
-    if window is None or is_off:
-        return [None] * num_layers
-    kinds = config.get("layer_types")
-    if isinstance(kinds, list):
-        return [window if kind == "sliding_attention" else None for kind in _known_kinds(kinds, num_layers)]
-    return [window if _has_window(config, layer) else None for layer in range(num_layers)]
-
-
-def _has_window(config: Mapping[str, object], layer: int) -> bool:
-    """For a config.json written before `layer_types` existed."""
-    model_type = str(config.get("model_type", ""))
-    if model_type.startswith("qwen"):
-        first = config.get("max_window_layers")
-        return layer >= (first if isinstance(first, int) else _QWEN_FIRST_LAYER)
-    if model_type.startswith("gemma3"):
-        return (layer + 1) % (_optional_positive(config, "sliding_window_pattern") or _GEMMA3_PATTERN) != 0
-    if model_type in {"gemma2", "gpt_oss"}:
-        return layer % 2 == 0
-    return True
-
-
-def _known_kinds(kinds: list[object], num_layers: int) -> list[object]:
-    unknown = sorted({str(kind) for kind in kinds} - {"sliding_attention", "full_attention"})
-    if unknown:
-        raise SignatureError(f"layer_types holds {', '.join(unknown)}; known are full_attention and sliding_attention")
-    if len(kinds) != num_layers:
-        raise SignatureError(f"layer_types has {len(kinds)} entries for num_hidden_layers {num_layers}")
-    return kinds
-
-
-def _softcap(config: Mapping[str, object]) -> float | None:
-    value = config.get("attn_logit_softcapping")
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-        raise SignatureError(f"attn_logit_softcapping must be a positive number, got {value!r}")
-    return float(value)
-
-
-def _positive(config: Mapping[str, object], key: str) -> int:
-    value = _optional_positive(config, key)
-    if value is None:
-        raise SignatureError(f"config.json has no {key}")
-    return value
-
-
-def _optional_positive(config: Mapping[str, object], key: str) -> int | None:
-    value = config.get(key)
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise SignatureError(f"{key} must be a positive whole number, got {value!r}")
-    return value

@@ -1,10 +1,12 @@
 """Attention of well-known models as data, so that a machine can be qualified without anybody's files.
 
-Each holds those keys of the model's public config.json from which its attention and its limits follow.
+Each holds those keys of the model's public config.json from which its architecture follows.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+
+from qualification.model.families.registry import FAMILIES
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,8 +14,11 @@ class Preset:
     name: str  # of the file of evidence
     source: str  # the model on the Hugging Face hub whose config.json it is taken from; "bundled" for our own
     config: Mapping[str, object]
-    # What a server needs besides, to run the whole model with random weights; None: it serves no such family yet.
-    rest: Mapping[str, object] | None = None
+
+    @property
+    def is_served(self) -> bool:
+        """Whether a server can run the whole model, with random weights."""
+        return any(family.model_type == self.config["model_type"] for family in FAMILIES)
 
 
 PRESETS: tuple[Preset, ...] = (
@@ -28,6 +33,11 @@ PRESETS: tuple[Preset, ...] = (
             "num_key_value_heads": 2,
             "head_dim": 64,
             "max_position_embeddings": 4096,
+            "architectures": ["LlamaForCausalLM"],
+            "vocab_size": 4096,
+            "intermediate_size": 640,
+            "rms_norm_eps": 1e-05,
+            "tie_word_embeddings": True,
             "torch_dtype": "bfloat16",
         },
     ),
@@ -42,8 +52,6 @@ PRESETS: tuple[Preset, ...] = (
             "num_key_value_heads": 8,
             "max_position_embeddings": 131072,
             "torch_dtype": "bfloat16",
-        },
-        {
             "architectures": ["LlamaForCausalLM"],
             "vocab_size": 128256,
             "intermediate_size": 14336,
@@ -70,6 +78,19 @@ PRESETS: tuple[Preset, ...] = (
             "num_key_value_heads": 8,
             "head_dim": 64,
             "max_position_embeddings": 131072,
+            "architectures": ["LlamaForCausalLM"],
+            "vocab_size": 128256,
+            "intermediate_size": 8192,
+            "rms_norm_eps": 1e-05,
+            "rope_theta": 500000.0,
+            "rope_scaling": {
+                "rope_type": "llama3",
+                "factor": 32.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 8192,
+            },
+            "tie_word_embeddings": True,
             "torch_dtype": "bfloat16",
         },
     ),
@@ -88,8 +109,6 @@ PRESETS: tuple[Preset, ...] = (
             "sliding_window": None,
             "use_sliding_window": False,
             "torch_dtype": "bfloat16",
-        },
-        {
             "architectures": ["Qwen3ForCausalLM"],
             "vocab_size": 151936,
             "intermediate_size": 3072,
@@ -112,6 +131,10 @@ PRESETS: tuple[Preset, ...] = (
             "max_window_layers": 36,
             "sliding_window": None,
             "use_sliding_window": False,
+            "architectures": ["Qwen3ForCausalLM"],
+            "vocab_size": 151936,
+            "intermediate_size": 12288,
+            "rope_theta": 1000000,
             "torch_dtype": "bfloat16",
         },
     ),
@@ -128,6 +151,10 @@ PRESETS: tuple[Preset, ...] = (
             "max_window_layers": 28,
             "sliding_window": 131072,
             "use_sliding_window": False,
+            "architectures": ["Qwen2ForCausalLM"],
+            "vocab_size": 152064,
+            "intermediate_size": 18944,
+            "rope_theta": 1000000.0,
             "torch_dtype": "bfloat16",
         },
     ),
@@ -146,6 +173,9 @@ PRESETS: tuple[Preset, ...] = (
             "use_sliding_window": False,
             # Position triples of images turn queries and keys; attention stays causal in the order of tokens.
             "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
+            "architectures": ["Qwen2_5_VLForConditionalGeneration"],
+            "vocab_size": 152064,
+            "intermediate_size": 18944,
             "torch_dtype": "bfloat16",
         },
     ),
@@ -160,6 +190,10 @@ PRESETS: tuple[Preset, ...] = (
             "num_key_value_heads": 8,
             "max_position_embeddings": 32768,
             "sliding_window": 4096,
+            "architectures": ["MistralForCausalLM"],
+            "vocab_size": 32000,
+            "intermediate_size": 14336,
+            "rms_norm_eps": 1e-05,
             "torch_dtype": "bfloat16",
         },
     ),
@@ -177,6 +211,9 @@ PRESETS: tuple[Preset, ...] = (
             "query_pre_attn_scalar": 256,  # a factor on the scores; selects no kernel
             "attn_logit_softcapping": 50.0,
             "sliding_window": 4096,  # of every other layer
+            "architectures": ["Gemma2ForCausalLM"],
+            "vocab_size": 256000,
+            "intermediate_size": 14336,
             "torch_dtype": "float32",
         },
     ),
@@ -184,11 +221,14 @@ PRESETS: tuple[Preset, ...] = (
         "gemma-3-4b",
         "google/gemma-3-4b-it",
         {
+            "architectures": ["Gemma3ForConditionalGeneration"],
             "model_type": "gemma3",
             "mm_tokens_per_image": 256,  # the length of a bidirectional span
             "text_config": {
                 "model_type": "gemma3_text",
+                "vocab_size": 262208,
                 "hidden_size": 2560,
+                "intermediate_size": 10240,
                 "num_hidden_layers": 34,
                 "num_attention_heads": 8,  # these three by default of its configuration class
                 "num_key_value_heads": 4,
@@ -213,6 +253,9 @@ PRESETS: tuple[Preset, ...] = (
             "num_key_value_heads": 32,
             "max_position_embeddings": 4096,
             "sliding_window": 2047,
+            "architectures": ["Phi3ForCausalLM"],
+            "vocab_size": 32064,
+            "intermediate_size": 8192,
             "torch_dtype": "bfloat16",
         },
     ),
@@ -229,6 +272,10 @@ PRESETS: tuple[Preset, ...] = (
             "max_position_embeddings": 131072,
             "sliding_window": 128,
             "layer_types": ["sliding_attention", "full_attention"] * 12,
+            "architectures": ["GptOssForCausalLM"],
+            "vocab_size": 201088,
+            "intermediate_size": 2880,
+            "num_local_experts": 32,
             "torch_dtype": "bfloat16",  # of everything but the experts
         },
     ),

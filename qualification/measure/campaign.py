@@ -9,14 +9,15 @@ from kernels.path import KernelPath
 from kernels.shape import AttentionShape, Phase
 from qualification.common.progress import ProgressLine
 from qualification.decision.defaults import Choices, limits_of
-from qualification.decision.model_shapes import shapes_needed, signature_from_config
-from qualification.evidence.choice import Finding, judge
+from qualification.decision.model_shapes import shapes_needed, signature_of
 from qualification.evidence.evidence import Evidence
 from qualification.evidence.ledger import Ledger, Target, missing_of
 from qualification.evidence.matrix import MatrixError, gpu_folder
 from qualification.evidence.summary import counts, summary
+from qualification.evidence.verdicts import Finding, judge
 from qualification.exit_code import ExitCode
 from qualification.measure.qualify import DeviceLost, Pair, QualificationAborted
+from qualification.model.families.reader import read_model
 
 _MAX_FINDINGS = 20  # lines
 
@@ -52,12 +53,13 @@ def targets_of(
 ) -> list[Target]:
     """A target for each parsed config.json, by name: the shapes of these phases which any of these paths serves.
 
-    Raises SignatureError, naming the model.
+    Raises ModelConfigError.
     """
     served = {phase for path in paths for phase in path.limits.phases}
     found = []
     for name, config in models.items():
-        shapes = shapes_needed(signature_from_config(config), limits_of(config, device_type, choices))
+        model = read_model(config)
+        shapes = shapes_needed(signature_of(model), limits_of(model, device_type, choices))
         wanted = tuple(shape for shape in shapes if shape.phase in phases and shape.phase in served)
         found.append(Target(name, file_of(name), wanted))
     return found

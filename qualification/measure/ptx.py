@@ -4,7 +4,6 @@ What is collected depends on the checkout's `kernels` package alone: the pairs (
 the stand-in for a GPU are given by this checkout, see `qualification/measure/ptx_collect.py`.
 """
 
-import hashlib
 import re
 import subprocess
 import tempfile
@@ -15,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from kernels.child_process import python_command
+from kernels.triton_cache import content_digest
 
 Pair = tuple[str, str]  # name of a path, shape
 
@@ -113,7 +113,7 @@ def collect(
         raise PtxError(f"{checkout} is no checkout: it has no kernels/__init__.py")
     groups = _groups(pairs)
     progress(0, len(groups), f"the kernels of {checkout}")
-    order = msgspec.json.encode(Order(groups, str(cache.absolute() / _content(sources)), num_processes))
+    order = msgspec.json.encode(Order(groups, str(cache.absolute() / content_digest(sources)[:32]), num_processes))
     variants: dict[str, str] = {}
     failed: dict[str, str] = {}
     with (
@@ -142,14 +142,6 @@ def collect(
             raise PtxError(f"the kernels of {checkout} cannot be called from here: {lines[-1]}")
     head = msgspec.json.decode(first, type=_Head)
     return Collected(head.triton, head.ptxas, list(pairs), dict(sorted(variants.items())), dict(sorted(failed.items())))
-
-
-def _content(sources: Path) -> str:
-    """A name for the content of a folder's sources."""
-    digest = hashlib.sha256()
-    for path in sorted(sources.rglob("*.py")):
-        digest.update(f"{path.relative_to(sources)} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
-    return digest.hexdigest()[:32]
 
 
 def _groups(pairs: Iterable[Pair]) -> list[list[Pair]]:

@@ -16,13 +16,12 @@ from collections.abc import Callable
 from typing import Protocol
 
 from server.protocol import wire
-from server.protocol.messages import FromEngine, Knock, ToEngine
+from server.protocol.messages import FromEngine, ToEngine
 
 logger = logging.getLogger(__name__)
 
 EXIT_PROTOCOL = 76  # EX_PROTOCOL
 _READ_BYTES = 256 * 1024
-AWAKE_S = 0.002  # after a knock: several times what a short request takes to be read
 
 
 class Inbox(Protocol):
@@ -38,11 +37,8 @@ class Link:
     `put` is for any thread, all else for one. What the socket does not take at once goes out with a later call.
     """
 
-    def __init__(self, connection: socket.socket, leave: Callable[[int], None], *, awake_s: float = AWAKE_S) -> None:
-        """`leave` ends the process with a status, when the API process has gone or sent what no message is.
-
-        `awake_s`: for so long after a knock the next message is waited for without sleeping.
-        """
+    def __init__(self, connection: socket.socket, leave: Callable[[int], None]) -> None:
+        """`leave` ends the process with a status, when the API process has gone or sent what no message is."""
         connection.setblocking(False)
         self._connection = connection
         self._leave = leave
@@ -51,8 +47,6 @@ class Link:
         self._frames = wire.Frames()
         self._lock = threading.Lock()  # of what is not sent
         self._unsent = bytearray()
-        self._awake_s = awake_s
-        self._awake_until = 0.0  # monotonic seconds
         self._is_drained = False  # by the latest read: the next look may do without one
 
     def get(self, block: bool = True, timeout: float | None = None) -> ToEngine:
@@ -106,10 +100,7 @@ class Link:
         try:
             data = self._connection.recv(_READ_BYTES)
             self._is_drained = len(data) < _READ_BYTES
-            for message in map(wire.to_engine, self._frames.feed(data)):
-                if isinstance(message, Knock):
-                    self._awake_until = time.monotonic() + self._awake_s
-                self._messages.append(message)
+            self._messages.extend(map(wire.to_engine, self._frames.feed(data)))
         except BlockingIOError:
             return
         except wire.WireError as error:
@@ -126,9 +117,6 @@ class Link:
         """Until there is something to read, or room for what is not sent."""
         events = select.POLLIN | (select.POLLOUT if self._unsent else 0)
         self._poll.register(self._connection, events)
-        while time.monotonic() < self._awake_until:
-            if self._poll.poll(0):
-                return
         self._poll.poll(None if timeout_s is None else timeout_s * 1000)
 
 

@@ -17,14 +17,12 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Protocol
 
-from kernels.device import num_cores
 from qualification.measure.qualify import DeviceLost, QualificationAborted
 from server.engine.attention.launch_errors import is_device_lost
-from server.engine.link import AWAKE_S, EXIT_PROTOCOL, Inbox, Link, leave_with
+from server.engine.link import EXIT_PROTOCOL, Inbox, Link, leave_with
 from server.engine.scheduling.engine import Engine
 from server.engine.startup.attention_plan import Unservable
 from server.engine.startup.builder import BuiltEngine, build_engine
-from server.engine.startup.rehearsal import Rehearsal
 from server.errors import StartError
 from server.log import configure_logging
 from server.protocol.messages import (
@@ -37,7 +35,6 @@ from server.protocol.messages import (
     EngineRefused,
     FromEngine,
     Heartbeat,
-    Knock,
     Overridden,
     Override,
     PlanChanged,
@@ -50,7 +47,6 @@ from server.settings import Settings
 logger = logging.getLogger(__name__)
 
 HEARTBEAT_S = 0.5
-_MANY_CORES = 4  # with fewer, an engine that does not sleep takes the core of who reads the request
 _EXIT_REFUSED = 3
 _EXIT_FAULT = 70  # EX_SOFTWARE
 
@@ -91,13 +87,10 @@ class Loop:
         send: Callable[[FromEngine], None],
         attestor: Attests | None = None,
         overrides: Obeys | None = None,
-        rehearse: Callable[[], None] = lambda: None,
         shadow: Checks | None = None,
     ) -> None:
-        """`rehearse` is called when an idle engine hears that a request is being read."""
         self._attestor = attestor
         self._shadow = shadow
-        self._rehearse = rehearse
         self._overrides = overrides
         self._engine = engine
         self._inbox = inbox
@@ -127,12 +120,6 @@ class Loop:
                 message = self._inbox.get(block=is_idle, timeout=HEARTBEAT_S)
             except queue.Empty:
                 return True
-            if isinstance(message, Knock):
-                if is_idle:
-                    self._rehearse()
-                if self._must_beat():  # whoever only knocks, with no key at that, keeps it from nothing
-                    return True
-                continue  # the request is what it waits for
             if isinstance(message, Submit):
                 self._engine.submit(message)
             elif isinstance(message, Cancel):
@@ -174,13 +161,10 @@ class Loop:
             self._tell_plan(bool(report.quarantined))
 
     def _beat(self) -> None:
-        if self._must_beat():
+        if time.monotonic() - self._beat_at >= HEARTBEAT_S:
             self._beat_at = time.monotonic()
             engine = self._engine
             self._send(Heartbeat(engine.step_index, self._beat_at, engine.num_running, engine.num_waiting))
-
-    def _must_beat(self) -> bool:
-        return time.monotonic() - self._beat_at >= HEARTBEAT_S
 
 
 def start(configure: Configure, send: Callable[[FromEngine], None]) -> BuiltEngine | None:
@@ -226,8 +210,7 @@ def serve(
         gc.collect()
         gc.freeze()  # what lives as long as the engine is not looked at again, in the middle of some step
         built.runner.shadow = built.shadow
-        rehearsal = Rehearsal(built.runner.rehearse, built.ready.page_size)
-        Loop(built.engine, inbox, send, built.attestor, built.overrides, rehearsal, built.shadow).run()
+        Loop(built.engine, inbox, send, built.attestor, built.overrides, built.shadow).run()
     except DeviceLost as error:
         logger.exception("the device is lost at the start")
         send(EngineFailed(str(error), error.suspects))
@@ -247,7 +230,7 @@ def main() -> None:
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(sys.argv[1])
         threading.Thread(target=leave_with, args=(connection, os._exit), name="engine-watch", daemon=True).start()
-        link = Link(connection, os._exit, awake_s=AWAKE_S if num_cores() >= _MANY_CORES else 0.0)
+        link = Link(connection, os._exit)
         status = serve(link, link.put, lambda settings: configure_logging(settings.log_format))
         link.close()
     os._exit(status)  # after a device error, CUDA's own clean-up at exit can hang

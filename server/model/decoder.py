@@ -11,9 +11,7 @@ from kernels.fused.norm import add_rms_norm, rms_norm
 from kernels.fused.rope_kv import rope_and_write_kv, turns_of
 from kernels.linear.autotune import Chooser
 from kernels.linear.matmul import compile_linear, linear_fp32
-from server.model.config import ModelConfig
-from server.model.cpu.cores import Cores
-from server.model.cpu.small_step import SmallStep
+from qualification.model.config import ModelConfig
 from server.model.layers import Weights
 from server.model.rope import cos_sin_table
 from server.model.step import Step
@@ -24,10 +22,10 @@ class Decoder:
 
     def __init__(self, config: ModelConfig, weights: Weights) -> None:
         self.config = config
-        self.weights = weights.with_packed()
-        self._cos_sin = cos_sin_table(config.rope, config.head_dim, config.max_position, weights.embedding.device)
-        self._cores = Cores(weights)
-        self._small_step = SmallStep.of(config, self.weights)
+        self.weights = weights
+        attention = config.layers[0].attention
+        device = weights.embedding.device
+        self._cos_sin = cos_sin_table(attention.rope, attention.head_dim, config.max_position, device)
         _compile_matmuls(weights)
 
     def choose_products(self, chooser: Chooser, sizes: Sequence[int]) -> None:
@@ -38,12 +36,9 @@ class Decoder:
     def forward(self, step: Step) -> Tensor:
         """Return hidden states [T, hidden] before the final norm, which logits() applies to the rows it is given."""
         eps = self.config.norm_eps
-        self._cores.take(step.token_ids.shape[0])
         turns = turns_of(self._cos_sin, step.positions)
         if turns is not None:
             step = replace(step, turns=turns)
-        if self._small_step is not None and turns is not None and self._small_step.takes(step.token_ids, step.kv):
-            return self._small_step.forward(step.token_ids, turns, step.slots, step.kv, step.attend)
         residual = F.embedding(step.token_ids, self.weights.embedding)
         fed: Tensor | None = None  # what the layer before added; each norm adds its input to the residual on the way
         for index, layer in enumerate(self.weights.layers):
@@ -60,10 +55,10 @@ class Decoder:
     def logits(self, hidden_rows: Tensor, out: Tensor | None = None) -> Tensor:
         """Logits [R, vocab] fp32 of hidden states [R, hidden], in `out` where it is given."""
         normed = rms_norm(hidden_rows, self.weights.final_norm, self.config.norm_eps)
-        return linear_fp32(normed, self.weights.head, out, self.weights.packed_head, self.weights.chosen_head)
+        return linear_fp32(normed, self.weights.head, out, self.weights.chosen_head)
 
     def _attention(self, index: int, normed: Tensor, step: Step) -> Tensor:
-        config, layer = self.config, self.weights.layers[index]
+        config, layer = self.config.layers[index].attention, self.weights.layers[index]
         heads = layer.qkv(normed).view(normed.shape[0], -1, config.head_dim)
         q, k, v = heads.split_with_sizes([config.num_heads, config.num_kv_heads, config.num_kv_heads], dim=1)
         rope_and_write_kv(
@@ -77,7 +72,7 @@ class Decoder:
             step.slots,
             q_norm=layer.q_norm,
             k_norm=layer.k_norm,
-            eps=config.norm_eps,
+            eps=self.config.norm_eps,
             turns=step.turns,
         )
         out = q.new_empty(*q.shape)  # as integers: 1.2 us less than as a torch.Size

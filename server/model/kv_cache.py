@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from server.model.config import ModelConfig
+from qualification.model.config import ModelConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,10 +23,11 @@ class KVCache:
         cls, config: ModelConfig, num_pages: int, page_size: int, dtype: torch.dtype, device: torch.device
     ) -> "KVCache":
         """For sequences `num_pages`, and the one behind them."""
-        shape = (num_pages + 1, page_size, config.num_kv_heads, config.head_dim)
+        layers = [layer.attention for layer in config.layers]
+        shapes = [(num_pages + 1, page_size, layer.num_kv_heads, layer.head_dim) for layer in layers]
 
         def pages() -> list[Tensor]:
-            return [torch.zeros(shape, dtype=dtype, device=device) for _ in range(config.num_layers)]
+            return [torch.zeros(shape, dtype=dtype, device=device) for shape in shapes]
 
         return cls(pages(), pages())
 

@@ -9,9 +9,8 @@ from torch import Tensor
 
 from kernels.linear.autotune import Chooser
 from kernels.linear.matmul import linear, linear_swiglu
-from kernels.linear.packed import PackedWeight, packed
 from kernels.linear.tuned import ChosenProduct
-from server.model.config import ModelConfig
+from qualification.model.config import DenseConfig, LayerConfig, ModelConfig, QKNorm
 
 _NUM_MEASURED = 8  # layers whose weights algorithms are measured with
 _LEAST_CHOSEN = 2**20  # numbers of a weight: smaller products take the host longer than the GPU
@@ -20,14 +19,13 @@ _MOST_SAMPLED = 512  # rows of the head
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """weight [out, in], bias [out] or None; on a CPU perhaps the weight once more, packed for few rows.
+    """weight [out, in], bias [out] or None.
 
     chosen  on a GPU perhaps how many rows are multiplied, the same for all layers
     """
 
     weight: Tensor
     bias: Tensor | None
-    packed: PackedWeight | None = None
     chosen: ChosenProduct | None = None
 
     @classmethod
@@ -36,15 +34,11 @@ class Linear:
         return cls(weight, torch.empty(size_out, dtype=dtype, device=device) if has_bias else None)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return linear(x, self.weight, self.bias, self.packed, self.chosen)
+        return linear(x, self.weight, self.bias, self.chosen)
 
     def swiglu(self, x: Tensor) -> Tensor:
         """silu(gate) * up of a weight that is both."""
-        return linear_swiglu(x, self.weight, self.bias, self.packed, self.chosen)
-
-    def with_packed(self) -> "Linear":
-        """The same for computing: the weight must not change any more."""
-        return replace(self, packed=packed(self.weight))
+        return linear_swiglu(x, self.weight, self.bias, self.chosen)
 
     def rows(self, *sizes: int) -> "list[Linear]":
         """Views of successive rows: the parts that the checkpoint keeps apart."""
@@ -71,10 +65,6 @@ class LayerWeights:
         """By the names of their fields, in the order in which they are computed."""
         return {"qkv": self.qkv, "output": self.output, "gate_up": self.gate_up, "down": self.down}
 
-    def with_packed(self) -> "LayerWeights":
-        packed: dict[str, Any] = {name: linear.with_packed() for name, linear in self.linears.items()}
-        return replace(self, **packed)
-
     def with_chosen(self, products: Mapping[str, ChosenProduct]) -> "LayerWeights":
         """`products` by the name of the weight."""
         chosen: dict[str, Any] = {name: replace(self.linears[name], chosen=it) for name, it in products.items()}
@@ -87,13 +77,7 @@ class Weights:
     layers: tuple[LayerWeights, ...]
     final_norm: Tensor  # [hidden]
     head: Tensor  # [vocab, hidden]; the embedding itself where they are tied
-    packed_head: PackedWeight | None = None
     chosen_head: ChosenProduct | None = None
-
-    def with_packed(self) -> "Weights":
-        """The same for computing: no weight may change any more."""
-        layers = tuple(layer.with_packed() for layer in self.layers)
-        return replace(self, layers=layers, packed_head=packed(self.head))
 
     def with_chosen(self, chooser: Chooser, sizes: Sequence[int]) -> "Weights":
         """The same for computing `sizes` rows on a GPU: no weight may change any more. Raises CublasLtError."""
@@ -114,24 +98,32 @@ def _is_chosen(weight: Tensor) -> bool:
 
 def empty_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Weights:
     """Weights of the right shapes, not yet filled."""
-    hidden, inner = config.hidden_size, config.intermediate_size
-    heads, kv_heads = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    hidden = config.hidden_size
 
     def vector(size: int) -> Tensor:
         return torch.empty(size, dtype=dtype, device=device)
 
-    def layer() -> LayerWeights:
+    def layer(config: LayerConfig) -> LayerWeights:
+        attention, fed = config.attention, dense(config)
+        size_q, size_kv = attention.query_size, attention.kv_size
+        has_norms = attention.qk_norm is QKNorm.EACH_HEAD
         return LayerWeights(
             attention_norm=vector(hidden),
-            qkv=Linear.empty(hidden, heads + 2 * kv_heads, config.attention_bias, dtype, device),
-            q_norm=vector(config.head_dim) if config.qk_norm else None,
-            k_norm=vector(config.head_dim) if config.qk_norm else None,
-            output=Linear.empty(heads, hidden, config.output_bias, dtype, device),
+            qkv=Linear.empty(hidden, size_q + 2 * size_kv, attention.has_bias, dtype, device),
+            q_norm=vector(attention.head_dim) if has_norms else None,
+            k_norm=vector(attention.head_dim) if has_norms else None,
+            output=Linear.empty(size_q, hidden, attention.has_output_bias, dtype, device),
             feed_forward_norm=vector(hidden),
-            gate_up=Linear.empty(hidden, 2 * inner, config.mlp_bias, dtype, device),
-            down=Linear.empty(inner, hidden, config.mlp_bias, dtype, device),
+            gate_up=Linear.empty(hidden, 2 * fed.width, fed.has_bias, dtype, device),
+            down=Linear.empty(fed.width, hidden, fed.has_bias, dtype, device),
         )
 
     embedding = torch.empty(config.vocab_size, hidden, dtype=dtype, device=device)
     head = embedding if config.tie_embeddings else torch.empty_like(embedding)
-    return Weights(embedding, tuple(layer() for _ in range(config.num_layers)), vector(hidden), head)
+    return Weights(embedding, tuple(layer(it) for it in config.layers), vector(hidden), head)
+
+
+def dense(config: LayerConfig) -> DenseConfig:
+    """The feed-forward of a layer of a family that is served."""
+    assert isinstance(config.feed_forward, DenseConfig), "no family of experts is served"
+    return config.feed_forward

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from server.model.config import RopeConfig, RopeKind
+from qualification.model.config import RopeConfig, RopeKind
 
 
 def cos_sin_table(rope: RopeConfig, head_dim: int, max_position: int, device: torch.device) -> Tensor:
@@ -28,6 +28,8 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
             return _llama3(plain, rope)
         case RopeKind.YARN:
             return _yarn(plain, rope, head_dim)
+        case RopeKind.LONGROPE:
+            raise NotImplementedError
 
 
 def _llama3(plain: Tensor, rope: RopeConfig) -> Tensor:

@@ -83,11 +83,7 @@ class Override(msgspec.Struct, frozen=True, tag=True):
     lift: list[tuple[str, str]] = []
 
 
-class Knock(msgspec.Struct, frozen=True, tag=True):
-    """A request is being read: an engine that sleeps should be awake when it comes."""
-
-
-ToEngine = Configure | Submit | Cancel | Attest | Override | Shutdown | Knock
+ToEngine = Configure | Submit | Cancel | Attest | Override | Shutdown
 
 # --- engine process to API process -----------------------------------------------------------------------------------
 

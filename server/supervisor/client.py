@@ -27,7 +27,6 @@ from server.protocol.messages import (
     EngineRefused,
     FromEngine,
     Heartbeat,
-    Knock,
     Overridden,
     PlanChanged,
     SamplingParams,
@@ -51,7 +50,6 @@ logger = logging.getLogger(__name__)
 
 _CONNECT_TIMEOUT_S = 120.0  # importing torch from a cold disk takes most of it
 _CLOSE_TIMEOUT_S = 3.0
-_KNOCK = Knock()
 _HEALTHY_AFTER_S = 60.0  # an engine that lived this long restarts without delay
 
 
@@ -97,7 +95,6 @@ class EngineClient:
         self.attestations = Attestations(lambda: self._send(Attest()))
         self.orders = Orders(self._send)
         self._streams = Streams(max_unread_tokens)
-        self._has_gpu = False
         self._connection: EngineConnection | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._process: asyncio.subprocess.Process | None = None
@@ -158,13 +155,6 @@ class EngineClient:
             self._streams.close(stream)
             if not stream.is_ended:
                 self._send(Cancel(request_id))
-
-    def knock(self) -> None:
-        """A request is being read. On a GPU an idle engine wakes up, rehearses, and waits without sleeping: its first
-        step came 0.12 ms later from a core that had slept (one H200). Where cores are few that would be in the way.
-        """
-        if self._has_gpu and self.state is EngineState.READY and not len(self._streams):
-            self._send(_KNOCK)
 
     def _send(self, message: ToEngine) -> None:
         """From any thread's loop: the admin port has one of its own."""
@@ -296,7 +286,6 @@ class EngineClient:
         elif isinstance(message, EngineReady):
             self.ready = message
             self.last_heartbeat = Heartbeat(0, self._alive_at, 0, 0)  # or one that hangs before its first beat is ready
-            self._has_gpu = message.fingerprint.get("device") == "cuda"
             self.state = EngineState.READY
             self._listener.on_ready(message)
         else:

@@ -86,6 +86,9 @@ class AttentionMetrics:
         self._kernel_s = make.counter(
             "attention_sampled_kernel_seconds_total", "Attention's kernel time in sampled steps", "phase", "bucket"
         )
+        self._hbm_bytes = make.counter(
+            "attention_sampled_hbm_bytes_total", "Attention's bytes by the IO model in sampled steps", "phase"
+        )
         self._peak = make.gauge("peak_temporary_bytes", "Most memory a step took beyond weights and KV cache", "phase")
         self._peak_bytes: dict[str, int] = {}
 
@@ -147,6 +150,7 @@ class AttentionMetrics:
         self._tflops.labels(phase, bucket).set(flops / kernel_s / 1e12)
         self._bandwidth.labels(phase, bucket).set(hbm_bytes / kernel_s)
         self._kernel_s.labels(phase, bucket).inc(kernel_s)
+        self._hbm_bytes.labels(phase).inc(hbm_bytes)
 
     def peaked(self, phase: str, num_bytes: int) -> None:
         """The largest value since the start stays."""

@@ -62,5 +62,5 @@ def _write(metric: Metric, is_openmetrics: bool) -> bytes:
     if not is_openmetrics:
         return generate_latest(_One(metric))
     # Names of ours need no escaping; by default each is checked character by character.
-    text = openmetrics.generate_latest(_One(metric), escaping=openmetrics.ALLOWUTF8)
+    text: bytes = openmetrics.generate_latest(_One(metric), escaping=openmetrics.ALLOWUTF8)  # type: ignore[no-untyped-call]
     return text.removesuffix(_OPENMETRICS_END)

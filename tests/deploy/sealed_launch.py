@@ -14,6 +14,7 @@ from triton.runtime import driver
 
 from kernels.batch import AttentionBatch, AttentionFlags
 from kernels.hopper.prefill.launch import run_prefill
+from kernels.triton_cache import use_own_cache
 
 
 class _Hopper:
@@ -38,6 +39,7 @@ def main() -> None:
     def note(src: Any, cache_hit: bool, **_: object) -> None:
         found[src.name] = cache_hit
 
+    use_own_cache()  # as the engine does
     triton.knobs.compilation.listener = note
     driver.set_active(_Hopper())
     q, k, v = (torch.zeros(256, heads, 64, dtype=torch.bfloat16) for heads in (4, 1, 1))

@@ -1,8 +1,10 @@
 """Drives an engine in this process as its server does, without HTTP: what benches of whole steps are made of."""
 
 import time
+from collections.abc import Callable
 
 from server.engine.scheduling.engine import Engine
+from server.engine.scheduling.step_parts import Part
 from server.protocol.messages import FinishReason, SamplingParams, StepOutput, Submit
 
 _TOKEN = 7  # every prompt's; prefix caching is off in a bench
@@ -15,8 +17,10 @@ class RequestFailed(Exception):
 class Driver:
     """Submits prompts of one token, greedy, that end by their length alone."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, mark: Callable[[Part | None], None] = lambda _: None) -> None:
+        """`mark` gets the part that the engine is at when it is called, and None when it returns."""
         self.engine = engine
+        self._mark = mark
         self._num_requests = 0
         self._names: list[str] = []  # of what may still run
 
@@ -25,7 +29,9 @@ class Driver:
         self._num_requests += 1
         name = f"bench-{self._num_requests}"
         sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
+        self._mark(Part.REPORT)
         self.engine.submit(Submit(name, [_TOKEN] * num_tokens, sampling))
+        self._mark(None)
         self._names.append(name)
 
     def serve(self, num_requests: int, num_tokens: int, max_tokens: int) -> tuple[list[StepOutput], list[float]]:
@@ -37,7 +43,7 @@ class Driver:
             self.submit(num_tokens, max_tokens)
         started, outputs, seconds = time.perf_counter(), [], []
         while self.engine.has_work:
-            output = self.engine.step()
+            output = self._step()
             if output is not None:
                 _refuse_failed(output)
                 outputs.append(output)
@@ -47,9 +53,15 @@ class Driver:
 
     def step(self) -> StepOutput:
         """A step of an engine that has work. Raises RequestFailed."""
-        output = self.engine.step()
+        output = self._step()
         assert output is not None, "every request has ended"
         _refuse_failed(output)
+        return output
+
+    def _step(self) -> StepOutput | None:
+        self._mark(Part.REPORT)
+        output = self.engine.step()
+        self._mark(None)
         return output
 
     def clear(self) -> None:
@@ -58,7 +70,7 @@ class Driver:
             self.engine.cancel(name)
         self._names.clear()
         while self.engine.has_work:
-            self.engine.step()
+            self._step()
 
 
 def _refuse_failed(output: StepOutput) -> None:

@@ -6,7 +6,8 @@ from typing import TypeVar
 from qualification.common.svg import COLOURS, Line, bars, svg
 from qualification.common.table import table
 from server.bench.steps.fit import CLIFF, curve, off_curve, slope
-from server.bench.steps.row import DecodeRow, Inside, LoadRow, Part, PrefillRow, StepsFile, Sweep
+from server.bench.steps.row import DecodeRow, Inside, LoadRow, PrefillRow, StepsFile, Sweep
+from server.engine.scheduling.step_parts import Part
 
 Row = TypeVar("Row", PrefillRow, DecodeRow)
 _LONG = 512  # tokens from which a prompt's time should be its own, not the step's

@@ -9,18 +9,6 @@ import msgspec
 SCHEMA = 1
 
 
-class Part(Enum):
-    """Where the stepping thread is, in the order of a step."""
-
-    PLAN = "plan"  # which tokens, on which pages
-    FILL = "fill"  # the batch as tensors
-    LAUNCH = "launch"  # paths chosen and counted, sampling parameters, everything between the parts beside it
-    FORWARD = "forward"  # the model; on a GPU its launch, by graph or kernel by kernel
-    SAMPLE = "sample"  # logits and tokens, likewise
-    WAIT = "wait"  # for the device
-    TELL = "tell"  # tokens into sequences and messages
-
-
 class Sweep(Enum):
     BATCH = "batch"
     CONTEXT = "context"

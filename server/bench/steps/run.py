@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 from kernels.shape import Phase
 from qualification.measure.timing import median_spread
-from server.bench.steps.cells import Bench, Cell, Kind, cells_of
+from server.bench.steps.cells import Cell, Kind, StepsBench, cells_of
 from server.bench.steps.drive import Driver, RequestFailed, is_decode_of
 from server.bench.steps.floor import step_floor_ms
-from server.bench.steps.parts import Stopwatch, Timeline, Times, watched
-from server.bench.steps.row import DecodeRow, Inside, LoadRow, Part, PrefillRow, Samples, Sweep
+from server.bench.steps.parts import StepTimer, Stopwatch, Timeline, Times
+from server.bench.steps.row import DecodeRow, Inside, LoadRow, PrefillRow, Samples, Sweep
 from server.engine.attention.timer import CpuDevice, CudaDevice
+from server.engine.scheduling.step_parts import Part
 from server.protocol.messages import StepOutput
 
 _DEVICE_PARTS = (Part.FORWARD, Part.SAMPLE)  # on a CPU the thread itself computes them
@@ -30,7 +31,7 @@ class Measured:
 
 
 def measure(
-    bench: Bench,
+    bench: StepsBench,
     progress: Callable[[int, int, str], None],
     *,
     time_limit_s: float,
@@ -41,18 +42,17 @@ def measure(
     found = Measured([], [], [], skipped)
     session = _Session(bench)
     whole, done, began_at = sum(cell.cost for cell in cells), 0.0, clock()
-    with watched(session.watch, session.timeline):
-        for cell in cells:
-            if clock() - began_at > time_limit_s:
-                skipped.append(f"{cell}: the time limit of {time_limit_s:g} s")
-                continue
-            progress(min(99, int(100 * done / whole)), 100, str(cell))
-            try:
-                _measure_cell(session, cell, found)
-            except RequestFailed as error:
-                skipped.append(f"{cell}: {error}")
-            session.clear()
-            done += cell.cost
+    for cell in cells:
+        if clock() - began_at > time_limit_s:
+            skipped.append(f"{cell}: the time limit of {time_limit_s:g} s")
+            continue
+        progress(min(99, int(100 * done / whole)), 100, str(cell))
+        try:
+            _measure_cell(session, cell, found)
+        except RequestFailed as error:
+            skipped.append(f"{cell}: {error}")
+        session.clear()
+        done += cell.cost
     progress(100, 100, "measured")
     return found
 
@@ -69,11 +69,13 @@ def _measure_cell(session: "_Session", cell: Cell, found: Measured) -> None:
 class _Session:
     """Runs cells one after the other on one engine."""
 
-    def __init__(self, bench: Bench) -> None:
+    def __init__(self, bench: StepsBench) -> None:
         self.watch = Stopwatch({Part.WAIT} if bench.is_cuda else {Part.WAIT, *_DEVICE_PARTS})
         self.timeline = Timeline(CudaDevice() if bench.is_cuda else CpuDevice())
         self._bench = bench
-        self._driver = Driver(bench.built.engine)
+        timer = StepTimer(self.watch, self.timeline)
+        bench.built.engine.mark = bench.built.runner.worker.mark = timer.mark
+        self._driver = Driver(bench.built.engine, timer.mark)
 
     def clear(self) -> None:
         """Leave the engine idle, and forget what was seen of it."""

@@ -7,9 +7,9 @@ from itertools import product
 
 from kernels.buckets import Bucket, bucket_of, buckets_up_to
 from kernels.shape import Phase
+from qualification.model.config import ModelConfig, num_parameters
 from server.engine.attention.dispatch_key import bucket_index
 from server.engine.scheduling.sequence import Batch
-from server.model.config import ModelConfig, num_parameters
 
 # Above this many rows a decode step keeps the GPU busy for longer than the host needs to launch it.
 _MAX_ROWS = 512
@@ -130,7 +130,7 @@ def token_sizes(most: int) -> tuple[int, ...]:
 
 def most_graphed_tokens(config: ModelConfig) -> int:
     """Prompt tokens of the largest graph: 1024, or where the GPU needs longer for a step than the host to launch it."""
-    num_multiplied = num_parameters(config) - config.vocab_size * config.hidden_size * (2 - config.tie_embeddings)
+    num_multiplied = num_parameters(config) - config.embedding_size * (2 - config.tie_embeddings)
     num_tokens = _HOST_S_A_LAYER * config.num_layers * _FLOPS / (2 * num_multiplied)
     return min(max(round(num_tokens / 128) * 128, _MIN_TOKENS), _MAX_TOKENS)
 

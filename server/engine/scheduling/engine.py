@@ -22,6 +22,7 @@ from server.engine.scheduling.outputs import Outputs
 from server.engine.scheduling.runner_api import BatchError, Pending, Runner, StepResult, TakeSamples
 from server.engine.scheduling.scheduler import Scheduler, SequenceTooLong
 from server.engine.scheduling.sequence import PENDING, Batch, Sequence, Status
+from server.engine.scheduling.step_parts import Mark, Part, unmarked
 from server.log import trace_fields
 from server.protocol.messages import (
     FinishReason,
@@ -75,6 +76,7 @@ class Engine:
         call that PyTorch's matmuls computed in place of ours.
         """
         self.step_index = 0
+        self.mark: Mark = unmarked  # set by a bench
         self._scheduler = scheduler
         self._runner = runner
         self._options = options
@@ -154,7 +156,9 @@ class Engine:
     def _launch(self) -> _Launched | None:
         """Plan a batch and start it, as if every earlier batch had succeeded. None when there is nothing to do."""
         started_at, compiles_before = self._clock(), self._num_compiles()
+        self.mark(Part.PLAN)
         batch = self._scheduler.plan(started_at)
+        self.mark(Part.LAUNCH)
         if batch is None:
             return None
         try:
@@ -166,6 +170,7 @@ class Engine:
             sequences = batch.sequences
             for row in batch.sampled_rows:
                 sequences[row].tokens.append(PENDING)
+        self.mark(Part.REPORT)
         return _Launched(batch, outcome, started_at, self._num_compiles() - compiles_before)
 
     def _can_run_ahead(self, launched: _Launched) -> bool:

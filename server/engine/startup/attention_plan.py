@@ -8,11 +8,11 @@ import torch
 from kernels.fingerprint import Fingerprint
 from kernels.shape import AttentionShape
 from qualification.decision.decision import Decision, Pairs
-from qualification.decision.model_shapes import AttentionSignature, distinct_windows, shapes_needed
+from qualification.decision.model_shapes import shapes_needed, signature_of
 from qualification.measure.start_plan import Plan, RunQualification, make_plan
+from qualification.model.config import ModelConfig
 from server.engine.startup.limits import EngineLimits
 from server.errors import SettingsError
-from server.model.config import ModelConfig
 from server.protocol.messages import AttestationReport, PlanRow
 from server.protocol.plan_rows import plan_rows, rejections_here
 from server.settings import Settings
@@ -28,17 +28,6 @@ class Unservable(Exception):
         super().__init__(message)
         self.plan = plan
         self.attested = attested
-
-
-def signature_of(config: ModelConfig) -> AttentionSignature:
-    return AttentionSignature(
-        num_heads=config.num_heads,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        windows=distinct_windows(config.windows),
-        softcap=config.softcap,
-        sinks=config.sinks,
-    )
 
 
 def plan_attention(

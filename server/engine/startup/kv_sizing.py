@@ -7,15 +7,16 @@ import torch
 
 from kernels.device import torch_dtype
 from kernels.linear.fallbacks import MatmulFallbacks
+from qualification.model.config import ModelConfig, kv_bytes_per_token, num_parameters
 from server.engine.attention.dispatch import Dispatcher
 from server.engine.attention.launch_errors import blaming
 from server.engine.execution.graph_keys import GraphSizes, graph_keys, graph_sizes
 from server.engine.execution.runner import ModelRunner
-from server.engine.execution.step_tokens import StepTokens
+from server.engine.execution.sampling import SampledTokens
+from server.engine.execution.worker import Worker
 from server.engine.startup.limits import LEAST_MODEL_LEN, EngineLimits
 from server.engine.startup.warmup import measure_peak_bytes
 from server.errors import ModelError, SettingsError
-from server.model.config import ModelConfig, kv_bytes_per_token, num_parameters
 from server.model.decoder import Decoder
 from server.model.kv_cache import KVCache
 from server.settings import Settings
@@ -41,12 +42,12 @@ class Parts:
         dtype = torch_dtype(self.limits.kv_dtype)
         return KVCache.allocate(self.config, num_pages, self.limits.page_size, dtype, self.device)
 
-    def tokens(self) -> StepTokens:
-        num_rows = self.limits.max_num_seqs
-        return StepTokens(max(num_rows, self.graph_sizes.max_sampled if self.graph_sizes else 0), self.device)
+    def worker(self, kv: KVCache) -> Worker:
+        num_rows = max(self.limits.max_num_seqs, self.graph_sizes.max_sampled if self.graph_sizes else 0)
+        return Worker(self.decoder, kv, self.dispatcher, SampledTokens(num_rows, self.device))
 
     def runner(self, kv: KVCache) -> ModelRunner:
-        return ModelRunner(self.decoder, kv, self.dispatcher, self.tokens())
+        return ModelRunner(self.worker(kv))
 
 
 def sizes_of_graphs(config: ModelConfig, limits: EngineLimits, max_context: int) -> GraphSizes:
@@ -101,7 +102,7 @@ def _peak_bytes(parts: Parts) -> int:
 
 def check_weights_fit(config: ModelConfig, limits: EngineLimits, device: torch.device) -> None:
     """Raises ModelError for a model whose weights and rotary table alone are larger than the device's memory."""
-    table_bytes = 4 * config.max_position * config.head_dim
+    table_bytes = 4 * config.max_position * config.layers[0].attention.head_dim
     num_bytes, total_bytes = num_parameters(config) * limits.dtype.num_bytes + table_bytes, _total_bytes(device)
     if num_bytes > total_bytes:
         raise ModelError(
@@ -131,6 +132,6 @@ def _graph_bytes(parts: Parts) -> int:
     if sizes is None:
         return 0
     keys = graph_keys(sizes)
-    numbers_a_token = 3 * config.intermediate_size + 8 * config.hidden_size
+    numbers_a_token = 3 * max(layer.feed_forward.width for layer in config.layers) + 8 * config.hidden_size
     num_bytes = 4 * sizes.max_sampled * config.vocab_size + len(keys) * config.num_layers * _GRAPH_BYTES_A_LAYER
     return num_bytes + keys[0].num_tokens * numbers_a_token * parts.limits.dtype.num_bytes

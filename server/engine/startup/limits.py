@@ -7,8 +7,8 @@ import torch
 from kernels.shape import Dtype
 from qualification.decision.defaults import BATCHED_TOKENS, PAGE_SIZE, served_dtype
 from qualification.decision.model_shapes import ServingLimits
+from qualification.model.config import ModelConfig, num_parameters
 from server.errors import SettingsError
-from server.model.config import ModelConfig, num_parameters
 from server.settings import DeviceChoice, DtypeChoice, Settings
 
 _CHOSEN_DTYPES = {DtypeChoice.FP32: Dtype.FP32, DtypeChoice.FP16: Dtype.FP16, DtypeChoice.BF16: Dtype.BF16}

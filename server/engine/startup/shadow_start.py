@@ -12,10 +12,10 @@ from server.settings import Settings
 
 def shadow_check(settings: Settings, parts: Parts) -> ShadowCheck:
     """By the settings. One blank sample is judged here: a GPU loads its libraries now, and not between two steps."""
-    config, limits = parts.config, parts.limits
+    attention, limits = parts.config.layers[0].attention, parts.limits
     blank = blank_sample(
-        group=config.num_heads // config.num_kv_heads,
-        head_dim=config.head_dim,
+        group=attention.num_heads // attention.num_kv_heads,
+        head_dim=attention.head_dim,
         dtype=torch_dtype(limits.dtype),
         kv_dtype=torch_dtype(limits.kv_dtype),
         device=parts.device,

@@ -7,14 +7,17 @@ from pathlib import Path
 import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+from torch import Tensor
 
+from qualification.model.config import ModelConfig
+from qualification.model.families.family import Family
+from qualification.model.families.registry import family_named
+from qualification.model.fields import Fields, ModelConfigError
 from server.errors import ModelError
-from server.model.config import ModelConfig
 from server.model.decoder import Decoder
-from server.model.families.fields import Fields
-from server.model.families.registry import family_named
-from server.model.layers import empty_weights
+from server.model.layers import Weights, empty_weights
 from server.model.load.checkpoint import TensorEntry, check_entries, copy_tensors, read_entries, tenths
+from server.model.tensor_views import checkpoint_views
 from server.settings import LoadFormat
 
 CONFIG_FILE = "config.json"
@@ -57,11 +60,18 @@ def load_config(folder: Path) -> ModelConfig:
     """
     path = folder / CONFIG_FILE
     values = _read_json(path)
+    try:
+        return _read_config(folder, path, values)
+    except ModelConfigError as error:
+        raise ModelError(str(error)) from error
+
+
+def _read_config(folder: Path, path: Path, values: dict[str, object]) -> ModelConfig:
     family = family_named(values.get("model_type"), str(path))
     architectures = values.get("architectures") or list(family.architectures)
     if not isinstance(architectures, list) or not any(name in family.architectures for name in architectures):
         supported = ", ".join(family.architectures)
-        raise ModelError(f"{path}: architectures {architectures} are not supported; supported: {supported}")
+        raise ModelConfigError(f"{path}: architectures {architectures} are not supported; supported: {supported}")
     Fields(values, str(path)).absent("quantization_config", "quantized checkpoints are not supported")
     if (folder / GENERATION_FILE).is_file():
         values = values | {"eos_token_id": _all_end_tokens(values, _read_json(folder / GENERATION_FILE))}
@@ -90,7 +100,7 @@ def load_decoder(
     entries = check_checkpoint(folder, config, load_format)
     with torch.inference_mode():
         weights = empty_weights(config, dtype, device)
-        views = family.checkpoint_views(weights, config)
+        views = _views(family, weights, config)
         if load_format is LoadFormat.DUMMY:
             generator = torch.Generator(device).manual_seed(_DUMMY_SEED)
             for view in views.values():
@@ -109,10 +119,15 @@ def check_checkpoint(folder: Path, config: ModelConfig, load_format: LoadFormat)
         return {}
     family, entries = family_named(config.family, str(folder)), read_entries(folder)
     with torch.inference_mode():
-        on_paper = family.checkpoint_views(empty_weights(config, torch.float32, torch.device("meta")), config)
+        on_paper = _views(family, empty_weights(config, torch.float32, torch.device("meta")), config)
     tolerated = (*family.tolerated, "lm_head.weight") if config.tie_embeddings else family.tolerated
     check_entries(folder, entries, on_paper, tolerated)
     return entries
+
+
+def _views(family: Family, weights: Weights, config: ModelConfig) -> dict[str, Tensor]:
+    assert family.tensors is not None, "the family is served"
+    return checkpoint_views(weights, config, family.tensors)
 
 
 def _all_end_tokens(config: dict[str, object], generation: dict[str, object]) -> list[object]:

@@ -14,7 +14,6 @@ from server.bench.steps.row import (
     DecodeRow,
     Inside,
     LoadRow,
-    Part,
     PrefillRow,
     Samples,
     StepsFile,
@@ -22,6 +21,7 @@ from server.bench.steps.row import (
     load,
     save,
 )
+from server.engine.scheduling.step_parts import Part
 
 SVG = "{http://www.w3.org/2000/svg}"
 LENGTHS = [2**k for k in range(4, 13)]

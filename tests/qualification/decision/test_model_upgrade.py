@@ -13,14 +13,14 @@ from kernels.fingerprint import Device, Fingerprint
 from kernels.path import KernelPath, Reject, Tier
 from kernels.shape import AttentionShape, Dtype, Mask, Phase
 from qualification.attest.promise import Promise, call_mismatch
-from qualification.decision.decide import Book, decide
-from qualification.decision.decision import Decision, Policy, Status
-from qualification.decision.model_shapes import ServingLimits, shapes_needed, signature_from_config
+from qualification.decision.decision import Book, Decision, Policy, Status, decide
+from qualification.decision.model_shapes import ServingLimits, shapes_needed, signature_of
 from qualification.decision.presets import preset_named
 from qualification.evidence.matrix import Matrix
 from qualification.measure.inputs import cases
 from qualification.measure.profile import calls_seen
 from qualification.measure.qualify import _call
+from qualification.model.families.reader import read_model
 
 H200 = Fingerprint(Device.CUDA, "NVIDIA H200", 90, "580.159.04", "13.0", "91900", "2.11.0+cu130", "3.6.0")
 LIMITS = ServingLimits(32768, 8192, 64, Dtype.BF16, Dtype.BF16)
@@ -29,7 +29,7 @@ FLASH = "aten::_scaled_dot_product_flash_attention_for_cpu"
 
 
 def shapes_of(config: dict[str, object]) -> tuple[AttentionShape, ...]:
-    return shapes_needed(signature_from_config(config), LIMITS)
+    return shapes_needed(signature_of(read_model(config)), LIMITS)
 
 
 def able(shape: AttentionShape) -> Iterator[KernelPath]:

@@ -1,4 +1,5 @@
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -8,12 +9,14 @@ from kernels.shape import Dtype, Mask, Phase
 from qualification.decision.defaults import Choices, limits_of
 from qualification.decision.model_shapes import (
     AttentionSignature,
-    SignatureError,
+    ServingLimits,
     shapes_needed,
-    signature_from_config,
-    text_part,
+    signature_of,
 )
 from qualification.decision.presets import PRESETS, preset_named
+from qualification.model.families.gemma3 import LEFT_OUT
+from qualification.model.families.reader import read_model
+from qualification.model.fields import ModelConfigError
 
 MASKS = (Mask.CAUSAL, Mask.SPANS)
 WANTED = {
@@ -32,15 +35,23 @@ WANTED = {
 }
 
 
+def signature_from(config: Mapping[str, object]) -> AttentionSignature:
+    return signature_of(read_model(config))
+
+
+def limits_from(config: Mapping[str, object], device_type: str, choices: Choices) -> ServingLimits:
+    return limits_of(read_model(config), device_type, choices)
+
+
 def test_each_preset_has_the_attention_of_its_model() -> None:
-    assert {preset.name: signature_from_config(preset.config) for preset in PRESETS} == WANTED
+    assert {preset.name: signature_from(preset.config) for preset in PRESETS} == WANTED
 
 
 def test_every_preset_has_limits_and_shapes_in_every_phase() -> None:
     for preset in PRESETS:
-        limits = limits_of(preset.config, "cuda", Choices())
+        limits = limits_from(preset.config, "cuda", Choices())
         assert limits.dtype is Dtype.BF16
-        shapes = shapes_needed(signature_from_config(preset.config), limits)
+        shapes = shapes_needed(signature_from(preset.config), limits)
         assert {shape.phase for shape in shapes} == set(Phase), preset.name
 
 
@@ -48,8 +59,8 @@ def test_the_demo_preset_is_the_bundled_model() -> None:
     folder = Path(__file__).parents[3] / "server" / "model" / "demo"
     bundled = json.loads((folder / "config.json").read_text())
     demo = preset_named("demo").config
-    assert signature_from_config(demo) == signature_from_config(bundled)
-    assert limits_of(demo, "cuda", Choices()) == limits_of(bundled, "cuda", Choices())
+    assert signature_from(demo) == signature_from(bundled)
+    assert limits_from(demo, "cuda", Choices()) == limits_from(bundled, "cuda", Choices())
 
 
 def test_an_unknown_preset_is_answered_with_those_there_are() -> None:
@@ -59,7 +70,7 @@ def test_an_unknown_preset_is_answered_with_those_there_are() -> None:
 
 def test_limits_are_what_the_server_takes_by_itself() -> None:
     config = preset_named("llama-3.1-8b").config
-    on_gpu, on_cpu = (limits_of(config, kind, Choices()) for kind in ("cuda", "cpu"))
+    on_gpu, on_cpu = (limits_from(config, kind, Choices()) for kind in ("cuda", "cpu"))
     assert (on_gpu.max_model_len, on_gpu.max_num_batched_tokens, on_gpu.page_size) == (131072, 8192, 64)
     assert (on_cpu.max_num_batched_tokens, on_cpu.page_size) == (2048, 16)
     assert (on_gpu.dtype, on_cpu.dtype) == (Dtype.BF16, Dtype.FP32)
@@ -67,32 +78,32 @@ def test_limits_are_what_the_server_takes_by_itself() -> None:
 
 def test_choices_go_before_defaults_but_not_beyond_the_model() -> None:
     config = preset_named("phi-3-mini").config
-    limits = limits_of(config, "cuda", Choices(99999, 512, 16, Dtype.FP16))
+    limits = limits_from(config, "cuda", Choices(99999, 512, 16, Dtype.FP16))
     assert (limits.max_model_len, limits.max_num_batched_tokens, limits.page_size) == (4096, 512, 16)
     assert limits.dtype is limits.kv_dtype is Dtype.FP16
-    assert limits_of(config, "cuda", Choices(1000)).max_model_len == 1000
+    assert limits_from(config, "cuda", Choices(1000)).max_model_len == 1000
 
 
 @pytest.mark.parametrize(
-    ("config", "message"),
+    ("changes", "message"),
     [
-        ({}, "max_position_embeddings must be a positive whole number, got None"),
-        ({"max_position_embeddings": 8, "torch_dtype": "int4"}, "dtype must be one of .*, got 'int4'"),
+        ({"max_position_embeddings": None}, "max_position_embeddings must be a positive integer, found None"),
+        ({"torch_dtype": "int4"}, "dtype must be one of .*, found 'int4'"),
     ],
 )
-def test_a_config_without_limits_is_refused_by_its_key(config: dict[str, object], message: str) -> None:
-    with pytest.raises(SignatureError, match=message):
-        limits_of(config, "cuda", Choices())
+def test_a_config_without_limits_is_refused_by_its_key(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(ModelConfigError, match=message):
+        limits_from({**preset_named("llama-3.1-8b").config, **changes}, "cuda", Choices())
 
 
 def test_the_text_part_of_a_model_with_images_has_the_limits() -> None:
-    config = {"torch_dtype": "bfloat16", "text_config": {"max_position_embeddings": 100}}
-    assert limits_of(config, "cuda", Choices()).max_model_len == 100
+    text = {**preset_named("qwen3-8b").config, "max_position_embeddings": 100}
+    assert limits_from({"torch_dtype": "bfloat16", "text_config": text}, "cuda", Choices()).max_model_len == 100
 
 
 def test_images_need_their_own_shapes_of_prompts_and_none_of_decode() -> None:
     config = preset_named("gemma-3-4b").config
-    shapes = shapes_needed(signature_from_config(config), limits_of(config, "cuda", Choices(max_model_len=2048)))
+    shapes = shapes_needed(signature_from(config), limits_from(config, "cuda", Choices(max_model_len=2048)))
     masks = {(shape.phase, shape.window, shape.mask) for shape in shapes}
     prompts = {
         (phase, window, mask) for phase in (Phase.PREFILL, Phase.EXTEND) for window in (None, 1024) for mask in MASKS
@@ -118,6 +129,7 @@ GEMMA_3_4B = {
     "vision_config": {"model_type": "siglip_vision_model"},
 }
 GEMMA_3_12B_TEXT = {
+    "intermediate_size": 15360,
     "hidden_size": 3840,
     "model_type": "gemma3_text",
     "num_attention_heads": 16,
@@ -129,28 +141,27 @@ GEMMA_3_12B_TEXT = {
 
 def test_the_public_file_of_gemma_3_is_read_as_the_preset_is() -> None:
     preset = preset_named("gemma-3-4b").config
-    assert signature_from_config(GEMMA_3_4B) == signature_from_config(preset)
-    assert limits_of(GEMMA_3_4B, "cuda", Choices()) == limits_of(preset, "cuda", Choices())
+    assert signature_from(GEMMA_3_4B) == signature_from(preset)
+    assert limits_from(GEMMA_3_4B, "cuda", Choices()) == limits_from(preset, "cuda", Choices())
 
 
 def test_the_head_dim_of_a_gemma_is_no_quotient() -> None:
     config = {**GEMMA_3_4B, "text_config": GEMMA_3_12B_TEXT}
-    assert signature_from_config(config) == AttentionSignature(16, 8, 256, (None, 1024), spans=True)
+    assert signature_from(config) == AttentionSignature(16, 8, 256, (None, 1024), spans=True)
     assert Gemma3TextConfig(**GEMMA_3_12B_TEXT).head_dim == 256
     gemma_2 = {key: value for key, value in preset_named("gemma-2-9b").config.items() if key != "head_dim"}
-    assert signature_from_config(gemma_2).head_dim == 256
+    assert signature_from(gemma_2).head_dim == 256
 
 
 def test_what_a_gemma_3_leaves_out_is_as_its_class_has_it() -> None:
     known = Gemma3TextConfig()
-    found = text_part({"model_type": "gemma3_text"})
-    assert {key: getattr(known, key) for key in found} == dict(found) | {"model_type": "gemma3_text"}
+    assert {key: getattr(known, key) for key in LEFT_OUT} == LEFT_OUT
 
 
 def test_a_gemma_3_without_a_vision_part_has_no_images() -> None:
     text = preset_named("gemma-3-4b").config["text_config"]
     assert isinstance(text, dict)
-    assert signature_from_config(text) == AttentionSignature(8, 4, 256, (None, 1024))
+    assert signature_from(text) == AttentionSignature(8, 4, 256, (None, 1024))
 
 
 def test_five_of_six_layers_of_gemma_3_have_a_window() -> None:

@@ -1,3 +1,5 @@
+from collections.abc import Mapping
+
 import pytest
 
 from kernels.buckets import Bucket, bucket_of, buckets_up_to
@@ -5,11 +7,12 @@ from kernels.shape import Dtype, Phase
 from qualification.decision.model_shapes import (
     AttentionSignature,
     ServingLimits,
-    SignatureError,
     distinct_windows,
     shapes_needed,
-    signature_from_config,
+    signature_of,
 )
+from qualification.model.families.reader import read_model
+from qualification.model.fields import ModelConfigError
 
 LLAMA = {
     "model_type": "llama",
@@ -17,9 +20,14 @@ LLAMA = {
     "num_key_value_heads": 8,
     "hidden_size": 4096,
     "num_hidden_layers": 32,
+    "vocab_size": 128256,
+    "intermediate_size": 14336,
+    "max_position_embeddings": 131072,
 }
 GPT_OSS = {
     "model_type": "gpt_oss",
+    "hidden_size": 2880,
+    "vocab_size": 201088,
     "num_attention_heads": 64,
     "num_key_value_heads": 8,
     "head_dim": 64,
@@ -29,18 +37,22 @@ GPT_OSS = {
 }
 
 
+def signature_from(config: Mapping[str, object]) -> AttentionSignature:
+    return signature_of(read_model(config))
+
+
 def limits(max_model_len: int, max_num_batched_tokens: int) -> ServingLimits:
     return ServingLimits(max_model_len, max_num_batched_tokens, 16, Dtype.FP32, Dtype.FP32)
 
 
 def test_head_dim_is_hidden_size_by_heads_unless_it_is_given() -> None:
-    assert signature_from_config(LLAMA) == AttentionSignature(32, 8, 128)
-    assert signature_from_config(LLAMA | {"head_dim": 64}).head_dim == 64
+    assert signature_from(LLAMA) == AttentionSignature(32, 8, 128)
+    assert signature_from(LLAMA | {"head_dim": 64}).head_dim == 64
 
 
 def test_without_kv_heads_every_query_head_has_its_own() -> None:
     config = {key: value for key, value in LLAMA.items() if key != "num_key_value_heads"}
-    assert signature_from_config(config).num_kv_heads == 32
+    assert signature_from(config).num_kv_heads == 32
 
 
 @pytest.mark.parametrize(
@@ -66,37 +78,47 @@ def test_without_kv_heads_every_query_head_has_its_own() -> None:
     ],
 )
 def test_windows_follow_the_rules_of_each_family(changes: dict[str, object], windows: tuple[int | None, ...]) -> None:
-    assert signature_from_config(LLAMA | changes).windows == windows
+    assert signature_from(LLAMA | changes).windows == windows
 
 
 def test_gpt_oss_has_sinks_and_two_kinds_of_layers() -> None:
-    assert signature_from_config(GPT_OSS) == AttentionSignature(64, 8, 64, (None, 128), None, True)
+    assert signature_from(GPT_OSS) == AttentionSignature(64, 8, 64, (None, 128), None, True)
 
 
 def test_gemma_2_has_a_softcap() -> None:
     config = LLAMA | {"model_type": "gemma2", "attn_logit_softcapping": 50.0, "sliding_window": 4096}
-    assert signature_from_config(config).softcap == 50.0
+    assert signature_from(config).softcap == 50.0
 
 
 def test_the_text_part_of_a_model_with_images_is_read() -> None:
-    assert signature_from_config({"model_type": "gemma3", "text_config": LLAMA}) == AttentionSignature(32, 8, 128)
+    assert signature_from({"model_type": "gemma3", "text_config": LLAMA}) == AttentionSignature(32, 8, 128)
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"num_attention_heads": None}, "has no num_attention_heads"),
-        ({"num_attention_heads": "32"}, "num_attention_heads must be a positive whole number, got '32'"),
-        ({"num_key_value_heads": 5}, "32 is no multiple of num_key_value_heads 5"),
-        ({"head_dim": 0}, "head_dim must be a positive whole number, got 0"),
-        ({"attn_logit_softcapping": -1}, "attn_logit_softcapping must be a positive number, got -1"),
-        ({"sliding_window": 8, "layer_types": ["chunked_attention"] * 32}, "layer_types holds chunked_attention"),
-        ({"sliding_window": 8, "layer_types": ["full_attention"]}, "1 entries for num_hidden_layers 32"),
+        ({"num_attention_heads": None}, "num_attention_heads must be a positive integer, found None"),
+        ({"num_attention_heads": "32"}, "num_attention_heads must be a positive integer, found '32'"),
+        ({"num_key_value_heads": 5}, r"num_key_value_heads must be a divisor of num_attention_heads \(32\), found 5"),
+        ({"head_dim": 0}, "head_dim must be a positive integer, found 0"),
+        (
+            {"model_type": "gemma2", "attn_logit_softcapping": -1},
+            "attn_logit_softcapping must be a positive number, found -1",
+        ),
+        (
+            {"model_type": "gemma2", "layer_types": ["chunked_attention"] * 32},
+            "layer_types must be a list of 32 of full_",
+        ),
+        (
+            {"model_type": "gemma2", "layer_types": ["full_attention"]},
+            "layer_types must be a list of 32 of full_attention",
+        ),
+        ({"model_type": "mamba"}, "model_type 'mamba' is not supported; supported: gemma2, "),
     ],
 )
 def test_a_bad_config_is_refused_by_its_key(changes: dict[str, object], message: str) -> None:
-    with pytest.raises(SignatureError, match=message):
-        signature_from_config(LLAMA | changes)
+    with pytest.raises(ModelConfigError, match=message):
+        signature_from(LLAMA | changes)
 
 
 def test_distinct_windows_are_ordered_whatever_the_layers_order() -> None:

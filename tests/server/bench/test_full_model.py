@@ -1,19 +1,15 @@
 """The whole model's times beside its kernels': both attentions, prefill and decode apart."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import msgspec
 import pytest
 from tiny_llama import make_tiny_llama
 
 from kernels.shape import Phase
-from qualification.decision.model_shapes import signature_from_config
-from qualification.decision.presets import PRESETS, Preset
+from qualification.decision.presets import PRESETS
 from qualification.evidence.full_model import Attention, FullModel
 from server.bench.full_model.measure import measure_model
-from server.engine.startup.attention_plan import signature_of
-from server.model.load.load import load_config
 from server.settings import DeviceChoice, Settings
 
 
@@ -65,11 +61,5 @@ def test_a_forward_pass_by_the_plan_knows_what_it_takes_by_the_fallback(measured
 
 
 def test_a_whole_preset_can_be_served() -> None:
-    whole = {preset.name for preset in PRESETS if preset.rest is not None}
+    whole = {preset.name for preset in PRESETS if preset.is_served}
     assert {"llama-3.1-8b", "qwen3-0.6b"} <= whole
-
-
-@pytest.mark.parametrize("preset", [it for it in PRESETS if it.rest is not None], ids=lambda it: it.name)
-def test_the_whole_preset_has_the_attention_of_its_part(preset: Preset, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_bytes(msgspec.json.encode({**preset.config, **preset.rest}))
-    assert signature_of(load_config(tmp_path)) == signature_from_config(preset.config)

@@ -12,7 +12,7 @@ import pytest
 
 from server.engine.link import Link, leave_with
 from server.protocol import wire
-from server.protocol.messages import Cancel, EngineProgress, Knock, SamplingParams, Shutdown, Submit, ToEngine
+from server.protocol.messages import Cancel, EngineProgress, SamplingParams, Shutdown, Submit, ToEngine
 
 
 class Left(Exception):
@@ -123,21 +123,3 @@ def test_the_watch_leaves_when_the_other_side_closes_and_reads_nothing(pair: Pai
     pair[1].close()
     watch.join(10)
     assert left == [0]
-
-
-def test_after_a_knock_it_waits_awake(pair: Pair) -> None:
-    link = Link(pair[0], leave, awake_s=0.1)
-
-    def used_s() -> float:
-        """Processor time of a wait of 0.2 s."""
-        before_s = time.thread_time()
-        with pytest.raises(queue.Empty):
-            link.get(timeout=0.2)
-        return time.thread_time() - before_s
-
-    asleep_s = used_s()
-    pair[1].sendall(wire.frame(Knock()))
-    assert link.get() == Knock()
-    awake_s = used_s()
-    assert awake_s > 5 * asleep_s
-    assert awake_s < 0.15  # for half of the time

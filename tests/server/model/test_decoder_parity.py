@@ -11,7 +11,7 @@ from paged_runner import PAGE_SIZE, PagedRunner
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from server.model.config import RopeConfig
+from qualification.model.config import RopeConfig
 from server.model.decoder import Decoder
 from server.model.kv_cache import KVCache
 from server.model.load.load import load_config, load_decoder
@@ -100,7 +100,11 @@ def test_logits_equal_those_of_transformers(variant: str, tmp_path: Path) -> Non
 def test_the_comparison_sees_a_rotation_that_is_not_scaled(variant: str, tmp_path: Path) -> None:
     reference = save_reference(tmp_path, VARIANTS[variant])
     decoder = load(tmp_path)
-    plain = Decoder(replace(decoder.config, rope=RopeConfig(decoder.config.rope.theta)), decoder.weights)
+    layers = [
+        replace(layer, attention=replace(layer.attention, rope=RopeConfig(layer.attention.rope.theta)))
+        for layer in decoder.config.layers
+    ]
+    plain = Decoder(replace(decoder.config, layers=tuple(layers)), decoder.weights)
     error = (PagedRunner(plain).logits(prompt(100), [100]) - reference_logits(reference, prompt(100))).abs().max()
     assert error > 100 * TOLERANCE
 

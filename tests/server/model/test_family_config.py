@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from transformers import AutoConfig
 
-from qualification.decision.model_shapes import signature_from_config
-from server.engine.startup.attention_plan import signature_of
+from qualification.decision.model_shapes import signature_of
+from qualification.model.config import DenseConfig, ModelConfig, QKNorm, RopeConfig
+from qualification.model.families.reader import read_model
 from server.errors import ModelError
-from server.model.config import ModelConfig, RopeConfig
 from server.model.load.load import load_config
 
 SHARED: dict[str, object] = {
@@ -20,7 +20,7 @@ SHARED: dict[str, object] = {
     "num_hidden_layers": 4,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
-    "max_position_embeddings": 4096,
+    "max_position_embeddings": 8192,
     "rms_norm_eps": 1e-5,
 }
 ARCHITECTURES = {
@@ -82,8 +82,8 @@ def test_the_signature_of_config_json_is_that_of_the_model(
     family: str, changes: dict[str, object], windows: Windows, tmp_path: Path
 ) -> None:
     values = write(tmp_path, family, changes)
-    signature = signature_from_config(values)
-    assert signature == signature_of(load_config(tmp_path))
+    signature = signature_of(read_model(values))
+    assert load_config(tmp_path) == read_model(values)
     assert set(signature.windows) == set(windows)
     assert (signature.num_heads, signature.num_kv_heads) == (4, 2)
     assert signature.head_dim == changes.get("head_dim", 16)
@@ -91,8 +91,11 @@ def test_the_signature_of_config_json_is_that_of_the_model(
 
 def test_what_sets_the_families_apart(tmp_path: Path) -> None:
     def switches(family: str, **changes: object) -> tuple[bool, bool, bool, bool]:
-        config = config_of(tmp_path, family, changes)
-        return config.attention_bias, config.output_bias, config.mlp_bias, config.qk_norm
+        layer = config_of(tmp_path, family, changes).layers[0]
+        attention = layer.attention
+        assert isinstance(layer.feed_forward, DenseConfig)
+        has_norms = attention.qk_norm is QKNorm.EACH_HEAD
+        return attention.has_bias, attention.has_output_bias, layer.feed_forward.has_bias, has_norms
 
     assert switches("qwen2") == (True, False, False, False)
     assert switches("qwen3", head_dim=16) == (False, False, False, True)
@@ -109,7 +112,9 @@ def test_a_missing_epsilon_is_that_of_transformers(family: str, eps: float, tmp_
 @pytest.mark.parametrize("scaling", [None, {"type": "default"}])
 def test_phi3_is_served_with_a_plain_rotation(scaling: object, tmp_path: Path) -> None:
     changes = {"rope_theta": 500.0, "rope_scaling": scaling, "original_max_position_embeddings": 4096}
-    assert config_of(tmp_path, "phi3", {**changes, "partial_rotary_factor": 1.0}).rope == RopeConfig(500.0)
+    assert config_of(tmp_path, "phi3", {**changes, "partial_rotary_factor": 1.0}).layers[
+        0
+    ].attention.rope == RopeConfig(500.0)
 
 
 @pytest.mark.parametrize(
@@ -119,7 +124,7 @@ def test_phi3_is_served_with_a_plain_rotation(scaling: object, tmp_path: Path) -
         ("phi3", {"rope_parameters": {"rope_type": "longrope"}}, "rope_type must be one of default, found 'longrope'"),
         ("phi3", {"rope_scaling": {"type": "su"}}, "type must be one of default, found 'su'"),
         ("phi3", {"rope_scaling": {"type": "yarn", "factor": 2.0}}, "type must be one of default, found 'yarn'"),
-        ("phi3", {"partial_rotary_factor": 0.75}, "partial rotation is not supported.*found 0.75"),
+        ("phi3", {"partial_rotary_factor": 0.75}, "this family rotates whole heads.*found 0.75"),
         ("phi3", {"layer_types": MIXED}, "layer_types must be absent"),
         ("mistral", {"layer_types": MIXED}, "layer_types must be absent"),
         ("mistral", {"sliding_window": 0}, "sliding_window must be a positive integer, found 0"),

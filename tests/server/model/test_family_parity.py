@@ -20,7 +20,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from server.model.config import num_parameters
+from qualification.model.config import num_parameters
 from server.model.decoder import Decoder
 from server.model.load.load import load_config, load_decoder
 from server.settings import LoadFormat
@@ -111,8 +111,11 @@ def test_logits_equal_those_of_transformers_in_one_pass_and_in_chunks(variant: s
 def test_the_comparison_sees_a_window_that_is_one_too_wide(variant: str, tmp_path: Path) -> None:
     reference = save_reference(tmp_path, *WINDOWED[variant])
     decoder = load(tmp_path)
-    windows = tuple(None if window is None else window + 1 for window in decoder.config.windows)
-    wider = Decoder(replace(decoder.config, windows=windows), decoder.weights)
+    layers = [
+        replace(layer, attention=replace(layer.attention, window=layer.attention.window and layer.attention.window + 1))
+        for layer in decoder.config.layers
+    ]
+    wider = Decoder(replace(decoder.config, layers=tuple(layers)), decoder.weights)
     token_ids = prompt(NUM_TOKENS)
     error = (PagedRunner(wider).logits(token_ids, [NUM_TOKENS]) - reference_logits(reference, token_ids)).abs().max()
     assert error > 100 * TOLERANCE

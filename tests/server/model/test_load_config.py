@@ -10,8 +10,15 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from kernels.shape import Dtype
+from qualification.model.config import (
+    DenseConfig,
+    ModelConfig,
+    RopeConfig,
+    RopeKind,
+    kv_bytes_per_token,
+    num_parameters,
+)
 from server.errors import ModelError
-from server.model.config import RopeConfig, RopeKind, kv_bytes_per_token, num_parameters
 from server.model.load.load import load_config
 
 MINIMAL: dict[str, Any] = {
@@ -35,14 +42,22 @@ def write(folder: Path, changes: Mapping[str, object], generation: Mapping[str, 
 
 
 def rope_of(folder: Path, changes: Mapping[str, object]) -> RopeConfig:
-    return load_config(write(folder, changes)).rope
+    return load_config(write(folder, changes)).layers[0].attention.rope
+
+
+def biases(config: ModelConfig) -> tuple[bool, bool, bool]:
+    """Of queries, keys and values; of attention's output; of the feed-forward."""
+    layer = config.layers[0]
+    assert isinstance(layer.feed_forward, DenseConfig)
+    return layer.attention.has_bias, layer.attention.has_output_bias, layer.feed_forward.has_bias
 
 
 def test_what_is_absent_has_the_defaults_of_transformers(tmp_path: Path) -> None:
     config = load_config(write(tmp_path, {}))
-    assert (config.num_kv_heads, config.head_dim, config.norm_eps) == (4, 8, 1e-6)
-    assert (config.tie_embeddings, config.attention_bias, config.output_bias, config.mlp_bias) == (False,) * 4
-    assert config.rope == RopeConfig(10_000.0)
+    attention = config.layers[0].attention
+    assert (attention.num_kv_heads, attention.head_dim, config.norm_eps) == (4, 8, 1e-6)
+    assert (config.tie_embeddings, *biases(config)) == (False,) * 4
+    assert attention.rope == RopeConfig(10_000.0)
     assert config.windows == (None, None, None)
     assert (config.bos_token_id, config.eos_token_ids, config.dtype) == (None, (), "float32")
 
@@ -50,8 +65,9 @@ def test_what_is_absent_has_the_defaults_of_transformers(tmp_path: Path) -> None
 def test_what_is_given_is_taken(tmp_path: Path) -> None:
     given = {"num_key_value_heads": 2, "head_dim": 10, "rms_norm_eps": 1e-5, "tie_word_embeddings": True}
     config = load_config(write(tmp_path, {**given, "attention_bias": True, "mlp_bias": True, "bos_token_id": 3}))
-    assert (config.num_kv_heads, config.head_dim, config.norm_eps) == (2, 10, 1e-5)
-    assert (config.tie_embeddings, config.attention_bias, config.output_bias, config.mlp_bias) == (True,) * 4
+    attention = config.layers[0].attention
+    assert (attention.num_kv_heads, attention.head_dim, config.norm_eps) == (2, 10, 1e-5)
+    assert (config.tie_embeddings, *biases(config)) == (True,) * 4
     assert config.bos_token_id == 3
 
 
@@ -114,8 +130,8 @@ def test_end_tokens_of_both_files_are_joined(
         ({"rope_scaling": {"type": "longrope"}}, "type must be one of default, linear, llama3, yarn"),
         ({"rope_scaling": {"rope_type": "linear"}}, "rope_scaling: factor must be a positive number, found nothing"),
         ({"rope_parameters": [1]}, "rope_parameters must be an object"),
-        ({"partial_rotary_factor": 0.5}, "partial rotation is not supported"),
-        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial rotation is not supported"),
+        ({"partial_rotary_factor": 0.5}, "this family rotates whole heads"),
+        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "this family rotates whole heads"),
     ],
 )
 def test_a_wrong_field_is_refused_by_name(changes: dict[str, object], message: str, tmp_path: Path) -> None:

@@ -11,13 +11,14 @@ from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 from safetensors.torch import save_file
 from torch import Tensor
 
+from qualification.model.config import ModelConfig
+from qualification.model.families.family import TensorNames
 from server.errors import ModelError
-from server.model.config import ModelConfig
 from server.model.decoder import Decoder
-from server.model.families.tensor_views import split_views
 from server.model.layers import empty_weights
 from server.model.load.checkpoint import copy_tensors, read_entries, tenths
 from server.model.load.load import load_config, load_decoder, resolve_model
+from server.model.tensor_views import checkpoint_views
 from server.settings import LoadFormat
 
 CPU = torch.device("cpu")
@@ -36,7 +37,7 @@ Q_PROJ = "model.layers.1.self_attn.q_proj.weight"
 
 def random_tensors(config: ModelConfig) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(0)
-    views = split_views(empty_weights(config, torch.float32, CPU), config)
+    views = checkpoint_views(empty_weights(config, torch.float32, CPU), config, TensorNames())
     return {name: torch.randn(view.shape, generator=generator) for name, view in views.items()}
 
 

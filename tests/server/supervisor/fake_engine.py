@@ -27,7 +27,6 @@ from server.protocol.messages import (
     FinishReason,
     FromEngine,
     Heartbeat,
-    Knock,
     Overridden,
     Override,
     PlanChanged,
@@ -78,7 +77,7 @@ class Fake:
             return
         if mode == "hang":
             time.sleep(60)
-        fingerprint: dict[str, str | int | None] = {"device": "cuda" if mode == "gpu" else "cpu"}
+        fingerprint: dict[str, str | int | None] = {"device": "cpu"}
         longest_step_s = 20.0 if mode == "slow" else 0.0
         ready = EngineReady(
             os.getpid(), "fake", 64, 4, 16, fingerprint, None, "none", [], 2, longest_step_s=longest_step_s
@@ -96,8 +95,6 @@ class Fake:
                 return
             if isinstance(message, Submit):
                 self.answer(message)
-            elif isinstance(message, Knock):
-                self.send(EngineProgress("knocked", ""))
             elif isinstance(message, Attest):
                 lies = [("fake.decode", "a shape")]
                 self.send(AttestationReport("request", "mismatch", time.time(), 0.1, [], lies))

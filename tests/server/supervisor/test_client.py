@@ -69,7 +69,7 @@ async def running(mode: str = "serve", **options: object) -> AsyncIterator[tuple
     client = EngineClient(Settings(), ledger, command=command, backoff_s=(0.05, 0.2), **options)  # type: ignore[arg-type]
     await client.start()
     try:
-        if mode in ("serve", "gpu", "slow"):
+        if mode in ("serve", "slow"):
             await until(lambda: client.state is EngineState.READY)
         yield client, ledger
     finally:
@@ -245,22 +245,6 @@ def test_a_reader_that_stops_is_ended_and_blocks_nobody() -> None:
             assert rest[-1].error_code == "slow_client"
             assert 51 <= len(tokens([first, *rest])) < 2000
             await until(lambda: EngineProgress("cancelled", "slow") in ledger.progress)
-
-    run(test)
-
-
-@pytest.mark.parametrize(("mode", "num_knocks"), [("gpu", 1), ("serve", 0)])
-def test_only_an_idle_engine_with_a_gpu_is_told_that_a_request_is_read(mode: str, num_knocks: int) -> None:
-    async def test() -> None:
-        async with running(mode) as (client, ledger):
-            client.knock()
-            open_stream = asyncio.create_task(collect(client, "a", [671]))
-            await asyncio.sleep(0)
-            client.knock()
-            await collect(client, "b", [1])
-            assert [p.stage for p in ledger.progress].count("knocked") == num_knocks
-            open_stream.cancel()
-            await asyncio.wait([open_stream])
 
     run(test)
 

@@ -6,6 +6,9 @@ import pytest
 
 from kernels.buckets import Bucket
 from kernels.shape import Phase
+from qualification.decision.presets import preset_named
+from qualification.model.config import ModelConfig
+from qualification.model.families.reader import read_model
 from server.engine.execution.graph_keys import (
     GraphKey,
     GraphSizes,
@@ -18,7 +21,6 @@ from server.engine.execution.graph_keys import (
 )
 from server.engine.scheduling.sequence import Batch
 from server.engine.startup.warmup import synthetic_batch
-from server.model.config import ModelConfig
 from server.model.load.load import load_config
 from server.settings import DEMO_MODEL
 
@@ -82,7 +84,7 @@ def test_token_sizes_ascend_to_the_most_and_pad_by_at_most_an_eighth_or_63(most:
 
 def test_a_small_model_has_graphs_of_longer_prompts_than_a_large_one() -> None:
     small = load_config(DEMO_MODEL)
-    large = replace(small, hidden_size=4096, intermediate_size=14336, num_layers=32)
+    large = read_model(preset_named("llama-3.1-8b").config)
 
     def most(config: ModelConfig) -> int:
         return graph_sizes(config, max_num_seqs=8, max_num_batched_tokens=8192, max_context=512).tokens[-1]

@@ -171,8 +171,8 @@ def test_integrity_finds_a_key_that_leads_to_another_page() -> None:
         pool.check_integrity("a")
 
 
-def test_a_kept_page_without_a_key_is_found_out() -> None:
+def test_integrity_finds_a_cached_page_without_a_key() -> None:
     pool = PagePool(num_pages=4, page_size=4)
     pool._cached[pool._free.pop()] = None
-    with pytest.raises(IntegrityError, match="a kept page has no key"):
+    with pytest.raises(IntegrityError, match="a cached page has no key"):
         pool.check_integrity([])

@@ -1,30 +1,29 @@
 """What the settings leave open, chosen for the model and the device."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 
+from qualification.decision.presets import preset_named
+from qualification.model.config import ModelConfig, num_parameters
+from qualification.model.families.reader import read_model
 from server.engine.startup.limits import choose_limits
 from server.errors import SettingsError
-from server.model.config import ModelConfig, num_parameters
-from server.model.load.load import load_config
-from server.settings import DEMO_MODEL, Settings
+from server.settings import Settings
 
 CUDA, CPU = torch.device("cuda"), torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
 def llama_8b() -> ModelConfig:
-    config = replace(
-        load_config(Path(DEMO_MODEL)),
-        **{"vocab_size": 128_256, "hidden_size": 4096, "intermediate_size": 14_336, "num_layers": 32, "num_heads": 32},
-        **{"num_kv_heads": 8, "head_dim": 128, "max_position": 131_072, "windows": (None,) * 32},
-        tie_embeddings=False,
-    )
+    config = read_model(preset_named("llama-3.1-8b").config)
     assert num_parameters(config) == 8_030_261_248
     return config
+
+
+def of_layers(config: ModelConfig, num_layers: int) -> ModelConfig:
+    return replace(config, layers=config.layers[:1] * num_layers)
 
 
 def interleaved(config: ModelConfig, device: torch.device = CUDA, **settings: int) -> int:
@@ -35,15 +34,15 @@ def test_beside_streams_an_8b_takes_2048_prompt_tokens_a_step_and_a_small_model_
     llama_8b: ModelConfig,
 ) -> None:
     assert interleaved(llama_8b) == 2048
-    assert interleaved(replace(llama_8b, num_layers=16)) == 3584  # 4.5e9 parameters
-    assert interleaved(replace(llama_8b, num_layers=2)) == 8192  # all that a step takes
-    assert interleaved(replace(llama_8b, num_layers=320)) == 512
-    assert interleaved(replace(llama_8b, num_layers=2), CPU) == 512
+    assert interleaved(of_layers(llama_8b, 16)) == 3584  # 4.5e9 parameters
+    assert interleaved(of_layers(llama_8b, 2)) == 8192  # all that a step takes
+    assert interleaved(of_layers(llama_8b, 320)) == 512
+    assert interleaved(of_layers(llama_8b, 2), CPU) == 512
 
 
 def test_what_is_set_stays(llama_8b: ModelConfig) -> None:
     assert interleaved(llama_8b, max_num_interleaved_tokens=100) == 100
-    assert interleaved(replace(llama_8b, num_layers=2), max_num_batched_tokens=4096) == 4096
+    assert interleaved(of_layers(llama_8b, 2), max_num_batched_tokens=4096) == 4096
 
 
 def test_a_step_that_cannot_hold_every_sequence_is_refused_with_both_numbers(llama_8b: ModelConfig) -> None:

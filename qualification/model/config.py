@@ -1,0 +1,170 @@
+"""A model's architecture as data, layer by layer, whatever its family."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from kernels.fused.activation_kind import Activation
+from kernels.shape import Dtype
+
+
+class RopeKind(Enum):
+    PLAIN = "default"
+    LINEAR = "linear"
+    LLAMA3 = "llama3"
+    YARN = "yarn"
+    LONGROPE = "longrope"
+
+
+@dataclass(frozen=True, slots=True)
+class RopeConfig:
+    """Rotary embedding with every default resolved; fields of other kinds than `kind` keep their defaults."""
+
+    theta: float
+    kind: RopeKind = RopeKind.PLAIN
+    factor: float = 1.0
+    original_max_position: int | None = None
+    low_freq_factor: float = 1.0  # llama3
+    high_freq_factor: float = 4.0
+    beta_fast: float = 32.0  # yarn
+    beta_slow: float = 1.0
+    truncate: bool = True  # the borders between the bands are whole dimensions
+    attention_factor: float = 1.0  # of the cosines and sines
+    short_factors: tuple[float, ...] = ()  # longrope: for models served up to their original context,
+    long_factors: tuple[float, ...] = ()  # and for those served beyond it; one for each pair of dimensions
+    rotated_share: float = 1.0  # of a head's dimensions: the first ones are rotated, the others left as they are
+
+    def rotated_dims(self, head_dim: int) -> int:
+        """The dimensions of a head that are rotated, rounded down as in transformers."""
+        return int(head_dim * self.rotated_share)
+
+
+class QKNorm(Enum):
+    """The RMSNorm of queries and keys before the rotation."""
+
+    NONE = "none"
+    EACH_HEAD = "each head"  # one weight of head_dim for all heads
+    ALL_HEADS = "all heads"  # over all heads of a token together
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionConfig:
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float  # of the scores
+    rope: RopeConfig
+    window: int | None = None  # tokens that a token sees, itself included; None: all before it
+    softcap: float | None = None
+    has_sinks: bool = False
+    qk_norm: QKNorm = QKNorm.NONE
+    has_bias: bool = False  # on q, k and v
+    has_output_bias: bool = False
+
+    @property
+    def query_size(self) -> int:
+        return self.num_heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        return self.num_kv_heads * self.head_dim
+
+
+@dataclass(frozen=True, slots=True)
+class NormsConfig:
+    """The RMSNorms of attention and feed-forward alike: of what each reads, and of what each adds."""
+
+    before: bool = True
+    after: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DenseConfig:
+    """down(activation(gate) * up)."""
+
+    width: int
+    activation: Activation
+    has_bias: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsConfig:
+    """A mixture of experts, each like a dense feed-forward, of which a token visits a few."""
+
+    width: int
+    num_experts: int
+    num_active: int
+
+
+@dataclass(frozen=True, slots=True)
+class LayerConfig:
+    attention: AttentionConfig
+    norms: NormsConfig
+    feed_forward: DenseConfig | ExpertsConfig
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """What a decoder is built from, the same for all families: a family's file fills it from config.json."""
+
+    family: str  # config.json's model_type
+    vocab_size: int
+    hidden_size: int
+    layers: tuple[LayerConfig, ...]
+    max_position: int
+    norm_eps: float
+    tie_embeddings: bool
+    bos_token_id: int | None
+    eos_token_ids: tuple[int, ...]
+    dtype: str  # of the checkpoint: "bfloat16", "float16" or "float32"
+    zero_centred_norms: bool = False  # norms multiply by 1 + weight
+    embedding_scale: float = 1.0
+    rounds_embedding_scale: bool = False  # to the dtype of the weights
+    residual_scale: float = 1.0  # of what attention and feed-forward add
+    logits_divisor: float = 1.0
+    logits_softcap: float | None = None
+    has_image_spans: bool = False  # prompts may hold images, whose tokens see each other both ways
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.layers)
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """The window of each layer."""
+        return tuple(layer.attention.window for layer in self.layers)
+
+    @property
+    def embedding_size(self) -> int:
+        """Numbers of the embedding, and of the head."""
+        return self.vocab_size * self.hidden_size
+
+
+def kv_bytes_per_token(config: ModelConfig, kv_dtype: Dtype) -> int:
+    """Bytes of cache that one token takes in all layers."""
+    return 2 * sum(layer.attention.kv_size for layer in config.layers) * kv_dtype.num_bytes
+
+
+def num_parameters(config: ModelConfig) -> int:
+    """Numbers in the checkpoint; tied embeddings count once."""
+    embeddings = config.embedding_size * (1 if config.tie_embeddings else 2)
+    return embeddings + sum(_layer_parameters(config, layer) for layer in config.layers) + config.hidden_size
+
+
+def _layer_parameters(config: ModelConfig, layer: LayerConfig) -> int:
+    hidden, attention = config.hidden_size, layer.attention
+    heads, kv_heads = attention.query_size, attention.kv_size
+    count = 2 * hidden * (layer.norms.before + layer.norms.after) + 2 * hidden * (heads + kv_heads)
+    count += (heads + 2 * kv_heads) * attention.has_bias + hidden * attention.has_output_bias
+    count += attention.num_heads * attention.has_sinks
+    match attention.qk_norm:
+        case QKNorm.EACH_HEAD:
+            count += 2 * attention.head_dim
+        case QKNorm.ALL_HEADS:
+            count += heads + kv_heads
+        case QKNorm.NONE:
+            pass
+    match layer.feed_forward:
+        case DenseConfig(width, _, has_bias):
+            return count + 3 * hidden * width + (2 * width + hidden) * has_bias
+        case ExpertsConfig(width, num_experts):
+            return count + num_experts * (3 * hidden * width + hidden)

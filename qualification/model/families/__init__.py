@@ -1,0 +1,1 @@
+"""The model families that can be read: one declarative file each, listed in `registry`."""

@@ -1,0 +1,30 @@
+"""Granite 3, dense: a Llama with four multipliers: of embeddings, scores, what layers add, and (a divisor) logits."""
+
+from dataclasses import replace
+from functools import partial
+
+from qualification.model.config import ModelConfig
+from qualification.model.families.family import Family
+from qualification.model.fields import Fields
+from qualification.model.shared import read_dense, read_like_llama
+
+
+def read_config(fields: Fields) -> ModelConfig:
+    has_bias = fields.flag("attention_bias", False)
+    model = read_like_llama(
+        fields,
+        "granite",
+        scale=lambda it, _: it.number("attention_multiplier", 1.0),
+        attention_bias=has_bias,
+        output_bias=has_bias,
+        feed_forward=partial(read_dense, has_bias=fields.flag("mlp_bias", False)),
+    )
+    return replace(
+        model,
+        embedding_scale=fields.number("embedding_multiplier", 1.0),
+        residual_scale=fields.number("residual_multiplier", 1.0),
+        logits_divisor=fields.number("logits_scaling", 1.0),
+    )
+
+
+GRANITE = Family("granite", ("GraniteForCausalLM",), read_config, tensors=None)

@@ -1,0 +1,29 @@
+"""Phi-3, 3.5 and 4-mini: a Llama whose checkpoint holds merged matrices.
+
+The models of 4k context have a window (2047), those of 128k LongRoPE, and Phi-4-mini rotates three quarters of a head.
+"""
+
+from functools import partial
+
+from qualification.model.config import ModelConfig, RopeKind
+from qualification.model.families.family import Family, TensorNames
+from qualification.model.fields import Fields
+from qualification.model.rope import read_rope
+from qualification.model.shared import read_like_llama
+from qualification.model.windows import read_uniform_windows
+
+# The first files of LongRoPE call it so; what they mean by yarn is LongRoPE too, says Phi3Config.
+_ALIASES = ("su", "yarn")
+
+
+def read_config(fields: Fields) -> ModelConfig:
+    return read_like_llama(
+        fields,
+        "phi3",
+        norm_eps=1e-5,
+        windows=partial(read_uniform_windows, missing=None),
+        rope=lambda it, head_dim: read_rope(it, (RopeKind.PLAIN,), head_dim=head_dim),
+    )
+
+
+PHI3 = Family("phi3", ("Phi3ForCausalLM",), read_config, TensorNames(merged=True))

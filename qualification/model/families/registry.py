@@ -1,0 +1,40 @@
+"""Every model family there is. A new one is a file beside this one and a line here."""
+
+from qualification.model.families.family import Family
+from qualification.model.families.gemma2 import GEMMA2
+from qualification.model.families.gemma3 import GEMMA3
+from qualification.model.families.gpt_oss import GPT_OSS
+from qualification.model.families.granite import GRANITE
+from qualification.model.families.llama import LLAMA
+from qualification.model.families.mistral import MISTRAL
+from qualification.model.families.olmo2 import OLMO2
+from qualification.model.families.phi3 import PHI3
+from qualification.model.families.qwen2 import QWEN2
+from qualification.model.families.qwen2_5_vl import QWEN2_5_VL, QWEN2_5_VL_TEXT
+from qualification.model.families.qwen3 import QWEN3
+from qualification.model.fields import ModelConfigError
+
+KNOWN: tuple[Family, ...] = (
+    GEMMA2,
+    GEMMA3,
+    GPT_OSS,
+    GRANITE,
+    LLAMA,
+    MISTRAL,
+    OLMO2,
+    PHI3,
+    QWEN2,
+    QWEN2_5_VL,
+    QWEN2_5_VL_TEXT,
+    QWEN3,
+)
+FAMILIES = tuple(family for family in KNOWN if family.tensors is not None)  # those that the server serves
+
+
+def family_named(model_type: object, source: str, families: tuple[Family, ...] = FAMILIES) -> Family:
+    """The family of config.json's model_type. Raises ModelConfigError that names those of `families`."""
+    for family in families:
+        if family.model_type == model_type:
+            return family
+    supported = ", ".join(family.model_type for family in families)
+    raise ModelConfigError(f"{source}: model_type {model_type!r} is not supported; supported: {supported}")

@@ -1,0 +1,119 @@
+"""What config.json says in the same words for every family. What a family leaves out is as in Llama."""
+
+import math
+from collections.abc import Callable
+
+from kernels.fused.activation_kind import Activation
+from qualification.model.config import (
+    AttentionConfig,
+    DenseConfig,
+    ExpertsConfig,
+    LayerConfig,
+    ModelConfig,
+    NormsConfig,
+    QKNorm,
+    RopeConfig,
+    RopeKind,
+)
+from qualification.model.fields import Fields
+from qualification.model.rope import read_rope
+from qualification.model.windows import Windows, no_windows
+
+FeedForward = DenseConfig | ExpertsConfig
+
+
+def read_like_llama(
+    fields: Fields,
+    family: str,
+    *,
+    norm_eps: float = 1e-6,
+    norms: NormsConfig | None = None,
+    qk_norm: QKNorm = QKNorm.NONE,
+    windows: Callable[[Fields], Windows] = no_windows,
+    rope: Callable[[Fields, int], RopeConfig] | None = None,
+    local_rope: Callable[[Fields, int], RopeConfig] | None = None,
+    scale: Callable[[Fields, int], float] | None = None,
+    softcap: float | None = None,
+    has_sinks: bool = False,
+    attention_bias: bool = False,
+    output_bias: bool = False,
+    feed_forward: Callable[[Fields], FeedForward] | None = None,
+    tie_embeddings: bool = False,
+) -> ModelConfig:
+    """Read one model, whose layers differ in nothing but their windows. Raises ModelConfigError.
+
+    norm_eps, tie_embeddings  where the field is missing, as the family's class in transformers has it
+    rope, local_rope          of fields and head_dim: the rotation, and that of layers with a window if it is another
+    scale                     of fields and head_dim: the factor of the scores; 1 / sqrt(head_dim) by default
+    """
+    num_heads = fields.integer("num_attention_heads")
+    num_kv_heads = fields.integer("num_key_value_heads", num_heads)
+    if num_heads % num_kv_heads:
+        fields.refuse("num_key_value_heads", f"a divisor of num_attention_heads ({num_heads})")
+    vocab_size, hidden_size = fields.integer("vocab_size"), fields.integer("hidden_size")
+    head_dim = _head_dim(fields, hidden_size, num_heads)
+    max_position = fields.integer("max_position_embeddings")
+    ropes = {False: (rope or plain_ropes)(fields, head_dim)}
+    ropes[True] = ropes[False] if local_rope is None else local_rope(fields, head_dim)
+    fed = (feed_forward or read_dense)(fields)
+
+    def layer(window: int | None) -> LayerConfig:
+        attention = AttentionConfig(
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            scale=1.0 / math.sqrt(head_dim) if scale is None else scale(fields, head_dim),
+            rope=ropes[window is not None],
+            window=None if window is None or window >= max_position else window,  # it hides nothing
+            softcap=softcap,
+            has_sinks=has_sinks,
+            qk_norm=qk_norm,
+            has_bias=attention_bias,
+            has_output_bias=output_bias,
+        )
+        return LayerConfig(attention, norms or NormsConfig(), fed)
+
+    return ModelConfig(
+        family=family,
+        vocab_size=vocab_size,
+        hidden_size=hidden_size,
+        layers=tuple(map(layer, windows(fields))),
+        max_position=max_position,
+        norm_eps=fields.number("rms_norm_eps", norm_eps),
+        tie_embeddings=fields.flag("tie_word_embeddings", tie_embeddings),
+        bos_token_id=next(iter(fields.token_ids("bos_token_id", vocab_size)), None),
+        eos_token_ids=fields.token_ids("eos_token_id", vocab_size),
+        dtype=_dtype(fields),
+    )
+
+
+def plain_ropes(fields: Fields, head_dim: int) -> RopeConfig:
+    """Every kind of rotation that has no table of factors, over whole heads."""
+    kinds = (RopeKind.PLAIN, RopeKind.LINEAR, RopeKind.LLAMA3, RopeKind.YARN)
+    return read_rope(fields, kinds, head_dim=head_dim)
+
+
+def read_dense(
+    fields: Fields,
+    *,
+    field: str = "hidden_act",
+    activations: tuple[Activation, ...] = (Activation.SILU,),
+    has_bias: bool = False,
+) -> DenseConfig:
+    """`field` names one of `activations`, or is missing for the first."""
+    name = fields.choice(field, tuple(it.value for it in activations), activations[0].value)
+    return DenseConfig(fields.integer("intermediate_size"), Activation(name), has_bias)
+
+
+def _dtype(fields: Fields) -> str:
+    name = "dtype" if fields.has("dtype") else "torch_dtype"  # its older name
+    return fields.choice(name, ("bfloat16", "float16", "float32"), "float32")
+
+
+def _head_dim(fields: Fields, hidden_size: int, num_heads: int) -> int:
+    if hidden_size % num_heads and not fields.has("head_dim"):
+        fields.refuse("hidden_size", f"a multiple of num_attention_heads ({num_heads}) where head_dim is absent")
+    head_dim = fields.integer("head_dim", hidden_size // num_heads)
+    if head_dim % 2:
+        fields.refuse("head_dim", f"even for the rotary embedding (it is {head_dim})")
+    return head_dim
