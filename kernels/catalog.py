@@ -3,6 +3,7 @@
 from kernels import launch
 from kernels.fingerprint import Device
 from kernels.path import KernelPath, Limits, RunAttention, Tier
+from kernels.path_order import competes_on, tier_of
 from kernels.sdpa import backends as sdpa
 from kernels.shape import Dtype, Mask, Phase
 from kernels.source_digest import SourceDigests
@@ -14,7 +15,7 @@ _DECODE_ALTERNATIVES = (
     ("hallmark_gluon_decode_cluster",),  # of one sequence
 )
 _FEW_QUERIES = 8  # drafted tokens of a sequence and the one before, verified together
-_ALL_DTYPES = frozenset(Dtype)
+_ALL_DTYPES = frozenset({Dtype.FP32, Dtype.FP16, Dtype.BF16})  # by name: a new member widens no path's limits
 _HALF_DTYPES = frozenset({Dtype.FP16, Dtype.BF16})
 _ALL_PHASES = frozenset(Phase)
 _ALL_MASKS = frozenset(Mask)
@@ -77,14 +78,12 @@ def _hopper_path(phase: Phase, run: RunAttention | None) -> KernelPath:
 
 def _sdpa_path(
     name: str,
-    tier: Tier,
     limits: Limits,
     run: RunAttention,
     *kernel_names: str,
-    competes_on: frozenset[Device] = frozenset(),
 ) -> KernelPath:
-    digest = _digest("sdpa.backends")
-    return KernelPath(f"sdpa.{name}", tier, limits, digest, kernel_names, run, competes_on=competes_on)
+    digest, devices = _digest("sdpa.backends"), competes_on(name)
+    return KernelPath(name, tier_of(name), limits, digest, kernel_names, run, competes_on=devices)
 
 
 def _bundled_paths() -> tuple[KernelPath, ...]:
@@ -156,7 +155,7 @@ _EFFICIENT_LIMITS = Limits(
     masks=_ALL_MASKS,
 )
 _MATH_LIMITS = Limits(
-    devices=frozenset(Device),
+    devices=frozenset({Device.CPU, Device.CUDA, Device.INTERPRETER}),
     phases=_ALL_PHASES,
     dtypes=_ALL_DTYPES,
     max_head_dim=1024,
@@ -167,25 +166,21 @@ _MATH_LIMITS = Limits(
 PATHS: tuple[KernelPath, ...] = (
     *_bundled_paths(),
     _sdpa_path(
-        "cpu",
-        Tier.FIRST,
+        "sdpa.cpu",
         _CPU_LIMITS,
         sdpa.run_cpu,
         "_scaled_dot_product_flash_attention_for_cpu",
     ),
-    _sdpa_path("cudnn", Tier.FALLBACK, _CUDNN_LIMITS, sdpa.run_cudnn, "cudnn", *_TORCH_HELPERS),
-    _sdpa_path("flash", Tier.FALLBACK, _FLASH_LIMITS, sdpa.run_flash, "pytorch_flash::", *_TORCH_HELPERS),
-    _sdpa_path("efficient", Tier.FALLBACK, _EFFICIENT_LIMITS, sdpa.run_efficient, "fmha_cutlassF", *_TORCH_HELPERS),
+    _sdpa_path("sdpa.cudnn", _CUDNN_LIMITS, sdpa.run_cudnn, "cudnn", *_TORCH_HELPERS),
+    _sdpa_path("sdpa.flash", _FLASH_LIMITS, sdpa.run_flash, "pytorch_flash::", *_TORCH_HELPERS),
+    _sdpa_path("sdpa.efficient", _EFFICIENT_LIMITS, sdpa.run_efficient, "fmha_cutlassF", *_TORCH_HELPERS),
     _sdpa_path(
-        "math",
-        Tier.FALLBACK,
+        "sdpa.math",
         _MATH_LIMITS,
         sdpa.run_math,
         *_GEMMS,
         "softmax",
         *_TORCH_HELPERS,
-        # Both paths of a CPU are PyTorch's own. On a GPU nothing of PyTorch serves uncounted.
-        competes_on=frozenset({Device.CPU}),
     ),
 )
 

@@ -16,7 +16,10 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 LAYERS = ("kernels", "qualification", "server")  # each may import itself and those before it
 PURE = (  # modules and whole folders that import no torch
-    *(f"kernels/{name}.py" for name in ("buckets", "cpu_libraries", "fingerprint", "path", "shape", "triton_cache")),
+    *(
+        f"kernels/{name}.py"
+        for name in ("buckets", "cpu_libraries", "fingerprint", "path", "path_order", "shape", "triton_cache")
+    ),
     *(
         f"qualification/{name}/*.py"
         for name in ("canary", "commands", "common", "decision", "evidence", "load", "report")
@@ -35,10 +38,6 @@ PURE = (  # modules and whole folders that import no torch
 OBJECT_LOADERS = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
 
 Sources = dict[str, str]  # path from the root, with slashes -> text
-Arrow = tuple[str, str]  # the first folder imports the second
-
-# Arrows that close a cycle between folders today. Remove each as soon as its cycle is gone; a test asks for that.
-KNOWN_FOLDER_CYCLES: frozenset[Arrow] = frozenset()
 
 
 def read_sources(*folders: str) -> Sources:
@@ -85,7 +84,7 @@ def import_cycles(sources: Sources) -> list[str]:
     return cycles_in({module: (names & imports.keys()) - {module} for module, names in imports.items()})
 
 
-def folder_cycles(sources: Sources, exceptions: frozenset[Arrow] = KNOWN_FOLDER_CYCLES) -> list[str]:
+def folder_cycles(sources: Sources) -> list[str]:
     """Cycles between folders. A file directly in kernels/, qualification/ or server/ counts as a folder of its own."""
     folders = {
         module_of(path): path if path.count("/") == 1 else path.rpartition("/")[0]
@@ -96,7 +95,7 @@ def folder_cycles(sources: Sources, exceptions: frozenset[Arrow] = KNOWN_FOLDER_
     for module, names in imports_of(sources).items():
         if module in folders:
             arrows[folders[module]] |= {folders[name] for name in names & folders.keys()} - {folders[module]}
-    return cycles_in({a: {b for b in others if (a, b) not in exceptions} for a, others in arrows.items()})
+    return cycles_in(arrows)
 
 
 def cycles_in(arrows: Mapping[str, set[str]]) -> list[str]:
@@ -179,7 +178,7 @@ def telemetry_names(sources: Sources) -> list[str]:
 
 RULES: dict[Callable[[Sources], list[str]], list[Sources]] = {
     wrong_directions: [
-        {"kernels/a.py": "import qualification.decision.decide"},
+        {"kernels/a.py": "import qualification.decision.decision"},
         {"qualification/a.py": "def f():\n    from server import settings"},
         {"kernels/a.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import server.settings"},
         {"server/a.py": "import tests.server.fakes"},
@@ -236,11 +235,6 @@ def test_the_rule_refuses_a_bad_snippet(rule: Callable[[Sources], list[str]], sn
 def test_files_of_the_room_itself_close_no_folder_cycle() -> None:
     sources = {"server/a.py": "import server.b.x", "server/b/x.py": "import server.c", "server/c.py": ""}
     assert folder_cycles(sources) == []
-
-
-@pytest.mark.parametrize("arrow", sorted(KNOWN_FOLDER_CYCLES), ids=" -> ".join)
-def test_known_folder_cycle_still_exists(arrow: Arrow) -> None:
-    assert folder_cycles(read_sources(*LAYERS), KNOWN_FOLDER_CYCLES - {arrow}), "remove it from KNOWN_FOLDER_CYCLES"
 
 
 def test_imports_for_types_only_are_seen() -> None:

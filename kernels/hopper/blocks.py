@@ -7,12 +7,10 @@ from triton.experimental.gluon import jit
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait
 
-from kernels.hopper import pipeline as gluon_pipeline
-from kernels.hopper.pipeline import columns_of, free_key, free_value, pass_turn, take_turn, wait_fill
+from kernels.hopper.pipeline import ROWS, columns_of, free_key, free_value, pass_turn, take_turn, wait_fill
 from kernels.hopper.softmax import reciprocal, scaled_rows
 from kernels.hopper.store import store_tile
 
-ROWS = gluon_pipeline.ROWS
 LOG2E = gl.constexpr(1.4426950408889634)
 
 

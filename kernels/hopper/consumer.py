@@ -1,6 +1,6 @@
 """The consumers of the Gluon kernels: S = Q K^T and O += P V by wgmma, the softmax in registers.
 
-Two kinds: those of gluon_ahead.py, and those here, which issue both products of a step together. One steady step, for
+Two kinds: those of consumer_ahead.py, and those here, which issue both products of a step together. One steady step, of
 key block j (blocks run from the last a tile sees down to the first):
 
     issue S(j) = Q K(j)^T       issue O += P(j+1) V(j+1)       wait S(j)      free K(j)
@@ -18,7 +18,6 @@ from triton.experimental.gluon import jit
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma_wait
 
-from kernels.hopper import pipeline as gluon_pipeline
 from kernels.hopper.blocks import (
     empty_output,
     finish_tile,
@@ -36,6 +35,9 @@ from kernels.hopper.blocks import (
 )
 from kernels.hopper.consumer_ahead import consume_ahead
 from kernels.hopper.pipeline import (
+    PAIR,
+    ROWS,
+    TURN,
     free_key,
     free_value,
     hardware_arrive,
@@ -53,10 +55,6 @@ from kernels.hopper.softmax import (
     row_totals,
     weights,
 )
-
-ROWS = gluon_pipeline.ROWS
-PAIR = gluon_pipeline.PAIR
-TURN = gluon_pipeline.TURN
 
 
 @jit

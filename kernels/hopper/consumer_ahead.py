@@ -7,7 +7,7 @@ One steady step, for key block j (blocks run from the last a tile sees down to t
 
 A warp that issues wgmma stands still while the tensor cores are busy, so a step lasts as long as its products and what
 is done between them. Here exponentials stand behind one product and maxima behind the other; where both products are
-issued together (gluon_consumer.py) all that is behind the second. With `early_waits` V(j) is waited for right behind
+issued together (consumer.py) all that is behind the second. With `early_waits` V(j) is waited for right behind
 the first product and K(j-2) right behind the second.
 """
 
@@ -18,7 +18,6 @@ from triton.experimental.gluon import jit
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma_wait
 
-from kernels.hopper import pipeline as gluon_pipeline
 from kernels.hopper.blocks import (
     empty_output,
     finish_tile,
@@ -33,13 +32,19 @@ from kernels.hopper.blocks import (
     skip_values,
     wait_output,
 )
-from kernels.hopper.pipeline import free_key, free_value, hardware_arrive, pass_turn, take_turn, wait_fill
+from kernels.hopper.pipeline import (
+    PAIR,
+    ROWS,
+    TURN,
+    free_key,
+    free_value,
+    hardware_arrive,
+    pass_turn,
+    take_turn,
+    wait_fill,
+)
 from kernels.hopper.schedule import first_of, take_tile
 from kernels.hopper.softmax import add_weights, first_scores, lane_sum, next_scores, rescale, row_totals
-
-ROWS = gluon_pipeline.ROWS
-PAIR = gluon_pipeline.PAIR
-TURN = gluon_pipeline.TURN
 
 
 @jit

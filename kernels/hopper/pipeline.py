@@ -7,13 +7,10 @@ from triton.experimental.gluon import jit
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
-from kernels.hopper import schedule as gluon_schedule
-from kernels.hopper import variants as gluon_variants
-from kernels.hopper.schedule import take_tile
+from kernels.hopper import variants
+from kernels.hopper.schedule import AHEAD, RING, take_tile
 
-AHEAD = gluon_schedule.AHEAD
-RING = gluon_schedule.RING
-ROWS = gl.constexpr(gluon_variants.ROWS)
+ROWS = gl.constexpr(variants.ROWS)
 # Hardware barriers, 16 in all. Triton 3.6 uses 0, 1 and one for each further partition of 4 warps: up to 3 here.
 TURN = gl.constexpr(6)  # 6..8: whose turn it is to issue wgmma
 FREE = gl.constexpr(9)  # from 9: stages of K, then of V, given back; up to 3 of each

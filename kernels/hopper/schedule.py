@@ -24,8 +24,9 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from kernels.batch import AttentionBatch, AttentionFlags
-from kernels.hopper.variants import AnyTensor, PointerClass, Variant, any_tensor, pointer_class
+from kernels.hopper.variants import Variant
 from kernels.launch import Loaded, is_interpreted
+from kernels.tma.pointers import AnyTensor, PointerClass, any_tensor, pointer_class
 
 HEADER = gl.constexpr(8)
 ITEM = gl.constexpr(8)
@@ -112,7 +113,7 @@ class PlanConstants(NamedTuple):
 
 
 def plan_tiles(num_tokens: int, batch: AttentionBatch, flags: AttentionFlags, variant: Variant) -> Tensor:
-    """The order of work of a batch, see gluon_schedule.py: int32 on the device, good for launches one after another."""
+    """The order of work of a batch, see schedule.py: int32 on the device, good for launches one after another."""
     starts_q, starts_k, spans = batch.cu_seqlens_q, batch.cu_seqlens_k, flags.spans
     assert starts_k is not None, "a prefill batch is packed"
     num_seqs, device = batch.num_seqs, starts_q.device

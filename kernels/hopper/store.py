@@ -6,9 +6,7 @@
 from triton.experimental.gluon import jit
 from triton.experimental.gluon import language as gl
 
-from kernels.hopper import pipeline as gluon_pipeline
-
-ROWS = gluon_pipeline.ROWS
+from kernels.hopper.pipeline import ROWS
 
 
 @jit

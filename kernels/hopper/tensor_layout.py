@@ -7,11 +7,11 @@ from torch import Tensor
 from triton.experimental.gluon import language as gl
 
 from kernels.batch import AttentionFlags
-from kernels.hopper import pipeline as gluon_pipeline
+from kernels.hopper.pipeline import HALF
 from kernels.hopper.variants import ROWS
 
 _ANY_ROW = 0x7FFF0000  # bound of a dim that the hardware need not check
-_HALF = gluon_pipeline.HALF.value
+_HALF = HALF.value
 
 
 def has_work(q: Tensor, k: Tensor, flags: AttentionFlags, out: Tensor) -> bool:

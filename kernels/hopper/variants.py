@@ -4,14 +4,9 @@ import math
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
-import torch
-from torch import Tensor
-
 from kernels.batch import AttentionBatch, AttentionFlags
 
 ROWS = 64  # query rows of one consumer: the M of one wgmma
-
-PointerClass = tuple[torch.dtype, int]  # what Triton compiles in of a tensor: the address counts modulo 16 bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +21,7 @@ class Tiling:
     named_barriers  stages are given back, and the tensor cores passed on in strict turns, by hardware barriers
     pv_first        at a tile's end P V is issued before the next tile's queries are waited for
     lazy_rescale    O is rescaled only when a row's max has grown by 2**8, in the warps that have such a row
-    scores_ahead    consumers are those of gluon_ahead.py
+    scores_ahead    consumers are those of consumer_ahead.py
     early_waits     those wait for keys and values right behind the issue of the product before
     q_columns       columns of the queries that consumers hold in registers: 0 or a power of two
     cut             a head dim is computed as two powers of two where their sum is less than a larger one
@@ -217,25 +212,6 @@ class Variant:
     def skips_low(self) -> bool:
         """Whether consumers of one tile may end at different key blocks: a window hides more from later rows."""
         return self.window and self.skips and self.tiling.consumers == 3
-
-
-@dataclass(frozen=True, slots=True)
-class AnyTensor:
-    """To Triton's compiler, every tensor of this dtype whose address leaves this residue."""
-
-    dtype: torch.dtype
-    residue: int
-
-    def data_ptr(self) -> int:
-        return self.residue
-
-
-def pointer_class(x: Tensor | None) -> PointerClass | None:
-    return None if x is None else (x.dtype, x.data_ptr() % 16)
-
-
-def any_tensor(pointer: PointerClass | None) -> AnyTensor | None:
-    return None if pointer is None else AnyTensor(*pointer)
 
 
 def given(flags: AttentionFlags) -> tuple[bool, bool, bool, bool]:

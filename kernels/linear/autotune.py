@@ -1,4 +1,4 @@
-"""Chooses the algorithms of `chosen.py` by measuring them with the model's own weights, before the engine is ready.
+"""Chooses the algorithms of `tuned.py` by measuring them with the model's own weights, before the engine is ready.
 
 PyTorch asks the library for one algorithm, which that picks by a rule. Here each algorithm that it proposes runs for
 each number of rows, PyTorch's beside them, in turn. What was chosen is kept in a file: two algorithms that take the

@@ -22,12 +22,12 @@ from triton.experimental.gluon import jit
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 
-from kernels.hopper.variants import AnyTensor
 from kernels.launch import Loaded
 from kernels.linear.tilings import BOX as _BOX
 from kernels.linear.tilings import SkinnyTiling
 from kernels.processors import num_processors
 from kernels.tma.launches import any_map
+from kernels.tma.pointers import AnyTensor
 
 BOX = gl.constexpr(_BOX)
 _GLUON_DTYPES = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16}

@@ -1,4 +1,4 @@
-"""How the matmuls of `gluon_matmul.py` and `gluon_wide.py` are cut into tiles: rules, nothing is tuned in service."""
+"""How the matmuls of `skinny.py` and `wide.py` are cut into tiles: rules, nothing is tuned in service."""
 
 from dataclasses import dataclass
 from math import ceil

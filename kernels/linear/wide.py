@@ -1,4 +1,4 @@
-"""The sm_90 kernel of `matmul.py` for more rows than `gluon_matmul.py` takes, as long as memory is what bounds it.
+"""The sm_90 kernel of `matmul.py` for more rows than `skinny.py` takes, as long as memory is what bounds it.
 
 A program multiplies a tile of 64 to 256 weight rows (the M of wgmma) with all rows of x (its N), so that weights are
 read once and x, from L2, once for each tile. Where there are fewer tiles than multiprocessors, the programs of a
@@ -21,7 +21,6 @@ from triton.experimental.gluon import jit
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 
-from kernels.hopper.variants import AnyTensor
 from kernels.launch import Loaded
 from kernels.linear.skinny import launch_next_grid, wait_for_previous_grid
 from kernels.linear.tilings import BOX as _BOX
@@ -29,6 +28,7 @@ from kernels.linear.tilings import WideTiling
 from kernels.processors import num_processors
 from kernels.tma.cluster import cluster_rank, summed_over_cluster
 from kernels.tma.launches import any_map
+from kernels.tma.pointers import AnyTensor
 
 BOX = gl.constexpr(_BOX)
 # Of a tile that is put in order before it is stored, in shared memory behind the ring; larger ones are stored as is.

@@ -15,9 +15,16 @@ from torch import Tensor
 
 from kernels.launch import is_interpreted
 from kernels.processors import num_processors
-from kernels.sampling.draw_finish import draw_kernel, finish_kernel
-from kernels.sampling.draw_kernels import best_kernel, greedy_kernel
-from kernels.sampling.draw_limits import bracket_kernel, count_kernel, narrow_kernel, refine_kernel
+from kernels.sampling.draw_kernels import (
+    best_kernel,
+    bracket_kernel,
+    count_kernel,
+    draw_kernel,
+    finish_kernel,
+    greedy_kernel,
+    narrow_kernel,
+    refine_kernel,
+)
 
 # Tokens a program looks at at once, and programs a processor: with 4096 and 4 draws of 1, 128 and 256 rows take 3-15 %
 # longer, of 32 rows 1 % longer to 2 % shorter (H200, 128,256 tokens).

@@ -12,7 +12,6 @@ from kernels.fingerprint import Device, Fingerprint
 from kernels.path import KernelPath
 from qualification.commands import ptx as ptx_command
 from qualification.common.table import table
-from qualification.evidence.difference import SPEED_TOLERANCE, Side, differences, exit_code_of
 from qualification.evidence.evidence import SUITE, Evidence
 from qualification.evidence.matrix import (
     MATRICES,
@@ -25,6 +24,7 @@ from qualification.evidence.matrix import (
     matrix_files,
 )
 from qualification.evidence.summary import Changed, counts, summary
+from qualification.evidence.verdicts import SPEED_TOLERANCE, Side, differences, exit_code_of
 from qualification.exit_code import ExitCode
 from qualification.measure.ptx import PtxError
 

@@ -1,10 +1,16 @@
-"""The answer for one attention shape: which path serves it, how well that is proven, and why not the others."""
+"""Which path serves a shape: from evidence alone, the same every time, and with a reason for all that is not ideal."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
+from types import MappingProxyType
 
-from kernels.path import Reject, Rejection
+from kernels.fingerprint import Fingerprint
+from kernels.path import KernelPath, Reject, Rejection, Tier
 from kernels.shape import AttentionShape
+from qualification.evidence.choice import Rated, beats, first_of
+from qualification.evidence.evidence import Check, Evidence, Timing
+from qualification.evidence.matrix import Key, Matrix
 
 Pairs = frozenset[tuple[str, str]]  # of (path, str(shape))
 
@@ -50,3 +56,267 @@ class Decision:
     @property
     def is_fallback(self) -> bool:
         return bool(self.fallback_reasons)
+
+
+_PROOF = frozenset({Status.PROVEN, Status.PROVISIONAL})
+_MAY_SERVE: dict[Policy, frozenset[Status]] = {
+    Policy.REFUSE: frozenset({Status.PROVEN}),
+    Policy.QUALIFY: _PROOF,
+    # What was measured and found wrong, or broke in service, serves under no policy.
+    Policy.DEGRADE: _PROOF | {Status.STALE, Status.UNPROVEN},
+}
+# Among those that may serve, and to name the state of a shape that nothing serves.
+_RANK = {status: rank for rank, status in enumerate(Status)} | {Status.PROVISIONAL: 0}
+_QUARANTINED = Rejection(Reject.QUARANTINED, "it broke on this machine for this shape")
+_OVERRIDDEN = Rejection(Reject.OPERATOR_OVERRIDE, "an operator took it out of service")
+
+
+@dataclass(frozen=True, slots=True)
+class Book:
+    """All that is known when a decision is made."""
+
+    reviewed: Matrix = field(default_factory=Matrix)  # from git: it makes a path proven
+    own: Mapping[Key, Evidence] = field(default_factory=lambda: MappingProxyType({}))  # makes it provisional
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where one path stands for one shape."""
+
+    path: KernelPath
+    index: int  # in the catalog
+    limits: tuple[Rejection, ...]  # why it cannot compute the shape; empty when it can
+    status: Status
+    doubt: Rejection | None  # why its status is not PROVEN
+    evidence: Evidence | None  # what the status rests on
+    is_reviewed: bool  # the evidence is from git
+    proven_timing: Timing | None  # by valid evidence, whatever befell the path since; None where none is believed
+    may_compete: bool  # on this machine, with the first tier
+
+    def rated(self) -> Rated["Standing"]:
+        return Rated(self, self.index, self.proven_timing, self.path.tier is Tier.FALLBACK, self.may_compete)
+
+    def may_serve(self, policy: Policy) -> bool:
+        return not self.limits and self.status in _MAY_SERVE[policy]
+
+    def rejections(self, policy: Policy) -> tuple[Rejection, ...]:
+        """All that stands against it under this policy: what it cannot compute, else what is not proven of it."""
+        if self.limits or self.doubt is None or self.status in _MAY_SERVE[policy] & _PROOF:
+            return self.limits
+        return (self.doubt,)
+
+
+def decide(
+    shape: AttentionShape,
+    *,
+    paths: Sequence[KernelPath],
+    fingerprint: Fingerprint,
+    book: Book,
+    quarantined: Pairs,
+    policy: Policy,
+    overridden: Pairs = frozenset(),
+) -> Decision:
+    """Choose among `paths` (the catalog, most preferred first).
+
+    `quarantined` holds the pairs of (path, str(shape)) that broke, `overridden` those that an operator took out.
+
+    The first tier goes before the fallback tier; inside a tier the faster measured path, then the catalog's order
+    (`first_of`, which also says where a fallback may go first). Under DEGRADE the better status goes before all of
+    that. Raises ValueError without any path.
+    """
+    if not paths:
+        raise ValueError("the catalog is empty")
+    excluded = dict.fromkeys(overridden, _OVERRIDDEN) | dict.fromkeys(quarantined, _QUARANTINED)
+    standings = [
+        _standing(path, index, shape, fingerprint=fingerprint, book=book, excluded=excluded)
+        for index, path in enumerate(paths)
+    ]
+    able = [standing for standing in standings if standing.may_serve(policy)]
+    chosen = _chosen(able)
+    wanted, reasons = _wanted(standings, chosen, shape, policy)
+    return Decision(
+        shape=shape,
+        path=chosen.path.name if chosen else None,
+        status=chosen.status if chosen else _status_unserved(standings),
+        wanted=wanted.path.name,
+        fallback_reasons=reasons,
+        candidates=tuple(
+            Candidate(standing.path.name, standing.rejections(policy))
+            for standing in standings
+            if standing is not chosen
+        ),
+        matrix_digest=book.reviewed.digest if chosen and chosen.is_reviewed else None,
+        notes=_notes(able, chosen),
+    )
+
+
+def path_standing(
+    path: KernelPath, shape: AttentionShape, *, fingerprint: Fingerprint, book: Book
+) -> tuple[Status, Rejection | None]:
+    """The status of one path for one shape by the evidence alone, and why it is not PROVEN."""
+    status, doubt, _, _ = _status(path, shape, fingerprint, book)
+    return status, doubt
+
+
+def evidence_for(path: KernelPath, shape: AttentionShape, *, fingerprint: Fingerprint, book: Book) -> Evidence | None:
+    """What the status of one path for one shape rests on; where all of it is stale, that."""
+    return _status(path, shape, fingerprint, book)[2]
+
+
+def _standing(
+    path: KernelPath,
+    index: int,
+    shape: AttentionShape,
+    *,
+    fingerprint: Fingerprint,
+    book: Book,
+    excluded: Mapping[tuple[str, str], Rejection],
+) -> Standing:
+    limits = path.rejects(shape, fingerprint)
+    if path.run is None and not limits:
+        limits = (Rejection(Reject.ARCH, "its module cannot be imported here"),)
+    status, doubt, evidence, is_reviewed = _status(path, shape, fingerprint, book)
+    timing = evidence.believed_timing if evidence is not None and status in _PROOF else None
+    if (path.name, str(shape)) in excluded:
+        status, doubt = Status.QUARANTINED, excluded[path.name, str(shape)]
+    may_compete = fingerprint.device in path.competes_on
+    return Standing(path, index, limits, status, doubt, evidence, is_reviewed, timing, may_compete)
+
+
+def _status(
+    path: KernelPath, shape: AttentionShape, fingerprint: Fingerprint, book: Book
+) -> tuple[Status, Rejection | None, Evidence | None, bool]:
+    """A failure on this very stack outweighs any proof; a proof by review outweighs the machine's own."""
+    stale: Evidence | None = None
+    proof: tuple[Evidence, bool] | None = None
+    for evidence, is_reviewed in (
+        (book.reviewed.evidence.get((shape, path.name)), True),
+        (book.own.get((shape, path.name)), False),
+    ):
+        if evidence is None:
+            continue
+        if evidence.differing_fields(path, fingerprint):
+            stale = stale or evidence
+        elif not evidence.is_proven:
+            return Status.FAILED, Rejection(Reject.FAILED, _failure(evidence)), evidence, is_reviewed
+        else:
+            proof = proof or (evidence, is_reviewed)
+    if proof is not None and proof[1]:
+        return Status.PROVEN, None, *proof
+    if proof is not None:
+        detail = "proven by this machine itself, not by the reviewed matrix"
+        return Status.PROVISIONAL, Rejection(Reject.UNPROVEN, detail + _refused(book)), *proof
+    if stale is not None:
+        changed = ", ".join(stale.differing_fields(path, fingerprint))
+        detail = f"changed since it was measured: {changed}"
+        return Status.STALE, Rejection(Reject.STALE, detail + _refused(book)), stale, False
+    if book.reviewed.problems:
+        return Status.UNPROVEN, Rejection(Reject.MATRIX_INVALID, _problems(book)), None, False
+    return Status.UNPROVEN, Rejection(Reject.UNPROVEN, "nobody has measured it"), None, False
+
+
+def _problems(book: Book) -> str:
+    return "; ".join(problem.detail for problem in book.reviewed.problems)
+
+
+def _refused(book: Book) -> str:
+    """To be said beside any other doubt: in the refused files may be the proof that is missing."""
+    return f"; refused of the matrix: {_problems(book)}" if book.reviewed.problems else ""
+
+
+def _failure(evidence: Evidence) -> str:
+    """What failed, by how much, where, and where to read what to do."""
+    if evidence.failure is not None:
+        return evidence.failure
+    bad = [_check_failure(check) for check in evidence.checks if not check.is_passed]
+    if not bad:
+        return "its checks are not all there, or its lengths lie outside the shape's buckets"
+    return f"it computes wrong numbers here: {'; '.join(bad)}; docs/limits.md says what it may mean and what to do"
+
+
+def _check_failure(check: Check) -> str:
+    where = f" ({check.where})" if check.where else ""
+    if check.unit == "values":
+        return f"{check.name}: {check.measured:g} values on {check.case}, none may be{where}"
+    return f"{check.name} is {check.measured:.3g} times its limit on {check.case}{where}"
+
+
+def _chosen(able: list[Standing]) -> Standing | None:
+    """What is proven goes first, by review or by this machine alike; only DEGRADE lets anything else stand here."""
+    best = min((_RANK[standing.status] for standing in able), default=None)
+    chosen = first_of(standing.rated() for standing in able if _RANK[standing.status] == best)
+    return None if chosen is None else chosen.of
+
+
+def _notes(able: list[Standing], chosen: Standing | None) -> tuple[str, ...]:
+    """What an operator may ask of the choice: a fallback that competed and won, and times that chose nothing."""
+    if chosen is None or chosen.status not in _PROOF:
+        return ()
+    proven = [standing for standing in able if standing.status in _PROOF]
+    beaten = [standing for standing in proven if beats(chosen.rated(), standing.rated())]
+    notes = [
+        f"{chosen.path.name} takes {_us(chosen)}, {standing.path.name} {_us(standing)}: the faster serves"
+        for standing in beaten
+        if standing.path.tier is Tier.FIRST
+    ]
+    notes += [
+        f"the time of {standing.path.name} chooses nothing, its place is the catalog's: {doubt}"
+        for standing in proven
+        if standing.evidence is not None and (doubt := standing.evidence.timing_doubt) is not None
+    ]
+    return tuple(notes)
+
+
+def _us(standing: Standing) -> str:
+    assert standing.proven_timing is not None
+    return f"{standing.proven_timing.p50_us:.4g} us"
+
+
+def _wanted(
+    standings: list[Standing], chosen: Standing | None, shape: AttentionShape, policy: Policy
+) -> tuple[Standing, tuple[Reject, ...]]:
+    """The path that would serve if nothing stood against it, and what does; no reasons when it is the chosen one.
+
+    That is the first of the first tier which serves the phase and can compute the shape, else the first which this
+    machine can run at all; one that could serve as well but was measured slower than the chosen one is not wanted. One
+    that was measured faster and then broke goes before all: it served.
+    """
+    first = [standing for standing in standings if _is_first_choice(standing, shape)]
+    here = [standing for standing in first if Reject.ARCH not in {code.code for code in standing.limits}]
+    able = [standing for standing in here if not standing.limits]
+    broken = None if chosen is None else _preferred_until_it_broke(standings, policy)
+    for standing in (*([] if broken is None else [broken]), *(able or here or first)):
+        against = standing.rejections(policy)
+        if standing is chosen or against:
+            return standing, tuple(dict.fromkeys(rejection.code for rejection in against))
+    if chosen is not None and able:  # a fallback that competes is faster than all of them
+        return chosen, ()
+    if chosen is not None:  # the catalog holds no path of the first tier for this phase
+        doubts = tuple(dict.fromkeys(rejection.code for rejection in chosen.rejections(policy)))
+        return chosen, doubts or (Reject.LAYOUT,)
+    against = standings[0].rejections(policy)
+    return standings[0], tuple(dict.fromkeys(rejection.code for rejection in against))
+
+
+def _preferred_until_it_broke(standings: list[Standing], policy: Policy) -> Standing | None:
+    """The path that broke in service and would go before all that may serve now, by its time and its tier."""
+    able = [standing for standing in standings if standing.may_serve(policy) and standing.status in _PROOF]
+    broken = [
+        standing
+        for standing in standings
+        if standing.status is Status.QUARANTINED and not standing.limits and standing.proven_timing is not None
+    ]
+    best = first_of(standing.rated() for standing in (*able, *broken))
+    if best is None or best.of.status is not Status.QUARANTINED:
+        return None
+    # Behind fallbacks alone the wanted path is one of the first tier.
+    return best.of if any(standing.path.tier is Tier.FIRST for standing in (*able, *broken)) else None
+
+
+def _is_first_choice(standing: Standing, shape: AttentionShape) -> bool:
+    return standing.path.tier is Tier.FIRST and shape.phase in standing.path.limits.phases
+
+
+def _status_unserved(standings: list[Standing]) -> Status:
+    able = [standing.status for standing in standings if not standing.limits]
+    return min(able, key=lambda status: _RANK[status], default=Status.UNPROVEN)

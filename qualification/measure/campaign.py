@@ -10,11 +10,11 @@ from kernels.shape import AttentionShape, Phase
 from qualification.common.progress import ProgressLine
 from qualification.decision.defaults import Choices, limits_of
 from qualification.decision.model_shapes import shapes_needed, signature_of
-from qualification.evidence.choice import Finding, judge
 from qualification.evidence.evidence import Evidence
 from qualification.evidence.ledger import Ledger, Target, missing_of
 from qualification.evidence.matrix import MatrixError, gpu_folder
 from qualification.evidence.summary import counts, summary
+from qualification.evidence.verdicts import Finding, judge
 from qualification.exit_code import ExitCode
 from qualification.measure.qualify import DeviceLost, Pair, QualificationAborted
 from qualification.model.families.reader import read_model

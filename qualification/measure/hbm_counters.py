@@ -1,7 +1,12 @@
 """HBM bytes of timed calls, by hardware counters: Nsight Compute around a process that makes each call once.
 
-A sample, because every kernel is run anew for it: what serves each shape of prefill and decode, and the longest chunks.
-Caches are cold, as in timing; what is still in the L2 cache when a kernel ends counts as not written.
+A sample of the evidence is counted, because every kernel runs again for it: the path that serves each shape of prefill
+and decode, and the longest chunks. Caches are cold, as in timing; bytes that are still in the L2 cache when a kernel
+ends count as not written.
+
+`python -m qualification.measure.hbm_counters PAIRS.json SECONDS` is that process: it makes the timed call of each
+(shape, path) between two calls of the CUDA profiler's API, a marker kernel before it, and starts none after so many
+seconds. It prints a line before and after each call.
 """
 
 import csv
@@ -9,7 +14,9 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -17,7 +24,9 @@ from pathlib import Path
 from threading import Timer
 
 import msgspec
+import torch
 
+from kernels.catalog import path_named
 from kernels.child_process import python_command
 from kernels.fingerprint import Fingerprint
 from kernels.path import KernelPath
@@ -25,6 +34,8 @@ from kernels.shape import AttentionShape, Phase
 from qualification.evidence.choice import choice_of
 from qualification.evidence.evidence import Evidence
 from qualification.evidence.matrix import Key, load_matrix, save_matrix
+from qualification.evidence.shape_text import parse_shape
+from qualification.measure.qualify import timed_call
 
 MARKER = "spin_kernel"  # what `torch.cuda._sleep` launches: between two calls
 STARTED, BEGUN, COUNTED = "hallmark-pid ", "hallmark-call ", "hallmark-counted"  # lines of the process that is counted
@@ -102,7 +113,7 @@ def _command(program: str, log: Path, asked: Path) -> Sequence[str]:
     flags = ["--target-processes", "application-only", "--clock-control", "none", "--profile-from-start", "off"]
     flags += ["--metrics", ",".join(_METRICS), "--csv", "--page", "raw", "--print-units", "base"]
     flags += ["--log-file", str(log)]
-    return python_command("qualification.measure.hbm_calls", str(asked), str(_LIMIT_S), under=[program, *flags])
+    return python_command("qualification.measure.hbm_counters", str(asked), str(_LIMIT_S), under=[program, *flags])
 
 
 def _run(command: Sequence[str], say: Say, silence_s: float) -> tuple[int, int, str]:
@@ -172,3 +183,36 @@ def _reason(code: int, said: str) -> str:
     errors = [line for line in lines if "error" in line.lower()]
     line = (errors or lines or ["it said nothing"])[-1]
     return f"ncu ended with {code}: {line.removeprefix('==ERROR== ')[:300]}"
+
+
+def main(file: Path, limit_s: float) -> None:
+    """What a call raises goes through: what is counted has been proven, so that nothing should."""
+    print(f"{STARTED}{os.getpid()}", flush=True)
+    device = torch.device("cuda")
+    began = time.monotonic()
+    pairs = msgspec.json.decode(file.read_bytes(), type=list[tuple[str, str]])
+    for number, (text, name) in enumerate(pairs, 1):
+        if time.monotonic() - began > limit_s:
+            return
+        print(f"{BEGUN}{number} of {len(pairs)}, {name}: {text}", flush=True)
+        _count(parse_shape(text), name, device)
+        print(COUNTED, flush=True)
+        torch.cuda.empty_cache()
+
+
+def _count(shape: AttentionShape, name: str, device: torch.device) -> None:
+    run = path_named(name).run
+    assert run is not None
+    call, _ = timed_call(shape, run, device, seed=0)
+    call()  # what is compiled and loaded once
+    cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    torch.cuda.synchronize()
+    cudart.cudaProfilerStart()
+    torch.cuda._sleep(1)  # type: ignore[no-untyped-call]
+    call()
+    torch.cuda.synchronize()
+    cudart.cudaProfilerStop()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), float(sys.argv[2]))

@@ -8,6 +8,7 @@ from itertools import islice
 
 import torch
 
+from kernels.child_process import python_command
 from kernels.device import torch_dtype
 from kernels.fingerprint import Device, Fingerprint
 from kernels.launch import TritonError
@@ -16,7 +17,7 @@ from kernels.shape import AttentionShape, Phase, flops, hbm_bytes_tiled
 from qualification.evidence.evidence import Check, Evidence, Timing
 from qualification.measure.ceilings import Ceilings, ceilings_now
 from qualification.measure.checks import check_path
-from qualification.measure.compile_ahead import compiling_ahead
+from qualification.measure.compile_ahead import calls_of, compiling_ahead
 from qualification.measure.inputs import Case, cases, long_case, longest_lengths
 from qualification.measure.planted_faults import passed_wrongly
 from qualification.measure.profile import Seen, calls_seen, temporary_bytes
@@ -99,7 +100,9 @@ def qualify(
         return
     progress(0, len(pairs), "wrong kernels, which must be refused")
     dtypes = frozenset(shape.dtype for shape, _ in pairs)
-    with compiling_ahead(pairs, num_processes=bench.compile_jobs, seed=bench.seed) as wait:
+    calls = calls_of(pairs) if bench.compile_jobs > 1 else []
+    workers = python_command("qualification.measure.compile_worker", str(bench.seed), bench.device.type)
+    with compiling_ahead(calls, workers, num_processes=bench.compile_jobs) as wait:
         passed = check_checker(dtypes, bench.device, seed=bench.seed)
         if passed:
             raise QualificationAborted(f"the checker failed its own trial, so it proves nothing: {passed}")

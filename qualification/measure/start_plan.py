@@ -17,8 +17,7 @@ from kernels.fingerprint import Fingerprint
 from kernels.path import KernelPath
 from kernels.shape import AttentionShape
 from kernels.shared_folder import only_writer
-from qualification.decision.decide import Book, decide, evidence_for, path_standing
-from qualification.decision.decision import Decision, Pairs, Policy, Status
+from qualification.decision.decision import Book, Decision, Pairs, Policy, Status, decide, evidence_for, path_standing
 from qualification.evidence.evidence import Evidence
 from qualification.evidence.matrix import MATRICES, Key, Matrix, MatrixError, load_matrices, load_matrix, save_matrix
 from qualification.measure.qualify import Bench, Pair, Progress, qualify
@@ -76,7 +75,7 @@ def make_plan(
         known = Book(matrix, own)
         missing = missing_pairs(shapes, paths=paths, fingerprint=fingerprint, book=known, quarantined=quarantined)
         bench = Bench(fingerprint, device, may_profile=device.type == "cpu")
-        recorder = _Recorder(cache, own, fingerprint)
+        recorder = _OwnEvidence(cache, own, fingerprint)
         run_qualification(missing, bench, progress=progress, on_evidence=recorder.add)
         own = recorder.evidence
     decider = _Decider(Book(matrix, own), paths, fingerprint, policy)
@@ -157,7 +156,7 @@ def own_file(cache_dir: Path, what: str, fingerprint: Fingerprint) -> Path:
     return cache_dir / f"{what}-{hashlib.sha256(str(fingerprint).encode()).hexdigest()[:16]}.json"
 
 
-class _Recorder:
+class _OwnEvidence:
     """The machine's own evidence as it grows; on disk after each addition, so an interrupt loses nothing proven."""
 
     def __init__(self, cache: Path, known: Mapping[Key, Evidence], fingerprint: Fingerprint) -> None:

@@ -7,12 +7,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from kernels.path import Tier
+from kernels.path_order import tier_of
 from kernels.shape import AttentionShape, Phase
-from qualification.evidence.choice import choice_of, is_left_to_fallback, tier_of, time_of
-from qualification.evidence.difference import SPEED_TOLERANCE
+from qualification.evidence.choice import choice_of, is_left_to_fallback, time_of
 from qualification.evidence.evidence import Evidence
 from qualification.evidence.full_model import Attention, FullModel
 from qualification.evidence.summary import measured_text
+from qualification.evidence.verdicts import SPEED_TOLERANCE
 from qualification.report.views import ModelView
 
 

@@ -12,8 +12,8 @@ from kernels.fingerprint import Fingerprint
 from kernels.shape import Phase
 from qualification.bench.serve.report import ratios, ratios_table
 from qualification.common.svg import Line, svg
-from qualification.evidence.difference import SPEED_TOLERANCE
 from qualification.evidence.evidence import SUITE, Evidence, strain
+from qualification.evidence.verdicts import SPEED_TOLERANCE
 from qualification.report.answers import Serving, model_gains, phase_gains, servings, statuses, where_gained
 from qualification.report.roofline import roofline
 from qualification.report.sources import BenchFile, Live, Sources

@@ -4,9 +4,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from kernels.path import Tier
+from kernels.path_order import tier_of
 from kernels.shape import AttentionShape, Phase, flops
 from qualification.common.svg import COLOURS, Line
-from qualification.evidence.choice import choice_of, tier_of
+from qualification.evidence.choice import choice_of
 from qualification.evidence.evidence import Check, Evidence, strain
 from qualification.evidence.summary import check_text, time_text
 

@@ -1,7 +1,7 @@
 """`gluon.decode.hopper`: attention of one query token (or a few) a sequence over paged context on sm_90, in Gluon.
 
 Two launches a call, whatever the lengths are, so that a CUDA graph may hold them (of one sequence mostly a single one,
-`gluon_decode_cluster.py`):
+`cluster.py`):
 
   hallmark_gluon_decode          a fixed grid; every program streams an equal share of all key tiles through a ring in
                                  shared memory, copied by TMA, and finishes the rows that lie in its share alone
@@ -23,15 +23,20 @@ from triton.experimental.gluon import jit
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from kernels.hopper.decode.shares import (
+from kernels.hopper.decode.stream import (
+    NO_SCORE,
+    attend_tile,
+    fetch,
     heads_of_row,
+    load_queries,
+    make_ring,
     next_row,
     sequence_at,
     sequence_of_tile,
     share_of,
     start_place,
+    start_state,
 )
-from kernels.hopper.decode.stream import NO_SCORE, attend_tile, fetch, load_queries, make_ring, start_state
 
 LOG2E = gl.constexpr(1.4426950408889634)
 FEW = gl.constexpr(8)  # parts of a row that one program puts together in registers

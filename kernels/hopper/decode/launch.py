@@ -11,10 +11,10 @@ from kernels.batch import AttentionBatch, AttentionFlags
 from kernels.hopper.decode.cluster import hallmark_gluon_decode_cluster
 from kernels.hopper.decode.kernel import hallmark_gluon_decode, hallmark_gluon_decode_combine
 from kernels.hopper.decode.variants import DecodeVariant, variant_of
-from kernels.hopper.variants import AnyTensor, PointerClass, any_tensor, pointer_class
 from kernels.launch import Loaded
 from kernels.processors import num_processors
 from kernels.tma.launches import Launches, Maps, TensorMap, any_map, repeated, scales, tensor_map
+from kernels.tma.pointers import AnyTensor, PointerClass, any_tensor, pointer_class
 
 # Of a combining program: partial results that it works on at once where a row has many, by padded head dim, which makes
 # 64 registers a thread; and its warps.
@@ -91,7 +91,9 @@ def launches_of(
         num_programs,
         *maps_of(split, variant, q, k, v),
         (*result, table_at, *strides, operands.table.stride(0), *numbers, *scales(flags), window),
+        sinks_at=2,
         then=to_launch.combine.repeated((num_programs, variant.heads, 1), (*result, *strides, *numbers, window)),
+        then_sinks_at=Loaded.FIRST + 2,
         held=(scratch,),
     )
 
@@ -110,6 +112,7 @@ def launch_of_clusters(
         k.shape[2] * variant.parts,
         *maps_of(kernel, variant, q, k, v),
         (*operands.addresses(), *operands.strides(), operands.table.shape[1], *scales(flags)),
+        sinks_at=1,
     )
 
 

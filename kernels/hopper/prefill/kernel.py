@@ -6,7 +6,7 @@ One persistent program per multiprocessor, in roles:
   producer   1 warp        copies queries, keys and values by TMA into shared rings, ahead of the consumers
   consumers  4 warps each  64 query rows each: both matmuls by wgmma, the softmax in registers
 
-How it is launched: gluon_prefill_launch.py. Sources: Shah et al. 2024 (FA3); Dao 2023 (FA2).
+How it is launched: launch.py. Sources: Shah et al. 2024 (FA3); Dao 2023 (FA2).
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators

@@ -1,4 +1,4 @@
-"""How `gluon.prefill.hopper` is launched: the plan (gluon_schedule.py), then the attention.
+"""How `gluon.prefill.hopper` is launched: the plan (schedule.py), then the attention.
 
 Nothing is read back by the host; all that a call needs besides its arguments is the plan's tensor, allocated on the
 current stream. Kernels are looked up by what is compiled in.
@@ -14,18 +14,11 @@ from kernels.batch import AttentionBatch, AttentionFlags
 from kernels.hopper.prefill.kernel import hallmark_gluon_prefill
 from kernels.hopper.schedule import HEADER, ITEM, bounded_window, keys_per_group, plan_tiles
 from kernels.hopper.tensor_layout import aligned, has_work, is_addressable, store_layout, value_dims
-from kernels.hopper.variants import (
-    ROWS,
-    AnyTensor,
-    PointerClass,
-    Variant,
-    any_tensor,
-    pointer_class,
-    variant_of,
-)
+from kernels.hopper.variants import ROWS, Variant, variant_of
 from kernels.launch import Loaded
 from kernels.processors import num_processors
 from kernels.tma.launches import Launches, Maps, TensorMap, any_map, repeated, scales, tensor_map
+from kernels.tma.pointers import AnyTensor, PointerClass, any_tensor, pointer_class
 
 
 @repeated
@@ -72,6 +65,7 @@ def launches_of(
         call.queries.at(q_at),
         Maps(call.keys, call.values),  # of this call's plans: such addresses come and go
         (out.data_ptr(), *call.out_strides, *pointers, *call.numbers),
+        sinks_at=4,
         held=(plan,),
     )
 

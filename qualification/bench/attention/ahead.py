@@ -1,24 +1,26 @@
-"""Compiling what a run will launch, in processes side by side, into Triton's cache on disk.
+"""What a bench compiles ahead: `python -m qualification.bench.attention.ahead SEED DEVICE PIPE...`.
 
-Nothing depends on it: what a process misses, or fails at, is compiled (and fails) when it is measured.
+A call is a case with the names of paths: a worker calls each path on it once.
 """
 
-from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+import sys
+from collections.abc import Hashable, Sequence
 from contextlib import suppress
 from functools import partial
-from multiprocessing import get_context
 
+import msgspec
 import torch
 
 from kernels.catalog import path_named
+from kernels.child_process import python_command
 from kernels.device import read_fingerprint
 from kernels.shape import Phase
 from qualification.bench.attention.cases import BenchCase
 from qualification.bench.attention.inputs import make_inputs
 from qualification.bench.attention.peers import Unavailable
 from qualification.bench.attention.run import contenders_of
+from qualification.measure.compile_ahead import alternated, compiling_ahead, serve_calls
+from qualification.measure.compile_worker import share_gpu
 from qualification.measure.qualify import KERNEL_ERRORS
 
 _MAX_BYTES = 2**31  # of a case: longer ones launch the same kernels, and the processes share the GPU's memory
@@ -27,36 +29,40 @@ _MAX_BYTES = 2**31  # of a case: longer ones launch the same kernels, and the pr
 def compile_ahead(
     cases: Sequence[BenchCase], names: Sequence[str], device: torch.device, *, num_processes: int, seed: int
 ) -> str:
-    """Call the paths of these names once on each case; what to say of it. The processes are gone when it returns."""
-    work = partial(_call_each, names=tuple(names), device=device, seed=seed)
-    try:
-        with ProcessPoolExecutor(num_processes, get_context("spawn")) as pool:
-            num_calls = sum(pool.map(work, groups_of(cases)))
-    except (BrokenProcessPool, OSError) as error:  # OSError: a container may have no processes left
-        return f"not all kernels were compiled ahead: {error}"
-    return f"compiled ahead in {num_processes} processes, {num_calls} calls"
+    """Call the paths of these names once on each case, in `num_processes` processes; return one line about the result.
+
+    The processes have ended when it returns.
+    """
+    said = ["nothing is compiled ahead"]
+    program = python_command("qualification.bench.attention.ahead", str(seed), str(device))
+    with compiling_ahead(calls_of(cases, names), program, num_processes=num_processes) as wait:
+        wait(said.append)
+    return said[-1]
 
 
-def groups_of(cases: Sequence[BenchCase]) -> list[list[BenchCase]]:
-    """Cases that share kernels, each group for one process, the largest first; without those of too many bytes."""
-    groups: dict[tuple[object, ...], list[BenchCase]] = {}
-    for case in cases:
+def calls_of(cases: Sequence[BenchCase], names: Sequence[str]) -> list[bytes]:
+    """Return the cases that are not too large, as calls of this program, in the order for workers."""
+
+    def kind(case: BenchCase) -> Hashable:
         shape = case.shape
-        flags = (shape.window is None, shape.softcap is None, shape.sinks)
         queries = max(case.queries) if shape.phase is Phase.DECODE else 0
-        if case.num_bytes <= _MAX_BYTES:
-            groups.setdefault((shape.phase, shape.head_dim, *flags, queries), []).append(case)
-    return sorted(groups.values(), key=len, reverse=True)
+        return (shape.phase, shape.head_dim, shape.window is None, shape.softcap is None, shape.sinks, queries)
+
+    small = [case for case in cases if case.num_bytes <= _MAX_BYTES]
+    return [msgspec.json.encode((case, names)) for case in alternated(small, kind)]
 
 
-def _call_each(cases: Sequence[BenchCase], *, names: Sequence[str], device: torch.device, seed: int) -> int:
-    """The number of calls that could be made."""
-    contenders = contenders_of([path_named(name) for name in names], [], read_fingerprint(device))
+def make_call(line: bytes, device: torch.device, seed: int) -> bool:
+    """Return whether any path could be called on the case."""
+    case, names = msgspec.json.decode(line, type=tuple[BenchCase, list[str]])
     num_calls = 0
-    for case in cases:
-        for contender in contenders:
-            if case.shape.phase in contender.phases:
-                with suppress(Unavailable, *KERNEL_ERRORS):
-                    contender.prepare(make_inputs(case, device, seed=seed)).call()
-                    num_calls += 1
-    return num_calls
+    for contender in contenders_of([path_named(name) for name in names], [], read_fingerprint(device)):
+        if case.shape.phase in contender.phases:
+            with suppress(Unavailable, *KERNEL_ERRORS):
+                contender.prepare(make_inputs(case, device, seed=seed)).call()
+                num_calls += 1
+    return num_calls > 0
+
+
+if __name__ == "__main__":
+    serve_calls(sys.argv[3:], partial(make_call, device=torch.device(sys.argv[2]), seed=int(sys.argv[1])), share_gpu)

@@ -11,13 +11,15 @@ from server.engine.attention.dispatch import Choice, Dispatcher, PhasePart
 from server.engine.attention.launch_errors import LAUNCH_ERRORS
 from server.protocol.messages import AttentionUse, DispatchCount
 
+# The next path for a choice whose kernel could not be launched. Raises NoPathError, or what else ends the step.
+ReplaceChoice = Callable[[Choice, Exception], Choice]
 # Called after each layer of a checked step, with what the path had: its choice and part, the layer, q, k, v and out.
 TakeCall = Callable[[Choice, PhasePart, int, Tensor, Tensor, Tensor, Tensor], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What served a step, as it is told: each decision with its launches, and the distinct ones of each phase."""
+    """What served a step, as it is reported: each decision with its launches, and the distinct ones of each phase."""
 
     dispatches: list[DispatchCount]
     uses: dict[Phase, list[AttentionUse]]
@@ -55,11 +57,16 @@ class StepAttention:
         v_pages: list[Tensor],
         *,
         tap: TakeCall | None = None,
+        replace_choice: ReplaceChoice | None = None,
     ) -> None:
-        """`k_pages`, `v_pages`: one [num_pages, page_size, kv_heads, head_dim] a layer. Raises NoPathError."""
+        """`k_pages`, `v_pages`: one [num_pages, page_size, kv_heads, head_dim] a layer. Raises NoPathError.
+
+        `replace_choice`: what to do where a kernel cannot be launched; without it the dispatcher's next path serves.
+        """
         self._dispatcher = dispatcher
         self._tap = tap
-        self._told: Served | None = None
+        self._replace = dispatcher.replace if replace_choice is None else replace_choice
+        self._report: Served | None = None
         self._k_pages = k_pages
         self._v_pages = v_pages
         self._parts = [
@@ -104,15 +111,15 @@ class StepAttention:
             for lane in entry.lanes.values():
                 self._dispatcher.replayed(lane.choice, entry.part)
 
-    def told(self) -> Served:
-        """What served the step, which is launched. The same object for every replay that this counts."""
-        if self._told is None:
+    def report(self) -> Served:
+        """Return what served the step, which is launched: the same object for every replay that this counts."""
+        if self._report is None:
             for entry in self._parts:
                 entry.planned = None  # every layer is launched: the memory is the next step's
             lanes = self._lanes()
             uses = {phase: [lane.choice.use for entry, lane in lanes if entry.part.phase is phase] for phase in Phase}
-            self._told = Served(self.counts(), uses)
-        return self._told
+            self._report = Served(self.counts(), uses)
+        return self._report
 
     def counts(self) -> list[DispatchCount]:
         """Each decision that served, with how often its path was launched."""
@@ -140,7 +147,7 @@ class StepAttention:
             except LAUNCH_ERRORS as error:
                 if lane.num_launches:
                     entry.retired.append(lane)
-                lane = entry.lanes[flags.window] = _Lane(self._dispatcher.replace(lane.choice, error))
+                lane = entry.lanes[flags.window] = _Lane(self._replace(lane.choice, error))
             else:
                 lane.num_launches += 1
                 return

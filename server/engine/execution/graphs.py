@@ -2,74 +2,18 @@
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol
 
-import torch
-from torch import Tensor
-
-from kernels.sampling.sampling import greedy
-from qualification.attest.driver_record import DriverError, Recorder
-from server.engine.attention.dispatch import Choice, Dispatcher, NoPathError, PhasePart
+from server.engine.attention.dispatch import Choice, NoPathError, PhasePart
 from server.engine.attention.step_attention import StepAttention
-from server.engine.execution.graph_inputs import GraphInputs
-from server.engine.execution.graph_keys import GraphKey, GraphSizes, key_of
-from server.engine.execution.step_tokens import StepTokens
-from server.engine.scheduling.sequence import Batch, Sequence
-from server.engine.scheduling.step_parts import Mark, Part, unmarked
-from server.model.decoder import Decoder
-from server.model.kv_cache import KVCache
-from server.model.step import Step
+from server.engine.execution.capture import Capture
+from server.engine.execution.graph_keys import GraphKey, GraphSizes, graph_keys, key_of
+from server.engine.execution.step_buffer import StepLayout, graph_layout
+from server.engine.execution.worker import Worker
+from server.engine.scheduling.sequence import Batch
 
 logger = logging.getLogger(__name__)
-
-
-class Replayable(Protocol):
-    """Recorded work: torch.cuda.CUDAGraph, or a closure in the tests."""
-
-    def replay(self) -> None:
-        """Start the work again on the same memory."""
-
-
-@dataclass(frozen=True, slots=True)
-class RecordedGraph:
-    """A CUDA graph, and the kernels that the driver says are in it, by how often."""
-
-    graph: torch.cuda.CUDAGraph
-    kernels: Counter[str] | None  # None: the driver does not say
-
-    def replay(self) -> None:
-        self.graph.replay()
-
-
-Capture = Callable[[Callable[[], None]], Replayable]
-
-
-class CudaCapture:
-    """Records work into CUDA graphs that share one pool of memory: only one of them may run at a time."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._pool = torch.cuda.graph_pool_handle()
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._recorder = Recorder(device)
-
-    def __call__(self, work: Callable[[], None]) -> "RecordedGraph":
-        graph = torch.cuda.CUDAGraph()
-        # Only this thread launches anything; the others must not spoil the capture, whatever they ask CUDA for.
-        mode = "thread_local"
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode=mode):
-            work()
-            kernels = self._kernels()
-        return RecordedGraph(graph, kernels)
-
-    def _kernels(self) -> Counter[str] | None:
-        """What is in the graph so far. A driver that does not say costs the attestation, not the graph."""
-        try:
-            return self._recorder.kernels()
-        except DriverError as error:
-            logger.warning("nobody knows what is in the graphs: %s", error)
-            return None
 
 
 @dataclass(slots=True)
@@ -79,7 +23,6 @@ class _Graph:
     latest  the attention of its latest step, and how many rows and tokens that had
     """
 
-    replayable: Replayable
     choices: tuple[Choice, ...]
     launches: tuple[Mapping[int | None, int], ...]
     latest: "tuple[tuple[int, ...], StepAttention] | None" = None
@@ -96,69 +39,60 @@ class GraphStep:
 
 
 class StepGraphs:
-    """Whole steps: embedding, layers, logits of the rows that may be sampled and their likeliest tokens.
+    """Rank 0's table of graphs: which batch is which graph's, and which graphs hold the decisions that stand now.
 
-    Graphs write their results to memory of this object, which the next step overwrites.
+    A graph computes a whole step: embedding, layers, logits of the rows that may be sampled and their likeliest tokens.
     """
 
-    def __init__(
-        self,
-        decoder: Decoder,
-        kv: KVCache,
-        dispatcher: Dispatcher,
-        *,
-        sizes: GraphSizes,
-        inputs: GraphInputs,
-        tokens: StepTokens,
-    ) -> None:
-        """Without graphs as yet. `inputs` for every key that will be captured."""
-        self._decoder = decoder
-        self._kv = kv
-        self._dispatcher = dispatcher
+    def __init__(self, worker: Worker, sizes: GraphSizes, *, max_context: int) -> None:
+        """Declare every graph of these sizes to the worker; none is captured yet."""
+        self._worker = worker
         self._sizes = sizes
-        self._inputs = inputs
-        self._tokens = tokens
-        self._logits = torch.empty(
-            sizes.max_sampled, decoder.config.vocab_size, dtype=torch.float32, device=tokens.latest.device
-        )
+        self.layouts: dict[GraphKey, StepLayout] = {
+            key: graph_layout(
+                key, num_prompts=sizes.num_prompts, page_size=worker.kv.page_size, max_context=max_context
+            )
+            for key in graph_keys(sizes)
+        }
+        worker.declare(self.layouts, sizes.max_sampled)
         self._graphs: dict[GraphKey, _Graph] = {}
         self._resting: frozenset[GraphKey] = frozenset()
-        self.num_replays = 0
 
     @property
     def keys(self) -> tuple[GraphKey, ...]:
         """What is captured and holds the decisions that stand now."""
         return tuple(key for key in self._graphs if key not in self._resting)
 
-    @torch.inference_mode()
-    def capture(self, keys: Iterable[GraphKey], capture: Capture, progress: Callable[[str], None]) -> None:
+    @property
+    def num_replays(self) -> int:
+        return self._worker.num_replays
+
+    def capture(self, capture: Capture, progress: Callable[[str], None]) -> None:
         """Record a graph for each key whose decisions allow it. Raises what a capture raises.
 
         Each key runs eagerly first: a launch failure then changes the decision instead of breaking the capture, and
         libraries load their kernels and take their workspaces.
         """
-        keys = list(keys)
-        for key in keys:
+        for key in self.layouts:
             if self._is_capturable(key):
-                self._compute(key, self._attention(key))
-        for index, key in enumerate(keys, start=1):
+                self._worker.run_padding(key)
+        for index, key in enumerate(self.layouts, start=1):
             if not self._is_capturable(key):
                 continue
-            progress(f"{index}/{len(keys)} {key.label}")
-            attention = self._attention(key)
-            replayable = capture(lambda key=key, attention=attention: self._compute(key, attention))  # type: ignore[misc]
-            self._graphs[key] = _Graph(replayable, attention.choices, attention.launches)
+            progress(f"{index}/{len(self.layouts)} {key.label}")
+            attention = self._worker.capture(key, capture)
+            self._graphs[key] = _Graph(attention.choices, attention.launches)
 
     def find(self, batch: Batch) -> GraphStep | None:
-        """The graph's view of a batch; None where no graph computes it as it is decided now."""
+        """Return the graph's view of a batch; None where no graph computes it as it is decided now."""
         key = key_of(batch, self._sizes)
         graph = None if key is None else self._graphs.get(key)
         if key is None or graph is None:
             return None
         has_changed = self._choices(key) != graph.choices
         if has_changed != (key in self._resting):
-            self._tell_changed()
-        if has_changed or (key.has_loose_bounds and not self._keeps_paths(key, batch, graph)):
+            self._note_changed()
+        if has_changed or (key.has_loose_bounds and not self._has_same_paths(key, batch, graph)):
             return None
         rows = batch.sampled_rows
         if key.prompts is not None:
@@ -168,35 +102,20 @@ class StepGraphs:
         return GraphStep(key, batch, self._counted(key, graph, batch), rows)
 
     def kernels(self, batch: Batch) -> Counter[str] | None:
-        """What the graph of this batch holds; None where no graph computes it, or nobody recorded what it holds."""
+        """Return the kernels of this batch's graph; None where no graph computes it, or they were not recorded."""
         step = self.find(batch)
-        found = None if step is None else self._graphs[step.key].replayable
-        return found.kernels if isinstance(found, RecordedGraph) else None
+        return None if step is None else self._worker.kernels(step.key)
 
-    def replay(self, step: GraphStep, chosen_at: Mapping[Sequence, int], mark: Mark = unmarked) -> Tensor:
-        """Start a step that `find` returned. Returns logits [num_rows, vocab] fp32, scratch until the next one.
-
-        `chosen_at`: the rows of the latest tokens where those are that the host does not know yet.
-        """
-        graph = self._graphs[step.key]
-        mark(Part.FILL)
-        self._inputs.fill(step.key, step.batch, chosen_at)
-        mark(Part.FORWARD)
-        graph.replayable.replay()
-        self.num_replays += 1
-        step.attention.replayed()
-        return self._logits
-
-    def _keeps_paths(self, key: GraphKey, batch: Batch, graph: _Graph) -> bool:
-        """Whether the batch's own shapes are decided for the paths that the graph's bounds are."""
-        parts = [_of_lengths(part, batch) for part in self._inputs.tensors(key).parts]
+    def _has_same_paths(self, key: GraphKey, batch: Batch, graph: _Graph) -> bool:
+        """Return whether the batch's own shapes are decided for the paths that the graph's bounds are."""
+        parts = [_of_lengths(part, batch) for part in self._worker.parts(key)]
         try:
-            own = StepAttention(self._dispatcher, parts, self._kv.k, self._kv.v).choices
+            own = self._worker.attend(parts).choices
         except NoPathError:
             return False
         return [choice.use.path for choice in own] == [choice.use.path for choice in graph.choices]
 
-    def _tell_changed(self) -> None:
+    def _note_changed(self) -> None:
         """Note which graphs hold another decision than the one that stands now: they rest until it comes back."""
         changed = (key for key, graph in self._graphs.items() if self._choices(key) != graph.choices)
         resting = frozenset(changed)
@@ -204,15 +123,11 @@ class StepGraphs:
             logger.warning("%d graphs rest: a decision changed", len(resting))
             self._resting = resting
 
-    def _attention(self, key: GraphKey) -> StepAttention:
-        return StepAttention(self._dispatcher, self._inputs.tensors(key).parts, self._kv.k, self._kv.v)
-
     def _counted(self, key: GraphKey, graph: _Graph, batch: Batch) -> StepAttention:
-        """Of a replay: the batch's sequences and tokens count, not the padded ones. Equal steps share it."""
+        """Return the attention that counts a replay: of the batch's sequences and tokens, not of the padded ones."""
         counts = (batch.num_prefill, batch.num_extend, batch.num_rows, batch.num_tokens)
-        if graph.latest is None or graph.latest[0] != counts:
-            parts = [_counted(part, batch) for part in self._inputs.tensors(key).parts]
-            attention = StepAttention(self._dispatcher, parts, self._kv.k, self._kv.v)
+        if graph.latest is None or graph.latest[0] != counts:  # equal steps share it
+            attention = self._worker.attend([_counted(part, batch) for part in self._worker.parts(key)])
             attention.count(graph.launches)
             graph.latest = counts, attention
         return graph.latest[1]
@@ -222,24 +137,12 @@ class StepGraphs:
         return choices is not None and all(choice.is_capturable for choice in choices)
 
     def _choices(self, key: GraphKey) -> tuple[Choice, ...] | None:
-        """What would serve it now; None where a part has no path: no batch is as long, or no path is left."""
-        parts, windows = self._inputs.tensors(key).parts, self._dispatcher.windows
+        """Return what would serve it now; None where a part has no path: no batch is as long, or no path is left."""
+        parts, dispatcher = self._worker.parts(key), self._worker.dispatcher
         try:
-            return tuple([self._dispatcher.choice(part, window) for part in parts for window in windows])
+            return tuple([dispatcher.choice(part, window) for part in parts for window in dispatcher.windows])
         except NoPathError:
             return None
-
-    def _compute(self, key: GraphKey, attention: StepAttention) -> None:
-        """What a graph holds: a padded step from the inputs' memory to the results'."""
-        tensors = self._inputs.tensors(key)
-        token_ids = tensors.token_ids
-        if tensors.chosen_at is not None and tensors.is_pending is not None:
-            ends = token_ids[token_ids.shape[0] - tensors.chosen_at.shape[0] :]  # the decode rows
-            torch.where(tensors.is_pending, self._tokens.latest.index_select(0, tensors.chosen_at), ends, out=ends)
-        hidden = self._decoder.forward(Step(token_ids, tensors.positions, tensors.slots, self._kv, attention))
-        if tensors.sampled is not None:
-            hidden = hidden.index_select(0, tensors.sampled)
-        self._tokens.keep(greedy(self._decoder.logits(hidden, out=self._logits[: hidden.shape[0]])))
 
 
 def _counted(part: PhasePart, batch: Batch) -> PhasePart:
@@ -248,7 +151,7 @@ def _counted(part: PhasePart, batch: Batch) -> PhasePart:
 
 
 def _of_lengths(part: PhasePart, batch: Batch) -> PhasePart:
-    """The part with the batch's own lengths in place of the graph's bounds."""
+    """Return the part with the batch's own lengths in place of the graph's bounds."""
     rows = batch.rows_of(part.phase)
     queries, contexts = (max(lens[rows.start : rows.stop]) for lens in (batch.query_lens, batch.context_lens))
     return replace(part, batch=replace(part.batch, max_seqlen_q=queries, max_context=contexts))

@@ -23,11 +23,10 @@ from qualification.model.config import ModelConfig
 from server.engine.attention.dispatch import Dispatcher, NoPathError
 from server.engine.attention.launch_errors import blaming
 from server.engine.attention.timer import AttentionTimer, CpuDevice, CudaDevice
-from server.engine.execution.graph_inputs import GraphInputs
-from server.engine.execution.graph_keys import GraphSizes, graph_keys
-from server.engine.execution.graphs import CudaCapture, StepGraphs
+from server.engine.execution.capture import CudaCapture
+from server.engine.execution.graphs import StepGraphs
 from server.engine.execution.runner import ModelRunner
-from server.engine.execution.step_tokens import StepTokens
+from server.engine.execution.worker import Worker
 from server.engine.proof.attestation import Attestor, Promises
 from server.engine.proof.overrides import Overrides
 from server.engine.proof.quarantine import Quarantine
@@ -48,7 +47,6 @@ from server.engine.startup.limits import EngineLimits, choose_device, choose_lim
 from server.engine.startup.matmul_tuning import choose_products
 from server.engine.startup.shadow_start import shadow_check
 from server.engine.startup.warmup import estimate_longest_step_s, probes_of, warm_up
-from server.model.kv_cache import KVCache
 from server.model.load.load import check_checkpoint, load_config, load_decoder, resolve_model
 from server.protocol.messages import AttestationReport, EngineReady
 from server.protocol.plan_rows import plan_rows
@@ -233,33 +231,22 @@ def _warm_runner(settings: Settings, parts: Parts, plan: Plan, progress: Progres
         )
     if parts.graph_sizes is None:
         return runner
-    tokens = parts.tokens()
-    graphs = _capture_graphs(parts, parts.graph_sizes, kv, tokens, progress)
-    return ModelRunner(parts.decoder, kv, parts.dispatcher, tokens, graphs)
+    worker = parts.worker(kv)
+    return ModelRunner(worker, _capture_graphs(parts, worker, progress))
 
 
-def _capture_graphs(parts: Parts, sizes: GraphSizes, kv: KVCache, tokens: StepTokens, progress: Progress) -> StepGraphs:
-    """Every graph that sequences of these limits can reach."""
-    device = parts.device
+def _capture_graphs(parts: Parts, worker: Worker, progress: Progress) -> StepGraphs:
+    """Capture every graph that sequences of these limits can reach."""
+    device, kv = parts.device, worker.kv
     max_context = min(parts.limits.max_model_len, kv.num_pages * kv.page_size)
-    sizes = sizes_of_graphs(parts.config, parts.limits, max_context)
-    keys = graph_keys(sizes)
-    inputs = GraphInputs(
-        keys,
-        num_prompts=sizes.num_prompts,
-        page_size=kv.page_size,
-        num_pages=kv.num_pages,
-        max_context=max_context,
-        device=device,
-    )
-    graphs = StepGraphs(parts.decoder, kv, parts.dispatcher, sizes=sizes, inputs=inputs, tokens=tokens)
+    graphs = StepGraphs(worker, sizes_of_graphs(parts.config, parts.limits, max_context), max_context=max_context)
     torch.cuda.empty_cache()  # so that what is free now is free of what warm-up left behind
     started_at, free_before = time.monotonic(), torch.cuda.mem_get_info(device)[0]
-    graphs.capture(keys, CudaCapture(device), lambda detail: progress("capturing", detail))
+    graphs.capture(CudaCapture(device), lambda detail: progress("capturing", detail))
     logger.info(
         "%d of %d graphs captured in %.1f s, %.0f MiB",
         len(graphs.keys),
-        len(keys),
+        len(graphs.layouts),
         time.monotonic() - started_at,
         (free_before - torch.cuda.mem_get_info(device)[0]) / 2**20,
     )

@@ -12,7 +12,8 @@ from server.engine.attention.dispatch import Dispatcher
 from server.engine.attention.launch_errors import blaming
 from server.engine.execution.graph_keys import GraphSizes, graph_keys, graph_sizes
 from server.engine.execution.runner import ModelRunner
-from server.engine.execution.step_tokens import StepTokens
+from server.engine.execution.sampling import SampledTokens
+from server.engine.execution.worker import Worker
 from server.engine.startup.limits import LEAST_MODEL_LEN, EngineLimits
 from server.engine.startup.warmup import measure_peak_bytes
 from server.errors import ModelError, SettingsError
@@ -41,12 +42,12 @@ class Parts:
         dtype = torch_dtype(self.limits.kv_dtype)
         return KVCache.allocate(self.config, num_pages, self.limits.page_size, dtype, self.device)
 
-    def tokens(self) -> StepTokens:
-        num_rows = self.limits.max_num_seqs
-        return StepTokens(max(num_rows, self.graph_sizes.max_sampled if self.graph_sizes else 0), self.device)
+    def worker(self, kv: KVCache) -> Worker:
+        num_rows = max(self.limits.max_num_seqs, self.graph_sizes.max_sampled if self.graph_sizes else 0)
+        return Worker(self.decoder, kv, self.dispatcher, SampledTokens(num_rows, self.device))
 
     def runner(self, kv: KVCache) -> ModelRunner:
-        return ModelRunner(self.decoder, kv, self.dispatcher, self.tokens())
+        return ModelRunner(self.worker(kv))
 
 
 def sizes_of_graphs(config: ModelConfig, limits: EngineLimits, max_context: int) -> GraphSizes:

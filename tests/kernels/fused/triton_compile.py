@@ -16,9 +16,15 @@ from kernels.fused.activation import _gated_kernel
 from kernels.fused.norm import _rms_norm_kernel
 from kernels.fused.rope_kv import _rope_and_write_kv_kernel
 from kernels.sampling import draw
-from kernels.sampling.draw_finish import draw_kernel, finish_kernel
-from kernels.sampling.draw_kernels import best_kernel
-from kernels.sampling.draw_limits import bracket_kernel, count_kernel, narrow_kernel, refine_kernel
+from kernels.sampling.draw_kernels import (
+    best_kernel,
+    bracket_kernel,
+    count_kernel,
+    draw_kernel,
+    finish_kernel,
+    narrow_kernel,
+    refine_kernel,
+)
 from kernels.sampling.penalties import _clear_kernel, _mark_kernel, _penalise_kernel
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "hopper"))

@@ -19,7 +19,8 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from kernels.hopper import schedule as gluon_schedule
 from kernels.hopper.pipeline import barriers
 from kernels.hopper.schedule import schedule, take_tile
-from kernels.hopper.variants import TILINGS, AnyTensor, Variant
+from kernels.hopper.variants import TILINGS, Variant
+from kernels.tma.pointers import AnyTensor
 
 RING = gluon_schedule.RING
 HEADS, BLOCKS, PROGRAMS = 8, 40, 16

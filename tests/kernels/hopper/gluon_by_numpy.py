@@ -14,12 +14,11 @@ from torch import Tensor
 
 from kernels.batch import AttentionBatch, AttentionFlags
 from kernels.hopper.decode import kernel as gluon_decode
-from kernels.hopper.decode import shares as gluon_decode_shares
 from kernels.hopper.decode import stream as gluon_decode_stream
 from kernels.hopper.decode.variants import DecodeVariant
 from kernels.tma.launches import scales
 
-_MODULES = (gluon_decode_shares, gluon_decode_stream, gluon_decode)
+_MODULES = (gluon_decode_stream, gluon_decode)
 
 
 class Array(np.ndarray):

@@ -14,7 +14,8 @@ from triton.runtime import driver
 
 from kernels.batch import AttentionBatch, AttentionFlags
 from kernels.hopper.prefill.launch import compiled_prefill
-from kernels.hopper.variants import LONG, Variant, pointer_class, variant_of
+from kernels.hopper.variants import LONG, Variant, variant_of
+from kernels.tma.pointers import pointer_class
 
 
 class _Hopper:

@@ -13,7 +13,7 @@ from triton.runtime import driver
 from kernels.batch import AttentionFlags
 from kernels.hopper.decode.launch import compiled_decode
 from kernels.hopper.decode.variants import variant_of
-from kernels.hopper.variants import pointer_class
+from kernels.tma.pointers import pointer_class
 
 # name: (head dim, (query heads, KV heads), queries a sequence, longest context, flags)
 CASES = {

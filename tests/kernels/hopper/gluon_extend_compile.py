@@ -14,7 +14,7 @@ from triton.runtime import driver
 from kernels.batch import AttentionFlags
 from kernels.hopper.extend import launch as gluon_extend_launch
 from kernels.hopper.extend.variants import extend_variant_of, longer, whole
-from kernels.hopper.variants import pointer_class
+from kernels.tma.pointers import pointer_class
 
 # name: (head dim, page size, query heads a KV head, flags)
 _ALL = {"window": 1000, "softcap": 50.0, "sinks": _SINKS, "spans": _SPANS}

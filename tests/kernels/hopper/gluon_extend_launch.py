@@ -14,10 +14,13 @@ from triton.runtime import driver
 
 from kernels.batch import AttentionBatch, AttentionFlags
 from kernels.hopper.extend import launch as gluon_extend_launch
-from kernels.hopper.extend.combine import hallmark_gluon_extend_combine
 from kernels.hopper.extend.kernel import hallmark_gluon_extend
-from kernels.hopper.extend.plan import hallmark_gluon_extend_plan, hallmark_gluon_extend_split
-from kernels.hopper.variants import AnyTensor
+from kernels.hopper.extend.plan import (
+    hallmark_gluon_extend_combine,
+    hallmark_gluon_extend_plan,
+    hallmark_gluon_extend_split,
+)
+from kernels.tma.pointers import AnyTensor
 
 KERNELS = (
     hallmark_gluon_extend_plan,

@@ -16,7 +16,7 @@ from kernels.batch import AttentionBatch, AttentionFlags
 from kernels.hopper.prefill.kernel import hallmark_gluon_prefill
 from kernels.hopper.prefill.launch import run_prefill
 from kernels.hopper.schedule import hallmark_gluon_plan
-from kernels.hopper.variants import AnyTensor
+from kernels.tma.pointers import AnyTensor
 
 
 class _Launcher:

@@ -9,7 +9,7 @@ from attention_inputs import Inputs, assert_right, flags_for, paged
 from gluon_by_numpy import numpy_runner
 
 from kernels.batch import AttentionFlags
-from kernels.hopper.decode import shares as gluon_decode_shares
+from kernels.hopper.decode.stream import SEQS
 from kernels.hopper.decode.variants import DecodeVariant, variant_of
 
 CPU = torch.device("cpu")
@@ -105,7 +105,7 @@ def test_each_way_to_look_at_sequences(num_seqs: int) -> None:
 
 
 def test_more_sequences_than_are_looked_at_together() -> None:
-    num_seqs = 2 * gluon_decode_shares.SEQS.value + 40
+    num_seqs = 2 * SEQS.value + 40
     draw = random.Random(3)
     contexts = [draw.choice([0, 1, 5, 40]) for _ in range(num_seqs)]
     queries = [draw.choice([0, 1, 1]) for _ in range(num_seqs)]

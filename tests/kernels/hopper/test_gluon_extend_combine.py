@@ -8,7 +8,7 @@ from attention_inputs import NAN, Inputs, flags_for, paged
 from torch import Tensor
 
 from kernels.batch import AttentionFlags
-from kernels.hopper.extend.sizing import Work, combine_parts, plan_extend, tiles_of, work_of
+from kernels.hopper.extend.launch import Work, combine_parts, plan_extend, tiles_of, work_of
 from kernels.hopper.extend.variants import extend_variant_of
 from kernels.hopper.schedule import HEADER, ITEM
 from kernels.hopper.variants import TILINGS, Variant

@@ -9,8 +9,16 @@ import pytest
 import torch
 
 from kernels.batch import AttentionBatch, AttentionFlags
-from kernels.hopper.extend.launch import as_rows, page_maps, rows_of_page
-from kernels.hopper.extend.sizing import Work, is_long_work, plan_extend, tiles_of, work_of
+from kernels.hopper.extend.launch import (
+    Work,
+    as_rows,
+    is_long_work,
+    page_maps,
+    plan_extend,
+    rows_of_page,
+    tiles_of,
+    work_of,
+)
 from kernels.hopper.extend.variants import extend_variant_of, longer, variants_beside, whole
 from kernels.hopper.schedule import HEADER, ITEM
 from kernels.hopper.variants import TILINGS, Variant

@@ -13,10 +13,10 @@ from kernels.catalog import PATHS
 from kernels.device import num_cores, read_fingerprint
 from kernels.path import Tier
 from qualification.commands.matrix import verify
-from qualification.evidence.difference import Difference, Harm, Side, differences, exit_code_of
 from qualification.evidence.evidence import SUITE, Evidence, Timing
 from qualification.evidence.matrix import gpu_folder, save_matrix
 from qualification.evidence.summary import summary
+from qualification.evidence.verdicts import Difference, Harm, Side, differences, exit_code_of
 from qualification.exit_code import ExitCode
 from qualification.measure.start_plan import own_file
 from server.cli.main import main

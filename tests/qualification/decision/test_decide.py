@@ -8,8 +8,7 @@ from qualification_fakes import DECODE, MACHINE, SHAPE, checks, evidence, path
 from kernels.fingerprint import Device, Fingerprint
 from kernels.path import KernelPath, Reject, Rejection, Tier
 from kernels.shape import Dtype, Phase
-from qualification.decision.decide import Book, decide
-from qualification.decision.decision import Decision, Policy, Status
+from qualification.decision.decision import Book, Decision, Policy, Status, decide
 from qualification.evidence.evidence import SUITE, Evidence, Timing
 from qualification.evidence.matrix import Matrix
 

@@ -13,8 +13,7 @@ from kernels.fingerprint import Device, Fingerprint
 from kernels.path import KernelPath, Reject, Tier
 from kernels.shape import AttentionShape, Dtype, Mask, Phase
 from qualification.attest.promise import Promise, call_mismatch
-from qualification.decision.decide import Book, decide
-from qualification.decision.decision import Decision, Policy, Status
+from qualification.decision.decision import Book, Decision, Policy, Status, decide
 from qualification.decision.model_shapes import ServingLimits, shapes_needed, signature_of
 from qualification.decision.presets import preset_named
 from qualification.evidence.matrix import Matrix

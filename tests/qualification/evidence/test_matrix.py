@@ -13,7 +13,6 @@ from qualification_fakes import DECODE, MACHINE, SHAPE, checks, evidence, path
 
 from kernels.path import Reject
 from kernels.shape import Phase
-from qualification.evidence.difference import Side, differences
 from qualification.evidence.evidence import SUITE, summarize
 from qualification.evidence.full_model import Attention, FullModel, ModelTiming
 from qualification.evidence.matrix import (
@@ -27,6 +26,7 @@ from qualification.evidence.matrix import (
     save_matrix,
 )
 from qualification.evidence.summary import summary
+from qualification.evidence.verdicts import Side, differences
 
 A, B = path("a"), path("b")
 EVIDENCE = [evidence(SHAPE, A), evidence(SHAPE, B, failure="RuntimeError: no", timing=None), evidence(DECODE, A)]

@@ -8,9 +8,10 @@ import triton
 
 from kernels.buckets import Bucket
 from kernels.catalog import path_named
+from kernels.child_process import python_command
 from kernels.shape import AttentionShape, Dtype, Phase
 from qualification.measure.checks import run_case
-from qualification.measure.compile_ahead import compiling_ahead
+from qualification.measure.compile_ahead import calls_of, compiling_ahead
 from qualification.measure.inputs import cases
 from qualification.measure.qualify import timed_call
 
@@ -37,7 +38,8 @@ def main() -> None:
         found["loaded" if cache_hit else "compiled"] += 1
 
     pairs = [(shape, path_named(name)) for name in PATHS for shape in shapes(name)]
-    with compiling_ahead(pairs, num_processes=4) as wait:
+    workers = python_command("qualification.measure.compile_worker", "0", "cuda")
+    with compiling_ahead(calls_of(pairs), workers, num_processes=4) as wait:
         wait(said.append)
     triton.knobs.compilation.listener = note
     device = torch.device("cuda")

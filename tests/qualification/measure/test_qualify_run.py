@@ -17,11 +17,12 @@ from kernels.shape import AttentionShape, Dtype, Phase
 from qualification.common.progress import ProgressLine, duration
 from qualification.decision.defaults import Choices
 from qualification.decision.presets import preset_named
-from qualification.evidence.choice import choice_of, is_left_to_fallback, judge, may_compete, tier_of
+from qualification.evidence.choice import choice_of, is_left_to_fallback
 from qualification.evidence.evidence import Evidence, Timing
 from qualification.evidence.full_model import FullModel
 from qualification.evidence.ledger import Target
 from qualification.evidence.matrix import load_matrix, save_matrix
+from qualification.evidence.verdicts import judge
 from qualification.exit_code import ExitCode
 from qualification.measure.campaign import Tools, conduct, default_file, targets_of
 from qualification.measure.qualify import Bench, DeviceLost, Pair, QualificationAborted, qualify
@@ -267,16 +268,6 @@ def test_targets_are_the_shapes_of_the_asked_phases_that_the_asked_paths_serve()
 
 def test_files_lie_where_a_server_with_that_matrix_looks() -> None:
     assert default_file(Path("m"), "NVIDIA H200", "demo") == Path("m/nvidia-h200/demo.json")
-
-
-def test_tiers_by_name_are_those_of_the_catalog() -> None:
-    assert {kernel.name: tier_of(kernel.name) for kernel in PATHS} == {kernel.name: kernel.tier for kernel in PATHS}
-
-
-def test_who_competes_by_name_is_who_does_in_the_catalog() -> None:
-    for device in Device:
-        by_name = {kernel.name for kernel in PATHS if may_compete(kernel.name, device)}
-        assert by_name == {kernel.name for kernel in PATHS if device in kernel.competes_on}
 
 
 def test_without_times_a_matrix_chooses_in_the_catalogs_order() -> None:

@@ -35,7 +35,7 @@ def subject(tiny_llama: TinyLlama, path: str = "graphable") -> Subject:
 def timed(subject: Subject, device: Device, temperature: float) -> tuple[Times, float | None]:
     """Time of each part of two requests' steps, and the share of it in which the device was busy."""
     timer = StepTimer(Stopwatch({Part.WAIT}), Timeline(device))
-    subject.session.engine.mark = subject.runner.mark = timer.mark
+    subject.session.engine.mark = subject.runner.worker.mark = timer.mark
     subject.session.submit_all(PROMPTS, max_tokens=4, temperature=temperature)
     timer.mark(Part.REPORT)
     subject.session.drain()
@@ -114,4 +114,4 @@ def test_every_part_of_a_step_is_timed(tiny_llama: TinyLlama, path: str, tempera
 
 def test_an_engine_without_a_bench_marks_nothing(tiny_llama: TinyLlama) -> None:
     built = subject(tiny_llama)
-    assert built.session.engine.mark is built.runner.mark is unmarked
+    assert built.session.engine.mark is built.runner.worker.mark is unmarked

@@ -14,7 +14,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernels.sampling.sampling import SampleResult
-from server.engine.execution.step_tokens import StepTokens
+from server.engine.execution.sampling import SampledTokens
 
 
 class LateDevice(TorchDispatchMode):
@@ -54,7 +54,7 @@ class LateDevice(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-class LateTokens(StepTokens):
+class LateTokens(SampledTokens):
     """What steps choose, on such a device. `is_failing`: the next choice outside of a graph lacks memory."""
 
     def __init__(self, num_rows: int, device: LateDevice) -> None:
@@ -73,14 +73,14 @@ class LateTokens(StepTokens):
 
         self._device.start(in_graph)
 
-    def keep(self, chosen: SampleResult) -> None:
+    def store(self, chosen: SampleResult) -> None:
         if self.is_failing and not self._is_graph:
             self.is_failing = False
             raise torch.OutOfMemoryError("no memory to sample")
-        super().keep(chosen)
+        super().store(chosen)
 
-    def ship(self, num_rows: int) -> Callable[[], list[int]]:
-        read, device = super().ship(num_rows), self._device
+    def copy_to_host(self, num_rows: int) -> Callable[[], list[int]]:
+        read, device = super().copy_to_host(num_rows), self._device
         end = device.num_started
 
         def read_late() -> list[int]:

@@ -19,11 +19,11 @@ from kernels.shape import AttentionShape, Dtype
 from qualification.decision.decision import Decision, Pairs, Status
 from qualification.decision.model_shapes import ServingLimits, shapes_needed, signature_of
 from server.engine.attention.dispatch import Dispatcher
-from server.engine.execution.graph_inputs import GraphInputs
-from server.engine.execution.graph_keys import GraphSizes, graph_keys, row_sizes
+from server.engine.execution.graph_keys import GraphSizes, row_sizes
 from server.engine.execution.graphs import StepGraphs
 from server.engine.execution.runner import ModelRunner
-from server.engine.execution.step_tokens import StepTokens
+from server.engine.execution.sampling import SampledTokens
+from server.engine.execution.worker import Worker
 from server.engine.scheduling.engine import Engine, EngineOptions
 from server.engine.scheduling.pages import PagePool
 from server.engine.scheduling.scheduler import Scheduler, SchedulerLimits
@@ -100,8 +100,8 @@ def decoder(tiny_llama: TinyLlama) -> Decoder:
 def plain_session(decoder: Decoder) -> Session:
     """An engine that neither replays nor runs ahead."""
     kv = KVCache.allocate(decoder.config, 64, PAGE_SIZE, torch.float32, CPU)
-    runner = ModelRunner(decoder, kv, dispatcher_of(decoder, EAGER.name), StepTokens(MAX_SEQS, CPU))
-    return session_of(runner, runs_ahead=False)
+    worker = Worker(decoder, kv, dispatcher_of(decoder, EAGER.name), SampledTokens(MAX_SEQS, CPU))
+    return session_of(ModelRunner(worker), runs_ahead=False)
 
 
 @dataclass(frozen=True)
@@ -123,18 +123,10 @@ class Walk:
         kv = KVCache.allocate(decoder.config, rng.choice([24, 30, 64]), PAGE_SIZE, torch.float32, CPU)
         self.dispatcher = dispatcher_of(decoder, GRAPHED.name)
         self.tokens = LateTokens(SIZES.max_sampled, device)
-        keys = graph_keys(SIZES)
-        inputs = GraphInputs(
-            keys,
-            num_prompts=SIZES.num_prompts,
-            page_size=PAGE_SIZE,
-            num_pages=kv.num_pages,
-            max_context=MAX_LEN,
-            device=CPU,
-        )
-        self.graphs = StepGraphs(decoder, kv, self.dispatcher, sizes=SIZES, inputs=inputs, tokens=self.tokens)
-        self.graphs.capture(keys, lambda work: Replay(work, self.tokens), lambda _: None)
-        self.runner = ModelRunner(decoder, kv, self.dispatcher, self.tokens, self.graphs)
+        worker = Worker(decoder, kv, self.dispatcher, self.tokens)
+        self.graphs = StepGraphs(worker, SIZES, max_context=MAX_LEN)
+        self.graphs.capture(lambda work: Replay(work, self.tokens), lambda _: None)
+        self.runner = ModelRunner(worker, self.graphs)
         self.session = session_of(self.runner, runs_ahead=True)
         lengths = ((1, 34), (17, 17), (5, 40), (1, 2))
         self._probes = [synthetic_batch([pair], PAGE_SIZE, page=kv.num_pages) for pair in lengths]

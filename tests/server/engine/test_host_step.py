@@ -17,11 +17,11 @@ from kernels.shape import Dtype
 from qualification.decision.decision import Decision, Status
 from qualification.decision.model_shapes import ServingLimits, shapes_needed, signature_of
 from server.engine.attention.dispatch import Dispatcher
-from server.engine.execution.graph_inputs import GraphInputs
-from server.engine.execution.graph_keys import GraphSizes, graph_keys
+from server.engine.execution.graph_keys import GraphSizes
 from server.engine.execution.graphs import StepGraphs
 from server.engine.execution.runner import ModelRunner
-from server.engine.execution.step_tokens import StepTokens
+from server.engine.execution.sampling import SampledTokens
+from server.engine.execution.worker import Worker
 from server.engine.scheduling.engine import Engine, EngineOptions
 from server.engine.scheduling.pages import PagePool
 from server.engine.scheduling.scheduler import Scheduler, SchedulerLimits
@@ -58,18 +58,16 @@ def session(decoder: Decoder) -> Session:
     dispatcher = Dispatcher(decisions, (PATH,), flags, redecide=lambda shape, *_: decisions[shape])
     kv = KVCache.allocate(decoder.config, NUM_PAGES, PAGE_SIZE, torch.float32, CPU)
     sizes = GraphSizes((Bucket.LE_128,), (32,), num_prompts=1)
-    keys = graph_keys(sizes)
-    inputs = GraphInputs(keys, num_prompts=1, page_size=PAGE_SIZE, num_pages=NUM_PAGES, max_context=MAX_LEN, device=CPU)
-    tokens = StepTokens(sizes.max_sampled, CPU)
-    graphs = StepGraphs(decoder, kv, dispatcher, sizes=sizes, inputs=inputs, tokens=tokens)
+    worker = Worker(decoder, kv, dispatcher, SampledTokens(sizes.max_sampled, CPU))
+    graphs = StepGraphs(worker, sizes, max_context=MAX_LEN)
 
     def capture(work: object) -> Nothing:
         assert callable(work)
         work()
         return Nothing()
 
-    graphs.capture(keys, capture, lambda _: None)
-    runner = ModelRunner(decoder, kv, dispatcher, tokens, graphs)
+    graphs.capture(capture, lambda _: None)
+    runner = ModelRunner(worker, graphs)
     scheduler = Scheduler(SchedulerLimits(MAX_LEN, 32, 64), PagePool(NUM_PAGES, PAGE_SIZE), shares_pages=True)
     return Session(Engine(scheduler, runner, EngineOptions(VOCAB, (), 0, runs_ahead=True)))
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from graph_session import Inputs
 from torch import Tensor
 from triton.compiler.errors import CompilationError
 from triton.runtime.errors import OutOfResources, PTXASError
@@ -21,7 +22,6 @@ from server.engine.attention.dispatch import Dispatcher, NoPathError, PhasePart,
 from server.engine.attention.dispatch_key import bucket_index
 from server.engine.attention.launch_errors import is_device_lost, launch_failure
 from server.engine.attention.step_attention import StepAttention
-from server.engine.execution.inputs import InputBuilder
 from server.engine.scheduling.sequence import Batch, Sequence
 from server.protocol.messages import SamplingParams
 
@@ -77,7 +77,7 @@ def step(subject: Dispatcher) -> tuple[StepAttention, list[list[float]]]:
     tables = (array("i", [0]), array("i", [1]), array("i", [2]))
     batch = Batch(tuple(sequences), (2, 2, 1), (2, 3, 4), tables, (0, 1, 2), num_prefill=1, num_extend=1)
     pages = [torch.zeros(3, 4, 1, 4) for _ in range(3)]
-    attention = StepAttention(subject, InputBuilder(4, torch.device("cpu")).build(batch, {}).parts, pages, pages)
+    attention = StepAttention(subject, Inputs().load(batch).parts, pages, pages)
     outputs = []
     for layer in range(3):
         out = torch.full((5, 2, 4), torch.nan)

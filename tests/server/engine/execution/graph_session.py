@@ -1,8 +1,15 @@
-"""What the graphs' tests share: drives an engine, keeps what it said, sums the attention's launches."""
+"""What the graphs' tests share: drives an engine, keeps what it said, sums the attention's launches; step inputs."""
 
 from collections import Counter
+from collections.abc import Iterable, Mapping
 
+import torch
+
+from server.engine.execution.graph_keys import GraphKey
+from server.engine.execution.step_buffer import TOKEN_ARRAYS, DeviceInputs, StepTensors, TokenArray, graph_layout
+from server.engine.execution.step_writer import StepWriter
 from server.engine.scheduling.engine import Engine
+from server.engine.scheduling.sequence import Batch, Sequence
 from server.protocol.messages import SamplingParams, StepOutput, Submit
 
 
@@ -48,3 +55,31 @@ class Session:
             for count in output.record.dispatches:
                 found[count.phase, count.path] += count.num_launches
         return found
+
+
+class Inputs:
+    """A writer of step buffers, and a device that gets them."""
+
+    def __init__(
+        self,
+        keys: Iterable[GraphKey] = (),
+        *,
+        num_prompts: int = 1,
+        page_size: int = 4,
+        num_pages: int = 50,
+        max_context: int = 200,
+        token_arrays: tuple[TokenArray, ...] = TOKEN_ARRAYS,
+    ) -> None:
+        self.writer = StepWriter(page_size=page_size, num_pages=num_pages, is_pinned=False, token_arrays=token_arrays)
+        self.device = DeviceInputs(torch.device("cpu"))
+        sizes = {"num_prompts": num_prompts, "page_size": page_size, "max_context": max_context}
+        layouts = {key: graph_layout(key, **sizes, token_arrays=token_arrays) for key in keys}
+        if layouts:
+            self.writer.declare(layouts)
+            self.device.declare(layouts)
+
+    def load(
+        self, batch: Batch, key: GraphKey | None = None, chosen_at: Mapping[Sequence, int] | None = None
+    ) -> StepTensors:
+        """Write a batch and copy it to the device."""
+        return self.device.load(self.writer.write(batch, chosen_at or {}, key))

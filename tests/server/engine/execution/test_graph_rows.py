@@ -7,12 +7,13 @@ from array import array
 import pytest
 import torch
 from fake_runner import DeviceTwin, Landing
+from graph_session import Inputs
 from torch import Tensor
 
 from kernels.buckets import Bucket
 from kernels.shape import Phase
-from server.engine.execution.graph_inputs import GraphInputs, GraphTensors
 from server.engine.execution.graph_keys import GraphKey, GraphSizes, graph_keys, key_of
+from server.engine.execution.step_buffer import StepTensors
 from server.engine.scheduling.engine import Engine, EngineOptions
 from server.engine.scheduling.pages import PagePool
 from server.engine.scheduling.scheduler import Scheduler, SchedulerLimits
@@ -25,27 +26,26 @@ MAX_LEN = 150  # two buckets of contexts
 SIZES = GraphSizes((Bucket.LE_512,), (1, 2, 4, 8), (16, 32), (8,), (16, 32), num_prompts=3)
 
 
-def new_inputs(keys: list[GraphKey]) -> GraphInputs:
-    return GraphInputs(
-        keys,
-        num_prompts=SIZES.num_prompts,
-        page_size=PAGE_SIZE,
-        num_pages=NUM_PAGES,
-        max_context=MAX_LEN,
-        device=torch.device("cpu"),
-    )
+def new_inputs(keys: list[GraphKey]) -> Inputs:
+    sizes = {"page_size": PAGE_SIZE, "num_pages": NUM_PAGES, "max_context": MAX_LEN}
+    return Inputs(keys, num_prompts=SIZES.num_prompts, **sizes)
 
 
-def contents(tensors: GraphTensors) -> list[list[int]]:
+def contents(tensors: StepTensors) -> list[list[int]]:
     """Everything that a graph reads: of page tables, the pages that contexts reach into."""
-    found: list[Tensor | None] = [tensors.token_ids, tensors.slots, tensors.positions, tensors.sampled]
+    found: list[Tensor | None] = [
+        tensors.tokens["token_ids"],
+        tensors.tokens["slots"],
+        tensors.tokens["positions"],
+        tensors.sampled,
+    ]
     found += [tensors.is_pending]
     if tensors.chosen_at is not None and tensors.is_pending is not None:
         found.append(tensors.chosen_at[tensors.is_pending])
     read = [it.tolist() for it in found if it is not None]
     if tensors.is_pending is not None:  # the ids of other rows come from elsewhere
         num_rows = tensors.is_pending.shape[0]
-        read[0][-num_rows:] = torch.where(tensors.is_pending, 0, tensors.token_ids[-num_rows:]).tolist()
+        read[0][-num_rows:] = torch.where(tensors.is_pending, 0, tensors.tokens["token_ids"][-num_rows:]).tolist()
     for part in tensors.parts:
         lens, table = part.batch.context_lens, part.batch.page_table
         read.append(part.batch.cu_seqlens_q.tolist())
@@ -58,7 +58,7 @@ def contents(tensors: GraphTensors) -> list[list[int]]:
 class Filling(DeviceTwin):
     """Fills the same inputs for each batch, as a device with graphs does, and holds them against new ones."""
 
-    def __init__(self, inputs: GraphInputs) -> None:
+    def __init__(self, inputs: Inputs) -> None:
         super().__init__(page_size=PAGE_SIZE)
         self.inputs = inputs
         self.chosen_at: dict[Sequence, int] = {}
@@ -68,10 +68,8 @@ class Filling(DeviceTwin):
         key = key_of(batch, SIZES)
         if key is not None:
             self.keys.append(key)
-            self.inputs.fill(key, batch, self.chosen_at)
-            fresh = new_inputs([key])
-            fresh.fill(key, batch, self.chosen_at)
-            assert contents(self.inputs.tensors(key)) == contents(fresh.tensors(key))
+            found = contents(self.inputs.load(batch, key, self.chosen_at))
+            assert found == contents(new_inputs([key]).load(batch, key, self.chosen_at))
         chosen_at = {batch.sequences[row]: place for place, row in enumerate(batch.sampled_rows)}
         if chosen_at != self.chosen_at:  # the same object where it says the same, as the runner has it
             self.chosen_at = chosen_at
@@ -79,14 +77,12 @@ class Filling(DeviceTwin):
 
 
 @pytest.fixture(scope="module")
-def inputs() -> GraphInputs:
+def inputs() -> Inputs:
     return new_inputs(graph_keys(SIZES))
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_inputs_equal_new_ones_after_arrivals_cancels_stops_preemptions_and_chunks(
-    inputs: GraphInputs, seed: int
-) -> None:
+def test_inputs_equal_new_ones_after_arrivals_cancels_stops_preemptions_and_chunks(inputs: Inputs, seed: int) -> None:
     rng = random.Random(seed)
     twin = Filling(inputs)
     pool = PagePool(rng.choice([20, NUM_PAGES]), PAGE_SIZE)
@@ -110,7 +106,7 @@ def test_inputs_equal_new_ones_after_arrivals_cancels_stops_preemptions_and_chun
     assert num_preemptions or pool.num_pages == NUM_PAGES
 
 
-def test_what_another_graph_writes_over_keeps_no_sequence_alive(inputs: GraphInputs) -> None:
+def test_what_another_graph_writes_over_keeps_no_sequence_alive(inputs: Inputs) -> None:
     def batch(num_rows: int) -> Batch:
         sequences = tuple(Sequence("", [5], 1, SamplingParams(max_tokens=1), 0, 0.0) for _ in range(num_rows))
         lens = (1,) * num_rows
@@ -125,5 +121,5 @@ def test_what_another_graph_writes_over_keeps_no_sequence_alive(inputs: GraphInp
         for _ in range(2):  # both of the host's buffers
             key = key_of(it, SIZES)
             assert key is not None
-            inputs.fill(key, it, chosen_at)
+            inputs.load(it, key, chosen_at)
     assert sys.getrefcount(chosen_at) == 2  # the name's and the call's

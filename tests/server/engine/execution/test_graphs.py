@@ -17,11 +17,12 @@ from kernels.shape import AttentionShape, Dtype, Phase
 from qualification.decision.decision import Decision, Pairs, Status
 from qualification.decision.model_shapes import ServingLimits, shapes_needed, signature_of
 from server.engine.attention.dispatch import Choice, Dispatcher, NoPathError
-from server.engine.execution.graph_inputs import GraphInputs
-from server.engine.execution.graph_keys import GraphSizes, graph_keys, row_sizes
-from server.engine.execution.graphs import Replayable, StepGraphs
+from server.engine.execution.capture import Replayable
+from server.engine.execution.graph_keys import GraphSizes, row_sizes
+from server.engine.execution.graphs import StepGraphs
 from server.engine.execution.runner import ModelRunner
-from server.engine.execution.step_tokens import StepTokens
+from server.engine.execution.sampling import SampledTokens
+from server.engine.execution.worker import Worker
 from server.engine.proof.shadow_check import ShadowCheck
 from server.engine.scheduling.engine import Engine, EngineOptions
 from server.engine.scheduling.pages import PagePool
@@ -97,20 +98,11 @@ class Subject:
         for pages in (*kv.k, *kv.v):
             pages.fill_(torch.nan)  # whatever a row reads beyond its own tokens would show
         sizes = GraphSizes((Bucket.LE_512,), row_sizes(max_num_seqs), (16, 64), (8,), (64,), num_prompts=3)
-        keys = graph_keys(sizes)
-        inputs = GraphInputs(
-            keys,
-            num_prompts=sizes.num_prompts,
-            page_size=PAGE_SIZE,
-            num_pages=num_pages,
-            max_context=MAX_LEN,
-            device=CPU,
-        )
-        tokens = StepTokens(sizes.max_sampled, CPU)
-        self.graphs = StepGraphs(decoder, kv, self.dispatcher, sizes=sizes, inputs=inputs, tokens=tokens)
-        self.graphs.capture(keys, capture, lambda _: None)
+        worker = Worker(decoder, kv, self.dispatcher, SampledTokens(sizes.max_sampled, CPU))
+        self.graphs = StepGraphs(worker, sizes, max_context=MAX_LEN)
+        self.graphs.capture(capture, lambda _: None)
         self.kv = kv
-        self.runner = runner = ModelRunner(decoder, kv, self.dispatcher, tokens, self.graphs)
+        self.runner = runner = ModelRunner(worker, self.graphs)
         scheduler = Scheduler(SchedulerLimits(MAX_LEN, max_num_seqs, 64), PagePool(num_pages, PAGE_SIZE))
         self.session = Session(Engine(scheduler, runner, EngineOptions(VOCAB, (), 0, runs_ahead)))
 

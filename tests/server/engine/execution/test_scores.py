@@ -8,7 +8,7 @@ from test_engine import Session, build
 from tiny_llama import NAN_TOKEN, TinyLlama
 from transformers import LlamaForCausalLM
 
-from server.engine.execution.prompt_logprobs import score_rows, wants_scores
+from server.engine.execution.sampling import score_rows, wants_scores
 from server.engine.scheduling.sequence import Batch, Sequence
 from server.protocol.messages import FinishReason, SamplingParams, TokenDelta, TokenScores
 

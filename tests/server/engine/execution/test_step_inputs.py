@@ -3,9 +3,9 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+from graph_session import Inputs
 
 from kernels.shape import Phase
-from server.engine.execution.inputs import InputBuilder
 from server.engine.scheduling.sequence import Batch, Sequence
 from server.protocol.messages import SamplingParams
 
@@ -31,12 +31,12 @@ def mixed_batch() -> Batch:
 
 
 def test_every_token_has_its_id_position_and_slot() -> None:
-    inputs = InputBuilder(4, CPU).build(mixed_batch(), {})
-    assert inputs.token_ids.tolist() == [100, 101, 102, 205, 206, 308, 401]
-    assert inputs.positions.tolist() == [0, 1, 2, 5, 6, 8, 1]
-    assert inputs.slots.tolist() == [20, 21, 22, 13, 14, 24, 1]
+    inputs = Inputs().load(mixed_batch())
+    assert inputs.tokens["token_ids"].tolist() == [100, 101, 102, 205, 206, 308, 401]
+    assert inputs.tokens["positions"].tolist() == [0, 1, 2, 5, 6, 8, 1]
+    assert inputs.tokens["slots"].tolist() == [20, 21, 22, 13, 14, 24, 1]
     assert inputs.sampled.tolist() == [2, 5, 6]
-    assert (inputs.token_ids.dtype, inputs.positions.dtype, inputs.slots.dtype) == (
+    assert (inputs.tokens["token_ids"].dtype, inputs.tokens["positions"].dtype, inputs.tokens["slots"].dtype) == (
         torch.int64,
         torch.int32,
         torch.int64,
@@ -48,17 +48,17 @@ def test_a_chunk_may_end_behind_its_prompt() -> None:
     seq = sequence(200, 9)
     seq.num_prompt, seq.prompt = 7, np.arange(200, 207)
     batch = replace(mixed_batch(), sequences=(sequence(100, 3), seq, sequence(300, 9), sequence(400, 2)))
-    assert InputBuilder(4, CPU).build(batch, {}).token_ids.tolist()[3:5] == [205, 206]
+    assert Inputs().load(batch).tokens["token_ids"].tolist()[3:5] == [205, 206]
     batch = replace(
         batch,
         context_lens=(3, 9, 9, 2),
         page_tables=(*batch.page_tables[:1], array("i", [2, 3, 4]), *batch.page_tables[2:]),
     )
-    assert InputBuilder(4, CPU).build(batch, {}).token_ids.tolist()[3:5] == [207, 208]
+    assert Inputs().load(batch).tokens["token_ids"].tolist()[3:5] == [207, 208]
 
 
 def test_each_phase_gets_its_own_rows_with_lengths_from_zero() -> None:
-    prefill, extend, decode = InputBuilder(4, CPU).build(mixed_batch(), {}).parts
+    prefill, extend, decode = Inputs().load(mixed_batch()).parts
     assert [part.phase for part in (prefill, extend, decode)] == list(Phase)
     assert [part.tokens for part in (prefill, extend, decode)] == [slice(0, 3), slice(3, 5), slice(5, 7)]
     assert prefill.batch.cu_seqlens_q.tolist() == [0, 3]
@@ -75,7 +75,7 @@ def test_each_phase_gets_its_own_rows_with_lengths_from_zero() -> None:
 
 
 def test_every_tensor_that_a_kernel_gets_is_aligned_and_contiguous() -> None:
-    for part in InputBuilder(4, CPU).build(mixed_batch(), {}).parts:
+    for part in Inputs().load(mixed_batch()).parts:
         batch = part.batch
         for tensor in (batch.cu_seqlens_q, batch.context_lens, batch.page_table):
             if tensor is not None:
@@ -87,8 +87,8 @@ def test_every_tensor_that_a_kernel_gets_is_aligned_and_contiguous() -> None:
 
 
 def test_buffers_grow_and_are_used_again() -> None:
-    builder = InputBuilder(4, CPU)
-    builder.build(mixed_batch(), {})
+    inputs = Inputs()
+    inputs.load(mixed_batch())
     long = Batch((sequence(0, 500),), (500,), (500,), (array("i", range(125)),), (0,), num_prefill=1, num_extend=0)
-    assert builder.build(long, {}).slots.tolist() == list(range(500))
-    assert builder.build(mixed_batch(), {}).token_ids.tolist() == [100, 101, 102, 205, 206, 308, 401]
+    assert inputs.load(long).tokens["slots"].tolist() == list(range(500))
+    assert inputs.load(mixed_batch()).tokens["token_ids"].tolist() == [100, 101, 102, 205, 206, 308, 401]

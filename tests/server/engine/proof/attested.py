@@ -47,7 +47,7 @@ class Subject:
     ) -> tuple[Attestor, Dispatcher]:
         """Of the same model, on a dispatcher of its own whose paths may lie."""
         runner, own = self.built.runner, self.built.attestor
-        runner.dispatcher = Dispatcher(self.decisions, paths, runner.dispatcher.flags, redecide=self.redecide)
+        runner.worker.dispatcher = Dispatcher(self.decisions, paths, runner.dispatcher.flags, redecide=self.redecide)
         found = Attestor(
             runner,
             lambda: runner.attention,

@@ -196,7 +196,7 @@ def test_who_breaks_the_device_before_ready_is_named(
     runner = build_engine(settings_for(tiny_llama, tmp_path), frozenset(), lambda *_: None).runner
     decisions = {shape: it for shape, it in runner.dispatcher.decisions.items() if shape.phase is Phase.EXTEND}
     paths = [replace(path, run=fault) for path in PATHS]
-    runner.dispatcher = Dispatcher(decisions, paths, runner.dispatcher.flags, redecide=lambda *_: None)
+    runner.worker.dispatcher = Dispatcher(decisions, paths, runner.dispatcher.flags, redecide=lambda *_: None)
     limits = EngineLimits(Dtype.FP32, Dtype.FP32, 128, 8, 2048, 2048, page_size=16)
     with pytest.raises(RuntimeError, match=re.escape(message)) as raised, blaming(runner.suspects):
         warm_up(runner, decisions, limits, is_cuda=False, progress=lambda _: None)

@@ -92,7 +92,7 @@ class Served:
         runner = self.subject.built.runner
         flags = runner.dispatcher.flags
         paths = self.turning.paths()
-        runner.dispatcher = Dispatcher(self.subject.decisions, paths, flags, redecide=self.subject.redecide)
+        runner.worker.dispatcher = Dispatcher(self.subject.decisions, paths, flags, redecide=self.subject.redecide)
         self.dispatcher = runner.dispatcher
         self.check = runner.shadow = ShadowCheck(
             runner.dispatcher,
@@ -265,12 +265,12 @@ def test_pages_of_a_sequence_that_ended_may_be_reused_before_its_sample_is_judge
             it.clock.now += LATER_S
     assert it.check.has_sample
     engine.cancel(f"{id(it)}-1")
-    for pages in (*runner._kv.k, *runner._kv.v):
+    for pages in (*runner.worker.kv.k, *runner.worker.kv.v):
         pages.fill_(7.0)
     report = it.check.judge()
     assert report is not None
     assert report.result == "match"
-    for pages in (*runner._kv.k, *runner._kv.v):
+    for pages in (*runner.worker.kv.k, *runner.worker.kv.v):
         pages.zero_()
     while engine.has_work:
         engine.step()

@@ -1,0 +1,33 @@
+"""Which paths are preferred, by name. A matrix is read by it where the catalog cannot be imported. Imports no torch."""
+
+from kernels.fingerprint import Device
+from kernels.path import Tier
+
+# Starts of the names of the catalog's paths, the most preferred first. PyTorch's kernels are fallbacks on a GPU.
+_TIERS = {
+    "gluon.": Tier.FIRST,
+    "triton.": Tier.FIRST,
+    "sdpa.cpu": Tier.FIRST,
+    "sdpa.cudnn": Tier.FALLBACK,
+    "sdpa.flash": Tier.FALLBACK,
+    "sdpa.efficient": Tier.FALLBACK,
+    "sdpa.math": Tier.FALLBACK,
+    "sdpa.": Tier.FALLBACK,  # of evidence older or newer than this catalog
+}
+# Both paths of a CPU are PyTorch's own. On a GPU nothing of PyTorch serves uncounted.
+_COMPETES_ON = {"sdpa.math": frozenset({Device.CPU})}
+
+
+def tier_of(path: str) -> Tier:
+    """Return the tier of the path of this name; FIRST for a name that is not in the catalog."""
+    return next((tier for start, tier in _TIERS.items() if path.startswith(start)), Tier.FIRST)
+
+
+def place_of(path: str) -> int:
+    """Return where the path stands in the catalog's order, as far as it matters inside a tier."""
+    return next((place for place, start in enumerate(_TIERS) if path.startswith(start)), len(_TIERS))
+
+
+def competes_on(path: str) -> frozenset[Device]:
+    """Return the devices on which a fallback serves before the first tier where it is clearly faster."""
+    return _COMPETES_ON.get(path, frozenset())

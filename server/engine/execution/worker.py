@@ -1,0 +1,230 @@
+"""One rank: its device, model shard, KV cache and CUDA graphs. It gets step buffers and sees no sequence."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kernels.sampling.sampling import SamplingTensors, greedy, sample
+from server.engine.attention.dispatch import Choice, Dispatcher, PhasePart
+from server.engine.attention.launch_errors import launch_failure
+from server.engine.attention.step_attention import StepAttention, TakeCall
+from server.engine.execution.capture import Capture, RecordedGraph, Replayable
+from server.engine.execution.graph_keys import GraphKey
+from server.engine.execution.sampling import SampledTokens, staged
+from server.engine.execution.step_buffer import DeviceInputs, StepBuffer, StepLayout, StepTensors
+from server.engine.scheduling.step_parts import Mark, Part, unmarked
+from server.model.decoder import Decoder
+from server.model.kv_cache import KVCache
+from server.model.step import Step
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """The place of a worker among `world` workers that compute each step together. Rank 0 decides for all."""
+
+    index: int = 0
+    world: int = 1
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.index < self.world:
+            raise ValueError(f"rank {self.index} is outside of [0, {self.world})")
+
+
+ALONE = Rank()
+
+
+class LaunchFailed(Exception):
+    """An attention kernel could not be launched on one of several ranks. The step ends; rank 0 decides anew."""
+
+    def __init__(self, choice: Choice, error: Exception) -> None:
+        super().__init__(str(error))
+        self.choice = choice
+        self.error = error
+
+
+class Worker:
+    """Computes steps one after another on one stream. Only one thread may call it.
+
+    dispatcher  the decisions that hold on this rank
+    tokens      what the latest step chose; the next one reads it on the device
+    attention   of the latest step; None before the first
+    """
+
+    def __init__(
+        self, decoder: Decoder, kv: KVCache, dispatcher: Dispatcher, tokens: SampledTokens, *, rank: Rank = ALONE
+    ) -> None:
+        """`tokens` for every row that a step may sample."""
+        self.rank = rank
+        self.decoder = decoder
+        self.kv = kv
+        self.dispatcher = dispatcher
+        self.tokens = tokens
+        self.device = tokens.latest.device
+        self.attention: StepAttention | None = None
+        self.num_replays = 0
+        self.mark: Mark = unmarked  # set by a bench
+        self._inputs = DeviceInputs(self.device)
+        self._graphs: dict[GraphKey, Replayable] = {}
+        self.graph_logits: Tensor | None = None  # of graphs
+        self._unread: list[StepAttention] = []  # of the steps whose results are not read yet
+        self._replace = None if rank.world == 1 else _end_step  # None: the dispatcher's
+
+    def declare(self, layouts: Mapping[GraphKey, StepLayout], max_sampled: int) -> None:
+        """Make room for graphs, which share their inputs and their logits: only one of them runs at a time.
+
+        `max_sampled`: the most rows whose logits one of them computes.
+        """
+        self._inputs.declare(layouts)
+        vocab_size = self.decoder.config.vocab_size
+        self.graph_logits = torch.empty(max_sampled, vocab_size, dtype=torch.float32, device=self.device)
+
+    def parts(self, key: GraphKey) -> list[PhasePart]:
+        """Return the attention's parts of a declared graph."""
+        return self._inputs.of_graph(key).parts
+
+    def attend(self, parts: list[PhasePart], tap: TakeCall | None = None) -> StepAttention:
+        """Return the attention of a step over this rank's pages, decided. Raises NoPathError."""
+        return StepAttention(self.dispatcher, parts, self.kv.k, self.kv.v, tap=tap, replace_choice=self._replace)
+
+    @torch.inference_mode()
+    def run_padding(self, key: GraphKey) -> None:
+        """Compute what a graph of this key will, from what is in its inputs now."""
+        self._compute(self._inputs.of_graph(key), self.attend(self.parts(key)), logits=self.graph_logits)
+
+    @torch.inference_mode()
+    def capture(self, key: GraphKey, capture: Capture) -> StepAttention:
+        """Record the graph of a declared key. Returns its attention, with the launches that each replay repeats."""
+        tensors = self._inputs.of_graph(key)
+        attention = self.attend(tensors.parts)
+
+        def work() -> None:
+            self._compute(tensors, attention, logits=self.graph_logits)
+
+        self._graphs[key] = capture(work)
+        return attention
+
+    def kernels(self, key: GraphKey) -> Counter[str] | None:
+        """Return the kernels of a graph; None where there is no graph, or the driver has not said."""
+        graph = self._graphs.get(key)
+        return graph.kernels if isinstance(graph, RecordedGraph) else None
+
+    def replay(
+        self,
+        buffer: StepBuffer,
+        attention: StepAttention,
+        rows: tuple[int, ...] = (),
+        sampling: SamplingTensors | None = None,
+    ) -> None:
+        """Start a step that is a graph, which chooses the likeliest tokens itself. `attention` counts its launches.
+
+        `sampling`, on the CPU: how the tokens of `rows` of the graph's results are chosen instead.
+        """
+        assert buffer.key is not None
+        if sampling is not None:
+            sampling = staged(sampling, self.device)  # sent before the graph, so that the sampler need not wait for it
+        self._begin(attention)
+        self._inputs.load(buffer)
+        self.mark(Part.FORWARD)
+        self._graphs[buffer.key].replay()
+        self.num_replays += 1
+        attention.replayed()
+        if sampling is not None:
+            self.mark(Part.SAMPLE)
+            self._resample(rows, sampling)
+
+    @torch.inference_mode()
+    def launch(
+        self, buffer: StepBuffer, sampling: SamplingTensors | None = None, tap: TakeCall | None = None
+    ) -> Tensor:
+        """Start a step kernel by kernel. Returns the hidden states [T, hidden] of all tokens.
+
+        `sampling`, on the CPU: how tokens are chosen; None for the likeliest ones. Raises NoPathError, LaunchFailed.
+        """
+        tensors = self._inputs.load(buffer)
+        self.mark(Part.LAUNCH)
+        attention = self.attend(tensors.parts, tap)
+        self._begin(attention)
+        return self._compute(
+            tensors,
+            attention,
+            has_pending=buffer.has_pending,
+            is_sampled=buffer.layout.num_sampled != 0,
+            sampling=None if sampling is None else staged(sampling, self.device),
+        )
+
+    def finish(self, attention: StepAttention) -> None:
+        """Note that the result of a step was read."""
+        if attention in self._unread:  # once for each step: equal ones share it
+            self._unread.remove(attention)
+
+    def suspects(self) -> list[tuple[str, str]]:
+        """Return the (path, shape) pairs of the steps that may not be done, or else of the latest one."""
+        latest = [] if self.attention is None else [self.attention]
+        return list(dict.fromkeys(pair for step in self._unread or latest for pair in step.suspects()))
+
+    @property
+    def num_unread(self) -> int:
+        """Steps that were launched and not read."""
+        return len(self._unread)
+
+    def drop_unread(self, num_left: int = 0) -> None:
+        """Forget the latest steps that nobody will read; `num_left` before them stay."""
+        del self._unread[num_left:]
+
+    def synchronize(self) -> None:
+        """Wait for all that was launched."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    @torch.inference_mode()
+    def _resample(self, rows: tuple[int, ...], sampling: SamplingTensors) -> None:
+        """Choose tokens again for some rows of the graph that was replayed last."""
+        assert self.graph_logits is not None
+        self.tokens.store(sample(_rows_of(self.graph_logits, rows), sampling))
+
+    def _begin(self, attention: StepAttention) -> None:
+        self.attention = attention
+        self._unread.append(attention)
+
+    def _compute(
+        self,
+        tensors: StepTensors,
+        attention: StepAttention,
+        *,
+        logits: Tensor | None = None,
+        has_pending: bool = True,
+        is_sampled: bool = True,
+        sampling: SamplingTensors | None = None,
+    ) -> Tensor:
+        """Compute a step from its inputs to its chosen tokens: what a graph holds, and what an eager step launches.
+
+        `logits`: memory for them; None for new memory.
+        """
+        token_ids: Tensor = tensors.tokens["token_ids"]
+        if has_pending and tensors.is_pending is not None and tensors.chosen_at is not None:
+            ends = token_ids[token_ids.shape[0] - tensors.chosen_at.shape[0] :]  # the decode rows
+            torch.where(tensors.is_pending, self.tokens.latest.index_select(0, tensors.chosen_at), ends, out=ends)
+        self.mark(Part.FORWARD)
+        hidden = self.decoder.forward(Step(**tensors.tokens, kv=self.kv, attend=attention))
+        if is_sampled:
+            self.mark(Part.SAMPLE)
+            rows = hidden if tensors.sampled is None else hidden.index_select(0, tensors.sampled)
+            found = self.decoder.logits(rows, out=None if logits is None else logits[: rows.shape[0]])
+            self.tokens.store(greedy(found) if sampling is None else sample(found, sampling))
+        return hidden
+
+
+def _end_step(choice: Choice, error: Exception) -> Choice:
+    """Replace no choice here: other ranks would not know. Raises LaunchFailed, or `error` if it is of another kind."""
+    if launch_failure(error) is None:
+        raise error
+    raise LaunchFailed(choice, error) from error
+
+
+def _rows_of(logits: Tensor, rows: tuple[int, ...]) -> Tensor:
+    if rows == tuple(range(len(rows))):
+        return logits[: len(rows)]
+    return logits.index_select(0, staged(torch.tensor(rows), logits.device))

@@ -1,0 +1,178 @@
+"""From an engine's tokens to pieces of text: detokenizing, stop strings, exact counts."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from server.edge.direct_stream import DirectStream
+from server.errors import error_of_code
+from server.protocol.messages import FinishReason, SamplingParams, TokenDelta, TokenScores
+from server.supervisor.client import EngineClient
+from server.telemetry.request import SequenceRecord
+from server.text.stop import StopMatcher
+from server.text.tokenizer import Detokenizer, Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One prompt of a request."""
+
+    index: int
+    engine_id: str  # unique in the engine
+    prompt_token_ids: list[int]
+    sampling: SamplingParams
+    stops: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """New text of one prompt's answer; empty while text is held back."""
+
+    index: int
+    text: str
+    finish_reason: str | None  # as OpenAI names it
+    token_ids: Sequence[int] = ()
+    scores: Sequence[TokenScores] = ()
+
+
+async def pieces(
+    job: Job,
+    engine: EngineClient,
+    tokenizer: Tokenizer,
+    record: SequenceRecord,
+    *,
+    cache_salt: bytes,
+    began: Callable[[], None] = lambda: None,
+    direct: DirectStream | None = None,
+) -> AsyncGenerator[Piece]:
+    """Pieces of one answer; the last has a finish_reason. Raises what ends it early. Closing it cancels the engine.
+
+    `began` is called before the first of them. While this is waited for, text goes to the `direct` stream where
+    that has room, and not here: no task is woken for a token that can be written at once.
+    """
+    reading = _Reading(job, tokenizer, record, began, direct)
+    what = (job.engine_id, job.prompt_token_ids, job.sampling)
+    take = reading.take if reading.may_take else None
+    stream = engine.stream(*what, cache_salt=cache_salt, traceparent=record.traceparent, take=take)
+    async with aclosing(stream) as deltas:
+        async for delta in deltas:
+            came_at = record.now()
+            if delta.finish_reason in (FinishReason.ERROR, FinishReason.CANCELLED):
+                record.delta(delta, came_at)
+                raise error_of_code(delta.error_code, delta.error_message)
+            reading.begin()
+            text, is_stopped = reading.absorb(delta)
+            if delta.finish_reason is None and not is_stopped:
+                try:
+                    yield Piece(job.index, text, None, delta.token_ids, delta.scores)
+                finally:  # measured when it is written: a first token's histograms would delay it by 20 us
+                    record.delta(delta, came_at)
+                continue
+            record.delta(delta, came_at)
+            reason = "length" if delta.finish_reason is FinishReason.LENGTH and not is_stopped else "stop"
+            record.end(reason)
+            yield Piece(job.index, text, reason, delta.token_ids, delta.scores)
+            return
+
+
+class _Reading:
+    """One answer as it is read: the text of its tokens so far, and whether it has begun."""
+
+    def __init__(
+        self,
+        job: Job,
+        tokenizer: Tokenizer,
+        record: SequenceRecord,
+        began: Callable[[], None],
+        direct: DirectStream | None,
+    ) -> None:
+        self._detokenizer = Detokenizer(tokenizer)
+        self._matcher = StopMatcher(job.stops)
+        self._min_tokens = job.sampling.min_tokens
+        self._record = record
+        self._began = began
+        self._has_begun = False
+        self._direct = direct
+
+    @property
+    def may_take(self) -> bool:
+        """Whether text may go to the direct stream: with stop strings, what has come may still be taken back."""
+        return self._direct is not None and not self._matcher.has_stops
+
+    def begin(self) -> None:
+        if not self._has_begun:
+            self._has_begun = True
+            self._began()
+
+    def take(self, delta: TokenDelta) -> bool:
+        """Write the text of `delta` to the direct stream and return True, if there is room."""
+        direct, record = self._direct, self._record
+        if direct is None or not direct.has_room():
+            return False
+        came_at = record.now()
+        direct.put("".join(map(self._detokenizer.push, delta.token_ids)))
+        self.begin()
+        record.delta(delta, came_at)
+        record.tokens(len(delta.token_ids))
+        return True
+
+    def absorb(self, delta: TokenDelta) -> tuple[str, bool]:
+        """Text to emit for `delta`, and whether a stop string ended it. Tokens behind a stop string do not count."""
+        matcher, record, push = self._matcher, self._record, self._detokenizer.push
+        if delta.finish_reason is None and not matcher.has_stops:
+            record.tokens(len(delta.token_ids))
+            return "".join(map(push, delta.token_ids)), False
+        num_before = record.num_tokens
+        is_stop_token = delta.finish_reason is FinishReason.STOP  # the last one ended the answer and has no text
+        num_text_tokens = len(delta.token_ids) - is_stop_token
+        emitted = []
+        for num_read, token_id in enumerate(delta.token_ids[:num_text_tokens], start=1):
+            text = push(token_id)
+            emitted.append(matcher.push(text) if num_before + num_read > self._min_tokens else text)
+            if matcher.matched is not None:
+                record.tokens(num_read)
+                return "".join(emitted), True
+        record.tokens(len(delta.token_ids))
+        if delta.finish_reason is None:
+            return "".join(emitted), False
+        emitted.append(matcher.push(self._detokenizer.finish()))
+        if matcher.matched is None:
+            emitted.append(matcher.finish())
+        return "".join(emitted), matcher.matched is not None
+
+
+async def merged(streams: list[AsyncGenerator[Piece]]) -> AsyncGenerator[Piece]:
+    """Pieces of all streams as they come. The first error ends all.
+
+    No more pieces wait here than there are streams: what a slow client does not read stays with the engine's client,
+    which merges it, and has a limit.
+    """
+    queue: asyncio.Queue[Piece | asyncio.Task[None]] = asyncio.Queue()
+    room = asyncio.Semaphore(len(streams))
+    tasks = [asyncio.create_task(_pump(stream, queue, room)) for stream in streams]
+    for task in tasks:
+        task.add_done_callback(queue.put_nowait)
+    try:
+        num_open = len(tasks)
+        while num_open:
+            item = await queue.get()
+            if isinstance(item, Piece):
+                room.release()
+                yield item
+            else:
+                item.result()  # raises what ended the stream early
+                num_open -= 1
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _pump(
+    stream: AsyncGenerator[Piece], queue: "asyncio.Queue[Piece | asyncio.Task[None]]", room: asyncio.Semaphore
+) -> None:
+    async with aclosing(stream):
+        async for piece in stream:
+            await room.acquire()
+            queue.put_nowait(piece)
