@@ -12,7 +12,8 @@ from contextlib import contextmanager
 
 import torch
 
-from qualification.measure.profile import Seen, is_helper, short_name
+from qualification.common.kernel_names import is_helper, short_name
+from qualification.measure.profile import Seen
 
 _KERNEL_NODE = 0  # CU_GRAPH_NODE_TYPE_KERNEL
 

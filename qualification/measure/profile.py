@@ -4,7 +4,6 @@ On a GPU these are the kernels as CUPTI reports them, on a CPU the operators tha
 what a person recognises: template arguments, signatures and tile sizes are left out.
 """
 
-import re
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -16,20 +15,9 @@ import torch
 from torch._C._autograd import DeviceType
 from torch.autograd.profiler import profile, record_function
 
+from qualification.common.kernel_names import is_helper, short_name
+
 _MARK = "attention call "  # the marked range of call n is named so, with n behind it
-_SIGNATURE = re.compile(r"[<(].*")
-_TILES = re.compile(r"_(?:knob|\d+x\d+|tilesize).*")
-# Of PyTorch's own kernels only a softmax is attention: the others gather, cast, mask and copy around it.
-_HELPERS = (
-    "at::native",
-    "at_cuda_detail",
-    "cub::",
-    "at::cuda",
-    "_ZN2at6native",
-    "_ZN3cub",
-    "_ZN2at4cuda",
-    "elementwise_kernel_with_index",  # of arange: its namespace has no name (torch 2.11)
-)
 # In the names of operators that do arithmetic.
 _CPU_WORK = ("scaled_dot_product", "attention", "softmax", "mm")
 
@@ -97,21 +85,8 @@ def calls_seen(calls: Sequence[Callable[[], object]], device: torch.device) -> S
     return profiled(work, device)
 
 
-def short_name(name: str) -> str:
-    """`void at::native::elementwise_kernel<128, 4, ...>(int, ...)` -> `at::native::elementwise_kernel`."""
-    name = name.removeprefix("void ").replace("(anonymous namespace)::", "").replace("<unnamed>::", "")
-    return _TILES.sub("", _SIGNATURE.sub("", name)).strip()
-
-
-def is_helper(name: str) -> bool:
-    """Whether a kernel of this (short) name moves data around attention and is none itself."""
-    if name.startswith(("Memcpy", "Memset")):
-        return True
-    return name.startswith(_HELPERS) and "softmax" not in name.lower()
-
-
 def temporary_bytes(call: Callable[[], object], device: torch.device) -> int | None:
-    """Peak of what one call allocates and frees; None on a CPU, where nobody counts."""
+    """Return the peak of what one call allocates; None on a CPU, where torch counts no allocations."""
     if device.type != "cuda":
         return None
     torch.cuda.synchronize(device)

@@ -75,7 +75,7 @@ def make_plan(
         known = Book(matrix, own)
         missing = missing_pairs(shapes, paths=paths, fingerprint=fingerprint, book=known, quarantined=quarantined)
         bench = Bench(fingerprint, device, may_profile=device.type == "cpu")
-        recorder = _Recorder(cache, own, fingerprint)
+        recorder = _OwnEvidence(cache, own, fingerprint)
         run_qualification(missing, bench, progress=progress, on_evidence=recorder.add)
         own = recorder.evidence
     decider = _Decider(Book(matrix, own), paths, fingerprint, policy)
@@ -156,7 +156,7 @@ def own_file(cache_dir: Path, what: str, fingerprint: Fingerprint) -> Path:
     return cache_dir / f"{what}-{hashlib.sha256(str(fingerprint).encode()).hexdigest()[:16]}.json"
 
 
-class _Recorder:
+class _OwnEvidence:
     """The machine's own evidence as it grows; on disk after each addition, so an interrupt loses nothing proven."""
 
     def __init__(self, cache: Path, known: Mapping[Key, Evidence], fingerprint: Fingerprint) -> None:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import torch
 
     from qualification.bench.attention.peers import Peer
-    from qualification.bench.attention.run import Bench, Contender
+    from qualification.bench.attention.run import CaseBench, Contender
 
 _LISTS = (
     "head_dims", "heads", "lengths", "mixes", "chunks", "extend_contexts", "batches", "decode_contexts", "queries",
@@ -117,7 +117,7 @@ def _run(args: argparse.Namespace) -> int:
     from kernels.catalog import PATHS
     from kernels.device import read_fingerprint
     from qualification.bench.attention.ahead import compile_ahead
-    from qualification.bench.attention.run import Bench, contenders_of
+    from qualification.bench.attention.run import CaseBench, contenders_of
 
     use_own_cache()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -136,7 +136,7 @@ def _run(args: argparse.Namespace) -> int:
         "machine": machine_of(fingerprint, device),
         "ceilings": None if ceilings is None else asdict(ceilings),
     }
-    bench = Bench(device, ceilings, seed=_SEED, budget_s=args.budget or (_QUICK_BUDGET_S if args.quick else None))
+    bench = CaseBench(device, ceilings, seed=_SEED, budget_s=args.budget or (_QUICK_BUDGET_S if args.quick else None))
     contenders = contenders_of(paths, peers, fingerprint)
     name = args.name or f"attention-{slug(fingerprint.gpu)}"
     outcome = _measure(parts, contenders, bench, args.time_limit, lambda found: write(args.out_dir, name, head, found))
@@ -163,7 +163,7 @@ def _head(peers: "Sequence[Peer]", missing: Mapping[str, str]) -> dict[str, obje
 def _measure(
     parts: Sequence[Part],
     contenders: "Sequence[Contender]",
-    bench: "Bench",
+    bench: "CaseBench",
     limit_s: float | None,
     save: Callable[[Outcome], object],
 ) -> Outcome:

@@ -6,19 +6,20 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 from torch._C._autograd import DeviceType
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import ProfilerActivity
+from torch.profiler import profile as profiler
 
 from kernels.reference.compare import Errors, Reference
 from kernels.reference.compare import errors_of as errors_from
 from qualification.bench.attention.peers import Call, Prepared
-from qualification.measure.profile import calls_seen
+from qualification.measure import profile
 
 
 def kernels_seen(call: Call, device: torch.device) -> tuple[str, ...]:
     """Names as the profiler sees them: GPU kernels, the longest-running first; on a CPU the operators that compute."""
     if device.type != "cuda":
-        return tuple(calls_seen([call], device).calls[0])
-    with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as seen:
+        return tuple(profile.calls_seen([call], device).calls[0])
+    with profiler(activities=[ProfilerActivity.CUDA], acc_events=True) as seen:
         call()
         _synchronize(device)
     kernels = [event for event in seen.key_averages() if event.device_type == DeviceType.CUDA]
@@ -26,16 +27,12 @@ def kernels_seen(call: Call, device: torch.device) -> tuple[str, ...]:
 
 
 def temporary_bytes(prepared: Prepared, device: torch.device) -> int | None:
-    """Peak of what one call allocates beyond its output; None on a CPU, where nobody counts."""
-    if device.type != "cuda":
-        return None
-    _synchronize(device)
-    before = torch.cuda.memory_allocated(device)
-    torch.cuda.reset_peak_memory_stats(device)
-    output = prepared.call()
-    _synchronize(device)
-    own = 0 if prepared.is_preallocated else output.numel() * output.element_size()
-    return max(0, torch.cuda.max_memory_allocated(device) - before - own)
+    """Return the peak of what one call allocates beyond its output; None on a CPU."""
+    outputs: list[Tensor] = []
+    peak = profile.temporary_bytes(lambda: outputs.append(prepared.call()), device)
+    if peak is None or prepared.is_preallocated:
+        return peak
+    return max(0, peak - outputs[0].numel() * outputs[0].element_size())
 
 
 def errors_of(prepared: Prepared, call: Call, reference: Reference, rows: Tensor) -> Errors:

@@ -40,7 +40,7 @@ class Contender:
 
 
 @dataclass(frozen=True, slots=True)
-class Bench:
+class CaseBench:
     """Where cases are measured. `ceilings` None: nobody knows this machine's."""
 
     device: torch.device
@@ -73,7 +73,7 @@ def contenders_of(paths: Sequence[KernelPath], peers: Sequence[Peer], fingerprin
 def measure_all(
     cases: Sequence[BenchCase],
     contenders: Sequence[Contender],
-    bench: Bench,
+    bench: CaseBench,
     *,
     time_limit_s: float | None,
     say: Callable[[str], None],
@@ -99,7 +99,7 @@ def measure_all(
 
 
 def measure_case(
-    case: BenchCase, contenders: Sequence[Contender], bench: Bench
+    case: BenchCase, contenders: Sequence[Contender], bench: CaseBench
 ) -> tuple[tuple[Row, ...], tuple[Absence, ...]]:
     """The rows of those that ran, and why the others of the phase did not. Raises DeviceLost."""
     contenders = [one for one in contenders if case.shape.phase in one.phases]
@@ -156,7 +156,7 @@ def _prepare_path(path: KernelPath, fingerprint: Fingerprint) -> Callable[[Input
     return prepare
 
 
-def _measure(contender: Contender, inputs: Inputs, reference: Reference, bench: Bench) -> _Measured:
+def _measure(contender: Contender, inputs: Inputs, reference: Reference, bench: CaseBench) -> _Measured:
     prepared = contender.prepare(inputs)
     prepared.call()  # compiles
     memory = temporary_bytes(prepared, bench.device)
@@ -174,7 +174,7 @@ def _best_peer(measured: Sequence[_Measured], timings: dict[str, Timing]) -> tup
     return min(((name, timings[name].p50_us) for name in peers), key=lambda peer: peer[1], default=None)
 
 
-def _row(case: BenchCase, m: _Measured, timing: Timing, bench: Bench, best: tuple[str, float] | None) -> Row:
+def _row(case: BenchCase, m: _Measured, timing: Timing, bench: CaseBench, best: tuple[str, float] | None) -> Row:
     seconds = timing.p50_us * 1e-6
     floor_us = None if bench.ceilings is None else bench.ceilings.floor_us(case.flops, case.num_bytes)
     return Row(

@@ -6,6 +6,7 @@ from itertools import groupby
 
 from kernels.shape import Phase
 from qualification.bench.attention.row import Absence, Row, sorted_rows
+from qualification.common.kernel_names import short_name
 from qualification.common.table import table
 from qualification.evidence.summary import time_text
 
@@ -62,19 +63,6 @@ def absences_lines(absences: Iterable[Absence]) -> list[str]:
     return [f"{name}: not in {count} cases: {reason}" for (name, reason), count in sorted(counts.items())]
 
 
-def short_name(kernel: str) -> str:
-    """A kernel's name without its return type, parameters and template arguments."""
-    depth, kept = 0, []
-    for letter in kernel.removeprefix("void "):
-        depth += letter == "<"
-        if depth == 0:
-            kept.append(letter)
-        depth -= letter == ">" and depth > 0
-    name = "".join(kept)
-    # An anonymous namespace is written in parentheses too.
-    return name.replace("(anonymous namespace)::", "").split("(")[0].strip()[:_MAX_KERNEL]
-
-
 def _ratio(row: Row) -> float:
     return row.ratio if row.ratio is not None and row.is_right else 0.0
 
@@ -92,7 +80,7 @@ def _cells(row: Row) -> tuple[str, ...]:
         "-" if row.temporary_bytes is None else f"{row.temporary_bytes / 2**20:.4g} MiB",
         f"{row.max_error:.2g} ({row.error_share:.2g} of its limit){is_wrong}",
         "-" if row.ratio is None else f"{row.ratio:.3f}",
-        short_name(row.kernels[0]) if row.kernels else "-",
+        short_name(row.kernels[0])[:_MAX_KERNEL] if row.kernels else "-",
     )
 
 

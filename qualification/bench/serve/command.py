@@ -16,7 +16,7 @@ from kernels.buckets import Bucket
 from qualification.bench.serve.cases import Scenario, ServeCase, ServePlan, cases_of
 from qualification.bench.serve.file import SCHEMA, ServedSide, ServeFile, load_side, save
 from qualification.bench.serve.report import markdown, ratios, ratios_table, serve_charts, sides_table, warnings
-from qualification.bench.serve.row import Objectives
+from qualification.bench.serve.row import LatencyObjectives
 from qualification.bench.serve.run import Load, Side, measure
 from qualification.common.flags import count, positive
 from qualification.common.out_folder import ready_to_write
@@ -104,7 +104,7 @@ def _run(args: argparse.Namespace) -> int:
     sides = [Side(name, url, *discover(url, bearer=bearer)) for name, url in named]
     num_processes = args.processes or max(1, min(_MOST_PROCESSES, (os.cpu_count() or 1) // _CORES_A_PROCESS))
     fitting, skipped = _fitting(cases_of(plan, salt), sides)
-    objectives = Objectives(_TTFT_MS | dict(args.ttft_objective), args.tpot_objective)
+    objectives = LatencyObjectives(_TTFT_MS | dict(args.ttft_objective), args.tpot_objective)
     line = ProgressLine(sys.stderr, time.monotonic, is_terminal=sys.stderr.isatty())
     loads = [Load(side, num_processes=num_processes, timeout_s=args.timeout) for side in sides]
     try:

@@ -16,7 +16,7 @@ _MS = 1e3
 
 
 @dataclass(frozen=True, slots=True)
-class Objectives:
+class LatencyObjectives:
     """What a user asks for; an answer that keeps all of them is good."""
 
     ttft_ms: Mapping[str, float]  # by bucket; none for a bucket: any time will do
@@ -57,7 +57,7 @@ class ServeRow(msgspec.Struct, frozen=True, kw_only=True):
     lag: ClientLag
 
 
-def rows_of(case: ServeCase, rounds: Sequence[LoadResult], objectives: Objectives) -> list[ServeRow]:
+def rows_of(case: ServeCase, rounds: Sequence[LoadResult], objectives: LatencyObjectives) -> list[ServeRow]:
     """A row for each group, in the order of prompts' lengths."""
     steady = [_steady_tpots(result.samples) if case.scenario is Scenario.TPOT else None for result in rounds]
     tpots = [
@@ -93,7 +93,7 @@ def _row(
     tpots: Sequence[float | None],
     *,
     duration_s: float | None,
-    objectives: Objectives,
+    objectives: LatencyObjectives,
     lag: ClientLag,
 ) -> ServeRow:
     ttft = [sample.ttft_s * _MS for sample in samples if sample.ttft_s is not None]

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from qualification.bench.serve.cases import ServeCase
-from qualification.bench.serve.row import Objectives, ServeRow, rows_of
+from qualification.bench.serve.row import LatencyObjectives, ServeRow, rows_of
 from qualification.load.client import LoadClient
 from qualification.load.sample import LoadRequest, LoadResult, Target
 from qualification.load.workers import run_in_workers
@@ -55,7 +55,7 @@ def measure(
     cases: Sequence[ServeCase],
     loads: Sequence[Load],
     *,
-    objectives: Objectives,
+    objectives: LatencyObjectives,
     progress: Progress,
 ) -> list[SideRows]:
     """Every case on every side; rounds alternate, and so does who goes first. Raises WorkerError."""

@@ -19,7 +19,7 @@ from qualification.evidence.full_model import FullModel
 from qualification.evidence.matrix import MatrixError, load_matrix, save_matrix
 from qualification.exit_code import ExitCode
 from qualification.measure.campaign import default_file
-from server.bench.full_model.worker import Asked
+from server.bench.full_model.measure import Asked
 from server.engine.startup.limits import choose_device
 from server.settings import Settings
 
@@ -69,7 +69,7 @@ def _measure(name: str, config: Mapping[str, object], file: Path, args: argparse
         settings = _settings(folder, file, config.get("max_position_embeddings"), args)
         asked.write_bytes(msgspec.json.encode(Asked(settings, name, typed(args), args.commit)))
         try:
-            command = python_command("server.bench.full_model.worker", str(asked), str(found))
+            command = python_command("server.bench.full_model.measure", str(asked), str(found))
             code = subprocess.run(command, check=False).returncode
         finally:
             with suppress(FileNotFoundError):

@@ -2,10 +2,15 @@
 
 `hallmark qualify --full-model` writes the result beside the evidence of the kernels. The engine is the server's own,
 with its scheduler, graphs and sampler; only HTTP and tokenization are left out.
+
+`python -m server.bench.full_model.measure ASKED.json FOUND.json` is a process of its own: after a profiler each replay
+of a decode graph takes 83 us longer (`qualification/attest/driver_record.py`), and an engine needs the memory that a
+qualification holds.
 """
 
 import gc
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
@@ -18,13 +23,17 @@ import torch
 from kernels.catalog import PATHS
 from kernels.path import Tier
 from kernels.shape import Phase
+from kernels.whole_file import write_whole
 from qualification.decision.decision import Policy
 from qualification.decision.model_shapes import shapes_needed, signature_of
 from qualification.evidence.full_model import Attention, FullModel, ModelTiming
+from qualification.exit_code import ExitCode
 from qualification.measure.timing import median_spread
 from server.bench.steps.drive import Driver, RequestFailed, is_decode_of
+from server.engine.startup.attention_plan import Unservable
 from server.engine.startup.builder import BuiltEngine, build_engine
 from server.engine.startup.limits import choose_device, choose_limits
+from server.errors import StartError
 from server.model.load.load import load_config
 from server.protocol.messages import StepOutput
 from server.settings import LoadFormat, Settings
@@ -38,7 +47,7 @@ _MAX_SAMPLES = 15
 Say = Callable[[str], None]
 
 
-class _Bench:
+class _Timer:
     """Drives an engine and keeps what it says of its steps."""
 
     def __init__(self, built: BuiltEngine) -> None:
@@ -86,7 +95,7 @@ def measure_model(
 
 def _timings(settings: Settings, attention: Attention, say: Say) -> list[ModelTiming]:
     built = _build(settings, attention, say)
-    bench = _Bench(built)
+    bench = _Timer(built)
     longest = built.engine.max_len - _DECODE_STEPS - 2
     prompts = _prompts(bench, attention, [n for n in PROMPTS if n <= longest], say)
     return prompts + _decodes(bench, attention, [pair for pair in DECODES if pair[1] <= longest], say)
@@ -111,7 +120,7 @@ def _build(settings: Settings, attention: Attention, say: Say) -> BuiltEngine:
     return build_engine(settings, broken, lambda *_: None)
 
 
-def _prompts(bench: _Bench, attention: Attention, lengths: Iterable[int], say: Say) -> list[ModelTiming]:
+def _prompts(bench: _Timer, attention: Attention, lengths: Iterable[int], say: Say) -> list[ModelTiming]:
     found = []
     for num_tokens in lengths:
         try:
@@ -125,7 +134,7 @@ def _prompts(bench: _Bench, attention: Attention, lengths: Iterable[int], say: S
     return found
 
 
-def _prompt_samples(bench: _Bench, num_tokens: int) -> list[tuple[float, float | None]]:
+def _prompt_samples(bench: _Timer, num_tokens: int) -> list[tuple[float, float | None]]:
     """Raises RequestFailed."""
     bench.prompt_ms(num_tokens)  # the first of a length may still load something
     samples: list[tuple[float, float | None]] = []
@@ -135,7 +144,7 @@ def _prompt_samples(bench: _Bench, num_tokens: int) -> list[tuple[float, float |
     return samples
 
 
-def _decodes(bench: _Bench, attention: Attention, pairs: Iterable[tuple[int, int]], say: Say) -> list[ModelTiming]:
+def _decodes(bench: _Timer, attention: Attention, pairs: Iterable[tuple[int, int]], say: Say) -> list[ModelTiming]:
     found = []
     for num_sequences, num_tokens in pairs:
         try:
@@ -151,7 +160,7 @@ def _decodes(bench: _Bench, attention: Attention, pairs: Iterable[tuple[int, int
 
 
 def _timing(
-    bench: _Bench,
+    bench: _Timer,
     phase: Phase,
     num_tokens: int,
     num_sequences: int,
@@ -185,3 +194,38 @@ def _line(timing: ModelTiming) -> str:
     part = "" if timing.attention_ms is None else f", attention {timing.attention_ms:.4g} ms"
     what = f"{timing.phase.value} of {timing.sequences} x {timing.tokens} tokens"
     return f"{what} by the {timing.attention.value}: {timing.p50_ms:.4g} ms{part}"
+
+
+class Asked(msgspec.Struct, frozen=True):
+    settings: Settings  # `model` is a folder with config.json
+    name: str
+    command: str
+    commit: str | None
+
+
+def main(asked_file: Path, found_file: Path) -> int:
+    """Writes the file after each attention, so that what is measured is kept whatever comes."""
+    asked = msgspec.json.decode(asked_file.read_bytes(), type=Asked)
+
+    def keep(found: FullModel) -> None:
+        write_whole(found_file, msgspec.json.encode(found))
+
+    try:
+        measure_model(
+            asked.settings,
+            name=asked.name,
+            command=asked.command,
+            commit=asked.commit,
+            say=lambda line: print(line, flush=True),
+            keep=keep,
+        )
+    except (StartError, Unservable) as error:
+        print(f"hallmark: {asked.name}: {error}", file=sys.stderr, flush=True)
+        return ExitCode.ENVIRONMENT
+    except KeyboardInterrupt:  # who asked says so
+        return ExitCode.INCONCLUSIVE
+    return ExitCode.PASS
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), Path(sys.argv[2])))

@@ -49,7 +49,7 @@ QUICK_PLAN = replace(
 
 
 @dataclass(frozen=True, slots=True)
-class Bench:
+class StepsBench:
     """A built engine and all that is known of it."""
 
     built: BuiltEngine
@@ -83,7 +83,7 @@ class Cell:
         return f"{what} of {self.batch} x {self.tokens}"
 
 
-def cells_of(bench: Bench) -> tuple[list[Cell], list[str]]:
+def cells_of(bench: StepsBench) -> tuple[list[Cell], list[str]]:
     """Cells by their cost, so that those for which no time is left are few; and what does not fit, with the reason."""
     plan, longest = bench.plan, bench.built.engine.max_len
     lengths = [n for n in (plan.shortest << k for k in range(32)) if n < longest]
@@ -106,7 +106,7 @@ def _cell(plan: StepsPlan, kind: Kind, batch: int, tokens: int) -> Cell:
     return Cell(kind, batch, tokens, 500 + num_tokens)
 
 
-def _refusal(bench: Bench, cell: Cell) -> str | None:
+def _refusal(bench: StepsBench, cell: Cell) -> str | None:
     if cell.kind is Kind.PROMPT:
         return None
     if cell.batch > bench.limits.max_num_seqs:

@@ -28,7 +28,7 @@ from server.errors import SettingsError
 from server.settings import DEMO_MODEL, LoadFormat, Settings, read_settings
 
 if TYPE_CHECKING:
-    from server.bench.steps.cells import Bench
+    from server.bench.steps.cells import StepsBench
 
 # The longest prompt: as far as the reviewed matrices reach, so that no start has to qualify for minutes.
 _MAX_MODEL_LEN = 32768
@@ -140,7 +140,7 @@ def _folder(model: str, stack: ExitStack) -> Path:
 def _measured(args: argparse.Namespace, settings: Settings, name: str) -> StepsFile:
     """Raises StartError and Unservable when no such engine can be had."""
     from kernels.device import num_cores, read_fingerprint
-    from server.bench.steps.cells import CPU_PLAN, CUDA_PLAN, QUICK_PLAN, Bench
+    from server.bench.steps.cells import CPU_PLAN, CUDA_PLAN, QUICK_PLAN, StepsBench
     from server.bench.steps.run import measure
     from server.engine.startup.builder import build_engine
     from server.engine.startup.limits import choose_device, choose_limits
@@ -155,7 +155,7 @@ def _measured(args: argparse.Namespace, settings: Settings, name: str) -> StepsF
     start_s = time.monotonic() - started_at
     plan = QUICK_PLAN if args.quick else CUDA_PLAN if device.type == "cuda" else CPU_PLAN
     limit_s = _TIME_LIMITS_S[device.type] if args.time_limit is None else args.time_limit
-    bench = Bench(built, config, limits, ceilings, plan, is_cuda=device.type == "cuda")
+    bench = StepsBench(built, config, limits, ceilings, plan, is_cuda=device.type == "cuda")
     with _calm() as progress:
         found = measure(bench, progress, time_limit_s=limit_s)
     return StepsFile(
@@ -199,7 +199,7 @@ def _machine(known: Mapping[str, str | int | float | None]) -> dict[str, str | i
     }
 
 
-def _model(bench: "Bench") -> dict[str, str | int | float | None]:
+def _model(bench: "StepsBench") -> dict[str, str | int | float | None]:
     from qualification.model.config import num_parameters
 
     config, limits, ready = bench.config, bench.limits, bench.built.ready

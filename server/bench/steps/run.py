@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from kernels.shape import Phase
 from qualification.measure.timing import median_spread
-from server.bench.steps.cells import Bench, Cell, Kind, cells_of
+from server.bench.steps.cells import Cell, Kind, StepsBench, cells_of
 from server.bench.steps.drive import Driver, RequestFailed, is_decode_of
 from server.bench.steps.floor import step_floor_ms
 from server.bench.steps.parts import StepTimer, Stopwatch, Timeline, Times
@@ -31,7 +31,7 @@ class Measured:
 
 
 def measure(
-    bench: Bench,
+    bench: StepsBench,
     progress: Callable[[int, int, str], None],
     *,
     time_limit_s: float,
@@ -69,7 +69,7 @@ def _measure_cell(session: "_Session", cell: Cell, found: Measured) -> None:
 class _Session:
     """Runs cells one after the other on one engine."""
 
-    def __init__(self, bench: Bench) -> None:
+    def __init__(self, bench: StepsBench) -> None:
         self.watch = Stopwatch({Part.WAIT} if bench.is_cuda else {Part.WAIT, *_DEVICE_PARTS})
         self.timeline = Timeline(CudaDevice() if bench.is_cuda else CpuDevice())
         self._bench = bench

@@ -14,12 +14,12 @@ from qualification.bench.serve.cases import Scenario, ServeCase, ServePlan, case
 from qualification.bench.serve.command import add_arguments, plan_of, run
 from qualification.bench.serve.file import ServedSide, ServeFile
 from qualification.bench.serve.report import markdown, ratios
-from qualification.bench.serve.row import Objectives, ServeRow, rows_of
+from qualification.bench.serve.row import LatencyObjectives, ServeRow, rows_of
 from qualification.load.sample import ClientLag, LoadRequest, LoadResult, Sample
 from server.cli.main import build_parser
 
 LAG = ClientLag(0.0, 0.0, 0.0, 0.0)
-EASY = Objectives({}, 1e9)
+EASY = LatencyObjectives({}, 1e9)
 TINY = ("--quick", "--scenarios", "ttft", "--lengths", "8", "16", "--samples", "6", "--processes", "1")
 
 
@@ -222,7 +222,7 @@ def failed() -> Sample:
     return Sample(10, "", 0.0, 0.0, [], 0, False, "HTTP 500: no")
 
 
-def rows(scenario: Scenario, *samples: Sample, objectives: Objectives = EASY) -> list[ServeRow]:
+def rows(scenario: Scenario, *samples: Sample, objectives: LatencyObjectives = EASY) -> list[ServeRow]:
     round_ = tuple(LoadRequest(0.0, [11] * it.num_prompt_tokens, 4) for it in samples)
     return rows_of(ServeCase(scenario, 1, (round_,), ()), [LoadResult(list(samples), LAG)], objectives)
 
@@ -255,7 +255,7 @@ def test_a_mix_has_a_row_for_all_and_for_each_bucket_in_order() -> None:
 
 
 def test_goodput_counts_answers_that_keep_every_objective() -> None:
-    objectives = Objectives({"le_128": 100.0}, 10.0)
+    objectives = LatencyObjectives({"le_128": 100.0}, 10.0)
     good, late, slow = sample(0.1, 0.11), sample(0.2, 0.21), sample(0.1, 0.2)
     [row, *_] = rows(Scenario.MIX, good, late, slow, failed(), objectives=objectives)
     assert row.good_share == 0.25

@@ -11,7 +11,7 @@ from bench_fakes import decode, prefill, row
 from qualification.bench.attention.cases import LOG_NORMAL
 from qualification.bench.attention.charts import charts
 from qualification.bench.attention.row import Absence, absences_as_json, rows_as_json
-from qualification.bench.attention.table import absences_lines, rows_table, short_name, summary_table
+from qualification.bench.attention.table import absences_lines, rows_table, summary_table
 from qualification.common.svg import Line, svg
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -64,19 +64,6 @@ def test_windows_have_their_own_summary() -> None:
     assert "window 64" in windowed
     assert "1.000" in plain
     assert "1.500" in windowed
-
-
-@pytest.mark.parametrize(
-    ("kernel", "short"),
-    [
-        ("hallmark_prefill", "hallmark_prefill"),
-        ("void pytorch_flash::flash_fwd_kernel<Traits<(int)64>, (bool)1>(Params)", "pytorch_flash::flash_fwd_kernel"),
-        ("void at::(anonymous namespace)::copy<float>(float*)", "at::copy"),
-        ("cudnn_generated_fort_native_sdpa_sm90_flash_fprop", "cudnn_generated_fort_native_sdpa_sm90_flash_"),
-    ],
-)
-def test_a_kernel_is_shortened_to_its_name(kernel: str, short: str) -> None:
-    assert short_name(kernel) == short
 
 
 def test_json_rows_are_sorted_whatever_the_order_of_measuring() -> None:

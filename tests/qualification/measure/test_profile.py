@@ -2,14 +2,13 @@
 
 from dataclasses import replace
 
-import pytest
 import torch
 from qualification_fakes import DECODE, SHAPE
 
 from kernels.catalog import path_named
 from kernels.shape import AttentionShape
 from qualification.measure.inputs import long_case
-from qualification.measure.profile import Mark, calls_seen, is_helper, profiled, short_name, temporary_bytes
+from qualification.measure.profile import Mark, calls_seen, profiled, temporary_bytes
 
 CPU = torch.device("cpu")
 
@@ -55,35 +54,5 @@ def test_what_every_call_launches_is_told_from_what_some_do() -> None:
     assert (seen.always, seen.sometimes) == (("aten::mm",), ("aten::bmm",))
 
 
-@pytest.mark.parametrize(
-    ("name", "short"),
-    [
-        ("hallmark_prefill", "hallmark_prefill"),
-        ("void at::native::elementwise_kernel<128, 4, foo>(int, foo)", "at::native::elementwise_kernel"),
-        (
-            "void at::native::(anonymous namespace)::softmax_warp_forward<float, 3>(float*)",
-            "at::native::softmax_warp_forward",
-        ),
-        ("nvjet_sm90_tst_128x256_64x4_1x2_h_bz_TNN", "nvjet_sm90_tst"),
-        ("fmha_cutlassF_bf16_aligned_64x128_rf_sm80(PyTorchMemEffAttention::Params)", "fmha_cutlassF_bf16_aligned"),
-        (
-            "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x128x64_4x1x1",
-            "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16",
-        ),
-        ("void pytorch_flash::flash_fwd_kernel<Traits<128>, true>(Params)", "pytorch_flash::flash_fwd_kernel"),
-    ],
-)
-def test_names_are_shortened_to_what_a_person_knows(name: str, short: str) -> None:
-    assert short_name(name) == short
-
-
-def test_of_pytorchs_own_kernels_only_a_softmax_is_attention() -> None:
-    assert is_helper("at::native::elementwise_kernel")
-    assert is_helper("Memcpy DtoD")
-    assert is_helper(short_name("void (anonymous namespace)::elementwise_kernel_with_index<int, at::native::arange>()"))
-    assert not is_helper("at::native::softmax_warp_forward")
-    assert not is_helper("hallmark_prefill")
-
-
-def test_nobody_counts_temporary_memory_on_a_cpu() -> None:
+def test_cpu_has_no_count_of_temporary_memory() -> None:
     assert temporary_bytes(lambda: None, CPU) is None

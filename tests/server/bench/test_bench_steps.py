@@ -9,7 +9,7 @@ from tiny_llama import make_tiny_llama
 
 from kernels.shape import Dtype
 from qualification.measure.ceilings import Ceilings
-from server.bench.steps.cells import CUDA_PLAN, Bench, Kind, cells_of
+from server.bench.steps.cells import CUDA_PLAN, Kind, StepsBench, cells_of
 from server.bench.steps.floor import step_floor_ms
 from server.bench.steps.row import StepsFile, Sweep, load
 from server.cli.main import main
@@ -107,7 +107,7 @@ def test_cells_go_from_cheap_to_dear_as_far_as_there_is_room() -> None:
     engine, runner = SimpleNamespace(max_len=32768), SimpleNamespace(num_pages=5000)
     limits = SimpleNamespace(max_num_seqs=128, page_size=64)
     built = SimpleNamespace(engine=engine, runner=runner)
-    cells, skipped = cells_of(Bench(built, None, limits, None, CUDA_PLAN, is_cuda=True))  # type: ignore[arg-type]
+    cells, skipped = cells_of(StepsBench(built, None, limits, None, CUDA_PLAN, is_cuda=True))  # type: ignore[arg-type]
     assert [cell.cost for cell in cells] == sorted(cell.cost for cell in cells)
     assert [cell.tokens for cell in cells if cell.kind is Kind.PROMPT] == [*(16 << n for n in range(11)), 32767]
     assert [cell.batch for cell in cells if cell.kind is Kind.BATCH] == [1, 2, 4, 8, 16, 32, 64, 128]
