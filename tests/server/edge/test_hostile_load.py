@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import running_server
+import running_api
 
 LIMIT = 8 * 2**20
 LATE_S = 0.1
@@ -43,7 +43,7 @@ BODIES = {
 @contextlib.contextmanager
 def running() -> Iterator[tuple[int, int]]:
     """Process id and port of a server."""
-    script = Path(running_server.__file__)
+    script = Path(running_api.__file__)
     folders = [script.parents[2], script.parents[1], script.parent, script.parent / "telemetry"]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders))}
     command = [sys.executable, str(script)]

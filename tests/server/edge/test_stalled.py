@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from edge_fakes import impatient, served
-from running_server import Running, wait_until
+from running_api import Running, wait_until
 from starlette.types import Receive, Scope, Send
 
 

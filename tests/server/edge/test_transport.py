@@ -14,7 +14,7 @@ import httpx
 import openai
 import pytest
 from edge_fakes import delta, playing, saying, served
-from running_server import Running, wait_until
+from running_api import Running, wait_until
 
 from server.edge.connection import HEADER_TIMEOUT_S, LimitedProtocol
 from server.edge.keys import ApiKeys, Keys
