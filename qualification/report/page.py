@@ -71,7 +71,7 @@ def _machine(sources: Sources) -> dict[str, Any]:
 
 
 def _differing(machine: Fingerprint, live: Live | None) -> list[str]:
-    """Fields in which a running server's fingerprint is not the evidence's; none where the server does not report one."""
+    """Fields in which a running server's fingerprint is not the evidence's; none where it reports none."""
     theirs = live.attention.get("fingerprint") if live else None
     if not isinstance(theirs, dict):
         return []
