@@ -81,6 +81,8 @@ class Loaded:
     encode  makes a tensor map of an address, a box, a shape, strides and 0 (what is outside arrives as zeros)
     """
 
+    FIRST = 13  # index of the kernel's first argument in a launch: behind the grid, the stream and the launch's options
+
     __slots__ = ("_head", "boxes", "encode", "launch", "stream", "tail")
 
     def __init__(self, kernel: Any, device: torch.device, *, cluster: int = 1) -> None:
@@ -103,6 +105,7 @@ class Loaded:
             kernel.function, metadata.launch_cooperative_grid, metadata.launch_pdl, None, None,
             (num_warps, cluster, shared), None, None, None,
         )  # fmt: skip
+        assert len(self._head) == self.FIRST - 4, "the grid and the stream come before"
         self.tail = (None,) * len(kernel.src.fn.constexprs)
         self.stream: Callable[[], int] = partial(driver.active.get_current_stream, device.index)
 

@@ -58,7 +58,7 @@ class Limits:
 
     devices: frozenset[Device]
     phases: frozenset[Phase]
-    dtypes: frozenset[Dtype]
+    dtypes: frozenset[Dtype]  # of queries and of the output
     max_head_dim: int
     head_dim_multiple: int = 1
     min_sm: int | None = None
@@ -70,6 +70,7 @@ class Limits:
     masks: frozenset[Mask] = frozenset({Mask.CAUSAL})
     max_context: Bucket = Bucket.GT_128K
     needs_triton: bool = False
+    kv_dtypes: frozenset[Dtype] | None = None  # of keys and values; None: those of `dtypes`
 
 
 # Computes attention of one batch into `out`, which it fills completely. q, out: [tokens, heads, head_dim]; k, v:
@@ -126,9 +127,12 @@ def _layout_rejections(limits: Limits, shape: AttentionShape) -> list[Rejection]
     found = []
     if shape.phase not in limits.phases:
         found.append(Rejection(Reject.LAYOUT, f"does not serve {shape.phase.value}"))
-    for dtype in {shape.dtype, shape.kv_dtype} - limits.dtypes:
-        wanted = ", ".join(sorted(d.value for d in limits.dtypes))
-        found.append(Rejection(Reject.DTYPE, f"takes {wanted}, the shape has {dtype.value}"))
+    kv_dtypes = limits.dtypes if limits.kv_dtypes is None else limits.kv_dtypes
+    if shape.dtype not in limits.dtypes:
+        found.append(Rejection(Reject.DTYPE, f"takes {_values(limits.dtypes)}, the shape has {shape.dtype.value}"))
+    if shape.kv_dtype not in kv_dtypes and (shape.kv_dtype is not shape.dtype or shape.dtype in limits.dtypes):
+        detail = f"takes keys in {_values(kv_dtypes)}, the shape has {shape.kv_dtype.value}"
+        found.append(Rejection(Reject.DTYPE, detail))
     if shape.head_dim > limits.max_head_dim:
         found.append(Rejection(Reject.HEAD_DIM, f"takes at most {limits.max_head_dim}, the shape has {shape.head_dim}"))
     elif shape.head_dim % limits.head_dim_multiple:
@@ -141,6 +145,10 @@ def _layout_rejections(limits: Limits, shape: AttentionShape) -> list[Rejection]
         detail = f"takes at most {limits.max_context.hi} tokens of context, the shape is {shape.context_bucket.label}"
         found.append(Rejection(Reject.LENGTH, detail))
     return found
+
+
+def _values(dtypes: frozenset[Dtype]) -> str:
+    return ", ".join(sorted(dtype.value for dtype in dtypes))
 
 
 def _flag_rejections(limits: Limits, shape: AttentionShape) -> list[Rejection]:

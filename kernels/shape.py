@@ -19,7 +19,11 @@ class Dtype(Enum):
 
     @property
     def num_bytes(self) -> int:
-        return 4 if self is Dtype.FP32 else 2
+        """Return the size of one element."""
+        return _NUM_BYTES[self]
+
+
+_NUM_BYTES = {Dtype.FP32: 4, Dtype.FP16: 2, Dtype.BF16: 2}  # a new dtype must be added: there is no default
 
 
 class Mask(Enum):

@@ -73,15 +73,16 @@ class Maps(dict[tuple[int, int], tuple[object, ...]]):
 class Launches:
     """The launches of a call, to repeat over keys, values and sinks at other addresses.
 
-    queries  the kernel's arguments before those of keys and values; rest: those behind them
-    then     launches what follows
-    held     tensors of the call's own
-    form     what a call must have in common with this one, beside what it is found by
+    queries   the kernel's arguments before those of keys and values; rest: those behind them
+    sinks_at  index of the sinks' address in `rest`
+    then      launches the kernel that follows, whose argument `then_sinks_at` (an index) is the same address
+    held      tensors of the call's own
+    form      properties that a call must share to repeat this one, beside the key that it is found by
     """
 
     __slots__ = (
-        "_after", "_at", "_before", "_held", "_launch", "_maps", "_sinks", "_stream", "_stream_now", "_then", "_whole",
-        "form",
+        "_after", "_at", "_before", "_held", "_launch", "_maps", "_sinks", "_sinks_at", "_stream", "_stream_now",
+        "_then", "_then_sinks_at", "_whole", "form",
     )  # fmt: skip
 
     def __init__(
@@ -92,13 +93,15 @@ class Launches:
         maps: Maps,
         rest: tuple[object, ...],
         *,
+        sinks_at: int,
         then: partial[None] | None = None,
+        then_sinks_at: int = 0,
         held: tuple[Tensor, ...] = (),
     ) -> None:
         self._launch, self._maps, self._then, self._held = kernel.launch, maps, then, held
         self._stream_now, self._stream = kernel.stream, kernel.stream()
         self._before = (*kernel.begin((num_programs, 1, 1)), *queries)
-        self._after = (*rest, *kernel.tail)
+        self._after, self._sinks_at, self._then_sinks_at = (*rest, *kernel.tail), sinks_at, then_sinks_at
         self._at: tuple[int, int] | None = None
         self._whole: tuple[object, ...] = ()  # what was launched last
         self._sinks: Tensor | None = None
@@ -130,12 +133,16 @@ class Launches:
             return True
         if before is None or sinks is None or pointer_class(sinks) != pointer_class(before):
             return False
-        old, new = before.data_ptr(), sinks.data_ptr()  # an address of the device is no other argument's
-        self._after = tuple(new if x == old else x for x in self._after)
+        address = sinks.data_ptr()
+        self._after = _replaced(self._after, self._sinks_at, address)
         if self._then is not None:
-            self._then = partial(self._then.func, *(new if x == old else x for x in self._then.args))
+            self._then = partial(self._then.func, *_replaced(self._then.args, self._then_sinks_at, address))
         self._sinks, self._at = sinks, None
         return True
+
+
+def _replaced(values: tuple[object, ...], index: int, value: object) -> tuple[object, ...]:
+    return (*values[:index], value, *values[index + 1 :])
 
 
 def repeated(

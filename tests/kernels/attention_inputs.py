@@ -1,6 +1,8 @@
 """Batches for attention tests: packed and paged, with NaN in every place that no kernel may read."""
 
-from collections.abc import Sequence
+import random
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
@@ -11,8 +13,20 @@ from kernels.batch import AttentionBatch, AttentionFlags
 from kernels.path import RunAttention
 from kernels.reference.compare import Errors, compare
 
+FIXED_SEEDS = range(20)  # of random batches; more come from `fresh_seeds`
 POISON_PAGE = 2**30  # far outside any pool: reading it is a crash
 NAN = float("nan")
+
+
+def fresh_seeds(seconds: float = 15.0) -> Iterator[int]:
+    """Yield new random seeds for some time, at least one; each is printed, so that a failure can be repeated."""
+    deadline = time.monotonic() + seconds
+    while True:
+        seed = random.SystemRandom().randrange(2**32)
+        print("seed", seed)
+        yield seed
+        if time.monotonic() > deadline:
+            return
 
 
 @dataclass(frozen=True, slots=True)

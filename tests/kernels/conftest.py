@@ -9,6 +9,13 @@ def _interpreted(interpreter: None) -> None:
     """Every module's tests of this folder."""
 
 
+@pytest.fixture(scope="session")
+def _hopper() -> None:
+    """Skip a test where there is no sm_90 GPU."""
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("needs an sm_90 GPU")
+
+
 @pytest.fixture
 def device() -> torch.device:
     """Where Triton kernels run here."""

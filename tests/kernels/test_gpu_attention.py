@@ -7,12 +7,15 @@ import torch
 from attention_inputs import NAN, Inputs, assert_right, attend, flags_for, packed, paged
 
 from kernels.batch import AttentionFlags
+from kernels.buckets import Bucket
 from kernels.catalog import PATHS, path_named
-from kernels.device import read_fingerprint
+from kernels.device import dtype_of, read_fingerprint
+from kernels.fingerprint import Device, Fingerprint
 from kernels.functional import shape_of
 from kernels.path import KernelPath, RunAttention
 from kernels.portable.decode import run_decode
 from kernels.reference.compare import compare
+from kernels.shape import AttentionShape, Mask, Phase
 
 pytestmark = pytest.mark.gpu
 
@@ -22,6 +25,7 @@ Flags = tuple[tuple[str, ...], int | None, bool]  # names, window, causal
 DTYPES = [torch.bfloat16, torch.float16]
 DIMS: list[Dims] = [((32, 8), 128), ((14, 2), 64), ((4, 4), 80), ((16, 4), 256), ((6, 6), 40)]
 GPU_PATHS = [path.name for path in PATHS if path.name != "sdpa.cpu"]
+H200 = Fingerprint(Device.CUDA, "H200", 90, None, None, None, "", "")
 PLAIN: Flags = ((), None, True)
 ALL_FLAGS: Flags = (("softcap", "sinks", "spans"), 64, True)
 SINGLE_FLAGS: list[Flags] = [
@@ -36,8 +40,24 @@ CASES = [
     *((DIMS[0], torch.bfloat16, flags) for flags in SINGLE_FLAGS),
     *((dims, DTYPES[(i + j) % 2], (PLAIN, ALL_FLAGS)[j]) for i, dims in enumerate(DIMS) for j in range(2)),
 ]
-on_every_path = pytest.mark.parametrize("path", GPU_PATHS)
-in_every_case = pytest.mark.parametrize(("dims", "dtype", "flag_values"), CASES)
+
+
+def is_served(path: KernelPath, phase: Phase, dims: Dims, dtype: torch.dtype, flags: Flags) -> bool:
+    """Return whether the catalog lets a path serve a case on an sm_90 GPU; `runner` skips the rest on other GPUs."""
+    (num_heads, num_kv_heads), head_dim = dims
+    names, window, causal = flags
+    shape = AttentionShape(
+        phase, dtype_of(dtype), dtype_of(dtype), num_heads, num_kv_heads, head_dim, Bucket.LE_512, Bucket.LE_8K,
+        page_size=None if phase is Phase.PREFILL else 16, window=window, softcap=20.0 if "softcap" in names else None,
+        sinks="sinks" in names, mask=Mask.SPANS if "spans" in names else Mask.CAUSAL if causal else Mask.FULL,
+    )  # fmt: skip
+    return not path.rejects(shape, H200)
+
+
+def served(phase: Phase) -> pytest.MarkDecorator:
+    """Parametrise a test by each (path, case) of a phase that the path serves."""
+    cases = [(path.name, *case) for path in PATHS for case in CASES if is_served(path, phase, *case)]
+    return pytest.mark.parametrize(("path", "dims", "dtype", "flag_values"), cases)
 
 
 def flags_of(inputs: Inputs, values: Flags) -> AttentionFlags:
@@ -56,24 +76,21 @@ def runner(name: str, inputs: Inputs, flags: AttentionFlags) -> RunAttention:
     return path.run
 
 
-@on_every_path
-@in_every_case
+@served(Phase.PREFILL)
 def test_packed_ragged_prompts(path: str, dims: Dims, dtype: torch.dtype, flag_values: Flags) -> None:
     inputs = packed([1, 127, 0, 128, 300, 129], CUDA, heads=dims[0], head_dim=dims[1], dtype=dtype)
     flags = flags_of(inputs, flag_values)
     assert_right(runner(path, inputs, flags), inputs, flags)
 
 
-@on_every_path
-@in_every_case
+@served(Phase.EXTEND)
 def test_chunks_over_paged_context(path: str, dims: Dims, dtype: torch.dtype, flag_values: Flags) -> None:
     inputs = paged([1, 63, 0, 130, 5], [300, 63, 17, 257, 128], CUDA, heads=dims[0], head_dim=dims[1], dtype=dtype)
     flags = flags_of(inputs, flag_values)
     assert_right(runner(path, inputs, flags), inputs, flags)
 
 
-@on_every_path
-@in_every_case
+@served(Phase.DECODE)
 def test_decode_over_paged_context(path: str, dims: Dims, dtype: torch.dtype, flag_values: Flags) -> None:
     inputs = paged([1, 1, 0, 1, 1, 1], [1, 4000, 17, 15, 0, 257], CUDA, heads=dims[0], head_dim=dims[1], dtype=dtype)
     flags = flags_of(inputs, flag_values)

@@ -13,17 +13,11 @@ from kernels.hopper.extend.launch import run_extend
 from kernels.hopper.prefill.launch import run_prefill
 from kernels.path import RunAttention
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("_hopper")]
 
 CUDA = torch.device("cuda")
 BF16 = torch.bfloat16
 Make = Callable[[int], Inputs]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _hopper() -> None:
-    if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip("needs an sm_90 GPU")
 
 
 def prompt(tokens: int, dim: int = 128) -> Inputs:

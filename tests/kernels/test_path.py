@@ -43,7 +43,7 @@ def test_a_path_does_not_reject_what_is_at_its_limits() -> None:
     [
         ({"phase": Phase.DECODE}, Reject.LAYOUT, "does not serve decode"),
         ({"dtype": Dtype.FP32, "kv_dtype": Dtype.FP32}, Reject.DTYPE, "takes bf16, fp16, the shape has fp32"),
-        ({"kv_dtype": Dtype.FP32}, Reject.DTYPE, "takes bf16, fp16, the shape has fp32"),
+        ({"kv_dtype": Dtype.FP32}, Reject.DTYPE, "takes keys in bf16, fp16, the shape has fp32"),
         ({"head_dim": 136}, Reject.HEAD_DIM, "takes at most 128, the shape has 136"),
         ({"head_dim": 100}, Reject.HEAD_DIM, "takes multiples of 8, the shape has 100"),
         ({"page_size": 24}, Reject.PAGE_SIZE, "takes multiples of 16, the shape has 24"),
@@ -85,6 +85,13 @@ def test_bf16_is_refused_in_the_interpreter_where_it_is_garbage() -> None:
     (rejection,) = path().rejects(SHAPE, machine)
     assert rejection.code is Reject.DTYPE
     assert path().rejects(replace(SHAPE, dtype=Dtype.FP16, kv_dtype=Dtype.FP16), machine) == ()
+
+
+def test_keys_may_have_dtypes_of_their_own() -> None:
+    limits = replace(LIMITS, kv_dtypes=frozenset({Dtype.FP16}))
+    (rejection,) = path(limits).rejects(SHAPE, H200)
+    assert rejection.detail == "takes keys in fp16, the shape has bf16"
+    assert path(limits).rejects(replace(SHAPE, kv_dtype=Dtype.FP16), H200) == ()
 
 
 def test_every_reason_is_given_at_once() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import httpx
 import msgspec
 import tokenizers
+from fastapi import FastAPI
 from scraped import scraped_value
 from starlette.types import ASGIApp
 from tokenizers import decoders, models, pre_tokenizers
@@ -20,7 +21,7 @@ from server.edge.guard import Guard, GuardLimits
 from server.edge.hosts import Hosts
 from server.edge.keys import NO_KEYS, Access, ApiKeys, Keys
 from server.edge.lifecycle import Lifecycle
-from server.http.app import Api, create_app
+from server.http.app import create_app
 from server.protocol.messages import (
     AttentionUse,
     AttestationReport,
@@ -227,7 +228,7 @@ class Served:
     def __init__(self, edge: Edge, engine: ScriptedEngine, keys: Keys = NO_KEYS) -> None:
         self.edge = edge
         self.engine = engine
-        self.app: Api = create_app(edge, keys)
+        self.app: FastAPI = create_app(edge, keys)
 
     def client(self) -> httpx.AsyncClient:
         return httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://localhost")

@@ -91,7 +91,9 @@ def launches_of(
         num_programs,
         *maps_of(split, variant, q, k, v),
         (*result, table_at, *strides, operands.table.stride(0), *numbers, *scales(flags), window),
+        sinks_at=2,
         then=to_launch.combine.repeated((num_programs, variant.heads, 1), (*result, *strides, *numbers, window)),
+        then_sinks_at=Loaded.FIRST + 2,
         held=(scratch,),
     )
 
@@ -110,6 +112,7 @@ def launch_of_clusters(
         k.shape[2] * variant.parts,
         *maps_of(kernel, variant, q, k, v),
         (*operands.addresses(), *operands.strides(), operands.table.shape[1], *scales(flags)),
+        sinks_at=1,
     )
 
 

@@ -281,7 +281,9 @@ def launches_of(
         tensor_map(kernel, 0, q.shape, q.stride()).at(q.data_ptr()),
         page_maps(kernel, k.shape, k_strides, v_strides),
         rest,
+        sinks_at=10,
         then=combine_parts(plan, scratch, out, flags, variant, work) if work.max_parts else None,
+        then_sinks_at=Loaded.FIRST + 4,
         held=(plan, *scratch),
     )
 

@@ -65,6 +65,7 @@ def launches_of(
         call.queries.at(q_at),
         Maps(call.keys, call.values),  # of this call's plans: such addresses come and go
         (out.data_ptr(), *call.out_strides, *pointers, *call.numbers),
+        sinks_at=4,
         held=(plan,),
     )
 

@@ -13,10 +13,12 @@ from qualification.model.config import ModelConfig
 from qualification.model.families.family import Family
 from qualification.model.families.registry import family_named
 from qualification.model.fields import Fields, ModelConfigError
+from qualification.model.shard import Shard
 from server.errors import ModelError
 from server.model.decoder import Decoder
 from server.model.layers import Weights, empty_weights
-from server.model.load.checkpoint import TensorEntry, check_entries, copy_tensors, read_entries, tenths
+from server.model.load.checkpoint import TensorEntry, check_entries, copy_pieces, copy_tensors, read_entries, tenths
+from server.model.load.shards import empty_shard, pieces_of
 from server.model.tensor_views import checkpoint_views
 from server.settings import LoadFormat
 
@@ -108,6 +110,28 @@ def load_decoder(
         else:
             copy_tensors(entries, views, tenths(progress))
         return Decoder(config, weights)
+
+
+def load_shard(
+    folder: Path,
+    config: ModelConfig,
+    shard: Shard,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    progress: Callable[[str], None] = _silent,
+) -> Weights:
+    """Return one rank's part of the folder's weights, for a decoder of `shard.local_config`. No other part is read.
+
+    Raises ModelError as `load_decoder`.
+    """
+    family = family_named(config.family, str(folder))
+    assert family.tensors is not None, "the family is served"
+    entries = check_checkpoint(folder, config, LoadFormat.AUTO)
+    with torch.inference_mode():
+        weights = empty_shard(shard, dtype, device)
+        copy_pieces(entries, pieces_of(weights, shard, family.tensors), tenths(progress))
+        return weights
 
 
 def check_checkpoint(folder: Path, config: ModelConfig, load_format: LoadFormat) -> dict[str, TensorEntry]:

@@ -6,19 +6,12 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 from shaken_kernels import MUTANTS, copy_kernels
 
-pytestmark = [pytest.mark.gpu, pytest.mark.sanitizer]
+pytestmark = [pytest.mark.gpu, pytest.mark.sanitizer, pytest.mark.usefixtures("_hopper")]
 
 HERE = Path(__file__).parent
 OF_THE_RING = [name for name in MUTANTS if name.startswith("tile ")]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _hopper() -> None:
-    if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip("needs an sm_90 GPU")
 
 
 def sanitized(kernels: Path) -> subprocess.CompletedProcess[str]:

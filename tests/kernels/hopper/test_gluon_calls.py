@@ -41,8 +41,13 @@ class Path:
 
     def __init__(self) -> None:
         self.kernel, self.num_prepared = Kernel(), 0
-        self.after: list[int | None] = []  # sinks of what follows a launch
+        self.after: list[int | None] = []  # addresses of the sinks of the launch that follows
+        self.same: list[int | None] = []  # an argument of it that is the first layer's address by chance
         self.run: RunAttention = repeated(self._prepare)
+
+    def _follow(self, same: int | None, sinks: int | None) -> None:
+        self.same.append(same)
+        self.after.append(sinks)
 
     def _prepare(
         self, q: Tensor, k: Tensor, v: Tensor, _batch: AttentionBatch, flags: AttentionFlags, out: Tensor
@@ -52,8 +57,9 @@ class Path:
             return None  # as the path of prefill
         maps = Maps(*(TensorMap(lambda address, *_: address, (), (kind,)) for kind in (7, 8)))
         sinks_at = None if flags.sinks is None else flags.sinks.data_ptr()
-        queries, rest, then = (q.data_ptr(),), (out.data_ptr(), sinks_at), partial(self.after.append, sinks_at)
-        return Launches(self.kernel, 132, queries, maps, rest, then=then)  # type: ignore[arg-type]
+        queries, rest = (q.data_ptr(),), (out.data_ptr(), sinks_at)
+        then = partial(self._follow, sinks_at, sinks_at)  # equal values: only the index tells them apart
+        return Launches(self.kernel, 132, queries, maps, rest, sinks_at=1, then=then, then_sinks_at=1)  # type: ignore[arg-type]
 
 
 def inputs(tokens: int = 3) -> list[Tensor]:
@@ -126,6 +132,7 @@ def test_other_sinks_are_handed_over_wherever_those_of_the_first_layer_were() ->
     assert path.num_prepared == 1
     assert [arguments[-2] for arguments in path.kernel.launches] == [sinks.data_ptr() for sinks in of_layers]
     assert path.after == [sinks.data_ptr() for sinks in of_layers]
+    assert set(path.same) == {of_layers[0].data_ptr()}  # an equal value is not mistaken for the sinks
 
 
 @pytest.mark.parametrize("sinks", [torch.zeros(5)[1:], torch.zeros(4, dtype=torch.int32)])

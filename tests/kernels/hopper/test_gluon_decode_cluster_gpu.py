@@ -11,17 +11,11 @@ from kernels.hopper.decode.launch import launch_of_clusters, run_decode
 from kernels.hopper.decode.variants import variant_of
 from kernels.reference.compare import compare
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("_hopper")]
 
 CUDA = torch.device("cuda")
 BF16, FP16 = torch.bfloat16, torch.float16
 SHAPES = [(64, (32, 8)), (64, (16, 4)), (80, (16, 4)), (128, (32, 8)), (128, (16, 4)), (256, (16, 4)), (256, (8, 8))]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _hopper() -> None:
-    if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip("needs an sm_90 GPU")
 
 
 def one(context: int, dim: int, heads: tuple[int, int], *, queries: int = 1, page_size: int = 64) -> Inputs:

@@ -12,16 +12,10 @@ from kernels.hopper.schedule import plan_tiles
 from kernels.hopper.variants import LONG, LONG_SOFTCAP, LONG_TILINGS, LONG_WINDOW, variant_of
 from kernels.reference.compare import compare
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("_hopper")]
 
 CUDA = torch.device("cuda")
 LENGTHS = [1, 2, 63, 64, 65, 127, 128, 129, 0, 191, 192, 193, 300, 777, 2049]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _hopper() -> None:
-    if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip("needs an sm_90 GPU")
 
 
 def prompts(lengths: list[int], dim: int = 64, dtype: torch.dtype = torch.bfloat16) -> Inputs:

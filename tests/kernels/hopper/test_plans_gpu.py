@@ -13,17 +13,11 @@ from kernels.hopper.prefill.launch import run_prefill
 from kernels.hopper.variants import LONG, variant_of
 from kernels.path import RunAttention
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("_hopper")]
 
 CUDA = torch.device("cuda")
 BF16 = torch.bfloat16
 FLAGS = (AttentionFlags(0.1), AttentionFlags(0.1, window=100))
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _hopper() -> None:
-    if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip("needs an sm_90 GPU")
 
 
 def prompts(lengths: list[int], dim: int = 128, heads: tuple[int, int] = (8, 2)) -> Inputs:

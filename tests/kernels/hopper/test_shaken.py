@@ -10,19 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 from shaken_kernels import MUTANTS, copy_kernels
 
 HERE = Path(__file__).parent
 KINDS = [f"{phase} {dim}" for phase in ("prefill", "extend", "decode") for dim in (64, 128, 256)]
 KINDS += ["prefill 80", "prefill 192"]
 Run = Callable[..., subprocess.CompletedProcess[str]]
-
-
-@pytest.fixture
-def _hopper() -> None:
-    if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip("needs an sm_90 GPU")
 
 
 @pytest.fixture
