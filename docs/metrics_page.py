@@ -13,7 +13,7 @@ from kernels.linear.fallbacks import MatmulFallback
 from kernels.path import Reject
 from kernels.shape import Phase
 from qualification.decision.decision import Status
-from server.protocol.death import DeathCause
+from server.protocol.liveness import DeathCause
 from server.telemetry.factory import MAX_SAMPLES, Declaration
 from server.telemetry.latency import DURATION_EDGES, FINE_TTFT_S, TPOT_EDGES, TTFT_EDGES
 from server.telemetry.metrics import Metrics

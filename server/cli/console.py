@@ -4,17 +4,17 @@ import time
 from collections.abc import Callable, Iterable
 
 from qualification.common.table import table
-from server.protocol.listener import EngineListener
 from server.protocol.messages import (
     AttestationReport,
+    EngineListener,
     EngineProgress,
     EngineReady,
     EngineRefused,
     Heartbeat,
     PlanRow,
+    ShadowReport,
     StepRecord,
 )
-from server.protocol.shadow_report import ShadowReport
 
 Print = Callable[[str], None]
 _PROGRESS_EVERY_S = 2.0  # of one stage: the qualification of an 8B reports 122 times

@@ -29,19 +29,19 @@ from server.protocol.messages import (
     Attest,
     AttestationReport,
     Cancel,
+    ChangeQuarantine,
     Configure,
     EngineFailed,
     EngineProgress,
     EngineRefused,
     FromEngine,
     Heartbeat,
-    Overridden,
-    Override,
     PlanChanged,
+    QuarantineChanged,
+    ShadowReport,
     Shutdown,
     Submit,
 )
-from server.protocol.shadow_report import ShadowReport
 from server.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -70,10 +70,10 @@ class Checks(Protocol):
     def judge(self) -> ShadowReport | None: ...
 
 
-class Obeys(Protocol):
-    """What the loop uses of Overrides."""
+class ChangesQuarantine(Protocol):
+    """What the loop uses of OperatorQuarantine."""
 
-    def obey(self, message: Override) -> Overridden: ...
+    def change(self, message: ChangeQuarantine) -> QuarantineChanged: ...
     def plan(self) -> PlanChanged: ...
 
 
@@ -86,12 +86,12 @@ class Loop:
         inbox: Inbox,
         send: Callable[[FromEngine], None],
         attestor: Attests | None = None,
-        overrides: Obeys | None = None,
+        operator_quarantine: ChangesQuarantine | None = None,
         shadow: Checks | None = None,
     ) -> None:
         self._attestor = attestor
         self._shadow = shadow
-        self._overrides = overrides
+        self._operator_quarantine = operator_quarantine
         self._engine = engine
         self._inbox = inbox
         self._send = send
@@ -126,8 +126,8 @@ class Loop:
                 self._engine.cancel(message.request_id)
             elif isinstance(message, Attest):
                 self._ask()
-            elif isinstance(message, Override):
-                self._obey(message)
+            elif isinstance(message, ChangeQuarantine):
+                self._change_quarantine(message)
             elif isinstance(message, Shutdown):
                 return False
             is_idle = False
@@ -136,15 +136,15 @@ class Loop:
         if self._attestor is not None:
             self._attestor.ask("request")
 
-    def _obey(self, message: Override) -> None:
-        if self._overrides is not None:
-            answer = self._overrides.obey(message)
+    def _change_quarantine(self, message: ChangeQuarantine) -> None:
+        if self._operator_quarantine is not None:
+            answer = self._operator_quarantine.change(message)
             self._tell_plan(not answer.stranded)
             self._send(answer)
 
     def _tell_plan(self, is_changed: bool) -> None:
-        if is_changed and self._overrides is not None:
-            self._send(self._overrides.plan())
+        if is_changed and self._operator_quarantine is not None:
+            self._send(self._operator_quarantine.plan())
 
     def _attest(self) -> None:
         """At most one profiled batch between two steps, neither of which is under way."""
@@ -174,7 +174,7 @@ def start(configure: Configure, send: Callable[[FromEngine], None]) -> BuiltEngi
             configure.settings,
             frozenset(configure.quarantined),
             lambda stage, detail: send(EngineProgress(stage, detail)),
-            overridden=frozenset(configure.overridden),
+            overridden=frozenset(configure.quarantined_by_operator),
         )
     except Unservable as error:
         if error.attested is not None:  # in which the reason may be
@@ -210,7 +210,7 @@ def serve(
         gc.collect()
         gc.freeze()  # what lives as long as the engine is not looked at again, in the middle of some step
         built.runner.shadow = built.shadow
-        Loop(built.engine, inbox, send, built.attestor, built.overrides, built.shadow).run()
+        Loop(built.engine, inbox, send, built.attestor, built.operator_quarantine, built.shadow).run()
     except DeviceLost as error:
         logger.exception("the device is lost at the start")
         send(EngineFailed(str(error), error.suspects))

@@ -4,11 +4,11 @@ Typed msgpack, never pickle. Times are seconds of the monotonic clock, which bot
 """
 
 from enum import Enum
+from typing import Protocol
 
 import msgspec
 
 from kernels.linear.fallbacks import MatmulFallback
-from server.protocol.shadow_report import ShadowReport
 from server.settings import Settings
 
 
@@ -50,7 +50,7 @@ class Configure(msgspec.Struct, frozen=True, tag=True):
 
     settings: Settings
     quarantined: list[tuple[str, str]]
-    overridden: list[tuple[str, str]] = []  # taken out of service by an operator
+    quarantined_by_operator: list[tuple[str, str]] = []
 
 
 class Submit(msgspec.Struct, frozen=True, tag=True):
@@ -75,15 +75,15 @@ class Attest(msgspec.Struct, frozen=True, tag=True):
     """Profile a forward pass now; the report comes between steps."""
 
 
-class Override(msgspec.Struct, frozen=True, tag=True):
-    """An operator's order: serve without these (path, shape) pairs, or with them again. Answered by Overridden."""
+class ChangeQuarantine(msgspec.Struct, frozen=True, tag=True):
+    """An operator quarantines (path, shape) pairs, or lifts their quarantine. Answered by QuarantineChanged."""
 
-    order: int  # names the answer
-    take_out: list[tuple[str, str]] = []
+    request: int  # the answer has the same number
+    add: list[tuple[str, str]] = []
     lift: list[tuple[str, str]] = []
 
 
-ToEngine = Configure | Submit | Cancel | Attest | Override | Shutdown
+ToEngine = Configure | Submit | Cancel | Attest | ChangeQuarantine | Shutdown
 
 # --- engine process to API process -----------------------------------------------------------------------------------
 
@@ -136,7 +136,7 @@ class EngineRefused(msgspec.Struct, frozen=True, tag=True):
     code: str
     message: str
     plan: list[PlanRow]
-    is_final: bool = False  # no evidence and no operator's order can change it: the server ends with exit code 2
+    is_final: bool = False  # neither evidence nor an operator can change it: the server ends with exit code 2
 
 
 class DispatchCount(msgspec.Struct, frozen=True, array_like=True):
@@ -271,16 +271,33 @@ class AttestationReport(msgspec.Struct, frozen=True, tag=True):
     quarantined: list[tuple[str, str]]  # (path, shape) pairs that serve no more
 
 
-class Overridden(msgspec.Struct, frozen=True, tag=True):
-    """What became of an order, between two steps."""
+class ShadowReport(msgspec.Struct, frozen=True, tag=True):
+    """Some attention of a client's step, computed again in fp64 and compared."""
 
-    order: int
+    result: str  # match, mismatch or skipped
+    at: float  # Unix seconds
+    phase: str
+    path: str
+    layer: int
+    head: int | None  # of the largest error; None where nothing was compared
+    position: int | None  # of its query in the sequence
+    num_rows: int  # query rows that were compared
+    factor: float | None  # the largest error as a share of its limit
+    detail: str | None  # what is wrong, or why the check was skipped
+    spent_s: float  # on checks since the report before
+    quarantined: list[tuple[str, str]]  # (path, shape) pairs that serve no more
+
+
+class QuarantineChanged(msgspec.Struct, frozen=True, tag=True):
+    """The answer to a ChangeQuarantine, between two steps."""
+
+    request: int
     stranded: list[str]  # shapes that no other path may serve: because of them nothing was changed
-    overridden: list[tuple[str, str]]  # all (path, shape) pairs that are out of service by order now
+    quarantined: list[tuple[str, str]]  # all (path, shape) pairs that operators have quarantined now
 
 
 class PlanChanged(msgspec.Struct, frozen=True, tag=True):
-    """The plan as it stands after an order, or after something broke."""
+    """The plan after a change of the quarantine, by an operator or by the engine."""
 
     plan: list[PlanRow]
 
@@ -295,5 +312,19 @@ FromEngine = (
     | AttestationReport
     | ShadowReport
     | PlanChanged
-    | Overridden
+    | QuarantineChanged
 )
+
+
+class EngineListener(Protocol):
+    """Receives everything that the engine reports, on the event loop: no method may block."""
+
+    def on_progress(self, progress: EngineProgress) -> None: ...
+    def on_ready(self, ready: EngineReady) -> None: ...
+    def on_refused(self, refused: EngineRefused) -> None: ...
+    def on_plan(self, plan: list[PlanRow]) -> None: ...
+    def on_step(self, record: StepRecord) -> None: ...
+    def on_heartbeat(self, heartbeat: Heartbeat) -> None: ...
+    def on_attestation(self, report: AttestationReport) -> None: ...
+    def on_shadow(self, report: ShadowReport) -> None: ...
+    def on_death(self, cause: str) -> None: ...

@@ -13,36 +13,33 @@ from typing import Any
 import msgspec
 
 from server.errors import StartError
-from server.protocol.death import DeathCause, death_of
-from server.protocol.heartbeat import KILLED_AFTER_S, kill_limit_s
-from server.protocol.listener import EngineListener
+from server.protocol.liveness import KILLED_AFTER_S, DeathCause, death_of, kill_limit_s
 from server.protocol.messages import (
-    Attest,
     AttestationReport,
     Cancel,
     Configure,
     EngineFailed,
+    EngineListener,
     EngineProgress,
     EngineReady,
     EngineRefused,
     FromEngine,
     Heartbeat,
-    Overridden,
     PlanChanged,
+    QuarantineChanged,
     SamplingParams,
+    ShadowReport,
     Shutdown,
     StepOutput,
     Submit,
     ToEngine,
     TokenDelta,
 )
-from server.protocol.shadow_report import ShadowReport
 from server.settings import Settings
-from server.supervisor.attestation_requests import Attestations
 from server.supervisor.connection import EngineConnection
 from server.supervisor.engine_command import ENGINE_COMMAND
 from server.supervisor.locked_folder import LockedFolder
-from server.supervisor.quarantine_requests import Orders
+from server.supervisor.requests import AttestationRequests, QuarantineRequests
 from server.supervisor.socket_folder import SOCKET_NAME, make_socket_folder
 from server.supervisor.streams import Streams, Take, error_delta
 
@@ -92,8 +89,8 @@ class EngineClient:
         self._make_folder = make_folder
         self._sleep = sleep
         self._quarantined: dict[tuple[str, str], None] = {}  # (path, shape), in the order of their failures
-        self.attestations = Attestations(lambda: self._send(Attest()))
-        self.orders = Orders(self._send)
+        self.attestations = AttestationRequests(self._send)
+        self.quarantine = QuarantineRequests(self._send)
         self._streams = Streams(max_unread_tokens)
         self._connection: EngineConnection | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -183,7 +180,7 @@ class EngineClient:
             self.last_heartbeat = None  # or the next engine would count as stalled from its ready to its first beat
             self._streams.end_all("engine_died", "The engine died while it served this request; it is being restarted.")
             self.attestations.give_up()
-            self.orders.give_up()
+            self.quarantine.give_up()
             if time.monotonic() - started_at > _HEALTHY_AFTER_S:
                 delay_s = self._backoff_s[0]
             logger.error("engine died (%s); restart in %.1f s", cause.value, delay_s)
@@ -221,7 +218,7 @@ class EngineClient:
             if not connected.done():
                 return death_of(exited.result()) if exited.done() else DeathCause.STALLED
             self._connection = connected.result()
-            self._send(Configure(self._settings, self.quarantined, self.orders.overridden))
+            self._send(Configure(self._settings, self.quarantined, self.quarantine.by_operator))
             return await self._until_end(self._connection, exited)
         finally:
             exited.cancel()
@@ -281,8 +278,8 @@ class EngineClient:
         elif isinstance(message, PlanChanged):
             self.ready = self.ready and msgspec.structs.replace(self.ready, plan=message.plan)
             self._listener.on_plan(message.plan)
-        elif isinstance(message, Overridden):
-            self.orders.put(message)
+        elif isinstance(message, QuarantineChanged):
+            self.quarantine.put(message)
         elif isinstance(message, EngineReady):
             self.ready = message
             self.last_heartbeat = Heartbeat(0, self._alive_at, 0, 0)  # or one that hangs before its first beat is ready

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import cast
 
 from server.protocol import wire
-from server.protocol.death import DeathCause
+from server.protocol.liveness import DeathCause
 from server.protocol.messages import EngineFailed, FromEngine, ToEngine
 
 logger = logging.getLogger(__name__)

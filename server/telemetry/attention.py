@@ -10,9 +10,8 @@ from functools import cache, partial
 from kernels.path import Reject
 from kernels.shape import Phase
 from qualification.decision.decision import Status
-from server.protocol.messages import DispatchCount, EngineReady, PlanRow
+from server.protocol.messages import DispatchCount, EngineReady, PlanRow, ShadowReport
 from server.protocol.plan_rows import of_this_machine
-from server.protocol.shadow_report import ShadowReport
 from server.telemetry.factory import MetricFactory
 from server.telemetry.outcomes import Attestation, Shadow
 

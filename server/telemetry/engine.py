@@ -3,7 +3,7 @@
 import time
 
 from kernels.linear.fallbacks import MatmulFallback
-from server.protocol.death import DeathCause
+from server.protocol.liveness import DeathCause
 from server.protocol.messages import EngineReady, Heartbeat, StepRecord
 from server.telemetry.factory import MetricFactory
 from server.telemetry.outcomes import OomStage

@@ -18,9 +18,9 @@ from server.protocol.messages import (
     Heartbeat,
     PlanRow,
     RequestTimes,
+    ShadowReport,
     StepRecord,
 )
-from server.protocol.shadow_report import ShadowReport
 from server.telemetry.attention import AttentionMetrics
 from server.telemetry.engine import EngineMetrics
 from server.telemetry.factory import Declaration, Exemplar, MetricFactory

@@ -25,22 +25,22 @@ from server.edge.lifecycle import Lifecycle
 from server.http.app import create_app
 from server.protocol.messages import (
     AttentionUse,
+    Attest,
     AttestationReport,
+    ChangeQuarantine,
     EngineReady,
     EngineRefused,
     FinishReason,
     Heartbeat,
-    Overridden,
-    Override,
     PlanRow,
+    QuarantineChanged,
     RequestTimes,
     SamplingParams,
     TokenDelta,
 )
 from server.settings import Settings
-from server.supervisor.attestation_requests import Attestations
 from server.supervisor.client import EngineState
-from server.supervisor.quarantine_requests import Orders
+from server.supervisor.requests import AttestationRequests, QuarantineRequests
 from server.supervisor.streams import Take
 from server.telemetry.metrics import Metrics
 from server.telemetry.tracing import Tracing
@@ -132,9 +132,9 @@ class ScriptedEngine:
         self.refused: EngineRefused | None = None
         self.last_heartbeat: Heartbeat | None = Heartbeat(1, time.monotonic(), 0, 0)
         self.report: AttestationReport | None = None  # the answer to who asks for an attestation
-        self.attestations = Attestations(self._attest)
+        self.attestations = AttestationRequests(self._attest)
         self.stranded: list[str] = []  # shapes that no other path may serve
-        self.orders = Orders(self._obey)
+        self.quarantine = QuarantineRequests(self._change_quarantine)
         self.script = script
         self.submitted: list[tuple[str, list[int], SamplingParams]] = []
         self.salts: list[bytes] = []
@@ -144,15 +144,15 @@ class ScriptedEngine:
         self.gate.set()
         self.num_free = 0
 
-    def _attest(self) -> None:
+    def _attest(self, _: Attest) -> None:
         if self.report is not None:
             self.attestations.put(self.report)
 
-    def _obey(self, message: Override) -> None:
-        kept = [pair for pair in self.orders.overridden if pair not in message.lift]
+    def _change_quarantine(self, message: ChangeQuarantine) -> None:
+        kept = [pair for pair in self.quarantine.by_operator if pair not in message.lift]
         if not self.stranded:
-            kept += message.take_out
-        self.orders.put(Overridden(message.order, self.stranded, kept))
+            kept += message.add
+        self.quarantine.put(QuarantineChanged(message.request, self.stranded, kept))
 
     async def start(self) -> None:
         pass

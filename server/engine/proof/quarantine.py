@@ -13,8 +13,7 @@ import msgspec
 from kernels.path import KernelPath
 from kernels.shared_folder import only_writer
 from kernels.whole_file import write_whole
-from server.protocol.messages import AttestationReport, EngineFailed, FromEngine, StepOutput
-from server.protocol.shadow_report import ShadowReport
+from server.protocol.messages import AttestationReport, EngineFailed, FromEngine, ShadowReport, StepOutput
 
 logger = logging.getLogger(__name__)
 

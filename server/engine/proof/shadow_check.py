@@ -19,7 +19,7 @@ from kernels.shape import Phase
 from server.engine.attention.dispatch import Choice, Dispatcher, PhasePart
 from server.engine.proof.shadow_sample import Judgement, Sample, judge_sample, take_sample
 from server.engine.scheduling.sequence import Batch
-from server.protocol.shadow_report import ShadowReport
+from server.protocol.messages import ShadowReport
 
 logger = logging.getLogger(__name__)
 

@@ -28,7 +28,7 @@ from server.engine.execution.graphs import StepGraphs
 from server.engine.execution.runner import ModelRunner
 from server.engine.execution.worker import Worker
 from server.engine.proof.attestation import Attestor, Promises
-from server.engine.proof.overrides import Overrides
+from server.engine.proof.operator_quarantine import OperatorQuarantine
 from server.engine.proof.quarantine import Quarantine
 from server.engine.proof.shadow_check import ShadowCheck
 from server.engine.scheduling.engine import Engine, EngineOptions
@@ -62,7 +62,7 @@ class BuiltEngine:
     ready: EngineReady
     attestor: Attestor
     attested: AttestationReport | None  # before ready; None where attestation is off
-    overrides: Overrides
+    operator_quarantine: OperatorQuarantine
     quarantine: Quarantine
     shadow: ShadowCheck  # of nothing, until the runner has it: whoever times an engine judges no samples
 
@@ -141,9 +141,8 @@ def _build(
         runner.dispatcher.timer.start()
     shadow = shadow_check(settings, parts)
     ready = _ready(subject, parts, plan, engine, runner, longest_step_s=longest_step_s)
-    return BuiltEngine(
-        engine, runner, ready, attestor, attested, Overrides(parts.dispatcher, plan.evidence), quarantine, shadow
-    )
+    operator_quarantine = OperatorQuarantine(parts.dispatcher, plan.evidence)
+    return BuiltEngine(engine, runner, ready, attestor, attested, operator_quarantine, quarantine, shadow)
 
 
 def _subject(settings: Settings) -> _Subject:

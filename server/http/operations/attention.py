@@ -7,7 +7,7 @@ import msgspec
 
 from server.edge.admission import Edge
 from server.errors import RETRY_AFTER_S, Conflict, NotFound, NotReady
-from server.protocol.messages import EngineReady, Overridden, PlanRow
+from server.protocol.messages import EngineReady, PlanRow, QuarantineChanged
 
 
 def attention_report(edge: Edge) -> dict[str, Any]:
@@ -27,7 +27,7 @@ def attention_report(edge: Edge) -> dict[str, Any]:
         "launches": edge.metrics.attention.launch_counts(),
         "attestation": msgspec.to_builtins(edge.engine.attestations.latest),
         "shadow_checks": [msgspec.to_builtins(report) for report in edge.metrics.attention.shadow_reports],
-        "overridden": [{"path": path, "shape": shape} for path, shape in edge.engine.orders.overridden],
+        "overridden": [{"path": path, "shape": shape} for path, shape in edge.engine.quarantine.by_operator],
         "num_fallbacks": sum(bool(row.fallback_reasons) for row in plan),
         "shapes": [_row(row) for row in plan],
     }
@@ -61,7 +61,7 @@ def named_pairs(path: str, shape: str | None, ready: EngineReady) -> list[tuple[
     return [(path, each) for each in shapes if shape in (None, each)]
 
 
-def order_report(answer: Overridden | None, ready: EngineReady | None) -> dict[str, Any]:
+def order_report(answer: QuarantineChanged | None, ready: EngineReady | None) -> dict[str, Any]:
     """Raises Conflict for an order that would leave a shape without a path, NotReady without an answer."""
     if answer is None:
         raise NotReady("The engine did not answer; GET /attention shows what serves.", retry_after_s=RETRY_AFTER_S)
@@ -69,7 +69,7 @@ def order_report(answer: Overridden | None, ready: EngineReady | None) -> dict[s
         shapes = "; ".join(answer.stranded)
         raise Conflict(f"Nothing was changed: no other path may serve {shapes}.", param="path")
     return {
-        "overridden": [{"path": path, "shape": shape} for path, shape in answer.overridden],
+        "overridden": [{"path": path, "shape": shape} for path, shape in answer.quarantined],
         "fallbacks": [
             {"shape": row.shape, "path": row.path, "wanted": row.wanted, "reasons": row.fallback_reasons}
             for row in (ready.plan if ready else [])

@@ -3,7 +3,7 @@
 import time
 
 from server.edge.admission import Edge
-from server.protocol.heartbeat import kill_limit_s, unready_limit_s
+from server.protocol.liveness import kill_limit_s, unready_limit_s
 from server.protocol.messages import PlanRow
 from server.protocol.plan_rows import rejections_here
 from server.supervisor.client import EngineState

@@ -97,13 +97,13 @@ def order_routes(edge: Edge) -> APIRouter:
     async def take_out(request: Request) -> Response:
         """Take a kernel path out of service, for one shape or for all."""
         pairs = _pairs(edge, request)
-        return _json(200, order_report(await edge.engine.orders.give(take_out=pairs), edge.engine.ready))
+        return _json(200, order_report(await edge.engine.quarantine.ask(add=pairs), edge.engine.ready))
 
     @router.delete("/attention/quarantine", response_model=QuarantineReport, openapi_extra=quarantine)
     async def lift(request: Request) -> Response:
         """Put a kernel path back into service."""
         pairs = _pairs(edge, request)
-        return _json(200, order_report(await edge.engine.orders.give(lift=pairs), edge.engine.ready))
+        return _json(200, order_report(await edge.engine.quarantine.ask(lift=pairs), edge.engine.ready))
 
     return router
 

@@ -23,9 +23,9 @@ from server.protocol.messages import (
     EngineRefused,
     Heartbeat,
     PlanRow,
+    ShadowReport,
     StepRecord,
 )
-from server.protocol.shadow_report import ShadowReport
 from server.settings import Settings
 
 

@@ -204,7 +204,7 @@ def test_a_tenant_is_told_what_an_order_needs(folder: Path, operator: str | None
     answer = it.post("/attention/quarantine", {"path": "sdpa.cpu"}, headers={"authorization": "Bearer right"})
     assert (answer.status_code, answer.json()["error"]["code"]) == (403, "operator_key_needed")
     assert advice in answer.json()["error"]["message"]
-    assert it.engine.orders.overridden == []
+    assert it.engine.quarantine.by_operator == []
 
 
 def test_of_two_authorization_headers_none_is_taken(folder: Path) -> None:

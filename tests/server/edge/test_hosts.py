@@ -46,7 +46,7 @@ def test_each_way_in_is_held_to_the_names(folder: Path) -> None:
     assert it.post("/attention/quarantine", {"path": "sdpa.cpu"}, headers=asked).status_code == 400
     it.app = create_admin_app(it.edge)  # type: ignore[assignment]
     assert it.post("/attention/quarantine", {"path": "sdpa.cpu"}, headers=asked).status_code == 400
-    assert it.engine.orders.overridden == []
+    assert it.engine.quarantine.by_operator == []
 
 
 def test_the_address_listened_on_is_allowed(folder: Path) -> None:

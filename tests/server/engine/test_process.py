@@ -25,6 +25,7 @@ from server.protocol.messages import (
     Attest,
     AttestationReport,
     Cancel,
+    ChangeQuarantine,
     Configure,
     EngineProgress,
     EngineReady,
@@ -32,16 +33,15 @@ from server.protocol.messages import (
     FinishReason,
     FromEngine,
     Heartbeat,
-    Overridden,
-    Override,
     PlanChanged,
+    QuarantineChanged,
     SamplingParams,
+    ShadowReport,
     Shutdown,
     StepOutput,
     Submit,
     ToEngine,
 )
-from server.protocol.shadow_report import ShadowReport
 from server.settings import DeviceChoice, Settings
 from server.supervisor.client import EngineClient, EngineState
 
@@ -144,22 +144,22 @@ def test_an_attestation_runs_between_steps_a_batch_at_a_time() -> None:
 class Obedient:
     """Takes out what it is told to."""
 
-    def obey(self, message: Override) -> Overridden:
-        return Overridden(message.order, [], message.take_out)
+    def change(self, message: ChangeQuarantine) -> QuarantineChanged:
+        return QuarantineChanged(message.request, [], message.add)
 
     def plan(self) -> PlanChanged:
         return PlanChanged([])
 
 
-def test_an_order_is_obeyed_and_the_plan_told_before_its_answer() -> None:
+def test_a_quarantine_change_sends_the_plan_before_its_answer() -> None:
     inbox: queue.SimpleQueue[ToEngine] = queue.SimpleQueue()
-    for message in (Override(7, [("p", "s")]), Shutdown()):
+    for message in (ChangeQuarantine(7, [("p", "s")]), Shutdown()):
         inbox.put(message)
     sent: list[FromEngine] = []
     scheduler = Scheduler(SchedulerLimits(64, 4, 32), PagePool(32, 4))
     engine = Engine(scheduler, OnesRunner(), EngineOptions(10, (), seed=0))
-    Loop(engine, inbox, sent.append, overrides=Obedient()).run()
-    assert sent == [PlanChanged([]), Overridden(7, [], [("p", "s")])]
+    Loop(engine, inbox, sent.append, operator_quarantine=Obedient()).run()
+    assert sent == [PlanChanged([]), QuarantineChanged(7, [], [("p", "s")])]
 
 
 def test_no_step_is_under_way_while_a_batch_is_attested() -> None:
@@ -243,7 +243,7 @@ def test_a_sample_is_judged_when_idle_or_between_two_steps(is_due: bool) -> None
             assert not (block and check.has_sample)
             return inbox.get(block=block, timeout=timeout)
 
-    Loop(engine, Awake(), send, overrides=Obedient(), shadow=check).run()
+    Loop(engine, Awake(), send, operator_quarantine=Obedient(), shadow=check).run()
     assert check.was_busy == [is_due]
     kinds = [type(message) for message in sent if not isinstance(message, Heartbeat)]
     at = kinds.index(ShadowReport)

@@ -19,8 +19,7 @@ from server.http.openai import responses
 from server.http.openai.routes import REQUESTS
 from server.http.operations import schemas
 from server.http.operations.routes import REQUESTS as ORDERS
-from server.protocol.messages import AttestationReport, AttestedBatch
-from server.protocol.shadow_report import ShadowReport
+from server.protocol.messages import AttestationReport, AttestedBatch, ShadowReport
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 USER = [{"role": "user", "content": "Hi"}]

@@ -9,8 +9,7 @@ from edge_fakes import READY, plan_row, served
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from server.http.app import create_admin_app
-from server.protocol.messages import AttestationReport, AttestedBatch, DispatchCount, Heartbeat
-from server.protocol.shadow_report import ShadowReport
+from server.protocol.messages import AttestationReport, AttestedBatch, DispatchCount, Heartbeat, ShadowReport
 from server.supervisor.client import EngineState
 
 

@@ -48,7 +48,7 @@ def test_an_order_that_names_nothing_is_refused_with_what_there_is(
     for answer in (it.post("/attention/quarantine", body), lift(it, body)):
         assert answer.status_code == status
         assert word in answer.json()["error"]["message"]
-    assert it.engine.orders.overridden == []
+    assert it.engine.quarantine.by_operator == []
 
 
 def test_an_order_that_would_leave_a_shape_without_a_path_is_a_conflict(folder: Path) -> None:

@@ -19,6 +19,7 @@ from server.protocol.messages import (
     Attest,
     AttestationReport,
     Cancel,
+    ChangeQuarantine,
     Configure,
     EngineFailed,
     EngineProgress,
@@ -27,9 +28,8 @@ from server.protocol.messages import (
     FinishReason,
     FromEngine,
     Heartbeat,
-    Overridden,
-    Override,
     PlanChanged,
+    QuarantineChanged,
     Shutdown,
     StepOutput,
     StepRecord,
@@ -71,7 +71,7 @@ class Fake:
         configure = self.inbox.get()
         assert isinstance(configure, Configure)
         self.send(EngineProgress("quarantined", repr(configure.quarantined)))
-        self.send(EngineProgress("overridden", repr(configure.overridden)))
+        self.send(EngineProgress("overridden", repr(configure.quarantined_by_operator)))
         if mode == "refuse":
             self.send(EngineRefused("unproven", "no path for prefill", []))
             return
@@ -98,9 +98,9 @@ class Fake:
             elif isinstance(message, Attest):
                 lies = [("fake.decode", "a shape")]
                 self.send(AttestationReport("request", "mismatch", time.time(), 0.1, [], lies))
-            elif isinstance(message, Override):
+            elif isinstance(message, ChangeQuarantine):
                 self.send(PlanChanged([]))
-                self.send(Overridden(message.order, [], message.take_out))
+                self.send(QuarantineChanged(message.request, [], message.add))
             elif isinstance(message, Cancel):
                 self.send(EngineProgress("cancelled", message.request_id))
 

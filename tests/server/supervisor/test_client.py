@@ -20,10 +20,10 @@ from server.protocol.messages import (
     Heartbeat,
     PlanRow,
     SamplingParams,
+    ShadowReport,
     StepRecord,
     TokenDelta,
 )
-from server.protocol.shadow_report import ShadowReport
 from server.settings import Settings
 from server.supervisor.client import EngineClient, EngineState
 
@@ -331,7 +331,7 @@ def test_who_waits_for_an_answer_of_an_engine_that_dies_waits_no_longer() -> Non
         async with running(**STALLS_SOON) as (client, ledger):
             stuck = asyncio.create_task(collect(client, "a", [667]))
             await until(lambda: EngineProgress("submitted", "a") in ledger.progress)
-            asked = asyncio.gather(client.attestations.ask(), client.orders.give(take_out=[("fake.decode", "a shape")]))
+            asked = asyncio.gather(client.attestations.ask(), client.quarantine.ask(add=[("fake.decode", "a shape")]))
             assert await asked == [None, None]
             assert (await stuck)[-1].error_code == "engine_died"
             await until(lambda: len(ledger.ready) == 2)
@@ -344,9 +344,9 @@ def test_an_order_is_kept_and_given_to_the_next_engine() -> None:
     async def test() -> None:
         async with running() as (client, ledger):
             pair = ("fake.decode", "a shape")
-            answer = await client.orders.give(take_out=[pair])
+            answer = await client.quarantine.ask(add=[pair])
             assert answer is not None
-            assert (answer.overridden, client.orders.overridden) == ([pair], [pair])
+            assert (answer.quarantined, client.quarantine.by_operator) == ([pair], [pair])
             assert ledger.plans == [[]]
             await collect(client, "a", [666])
             await until(lambda: len(ledger.ready) == 2)
@@ -358,9 +358,9 @@ def test_an_order_is_kept_and_given_to_the_next_engine() -> None:
 def test_an_order_and_its_answer_cross_threads() -> None:
     async def test() -> None:
         async with running() as (client, _):
-            order = client.orders.give(take_out=[("fake.decode", "a shape")])
+            order = client.quarantine.ask(add=[("fake.decode", "a shape")])
             answer = await asyncio.to_thread(asyncio.run, order)
             assert answer is not None
-            assert answer.order == 1
+            assert answer.request == 1
 
     run(test)

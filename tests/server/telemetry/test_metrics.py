@@ -11,9 +11,8 @@ from scraped import scraped, scraped_value
 from kernels.linear.fallbacks import MatmulFallback
 from kernels.path import Reject
 from kernels.shape import Phase
-from server.protocol.death import DeathCause
-from server.protocol.messages import Heartbeat, RequestTimes
-from server.protocol.shadow_report import ShadowReport
+from server.protocol.liveness import DeathCause
+from server.protocol.messages import Heartbeat, RequestTimes, ShadowReport
 from server.telemetry.attention import fingerprint_digest
 from server.telemetry.factory import MAX_SAMPLES, ladder
 from server.telemetry.metrics import Metrics

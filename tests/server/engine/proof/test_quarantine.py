@@ -25,10 +25,10 @@ from server.protocol.messages import (
     EngineFailed,
     FromEngine,
     Heartbeat,
+    ShadowReport,
     StepOutput,
     StepRecord,
 )
-from server.protocol.shadow_report import ShadowReport
 from server.settings import DeviceChoice, Settings
 
 PAIR = ("triton.decode", "decode bf16 h32:8 d128 q-le_128 c-le_2k causal page64")

@@ -23,8 +23,7 @@ from qualification.decision.decision import Decision
 from server.engine.attention.dispatch import Choice, Dispatcher, PhasePart
 from server.engine.proof.shadow_check import ALERT_S, MEMORY_S, ShadowBudget, ShadowCheck
 from server.engine.proof.shadow_sample import MOST_ROWS, drawn_rows, judge_sample, take_sample
-from server.protocol.messages import AttentionUse, SamplingParams, Submit
-from server.protocol.shadow_report import ShadowReport
+from server.protocol.messages import AttentionUse, SamplingParams, ShadowReport, Submit
 
 Spoil = Callable[[Tensor], None]
 LATER_S = 100.0  # after the interval and after the dense checks that follow a mismatch

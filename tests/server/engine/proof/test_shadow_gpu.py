@@ -14,8 +14,7 @@ from kernels.path import KernelPath
 from qualification.decision.decision import Policy
 from server.engine.proof.shadow_check import ShadowCheck
 from server.engine.startup.builder import BuiltEngine, build_engine
-from server.protocol.messages import SamplingParams, Submit
-from server.protocol.shadow_report import ShadowReport
+from server.protocol.messages import SamplingParams, ShadowReport, Submit
 from server.settings import DeviceChoice, DtypeChoice, Settings
 
 pytestmark = pytest.mark.gpu
