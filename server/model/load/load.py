@@ -11,7 +11,7 @@ from torch import Tensor
 
 from qualification.model.config import ModelConfig
 from qualification.model.families.family import Family
-from qualification.model.families.registry import family_named
+from qualification.model.families.registry import FAMILIES, family_named
 from qualification.model.fields import Fields, ModelConfigError
 from qualification.model.shard import Shard
 from server.errors import ModelError
@@ -69,6 +69,12 @@ def load_config(folder: Path) -> ModelConfig:
 
 
 def _read_config(folder: Path, path: Path, values: dict[str, object]) -> ModelConfig:
+    if "text_config" in values:
+        served = ", ".join(family.model_type for family in FAMILIES)
+        raise ModelConfigError(
+            f"{path}: model_type {values.get('model_type')!r} also sees images, which is not supported: "
+            f"serve a checkpoint of text alone, of one of the families: {served}"
+        )
     family = family_named(values.get("model_type"), str(path))
     architectures = values.get("architectures") or list(family.architectures)
     if not isinstance(architectures, list) or not any(name in family.architectures for name in architectures):

@@ -13,7 +13,8 @@ from qualification.model.config import ModelConfig
 from qualification.model.families.family import TensorNames
 from qualification.model.families.registry import family_named
 from qualification.model.shard import Shard, shard_of
-from server.model.layers import LayerWeights, Linear, Weights, empty_weights
+from server.model.layers import LayerWeights, Weights, empty_weights
+from server.model.linear import Dense
 from server.model.load.checkpoint import copy_pieces, read_entries
 from server.model.load.load import load_config, load_decoder, load_shard
 from server.model.load.shards import empty_shard, pieces_of
@@ -60,7 +61,7 @@ def whole(folder: Path, config: ModelConfig) -> Weights:
     return load_decoder(folder, config, dtype=torch.float32, device=CPU, load_format=LoadFormat.AUTO).weights
 
 
-def split_rows(linear: Linear, sizes: list[int]) -> list[tuple[Tensor, Tensor | None]]:
+def split_rows(linear: Dense, sizes: list[int]) -> list[tuple[Tensor, Tensor | None]]:
     return [(part.weight, part.bias) for part in linear.rows(*sizes)]
 
 
