@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
     use_own_cache()
     try:
         return _error_rates(args) if args.error_rates else _run(args, models_of(args))
-    except KeyboardInterrupt:  # in a run itself it is told by `conduct`, with all that is known
+    except KeyboardInterrupt:  # during the run itself `conduct` reports it, with the results so far
         print("hallmark: interrupted before anything was measured", file=sys.stderr)
         return ExitCode.INCONCLUSIVE
     except (OSError, ValueError) as error:
@@ -98,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _error_rates(args: argparse.Namespace) -> int:
-    """On a GPU of its paths; on a CPU under each instruction set, in child processes."""
+    """Measure the checker's error rates: on a GPU of its paths, on a CPU under each instruction set."""
     import torch
 
     from kernels.device import num_cores, read_fingerprint
@@ -145,7 +145,7 @@ def _config_of(file: Path) -> Mapping[str, object]:
 
 
 def _compile_jobs(asked: int | None) -> int:
-    """What is asked for, else what the cores and the GPU's memory allow."""
+    """Return the asked number of processes, else what the cores and the GPU's memory allow."""
     import torch
 
     from kernels.device import num_cores
@@ -212,7 +212,7 @@ def _bench(args: argparse.Namespace, fingerprint: "Fingerprint", device: "torch.
 
 
 def _count_bytes(targets: Sequence["Target"], catalog: Sequence["KernelPath"], fingerprint: "Fingerprint") -> ExitCode:
-    """Of each model's file. That nothing can be counted here is said, and is no failure: it proves nothing."""
+    """Count the HBM bytes of each model's file. Counters that are not available are no failure: they prove nothing."""
     import torch
 
     from qualification.measure.hbm_counters import CounterError, count_into

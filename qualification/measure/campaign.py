@@ -31,7 +31,7 @@ class OutOfTime(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """What a run does its work with."""
+    """The functions and data that a run uses."""
 
     catalog: Sequence[KernelPath]  # every path there is
     paths: Sequence[KernelPath]  # those asked for
@@ -68,7 +68,7 @@ def targets_of(
 
 
 def default_file(out_dir: Path, gpu: str, name: str) -> Path:
-    """Where a server that is given --matrix OUT_DIR looks."""
+    """Return the file in which a server with --matrix OUT_DIR looks."""
     return out_dir / gpu_folder(gpu) / f"{name}.json"
 
 

@@ -11,6 +11,7 @@ import httpx
 import msgspec
 import tokenizers
 from fastapi import FastAPI
+from prometheus_client import CollectorRegistry
 from scraped import scraped_value
 from starlette.types import ASGIApp
 from tokenizers import decoders, models, pre_tokenizers
@@ -42,7 +43,6 @@ from server.supervisor.client import EngineState
 from server.supervisor.quarantine_requests import Orders
 from server.supervisor.streams import Take
 from server.telemetry.metrics import Metrics
-from server.telemetry.registry import Registry
 from server.telemetry.tracing import Tracing
 from server.text.chat_template import ChatTemplate
 from server.text.sampling_defaults import SamplingDefaults
@@ -205,7 +205,7 @@ def write_tokenizer(folder: Path, *, has_template: bool = True) -> None:
 
 
 def make_edge(folder: Path, engine: ScriptedEngine, settings: Settings, *, tracing: Tracing | None = None) -> Edge:
-    metrics = Metrics(settings.model_name, Registry(), version="1.2.3")
+    metrics = Metrics(settings.model_name, CollectorRegistry(), version="1.2.3")
     metrics.on_ready(READY)
     return Edge(
         settings=settings,

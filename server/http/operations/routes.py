@@ -22,7 +22,7 @@ from server.http.operations.schemas import (
     QuarantineRequest,
     Version,
 )
-from server.telemetry.exposition import OPENMETRICS, TEXT, expose
+from server.telemetry.scrape import OPENMETRICS, TEXT, content_type_of, scrape
 
 REQUESTS = (AttestRequest, QuarantineRequest)
 _UNAVAILABLE: dict[int | str, dict[str, Any]] = {503: {"model": Health, "description": "Not so, and why."}}
@@ -58,8 +58,8 @@ def operator_routes(edge: Edge) -> APIRouter:
     @router.get("/metrics", response_class=Response, responses=_METRICS)
     def metrics(request: Request) -> Response:
         """Return the metrics for Prometheus."""
-        content_type = OPENMETRICS if "application/openmetrics-text" in request.headers.get("accept", "") else TEXT
-        return Response(expose(edge.metrics.registry, content_type), headers={"content-type": content_type})
+        content_type = content_type_of(request.headers.get("accept", ""))
+        return Response(scrape(edge.metrics.registry, content_type), headers={"content-type": content_type})
 
     @router.get("/attention", response_model=AttentionReport, openapi_extra=answers_with(NotReady))
     def attention() -> Response:
@@ -76,7 +76,7 @@ def operator_routes(edge: Edge) -> APIRouter:
 
 
 def order_routes(edge: Edge) -> APIRouter:
-    """What operators order the engine to do; answered when it is done, between two steps."""
+    """Orders to the engine; answered when it has carried them out, between two steps."""
     router = APIRouter(route_class=PlainRoute, tags=["operators"])
     quarantine = takes(QuarantineRequest, NotFound, Conflict, NotReady)
 
