@@ -5,7 +5,8 @@
 
 from enum import Enum
 from pathlib import Path
-from typing import Any
+
+from prometheus_client import CollectorRegistry
 
 from kernels.buckets import Bucket
 from kernels.linear.fallbacks import MatmulFallback
@@ -13,10 +14,11 @@ from kernels.path import Reject
 from kernels.shape import Phase
 from qualification.decision.decision import Status
 from server.protocol.death import DeathCause
+from server.telemetry.factory import MAX_SAMPLES, Declaration
+from server.telemetry.latency import DURATION_EDGES, FINE_TTFT_S, TPOT_EDGES, TTFT_EDGES
 from server.telemetry.metrics import Metrics
 from server.telemetry.objectives import DEFAULT_OBJECTIVES
 from server.telemetry.outcomes import Attestation, DisconnectStage, OomStage, Outcome, RejectedFor, Shadow, Sli
-from server.telemetry.registry import MAX_SAMPLES, Family, Registry
 from server.telemetry.slo import UNKNOWN_BUCKET
 
 PAGE = Path(__file__).resolve().parent / "metrics.md"
@@ -55,11 +57,9 @@ OPEN = {
 }
 
 
-def families() -> list[Family[Any]]:
+def families() -> tuple[Declaration, ...]:
     """Every metric that the server declares, in the order of the registry."""
-    registry = Registry()
-    Metrics("model", registry, version="0")
-    return registry.families
+    return Metrics("model", CollectorRegistry(), version="0").declarations
 
 
 def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
@@ -112,12 +112,21 @@ def page() -> str:
 
 Written by `docs/metrics_page.py` from the code; do not edit. `GET /metrics` has them in Prometheus' text
 format, and in OpenMetrics where the scraper asks for it, with exemplars that lead from a bucket to a trace. A
-process shows at most {MAX_SAMPLES} samples. Label sets that are known in advance exist at 0 from the start, or
+server shows at most {MAX_SAMPLES} samples. Label sets that are known in advance exist at 0 from the start, or
 from the moment the engine is ready where they follow from its plan: a counter that first appears with the value
 1 is invisible to `increase()`. Gauges of something measured appear with their first measurement, for 0 would be
 a measurement.
 
 {metrics_table()}
+
+## Histograms
+
+Each edge of a histogram is a sample for each of its label sets, so edges are few. Only the time to the first token is
+read to a few percent: its edges go from {1000 * TTFT_EDGES[0]:g} ms to {TTFT_EDGES[-1]:g} s, in steps of x1.1 from
+{1000 * FINE_TTFT_S[0]:g} ms to {FINE_TTFT_S[1]:g} s and of x2 outside, where a quantile may be off by a third. The time
+per output token has steps of x1.7 from {1000 * TPOT_EDGES[0]:g} to {1000 * TPOT_EDGES[-1]:g} ms. The prefill and the
+queue have steps of x3, enough to see which of them is slow, and the whole request has edges at
+{", ".join(f"{edge:g}" for edge in DURATION_EDGES)} s, for it depends most on the length of its answer.
 
 ## Labels
 

@@ -1,1 +1,1 @@
-"""What is proven, how it is proven, and what to choose. Imports kernels; the server imports its pure half."""
+"""Proof of kernel paths: what is proven, how, and which path to choose. Imports kernels, never the server."""

@@ -5,6 +5,7 @@ HallmarkError
 |   |-- SettingsError
 |   `-- ModelError                    config, weights, tokenizer or chat template cannot be used
 |-- RequestError                      4xx: the client can mend it
+|   |-- InvalidHttp            400    invalid_http          what came is not HTTP/1.1
 |   |-- InvalidHeader          400    invalid_header        Host or Authorization is missing, doubled or malformed
 |   |-- InvalidJson            400    invalid_json
 |   |-- UnknownField           400    unknown_field         a field that no version of the API has, or we do not know
@@ -73,53 +74,81 @@ class RequestError(HallmarkError):
     code = "invalid_request"
 
 
+class InvalidHttp(RequestError):
+    """The connection does not speak HTTP/1.1; it is closed."""
+
+    code = "invalid_http"
+
+
 class InvalidHeader(RequestError):
+    """A header such as Host or Authorization is missing, doubled or malformed."""
+
     code = "invalid_header"
 
 
 class InvalidJson(RequestError):
+    """The body is no JSON object, or one that is too deep, too large or ambiguous."""
+
     code = "invalid_json"
 
 
 class UnknownField(RequestError):
+    """A field that is not part of the API."""
+
     code = "unknown_field"
 
 
 class UnsupportedField(RequestError):
+    """A field that is known and not implemented."""
+
     code = "unsupported_field"
 
 
 class InvalidValue(RequestError):
+    """A value of a wrong type, or outside the stated limits."""
+
     code = "invalid_value"
 
 
 class TemplateError(InvalidValue):
+    """The model's chat template refuses these messages."""
+
     code = "invalid_messages"
 
 
 class PromptTooLong(RequestError):
+    """Prompt and answer do not fit in the model's context."""
+
     code = "context_length_exceeded"
 
 
 class Unauthorized(RequestError):
+    """There is no key, or it is not valid here."""
+
     status = 401
     type = "authentication_error"
     code = "invalid_api_key"
 
 
 class Forbidden(RequestError):
+    """A tenant's key on a route for operators."""
+
     status = 403
     type = "permission_error"
     code = "operator_key_needed"
 
 
 class NotFound(RequestError):
+    """There is nothing of this name."""
+
     status = 404
     type = "not_found_error"
     code = "not_found"
 
 
 class ModelNotFound(NotFound):
+    """Another model than the one that is served."""
+
     code = "model_not_found"
 
 
@@ -133,36 +162,50 @@ class MethodNotAllowed(RequestError):
 
 
 class Conflict(RequestError):
+    """The order contradicts the state of the server; nothing was changed."""
+
     status = 409
     code = "conflict"
 
 
 class RequestTimeout(RequestError):
+    """The client was too slow to send the request."""
+
     status = 408
     code = "request_timeout"
 
 
 class SlowClient(RequestError):
+    """The client was too slow to read the answer."""
+
     status = 408
     code = "slow_client"
 
 
 class PayloadTooLarge(RequestError):
+    """The body is larger than the limit."""
+
     status = 413
     code = "payload_too_large"
 
 
 class UnsupportedMediaType(RequestError):
+    """The body is not `application/json`, or it is compressed."""
+
     status = 415
     code = "unsupported_media_type"
 
 
 class HeadersTooLarge(RequestError):
+    """There are too many headers, or they are too large."""
+
     status = 431
     code = "headers_too_large"
 
 
 class TooManyRequests(RequestError):
+    """The queue, or the memory for bodies, is full; come again later."""
+
     status = 429
     type = "rate_limit_error"
     code = "too_many_requests"
@@ -173,29 +216,39 @@ class ServiceError(HallmarkError):
 
 
 class InternalError(ServiceError):
-    pass
+    """The server failed; its log says more under the request's id."""
 
 
 class NonFiniteLogits(ServiceError):
+    """The model computed a number that is not finite."""
+
     code = "nonfinite_logits"
 
 
 class NotReady(ServiceError):
+    """The engine is starting, restarting, or refuses to serve."""
+
     status = 503
     code = "not_ready"
 
 
 class EngineDied(ServiceError):
+    """The engine died while it served this request; it is being restarted."""
+
     status = 503
     code = "engine_died"
 
 
 class ShuttingDown(ServiceError):
+    """The server is shutting down."""
+
     status = 503
     code = "shutting_down"
 
 
 class DeadlineExceeded(ServiceError):
+    """The answer took longer than a request may take."""
+
     status = 504
     code = "deadline_exceeded"
 

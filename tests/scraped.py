@@ -2,18 +2,18 @@
 
 from collections.abc import Mapping
 
+from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from server.telemetry.exposition import TEXT, expose
-from server.telemetry.registry import Registry
+from server.telemetry.scrape import TEXT, scrape
 
 
-def scraped(registry: Registry) -> list[Metric]:
-    return list(text_string_to_metric_families(expose(registry, TEXT).decode()))
+def scraped(registry: CollectorRegistry) -> list[Metric]:
+    return list(text_string_to_metric_families(scrape(registry, TEXT).decode()))
 
 
-def scraped_value(registry: Registry, name: str, labels: Mapping[str, str] | None = None) -> float | None:
+def scraped_value(registry: CollectorRegistry, name: str, labels: Mapping[str, str] | None = None) -> float | None:
     """Of the sample with exactly these labels; None where there is none."""
     for family in scraped(registry):
         for sample in family.samples:

@@ -140,7 +140,7 @@ TELEMETRY = (
     ),
     Chart(
         "Samples of a scrape",
-        "At most 2,000 by design.",
+        "At most 1,000 by design.",
         "none",
         (('scrape_samples_scraped{job="hallmark"}', "{{instance}}"),),
         width=6,

@@ -14,7 +14,7 @@ _MAX_TILE = 2048  # elements of the half heads one program holds: 16 a thread
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """How far T tokens are turned, in the form that torch's operations want: cos, sin [T, 1, d] fp32.
+    """How far T tokens are turned, in the form that torch's operations want: cos, sin [T, 1, r] fp32.
 
     Both halves of a head have the same cosines; the sines of the first are negative.
     """
@@ -49,13 +49,14 @@ def rope_and_write_kv(
 
     q          [T, heads, d], k, v [T, kv_heads, d], d even; the heads of a token stand side by side, as in views of
                one [T, (heads + 2 * kv_heads) * d] projection
-    cos_sin    [max_position, d] fp32, the cosines of d / 2 angles, then their sines
+    cos_sin    [max_position, r] fp32, the cosines of r / 2 angles, then their sines; r <= d, even: the dimensions of a
+               head that are rotated, its first ones
     positions  [T] int32, below max_position
     k_pages, v_pages   [num_pages, page_size, kv_heads, d], contiguous, written at `slots`; may be of another dtype
     slots      [T] int64, page * page_size + offset: unique, in range, never negative (the caller proves it)
     q_norm, k_norm     [d] weights of an RMSNorm of each head before the rotation; both or neither
     turns      `turns_of(cos_sin, positions)`, where it is at hand: then it is computed by torch
-    Pairs are (x[i], x[i + d / 2]), as in transformers. Source: Su et al. 2021.
+    Pairs are (x[i], x[i + r / 2]), as in transformers. Source: Su et al. 2021.
     Raises RuntimeError when the pages are not contiguous.
     """
     if turns is not None or not runs_on_triton(q):
@@ -69,16 +70,16 @@ def rope_and_write_kv(
     tensors = (q, k, v, cos_sin, positions, k_pages, v_pages, slots, *norms)
     strides = (q.stride()[0], k.stride()[0], v.stride()[0])
     num_tokens, num_heads, head_dim = q.shape
-    sizes = (num_heads, k.shape[1], head_dim)
+    sizes, rest = (num_heads, k.shape[1], head_dim), head_dim - cos_sin.shape[1]
     at = [x.data_ptr() for x in tensors]
     aligned = at[0] | at[1] | at[2] | at[3] | at[5] | at[6] | at[8] | at[9]
     if q.is_cuda and aligned % 16 == 0:
         dtypes = tuple([x.dtype for x in tensors])
-        kernel, num_blocks = _prepared(q.device, dtypes, sizes, strides, q_norm is not None)
+        kernel, num_blocks = _prepared(q.device, dtypes, sizes, strides, q_norm is not None, rest)
         kernel((num_tokens, num_blocks, 1), (*at, *strides, eps))
     else:
         num_q_blocks, num_kv_blocks, _, _ = _blocks(sizes)
-        options = _options(q.device, sizes, has_norm=q_norm is not None)
+        options = _options(q.device, sizes, has_norm=q_norm is not None, rest=rest)
         _rope_and_write_kv_kernel[(num_tokens, num_q_blocks + num_kv_blocks)](*tensors, *strides, eps, **options)
 
 
@@ -98,17 +99,19 @@ def _prepared(
     sizes: tuple[int, int, int],
     strides: tuple[int, int, int],
     has_norm: bool,
+    rest: int,
 ) -> tuple[Loaded, int]:
     """The kernel for aligned tensors of these dtypes, and its programs of a token.
 
     Positions and slots may have any address.
     """
-    options, (num_q_blocks, num_kv_blocks, _, _) = _options(device, sizes, has_norm=has_norm), _blocks(sizes)
+    options, (num_q_blocks, num_kv_blocks, _, _) = _options(device, sizes, has_norm=has_norm, rest=rest), _blocks(sizes)
     kernel = prepare(_rope_and_write_kv_kernel, device, *map(Aligned, dtypes), *strides, 0.0, **options)
     return kernel, num_q_blocks + num_kv_blocks
 
 
-def _options(device: torch.device, sizes: tuple[int, int, int], *, has_norm: bool) -> dict[str, int]:
+def _options(device: torch.device, sizes: tuple[int, int, int], *, has_norm: bool, rest: int = 0) -> dict[str, int]:
+    """`rest`: the dimensions of a head that are not rotated."""
     num_heads, num_kv_heads, head_dim = sizes
     num_q_blocks, _, block_heads, half = _blocks(sizes)
     return {
@@ -119,6 +122,8 @@ def _options(device: torch.device, sizes: tuple[int, int, int], *, has_norm: boo
         "BLOCK_HEADS": block_heads,
         "BLOCK_HALF": half,
         "HAS_NORM": has_norm,
+        "REST": rest,
+        "BLOCK_REST": next_power_of_2(max(rest, 1)),
         **overlap(device),
     }
 
@@ -143,8 +148,10 @@ def rope_and_write_kv_torch(
     for heads, norm in ((q, q_norm), (k, k_norm)) if both is None else ((both, None),):
         # No copy where q and k are fp32 and have no norm: then the rotation is really in place.
         precise = heads.float() if norm is None else rms_norm_torch(heads.float(), norm, eps)
-        swapped = precise.roll(precise.shape[-1] // 2, dims=-1)  # the halves of each head
-        precise.mul_(turns.cos).addcmul_(swapped, turns.sin)
+        num_rotated = turns.cos.shape[-1]
+        rotated = precise if num_rotated == precise.shape[-1] else precise[..., :num_rotated]
+        swapped = rotated.roll(num_rotated // 2, dims=-1)  # the halves of each head
+        rotated.mul_(turns.cos).addcmul_(swapped, turns.sin)
         if precise is not heads:
             heads.copy_(precise)
     k_pages.view(-1, *k.shape[1:]).index_copy_(0, slots, k.to(k_pages.dtype))
@@ -159,6 +166,8 @@ def _turns(cos_sin: Tensor, positions: Tensor) -> Turns:
 def _side_by_side(q: Tensor, k: Tensor) -> Tensor | None:
     """q and k as one tensor of all their heads, where k lies behind q in the same rows: then half the operations do."""
     num_tokens, num_heads, head_dim = q.shape
+    if q.untyped_storage().data_ptr() != k.untyped_storage().data_ptr():
+        return None
     if q.stride() != k.stride() or k.data_ptr() - q.data_ptr() != num_heads * head_dim * q.element_size():
         return None
     return q.as_strided((num_tokens, num_heads + k.shape[1], head_dim), q.stride())
@@ -188,6 +197,8 @@ def _rope_and_write_kv_kernel(
     BLOCK_HEADS: tl.constexpr,
     BLOCK_HALF: tl.constexpr,
     HAS_NORM: tl.constexpr,
+    REST: tl.constexpr = 0,
+    BLOCK_REST: tl.constexpr = 1,
     OVERLAPS: tl.constexpr = False,
 ):
     """One program a token and block of heads: query heads first, then key heads with their values."""
@@ -196,9 +207,9 @@ def _rope_and_write_kv_kernel(
         tl.extra.cuda.gdc_wait()
     token = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
-    HALF: tl.constexpr = HEAD_DIM // 2
+    HALF: tl.constexpr = (HEAD_DIM - REST) // 2
     cols = tl.arange(0, BLOCK_HALF)
-    angle = cos_sin_ptr + tl.load(positions_ptr + token).to(tl.int64) * HEAD_DIM + cols
+    angle = cos_sin_ptr + tl.load(positions_ptr + token).to(tl.int64) * (HEAD_DIM - REST) + cols
     cos = tl.load(angle, mask=cols < HALF, other=0.0)[None, :]
     sin = tl.load(angle + HALF, mask=cols < HALF, other=0.0)[None, :]
 
@@ -212,13 +223,31 @@ def _rope_and_write_kv_kernel(
         row = k_ptr + token * stride_kt + tile
     left = tl.load(row, mask=mask, other=0.0).to(tl.float32)
     right = tl.load(row + HALF, mask=mask, other=0.0).to(tl.float32)
+    if REST > 0:
+        rest_cols = tl.arange(0, BLOCK_REST)
+        rest_mask = (heads < tl.where(is_query, NUM_HEADS, NUM_KV_HEADS))[:, None] & (rest_cols < REST)[None, :]
+        rest_tile = heads[:, None] * HEAD_DIM + 2 * HALF + rest_cols[None, :]
+        if is_query:
+            rest_row = q_ptr + token * stride_qt + rest_tile
+        else:
+            rest_row = k_ptr + token * stride_kt + rest_tile
+        rest = tl.load(rest_row, mask=rest_mask, other=0.0).to(tl.float32)
     if HAS_NORM:
         if is_query:
             weight = q_norm_ptr + cols
         else:
             weight = k_norm_ptr + cols
         squares = tl.sum(left * left + right * right, axis=1) / HEAD_DIM
+        if REST > 0:
+            squares += tl.sum(rest * rest, axis=1) / HEAD_DIM
         scale = tl.rsqrt(squares + eps)[:, None]
+        if REST > 0:
+            if is_query:
+                rest_weight = q_norm_ptr + 2 * HALF + rest_cols
+            else:
+                rest_weight = k_norm_ptr + 2 * HALF + rest_cols
+            rest *= scale * tl.load(rest_weight, mask=rest_cols < REST, other=0.0).to(tl.float32)[None, :]
+            tl.store(rest_row, rest.to(q_ptr.dtype.element_ty), mask=rest_mask)
         left *= scale * tl.load(weight, mask=cols < HALF, other=0.0).to(tl.float32)[None, :]
         right *= scale * tl.load(weight + HALF, mask=cols < HALF, other=0.0).to(tl.float32)[None, :]
     rotated_left = (left * cos - right * sin).to(q_ptr.dtype.element_ty)
@@ -235,3 +264,9 @@ def _rope_and_write_kv_kernel(
         for part in tl.static_range(2):
             value = tl.load(value_row + part * HALF, mask=mask, other=0.0)
             tl.store(v_pages_ptr + page_row + part * HALF, value.to(v_pages_ptr.dtype.element_ty), mask=mask)
+        if REST > 0:
+            first = tl.load(slots_ptr + token).to(tl.int64) * (NUM_KV_HEADS * HEAD_DIM)
+            rounded = rest.to(q_ptr.dtype.element_ty).to(k_pages_ptr.dtype.element_ty)
+            tl.store(k_pages_ptr + first + rest_tile, rounded, mask=rest_mask)
+            value = tl.load(v_ptr + token * stride_vt + rest_tile, mask=rest_mask, other=0.0)
+            tl.store(v_pages_ptr + first + rest_tile, value.to(v_pages_ptr.dtype.element_ty), mask=rest_mask)

@@ -1,5 +1,5 @@
-"""What a call launches, by the driver's own record: the call is captured into a CUDA graph, whose kernel nodes have
-names, and the graph is run in its place.
+"""The kernels of a call by the driver's own record: the call is captured into a CUDA graph, whose kernel nodes have
+names, and the graph runs in its place.
 
 For a server, which must not use the profiler: once CUPTI has been used, a replay of a decode graph takes 83 us longer
 for good (H200, driver 580.159, 350 nodes), and cuptiFinalize then breaks replays.
@@ -39,7 +39,7 @@ class Recorder:
     """Names the kernels of marked calls on one device."""
 
     def __init__(self, device: torch.device) -> None:
-        """Raises DriverError where there is no driver."""
+        """Load the CUDA driver. Raises DriverError where there is none."""
         try:
             self._driver = ctypes.CDLL("libcuda.so.1")
         except OSError as error:
@@ -49,7 +49,7 @@ class Recorder:
 
     @contextmanager
     def mark(self) -> Iterator[None]:
-        """What is launched inside is captured, named, and then run. It must not wait for the device."""
+        """Capture the launches of this context, name their kernels, run them. They must not wait for the device."""
         current = torch.cuda.current_stream()
         graph = torch.cuda.CUDAGraph()
         self._side.wait_stream(current)
@@ -65,7 +65,7 @@ class Recorder:
         current.synchronize()  # before the graph and its memory are gone
 
     def calls_seen(self, calls: Sequence[Callable[[], object]]) -> Seen:
-        """Each of `calls` as one marked call, after it has run once: nothing may be compiled inside a capture."""
+        """Record each of `calls` as a marked call, after it has run once: no capture may compile anything."""
         for call in calls:
             call()
             with self.mark():
@@ -78,7 +78,7 @@ class Recorder:
         return Seen(tuple(calls), Counter())
 
     def kernels(self) -> Counter[str]:
-        """Of the capture that the current stream is in: every kernel so far, data movers left out.
+        """Count the kernels in the current stream's capture so far, data movers left out.
 
         Raises DriverError.
         """

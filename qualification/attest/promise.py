@@ -1,8 +1,8 @@
-"""Whether the kernels that the profiler saw are those that the evidence promised. Imports no torch.
+"""Compare the kernels that the profiler saw with those that the evidence promises. Imports no torch.
 
-A call that was launched kernel by kernel is judged by itself. A CUDA graph holds all calls of a step without their
-borders, so it is judged as a whole: each promised kernel as often as it was counted, and no kernel of another path.
-Layers of a step share what is planned for them: a kernel that plans runs once for launches that were counted together.
+A call that was launched kernel by kernel is judged by itself. A CUDA graph holds all calls of a step without borders
+between them, so it is judged as a whole: each promised kernel as often as it was counted, and none of another path.
+The layers of a step share one plan: a kernel that plans runs once for launches that were counted together.
 """
 
 from collections import Counter
@@ -18,7 +18,7 @@ _PLANS = ("_plan", "_split")  # end the names of kernels that plan a batch
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """What a call of a path may launch, and what it must."""
+    """The kernels that a call of a path may launch, and those that it must."""
 
     path: str
     always: tuple[str, ...]
@@ -37,7 +37,7 @@ class Promise:
 
 
 def promise_of(path: KernelPath, evidence: Evidence | None) -> Promise:
-    """By the evidence's kernel names; where it has none, by the catalog's own word.
+    """Return the promise of a path by its evidence's kernel names; where it has none, by the catalog's markers.
 
     Where the batch decides which kernels serve, the calls of the evidence need not have met all of them.
     """
@@ -60,7 +60,7 @@ def attention_markers(paths: Iterable[KernelPath]) -> frozenset[str]:
 
 
 def call_mismatch(promise: Promise, seen: Mapping[str, int]) -> str | None:
-    """What is wrong with one call's kernels; None when they are as promised."""
+    """Return what is wrong with one call's kernels; None when they are as promised."""
     if not seen:
         return f"{promise.path} launched no kernel that the profiler saw"
     if not promise.is_measured:
@@ -79,7 +79,7 @@ def call_mismatch(promise: Promise, seen: Mapping[str, int]) -> str | None:
 def replay_mismatch(
     promises: Iterable[tuple[Promise, int]], seen: Mapping[str, int], markers: frozenset[str]
 ) -> str | None:
-    """The same of a whole replayed step. `promises`: each with how many launches were counted for it."""
+    """Return what is wrong with a replayed step. `promises`: each with how many launches were counted for it."""
     promises = list(promises)
     wanted: Counter[str] = Counter()
     for promise, num_launches in promises:
@@ -103,7 +103,7 @@ def replay_mismatch(
 
 
 def _uneven(promises: Iterable[tuple[Promise, int]], seen: Mapping[str, int]) -> list[str]:
-    """Of paths whose batches decide: each launch is one of the sets, and all kernels of a set ran as often."""
+    """Check paths with alternatives: each launch is one of the sets, and all kernels of a set ran equally often."""
     counted: Counter[tuple[tuple[str, ...], ...]] = Counter()
     for promise, num_launches in promises:
         if promise.either:
@@ -118,7 +118,7 @@ def _uneven(promises: Iterable[tuple[Promise, int]], seen: Mapping[str, int]) ->
 
 
 def _too_few(promises: Iterable[tuple[Promise, int]], seen: Mapping[str, int]) -> list[str]:
-    """Of paths without evidence of names: each launch has a kernel with a marker, or another ran in its place."""
+    """Check paths without kernel names: each launch has a kernel with a marker, or another ran in its place."""
     counted: Counter[tuple[str, ...]] = Counter()
     for promise, num_launches in promises:
         if not promise.is_measured:

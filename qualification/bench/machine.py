@@ -1,4 +1,4 @@
-"""What a bench says of its machine: fingerprint and settings, the code's commit, and the rates of its floors."""
+"""The machine of a bench: fingerprint and settings, the code's commit, and the rates of its floors."""
 
 import argparse
 import re
@@ -46,7 +46,7 @@ def machine_of(fingerprint: Fingerprint, device: "torch.device") -> dict[str, st
 
 
 def gpu_settings(device: "torch.device") -> dict[str, str]:
-    """Power limit and clocks as the driver tells them; empty where it is not asked or does not say."""
+    """Return power limit and clocks by nvidia-smi; empty on a CPU, without nvidia-smi, and where it fails."""
     program = shutil.which("nvidia-smi")
     if device.type != "cuda" or program is None:
         return {}

@@ -1,4 +1,4 @@
-"""What a canary asks of a server, over HTTP alone."""
+"""The canary's requests to a server, over HTTP alone."""
 
 import uuid
 from collections.abc import Mapping
@@ -90,7 +90,7 @@ class Candidate:
             raise RequestFailed("/v1/completions gave no log probabilities of the prompt") from error
 
     def counters(self) -> dict[str, float]:
-        """What must not grow, by its name; one that /metrics does not have is absent."""
+        """Return the counters that must not grow, by name; one that /metrics does not have is absent."""
         try:
             response = self._admin.get("/metrics", headers={"accept": "text/plain; version=0.0.4"})
             response.raise_for_status()
@@ -136,7 +136,7 @@ class Candidate:
 
 
 def watched() -> tuple[str, ...]:
-    """What `counters` looks for."""
+    """The names of the counters that `counters` reads."""
     return tuple(what for what, _ in _WATCHED.values())
 
 

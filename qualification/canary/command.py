@@ -22,7 +22,7 @@ from qualification.common.progress import ProgressLine
 from qualification.exit_code import ExitCode
 from qualification.load.discovery import DiscoveryError, client_of, first_key
 
-_DIGEST = re.compile(r"[0-9a-f]{8,64}")  # an empty one, from a variable that nobody set, would be any matrix's
+_DIGEST = re.compile(r"[0-9a-f]{8,64}")  # an empty one, of an unset variable, would match any matrix
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -141,7 +141,7 @@ def _options(args: argparse.Namespace) -> Options:
 
 
 def _refuse_pointless(args: argparse.Namespace) -> None:
-    """Raises ValueError for a number with which nothing could fail or nothing could pass: NaN is below no limit."""
+    """Refuse a limit that every run would pass or fail: NaN is below no limit. Raises ValueError."""
     if args.samples < 1 or args.looks < 1:
         raise ValueError("--samples and --looks must be at least 1")
     if not (math.isfinite(args.max_slowdown) and args.max_slowdown >= 1):

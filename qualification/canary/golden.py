@@ -48,7 +48,7 @@ class _AnySchema(msgspec.Struct, frozen=True):
 
 
 def load_golden(path: Path) -> Golden:
-    """Raises GoldenError with one line that names the file."""
+    """Read a golden file. Raises GoldenError with one line that names the file."""
     try:
         content = path.read_bytes()
         schema = msgspec.json.decode(content, type=_AnySchema).schema
@@ -69,7 +69,7 @@ def load_golden(path: Path) -> Golden:
 
 
 def check_date(golden: Golden, now: datetime) -> None:
-    """Raises GoldenError for a file whose time has passed."""
+    """Refuse a golden file past its date. Raises GoldenError."""
     try:
         is_over = golden.expires_at is not None and datetime.fromisoformat(golden.expires_at) <= now
     except (ValueError, TypeError) as error:
@@ -91,7 +91,7 @@ def _json(value: object) -> str:
 
 
 def shipped_golden(model: str) -> Path:
-    """Where the golden file of a model lies that ships with us."""
+    """Return the path of the shipped golden file of a model."""
     return Path(__file__).parent / f"golden_{re.sub(r'[^a-z0-9]+', '_', model.lower()).strip('_')}.json"
 
 

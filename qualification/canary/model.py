@@ -1,4 +1,4 @@
-"""Whether a server serves the tokenizer and the weights of the golden file. Talks to nobody."""
+"""Check that a server serves the tokenizer and the weights of the golden file. No requests are sent here."""
 
 from collections.abc import Mapping
 
@@ -9,7 +9,7 @@ NAMES = ("tokenizer", "weights")
 
 
 def digests_of(report: Mapping[str, object]) -> dict[str, str]:
-    """Of GET /attention: those that the server knows."""
+    """Return the digests that GET /attention holds."""
     found = report.get("model_digests")
     known = found if isinstance(found, Mapping) else {}
     return {name: known[name] for name in NAMES if isinstance(known.get(name), str)}

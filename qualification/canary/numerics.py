@@ -1,4 +1,4 @@
-"""Whether a server computes what the reference did: log probabilities of given tokens, and greedy answers."""
+"""Compare a server with the reference: log probabilities of given tokens, and greedy answers."""
 
 import statistics
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ MIN_AGREEMENT = 0.7
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """Of |log probability - the reference's| in nats, over the places of a bucket's prompts."""
+    """Limits of |log probability - the reference's| in nats, over the places of a bucket's prompts."""
 
     mean: float
     worst: float
@@ -33,7 +33,7 @@ TOLERANCES = {
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """Of one prompt: the log probability of each token after the first, and the likeliest token there."""
+    """Of one prompt the log probability of each token after the first, and the likeliest token there."""
 
     logprobs: list[float | None]  # None: not finite
     likeliest: list[int | None]
@@ -41,7 +41,7 @@ class Scores:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What the candidate made of one golden prompt; None: an error, named in `error`."""
+    """The candidate's answer to one golden prompt; None: an error, named in `error`."""
 
     prompt: GoldenPrompt
     scores: Scores | None

@@ -1,4 +1,4 @@
-"""Whether a server is as fast as another: one seeded open-loop trace to both, in turns; no distribution assumed."""
+"""Compare the speed of two servers: one seeded open-loop trace to both, in turns; no distribution assumed."""
 
 import random
 import statistics
@@ -22,10 +22,10 @@ Progress = Callable[[int, int, str], None]
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """When a server is slower."""
+    """The limits beyond which a server counts as slower."""
 
     max_slowdown: float = 1.15  # of a median, against the baseline's
-    noise_s: float = 0.0005  # nobody's concern, whatever its factor
+    noise_s: float = 0.0005  # differences below it are ignored, whatever their factor
     num_samples: int = 12  # of a bucket, before the first look
     num_looks: int = 3  # as many samples again before each further one, while a bucket is undecided
     vocab_size: int = 2048
@@ -37,13 +37,13 @@ class Rules:
 
     @property
     def confidence(self) -> float:
-        """Of one look, so that all of them together are wrong as seldom as one (Bonferroni)."""
+        """Return the confidence of one look, so that all looks together are wrong as seldom as one (Bonferroni)."""
         return 1 - (1 - _CONFIDENCE) / self.num_looks
 
 
 @dataclass(slots=True)
 class SideTimes:
-    """What one side has shown so far, by bucket."""
+    """The times of one side so far, by bucket."""
 
     times: dict[str, Times] = field(default_factory=dict)
     errors: list[str] = field(default_factory=list)
@@ -102,7 +102,7 @@ def record_times(client: LoadClient, lengths: Sequence[int], rules: Rules, progr
 def judge_performance(
     baseline: Mapping[str, Times], candidate: Mapping[str, Times], lengths: Iterable[int], rules: Rules
 ) -> list[Verdict]:
-    """By bucket: FAIL when the slowdown surely exceeds the limit, PASS when it surely does not, else NO_DATA."""
+    """Judge each bucket: FAIL if the slowdown surely exceeds the limit, PASS if it surely does not, else NO_DATA."""
     empty = Times([], [])
     return [
         _judge_bucket(bucket, baseline.get(bucket, empty), candidate.get(bucket, empty), rules)
@@ -184,7 +184,7 @@ def _judge_bucket(bucket: str, baseline: Times, candidate: Times, rules: Rules) 
             slow.append(f"{what} is surely more than {rules.max_slowdown:g}x the baseline's")
         elif bounds.hi > rules.max_slowdown:
             counts = f"{len(ours)} samples here and {len(theirs)} of the baseline"
-            unsure.append(f"{what}: {counts} do not tell whether it is more than {rules.max_slowdown:g}x")
+            unsure.append(f"{what}: {counts} do not show whether it is more than {rules.max_slowdown:g}x")
     detail = "; ".join(shown) or "nothing measured"
     if slow:
         return Verdict(Stage.PERFORMANCE, Outcome.FAIL, detail, tuple(slow), bucket)
@@ -208,7 +208,7 @@ def _needed(rules: Rules) -> int:
 
 
 def _seed(rules: Rules, of: str, side: str) -> Seed:
-    """The same lengths at the same times to each side, of other tokens: both may be one server with a prefix cache."""
+    """Return the seed of one side's tokens, another for each side: both may be one server with a prefix cache."""
     return Seed(f"{rules.seed} canary {of}", f"{rules.salt} {side}", rules.vocab_size)
 
 

@@ -1,4 +1,4 @@
-"""What a server says it will run, against what was reviewed. Talks to nobody."""
+"""Compare the plan of a server with what was reviewed. No requests are sent here."""
 
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
@@ -50,7 +50,7 @@ def judge_plan(
         detail = f"the server decided by matrix {_short(digest)}, reviewed is {_short(reviewed.digest)}"
         return Verdict(Stage.PLAN, Outcome.FAIL, detail)
     is_strict = must_be_reviewed or reviewed is not None
-    good = {"proven"} if is_strict else {"proven", "provisional"}  # a word that nobody knows is no proof
+    good = {"proven"} if is_strict else {"proven", "provisional"}  # an unknown status is no proof
     reasons = []
     for row in rows:
         if not isinstance(row.get("status"), str) or not isinstance(row.get("fallback_reasons"), list):
@@ -66,7 +66,7 @@ def judge_plan(
 
 
 def dtype_of(rows: Sequence[Row]) -> str | None:
-    """What the model computes attention in, as shapes name it."""
+    """Return the dtype of the model's attention, as shapes name it."""
     words = str(rows[0].get("shape")).split() if rows else []
     return words[1].split("/")[0] if len(words) > 1 else None
 
@@ -82,7 +82,7 @@ def _against(row: Row, good: Set[object]) -> str | None:
 
 
 def _against_choice(row: Row, reviewed: Reviewed | None) -> str | None:
-    """Whether the matrix itself, read here, chooses another path than the server did."""
+    """Compare the server's path with the choice of the matrix, read here."""
     if reviewed is None or reviewed.matrix is None or reviewed.fingerprint is None:
         return None
     try:

@@ -83,7 +83,7 @@ def record(
     progress: Say,
     model_digests: Mapping[str, str],
 ) -> Golden:
-    """What a server that is trusted answers. `times` is by bucket, already measured. Raises RequestFailed."""
+    """Record the answers of a trusted server. `times` is by bucket, already measured. Raises RequestFailed."""
     prompts = list(prompts)
     answered = []
     for n, prompt in enumerate(prompts):
@@ -104,7 +104,7 @@ def record(
 
 
 def ask(candidate: Candidate, prompts: Iterable[GoldenPrompt], model: Model, progress: Say) -> list[Reply]:
-    """What the candidate makes of each golden prompt that its context takes. Raises CanaryError when it hangs."""
+    """Ask the candidate each golden prompt that fits its context. Raises CanaryError when it hangs."""
     fitting = [prompt for prompt in prompts if len(prompt.token_ids) + prompt.max_tokens <= model.max_model_len]
     replies: list[Reply] = []
     num_silent = 0
@@ -126,7 +126,7 @@ def ask(candidate: Candidate, prompts: Iterable[GoldenPrompt], model: Model, pro
 
 
 def fingerprint_of(report: Mapping[str, object]) -> Mapping[str, object]:
-    """Of GET /attention. Raises CanaryError."""
+    """Return the fingerprint that GET /attention holds. Raises CanaryError."""
     found = report.get("fingerprint")
     if not isinstance(found, Mapping):
         raise CanaryError("/attention has no fingerprint: is the server ready?")

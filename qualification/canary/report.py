@@ -1,4 +1,4 @@
-"""A canary's result as JSON, Markdown, JUnit and a chart. Talks to nobody."""
+"""A canary's result as JSON, Markdown, JUnit and a chart. Sends no requests."""
 
 import re
 import statistics

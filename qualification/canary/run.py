@@ -206,7 +206,7 @@ class Canary:
 
 
 def record_golden(candidate: Candidate, options: Options, *, valid_days: int | None, progress: Progress) -> Golden:
-    """What a server that is trusted answers, and how fast: prompts of an older file, or drawn from our own text.
+    """Record the answers and times of a trusted server: to an older file's prompts, or to prompts from our own text.
 
     Raises CanaryError, GoldenError and DiscoveryError.
     """

@@ -1,4 +1,4 @@
-"""The words of a canary's judgement, and from all verdicts to the exit code. Talks to nobody."""
+"""The verdicts of a canary, and the exit code of them all. Sends no requests."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ class Outcome(Enum):
 
 
 class Stage(Enum):
-    """In the order in which they run."""
+    """The stages, in the order in which they run."""
 
     ENVIRONMENT = "environment"  # reachable, ready, the right model
     MODEL = "model"  # its tokenizer and weights

@@ -86,7 +86,7 @@ def this_machine() -> tuple[Fingerprint, Sequence[KernelPath]]:
 
 
 def changed_since(machine: tuple[Fingerprint, Sequence[KernelPath]]) -> Changed:
-    """What makes evidence stale on this machine, by field name; `path` where the catalog has it no more."""
+    """Name the fields that make evidence stale on this machine; `path` where the catalog no longer has the path."""
     fingerprint, catalog = machine
     by_name = {path.name: path for path in catalog}
 
@@ -160,7 +160,7 @@ def diff(args: argparse.Namespace) -> ExitCode:
 
 
 def _stacks(before: Side, after: Side) -> Iterable[str]:
-    """What differs between the two machines and stacks, a line a field."""
+    """Give a line for each fingerprint field that differs between the two sides."""
     old, new = ({entry.fingerprint for entry in side.evidence.values()} for side in (before, after))
     names = [field.name for field in fields(Fingerprint)]
     for name in names:
@@ -216,7 +216,7 @@ def _merged(place: Path) -> dict[Key, Evidence]:
 def _own_evidence(
     cache_dir: Path, fingerprint: Fingerprint, asked: Iterable[Key], changed: Changed
 ) -> dict[Key, Evidence]:
-    """What this machine's servers have measured of the shapes that are `asked` for, as far as they would use it."""
+    """Return the evidence of this machine's servers for these shapes, as far as they would use it."""
     from qualification.measure.start_plan import own_file  # imports torch
 
     path = own_file(cache_dir, "evidence", fingerprint)

@@ -19,6 +19,7 @@ from qualification.decision.defaults import Choices
 from qualification.decision.presets import PRESETS, preset_named
 from qualification.evidence.matrix import MATRICES
 from qualification.exit_code import ExitCode
+from qualification.model.shard import TENSOR_PARALLEL_SIZES
 
 if TYPE_CHECKING:
     import torch
@@ -56,6 +57,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-num-batched-tokens", type=count, metavar="N", help="default: the server's")
     parser.add_argument("--page-size", type=count, metavar="N", help="tokens a page (default: the server's)")
     parser.add_argument("--dtype", choices=[dtype.value for dtype in Dtype], help="default: the server's")
+    parser.add_argument(
+        "--tensor-parallel-size",
+        type=int,
+        choices=TENSOR_PARALLEL_SIZES,
+        default=1,
+        help="prove the shapes of one of so many ranks, into <name>-tpN.json (default: 1)",
+    )
     parser.add_argument("--time-limit", type=positive, metavar="SECONDS", help="stop then; the same command goes on")
     parser.add_argument("--retry-failed", action="store_true", help="measure again what has failed on this stack")
     parser.add_argument(
@@ -81,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
     use_own_cache()
     try:
         return _error_rates(args) if args.error_rates else _run(args, models_of(args))
-    except KeyboardInterrupt:  # in a run itself it is told by `conduct`, with all that is known
+    except KeyboardInterrupt:  # during the run itself `conduct` reports it, with the results so far
         print("hallmark: interrupted before anything was measured", file=sys.stderr)
         return ExitCode.INCONCLUSIVE
     except (OSError, ValueError) as error:
@@ -90,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _error_rates(args: argparse.Namespace) -> int:
-    """On a GPU of its paths; on a CPU under each instruction set, in child processes."""
+    """Measure the checker's error rates: on a GPU of its paths, on a CPU under each instruction set."""
     import torch
 
     from kernels.device import num_cores, read_fingerprint
@@ -117,6 +125,8 @@ def _error_rates(args: argparse.Namespace) -> int:
 
 def models_of(args: argparse.Namespace) -> dict[str, Mapping[str, object]]:
     """Parsed config.json by name. Raises ValueError."""
+    if args.full_model and args.tensor_parallel_size > 1:
+        raise ValueError("--full-model times a whole model on one GPU: --tensor-parallel-size must be 1 with it")
     if args.model is not None:
         return {args.model.resolve().name: _config_of(args.model / "config.json")}
     presets = PRESETS if args.all_presets else [preset_named(name) for name in args.preset]
@@ -135,7 +145,7 @@ def _config_of(file: Path) -> Mapping[str, object]:
 
 
 def _compile_jobs(asked: int | None) -> int:
-    """What is asked for, else what the cores and the GPU's memory allow."""
+    """Return the asked number of processes, else what the cores and the GPU's memory allow."""
     import torch
 
     from kernels.device import num_cores
@@ -170,6 +180,7 @@ def _run(args: argparse.Namespace, models: Mapping[str, Mapping[str, object]]) -
         phases=[Phase(phase) for phase in args.phases],
         paths=paths,
         file_of=lambda name: args.out or default_file(args.out_dir, fingerprint.gpu, name),
+        tensor_parallel_size=args.tensor_parallel_size,
     )
     tools = Tools(
         catalog=PATHS,
@@ -201,7 +212,7 @@ def _bench(args: argparse.Namespace, fingerprint: "Fingerprint", device: "torch.
 
 
 def _count_bytes(targets: Sequence["Target"], catalog: Sequence["KernelPath"], fingerprint: "Fingerprint") -> ExitCode:
-    """Of each model's file. That nothing can be counted here is said, and is no failure: it proves nothing."""
+    """Count the HBM bytes of each model's file. Counters that are not available are no failure: they prove nothing."""
     import torch
 
     from qualification.measure.hbm_counters import CounterError, count_into
@@ -230,6 +241,7 @@ def typed(args: argparse.Namespace) -> str:
         "--max-num-batched-tokens": args.max_num_batched_tokens,
         "--page-size": args.page_size,
         "--dtype": args.dtype,
+        "--tensor-parallel-size": None if args.tensor_parallel_size == 1 else args.tensor_parallel_size,
     }
     for flag, value in values.items():
         names += [] if value is None else [flag, str(value)]

@@ -24,7 +24,7 @@ def short_name(name: str) -> str:
 
 
 def is_helper(name: str) -> bool:
-    """Whether a kernel of this (short) name moves data around attention and is none itself."""
+    """True when a kernel of this (short) name moves data around attention and is none itself."""
     if name.startswith(("Memcpy", "Memset")):
         return True
     return name.startswith(_HELPERS) and "softmax" not in name.lower()

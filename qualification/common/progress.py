@@ -35,7 +35,7 @@ class ProgressLine:
             self._last_shown = now
 
     def close(self) -> None:
-        """What is printed next begins on a line of its own."""
+        """End the line, so that the next output begins on a line of its own."""
         if self._is_terminal and self._started is not None:
             self._stream.write("\n")
             self._stream.flush()
@@ -49,6 +49,6 @@ class ProgressLine:
 
 
 def duration(seconds: float) -> str:
-    """As 7 s or 2:05 min."""
+    """Format seconds as 7 s or 2:05 min."""
     whole = round(seconds)
     return f"{whole} s" if whole < 60 else f"{whole // 60}:{whole % 60:02d} min"

@@ -8,7 +8,7 @@ from html import escape
 WIDTH, HEIGHT = 760, 440
 # Margins around the plotted area. On the left stand ticks of up to 7 characters, 50 wide, beside the name of the axis.
 LEFT, RIGHT, TOP, BOTTOM = 82, 190, 48, 56
-# Source: Okabe and Ito, colours that colour-blind readers can tell apart; grey for the rest.
+# Source: Okabe and Ito, colours that colour-blind readers can distinguish; grey for the rest.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000")
 SPARE_COLOUR = "#999999"
 _MANY = 12  # points on the x axis: ticks of more would overlap
@@ -103,7 +103,7 @@ def page(parts: Sequence[str]) -> str:
 
 
 def _ticks(largest: float) -> list[float]:
-    """From 0 to `largest` or above."""
+    """Return ticks from 0 to `largest` or above."""
     step = _nice_step(largest)
     return [n * step for n in range(max(1, math.ceil(largest / step)) + 1)]
 

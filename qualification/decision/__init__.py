@@ -1,1 +1,1 @@
-"""Which kernel path serves a shape, and the shapes that a model needs."""
+"""Decisions: the kernel path that serves a shape, and the shapes that a model needs."""

@@ -1,4 +1,4 @@
-"""Which path serves a shape: from evidence alone, the same every time, and with a reason for all that is not ideal."""
+"""The decision for a shape: from evidence alone, the same every time, with a reason for every fallback."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,13 +19,13 @@ class Status(Enum):
     PROVEN = "proven"  # by the reviewed matrix
     PROVISIONAL = "provisional"  # by this machine itself at start-up, under the same checks; not in git
     STALE = "stale"  # proven once, but the machine or the source has changed since
-    UNPROVEN = "unproven"  # nobody has measured it
+    UNPROVEN = "unproven"  # not measured
     FAILED = "failed"  # measured, and a check failed
     QUARANTINED = "quarantined"  # it broke in service, or an operator took it out
 
 
 class Policy(Enum):
-    """What to do at start-up about a shape without valid evidence."""
+    """The handling of a shape without valid evidence at start-up."""
 
     REFUSE = "refuse"  # never become ready
     QUALIFY = "qualify"  # prove it now
@@ -81,7 +81,7 @@ class Book:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Where one path stands for one shape."""
+    """The status of one path for one shape."""
 
     path: KernelPath
     index: int  # in the catalog
@@ -159,7 +159,7 @@ def path_standing(
 
 
 def evidence_for(path: KernelPath, shape: AttentionShape, *, fingerprint: Fingerprint, book: Book) -> Evidence | None:
-    """What the status of one path for one shape rests on; where all of it is stale, that."""
+    """Return the evidence behind the status of one path for one shape; stale evidence where there is no other."""
     return _status(path, shape, fingerprint, book)[2]
 
 
@@ -212,7 +212,7 @@ def _status(
         return Status.STALE, Rejection(Reject.STALE, detail + _refused(book)), stale, False
     if book.reviewed.problems:
         return Status.UNPROVEN, Rejection(Reject.MATRIX_INVALID, _problems(book)), None, False
-    return Status.UNPROVEN, Rejection(Reject.UNPROVEN, "nobody has measured it"), None, False
+    return Status.UNPROVEN, Rejection(Reject.UNPROVEN, "it has not been measured"), None, False
 
 
 def _problems(book: Book) -> str:
@@ -220,12 +220,12 @@ def _problems(book: Book) -> str:
 
 
 def _refused(book: Book) -> str:
-    """To be said beside any other doubt: in the refused files may be the proof that is missing."""
+    """Return a note on refused matrix files: they may hold the missing proof."""
     return f"; refused of the matrix: {_problems(book)}" if book.reviewed.problems else ""
 
 
 def _failure(evidence: Evidence) -> str:
-    """What failed, by how much, where, and where to read what to do."""
+    """Describe a failed check: which, by how much, where, and where to read what to do."""
     if evidence.failure is not None:
         return evidence.failure
     bad = [_check_failure(check) for check in evidence.checks if not check.is_passed]
@@ -242,14 +242,14 @@ def _check_failure(check: Check) -> str:
 
 
 def _chosen(able: list[Standing]) -> Standing | None:
-    """What is proven goes first, by review or by this machine alike; only DEGRADE lets anything else stand here."""
+    """Choose a proven path, by review or by this machine alike; only DEGRADE lets others stand here."""
     best = min((_RANK[standing.status] for standing in able), default=None)
     chosen = first_of(standing.rated() for standing in able if _RANK[standing.status] == best)
     return None if chosen is None else chosen.of
 
 
 def _notes(able: list[Standing], chosen: Standing | None) -> tuple[str, ...]:
-    """What an operator may ask of the choice: a fallback that competed and won, and times that chose nothing."""
+    """Explain a choice to operators: a fallback that competed and won, and times that chose nothing."""
     if chosen is None or chosen.status not in _PROOF:
         return ()
     proven = [standing for standing in able if standing.status in _PROOF]

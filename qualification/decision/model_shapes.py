@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from kernels.buckets import Bucket, buckets_up_to
 from kernels.shape import AttentionShape, Dtype, Mask, Phase
 from qualification.model.config import ModelConfig
+from qualification.model.shard import local_heads
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,13 +94,18 @@ def shapes_needed(signature: AttentionSignature, limits: ServingLimits) -> tuple
     )
 
 
-def signature_of(model: ModelConfig) -> AttentionSignature:
-    """The signature of a model, whose layers differ in nothing of attention but their windows."""
+def signature_of(model: ModelConfig, tensor_parallel_size: int = 1) -> AttentionSignature:
+    """Return the signature of a model, whose layers differ in nothing of attention but their windows.
+
+    With several ranks it is that of each rank's heads, which are as many on all of them. Raises ModelConfigError where
+    the heads cannot be split among so many.
+    """
     first = model.layers[0].attention
+    heads = local_heads(first, 0, tensor_parallel_size)
     assert all(layer.attention.head_dim == first.head_dim for layer in model.layers), "one head dim in all layers"
     return AttentionSignature(
-        num_heads=first.num_heads,
-        num_kv_heads=first.num_kv_heads,
+        num_heads=len(heads.query),
+        num_kv_heads=len(heads.kv),
         head_dim=first.head_dim,
         windows=distinct_windows(model.windows),
         softcap=first.softcap,

@@ -1,4 +1,4 @@
-"""Which of several proven paths serves a shape: by times that are believed, else by the order of the catalog.
+"""The choice among proven paths of a shape: by times that are believed, else by the order of the catalog.
 
 Servers decide by it (`qualification/decision`), and so do the commands that read a matrix without a catalog.
 """
@@ -26,7 +26,7 @@ class Rated(Generic[T]):
 
 
 def first_of(paths: Iterable[Rated[T]]) -> Rated[T] | None:
-    """What serves: the first tier before fallbacks, but for one that may compete and is clearly faster."""
+    """Return the path that serves: the first tier before fallbacks, but one that may compete and is clearly faster."""
     found = list(paths)
     first = [path for path in found if not path.is_fallback]
     chosen = _first_of_tier(first or found)
@@ -37,7 +37,7 @@ def first_of(paths: Iterable[Rated[T]]) -> Rated[T] | None:
 
 
 def beats(path: Rated[T], chosen: Rated[T]) -> bool:
-    """Whether a fallback that may compete serves in place of a path of the first tier."""
+    """True when a fallback that may compete serves in place of a path of the first tier."""
     if not (path.is_fallback and path.may_compete) or path.timing is None or chosen.timing is None:
         return False
     return is_clearly_faster(path.timing, chosen.timing)
@@ -63,7 +63,7 @@ def time_of(evidence: Evidence) -> float:
 
 
 def choice_of(entries: Iterable[Evidence]) -> Evidence | None:
-    """Of one shape's evidence, all of it valid, what serves."""
+    """Return the entry that serves, from one shape's valid evidence."""
     rated = [
         Rated(
             of=entry,
@@ -80,6 +80,6 @@ def choice_of(entries: Iterable[Evidence]) -> Evidence | None:
 
 
 def is_left_to_fallback(chosen: Evidence, entries: Iterable[Evidence]) -> bool:
-    """Whether a fallback serves because nothing of the first tier is proven, and not because it is clearly faster."""
+    """True when a fallback serves because no path of the first tier is proven, not because it is clearly faster."""
     proven_tiers = {tier_of(entry.path) for entry in entries if entry.is_proven}
     return tier_of(chosen.path) is Tier.FALLBACK and Tier.FIRST not in proven_tiers

@@ -1,4 +1,4 @@
-"""What was measured for one shape and one path on one machine. Whether that is a proof is computed, never stored."""
+"""Evidence: the measurements of one shape and one path on one machine. A proof is computed from it, never stored."""
 
 import math
 from collections.abc import Mapping
@@ -64,7 +64,7 @@ MIN_GAIN = 1.2
 
 
 def timing_doubt(timing: Timing, floor_us: float | None) -> str | None:
-    """Why a time is not believed, naming value and limit; None where it is."""
+    """Return why a time is not believed, naming value and limit; None where it is."""
     if not timing.spread <= MAX_SPREAD:
         return f"spread {timing.spread:.0%}, at most {MAX_SPREAD:.0%} is believed"
     if floor_us is not None and timing.p50_us * (1 + timing.spread) * MAX_BELOW_FLOOR < floor_us:
@@ -73,7 +73,7 @@ def timing_doubt(timing: Timing, floor_us: float | None) -> str | None:
 
 
 def is_clearly_faster(one: Timing, other: Timing) -> bool:
-    """Whether `one` gains MIN_GAIN at least, and more than what is unknown of both."""
+    """True when `one` gains at least MIN_GAIN, and more than the uncertainty of both times."""
     gain = other.p50_us * (1 - other.spread) / (one.p50_us * (1 + one.spread))
     return gain > 1 and other.p50_us > MIN_GAIN * one.p50_us
 
@@ -112,12 +112,12 @@ class Evidence:
 
     @property
     def believed_timing(self) -> Timing | None:
-        """What may choose a path: its time, unless that is in doubt."""
+        """The time, if it may choose a path; None where it is in doubt."""
         return None if self.timing_doubt is not None else self.timing
 
     @property
     def all_kernels(self) -> tuple[str, ...] | None:
-        """What any profiled call launched."""
+        """The kernels that any profiled call launched."""
         return None if self.kernels is None else self.kernels + self.kernels_sometimes
 
     @property
@@ -150,7 +150,7 @@ class Evidence:
 
     @property
     def floor_fraction(self) -> float | None:
-        """How much of what this machine can do was reached: 1 is all of it."""
+        """The share of the machine's rate that was reached: 1 is all of it."""
         return None if self.timing is None or self.floor_us is None else self.floor_us / self.timing.p50_us
 
     @property
@@ -163,7 +163,7 @@ class Evidence:
         return max(self.checks, key=lambda check: strain(check.measured, check.limit), default=None)
 
     def differing_fields(self, path: KernelPath, fingerprint: Fingerprint) -> tuple[str, ...]:
-        """What has changed since it was measured: names of fingerprint fields, `source_digest`, `suite`."""
+        """Name what has changed since the measurement: fingerprint fields, `source_digest`, `suite`."""
         changed = list(self.fingerprint.differing_fields(fingerprint))
         if self.source_digest != path.source_digest:
             changed.append("source_digest")
@@ -173,7 +173,7 @@ class Evidence:
 
 
 def strain(measured: float, limit: float) -> float:
-    """How near a value is to its limit: 1 is on it, more is beyond; a value that is no number is infinitely so."""
+    """Return a value as a share of its limit: 1 is on it, more is beyond; infinite for a value that is no number."""
     if math.isnan(measured):
         return math.inf
     if limit > 0:

@@ -1,4 +1,4 @@
-"""What attention is worth to a whole model: times of full forward passes, beside the evidence of the kernels alone.
+"""Times of a whole model's forward passes, beside the evidence of the kernels alone.
 
 A kernel that is twice as fast makes a model faster by attention's share of its time only. These rows say what that
 share is, and what the whole model gains over the fallback, for prefill and for decode apart.
@@ -11,7 +11,7 @@ from kernels.shape import Phase
 
 
 class Attention(Enum):
-    """Which attention ran in the model."""
+    """The attention that ran in the model."""
 
     PLAN = "plan"  # what the matrix chooses
     FALLBACK = "fallback"  # the fastest path of the fallback tier that can compute the shape
@@ -44,7 +44,7 @@ class FullModel:
     commit: str | None = None
 
     def fallback_ms(self, timing: ModelTiming) -> float | None:
-        """What the same forward pass takes by the fallback; None where that was not timed."""
+        """Return the time of the same forward pass by the fallback; None where that was not timed."""
         wanted = (timing.phase, timing.tokens, timing.sequences, Attention.FALLBACK)
         return next(
             (it.p50_ms for it in self.timings if (it.phase, it.tokens, it.sequences, it.attention) == wanted), None

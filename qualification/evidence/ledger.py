@@ -43,7 +43,7 @@ class Ledger:
             self._share(target)
 
     def add(self, evidence: Evidence) -> None:
-        """Raises OSError where a file cannot be written."""
+        """Write evidence into the file of each target with its shape. Raises OSError where a file cannot be written."""
         self.known[evidence.shape, evidence.path] = evidence
         for target in self._targets:
             if evidence.shape in target.shapes:
@@ -51,7 +51,7 @@ class Ledger:
                 save_matrix(target.file, self._rows[target.name].values(), self._models[target.name])
 
     def evidence_of(self, target: Target) -> list[Evidence]:
-        """What is valid of it, in the order of its shapes."""
+        """Return the target's valid evidence, in the order of its shapes."""
         wanted = {shape: index for index, shape in enumerate(target.shapes)}
         return sorted(
             (entry for entry in self.known.values() if entry.shape in wanted), key=lambda entry: wanted[entry.shape]
@@ -89,7 +89,7 @@ def missing_of(
     fingerprint: Fingerprint,
     is_retrying: bool = False,
 ) -> list[tuple[AttentionShape, KernelPath]]:
-    """What has to be measured, each pair once: every able path without valid evidence.
+    """Return the pairs that have to be measured, each once: every able path without valid evidence.
 
     The first tier goes before the fallbacks, so that a run that is cut short has measured what serves. What failed is
     measured again only when `is_retrying`: on the same stack it would mostly fail again.

@@ -167,7 +167,7 @@ def gpu_folder(gpu: str) -> str:
 
 
 def _refuse_doubled_names(text: str) -> None:
-    """Raises ValueError where an object names something twice: of two checks of one name msgspec reads the last."""
+    """Refuse an object with two equal names, of which msgspec would read the last. Raises ValueError."""
     doubled = _doubled_name(text)
     if doubled is None:
         return

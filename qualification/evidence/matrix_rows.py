@@ -11,7 +11,7 @@ from qualification.evidence.shape_text import parse_shape
 
 
 class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """What all rows that were measured together share."""
+    """The fields that all rows of one measurement share."""
 
     at: str
     suite: int
@@ -75,7 +75,7 @@ def evidence_of(rows: Iterable[Row], runs: Mapping[str, Run], fingerprint: Finge
 
 
 def _runs(evidence: Iterable[Evidence]) -> list[Run]:
-    """As few as hold one source a path."""
+    """Group evidence into the fewest runs that hold one source a path."""
     found: list[Run] = []
     for entry in evidence:
         for run in found:

@@ -27,14 +27,14 @@ _ERROR = (0, math.inf)  # the largest float stands for what is no number
 
 
 def refuse_impossible(entry: Evidence, *, now: datetime | None = None) -> None:
-    """Raises ValueError, naming the row, the value and what it could be. `now` None: by this machine's clock."""
+    """Refuse values that no run writes. `now` None: by this machine's clock. Raises ValueError with its bounds."""
     problem = next(_problems(entry, now or datetime.now(UTC)), None)
     if problem is not None:
         raise ValueError(f"{entry.path or 'a path without a name'} of {entry.shape}: {problem}")
 
 
 def refuse_impossible_model(model: FullModel, *, now: datetime | None = None) -> None:
-    """The same of the timings of a whole model."""
+    """Refuse timings of a whole model that no run writes. Raises ValueError."""
     problem = next(_problems_of_model(model, now or datetime.now(UTC)), None)
     if problem is not None:
         raise ValueError(f"the whole model {model.name}: {problem}")
@@ -84,7 +84,7 @@ def _names(entry: Evidence) -> Iterator[str]:
 
 
 def _limit(check: Check) -> Iterator[str]:
-    """Of a check of this suite, whose limits no input changes."""
+    """Check the limit of a check of this suite, which no input changes."""
     known = CHECK_LIMITS.get(check.name)
     if known is None:
         yield f"{check.name} is no check of suite {SUITE}, which has {', '.join(CHECK_LIMITS)}"

@@ -13,7 +13,7 @@ _SHAPE = re.compile(
 
 
 def parse_shape(text: str) -> AttentionShape:
-    """Raises ValueError for what `str` makes of no shape."""
+    """Parse a shape's line. Raises ValueError for text that `str` makes of no shape."""
     found = _SHAPE.fullmatch(text)
     if found is None:
         raise ValueError(f"{text!r} is no attention shape")

@@ -30,7 +30,7 @@ def summary(evidence: Iterable[Evidence], changed: Changed = unchanged) -> list[
 
 
 def counts(evidence: Iterable[Evidence]) -> str:
-    """As "28 shapes, 120 measured: 117 proven, 3 failed"."""
+    """Return one line, such as "28 shapes, 120 measured: 117 proven, 3 failed"."""
     entries = list(evidence)
     num_proven = sum(entry.is_proven for entry in entries)
     text = f"{len({entry.shape for entry in entries})} shapes, {len(entries)} measured: {num_proven} proven"
@@ -82,7 +82,7 @@ def _rows(entries: list[Evidence], changed: Changed) -> list[tuple[str, ...]]:
 
 
 def _speed(entry: Evidence) -> str:
-    """What bounds a decode is bandwidth, what bounds the rest is arithmetic; and the share of the machine's floor."""
+    """Return GB/s for decode, which bandwidth bounds, else TFLOP/s; and the share of the machine's floor."""
     share = "" if entry.floor_fraction is None else f" ({entry.floor_fraction:.0%})"
     if entry.shape.phase is Phase.DECODE:
         return "-" if entry.bytes_per_second is None else f"{entry.bytes_per_second / 1e9:.4g} GB/s{share}"
@@ -95,7 +95,7 @@ def _shortened(text: str) -> str:
 
 
 def _title(shape: AttentionShape) -> str:
-    """What the shapes of one model share. The page size is no part of prefill's shapes."""
+    """Return what the shapes of one model share. The page size is no part of prefill's shapes."""
     dtype = shape.dtype.value if shape.dtype is shape.kv_dtype else f"{shape.dtype.value}/kv-{shape.kv_dtype.value}"
     parts = [dtype, f"{shape.num_heads}:{shape.num_kv_heads} heads", f"head dim {shape.head_dim}", shape.mask.value]
     parts += [f"softcap {shape.softcap:g}"] if shape.softcap is not None else []
@@ -103,7 +103,7 @@ def _title(shape: AttentionShape) -> str:
 
 
 def _order(entry: Evidence) -> tuple[str, int, int, int, int, int]:
-    """By title, then as the plan lists shapes; paths are ordered within their shape."""
+    """Return the sort key: by title, then as the plan lists shapes; paths are ordered within their shape."""
     shape = entry.shape
     buckets = (shape.query_bucket.lo, shape.context_bucket.lo)
     return (_title(shape), list(Phase).index(shape.phase), shape.window or 0, *buckets, shape.page_size or 0)

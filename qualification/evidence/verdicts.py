@@ -17,7 +17,7 @@ from qualification.exit_code import ExitCode
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Why a shape is not what a qualification wants."""
+    """A reason why a qualification does not pass, with its shape."""
 
     code: ExitCode
     shape: AttentionShape
@@ -37,7 +37,7 @@ def judge(
     paths: Sequence[KernelPath],
     fingerprint: Fingerprint,
 ) -> list[Finding]:
-    """What keeps a run from passing, gravest first; empty: a path of the first tier is proven for every shape.
+    """Return what keeps a run from passing, gravest first; empty: a path of the first tier is proven for every shape.
 
     `known` holds valid evidence only, `paths` those that were asked for. A fallback path with wrong numbers is no
     finding while another serves: nothing will ever choose it.
@@ -120,7 +120,7 @@ class Difference:
 
 
 def differences(a: Side, b: Side, *, speed_tolerance: float = SPEED_TOLERANCE) -> list[Difference]:
-    """What `b` has otherwise than `a`; empty when every shape has the same path, status, error and speed."""
+    """Compare two sides; empty when every shape has the same path, status, error and speed."""
     names: dict[AttentionShape, set[str]] = {}
     for shape, path in (*a.evidence, *b.evidence):
         names.setdefault(shape, set()).add(path)

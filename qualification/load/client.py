@@ -37,7 +37,7 @@ class LoadClient:
         return self.execute(self.drive(self.prepare(requests), time.monotonic, progress))
 
     def run_in_turn(self, requests: Sequence[LoadRequest], progress: Progress = lambda _: None) -> LoadResult:
-        """As `run`, each request after the answer to the one before; their times are not looked at."""
+        """Send each request after the answer to the one before; the trace's times are ignored."""
         results = []
         for n, request in enumerate(requests):
             results.append(self.run([request]))
@@ -143,7 +143,7 @@ class LoadClient:
 
 
 def joined(results: Sequence[LoadResult]) -> LoadResult:
-    """Of several runs: every sample, the worst lags."""
+    """Join several runs: every sample, the worst lags."""
     lags = [result.lag for result in results]
     return LoadResult(
         [sample for result in results for sample in result.samples],
@@ -183,7 +183,7 @@ async def _tick(lags: list[float]) -> None:
 
 
 def _p99(values: Sequence[float]) -> float:
-    """Of the client's own lag, where few values are better than none: the largest of less than a hundred."""
+    """Return the p99 of the client's own lag; below a hundred values the largest."""
     return sorted(values)[min(len(values) - 1, int(0.99 * len(values)))] if values else 0.0
 
 

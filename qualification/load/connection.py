@@ -78,7 +78,7 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._now = self._clock()
         if self._exchange is None:
-            self.close()  # nobody asked
+            self.close()  # bytes that no request asked for
             return
         self._exchange.has_answer = True
         try:

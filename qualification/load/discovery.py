@@ -1,4 +1,4 @@
-"""How a server is reached, and which model answers there."""
+"""Reaching a server: its address, its key, and the model that answers there."""
 
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -16,7 +16,7 @@ class DiscoveryError(Exception):
 
 
 def first_key(file: Path) -> str:
-    """What is sent as the bearer token, of a file as the server reads it. Raises ValueError for one without any."""
+    """Return the first key of a key file, for the bearer token. Raises ValueError for a file without any."""
     keys = keys_of(file)
     if not keys:
         raise ValueError(f"{file} holds no key")
@@ -24,7 +24,7 @@ def first_key(file: Path) -> str:
 
 
 def client_of(url: str, *, bearer: str | None = None, timeout_s: float, trust_env: bool = True) -> httpx.Client:
-    """For all that is asked of a server beside its load. Raises httpx.InvalidURL."""
+    """Return a client for requests besides the load. Raises httpx.InvalidURL."""
     headers = {} if bearer is None else {"authorization": f"Bearer {bearer}"}
     # Reading the certificates of all authorities takes 40 ms of a core, and plain HTTP asks for none.
     is_tls = httpx.URL(url).scheme != "http"

@@ -14,7 +14,7 @@ class _Usage(msgspec.Struct, frozen=True):
 
 
 class _Special(msgspec.Struct, frozen=True):
-    """What is read of an event that is more than text."""
+    """The fields of an event that is more than text."""
 
     usage: _Usage | None = None
     error: object = None
@@ -30,7 +30,7 @@ class EventReader:
         self._rest = b""
 
     def feed(self, data: bytes) -> bool:
-        """Whether `data` completed an event with text."""
+        """Return whether `data` completed an event with text."""
         data = self._rest + data
         if b"\r" in data:  # looked for with the rest: a read may end between the two
             data = data.replace(b"\r\n", b"\n")

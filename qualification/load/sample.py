@@ -1,4 +1,4 @@
-"""What travels between those who plan a load, the processes that send it and those who judge what came back."""
+"""Messages between the planner of a load, the processes that send it and the judges of its samples."""
 
 from itertools import pairwise
 
@@ -15,7 +15,7 @@ class LoadRequest(msgspec.Struct, frozen=True):
 
 
 class Sample(msgspec.Struct, frozen=True):
-    """What came of one request; times are seconds from the start of its trace."""
+    """The result of one request; times are seconds from the start of its trace."""
 
     num_prompt_tokens: int
     label: str
@@ -28,7 +28,7 @@ class Sample(msgspec.Struct, frozen=True):
 
     @property
     def ttft_s(self) -> float | None:
-        """From sending to the bytes of the first token."""
+        """Seconds from sending to the bytes of the first token."""
         return self.read_at[0] - self.sent_at if self.read_at and self.error is None else None
 
     @property
@@ -40,12 +40,12 @@ class Sample(msgspec.Struct, frozen=True):
 
     @property
     def gaps_s(self) -> list[float]:
-        """What a reader waits between two arrivals of text; a server may send several tokens at once."""
+        """Seconds between two arrivals of text; a server may send several tokens at once."""
         return [b - a for a, b in pairwise(self.read_at)]
 
 
 class ClientLag(msgspec.Struct, frozen=True):
-    """How late the client itself was, in seconds: its own part in what it measures."""
+    """The client's own lateness, in seconds: its part in what it measures."""
 
     loop_p99_s: float  # of a timer on its event loop
     loop_max_s: float
@@ -59,7 +59,7 @@ class LoadResult(msgspec.Struct, frozen=True):
 
     @property
     def duration_s(self) -> float:
-        """From the first request to the last token."""
+        """Seconds from the first request to the last token."""
         began = min((sample.sent_at for sample in self.samples), default=0.0)
         return max((sample.read_at[-1] for sample in self.samples if sample.read_at), default=began) - began
 

@@ -13,14 +13,14 @@ FIRST_TOKEN_ID = 10  # vocabularies keep their special tokens at either end; tho
 
 @dataclass(frozen=True, slots=True)
 class Seed:
-    """Of one trace."""
+    """The seed of one trace."""
 
     seed: str
     salt: str
     vocab_size: int  # ids below this are drawn
 
     def chance(self) -> random.Random:
-        """Of lengths and times."""
+        """The random source of lengths and times."""
         return random.Random(self.seed)
 
     def prompts(self) -> "Prompts":

@@ -26,7 +26,7 @@ class WorkerError(Exception):
 def run_in_workers(
     target: Target, requests: Sequence[LoadRequest], num_workers: int, *, timeout_s: float, progress: Progress
 ) -> LoadResult:
-    """As LoadClient.run, in `num_workers` processes that begin together. Raises WorkerError."""
+    """Run a LoadClient in each of `num_workers` processes that begin together. Raises WorkerError."""
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         return runner.run(_run(target, requests, num_workers, timeout_s, progress))
 

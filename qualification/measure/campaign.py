@@ -31,7 +31,7 @@ class OutOfTime(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """What a run does its work with."""
+    """The functions and data that a run uses."""
 
     catalog: Sequence[KernelPath]  # every path there is
     paths: Sequence[KernelPath]  # those asked for
@@ -50,23 +50,25 @@ def targets_of(
     phases: Sequence[Phase],
     paths: Sequence[KernelPath],
     file_of: Callable[[str], Path],
+    tensor_parallel_size: int = 1,
 ) -> list[Target]:
     """A target for each parsed config.json, by name: the shapes of these phases which any of these paths serves.
 
-    Raises ModelConfigError.
+    With several ranks the shapes are those of each rank's heads. Raises ModelConfigError.
     """
     served = {phase for path in paths for phase in path.limits.phases}
     found = []
     for name, config in models.items():
         model = read_model(config)
-        shapes = shapes_needed(signature_of(model), limits_of(model, device_type, choices))
+        shapes = shapes_needed(signature_of(model, tensor_parallel_size), limits_of(model, device_type, choices))
         wanted = tuple(shape for shape in shapes if shape.phase in phases and shape.phase in served)
-        found.append(Target(name, file_of(name), wanted))
+        of_ranks = name if tensor_parallel_size == 1 else f"{name}-tp{tensor_parallel_size}"
+        found.append(Target(of_ranks, file_of(of_ranks), wanted))
     return found
 
 
 def default_file(out_dir: Path, gpu: str, name: str) -> Path:
-    """Where a server that is given --matrix OUT_DIR looks."""
+    """Return the file in which a server with --matrix OUT_DIR looks."""
     return out_dir / gpu_folder(gpu) / f"{name}.json"
 
 

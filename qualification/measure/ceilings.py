@@ -66,7 +66,7 @@ def ceilings_now(device: torch.device, dtype: torch.dtype, num_bytes: int) -> Ce
 
 
 def _ceilings_of_gpu(device: torch.device) -> Ceilings:
-    """In 16 bits, the fastest that attention computes in."""
+    """Measure in 16 bits, the fastest that attention computes in."""
     size = 8192
     a, b = (torch.randn(size, size, dtype=torch.bfloat16, device=device) for _ in range(2))
     source = torch.empty(_JUDGING_BYTES, dtype=torch.uint8, device=device)
@@ -77,7 +77,7 @@ def _ceilings_of_gpu(device: torch.device) -> Ceilings:
 
 
 def _ceilings_of_one_core(device: torch.device, dtype: torch.dtype, num_bytes: int) -> Ceilings:
-    """In the dtype and in fp32, which a path may compute in where the processor has nothing faster."""
+    """Measure in the dtype and in fp32, in which a path may compute where the processor has nothing faster."""
     size = 512
     matmul_us = min(_matmul_us(device, each, size) for each in {dtype, torch.float32})
     least, most = _JUDGING_BYTES_CPU

@@ -19,7 +19,7 @@ _REPEATED = frozenset({"ragged", "long"})  # cases that run twice: the same inpu
 
 
 def check_path(run: RunAttention, cases: Iterable[Case], references: References | None = None) -> tuple[Check, ...]:
-    """For each measure the worst check over all cases. What `run` raises goes through.
+    """Return, for each measure, the worst check over all cases. Errors of `run` are not caught.
 
     `references` are of these cases, kept by who checks several paths on them.
 
@@ -50,7 +50,7 @@ def run_case(run: RunAttention, case: Case) -> tuple[Tensor, int]:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """For thousands of tiny operations on a CPU: on a busy 2-core machine two threads took 27 s, one takes 1.2 s."""
+    """Use one thread for thousands of tiny CPU operations: on a busy 2-core machine two took 27 s, one takes 1.2 s."""
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

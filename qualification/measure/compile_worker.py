@@ -1,4 +1,4 @@
-"""What a qualification compiles ahead: `python -m qualification.measure.compile_worker SEED DEVICE PIPE...`.
+"""The calls that a qualification compiles ahead: `python -m qualification.measure.compile_worker SEED DEVICE PIPE...`.
 
 A call is a (shape, path) pair: a worker launches every kernel that a qualification launches for it.
 """

@@ -66,7 +66,7 @@ class Rate(msgspec.Struct, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """How a child computes."""
+    """The environment and threads of a child process."""
 
     name: str
     environment: dict[str, str]
@@ -74,7 +74,7 @@ class Setting:
 
 
 def settings_here() -> tuple[Setting, ...]:
-    """On a CPU each instruction set that torch takes here, with one thread and with all cores."""
+    """Return each instruction set that torch takes on this CPU, with one thread and with all cores."""
     num_threads = sorted({1, torch.get_num_threads()})
     found = []
     for name, threads in product(_INSTRUCTION_SETS, num_threads):
@@ -210,7 +210,7 @@ def is_good(rates: Sequence[Rate]) -> bool:
 
 
 def _share(check: Check) -> float:
-    """Of its limit; of a count, which may be nothing, the largest number where it is more: JSON has no infinity."""
+    """Return a check as a share of its limit; the largest float for a count above 0: JSON has no infinity."""
     return min(strain(check.measured, check.limit), sys.float_info.max)
 
 

@@ -52,7 +52,7 @@ class CounterError(RuntimeError):
 
 
 def sample_of(evidence: Iterable[Evidence]) -> list[Evidence]:
-    """What serves each shape by this evidence, all of it valid; of chunks only those with the longest query."""
+    """Return the entries that serve each shape, from valid evidence; of chunks only those with the longest query."""
     by_shape: dict[AttentionShape, list[Evidence]] = {}
     for entry in evidence:
         by_shape.setdefault(entry.shape, []).append(entry)
@@ -162,7 +162,7 @@ def _line_within(process: "subprocess.Popen[str]", pid: int | None, silence_s: f
 
 
 def bytes_by_call(text: str) -> list[int]:
-    """Of ncu's CSV, a row a kernel: the bytes of all kernels between two markers, for each call in turn."""
+    """Sum, from ncu's CSV (a row a kernel), the bytes of all kernels between two markers, for each call in turn."""
     lines = [line for line in text.splitlines() if line.startswith('"')]
     rows = csv.DictReader(lines)
     counts: list[int] = []
@@ -186,7 +186,7 @@ def _reason(code: int, said: str) -> str:
 
 
 def main(file: Path, limit_s: float) -> None:
-    """What a call raises goes through: what is counted has been proven, so that nothing should."""
+    """Make each timed call once more. Its errors are not caught: only proven paths are counted."""
     print(f"{STARTED}{os.getpid()}", flush=True)
     device = torch.device("cuda")
     began = time.monotonic()

@@ -251,7 +251,7 @@ def _flags(shape: AttentionShape, lengths: list[Lengths], generator: torch.Gener
 
 
 def _spans(lengths: list[Lengths], device: torch.device) -> Tensor:
-    """In each sequence one image, over the third quarter of its positions, that starts and ends on no tile."""
+    """Make one image in each sequence, over the third quarter of its positions, that starts and ends on no tile."""
     rows = []
     for length in lengths:
         lo, hi = length.keys // 2, length.keys * 3 // 4

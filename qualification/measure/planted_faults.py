@@ -27,7 +27,7 @@ _MANY_SEQS, _MANY_TOKENS, _MANY_HEADS = 420, 3 * _ROWS, 8  # 10,080 tiles, a thi
 
 
 class Fault(Enum):
-    """What a wrong kernel does; the comment says why anybody would write it."""
+    """A fault of a wrong kernel; the comment says how a real kernel comes by it."""
 
     NONE = "none"  # the checker must pass this one: refusing everything proves nothing either
     FUTURE_KEY = "mask off by one, a query sees the next key"  # <= for <
@@ -199,7 +199,7 @@ def trial_shapes(dtype: Dtype) -> tuple[AttentionShape, ...]:
 
 
 def can_show(fault: Fault, shape: AttentionShape) -> bool:
-    """Whether a kernel with this fault computes the shape wrongly at all, or so that its dtype can tell."""
+    """True when a kernel with this fault computes the shape wrongly, and so much that the shape's dtype shows it."""
     needs = {
         # The one query of a sequence in decode sees its last key: without a window there is no key after it.
         Fault.FUTURE_KEY: shape.phase is not Phase.DECODE or shape.window is not None,

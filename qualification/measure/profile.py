@@ -1,4 +1,4 @@
-"""What ran, by the profiler's word: the kernels of each marked call, and those of everything around the calls.
+"""The kernels that the profiler saw: of each marked call, and of everything around the calls.
 
 On a GPU these are the kernels as CUPTI reports them, on a CPU the operators that do arithmetic. Names are shortened to
 what a person recognises: template arguments, signatures and tile sizes are left out.
@@ -53,7 +53,7 @@ Mark = Callable[[], AbstractContextManager[object]]  # around one call
 
 
 def profiled(work: Callable[[Mark], object], device: torch.device) -> Seen:
-    """Run `work` under the profiler. It gets a factory of contexts, and puts one around each call to be told apart.
+    """Run `work` under the profiler. It gets a factory of contexts, and puts one around each call to distinguish.
 
     Waits for the device, before and after. Costs some milliseconds; the first use on a GPU may take seconds.
     """
@@ -75,7 +75,7 @@ def profiled(work: Callable[[Mark], object], device: torch.device) -> Seen:
 
 
 def calls_seen(calls: Sequence[Callable[[], object]], device: torch.device) -> Seen:
-    """Each of `calls` as one marked call."""
+    """Profile each of `calls` as one marked call."""
 
     def work(mark: Mark) -> None:
         for call in calls:

@@ -28,7 +28,7 @@ class PtxError(ValueError):
 
 
 class Order(msgspec.Struct, frozen=True):
-    """What a collecting process is asked for. Shapes of one group share most of their kernels."""
+    """The order to a collecting process. Shapes of one group share most of their kernels."""
 
     groups: list[list[Pair]]
     cache: str  # folder for Triton's cache, whose entries hold PTX in place of machine code
@@ -36,7 +36,7 @@ class Order(msgspec.Struct, frozen=True):
 
 
 class Found(msgspec.Struct, frozen=True):
-    """What was found in one group."""
+    """The result of one group."""
 
     variants: dict[str, str]  # a kernel with what is compiled in: the sha256 of its PTX
     failed: dict[str, str]  # a path and a shape: the error
@@ -88,7 +88,7 @@ def chosen(pairs: Iterable[Pair], paths: Sequence[str] | None, limit: int | None
 
 
 def read_collected(path: Path) -> Collected:
-    """Raises PtxError."""
+    """Read a file of collected PTX. Raises PtxError."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=Collected)
     except (msgspec.MsgspecError, OSError) as error:

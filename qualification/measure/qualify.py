@@ -57,7 +57,7 @@ def now() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """Where a run takes place, and what stays the same all through it."""
+    """The device of a run, and what stays the same all through it."""
 
     fingerprint: Fingerprint
     device: torch.device
@@ -74,7 +74,7 @@ class Bench:
 
 @dataclass(frozen=True, slots=True)
 class _Measured:
-    """What is measured of a path besides its errors."""
+    """The measurements of a path besides its errors."""
 
     timing: Timing
     timed_sequences: int
@@ -141,7 +141,7 @@ def _time_rivals(rivals: Rivals, path: KernelPath, found: Evidence, on_evidence:
 
 
 def _most_kept_bytes(device: torch.device) -> int:
-    """For references: a fifth of the GPU's free memory holds all of twelve models on an H200."""
+    """Return the memory for references: a fifth of the free memory of an H200 holds those of twelve models."""
     return torch.cuda.mem_get_info(device)[0] // 5 if device.type == "cuda" else _KEPT_BYTES_CPU
 
 
@@ -189,7 +189,7 @@ def _measure(shape: AttentionShape, run: RunAttention, bench: Bench) -> _Measure
 
 
 def _time(call: Callable[[], None], shape: AttentionShape, num_seqs: int, bench: Bench, factor: int) -> Judged:
-    """In `factor` times the budget. The machine's rates are measured before and after: clocks and loads change."""
+    """Time in `factor` times the budget, with the machine's rates before and after: clocks and loads change."""
     longest = longest_lengths(shape, is_cpu=bench.device.type == "cpu")
     num_flops = num_seqs * flops(shape, longest.queries, longest.keys)
     num_bytes = num_seqs * hbm_bytes_tiled(shape, longest.queries, longest.keys)

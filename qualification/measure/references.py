@@ -1,4 +1,4 @@
-"""What the outputs of all paths of one shape are compared with: computed once, for the first of them.
+"""References that the outputs of all paths of one shape are compared with, computed once.
 
 The fp32 attention of every row of 8k queries over 128k keys takes an H200 longer than all that is measured of a path.
 """
@@ -21,7 +21,7 @@ class CaseReference:
 
 
 class References:
-    """By name and seed of the cases of one shape, whose inputs are the same each time they are made."""
+    """References by name and seed of the cases of one shape, whose inputs are the same each time they are made."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, int], CaseReference] = {}
@@ -52,7 +52,7 @@ class Shelf:
             self._kept[shape] = references
 
     def take(self, shape: AttentionShape) -> References:
-        """Those that were kept, which are not any more; else new ones."""
+        """Remove and return the shape's stored references; new ones where there are none."""
         found = self._kept.pop(shape, None)
         if found is None:
             return References()

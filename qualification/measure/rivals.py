@@ -19,7 +19,7 @@ MakeCall = Callable[[AttentionShape, RunAttention], Callable[[], None]]  # the c
 
 
 class Rivals:
-    """What a run has proven so far of paths that compete, and of those they compete with."""
+    """The evidence of a run so far: of paths that compete, and of those they compete with."""
 
     def __init__(self, machine: Device, device: torch.device, make_call: MakeCall, budget_s: float | None) -> None:
         self._machine = machine

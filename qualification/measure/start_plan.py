@@ -36,7 +36,7 @@ class MatrixVerdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What serves each shape, and why."""
+    """The decision for each shape, and the evidence it rests on."""
 
     decisions: Mapping[AttentionShape, Decision]
     evidence: Mapping[Key, Evidence]  # (shape, path) -> what decisions rest on, for every path of the plan's shapes
@@ -109,7 +109,7 @@ class _Decider:
         )
 
     def evidence_of(self, shapes: Iterable[AttentionShape]) -> dict[Key, Evidence]:
-        """What decisions rest on, where there is any."""
+        """Return the evidence that decisions rest on, where there is any."""
         found = {}
         for shape, path in product(dict.fromkeys(shapes), self.paths):
             entry = evidence_for(path, shape, fingerprint=self.fingerprint, book=self.book)
@@ -126,7 +126,7 @@ def missing_pairs(
     book: Book,
     quarantined: Pairs,
 ) -> list[Pair]:
-    """What has to be measured: for each shape whose first choice is not proven, every able path without valid evidence.
+    """Return, for each shape whose first choice is not proven, every able path without valid evidence.
 
     A path that failed here is not measured again: the same stack would fail again.
     """
@@ -152,7 +152,7 @@ def missing_pairs(
 
 
 def own_file(cache_dir: Path, what: str, fingerprint: Fingerprint) -> Path:
-    """Where a machine keeps something of its own for its next start, while nothing of its stack changes."""
+    """Return the file for this machine's next start, for as long as nothing of its stack changes."""
     return cache_dir / f"{what}-{hashlib.sha256(str(fingerprint).encode()).hexdigest()[:16]}.json"
 
 
@@ -202,7 +202,7 @@ def _load_own(cache: Path, fingerprint: Fingerprint) -> Mapping[Key, Evidence]:
 
 
 def _read_own(cache: Path, fingerprint: Fingerprint) -> Mapping[Key, Evidence]:
-    """Raises MatrixError, also for what was measured on another stack."""
+    """Read the machine's own file. Raises MatrixError, also for a file of another stack."""
     found = load_matrix(cache).evidence
     if any(entry.fingerprint != fingerprint for entry in found.values()):
         raise MatrixError(f"{cache.name} was measured on another stack")

@@ -19,7 +19,7 @@ from qualification.report.views import ModelView
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """What serves a shape, and what would if it could not."""
+    """The path that serves a shape, and the one that would if it could not."""
 
     shape: str
     path: str  # "none" where nothing is proven
@@ -31,7 +31,7 @@ class Serving:
 
 @dataclass(frozen=True, slots=True)
 class PhaseGain:
-    """What the chosen paths gain over the best proven fallback, of the kernels alone."""
+    """The gain of the chosen paths over the best proven fallback, of the kernels alone."""
 
     phase: str
     shapes: int
@@ -42,7 +42,7 @@ class PhaseGain:
 
 @dataclass(frozen=True, slots=True)
 class ModelGain:
-    """The same of whole forward passes: times by the plan and, where it was timed too, by the fallback."""
+    """The gain of whole forward passes: times by the plan and, where it was timed too, by the fallback."""
 
     model: str
     phase: str
@@ -64,7 +64,7 @@ def servings(model: ModelView) -> list[Serving]:
 
 
 def phase_gains(models: Sequence[ModelView]) -> list[PhaseGain]:
-    """Of each phase; without shapes that have no timed proven fallback."""
+    """Return the gain of each phase; without shapes that have no timed proven fallback."""
     found: dict[Phase, list[float]] = {}
     for model in models:
         for shape, chosen, entries in _by_shape(model):
@@ -103,7 +103,7 @@ def where_gained(gains: Sequence[ModelGain]) -> str:
 
 
 def statuses(model: ModelView) -> Counter[str]:
-    """How many shapes have a proven path of the first tier, only a fallback, or none."""
+    """Count the shapes with a proven path of the first tier, with only a fallback, and with none."""
     words = (_word(entry, entries) for _, entry, entries in _by_shape(model))
     return Counter(words)
 
@@ -115,7 +115,7 @@ def _word(entry: Evidence | None, entries: Sequence[Evidence]) -> str:
 
 
 def _by_shape(model: ModelView) -> Iterator[tuple[AttentionShape, Evidence | None, list[Evidence]]]:
-    """Each shape with what serves it, and all that is known of it."""
+    """Group by shape the entry that serves and all evidence."""
     chosen = model.chosen
     for shape in model.shapes:
         yield shape, chosen[shape], model.entries_of(shape)

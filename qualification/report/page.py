@@ -26,7 +26,7 @@ _PEER_COLOURS = ("#7a5195", "#8c6d31", "#637939", "#ad494a")
 
 @dataclass(frozen=True, slots=True)
 class ModelPart:
-    """What the page shows of one model."""
+    """The page's content for one model."""
 
     name: str
     paths: list[str]
@@ -71,7 +71,7 @@ def _machine(sources: Sources) -> dict[str, Any]:
 
 
 def _differing(machine: Fingerprint, live: Live | None) -> list[str]:
-    """Fields in which a running server's fingerprint is not the evidence's; none where it does not tell it."""
+    """Fields in which a running server's fingerprint is not the evidence's; none where it reports none."""
     theirs = live.attention.get("fingerprint") if live else None
     if not isinstance(theirs, dict):
         return []

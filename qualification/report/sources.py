@@ -1,4 +1,4 @@
-"""What a report is made of: evidence, and, where they are named, results of benches and a live server. No torch."""
+"""The sources of a report: evidence, results of benches and a live server. No torch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ class ReportError(ValueError):
 
 
 class PeerRow(msgspec.Struct, frozen=True):
-    """What a report reads of a row of `hallmark bench attention`."""
+    """The fields that a report reads of a row of `hallmark bench attention`."""
 
     phase: str
     dtype: str
@@ -65,7 +65,7 @@ class BenchFile(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Live:
-    """A running server, as its own endpoints tell of it."""
+    """A running server, by its own endpoints."""
 
     url: str
     attention: dict[str, object]
@@ -85,7 +85,7 @@ class Sources:
 
 
 def gather(place: Path, benches: Sequence[Path], served: Sequence[Path], url: str | None) -> Sources:
-    """Raises ReportError: there is no evidence that can be read, a file is no result, or the server does not answer."""
+    """Read all sources. Raises ReportError: no readable evidence, a file is no result, or no server answers."""
     models, digests, refused, gains, machines = [], [], [], [], set()
     try:
         files = matrix_files(place)
@@ -122,13 +122,13 @@ def gather(place: Path, benches: Sequence[Path], served: Sequence[Path], url: st
 
 
 def ask(url: str) -> Live:
-    """What a server says of itself now. Raises ReportError."""
+    """Ask a live server for its plan. Raises ReportError."""
     try:
         with client_of(url, timeout_s=_TIMEOUT_S) as client:
             server = Candidate(client, client)
             attention, counters = server.attention(), server.counters()
     except (CanaryError, httpx.InvalidURL) as error:
-        raise ReportError(f"{url} does not tell of its plan: {error}") from error
+        raise ReportError(f"{url} does not report its plan: {error}") from error
     return Live(url, attention, counters)
 
 

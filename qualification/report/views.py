@@ -31,7 +31,7 @@ class HeatRow:
 
 @dataclass(frozen=True, slots=True)
 class Roofs:
-    """What a machine can do at most."""
+    """The highest rates of a machine."""
 
     flops_per_second: float
     bytes_per_second: float
@@ -70,7 +70,7 @@ class ModelView:
 
     @property
     def chosen(self) -> dict[AttentionShape, Evidence | None]:
-        """What serves each shape by this evidence."""
+        """Return the entry that serves each shape by this evidence."""
         return {shape: choice_of(self.entries_of(shape)) for shape in self.shapes}
 
     def heat_map(self) -> list[HeatRow]:
@@ -115,7 +115,7 @@ class ModelView:
         return [] if roofs is None else [point for entry in served if (point := roof_point(entry, roofs))]
 
     def worst_checks(self) -> list[tuple[str, Check]]:
-        """For each kind of check the result nearest to its limit, of the paths that serve; the nearest first."""
+        """Return, for each kind of check, the result nearest to its limit of the paths that serve; nearest first."""
         worst: dict[str, tuple[str, Check]] = {}
         for entry in self.chosen.values():
             for check in () if entry is None else entry.checks:
@@ -129,7 +129,7 @@ class ModelView:
         return [entry for entry in self.entries if entry.shape == shape]
 
     def _longest_queries(self, phase: Phase) -> list[Evidence]:
-        """Of each path and context the entry with the most queries, so that a line is a function of the context."""
+        """Keep, for each path and context, the entry with the most queries: a line is a function of the context."""
         longest: dict[tuple[str, int, int | None], Evidence] = {}
         for entry in self.entries:
             key = (entry.path, entry.tested_context_tokens, entry.shape.window)
@@ -150,7 +150,7 @@ def roofs_of(entries: Iterable[Evidence]) -> Roofs | None:
 
 
 def roof_point(entry: Evidence, roofs: Roofs) -> RoofPoint | None:
-    """None where it was not timed, or its floor is not known."""
+    """Return the place in the chart; None where it was not timed, or its floor is not known."""
     if entry.floor_fraction is None or entry.tflops is None:
         return None
     intensity = _flops(entry) / entry.predicted_bytes[0]

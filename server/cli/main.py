@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 import msgspec
 import uvicorn
+from prometheus_client import CollectorRegistry
 
 from qualification.bench.attention import command as bench_command
 from qualification.bench.serve import command as serve_command
@@ -37,7 +38,6 @@ from server.settings import GenerationConfig, LoadFormat, Settings, flag_of, rea
 from server.supervisor.client import EngineClient
 from server.telemetry.metrics import Metrics
 from server.telemetry.objectives import DEFAULT_OBJECTIVES, load_objectives
-from server.telemetry.registry import Registry
 from server.telemetry.tracing import Tracing
 from server.text.chat_template import ChatTemplate
 from server.text.sampling_defaults import SamplingDefaults, load_sampling_defaults
@@ -236,7 +236,7 @@ def serve(settings: Settings) -> int:
 def make_telemetry(settings: Settings) -> tuple[Metrics, Tracing]:
     """Raises SettingsError for objectives or a collector's address that cannot be used."""
     objectives = DEFAULT_OBJECTIVES if settings.slo_file is None else load_objectives(Path(settings.slo_file))
-    metrics = Metrics(settings.model_name, Registry(), version=version(), objectives=objectives)
+    metrics = Metrics(settings.model_name, CollectorRegistry(), version=version(), objectives=objectives)
     count_dropped, ratio = metrics.traffic.spans_dropped, settings.trace_ratio
     tracing = Tracing(settings.otlp_endpoint, version=version(), count_dropped=count_dropped, ratio=ratio)
     return metrics, tracing

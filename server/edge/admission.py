@@ -1,53 +1,20 @@
 """What every handler needs, gathered once when the application is made."""
 
 import math
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from server.edge.lifecycle import Lifecycle
 from server.errors import RETRY_AFTER_S, ModelNotFound, NotReady, ShuttingDown, TooManyRequests
-from server.protocol.messages import EngineReady, EngineRefused, Heartbeat, SamplingParams, TokenDelta
+from server.protocol.messages import EngineReady
 from server.settings import Settings
-from server.supervisor.attestation_requests import Attestations
-from server.supervisor.client import EngineState
-from server.supervisor.quarantine_requests import Orders
-from server.supervisor.streams import Take
+from server.supervisor.client import EngineClient, EngineState
 from server.telemetry.metrics import Metrics
 from server.telemetry.outcomes import RejectedFor
 from server.telemetry.tracing import Tracing
 from server.text.chat_template import ChatTemplate
 from server.text.sampling_defaults import SamplingDefaults
 from server.text.tokenizer import Tokenizer
-
-
-class Engine(Protocol):
-    """What the edge uses of the EngineClient."""
-
-    @property
-    def state(self) -> EngineState: ...
-    @property
-    def ready(self) -> EngineReady | None: ...
-    @property
-    def refused(self) -> EngineRefused | None: ...
-    @property
-    def last_heartbeat(self) -> Heartbeat | None: ...
-    @property
-    def attestations(self) -> Attestations: ...
-    @property
-    def orders(self) -> Orders: ...
-    async def start(self) -> None: ...
-    async def close(self) -> None: ...
-    def stream(
-        self,
-        request_id: str,
-        prompt_token_ids: list[int],
-        sampling: SamplingParams,
-        *,
-        cache_salt: bytes = b"",
-        traceparent: str | None = None,
-        take: Take | None = None,
-    ) -> AsyncGenerator[TokenDelta]: ...
 
 
 class Admission:
@@ -109,7 +76,7 @@ class Place:
 @dataclass(frozen=True, slots=True)
 class Edge:
     settings: Settings
-    engine: Engine
+    engine: EngineClient
     tokenizer: Tokenizer
     template: ChatTemplate | None  # None: the model has none and cannot chat
     metrics: Metrics

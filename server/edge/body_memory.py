@@ -20,31 +20,44 @@ class Bodies:
 
 
 class Body:
-    """One request's; `drop` may be called more than once."""
+    """One request's body, counted among all; `drop` may be called more than once."""
 
     def __init__(self, bodies: Bodies) -> None:
+        self.num_bytes = 0
         self._bodies = bodies
-        self._num_bytes = 0
+        self._data: bytes | bytearray = b""
 
     def grow(self, num_bytes: int) -> None:
-        """More has come. Raises TooManyRequests when it does not fit; where there is no other body any fits."""
+        """Count bytes that have come. Raises TooManyRequests when they do not fit; a body that is alone always does."""
         bodies = self._bodies
         total = bodies.num_bytes + num_bytes
-        if total > bodies.max_bytes and bodies.num_bytes > self._num_bytes:
+        if total > bodies.max_bytes and bodies.num_bytes > self.num_bytes:
             message = f"{total} bytes of requests would wait to be parsed, the limit is {bodies.max_bytes}."
             raise TooManyRequests(message, retry_after_s=_RETRY_AFTER_S)
         bodies.num_bytes = total
-        self._num_bytes += num_bytes
+        self.num_bytes += num_bytes
+
+    def put(self, data: bytes | bytearray) -> None:
+        """Hold the whole body."""
+        self._data = data
+
+    def take(self) -> bytes | bytearray:
+        """The whole body, once: what is taken is held here no longer."""
+        data, self._data = self._data, b""
+        return data
 
     def drop(self) -> None:
-        """Nobody needs its bytes any more."""
-        self._bodies.num_bytes -= self._num_bytes
-        self._num_bytes = 0
+        """Forget the body and stop counting it."""
+        self._bodies.num_bytes -= self.num_bytes
+        self.num_bytes = 0
+        self._data = b""
 
 
-async def in_thread(body: bytes, work: Callable[[bytes], T]) -> T:
-    """What `work` makes of a body, off the event loop. Where its client goes, a job without a thread yet lets go of it:
-    it is not counted any more, but keeps its turn."""
+async def in_thread(body: bytes | bytearray, work: Callable[[bytes | bytearray], T]) -> T:
+    """Call `work` with a body off the event loop, and return its result.
+
+    A call that is cancelled before it has a thread holds its body no longer, but keeps its turn.
+    """
     waiting = [body]
     del body
     try:

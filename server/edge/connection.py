@@ -8,8 +8,9 @@ import msgspec
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from server.edge.context import attach_writer
+from server.edge.direct_stream import ChunkWriter, attach_writer
 from server.edge.headers import MAX_HEADER_BYTES, MAX_HEADERS
+from server.errors import HeadersTooLarge, InvalidHttp
 
 HEADER_TIMEOUT_S = 10.0
 MAX_WAITING = 4  # pipelined requests behind the one that is being answered; more are not parsed yet
@@ -20,24 +21,6 @@ PART_BYTES = 4096  # are parsed before the limits are looked at: some 100 reques
 TURN_BYTES = 8192  # are parsed before other connections have their turn
 # How soon, and how often, a client that has closed its side is looked for; most answers are there before.
 HALF_CLOSED_CHECK_S = 0.1
-
-
-class ChunkWriter:
-    """Chunks of a response that uvicorn has begun: of unknown length, hence chunked."""
-
-    def __init__(self, transport: asyncio.Transport, flow: FlowControl) -> None:
-        self._transport = transport
-        self._flow = flow
-
-    def has_room(self) -> bool:
-        return not self._flow.write_paused
-
-    def write(self, body: bytes) -> None:
-        if not self._transport.is_closing():
-            self._transport.write(b"%x\r\n%b\r\n" % (len(body), body))
-
-    def hang_up(self) -> None:
-        self._transport.abort()
 
 
 class InputFlow(FlowControl):
@@ -161,7 +144,7 @@ class LimitedProtocol(HttpToolsProtocol):
                 f"for each {BODY_BYTES_PER_EXTRA} of its body) in {MAX_HEADERS} fields, they have at least "
                 f"{self._num_other_bytes} in {self._num_fields}."
             )
-            self._refuse(b"431 Request Header Fields Too Large", "headers_too_large", message)
+            self._refuse(b"431 Request Header Fields Too Large", HeadersTooLarge.code, message)
 
     def _parse(self, data: memoryview) -> None:
         while True:
@@ -232,7 +215,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def send_400_response(self, msg: str) -> None:
-        self._refuse(b"400 Bad Request", "invalid_http", msg)
+        self._refuse(b"400 Bad Request", InvalidHttp.code, msg)
 
     def _refuse(self, status: bytes, code: str, message: str) -> None:
         cycle = self.cycle

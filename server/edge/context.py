@@ -1,35 +1,20 @@
-"""What is known of one HTTP request while it is served: shared by the guard, the handlers and the shutdown."""
+"""The state of one HTTP request while it is served, shared by the guard, the handlers and the shutdown."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol, cast
 
-from starlette.types import Scope
+from starlette.types import Scope, Send
 
 from server.edge.body_memory import Body
 from server.telemetry.outcomes import Outcome
 from server.telemetry.request import RequestRecord
 
 _SCOPE_KEY = "hallmark"
-_WRITER_KEY = "hallmark-writer"
 
 
 class ClientGone(Exception):
     """The client has closed its connection: there is nobody to answer."""
-
-
-class Writer(Protocol):
-    """Writes more of a streamed response on the spot, while no `send` is under way; or ends it for good."""
-
-    def has_room(self) -> bool:
-        """Whether the client reads what is written."""
-
-    def write(self, body: bytes) -> None:
-        """Only where there is room."""
-
-    def hang_up(self) -> None:
-        """End the connection, and drop what its client has not read."""
 
 
 @dataclass(slots=True, eq=False)
@@ -73,21 +58,16 @@ class RequestContext:
             self.task.cancel()
 
 
-def attach_writer(scope: Mapping[str, Any], writer: Writer) -> None:
-    cast(MutableMapping[str, Any], scope)[_WRITER_KEY] = writer
-
-
-def writer_of(scope: Scope) -> Writer | None:
-    """None where another server than ours has made the scope."""
-    writer: Writer | None = scope.get(_WRITER_KEY)
-    return writer
-
-
-def attach_context(scope: Scope, context: RequestContext) -> None:
-    scope[_SCOPE_KEY] = context
+def attach_context(scope: Scope, context: RequestContext, send: Send) -> None:
+    """`send`: of the guard, past what frameworks put around it."""
+    scope[_SCOPE_KEY] = context, send
 
 
 def context_of(scope: Scope) -> RequestContext:
-    context = scope[_SCOPE_KEY]
-    assert isinstance(context, RequestContext)
+    context: RequestContext = scope[_SCOPE_KEY][0]
     return context
+
+
+def send_of(scope: Scope) -> Send:
+    send: Send = scope[_SCOPE_KEY][1]
+    return send

@@ -16,13 +16,13 @@ from secrets import token_hex
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.edge.body_memory import Bodies, Body
-from server.edge.context import ClientGone, RequestContext, attach_context, writer_of
+from server.edge.context import ClientGone, RequestContext, attach_context
+from server.edge.direct_stream import writer_of
 from server.edge.headers import check_content, check_fields
 from server.edge.hosts import Hosts
 from server.edge.keys import Access
 from server.edge.lifecycle import Lifecycle
 from server.edge.responder import Responder
-from server.edge.timeouts import within
 from server.errors import (
     INTERNAL_MESSAGE,
     DeadlineExceeded,
@@ -86,8 +86,8 @@ class Guard:
         unique_id = token_hex(16)
         request_id = _request_id(headers) or f"req-{unique_id}"
         context = RequestContext(request_id, time.monotonic(), task, unique_id, Body(self._bodies))
-        attach_context(scope, context)
-        responder = Responder(context, send, self._limits.send_timeout_s)
+        responder = Responder(context, send, self._limits.send_timeout_s, writer_of(scope))
+        attach_context(scope, context, responder)
         try:
             async with aclosing(context):
                 await self._serve(scope, receive, responder, headers)
@@ -124,11 +124,11 @@ class Guard:
             self._check_headers(scope, headers, context)
             self._lifecycle.arriving.add(context)
             try:
-                replay = _replay(await self._read_body(receive, headers, context.body))
+                await self._read_body(receive, headers, context.body)
             finally:
                 self._lifecycle.arriving.discard(context)
             run = self._app if scope["method"] != "POST" else partial(self._run_watched, receive, context)
-            await run(scope, replay, responder)
+            await run(scope, _replay(context.body), responder)
         except asyncio.CancelledError:
             if context.aborted_by is None:
                 raise
@@ -143,20 +143,20 @@ class Guard:
         context.tenant = self._access.check(path, headers.get(b"authorization"))
         check_content(scope["method"], headers)
 
-    async def _read_body(self, receive: Receive, headers: Mapping[bytes, bytes], held: Body) -> bytes:
+    async def _read_body(self, receive: Receive, headers: Mapping[bytes, bytes], held: Body) -> None:
         limit = self._limits.max_body_bytes
         length = headers.get(b"content-length", b"0")
         if length.isdigit() and len(length) < 20 and int(length) > limit:
             raise PayloadTooLarge(f"The body may have {limit} bytes, its header says {int(length)}.")
-        body, limit_s = bytearray(), self._limits.receive_timeout_s
+        limit_s = self._limits.receive_timeout_s
         try:
-            await within(limit_s, _read_all(receive, body, limit, held))
+            async with asyncio.timeout(limit_s):
+                held.put(await _read_all(receive, limit, held))
         except TooManyRequests:
             self._metrics.traffic.rejected(RejectedFor.QUEUE_BYTES)
             raise
         except TimeoutError:
-            raise RequestTimeout(f"The body must arrive within {limit_s:g} s; {len(body)} bytes did.") from None
-        return bytes(body)
+            raise RequestTimeout(f"The body must arrive within {limit_s:g} s; {held.num_bytes} bytes did.") from None
 
     async def _run_watched(
         self, theirs: Receive, context: RequestContext, scope: Scope, receive: Receive, send: Send
@@ -197,32 +197,41 @@ def _request_id(headers: Mapping[bytes, bytes]) -> str:
     return given.decode() if _REQUEST_ID.fullmatch(given) else ""
 
 
-def _replay(body: bytes) -> Receive:
-    """A `receive` that gives the whole body once; who asks again waits, for disconnects are the guard's to see."""
-    messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+def _replay(held: Body) -> Receive:
+    """A `receive` that gives the whole body once; a second call waits, for disconnects are the guard's to see."""
+    is_given = False
 
     async def receive() -> Message:
-        if messages:
-            return messages.pop()
-        never: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
-        return await never
+        nonlocal is_given
+        if is_given:
+            await asyncio.get_running_loop().create_future()
+        is_given = True
+        return {"type": "http.request", "body": held.take(), "more_body": False}
 
     return receive
 
 
-async def _read_all(receive: Receive, body: bytearray, limit: int, held: Body) -> None:
-    """Append what comes to `body`. Raises ClientGone, PayloadTooLarge and TooManyRequests."""
+async def _read_all(receive: Receive, limit: int, held: Body) -> bytes | bytearray:
+    """The whole body; it is copied only where it comes in parts.
+
+    Raises ClientGone, PayloadTooLarge and TooManyRequests.
+    """
+    body: bytes | bytearray = b""
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
             raise ClientGone
         part = message.get("body", b"")
         held.grow(len(part))
-        body += part
-        if len(body) > limit:
+        if held.num_bytes > limit:
             raise PayloadTooLarge(f"The body may have {limit} bytes, it has more.")
+        if not body:
+            body = part
+        else:
+            body = body if isinstance(body, bytearray) else bytearray(body)
+            body += part
         if not message.get("more_body", False):
-            return
+            return body
 
 
 async def _watch(receive: Receive, context: RequestContext) -> None:

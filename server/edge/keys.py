@@ -4,6 +4,7 @@ import hashlib
 import hmac
 import logging
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 
 from qualification.common.key_file import keys_of
@@ -68,9 +69,19 @@ class Keys:
 NO_KEYS = Keys()
 
 
+class KeyKind(Enum):
+    """Whose key it is; an operator's opens a tenant's routes too."""
+
+    TENANT = "tenants"
+    OPERATOR = "operators"
+
+    def opens(self, needed: "KeyKind") -> bool:
+        return self in (needed, KeyKind.OPERATOR)
+
+
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Which paths need which key.
+    """The key that each path needs.
 
     open_paths      for probes; they need no key
     operator_paths  show or change the whole server (metrics, plan, attestation, quarantine): they need an operator's
@@ -82,19 +93,27 @@ class Access:
     open_paths: frozenset[str]
     operator_paths: frozenset[str]
 
+    def needed_key(self, path: str) -> KeyKind | None:
+        """Whose key a path needs; None for none."""
+        tenants, operators = self.keys.tenants, self.keys.operators
+        if path in self.open_paths or (tenants is None and operators is None):
+            return None
+        if path in self.operator_paths:
+            return KeyKind.OPERATOR
+        return None if tenants is None else KeyKind.TENANT
+
     def check(self, path: str, authorization: bytes | None) -> bytes:
         """The tenant: the digest of the key, empty where none is needed. Raises Unauthorized and Forbidden."""
         tenants, operators = self.keys.tenants, self.keys.operators
-        is_for_operators = path in self.operator_paths
-        needs_key = tenants is not None or (is_for_operators and operators is not None)
-        if path in self.open_paths or not needs_key:
+        needed = self.needed_key(path)
+        if needed is None:
             return b""
         digest = _digest(_bearer(authorization))
         if operators is not None and digest in operators:
             return digest
         if tenants is None or digest not in tenants:
             raise Unauthorized("The API key is not valid here.")
-        if is_for_operators:
+        if needed is KeyKind.OPERATOR:
             how = "start the server with --operator-key-file or --admin-port" if operators is None else "send one"
             raise Forbidden(f"{path!a} needs an operator's key, this is a tenant's: {how}.")
         return digest

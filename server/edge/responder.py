@@ -1,13 +1,13 @@
-"""How a request is answered, also where it fails."""
+"""The answer to a request, also where it fails."""
 
-from collections.abc import Callable, Coroutine, Mapping
-from typing import Any, cast
+import asyncio
+from collections.abc import Mapping
 
 import msgspec
 from starlette.types import Message, Send
 
 from server.edge.context import RequestContext
-from server.edge.timeouts import within
+from server.edge.direct_stream import ChunkWriter
 from server.errors import (
     HallmarkError,
     HeadersTooLarge,
@@ -23,10 +23,12 @@ from server.telemetry.outcomes import Outcome
 class Responder:
     """`send` with the request's id in the headers, a limit on slow readers, and a way to answer with an error."""
 
-    def __init__(self, context: RequestContext, send: Send, timeout_s: float) -> None:
+    def __init__(self, context: RequestContext, send: Send, timeout_s: float, writer: ChunkWriter | None) -> None:
+        """`writer`: of the same connection; None where another server than ours has made it."""
         self.context = context
-        self._send = cast(Callable[[Message], Coroutine[Any, Any, None]], send)  # of any server it is one
+        self._send = send
         self._timeout_s = timeout_s
+        self._writer = writer
 
     async def __call__(self, message: Message) -> None:
         context = self.context
@@ -39,8 +41,12 @@ class Responder:
             message = {**message, "headers": headers}
         elif not message.get("more_body", False):
             context.is_answered = True
+        if self._writer is not None and self._writer.has_room():
+            await self._send(message)  # without waiting, so that it needs no timer
+            return
         try:
-            await within(self._timeout_s, self._send(message))
+            async with asyncio.timeout(self._timeout_s):
+                await self._send(message)
         except TimeoutError:
             raise SlowClient(f"The client read nothing for {self._timeout_s:g} s.") from None
 

@@ -4,13 +4,12 @@ import asyncio
 import contextlib
 import difflib
 from collections import defaultdict, deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Container, Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import AsyncIterator, Awaitable, Callable, Container, Mapping, Sequence
+from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.edge.admission import Edge
 from server.edge.body_memory import Bodies
@@ -18,9 +17,9 @@ from server.edge.guard import Guard, GuardLimits
 from server.edge.hosts import allowed_hosts
 from server.edge.keys import NO_KEYS, Access, Keys
 from server.errors import InvalidValue, MethodNotAllowed, NotFound
-from server.http import generate, ops
-from server.http import models as text
-from server.http import quarantine as switch
+from server.http.common.document import document
+from server.http.openai import routes as openai
+from server.http.operations import routes as operations
 from server.telemetry.metrics import Metrics
 
 OPEN_PATHS = frozenset({"/livez", "/readyz", "/health"})  # for probes, which have no key
@@ -29,21 +28,7 @@ _LAG_SAMPLES = 20  # the gauge shows the longest of these: 5 seconds
 _TRACE_CLOSE_S = 5.0
 
 
-class Api(FastAPI):
-    """What generates is served by its path alone, behind the same guard: FastAPI's middleware and routing take 0.2 ms,
-    a tenth of a small model's first token, and wrap each event of a stream twice."""
-
-    quick: Mapping[str, ASGIApp]  # POST, by path
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        quick = self.quick.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
-        if quick is None:
-            await super().__call__(scope, receive, send)
-        else:
-            await quick(scope, receive, send)
-
-
-def create_app(edge: Edge, keys: Keys = NO_KEYS) -> Api:
+def create_app(edge: Edge, keys: Keys = NO_KEYS) -> FastAPI:
     """The API; its lifespan starts and closes the engine. Without an admin port it has the operators' routes too.
 
     Raises SettingsError for allowed hosts that are none, and ModelError for a tokenizer that cannot tell special tokens
@@ -51,10 +36,9 @@ def create_app(edge: Edge, keys: Keys = NO_KEYS) -> Api:
     """
     if edge.template is not None and not edge.settings.special_tokens_in_text:
         edge.tokenizer.special_tokens.mark("")  # built here, and not in the first request: a large one takes 1 s
-    quick = generate.endpoints(edge)
-    routers = [text.routes(edge), ops.health_routes(edge)]
+    routers = [openai.routes(edge), openai.model_routes(edge), operations.health_routes(edge)]
     if edge.settings.admin_port is None:
-        routers += _admin_routers(edge)
+        routers += _operator_routers(edge)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:  # noqa: ARG001 -- FastAPI's signature
@@ -68,10 +52,7 @@ def create_app(edge: Edge, keys: Keys = NO_KEYS) -> Api:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(asyncio.to_thread(edge.tracing.close), _TRACE_CLOSE_S)
 
-    app = Api(openapi_url=None, redirect_slashes=False, lifespan=lifespan)
-    guarded = _finish(app, routers, edge, keys, quick)
-    app.quick = {path: guarded(endpoint) for path, endpoint in quick.items()}
-    return app
+    return _application(routers, edge, keys, lifespan)
 
 
 def create_admin_app(edge: Edge, keys: Keys = NO_KEYS) -> FastAPI:
@@ -79,48 +60,54 @@ def create_admin_app(edge: Edge, keys: Keys = NO_KEYS) -> FastAPI:
 
     Raises SettingsError for allowed hosts that are none.
     """
-    routers = [ops.health_routes(edge), *_admin_routers(edge)]
-    app = FastAPI(openapi_url=None, redirect_slashes=False)
-    _finish(app, routers, edge, Keys(operators=keys.operators), ())
-    return app
+    routers = [operations.health_routes(edge), *_operator_routers(edge)]
+    return _application(routers, edge, Keys(operators=keys.operators), None)
 
 
-def _admin_routers(edge: Edge) -> list[APIRouter]:
-    return [ops.admin_routes(edge), switch.switch_routes(edge)]
+def _operator_routers(edge: Edge) -> list[APIRouter]:
+    return [operations.operator_routes(edge), operations.order_routes(edge)]
 
 
-def _finish(
-    app: FastAPI, routers: Sequence[APIRouter], edge: Edge, keys: Keys, quick: Iterable[str]
-) -> Callable[[ASGIApp], Guard]:
-    """Put the routes into the application, behind a guard. Returns what makes one like it, for the `quick` paths."""
-    methods: defaultdict[str, set[str]] = defaultdict(set, {path: {"POST"} for path in quick})
+def _application(routers: Sequence[APIRouter], edge: Edge, keys: Keys, lifespan: Any) -> FastAPI:
+    """An application of these routes behind a guard, with its document."""
+    app = FastAPI(
+        title="Hallmark",
+        version=edge.version,
+        redirect_slashes=False,  # behind TLS a redirect leads to http
+        redoc_url=None,
+        swagger_ui_oauth2_redirect_url=None,
+        lifespan=lifespan,
+    )
+    methods: defaultdict[str, set[str]] = defaultdict(set)
     for router in routers:
-        app.include_router(router)
         for route in router.routes:
             assert isinstance(route, APIRoute)  # a router within another would hide its paths
             methods[route.path] |= route.methods or set()
-    of_operators = {route.path for it in _admin_routers(edge) for route in it.routes if isinstance(route, APIRoute)}
+        # Not by include_router, which would match each request's path twice.
+        app.router.routes.extend(router.routes)
+    of_operators = {route.path for it in _operator_routers(edge) for route in it.routes if isinstance(route, APIRoute)}
     app.add_exception_handler(HTTPException, _raiser(methods, of_operators - methods.keys()))
     edge.metrics.traffic.create_routes((*methods, "other"))
     settings = edge.settings
-    guarded = partial(
+    access = Access(keys, OPEN_PATHS, frozenset(of_operators & methods.keys()))
+    app.add_middleware(
         Guard,
         limits=GuardLimits(settings.max_body_bytes, settings.receive_timeout_s, settings.request_timeout_s),
         bodies=Bodies(settings.max_queued_bytes),
-        access=Access(keys, OPEN_PATHS, frozenset(of_operators & methods.keys())),
+        access=access,
         hosts=allowed_hosts(settings.allowed_hosts, settings.host, has_keys=keys.tenants is not None),
         metrics=edge.metrics,
         lifecycle=edge.lifecycle,
         routes=frozenset(methods),
     )
-    app.add_middleware(guarded)
-    return guarded
+    document(app, access, (*openai.REQUESTS, *operations.REQUESTS), openai.EVENTS)
+    return app
 
 
 def _raiser(
     methods: Mapping[str, set[str]], elsewhere: Container[str]
 ) -> Callable[[Request, Exception], Awaitable[Response]]:
-    """What routing refuses, as one of our errors, which the guard answers with.
+    """A handler that raises what routing refuses as one of our errors, which the guard answers with.
 
     methods    by path, of every route
     elsewhere  paths that are on the admin port instead

@@ -1,90 +1,139 @@
 """The transformer: flattened tokens to hidden states to logits. One class for all families."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.fused.norm import add_rms_norm, rms_norm
-from kernels.fused.rope_kv import rope_and_write_kv, turns_of
+from kernels.fused.norm import rms_norm
+from kernels.fused.rope_kv import turns_of
 from kernels.linear.autotune import Chooser
 from kernels.linear.matmul import compile_linear, linear_fp32
-from qualification.model.config import ModelConfig
-from server.model.layers import Weights
+from qualification.model.config import LayerConfig, ModelConfig, QKNorm
+from server.model.block import (
+    AddNorm,
+    Attention,
+    Block,
+    Entry,
+    FeedForward,
+    NormAfter,
+    RowNormedAttention,
+    ScaleAfter,
+    Sublayer,
+    add,
+)
+from server.model.layers import LayerWeights, Weights, dense
 from server.model.rope import cos_sin_table
 from server.model.step import Step
 
 
 class Decoder:
-    """A decoder-only transformer. Holds weights and the rotary table; keeps nothing of a batch."""
+    """A decoder-only transformer. Holds weights and rotary tables; keeps nothing of a batch."""
 
     def __init__(self, config: ModelConfig, weights: Weights) -> None:
         self.config = config
         self.weights = weights
-        attention = config.layers[0].attention
-        device = weights.embedding.device
-        self._cos_sin = cos_sin_table(attention.rope, attention.head_dim, config.max_position, device)
-        _compile_matmuls(weights)
+        kinds = {(layer.attention.rope, layer.attention.head_dim): None for layer in config.layers}
+        self._ropes = {
+            kind: (index, cos_sin_table(*kind, config.max_position, weights.embedding.device))
+            for index, kind in enumerate(kinds)
+        }
+        self._embed = _embedding(config, weights.embedding)
+        self._finish_logits = _after_head(config)
+        self._final_norm = self._norm_weight(weights.final_norm)
+        self._blocks = self._build_blocks()
+        _compile_matmuls(config, weights)
 
     def choose_products(self, chooser: Chooser, sizes: Sequence[int]) -> None:
         """Multiply `sizes` rows, and what they stand for, as is fastest on this GPU. Raises CublasLtError."""
         self.weights = self.weights.with_chosen(chooser, sizes)
+        self._blocks = self._build_blocks()
 
     @torch.inference_mode()
     def forward(self, step: Step) -> Tensor:
         """Return hidden states [T, hidden] before the final norm, which logits() applies to the rows it is given."""
-        eps = self.config.norm_eps
-        turns = turns_of(self._cos_sin, step.positions)
-        if turns is not None:
-            step = replace(step, turns=turns)
-        residual = F.embedding(step.token_ids, self.weights.embedding)
-        fed: Tensor | None = None  # what the layer before added; each norm adds its input to the residual on the way
-        for index, layer in enumerate(self.weights.layers):
-            if fed is None:
-                normed = rms_norm(residual, layer.attention_norm, eps)
-            else:
-                normed, residual = add_rms_norm(fed, residual, layer.attention_norm, eps)
-            attended = self._attention(index, normed, step)
-            normed, residual = add_rms_norm(attended, residual, layer.feed_forward_norm, eps)
-            fed = layer.down(layer.gate_up.swiglu(normed))
-        return residual if fed is None else residual.add_(fed)
+        turns = [turns_of(cos_sin, step.positions) for _, cos_sin in self._ropes.values()]
+        if any(it is not None for it in turns):
+            step = replace(step, turns=tuple(it for it in turns if it is not None))
+        hidden, residual = self._embed(step.token_ids), None
+        for block in self._blocks:
+            hidden, residual = block(hidden, residual, step)
+        return hidden if residual is None else residual.add_(hidden)
 
     @torch.inference_mode()
     def logits(self, hidden_rows: Tensor, out: Tensor | None = None) -> Tensor:
         """Logits [R, vocab] fp32 of hidden states [R, hidden], in `out` where it is given."""
-        normed = rms_norm(hidden_rows, self.weights.final_norm, self.config.norm_eps)
-        return linear_fp32(normed, self.weights.head, out, self.weights.chosen_head)
+        normed = rms_norm(hidden_rows, self._final_norm, self.config.norm_eps)
+        logits = linear_fp32(normed, self.weights.head, out, self.weights.chosen_head)
+        for change in self._finish_logits:
+            change(logits)
+        return logits
 
-    def _attention(self, index: int, normed: Tensor, step: Step) -> Tensor:
-        config, layer = self.config.layers[index].attention, self.weights.layers[index]
-        heads = layer.qkv(normed).view(normed.shape[0], -1, config.head_dim)
-        q, k, v = heads.split_with_sizes([config.num_heads, config.num_kv_heads, config.num_kv_heads], dim=1)
-        rope_and_write_kv(
-            q,
-            k,
-            v,
-            self._cos_sin,
-            step.positions,
-            step.kv.k[index],
-            step.kv.v[index],
-            step.slots,
-            q_norm=layer.q_norm,
-            k_norm=layer.k_norm,
-            eps=self.config.norm_eps,
-            turns=step.turns,
+    def _build_blocks(self) -> tuple[Block, ...]:
+        layers = enumerate(zip(self.config.layers, self.weights.layers, strict=False))
+        return tuple(self._block(index, config, weights) for index, (config, weights) in layers)
+
+    def _block(self, index: int, config: LayerConfig, weights: LayerWeights) -> Block:
+        fed = FeedForward(weights.gate_up.gated_by(dense(config).activation), weights.down)
+        return Block(
+            self._entry(weights.attention_norm),
+            self._finished(self._attention(index, config, weights), weights.norm_after_attention),
+            self._entry(weights.feed_forward_norm),
+            self._finished(fed, weights.norm_after_feed_forward),
         )
-        out = q.new_empty(*q.shape)  # as integers: 1.2 us less than as a torch.Size
-        step.attend(index, q, k, v, out)
-        return layer.output(out.flatten(1))
+
+    def _attention(self, index: int, config: LayerConfig, weights: LayerWeights) -> Attention:
+        attention, eps = config.attention, self.config.norm_eps
+        rope, cos_sin = self._ropes[attention.rope, attention.head_dim]
+        given = (index, attention, weights.qkv, weights.output, rope, cos_sin, eps)
+        if weights.q_norm is None or weights.k_norm is None:
+            return Attention(*given)
+        q_norm, k_norm = self._norm_weight(weights.q_norm), self._norm_weight(weights.k_norm)
+        if attention.qk_norm is QKNorm.ALL_HEADS:
+            return RowNormedAttention(*given, q_row_norm=q_norm, k_row_norm=k_norm)
+        return Attention(*given, q_norm, k_norm)
+
+    def _entry(self, norm: Tensor | None) -> Entry:
+        return add if norm is None else AddNorm(self._norm_weight(norm), self.config.norm_eps)
+
+    def _finished(self, sublayer: Sublayer, norm: Tensor | None) -> Sublayer:
+        """With what the model does to a sublayer's result before it is added to the residual."""
+        if norm is not None:
+            sublayer = NormAfter(sublayer, self._norm_weight(norm), self.config.norm_eps)
+        return sublayer if self.config.residual_scale == 1 else ScaleAfter(sublayer, self.config.residual_scale)
+
+    def _norm_weight(self, weight: Tensor) -> Tensor:
+        """What a norm multiplies by: in fp32 where the checkpoint has it less one, which 16 bits would round."""
+        return weight.float() + 1 if self.config.zero_centred_norms else weight
 
 
-def _compile_matmuls(weights: Weights) -> None:
-    """All layers have the same shapes."""
+def _embedding(config: ModelConfig, weight: Tensor) -> Callable[[Tensor], Tensor]:
+    """token_ids [T] int64 -> a new tensor [T, hidden]."""
+    scale = config.embedding_scale
+    if config.rounds_embedding_scale:
+        scale = float(torch.tensor(scale, dtype=weight.dtype))
+    if scale == 1:
+        return lambda token_ids: F.embedding(token_ids, weight)
+    return lambda token_ids: F.embedding(token_ids, weight).mul_(scale)
+
+
+def _after_head(config: ModelConfig) -> tuple[Callable[[Tensor], object], ...]:
+    """What is done to logits [R, vocab] fp32, in place."""
+    changes: list[Callable[[Tensor], object]] = []
+    if config.logits_divisor != 1:
+        changes.append(lambda logits: logits.div_(config.logits_divisor))
+    if config.logits_softcap is not None:
+        cap = config.logits_softcap
+        changes.append(lambda logits: logits.div_(cap).tanh_().mul_(cap))
+    return tuple(changes)
+
+
+def _compile_matmuls(config: ModelConfig, weights: Weights) -> None:
+    """Compile the products of a layer, of which all have the same shapes, and of the head."""
     for layer in weights.layers[:1]:
         for linear in (layer.qkv, layer.output, layer.down):
-            compile_linear(linear.weight, has_bias=linear.bias is not None)
-        gate_up = layer.gate_up
-        compile_linear(gate_up.weight, parts=2 if gate_up.bias is None else 1, has_bias=gate_up.bias is not None)
+            linear.compile()
+        layer.gate_up.compile(dense(config.layers[0]).activation)
     compile_linear(weights.head, dtype_out=torch.float32)

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from kernels.linear.autotune import Chooser
-from kernels.linear.matmul import linear, linear_swiglu
 from kernels.linear.tuned import ChosenProduct
 from qualification.model.config import DenseConfig, LayerConfig, ModelConfig, QKNorm
+from server.model.linear import Dense, Tuned
 
 _NUM_MEASURED = 8  # layers whose weights algorithms are measured with
 _LEAST_CHOSEN = 2**20  # numbers of a weight: smaller products take the host longer than the GPU
@@ -18,57 +18,32 @@ _MOST_SAMPLED = 512  # rows of the head
 
 
 @dataclass(frozen=True, slots=True)
-class Linear:
-    """weight [out, in], bias [out] or None.
+class LayerWeights:
+    """One transformer layer. A norm is [hidden], as the checkpoint has it, or None where the layer has none.
 
-    chosen  on a GPU perhaps how many rows are multiplied, the same for all layers
+    q_norm, k_norm   [head_dim], or as many numbers as all heads have
     """
 
-    weight: Tensor
-    bias: Tensor | None
-    chosen: ChosenProduct | None = None
-
-    @classmethod
-    def empty(cls, size_in: int, size_out: int, has_bias: bool, dtype: torch.dtype, device: torch.device) -> "Linear":
-        weight = torch.empty(size_out, size_in, dtype=dtype, device=device)
-        return cls(weight, torch.empty(size_out, dtype=dtype, device=device) if has_bias else None)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return linear(x, self.weight, self.bias, self.chosen)
-
-    def swiglu(self, x: Tensor) -> Tensor:
-        """silu(gate) * up of a weight that is both."""
-        return linear_swiglu(x, self.weight, self.bias, self.chosen)
-
-    def rows(self, *sizes: int) -> "list[Linear]":
-        """Views of successive rows: the parts that the checkpoint keeps apart."""
-        weights = torch.split(self.weight, list(sizes))
-        biases = [None] * len(sizes) if self.bias is None else torch.split(self.bias, list(sizes))
-        return [Linear(weight, bias) for weight, bias in zip(weights, biases, strict=True)]
-
-
-@dataclass(frozen=True, slots=True)
-class LayerWeights:
-    """One transformer layer. Norms are [hidden], those of heads [head_dim] or None."""
-
-    attention_norm: Tensor
-    qkv: Linear  # query heads, then key heads, then value heads
+    attention_norm: Tensor | None
+    qkv: Dense  # query heads, then key heads, then value heads
     q_norm: Tensor | None
     k_norm: Tensor | None
-    output: Linear
-    feed_forward_norm: Tensor
-    gate_up: Linear  # gate, then up
-    down: Linear
+    output: Dense
+    feed_forward_norm: Tensor | None
+    gate_up: Dense  # gate, then up
+    down: Dense
+    norm_after_attention: Tensor | None = None
+    norm_after_feed_forward: Tensor | None = None
 
     @property
-    def linears(self) -> dict[str, Linear]:
+    def linears(self) -> dict[str, Dense]:
         """By the names of their fields, in the order in which they are computed."""
         return {"qkv": self.qkv, "output": self.output, "gate_up": self.gate_up, "down": self.down}
 
     def with_chosen(self, products: Mapping[str, ChosenProduct]) -> "LayerWeights":
-        """`products` by the name of the weight."""
-        chosen: dict[str, Any] = {name: replace(self.linears[name], chosen=it) for name, it in products.items()}
-        return replace(self, **chosen)
+        """The same weights, those in `products` (by the names of `linears`) tuned."""
+        tuned: dict[str, Any] = {name: Tuned(self.linears[name].weight, None, it) for name, it in products.items()}
+        return replace(self, **tuned)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,18 +79,24 @@ def empty_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device)
         return torch.empty(size, dtype=dtype, device=device)
 
     def layer(config: LayerConfig) -> LayerWeights:
-        attention, fed = config.attention, dense(config)
+        attention, fed, norms = config.attention, dense(config), config.norms
         size_q, size_kv = attention.query_size, attention.kv_size
-        has_norms = attention.qk_norm is QKNorm.EACH_HEAD
+        size_q_norm, size_k_norm = {
+            QKNorm.NONE: (0, 0),
+            QKNorm.EACH_HEAD: (attention.head_dim, attention.head_dim),
+            QKNorm.ALL_HEADS: (size_q, size_kv),
+        }[attention.qk_norm]
         return LayerWeights(
-            attention_norm=vector(hidden),
-            qkv=Linear.empty(hidden, size_q + 2 * size_kv, attention.has_bias, dtype, device),
-            q_norm=vector(attention.head_dim) if has_norms else None,
-            k_norm=vector(attention.head_dim) if has_norms else None,
-            output=Linear.empty(size_q, hidden, attention.has_output_bias, dtype, device),
-            feed_forward_norm=vector(hidden),
-            gate_up=Linear.empty(hidden, 2 * fed.width, fed.has_bias, dtype, device),
-            down=Linear.empty(fed.width, hidden, fed.has_bias, dtype, device),
+            attention_norm=vector(hidden) if norms.before else None,
+            qkv=Dense.empty(hidden, size_q + 2 * size_kv, attention.has_bias, dtype, device),
+            q_norm=vector(size_q_norm) if size_q_norm else None,
+            k_norm=vector(size_k_norm) if size_k_norm else None,
+            output=Dense.empty(size_q, hidden, attention.has_output_bias, dtype, device),
+            norm_after_attention=vector(hidden) if norms.after else None,
+            feed_forward_norm=vector(hidden) if norms.before else None,
+            gate_up=Dense.empty(hidden, 2 * fed.width, fed.has_bias, dtype, device),
+            down=Dense.empty(fed.width, hidden, fed.has_bias, dtype, device),
+            norm_after_feed_forward=vector(hidden) if norms.after else None,
         )
 
     embedding = torch.empty(config.vocab_size, hidden, dtype=dtype, device=device)

@@ -9,15 +9,20 @@ from qualification.model.config import RopeConfig, RopeKind
 
 
 def cos_sin_table(rope: RopeConfig, head_dim: int, max_position: int, device: torch.device) -> Tensor:
-    """[max_position, head_dim] fp32: cosines of the head_dim / 2 angles of each position, then their sines."""
+    """[max_position, r] fp32: cosines of the r / 2 angles of each position, then their sines.
+
+    r is the number of dimensions of a head that are rotated. LongRoPE has other angles where positions go beyond those
+    of the original training: for all of them, so that a key in the cache fits the queries to come.
+    """
     positions = torch.arange(max_position, dtype=torch.float32)
-    angles = torch.outer(positions, inverse_frequencies(rope, head_dim))
+    is_long = rope.original_max_position is not None and max_position > rope.original_max_position
+    angles = torch.outer(positions, inverse_frequencies(rope, rope.rotated_dims(head_dim), is_long=is_long))
     table = torch.cat((angles.cos(), angles.sin()), dim=1).mul_(rope.attention_factor)
     return table.to(device)
 
 
-def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
-    """Radians a position for each pair of dimensions: [head_dim / 2] fp32 on the CPU."""
+def inverse_frequencies(rope: RopeConfig, head_dim: int, *, is_long: bool) -> Tensor:
+    """Radians a position for each pair of dimensions: [head_dim / 2] fp32 on the CPU. is_long: for LongRoPE."""
     plain = 1.0 / (rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim))
     match rope.kind:
         case RopeKind.PLAIN:
@@ -29,7 +34,7 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
         case RopeKind.YARN:
             return _yarn(plain, rope, head_dim)
         case RopeKind.LONGROPE:
-            raise NotImplementedError
+            return plain / torch.tensor(rope.long_factors if is_long else rope.short_factors)
 
 
 def _llama3(plain: Tensor, rope: RopeConfig) -> Tensor:

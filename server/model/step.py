@@ -22,7 +22,7 @@ class Step:
     slots      [T] int64, page * page_size + offset: where its keys and values are written; unique, in range
     kv         the cache whose pages are written
     attend     computes attention over the pages, layer by layer
-    turns      the rotations of these positions, which the decoder adds where torch rotates (on a CPU)
+    turns      by rotary table the rotations of these positions: the decoder adds them where torch rotates (on a CPU)
     """
 
     token_ids: Tensor
@@ -30,4 +30,4 @@ class Step:
     slots: Tensor
     kv: KVCache
     attend: Attend
-    turns: Turns | None = None
+    turns: tuple[Turns, ...] | None = None

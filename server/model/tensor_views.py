@@ -4,7 +4,8 @@ from torch import Tensor
 
 from qualification.model.config import LayerConfig, ModelConfig
 from qualification.model.families.family import TensorNames
-from server.model.layers import LayerWeights, Linear, Weights, dense
+from server.model.layers import LayerWeights, Weights, dense
+from server.model.linear import Dense
 
 
 def checkpoint_views(weights: Weights, config: ModelConfig, names: TensorNames) -> dict[str, Tensor]:
@@ -14,13 +15,15 @@ def checkpoint_views(weights: Weights, config: ModelConfig, names: TensorNames) 
         views["lm_head.weight"] = weights.head
     for index, (layer, layer_config) in enumerate(zip(weights.layers, config.layers, strict=True)):
         prefix = f"model.layers.{index}"
-        norms = {
-            names.before_attention: layer.attention_norm,
-            names.before_feed_forward: layer.feed_forward_norm,
-            "self_attn.q_norm": layer.q_norm,
-            "self_attn.k_norm": layer.k_norm,
-        }
-        views |= {f"{prefix}.{name}.weight": norm for name, norm in norms.items() if norm is not None}
+        norms = (
+            (names.before_attention, layer.attention_norm),
+            (names.after_attention, layer.norm_after_attention),
+            (names.before_feed_forward, layer.feed_forward_norm),
+            (names.after_feed_forward, layer.norm_after_feed_forward),
+            ("self_attn.q_norm", layer.q_norm),
+            ("self_attn.k_norm", layer.k_norm),
+        )
+        views |= {f"{prefix}.{name}.weight": norm for name, norm in norms if norm is not None}
         linears = _merged(layer) if names.merged else _split(layer, layer_config)
         for name, linear in linears.items():
             views[f"{prefix}.{name}.weight"] = linear.weight
@@ -29,7 +32,7 @@ def checkpoint_views(weights: Weights, config: ModelConfig, names: TensorNames) 
     return views
 
 
-def _split(layer: LayerWeights, config: LayerConfig) -> dict[str, Linear]:
+def _split(layer: LayerWeights, config: LayerConfig) -> dict[str, Dense]:
     """Queries, keys and values apart, gate and up apart."""
     size_q, size_kv, width = config.attention.query_size, config.attention.kv_size, dense(config).width
     q, k, v = layer.qkv.rows(size_q, size_kv, size_kv)
@@ -45,7 +48,7 @@ def _split(layer: LayerWeights, config: LayerConfig) -> dict[str, Linear]:
     }
 
 
-def _merged(layer: LayerWeights) -> dict[str, Linear]:
+def _merged(layer: LayerWeights) -> dict[str, Dense]:
     return {
         "self_attn.qkv_proj": layer.qkv,
         "self_attn.o_proj": layer.output,

@@ -5,6 +5,7 @@ import itertools
 import time
 from collections import deque
 from collections.abc import Iterable
+from functools import cache, partial
 
 from kernels.path import Reject
 from kernels.shape import Phase
@@ -12,25 +13,23 @@ from qualification.decision.decision import Status
 from server.protocol.messages import DispatchCount, EngineReady, PlanRow
 from server.protocol.plan_rows import of_this_machine
 from server.protocol.shadow_report import ShadowReport
+from server.telemetry.factory import MetricFactory
 from server.telemetry.outcomes import Attestation, Shadow
-from server.telemetry.registry import Maker
 
 _KEPT_CHECKS = 16
 _BUILD_FIELDS = ("gpu", "sm", "driver", "cuda", "torch", "triton")
-# What may befall a path after the plan was made, in this engine (quarantined) or in its next one. All that stands
-# against it when the plan is made is in the plan.
-_BEFALLING = frozenset({Reject.UNPROVEN, Reject.STALE, Reject.FAILED, Reject.QUARANTINED})
 
 
 class AttentionMetrics:
-    def __init__(self, make: Maker, model: str, version: str) -> None:
+    def __init__(self, make: MetricFactory, model: str, version: str) -> None:
+        self._model = model
         self._version = version
         self.shadow_reports: deque[ShadowReport] = deque(maxlen=_KEPT_CHECKS)  # the latest, for GET /attention
         self._create_proof(make)
-        self._create_service(make, model)
+        self._create_service(make)
         self._create_efficiency(make)
 
-    def _create_proof(self, make: Maker) -> None:
+    def _create_proof(self, make: MetricFactory) -> None:
         self._build_info = make.gauge(
             "build_info", "What runs here; always 1", "version", "fingerprint", *_BUILD_FIELDS
         )
@@ -38,7 +37,7 @@ class AttentionMetrics:
         self._shapes = make.gauge("qualification_shapes", "Shapes of the plan by status", "status")
         self._qualified_at = make.gauge(
             "qualification_last_success_timestamp_seconds", "When every shape of the plan last had a path"
-        ).of()
+        )
         self._attestations = make.counter(
             "attestation_total", "Profiled forwards, by whether the promised kernels were the ones seen", "result"
         )
@@ -48,33 +47,32 @@ class AttentionMetrics:
             *("phase", "result"),
         )
         for phase, checked in itertools.product(Phase, Shadow):
-            self._shadow_checks.of(phase.value, checked.value)
-        self._shadow_s = make.counter("shadow_seconds_total", "Time that shadow checks took").of()
+            self._shadow_checks.labels(phase.value, checked.value)
+        self._shadow_s = make.counter("shadow_seconds_total", "Time that shadow checks took")
         for status in Status:
-            self._shapes.of(status.value)
+            self._shapes.labels(status.value)
         for result in Attestation:
-            self._attestations.of(result.value)
+            self._attestations.labels(result.value)
 
-    def _create_service(self, make: Maker, model: str) -> None:
-        self._dispatches = make.counter(
+    def _create_service(self, make: MetricFactory) -> None:
+        dispatches = make.counter(
             "attention_dispatch_total",
             "Decisions served, one a step and phase",
-            *("phase", "bucket", "path", "status"),
-            model=model,
+            *("model", "phase", "bucket", "path", "status"),
         )
         self._fallbacks = make.counter(
             "attention_fallback_total",
             "Fallback decisions served, by reason",
-            *("phase", "from", "to", "reason"),
-            model=model,
+            *("model", "phase", "from", "to", "reason"),
         )
-        self._launches = make.counter("attention_launches_total", "Attention calls: layers x steps", "path")
+        self._dispatch = cache(partial(dispatches.labels, self._model))  # a step's: a hit costs 0.1 us, labels() 1.2
+        self._launch = cache(make.counter("attention_launches_total", "Attention calls: layers x steps", "path").labels)
         self._launch_counts: dict[str, int] = {}
         self._compiles = make.counter("kernel_compiles_total", "Triton kernels compiled", "after_ready")
         for after_ready in ("false", "true"):
-            self._compiles.of(after_ready)
+            self._compiles.labels(after_ready)
 
-    def _create_efficiency(self, make: Maker) -> None:
+    def _create_efficiency(self, make: MetricFactory) -> None:
         self._tflops = make.gauge(
             "attention_achieved_tflops",
             "Attention's floating-point operations over its measured kernel time, latest sample",
@@ -89,9 +87,7 @@ class AttentionMetrics:
             "attention_sampled_kernel_seconds_total", "Attention's kernel time in sampled steps", "phase", "bucket"
         )
         self._hbm_bytes = make.counter(
-            "attention_sampled_hbm_bytes_total",
-            "Attention's bytes by the IO model in sampled steps",
-            *("phase", "bucket"),
+            "attention_sampled_hbm_bytes_total", "Attention's bytes by the IO model in sampled steps", "phase"
         )
         self._peak = make.gauge("peak_temporary_bytes", "Most memory a step took beyond weights and KV cache", "phase")
         self._peak_bytes: dict[str, int] = {}
@@ -99,49 +95,50 @@ class AttentionMetrics:
     def ready(self, ready: EngineReady) -> None:
         """What the engine has planned: every label that can follow is created at 0."""
         self._build_info.clear()  # a restarted engine may have found another driver
-        self._build_info.of(self._version, *build_labels(ready.fingerprint)).set(1)
+        self._build_info.labels(self._version, *build_labels(ready.fingerprint)).set(1)
         self._matrix_info.clear()
-        self._matrix_info.of(ready.matrix_digest or "none", ready.matrix_verdict).set(1)
+        self._matrix_info.labels(ready.matrix_digest or "none", ready.matrix_verdict).set(1)
         self.planned(ready.plan)
         self._qualified_at.set(time.time())
         for row in ready.plan:
             if row.path is not None:
-                self._dispatches.of(row.phase, row.context_bucket, row.path, row.status)
+                self._dispatch(row.phase, row.context_bucket, row.path, row.status)
                 self._launched(row.path, 0)
         for phase, wanted, path, reason in sorted(fallback_labels(ready.plan)):
-            self._fallbacks.of(phase, wanted, path, reason)
+            self._fallbacks.labels(self._model, phase, wanted, path, reason)
             self._launched(path, 0)
 
     def planned(self, plan: Iterable[PlanRow]) -> None:
         statuses = [row.status for row in plan]
         for status in Status:
-            self._shapes.of(status.value).set(statuses.count(status.value))
+            self._shapes.labels(status.value).set(statuses.count(status.value))
 
     def replanned(self, plan: list[PlanRow]) -> None:
         """The plan has changed in service; what it will be counted under is created before anything is."""
         self.planned(plan)
         for row in plan:
             if row.path is not None:
-                self._dispatches.of(row.phase, row.context_bucket, row.path, row.status)
+                self._dispatch(row.phase, row.context_bucket, row.path, row.status)
                 self._launched(row.path, 0)
                 for reason in row.fallback_reasons:
-                    self._fallbacks.of(row.phase, row.wanted, row.path, reason)
+                    self._fallbacks.labels(self._model, row.phase, row.wanted, row.path, reason)
 
     def served(self, dispatches: Iterable[DispatchCount]) -> None:
         for it in dispatches:
-            self._dispatches.of(it.phase, it.bucket, it.path, it.status).inc()
+            self._dispatch(it.phase, it.bucket, it.path, it.status).inc()
             self._launched(it.path, it.num_launches)
             for reason in it.fallback_reasons:
-                self._fallbacks.of(it.phase, it.wanted, it.path, reason).inc()
+                self._fallbacks.labels(self._model, it.phase, it.wanted, it.path, reason).inc()
 
     def compiled(self, num_kernels: int, *, after_ready: bool) -> None:
-        self._compiles.of("true" if after_ready else "false").inc(num_kernels)
+        if num_kernels:
+            self._compiles.labels("true" if after_ready else "false").inc(num_kernels)
 
     def attested(self, result: Attestation) -> None:
-        self._attestations.of(result.value).inc()
+        self._attestations.labels(result.value).inc()
 
     def shadow_checked(self, report: ShadowReport) -> None:
-        self._shadow_checks.of(report.phase, Shadow(report.result).value).inc()
+        self._shadow_checks.labels(report.phase, Shadow(report.result).value).inc()
         self._shadow_s.inc(report.spent_s)
         self.shadow_reports.append(report)
 
@@ -150,22 +147,22 @@ class AttentionMetrics:
 
         The series appear with their first sample: 0 TFLOP/s would be a measurement.
         """
-        self._tflops.of(phase, bucket).set(flops / kernel_s / 1e12)
-        self._bandwidth.of(phase, bucket).set(hbm_bytes / kernel_s)
-        self._kernel_s.of(phase, bucket).inc(kernel_s)
-        self._hbm_bytes.of(phase, bucket).inc(hbm_bytes)
+        self._tflops.labels(phase, bucket).set(flops / kernel_s / 1e12)
+        self._bandwidth.labels(phase, bucket).set(hbm_bytes / kernel_s)
+        self._kernel_s.labels(phase, bucket).inc(kernel_s)
+        self._hbm_bytes.labels(phase).inc(hbm_bytes)
 
     def peaked(self, phase: str, num_bytes: int) -> None:
         """The largest value since the start stays."""
         self._peak_bytes[phase] = max(num_bytes, self._peak_bytes.get(phase, 0))
-        self._peak.of(phase).set(self._peak_bytes[phase])
+        self._peak.labels(phase).set(self._peak_bytes[phase])
 
     def launch_counts(self) -> dict[str, int]:
         """Attention launches by path since the start."""
         return dict(self._launch_counts)
 
     def _launched(self, path: str, num_launches: int) -> None:
-        self._launches.of(path).inc(num_launches)
+        self._launch(path).inc(num_launches)
         self._launch_counts[path] = self._launch_counts.get(path, 0) + num_launches
 
 
@@ -182,12 +179,15 @@ def build_labels(fingerprint: dict[str, str | int | None]) -> tuple[str, ...]:
 
 
 def fallback_labels(plan: Iterable[PlanRow]) -> set[tuple[str, str, str, str]]:
-    """Every (phase, from, to, reason) that a fallback of this plan could be counted under."""
+    """Return every (phase, from, to, reason) that a fallback of this plan could be counted under.
+
+    The plan holds all reasons but one: a path may be quarantined later. Other reasons come with another plan.
+    """
     found = set()
     for row in plan:
         paths = set(of_this_machine(row))
         targets = paths if row.path is None else paths | {row.path}
         known = {code for code, _ in row.rejected.get(row.wanted, ())} | set(row.fallback_reasons)
-        reasons = known | {reason.value for reason in _BEFALLING}
+        reasons = known | {Reject.QUARANTINED.value}
         found |= {(row.phase, row.wanted, path, reason) for path in targets for reason in reasons}
     return found

@@ -7,6 +7,8 @@ Label sets that are known in advance are created at 0: a counter that first appe
 import time
 from collections.abc import Callable
 
+from prometheus_client import CollectorRegistry
+
 from kernels.buckets import buckets_up_to
 from server.protocol.messages import (
     AttestationReport,
@@ -21,22 +23,21 @@ from server.protocol.messages import (
 from server.protocol.shadow_report import ShadowReport
 from server.telemetry.attention import AttentionMetrics
 from server.telemetry.engine import EngineMetrics
+from server.telemetry.factory import Declaration, Exemplar, MetricFactory
 from server.telemetry.latency import LatencyMetrics
 from server.telemetry.objectives import DEFAULT_OBJECTIVES, Objectives
 from server.telemetry.outcomes import Attestation, Outcome
-from server.telemetry.registry import Maker, Registry
-from server.telemetry.series import Exemplar
 from server.telemetry.slo import SloMetrics
 from server.telemetry.traffic import TrafficMetrics
 
 
 class Metrics:
-    """An EngineListener; the edge calls the rest. All methods are cheap: children are cached."""
+    """Counts what the engine reports, as an EngineListener, and what the edge reports. All methods are cheap."""
 
     def __init__(
         self,
         model: str,
-        registry: Registry,
+        registry: CollectorRegistry,
         *,
         version: str,
         objectives: Objectives = DEFAULT_OBJECTIVES,
@@ -44,12 +45,13 @@ class Metrics:
     ) -> None:
         self.model = model
         self.registry = registry
-        make = Maker(registry)
+        make = MetricFactory(registry)
         self.latency = LatencyMetrics(make, model)
         self.slo = SloMetrics(make, model, objectives)
         self.attention = AttentionMetrics(make, model, version)
         self.engine = EngineMetrics(make)
         self.traffic = TrafficMetrics(make, now=now)
+        self.declarations: tuple[Declaration, ...] = tuple(make.declarations)
         self._is_ready = False
 
     # --- the engine's messages -------------------------------------------------------------------------------------

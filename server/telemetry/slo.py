@@ -1,11 +1,12 @@
 """Exact counts of good and bad events against the objectives: a quantile from a histogram is no base for an alert."""
 
 from collections.abc import Iterable
+from functools import cache, partial
 
 from kernels.buckets import Bucket, bucket_of
+from server.telemetry.factory import MetricFactory
 from server.telemetry.objectives import Objectives
 from server.telemetry.outcomes import Outcome, Sli
-from server.telemetry.registry import Maker
 
 UNKNOWN_BUCKET = "unknown"  # the request ended before its prompt was counted
 # The client's own doing says nothing of our availability.
@@ -13,26 +14,26 @@ _UNCOUNTED = frozenset({Outcome.CLIENT_ERROR, Outcome.DISCONNECTED})
 
 
 class SloMetrics:
-    def __init__(self, make: Maker, model: str, objectives: Objectives) -> None:
+    def __init__(self, make: MetricFactory, model: str, objectives: Objectives) -> None:
         self._objectives = objectives
-        self._events = make.counter(
+        events = make.counter(
             "slo_events_total",
             "Events by their objective: good or bad. A request that we end before its first token is a bad ttft",
-            *("bucket", "sli", "result"),
-            model=model,
+            *("model", "bucket", "sli", "result"),
         )
+        self._event = cache(partial(events.labels, model))
         self._limits = make.gauge("slo_objective_seconds", "Longest time of a good event", "bucket", "sli")
         targets = make.gauge("slo_target_ratio", "Share of events that must be good", "sli")
-        targets.of(Sli.TTFT.value).set(objectives.ttft.target)
-        targets.of(Sli.TPOT.value).set(objectives.tpot.target)
-        targets.of(Sli.AVAILABILITY.value).set(objectives.availability.target)
+        targets.labels(Sli.TTFT.value).set(objectives.ttft.target)
+        targets.labels(Sli.TPOT.value).set(objectives.tpot.target)
+        targets.labels(Sli.AVAILABILITY.value).set(objectives.availability.target)
         self._create(UNKNOWN_BUCKET, Sli.AVAILABILITY)
 
     def create_buckets(self, buckets: Iterable[Bucket]) -> None:
         for bucket in buckets:
             self._create(bucket.label, *Sli)
-            self._limits.of(bucket.label, Sli.TTFT.value).set(self._objectives.ttft.seconds[bucket])
-            self._limits.of(bucket.label, Sli.TPOT.value).set(self._objectives.tpot.seconds[bucket])
+            self._limits.labels(bucket.label, Sli.TTFT.value).set(self._objectives.ttft.seconds[bucket])
+            self._limits.labels(bucket.label, Sli.TPOT.value).set(self._objectives.tpot.seconds[bucket])
 
     def first_token(self, num_prompt_tokens: int, ttft_s: float) -> None:
         bucket = bucket_of(num_prompt_tokens)
@@ -55,9 +56,9 @@ class SloMetrics:
             self._count(bucket, Sli.AVAILABILITY, outcome is Outcome.OK)
 
     def _count(self, bucket: str, sli: Sli, is_good: bool) -> None:
-        self._events.of(bucket, sli.value, "good" if is_good else "bad").inc()
+        self._event(bucket, sli.value, "good" if is_good else "bad").inc()
 
     def _create(self, bucket: str, *slis: Sli) -> None:
         for sli in slis:
             for result in ("good", "bad"):
-                self._events.of(bucket, sli.value, result)
+                self._event(bucket, sli.value, result)

@@ -21,7 +21,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from server.protocol.messages import AttestationReport
 from server.telemetry import conventions as names
 from server.telemetry.export import BoundedProcessor, CountedExporter, exporter_of
-from server.telemetry.series import Exemplar
+from server.telemetry.factory import Exemplar
 
 Value = str | bool | int | float | list[str]
 Attributes = dict[str, Value]

@@ -3,48 +3,45 @@
 import itertools
 import time
 from collections.abc import Callable, Iterable
+from functools import cache
 
+from server.telemetry.factory import MetricFactory
 from server.telemetry.outcomes import DisconnectStage, Outcome, RejectedFor
-from server.telemetry.registry import Maker
 
 
 class TrafficMetrics:
-    def __init__(self, make: Maker, *, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, make: MetricFactory, *, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
         self._inflight: dict[str, float] = {}  # request id -> arrival; the oldest first
         self.loop_seen_at = now()  # when the event loop last turned
-        self._prompt_tokens = make.counter(
-            "prompt_tokens_total", "Prompt tokens of requests that got a first token"
-        ).of()
-        self._generation_tokens = make.counter("generation_tokens_total", "Tokens generated").of()
-        self._requests = make.counter("requests_total", "HTTP requests answered", "route", "outcome")
+        self._prompt_tokens = make.counter("prompt_tokens_total", "Prompt tokens of requests that got a first token")
+        self._generation_tokens = make.counter("generation_tokens_total", "Tokens generated")
+        self._request = cache(make.counter("requests_total", "HTTP requests answered", "route", "outcome").labels)
         self._rejected = make.counter("rejected_total", "Requests turned away before the engine saw them", "reason")
         self._disconnects = make.counter(
             "client_disconnects_total", "Clients that left before their answer ended", "stage"
         )
-        oldest = make.gauge("oldest_inflight_seconds", "Age of the oldest request without an end; 0 if none").of()
+        oldest = make.gauge("oldest_inflight_seconds", "Age of the oldest request without an end; 0 if none")
         oldest.set_function(self._oldest_inflight)
-        self._loop_lag = make.gauge(
-            "event_loop_lag_seconds", "Longest delay of the event loop in the last 5 seconds"
-        ).of()
-        self._spans_dropped = make.counter("spans_dropped_total", "Spans that did not reach the collector").of()
+        self._loop_lag = make.gauge("event_loop_lag_seconds", "Longest delay of the event loop in the last 5 seconds")
+        self._spans_dropped = make.counter("spans_dropped_total", "Spans that did not reach the collector")
         for reason in RejectedFor:
-            self._rejected.of(reason.value)
+            self._rejected.labels(reason.value)
         for stage in DisconnectStage:
-            self._disconnects.of(stage.value)
+            self._disconnects.labels(stage.value)
 
     def create_routes(self, routes: Iterable[str]) -> None:
         for route, outcome in itertools.product(routes, Outcome):
-            self._requests.of(route, outcome.value)
+            self._request(route, outcome.value)
 
     def answered(self, route: str, outcome: Outcome) -> None:
-        self._requests.of(route, outcome.value).inc()
+        self._request(route, outcome.value).inc()
 
     def rejected(self, reason: RejectedFor) -> None:
-        self._rejected.of(reason.value).inc()
+        self._rejected.labels(reason.value).inc()
 
     def disconnected(self, stage: DisconnectStage) -> None:
-        self._disconnects.of(stage.value).inc()
+        self._disconnects.labels(stage.value).inc()
 
     def began(self, unique_id: str, arrived_at: float) -> None:
         self._inflight[unique_id] = arrived_at

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 import yaml
+from prometheus_client import CollectorRegistry
 
 from server.telemetry.metrics import Metrics
-from server.telemetry.registry import Registry
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 SCRAPE_LABELS = {"instance", "job", "le"}  # the scrape's, and the histograms'
@@ -43,11 +43,8 @@ def labels_in(query: str) -> set[str]:
 @pytest.fixture(scope="module")
 def exposed() -> dict[str, set[str]]:
     """Sample name -> labels, of everything that the server can expose."""
-    registry = Registry()
-    Metrics("demo", registry, version="0")
-    return {
-        family.name + suffix: set(family.labels) for family in registry.families for suffix in SUFFIXES[family.kind]
-    }
+    declared = Metrics("demo", CollectorRegistry(), version="0").declarations
+    return {it.name + suffix: set(it.labels) for it in declared for suffix in SUFFIXES[it.kind]}
 
 
 def test_queries_name_only_metrics_and_labels_of_the_server(exposed: dict[str, set[str]]) -> None:

@@ -18,7 +18,7 @@ from server.settings import Settings
 def cache(tmp_path: Path) -> Iterator[Path]:
     """Triton's cache folder, set as a user sets it."""
     with triton.knobs.cache.scope():
-        os.environ["TRITON_CACHE_DIR"] = str(tmp_path / "cache")
+        triton.knobs.cache.dir = str(tmp_path / "cache")  # also where an earlier test has set another one
         yield tmp_path / "cache"
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 import httpx
 import msgspec
 import tokenizers
+from fastapi import FastAPI
+from prometheus_client import CollectorRegistry
 from scraped import scraped_value
 from starlette.types import ASGIApp
 from tokenizers import decoders, models, pre_tokenizers
@@ -20,7 +22,7 @@ from server.edge.guard import Guard, GuardLimits
 from server.edge.hosts import Hosts
 from server.edge.keys import NO_KEYS, Access, ApiKeys, Keys
 from server.edge.lifecycle import Lifecycle
-from server.http.app import Api, create_app
+from server.http.app import create_app
 from server.protocol.messages import (
     AttentionUse,
     AttestationReport,
@@ -41,7 +43,6 @@ from server.supervisor.client import EngineState
 from server.supervisor.quarantine_requests import Orders
 from server.supervisor.streams import Take
 from server.telemetry.metrics import Metrics
-from server.telemetry.registry import Registry
 from server.telemetry.tracing import Tracing
 from server.text.chat_template import ChatTemplate
 from server.text.sampling_defaults import SamplingDefaults
@@ -204,7 +205,7 @@ def write_tokenizer(folder: Path, *, has_template: bool = True) -> None:
 
 
 def make_edge(folder: Path, engine: ScriptedEngine, settings: Settings, *, tracing: Tracing | None = None) -> Edge:
-    metrics = Metrics(settings.model_name, Registry(), version="1.2.3")
+    metrics = Metrics(settings.model_name, CollectorRegistry(), version="1.2.3")
     metrics.on_ready(READY)
     return Edge(
         settings=settings,
@@ -227,7 +228,7 @@ class Served:
     def __init__(self, edge: Edge, engine: ScriptedEngine, keys: Keys = NO_KEYS) -> None:
         self.edge = edge
         self.engine = engine
-        self.app: Api = create_app(edge, keys)
+        self.app: FastAPI = create_app(edge, keys)
 
     def client(self) -> httpx.AsyncClient:
         return httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://localhost")

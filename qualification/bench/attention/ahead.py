@@ -1,4 +1,4 @@
-"""What a bench compiles ahead: `python -m qualification.bench.attention.ahead SEED DEVICE PIPE...`.
+"""The calls that a bench compiles ahead: `python -m qualification.bench.attention.ahead SEED DEVICE PIPE...`.
 
 A call is a case with the names of paths: a worker calls each path on it once.
 """

@@ -1,4 +1,4 @@
-"""What is measured: a sweep over attention shapes and lengths, as data. Imports no torch."""
+"""The cases of a bench: a sweep over attention shapes and lengths, as data. Imports no torch."""
 
 import math
 import random
@@ -39,19 +39,19 @@ class BenchCase:
 
     @property
     def is_square(self) -> bool:
-        """Whether every sequence has as many queries as keys."""
+        """True when every sequence has as many queries as keys."""
         return self.queries == self.keys
 
     @property
     def flag_text(self) -> str:
-        """As "window 1024 sinks"; empty for plain causal attention."""
+        """The flags, such as "window 1024 sinks"; empty for plain causal attention."""
         shape = self.shape
         flags = [f"window {shape.window}"] if shape.window is not None else []
         flags += [f"softcap {shape.softcap:g}"] if shape.softcap is not None else []
         return " ".join([*flags, *(["sinks"] if shape.sinks else [])])
 
     def __str__(self) -> str:
-        """As "prefill bf16 d128 32:8 32x512"; queries over keys where they differ."""
+        """One line, such as "prefill bf16 d128 32:8 32x512"; queries over keys where they differ."""
         shape, m, n = self.shape, max(self.queries), max(self.keys)
         lengths = f"{m}" if self.is_square else f"{m}/{n}"
         heads = f"{shape.num_heads}:{shape.num_kv_heads}"

@@ -45,7 +45,7 @@ def _batch_of(case: BenchCase) -> int:
 
 
 def _group_of(case: BenchCase, fixed: str) -> str:
-    """What a chart is of; `fixed` is what does not differ in a chart of decode."""
+    """Return the name of a case's chart; `fixed` names what does not differ in a chart of decode."""
     shape = case.shape
     parts = [shape.phase.value, shape.dtype.value, f"d{shape.head_dim}", f"h{shape.num_heads}x{shape.num_kv_heads}"]
     parts += [f"chunk{max(case.queries)}"] if shape.phase is Phase.EXTEND else []

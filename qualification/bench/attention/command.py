@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of `hallmark bench attention`. Every combination of the sweep's flags is a case."""
     phases = [phase.value for phase in Phase]
     parser.add_argument("--quick", action="store_true", help="a tiny sweep, seconds on a CPU")
-    parser.add_argument("--full", action="store_true", help="every case that docs/benchmarks tells of: some minutes")
+    parser.add_argument("--full", action="store_true", help="every case of docs/benchmarks: some minutes")
     parser.add_argument("--phases", nargs="+", choices=phases)
     parser.add_argument("--head-dims", nargs="+", type=count, metavar="N")
     parser.add_argument("--heads", nargs="+", type=_heads, metavar="Q:KV", help="default: 32:8, 16:4 above d128")
@@ -238,7 +238,7 @@ def _chosen(
     *,
     known: Iterable[str] = (),
 ) -> list[Named]:
-    """Those whose names match; all without patterns. Raises ValueError for a pattern that matches nothing known."""
+    """Return those whose names match; all without patterns. Raises ValueError for a pattern that matches no name."""
     candidates = list(candidates)
     if patterns is None:
         return candidates

@@ -101,7 +101,7 @@ def randn(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
 
 
 def matmul_rows(model: Model, batches: Sequence[int]) -> Iterator[dict[str, object]]:
-    """Each matmul alone, and all of a decode step in one graph; `fused` with SwiGLU inside of gate and up."""
+    """Time each matmul alone, and all of a decode step in one graph; `fused` with SwiGLU inside of gate and up."""
     weights = [[randn(*shape) for shape in model.layer] for _ in range(model.num_layers)]
     head = randn(*model.head)
     for batch in batches:

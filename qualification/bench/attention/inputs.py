@@ -74,7 +74,7 @@ def dense(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def repaged(inputs: Inputs, page_size: int, *, seed: int) -> Inputs:
-    """The same keys and values in scattered pages of another size. They must be in pages."""
+    """Copy keys and values from pages into scattered pages of another size."""
     case = replace(inputs.case, shape=replace(inputs.case.shape, page_size=page_size))
     generator = torch.Generator(inputs.q.device).manual_seed(seed)
     batch = _batch(case, inputs.q.device, generator)

@@ -1,4 +1,4 @@
-"""What is measured of one call besides its time: kernel names, temporary memory, error."""
+"""Measure one call besides its time: kernel names, temporary memory, error."""
 
 import math
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""What our paths are measured against: FlashAttention 2 and cuDNN in PyTorch's SDPA, FlexAttention, FlashAttention 3.
+"""The peers of our paths: FlashAttention 2 and cuDNN in PyTorch's SDPA, FlexAttention, FlashAttention 3.
 
 SDPA and FlexAttention get the dense [seqs, heads, tokens, head_dim] tensors that they are made for, laid out before the
 clock starts. What a peer cannot compute, or why it is not here, is a sentence, never a slower way of the same name.
@@ -21,7 +21,7 @@ Call = Callable[[], Tensor]  # computes and returns the output in the peer's own
 
 
 class Unavailable(Exception):
-    """Why a peer cannot compute a case."""
+    """A peer cannot compute a case; the message is the reason."""
 
 
 @dataclass(frozen=True, slots=True)

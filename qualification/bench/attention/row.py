@@ -42,7 +42,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Absence:
-    """Why a contender has no row for a case."""
+    """The reason why a contender has no row for a case."""
 
     case: BenchCase
     contender: str
@@ -51,7 +51,7 @@ class Absence:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a run found. `unmeasured` cases are for want of time, or because the device was `lost`."""
+    """The results of a run. `unmeasured` cases had no time left, or the device was `lost`."""
 
     rows: tuple[Row, ...]
     absences: tuple[Absence, ...]
@@ -60,7 +60,7 @@ class Outcome:
 
 
 def sorted_rows(rows: Iterable[Row]) -> list[Row]:
-    """By case, then paths before peers, then by name."""
+    """Sort rows by case, then paths before peers, then by name."""
     return sorted(rows, key=lambda row: (_case_key(row.case), row.is_peer, row.contender))
 
 
@@ -69,7 +69,7 @@ def rows_as_json(rows: Iterable[Row]) -> list[dict[str, object]]:
 
 
 def absences_as_json(absences: Iterable[Absence]) -> list[dict[str, object]]:
-    """Each contender and reason once, with the cases it holds for."""
+    """Return each contender and reason once, with the cases it holds for."""
     found: dict[tuple[str, str], list[BenchCase]] = {}
     for absence in absences:
         found.setdefault((absence.contender, absence.reason), []).append(absence.case)

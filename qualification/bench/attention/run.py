@@ -41,7 +41,7 @@ class Contender:
 
 @dataclass(frozen=True, slots=True)
 class CaseBench:
-    """Where cases are measured. `ceilings` None: nobody knows this machine's."""
+    """The device and the settings of a run. `ceilings` None: the machine's rates are not known."""
 
     device: torch.device
     ceilings: Ceilings | None
@@ -51,7 +51,7 @@ class CaseBench:
 
 @dataclass(frozen=True, slots=True)
 class _Measured:
-    """What is known of a contender before it is timed. `call` is what will be timed."""
+    """The measurements of a contender before it is timed. `call` is what will be timed."""
 
     contender: Contender
     call: Call
@@ -128,7 +128,7 @@ def measure_case(
 
 
 def joined(first: Outcome, second: Outcome) -> Outcome:
-    """What two runs found, one after the other."""
+    """Return the results of two runs as one."""
     return Outcome(
         (*first.rows, *second.rows),
         (*first.absences, *second.absences),

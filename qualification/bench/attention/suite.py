@@ -1,4 +1,4 @@
-"""What is measured together: sweeps, each with its peers, and the whole of what the docs say. Imports no torch."""
+"""The suites of a bench: sweeps, each with its peers, and the full suite of the docs. Imports no torch."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -23,7 +23,7 @@ class Part:
 
 
 def full_suite(dtype: Dtype) -> list[Part]:
-    """Every case that docs/benchmarks tells of, the most important first. FlexAttention takes seconds to compile."""
+    """Every case of docs/benchmarks, the most important first. FlexAttention takes seconds to compile."""
 
     def part(phases: tuple[Phase, ...], *peers: str, **changes: object) -> Part:
         return Part(replace(Sweep(dtype, phases, mixes=()), **changes), peers)  # type: ignore[arg-type]
@@ -56,7 +56,7 @@ def full_suite(dtype: Dtype) -> list[Part]:
 
 
 def chosen_parts(parts: Sequence[Part], phases: Sequence[Phase], head_dims: Sequence[int]) -> list[Part]:
-    """Of each part only these phases and head dims, where any are named."""
+    """Reduce each part to these phases and head dims, where any are named."""
     found = []
     for part in parts:
         sweep = part.sweep
@@ -70,7 +70,7 @@ def chosen_parts(parts: Sequence[Part], phases: Sequence[Phase], head_dims: Sequ
 
 
 def new_cases(parts: Sequence[Part]) -> Iterator[tuple[Part, list[BenchCase]]]:
-    """Each part with those of its cases that no part before it has."""
+    """Return each part with those of its cases that no part before it has."""
     seen: set[BenchCase] = set()
     for part in parts:
         cases = [case for case in cases_of(part.sweep) if case not in seen]

@@ -38,7 +38,7 @@ def rows_table(rows: Iterable[Row]) -> list[str]:
 
 
 def summary_table(rows: Iterable[Row]) -> list[str]:
-    """For each path the geometric mean of its ratios to the best peer, and the worst of them; wrong rows count as 0."""
+    """Give each path's geometric mean of its ratios to the best peer, and its worst ratio; wrong rows count as 0."""
     groups: dict[tuple[str, ...], list[Row]] = {}
     for row in sorted_rows(rows):
         if not row.is_peer and row.ratio is not None:
@@ -55,7 +55,7 @@ def summary_table(rows: Iterable[Row]) -> list[str]:
 
 
 def absences_lines(absences: Iterable[Absence]) -> list[str]:
-    """Each contender and reason once, with the number of cases."""
+    """Print each contender and reason once, with the number of cases."""
     counts: dict[tuple[str, str], int] = {}
     for absence in absences:
         key = (absence.contender, absence.reason)
@@ -85,5 +85,5 @@ def _cells(row: Row) -> tuple[str, ...]:
 
 
 def speed_of(row: Row) -> float:
-    """What a phase is judged by: TFLOP/s, in decode TB/s."""
+    """Return TFLOP/s; TB/s for decode, which bandwidth bounds."""
     return row.bytes_per_second / 1e12 if row.case.shape.phase is Phase.DECODE else row.tflops

@@ -1,4 +1,4 @@
-"""What `hallmark bench serve` measures: scenarios, as rounds of requests that each side gets in turn. No torch."""
+"""The scenarios of `hallmark bench serve`, as rounds of requests that each side gets in turn. No torch."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -54,7 +54,7 @@ class ServePlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 @dataclass(frozen=True, slots=True)
 class ServeCase:
-    """Each round is sent to one side, then to the other, and begins when the one before has ended."""
+    """A scenario. Each round is sent to one side, then to the other, after the round before has ended."""
 
     scenario: Scenario
     x: float  # tokens of a prompt, streams, or requests a second
@@ -83,7 +83,7 @@ class ServeCase:
 
 
 def cases_of(plan: ServePlan, salt: str) -> list[ServeCase]:
-    """Each case of the plan; `salt` decides the token ids and nothing else."""
+    """Return each case of the plan; `salt` decides the token ids and nothing else."""
     wanted = set(plan.scenarios)
     cases: list[ServeCase] = []
     if Scenario.TTFT in wanted:

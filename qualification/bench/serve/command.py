@@ -122,7 +122,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _refuse_doubles(names: Sequence[str]) -> None:
-    """Raises ValueError: a side's samples are found by its name."""
+    """Refuse two sides of one name, which names their samples. Raises ValueError."""
     for name in names:
         if names.count(name) > 1:
             raise ValueError(f"two sides are called {name}")

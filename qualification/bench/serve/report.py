@@ -67,7 +67,7 @@ def sides_table(sides: Sequence[ServedSide]) -> tuple[tuple[str, ...], list[tupl
 
 
 def ratios(ours: ServedSide, peers: Sequence[ServedSide]) -> list[Ratio]:
-    """What a scenario is judged by, for each row that both sides have."""
+    """Return the ratio that judges a scenario, for each row that both sides have."""
     found = []
     for row in ours.rows:
         for peer in peers:
@@ -96,7 +96,7 @@ def ratios_table(found: Iterable[Ratio]) -> tuple[tuple[str, ...], list[tuple[st
 
 
 def warnings(sides: Sequence[ServedSide]) -> list[str]:
-    """What stands against a number: a client that was late, tokens that nobody counted, errors."""
+    """Return doubts about the numbers: a client that was late, tokens without a count, errors."""
     lines = []
     for side in sides:
         for row in side.rows:

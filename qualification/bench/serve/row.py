@@ -1,4 +1,4 @@
-"""From samples to a row of numbers, as data. No torch."""
+"""Rows of numbers from the samples of a load, as data. No torch."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ _MS = 1e3
 
 @dataclass(frozen=True, slots=True)
 class LatencyObjectives:
-    """What a user asks for; an answer that keeps all of them is good."""
+    """Latency limits that a user sets; an answer within all of them is good."""
 
     ttft_ms: Mapping[str, float]  # by bucket; none for a bucket: any time will do
     tpot_ms: float

@@ -39,7 +39,7 @@ class Load:
         self._client = LoadClient(side.target, timeout_s=timeout_s)
 
     def send(self, requests: Sequence[LoadRequest], *, is_in_turn: bool, progress: Callable[[int], None]) -> LoadResult:
-        """Raises WorkerError."""
+        """Send the requests and return their samples. Raises WorkerError."""
         if is_in_turn:
             return self._client.run_in_turn(requests, progress)
         if self._num_processes == 1 or len(requests) < _MIN_WORKER_REQUESTS:

@@ -42,4 +42,4 @@ def read_config(fields: Fields) -> ModelConfig:
     )
 
 
-GEMMA2 = Family("gemma2", ("Gemma2ForCausalLM",), read_config, tensors=None)
+GEMMA2 = Family("gemma2", ("Gemma2ForCausalLM",), read_config, TENSORS)

@@ -10,6 +10,7 @@ from functools import partial
 from kernels.fused.activation_kind import Activation
 from qualification.model.config import ModelConfig, NormsConfig, QKNorm, RopeConfig, RopeKind
 from qualification.model.families.family import Family
+from qualification.model.families.gemma2 import TENSORS
 from qualification.model.fields import Fields
 from qualification.model.rope import rope_of
 from qualification.model.shared import read_dense, read_like_llama
@@ -77,4 +78,4 @@ def _read_local_rope(fields: Fields, head_dim: int) -> RopeConfig:
     return rope_of(fields, rope, _KINDS, theta, head_dim=head_dim)
 
 
-GEMMA3 = Family("gemma3_text", ("Gemma3ForCausalLM",), read_config, tensors=None)
+GEMMA3 = Family("gemma3_text", ("Gemma3ForCausalLM",), read_config, TENSORS)

@@ -27,4 +27,4 @@ def read_config(fields: Fields) -> ModelConfig:
     )
 
 
-GRANITE = Family("granite", ("GraniteForCausalLM",), read_config, tensors=None)
+GRANITE = Family("granite", ("GraniteForCausalLM",), read_config)

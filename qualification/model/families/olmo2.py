@@ -19,4 +19,4 @@ def read_config(fields: Fields) -> ModelConfig:
     )
 
 
-OLMO2 = Family("olmo2", ("Olmo2ForCausalLM",), read_config, tensors=None)
+OLMO2 = Family("olmo2", ("Olmo2ForCausalLM",), read_config)

@@ -22,7 +22,9 @@ def read_config(fields: Fields) -> ModelConfig:
         "phi3",
         norm_eps=1e-5,
         windows=partial(read_uniform_windows, missing=None),
-        rope=lambda it, head_dim: read_rope(it, (RopeKind.PLAIN,), head_dim=head_dim),
+        rope=lambda it, head_dim: read_rope(
+            it, (RopeKind.PLAIN, RopeKind.LONGROPE), head_dim=head_dim, aliases=_ALIASES, is_partial=True
+        ),
     )
 
 

@@ -29,7 +29,7 @@ _MAX_LEN = 33000
 
 
 def run(args: argparse.Namespace) -> int:
-    """For each model that was qualified. A preset that does not hold all of a model's config.json is passed over."""
+    """Time each model that was qualified. A preset without all of a model's config.json is left out."""
     gpu = read_fingerprint(choose_device(Settings())).gpu
     code = ExitCode.PASS
     if torch.cuda.is_available():

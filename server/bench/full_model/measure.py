@@ -1,4 +1,4 @@
-"""What attention is worth to a whole model: forward passes with random weights, by the plan and by the fallbacks.
+"""Times of a whole model with random weights, attention by the plan and by the fallbacks.
 
 `hallmark qualify --full-model` writes the result beside the evidence of the kernels. The engine is the server's own,
 with its scheduler, graphs and sampler; only HTTP and tokenization are left out.
@@ -102,7 +102,7 @@ def _timings(settings: Settings, attention: Attention, say: Say) -> list[ModelTi
 
 
 def _build(settings: Settings, attention: Attention, say: Say) -> BuiltEngine:
-    """With the fallbacks in charge every path of the first tier counts as broken."""
+    """Build the engine. For the fallbacks every path of the first tier counts as broken."""
     settings = msgspec.structs.replace(
         settings,
         load_format=LoadFormat.DUMMY,
@@ -135,7 +135,7 @@ def _prompts(bench: _Timer, attention: Attention, lengths: Iterable[int], say: S
 
 
 def _prompt_samples(bench: _Timer, num_tokens: int) -> list[tuple[float, float | None]]:
-    """Raises RequestFailed."""
+    """Time one prompt of this length several times. Raises RequestFailed."""
     bench.prompt_ms(num_tokens)  # the first of a length may still load something
     samples: list[tuple[float, float | None]] = []
     began_at = time.perf_counter()

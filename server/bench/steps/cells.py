@@ -1,4 +1,4 @@
-"""What `hallmark bench steps` measures, and in which order."""
+"""The measurements of `hallmark bench steps`, and their order."""
 
 from dataclasses import dataclass, replace
 from enum import Enum

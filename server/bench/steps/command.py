@@ -101,7 +101,7 @@ def write(folder: Path, name: str, file: StepsFile) -> list[Path]:
 
 
 def _settings(args: argparse.Namespace, environ: Mapping[str, str], stack: ExitStack) -> Settings:
-    """As of `hallmark serve`, but for what would measure something else. Raises SettingsError."""
+    """Return the settings of `hallmark serve`, without those that would disturb a measurement. Raises SettingsError."""
     from server.model.load.load import load_config
 
     folder = _folder(args.model, stack)
@@ -124,7 +124,7 @@ def _settings(args: argparse.Namespace, environ: Mapping[str, str], stack: ExitS
 
 
 def _folder(model: str, stack: ExitStack) -> Path:
-    """Of a preset's name one for as long as the stack is open."""
+    """Return the model's folder; that of a preset exists for as long as the stack is open."""
     if model == "demo":
         return DEMO_MODEL
     preset = next((preset for preset in PRESETS if preset.name == model and preset.is_served), None)
@@ -138,7 +138,7 @@ def _folder(model: str, stack: ExitStack) -> Path:
 
 
 def _measured(args: argparse.Namespace, settings: Settings, name: str) -> StepsFile:
-    """Raises StartError and Unservable when no such engine can be had."""
+    """Build the engine and measure it. Raises StartError and Unservable when no such engine can be built."""
     from kernels.device import num_cores, read_fingerprint
     from server.bench.steps.cells import CPU_PLAN, CUDA_PLAN, QUICK_PLAN, StepsBench
     from server.bench.steps.run import measure

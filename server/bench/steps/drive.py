@@ -74,13 +74,13 @@ class Driver:
 
 
 def _refuse_failed(output: StepOutput) -> None:
-    """Raises RequestFailed where a request has ended with an error."""
+    """Raise RequestFailed where a request has ended with an error."""
     for delta in output.deltas:
         if delta.finish_reason is FinishReason.ERROR:
             raise RequestFailed(delta.error_message)
 
 
 def is_decode_of(output: StepOutput, num_sequences: int) -> bool:
-    """Whether a step computed one token of each of so many sequences and nothing else."""
+    """True when a step computed one token of each of so many sequences and nothing else."""
     counts = output.record.dispatches
     return bool(counts) and all(it.phase == "decode" and it.num_sequences == num_sequences for it in counts)

@@ -11,7 +11,7 @@ _POWERS = (0, 1, 2, 4)  # of the size, in the square of the cost
 
 
 def slope(xs: Sequence[float], ys: Sequence[float]) -> float | None:
-    """Of log y on log x, by least squares; None from fewer than two sizes."""
+    """Return the slope of log y on log x, by least squares; None from fewer than two sizes."""
     if len(xs) < 2:
         return None
     return float(np.polyfit(np.log(xs), np.log(ys), 1)[0])
@@ -38,7 +38,7 @@ def curve(xs: Sequence[float], ys: Sequence[float]) -> list[float]:
 
 
 def off_curve(xs: Sequence[float], ys: Sequence[float]) -> list[float]:
-    """Each y over the curve through all of them: above CLIFF is a cliff. 1 where too few cells make a curve."""
+    """Return each y over the curve through all of them: above CLIFF is a cliff. 1 where too few cells make a curve."""
     if len(xs) <= len(_POWERS):
         return [1.0] * len(xs)
     return [y / fitted for y, fitted in zip(ys, curve(xs, ys), strict=True)]

@@ -1,4 +1,4 @@
-"""What a whole step costs at least: FLOPs and bytes of a model, whatever its kernels."""
+"""The least time of a whole step, by the FLOPs and bytes of a model."""
 
 from kernels.shape import Dtype, num_visible_pairs
 from qualification.measure.ceilings import Ceilings
@@ -8,7 +8,7 @@ from qualification.model.config import ModelConfig, num_parameters
 def step_floor_ms(
     config: ModelConfig, dtype: Dtype, kv_dtype: Dtype, ceilings: Ceilings, rows: list[tuple[int, int]]
 ) -> float:
-    """Of a step with these rows: (new tokens, context with them), each row's last token sampled."""
+    """Return the floor of a step with these rows: (new tokens, context with them), each row's last token sampled."""
     num_tokens = sum(num_queries for num_queries, _ in rows)
     embedding = config.embedding_size
     layers = num_parameters(config) - embedding * (1 if config.tie_embeddings else 2)

@@ -1,4 +1,4 @@
-"""Where the time of a step goes: of the stepping thread by part, and the share of it in which the device was busy."""
+"""Time of each part of a step on the stepping thread, and the share of a step in which the device was busy."""
 
 import time
 from collections.abc import Callable, Collection

@@ -27,7 +27,7 @@ def derived(file: StepsFile) -> dict[str, object]:
 
 
 def cliffs(file: StepsFile) -> list[str]:
-    """What costs more than CLIFF times the smooth curve through its sweep."""
+    """Return the cells that cost more than CLIFF times the smooth curve through their sweep."""
     prompts = [f"a prompt of {row.tokens}" for row in file.prefill]
     found = _flagged(prompts, _off(file.prefill, _tokens_of, file.cost_of), "its time")
     for sweep in Sweep:

@@ -1,4 +1,4 @@
-"""What `hallmark bench steps` measures, as rows and as the file that holds them. Imports no torch."""
+"""Rows of `hallmark bench steps`, and the file that holds them. Imports no torch."""
 
 from collections.abc import Mapping, Sequence
 from enum import Enum
@@ -32,7 +32,7 @@ class Samples(msgspec.Struct, frozen=True):
 
 
 class Inside(msgspec.Struct, frozen=True):
-    """Where the time of decode steps, or of steps under load, goes."""
+    """The time of each part of decode steps, or of steps under load."""
 
     parts_ms: dict[str, float]  # Part -> median of a step, exclusive of the parts inside of it
     host: Samples  # processor time of the stepping thread, but for waiting and for what is the device's work
@@ -93,7 +93,7 @@ class StepsFile(msgspec.Struct, frozen=True, kw_only=True):
     load: list[LoadRow]
 
     def cost_of(self, row: PrefillRow | DecodeRow) -> float:
-        """What growth is judged by: time on a GPU; on a CPU, which others use too, processor time."""
+        """Return the cost by which growth is judged: time on a GPU; processor time on a CPU, which others use too."""
         return (row.cpu if self.machine["device"] == "cpu" else row.time).best
 
     def decodes(self, sweep: Sweep) -> list[DecodeRow]:
@@ -101,7 +101,7 @@ class StepsFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def save(path: Path, file: StepsFile, derived: Mapping[str, object]) -> None:
-    """As JSON, a row a line, with what was `derived` from the rows."""
+    """Write JSON, a row a line, with what was `derived` from the rows."""
     head = {name: getattr(file, name) for name in file.__struct_fields__ if name not in _LISTS}
     parts = [f" {_json(name)}: {_json(value)}" for name, value in {**head, "derived": derived}.items()]
     parts += [f" {_json(name)}: {_lines(getattr(file, name))}" for name in _LISTS]
@@ -109,7 +109,7 @@ def save(path: Path, file: StepsFile, derived: Mapping[str, object]) -> None:
 
 
 def load(path: Path) -> StepsFile:
-    """Raises ValueError for a file that is none of ours."""
+    """Read a file of steps. Raises ValueError for any other file."""
     return msgspec.json.decode(path.read_bytes(), type=StepsFile)
 
 

@@ -130,7 +130,7 @@ class _Session:
         )
 
     def load(self) -> LoadRow:
-        """As many requests at any time, their ends spread evenly, until each was followed by two more."""
+        """Measure a fixed number of concurrent requests, their ends spread evenly, until each had two successors."""
         plan, driver = self._bench.plan, self._driver
         outputs = [max(1, plan.load_output * (n + 1) // plan.streams) for n in range(plan.streams)]
         for num_output in outputs:
@@ -157,9 +157,7 @@ class _Session:
     def _steps(
         self, num_steps: int | None = None, follow: Callable[[StepOutput], None] = lambda _: None
     ) -> tuple[list[float], list[float], Inside, list[StepOutput]]:
-        """Each of these steps, or of as many as are enough: milliseconds passed, those of processors, where the former
-        went, and what came.
-        """
+        """Measure these steps, or as many as are enough: milliseconds, processor milliseconds, parts and outputs."""
         plan = self._bench.plan
         times: list[float] = []
         cpus: list[float] = []

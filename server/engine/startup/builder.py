@@ -3,7 +3,7 @@
 import logging
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -166,7 +166,7 @@ def _load_parts(
     progress("loading", str(subject.folder))
     decoder = load_decoder(
         subject.folder,
-        config,
+        replace(config, max_position=limits.max_model_len),  # LongRoPE's factors are those of the context served
         dtype=torch_dtype(limits.dtype),
         device=device,
         load_format=settings.load_format,

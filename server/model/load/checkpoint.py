@@ -1,10 +1,11 @@
 """The tensors of a folder of safetensors files, read by name. Nothing that could hold code is opened."""
 
 import json
+import math
 import os
 import struct
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,6 +83,16 @@ def check_entries(
         raise ModelError(f"{folder}: the weights do not fit config.json. {listed(problems, '; ')}: {todo}")
 
 
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A block of a checkpoint's tensor that fills `target`, whose shape is the block's."""
+
+    name: str  # of the tensor
+    target: Tensor
+    first_row: int = 0
+    first_column: int = 0
+
+
 def copy_tensors(
     entries: Mapping[str, TensorEntry],
     targets: Mapping[str, Tensor],
@@ -90,46 +101,72 @@ def copy_tensors(
     num_threads: int = _NUM_THREADS,
     part_bytes: int = _PART_BYTES,
 ) -> None:
-    """Fill each target, wherever it is, with the tensor of its name: several at once, a few megabytes at a time.
+    """Fill each target, wherever it is, with the whole tensor of its name: see `copy_pieces`."""
+    pieces = [Piece(name, target) for name, target in targets.items()]
+    copy_pieces(entries, pieces, progress, num_threads=num_threads, part_bytes=part_bytes)
+
+
+def copy_pieces(
+    entries: Mapping[str, TensorEntry],
+    pieces: Sequence[Piece],
+    progress: Callable[[int, int], None],
+    *,
+    num_threads: int = _NUM_THREADS,
+    part_bytes: int = _PART_BYTES,
+) -> int:
+    """Fill the target of each piece, wherever it is: several at once, a few megabytes at a time.
+
+    Only the bytes of the pieces are read, and their number is returned.
 
     progress    gets the bytes that were filled and those of all targets, from this thread
     part_bytes  of one read; a row that is longer is read at once
     Raises ModelError when a file cannot be read.
     """
-    total, done = sum(target.nbytes for target in targets.values()), 0
+    total, done = sum(piece.target.nbytes for piece in pieces), 0
     reader = _Reader()
     with ThreadPoolExecutor(num_threads, thread_name_prefix="load") as threads:
-        copies = [threads.submit(reader.copy, *part) for part in _parts(entries, targets, part_bytes)]
+        parts = list(_parts(entries, pieces, part_bytes))
+        num_read = sum(part.num_bytes for part, _ in parts)
+        copies = [threads.submit(reader.copy, *part) for part in parts]
         try:
             for copied in as_completed(copies):
                 done += copied.result()
                 progress(done, total)
         finally:
             threads.shutdown(cancel_futures=True)  # where one has failed, the others need not begin
+    return num_read
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Rows of a tensor in a file."""
+    """Rows of a block of a tensor in a file, `stride` bytes apart."""
 
     file: Path
     offset: int  # bytes
-    num_bytes: int
+    num_rows: int
+    row_bytes: int
+    stride: int
     dtype: torch.dtype
+
+    @property
+    def num_bytes(self) -> int:
+        return self.num_rows * self.row_bytes
 
 
 def _parts(
-    entries: Mapping[str, TensorEntry], targets: Mapping[str, Tensor], part_bytes: int
+    entries: Mapping[str, TensorEntry], pieces: Sequence[Piece], part_bytes: int
 ) -> Iterator[tuple[_Part, Tensor]]:
     """Runs of rows as they follow one another in the files, each with its place."""
-    for name, target in sorted(targets.items(), key=lambda item: (entries[item[0]].file, entries[item[0]].offset)):
-        entry, rows = entries[name], target if target.dim() else target.view(1)
+    for piece in sorted(pieces, key=lambda it: (entries[it.name].file, entries[it.name].offset, it.first_row)):
+        entry, rows = entries[piece.name], piece.target if piece.target.dim() else piece.target.view(1)
         dtype = _DTYPES[entry.dtype]
         row_bytes = rows[0].numel() * dtype.itemsize if rows.numel() else 1
+        stride = math.prod(entry.shape[1:]) * dtype.itemsize if rows.numel() else 1
+        first = entry.offset + piece.first_row * stride + piece.first_column * dtype.itemsize
         step = max(1, part_bytes // row_bytes)
         for start in range(0, rows.shape[0], step):
             place = rows[start : start + step]
-            yield _Part(entry.file, entry.offset + start * row_bytes, place.numel() * dtype.itemsize, dtype), place
+            yield _Part(entry.file, first + start * stride, place.shape[0], row_bytes, stride, dtype), place
 
 
 class _Reader:
@@ -162,16 +199,20 @@ class _Reader:
 
 
 def _read(part: _Part, memory: Tensor) -> None:
-    view, done = memoryview(memory.numpy().data)[: part.num_bytes], 0
+    view = memoryview(memory.numpy().data)[: part.num_bytes]
+    is_one_run = part.row_bytes == part.stride
+    size = part.num_bytes if is_one_run else part.row_bytes
     try:
         with part.file.open("rb", buffering=0) as opened:
-            opened.seek(part.offset)
-            while done < part.num_bytes:
-                num_read = opened.readinto(view[done:])
-                if not num_read:
-                    size = opened.seek(0, os.SEEK_END)
-                    raise ModelError(f"{part.file}: it ends at byte {size}, before its tensors do")
-                done += num_read
+            for row in range(1 if is_one_run else part.num_rows):
+                done = row * size
+                opened.seek(part.offset + row * part.stride)
+                while done < (row + 1) * size:
+                    num_read = opened.readinto(view[done : (row + 1) * size])
+                    if not num_read:
+                        end = opened.seek(0, os.SEEK_END)
+                        raise ModelError(f"{part.file}: it ends at byte {end}, before its tensors do")
+                    done += num_read
     except OSError as error:
         raise ModelError(f"{part.file}: cannot be read: {error}") from error
 

@@ -11,12 +11,14 @@ from torch import Tensor
 
 from qualification.model.config import ModelConfig
 from qualification.model.families.family import Family
-from qualification.model.families.registry import family_named
+from qualification.model.families.registry import FAMILIES, family_named
 from qualification.model.fields import Fields, ModelConfigError
+from qualification.model.shard import Shard
 from server.errors import ModelError
 from server.model.decoder import Decoder
 from server.model.layers import Weights, empty_weights
-from server.model.load.checkpoint import TensorEntry, check_entries, copy_tensors, read_entries, tenths
+from server.model.load.checkpoint import TensorEntry, check_entries, copy_pieces, copy_tensors, read_entries, tenths
+from server.model.load.shards import empty_shard, pieces_of
 from server.model.tensor_views import checkpoint_views
 from server.settings import LoadFormat
 
@@ -67,6 +69,12 @@ def load_config(folder: Path) -> ModelConfig:
 
 
 def _read_config(folder: Path, path: Path, values: dict[str, object]) -> ModelConfig:
+    if "text_config" in values:
+        served = ", ".join(family.model_type for family in FAMILIES)
+        raise ModelConfigError(
+            f"{path}: model_type {values.get('model_type')!r} also sees images, which is not supported: "
+            f"serve a checkpoint of text alone, of one of the families: {served}"
+        )
     family = family_named(values.get("model_type"), str(path))
     architectures = values.get("architectures") or list(family.architectures)
     if not isinstance(architectures, list) or not any(name in family.architectures for name in architectures):
@@ -108,6 +116,28 @@ def load_decoder(
         else:
             copy_tensors(entries, views, tenths(progress))
         return Decoder(config, weights)
+
+
+def load_shard(
+    folder: Path,
+    config: ModelConfig,
+    shard: Shard,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    progress: Callable[[str], None] = _silent,
+) -> Weights:
+    """Return one rank's part of the folder's weights, for a decoder of `shard.local_config`. No other part is read.
+
+    Raises ModelError as `load_decoder`.
+    """
+    family = family_named(config.family, str(folder))
+    assert family.tensors is not None, "the family is served"
+    entries = check_checkpoint(folder, config, LoadFormat.AUTO)
+    with torch.inference_mode():
+        weights = empty_shard(shard, dtype, device)
+        copy_pieces(entries, pieces_of(weights, shard, family.tensors), tenths(progress))
+        return weights
 
 
 def check_checkpoint(folder: Path, config: ModelConfig, load_format: LoadFormat) -> dict[str, TensorEntry]:

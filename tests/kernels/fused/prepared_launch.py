@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from triton.runtime import driver
 
-from kernels.fused.activation import _swiglu_kernel, swiglu
+from kernels.fused.activation import _gated_kernel, swiglu
 from kernels.fused.norm import _rms_norm_kernel, add_rms_norm
 from kernels.fused.rope_kv import _rope_and_write_kv_kernel, rope_and_write_kv
 
@@ -51,7 +51,7 @@ def unaligned_norm() -> None:
 
 OPS: dict[str, tuple[Any, Callable[[], object]]] = {
     "norm": (_rms_norm_kernel, lambda: add_rms_norm(X, RESIDUAL, WEIGHT, 1e-6)),
-    "swiglu": (_swiglu_kernel, lambda: swiglu(GATE_UP)),
+    "swiglu": (_gated_kernel, lambda: swiglu(GATE_UP)),
     "rope": (_rope_and_write_kv_kernel, rope),
     "unaligned norm": (_rms_norm_kernel, unaligned_norm),
 }
@@ -76,7 +76,7 @@ def main() -> None:
     sizes = {"SIZE": 4096, "BLOCK": 4096, "HAS_RESIDUAL": True, "num_warps": 8}
     out = gpu(3, 4096)
     _rms_norm_kernel[(3,)](X, RESIDUAL, WEIGHT, out, 4096, 4096, 1e-6, **sizes)
-    _swiglu_kernel[(3, 2)](GATE_UP, out, 8192, SIZE=4096, BLOCK=2048)
+    _gated_kernel[(3, 2)](GATE_UP, out, 8192, SIZE=4096, BLOCK=2048)
     blocks = {"NUM_Q_BLOCKS": 1, "BLOCK_HEADS": 8, "BLOCK_HALF": 64, "HAS_NORM": False}
     heads = {"NUM_HEADS": 8, "NUM_KV_HEADS": 2, "HEAD_DIM": 128, **blocks}
     tensors = (Q, K, V, TABLE, POSITIONS[1:4], *PAGES, SLOTS[1:4], Q, K)

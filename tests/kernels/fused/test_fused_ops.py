@@ -5,8 +5,10 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor
+from transformers.activations import ACT2FN
 
-from kernels.fused.activation import swiglu, swiglu_torch
+from kernels.fused.activation import gated, gated_torch, swiglu, swiglu_torch
+from kernels.fused.activation_kind import Activation
 from kernels.fused.backend import next_power_of_2, runs_on_triton
 from kernels.fused.norm import add_rms_norm, add_rms_norm_torch, rms_norm, rms_norm_torch
 from kernels.fused.rope_kv import rope_and_write_kv, rope_and_write_kv_torch
@@ -106,6 +108,14 @@ def test_swiglu_has_the_value_of_its_formula(op: Op, size: int, dtype: torch.dty
     actual = op(gate_up)
     assert isinstance(actual, Tensor)
     assert_near(actual, (gate * torch.sigmoid(gate) * up).float())
+
+
+@pytest.mark.parametrize("op", [gated, gated_torch])
+@pytest.mark.parametrize("activation", Activation)
+def test_gated_has_the_value_of_its_formula(op: Callable[[Tensor, Activation], Tensor], activation: Activation) -> None:
+    gate_up = 3 * randn(5, 2 * 37, dtype=torch.float32)
+    gate, up = gate_up.double().chunk(2, dim=-1)
+    assert_near(op(gate_up, activation), (ACT2FN[activation.value](gate) * up).float())
 
 
 @pytest.mark.parametrize("op", [swiglu, swiglu_torch])
@@ -234,3 +244,26 @@ def test_a_slot_beyond_2_to_the_31_elements_is_addressed() -> None:
     case.run(rope_and_write_kv)
     assert torch.equal(k_pages[-1, -1], case.k[0])
     assert torch.equal(v_pages[-1, -1], case.v[0])
+
+
+@pytest.mark.parametrize("op", [rope_and_write_kv, rope_and_write_kv_torch])
+@pytest.mark.parametrize("has_norm", [False, True])
+def test_rope_of_part_of_a_head_leaves_the_rest(op: Op, has_norm: bool) -> None:
+    """Against the rotation of heads that are as wide as the part."""
+    heads, kv_heads, dim, part, tokens = 3, 2, 20, 12, 5
+    q, k, v = randn(tokens, heads + 2 * kv_heads, dim).split_with_sizes([heads, kv_heads, kv_heads], dim=1)
+    weights = {"q_norm": randn(dim), "k_norm": randn(dim)} if has_norm else {}
+    normed = [rms_norm_torch(x, w, 1e-6) for x, w in zip((q, k), weights.values(), strict=True)] if has_norm else [q, k]
+    cos_sin, positions = randn(9, part), torch.tensor([0, 1, 2, 8, 3], dtype=torch.int32)
+    slots = torch.tensor([7, 0, 3, 2, 9])
+    rotated = [x[..., :part].contiguous() for x in normed]
+    unused = torch.zeros(5, 2, kv_heads, part)
+    where = cos_sin, positions, unused, unused.clone(), slots
+    rope_and_write_kv_torch(*rotated, v[..., :part].contiguous(), *where)
+    expected = [torch.cat((turned, x[..., part:]), dim=-1) for turned, x in zip(rotated, normed, strict=True)]
+    k_pages, v_pages = torch.zeros(2, 5, 2, kv_heads, dim)
+    op(q, k, v, cos_sin, positions, k_pages, v_pages, slots, **weights, eps=1e-6)
+    torch.testing.assert_close(q, expected[0])
+    torch.testing.assert_close(k, expected[1])
+    assert torch.equal(k_pages.flatten(0, 1)[slots], k)
+    assert torch.equal(v_pages.flatten(0, 1)[slots], v)

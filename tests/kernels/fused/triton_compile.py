@@ -12,7 +12,7 @@ import torch
 from matmul_compile import Hopper
 from triton.runtime import driver
 
-from kernels.fused.activation import _swiglu_kernel
+from kernels.fused.activation import _gated_kernel
 from kernels.fused.norm import _rms_norm_kernel
 from kernels.fused.rope_kv import _rope_and_write_kv_kernel
 from kernels.sampling import draw
@@ -51,7 +51,14 @@ def compile_all() -> dict[str, Any]:
     heads = (HALF, HALF, HALF, FLOAT, INT, HALF, HALF, LONG, HALF, HALF, 6144, 6144, 6144, 1e-6)
     return {
         "norm": _rms_norm_kernel.warmup(HALF, HALF, HALF, HALF, 4096, 4096, 1e-5, HAS_RESIDUAL=True, **norm),
-        "swiglu": _swiglu_kernel.warmup(HALF, HALF, 28672, SIZE=14336, BLOCK=2048, **OVERLAP, **grid),
+        "swiglu": _gated_kernel.warmup(HALF, HALF, 28672, SIZE=14336, BLOCK=2048, **OVERLAP, **grid),
+        "geglu": _gated_kernel.warmup(
+            HALF, HALF, 28672, SIZE=14336, BLOCK=2048, ACTIVATION="gelu_pytorch_tanh", **OVERLAP, **grid
+        ),
+        "gelu": _gated_kernel.warmup(HALF, HALF, 28672, SIZE=14336, BLOCK=2048, ACTIVATION="gelu", **OVERLAP, **grid),
+        "rope, part of a head": _rope_and_write_kv_kernel.warmup(
+            *heads, **rope, HAS_NORM=True, REST=32, BLOCK_REST=32, **OVERLAP, **grid
+        ),
         "rope": _rope_and_write_kv_kernel.warmup(*heads, **rope, HAS_NORM=True, **OVERLAP, **grid),
         "clear marks": clear_kernel.warmup(INT, LONG, LONG, 800, VOCAB, 512, **grid),
         "mark": mark_kernel.warmup(INT, LONG, LONG, 800, 500, VOCAB, 1 << 30, 512, **grid),

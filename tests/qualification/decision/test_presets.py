@@ -31,6 +31,10 @@ WANTED = {
     "gemma-3-4b": AttentionSignature(8, 4, 256, (None, 1024), spans=True),
     "qwen2.5-vl-7b": AttentionSignature(28, 4, 128),
     "phi-3-mini": AttentionSignature(32, 32, 96, (2047,)),
+    "gemma-3-1b": AttentionSignature(4, 1, 256, (None, 512)),
+    "olmo-2-7b": AttentionSignature(32, 32, 128),
+    "granite-3.3-8b": AttentionSignature(32, 8, 128),
+    "phi-3.5-mini": AttentionSignature(32, 32, 96),
     "gpt-oss-20b": AttentionSignature(64, 8, 64, (None, 128), sinks=True),
 }
 

@@ -361,7 +361,7 @@ def test_evidence_that_cannot_be_read_is_not_called_a_page_that_cannot_be_writte
 
 
 def test_a_server_that_does_not_tell_is_one_clear_line(folder: Path) -> None:
-    with answering({}) as url, pytest.raises(ReportError, match="does not tell of its plan"):
+    with answering({}) as url, pytest.raises(ReportError, match="does not report its plan"):
         gather(folder, [], [], url)
 
 

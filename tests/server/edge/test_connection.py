@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from edge_fakes import saying, served
-from test_transport import Running, wait_until
+from running_api import Running, wait_until
 
 from server.edge.connection import BODY_BYTES_PER_EXTRA, MAX_WAITING, PART_BYTES
 from server.edge.headers import MAX_HEADER_BYTES, MAX_HEADERS

@@ -151,10 +151,9 @@ OPERATORS = {"/metrics", "/attention", "/attention/attest", "/attention/quaranti
 
 
 def _all_routes(it: Served) -> list[tuple[str, str]]:
-    """The method and path of each route, those that FastAPI does not see included."""
+    """The method and path of each route."""
     paths = it.app.openapi()["paths"]
     routes = [(method.upper(), path.replace("{name}", "x")) for path, methods in paths.items() for method in methods]
-    routes += [("POST", path) for path in it.app.quick]
     assert {COMPLETIONS, "/v1/chat/completions", "/tokenize", *PROBES, *OPERATORS} <= {path for _, path in routes}
     return routes
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from edge_fakes import Served, served, with_keys
-from test_transport import Running
+from running_api import Running
 
 from server.edge.hosts import allowed_hosts
 from server.errors import SettingsError

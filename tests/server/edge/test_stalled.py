@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 from edge_fakes import impatient, served
+from running_api import Running, wait_until
 from starlette.types import Receive, Scope, Send
-from test_transport import Running, wait_until
 
 
 async def endless(scope: Scope, receive: Receive, send: Send) -> None:

@@ -7,20 +7,18 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import openai
 import pytest
-from edge_fakes import Served, delta, playing, saying, served
-from starlette.types import ASGIApp
+from edge_fakes import delta, playing, saying, served
+from running_api import Running, wait_until
 
 from server.edge.connection import HEADER_TIMEOUT_S, LimitedProtocol
-from server.edge.keys import NO_KEYS, ApiKeys, Keys
+from server.edge.keys import ApiKeys, Keys
 from server.edge.uvicorn_server import Server, uvicorn_config
-from server.http.app import create_app
 from server.protocol.messages import FinishReason, TokenDelta
 
 HEAD = (
@@ -28,56 +26,11 @@ HEAD = (
 )
 
 
-class Running:
-    """A server in a thread, on a free port."""
-
-    def __init__(
-        self,
-        it: Served,
-        *,
-        grace_s: float = 5.0,
-        one_order_s: float = 0.5,
-        keys: Keys = NO_KEYS,
-        app: ASGIApp | None = None,
-        must_end: Callable[[], bool] = lambda: False,
-    ) -> None:
-        """`app`: in place of the whole API."""
-        self.it = it
-        self._socket = socket.socket()
-        self._socket.bind(("127.0.0.1", 0))
-        self.port: int = self._socket.getsockname()[1]
-        self.url = f"http://127.0.0.1:{self.port}"
-        config = uvicorn_config(app or create_app(replace(it.edge), keys))
-        self.server = Server(config, it.edge.lifecycle, grace_s, one_order_s=one_order_s, must_end=must_end)
-        self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [self._socket]})
-        self.thread.start()
-        deadline = time.monotonic() + 30
-        while not self.server.started:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-
-    def stop(self) -> None:
-        self.server.should_exit = True
-        self.thread.join(10)
-        gc.unfreeze()  # the tests behind this one have garbage of their own
-        assert not self.thread.is_alive()
-
-    def connect(self) -> socket.socket:
-        return socket.create_connection(("127.0.0.1", self.port), timeout=5)
-
-
 @pytest.fixture
 def running(folder: Path) -> Iterator[Running]:
     it = Running(served(folder, saying("Hel", "lo ", "€")))
     yield it
     it.stop()
-
-
-def wait_until(condition: object) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():  # type: ignore[operator]
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def test_openais_client_completes_chats_streams_and_lists(running: Running) -> None:

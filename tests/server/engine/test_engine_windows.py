@@ -1,11 +1,28 @@
-"""The real engine on models with sliding windows: greedy tokens against those of transformers."""
+"""The real engine on models of other families than Llama: greedy tokens against those of transformers."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import MistralConfig, MistralForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    GraniteConfig,
+    GraniteForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Olmo2Config,
+    Olmo2ForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
 
 from qualification.decision.decision import Policy
 from server.engine.startup.builder import build_engine
@@ -63,13 +80,13 @@ def reference_tokens(model: PreTrainedModel) -> list[list[int]]:
     return found
 
 
-def serve(folder: Path, max_num_batched_tokens: int) -> Served:
-    """All prompts at once through the engine."""
+def serve(folder: Path, max_num_batched_tokens: int, max_num_seqs: int = 4) -> Served:
+    """All prompts through the engine, by default at once."""
     settings = Settings(
         model=str(folder),
         device=DeviceChoice.CPU,
         max_model_len=128,
-        max_num_seqs=4,
+        max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
         kv_cache_tokens=512,
         page_size=8,
@@ -118,3 +135,41 @@ def test_layers_with_and_without_a_window_are_served_as_by_transformers(tmp_path
 def test_the_comparison_sees_the_window() -> None:
     with_window, without = mistral(16), mistral(16, None)
     assert reference_tokens(with_window)[2] != reference_tokens(without)[2]
+
+
+GEMMA = {**TINY, "head_dim": 16, "query_pre_attn_scalar": 9}
+NO_WINDOW = {**TINY, "sliding_window": None}
+PART = {"rope_type": "longrope", "partial_rotary_factor": 0.75, "original_max_position_embeddings": 8}
+FACTORS = {"short_factor": [1.0 + n / 9 for n in range(6)], "long_factor": [2.0 + n for n in range(6)]}
+FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
+    # No path of a CPU has a softcap of scores: that is shown by the decoder's own tests, and on a GPU.
+    "gemma 2": lambda: Gemma2ForCausalLM(
+        Gemma2Config(**GEMMA, attn_logit_softcapping=None, final_logit_softcapping=3.0)
+    ),
+    "gemma 3": lambda: Gemma3ForCausalLM(Gemma3TextConfig(**GEMMA, sliding_window_pattern=2)),
+    "olmo 2": lambda: Olmo2ForCausalLM(Olmo2Config(**NO_WINDOW)),
+    "granite": lambda: GraniteForCausalLM(
+        GraniteConfig(**NO_WINDOW, embedding_multiplier=3.0, attention_multiplier=0.2, residual_multiplier=0.6)
+    ),
+    "phi 3, longrope": lambda: Phi3ForCausalLM(
+        Phi3Config(**NO_WINDOW, rope_parameters={**PART, **FACTORS}, original_max_position_embeddings=8)
+    ),
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_family_is_served_as_by_transformers(family: str, tmp_path: Path) -> None:
+    """Alone, batched and in chunks."""
+    torch.manual_seed(7)
+    model = FAMILIES[family]().eval()
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if name.endswith("norm.weight"):
+                weight.uniform_(0.5, 1.5)
+    model.save_pretrained(tmp_path)
+    expected = reference_tokens(model)
+    for max_num_batched_tokens, max_num_seqs in ((64, 1), (64, 4), (11, 4)):
+        served = serve(tmp_path, max_num_batched_tokens, max_num_seqs)
+        # The first prompt is shorter than LongRoPE's original context, and is served for longer ones.
+        start = 1 if "longrope" in family else 0
+        assert served.tokens[start:] == expected[start:]

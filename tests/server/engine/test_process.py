@@ -277,7 +277,7 @@ def test_without_proof_refuse_says_which_shape_and_why(tiny_llama: TinyLlama, tm
     assert isinstance(refused, EngineRefused)
     assert (status, refused.code, refused.is_final) == (3, "unproven", False)  # evidence may still come
     assert "prefill fp32 h4:2 d16" in refused.message
-    assert "unproven (nobody has measured it)" in refused.message
+    assert "unproven (it has not been measured)" in refused.message
     assert refused.plan
     assert all(row.path is None for row in refused.plan)
 

@@ -19,7 +19,7 @@ from edge_fakes import (
     usage_of,
 )
 
-from server.http.schemas import Message, plain_messages
+from server.http.openai.requests import Message, plain_messages
 from server.protocol.messages import FinishReason, SamplingParams, TokenDelta
 from server.settings import Settings
 from server.telemetry.tracing import Tracing
@@ -135,7 +135,7 @@ def test_only_with_the_setting_do_messages_spell_special_tokens(folder: Path) ->
 
 def test_a_name_reaches_the_template_and_an_assistant_may_have_said_nothing() -> None:
     fields = [{"role": "user", "content": "a", "name": "Ann"}, {"role": "assistant", "content": None}]
-    messages = [msgspec.convert(message, Message) for message in fields]
+    messages = [Message.model_validate(message) for message in fields]
     assert plain_messages(messages) == [
         {"role": "user", "content": "a", "name": "Ann"},
         {"role": "assistant", "content": ""},

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from edge_fakes import ScriptedEngine, Served, delta, served
-from test_transport import Running, wait_until
+from running_api import Running, wait_until
 
 from server.protocol.messages import FinishReason, SamplingParams, TokenDelta
 from server.supervisor.streams import Streams, Take

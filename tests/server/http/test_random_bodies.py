@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 from edge_fakes import saying, served
 
-from server.http.schemas import _UNSUPPORTED, ChatFields, CompletionFields, TokenizeFields
+from server.http.openai.requests import ChatRequest, CompletionRequest, Message, TokenizeRequest
 from server.protocol.messages import AttestationReport
 
 FIELDS = sorted(
     {
-        *(name for kind in (CompletionFields, ChatFields, TokenizeFields) for name in kind.__struct_fields__),
-        *_UNSUPPORTED,
+        *(name for kind in (CompletionRequest, ChatRequest, TokenizeRequest) for name in kind.model_fields),
+        *CompletionRequest.unsupported,
+        *Message.unsupported,
         *("tokens", "path", "shape", "role", "content", "type", "text", "name", "include_usage", "nothing"),
         *(" - at `$.messages[0].role", "a`b", "\ud800"),
     }

@@ -1,7 +1,6 @@
 """Runs a decoder over a paged cache, one sequence at a time, with attention written out."""
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from server.model.decoder import Decoder
@@ -42,9 +41,15 @@ class PagedRunner:
             keys, values = (pages[layer].flatten(0, 1)[self._slots[:end]] for pages in (self._kv.k, self._kv.v))
             assert torch.equal(keys[start:], k)
             assert torch.equal(values[start:], v)
-            window = self._decoder.config.windows[layer]
-            mask = (distance >= 0) & (distance < (end if window is None else window))
-            heads = [x.transpose(0, 1)[None] for x in (q, keys, values)]
-            out.copy_(F.scaled_dot_product_attention(*heads, attn_mask=mask, enable_gqa=True)[0].transpose(0, 1))
+            config = self._decoder.config.layers[layer].attention
+            mask = (distance >= 0) & (distance < (config.window or end))
+            group = config.num_heads // config.num_kv_heads
+            keys, values = (x.repeat_interleave(group, dim=1) for x in (keys, values))
+            scores = torch.einsum("qhd,khd->hqk", q, keys) * config.scale
+            if config.softcap is not None:
+                scores = torch.tanh(scores / config.softcap) * config.softcap
+            weights = torch.softmax(scores.masked_fill(~mask, -torch.inf), dim=-1)
+            # A hidden value may be NaN, which a weight of 0 does not hide: those of this sequence are all written.
+            out.copy_(torch.einsum("hqk,khd->qhd", weights, values))
 
         return attend

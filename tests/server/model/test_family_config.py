@@ -24,6 +24,8 @@ SHARED: dict[str, object] = {
     "rms_norm_eps": 1e-5,
 }
 ARCHITECTURES = {
+    "gemma2": "Gemma2ForCausalLM",
+    "gemma3": "Gemma3ForConditionalGeneration",
     "mistral": "MistralForCausalLM",
     "phi3": "Phi3ForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
@@ -120,11 +122,15 @@ def test_phi3_is_served_with_a_plain_rotation(scaling: object, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("family", "changes", "message"),
     [
-        ("phi3", {"rope_scaling": {"type": "longrope"}}, "type must be one of default, found 'longrope'"),
-        ("phi3", {"rope_parameters": {"rope_type": "longrope"}}, "rope_type must be one of default, found 'longrope'"),
-        ("phi3", {"rope_scaling": {"type": "su"}}, "type must be one of default, found 'su'"),
-        ("phi3", {"rope_scaling": {"type": "yarn", "factor": 2.0}}, "type must be one of default, found 'yarn'"),
-        ("phi3", {"partial_rotary_factor": 0.75}, "this family rotates whole heads.*found 0.75"),
+        ("phi3", {"rope_scaling": {"type": "longrope"}}, "short_factor must be a list of 8 positive numbers, found"),
+        ("phi3", {"rope_scaling": {"type": "su", "short_factor": [1.0] * 8}}, "long_factor must be a list of 8 pos"),
+        ("phi3", {"rope_scaling": {"type": "llama3"}}, "one of default, longrope, su, yarn, found 'llama3'"),
+        ("phi3", {"partial_rotary_factor": 1.75}, "partial_rotary_factor must be at most 1, found 1.75"),
+        ("qwen2", {"partial_rotary_factor": 0.75}, "this family rotates whole heads.*found 0.75"),
+        ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention must be absent or false"),
+        ("gemma2", {"final_logit_softcapping": 0}, "final_logit_softcapping must be a positive number, found 0"),
+        ("gemma2", {"hidden_activation": "relu"}, "hidden_activation must be one of gelu_pytorch_tanh, gelu, silu"),
+        ("gemma3", {"text_config": {}}, "model_type 'gemma3' also sees images, .*: gemma2, gemma3_text, "),
         ("phi3", {"layer_types": MIXED}, "layer_types must be absent"),
         ("mistral", {"layer_types": MIXED}, "layer_types must be absent"),
         ("mistral", {"sliding_window": 0}, "sliding_window must be a positive integer, found 0"),
@@ -138,7 +144,7 @@ def test_phi3_is_served_with_a_plain_rotation(scaling: object, tmp_path: Path) -
         ("qwen3", {}, "head_dim must be a positive integer, found nothing"),
         ("qwen3", {"head_dim": 16, **ON, "layer_types": ["chunked_attention"] * 4}, "a list of 4 of full_attention"),
         ("qwen3", {"head_dim": 16, **ON, "layer_types": MIXED[:3]}, "layer_types must be a list of 4"),
-        ("qwen3", {"head_dim": 16, "model_type": "qwen3_moe"}, "supported: llama, mistral, phi3, qwen2, qwen3"),
+        ("qwen3", {"head_dim": 16, "model_type": "qwen3_moe"}, "granite, llama, mistral, olmo2, phi3, qwen2, qwen3"),
     ],
 )
 def test_what_is_not_supported_is_refused_by_name(

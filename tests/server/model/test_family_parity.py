@@ -9,8 +9,16 @@ import torch
 from paged_runner import PagedRunner
 from torch import Tensor
 from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    GraniteConfig,
+    GraniteForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    Olmo2Config,
+    Olmo2ForCausalLM,
     Phi3Config,
     Phi3ForCausalLM,
     PreTrainedModel,
@@ -22,13 +30,19 @@ from transformers import (
 
 from qualification.model.config import num_parameters
 from server.model.decoder import Decoder
+from server.model.kv_cache import KVCache
 from server.model.load.load import load_config, load_decoder
+from server.model.step import Step
 from server.settings import LoadFormat
 
 CPU = torch.device("cpu")
 TOLERANCE = 1e-4
 NUM_TOKENS = 60  # several windows
 FAMILIES = {
+    "gemma2": (Gemma2Config, Gemma2ForCausalLM),
+    "gemma3": (Gemma3TextConfig, Gemma3ForCausalLM),
+    "olmo2": (Olmo2Config, Olmo2ForCausalLM),
+    "granite": (GraniteConfig, GraniteForCausalLM),
     "qwen2": (Qwen2Config, Qwen2ForCausalLM),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM),
     "mistral": (MistralConfig, MistralForCausalLM),
@@ -50,12 +64,34 @@ TINY = {
 SWITCHED_ON = {"use_sliding_window": True, "sliding_window": 9}
 MIXED = ["sliding_attention", "full_attention", "sliding_attention"]
 YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 8.0, "original_max_position_embeddings": 16}
+GEMMA = {"head_dim": 12, "query_pre_attn_scalar": 7, "sliding_window": 9}
+GEMMA_2 = {**GEMMA, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 3.0}
+LOCAL = {"rope_type": "default", "rope_theta": 50.0}
+TWO_ROPES = {"full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 500.0}, "sliding_attention": LOCAL}
+MULTIPLIERS = {
+    "embedding_multiplier": 3.0,
+    "attention_multiplier": 0.2,
+    "residual_multiplier": 0.6,
+    "logits_scaling": 2.5,
+}
+
+
+def longrope(num_pairs: int) -> dict[str, object]:
+    factors = {
+        "short_factor": [1.0 + n / 9 for n in range(num_pairs)],
+        "long_factor": [2.0 + n for n in range(num_pairs)],
+    }
+    return {"rope_type": "longrope", "rope_theta": 500.0, **factors}
+
+
 WINDOWED: dict[str, tuple[str, dict[str, object]]] = {
     "qwen2, windows in the later layers": ("qwen2", {**SWITCHED_ON, "max_window_layers": 1}),
     "qwen3, windows by layer types": ("qwen3", {"head_dim": 12, **SWITCHED_ON, "layer_types": MIXED}),
     "mistral, window": ("mistral", {"sliding_window": 9}),
     "mistral, window of one": ("mistral", {"sliding_window": 1}),
     "phi3, window": ("phi3", {"sliding_window": 9}),
+    "gemma2": ("gemma2", GEMMA_2),
+    "gemma3": ("gemma3", {**GEMMA, "layer_types": MIXED, "rope_parameters": TWO_ROPES}),
 }
 VARIANTS: dict[str, tuple[str, dict[str, object]]] = {
     **WINDOWED,
@@ -67,6 +103,14 @@ VARIANTS: dict[str, tuple[str, dict[str, object]]] = {
     "mistral, no window": ("mistral", {"sliding_window": None}),
     "mistral, wide heads": ("mistral", {"sliding_window": None, "head_dim": 18}),
     "phi3": ("phi3", {}),
+    "phi3, part of a head": ("phi3", {"rope_parameters": {"rope_theta": 500.0, "partial_rotary_factor": 0.75}}),
+    "gemma2, no softcaps": ("gemma2", {**GEMMA_2, "attn_logit_softcapping": None, "final_logit_softcapping": None}),
+    "gemma2, gelu, biases": ("gemma2", {**GEMMA_2, "hidden_activation": "gelu", "attention_bias": True}),
+    "gemma3, as its class has it": ("gemma3", {**GEMMA, "num_hidden_layers": 7}),
+    "olmo2": ("olmo2", {}),
+    "olmo2, biases, tied": ("olmo2", {"attention_bias": True, "tie_word_embeddings": True}),
+    "granite": ("granite", MULTIPLIERS),
+    "granite, biases, tied": ("granite", {**MULTIPLIERS, "mlp_bias": True, "tie_word_embeddings": True}),
     "phi3, no groups, tied": ("phi3", {"num_key_value_heads": 4, "tie_word_embeddings": True}),
 }
 
@@ -131,3 +175,37 @@ def test_parameters_are_counted_as_transformers_counts_them(variant: str, tmp_pa
     with torch.device("meta"):
         reference = model_class(config)
     assert num_parameters(load_config(tmp_path)) == reference.num_parameters()
+
+
+LONGROPES: dict[str, dict[str, object]] = {
+    "whole heads": {"rope_parameters": longrope(4)},
+    "part of a head": {"rope_parameters": {**longrope(3), "partial_rotary_factor": 0.75}},
+    "attention factor": {"rope_parameters": {**longrope(4), "attention_factor": 1.7}},
+}
+
+
+@pytest.mark.parametrize("variant", LONGROPES)
+def test_longrope_is_that_of_the_served_context(variant: str, tmp_path: Path) -> None:
+    """Transformers takes the long factors for a longer text, the server where it may become longer."""
+    original = {"original_max_position_embeddings": 32}
+    changes = {**LONGROPES[variant], **original}
+    changes["rope_parameters"] = {**LONGROPES[variant]["rope_parameters"], **original}
+    reference = save_reference(tmp_path, "phi3", changes)
+    config = load_config(tmp_path)
+    for max_position, num_tokens in ((32, 30), (128, NUM_TOKENS)):
+        served = replace(config, max_position=max_position)
+        decoder = load_decoder(tmp_path, served, dtype=torch.float32, device=CPU, load_format=LoadFormat.AUTO)
+        token_ids = prompt(num_tokens)
+        logits = PagedRunner(decoder).logits(token_ids, [num_tokens - 5, 1, 4])
+        assert (logits - reference_logits(reference, token_ids)).abs().max() <= TOLERANCE
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_gemmas_embeddings_are_scaled_in_the_models_dtype(dtype: torch.dtype, tmp_path: Path) -> None:
+    reference = save_reference(tmp_path, "gemma2", GEMMA_2).to(dtype)
+    config = replace(load_config(tmp_path), layers=())
+    decoder = load_decoder(tmp_path, load_config(tmp_path), dtype=dtype, device=CPU, load_format=LoadFormat.AUTO)
+    token_ids = prompt(7)
+    bare = Decoder(config, replace(decoder.weights, layers=()))
+    step = Step(token_ids, torch.arange(7), torch.arange(7), KVCache([], []), lambda *_: None)
+    assert torch.equal(bare.forward(step), reference.model.embed_tokens(token_ids))

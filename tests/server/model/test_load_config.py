@@ -108,7 +108,10 @@ def test_end_tokens_of_both_files_are_joined(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "mamba"}, "model_type 'mamba' is not supported; supported: llama"),
+        (
+            {"model_type": "mamba"},
+            "model_type 'mamba' is not supported; supported: gemma2, gemma3_text, granite, llama",
+        ),
         ({"model_type": None}, "model_type None is not supported"),
         ({"architectures": ["LlamaForSequenceClassification"]}, "supported: LlamaForCausalLM"),
         ({"hidden_size": None}, "hidden_size must be a positive integer"),

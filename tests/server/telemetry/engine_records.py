@@ -66,7 +66,7 @@ def use_everything(metrics: Metrics) -> None:
         rejected: dict[str, list[tuple[str, str]]] = {it.name: [] for it in able if it.name != path}
         changes = {"phase": phase.value, "context_bucket": bucket.value, "path": path, "wanted": path}
         rows.append(msgspec.structs.replace(ROW, **changes, status="proven", rejected=rejected))
-    metrics.traffic.create_routes(f"/route/{i}" for i in range(14))
+    metrics.traffic.create_routes(f"/route/{i}" for i in range(18))
     metrics.on_ready(msgspec.structs.replace(READY, max_model_len=1_000_000, plan=rows))
     for row in rows:
         count = DispatchCount(row.phase, row.context_bucket, "sdpa.math", "proven", row.wanted, ["failed"], 1, 1, 1)

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 from edge_fakes import Served, saying, served
+from prometheus_client import CollectorRegistry
 from scraped import scraped_value
 
 from server.protocol.messages import FinishReason, TokenDelta
 from server.telemetry.metrics import Metrics
-from server.telemetry.registry import Registry
 from server.telemetry.request import RequestRecord
 from server.telemetry.tracing import Tracing
 from server.text.tokenizer import Tokenizer
@@ -24,7 +24,7 @@ class Requests:
     """Records of requests whose clock a test sets."""
 
     def __init__(self) -> None:
-        self.metrics = Metrics("tiny", Registry(), version="1.0")
+        self.metrics = Metrics("tiny", CollectorRegistry(), version="1.0")
         self.seconds = 0.0
 
     def begin(self, arrived_at: float) -> RequestRecord:

@@ -21,8 +21,8 @@ from server.errors import EngineDied
 from server.log import configure_logging
 from server.protocol.messages import AttentionUse, FinishReason, TokenDelta
 from server.settings import LogFormat, Settings
-from server.telemetry.exposition import OPENMETRICS, TEXT, expose
-from server.telemetry.registry import MAX_SAMPLES
+from server.telemetry.factory import MAX_SAMPLES
+from server.telemetry.scrape import OPENMETRICS, TEXT, scrape
 from server.telemetry.tracing import Tracing
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -199,7 +199,7 @@ def test_a_prompt_is_nowhere_in_logs_spans_metrics_and_errors(folder: Path, coll
     assert CANARY.encode() not in collector.raw
     assert len(collector.spans) > 20
     registry = it.edge.metrics.registry
-    assert CANARY.encode() not in expose(registry, TEXT) + expose(registry, OPENMETRICS)
+    assert CANARY.encode() not in scrape(registry, TEXT) + scrape(registry, OPENMETRICS)
 
 
 def test_no_request_whatever_it_says_makes_a_new_series(folder: Path) -> None:
@@ -234,5 +234,5 @@ def test_no_request_whatever_it_says_makes_a_new_series(folder: Path) -> None:
 
 
 def series(it: Served) -> set[str]:
-    lines = expose(it.edge.metrics.registry, TEXT).decode().splitlines()
+    lines = scrape(it.edge.metrics.registry, TEXT).decode().splitlines()
     return {line.rpartition(" ")[0] for line in lines if not line.startswith("#")}

@@ -4,13 +4,14 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from prometheus_client import CollectorRegistry
 from scraped import scraped_value
 
 from kernels.buckets import Bucket
 from server.errors import SettingsError
+from server.telemetry.factory import MetricFactory
 from server.telemetry.objectives import DEFAULT_OBJECTIVES, load_objectives
 from server.telemetry.outcomes import Outcome
-from server.telemetry.registry import Maker, Registry
 from server.telemetry.slo import SloMetrics
 
 LIMIT_S = DEFAULT_OBJECTIVES.ttft.seconds[Bucket.LE_128]
@@ -18,8 +19,8 @@ LIMIT_S = DEFAULT_OBJECTIVES.ttft.seconds[Bucket.LE_128]
 
 class Slo:
     def __init__(self) -> None:
-        self.registry = Registry()
-        self.metrics = SloMetrics(Maker(self.registry), "m", DEFAULT_OBJECTIVES)
+        self.registry = CollectorRegistry()
+        self.metrics = SloMetrics(MetricFactory(self.registry), "m", DEFAULT_OBJECTIVES)
         self.metrics.create_buckets([Bucket.LE_128])
 
     def counts(self, sli: str, bucket: str = "le_128") -> tuple[float | None, float | None]:

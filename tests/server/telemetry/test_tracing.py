@@ -7,6 +7,7 @@ import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from opentelemetry.semconv._incubating.attributes import gen_ai_attributes
 from otlp_collectors import Collector, attributes, events, grpc_collector, http_collector
+from prometheus_client import CollectorRegistry
 from scraped import scraped_value
 
 from server.errors import SettingsError
@@ -21,11 +22,10 @@ from server.protocol.messages import (
 )
 from server.telemetry import conventions
 from server.telemetry.export import EXPORT_TIMEOUT_S
-from server.telemetry.exposition import OPENMETRICS, TEXT, expose
 from server.telemetry.metrics import Metrics
 from server.telemetry.outcomes import Outcome
-from server.telemetry.registry import Registry
 from server.telemetry.request import RequestRecord
+from server.telemetry.scrape import OPENMETRICS, TEXT, scrape
 from server.telemetry.tracing import RequestTrace, Tracing
 
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
@@ -47,7 +47,7 @@ class Subject:
     """A server's tracing and metrics, and what its edge does for a request."""
 
     def __init__(self, endpoint: str | None, ratio: float = 1.0) -> None:
-        self.metrics = Metrics("m", Registry(), version="1.0")
+        self.metrics = Metrics("m", CollectorRegistry(), version="1.0")
         count = self.metrics.traffic.spans_dropped
         self.tracing = Tracing(endpoint, version="1.0", count_dropped=count, ratio=ratio)
 
@@ -248,11 +248,11 @@ def test_the_first_token_of_a_sampled_request_is_an_exemplar_in_openmetrics_only
     subject = Subject(collector.url)
     subject.serve({"traceparent": TRACEPARENT})
     subject.tracing.close()
-    lines = expose(subject.metrics.registry, OPENMETRICS).decode().splitlines()
+    lines = scrape(subject.metrics.registry, OPENMETRICS).decode().splitlines()
     ttft = [line for line in lines if line.startswith("hallmark_time_to_first_token_seconds_bucket") and "#" in line]
     assert len(ttft) == 1
     assert TRACE_ID in ttft[0]
-    assert TRACE_ID.encode() not in expose(subject.metrics.registry, TEXT)
+    assert TRACE_ID.encode() not in scrape(subject.metrics.registry, TEXT)
 
 
 def test_without_an_endpoint_a_request_has_ids_for_the_log_and_nothing_else() -> None:

@@ -5,15 +5,16 @@ from pathlib import Path
 import pytest
 
 from server.errors import ModelError
-from server.http.prompts import sampling_of
-from server.http.schemas import CompletionFields, read
+from server.http.common.validation import read
+from server.http.openai.prompts import sampling_of
+from server.http.openai.requests import CompletionRequest
 from server.text.sampling_defaults import SamplingDefaults, load_sampling_defaults
 
 RECOMMENDED = SamplingDefaults(temperature=0.6, top_p=0.95, top_k=20)
 
 
 def sampled(**given: object) -> tuple[float, float, int | None]:
-    sampling = sampling_of(read(CompletionFields, {"prompt": "a", **given}), 16, 1000, RECOMMENDED)
+    sampling = sampling_of(read(CompletionRequest, {"prompt": "a", **given}), 16, 1000, RECOMMENDED)
     return sampling.temperature, sampling.top_p, sampling.top_k
 
 
@@ -31,7 +32,7 @@ def test_null_says_nothing() -> None:
 
 
 def test_without_a_recommendation_openais_defaults_hold() -> None:
-    sampling = sampling_of(read(CompletionFields, {"prompt": "a"}), 16, 1000, SamplingDefaults())
+    sampling = sampling_of(read(CompletionRequest, {"prompt": "a"}), 16, 1000, SamplingDefaults())
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.repetition_penalty) == (1.0, 1.0, None, 1.0)
 
 

@@ -8,8 +8,8 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from server.errors import TemplateError
-from server.http.prompts import chat_prompt
-from server.http.schemas import Message
+from server.http.openai.prompts import chat_prompt
+from server.http.openai.requests import Message
 from server.settings import DEMO_MODEL
 from server.text.chat_template import ChatTemplate
 from server.text.tokenizer import Tokenizer

@@ -33,7 +33,7 @@ def test_a_refusal_names_only_the_paths_of_this_machine_and_phase(tmp_path: Path
         refuse_unserved(plan.decisions, plan, Settings(on_unproven=Policy.REFUSE))
     assert str(caught.value) == (
         "under on-unproven=refuse no path may serve prefill fp32 h4:2 d64 q-le_128 c-le_128 causal and 2 more shapes: "
-        "sdpa.cpu: unproven (nobody has measured it); sdpa.math: unproven (nobody has measured it)"
+        "sdpa.cpu: unproven (it has not been measured); sdpa.math: unproven (it has not been measured)"
     )
     assert len(caught.value.plan[0].rejected) > 2  # GET /attention has all
 

@@ -19,7 +19,8 @@ from kernels.shape import Dtype
 from server.engine.startup.limits import EngineLimits
 from server.engine.startup.matmul_tuning import choose_products
 from server.model.decoder import Decoder
-from server.model.layers import LayerWeights, Linear, Weights
+from server.model.layers import LayerWeights, Weights
+from server.model.linear import Dense, Tuned
 from server.model.load.load import load_config
 from server.protocol.messages import EngineReady, FromEngine
 from server.settings import DEMO_MODEL
@@ -45,8 +46,8 @@ class OnPaper(Chooser):
 
 
 def weights_of(num_layers: int, dtype: torch.dtype = BF16, *, has_bias: bool = False) -> Weights:
-    def linear(size_in: int, size_out: int, has_bias: bool = False) -> Linear:
-        return Linear.empty(size_in, size_out, has_bias, dtype, CPU)
+    def linear(size_in: int, size_out: int, has_bias: bool = False) -> Dense:
+        return Dense.empty(size_in, size_out, has_bias, dtype, CPU)
 
     layer = LayerWeights(
         attention_norm=torch.ones(SIZE),
@@ -68,9 +69,11 @@ def test_large_weights_of_all_layers_share_what_is_measured_with_some() -> None:
     assert chooser.asked[:3] == [(shape, 8, BF16, SIZES) for shape in shapes]
     first, last = weights.layers[0], weights.layers[-1]
     assert len(weights.layers) == 12
-    assert first.gate_up.chosen is last.gate_up.chosen is None
+    assert type(first.gate_up) is type(last.gate_up) is Dense
     for one, other in ((first.qkv, last.qkv), (first.output, last.output), (first.down, last.down)):
-        assert one.chosen is other.chosen is not None
+        assert isinstance(one, Tuned)
+        assert isinstance(other, Tuned)
+        assert one.products is other.products is not None
 
 
 def test_the_head_is_measured_for_rows_that_are_sampled_at_once() -> None:
@@ -84,8 +87,9 @@ def test_weights_of_32_bits_and_those_with_a_bias_stay_pytorchs() -> None:
     chooser = OnPaper()
     single = weights_of(1, torch.float32).with_chosen(chooser, SIZES)
     assert chooser.asked == []
-    assert single.layers[0].qkv.chosen is single.chosen_head is None
-    assert weights_of(1, has_bias=True).with_chosen(chooser, SIZES).layers[0].qkv.chosen is None
+    assert type(single.layers[0].qkv) is Dense
+    assert single.chosen_head is None
+    assert type(weights_of(1, has_bias=True).with_chosen(chooser, SIZES).layers[0].qkv) is Dense
 
 
 class Library(ctypes.CDLL):

@@ -11,15 +11,15 @@ from typing import Any
 import msgspec
 
 from server.errors import InvalidValue
-from server.http.completion import Job, Piece
-from server.http.schemas import CompletionFields
+from server.http.openai.completion import Job, Piece
+from server.http.openai.requests import CompletionRequest
 from server.protocol.messages import TokenScores
 from server.text.tokenizer import Tokenizer
 
 MAX_SCORED_TOKENS = 1  # that may be generated beside log probabilities
 
 
-def checked_echo(fields: CompletionFields, default_tokens: int) -> CompletionFields:
+def checked_echo(fields: CompletionRequest, default_tokens: int) -> CompletionRequest:
     """The fields as the engine can serve them: a whole answer of at least one token. Raises InvalidValue.
 
     Where `max_tokens` is 0 a token is generated all the same and not given out.
@@ -34,7 +34,7 @@ def checked_echo(fields: CompletionFields, default_tokens: int) -> CompletionFie
     if fields.logprobs is not None and num_tokens > MAX_SCORED_TOKENS:
         message = f"logprobs needs max_tokens of at most {MAX_SCORED_TOKENS}, got {num_tokens}."
         raise InvalidValue(message, param="max_tokens")
-    return fields if num_tokens else msgspec.structs.replace(fields, max_tokens=1)
+    return fields if num_tokens else fields.model_copy(update={"max_tokens": 1})
 
 
 def scored(jobs: Iterable[Job], num_likeliest: int | None) -> list[Job]:
@@ -45,7 +45,7 @@ def scored(jobs: Iterable[Job], num_likeliest: int | None) -> list[Job]:
 class Echo:
     """Makes the choices of an answer that begins with its prompt."""
 
-    def __init__(self, fields: CompletionFields, jobs: Sequence[Job], tokenizer: Tokenizer, *, is_empty: bool) -> None:
+    def __init__(self, fields: CompletionRequest, jobs: Sequence[Job], tokenizer: Tokenizer, *, is_empty: bool) -> None:
         """`is_empty`: the client asked for 0 tokens."""
         self.is_empty = is_empty
         self._fields = fields

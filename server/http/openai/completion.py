@@ -4,11 +4,11 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Protocol
 
-from server.edge.admission import Engine
+from server.edge.direct_stream import DirectStream
 from server.errors import error_of_code
 from server.protocol.messages import FinishReason, SamplingParams, TokenDelta, TokenScores
+from server.supervisor.client import EngineClient
 from server.telemetry.request import SequenceRecord
 from server.text.stop import StopMatcher
 from server.text.tokenizer import Detokenizer, Tokenizer
@@ -36,30 +36,22 @@ class Piece:
     scores: Sequence[TokenScores] = ()
 
 
-class Outlet(Protocol):
-    """Where text of a request's only answer may go by the way, before the last piece."""
-
-    def has_room(self) -> bool: ...
-    def put(self, text: str) -> None:
-        """Only where it has room. The first text is shown even where it is empty."""
-
-
 async def pieces(
     job: Job,
-    engine: Engine,
+    engine: EngineClient,
     tokenizer: Tokenizer,
     record: SequenceRecord,
     *,
     cache_salt: bytes,
     began: Callable[[], None] = lambda: None,
-    outlet: Outlet | None = None,
+    direct: DirectStream | None = None,
 ) -> AsyncGenerator[Piece]:
     """Pieces of one answer; the last has a finish_reason. Raises what ends it early. Closing it cancels the engine.
 
-    `began` is called before the first of them. While this is waited for, what comes goes to the `outlet` if it can be
-    put there, and not here: no task is woken for a token that can be written at once.
+    `began` is called before the first of them. While this is waited for, text goes to the `direct` stream where
+    that has room, and not here: no task is woken for a token that can be written at once.
     """
-    reading = _Reading(job, tokenizer, record, began, outlet)
+    reading = _Reading(job, tokenizer, record, began, direct)
     what = (job.engine_id, job.prompt_token_ids, job.sampling)
     take = reading.take if reading.may_take else None
     stream = engine.stream(*what, cache_salt=cache_salt, traceparent=record.traceparent, take=take)
@@ -88,7 +80,12 @@ class _Reading:
     """One answer as it is read: the text of its tokens so far, and whether it has begun."""
 
     def __init__(
-        self, job: Job, tokenizer: Tokenizer, record: SequenceRecord, began: Callable[[], None], outlet: Outlet | None
+        self,
+        job: Job,
+        tokenizer: Tokenizer,
+        record: SequenceRecord,
+        began: Callable[[], None],
+        direct: DirectStream | None,
     ) -> None:
         self._detokenizer = Detokenizer(tokenizer)
         self._matcher = StopMatcher(job.stops)
@@ -96,12 +93,12 @@ class _Reading:
         self._record = record
         self._began = began
         self._has_begun = False
-        self._outlet = outlet
+        self._direct = direct
 
     @property
     def may_take(self) -> bool:
-        """Whether text may go to the outlet: a stop string may still take back what has come."""
-        return self._outlet is not None and not self._matcher.has_stops
+        """Whether text may go to the direct stream: with stop strings, what has come may still be taken back."""
+        return self._direct is not None and not self._matcher.has_stops
 
     def begin(self) -> None:
         if not self._has_begun:
@@ -109,12 +106,12 @@ class _Reading:
             self._began()
 
     def take(self, delta: TokenDelta) -> bool:
-        """Put its text into the outlet, if there is room."""
-        outlet, record = self._outlet, self._record
-        if outlet is None or not outlet.has_room():
+        """Write the text of `delta` to the direct stream and return True, if there is room."""
+        direct, record = self._direct, self._record
+        if direct is None or not direct.has_room():
             return False
         came_at = record.now()
-        outlet.put("".join(map(self._detokenizer.push, delta.token_ids)))
+        direct.put("".join(map(self._detokenizer.push, delta.token_ids)))
         self.begin()
         record.delta(delta, came_at)
         record.tokens(len(delta.token_ids))

@@ -1,8 +1,7 @@
 """From a request's fields to token ids and sampling parameters that the model can take."""
 
 from server.errors import InvalidValue, PromptTooLong, UnsupportedField
-from server.http.schemas import MAX_PROMPTS, GenerationFields, Message, plain_messages
-from server.http.token_ids import checked_ids
+from server.http.openai.requests import MAX_PROMPTS, GenerationRequest, Message, checked_ids, plain_messages
 from server.protocol.messages import SamplingParams
 from server.text.chat_template import ChatTemplate
 from server.text.sampling_defaults import SamplingDefaults
@@ -90,7 +89,7 @@ def check_lengths(
 
 
 def sampling_of(
-    fields: GenerationFields, max_tokens: int, vocab_size: int, defaults: SamplingDefaults, *, choice: int = 0
+    fields: GenerationRequest, max_tokens: int, vocab_size: int, defaults: SamplingDefaults, *, choice: int = 0
 ) -> SamplingParams:
     """Of one of a prompt's choices: each has the seed after the one before it, as far as there is a seed.
 

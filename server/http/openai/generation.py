@@ -1,4 +1,4 @@
-"""The endpoints that generate: /v1/completions and /v1/chat/completions."""
+"""What /v1/completions and /v1/chat/completions do with a request: check, tokenize, admit, generate, answer."""
 
 import asyncio
 import itertools
@@ -6,30 +6,32 @@ import re
 import time
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-import msgspec
-from fastapi import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from fastapi import Request, Response
+from starlette.types import Scope
 
 from server.edge.admission import Edge, Place
 from server.edge.body_memory import in_thread
-from server.edge.context import RequestContext, context_of, writer_of
+from server.edge.context import RequestContext, context_of, send_of
+from server.edge.direct_stream import DirectStream, writer_of
 from server.edge.keys import cache_salt_of
 from server.errors import InvalidValue, TooManyRequests
-from server.http.answers import AnswerFormat, ChatFormat, CompletionFormat, Usage
-from server.http.completion import Job, Piece, merged, pieces
-from server.http.echo import Echo, checked_echo, scored
-from server.http.json_body import parse_json
-from server.http.prompts import chat_prompt, check_choices, check_lengths, encode_prompts, sampling_of
-from server.http.schemas import ChatFields, CompletionFields, GenerationFields, prompts_of, read, stops_of
-from server.http.sse import EventStream, StreamOutlet
+from server.http.common.json_body import MAX_VALUES, parse_json
+from server.http.common.validation import read
+from server.http.openai.answers import AnswerFormat, ChatFormat, CompletionFormat, Usage
+from server.http.openai.completion import Job, Piece, merged, pieces
+from server.http.openai.echo import Echo, checked_echo, scored
+from server.http.openai.event_stream import HEAD, EventStream
+from server.http.openai.prompts import chat_prompt, check_choices, check_lengths, encode_prompts, sampling_of
+from server.http.openai.requests import ChatRequest, CompletionRequest, GenerationRequest, stops_of
 from server.protocol.messages import EngineReady
 from server.telemetry.outcomes import RejectedFor
 from server.telemetry.request import RequestRecord
 
 INLINE_BODY_BYTES = 4096  # below this, parsing and tokenizing take less time than a hop to a thread
-# To parse token ids holds the interpreter's lock, so that in a thread it stops the event loop as well, and later.
+# Parsing token ids holds the interpreter's lock, so that in a thread it stops the event loop as well, and later.
 INLINE_IDS_BYTES = 256 * 1024  # some 40k ids, 2 ms
 _HAS_IDS = re.compile(rb'"prompt"\s*:\s*\[\s*\d')
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default of max_tokens in /v1/completions; a chat may fill the context
@@ -37,16 +39,16 @@ DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default of max_tokens in /v1/completi
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A request that is valid, with its tokens."""
+    """A valid request with its tokens."""
 
-    fields: GenerationFields
+    fields: GenerationRequest
     jobs: list[Job]
     echo: Echo | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What distinguishes the two endpoints."""
+    """The differences between the two routes."""
 
     route: str
     operation: str  # in the terms of the GenAI conventions
@@ -54,30 +56,15 @@ class Kind:
     prepare: Callable[[Edge, EngineReady, dict[str, Any], str], Prepared]
 
 
-def endpoints(edge: Edge) -> dict[str, ASGIApp]:
-    """For POST, by path."""
-    return {kind.route: _application(edge, kind) for kind in (COMPLETIONS, CHAT)}
-
-
-def _application(edge: Edge, kind: Kind) -> ASGIApp:
-    async def application(scope: Scope, receive: Receive, send: Send) -> None:
-        response = await _generate(edge, kind, scope, receive, send)
-        await response(scope, receive, send)
-
-    return application
-
-
-async def _generate(edge: Edge, kind: Kind, scope: Scope, receive: Receive, send: Send) -> ASGIApp:
-    """Behind the guard, whose `receive` gives the whole body at once, and whose `send` lets a stream begin at once."""
+async def generate(edge: Edge, kind: Kind, request: Request) -> Response:
+    """Answer one request, behind the guard."""
+    scope = request.scope
     context = context_of(scope)
     record = _record(edge, kind, scope, context)
     ready = edge.require_ready()
     place = _enter(edge, context)
-    body = (await receive())["body"]
     began_at = time.monotonic()
-    prepared = await _off_loop(body, lambda it: kind.prepare(edge, ready, parse_json(it), context.unique_id))
-    context.body.drop()
-    del body
+    prepared = await _prepare(edge, kind, ready, context)
     record.tokenized(began_at)
     _reserve(edge, place, sum(len(job.prompt_token_ids) for job in prepared.jobs))
     fields = prepared.fields
@@ -85,18 +72,49 @@ async def _generate(edge: Edge, kind: Kind, scope: Scope, receive: Receive, send
     salt = cache_salt_of(context.tenant, fields.cache_salt)
     has_usage_chunk = fields.stream_options is not None and fields.stream_options.include_usage
     shape = kind.format(context.unique_id, edge.model, has_usage_chunk)
-    writer = writer_of(scope)
-    outlet = StreamOutlet(shape, writer, send) if fields.stream and writer is not None else None
-    answer = _answer(edge, prepared.jobs, record, place, salt, outlet)
+    direct = _direct_stream(request, shape) if fields.stream and len(prepared.jobs) == 1 else None
+    answer = _answer(edge, prepared.jobs, record, place, salt, direct)
     context.cleanup.append(answer.aclose)
     if fields.stream:
         asyncio.get_running_loop().call_soon(shape.text_event, 0, "")  # makes its head while the engine works
         first = await anext(answer)  # where the response has not begun, what fails until here gets its own status
         usage = (lambda: _usage(record, fields.n)) if has_usage_chunk else None
-        return EventStream(shape, first, answer, outlet, num_choices=len(prepared.jobs), usage=usage)
+        return EventStream(shape, first, answer, direct, num_choices=len(prepared.jobs), usage=usage)
     if prepared.echo is not None:
         return Response(await _echoed(shape, answer, record, prepared.echo, fields.n), media_type="application/json")
     return Response(await _whole(shape, answer, record, prepared), media_type="application/json")
+
+
+async def _prepare(edge: Edge, kind: Kind, ready: EngineReady, context: RequestContext) -> Prepared:
+    """Parse, validate and tokenize a request's body; a large text off the event loop, which other streams wait for."""
+
+    def prepare(body: bytes | bytearray) -> Prepared:
+        fields = parse_json(body, max_values=max(MAX_VALUES, ready.max_model_len + 1000))
+        del body  # it may be large, and is not needed while the text is tokenized
+        return kind.prepare(edge, ready, fields, context.unique_id)
+
+    body = context.body.take()
+    if len(body) <= INLINE_BODY_BYTES or (len(body) <= INLINE_IDS_BYTES and _HAS_IDS.search(body)):
+        prepared = prepare(body)
+    else:
+        work = in_thread(body, prepare)
+        del body
+        prepared = await work
+    context.body.drop()
+    return prepared
+
+
+def _direct_stream(request: Request, shape: AnswerFormat) -> DirectStream | None:
+    """None where another server than ours has made the request."""
+    writer = writer_of(request.scope)
+    if writer is None:
+        return None
+
+    def first_events(text: str) -> bytes:
+        return shape.opening(1) + shape.opened(Piece(0, text, None))
+
+    event = partial(shape.text_event, 0)
+    return DirectStream(writer, send_of(request.scope), HEAD, first_events=first_events, event=event)
 
 
 def _record(edge: Edge, kind: Kind, scope: Scope, context: RequestContext) -> RequestRecord:
@@ -126,18 +144,10 @@ def _reserve(edge: Edge, place: Place, num_tokens: int) -> None:
         raise
 
 
-async def _off_loop(body: bytes, work: Callable[[bytes], Prepared]) -> Prepared:
-    """Parse and tokenize; a large text off the event loop, which other requests' tokens wait for."""
-    if len(body) <= INLINE_BODY_BYTES or (len(body) <= INLINE_IDS_BYTES and _HAS_IDS.search(body)):
-        return work(body)
-    return await in_thread(body, work)
-
-
 def _answer(
-    edge: Edge, jobs: list[Job], record: RequestRecord, place: Place, salt: bytes, outlet: StreamOutlet | None
+    edge: Edge, jobs: list[Job], record: RequestRecord, place: Place, salt: bytes, direct: DirectStream | None
 ) -> AsyncGenerator[Piece]:
-    """What comes may go to the `outlet` where there is one answer: several wait for one another."""
-    outlet = outlet if len(jobs) == 1 else None
+    """The pieces of all answers but for what goes to the `direct` stream, which there is for one answer only."""
     num_waiting = len(jobs)
 
     def began() -> None:
@@ -148,7 +158,7 @@ def _answer(
 
     records = [record.sequence(len(job.prompt_token_ids)) for job in jobs]
     streams = [
-        pieces(job, edge.engine, edge.tokenizer, it, cache_salt=salt, began=began, outlet=outlet)
+        pieces(job, edge.engine, edge.tokenizer, it, cache_salt=salt, began=began, direct=direct)
         for job, it in zip(jobs, records, strict=True)
     ]
     return streams[0] if len(streams) == 1 else merged(streams)
@@ -181,11 +191,11 @@ def _usage(record: RequestRecord, num_choices: int, *, is_empty: bool = False) -
 
 
 def _prepare_completion(edge: Edge, ready: EngineReady, body: dict[str, Any], unique_id: str) -> Prepared:
-    fields = read(CompletionFields, body)
+    fields = read(CompletionRequest, body)
     edge.check_model(fields.model)
     is_empty = fields.max_tokens == 0
     fields = checked_echo(fields, DEFAULT_COMPLETION_TOKENS)
-    prompts = encode_prompts(edge.tokenizer, prompts_of(fields.prompt), ready.max_model_len)
+    prompts = encode_prompts(edge.tokenizer, fields.prompts(), ready.max_model_len)
     prepared = _prepared(edge, ready, fields, prompts, unique_id, default_tokens=DEFAULT_COMPLETION_TOKENS)
     if not fields.echo:
         return prepared
@@ -194,12 +204,12 @@ def _prepare_completion(edge: Edge, ready: EngineReady, body: dict[str, Any], un
 
 
 def _prepare_chat(edge: Edge, ready: EngineReady, body: dict[str, Any], unique_id: str) -> Prepared:
-    fields = read(ChatFields, body)
+    fields = read(ChatRequest, body)
     edge.check_model(fields.model)
     if fields.max_completion_tokens is not None:
         if fields.max_tokens not in (None, fields.max_completion_tokens):
             raise InvalidValue("max_tokens and max_completion_tokens differ; send one.", param="max_tokens")
-        fields = msgspec.structs.replace(fields, max_tokens=fields.max_completion_tokens)
+        fields = fields.model_copy(update={"max_tokens": fields.max_completion_tokens})
     prompt = chat_prompt(
         edge.tokenizer,
         edge.template,
@@ -213,7 +223,7 @@ def _prepare_chat(edge: Edge, ready: EngineReady, body: dict[str, Any], unique_i
 def _prepared(
     edge: Edge,
     ready: EngineReady,
-    fields: GenerationFields,
+    fields: GenerationRequest,
     prompts: list[list[int]],
     unique_id: str,
     *,
@@ -222,7 +232,7 @@ def _prepared(
     if fields.stream_options is not None and not fields.stream:
         raise InvalidValue("stream_options needs stream to be true.", param="stream_options")
     stops = stops_of(fields.stop)
-    param = "messages" if isinstance(fields, ChatFields) else "prompt"
+    param = "messages" if isinstance(fields, ChatRequest) else "prompt"
     check_choices(len(prompts), fields.n)
     jobs = []
     for i, (prompt, choice) in enumerate(itertools.product(prompts, range(fields.n))):

@@ -1,13 +1,14 @@
-"""Answers as OpenAI's clients read them: whole, and as server-sent events."""
+"""Answers in the formats of OpenAI's clients: whole, and as server-sent events."""
 
+import abc
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
-from server.http.completion import Piece
+from server.http.openai.completion import Piece
 
 DONE = b"data: [DONE]\n\n"
 
@@ -28,35 +29,42 @@ class Usage:
         }
 
 
-class AnswerFormat(Protocol):
-    def opening(self, num_choices: int) -> bytes:
-        """Events before the first text."""
-
-    def event(self, piece: Piece) -> bytes:
-        """The events of a piece; empty when it has nothing to say."""
-
-    def text_event(self, index: int, text: str) -> bytes:
-        """The event of a choice's text, which is not empty."""
-
-    def opened(self, first: Piece) -> bytes:
-        """The events of the first piece, never empty: a reader must see that the first token is there."""
-
-    def usage_event(self, usage: Usage) -> bytes: ...
-
-    def whole(self, texts: list[str], finish_reasons: list[str], usage: Usage) -> bytes:
-        """The body of an answer that is no stream."""
-
-    def choices(self, choices: list[dict[str, Any]], usage: Usage) -> bytes:
-        """The body around choices that are made already."""
-
-
 @dataclass(frozen=True, slots=True)
-class _Format:
+class AnswerFormat(abc.ABC):
+    """The bytes of one request's answer, written by msgspec: a token's event in 1 us. `responses` documents them."""
+
     unique_id: str
     model: str
     has_usage_chunk: bool  # then every chunk has a usage, null but in the last
     created: int = field(default_factory=lambda: int(time.time()))
     _around: dict[int, tuple[bytes, bytes]] = field(default_factory=dict)  # by choice: an event but for its text
+
+    @abc.abstractmethod
+    def opening(self, num_choices: int) -> bytes:
+        """Events before the first text."""
+
+    @abc.abstractmethod
+    def event(self, piece: Piece) -> bytes:
+        """The events of a piece; empty when it has neither text nor a finish reason."""
+
+    @abc.abstractmethod
+    def text_event(self, index: int, text: str) -> bytes:
+        """The event of a choice's text, which is not empty."""
+
+    @abc.abstractmethod
+    def opened(self, first: Piece) -> bytes:
+        """The events of the first piece, never empty: a reader must see that the first token is there."""
+
+    @abc.abstractmethod
+    def usage_event(self, usage: Usage) -> bytes: ...
+
+    @abc.abstractmethod
+    def whole(self, texts: list[str], finish_reasons: list[str], usage: Usage) -> bytes:
+        """The body of an answer that is no stream."""
+
+    @abc.abstractmethod
+    def choices(self, choices: list[dict[str, Any]], usage: Usage) -> bytes:
+        """The body around choices that are made already."""
 
     def _text_event(self, index: int, text: str, empty: Callable[[int], bytes], mark: bytes) -> bytes:
         """The event `empty` makes, with `text` where it has `mark` and nothing; most of it is made once a stream."""
@@ -91,8 +99,8 @@ class _Format:
         )
 
 
-class CompletionFormat(_Format):
-    def opening(self, num_choices: int) -> bytes:  # noqa: ARG002 -- the chat's needs it
+class CompletionFormat(AnswerFormat):
+    def opening(self, num_choices: int) -> bytes:  # noqa: ARG002 -- a chat's role
         return b""
 
     def event(self, piece: Piece) -> bytes:
@@ -123,7 +131,7 @@ class CompletionFormat(_Format):
         return self._whole("text_completion", "cmpl", choices, usage)
 
 
-class ChatFormat(_Format):
+class ChatFormat(AnswerFormat):
     def opening(self, num_choices: int) -> bytes:
         return b"".join(self._delta(i, {"role": "assistant", "content": ""}, None) for i in range(num_choices))
 

@@ -1,0 +1,160 @@
+"""/openapi.json and /docs, made of the routes and the pydantic models that the routes use.
+
+A route that takes a body reads it by itself (see `PlainRoute`); `takes` says which model it validates and which errors
+it may answer with. What every route may answer with is added here: the guard's errors, and the key that it asks for.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any, cast
+
+from fastapi import FastAPI, Request, Response
+from fastapi.openapi.utils import get_openapi
+from fastapi.routing import APIRoute
+from pydantic import BaseModel, Field
+from pydantic.json_schema import models_json_schema
+
+from server import errors
+from server.edge.keys import Access, KeyKind
+from server.http.common.validation import RequestModel
+
+_ERRORS_KEY = "x-errors"  # in an operation, until the document is whole
+_OF_ALL = (
+    errors.InvalidHttp,
+    errors.InvalidHeader,
+    errors.HeadersTooLarge,
+    errors.RequestTimeout,
+    errors.PayloadTooLarge,
+    errors.TooManyRequests,
+    errors.InternalError,
+    errors.ShuttingDown,
+)
+_OF_BODIES = (
+    errors.InvalidJson,
+    errors.UnknownField,
+    errors.UnsupportedField,
+    errors.InvalidValue,
+    errors.UnsupportedMediaType,
+    errors.DeadlineExceeded,
+)
+_RETRY_AFTER = {"Retry-After": {"description": "Seconds to wait.", "schema": {"type": "integer", "minimum": 1}}}
+_DESCRIPTION = """\
+Routes of OpenAI's API, and of Hallmark's operators.
+
+A field that is not implemented is refused by its name, never ignored, but for this closed list. **Taken, and changes
+nothing:** `user`, `safety_identifier`, `prompt_cache_key`. **Taken with the values in its schema only, which ask for
+nothing:** {fields}. A null counts as absent, under any name.
+
+Each error has the envelope `ErrorEnvelope`; its `code` is stable, its `message` names the field, the limit and the kind
+of the value, never a text of the request. In a stream that has begun it is an event of its own, before `data: [DONE]`.
+`X-Request-Id` and `traceparent` are taken from the request and given back. This page loads its script and style from
+cdn.jsdelivr.net; `/openapi.json` needs nothing from elsewhere.
+"""
+
+
+class ErrorBody(BaseModel):
+    message: str = Field(description="What is wrong, for people.")
+    type: str = Field(description="OpenAI's class of the error.")
+    param: str | None = Field(description="The field that is to blame.")
+    code: str = Field(description="What is wrong, for programs.")
+    request_id: str | None = Field(None, description="As in the header X-Request-Id.")
+    trace_id: str | None = Field(None, description="Of a request that generates.")
+
+
+class ErrorEnvelope(BaseModel):
+    error: ErrorBody
+
+
+class PlainRoute(APIRoute):
+    """A route whose endpoint takes the request and returns a response, by itself.
+
+    FastAPI would parse and validate the body on the event loop, answer errors with the input in them, and take 30 us to
+    find that there are no dependencies.
+    """
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        return cast(Callable[[Request], Coroutine[Any, Any, Response]], self.endpoint)
+
+
+def takes(model: type[RequestModel], *refusals: type[errors.HallmarkError], is_required: bool = True) -> dict[str, Any]:
+    """The `openapi_extra` of a route that reads a JSON body."""
+    content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{model.__name__}"}}}
+    return {"requestBody": {"required": is_required, "content": content}} | answers_with(*_OF_BODIES, *refusals)
+
+
+def answers_with(*refusals: type[errors.HallmarkError]) -> dict[str, Any]:
+    """The `openapi_extra` of a route with errors of its own."""
+    return {_ERRORS_KEY: [kind.__name__ for kind in refusals]}
+
+
+def streams(model: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
+    """The `responses` of a route that may answer with server-sent events."""
+    description = "The whole answer, or with `stream` events `data: {chunk}` and at the end `data: [DONE]`."
+    schema = {"$ref": f"#/components/schemas/{model.__name__}"}
+    return {200: {"description": description, "content": {"text/event-stream": {"schema": schema}}}}
+
+
+def document(
+    app: FastAPI, access: Access, requests: Iterable[type[RequestModel]], events: Iterable[type[BaseModel]]
+) -> None:
+    """Make `app` answer with its document.
+
+    requests, events  the models that its routes name by `takes` and `streams`
+    """
+    requests = tuple(requests)
+    models = [*[(model, "validation") for model in requests], *[(model, "serialization") for model in events]]
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            app.openapi_schema = _schema(app, access, models, requests)
+        return app.openapi_schema
+
+    app.openapi = openapi  # type: ignore[method-assign]  # as FastAPI's documentation extends it
+
+
+def _schema(app: FastAPI, access: Access, models: Any, requests: Iterable[type[RequestModel]]) -> dict[str, Any]:
+    fields = ", ".join(f"`{name}`" for name in sorted({name for model in requests for name in model.unsupported}))
+    schema = get_openapi(
+        title=app.title, version=app.version, description=_DESCRIPTION.format(fields=fields), routes=app.routes
+    )
+    components = schema.setdefault("components", {})
+    schemas = components.setdefault("schemas", {})
+    _, definitions = models_json_schema(
+        [*models, (ErrorEnvelope, "serialization")], ref_template="#/components/schemas/{model}"
+    )
+    schemas |= definitions["$defs"]
+    for unused in ("HTTPValidationError", "ValidationError"):  # FastAPI's 422: no route here answers with it
+        schemas.pop(unused, None)
+    components["securitySchemes"] = {
+        kind.value: {"type": "http", "scheme": "bearer", "description": f"The key of {kind.value}."} for kind in KeyKind
+    }
+    for path, operations in schema["paths"].items():
+        key = access.needed_key(path)
+        for operation in operations.values():
+            operation["security"] = [] if key is None else [{kind.value: []} for kind in KeyKind if kind.opens(key)]
+            _add_refusals(operation, key)
+    return schema
+
+
+def _add_refusals(operation: dict[str, Any], key: KeyKind | None) -> None:
+    names = operation.pop(_ERRORS_KEY, [])
+    kinds = [*_OF_ALL, *(getattr(errors, name) for name in names)]
+    if key is not None:
+        kinds.append(errors.Unauthorized)
+    if key is KeyKind.OPERATOR:
+        kinds.append(errors.Forbidden)
+    by_status: defaultdict[int, list[str]] = defaultdict(list)
+    for kind in kinds:
+        by_status[kind.status].append(f"`{kind.code}`: {kind.__doc__}")
+    responses = operation["responses"]
+    responses.pop("422", None)
+    for status, lines in sorted(by_status.items()):
+        description = "\n\n".join(dict.fromkeys(lines))
+        response: dict[str, Any] = responses.setdefault(str(status), {"description": "", "content": {}})
+        response["description"] = "\n\n".join(filter(None, [response["description"], description]))
+        envelope = {"$ref": "#/components/schemas/ErrorEnvelope"}
+        media = response["content"].setdefault("application/json", {"schema": envelope})
+        if media["schema"] != envelope:
+            media["schema"] = {"anyOf": [media["schema"], envelope]}
+        if status in (429, 503):
+            response["headers"] = _RETRY_AFTER

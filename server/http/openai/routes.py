@@ -1,0 +1,149 @@
+"""OpenAI's routes, and vLLM's for tokens."""
+
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+
+from server.edge.admission import Edge
+from server.edge.body_memory import in_thread
+from server.edge.context import context_of
+from server.errors import (
+    EngineDied,
+    InvalidValue,
+    ModelNotFound,
+    NonFiniteLogits,
+    NotReady,
+    PromptTooLong,
+    SlowClient,
+    TemplateError,
+)
+from server.http.common.document import PlainRoute, answers_with, streams, takes
+from server.http.common.json_body import parse_json
+from server.http.common.validation import read
+from server.http.openai.generation import CHAT, COMPLETIONS, generate
+from server.http.openai.prompts import chat_prompt, encode_text
+from server.http.openai.requests import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    TokenizeRequest,
+    checked_ids,
+)
+from server.http.openai.responses import (
+    ChatChunk,
+    ChatCompletion,
+    Completion,
+    CompletionChunk,
+    Detokenized,
+    ModelCard,
+    ModelList,
+    Tokenized,
+)
+
+REQUESTS = (CompletionRequest, ChatRequest, TokenizeRequest, DetokenizeRequest)
+EVENTS = (CompletionChunk, ChatChunk)
+_GENERATION_ERRORS = (ModelNotFound, PromptTooLong, NotReady, EngineDied, NonFiniteLogits, SlowClient)
+
+
+def routes(edge: Edge) -> APIRouter:
+    router = APIRouter(route_class=PlainRoute, tags=["OpenAI"])
+
+    @router.post(
+        COMPLETIONS.route,
+        response_model=Completion,
+        responses=streams(CompletionChunk),
+        openapi_extra=takes(CompletionRequest, *_GENERATION_ERRORS),
+    )
+    async def completions(request: Request) -> Response:
+        """Complete a text or token ids."""
+        return await generate(edge, COMPLETIONS, request)
+
+    @router.post(
+        CHAT.route,
+        response_model=ChatCompletion,
+        responses=streams(ChatChunk),
+        openapi_extra=takes(ChatRequest, TemplateError, *_GENERATION_ERRORS),
+    )
+    async def chat_completions(request: Request) -> Response:
+        """Answer a conversation, by the model's own chat template."""
+        return await generate(edge, CHAT, request)
+
+    @router.post(
+        "/tokenize",
+        response_model=Tokenized,
+        openapi_extra=takes(TokenizeRequest, ModelNotFound, PromptTooLong, TemplateError, NotReady),
+    )
+    async def tokenize(request: Request) -> Response:
+        """Return the token ids of a text or of a conversation."""
+        max_model_len = edge.require_ready().max_model_len
+        tokens = await in_thread(
+            context_of(request.scope).body.take(), lambda body: _tokenize(edge, parse_json(body), max_model_len)
+        )
+        return _json({"count": len(tokens), "max_model_len": max_model_len, "tokens": tokens})
+
+    @router.post(
+        "/detokenize", response_model=Detokenized, openapi_extra=takes(DetokenizeRequest, ModelNotFound, NotReady)
+    )
+    async def detokenize(request: Request) -> Response:
+        """Return the text of token ids."""
+        edge.require_ready()
+        body = context_of(request.scope).body.take()
+        return _json({"prompt": await in_thread(body, lambda it: _detokenize(edge, parse_json(it)))})
+
+    return router
+
+
+def model_routes(edge: Edge) -> APIRouter:
+    router = APIRouter(tags=["OpenAI"])
+
+    @router.get("/v1/models")
+    async def models() -> ModelList:
+        """List the served model."""
+        return ModelList(object="list", data=[_model(edge)])
+
+    @router.get("/v1/models/{name:path}", openapi_extra=answers_with(ModelNotFound))
+    async def model(name: str) -> ModelCard:
+        """Return the served model by its name, which may have slashes."""
+        edge.check_model(name)
+        return _model(edge)
+
+    return router
+
+
+def _model(edge: Edge) -> ModelCard:
+    ready = edge.engine.ready
+    return ModelCard(
+        id=edge.model,
+        object="model",
+        created=edge.started_at,
+        owned_by="hallmark",
+        max_model_len=ready.max_model_len if ready else None,  # not known before the engine has started
+    )
+
+
+def _tokenize(edge: Edge, body: dict[str, Any], max_model_len: int) -> list[int]:
+    fields = read(TokenizeRequest, body)
+    edge.check_model(fields.model)
+    if fields.messages is not None and fields.prompt is None:
+        return chat_prompt(
+            edge.tokenizer,
+            edge.template,
+            fields.messages,
+            max_model_len,
+            opens=fields.add_generation_prompt,
+            special_tokens_in_text=edge.settings.special_tokens_in_text,
+        )
+    if fields.messages is not None or fields.prompt is None:
+        raise InvalidValue("Send either prompt or messages.", param="prompt")
+    return encode_text(edge.tokenizer, fields.prompt, max_model_len, add_special_tokens=fields.add_special_tokens)
+
+
+def _detokenize(edge: Edge, body: dict[str, Any]) -> str:
+    fields = read(DetokenizeRequest, body)
+    edge.check_model(fields.model)
+    return edge.tokenizer.decode(checked_ids(fields.tokens, edge.tokenizer.vocab_size, "tokens"))
+
+
+def _json(answer: dict[str, Any]) -> Response:
+    return Response(msgspec.json.encode(answer), media_type="application/json")

@@ -1,0 +1,1 @@
+"""Routes for probes and operators: health, metrics, the attention plan, attestation, quarantine."""

@@ -1,0 +1,78 @@
+"""The attention plan in full, and an operator's order to take a kernel path out of service."""
+
+import math
+from typing import Any
+
+import msgspec
+
+from server.edge.admission import Edge
+from server.errors import RETRY_AFTER_S, Conflict, NotFound, NotReady
+from server.protocol.messages import EngineReady, Overridden, PlanRow
+
+
+def attention_report(edge: Edge) -> dict[str, Any]:
+    """The plan in full, with what has been launched since the start. Raises NotReady while there is none."""
+    ready, refused = edge.engine.ready, edge.engine.refused
+    if ready is None and refused is None:
+        raise NotReady(edge.why_not_ready(), retry_after_s=RETRY_AFTER_S)
+    plan = ready.plan if ready else refused.plan if refused else []
+    return {
+        "model": edge.model,
+        "model_digests": dict(edge.model_digests),
+        "state": edge.engine.state.value,
+        "on_unproven": edge.settings.on_unproven.value,
+        "fingerprint": ready.fingerprint if ready else None,
+        "matrix": {"digest": ready.matrix_digest, "verdict": ready.matrix_verdict} if ready else None,
+        "attention_layers": ready.attention_layers if ready else None,
+        "launches": edge.metrics.attention.launch_counts(),
+        "attestation": msgspec.to_builtins(edge.engine.attestations.latest),
+        "shadow_checks": [msgspec.to_builtins(report) for report in edge.metrics.attention.shadow_reports],
+        "overridden": [{"path": path, "shape": shape} for path, shape in edge.engine.orders.overridden],
+        "num_fallbacks": sum(bool(row.fallback_reasons) for row in plan),
+        "shapes": [_row(row) for row in plan],
+    }
+
+
+def _row(row: PlanRow) -> dict[str, Any]:
+    shown: dict[str, Any] = msgspec.to_builtins(row)
+    shown["is_fallback"] = bool(row.fallback_reasons)
+    shown["rejected"] = {
+        path: [{"code": code, "detail": detail} for code, detail in why] for path, why in row.rejected.items()
+    }
+    shown["evidence"] = {name: _finite(value) for name, value in (row.evidence or {}).items()} or None
+    return shown
+
+
+def _finite(value: float | str | bool) -> float | str | bool | None:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def named_pairs(path: str, shape: str | None, ready: EngineReady) -> list[tuple[str, str]]:
+    """The (path, shape) pairs that an order means: of one shape, or of every shape of the plan.
+
+    Raises NotFound for a path or a shape that the plan does not hold.
+    """
+    shapes = [row.shape for row in ready.plan]
+    paths = sorted({name for row in ready.plan for name in (row.path, *row.rejected) if name is not None})
+    if path not in paths:
+        raise NotFound(f"No path {path[:128]!r} is known here; known are: {', '.join(paths)}.", param="path")
+    if shape is not None and shape not in shapes:
+        raise NotFound(f"The plan has no shape {shape[:256]!r}; it has: {'; '.join(shapes)}.", param="shape")
+    return [(path, each) for each in shapes if shape in (None, each)]
+
+
+def order_report(answer: Overridden | None, ready: EngineReady | None) -> dict[str, Any]:
+    """Raises Conflict for an order that would leave a shape without a path, NotReady without an answer."""
+    if answer is None:
+        raise NotReady("The engine did not answer; GET /attention shows what serves.", retry_after_s=RETRY_AFTER_S)
+    if answer.stranded:
+        shapes = "; ".join(answer.stranded)
+        raise Conflict(f"Nothing was changed: no other path may serve {shapes}.", param="path")
+    return {
+        "overridden": [{"path": path, "shape": shape} for path, shape in answer.overridden],
+        "fallbacks": [
+            {"shape": row.shape, "path": row.path, "wanted": row.wanted, "reasons": row.fallback_reasons}
+            for row in (ready.plan if ready else [])
+            if row.fallback_reasons
+        ],
+    }

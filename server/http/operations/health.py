@@ -1,0 +1,52 @@
+"""Reasons to restart this process, and to send requests elsewhere."""
+
+import time
+
+from server.edge.admission import Edge
+from server.protocol.heartbeat import kill_limit_s, unready_limit_s
+from server.protocol.messages import PlanRow
+from server.protocol.plan_rows import rejections_here
+from server.supervisor.client import EngineState
+
+LOOP_LIMIT_S = 10.0
+
+
+def why_not_alive(edge: Edge) -> list[str]:
+    """Reasons to restart this process; none while it makes progress."""
+    reasons = []
+    now = time.monotonic()
+    loop_age_s = now - edge.metrics.traffic.loop_seen_at
+    if loop_age_s > LOOP_LIMIT_S:
+        reasons.append(f"the event loop has not turned for {loop_age_s:.1f} s, the limit is {LOOP_LIMIT_S:g} s")
+    return reasons + _why_silent(edge, kill_limit_s(edge.engine.ready))
+
+
+def why_not_ready(edge: Edge) -> list[str]:
+    """Reasons to send requests elsewhere."""
+    reasons = why_not_alive(edge) or _why_silent(edge, unready_limit_s(edge.engine.ready))
+    if edge.lifecycle.is_draining:
+        reasons.append("the server is shutting down")
+    if edge.engine.state is not EngineState.READY:
+        reasons.append(edge.why_not_ready())
+        refused = edge.engine.refused
+        for row in refused.plan if refused else ():
+            if row.path is None:
+                reasons.append(f"no path may serve {row.shape}: {_why_refused(row)}")
+    return reasons
+
+
+def _why_silent(edge: Edge, limit_s: float) -> list[str]:
+    """A reason where the last heartbeat of a ready engine is older than the limit."""
+    engine = edge.engine
+    if engine.state is not EngineState.READY or engine.last_heartbeat is None:
+        return []
+    age_s = time.monotonic() - engine.last_heartbeat.sent_at
+    if age_s <= limit_s:
+        return []
+    return [f"the engine's last heartbeat is {age_s:.1f} s old, the limit is {limit_s:.3g} s"]
+
+
+def _why_refused(row: PlanRow) -> str:
+    """GET /attention has what stands against the other paths too."""
+    reasons = [f"{path}: {detail}" for path, why in rejections_here(row).items() for _, detail in why]
+    return "; ".join(reasons) or row.status

@@ -1,0 +1,123 @@
+"""Routes for probes and operators."""
+
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+
+from server.edge.admission import Edge
+from server.edge.context import context_of
+from server.errors import RETRY_AFTER_S, Conflict, NotFound, NotReady
+from server.http.common.document import PlainRoute, answers_with, takes
+from server.http.common.json_body import parse_json
+from server.http.common.validation import read
+from server.http.operations.attention import attention_report, named_pairs, order_report
+from server.http.operations.health import why_not_alive, why_not_ready
+from server.http.operations.schemas import (
+    AttentionReport,
+    Attestation,
+    AttestRequest,
+    Health,
+    QuarantineReport,
+    QuarantineRequest,
+    Version,
+)
+from server.telemetry.scrape import OPENMETRICS, TEXT, content_type_of, scrape
+
+REQUESTS = (AttestRequest, QuarantineRequest)
+_UNAVAILABLE: dict[int | str, dict[str, Any]] = {503: {"model": Health, "description": "Not so, and why."}}
+_METRICS: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "OpenMetrics, with exemplars, where the header Accept asks for it.",
+        "content": {kind.partition(";")[0]: {"schema": {"type": "string"}} for kind in (TEXT, OPENMETRICS)},
+    }
+}
+
+
+def health_routes(edge: Edge) -> APIRouter:
+    """For probes; open to everyone."""
+    router = APIRouter(route_class=PlainRoute, tags=["probes"])
+
+    async def livez(request: Request) -> Response:  # noqa: ARG001 -- an endpoint of PlainRoute
+        """Whether this process makes progress; restart it where it does not."""
+        return _verdict(why_not_alive(edge))
+
+    async def readyz(request: Request) -> Response:  # noqa: ARG001 -- an endpoint of PlainRoute
+        """Whether requests are served; send them elsewhere where they are not."""
+        return _verdict(why_not_ready(edge))
+
+    for path, endpoint in (("/livez", livez), ("/readyz", readyz), ("/health", readyz)):
+        router.add_api_route(path, endpoint, methods=["GET"], response_model=Health, responses=_UNAVAILABLE)
+    return router
+
+
+def operator_routes(edge: Edge) -> APIRouter:
+    """For operators; behind their key, or on a port of its own."""
+    router = APIRouter(tags=["operators"])
+
+    @router.get("/metrics", response_class=Response, responses=_METRICS)
+    def metrics(request: Request) -> Response:
+        """Return the metrics for Prometheus."""
+        content_type = content_type_of(request.headers.get("accept", ""))
+        return Response(scrape(edge.metrics.registry, content_type), headers={"content-type": content_type})
+
+    @router.get("/attention", response_model=AttentionReport, openapi_extra=answers_with(NotReady))
+    def attention() -> Response:
+        """Return the decision for each shape, its evidence, and what has been launched since the start."""
+        return _json(200, attention_report(edge))
+
+    @router.get("/version", response_model=Version)
+    def version() -> Response:
+        """Return the version of the server and the fingerprint of the machine."""
+        ready = edge.engine.ready
+        return _json(200, {"version": edge.version, "fingerprint": ready.fingerprint if ready else None})
+
+    return router
+
+
+def order_routes(edge: Edge) -> APIRouter:
+    """What operators order the engine to do; answered when it is done, between two steps."""
+    router = APIRouter(route_class=PlainRoute, tags=["operators"])
+    quarantine = takes(QuarantineRequest, NotFound, Conflict, NotReady)
+
+    @router.post(
+        "/attention/attest", response_model=Attestation, openapi_extra=takes(AttestRequest, NotReady, is_required=False)
+    )
+    async def attest(request: Request) -> Response:
+        """Look at the kernels that a forward pass of each path launches now, and compare them with the evidence."""
+        body = context_of(request.scope).body.take()
+        read(AttestRequest, parse_json(body) if body.strip() else {})
+        edge.require_ready()
+        report = await edge.engine.attestations.ask()
+        if report is None:
+            raise NotReady("The engine did not answer with an attestation.", retry_after_s=RETRY_AFTER_S)
+        return _json(200, msgspec.to_builtins(report))
+
+    @router.post("/attention/quarantine", response_model=QuarantineReport, openapi_extra=quarantine)
+    async def take_out(request: Request) -> Response:
+        """Take a kernel path out of service, for one shape or for all."""
+        pairs = _pairs(edge, request)
+        return _json(200, order_report(await edge.engine.orders.give(take_out=pairs), edge.engine.ready))
+
+    @router.delete("/attention/quarantine", response_model=QuarantineReport, openapi_extra=quarantine)
+    async def lift(request: Request) -> Response:
+        """Put a kernel path back into service."""
+        pairs = _pairs(edge, request)
+        return _json(200, order_report(await edge.engine.orders.give(lift=pairs), edge.engine.ready))
+
+    return router
+
+
+def _pairs(edge: Edge, request: Request) -> list[tuple[str, str]]:
+    fields = read(QuarantineRequest, parse_json(context_of(request.scope).body.take()))
+    return named_pairs(fields.path, fields.shape, edge.require_ready())
+
+
+def _verdict(reasons: list[str]) -> Response:
+    if not reasons:
+        return _json(200, {"status": "ok"})
+    return _json(503, {"status": "unavailable", "reasons": reasons}, {"retry-after": str(RETRY_AFTER_S)})
+
+
+def _json(status: int, body: object, headers: dict[str, str] | None = None) -> Response:
+    return Response(msgspec.json.encode(body), status, headers, media_type="application/json")

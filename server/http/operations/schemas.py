@@ -1,0 +1,140 @@
+"""What operators send, and what they are answered."""
+
+from typing import Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from server.http.common.validation import RequestModel
+
+
+class AttestRequest(RequestModel):
+    """Empty: every path is attested, and a field that asks for less must not be ignored."""
+
+    unknown_field_message: ClassVar[str] = "There is no field {field!r} here: the body is {{}} or empty."
+
+
+class QuarantineRequest(RequestModel):
+    unknown_field_message: ClassVar[str] = "There is no field {field!r} here; there are: path, shape."
+    missing_field_message: ClassVar[str] = "The field {field!r} is missing; path must be the name of a kernel path."
+
+    path: str = Field(description="The name of a kernel path.", examples=["triton.decode"])
+    shape: str | None = Field(None, description="A shape as GET /attention writes it; absent for all shapes.")
+
+
+class Report(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class Health(Report):
+    status: Literal["ok", "unavailable"]
+    reasons: list[str] | None = Field(None, description="Only where it is unavailable.")
+
+
+class Version(Report):
+    version: str
+    fingerprint: dict[str, Any] | None = Field(
+        description="GPU, driver and libraries; null before the engine is ready."
+    )
+
+
+class PathAndShape(Report):
+    path: str
+    shape: str
+
+
+class Rejection(Report):
+    code: str = Field(description="One of the closed list of reasons.")
+    detail: str
+
+
+class MatrixName(Report):
+    digest: str | None
+    verdict: str | None
+
+
+class ShapeReport(Report):
+    """The decision for one shape."""
+
+    shape: str
+    phase: str
+    query_bucket: str
+    context_bucket: str
+    head_dim: int
+    path: str | None = Field(description="What serves it; null where nothing may.")
+    status: str
+    wanted: str = Field(description="The path that would serve it, were nothing in the way.")
+    fallback_reasons: list[str]
+    is_fallback: bool
+    rejected: dict[str, list[Rejection]] = Field(description="By path; empty where a path is only less preferred.")
+    matrix_digest: str | None
+    evidence: dict[str, float | str | bool | None] | None
+    notes: list[str] = Field(description="How measured times chose, where the catalog says otherwise.")
+
+
+class AttestedBatchReport(Report):
+    """One forward pass of a batch that belongs to no request."""
+
+    phase: str
+    paths: list[str]
+    is_replay: bool = Field(description="Of a CUDA graph.")
+    kernels: dict[str, int] = Field(description="Launches of each attention kernel.")
+    result: str = Field(description="match, mismatch or error.")
+    detail: str | None
+
+
+class Attestation(Report):
+    """The kernels that forward passes launched, held against those of the evidence."""
+
+    type: Literal["AttestationReport"]
+    trigger: str = Field(description="start, request or timer.")
+    result: str = Field(description="The worst of the batches'.")
+    at: float = Field(description="Unix seconds.")
+    busy_s: float = Field(description="Seconds for which the engine served nobody.")
+    batches: list[AttestedBatchReport]
+    quarantined: list[tuple[str, str]] = Field(description="(path, shape) pairs that serve no more.")
+
+
+class ShadowCheck(Report):
+    """Attention of a client's step that was computed again in fp64."""
+
+    type: Literal["ShadowReport"]
+    result: str = Field(description="match, mismatch or skipped.")
+    at: float = Field(description="Unix seconds.")
+    phase: str
+    path: str
+    layer: int
+    head: int | None = Field(description="Of the largest error; null where nothing was compared.")
+    position: int | None = Field(description="Of the query with the largest error, in its sequence.")
+    num_rows: int = Field(description="Query rows that were compared.")
+    factor: float | None = Field(description="The largest error as a share of its limit.")
+    detail: str | None
+    spent_s: float = Field(description="Seconds spent on checks since the report before.")
+    quarantined: list[tuple[str, str]] = Field(description="(path, shape) pairs that serve no more.")
+
+
+class AttentionReport(Report):
+    model: str
+    model_digests: dict[str, str | None]
+    state: str
+    on_unproven: str
+    fingerprint: dict[str, Any] | None
+    matrix: MatrixName | None
+    attention_layers: int | None
+    launches: dict[str, int] = Field(description="By path, since the start.")
+    attestation: Attestation | None = Field(description="The latest.")
+    shadow_checks: list[ShadowCheck]
+    overridden: list[PathAndShape] = Field(description="Taken out of service by an operator.")
+    num_fallbacks: int
+    shapes: list[ShapeReport]
+
+
+class FallbackReport(Report):
+    shape: str
+    path: str | None
+    wanted: str
+    reasons: list[str]
+
+
+class QuarantineReport(Report):
+    overridden: list[PathAndShape]
+    fallbacks: list[FallbackReport]

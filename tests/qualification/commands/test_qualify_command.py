@@ -1,0 +1,47 @@
+"""Flags of `hallmark qualify` that choose the shapes."""
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from kernels.catalog import PATHS
+from kernels.shape import Phase
+from qualification.commands.qualify import add_arguments, models_of, typed
+from qualification.decision.defaults import Choices
+from qualification.measure.campaign import targets_of
+
+
+def parse(*words: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    return parser.parse_args(["--preset", "llama-3.1-8b", *words])
+
+
+@pytest.mark.parametrize(("size", "name", "heads"), [(1, "llama-3.1-8b", (32, 8)), (4, "llama-3.1-8b-tp4", (8, 2))])
+def test_ranks_have_a_file_and_shapes_of_their_own(size: int, name: str, heads: tuple[int, int]) -> None:
+    args = parse("--tensor-parallel-size", str(size))
+    [target] = targets_of(
+        models_of(args),
+        Choices(),
+        device_type="cuda",
+        phases=list(Phase),
+        paths=PATHS,
+        file_of=lambda name: Path(f"{name}.json"),
+        tensor_parallel_size=args.tensor_parallel_size,
+    )
+    assert (target.name, target.file) == (name, Path(f"{name}.json"))
+    assert {(shape.num_heads, shape.num_kv_heads) for shape in target.shapes} == {heads}
+    assert ("--tensor-parallel-size 4" in typed(args)) == (size == 4)
+
+
+@pytest.mark.parametrize("size", ["0", "3", "16", "many"])
+def test_a_size_that_is_not_offered_is_refused(size: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse("--tensor-parallel-size", size)
+    assert "--tensor-parallel-size" in capsys.readouterr().err
+
+
+def test_a_whole_model_is_timed_on_one_gpu_only() -> None:
+    with pytest.raises(ValueError, match="--tensor-parallel-size must be 1"):
+        models_of(parse("--full-model", "--tensor-parallel-size", "2"))

@@ -1,0 +1,275 @@
+"""/openapi.json is true: routes, bounds, refusals, answers and keys are those of the application."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from edge_fakes import Served, events, saying, served, with_keys
+from fastapi.routing import APIRoute
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pydantic import BaseModel
+
+from server.errors import HallmarkError
+from server.http.common.document import ErrorEnvelope
+from server.http.common.validation import RequestModel, read
+from server.http.openai import responses
+from server.http.openai.routes import REQUESTS
+from server.http.operations import schemas
+from server.http.operations.routes import REQUESTS as ORDERS
+from server.protocol.messages import AttestationReport, AttestedBatch
+from server.protocol.shadow_report import ShadowReport
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+USER = [{"role": "user", "content": "Hi"}]
+BASES: dict[str, dict[str, Any]] = {
+    "CompletionRequest": {"prompt": "a"},
+    "ChatRequest": {"messages": USER},
+    "TokenizeRequest": {"prompt": "a"},
+    "DetokenizeRequest": {"tokens": [1]},
+    "QuarantineRequest": {"path": "sdpa.cpu"},
+    "AttestRequest": {},
+}
+# Fields that a bound needs beside its own, because of rules between fields.
+BESIDE: dict[str, dict[str, Any]] = {
+    "max_tokens": {"echo": True},
+    "min_tokens": {"max_tokens": 2**31 - 1},
+    "logprobs": {"echo": True, "max_tokens": 0},
+}
+REFUSED = {"invalid_value", "unknown_field", "unsupported_field"}
+
+
+@pytest.fixture(scope="module")
+def it(folder: Path) -> Served:
+    return served(folder)
+
+
+@pytest.fixture(scope="module")
+def document(it: Served) -> dict[str, Any]:
+    found: dict[str, Any] = it.get("/openapi.json").json()
+    return found
+
+
+def valid(value: Any, schema: dict[str, Any], schemas: dict[str, Any]) -> bool:
+    """Whether JSON Schema, as far as the document uses it, allows a value."""
+    if "$ref" in schema:
+        return valid(value, schemas[schema["$ref"].rpartition("/")[2]], schemas)
+    if "anyOf" in schema and not any(valid(value, each, schemas) for each in schema["anyOf"]):
+        return False
+    if "oneOf" in schema and sum(valid(value, each, schemas) for each in schema["oneOf"]) != 1:
+        return False
+    choices = schema.get("enum", [schema["const"]] if "const" in schema else None)
+    if choices is not None:
+        return json.dumps(value) in map(json.dumps, choices)
+    kind = schema.get("type")
+    if kind is None:
+        return True
+    if kind == "object":
+        properties, others = schema.get("properties", {}), schema.get("additionalProperties", {})
+        return (
+            isinstance(value, dict)
+            and value.keys() >= set(schema.get("required", ()))
+            and all(valid(each, properties.get(name, others), schemas) for name, each in value.items())
+        )
+    if kind == "array":
+        return (
+            isinstance(value, list)
+            and schema.get("minItems", 0) <= len(value) <= schema.get("maxItems", len(value))
+            and all(valid(item, schema["items"], schemas) for item in value)
+        )
+    if kind == "string":
+        return isinstance(value, str) and schema.get("minLength", 0) <= len(value) <= schema.get("maxLength", 10**9)
+    if kind in ("integer", "number"):
+        is_number = type(value) is int or (kind == "number" and type(value) is float)
+        return (
+            is_number
+            and schema.get("minimum", value) <= value <= schema.get("maximum", value)
+            and ("exclusiveMinimum" not in schema or value > schema["exclusiveMinimum"])
+        )
+    return value is None if kind == "null" else isinstance(value, bool)
+
+
+def edges(schema: dict[str, Any], schemas: dict[str, Any]) -> Iterator[tuple[Any, bool]]:
+    """Values at each bound of a schema and just past it, and whether the bound allows them."""
+    for key in ("anyOf", "oneOf"):
+        for each in schema.get(key, ()):
+            yield from edges(each, schemas)
+    step = 1 if schema.get("type") == "integer" else 0.001
+    if "minimum" in schema:
+        yield from ((schema["minimum"], True), (schema["minimum"] - step, False))
+    if "exclusiveMinimum" in schema:
+        yield from ((schema["exclusiveMinimum"] + step, True), (schema["exclusiveMinimum"], False))
+    if "maximum" in schema:
+        yield from ((schema["maximum"], True), (schema["maximum"] + step, False))
+    if "minLength" in schema:
+        yield from (("x" * schema["minLength"], True), ("x" * (schema["minLength"] - 1), False))
+    if "maxLength" in schema:
+        yield from (("x" * schema["maxLength"], True), ("x" * (schema["maxLength"] + 1), False))
+    if schema.get("type") == "array":
+        item = example(schema["items"], schemas)
+        if "minItems" in schema:
+            yield from (([item] * schema["minItems"], True), ([item] * (schema["minItems"] - 1), False))
+        if "maxItems" in schema:
+            yield from (([item] * schema["maxItems"], True), ([item] * (schema["maxItems"] + 1), False))
+        yield from (([value], is_allowed) for value, is_allowed in edges(schema["items"], schemas))
+    for value in schema.get("enum", ()):
+        yield (value, True)
+
+
+def example(schema: dict[str, Any], schemas: dict[str, Any]) -> Any:
+    candidates = ("x", 1, {"role": "user", "content": "a"}, {"type": "text", "text": "a"}, True, None)
+    return next(value for value in candidates if valid(value, schema, schemas))
+
+
+def operations(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            yield method.upper(), path, operation
+
+
+def model_name(operation: dict[str, Any]) -> str | None:
+    content = operation.get("requestBody", {}).get("content", {}).get("application/json")
+    return None if content is None else content["schema"]["$ref"].rpartition("/")[2]
+
+
+@pytest.mark.parametrize("options", [{}, {"admin_port": 0}])
+def test_the_document_has_every_route_and_no_other(folder: Path, options: dict[str, Any]) -> None:
+    app = served(folder, **options)
+    routes = {
+        (method, route.path_format)
+        for route in app.app.routes
+        if isinstance(route, APIRoute)
+        for method in route.methods or ()
+    }
+    assert {(method, path) for method, path, _ in operations(app.get("/openapi.json").json())} == routes
+    others = {route.path for route in app.app.routes if not isinstance(route, APIRoute)}  # type: ignore[attr-defined]
+    assert others == {"/openapi.json", "/docs"}
+
+
+def test_the_document_is_closed_and_has_no_422(document: dict[str, Any]) -> None:
+    text = json.dumps(document)
+    assert '"422"' not in text
+    assert "HTTPValidationError" not in text
+    schemas = document["components"]["schemas"]
+    for name in text.split("#/components/schemas/")[1:]:
+        assert name.partition('"')[0] in schemas
+
+
+def test_every_field_of_a_request_is_described(document: dict[str, Any]) -> None:
+    for model in (*REQUESTS, *ORDERS):
+        properties = document["components"]["schemas"][model.__name__]["properties"]
+        assert properties.keys() >= model.model_fields.keys() | model.unsupported.keys()
+        assert [name for name, field in properties.items() if not field.get("description")] == []
+
+
+def test_docs_shows_the_document(it: Served) -> None:
+    page = it.get("/docs")
+    assert (page.status_code, "/openapi.json" in page.text) == (200, True)
+
+
+def test_each_bound_is_the_applications(it: Served, document: dict[str, Any]) -> None:
+    components, num_seen = document["components"]["schemas"], 0
+    for method, path, operation in operations(document):
+        name = model_name(operation)
+        if name is None:
+            continue
+        for field, schema in components[name]["properties"].items():
+            for value, is_bound in edges(schema, components):
+                is_allowed = is_bound or valid(value, schema, components)
+                body = BASES[name] | (BESIDE.get(field, {}) if is_allowed else {}) | {field: value}
+                answer = it.request(method, path, json=body)
+                error = answer.json().get("error", {})
+                is_refused = error.get("code") in REFUSED and str(error["param"]).startswith(field)
+                assert is_refused == (not is_allowed), (path, field, str(value)[:40], answer.text)
+                num_seen += 1
+    assert num_seen > 200
+
+
+BOUNDS = (0, 1, -1, 2, 64, 65, 0.5, 2.5, -2, 2**31 - 1, 2**31, 2**63, "", "a", "x" * 513, True, False, None, [], {})
+LEAVES = (
+    st.sampled_from(BOUNDS)
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(st.characters(exclude_categories=["Cs"]), max_size=5)
+)
+NESTED_NAMES = st.sampled_from(["role", "content", "name", "type", "text", "include_usage", "tool_calls", "nothing"])
+VALUES = st.recursive(
+    LEAVES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NESTED_NAMES, inner, max_size=3), max_leaves=6
+)
+
+
+def refusal(model: type[RequestModel], body: dict[str, Any]) -> bool:
+    """Whether a body is refused; always with the field's name."""
+    try:
+        read(model, body)
+    except HallmarkError as error:
+        return bool(error.param)
+    return False
+
+
+@pytest.mark.parametrize("model", [*REQUESTS, *ORDERS], ids=lambda model: model.__name__)
+def test_what_the_document_allows_is_what_is_taken(document: dict[str, Any], model: type[RequestModel]) -> None:
+    components = document["components"]["schemas"]
+    schema = components[model.__name__]
+    properties = schema["properties"]
+
+    values = {
+        name: st.sampled_from([*(value for value, _ in edges(properties.get(name, {}), components)), *BOUNDS]) | VALUES
+        for name in (*properties, "nothing")
+    }
+    field = st.one_of([st.tuples(st.just(name), each) for name, each in values.items()])
+
+    @settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+    @given(changes=st.lists(field, max_size=3), is_whole=st.booleans())
+    def check(changes: list[tuple[str, Any]], is_whole: bool) -> None:
+        body = (BASES[model.__name__] if is_whole or len(changes) < 2 else {}) | dict(changes)
+        assert refusal(model, body) == (not valid(body, schema, components)), body
+
+    check()
+
+
+def test_answers_are_those_of_the_document(folder: Path) -> None:
+    it = served(folder, saying("Hel", "lo"))
+    batch = AttestedBatch("prefill", ["sdpa.cpu"], False, {"aten::bmm": 8}, "mismatch", "sdpa.cpu did not launch x")
+    it.engine.report = AttestationReport("request", "mismatch", 1.0, 0.1, [batch], [("sdpa.cpu", "prefill fp32")])
+    it.edge.metrics.on_shadow(ShadowReport("match", 1.5, "decode", "sdpa.cpu", 3, 5, 70, 1, 0.1, None, 0.002, []))
+    answers: list[tuple[type[BaseModel], Any]] = [
+        (responses.Completion, it.post(COMPLETIONS, {"prompt": "a", "n": 2}).json()),
+        (responses.ChatCompletion, it.post(CHAT, {"messages": USER}).json()),
+        (responses.Tokenized, it.post("/tokenize", {"prompt": "a"}).json()),
+        (responses.Detokenized, it.post("/detokenize", {"tokens": [97]}).json()),
+        (responses.ModelList, it.get("/v1/models").json()),
+        (responses.ModelCard, it.get("/v1/models/tiny").json()),
+        (schemas.Health, it.get("/readyz").json()),
+        (schemas.Version, it.get("/version").json()),
+        (schemas.Attestation, it.post("/attention/attest", {}).json()),
+        (schemas.QuarantineReport, it.post("/attention/quarantine", {"path": "sdpa.cpu"}).json()),
+        (schemas.AttentionReport, it.get("/attention").json()),
+        (ErrorEnvelope, it.post(COMPLETIONS, {}).json()),
+        (ErrorEnvelope, it.get("/nowhere").json()),
+    ]
+    stream = {"stream": True, "stream_options": {"include_usage": True}}
+    for model, path, body in (
+        (responses.CompletionChunk, COMPLETIONS, {"prompt": "a"}),
+        (responses.ChatChunk, CHAT, {"messages": USER}),
+    ):
+        for options in (stream, {"stream": True}):
+            *chunks, _ = events(it.post(path, body | options))
+            answers += [(model, chunk) for chunk in chunks]
+    it.engine.refuse()
+    answers.append((schemas.Health, it.get("/readyz").json()))
+    for model, answer in answers:
+        model.model_validate(answer, strict=False)
+
+
+@pytest.mark.parametrize(("keys", "operator"), [((), None), (("right",), None), ((), "root"), (("right",), "root")])
+def test_a_key_is_needed_where_the_document_says(folder: Path, keys: tuple[str, ...], operator: str | None) -> None:
+    it = with_keys(served(folder), *keys, operator=operator)
+    key = {"authorization": f"Bearer {operator or 'right'}"}
+    document = it.get("/openapi.json", headers=key).json()
+    for method, path, operation in operations(document):
+        status = it.request(method, path.replace("{name}", "x")).status_code
+        assert (status == 401) == bool(operation["security"]), path
+        assert ("401" in operation["responses"]) == bool(operation["security"])
