@@ -1,4 +1,4 @@
-"""What can run, what it needs, and what is true: attention paths, fused ops and their references.
+"""Attention paths, linear layers, sampling and fused operations, with their limits and references.
 
 Knows no model, no HTTP and no matrix. Import direction: kernels <- qualification <- server.
 """

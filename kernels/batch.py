@@ -1,4 +1,4 @@
-"""What an attention kernel must know of a batch besides its tensors."""
+"""The inputs of an attention kernel besides its tensors: a batch's layout and a layer's flags."""
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ Made = TypeVar("Made")
 
 @dataclass(frozen=True, slots=True)
 class AttentionBatch:
-    """Where each sequence's queries, keys and values are. All tensors int32, contiguous, on the device.
+    """The layout of queries, keys and values of a batch. All tensors int32, contiguous, on the device.
 
     cu_seqlens_q  [seqs + 1]          sequence i's queries are rows [cu[i], cu[i + 1]) of q; cu[0] = 0
     cu_seqlens_k  [seqs + 1] or None  the same for packed k and v; None where k and v are pages
@@ -42,7 +42,7 @@ class AttentionBatch:
         return self.page_table is not None
 
     def once(self, key: Hashable, make: Callable[[], Made]) -> Made:
-        """What `make` makes: with plans only once for a key, which must say all that it depends on beside the batch."""
+        """Return the value of `key`, made once by `make`; without plans make it anew. The key names its inputs."""
         if self.plans is None:
             return make()
         found: Made | None = self.plans.get(key)

@@ -28,7 +28,7 @@ _GEMMS = ("nvjet", "xmma", "cutlass_", "gemm", "gemv", "bmm", "cublas", "splitK"
 
 
 def _digest(entry: str) -> str:
-    """Of the module whose `run` a path calls, and of all that it imports: computed, so that none can be forgotten."""
+    """Return the digest of the module that holds a path's `run` and of its import closure within kernels/."""
     return _SOURCES.of(f"kernels.{entry}")
 
 
@@ -49,7 +49,7 @@ def _triton_path(phase: Phase, run: RunAttention | None, *kernel_names: str) -> 
 
 
 def _hopper_path(phase: Phase, run: RunAttention | None) -> KernelPath:
-    """By TMA and, but for decode, wgmma, which ends with sm_90. Every tensor map wants rows of whole 16 bytes."""
+    """Return a Gluon path, limited to sm_90 (TMA, wgmma) and to tensor maps with rows of whole 16 bytes."""
     limits = Limits(
         devices=frozenset({Device.CUDA}),
         phases=frozenset({phase}),

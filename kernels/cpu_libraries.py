@@ -1,6 +1,6 @@
-"""The environment variables by which MKL and oneDNN are told to compute otherwise on a CPU.
+"""The environment variables that change how MKL and oneDNN compute on a CPU.
 
-Both libraries read them by themselves at their first use, and neither torch nor they tell what they were. This is the
+Both libraries read them by themselves at their first use, and neither torch nor they report their values. This is the
 one file besides the command line that reads the environment (tests/test_imports.py holds it to that).
 """
 
@@ -22,5 +22,5 @@ _VARIABLES = (
 
 @functools.cache
 def library_variables() -> tuple[str, ...]:
-    """Those that are set, as NAME=value; read once, as the libraries do."""
+    """Return the variables that are set, as NAME=value; read once, as the libraries do."""
     return tuple(f"{name}={os.environ[name]}" for name in _VARIABLES if os.environ.get(name))

@@ -35,7 +35,7 @@ def dtype_of(dtype: torch.dtype) -> Dtype:
 
 
 def read_fingerprint(device: torch.device, *, num_threads: int | None = None) -> Fingerprint:
-    """What evidence measured on `device` depends on. Raises ValueError for a device that is neither CPU nor CUDA.
+    """Return the fingerprint of `device`. Raises ValueError for a device that is neither CPU nor CUDA.
 
     num_threads  of a CPU: those that torch is to compute with; None for those that it computes with now
     """

@@ -12,7 +12,7 @@ class Device(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """What a proof depends on besides the kernel's own source (which the evidence carries as `source_digest`)."""
+    """The machine that a proof holds for; the kernel's own source is `source_digest` of the evidence."""
 
     device: Device
     gpu: str  # marketing name; the processor's name on a CPU

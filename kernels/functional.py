@@ -185,7 +185,7 @@ def _attend(
 
 
 class _Checked(NamedTuple):
-    """What calls of one form share: they are right, and this path computes them."""
+    """The result of checking calls of one form: their arguments are valid, and this path computes them."""
 
     run: RunAttention
     max_context: float  # what the page table can name

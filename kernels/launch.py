@@ -51,12 +51,12 @@ class _CompileCounter:
 
 
 def triton_version() -> str | None:
-    """None where Triton is not installed."""
+    """Return Triton's version; None where it is not installed."""
     return None if triton is None else str(triton.__version__)
 
 
 def is_interpreted() -> bool:
-    """Whether Triton kernels run in its interpreter on the CPU (TRITON_INTERPRET=1)."""
+    """Return whether Triton kernels run in its interpreter on the CPU (TRITON_INTERPRET=1)."""
     return triton is not None and bool(triton.knobs.runtime.interpret)
 
 
@@ -118,7 +118,7 @@ class Loaded:
         self.launch(*grid, self.stream(), *self._head, *arguments, *self.tail)
 
     def begin(self, grid: tuple[int, int, int]) -> tuple[object, ...]:
-        """For a launch on the stream that is current now, and for all that repeat it."""
+        """Return the first arguments of a launch on the stream that is current now, and of all that repeat it."""
         return (*grid, self.stream(), *self._head)
 
     def repeated(self, grid: tuple[int, int, int], arguments: tuple[Any, ...]) -> partial[None]:
@@ -127,7 +127,7 @@ class Loaded:
 
 
 class _ExpandedSource(NamedTuple):
-    """What Triton's launcher asks of a kernel's source."""
+    """The attributes of a kernel's source that Triton's launcher reads."""
 
     fn: Any
     constants: Any

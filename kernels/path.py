@@ -46,7 +46,7 @@ class Rejection:
 
 
 class Tier(Enum):
-    """Whether a path is what we want to serve, or what we serve when we cannot."""
+    """The rank of a path: the first choice, or a fallback that serves where no first choice can."""
 
     FIRST = "first"
     FALLBACK = "fallback"  # a decision for it is always a fallback, however well proven
@@ -54,7 +54,7 @@ class Tier(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a path can compute. Every limit is data, so that a refusal is made without importing the kernel."""
+    """The shapes and machines that a path can compute, as data: a refusal does not import the kernel."""
 
     devices: frozenset[Device]
     phases: frozenset[Phase]

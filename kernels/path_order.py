@@ -1,4 +1,4 @@
-"""Which paths are preferred, by name. A matrix is read by it where the catalog cannot be imported. Imports no torch."""
+"""The order of preference of paths, by name, for readers that cannot import the catalog. Imports no torch."""
 
 from kernels.fingerprint import Device
 from kernels.path import Tier

@@ -1,4 +1,4 @@
-"""What kernels choose tiles and splits by: the GPU's multiprocessors and the shared memory of one program."""
+"""Properties of a GPU that choose tiles and splits: multiprocessors, and shared memory of one program."""
 
 from functools import lru_cache
 

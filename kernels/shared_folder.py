@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-_PATIENCE_S = 2.0  # who is inside reads a file and writes it again: some 10 ms, more over a network
+_PATIENCE_S = 2.0  # the holder reads a file and writes it again: some 10 ms, more over a network
 
 
 @contextmanager
 def only_writer(folder: Path, *, patience_s: float = _PATIENCE_S) -> Iterator[None]:
-    """One at a time: who reads a file inside, adds to it and writes it again loses nothing that others have added.
+    """Hold a folder's lock: a file that is read, extended and written inside loses no other process's additions.
 
     Goes on all the same where another hangs inside, or the file system knows no locks: no server may stand still for
     this. Raises OSError where the folder, which is made if there is none, cannot be written to.

@@ -53,7 +53,7 @@ class SourceDigests:
         return frozenset({module}).union(*(self.closure(other) for other in self._imports[module]))
 
     def imported(self, importer: str, module: str, name: str) -> tuple[str, str]:
-        """What `from module import name` takes: (name within its module, "" for the module itself; digest)."""
+        """Resolve `from module import name`: (name within its module, "" for the module itself; digest)."""
         is_module = self._exists(f"{module}.{name}")
         source = f"{module}.{name}" if is_module else module
         self._imports[importer].add(source)
@@ -112,7 +112,7 @@ class _Writer:
     def _statements(self, owner: ast.AST, body: list[ast.stmt]) -> Iterator[ast.stmt | str]:
         """A body without docstring and TYPE_CHECKING; imports within the package come first, sorted, as text."""
         has_docstring = isinstance(owner, ast.Module | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
-        kept: list[ast.stmt] = []
+        remaining: list[ast.stmt] = []
         imports: list[str] = []
         for index, statement in enumerate(body):
             if has_docstring and index == 0 and _is_text(statement):
@@ -121,11 +121,11 @@ class _Writer:
                 continue
             taken = self._imports(statement)
             if taken is None:
-                kept.append(statement)
+                remaining.append(statement)
             else:
                 imports += taken
         yield from sorted(imports)
-        yield from kept
+        yield from remaining
 
     def _imports(self, statement: ast.stmt) -> list[str] | None:
         """A line for each name that an import within the package binds; None for any other statement."""

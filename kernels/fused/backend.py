@@ -24,7 +24,7 @@ except ImportError:
 
 
 def runs_on_triton(x: Tensor) -> bool:
-    """Whether an op on x is a Triton kernel: on a GPU, or anywhere under Triton's interpreter."""
+    """Return whether an op on x is a Triton kernel: on a GPU, or anywhere under Triton's interpreter."""
     return triton is not None if x.is_cuda else is_interpreted()
 
 
@@ -44,7 +44,7 @@ def _can_overlap(device: torch.device) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Aligned:
-    """To Triton's compiler, every tensor of this dtype whose address is a multiple of 16 bytes."""
+    """A stand-in, for Triton's compiler, of every tensor of one dtype at a multiple of 16 bytes."""
 
     dtype: torch.dtype
 

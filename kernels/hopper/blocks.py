@@ -37,14 +37,14 @@ def lowest_block(position, low, last, window, W: gl.constexpr, VARIANT: gl.const
 
 @jit
 def own_blocks(position, low, top, window, W: gl.constexpr, VARIANT: gl.constexpr):
-    """Of a tile's key blocks, from `low` to `top`: the last and the lowest one that consumer W meets."""
+    """Return the last and the lowest of a tile's key blocks, from `low` to `top`, that consumer W computes."""
     last = first_block(position, low, top, W, VARIANT)
     return last, lowest_block(position, low, last, window, W, VARIANT)
 
 
 @jit
 def num_masked(position, last, num_more, W: gl.constexpr, VARIANT: gl.constexpr):
-    """Of the `num_more` blocks before a consumer's last one: those that some row of it does not see whole."""
+    """Return how many of the `num_more` blocks before a consumer's last one some of its rows see only in part."""
     first_masked = gl.maximum(position + W * ROWS // VARIANT.pack + 1, 0) // VARIANT.tiling.block_n
     return gl.minimum(num_more, gl.maximum(last - first_masked, 0))
 
@@ -147,7 +147,7 @@ def wait_all(acc, s, VARIANT: gl.constexpr):
 
 @jit
 def wait_output(acc, VARIANT: gl.constexpr):
-    """Until nothing is in flight."""
+    """Wait until no product is in flight."""
     if len(VARIANT.columns) == 1:
         o = (warpgroup_mma_wait(0, deps=(acc[0],)),)
     else:

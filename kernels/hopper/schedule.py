@@ -1,4 +1,4 @@
-"""Which tile is worked on when: the plan of a batch, made on the device, and the scheduler that hands it out.
+"""The order of tiles: a batch's plan, made on the device, and the scheduler that hands out its tiles.
 
 A tile is block_m query rows of one head. Tiles with the most keys come first, inside groups of KV heads (and, where
 one head's keys are too many, of sequences) whose keys and values fit in L2 together. The order of the row blocks is the

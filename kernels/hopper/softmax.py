@@ -173,7 +173,7 @@ def add_weights(sums, shrink, p):
 
 @jit
 def row_totals(sums, m, sink, part, VARIANT: gl.constexpr):
-    """What the weights of each row sum to; of parts without the sink, which counts once, where they are combined."""
+    """Return the sum of each row's weights; of split keys without the sink, which combining them adds once."""
     total = gl.sum(sums, axis=1)
     if VARIANT.sinks:
         share = gl.convert_layout(gl.exp2(sink - m), gl.SliceLayout(1, sums.type.layout))
@@ -225,7 +225,7 @@ def mask(s, position, visible, window, first_col, DIAGONAL: gl.constexpr, VARIAN
 
 @jit
 def needs_mask(block, first_position, window, VARIANT: gl.constexpr):
-    """Whether some of 64 rows, the first at `first_position`, do not see some key of a block."""
+    """Return whether any of 64 rows, the first at `first_position`, does not see some key of a block."""
     BLOCK_N: gl.constexpr = VARIANT.tiling.block_n
     found = block < 0
     if VARIANT.offset or VARIANT.spans:

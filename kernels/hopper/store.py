@@ -1,4 +1,4 @@
-"""How a consumer of the Gluon kernels writes the rows of its tile, or of one part of the tile's keys."""
+"""Stores of a consumer's rows: of a tile, or of one part of the tile's keys."""
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 # The signatures of jitted functions are Triton's: only their constexpr parameters are annotated.
@@ -11,13 +11,13 @@ from kernels.hopper.pipeline import ROWS
 
 @jit
 def wide(x):
-    """To 64 bits, unsigned: the high halves of sign-extended strides would spill."""
+    """Convert to 64 bits, unsigned: the high halves of sign-extended strides would spill."""
     return x.to(gl.uint32).to(gl.uint64)
 
 
 @jit
 def store_rows(result, row, rows, head, o, W: gl.constexpr, STORE: gl.constexpr, VARIANT: gl.constexpr):
-    """Through 2 KiB of scratch, so that each lane holds 8 neighbours; then 16-byte stores under a row mask.
+    """Store rows through 2 KiB of scratch, so that a lane holds 8 neighbours, by 16-byte stores under a row mask.
 
     Where a tiling has no room for the scratch, and a second part, which is narrow: as it lies, 4 bytes a lane.
     """

@@ -1,4 +1,4 @@
-"""What the launches of prefill and extend share: how a call begins, and what TMA can address."""
+"""Checks and layouts shared by the launches of prefill and extend."""
 
 from functools import lru_cache
 
@@ -15,7 +15,7 @@ _HALF = HALF.value
 
 
 def has_work(q: Tensor, k: Tensor, flags: AttentionFlags, out: Tensor) -> bool:
-    """Whether there are queries and keys; without a key `out` is zeros. Raises ValueError for a full mask."""
+    """Return whether there are queries and keys; without a key zero `out`. Raises ValueError for a full mask."""
     if not flags.causal:
         raise ValueError("causal: expected True, found False")
     if q.shape[0] and not k.shape[0]:
@@ -44,7 +44,7 @@ def store_layout(block_d: int) -> gl.DistributedLinearLayout:
 
 @lru_cache(maxsize=256)
 def is_addressable(strides: tuple[int, ...], itemsize: int) -> bool:
-    """Whether TMA can address rows of such strides, from an address of whole 16 bytes on."""
+    """Return whether TMA can address rows of these strides from an address of whole 16 bytes on."""
     stride_row, stride_head, stride_dim = strides
     in_bytes = (stride_row | stride_head) * itemsize
     return stride_dim == 1 and stride_row > 0 and stride_head > 0 and in_bytes % 16 == 0

@@ -11,7 +11,7 @@ ROWS = 64  # query rows of one consumer: the M of one wgmma
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """How a program is laid out: one row of the shipped table.
+    """The layout of a program: one row of the shipped table.
 
     consumers       groups of 4 warps with ROWS query rows each
     block_d         head dim in shared memory and registers; a smaller head dim is padded with zeros by TMA
@@ -124,7 +124,7 @@ class Variant:
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """What a head dim is cut into, so that less is computed."""
+        """The widths that a head dim is cut into, so that less is computed."""
         main = 1 << (self.tiling.block_d - 1).bit_length() - 1
         tail = max(16, 1 << max(0, self.head_dim - main - 1).bit_length())
         is_cut = self.tiling.cut and main < self.head_dim and tail < main
@@ -182,22 +182,22 @@ class Variant:
 
     @property
     def starts_anywhere(self) -> bool:
-        """Whether a tile's keys may begin after key 0."""
+        """True if a tile's keys may begin after key 0."""
         return self.window or self.spans or self.parts
 
     @property
     def is_masked_inside(self) -> bool:
-        """Whether blocks after a consumer's first one may need a mask."""
+        """True if blocks after a consumer's first one may need a mask."""
         return self.offset or self.window or self.spans
 
     @property
     def may_see_nothing(self) -> bool:
-        """Whether a row may have no key in its first block, or none at all."""
+        """True if a row may have no key in its first block, or none at all."""
         return self.offset or self.spans
 
     @property
     def has_polynomials(self) -> bool:
-        """Whether polynomials compute a quarter of the weights, for exponentials and tanh share one unit.
+        """True if polynomials compute a quarter of the weights: exponentials and tanh share one unit.
 
         Not of masked blocks: there they would cost as much as they save. Two consumers lose 1-3 % by them (H200).
         """
@@ -205,12 +205,12 @@ class Variant:
 
     @property
     def skips(self) -> bool:
-        """Whether consumers of one tile may start at different key blocks."""
+        """True if consumers of one tile may start at different key blocks."""
         return (self.tiling.block_n < self.tiling.block_m or self.offset) and not self.spans
 
     @property
     def skips_low(self) -> bool:
-        """Whether consumers of one tile may end at different key blocks: a window hides more from later rows."""
+        """True if consumers of one tile may end at different key blocks: a window hides more from later rows."""
         return self.window and self.skips and self.tiling.consumers == 3
 
 

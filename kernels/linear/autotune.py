@@ -1,7 +1,7 @@
 """Chooses the algorithms of `tuned.py` by measuring them with the model's own weights, before the engine is ready.
 
 PyTorch asks the library for one algorithm, which that picks by a rule. Here each algorithm that it proposes runs for
-each number of rows, PyTorch's beside them, in turn. What was chosen is kept in a file: two algorithms that take the
+each number of rows, PyTorch's beside them, in turn. The choice is stored in a file: two algorithms that take the
 same time may round differently, and the next start must not compute other tokens.
 """
 
@@ -37,7 +37,7 @@ Measure = Callable[[CublasLt, Sequence[Tensor], torch.dtype, Sequence[int]], Mea
 
 
 class Chooser:
-    """The algorithms of one stack, which the file's name must tell from others, and one version of the library."""
+    """The algorithms of one stack, whose file name must be unique, and one version of the library."""
 
     def __init__(self, library: CublasLt, file: Path, *, measure: Measure | None = None) -> None:
         """Reads the file, if there is one. One that cannot be read is logged, and replaced. `measure`: for tests."""
@@ -45,24 +45,24 @@ class Chooser:
         self._library = library
         self._file = file
         self._measure = measure or _choose
-        self._kept: dict[str, Choices] = _read(file, library.version)
+        self._stored: dict[str, Choices] = _read(file, library.version)
 
     def product(self, weights: Sequence[Tensor], dtype_out: torch.dtype, sizes: Sequence[int]) -> ChosenProduct:
-        """For weights of one shape on one GPU, not empty; a few distinct ones are enough. sizes: numbers of rows."""
+        """Return the tuned product of weights of one shape on one GPU; a few suffice. sizes: numbers of rows."""
         size_out, size_in = weights[0].shape
         dtypes = weights[0].dtype, dtype_out
-        kept = self._kept.setdefault(f"{size_out} x {size_in} {dtypes[0]} {dtypes[1]}", {})
-        missing = [size for size in sizes if size not in kept]
+        stored = self._stored.setdefault(f"{size_out} x {size_in} {dtypes[0]} {dtypes[1]}", {})
+        missing = [size for size in sizes if size not in stored]
         if missing:
             measured = self._chosen(self._measure(self._library, weights, dtype_out, missing), (size_out, size_in))
             self._read_again()
-            kept |= {size: choice for size, choice in measured.items() if size not in kept}
+            stored |= {size: choice for size, choice in measured.items() if size not in stored}
             self._write()
-        algorithms = {size: kept.get(size) for size in sizes}
+        algorithms = {size: stored.get(size) for size in sizes}
         return ChosenProduct(self._library, (size_out, size_in), dtypes, algorithms, self.fallbacks)
 
     def _chosen(self, measured: Measured, shape: tuple[int, int]) -> Choices:
-        """What is to be kept. Of the rest every start shall say that it is left to PyTorch: it is measured again."""
+        """Return the algorithms to store. Sizes left to PyTorch are not: every start measures and logs them."""
         chosen: Choices = {}
         for size, choice in measured.items():
             if isinstance(choice, MatmulFallback):
@@ -72,24 +72,24 @@ class Chooser:
         return chosen
 
     def _read_again(self) -> None:
-        """What another server has written while this one measured stays: the next start computes by it."""
+        """Merge the algorithms that another server has stored meanwhile: the next start uses them."""
         for name, choices in _read(self._file, self._library.version).items():
-            self._kept.setdefault(name, {}).update(choices)
+            self._stored.setdefault(name, {}).update(choices)
 
     def _write(self) -> None:
-        """Whole or not at all. A disk that cannot be written to is logged: the next start measures again."""
-        kept = {
+        """Write the file whole or not at all. A write error is logged: the next start measures again."""
+        stored = {
             name: {str(size): None if it is None else list(it.words) for size, it in choices.items()}
-            for name, choices in self._kept.items()
+            for name, choices in self._stored.items()
         }
         try:
-            write_whole(self._file, json.dumps({"version": self._library.version, "algorithms": kept}).encode())
+            write_whole(self._file, json.dumps({"version": self._library.version, "algorithms": stored}).encode())
         except OSError as error:
-            logger.error("the algorithms of matmuls cannot be kept for the next start: %s", error)
+            logger.error("the algorithms of matmuls cannot be stored for the next start: %s", error)
 
 
 def _read(file: Path, version: int) -> dict[str, Choices]:
-    """Nothing where there is no file, where another version wrote it, or where it cannot be read."""
+    """Return the algorithms of a file; nothing where it is absent, unreadable or of another version."""
     try:
         content = json.loads(file.read_bytes())
         if content["version"] != version:
@@ -124,7 +124,7 @@ def _choose(library: CublasLt, weights: Sequence[Tensor], dtype_out: torch.dtype
 def _fastest(
     library: CublasLt, product: Product, weights: Sequence[Tensor], x: Tensor, y: Tensor, head_start: Tensor
 ) -> Algorithm | MatmulFallback | None:
-    """None where PyTorch's is; a reason where what is faster, or everything else, cannot be taken."""
+    """Return the fastest algorithm; None for PyTorch's own, a reason where no other can be taken."""
     num_calls = max(1, min(8, int(_SAMPLE_FLOP / (2 * product.num_rows * product.size_out * product.size_in))))
     each = [weights[index % len(weights)] for index in range(num_calls)]
 
@@ -164,7 +164,7 @@ def ranking(times: Sequence[float]) -> list[int]:
 
 
 def agrees(call: Call, x: Tensor, weight: Tensor, y: Tensor) -> bool:
-    """Whether the result is PyTorch's, but for its rounding. What is not is logged."""
+    """Return whether the result equals PyTorch's but for rounding; a difference is logged."""
     expected = torch.empty_like(y)
     multiply_by_torch(x, weight, expected)
     y.fill_(torch.nan)

@@ -97,7 +97,7 @@ class Prepared:
 
 
 class CublasLt:
-    """The library on one device, for one thread. Memory of a stream's products is kept for good: 32 MiB."""
+    """The library on one device, for one thread. A stream's workspace is never freed: 32 MiB."""
 
     alignment_bytes = 256  # of x, weight and y: less than PyTorch's allocator gives, and the library's default
 
@@ -177,7 +177,7 @@ class CublasLt:
         return [algorithm for algorithm in copies if not algorithm.status and self._sums_in_order(algorithm)]
 
     def _layouts_of(self, product: Product) -> tuple[int, int, int]:
-        """Of the weight, x and y."""
+        """Return the layouts of the weight, x and y."""
         rows, size_out, size_in = product.num_rows, product.size_out, product.size_in
         return (
             self._layout(product.dtype, size_in, size_out),
@@ -186,7 +186,7 @@ class CublasLt:
         )
 
     def _layout(self, dtype: torch.dtype, size: int, rows: int) -> int:
-        """Of contiguous rows. Kept for good: 64 bytes."""
+        """Return a layout of contiguous rows. It is never freed: 64 bytes."""
         key = (dtype, size, rows)
         if key not in self._layouts:
             made = c_void_p()
@@ -196,7 +196,7 @@ class CublasLt:
         return self._layouts[key]
 
     def _sums_in_order(self, algorithm: Algorithm) -> bool:
-        """Whether it sums parts of the inner dim in fp32, if at all."""
+        """Return whether an algorithm sums parts of the inner dim in fp32, if it splits it at all."""
         scheme, written = c_uint32(), c_size_t()
         self._ask("MatmulAlgoConfigGetAttribute", byref(algorithm), _SCHEME, byref(scheme), 4, byref(written))
         return scheme.value in (0, _IN_FP32)

@@ -23,7 +23,7 @@ class MatmulFallback(Enum):
 
 
 class MatmulFallbacks:
-    """Those that nobody has counted yet."""
+    """Fallbacks of matrix products that no counter has reported yet."""
 
     def __init__(self) -> None:
         self._counts: Counter[MatmulFallback] = Counter()
@@ -34,7 +34,7 @@ class MatmulFallbacks:
         self._counts[reason] += 1
 
     def take(self) -> dict[MatmulFallback, int]:
-        """What was noted since the last call."""
+        """Return and forget the fallbacks noted since the last call."""
         if not self._counts:
             return {}
         counts, self._counts = dict(self._counts), Counter()

@@ -96,7 +96,7 @@ def compile_linear(
 def tiling_of(
     x: Tensor, weight: Tensor, size_out: int, *, parts: int = 1, has_bias: bool = False
 ) -> SkinnyTiling | WideTiling | None:
-    """How the kernel computes this; None where it cannot, or where it is not the fastest."""
+    """Return the tiling that computes this product; None where no kernel can, or where none is the fastest."""
     num_rows, size_in = x.shape
     if num_rows > WIDE_ROW_COUNTS[-1] or not x.is_cuda or weight.dtype is not x.dtype or x.dtype not in _DTYPES:
         return None

@@ -1,4 +1,4 @@
-"""How the matmuls of `skinny.py` and `wide.py` are cut into tiles: rules, nothing is tuned in service."""
+"""Tilings of the products of `skinny.py` and `wide.py`, by fixed rules: nothing is tuned in service."""
 
 from dataclasses import dataclass
 from math import ceil
@@ -22,7 +22,7 @@ _FEWEST_OF_128 = 112  # fewer leave too much padding: 96 rows took 4 to 20% long
 
 @dataclass(frozen=True, slots=True)
 class SkinnyTiling:
-    """What `hallmark_skinny_matmul` is compiled for.
+    """The compiled constants of `hallmark_skinny_matmul`.
 
     rows    of a tile, of each part
     folds   segments of the inner dim in a box: rows * folds * parts = 64
@@ -71,7 +71,7 @@ def skinny_tiling(
 
 @dataclass(frozen=True, slots=True)
 class WideTiling:
-    """What `hallmark_wide_matmul` is compiled for.
+    """The compiled constants of `hallmark_wide_matmul`.
 
     rows    of weights in a tile, of both parts together
     parts   2 where the weight is a gate and an up projection, and y is SwiGLU of them

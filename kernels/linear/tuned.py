@@ -37,7 +37,7 @@ class ChosenProduct:
         self._prepared: dict[int, Prepared | None] = {}  # by number of rows
 
     def takes(self, x: Tensor, weight: Tensor) -> bool:
-        """Whether `product` is the way: always the same for x of one number of rows, as the model makes them."""
+        """Return whether `product` computes x: always the same for one number of rows, as the model makes them."""
         num_rows = x.shape[0]
         if num_rows not in self._prepared:
             self._prepared[num_rows] = self._prepare(num_rows)
@@ -105,7 +105,7 @@ def measured_rows(num_rows: int) -> int:
 
 
 def sizes_up_to(most: int, exact: Iterable[int]) -> list[int]:
-    """What to measure, ascending: of numbers of rows up to 1024 those in `exact`, of more the tiles up to `most` rows.
+    """Return the numbers of rows to measure, ascending: up to 1024 those in `exact`, then tiles up to `most`.
 
     From 2048 on every other tile: an odd last one is left to PyTorch.
     """

@@ -1,4 +1,4 @@
-"""How the Triton paths are launched: tile sizes by head dim, element size and shared memory, and the flags."""
+"""Launch options of the Triton paths: tile sizes by head dim, element size and shared memory, and the flags."""
 
 import math
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ SHARED_BYTES_HOPPER = 232_448  # what one program of an sm_90 can have
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """How a kernel cuts its work: BLOCK_M packed query rows by BLOCK_N keys, and Triton's launch options."""
+    """The tile of a kernel: BLOCK_M packed query rows by BLOCK_N keys, and Triton's launch options."""
 
     block_m: int
     block_n: int

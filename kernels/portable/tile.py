@@ -1,4 +1,4 @@
-"""What the Triton attention kernels share: which keys a tile sees, where they lie, and the online softmax over them.
+"""Device functions of the Triton attention kernels: visible keys of a tile, their addresses, the online softmax.
 
 One truth for every mask, page and sink rule. Queries are packed: row r of a tile is query r // GROUP under head
 kv_head * GROUP + r % GROUP, so that the query heads of a KV head share its keys. Scores are in units of log2(e).
@@ -12,7 +12,7 @@ _LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
 
 @triton.jit
 def tanh(x):
-    """By a polynomial near 0, where 1 - 2 / (e^2x + 1) cancels; libdevice does not exist in the interpreter."""
+    """Compute tanh, near 0 by a polynomial: 1 - 2 / (e^2x + 1) cancels there; the interpreter has no libdevice."""
     square = x * x
     near = x * (1.0 + square * (-1 / 3 + square * (2 / 15 + square * (-17 / 315 + square * (62 / 2835)))))
     far = 1.0 - 2.0 / (tl.exp2(x * (2 * _LOG2E)) + 1.0)
@@ -49,7 +49,7 @@ def visible_range(
 def visible(
     positions, keys, window, span_lo, span_hi, CAUSAL: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SPANS: tl.constexpr
 ):
-    """Which keys [N] each query at positions [M] sees, keys inside the context taken for granted: bool [M, N]."""
+    """Return which keys [N] queries at positions [M] see, all keys being inside the context: bool [M, N]."""
     seen = (positions[:, None] >= 0) | (keys[None, :] >= 0)  # all of them
     if CAUSAL:
         seen = keys[None, :] <= positions[:, None]

@@ -30,7 +30,7 @@ _LEAST = 1e-30  # limit of an element whose truth is 0
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """What some rows of every path's output are compared with.
+    """The expected values of some rows, for every path's output.
 
     truth   [n, heads, head_dim] fp64
     limit   [n, heads, head_dim] fp64, of |out - truth|
@@ -50,7 +50,7 @@ class Reference:
 
 @dataclass(frozen=True, slots=True)
 class Errors:
-    """How far an output is from the truth, as shares of what the rule allows: at most 1 is right."""
+    """The distance of an output from the truth, in units of the limit: at most 1 is right."""
 
     worst: float  # the largest error as a share of its limit
     worst_at: tuple[int, int, int]  # row (of those compared), head, column

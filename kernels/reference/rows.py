@@ -59,7 +59,7 @@ def keys_of(k: Tensor, batch: AttentionBatch, sequence: SequenceRows) -> Tensor:
 
 
 def visible(positions: Tensor, key_positions: Tensor, flags: AttentionFlags, spans: Tensor | None) -> Tensor:
-    """Which keys each query sees: bool [queries, keys].
+    """Return which keys each query sees: bool [queries, keys].
 
     positions      [queries] integer, of the queries in their sequence
     key_positions  [keys] integer

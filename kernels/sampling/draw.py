@@ -28,18 +28,18 @@ from kernels.sampling.draw_kernels import (
 
 # Tokens a program looks at at once, and programs a processor: with 4096 and 4 draws of 1, 128 and 256 rows take 3-15 %
 # longer, of 32 rows 1 % longer to 2 % shorter (H200, 128,256 tokens).
-_BLOCK = 2048
-_MAX_SPLITS = 64
+BLOCK = 2048
+MAX_SPLITS = 64
 _PROGRAMS_PER_PROCESSOR = 8
 # 128 bins of 1/8 are narrow enough for 64 sub-bins of those in question to leave 0.5% of a row's weight uncertain; the
 # cost of tl.histogram is that of its bins (one H200: 1024 bins took four times as long).
-_BINS = {"NUM_BINS": 128, "BINS_PER_UNIT": 8}
-_SUB_BINS = 64
+BINS = {"NUM_BINS": 128, "BINS_PER_UNIT": 8}
+SUB_BINS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class RowLimits:
-    """How the tokens of R rows are drawn, on the device.
+    """Parameters of drawing the tokens of R rows, on the device.
 
     temperature        [R, 1] fp32, 0 is greedy
     top_k              [R, 1] int64, at least 1, at most the vocabulary
@@ -57,15 +57,15 @@ class RowLimits:
     is_ranked: bool
 
 
-class _Parts:
+class Chunks:
     """A batch of logits cut into chunks, and what the kernels write of each chunk."""
 
     def __init__(self, logits: Tensor) -> None:
         self.logits = logits
         self.num_rows, self.vocab = logits.shape
-        num_blocks = -(-self.vocab // _BLOCK)
+        num_blocks = -(-self.vocab // BLOCK)
         wanted = _PROGRAMS_PER_PROCESSOR * num_processors(logits.device) // max(self.num_rows, 1)
-        self.chunk = -(-num_blocks // min(max(wanted, 1), _MAX_SPLITS)) * _BLOCK
+        self.chunk = -(-num_blocks // min(max(wanted, 1), MAX_SPLITS)) * BLOCK
         self.num_splits = -(-self.vocab // self.chunk)
         self.grid = (self.num_rows, self.num_splits)
         self.values, self.other_values, self.best = self._new(torch.float32, 3)
@@ -81,64 +81,64 @@ class _Parts:
 
 def greedy_tokens(logits: Tensor) -> tuple[Tensor, Tensor]:
     """The likeliest token of each row of logits [R, V], int64, and whether it could be chosen, bool."""
-    parts = _Parts(logits)
-    if parts.num_rows > 0:
-        _find_best(parts)
-        greedy_kernel[(parts.num_rows,)](
-            parts.best, parts.best_ids, parts.token_ids, parts.is_finite, parts.num_splits, _MAX_SPLITS, num_warps=1
+    chunks = Chunks(logits)
+    if chunks.num_rows > 0:
+        _find_best(chunks)
+        greedy_kernel[(chunks.num_rows,)](
+            chunks.best, chunks.best_ids, chunks.token_ids, chunks.is_finite, chunks.num_splits, MAX_SPLITS, num_warps=1
         )
-    return parts.token_ids, parts.is_finite
+    return chunks.token_ids, chunks.is_finite
 
 
 def draw_tokens(logits: Tensor, limits: RowLimits) -> tuple[Tensor, Tensor]:
-    """As `greedy_tokens`, drawn: the likeliest token with noise of those that a row's limits leave."""
-    parts = _Parts(logits)
-    if parts.num_rows == 0:
-        return parts.token_ids, parts.is_finite
-    _find_best(parts)
-    bounds = logits.new_empty(parts.num_rows, 4, dtype=torch.float32)  # not read where no row is ranked
+    """Draw the likeliest token with noise that a row's limits leave. Returns as `greedy_tokens`."""
+    chunks = Chunks(logits)
+    if chunks.num_rows == 0:
+        return chunks.token_ids, chunks.is_finite
+    _find_best(chunks)
+    bounds = logits.new_empty(chunks.num_rows, 4, dtype=torch.float32)  # not read where no row is ranked
     if limits.is_ranked:
-        _find_bounds(parts, limits, bounds)
-    found = (parts.best, parts.best_ids, bounds, parts.values, parts.ids, parts.other_values, parts.other_ids)
+        _find_bounds(chunks, limits, bounds)
+    found = (chunks.best, chunks.best_ids, bounds, chunks.values, chunks.ids, chunks.other_values, chunks.other_ids)
     how = (
         limits.temperature, limits.top_k, limits.top_p, limits.log_min_p, limits.seeds, limits.positions
     )  # fmt: skip
-    options = {"MAX_SPLITS": _MAX_SPLITS, "FAST": not is_interpreted()}
-    stride, vocab, num_splits = logits.stride(0), parts.vocab, parts.num_splits
-    draw_kernel[parts.grid](
-        logits, *found, *how, stride, vocab, parts.chunk, num_splits, BLOCK=_BLOCK, **options, num_warps=8
+    options = {"MAX_SPLITS": MAX_SPLITS, "FAST": not is_interpreted()}
+    stride, vocab, num_splits = logits.stride(0), chunks.vocab, chunks.num_splits
+    draw_kernel[chunks.grid](
+        logits, *found, *how, stride, vocab, chunks.chunk, num_splits, BLOCK=BLOCK, **options, num_warps=8
     )
-    finish_kernel[(parts.num_rows,)](
-        logits, *found, *how, parts.token_ids, parts.is_finite, stride, vocab, num_splits,
-        BLOCK=_BLOCK, **options, num_warps=8,
+    finish_kernel[(chunks.num_rows,)](
+        logits, *found, *how, chunks.token_ids, chunks.is_finite, stride, vocab, num_splits,
+        BLOCK=BLOCK, **options, num_warps=8,
     )  # fmt: skip
-    return parts.token_ids, parts.is_finite
+    return chunks.token_ids, chunks.is_finite
 
 
-def _find_best(parts: _Parts) -> None:
-    best_kernel[parts.grid](
-        parts.logits, parts.best, parts.best_ids, parts.logits.stride(0), parts.vocab, parts.chunk,
-        parts.num_splits, _BLOCK, num_warps=8,
+def _find_best(chunks: Chunks) -> None:
+    best_kernel[chunks.grid](
+        chunks.logits, chunks.best, chunks.best_ids, chunks.logits.stride(0), chunks.vocab, chunks.chunk,
+        chunks.num_splits, BLOCK, num_warps=8,
     )  # fmt: skip
 
 
-def _find_bounds(parts: _Parts, limits: RowLimits, bounds: Tensor) -> None:
+def _find_bounds(chunks: Chunks, limits: RowLimits, bounds: Tensor) -> None:
     """Fill `bounds` [R, 4] for rows with top-k or top-p, as `narrow_kernel` says."""
-    num_rows, num_bins = parts.num_rows, _BINS["NUM_BINS"]
-    sums = parts.logits.new_zeros(num_rows * (num_bins + 2 * _SUB_BINS + 3), dtype=torch.int32)
-    counts, sub_counts, masses = torch.split(sums, [num_rows * num_bins, num_rows * 2 * _SUB_BINS, num_rows * 3])
+    num_rows, num_bins = chunks.num_rows, BINS["NUM_BINS"]
+    sums = chunks.logits.new_zeros(num_rows * (num_bins + 2 * SUB_BINS + 3), dtype=torch.int32)
+    counts, sub_counts, masses = torch.split(sums, [num_rows * num_bins, num_rows * 2 * SUB_BINS, num_rows * 3])
     masses = masses.view(torch.float32)
     bracket = sums.new_empty(num_rows, 3)
-    best, ranks = (parts.best, parts.best_ids), (limits.top_k, limits.top_p)
-    place = (parts.logits.stride(0), parts.vocab, parts.chunk, parts.num_splits, _MAX_SPLITS)
-    count_kernel[parts.grid](
-        parts.logits, *best, counts, masses, limits.temperature, *ranks, *place, **_BINS, BLOCK=_BLOCK, num_warps=4
+    best, ranks = (chunks.best, chunks.best_ids), (limits.top_k, limits.top_p)
+    place = (chunks.logits.stride(0), chunks.vocab, chunks.chunk, chunks.num_splits, MAX_SPLITS)
+    count_kernel[chunks.grid](
+        chunks.logits, *best, counts, masses, limits.temperature, *ranks, *place, **BINS, BLOCK=BLOCK, num_warps=4
     )
-    bracket_kernel[(num_rows,)](counts, masses, bracket, *ranks, parts.vocab, **_BINS, num_warps=4)
-    refine_kernel[parts.grid](
-        parts.logits, *best, bracket, sub_counts, masses, limits.temperature, *ranks, *place,
-        **_BINS, SUB_BINS=_SUB_BINS, BLOCK=_BLOCK, num_warps=4,
+    bracket_kernel[(num_rows,)](counts, masses, bracket, *ranks, chunks.vocab, **BINS, num_warps=4)
+    refine_kernel[chunks.grid](
+        chunks.logits, *best, bracket, sub_counts, masses, limits.temperature, *ranks, *place,
+        **BINS, SUB_BINS=SUB_BINS, BLOCK=BLOCK, num_warps=4,
     )  # fmt: skip
     narrow_kernel[(num_rows,)](
-        counts, sub_counts, masses, bracket, bounds, *ranks, parts.vocab, **_BINS, SUB_BINS=_SUB_BINS, num_warps=4
+        counts, sub_counts, masses, bracket, bounds, *ranks, chunks.vocab, **BINS, SUB_BINS=SUB_BINS, num_warps=4
     )

@@ -1,4 +1,4 @@
-"""What the kernels of `draw.py` share, and those that find the likeliest token."""
+"""The kernels of `draw.py`: the likeliest token, bounds of top-k and top-p, the draw and its last decision."""
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 # The signatures of jitted functions are Triton's: only their constexpr parameters are annotated.
@@ -22,14 +22,14 @@ def heat_of(temperature_ptr, row):
 
 @jit
 def bins_of(scores, NUM_BINS: tl.constexpr, BINS_PER_UNIT: tl.constexpr):
-    """Which bin of width 1 / BINS_PER_UNIT below 0; the last one has no end, and takes NaN."""
+    """Return the bin of each score, of width 1 / BINS_PER_UNIT below 0; the last one has no end, and takes NaN."""
     place = tl.where(scores * BINS_PER_UNIT > 1.0 - NUM_BINS, scores * -BINS_PER_UNIT, NUM_BINS - 1.0)
     return place.to(tl.int32)
 
 
 @jit
 def sub_bins_of(scores, top, width, SUB_BINS: tl.constexpr):
-    """Which of the SUB_BINS that divide the `width` below `top`; what is beyond them counts to the last."""
+    """Return which of SUB_BINS equal parts of `width` below `top` holds each score; the last takes all beyond."""
     place = tl.maximum((top - scores) * (SUB_BINS / width), 0.0)
     return tl.minimum(place, SUB_BINS - 1.0).to(tl.int32)
 
@@ -45,7 +45,7 @@ def _mix(x):
 
 @jit
 def _log2(x, FAST: tl.constexpr):
-    """By the GPU's one instruction, which is right to 22 bits; Triton's own takes thirty."""
+    """Compute log2 by the GPU's one instruction, right to 22 bits; Triton's own takes thirty instructions."""
     if FAST:
         return tl.inline_asm_elementwise("lg2.approx.f32 $0, $1;", "=f,f", [x], tl.float32, is_pure=True, pack=1)
     return tl.log2(x)
@@ -115,14 +115,14 @@ def greedy_kernel(best_ptr, best_id_ptr, token_ptr, is_finite_ptr, num_splits, M
     tl.store(is_finite_ptr + row, is_number(best))
 
 
-UNALIGNED = ["temperature_ptr", "top_k_ptr", "top_p_ptr"]
+LIMITS_UNALIGNED = ["temperature_ptr", "top_k_ptr", "top_p_ptr"]
 # Sums of weights are fp32 and in any order: right to 1e-6 or so, and taken to be within this factor.
 MARGIN = tl.constexpr(1e-5)
 
 
 @jit
 def _is_limited(row, best, heat, top_k_ptr, top_p_ptr, vocab):
-    """Whether top-k or top-p may leave out any token of a row that is drawn at all."""
+    """Return whether top-k or top-p may exclude a token of a row that is drawn at all."""
     is_ranked = (tl.load(top_k_ptr + row) < vocab) | (tl.load(top_p_ptr + row) < 1)
     return is_ranked & (heat > 0) & is_number(best)
 
@@ -136,11 +136,11 @@ def _weights_of_bins(tops, width, has_end):
 
 @jit
 def _sum_before(values, is_before):
-    """For each bin the sum of those before it. Not a running sum less the bin's own, which may be all but equal."""
+    """Return for each bin the sum of the bins before it. Not a running sum less its own, for that may cancel."""
     return tl.sum(tl.where(is_before, values[None, :], 0.0), axis=1)
 
 
-@jit(do_not_specialize=["num_splits"], do_not_specialize_on_alignment=UNALIGNED)
+@jit(do_not_specialize=["num_splits"], do_not_specialize_on_alignment=LIMITS_UNALIGNED)
 def count_kernel(
     logits_ptr, best_ptr, best_id_ptr, counts_ptr, masses_ptr, temperature_ptr, top_k_ptr, top_p_ptr,
     stride_row, vocab, chunk, num_splits,
@@ -162,12 +162,12 @@ def count_kernel(
         tl.atomic_add(masses_ptr + row * 3, tl.sum(mass, axis=0), sem="relaxed")
 
 
-@jit(do_not_specialize_on_alignment=UNALIGNED)
+@jit(do_not_specialize_on_alignment=LIMITS_UNALIGNED)
 def bracket_kernel(
     counts_ptr, masses_ptr, bracket_ptr, top_k_ptr, top_p_ptr, vocab,
     NUM_BINS: tl.constexpr, BINS_PER_UNIT: tl.constexpr,
 ):  # fmt: skip
-    """Of a row: the bins [first, last] that may be kept in part; that of the k-th token, NUM_BINS without top-k.
+    """Find a row's bins [first, last] that may stay in part, and that of the k-th token, NUM_BINS without top-k.
 
     A token stays if fewer than k tokens are above it and if these have less than p of the weight of the first k.
     """
@@ -200,7 +200,7 @@ def bracket_kernel(
 
 @jit
 def _regions(bracket_ptr, row, BINS_PER_UNIT: tl.constexpr):
-    """What the second histogram divides: bins [first, end), and the bin of the k-th token, which is not among them.
+    """Return the regions of the second histogram: bins [first, end), and the bin of the k-th token, outside of them.
 
     Returns first, last, end, kth, and the top and the width of the first region's scores.
     """
@@ -211,7 +211,7 @@ def _regions(bracket_ptr, row, BINS_PER_UNIT: tl.constexpr):
     return first, last, end, kth, first / -BINS_PER_UNIT, tl.maximum(end - first, 1) / BINS_PER_UNIT
 
 
-@jit(do_not_specialize=["num_splits"], do_not_specialize_on_alignment=UNALIGNED)
+@jit(do_not_specialize=["num_splits"], do_not_specialize_on_alignment=LIMITS_UNALIGNED)
 def refine_kernel(
     logits_ptr, best_ptr, best_id_ptr, bracket_ptr, sub_counts_ptr, masses_ptr, temperature_ptr, top_k_ptr, top_p_ptr,
     stride_row, vocab, chunk, num_splits,
@@ -244,12 +244,12 @@ def refine_kernel(
         tl.atomic_add(masses_ptr + row * 3 + 2, tl.sum(above_kth, axis=0), sem="relaxed")
 
 
-@jit(do_not_specialize_on_alignment=UNALIGNED)
+@jit(do_not_specialize_on_alignment=LIMITS_UNALIGNED)
 def narrow_kernel(
     counts_ptr, sub_counts_ptr, masses_ptr, bracket_ptr, bounds_ptr, top_k_ptr, top_p_ptr, vocab,
     NUM_BINS: tl.constexpr, BINS_PER_UNIT: tl.constexpr, SUB_BINS: tl.constexpr,
 ):  # fmt: skip
-    """Of a row: scores from bounds[0] on stay, those below bounds[1] go; bounds[2] <= p * weight of the first k <= [3].
+    """Find bounds: scores >= bounds[0] stay, < bounds[1] go; bounds[2] <= p * weight of the first k <= bounds[3].
 
     As `bracket_kernel`, over the sub-bins of both regions, one after the other: they descend, with a gap between.
     """
@@ -304,8 +304,7 @@ def narrow_kernel(
     tl.store(bounds_ptr + row * 4 + 3, most_needed)
 
 
-UNALIGNED = ["temperature_ptr", "top_k_ptr", "top_p_ptr", "log_min_p_ptr", "seeds_ptr", "positions_ptr"]
-MARGIN = tl.constexpr(1e-5)  # of a weight summed in fp32, see `narrow_kernel`
+DRAW_UNALIGNED = ["temperature_ptr", "top_k_ptr", "top_p_ptr", "log_min_p_ptr", "seeds_ptr", "positions_ptr"]
 
 
 @jit
@@ -316,7 +315,7 @@ def _bounds_of(bounds_ptr, row, top_k, top_p, vocab):
     return high, tl.where(is_ranked, tl.load(bounds_ptr + row * 4 + 1), float("-inf"))
 
 
-@jit(do_not_specialize=["num_splits"], do_not_specialize_on_alignment=UNALIGNED)
+@jit(do_not_specialize=["num_splits"], do_not_specialize_on_alignment=DRAW_UNALIGNED)
 def draw_kernel(
     logits_ptr, best_ptr, best_id_ptr, bounds_ptr, certain_ptr, certain_id_ptr, other_ptr, other_id_ptr,
     temperature_ptr, top_k_ptr, top_p_ptr, log_min_p_ptr, seeds_ptr, positions_ptr,
@@ -390,7 +389,7 @@ def _weight_of_top_k(row, logits_ptr, stride_row, vocab, best, heat, top_k, BLOC
     return _weight_above(row, logits_ptr, stride_row, vocab, best, heat, kth_score, BLOCK) + ties
 
 
-@jit(do_not_specialize=["num_splits"], do_not_specialize_on_alignment=UNALIGNED)
+@jit(do_not_specialize=["num_splits"], do_not_specialize_on_alignment=DRAW_UNALIGNED)
 def finish_kernel(
     logits_ptr, best_ptr, best_id_ptr, bounds_ptr, certain_ptr, certain_id_ptr, other_ptr, other_id_ptr,
     temperature_ptr, top_k_ptr, top_p_ptr, log_min_p_ptr, seeds_ptr, positions_ptr, token_ptr, is_finite_ptr,

@@ -84,9 +84,9 @@ def apply_penalties(logits: Tensor, penalties: PenaltyTensors) -> None:
     marks = logits.new_empty(penalties.rows.numel(), vocab, dtype=torch.int32)
     grid = (-(-num_tokens // _BLOCK),)
     history = (penalties.places, penalties.token_ids, num_tokens)
-    _clear_kernel[grid](marks, *history, vocab, _BLOCK)
-    _mark_kernel[grid](marks, *history, penalties.num_prompt, vocab, _IN_PROMPT, _BLOCK)
-    _penalise_kernel[grid](
+    clear_kernel[grid](marks, *history, vocab, _BLOCK)
+    mark_kernel[grid](marks, *history, penalties.num_prompt, vocab, _IN_PROMPT, _BLOCK)
+    penalise_kernel[grid](
         logits, marks, penalties.rows, penalties.repetition, penalties.presence, penalties.frequency, *history,
         logits.stride(0), vocab, _IN_PROMPT, _BLOCK, enable_fp_fusion=False,
     )  # fmt: skip
@@ -124,13 +124,13 @@ def _tokens_of(places_ptr, token_ids_ptr, num_tokens, vocab, BLOCK: tl.constexpr
 
 
 @jit(do_not_specialize=["num_tokens"], do_not_specialize_on_alignment=_HISTORY)
-def _clear_kernel(marks_ptr, places_ptr, token_ids_ptr, num_tokens, vocab, BLOCK: tl.constexpr):
+def clear_kernel(marks_ptr, places_ptr, token_ids_ptr, num_tokens, vocab, BLOCK: tl.constexpr):
     _, is_in, _, _, at = _tokens_of(places_ptr, token_ids_ptr, num_tokens, vocab, BLOCK)
     tl.store(marks_ptr + at, 0, mask=is_in)
 
 
 @jit(do_not_specialize=["num_tokens", "num_prompt"], do_not_specialize_on_alignment=_HISTORY)
-def _mark_kernel(
+def mark_kernel(
     marks_ptr, places_ptr, token_ids_ptr, num_tokens, num_prompt, vocab, IN_PROMPT: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
     index, is_in, _, _, at = _tokens_of(places_ptr, token_ids_ptr, num_tokens, vocab, BLOCK)
@@ -139,11 +139,11 @@ def _mark_kernel(
 
 
 @jit(do_not_specialize=["num_tokens"], do_not_specialize_on_alignment=[*_ROWS, *_HISTORY])
-def _penalise_kernel(
+def penalise_kernel(
     logits_ptr, marks_ptr, rows_ptr, repetition_ptr, presence_ptr, frequency_ptr, places_ptr, token_ids_ptr,
     num_tokens, stride_row, vocab, IN_PROMPT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """A token that is in a history several times is penalised by whoever takes its mark."""
+    """Penalise each token of a history once: the first program that takes the mark of a token does it."""
     _, is_in, place, token_id, at = _tokens_of(places_ptr, token_ids_ptr, num_tokens, vocab, BLOCK)
     marks = tl.atomic_xchg(marks_ptr + at, tl.zeros([BLOCK], tl.int32), mask=is_in, sem="relaxed")
     is_mine = is_in & (marks != 0)

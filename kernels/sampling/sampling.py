@@ -15,7 +15,7 @@ from kernels.sampling.penalties import PenaltyTensors, RowPenalties, apply_penal
 
 @dataclass(frozen=True, slots=True)
 class RowSampling:
-    """How one row's token is chosen. The caller has checked every value."""
+    """Parameters of choosing one row's token. The caller has checked every value."""
 
     temperature: float = 1.0  # 0 is greedy: the other limits then change nothing
     top_k: int | None = None  # only the k likeliest tokens
@@ -185,7 +185,7 @@ def keep_likely(scores: Tensor, tensors: SamplingTensors) -> None:
 
     scores [R, V] fp32, logits over temperature less their maximum, so that the best one of a row is 0.
     Tokens are ranked by score. The first k ranks stay; of those the shortest prefix whose probability (among the k)
-    reaches p. Tokens that tie with the last one of the prefix stay too: which of equals goes is nobody's choice.
+    reaches p. Tokens that tie with the last one of the prefix stay too: no rule chooses among equal tokens.
     """
     threshold = tensors.log_min_p
     if tensors.max_top_k is not None:

@@ -22,7 +22,7 @@ _MAX_SCORES = 2**22  # a head, of one chunk of query rows: its mask, or its scor
 
 @dataclass(frozen=True, slots=True)
 class _Backend:
-    """What SDPA must be told, or spared, for one pinned backend."""
+    """Arguments and limits of SDPA for one pinned backend."""
 
     pinned: SDPBackend
     has_gqa: bool  # takes fewer key heads than query heads
@@ -92,7 +92,7 @@ def _run(
 
 
 def _needs_mask(backend: _Backend, sequence: SequenceRows, flags: AttentionFlags) -> bool:
-    """Whether the mask has to be written out because the backend's own causal one (or none) would not do."""
+    """Return whether the mask must be written out because the backend's own causal one (or none) would not do."""
     if backend.is_always_masked or flags.window is not None or flags.spans is not None:
         return True
     return flags.causal and backend.is_causal_square_only and sequence.num_queries < sequence.num_keys

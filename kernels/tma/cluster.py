@@ -124,7 +124,7 @@ def received(at):
 
 @jit
 def send_one(at, to, bar, values):
-    """As `send`, one value at a time."""
+    """Send one value at a time, as `send`."""
     gl.inline_asm_elementwise(
         """{
         .reg .u32 there, theirs;
@@ -139,5 +139,5 @@ def send_one(at, to, bar, values):
 
 @jit
 def received_one(at):
-    """As `received`, one value at a time."""
+    """Read one value at a time, as `received`."""
     return gl.inline_asm_elementwise("ld.shared.f32 $0, [$1];", "=f,r", [at], dtype=gl.float32, is_pure=False, pack=1)

@@ -1,4 +1,4 @@
-"""What calls of all three Gluon kernels share: how they are launched and repeated, tensor maps, and factors of scores.
+"""Launches of the three Gluon kernels: how they are repeated, tensor maps, and factors of scores.
 
 A launch is one tuple that Triton's compiled launcher takes. From layer to layer of a step only addresses of k, v and
 sinks change in it. So the launches of a step's first layer are kept among its plans, by what tells a model's layers
@@ -47,7 +47,7 @@ class TensorMap(NamedTuple):
 
 
 def tensor_map(kernel: Loaded, place: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> TensorMap:
-    """Of the kernel's tensor maps the one at this place."""
+    """Return the kernel's tensor map at this place."""
     return TensorMap(kernel.encode, (*kernel.boxes[place], shape, strides, 0), (*shape, *strides))
 
 
@@ -177,7 +177,7 @@ def repeated(
 
 
 def scales(flags: AttentionFlags) -> tuple[float, float]:
-    """What scores (with a softcap: their tanh) are multiplied by for exp2, and what scores are before tanh."""
+    """Return the factor of scores (with a softcap: of their tanh) for exp2, and the factor of scores before tanh."""
     if flags.softcap is None:
         return flags.scale * _LOG2E, 1.0
     return flags.softcap * _LOG2E, flags.scale / flags.softcap

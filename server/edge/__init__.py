@@ -1,1 +1,1 @@
-"""What stands between a socket and a route: limits, keys, deadlines, admission."""
+"""Everything between a socket and a route: limits, keys, deadlines, admission."""

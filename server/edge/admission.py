@@ -1,4 +1,4 @@
-"""What every handler needs, gathered once when the application is made."""
+"""Admission of requests to the queue, and the objects that every handler needs."""
 
 import math
 from collections.abc import Mapping

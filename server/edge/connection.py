@@ -82,7 +82,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._input = memoryview(b"")
         if self._check is not None:
             self._check.cancel()
-        for cycle in self._unanswered:  # uvicorn tells the latest alone: the others would compute on, for nobody
+        for cycle in self._unanswered:  # uvicorn notifies the latest only; the others would compute on without a reader
             cycle.disconnected = True
             cycle.message_event.set()
         super().connection_lost(exc)

@@ -14,12 +14,12 @@ _SCOPE_KEY = "hallmark"
 
 
 class ClientGone(Exception):
-    """The client has closed its connection: there is nobody to answer."""
+    """The client has closed its connection and gets no answer."""
 
 
 @dataclass(slots=True, eq=False)
 class RequestContext:
-    """Made by the guard for every request."""
+    """State of one request, made by the guard."""
 
     request_id: str  # as the client named it, not unique
     arrived_at: float  # monotonic seconds
@@ -27,7 +27,7 @@ class RequestContext:
     unique_id: str
     body: Body
     cleanup: list[Callable[[], Awaitable[None]]] = field(default_factory=list)  # called when it ends, the last first
-    tenant: bytes = b""  # whose key it brought; empty where nobody needs one
+    tenant: bytes = b""  # digest of its key; empty where none is needed
     record: RequestRecord | None = None  # of a request that generates
     status: int | None = None  # of the response, once it has begun
     is_event_stream: bool = False
@@ -47,7 +47,7 @@ class RequestContext:
                 raise
 
     def ids(self) -> dict[str, str]:
-        """What finds this request again: in the logs, in an error, in the traces."""
+        """Ids that find this request in the logs, in an error and in the traces."""
         trace = {} if self.record is None else {"trace_id": self.record.trace.trace_id}
         return {"request_id": self.request_id, **trace}
 

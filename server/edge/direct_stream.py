@@ -30,7 +30,7 @@ class ChunkWriter:
         return not self._flow.write_paused
 
     def write(self, body: bytes) -> None:
-        """Only where there is room."""
+        """Write one chunk; call it only where there is room."""
         if not self._transport.is_closing():
             self._transport.write(b"%x\r\n%b\r\n" % (len(body), body))
 
@@ -64,7 +64,7 @@ class DirectStream:
         return self._writer.has_room()
 
     def put(self, text: str) -> None:
-        """Only where there is room."""
+        """Write new text; call it only where there is room."""
         if self.is_open:
             if text:
                 self._writer.write(self._event(text))
@@ -89,6 +89,6 @@ def attach_writer(scope: Mapping[str, Any], writer: ChunkWriter) -> None:
 
 
 def writer_of(scope: Scope) -> ChunkWriter | None:
-    """None where another server than ours has made the scope."""
+    """Return the connection's writer; None where another server than ours has made the scope."""
     writer: ChunkWriter | None = scope.get(_SCOPE_KEY)
     return writer

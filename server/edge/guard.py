@@ -241,7 +241,7 @@ async def _watch(receive: Receive, context: RequestContext) -> None:
 
 
 async def _hang_up(scope: Scope) -> None:
-    """On who does not read: a connection that is merely closed lives on until its client has read everything."""
+    """End a connection whose client does not read: one that is merely closed lives on until everything is read."""
     writer = writer_of(scope)
     if writer is not None:
         writer.hang_up()

@@ -1,4 +1,4 @@
-"""What every request's headers must satisfy: their size, that none is doubled which must not be, and a JSON body."""
+"""Checks of a request's headers: their size, doubled Host or Authorization, and a JSON body."""
 
 from collections.abc import Mapping, Sequence
 

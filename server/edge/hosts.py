@@ -47,7 +47,7 @@ class Hosts:
 
 
 def allowed_hosts(setting: str | None, address: str, *, has_keys: bool) -> Hosts:
-    """What `--allowed-hosts` says; without it loopback names for a server on loopback that asks for no key, else any.
+    """Return the hosts of `--allowed-hosts`; without it loopback names on loopback without keys, else any host.
 
     address  what the server listens on
     Raises SettingsError for an entry that is no host name.

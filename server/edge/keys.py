@@ -1,4 +1,4 @@
-"""API keys: who may call what needs one."""
+"""API keys, and the paths that they open."""
 
 import hashlib
 import hmac
@@ -43,7 +43,7 @@ class ApiKeys:
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """Whose keys a server knows: tenants' open all but operators' routes, operators' open everything."""
+    """The keys of a server: tenants' open all but operators' routes, operators' open everything."""
 
     tenants: ApiKeys | None = None
     operators: ApiKeys | None = None
@@ -70,7 +70,7 @@ NO_KEYS = Keys()
 
 
 class KeyKind(Enum):
-    """Whose key it is; an operator's opens a tenant's routes too."""
+    """Owners of keys; an operator's key opens a tenant's routes too."""
 
     TENANT = "tenants"
     OPERATOR = "operators"
@@ -94,7 +94,7 @@ class Access:
     operator_paths: frozenset[str]
 
     def needed_key(self, path: str) -> KeyKind | None:
-        """Whose key a path needs; None for none."""
+        """Return the kind of key that a path needs, or None."""
         tenants, operators = self.keys.tenants, self.keys.operators
         if path in self.open_paths or (tenants is None and operators is None):
             return None
@@ -120,7 +120,7 @@ class Access:
 
 
 def cache_salt_of(tenant: bytes, salt: str | None) -> bytes:
-    """What keeps a request's computed pages apart: its tenant, empty where nobody needs a key, and its own salt."""
+    """Digest of a request's tenant and its own salt, which keeps its computed pages apart; empty without both."""
     if not tenant and salt is None:
         return b""
     return hashlib.sha256(tenant + b"/" + (salt or "").encode("utf-8", "surrogatepass")).digest()

@@ -25,7 +25,7 @@ class Lifecycle:
             raise shutting_down()
 
     def abort_arriving(self) -> None:
-        """What runs has ended: who is still sending is told to go elsewhere."""
+        """Refuse the requests whose body is still being read; all that run have ended."""
         _abort(self.arriving)
 
     def abort_all(self) -> None:

@@ -26,7 +26,7 @@ ABORT_TIME_S = 2.0  # for the last error events to leave, after the grace has en
 
 
 class Server(uvicorn.Server):
-    """On SIGTERM or SIGINT: readiness goes first, running requests finish until a deadline, then they get an error.
+    """A server that drains on SIGTERM or SIGINT: unready at once, then running requests finish or get an error.
 
     A second signal is that deadline, a third ends everything at once and in disorder. Signals within `one_order_s` are
     one order: timeout(1), and whoever else signals a process and then its group, sends two.

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from kernels.fused.norm import add_rms_norm, rms_norm
 from kernels.fused.rope_kv import rope_and_write_kv
-from qualification.model.config import AttentionConfig
 from server.model.linear import Dense, Product
 from server.model.step import Step
 
@@ -91,13 +90,16 @@ class FeedForward:
 class Attention:
     """Projections, rotation and the attention of one layer.
 
+    heads    the heads of q, k and v together, and head_dim
+    splits   the heads of q, of k and of v
     rope     which of the decoder's rotary tables this layer's is
     cos_sin  that table
     q_norm, k_norm   [head_dim], fused with the rotation, or None
     """
 
     layer: int
-    config: AttentionConfig
+    heads: tuple[int, int]
+    splits: tuple[int, int, int]
     qkv: Dense  # query heads, then key heads, then value heads
     output: Dense
     rope: int
@@ -128,9 +130,7 @@ class Attention:
 
     def _heads(self, x: Tensor) -> tuple[Tensor, ...]:
         """q [T, heads, d], k and v [T, kv_heads, d]."""
-        config = self.config
-        heads = self.qkv(x).view(x.shape[0], -1, config.head_dim)
-        return heads.split_with_sizes([config.num_heads, config.num_kv_heads, config.num_kv_heads], dim=1)
+        return self.qkv(x).view(x.shape[0], *self.heads).split_with_sizes(self.splits, dim=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +144,7 @@ class RowNormedAttention(Attention):
     k_row_norm: Tensor = field(kw_only=True)
 
     def _heads(self, x: Tensor) -> tuple[Tensor, ...]:
-        config, num_tokens = self.config, x.shape[0]
-        q, k, v = self.qkv(x).split_with_sizes([config.query_size, config.kv_size, config.kv_size], dim=1)
+        head_dim, num_tokens = self.heads[1], x.shape[0]
+        q, k, v = self.qkv(x).split_with_sizes([num * head_dim for num in self.splits], dim=1)
         rows = (rms_norm(q, self.q_row_norm, self.eps), rms_norm(k, self.k_row_norm, self.eps), v)
-        return tuple(row.view(num_tokens, -1, config.head_dim) for row in rows)
+        return tuple(row.view(num_tokens, -1, head_dim) for row in rows)

@@ -87,7 +87,8 @@ class Decoder:
     def _attention(self, index: int, config: LayerConfig, weights: LayerWeights) -> Attention:
         attention, eps = config.attention, self.config.norm_eps
         rope, cos_sin = self._ropes[attention.rope, attention.head_dim]
-        given = (index, attention, weights.qkv, weights.output, rope, cos_sin, eps)
+        splits = attention.num_heads, attention.num_kv_heads, attention.num_kv_heads
+        given = (index, (sum(splits), attention.head_dim), splits, weights.qkv, weights.output, rope, cos_sin, eps)
         if weights.q_norm is None or weights.k_norm is None:
             return Attention(*given)
         q_norm, k_norm = self._norm_weight(weights.q_norm), self._norm_weight(weights.k_norm)

@@ -33,11 +33,8 @@ class Dense:
     def gated_by(self, activation: Activation) -> Product:
         """The product with a weight that is gate and up, then activation(gate) * up; one kernel where there is one."""
         if activation is Activation.SILU:
-            return self._swiglu
+            return partial(linear_swiglu, gate_up=self.weight, bias=self.bias)
         return partial(_apart, self, activation)
-
-    def _swiglu(self, x: Tensor) -> Tensor:
-        return linear_swiglu(x, self.weight, self.bias)
 
     def compile(self, activation: Activation | None = None) -> None:
         """Compile every kernel that a call, or what `gated_by(activation)` returns, may launch."""
@@ -61,8 +58,10 @@ class Tuned(Dense):
     def __call__(self, x: Tensor) -> Tensor:
         return linear(x, self.weight, chosen=self.products)
 
-    def _swiglu(self, x: Tensor) -> Tensor:
-        return linear_swiglu(x, self.weight, chosen=self.products)
+    def gated_by(self, activation: Activation) -> Product:
+        if activation is Activation.SILU:
+            return partial(linear_swiglu, gate_up=self.weight, chosen=self.products)
+        return partial(_apart, self, activation)
 
 
 def _apart(product: Product, activation: Activation, x: Tensor) -> Tensor:

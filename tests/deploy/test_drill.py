@@ -27,7 +27,7 @@ def phase(*long_ms: float) -> list[Timed]:
 
 
 def test_the_upgraded_model_has_heads_that_the_server_reads_as_320(tmp_path: Path) -> None:
-    assert load_config(write_model(tmp_path / "m", UPGRADED_HEAD_DIM)).head_dim == 320
+    assert load_config(write_model(tmp_path / "m", UPGRADED_HEAD_DIM)).layers[0].attention.head_dim == 320
 
 
 def test_traffic_is_the_same_for_a_seed_and_a_tenth_of_each_bucket_moves() -> None:

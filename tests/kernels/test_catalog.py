@@ -36,7 +36,7 @@ def codes(name: str, shape: AttentionShape, machine: Fingerprint) -> list[Reject
     return [rejection.code for rejection in path_named(name).rejects(shape, machine)]
 
 
-def test_the_catalog_lists_every_path_once_in_the_order_of_preference() -> None:
+def test_the_catalog_lists_paths_in_order_of_preference() -> None:
     assert [(path.name, path.tier) for path in PATHS] == [
         ("gluon.prefill.hopper", Tier.FIRST),
         ("gluon.extend.hopper", Tier.FIRST),
@@ -61,7 +61,7 @@ def test_an_unknown_name_is_refused_with_the_names_there_are() -> None:
         path_named("sdpa.best")
 
 
-def test_each_phase_has_its_bundled_paths_and_its_fallbacks_on_a_gpu() -> None:
+def test_each_phase_has_bundled_paths_and_fallbacks_on_a_gpu() -> None:
     fallbacks = ["sdpa.cudnn", "sdpa.flash", "sdpa.efficient", "sdpa.math"]
     assert serving(PREFILL, H200) == ["gluon.prefill.hopper", "triton.prefill", *fallbacks]
     assert serving(EXTEND, H200) == ["gluon.extend.hopper", "triton.extend", *fallbacks[1:]]
@@ -83,7 +83,7 @@ def test_the_hopper_path_copies_pages_in_boxes_of_16_keys(page_size: int, expect
 
 
 @pytest.mark.parametrize("mask", [Mask.SPANS, Mask.FULL])
-def test_decode_over_another_mask_than_the_causal_one_is_left_to_plain_triton(mask: Mask) -> None:
+def test_decode_with_other_masks_is_left_to_triton(mask: Mask) -> None:
     shape = replace(DECODE, mask=mask)
     assert codes("gluon.decode.hopper", shape, H200) == [Reject.MASK]
     assert serving(shape, H200)[0] == "triton.decode"
@@ -121,7 +121,7 @@ def test_flags_and_dims_leave_the_paths_that_can_compute_them(changes: dict[str,
     assert serving(replace(PREFILL, **changes), H200) == expected  # type: ignore[arg-type]
 
 
-def test_the_profiler_names_of_triton_paths_are_their_jit_functions() -> None:
+def test_profiler_names_of_triton_paths_are_jit_functions() -> None:
     for phase in Phase:
         tree = ast.parse((ROOT / f"kernels/portable/{phase.value}.py").read_text())
         kernels = [node.name for node in tree.body if isinstance(node, ast.FunctionDef) and node.decorator_list]
@@ -130,7 +130,7 @@ def test_the_profiler_names_of_triton_paths_are_their_jit_functions() -> None:
         assert all(any(name in kernel for name in names) for kernel in kernels)
 
 
-def test_without_triton_its_paths_stay_and_say_why_they_cannot_run() -> None:
+def test_without_triton_its_paths_reject_with_a_reason() -> None:
     program = """
 import sys
 sys.modules["triton"] = None  # importing it raises ImportError

@@ -38,7 +38,7 @@ def test_a_module_is_looked_for_in_the_folders_before_ours(tmp_path: Path) -> No
     assert run(*python_command("kernels.whole_file"), cwd=Path("/")).returncode == 0
 
 
-def test_a_program_above_a_module_starts_its_interpreter_and_gets_no_standard_library() -> None:
+def test_a_child_process_gets_no_foreign_standard_library() -> None:
     command = python_command("kernels.whole_file", under=["ncu", "--csv"])
     assert command[0] == "env"
     assert sysconfig.get_path("stdlib") not in command[1].removeprefix("PYTHONPATH=").split(":")

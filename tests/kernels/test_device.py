@@ -99,7 +99,7 @@ def test_matmuls_of_lower_precision_are_another_fingerprint() -> None:
         ("ONEDNN_MAX_CPU_ISA", "SSE41", "libraries"),
     ],
 )
-def test_what_is_set_for_torch_and_its_libraries_is_part_of_a_cpu(variable: str, value: str, changed: str) -> None:
+def test_library_settings_are_part_of_a_cpus_fingerprint(variable: str, value: str, changed: str) -> None:
     told = fingerprint_line(dict.fromkeys(SETTINGS, ""))
     if told["instruction_set"].lower() == value:
         pytest.skip("torch has one set of kernels for this kind of processor")
@@ -113,12 +113,12 @@ def test_another_kind_of_device_is_refused() -> None:
         read_fingerprint(torch.device("meta"))
 
 
-def test_the_interpreter_has_no_shared_memory_limit_and_a_few_processors() -> None:
+def test_the_interpreter_has_no_shared_memory_limit() -> None:
     assert shared_bytes(CPU) is None
     assert num_processors(CPU) == 4
 
 
-def test_compiled_kernels_are_counted_once_and_an_earlier_listener_still_called() -> None:
+def test_compiles_are_counted_beside_an_earlier_listener() -> None:
     compilation = triton.knobs.compilation
     before = compilation.listener
     seen: list[str] = []

@@ -134,9 +134,7 @@ def test_candidates_give_each_path_with_its_reasons(device: torch.device) -> Non
 
 
 @pytest.mark.parametrize(("max_queries", "is_decode"), [(1, True), (2, True), (8, True), (9, False)])
-def test_a_few_queries_a_sequence_are_decode_for_the_path_that_takes_them(
-    max_queries: int, is_decode: bool, device: torch.device
-) -> None:
+def test_a_few_queries_a_sequence_are_decode(max_queries: int, is_decode: bool, device: torch.device) -> None:
     arguments = paged_arguments(device)
     batch = AttentionBatch(
         arguments["cu_seqlens_q"], max_queries, 9, page_table=arguments["page_table"],

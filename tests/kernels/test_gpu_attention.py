@@ -189,7 +189,7 @@ def test_a_cuda_graph_of_decode_follows_the_lengths() -> None:
         assert compare(out, inputs.q, inputs.k, inputs.v, inputs.batch, flags).is_within_rule
 
 
-def test_queries_and_outputs_beyond_2_to_the_31_elements_are_found() -> None:
+def test_queries_beyond_2_to_the_31_elements_are_addressed() -> None:
     inputs = packed([100], CUDA, heads=(8, 2), head_dim=128, dtype=torch.bfloat16)
     flags = flags_for(inputs)
     expected = attend(runner("triton.prefill", inputs, flags), inputs, flags)

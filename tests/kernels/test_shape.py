@@ -60,7 +60,7 @@ def test_keys_of_another_dtype_have_its_size() -> None:
     assert difference == 2 * 50 * 8 * 128 * 2
 
 
-def test_standard_attention_moves_the_scores_and_the_weights_twice_each() -> None:
+def test_standard_attention_moves_scores_and_weights_twice() -> None:
     assert hbm_bytes_standard(SHAPE, 10, 50) - hbm_bytes_tiled(SHAPE, 10, 50) == 4 * 10 * 50 * 32 * 2
 
 

@@ -3,8 +3,8 @@
 Two launches a call, whatever the lengths are, so that a CUDA graph may hold them (of one sequence mostly a single one,
 `cluster.py`):
 
-  hallmark_gluon_decode          a fixed grid; every program streams an equal share of all key tiles through a ring in
-                                 shared memory, copied by TMA, and finishes the rows that lie in its share alone
+  hallmark_gluon_decode          a fixed grid; every program streams an equal number of key tiles through a ring in
+                                 shared memory, copied by TMA, and finishes the rows that belong to it alone
   hallmark_gluon_decode_combine  puts together the rows that lie in several
 
 Each may start while the launch before still runs, and waits for it on the device (programmatic dependent launch). Only
@@ -33,9 +33,9 @@ from kernels.hopper.decode.stream import (
     next_row,
     sequence_at,
     sequence_of_tile,
-    share_of,
-    start_place,
+    start_cursor,
     start_state,
+    tiles_of_program,
 )
 
 LOG2E = gl.constexpr(1.4426950408889634)
@@ -44,7 +44,7 @@ FEW = gl.constexpr(8)  # parts of a row that one program puts together in regist
 
 @jit
 def launch_dependents():
-    """From here on the next launch may start, if it was made to."""
+    """Let the next launch start, if it was made to start early."""
     gl.inline_asm_elementwise(
         "griddepcontrol.launch_dependents; mov.b32 $0, 0;", "=r,r", [gl.to_tensor(0)],
         dtype=gl.int32, is_pure=False, pack=1,
@@ -53,7 +53,7 @@ def launch_dependents():
 
 @jit
 def wait_for_launch_before():
-    """Until the launch before has ended and what it wrote can be read."""
+    """Wait until the previous launch has ended and its writes can be read."""
     gl.inline_asm_elementwise(
         "griddepcontrol.wait; mov.b32 $0, 0;", "=r,r", [gl.to_tensor(0)], dtype=gl.int32, is_pure=False, pack=1
     )  # fmt: skip
@@ -75,7 +75,7 @@ def hallmark_gluon_decode(
     q_desc, k_desc, v_desc, out, scratch, sinks, cu_seqlens_q, context_lens, page_table, stride_out_query,
     stride_out_head, stride_table, num_seqs, num_rows, scale, softcap_scale, window, VARIANT: gl.constexpr,
 ):  # fmt: skip
-    """One program: the tiles of its share, row after row. num_rows: rows of a sequence."""
+    """Compute the tiles of one program, row after row. num_rows: rows of a sequence."""
     HEADS: gl.constexpr = VARIANT.heads
     STAGES: gl.constexpr = VARIANT.stages
     MMA: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [HEADS, 1, VARIANT.column_warps], [1, 16, 8])
@@ -86,16 +86,16 @@ def hallmark_gluon_decode(
     table = (page_table, stride_table)
     ring = make_ring(k_desc.dtype, VARIANT)
     program = gl.program_id(0)
-    tile, end, _share, sequence, before = share_of(lengths, program, gl.num_programs(0), window, VARIANT)
+    tile, end, _per_program, sequence, before = tiles_of_program(lengths, program, gl.num_programs(0), window, VARIANT)
     first_tile = tile
-    place = start_place(lengths, sequence, tile - before, window, VARIANT)
+    cursor = start_cursor(lengths, sequence, tile - before, window, VARIANT)
     wait_for_launch_before()
-    ahead = place
+    ahead = cursor
     for stage in range(STAGES):
         ahead = fetch(ahead, tile + stage, first_tile, end, stage, maps, table, ring, lengths, window, VARIANT)
     launch_dependents()  # not before: the next launch's own shares would hold up these copies
     while tile < end:
-        _sequence, query, rows, keys, tiles, first, row, block = place
+        _sequence, query, rows, keys, tiles, first, row, block = cursor
         count = gl.minimum(tiles - block, end - tile)
         fill = tile - first_tile
         mbarrier.wait(ring[3].index(fill % STAGES), (fill // STAGES) & 1)
@@ -113,13 +113,13 @@ def hallmark_gluon_decode(
         target = (out, stride_out_query, stride_out_head, query, rows, first_head, first_member)
         slot = 2 * program + (block == 0).to(gl.int32)
         store_result(state, target, sinks, scratch, slot, count == tiles, VARIANT)
-        place = next_row(place, lengths, window, VARIANT)
+        cursor = next_row(cursor, lengths, window, VARIANT)
         tile += count
 
 
 @jit
 def is_column(column, rows, first_member, VARIANT: gl.constexpr):
-    """Whether a column holds a query of a sequence with `rows` of them."""
+    """Return whether a column holds a query of a sequence with `rows` of them."""
     return (column // VARIANT.members < rows) & (first_member + column % VARIANT.members < VARIANT.group)
 
 
@@ -139,7 +139,7 @@ def out_offset(target, head, column, VARIANT: gl.constexpr):
 
 @jit
 def store_result(state, target, sinks, scratch, slot, is_whole, VARIANT: gl.constexpr):
-    """To the output where the row is whole; else to the slot: O^T, unnormalised; maxima and sums lie behind all O."""
+    """Store a whole row in the output, a partial one in its slot: O^T, unnormalised; maxima and sums follow all O."""
     D: gl.constexpr = VARIANT.block_d
     HEADS: gl.constexpr = VARIANT.heads
     COLUMNS: gl.constexpr = VARIANT.columns
@@ -186,11 +186,11 @@ def store_chunks(acc, factor, to, offset, is_stored, STORE: gl.constexpr, VARIAN
 
 
 @jit
-def split_row(tile, before, tiles, share):
+def split_row(tile, before, tiles, per_program):
     """The row of a tile: (the shares of its first and of its last tile, its number in the sequence, its first tile)."""
     row = (tile - before) // gl.maximum(tiles, 1)
     begin = before + row * tiles
-    return begin // share, (begin + tiles - 1) // share, row, begin
+    return begin // per_program, (begin + tiles - 1) // per_program, row, begin
 
 
 @jit(do_not_specialize=["num_seqs", "num_rows", "window"])
@@ -198,63 +198,67 @@ def hallmark_gluon_decode_combine(
     out, scratch, sinks, cu_seqlens_q, context_lens, stride_out_query, stride_out_head, num_seqs, num_rows, window,
     PARTS: gl.constexpr, VARIANT: gl.constexpr,
 ):  # fmt: skip
-    """Program (p, h): head h of the rows that lie in share p and in others. PARTS: of a row of many, at once.
+    """Combine head h of the rows that program p shares with others, in program (p, h). PARTS: read at once.
 
-    Those are the row of the share's last tile, if it begins here and goes on, and that of the first one, if it began
+    Those are the row of the program's last tile, if it begins here and goes on, and that of the first one, if it began
     before: no row is both. A row of a few parts is put together where it begins; the columns of one of many are shared
     by all programs that it lies in.
     """
     launch_dependents()
     lengths = (cu_seqlens_q, context_lens, num_seqs, num_rows)
     program = gl.program_id(0)
-    tile, end, share, sequence, before = share_of(lengths, program, gl.num_programs(0), window, VARIANT)
+    tile, end, per_program, sequence, before = tiles_of_program(lengths, program, gl.num_programs(0), window, VARIANT)
     next_query, next_rows, _keys, tiles, _first = sequence_at(lengths, sequence, window, VARIANT)
-    next_first_share, next_last_share, next_row_number, begin = split_row(tile, before, tiles, share)
-    next_found = (tile < end) & (begin < tile) & (next_last_share - next_first_share >= FEW)
+    next_first_program, next_last_program, next_row_number, begin = split_row(tile, before, tiles, per_program)
+    next_found = (tile < end) & (begin < tile) & (next_last_program - next_first_program >= FEW)
     query, rows = next_query, next_rows
     if tile < end:
         before, query, rows, _keys, tiles, _first = sequence_of_tile(
             end - 1, sequence, before, lengths, window, VARIANT
         )
-    first_share, last_share, row, begin = split_row(end - 1, before, tiles, share)
+    first_program, last_program, row, begin = split_row(end - 1, before, tiles, per_program)
     found = (tile < end) & (begin >= tile) & (begin + tiles > end)
     wait_for_launch_before()  # every program, those too that have nothing to do: else this launch could end first
     for _job in range(2):
         if found:
             first_head, first_member = heads_of_row(row, VARIANT)
             target = (out, stride_out_query, stride_out_head, query, rows, first_head, first_member)
-            if last_share - first_share < FEW:
-                combine_few(target, scratch, sinks, first_share, last_share, VARIANT)
+            if last_program - first_program < FEW:
+                combine_few(target, scratch, sinks, first_program, last_program, VARIANT)
             else:
-                combine_many(target, scratch, sinks, program - first_share, first_share, last_share, PARTS, VARIANT)
-        found, first_share, last_share, row = next_found, next_first_share, next_last_share, next_row_number
+                combine_many(
+                    target, scratch, sinks, program - first_program, first_program, last_program, PARTS, VARIANT
+                )
+        found, first_program, last_program, row = next_found, next_first_program, next_last_program, next_row_number
         query, rows = next_query, next_rows
 
 
 @jit
-def combine_few(target, scratch, sinks, first_share, last_share, VARIANT: gl.constexpr):
+def combine_few(target, scratch, sinks, first_program, last_program, VARIANT: gl.constexpr):
     """All columns of one head of a row of at most FEW parts; no thread needs what another one has."""
     LANES: gl.constexpr = min(32, VARIANT.block_d // 4)
     WIDTH: gl.constexpr = gl.num_warps() * (32 // LANES)
     LAYOUT: gl.constexpr = gl.BlockedLayout([FEW, 1, 4], [1, 32 // LANES, LANES], [1, gl.num_warps(), 1], [2, 1, 0])
     for block in range(0, (VARIANT.columns_used + WIDTH - 1) // WIDTH):
-        combine_columns(target, scratch, sinks, block, first_share, last_share, FEW, WIDTH, LAYOUT, VARIANT)
+        combine_columns(target, scratch, sinks, block, first_program, last_program, FEW, WIDTH, LAYOUT, VARIANT)
 
 
 @jit
 def combine_many(
-    target, scratch, sinks, worker, first_share, last_share, PARTS: gl.constexpr, VARIANT: gl.constexpr
+    target, scratch, sinks, worker, first_program, last_program, PARTS: gl.constexpr, VARIANT: gl.constexpr
 ):  # fmt: skip
     """The columns of one head that fall to one of a row's shares, one at a time."""
     LANES: gl.constexpr = min(32, VARIANT.block_d // 4)
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 1, 4], [32 // LANES, 1, LANES], [gl.num_warps(), 1, 1], [2, 1, 0])
-    for block in range(worker, VARIANT.columns_used, gl.minimum(last_share - first_share + 1, VARIANT.columns_used)):
-        combine_columns(target, scratch, sinks, block, first_share, last_share, PARTS, 1, LAYOUT, VARIANT)
+    for block in range(
+        worker, VARIANT.columns_used, gl.minimum(last_program - first_program + 1, VARIANT.columns_used)
+    ):
+        combine_columns(target, scratch, sinks, block, first_program, last_program, PARTS, 1, LAYOUT, VARIANT)
 
 
 @jit
 def combine_columns(
-    target, scratch, sinks, block, first_share, last_share, PARTS: gl.constexpr, WIDTH: gl.constexpr,
+    target, scratch, sinks, block, first_program, last_program, PARTS: gl.constexpr, WIDTH: gl.constexpr,
     LAYOUT: gl.constexpr, VARIANT: gl.constexpr,
 ):  # fmt: skip
     """WIDTH columns of one head of a row, PARTS partial results at a time."""
@@ -276,10 +280,10 @@ def combine_columns(
         largest = gl.load(sinks + query_head(first_head + h, column, first_member, VARIANT)) * LOG2E
         sums += 1.0
     acc = gl.full([WIDTH, D], 0.0, gl.float32, RESULT)
-    for start in range(first_share, last_share + 1, PARTS):
+    for start in range(first_program, last_program + 1, PARTS):
         part = start + n
-        is_part = (part <= last_share) & is_stored[None, :]
-        slot = 2 * part + (part == first_share).to(gl.int32)
+        is_part = (part <= last_program) & is_stored[None, :]
+        slot = 2 * part + (part == first_program).to(gl.int32)
         at = (slot * VARIANT.heads + h) * VARIANT.columns + column[None, :]
         stats = scratch + 2 * gl.num_programs(0) * VARIANT.heads * VARIANT.columns * D + at * 2
         part_largest = gl.load(stats, mask=is_part, other=NO_SCORE)

@@ -1,4 +1,4 @@
-"""How `gluon.decode.hopper` is launched: past Triton's binder, which costs the host more than a short step the GPU."""
+"""Launches of `gluon.decode.hopper`, past Triton's binder, which costs the host more than a short step the GPU."""
 
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -126,11 +126,11 @@ class Operands(NamedTuple):
     table: Tensor
 
     def strides(self) -> tuple[int, int]:
-        """Of the output."""
+        """Return the strides of the output's rows and heads."""
         return self.out.stride(0), self.out.stride(1)
 
     def compiled_in(self, dtype: torch.dtype) -> tuple[Any, ...]:
-        """What `compiled_decode` and `compiled_cluster` take behind the variant."""
+        """Return the arguments of `compiled_decode` and `compiled_cluster` that follow the variant."""
         return dtype, *map(pointer_class, self), self.strides()
 
     def addresses(self) -> tuple[int | None, ...]:
@@ -159,7 +159,7 @@ def launcher(variant: DecodeVariant, device: torch.device, *compiled_in: Any) ->
 
 @lru_cache(maxsize=256)
 def cluster_launcher(variant: DecodeVariant, device: torch.device, *compiled_in: Any) -> Loaded | None:
-    """None where the device has no room for a cluster, as a slice of a GPU may not."""
+    """Return the loaded kernel; None where the device has no room for a cluster, as a slice of a GPU may not."""
     kernel = compiled_cluster(variant, *compiled_in)
     loaded = Loaded(kernel, device, cluster=variant.cluster)
     return loaded if _most_clusters(kernel, variant.cluster) > 0 else None
@@ -232,7 +232,7 @@ def _addressable(q: Tensor) -> Tensor:
 
 @lru_cache(maxsize=1024)
 def query_map(kernel: Loaded, group: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> TensorMap:
-    """Of boxes of some KV heads' queries: [kv_heads, tokens, group, head_dim].
+    """Return the map of boxes of some KV heads' queries: [kv_heads, tokens, group, head_dim].
 
     Heads past a group and dims past the head dim arrive as zeros.
     """
@@ -245,7 +245,7 @@ def query_map(kernel: Loaded, group: int, shape: tuple[int, ...], strides: tuple
 def page_maps(
     kernel: Loaded, shape: tuple[int, ...], k_strides: tuple[int, ...], v_strides: tuple[int, ...], residue: int
 ) -> Maps:
-    """Of boxes of some tokens of some heads in one page: [num_pages, kv_heads, page_size, head_dim].
+    """Return maps of boxes of some tokens of some heads in a page: [num_pages, kv_heads, page_size, head_dim].
 
     residue: of addresses modulo 16. Raises ValueError where TMA cannot address the memory.
     """

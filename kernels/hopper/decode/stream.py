@@ -1,4 +1,18 @@
-"""What one program of `gluon.decode.hopper` does with its share: copies by TMA ahead of the arithmetic, tile by tile.
+"""Key splits of `gluon.decode.hopper`, and the stream of one program's tiles: copies by TMA ahead of the arithmetic.
+
+A row is the queries of one sequence under a set of neighbouring KV heads (`heads` of them); where a group of query
+heads is too large for the registers, each part of it is a row of its own. A tile is `block_n` keys of a row. All tiles
+of a batch form one sequence: by sequence, then by row, then by position, from the first that a window leaves to the
+last. Program p of G takes the tiles
+
+    [p * per_program, (p + 1) * per_program),  per_program = ceil(tiles / G)
+
+so that the programs have equal work however uneven the lengths are, and the grid is the same for every batch. A
+sequence that has a query but no key has one tile a row, all of it masked: its output is written too.
+
+A row whose tiles all belong to one program is finished there. The others leave partial results in slots: 2 p for a row
+that began before program p, 2 p + 1 for one that begins in it and continues after it. There is at most one of each, so
+that the size of the scratch memory depends on the grid alone. Source: Osama et al. 2023 (stream-K).
 
 Every warp has a KV head, alone or beside others that have other queries of it; neighbouring heads are copied together:
 their keys lie side by side in memory. Keys are the rows of the first matmul and of what it gives: S^T = K Q^T, then
@@ -56,20 +70,26 @@ def tiles_of_some(lengths, begin, window, COUNT: gl.constexpr, VARIANT: gl.const
 
 
 @jit
-def share_of(lengths, program, num_programs, window, VARIANT: gl.constexpr):
-    """(first tile, end, tiles of a share, sequence of the first tile, tiles before that sequence)."""
+def tiles_of_program(lengths, program, num_programs, window, VARIANT: gl.constexpr):
+    """Return (first tile, end, tiles per program, sequence of the first tile, tiles before that sequence)."""
     if lengths[2] <= FEW_SEQS:
-        tile, end, share, sequence, before = share_of_some(lengths, program, num_programs, window, FEW_SEQS, VARIANT)
+        tile, end, per_program, sequence, before = tiles_of_program_among(
+            lengths, program, num_programs, window, FEW_SEQS, VARIANT
+        )
     elif lengths[2] <= SOME_SEQS:
-        tile, end, share, sequence, before = share_of_some(lengths, program, num_programs, window, SOME_SEQS, VARIANT)
+        tile, end, per_program, sequence, before = tiles_of_program_among(
+            lengths, program, num_programs, window, SOME_SEQS, VARIANT
+        )
     else:
-        tile, end, share, sequence, before = share_of_some(lengths, program, num_programs, window, SEQS, VARIANT)
-    return tile, end, share, sequence, before
+        tile, end, per_program, sequence, before = tiles_of_program_among(
+            lengths, program, num_programs, window, SEQS, VARIANT
+        )
+    return tile, end, per_program, sequence, before
 
 
 @jit
-def share_of_some(lengths, program, num_programs, window, COUNT: gl.constexpr, VARIANT: gl.constexpr):
-    """As `share_of`, by COUNT sequences at a time."""
+def tiles_of_program_among(lengths, program, num_programs, window, COUNT: gl.constexpr, VARIANT: gl.constexpr):
+    """Compute `tiles_of_program` with COUNT sequences at a time."""
     num_seqs = lengths[2]
     index, tiles = tiles_of_some(lengths, num_seqs * 0, window, COUNT, VARIANT)
     base = gl.sum(tiles, axis=0)
@@ -78,8 +98,8 @@ def share_of_some(lengths, program, num_programs, window, COUNT: gl.constexpr, V
     for begin in range(COUNT, num_seqs, COUNT):
         _others, more = tiles_of_some(lengths, begin, window, COUNT, VARIANT)
         total += gl.sum(more, axis=0)
-    share = gl.maximum((total + num_programs - 1) // num_programs, 1)
-    tile = program * share
+    per_program = gl.maximum((total + num_programs - 1) // num_programs, 1)
+    tile = program * per_program
     passed = (index < num_seqs) & (ends <= tile)
     sequence = gl.sum(passed.to(gl.int32), axis=0)
     before = gl.sum(gl.where(passed, tiles, 0), axis=0)
@@ -89,7 +109,7 @@ def share_of_some(lengths, program, num_programs, window, COUNT: gl.constexpr, V
         sequence += gl.sum(passed.to(gl.int32), axis=0)
         before += gl.sum(gl.where(passed, more, 0), axis=0)
         base += gl.sum(more, axis=0)
-    return tile, gl.minimum(tile + share, total), share, sequence, before
+    return tile, gl.minimum(tile + per_program, total), per_program, sequence, before
 
 
 @jit
@@ -111,17 +131,17 @@ def heads_of_row(row, VARIANT: gl.constexpr):
 
 
 @jit
-def start_place(lengths, sequence, offset, window, VARIANT: gl.constexpr):
-    """The place of a sequence's tile: the sequence, then as `sequence_at`, row and number of the tile in the row."""
+def start_cursor(lengths, sequence, offset, window, VARIANT: gl.constexpr):
+    """Return the cursor of a sequence's tile: the sequence, then as `sequence_at`, the row, the index in the row."""
     query, rows, keys, tiles, first = sequence_at(lengths, sequence, window, VARIANT)
     row = offset // gl.maximum(tiles, 1)
     return sequence, query, rows, keys, tiles, first, row, offset - row * tiles
 
 
 @jit
-def next_row(place, lengths, window, VARIANT: gl.constexpr):
-    """The place of the first tile of the next row; behind the last one it has no tiles."""
-    sequence, query, rows, keys, tiles, first, row, _block = place
+def next_row(cursor, lengths, window, VARIANT: gl.constexpr):
+    """Return the cursor of the next row's first tile; after the last row it has no tiles."""
+    sequence, query, rows, keys, tiles, first, row, _block = cursor
     row += 1
     if row == lengths[3]:
         row = row * 0
@@ -134,12 +154,12 @@ def next_row(place, lengths, window, VARIANT: gl.constexpr):
 
 
 @jit
-def next_tile(place, lengths, window, VARIANT: gl.constexpr):
-    sequence, query, rows, keys, tiles, first, row, block = place
+def next_tile(cursor, lengths, window, VARIANT: gl.constexpr):
+    sequence, query, rows, keys, tiles, first, row, block = cursor
     block += 1
     if block == tiles:
-        place = next_row(place, lengths, window, VARIANT)
-        sequence, query, rows, keys, tiles, first, row, block = place
+        cursor = next_row(cursor, lengths, window, VARIANT)
+        sequence, query, rows, keys, tiles, first, row, block = cursor
     return sequence, query, rows, keys, tiles, first, row, block
 
 
@@ -187,7 +207,7 @@ def make_ring(dtype: gl.constexpr, VARIANT: gl.constexpr):
 
 @jit
 def start_state(HEADS: gl.constexpr, MMA: gl.constexpr, VARIANT: gl.constexpr):
-    """What `attend_tile` goes on from before the first tile."""
+    """Return the state of `attend_tile` before the first tile."""
     CHUNKS: gl.constexpr = VARIANT.chunks
     acc = ()
     for _c in gl.static_range(CHUNKS):
@@ -198,8 +218,8 @@ def start_state(HEADS: gl.constexpr, MMA: gl.constexpr, VARIANT: gl.constexpr):
 
 
 @jit
-def fetch(place, tile, first_tile, end, stage, maps, table, ring, lengths, window, VARIANT: gl.constexpr):
-    """Start the copies of a tile of the share, if there is one. Returns the place of the next.
+def fetch(cursor, tile, first_tile, end, stage, maps, table, ring, lengths, window, VARIANT: gl.constexpr):
+    """Start the copies of a tile of this program, if there is one. Returns the cursor of the next.
 
     The first tile of a row brings the queries. A tile lies in one page; page-table entries past a sequence's last page
     are not read. Where a sequence has no key, nothing is copied and the barriers open at once.
@@ -211,7 +231,7 @@ def fetch(place, tile, first_tile, end, stage, maps, table, ring, lengths, windo
     page_table, stride_table = table
     queries, keys_ring, values, k_full, v_full = ring
     if tile < end:
-        sequence, query, _rows, keys, _tiles, first, row, block = place
+        sequence, query, _rows, keys, _tiles, first, row, block = cursor
         head, first_member = heads_of_row(row, VARIANT)
         key = (first + block) * VARIANT.block_n
         has_keys = keys > 0
@@ -235,8 +255,8 @@ def fetch(place, tile, first_tile, end, stage, maps, table, ring, lengths, windo
         for c in gl.static_range(CHUNKS):
             v_box = values.index(stage * CHUNKS + c).reshape([1, VARIANT.heads, VARIANT.block_n, D])
             tma.async_copy_global_to_shared(v_desc, [page, head, slot, c * D], v_bar, v_box, pred=has_keys)
-        place = next_tile(place, lengths, window, VARIANT)
-    return place
+        cursor = next_tile(cursor, lengths, window, VARIANT)
+    return cursor
 
 
 @jit
@@ -252,7 +272,7 @@ def load_queries(ring, stage, HEADS: gl.constexpr, LAYOUT: gl.constexpr, VARIANT
 
 @jit
 def positions_of(key, x, KEYS: gl.constexpr, VARIANT: gl.constexpr):
-    """Of the keys of a tile from `key` on along axis KEYS, 1 or 2, of x; where heads share them, all have the same."""
+    """Return positions of the keys of a tile from `key` on, along axis KEYS (1 or 2) of x; heads may share them."""
     LAYOUT: gl.constexpr = x.type.layout
     n = gl.arange(0, x.shape[KEYS], layout=gl.SliceLayout(0, gl.SliceLayout(3 - KEYS, LAYOUT)))
     n = key + gl.expand_dims(gl.expand_dims(n, 0), 3 - KEYS)

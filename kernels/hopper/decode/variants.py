@@ -94,7 +94,7 @@ class DecodeVariant:
 
     @property
     def warps(self) -> int:
-        """Of a program."""
+        """The number of warps of a program."""
         return self.heads * self.column_warps * self.key_groups
 
     @property
@@ -104,7 +104,7 @@ class DecodeVariant:
 
     @property
     def chunks(self) -> int:
-        """That hold dims of the head."""
+        """The number of chunks that hold dims of the head."""
         return -(-self.head_dim // self.chunk_d)
 
     @property

@@ -56,7 +56,7 @@ def block_pages(table, first, begin, num_keys, VARIANT: gl.constexpr):
 
 @jit
 def page_at(pages, box):
-    """Of a lane, not a scalar load: ptxas would wait for that where it stands, and nothing would be ahead."""
+    """Return a page number loaded by a lane: ptxas waits at once for a scalar load, so that nothing would be ahead."""
     return gl.max(gl.where(gl.arange(0, 32, layout=LANES) == box, pages, -1), axis=0)
 
 
@@ -154,7 +154,7 @@ def produce_pages(maps, pages, group, tiles, queries, keys, values, VARIANT: gl.
 
 @jit
 def wait_for_launch_before():
-    """Until what the launch before wrote can be read. From here on the next one may start, and wait in its turn."""
+    """Wait until writes of the previous launch can be read, and let the next launch start."""
     gl.inline_asm_elementwise(
         "griddepcontrol.wait; griddepcontrol.launch_dependents; mov.b32 $0, 0;", "=r,r", [gl.to_tensor(0)],
         dtype=gl.int32, is_pure=False, pack=1,

@@ -1,4 +1,4 @@
-"""How `gluon.extend.hopper` is launched.
+"""Launches of `gluon.extend.hopper`.
 
 Two to four launches a call, as the host's bounds say: the plan; its splitting; the attention; the sum of the parts.
 Each starts before the one before it has ended, and waits for it. Nothing is read back by the host, so that a CUDA graph
@@ -59,7 +59,7 @@ _KERNELS: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What the host knows of a batch's tiles.
+    """Bounds of a batch's tiles that the host can compute.
 
     tile_heads  heads that tiles are made for: KV heads where query heads are packed
     max_blocks  row blocks, at most
@@ -78,7 +78,7 @@ class Work:
 
 
 def is_long_work(num_tokens: int, num_heads: int, batch: AttentionBatch, variant: Variant, num_processors: int) -> bool:
-    """Whether there is work for tiles of three consumers, and their rows would be mostly full."""
+    """Return whether tiles of three consumers have enough work, and rows that are mostly full."""
     tiles = num_tokens * num_heads / _LONG_BLOCK / num_processors
     return tiles * batch.max_context >= _LONG_WORK and num_tokens * variant.pack >= _LONG_ROWS * batch.num_seqs
 
@@ -127,7 +127,7 @@ def tiles_of(plan: Tensor, work: Work) -> Tensor:
 def combine_parts(
     plan: Tensor, scratch: tuple[Tensor, Tensor], out: Tensor, flags: AttentionFlags, variant: Variant, work: Work
 ) -> partial[None]:
-    """What fills the rows of `out` whose keys were split, each time that it is called."""
+    """Return the launch that fills the rows of `out` whose keys were split; it may be called repeatedly."""
     stride_row, stride_head, _ = out.stride()
     constants = _combine_constants(variant, (stride_row, stride_head), flags.sinks is not None)
     grid = (
@@ -305,7 +305,7 @@ def head_counts(group: int, batch: AttentionBatch, variant: Variant, work: Work)
 
 
 def rows_of_page(strides: tuple[int, ...]) -> int:
-    """How many rows a page is from the next one."""
+    """Return the distance between two pages, in rows."""
     return strides[0] // strides[1]
 
 
@@ -318,14 +318,14 @@ def as_rows(pages: Tensor) -> Tensor:
 
 @lru_cache(maxsize=256)
 def are_rows(strides: tuple[int, ...], itemsize: int) -> bool:
-    """Whether pages lie whole rows apart, as in one pool or side by side with others, and TMA can address the rows."""
+    """Return whether TMA can address rows of pages that lie whole rows apart (in one pool, or beside others)."""
     stride_page, *of_rows = strides
     return is_addressable(tuple(of_rows), itemsize) and stride_page >= 0 and stride_page % of_rows[0] == 0
 
 
 @lru_cache(maxsize=64)  # kept for the next step
 def page_maps(kernel: Loaded, shape: tuple[int, ...], k_strides: tuple[int, ...], v_strides: tuple[int, ...]) -> Maps:
-    """Of pages as rows [rows, kv_heads, head_dim]: values with a bound that every copy chooses for itself."""
+    """Return maps of pages as rows [rows, kv_heads, head_dim]; every copy of values chooses its own bound."""
     num_pages, page_size, num_heads, head_dim = shape
 
     def dims(strides: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -335,7 +335,7 @@ def page_maps(kernel: Loaded, shape: tuple[int, ...], k_strides: tuple[int, ...]
 
 
 class Operands(NamedTuple):
-    """What is compiled in of the attention's tensors: q, k and v by dtype, and out's strides."""
+    """Compiled-in properties of the attention's tensors: dtypes of q, k and v, strides of out, pointer classes."""
 
     dtypes: tuple[torch.dtype, torch.dtype, torch.dtype]
     out: PointerClass | None

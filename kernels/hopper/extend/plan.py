@@ -91,8 +91,9 @@ def choose_parts(
     lengths, listed, index, num_blocks, max_parts, num_heads, num_processors,
     CHOICES: tl.constexpr, PART_COST: tl.constexpr, COMBINE_COST: tl.constexpr,
 ):  # fmt: skip
-    """How row blocks of such lengths (in blocks of keys) are split: the first that is, keys of a part, and what share
-    of its keys each gives away.
+    """Choose how row blocks of these lengths (in key blocks) are split.
+
+    Returns the first block that is split, the keys of a part, and the fraction of its keys that each gives away.
 
     A choice: how many parts the longest tile has, up to 24 one by one. The last quarter leaves whole waves of tiles
     whole, and splits the rest. A gift is the first keys of each tile of the last wave, for the processors that would

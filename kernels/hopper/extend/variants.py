@@ -51,7 +51,7 @@ def _extend_variant(
 
 @lru_cache
 def longer(variant: Variant) -> Variant:
-    """Of a variant of extend, the one for much work: itself but at 64 without window, softcap and spans.
+    """Return the variant of extend for much work: `variant` itself but at 64 without window, softcap and spans.
 
     Three consumers are up to 3 % faster there, if their larger tiles leave no multiprocessors without work; under a
     softcap 6 % slower. With P V first they keep two words of a tile's end elsewhere; else it would be 29 (ptxas 12.8).
@@ -64,7 +64,7 @@ def longer(variant: Variant) -> Variant:
 
 @lru_cache
 def whole(variant: Variant) -> Variant:
-    """Of a variant of extend, the one for a batch of which nothing is split: another at 128.
+    """Return the variant of extend for a batch without split keys: another one at 128 only.
 
     It gives 5-6 % over one like that for parts without lazy rescaling, which still serves under a softcap: there nobody
     has measured it (H200).

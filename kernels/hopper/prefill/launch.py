@@ -1,4 +1,4 @@
-"""How `gluon.prefill.hopper` is launched: the plan (schedule.py), then the attention.
+"""Launches of `gluon.prefill.hopper`: the plan (schedule.py), then the attention.
 
 Nothing is read back by the host; all that a call needs besides its arguments is the plan's tensor, allocated on the
 current stream. Kernels are looked up by what is compiled in.

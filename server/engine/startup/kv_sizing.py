@@ -1,24 +1,17 @@
-"""What a runner is made of, and how many pages of the KV cache there is room for."""
+"""How many pages of the KV cache there is room for."""
 
 import os
-from dataclasses import dataclass, field
+from collections.abc import Callable
 
 import torch
 
-from kernels.device import torch_dtype
-from kernels.linear.fallbacks import MatmulFallbacks
 from qualification.model.config import ModelConfig, kv_bytes_per_token, num_parameters
-from server.engine.attention.dispatch import Dispatcher
 from server.engine.attention.launch_errors import blaming
-from server.engine.execution.graph_keys import GraphSizes, graph_keys, graph_sizes
+from server.engine.execution.graph_keys import GraphSizes, graph_keys
 from server.engine.execution.runner import ModelRunner
-from server.engine.execution.sampling import SampledTokens
-from server.engine.execution.worker import Worker
 from server.engine.startup.limits import LEAST_MODEL_LEN, EngineLimits
 from server.engine.startup.warmup import measure_peak_bytes
 from server.errors import ModelError, SettingsError
-from server.model.decoder import Decoder
-from server.model.kv_cache import KVCache
 from server.settings import Settings
 
 _DEFAULT_CPU_KV_TOKENS = 65536
@@ -26,54 +19,33 @@ _DEFAULT_CPU_KV_TOKENS = 65536
 _GRAPH_BYTES_A_LAYER = 128 * 1024
 
 
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """What a runner is made of besides its cache."""
+def num_pages(
+    settings: Settings,
+    config: ModelConfig,
+    limits: EngineLimits,
+    device: torch.device,
+    *,
+    sizes: GraphSizes | None,
+    small_runner: Callable[[], ModelRunner],
+) -> int:
+    """Return the pages of the KV cache: what the settings say, or what the memory takes.
 
-    config: ModelConfig
-    limits: EngineLimits
-    decoder: Decoder
-    dispatcher: Dispatcher
-    device: torch.device
-    graph_sizes: GraphSizes | None  # None where steps are not replayed
-    matmul_fallbacks: MatmulFallbacks = field(default_factory=MatmulFallbacks)
-
-    def cache(self, num_pages: int) -> KVCache:
-        dtype = torch_dtype(self.limits.kv_dtype)
-        return KVCache.allocate(self.config, num_pages, self.limits.page_size, dtype, self.device)
-
-    def worker(self, kv: KVCache) -> Worker:
-        num_rows = max(self.limits.max_num_seqs, self.graph_sizes.max_sampled if self.graph_sizes else 0)
-        return Worker(self.decoder, kv, self.dispatcher, SampledTokens(num_rows, self.device))
-
-    def runner(self, kv: KVCache) -> ModelRunner:
-        return ModelRunner(self.worker(kv))
-
-
-def sizes_of_graphs(config: ModelConfig, limits: EngineLimits, max_context: int) -> GraphSizes:
-    return graph_sizes(
-        config,
-        max_num_seqs=limits.max_num_seqs,
-        max_num_batched_tokens=limits.max_num_batched_tokens,
-        max_context=max_context,
-    )
-
-
-def num_pages(settings: Settings, parts: Parts) -> int:
-    """Pages of the KV cache: what the settings say, or what the memory takes. Raises SettingsError when too few."""
-    limits, device = parts.limits, parts.device
-    page_bytes = limits.page_size * kv_bytes_per_token(parts.config, limits.kv_dtype)
+    sizes         of the graphs that will be captured; None without graphs
+    small_runner  makes a runner with one page, to measure the memory of the largest step on a GPU
+    Raises SettingsError when there are too few.
+    """
+    page_bytes = limits.page_size * kv_bytes_per_token(config, limits.kv_dtype)
     if settings.kv_cache_tokens is not None:
         count = settings.kv_cache_tokens // limits.page_size
         _check_size(count * page_bytes, device)
     elif device.type == "cpu":
         count = -(-max(_DEFAULT_CPU_KV_TOKENS, limits.max_model_len) // limits.page_size)
     else:
-        peak_bytes = _peak_bytes(parts) + _graph_bytes(parts)
+        peak_bytes = _peak_bytes(small_runner(), limits, device) + _graph_bytes(config, limits, sizes)
         torch.cuda.empty_cache()
         free_bytes, total_bytes = torch.cuda.mem_get_info(device)
-        kept_bytes = int(total_bytes * (1 - settings.gpu_memory_utilization))
-        count = max(0, free_bytes - kept_bytes - peak_bytes) // page_bytes
+        spared_bytes = int(total_bytes * (1 - settings.gpu_memory_utilization))
+        count = max(0, free_bytes - spared_bytes - peak_bytes) // page_bytes
     _check_room(settings, limits, count * limits.page_size)
     return count
 
@@ -94,10 +66,9 @@ def _check_room(settings: Settings, limits: EngineLimits, num_tokens: int) -> No
     raise SettingsError(f"{cause} gives room for {num_tokens} tokens, in pages of {limits.page_size}: {needed}")
 
 
-def _peak_bytes(parts: Parts) -> int:
-    runner = parts.runner(parts.cache(1))
+def _peak_bytes(runner: ModelRunner, limits: EngineLimits, device: torch.device) -> int:
     with blaming(runner.suspects):
-        return measure_peak_bytes(runner, parts.limits, parts.device)
+        return measure_peak_bytes(runner, limits, device)
 
 
 def check_weights_fit(config: ModelConfig, limits: EngineLimits, device: torch.device) -> None:
@@ -126,12 +97,11 @@ def _total_bytes(device: torch.device) -> int:
     return int(torch.cuda.mem_get_info(device)[1])
 
 
-def _graph_bytes(parts: Parts) -> int:
-    """About what the graphs will take: their results, their largest step, and what the driver keeps for each."""
-    sizes, config = parts.graph_sizes, parts.config
+def _graph_bytes(config: ModelConfig, limits: EngineLimits, sizes: GraphSizes | None) -> int:
+    """Estimate what the graphs will take: their results, their largest step, and the driver's memory for each."""
     if sizes is None:
         return 0
     keys = graph_keys(sizes)
     numbers_a_token = 3 * max(layer.feed_forward.width for layer in config.layers) + 8 * config.hidden_size
     num_bytes = 4 * sizes.max_sampled * config.vocab_size + len(keys) * config.num_layers * _GRAPH_BYTES_A_LAYER
-    return num_bytes + keys[0].num_tokens * numbers_a_token * parts.limits.dtype.num_bytes
+    return num_bytes + keys[0].num_tokens * numbers_a_token * limits.dtype.num_bytes

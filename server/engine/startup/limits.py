@@ -8,6 +8,7 @@ from kernels.shape import Dtype
 from qualification.decision.defaults import BATCHED_TOKENS, PAGE_SIZE, served_dtype
 from qualification.decision.model_shapes import ServingLimits
 from qualification.model.config import ModelConfig, num_parameters
+from server.engine.execution.graph_keys import GraphSizes, graph_sizes
 from server.errors import SettingsError
 from server.settings import DeviceChoice, DtypeChoice, Settings
 
@@ -45,14 +46,28 @@ class EngineLimits:
         )
 
 
-def choose_device(settings: Settings) -> torch.device:
-    """Raises SettingsError where CUDA is asked for and there is none."""
+def sizes_of_graphs(config: ModelConfig, limits: EngineLimits, max_context: int) -> GraphSizes:
+    """Return the sizes of the graphs of an engine whose contexts are at most `max_context` tokens."""
+    return graph_sizes(
+        config,
+        max_num_seqs=limits.max_num_seqs,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
+        max_context=max_context,
+    )
+
+
+def choose_device(settings: Settings, rank: int = 0) -> torch.device:
+    """Return the device of a rank. Raises SettingsError where CUDA is asked for and there is no such device."""
     has_cuda = torch.cuda.is_available()
     if settings.device is DeviceChoice.CUDA and not has_cuda:
         raise SettingsError(
             "--device is cuda, but torch sees no CUDA device here: give this process a GPU, or serve with --device cpu"
         )
-    return torch.device("cpu" if settings.device is DeviceChoice.CPU or not has_cuda else "cuda")
+    if settings.device is DeviceChoice.CPU or not has_cuda:
+        return torch.device("cpu")
+    if rank >= torch.cuda.device_count():
+        raise SettingsError(f"rank {rank} needs a GPU of its own, torch sees {torch.cuda.device_count()}")
+    return torch.device("cuda", rank)
 
 
 def choose_limits(settings: Settings, config: ModelConfig, device: torch.device) -> EngineLimits:

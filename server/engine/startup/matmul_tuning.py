@@ -13,8 +13,7 @@ from kernels.linear.cublaslt import CublasLt, CublasLtError, load_library
 from kernels.linear.fallbacks import MatmulFallback, MatmulFallbacks
 from kernels.linear.tuned import sizes_up_to
 from server.engine.execution.graph_keys import graph_keys
-from server.engine.startup.kv_sizing import sizes_of_graphs
-from server.engine.startup.limits import EngineLimits
+from server.engine.startup.limits import EngineLimits, sizes_of_graphs
 from server.model.decoder import Decoder
 
 logger = logging.getLogger(__name__)

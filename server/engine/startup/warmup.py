@@ -19,7 +19,7 @@ from server.protocol.messages import SamplingParams
 
 _GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
 # Every part of the sampler.
-_HUNGRY = SamplingParams(max_tokens=1, top_p=0.9, min_p=0.01, repetition_penalty=1.1)
+_FULL_SAMPLER = SamplingParams(max_tokens=1, top_p=0.9, min_p=0.01, repetition_penalty=1.1)
 _TIMED_TOKENS = 256  # of the prompt that is timed: an eighth of the longest step by default
 _LEAST_QUERY = 17  # tokens of a probe's query, where the bucket allows it: more than one, and no whole tile
 _LEAST_CONTEXT = 33  # tokens of context before it
@@ -72,7 +72,7 @@ def warm_up(
         for rows in batches:
             runner.launch(synthetic_batch(rows, limits.page_size)).result()
     for num_rows in {1, min(2, limits.max_num_seqs)} if is_cuda else ():
-        runner.launch(synthetic_batch([(1, 1)] * num_rows, limits.page_size, _HUNGRY)).result()
+        runner.launch(synthetic_batch([(1, 1)] * num_rows, limits.page_size, _FULL_SAMPLER)).result()
 
 
 def estimate_longest_step_s(runner: Runner, limits: EngineLimits, clock: Callable[[], float] = time.monotonic) -> float:
@@ -132,7 +132,7 @@ def measure_peak_bytes(runner: Runner, limits: EngineLimits, device: torch.devic
         rows.append((length, length))
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
-    runner.launch(synthetic_batch(rows, limits.page_size, _HUNGRY)).result()
+    runner.launch(synthetic_batch(rows, limits.page_size, _FULL_SAMPLER)).result()
     return torch.cuda.max_memory_allocated(device) - before
 
 

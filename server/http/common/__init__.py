@@ -1,1 +1,1 @@
-"""What all routes share: JSON bodies, their validation, and the document of the API."""
+"""Shared by all routes: JSON bodies, their validation, and the document of the API."""

@@ -1,4 +1,4 @@
-"""What /v1/completions and /v1/chat/completions do with a request: check, tokenize, admit, generate, answer."""
+"""The steps of /v1/completions and /v1/chat/completions: check a request, tokenize, admit, generate, answer."""
 
 import asyncio
 import itertools
@@ -105,7 +105,7 @@ async def _prepare(edge: Edge, kind: Kind, ready: EngineReady, context: RequestC
 
 
 def _direct_stream(request: Request, shape: AnswerFormat) -> DirectStream | None:
-    """None where another server than ours has made the request."""
+    """Make the direct way of a stream's tokens; None where another server than ours has made the request."""
     writer = writer_of(request.scope)
     if writer is None:
         return None

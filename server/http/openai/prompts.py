@@ -91,7 +91,7 @@ def check_lengths(
 def sampling_of(
     fields: GenerationRequest, max_tokens: int, vocab_size: int, defaults: SamplingDefaults, *, choice: int = 0
 ) -> SamplingParams:
-    """Of one of a prompt's choices: each has the seed after the one before it, as far as there is a seed.
+    """Return the sampling of one of a prompt's choices: each has the seed after the one before it, if there is one.
 
     Raises InvalidValue for limits that depend on the model or on one another.
     """
@@ -116,5 +116,5 @@ def sampling_of(
 
 
 def _first(asked: float | None, recommended: float | None, otherwise: float) -> float:
-    """What the request asks for, else what the model's authors recommend, else OpenAI's default."""
+    """Return the request's own value, else the one that the model's authors recommend, else OpenAI's default."""
     return asked if asked is not None else recommended if recommended is not None else otherwise

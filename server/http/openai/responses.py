@@ -21,7 +21,7 @@ class UsageCounts(Answer):
 
 
 class PromptLogprobs(Answer):
-    """Of the prompt with `echo`. Nothing precedes the first token, so it has none."""
+    """Log probabilities of the prompt, with `echo`. Nothing precedes the first token, so it has none."""
 
     tokens: list[str]
     token_logprobs: list[float | None]

@@ -76,7 +76,7 @@ def operator_routes(edge: Edge) -> APIRouter:
 
 
 def order_routes(edge: Edge) -> APIRouter:
-    """What operators order the engine to do; answered when it is done, between two steps."""
+    """Orders to the engine; answered when it has carried them out, between two steps."""
     router = APIRouter(route_class=PlainRoute, tags=["operators"])
     quarantine = takes(QuarantineRequest, NotFound, Conflict, NotReady)
 

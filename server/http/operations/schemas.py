@@ -1,4 +1,4 @@
-"""What operators send, and what they are answered."""
+"""Requests and answers of the routes for probes and operators."""
 
 from typing import Any, ClassVar, Literal
 
@@ -89,7 +89,7 @@ class Attestation(Report):
     trigger: str = Field(description="start, request or timer.")
     result: str = Field(description="The worst of the batches'.")
     at: float = Field(description="Unix seconds.")
-    busy_s: float = Field(description="Seconds for which the engine served nobody.")
+    busy_s: float = Field(description="Seconds for which the engine made no step.")
     batches: list[AttestedBatchReport]
     quarantined: list[tuple[str, str]] = Field(description="(path, shape) pairs that serve no more.")
 

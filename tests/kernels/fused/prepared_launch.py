@@ -19,7 +19,7 @@ from kernels.fused.rope_kv import _rope_and_write_kv_kernel, rope_and_write_kv
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "hopper"))
 
-from gluon_launch import _Launcher, _Recording
+from gluon_launch import Launcher, Recording
 
 
 class Gpu(torch.Tensor):
@@ -60,17 +60,17 @@ OPS: dict[str, tuple[Any, Callable[[], object]]] = {
 def watched(kernel: Any, op: Callable[[], object]) -> dict[str, object]:
     """The op twice, then its kernel through Triton's binder with what was launched."""
     cache = kernel.device_caches[0][0]
-    _Launcher.launches.clear()
+    Launcher.launches.clear()
     before = len(cache)
     op()
     op()
     compiled = len(cache) - before
-    taken, given = _Launcher.launches[-1]
-    return {"compiled": compiled, "launches": len(_Launcher.launches), "arguments": [taken, len(given)]}
+    taken, given = Launcher.launches[-1]
+    return {"compiled": compiled, "launches": len(Launcher.launches), "arguments": [taken, len(given)]}
 
 
 def main() -> None:
-    driver.set_active(_Recording())
+    driver.set_active(Recording())
     found = {name: watched(*op) for name, op in OPS.items()}
     caches = {kernel: len(kernel.device_caches[0][0]) for kernel, _ in OPS.values()}
     sizes = {"SIZE": 4096, "BLOCK": 4096, "HAS_RESIDUAL": True, "num_warps": 8}

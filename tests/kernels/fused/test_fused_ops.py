@@ -234,7 +234,7 @@ def test_keys_that_do_not_lie_behind_the_queries_are_turned_too() -> None:
     assert torch.equal(apart.k_pages.nan_to_num(), case.k_pages.nan_to_num())
 
 
-def test_a_slot_beyond_2_to_the_31_elements_is_addressed_in_64_bits() -> None:
+def test_a_slot_beyond_2_to_the_31_elements_is_addressed() -> None:
     """The cache is virtual memory that is never touched but at its last slot: 2^31 fp16 elements and a page."""
     slots, width = 2**31 // 256 + 16, 256
     k_pages = torch.empty(slots // 16, 16, 1, width, dtype=torch.float16)

@@ -25,7 +25,7 @@ from kernels.sampling.draw_kernels import (
     narrow_kernel,
     refine_kernel,
 )
-from kernels.sampling.penalties import _clear_kernel, _mark_kernel, _penalise_kernel
+from kernels.sampling.penalties import clear_kernel, mark_kernel, penalise_kernel
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "hopper"))
 
@@ -36,12 +36,12 @@ HALF, FLOAT, INT, LONG, BOOL = (
     torch.empty(16, dtype=dtype) for dtype in (torch.bfloat16, torch.float32, torch.int32, torch.int64, torch.bool)
 )
 OVERLAP = {"OVERLAPS": True, "launch_pdl": True}
-PLACE = (VOCAB, VOCAB, 8192, 4, draw._MAX_SPLITS)
-BLOCK = {"BLOCK": draw._BLOCK}
-SUB_BINS = {"SUB_BINS": draw._SUB_BINS}
+PLACE = (VOCAB, VOCAB, 8192, 4, draw.MAX_SPLITS)
+BLOCK = {"BLOCK": draw.BLOCK}
+SUB_BINS = {"SUB_BINS": draw.SUB_BINS}
 LIMITS = (FLOAT, LONG, FLOAT)  # temperature, top_k, top_p
 PARTS = (FLOAT, FLOAT, INT, FLOAT, FLOAT, INT, FLOAT, INT)
-DRAW = {"MAX_SPLITS": draw._MAX_SPLITS, "FAST": True}
+DRAW = {"MAX_SPLITS": draw.MAX_SPLITS, "FAST": True}
 
 
 def compile_all() -> dict[str, Any]:
@@ -60,22 +60,22 @@ def compile_all() -> dict[str, Any]:
             *heads, **rope, HAS_NORM=True, REST=32, BLOCK_REST=32, **OVERLAP, **grid
         ),
         "rope": _rope_and_write_kv_kernel.warmup(*heads, **rope, HAS_NORM=True, **OVERLAP, **grid),
-        "clear marks": _clear_kernel.warmup(INT, LONG, LONG, 800, VOCAB, 512, **grid),
-        "mark": _mark_kernel.warmup(INT, LONG, LONG, 800, 500, VOCAB, 1 << 30, 512, **grid),
-        "penalise": _penalise_kernel.warmup(
+        "clear marks": clear_kernel.warmup(INT, LONG, LONG, 800, VOCAB, 512, **grid),
+        "mark": mark_kernel.warmup(INT, LONG, LONG, 800, 500, VOCAB, 1 << 30, 512, **grid),
+        "penalise": penalise_kernel.warmup(
             FLOAT, INT, LONG, FLOAT, FLOAT, FLOAT, LONG, LONG, 800, VOCAB, VOCAB, 1 << 30, 512,
             enable_fp_fusion=False, **grid,
         ),
         "best": best_kernel.warmup(FLOAT, FLOAT, INT, *PLACE[:4], **BLOCK, num_warps=8, **grid),
         "count": count_kernel.warmup(
-            FLOAT, FLOAT, INT, INT, FLOAT, *LIMITS, *PLACE, **draw._BINS, **BLOCK, num_warps=4, **grid
+            FLOAT, FLOAT, INT, INT, FLOAT, *LIMITS, *PLACE, **draw.BINS, **BLOCK, num_warps=4, **grid
         ),
-        "bracket": bracket_kernel.warmup(INT, FLOAT, INT, LONG, FLOAT, VOCAB, **draw._BINS, num_warps=4, **grid),
+        "bracket": bracket_kernel.warmup(INT, FLOAT, INT, LONG, FLOAT, VOCAB, **draw.BINS, num_warps=4, **grid),
         "refine": refine_kernel.warmup(
-            FLOAT, FLOAT, INT, INT, INT, FLOAT, *LIMITS, *PLACE, **draw._BINS, **SUB_BINS, **BLOCK, num_warps=4, **grid
+            FLOAT, FLOAT, INT, INT, INT, FLOAT, *LIMITS, *PLACE, **draw.BINS, **SUB_BINS, **BLOCK, num_warps=4, **grid
         ),
         "narrow": narrow_kernel.warmup(
-            INT, INT, FLOAT, INT, FLOAT, LONG, FLOAT, VOCAB, **draw._BINS, **SUB_BINS, num_warps=4, **grid
+            INT, INT, FLOAT, INT, FLOAT, LONG, FLOAT, VOCAB, **draw.BINS, **SUB_BINS, num_warps=4, **grid
         ),
         "draw": draw_kernel.warmup(
             *PARTS, *LIMITS, FLOAT, LONG, LONG, *PLACE[:4], **DRAW, **BLOCK, num_warps=8, **grid

@@ -6,7 +6,7 @@ A program of its own: where Triton's interpreter is on, as in the tests of this 
 import json
 
 import torch
-from gluon_compile import _Hopper
+from gluon_compile import Hopper
 from gluon_sass import count, disassemble
 from triton.runtime import driver
 
@@ -30,7 +30,7 @@ _IN_PTX = (
 
 
 def main() -> None:
-    driver.set_active(_Hopper())
+    driver.set_active(Hopper())
     results = {}
     tensor, lengths = (torch.bfloat16, 0), (torch.int32, 0)
     for name, (head_dim, heads, queries, page_size, values) in CASES.items():

@@ -18,7 +18,7 @@ from kernels.hopper.variants import LONG, Variant, variant_of
 from kernels.tma.pointers import pointer_class
 
 
-class _Hopper:
+class Hopper:
     """As much of a driver as a compilation asks for."""
 
     def get_current_device(self) -> int:
@@ -32,7 +32,7 @@ class _Hopper:
 
 
 # name: (head dim, dtype, whether queries follow a context, flags)
-_SINKS, _SPANS = torch.zeros(8), torch.zeros(256, 2, dtype=torch.int32)
+SINKS, SPANS = torch.zeros(8), torch.zeros(256, 2, dtype=torch.int32)
 CASES = {
     "d64": (64, torch.bfloat16, False, {}),
     "d64 long": (64, torch.bfloat16, False, {}),
@@ -41,16 +41,16 @@ CASES = {
     "d64 long softcap": (64, torch.bfloat16, False, {"softcap": 30.0}),
     "d80": (80, torch.bfloat16, False, {}),
     "d192": (192, torch.bfloat16, False, {}),
-    "d192 offset window spans": (192, torch.bfloat16, True, {"window": 1000, "spans": _SPANS}),
+    "d192 offset window spans": (192, torch.bfloat16, True, {"window": 1000, "spans": SPANS}),
     "d128": (128, torch.bfloat16, False, {}),
     "d256": (256, torch.bfloat16, False, {}),
     "d96 fp16": (96, torch.float16, False, {}),
     "d128 window": (128, torch.bfloat16, False, {"window": 1000}),
     "d128 offset": (128, torch.bfloat16, True, {}),
-    "d64 softcap sinks": (64, torch.bfloat16, False, {"softcap": 30.0, "sinks": _SINKS}),
-    "d128 spans": (128, torch.bfloat16, False, {"spans": _SPANS}),
+    "d64 softcap sinks": (64, torch.bfloat16, False, {"softcap": 30.0, "sinks": SINKS}),
+    "d128 spans": (128, torch.bfloat16, False, {"spans": SPANS}),
     "d256 window softcap": (256, torch.bfloat16, False, {"window": 1000, "softcap": 50.0}),
-    "d256 window spans": (256, torch.bfloat16, False, {"window": 1000, "spans": _SPANS}),
+    "d256 window spans": (256, torch.bfloat16, False, {"window": 1000, "spans": SPANS}),
 }
 
 
@@ -75,7 +75,7 @@ def copied_bytes(variant: Variant) -> int:
 
 
 def main() -> None:
-    driver.set_active(_Hopper())
+    driver.set_active(Hopper())
     names = sys.argv[1:] or list(CASES)
     results = {}
     for name in names:

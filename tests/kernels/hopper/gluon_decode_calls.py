@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from gluon_compile import _Hopper
+from gluon_compile import Hopper
 from triton.runtime import driver
 
 from kernels.batch import AttentionBatch, AttentionFlags
@@ -20,7 +20,7 @@ PROCESSORS = 132
 ADDRESSES = 1 << 32  # and above: they differ from call to call
 
 
-class _Launcher:
+class Launcher:
     """Stands in for Triton's launcher: keeps every launch, and the arguments of each."""
 
     launches: list[dict[str, Any]] = []  # noqa: RUF012 -- of this program
@@ -45,14 +45,14 @@ class _Launcher:
 
 def _most_clusters(_function: int, _shared_bytes: int, cluster: int) -> int:
     """As on a slice of a GPU where 4 programs of a cluster of 8 have room: of larger ones the driver knows nothing."""
-    if cluster > 8 and not _Recording.is_whole:
+    if cluster > 8 and not Recording.is_whole:
         raise RuntimeError("Triton Error [CUDA]: cluster misconfiguration")
-    return 7 if _Recording.is_whole else 0
+    return 7 if Recording.is_whole else 0
 
 
-class _Recording(_Hopper):
+class Recording(Hopper):
     is_whole = True
-    launcher_cls = _Launcher
+    launcher_cls = Launcher
     utils = SimpleNamespace(
         load_binary=lambda *_: (1, 2, 0, 0, 1024),
         get_device_properties=lambda _: {"max_shared_mem": 232_448},
@@ -63,7 +63,7 @@ class _Recording(_Hopper):
 
 def call(contexts: list[int], *, max_context: int = 4096) -> list[dict[str, Any]]:
     """The launches of one call for sequences of these contexts, one query each."""
-    _Launcher.launches.clear()
+    Launcher.launches.clear()
     num_seqs = len(contexts)
     q = torch.zeros(num_seqs, 8, 64, dtype=torch.bfloat16)
     k, v = torch.zeros(2, 4, 64, 2, 64, dtype=torch.bfloat16)
@@ -75,12 +75,12 @@ def call(contexts: list[int], *, max_context: int = 4096) -> list[dict[str, Any]
         context_lens=torch.tensor(contexts, dtype=torch.int32),
     )
     gluon_decode_launch.run_decode(q, k, v, batch, AttentionFlags(0.1), torch.zeros_like(q))
-    return list(_Launcher.launches)
+    return list(Launcher.launches)
 
 
 def call_of_one(kv_heads: int, *, columns: int = 16) -> dict[str, Any]:
     """What a call for one sequence launches, whose page table has so many columns; whether it gave zeros at once."""
-    _Launcher.launches.clear()
+    Launcher.launches.clear()
     q = torch.zeros(1, 2 * kv_heads, 64, dtype=torch.bfloat16)
     k, v = torch.zeros(2, 4, 64, kv_heads, 64, dtype=torch.bfloat16)
     lengths = torch.tensor([0, 1], dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
@@ -88,23 +88,23 @@ def call_of_one(kv_heads: int, *, columns: int = 16) -> dict[str, Any]:
     batch = AttentionBatch(lengths[0], 1, 64 * columns, page_table=table, context_lens=lengths[1])
     out = torch.ones_like(q)
     gluon_decode_launch.run_decode(q, k, v, batch, AttentionFlags(0.1), out)
-    return {"names": [launch["name"] for launch in _Launcher.launches], "is_zero": not out.any().item()}
+    return {"names": [launch["name"] for launch in Launcher.launches], "is_zero": not out.any().item()}
 
 
 def on_a_slice(kv_heads: int) -> dict[str, Any]:
     """As `call_of_one`, where no cluster has room."""
     gluon_decode_launch.cluster_launcher.cache_clear()
-    _Recording.is_whole = False
+    Recording.is_whole = False
     try:
         return call_of_one(kv_heads)
     finally:
-        _Recording.is_whole = True
+        Recording.is_whole = True
         gluon_decode_launch.cluster_launcher.cache_clear()
 
 
 def layers_of_a_step(layers: int) -> dict[str, object]:
     """Layers with pages and flags of their own, whose batch keeps its plans; every third has an output of its own."""
-    _Launcher.launches.clear()
+    Launcher.launches.clear()
     q = torch.zeros(2, 8, 64, dtype=torch.bfloat16)
     outs = (torch.zeros_like(q), torch.zeros_like(q))
     batch = AttentionBatch(
@@ -121,11 +121,11 @@ def layers_of_a_step(layers: int) -> dict[str, object]:
         k, v = torch.zeros(2, 4, 64, 2, 64, dtype=torch.bfloat16)
         for plans in (batch.plans, None):
             gluon_decode_launch.run_decode(q, k, v, replace(batch, plans=plans), AttentionFlags(0.1), out)
-        *shared, split, combine = map(besides_scratch, _Launcher.given[-4:])
+        *shared, split, combine = map(besides_scratch, Launcher.given[-4:])
         if shared != [split, combine]:
             wrong.append(layer)
     assert batch.plans is not None
-    return {"launches": len(_Launcher.launches), "wrong": wrong, "kept": len(batch.plans)}
+    return {"launches": len(Launcher.launches), "wrong": wrong, "kept": len(batch.plans)}
 
 
 def scratch_of_a_step(layers: int) -> dict[str, int]:
@@ -133,7 +133,7 @@ def scratch_of_a_step(layers: int) -> dict[str, int]:
 
     Each layer has an output of its own, so that none repeats what another one launched.
     """
-    _Launcher.given.clear()
+    Launcher.given.clear()
     q = torch.zeros(2, 8, 64, dtype=torch.bfloat16)
     outs, pages = torch.zeros(layers, 2, 8, 64).to(q), torch.zeros(2, 4, 64, 2, 64, dtype=torch.bfloat16)
     table, context_lens = torch.zeros(2, 64, dtype=torch.int32), torch.tensor([1, 2], dtype=torch.int32)
@@ -141,8 +141,8 @@ def scratch_of_a_step(layers: int) -> dict[str, int]:
     batch = AttentionBatch(starts, 1, 4096, page_table=table, context_lens=context_lens, plans={})
     for out in outs:
         gluon_decode_launch.run_decode(q, *pages, batch, AttentionFlags(0.1), out)
-    scratch = {given[scratch_at(given)] for given in _Launcher.given}
-    return {"launches": len(_Launcher.given), "scratch": len(scratch)}
+    scratch = {given[scratch_at(given)] for given in Launcher.given}
+    return {"launches": len(Launcher.given), "scratch": len(scratch)}
 
 
 def layers_of_one(layers: int) -> dict[str, object]:
@@ -150,7 +150,7 @@ def layers_of_one(layers: int) -> dict[str, object]:
 
     `wrong`: layers whose launch differs from that of a call that keeps nothing.
     """
-    _Launcher.launches.clear()
+    Launcher.launches.clear()
     q = torch.zeros(1, 8, 64, dtype=torch.bfloat16)
     out = torch.zeros_like(q)
     lengths = torch.tensor([0, 1], dtype=torch.int32), torch.tensor([900], dtype=torch.int32)
@@ -163,11 +163,11 @@ def layers_of_one(layers: int) -> dict[str, object]:
         for plans in (batch.plans, None):
             flags = AttentionFlags(0.1, sinks=sinks)
             gluon_decode_launch.run_decode(q, k, v, replace(batch, plans=plans), flags, out)
-        shared, own = _Launcher.given[-2:]
+        shared, own = Launcher.given[-2:]
         if shared != own:
             wrong.append(layer)
     assert batch.plans is not None
-    return {"launches": list(_Launcher.launches), "wrong": wrong, "kept": len(batch.plans)}
+    return {"launches": list(Launcher.launches), "wrong": wrong, "kept": len(batch.plans)}
 
 
 def besides_scratch(given: tuple[Any, ...]) -> list[Any]:
@@ -186,7 +186,7 @@ def num_compiled() -> int:
 
 
 def main() -> None:
-    driver.set_active(_Recording())
+    driver.set_active(Recording())
     gluon_decode_launch.num_processors = lambda _device: PROCESSORS
     short = call([1, 2])
     compiled = [num_compiled()]

@@ -6,7 +6,7 @@ A program of its own: where Triton's interpreter is on, as in the tests of this 
 import json
 
 import torch
-from gluon_compile import _Hopper
+from gluon_compile import Hopper
 from gluon_sass import count, disassemble
 from triton.runtime import driver
 
@@ -32,7 +32,7 @@ _IN_PTX = ("ld.global", "griddepcontrol.wait", "cp.async.bulk.tensor", "griddepc
 
 
 def main() -> None:
-    driver.set_active(_Hopper())
+    driver.set_active(Hopper())
     results = {}
     for name, (head_dim, heads, max_queries, max_context, values) in CASES.items():
         flags = AttentionFlags(0.1, **values)

@@ -7,7 +7,7 @@ import json
 import sys
 
 import torch
-from gluon_compile import _SINKS, _SPANS, _Hopper
+from gluon_compile import SINKS, SPANS, Hopper
 from gluon_findings import findings
 from triton.runtime import driver
 
@@ -17,7 +17,7 @@ from kernels.hopper.extend.variants import extend_variant_of, longer, whole
 from kernels.tma.pointers import pointer_class
 
 # name: (head dim, page size, query heads a KV head, flags)
-_ALL = {"window": 1000, "softcap": 50.0, "sinks": _SINKS, "spans": _SPANS}
+_ALL = {"window": 1000, "softcap": 50.0, "sinks": SINKS, "spans": SPANS}
 CASES = {
     "d64 page 64": (64, 64, 4, {}),
     "d64 long": (64, 64, 4, {}),
@@ -25,10 +25,10 @@ CASES = {
     "d96 whole": (96, 64, 4, {}),
     "d128 page 64": (128, 64, 4, {}),
     "d128 whole": (128, 64, 4, {}),
-    "d136 page 64": (136, 64, 4, {"window": 1000, "spans": _SPANS}),
+    "d136 page 64": (136, 64, 4, {"window": 1000, "spans": SPANS}),
     "d192 page 64": (192, 64, 4, {}),
     "d192 page 16 group 7": (192, 16, 7, _ALL),
-    "d256 page 128": (256, 128, 4, {"sinks": _SINKS}),
+    "d256 page 128": (256, 128, 4, {"sinks": SINKS}),
     "d96 page 16 group 7": (96, 16, 7, _ALL),
 }
 
@@ -48,7 +48,7 @@ def compile_case(name: str, head_dim: int, page_size: int, group: int, flags: At
 
 
 def main() -> None:
-    driver.set_active(_Hopper())
+    driver.set_active(Hopper())
     names = sys.argv[1:] or list(CASES)
     results = {}
     for name in names:

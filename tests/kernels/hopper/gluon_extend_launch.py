@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from gluon_launch import _Launcher, _Recording
+from gluon_launch import Launcher, Recording
 from torch import Tensor
 from triton.runtime import driver
 
@@ -47,7 +47,7 @@ def call(tokens: int, context: int, num_seqs: int = 1) -> tuple[Tensor, Tensor, 
 
 def layers_of_a_step(layers: int) -> dict[str, object]:
     """Layers with pages and sinks of their own, whose batch keeps its plans; every third has an output of its own."""
-    _Launcher.launches.clear()
+    Launcher.launches.clear()
     q = torch.zeros(16, 8, 64, dtype=torch.bfloat16)
     outs = (torch.zeros_like(q), torch.zeros_like(q))
     batch = AttentionBatch(
@@ -64,15 +64,15 @@ def layers_of_a_step(layers: int) -> dict[str, object]:
         k, v = torch.zeros(2, 200, 64, 2, 64, dtype=torch.bfloat16)
         flags = AttentionFlags(0.1, sinks=torch.zeros(8))
         gluon_extend_launch.run_extend(q, k, v, batch, flags, out)
-        shared = _Launcher.launches[-2:]
-        num_shared = len(_Launcher.launches)
+        shared = Launcher.launches[-2:]
+        num_shared = len(Launcher.launches)
         gluon_extend_launch.run_extend(q, k, v, replace(batch, plans=None), flags, out)
-        own = _Launcher.launches[-2:]
-        del _Launcher.launches[num_shared:]
+        own = Launcher.launches[-2:]
+        del Launcher.launches[num_shared:]
         if [besides_plan(arguments) for _, arguments in shared] != [besides_plan(arguments) for _, arguments in own]:
             wrong.append(layer)
     assert batch.plans is not None
-    return {"launches": len(_Launcher.launches), "wrong": wrong, "kept": len(batch.plans)}
+    return {"launches": len(Launcher.launches), "wrong": wrong, "kept": len(batch.plans)}
 
 
 def besides_plan(arguments: tuple[Any, ...]) -> list[Any]:
@@ -86,12 +86,12 @@ def num_compiled() -> int:
 
 
 def main() -> None:
-    driver.set_active(_Recording())
+    driver.set_active(Recording())
     q, k, v, batch = call(16, 9000)
-    launches = list(_Launcher.launches)
-    _Launcher.launches.clear()
+    launches = list(Launcher.launches)
+    Launcher.launches.clear()
     call(16, 9000, num_seqs=6)  # planned by one launch, split by another
-    launches_of_six = list(_Launcher.launches)
+    launches_of_six = list(Launcher.launches)
     compiled = [num_compiled()]
     of_lengths, of_parts = [torch.int32] * 4, [torch.int32, torch.float32, torch.float32, torch.bfloat16, torch.float32]
     for kernel, num_warps, dtypes, (_, arguments) in (
@@ -106,9 +106,9 @@ def main() -> None:
     call(21, 11000)
     call(2000, 100_000)  # on three consumers
     compiled.append(num_compiled())
-    _Launcher.launches.clear()
+    Launcher.launches.clear()
     call(16, 200)
-    of_a_short_context = len(_Launcher.launches)
+    of_a_short_context = len(Launcher.launches)
     by_layers = layers_of_a_step(6)
     attention = launches[1][1]
     result = {

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from gluon_compile import _Hopper
+from gluon_compile import Hopper
 from triton.runtime import driver
 
 from kernels.batch import AttentionBatch, AttentionFlags
@@ -19,7 +19,7 @@ from kernels.hopper.schedule import hallmark_gluon_plan
 from kernels.tma.pointers import AnyTensor
 
 
-class _Launcher:
+class Launcher:
     """Stands in for Triton's launcher: keeps every launch's arguments, with the constants where nothing is given."""
 
     launches: list[tuple[int, tuple[Any, ...]]] = []  # noqa: RUF012 -- of this program
@@ -37,8 +37,8 @@ class _Launcher:
         self.launches.append((self.num_arguments, given))
 
 
-class _Recording(_Hopper):
-    launcher_cls = _Launcher
+class Recording(Hopper):
+    launcher_cls = Launcher
     utils = SimpleNamespace(
         load_binary=lambda *_: (1, 2, 0, 0, 1024),
         get_device_properties=lambda _: {"max_shared_mem": 232_448},
@@ -60,7 +60,7 @@ def layers_of_a_step(layers: int) -> dict[str, object]:
 
     Each has flags and sinks of its own, as the engine's have.
     """
-    _Launcher.launches.clear()
+    Launcher.launches.clear()
     q, k, v = (torch.zeros(200, heads, 128, dtype=torch.bfloat16) for heads in (8, 2, 2))
     cu_seqlens = torch.tensor([0, 200], dtype=torch.int32)
     batch = AttentionBatch(cu_seqlens, 200, 200, cu_seqlens_k=cu_seqlens, plans={})
@@ -70,15 +70,15 @@ def layers_of_a_step(layers: int) -> dict[str, object]:
         flags = AttentionFlags(0.1, window=100 if layer % 2 else None, sinks=torch.zeros(8))
         out = outs[layer % 3 == 0]
         run_prefill(q, k, v, batch, flags, out)
-        _, shared = _Launcher.launches[-1]
-        num_shared = len(_Launcher.launches)
+        _, shared = Launcher.launches[-1]
+        num_shared = len(Launcher.launches)
         run_prefill(q, k, v, replace(batch, plans=None), flags, out)
-        _, own = _Launcher.launches[-1]
-        del _Launcher.launches[num_shared:]
+        _, own = Launcher.launches[-1]
+        del Launcher.launches[num_shared:]
         if (*shared[:28], *shared[29:]) != (*own[:28], *own[29:]):  # all but the plan
             wrong.append(layer)
     assert batch.plans is not None
-    return {"launches": len(_Launcher.launches), "wrong": wrong, "kept": len(batch.plans)}
+    return {"launches": len(Launcher.launches), "wrong": wrong, "kept": len(batch.plans)}
 
 
 def num_compiled() -> int:
@@ -86,10 +86,10 @@ def num_compiled() -> int:
 
 
 def main() -> None:
-    driver.set_active(_Recording())
+    driver.set_active(Recording())
     q, k, v, out, cu_seqlens = call(256)
     compiled = [num_compiled()]
-    (num_plan, plan), (num_prefill, prefill) = _Launcher.launches
+    (num_plan, plan), (num_prefill, prefill) = Launcher.launches
     tensors = (AnyTensor(torch.int32, plan[0] % 16), cu_seqlens, cu_seqlens)
     hallmark_gluon_plan.warmup(*tensors, *plan[3:], grid=(1,))  # through the binder: must be what was compiled
     compiled.append(num_compiled())

@@ -72,7 +72,7 @@ def batch_of_a_step() -> AttentionBatch:
     return AttentionBatch(cu_seqlens, 3, 3, cu_seqlens_k=cu_seqlens, plans={})
 
 
-def test_a_later_layer_repeats_the_launches_over_its_keys_and_values() -> None:
+def test_a_later_layer_repeats_launches_over_its_keys() -> None:
     path, batch = Path(), batch_of_a_step()
     q, k, v, out = inputs()
     for keys, values in ((k, v), (v, k), (k, v)):
@@ -115,7 +115,7 @@ OTHERS: dict[str, Callable[[list[Tensor]], tuple[list[Tensor], AttentionFlags]]]
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_what_differs_in_anything_but_addresses_of_keys_and_values_is_prepared_anew(name: str) -> None:
+def test_other_differences_than_addresses_prepare_anew(name: str) -> None:
     path, batch, first = Path(), batch_of_a_step(), inputs()
     (q, k, v, out), flags = OTHERS[name](first)
     path.run(*first[:3], batch, FLAGS, first[3])
@@ -123,7 +123,7 @@ def test_what_differs_in_anything_but_addresses_of_keys_and_values_is_prepared_a
     assert path.num_prepared == 2
 
 
-def test_other_sinks_are_handed_over_wherever_those_of_the_first_layer_were() -> None:
+def test_sinks_of_later_layers_are_passed_by_index() -> None:
     path, batch = Path(), batch_of_a_step()
     q, k, v, out = inputs()
     of_layers = [torch.zeros(4) for _ in range(2)] * 2
@@ -136,7 +136,7 @@ def test_other_sinks_are_handed_over_wherever_those_of_the_first_layer_were() ->
 
 
 @pytest.mark.parametrize("sinks", [torch.zeros(5)[1:], torch.zeros(4, dtype=torch.int32)])
-def test_sinks_that_the_kernel_is_not_compiled_for_are_prepared_anew(sinks: Tensor) -> None:
+def test_sinks_of_another_pointer_class_prepare_anew(sinks: Tensor) -> None:
     path, batch = Path(), batch_of_a_step()
     q, k, v, out = inputs()
     for each in (SINKS, sinks):
@@ -144,7 +144,7 @@ def test_sinks_that_the_kernel_is_not_compiled_for_are_prepared_anew(sinks: Tens
     assert path.num_prepared == 2
 
 
-def test_layers_with_and_without_sinks_or_a_window_take_turns_and_each_is_repeated() -> None:
+def test_alternating_layers_are_each_repeated() -> None:
     path, batch = Path(), batch_of_a_step()
     q, k, v, out = inputs()
     forms = [AttentionFlags(0.1, window=window, sinks=sinks) for window in (None, 7) for sinks in (None, SINKS)]

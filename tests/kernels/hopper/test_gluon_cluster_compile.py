@@ -31,7 +31,7 @@ def test_sums_are_sent_by_four(code: dict[str, dict[str, Any]]) -> None:
     assert all(case["vectors_sent"] > 0 for case in code.values())
 
 
-def test_lengths_are_read_before_the_wait_and_parts_exchanged_last(code: dict[str, dict[str, Any]]) -> None:
+def test_lengths_are_read_first_and_parts_exchanged_last(code: dict[str, dict[str, Any]]) -> None:
     for name, case in code.items():
         assert case["places"][0] > 0, name
         assert case["places"] == sorted(case["places"]), name

@@ -37,7 +37,7 @@ def test_every_variant_fits_the_shared_memory_of_one_program(code: dict[str, dic
     } == {}
 
 
-def test_every_variant_loads_by_tma_and_multiplies_by_wgmma_in_batches(code: dict[str, dict[str, Any]]) -> None:
+def test_every_variant_uses_tma_and_batched_wgmma(code: dict[str, dict[str, Any]]) -> None:
     for name, case in code.items():
         assert case["tma_loads"] > 0, name
         least = 4 if name in CUT else 5  # of one step, between two fences; 1 where they are serialised
@@ -77,7 +77,7 @@ def test_nothing_is_given_back_while_a_product_may_still_read_it(code: dict[str,
     assert found(code, "arrivals_in_flight") == {}
 
 
-def test_the_ring_of_posted_tiles_is_touched_between_wait_and_arrival_only(code: dict[str, dict[str, Any]]) -> None:
+def test_the_ring_is_accessed_between_wait_and_arrival_only(code: dict[str, dict[str, Any]]) -> None:
     """In PTX and in machine code: ptxas may give a read of the ring another line, and must not sink it any further."""
     assert found(code, "strays") == {}
 
@@ -125,7 +125,7 @@ STS [R7+UR9+0x400], R8
     [(3, 4), (3, 5), (3, 6), (3, 0), (13, 14)],
     ids=["read behind the barrier", "read behind the arrival", "read in another block", "read early", "write late"],
 )
-def test_the_scanner_finds_what_strays_from_the_passage_of_a_slot(line: int, to: int) -> None:
+def test_the_scanner_finds_accesses_outside_of_a_slots_passage(line: int, to: int) -> None:
     assert list(strays(RING_PTX, RING_CODE)) == []
     strayed = [*RING_CODE[:line], *RING_CODE[line + 1 :]]
     strayed.insert(to, RING_CODE[line])
@@ -133,7 +133,7 @@ def test_the_scanner_finds_what_strays_from_the_passage_of_a_slot(line: int, to:
 
 
 @pytest.mark.parametrize(("of", "by"), [("0x450", "0x460"), ("BAR.SYNC", "NOP"), ("BRA `(.L_x_3)", "BRA `(.L_x_2)")])
-def test_the_scanner_finds_another_barrier_none_and_another_way_to_the_ring(of: str, by: str) -> None:
+def test_the_scanner_finds_wrong_barriers_and_ways_to_the_ring(of: str, by: str) -> None:
     assert list(strays(RING_PTX, "\n".join(RING_CODE).replace(of, by, 1).splitlines())) != []
 
 
@@ -145,7 +145,7 @@ def test_the_scanner_finds_what_is_given_back_under_a_product() -> None:
     assert len(list(arrivals_in_flight("\n".join([*numbers, issue, turn, *given_back, wait])))) == 2
 
 
-def test_the_scanner_finds_a_write_to_registers_that_a_wgmma_in_flight_reads() -> None:
+def test_the_scanner_finds_writes_to_registers_of_a_wgmma() -> None:
     issued = ["HGMMA.64x64x16.F32.BF16 R88, R120, gdesc[UR8].tnspB, R88, gsb0", "MUFU.EX2 R121, R3"]
     waited = [issued[0], "WARPGROUP.DEPBAR.LE gsb0, 0x0", issued[1]]
     assert list(hazards(issued)) == ["MUFU.EX2 R121, R3"]
@@ -163,7 +163,7 @@ def test_the_scanner_finds_where_barriers_are_initialised() -> None:
     assert barrier_offsets(code) == [0x25900, 0]
 
 
-def test_exponentials_that_ptxas_sank_below_the_wait_do_not_count_as_overlapped() -> None:
+def test_exponentials_below_the_wait_are_not_overlapped() -> None:
     issued = ["HGMMA.64x128x16.F32.BF16 R24, gdesc[UR8], RZ, !UPT, gsb0", "WARPGROUP.DEPBAR.LE gsb0, 0x1"]
     sunk = [*issued, "MUFU.EX2 R1, R2", "WARPGROUP.DEPBAR.LE gsb0, 0x0", "MUFU.EX2 R3, R4"]
     assert overlapped_exponentials(sunk) == [1]

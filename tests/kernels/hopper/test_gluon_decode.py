@@ -38,13 +38,13 @@ def ragged(heads: tuple[int, int] = (4, 2), **options: int) -> Inputs:
 
 
 @pytest.mark.parametrize("num_programs", [1, 2, 7, 16, 61])
-def test_any_number_of_programs_shares_the_work_of_a_ragged_batch(num_programs: int) -> None:
+def test_any_number_of_programs_computes_a_ragged_batch(num_programs: int) -> None:
     inputs = ragged()
     check(inputs, flags_for(inputs), num_programs)
 
 
 @pytest.mark.parametrize("parts", [1, 16, 64])
-def test_partial_results_of_a_row_are_put_together_some_at_a_time(parts: int) -> None:
+def test_partial_results_of_a_row_are_combined_in_groups(parts: int) -> None:
     """Of the longest context there are from 2 parts, which registers hold, to some 25."""
     inputs = ragged((6, 2))
     for num_programs in (5, 23, 61):

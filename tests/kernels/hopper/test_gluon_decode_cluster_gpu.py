@@ -85,5 +85,5 @@ def test_ten_calls_give_the_same_bits(dim: int, heads: tuple[int, int]) -> None:
     assert all(torch.equal(first, other) for other in others)
 
 
-def test_launches_that_start_early_read_what_the_ones_before_write() -> None:
+def test_early_launches_read_what_earlier_ones_write() -> None:
     assert_launches_wait_for_the_ones_before(run_decode, one(1000, 128, (16, 4)))

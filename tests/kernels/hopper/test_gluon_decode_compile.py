@@ -29,7 +29,7 @@ def test_no_kernel_spills_registers(code: dict[str, dict[str, Any]]) -> None:
     assert {name: case["spills"] for name, case in code.items() if any(case["spills"])} == {}
 
 
-def test_the_programs_that_share_a_processor_fit_its_shared_memory(code: dict[str, dict[str, Any]]) -> None:
+def test_programs_of_a_processor_fit_its_shared_memory(code: dict[str, dict[str, Any]]) -> None:
     for name, case in code.items():
         taken = case["per_processor"] * (case["shared_bytes"] + RESERVED_BYTES)
         waiting = case["per_processor"] * case["heads"]  # programs of the second launch
@@ -44,7 +44,7 @@ def test_keys_come_by_tma_and_reach_the_tensor_cores_as_matrices(code: dict[str,
         assert case["matrix_loads"] >= case["mma"] / 2, f"{name}: shared memory is read word by word"
 
 
-def test_each_launch_reads_lengths_before_it_waits_and_copies_after(code: dict[str, dict[str, Any]]) -> None:
+def test_launches_read_lengths_before_the_wait_and_copy_after(code: dict[str, dict[str, Any]]) -> None:
     for name, case in code.items():
         lengths, wait, copy, next_launch = case["places"][0]
         assert 0 < lengths < wait < copy < next_launch, name
@@ -58,7 +58,7 @@ def test_a_call_is_two_launches_and_both_may_start_early(calls: dict[str, Any]) 
         assert [launch["is_dependent"] for launch in calls[name]] == [True, True]
 
 
-def test_every_launch_hands_over_as_many_arguments_as_its_kernel_takes(calls: dict[str, Any]) -> None:
+def test_a_launch_passes_as_many_arguments_as_its_kernel_has(calls: dict[str, Any]) -> None:
     for name in ("short", "long", "wide"):
         assert [launch["given"] for launch in calls[name]] == [launch["taken"] for launch in calls[name]]
 
@@ -81,7 +81,7 @@ def test_all_kernels_are_compiled_by_the_first_call(calls: dict[str, Any]) -> No
     [((32, 8), 1, 8, 1), ((7, 1), 1, 8, 1), ((16, 1), 1, 16, 1), ((64, 1), 1, 32, 2), ((32, 8), 3, 16, 1),
      ((32, 8), 8, 32, 1), ((64, 8), 8, 32, 2)],
 )  # fmt: skip
-def test_queries_of_a_group_are_columns_of_as_few_rows_as_registers_allow(
+def test_queries_of_a_group_take_as_few_rows_as_possible(
     heads: tuple[int, int], queries: int, columns: int, parts: int
 ) -> None:
     variant = variant_of(128, 64, heads, queries, 8, 4096, PLAIN)
@@ -101,7 +101,7 @@ def test_what_no_variant_takes_is_refused(head_dim: int, page_size: int, queries
         variant_of(head_dim, page_size, (32, 8), queries, 8, 4096, PLAIN)
 
 
-def test_layers_of_a_batch_that_keeps_plans_repeat_launches_over_their_pages(calls: dict[str, Any]) -> None:
+def test_layers_with_plans_repeat_launches_over_their_pages(calls: dict[str, Any]) -> None:
     alone_too, outputs, scratch = 2, 2, 1
     assert calls["by_layers"] == {"launches": 6 * 2 * alone_too, "wrong": [], "kept": outputs + scratch}
 
@@ -114,14 +114,14 @@ def test_a_page_table_without_a_column_is_read_by_no_launch(calls: dict[str, Any
     assert calls["no_columns"] == {"names": [], "is_zero": True}
 
 
-def test_rows_of_one_sequence_are_shared_by_tiles_where_no_cluster_has_room(calls: dict[str, Any]) -> None:
+def test_without_room_for_clusters_rows_are_split_by_tiles(calls: dict[str, Any]) -> None:
     """Whether the driver says so by a number, of 8 programs here, or by an error."""
     for whole, part in zip(calls["whole"], calls["slice"], strict=True):
         assert whole["names"] == ["hallmark_gluon_decode_cluster"]
         assert part["names"] == ["hallmark_gluon_decode", "hallmark_gluon_decode_combine"]
 
 
-def test_a_layer_of_one_sequence_is_one_launch_in_clusters_over_its_pages_and_sinks(calls: dict[str, Any]) -> None:
+def test_one_sequence_is_one_launch_in_clusters(calls: dict[str, Any]) -> None:
     of_one = calls["of_one"]
     assert (of_one["wrong"], of_one["kept"], len(of_one["launches"])) == ([], 1, 4 * 2)
     for launch in of_one["launches"]:

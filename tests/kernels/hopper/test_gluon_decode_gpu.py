@@ -190,7 +190,7 @@ def test_a_graph_follows_the_lengths() -> None:
         assert compare(out, inputs.q, inputs.k, inputs.v, inputs.batch, flags).is_within_rule
 
 
-def test_two_graphs_replayed_at_the_same_time_do_not_disturb_each_other() -> None:
+def test_two_graphs_replayed_at_once_are_independent() -> None:
     """No workspace and no counter is shared."""
     several = [ragged(128, (32, 8)) for _ in range(2)]
     outs = [out_for(inputs) for inputs in several]
@@ -211,7 +211,7 @@ def test_two_graphs_replayed_at_the_same_time_do_not_disturb_each_other() -> Non
 
 
 @pytest.mark.parametrize(("dim", "heads"), [(64, (32, 8)), (128, (32, 8)), (256, (16, 4))])
-def test_layers_of_a_step_share_scratch_memory_and_do_not_disturb_each_other(dim: int, heads: tuple[int, int]) -> None:
+def test_layers_of_a_step_share_scratch_memory(dim: int, heads: tuple[int, int]) -> None:
     """One right behind the other, each starts before the one before has ended."""
     inputs = paged([1] * 5, [3000, 70, 1, 640, 300], CUDA, heads=heads, head_dim=dim, dtype=BF16, page_size=64)
     pages = [(inputs.k.roll(n, 2), inputs.v.roll(n, 2)) for n in range(12)]
@@ -239,7 +239,7 @@ def test_layers_of_a_step_share_scratch_memory_and_do_not_disturb_each_other(dim
         assert all(map(torch.equal, outs, expected))
 
 
-def test_launches_that_start_early_read_what_the_ones_before_write() -> None:
+def test_early_launches_read_what_earlier_ones_write() -> None:
     inputs = paged([1] * 5, [1000, 70, 1, 64, 300], CUDA, heads=(8, 2), head_dim=128, dtype=BF16, page_size=64)
     assert_launches_wait_for_the_ones_before(run_decode, inputs)
 

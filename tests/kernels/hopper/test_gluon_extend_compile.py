@@ -32,7 +32,7 @@ def test_every_variant_fits_the_shared_memory_of_one_program(code: dict[str, dic
     assert max(case["shared_bytes"] for case in code.values()) <= SHARED_BYTES_HOPPER
 
 
-def test_every_variant_loads_by_tma_and_multiplies_by_wgmma_in_batches(code: dict[str, dict[str, Any]]) -> None:
+def test_every_variant_uses_tma_and_batched_wgmma(code: dict[str, dict[str, Any]]) -> None:
     for name, case in code.items():
         assert case["tma_loads"] > 0, name
         # Of one step, between two fences; 1 where they are serialised. At 136 the second part is one of 16 columns.
@@ -69,6 +69,6 @@ def test_nothing_is_given_back_while_a_product_may_still_read_it(code: dict[str,
     assert found(code, "arrivals_in_flight") == {}
 
 
-def test_the_ring_of_posted_tiles_is_touched_between_wait_and_arrival_only(code: dict[str, dict[str, Any]]) -> None:
+def test_the_ring_is_accessed_between_wait_and_arrival_only(code: dict[str, dict[str, Any]]) -> None:
     """In PTX and in machine code: ptxas may give a read of the ring another line, and must not sink it any further."""
     assert found(code, "strays") == {}

@@ -20,12 +20,12 @@ def test_the_first_call_compiles_all_that_a_batch_may_need(seen: dict[str, Any])
     assert first == 2 * (1 + 3 + 1 + 1)  # of two and of three consumers; the splitting program in three sizes
 
 
-def test_the_small_kernels_are_those_that_tritons_binder_finds_for_the_arguments(seen: dict[str, Any]) -> None:
+def test_tritons_binder_finds_the_same_small_kernels(seen: dict[str, Any]) -> None:
     first, after_the_binder, _ = seen["compiled"]
     assert after_the_binder == first
 
 
-def test_every_launch_hands_over_as_many_arguments_as_its_kernel_takes(seen: dict[str, Any]) -> None:
+def test_a_launch_passes_as_many_arguments_as_its_kernel_has(seen: dict[str, Any]) -> None:
     assert all(given == taken for taken, given in seen["arguments"])
 
 
@@ -44,7 +44,7 @@ def test_arguments_stand_where_the_kernel_looks_for_them(seen: dict[str, Any]) -
     assert seen["heads"] == [2, 1, 2], "heads of tiles, those of a KV head, those of an L2 group"
 
 
-def test_layers_of_a_batch_that_keeps_plans_repeat_launches_over_their_pages(
+def test_layers_with_plans_repeat_launches_over_their_pages(
     seen: dict[str, Any],
 ) -> None:
     plans, outputs = 1, 2

@@ -161,7 +161,7 @@ def test_chunks_that_fill_the_gpu_but_for_little_are_not_split(device: torch.dev
         (512, 33280, (16, 4), 256),  # 0.48
     ],
 )
-def test_processors_without_a_tile_get_the_first_keys_of_all_the_others(
+def test_idle_processors_get_the_first_keys_of_other_tiles(
     q_len: int, context: int, heads: tuple[int, int], head_dim: int, device: torch.device
 ) -> None:
     variant, work, blocks, tiles = planned([q_len], [context], device, heads=heads, head_dim=head_dim)
@@ -234,7 +234,7 @@ def test_a_page_size_that_no_copy_takes_is_refused(page_size: int) -> None:
 
 
 @pytest.mark.parametrize(("group", "pack"), [(1, 1), (2, 2), (4, 4), (64, 64), (7, 1), (6, 1), (128, 1)])
-def test_query_heads_of_a_group_are_packed_where_they_fill_a_tile(group: int, pack: int) -> None:
+def test_query_heads_of_a_group_are_packed_into_a_tile(group: int, pack: int) -> None:
     assert extend_variant_of(128, 64, group, AttentionFlags(1.0)).pack == pack
 
 
@@ -252,7 +252,7 @@ class Kernel:
         return address
 
 
-def test_pages_are_rows_of_a_tensor_map_without_a_copy_where_they_lie_whole_rows_apart() -> None:
+def test_pages_whole_rows_apart_are_addressed_without_a_copy() -> None:
     pool = torch.empty(6, 2, 16, 4, 8, dtype=torch.float16)
     beside_values, whole = pool[:, 1], pool.flatten(0, 1)
     head_first = torch.empty(12, 4, 16, 8, dtype=torch.float16).transpose(1, 2)

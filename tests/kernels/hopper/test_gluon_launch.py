@@ -19,12 +19,12 @@ def test_a_call_compiles_two_kernels_and_the_next_one_none(seen: dict[str, Any])
     assert (first, after_another_call) == (2, 2)
 
 
-def test_the_plan_is_the_kernel_that_tritons_binder_finds_for_the_tensors(seen: dict[str, Any]) -> None:
+def test_tritons_binder_finds_the_same_plan_kernel(seen: dict[str, Any]) -> None:
     first, after_the_binder, _ = seen["compiled"]
     assert after_the_binder == first
 
 
-def test_every_launch_hands_over_as_many_arguments_as_its_kernel_takes(seen: dict[str, Any]) -> None:
+def test_a_launch_passes_as_many_arguments_as_its_kernel_has(seen: dict[str, Any]) -> None:
     for name in ("plan", "prefill"):
         taken, given = seen[name]
         assert given == taken, name
@@ -38,6 +38,6 @@ def test_arguments_stand_where_the_kernels_look_for_them(seen: dict[str, Any]) -
     assert seen["heads"] == [8, 4, 8], "query heads, those of a KV head, those of an L2 group"
 
 
-def test_layers_of_a_batch_that_keeps_plans_share_one_for_each_window_and_repeat_launches(seen: dict[str, Any]) -> None:
+def test_layers_share_a_plan_for_each_window(seen: dict[str, Any]) -> None:
     plans, outputs = 2, 2
     assert seen["by_layers"] == {"launches": 12 + plans, "wrong": [], "kept": plans + plans * outputs}

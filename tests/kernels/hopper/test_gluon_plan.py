@@ -69,7 +69,7 @@ def test_blocks_that_see_the_most_keys_come_first(device: torch.device) -> None:
     assert levels == sorted(levels, reverse=True)
 
 
-def test_sequences_whose_keys_exceed_l2_are_planned_group_after_group(device: torch.device) -> None:
+def test_keys_beyond_l2_are_planned_group_after_group(device: torch.device) -> None:
     # Half of L2's share a sequence: groups of two. A key of one head is 4 * head_dim bytes with its value.
     length = L2_BYTES // (4 * 256) // 2
     blocks = planned([200] * 4, [length] * 4, device, head_dim=256)
@@ -92,7 +92,7 @@ def test_a_span_widens_what_a_block_reads_both_ways(device: torch.device) -> Non
     assert (blocks[1].begin, blocks[1].end) == (29, 256)
 
 
-def test_the_tensor_map_of_values_addresses_every_row_modulo_2_to_the_64() -> None:
+def test_the_map_of_values_addresses_rows_modulo_2_to_the_64() -> None:
     v = torch.empty(64, 4, 128, dtype=torch.float16)
     shape, strides = value_dims(v.shape, v.stride())
     half = shape[2]
@@ -111,7 +111,7 @@ def test_a_head_dim_beyond_the_tilings_is_refused(head_dim: int, device: torch.d
         variant_of(head_dim, batch, AttentionFlags(1.0))
 
 
-def test_queries_and_keys_that_share_their_offsets_need_no_offset_masks(device: torch.device) -> None:
+def test_shared_offsets_need_no_offset_masks(device: torch.device) -> None:
     cu_seqlens = edges([5, 9], device)
     shared = AttentionBatch(cu_seqlens, 9, 9, cu_seqlens_k=cu_seqlens)
     apart = AttentionBatch(cu_seqlens, 9, 9, cu_seqlens_k=cu_seqlens.clone())

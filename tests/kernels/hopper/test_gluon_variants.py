@@ -51,7 +51,7 @@ def test_of_64_and_32_columns_only_the_scores_are_cut() -> None:
     assert chosen(104, 100).slices == ((0, 128),)
 
 
-def test_rows_of_192_columns_lie_in_two_parts_and_are_copied_64_columns_at_a_time() -> None:
+def test_rows_of_192_columns_are_two_parts_copied_by_64() -> None:
     for variant in (chosen(136, 100), chosen(192, LONG), chosen(192, LONG, has_context=True, window=LONG_WINDOW)):
         assert variant.row_parts == (128, 64)
         assert variant.copied == 64
@@ -71,7 +71,7 @@ def test_consumers_take_turns_at_192_without_flags_only() -> None:
 
 
 @pytest.mark.parametrize("flags", [{}, {"window": 100}, {"softcap": 30.0}])
-def test_over_pages_rows_of_192_columns_lie_in_two_parts_and_partial_results_whole(flags: dict[str, int]) -> None:
+def test_paged_rows_of_192_columns_have_whole_partial_results(flags: dict[str, int]) -> None:
     for head_dim in (136, 192):
         variant = extend_variant_of(head_dim, 64, 4, AttentionFlags(1.0, **flags))  # type: ignore[arg-type]
         assert (variant.row_parts, variant.copied, variant.tiling.part_d) == ((128, 64), 64, 256)
@@ -96,7 +96,7 @@ def test_rows_of_a_power_of_two_are_copied_whole(head_dim: int) -> None:
         (104, (128,), (128,)),
     ],
 )
-def test_over_pages_a_head_dim_between_is_cut_where_that_was_measured(
+def test_paged_head_dims_are_cut_where_measured(
     head_dim: int, split: tuple[int, ...], unsplit: tuple[int, ...]
 ) -> None:
     variant = extend_variant_of(head_dim, 64, 4, AttentionFlags(1.0))
@@ -107,7 +107,7 @@ def test_over_pages_a_head_dim_between_is_cut_where_that_was_measured(
         assert len(flagged.widths) == len(whole(flagged).widths) == 1
 
 
-def test_chunks_of_which_nothing_is_split_have_scores_ahead_at_128_but_under_a_softcap_or_a_window() -> None:
+def test_unsplit_chunks_at_128_have_scores_ahead() -> None:
     plain, capped, windowed = (
         extend_variant_of(128, 64, 4, AttentionFlags(1.0, **flags))  # type: ignore[arg-type]
         for flags in ({}, {"softcap": 30.0}, {"window": 1000})
@@ -120,7 +120,7 @@ def test_chunks_of_which_nothing_is_split_have_scores_ahead_at_128_but_under_a_s
     assert whole(windowed) == windowed
 
 
-def test_three_consumers_serve_long_prompts_but_under_narrow_windows() -> None:
+def test_three_consumers_serve_long_prompts() -> None:
     assert chosen(64, LONG).tiling.consumers == 3
     assert chosen(64, LONG - 1).tiling.consumers == 2
     assert chosen(64, LONG, window=LONG_WINDOW).skips_low
@@ -129,7 +129,7 @@ def test_three_consumers_serve_long_prompts_but_under_narrow_windows() -> None:
     assert chosen(128, LONG, window=LONG_WINDOW).tiling.consumers == 2
 
 
-def test_under_a_softcap_alone_three_consumers_compute_by_polynomials_and_serve_shorter_prompts() -> None:
+def test_a_softcap_alone_uses_polynomials_earlier() -> None:
     assert chosen(64, LONG_SOFTCAP, softcap=30).has_polynomials
     assert chosen(64, LONG_SOFTCAP - 1, softcap=30).tiling.consumers == 2
     assert not chosen(64, LONG_SOFTCAP - 1, softcap=30).has_polynomials
@@ -140,7 +140,7 @@ def test_under_a_softcap_alone_three_consumers_compute_by_polynomials_and_serve_
         assert not chosen(64, LONG, softcap=30, **beside).has_polynomials
 
 
-def test_the_polynomial_errs_by_less_than_a_sixth_of_a_rounding_to_fp16() -> None:
+def test_the_polynomial_errs_below_a_sixth_of_fp16_rounding() -> None:
     x = torch.linspace(-0.5, 0.5, 10_001, dtype=torch.float64)
     found = sum(coefficient * x**power for power, coefficient in enumerate(EXP2))
     assert ((found / 2**x) - 1).abs().max() < torch.finfo(torch.float16).eps / 2 / 6
@@ -148,7 +148,7 @@ def test_the_polynomial_errs_by_less_than_a_sixth_of_a_rounding_to_fp16() -> Non
 
 @pytest.mark.parametrize("group", [1, 4, 7])
 @pytest.mark.parametrize("head_dim", range(8, 257, 8))
-def test_a_batch_of_which_nothing_is_split_keeps_the_tiles_that_it_was_planned_in(head_dim: int, group: int) -> None:
+def test_an_unsplit_batch_has_the_tiles_of_its_plan(head_dim: int, group: int) -> None:
     """The plan is made before `whole` chooses; and what it may choose is loaded beside what it was chosen from."""
     sinks, spans = torch.zeros(8), torch.zeros(3, 2, dtype=torch.int32)
     for given in ({}, {"window": 9}, {"softcap": 9.0}, {"sinks": sinks}, {"spans": spans}):

@@ -32,7 +32,7 @@ def test_three_consumers_under_a_window_are_within_the_rule(window: int) -> None
 
 
 @pytest.mark.parametrize("window", [1, 2, 63, 64, 65, 127, 128, 129, 191, 192, 193, 500])
-def test_consumers_that_end_at_different_blocks_are_within_the_rule(window: int) -> None:
+def test_consumers_ending_at_different_blocks_are_right(window: int) -> None:
     """Narrower windows than three consumers are chosen for: every way in which a window's edge can cut a tile."""
     inputs = prompts(LENGTHS)
     q, k, v, batch, flags = inputs.q, inputs.k, inputs.v, inputs.batch, AttentionFlags(64**-0.5, window=window)
@@ -53,9 +53,7 @@ def test_head_dims_that_are_cut_are_within_the_rule(dim: int) -> None:
 
 @pytest.mark.parametrize("dim", [80, 136, 192])
 @pytest.mark.parametrize("window", [None, 1, 65, 300])
-def test_head_dims_that_are_cut_are_within_the_rule_behind_a_context_and_under_flags(
-    window: int | None, dim: int
-) -> None:
+def test_cut_head_dims_are_right_with_context_and_flags(window: int | None, dim: int) -> None:
     inputs = packed(LENGTHS, CUDA, key_lens=[x + 70 for x in LENGTHS], heads=(4, 2), head_dim=dim, dtype=torch.bfloat16)
     sinks = torch.randn(4, device=CUDA) * 2
     assert_right(run_prefill, inputs, AttentionFlags(dim**-0.5, window=window, softcap=30.0, sinks=sinks))

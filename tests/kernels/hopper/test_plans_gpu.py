@@ -71,7 +71,7 @@ def captured(run: RunAttention, inputs: Inputs, layers: int) -> tuple[torch.cuda
     return graph, outs
 
 
-def test_a_graph_of_layers_plans_each_replay_once_for_its_lengths() -> None:
+def test_a_graph_of_layers_plans_once_a_replay() -> None:
     inputs = prompts([1000, 24])
     inputs = replace(inputs, batch=replace(inputs.batch, max_seqlen_q=1023, max_context=1023))
     graph, outs = captured(run_prefill, inputs, 4)

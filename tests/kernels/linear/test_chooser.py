@@ -103,16 +103,14 @@ def test_a_file_that_is_not_whole_is_replaced(tmp_path: Path, content: str) -> N
     assert first_word(Chooser(library, file, measure=measure), library) == 1
 
 
-def test_a_disk_that_cannot_be_written_to_costs_the_next_start_only_and_is_logged(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_write_error_is_logged_and_costs_the_next_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "folder").write_text("in the way")
     library, measure = OnPaper(), Measuring()
     assert first_word(Chooser(library, tmp_path / "folder" / "products.json", measure=measure), library) == 1
-    assert "cannot be kept for the next start" in caplog.text
+    assert "cannot be stored for the next start" in caplog.text
 
 
-def test_servers_that_measure_at_the_same_time_keep_what_each_has_measured(tmp_path: Path) -> None:
+def test_concurrent_servers_store_all_measurements(tmp_path: Path) -> None:
     library, measure, file = OnPaper(), Measuring(), tmp_path / "products.json"
     one, other = (Chooser(library, file, measure=measure) for _ in range(2))
     assert [first_word(one, library, 24), first_word(other, library, 32), first_word(one, library, 40)] == [1, 2, 3]
@@ -121,7 +119,7 @@ def test_servers_that_measure_at_the_same_time_keep_what_each_has_measured(tmp_p
     assert measure.num == 3
 
 
-def test_what_another_server_has_kept_meanwhile_serves_for_the_next_start_will_compute_by_it(tmp_path: Path) -> None:
+def test_the_algorithm_another_server_stored_is_used(tmp_path: Path) -> None:
     library, measure, file = OnPaper(), Measuring(), tmp_path / "products.json"
     one, other = (Chooser(library, file, measure=measure) for _ in range(2))
     assert [first_word(it, library) for it in (one, other)] == [1, 1]
@@ -129,7 +127,7 @@ def test_what_another_server_has_kept_meanwhile_serves_for_the_next_start_will_c
     assert first_word(Chooser(library, file, measure=measure), library) == 1
 
 
-def test_what_a_server_in_another_container_writes_is_never_mixed_with_ours(tmp_path: Path) -> None:
+def test_files_of_other_versions_are_never_mixed(tmp_path: Path) -> None:
     """Each of them is process 1."""
     library, file = OnPaper(), tmp_path / "products.json"
     theirs = file.with_suffix(f".{os.getpid()}")
@@ -177,7 +175,7 @@ def test_what_could_not_be_chosen_is_counted_at_every_start(tmp_path: Path, reas
 
 
 @pytest.mark.parametrize(("factor", "is_same"), [(1.0, True), (1.01, True), (1.1, False), (torch.nan, False)])
-def test_what_differs_from_pytorchs_by_more_than_its_rounding_is_refused_and_logged(
+def test_a_result_beyond_rounding_is_refused_and_logged(
     caplog: pytest.LogCaptureFixture, factor: float, is_same: bool
 ) -> None:
     x, y = torch.ones(70, 16, dtype=BF16), torch.empty(70, 24, dtype=BF16)

@@ -58,7 +58,7 @@ def chosen(
     ("num_rows", "measured"),
     [(65, 65), (1000, 1000), (1024, 1024), (1025, 1152), (1152, 1152), (1153, 1280), (2049, 2176), (8192, 8192)],
 )
-def test_many_rows_are_served_by_what_was_measured_with_as_many_tiles(num_rows: int, measured: int) -> None:
+def test_many_rows_use_the_algorithm_of_as_many_tiles(num_rows: int, measured: int) -> None:
     assert measured_rows(num_rows) == measured
 
 
@@ -117,7 +117,7 @@ def test_rows_without_an_algorithm_are_pytorchs(num_rows: int) -> None:
     assert library.asked == []
 
 
-def test_rows_that_the_algorithm_does_not_take_are_pytorchs_and_counted_once() -> None:
+def test_rows_an_algorithm_refuses_are_left_to_pytorch() -> None:
     fallbacks = MatmulFallbacks()
     product = chosen(OnPaper(), 1152, waves=1100, fallbacks=fallbacks)
     assert product.takes(*tensors(1100))
@@ -126,7 +126,7 @@ def test_rows_that_the_algorithm_does_not_take_are_pytorchs_and_counted_once() -
     assert fallbacks.take() == {MatmulFallback.ROWS_REFUSED: 2}
 
 
-def test_rows_that_the_library_cannot_even_be_asked_about_are_pytorchs() -> None:
+def test_rows_the_library_cannot_describe_are_left_to_pytorch() -> None:
     fallbacks = MatmulFallbacks()
     product = chosen(OnPaper(fails="layout"), 70, fallbacks=fallbacks)
     assert not product.takes(*tensors(70))
@@ -140,7 +140,7 @@ def test_rows_that_pytorch_multiplies_no_slower_are_no_fallback() -> None:
     assert fallbacks.take() == {}
 
 
-def test_a_launch_that_fails_is_computed_by_pytorch_counted_once_and_never_tried_again(
+def test_a_failed_launch_is_left_to_pytorch_and_not_repeated(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     library, fallbacks = OnPaper(fails="launch"), MatmulFallbacks()
@@ -192,7 +192,7 @@ def test_a_torch_without_cuda_has_no_library() -> None:
 
 
 @pytest.mark.parametrize("num_rows", [70, 71])
-def test_the_matmuls_take_what_is_chosen_for_their_rows_and_leave_the_rest(num_rows: int) -> None:
+def test_matmuls_use_the_tuned_algorithm_of_their_rows(num_rows: int) -> None:
     library = OnPaper()
     x, weight = tensors(num_rows)
     expected = F.linear(x, weight)

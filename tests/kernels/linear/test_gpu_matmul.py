@@ -83,7 +83,7 @@ def test_swiglu_joins_the_product_of_gate_and_up(size: int, size_in: int, num_ro
     assert_no_worse(linear_swiglu(x, weight), library.to(x.dtype), F.silu(gate) * up)
 
 
-def test_rows_of_a_wider_tensor_are_read_and_nan_beside_them_is_not() -> None:
+def test_rows_of_a_wider_tensor_are_read_without_nan_beside() -> None:
     weight = randn(512, 264)
     wide = torch.full((6, 400), torch.nan, device=GPU, dtype=torch.bfloat16)
     wide[:5, :264] = randn(5, 264, seed=1)
@@ -102,7 +102,7 @@ def test_a_row_of_nan_spoils_no_other_row(num_rows: int) -> None:
 
 
 @pytest.mark.parametrize("batches", [(1, 2, 5, 8), (33, 50, 64)])
-def test_a_row_has_the_same_result_in_every_batch_of_its_padded_size(batches: tuple[int, ...]) -> None:
+def test_a_row_has_equal_bits_in_each_batch_of_its_padded_size(batches: tuple[int, ...]) -> None:
     weight, x = randn(4096, 4096), randn(batches[-1], 4096, seed=1)
     together = linear(x, weight)
     for rows in batches[:-1]:
@@ -117,7 +117,7 @@ def test_repeated_products_are_equal_bit_by_bit(num_rows: int) -> None:
 
 
 @pytest.mark.parametrize("num_rows", [4, 64])
-def test_a_chain_in_a_graph_computes_what_waiting_between_its_launches_does(num_rows: int) -> None:
+def test_a_chain_in_a_graph_equals_separate_launches(num_rows: int) -> None:
     """Each launch may start before the one that makes its input has ended: it must wait for it."""
     weights = [randn(2048, 2048, seed=n) * 2048**-0.5 for n in range(12)]
     norm = torch.ones(2048, device=GPU, dtype=torch.bfloat16)

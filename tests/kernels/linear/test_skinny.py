@@ -36,13 +36,13 @@ def test_every_variant_multiplies_by_wgmma_what_comes_by_tma(compiled: dict[str,
     assert all(int(str(case["wgmma"])) >= 4 and int(str(case["tma_loads"])) >= 8 for case in compiled.values())
 
 
-def test_only_weights_are_read_before_the_wait_for_the_launch_before(compiled: dict[str, dict[str, object]]) -> None:
+def test_only_weights_are_read_before_the_wait(compiled: dict[str, dict[str, object]]) -> None:
     for case in compiled.values():
         assert case["loads_before_wait"] == case["weight_loads_of_ring"]
         assert (case["stores_before_wait"], case["stores_after_wait"]) == (0, 1)
 
 
-def test_programs_that_share_a_tile_exchange_sums_where_nothing_else_lives(
+def test_shared_tiles_exchange_sums_in_memory_of_their_own(
     compiled: dict[str, dict[str, object]],
 ) -> None:
     """They write to the first bytes of each other's shared memory, whatever Triton has put there."""
@@ -103,7 +103,7 @@ def test_rows_decide_which_kernel_serves() -> None:
     ]  # fmt: skip
 
 
-def test_small_weights_are_spread_over_more_multiprocessors_than_boxes_of_64_rows_would_use() -> None:
+def test_small_weights_are_spread_over_more_multiprocessors() -> None:
     tiling = skinny_tiling(1, 1024, 2048, H200_PROCESSORS)
     assert tiling is not None
     assert 1024 // tiling.rows >= 64

@@ -78,7 +78,7 @@ def test_chosen_rows_are_those_of_the_whole() -> None:
     torch.testing.assert_close(some, whole[rows], rtol=1e-13, atol=1e-13)
 
 
-def test_a_sequence_longer_than_one_chunk_of_scores_is_put_together_from_chunks() -> None:
+def test_a_long_sequence_is_computed_in_chunks() -> None:
     num_tokens = 1500  # x 1500 keys x 8 heads is more than a chunk holds
     q, k, v = torch.randn(3, num_tokens, 8, 4, dtype=torch.float64)
     batch = packed([num_tokens], CPU).batch

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.sampling.draw import _Parts
+from kernels.sampling.draw import Chunks
 from kernels.sampling.penalties import RowPenalties, apply_penalties, apply_penalties_torch, penalty_tensors
 from kernels.sampling.sampling import RowSampling, SampleResult, greedy, sample, sample_torch, sampling_tensors
 
@@ -84,7 +84,7 @@ def test_greedy_reads_other_float_types(device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("row", [RowSampling(0), RowSampling(1), RowSampling(1, top_k=2, top_p=0.5, min_p=0.1)])
-def test_a_row_with_a_bad_number_is_reported_and_its_neighbours_are_not(row: RowSampling, device: torch.device) -> None:
+def test_only_a_row_with_a_bad_number_is_reported(row: RowSampling, device: torch.device) -> None:
     logits = logits_of(5, 60, 1.0, device)
     logits[1, 17], logits[2, 3], logits[3] = math.nan, math.inf, -math.inf
     result = sample(logits, sampling_tensors([row] * 5, 60, device))
@@ -125,7 +125,7 @@ def test_an_empty_batch_draws_nothing(device: torch.device) -> None:
 
 @pytest.mark.parametrize("num_rows", [1, 2, 3, 5, 7, 33])
 def test_what_a_chunk_writes_is_aligned_for_any_number_of_rows(num_rows: int) -> None:
-    parts = _Parts(torch.zeros(num_rows, VOCAB))
+    parts = Chunks(torch.zeros(num_rows, VOCAB))
     written = (parts.values, parts.other_values, parts.best, parts.ids, parts.other_ids, parts.best_ids)
     assert {tensor.data_ptr() % 16 for tensor in written} == {0}
     assert all(tensor.numel() >= num_rows * parts.num_splits for tensor in written)

@@ -107,14 +107,14 @@ def test_draws_with_filters_follow_the_softmax_of_what_is_left() -> None:
     assert ((counts[support] - expected) ** 2 / expected).sum() < chi_square_limit(len(support) - 1)
 
 
-def test_the_check_of_the_distribution_refuses_a_wrong_temperature() -> None:
+def test_the_distribution_check_refuses_a_wrong_temperature() -> None:
     logits = random_logits(1, 24, seed=3) / 3
     expected = torch.softmax(logits[0].double(), -1).numpy() * 20_000
     counts = frequencies(logits, RowSampling(1.1), 20_000)
     assert ((counts - expected) ** 2 / expected).sum() > chi_square_limit(23)
 
 
-def test_successive_positions_and_neighbouring_seeds_draw_independently() -> None:
+def test_neighbouring_positions_and_seeds_draw_independently() -> None:
     noise = gumbel_noise(torch.arange(256), torch.arange(256).flip(0) % 16, 512).double()
     across_rows = torch.corrcoef(noise).fill_diagonal_(0).abs().max()
     across_tokens = torch.corrcoef(noise.T).fill_diagonal_(0).abs().max()
@@ -185,7 +185,7 @@ def test_top_p_of_one_keeps_tokens_too_unlikely_to_count() -> None:
     assert support_of(logits.expand(2, -1), RowSampling(), RowSampling(top_p=0.5)) == [{0, 1, 2}, {0}]
 
 
-def test_a_row_without_limits_keeps_every_token_beside_one_with_top_k() -> None:
+def test_a_row_without_limits_may_draw_every_token() -> None:
     logits = torch.tensor([[3.0, 2.0, 1.0, 0.0]]).expand(2, -1)
     assert support_of(logits, RowSampling(top_k=2), RowSampling()) == [{0, 1}, {0, 1, 2, 3}]
     assert support_of(logits, RowSampling(top_k=2), RowSampling(min_p=0.1)) == [{0, 1}, {0, 1, 2}]
@@ -261,7 +261,7 @@ def test_a_bad_number_at_a_banned_token_is_reported() -> None:
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 @pytest.mark.parametrize("row", [RowSampling(0), RowSampling(1), RowSampling(1, top_k=2, top_p=0.5, min_p=0.1)])
-def test_a_row_with_a_bad_number_is_reported_and_its_neighbours_are_not(bad: float, row: RowSampling) -> None:
+def test_only_a_row_with_a_bad_number_is_reported(bad: float, row: RowSampling) -> None:
     logits = random_logits(3, 50)
     logits[1, 17] = bad
     result = sample_torch(logits, sampling_tensors([row] * 3, 50, CPU))

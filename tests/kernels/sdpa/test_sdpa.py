@@ -107,7 +107,7 @@ def test_math_of_a_long_sequence_never_holds_all_scores() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # torch tells why, one warning for each reason
-def test_a_pinned_backend_that_cannot_run_raises_in_place_of_running_another() -> None:
+def test_a_pinned_backend_that_cannot_run_raises() -> None:
     inputs = packed([8], CPU, heads=(2, 2))
     q = torch.randn(8, 64, 2, dtype=torch.float16).transpose(1, 2)  # flash attention wants a last dim of stride 1
     out = torch.empty_like(inputs.q)

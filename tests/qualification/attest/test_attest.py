@@ -38,18 +38,18 @@ def test_a_call_that_launches_anything_else_is_a_mismatch(seen: dict[str, int], 
     assert call_mismatch(PROMISE, seen) == detail
 
 
-def test_without_evidence_the_catalogs_own_names_must_be_in_every_kernel() -> None:
+def test_without_evidence_kernels_hold_catalog_markers() -> None:
     promise = promise_of(PATH, None)
     assert call_mismatch(promise, {"hallmark_x_variant": 3}) is None
     assert call_mismatch(promise, {"hallmark_x": 1, "other": 1}) is not None
 
 
-def test_evidence_of_an_older_schema_promises_what_the_catalog_does() -> None:
+def test_evidence_without_kernels_promises_catalog_markers() -> None:
     assert promise_of(PATH, evidence(SHAPE, PATH, kernels=None)) == promise_of(PATH, None)
     assert promise_of(PATH, evidence(SHAPE, PATH, kernels=("a",))) == Promise("triton.x", ("a",))
 
 
-def test_a_replay_matches_when_every_kernel_ran_as_often_as_it_was_counted() -> None:
+def test_replay_matches_when_kernel_counts_are_equal() -> None:
     seen = {"hallmark_x": 4, "hallmark_combine": 4, "hallmark_plan": 1, "gemm": 9}
     assert replay_mismatch([(PROMISE, 4)], seen, MARKERS) is None
 
@@ -64,7 +64,7 @@ def test_a_replay_with_other_counts_is_a_mismatch(count: int) -> None:
 
 @pytest.mark.parametrize("plan", ["hallmark_gluon_plan", "hallmark_gluon_extend_plan", "hallmark_gluon_extend_split"])
 @pytest.mark.parametrize("num_plans", [1, 2, 4])
-def test_layers_of_a_replay_share_a_plan_for_what_was_counted_together(num_plans: int, plan: str) -> None:
+def test_layers_of_a_replay_share_one_plan_kernel(num_plans: int, plan: str) -> None:
     promise = Promise("gluon.x", ("hallmark_x", plan))
     layers = [(promise, 3), (promise, 0), (promise, 1)]  # of three windows
     detail = replay_mismatch(layers, {"hallmark_x": 4, plan: num_plans}, MARKERS)
@@ -72,7 +72,7 @@ def test_layers_of_a_replay_share_a_plan_for_what_was_counted_together(num_plans
     assert detail == (None if num_plans == 2 else wrong)
 
 
-def test_a_plan_does_not_stand_for_a_launch_of_a_path_without_evidence() -> None:
+def test_plan_kernel_is_no_launch_of_an_unmeasured_path() -> None:
     promise = Promise("gluon.x", (), (), ("hallmark_x", "hallmark_x_plan"))
     seen = {"hallmark_x": 3, "hallmark_x_plan": 1, "fmha_cutlass": 1}
     assert replay_mismatch([(promise, 4)], seen, MARKERS) is not None
@@ -84,13 +84,13 @@ def test_a_replay_that_holds_another_paths_kernel_is_a_mismatch() -> None:
     assert detail == "in a replay of triton.x: hallmark_y ran, which no path of the step promised"
 
 
-def test_two_paths_of_a_replay_that_share_a_kernel_are_counted_together() -> None:
+def test_paths_that_share_a_kernel_are_counted_together() -> None:
     other = Promise("triton.y", ("hallmark_y", "hallmark_combine"))
     seen = {"hallmark_x": 2, "hallmark_y": 3, "hallmark_combine": 5}
     assert replay_mismatch([(PROMISE, 2), (other, 3)], seen, MARKERS) is None
 
 
-def test_a_replay_of_paths_without_evidence_must_hold_a_kernel_of_theirs_for_each_launch() -> None:
+def test_unmeasured_path_needs_a_kernel_for_each_launch() -> None:
     """A library's kernel in their place carries no marker of ours, so that nothing foreign is seen."""
     promise = promise_of(PATH, None)
     twice = [(promise, 3), (promise, 1)]  # layers with a window and without
@@ -117,7 +117,7 @@ def test_evidence_of_one_alternative_is_evidence_of_all(seen: tuple[str, ...]) -
     assert call_mismatch(promise, {"hallmark_alone": 1, "fmha_cutlass": 1}) is not None
 
 
-def test_evidence_of_other_kernels_than_the_alternatives_stands_for_itself() -> None:
+def test_evidence_of_other_kernels_replaces_alternatives() -> None:
     promise = promise_of(OF_TWO, evidence(SHAPE, OF_TWO, kernels=("hallmark_x", "hallmark_other")))
     assert promise == Promise("triton.x", ("hallmark_x", "hallmark_other"))
 
@@ -150,7 +150,7 @@ def test_a_replay_of_alternatives_says_what_ran() -> None:
     )
 
 
-def test_an_alternative_that_no_path_of_a_replay_promised_is_foreign() -> None:
+def test_unpromised_alternative_is_foreign() -> None:
     markers = attention_markers([OF_TWO])
     assert "hallmark_alone" in markers
     assert replay_mismatch([(PROMISE, 1)], {"hallmark_x": 1, "hallmark_combine": 1, "hallmark_alone": 1}, markers) == (

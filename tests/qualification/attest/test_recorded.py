@@ -13,7 +13,7 @@ from qualification.measure.inputs import long_case
 from qualification.measure.profile import calls_seen, is_helper
 
 
-def test_the_parameters_of_a_kernel_node_lie_where_the_driver_writes_them() -> None:
+def test_kernel_node_parameters_have_the_drivers_layout() -> None:
     offsets = {name: getattr(_KernelParams, name).offset for name, _ in _KernelParams._fields_}
     assert offsets == {"func": 0, "sizes": 8, "kernel_params": 40, "extra": 48, "kern": 56, "ctx": 64}
     assert ctypes.sizeof(_KernelParams) == 72

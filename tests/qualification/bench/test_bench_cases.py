@@ -7,7 +7,7 @@ from kernels.shape import Dtype, Phase
 from qualification.bench.attention.cases import FIXED, LOG_NORMAL, Sweep, cases_of, log_normal_lengths, quick_sweep
 
 
-def test_prefill_of_any_length_up_to_the_total_has_as_many_tokens() -> None:
+def test_prefill_of_every_length_has_equal_total_tokens() -> None:
     cases = cases_of(Sweep(Dtype.BF16, phases=(Phase.PREFILL,), head_dims=(128,), mixes=()))
     assert [len(case.queries) for case in cases] == [32, 16, 8, 4, 2, 1, 1]
     assert [sum(case.queries) for case in cases] == [16384] * 6 + [32768]
@@ -60,7 +60,7 @@ def test_log_normal_lengths_are_positive_and_fill_the_total(num_seqs: int, spare
     assert sum(lengths) == num_seqs + spare
 
 
-def test_log_normal_lengths_are_few_long_ones_and_many_short_ones() -> None:
+def test_log_normal_lengths_are_mostly_short() -> None:
     lengths = sorted(log_normal_lengths(64, 16384, 0))
     assert lengths[32] < 256
     assert lengths[-1] > 1024
@@ -71,7 +71,7 @@ def test_more_sequences_than_tokens_are_refused() -> None:
         log_normal_lengths(4, 3, 0)
 
 
-def test_the_quick_sweep_has_every_phase_and_both_kinds_of_lengths() -> None:
+def test_quick_sweep_has_every_phase_and_kind_of_lengths() -> None:
     cases = cases_of(quick_sweep(Dtype.FP32))
     assert {case.shape.phase for case in cases} == set(Phase)
     assert {case.mix for case in cases} == {FIXED, LOG_NORMAL}

@@ -42,9 +42,7 @@ def test_a_quick_run_prints_a_table_and_writes_rows_and_charts(
     assert groups == {"prefill-fp32-d64-h4x2", "decode-fp32-d64-h4x2-batch2"}
 
 
-def test_a_path_that_is_not_there_is_an_error_that_names_those_that_are(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unknown_path_is_an_error_that_names_the_known(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(parsed("--quick", "--paths", "trito", "--out-dir", str(tmp_path))) == 3
     ours = ", ".join(path.name for path in PATHS)
     assert f"'trito' matches none of {ours}" in capsys.readouterr().err
@@ -55,9 +53,7 @@ def test_a_run_without_time_measures_nothing_and_says_so(tmp_path: Path, capsys:
     assert "7 cases were not measured: the time limit" in capsys.readouterr().out
 
 
-def test_a_place_that_cannot_be_written_to_is_told_before_anything_is_measured(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unwritable_folder_is_refused_before_measuring(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").touch()
     assert run(parsed("--quick", "--out-dir", str(tmp_path / "file" / "folder"))) == 3
     printed = capsys.readouterr()
@@ -65,7 +61,7 @@ def test_a_place_that_cannot_be_written_to_is_told_before_anything_is_measured(
     assert printed.out == ""
 
 
-def test_an_unknown_flag_exits_like_an_environment_that_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_flag_exits_with_3(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "attention", "--qick"]) == 3
     assert "--qick" in capsys.readouterr().err
 
@@ -85,7 +81,7 @@ def test_a_quick_sweep_takes_flags_too() -> None:
     assert sweep.batches == quick_sweep(Dtype.FP16).batches
 
 
-def test_the_full_suite_takes_phases_and_head_dims_and_no_other_flag_of_sweeps() -> None:
+def test_full_suite_refuses_other_sweep_flags() -> None:
     parts = parts_of(parsed("--full", "--phases", "decode", "--head-dims", "64", "--page-size", "16"), "cuda")
     cases = [case for part in parts for case in cases_of(part.sweep)]
     assert {(case.shape.phase, case.shape.head_dim, case.shape.page_size) for case in cases} == {(Phase.DECODE, 64, 16)}
@@ -93,7 +89,7 @@ def test_the_full_suite_takes_phases_and_head_dims_and_no_other_flag_of_sweeps()
         parts_of(parsed("--full", "--lengths", "64"), "cuda")
 
 
-def test_the_full_suite_is_not_run_where_it_would_not_measure_what_is_asked_for() -> None:
+def test_full_suite_without_a_matching_case_is_refused() -> None:
     with pytest.raises(ValueError, match="no case of these phases and head dims"):
         parts_of(parsed("--full", "--head-dims", "72"), "cuda")
     with pytest.raises(ValueError, match="its own --fa3-page-sizes"):
@@ -108,7 +104,7 @@ def test_a_library_that_is_no_fa3_is_a_reason(tmp_path: Path) -> None:
     assert str(library) in found
 
 
-def test_without_fa3_the_reason_names_both_packages_that_were_tried() -> None:
+def test_missing_fa3_names_both_packages_tried() -> None:
     found = find_fa3(None)
     assert isinstance(found, str)
     assert "flash_attn_interface" in found

@@ -17,7 +17,7 @@ def test_a_row_without_a_peer_has_no_ratio() -> None:
 
 
 @pytest.mark.parametrize(("index", "num_bytes"), [(0, 15_009_316_864), (1, 1_191_968_768)])
-def test_a_step_reads_the_weights_of_the_model_it_is_named_after(index: int, num_bytes: int) -> None:
+def test_step_reads_the_weights_of_its_model(index: int, num_bytes: int) -> None:
     model = MODELS[index]
     numbers = model.num_layers * sum(n * k for n, k in model.layer) + model.head[0] * model.head[1]
     assert numbers * 2 == num_bytes

@@ -16,7 +16,7 @@ def prepared(fill: float) -> Prepared:
 
 
 @pytest.mark.gpu
-def test_a_replay_reads_its_inputs_after_another_capture_emptied_the_cache() -> None:
+def test_replay_keeps_its_inputs_through_another_capture() -> None:
     first = graphed(prepared(1.0), CUDA)
     second = graphed(prepared(5.0), CUDA)  # the capture gives freed segments back to the driver
     assert torch.equal(first(), torch.full((2**24,), 2.0, device=CUDA))

@@ -35,7 +35,7 @@ def contender_that(run: RunAttention) -> Contender:
 
 
 @pytest.mark.parametrize("case", [prefill(64, sequences=2), decode(70, batch=3)], ids=str)
-def test_every_contender_is_right_and_compared_with_the_best_peer(case: object) -> None:
+def test_contenders_are_right_and_beside_the_best_peer(case: object) -> None:
     rows, absent = measure_case(case, contenders("sdpa.cpu", "sdpa.math"), BENCH)
     assert [row.contender for row in rows] == ["sdpa.cpu", "sdpa.math", "cpu-flash"]
     assert absent == ()
@@ -73,7 +73,7 @@ def test_what_a_path_raises_is_the_reason_why_it_is_absent() -> None:
     assert absent[0].reason == "RuntimeError: out of shared memory"
 
 
-def test_a_case_whose_inputs_do_not_fit_is_left_out_with_its_reason() -> None:
+def test_case_whose_inputs_do_not_fit_is_absent() -> None:
     case = replace(prefill(32), queries=(2**50,), keys=(2**50,))
     rows, absent = measure_case(case, contenders("sdpa.cpu"), BENCH)
     assert rows == ()

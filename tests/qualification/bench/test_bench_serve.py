@@ -67,7 +67,7 @@ def test_every_scenario_is_measured_printed_and_written(
     assert written == {f"serve-hallmark{end}" for end in (".json", ".md", "-ttft.svg", "-tpot.svg")}
 
 
-def test_a_peer_at_a_url_is_measured_in_the_same_run_on_the_same_tokens(
+def test_peer_at_a_url_gets_the_same_tokens(
     tmp_path: Path, url: str, script: Script, capsys: pytest.CaptureFixture[str]
 ) -> None:
     slow = Script(first_token_s=lambda _: 0.2)
@@ -148,7 +148,7 @@ def test_nobody_there_exits_3_with_one_line(
     assert len(capsys.readouterr().err.splitlines()) == 1
 
 
-def test_a_place_that_cannot_be_written_is_told_before_anything_is_sent(
+def test_unwritable_folder_is_refused_before_any_request(
     tmp_path: Path, url: str, script: Script, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").write_text("")
@@ -157,7 +157,7 @@ def test_a_place_that_cannot_be_written_is_told_before_anything_is_sent(
     assert script.bodies == []
 
 
-def test_a_run_that_cannot_begin_leaves_the_files_of_the_one_before(tmp_path: Path, url: str, refused_url: str) -> None:
+def test_failed_start_leaves_earlier_files(tmp_path: Path, url: str, refused_url: str) -> None:
     assert bench(tmp_path, url, *TINY) == 0
     before = {file: file.read_bytes() for file in tmp_path.iterdir()}
     assert bench(tmp_path, refused_url, *TINY) == 3
@@ -180,7 +180,7 @@ def test_the_flags_are_the_plan() -> None:
 
 
 @pytest.mark.parametrize("names", [("hallmark",), ("vllm", "vllm")])
-def test_two_sides_of_one_name_are_refused_for_their_samples_would_be_mixed(
+def test_two_sides_of_one_name_are_refused(
     tmp_path: Path, url: str, names: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert bench(tmp_path, url, *TINY, *(flag for name in names for flag in ("--peer", f"{name}={url}"))) == 3
@@ -207,7 +207,7 @@ def test_no_prompt_of_a_plan_comes_twice() -> None:
     assert len({tuple(request.token_ids) for request in sent}) >= 0.9 * len(sent)
 
 
-def test_a_mix_of_given_lengths_has_each_equally_often_in_every_round() -> None:
+def test_mix_has_each_length_equally_often_per_round() -> None:
     plan = ServePlan(scenarios=(Scenario.MIX,), mix_lengths=(96, 384), requests=60, mix_rounds=3, mix_output=5)
     [case] = cases_of(plan, "x")
     assert [Counter(len(request.token_ids) for request in part) for part in case.rounds] == [{96: 10, 384: 10}] * 3
@@ -227,7 +227,7 @@ def rows(scenario: Scenario, *samples: Sample, objectives: LatencyObjectives = E
     return rows_of(ServeCase(scenario, 1, (round_,), ()), [LoadResult(list(samples), LAG)], objectives)
 
 
-def test_the_rate_is_all_tokens_over_the_time_from_first_send_to_last_token() -> None:
+def test_rate_is_tokens_from_first_send_to_last_token() -> None:
     [row] = rows(Scenario.THROUGHPUT, sample(1.0, 2.0), sample(1.5, 2.5, 4.0), failed())
     assert row.output_tokens_per_s == 5 / 4.0
     assert (row.num_requests, row.num_errors, row.first_error) == (3, 1, "HTTP 500: no")
@@ -262,7 +262,7 @@ def test_goodput_counts_answers_that_keep_every_objective() -> None:
     assert row.goodput_per_s == pytest.approx(1 / 0.21)
 
 
-def test_a_ratio_says_better_only_when_its_interval_leaves_out_one() -> None:
+def test_ratio_is_better_only_when_its_interval_excludes_1() -> None:
     def side(name: str, *ttfts: float) -> ServedSide:
         return ServedSide(name, "", "m", rows(Scenario.TTFT, *(sample(ttft) for ttft in ttfts)), [])
 

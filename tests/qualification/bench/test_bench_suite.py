@@ -23,7 +23,7 @@ def test_every_phase_has_every_head_dim() -> None:
     assert {(case.shape.phase, case.shape.head_dim) for case in CASES} == {(p, d) for p in Phase for d in head_dims}
 
 
-def test_every_part_is_beside_flash_attention_3_or_a_peer_that_is_rarely_asked() -> None:
+def test_every_part_is_beside_fa3_or_flex() -> None:
     known = ["fa2", "cudnn", "flex", "fa3", *(f"fa3-page{size}" for size in FA3_PAGE_SIZES)]
     for part in SUITE:
         assert part.peers is not None

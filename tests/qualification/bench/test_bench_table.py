@@ -21,7 +21,7 @@ def cells(lines: list[str]) -> list[list[str]]:
     return [line.split() for line in lines]
 
 
-def test_the_table_names_a_case_once_and_a_line_for_each_contender() -> None:
+def test_table_has_a_line_for_each_contender() -> None:
     case = prefill(512)
     lines = rows_table([row(case, "peer", is_peer=True), row(case, "ours", 5.0, ratio=2.0)])
     assert len(lines) == 4
@@ -37,7 +37,7 @@ def test_a_wrong_row_says_so() -> None:
     assert "WRONG" not in rows_table([row(prefill(512), "ours")])[2]
 
 
-def test_the_summary_gives_the_geometric_mean_and_the_worst_case() -> None:
+def test_summary_has_geometric_mean_and_worst_case() -> None:
     rows = [row(prefill(512), "ours", ratio=2.0), row(prefill(1024), "ours", ratio=0.5)]
     line = summary_table(rows)[2]
     assert line.split() == [
@@ -115,7 +115,7 @@ def test_mixed_lengths_and_single_points_are_not_drawn() -> None:
     assert charts([*mixed, row(prefill(512), "ours")]) == {}
 
 
-def test_many_batches_of_one_context_make_a_chart_with_ticks_that_do_not_overlap() -> None:
+def test_many_batches_make_a_chart_with_apart_ticks() -> None:
     drawn = charts([row(decode(64, batch=n), "ours") for n in range(1, 20)])
     assert list(drawn) == ["decode-fp32-d64-h4x2-context64"]
     chart = drawn["decode-fp32-d64-h4x2-context64"]

@@ -76,9 +76,7 @@ def lines_of(capsys: pytest.CaptureFixture[str], start: str = "") -> list[str]:
 # --- whole runs -------------------------------------------------------------------------------------------------------
 
 
-def test_a_server_against_itself_passes_with_a_verdict_for_each_stage_and_bucket(
-    url: str, golden: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_server_against_itself_passes_every_stage(url: str, golden: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert canary(url, "--golden", golden, "--baseline", url) == 0
     lines = lines_of(capsys)
     assert [line.split(":")[0] for line in lines] == [
@@ -97,7 +95,7 @@ def test_a_server_against_itself_passes_with_a_verdict_for_each_stage_and_bucket
     assert "1 proven by the matrix, 1 by the server itself" in lines[2]
 
 
-def test_a_slower_prefill_fails_on_performance_in_its_bucket_only(
+def test_slower_prefill_fails_only_in_its_bucket(
     url: str, golden: str, script: Script, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with serving(usual()) as baseline:
@@ -119,7 +117,7 @@ def test_slower_tokens_fail_on_performance_too(
     assert "token is surely more than 2x the baseline's" in capsys.readouterr().out
 
 
-def test_log_probabilities_that_are_off_fail_on_numerics_in_their_bucket_only(
+def test_wrong_logprobs_fail_only_in_their_bucket(
     url: str, golden: str, script: Script, capsys: pytest.CaptureFixture[str]
 ) -> None:
     script.logprob_shift = lambda num_tokens: 0.001 if num_tokens > 512 else 0.0
@@ -202,7 +200,7 @@ def test_without_a_golden_file_it_is_inconclusive(url: str, script: Script, caps
     assert "no golden file for unheard-of: record one with `hallmark canary record`" in capsys.readouterr().out
 
 
-def test_without_a_golden_file_the_live_baseline_is_the_reference(url: str, script: Script) -> None:
+def test_without_golden_file_the_baseline_is_the_reference(url: str, script: Script) -> None:
     script.model = "unheard-of"
     reference = usual(model="unheard-of")
     with serving(reference) as baseline:
@@ -236,7 +234,7 @@ def test_a_golden_file_without_digests_is_still_compared(
 @pytest.mark.parametrize(
     "damage", ["truncated", "expired", "older schema", "lengths", "place", "deep", "binary", "folder", "time"]
 )
-def test_a_golden_file_that_cannot_be_used_exits_3_with_one_line(
+def test_unusable_golden_file_exits_3_with_one_line(
     url: str, golden: str, damage: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = Path(golden)
@@ -268,7 +266,7 @@ def test_a_golden_file_that_cannot_be_used_exits_3_with_one_line(
     assert len(lines_of(capsys)) == 2
 
 
-def test_a_server_that_makes_no_token_of_a_text_cannot_be_recorded(
+def test_server_without_tokens_of_a_text_cannot_be_recorded(
     url: str, tmp_path: Path, script: Script, capsys: pytest.CaptureFixture[str]
 ) -> None:
     script.tokens = []
@@ -288,7 +286,7 @@ def test_a_recorded_file_names_its_end(url: str, tmp_path: Path) -> None:
     assert span == timedelta(days=3)
 
 
-def test_times_are_compared_with_a_file_of_the_same_machine_only(
+def test_times_are_compared_on_the_same_machine_only(
     url: str, tmp_path: Path, script: Script, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = str(tmp_path / "golden.json")
@@ -307,14 +305,12 @@ def test_times_are_compared_with_a_file_of_the_same_machine_only(
     assert "the golden file was recorded on another fingerprint" in capsys.readouterr().out
 
 
-def test_too_few_samples_are_inconclusive_and_say_how_many_are_needed(
-    url: str, golden: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_too_few_samples_are_inconclusive(url: str, golden: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert canary(url, "--golden", golden, "--baseline", url, "--samples", "6") == 4
     assert "TTFT: 6 samples here and 6 of the baseline, 7 are needed" in capsys.readouterr().out
 
 
-def test_a_trace_of_which_no_length_fits_the_context_is_inconclusive(
+def test_trace_longer_than_the_context_is_inconclusive(
     url: str, golden: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert canary(url, "--golden", golden, "--baseline", url, "--lengths", "690", "9000") == ExitCode.INCONCLUSIVE
@@ -360,7 +356,7 @@ def test_an_answer_that_is_none_is_no_data(url: str, golden: str, script: Script
     assert canary(url, "--golden", golden, "--no-performance") == 4
 
 
-def test_a_server_that_takes_prompts_and_never_answers_exits_3_after_two(
+def test_server_that_never_answers_exits_3_after_two(
     url: str, golden: str, script: Script, capsys: pytest.CaptureFixture[str]
 ) -> None:
     script.hangs = True
@@ -394,7 +390,7 @@ def test_a_flag_with_which_nothing_could_fail_is_refused(
     assert capsys.readouterr().out == f"environment: FAIL: {message}\n"
 
 
-def test_a_place_that_cannot_be_written_is_told_before_anything_is_asked(
+def test_unwritable_place_is_refused_before_any_request(
     url: str, tmp_path: Path, script: Script, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").write_text("")
@@ -437,7 +433,7 @@ def test_a_foreign_matrix_exits_3(url: str, golden: str, script: Script, capsys:
     assert "decided by matrix abababababab, reviewed is cdcdcdcdcdcd" in capsys.readouterr().out
 
 
-def test_a_folder_whose_matrix_has_not_the_digest_that_is_named_beside_it_exits_3(
+def test_matrix_of_another_digest_than_named_exits_3(
     url: str, golden: str, script: Script, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     save_matrix(tmp_path / gpu_folder(MACHINE.gpu) / "a.json", [evidence(SHAPE, path("fast"))])
@@ -462,7 +458,7 @@ def test_prompts_are_asked_greedily_and_never_twice_for_time(url: str, golden: s
     assert len(timed) == len(set(timed)) == 2 * 2 * (12 + 2)
 
 
-def test_no_prefix_that_an_earlier_run_left_in_a_cache_can_answer(url: str, golden: str, script: Script) -> None:
+def test_cached_prefixes_of_earlier_runs_are_not_hit(url: str, golden: str, script: Script) -> None:
     salts = []
     for _ in range(2):
         script.bodies.clear()
@@ -472,7 +468,7 @@ def test_no_prefix_that_an_earlier_run_left_in_a_cache_can_answer(url: str, gold
     assert salts[0] != salts[1]
 
 
-def test_the_golden_file_holds_every_fitting_length_a_prompt_a_line(golden: str) -> None:
+def test_golden_file_has_a_line_for_each_fitting_length(golden: str) -> None:
     recorded = load_golden(Path(golden))
     assert recorded.model == "demo"
     assert [len(prompt.token_ids) for prompt in recorded.prompts] == [5, 127, 129, 400, 600]

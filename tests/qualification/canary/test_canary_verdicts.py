@@ -67,7 +67,7 @@ def test_against_a_reviewed_digest_provisional_does_not_do() -> None:
 MACHINE_FIELDS = asdict(MACHINE) | {"device": MACHINE.device.value}  # as GET /attention gives them
 
 
-def test_a_plan_that_follows_the_reviewed_matrix_passes_and_another_path_is_named(tmp_path: Path) -> None:
+def test_plan_with_another_path_than_reviewed_is_named(tmp_path: Path) -> None:
     fast, slow = path("fast"), path("slow")
     known = [evidence(SHAPE, fast, 5.0), evidence(SHAPE, slow, 9.0), evidence(DECODE, slow)]
     save_matrix(tmp_path / gpu_folder(MACHINE.gpu) / "a.json", known)
@@ -86,7 +86,7 @@ def test_a_plan_that_follows_the_reviewed_matrix_passes_and_another_path_is_name
     assert "the reviewed matrix chooses no path" in verdict.reasons[0]
 
 
-def test_a_folder_without_a_whole_matrix_for_the_servers_gpu_is_refused(tmp_path: Path) -> None:
+def test_folder_without_a_matrix_for_the_gpu_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="holds no matrix for Test CPU"):
         reviewed_matrix(tmp_path, MACHINE_FIELDS)
     file = tmp_path / gpu_folder(MACHINE.gpu) / "a.json"
@@ -138,7 +138,7 @@ def test_a_log_probability_that_is_not_finite_fails() -> None:
     assert outcome_of(reply(-1.0, None)) is Outcome.FAIL
 
 
-def test_elsewhere_a_late_difference_of_an_answer_is_noise_and_an_early_one_is_not() -> None:
+def test_on_another_machine_only_early_differences_count() -> None:
     late, early = reply(-1.0, -2.0, text="abcdefghi!"), reply(-1.0, -2.0, text="a!")
     assert outcome_of(late, is_same=False) is Outcome.PASS
     assert outcome_of(late) is Outcome.FAIL
@@ -146,7 +146,7 @@ def test_elsewhere_a_late_difference_of_an_answer_is_noise_and_an_early_one_is_n
     assert outcome_of(early, is_same=False) is Outcome.FAIL
 
 
-def test_where_nothing_changed_sixteen_bits_get_no_more_room_than_fp32() -> None:
+def test_same_stack_gives_16_bits_no_more_tolerance() -> None:
     def outcome(*replies: Reply) -> Outcome:
         return judge_numerics(replies, dtype="bf16", is_same_machine=True, is_same_build=True)[0].outcome
 
@@ -179,7 +179,7 @@ def judged(candidate: Times, baseline: Times, rules: Rules = RULES) -> Verdict:
     return verdict
 
 
-def test_thirty_percent_slower_fails_and_equal_passes_at_one_percent_of_noise() -> None:
+def test_30_percent_slower_fails_and_equal_passes() -> None:
     assert judged(times(0.013), times(0.010)).outcome is Outcome.FAIL
     assert judged(times(0.010), times(0.010)).outcome is Outcome.PASS
     assert judged(times(0.010, 0.0065), times(0.010)).outcome is Outcome.FAIL
@@ -197,7 +197,7 @@ def test_a_difference_below_the_noise_floor_is_nobodys_concern() -> None:
     assert judged(times(0.0015, 0.0015), times(0.0011, 0.0011)).outcome is Outcome.PASS
 
 
-def test_too_few_samples_are_no_data_and_more_looks_need_more_of_them() -> None:
+def test_more_looks_need_more_samples() -> None:
     assert judged(times(0.01, n=7), times(0.01, n=7)).outcome is Outcome.PASS
     assert judged(times(0.01, n=6), times(0.01, n=6)).outcome is Outcome.NO_DATA
     three = Rules(num_looks=3, lengths=(96,))

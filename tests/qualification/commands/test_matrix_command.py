@@ -88,7 +88,7 @@ def test_an_older_suite_is_stale_even_without_a_machine(tmp_path: Path, capsys: 
     assert "STALE: suite (1 of 1)" in capsys.readouterr().out
 
 
-def test_whole_files_of_another_machine_pass_when_only_files_are_asked_about(folder: Path) -> None:
+def test_files_only_accepts_another_machines_files(folder: Path) -> None:
     assert main(["matrix", "verify", "--files-only", str(folder)]) == 0
     assert main(["matrix", "verify", str(folder)]) == 3
 
@@ -134,7 +134,7 @@ def test_the_same_evidence_has_no_difference() -> None:
     assert exit_code_of([]) is ExitCode.PASS
 
 
-def test_a_path_that_lost_its_proof_leaves_the_shape_to_a_fallback() -> None:
+def test_lost_proof_leaves_the_shape_to_a_fallback() -> None:
     found = only(BASE, side(evidence(SHAPE, FIRST, **RAISED), evidence(SHAPE, FALLBACK)))
     assert (found.harm, found.code) == (Harm.FALLBACK, ExitCode.ENVIRONMENT)
     assert found.details == ("path triton.x -> sdpa.x", "triton.x proven -> failed")
@@ -153,7 +153,7 @@ def test_wrong_numbers_are_told_from_a_path_that_raised() -> None:
     ],
 )
 @pytest.mark.parametrize("p50_us", [5.0, 10.0, 50.0])
-def test_a_lost_proof_is_a_fallback_even_where_another_path_of_the_first_tier_serves_as_fast(
+def test_lost_proof_is_a_fallback_beside_an_equal_path(
     changes: dict[str, object], code: ExitCode, p50_us: float
 ) -> None:
     """As `decide` has it: what computes wrong numbers or raises leaves its shape to a fallback."""
@@ -163,14 +163,14 @@ def test_a_lost_proof_is_a_fallback_even_where_another_path_of_the_first_tier_se
     assert found.details[:2] == ("path triton.x -> gluon.x", "triton.x proven -> failed")
 
 
-def test_one_fallback_in_the_place_of_another_is_no_new_fallback() -> None:
+def test_fallback_in_place_of_a_fallback_is_no_new_one() -> None:
     second = path("sdpa.y", Tier.FALLBACK)
     before = side(evidence(SHAPE, FALLBACK), evidence(SHAPE, second, p50_us=10.1))
     found = only(before, side(evidence(SHAPE, FALLBACK, **RAISED), evidence(SHAPE, second, p50_us=10.1)))
     assert (found.harm, found.code) == (Harm.STATUS, ExitCode.PASS)
 
 
-def test_wrong_numbers_of_a_path_of_the_first_tier_that_does_not_serve_fail_on_numerics() -> None:
+def test_wrong_numbers_of_an_unused_first_tier_path_fail() -> None:
     before = side(evidence(SHAPE, FIRST), evidence(SHAPE, OTHER, p50_us=11.0))
     found = only(before, side(evidence(SHAPE, FIRST, p50_us=20.0), evidence(SHAPE, OTHER, checks=checks(2.0))))
     assert (found.harm, found.code) == (Harm.WRONG, ExitCode.NUMERICS)
@@ -180,7 +180,7 @@ def test_wrong_numbers_of_a_path_of_the_first_tier_that_does_not_serve_fail_on_n
 
 
 @pytest.mark.parametrize("is_served", [True, False])
-def test_wrong_numbers_of_a_path_of_the_first_tier_are_no_less_where_the_one_that_served_is_lost_too(
+def test_wrong_numbers_outweigh_a_lost_path(
     is_served: bool,
 ) -> None:
     before = side(evidence(SHAPE, FIRST), evidence(SHAPE, OTHER, p50_us=11.0))
@@ -236,7 +236,7 @@ def test_a_wide_spread_makes_a_difference_of_speed_uncertain() -> None:
     assert differences(side(evidence(SHAPE, FIRST)), side(noisy)) == []
 
 
-def test_a_time_that_is_not_believed_is_told_and_compared_with_nothing() -> None:
+def test_doubted_time_is_reported_and_not_compared() -> None:
     doubted = evidence(SHAPE, FIRST, timing=Timing(50.0, 0.3, 20))
     found = only(side(evidence(SHAPE, FIRST)), side(doubted))
     assert (found.harm, found.code) == (Harm.STATUS, ExitCode.PASS)
@@ -255,13 +255,13 @@ def test_a_fallback_that_wins_on_a_cpu_is_a_change_of_path_only() -> None:
     assert (lost.harm, lost.code) == (Harm.FALLBACK, ExitCode.NUMERICS)
 
 
-def test_a_larger_error_within_the_limits_is_told_and_harms_no_deploy() -> None:
+def test_larger_error_within_limits_passes() -> None:
     found = only(side(evidence(SHAPE, FIRST)), side(evidence(SHAPE, FIRST, checks=checks(0.9))))
     assert (found.harm, found.code) == (Harm.ERROR, ExitCode.PASS)
     assert found.details == ("bias 0.5 of 1 (ragged) -> bias 0.9 of 1 (ragged)",)
 
 
-def test_a_faster_path_of_the_first_tier_is_a_change_of_path_only() -> None:
+def test_faster_first_tier_path_changes_only_the_path() -> None:
     before = side(evidence(SHAPE, FIRST), evidence(SHAPE, OTHER, p50_us=10.1))
     found = only(before, side(evidence(SHAPE, FIRST), evidence(SHAPE, OTHER, p50_us=9.9)))
     assert (found.harm, found.details) == (Harm.PATH, ("path triton.x -> gluon.x",))
@@ -320,9 +320,7 @@ def test_diff_refuses_a_folder_of_several_gpus(folder: Path, capsys: pytest.Capt
     assert "holds evidence of 2 GPUs (Other, Test CPU)" in capsys.readouterr().err
 
 
-def test_diff_with_this_machine_shows_what_lost_its_proof_here_and_what_it_proved_itself(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_diff_with_this_machine_uses_its_own_evidence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     here = read_fingerprint(torch.device("cpu"), num_threads=num_cores())
     kernel = next(kernel for kernel in PATHS if kernel.name == "sdpa.cpu")
     reviewed = tmp_path / "reviewed.json"
@@ -336,7 +334,7 @@ def test_diff_with_this_machine_shows_what_lost_its_proof_here_and_what_it_prove
     assert "no difference" in capsys.readouterr().out
 
 
-def test_a_path_that_launches_other_kernels_than_before_is_told_by_their_names() -> None:
+def test_changed_kernels_are_named() -> None:
     before = side(evidence(SHAPE, FIRST, kernels=("hallmark_x",)))
     after = side(evidence(SHAPE, FIRST, kernels=("hallmark_x",), kernels_sometimes=("helper",)))
     found = only(before, after)
@@ -344,9 +342,7 @@ def test_a_path_that_launches_other_kernels_than_before_is_told_by_their_names()
     assert differences(before, side(evidence(SHAPE, FIRST))) == []  # older evidence names none
 
 
-def test_what_this_machine_measured_of_older_kernels_does_not_stand_in_for_what_was_reviewed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_own_stale_evidence_replaces_no_reviewed_evidence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     here = read_fingerprint(torch.device("cpu"), num_threads=num_cores())
     kernel = next(kernel for kernel in PATHS if kernel.name == "sdpa.cpu")
     save_matrix(tmp_path / "reviewed.json", [evidence(SHAPE, kernel, fingerprint=here)])

@@ -22,7 +22,7 @@ def test_a_quantile_lies_between_its_neighbours() -> None:
     assert quantile(list(range(1, 301)), 0.99) == pytest.approx(297.01)
 
 
-def test_a_median_needs_six_samples_for_an_interval_with_equal_tails() -> None:
+def test_median_interval_needs_six_samples() -> None:
     assert quantile_interval(range(5), 0.5) is None
     found = quantile_interval(range(6), 0.5)
     assert found is not None
@@ -30,7 +30,7 @@ def test_a_median_needs_six_samples_for_an_interval_with_equal_tails() -> None:
 
 
 @pytest.mark.parametrize("q", [0.5, 0.9])
-def test_intervals_hold_the_true_quantile_as_often_as_they_promise(q: float) -> None:
+def test_intervals_have_their_stated_coverage(q: float) -> None:
     """Of an exponential distribution, which is nothing like a normal one; 2,000 draws of 60."""
     chance = random.Random(5)
     truth = {0.5: 0.693147, 0.9: 2.302585}[q]
@@ -42,7 +42,7 @@ def test_intervals_hold_the_true_quantile_as_often_as_they_promise(q: float) -> 
     assert 0.945 <= hits / 2000 <= 0.99
 
 
-def test_the_ratio_of_equal_sides_holds_one_and_a_slower_side_does_not() -> None:
+def test_ratio_interval_holds_1_only_for_equal_sides() -> None:
     chance = random.Random(6)
     side = [chance.uniform(0.9, 1.1) for _ in range(30)]
     other = [chance.uniform(0.9, 1.1) for _ in range(30)]

@@ -46,7 +46,7 @@ def test_a_reviewed_proof_serves_and_is_no_fallback() -> None:
     assert rejections(decision, "fallback") == []
 
 
-def test_a_fallback_has_every_reason_that_stands_against_the_first_path() -> None:
+def test_fallback_has_every_reason_against_the_first_path() -> None:
     narrow = path("narrow", max_head_dim=32, dtypes=frozenset({Dtype.BF16}))
     reasons = {rejection.code for rejection in narrow.rejects(SHAPE, MACHINE)}
     assert len(reasons) == 2
@@ -64,7 +64,7 @@ def test_the_first_tier_serves_even_where_a_fallback_was_faster() -> None:
 RIVAL = replace(path("rival", Tier.FALLBACK), competes_on=frozenset({Device.CPU}))
 
 
-def test_a_fallback_that_competes_serves_where_it_is_clearly_faster_and_is_none() -> None:
+def test_clearly_faster_competitor_is_no_fallback() -> None:
     decision = choose((FIRST, RIVAL), book((evidence(SHAPE, FIRST, 12.5), evidence(SHAPE, RIVAL, 10.0))))
     assert (decision.path, decision.wanted, decision.fallback_reasons) == ("rival", "rival", ())
     assert decision.notes == ("rival takes 10 us, first 12.5 us: the faster serves",)
@@ -88,7 +88,7 @@ def test_else_the_first_tier_serves_before_it(first: dict[str, object], rival: d
         assert (decision.path, decision.is_fallback) == ("first", False)
 
 
-def test_what_competes_on_a_cpu_is_a_fallback_on_any_other_machine() -> None:
+def test_cpu_competitor_is_a_fallback_elsewhere() -> None:
     paths = [replace(it, limits=replace(it.limits, devices=frozenset(Device))) for it in (FIRST, RIVAL)]
     for device in (Device.CUDA, Device.INTERPRETER):
         machine = replace(MACHINE, device=device)
@@ -101,7 +101,7 @@ def test_what_competes_on_a_cpu_is_a_fallback_on_any_other_machine() -> None:
             assert (decision.path, decision.wanted, decision.is_fallback) == (served, "first", served == "rival")
 
 
-def test_what_competes_is_a_fallback_where_the_first_tier_cannot_serve() -> None:
+def test_competitor_without_a_first_tier_is_a_fallback() -> None:
     fast = evidence(SHAPE, RIVAL, 1.0)
     small = path("small", max_head_dim=32)
     assert choose((small, RIVAL), book((fast,))).fallback_reasons[0] is Reject.HEAD_DIM
@@ -113,7 +113,7 @@ def test_what_competes_is_a_fallback_where_the_first_tier_cannot_serve() -> None
     assert (broken.path, broken.wanted, broken.fallback_reasons) == ("rival", "first", (Reject.QUARANTINED,))
 
 
-def test_what_competed_and_broke_leaves_a_fallback_where_it_had_served() -> None:
+def test_broken_competitor_leaves_a_fallback() -> None:
     broken = frozenset({("rival", str(SHAPE))})
     known = book((evidence(SHAPE, FIRST, 50.0), evidence(SHAPE, RIVAL, 10.0)))
     decision = choose((FIRST, RIVAL), known, quarantined=broken)
@@ -132,7 +132,7 @@ def test_of_fallbacks_alone_none_that_broke_is_wanted() -> None:
 DOUBTED = Timing(1.0, 0.35, 20)
 
 
-def test_a_time_that_is_not_believed_chooses_nothing_and_the_plan_says_so() -> None:
+def test_doubted_time_chooses_nothing_and_is_noted() -> None:
     third = path("third")
     known = book((evidence(SHAPE, FIRST, 50.0), evidence(SHAPE, OTHER, timing=DOUBTED), evidence(SHAPE, third, 20.0)))
     served = {order: choose(order, known).path for order in ((FIRST, OTHER, third), (OTHER, third, FIRST))}
@@ -153,7 +153,7 @@ def test_a_time_below_its_floor_chooses_nothing_either() -> None:
     assert choose((FIRST, OTHER), at_margin).path == "other"
 
 
-def test_inside_a_tier_the_faster_serves_and_that_is_no_fallback() -> None:
+def test_faster_path_of_the_tier_is_no_fallback() -> None:
     decision = choose((FIRST, OTHER), book((evidence(SHAPE, FIRST, 100.0), evidence(SHAPE, OTHER, 1.0))))
     assert (decision.path, decision.wanted, decision.fallback_reasons) == ("other", "other", ())
 
@@ -164,7 +164,7 @@ def test_equal_times_fall_to_the_catalogs_order() -> None:
     assert choose((OTHER, FIRST), known).path == "other"
 
 
-def test_a_path_of_the_first_tier_that_failed_makes_the_next_a_fallback() -> None:
+def test_failed_first_tier_path_makes_the_next_a_fallback() -> None:
     known = book((evidence(SHAPE, FIRST, checks=checks(2.0)), evidence(SHAPE, OTHER)))
     decision = choose((FIRST, OTHER), known)
     assert (decision.path, decision.wanted, decision.fallback_reasons) == ("other", "first", (Reject.FAILED,))
@@ -177,7 +177,7 @@ def test_an_unsupported_head_dim_is_the_reason_of_the_fallback() -> None:
     assert Reject.HEAD_DIM in decision.fallback_reasons
 
 
-def test_a_first_choice_that_cannot_compute_the_shape_leaves_it_to_the_next_without_a_fallback() -> None:
+def test_unable_first_choice_makes_the_next_no_fallback() -> None:
     small = path("small", max_head_dim=32)
     decision = choose((small, FIRST, FALLBACK), book((evidence(SHAPE, FIRST), evidence(SHAPE, FALLBACK))))
     assert (decision.path, decision.wanted, decision.is_fallback) == ("first", "first", False)
@@ -191,14 +191,14 @@ def test_a_path_for_other_machines_is_not_wanted_here() -> None:
     assert rejections(decision, "foreign")[0] is Reject.ARCH
 
 
-def test_where_no_first_choice_can_run_the_fallback_names_the_machine() -> None:
+def test_fallback_names_the_machine_no_first_choice_runs_on() -> None:
     foreign = path("foreign", devices=frozenset({Device.CUDA}))
     decision = choose((foreign, FALLBACK), book((evidence(SHAPE, FALLBACK),)))
     assert (decision.path, decision.wanted) == ("fallback", "foreign")
     assert decision.fallback_reasons[0] is Reject.ARCH
 
 
-def test_the_reason_is_that_of_a_path_for_this_machine_and_not_of_one_for_others() -> None:
+def test_reason_is_of_a_path_for_this_machine() -> None:
     foreign, small = path("foreign", devices=frozenset({Device.CUDA})), path("small", max_head_dim=32)
     decision = choose((foreign, small, FALLBACK), book((evidence(SHAPE, FALLBACK),)))
     assert (decision.path, decision.wanted, decision.fallback_reasons) == ("fallback", "small", (Reject.HEAD_DIM,))
@@ -237,7 +237,7 @@ def test_without_evidence_only_degrade_serves_and_says_so() -> None:
     assert decision.fallback_reasons == (Reject.UNPROVEN,)
 
 
-def test_degrade_prefers_a_proven_fallback_to_an_unproven_first_choice() -> None:
+def test_degrade_prefers_proven_fallback_to_unproven_path() -> None:
     decision = choose((FIRST, FALLBACK), book((evidence(SHAPE, FALLBACK),)), Policy.DEGRADE)
     assert (decision.path, decision.status, decision.wanted) == ("fallback", Status.PROVEN, "first")
     assert decision.fallback_reasons == (Reject.UNPROVEN,)
@@ -270,7 +270,7 @@ def test_times_of_stale_evidence_order_nothing() -> None:
     assert choose((FIRST, OTHER), known, Policy.DEGRADE).path == "first"  # the catalog's order
 
 
-def test_of_what_broke_and_was_taken_out_too_the_break_is_the_reason() -> None:
+def test_break_outweighs_an_operators_quarantine() -> None:
     pairs = frozenset({("first", str(SHAPE))})
     known = book((evidence(SHAPE, FIRST),))
     decision = decide(
@@ -285,7 +285,7 @@ def test_of_what_broke_and_was_taken_out_too_the_break_is_the_reason() -> None:
     assert decision.fallback_reasons == (Reject.QUARANTINED,)  # lifting the order would bring nothing back
 
 
-def test_a_path_whose_module_cannot_be_imported_serves_under_no_policy_and_is_not_wanted() -> None:
+def test_path_without_its_module_never_serves() -> None:
     absent = replace(FIRST, run=None)
     known = book((evidence(SHAPE, absent), evidence(SHAPE, OTHER)))
     for policy in Policy:
@@ -297,13 +297,13 @@ def test_a_path_whose_module_cannot_be_imported_serves_under_no_policy_and_is_no
     assert rejections(choose((small, OTHER), known), "small") == [Reject.HEAD_DIM]  # what is known goes first
 
 
-def test_a_state_that_nothing_serves_is_the_best_that_any_able_path_is_in() -> None:
+def test_unserved_status_is_the_best_of_able_paths() -> None:
     small = path("small", max_head_dim=32)
     known = book((evidence(SHAPE, small), evidence(SHAPE, FIRST, source_digest="older")))
     assert choose((small, FIRST, OTHER), known).status is Status.STALE
 
 
-def test_a_check_that_failed_is_named_with_its_value_and_its_limit() -> None:
+def test_failed_check_is_named_with_value_and_limit() -> None:
     place = {"every_row": (2.0, "row 5: off by 0.5"), "nonfinite": (3.0, "")}
     failed = tuple(
         replace(it, measured=place[it.name][0], where=place[it.name][1]) if it.name in place else it for it in checks()
@@ -332,7 +332,7 @@ def test_what_failed_or_is_quarantined_serves_under_no_policy(policy: Policy) ->
     assert (broken.path, broken.status, broken.fallback_reasons) == (None, Status.QUARANTINED, (Reject.QUARANTINED,))
 
 
-def test_what_an_operator_took_out_is_a_fallback_with_that_reason() -> None:
+def test_operators_quarantine_is_a_fallback_reason() -> None:
     known = book((evidence(SHAPE, FIRST), evidence(SHAPE, OTHER)))
     decision = decide(
         SHAPE,
@@ -347,7 +347,7 @@ def test_what_an_operator_took_out_is_a_fallback_with_that_reason() -> None:
     assert decision.fallback_reasons == (Reject.OPERATOR_OVERRIDE,)
 
 
-def test_what_served_by_its_speed_and_broke_leaves_a_fallback_wherever_the_catalog_has_it() -> None:
+def test_broken_fastest_path_leaves_a_fallback() -> None:
     broken = frozenset({("other", str(SHAPE))})
     known = book((evidence(SHAPE, FIRST, 100.0), evidence(SHAPE, OTHER, 1.0)))
     decision = choose((FIRST, OTHER), known, quarantined=broken)
@@ -533,7 +533,7 @@ def test_a_fallback_has_reasons_and_reasons_mean_a_fallback(world: tuple, policy
 
 
 @given(worlds(), st.sampled_from(Policy))
-def test_the_reasons_are_those_that_stand_against_the_wanted_path(world: tuple, policy: Policy) -> None:
+def test_reasons_are_those_against_the_wanted_path(world: tuple, policy: Policy) -> None:
     catalog, known, quarantined = world
     decision = choose(catalog, known, policy, quarantined)
     if decision.is_fallback and decision.wanted != decision.path:
@@ -560,7 +560,7 @@ def test_the_same_world_gives_the_same_decision(world: tuple, policy: Policy, ra
 
 
 @given(worlds())
-def test_a_stricter_policy_never_serves_where_a_laxer_one_does_not(world: tuple) -> None:
+def test_stricter_policy_serves_no_more_than_a_laxer_one(world: tuple) -> None:
     catalog, known, quarantined = world
     served = [choose(catalog, known, policy, quarantined).path is not None for policy in Policy]
     assert served == sorted(served)

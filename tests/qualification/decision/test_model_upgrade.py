@@ -52,20 +52,20 @@ def decisions(
     }
 
 
-def test_before_the_upgrade_every_shape_is_proven_on_a_path_of_the_first_tier() -> None:
+def test_before_upgrade_every_shape_is_proven() -> None:
     found = decisions(shapes_of(dict(LLAMA)), Policy.REFUSE).values()
     assert {decision.status for decision in found} == {Status.PROVEN}
     assert not any(decision.is_fallback for decision in found)
 
 
 @pytest.mark.parametrize("policy", [Policy.REFUSE, Policy.QUALIFY])
-def test_after_an_upgrade_to_a_head_dim_of_320_no_shape_is_served_without_proof(policy: Policy) -> None:
+def test_head_dim_320_is_not_served_without_proof(policy: Policy) -> None:
     found = decisions(shapes_of({**LLAMA, "head_dim": 320}), policy).values()
     assert {decision.path for decision in found} == {None}
     assert all(Reject.HEAD_DIM in decision.fallback_reasons for decision in found)
 
 
-def test_after_an_upgrade_to_a_head_dim_of_320_degrade_serves_a_fallback_and_says_why() -> None:
+def test_head_dim_320_falls_back_under_degrade() -> None:
     found = decisions(shapes_of({**LLAMA, "head_dim": 320}), Policy.DEGRADE).values()
     assert {decision.status for decision in found} == {Status.UNPROVEN}
     assert {decision.path for decision in found} <= {path.name for path in PATHS if path.tier is Tier.FALLBACK}
@@ -83,9 +83,7 @@ def test_an_upgrade_of_the_stack_leaves_nothing_proven(field: str) -> None:
 
 @pytest.mark.parametrize(("window", "mask"), [(48, Mask.CAUSAL), (None, Mask.SPANS), (None, Mask.CAUSAL)])
 @pytest.mark.parametrize("phase", [Phase.PREFILL, Phase.EXTEND])
-def test_grouped_heads_with_a_mask_run_the_pinned_kernel_and_math_runs_under_its_own_name(
-    phase: Phase, window: int | None, mask: Mask
-) -> None:
+def test_grouped_heads_with_a_mask_run_the_pinned_kernel(phase: Phase, window: int | None, mask: Mask) -> None:
     """Real calls under the profiler: PyTorch may take math for grouped heads with a mask, and nobody would be told."""
     shape = replace(SHAPE, phase=phase, page_size=None if phase is Phase.PREFILL else 16, window=window, mask=mask)
     device = torch.device("cpu")

@@ -105,7 +105,7 @@ def test_the_text_part_of_a_model_with_images_has_the_limits() -> None:
     assert limits_from({"torch_dtype": "bfloat16", "text_config": text}, "cuda", Choices()).max_model_len == 100
 
 
-def test_images_need_their_own_shapes_of_prompts_and_none_of_decode() -> None:
+def test_images_add_prompt_shapes_and_no_decode_shapes() -> None:
     config = preset_named("gemma-3-4b").config
     shapes = shapes_needed(signature_from(config), limits_from(config, "cuda", Choices(max_model_len=2048)))
     masks = {(shape.phase, shape.window, shape.mask) for shape in shapes}

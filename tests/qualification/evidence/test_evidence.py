@@ -21,7 +21,7 @@ def test_without_any_one_required_check_it_is_no_proof(name: str) -> None:
 
 
 @pytest.mark.parametrize("measured", [1.0001, math.nan, math.inf])
-def test_a_check_beyond_its_limit_or_without_a_number_is_no_proof(measured: float) -> None:
+def test_check_beyond_limit_or_nan_is_no_proof(measured: float) -> None:
     bad = Check("max_error", "long", measured, 1.0, "abs", 0)
     assert not replace(PROOF, checks=(*checks(missing="max_error"), bad)).is_proven
 
@@ -30,7 +30,7 @@ def test_a_check_on_its_limit_passes() -> None:
     assert replace(PROOF, checks=checks(1.0)).is_proven
 
 
-def test_a_path_that_raised_is_not_proven_whatever_it_passed_before() -> None:
+def test_path_that_raised_is_not_proven() -> None:
     assert not replace(PROOF, failure="RuntimeError: no").is_proven
 
 

@@ -226,7 +226,7 @@ def test_a_row_that_stands_twice_is_refused_whatever_the_digest(file: Path) -> N
         load_matrix(file)
 
 
-def test_a_folder_or_a_broken_link_in_the_place_of_a_file_is_a_problem_and_no_crash(file: Path) -> None:
+def test_folder_or_broken_link_for_a_file_is_a_problem(file: Path) -> None:
     file.with_name("a.json").mkdir()
     file.with_name("b.json").symlink_to("nowhere")
     matrix = load_matrices(file.parent.parent, MACHINE)
@@ -255,7 +255,7 @@ def test_a_folder_without_files_for_this_gpu_is_an_empty_matrix(tmp_path: Path) 
     assert load_matrices(tmp_path, MACHINE) == Matrix()
 
 
-def test_a_file_of_another_gpu_in_this_ones_folder_proves_nothing(file: Path) -> None:
+def test_file_of_another_gpu_proves_nothing(file: Path) -> None:
     save_matrix(file, [evidence(SHAPE, A, fingerprint=replace(MACHINE, gpu="Other CPU"))])
     matrix = load_matrices(file.parent.parent, MACHINE)
     assert matrix.evidence == {}

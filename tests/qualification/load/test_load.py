@@ -78,7 +78,7 @@ def test_a_request_is_greedy_whole_and_of_token_ids(script: Script, client: Load
     ]
 
 
-def test_several_tokens_in_an_event_are_counted_by_the_servers_usage(script: Script, client: LoadClient) -> None:
+def test_tokens_of_an_event_are_counted_by_usage(script: Script, client: LoadClient) -> None:
     script.tokens_per_event = 3
     [sample] = client.run(requests(3, num_output=7)).samples
     assert (sample.num_tokens, sample.has_usage) == (7, True)
@@ -140,7 +140,7 @@ def test_an_answer_that_does_not_end_is_given_up(script: Script, url: str) -> No
     assert sample.error == "no end of the answer within 0.1 s"
 
 
-def test_a_connection_that_the_server_closed_meanwhile_is_no_error(script: Script, client: LoadClient) -> None:
+def test_connection_closed_by_the_server_is_no_error(script: Script, client: LoadClient) -> None:
     script.drops_idle = True
     samples = client.run_in_turn(requests(3, 4, 5)).samples
     assert [sample.error for sample in samples] == [None] * 3
@@ -204,7 +204,7 @@ def test_a_url_where_no_model_is_says_so_in_a_line(refused_url: str) -> None:
 
 
 @pytest.mark.parametrize("fault", [{"model": 5}, {"max_model_len": "long"}], ids=str)
-def test_a_server_that_names_its_model_wrongly_says_so_in_a_line(url: str, script: Script, fault: dict) -> None:
+def test_malformed_model_name_is_one_line(url: str, script: Script, fault: dict) -> None:
     for name, value in fault.items():
         setattr(script, name, value)
     with pytest.raises(DiscoveryError, match="names no model at /v1/models: id "):
@@ -214,7 +214,7 @@ def test_a_server_that_names_its_model_wrongly_says_so_in_a_line(url: str, scrip
 # --- traces -----------------------------------------------------------------------------------------------------------
 
 
-def test_the_same_seed_gives_the_same_trace_and_another_salt_other_tokens_only() -> None:
+def test_salt_changes_only_the_tokens_of_a_trace() -> None:
     def trace(salt: str) -> list[LoadRequest]:
         lengths = Lengths(20, 1.0, 400)
         return open_loop(Seed("a", salt, 500), rate=5, num_requests=50, inputs=lengths, outputs=lengths)
@@ -236,7 +236,7 @@ def test_arrivals_are_poisson_and_lengths_log_normal() -> None:
     assert statistics.stdev(logs) == pytest.approx(0.5, rel=0.05)
 
 
-def test_token_ids_are_within_the_vocabulary_and_no_special_ones() -> None:
+def test_token_ids_are_in_the_vocabulary_and_not_special() -> None:
     [request] = at_once(SEED, num_requests=1, num_input=5000, num_output=1)
     assert 10 <= min(request.token_ids) <= max(request.token_ids) < 500
 
@@ -247,7 +247,7 @@ def test_each_length_comes_as_often_as_asked() -> None:
     assert [request.at_s for request in trace] == sorted(request.at_s for request in trace)
 
 
-def test_followers_share_the_prefix_of_the_cold_request_and_nothing_else() -> None:
+def test_followers_share_only_the_prefix() -> None:
     cold, *warm = shared_prefix(SEED, num_followers=3, num_shared=20, num_own=5, num_output=1)
     assert (cold.label, {request.label for request in warm}) == ("cold", {"warm"})
     assert all(request.token_ids[:20] == cold.token_ids[:20] for request in warm)

@@ -8,7 +8,7 @@ from compile_outside import run_outside
 pytestmark = pytest.mark.gpu
 
 
-def test_after_compiling_ahead_every_kernel_of_the_run_is_in_the_cache(tmp_path: Path) -> None:
+def test_compiling_ahead_leaves_nothing_to_compile(tmp_path: Path) -> None:
     found = run_outside(Path(__file__).with_name("ahead_run.py"), tmp_path)
     assert found["said"] == "compiling ahead in 4 processes, 8 of 8 calls"
     assert found["compiled"] == 0

@@ -50,7 +50,7 @@ def test_the_kernels_of_a_call_are_those_between_two_markers() -> None:
     assert bytes_by_call("==ERROR== nothing was profiled\n") == []
 
 
-def test_what_serves_each_shape_is_counted_and_of_chunks_the_longest() -> None:
+def test_serving_paths_and_longest_chunks_are_counted() -> None:
     extend = replace(SHAPE, phase=Phase.EXTEND, page_size=16, context_bucket=Bucket.LE_512)
     longer = replace(extend, query_bucket=Bucket.LE_512)
     shapes = (SHAPE, DECODE, extend, longer)
@@ -71,7 +71,7 @@ def test_counted_bytes_are_written_beside_the_evidence(tmp_path: Path) -> None:
     assert said == ["counting HBM bytes: 1 of 2", "counting HBM bytes: 2 of 2"]
 
 
-def test_what_was_counted_before_stays_and_the_rest_is_counted_next(tmp_path: Path) -> None:
+def test_counting_continues_where_it_stopped(tmp_path: Path) -> None:
     """The time was up after the first of two calls."""
     file, quiet = tmp_path / "model.json", {"say": lambda _: None}
     save_matrix(file, [evidence(SHAPE, FAST), evidence(DECODE, FAST)])
@@ -83,7 +83,7 @@ def test_what_was_counted_before_stays_and_the_rest_is_counted_next(tmp_path: Pa
     assert count_into(file, (FAST,), MACHINE, ncu="/no/such/program", **quiet) == (2, 2)
 
 
-def test_a_call_that_does_not_end_is_ended_and_those_before_it_count(tmp_path: Path) -> None:
+def test_endless_call_is_ended_and_earlier_ones_count(tmp_path: Path) -> None:
     """ncu writes down what it has when the program under it is gone."""
     said = f"sleep 60 & echo {STARTED}$!\n{telling(BEGUN, COUNTED, BEGUN)}\nwait"
     ncu = fake_ncu(tmp_path, rows(MARK, '"1","a","100","10"', MARK), said, code=9)

@@ -49,7 +49,7 @@ def test_the_longest_length_is_the_buckets_edge_or_just_inside(
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_all_that_may_be_read_is_a_number_and_all_around_it_is_nan(shape: AttentionShape) -> None:
+def test_inputs_are_finite_and_surrounded_by_nan(shape: AttentionShape) -> None:
     for case in cases(shape, CPU, seed=0):
         assert case.q.isfinite().all()
         assert all(part.isnan().all() for part in around(case.q))
@@ -61,7 +61,7 @@ def test_all_that_may_be_read_is_a_number_and_all_around_it_is_nan(shape: Attent
 
 
 @pytest.mark.parametrize("shape", [EXTEND, DECODE], ids=str)
-def test_pages_hold_nan_past_a_sequences_last_key_and_nowhere_before(shape: AttentionShape) -> None:
+def test_pages_hold_nan_only_past_the_last_key(shape: AttentionShape) -> None:
     for case in cases(shape, CPU, seed=0):
         for index, length in enumerate(lengths(case)):
             num_pages = -(-length.keys // 16)

@@ -152,7 +152,7 @@ def test_servers_that_start_at_the_same_moment_lose_nothing(folders: tuple[Path,
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"\xff"])
-def test_a_cache_that_breaks_while_it_is_measured_is_written_anew(folders: tuple[Path, Path], content: bytes) -> None:
+def test_cache_broken_during_the_run_is_written_anew(folders: tuple[Path, Path], content: bytes) -> None:
     class Broken(Measurer):
         def __call__(self, pairs: list[Pair], *arguments: object, **options: object) -> None:
             for pair in pairs:
@@ -208,7 +208,7 @@ def test_a_failed_check_is_remembered_and_not_measured_again(folders: tuple[Path
     assert {decision.status for decision in again.decisions.values()} == {Status.FAILED}
 
 
-def test_what_a_path_raised_counts_now_and_is_tried_at_the_next_start(folders: tuple[Path, Path]) -> None:
+def test_raised_error_is_tried_again_at_the_next_start(folders: tuple[Path, Path]) -> None:
     made = plan(folders, Measurer(checks=(), failure="OutOfMemoryError: full"))
     assert {decision.status for decision in made.decisions.values()} == {Status.FAILED}
     measurer = Measurer()
@@ -252,9 +252,7 @@ def test_a_tampered_matrix_proves_nothing(folders: tuple[Path, Path], caplog: py
     assert "matrix refused: demo.json does not match its digest" in caplog.text
 
 
-def test_a_cache_that_cannot_be_written_costs_the_next_start_only(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_unwritable_cache_costs_only_the_next_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").write_text("")
     made = plan((tmp_path / "matrices", tmp_path / "file" / "cache"), Measurer())
     assert is_servable(made)
@@ -317,7 +315,7 @@ def test_a_right_path_gets_proof_with_its_speed() -> None:
     assert found.bytes_per_second == pytest.approx(bytes_moved / found.timing.p50_us * 1e6, rel=1e-2)
 
 
-def test_the_floor_is_by_the_higher_of_the_rates_before_and_after() -> None:
+def test_floor_uses_the_higher_of_both_rates() -> None:
     rates = cycle([Ceilings(1e15, 1e9), Ceilings(1e9, 1e15)])
     found = run(
         replace(FIRST, run=right), bench=Bench(MACHINE, CPU, rates=lambda *_: next(rates)), check_checker=trusting
@@ -326,7 +324,7 @@ def test_the_floor_is_by_the_higher_of_the_rates_before_and_after() -> None:
     assert found.floor_us == pytest.approx(max(flops, num_bytes) / 1e15 * 1e6, rel=1e-3)
 
 
-def test_a_time_below_its_floor_is_taken_three_times_and_stays_in_doubt() -> None:
+def test_time_below_its_floor_stays_in_doubt() -> None:
     asked: list[int] = []
 
     def rates(*_: object) -> Ceilings:
@@ -340,7 +338,7 @@ def test_a_time_below_its_floor_is_taken_three_times_and_stays_in_doubt() -> Non
     assert found.believed_timing is None
 
 
-def test_a_rival_that_would_win_is_timed_in_turns_before_it_does() -> None:
+def test_winning_rival_is_timed_in_turns_first() -> None:
     first = replace(FIRST, run=right)
     rival = replace(FALLBACK, run=right, competes_on=frozenset({Device.CPU}))
     times = iter([Timing(5e6, 0.01, 20), Timing(4e6, 0.01, 20)])

@@ -80,7 +80,7 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "gpu" / "demo.json"
 
 
-def test_every_able_path_is_measured_the_first_tier_before_the_fallbacks(file: Path) -> None:
+def test_first_tier_is_measured_before_fallbacks(file: Path) -> None:
     run = Run(file)
     assert run() is ExitCode.PASS
     assert run.asked == [(SHAPE, "triton.x"), (DECODE, "triton.x"), (SHAPE, "sdpa.x"), (DECODE, "sdpa.x")]
@@ -105,7 +105,7 @@ def test_an_interrupted_run_goes_on_where_it_stopped(file: Path) -> None:
     assert second.asked == [(DECODE, "sdpa.x")]
 
 
-def test_a_time_limit_ends_the_run_after_the_pair_that_exceeds_it(file: Path) -> None:
+def test_time_limit_ends_the_run_after_a_pair(file: Path) -> None:
     run = Run(file)
     assert run(time_limit_s=1.5) is ExitCode.INCONCLUSIVE
     assert len(run.asked) == 2
@@ -154,7 +154,7 @@ def test_another_stack_is_named_and_measured_anew(file: Path) -> None:
     assert {entry.fingerprint.torch for entry in load_matrix(file).evidence.values()} == {"2.14.0"}
 
 
-def test_a_file_that_is_not_whole_is_neither_used_nor_overwritten(file: Path) -> None:
+def test_broken_file_is_neither_used_nor_overwritten(file: Path) -> None:
     Run(file)()
     content = file.read_bytes()[:-5]
     file.write_bytes(content)
@@ -226,7 +226,7 @@ class DeviceBreaker:
         raise DeviceLost(f"{self.name} broke the device", [(self.name, str(SHAPE))])
 
 
-def test_the_path_that_broke_the_device_is_on_record_when_the_run_ends() -> None:
+def test_path_that_broke_the_device_is_recorded() -> None:
     found: list[Evidence] = []
     bench = Bench(MACHINE, torch.device("cpu"))
     pairs = [(SHAPE, DeviceBreaker()), (DECODE, FIRST)]
@@ -236,7 +236,7 @@ def test_the_path_that_broke_the_device_is_on_record_when_the_run_ends() -> None
     assert found[0].failure == "DeviceLost: triton.x broke the device"
 
 
-def test_the_table_has_the_paths_of_a_shape_by_time_and_marks_the_one_that_serves(file: Path) -> None:
+def test_table_has_paths_by_time_and_marks_the_serving(file: Path) -> None:
     run = Run(file, found={"sdpa.x": {"timing": None} | WRONG})
     run()
     lines = [line.split() for line in run.lines if "triton.x" in line or "sdpa.x" in line]
@@ -252,7 +252,7 @@ def test_several_models_get_a_line_each_instead_of_tables(file: Path) -> None:
     assert not any(line.startswith("phase") for line in run.lines)
 
 
-def test_targets_are_the_shapes_of_the_asked_phases_that_the_asked_paths_serve() -> None:
+def test_targets_are_shapes_of_asked_phases_and_paths() -> None:
     decoding = path("triton.decode", phases=frozenset({Phase.DECODE}))
 
     def shapes(phases: Sequence[Phase], paths: Sequence[KernelPath]) -> tuple[AttentionShape, ...]:
@@ -294,7 +294,7 @@ def test_a_matrix_alone_chooses_as_a_server_does() -> None:
     assert choice_of([slow, doubted]) is slow
 
 
-def test_the_first_tier_is_chosen_before_a_faster_fallback_and_proof_before_speed() -> None:
+def test_tier_and_proof_go_before_speed() -> None:
     fast, slow = evidence(SHAPE, FALLBACK, p50_us=1.0), evidence(SHAPE, FIRST, p50_us=9.0)
     assert choice_of([fast, slow]) is slow
     assert choice_of([fast, replace(slow, **WRONG)]) is fast
@@ -328,7 +328,7 @@ def test_on_a_terminal_one_line_is_rewritten_with_an_estimate() -> None:
     assert shown == ["", "[0/4] estimating  next", "[1/4] about 30 s left  next", "[4/4] in 40 s  next"]
 
 
-def test_elsewhere_a_line_is_printed_every_ten_seconds_and_at_the_end() -> None:
+def test_without_a_terminal_a_line_comes_every_ten_seconds() -> None:
     stream = io.StringIO()
     line = ProgressLine(stream, ticking(0.0, 4.0, 11.0, 12.0, 13.0), is_terminal=False)
     for done in range(5):
@@ -406,7 +406,7 @@ def test_evidence_of_another_file_is_kept_when_limits_shrink(file: Path) -> None
     assert (DECODE, "triton.x") in load_matrix(file).evidence
 
 
-def test_the_whole_models_times_stay_when_kernels_are_measured_again(file: Path) -> None:
+def test_model_times_stay_when_kernels_are_measured(file: Path) -> None:
     Run(file)()
     model = FullModel("demo", "2026-11-21T00:00:00+00:00", 8, ())
     save_matrix(file, load_matrix(file).evidence.values(), model)

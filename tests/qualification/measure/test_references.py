@@ -28,7 +28,7 @@ def test_what_was_put_on_the_shelf_is_taken_off_it_once(references: References) 
     assert shelf.take(SHAPE).num_bytes == 0
 
 
-def test_a_full_shelf_takes_no_more_until_something_is_taken_off_it(references: References) -> None:
+def test_full_shelf_takes_no_more(references: References) -> None:
     shelf = Shelf(2 * references.num_bytes - 1)
     shelf.put(SHAPE, references)
     shelf.put(DECODE, references)

@@ -39,7 +39,7 @@ def again(rivals: Rivals, *found: tuple[KernelPath, Evidence]) -> list[Evidence]
     return [entry for kernel, one in found for entry in rivals.timed_again(named(kernel), one)]
 
 
-def test_a_rival_that_would_win_is_timed_in_turns_with_the_first_tier() -> None:
+def test_winning_rival_is_timed_in_turns_with_first_tier() -> None:
     for order in ((0, 1), (1, 0)):
         pairs = [(FIRST, evidence(SHAPE, FIRST, 50.0)), (RIVAL, evidence(SHAPE, RIVAL, 10.0))]
         turns = Turns()

@@ -80,7 +80,7 @@ class _Parts(HTMLParser):
         assert self.open.pop() == tag
 
 
-def test_a_shape_is_served_by_the_fastest_proof_of_the_first_tier() -> None:
+def test_fastest_proven_first_tier_path_serves() -> None:
     first = servings(model())[0]
     assert (first.path, first.kernels, first.next_path, first.next_ratio) == (
         "triton.prefill",
@@ -101,7 +101,7 @@ def test_shapes_are_counted_by_what_serves_them() -> None:
     assert statuses(model()) == {"first": 3}
 
 
-def test_the_heat_map_marks_what_serves_what_is_proven_and_what_failed() -> None:
+def test_heat_map_marks_serving_proven_and_failed() -> None:
     view = model()
     kinds = {row.shape: [cell.kind for cell in row.cells] for row in view.heat_map()}
     assert view.paths == ["triton.prefill", "sdpa.math"]
@@ -112,7 +112,7 @@ def test_the_heat_map_marks_what_serves_what_is_proven_and_what_failed() -> None
     }
 
 
-def test_the_gain_of_a_phase_is_the_geometric_mean_over_its_shapes() -> None:
+def test_gain_of_a_phase_is_a_geometric_mean() -> None:
     (gain,) = phase_gains([model()])
     assert (gain.phase, gain.shapes, gain.least, gain.most) == ("prefill", 2, 10.0, 40.0)
     assert gain.geometric_mean == pytest.approx(20.0)
@@ -134,7 +134,7 @@ def test_a_models_gain_is_not_its_kernels_gain() -> None:
         (10.2, "In prefill alone: prefill 1.50 to 1.50 times, decode 1.02 to 1.02 times."),
     ],
 )
-def test_the_answer_names_the_phases_in_which_a_whole_model_gains(decode_ms: float, answer: str) -> None:
+def test_answer_names_phases_in_which_the_model_gains(decode_ms: float, answer: str) -> None:
     prefill = ModelTiming(Phase.PREFILL, 512, 1, Attention.PLAN, ("triton.prefill",), 10.0, 0.01, 9, 2.0)
     decode = replace(prefill, phase=Phase.DECODE)
     slower = replace(prefill, attention=Attention.FALLBACK, p50_ms=15.0)
@@ -200,14 +200,14 @@ def test_the_command_says_of_how_many_models_the_page_is(
     assert said in capsys.readouterr().out
 
 
-def test_counted_bytes_are_shown_whichever_models_file_holds_them(tmp_path: Path) -> None:
+def test_counted_bytes_of_any_file_are_in_the_page(tmp_path: Path) -> None:
     """Two models with one shape."""
     for name, counted in (("a", None), ("b", 1_234_000_000), ("c", None)):
         save_matrix(tmp_path / f"{name}.json", [evidence(SHAPE, OURS, measured_bytes=counted)])
     assert page(tmp_path).count('<td class="n">1,234</td>') == 1
 
 
-def test_a_page_says_when_and_by_what_it_was_measured_and_whether_its_checks_are_older(tmp_path: Path) -> None:
+def test_page_has_date_command_and_age_of_checks(tmp_path: Path) -> None:
     known = evidence(SHAPE, path("triton.x"), commit="abc123", command="hallmark qualify --preset demo")
     save_matrix(tmp_path / "a.json", [known])
     told = " ".join(page(tmp_path).split())
@@ -247,7 +247,7 @@ def test_a_file_that_is_no_bench_is_refused_by_its_name(folder: Path) -> None:
         gather(folder / "tiny.json", [wrong], [], None)
 
 
-def test_served_results_without_a_second_server_are_not_left_out_silently(folder: Path, tmp_path: Path) -> None:
+def test_results_without_a_peer_are_mentioned(folder: Path, tmp_path: Path) -> None:
     file = tmp_path / "serve.txt"
     save(file, ServeFile(1, "", "", ServePlan(), "", [ServedSide("ours", "", "", [], [])]))
     with pytest.raises(ReportError, match="--served has ours alone"):
@@ -325,9 +325,7 @@ def test_a_live_server_shows_its_fallbacks(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(("torch", "is_told"), [("0.1", True), (None, False)])
-def test_a_server_of_another_stack_than_the_evidence_is_told_from_one_of_the_same(
-    folder: Path, torch: str | None, is_told: bool
-) -> None:
+def test_server_of_another_stack_is_reported(folder: Path, torch: str | None, is_told: bool) -> None:
     theirs = gather(folder, [], [], None).fingerprint
     fingerprint = {name: getattr(theirs, name) for name in ("gpu", "driver", "torch")}
     if torch is not None:
@@ -349,9 +347,7 @@ def test_a_page_that_cannot_be_written_is_one_line(folder: Path, capsys: pytest.
     assert capsys.readouterr().err == f"hallmark: {out} cannot be written: No such file or directory\n"
 
 
-def test_evidence_that_cannot_be_read_is_not_called_a_page_that_cannot_be_written(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unreadable_evidence_is_named_as_such(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     parser = argparse.ArgumentParser()
     add_arguments(parser)
     assert run(parser.parse_args([str(folder / ("x" * 300)), "--out", str(folder / "page.html")])) == 3

@@ -17,7 +17,7 @@ class NoMemory:
         raise BatchError("internal_error", f"out of memory in a step of {batch.num_tokens} tokens", range(1), [])
 
 
-def test_a_step_that_failed_is_no_time_of_a_prompt_and_leaves_the_engine_idle() -> None:
+def test_failed_step_is_no_sample_and_leaves_engine_idle() -> None:
     engine = Engine(Scheduler(SchedulerLimits(64, 4, 64), PagePool(16, 4)), NoMemory(), EngineOptions(100, (), 0))
     driver = Driver(engine)
     with pytest.raises(RequestFailed, match="out of memory in a step of 8 tokens"):

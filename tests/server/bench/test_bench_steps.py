@@ -53,14 +53,14 @@ def file(written: Path) -> StepsFile:
     return load(written / "tiny.json")
 
 
-def test_prompts_of_doubling_lengths_end_with_the_longest_there_can_be(file: StepsFile) -> None:
+def test_prompt_lengths_double_up_to_the_longest(file: StepsFile) -> None:
     assert [row.tokens for row in file.prefill] == [16, 32, 64, 128, 255]
     assert all(row.time.n >= 3 and row.floor_ms is not None for row in file.prefill)
     assert all(len(row.paths) == 1 and row.paths[0] in {"sdpa.cpu", "sdpa.math"} for row in file.prefill)
     assert file.prefill[-1].floor_ms > file.prefill[0].floor_ms
 
 
-def test_decode_steps_have_the_batch_and_about_the_context_they_are_named_by(file: StepsFile) -> None:
+def test_decode_steps_have_their_batch_and_context(file: StepsFile) -> None:
     assert [(row.batch, row.context) for row in file.decodes(Sweep.BATCH)] == [(1, 32), (4, 32), (16, 32)]
     assert [(row.batch, row.context) for row in file.decodes(Sweep.CONTEXT)] == [(1, 64), (1, 128)]
     for row in file.decode:
@@ -130,7 +130,7 @@ def test_what_cannot_run_is_an_error_that_says_why(
     assert said in capsys.readouterr().err
 
 
-def test_a_place_that_cannot_be_written_to_is_told_before_anything_is_measured(
+def test_unwritable_folder_is_refused_before_measuring(
     argv: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").touch()
@@ -140,7 +140,7 @@ def test_a_place_that_cannot_be_written_to_is_told_before_anything_is_measured(
     assert str(tmp_path / "file") in printed.err
 
 
-def test_the_floor_is_of_weights_for_one_token_and_of_products_for_many(folder: Path) -> None:
+def test_floor_is_bytes_for_one_token_and_flops_for_many(folder: Path) -> None:
     config = load_config(folder)
     num_weights = 2 * (64 * (4 + 2 * 2) * 16 + 64 * 64 + 3 * 64 * 128 + 2 * 64) + 64 + 97 * 64
     by_bytes, by_flops = Ceilings(1e30, 1e3), Ceilings(1e3, 1e30)

@@ -34,7 +34,7 @@ def measured(kept: list[FullModel]) -> FullModel:
     return kept[-1]
 
 
-def test_times_by_the_plan_are_kept_before_the_fallbacks_are_there(kept: list[FullModel]) -> None:
+def test_plan_times_are_written_before_fallback_times(kept: list[FullModel]) -> None:
     first, last = kept
     assert {it.attention for it in first.timings} == {Attention.PLAN}
     assert last.timings[: len(first.timings)] == first.timings
@@ -51,7 +51,7 @@ def test_a_prompt_is_timed_by_the_plan_and_by_the_fallback(measured: FullModel) 
         assert 0 < timing.attention_ms < timing.p50_ms
 
 
-def test_a_forward_pass_by_the_plan_knows_what_it_takes_by_the_fallback(measured: FullModel) -> None:
+def test_plan_timing_finds_its_fallback_timing(measured: FullModel) -> None:
     plan, fallback = (
         next(it for it in measured.timings if (it.phase, it.tokens, it.attention) == (Phase.PREFILL, 128, attention))
         for attention in (Attention.PLAN, Attention.FALLBACK)

@@ -79,7 +79,7 @@ def test_costs_that_grow_as_they_should_have_no_cliff(cost: Callable[[float], fl
 
 
 @pytest.mark.parametrize("place", range(len(LENGTHS)))
-def test_one_cell_that_takes_three_times_its_cost_is_the_only_cliff(place: int) -> None:
+def test_cell_of_three_times_its_cost_is_the_only_cliff(place: int) -> None:
     costs = [both(x) * (3 if index == place else 1) for index, x in enumerate(LENGTHS)]
     offs = off_curve(LENGTHS, costs)
     assert [index for index, off in enumerate(offs) if off > CLIFF] == [place]
@@ -142,7 +142,7 @@ def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert max(map(len, (tmp_path / "steps.json").read_text().splitlines())) < 1000
 
 
-def test_a_logarithmic_axis_puts_equal_factors_at_equal_distances() -> None:
+def test_log_axis_puts_equal_factors_at_equal_distances() -> None:
     line = Line("x", ((1, 0.3), (2, 3.0), (4, 30.0)), "#000000", False)
     root = ElementTree.fromstring(svg("title", "x", "y", [line], is_log=True))
     heights = [float(dot.get("cy", "")) for dot in root.iter(f"{SVG}circle")][:3]
@@ -152,7 +152,7 @@ def test_a_logarithmic_axis_puts_equal_factors_at_equal_distances() -> None:
     assert not {"0.1", "100"} & set(texts)  # further out than all points
 
 
-def test_columns_are_whole_and_their_parts_as_high_as_their_shares() -> None:
+def test_columns_are_divided_by_shares() -> None:
     root = ElementTree.fromstring(bars("title", "x", "y", {"1": {"a": 1.0, "b": 3.0}, "2": {"a": 5.0, "b": 5.0}}))
     boxes = [box for box in root.iter(f"{SVG}rect") if box.get("width") not in {"100%", "14.0"}]
     heights = [float(box.get("height", "")) for box in boxes]

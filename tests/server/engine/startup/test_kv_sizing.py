@@ -7,15 +7,13 @@ import pytest
 import torch
 from tiny_llama import TinyLlama
 
-from kernels.batch import AttentionFlags
 from qualification.decision.decision import Policy
-from server.engine.attention.dispatch import Dispatcher
 from server.engine.startup.builder import build_engine
-from server.engine.startup.kv_sizing import Parts, check_weights_fit, num_pages
+from server.engine.startup.kv_sizing import check_weights_fit, num_pages
 from server.engine.startup.limits import choose_limits
 from server.errors import ModelError, SettingsError
-from server.model.load.load import load_config, load_decoder
-from server.settings import DeviceChoice, LoadFormat, Settings
+from server.model.load.load import load_config
+from server.settings import DeviceChoice, Settings
 
 CPU = torch.device("cpu")
 
@@ -23,9 +21,8 @@ CPU = torch.device("cpu")
 def pages_of(model: TinyLlama, **given: int) -> int:
     settings = Settings(model=str(model.folder), page_size=given.pop("page_size", 16), **given)
     config = replace(load_config(model.folder), max_position=512)
-    decoder = load_decoder(model.folder, config, dtype=torch.float32, device=CPU, load_format=LoadFormat.DUMMY)
-    dispatcher = Dispatcher({}, (), (AttentionFlags(0.1),), redecide=lambda *_: pytest.fail("nothing is served"))
-    return num_pages(settings, Parts(config, choose_limits(settings, config, CPU), decoder, dispatcher, CPU, None))
+    limits = choose_limits(settings, config, CPU)
+    return num_pages(settings, config, limits, CPU, sizes=None, small_runner=lambda: pytest.fail("this is no GPU"))
 
 
 def test_a_cache_of_less_than_a_page_is_refused_by_its_flag_with_the_models_limit(tiny_llama: TinyLlama) -> None:
