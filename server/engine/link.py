@@ -32,9 +32,9 @@ class Inbox(Protocol):
 
 
 class Link:
-    """Messages in and out, none of which is waited for but by who asks for the next one.
+    """Messages to and from the API process over a non-blocking socket.
 
-    `put` is for any thread, all else for one. What the socket does not take at once goes out with a later call.
+    Any thread may call `put`, one thread the rest. Bytes that the socket does not take go out with a later call.
     """
 
     def __init__(self, connection: socket.socket, leave: Callable[[int], None]) -> None:
@@ -45,7 +45,7 @@ class Link:
         self._poll = select.poll()
         self._messages: deque[ToEngine] = deque()
         self._frames = wire.Frames()
-        self._lock = threading.Lock()  # of what is not sent
+        self._lock = threading.Lock()  # guards the unsent bytes
         self._unsent = bytearray()
         self._is_drained = False  # by the latest read: the next look may do without one
 
@@ -67,7 +67,7 @@ class Link:
         return self._messages.popleft()
 
     def put(self, message: FromEngine) -> None:
-        """Send a message, after all before it."""
+        """Send a message, after all earlier ones."""
         frame = wire.frame(message)
         with self._lock:
             if self._unsent:
@@ -76,7 +76,7 @@ class Link:
                 self._unsent += frame[num_sent:]
 
     def close(self, timeout_s: float = 2.0) -> None:
-        """Send what is left."""
+        """Send the unsent bytes."""
         self._connection.settimeout(timeout_s)
         with self._lock, contextlib.suppress(OSError):
             self._connection.sendall(self._unsent)
@@ -87,7 +87,7 @@ class Link:
                 del self._unsent[: self._send(self._unsent)]
 
     def _send(self, data: bytes | bytearray) -> int:
-        """How many bytes need no more sending."""
+        """Send and return how many bytes are done with."""
         try:
             return self._connection.send(data)
         except BlockingIOError:
@@ -96,7 +96,7 @@ class Link:
             return len(data)
 
     def _read(self) -> None:
-        """Take what has arrived."""
+        """Read the bytes that have arrived."""
         try:
             data = self._connection.recv(_READ_BYTES)
             self._is_drained = len(data) < _READ_BYTES
@@ -114,18 +114,18 @@ class Link:
             self._leave(0)
 
     def _wait(self, timeout_s: float | None) -> None:
-        """Until there is something to read, or room for what is not sent."""
+        """Wait until there is something to read, or room for unsent bytes."""
         events = select.POLLIN | (select.POLLOUT if self._unsent else 0)
         self._poll.register(self._connection, events)
         self._poll.poll(None if timeout_s is None else timeout_s * 1000)
 
 
 def leave_with(connection: socket.socket, leave: Callable[[int], None]) -> None:
-    """Leave when the other side is closed, whatever the other threads do; reads nothing.
+    """Call `leave` when the other side is closed, whatever the other threads do; read nothing.
 
-    Without the API process nobody needs this one; a step that hangs, or a long qualification, must not keep it.
+    Without the API process this one has no use; a step that hangs, or a long qualification, must not keep it alive.
     """
     poll = select.poll()
-    poll.register(connection, 0)  # a hang-up is always told
+    poll.register(connection, 0)  # a hang-up is always reported
     poll.poll()
     leave(0)

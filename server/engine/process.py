@@ -1,7 +1,7 @@
-"""The engine's process: `python -m server.engine.process SOCKET`, started and supervised by client.py.
+"""The engine's process: `python -m server.engine.process SOCKET`, started by server/supervisor/client.py.
 
 The main thread steps the engine, and reads and writes the socket between two steps. It also sends the heartbeat, so
-that a heartbeat proves steps and not just a living process. Another thread only waits for the API process to go.
+that a heartbeat proves steps and not just a living process. Another thread waits for the API process to end.
 """
 
 import gc
@@ -15,11 +15,13 @@ import threading
 import time
 from collections.abc import Callable
 from types import FrameType
-from typing import Protocol
 
 from qualification.measure.qualify import DeviceLost, QualificationAborted
 from server.engine.attention.launch_errors import is_device_lost
 from server.engine.link import EXIT_PROTOCOL, Inbox, Link, leave_with
+from server.engine.proof.attestation import Attestor
+from server.engine.proof.operator_quarantine import OperatorQuarantine
+from server.engine.proof.shadow_check import ShadowCheck
 from server.engine.scheduling.engine import Engine
 from server.engine.startup.attention_plan import Unservable
 from server.engine.startup.builder import BuiltEngine, build_engine
@@ -27,7 +29,6 @@ from server.errors import StartError
 from server.log import configure_logging
 from server.protocol.messages import (
     Attest,
-    AttestationReport,
     Cancel,
     ChangeQuarantine,
     Configure,
@@ -36,9 +37,6 @@ from server.protocol.messages import (
     EngineRefused,
     FromEngine,
     Heartbeat,
-    PlanChanged,
-    QuarantineChanged,
-    ShadowReport,
     Shutdown,
     Submit,
 )
@@ -51,32 +49,6 @@ _EXIT_REFUSED = 3
 _EXIT_FAULT = 70  # EX_SOFTWARE
 
 
-class Attests(Protocol):
-    """What the loop uses of an Attestor."""
-
-    @property
-    def is_busy(self) -> bool: ...
-    @property
-    def is_due(self) -> bool: ...
-    def ask(self, trigger: str) -> None: ...
-    def poll(self) -> AttestationReport | None: ...
-
-
-class Checks(Protocol):
-    """What the loop uses of a ShadowCheck."""
-
-    @property
-    def is_due(self) -> bool: ...
-    def judge(self) -> ShadowReport | None: ...
-
-
-class ChangesQuarantine(Protocol):
-    """What the loop uses of OperatorQuarantine."""
-
-    def change(self, message: ChangeQuarantine) -> QuarantineChanged: ...
-    def plan(self) -> PlanChanged: ...
-
-
 class Loop:
     """Steps the engine while there is work, and waits for messages when there is none."""
 
@@ -85,9 +57,9 @@ class Loop:
         engine: Engine,
         inbox: Inbox,
         send: Callable[[FromEngine], None],
-        attestor: Attests | None = None,
-        operator_quarantine: ChangesQuarantine | None = None,
-        shadow: Checks | None = None,
+        attestor: Attestor | None = None,
+        operator_quarantine: OperatorQuarantine | None = None,
+        shadow: ShadowCheck | None = None,
     ) -> None:
         self._attestor = attestor
         self._shadow = shadow
@@ -98,14 +70,14 @@ class Loop:
         self._beat_at = 0.0  # monotonic seconds
 
     def run(self) -> None:
-        """Returns on Shutdown."""
+        """Run until a Shutdown message."""
         while self._receive():
             is_due = self._attestor is not None and self._attestor.is_due
             is_check_due = self._shadow is not None and self._shadow.is_due
             output = self._engine.step(may_run_ahead=not is_due and not is_check_due)
             if output is not None:
                 self._send(output)
-                self._tell_plan(bool(output.record.quarantined))
+                self._send_plan(bool(output.record.quarantined))
             if is_due:
                 self._attest()
             if is_check_due or not self._engine.has_work:
@@ -113,7 +85,7 @@ class Loop:
             self._beat()
 
     def _receive(self) -> bool:
-        """Handle every message there is; when idle, wait for one until the next heartbeat. False on Shutdown."""
+        """Handle all messages; when idle, wait for one until the next heartbeat is due. Return False on Shutdown."""
         is_idle = not self._engine.has_work and not (self._attestor is not None and self._attestor.is_busy)
         while True:
             try:
@@ -139,26 +111,26 @@ class Loop:
     def _change_quarantine(self, message: ChangeQuarantine) -> None:
         if self._operator_quarantine is not None:
             answer = self._operator_quarantine.change(message)
-            self._tell_plan(not answer.stranded)
+            self._send_plan(not answer.stranded)
             self._send(answer)
 
-    def _tell_plan(self, is_changed: bool) -> None:
+    def _send_plan(self, is_changed: bool) -> None:
         if is_changed and self._operator_quarantine is not None:
             self._send(self._operator_quarantine.plan())
 
     def _attest(self) -> None:
-        """At most one profiled batch between two steps, neither of which is under way."""
+        """Run at most one profiled batch. No step is under way."""
         report = None if self._attestor is None else self._attestor.poll()
         if report is not None:
             self._send(report)
-            self._tell_plan(bool(report.quarantined))
+            self._send_plan(bool(report.quarantined))
 
     def _check(self) -> None:
-        """Judge the sample that waits, if one does. No step is under way."""
+        """Compare the sample of a shadow check, if there is one. No step is under way."""
         report = None if self._shadow is None else self._shadow.judge()
         if report is not None:
             self._send(report)
-            self._tell_plan(bool(report.quarantined))
+            self._send_plan(bool(report.quarantined))
 
     def _beat(self) -> None:
         if time.monotonic() - self._beat_at >= HEARTBEAT_S:
@@ -168,7 +140,7 @@ class Loop:
 
 
 def start(configure: Configure, send: Callable[[FromEngine], None]) -> BuiltEngine | None:
-    """Build the engine and say that it is ready; None when it refuses, which is said too."""
+    """Build the engine and send EngineReady; send EngineRefused and return None when it cannot serve."""
     try:
         built = build_engine(
             configure.settings,
@@ -177,7 +149,7 @@ def start(configure: Configure, send: Callable[[FromEngine], None]) -> BuiltEngi
             overridden=frozenset(configure.quarantined_by_operator),
         )
     except Unservable as error:
-        if error.attested is not None:  # in which the reason may be
+        if error.attested is not None:  # it may show the reason
             send(error.attested)
         send(EngineRefused("unproven", str(error), error.plan))
     except QualificationAborted as error:
@@ -195,7 +167,7 @@ def start(configure: Configure, send: Callable[[FromEngine], None]) -> BuiltEngi
 def serve(
     inbox: Inbox, send: Callable[[FromEngine], None], on_settings: Callable[[Settings], None] = lambda _: None
 ) -> int:
-    """One life of the engine; returns the exit status."""
+    """Build and run the engine; return the exit status."""
     configure = inbox.get()
     if not isinstance(configure, Configure):
         logger.critical("the first message must be Configure, got %s", type(configure).__name__)
@@ -208,14 +180,14 @@ def serve(
             return _EXIT_REFUSED
         send = built.quarantine.keeping(send)
         gc.collect()
-        gc.freeze()  # what lives as long as the engine is not looked at again, in the middle of some step
+        gc.freeze()  # objects that live as long as the engine are not scanned again in the middle of a step
         built.runner.shadow = built.shadow
         Loop(built.engine, inbox, send, built.attestor, built.operator_quarantine, built.shadow).run()
     except DeviceLost as error:
         logger.exception("the device is lost at the start")
         send(EngineFailed(str(error), error.suspects))
         return _EXIT_FAULT
-    except Exception as error:  # the edge of the engine: the log says what happened, the supervisor starts a new one
+    except Exception as error:  # the edge of the engine: this is logged, and the supervisor starts a new one
         logger.exception("the engine cannot go on")
         if is_device_lost(error):
             send(EngineFailed(str(error).partition("\n")[0], built.runner.suspects() if built else []))
