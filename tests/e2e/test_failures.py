@@ -107,7 +107,7 @@ def missing_shard(tmp_path: Path) -> list[str]:
 
 
 IMPOSSIBLE: list[tuple[Callable[[Path], list[str]], str]] = [
-    (unknown_architecture, "model_type 'mamba' is not supported; supported: llama, "),
+    (unknown_architecture, "model_type 'mamba' is not supported; supported: gemma2, "),
     (missing_tensor, "missing: model.layers"),
     (missing_shard, "part-1.safetensors does not exist, "),
     (lambda folder: with_config(folder, "{"), "config.json: cannot be read as JSON"),

@@ -57,7 +57,7 @@ def test_times_are_those_of_the_server(script: Script, client: LoadClient) -> No
     assert sample.ttft_s is not None
     assert sample.tpot_s is not None
     assert sample.ttft_s >= 0.05
-    assert sample.tpot_s >= 0.02
+    assert sample.ttft_s + 3 * sample.tpot_s >= 0.05 + 3 * 0.02  # a late first token shortens the gap after it
     assert sample.ttft_s + 3 * sample.tpot_s <= took_s + 1e-6
     assert len(sample.gaps_s) == 3
 
