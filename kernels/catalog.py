@@ -110,7 +110,7 @@ def _bundled_paths() -> tuple[KernelPath, ...]:
     )
 
 
-# Nobody has proven torch's CPU attention beyond 256: larger head dims are a visible fallback on a laptop too.
+# torch's CPU attention is not proven beyond 256: larger head dims are a visible fallback on a laptop too.
 _CPU_LIMITS = Limits(
     devices=frozenset({Device.CPU}),
     phases=_ALL_PHASES,

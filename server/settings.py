@@ -1,4 +1,4 @@
-"""Every setting of the server, read once from flags and HALLMARK_* variables. Nobody else reads the environment."""
+"""Every setting of the server, read once from flags and HALLMARK_* variables. No other file reads the environment."""
 
 import difflib
 from collections.abc import Mapping
@@ -45,7 +45,7 @@ class LogFormat(Enum):
     JSON = "json"
 
 
-# What is no int64 could not be told to the engine, which would be started again for ever.
+# An integer beyond int64 could not be sent to the engine, which would be started again for ever.
 Count = Annotated[int, Meta(ge=1, le=2**63 - 1)]
 Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Port = Annotated[int, Meta(ge=0, le=65535)]
@@ -236,7 +236,7 @@ def _parse(source: str, text: str, kind: Any) -> Any:
     try:
         text.encode()
         return msgspec.convert(text, kind, strict=False)
-    except UnicodeEncodeError:  # nor could it be told to the engine
+    except UnicodeEncodeError:  # nor could it be sent to the engine
         raise SettingsError(f"{source}: Expected UTF-8, got {text!r}") from None
     except msgspec.ValidationError as error:
         choices = _choices(kind)

@@ -222,7 +222,7 @@ def given(flags: AttentionFlags) -> tuple[bool, bool, bool, bool]:
 def variant_of(head_dim: int, batch: AttentionBatch, flags: AttentionFlags) -> Variant:
     """The variant that serves these arguments. Raises ValueError for a head dim that no tiling takes.
 
-    Queries start at position 0 where queries and keys share their offsets tensor; otherwise nobody here knows.
+    Queries start at position 0 where queries and keys share their offsets tensor; otherwise it is not known here.
     """
     has_context = batch.cu_seqlens_q is not batch.cu_seqlens_k
     is_capped_alone = flags.softcap is not None and flags.window is None and not has_context

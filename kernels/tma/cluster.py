@@ -46,7 +46,7 @@ def summed_over_cluster(acc, rank, SPLITS: gl.constexpr, REDUCERS: gl.constexpr,
     total = received(at)
     for s in gl.static_range(1, SPLITS):
         total += received(at + s * PART_BYTES)
-    gl.thread_barrier()  # whoever converts the sums may do so where these lie
+    gl.thread_barrier()  # the sums may be converted in the memory that these occupy
     return total
 
 

@@ -1,10 +1,10 @@
 """Launches of the three Gluon kernels: how they are repeated, tensor maps, and factors of scores.
 
 A launch is one tuple that Triton's compiled launcher takes. From layer to layer of a step only addresses of k, v and
-sinks change in it. So the launches of a step's first layer are kept among its plans, by what tells a model's layers
-apart; a later one finds them by one lookup, and compares how its tensors lie. It hands over the whole tuple where k and
-v lie where they lay before, as packed ones do, or else finds their tensor maps, which are kept from step to step where
-they are of pages: these stay in place. v is of k's dtype, and out of q's.
+sinks change in it. So the launches of a step's first layer are cached among its plans, by what distinguishes a model's
+layers; a later layer finds them by one lookup, and compares the strides and addresses of its tensors. It passes the
+whole tuple where k and v have the addresses of the layer before, as packed ones do. Otherwise it finds their tensor
+maps, which are cached from step to step for pages, whose addresses do not change. v has k's dtype, and out q's.
 """
 
 from collections.abc import Callable

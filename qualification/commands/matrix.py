@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
             return verify(args.place, machine=None if args.files_only else this_machine())
         return diff(args) if args.action == "diff" else ptx_command.run(args)
     except BrokenPipeError:
-        raise  # whoever reads what is printed has gone: no fault of a file
+        raise  # the reader of the output has closed it: no fault of a file
     except (MatrixError, PtxError, OSError) as error:
         print(f"hallmark: {error}", file=sys.stderr)
         return ExitCode.ENVIRONMENT

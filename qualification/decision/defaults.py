@@ -1,4 +1,4 @@
-"""What a server runs with where nobody says otherwise. A qualification measures for the same choices."""
+"""The defaults of a server's limits. A qualification measures for the same choices."""
 
 from dataclasses import dataclass
 from types import MappingProxyType

@@ -1,4 +1,4 @@
-"""Attention of well-known models as data, so that a machine can be qualified without anybody's files.
+"""Attention of well-known models as data, so that a machine can be qualified without their files.
 
 Each holds those keys of the model's public config.json from which its architecture follows.
 """

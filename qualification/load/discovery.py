@@ -12,7 +12,7 @@ _PORTS = {"http": 80, "https": 443}
 
 
 class DiscoveryError(Exception):
-    """Nobody answers there as an OpenAI-compatible server does; one line."""
+    """No OpenAI-compatible server answers at an address. The message is one line."""
 
 
 def first_key(file: Path) -> str:

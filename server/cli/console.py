@@ -34,7 +34,7 @@ class Console:
         on_attestation: Callable[[AttestationReport], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`on_attestation` is told of each report besides. `clock` is monotonic, in seconds."""
+        """`on_attestation` is called with each report besides. `clock` is monotonic, in seconds."""
         self._inner = inner
         self._model = model
         self._url = url

@@ -65,7 +65,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _judge(arguments: argparse.Namespace) -> int:
     try:
         return _VERDICTS[arguments.command](arguments)
-    except (BrokenPipeError, KeyboardInterrupt):  # `| head` or a person has seen enough; what nobody saw is no pass
+    except (
+        BrokenPipeError,
+        KeyboardInterrupt,
+    ):  # `| head` or a person has seen enough; an output that was not read is no pass
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains when it ends
         return ExitCode.INCONCLUSIVE
 
@@ -266,7 +269,7 @@ def bind(host: str, port: int, flag: str) -> socket.socket:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNREAD_TIMEOUT_MS)
     try:
         sock.bind((host, port))
-        sock.listen(BACKLOG)  # at once: with SO_REUSEADDR another may bind a port on which nobody listens yet
+        sock.listen(BACKLOG)  # at once: with SO_REUSEADDR another process may bind a port that has no listener yet
     except OSError as error:
         sock.close()
         raise SettingsError(f"{flag} {port} on {host} cannot be bound: {error.strerror or error}") from None

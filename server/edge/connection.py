@@ -158,7 +158,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def _decline(self) -> None:
         """Go on with HTTP/1.1 where the client offers another protocol, as Java's does with its first request: the
-        parser stops behind the headers, but what is left begins with the body. A new one is told how that is framed."""
+        parser stops behind the headers, but what is left begins with the body. A new parser is given its framing."""
         framing = [it for it in self.cycle.scope["headers"] if it[0] in (b"content-length", b"transfer-encoding")]
         head = b"".join(b"%b: %b\r\n" % it for it in framing)
         self.parser = httptools.HttpRequestParser(self)

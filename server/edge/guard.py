@@ -118,7 +118,7 @@ class Guard:
     async def _run(
         self, scope: Scope, receive: Receive, responder: "Responder", headers: Mapping[bytes, bytes]
     ) -> None:
-        """Raises what ends the request early, also where that was somebody else's doing."""
+        """Raises what ends the request early, also where the cause lies outside of it."""
         context = responder.context
         try:
             self._check_headers(scope, headers, context)

@@ -29,7 +29,7 @@ class Server(uvicorn.Server):
     """A server that drains on SIGTERM or SIGINT: unready at once, then running requests finish or get an error.
 
     A second signal is that deadline, a third ends everything at once and in disorder. Signals within `one_order_s` are
-    one order: timeout(1), and whoever else signals a process and then its group, sends two.
+    one order: timeout(1), and others that signal a process and then its group, send two.
     """
 
     def __init__(

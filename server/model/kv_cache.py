@@ -12,7 +12,7 @@ from qualification.model.config import ModelConfig
 class KVCache:
     """k[layer], v[layer]: [num_pages + 1, page_size, kv_heads, head_dim]. A page holds the same tokens in every layer.
 
-    The last page is nobody's: padding rows of a CUDA graph write there.
+    The last page belongs to no sequence: padding rows of a CUDA graph write there.
     """
 
     k: list[Tensor]

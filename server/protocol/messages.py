@@ -250,7 +250,7 @@ class EngineFailed(msgspec.Struct, frozen=True, tag=True):
 
 
 class AttestedBatch(msgspec.Struct, frozen=True):
-    """One profiled forward pass of a batch that is nobody's."""
+    """One profiled forward pass of a batch that belongs to no request."""
 
     phase: str
     paths: list[str]

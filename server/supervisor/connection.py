@@ -19,12 +19,12 @@ _HANDLED_AT_ONCE = 16
 class EngineConnection(asyncio.Protocol):
     """Of one engine process. `ended` has the cause to end the process, or None where it ended the connection itself.
 
-    A few messages that were read together are handled before anybody's task runs: when this process lags behind,
+    A few messages that were read together are handled before any task runs: when this process lags behind,
     streams find their tokens merged. Between more of them their readers get their turn, for they must keep up.
     """
 
     def __init__(self, handle: Callable[[FromEngine], None], connected: "asyncio.Future[EngineConnection]") -> None:
-        """`connected` is told when the process has connected."""
+        """`connected` is called when the process has connected."""
         self._loop = asyncio.get_running_loop()
         self.ended: asyncio.Future[DeathCause | None] = self._loop.create_future()
         self._handle = handle

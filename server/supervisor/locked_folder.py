@@ -26,7 +26,9 @@ class LockedFolder:
         while True:
             self.path = make()
             self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
-            with contextlib.suppress(OSError):  # a file system without locks: nobody can take it for a dead one's
+            with contextlib.suppress(
+                OSError
+            ):  # a file system without locks: the folder is never taken for a dead server's
                 fcntl.flock(self._lock, fcntl.LOCK_EX)
             if self.path.exists():
                 break
@@ -40,7 +42,7 @@ class LockedFolder:
 
 
 def _remove_dead(parent: Path) -> None:
-    """Remove the folders that nobody has locked. What cannot be removed stays."""
+    """Remove the folders that no process has locked. What cannot be removed stays."""
     with contextlib.suppress(OSError), os.scandir(parent) as entries:
         for entry in entries:
             if _NAME.fullmatch(entry.name):

@@ -17,7 +17,7 @@ _RANDOM_CHARS = 8  # that mkdtemp adds to the prefix
 
 
 def make_socket_folder(wanted: str | None = None, short: str = SHORT_FOLDER) -> Path:
-    """Create a folder of mode 0700 that nobody else reaches and whose path a Unix socket can have.
+    """Create a folder of mode 0700 that no other user can enter and whose path a Unix socket can have.
 
     It is in `wanted` (None: the folder for temporary files, TMPDIR), or in `short` where that is too long. Raises
     SettingsError where neither can be used, and OSError where a folder that could be used takes none at the moment.

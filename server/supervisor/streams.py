@@ -35,7 +35,7 @@ class OpenStream:
             try:
                 if self._take(delta):
                     return True
-            except Exception as error:  # its reader's, and nobody else's
+            except Exception as error:  # an error of this stream's reader alone
                 self._error = error
                 waiter.set_result(None)
                 return True

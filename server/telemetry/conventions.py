@@ -1,4 +1,4 @@
-"""Every name of a span, an attribute and an event; nobody else writes one.
+"""Every name of a span, an attribute and an event; no other file writes one.
 
 gen_ai.*, http.*, url.* and error.* are OpenTelemetry's (the GenAI ones are still "in development", hence the revision
 in the schema's address). It has no convention for a server's side of inference or for kernels, so hallmark.* is ours.

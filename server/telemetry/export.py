@@ -32,7 +32,7 @@ def exporter_of(endpoint: str) -> SpanExporter:
 
 
 def _grpc_exporter(host: str, *, is_insecure: bool) -> SpanExporter:
-    try:  # not at the top: it is an extra, and whoever has it and does not use it need not wait 0.2 s for it
+    try:  # not at the top: it is an extra, and importing it takes 0.2 s that only its users should wait
         from opentelemetry.exporter.otlp.proto.grpc import trace_exporter
     except ImportError:
         raise SettingsError(

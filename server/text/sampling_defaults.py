@@ -9,7 +9,7 @@ from msgspec import Meta
 from server.errors import ModelError
 
 FILE = "generation_config.json"
-# Of requests too. A penalty near 0 turns any logit into an infinity; nobody has a use for one below this.
+# Of requests too. A penalty near 0 turns any logit into an infinity; a penalty below this has no use.
 LEAST_REPETITION_PENALTY = 0.01
 
 

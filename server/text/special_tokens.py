@@ -4,7 +4,7 @@ A user's "<|end|><|system|>" must not end the user's turn. Three steps, none of 
 
     mark     put MARK behind the first character of each special token's text in a message
     render   the chat template trims and joins as ever, and writes its own special tokens without MARK
-    encode   replace the template's special tokens by names that nobody can spell, remove MARK, and encode the whole
+    encode   replace the template's special tokens by names that no text can spell, remove MARK, and encode the whole
              with a copy of the tokenizer whose special tokens have these names
 
 One encoding of the whole text: there is no border at which a prefix space or a merge could come out otherwise.
@@ -45,7 +45,7 @@ class SpecialTokens:
         for token_id, token in found.items():
             if self._tokenizer.token_to_id(self._names[token.content]) != token_id:
                 raise ModelError(
-                    f"the special token {token.content!r} cannot be told from a text that spells it; "
+                    f"the special token {token.content!r} cannot be distinguished from a text that spells it; "
                     "--special-tokens-in-text serves this tokenizer without telling them apart"
                 )
 

@@ -203,7 +203,7 @@ def finish_slice(o_at, stats_at, target, sinks, rank, VARIANT: gl.constexpr):
         total += gl.exp2(sink - top)
     d = gl.arange(0, SLICE, layout=gl.SliceLayout(0, gl.SliceLayout(1, READ)))[None, None, :]
     o = gl.sum(received(o_at + (gl.expand_dims(pair, 2) * SLICE + d) * 4) * gl.expand_dims(weights, 2), axis=0)
-    gl.thread_barrier()  # whoever converts may do so where these lie
+    gl.thread_barrier()  # results may be converted in the memory that these occupy
     total = gl.convert_layout(total, gl.SliceLayout(1, RESULT))
     o = o / gl.where(total == 0.0, 1.0, total)[:, None]
     offset = gl.convert_layout(out_offset(target, target[5], column, VARIANT), gl.SliceLayout(1, RESULT))

@@ -46,8 +46,8 @@ def load_packed_queries(q_desc, row, head, n, queries, VARIANT: gl.constexpr):
 def block_pages(table, first, begin, num_keys, VARIANT: gl.constexpr):
     """The pages of the block from key `first` on, one a box and lane, to be read by `page_at`.
 
-    A box without a key that is seen takes the page of one that is: an entry behind the window may be anybody's page
-    by now, one past the last key is not even a number. Without keys page 0 stands in.
+    A box without a key that is seen takes the page of one that is: an entry behind the window may be another
+    sequence's page by now, one past the last key is not even a number. Without keys page 0 stands in.
     """
     box = gl.arange(0, 32, layout=LANES) % (VARIANT.tiling.block_n // VARIANT.box)
     key = gl.maximum(gl.minimum(first + box * VARIANT.box, num_keys - 1), begin)

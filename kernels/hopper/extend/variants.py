@@ -41,7 +41,7 @@ def _extend_variant(
     tiling = PAGED_TILINGS.get(plain.tiling.block_d, plain.tiling)
     pack = group if group <= ROWS and group.bit_count() == 1 else 1
     # A loop of its own for masked blocks gives 1-2 % at 256; at 64 scores ahead lose without it. At 128, where keys are
-    # split, it gives 7-9 % together with lazy rescaling, either alone up to 1 %; nobody has measured it with a softcap.
+    # split, it gives 7-9 % together with lazy rescaling, either alone up to 1 %; it is not measured with a softcap.
     masks_apart = tiling.block_d != 128 and not (window or spans)
     if tiling.block_d == 128 and not (window or softcap or spans):
         # Cut in two 72 and 80 gain 9-11 % with scores ahead, 88 and 96 5 % without.
@@ -66,8 +66,8 @@ def longer(variant: Variant) -> Variant:
 def whole(variant: Variant) -> Variant:
     """Return the variant of extend for a batch without split keys: another one at 128 only.
 
-    It gives 5-6 % over one like that for parts without lazy rescaling, which still serves under a softcap: there nobody
-    has measured it (H200).
+    It gives 5-6 % over one like that for parts without lazy rescaling, which still serves under a softcap: there
+    it is not measured (H200).
     """
     if variant.tiling.block_d != 128 or variant.window or variant.spans:
         return variant

@@ -167,7 +167,7 @@ def _measure(
     limit_s: float | None,
     save: Callable[[Outcome], object],
 ) -> Outcome:
-    """Part by part, each saved when it is done: whoever kills the run keeps what there is."""
+    """Measure part by part and save each, so that an interrupted run keeps what it has measured."""
     from qualification.bench.attention.run import joined, measure_all
 
     started, outcome = time.monotonic(), Outcome((), ())

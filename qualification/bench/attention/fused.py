@@ -213,7 +213,9 @@ def main() -> None:
         for found in group:
             print(json.dumps(found), flush=True)
             rows.append(found)
-        args.out.write_text(_as_text(head, rows))  # after each group: whoever ends the run keeps what there is
+        args.out.write_text(
+            _as_text(head, rows)
+        )  # after each group, so that an interrupted run keeps what it has measured
 
 
 def _as_text(head: Mapping[str, object], rows: Sequence[dict[str, object]]) -> str:

@@ -215,7 +215,7 @@ def _model(bench: "StepsBench") -> dict[str, str | int | float | None]:
 
 
 class _Stages:
-    """Tells each stage of the start, and every now and then how far it is."""
+    """Print each stage of the start, and its progress from time to time."""
 
     def __init__(self) -> None:
         self._told: str | None = None

@@ -190,8 +190,8 @@ class Dispatcher:
     def quarantine(self, path: str, phase: Phase) -> list[tuple[str, str]]:
         """Serve no shape of the phase on this path any more. Returns the (path, shape) pairs that it served.
 
-        `take_quarantined` tells them no more. A shape that no other path may serve is left without one: its requests
-        end with an error.
+        `take_quarantined` no longer returns them. A shape that no other path may serve is left without one, and its
+        requests end with an error.
         """
         broken = [it for it in self.choices if it.use.path == path and it.decision.shape.phase is phase]
         for choice in broken:

@@ -16,7 +16,7 @@ _NO_ROOM = ("cluster misconfiguration", "too many resources requested for launch
 
 
 def launch_failure(error: Exception) -> Reject | None:
-    """Why a kernel was not launched, its context being intact; None for an error that nobody can serve through."""
+    """Why a kernel was not launched, its context being intact; None for an error after which no path can serve."""
     if isinstance(error, OutOfResources | torch.OutOfMemoryError):
         return Reject.OUT_OF_RESOURCES
     if isinstance(error, RuntimeError) and any(text in str(error) for text in _NO_ROOM):

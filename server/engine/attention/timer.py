@@ -53,7 +53,7 @@ class Device(Protocol):
 
     def is_capturing(self) -> bool: ...
     def reset_peak(self) -> int | None:
-        """Bytes that are allocated now; None where nobody counts."""
+        """Return the bytes that are allocated now; None where they are not counted."""
 
     def peak(self) -> int:
         """The most bytes that were allocated since `reset_peak`."""
@@ -135,7 +135,7 @@ class AttentionTimer:
         self._peaks: dict[str, int] = {}
 
     def start(self) -> None:
-        """From now on steps are measured; the batches before were nobody's."""
+        """Measure steps from now on; the batches before belonged to no request."""
         self._is_started = True
 
     def begin(self, batch: Batch) -> None:

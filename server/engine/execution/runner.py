@@ -60,7 +60,7 @@ class ModelRunner:
         """Without `graphs` every step is launched kernel by kernel."""
         self.worker = worker
         self.graphs = graphs
-        self.shadow: ShadowCheck | None = None  # set by whoever judges its samples
+        self.shadow: ShadowCheck | None = None  # set by the process that judges its samples
         self._writer = StepWriter(
             page_size=worker.kv.page_size, num_pages=worker.kv.num_pages, is_pinned=worker.device.type == "cuda"
         )

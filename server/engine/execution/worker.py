@@ -171,7 +171,7 @@ class Worker:
         return len(self._unread)
 
     def drop_unread(self, num_left: int = 0) -> None:
-        """Forget the latest steps that nobody will read; `num_left` before them stay."""
+        """Forget the latest steps, whose results will not be read; `num_left` before them stay."""
         del self._unread[num_left:]
 
     def synchronize(self) -> None:

@@ -1,9 +1,10 @@
 """Attestation: what forward passes of the real model launch, compared with what the evidence promises.
 
-The batches are nobody's: one for each (phase, path) of the plan, two where a batch chooses its kernels, over the page
-of the cache that no sequence owns, through the same runner, dispatcher and graphs as a client's. One is run at a time,
-between two steps of the engine, so that no step waits for more than one of them. On a GPU the driver's record of
-captured calls and graphs names the kernels, on a CPU the profiler (`qualification/attest/driver_record.py` says why).
+The batches belong to no request: one for each (phase, path) of the plan, two where a batch chooses its kernels, over
+the page of the cache that no sequence owns, through the same runner, dispatcher and graphs as a client's. One is run
+at a time, between two steps of the engine, so that no step waits for more than one of them. On a GPU the driver's
+record of captured calls and graphs names the kernels, on a CPU the profiler (`qualification/attest/driver_record.py`
+says why).
 """
 
 import logging
@@ -112,7 +113,7 @@ class Attestor:
 
     @property
     def is_due(self) -> bool:
-        """Whether `poll` would run a batch. It must not while the runner has a batch that nobody has read."""
+        """Whether `poll` would run a batch. It must not while the runner has a batch whose result is not read."""
         return self.is_busy or bool(self._interval_s and self._clock() - self._last_at >= self._interval_s)
 
     def ask(self, trigger: str) -> None:
@@ -134,7 +135,7 @@ class Attestor:
         return None if self._waiting else self._report()
 
     def attest_all(self, trigger: str) -> AttestationReport:
-        """All batches at once: before ready, when nobody waits."""
+        """Attest all batches at once: before the engine is ready, when no request waits."""
         self.ask(trigger)
         while (report := self.poll()) is None:
             pass
@@ -262,7 +263,7 @@ class Attestor:
         return {name: count for name, count in sorted(kernels.items()) if name in known}
 
     def _quarantine(self, choices: list[Choice]) -> None:
-        """A path that launches what nobody proved serves none of the shapes of this phase, unless all is served."""
+        """Take a path that launched unproven kernels from all shapes of its phase, unless one would have no path."""
         if not self._is_quarantining:
             return
         for path, phase in dict.fromkeys((choice.use.path, choice.decision.shape.phase) for choice in choices):

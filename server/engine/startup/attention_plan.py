@@ -1,4 +1,4 @@
-"""The plan of this engine's attention, and how it is told to the API process."""
+"""The plan of this engine's attention, and the messages that report it to the API process."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -72,7 +72,7 @@ def refuse_unserved(
 
 
 def cache_folder(settings: Settings) -> Path:
-    """Where this machine keeps what it has learnt itself. Raises SettingsError where nobody may look.
+    """Return the folder of this machine's own evidence. Raises SettingsError where it cannot be read.
 
     A folder that cannot be written to costs the next start only.
     """

@@ -68,7 +68,7 @@ class BuiltEngine:
     attested: AttestationReport | None  # before ready; None where attestation is off
     operator_quarantine: OperatorQuarantine
     quarantine: Quarantine
-    shadow: ShadowCheck  # of nothing, until the runner has it: whoever times an engine judges no samples
+    shadow: ShadowCheck  # takes no samples until the runner has it, so that a bench times none
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,7 +91,7 @@ def _check_size(num_bytes: int, device: torch.device) -> None:
 
 
 def _total_bytes(device: torch.device) -> int:
-    """The device's memory, whoever uses it now."""
+    """Return the device's memory in bytes, used or free."""
     if device.type == "cpu":
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return int(torch.cuda.mem_get_info(device)[1])

@@ -28,7 +28,7 @@ _LEAST_CONTEXT = 33  # tokens of context before it
 def synthetic_batch(
     rows: list[tuple[int, int]], page_size: int, sampling: SamplingParams = _GREEDY, *, page: int = 0
 ) -> Batch:
-    """Rows of (query_len, context_len), all of one phase, over one page only: nobody owns what comes there."""
+    """Rows of (query_len, context_len), all of one phase, over one page only, which no sequence owns."""
     phases = {phase_of(query_len, context_len) for query_len, context_len in rows}
     assert len(phases) == 1
     phase = phases.pop()

@@ -225,16 +225,16 @@ def _offsets(file: Path) -> dict[str, int]:
     return {name: 8 + length + it["data_offsets"][0] for name, it in header.items() if name != "__metadata__"}
 
 
-def tenths(tell: Callable[[str], None]) -> Callable[[int, int], None]:
-    """A progress that tells each tenth of a checkpoint of a gigabyte or more."""
-    told = 0
+def tenths(report: Callable[[str], None]) -> Callable[[int, int], None]:
+    """Return a progress function that reports each tenth of a checkpoint of a gigabyte or more."""
+    reported = 0
 
     def progress(done: int, total: int) -> None:
-        nonlocal told
+        nonlocal reported
         tenth = 10 * done // max(total, 1)
-        if tenth > told and total >= 1e9:
-            told = tenth
-            tell(f"{done / 1e9:.1f} of {total / 1e9:.1f} GB")
+        if tenth > reported and total >= 1e9:
+            reported = tenth
+            report(f"{done / 1e9:.1f} of {total / 1e9:.1f} GB")
 
     return progress
 

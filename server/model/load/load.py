@@ -87,7 +87,7 @@ def _read_config(folder: Path, path: Path, values: dict[str, object]) -> ModelCo
 
 
 def _silent(_: str) -> None:
-    """Tells nobody."""
+    """Report no progress."""
 
 
 def load_decoder(
@@ -101,7 +101,7 @@ def load_decoder(
 ) -> Decoder:
     """The decoder with the folder's weights, or with dummy ones: uniform within 1e-3, the same on every start.
 
-    `progress` is told how much of a large checkpoint is loaded, ten times.
+    `progress` is called ten times while a large checkpoint is loaded, with a line that says how much of it is loaded.
     Raises ModelError before anything is copied when a tensor is missing, unknown or of another shape.
     """
     family = family_named(config.family, str(folder))
