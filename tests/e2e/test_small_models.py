@@ -7,7 +7,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Phi3Config, Qwen2Config, Qwen3Config
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma3TextConfig,
+    GraniteConfig,
+    LlamaConfig,
+    MistralConfig,
+    Olmo2Config,
+    Phi3Config,
+    Qwen2Config,
+    Qwen3Config,
+)
 
 from qualification.decision.decision import Policy, Status
 from server.engine.startup.builder import BuiltEngine, build_engine
@@ -21,14 +31,22 @@ FAMILIES = {
     "qwen2": Qwen2Config,
     "qwen3": Qwen3Config,
     "phi3": Phi3Config,
+    "gemma3": Gemma3TextConfig,  # Gemma 2 caps scores, which no path of a CPU does
+    "olmo2": Olmo2Config,
+    "granite": GraniteConfig,
 }
+MORE: dict[str, dict[str, object]] = {
+    "gemma3": {"sliding_window": 64, "layer_types": ["sliding_attention", "full_attention"]},
+    "granite": {"embedding_multiplier": 3.0, "residual_multiplier": 0.5, "logits_scaling": 2.0},
+}
+HEAD_DIM_IS_GIVEN = {"llama", "mistral", "qwen2", "qwen3", "gemma3"}
 # family, query heads, KV heads, head dim
 MODELS = (
     ("llama", 1, 1, 6), ("llama", 2, 1, 8), ("llama", 3, 3, 10), ("llama", 4, 2, 16), ("llama", 15, 5, 64),
-    ("llama", 9, 3, 64), ("llama", 16, 4, 32), ("llama", 8, 8, 24), ("llama", 6, 2, 48), ("llama", 4, 1, 128),
-    ("llama", 2, 2, 256), ("llama", 2, 1, 320), ("mistral", 8, 2, 20), ("mistral", 4, 4, 80), ("mistral", 12, 4, 40),
-    ("mistral", 2, 1, 192), ("qwen2", 14, 2, 64), ("qwen2", 2, 2, 128), ("qwen2", 7, 1, 12), ("qwen2", 4, 2, 96),
-    ("qwen2", 16, 16, 14), ("qwen3", 16, 8, 32), ("qwen3", 4, 2, 128), ("qwen3", 1, 1, 64), ("qwen3", 6, 3, 22),
+    ("llama", 9, 3, 64), ("llama", 16, 4, 32), ("granite", 8, 8, 24), ("olmo2", 6, 2, 48), ("llama", 4, 1, 128),
+    ("llama", 2, 2, 256), ("llama", 2, 1, 320), ("mistral", 8, 2, 20), ("mistral", 4, 4, 80), ("olmo2", 12, 4, 40),
+    ("mistral", 2, 1, 192), ("qwen2", 14, 2, 64), ("granite", 2, 2, 128), ("qwen2", 7, 1, 12), ("gemma3", 4, 2, 96),
+    ("gemma3", 16, 16, 14), ("qwen3", 16, 8, 32), ("qwen3", 4, 2, 128), ("qwen3", 1, 1, 64), ("qwen3", 6, 3, 22),
     ("qwen3", 5, 5, 36), ("phi3", 4, 4, 96), ("phi3", 2, 1, 100), ("phi3", 8, 4, 32), ("phi3", 3, 1, 160),
 )  # fmt: skip
 NUM_NEW = 12
@@ -38,7 +56,7 @@ NEAR_TIE = 1e-3  # of two logits: what roundings of fp32 may turn
 
 def config_of(family: str, num_heads: int, num_kv_heads: int, head_dim: int) -> object:
     hidden_size = num_heads * head_dim
-    sizes = {} if family == "phi3" else {"head_dim": head_dim}
+    sizes: dict[str, object] = {"head_dim": head_dim} if family in HEAD_DIM_IS_GIVEN else {}
     return FAMILIES[family](
         vocab_size=101,
         hidden_size=hidden_size,
@@ -53,6 +71,7 @@ def config_of(family: str, num_heads: int, num_kv_heads: int, head_dim: int) -> 
         eos_token_id=None,
         pad_token_id=None,
         **sizes,
+        **MORE.get(family, {}),
     )
 
 
