@@ -6,7 +6,7 @@ from itertools import groupby
 from kernels.shape import AttentionShape, Phase
 from qualification.common.table import table
 from qualification.evidence.choice import choice_of, time_of
-from qualification.evidence.evidence import Check, Evidence
+from qualification.evidence.evidence import SUITE, Check, Evidence
 
 Changed = Callable[[Evidence], tuple[str, ...]]  # what has changed since it was measured, by field name
 
@@ -30,16 +30,21 @@ def summary(evidence: Iterable[Evidence], changed: Changed = unchanged) -> list[
 
 
 def counts(evidence: Iterable[Evidence]) -> str:
-    """Return one line, such as "28 shapes, 120 measured: 117 proven, 3 failed"."""
+    """Return one line, such as "28 shapes, 120 measured: 117 proven, 1 failed, 2 of an older suite"."""
     entries = list(evidence)
-    num_proven = sum(entry.is_proven for entry in entries)
-    text = f"{len({entry.shape for entry in entries})} shapes, {len(entries)} measured: {num_proven} proven"
-    return text if num_proven == len(entries) else f"{text}, {len(entries) - num_proven} failed"
+    text = f"{len({entry.shape for entry in entries})} shapes, {len(entries)} measured"
+    current = [entry for entry in entries if entry.suite == SUITE]
+    num_proven = sum(entry.is_proven for entry in current)
+    numbers = [f"{num_proven} proven"]
+    numbers += [f"{len(current) - num_proven} failed"] if num_proven < len(current) else []
+    numbers += [f"{len(entries) - len(current)} of an older suite"] if len(current) < len(entries) else []
+    return f"{text}: {', '.join(numbers)}"
 
 
 def status_of(entry: Evidence, changed: tuple[str, ...] = ()) -> str:
-    if changed:
-        return f"stale ({', '.join(changed)})"
+    """Return the status; evidence of an older suite of checks is stale, whatever its checks say."""
+    if changed or entry.suite != SUITE:
+        return f"stale ({', '.join(changed or ('suite',))})"
     return "proven" if entry.is_proven else "failed"
 
 
@@ -63,7 +68,7 @@ def check_text(check: Check | None) -> str:
 
 
 def _rows(entries: list[Evidence], changed: Changed) -> list[tuple[str, ...]]:
-    chosen = choice_of(entry for entry in entries if not changed(entry))
+    chosen = choice_of(entry for entry in entries if not changed(entry) and entry.suite == SUITE)
     shape = entries[0].shape
     window = "" if shape.window is None else str(shape.window)
     place = (shape.phase.value, shape.query_bucket.label, shape.context_bucket.label, window)

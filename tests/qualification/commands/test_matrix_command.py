@@ -48,6 +48,14 @@ def test_show_prints_each_files_digest_machine_and_table(folder: Path, capsys: p
     assert "OutOfMemoryError: full" in out
 
 
+def test_show_calls_evidence_of_an_older_suite_stale(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save_matrix(one_file(folder), [replace(evidence(SHAPE, FIRST), suite=SUITE - 1), evidence(DECODE, FALLBACK)])
+    assert main(["matrix", "show", str(folder)]) == 0
+    out = capsys.readouterr().out
+    assert "2 measured: 1 proven, 1 of an older suite" in out
+    assert "  triton.x  stale (suite)" in out
+
+
 def test_show_names_a_refused_file_and_shows_the_others(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = one_file(folder)
     file.with_name("a.json").write_bytes(file.read_bytes().replace(b'"triton.x"', b'"triton.y"'))
