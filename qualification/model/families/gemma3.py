@@ -3,17 +3,13 @@
 Five layers of six have a window and the rotation of a short context, the sixth sees everything.
 """
 
-import math
-from dataclasses import replace
 from functools import partial
 
-from kernels.fused.activation_kind import Activation
-from qualification.model.config import ModelConfig, NormsConfig, QKNorm, RopeConfig, RopeKind
+from qualification.model.config import ModelConfig, QKNorm, RopeConfig, RopeKind
 from qualification.model.families.family import Family
-from qualification.model.families.gemma2 import TENSORS
+from qualification.model.families.gemma2 import TENSORS, read_like_gemma2
 from qualification.model.fields import Fields
 from qualification.model.rope import rope_of
-from qualification.model.shared import read_dense, read_like_llama
 from qualification.model.windows import WINDOW, read_patterned_windows
 
 _PATTERN = 6  # one full layer after five with a window
@@ -31,33 +27,15 @@ LEFT_OUT: dict[str, int] = {
 
 
 def read_config(fields: Fields) -> ModelConfig:
-    fields = fields.or_else(**LEFT_OUT)
-    if fields.flag("use_bidirectional_attention", False):
-        fields.refuse("use_bidirectional_attention", "absent or false (tokens see those before them)")
-    has_bias = fields.flag("attention_bias", False)
-    model = read_like_llama(
-        fields,
+    return read_like_gemma2(
+        fields.or_else(**LEFT_OUT),
         "gemma3_text",
-        norms=NormsConfig(before=True, after=True),
+        score_softcap=None,
+        logits_softcap=None,
         qk_norm=QKNorm.EACH_HEAD,
         windows=partial(read_patterned_windows, missing=WINDOW, pattern=_PATTERN),
         rope=_read_rope,
         local_rope=_read_local_rope,
-        scale=lambda it, _: it.number("query_pre_attn_scalar") ** -0.5,
-        softcap=fields.number_or_none("attn_logit_softcapping", None),
-        attention_bias=has_bias,
-        output_bias=has_bias,
-        feed_forward=partial(
-            read_dense, field="hidden_activation", activations=(Activation.GELU_TANH, Activation.GELU, Activation.SILU)
-        ),
-        tie_embeddings=True,
-    )
-    return replace(
-        model,
-        zero_centred_norms=True,
-        embedding_scale=math.sqrt(model.hidden_size),
-        rounds_embedding_scale=True,
-        logits_softcap=fields.number_or_none("final_logit_softcapping", None),
     )
 
 
