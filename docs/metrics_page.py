@@ -123,9 +123,10 @@ a measurement.
 
 Each edge of a histogram is a sample for each of its label sets, so edges are few. Only the time to the first token is
 read to a few percent: its edges go from {1000 * TTFT_EDGES[0]:g} ms to {TTFT_EDGES[-1]:g} s, in steps of x1.1 from
-{1000 * FINE_TTFT_S[0]:g} ms to {FINE_TTFT_S[1]:g} s and of x2 outside, where a quantile may be off by a third. The time
-per output token has steps of x1.7 from {1000 * TPOT_EDGES[0]:g} to {1000 * TPOT_EDGES[-1]:g} ms. The prefill and the
-queue have steps of x3, enough to see which of them is slow, and the whole request has edges at
+{1000 * FINE_TTFT_S[0]:g} ms to {FINE_TTFT_S[1]:g} s, of x1.4 below, where a quantile
+may be off by a fifth, and of x2 above, where it may be off by a factor of 2. The time
+per output token has steps of x1.7 from {1000 * TPOT_EDGES[0]:g} to {1000 * TPOT_EDGES[-1]:g} ms. The prefill has
+steps of x5 and the queue of x3, enough to see which of them is slow, and the whole request has edges at
 {", ".join(f"{edge:g}" for edge in DURATION_EDGES)} s, for it depends most on the length of its answer.
 
 ## Labels
