@@ -137,12 +137,17 @@ def coarse_reference_of(q: Tensor, k: Tensor, v: Tensor, batch: AttentionBatch, 
 
 
 def _judge_chunk_coarsely(chunk: Chunk, flags: AttentionFlags, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """(o, its limit) fp32. The largest score of a row stands for all of them, the largest key for all keys."""
+    """(o, its limit) fp32. The largest score of a row stands for all of them, the largest key for all keys.
+
+    Squares are of weights relative to a row's largest: beside a sink weights are 1e-20, whose squares fp32 cannot hold.
+    """
     head_dim = chunk.queries.shape[-1]
-    o = chunk.weights @ chunk.values
-    squared = chunk.weights.square()
+    unit = chunk.weights.amax(dim=-1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny)
+    weights = chunk.weights / unit
+    o = weights @ chunk.values
+    squared = weights.square()
     weighted = squared @ chunk.values.square()
-    spread = weighted + o.square() * squared.sum(dim=-1, keepdim=True)
+    spread = weighted + o.square() * chunk.weights.square().sum(dim=-1, keepdim=True)
     largest_keys = chunk.keys.square().amax(dim=1, keepdim=True)  # [kv_heads, 1, head_dim]
     variance = (1 + head_dim / 6) * (chunk.queries.square() * largest_keys).sum(dim=-1, keepdim=True) + 4
     largest = chunk.products.abs().amax(dim=-1, keepdim=True)
@@ -153,14 +158,21 @@ def _judge_chunk_coarsely(chunk: Chunk, flags: AttentionFlags, dtype: torch.dtyp
     variance = variance + 4 * largest.square()
     sums = (1 + chunk.keys.shape[1] / 6) * (weighted + o.square())
     limit = 2**0.5 * _Z_FP32 * _U32 * (2 * variance * spread + sums).sqrt()  # of two that err: path and reference
+    lost: Tensor | float = 0.0
     if dtype is not torch.float32:
         u = torch.finfo(dtype).eps / 2
         subnormal = torch.finfo(dtype).smallest_normal * u
+        limit = limit + u * o.abs() + _Z_ROUNDED * u * (spread / 3).sqrt()
         # Of weights whose rounding is subnormal: as in `_judge_chunk`, by the largest value.
-        largest_weight = chunk.weights.amax(dim=-1, keepdim=True)
-        lost = subnormal * chunk.keys.shape[1] ** 0.5 * largest_weight * chunk.values.abs().amax(dim=1, keepdim=True)
-        limit = limit + u * o.abs() + subnormal + _Z_ROUNDED * (u * (spread / 3).sqrt() + lost)
-    return o, limit + _LEAST
+        lost = subnormal * chunk.keys.shape[1] ** 0.5 * _largest_weight(chunk)
+        lost = subnormal + _Z_ROUNDED * lost * chunk.values.abs().amax(dim=1, keepdim=True)
+    return unit * o, unit * limit + lost + _LEAST
+
+
+def _largest_weight(chunk: Chunk) -> Tensor:
+    """[kv_heads, group * rows, 1], the sink's included: a kernel may start its running maximum with the sink."""
+    largest = chunk.weights.amax(dim=-1, keepdim=True)
+    return largest if chunk.sink_weights is None else torch.maximum(largest, chunk.sink_weights)
 
 
 def _judge_chunk(chunk: Chunk, flags: AttentionFlags, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
@@ -181,7 +193,7 @@ def _judge_chunk(chunk: Chunk, flags: AttentionFlags, dtype: torch.dtype) -> tup
         subnormal = torch.finfo(dtype).smallest_normal * u
         # The variance of a rounding is at most u^2 / 3. Weights are rounded; their sum may be of rounded ones or not.
         # A weight below the smallest normal number errs by half a subnormal, whatever it is.
-        lost = subnormal * p.amax(dim=-1, keepdim=True)
+        lost = subnormal * _largest_weight(chunk)
         rounded = u**2 * (weighted + o.square() * collision) + lost.square() * _over_seen(chunk, v_squared)
         largest = u * (p @ v.abs()) + lost * _over_seen(chunk, v.abs())
         by_weights = torch.minimum(2 * largest, _Z_ROUNDED * (rounded / 3).sqrt())
@@ -190,6 +202,9 @@ def _judge_chunk(chunk: Chunk, flags: AttentionFlags, dtype: torch.dtype) -> tup
         rounding = o.square().square().sum(dim=-1, keepdim=True) + collision * length.square()
         rounding = rounding + (squared * along_values.square()).sum(dim=-1, keepdim=True)
         scale_variance = scale_variance + u**2 / 3 * rounding
+        # What is subnormal, outputs and weights, errs by its own step.
+        lost_along = (along_values.square() * (p > 0)).sum(dim=-1, keepdim=True)
+        scale_variance = scale_variance + (subnormal**2 * length + lost.square() * lost_along) / 3
     direction = torch.where(length > 0, o * length / scale_variance.clamp(min=_LEAST), 0.0)
     return o, limit + _LEAST, direction
 

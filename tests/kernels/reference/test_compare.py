@@ -7,8 +7,8 @@ import torch
 from attention_inputs import Inputs, flags_for, packed
 
 from kernels.batch import AttentionFlags
-from kernels.reference.compare import Errors, coarse_reference_of, compare, errors_of
-from kernels.reference.oracle import attention_oracle
+from kernels.reference.compare import Errors, coarse_reference_of, compare, errors_of, reference_of
+from kernels.reference.oracle import attention_oracle, chunks
 from kernels.sdpa import backends as sdpa
 
 CPU = torch.device("cpu")
@@ -112,3 +112,18 @@ def test_a_query_without_keys_must_give_zero() -> None:
     out[0, 0, 0] = 6e-8  # the smallest number there is
     assert truth[0].abs().max() == 0
     assert not measure(inputs, flags, out).is_within_rule
+
+
+@pytest.mark.parametrize(("dtype", "sink"), [(torch.float16, 16.0), (torch.bfloat16, 60.0)])
+def test_weights_may_be_relative_to_the_sink(dtype: torch.dtype, sink: float) -> None:
+    """A kernel may start its running maximum with the sink: fp16 weights lose their bits, bf16 ones keep them."""
+    inputs, flags, _ = batch_of_64(dtype)
+    flags = replace(flags, sinks=torch.full((inputs.q.shape[1],), sink))
+    arguments = inputs.q, inputs.k, inputs.v, inputs.batch, flags
+    (chunk,) = chunks(*arguments, rows=None, dtype=torch.float64)
+    assert chunk.sink_weights is not None
+    rounded = (chunk.weights / chunk.sink_weights).to(dtype).double() * chunk.sink_weights
+    out = chunk.by_row(rounded @ chunk.values).to(dtype).contiguous()
+    for reference in (reference_of(*arguments), coarse_reference_of(*arguments)):
+        assert errors_of(out, reference).is_within_rule
+        assert not errors_of(2 * out, reference).is_within_rule
