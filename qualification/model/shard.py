@@ -55,8 +55,12 @@ def shard_of(config: ModelConfig, rank: int, world: int) -> Shard:
         raise ValueError(f"rank {rank} is outside of [0, {world})")
     layers = tuple(_layer_shard(layer, rank, world) for layer in config.layers)
     local = replace(config, layers=tuple(_local_layer(layer) for layer in layers))
-    edges = [config.vocab_size * index // world for index in (rank, rank + 1)]
-    return Shard(rank, world, layers, range(*edges), LocalConfig(local))
+    return Shard(rank, world, layers, vocabulary_rows(config.vocab_size, rank, world), LocalConfig(local))
+
+
+def vocabulary_rows(vocab_size: int, rank: int, world: int) -> range:
+    """Return a rank's rows of the head: some ranks have one more than others."""
+    return range(vocab_size * rank // world, vocab_size * (rank + 1) // world)
 
 
 def local_heads(attention: AttentionConfig, rank: int, world: int) -> LocalHeads:

@@ -20,4 +20,5 @@ def read_config(fields: Fields) -> ModelConfig:
     )
 
 
-QWEN3 = Family("qwen3", ("Qwen3ForCausalLM",), read_config)
+# Qwen3Model: without a head, as embedding models are saved.
+QWEN3 = Family("qwen3", ("Qwen3ForCausalLM", "Qwen3Model"), read_config)

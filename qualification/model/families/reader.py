@@ -8,7 +8,10 @@ from qualification.model.families.registry import KNOWN, family_named
 from qualification.model.fields import Fields
 
 # What a model that also sees images may say once for all of its parts.
-_OF_THE_WHOLE = ("dtype", "torch_dtype", "max_position_embeddings", "tie_word_embeddings", "vocab_size")
+_OF_THE_WHOLE = (
+    "dtype", "torch_dtype", "eos_token_id", "max_position_embeddings", "tie_word_embeddings", "vocab_size",
+)  # fmt: skip
+_OF_THE_HEAD = ("tie_word_embeddings",)  # which is outside the text part, and obeys the whole
 
 
 def read_model(config: Mapping[str, object], source: str = "config.json") -> ModelConfig:
@@ -25,4 +28,6 @@ def text_part(config: Mapping[str, object]) -> Mapping[str, object]:
     if not isinstance(text, Mapping):
         return config
     given = {name: value for name, value in text.items() if value is not None or name not in _OF_THE_WHOLE}
-    return {**{name: config[name] for name in _OF_THE_WHOLE if name in config}, **given}
+    whole = {name: config[name] for name in _OF_THE_WHOLE if name in config}
+    given.update({name: whole[name] for name in _OF_THE_HEAD if name in whole})
+    return {**whole, **given}

@@ -11,7 +11,9 @@ from torch import Tensor
 from transformers import (
     Gemma2Config,
     Gemma2ForCausalLM,
+    Gemma3Config,
     Gemma3ForCausalLM,
+    Gemma3ForConditionalGeneration,
     Gemma3TextConfig,
     GraniteConfig,
     GraniteForCausalLM,
@@ -22,6 +24,8 @@ from transformers import (
     Phi3Config,
     Phi3ForCausalLM,
     PreTrainedModel,
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLForConditionalGeneration,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
@@ -149,6 +153,36 @@ def test_logits_equal_those_of_transformers_in_one_pass_and_in_chunks(variant: s
         token_ids = prompt(sum(chunks))
         error = (runner.logits(token_ids, chunks) - reference_logits(reference, token_ids)).abs().max()
         assert error <= TOLERANCE
+
+
+VISION = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+IMAGE_MODELS: dict[str, tuple[type, type, dict[str, object], dict[str, object]]] = {
+    "gemma3": (
+        Gemma3Config,
+        Gemma3ForConditionalGeneration,
+        {**GEMMA, "layer_types": MIXED, "rope_parameters": TWO_ROPES},
+        {**VISION, "image_size": 28, "patch_size": 14},
+    ),
+    "qwen2.5 vl": (
+        Qwen2_5_VLConfig,
+        Qwen2_5_VLForConditionalGeneration,
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "mrope_section": [2, 1, 1]}},
+        {"depth": 1, "hidden_size": 16, "num_heads": 2, "intermediate_size": 16, "out_hidden_size": 32},
+    ),
+}
+
+
+@pytest.mark.parametrize("names", ["as saved", "one model for all parts"])
+@pytest.mark.parametrize("kind", IMAGE_MODELS)
+def test_the_text_part_of_an_image_model_is_served(kind: str, names: str, tmp_path: Path) -> None:
+    config_class, model_class, text, vision = IMAGE_MODELS[kind]
+    torch.manual_seed(0)
+    config = config_class(text_config={**TINY, **text}, vision_config=vision, eos_token_id=2, tie_word_embeddings=False)
+    reference = model_class(config).eval()
+    reference.save_pretrained(tmp_path, save_original_format=names == "as saved")
+    token_ids = prompt(NUM_TOKENS)
+    logits = PagedRunner(load(tmp_path)).logits(token_ids, [7, NUM_TOKENS - 7])
+    assert (logits - reference_logits(reference, token_ids)).abs().max() <= TOLERANCE
 
 
 @pytest.mark.parametrize("variant", WINDOWED)

@@ -1,0 +1,64 @@
+"""Models that also see images and whose text part is a family of its own: what their checkpoints hold beside it."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ImageModel:
+    """model_type, architectures   as in config.json, which has the text part's fields under `text_config`
+    family      model_type of the text part, whatever `text_config` calls itself
+    renamed     beginnings of the text part's names -> those of a checkpoint of text alone; the first that fits
+    of_images   beginnings of the names of all other parts
+    """
+
+    model_type: str
+    architectures: tuple[str, ...]
+    family: str
+    renamed: Mapping[str, str]
+    of_images: tuple[str, ...]
+
+
+# Both ways of writing: the public files' own, and that of classes which have one model for all parts.
+_RENAMED = {
+    "language_model.model.": "model.",
+    "language_model.lm_head.": "lm_head.",
+    "model.language_model.": "model.",
+}
+IMAGE_MODELS: tuple[ImageModel, ...] = (
+    ImageModel(
+        "gemma3",
+        ("Gemma3ForConditionalGeneration",),
+        "gemma3_text",
+        _RENAMED,
+        ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector."),
+    ),
+    ImageModel(
+        "qwen2_5_vl",
+        ("Qwen2_5_VLForConditionalGeneration",),
+        "qwen2_5_vl_text",
+        _RENAMED,
+        ("visual.", "model.visual."),
+    ),
+)
+
+
+def image_model_of(config: Mapping[str, object]) -> ImageModel | None:
+    """Return which of them a parsed config.json is of; None for text alone, and for one that is not known."""
+    return next((model for model in IMAGE_MODELS if model.model_type == config.get("model_type")), None)
+
+
+def text_names(names: Iterable[str], family: str) -> dict[str, str]:
+    """A checkpoint's name of each tensor of the text part -> its name in a checkpoint of text alone.
+
+    family   the text part's
+    """
+    models = [model for model in IMAGE_MODELS if model.family == family]
+    of_images = tuple(prefix for model in models for prefix in model.of_images)
+    renamed = {old: new for model in models for old, new in model.renamed.items()}
+    found = {}
+    for name in names:
+        if not name.startswith(of_images):
+            old = next((prefix for prefix in renamed if name.startswith(prefix)), "")
+            found[name] = renamed.get(old, "") + name.removeprefix(old)
+    return found
