@@ -47,6 +47,7 @@ OPEN = {
     "from": "the path that was wanted",
     "to": "the path that served",
     "route": "a route of the API, or `other`",
+    "key": "the name of an API key, of 20 at most, or `other`",
     "after_ready": "`true` or `false`",
     "result": "`good` or `bad`",
     "digest": "of the matrix, or `none`",

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from xml.sax.saxutils import escape
 
 WIDTH, HEIGHT, MARGIN = 420, 260, 44
-BEFORE, AFTER = "#3b6ea5", "#c8442f"
+BEFORE, AFTER = "#0072b2", "#d55e00"
 Panel = tuple[str, Sequence[float], Sequence[float]]  # title, seconds before, seconds after
 
 
@@ -14,6 +14,7 @@ def cdf_plot(panels: Sequence[Panel]) -> str:
     values = [value for _, before, after in panels for value in (*before, *after)]
     lo, hi = math.log10(min(values)), math.log10(max(values))
     width = WIDTH * len(panels)
+    about = "Share of requests that have their first token by then: further left is better"
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{HEIGHT}" font-family="sans-serif" '
         f'font-size="11"><rect width="{width}" height="{HEIGHT}" fill="white"/>'
@@ -22,6 +23,7 @@ def cdf_plot(panels: Sequence[Panel]) -> str:
         parts.append(f'<g transform="translate({index * WIDTH},0)">')
         parts += _axes(title, lo, hi)
         parts += [_line(before, lo, hi, BEFORE), _line(after, lo, hi, AFTER), "</g>"]
+    parts.append(f'<text x="{MARGIN}" y="14" font-size="13" font-weight="bold">{about}</text>')
     parts.append(f'<text x="{WIDTH - 160}" y="{HEIGHT - 76}" fill="{BEFORE}">before the upgrade</text>')
     parts.append(f'<text x="{WIDTH - 160}" y="{HEIGHT - 60}" fill="{AFTER}">after, for 10% of traffic</text></svg>')
     return "\n".join(parts) + "\n"
@@ -36,7 +38,7 @@ def _y(share: float) -> float:
 
 
 def _axes(title: str, lo: float, hi: float) -> list[str]:
-    parts = [f'<text x="{MARGIN}" y="24" font-size="13" font-weight="bold">{escape(title)}</text>']
+    parts = [f'<text x="{MARGIN}" y="32" font-size="12">{escape(title)}</text>']
     for share in (0.0, 0.5, 0.9, 0.99, 1.0):
         y = _y(share)
         label = "" if share == 1.0 else f"{share:.0%}"

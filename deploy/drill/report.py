@@ -2,63 +2,130 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum
 from statistics import fmean
 
-from traffic import HIT, MIX, Timed, quantile
+from traffic import HIT, MIX, SHARES, Timed, Times, quantile
 
-BARELY = 0.2  # the average may move so much and nobody would look twice
+BARELY = 0.25  # the average may move by so much and nobody would look twice
 DOUBLED = 2.0
+MOST_NOISE = (
+    0.1  # by which the average of the same requests to the same server may differ, or nothing can be said of it
+)
+_WEIGHED = 6000  # values that stand for the whole traffic, each bucket's as many as its share
+
+
+class Judgement(Enum):
+    YES = "yes"
+    NO = "NO"
+    CANNOT = "CANNOT JUDGE"
 
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    before: Sequence[Timed]
-    after: Sequence[Timed]
+    times: Times
     alerts: Sequence[dict[str, str]]  # labels
     source: str  # of the alerts
 
+    @property
+    def baseline(self) -> list[Timed]:
+        return [*self.times.before, *self.times.again]
+
     def seconds(self, phase: Sequence[Timed], bucket: str | None = None) -> list[float]:
-        return [it.ttft_s for it in phase if bucket in (None, it.bucket)]
+        """Times of a bucket; of the whole traffic each bucket's so often as its share says."""
+        found = {name: [it.ttft_s for it in phase if it.bucket == name] for name in SHARES}
+        if bucket is not None:
+            return found[bucket]
+        return [
+            value
+            for name, values in found.items()
+            for value in values * max(1, round(_WEIGHED * SHARES[name] / len(values)))
+        ]
+
+    def average(self, phase: Sequence[Timed]) -> float:
+        """Of the whole traffic, seconds."""
+        return sum(share * fmean(self.seconds(phase, bucket)) for bucket, share in SHARES.items())
+
+    def p99(self, phase: Sequence[Timed]) -> float:
+        """Of the bucket that is hit, seconds."""
+        return quantile(self.seconds(phase, HIT), 0.99)
 
     @property
     def average_moved(self) -> float:
-        """Of all requests, as a share: 0.1 is a tenth slower."""
-        return fmean(self.seconds(self.after)) / fmean(self.seconds(self.before)) - 1
+        """As a share: 0.1 is a tenth slower."""
+        return self.average(self.times.after) / self.average(self.baseline) - 1
+
+    @property
+    def average_noise(self) -> float:
+        return abs(self.average(self.times.again) / self.average(self.times.before) - 1)
 
     @property
     def p99_ratio(self) -> float:
-        """Of the bucket that is hit."""
-        return quantile(self.seconds(self.after, HIT), 0.99) / quantile(self.seconds(self.before, HIT), 0.99)
+        return self.p99(self.times.after) / self.p99(self.baseline)
 
-    def verdicts(self) -> list[tuple[bool, str]]:
-        """What the drill is to show, and whether it did."""
+    @property
+    def p99_noise(self) -> float:
+        """The larger of two p99 of the same requests to the same server over the smaller."""
+        ratio = self.p99(self.times.again) / self.p99(self.times.before)
+        return max(ratio, 1 / ratio)
+
+    def verdicts(self) -> list[tuple[Judgement, str]]:
+        """What the drill is to show, whether it did, and by which limit."""
         named = [alert for alert in self.alerts if alert.get("reason") == "head_dim"]
         alert = ", ".join(f"{k}={named[0][k]}" for k in ("model", "phase", "from", "to", "reason")) if named else "none"
+        num = len(self.seconds(self.times.after, HIT))
         return [
-            (abs(self.average_moved) <= BARELY, f"the average TTFT of all requests moved by {self.average_moved:+.1%}"),
-            (self.p99_ratio >= DOUBLED, f"the p99 of bucket {HIT} went to {self.p99_ratio:.1f} times what it was"),
-            (bool(named), f"KernelFallback ({self.source}) says: {alert}"),
+            (
+                self._average_judged(),
+                f"the average TTFT of all requests moved by {self.average_moved:+.1%} (limit {BARELY:.0%}); the same "
+                f"requests to the same server differ by {self.average_noise:.1%} (limit {MOST_NOISE:.0%})",
+            ),
+            (
+                self._p99_judged(),
+                f"the p99 of bucket {HIT} went to {self.p99_ratio:.1f} times what it was (at least {DOUBLED:g}), of "
+                f"{num} requests; the same requests to the same server differ {self.p99_noise:.2f} times",
+            ),
+            (Judgement.YES if named else Judgement.NO, f"KernelFallback ({self.source}) says: {alert}"),
         ]
+
+    def _average_judged(self) -> Judgement:
+        if self.average_noise > MOST_NOISE:
+            return Judgement.CANNOT
+        if abs(self.average_moved) <= BARELY:
+            return Judgement.YES
+        return Judgement.CANNOT if abs(self.average_moved) <= BARELY + self.average_noise else Judgement.NO
+
+    def _p99_judged(self) -> Judgement:
+        """A ratio that the noise alone could make shows nothing, and noise can hide one."""
+        if self.p99_ratio >= DOUBLED * max(1.0, self.p99_noise / 1.5):
+            return Judgement.YES
+        return Judgement.CANNOT if self.p99_noise > 1.2 else Judgement.NO
 
 
 def markdown(findings: Findings) -> str:
     lines = ["# Drill: a model upgrade to a head dim that no wanted kernel path takes", ""]
-    lines += ["The same requests twice: as before, all to one server, and as after, a tenth of them to a second one"]
+    lines += [
+        "The same requests three times: as before, all to one server, twice, and as after, a tenth to a second one"
+    ]
     lines += ["whose model has head dim 320 instead of 64 and runs on the math path (`--on-unproven degrade`)."]
     lines += ["", "![TTFT](ttft.svg)", ""]
-    lines += [f"- {'yes' if is_so else '**NO**'}: {text}" for is_so, text in findings.verdicts()]
+    lines += [f"- **{judgement.value}**: {text}" for judgement, text in findings.verdicts()]
     heads = [f"{name} {phase}" for name in ("mean", "p50", "p99") for phase in ("before", "after")]
     lines += ["", f"| TTFT, ms | requests | {' | '.join(heads)} |", f"| --- |{' ---: |' * 7}"]
     lines += [_row(findings, bucket) for bucket in (None, *(bucket for _, _, bucket, _ in MIX))]
     lines += ["", "Alerts:", ""]
     lines += [f"- {', '.join(f'{name}={text}' for name, text in sorted(alert.items()))}" for alert in findings.alerts]
-    lines += ["", "Times are the client's, both sides in turn; p99 is the nearest rank."]
+    lines += [
+        "",
+        "Times are the client's, the sides in turn; p99 is the nearest rank. `all` weighs buckets by their share.",
+    ]
     return "\n".join(lines) + "\n"
 
 
 def _row(findings: Findings, bucket: str | None) -> str:
-    before, after = findings.seconds(findings.before, bucket), findings.seconds(findings.after, bucket)
+    before, after = findings.seconds(findings.baseline, bucket), findings.seconds(findings.times.after, bucket)
     cells = [fmean(before), fmean(after)]
     cells += [quantile(values, share) for share in (0.5, 0.99) for values in (before, after)]
     numbers = " | ".join(f"{1000 * cell:.1f}" for cell in cells)
-    return f"| {bucket or 'all'} | {len(after)} | {numbers} |"
+    num = len([it for it in findings.times.after if bucket in (None, it.bucket)])
+    return f"| {bucket or 'all'} | {num} | {numbers} |"

@@ -1,9 +1,12 @@
-"""The drill's traffic: one request after the other, split by weight on the client's side and timed there."""
+"""The drill's traffic: one request after the other, split by weight on the client's side and timed there.
+
+Of each bucket as many requests are sent as its quantiles need; its share of the traffic weighs them afterwards.
+"""
 
 import random
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import httpx
 from model import VOCAB_SIZE
@@ -11,6 +14,8 @@ from model import VOCAB_SIZE
 # Prompt tokens (from, to), their bucket and their share: two requests in a hundred are long.
 MIX = ((16, 96, "le_128", 0.70), (130, 170, "le_512", 0.28), (1400, 1600, "le_2k", 0.02))
 HIT = "le_2k"  # the bucket where the math path is slow
+SHARES = {bucket: share for _, _, bucket, share in MIX}
+SAMPLES = {"le_128": 300, "le_512": 200, HIT: 120}  # of a round and side; a p99 needs 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,31 +35,39 @@ class Timed:
     ttft_s: float
 
 
-def plan(num_requests: int, moved_share: float, seed: int) -> list[Planned]:
-    """The same for the same seed. Every bucket has its exact shares, of lengths and of sides."""
+def plan(samples: Mapping[str, int], moved_share: float, seed: int) -> list[Planned]:
+    """The same for the same seed. Of every bucket the exact share moves."""
     rng = random.Random(seed)
     requests = []
-    for lo, hi, bucket, share in MIX:
-        num = round(num_requests * share)
-        for i in range(num):
+    for lo, hi, bucket, _ in MIX:
+        for i in range(samples[bucket]):
             token_ids = [rng.randrange(5, VOCAB_SIZE) for _ in range(rng.randint(lo, hi))]
-            requests.append(Planned(bucket, token_ids, i < round(num * moved_share)))
+            requests.append(Planned(bucket, token_ids, i < round(samples[bucket] * moved_share)))
     rng.shuffle(requests)
     return requests
 
 
-def compare(stable: str, upgraded: str, requests: Iterable[Planned]) -> tuple[list[Timed], list[Timed]]:
-    """Each request as before the upgrade and as after it, one after the other, so that the machine's noise hits both.
+@dataclass(slots=True)
+class Times:
+    """Times of the same requests: as before the upgrade, the same once more, and as after it."""
 
-    Raises httpx.HTTPError.
+    before: list[Timed] = field(default_factory=list)
+    again: list[Timed] = field(default_factory=list)
+    after: list[Timed] = field(default_factory=list)
+
+
+def compare(stable: str, upgraded: str, requests: Iterable[Planned], times: Times) -> None:
+    """Send each request to all three sides, one after the other and each of them first in turn: noise hits all alike.
+
+    Adds to `times`. Raises httpx.HTTPError.
     """
-    before, after = [], []
     with httpx.Client(timeout=60) as client:
         for number, request in enumerate(requests):
-            sides = [(before, stable), (after, upgraded if request.is_moved else stable)]
-            for found, url in sides if number % 2 else reversed(sides):
+            sides = [(times.before, stable), (times.again, stable)]
+            sides.append((times.after, upgraded if request.is_moved else stable))
+            first = number % len(sides)
+            for found, url in sides[first:] + sides[:first]:
                 found.append(Timed(request.bucket, first_token_s(client, url, request.token_ids)))
-    return before, after
 
 
 def first_token_s(client: httpx.Client, url: str, token_ids: list[int]) -> float:

@@ -15,11 +15,12 @@ if TYPE_CHECKING:
 
     from qualification.measure.ceilings import Ceilings
 
+RESULTS = Path("hallmark-bench")  # the folder, in the current one, that a bench writes into unless told otherwise
 _H200_TFLOPS, _H200_TBS = 790.0, 4.2  # the best bf16 8192^3 product and device copy measured on one
 _ROOT = Path(__file__).resolve().parent.parent.parent
 
 
-def add_ceiling_arguments(parser: argparse.ArgumentParser) -> None:
+def add_ceiling_arguments(parser: "argparse.ArgumentParser | argparse._ArgumentGroup") -> None:
     """The flags that `ceilings_of` reads."""
     parser.add_argument("--measure-ceilings", action="store_true", help="by a matrix product and a copy, now")
     parser.add_argument("--peak-tflops", type=float, metavar="N", help="TFLOP/s of the floor (default on an H200: 790)")

@@ -29,35 +29,39 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of `hallmark canary` and `hallmark canary record`."""
     rules = Rules()
     parser.add_argument("action", nargs="?", choices=["check", "record"], default="check", help="default: check")
-    parser.add_argument("--url", required=True, help="the server, e.g. http://127.0.0.1:8000")
-    parser.add_argument("--admin-url", help="where /attention and /metrics are, if the server has an admin port")
-    parser.add_argument("--golden", type=Path, metavar="FILE", help="default: the file that ships for the served model")
-    parser.add_argument("--baseline", metavar="URL|FILE", help="to compare times with (default: the golden file's)")
-    parser.add_argument("--matrix", type=Path, metavar="DIR", help="the reviewed matrices: path and status must follow")
-    parser.add_argument("--matrix-digest", metavar="HEX", help="or their digest alone; its first 8 digits will do")
-    parser.add_argument("--require-proven", action="store_true", help="what only the server itself has proven fails")
-    parser.add_argument(
+    group = parser.add_argument_group("server")
+    group.add_argument("--url", required=True, help="the server, e.g. http://127.0.0.1:8000")
+    group.add_argument("--admin-url", help="where /attention and /metrics are, if the server has an admin port")
+    group = parser.add_argument_group("what it is compared with")
+    group.add_argument("--golden", type=Path, metavar="FILE", help="default: the file that ships for the served model")
+    group.add_argument("--baseline", metavar="URL|FILE", help="to compare times with (default: the golden file's)")
+    group.add_argument("--matrix", type=Path, metavar="DIR", help="the reviewed matrices: path and status must follow")
+    group.add_argument("--matrix-digest", metavar="HEX", help="or their digest alone; its first 8 digits will do")
+    group.add_argument("--require-proven", action="store_true", help="what only the server itself has proven fails")
+    group.add_argument(
         "--exact", action="store_true", help="nothing that computes has changed: 16 bits get the limits of fp32"
     )
-    parser.add_argument("--no-performance", action="store_true", help="skip the comparison of times")
-    parser.add_argument("--max-slowdown", type=float, default=rules.max_slowdown, help="of a median (default: 1.15)")
-    parser.add_argument("--noise-ms", type=float, default=1e3 * rules.noise_s, help="never a slowdown (default: 0.5)")
-    parser.add_argument("--samples", type=int, default=rules.num_samples, help="of a bucket and look (default: 12)")
-    parser.add_argument("--looks", type=int, default=rules.num_looks, help="at most, until all is decided (default: 3)")
-    parser.add_argument("--lengths", nargs="+", type=int, help=f"of the trace (default: {' '.join(map(str, LENGTHS))})")
-    parser.add_argument("--utilization", type=float, default=rules.utilization, help="of a side by it (default: 0.2)")
-    parser.add_argument("--vocab-size", type=int, default=rules.vocab_size, help="token ids of the trace (2048)")
-    parser.add_argument("--seed", type=int, default=rules.seed, help="of the trace")
-    parser.add_argument(
+    group = parser.add_argument_group("comparison of times")
+    group.add_argument("--no-performance", action="store_true", help="skip the comparison of times")
+    group.add_argument("--max-slowdown", type=float, default=rules.max_slowdown, help="of a median (default: 1.15)")
+    group.add_argument("--noise-ms", type=float, default=1e3 * rules.noise_s, help="never a slowdown (default: 0.5)")
+    group.add_argument("--samples", type=int, default=rules.num_samples, help="of a bucket and look (default: 12)")
+    group.add_argument("--looks", type=int, default=rules.num_looks, help="at most, until all is decided (default: 3)")
+    group.add_argument("--lengths", nargs="+", type=int, help=f"of the trace (default: {' '.join(map(str, LENGTHS))})")
+    group.add_argument("--utilization", type=float, default=rules.utilization, help="of a side by it (default: 0.2)")
+    group.add_argument("--vocab-size", type=int, default=rules.vocab_size, help="token ids of the trace (2048)")
+    group.add_argument("--seed", type=int, default=rules.seed, help="of the trace")
+    group.add_argument(
         "--api-key-file",
         type=Path,
         metavar="FILE",
         help="its first key is sent as the bearer token; without --admin-url an operator's",
     )
-    parser.add_argument("--timeout", type=float, default=120.0, help="seconds for one request (default: 120)")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="record: the golden file to write")
-    parser.add_argument("--valid-days", type=int, help="record: after that the file is refused (default: never)")
-    parser.add_argument("--out-dir", type=Path, metavar="DIR", help="check: JSON, Markdown, JUnit and a chart go here")
+    group.add_argument("--timeout", type=float, default=120.0, help="seconds for one request (default: 120)")
+    group = parser.add_argument_group("results")
+    group.add_argument("--out", type=Path, metavar="FILE", help="record: the golden file to write")
+    group.add_argument("--valid-days", type=int, help="record: after that the file is refused (default: never)")
+    group.add_argument("--out-dir", type=Path, metavar="DIR", help="check: JSON, Markdown, JUnit and a chart go here")
 
 
 def run(args: argparse.Namespace) -> int:

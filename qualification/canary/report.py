@@ -13,7 +13,7 @@ from kernels.buckets import bucket_of
 from qualification.canary.golden import Times
 from qualification.canary.performance import SideTimes
 from qualification.canary.verdict import Outcome, Verdict, exit_code
-from qualification.common.svg import COLOURS, Line, svg
+from qualification.common.svg import Line, colours_of, svg
 from qualification.exit_code import ExitCode
 from qualification.load.client import joined
 from qualification.load.sample import ClientLag, LoadResult
@@ -106,14 +106,19 @@ def as_junit(result: Result) -> str:
 
 def as_chart(result: Result) -> str | None:
     """Prompt tokens to the first token a second, by the trace's lengths; None from less than two of them."""
-    lines = []
+    lines, colours = [], colours_of(result.times)
     for n, (name, side) in enumerate(result.times.items()):
         points = _points(result.lengths, side.times)
         if len(points) > 1:
-            lines.append(Line(name, points, COLOURS[n % len(COLOURS)], n > 0))
+            lines.append(Line(name, points, colours[name], n > 0))
     if not lines:
         return None
-    return svg("canary: speed to the first token", "tokens of the prompt", "tokens a second", lines)
+    return svg(
+        "Speed to the first token by prompt length: higher is better",
+        "tokens of the prompt",
+        "prompt tokens a second until the first token",
+        lines,
+    )
 
 
 def _points(lengths: Sequence[int], times: Mapping[str, Times]) -> tuple[tuple[float, float], ...]:

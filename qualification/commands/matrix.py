@@ -4,13 +4,14 @@ import argparse
 import math
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 
 from kernels.fingerprint import Device, Fingerprint
 from kernels.path import KernelPath
 from qualification.commands import ptx as ptx_command
+from qualification.common.flags import add_command
 from qualification.common.table import table
 from qualification.evidence.evidence import SUITE, Evidence
 from qualification.evidence.matrix import (
@@ -23,7 +24,7 @@ from qualification.evidence.matrix import (
     load_matrix,
     matrix_files,
 )
-from qualification.evidence.summary import Changed, counts, summary
+from qualification.evidence.summary import OUTCOMES, Changed, counts, outcomes, summary
 from qualification.evidence.verdicts import SPEED_TOLERANCE, Side, differences, exit_code_of
 from qualification.exit_code import ExitCode
 from qualification.measure.ptx import PtxError
@@ -31,29 +32,59 @@ from qualification.measure.ptx import PtxError
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of `hallmark matrix`."""
-    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    show_parser = actions.add_parser("show", help="each shape's paths by measured time")
-    verify_parser = actions.add_parser("verify", help="is each file whole, and of this machine and these kernels?")
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION", title="actions")
+    show_parser = add_command(
+        actions,
+        "show",
+        "each shape's paths by measured time",
+        "Show evidence: a summary of the files, then each shape's paths by measured time, the one that serves marked.",
+        "hallmark matrix show",
+        "hallmark matrix show qualification/matrices/nvidia-h200 --summary",
+    )
+    show_parser.add_argument("--summary", action="store_true", help="the summary alone")
+    verify_parser = add_command(
+        actions,
+        "verify",
+        "is each file whole, and of this machine and these kernels?",
+        "Check that each file is whole, in its GPU's folder, and measured on this machine with these kernels.",
+        "hallmark matrix verify",
+        "hallmark matrix verify evidence/ --files-only",
+    )
     for place_parser in (show_parser, verify_parser):
         place_parser.add_argument(
             "place", type=Path, nargs="?", default=MATRICES, metavar="FILE|DIR", help="default: ours"
         )
     verify_parser.add_argument("--files-only", action="store_true", help="whole is enough: another machine's matrix")
-    diff_parser = actions.add_parser("diff", help="which shapes changed path, status, error or speed")
+    diff_parser = add_command(
+        actions,
+        "diff",
+        "which shapes changed path, status, error or speed",
+        "Compare two bodies of evidence shape by shape; the exit code says whether anything got worse.",
+        "hallmark matrix diff before/ after/",
+        "hallmark matrix diff qualification/matrices/nvidia-h200",
+    )
     diff_parser.add_argument("before", type=Path, metavar="A", help="file or folder")
     diff_parser.add_argument("after", type=Path, nargs="?", metavar="B", help="default: this machine")
     diff_parser.add_argument(
         "--speed-tolerance", type=_share, default=SPEED_TOLERANCE, metavar="SHARE", help="of a time (0.05)"
     )
     diff_parser.add_argument("--cache-dir", type=Path, metavar="DIR", default=Path.home() / ".cache" / "hallmark")
-    ptx_command.add_arguments(actions.add_parser("ptx", help="do two checkouts compile the same kernels?"))
+    ptx_command.add_arguments(
+        add_command(
+            actions,
+            "ptx",
+            "do two checkouts compile the same kernels?",
+            "Compile the kernels of two checkouts for sm_90, without a GPU, and compare the PTX.",
+            "hallmark matrix ptx compare ../other-checkout",
+        )
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Run with parsed flags, print, and return the exit code."""
     try:
         if args.action == "show":
-            return show(args.place)
+            return show(args.place, is_brief=args.summary)
         if args.action == "verify":
             return verify(args.place, machine=None if args.files_only else this_machine())
         return diff(args) if args.action == "diff" else ptx_command.run(args)
@@ -98,26 +129,47 @@ def changed_since(machine: tuple[Fingerprint, Sequence[KernelPath]]) -> Changed:
     return changed
 
 
-def show(place: Path) -> ExitCode:
-    """Every file, refused ones by their reason."""
-    code = ExitCode.PASS
+def show(place: Path, *, is_brief: bool = False) -> ExitCode:
+    """A summary of every file, refused ones by their reason; then, unless it is to be brief, each file's tables."""
     files = matrix_files(place)
+    if not files:
+        _print(f"{place} holds no matrix")
+        return ExitCode.PASS
+    matrices: dict[Path, Matrix] = {}
+    refused: dict[Path, str] = {}
     for path in files:
         try:
-            matrix = load_matrix(path)
+            matrices[path] = load_matrix(path)
         except MatrixError as error:
-            _print(f"{path}: REFUSED: {error}")
-            code = ExitCode.ENVIRONMENT
-            continue
+            refused[path] = str(error)
+    for line in _overview(matrices):
+        _print(line)
+    for path, reason in refused.items():
+        _print(f"{path}: REFUSED: {reason}")
+    for path, matrix in {} if is_brief else matrices.items():
+        _print("")
         _print(f"{path}: {counts(matrix.evidence.values())}")
         for fingerprint in {entry.fingerprint for entry in matrix.evidence.values()}:
             _print(f"digest {matrix.digest}, schema {SCHEMA}, {fingerprint}")
         _print("")
         for line in summary(matrix.evidence.values()):
             _print(line)
-    if not files:
-        _print(f"{place} holds no matrix")
-    return code
+    return ExitCode.ENVIRONMENT if refused else ExitCode.PASS
+
+
+def _overview(matrices: Mapping[Path, Matrix]) -> list[str]:
+    """A sentence on all files, and a line for each: how many shapes have a proven path, and a wanted one."""
+    rows, totals = [], Counter[str]()
+    for path, matrix in matrices.items():
+        found = outcomes(matrix.evidence.values())
+        totals += found
+        gpus = sorted({entry.fingerprint.gpu or "?" for entry in matrix.evidence.values()})
+        rows.append((path.stem, ", ".join(gpus), *(f"{found[name]}" for name in OUTCOMES), f"{found.total()}"))
+    if not rows:
+        return []
+    words = ", ".join(f"{totals[name]} {name}" for name in OUTCOMES)
+    lines = [f"{totals.total()} shapes in {len(rows)} file{'s' if len(rows) > 1 else ''}: {words}.", ""]
+    return lines + table(("model", "GPU", *OUTCOMES, "shapes"), rows)
 
 
 def verify(place: Path, *, machine: tuple[Fingerprint, Sequence[KernelPath]] | None) -> ExitCode:

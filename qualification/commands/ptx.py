@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from kernels.whole_file import write_whole
-from qualification.common.flags import count
+from qualification.common.flags import add_command, count
 from qualification.common.progress import ProgressLine
 from qualification.exit_code import ExitCode
 from qualification.measure.ptx import Collected, Pair, PtxError, chosen, collect, differences, pairs_of, read_collected
@@ -20,11 +20,23 @@ OURS = Path(__file__).resolve().parent.parent.parent
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of `hallmark matrix ptx`."""
-    actions = parser.add_subparsers(dest="ptx", required=True, metavar="WHAT")
-    collect_parser = actions.add_parser("collect", help="write the digest of each kernel's PTX to a file")
+    actions = parser.add_subparsers(dest="ptx", required=True, metavar="WHAT", title="actions")
+    collect_parser = add_command(
+        actions,
+        "collect",
+        "write the digest of each kernel's PTX to a file",
+        "Compile a checkout's kernels for sm_90 and write the digest of each one's PTX to a file.",
+        "hallmark matrix ptx collect --out kernels.json",
+    )
     collect_parser.add_argument("checkout", type=Path, nargs="?", default=OURS, metavar="DIR", help="default: ours")
     collect_parser.add_argument("--out", type=Path, required=True, metavar="FILE")
-    compare_parser = actions.add_parser("compare", help="which kernels differ, are new or are gone from A to B")
+    compare_parser = add_command(
+        actions,
+        "compare",
+        "which kernels differ, are new or are gone from A to B",
+        "Compare the PTX of two checkouts, or of files that were collected from them.",
+        "hallmark matrix ptx compare ../other-checkout",
+    )
     compare_parser.add_argument("before", type=Path, metavar="A", help="a checkout's folder, or a collected file")
     compare_parser.add_argument("after", type=Path, nargs="?", default=OURS, metavar="B", help="default: ours")
     for each in (collect_parser, compare_parser):

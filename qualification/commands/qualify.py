@@ -44,44 +44,48 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="of no model: how often right kernels fail a check here, and wrong ones pass (docs/limits.md)",
     )
-    parser.add_argument("--seeds", type=count, metavar="N", default=2, help="of --error-rates (default: 2)")
+    group = parser.add_argument_group("what is measured")
+    group.add_argument("--seeds", type=count, metavar="N", default=2, help="of --error-rates (default: 2)")
     phases = [phase.value for phase in Phase]
-    parser.add_argument("--phases", nargs="+", choices=phases, default=phases, help="default: all")
-    parser.add_argument("--paths", nargs="+", metavar="PATH", help="names as in `hallmark doctor` (default: all)")
-    parser.add_argument("--quick", action="store_true", help="the same checks, but a fifth of the time for timing")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="file of evidence, of one model")
-    parser.add_argument(
+    group.add_argument("--phases", nargs="+", choices=phases, default=phases, help="default: all")
+    group.add_argument("--paths", nargs="+", metavar="PATH", help="names as in `hallmark doctor` (default: all)")
+    group.add_argument("--quick", action="store_true", help="the same checks, but a fifth of the time for timing")
+    group = parser.add_argument_group("where it is written")
+    group.add_argument("--out", type=Path, metavar="FILE", help="file of evidence, of one model")
+    group.add_argument(
         "--out-dir", type=Path, metavar="DIR", default=MATRICES, help="writes DIR/<gpu>/<name>.json (default: ours)"
     )
-    parser.add_argument("--max-model-len", type=count, metavar="N", help="tokens (default: the model's own limit)")
-    parser.add_argument("--max-num-batched-tokens", type=count, metavar="N", help="default: the server's")
-    parser.add_argument("--page-size", type=count, metavar="N", help="tokens a page (default: the server's)")
-    parser.add_argument("--dtype", choices=[dtype.value for dtype in Dtype], help="default: the server's")
-    parser.add_argument(
+    group = parser.add_argument_group("shapes of the model")
+    group.add_argument("--max-model-len", type=count, metavar="N", help="tokens (default: the model's own limit)")
+    group.add_argument("--max-num-batched-tokens", type=count, metavar="N", help="default: the server's")
+    group.add_argument("--page-size", type=count, metavar="N", help="tokens a page (default: the server's)")
+    group.add_argument("--dtype", choices=[dtype.value for dtype in Dtype], help="default: the server's")
+    group.add_argument(
         "--tensor-parallel-size",
         type=int,
         choices=TENSOR_PARALLEL_SIZES,
         default=1,
         help="prove the shapes of one of so many ranks, into <name>-tpN.json (default: 1)",
     )
-    parser.add_argument("--time-limit", type=positive, metavar="SECONDS", help="stop then; the same command goes on")
-    parser.add_argument("--retry-failed", action="store_true", help="measure again what has failed on this stack")
-    parser.add_argument(
+    group = parser.add_argument_group("run")
+    group.add_argument("--time-limit", type=positive, metavar="SECONDS", help="stop then; the same command goes on")
+    group.add_argument("--retry-failed", action="store_true", help="measure again what has failed on this stack")
+    group.add_argument(
         "--full-model",
         action="store_true",
         help="then time the whole model with random weights, by the plan and by the fallbacks; needs --model with a "
         "config.json that the server reads, or a preset that holds all of it",
     )
-    parser.add_argument(
+    group.add_argument(
         "--count-bytes", action="store_true", help="then count the HBM bytes of a sample of calls, where ncu can run"
     )
-    parser.add_argument(
+    group.add_argument(
         "--compile-jobs",
         type=count,
         metavar="N",
         help="processes that compile before anything is measured, on a GPU (one a core and 2 GB, 32 at most; 1: none)",
     )
-    parser.add_argument("--commit", metavar="SHA", help="written into the evidence")
+    group.add_argument("--commit", metavar="SHA", help="written into the evidence")
 
 
 def run(args: argparse.Namespace) -> int:

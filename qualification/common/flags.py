@@ -1,7 +1,11 @@
-"""Types of flags that several commands share. Raise ArgumentTypeError, whose words argparse prints."""
+"""What commands share: types of flags, which raise ArgumentTypeError for argparse to print, and the form of a help."""
 
 import argparse
 import math
+import textwrap
+from typing import TypeVar
+
+ParserType = TypeVar("ParserType", bound=argparse.ArgumentParser)
 
 
 def count(text: str) -> int:
@@ -19,3 +23,16 @@ def positive(text: str) -> float:
     if not (math.isfinite(value) and value > 0):
         raise argparse.ArgumentTypeError(f"must be positive, got {text}")
     return value
+
+
+def add_command(
+    commands: "argparse._SubParsersAction[ParserType]", name: str, summary: str, sentence: str, *examples: str
+) -> ParserType:
+    """Add a command: `summary` stands in the list of commands, sentence and examples in its own help."""
+    return commands.add_parser(
+        name,
+        help=summary,
+        description=textwrap.fill(sentence, 100),
+        epilog="\n  ".join(["examples:" if len(examples) > 1 else "example:", *examples]),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )

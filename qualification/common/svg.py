@@ -1,7 +1,7 @@
 """Line and bar charts as SVG. Imports no torch."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
@@ -11,6 +11,15 @@ LEFT, RIGHT, TOP, BOTTOM = 82, 190, 48, 56
 # Source: Okabe and Ito, colours that colour-blind readers can distinguish; grey for the rest.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000")
 SPARE_COLOUR = "#999999"
+# The colour of a server by the beginning of its name, the same in every chart; others take what is left, in order.
+_SERVERS = {
+    "hallmark": COLOURS[0],
+    "candidate": COLOURS[0],
+    "vllm": COLOURS[1],
+    "sglang": COLOURS[2],
+    "baseline": COLOURS[1],
+}
+_LONG_TITLE = 84  # characters of the usual size that fit
 _MANY = 12  # points on the x axis: ticks of more would overlap
 
 Point = tuple[float, float]
@@ -22,6 +31,21 @@ class Line:
     points: tuple[Point, ...]  # x ascending and positive
     colour: str
     is_dashed: bool
+
+
+def colours_of(servers: Iterable[str]) -> dict[str, str]:
+    """A colour for each server: its own where it has one, the same in every chart, otherwise one that no other has."""
+    found: dict[str, str] = {}
+    names = list(servers)
+    for name in names:
+        own = next((colour for known, colour in _SERVERS.items() if name.lower().startswith(known)), None)
+        if own is not None and own not in found.values():
+            found[name] = own
+    free = [colour for colour in COLOURS if colour not in {*found.values(), *_SERVERS.values()}]
+    for name in names:
+        if name not in found:
+            found[name] = free.pop(0) if free else SPARE_COLOUR
+    return found
 
 
 def svg(title: str, x_label: str, y_label: str, lines: Sequence[Line], *, is_log: bool = False) -> str:
@@ -37,7 +61,7 @@ def svg(title: str, x_label: str, y_label: str, lines: Sequence[Line], *, is_log
         up = math.log(y / low) / math.log(top / low) if is_log else y / top
         return LEFT + width * math.log2(x / xs[0]) / spread, TOP + height * (1 - up)
 
-    parts = [text(LEFT, 26, title, size=15, anchor="start")]
+    parts = [headline(title)]
     for tick in ticks:
         _, y = place(xs[0], tick)
         parts.append(f'<line x1="{LEFT}" y1="{y:.1f}" x2="{LEFT + width}" y2="{y:.1f}" stroke="#dddddd"/>')
@@ -60,7 +84,7 @@ def bars(title: str, x_label: str, y_label: str, columns: Mapping[str, Mapping[s
     width, height = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
     names = list(dict.fromkeys(name for column in columns.values() for name in column))
     each = width / len(columns)
-    parts = [text(LEFT, 26, title, size=15, anchor="start")]
+    parts = [headline(title)]
     for percent in range(0, 101, 20):
         y = TOP + height * (1 - percent / 100)
         parts.append(f'<line x1="{LEFT}" y1="{y:.1f}" x2="{LEFT + width}" y2="{y:.1f}" stroke="#dddddd"/>')
@@ -85,6 +109,11 @@ def _colour(index: int) -> str:
 
 def _box(x: float, y: float, width: float, height: float, colour: str) -> str:
     return f'<rect x="{x:.1f}" y="{y:.2f}" width="{width:.1f}" height="{height:.2f}" fill="{colour}"/>'
+
+
+def headline(title: str) -> str:
+    """The title, smaller where it is long."""
+    return text(LEFT, 26, title, size=15 if len(title) <= _LONG_TITLE else 11, anchor="start")
 
 
 def labels(x_label: str, y_label: str) -> list[str]:

@@ -1,17 +1,19 @@
 """A matrix as tables for people: for each shape its paths by measured time, the chosen one marked."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from itertools import groupby
 
 from kernels.shape import AttentionShape, Phase
 from qualification.common.table import table
-from qualification.evidence.choice import choice_of, time_of
+from qualification.evidence.choice import choice_of, is_left_to_fallback, time_of
 from qualification.evidence.evidence import SUITE, Check, Evidence
 
 Changed = Callable[[Evidence], tuple[str, ...]]  # what has changed since it was measured, by field name
 
 _HEAD = ("phase", "query", "context", "window", "path", "status", "p50", "speed", "worst check, its limit")
 _MAX_DETAIL = 60  # characters
+OUTCOMES = ("by a wanted path", "by a fallback only", "by nothing")
 
 
 def unchanged(_: Evidence) -> tuple[str, ...]:
@@ -39,6 +41,21 @@ def counts(evidence: Iterable[Evidence]) -> str:
     numbers += [f"{len(current) - num_proven} failed"] if num_proven < len(current) else []
     numbers += [f"{len(entries) - len(current)} of an older suite"] if len(current) < len(entries) else []
     return f"{text}: {', '.join(numbers)}"
+
+
+def outcomes(evidence: Iterable[Evidence]) -> Counter[str]:
+    """How many shapes a wanted path serves by this evidence, how many only a fallback, and how many nothing."""
+    by_shape: dict[AttentionShape, list[Evidence]] = {}
+    for entry in evidence:
+        by_shape.setdefault(entry.shape, []).append(entry)
+    found: Counter[str] = Counter()
+    for entries in by_shape.values():
+        chosen = choice_of(entry for entry in entries if entry.suite == SUITE)
+        if chosen is None:
+            found[OUTCOMES[2]] += 1
+        else:
+            found[OUTCOMES[int(is_left_to_fallback(chosen, entries))]] += 1
+    return found
 
 
 def status_of(entry: Evidence, changed: tuple[str, ...] = ()) -> str:

@@ -22,11 +22,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE|DIR",
         help="evidence of one machine (default: ours)",
     )
-    parser.add_argument("--url", metavar="URL", help="a running server, to show what it does now")
-    parser.add_argument(
+    group = parser.add_argument_group("sources")
+    group.add_argument("--url", metavar="URL", help="a running server, to show what it does now")
+    group.add_argument(
         "--bench", type=Path, nargs="+", default=[], metavar="FILE", help="results of `hallmark bench attention`"
     )
-    parser.add_argument(
+    group.add_argument(
         "--served",
         type=Path,
         nargs="+",
@@ -34,7 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="results of `hallmark bench serve`, ours first",
     )
-    parser.add_argument(
+    group = parser.add_argument_group("result")
+    group.add_argument(
         "--out", type=Path, default=Path("hallmark-report.html"), metavar="FILE", help="(default: %(default)s)"
     )
 

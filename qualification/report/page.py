@@ -1,7 +1,7 @@
 """The report as one HTML page that needs nothing beside itself. No torch."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,15 @@ class ModelPart:
 
 
 @dataclass(frozen=True, slots=True)
+class Headline:
+    """What a reader must know first."""
+
+    is_good: bool
+    verdict: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
 class ByteRow:
     shape: str
     path: str
@@ -49,9 +58,46 @@ def render(sources: Sources, *, at: str, command: str) -> str:
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
+    content = {**_machine(sources), **_answers(sources), **_tables(sources)}
     return environment.from_string(_TEMPLATE.read_text(encoding="utf-8")).render(
-        **_machine(sources), **_answers(sources), **_tables(sources), at=at, command=command
+        **content, headline=_headline(sources, content), sections=_sections(content), at=at, command=command
     )
+
+
+def _headline(sources: Sources, content: Mapping[str, Any]) -> Headline:
+    """Bad where a shape has no proof, a file is refused, evidence is of older checks, or a live server falls back."""
+    counts, num = content["counts"], content["num_shapes"]
+    doubts = []
+    if counts["nothing"]:
+        doubts.append(f"{counts['nothing']} of {num} shapes have no proven path.")
+    if sources.refused:
+        doubts.append(f"{len(sources.refused)} of the files are refused.")
+    if any(run.suite != SUITE for run in content["runs"]):
+        doubts.append("Some of the evidence is stale.")
+    if sources.live and (content["live_differs"] or sources.live.attention.get("num_fallbacks")):
+        doubts.append("The server falls back, or runs on another machine or stack.")
+    if doubts:
+        return Headline(False, "Not everything is proven.", " ".join(doubts))
+    fallbacks = f", {counts['fallback']} of them on a proven fallback only" if counts["fallback"] else ""
+    return Headline(True, "Everything is proven.", f"Each of the {num} shapes has a proven path{fallbacks}.")
+
+
+def _sections(content: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Anchor and title of each section that the page has."""
+    optional = {"server": content["live"], "roofline": content["roof_charts"], "peers": content["benches"]}
+    optional["served"] = content["served"]
+    titles = {
+        "server": "The server",
+        "questions": "Five questions",
+        "proof": "Proof",
+        "speed": "Speed and memory",
+        "roofline": "Roofline",
+        "bytes": "Bytes",
+        "peers": "Beside peers",
+        "served": "Served",
+        "files": "Files",
+    }
+    return [(name, title) for name, title in titles.items() if optional.get(name, True)]
 
 
 def _machine(sources: Sources) -> dict[str, Any]:
@@ -140,8 +186,16 @@ def _charts(model: ModelView, benches: Sequence[BenchFile]) -> list[str]:
     for phase in Phase:
         unit = "TB/s" if phase is Phase.DECODE else "TFLOP/s"
         for lines, title, label in (
-            ([*model.speed_lines(phase), *_peer_lines(model, phase, benches)], f"{phase.value}: speed", unit),
-            (model.memory_lines(phase), f"{phase.value}: peak temporary memory", "MiB"),
+            (
+                [*model.speed_lines(phase), *_peer_lines(model, phase, benches)],
+                f"{phase.value}: {unit} by tokens of context, higher is better",
+                unit,
+            ),
+            (
+                model.memory_lines(phase),
+                f"{phase.value}: peak temporary memory by tokens of context, lower is better",
+                "MiB",
+            ),
         ):
             if lines and any(y > 0 for line in lines for _, y in line.points):
                 found.append(svg(title, "tokens of context", label, lines))
@@ -159,7 +213,8 @@ def _peer_lines(model: ModelView, phase: Phase, benches: Sequence[BenchFile]) ->
         if (row.heads, row.kv_heads, row.head_dim) in heads and (phase is not Phase.DECODE or row.sequences == 1)
     ]
     found = []
-    for index, name in enumerate(sorted({row.contender for row in rows})):
+    names = sorted({row.contender for bench in benches for row in bench.rows if row.is_peer})
+    for index, name in enumerate(names):
         points = {float(row.longest_context): row.rate for row in rows if row.contender == name}
         if len(points) > 1:
             found.append(Line(f"{name} (bench)", tuple(sorted(points.items())), _PEER_COLOURS[index % 4], True))

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from html import escape
 
-from qualification.common.svg import BOTTOM, COLOURS, HEIGHT, LEFT, RIGHT, TOP, WIDTH, labels, page, text
+from qualification.common.svg import BOTTOM, COLOURS, HEIGHT, LEFT, RIGHT, TOP, WIDTH, headline, labels, page, text
 from qualification.report.views import RoofPoint, Roofs
 
 
@@ -22,7 +22,7 @@ def roofline(points: Sequence[RoofPoint], roofs: Roofs) -> str:
         up = math.log10(max(y, y_lo) / y_lo) / math.log10(y_hi / y_lo)
         return LEFT + width * right, TOP + height * (1 - up)
 
-    parts: list[str] = []
+    parts = [headline("Rate by arithmetic intensity: nearer to the roof is better")]
     for x in _decades(x_lo, x_hi):
         at, _ = place(x, y_lo)
         parts.append(f'<line x1="{at:.1f}" y1="{TOP}" x2="{at:.1f}" y2="{TOP + height}" stroke="#dddddd"/>')

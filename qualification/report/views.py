@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from kernels.path import Tier
 from kernels.path_order import tier_of
 from kernels.shape import AttentionShape, Phase, flops
-from qualification.common.svg import COLOURS, Line
+from qualification.common.svg import COLOURS, SPARE_COLOUR, Line
 from qualification.evidence.choice import choice_of
 from qualification.evidence.evidence import Check, Evidence, strain
 from qualification.evidence.summary import check_text, time_text
@@ -89,7 +89,7 @@ class ModelView:
         ]
         lines = [
             Line(path, _points((entry.tested_context_tokens, _rate(entry)) for entry in group), colour, tier_dashed)
-            for path, colour, tier_dashed, group in _by_path(timed)
+            for path, colour, tier_dashed, group in self._by_path(timed)
         ]
         floors = {
             entry.tested_context_tokens: _rate(entry) / fraction
@@ -105,7 +105,7 @@ class ModelView:
             Line(
                 path, _points((e.tested_context_tokens, (e.temporary_bytes or 0) / 2**20) for e in group), colour, dash
             )
-            for path, colour, dash, group in _by_path(known)
+            for path, colour, dash, group in self._by_path(known)
         ]
 
     def roof(self) -> list[RoofPoint]:
@@ -127,6 +127,19 @@ class ModelView:
 
     def entries_of(self, shape: AttentionShape) -> list[Evidence]:
         return [entry for entry in self.entries if entry.shape == shape]
+
+    def _by_path(self, entries: Sequence[Evidence]) -> list[tuple[str, str, bool, list[Evidence]]]:
+        """Path, its colour in every chart of the model, whether its line is dashed (a fallback), and its entries.
+
+        Only where a line has two points.
+        """
+        found = []
+        for index, name in enumerate(self.paths):
+            group = [entry for entry in entries if entry.path == name]
+            if len({entry.tested_context_tokens for entry in group}) > 1:
+                colour = COLOURS[index] if index < len(COLOURS) else SPARE_COLOUR
+                found.append((name, colour, tier_of(name) is Tier.FALLBACK, group))
+        return found
 
     def _longest_queries(self, phase: Phase) -> list[Evidence]:
         """Keep, for each path and context, the entry with the most queries: a line is a function of the context."""
@@ -181,18 +194,6 @@ def _cell(entry: Evidence | None, chosen: Evidence | None) -> Cell:
     details += [] if entry.floor_fraction is None else [f"{entry.floor_fraction:.0%} of what the machine can do"]
     mark = "" if entry.timing_doubt is None else "?"
     return Cell("chosen" if entry is chosen else "proven", time + mark, "; ".join(details))
-
-
-def _by_path(entries: Sequence[Evidence]) -> list[tuple[str, str, bool, list[Evidence]]]:
-    """Path, colour, whether its line is dashed (a fallback), and its entries; only where a line has two points."""
-    names = sorted({entry.path for entry in entries}, key=lambda path: (tier_of(path) is Tier.FALLBACK, path))
-    found = []
-    for index, name in enumerate(names):
-        group = [entry for entry in entries if entry.path == name]
-        if len({entry.tested_context_tokens for entry in group}) > 1:
-            colour = COLOURS[index % len(COLOURS)]
-            found.append((name, colour, tier_of(name) is Tier.FALLBACK, group))
-    return found
 
 
 def _points(points: Iterable[tuple[int, float]]) -> tuple[tuple[float, float], ...]:

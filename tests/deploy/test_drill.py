@@ -14,16 +14,17 @@ sys.path.append(str(Path(__file__).resolve().parents[2] / "deploy" / "drill"))
 from alerts import counted
 from model import UPGRADED_HEAD_DIM, write_model
 from plot import cdf_plot
-from report import Findings, markdown
-from traffic import HIT, Timed, plan, quantile
+from report import Findings, Judgement, markdown
+from traffic import HIT, SAMPLES, Timed, Times, plan, quantile
 
 ALERT = {"model": "drill", "phase": "prefill", "from": "sdpa.cpu", "to": "sdpa.math", "reason": "head_dim"}
 
 
-def phase(*long_ms: float) -> list[Timed]:
-    """Nine short requests of 10 ms for each long one."""
-    short = [Timed("le_128", 0.010)] * 5 + [Timed("le_512", 0.010)] * 4
-    return [it for ms in long_ms for it in (*short, Timed(HIT, ms / 1000))]
+def phase(*long_ms: float, short_ms: float = 10.0) -> list[Timed]:
+    """One short and one middling request of 10 ms for each long one."""
+    return [Timed(name, short_ms / 1000) for _ in long_ms for name in ("le_128", "le_512")] + [
+        Timed(HIT, ms / 1000) for ms in long_ms
+    ]
 
 
 def test_the_upgraded_model_has_heads_that_the_server_reads_as_320(tmp_path: Path) -> None:
@@ -31,7 +32,7 @@ def test_the_upgraded_model_has_heads_that_the_server_reads_as_320(tmp_path: Pat
 
 
 def test_traffic_is_the_same_for_a_seed_and_a_tenth_of_each_bucket_moves() -> None:
-    first, second = plan(1000, 0.1, seed=1), plan(1000, 0.1, seed=1)
+    first, second = plan(SAMPLES, 0.1, seed=1), plan(SAMPLES, 0.1, seed=1)
     assert first == second
     for bucket in ("le_128", "le_512", HIT):
         sides = [request.is_moved for request in first if request.bucket == bucket]
@@ -39,7 +40,7 @@ def test_traffic_is_the_same_for_a_seed_and_a_tenth_of_each_bucket_moves() -> No
 
 
 def test_every_prompt_lies_in_the_bucket_that_it_is_counted_under() -> None:
-    assert all(bucket_of(len(request.token_ids)).label == request.bucket for request in plan(400, 0.1, seed=3))
+    assert all(bucket_of(len(request.token_ids)).label == request.bucket for request in plan(SAMPLES, 0.1, seed=3))
 
 
 def test_a_quantile_is_a_measured_value() -> None:
@@ -49,19 +50,41 @@ def test_a_quantile_is_a_measured_value() -> None:
         quantile([], 0.5)
 
 
+STILL = [20.0] * 120
+SLOWER = [20.0] * 108 + [60.0] * 12  # a tenth went to the math path
+
+
+def judged(before: list[Timed], again: list[Timed], after: list[Timed]) -> list[Judgement]:
+    return [judgement for judgement, _ in Findings(Times(before, again, after), [ALERT], "Prometheus").verdicts()]
+
+
 def test_the_report_says_yes_where_the_average_hides_what_the_p99_shows() -> None:
-    findings = Findings(phase(*[20.0] * 20), phase(*[20.0] * 18, 60.0, 60.0), [ALERT], "Prometheus")
-    assert [is_so for is_so, _ in findings.verdicts()] == [True, True, True]
+    findings = Findings(Times(phase(*STILL), phase(*STILL), phase(*SLOWER)), [ALERT], "Prometheus")
+    assert [judgement for judgement, _ in findings.verdicts()] == [Judgement.YES] * 3
     text = markdown(findings)
-    assert "3.0 times" in text
+    assert "3.0 times what it was (at least 2), of 120 requests" in text
     assert "model=drill, phase=prefill, from=sdpa.cpu, to=sdpa.math, reason=head_dim" in text
 
 
 def test_the_report_says_no_where_nothing_was_shown() -> None:
-    same = phase(*[20.0] * 20)
-    findings = Findings(same, same, [], "Prometheus")
-    assert [is_so for is_so, _ in findings.verdicts()] == [True, False, False]
+    same = phase(*STILL)
+    findings = Findings(Times(same, same, same), [], "Prometheus")
+    assert [judgement for judgement, _ in findings.verdicts()] == [Judgement.YES, Judgement.NO, Judgement.NO]
     assert markdown(findings).count("**NO**") == 2
+
+
+def test_a_busy_machine_cannot_be_judged_by_its_average() -> None:
+    noisy = phase(*STILL, short_ms=12.0)
+    assert judged(phase(*STILL), noisy, phase(*SLOWER)) == [Judgement.CANNOT, Judgement.YES, Judgement.YES]
+
+
+def test_a_p99_that_noise_alone_could_double_shows_nothing() -> None:
+    noisy = phase(*STILL[:-2], 70.0, 70.0)
+    assert judged(phase(*STILL), noisy, phase(*SLOWER))[1] is Judgement.CANNOT
+
+
+def test_samples_of_each_bucket_are_enough_for_a_p99() -> None:
+    assert min(SAMPLES.values()) >= 100
 
 
 def test_the_plot_is_xml_with_a_line_for_each_distribution() -> None:

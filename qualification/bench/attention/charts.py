@@ -68,4 +68,4 @@ def _chart(
         for contender, found in points.items()
     ]
     unit = "TB/s" if rows[0].case.shape.phase is Phase.DECODE else "TFLOP/s"
-    return svg(name.replace("-", " "), x_label, unit, lines)
+    return svg(f"{name.replace('-', ' ')}: {unit} by {x_label}, higher is better", x_label, unit, lines)

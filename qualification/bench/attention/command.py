@@ -21,7 +21,7 @@ from qualification.bench.attention.charts import charts
 from qualification.bench.attention.row import Outcome, absences_as_json, rows_as_json
 from qualification.bench.attention.suite import FA3_PAGE_SIZES, Part, chosen_parts, full_suite, new_cases
 from qualification.bench.attention.table import absences_lines, rows_table, summary_table
-from qualification.bench.machine import add_ceiling_arguments, ceilings_of, commit_of_code, machine_of, slug
+from qualification.bench.machine import RESULTS, add_ceiling_arguments, ceilings_of, commit_of_code, machine_of, slug
 from qualification.common.flags import count, positive
 from qualification.common.out_folder import ready_to_write
 
@@ -44,39 +44,41 @@ Named = TypeVar("Named")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of `hallmark bench attention`. Every combination of the sweep's flags is a case."""
     phases = [phase.value for phase in Phase]
-    parser.add_argument("--quick", action="store_true", help="a tiny sweep, seconds on a CPU")
-    parser.add_argument("--full", action="store_true", help="every case of docs/benchmarks: some minutes")
-    parser.add_argument("--phases", nargs="+", choices=phases)
-    parser.add_argument("--head-dims", nargs="+", type=count, metavar="N")
-    parser.add_argument("--heads", nargs="+", type=_heads, metavar="Q:KV", help="default: 32:8, 16:4 above d128")
-    parser.add_argument("--lengths", nargs="+", type=count, metavar="N", help="of prefill, 16384 tokens in all")
-    parser.add_argument("--mixes", nargs="*", type=count, metavar="SEQS", help="log-normal lengths; none: no mixes")
-    parser.add_argument("--chunks", nargs="+", type=count, metavar="N", help="new tokens of extend")
-    parser.add_argument("--extend-contexts", nargs="+", type=count, metavar="N", help="tokens cached before a chunk")
-    parser.add_argument("--batches", nargs="+", type=count, metavar="N", help="sequences of decode")
-    parser.add_argument("--decode-contexts", nargs="+", type=count, metavar="N", help="tokens, the new one included")
-    parser.add_argument("--queries", nargs="+", type=count, metavar="N", help="new tokens of a sequence of decode")
-    parser.add_argument("--windows", nargs="+", type=_window, metavar="N", help="`none` for no window (the default)")
-    parser.add_argument("--softcap", type=positive)
-    parser.add_argument("--sinks", action="store_true", default=None)
-    parser.add_argument("--dtype", choices=[dtype.value for dtype in Dtype], help="default: bf16, fp32 on a CPU")
-    parser.add_argument("--page-size", type=count, metavar="N", help="tokens")
-    parser.add_argument("--paths", nargs="+", metavar="PATTERN", help="as 'triton.*' (default: all)")
-    parser.add_argument(
-        "--peers", nargs="*", metavar="PATTERN", help="fa2 cudnn flex fa3 (default: all; none: no peer)"
-    )
-    parser.add_argument("--fa3-library", type=Path, metavar="FILE", help="vLLM's compiled _vllm_fa3_C")
-    parser.add_argument(
+    group = parser.add_argument_group("size of the sweep")
+    group.add_argument("--quick", action="store_true", help="a tiny sweep, seconds on a CPU")
+    group.add_argument("--full", action="store_true", help="every case of docs/benchmarks: some minutes")
+    group = parser.add_argument_group("cases")
+    group.add_argument("--phases", nargs="+", choices=phases)
+    group.add_argument("--head-dims", nargs="+", type=count, metavar="N")
+    group.add_argument("--heads", nargs="+", type=_heads, metavar="Q:KV", help="default: 32:8, 16:4 above d128")
+    group.add_argument("--lengths", nargs="+", type=count, metavar="N", help="of prefill, 16384 tokens in all")
+    group.add_argument("--mixes", nargs="*", type=count, metavar="SEQS", help="log-normal lengths; none: no mixes")
+    group.add_argument("--chunks", nargs="+", type=count, metavar="N", help="new tokens of extend")
+    group.add_argument("--extend-contexts", nargs="+", type=count, metavar="N", help="tokens cached before a chunk")
+    group.add_argument("--batches", nargs="+", type=count, metavar="N", help="sequences of decode")
+    group.add_argument("--decode-contexts", nargs="+", type=count, metavar="N", help="tokens, the new one included")
+    group.add_argument("--queries", nargs="+", type=count, metavar="N", help="new tokens of a sequence of decode")
+    group.add_argument("--windows", nargs="+", type=_window, metavar="N", help="`none` for no window (the default)")
+    group.add_argument("--softcap", type=positive)
+    group.add_argument("--sinks", action="store_true", default=None)
+    group.add_argument("--dtype", choices=[dtype.value for dtype in Dtype], help="default: bf16, fp32 on a CPU")
+    group.add_argument("--page-size", type=count, metavar="N", help="tokens")
+    group = parser.add_argument_group("contenders")
+    group.add_argument("--paths", nargs="+", metavar="PATTERN", help="as 'triton.*' (default: all)")
+    group.add_argument("--peers", nargs="*", metavar="PATTERN", help="fa2 cudnn flex fa3 (default: all; none: no peer)")
+    group.add_argument("--fa3-library", type=Path, metavar="FILE", help="vLLM's compiled _vllm_fa3_C")
+    group.add_argument(
         "--fa3-page-sizes", nargs="+", type=count, metavar="N", help="FlashAttention 3 over pages of these too"
     )
-    add_ceiling_arguments(parser)
-    parser.add_argument(
+    add_ceiling_arguments(group)
+    group.add_argument(
         "--compile-jobs", type=count, default=1, metavar="N", help="processes that first compile what will be launched"
     )
-    parser.add_argument("--budget", type=positive, metavar="SECONDS", help="of timing, for each contender of a case")
-    parser.add_argument("--time-limit", type=positive, metavar="SECONDS", help="start no case after that")
-    parser.add_argument("--out-dir", type=Path, metavar="DIR", default=Path("docs/benchmarks"))
-    parser.add_argument("--name", help="of the files (default: attention-<gpu>)")
+    group = parser.add_argument_group("time and results")
+    group.add_argument("--budget", type=positive, metavar="SECONDS", help="of timing, for each contender of a case")
+    group.add_argument("--time-limit", type=positive, metavar="SECONDS", help="start no case after that")
+    group.add_argument("--out-dir", type=Path, metavar="DIR", default=RESULTS, help="default: ./%(default)s")
+    group.add_argument("--name", help="of the files (default: attention-<gpu>)")
 
 
 def run(args: argparse.Namespace) -> int:

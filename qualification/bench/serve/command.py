@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from kernels.buckets import Bucket
+from qualification.bench.machine import RESULTS
 from qualification.bench.serve.cases import Scenario, ServeCase, ServePlan, cases_of
 from qualification.bench.serve.file import SCHEMA, ServedSide, ServeFile, load_side, save
 from qualification.bench.serve.report import markdown, ratios, ratios_table, serve_charts, sides_table, warnings
@@ -48,34 +49,38 @@ _CORES_A_PROCESS, _MOST_PROCESSES = 4, 4
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of `hallmark bench serve`. Those of the load are the fields of ServePlan."""
-    parser.add_argument("--url", required=True, help="of any OpenAI-compatible server, e.g. http://127.0.0.1:8000")
-    parser.add_argument("--name", default="hallmark", help="of that server in tables and files (default: hallmark)")
-    parser.add_argument(
+    group = parser.add_argument_group("servers")
+    group.add_argument("--url", required=True, help="of any OpenAI-compatible server, e.g. http://127.0.0.1:8000")
+    group.add_argument("--name", default="hallmark", help="of that server in tables and files (default: hallmark)")
+    group.add_argument(
         "--peer", action="append", default=[], type=_peer, metavar="NAME=URL|FILE", help="beside it, or measured before"
     )
-    parser.add_argument("--quick", action="store_true", help="a tiny load, seconds on a CPU")
+    group = parser.add_argument_group("load")
+    group.add_argument("--quick", action="store_true", help="a tiny load, seconds on a CPU")
     for field in msgspec.structs.fields(ServePlan):
         default = field.default
         kind: Callable[[str], object] = positive if isinstance(default, float) else count
         if field.name == "scenarios":
             kind = Scenario
-        parser.add_argument(
+        group.add_argument(
             f"--{field.name.replace('_', '-')}",
             type=kind,
             nargs="+" if isinstance(default, tuple) else None,
             metavar="|".join(scenario.value for scenario in Scenario) if kind is Scenario else "N",
             help=f"default: {_shown(default) or 'log-normal, of which --mix-input is the median'}",
         )
-    parser.add_argument(
+    group = parser.add_argument_group("objectives and client")
+    group.add_argument(
         "--ttft-objective", nargs="+", default=[], type=_objective, metavar="BUCKET=MS", help="of goodput"
     )
-    parser.add_argument("--tpot-objective", type=positive, default=50.0, metavar="MS", help="of goodput (default: 50)")
-    parser.add_argument("--processes", type=count, help="that send (default: by cores, up to 4)")
-    parser.add_argument("--timeout", type=positive, default=300.0, help="seconds for one request (default: 300)")
-    parser.add_argument("--api-key-file", type=Path, metavar="FILE", help="its first key is sent as the bearer token")
-    parser.add_argument("--salt", help="of the token ids (default: another one each run, so no prefix is known)")
-    parser.add_argument("--out-dir", type=Path, metavar="DIR", default=Path("docs/benchmarks"))
-    parser.add_argument("--out-name", help="of the files (default: serve-NAME)")
+    group.add_argument("--tpot-objective", type=positive, default=50.0, metavar="MS", help="of goodput (default: 50)")
+    group.add_argument("--processes", type=count, help="that send (default: by cores, up to 4)")
+    group.add_argument("--timeout", type=positive, default=300.0, help="seconds for one request (default: 300)")
+    group.add_argument("--api-key-file", type=Path, metavar="FILE", help="its first key is sent as the bearer token")
+    group.add_argument("--salt", help="of the token ids (default: another one each run, so no prefix is known)")
+    group = parser.add_argument_group("results")
+    group.add_argument("--out-dir", type=Path, metavar="DIR", default=RESULTS, help="default: ./%(default)s")
+    group.add_argument("--out-name", help="of the files (default: serve-NAME)")
 
 
 def run(args: argparse.Namespace) -> int:

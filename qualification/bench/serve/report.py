@@ -7,22 +7,22 @@ from qualification.bench.serve.cases import Scenario
 from qualification.bench.serve.file import ServedSide
 from qualification.bench.serve.row import ServeRow
 from qualification.common.quantiles import needed_samples, ratio_interval
-from qualification.common.svg import COLOURS, Line, svg
+from qualification.common.svg import Line, colours_of, svg
 
 _HEAD = (
     "case",
     "group",
     "server",
-    "n",
+    "requests",
     "errors",
-    "TTFT p50",
-    "p90",
-    "p99",
-    "token p50",
-    "gap p50",
-    "p99",
-    "tok/s",
-    "good",
+    "TTFT p50, ms",
+    "TTFT p90, ms",
+    "TTFT p99, ms",
+    "token p50, ms",
+    "gap p50, ms",
+    "gap p99, ms",
+    "tokens/s",
+    "good answers",
 )
 _RATIO_HEAD = ("case", "group", "number", "ours", "peer", "value", "ratio", "95% interval", "better")
 # Above these the client itself is a part of what it measured.
@@ -126,19 +126,29 @@ def markdown(head: Sequence[str], lines: Iterable[Sequence[str]]) -> list[str]:
 def serve_charts(sides: Sequence[ServedSide]) -> dict[str, str]:
     """Name of a file without its ending -> SVG, for each scenario with two places on its axis."""
     wanted = {
-        "ttft": (Scenario.TTFT, "tokens of the prompt", "prompt tokens to the first token, a second"),
-        "tpot": (Scenario.TPOT, "streams together", "ms a token, p50"),
-        "throughput": (Scenario.THROUGHPUT, "requests at once", "tokens a second"),
+        "ttft": (
+            Scenario.TTFT,
+            "Speed to the first token by prompt length: higher is better",
+            "tokens of the prompt",
+            "prompt tokens a second until the first token",
+        ),
+        "tpot": (Scenario.TPOT, "Time per token by streams: lower is better", "streams together", "ms a token, p50"),
+        "throughput": (
+            Scenario.THROUGHPUT,
+            "Tokens a second by requests at once: higher is better",
+            "requests at once",
+            "tokens a second",
+        ),
     }
-    charts = {}
-    for name, (scenario, x_label, y_label) in wanted.items():
+    charts, colours = {}, colours_of(side.name for side in sides)
+    for name, (scenario, title, x_label, y_label) in wanted.items():
         lines = [
-            Line(side.name, points, COLOURS[n % len(COLOURS)], n > 0)
+            Line(side.name, points, colours[side.name], n > 0)
             for n, side in enumerate(sides)
             if len(points := _points(side.rows, scenario)) > 1
         ]
         if lines:
-            charts[name] = svg(f"{name} of {', '.join(line.name for line in lines)}", x_label, y_label, lines)
+            charts[name] = svg(title, x_label, y_label, lines)
     return charts
 
 

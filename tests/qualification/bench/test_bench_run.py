@@ -202,6 +202,7 @@ def test_the_profiler_sees_what_a_call_runs() -> None:
     assert "aten::mm" in kernels_seen(lambda: x @ x, CPU)
 
 
+@pytest.mark.timed
 def test_ceilings_are_rates_of_this_machine() -> None:
     x, source = torch.randn(400, 400), torch.zeros(2**23)
     target = torch.empty_like(source)

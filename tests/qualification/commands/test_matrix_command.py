@@ -48,6 +48,13 @@ def test_show_prints_each_files_digest_machine_and_table(folder: Path, capsys: p
     assert "OutOfMemoryError: full" in out
 
 
+def test_show_begins_with_a_summary_of_all_files(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["matrix", "show", str(folder), "--summary"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "2 shapes in 1 file: 1 by a wanted path, 0 by a fallback only, 1 by nothing."
+    assert lines[-1].split() == ["demo", "Test", "CPU", "1", "0", "1", "2"]
+
+
 def test_show_calls_evidence_of_an_older_suite_stale(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save_matrix(one_file(folder), [replace(evidence(SHAPE, FIRST), suite=SUITE - 1), evidence(DECODE, FALLBACK)])
     assert main(["matrix", "show", str(folder)]) == 0

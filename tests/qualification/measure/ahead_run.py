@@ -1,4 +1,4 @@
-"""Compiles ahead on a GPU, then makes the calls itself; prints how many kernels it had to compile, as JSON."""
+"""Compiles ahead on a GPU, then makes the calls itself; prints which kernels it had to compile, as JSON."""
 
 import json
 from typing import Any
@@ -32,10 +32,11 @@ def shapes(path: str) -> list[AttentionShape]:
 
 def main() -> None:
     said: list[str] = []
-    found = {"loaded": 0, "compiled": 0}
+    loaded: list[str] = []
+    compiled: list[str] = []
 
-    def note(cache_hit: bool, **_: Any) -> None:
-        found["loaded" if cache_hit else "compiled"] += 1
+    def note(metadata: dict[str, Any], cache_hit: bool, **_: Any) -> None:
+        (loaded if cache_hit else compiled).append(metadata.get("name", "?"))
 
     pairs = [(shape, path_named(name)) for name in PATHS for shape in shapes(name)]
     workers = python_command("qualification.measure.compile_worker", "0", "cuda")
@@ -49,7 +50,7 @@ def main() -> None:
             run_case(path.run, case)
         timed_call(shape, path.run, device, seed=0)[0]()
     torch.cuda.synchronize()
-    print(json.dumps({**found, "said": said[-1]}))
+    print(json.dumps({"loaded": loaded, "compiled": compiled, "said": said[-1]}))
 
 
 if __name__ == "__main__":

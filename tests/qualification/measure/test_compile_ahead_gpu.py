@@ -11,5 +11,5 @@ pytestmark = pytest.mark.gpu
 def test_compiling_ahead_leaves_nothing_to_compile(tmp_path: Path) -> None:
     found = run_outside(Path(__file__).with_name("ahead_run.py"), tmp_path)
     assert found["said"] == "compiling ahead in 4 processes, 8 of 8 calls"
-    assert found["compiled"] == 0
-    assert found["loaded"] >= 4
+    assert found["compiled"] == []
+    assert len(found["loaded"]) >= 4

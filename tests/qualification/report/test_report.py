@@ -67,11 +67,16 @@ class _Parts(HTMLParser):
         super().__init__()
         self.open: list[str] = []
         self.fetched: list[str] = []
+        self.anchors: list[str] = []
+        self.ids: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         if tag not in {"meta", "br", "wbr"}:
             self.open.append(tag)
-        self.fetched += [value or "" for name, value in attrs if name in {"src", "href"}]
+        self.ids += [value or "" for name, value in attrs if name == "id"]
+        links = [value or "" for name, value in attrs if name in {"src", "href"}]
+        self.anchors += [link.removeprefix("#") for link in links if link.startswith("#")]
+        self.fetched += [link for link in links if not link.startswith("#")]
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         """Closed at once."""
@@ -176,6 +181,20 @@ def test_a_page_is_well_formed_and_fetches_nothing(folder: Path) -> None:
     assert parts.open == []
     assert parts.fetched == []
     assert "http://" not in text.replace("http://www.w3.org/2000/svg", "")
+
+
+def test_a_page_opens_with_its_verdict(folder: Path, tmp_path: Path) -> None:
+    assert "<b>Everything is proven.</b> Each of the 3 shapes has a proven path." in page(folder)
+    other = tmp_path / "unproven"
+    save_matrix(other / "tiny.json", [evidence(SHAPE, OURS), evidence(DECODE, OURS, checks=checks(2.0))])
+    assert "<b>Not everything is proven.</b> 1 of 2 shapes have no proven path." in page(other)
+
+
+def test_a_page_links_to_each_of_its_sections(folder: Path) -> None:
+    parts = _Parts()
+    parts.feed(page(folder))
+    assert {"questions", "proof", "speed", "bytes", "files"} <= set(parts.anchors)
+    assert set(parts.anchors) == set(parts.ids)
 
 
 def test_a_page_answers_with_the_evidences_own_numbers(folder: Path) -> None:
