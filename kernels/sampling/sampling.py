@@ -25,6 +25,8 @@ class RowSampling:
     position: int = 0  # where the token will stand in its sequence
     penalties: RowPenalties | None = None
     banned_ids: Sequence[int] = ()  # never chosen: end tokens, while the output is shorter than min_tokens
+    bias: Sequence[tuple[int, float]] = ()  # token ids, each once, and what is added to their logits
+    allowed_ids: Sequence[int] = ()  # no other token is chosen; empty: any
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,10 @@ class SamplingTensors:
     top_p, log_min_p       [R, 1] fp32
     seeds, positions       [R] int64
     banned_rows, banned_ids   [N] int64, pairs whose logits become -inf
+    biased_rows, biased_ids, biases   [N] int64, int64 and fp32: pairs, each once, and what is added to their logits
+    limited_rows              [P] int64, rows in which all logits but those of P lists of tokens become -inf
+    allowed_places, allowed_ids   [N] int64, these tokens: which of the P rows, and which id
+    allowed                [R, words] int32, bit i % 32 of word i // 32 is 0 for a token i whose logit becomes -inf
     max_top_k              host: the ranks that decide top-k and top-p; None where no sampled row has either
     is_greedy, is_filtered host: whether all rows are greedy; whether any sampled row has top-k, top-p or min-p
     """
@@ -52,6 +58,19 @@ class SamplingTensors:
     penalties: PenaltyTensors | None = None
     banned_rows: Tensor | None = None
     banned_ids: Tensor | None = None
+    allowed: Tensor | None = None
+    biased_rows: Tensor | None = None
+    biased_ids: Tensor | None = None
+    biases: Tensor | None = None
+    limited_rows: Tensor | None = None
+    allowed_places: Tensor | None = None
+    allowed_ids: Tensor | None = None
+
+    @property
+    def is_edited(self) -> bool:
+        """Whether logits are changed before a token is chosen."""
+        edits = (self.penalties, self.banned_rows, self.biased_rows, self.limited_rows, self.allowed)
+        return any(edit is not None for edit in edits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +94,9 @@ def sampling_tensors(rows: Sequence[RowSampling], vocab_size: int, device: torch
     ]
     penalties = {index: row.penalties for index, row in enumerate(rows) if row.penalties is not None}
     bans = [(index, token) for index, row in enumerate(rows) for token in row.banned_ids]
+    biases = [(index, token, bias) for index, row in enumerate(rows) for token, bias in row.bias]
+    limited = [(index, row.allowed_ids) for index, row in enumerate(rows) if row.allowed_ids]
+    allowed = [(place, token) for place, (_, ids) in enumerate(limited) for token in ids]
     reals = [
         [row.temperature for row in rows],
         [row.top_p for row in rows],
@@ -98,6 +120,12 @@ def sampling_tensors(rows: Sequence[RowSampling], vocab_size: int, device: torch
         penalties=penalty_tensors(penalties, device) if penalties else None,
         banned_rows=integers([row for row, _ in bans]) if bans else None,
         banned_ids=integers([token for _, token in bans]) if bans else None,
+        biased_rows=integers([row for row, _, _ in biases]) if biases else None,
+        biased_ids=integers([token for _, token, _ in biases]) if biases else None,
+        biases=torch.tensor([it[2] for it in biases], dtype=torch.float32, device=device) if biases else None,
+        limited_rows=integers([row for row, _ in limited]) if limited else None,
+        allowed_places=integers([place for place, _ in allowed]) if limited else None,
+        allowed_ids=integers([token for _, token in allowed]) if limited else None,
     )
 
 
@@ -119,9 +147,9 @@ def greedy(logits: Tensor) -> SampleResult:
 def sample(logits: Tensor, tensors: SamplingTensors) -> SampleResult:
     """Choose a token for each row of logits [R, V] fp32, which serve as scratch memory.
 
-    Order: penalties, bans, temperature, top-k, top-p, min-p (as transformers orders them). A row's token depends on
-    its own logits, seed and position only. A row that held NaN or +inf, or no finite number, before the penalties is
-    not finite, and neither is one whose every finite number is banned.
+    Order: biases, penalties, bans, allowed tokens and masks, temperature, top-k, top-p, min-p (as transformers orders
+    them). A row's token depends on its own logits, seed and position only. A row that held NaN or +inf, or no finite
+    number, before it was edited is not finite, and neither is one whose every finite number is banned.
     """
     was_finite = _edit(logits, tensors)
     if tensors.is_greedy:
@@ -148,18 +176,40 @@ def sample_torch(logits: Tensor, tensors: SamplingTensors) -> SampleResult:
 
 
 def _edit(logits: Tensor, tensors: SamplingTensors) -> Tensor | None:
-    """Apply penalties, then bans, in place. Return which rows [R] the model gave as finite; None where nothing is
-    edited.
+    """Apply biases, penalties, bans, then masks, in place.
+
+    Return which rows [R] the model gave as finite; None where nothing is edited.
     """
-    if tensors.penalties is None and tensors.banned_rows is None:
+    if not tensors.is_edited:
         return None
     was_finite = logits.amax(dim=-1).isfinite()
+    if tensors.biased_rows is not None and tensors.biased_ids is not None and tensors.biases is not None:
+        logits.index_put_((tensors.biased_rows, tensors.biased_ids), tensors.biases, accumulate=True)
     if tensors.penalties is not None:
         apply_penalties(logits, tensors.penalties)
         logits.clamp_(max=torch.finfo(logits.dtype).max)  # a small repetition penalty can make a logit overflow
     if tensors.banned_rows is not None and tensors.banned_ids is not None:
         logits.index_put_((tensors.banned_rows, tensors.banned_ids), logits.new_full((), -math.inf))
+    if tensors.limited_rows is not None and tensors.allowed_places is not None and tensors.allowed_ids is not None:
+        rows, places, ids = tensors.limited_rows, tensors.allowed_places, tensors.allowed_ids
+        kept = logits.new_full((rows.numel(), logits.shape[1]), -math.inf)
+        kept.index_put_((places, ids), logits[rows[places], ids])
+        logits.index_copy_(0, rows, kept)
+    if tensors.allowed is not None:
+        apply_mask(logits, tensors.allowed)
     return was_finite
+
+
+def apply_mask(logits: Tensor, allowed: Tensor) -> None:
+    """Set the logits [R, V] whose bits are 0 to -inf, in place; tokens behind the mask's end count as 0.
+
+    allowed  [R, words] int32, little-endian as every machine here; takes two bytes of memory a logit
+    """
+    num_tokens = min(logits.shape[1], 32 * allowed.shape[1])
+    bits = torch.arange(8, dtype=torch.uint8, device=logits.device)
+    is_banned = (allowed.view(torch.uint8)[:, :, None] >> bits).bitwise_and_(1).logical_not_().view(torch.bool)
+    logits[:, :num_tokens].masked_fill_(is_banned.view(len(allowed), -1)[:, :num_tokens], -math.inf)
+    logits[:, num_tokens:].fill_(-math.inf)
 
 
 def _both_finite(chosen: SampleResult, was_finite: Tensor | None) -> SampleResult:

@@ -118,14 +118,3 @@ class Link:
         events = select.POLLIN | (select.POLLOUT if self._unsent else 0)
         self._poll.register(self._connection, events)
         self._poll.poll(None if timeout_s is None else timeout_s * 1000)
-
-
-def leave_with(connection: socket.socket, leave: Callable[[int], None]) -> None:
-    """Call `leave` when the other side is closed, whatever the other threads do; read nothing.
-
-    Without the API process this one has no use; a step that hangs, or a long qualification, must not keep it alive.
-    """
-    poll = select.poll()
-    poll.register(connection, 0)  # a hang-up is always reported
-    poll.poll()
-    leave(0)

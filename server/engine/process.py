@@ -18,7 +18,7 @@ from types import FrameType
 
 from qualification.measure.qualify import DeviceLost, QualificationAborted
 from server.engine.attention.launch_errors import is_device_lost
-from server.engine.link import EXIT_PROTOCOL, Inbox, Link, leave_with
+from server.engine.link import EXIT_PROTOCOL, Inbox, Link
 from server.engine.proof.attestation import Attestor
 from server.engine.proof.operator_quarantine import OperatorQuarantine
 from server.engine.proof.shadow_check import ShadowCheck
@@ -27,6 +27,7 @@ from server.engine.startup.attention_plan import Unservable
 from server.engine.startup.builder import BuiltEngine, build_engine
 from server.errors import StartError
 from server.log import configure_logging
+from server.protocol.hang_up import leave_with
 from server.protocol.messages import (
     Attest,
     Cancel,
@@ -183,6 +184,8 @@ def serve(
         gc.freeze()  # objects that live as long as the engine are not scanned again in the middle of a step
         built.runner.shadow = built.shadow
         Loop(built.engine, inbox, send, built.attestor, built.operator_quarantine, built.shadow).run()
+        if built.followers is not None:
+            built.followers.close()
     except DeviceLost as error:
         logger.exception("the device is lost at the start")
         send(EngineFailed(str(error), error.suspects))

@@ -80,7 +80,7 @@ class FeedForward:
     """down(activation(gate) * up)."""
 
     gated: Product
-    down: Dense
+    down: Product
 
     def __call__(self, x: Tensor, _step: Step) -> Tensor:
         return self.down(self.gated(x))
@@ -101,7 +101,7 @@ class Attention:
     heads: tuple[int, int]
     splits: tuple[int, int, int]
     qkv: Dense  # query heads, then key heads, then value heads
-    output: Dense
+    output: Product
     rope: int
     cos_sin: Tensor
     eps: float

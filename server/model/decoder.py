@@ -12,6 +12,7 @@ from kernels.fused.rope_kv import turns_of
 from kernels.linear.autotune import Chooser
 from kernels.linear.matmul import compile_linear, linear_fp32
 from qualification.model.config import LayerConfig, ModelConfig, QKNorm
+from qualification.model.shard import vocabulary_rows
 from server.model.block import (
     AddNorm,
     Attention,
@@ -25,6 +26,8 @@ from server.model.block import (
     add,
 )
 from server.model.layers import LayerWeights, Weights, dense
+from server.model.linear import Product
+from server.model.ranks import ALONE, Ranks
 from server.model.rope import cos_sin_table
 from server.model.step import Step
 
@@ -32,9 +35,12 @@ from server.model.step import Step
 class Decoder:
     """A decoder-only transformer. Holds weights and rotary tables; keeps nothing of a batch."""
 
-    def __init__(self, config: ModelConfig, weights: Weights) -> None:
+    def __init__(self, config: ModelConfig, weights: Weights, ranks: Ranks = ALONE) -> None:
+        """`ranks`: those that compute the model together; `config` and `weights` are then one rank's part of it."""
         self.config = config
         self.weights = weights
+        self._ranks = ranks
+        self._head_sizes = [len(vocabulary_rows(config.vocab_size, it, ranks.world)) for it in range(ranks.world)]
         kinds = {(layer.attention.rope, layer.attention.head_dim): None for layer in config.layers}
         self._ropes = {
             kind: (index, cos_sin_table(*kind, config.max_position, weights.embedding.device))
@@ -63,10 +69,20 @@ class Decoder:
         return hidden if residual is None else residual.add_(hidden)
 
     @torch.inference_mode()
+    def normed(self, hidden_rows: Tensor) -> Tensor:
+        """Return hidden states [R, hidden] behind the final norm, as transformers' last_hidden_state."""
+        return rms_norm(hidden_rows, self._final_norm, self.config.norm_eps)
+
+    @torch.inference_mode()
     def logits(self, hidden_rows: Tensor, out: Tensor | None = None) -> Tensor:
         """Logits [R, vocab] fp32 of hidden states [R, hidden], in `out` where it is given."""
-        normed = rms_norm(hidden_rows, self._final_norm, self.config.norm_eps)
-        logits = linear_fp32(normed, self.weights.head, out, self.weights.chosen_head)
+        normed = self.normed(hidden_rows)
+        if self._ranks.world == 1:
+            logits = linear_fp32(normed, self.weights.head, out, self.weights.chosen_head)
+        else:
+            part = linear_fp32(normed, self.weights.head, None, self.weights.chosen_head)
+            logits = self._ranks.joined(part, self._head_sizes)
+            logits = logits if out is None else out.copy_(logits)
         for change in self._finish_logits:
             change(logits)
         return logits
@@ -76,7 +92,7 @@ class Decoder:
         return tuple(self._block(index, config, weights) for index, (config, weights) in layers)
 
     def _block(self, index: int, config: LayerConfig, weights: LayerWeights) -> Block:
-        fed = FeedForward(weights.gate_up.gated_by(dense(config).activation), weights.down)
+        fed = FeedForward(weights.gate_up.gated_by(dense(config).activation), self._summed(weights.down))
         return Block(
             self._entry(weights.attention_norm),
             self._finished(self._attention(index, config, weights), weights.norm_after_attention),
@@ -88,13 +104,18 @@ class Decoder:
         attention, eps = config.attention, self.config.norm_eps
         rope, cos_sin = self._ropes[attention.rope, attention.head_dim]
         splits = attention.num_heads, attention.num_kv_heads, attention.num_kv_heads
-        given = (index, (sum(splits), attention.head_dim), splits, weights.qkv, weights.output, rope, cos_sin, eps)
+        output = self._summed(weights.output)
+        given = (index, (sum(splits), attention.head_dim), splits, weights.qkv, output, rope, cos_sin, eps)
         if weights.q_norm is None or weights.k_norm is None:
             return Attention(*given)
         q_norm, k_norm = self._norm_weight(weights.q_norm), self._norm_weight(weights.k_norm)
         if attention.qk_norm is QKNorm.ALL_HEADS:
             return RowNormedAttention(*given, q_row_norm=q_norm, k_row_norm=k_norm)
         return Attention(*given, q_norm, k_norm)
+
+    def _summed(self, product: Product) -> Product:
+        """The projection whose columns the ranks share; with one rank itself."""
+        return product if self._ranks.world == 1 else self._ranks.summed(product)
 
     def _entry(self, norm: Tensor | None) -> Entry:
         return add if norm is None else AddNorm(self._norm_weight(norm), self.config.norm_eps)

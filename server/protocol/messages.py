@@ -4,6 +4,7 @@ Typed msgpack, never pickle. Times are seconds of the monotonic clock, which bot
 """
 
 from enum import Enum
+from secrets import token_hex
 from typing import Protocol
 
 import msgspec
@@ -14,9 +15,32 @@ from server.settings import Settings
 
 class FinishReason(Enum):
     STOP = "stop"  # an end or stop token (stop strings are the API process's, which cancels)
+    COMPLETE = "complete"  # the request's grammar allows nothing more; the last token belongs to the text
     LENGTH = "length"  # max_tokens, or the model's context is full
     CANCELLED = "cancelled"
     ERROR = "error"
+
+
+class GrammarKind(Enum):
+    JSON_SCHEMA = "json_schema"
+    REGEX = "regex"
+    LARK = "lark"
+
+
+class Grammar(msgspec.Struct, frozen=True):
+    """What an answer must match from its first token on. Made and checked by server/grammar."""
+
+    kind: GrammarKind
+    text: str
+    param: str = ""  # the request's field that it was made of, for errors
+
+
+class Pooling(msgspec.Struct, frozen=True):
+    """What a request wants of its last token in place of an answer: its hidden state behind the final norm, or the
+    logits of some tokens.
+    """
+
+    label_ids: tuple[int, ...] = ()
 
 
 class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -34,12 +58,24 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     frequency_penalty: float = 0.0
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
-    scored: int | None = None  # log probabilities of the prompt and the first token, beside those of so many likeliest
+    prompt_logprobs: int | None = None  # log probabilities of the prompt, beside those of so many likeliest tokens
+    logprobs: int | None = None  # those of the answer, likewise
+    logit_bias: tuple[tuple[int, float], ...] = ()  # token ids, each once, and what is added to their logits
+    allowed_token_ids: tuple[int, ...] = ()  # no other token is chosen; empty: any
+    bad_words: tuple[tuple[int, ...], ...] = ()  # sequences of tokens that no answer has
+    grammar: Grammar | None = None
+    pooling: Pooling | None = None  # with max_tokens of 1; the token is not sent
 
     @property
     def needs_history(self) -> bool:
         """Whether a token depends on the ones before it by more than the model."""
-        return self.repetition_penalty != 1.0 or bool(self.presence_penalty or self.frequency_penalty)
+        has_penalty = self.repetition_penalty != 1.0 or bool(self.presence_penalty or self.frequency_penalty)
+        return has_penalty or any(len(word) > 1 for word in self.bad_words)
+
+    @property
+    def edits_logits(self) -> bool:
+        """Whether the likeliest token may be another one than the model's."""
+        return self.needs_history or bool(self.logit_bias or self.allowed_token_ids or self.bad_words)
 
 
 # --- API process to engine process -----------------------------------------------------------------------------------
@@ -127,6 +163,7 @@ class EngineReady(msgspec.Struct, frozen=True, tag=True):
     num_compiles: int = 0  # kernels compiled, or loaded from Triton's disk cache, before ready
     matmul_fallbacks: dict[MatmulFallback, int] = {}  # products of many rows that this start left to PyTorch, by reason
     longest_step_s: float = 0.0  # about what a step of max_num_batched_tokens takes; 0 on a GPU, where steps are short
+    has_grammars: bool = True  # whether grammars can bind answers: of most tokenizers they can
     is_bound_by_cache: bool = False  # whether the settings and the model allow more than max_model_len
 
 
@@ -213,6 +250,7 @@ class TokenScores(msgspec.Struct, frozen=True, array_like=True):
     logprobs: list[float]
     top_ids: list[list[int]]  # of each: the likeliest tokens there
     top_logprobs: list[list[float]]
+    ranks: list[int] = []  # of each among all tokens there; 1 is the likeliest
 
 
 class TokenDelta(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -225,7 +263,8 @@ class TokenDelta(msgspec.Struct, frozen=True, array_like=True, gc=False):
     error_message: str | None = None
     times: RequestTimes | None = None
     attention: list[AttentionUse] | None = None  # all distinct ones so far; when one is new, and with a finish_reason
-    scores: tuple[TokenScores, ...] = ()  # with the first token, in order: from the prompt's second token to this one
+    pooled: bytes | None = None  # fp32, little endian: what its Pooling asks for
+    scores: tuple[TokenScores, ...] = ()  # where asked for, in order: of these tokens; before the first, of its prompt
 
 
 class StepOutput(msgspec.Struct, frozen=True, tag=True):
@@ -269,6 +308,7 @@ class AttestationReport(msgspec.Struct, frozen=True, tag=True):
     busy_s: float  # that the engine did not step
     batches: list[AttestedBatch]
     quarantined: list[tuple[str, str]]  # (path, shape) pairs that serve no more
+    id: str = msgspec.field(default_factory=lambda: token_hex(6))  # answers name their latest attestation by it
 
 
 class ShadowReport(msgspec.Struct, frozen=True, tag=True):

@@ -118,5 +118,5 @@ def merge(first: TokenDelta, second: TokenDelta) -> TokenDelta:
         token_ids=first.token_ids + second.token_ids,
         times=first.times or second.times,
         attention=second.attention or first.attention,
-        scores=first.scores or second.scores,
+        scores=first.scores + second.scores,
     )

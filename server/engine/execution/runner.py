@@ -15,8 +15,20 @@ from kernels.sampling.sampling import SamplingTensors, sampling_tensors
 from server.engine.attention.dispatch import Dispatcher, NoPathError
 from server.engine.attention.launch_errors import is_device_lost
 from server.engine.attention.step_attention import Served, StepAttention
+from server.engine.execution.grammars import BoundRow, Grammars
 from server.engine.execution.graphs import GraphStep, StepGraphs
-from server.engine.execution.sampling import is_plain_greedy, row_sampling, score_rows, wants_scores
+from server.engine.execution.sampling import (
+    ScoredRows,
+    is_plain_greedy,
+    row_sampling,
+    score_prompts,
+    scored_rows,
+    scores_to_host,
+    start_pooling,
+    token_scores,
+    wants_hidden,
+    wants_prompt_scores,
+)
 from server.engine.execution.step_writer import StepWriter
 from server.engine.execution.worker import LaunchFailed, Worker
 from server.engine.proof.shadow_check import ShadowCheck, Tap
@@ -26,9 +38,30 @@ from server.engine.scheduling.step_parts import Mark, Part
 from server.protocol.messages import TokenScores
 
 
+class OpenTokens:
+    """The tokens of a step that grammars bind: they are chosen when those of the step before are known."""
+
+    def __init__(self, choose: Callable[[], Callable[[], list[int]]]) -> None:
+        """`choose` starts the choice, once, and returns what waits for it."""
+        self._choose = choose
+        self._read: Callable[[], list[int]] | None = None
+
+    def choose(self) -> Callable[[], list[int]]:
+        if self._read is None:
+            self._read = self._choose()
+        return self._read
+
+    def __call__(self) -> list[int]:
+        return self.choose()()
+
+
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """A batch on its way through the device. `rows`: where its sampled rows' tokens are among those read."""
+    """A batch on its way through the device. `rows`: where its sampled rows' tokens are among those read.
+
+    read_scores    give the scores of sampled rows when `read` has returned
+    prompt_scores  of the batch's prompts, by row
+    """
 
     read: Callable[[], list[int]]
     rows: tuple[int, ...]  # ascending, the last one of those read
@@ -36,7 +69,14 @@ class Launched:
     quarantined: list[tuple[str, str]]
     on_read: Callable[[], None]
     mark: Mark
-    scores: dict[int, TokenScores] = field(default_factory=dict)
+    read_scores: list[Callable[[], dict[int, TokenScores]]] = field(default_factory=list)
+    prompt_scores: dict[int, TokenScores] = field(default_factory=dict)
+    pooled: Callable[[], dict[int, bytes]] = dict
+
+    def choose(self) -> None:
+        """Choose the tokens that grammars bind."""
+        if isinstance(self.read, OpenTokens):
+            self.read.choose()
 
     def result(self) -> StepResult:
         """Wait for the step. Errors mean that the device is lost."""
@@ -49,16 +89,23 @@ class Launched:
         if min(chosen, default=0) < 0:
             token_ids = [None if token_id < 0 else token_id for token_id in chosen]
         return StepResult(
-            token_ids, self.served.dispatches, self.served.uses, quarantined=self.quarantined, scores=self.scores
+            token_ids,
+            self.served.dispatches,
+            self.served.uses,
+            quarantined=self.quarantined,
+            prompt_scores=self.prompt_scores,
+            token_scores={row: scores for read in self.read_scores for row, scores in read().items()},
+            pooled=self.pooled(),
         )
 
 
 class ModelRunner:
     """Drives the worker with batches. Only the stepping thread may call it."""
 
-    def __init__(self, worker: Worker, graphs: StepGraphs | None = None) -> None:
-        """Without `graphs` every step is launched kernel by kernel."""
+    def __init__(self, worker: Worker, graphs: StepGraphs | None = None, *, grammars: Grammars | None = None) -> None:
+        """Without `graphs` every step is launched kernel by kernel, without `grammars` no sequence may have one."""
         self.worker = worker
+        self.grammars = grammars
         self.graphs = graphs
         self.shadow: ShadowCheck | None = None  # set by the process that judges its samples
         self._writer = StepWriter(
@@ -125,22 +172,81 @@ class ModelRunner:
         return self.launch(batch).result()
 
     def _launch(self, batch: Batch) -> Launched:
-        is_scored = not self._is_plain(batch) and wants_scores(batch)
+        is_plain = self._is_plain(batch)
+        scored = None if is_plain else scored_rows([batch.sequences[row] for row in batch.sampled_rows])
+        needs_hidden = not is_plain and wants_hidden(batch)
+        bound = () if is_plain or self.grammars is None else self.grammars.bound_rows(batch)
         hidden = None
         started_at = time.monotonic()
         tap = None if self.shadow is None or self.worker.dispatcher.is_watched else self.shadow.begin(batch)
         # A graph gives no hidden states.
-        step = None if self.graphs is None or is_scored else self.graphs.find(batch)
+        step = None if self.graphs is None or needs_hidden else self.graphs.find(batch)
         if step is not None and tap is None:
-            rows = self._replay(step)
+            rows = self._replay(step, scored, leaves_open=bool(bound))
         else:
-            rows, hidden = self._launch_eagerly(batch, tap)
+            rows, hidden = self._launch_eagerly(batch, tap, scored, leaves_open=bool(bound))
         self.worker.mark(Part.LAUNCH)
         self._note_chosen(batch, rows)
-        launched = self._launched(rows, None if tap is None or step is None else started_at)
-        return launched if hidden is None or not is_scored else self._scored(batch, launched, hidden)
+        # Before the tokens are read, whose event then stands for these copies too.
+        pooled = dict if hidden is None or not needs_hidden else start_pooling(self.worker.decoder, hidden, batch)
+        scores = [] if scored is None or bound else self._score_readers(batch, scored)
+        read = self._open_tokens(batch, bound, rows, scored, scores) if bound else self._read(rows)
+        launched = self._launched(read, rows, None if tap is None or step is None else started_at)
+        if scored is not None or needs_hidden:
+            launched = replace(launched, read_scores=scores, pooled=pooled)
+        if hidden is None or not needs_hidden or not wants_prompt_scores(batch):
+            return launched
+        # This waits for the step: a graph gives no hidden states, and all of a prompt's are memory.
+        return replace(launched, prompt_scores=score_prompts(self.worker.logits, hidden, batch))
 
-    def _launched(self, rows: tuple[int, ...], checked_at: float | None) -> Launched:
+    def _score_readers(self, batch: Batch, scored: ScoredRows) -> list[Callable[[], dict[int, TokenScores]]]:
+        """Start the copy of the step's scores to the host; call it before the tokens' copy, for which both wait.
+
+        Returns what gives them by sampled row.
+        """
+        if self.worker.scores is None:
+            return []
+        read = scores_to_host(self.worker.scores)
+        of_row = [(batch.sequences[row].sampling.logprobs or 0, batch.context_lens[row]) for row in batch.sampled_rows]
+
+        def by_row() -> dict[int, TokenScores]:
+            found = {}
+            for row, values in zip(scored.rows, read(), strict=True):
+                num_top, position = of_row[row]
+                found[row] = token_scores(position, [values], num_top)
+            return found
+
+        return [by_row]
+
+    def _read(self, rows: tuple[int, ...]) -> Callable[[], list[int]]:
+        return self.worker.tokens.copy_to_host(max(rows, default=-1) + 1)
+
+    def _open_tokens(
+        self,
+        batch: Batch,
+        bound: tuple[BoundRow, ...],
+        rows: tuple[int, ...],
+        scored: ScoredRows | None,
+        scores: list[Callable[[], dict[int, TokenScores]]],
+    ) -> OpenTokens:
+        """Return the tokens of a step whose masks are not known yet: the device computes its logits meanwhile.
+
+        `scores` gets what reads those of `scored` when the tokens are chosen.
+        """
+        sampling = self._sampling(batch)
+        grammars = self.grammars
+        assert grammars is not None
+
+        def choose() -> Callable[[], list[int]]:
+            allowed = grammars.allowed(bound, len(batch.sampled_rows))
+            self.worker.choose(replace(sampling, allowed=allowed), scored)
+            if scored is not None:
+                scores.extend(self._score_readers(batch, scored))
+            return self._read(rows)
+
+        return OpenTokens(choose)
+
+    def _launched(self, read: Callable[[], list[int]], rows: tuple[int, ...], checked_at: float | None) -> Launched:
         """`checked_at`: when the launch of a step began that only a check kept from being a graph."""
         attention = self.worker.attention
         assert attention is not None
@@ -150,33 +256,30 @@ class ModelRunner:
             if checked_at is not None and self.shadow is not None:
                 self.shadow.spend(time.monotonic() - checked_at)
 
-        read = self.worker.tokens.copy_to_host(max(rows, default=-1) + 1)
         quarantined = self.worker.dispatcher.take_quarantined()
         return Launched(read, rows, attention.report(), quarantined, on_read, self.worker.mark)
 
-    @torch.inference_mode()
-    def _scored(self, batch: Batch, launched: Launched, hidden: Tensor) -> Launched:
-        """Add the scores of the batch's prompts, for which this waits: they are asked for by tests and canaries."""
-        sampled = [-1 if token_id is None else token_id for token_id in launched.result().token_ids]
-        return replace(launched, scores=score_rows(self.worker.decoder.logits, hidden, batch, sampled))
-
-    def _launch_eagerly(self, batch: Batch, tap: Tap | None) -> tuple[tuple[int, ...], Tensor]:
+    def _launch_eagerly(
+        self, batch: Batch, tap: Tap | None, scored: ScoredRows | None, *, leaves_open: bool
+    ) -> tuple[tuple[int, ...], Tensor]:
         """Return where the tokens of the sampled rows will be, and the hidden states of all tokens."""
         self.worker.mark(Part.FILL)
         buffer = self._writer.write(batch, self._chosen_at)
-        sampling = None if self._is_plain(batch) or not batch.sampled_rows else self._sampling(batch)
-        return tuple(range(len(batch.sampled_rows))), self.worker.launch(buffer, sampling, tap)
+        is_likeliest = leaves_open or self._is_plain(batch) or not batch.sampled_rows
+        sampling = None if is_likeliest else self._sampling(batch)
+        hidden = self.worker.launch(buffer, sampling, tap, scored=scored, leaves_open=leaves_open)
+        return tuple(range(len(batch.sampled_rows))), hidden
 
-    def _replay(self, step: GraphStep) -> tuple[int, ...]:
+    def _replay(self, step: GraphStep, scored: ScoredRows | None, *, leaves_open: bool) -> tuple[int, ...]:
         """Return where the tokens of the sampled rows will be."""
         batch = step.batch
         is_greedy = self._is_plain(batch) or all(is_plain_greedy(batch.sequences[row]) for row in batch.sampled_rows)
-        sampling = None if is_greedy else self._sampling(batch)
+        sampling = None if is_greedy or leaves_open else self._sampling(batch)
         self.worker.mark(Part.FILL)
         buffer = self._writer.write(batch, self._chosen_at, step.key)
         # The graph's other rows are padding, or ends of chunks whose last token has no successor yet.
-        self.worker.replay(buffer, step.attention, step.rows, sampling)
-        return step.rows if sampling is None else tuple(range(len(step.rows)))
+        self.worker.replay(buffer, step.attention, step.rows, sampling, scored=scored, leaves_open=leaves_open)
+        return step.rows if sampling is None and not leaves_open else tuple(range(len(step.rows)))
 
     def _sampling(self, batch: Batch) -> SamplingTensors:
         """Return on the CPU how the tokens of the sampled rows are chosen."""
@@ -184,9 +287,9 @@ class ModelRunner:
         return sampling_tensors(rows, self.worker.decoder.config.vocab_size, torch.device("cpu"))
 
     def _is_plain(self, batch: Batch) -> bool:
-        """Return whether every row only wants its likeliest token. Sequences that are plain stay so."""
+        """Return whether every row wants its likeliest token and no more. Sequences that are plain stay so."""
         if batch.sequences is not self._plain:
-            if any(seq.sampling.scored is not None or not is_plain_greedy(seq) for seq in batch.sequences):
+            if not all(_is_plain(seq) for seq in batch.sequences):
                 return False
             self._plain = batch.sequences
         return True
@@ -203,3 +306,7 @@ class ModelRunner:
         self.worker.drop_unread()
         quarantined = self.worker.dispatcher.take_quarantined()
         return BatchError("internal_error", message, rows, quarantined, oom_stage=oom_stage)
+
+
+def _is_plain(seq: Sequence) -> bool:
+    return is_plain_greedy(seq) and seq.sampling.logprobs is None and not seq.wants_hidden

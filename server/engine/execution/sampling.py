@@ -1,8 +1,8 @@
-"""From logits to tokens: how each row's token is chosen, where it stays on the device; prompts' log probabilities."""
+"""From logits to tokens: how each row's token is chosen, where it stays on the device; log probabilities of tokens."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import fields, is_dataclass, replace
-from itertools import accumulate
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from itertools import accumulate, chain
 from typing import TypeVar
 
 import torch
@@ -12,6 +12,7 @@ from kernels.sampling.penalties import RowPenalties
 from kernels.sampling.sampling import RowSampling, SampleResult
 from server.engine.scheduling.sequence import Batch
 from server.engine.scheduling.sequence import Sequence as EngineSequence
+from server.model.decoder import Decoder
 from server.protocol.messages import TokenScores
 
 # Values of logits at a time: 128 MiB in fp32, 261 rows of a vocabulary of 128k. A whole prompt's would be 16 GB at 32k.
@@ -88,8 +89,21 @@ def row_sampling(seq: EngineSequence, position: int) -> RowSampling:
         seed=seq.seed,
         position=position,
         penalties=penalties,
-        banned_ids=tuple(seq.stop_ids) if seq.num_generated < wanted.min_tokens else (),
+        banned_ids=tuple(_banned(seq)) if wanted.min_tokens or wanted.bad_words else (),
+        bias=wanted.logit_bias,
+        allowed_ids=wanted.allowed_token_ids,
     )
+
+
+def _banned(seq: EngineSequence) -> set[int]:
+    """Return the tokens that may not come next: those that end the answer too early, or complete a bad word."""
+    wanted = seq.sampling
+    # A grammar's mask has its own, for it may allow nothing but the end.
+    banned = set(seq.stop_ids) if seq.num_generated < wanted.min_tokens and seq.matcher is None else set()
+    for *beginning, last in wanted.bad_words:
+        if len(beginning) <= seq.num_generated and seq.tokens[len(seq.tokens) - len(beginning) :] == beginning:
+            banned.add(last)
+    return banned
 
 
 def staged(value: T, device: torch.device) -> T:
@@ -108,57 +122,130 @@ def staged(value: T, device: torch.device) -> T:
     return value
 
 
-def wants_scores(batch: Batch) -> bool:
+def wants_hidden(batch: Batch) -> bool:
+    """Return whether a row computes tokens of a prompt whose hidden states are used by more than sampling."""
+    return any(seq.wants_hidden and not seq.num_generated for seq in batch.sequences)
+
+
+@torch.inference_mode()
+def start_pooling(decoder: Decoder, hidden: Tensor, batch: Batch) -> Callable[[], dict[int, bytes]]:
+    """Start the copy to the host of what the rows that are pooled ask for. Call the result when the step is done.
+
+    hidden  [T, hidden], all tokens of the batch in the order of its rows
+    """
+    wanted = {row: batch.sequences[row].sampling.pooling for row in batch.sampled_rows}
+    rows = [row for row, pooling in wanted.items() if pooling is not None and not batch.sequences[row].num_generated]
+    labels = [batch.sequences[row].sampling.pooling.label_ids for row in rows]  # type: ignore[union-attr]
+    if not rows:
+        return dict
+    ends = list(accumulate(batch.query_lens))
+    picked = hidden.index_select(0, staged(torch.tensor([ends[row] - 1 for row in rows]), hidden.device))
+    states = None if all(labels) else decoder.normed(picked).float()
+    logits = decoder.logits(picked) if any(labels) else None
+    found = []
+    for at, ids in enumerate(labels):
+        values = logits if ids else states
+        assert values is not None
+        found.append(values[at].index_select(0, staged(torch.tensor(ids), hidden.device)) if ids else values[at])
+    joined = torch.cat(found)
+    host = torch.empty(joined.shape, dtype=torch.float32, pin_memory=hidden.device.type == "cuda")
+    host.copy_(joined, non_blocking=True)
+    starts = [0, *accumulate(it.shape[0] for it in found)]
+
+    def read() -> dict[int, bytes]:
+        return {row: host[starts[at] : starts[at + 1]].numpy().tobytes() for at, row in enumerate(rows)}
+
+    return read
+
+
+def wants_prompt_scores(batch: Batch) -> bool:
     """Return whether a row computes tokens of a prompt that is to be scored; then every hidden state is needed."""
-    return any(seq.sampling.scored is not None and not seq.num_generated for seq in batch.sequences)
+    return any(seq.sampling.prompt_logprobs is not None and not seq.num_generated for seq in batch.sequences)
 
 
-def score_rows(
-    logits_of: Callable[[Tensor], Tensor],
-    hidden: Tensor,
-    batch: Batch,
-    sampled: Sequence[int],
-    *,
-    max_logits: int = _MAX_LOGITS,
+@dataclass(frozen=True, slots=True)
+class ScoredRows:
+    """The rows of a step's results whose tokens are scored, ascending, and beside how many likeliest tokens."""
+
+    rows: tuple[int, ...]
+    num_top: int
+
+
+def scored_rows(sequences: Sequence[EngineSequence]) -> ScoredRows | None:
+    """Return which of the sequences that a step samples ask for scores; None where none does."""
+    wanted = {row: it.sampling.logprobs for row, it in enumerate(sequences) if it.sampling.logprobs is not None}
+    return ScoredRows(tuple(wanted), max(wanted.values())) if wanted else None
+
+
+@torch.inference_mode()
+def score(logits: Tensor, token_ids: Tensor, num_top: int) -> Tensor:
+    """Return the scores of a token of each row of the model's own logits [R, V] fp32, as [R, 2 + 2 num_top] fp64.
+
+    Of each row: the token's log probability and its rank, the ids of the likeliest tokens, their log probabilities.
+    One tensor, hence one copy to the host; fp64 holds ids and fp32 exactly.
+    """
+    total = logits.logsumexp(dim=1, keepdim=True)
+    own = logits.gather(1, token_ids[:, None])
+    rank = (logits >= own).sum(dim=1, keepdim=True)
+    top = logits.topk(num_top, dim=1)
+    return torch.cat([part.double() for part in (own - total, rank, top.indices, top.values - total)], dim=1)
+
+
+def scores_to_host(scores: Tensor) -> Callable[[], list[list[float]]]:
+    """Start the copy of scores to the host. The function returned may be called when a later copy has arrived."""
+    host = torch.empty(scores.shape, dtype=scores.dtype, pin_memory=scores.device.type == "cuda")
+    host.copy_(scores, non_blocking=True)
+
+    def read() -> list[list[float]]:
+        found: list[list[float]] = host.tolist()
+        return found
+
+    return read
+
+
+def token_scores(position: int, rows: list[list[float]], num_top: int) -> TokenScores:
+    """Return the scores of tokens from `position` on, made of rows of `score`, with `num_top` likeliest tokens each."""
+    most = len(rows[0]) // 2 - 1 if rows else 0
+    return TokenScores(
+        position,
+        [row[0] for row in rows],
+        [[int(token_id) for token_id in row[2 : 2 + num_top]] for row in rows],
+        [row[2 + most : 2 + most + num_top] for row in rows],
+        [int(row[1]) for row in rows],
+    )
+
+
+def score_prompts(
+    logits_of: Callable[[Tensor], Tensor], hidden: Tensor, batch: Batch, *, max_logits: int = _MAX_LOGITS
 ) -> dict[int, TokenScores]:
-    """Return by row the scores of the successor of every token that the batch computed of a prompt to be scored.
+    """Return by row the scores of the prompt's tokens that succeed those that the batch computes; waits for them.
 
     hidden   [T, hidden], all tokens of the batch in the order of its rows
-    sampled  the token of each of the batch's sampled rows, which succeeds the prompt; negative: it has none
     """
     starts = [0, *accumulate(batch.query_lens)]
-    chosen = dict(zip(batch.sampled_rows, sampled, strict=True))
     found = {}
     for row, seq in enumerate(batch.sequences):
-        num_top = seq.sampling.scored
-        if num_top is None or seq.num_generated or chosen.get(row, 0) < 0:
+        num_top = seq.sampling.prompt_logprobs
+        if num_top is None or seq.num_generated:
             continue
         end = batch.context_lens[row]
-        first = end - batch.query_lens[row]
-        successors = [*seq.tokens[first + 1 : end + 1], *([chosen[row]] if row in chosen else [])]
-        part = hidden[starts[row] : starts[row + 1]]
-        logprobs, top_ids, top_logprobs = _scores(logits_of, part, successors, num_top, max_logits)
-        found[row] = TokenScores(first + 1, logprobs, top_ids, top_logprobs)
+        first = end - batch.query_lens[row] + 1
+        successors = seq.tokens[first : end + 1]
+        part = hidden[starts[row] : starts[row] + len(successors)]
+        rows = chain.from_iterable(_sliced_scores(logits_of, part, successors, num_top, max_logits))
+        found[row] = token_scores(first, list(rows), num_top)
     return found
 
 
 @torch.inference_mode()
-def _scores(
-    logits_of: Callable[[Tensor], Tensor], hidden: Tensor, successors: list[int], num_top: int, max_logits: int
-) -> tuple[list[float], list[list[int]], list[list[float]]]:
-    targets = torch.tensor(successors, device=hidden.device)[:, None]
-    logprobs: list[float] = []
-    top_ids: list[list[int]] = []
-    top_logprobs: list[list[float]] = []
+def _sliced_scores(
+    logits_of: Callable[[Tensor], Tensor], hidden: Tensor, token_ids: list[int], num_top: int, max_logits: int
+) -> Iterator[list[list[float]]]:
+    targets = torch.tensor(token_ids, dtype=torch.int64, device=hidden.device)
     start, num_rows = 0, 1  # one row says how wide the vocabulary is
-    while start < len(successors):
+    while start < len(token_ids):
         rows = slice(start, start + num_rows)
         logits = logits_of(hidden[rows])
         num_rows = max(1, max_logits // logits.shape[1])
-        total = logits.logsumexp(dim=1, keepdim=True)
-        logprobs += (logits.gather(1, targets[rows]) - total).squeeze(1).tolist()
-        top = logits.topk(num_top, dim=1)
-        top_ids += top.indices.tolist()
-        top_logprobs += (top.values - total).tolist()
+        yield score(logits, targets[rows], num_top).tolist()
         start = rows.stop
-    return logprobs, top_ids, top_logprobs

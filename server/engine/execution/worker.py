@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -13,27 +12,13 @@ from server.engine.attention.launch_errors import launch_failure
 from server.engine.attention.step_attention import StepAttention, TakeCall
 from server.engine.execution.capture import Capture, RecordedGraph, Replayable
 from server.engine.execution.graph_keys import GraphKey
-from server.engine.execution.sampling import SampledTokens, staged
+from server.engine.execution.sampling import SampledTokens, ScoredRows, score, staged
 from server.engine.execution.step_buffer import DeviceInputs, StepBuffer, StepLayout, StepTensors
 from server.engine.scheduling.step_parts import Mark, Part, unmarked
 from server.model.decoder import Decoder
 from server.model.kv_cache import KVCache
+from server.model.ranks import ALONE, Ranks
 from server.model.step import Step
-
-
-@dataclass(frozen=True, slots=True)
-class Rank:
-    """The place of a worker among `world` workers that compute each step together. Rank 0 decides for all."""
-
-    index: int = 0
-    world: int = 1
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.index < self.world:
-            raise ValueError(f"rank {self.index} is outside of [0, {self.world})")
-
-
-ALONE = Rank()
 
 
 class LaunchFailed(Exception):
@@ -51,10 +36,11 @@ class Worker:
     dispatcher  the decisions that hold on this rank
     tokens      what the latest step chose; the next one reads it on the device
     attention   of the latest step; None before the first
+    scores      of the latest step, as `score` gives them; None where no token was to be scored
     """
 
     def __init__(
-        self, decoder: Decoder, kv: KVCache, dispatcher: Dispatcher, tokens: SampledTokens, *, rank: Rank = ALONE
+        self, decoder: Decoder, kv: KVCache, dispatcher: Dispatcher, tokens: SampledTokens, *, rank: Ranks = ALONE
     ) -> None:
         """`tokens` for every row that a step may sample."""
         self.rank = rank
@@ -64,11 +50,13 @@ class Worker:
         self.tokens = tokens
         self.device = tokens.latest.device
         self.attention: StepAttention | None = None
+        self.scores: Tensor | None = None
         self.num_replays = 0
         self.mark: Mark = unmarked  # set by a bench
         self._inputs = DeviceInputs(self.device)
         self._graphs: dict[GraphKey, Replayable] = {}
         self.graph_logits: Tensor | None = None  # of graphs
+        self._open_logits: Tensor | None = None  # of the latest step, where its tokens are still to be chosen
         self._unread: list[StepAttention] = []  # of the steps whose results are not read yet
         self._replace = None if rank.world == 1 else _end_step  # None: the dispatcher's
 
@@ -117,10 +105,14 @@ class Worker:
         attention: StepAttention,
         rows: tuple[int, ...] = (),
         sampling: SamplingTensors | None = None,
+        *,
+        scored: ScoredRows | None = None,
+        leaves_open: bool = False,
     ) -> None:
         """Start a step that is a graph, which chooses the likeliest tokens itself. `attention` counts its launches.
 
-        `sampling`, on the CPU: how the tokens of `rows` of the graph's results are chosen instead.
+        `sampling`, on the CPU: how the tokens of `rows` of the graph's results are chosen instead. With `leaves_open`
+        those are left to `choose`. `scored`: which of `rows` get scores.
         """
         assert buffer.key is not None
         if sampling is not None:
@@ -131,21 +123,48 @@ class Worker:
         self._graphs[buffer.key].replay()
         self.num_replays += 1
         attention.replayed()
-        if sampling is not None:
+        if leaves_open:
+            assert self.graph_logits is not None
+            self._open_logits = _rows_of(self.graph_logits, rows)
+        elif sampling is not None or scored is not None:
             self.mark(Part.SAMPLE)
-            self._resample(rows, sampling)
+            self._resample(rows, sampling, scored)
+
+    @torch.inference_mode()
+    def choose(self, sampling: SamplingTensors, scored: ScoredRows | None = None) -> None:
+        """Choose the tokens of the latest step, which was launched with `leaves_open`; `sampling` is on the CPU."""
+        assert self._open_logits is not None
+        self.mark(Part.SAMPLE)
+        logits, self._open_logits = self._open_logits, None
+        self._choose(logits, staged(sampling, self.device), scored)
+
+    def _choose(self, logits: Tensor, sampling: SamplingTensors | None, scored: ScoredRows | None) -> None:
+        """Choose a token for each row of logits, and score those of `scored` by the logits as they were."""
+        raw = None if scored is None else _selected(logits, scored.rows)
+        chosen = greedy(logits) if sampling is None else sample(logits, sampling)
+        self.tokens.store(chosen)
+        if raw is not None and scored is not None:
+            self.scores = score(raw, _selected(chosen.token_ids, scored.rows), scored.num_top)
 
     @torch.inference_mode()
     def launch(
-        self, buffer: StepBuffer, sampling: SamplingTensors | None = None, tap: TakeCall | None = None
+        self,
+        buffer: StepBuffer,
+        sampling: SamplingTensors | None = None,
+        tap: TakeCall | None = None,
+        *,
+        scored: ScoredRows | None = None,
+        leaves_open: bool = False,
     ) -> Tensor:
         """Start a step kernel by kernel. Returns the hidden states [T, hidden] of all tokens.
 
-        `sampling`, on the CPU: how tokens are chosen; None for the likeliest ones. Raises NoPathError, LaunchFailed.
+        `sampling`, on the CPU: how tokens are chosen; None for the likeliest ones. With `leaves_open` they are left to
+        `choose`. `scored`: which of the sampled tokens get scores. Raises NoPathError, LaunchFailed.
         """
         tensors = self._inputs.load(buffer)
         self.mark(Part.LAUNCH)
         attention = self.attend(tensors.parts, tap)
+        self._announce(buffer)
         self._begin(attention)
         return self._compute(
             tensors,
@@ -153,7 +172,13 @@ class Worker:
             has_pending=buffer.has_pending,
             is_sampled=buffer.layout.num_sampled != 0,
             sampling=None if sampling is None else staged(sampling, self.device),
+            scored=scored,
+            leaves_open=leaves_open,
         )
+
+    def logits(self, hidden_rows: Tensor) -> Tensor:
+        """Logits [R, vocab] fp32 of hidden states [R, hidden] that `launch` returned."""
+        return self.decoder.logits(hidden_rows)
 
     def finish(self, attention: StepAttention) -> None:
         """Note that the result of a step was read."""
@@ -180,13 +205,22 @@ class Worker:
             torch.cuda.synchronize(self.device)
 
     @torch.inference_mode()
-    def _resample(self, rows: tuple[int, ...], sampling: SamplingTensors) -> None:
-        """Choose tokens again for some rows of the graph that was replayed last."""
+    def _resample(self, rows: tuple[int, ...], sampling: SamplingTensors | None, scored: ScoredRows | None) -> None:
+        """Choose tokens again for some rows of the graph that was replayed last, or only score what it has chosen."""
         assert self.graph_logits is not None
-        self.tokens.store(sample(_rows_of(self.graph_logits, rows), sampling))
+        if sampling is not None:
+            self._choose(_rows_of(self.graph_logits, rows), sampling, scored)
+        elif scored is not None:
+            places = tuple([rows[row] for row in scored.rows])
+            chosen = _selected(self.tokens.latest, places)
+            self.scores = score(_selected(self.graph_logits, places), chosen, scored.num_top)
+
+    def _announce(self, buffer: StepBuffer) -> None:
+        """Called before a decided step computes anything: where there are other ranks, they begin too."""
 
     def _begin(self, attention: StepAttention) -> None:
         self.attention = attention
+        self.scores = None
         self._unread.append(attention)
 
     def _compute(
@@ -198,6 +232,8 @@ class Worker:
         has_pending: bool = True,
         is_sampled: bool = True,
         sampling: SamplingTensors | None = None,
+        scored: ScoredRows | None = None,
+        leaves_open: bool = False,
     ) -> Tensor:
         """Compute a step from its inputs to its chosen tokens: what a graph holds, and what an eager step launches.
 
@@ -213,7 +249,10 @@ class Worker:
             self.mark(Part.SAMPLE)
             rows = hidden if tensors.sampled is None else hidden.index_select(0, tensors.sampled)
             found = self.decoder.logits(rows, out=None if logits is None else logits[: rows.shape[0]])
-            self.tokens.store(greedy(found) if sampling is None else sample(found, sampling))
+            if leaves_open:
+                self._open_logits = found
+            else:
+                self._choose(found, sampling, scored)
         return hidden
 
 
@@ -227,4 +266,9 @@ def _end_step(choice: Choice, error: Exception) -> Choice:
 def _rows_of(logits: Tensor, rows: tuple[int, ...]) -> Tensor:
     if rows == tuple(range(len(rows))):
         return logits[: len(rows)]
-    return logits.index_select(0, staged(torch.tensor(rows), logits.device))
+    return _selected(logits, rows)
+
+
+def _selected(values: Tensor, rows: tuple[int, ...]) -> Tensor:
+    """Return a copy of some rows: to sample writes over the logits."""
+    return values.index_select(0, staged(torch.tensor(rows, dtype=torch.int64), values.device))

@@ -1,9 +1,10 @@
 """The engine: requests in, tokens out, one step at a time. It touches no tensor and no socket.
 
-A step has four states, and while one is computed the next may be planned and launched:
+A step has five states, and while one is computed the next may be planned and launched:
 
     plan     the scheduler chooses the rows of a batch                           Scheduler.plan
     launch   the runner starts the batch; each sampled row gets a PENDING token  Runner.launch, Scheduler.advance
+    choose   tokens that grammars bind, when those before them are known         Pending.choose
     land     the host waits for the batch and reads the sampled token ids        Pending.result
     settle   pages may be found by others, tokens go out, sequences end          Scheduler.settle, Outputs.add_tokens
 """
@@ -12,17 +13,20 @@ import logging
 import random
 import time
 from collections.abc import Callable
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kernels.linear.fallbacks import MatmulFallback
+from server.engine.scheduling.matcher import CompileGrammar, Matcher
 from server.engine.scheduling.outputs import Outputs
 from server.engine.scheduling.runner_api import BatchError, Pending, Runner, StepResult, TakeSamples
 from server.engine.scheduling.scheduler import Scheduler, SequenceTooLong
 from server.engine.scheduling.sequence import PENDING, Batch, Sequence, Status
 from server.engine.scheduling.step_parts import Mark, Part, unmarked
+from server.errors import InvalidGrammar
 from server.log import trace_fields
 from server.protocol.messages import (
     FinishReason,
@@ -33,8 +37,9 @@ from server.protocol.messages import (
 
 logger = logging.getLogger(__name__)
 
-# The most tokens of a prompt with log probabilities: all are in one message, 81 bytes each beside five likeliest ones.
-MOST_SCORED = 2**18
+# The most log probabilities of a prompt, those of the likeliest tokens included: all are in one message, 16 bytes each.
+MOST_PROMPT_LOGPROBS = 3 * 2**19
+_COMPILE_WAIT_S = 0.01  # that an engine with nothing else to do waits at a time
 _LEAST_PACKED = 1024  # tokens: numpy's first touch of an array takes 70 us after a pause, Python's of 1024 ints 10
 
 
@@ -54,6 +59,7 @@ class _Launched:
     outcome: Pending | BatchError
     started_at: float
     num_compiles: int  # during the launch
+    is_bound: bool  # a grammar binds a sequence of the engine, perhaps one of the batch
 
 
 class Engine:
@@ -68,12 +74,13 @@ class Engine:
         num_compiles: Callable[[], int] = lambda: 0,
         take_samples: TakeSamples = lambda: ([], {}),
         take_fallbacks: Callable[[], dict[MatmulFallback, int]] = dict,
+        compile_grammar: CompileGrammar | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`num_compiles` returns how many kernels this process has compiled; `clock` is monotonic, in seconds.
 
         `take_samples` returns the attention timings since its last call, `take_fallbacks` the products since its last
-        call that PyTorch's matmuls computed in place of ours.
+        call that PyTorch's matmuls computed in place of ours. Without `compile_grammar` no request may have a grammar.
         """
         self.step_index = 0
         self.mark: Mark = unmarked  # set by a bench
@@ -91,12 +98,16 @@ class Engine:
         self._num_with_history = (
             0  # sequences whose next token depends on earlier ones (penalties), which the host counts
         )
+        self._compile_grammar = compile_grammar
+        self._compiling: dict[str, tuple[Sequence, Future[Matcher]]] = {}  # requests that wait for their matchers
+        self._num_with_grammar = 0
         self._outputs = Outputs()
         self._is_checked = True  # whether the pages were checked since the last step
 
     @property
     def has_work(self) -> bool:
-        return bool(self._outputs) or self._ahead is not None or not self._scheduler.is_idle
+        is_idle = self._scheduler.is_idle and not self._compiling
+        return bool(self._outputs) or self._ahead is not None or not is_idle
 
     @property
     def max_len(self) -> int:
@@ -109,23 +120,45 @@ class Engine:
 
     @property
     def num_waiting(self) -> int:
-        return self._scheduler.num_waiting
+        return self._scheduler.num_waiting + len(self._compiling)
 
     def submit(self, message: Submit) -> None:
         """Queue a request. One that cannot be served ends with an error at the next step."""
         seq = self._sequence(message)
         refusal = self._refusal(message, seq)
-        if refusal is None:
-            try:
-                self._scheduler.add(seq)
-            except SequenceTooLong as error:
-                refusal = ("context_length_exceeded", str(error))
+        grammar = message.sampling.grammar
         if refusal is not None:
             self._outputs.add_end(seq, FinishReason.ERROR, *refusal)
+        elif grammar is None or self._compile_grammar is None:
+            self._queue(seq)
+        else:
+            self._compiling[seq.request_id] = seq, self._compile_grammar(grammar)
+
+    def _queue(self, seq: Sequence) -> None:
+        try:
+            self._scheduler.add(seq)
+        except SequenceTooLong as error:
+            self._outputs.add_end(seq, FinishReason.ERROR, "context_length_exceeded", str(error))
             return
-        self._sequences[message.request_id] = seq
+        self._sequences[seq.request_id] = seq
         self._num_with_history += seq.sampling.needs_history
+        self._num_with_grammar += seq.matcher is not None
         self._is_checked = False
+
+    def _queue_compiled(self) -> None:
+        """Queue the requests whose grammars are compiled by now; wait a little where there is nothing else to do."""
+        if self._ahead is None and self._scheduler.is_idle and not self._outputs:
+            wait([future for _, future in self._compiling.values()], _COMPILE_WAIT_S, FIRST_COMPLETED)
+        for request_id, (seq, future) in list(self._compiling.items()):
+            if not future.done():
+                continue
+            del self._compiling[request_id]
+            try:
+                seq.matcher = future.result()
+            except InvalidGrammar as error:
+                self._outputs.add_end(seq, FinishReason.ERROR, error.code, error.message)
+            else:
+                self._queue(seq)
 
     def cancel(self, request_id: str) -> None:
         """Stop a request and free its pages. Unknown ids are ignored: it may have finished on the way."""
@@ -133,6 +166,8 @@ class Engine:
         if seq is not None:
             self._drop(seq)
             self._outputs.add_end(seq, FinishReason.CANCELLED)
+        elif request_id in self._compiling:
+            self._outputs.add_end(self._compiling.pop(request_id)[0], FinishReason.CANCELLED)
 
     def step(self, *, may_run_ahead: bool = True) -> StepOutput | None:
         """Finish one batch, launching the next one first where it can be planned. None when there is no work.
@@ -140,6 +175,8 @@ class Engine:
         Unless `may_run_ahead`, no batch is launched and unfinished afterwards. Raises IntegrityError when pages are
         lost, and whatever the runner does not survive.
         """
+        if self._compiling:
+            self._queue_compiled()
         launched = self._ahead or self._launch()
         self._ahead = None
         if launched is None:
@@ -149,6 +186,8 @@ class Engine:
             if not self._outputs:
                 return None
             return self._output(self._clock(), StepResult([]), num_compiles=0)
+        if launched.is_bound and not isinstance(launched.outcome, BatchError):
+            launched.outcome.choose()
         if may_run_ahead and self._can_run_ahead(launched):
             self._ahead = self._launch()
         return self._land(launched)
@@ -171,12 +210,18 @@ class Engine:
             for row in batch.sampled_rows:
                 sequences[row].tokens.append(PENDING)
         self.mark(Part.REPORT)
-        return _Launched(batch, outcome, started_at, self._num_compiles() - compiles_before)
+        is_bound = self._num_with_grammar > 0
+        return _Launched(batch, outcome, started_at, self._num_compiles() - compiles_before, is_bound)
 
     def _can_run_ahead(self, launched: _Launched) -> bool:
         """Return whether the next batch can be planned before this one's tokens are known (its rows may still stop)."""
         is_launched = not isinstance(launched.outcome, BatchError)
-        return self._options.runs_ahead and is_launched and not self._num_with_history
+        if not self._options.runs_ahead or not is_launched or self._num_with_history:
+            return False
+        # A prompt's scores are waited for at the launch, before a grammar knows the tokens of the step before.
+        return not self._num_with_grammar or all(
+            seq.sampling.prompt_logprobs is None for seq in self._sequences.values()
+        )
 
     def _land(self, launched: _Launched) -> StepOutput:
         """Wait for a batch, settle it, and return its output."""
@@ -215,14 +260,22 @@ class Engine:
 
     def _refusal(self, message: Submit, seq: Sequence) -> tuple[str, str] | None:
         """Return code and message of what the API should have refused: an id out of range reads foreign memory."""
-        if message.request_id in self._sequences:
+        if message.sampling.grammar is not None and self._compile_grammar is None:
+            return "invalid_grammar", "this model's tokenizer cannot be bound by a grammar"
+        if message.request_id in self._sequences or message.request_id in self._compiling:
             return "internal_error", "a request with this id is being served"
         vocab_size = self._options.vocab_size
         if not (ids := message.prompt_token_ids):
             return "invalid_value", "the prompt has 0 tokens, the least is 1"
-        if message.sampling.scored is not None and len(ids) > MOST_SCORED:
-            limit = f"log probabilities are given of at most {MOST_SCORED}"
+        num_top = message.sampling.prompt_logprobs
+        if num_top is not None and len(ids) > (most := MOST_PROMPT_LOGPROBS // (1 + num_top)):
+            limit = f"log probabilities beside {num_top} likeliest are given of at most {most}"
             return "invalid_value", f"the prompt has {len(ids)} tokens, {limit}"
+        if seq.sampling.allowed_token_ids and not _is_choosable(seq):
+            return "invalid_value", "of the allowed tokens each is a stop token before min_tokens, or ends a bad word"
+        labels = () if message.sampling.pooling is None else message.sampling.pooling.label_ids
+        if any(not 0 <= label < vocab_size for label in labels):
+            return "invalid_value", f"a label is outside the vocabulary of {vocab_size}"
         least, most = (min(ids), max(ids)) if seq.prompt is None else (seq.prompt.min(), seq.prompt.max())
         if not 0 <= least <= most < vocab_size:
             wrong = str(least if least < 0 else most)[:24]
@@ -237,8 +290,21 @@ class Engine:
                 seq = batch.sequences[row]
                 if token_id is None and seq.status is not Status.FINISHED:
                     self._fail(seq, "nonfinite_logits", "The model's output held no finite number.")
-        for seq in self._outputs.add_tokens(batch, result.token_ids, self._clock()):
+        if self._num_with_grammar:
+            self._accept(batch, result)
+        for seq in self._outputs.add_tokens(batch, result, self._clock()):
             self._drop(seq)
+
+    def _accept(self, batch: Batch, result: StepResult) -> None:
+        """Move the matchers of the batch's sequences on; end those whose grammar cannot go on."""
+        for row, token_id in zip(batch.sampled_rows, result.token_ids, strict=True):
+            seq = batch.sequences[row]
+            if seq.matcher is None or token_id is None or seq.status is Status.FINISHED:
+                continue
+            try:
+                seq.matcher.accept(token_id)
+            except InvalidGrammar as error:
+                self._fail(seq, error.code, error.message)
 
     def _fail(self, seq: Sequence, code: str, message: str) -> None:
         ids = trace_fields(seq.request_id, seq.traceparent)
@@ -249,6 +315,7 @@ class Engine:
     def _drop(self, seq: Sequence, *, is_sound: bool = True) -> None:
         del self._sequences[seq.request_id]
         self._num_with_history -= seq.sampling.needs_history
+        self._num_with_grammar -= seq.matcher is not None
         self._scheduler.finish(seq, is_sound=is_sound)
 
     def _output(
@@ -261,7 +328,7 @@ class Engine:
             duration_s=self._clock() - started_at,
             dispatches=result.dispatches,
             num_running=self._scheduler.num_running,
-            num_waiting=self._scheduler.num_waiting,
+            num_waiting=self.num_waiting,
             num_waiting_tokens=self._scheduler.num_waiting_tokens,
             num_pages_used=self._scheduler.num_pages_used,
             num_pages=self._scheduler.num_pages,
@@ -277,6 +344,13 @@ class Engine:
             num_prefix_hit_tokens=batch.num_found if batch else 0,
         )
         return StepOutput(record, self._outputs.take())
+
+
+def _is_choosable(seq: Sequence) -> bool:
+    """Return whether one of the allowed tokens can be chosen at any time."""
+    wanted = seq.sampling
+    banned = {word[-1] for word in wanted.bad_words} | (seq.stop_ids if wanted.min_tokens else set())
+    return not banned.issuperset(wanted.allowed_token_ids)
 
 
 def _packed(token_ids: list[int]) -> "NDArray[np.int64] | None":

@@ -26,9 +26,11 @@ class Outputs:
 
         Mostly both are those of the step before, and nothing is done.
         """
-        for row, scores in result.scores.items():
+        for row, scores in result.prompt_scores.items():
             seq = batch.sequences[row]  # after a preemption the same positions are computed again
             seq.scores = [it for it in seq.scores if it.position < scores.position] + [scores]
+        for row, pooled in result.pooled.items():
+            batch.sequences[row].pooled = pooled
         if self._compared[0] is result.uses and self._compared[1] is batch.sequences:
             return
         self._compared = (result.uses, batch.sequences)
@@ -41,20 +43,24 @@ class Outputs:
                         seq.attention[name] = use
                         self._with_new_uses.add(seq)
 
-    def add_tokens(self, batch: Batch, token_ids: list[int | None], now: float) -> list[Sequence]:
+    def add_tokens(self, batch: Batch, result: StepResult, now: float) -> list[Sequence]:
         """Replace each sampled sequence's PENDING token by its id and add its delta. Return the sequences that end.
 
         A sequence that finished while this step was computed gets no delta.
         """
-        finished, with_new_uses, ended = Status.FINISHED, self._with_new_uses, []
+        finished, with_news, ended = Status.FINISHED, self._with_new_uses, []
         sequences, context_lens, append = batch.sequences, batch.context_lens, self._deltas.append
+        token_ids = result.token_ids
+        if result.token_scores:
+            with_news = with_news | self._add_scores(batch, result)
         for row, token_id in zip(batch.sampled_rows, token_ids, strict=True):
             seq, index = sequences[row], context_lens[row]
             if seq.status is finished or token_id is None:
                 continue
             seq.tokens[index] = token_id
             # Neither first nor last, and no news: most tokens, 256 a step.
-            if seq.num_prompt < index < seq.max_len - 1 and token_id not in seq.stop_ids and seq not in with_new_uses:
+            is_inner = seq.num_prompt < index < seq.max_len - 1 and token_id not in seq.stop_ids
+            if is_inner and seq not in with_news and seq.matcher is None:
                 append(TokenDelta(seq.request_id, [token_id]))
             elif self._add_full_delta(seq, index + 1, now):
                 ended.append(seq)
@@ -68,20 +74,29 @@ class Outputs:
             TokenDelta(seq.request_id, [], reason, error_code=code, error_message=message, attention=uses)
         )
 
+    def _add_scores(self, batch: Batch, result: StepResult) -> set[Sequence]:
+        """Give sequences the scores of their sampled tokens, until they are reported. Return these sequences."""
+        scored = {batch.sequences[batch.sampled_rows[row]]: scores for row, scores in result.token_scores.items()}
+        for seq, scores in scored.items():
+            seq.scores.append(scores)
+        return set(scored)
+
     def _add_full_delta(self, seq: Sequence, num_tokens: int, now: float) -> bool:
-        """Add the delta of a first or last token, or of one with new uses. Return whether it is the last."""
+        """Add the delta of a first or last token, or of one with news. Return whether it is the last."""
         finish_reason = seq.finish_reason(num_tokens)
         is_first = num_tokens == seq.num_prompt + 1
         reports_uses = seq in self._with_new_uses or finish_reason is not None
         self._with_new_uses.discard(seq)
+        scores, seq.scores = tuple(seq.scores), []
         self._deltas.append(
             TokenDelta(
                 seq.request_id,
-                [seq.tokens[num_tokens - 1]],
+                [] if seq.sampling.pooling is not None else [seq.tokens[num_tokens - 1]],
                 finish_reason,
                 times=_times(seq, now) if is_first else None,
                 attention=list(seq.attention.values()) if reports_uses else None,
-                scores=tuple(seq.scores) if is_first else (),
+                pooled=seq.pooled,
+                scores=scores,
             )
         )
         return finish_reason is not None

@@ -20,7 +20,9 @@ class StepResult:
     uses: dict[Phase, list[AttentionUse]] = field(default_factory=dict)
     quarantined: list[tuple[str, str]] = field(default_factory=list)
     oom_stage: str | None = None  # prefill or decode, where the device ran out of memory
-    scores: dict[int, TokenScores] = field(default_factory=dict)  # by row, of prompts whose scores are asked for
+    prompt_scores: dict[int, TokenScores] = field(default_factory=dict)  # by row, of the prompts' tokens, if asked for
+    token_scores: dict[int, TokenScores] = field(default_factory=dict)  # by sampled row, of those of token_ids
+    pooled: dict[int, bytes] = field(default_factory=dict)  # by row, fp32 of prompts that are pooled
 
 
 class BatchError(Exception):
@@ -45,6 +47,12 @@ class BatchError(Exception):
 
 class Pending(Protocol):
     """A launched batch whose result may not be there yet."""
+
+    def choose(self) -> None:
+        """Choose the tokens that grammars bind. Call this when the tokens of every earlier batch are settled.
+
+        Needed where a sequence of the batch has a grammar, before the next launch.
+        """
 
     def result(self) -> StepResult:
         """Wait for the batch. Call this once for each batch, in the order of the launches."""

@@ -154,13 +154,15 @@ class Scheduler:
     def add(self, seq: Sequence) -> None:
         """Queue a new sequence. Raises SequenceTooLong."""
         num_tokens = len(seq.tokens)
-        if num_tokens >= self.max_len:
-            message = f"the prompt has {num_tokens} tokens, the limit is {self.max_len} with one to generate"
+        generates = seq.sampling.pooling is None
+        if num_tokens + generates > self.max_len:
+            room = " with one to generate" if generates else ""
+            message = f"the prompt has {num_tokens} tokens, the limit is {self.max_len}{room}"
             raise SequenceTooLong(message)
         seq.rank = (self._num_admitted_tokens + _PATIENCE * num_tokens, self._num_arrived)
         self._num_arrived += 1
         seq.max_len = min(seq.num_prompt + seq.sampling.max_tokens, self._max_len)
-        if self._shares_pages and seq.sampling.scored is None:  # a scored prompt is computed whole
+        if self._shares_pages and seq.sampling.prompt_logprobs is None:  # a scored prompt is computed whole
             seq.page_keys = PageKeys(self._pool.page_size, seq.cache_salt)
         insort(self._waiting, seq, key=_rank)
 

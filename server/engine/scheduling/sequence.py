@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels.shape import Phase
+from server.engine.scheduling.matcher import Matcher
 from server.engine.scheduling.page_keys import PageKeys
 from server.protocol.messages import AttentionUse, FinishReason, SamplingParams, TokenScores
 
@@ -31,6 +32,7 @@ class Sequence:
     rank          order among all prompts, and the number of its arrival; set by the scheduler
     page_keys     names of its full pages; None where pages are not shared
     max_len       the most tokens it may have; set by the scheduler
+    matcher       what its grammar allows next; None without a grammar
     is_greedy     whether its next token is the likeliest one, unless stop ids are still banned by min_tokens
     """
 
@@ -56,14 +58,19 @@ class Sequence:
     )  # every distinct decision that served it
     scores: list[TokenScores] = field(
         default_factory=list
-    )  # prompt log probabilities of the chunks computed so far, where requested
+    )  # log probabilities that no delta has reported yet: until the first token those of the prompt's chunks
     traceparent: str | None = None  # of its trace, for the log
     max_len: int = 0
     prompt: "NDArray[np.int64] | None" = None  # of a long prompt, its token ids as an array
+    matcher: Matcher | None = None
+    pooled: bytes | None = None
     is_greedy: bool = field(init=False)
+    wants_hidden: bool = field(init=False)  # whether the hidden states of its prompt are used by more than sampling
 
     def __post_init__(self) -> None:
-        self.is_greedy = self.sampling.temperature == 0 and not self.sampling.needs_history
+        wanted = self.sampling
+        self.wants_hidden = wanted.prompt_logprobs is not None or wanted.pooling is not None
+        self.is_greedy = wanted.temperature == 0 and not wanted.edits_logits and wanted.grammar is None
 
     def span(self, start: int, stop: int) -> "NDArray[np.int64] | list[int]":
         """Return tokens [start, stop), from the array where there is one: a list of 8k tokens costs numpy 0.15 ms."""
@@ -74,10 +81,15 @@ class Sequence:
     def finish_reason(self, num_tokens: int) -> FinishReason | None:
         """Return why generation ends with the newest of its first `num_tokens` tokens, None where it goes on.
 
-        A stop id (EOS is one unless `ignore_eos`) ends it once `min_tokens` are generated; the length limit always.
+        A stop id (EOS is one unless `ignore_eos`) ends it once `min_tokens` are generated; a grammar that allows
+        nothing more and the length limit always.
         """
-        if self.tokens[num_tokens - 1] in self.stop_ids and num_tokens - self.num_prompt >= self.sampling.min_tokens:
+        is_complete = self.matcher is not None and self.matcher.is_complete
+        may_stop = is_complete or num_tokens - self.num_prompt >= self.sampling.min_tokens
+        if self.tokens[num_tokens - 1] in self.stop_ids and may_stop:
             return FinishReason.STOP
+        if is_complete:
+            return FinishReason.COMPLETE
         return FinishReason.LENGTH if num_tokens >= self.max_len else None
 
     @property

@@ -3,16 +3,13 @@
 import logging
 import os
 import time
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from random import Random
 
 import torch
 
-from kernels.batch import AttentionFlags
 from kernels.catalog import PATHS
-from kernels.device import read_fingerprint, torch_dtype, use_all_cores
-from kernels.fingerprint import Fingerprint
+from kernels.device import torch_dtype
 from kernels.launch import install_compile_counter, num_compiles
 from kernels.linear.fallbacks import MatmulFallbacks
 from kernels.triton_cache import use_own_cache
@@ -20,11 +17,11 @@ from qualification.attest.driver_record import Recorder
 from qualification.decision.decision import Pairs, Policy
 from qualification.measure.qualify import DeviceLost, qualify
 from qualification.measure.start_plan import Plan, RunQualification, own_file
-from qualification.model.config import ModelConfig
 from server.engine.attention.dispatch import Dispatcher, NoPathError
 from server.engine.attention.launch_errors import blaming
-from server.engine.attention.timer import AttentionTimer, CpuDevice, CudaDevice
 from server.engine.execution.capture import CudaCapture
+from server.engine.execution.followers import Followers, LeadingWorker
+from server.engine.execution.grammars import Grammars
 from server.engine.execution.graphs import StepGraphs
 from server.engine.execution.runner import ModelRunner
 from server.engine.execution.sampling import SampledTokens
@@ -45,13 +42,19 @@ from server.engine.startup.attention_plan import (
     plan_attention,
     refuse_unserved,
 )
-from server.engine.startup.kv_sizing import check_weights_fit, num_pages
-from server.engine.startup.limits import EngineLimits, choose_device, choose_limits, sizes_of_graphs
+from server.engine.startup.kv_sizing import num_pages
+from server.engine.startup.limits import sizes_of_graphs
 from server.engine.startup.matmul_tuning import choose_products
+from server.engine.startup.subject import (
+    Subject,
+    dispatcher_of,
+    kv_cache_of,
+    load_alone,
+    load_rank,
+    read_subject,
+)
 from server.engine.startup.warmup import estimate_longest_step_s, probes_of, warm_up
 from server.model.decoder import Decoder
-from server.model.kv_cache import KVCache
-from server.model.load.load import check_checkpoint, load_config, load_decoder, resolve_model
 from server.protocol.messages import AttestationReport, EngineReady
 from server.protocol.plan_rows import plan_rows
 from server.settings import Settings
@@ -69,17 +72,7 @@ class BuiltEngine:
     operator_quarantine: OperatorQuarantine
     quarantine: Quarantine
     shadow: ShadowCheck  # takes no samples until the runner has it, so that a bench times none
-
-
-@dataclass(frozen=True, slots=True)
-class _Subject:
-    """What is known of the model and the machine before anything is loaded."""
-
-    folder: Path
-    config: ModelConfig
-    limits: EngineLimits
-    device: torch.device
-    fingerprint: Fingerprint
+    followers: Followers | None = None  # the other ranks
 
 
 def build_engine(
@@ -96,7 +89,7 @@ def build_engine(
     """
     use_own_cache()
     install_compile_counter()
-    subject = _subject(settings)
+    subject = read_subject(settings)
     quarantine = Quarantine(own_file(cache_folder(settings), "quarantine", subject.fingerprint), PATHS)
     broken = quarantined | quarantine.pairs
     try:
@@ -111,7 +104,14 @@ def build_engine(
             progress=progress,
             run_qualification=run_qualification,
         )
-        return _build(settings, subject, plan, quarantine, broken, progress, overridden=overridden)
+        world = settings.tensor_parallel_size
+        followers = None if world == 1 else Followers(world)
+        try:
+            return _build(settings, subject, followers, plan, quarantine, broken, progress, overridden=overridden)
+        except BaseException:
+            if followers is not None:
+                followers.close()
+            raise
     except DeviceLost as error:
         if error.suspects:
             quarantine.add(error.suspects, f"the device was lost at a start: {error}")
@@ -120,7 +120,8 @@ def build_engine(
 
 def _build(
     settings: Settings,
-    subject: _Subject,
+    subject: Subject,
+    followers: Followers | None,
     plan: Plan,
     quarantine: Quarantine,
     broken: Pairs,
@@ -128,10 +129,12 @@ def _build(
     *,
     overridden: Pairs,
 ) -> BuiltEngine:
-    decoder, matmul_fallbacks = _load(settings, subject, progress)
-    dispatcher = _dispatcher(subject, plan, quarantined=broken, overridden=overridden)
+    dispatcher = dispatcher_of(
+        subject, plan.decisions, redecide=plan.redecide, quarantined=broken, overridden=overridden
+    )
+    decoder, matmul_fallbacks = _load(settings, subject, dispatcher, followers, progress)
     try:
-        runner = _warm_runner(settings, subject, decoder, dispatcher, plan, progress)
+        runner = _warm_runner(settings, subject, decoder, dispatcher, followers, plan, progress)
         longest_step_s = 0.0 if subject.device.type == "cuda" else estimate_longest_step_s(runner, subject.limits)
     except (BatchError, NoPathError) as error:
         raise Unservable(str(error), plan_rows(plan.decisions, plan.evidence)) from error
@@ -147,58 +150,31 @@ def _build(
     shadow = _shadow_check(settings, subject, dispatcher)
     ready = _ready(subject, plan, engine, runner, matmul_fallbacks, longest_step_s=longest_step_s)
     operator_quarantine = OperatorQuarantine(dispatcher, plan.evidence)
-    return BuiltEngine(engine, runner, ready, attestor, attested, operator_quarantine, quarantine, shadow)
+    return BuiltEngine(engine, runner, ready, attestor, attested, operator_quarantine, quarantine, shadow, followers)
 
 
-def _subject(settings: Settings) -> _Subject:
-    device = choose_device(settings)
-    if device.type == "cpu":
-        use_all_cores()
-    folder = resolve_model(settings.model, settings.load_format)
-    config = load_config(folder)
-    limits = choose_limits(settings, config, device)
-    check_weights_fit(config, limits, device)
-    check_checkpoint(folder, config, settings.load_format)  # before attention is proven, which takes minutes
-    return _Subject(folder, config, limits, device, read_fingerprint(device))
-
-
-def _load(settings: Settings, subject: _Subject, progress: Progress) -> tuple[Decoder, MatmulFallbacks]:
+def _load(
+    settings: Settings, subject: Subject, dispatcher: Dispatcher, followers: Followers | None, progress: Progress
+) -> tuple[Decoder, MatmulFallbacks]:
     """Load the weights, and choose how they are multiplied."""
-    config, limits, device = subject.config, subject.limits, subject.device
     progress("loading", str(subject.folder))
-    decoder = load_decoder(
-        subject.folder,
-        replace(config, max_position=limits.max_model_len),  # LongRoPE's factors are those of the context served
-        dtype=torch_dtype(limits.dtype),
-        device=device,
-        load_format=settings.load_format,
-        progress=lambda detail: progress("loading", detail),
-    )
+
+    def say(detail: str) -> None:
+        progress("loading", detail)
+
     matmul_fallbacks = MatmulFallbacks()
-    if settings.choose_matmuls and device.type == "cuda":
+    if followers is not None:  # whose products are PyTorch's: algorithms are measured for one rank only
+        return load_rank(settings, subject, followers.begin(settings, dispatcher), say), matmul_fallbacks
+    decoder = load_alone(settings, subject, say)
+    if settings.choose_matmuls and subject.device.type == "cuda":
         progress("choosing", "algorithms of matmuls")
         file = own_file(cache_folder(settings), "products", subject.fingerprint)
-        matmul_fallbacks = choose_products(decoder, limits, file, device)
+        matmul_fallbacks = choose_products(decoder, subject.limits, file, subject.device)
     return decoder, matmul_fallbacks
 
 
-def _dispatcher(subject: _Subject, plan: Plan, *, quarantined: Pairs, overridden: Pairs) -> Dispatcher:
-    config, device = subject.config, subject.device
-    layers = [layer.attention for layer in config.layers]
-    flags = tuple(AttentionFlags(it.scale, window=it.window, softcap=it.softcap) for it in layers)
-    return Dispatcher(
-        plan.decisions,
-        PATHS,
-        flags,
-        redecide=plan.redecide,
-        timer=AttentionTimer(flags, CudaDevice() if device.type == "cuda" else CpuDevice()),
-        quarantined=quarantined,
-        overridden=overridden,
-    )
-
-
 def _ready(
-    subject: _Subject,
+    subject: Subject,
     plan: Plan,
     engine: Engine,
     runner: ModelRunner,
@@ -221,27 +197,39 @@ def _ready(
         matmul_fallbacks=matmul_fallbacks.take(),
         longest_step_s=longest_step_s,
         is_bound_by_cache=engine.max_len < subject.limits.max_model_len,
+        has_grammars=runner.grammars is not None,
     )
 
 
 def _warm_runner(
-    settings: Settings, subject: _Subject, decoder: Decoder, dispatcher: Dispatcher, plan: Plan, progress: Progress
+    settings: Settings,
+    subject: Subject,
+    decoder: Decoder,
+    dispatcher: Dispatcher,
+    followers: Followers | None,
+    plan: Plan,
+    progress: Progress,
 ) -> ModelRunner:
     """Return a runner with its whole cache, every planned kernel compiled and every graph captured.
 
     Raises BatchError where a shape cannot run.
     """
     config, limits, device = subject.config, subject.limits, subject.device
-    has_graphs = settings.cuda_graphs and device.type == "cuda"
+    if followers is not None and device.type == "cuda":
+        logger.warning("several ranks: no CUDA graphs, no run-ahead and no measured matrix products, whatever is set")
+    has_graphs = settings.cuda_graphs and device.type == "cuda" and followers is None and not subject.pools
     sizes = sizes_of_graphs(config, limits, limits.max_model_len) if has_graphs else None
     num_rows = max(limits.max_num_seqs, 0 if sizes is None else sizes.max_sampled)
 
     def worker(pages: int) -> Worker:
-        kv = KVCache.allocate(config, pages, limits.page_size, torch_dtype(limits.kv_dtype), device)
-        return Worker(decoder, kv, dispatcher, SampledTokens(num_rows, device))
+        kv, tokens = kv_cache_of(subject, pages), SampledTokens(num_rows, device)
+        if followers is None:
+            return Worker(decoder, kv, dispatcher, tokens)
+        return LeadingWorker(decoder, kv, dispatcher, tokens, followers=followers)
 
+    grammars = _grammars(subject, progress)
     own = worker(num_pages(settings, config, limits, device, sizes=sizes, small_runner=lambda: ModelRunner(worker(1))))
-    runner = ModelRunner(own)
+    runner = ModelRunner(own, grammars=grammars)
     with blaming(runner.suspects):
         warm_up(
             runner,
@@ -250,10 +238,22 @@ def _warm_runner(
             is_cuda=device.type == "cuda",
             progress=lambda detail: progress("compiling", detail),
         )
-    return runner if sizes is None else ModelRunner(own, _capture_graphs(subject, own, progress))
+    if sizes is None:
+        return runner
+    return ModelRunner(own, _capture_graphs(subject, own, progress), grammars=grammars)
 
 
-def _capture_graphs(subject: _Subject, worker: Worker, progress: Progress) -> StepGraphs:
+def _grammars(subject: Subject, progress: Progress) -> Grammars | None:
+    """Return what binds answers to grammars; None for a tokenizer that cannot: requests with grammars are refused."""
+    progress("loading", "the tokenizer for grammars")
+    try:
+        return Grammars.load(subject.folder, subject.config.vocab_size, subject.config.eos_token_ids)
+    except ValueError as error:
+        logger.warning("grammars cannot bind the answers of this model: %s", error)
+        return None
+
+
+def _capture_graphs(subject: Subject, worker: Worker, progress: Progress) -> StepGraphs:
     """Capture every graph that sequences of these limits can reach."""
     limits, device, kv = subject.limits, worker.device, worker.kv
     max_context = min(limits.max_model_len, kv.num_pages * kv.page_size)
@@ -271,7 +271,7 @@ def _capture_graphs(subject: _Subject, worker: Worker, progress: Progress) -> St
     return graphs
 
 
-def _engine(settings: Settings, subject: _Subject, runner: ModelRunner, matmul_fallbacks: MatmulFallbacks) -> Engine:
+def _engine(settings: Settings, subject: Subject, runner: ModelRunner, matmul_fallbacks: MatmulFallbacks) -> Engine:
     config, limits = subject.config, subject.limits
     scheduler = Scheduler(
         SchedulerLimits(
@@ -283,7 +283,8 @@ def _engine(settings: Settings, subject: _Subject, runner: ModelRunner, matmul_f
         PagePool(runner.num_pages, limits.page_size),
         shares_pages=settings.prefix_caching,
     )
-    runs_ahead = settings.run_ahead and subject.device.type == "cuda"
+    # A token that only rank 0's device knows would have to reach the other ranks.
+    runs_ahead = settings.run_ahead and subject.device.type == "cuda" and subject.shard.world == 1
     options = EngineOptions(config.vocab_size, config.eos_token_ids, settings.seed, runs_ahead)
     return Engine(
         scheduler,
@@ -292,10 +293,11 @@ def _engine(settings: Settings, subject: _Subject, runner: ModelRunner, matmul_f
         num_compiles=num_compiles,
         take_samples=runner.dispatcher.take_samples,
         take_fallbacks=matmul_fallbacks.take,
+        compile_grammar=None if runner.grammars is None else runner.grammars.compile,
     )
 
 
-def _attestor(settings: Settings, subject: _Subject, runner: ModelRunner, plan: Plan) -> Attestor:
+def _attestor(settings: Settings, subject: Subject, runner: ModelRunner, plan: Plan) -> Attestor:
     """Return the attestor, whose batches use the page that no sequence owns."""
     limits, dispatcher, device = subject.limits, runner.dispatcher, subject.device
     page_size = limits.page_size
@@ -317,7 +319,7 @@ def _attestor(settings: Settings, subject: _Subject, runner: ModelRunner, plan: 
     )
 
 
-def _shadow_check(settings: Settings, subject: _Subject, dispatcher: Dispatcher) -> ShadowCheck:
+def _shadow_check(settings: Settings, subject: Subject, dispatcher: Dispatcher) -> ShadowCheck:
     """Return the check of the settings. One blank sample is judged here, so that a GPU loads its libraries now."""
     limits, attention = subject.limits, subject.config.layers[0].attention
     blank = blank_sample(

@@ -19,7 +19,7 @@ from server.protocol.messages import SamplingParams
 
 _GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
 # Every part of the sampler.
-_FULL_SAMPLER = SamplingParams(max_tokens=1, top_p=0.9, min_p=0.01, repetition_penalty=1.1)
+_FULL_SAMPLER = SamplingParams(max_tokens=1, top_p=0.9, min_p=0.01, repetition_penalty=1.1, logprobs=20)
 _TIMED_TOKENS = 256  # of the prompt that is timed: an eighth of the longest step by default
 _LEAST_QUERY = 17  # tokens of a probe's query, where the bucket allows it: more than one, and no whole tile
 _LEAST_CONTEXT = 33  # tokens of context before it

@@ -1,6 +1,7 @@
 """A folder or a hub id to a Decoder."""
 
 import json
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from torch import Tensor
 
 from qualification.model.config import ModelConfig
 from qualification.model.families.family import Family
+from qualification.model.families.image_models import IMAGE_MODELS, image_model_of, text_names
+from qualification.model.families.reader import text_part
 from qualification.model.families.registry import FAMILIES, family_named
 from qualification.model.fields import Fields, ModelConfigError
 from qualification.model.shard import Shard
@@ -18,6 +21,7 @@ from server.errors import ModelError
 from server.model.decoder import Decoder
 from server.model.layers import Weights, empty_weights
 from server.model.load.checkpoint import TensorEntry, check_entries, copy_pieces, copy_tensors, read_entries, tenths
+from server.model.load.pooling import MODULES_FILE
 from server.model.load.shards import empty_shard, pieces_of
 from server.model.tensor_views import checkpoint_views
 from server.settings import LoadFormat
@@ -41,13 +45,16 @@ def resolve_model(model: str, load_format: LoadFormat, *, download: Download = s
         raise ModelError(f"model {model}: no such folder")
     weights = [] if load_format is LoadFormat.DUMMY else ["*.safetensors"]
     try:
-        return Path(
+        folder = Path(
             download(
                 repo_id=model,
                 allow_patterns=["*.json", "*.jinja", *weights],
                 ignore_patterns=["*/*", "consolidated*"],  # other formats of the same weights
             )
         )
+        if (folder / MODULES_FILE).is_file():  # of sentence-transformers, whose modules have folders
+            download(repo_id=model, allow_patterns=["*_*/config.json"])
+        return folder
     except HFValidationError as error:
         raise ModelError(f"model {model}: neither a folder nor a hub id") from error
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
@@ -69,18 +76,22 @@ def load_config(folder: Path) -> ModelConfig:
 
 
 def _read_config(folder: Path, path: Path, values: dict[str, object]) -> ModelConfig:
-    if "text_config" in values:
+    image_model = image_model_of(values)
+    if image_model is None and "text_config" in values:
         served = ", ".join(family.model_type for family in FAMILIES)
+        parts = ", ".join(model.model_type for model in IMAGE_MODELS)
         raise ModelConfigError(
             f"{path}: model_type {values.get('model_type')!r} also sees images, which is not supported: "
-            f"serve a checkpoint of text alone, of one of the families: {served}"
+            f"serve a checkpoint of text alone, of one of the families: {served}, or the text part of: {parts}"
         )
-    family = family_named(values.get("model_type"), str(path))
-    architectures = values.get("architectures") or list(family.architectures)
-    if not isinstance(architectures, list) or not any(name in family.architectures for name in architectures):
-        supported = ", ".join(family.architectures)
+    family = family_named(image_model.family if image_model else values.get("model_type"), str(path))
+    known = image_model.architectures if image_model else family.architectures
+    architectures = values.get("architectures") or list(known)
+    if not isinstance(architectures, list) or not any(name in known for name in architectures):
+        supported = ", ".join(known)
         raise ModelConfigError(f"{path}: architectures {architectures} are not supported; supported: {supported}")
     Fields(values, str(path)).absent("quantization_config", "quantized checkpoints are not supported")
+    values = dict(text_part(values))
     if (folder / GENERATION_FILE).is_file():
         values = values | {"eos_token_id": _all_end_tokens(values, _read_json(folder / GENERATION_FILE))}
     return family.read_config(Fields(values, str(path)))
@@ -125,18 +136,28 @@ def load_shard(
     *,
     dtype: torch.dtype,
     device: torch.device,
+    load_format: LoadFormat = LoadFormat.AUTO,
     progress: Callable[[str], None] = _silent,
 ) -> Weights:
     """Return one rank's part of the folder's weights, for a decoder of `shard.local_config`. No other part is read.
+
+    Dummy weights are uniform within 1e-3; what every rank has is the same on all of them.
 
     Raises ModelError as `load_decoder`.
     """
     family = family_named(config.family, str(folder))
     assert family.tensors is not None, "the family is served"
-    entries = check_checkpoint(folder, config, LoadFormat.AUTO)
+    entries = check_checkpoint(folder, config, load_format)
     with torch.inference_mode():
         weights = empty_shard(shard, dtype, device)
-        copy_pieces(entries, pieces_of(weights, shard, family.tensors), tenths(progress))
+        pieces = pieces_of(weights, shard, family.tensors)
+        if load_format is LoadFormat.DUMMY:
+            for piece in pieces:
+                seed = zlib.crc32(f"{piece.name} {piece.first_row} {piece.first_column}".encode())
+                generator = torch.Generator(device).manual_seed(seed)
+                piece.target.uniform_(-_DUMMY_RANGE, _DUMMY_RANGE, generator=generator)
+        else:
+            copy_pieces(entries, pieces, tenths(progress))
         return weights
 
 
@@ -148,6 +169,9 @@ def check_checkpoint(folder: Path, config: ModelConfig, load_format: LoadFormat)
     if load_format is LoadFormat.DUMMY:
         return {}
     family, entries = family_named(config.family, str(folder)), read_entries(folder)
+    entries = {name: entries[as_written] for as_written, name in text_names(entries, family.model_type).items()}
+    if "embed_tokens.weight" in entries:  # saved without a head, hence without the whole's prefix
+        entries = {name if name.startswith("lm_head") else f"model.{name}": it for name, it in entries.items()}
     with torch.inference_mode():
         on_paper = _views(family, empty_weights(config, torch.float32, torch.device("meta")), config)
     tolerated = (*family.tolerated, "lm_head.weight") if config.tie_embeddings else family.tolerated

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
+import llguidance
 import pytest
 import torch
 from graph_session import Session
@@ -19,6 +20,7 @@ from kernels.shape import AttentionShape, Dtype
 from qualification.decision.decision import Decision, Pairs, Status
 from qualification.decision.model_shapes import ServingLimits, shapes_needed, signature_of
 from server.engine.attention.dispatch import Dispatcher
+from server.engine.execution.grammars import Grammars
 from server.engine.execution.graph_keys import GraphSizes, row_sizes
 from server.engine.execution.graphs import StepGraphs
 from server.engine.execution.runner import ModelRunner
@@ -31,7 +33,7 @@ from server.engine.startup.warmup import synthetic_batch
 from server.model.decoder import Decoder
 from server.model.kv_cache import KVCache
 from server.model.load.load import load_config, load_decoder
-from server.protocol.messages import FinishReason
+from server.protocol.messages import FinishReason, Grammar, GrammarKind
 from server.settings import LoadFormat
 
 CPU = torch.device("cpu")
@@ -48,14 +50,41 @@ WAYS: Ways = (
     {"temperature": 0.7, "top_k": 7},
     {"stop_token_ids": tuple(range(40)), "min_tokens": 9},
     {"stop_token_ids": tuple(range(6))},
+    {"logprobs": 2},
+    {"temperature": 1.0, "logprobs": 0, "logit_bias": ((3, 2.0),), "bad_words": ((5,),)},
 )
-# No step runs ahead of those with penalties, and one with scores is read at once.
+# No step runs ahead of those with penalties, and one with scores of a prompt is read at once.
 SLOW_WAYS: Ways = (
     *WAYS,
     {"repetition_penalty": 1.3},
     {"temperature": 0.9, "presence_penalty": 0.4},
-    {"scored": 2},
+    {"prompt_logprobs": 2, "logprobs": 1},
+    {"temperature": 0.9, "bad_words": ((5, 6), (7,)), "allowed_token_ids": tuple(range(5, 30))},
 )
+EOS = 95
+WHOLE = (FinishReason.STOP, FinishReason.COMPLETE, FinishReason.LENGTH)
+JSON = Grammar(
+    GrammarKind.JSON_SCHEMA, '{"type": "array", "items": {"enum": [1, 23, "x"]}, "minItems": 1, "maxItems": 9}'
+)
+BOUND_WAYS: Ways = (
+    *WAYS,
+    {"grammar": Grammar(GrammarKind.REGEX, "[a-f]{3,20}")},
+    {"grammar": Grammar(GrammarKind.REGEX, "(ab|c)*"), "ignore_eos": True, "temperature": 1.0},
+    {"grammar": JSON, "temperature": 1.0, "top_p": 0.9},
+    {"grammar": JSON, "min_tokens": 7, "logprobs": 1},
+)
+
+
+class AsciiTokens:
+    """Printable characters, a token each, as far as the model's vocabulary goes."""
+
+    eos_token_id = EOS
+    bos_token_id = None
+    tokens = (*(bytes([32 + index]) for index in range(EOS)), b"<end>", b"<nan>")
+    special_token_ids = (EOS, NAN_TOKEN)
+
+    def __call__(self, text: bytes) -> list[int]:
+        return [value - 32 for value in text]
 
 
 def attend(*args: object) -> None:
@@ -85,10 +114,16 @@ def dispatcher_of(decoder: Decoder, path: str) -> Dispatcher:
     return Dispatcher(decisions, (GRAPHED, EAGER), flags, redecide=redecide)
 
 
+def grammars() -> Grammars:
+    return Grammars(llguidance.LLTokenizer(llguidance.TokenizerWrapper(AsciiTokens())), (EOS,))
+
+
 def session_of(runner: ModelRunner, *, runs_ahead: bool) -> Session:
     pool = PagePool(runner.num_pages, PAGE_SIZE)
     scheduler = Scheduler(SchedulerLimits(MAX_LEN, MAX_SEQS, MAX_STEP), pool, shares_pages=True)
-    return Session(Engine(scheduler, runner, EngineOptions(VOCAB, (), 0, runs_ahead)))
+    assert runner.grammars is not None
+    options = EngineOptions(VOCAB, (), 0, runs_ahead)  # the end token of grammars alone
+    return Session(Engine(scheduler, runner, options, compile_grammar=runner.grammars.compile))
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +136,7 @@ def plain_session(decoder: Decoder) -> Session:
     """An engine that neither replays nor runs ahead."""
     kv = KVCache.allocate(decoder.config, 64, PAGE_SIZE, torch.float32, CPU)
     worker = Worker(decoder, kv, dispatcher_of(decoder, EAGER.name), SampledTokens(MAX_SEQS, CPU))
-    return session_of(ModelRunner(worker), runs_ahead=False)
+    return session_of(ModelRunner(worker, grammars=grammars()), runs_ahead=False)
 
 
 @dataclass(frozen=True)
@@ -126,7 +161,7 @@ class Walk:
         worker = Worker(decoder, kv, self.dispatcher, self.tokens)
         self.graphs = StepGraphs(worker, SIZES, max_context=MAX_LEN)
         self.graphs.capture(lambda work: Replay(work, self.tokens), lambda _: None)
-        self.runner = ModelRunner(worker, self.graphs)
+        self.runner = ModelRunner(worker, self.graphs, grammars=grammars())
         self.session = session_of(self.runner, runs_ahead=True)
         lengths = ((1, 34), (17, 17), (5, 40), (1, 2))
         self._probes = [synthetic_batch([pair], PAGE_SIZE, page=kv.num_pages) for pair in lengths]
@@ -139,7 +174,8 @@ class Walk:
             engine.cancel(rng.choice(list(self.asked)[-6:]))
         if rng.random() < 0.15:
             self._override()
-        self.tokens.is_failing |= rng.random() < 0.01
+        # Memory that lacks when a grammar's tokens are chosen ends the engine: the step is launched by then.
+        self.tokens.is_failing |= rng.random() < 0.01 and self.ways is not BOUND_WAYS
         may_run_ahead = rng.random() < 0.9
         output = engine.step(may_run_ahead=may_run_ahead)
         if output is not None:
@@ -168,7 +204,18 @@ class Walk:
             self.runner.launch(self.rng.choice(self._probes)).result()
 
 
-@pytest.mark.parametrize(("seed", "ways"), list(enumerate([GREEDY, WAYS, WAYS, SLOW_WAYS])))
+def scores_of(session: Session, name: str) -> list[float]:
+    """The log probabilities that came with a request's tokens."""
+    deltas = [delta for output in session.outputs for delta in output.deltas if delta.request_id == name]
+    return [value for delta in deltas for part in delta.scores for value in part.logprobs]
+
+
+def num_prompt_scores(walk: Walk, name: str) -> int:
+    prompt, sampling = walk.asked[name]
+    return len(prompt) - 1 if "prompt_logprobs" in sampling and walk.session.tokens(name) else 0
+
+
+@pytest.mark.parametrize(("seed", "ways"), list(enumerate([GREEDY, WAYS, WAYS, SLOW_WAYS, BOUND_WAYS])))
 def test_tokens_are_those_of_a_plain_engine(decoder: Decoder, seed: int, ways: Ways) -> None:
     rng = random.Random(seed)
     with LateDevice(random.Random(seed)) as device:  # its own: what runs before changes how many operations there are
@@ -190,7 +237,11 @@ def test_tokens_are_those_of_a_plain_engine(decoder: Decoder, seed: int, ways: W
     assert ends.keys() == walk.asked.keys()
     for name, reason in ends.items():
         found, due = walk.session.tokens(name), plain.tokens(name)
-        assert found == due if reason in (FinishReason.STOP, FinishReason.LENGTH) else found == due[: len(found)]
+        assert found == due if reason in WHOLE else found == due[: len(found)]
+        for mine, its in zip(scores_of(walk.session, name), scores_of(plain, name), strict=False):
+            assert mine == pytest.approx(its, abs=1e-4)
+        num_scores = len(scores_of(walk.session, name))
+        assert num_scores == (len(found) if "logprobs" in walk.asked[name][1] else 0) + num_prompt_scores(walk, name)
     assert {FinishReason.CANCELLED, FinishReason.ERROR} & set(ends.values())
     assert walk.graphs.num_replays > 20
     assert ways is not GREEDY or device.most_due >= 5  # two replays, with what they read and the first one's tokens

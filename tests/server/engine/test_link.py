@@ -10,8 +10,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from server.engine.link import Link, leave_with
+from server.engine.link import Link
 from server.protocol import wire
+from server.protocol.hang_up import leave_with
 from server.protocol.messages import Cancel, EngineProgress, SamplingParams, Shutdown, Submit, ToEngine
 
 

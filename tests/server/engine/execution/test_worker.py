@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -18,13 +19,14 @@ from server.engine.execution.runner import ModelRunner
 from server.engine.execution.sampling import SampledTokens
 from server.engine.execution.step_buffer import StepBuffer
 from server.engine.execution.step_writer import StepWriter
-from server.engine.execution.worker import LaunchFailed, Rank, Worker
+from server.engine.execution.worker import LaunchFailed, Worker
 from server.engine.scheduling.engine import Engine, EngineOptions
 from server.engine.scheduling.pages import PagePool
 from server.engine.scheduling.scheduler import Scheduler, SchedulerLimits
 from server.engine.startup.warmup import synthetic_batch
 from server.model.decoder import Decoder
 from server.model.kv_cache import KVCache
+from server.model.ranks import Ranks
 
 __all__ = ["decoder"]  # the fixture
 
@@ -35,7 +37,7 @@ def no_memory(*_: object) -> None:
     raise torch.OutOfMemoryError("no memory")
 
 
-def worker_of(decoder: Decoder, rank: Rank, path: KernelPath = PATH, make: Callable[..., Worker] = Worker) -> Worker:
+def worker_of(decoder: Decoder, rank: Ranks, path: KernelPath = PATH, make: Callable[..., Worker] = Worker) -> Worker:
     plan = Subject(decoder).dispatcher
     dispatcher = Dispatcher(plan.decisions, (path, EAGER), plan.flags, redecide=redecide)
     kv = KVCache.allocate(decoder.config, NUM_PAGES, PAGE_SIZE, torch.float32, CPU)
@@ -53,19 +55,19 @@ class Leading(Worker):
     follower: Worker
 
     def launch(
-        self, buffer: StepBuffer, sampling: SamplingTensors | None = None, tap: TakeCall | None = None
+        self, buffer: StepBuffer, sampling: SamplingTensors | None = None, tap: TakeCall | None = None, **named: Any
     ) -> Tensor:
         data = torch.frombuffer(bytearray(buffer.data.numpy().tobytes()), dtype=torch.uint8)
-        self.follower.launch(replace(buffer, data=data), sampling)
-        hidden = super().launch(buffer, sampling, tap)
+        self.follower.launch(replace(buffer, data=data), sampling, **named)
+        hidden = super().launch(buffer, sampling, tap, **named)
         assert torch.equal(self.follower.tokens.latest, self.tokens.latest)
         return hidden
 
 
 def test_a_second_rank_chooses_the_same_tokens_from_the_bytes(decoder: Decoder, tiny_llama: TinyLlama) -> None:
-    worker = worker_of(decoder, Rank(0, 2), make=Leading)
+    worker = worker_of(decoder, Ranks(0, 2), make=Leading)
     assert isinstance(worker, Leading)
-    worker.follower = worker_of(decoder, Rank(1, 2))
+    worker.follower = worker_of(decoder, Ranks(1, 2))
     session = session_of(worker)
     session.submit("drawn", tiny_llama.prompts[3], temperature=0.8, seed=3)
     assert session.submit_all(tiny_llama.prompts).drain().all_tokens(6) == tiny_llama.greedy
@@ -73,7 +75,7 @@ def test_a_second_rank_chooses_the_same_tokens_from_the_bytes(decoder: Decoder, 
 
 @pytest.mark.parametrize("world", [1, 2])
 def test_a_failed_launch_is_decided_anew_once(decoder: Decoder, tiny_llama: TinyLlama, world: int) -> None:
-    worker = worker_of(decoder, Rank(0, world), replace(PATH, run=no_memory))
+    worker = worker_of(decoder, Ranks(0, world), replace(PATH, run=no_memory))
     session = session_of(worker).submit_all(tiny_llama.prompts).drain()
     assert session.all_tokens(6) == tiny_llama.greedy
     assert {path for _, path in session.launches()} == {EAGER.name}
@@ -83,7 +85,7 @@ def test_a_failed_launch_is_decided_anew_once(decoder: Decoder, tiny_llama: Tiny
 
 
 def test_one_of_several_ranks_ends_a_step_that_fails(decoder: Decoder) -> None:
-    worker = worker_of(decoder, Rank(1, 2), replace(PATH, run=no_memory))
+    worker = worker_of(decoder, Ranks(1, 2), replace(PATH, run=no_memory))
     before = worker.dispatcher.decisions
     writer = StepWriter(page_size=PAGE_SIZE, num_pages=NUM_PAGES, is_pinned=False)
     buffer = writer.write(synthetic_batch([(4, 4)], PAGE_SIZE), {})
@@ -94,4 +96,4 @@ def test_one_of_several_ranks_ends_a_step_that_fails(decoder: Decoder) -> None:
 
 def test_a_rank_outside_its_world_is_refused() -> None:
     with pytest.raises(ValueError, match=r"rank 2 is outside of \[0, 2\)"):
-        Rank(2, 2)
+        Ranks(2, 2)

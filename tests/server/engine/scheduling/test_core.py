@@ -6,7 +6,7 @@ from fake_runner import Done
 from kernels.linear.fallbacks import MatmulFallback, MatmulFallbacks
 from kernels.shape import Phase
 from server.engine.execution.sampling import is_plain_greedy, row_sampling
-from server.engine.scheduling.engine import MOST_SCORED, Engine, EngineOptions
+from server.engine.scheduling.engine import MOST_PROMPT_LOGPROBS, Engine, EngineOptions
 from server.engine.scheduling.pages import IntegrityError, PagePool
 from server.engine.scheduling.runner_api import BatchError, StepResult
 from server.engine.scheduling.scheduler import Scheduler, SchedulerLimits
@@ -177,15 +177,16 @@ def test_a_refused_prompt_names_limit_and_value() -> None:
 
 def test_a_prompt_whose_scores_would_fill_no_message_is_refused_and_the_longest_that_is_not_fits() -> None:
     subject = engine()
-    subject.submit(Submit("a", [1] * (MOST_SCORED + 1), SamplingParams(max_tokens=1, scored=MAX_LOGPROBS)))
+    subject.submit(Submit("a", [1] * 74_899, SamplingParams(max_tokens=1, prompt_logprobs=MAX_LOGPROBS)))
     assert drain(subject)["a"][0].error_message == (
-        "the prompt has 262145 tokens, log probabilities are given of at most 262144"
+        "the prompt has 74899 tokens, log probabilities beside 20 likeliest are given of at most 74898"
     )
-    chunk = 8192
-    likeliest = [[2**31] * MAX_LOGPROBS] * chunk, [[-1.5] * MAX_LOGPROBS] * chunk
-    scores = (TokenScores(1, [-1.5] * chunk, *likeliest),) * (MOST_SCORED // chunk + 1)  # and of short ones beside it
-    output = StepOutput(drain_one(subject), [TokenDelta("a", [1], scores=scores)])
-    assert len(wire.frame(output)) < wire.MAX_FRAME_BYTES
+    for num_top in (0, 1, MAX_LOGPROBS):
+        chunk, most = 8192, MOST_PROMPT_LOGPROBS // (1 + num_top)
+        likeliest = [[2**31] * num_top] * chunk, [[-1.5] * num_top] * chunk
+        part = TokenScores(1, [-1.5] * chunk, *likeliest, [2**31] * chunk)
+        output = StepOutput(drain_one(subject), [TokenDelta("a", [1], scores=(part,) * (most // chunk + 1))])
+        assert len(wire.frame(output)) < wire.MAX_FRAME_BYTES  # with short ones beside it
 
 
 def test_nonfinite_logits_end_only_their_own_sequence() -> None:

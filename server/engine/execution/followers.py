@@ -1,0 +1,136 @@
+"""The other ranks as rank 0 sees them: processes that it starts, that get its commands, and without which it ends."""
+
+import logging
+import os
+import socket
+import subprocess
+import tempfile
+import threading
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from kernels.child_process import python_command
+from qualification.measure.qualify import DeviceLost
+from server.engine.attention.dispatch import Dispatcher
+from server.engine.execution.commands import Allocate, Begin, Command, ComputeLogits, Decide, Launch, frame_of
+from server.engine.execution.sampling import SampledTokens
+from server.engine.execution.step_buffer import StepBuffer
+from server.engine.execution.worker import LaunchFailed, Worker
+from server.model.decoder import Decoder
+from server.model.kv_cache import KVCache
+from server.model.ranks import Ranks
+from server.protocol.hang_up import leave_with
+from server.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+EXIT_RANK_LOST = 71  # EX_OSERR
+FOLLOWER = "server.engine.follower"
+
+
+class Followers:
+    """Ranks 1 to world - 1, each a process with a socket. They end with this process, and it ends with any of them."""
+
+    def __init__(self, world: int) -> None:
+        """Start the processes, which wait for `begin`."""
+        self.world = world
+        self._is_closed = False
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self._connections: list[socket.socket] = []
+        self._folder = tempfile.TemporaryDirectory(prefix="hallmark-ranks-")
+        for rank in range(1, world):
+            ours, theirs = socket.socketpair()
+            with theirs:
+                # With the environment of this process, which the supervisor has given it.
+                command = python_command(FOLLOWER, str(theirs.fileno()))
+                self.processes.append(subprocess.Popen(command, pass_fds=(theirs.fileno(),)))
+            self._connections.append(ours)
+            threading.Thread(target=self._watch, args=(rank, ours), name=f"rank-{rank}-watch", daemon=True).start()
+
+    def begin(self, settings: Settings, dispatcher: Dispatcher) -> Ranks:
+        """Have every rank load its part, and meet them; this process loads its own behind it."""
+        meeting, decisions = str(Path(self._folder.name, "meeting")), decisions_of(dispatcher)
+        for rank, connection in enumerate(self._connections, start=1):
+            connection.sendall(frame_of(Begin(settings, rank, meeting, decisions)))
+        return meet(meeting, 0, self.world)
+
+    def tell(self, command: Command) -> None:
+        """Send a command to every rank, after all earlier ones."""
+        frame = frame_of(command)
+        for connection in self._connections:
+            connection.sendall(frame)
+
+    def close(self) -> None:
+        """End the ranks, and wait for them."""
+        self._is_closed = True
+        for process in self.processes:
+            process.kill()
+            process.wait()
+        self._folder.cleanup()
+
+    def _watch(self, rank: int, connection: socket.socket) -> None:
+        def leave(_: int) -> None:
+            if not self._is_closed:
+                logger.critical("rank %d is gone, and the engine ends: it cannot compute without it", rank)
+                os._exit(EXIT_RANK_LOST)
+
+        leave_with(connection, leave)
+
+
+def meet(meeting: str, rank: int, world: int) -> Ranks:
+    """Wait until every rank of this host is here, by a file that all may write."""
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    store = dist.FileStore(meeting, world)  # type: ignore[attr-defined]
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world)
+    return Ranks(rank, world)
+
+
+def decisions_of(dispatcher: Dispatcher) -> list[tuple[str, str]]:
+    """Return (shape, path) of every shape that has a path."""
+    return [(str(shape), it.path) for shape, it in dispatcher.decisions.items() if it.path is not None]
+
+
+class LeadingWorker(Worker):
+    """Rank 0 of several: the others compute each of its steps too.
+
+    What fails on one rank leaves the others in the middle of a step, so that the engine's process ends and all ranks
+    start again, without what failed.
+    """
+
+    def __init__(
+        self, decoder: Decoder, kv: KVCache, dispatcher: Dispatcher, tokens: SampledTokens, *, followers: Followers
+    ) -> None:
+        super().__init__(decoder, kv, dispatcher, tokens, rank=Ranks(0, followers.world))
+        self._followers = followers
+        self._told = dispatcher.choices
+        followers.tell(Allocate(kv.num_pages, tokens.latest.numel()))
+
+    def logits(self, hidden_rows: Tensor) -> Tensor:
+        """As of every worker: the others have the same hidden states, but do not know which rows are meant."""
+        self._followers.tell(ComputeLogits(hidden_rows.shape[0]))
+        rows = hidden_rows.contiguous()
+        dist.broadcast(rows, src=0)
+        return super().logits(rows)
+
+    def _announce(self, buffer: StepBuffer) -> None:
+        choices = self.dispatcher.choices
+        if len(choices) != len(self._told) or any(a is not b for a, b in zip(choices, self._told, strict=True)):
+            self._told = choices
+            self._followers.tell(Decide(decisions_of(self.dispatcher)))
+        layout = buffer.layout
+        self._followers.tell(Launch(layout.parts, layout.num_sampled, buffer.data.numpy().tobytes()))
+
+    def launch(self, *given: Any, **named: Any) -> Tensor:
+        """As of every worker. Raises DeviceLost where this rank fails in the middle of the step."""
+        try:
+            return super().launch(*given, **named)
+        except LaunchFailed as failed:
+            blamed = (failed.choice.use.path, str(failed.choice.decision.shape))
+            message = f"{blamed[0]} could not be launched on rank 0 of {self.rank.world}: {failed.error}"
+            raise DeviceLost(message, [blamed]) from failed
+        except torch.OutOfMemoryError as error:
+            raise DeviceLost(f"out of memory on rank 0 of {self.rank.world}: {error}") from error

@@ -1,0 +1,137 @@
+"""Grammars in the engine: compiled beside the stepping thread, and the tokens that each allows next as a bit mask."""
+
+import os
+from collections import OrderedDict
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import llguidance
+import numpy as np
+import torch
+from llguidance.numpy import fill_next_token_bitmask, fill_next_token_bitmask_par
+from torch import Tensor
+
+from server.engine.scheduling.matcher import Matcher
+from server.engine.scheduling.sequence import Batch
+from server.errors import InvalidGrammar
+from server.grammar.compiled import check, compiled
+from server.protocol.messages import Grammar
+
+_NUM_CACHED = 64  # compiled grammars; one takes less than 60 MB, mostly 0.1
+_NUM_COMPILING = 2  # at once
+_FEWEST_PARALLEL = 4  # rows; below that threads cost more than they spare
+
+
+class GrammarMatcher:
+    """The place in its grammar that one answer has reached."""
+
+    def __init__(self, matcher: llguidance.LLMatcher) -> None:
+        self.matcher = matcher
+        self.is_complete = False
+
+    def accept(self, token_id: int) -> None:
+        """Move on by a token. Raises InvalidGrammar."""
+        if not self.matcher.consume_token(token_id):
+            check(self.matcher)
+            raise InvalidGrammar("The grammar cannot be followed: it does not allow the token that was chosen.")
+        self.is_complete = self.matcher.is_stopped()
+
+
+@dataclass(frozen=True, slots=True)
+class BoundRow:
+    """A row whose next token a grammar binds: the `index`th of the sampled rows.
+
+    banned  tokens that must not come next either, unless the grammar allows nothing else
+    """
+
+    index: int
+    matcher: GrammarMatcher
+    banned: tuple[int, ...]
+
+
+class Grammars:
+    """Compiles grammars for one tokenizer, and computes masks. `compile` and `allowed` are the stepping thread's."""
+
+    def __init__(self, tokens: llguidance.LLTokenizer, eos_token_ids: tuple[int, ...]) -> None:
+        self._tokens = tokens
+        self._eos_token_ids = eos_token_ids
+        self._threads = ThreadPoolExecutor(_NUM_COMPILING, thread_name_prefix="grammar")
+        num_threads = min(8, (os.cpu_count() or 1) // 2)
+        self._executor = llguidance.LLExecutor(num_threads) if num_threads > 1 else None
+        self._cache: OrderedDict[Grammar, Future[llguidance.LLMatcher]] = OrderedDict()
+
+    @classmethod
+    def load(cls, folder: Path, vocab_size: int, eos_token_ids: tuple[int, ...]) -> "Grammars":
+        """Read `folder`/tokenizer.json, 1 s for 128,000 tokens. Raises ValueError where the library cannot use it."""
+        try:
+            text = (folder / "tokenizer.json").read_text("utf-8")
+            eos = [*eos_token_ids] or None
+            tokens = llguidance.LLTokenizer(text, n_vocab=vocab_size, eos_token=eos)
+        except Exception as error:  # the library raises nothing more exact for a tokenizer of another kind
+            raise ValueError(str(error).partition("\n")[0][:200]) from error
+        return cls(tokens, eos_token_ids)
+
+    def compile(self, grammar: Grammar) -> "Future[Matcher]":
+        """Return the matcher of a new answer, at once where the grammar is known. The future may raise InvalidGrammar.
+
+        A grammar that fails is not remembered: it may have failed for want of memory.
+        """
+        made: Future[Matcher] = Future()
+        source = self._cache.get(grammar)
+        if source is None or (source.done() and source.exception() is not None):
+            source = self._cache[grammar] = self._threads.submit(compiled, self._tokens, grammar)
+            if len(self._cache) > _NUM_CACHED:
+                self._cache.popitem(last=False)
+        self._cache.move_to_end(grammar)
+
+        def copy(done: "Future[llguidance.LLMatcher]") -> None:
+            error = done.exception()
+            if error is None:
+                made.set_result(GrammarMatcher(done.result().deep_copy()))
+            else:
+                made.set_exception(error)
+
+        source.add_done_callback(copy)
+        return made
+
+    def bound_rows(self, batch: Batch) -> tuple[BoundRow, ...]:
+        """Return the sampled rows that grammars bind. Call it when a batch is launched."""
+        found = []
+        for index, row in enumerate(batch.sampled_rows):
+            seq = batch.sequences[row]
+            if not isinstance(seq.matcher, GrammarMatcher):
+                continue
+            banned = self._eos_token_ids if seq.sampling.ignore_eos else ()
+            if seq.num_generated < seq.sampling.min_tokens:
+                banned = (*banned, *seq.stop_ids)
+            found.append(BoundRow(index, seq.matcher, banned))
+        return tuple(found)
+
+    def allowed(self, rows: Sequence[BoundRow], num_rows: int) -> Tensor:
+        """Return which tokens may come next: [num_rows, words] int32 on the CPU, bit i % 32 of word i // 32 for i.
+
+        A row that no grammar binds allows all, and so does one whose grammar has failed: its token will be refused.
+        """
+        mask = np.full((num_rows, (self._tokens.vocab_size + 31) // 32), -1, np.int32)
+        if self._executor is None or len(rows) < _FEWEST_PARALLEL:
+            for row in rows:
+                fill_next_token_bitmask(row.matcher.matcher, mask, row.index)
+        else:
+            fill_next_token_bitmask_par(self._executor, [(row.matcher.matcher, row.index) for row in rows], mask)
+        for row in rows:
+            if row.matcher.matcher.is_error():
+                mask[row.index] = -1
+            elif row.banned:
+                _ban(mask[row.index], row.banned)
+        return torch.from_numpy(mask)
+
+
+def _ban(mask: "np.ndarray[tuple[int], np.dtype[np.int32]]", token_ids: Sequence[int]) -> None:
+    """Clear the bits of tokens, unless none were left."""
+    left = mask.view(np.uint32).copy()
+    for token_id in token_ids:
+        left[token_id // 32] &= np.uint32(0xFFFFFFFF ^ (1 << token_id % 32))
+    if left.any():
+        mask[:] = left.view(np.int32)

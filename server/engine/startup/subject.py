@@ -1,0 +1,144 @@
+"""What a rank knows of model and machine before anything is loaded, and what it makes of it: decoder, cache, table."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from kernels.batch import AttentionFlags
+from kernels.catalog import PATHS
+from kernels.device import num_cores, read_fingerprint, torch_dtype, use_all_cores
+from kernels.fingerprint import Fingerprint
+from kernels.shape import AttentionShape
+from qualification.decision.decision import Decision, Pairs
+from qualification.model.config import ModelConfig
+from qualification.model.fields import ModelConfigError
+from qualification.model.shard import TENSOR_PARALLEL_SIZES, Shard, shard_of
+from server.engine.attention.dispatch import Dispatcher, Redecide
+from server.engine.attention.timer import AttentionTimer, CpuDevice, CudaDevice
+from server.engine.startup.kv_sizing import check_weights_fit
+from server.engine.startup.limits import EngineLimits, choose_device, choose_limits
+from server.errors import ModelError, SettingsError
+from server.model.decoder import Decoder
+from server.model.kv_cache import KVCache
+from server.model.load.load import check_checkpoint, load_config, load_decoder, load_shard, resolve_model
+from server.model.load.pooling import read_pooling
+from server.model.ranks import Ranks
+from server.settings import Settings, Task
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """`model`: the whole one. `config`: what this rank computes of it, which is all of it where there is one rank.
+
+    pools  whether its last token's vector is the answer: a graph gives none
+    """
+
+    folder: Path
+    model: ModelConfig
+    shard: Shard
+    limits: EngineLimits
+    device: torch.device
+    fingerprint: Fingerprint
+    pools: bool = False
+
+    @property
+    def config(self) -> ModelConfig:
+        return self.shard.local_config
+
+
+def read_subject(settings: Settings, rank: int = 0) -> Subject:
+    """Raises SettingsError and ModelError for what cannot be served, however often it is tried."""
+    world = settings.tensor_parallel_size
+    if world not in TENSOR_PARALLEL_SIZES:
+        sizes = ", ".join(map(str, TENSOR_PARALLEL_SIZES))
+        raise SettingsError(f"--tensor-parallel-size is {world}, it must be one of {sizes}")
+    device = choose_device(settings, rank)
+    if device.type == "cpu":
+        _share_cores(world)
+    folder = resolve_model(settings.model, settings.load_format)
+    model, pooling = load_config(folder), read_pooling(folder, settings)
+    if pooling is not None and pooling.task is Task.EMBED:
+        model = replace(model, tie_embeddings=True)  # a head is not needed, and often not saved
+    elif pooling is not None and world > 1:  # the head's logits would be asked of ranks that have computed their step
+        raise SettingsError(f"--tensor-parallel-size is {world}, it must be 1 for the task score")
+    try:
+        shard = shard_of(model, rank, world)
+    except ModelConfigError as error:
+        raise ModelError(f"{folder}: {error}") from error
+    limits = choose_limits(settings, model, device)
+    check_weights_fit(shard.local_config, limits, device)
+    check_checkpoint(folder, model, settings.load_format)  # before attention is proven, which takes minutes
+    return Subject(folder, model, shard, limits, device, read_fingerprint(device), pooling is not None)
+
+
+def load_alone(settings: Settings, subject: Subject, say: Say) -> Decoder:
+    """Load the whole model."""
+    return load_decoder(
+        subject.folder,
+        _served(subject.config, subject.limits),
+        dtype=torch_dtype(subject.limits.dtype),
+        device=subject.device,
+        load_format=settings.load_format,
+        progress=say,
+    )
+
+
+def load_rank(settings: Settings, subject: Subject, ranks: Ranks, say: Say = lambda _: None) -> Decoder:
+    """Load one rank's part. Only its bytes of the checkpoint are read."""
+    weights = load_shard(
+        subject.folder,
+        subject.model,
+        subject.shard,
+        dtype=torch_dtype(subject.limits.dtype),
+        device=subject.device,
+        load_format=settings.load_format,
+        progress=say,
+    )
+    return Decoder(_served(subject.config, subject.limits), weights, ranks)
+
+
+def kv_cache_of(subject: Subject, num_pages: int) -> KVCache:
+    """Allocate the pages of this rank's KV heads."""
+    limits = subject.limits
+    return KVCache.allocate(subject.config, num_pages, limits.page_size, torch_dtype(limits.kv_dtype), subject.device)
+
+
+def dispatcher_of(
+    subject: Subject,
+    decisions: Mapping[AttentionShape, Decision],
+    *,
+    redecide: Redecide,
+    quarantined: Pairs = frozenset(),
+    overridden: Pairs = frozenset(),
+    has_timer: bool = True,
+) -> Dispatcher:
+    """Return the table of these decisions for the model's layers."""
+    layers = [layer.attention for layer in subject.config.layers]
+    flags = tuple(AttentionFlags(it.scale, window=it.window, softcap=it.softcap) for it in layers)
+    return Dispatcher(
+        decisions,
+        PATHS,
+        flags,
+        redecide=redecide,
+        timer=AttentionTimer(flags, CudaDevice() if subject.device.type == "cuda" else CpuDevice())
+        if has_timer
+        else None,
+        quarantined=quarantined,
+        overridden=overridden,
+    )
+
+
+def _served(config: ModelConfig, limits: EngineLimits) -> ModelConfig:
+    """LongRoPE's factors are those of the context served."""
+    return replace(config, max_position=limits.max_model_len)
+
+
+def _share_cores(world: int) -> None:
+    if world == 1:
+        use_all_cores()
+    else:
+        torch.set_num_threads(max(1, num_cores() // world))

@@ -1,0 +1,121 @@
+"""What a model folder is for: text, embeddings or scores; and how sentence-transformers' files pool its last token."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from server.errors import ModelError
+from server.settings import Settings, Task
+
+MODULES_FILE = "modules.json"
+_CONFIG_FILE = "config.json"
+_LAST_TOKEN = "lasttoken"
+_SUPPORTED = ("Transformer", "Pooling", "Normalize", "LogitScore")
+
+
+@dataclass(frozen=True, slots=True)
+class PoolingModel:
+    """A model whose answer is its last token's hidden state or logits.
+
+    task        EMBED or SCORE
+    normalizes  whether an embedding is divided by its length
+    dimensions  shorter ones that a request may ask for: empty for none
+    label_ids   of the tokens whose logits are compared, relevant and not; None: of yes and no
+    """
+
+    task: Task
+    normalizes: bool = True
+    dimensions: range | tuple[int, ...] = ()
+    label_ids: tuple[int, int] | None = None
+
+
+def read_pooling(folder: Path, settings: Settings) -> PoolingModel | None:
+    """How the model of a folder pools, None for one that generates; by `--task`, else by the folder's own files.
+
+    Raises ModelError for modules or a kind of pooling that are not supported.
+    """
+    if settings.task is Task.GENERATE:
+        return None
+    config = _object(folder / _CONFIG_FILE)
+    modules = _modules(folder)
+    task = settings.task if settings.task is not Task.AUTO else _task_of(config, modules)
+    if task is Task.EMBED:
+        if "Pooling" in modules:
+            _check_last_token(modules["Pooling"])
+        normalizes = "Normalize" in modules or "Pooling" not in modules
+        return PoolingModel(task, normalizes, _dimensions(config, always=settings.matryoshka))
+    if task is Task.SCORE:
+        return PoolingModel(task, label_ids=_label_ids(modules["LogitScore"]) if "LogitScore" in modules else None)
+    return None
+
+
+def _task_of(config: Mapping[str, Any], modules: Mapping[str, Path]) -> Task:
+    if "LogitScore" in modules:
+        return Task.SCORE
+    architectures = config.get("architectures")
+    names = architectures if isinstance(architectures, list) else []
+    has_head = not names or not all(isinstance(name, str) and name.endswith("Model") for name in names)
+    return Task.GENERATE if has_head and "Pooling" not in modules else Task.EMBED
+
+
+def _modules(folder: Path) -> dict[str, Path]:
+    """The folder of each module that sentence-transformers would run, by its class; empty without its file."""
+    path = folder / MODULES_FILE
+    if not path.is_file():
+        return {}
+    content = _json(path)
+    found = {}
+    if not isinstance(content, list) or not all(isinstance(entry, dict) for entry in content):
+        raise ModelError(f"{path}: must hold an array of JSON objects")
+    for entry in content:
+        kind = str(entry.get("type")).rpartition(".")[2]
+        if kind not in _SUPPORTED:
+            raise ModelError(f"{path}: module {kind!r} is not supported; supported: {', '.join(_SUPPORTED)}")
+        found[kind] = folder / Path(str(entry.get("path", ""))).name
+    return found
+
+
+def _check_last_token(folder: Path) -> None:
+    """Raises ModelError unless the last token is what is pooled."""
+    path = folder / _CONFIG_FILE
+    config = _object(path)
+    prefix = "pooling_mode_"
+    modes = [name.removeprefix(prefix) for name, value in config.items() if name.startswith(prefix) and value is True]
+    if "pooling_mode" in config:
+        modes = [str(config["pooling_mode"])]
+    if modes != [_LAST_TOKEN]:
+        raise ModelError(f"{path}: pooling by {' and '.join(modes) or 'nothing'} is not supported, only {_LAST_TOKEN}")
+
+
+def _dimensions(config: Mapping[str, Any], *, always: bool) -> range | tuple[int, ...]:
+    listed, size = config.get("matryoshka_dimensions"), config.get("hidden_size")
+    if isinstance(listed, list) and all(isinstance(it, int) for it in listed):
+        return tuple(listed)
+    if (always or config.get("is_matryoshka") is True) and isinstance(size, int):
+        return range(1, size + 1)
+    return ()
+
+
+def _label_ids(folder: Path) -> tuple[int, int]:
+    path = folder / _CONFIG_FILE
+    config = _object(path)
+    ids = config.get("true_token_id"), config.get("false_token_id")
+    if not isinstance(ids[0], int) or not isinstance(ids[1], int):
+        raise ModelError(f"{path}: true_token_id and false_token_id must both be token ids")
+    return ids[0], ids[1]
+
+
+def _object(path: Path) -> dict[str, Any]:
+    content = _json(path)
+    if not isinstance(content, dict):
+        raise ModelError(f"{path}: must hold a JSON object")
+    return content
+
+
+def _json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelError(f"{path}: cannot be read as JSON: {error}") from error

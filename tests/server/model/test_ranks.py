@@ -1,0 +1,44 @@
+"""Two and four processes that compute a model together have the logits of one."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from paged_runner import PagedRunner
+from rank_program import CHUNKS
+from test_family_parity import GEMMA, GEMMA_2, LOCAL, MULTIPLIERS, load, save_reference
+
+WIDE = {"num_attention_heads": 8, "hidden_size": 64}
+MODELS: dict[str, tuple[str, dict[str, object]]] = {
+    "qwen2-biases": ("qwen2", WIDE),
+    "qwen3-tied": ("qwen3", {"head_dim": 12, "tie_word_embeddings": True, "attention_bias": True}),
+    "phi3-merged": ("phi3", {"sliding_window": 9}),
+    "gemma2": ("gemma2", GEMMA_2),
+    "gemma3": ("gemma3", {**GEMMA, "rope_parameters": {"full_attention": LOCAL, "sliding_attention": LOCAL}}),
+    "granite": ("granite", MULTIPLIERS),
+    "one-kv-head": ("mistral", {"sliding_window": None, "num_key_value_heads": 1}),
+}
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_ranks_together_have_the_logits_of_one(world: int, tmp_path: Path) -> None:
+    for name, (family, changes) in MODELS.items():
+        save_reference(tmp_path / name, family, changes)
+    program = [sys.executable, str(Path(__file__).with_name("rank_program.py")), str(tmp_path)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
+    ranks = [
+        subprocess.Popen([*program, str(rank), str(world)], env=environment, stderr=subprocess.PIPE, text=True)
+        for rank in range(world)
+    ]
+    for rank in ranks:
+        _, said = rank.communicate(timeout=200)
+        assert rank.returncode == 0, said
+    found = torch.load(tmp_path / f"logits-{world}.pt")
+    token_ids = torch.randint(97, (sum(CHUNKS),), generator=torch.Generator().manual_seed(3))
+    for name in MODELS:
+        alone = PagedRunner(load(tmp_path / name)).logits(token_ids, CHUNKS)
+        assert (found[name] - alone).abs().max() <= 1e-4, name
+        assert torch.equal(found[name].argmax(dim=1), alone.argmax(dim=1)), name
