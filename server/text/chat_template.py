@@ -5,16 +5,19 @@ A template comes with the model, never with a request; a hostile one costs an er
 
 import functools
 import json
+import re
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
-from types import FrameType
+from types import FrameType, MappingProxyType
 from typing import Any
 
 import jinja2
 from jinja2 import nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
@@ -27,6 +30,7 @@ MAX_OUTPUT_CHARS = 16_000_000
 MAX_RENDER_S = 2.0
 _MAX_WIDTH = 10_000  # of padding, indentation, ranges: 'a'|center(10**9) would take a gigabyte
 _MAX_REPEATED = 100_000  # characters or items that one `*` makes; real templates repeat a dash or a space
+_OURS = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
 _PADDING = frozenset({"batch", "center", "expandtabs", "indent", "ljust", "rjust", "slice", "wordwrap", "zfill"})
 _UNBOUNDED = frozenset({"format", "format_map", "translate"})  # no template needs them
 # What the template's own code may raise; RuntimeError is endless recursion.
@@ -48,7 +52,13 @@ class ChatTemplate:
             self._template = _environment().from_string(source)
         except (jinja2.TemplateError, RecursionError) as error:
             raise ModelError(f"the chat template cannot be compiled: {error}") from error
+        self.source = source
         self._special_tokens = special_tokens
+        self.reserved = frozenset({*_OURS, *special_tokens, *_environment().globals})  # names that no request may set
+
+    def reads(self, name: str) -> bool:
+        """Whether the template mentions a variable of this name."""
+        return re.search(rf"\b{re.escape(name)}\b", self.source) is not None
 
     @classmethod
     def load(cls, folder: Path) -> "ChatTemplate | None":
@@ -69,9 +79,22 @@ class ChatTemplate:
         special = {name: _content(value) for name, value in config.items() if name.endswith("_token")}
         return cls(source, {name: token for name, token in special.items() if token is not None})
 
-    def render(self, messages: list[dict[str, Any]], *, add_generation_prompt: bool = True) -> str:
-        """The prompt of a conversation; `add_generation_prompt` opens the assistant's turn. Raises TemplateError."""
-        values = {**self._special_tokens, "messages": messages, "add_generation_prompt": add_generation_prompt}
+    def render(
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: list[dict[str, Any]] | None = None,
+        documents: list[dict[str, Any]] | None = None,
+        options: Mapping[str, Any] = MappingProxyType({}),
+    ) -> str:
+        """The prompt of a conversation; `add_generation_prompt` opens the assistant's turn. Raises TemplateError.
+
+        tools, documents  None where there are none, as transformers does
+        options           other variables, none of them `reserved`
+        """
+        given = {"messages": messages, "tools": tools, "documents": documents}
+        values = {**options, **self._special_tokens, **given, "add_generation_prompt": add_generation_prompt}
         try:
             with _Deadline(MAX_RENDER_S):
                 parts, num_chars = [], 0
@@ -125,6 +148,16 @@ class _SumsForTildes(NodeTransformer):
         return functools.reduce(lambda left, right: nodes.Add(left, right, lineno=node.lineno), texts)
 
 
+class _Generation(Extension):
+    """`{% generation %}` marks what the model has written, for training; here it changes nothing."""
+
+    tags = {"generation"}  # noqa: RUF012 -- as jinja2 declares it
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
 class _Environment(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset({"+", "*", "**", "%"})
 
@@ -160,7 +193,9 @@ class _Environment(ImmutableSandboxedEnvironment):
 
 
 def _environment() -> _Environment:
-    environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
+    environment = _Environment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
+    )
     environment.globals.update(raise_exception=_raise_exception, strftime_now=_strftime_now, range=_range)
     environment.filters["tojson"] = _tojson  # jinja2's own escapes HTML, which no model was trained on
     environment.filters.update({name: _guarded(name, each) for name, each in environment.filters.items()})
@@ -226,10 +261,18 @@ def _range(*bounds: int) -> range:
     return numbers
 
 
-def _tojson(value: Any, indent: int | None = None) -> str:
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
     if indent is not None and not 0 <= indent <= 16:
         raise _Limited(f"tojson indents by {indent}, the limit is 16")
-    return json.dumps(value, ensure_ascii=False, indent=indent)
+    if separators is not None and _text_size(separators) > 16:
+        raise _Limited("tojson separates by more than 16 characters")
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _raise_exception(message: str) -> None:

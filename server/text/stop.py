@@ -29,7 +29,7 @@ class StopMatcher:
             end, _, self.matched = min(found)
             self._held = ""
             return buffer[: end - len(self.matched)]
-        num_held = max((_overlap(buffer, stop) for stop in self._stops), default=0)
+        num_held = max((overlap(buffer, stop) for stop in self._stops), default=0)
         self._held = buffer[len(buffer) - num_held :]
         return buffer[: len(buffer) - num_held]
 
@@ -39,6 +39,6 @@ class StopMatcher:
         return held
 
 
-def _overlap(text: str, stop: str) -> int:
+def overlap(text: str, stop: str) -> int:
     """The length of the longest end of `text` that begins `stop` and is not all of it."""
     return next((n for n in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:n])), 0)

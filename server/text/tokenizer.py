@@ -1,6 +1,6 @@
 """Text to token ids and back, whole or piece by piece. The work is the `tokenizers` library's."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cached_property, lru_cache
 from pathlib import Path
 
@@ -8,6 +8,7 @@ import tokenizers
 
 from server.errors import ModelError
 from server.text.special_tokens import MARK, SpecialTokens
+from server.text.token_names import TokenNames
 
 REPLACEMENT = "\ufffd"  # what bytes that are no UTF-8, or not yet, decode to
 _MAX_WINDOW = 64  # tokens that may end in such bytes before they are taken for good: text has a boundary every 4 bytes
@@ -22,9 +23,9 @@ class Tokenizer:
         self._tokenizer = tokenizer
         self.text_of: Callable[[tuple[int, ...]], str] = lru_cache(_REMEMBERED)(lambda ids: self.decode([*ids]))
         self.vocab_size: int = tokenizer.get_vocab_size(with_added_tokens=True)
-        self.special_ids = frozenset(
-            token_id for token_id, token in tokenizer.get_added_tokens_decoder().items() if token.special
-        )
+        added = tokenizer.get_added_tokens_decoder()
+        self.added_ids = {token.content: token_id for token_id, token in added.items()}
+        self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
 
     @classmethod
     def load(cls, folder: Path) -> "Tokenizer":
@@ -44,6 +45,12 @@ class Tokenizer:
     def special_tokens(self) -> SpecialTokens:
         """What keeps a message from spelling a special token. Raises ModelError where that cannot be."""
         return SpecialTokens(self._tokenizer)
+
+    @cached_property
+    def names(self) -> TokenNames:
+        """What single tokens are called."""
+        anchor = self.encode("a", add_special_tokens=False)
+        return TokenNames(self.decode, self._tokenizer.id_to_token, self.special_ids, anchor)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`, with the tokens that the model wants around a prompt if asked for.
@@ -80,8 +87,11 @@ class Detokenizer:
     judges a run of byte tokens as a whole may choose another number for the whole than for its pieces.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, shown: Iterable[str] = ()) -> None:
+        """`shown`: special tokens that are text here."""
         self._tokenizer = tokenizer
+        ids = ((tokenizer.added_ids.get(text), text) for text in shown)
+        self._shown = {token_id: text for token_id, text in ids if token_id in tokenizer.special_ids}
         self._prefix: list[int] = []
         self._prefix_text = ""
         self._pending: list[int] = []
@@ -89,7 +99,8 @@ class Detokenizer:
     def push(self, token_id: int) -> str:
         """The text that is certain after this token and was not before."""
         if token_id in self._tokenizer.special_ids or token_id >= self._tokenizer.vocab_size:
-            return ""  # has no text, and would leave the window without a character to look back at
+            # It has no text, and would leave the window without a character to look back at.
+            return self.finish() + self._shown[token_id] if token_id in self._shown else ""
         self._pending.append(token_id)
         text = self._pending_text()
         # An unfinished character shows as one replacement character for all its bytes, or as one for each.

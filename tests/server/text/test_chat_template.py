@@ -14,6 +14,12 @@ from server.text.chat_template import MAX_TEMPLATE_CHARS, ChatTemplate
 MESSAGES: list[dict[str, Any]] = [{"role": "user", "content": "Hi <b>"}, {"role": "assistant", "content": "Yes"}]
 
 
+def test_templates_may_use_what_transformers_gives_them() -> None:
+    options = "ensure_ascii=True, separators=(',', ':'), sort_keys=True"
+    source = f"{{% generation %}}{{{{ messages | tojson({options}) }}}}{{% endgeneration %}}"
+    assert ChatTemplate(source, {}).render([{"b": 1, "a": "é"}]) == '[{"a":"\\u00e9","b":1}]'
+
+
 def render(source: str, messages: list[dict[str, Any]] = MESSAGES, *, opens: bool = True) -> str:
     return ChatTemplate(source, {"bos_token": "<s>"}).render(messages, add_generation_prompt=opens)
 

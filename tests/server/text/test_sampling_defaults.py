@@ -1,6 +1,8 @@
 """Sampling that the model's authors recommend, where a request does not say otherwise."""
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
@@ -9,12 +11,14 @@ from server.http.common.validation import read
 from server.http.openai.prompts import sampling_of
 from server.http.openai.requests import CompletionRequest
 from server.text.sampling_defaults import SamplingDefaults, load_sampling_defaults
+from server.text.tokenizer import Tokenizer
 
+TOKENIZER = cast("Tokenizer", SimpleNamespace(vocab_size=1000))
 RECOMMENDED = SamplingDefaults(temperature=0.6, top_p=0.95, top_k=20)
 
 
 def sampled(**given: object) -> tuple[float, float, int | None]:
-    sampling = sampling_of(read(CompletionRequest, {"prompt": "a", **given}), 16, 1000, RECOMMENDED)
+    sampling = sampling_of(read(CompletionRequest, {"prompt": "a", **given}), 16, TOKENIZER, RECOMMENDED)
     return sampling.temperature, sampling.top_p, sampling.top_k
 
 
@@ -32,7 +36,7 @@ def test_null_says_nothing() -> None:
 
 
 def test_without_a_recommendation_openais_defaults_hold() -> None:
-    sampling = sampling_of(read(CompletionRequest, {"prompt": "a"}), 16, 1000, SamplingDefaults())
+    sampling = sampling_of(read(CompletionRequest, {"prompt": "a"}), 16, TOKENIZER, SamplingDefaults())
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.repetition_penalty) == (1.0, 1.0, None, 1.0)
 
 

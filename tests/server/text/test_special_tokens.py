@@ -8,9 +8,11 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from server.errors import TemplateError
-from server.http.openai.prompts import chat_prompt
+from server.http.openai.chat import Conversation, chat_text, plain_messages
+from server.http.openai.prompts import encode_chat
 from server.http.openai.requests import Message
 from server.settings import DEMO_MODEL
+from server.text.answer.syntax import AnswerSyntax
 from server.text.chat_template import ChatTemplate
 from server.text.tokenizer import Tokenizer
 
@@ -91,10 +93,15 @@ spelled = st.lists(st.sampled_from([*PARTS, *SPECIAL, "<|END|>", "<</s>", "<|end
 
 
 def prompt(kind: str, template: str, *texts: str, special_tokens_in_text: bool = False) -> list[int]:
-    messages = [Message(role="user", content=text) for text in texts]
-    return chat_prompt(
-        KINDS[kind], ChatTemplate(template, {}), messages, 10_000, special_tokens_in_text=special_tokens_in_text
+    messages = Conversation(plain_messages([Message(role="user", content=text) for text in texts]))
+    text = chat_text(
+        KINDS[kind],
+        ChatTemplate(template, {}),
+        messages,
+        syntax=AnswerSyntax(),
+        special_tokens_in_text=special_tokens_in_text,
     )
+    return encode_chat(KINDS[kind], text, 10_000)
 
 
 def of_transformers(kind: str, template: str, *texts: str) -> list[int]:

@@ -1,0 +1,120 @@
+"""JSON schemas of requests: which keywords bind an answer, and which are refused by name because they would not."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from server.errors import UnsupportedField
+
+# What the library checks while an answer is written.
+_BINDING = frozenset(
+    [
+        "additionalItems",
+        "additionalProperties",
+        "allOf",
+        "anyOf",
+        "const",
+        "enum",
+        "exclusiveMaximum",
+        "exclusiveMinimum",
+        "format",
+        "items",
+        "maxItems",
+        "maxLength",
+        "maxProperties",
+        "maximum",
+        "minItems",
+        "minLength",
+        "minProperties",
+        "minimum",
+        "multipleOf",
+        "oneOf",
+        "pattern",
+        "patternProperties",
+        "prefixItems",
+        "properties",
+        "required",
+        "type",
+        "$ref",
+    ]
+)
+# What says something about a schema and nothing about an answer. Names that begin with x- are of this kind, too.
+_ANNOTATIONS = frozenset(
+    [
+        "$anchor",
+        "$comment",
+        "$defs",
+        "$id",
+        "$schema",
+        "default",
+        "definitions",
+        "deprecated",
+        "description",
+        "discriminator",
+        "example",
+        "examples",
+        "id",
+        "readOnly",
+        "title",
+        "writeOnly",
+    ]
+)
+_FORMATS = frozenset(["date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid"])
+_OPTIONS = "x-guidance"  # by which a schema would change how it is read
+_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")  # items: a list up to draft 2019-09
+_NAMED = ("$defs", "definitions", "patternProperties", "properties")
+_SINGLE = ("additionalItems", "additionalProperties", "items")
+
+# Between two tokens of JSON: a space, or a new line and its indent. Weak models that may write more write little else.
+WHITESPACE = r"\x20|\n[\x20\x09]{0,20}"
+
+
+def schema_text(schema: object, param: str) -> str:
+    """Return a schema with the options by which the library reads it. `param`: the field it is of.
+
+    Raises UnsupportedField for a keyword or a format that would not bind the answer.
+    """
+    for part, path in _parts(schema, ()):
+        for name in part:
+            is_extension = name.startswith("x-") and name != _OPTIONS
+            if name not in _BINDING and name not in _ANNOTATIONS and not is_extension:
+                raise UnsupportedField(_refusal(f"the keyword '{_plain(name)}'", path, param), param=param)
+        form = part.get("format")
+        if isinstance(form, str) and form not in _FORMATS and _may_be_text(part.get("type")):
+            raise UnsupportedField(_refusal(f"the format '{_plain(form)}'", path, param), param=param)
+    options = {_OPTIONS: {"whitespace_pattern": WHITESPACE}}
+    if schema is True:
+        schema = {}
+    return json.dumps({**options, **schema} if isinstance(schema, dict) else schema)
+
+
+def _parts(schema: object, path: Sequence[str]) -> Iterator[tuple[Mapping[str, Any], Sequence[str]]]:
+    """Every schema within a schema, itself first, and where it stands. What is no schema is the library's to refuse."""
+    if not isinstance(schema, dict):
+        return
+    yield schema, path
+    for name in _LISTS:
+        if isinstance(found := schema.get(name), list):
+            for index, part in enumerate(found):
+                yield from _parts(part, (*path, name, str(index)))
+    for name in _NAMED:
+        if isinstance(found := schema.get(name), dict):
+            for key, part in found.items():
+                yield from _parts(part, (*path, name, key))
+    for name in _SINGLE:
+        yield from _parts(schema.get(name), (*path, name))
+
+
+def _may_be_text(kind: object) -> bool:
+    """Whether a schema of this `type` takes strings, which alone the formats bind."""
+    return kind is None or kind == "string" or (isinstance(kind, list) and "string" in kind)
+
+
+def _refusal(what: str, path: Sequence[str], param: str) -> str:
+    where = "".join(f"/{_plain(step)}" for step in path[:8])
+    return f"{param}: {what}{f' at {where}' if where else ''} is not supported: it would not bind the answer."
+
+
+def _plain(name: str) -> str:
+    """A name as a client gave it: short, and of what every encoding and log can carry."""
+    return name[:40].encode("ascii", "backslashreplace").decode()

@@ -1,0 +1,121 @@
+"""Which formats a model writes, by its chat template or by flags, and a parser for each answer."""
+
+from dataclasses import dataclass
+from typing import TypeVar
+
+from server.settings import ReasoningParser, ToolCallParser
+from server.text.answer.gemma import Gemma
+from server.text.answer.harmony import Harmony
+from server.text.answer.hermes import OPENS, Hermes
+from server.text.answer.llama3_json import Llama3Json
+from server.text.answer.mistral import Mistral
+from server.text.answer.parser import AnswerParser, CallParser, Filtered, Split, ThinkTags, Tools
+from server.text.answer.qwen3_coder import Qwen3Coder
+from server.text.chat_template import ChatTemplate
+
+_T = TypeVar("_T")
+# What a template has that renders calls in a format, the surest first.
+_SIGNS_OF_CALLS = (
+    (ToolCallParser.HARMONY, ("<|channel|>", "<|message|>")),
+    (ToolCallParser.GEMMA, ("<|tool_call>",)),
+    (ToolCallParser.QWEN3_CODER, ("<function=", "<parameter=")),
+    (ToolCallParser.MISTRAL, ("[TOOL_CALLS]",)),
+    (ToolCallParser.HERMES, ("<tool_call>", '"arguments')),
+    (ToolCallParser.LLAMA3_JSON, ("<|python_tag|>",)),
+    (ToolCallParser.LLAMA3_JSON, ('{"name": function name, "parameters":',)),
+)
+_SIGNS_OF_REASONING = (
+    (ReasoningParser.HARMONY, ("<|channel|>", "<|message|>")),
+    (ReasoningParser.GEMMA, ("<|channel>", "<channel|>")),
+    (ReasoningParser.MISTRAL, ("[THINK]", "[/THINK]")),
+    (ReasoningParser.THINK, ("<think>",)),
+    (ReasoningParser.THINK, ("</think>",)),
+)
+_TAGS = {
+    ReasoningParser.THINK: ("<think>", "</think>", ""),
+    ReasoningParser.THINK_FIRST: ("<think>", "</think>", ""),
+    ReasoningParser.MISTRAL: ("[THINK]", "[/THINK]", ""),
+    ReasoningParser.GEMMA: ("<|channel>", "<channel|>", "thought\n"),
+}
+_CALLS: dict[ToolCallParser, type[CallParser]] = {
+    ToolCallParser.HERMES: Hermes,
+    ToolCallParser.QWEN3_CODER: Qwen3Coder,
+    ToolCallParser.LLAMA3_JSON: Llama3Json,
+    ToolCallParser.MISTRAL: Mistral,
+    ToolCallParser.GEMMA: Gemma,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerSyntax:
+    """The formats of one model."""
+
+    calls: ToolCallParser = ToolCallParser.HERMES
+    reasoning: ReasoningParser = ReasoningParser.NONE
+    has_tool_template: bool = False  # else tools are told in the system's message, and called as Hermes does
+
+    def parser(
+        self,
+        tools: Tools | None,
+        prompt: str,
+        *,
+        is_streamed: bool,
+        forced: ToolCallParser | None = None,
+        include_reasoning: bool = True,
+        parallel_tool_calls: bool = True,
+    ) -> AnswerParser | None:
+        """A parser for one answer; None where all of the answer is content.
+
+        tools        that the model may call, by name, with the JSON schemas of their arguments; None: no calls
+        prompt       as the model reads it; its end says whether reasoning has begun
+        is_streamed  calls are given as they come; else at the end, and a malformed one makes all of it content
+        forced       a grammar binds the answer to calls in this format, from its first token on
+        """
+        if forced is not None:
+            return Split(None, _CALLS[forced](tools or {}), is_whole=not is_streamed)
+        parser = self._parser(tools, prompt, is_streamed=is_streamed)
+        if parser is None or (include_reasoning and parallel_tool_calls):
+            return parser
+        return Filtered(parser, has_reasoning=include_reasoning, has_many_calls=parallel_tool_calls)
+
+    def _parser(self, tools: Tools | None, prompt: str, *, is_streamed: bool) -> AnswerParser | None:
+        if self.reasoning is ReasoningParser.HARMONY or (self.calls is ToolCallParser.HARMONY and tools is not None):
+            return Harmony(tools or {}, has_tools=tools is not None)
+        calls = None if tools is None else _CALLS[self.calls](tools)
+        tags = self._tags(prompt, calls)
+        return None if calls is None and tags is None else Split(tags, calls, is_whole=not is_streamed)
+
+    def _tags(self, prompt: str, calls: CallParser | None) -> ThinkTags | None:
+        if self.reasoning not in _TAGS:
+            return None
+        start, end, title = _TAGS[self.reasoning]
+        written = prompt[-256:].rstrip()
+        # A prompt may end with the tag, and with the title of what it begins.
+        is_titled = bool(title) and written.endswith(start + title.rstrip())
+        begins_open = (self.reasoning is ReasoningParser.THINK_FIRST and not written.endswith(end)) or written.endswith(
+            start
+        )
+        also_ends = (OPENS,) if calls is not None and OPENS in calls.marks else ()
+        return ThinkTags(
+            start,
+            end,
+            begins_open=begins_open or is_titled,
+            title="" if is_titled else title,
+            also_ends=also_ends,
+        )
+
+
+def choose_syntax(template: ChatTemplate | None, calls: ToolCallParser, reasoning: ReasoningParser) -> AnswerSyntax:
+    """The formats that flags name, or that a chat template shows where a flag is `auto`."""
+    source = template.source if template is not None else ""
+    if reasoning is ReasoningParser.AUTO:
+        reasoning = _first(_SIGNS_OF_REASONING, source, ReasoningParser.NONE)
+    if calls is ToolCallParser.AUTO:
+        calls = _first(_SIGNS_OF_CALLS, source, ToolCallParser.AUTO)
+    if template is None or not template.reads("tools") or calls is ToolCallParser.AUTO:
+        return AnswerSyntax(ToolCallParser.HERMES, reasoning)
+    return AnswerSyntax(calls, reasoning, has_tool_template=True)
+
+
+def _first(signs: tuple[tuple[_T, tuple[str, ...]], ...], source: str, otherwise: _T) -> _T:
+    return next((found for found, texts in signs if all(text in source for text in texts)), otherwise)

@@ -1,0 +1,94 @@
+"""Values of arguments that a model has written as bare text, by the JSON schema of the tool; as vLLM reads them."""
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any, NoReturn
+
+_ALIASES = {
+    **dict.fromkeys(("str", "text", "varchar", "char", "enum"), "string"),
+    **dict.fromkeys(("int", "int32", "int64", "uint", "uint32", "uint64", "long", "short", "unsigned"), "integer"),
+    **dict.fromkeys(("float", "float32", "float64", "double"), "number"),
+    **dict.fromkeys(("arr", "list", "sequence"), "array"),
+    "bool": "boolean",
+    "dict": "object",
+}
+_MAX_SCHEMA_DEPTH = 32
+
+
+def types_of(schema: object, depth: int = 0) -> frozenset[str]:
+    """The JSON types that a schema allows; a string where it does not say."""
+    found = frozenset(_types(schema, depth))
+    return found or frozenset({"string"})
+
+
+def _types(schema: object, depth: int) -> Iterator[str]:
+    if not isinstance(schema, Mapping) or depth > _MAX_SCHEMA_DEPTH:
+        return
+    kind = schema.get("type")
+    for name in [kind] if isinstance(kind, str) else kind if isinstance(kind, list) else ():
+        if isinstance(name, str):
+            lower = name.strip().lower()
+            yield _ALIASES.get(lower, lower)
+    values = schema.get("enum")
+    for value in values if isinstance(values, list) else ():
+        yield _type_of(value)
+    for choice in ("anyOf", "oneOf", "allOf"):
+        schemas = schema.get(choice)
+        for inner in schemas if isinstance(schemas, list) else ():
+            yield from types_of(inner, depth + 1)
+
+
+def _type_of(value: object) -> str:
+    if value is None:
+        return "null"
+    kinds = ((bool, "boolean"), (int, "integer"), (float, "number"), (str, "string"), (list, "array"))
+    return next((name for kind, name in kinds if isinstance(value, kind)), "object")
+
+
+def json_of(text: str, types: frozenset[str]) -> str:
+    """The JSON of a bare text: of the first type that fits it, else a string."""
+    lower = text.strip().lower()
+    if "null" in types and text.lower() == "null":
+        return "null"
+    if "integer" in types:
+        try:
+            return str(int(text))
+        except ValueError:
+            pass
+    if "number" in types:
+        try:
+            number = float(text)
+        except ValueError:
+            number = math.nan
+        if math.isfinite(number):
+            return json.dumps(number if number != int(number) else int(number))
+    if "boolean" in types and lower in ("true", "1", "false", "0"):
+        return "true" if lower in ("true", "1") else "false"
+    if "string" in types and not types & {"object", "array"}:
+        return json.dumps(text, ensure_ascii=False)
+    value = _parsed(text)
+    is_wanted = value is not _NOTHING and ("string" not in types or isinstance(value, dict | list))
+    return text.strip() if is_wanted else json.dumps(text, ensure_ascii=False)
+
+
+_NOTHING = object()
+
+
+def _parsed(text: str) -> Any:
+    """The value of a JSON text, `_NOTHING` for any other and for numbers that JSON does not have."""
+    try:
+        return json.loads(text, parse_constant=_refuse, parse_float=_finite)
+    except (ValueError, RecursionError):
+        return _NOTHING
+
+
+def _refuse(name: str) -> NoReturn:
+    raise ValueError(name)
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(text)
+    return number
