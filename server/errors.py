@@ -11,12 +11,14 @@ HallmarkError
 |   |-- UnknownField           400    unknown_field         a field that no version of the API has, or we do not know
 |   |-- UnsupportedField       400    unsupported_field     a field we know and do not implement
 |   |-- InvalidValue           400    invalid_value         wrong type, or outside the stated limits
-|   |   `-- TemplateError      400    invalid_messages      the chat template refuses these messages
+|   |   |-- TemplateError      400    invalid_messages      the chat template refuses these messages
+|   |   `-- InvalidGrammar     400    invalid_grammar       a schema, regex or grammar cannot bind an answer
 |   |-- PromptTooLong          400    context_length_exceeded
 |   |-- Unauthorized           401    invalid_api_key
 |   |-- Forbidden              403    operator_key_needed   a tenant's key on an operators' route
 |   |-- NotFound               404    not_found
-|   |   `-- ModelNotFound      404    model_not_found
+|   |   |-- ModelNotFound      404    model_not_found
+|   |   `-- ResponseNotFound   404    response_not_found    none of that id is stored for this key
 |   |-- MethodNotAllowed       405    method_not_allowed    Allow
 |   |-- Conflict               409    conflict              it contradicts the state of the server
 |   |-- SlowClient             408    slow_client           the client was too slow to read
@@ -24,6 +26,7 @@ HallmarkError
 |   |-- PayloadTooLarge        413    payload_too_large
 |   |-- UnsupportedMediaType   415    unsupported_media_type
 |   |-- HeadersTooLarge        431    headers_too_large
+|   |-- RateLimited            429    rate_limit_exceeded   Retry-After; what an API key may use a minute
 |   `-- TooManyRequests        429    too_many_requests     Retry-After
 `-- ServiceError                      5xx: the server's fault or state
     |-- InternalError          500    internal_error        says nothing of what happened; the log does
@@ -116,6 +119,12 @@ class TemplateError(InvalidValue):
     code = "invalid_messages"
 
 
+class InvalidGrammar(InvalidValue):
+    """A schema, regular expression or grammar is malformed, matches nothing, or costs too much."""
+
+    code = "invalid_grammar"
+
+
 class PromptTooLong(RequestError):
     """Prompt and answer do not fit in the model's context."""
 
@@ -150,6 +159,12 @@ class ModelNotFound(NotFound):
     """Another model than the one that is served."""
 
     code = "model_not_found"
+
+
+class ResponseNotFound(NotFound):
+    """No response of this id is stored for this key: there was none, or it had to make room."""
+
+    code = "response_not_found"
 
 
 class MethodNotAllowed(RequestError):
@@ -211,6 +226,18 @@ class TooManyRequests(RequestError):
     code = "too_many_requests"
 
 
+class RateLimited(RequestError):
+    """The API key has used its requests or tokens of this minute."""
+
+    status = 429
+    type = "rate_limit_error"
+    code = "rate_limit_exceeded"
+
+    def __init__(self, message: str, *, retry_after_s: int, is_of_tokens: bool) -> None:
+        super().__init__(message, retry_after_s=retry_after_s)
+        self.is_of_tokens = is_of_tokens
+
+
 class ServiceError(HallmarkError):
     pass
 
@@ -255,7 +282,11 @@ class DeadlineExceeded(ServiceError):
 
 def error_of_code(code: str | None, message: str | None) -> HallmarkError:
     """The error that the engine means by a delta's `error_code`; InternalError for one that no request may see."""
-    refusals = (InvalidValue, PromptTooLong)  # of what only the engine knows, such as the model's vocabulary
+    refusals = (
+        InvalidValue,
+        InvalidGrammar,
+        PromptTooLong,
+    )  # of what only the engine knows, such as the model's vocabulary
     for kind in (NonFiniteLogits, EngineDied, NotReady, ShuttingDown, DeadlineExceeded, SlowClient, *refusals):
         if kind.code == code:
             return kind(message or kind.code, retry_after_s=RETRY_AFTER_S if kind.status == 503 else None)

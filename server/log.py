@@ -15,7 +15,19 @@ from server.settings import LogFormat
 ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
 
 # What a record may carry besides its message, by `extra`: ids and numbers. Anything else is left out.
-FIELDS = ("request_id", "trace_id", "status", "outcome", "code", "ms", "step")
+FIELDS = (
+    "request_id",
+    "trace_id",
+    "key",
+    "status",
+    "outcome",
+    "code",
+    "param",
+    "ms",
+    "kernels",
+    "kernel_status",
+    "step",
+)
 
 
 class LineFormatter(logging.Formatter):

@@ -39,6 +39,39 @@ class GenerationConfig(Enum):
     NONE = "none"
 
 
+class ToolCallParser(Enum):
+    """How a model writes calls of tools, by vLLM's names."""
+
+    AUTO = "auto"
+    HERMES = "hermes"
+    QWEN3_CODER = "qwen3_coder"
+    LLAMA3_JSON = "llama3_json"
+    MISTRAL = "mistral"
+    HARMONY = "openai"
+    GEMMA = "gemma4"
+
+
+class ReasoningParser(Enum):
+    """How a model marks its reasoning, by vLLM's names."""
+
+    AUTO = "auto"
+    NONE = "none"
+    THINK = "qwen3"
+    THINK_FIRST = "deepseek_r1"  # an answer begins with reasoning even where no tag says so
+    MISTRAL = "mistral"
+    HARMONY = "openai_gptoss"
+    GEMMA = "gemma4"
+
+
+class Task(Enum):
+    """What a model is served for."""
+
+    AUTO = "auto"
+    GENERATE = "generate"
+    EMBED = "embed"
+    SCORE = "score"
+
+
 class LogFormat(Enum):
     AUTO = "auto"
     LINE = "line"
@@ -63,6 +96,18 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         Port | None,
         Meta(description="port of /metrics and /attention; default: the API's own, behind an operator's key"),
     ] = None
+    task: Annotated[
+        Task,
+        Meta(
+            description="what the model is for: text, embeddings of its last token, or scores of documents by yes and "
+            "no (Qwen3-Reranker); auto: as sentence-transformers' modules.json or an architecture without head says, "
+            "else generate"
+        ),
+    ] = Task.AUTO
+    matryoshka: Annotated[
+        bool,
+        Meta(description="allow `dimensions` of embeddings also where config.json does not say that the model does"),
+    ] = False
     device: Annotated[DeviceChoice, Meta(description="where the model runs")] = DeviceChoice.AUTO
     dtype: Annotated[
         DtypeChoice, Meta(description="of weights and activations; auto: the checkpoint's on CUDA, fp32 on a CPU")
@@ -81,6 +126,14 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             "the message and begin another in any role"
         ),
     ] = False
+    tool_call_parser: Annotated[
+        ToolCallParser,
+        Meta(description="how the model writes calls of tools; auto: as its chat template shows, else hermes"),
+    ] = ToolCallParser.AUTO
+    reasoning_parser: Annotated[
+        ReasoningParser,
+        Meta(description="how the model marks its reasoning; auto: as its chat template shows; none: it is content"),
+    ] = ReasoningParser.AUTO
     max_model_len: Annotated[
         Count | None,
         Meta(
@@ -107,6 +160,13 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     max_queued_bytes: Annotated[
         Count, Meta(description="bytes of requests that may arrive, or wait to be parsed, at once")
     ] = 256 * 1024 * 1024
+    response_store_entries: Annotated[
+        Annotated[int, Meta(ge=0, le=2**63 - 1)],
+        Meta(description="answers of /v1/responses that are kept to be continued; the oldest makes room. 0: none"),
+    ] = 1000
+    response_store_bytes: Annotated[Count, Meta(description="bytes that these answers and their inputs may take")] = (
+        64 * 1024 * 1024
+    )
     page_size: Annotated[
         Count | None, Meta(description="tokens a page of the KV cache (default: 64 on CUDA, 16 on a CPU)")
     ] = None
@@ -116,6 +176,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     gpu_memory_utilization: Annotated[
         Annotated[float, Meta(gt=0, le=1)], Meta(description="share of the GPU's memory to use")
     ] = 0.9
+    tensor_parallel_size: Annotated[
+        Count, Meta(description="ranks that share the model, each with a GPU of its own: 1, 2, 4 or 8")
+    ] = 1
     prefix_caching: Annotated[
         bool, Meta(description="keep computed pages, and compute no prompt's beginning twice; each API key has its own")
     ] = True
@@ -156,15 +219,33 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         str | None, Meta(description="folder of this machine's own evidence (default: ~/.cache/hallmark)")
     ] = None
     api_key_file: Annotated[
-        str | None, Meta(description="file of API keys, one a line; without it nobody needs a key")
+        str | None,
+        Meta(
+            description="file of API keys, one a line as KEY or NAME:KEY, read again on SIGHUP; without it nobody "
+            "needs a key"
+        ),
     ] = None
     operator_key_file: Annotated[
         str | None,
         Meta(
-            description="file of operators' keys, one a line, which open everything; /metrics, /attention and /version "
+            description="file of operators' keys, likewise, which open everything; /metrics, /attention and /version "
             "need one where there are API keys and no admin port"
         ),
     ] = None
+    key_requests_per_minute: Annotated[
+        Count | None, Meta(description="requests a minute of each API key (default: no limit)")
+    ] = None
+    key_tokens_per_minute: Annotated[
+        Count | None, Meta(description="tokens of prompts and answers a minute of each API key (default: no limit)")
+    ] = None
+    allowed_origins: Annotated[
+        str | None,
+        Meta(
+            description="origins of web pages that may call the API from a browser (CORS), separated by commas, or * "
+            "for any, which is refused where there are API keys (default: none)"
+        ),
+    ] = None
+    root_path: Annotated[str | None, Meta(description="path under which a proxy offers the API, such as /llm")] = None
     allowed_hosts: Annotated[
         str | None,
         Meta(

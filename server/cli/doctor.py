@@ -1,30 +1,56 @@
-"""`hallmark doctor`: this machine, the attention paths that can run on it, and why the others cannot."""
+"""`hallmark doctor`: this machine, the attention paths that can run on it, why the others cannot, and a verdict."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from kernels.buckets import Bucket
 from kernels.fingerprint import Fingerprint
-from kernels.path import KernelPath
+from kernels.path import KernelPath, Tier
 from kernels.shape import AttentionShape, Dtype, Phase
 from qualification.common.table import table
 
 
-def report(fingerprint: Fingerprint, paths: Iterable[KernelPath]) -> Iterator[str]:
-    """Lines: the fingerprint's fields, then one for each path."""
-    yield from table(("machine", ""), [(name, _text(value)) for name, value in fingerprint.values().items()])
-    yield ""
-    yield from table(("path", "tier", "phases", "here"), [_row(path, fingerprint) for path in paths])
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """What is printed; the last line is the verdict."""
+
+    lines: list[str]
+    can_serve: bool  # every phase has a path
 
 
-def _row(path: KernelPath, fingerprint: Fingerprint) -> tuple[str, str, str, str]:
+def diagnose(fingerprint: Fingerprint, paths: Iterable[KernelPath]) -> Diagnosis:
+    """The fingerprint's fields, a line for each path, and whether a server can run here."""
+    paths = list(paths)
+    usable = {path.name: _usable_dtypes(path, fingerprint) for path in paths}
+    rows = [_row(path, fingerprint, usable[path.name]) for path in paths]
+    can_run = [path for path in paths if usable[path.name]]
+    missing = [phase.value for phase in Phase if not any(phase in path.limits.phases for path in can_run)]
+    lines = table(("machine", ""), [(name, _text(value)) for name, value in fingerprint.values().items()])
+    lines += ["", *table(("path", "tier", "phases", "here"), rows), "", _verdict(can_run, len(paths), missing)]
+    return Diagnosis(lines, not missing)
+
+
+def _verdict(can_run: Sequence[KernelPath], num_paths: int, missing: Sequence[str]) -> str:
+    if missing:
+        return f"Verdict: no server can run here: nothing computes {' and '.join(missing)}."
+    num_first = sum(path.tier is Tier.FIRST for path in can_run)
+    tiers = f"{num_first} wanted, {len(can_run) - num_first} fallback"
+    slow = "" if num_first else " It will be slow: every answer falls back."
+    return f"Verdict: a server can run here, on {len(can_run)} of {num_paths} attention paths ({tiers}).{slow}"
+
+
+def _usable_dtypes(path: KernelPath, fingerprint: Fingerprint) -> list[str]:
+    phase = next(phase for phase in Phase if phase in path.limits.phases)
+    return [dtype.value for dtype in Dtype if not path.rejects(_plain_shape(path, phase, dtype), fingerprint)]
+
+
+def _row(path: KernelPath, fingerprint: Fingerprint, usable: Sequence[str]) -> tuple[str, str, str, str]:
     phases = [phase for phase in Phase if phase in path.limits.phases]
-    usable, whys = [], []
+    whys = []
     for dtype in Dtype:
         rejections = path.rejects(_plain_shape(path, phases[0], dtype), fingerprint)
         if rejections:
             whys.append({f"{rejection.code.value}: {rejection.detail}": None for rejection in rejections})
-        else:
-            usable.append(dtype.value)
     # What stands against every dtype is the machine's; that some are not taken besides says nothing of it.
     reasons = [why for why in whys[0] if all(why in others for others in whys)] if whys else []
     reasons = reasons or list(dict.fromkeys(why for each in whys for why in each))

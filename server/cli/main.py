@@ -9,9 +9,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from enum import Enum
+from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
 
 import msgspec
 import uvicorn
@@ -22,10 +21,13 @@ from qualification.bench.serve import command as serve_command
 from qualification.canary import command as canary
 from qualification.commands import matrix as matrix_command
 from qualification.commands import qualify as qualify_command
+from qualification.common.flags import add_command
 from qualification.exit_code import ExitCode
 from qualification.report import command as report_command
 from server.bench.steps import command as steps_command
+from server.cli import serve_flags
 from server.cli.console import Console
+from server.cli.parser import Parser, parsed
 from server.edge.admission import Admission, Edge
 from server.edge.keys import NO_KEYS, Keys
 from server.edge.lifecycle import Lifecycle
@@ -34,11 +36,13 @@ from server.errors import SettingsError, StartError
 from server.http.app import create_admin_app, create_app
 from server.log import configure_logging
 from server.model.load.digests import model_digests
-from server.settings import GenerationConfig, LoadFormat, Settings, flag_of, read_settings
+from server.model.load.pooling import read_pooling
+from server.settings import GenerationConfig, LoadFormat, Settings, read_settings
 from server.supervisor.client import EngineClient
 from server.telemetry.metrics import Metrics
 from server.telemetry.objectives import DEFAULT_OBJECTIVES, load_objectives
 from server.telemetry.tracing import Tracing
+from server.text.answer.syntax import choose_syntax
 from server.text.chat_template import ChatTemplate
 from server.text.sampling_defaults import SamplingDefaults, load_sampling_defaults
 from server.text.tokenizer import Tokenizer
@@ -52,7 +56,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The program's entry; returns its exit code."""
     argv = sys.argv[1:] if argv is None else argv
     try:
-        arguments = build_parser().parse_args(argv)
+        if not argv:
+            build_parser().print_help()
+            return 2  # nothing was done
+        arguments = parsed(build_parser(), argv)
         if arguments.command == "serve":
             flags = {name: text for name, text in vars(arguments).items() if name != "command"}
             return serve(read_settings(flags, os.environ))
@@ -73,72 +80,124 @@ def _judge(arguments: argparse.Namespace) -> int:
         return ExitCode.INCONCLUSIVE
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise SettingsError(f"{message} (see {self.prog} --help)")
-
-
-def build_parser() -> argparse.ArgumentParser:
-    parser = _Parser(
-        prog="hallmark", description="An LLM server that proves which attention kernel served each request."
+def build_parser() -> Parser:
+    parser = Parser(
+        prog="hallmark",
+        description="An LLM server that proves which attention kernel served each request.",
+        epilog="""examples:
+  hallmark serve                         the demo model on http://127.0.0.1:8000
+  hallmark serve --model FOLDER          a model of your own
+  hallmark doctor                        what can run on this machine
+  hallmark COMMAND --help                the flags of a command, with examples""",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"hallmark {version()}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    serve_parser = commands.add_parser("serve", help="serve a model over HTTP", allow_abbrev=False)
-    for field in msgspec.structs.fields(Settings):
-        description, metavar = _documented(field.type)
-        default = "" if field.default is None else f" (default: {_text(field.default)})"
-        options: dict[str, Any] = {"action": _Switch} if _is_switch(field.type) else {"metavar": metavar}
-        serve_parser.add_argument(
-            flag_of(field.name),
-            dest=field.name,
-            default=argparse.SUPPRESS,
-            help=(description + default).replace("%", "%%"),
-            **options,
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", title="commands")
+    serve_flags.add_arguments(
+        add_command(
+            commands,
+            "serve",
+            "serve a model over HTTP",
+            "Serve a model over HTTP as OpenAI's API does. Each flag is also a variable: --max-num-seqs is "
+            "HALLMARK_MAX_NUM_SEQS; the flag wins.",
+            "hallmark serve",
+            "hallmark serve --model ~/models/Qwen3-8B --port 8123 --api-key-file keys.txt",
+            "hallmark serve --model ~/models/Qwen3-8B --on-unproven refuse",
         )
+    )
     qualify_command.add_arguments(
-        commands.add_parser("qualify", help="prove a model's attention shapes on this machine", allow_abbrev=False)
+        add_command(
+            commands,
+            "qualify",
+            "prove a model's attention shapes on this machine",
+            "Measure, on this machine, every attention shape that a model can need, and write the evidence. "
+            "Reads no weights; wrong kernels must be refused first.",
+            "hallmark qualify --model ~/models/Qwen3-8B",
+            "hallmark qualify --preset llama-8b --quick --out-dir evidence",
+        )
     )
-    matrix_command.add_arguments(commands.add_parser("matrix", help="show, verify or compare evidence"))
-    report_command.add_arguments(commands.add_parser("report", help="what the evidence says, as one page"))
-    benches = commands.add_parser("bench", help="measure attention paths, servers or steps").add_subparsers(
-        dest="bench", required=True, metavar="WHAT"
+    matrix_command.add_arguments(
+        add_command(
+            commands,
+            "matrix",
+            "show, verify or compare evidence",
+            "Read evidence: what was measured for each shape and path, whether it is whole and of this machine, "
+            "and what differs between two bodies of it.",
+            "hallmark matrix show",
+            "hallmark matrix diff before/ after/",
+        )
     )
+    report_command.add_arguments(
+        add_command(
+            commands,
+            "report",
+            "what the evidence says, as one page",
+            "Write one HTML page from evidence and, where they are named, benches and a running server.",
+            "hallmark report --out report.html",
+            "hallmark report --url http://127.0.0.1:8000",
+        )
+    )
+    bench_parser = add_command(
+        commands,
+        "bench",
+        "measure attention paths, servers or steps",
+        "Measure attention paths beside other libraries, servers beside others, or the engine's own steps.",
+        "hallmark bench attention --quick",
+        "hallmark bench serve --url http://127.0.0.1:8000 --quick",
+    )
+    benches = bench_parser.add_subparsers(dest="bench", required=True, metavar="WHAT", title="benches")
     bench_command.add_arguments(
-        benches.add_parser("attention", help="beside FA2, FA3, cuDNN and FlexAttention", allow_abbrev=False)
+        add_command(
+            benches,
+            "attention",
+            "beside FA2, FA3, cuDNN and FlexAttention",
+            "Time every attention path that can run here beside its peers. Every combination of the sweep's flags is "
+            "a case; results are a table, one JSON file and charts.",
+            "hallmark bench attention --quick",
+            "hallmark bench attention --phases prefill --lengths 2048 8192 --out-dir results",
+        )
     )
     serve_command.add_arguments(
-        benches.add_parser("serve", help="load on any OpenAI-compatible server, beside others", allow_abbrev=False)
+        add_command(
+            benches,
+            "serve",
+            "load on any OpenAI-compatible server, beside others",
+            "Put the same load on one or more OpenAI-compatible servers, in turns, and compare times to the first "
+            "token, times per token and tokens a second.",
+            "hallmark bench serve --url http://127.0.0.1:8000 --quick",
+            "hallmark bench serve --url http://127.0.0.1:8000 --peer vllm=http://127.0.0.1:8001 --out-dir results",
+        )
     )
     steps_command.add_arguments(
-        benches.add_parser("steps", help="the engine's own, by length, batch and context", allow_abbrev=False)
+        add_command(
+            benches,
+            "steps",
+            "the engine's own, by length, batch and context",
+            "Time single steps of the engine, without HTTP: prompts by length, decode by batch and by context.",
+            "hallmark bench steps --quick",
+            "hallmark bench steps --model ~/models/Qwen3-8B --dummy --out results",
+        )
     )
-    canary.add_arguments(commands.add_parser("canary", help="ask a running server whether it may take traffic"))
-    commands.add_parser("doctor", help="show this machine and the attention paths that can run on it")
+    canary.add_arguments(
+        add_command(
+            commands,
+            "canary",
+            "ask a running server whether it may take traffic",
+            "Compare plan, numerics and speed of a running server with a golden file or another server. The exit code "
+            "is the verdict: 0 pass, 1 numerics, 2 performance, 3 environment or kernel path, 4 inconclusive.",
+            "hallmark canary --url http://127.0.0.1:8000",
+            "hallmark canary record --url http://127.0.0.1:8000 --out golden.json",
+        )
+    )
+    add_command(
+        commands,
+        "doctor",
+        "show this machine and the attention paths that can run on it",
+        "Show this machine and the attention paths that can run on it, and why the others cannot; the last line says "
+        "whether a server can run here (exit code 0) or not (3).",
+        "hallmark doctor",
+    )
     return parser
-
-
-class _Switch(argparse.BooleanOptionalAction):
-    """`--name` and `--no-name`, kept as the text that a variable would hold."""
-
-    def __call__(
-        self, _parser: object, namespace: argparse.Namespace, _values: object, option_string: str | None = None
-    ) -> None:
-        is_off = option_string is not None and option_string.startswith("--no-")
-        setattr(namespace, self.dest, "false" if is_off else "true")
-
-
-def _is_switch(annotation: object) -> bool:
-    return getattr(annotation, "__origin__", annotation) is bool
-
-
-def _documented(annotation: object) -> tuple[str, str]:
-    """A setting's description, and what stands for its value in the help text."""
-    kind = getattr(annotation, "__origin__", annotation)
-    meta = getattr(annotation, "__metadata__", (msgspec.Meta(description=""),))[-1]
-    if isinstance(kind, type) and issubclass(kind, Enum):
-        return meta.description or "", "{" + ",".join(member.value for member in kind) + "}"
-    return meta.description or "", "VALUE"
 
 
 def qualify(args: argparse.Namespace) -> int:
@@ -177,12 +236,6 @@ def _compute_here() -> None:
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
 
 
-def _text(default: object) -> str:
-    if isinstance(default, bool):
-        return "on" if default else "off"
-    return str(default.value if isinstance(default, Enum) else default)
-
-
 def version() -> str:
     return importlib.metadata.version("hallmark-serve")
 
@@ -193,6 +246,7 @@ def serve(settings: Settings) -> int:
     settings, folder = resolve(settings)
     keys = Keys.load(settings)
     tokenizer, template = Tokenizer.load(folder), ChatTemplate.load(folder)
+    pooling = read_pooling(folder, settings)
     is_recommended = settings.generation_config is GenerationConfig.AUTO
     defaults = load_sampling_defaults(folder) if is_recommended else SamplingDefaults()
     listening = bind(settings.host, settings.port, "--port")
@@ -212,6 +266,7 @@ def serve(settings: Settings) -> int:
         engine=engine,
         tokenizer=tokenizer,
         template=template,
+        syntax=choose_syntax(template, settings.tool_call_parser, settings.reasoning_parser),
         metrics=metrics,
         tracing=tracing,
         lifecycle=Lifecycle(),
@@ -220,6 +275,7 @@ def serve(settings: Settings) -> int:
         version=version(),
         started_at=int(time.time()),
         sampling_defaults=defaults,
+        pooling=pooling,
     )
     admin = None if admin_listening is None else serve_admin(edge, admin_listening, keys)
     server = Server(
@@ -227,6 +283,7 @@ def serve(settings: Settings) -> int:
         edge.lifecycle,
         settings.shutdown_grace_s,
         must_end=lambda: engine.refused is not None and engine.refused.is_final,
+        on_hangup=None if keys == NO_KEYS else partial(_read_keys_again, keys, settings, metrics),
     )
     server.run(sockets=[listening])
     if admin is not None:
@@ -234,6 +291,11 @@ def serve(settings: Settings) -> int:
     if engine.refused is not None and engine.refused.is_final:
         raise StartError(engine.refused.message)
     return 0
+
+
+def _read_keys_again(keys: Keys, settings: Settings, metrics: Metrics) -> None:
+    if keys.reload(settings):
+        metrics.traffic.create_keys(keys.names)
 
 
 def make_telemetry(settings: Settings) -> tuple[Metrics, Tracing]:
@@ -294,12 +356,13 @@ def doctor() -> int:
 
     from kernels.catalog import PATHS
     from kernels.device import num_cores, read_fingerprint
-    from server.cli.doctor import report
+    from server.cli.doctor import diagnose
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    for line in report(read_fingerprint(device, num_threads=num_cores()), PATHS):
+    diagnosis = diagnose(read_fingerprint(device, num_threads=num_cores()), PATHS)
+    for line in diagnosis.lines:
         _print(line)
-    return 0
+    return ExitCode.PASS if diagnosis.can_serve else ExitCode.ENVIRONMENT
 
 
 def _print(line: str) -> None:

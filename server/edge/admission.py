@@ -5,13 +5,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from server.edge.lifecycle import Lifecycle
-from server.errors import RETRY_AFTER_S, ModelNotFound, NotReady, ShuttingDown, TooManyRequests
-from server.protocol.messages import EngineReady
+from server.errors import RETRY_AFTER_S, ModelNotFound, NotReady, ShuttingDown, TooManyRequests, UnsupportedField
+from server.grammar.checker import GrammarChecker
+from server.model.load.pooling import PoolingModel
+from server.protocol.messages import EngineReady, Grammar
 from server.settings import Settings
 from server.supervisor.client import EngineClient, EngineState
 from server.telemetry.metrics import Metrics
 from server.telemetry.outcomes import RejectedFor
 from server.telemetry.tracing import Tracing
+from server.text.answer.syntax import AnswerSyntax
 from server.text.chat_template import ChatTemplate
 from server.text.sampling_defaults import SamplingDefaults
 from server.text.tokenizer import Tokenizer
@@ -86,7 +89,10 @@ class Edge:
     version: str
     started_at: int  # Unix seconds
     sampling_defaults: SamplingDefaults
+    syntax: AnswerSyntax = field(default_factory=AnswerSyntax)  # in which the model calls tools and reasons
+    pooling: PoolingModel | None = None  # None: the model generates
     model_digests: Mapping[str, str | None] = field(default_factory=dict)
+    grammars: GrammarChecker = field(default_factory=GrammarChecker)
 
     @property
     def model(self) -> str:
@@ -96,6 +102,13 @@ class Edge:
         """Raises ModelNotFound unless `name` is the one model here, or absent."""
         if name is not None and name != self.model:
             raise ModelNotFound(f"The model {name[:128]!a} does not exist here, {self.model!r} does.", param="model")
+
+    async def check_grammar(self, ready: EngineReady, grammar: Grammar) -> None:
+        """Raises UnsupportedField where the model's tokenizer takes no grammar, InvalidGrammar for this grammar."""
+        if not ready.has_grammars:
+            message = f"{grammar.param}: this model's tokenizer cannot be bound by a grammar."
+            raise UnsupportedField(message, param=grammar.param)
+        await self.grammars.check(grammar)
 
     def require_ready(self) -> EngineReady:
         """Raises NotReady or ShuttingDown, and counts why."""

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from starlette.types import Scope, Send
 
 from server.edge.body_memory import Body
+from server.edge.dialect import OPENAI, Dialect
+from server.edge.rate_limits import Quota
 from server.telemetry.outcomes import Outcome
 from server.telemetry.request import RequestRecord
 
@@ -26,8 +28,12 @@ class RequestContext:
     task: "asyncio.Task[object]"
     unique_id: str
     body: Body
+    dialect: Dialect = OPENAI  # of its path
     cleanup: list[Callable[[], Awaitable[None]]] = field(default_factory=list)  # called when it ends, the last first
+    path: str = ""  # behind the root path
     tenant: bytes = b""  # digest of its key; empty where none is needed
+    key_name: str | None = None  # of its key
+    quota: Quota | None = None  # of its key
     record: RequestRecord | None = None  # of a request that generates
     status: int | None = None  # of the response, once it has begun
     is_event_stream: bool = False
@@ -35,6 +41,12 @@ class RequestContext:
     aborted_by: Exception | None = None
     outcome: Outcome | None = None
     error_code: str | None = None
+    error_param: str | None = None  # the field that is to blame
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of prompts and answers so far."""
+        return 0 if self.record is None else self.record.num_prompt_tokens + self.record.num_tokens
 
     async def aclose(self) -> None:
         """Clean up, however the request has ended."""

@@ -12,16 +12,19 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 from secrets import token_hex
+from types import MappingProxyType
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.edge.body_memory import Bodies, Body
 from server.edge.context import ClientGone, RequestContext, attach_context
+from server.edge.dialect import OPENAI, Dialect
 from server.edge.direct_stream import writer_of
 from server.edge.headers import check_content, check_fields
 from server.edge.hosts import Hosts
-from server.edge.keys import Access
+from server.edge.keys import Access, KeyKind
 from server.edge.lifecycle import Lifecycle
+from server.edge.rate_limits import RateLimits
 from server.edge.responder import Responder
 from server.errors import (
     INTERNAL_MESSAGE,
@@ -29,6 +32,7 @@ from server.errors import (
     HallmarkError,
     InternalError,
     PayloadTooLarge,
+    RateLimited,
     RequestTimeout,
     SlowClient,
     TooManyRequests,
@@ -38,6 +42,7 @@ from server.telemetry.outcomes import Outcome, RejectedFor
 
 logger = logging.getLogger(__name__)
 
+_FIELD = re.compile(r"[A-Za-z0-9_.\[\]-]{1,128}")  # a field's name that a log line can hold
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 
 
@@ -63,7 +68,12 @@ class Guard:
         metrics: Metrics,
         lifecycle: Lifecycle,
         routes: frozenset[str],
+        rate_limits: RateLimits | None = None,
+        root_path: str = "",
+        dialects: Mapping[str, Dialect] = MappingProxyType({}),
     ) -> None:
+        """root_path  what a proxy puts before every path, and perhaps takes away again; empty for nothing
+        dialects   of the paths whose clients are not OpenAI's"""
         self._app = app
         self._limits = limits
         self._bodies = bodies
@@ -72,6 +82,9 @@ class Guard:
         self._metrics = metrics
         self._lifecycle = lifecycle
         self._routes = routes
+        self._dialects = dialects
+        self._rate_limits = rate_limits or RateLimits()
+        self._root_path = root_path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -80,12 +93,17 @@ class Guard:
         # Some load balancers probe with HEAD; uvicorn, which has the old scope, leaves out the body.
         if scope["method"] == "HEAD":
             scope = {**scope, "method": "GET"}
+        path: str = scope["path"]
+        if self._root_path:  # the router takes it away again, once: it must see the path that is checked here
+            path = path.removeprefix(self._root_path) if path.startswith(f"{self._root_path}/") else path
+            scope = {**scope, "root_path": self._root_path, "path": self._root_path + path}
         headers: dict[bytes, bytes] = dict(scope["headers"])
         task = asyncio.current_task()
         assert task is not None
         unique_id = token_hex(16)
         request_id = _request_id(headers) or f"req-{unique_id}"
-        context = RequestContext(request_id, time.monotonic(), task, unique_id, Body(self._bodies))
+        context = RequestContext(request_id, time.monotonic(), task, unique_id, Body(self._bodies), path=path)
+        context.dialect = self._dialects.get(path, OPENAI)
         responder = Responder(context, send, self._limits.send_timeout_s, writer_of(scope))
         attach_context(scope, context, responder)
         try:
@@ -137,11 +155,25 @@ class Guard:
 
     def _check_headers(self, scope: Scope, headers: Mapping[bytes, bytes], context: RequestContext) -> None:
         check_fields(scope["headers"])
-        path = scope["path"]
+        path = context.path
         is_open = path in self._access.open_paths
         self._hosts.check(headers.get(b"host"), http_version=scope["http_version"], is_open=is_open)
-        context.tenant = self._access.check(path, headers.get(b"authorization"))
+        caller = self._access.check(path, _authorization(headers))
+        context.tenant, context.key_name = caller.digest, caller.name
         check_content(scope["method"], headers)
+        if caller.kind is KeyKind.TENANT and scope["method"] == "POST":
+            self._limit(context)
+
+    def _limit(self, context: RequestContext) -> None:
+        """Count the request among those of its key. Raises RateLimited."""
+        context.quota = self._rate_limits.quota(context.tenant)
+        if context.quota is not None:
+            try:
+                context.quota.enter(context)
+            except RateLimited as error:
+                reason = RejectedFor.KEY_TOKENS if error.is_of_tokens else RejectedFor.KEY_REQUESTS
+                self._metrics.traffic.rejected(reason)
+                raise
 
     async def _read_body(self, receive: Receive, headers: Mapping[bytes, bytes], held: Body) -> None:
         limit = self._limits.max_body_bytes
@@ -176,19 +208,34 @@ class Guard:
 
     def _account(self, scope: Scope, context: RequestContext) -> None:
         outcome = context.outcome or _outcome_of(context.status)
-        path = getattr(scope.get("route"), "path", scope["path"])
+        if context.quota is not None:
+            context.quota.leave(context)
+        if context.key_name is not None:
+            self._metrics.traffic.used(context.key_name, context.num_tokens)
+        path = getattr(scope.get("route"), "path", context.path)
         route = path if path in self._routes else "other"
         self._metrics.traffic.answered(route, outcome)
         elapsed_ms = (time.monotonic() - context.arrived_at) * 1000
         level = logging.INFO if scope["method"] == "POST" or outcome is Outcome.SERVER_ERROR else logging.DEBUG
         what = {"status": context.status, "outcome": outcome.value, "code": context.error_code}
-        fields = {**what, "ms": round(elapsed_ms, 1), **context.ids()}
-        logger.log(level, "%s %s", scope["method"], route, extra=fields)
+        param = context.error_param if context.error_param and _FIELD.fullmatch(context.error_param) else None
+        who = {"key": context.key_name, "param": param}
         record = context.record
+        fields = {**what, **who, "ms": round(elapsed_ms, 1), **context.ids()}
+        if record is not None and record.uses:
+            fields["kernels"] = ",".join(f"{use.phase}:{use.path}" for use in record.uses)
+            fields["kernel_status"] = record.kernel_status
+        logger.log(level, "%s %s", scope["method"], route, extra=fields)
         if record is not None:
             if outcome is Outcome.DISCONNECTED:
                 record.disconnected(is_slow=context.error_code == SlowClient.code)
             record.end(outcome, status=context.status, error_code=context.error_code)
+
+
+def _authorization(headers: Mapping[bytes, bytes]) -> bytes | None:
+    """The header Authorization, or what it would be: Anthropic's clients send their key as X-Api-Key."""
+    key = headers.get(b"x-api-key")
+    return headers.get(b"authorization", None if key is None else b"Bearer " + key)
 
 
 def _request_id(headers: Mapping[bytes, bytes]) -> str:

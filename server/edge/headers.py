@@ -1,4 +1,4 @@
-"""Checks of a request's headers: their size, doubled Host or Authorization, and a JSON body."""
+"""Checks of a request's headers: their size, doubled Host or keys, and a JSON body."""
 
 from collections.abc import Mapping, Sequence
 
@@ -7,11 +7,11 @@ from server.errors import HeadersTooLarge, InvalidHeader, UnsupportedMediaType
 
 MAX_HEADERS = 100
 MAX_HEADER_BYTES = 32 * 1024
-_SINGLE = (b"host", b"authorization")  # of two, another program may take another than we
+_SINGLE = (b"host", b"authorization", b"x-api-key")  # of two, another program may take another than we
 
 
 def check_fields(fields: Sequence[tuple[bytes, bytes]]) -> None:
-    """Raises HeadersTooLarge for too many or too large headers, InvalidHeader for a doubled Host or Authorization."""
+    """Raises HeadersTooLarge for too many or too large headers, InvalidHeader for a doubled Host or key."""
     num_bytes = sum(len(name) + len(value) for name, value in fields)
     if len(fields) > MAX_HEADERS or num_bytes > MAX_HEADER_BYTES:
         raise HeadersTooLarge(

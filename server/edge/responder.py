@@ -1,9 +1,7 @@
 """The answer to a request, also where it fails."""
 
 import asyncio
-from collections.abc import Mapping
 
-import msgspec
 from starlette.types import Message, Send
 
 from server.edge.context import RequestContext
@@ -18,6 +16,7 @@ from server.errors import (
     Unauthorized,
 )
 from server.telemetry.outcomes import Outcome
+from server.telemetry.request import RequestRecord
 
 
 class Responder:
@@ -34,9 +33,13 @@ class Responder:
         context = self.context
         if message["type"] == "http.response.start":
             context.status = message["status"]
-            headers = [*message.get("headers", ()), (b"x-request-id", context.request_id.encode())]
+            headers = [*message.get("headers", ()), (context.dialect.id_header, context.request_id.encode())]
             if context.record is not None:
                 headers.append((b"traceparent", context.record.trace.traceparent.encode()))
+                if context.status == 200:
+                    headers += _kernel_headers(context.record)
+            if context.quota is not None:
+                headers += context.quota.headers()
             context.is_event_stream = any(value.startswith(b"text/event-stream") for _, value in headers)
             message = {**message, "headers": headers}
         elif not message.get("more_body", False):
@@ -53,23 +56,24 @@ class Responder:
     async def fail(self, error: HallmarkError) -> None:
         """Answer with `error`; as an event where the response has begun as a stream of them."""
         context = self.context
-        context.error_code = error.code
+        context.error_code, context.error_param = error.code, error.param
         if context.is_answered:
             return
-        body = envelope(error, context.ids())
         if context.status is None:
+            body = context.dialect.envelope(error, context.ids())
             await self({"type": "http.response.start", "status": error.status, "headers": _headers(error, body)})
             await self({"type": "http.response.body", "body": body})
             return
         context.outcome = Outcome.SERVER_ERROR
         if context.is_event_stream:
-            await self({"type": "http.response.body", "body": b"data: " + body + b"\n\ndata: [DONE]\n\n"})
+            await self({"type": "http.response.body", "body": context.dialect.event(error, context.ids())})
 
 
-def envelope(error: HallmarkError, ids: Mapping[str, str]) -> bytes:
-    """The error as OpenAI's clients expect it, with `ids`: when a stream fails, its headers are long gone."""
-    fields = {"message": error.message, "type": error.type, "param": error.param, "code": error.code}
-    return msgspec.json.encode({"error": {**fields, **ids}})
+def _kernel_headers(record: RequestRecord) -> list[tuple[bytes, bytes]]:
+    """How well the kernels are proven that have served a request so far, and the matrix that says so."""
+    status = record.kernel_status
+    proof = [] if status is None else [(b"x-hallmark-status", status.encode())]
+    return [*proof, (b"x-hallmark-plan", (record.matrix_digest or "none").encode())]
 
 
 def _headers(error: HallmarkError, body: bytes) -> list[tuple[bytes, bytes]]:

@@ -1,11 +1,13 @@
 """uvicorn as Hallmark runs it, with a shutdown that ends streams properly."""
 
+import asyncio
 import errno
 import gc
 import logging
 import math
 import os
 import resource
+import signal
 import socket
 import time
 from collections.abc import Callable
@@ -40,19 +42,26 @@ class Server(uvicorn.Server):
         *,
         one_order_s: float = 0.5,
         must_end: Callable[[], bool] = lambda: False,
+        on_hangup: Callable[[], object] | None = None,
     ) -> None:
-        """`must_end` is asked every 0.1 s; True ends the server at once, requests that still run with an error."""
+        """`must_end` is asked every 0.1 s; True ends the server at once, requests that still run with an error.
+
+        on_hangup  called on SIGHUP, on the event loop; without it SIGHUP ends the process
+        """
         super().__init__(config)
         self._lifecycle = lifecycle
         self._grace_s = grace_s
         self._one_order_s = one_order_s
         self._must_end = must_end
+        self._on_hangup = on_hangup
         self._num_orders = 0
         self._ordered_at = -math.inf  # monotonic seconds of the latest order's first signal
         self._drain_began_at: float | None = None
         self._descriptors_told_at = -math.inf
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._on_hangup is not None:
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._on_hangup)
         await super().startup(sockets)
         gc.collect()
         gc.freeze()  # of what lives as long as the server: to look at it again stopped every stream for 50 ms

@@ -3,26 +3,51 @@
 import asyncio
 import contextlib
 import difflib
+import re
 from collections import defaultdict, deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Container, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.routing import APIRoute
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 
 from server.edge.admission import Edge
 from server.edge.body_memory import Bodies
+from server.edge.context import context_of
+from server.edge.cors import cors_options
 from server.edge.guard import Guard, GuardLimits
 from server.edge.hosts import allowed_hosts
 from server.edge.keys import NO_KEYS, Access, Keys
-from server.errors import InvalidValue, MethodNotAllowed, NotFound
+from server.edge.rate_limits import RateLimits
+from server.errors import InvalidValue, MethodNotAllowed, NotFound, SettingsError
+from server.http.anthropic import routes as anthropic
+from server.http.anthropic.errors import ANTHROPIC
 from server.http.common.document import document
+from server.http.common.validation import RequestModel
 from server.http.openai import routes as openai
 from server.http.operations import routes as operations
+from server.http.page.route import PATH as PAGE
+from server.http.page.route import page_routes
+from server.http.pooling.routes import PATHS as POOLING_PATHS
+from server.http.pooling.routes import REQUESTS as POOLING_REQUESTS
+from server.http.pooling.routes import pooling_routes
+from server.http.responses import routes as responses
+from server.settings import Task
 from server.telemetry.metrics import Metrics
 
-OPEN_PATHS = frozenset({"/livez", "/readyz", "/health"})  # for probes, which have no key
+# For probes and browsers, which begin without a key.
+OPEN_PATHS = frozenset({"/livez", "/readyz", "/health", "/ping", PAGE})
+_GENERATING = (
+    "/v1/completions",
+    "/v1/chat/completions",
+    responses.RESPONSES,
+    anthropic.MESSAGES,
+    anthropic.COUNT_TOKENS,
+)
+_OF_ANY_TASK = ("/tokenize", "/detokenize")
 _LAG_INTERVAL_S = 0.25
 _LAG_SAMPLES = 20  # the gauge shows the longest of these: 5 seconds
 _TRACE_CLOSE_S = 5.0
@@ -31,13 +56,20 @@ _TRACE_CLOSE_S = 5.0
 def create_app(edge: Edge, keys: Keys = NO_KEYS) -> FastAPI:
     """The API; its lifespan starts and closes the engine. Without an admin port it has the operators' routes too.
 
-    Raises SettingsError for allowed hosts that are none, and ModelError for a tokenizer that cannot tell special tokens
-    from text that spells them.
+    Raises SettingsError for allowed hosts or origins that are none, limits of keys without keys, and a root path that
+    is none; ModelError for a tokenizer that cannot tell special tokens from text that spells them.
     """
-    if edge.template is not None and not edge.settings.special_tokens_in_text:
+    settings = edge.settings
+    if edge.template is not None and not settings.special_tokens_in_text:
         edge.tokenizer.special_tokens.mark("")  # built here, and not in the first request: a large one takes 1 s
-    routers = [openai.routes(edge), openai.model_routes(edge), operations.health_routes(edge)]
-    if edge.settings.admin_port is None:
+    routers = [
+        *_task_routers(edge),
+        openai.model_routes(edge),
+        operations.health_routes(edge),
+        operations.load_routes(edge),
+        page_routes(),
+    ]
+    if settings.admin_port is None:
         routers += _operator_routers(edge)
 
     @contextlib.asynccontextmanager
@@ -48,11 +80,40 @@ def create_app(edge: Edge, keys: Keys = NO_KEYS) -> FastAPI:
             yield
         finally:
             await edge.engine.close()
+            edge.grammars.close()
             watch.cancel()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(asyncio.to_thread(edge.tracing.close), _TRACE_CLOSE_S)
 
-    return _application(routers, edge, keys, lifespan)
+    limits, root_path = RateLimits.of(settings), _checked_root_path(settings.root_path)
+    app = _application(routers, edge, keys, lifespan, rate_limits=limits, root_path=root_path)
+    cors = cors_options(settings)
+    if cors is not None:  # around the guard: preflights have no key, and refusals are to be read too
+        app.add_middleware(CORSMiddleware, **cors)
+    edge.metrics.traffic.create_keys(keys.names)
+    return app
+
+
+def _task_routers(edge: Edge) -> list[APIRouter]:
+    """The routes of what the model is served for; of others only those that need no engine."""
+    generating = openai.routes(edge)
+    if edge.pooling is None:
+        return [generating, responses.routes(edge), anthropic.routes(edge)]
+    any_task = APIRouter()
+    any_task.routes.extend(it for it in generating.routes if isinstance(it, APIRoute) and it.path in _OF_ANY_TASK)
+    return [any_task, pooling_routes(edge, edge.pooling)]
+
+
+def _of_other_tasks(edge: Edge) -> dict[str, str]:
+    """The paths that servers of other tasks have, each with why this one has not."""
+    task = Task.GENERATE if edge.pooling is None else edge.pooling.task
+    tasks = POOLING_PATHS | dict.fromkeys(_GENERATING, Task.GENERATE)
+    here = f"this one is served for {task.value!r} (--task)"
+    return {
+        path: f"needs a model for the task {needed.value!r}, {here}"
+        for path, needed in tasks.items()
+        if needed is not task
+    }
 
 
 def create_admin_app(edge: Edge, keys: Keys = NO_KEYS) -> FastAPI:
@@ -60,7 +121,7 @@ def create_admin_app(edge: Edge, keys: Keys = NO_KEYS) -> FastAPI:
 
     Raises SettingsError for allowed hosts that are none.
     """
-    routers = [operations.health_routes(edge), *_operator_routers(edge)]
+    routers = [operations.health_routes(edge), page_routes(), *_operator_routers(edge)]
     return _application(routers, edge, Keys(operators=keys.operators), None)
 
 
@@ -68,7 +129,24 @@ def _operator_routers(edge: Edge) -> list[APIRouter]:
     return [operations.operator_routes(edge), operations.order_routes(edge)]
 
 
-def _application(routers: Sequence[APIRouter], edge: Edge, keys: Keys, lifespan: Any) -> FastAPI:
+def _checked_root_path(path: str | None) -> str:
+    """The path before every route, empty for none. Raises SettingsError."""
+    if path is None or path == "/":
+        return ""
+    if not re.fullmatch(r"(/[A-Za-z0-9._~-]+)+", path):
+        raise SettingsError(f"--root-path {path}: expected a path such as /llm, without a slash at its end")
+    return path
+
+
+def _application(
+    routers: Sequence[APIRouter],
+    edge: Edge,
+    keys: Keys,
+    lifespan: Any,
+    *,
+    rate_limits: RateLimits | None = None,
+    root_path: str = "",
+) -> FastAPI:
     """An application of these routes behind a guard, with its document."""
     app = FastAPI(
         title="Hallmark",
@@ -86,7 +164,12 @@ def _application(routers: Sequence[APIRouter], edge: Edge, keys: Keys, lifespan:
         # Not by include_router, which would match each request's path twice.
         app.router.routes.extend(router.routes)
     of_operators = {route.path for it in _operator_routers(edge) for route in it.routes if isinstance(route, APIRoute)}
-    app.add_exception_handler(HTTPException, _raiser(methods, of_operators - methods.keys()))
+    port = edge.settings.admin_port
+    on_admin_port = f"is on the server's admin port{f', {port}' if port else ''}"
+    elsewhere = dict.fromkeys(of_operators - methods.keys(), on_admin_port)
+    if lifespan is not None:  # the API's port
+        elsewhere |= _of_other_tasks(edge)
+    app.add_exception_handler(HTTPException, _raiser(methods, elsewhere))
     edge.metrics.traffic.create_routes((*methods, "other"))
     settings = edge.settings
     access = Access(keys, OPEN_PATHS, frozenset(of_operators & methods.keys()))
@@ -99,27 +182,37 @@ def _application(routers: Sequence[APIRouter], edge: Edge, keys: Keys, lifespan:
         metrics=edge.metrics,
         lifecycle=edge.lifecycle,
         routes=frozenset(methods),
+        rate_limits=rate_limits,
+        root_path=root_path,
+        dialects=dict.fromkeys((anthropic.MESSAGES, anthropic.COUNT_TOKENS), ANTHROPIC),
     )
-    document(app, access, (*openai.REQUESTS, *operations.REQUESTS), openai.EVENTS)
+    of_task: tuple[type[RequestModel], ...]
+    events: tuple[type[BaseModel], ...] = ()
+    if edge.pooling is None:
+        of_task = (*openai.REQUESTS, *responses.REQUESTS, *anthropic.REQUESTS)
+        events = (*openai.EVENTS, *responses.EVENTS, *anthropic.EVENTS)
+    else:
+        of_task = (*openai.TOKEN_REQUESTS, *POOLING_REQUESTS[edge.pooling.task])
+    document(app, access, (*of_task, *operations.REQUESTS), events)
     return app
 
 
 def _raiser(
-    methods: Mapping[str, set[str]], elsewhere: Container[str]
+    methods: Mapping[str, set[str]], elsewhere: Mapping[str, str]
 ) -> Callable[[Request, Exception], Awaitable[Response]]:
     """A handler that raises what routing refuses as one of our errors, which the guard answers with.
 
     methods    by path, of every route
-    elsewhere  paths that are on the admin port instead
+    elsewhere  paths of other ports and servers, each with where or why
     """
 
     async def raise_ours(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        path = request.url.path[:128]
+        path = context_of(request.scope).path[:128]
         if path in elsewhere:
-            raise NotFound(f"{path!a} is on the server's admin port.")
+            raise NotFound(f"{path!a} {elsewhere[path]}.")
         if error.status_code == 404 and path not in methods:
-            close = difflib.get_close_matches(path, methods, n=1, cutoff=0.8)  # /v1/embeddings is like nothing here
+            close = difflib.get_close_matches(path, methods, n=1, cutoff=0.8)
             raise NotFound(f"There is nothing at {path!a}{f'; did you mean {close[0]!r}?' if close else '.'}")
         if error.status_code in (404, 405):
             of_one_route = (error.headers or {}).get("Allow", "")

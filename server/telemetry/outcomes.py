@@ -17,6 +17,8 @@ class RejectedFor(Enum):
     QUEUE_REQUESTS = "queue_requests"
     QUEUE_TOKENS = "queue_tokens"
     QUEUE_BYTES = "queue_bytes"  # of bodies that arrive or wait to be parsed
+    KEY_REQUESTS = "key_requests"  # a minute of one API key
+    KEY_TOKENS = "key_tokens"
 
 
 class DisconnectStage(Enum):

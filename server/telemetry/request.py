@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from kernels.buckets import bucket_of
+from qualification.decision.decision import Status
 from server.protocol.messages import AttentionUse, RequestTimes, SamplingParams, TokenDelta
 from server.telemetry import conventions as names
 from server.telemetry.metrics import Metrics
@@ -11,6 +12,7 @@ from server.telemetry.outcomes import DisconnectStage, Outcome
 from server.telemetry.tracing import Attributes, RequestTrace
 
 _DECODE = "decode"  # the phase of AttentionUse that a prompt's own computation is not
+_FROM_BEST_TO_WORST = [status.value for status in Status]
 
 
 class RequestRecord:
@@ -32,11 +34,13 @@ class RequestRecord:
         self.num_prompt_tokens = 0
         self.num_tokens = 0
         self.num_cached_tokens = 0
+        self.num_reasoning_tokens = 0
+        self.matrix_digest: str | None = None  # of the plan that serves it
         self.first_token_at: float | None = None
         self._unique_id = unique_id
         self._operation = operation
         self._sequences: list[SequenceRecord] = []
-        self._uses: dict[tuple[str, str], AttentionUse] = {}
+        self._uses: dict[tuple[str, str, str], AttentionUse] = {}
         self._finish_reasons: list[str] = []
         metrics.traffic.began(unique_id, trace.arrived_at)
 
@@ -44,11 +48,27 @@ class RequestRecord:
     def arrived_at(self) -> float:
         return self.trace.arrived_at
 
+    @property
+    def uses(self) -> list[AttentionUse]:
+        """The distinct decisions that have served it so far."""
+        return list(self._uses.values())
+
+    @property
+    def kernel_status(self) -> str | None:
+        """The worst status of the decisions that have served it so far; None before the first token."""
+        return max((use.status for use in self._uses.values()), key=_FROM_BEST_TO_WORST.index, default=None)
+
+    @property
+    def longest_prompt(self) -> int | None:
+        """Tokens of its longest prompt; None before they are counted."""
+        return max((it.num_prompt_tokens for it in self._sequences), default=None)
+
     def tokenized(self, began_at: float) -> None:
         """The body is parsed and its prompts are token ids, just now."""
         self.trace.stage(names.TOKENIZE, began_at, self.now(), {})
 
     def describe(self, sampling: SamplingParams, *, matrix_digest: str | None, is_stream: bool) -> None:
+        self.matrix_digest = matrix_digest
         if not self.trace.is_recording:
             return
         self.trace.attributes |= {
@@ -70,11 +90,12 @@ class RequestRecord:
             self.first_token_at = at
             self.trace.event(names.FIRST_TOKEN, at)
 
-    def attention(self, uses: Iterable[AttentionUse]) -> None:
+    def served_by(self, uses: Iterable[AttentionUse]) -> None:
+        """Record the decisions that served it; those that are recorded already change nothing."""
         for use in uses:
-            if (use.phase, use.path) in self._uses:
+            if (use.phase, use.path, use.status) in self._uses:
                 continue
-            self._uses[use.phase, use.path] = use
+            self._uses[use.phase, use.path, use.status] = use
             if use.fallback_reasons:
                 self.trace.keep()
             if not self.trace.is_recording:
@@ -101,7 +122,7 @@ class RequestRecord:
         has_failed = outcome is Outcome.SERVER_ERROR or (outcome is Outcome.REJECTED and bool(self._sequences))
         if has_failed:  # it was admitted, and we did not serve it
             self.trace.keep()
-        longest = max((it.num_prompt_tokens for it in self._sequences), default=None)
+        longest = self.longest_prompt
         self.metrics.generation_ended(self._unique_id, outcome, longest, self.trace.exemplar)
         for it in self._sequences:
             if it.first_token_at is None:
@@ -112,7 +133,7 @@ class RequestRecord:
 
     def _finish_trace(self, now: float, longest: int | None, status: int | None, error_code: str | None) -> None:
         for it in self._sequences:
-            it.add_stages(now, list(self._uses.values()))
+            it.add_stages(now, self.uses)
         trace = self.trace
         trace.attributes |= {
             names.GEN_AI_OPERATION: self._operation,
@@ -157,13 +178,17 @@ class SequenceRecord:
         """Of the request, for the engine's process."""
         return self._request.trace.traceparent
 
+    def served_by(self, uses: Iterable[AttentionUse]) -> None:
+        """Record the decisions of a delta before it is written: the head of the answer names them."""
+        self._request.served_by(uses)
+
     def delta(self, delta: TokenDelta, at: float | None = None) -> None:
         """It came `at` (monotonic seconds), or just now."""
         request = self._request
         self._last_at = request.now() if at is None else at
         if delta.attention is not None:  # first, for a fallback makes the trace one that exemplars may lead to
-            request.attention(delta.attention)
-        if delta.token_ids and self.first_token_at is None:
+            request.served_by(delta.attention)
+        if (delta.token_ids or delta.pooled is not None) and self.first_token_at is None:
             self.first_token_at = self._last_at
             self._times = delta.times
             request.num_cached_tokens += 0 if delta.times is None else delta.times.num_cached_tokens
@@ -176,6 +201,10 @@ class SequenceRecord:
         self.num_tokens += num_tokens
         self._request.num_tokens += num_tokens
         self._request.metrics.traffic.generated(num_tokens)
+
+    def reasoning_tokens(self, num_tokens: int) -> None:
+        """Some of the answer's tokens are reasoning."""
+        self._request.num_reasoning_tokens += num_tokens
 
     def end(self, finish_reason: str) -> None:
         request = self._request

@@ -8,6 +8,9 @@ from functools import cache
 from server.telemetry.factory import MetricFactory
 from server.telemetry.outcomes import DisconnectStage, Outcome, RejectedFor
 
+MAX_KEYS = 20  # names of API keys with a label of their own
+OTHER = "other"
+
 
 class TrafficMetrics:
     def __init__(self, make: MetricFactory, *, now: Callable[[], float] = time.monotonic) -> None:
@@ -17,6 +20,9 @@ class TrafficMetrics:
         self._prompt_tokens = make.counter("prompt_tokens_total", "Prompt tokens of requests that got a first token")
         self._generation_tokens = make.counter("generation_tokens_total", "Tokens generated")
         self._request = cache(make.counter("requests_total", "HTTP requests answered", "route", "outcome").labels)
+        self._key_requests = make.counter("key_requests_total", "Requests answered by API key", "key")
+        self._key_tokens = make.counter("key_tokens_total", "Tokens of prompts and answers by API key", "key")
+        self._keys: dict[str, str] = {}  # the label of each name
         self._rejected = make.counter("rejected_total", "Requests turned away before the engine saw them", "reason")
         self._disconnects = make.counter(
             "client_disconnects_total", "Clients that left before their answer ended", "stage"
@@ -33,6 +39,20 @@ class TrafficMetrics:
     def create_routes(self, routes: Iterable[str]) -> None:
         for route, outcome in itertools.product(routes, Outcome):
             self._request(route, outcome.value)
+
+    def create_keys(self, names: Iterable[str]) -> None:
+        """Give each name a label of its own, while there are any left."""
+        for name in names:
+            if name not in self._keys:
+                label = self._keys[name] = name if len(set(self._keys.values()) - {OTHER}) < MAX_KEYS else OTHER
+                self._key_requests.labels(label)
+                self._key_tokens.labels(label)
+
+    def used(self, key: str, num_tokens: int) -> None:
+        """Count an answered request of a key's name, and its tokens."""
+        label = self._keys.get(key, OTHER)
+        self._key_requests.labels(label).inc()
+        self._key_tokens.labels(label).inc(num_tokens)
 
     def answered(self, route: str, outcome: Outcome) -> None:
         self._request(route, outcome.value).inc()
@@ -55,6 +75,11 @@ class TrafficMetrics:
 
     def generated(self, num_tokens: int) -> None:
         self._generation_tokens.inc(num_tokens)
+
+    @property
+    def num_inflight(self) -> int:
+        """Requests that generate and have not ended."""
+        return len(self._inflight)
 
     def loop_turned(self, lag_s: float) -> None:
         self.loop_seen_at = self._now()

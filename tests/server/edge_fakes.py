@@ -37,6 +37,7 @@ from server.protocol.messages import (
     RequestTimes,
     SamplingParams,
     TokenDelta,
+    TokenScores,
 )
 from server.settings import Settings
 from server.supervisor.client import EngineState
@@ -44,6 +45,7 @@ from server.supervisor.requests import AttestationRequests, QuarantineRequests
 from server.supervisor.streams import Take
 from server.telemetry.metrics import Metrics
 from server.telemetry.tracing import Tracing
+from server.text.answer.syntax import choose_syntax
 from server.text.chat_template import ChatTemplate
 from server.text.sampling_defaults import SamplingDefaults
 from server.text.tokenizer import Tokenizer
@@ -123,6 +125,23 @@ def usage_of(num_prompt: int, num_tokens: int, num_cached: int = 0) -> dict[str,
     return counts | {"prompt_tokens_details": {"cached_tokens": num_cached}}
 
 
+def scores_of(position: int, token_ids: Sequence[int], num_top: int) -> TokenScores:
+    """Scores that a test can foretell: the log probability is a tenth of the negative id; 0, 1, ... are likeliest."""
+    top = [[*range(num_top)]] * len(token_ids), [[-i / 10 for i in range(num_top)]] * len(token_ids)
+    return TokenScores(position, [-it / 10 for it in token_ids], *top, [it + 1 for it in token_ids])
+
+
+def _scored(delta: TokenDelta, prompt: list[int], num_before: int, sampling: SamplingParams) -> TokenDelta:
+    scores = []
+    if sampling.prompt_logprobs is not None and not num_before:
+        scores.append(scores_of(1, prompt[1:], sampling.prompt_logprobs))
+    if sampling.logprobs is not None:
+        scores += [
+            scores_of(len(prompt) + num_before + i, [it], sampling.logprobs) for i, it in enumerate(delta.token_ids)
+        ]
+    return msgspec.structs.replace(delta, scores=tuple(scores)) if scores else delta
+
+
 class ScriptedEngine:
     """Plays a script to every request; `gate` holds it back after its first `num_free` deltas."""
 
@@ -173,9 +192,11 @@ class ScriptedEngine:
         self.submitted.append((request_id, prompt_token_ids, sampling))
         self.traceparents.append(traceparent)
         self.salts.append(cache_salt)
-        is_finished = False
+        is_finished, num_tokens = False, 0
         try:
-            for i, it in enumerate(self.script(prompt_token_ids)):
+            for i, scripted in enumerate(self.script(prompt_token_ids)):
+                it = _scored(scripted, prompt_token_ids, num_tokens, sampling)
+                num_tokens += len(it.token_ids)
                 if i >= self.num_free:
                     await self.gate.wait()
                 await asyncio.sleep(0)
@@ -190,28 +211,32 @@ class ScriptedEngine:
         self.state, self.ready, self.refused = EngineState.REFUSED, None, REFUSED
 
 
-def write_tokenizer(folder: Path, *, has_template: bool = True) -> None:
-    """A byte-level tokenizer without merges: token id = byte value."""
+def write_tokenizer(
+    folder: Path, *, has_template: bool = True, template: str = TEMPLATE, special: Sequence[str] = ()
+) -> None:
+    """A byte-level tokenizer without merges: token id = byte value, then END, then further `special` tokens."""
     alphabet = [chr(b) if chr(b) in pre_tokenizers.ByteLevel.alphabet() else "" for b in range(256)]
     spare = iter(sorted(set(pre_tokenizers.ByteLevel.alphabet()) - set(alphabet)))
     vocab = {char or next(spare): i for i, char in enumerate(alphabet)}
     tokenizer = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(["<|end|>"])
+    tokenizer.add_special_tokens(["<|end|>", *special])
     tokenizer.save(str(folder / "tokenizer.json"))
-    config = {"eos_token": "<|end|>"} | ({"chat_template": TEMPLATE} if has_template else {})
+    config = {"eos_token": "<|end|>"} | ({"chat_template": template} if has_template else {})
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
 
 
 def make_edge(folder: Path, engine: ScriptedEngine, settings: Settings, *, tracing: Tracing | None = None) -> Edge:
     metrics = Metrics(settings.model_name, CollectorRegistry(), version="1.2.3")
+    template = ChatTemplate.load(folder)
     metrics.on_ready(READY)
     return Edge(
         settings=settings,
         engine=engine,
         tokenizer=Tokenizer.load(folder),
-        template=ChatTemplate.load(folder),
+        template=template,
+        syntax=choose_syntax(template, settings.tool_call_parser, settings.reasoning_parser),
         metrics=metrics,
         tracing=tracing or Tracing(None, version="1.2.3", count_dropped=metrics.traffic.spans_dropped),
         lifecycle=Lifecycle(),

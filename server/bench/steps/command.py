@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from qualification.bench.machine import add_ceiling_arguments, ceilings_of, commit_of_code, machine_of, slug
+from qualification.bench.machine import RESULTS, add_ceiling_arguments, ceilings_of, commit_of_code, machine_of, slug
 from qualification.common.out_folder import ready_to_write
 from qualification.common.progress import ProgressLine
 from qualification.decision.presets import PRESETS
@@ -41,33 +41,36 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of `hallmark bench steps`."""
     limits = ", ".join(f"{seconds:g} on {kind}" for kind, seconds in _TIME_LIMITS_S.items())
     names = ", ".join(preset.name for preset in PRESETS if preset.is_served)
-    parser.add_argument(
+    group = parser.add_argument_group("model and engine")
+    group.add_argument(
         "--model", default="demo", metavar="DIR|NAME", help=f"a model's folder, `demo` (the default), {names}"
     )
-    parser.add_argument("--device", default="auto", choices=("auto", "cuda", "cpu"))
-    parser.add_argument(
+    group.add_argument("--device", default="auto", choices=("auto", "cuda", "cpu"))
+    group.add_argument(
         "--dummy", action="store_true", help="random weights; what a folder without safetensors gets in any case"
     )
-    parser.add_argument(
+    group.add_argument(
         "--max-model-len",
         type=int,
         metavar="N",
         help=f"the longest sequence (default: the model's, to {_MAX_MODEL_LEN})",
     )
-    parser.add_argument(
+    group.add_argument(
         "--set", action="append", default=[], type=_setting, metavar="NAME=VALUE", help="of serve: cuda-graphs=false"
     )
-    parser.add_argument("--quick", action="store_true", help="a tiny sweep, seconds on a CPU")
-    parser.add_argument(
+    group = parser.add_argument_group("sweep")
+    group.add_argument("--quick", action="store_true", help="a tiny sweep, seconds on a CPU")
+    group.add_argument(
         "--time-limit",
         type=float,
         metavar="SECONDS",
         help=f"measure nothing more after that, the start not counted (default: {limits})",
     )
-    add_ceiling_arguments(parser)
-    parser.add_argument("--commit", metavar="SHA", help="of the code (default: what git says)")
-    parser.add_argument("--out", type=Path, metavar="DIR", default=Path("docs/benchmarks"))
-    parser.add_argument("--name", help="of the files (default: steps-<model>-<gpu>)")
+    add_ceiling_arguments(group)
+    group = parser.add_argument_group("results")
+    group.add_argument("--commit", metavar="SHA", help="of the code (default: what git says)")
+    group.add_argument("--out", type=Path, metavar="DIR", default=RESULTS, help="default: ./%(default)s")
+    group.add_argument("--name", help="of the files (default: steps-<model>-<gpu>)")
 
 
 def run(args: argparse.Namespace, environ: Mapping[str, str]) -> int:

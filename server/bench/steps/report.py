@@ -11,9 +11,15 @@ from server.engine.scheduling.step_parts import Part
 
 Row = TypeVar("Row", PrefillRow, DecodeRow)
 _LONG = 512  # tokens from which a prompt's time should be its own, not the step's
-_PREFILL_HEAD = ("prompt", "steps", "p50", "+-", "n", "CPU", "tok/s", "floor", "of floor", "slope", "x curve", "", "by")
-_DECODE_HEAD = ("batch", "context", "p50", "+-", "n", "CPU", "tok/s", "floor", "of floor", "x curve", "", "by")
-_INSIDE_HEAD = ("steps of", "p50", "host", "x curve", "", "device busy", *(part.value for part in Part))
+_PREFILL_HEAD = (
+    "prompt, tokens", "steps", "p50, ms", "+-", "n", "CPU, ms", "tokens/s", "floor, ms", "of floor", "slope", "x curve",
+    "", "by",
+)  # fmt: skip
+_DECODE_HEAD = (
+    "batch", "context, tokens", "p50, ms", "+-", "n", "CPU, ms", "tokens/s", "floor, ms", "of floor", "x curve", "",
+    "by",
+)  # fmt: skip
+_INSIDE_HEAD = ("steps of", "p50, ms", "host, ms", "x curve", "", "device busy", *(part.value for part in Part))
 
 
 def derived(file: StepsFile) -> dict[str, object]:
@@ -58,7 +64,11 @@ def steps_charts(file: StepsFile) -> dict[str, str]:
     if len(file.prefill) > 1:
         lines = _lines(file, file.prefill, _tokens_of)
         charts["prefill"] = svg(
-            f"prefill, {title}", "tokens of the prompt", "ms to the first token", lines, is_log=True
+            f"Time to the first token by prompt length, {title}: lower is better",
+            "tokens of the prompt",
+            "ms to the first token",
+            lines,
+            is_log=True,
         )
     for sweep in Sweep:
         rows = file.decodes(sweep)
@@ -68,12 +78,14 @@ def steps_charts(file: StepsFile) -> dict[str, str]:
         x_label = "sequences" if sweep is Sweep.BATCH else "tokens of each context"
         host = Line("host's part", tuple((_x_of(row), row.inside.host.p50) for row in rows), COLOURS[2], False)
         lines = [*_lines(file, rows, _x_of), host]
-        name = f"decode by {sweep.value}, {fixed}, {title}"
+        name = f"Time of a decode step by {sweep.value}, {fixed}, {title}: lower is better"
         charts[f"decode-{sweep.value}"] = svg(name, x_label, "ms of a step", lines, is_log=True)
         if sweep is Sweep.BATCH:
             columns = {str(row.x): row.inside.parts_ms for row in rows}
             columns |= {f"{row.streams}, load": row.inside.parts_ms for row in file.load}
-            charts["parts"] = bars(f"parts of a step, {fixed}, {title}", x_label, "share of a step", columns)
+            charts["parts"] = bars(
+                f"Where the time of a decode step goes, {fixed}, {title}", x_label, "share of a step", columns
+            )
     return charts
 
 

@@ -16,9 +16,11 @@ from pydantic.json_schema import models_json_schema
 
 from server import errors
 from server.edge.keys import Access, KeyKind
+from server.http.common.provenance import HEADERS
 from server.http.common.validation import RequestModel
 
 _ERRORS_KEY = "x-errors"  # in an operation, until the document is whole
+_ENVELOPE_KEY = "x-envelope"
 _OF_ALL = (
     errors.InvalidHttp,
     errors.InvalidHeader,
@@ -26,6 +28,7 @@ _OF_ALL = (
     errors.RequestTimeout,
     errors.PayloadTooLarge,
     errors.TooManyRequests,
+    errors.RateLimited,
     errors.InternalError,
     errors.ShuttingDown,
 )
@@ -39,16 +42,17 @@ _OF_BODIES = (
 )
 _RETRY_AFTER = {"Retry-After": {"description": "Seconds to wait.", "schema": {"type": "integer", "minimum": 1}}}
 _DESCRIPTION = """\
-Routes of OpenAI's API, and of Hallmark's operators.
+Routes of OpenAI's API, of Anthropic's messages, and of Hallmark's operators.
 
 A field that is not implemented is refused by its name, never ignored, but for this closed list. **Taken, and changes
-nothing:** `user`, `safety_identifier`, `prompt_cache_key`. **Taken with the values in its schema only, which ask for
+nothing:** {without_effect}. **Taken with the values in its schema only, which ask for
 nothing:** {fields}. A null counts as absent, under any name.
 
-Each error has the envelope `ErrorEnvelope`; its `code` is stable, its `message` names the field, the limit and the kind
-of the value, never a text of the request. In a stream that has begun it is an event of its own, before `data: [DONE]`.
-`X-Request-Id` and `traceparent` are taken from the request and given back. This page loads its script and style from
-cdn.jsdelivr.net; `/openapi.json` needs nothing from elsewhere.
+Each error has the envelope `ErrorEnvelope`, and Anthropic's on Anthropic's routes; its `code` is stable, its `message`
+names the field, the limit and the kind of the value, never a text of the request. In a stream that has begun it is an
+event of its own, before `data: [DONE]`. `X-Request-Id` and `traceparent` are taken from the request and given back. A
+key may come as X-Api-Key, too. This page loads its script and style from cdn.jsdelivr.net; `/openapi.json` needs
+nothing from elsewhere.
 """
 
 
@@ -76,10 +80,16 @@ class PlainRoute(APIRoute):
         return cast(Callable[[Request], Coroutine[Any, Any, Response]], self.endpoint)
 
 
-def takes(model: type[RequestModel], *refusals: type[errors.HallmarkError], is_required: bool = True) -> dict[str, Any]:
-    """The `openapi_extra` of a route that reads a JSON body."""
+def takes(
+    model: type[RequestModel],
+    *refusals: type[errors.HallmarkError],
+    is_required: bool = True,
+    envelope: type[BaseModel] = ErrorEnvelope,
+) -> dict[str, Any]:
+    """The `openapi_extra` of a route that reads a JSON body. `envelope`: of its errors."""
     content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{model.__name__}"}}}
-    return {"requestBody": {"required": is_required, "content": content}} | answers_with(*_OF_BODIES, *refusals)
+    body = {"requestBody": {"required": is_required, "content": content}, _ENVELOPE_KEY: envelope.__name__}
+    return body | answers_with(*_OF_BODIES, *refusals)
 
 
 def answers_with(*refusals: type[errors.HallmarkError]) -> dict[str, Any]:
@@ -87,11 +97,14 @@ def answers_with(*refusals: type[errors.HallmarkError]) -> dict[str, Any]:
     return {_ERRORS_KEY: [kind.__name__ for kind in refusals]}
 
 
-def streams(model: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
+def streams(
+    model: type[BaseModel],
+    description: str = "The whole answer, or with `stream` events `data: {chunk}` and at the end `data: [DONE]`.",
+) -> dict[int | str, dict[str, Any]]:
     """The `responses` of a route that may answer with server-sent events."""
-    description = "The whole answer, or with `stream` events `data: {chunk}` and at the end `data: [DONE]`."
     schema = {"$ref": f"#/components/schemas/{model.__name__}"}
-    return {200: {"description": description, "content": {"text/event-stream": {"schema": schema}}}}
+    content = {"text/event-stream": {"schema": schema}}
+    return {200: {"description": description, "headers": HEADERS, "content": content}}
 
 
 def document(
@@ -113,10 +126,10 @@ def document(
 
 
 def _schema(app: FastAPI, access: Access, models: Any, requests: Iterable[type[RequestModel]]) -> dict[str, Any]:
-    fields = ", ".join(f"`{name}`" for name in sorted({name for model in requests for name in model.unsupported}))
-    schema = get_openapi(
-        title=app.title, version=app.version, description=_DESCRIPTION.format(fields=fields), routes=app.routes
-    )
+    fields = _listed(name for model in requests for name in model.unsupported)
+    without_effect = _listed(name for model in requests for name in model.without_effect)
+    description = _DESCRIPTION.format(fields=fields, without_effect=without_effect)
+    schema = get_openapi(title=app.title, version=app.version, description=description, routes=app.routes)
     components = schema.setdefault("components", {})
     schemas = components.setdefault("schemas", {})
     _, definitions = models_json_schema(
@@ -126,7 +139,12 @@ def _schema(app: FastAPI, access: Access, models: Any, requests: Iterable[type[R
     for unused in ("HTTPValidationError", "ValidationError"):  # FastAPI's 422: no route here answers with it
         schemas.pop(unused, None)
     components["securitySchemes"] = {
-        kind.value: {"type": "http", "scheme": "bearer", "description": f"The key of {kind.value}."} for kind in KeyKind
+        kind.value: {
+            "type": "http",
+            "scheme": "bearer",
+            "description": f"The key of {kind.value}.",
+        }
+        for kind in KeyKind
     }
     for path, operations in schema["paths"].items():
         key = access.needed_key(path)
@@ -136,8 +154,13 @@ def _schema(app: FastAPI, access: Access, models: Any, requests: Iterable[type[R
     return schema
 
 
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in sorted(set(names)))
+
+
 def _add_refusals(operation: dict[str, Any], key: KeyKind | None) -> None:
     names = operation.pop(_ERRORS_KEY, [])
+    envelope = {"$ref": "#/components/schemas/" + operation.pop(_ENVELOPE_KEY, ErrorEnvelope.__name__)}
     kinds = [*_OF_ALL, *(getattr(errors, name) for name in names)]
     if key is not None:
         kinds.append(errors.Unauthorized)
@@ -152,7 +175,6 @@ def _add_refusals(operation: dict[str, Any], key: KeyKind | None) -> None:
         description = "\n\n".join(dict.fromkeys(lines))
         response: dict[str, Any] = responses.setdefault(str(status), {"description": "", "content": {}})
         response["description"] = "\n\n".join(filter(None, [response["description"], description]))
-        envelope = {"$ref": "#/components/schemas/ErrorEnvelope"}
         media = response["content"].setdefault("application/json", {"schema": envelope})
         if media["schema"] != envelope:
             media["schema"] = {"anyOf": [media["schema"], envelope]}

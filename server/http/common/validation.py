@@ -6,8 +6,11 @@ error for each unknown name. So unions choose their type by a discriminator, lis
 looked at before the model is, and of pydantic's error only its place and its limit are used.
 """
 
+import contextlib
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Tag, ValidationError
@@ -16,6 +19,7 @@ from pydantic_core import PydanticCustomError
 from server.edge.redact import plain_name, shown
 from server.errors import HallmarkError, InvalidValue, UnknownField, UnsupportedField
 
+NO_EFFECT = "Taken, and changes nothing."  # the description of such a field
 _TAG = "="  # begins each tag of a union: pydantic puts it in the place of an error, and no field begins so
 
 
@@ -47,10 +51,45 @@ class RequestModel(BaseModel):
 
     # Fields that are known and not implemented, each with the values that ask for nothing: those are taken and dropped.
     unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = {}
+    # Fields that are taken and change nothing: the document lists them.
+    without_effect: ClassVar[tuple[str, ...]] = ()
     # Fields that hold an object, or a list with objects in it.
-    nested: ClassVar[Mapping[str, type["RequestModel"]]] = {}
+    nested: ClassVar[Mapping[str, "type[RequestModel] | Variants"]] = {}
     unknown_field_message: ClassVar[str] = "The field {field!r} is unknown."
     missing_field_message: ClassVar[str] = "The field {field!r} is missing."
+
+
+class Variants:
+    """Objects that are told apart by their `type`."""
+
+    def __init__(
+        self, models: Mapping[str, type[RequestModel]], *, default: str | None = None, refused: Sequence[str] = ()
+    ) -> None:
+        """default  the type of an object without one
+        refused  types that are known and not implemented"""
+        self._models = models
+        self._default = default
+        self._refused = frozenset(refused)
+
+    def model_of(self, value: Mapping[str, Any], place: str) -> type[RequestModel]:
+        """The model of an object at `place`. Raises UnsupportedField and InvalidValue, naming its type."""
+        kind = self._kind(value)
+        if isinstance(kind, str) and kind in self._models:
+            return self._models[kind]
+        if kind is None:
+            raise InvalidValue(f"The field '{place}.type' is missing.", param=f"{place}.type")
+        if isinstance(kind, str) and kind in self._refused:
+            raise UnsupportedField(f"{place}: the type {kind!r} is not implemented.", param=f"{place}.type")
+        wanted = " or ".join(self._models)
+        raise InvalidValue(f"{place}.type must be {wanted}, got {shown(kind)}.", param=f"{place}.type")
+
+    def tag_of(self, value: Any) -> str | None:
+        """The tag of an object's model in a union, for pydantic; `model_of` has seen each object before."""
+        return _TAG + self._kind(value) if isinstance(value, dict) else None
+
+    def _kind(self, value: Mapping[str, Any]) -> Any:
+        kind = value.get("type")
+        return self._default if kind is None else kind
 
 
 ModelT = TypeVar("ModelT", bound=RequestModel)
@@ -87,13 +126,42 @@ def _checked_text(text: str) -> str:
 Text = Annotated[str, AfterValidator(_checked_text)]
 
 
+@contextlib.contextmanager
+def translated(names: Mapping[str, str]) -> Iterator[None]:
+    """Errors of a request that was made of a client's: they name the client's own field.
+
+    names  by the field of the request that was made, where they differ
+    """
+    try:
+        yield
+    except HallmarkError as error:
+        if error.param is not None:
+            own = translated_name(error.param, names)
+            error.message = re.sub(rf"(?<!\w){re.escape(error.param)}(?!\w)", own, error.message, count=1)
+            error.param = own
+        raise
+
+
+def translated_name(param: str, names: Mapping[str, str]) -> str:
+    """The client's field that a field of the request that was made stands for, as `translated` has it."""
+    name = re.split(r"\W", param, maxsplit=1)[0]
+    return names.get(name, name)
+
+
+@cache
+def _names_of(model: type[RequestModel]) -> frozenset[str]:
+    """The names of a model's fields in JSON."""
+    return frozenset(field.alias or name for name, field in model.model_fields.items())
+
+
 def _known_fields(body: Mapping[str, Any], model: type[RequestModel], prefix: str) -> dict[str, Any]:
     """`body` without nulls and without unimplemented fields that ask for nothing."""
     given: dict[str, Any] = {}
+    names = _names_of(model)
     for name, value in body.items():
         if value is None:
             continue
-        if name in model.model_fields:
+        if name in names:
             given[name] = value
         elif name not in model.unsupported:
             field = prefix + plain_name(name)
@@ -105,18 +173,24 @@ def _known_fields(body: Mapping[str, Any], model: type[RequestModel], prefix: st
     for name, inner in model.nested.items():
         value = given.get(name)
         if isinstance(value, dict):
-            given[name] = _known_fields(value, inner, f"{prefix}{name}.")
+            given[name] = _known_object(value, inner, prefix + name)
         elif isinstance(value, list):
             given[name] = [
-                _known_fields(item, inner, f"{prefix}{name}[{i}].") if isinstance(item, dict) else item
+                _known_object(item, inner, f"{prefix}{name}[{i}]") if isinstance(item, dict) else item
                 for i, item in enumerate(value)
             ]
     return given
 
 
+def _known_object(value: Mapping[str, Any], model: type[RequestModel] | Variants, place: str) -> dict[str, Any]:
+    found = model.model_of(value, place) if isinstance(model, Variants) else model
+    return _known_fields(value, found, place + ".")
+
+
 # What a value must be, by the type of pydantic's error.
 _WANTED = {
     "bool_type": "true or false",
+    "dict_type": "an object",
     "float_type": "a number",
     "int_type": "an integer",
     "list_type": "an array",
@@ -127,6 +201,7 @@ _WANTED = {
     "less_than_equal": "{number} of at most {le}",
     "string_too_long": "a string of at most {max_length} characters",
     "string_too_short": "a string of at least {min_length} characters",
+    "string_pattern_mismatch": "a string that matches {pattern}",
     "too_long": "an array of at most {max_length} items",
     "too_short": "an array of at least {min_length} items",
 }

@@ -8,7 +8,17 @@ from typing import Any
 
 import msgspec
 
-from server.http.openai.completion import Piece
+from server.http.generation.pieces import Piece
+from server.http.openai.details import Details, Fields
+from server.text.answer.deltas import (
+    Answer,
+    ArgumentsText,
+    CallStart,
+    ContentText,
+    Delta,
+    ReasoningText,
+    whole_answer,
+)
 
 DONE = b"data: [DONE]\n\n"
 
@@ -18,10 +28,12 @@ class Usage:
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int  # of the prompt, not computed again
+    reasoning_tokens: int | None = None  # of the completion; None where the answer is not parsed
 
     def as_dict(self) -> dict[str, Any]:
         total = self.prompt_tokens + self.completion_tokens
-        return {
+        details: dict[str, Any] = {"reasoning_tokens": self.reasoning_tokens}
+        return ({} if self.reasoning_tokens is None else {"completion_tokens_details": details}) | {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
             "total_tokens": total,
@@ -36,8 +48,15 @@ class AnswerFormat(abc.ABC):
     unique_id: str
     model: str
     has_usage_chunk: bool  # then every chunk has a usage, null but in the last
+    details: Details | None = None  # of the answer's tokens, where the request asks for them
+    usage_now: Callable[[], Usage] | None = None  # where every chunk has the usage so far
     created: int = field(default_factory=lambda: int(time.time()))
     _around: dict[int, tuple[bytes, bytes]] = field(default_factory=dict)  # by choice: an event but for its text
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether a chunk has nothing that changes but its text."""
+        return self.details is None and self.usage_now is None
 
     @abc.abstractmethod
     def opening(self, num_choices: int) -> bytes:
@@ -59,34 +78,45 @@ class AnswerFormat(abc.ABC):
     def usage_event(self, usage: Usage) -> bytes: ...
 
     @abc.abstractmethod
-    def whole(self, texts: list[str], finish_reasons: list[str], usage: Usage) -> bytes:
+    def whole(self, answers: list[Answer], finish_reasons: list[str], usage: Usage) -> bytes:
         """The body of an answer that is no stream."""
 
     @abc.abstractmethod
-    def choices(self, choices: list[dict[str, Any]], usage: Usage) -> bytes:
-        """The body around choices that are made already."""
+    def whole_with_details(self, pieces: list[Piece], usage: Usage) -> bytes:
+        """The same, with details: of one piece a choice, in their order."""
+
+    def _detailed(self, piece: Piece) -> tuple[Piece, Fields, Fields]:
+        """The piece as it is given out, more fields of its choice, and fields beside the choices."""
+        return (piece, {}, {}) if self.details is None else self.details.of(piece)
 
     def _text_event(self, index: int, text: str, empty: Callable[[int], bytes], mark: bytes) -> bytes:
         """The event `empty` makes, with `text` where it has `mark` and nothing; most of it is made once a stream."""
-        around = self._around.get(index)
+        around = None if self.usage_now is not None else self._around.get(index)
         if around is None:  # inside a string the mark's quotes would be escaped
             head, _, tail = empty(index).partition(mark + b'""')
             around = self._around[index] = head + mark, tail
         return b"".join((around[0], msgspec.json.encode(text), around[1]))
 
-    def _chunk(self, kind: str, prefix: str, choices: list[dict[str, Any]], usage: Usage | None = None) -> bytes:
+    def _chunk(
+        self, kind: str, prefix: str, choices: list[Fields], usage: Usage | None = None, beside: Fields | None = None
+    ) -> bytes:
         body: dict[str, Any] = {
             "id": f"{prefix}-{self.unique_id}",
             "object": kind,
             "created": self.created,
             "model": self.model,
             "choices": choices,
+            **(beside or {}),
         }
-        if self.has_usage_chunk:
+        if usage is None and self.usage_now is not None:
+            usage = self.usage_now()
+        if self.has_usage_chunk or usage is not None:
             body["usage"] = usage.as_dict() if usage else None
         return b"data: " + msgspec.json.encode(body) + b"\n\n"
 
-    def _whole(self, kind: str, prefix: str, choices: list[dict[str, Any]], usage: Usage) -> bytes:
+    def _whole(
+        self, kind: str, prefix: str, choices: list[Fields], usage: Usage, beside: Fields | None = None
+    ) -> bytes:
         return msgspec.json.encode(
             {
                 "id": f"{prefix}-{self.unique_id}",
@@ -95,6 +125,7 @@ class AnswerFormat(abc.ABC):
                 "model": self.model,
                 "choices": choices,
                 "usage": usage.as_dict(),
+                **(beside or {}),
             }
         )
 
@@ -104,7 +135,8 @@ class CompletionFormat(AnswerFormat):
         return b""
 
     def event(self, piece: Piece) -> bytes:
-        if not piece.text and piece.finish_reason is None:
+        has_details = self.details is not None and bool(piece.token_ids)
+        if not piece.text and piece.finish_reason is None and not has_details:
             return b""
         return self.opened(piece)
 
@@ -115,20 +147,24 @@ class CompletionFormat(AnswerFormat):
         return self._chunk("text_completion", "cmpl", [_text_choice(index, "", None)])
 
     def opened(self, first: Piece) -> bytes:
-        if first.finish_reason is None:
+        if first.finish_reason is None and self.details is None:
             return self.text_event(first.index, first.text)
-        return self._chunk("text_completion", "cmpl", [_text_choice(first.index, first.text, first.finish_reason)])
+        return self._chunk("text_completion", "cmpl", [self._choice(first)])
 
     def usage_event(self, usage: Usage) -> bytes:
         return self._chunk("text_completion", "cmpl", [], usage)
 
-    def whole(self, texts: list[str], finish_reasons: list[str], usage: Usage) -> bytes:
-        return self.choices(
-            [_text_choice(i, *it) for i, it in enumerate(zip(texts, finish_reasons, strict=True))], usage
-        )
-
-    def choices(self, choices: list[dict[str, Any]], usage: Usage) -> bytes:
+    def whole(self, answers: list[Answer], finish_reasons: list[str], usage: Usage) -> bytes:
+        both = zip(answers, finish_reasons, strict=True)
+        choices = [_text_choice(i, it.content, reason) for i, (it, reason) in enumerate(both)]
         return self._whole("text_completion", "cmpl", choices, usage)
+
+    def whole_with_details(self, pieces: list[Piece], usage: Usage) -> bytes:
+        return self._whole("text_completion", "cmpl", [self._choice(piece) for piece in pieces], usage)
+
+    def _choice(self, piece: Piece) -> Fields:
+        piece, more, _ = self._detailed(piece)
+        return _text_choice(piece.index, piece.text, piece.finish_reason) | more
 
 
 class ChatFormat(AnswerFormat):
@@ -136,8 +172,19 @@ class ChatFormat(AnswerFormat):
         return b"".join(self._delta(i, {"role": "assistant", "content": ""}, None) for i in range(num_choices))
 
     def event(self, piece: Piece) -> bytes:
-        text = self.text_event(piece.index, piece.text) if piece.text else b""
-        return text + self._delta(piece.index, {}, piece.finish_reason) if piece.finish_reason else text
+        piece, more, beside = self._detailed(piece)
+        deltas: list[Delta] = [ContentText(piece.text), *piece.deltas] if piece.text else [*piece.deltas]
+        events = b""
+        if more:  # with the first of them: clients join the details of all chunks
+            first = _fields(deltas.pop(0)) if deltas else {"content": ""}
+            events = self._delta(piece.index, first, None, more, beside)
+        events += b"".join(self._parsed(piece.index, delta) for delta in deltas)
+        return events + self._delta(piece.index, {}, piece.finish_reason) if piece.finish_reason else events
+
+    def _parsed(self, index: int, delta: Delta) -> bytes:
+        if isinstance(delta, ContentText):
+            return self.text_event(index, delta.text)
+        return self._delta(index, _fields(delta), None)
 
     def opened(self, first: Piece) -> bytes:
         return self.event(first)  # the role went before it
@@ -145,20 +192,23 @@ class ChatFormat(AnswerFormat):
     def usage_event(self, usage: Usage) -> bytes:
         return self._chunk("chat.completion.chunk", "chatcmpl", [], usage)
 
-    def whole(self, texts: list[str], finish_reasons: list[str], usage: Usage) -> bytes:
+    def whole(self, answers: list[Answer], finish_reasons: list[str], usage: Usage) -> bytes:
         choices = [
-            {
-                "index": i,
-                "message": {"role": "assistant", "content": text, "refusal": None},
-                "logprobs": None,
-                "finish_reason": reason,
-            }
-            for i, (text, reason) in enumerate(zip(texts, finish_reasons, strict=True))
+            {"index": i, "message": _message(answer), "logprobs": None, "finish_reason": reason}
+            for i, (answer, reason) in enumerate(zip(answers, finish_reasons, strict=True))
         ]
-        return self.choices(choices, usage)
-
-    def choices(self, choices: list[dict[str, Any]], usage: Usage) -> bytes:
         return self._whole("chat.completion", "chatcmpl", choices, usage)
+
+    def whole_with_details(self, pieces: list[Piece], usage: Usage) -> bytes:
+        choices: list[Fields] = []
+        beside: Fields = {}
+        for piece in pieces:
+            _, more, others = self._detailed(piece)
+            message = _message(whole_answer([*piece.deltas]))
+            choice = {"index": piece.index, "message": message, "logprobs": None, "finish_reason": piece.finish_reason}
+            choices.append(choice | more)
+            beside |= others
+        return self._whole("chat.completion", "chatcmpl", choices, usage, beside)
 
     def text_event(self, index: int, text: str) -> bytes:
         return self._text_event(index, text, self._empty, b'"content":')
@@ -166,10 +216,48 @@ class ChatFormat(AnswerFormat):
     def _empty(self, index: int) -> bytes:
         return self._delta(index, {"content": ""}, None)
 
-    def _delta(self, index: int, delta: dict[str, str], finish_reason: str | None) -> bytes:
-        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
-        return self._chunk("chat.completion.chunk", "chatcmpl", [choice])
+    def _delta(
+        self,
+        index: int,
+        delta: Fields,
+        finish_reason: str | None,
+        more: Fields | None = None,
+        beside: Fields | None = None,
+    ) -> bytes:
+        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish_reason, **(more or {})}
+        return self._chunk("chat.completion.chunk", "chatcmpl", [choice], beside=beside)
 
 
 def _text_choice(index: int, text: str, finish_reason: str | None) -> dict[str, Any]:
     return {"index": index, "text": text, "logprobs": None, "finish_reason": finish_reason}
+
+
+def _function(name: str, arguments: str) -> dict[str, Any]:
+    return {"function": {"name": name, "arguments": arguments}}
+
+
+def _fields(delta: Delta) -> Fields:
+    """A part of an answer as a chunk has it."""
+    match delta:
+        case ContentText(text):
+            return {"content": text}
+        case ReasoningText(text):
+            return {"reasoning_content": text, "reasoning": text}
+        case CallStart(call, call_id, name):
+            started = {"index": call, "id": call_id, "type": "function"}
+            return {"tool_calls": [started | _function(name, "")]}
+        case ArgumentsText(call, text):
+            return {"tool_calls": [{"index": call, "function": {"arguments": text}}]}
+
+
+def _message(answer: Answer) -> dict[str, Any]:
+    """The message of a whole answer. It has no content where it has calls and nothing else."""
+    content = None if answer.calls and not answer.content else answer.content
+    message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+    if answer.reasoning:
+        message |= {"reasoning_content": answer.reasoning, "reasoning": answer.reasoning}
+    if answer.calls:
+        message["tool_calls"] = [
+            {"id": call.call_id, "type": "function"} | _function(call.name, call.arguments) for call in answer.calls
+        ]
+    return message

@@ -1,22 +1,16 @@
 """An answer that is written while it comes, as server-sent events."""
 
-import asyncio
 from collections.abc import AsyncGenerator, Callable
 
 from starlette.responses import Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from server.edge.context import send_of
 from server.edge.direct_stream import DirectStream
+from server.http.common.provenance import Provenance, with_provenance
+from server.http.generation.event_stream import HEAD, write_rest
+from server.http.generation.pieces import Piece
 from server.http.openai.answers import DONE, AnswerFormat, Usage
-from server.http.openai.completion import Piece
-
-_HEADERS = [
-    (b"cache-control", b"no-store"),
-    (b"x-accel-buffering", b"no"),
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-]
-HEAD: Message = {"type": "http.response.start", "status": 200, "headers": _HEADERS}
 
 
 class EventStream(Response):
@@ -32,9 +26,11 @@ class EventStream(Response):
         *,
         num_choices: int,
         usage: Callable[[], Usage] | None,
+        provenance: Callable[[], Provenance] | None = None,
     ) -> None:
         """first, rest  the pieces that did not go to the `direct` stream
-        usage        is called at the end, for an event of its own"""
+        usage        is called at the end, for an event of its own
+        provenance   is called at the end, for the last chunk"""
         self.background = None  # Response's other attributes are about bodies of a known length
         self._shape = shape
         self._first = first
@@ -42,24 +38,33 @@ class EventStream(Response):
         self._direct = direct
         self._num_choices = num_choices
         self._usage = usage
+        self._provenance = provenance
+        self._num_open = num_choices
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 -- the guard watches
         shape = self._shape
         send = send_of(scope)  # past two frames of the framework for each event
         if self._direct is not None and self._direct.is_open:
-            events = shape.event(self._first)
+            events = self._events(self._first, shape.event(self._first))
         else:
             await send(HEAD)
-            events = shape.opening(self._num_choices) + shape.opened(self._first)
+            events = shape.opening(self._num_choices) + self._events(self._first, shape.opened(self._first))
         if events:
             await send({"type": "http.response.body", "body": events, "more_body": True})
         if self._direct is not None:
             self._direct.is_open = True
-        await asyncio.sleep(0)  # the loop writes when this task pauses, so before what is left to do for a first token
-        async for piece in self._rest:
-            events = shape.event(piece)
-            if events:
-                await send({"type": "http.response.body", "body": events, "more_body": True})
-        last = b"" if self._usage is None else shape.usage_event(self._usage())
-        await send({"type": "http.response.body", "body": last + DONE})
-        await asyncio.sleep(0)  # so too before the log and the metrics of its end
+        await write_rest(send, self._rest, lambda piece: self._events(piece, shape.event(piece)), self._last)
+
+    def _last(self) -> bytes:
+        usage = b"" if self._usage is None else self._named(self._shape.usage_event(self._usage()))
+        return usage + DONE
+
+    def _events(self, piece: Piece, events: bytes) -> bytes:
+        """The events of a piece; those of the last end with the stream's last chunk, but for one with the usage."""
+        if piece.finish_reason is None:
+            return events
+        self._num_open -= 1
+        return events if self._num_open or self._usage is not None else self._named(events)
+
+    def _named(self, events: bytes) -> bytes:
+        return events if self._provenance is None else with_provenance(events, self._provenance())

@@ -2,38 +2,36 @@
 
 import asyncio
 import itertools
-import re
-import time
-from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import msgspec
 from fastapi import Request, Response
-from starlette.types import Scope
 
-from server.edge.admission import Edge, Place
-from server.edge.body_memory import in_thread
-from server.edge.context import RequestContext, context_of, send_of
+from server.edge.admission import Edge
+from server.edge.context import RequestContext, send_of
 from server.edge.direct_stream import DirectStream, writer_of
-from server.edge.keys import cache_salt_of
-from server.errors import InvalidValue, TooManyRequests
-from server.http.common.json_body import MAX_VALUES, parse_json
-from server.http.common.validation import read
+from server.errors import InvalidValue
+from server.grammar.tool_calls import ToolFormat, json_or_calls
+from server.http.common.provenance import is_wanted, provenance_of, with_provenance
+from server.http.common.validation import read, translated, translated_name
+from server.http.generation.admitted import admitted
+from server.http.generation.event_stream import HEAD
+from server.http.generation.pieces import Job, Piece, joined
 from server.http.openai.answers import AnswerFormat, ChatFormat, CompletionFormat, Usage
-from server.http.openai.completion import Job, Piece, merged, pieces
-from server.http.openai.echo import Echo, checked_echo, scored
-from server.http.openai.event_stream import HEAD, EventStream
-from server.http.openai.prompts import chat_prompt, check_choices, check_lengths, encode_prompts, sampling_of
+from server.http.openai.chat import chat_text, conversation_of
+from server.http.openai.details import Details, check_details, details_of
+from server.http.openai.event_stream import EventStream
+from server.http.openai.prompts import check_choices, check_lengths, encode_chat, encode_prompts, sampling_of
 from server.http.openai.requests import ChatRequest, CompletionRequest, GenerationRequest, stops_of
-from server.protocol.messages import EngineReady
-from server.telemetry.outcomes import RejectedFor
+from server.http.openai.structured import GUIDED, grammar_of
+from server.http.openai.tools import FORCED, FORCED_PARSER, ToolUse
+from server.protocol.messages import EngineReady, GrammarKind
 from server.telemetry.request import RequestRecord
+from server.text.answer.deltas import Answer, ContentText, Delta, whole_answer
 
-INLINE_BODY_BYTES = 4096  # below this, parsing and tokenizing take less time than a hop to a thread
-# Parsing token ids holds the interpreter's lock, so that in a thread it stops the event loop as well, and later.
-INLINE_IDS_BYTES = 256 * 1024  # some 40k ids, 2 ms
-_HAS_IDS = re.compile(rb'"prompt"\s*:\s*\[\s*\d')
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default of max_tokens in /v1/completions; a chat may fill the context
 
 
@@ -43,7 +41,15 @@ class Prepared:
 
     fields: GenerationRequest
     jobs: list[Job]
-    echo: Echo | None = None
+    details: Details | None = None
+
+    @property
+    def is_stream(self) -> bool:
+        return self.fields.stream
+
+    @property
+    def cache_salt(self) -> str | None:
+        return self.fields.cache_salt
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,50 +64,35 @@ class Kind:
 
 async def generate(edge: Edge, kind: Kind, request: Request) -> Response:
     """Answer one request, behind the guard."""
-    scope = request.scope
-    context = context_of(scope)
-    record = _record(edge, kind, scope, context)
-    ready = edge.require_ready()
-    place = _enter(edge, context)
-    began_at = time.monotonic()
-    prepared = await _prepare(edge, kind, ready, context)
-    record.tokenized(began_at)
-    _reserve(edge, place, sum(len(job.prompt_token_ids) for job in prepared.jobs))
+
+    def prepare(ready: EngineReady, body: dict[str, Any], context: RequestContext) -> Prepared:
+        return kind.prepare(edge, ready, body, context.unique_id)
+
+    it = await admitted(edge, request, route=kind.route, operation=kind.operation, prepare=prepare)
+    prepared, record = it.prepared, it.record
     fields = prepared.fields
-    record.describe(prepared.jobs[0].sampling, matrix_digest=ready.matrix_digest, is_stream=fields.stream)
-    salt = cache_salt_of(context.tenant, fields.cache_salt)
-    has_usage_chunk = fields.stream_options is not None and fields.stream_options.include_usage
-    shape = kind.format(context.unique_id, edge.model, has_usage_chunk)
-    direct = _direct_stream(request, shape) if fields.stream and len(prepared.jobs) == 1 else None
-    answer = _answer(edge, prepared.jobs, record, place, salt, direct)
-    context.cleanup.append(answer.aclose)
+    options = fields.stream_options
+    has_usage_chunk = options is not None and options.include_usage
+    shape = kind.format(it.context.unique_id, edge.model, has_usage_chunk)
+    if options is not None and options.continuous_usage_stats:
+        shape = replace(shape, usage_now=lambda: usage_of(record, prepared))
+    if prepared.details is not None:
+        shape = replace(shape, details=prepared.details)
+    provenance = None
+    if is_wanted(request.scope, fields.hallmark):
+        provenance = partial(provenance_of, record, edge.engine.attestations, num_choices=fields.n)
+    is_plain = shape.is_plain and len(prepared.jobs) == 1 and prepared.jobs[0].parser is None
+    direct = _direct_stream(request, shape) if fields.stream and is_plain else None
+    answer = it.answer(direct)
     if fields.stream:
-        asyncio.get_running_loop().call_soon(shape.text_event, 0, "")  # makes its head while the engine works
+        if shape.is_plain:
+            asyncio.get_running_loop().call_soon(shape.text_event, 0, "")  # makes its head while the engine works
         first = await anext(answer)  # where the response has not begun, what fails until here gets its own status
-        usage = (lambda: _usage(record, fields.n)) if has_usage_chunk else None
-        return EventStream(shape, first, answer, direct, num_choices=len(prepared.jobs), usage=usage)
-    if prepared.echo is not None:
-        return Response(await _echoed(shape, answer, record, prepared.echo, fields.n), media_type="application/json")
-    return Response(await _whole(shape, answer, record, prepared), media_type="application/json")
-
-
-async def _prepare(edge: Edge, kind: Kind, ready: EngineReady, context: RequestContext) -> Prepared:
-    """Parse, validate and tokenize a request's body; a large text off the event loop, which other streams wait for."""
-
-    def prepare(body: bytes | bytearray) -> Prepared:
-        fields = parse_json(body, max_values=max(MAX_VALUES, ready.max_model_len + 1000))
-        del body  # it may be large, and is not needed while the text is tokenized
-        return kind.prepare(edge, ready, fields, context.unique_id)
-
-    body = context.body.take()
-    if len(body) <= INLINE_BODY_BYTES or (len(body) <= INLINE_IDS_BYTES and _HAS_IDS.search(body)):
-        prepared = prepare(body)
-    else:
-        work = in_thread(body, prepare)
-        del body
-        prepared = await work
-    context.body.drop()
-    return prepared
+        usage = (lambda: usage_of(record, prepared)) if has_usage_chunk else None
+        num_choices = len(prepared.jobs)
+        return EventStream(shape, first, answer, direct, num_choices=num_choices, usage=usage, provenance=provenance)
+    body = await _whole(shape, answer, record, prepared)
+    return Response(body if provenance is None else with_provenance(body, provenance()), media_type="application/json")
 
 
 def _direct_stream(request: Request, shape: AnswerFormat) -> DirectStream | None:
@@ -117,107 +108,122 @@ def _direct_stream(request: Request, shape: AnswerFormat) -> DirectStream | None
     return DirectStream(writer, send_of(request.scope), HEAD, first_events=first_events, event=event)
 
 
-def _record(edge: Edge, kind: Kind, scope: Scope, context: RequestContext) -> RequestRecord:
-    """Begin the request's trace and its measurements; the guard ends them."""
-    parents = [value for name, value in scope["headers"] if name == b"traceparent"]
-    known = {"traceparent": parents[-1].decode("latin-1")} if parents else {}
-    trace = edge.tracing.begin("POST", kind.route, known, request_id=context.request_id, arrived_at=context.arrived_at)
-    context.record = RequestRecord(edge.metrics, trace, context.unique_id, operation=kind.operation)
-    return context.record
-
-
-def _enter(edge: Edge, context: RequestContext) -> Place:
-    try:
-        place = edge.admission.enter()
-    except TooManyRequests:
-        edge.metrics.traffic.rejected(RejectedFor.QUEUE_REQUESTS)
-        raise
-    context.cleanup.append(place.left)
-    return place
-
-
-def _reserve(edge: Edge, place: Place, num_tokens: int) -> None:
-    try:
-        place.add_tokens(num_tokens)
-    except TooManyRequests:
-        edge.metrics.traffic.rejected(RejectedFor.QUEUE_TOKENS)
-        raise
-
-
-def _answer(
-    edge: Edge, jobs: list[Job], record: RequestRecord, place: Place, salt: bytes, direct: DirectStream | None
-) -> AsyncGenerator[Piece]:
-    """The pieces of all answers but for what goes to the `direct` stream, which there is for one answer only."""
-    num_waiting = len(jobs)
-
-    def began() -> None:
-        nonlocal num_waiting
-        num_waiting -= 1
-        if not num_waiting:
-            place.leave(time.monotonic() - record.arrived_at)
-
-    records = [record.sequence(len(job.prompt_token_ids)) for job in jobs]
-    streams = [
-        pieces(job, edge.engine, edge.tokenizer, it, cache_salt=salt, began=began, direct=direct)
-        for job, it in zip(jobs, records, strict=True)
-    ]
-    return streams[0] if len(streams) == 1 else merged(streams)
-
-
 async def _whole(
     shape: AnswerFormat, answer: AsyncGenerator[Piece], record: RequestRecord, prepared: Prepared
 ) -> bytes:
-    texts: list[list[str]] = [[] for _ in prepared.jobs]
-    finish_reasons = [""] * len(texts)
+    num_answers = len(prepared.jobs)
+    if prepared.details is None:
+        answers, finish_reasons = await collected(answer, num_answers)
+        return shape.whole(answers, finish_reasons, usage_of(record, prepared))
+    found: list[list[Piece]] = [[] for _ in range(num_answers)]
     async for piece in answer:
-        texts[piece.index].append(piece.text)
-        finish_reasons[piece.index] = piece.finish_reason or ""
-    return shape.whole(["".join(parts) for parts in texts], finish_reasons, _usage(record, prepared.fields.n))
-
-
-async def _echoed(
-    shape: AnswerFormat, answer: AsyncGenerator[Piece], record: RequestRecord, echo: Echo, num_choices: int
-) -> bytes:
-    pieces = [piece async for piece in answer]
-    usage = _usage(record, num_choices, is_empty=echo.is_empty)
+        found[piece.index].append(piece)
+    usage = usage_of(record, prepared)
     # Off the event loop: naming 32k tokens takes 0.1 s.
-    return await asyncio.to_thread(lambda: shape.choices(echo.choices(pieces), usage))
+    return await asyncio.to_thread(lambda: shape.whole_with_details([joined(pieces) for pieces in found], usage))
 
 
-def _usage(record: RequestRecord, num_choices: int, *, is_empty: bool = False) -> Usage:
+async def collected(answer: AsyncGenerator[Piece], num_answers: int) -> tuple[list[Answer], list[str]]:
+    """Whole answers out of their pieces, and why each ended."""
+    deltas: list[list[Delta]] = [[] for _ in range(num_answers)]
+    finish_reasons = [""] * num_answers
+    async for piece in answer:
+        deltas[piece.index] += [ContentText(piece.text), *piece.deltas] if piece.text else piece.deltas
+        finish_reasons[piece.index] = piece.finish_reason or ""
+    return [whole_answer(parts) for parts in deltas], finish_reasons
+
+
+def usage_of(record: RequestRecord, prepared: Prepared) -> Usage:
     """A prompt counts once, however many choices it has; of its cached tokens, the mean over them."""
-    num_tokens = 0 if is_empty else record.num_tokens
-    return Usage(record.num_prompt_tokens // num_choices, num_tokens, record.num_cached_tokens // num_choices)
+    num_choices = prepared.fields.n
+    num_tokens = 0 if prepared.fields.max_tokens == 0 else record.num_tokens
+    is_parsed = any(job.parser is not None for job in prepared.jobs)
+    return Usage(
+        record.num_prompt_tokens // num_choices,
+        num_tokens,
+        record.num_cached_tokens // num_choices,
+        record.num_reasoning_tokens if is_parsed else None,
+    )
 
 
 def _prepare_completion(edge: Edge, ready: EngineReady, body: dict[str, Any], unique_id: str) -> Prepared:
     fields = read(CompletionRequest, body)
     edge.check_model(fields.model)
-    is_empty = fields.max_tokens == 0
-    fields = checked_echo(fields, DEFAULT_COMPLETION_TOKENS)
     prompts = encode_prompts(edge.tokenizer, fields.prompts(), ready.max_model_len)
-    prepared = _prepared(edge, ready, fields, prompts, unique_id, default_tokens=DEFAULT_COMPLETION_TOKENS)
-    if not fields.echo:
-        return prepared
-    jobs = scored(prepared.jobs, fields.logprobs)
-    return Prepared(fields, jobs, Echo(fields, jobs, edge.tokenizer, is_empty=is_empty))
+    return _prepared(edge, ready, fields, prompts, unique_id, default_tokens=DEFAULT_COMPLETION_TOKENS)
 
 
 def _prepare_chat(edge: Edge, ready: EngineReady, body: dict[str, Any], unique_id: str) -> Prepared:
-    fields = read(ChatRequest, body)
+    return prepare_chat(edge, ready, read(ChatRequest, body), unique_id)
+
+
+def prepare_translated(
+    edge: Edge, ready: EngineReady, body: dict[str, Any], unique_id: str, names: Mapping[str, str]
+) -> Prepared:
+    """Tokenize a chat that was made of another protocol's request; `names` as for `translated`."""
+    with translated(names):
+        prepared = prepare_chat(edge, ready, read(ChatRequest, body), unique_id)
+    return replace(prepared, jobs=[_named(job, names) for job in prepared.jobs])
+
+
+def _named(job: Job, names: Mapping[str, str]) -> Job:
+    """The job, whose grammar names the client's own field."""
+    grammar = job.sampling.grammar
+    if grammar is None:
+        return job
+    grammar = msgspec.structs.replace(grammar, param=translated_name(grammar.param, names))
+    return replace(job, sampling=msgspec.structs.replace(job.sampling, grammar=grammar))
+
+
+def prepare_chat(edge: Edge, ready: EngineReady, fields: ChatRequest, unique_id: str) -> Prepared:
+    """Tokenize a valid chat, for this route and for those whose requests are translated to it."""
     edge.check_model(fields.model)
     if fields.max_completion_tokens is not None:
         if fields.max_tokens not in (None, fields.max_completion_tokens):
             raise InvalidValue("max_tokens and max_completion_tokens differ; send one.", param="max_tokens")
         fields = fields.model_copy(update={"max_tokens": fields.max_completion_tokens})
-    prompt = chat_prompt(
+    tools = ToolUse(fields.tools, fields.tool_choice, is_parallel=fields.parallel_tool_calls)
+    text = chat_text(
         edge.tokenizer,
         edge.template,
-        fields.messages,
-        ready.max_model_len,
+        conversation_of(fields, tools),
+        syntax=edge.syntax,
         special_tokens_in_text=edge.settings.special_tokens_in_text,
     )
-    return _prepared(edge, ready, fields, [prompt], unique_id, default_tokens=None)
+    prompt = encode_chat(edge.tokenizer, text, ready.max_model_len)
+    prepared = _prepared(edge, ready, fields, [prompt], unique_id, default_tokens=None)
+    return replace(prepared, jobs=[_parsed(edge, fields, tools, text, job) for job in prepared.jobs])
+
+
+def _parsed(edge: Edge, fields: ChatRequest, tools: ToolUse, prompt: str, job: Job) -> Job:
+    """The job with a parser of its answer, and bound to a call where the request asks for one.
+
+    A bound answer is what it must be from its first token on: it has no reasoning. One that is bound to JSON may be a
+    call instead where there are tools. Raises UnsupportedField, and InvalidValue for a call that is no such answer.
+    """
+    form, sampling = None, job.sampling
+    if tools.is_forced and sampling.grammar is not None:
+        other = sampling.grammar.param
+        raise InvalidValue(f"tool_choice and {other} both say what the answer must match; send one.", param=other)
+    may_call = tools.schemas is not None and (
+        sampling.grammar is None or sampling.grammar.kind is GrammarKind.JSON_SCHEMA
+    )
+    if sampling.grammar is not None and not may_call:
+        return job
+    if tools.is_forced or sampling.grammar is not None:
+        form = FORCED.get(edge.syntax.calls, ToolFormat.LLAMA3_JSON)
+        calls = tools.grammar(form, edge.tokenizer.added_ids)
+        grammar = calls if sampling.grammar is None else json_or_calls(sampling.grammar, calls)
+        sampling = msgspec.structs.replace(sampling, grammar=grammar)
+    parser = edge.syntax.parser(
+        tools.schemas,
+        prompt,
+        is_streamed=fields.stream,
+        forced=None if form is None else FORCED_PARSER[form],
+        include_reasoning=fields.include_reasoning,
+        parallel_tool_calls=fields.parallel_tool_calls,
+    )
+    return replace(job, sampling=sampling, parser=parser)
 
 
 def _prepared(
@@ -231,15 +237,21 @@ def _prepared(
 ) -> Prepared:
     if fields.stream_options is not None and not fields.stream:
         raise InvalidValue("stream_options needs stream to be true.", param="stream_options")
+    check_details(fields)
     stops = stops_of(fields.stop)
     param = "messages" if isinstance(fields, ChatRequest) else "prompt"
     check_choices(len(prompts), fields.n)
+    guided = {name: value for name in GUIDED if (value := getattr(fields, f"guided_{name}")) is not None}
+    grammar = grammar_of(fields.response_format, fields.structured_outputs, guided)
     jobs = []
     for i, (prompt, choice) in enumerate(itertools.product(prompts, range(fields.n))):
-        max_tokens = check_lengths(len(prompt), fields.max_tokens, default_tokens, ready.max_model_len, param=param)
-        sampling = sampling_of(fields, max_tokens, edge.tokenizer.vocab_size, edge.sampling_defaults, choice=choice)
+        # Where none is asked for, the token that ends the computation of the prompt is not given out.
+        asked = 1 if fields.max_tokens == 0 else fields.max_tokens
+        max_tokens = check_lengths(len(prompt), asked, default_tokens, ready.max_model_len, param=param)
+        sampling = sampling_of(fields, max_tokens, edge.tokenizer, edge.sampling_defaults, choice=choice)
+        sampling = msgspec.structs.replace(sampling, grammar=grammar) if grammar is not None else sampling
         jobs.append(Job(i, f"{unique_id}-{i}", prompt, sampling, stops))
-    return Prepared(fields, jobs)
+    return Prepared(fields, jobs, details_of(fields, jobs, edge.tokenizer))
 
 
 COMPLETIONS = Kind("/v1/completions", "text_completion", CompletionFormat, _prepare_completion)

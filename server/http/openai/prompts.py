@@ -1,9 +1,10 @@
 """From a request's fields to token ids and sampling parameters that the model can take."""
 
-from server.errors import InvalidValue, PromptTooLong, UnsupportedField
-from server.http.openai.requests import MAX_PROMPTS, GenerationRequest, Message, checked_ids, plain_messages
+from collections.abc import Mapping
+
+from server.errors import InvalidValue, PromptTooLong
+from server.http.openai.requests import MAX_PROMPTS, GenerationRequest, checked_ids
 from server.protocol.messages import SamplingParams
-from server.text.chat_template import ChatTemplate
 from server.text.sampling_defaults import SamplingDefaults
 from server.text.tokenizer import Tokenizer
 
@@ -20,27 +21,8 @@ def encode_prompts(tokenizer: Tokenizer, prompts: list[str | list[int]], max_mod
     ]
 
 
-def chat_prompt(
-    tokenizer: Tokenizer,
-    template: ChatTemplate | None,
-    messages: list[Message],
-    max_model_len: int,
-    *,
-    opens: bool = True,
-    special_tokens_in_text: bool = False,
-) -> list[int]:
-    """Token ids of a conversation; `opens` the assistant's turn. Raises TemplateError, PromptTooLong and others.
-
-    special_tokens_in_text  whether a message may spell special tokens; else only the template's own are special
-    """
-    if template is None:
-        raise UnsupportedField("This model has no chat template; use /v1/completions.", param="messages")
-    plain = plain_messages(messages)
-    if not special_tokens_in_text:
-        mark = tokenizer.special_tokens.mark
-        plain = [{key: text if key == "role" else mark(text) for key, text in message.items()} for message in plain]
-    text = template.render(plain, add_generation_prompt=opens)
-    # The template has written the special tokens.
+def encode_chat(tokenizer: Tokenizer, text: str, max_model_len: int) -> list[int]:
+    """Token ids of a rendered conversation, whose special tokens the template has written."""
     return encode_text(tokenizer, text, max_model_len, add_special_tokens=False, param="messages")
 
 
@@ -89,7 +71,7 @@ def check_lengths(
 
 
 def sampling_of(
-    fields: GenerationRequest, max_tokens: int, vocab_size: int, defaults: SamplingDefaults, *, choice: int = 0
+    fields: GenerationRequest, max_tokens: int, tokenizer: Tokenizer, defaults: SamplingDefaults, *, choice: int = 0
 ) -> SamplingParams:
     """Return the sampling of one of a prompt's choices: each has the seed after the one before it, if there is one.
 
@@ -97,6 +79,7 @@ def sampling_of(
     """
     if fields.min_tokens > max_tokens:
         raise InvalidValue(f"min_tokens is {fields.min_tokens}, max_tokens allows {max_tokens}.", param="min_tokens")
+    vocab_size, allowed = tokenizer.vocab_size, fields.allowed_token_ids
     stop_ids = checked_ids(fields.stop_token_ids, vocab_size, "stop_token_ids") if fields.stop_token_ids else []
     top_k = int(_first(fields.top_k, defaults.top_k, -1))
     return SamplingParams(
@@ -112,7 +95,39 @@ def sampling_of(
         frequency_penalty=fields.frequency_penalty,
         stop_token_ids=tuple(stop_ids),
         ignore_eos=fields.ignore_eos,
+        logprobs=fields.num_likeliest,
+        prompt_logprobs=fields.num_prompt_likeliest,
+        logit_bias=_biases(fields.logit_bias, vocab_size),
+        allowed_token_ids=tuple(dict.fromkeys(checked_ids(allowed, vocab_size, "allowed_token_ids")))
+        if allowed
+        else (),
+        bad_words=_words(fields.bad_words, tokenizer) if fields.bad_words else (),
     )
+
+
+def _words(words: list[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
+    """The tokens of each word, alone and behind a space where that is as many others. Raises InvalidValue."""
+    found = []
+    for word in words:
+        alone, behind = (tokenizer.encode(text + word.lstrip(), add_special_tokens=False) for text in ("", " "))
+        if not alone:
+            raise InvalidValue("bad_words must have a character other than spaces each.", param="bad_words")
+        found.append(tuple(alone))
+        if len(behind) == len(alone) and behind[0] != alone[0]:
+            found.append(tuple(behind))
+    return tuple(dict.fromkeys(found))
+
+
+def _biases(logit_bias: Mapping[str, float], vocab_size: int) -> tuple[tuple[int, float], ...]:
+    """Token ids and what is added to their logits. Raises InvalidValue for a name that is no id of the vocabulary."""
+    found = []
+    for name, bias in logit_bias.items():
+        is_id = name.isascii() and name.isdecimal() and len(name) < 20 and str(int(name)) == name
+        if not is_id or int(name) >= vocab_size:
+            wanted = f"token ids of 0 to {vocab_size - 1} as names"
+            raise InvalidValue(f"logit_bias must have {wanted}, got another one.", param="logit_bias")
+        found.append((int(name), float(bias)))
+    return tuple(found)
 
 
 def _first(asked: float | None, recommended: float | None, otherwise: float) -> float:

@@ -4,6 +4,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from server.http.common.provenance import Provenance
+
 
 class Answer(BaseModel):
     model_config = ConfigDict(extra="forbid")
@@ -13,15 +15,25 @@ class PromptTokensDetails(Answer):
     cached_tokens: int = Field(description="Tokens of the prompt that were not computed again.")
 
 
+class CompletionTokensDetails(Answer):
+    reasoning_tokens: int = Field(description="Tokens of the answers that are reasoning.")
+
+
 class UsageCounts(Answer):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails | None = Field(
+        None, description="Of a chat whose model reasons or has tools."
+    )
 
 
-class PromptLogprobs(Answer):
-    """Log probabilities of the prompt, with `echo`. Nothing precedes the first token, so it has none."""
+class Logprobs(Answer):
+    """Log probabilities of an answer's tokens, with `echo` of its prompt's before them.
+
+    Nothing precedes a prompt's first token, so it has none.
+    """
 
     tokens: list[str]
     token_logprobs: list[float | None]
@@ -29,14 +41,44 @@ class PromptLogprobs(Answer):
     text_offset: list[int]
 
 
+class PromptToken(Answer):
+    logprob: float
+    rank: int = Field(description="Among all tokens there; 1 is the likeliest.")
+    decoded_token: str
+
+
+class NamedLogprob(Answer):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TokenLogprob(NamedLogprob):
+    top_logprobs: list[NamedLogprob] = Field(description="The likeliest tokens at this place.")
+
+
+class ChatLogprobs(Answer):
+    content: list[TokenLogprob] = Field(description="One for each token that the usage counts.")
+    refusal: None
+
+
 FinishReason = Literal["stop", "length"]
+PromptLogprobs = list[dict[str, PromptToken] | None]
+_TOKEN_IDS = Field(None, description="With `return_token_ids`; in a stream those since the chunk before.")
+_PROMPT_TOKEN_IDS = Field(None, description="With `return_token_ids`; in a stream in the first chunk.")
+_PROMPT_LOGPROBS = Field(None, description="With `prompt_logprobs`: of each token of the prompt but the first, by id.")
+ChatFinishReason = Literal["stop", "length", "tool_calls"]
+PROVENANCE = Field(None, description="Only where it was asked for; of a stream in the last chunk.")
 
 
 class CompletionChoice(Answer):
     index: int
     text: str
-    logprobs: PromptLogprobs | None
+    logprobs: Logprobs | None
     finish_reason: FinishReason | None = Field(description="null in all chunks of a stream but a choice's last.")
+    token_ids: list[int] | None = _TOKEN_IDS
+    prompt_token_ids: list[int] | None = _PROMPT_TOKEN_IDS
+    prompt_logprobs: PromptLogprobs | None = _PROMPT_LOGPROBS
 
 
 class Completion(Answer):
@@ -46,6 +88,7 @@ class Completion(Answer):
     model: str
     choices: list[CompletionChoice]
     usage: UsageCounts
+    hallmark: Provenance | None = PROVENANCE
 
 
 class CompletionChunk(Answer):
@@ -55,19 +98,35 @@ class CompletionChunk(Answer):
     model: str
     choices: list[CompletionChoice] = Field(description="One, or none in the last chunk with the usage.")
     usage: UsageCounts | None = Field(None, description="With `stream_options.include_usage`: null but in the last.")
+    hallmark: Provenance | None = PROVENANCE
+
+
+class AnsweredFunction(Answer):
+    name: str
+    arguments: str = Field(description="JSON, if the model has written JSON.")
+
+
+class AnsweredCall(Answer):
+    id: str
+    type: Literal["function"]
+    function: AnsweredFunction
 
 
 class AnswerMessage(Answer):
     role: Literal["assistant"]
-    content: str
+    content: str | None = Field(description="null where the answer is calls and nothing else.")
     refusal: None
+    reasoning_content: str | None = Field(None, description="What the model thought before it answered.")
+    reasoning: str | None = Field(None, description="The same.")
+    tool_calls: list[AnsweredCall] | None = None
 
 
 class ChatChoice(Answer):
     index: int
     message: AnswerMessage
-    logprobs: None
-    finish_reason: FinishReason
+    logprobs: ChatLogprobs | None
+    finish_reason: ChatFinishReason
+    token_ids: list[int] | None = _TOKEN_IDS
 
 
 class ChatCompletion(Answer):
@@ -77,18 +136,37 @@ class ChatCompletion(Answer):
     model: str
     choices: list[ChatChoice]
     usage: UsageCounts
+    prompt_token_ids: list[int] | None = _PROMPT_TOKEN_IDS
+    prompt_logprobs: PromptLogprobs | None = _PROMPT_LOGPROBS
+    hallmark: Provenance | None = PROVENANCE
+
+
+class FunctionDelta(Answer):
+    name: str | None = Field(None, description="In a call's first chunk.")
+    arguments: str = Field(description="New text of the arguments.")
+
+
+class CallDelta(Answer):
+    index: int
+    id: str | None = Field(None, description="In a call's first chunk.")
+    type: Literal["function"] | None = Field(None, description="In a call's first chunk.")
+    function: FunctionDelta
 
 
 class ChatDelta(Answer):
     role: Literal["assistant"] = Field("assistant", description="In a choice's first chunk.")
     content: str = Field("", description="New text.")
+    reasoning_content: str = Field("", description="New text of the reasoning.")
+    reasoning: str = Field("", description="The same.")
+    tool_calls: list[CallDelta] | None = None
 
 
 class ChatChunkChoice(Answer):
     index: int
     delta: ChatDelta
-    logprobs: None
-    finish_reason: FinishReason | None
+    logprobs: ChatLogprobs | None
+    finish_reason: ChatFinishReason | None
+    token_ids: list[int] | None = _TOKEN_IDS
 
 
 class ChatChunk(Answer):
@@ -98,6 +176,8 @@ class ChatChunk(Answer):
     model: str
     choices: list[ChatChunkChoice] = Field(description="One, or none in the last chunk with the usage.")
     usage: UsageCounts | None = Field(None, description="With `stream_options.include_usage`: null but in the last.")
+    prompt_token_ids: list[int] | None = _PROMPT_TOKEN_IDS
+    hallmark: Provenance | None = PROVENANCE
 
 
 class ModelCard(Answer):

@@ -21,8 +21,9 @@ from server.errors import (
 from server.http.common.document import PlainRoute, answers_with, streams, takes
 from server.http.common.json_body import parse_json
 from server.http.common.validation import read
+from server.http.openai.chat import Conversation, chat_text, plain_messages
 from server.http.openai.generation import CHAT, COMPLETIONS, generate
-from server.http.openai.prompts import chat_prompt, encode_text
+from server.http.openai.prompts import encode_chat, encode_text
 from server.http.openai.requests import (
     ChatRequest,
     CompletionRequest,
@@ -40,10 +41,12 @@ from server.http.openai.responses import (
     ModelList,
     Tokenized,
 )
+from server.http.openai.tools import ToolUse
 
-REQUESTS = (CompletionRequest, ChatRequest, TokenizeRequest, DetokenizeRequest)
+TOKEN_REQUESTS = (TokenizeRequest, DetokenizeRequest)
+REQUESTS = (CompletionRequest, ChatRequest, *TOKEN_REQUESTS)
 EVENTS = (CompletionChunk, ChatChunk)
-_GENERATION_ERRORS = (ModelNotFound, PromptTooLong, NotReady, EngineDied, NonFiniteLogits, SlowClient)
+GENERATION_ERRORS = (ModelNotFound, PromptTooLong, NotReady, EngineDied, NonFiniteLogits, SlowClient)
 
 
 def routes(edge: Edge) -> APIRouter:
@@ -53,7 +56,7 @@ def routes(edge: Edge) -> APIRouter:
         COMPLETIONS.route,
         response_model=Completion,
         responses=streams(CompletionChunk),
-        openapi_extra=takes(CompletionRequest, *_GENERATION_ERRORS),
+        openapi_extra=takes(CompletionRequest, *GENERATION_ERRORS),
     )
     async def completions(request: Request) -> Response:
         """Complete a text or token ids."""
@@ -63,7 +66,7 @@ def routes(edge: Edge) -> APIRouter:
         CHAT.route,
         response_model=ChatCompletion,
         responses=streams(ChatChunk),
-        openapi_extra=takes(ChatRequest, TemplateError, *_GENERATION_ERRORS),
+        openapi_extra=takes(ChatRequest, TemplateError, *GENERATION_ERRORS),
     )
     async def chat_completions(request: Request) -> Response:
         """Answer a conversation, by the model's own chat template."""
@@ -126,14 +129,20 @@ def _tokenize(edge: Edge, body: dict[str, Any], max_model_len: int) -> list[int]
     fields = read(TokenizeRequest, body)
     edge.check_model(fields.model)
     if fields.messages is not None and fields.prompt is None:
-        return chat_prompt(
+        conversation = Conversation(
+            plain_messages(fields.messages),
+            ToolUse(fields.tools, None).for_template(),
+            options=fields.chat_template_kwargs or {},
+        )
+        text = chat_text(
             edge.tokenizer,
             edge.template,
-            fields.messages,
-            max_model_len,
+            conversation,
+            syntax=edge.syntax,
             opens=fields.add_generation_prompt,
             special_tokens_in_text=edge.settings.special_tokens_in_text,
         )
+        return encode_chat(edge.tokenizer, text, max_model_len)
     if fields.messages is not None or fields.prompt is None:
         raise InvalidValue("Send either prompt or messages.", param="prompt")
     return encode_text(edge.tokenizer, fields.prompt, max_model_len, add_special_tokens=fields.add_special_tokens)

@@ -18,6 +18,7 @@ from server.http.operations.schemas import (
     Attestation,
     AttestRequest,
     Health,
+    Load,
     QuarantineReport,
     QuarantineRequest,
     Version,
@@ -46,8 +47,22 @@ def health_routes(edge: Edge) -> APIRouter:
         """Whether requests are served; send them elsewhere where they are not."""
         return _verdict(why_not_ready(edge))
 
-    for path, endpoint in (("/livez", livez), ("/readyz", readyz), ("/health", readyz)):
+    for path, endpoint in (("/livez", livez), ("/readyz", readyz), ("/health", readyz), ("/ping", readyz)):
         router.add_api_route(path, endpoint, methods=["GET"], response_model=Health, responses=_UNAVAILABLE)
+    return router
+
+
+def load_routes(edge: Edge) -> APIRouter:
+    """For routers in front of several servers."""
+    router = APIRouter(route_class=PlainRoute, tags=["probes"])
+
+    @router.get("/load", response_model=Load)
+    async def load(request: Request) -> Response:  # noqa: ARG001 -- an endpoint of PlainRoute
+        """Return how many requests that generate are under way."""
+        total, num_waiting = edge.metrics.traffic.num_inflight, edge.admission.num_requests
+        counts = {"server_load": total, "num_running": total - num_waiting, "num_waiting": num_waiting}
+        return _json(200, counts)
+
     return router
 
 

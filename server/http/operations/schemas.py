@@ -30,6 +30,12 @@ class Health(Report):
     reasons: list[str] | None = Field(None, description="Only where it is unavailable.")
 
 
+class Load(Report):
+    server_load: int = Field(description="Requests that generate and have not ended, as vLLM names it: the next two.")
+    num_running: int = Field(description="Requests whose prompts all have their first token.")
+    num_waiting: int = Field(description="Requests that wait for a first token.")
+
+
 class Version(Report):
     version: str
     fingerprint: dict[str, Any] | None = Field(
@@ -92,6 +98,7 @@ class Attestation(Report):
     busy_s: float = Field(description="Seconds for which the engine made no step.")
     batches: list[AttestedBatchReport]
     quarantined: list[tuple[str, str]] = Field(description="(path, shape) pairs that serve no more.")
+    id: str = Field(description="As in the field `hallmark` of an answer.")
 
 
 class ShadowCheck(Report):

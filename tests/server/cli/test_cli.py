@@ -1,5 +1,7 @@
 """The program's face: flags, exit codes, what it prints."""
 
+import argparse
+import shlex
 import socket
 import subprocess
 import sys
@@ -13,8 +15,9 @@ from kernels.fingerprint import Device, Fingerprint
 from kernels.path import KernelPath, Limits, Tier
 from kernels.shape import Dtype, Phase
 from server.cli.console import Console, plan_table
-from server.cli.doctor import report
+from server.cli.doctor import diagnose
 from server.cli.main import UNREAD_TIMEOUT_MS, bind, build_parser, main, resolve, url_of
+from server.cli.parser import commands_of, parsed
 from server.errors import ModelError, SettingsError
 from server.protocol.messages import (
     AttestationReport,
@@ -41,12 +44,15 @@ def one_line(capsys: pytest.CaptureFixture[str]) -> str:
     ("argv", "wanted"),
     [
         (["serve", "--port", "x"], "--port: Expected `int`, got 'x'"),
-        (["serve", "--prot", "1"], "unrecognized arguments: --prot 1"),
+        (
+            ["serve", "--prot", "1"],
+            "unrecognized arguments: --prot 1; did you mean --port? (see hallmark serve --help)",
+        ),
+        (["serve", "--no-cuda-graph"], "did you mean --no-cuda-graphs?"),
         (["serve", "--por", "1"], "unrecognized arguments: --por 1"),  # no abbreviations: they break when flags come
         (["serve", "--device", "tpu"], "--device: Expected one of auto, cuda, cpu, got 'tpu'"),
         (["serve", "--model", "/no/such/folder"], "/no/such/folder"),
-        (["sreve"], "invalid choice: 'sreve'"),
-        ([], "the following arguments are required: COMMAND"),
+        (["sreve"], "did you mean serve?"),
     ],
 )
 def test_what_cannot_start_is_one_line_and_exit_code_2(
@@ -59,6 +65,39 @@ def test_what_cannot_start_is_one_line_and_exit_code_2(
 def test_a_misused_canary_does_not_exit_like_a_slow_server(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["canary"]) == 3
     assert "--url" in one_line(capsys)
+
+
+def test_a_mistyped_flag_of_an_inner_command_is_guessed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "serve", "--url", "x", "--out-dri", "y"]) == 3
+    assert "did you mean --out-dir? (see hallmark bench serve --help)" in one_line(capsys)
+
+
+def test_the_program_alone_prints_its_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert out == build_parser().format_help()
+
+
+def every_command(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    for inner in commands_of(parser).values():
+        yield inner
+        yield from every_command(inner)
+
+
+@pytest.mark.parametrize("command", list(every_command(build_parser())), ids=lambda command: command.prog)
+def test_a_help_has_a_sentence_examples_and_groups(command: argparse.ArgumentParser) -> None:
+    assert (command.description or "").endswith(".")
+    head, *examples = (command.epilog or "").splitlines()
+    assert head in {"example:", "examples:"}
+    assert examples
+    for example in examples:
+        program, *argv = shlex.split(example)
+        assert program == "hallmark"
+        assert example.strip().startswith(command.prog)
+        parsed(build_parser(), argv)
+    ungrouped = [action for action in command._optionals._group_actions if action.dest != "help"]
+    assert len(ungrouped) <= 6, "many flags are read in groups"
 
 
 def test_a_missing_key_file_stops_the_start(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -314,12 +353,26 @@ def test_the_doctor_says_what_can_run_here_and_why_the_rest_cannot() -> None:
         KernelPath("fast", Tier.FIRST, gpu_only, "", ("fast",), None),
         KernelPath("slow", Tier.FALLBACK, anywhere, "", ("slow",), None),
     ]
-    lines = list(report(machine, paths))
+    diagnosis = diagnose(machine, paths)
+    lines = diagnosis.lines
     assert "gpu      a processor" in lines
     [fast] = [line for line in lines if line.startswith("fast")]
     [slow] = [line for line in lines if line.startswith("slow")]
     assert fast.endswith("  no (arch: runs on cuda, this machine is cpu)")  # that it takes no fp32 is beside the point
     assert slow.endswith("prefill extend decode  yes, in fp32, bf16")
+    assert diagnosis.can_serve
+    assert lines[-1] == (
+        "Verdict: a server can run here, on 1 of 2 attention paths (0 wanted, 1 fallback). "
+        "It will be slow: every answer falls back."
+    )
+
+
+def test_the_doctor_says_where_no_server_can_run() -> None:
+    machine = Fingerprint(Device.CPU, "a processor", None, None, None, None, "2.13.0", None)
+    prefill_only = Limits(frozenset({Device.CPU}), frozenset({Phase.PREFILL}), frozenset({Dtype.FP32}), 256)
+    diagnosis = diagnose(machine, [KernelPath("one", Tier.FIRST, prefill_only, "", ("one",), None)])
+    assert not diagnosis.can_serve
+    assert diagnosis.lines[-1] == "Verdict: no server can run here: nothing computes extend and decode."
 
 
 def test_progress_is_a_line_at_each_new_stage_and_every_two_seconds() -> None:

@@ -47,8 +47,8 @@ def test_an_unexpected_error_is_a_500_that_says_nothing_of_it(folder: Path) -> N
 
 def test_an_unknown_path_is_in_the_envelope_with_the_one_that_may_be_meant(folder: Path) -> None:
     it = served(folder)
-    missing = it.get("/v1/embeddings").json()["error"]
-    assert (missing["code"], missing["message"]) == ("not_found", "There is nothing at '/v1/embeddings'.")
+    missing = it.get("/v1/audio/speech").json()["error"]
+    assert (missing["code"], missing["message"]) == ("not_found", "There is nothing at '/v1/audio/speech'.")
     for path in ("/completions", "/v1/v1/completions", "/v1/completions/"):  # no redirect: behind TLS it leads to http
         answer = it.post(path, {})
         assert answer.status_code == 404
@@ -146,7 +146,7 @@ def test_a_body_that_calls_itself_uncompressed_is_taken(folder: Path) -> None:
     assert answer.status_code == 200
 
 
-PROBES = {"/livez", "/readyz", "/health"}
+PROBES = {"/livez", "/readyz", "/health", "/ping"}
 OPERATORS = {"/metrics", "/attention", "/attention/attest", "/attention/quarantine", "/version"}
 
 
@@ -170,9 +170,11 @@ def _statuses(it: Served, headers: dict[str, str]) -> dict[str, int]:
 
 @pytest.mark.parametrize("headers", [{}, {"authorization": "Bearer wrong"}])
 @pytest.mark.parametrize("operator", [None, "root"])
-def test_every_route_but_the_probes_needs_a_key(folder: Path, headers: dict[str, str], operator: str | None) -> None:
+def test_every_route_but_probes_and_the_page_needs_a_key(
+    folder: Path, headers: dict[str, str], operator: str | None
+) -> None:
     statuses = _statuses(with_keys(served(folder), "right", operator=operator), headers)
-    assert {path for path, status in statuses.items() if status != 401} == PROBES
+    assert {path for path, status in statuses.items() if status != 401} == PROBES | {"/"}
 
 
 @pytest.mark.parametrize("operator", [None, "root"])
@@ -363,3 +365,12 @@ def test_an_unexpected_error_mid_stream_is_an_event_too(folder: Path) -> None:
     assert error["error"]["code"] == "internal_error"
     assert "secret" not in answer.text
     assert done == "[DONE]"
+
+
+def test_a_refusals_field_is_in_the_log(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    it = served(folder)
+    with caplog.at_level(logging.INFO):
+        for field in ("max_tokenz", "a b\n"):
+            it.post(COMPLETIONS, {"prompt": "a", field: 1})
+    lines = [LineFormatter().format(record) for record in caplog.records if record.name == "server.edge.guard"]
+    assert [" param=max_tokenz " in lines[0], " param=" in lines[1]] == [True, False]

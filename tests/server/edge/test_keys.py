@@ -4,9 +4,11 @@ import logging
 from pathlib import Path
 
 import pytest
+from edge_fakes import Served, saying, served
 
 from server.edge.keys import Keys
 from server.errors import SettingsError
+from server.log import LineFormatter
 from server.settings import Settings
 
 
@@ -39,3 +41,68 @@ def test_closed_operators_routes_are_told_at_the_start(
     with caplog.at_level(logging.WARNING):
         Keys.load(Settings(**named, **ports))  # type: ignore[arg-type]
     assert any("--operator-key-file" in record.getMessage() for record in caplog.records) == (not more)
+
+
+def read(folder: Path, api_keys: str, operators: str | None = None) -> tuple[Keys, Settings]:
+    named = files(folder, api_key_file=api_keys) | (files(folder, operator_key_file=operators) if operators else {})
+    settings = Settings(**named)  # type: ignore[arg-type]
+    return Keys.load(settings), settings
+
+
+def key(text: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {text}"}
+
+
+def test_a_keys_name_is_in_the_log_and_in_the_metrics(
+    tmp_path: Path, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    keys, _ = read(tmp_path, "alice:secret-a\nsecret-b\n", "ops:secret-o\n")
+    base = served(folder, saying("Hello"))
+    it = Served(base.edge, base.engine, keys)
+    with caplog.at_level(logging.INFO):
+        for secret in ("secret-a", "secret-a", "secret-b", "secret-o", "wrong"):
+            it.post("/v1/completions", {"prompt": "four"}, headers=key(secret))
+    lines = [LineFormatter().format(record) for record in caplog.records if record.name == "server.edge.guard"]
+    assert [line.partition("key=")[2].split()[:1] for line in lines] == [["alice"], ["alice"], ["unnamed"], ["ops"], []]
+    assert not any("secret" in line for line in lines)
+    assert [it.value("key_requests_total", key=name) for name in ("alice", "unnamed", "ops")] == [2, 1, 1]
+    assert it.value("key_tokens_total", key="alice") == 2 * (4 + 6)
+
+
+def test_only_twenty_names_have_a_label_of_their_own(folder: Path) -> None:
+    it = served(folder)
+    traffic = it.edge.metrics.traffic
+    traffic.create_keys(f"key-{i}" for i in range(25))
+    for i in range(25):
+        traffic.used(f"key-{i}", 10)
+    assert it.value("key_tokens_total", key="key-19") == 10
+    assert it.value("key_tokens_total", key="key-20") is None
+    assert it.value("key_tokens_total", key="other") == 50
+
+
+@pytest.mark.parametrize("line", ["two words:key", "name:", ":key", "n" * 65 + ":key"])
+def test_a_line_that_is_no_name_and_key_is_refused_by_its_number(tmp_path: Path, line: str) -> None:
+    with pytest.raises(SettingsError, match=r"--api-key-file .*: line 3: expected `key` or `name:key`") as refused:
+        read(tmp_path, f"# comment\n\n{line}\n")
+    assert "key" not in refused.value.message.rpartition("line 3")[2].replace("`key`", "").replace("`name:key`", "")
+
+
+def test_keys_are_read_again_and_a_bad_file_keeps_the_old_ones(
+    tmp_path: Path, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    keys, settings = read(tmp_path, "a:first\n", "ops:root\n")
+    base = served(folder)
+    it = Served(base.edge, base.engine, keys)
+    files(tmp_path, api_key_file="b:second\n", operator_key_file="ops:root2\n")
+    with caplog.at_level(logging.INFO):
+        assert keys.reload(settings)
+        assert it.get("/metrics", headers=key("root2")).status_code == 200
+        statuses = [it.get("/v1/models", headers=key(text)).status_code for text in ("first", "second", "root")]
+        assert statuses == [401, 200, 401]
+        for bad in ("", "root2\n", "no name:x\n"):
+            caplog.clear()
+            files(tmp_path, api_key_file=bad)
+            assert not keys.reload(settings)
+            [line] = [record.getMessage() for record in caplog.records if record.name == "server.edge.keys"]
+            assert line.startswith("SIGHUP: the keys stay as they were: ")
+    assert it.get("/v1/models", headers=key("second")).status_code == 200

@@ -88,8 +88,8 @@ def test_openais_client_understands_the_errors(running: Running) -> None:
             client.completions.create(model="tiny", prompt="a" * 2000)
         assert too_long.value.code == "context_length_exceeded"
         with pytest.raises(openai.BadRequestError) as unsupported:
-            client.completions.create(model="tiny", prompt="a", logit_bias={"5": 1})
-        assert (unsupported.value.code, unsupported.value.param) == ("unsupported_field", "logit_bias")
+            client.completions.create(model="tiny", prompt="a", best_of=2)
+        assert (unsupported.value.code, unsupported.value.param) == ("unsupported_field", "best_of")
         with pytest.raises(openai.NotFoundError):
             client.completions.create(model="other", prompt="a")
 

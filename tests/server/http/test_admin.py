@@ -36,8 +36,8 @@ def test_the_admin_port_asks_for_a_known_operators_key(folder: Path) -> None:
 
 
 def test_who_asks_the_api_for_what_is_on_the_admin_port_is_told_so(folder: Path) -> None:
-    it = served(folder, admin_port=0)
+    it = served(folder, admin_port=9000)
     answers = [it.get("/metrics"), it.get("/attention"), it.post("/attention/attest", {})]
     assert [answer.status_code for answer in answers] == [404] * 3
-    assert answers[0].json()["error"]["message"] == "'/metrics' is on the server's admin port."
+    assert answers[0].json()["error"]["message"] == "'/metrics' is on the server's admin port, 9000."
     assert "admin port" not in it.get("/metric").text

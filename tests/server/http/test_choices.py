@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from edge_fakes import delta, events, playing, saying, served, usage_of
 
-from server.http.openai.completion import Piece, merged
+from server.http.generation.pieces import Piece, merged
 from server.protocol.messages import FinishReason, TokenDelta
 
 COMPLETIONS = "/v1/completions"

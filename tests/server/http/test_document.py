@@ -1,41 +1,53 @@
 """/openapi.json is true: routes, bounds, refusals, answers and keys are those of the application."""
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from edge_fakes import Served, events, saying, served, with_keys
+from edge_fakes import Served, delta, events, playing, saying, served, with_keys
 from fastapi.routing import APIRoute
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from server.errors import HallmarkError
+from server.http.anthropic import answers as anthropic
+from server.http.anthropic.routes import REQUESTS as MESSAGES_REQUESTS
 from server.http.common.document import ErrorEnvelope
 from server.http.common.validation import RequestModel, read
 from server.http.openai import responses
-from server.http.openai.routes import REQUESTS
+from server.http.openai.routes import REQUESTS as OPENAI_REQUESTS
 from server.http.operations import schemas
 from server.http.operations.routes import REQUESTS as ORDERS
-from server.protocol.messages import AttestationReport, AttestedBatch, ShadowReport
+from server.http.responses import answers
+from server.http.responses.routes import REQUESTS as RESPONSES_REQUESTS
+from server.protocol.messages import AttestationReport, AttestedBatch, FinishReason, ShadowReport
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
+REQUESTS = (*OPENAI_REQUESTS, *RESPONSES_REQUESTS, *MESSAGES_REQUESTS)
 USER = [{"role": "user", "content": "Hi"}]
 BASES: dict[str, dict[str, Any]] = {
     "CompletionRequest": {"prompt": "a"},
     "ChatRequest": {"messages": USER},
     "TokenizeRequest": {"prompt": "a"},
     "DetokenizeRequest": {"tokens": [1]},
+    "ResponsesRequest": {"input": "a"},
+    "MessagesRequest": {"max_tokens": 4, "messages": USER},
+    "CountTokensRequest": {"messages": USER},
     "QuarantineRequest": {"path": "sdpa.cpu"},
     "AttestRequest": {},
 }
 # Fields that a bound needs beside its own, because of rules between fields.
 BESIDE: dict[str, dict[str, Any]] = {
+    "tool_choice": {"tools": [{"type": "function", "function": {"name": "f"}}]},
     "max_tokens": {"echo": True},
     "min_tokens": {"max_tokens": 2**31 - 1},
-    "logprobs": {"echo": True, "max_tokens": 0},
+    "top_logprobs": {"logprobs": True},
+    "ResponsesRequest.tool_choice": {"tools": [{"type": "function", "name": "x"}]},
 }
 REFUSED = {"invalid_value", "unknown_field", "unsupported_field"}
 
@@ -51,8 +63,10 @@ def document(it: Served) -> dict[str, Any]:
     return found
 
 
-def valid(value: Any, schema: dict[str, Any], schemas: dict[str, Any]) -> bool:
+def valid(value: Any, schema: Any, schemas: dict[str, Any]) -> bool:
     """Whether JSON Schema, as far as the document uses it, allows a value."""
+    if schema is True:
+        return True
     if "$ref" in schema:
         return valid(value, schemas[schema["$ref"].rpartition("/")[2]], schemas)
     if "anyOf" in schema and not any(valid(value, each, schemas) for each in schema["anyOf"]):
@@ -79,7 +93,9 @@ def valid(value: Any, schema: dict[str, Any], schemas: dict[str, Any]) -> bool:
             and all(valid(item, schema["items"], schemas) for item in value)
         )
     if kind == "string":
-        return isinstance(value, str) and schema.get("minLength", 0) <= len(value) <= schema.get("maxLength", 10**9)
+        is_long_enough = isinstance(value, str) and schema.get("minLength", 0) <= len(value)
+        is_matching = is_long_enough and re.search(schema.get("pattern", ""), value) is not None
+        return is_matching and len(value) <= schema.get("maxLength", 10**9)
     if kind in ("integer", "number"):
         is_number = type(value) is int or (kind == "number" and type(value) is float)
         return (
@@ -118,7 +134,9 @@ def edges(schema: dict[str, Any], schemas: dict[str, Any]) -> Iterator[tuple[Any
 
 
 def example(schema: dict[str, Any], schemas: dict[str, Any]) -> Any:
-    candidates = ("x", 1, {"role": "user", "content": "a"}, {"type": "text", "text": "a"}, True, None)
+    functions = ({"type": "function", "function": {"name": "f"}}, {"type": "function", "name": "f"})
+    objects = ({"role": "user", "content": "a"}, {"type": "text", "text": "a"}, {"name": "x", "input_schema": {}})
+    candidates = ("x", 1, *objects, *functions, True, None)
     return next(value for value in candidates if valid(value, schema, schemas))
 
 
@@ -177,9 +195,13 @@ def test_each_bound_is_the_applications(it: Served, document: dict[str, Any]) ->
         for field, schema in components[name]["properties"].items():
             for value, is_bound in edges(schema, components):
                 is_allowed = is_bound or valid(value, schema, components)
-                body = BASES[name] | (BESIDE.get(field, {}) if is_allowed else {}) | {field: value}
+                body = (
+                    BASES[name]
+                    | (BESIDE.get(f"{name}.{field}", BESIDE.get(field, {})) if is_allowed else {})
+                    | {field: value}
+                )
                 answer = it.request(method, path, json=body)
-                error = answer.json().get("error", {})
+                error = answer.json().get("error") or {}
                 is_refused = error.get("code") in REFUSED and str(error["param"]).startswith(field)
                 assert is_refused == (not is_allowed), (path, field, str(value)[:40], answer.text)
                 num_seen += 1
@@ -193,7 +215,21 @@ LEAVES = (
     | st.floats(allow_nan=False, allow_infinity=False)
     | st.text(st.characters(exclude_categories=["Cs"]), max_size=5)
 )
-NESTED_NAMES = st.sampled_from(["role", "content", "name", "type", "text", "include_usage", "tool_calls", "nothing"])
+NESTED_NAMES = st.sampled_from(
+    [
+        "role",
+        "content",
+        "name",
+        "type",
+        "text",
+        "include_usage",
+        "tool_calls",
+        "function",
+        "input_schema",
+        "effort",
+        "nothing",
+    ]
+)
 VALUES = st.recursive(
     LEAVES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NESTED_NAMES, inner, max_size=3), max_leaves=6
 )
@@ -202,10 +238,15 @@ VALUES = st.recursive(
 def refusal(model: type[RequestModel], body: dict[str, Any]) -> bool:
     """Whether a body is refused; always with the field's name."""
     try:
-        read(model, body)
+        fields = read(model, body)
     except HallmarkError as error:
         return bool(error.param)
-    return False
+    # Only the application knows the vocabulary: it refuses these by name, as the test of the bounds shows.
+    return any(has_negative_id(getattr(fields, name, None)) for name in ("tokens", "prompt", "stop_token_ids"))
+
+
+def has_negative_id(value: Any) -> bool:
+    return any(map(has_negative_id, value)) if isinstance(value, list) else isinstance(value, int) and value < 0
 
 
 @pytest.mark.parametrize("model", [*REQUESTS, *ORDERS], ids=lambda model: model.__name__)
@@ -234,7 +275,8 @@ def test_answers_are_those_of_the_document(folder: Path) -> None:
     batch = AttestedBatch("prefill", ["sdpa.cpu"], False, {"aten::bmm": 8}, "mismatch", "sdpa.cpu did not launch x")
     it.engine.report = AttestationReport("request", "mismatch", 1.0, 0.1, [batch], [("sdpa.cpu", "prefill fp32")])
     it.edge.metrics.on_shadow(ShadowReport("match", 1.5, "decode", "sdpa.cpu", 3, 5, 70, 1, 0.1, None, 0.002, []))
-    answers: list[tuple[type[BaseModel], Any]] = [
+    response = it.post(RESPONSES, {"input": "a"}).json()
+    found: list[tuple[type[BaseModel], Any]] = [
         (responses.Completion, it.post(COMPLETIONS, {"prompt": "a", "n": 2}).json()),
         (responses.ChatCompletion, it.post(CHAT, {"messages": USER}).json()),
         (responses.Tokenized, it.post("/tokenize", {"prompt": "a"}).json()),
@@ -246,20 +288,41 @@ def test_answers_are_those_of_the_document(folder: Path) -> None:
         (schemas.Attestation, it.post("/attention/attest", {}).json()),
         (schemas.QuarantineReport, it.post("/attention/quarantine", {"path": "sdpa.cpu"}).json()),
         (schemas.AttentionReport, it.get("/attention").json()),
+        (answers.ResponseAnswer, response),
+        (answers.ResponseAnswer, it.get(f"{RESPONSES}/{response['id']}").json()),
+        (answers.ResponseDeleted, it.request("DELETE", f"{RESPONSES}/{response['id']}").json()),
+        (anthropic.MessageAnswer, it.post(MESSAGES, {"messages": USER, "max_tokens": 4}).json()),
+        (anthropic.TokenCount, it.post(f"{MESSAGES}/count_tokens", {"messages": USER}).json()),
+        (anthropic.MessageError, it.post(MESSAGES, {}).json()),
+        (schemas.Load, it.get("/load").json()),
         (ErrorEnvelope, it.post(COMPLETIONS, {}).json()),
         (ErrorEnvelope, it.get("/nowhere").json()),
+    ]
+    detailed = {"return_token_ids": True, "prompt_logprobs": 2, "n": 2}
+    found += [
+        (responses.Completion, it.post(COMPLETIONS, {"prompt": "ab", "logprobs": 2, "echo": True, **detailed}).json()),
+        (responses.ChatCompletion, it.post(CHAT, {"messages": USER, "logprobs": True, **detailed}).json()),
     ]
     stream = {"stream": True, "stream_options": {"include_usage": True}}
     for model, path, body in (
         (responses.CompletionChunk, COMPLETIONS, {"prompt": "a"}),
         (responses.ChatChunk, CHAT, {"messages": USER}),
     ):
-        for options in (stream, {"stream": True}):
+        live = {"stream": True, "stream_options": {"continuous_usage_stats": True}, "return_token_ids": True}
+        for options in (stream, {"stream": True}, live | {"logprobs": 2 if path == COMPLETIONS else True}):
             *chunks, _ = events(it.post(path, body | options))
-            answers += [(model, chunk) for chunk in chunks]
+            found += [(model, chunk) for chunk in chunks]
+    streamed: list[tuple[type[BaseModel], str, Any]] = [
+        (answers.ResponseStreamEvent, RESPONSES, {"input": "a"}),
+        (anthropic.MessageEvent, MESSAGES, {"messages": USER, "max_tokens": 4}),
+    ]
+    for model, path, body in streamed:
+        for app in (it, served(folder, playing(delta("a"), delta("", FinishReason.ERROR)))):
+            lines = app.post(path, body | {"stream": True}).text.split("\n")
+            found += [(model, json.loads(line[6:])) for line in lines if line.startswith("data: ")]
     it.engine.refuse()
-    answers.append((schemas.Health, it.get("/readyz").json()))
-    for model, answer in answers:
+    found.append((schemas.Health, it.get("/readyz").json()))
+    for model, answer in found:
         model.model_validate(answer, strict=False)
 
 

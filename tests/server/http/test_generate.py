@@ -19,7 +19,8 @@ from edge_fakes import (
     usage_of,
 )
 
-from server.http.openai.requests import Message, plain_messages
+from server.http.openai.chat import plain_messages
+from server.http.openai.requests import Message
 from server.protocol.messages import FinishReason, SamplingParams, TokenDelta
 from server.settings import Settings
 from server.telemetry.tracing import Tracing

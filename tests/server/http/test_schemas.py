@@ -29,9 +29,9 @@ class Painted(GenerationRequest):
         ({"colour": "red", "layers": ["x"]}, "layers[0]", "layers[0] must be flat or matt, got a string of length 1."),
         ({"colour": "red", "layers": ["flat", 5]}, "layers[1]", "layers[1] must be flat or matt, got 5."),
         (
-            {"colour": "red", "messages": [{"role": "tool", "content": "a"}]},
+            {"colour": "red", "messages": [{"role": "critic", "content": "a"}]},
             "messages[0].role",
-            "messages[0].role must be assistant or developer or system or user, got a string of length 4.",
+            "messages[0].role must be assistant or developer or system or tool or user, got a string of length 6.",
         ),
     ],
 )

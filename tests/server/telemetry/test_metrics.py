@@ -249,6 +249,8 @@ def test_the_public_names_are_those_of_the_design() -> None:
         "prefix_cache_hit_tokens",
         "preemptions",
         "requests",
+        "key_requests",
+        "key_tokens",
         "rejected",
         "client_disconnects",
         "nonfinite_logits",

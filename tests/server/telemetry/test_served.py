@@ -175,7 +175,7 @@ def test_a_prompt_is_nowhere_in_logs_spans_metrics_and_errors(folder: Path, coll
             it.post(COMPLETIONS, {"prompt": f"{CANARY} break", "stream": True}),
             it.post(COMPLETIONS, {"prompt": CANARY, "max_tokens": -1}),
             it.post(COMPLETIONS, {"prompt": CANARY * 1000}),
-            it.post(COMPLETIONS, {"prompt": CANARY, "stop": [CANARY], "user": CANARY, "logit_bias": {"1": 2}}),
+            it.post(COMPLETIONS, {"prompt": CANARY, "stop": [CANARY], "user": CANARY, "logit_bias": {CANARY: 2}}),
             it.post(CHAT, {"messages": [{"role": "user", "content": f"{CANARY} break"}]}),
             it.post(CHAT, {"messages": [{"role": "nobody", "content": CANARY}]}),
             it.post("/tokenize", {"prompt": CANARY, "add_special_tokens": "?"}),

@@ -10,6 +10,8 @@ from server.errors import error_of_code
 from server.protocol.messages import FinishReason, SamplingParams, TokenDelta, TokenScores
 from server.supervisor.client import EngineClient
 from server.telemetry.request import SequenceRecord
+from server.text.answer.deltas import CallStart, ContentText, Delta
+from server.text.answer.parser import AnswerParser
 from server.text.stop import StopMatcher
 from server.text.tokenizer import Detokenizer, Tokenizer
 
@@ -23,17 +25,36 @@ class Job:
     prompt_token_ids: list[int]
     sampling: SamplingParams
     stops: tuple[str, ...]
+    parser: AnswerParser | None = None  # None: all of the answer is content
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """New text of one prompt's answer; empty while text is held back."""
+    """New text of one prompt's answer; empty while text is held back. Or, where it is parsed, new deltas."""
 
     index: int
     text: str
     finish_reason: str | None  # as OpenAI names it
-    token_ids: Sequence[int] = ()
-    scores: Sequence[TokenScores] = ()
+    token_ids: Sequence[int] = ()  # new ones that are part of the answer, those whose text is held back included
+    scores: Sequence[TokenScores] = ()  # where asked for, of these tokens at least
+    deltas: Sequence[Delta] = ()
+    stop: str | None = None  # the stop string that ended it
+    pooled: bytes | None = None
+
+
+def joined(pieces: Sequence[Piece]) -> Piece:
+    """All pieces of one answer, at least one, as one whose deltas have its text too."""
+    deltas: list[Delta] = []
+    for piece in pieces:
+        deltas += [ContentText(piece.text), *piece.deltas] if piece.text else piece.deltas
+    return Piece(
+        pieces[0].index,
+        "".join(piece.text for piece in pieces),
+        pieces[-1].finish_reason,
+        [token_id for piece in pieces for token_id in piece.token_ids],
+        [scores for piece in pieces for scores in piece.scores],
+        deltas,
+    )
 
 
 async def pieces(
@@ -62,17 +83,24 @@ async def pieces(
                 record.delta(delta, came_at)
                 raise error_of_code(delta.error_code, delta.error_message)
             reading.begin()
+            num_before = record.num_tokens
+            if delta.attention is not None:
+                record.served_by(delta.attention)
             text, is_stopped = reading.absorb(delta)
+            token_ids = delta.token_ids[: record.num_tokens - num_before]
             if delta.finish_reason is None and not is_stopped:
                 try:
-                    yield Piece(job.index, text, None, delta.token_ids, delta.scores)
+                    yield Piece(job.index, text, None, token_ids, delta.scores, reading.take_deltas())
                 finally:  # measured when it is written: a first token's histograms would delay it by 20 us
                     record.delta(delta, came_at)
                 continue
             record.delta(delta, came_at)
             reason = "length" if delta.finish_reason is FinishReason.LENGTH and not is_stopped else "stop"
             record.end(reason)
-            yield Piece(job.index, text, reason, delta.token_ids, delta.scores)
+            found = reading.take_deltas()
+            if reading.has_calls and reason == "stop":
+                reason = "tool_calls"
+            yield Piece(job.index, text, reason, token_ids, delta.scores, found, reading.stop, delta.pooled)
             return
 
 
@@ -87,7 +115,10 @@ class _Reading:
         began: Callable[[], None],
         direct: DirectStream | None,
     ) -> None:
-        self._detokenizer = Detokenizer(tokenizer)
+        self._parser = job.parser
+        self._deltas: list[Delta] = []
+        self.has_calls = False
+        self._detokenizer = Detokenizer(tokenizer, job.parser.marks if job.parser is not None else ())
         self._matcher = StopMatcher(job.stops)
         self._min_tokens = job.sampling.min_tokens
         self._record = record
@@ -98,7 +129,12 @@ class _Reading:
     @property
     def may_take(self) -> bool:
         """Whether text may go to the direct stream: with stop strings, what has come may still be taken back."""
-        return self._direct is not None and not self._matcher.has_stops
+        return self._direct is not None and not self._matcher.has_stops and self._parser is None
+
+    @property
+    def stop(self) -> str | None:
+        """The stop string that has ended it, if one has."""
+        return self._matcher.matched
 
     def begin(self) -> None:
         if not self._has_begun:
@@ -111,6 +147,8 @@ class _Reading:
         if direct is None or not direct.has_room():
             return False
         came_at = record.now()
+        if delta.attention is not None:
+            record.served_by(delta.attention)
         direct.put("".join(map(self._detokenizer.push, delta.token_ids)))
         self.begin()
         record.delta(delta, came_at)
@@ -119,26 +157,53 @@ class _Reading:
 
     def absorb(self, delta: TokenDelta) -> tuple[str, bool]:
         """Text to emit for `delta`, and whether a stop string ended it. Tokens behind a stop string do not count."""
+        if self._parser is None:
+            return self._absorb(delta, str)
+        parser = self._parser
+
+        def parse(text: str) -> str:
+            was_reasoning = parser.is_reasoning
+            self._deltas += parser.feed(text)
+            self._record.reasoning_tokens(was_reasoning and parser.is_reasoning)
+            return ""
+
+        text, is_stopped = self._absorb(delta, parse)
+        if delta.finish_reason is not None or is_stopped:
+            self._deltas += parser.finish()
+        return text, is_stopped
+
+    def take_deltas(self) -> Sequence[Delta]:
+        """The deltas of the parsed answer that were not taken yet."""
+        found, self._deltas = self._deltas, []
+        self.has_calls = self.has_calls or any(isinstance(it, CallStart) for it in found)
+        return found
+
+    def _absorb(self, delta: TokenDelta, parsed: Callable[[str], str]) -> tuple[str, bool]:
+        """As `absorb`; each token's text goes through `parsed`."""
         matcher, record, push = self._matcher, self._record, self._detokenizer.push
         if delta.finish_reason is None and not matcher.has_stops:
             record.tokens(len(delta.token_ids))
-            return "".join(map(push, delta.token_ids)), False
+            return "".join([parsed(push(token_id)) for token_id in delta.token_ids]), False
         num_before = record.num_tokens
         is_stop_token = delta.finish_reason is FinishReason.STOP  # the last one ended the answer and has no text
         num_text_tokens = len(delta.token_ids) - is_stop_token
         emitted = []
         for num_read, token_id in enumerate(delta.token_ids[:num_text_tokens], start=1):
             text = push(token_id)
-            emitted.append(matcher.push(text) if num_before + num_read > self._min_tokens else text)
+            emitted.append(parsed(matcher.push(text) if num_before + num_read > self._min_tokens else text))
             if matcher.matched is not None:
                 record.tokens(num_read)
                 return "".join(emitted), True
         record.tokens(len(delta.token_ids))
         if delta.finish_reason is None:
             return "".join(emitted), False
-        emitted.append(matcher.push(self._detokenizer.finish()))
+        rest = matcher.push(self._detokenizer.finish())
         if matcher.matched is None:
-            emitted.append(matcher.finish())
+            rest += matcher.finish()
+        if rest and self._parser is not None:  # of tokens that are counted already
+            self._deltas += self._parser.feed(rest)
+        elif rest:
+            emitted.append(rest)
         return "".join(emitted), matcher.matched is not None
 
 

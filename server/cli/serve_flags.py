@@ -1,0 +1,83 @@
+"""The flags of `hallmark serve`: one for each setting, in groups."""
+
+import argparse
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any
+
+import msgspec
+
+from server.settings import Settings, flag_of
+
+_LAST = "more"  # of a setting that no group names
+_GROUPS: Mapping[str, tuple[str, ...]] = {
+    "model": (
+        "model", "served_model_name", "tensor_parallel_size", "task",
+        "matryoshka", "load_format", "device", "dtype", "kv_dtype",
+        "max_model_len", "generation_config", "seed",
+    ),
+    "address, keys and hosts": (
+        "host", "port", "admin_port", "root_path", "api_key_file", "operator_key_file", "allowed_hosts",
+        "allowed_origins",
+    ),
+    "text, tools and reasoning": ("special_tokens_in_text", "tool_call_parser", "reasoning_parser"),
+    "batches and memory": (
+        "max_num_seqs", "max_num_batched_tokens", "max_num_interleaved_tokens", "page_size", "kv_cache_tokens",
+        "gpu_memory_utilization", "prefix_caching", "cuda_graphs", "run_ahead", "choose_matmuls",
+    ),
+    "proof": (
+        "on_unproven", "matrix", "cache_dir", "attestation_interval_s", "shadow_budget", "shadow_interval_s",
+    ),
+    "limits of requests": (
+        "max_queued_requests", "max_queued_tokens", "max_queued_bytes", "max_body_bytes", "receive_timeout_s",
+        "request_timeout_s", "shutdown_grace_s", "key_requests_per_minute",
+        "key_tokens_per_minute", "response_store_entries", "response_store_bytes",
+    ),
+    "logs, traces and objectives": ("log_format", "otlp_endpoint", "trace_ratio", "slo_file"),
+}  # fmt: skip
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """A flag for each field of Settings; values stay texts, which `read_settings` reads as it reads variables."""
+    group_of = {name: title for title, names in _GROUPS.items() for name in names}
+    groups = {title: parser.add_argument_group(title) for title in (*_GROUPS, _LAST)}
+    for field in msgspec.structs.fields(Settings):
+        description, metavar = _documented(field.type)
+        default = "" if field.default is None else f" (default: {_text(field.default)})"
+        options: dict[str, Any] = {"action": _Switch} if _is_switch(field.type) else {"metavar": metavar}
+        groups[group_of.get(field.name, _LAST)].add_argument(
+            flag_of(field.name),
+            dest=field.name,
+            default=argparse.SUPPRESS,
+            help=(description + default).replace("%", "%%"),
+            **options,
+        )
+
+
+class _Switch(argparse.BooleanOptionalAction):
+    """`--name` and `--no-name`, kept as the text that a variable would hold."""
+
+    def __call__(
+        self, _parser: object, namespace: argparse.Namespace, _values: object, option_string: str | None = None
+    ) -> None:
+        is_off = option_string is not None and option_string.startswith("--no-")
+        setattr(namespace, self.dest, "false" if is_off else "true")
+
+
+def _is_switch(annotation: object) -> bool:
+    return getattr(annotation, "__origin__", annotation) is bool
+
+
+def _documented(annotation: object) -> tuple[str, str]:
+    """A setting's description, and what stands for its value in the help text."""
+    kind = getattr(annotation, "__origin__", annotation)
+    meta = getattr(annotation, "__metadata__", (msgspec.Meta(description=""),))[-1]
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return meta.description or "", "{" + ",".join(member.value for member in kind) + "}"
+    return meta.description or "", "VALUE"
+
+
+def _text(default: object) -> str:
+    if isinstance(default, bool):
+        return "on" if default else "off"
+    return str(default.value if isinstance(default, Enum) else default)

@@ -1,0 +1,145 @@
+"""Answers and events as the document shows them; `message` writes them without pydantic."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, RootModel
+
+from server.http.anthropic.errors import ERROR_TYPES
+from server.http.common.provenance import Provenance
+from server.http.openai.responses import PROVENANCE, Answer
+
+
+class AnswerText(Answer):
+    type: Literal["text"]
+    text: str
+
+
+class AnswerThinking(Answer):
+    type: Literal["thinking"]
+    thinking: str
+    signature: str = Field(description="Empty: nothing is signed.")
+
+
+class AnswerToolUse(Answer):
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: dict[str, Any] = Field(description="`malformed_arguments` alone where the model has written no JSON object.")
+
+
+AnswerBlock = AnswerText | AnswerThinking | AnswerToolUse
+StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
+
+
+class ThinkingCount(Answer):
+    thinking_tokens: int
+
+
+class MessageUsage(Answer):
+    input_tokens: int = Field(description="Of the prompt, without those of `cache_read_input_tokens`.")
+    cache_creation_input_tokens: int = 0
+    cache_read_input_tokens: int = Field(0, description="Of the prompt, not computed again.")
+    output_tokens: int
+    output_tokens_details: ThinkingCount | None = None
+
+
+class MessageAnswer(Answer):
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+    content: list[AnswerBlock]
+    stop_reason: StopReason | None = Field(description="null in `message_start` alone.")
+    stop_sequence: str | None
+    usage: MessageUsage
+    hallmark: Provenance | None = PROVENANCE
+
+
+class MessageStart(Answer):
+    type: Literal["message_start"]
+    message: MessageAnswer
+
+
+class Ping(Answer):
+    type: Literal["ping"]
+
+
+class BlockStart(Answer):
+    type: Literal["content_block_start"]
+    index: int
+    content_block: AnswerBlock
+
+
+class BlockTextDelta(Answer):
+    type: Literal["text_delta"]
+    text: str
+
+
+class BlockThinkingDelta(Answer):
+    type: Literal["thinking_delta"]
+    thinking: str
+
+
+class BlockSignatureDelta(Answer):
+    type: Literal["signature_delta"]
+    signature: str
+
+
+class BlockJsonDelta(Answer):
+    type: Literal["input_json_delta"]
+    partial_json: str
+
+
+class BlockDelta(Answer):
+    type: Literal["content_block_delta"]
+    index: int
+    delta: BlockTextDelta | BlockThinkingDelta | BlockSignatureDelta | BlockJsonDelta
+
+
+class BlockStop(Answer):
+    type: Literal["content_block_stop"]
+    index: int
+
+
+class StopDelta(Answer):
+    stop_reason: StopReason
+    stop_sequence: str | None
+
+
+class MessageDelta(Answer):
+    type: Literal["message_delta"]
+    delta: StopDelta
+    usage: MessageUsage
+
+
+class MessageStop(Answer):
+    type: Literal["message_stop"]
+    hallmark: Provenance | None = PROVENANCE
+
+
+class MessageErrorBody(Answer):
+    type: Literal[ERROR_TYPES]  # type: ignore[valid-type]  # mypy wants the strings themselves
+    message: str = Field(description="What is wrong, for people.")
+    param: str | None = Field(description="The field that is to blame.")
+    code: str = Field(description="What is wrong, for programs.")
+
+
+class MessageError(Answer):
+    type: Literal["error"]
+    error: MessageErrorBody
+    request_id: str | None = Field(None, description="As in the header Request-Id.")
+    trace_id: str | None = Field(None, description="Of a request that generates.")
+
+
+_Event = Annotated[
+    MessageStart | Ping | BlockStart | BlockDelta | BlockStop | MessageDelta | MessageStop | MessageError,
+    Field(discriminator="type"),
+]
+
+
+class MessageEvent(RootModel[_Event]):
+    """One of the events of a stream, named by its `type`."""
+
+
+class TokenCount(Answer):
+    input_tokens: int

@@ -1,0 +1,151 @@
+"""From a request of Anthropic's clients to the chat request that says the same."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from server.errors import InvalidValue, UnsupportedField
+from server.http.anthropic.requests import (
+    Block,
+    CountTokensRequest,
+    MessagesRequest,
+    NamedToolChoice,
+    OutputConfig,
+    RedactedThinkingBlock,
+    TextBlock,
+    ThinkingBlock,
+    Tool,
+    ToolResultBlock,
+    ToolUseBlock,
+    Turn,
+)
+
+# Fields of a chat request, and those of Anthropic's that they are made of.
+FIELDS = {
+    "max_completion_tokens": "max_tokens",
+    "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
+    "reasoning_effort": "output_config.effort",
+    "response_format": "output_config.format",
+    "stop": "stop_sequences",
+}
+_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+
+
+def chat_of(fields: MessagesRequest) -> dict[str, Any]:
+    """The body of the chat request. Raises InvalidValue and UnsupportedField."""
+    body = prompt_of(fields)
+    body["max_tokens"] = fields.max_tokens
+    body["stream"] = fields.stream
+    given = {"temperature": fields.temperature, "top_p": fields.top_p, "top_k": fields.top_k}
+    body |= {name: value for name, value in given.items() if value is not None}
+    if fields.stop_sequences:
+        body["stop"] = fields.stop_sequences
+    return body
+
+
+def prompt_of(fields: CountTokensRequest) -> dict[str, Any]:
+    """The fields of a chat request that its prompt depends on. Raises InvalidValue and UnsupportedField."""
+    last = len(fields.messages) - 1
+    if fields.messages[last].role == "assistant":
+        message = f"messages[{last}]: to continue a turn of the assistant is not implemented; end with the user's."
+        raise UnsupportedField(message, param=f"messages[{last}].role")
+    messages = [] if fields.system is None else [{"role": "system", "content": _content(fields.system)}]
+    for i, turn in enumerate(fields.messages):
+        messages += _assistant(turn, i) if turn.role == "assistant" else _told(turn, i)
+    is_thinking = fields.thinking is not None and fields.thinking.type != "disabled"
+    body: dict[str, Any] = {"messages": messages, "chat_template_kwargs": {"enable_thinking": is_thinking}}
+    if fields.output_config is not None:
+        body |= _output(fields.output_config)
+    if fields.model is not None:
+        body["model"] = fields.model
+    if fields.tools:
+        body["tools"] = [_tool(tool) for tool in fields.tools]
+    choice = fields.tool_choice
+    if choice is not None:
+        named = {"type": "function", "function": {"name": choice.name}} if isinstance(choice, NamedToolChoice) else None
+        body["tool_choice"] = named or _CHOICES[choice.type]
+        if choice.disable_parallel_tool_use:
+            body["parallel_tool_calls"] = False
+    return body
+
+
+def _output(config: OutputConfig) -> dict[str, Any]:
+    body: dict[str, Any] = {}
+    if config.effort is not None:
+        body["reasoning_effort"] = config.effort
+    if config.format is not None:
+        schema = {"name": "answer", "schema": config.format.json_schema, "strict": True}
+        body["response_format"] = {"type": "json_schema", "json_schema": schema}
+    return body
+
+
+def _content(content: str | list[TextBlock]) -> str | list[dict[str, str]]:
+    return content if isinstance(content, str) else [{"type": "text", "text": block.text} for block in content]
+
+
+def _blocks(turn: Turn) -> Iterable[Block]:
+    content = turn.content
+    return [TextBlock(type="text", text=content, cache_control=None)] if isinstance(content, str) else content
+
+
+def _assistant(turn: Turn, index: int) -> list[dict[str, Any]]:
+    texts, thoughts, calls = [], [], []
+    for i, block in enumerate(_blocks(turn)):
+        match block:
+            case TextBlock():
+                texts.append({"type": "text", "text": block.text})
+            case ThinkingBlock():
+                thoughts.append(block.thinking)
+            case ToolUseBlock():
+                arguments = msgspec.json.encode(block.input).decode()
+                function = {"name": block.name, "arguments": arguments}
+                calls.append({"id": block.id, "type": "function", "function": function})
+            case RedactedThinkingBlock():
+                pass
+            case ToolResultBlock():
+                raise _misplaced(block, turn, index, i)
+    message: dict[str, Any] = {"role": "assistant", "content": texts}
+    if thoughts:
+        message["reasoning_content"] = "\n".join(thoughts)
+    if calls:
+        message["tool_calls"] = calls
+    return [message]
+
+
+def _told(turn: Turn, index: int) -> list[dict[str, Any]]:
+    """The messages of a turn of the user or the system: results of tools, each by itself, and what is said."""
+    messages: list[dict[str, Any]] = []
+    texts: list[dict[str, str]] | None = None
+    for i, block in enumerate(_blocks(turn)):
+        if isinstance(block, TextBlock):
+            if texts is None:
+                texts = []
+                messages.append({"role": turn.role, "content": texts})
+            texts.append({"type": "text", "text": block.text})
+        elif isinstance(block, ToolResultBlock) and turn.role == "user":
+            texts = None
+            messages.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": _result(block)})
+        else:
+            raise _misplaced(block, turn, index, i)
+    return messages or [{"role": turn.role, "content": ""}]
+
+
+def _result(block: ToolResultBlock) -> str:
+    content = block.content
+    text = content if isinstance(content, str) else "\n".join(part.text for part in content)
+    return f"Error: {text}" if block.is_error else text
+
+
+def _misplaced(block: Block, turn: Turn, index: int, place: int) -> InvalidValue:
+    where = f"messages[{index}].content[{place}]"
+    return InvalidValue(f"{where}: a turn of role {turn.role!r} has no {block.type} block.", param=where)
+
+
+def _tool(tool: Tool) -> dict[str, Any]:
+    function: dict[str, Any] = {"name": tool.name, "parameters": tool.input_schema}
+    if tool.description:
+        function["description"] = tool.description
+    if tool.strict:
+        function["strict"] = True
+    return {"type": "function", "function": function}

@@ -1,0 +1,139 @@
+"""The answer of /v1/messages as it grows: its blocks, and the events that tell a client of them."""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import msgspec
+
+from server.http.generation.deltas import deltas_of
+from server.http.generation.event_stream import named_event
+from server.http.generation.pieces import Piece
+from server.http.generation.usage import Usage
+from server.text.answer.deltas import ArgumentsText, CallStart, ContentText, Delta, ReasoningText
+
+_EMPTY: dict[str, dict[str, Any]] = {
+    "text": {"type": "text", "text": ""},
+    "thinking": {"type": "thinking", "thinking": "", "signature": ""},
+}
+_PING = named_event({"type": "ping"})
+_STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+
+
+class MessageFormat:
+    """One answer. Whole or streamed, its blocks are those that the events make."""
+
+    def __init__(self, unique_id: str, model: str, usage: Callable[[], Usage]) -> None:
+        self._id = f"msg_{unique_id}"
+        self._model = model
+        self._usage = usage
+        self._blocks: list[dict[str, Any]] = []
+        self._texts: list[str] = []  # of the block that is open
+        self._is_open = False
+        self._stop_reason: str | None = None
+        self._stop_sequence: str | None = None
+
+    def opening(self) -> bytes:
+        # What of the prompt was cached is known with the first token: `message_delta` has it.
+        counts = {"input_tokens": self._usage().prompt_tokens, "output_tokens": 0}
+        return named_event({"type": "message_start", "message": self._message(counts)}) + _PING
+
+    def event(self, piece: Piece) -> bytes:
+        return b"".join(map(named_event, self._events(piece)))
+
+    def closing(self) -> bytes:
+        delta = {"stop_reason": self._stop_reason, "stop_sequence": self._stop_sequence}
+        last = {"type": "message_delta", "delta": delta, "usage": self._counts()}
+        return named_event(last) + named_event({"type": "message_stop"})
+
+    def whole(self, pieces: Iterable[Piece]) -> bytes:
+        """The body of an answer that is no stream."""
+        for piece in pieces:
+            for _ in self._events(piece):
+                pass
+        return msgspec.json.encode(self._message(self._counts()))
+
+    def _message(self, counts: dict[str, Any]) -> dict[str, Any]:
+        return {
+            "id": self._id,
+            "type": "message",
+            "role": "assistant",
+            "model": self._model,
+            "content": self._blocks,
+            "stop_reason": self._stop_reason,
+            "stop_sequence": self._stop_sequence,
+            "usage": counts,
+        }
+
+    def _counts(self) -> dict[str, Any]:
+        usage = self._usage()
+        return {
+            "input_tokens": usage.prompt_tokens - usage.cached_tokens,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": usage.cached_tokens,
+            "output_tokens": usage.completion_tokens,
+            "output_tokens_details": {"thinking_tokens": usage.reasoning_tokens},
+        }
+
+    def _events(self, piece: Piece) -> Iterator[dict[str, Any]]:
+        for delta in deltas_of(piece):
+            yield from self._told(delta)
+        if piece.finish_reason is None:
+            return
+        if not self._blocks:
+            yield from self._opened("text")
+        yield from self._closed()
+        self._stop_reason, self._stop_sequence = _STOP_REASONS[piece.finish_reason], piece.stop
+        if piece.stop is not None:
+            self._stop_reason = "stop_sequence"
+
+    def _told(self, delta: Delta) -> Iterator[dict[str, Any]]:
+        match delta:
+            case ContentText(text):
+                yield from self._opened("text")
+                yield self._more({"type": "text_delta", "text": text}, text)
+            case ReasoningText(text):
+                yield from self._opened("thinking")
+                yield self._more({"type": "thinking_delta", "thinking": text}, text)
+            case CallStart():
+                yield from self._closed()
+                yield self._begun({"type": "tool_use", "id": delta.call_id, "name": delta.name, "input": {}})
+            case ArgumentsText(_, text):
+                yield self._more({"type": "input_json_delta", "partial_json": text}, text)
+
+    def _opened(self, kind: str) -> Iterator[dict[str, Any]]:
+        if self._is_open and self._blocks[-1]["type"] == kind:
+            return
+        yield from self._closed()
+        yield self._begun(_EMPTY[kind].copy())
+
+    def _begun(self, block: dict[str, Any]) -> dict[str, Any]:
+        self._blocks.append(block)
+        self._is_open = True
+        return {"type": "content_block_start", "index": len(self._blocks) - 1, "content_block": block}
+
+    def _more(self, delta: dict[str, str], text: str) -> dict[str, Any]:
+        self._texts.append(text)
+        return {"type": "content_block_delta", "index": len(self._blocks) - 1, "delta": delta}
+
+    def _closed(self) -> Iterator[dict[str, Any]]:
+        if not self._is_open:
+            return
+        text, block, index = "".join(self._texts), self._blocks[-1], len(self._blocks) - 1
+        self._texts.clear()
+        self._is_open = False
+        if block["type"] == "tool_use":
+            block["input"] = _input_of(text)
+        else:
+            block["text" if block["type"] == "text" else "thinking"] = text
+        if block["type"] == "thinking":  # nothing signs it; clients wait for the event
+            delta = {"type": "signature_delta", "signature": ""}
+            yield {"type": "content_block_delta", "index": index, "delta": delta}
+        yield {"type": "content_block_stop", "index": index}
+
+
+def _input_of(arguments: str) -> dict[str, Any]:
+    """The arguments of a call, which are an object to Anthropic's clients; as a text in one where they are not JSON."""
+    try:
+        return msgspec.json.decode(arguments or "{}", type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError):
+        return {"malformed_arguments": arguments}

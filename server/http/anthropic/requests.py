@@ -1,0 +1,297 @@
+"""Requests as Anthropic's clients send them. What is not implemented is refused by its name, never ignored."""
+
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Discriminator, Field
+
+from server.http.common.validation import NO_EFFECT, RequestModel, Text, Variants, tag
+from server.http.openai.requests import MAX_MESSAGES, MAX_STOP_CHARS, MAX_STOPS
+from server.http.openai.tools import MAX_TOOLS, JsonObject
+
+_MAX_TOKENS = 2**31 - 1
+_Name = Annotated[Text, Field(min_length=1, max_length=256)]
+
+
+class CacheControl(RequestModel):
+    type: Literal["ephemeral"]
+    ttl: Literal["5m", "1h"] | None = None
+
+
+class CachedModel(RequestModel):
+    """What may have a `cache_control`, without effect: the beginning of every prompt is kept."""
+
+    nested: ClassVar[Mapping[str, type[RequestModel] | Variants]] = {"cache_control": CacheControl}
+
+    cache_control: CacheControl | None = Field(None, description=NO_EFFECT)
+
+
+class TextBlock(CachedModel):
+    unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = {"citations": ([],)}
+
+    type: Literal["text"]
+    text: Text
+
+
+_RESULT_BLOCKS = Variants(
+    {"text": TextBlock}, refused=("browser_state", "document", "image", "search_result", "tool_reference")
+)
+_ResultBlock = Annotated[Annotated[TextBlock, tag("text")], Discriminator(_RESULT_BLOCKS.tag_of)]
+
+
+def _kind(value: object) -> str | None:
+    return "=a_text" if isinstance(value, str) else "=list" if isinstance(value, list) else None
+
+
+_TEXT_OR_BLOCKS = Discriminator(
+    _kind, custom_error_type="wrong_type", custom_error_message="a string or a list of blocks"
+)
+_Texts = Annotated[
+    Annotated[Text, tag("a_text")] | Annotated[Annotated[list[TextBlock], Field(fail_fast=True)], tag("list")],
+    _TEXT_OR_BLOCKS,
+]
+
+
+class ThinkingBlock(RequestModel):
+    type: Literal["thinking"]
+    thinking: Text
+    signature: Text = Field("", description=NO_EFFECT)
+
+
+class RedactedThinkingBlock(RequestModel):
+    """Nothing that this model has thought: it is left out."""
+
+    type: Literal["redacted_thinking"]
+    data: Text
+
+
+class ToolUseBlock(CachedModel):
+    unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = {"caller": ({"type": "direct"},), "toolset_name": ()}
+
+    type: Literal["tool_use"]
+    id: _Name
+    name: _Name
+    input: JsonObject
+
+
+class ToolResultBlock(CachedModel):
+    unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = {"toolset_name": ()}
+    nested: ClassVar[Mapping[str, type[RequestModel] | Variants]] = {
+        "cache_control": CacheControl,
+        "content": _RESULT_BLOCKS,
+    }
+
+    type: Literal["tool_result"]
+    tool_use_id: _Name
+    content: _Texts = ""
+    is_error: bool = Field(False, description="The model reads the text behind 'Error: '.")
+
+
+_BLOCKS = Variants(
+    {
+        "text": TextBlock,
+        "thinking": ThinkingBlock,
+        "redacted_thinking": RedactedThinkingBlock,
+        "tool_use": ToolUseBlock,
+        "tool_result": ToolResultBlock,
+    },
+    refused=(
+        "bash_code_execution_tool_result",
+        "code_execution_tool_result",
+        "container_upload",
+        "document",
+        "image",
+        "search_result",
+        "server_tool_use",
+        "text_editor_code_execution_tool_result",
+        "tool_search_tool_result",
+        "web_fetch_tool_result",
+        "web_search_tool_result",
+    ),
+)
+Block = TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock
+_Block = Annotated[
+    Annotated[TextBlock, tag("text")]
+    | Annotated[ThinkingBlock, tag("thinking")]
+    | Annotated[RedactedThinkingBlock, tag("redacted_thinking")]
+    | Annotated[ToolUseBlock, tag("tool_use")]
+    | Annotated[ToolResultBlock, tag("tool_result")],
+    Discriminator(_BLOCKS.tag_of, custom_error_type="wrong_type", custom_error_message="a list of blocks"),
+]
+_Content = Annotated[
+    Annotated[Text, tag("a_text")] | Annotated[Annotated[list[_Block], Field(fail_fast=True)], tag("list")],
+    _TEXT_OR_BLOCKS,
+]
+
+
+class Turn(RequestModel):
+    nested: ClassVar[Mapping[str, type[RequestModel] | Variants]] = {"content": _BLOCKS}
+
+    role: Literal["assistant", "system", "user"]
+    content: _Content
+
+
+class Tool(CachedModel):
+    unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = {
+        "allowed_callers": (["direct"],),
+        "defer_loading": (False,),
+        "eager_input_streaming": (True, False),  # arguments are streamed as they come either way
+        "input_examples": ([],),
+    }
+
+    type: Literal["custom"] = "custom"
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,128}$")]
+    description: Text = ""
+    input_schema: JsonObject
+    strict: bool = False
+
+
+_TOOLS = Variants(
+    {"custom": Tool},
+    default="custom",
+    refused=(
+        "bash_20250124",
+        "browser_toolset_20260801",
+        "code_execution_20250522",
+        "code_execution_20250825",
+        "code_execution_20260120",
+        "code_execution_20260521",
+        "computer_20250124",
+        "computer_toolset_20260801",
+        "memory_20250818",
+        "text_editor_20250124",
+        "text_editor_20250429",
+        "text_editor_20250728",
+        "tool_search_tool_bm25_20251119",
+        "tool_search_tool_regex_20251119",
+        "web_fetch_20250910",
+        "web_fetch_20260209",
+        "web_fetch_20260309",
+        "web_fetch_20260318",
+        "web_search_20250305",
+        "web_search_20260209",
+        "web_search_20260318",
+    ),
+)
+
+
+class FreeToolChoice(RequestModel):
+    type: Literal["any", "auto", "none"]
+    disable_parallel_tool_use: bool = False
+
+
+class NamedToolChoice(RequestModel):
+    type: Literal["tool"]
+    name: _Name
+    disable_parallel_tool_use: bool = False
+
+
+_TOOL_CHOICES = Variants(dict.fromkeys(("any", "auto", "none"), FreeToolChoice) | {"tool": NamedToolChoice})
+
+
+def _kind_of_choice(value: object) -> str | None:
+    found = _TOOL_CHOICES.tag_of(value)
+    return found if found is None or found == "=tool" else "=free"
+
+
+_ToolChoice = Annotated[
+    Annotated[FreeToolChoice, tag("free")] | Annotated[NamedToolChoice, tag("tool")],
+    Discriminator(_kind_of_choice, custom_error_type="wrong_type", custom_error_message="an object"),
+]
+
+
+class Thinking(RequestModel):
+    unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = {"display": ("summarized",)}
+
+    type: Literal["adaptive", "disabled", "enabled"]
+    budget_tokens: int | None = Field(None, ge=1, le=_MAX_TOKENS, description=NO_EFFECT)
+
+
+class OutputFormat(RequestModel):
+    type: Literal["json_schema"]
+    json_schema: JsonObject = Field(alias="schema")
+
+
+class OutputConfig(RequestModel):
+    nested: ClassVar[Mapping[str, type[RequestModel] | Variants]] = {"format": OutputFormat}
+
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: OutputFormat | None = None
+
+
+class Metadata(RequestModel):
+    user_id: Annotated[Text, Field(max_length=512)] | None = None
+
+
+class CountTokensRequest(RequestModel):
+    """The fields that make the prompt."""
+
+    unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = {
+        "context_management": ({"edits": []},),
+        "mcp_servers": ([],),
+        "speed": ("standard",),
+        "user_profile_id": (),
+        "workspace_id": (),
+    }
+    nested: ClassVar[Mapping[str, type[RequestModel] | Variants]] = {
+        "cache_control": CacheControl,
+        "messages": Turn,
+        "output_config": OutputConfig,
+        "system": TextBlock,
+        "thinking": Thinking,
+        "tool_choice": _TOOL_CHOICES,
+        "tools": _TOOLS,
+    }
+
+    model: str | None = Field(None, description="The name of the served model; another one is refused with 404.")
+    messages: Annotated[list[Turn], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)] = Field(
+        description="The conversation; its last turn is not the assistant's. Texts of one turn are joined by newlines.",
+        examples=[[{"role": "user", "content": "Tell me a story."}]],
+    )
+    system: _Texts | None = Field(None, description="What the model is told before the conversation.")
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] = Field(
+        [], description="Tools that the model may ask the client to call."
+    )
+    tool_choice: _ToolChoice | None = Field(None, description="Whether the model may, must or must not call a tool.")
+    thinking: Thinking | None = Field(
+        None, description="Whether the model reasons before it answers, where it can do both. Default: `disabled`."
+    )
+    output_config: OutputConfig | None = Field(
+        None, description="How much the model reasons, where it can be told, and a schema that binds the answer."
+    )
+    cache_control: CacheControl | None = Field(None, description=NO_EFFECT)
+
+
+class MessagesRequest(CountTokensRequest):
+    unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = {
+        **CountTokensRequest.unsupported,
+        "container": (),
+        "diagnostics": (),
+        "inference_geo": (),
+    }
+    nested: ClassVar[Mapping[str, type[RequestModel] | Variants]] = {
+        **CountTokensRequest.nested,
+        "metadata": Metadata,
+    }
+
+    max_tokens: int = Field(ge=1, le=_MAX_TOKENS, description="Tokens that the answer may have.", examples=[256])
+    stream: bool = Field(False, description="Whether the answer comes as server-sent events.")
+    stop_sequences: Annotated[
+        list[Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]],
+        Field(max_length=MAX_STOPS, fail_fast=True),
+    ] = Field([], description="Strings that end an answer; they are not part of it.")
+    temperature: float | None = Field(
+        None,
+        ge=0,
+        le=2,
+        description="0 takes the likeliest token. Default: the model's generation_config.json, else 1.",
+    )
+    top_p: float | None = Field(None, gt=0, le=1, description="Default: the model's generation_config.json, else 1.")
+    top_k: int | None = Field(
+        None, ge=-1, le=_MAX_TOKENS, description="-1 and 0: no limit. Default: the model's generation_config.json."
+    )
+    hallmark: bool = Field(
+        False, description="Whether the answer names the kernels that served it, as the header `X-Hallmark: 1` asks."
+    )
+    metadata: Metadata | None = Field(None, description=NO_EFFECT)
+    service_tier: Literal["auto", "standard_only"] | None = Field(None, description=NO_EFFECT)

@@ -1,0 +1,148 @@
+"""The steps that every route that generates shares: trace, queue, parse and tokenize, admit, generate."""
+
+import re
+import time
+from collections.abc import AsyncGenerator, Callable
+from typing import Any, Generic, Protocol, TypeVar
+
+from fastapi import Request
+
+from server.edge.admission import Edge, Place
+from server.edge.body_memory import in_thread
+from server.edge.context import RequestContext, context_of
+from server.edge.direct_stream import DirectStream
+from server.edge.keys import cache_salt_of
+from server.errors import TooManyRequests
+from server.http.common.json_body import MAX_VALUES, parse_json
+from server.http.generation.pieces import Job, Piece, merged, pieces
+from server.protocol.messages import EngineReady
+from server.telemetry.outcomes import RejectedFor
+from server.telemetry.request import RequestRecord
+
+INLINE_BODY_BYTES = 4096  # below this, parsing and tokenizing take less time than a hop to a thread
+# Parsing token ids holds the interpreter's lock, so that in a thread it stops the event loop as well, and later.
+INLINE_IDS_BYTES = 256 * 1024  # some 40k ids, 2 ms
+_HAS_IDS = re.compile(rb'"prompt"\s*:\s*\[\s*\d')
+
+
+class Tokenized(Protocol):
+    """A valid request with its tokens."""
+
+    @property
+    def jobs(self) -> list[Job]: ...
+    @property
+    def is_stream(self) -> bool: ...
+    @property
+    def cache_salt(self) -> str | None: ...
+
+
+TokenizedT = TypeVar("TokenizedT", bound=Tokenized)
+Prepare = Callable[[EngineReady, dict[str, Any], RequestContext], TokenizedT]  # from a body's object
+
+
+class Admitted(Generic[TokenizedT]):
+    """A request that has its tokens and its place in the queue; `answer` computes it."""
+
+    def __init__(
+        self, edge: Edge, context: RequestContext, record: RequestRecord, place: Place, prepared: TokenizedT
+    ) -> None:
+        self.edge = edge
+        self.context = context
+        self.record = record
+        self.prepared = prepared
+        self._place = place
+
+    def answer(self, direct: DirectStream | None = None) -> AsyncGenerator[Piece]:
+        """The pieces of all answers but for what goes to the `direct` stream, which there is for one answer only.
+
+        They are closed, and what the engine still computes is cancelled, when the request ends.
+        """
+        edge, record, jobs = self.edge, self.record, self.prepared.jobs
+        salt = cache_salt_of(self.context.tenant, self.prepared.cache_salt)
+        num_waiting = len(jobs)
+
+        def began() -> None:
+            nonlocal num_waiting
+            num_waiting -= 1
+            if not num_waiting:
+                self._place.leave(time.monotonic() - record.arrived_at)
+
+        records = [record.sequence(len(job.prompt_token_ids)) for job in jobs]
+        streams = [
+            pieces(job, edge.engine, edge.tokenizer, it, cache_salt=salt, began=began, direct=direct)
+            for job, it in zip(jobs, records, strict=True)
+        ]
+        answer = streams[0] if len(streams) == 1 else merged(streams)
+        self.context.cleanup.append(answer.aclose)
+        return answer
+
+
+async def admitted(
+    edge: Edge, request: Request, *, route: str, operation: str, prepare: Prepare[TokenizedT]
+) -> Admitted[TokenizedT]:
+    """Take a request as far as the queue, behind the guard.
+
+    route      its path, for the trace
+    operation  its name in the terms of the GenAI conventions
+    prepare    validates the parsed body and tokenizes it
+    Raises what refuses it: NotReady, TooManyRequests and all that parsing and `prepare` raise.
+    """
+    context = context_of(request.scope)
+    record = _record(edge, request, context, route, operation)
+    ready = edge.require_ready()
+    place = _enter(edge, context)
+    began_at = time.monotonic()
+    prepared = await _prepare(ready, context, prepare)
+    for grammar in {job.sampling.grammar for job in prepared.jobs}:
+        if grammar is not None:
+            await edge.check_grammar(ready, grammar)
+    record.tokenized(began_at)
+    _reserve(edge, place, sum(len(job.prompt_token_ids) for job in prepared.jobs))
+    record.describe(prepared.jobs[0].sampling, matrix_digest=ready.matrix_digest, is_stream=prepared.is_stream)
+    return Admitted(edge, context, record, place, prepared)
+
+
+async def _prepare(ready: EngineReady, context: RequestContext, prepare: Prepare[TokenizedT]) -> TokenizedT:
+    """Parse, validate and tokenize a request's body; a large text off the event loop, which other streams wait for."""
+
+    def parsed(body: bytes | bytearray) -> TokenizedT:
+        fields = parse_json(body, max_values=max(MAX_VALUES, ready.max_model_len + 1000))
+        del body  # it may be large, and is not needed while the text is tokenized
+        return prepare(ready, fields, context)
+
+    body = context.body.take()
+    if len(body) <= INLINE_BODY_BYTES or (len(body) <= INLINE_IDS_BYTES and _HAS_IDS.search(body)):
+        prepared = parsed(body)
+    else:
+        work = in_thread(body, parsed)
+        del body
+        prepared = await work
+    context.body.drop()
+    return prepared
+
+
+def _record(edge: Edge, request: Request, context: RequestContext, route: str, operation: str) -> RequestRecord:
+    """Begin the request's trace and its measurements; the guard ends them."""
+    parents = [value for name, value in request.scope["headers"] if name == b"traceparent"]
+    known = {"traceparent": parents[-1].decode("latin-1")} if parents else {}
+    trace = edge.tracing.begin("POST", route, known, request_id=context.request_id, arrived_at=context.arrived_at)
+    context.record = RequestRecord(edge.metrics, trace, context.unique_id, operation=operation)
+    return context.record
+
+
+def _enter(edge: Edge, context: RequestContext) -> Place:
+    try:
+        place = edge.admission.enter()
+    except TooManyRequests:
+        edge.metrics.traffic.rejected(RejectedFor.QUEUE_REQUESTS)
+        raise
+    context.cleanup.append(place.left)
+    return place
+
+
+def _reserve(edge: Edge, place: Place, num_tokens: int) -> None:
+    try:
+        place.add_tokens(num_tokens)
+    except TooManyRequests:
+        edge.metrics.traffic.rejected(RejectedFor.QUEUE_TOKENS)
+        raise

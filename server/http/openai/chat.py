@@ -1,0 +1,150 @@
+"""From the messages, tools and options of a chat to the text that the model reads."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from server.errors import InvalidJson, InvalidValue, TemplateError, UnsupportedField
+from server.http.common.json_body import parse_json
+from server.http.openai.requests import ChatRequest, Message
+from server.http.openai.tools import ToolCall, ToolUse
+from server.text.answer.syntax import AnswerSyntax
+from server.text.chat_template import ChatTemplate
+from server.text.tokenizer import Tokenizer
+from server.text.tools import system_in_user, told_in_text
+
+_NO_REASONING = "none"  # the effort
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """What a chat template is given."""
+
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] | None = None
+    documents: list[dict[str, Any]] | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+def conversation_of(fields: ChatRequest, tools: ToolUse) -> Conversation:
+    """The conversation of a valid request. Raises InvalidValue."""
+    options = dict(fields.chat_template_kwargs or {})
+    if fields.reasoning_effort is not None:
+        options.setdefault("reasoning_effort", fields.reasoning_effort)
+        if fields.reasoning_effort == _NO_REASONING:
+            options.setdefault("enable_thinking", False)
+    return Conversation(plain_messages(fields.messages), tools.for_template(), fields.documents, options)
+
+
+def chat_text(
+    tokenizer: Tokenizer,
+    template: ChatTemplate | None,
+    it: Conversation,
+    *,
+    syntax: AnswerSyntax,
+    opens: bool = True,
+    special_tokens_in_text: bool = False,
+) -> str:
+    """The text of a conversation; `opens` the assistant's turn. Raises TemplateError and UnsupportedField.
+
+    special_tokens_in_text  whether a text may spell special tokens; else they are marked
+    """
+    if template is None:
+        raise UnsupportedField("This model has no chat template; use /v1/completions.", param="messages")
+    if it.documents and not template.reads("documents"):
+        raise UnsupportedField("This model's chat template has no place for documents.", param="documents")
+    reserved = template.reserved & it.options.keys()
+    if reserved:
+        message = f"chat_template_kwargs cannot set {min(reserved)!r}."
+        raise InvalidValue(message, param="chat_template_kwargs")
+    if not special_tokens_in_text:
+        mark = tokenizer.special_tokens.mark
+        it = Conversation(
+            [{key: value if key == "role" else _marked(value, mark) for key, value in m.items()} for m in it.messages],
+            _marked(it.tools, mark),
+            _marked(it.documents, mark),
+            _marked(it.options, mark),
+        )
+    if syntax.has_tool_template:
+        return template.render(
+            it.messages, add_generation_prompt=opens, tools=it.tools, documents=it.documents, options=it.options
+        )
+    messages = told_in_text(it.messages, it.tools)
+    try:
+        return template.render(messages, add_generation_prompt=opens, documents=it.documents, options=it.options)
+    except TemplateError:
+        if it.tools is None or it.messages[0]["role"] == "system":
+            raise
+        messages = system_in_user(messages)
+        return template.render(messages, add_generation_prompt=opens, documents=it.documents, options=it.options)
+
+
+def _marked(value: Any, mark: Any) -> Any:
+    """The value with every text in it marked. Its depth is limited already."""
+    if isinstance(value, str):
+        return mark(value)
+    if isinstance(value, Mapping):
+        return {mark(key): _marked(inner, mark) for key, inner in value.items()}
+    return [_marked(inner, mark) for inner in value] if isinstance(value, list) else value
+
+
+def plain_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Messages for the chat template: a role, a text, perhaps a name, calls and their results. Raises InvalidValue."""
+    found: list[dict[str, Any]] = []
+    names: dict[str, str] = {}  # of the functions, by the ids of their calls
+    for i, message in enumerate(messages):
+        content = message.content
+        if content is None and message.role != "assistant":
+            where = f"messages[{i}].content"
+            raise InvalidValue(f"The field {where!r} is missing.", param=where)
+        _check_role(message, i)
+        role = "system" if message.role == "developer" else message.role  # OpenAI's newer name of it
+        text = content if isinstance(content, str) else "\n".join(part.text for part in content or ())
+        plain: dict[str, Any] = {"role": role, "content": text}
+        if message.name is not None:
+            plain["name"] = message.name
+        if role == "tool":
+            plain["tool_call_id"] = message.tool_call_id or ""
+            if plain["tool_call_id"] in names:
+                plain.setdefault("name", names[plain["tool_call_id"]])
+        if message.tool_calls:
+            plain["tool_calls"] = [_plain_call(call) for call in message.tool_calls]
+            names |= {call.id: call.function.name for call in message.tool_calls}
+        reasoning = message.reasoning_content or message.reasoning
+        if reasoning:
+            plain |= {"reasoning_content": reasoning, "reasoning": reasoning}
+            if not (text and message.tool_calls):
+                plain["thinking"] = reasoning  # gpt-oss's name; its template refuses both beside calls
+        found.append(plain)
+    return found
+
+
+def _check_role(message: Message, index: int) -> None:
+    for name in ("tool_calls", "reasoning_content", "reasoning"):
+        if getattr(message, name) and message.role != "assistant":
+            where = f"messages[{index}].{name}"
+            raise InvalidValue(f"{where} belongs to an assistant's message, not to a {message.role}'s.", param=where)
+    if message.tool_call_id is not None and message.role != "tool":
+        where = f"messages[{index}].tool_call_id"
+        raise InvalidValue(f"{where} belongs to a tool's message, not to a {message.role}'s.", param=where)
+
+
+def _plain_call(call: ToolCall) -> dict[str, Any]:
+    """A call as templates expect it: its arguments are an object, as far as they are JSON."""
+    return {
+        "id": call.id,
+        "type": "function",
+        "function": {"name": call.function.name, "arguments": _arguments(call.function.arguments)},
+    }
+
+
+def _arguments(text: str) -> dict[str, Any] | str:
+    if not text.strip():
+        return {}
+    try:
+        value = parse_json(text.encode())
+        for_utf8 = str(value).encode  # an escape may stand for half a surrogate pair
+        for_utf8()
+    except (InvalidJson, UnicodeEncodeError):
+        return text
+    return value

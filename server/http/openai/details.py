@@ -1,0 +1,181 @@
+"""What an answer gives beside its text where a request asks for it: log probabilities, token ids, its prompt."""
+
+import abc
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import Any
+
+from server.errors import InvalidValue
+from server.http.generation.pieces import Job, Piece
+from server.http.openai.requests import ChatRequest, CompletionRequest, GenerationRequest
+from server.protocol.messages import TokenScores
+from server.text.tokenizer import Tokenizer
+
+Fields = dict[str, Any]
+_LEAST_LOGPROB = -9999.0  # in place of minus infinity, which JSON cannot hold; vLLM's choice
+
+
+@dataclass(frozen=True, slots=True)
+class _Score:
+    """One token's log probability and rank, and the likeliest tokens at its place with theirs, the likeliest first."""
+
+    logprob: float
+    rank: int
+    likeliest: list[tuple[int, float]]
+
+
+def check_details(fields: GenerationRequest) -> None:
+    """Raises InvalidValue where fields contradict each other."""
+    if fields.prompt_logprobs is not None and fields.stream:
+        raise InvalidValue("prompt_logprobs is not given in streams.", param="prompt_logprobs")
+    if isinstance(fields, ChatRequest) and fields.top_logprobs and not fields.logprobs:
+        raise InvalidValue("top_logprobs needs logprobs to be true.", param="top_logprobs")
+    if isinstance(fields, CompletionRequest) and fields.max_tokens == 0 and not fields.echo:
+        raise InvalidValue("max_tokens must be at least 1 without echo, got 0.", param="max_tokens")
+
+
+def details_of(fields: GenerationRequest, jobs: Sequence[Job], tokenizer: Tokenizer) -> "Details | None":
+    """Return what makes the details of these answers; None where the request asks for none."""
+    asked = (fields.num_likeliest, fields.prompt_logprobs)
+    if isinstance(fields, CompletionRequest) and (fields.echo or fields.return_token_ids or asked != (None, None)):
+        return CompletionDetails(fields, jobs, tokenizer)
+    if isinstance(fields, ChatRequest) and (fields.return_token_ids or asked != (None, None)):
+        return ChatDetails(fields, jobs, tokenizer)
+    return None
+
+
+class Details(abc.ABC):
+    """Makes the fields of one request's chunks, or of its whole answer, from pieces in their order."""
+
+    def __init__(self, fields: GenerationRequest, jobs: Sequence[Job], tokenizer: Tokenizer) -> None:
+        self._fields = fields
+        self._jobs = jobs
+        self._tokenizer = tokenizer
+        self._begun: set[int] = set()  # choices of which a piece was seen
+        self._of_prompts: dict[int, list[_Score]] = {}  # by the number of the prompt
+
+    def of(self, piece: Piece) -> tuple[Piece, Fields, Fields]:
+        """The piece as it is given out, the fields of its choice, and those beside the choices."""
+        job = self._jobs[piece.index]
+        is_first = piece.index not in self._begun
+        self._begun.add(piece.index)
+        num_prompt, prompt = len(job.prompt_token_ids), piece.index // self._fields.n
+        if is_first and prompt not in self._of_prompts:
+            self._of_prompts[prompt] = list(_scores(piece.scores, range(1, num_prompt)))
+        answer = list(_scores(piece.scores, range(num_prompt, 2**63)))[: len(piece.token_ids)]
+        return self._made(piece, is_first, self._of_prompts.get(prompt, []), answer)
+
+    @abc.abstractmethod
+    def _made(
+        self, piece: Piece, is_first: bool, prompt: list[_Score], answer: list[_Score]
+    ) -> tuple[Piece, Fields, Fields]:
+        """`prompt`: scores of the prompt from its second token on; `answer`: those of the piece's tokens."""
+
+    def _name(self, token_id: int) -> str:
+        return f"token_id:{token_id}" if self._fields.return_tokens_as_token_ids else self._text(token_id)
+
+    def _text(self, token_id: int) -> str:
+        return self._tokenizer.names.text_of(token_id)
+
+    def _prompt_logprobs(self, token_ids: Sequence[int], scores: list[_Score]) -> list[dict[str, Fields] | None]:
+        """As vLLM gives them: of each place a token id with its log probability, rank and text."""
+        num_top = self._fields.prompt_logprobs or 0
+        found: list[dict[str, Fields] | None] = [None]
+        for token_id, score in zip(token_ids[1:], scores, strict=True):
+            ranked = {token: (value, rank) for rank, (token, value) in enumerate(score.likeliest[:num_top], start=1)}
+            ranked.setdefault(token_id, (score.logprob, score.rank))
+            found.append(
+                {
+                    str(token): {"logprob": value, "rank": rank, "decoded_token": self._text(token)}
+                    for token, (value, rank) in ranked.items()
+                }
+            )
+        return found
+
+
+class CompletionDetails(Details):
+    def __init__(self, fields: CompletionRequest, jobs: Sequence[Job], tokenizer: Tokenizer) -> None:
+        super().__init__(fields, jobs, tokenizer)
+        self._has_echo = fields.echo
+        self._num_likeliest = fields.logprobs
+        self._is_empty = fields.max_tokens == 0  # a token is generated all the same, and not given out
+        self._offsets = [0] * len(jobs)  # of each choice: the length of the names so far
+
+    def _made(
+        self, piece: Piece, is_first: bool, prompt: list[_Score], answer: list[_Score]
+    ) -> tuple[Piece, Fields, Fields]:
+        prompt_ids = self._jobs[piece.index].prompt_token_ids
+        if self._is_empty:
+            piece, answer = replace(piece, text="", token_ids=()), []
+        found: Fields = {}
+        ids = list(piece.token_ids)
+        named: list[tuple[int, _Score | None]] = list(zip(ids, answer, strict=False))
+        if self._has_echo and is_first:
+            piece = replace(piece, text=self._tokenizer.decode(prompt_ids) + piece.text)
+            named = [(prompt_ids[0], None), *zip(prompt_ids[1:], prompt, strict=False), *named]
+        if self._num_likeliest is not None:
+            found["logprobs"] = self._logprobs(piece.index, named, self._num_likeliest)
+        if self._fields.return_token_ids:
+            found |= {"token_ids": ids} | ({"prompt_token_ids": prompt_ids} if is_first else {})
+        if self._fields.prompt_logprobs is not None:
+            found["prompt_logprobs"] = self._prompt_logprobs(prompt_ids, prompt)
+        return piece, found, {}
+
+    def _logprobs(self, index: int, tokens: list[tuple[int, _Score | None]], num_likeliest: int) -> Fields:
+        """OpenAI's legacy object. Nothing precedes a prompt's first token, so it has no probability."""
+        names = [self._name(token_id) for token_id, _ in tokens]
+        ends = [*accumulate(map(len, names), initial=self._offsets[index])]
+        self._offsets[index] = ends[-1]
+        likeliest = []
+        for name, (_, score) in zip(names, tokens, strict=True):
+            top = [] if score is None else score.likeliest[:num_likeliest]
+            named = {self._name(token): value for token, value in top}
+            likeliest.append(None if score is None else named | {name: score.logprob})
+        return {
+            "tokens": names,
+            "token_logprobs": [None if score is None else score.logprob for _, score in tokens],
+            "top_logprobs": likeliest,
+            "text_offset": ends[:-1],
+        }
+
+
+class ChatDetails(Details):
+    def _made(
+        self, piece: Piece, is_first: bool, prompt: list[_Score], answer: list[_Score]
+    ) -> tuple[Piece, Fields, Fields]:
+        fields, prompt_ids = self._fields, self._jobs[piece.index].prompt_token_ids
+        found: Fields = {}
+        beside: Fields = {}
+        if fields.num_likeliest is not None:
+            scored = zip(piece.token_ids, answer, strict=False)
+            content = [self._entry(token_id, score, fields.num_likeliest) for token_id, score in scored]
+            found["logprobs"] = {"content": content, "refusal": None}
+        if fields.return_token_ids:
+            found["token_ids"] = list(piece.token_ids)
+        if is_first and len(self._begun) == 1:  # a chat has one prompt, whatever its choices
+            beside |= {"prompt_token_ids": prompt_ids} if fields.return_token_ids else {}
+            if fields.prompt_logprobs is not None:
+                beside["prompt_logprobs"] = self._prompt_logprobs(prompt_ids, prompt)
+        return piece, found, beside
+
+    def _entry(self, token_id: int, score: _Score, num_likeliest: int) -> Fields:
+        top = [self._named(token, value) for token, value in score.likeliest[:num_likeliest]]
+        return self._named(token_id, score.logprob) | {"top_logprobs": top}
+
+    def _named(self, token_id: int, logprob: float) -> Fields:
+        return {"token": self._name(token_id), "logprob": logprob, "bytes": self._tokenizer.names.bytes_of(token_id)}
+
+
+def _scores(parts: Iterable[TokenScores], places: range) -> Iterator[_Score]:
+    """The scores of the tokens at `places` of a sequence."""
+    for part in parts:
+        of_each = zip(part.logprobs, part.ranks, part.top_ids, part.top_logprobs, strict=True)
+        for place, (logprob, rank, ids, values) in enumerate(of_each, start=part.position):
+            if place in places:
+                likeliest = zip(ids, map(_finite, values), strict=True)
+                yield _Score(_finite(logprob), rank, [*likeliest])
+
+
+def _finite(logprob: float) -> float:
+    return max(logprob, _LEAST_LOGPROB)

@@ -1,0 +1,159 @@
+"""Tools in requests: what a model may call, what it must call, and the calls of a conversation so far."""
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field
+from pydantic_core import PydanticCustomError
+
+from server.errors import InvalidValue
+from server.grammar.tool_calls import Tool as GrammarTool
+from server.grammar.tool_calls import ToolFormat, tool_grammar
+from server.http.common.validation import RequestModel, Text, tag
+from server.protocol.messages import Grammar
+from server.settings import ToolCallParser
+from server.text.answer.parser import Tools
+
+MAX_TOOLS = 512
+# In which form a model is bound to call: its own, where there is a grammar of it, else objects without marks.
+FORCED = {
+    ToolCallParser.HERMES: ToolFormat.HERMES,
+    ToolCallParser.QWEN3_CODER: ToolFormat.HERMES,
+    ToolCallParser.MISTRAL: ToolFormat.MISTRAL,
+}
+FORCED_PARSER = {
+    ToolFormat.HERMES: ToolCallParser.HERMES,
+    ToolFormat.MISTRAL: ToolCallParser.MISTRAL,
+    ToolFormat.LLAMA3_JSON: ToolCallParser.LLAMA3_JSON,
+}
+
+
+def _checked_tree(value: Any) -> Any:
+    """Raises for a text within that UTF-8 does not have. The body's depth is limited already."""
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise PydanticCustomError("not_utf8", "without lone surrogates") from None
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            _checked_tree(key)
+            _checked_tree(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            _checked_tree(inner)
+    return value
+
+
+JsonObject = Annotated[dict[str, Any], AfterValidator(_checked_tree)]
+_FunctionName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:/-]{1,128}$")]
+
+
+def _only_function(value: Any) -> Any:
+    if isinstance(value, str) and value != "function":
+        raise PydanticCustomError("unsupported", "must be 'function', the only type that is implemented")
+    return value
+
+
+_FunctionType = Annotated[Literal["function"], BeforeValidator(_only_function)]
+
+
+class FunctionDefinition(RequestModel):
+    name: _FunctionName = Field(description="Up to 128 letters, digits and _ . : / -")
+    description: Text | None = None
+    parameters: JsonObject | None = Field(None, description="The JSON schema of the arguments.")
+    strict: bool = Field(
+        False,
+        description="Whether arguments must match the schema. Those of a forced call do; otherwise the model decides.",
+    )
+
+
+class Tool(RequestModel):
+    nested: ClassVar[Mapping[str, type[RequestModel]]] = {"function": FunctionDefinition}
+
+    type: _FunctionType
+    function: FunctionDefinition
+
+
+class ChosenFunction(RequestModel):
+    name: _FunctionName
+
+
+class NamedChoice(RequestModel):
+    nested: ClassVar[Mapping[str, type[RequestModel]]] = {"function": ChosenFunction}
+
+    type: _FunctionType
+    function: ChosenFunction
+
+
+def _kind_of_choice(value: Any) -> str | None:
+    return "=text" if isinstance(value, str) else "=object" if isinstance(value, dict) else None
+
+
+ToolChoice = Annotated[
+    Annotated[Literal["none", "auto", "required"], tag("text")] | Annotated[NamedChoice, tag("object")],
+    Discriminator(
+        _kind_of_choice,
+        custom_error_type="wrong_type",
+        custom_error_message="none, auto, required or an object that names a function",
+    ),
+]
+
+
+class CalledFunction(RequestModel):
+    name: Annotated[Text, Field(max_length=256)]
+    arguments: Text = Field("", description="JSON; what is none is given to the template as text.")
+
+
+class ToolCall(RequestModel):
+    """A call of an assistant's message."""
+
+    nested: ClassVar[Mapping[str, type[RequestModel]]] = {"function": CalledFunction}
+
+    id: Annotated[Text, Field(max_length=256)] = ""
+    type: _FunctionType = "function"
+    function: CalledFunction
+    index: int | None = Field(None, description="As a stream has it. Taken, and changes nothing.")
+
+
+class ToolUse:
+    """What a request says about tools, checked. Raises InvalidValue for a choice of what there is not."""
+
+    def __init__(
+        self, tools: Sequence[Tool] | None, choice: "str | NamedChoice | None", *, is_parallel: bool = True
+    ) -> None:
+        by_name = {it.function.name: it.function for it in tools or ()}
+        if any(it.function != by_name[it.function.name] for it in tools or ()):
+            raise InvalidValue("tools: two different functions have the same name.", param="tools")
+        self._choice = choice
+        self._is_parallel = is_parallel
+        self.is_forced = choice == "required" or isinstance(choice, NamedChoice)
+        if self.is_forced and not by_name:
+            raise InvalidValue("tool_choice asks for a call, but there are no tools.", param="tool_choice")
+        if isinstance(choice, NamedChoice) and choice.function.name not in by_name:
+            raise InvalidValue("tool_choice names a function that is not in tools.", param="tool_choice")
+        self._functions = {} if choice == "none" else by_name
+
+    @property
+    def schemas(self) -> Tools | None:
+        """What the model may call; None: nothing."""
+        return {name: it.parameters or {} for name, it in self._functions.items()} or None
+
+    def for_template(self) -> list[dict[str, Any]] | None:
+        """The tools as chat templates expect them."""
+        return [
+            {
+                "type": "function",
+                "function": {"name": it.name}
+                | ({} if it.description is None else {"description": it.description})
+                | {"parameters": it.parameters or {"type": "object", "properties": {}}},
+            }
+            for it in self._functions.values()
+        ] or None
+
+    def grammar(self, form: ToolFormat, added_ids: Mapping[str, int]) -> Grammar:
+        """Of an answer that must be a call. Raises UnsupportedField."""
+        names = [self._choice.function.name] if isinstance(self._choice, NamedChoice) else [*self._functions]
+        tools = [GrammarTool(name, self._functions[name].parameters) for name in names]
+        is_parallel = self._is_parallel and not isinstance(self._choice, NamedChoice)
+        return tool_grammar(tools, form, is_parallel=is_parallel, added_ids=added_ids)

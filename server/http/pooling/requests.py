@@ -1,0 +1,97 @@
+"""Requests of the routes that pool. A field that is not implemented is refused by its name, never ignored."""
+
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Discriminator, Field
+
+from server.http.common.validation import RequestModel, Text, tag
+from server.http.openai.requests import MAX_INPUTS, Inputs
+
+_Instruction = Annotated[Text, Field(min_length=1, max_length=4096)]
+
+
+def _kind(value: object) -> str | None:
+    return "=text" if isinstance(value, str) else "=list" if isinstance(value, list) else None
+
+
+_Texts = Annotated[list[Text], Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True)]
+_TextOrTexts = Annotated[
+    Annotated[Text, tag("text")] | Annotated[_Texts, tag("list")],
+    Discriminator(_kind, custom_error_type="wrong_type", custom_error_message="a string or a list of strings"),
+]
+
+# Fields that vLLM and others define and that are not implemented, each with the values that ask for nothing.
+_UNSUPPORTED: dict[str, tuple[object, ...]] = {
+    "mm_processor_kwargs": (),
+    "priority": (0,),
+    "truncate_prompt_tokens": (),
+    "use_activation": (True,),
+}
+
+
+class PoolingRequest(RequestModel):
+    """The fields of all routes that pool."""
+
+    unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = _UNSUPPORTED
+
+    model: str | None = Field(None, description="The name of the served model; another one is refused with 404.")
+    cache_salt: str | None = Field(
+        None,
+        min_length=1,
+        max_length=512,
+        description="Computed prompts are shared with requests of the same salt only.",
+    )
+    user: Annotated[str, Field(max_length=512)] | None = Field(
+        None, description="Whom the request is for. Taken, and changes nothing."
+    )
+
+
+class EmbeddingRequest(PoolingRequest):
+    unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = _UNSUPPORTED | {
+        "embed_dtype": ("float32",),
+        "endianness": ("native", "little"),
+        "input_type": (),
+        "messages": (),
+        "normalize": (True,),
+    }
+
+    input: Inputs = Field(
+        description=f"A text or token ids, or up to {MAX_INPUTS} of them. Token ids are taken as they are.",
+        examples=["The capital of China is Beijing."],
+    )
+    encoding_format: Literal["float", "base64"] = Field(
+        "float", description="base64: of fp32 numbers, little endian, as OpenAI's client asks for."
+    )
+    dimensions: int | None = Field(
+        None, ge=1, le=2**20, description="Length of each embedding, where the model allows shorter ones."
+    )
+    add_special_tokens: bool = Field(True, description="Whether a text gets the tokens that the tokenizer adds.")
+
+
+class ScoreRequest(PoolingRequest):
+    unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = _UNSUPPORTED | {
+        "data_1": (),
+        "data_2": (),
+        "documents": (),
+        "items": (),
+        "queries": (),
+    }
+
+    text_1: _TextOrTexts = Field(description="A query, or one for each text of `text_2`.", examples=["a query"])
+    text_2: _TextOrTexts = Field(description=f"Documents, {MAX_INPUTS} at most.", examples=[["a document"]])
+    instruction: _Instruction | None = Field(None, description="What makes a document relevant.")
+
+
+class RerankRequest(PoolingRequest):
+    unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = _UNSUPPORTED | {
+        "max_chunks_per_doc": (),
+        "max_tokens_per_doc": (),
+        "rank_fields": (),
+    }
+
+    query: Text = Field(description="A query.", examples=["a query"])
+    documents: _Texts = Field(description=f"Documents, {MAX_INPUTS} at most.", examples=[["one", "another"]])
+    top_n: int | None = Field(None, ge=0, le=MAX_INPUTS, description="Results to give; 0 or null: all.")
+    return_documents: bool = Field(True, description="Whether each result has its document's text.")
+    instruction: _Instruction | None = Field(None, description="What makes a document relevant.")

@@ -1,0 +1,216 @@
+"""/v1/embeddings, /v1/score and /v1/rerank: each input is a prompt whose last token's vector is the answer."""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from fastapi import APIRouter, Request, Response
+
+from server.edge.admission import Edge
+from server.edge.context import RequestContext
+from server.errors import (
+    EngineDied,
+    InvalidValue,
+    ModelNotFound,
+    NonFiniteLogits,
+    NotReady,
+    PromptTooLong,
+    SlowClient,
+)
+from server.http.common.document import PlainRoute, takes
+from server.http.common.validation import read
+from server.http.generation.admitted import Admitted, admitted
+from server.http.generation.pieces import Job
+from server.http.openai.prompts import MAX_CHARS_PER_TOKEN, encode_text
+from server.http.openai.requests import checked_ids
+from server.http.pooling.answers import (
+    EmbeddingList,
+    Reranked,
+    ScoreList,
+    embedding_list,
+    probability_of,
+    reranked,
+    score_list,
+)
+from server.http.pooling.requests import EmbeddingRequest, PoolingRequest, RerankRequest, ScoreRequest
+from server.http.pooling.rerank_prompt import RerankPrompt
+from server.model.load.pooling import PoolingModel
+from server.protocol.messages import EngineReady, Pooling, SamplingParams
+from server.settings import Task
+
+EMBEDDINGS, SCORE, RERANK = ("/v1/embeddings",), ("/v1/score",), ("/v1/rerank", "/rerank")
+PATHS = {
+    **dict.fromkeys(EMBEDDINGS, Task.EMBED),
+    **dict.fromkeys((*SCORE, *RERANK), Task.SCORE),
+}
+REQUESTS = {Task.EMBED: (EmbeddingRequest,), Task.SCORE: (ScoreRequest, RerankRequest)}
+_ERRORS = (ModelNotFound, PromptTooLong, NotReady, EngineDied, NonFiniteLogits, SlowClient)
+
+FieldsT = TypeVar("FieldsT", bound=PoolingRequest)
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared(Generic[FieldsT]):
+    """A valid request with its tokens."""
+
+    fields: FieldsT
+    jobs: list[Job]
+    is_stream: bool = False
+
+    @property
+    def cache_salt(self) -> str | None:
+        return self.fields.cache_salt
+
+
+def pooling_routes(edge: Edge, pooling: PoolingModel) -> APIRouter:
+    """The routes of a model's task. Raises ModelError where it cannot be scored."""
+    return _embedding_routes(edge, pooling) if pooling.task is Task.EMBED else _score_routes(edge, pooling)
+
+
+def _embedding_routes(edge: Edge, pooling: PoolingModel) -> APIRouter:
+    router = APIRouter(route_class=PlainRoute, tags=["OpenAI"])
+
+    def prepare(ready: EngineReady, body: dict[str, Any], context: RequestContext) -> Prepared[EmbeddingRequest]:
+        fields = read(EmbeddingRequest, body)
+        edge.check_model(fields.model)
+        _check_dimensions(fields.dimensions, pooling)
+        prompts = [_input_ids(edge, it, ready.max_model_len, fields) for it in _inputs(fields)]
+        return Prepared(fields, _jobs(prompts, context.unique_id, ready.max_model_len, "input", Pooling()))
+
+    @router.post(EMBEDDINGS[0], response_model=EmbeddingList, openapi_extra=takes(EmbeddingRequest, *_ERRORS))
+    async def embeddings(request: Request) -> Response:
+        """Return an embedding of each text."""
+        it = await admitted(edge, request, route=EMBEDDINGS[0], operation="embeddings", prepare=prepare)
+        vectors, fields = await _vectors(it), it.prepared.fields
+        body = await embedding_list(
+            vectors,
+            edge.model,
+            it.record.num_prompt_tokens,
+            dimensions=fields.dimensions,
+            normalizes=pooling.normalizes,
+            is_base64=fields.encoding_format == "base64",
+        )
+        return Response(body, media_type="application/json")
+
+    return router
+
+
+def _score_routes(edge: Edge, pooling: PoolingModel) -> APIRouter:
+    router = APIRouter(route_class=PlainRoute, tags=["scores"])
+    prompt = RerankPrompt(
+        edge.tokenizer, pooling.label_ids, special_tokens_in_text=edge.settings.special_tokens_in_text
+    )
+    wanted = Pooling(prompt.label_ids)
+
+    def jobs(
+        pairs: Sequence[tuple[str, str]], instruction: str | None, ready: EngineReady, unique_id: str, param: str
+    ) -> list[Job]:
+        limit = ready.max_model_len * MAX_CHARS_PER_TOKEN
+        for query, document in pairs:
+            if (num_chars := len(query) + len(document)) > limit:
+                raise PromptTooLong(f"A pair may have at most {limit} characters, one has {num_chars}.", param=param)
+        prompts = [prompt.token_ids(*pair, instruction) for pair in pairs]
+        return _jobs(prompts, unique_id, ready.max_model_len, param, wanted)
+
+    def prepare_score(ready: EngineReady, body: dict[str, Any], context: RequestContext) -> Prepared[ScoreRequest]:
+        fields = read(ScoreRequest, body)
+        edge.check_model(fields.model)
+        pairs = _pairs(_list(fields.text_1), _list(fields.text_2))
+        return Prepared(fields, jobs(pairs, fields.instruction, ready, context.unique_id, "text_2"))
+
+    def prepare_rerank(ready: EngineReady, body: dict[str, Any], context: RequestContext) -> Prepared[RerankRequest]:
+        fields = read(RerankRequest, body)
+        edge.check_model(fields.model)
+        pairs = [(fields.query, document) for document in fields.documents]
+        return Prepared(fields, jobs(pairs, fields.instruction, ready, context.unique_id, "documents"))
+
+    @router.post(SCORE[0], response_model=ScoreList, openapi_extra=takes(ScoreRequest, *_ERRORS))
+    async def score(request: Request) -> Response:
+        """Return how probably each document is relevant to its query."""
+        it = await admitted(edge, request, route=SCORE[0], operation="score", prepare=prepare_score)
+        scores = [probability_of(pooled) for pooled in await _vectors(it)]
+        body = score_list(scores, it.context.unique_id, edge.model, it.record.num_prompt_tokens)
+        return Response(body, media_type="application/json")
+
+    async def rerank(request: Request) -> Response:
+        """Return documents in the order of their relevance to a query."""
+        it = await admitted(edge, request, route=RERANK[0], operation="rerank", prepare=prepare_rerank)
+        scores, fields = [probability_of(pooled) for pooled in await _vectors(it)], it.prepared.fields
+        body = reranked(
+            scores,
+            fields.documents if fields.return_documents else None,
+            it.context.unique_id,
+            edge.model,
+            it.record.num_prompt_tokens,
+            fields.top_n or len(scores),
+        )
+        return Response(body, media_type="application/json")
+
+    for path in RERANK:
+        router.add_api_route(
+            path, rerank, methods=["POST"], response_model=Reranked, openapi_extra=takes(RerankRequest, *_ERRORS)
+        )
+    return router
+
+
+async def _vectors(it: Admitted[Any]) -> list[bytes]:
+    """The vector of each job, in order."""
+    found: dict[int, bytes] = {}
+    async for piece in it.answer():
+        if piece.pooled is not None:
+            found[piece.index] = piece.pooled
+    return [found[job.index] for job in it.prepared.jobs]
+
+
+def _jobs(prompts: Sequence[list[int]], unique_id: str, max_model_len: int, param: str, pooling: Pooling) -> list[Job]:
+    """A job for each prompt. Raises PromptTooLong."""
+    longest = max(map(len, prompts))
+    if longest > max_model_len:
+        raise PromptTooLong(
+            f"This model's maximum context length is {max_model_len} tokens, but {param} has one of {longest}.",
+            param=param,
+        )
+    sampling = SamplingParams(max_tokens=1, temperature=0.0, pooling=pooling)
+    return [Job(i, f"{unique_id}-{i}", prompt, sampling, ()) for i, prompt in enumerate(prompts)]
+
+
+def _inputs(fields: EmbeddingRequest) -> list[str | list[int]]:
+    given = fields.input
+    if isinstance(given, str):
+        return [given]
+    return [given] if isinstance(given[0], int) else given
+
+
+def _input_ids(edge: Edge, given: str | list[int], max_model_len: int, fields: EmbeddingRequest) -> list[int]:
+    if isinstance(given, str):
+        has_special = fields.add_special_tokens
+        return encode_text(edge.tokenizer, given, max_model_len, add_special_tokens=has_special, param="input")
+    return checked_ids(given, edge.tokenizer.vocab_size, "input")
+
+
+def _check_dimensions(dimensions: int | None, pooling: PoolingModel) -> None:
+    """Raises InvalidValue for a length that the model does not allow."""
+    allowed = pooling.dimensions
+    if dimensions is None or dimensions in allowed:
+        return
+    if not allowed:
+        message = "dimensions cannot be chosen: config.json does not say that this model allows it (--matryoshka)."
+    elif isinstance(allowed, range):
+        message = f"dimensions must be {allowed[0]} to {allowed[-1]}, got {dimensions}."
+    else:
+        message = f"dimensions must be one of {', '.join(map(str, allowed))}, got {dimensions}."
+    raise InvalidValue(message, param="dimensions")
+
+
+def _pairs(queries: list[str], documents: list[str]) -> list[tuple[str, str]]:
+    if len(queries) == 1:
+        return list(itertools.product(queries, documents))
+    if len(queries) != len(documents):
+        message = f"text_1 must have 1 text or as many as text_2, {len(documents)}, got {len(queries)}."
+        raise InvalidValue(message, param="text_1")
+    return list(zip(queries, documents, strict=True))
+
+
+def _list(texts: str | list[str]) -> list[str]:
+    return [texts] if isinstance(texts, str) else texts

@@ -1,0 +1,8 @@
+"""OpenAI's Responses API: /v1/responses, translated to a chat and back.
+
+requests      what is taken
+conversation  from a valid request to the chat request that says the same
+answer        the answer, whole or as events
+answers       the answers and events as the document shows them
+store         answers that later requests continue, in bounded memory
+"""

@@ -1,0 +1,212 @@
+"""The answer of /v1/responses as it grows: its items, and the events that tell a client of them."""
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from server.errors import HallmarkError
+from server.http.generation.deltas import deltas_of
+from server.http.generation.event_stream import named_event
+from server.http.generation.pieces import Piece
+from server.http.generation.usage import Usage
+from server.http.responses.requests import ResponsesRequest
+from server.protocol.messages import SamplingParams
+from server.text.answer.deltas import ArgumentsText, CallStart, ContentText, Delta, ReasoningText
+
+_ID_PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc"}
+
+
+class ResponseFormat:
+    """One answer. Whole or streamed, its items are those that the events make."""
+
+    def __init__(
+        self,
+        unique_id: str,
+        fields: ResponsesRequest,
+        sampling: SamplingParams,
+        model: str,
+        *,
+        usage: Callable[[], Usage],
+        ended: Callable[[bytes, list[dict[str, Any]]], None],
+    ) -> None:
+        """`ended` is called with the JSON of an answer that is whole, and with its items."""
+        self.response_id = f"resp_{unique_id}"
+        self._unique_id = unique_id
+        self._usage = usage
+        self._ended = ended
+        self._items: list[dict[str, Any]] = []
+        self._texts: list[str] = []  # of the item that is open
+        self._is_open = False
+        self._num_events = 0
+        self._finish_reason: str | None = None
+        self._fixed = _fixed_fields(self.response_id, fields, sampling, model)
+
+    def opening(self) -> bytes:
+        response = self._response("in_progress")
+        return self._told({"type": "response.created", "response": response}) + self._told(
+            {"type": "response.in_progress", "response": response}
+        )
+
+    def event(self, piece: Piece) -> bytes:
+        return b"".join([self._told(event) for event in self._events(piece)])
+
+    def closing(self) -> bytes:
+        response = self._end()
+        return self._told({"type": f"response.{response['status']}", "response": response})
+
+    def whole(self, pieces: Iterable[Piece]) -> bytes:
+        """The body of an answer that is no stream."""
+        for piece in pieces:
+            for _ in self._events(piece):
+                pass
+        return msgspec.json.encode(self._end())
+
+    def failed(self, error: HallmarkError, ids: Mapping[str, str]) -> bytes:
+        """The last events of a stream that fails."""
+        what = {"code": error.code, "message": error.message, "param": error.param}
+        response = self._response("failed") | {"error": {"code": "server_error", "message": error.message}}
+        return self._told({"type": "error", **what, **ids}) + self._told(
+            {"type": "response.failed", "response": response}
+        )
+
+    def _told(self, event: dict[str, Any]) -> bytes:
+        event["sequence_number"] = self._num_events
+        self._num_events += 1
+        return named_event(event)
+
+    def _end(self) -> dict[str, Any]:
+        """The whole response; `ended` is called with it."""
+        response = self._response("incomplete" if self._finish_reason == "length" else "completed")
+        self._ended(msgspec.json.encode(response), self._items)
+        return response
+
+    def _response(self, status: str) -> dict[str, Any]:
+        is_ended = status in ("completed", "incomplete")
+        return self._fixed | {
+            "status": status,
+            "completed_at": int(time.time()) if status == "completed" else None,
+            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+            "output": self._items if is_ended else [],
+            "usage": _counts(self._usage()) if is_ended else None,
+        }
+
+    def _events(self, piece: Piece) -> Iterator[dict[str, Any]]:
+        for delta in deltas_of(piece):
+            yield from self._delta(delta)
+        if piece.finish_reason is None:
+            return
+        self._finish_reason = piece.finish_reason
+        if not self._items:
+            yield from self._opened("message")
+        yield from self._closed("incomplete" if piece.finish_reason == "length" else "completed")
+
+    def _delta(self, delta: Delta) -> Iterator[dict[str, Any]]:
+        match delta:
+            case ContentText(text):
+                yield from self._opened("message")
+                yield self._more("response.output_text.delta", text, content_index=0, logprobs=[])
+            case ReasoningText(text):
+                yield from self._opened("reasoning")
+                yield self._more("response.reasoning_text.delta", text, content_index=0)
+            case CallStart():
+                yield from self._closed()
+                call = {"call_id": delta.call_id, "name": delta.name, "arguments": ""}
+                yield self._begun("function_call", call)
+            case ArgumentsText(_, text):
+                yield self._more("response.function_call_arguments.delta", text)
+
+    def _opened(self, kind: str) -> Iterator[dict[str, Any]]:
+        if self._is_open and self._items[-1]["type"] == kind:
+            return
+        yield from self._closed()
+        yield self._begun(kind, {"role": "assistant", "content": []} if kind == "message" else {"summary": []})
+        part = _part(kind, "")
+        yield self._of_item("response.content_part.added", content_index=0, part=part)
+
+    def _begun(self, kind: str, fields: dict[str, Any]) -> dict[str, Any]:
+        item_id = f"{_ID_PREFIXES[kind]}_{self._unique_id}_{len(self._items)}"
+        self._items.append({"id": item_id, "type": kind, "status": "in_progress", **fields})
+        self._is_open = True
+        index = len(self._items) - 1
+        return {"type": "response.output_item.added", "output_index": index, "item": self._items[index]}
+
+    def _more(self, event: str, text: str, **fields: Any) -> dict[str, Any]:
+        self._texts.append(text)
+        return self._of_item(event, delta=text, **fields)
+
+    def _of_item(self, event: str, **fields: Any) -> dict[str, Any]:
+        """An event of the item that is open."""
+        index = len(self._items) - 1
+        return {"type": event, "item_id": self._items[index]["id"], "output_index": index, **fields}
+
+    def _closed(self, status: str = "completed") -> Iterator[dict[str, Any]]:
+        if not self._is_open:
+            return
+        text, item = "".join(self._texts), self._items[-1]
+        self._texts.clear()
+        self._is_open = False
+        kind = item["type"]
+        if kind == "function_call":
+            yield self._of_item("response.function_call_arguments.done", name=item["name"], arguments=text)
+            item["arguments"] = text
+        else:
+            part = _part(kind, text)
+            if kind == "message":
+                yield self._of_item("response.output_text.done", content_index=0, text=text, logprobs=[])
+            else:
+                yield self._of_item("response.reasoning_text.done", content_index=0, text=text)
+            yield self._of_item("response.content_part.done", content_index=0, part=part)
+            item["content"] = [part]
+        item["status"] = status
+        yield {"type": "response.output_item.done", "output_index": len(self._items) - 1, "item": item}
+
+
+def _part(kind: str, text: str) -> dict[str, Any]:
+    if kind == "reasoning":
+        return {"type": "reasoning_text", "text": text}
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+
+def _counts(usage: Usage) -> dict[str, Any]:
+    return {
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+    }
+
+
+def _fixed_fields(response_id: str, fields: ResponsesRequest, sampling: SamplingParams, model: str) -> dict[str, Any]:
+    """What a response says of its request."""
+    choice, text = fields.tool_choice, fields.text
+    wanted = None if text is None else text.format
+    return {
+        "id": response_id,
+        "object": "response",
+        "created_at": int(time.time()),
+        "model": model,
+        "error": None,
+        "background": False,
+        "instructions": fields.instructions,
+        "max_output_tokens": fields.max_output_tokens,
+        "max_tool_calls": None,
+        "metadata": fields.metadata or {},
+        "parallel_tool_calls": fields.parallel_tool_calls,
+        "previous_response_id": fields.previous_response_id,
+        "prompt_cache_key": fields.prompt_cache_key,
+        "reasoning": {"effort": None if fields.reasoning is None else fields.reasoning.effort, "summary": None},
+        "safety_identifier": fields.safety_identifier,
+        "service_tier": "default",
+        "store": fields.store,
+        "temperature": sampling.temperature,
+        "text": {"format": {"type": "text"} if wanted is None else wanted.model_dump(by_alias=True)},
+        "tool_choice": "auto" if choice is None else choice if isinstance(choice, str) else choice.model_dump(),
+        "tools": [tool.model_dump() for tool in fields.tools],
+        "top_logprobs": 0,
+        "top_p": sampling.top_p,
+        "truncation": "disabled",
+        "user": fields.user,
+    }

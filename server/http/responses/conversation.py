@@ -1,0 +1,132 @@
+"""From a request of the Responses API to the chat request that says the same."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from server.http.responses.requests import (
+    CallItem,
+    CallOutputItem,
+    FunctionTool,
+    Item,
+    MessageItem,
+    NamedToolChoice,
+    ReasoningItem,
+    ResponsesRequest,
+    SchemaFormat,
+    TextConfig,
+    TextPart,
+)
+
+# Fields of a chat request, and those of the Responses API that they are made of.
+FIELDS = {
+    "max_completion_tokens": "max_output_tokens",
+    "max_tokens": "max_output_tokens",
+    "messages": "input",
+    "reasoning_effort": "reasoning.effort",
+    "response_format": "text.format",
+}
+_SAME = (
+    "model",
+    "stream",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "stop",
+    "ignore_eos",
+    "cache_salt",
+)
+
+
+def chat_of(fields: ResponsesRequest) -> dict[str, Any]:
+    """The body of the chat request."""
+    body: dict[str, Any] = {name: getattr(fields, name) for name in _SAME}
+    messages = [] if fields.instructions is None else [{"role": "system", "content": fields.instructions}]
+    body["messages"] = [*messages, *_messages(items_of(fields))]
+    body["max_tokens"] = fields.max_output_tokens
+    if fields.tools:
+        body["tools"] = [_tool(tool) for tool in fields.tools]
+    choice = fields.tool_choice
+    if isinstance(choice, NamedToolChoice):
+        body["tool_choice"] = {"type": "function", "function": {"name": choice.name}}
+    elif choice is not None:
+        body["tool_choice"] = choice
+    if not fields.parallel_tool_calls:
+        body["parallel_tool_calls"] = False
+    if fields.text is not None:
+        body |= _format(fields.text)
+    if fields.reasoning is not None and fields.reasoning.effort is not None:
+        body["reasoning_effort"] = fields.reasoning.effort
+    return body
+
+
+def items_of(fields: ResponsesRequest) -> list[Item]:
+    """The input as items."""
+    if not isinstance(fields.input, str):
+        return fields.input
+    return [MessageItem(role="user", content=fields.input)]
+
+
+def _messages(items: Iterable[Item]) -> list[dict[str, Any]]:
+    """Messages of a chat: what the assistant reasoned, said and called between two others is one message."""
+    messages: list[dict[str, Any]] = []
+    own: dict[str, Any] | None = None  # the assistant's message that is not over
+    for item in items:
+        if isinstance(item, CallOutputItem):
+            own = None
+            messages.append({"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output)})
+        elif isinstance(item, MessageItem) and item.role != "assistant":
+            own = None
+            messages.append({"role": item.role, "content": _text(item.content)})
+        else:
+            if own is None or (isinstance(item, ReasoningItem | MessageItem) and "content" in own):
+                own = {"role": "assistant"}
+                messages.append(own)
+            _add(own, item)
+    return messages
+
+
+def _add(own: dict[str, Any], item: MessageItem | CallItem | ReasoningItem) -> None:
+    match item:
+        case MessageItem():
+            own["content"] = _text(item.content)
+        case CallItem():
+            function = {"name": item.name, "arguments": item.arguments}
+            own.setdefault("tool_calls", []).append({"id": item.call_id, "type": "function", "function": function})
+        case ReasoningItem():
+            text = "\n".join(part.text for part in item.content or item.summary)
+            if text:
+                own["reasoning_content"] = text
+
+
+def _text(content: str | list[TextPart]) -> str:
+    return content if isinstance(content, str) else "\n".join(part.text for part in content)
+
+
+def _tool(tool: FunctionTool) -> dict[str, Any]:
+    function: dict[str, Any] = {"name": tool.name}
+    if tool.parameters is not None:
+        function["parameters"] = tool.parameters
+    if tool.description:
+        function["description"] = tool.description
+    if tool.strict is not None:
+        function["strict"] = tool.strict
+    return {"type": "function", "function": function}
+
+
+def _format(text: TextConfig) -> dict[str, Any]:
+    wanted = text.format
+    if wanted is None:
+        return {}
+    if not isinstance(wanted, SchemaFormat):
+        return {"response_format": {"type": wanted.type}}
+    schema: dict[str, Any] = {"name": wanted.name, "schema": wanted.json_schema}
+    if wanted.description:
+        schema["description"] = wanted.description
+    if wanted.strict is not None:
+        schema["strict"] = wanted.strict
+    return {"response_format": {"type": "json_schema", "json_schema": schema}}

@@ -1,0 +1,133 @@
+"""Routes of OpenAI's Responses API."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+
+from server.edge.admission import Edge
+from server.edge.context import RequestContext, context_of
+from server.errors import InvalidValue, ResponseNotFound, TemplateError
+from server.http.common.document import PlainRoute, answers_with, streams, takes
+from server.http.common.validation import read
+from server.http.generation.admitted import admitted
+from server.http.generation.event_stream import answered
+from server.http.generation.pieces import Job
+from server.http.generation.usage import usage_of
+from server.http.openai.generation import Prepared, prepare_translated
+from server.http.openai.routes import GENERATION_ERRORS
+from server.http.responses.answer import ResponseFormat
+from server.http.responses.answers import ResponseAnswer, ResponseDeleted, ResponseStreamEvent
+from server.http.responses.conversation import FIELDS, chat_of
+from server.http.responses.requests import ResponsesRequest
+from server.http.responses.store import ResponseStore, Stored
+from server.protocol.messages import EngineReady
+
+RESPONSES = "/v1/responses"
+REQUESTS = (ResponsesRequest,)
+EVENTS = (ResponseStreamEvent,)
+_STREAM = "The whole answer, or with `stream` events, each named by the `type` of its data."
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """A valid request with its tokens."""
+
+    fields: ResponsesRequest
+    chat: Prepared
+    items: list[Any]  # the conversation that it continues, and its input
+
+    @property
+    def jobs(self) -> list[Job]:
+        return self.chat.jobs
+
+    @property
+    def is_stream(self) -> bool:
+        return self.fields.stream
+
+    @property
+    def cache_salt(self) -> str | None:
+        return self.fields.cache_salt
+
+
+def routes(edge: Edge) -> APIRouter:
+    """The routes, and the store behind them."""
+    settings = edge.settings
+    store = ResponseStore(settings.response_store_bytes, settings.response_store_entries)
+    router = APIRouter(route_class=PlainRoute, tags=["OpenAI"])
+
+    @router.post(
+        RESPONSES,
+        response_model=ResponseAnswer,
+        responses=streams(ResponseStreamEvent, _STREAM),
+        openapi_extra=takes(ResponsesRequest, TemplateError, ResponseNotFound, *GENERATION_ERRORS),
+    )
+    async def create_response(request: Request) -> Response:
+        """Answer a conversation, which may continue an answer that is stored."""
+        context = context_of(request.scope)
+
+        def prepare(ready: EngineReady, body: dict[str, Any], context: RequestContext) -> _Prepared:
+            return _prepared(edge, store, ready, body, context)
+
+        it = await admitted(edge, request, route=RESPONSES, operation="chat", prepare=prepare)
+        prepared = it.prepared
+
+        def ended(response: bytes, items: list[dict[str, Any]]) -> None:
+            if prepared.fields.store:
+                conversation = msgspec.json.encode([*prepared.items, *items])
+                store.put(context.tenant, shape.response_id, Stored(response, conversation))
+
+        shape = ResponseFormat(
+            context.unique_id,
+            prepared.fields,
+            prepared.jobs[0].sampling,
+            edge.model,
+            usage=lambda: usage_of(it.record),
+            ended=ended,
+        )
+        context.dialect = replace(context.dialect, event=shape.failed)
+        return await answered(request, it, shape, names_kernels=prepared.fields.hallmark)
+
+    @router.get(
+        RESPONSES + "/{response_id}",
+        response_model=ResponseAnswer,
+        openapi_extra=answers_with(ResponseNotFound, InvalidValue),
+    )
+    async def get_response(request: Request) -> Response:
+        """Return an answer that is stored, whole."""
+        if request.query_params.get("stream", "false").lower() not in ("false", "0"):
+            raise InvalidValue("A stored response cannot be streamed; leave out stream.", param="stream")
+        tenant = context_of(request.scope).tenant
+        return _json(store.get(tenant, request.path_params["response_id"]).response)
+
+    @router.delete(
+        RESPONSES + "/{response_id}", response_model=ResponseDeleted, openapi_extra=answers_with(ResponseNotFound)
+    )
+    async def delete_response(request: Request) -> Response:
+        """Forget an answer that is stored; what continued it stays."""
+        response_id = request.path_params["response_id"]
+        store.delete(context_of(request.scope).tenant, response_id)
+        return _json(msgspec.json.encode({"id": response_id, "object": "response", "deleted": True}))
+
+    return router
+
+
+def _prepared(
+    edge: Edge, store: ResponseStore, ready: EngineReady, body: dict[str, Any], context: RequestContext
+) -> _Prepared:
+    fields = read(ResponsesRequest, body)
+    if fields.stream_options is not None and not fields.stream:
+        raise InvalidValue("stream_options needs stream to be true.", param="stream_options")
+    given = body["input"]
+    items = [{"type": "message", "role": "user", "content": given}] if isinstance(given, str) else given
+    if fields.previous_response_id is not None:
+        stored = store.get(context.tenant, fields.previous_response_id, param="previous_response_id")
+        items = [*msgspec.json.decode(stored.items), *items]
+        fields = read(ResponsesRequest, body | {"input": items})
+    chat = prepare_translated(edge, ready, chat_of(fields), context.unique_id, FIELDS)
+    return _Prepared(fields, chat, items)
+
+
+def _json(body: bytes) -> Response:
+    return Response(body, media_type="application/json")

@@ -1,0 +1,230 @@
+"""/v1/messages as Anthropic's own client sees it."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import msgspec
+import pytest
+from edge_fakes import Served, delta, playing, saying, served, write_tokenizer
+from running_api import Running, wait_until
+
+from server.edge.keys import ApiKeys, Keys
+from server.protocol.messages import FinishReason
+
+USER: Any = [{"role": "user", "content": "Hi"}]
+
+
+@contextmanager
+def client_of(it: Served, **options: Any) -> Iterator[anthropic.Anthropic]:
+    running = Running(it, **options)
+    try:
+        with anthropic.Anthropic(base_url=running.url, api_key="right", max_retries=0, timeout=30) as client:
+            yield client
+    finally:
+        running.stop()
+
+
+def test_a_message_has_the_text_and_counts_of_its_stream(folder: Path) -> None:
+    it = served(folder, saying("Hel", "lo"))
+    fields: Any = {"model": "tiny", "max_tokens": 16, "system": "Be brief.", "messages": USER}
+    with client_of(it) as client:
+        whole = client.messages.create(**fields)
+        with client.messages.stream(**fields) as stream:
+            kinds = [event.type for event in stream]
+            streamed = stream.get_final_message()
+        num_tokens = client.messages.count_tokens(
+            model="tiny", system=[{"type": "text", "text": "Be brief."}], messages=USER
+        ).input_tokens
+    prompt = b"[system]Be brief.[user]Hi[assistant]"
+    assert [bytes(ids) for _, ids, _ in it.engine.submitted] == [prompt, prompt]
+    assert num_tokens == len(prompt)
+    for message in (whole, streamed):
+        assert [block.to_dict() for block in message.content] == [{"type": "text", "text": "Hello"}]
+        assert (message.stop_reason, message.stop_sequence, message.role) == ("end_turn", None, "assistant")
+        assert (message.usage.input_tokens, message.usage.output_tokens) == (len(prompt), 6)
+    assert kinds == [
+        "message_start",
+        "content_block_start",
+        *["content_block_delta", "text"] * 2,
+        "content_block_stop",
+        "message_delta",
+        "message_stop",
+    ]
+
+
+def test_raw_events_are_named_by_type_and_begin_with_ping(folder: Path) -> None:
+    answer = served(folder, saying("a")).post("/v1/messages", {"max_tokens": 4, "messages": USER, "stream": True})
+    parts = [part.split("\n") for part in answer.text.split("\n\n") if part]
+    for name, data in parts:
+        assert name == "event: " + json.loads(data.removeprefix("data: "))["type"]
+    names = [name.removeprefix("event: ") for name, _ in parts]
+    assert names[:3] == ["message_start", "ping", "content_block_start"]
+    assert "[DONE]" not in answer.text
+
+
+@pytest.mark.parametrize(
+    ("script", "fields", "reason", "sequence"),
+    [
+        (saying("ab", "cd"), {"stop_sequences": ["bc", "x"]}, "stop_sequence", "bc"),
+        (saying("ab", finish=FinishReason.LENGTH), {}, "max_tokens", None),
+        (playing(delta("", FinishReason.STOP)), {}, "end_turn", None),
+    ],
+)
+def test_the_reason_to_stop_is_named(
+    folder: Path, script: Any, fields: dict[str, Any], reason: str, sequence: str | None
+) -> None:
+    body = served(folder, script).post("/v1/messages", {"max_tokens": 4, "messages": USER, **fields}).json()
+    assert (body["stop_reason"], body["stop_sequence"]) == (reason, sequence)
+    assert body["content"][0]["type"] == "text"
+
+
+TOOL: Any = {"name": "weather", "description": "Of a city.", "input_schema": {"type": "object", "properties": {}}}
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Bern"}}\n</tool_call>'
+QWEN = (  # as Qwen3's, in short
+    "{% for tool in tools or [] %}[{{ tool.function.name }}]{% endfor %}"
+    '{# "arguments" #}{% for m in messages %}[{{ m.role }}]'
+    "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function.arguments | tojson }}</tool_call>{% endfor %}"
+    "{% endfor %}[assistant]{% if not enable_thinking %}<think></think>{% endif %}"
+)
+
+
+def test_thoughts_and_calls_of_tools_are_blocks_of_their_own(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path, template=QWEN)
+    it = served(tmp_path, saying("<think>Hm", "m.</think>", "Looking. ", CALL[:25], CALL[25:]))
+    fields: Any = {"model": "tiny", "max_tokens": 99, "tools": [TOOL], "thinking": {"type": "adaptive"}}
+    with client_of(it) as client:
+        whole = client.messages.create(messages=USER, **fields)
+        with client.messages.stream(messages=USER, **fields) as stream:
+            streamed = stream.get_final_message()
+        call = whole.content[-1]
+        assert call.type == "tool_use"
+        result = {"type": "tool_result", "tool_use_id": call.id, "content": "Snow", "is_error": True}
+        turns: Any = [*USER, whole.to_param(), {"role": "user", "content": [result, {"type": "text", "text": "So?"}]}]
+        client.messages.create(messages=turns, **fields | {"thinking": {"type": "disabled"}})
+    for message in (whole, streamed):
+        thought, text, use = (block.to_dict() for block in message.content)
+        assert (thought["thinking"], thought["signature"], text["text"]) == ("Hmm.", "", "Looking.")
+        assert (use["name"], use["input"], message.stop_reason) == ("weather", {"city": "Bern"}, "tool_use")
+    first, _, last = (bytes(ids).decode() for _, ids, _ in it.engine.submitted)
+    assert first == "[weather][user]Hi[assistant]"
+    calls = '<think>Hmm.</think>Looking.<tool_call>{"city": "Bern"}</tool_call>'
+    assert last == f"[weather][user]Hi[assistant]{calls}[tool]Error: Snow[user]So?[assistant]<think></think>"
+
+
+def test_a_forced_call_is_bound_by_a_grammar(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path, template=QWEN)
+    it = served(tmp_path, saying(CALL))
+    for choice in ({"type": "any"}, {"type": "tool", "name": "weather"}, {"type": "auto"}):
+        body = {"max_tokens": 99, "messages": USER, "tools": [TOOL], "tool_choice": choice}
+        assert it.post("/v1/messages", body).json()["content"][0]["name"] == "weather"
+    assert [sampling.grammar is not None for _, _, sampling in it.engine.submitted] == [True, True, False]
+    refused = it.post("/v1/messages", body | {"tool_choice": {"type": "tool", "name": "other"}}).json()
+    assert refused["error"]["param"] == "tool_choice"
+
+
+def test_a_schema_binds_the_answer(folder: Path) -> None:
+    it = served(folder, saying('{"a": 1}'))
+    schema: Any = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    with client_of(it) as client:
+        config: Any = {"format": {"type": "json_schema", "schema": schema}}
+        client.messages.create(model="tiny", max_tokens=99, messages=USER, output_config=config)
+        config["format"]["schema"] = {"type": "no such type"}
+        with pytest.raises(anthropic.BadRequestError) as caught:
+            client.messages.create(model="tiny", max_tokens=99, messages=USER, output_config=config)
+    assert caught.value.body["error"]["param"] == "output_config.format"  # type: ignore[index]
+    assert it.engine.submitted[0][2].grammar is not None
+
+
+def test_cached_tokens_are_not_input_tokens(folder: Path) -> None:
+    first = delta("a", is_first=True)
+    assert first.times is not None
+    cached = msgspec.structs.replace(first, times=msgspec.structs.replace(first.times, num_cached_tokens=16))
+    it = served(folder, playing(cached, delta("", FinishReason.STOP)))
+    for stream in (False, True):
+        answer = it.post("/v1/messages", {"max_tokens": 4, "messages": USER, "stream": stream})
+        lines = [line for line in answer.text.split("\n") if "cache_read" in line]
+        usage = json.loads(lines[-1].removeprefix("data: "))["usage"]
+        assert (usage["cache_read_input_tokens"], usage["input_tokens"]) == (16, len("[user]Hi[assistant]") - 16)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "param", "said"),
+    [
+        ({"model": "other"}, anthropic.NotFoundError, "model", "'other' does not exist"),
+        ({"max_tokens": 2000}, anthropic.BadRequestError, "max_tokens", "1024"),
+        ({"colour": 1}, anthropic.BadRequestError, "colour", "unknown"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
+            anthropic.BadRequestError,
+            "messages[0].content[0].type",
+            "'image' is not implemented",
+        ),
+        (
+            {"tools": [{"type": "web_search_20250305", "name": "web_search"}]},
+            anthropic.BadRequestError,
+            "tools[0].type",
+            "'web_search_20250305' is not implemented",
+        ),
+        ({"messages": [*USER, {"role": "assistant", "content": "I"}]}, anthropic.BadRequestError, "messages[1]", ""),
+        ({"stop_sequences": [""]}, anthropic.BadRequestError, "stop_sequences[0]", "at least 1"),
+        ({"messages": [{"role": "user", "content": "refuse me"}]}, anthropic.BadRequestError, "messages", "refuses"),
+    ],
+)
+def test_refusals_come_in_anthropics_envelope_by_name(
+    folder: Path, change: dict[str, Any], error: type[anthropic.APIStatusError], param: str, said: str
+) -> None:
+    with client_of(served(folder)) as client, pytest.raises(error) as caught:
+        client.messages.create(model="tiny", max_tokens=4, messages=USER, extra_body=change)
+    body: Any = caught.value.body
+    assert body["type"] == "error"
+    assert body["error"]["param"].startswith(param)
+    assert said in body["error"]["message"]
+    assert caught.value.request_id == body["request_id"]
+
+
+@pytest.mark.parametrize("asked", [{"json": {"hallmark": True}}, {"headers": {"x-hallmark": "1"}}])
+def test_a_message_names_its_kernels_where_asked(folder: Path, asked: dict[str, Any]) -> None:
+    it = served(folder)
+    for stream in (False, True):
+        body = {"max_tokens": 4, "messages": USER, "stream": stream} | asked.get("json", {})
+        answer = it.post("/v1/messages", body, headers=asked.get("headers"))
+        assert answer.headers["x-hallmark-plan"] == "abc123"
+        last = json.loads(answer.text.strip().split("data: ")[-1])
+        assert [use["path"] for use in last["hallmark"]["phases"]] == ["sdpa.math", "sdpa.cpu"]
+
+
+def test_a_key_is_taken_from_either_header(folder: Path) -> None:
+    keys = Keys(ApiKeys(["right"]))
+    with client_of(served(folder), keys=keys) as client:
+        assert client.messages.create(model="tiny", max_tokens=4, messages=USER).content
+        bearer = client.with_options(api_key=None, auth_token="right")
+        assert bearer.messages.create(model="tiny", max_tokens=4, messages=USER).content
+        with pytest.raises(anthropic.AuthenticationError) as caught:
+            client.with_options(api_key="wrong").messages.create(model="tiny", max_tokens=4, messages=USER)
+    assert caught.value.body["error"]["type"] == "authentication_error"  # type: ignore[index]
+
+
+def test_a_stream_that_fails_ends_with_an_error_event(folder: Path) -> None:
+    it = served(folder, playing(delta("Hel"), delta("", FinishReason.ERROR)))
+    with (
+        client_of(it) as client,
+        client.messages.stream(model="tiny", max_tokens=4, messages=USER) as stream,
+        pytest.raises(anthropic.APIStatusError) as caught,
+    ):
+        stream.until_done()
+    assert caught.value.body["error"]["type"] == "api_error"  # type: ignore[index]
+
+
+def test_a_client_that_leaves_a_stream_frees_its_request(folder: Path) -> None:
+    it = served(folder, saying(*["word " * 100] * 8000))  # more than the buffers on the way hold
+    with client_of(it) as client:
+        with client.messages.stream(model="tiny", max_tokens=16, messages=USER) as stream:
+            next(iter(stream.text_stream))
+            assert it.get("/load").json() == {"server_load": 1, "num_running": 1, "num_waiting": 0}
+        wait_until(lambda: len(it.engine.cancelled) == 1)
+        wait_until(lambda: it.get("/load").json()["server_load"] == 0)

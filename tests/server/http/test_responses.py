@@ -1,0 +1,225 @@
+"""/v1/responses as OpenAI's own client sees it."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from edge_fakes import Served, delta, playing, saying, served, with_keys, write_tokenizer
+from running_api import Running, wait_until
+
+from server.protocol.messages import FinishReason
+
+RESPONSES = "/v1/responses"
+
+
+@contextmanager
+def client_of(it: Served) -> Iterator[openai.OpenAI]:
+    running = Running(it)
+    try:
+        with openai.OpenAI(base_url=running.url + "/v1", api_key="none", max_retries=0, timeout=30) as client:
+            yield client
+    finally:
+        running.stop()
+
+
+def events_of(text: str) -> list[dict[str, Any]]:
+    """The events of a stream, each named by its type."""
+    parts = [part.split("\n") for part in text.split("\n\n") if part]
+    found = [json.loads(data.removeprefix("data: ")) for _, data in parts]
+    assert [name for name, _ in parts] == ["event: " + event["type"] for event in found]
+    return found
+
+
+def test_a_response_has_the_text_and_counts_of_its_stream(folder: Path) -> None:
+    it = served(folder, saying("Hel", "lo"))
+    with client_of(it) as client:
+        whole = client.responses.create(model="tiny", input="Hi", instructions="Be brief.")
+        message: Any = [{"role": "user", "content": [{"type": "input_text", "text": "Hi"}]}]
+        with client.responses.stream(model="tiny", input=message, instructions="Be brief.") as stream:
+            seen = list(stream)
+            streamed = stream.get_final_response()
+    prompt = b"[system]Be brief.[user]Hi[assistant]"
+    assert [bytes(ids) for _, ids, _ in it.engine.submitted] == [prompt, prompt]
+    for response in (whole, streamed):
+        assert (response.output_text, response.status, response.model) == ("Hello", "completed", "tiny")
+        usage = response.usage
+        assert usage is not None
+        assert (usage.input_tokens, usage.output_tokens, usage.total_tokens) == (len(prompt), 6, len(prompt) + 6)
+    assert [event.type for event in seen] == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+        "response.output_text.delta",
+        "response.output_text.delta",
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        "response.completed",
+    ]
+    assert [event.sequence_number for event in seen] == list(range(10))
+
+
+def test_a_cut_answer_is_incomplete(folder: Path) -> None:
+    it = served(folder, saying("ab", finish=FinishReason.LENGTH))
+    whole = it.post(RESPONSES, {"input": "Hi", "max_output_tokens": 2}).json()
+    last = events_of(it.post(RESPONSES, {"input": "Hi", "max_output_tokens": 2, "stream": True}).text)[-1]
+    assert last["type"] == "response.incomplete"
+    for response in (whole, last["response"]):
+        assert (response["status"], response["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
+        assert response["output"][0]["status"] == "incomplete"
+
+
+def test_a_response_continues_one_that_is_stored(folder: Path) -> None:
+    it = served(folder, saying("Yes"))
+    with client_of(it) as client:
+        first = client.responses.create(model="tiny", input="One", instructions="Only now.")
+        with client.responses.stream(model="tiny", input="Two", previous_response_id=first.id) as stream:
+            second = stream.get_final_response()
+        third = client.responses.create(model="tiny", input="Three", previous_response_id=second.id)
+        assert client.responses.retrieve(first.id).output_text == "Yes"
+        assert client.responses.retrieve(third.id).previous_response_id == second.id
+        client.responses.delete(second.id)
+        with pytest.raises(openai.NotFoundError, match=second.id):
+            client.responses.retrieve(second.id)
+        with pytest.raises(openai.NotFoundError) as caught:
+            client.responses.create(model="tiny", input="Four", previous_response_id=second.id)
+        assert (caught.value.param, caught.value.code) == ("previous_response_id", "response_not_found")
+        unstored = client.responses.create(model="tiny", input="Hi", store=False)
+        with pytest.raises(openai.NotFoundError):
+            client.responses.retrieve(unstored.id)
+    prompts = [bytes(ids) for _, ids, _ in it.engine.submitted]
+    history = b"[user]One[assistant]Yes[user]Two[assistant]Yes[user]Three[assistant]"
+    assert prompts[:3] == [
+        b"[system]Only now.[user]One[assistant]",
+        history[: len(b"[user]One[assistant]Yes[user]Two[assistant]")],
+        history,
+    ]
+
+
+def test_reasoning_and_calls_are_items_of_their_own(tmp_path: Path) -> None:
+    call = '<tool_call>\n{"name": "weather", "arguments": {"city": "Bern"}}\n</tool_call>'
+    write_tokenizer(
+        tmp_path,
+        template='{% for t in tools or [] %}[{{ t.function.name }}]{% endfor %}{# "arguments" #}'
+        "{% for m in messages %}[{{ m.role }}]{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>"
+        "{% endif %}{{ m.content }}{% for c in m.tool_calls or [] %}<tool_call>{{ c.function.arguments | tojson }}"
+        "</tool_call>{% endfor %}{% endfor %}[assistant]{{ reasoning_effort }}",
+    )
+    it = served(tmp_path, saying("<think>Hm", "m.</think>", "Looking. ", call[:25], call[25:]))
+    tools: Any = [{"type": "function", "name": "weather", "parameters": {"type": "object"}, "strict": None}]
+    fields: Any = {"model": "tiny", "tools": tools, "reasoning": {"effort": "low"}}
+    with client_of(it) as client:
+        whole = client.responses.create(input="Hi", **fields)
+        with client.responses.stream(input="Hi", **fields) as stream:
+            kinds = [event.type for event in stream]
+            streamed = stream.get_final_response()
+        use = whole.output[-1]
+        assert use.type == "function_call"
+        output: Any = {"type": "function_call_output", "call_id": use.call_id, "output": "Snow"}
+        client.responses.create(input=[output], previous_response_id=whole.id, **fields)
+    for response in (whole, streamed):
+        thought, text, use = (item.to_dict() for item in response.output)
+        assert thought["content"] == [{"type": "reasoning_text", "text": "Hmm."}]
+        assert (text["content"][0]["text"], response.output_text) == ("Looking.", "Looking.")
+        assert (use["name"], json.loads(use["arguments"])) == ("weather", {"city": "Bern"})
+    assert [kind for i, kind in enumerate(kinds) if kind != kinds[i - 1]] == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+        "response.reasoning_text.delta",
+        "response.reasoning_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        "response.output_item.added",
+        "response.content_part.added",
+        "response.output_text.delta",
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        "response.output_item.added",
+        "response.function_call_arguments.delta",
+        "response.function_call_arguments.done",
+        "response.output_item.done",
+        "response.completed",
+    ]
+    last = bytes(it.engine.submitted[-1][1]).decode()
+    said = '<think>Hmm.</think>Looking.<tool_call>{"city": "Bern"}</tool_call>'
+    assert last == f"[weather][user]Hi[assistant]{said}[tool]Snow[assistant]low"
+
+
+def test_a_schema_binds_the_text(folder: Path) -> None:
+    it = served(folder, saying('{"a": 1}'))
+    form: Any = {
+        "type": "json_schema",
+        "name": "answer",
+        "schema": {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]},
+    }
+    with client_of(it) as client:
+        response = client.responses.create(model="tiny", input="Hi", text={"format": form})
+        assert response.text is not None
+        assert response.text.format is not None
+        assert (response.text.format.type, json.loads(response.output_text)) == ("json_schema", {"a": 1})
+        bad: Any = {"format": form | {"schema": {"type": "no such type"}}}
+        with pytest.raises(openai.BadRequestError) as caught:
+            client.responses.create(model="tiny", input="Hi", text=bad)
+    assert caught.value.param == "text.format"
+    assert it.engine.submitted[0][2].grammar is not None
+
+
+def test_a_stored_response_is_seen_by_its_key_alone(folder: Path) -> None:
+    it = with_keys(served(folder), "one", "two")
+    one, two = ({"headers": {"authorization": f"Bearer {key}"}} for key in ("one", "two"))
+    name = it.post(RESPONSES, {"input": "Hi"}, **one).json()["id"]
+    path = f"{RESPONSES}/{name}"
+    assert [it.get(path, **who).status_code for who in (one, two)] == [200, 404]
+    assert it.request("DELETE", path, **two).status_code == 404
+    assert it.post(RESPONSES, {"input": "Hi", "previous_response_id": name}, **two).status_code == 404
+    assert it.request("DELETE", path, **one).json() == {"id": name, "object": "response", "deleted": True}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "said"),
+    [
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type", "'web_search' is not implemented"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type", "'item_reference' is not implemented"),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
+            "input[0].content[0].type",
+            "'input_image' is not implemented",
+        ),
+        ({"background": True}, "background", "all it may be is false"),
+        ({"input": "refuse me"}, "input", "refuses"),
+        ({"max_output_tokens": 2000}, "max_output_tokens", "1024"),
+        ({"input": []}, "input", "at least 1"),
+        ({"stream_options": {}}, "stream_options", "stream"),
+    ],
+)
+def test_refusals_name_the_clients_own_field(folder: Path, fields: dict[str, Any], param: str, said: str) -> None:
+    answer = served(folder).post(RESPONSES, {"input": "Hi"} | fields)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, param)
+    assert said in error["message"]
+
+
+def test_a_stream_that_fails_says_so_in_its_own_events(folder: Path) -> None:
+    it = served(folder, playing(delta("Hel"), delta("", FinishReason.ERROR)))
+    answer = it.post(RESPONSES, {"input": "Hi", "stream": True})
+    *_, error, failed = events_of(answer.text)
+    assert (error["type"], error["code"]) == ("error", "internal_error")
+    assert failed["sequence_number"] == error["sequence_number"] + 1
+    assert (failed["type"], failed["response"]["status"]) == ("response.failed", "failed")
+    assert it.get(f"{RESPONSES}/{failed['response']['id']}").status_code == 404
+
+
+def test_leaving_a_response_stream_frees_its_request(folder: Path) -> None:
+    it = served(folder, saying(*["word " * 100] * 8000))  # more than the buffers on the way hold
+    with client_of(it) as client:
+        with client.responses.create(model="tiny", input="Hi", stream=True) as stream:
+            next(iter(stream))
+        wait_until(lambda: len(it.engine.cancelled) == 1)
