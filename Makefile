@@ -1,32 +1,51 @@
 # Every command sets up what it needs in .venv; nothing is installed outside this checkout.
 #   make serve          the server with the demo model on http://127.0.0.1:8000   (PORT=8123 make serve)
-#   make test           lint, types and every test that needs no GPU              (PYTEST_FLAGS='-k sampling' make test)
+#   make test           lint, types and the tests that need no GPU                (PYTEST_FLAGS='-k sampling' make test)
+#   make test-e2e       whole servers driven by real clients, browsers, Prometheus and Alertmanager
 #   make test-portable  the tests of numbers and proofs again, with PyTorch's code for processors without AVX
 #   make test-starts    thirty small models, each started with an empty cache and held against transformers
+#   make test-clients   clients of others (openai, anthropic, langchain, ...), each in an environment of its own
 #   make test-gpu       the tests that need a CUDA GPU of sm_80 or newer
 #   make drill          a model upgrade gone wrong for 10% of traffic, and who notices; a report in drill/
 # Another interpreter: make PYTHON=python3.12 serve
 PYTHON ?= python3
 PORT ?= 8000
 PYTEST_FLAGS ?=
+CLIENTS ?=
 VENV := .venv
 STAMP := $(VENV)/.installed
+SERVING := $(VENV)/.installed-serving
 
-.PHONY: serve test test-portable test-starts test-gpu drill lint format clean
+.PHONY: serve test test-e2e test-portable test-starts test-clients test-gpu drill lint format clean
 
-$(STAMP): pyproject.toml
+define CHECK_PYTHON
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 	  echo "hallmark needs Python 3.11 or newer; '$(PYTHON)' is $$($(PYTHON) --version 2>/dev/null || echo missing)." >&2; \
 	  echo "Name another one: make PYTHON=python3.12 ..." >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
 	  echo "'$(PYTHON)' cannot make virtual environments (on Debian and Ubuntu: apt-get install python3-venv)." >&2; exit 1; }
-	@echo "Setting up $(VENV) (once; PyTorch is a large download) ..."
+endef
+
+# What serving needs; pip's lines and bars show how far it is.
+$(SERVING): pyproject.toml
+	$(CHECK_PYTHON)
+	@echo "Setting up $(VENV) to serve (once; PyTorch is most of the download) ..."
 	@$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/python -m pip install --quiet --upgrade pip
-	$(VENV)/bin/python -m pip install --quiet --editable '.[test]'
+	$(VENV)/bin/python -m pip install --editable .
 	@touch $@
 
-serve: $(STAMP)
+# The tests' packages too.
+$(STAMP): pyproject.toml
+	$(CHECK_PYTHON)
+	@echo "Setting up $(VENV) to serve and to test (once; PyTorch is most of the download) ..."
+	@$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/python -m pip install --quiet --upgrade pip
+	$(VENV)/bin/python -m pip install --editable '.[test]'
+	@touch $@
+
+# Whoever can test can serve.
+serve: $(if $(wildcard $(STAMP)),$(STAMP),$(SERVING))
 	@exec $(VENV)/bin/hallmark serve --port $(PORT)
 
 lint: $(STAMP)
@@ -42,8 +61,11 @@ format: $(STAMP)
 NONE_CHOSEN := $(if $(findstring -k,$(PYTEST_FLAGS)),|| test $$? -eq 5)
 
 test: lint
-	OMP_NUM_THREADS=1 $(VENV)/bin/pytest -m 'not gpu and not sanitizer and not timed and not starts' -n auto --dist loadfile $(PYTEST_FLAGS) $(NONE_CHOSEN)
+	OMP_NUM_THREADS=1 $(VENV)/bin/pytest -m 'not gpu and not sanitizer and not timed and not starts and not e2e' -n auto --dist loadfile $(PYTEST_FLAGS) $(NONE_CHOSEN)
 	$(VENV)/bin/pytest -m 'timed and not gpu' $(PYTEST_FLAGS) $(NONE_CHOSEN)
+
+test-e2e: $(STAMP)
+	OMP_NUM_THREADS=1 $(VENV)/bin/pytest -m 'e2e and not gpu and not sanitizer and not timed and not starts' -n auto --dist loadfile $(PYTEST_FLAGS)
 
 # What rounds otherwise under another instruction set; compiled kernels and the tools around them do not.
 PORTABLE := tests/kernels tests/qualification tests/server/model tests/server/engine
@@ -55,6 +77,10 @@ test-portable: $(STAMP)
 
 test-starts: $(STAMP)
 	OMP_NUM_THREADS=1 $(VENV)/bin/pytest -m starts -n auto --dist load $(PYTEST_FLAGS)
+
+# CLIENTS='openai anthropic' chooses some, by their folders in tests/clients/clients.toml.
+test-clients: $(STAMP)
+	PYTHONPATH=tests/e2e $(VENV)/bin/python tests/clients/run_clients.py $(CLIENTS)
 
 test-gpu: $(STAMP)
 	$(VENV)/bin/pytest -m gpu $(PYTEST_FLAGS)

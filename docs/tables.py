@@ -3,6 +3,7 @@
 .venv/bin/python docs/tables.py
 """
 
+import json
 import re
 from enum import Enum
 from pathlib import Path
@@ -11,7 +12,11 @@ from typing import Any
 import msgspec
 
 from kernels.buckets import Bucket
+from qualification.model.families.image_models import IMAGE_MODELS
 from qualification.model.families.registry import FAMILIES
+from server.http.anthropic.requests import MessagesRequest
+from server.http.common.validation import NO_EFFECT, RequestModel
+from server.http.responses.requests import ResponsesRequest
 from server.settings import DEMO_MODEL, PREFIX, Settings, flag_of
 
 DOCS = Path(__file__).resolve().parent
@@ -47,13 +52,34 @@ def buckets_table() -> str:
     return table(("bucket", "prompt tokens"), rows)
 
 
+def fields_table(model: type[RequestModel]) -> str:
+    """What becomes of every field of a request."""
+    rows = []
+    for name, field in model.model_fields.items():
+        has_effect = field.description != NO_EFFECT
+        rows.append((f"`{name}`", "honoured" if has_effect else "no effect", field.description if has_effect else ""))
+    for name, neutral in sorted(model.unsupported.items()):
+        values = " or ".join(f"`{json.dumps(value)}`" for value in neutral)
+        rows.append((f"`{name}`", "refused", f"but for {values}" if values else ""))
+    return table(("field", "", ""), rows)
+
+
 def families_list() -> str:
     return " ".join(f"`{family.model_type}`" for family in FAMILIES)
 
 
-TABLES = {"settings": settings_table, "buckets": buckets_table}
-LISTS = {"families": families_list}
-PAGES = (DOCS / "serve-your-model.md", DOCS / "operate.md")
+def image_models_list() -> str:
+    return " ".join(f"`{model.model_type}`" for model in IMAGE_MODELS)
+
+
+TABLES = {
+    "settings": settings_table,
+    "buckets": buckets_table,
+    "responses": lambda: fields_table(ResponsesRequest),
+    "messages": lambda: fields_table(MessagesRequest),
+}
+LISTS = {"families": families_list, "image_models": image_models_list}
+PAGES = (DOCS / "serve-your-model.md", DOCS / "operate.md", DOCS / "api.md")
 
 
 def written(text: str) -> str:

@@ -41,6 +41,14 @@ def interpreter() -> Iterator[None]:
     del os.environ[INTERPRET]
 
 
+@pytest.fixture(autouse=True)
+def _give_back_gpu_memory() -> Iterator[None]:
+    """Sixteen processes share a GPU: what one has cached after a large test is missing in another's."""
+    yield
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+
+
 @pytest.fixture(scope="session")
 def refused_url() -> Iterator[str]:
     """A URL whose connections are refused: its port is bound for the whole session, and nobody listens on it."""

@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry
 from qualification.exit_code import ExitCode
 from server.cli.main import build_parser
 from server.http.app import create_app
+from server.http.pooling.routes import PATHS as POOLING_PATHS
 from server.settings import PREFIX, Settings
 from server.telemetry.metrics import Metrics
 
@@ -193,11 +194,12 @@ def test_routes_are_those_of_the_application() -> None:
     metrics = Metrics("demo", CollectorRegistry(), version="0")
     engine = SimpleNamespace()
     edge = SimpleNamespace(
-        settings=Settings(), metrics=metrics, engine=engine, lifecycle=None, version="0", template=None
+        settings=Settings(), metrics=metrics, engine=engine, lifecycle=None, version="0", template=None, pooling=None
     )
     app = create_app(edge)
     paths = app.openapi()["paths"]
     served = {f"{method.upper()} {path}" for path, methods in paths.items() for method in methods}
+    served |= {f"POST {path}" for path in POOLING_PATHS}  # of servers of other tasks
     section = (DOCS / "api.md").read_text().split("\n## Routes\n")[1].split("\n## ")[0]
     assert set(re.findall(r"`((?:GET|POST|DELETE) /[^`]*)`", section)) == served
 

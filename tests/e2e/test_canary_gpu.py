@@ -81,7 +81,7 @@ def write_weights(folder: Path) -> None:
 
 def qualifying(folder: Path, matrices: Path) -> subprocess.Popen[str]:
     """One path a shape, so that two servers choose the same kernels."""
-    program = [str(Path(sys.executable).parent / "hallmark"), "qualify", "--model", str(folder), "--quick"]
+    program = [sys.executable, "-m", "server.cli", "qualify", "--model", str(folder), "--quick"]
     flags = ["--out-dir", str(matrices), "--paths", *PATHS]
     return subprocess.Popen([*program, *flags], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 

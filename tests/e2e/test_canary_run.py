@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timed, pytest.mark.timeout(600)]  # a
 
 
 def canary(url: str, *flags: str) -> subprocess.CompletedProcess[str]:
-    program = [str(Path(sys.executable).parent / "hallmark"), "canary", "--url", url, *flags]
+    program = [sys.executable, "-m", "server.cli", "canary", "--url", url, *flags]
     return subprocess.run(program, capture_output=True, text=True, timeout=500, check=False)
 
 

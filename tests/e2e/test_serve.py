@@ -61,8 +61,8 @@ def test_a_stop_string_across_token_borders_ends_the_text_before_it(client: open
 
 
 def test_a_field_that_is_not_implemented_is_refused_by_name(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError, match="logprobs"):
-        client.completions.create(model=MODEL, prompt=PROMPT, logprobs=3)
+    with pytest.raises(openai.BadRequestError, match="best_of"):
+        client.completions.create(model=MODEL, prompt=PROMPT, best_of=3)
 
 
 def test_a_prompt_beyond_the_context_is_refused_with_limit_and_value(client: openai.OpenAI) -> None:

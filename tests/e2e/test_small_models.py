@@ -31,7 +31,7 @@ FAMILIES = {
     "qwen2": Qwen2Config,
     "qwen3": Qwen3Config,
     "phi3": Phi3Config,
-    "gemma3": Gemma3TextConfig,  # Gemma 2 caps scores, which no path of a CPU does
+    "gemma3": Gemma3TextConfig,  # on a CPU a fallback serves Gemma 2
     "olmo2": Olmo2Config,
     "granite": GraniteConfig,
 }

@@ -1,0 +1,97 @@
+"""`make test-clients` without its clients: the pinned list, the page, and what is made of a script's end."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from run_clients import (
+    CALLS,
+    NOT_RUN,
+    PAGE,
+    Client,
+    Result,
+    call,
+    failures_of,
+    lines_of,
+    page,
+    pinned,
+    prepare,
+    rows_of,
+)
+
+CLIENT = Client("a client", "a", ("a==1.2",), "a_calls.py", limit_s=20)
+
+
+def ran(tmp_path: Path, code: str, limit_s: int = 20) -> Result:
+    script = tmp_path / "script.py"
+    script.write_text(code)
+    client = Client("a client", "a", ("a==1.2",), "a_calls.py", limit_s=limit_s)
+    return call(client, [sys.executable, str(script)], tmp_path, "http://127.0.0.1:1")
+
+
+def test_page_has_a_row_for_each_pinned_client() -> None:
+    rows = [(name, version) for name, version, _ in rows_of(PAGE.read_text())]
+    assert rows == [(client.name, client.version) for client in pinned()], "run make test-clients"
+
+
+def test_every_row_says_what_became_of_it() -> None:
+    results = [result for _, _, result in rows_of(PAGE.read_text())]
+    assert all(result == "works" or result.startswith(("fails: ", f"{NOT_RUN}: ")) for result in results)
+
+
+def test_every_pinned_client_has_an_exact_version_and_a_script() -> None:
+    clients = pinned()
+    assert len({client.folder for client in clients}) == len(clients)
+    for client in clients:
+        assert all(package.rpartition("@" if client.is_npm else "==")[2][0].isdigit() for package in client.packages)
+        assert (CALLS / client.script).is_file()
+
+
+def test_a_failed_call_is_named_with_its_reason(tmp_path: Path) -> None:
+    result = ran(tmp_path, """print('noise\\n{"call": "chat", "why": null}\\n{"call": "tools", "why": "400: no"}')""")
+    assert (result.verdict, result.failures) == ("fails: tools", {"tools": "400: no"})
+
+
+@pytest.mark.parametrize(
+    ("code", "why"),
+    [
+        ("raise SystemExit('no module')", "ended with 1: no module"),
+        ("pass", "ended with 0: no output"),
+        ("""print('{"call": "chat", "why": null}', flush=True); import time; time.sleep(60)""", "not done within 2 s"),
+    ],
+)
+def test_a_script_that_breaks_off_does_not_pass(tmp_path: Path, code: str, why: str) -> None:
+    result = ran(tmp_path, code, limit_s=2)
+    assert (result.verdict, result.failures) == ("fails: script", {"script": why})
+
+
+def test_what_cannot_be_installed_is_not_run(tmp_path: Path) -> None:
+    missing = Client("none", "none", ("/no/such/package==1",), "a_calls.py", limit_s=20, without_dependencies=True)
+    why = prepare(missing, tmp_path)
+    assert why is not None
+    assert "cannot be installed here" in why
+    assert Result(missing, {}, not_run=why).verdict == f"{NOT_RUN}: {why}"
+
+
+def test_the_page_is_read_as_it_is_written() -> None:
+    other = replace(CLIENT, name="another")
+    results = [Result(CLIENT, {"chat": None, "tools": "400"}), Result(other, {}, not_run="npm is not installed")]
+    assert rows_of(page(results, "2026-11-23")) == [
+        ("a client", "1.2", "fails: tools"),
+        ("another", "1.2", "not run: npm is not installed"),
+    ]
+
+
+def test_failures_are_known_from_the_page() -> None:
+    results = [Result(CLIENT, {"chat": None, "tools": "400", "parse": "400"})]
+    assert failures_of(page(results, "2026-11-23")) == {"a client": ["tools", "parse"]}
+    assert failures_of(page([Result(CLIENT, {"chat": None})], "2026-11-23")) == {}
+
+
+def test_a_run_of_some_clients_keeps_the_rows_of_others() -> None:
+    first, second, *_ = pinned()
+    whole = page([Result(first, {"chat": None}), Result(second, {"chat": "400"})], "2026-11-23")
+    after = page([Result(second, {"chat": None})], "2026-11-24", lines_of(whole))
+    assert [row[2] for row in rows_of(after)] == ["works", "works"]
+    assert "2026-11-23" in lines_of(after)[first.name]

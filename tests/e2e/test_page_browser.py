@@ -1,0 +1,250 @@
+"""The page at / in a real browser, before an API whose engine follows a script."""
+
+import math
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from browser import Tab, browsing, find_browser
+from edge_fakes import Script, delta, playing, served, write_tokenizer
+from running_api import Running, wait_until
+
+from server.edge.keys import ApiKeys, Keys
+from server.http.app import create_admin_app
+from server.protocol.messages import AttestationReport, FinishReason, Heartbeat
+from server.supervisor.client import EngineState
+from server.supervisor.streams import error_delta
+
+pytestmark = pytest.mark.e2e
+
+ENTER, TAB = ("Enter", 13, "\r"), ("Tab", 9, "")
+HOSTILE = "<img src=x onerror=\"document.title='taken'\"><b>bold</b>"
+IS_READY = "document.getElementById('state').textContent === 'ready'"
+
+Start = Callable[..., Running]
+
+
+@pytest.fixture(scope="module")
+def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
+    program = find_browser()
+    if program is None:
+        pytest.skip("chromium is not installed (Debian package chromium)")
+    with browsing(program, tmp_path_factory.mktemp("profile")) as it:
+        yield it
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Starts an API; `script` plays to every request."""
+    write_tokenizer(tmp_path)
+    started = []
+
+    def begin(
+        script: Script | None = None, *, keys: Keys | None = None, is_admin: bool = False, **settings: object
+    ) -> Running:
+        it = served(tmp_path, script, **settings)
+        it.engine.last_heartbeat = Heartbeat(1, math.inf, 0, 0)  # or it would be late after 5 s
+        it.engine.attestations.put(AttestationReport("start", "match", 12.5, 0.1, [], [], id="0af1"))
+        options = {} if keys is None else {"keys": keys}
+        app = create_admin_app(replace(it.edge)) if is_admin else None
+        started.append(Running(it, app=app, **options))  # type: ignore[arg-type]
+        return started[-1]
+
+    yield begin
+    for it in started:
+        it.stop()
+
+
+def open_page(tab: Tab, it: Running, **options: object) -> None:
+    tab.open(it.url + "/", **options)  # type: ignore[arg-type]
+    tab.value("sessionStorage.clear()")
+    tab.open(it.url + "/?again", **options)  # type: ignore[arg-type]
+
+
+def ask(tab: Tab, text: str) -> None:
+    """As with a keyboard: the message box, the text, Enter."""
+    tab.value("document.getElementById('prompt').focus()")
+    tab.type(text)
+    tab.press(*ENTER)
+    tab.wait_for("!running && document.querySelector('#messages .message:last-child .proof').textContent")
+
+
+def test_the_chat_shows_text_as_text_with_its_kernels(tab: Tab, start: Start) -> None:
+    it = start(playing(delta(HOSTILE, is_first=True), delta(" end"), delta("", FinishReason.STOP)))
+    open_page(tab, it)
+    tab.wait_for(IS_READY)
+    ask(tab, "Hi")
+    shown = tab.text("messages")
+    assert HOSTILE + " end" in shown
+    assert "provisional" in shown
+    assert "prefill sdpa.math" in shown
+    assert "fallback: head_dim" in shown
+    assert re.search(r"TTFT [\d.]+ ms in the server", shown)
+    assert "tokens a second" in shown
+    assert "attestation 0af1 match" in shown
+    assert tab.value("document.querySelectorAll('#messages img, #messages b').length") == 0
+    assert tab.value("document.title") == "Hallmark"
+    assert tab.exceptions == []
+
+
+def test_the_page_shows_the_plan_and_figures_of_what_it_did(tab: Tab, start: Start) -> None:
+    it = start(playing(delta("a", is_first=True), delta("b"), delta("", FinishReason.STOP)))
+    open_page(tab, it)
+    tab.wait_for("document.querySelectorAll('#shapes tr').length === 2")
+    assert "from sdpa.cpu: head_dim" in tab.text("shapes")
+    assert tab.value("document.querySelectorAll('#shapes tr.fallback').length") == 1
+    assert "1 fallback" in tab.text("plan-summary")
+    ask(tab, "Hi")
+    tab.wait_for("/le_128\\s+1\\s+[\\d.]+ ms/.test(document.getElementById('ttft').innerText)")
+    assert "match" in tab.text("attestation")
+    assert "/v1/chat/completions" in tab.text("curl")
+    assert "tiny" in tab.text("python")
+
+
+def test_an_error_in_a_stream_is_shown_by_its_message(tab: Tab, start: Start) -> None:
+    it = start(playing(delta("half", is_first=True), error_delta("", "engine_died", "The engine died.")))
+    open_page(tab, it)
+    tab.wait_for(IS_READY)
+    ask(tab, "Hi")
+    assert "half" in tab.text("messages")
+    assert "The engine died" in tab.text("messages")
+
+
+def test_each_key_opens_its_part_of_the_page(tab: Tab, start: Start) -> None:
+    it = start(keys=Keys(ApiKeys(["key-of-a-user"]), ApiKeys(["key-of-an-operator"])))
+    open_page(tab, it)
+    tab.wait_for("document.getElementById('chat-note').innerText.includes('needs an API key')")
+    tab.wait_for("document.getElementById('plan-note').innerText.includes(\"need an operator's key\")")
+    use_keys(tab, user="wrong")
+    tab.wait_for("document.getElementById('chat-note').innerText.includes('not valid')")
+    use_keys(tab, user="key-of-a-user")
+    tab.wait_for("!document.getElementById('chat-form').hidden")
+    ask(tab, "Hi")
+    assert "Hello" in tab.text("messages")
+    assert "Authorization: Bearer" in tab.text("curl")
+    assert "key-of-a" not in tab.value("document.documentElement.outerHTML")
+    use_keys(tab, operator="key-of-an-operator")
+    tab.wait_for("document.querySelectorAll('#shapes tr').length === 2")
+    assert tab.exceptions == []
+
+
+def use_keys(tab: Tab, *, user: str = "", operator: str = "") -> None:
+    for id_, key in (("user-key", user), ("operator-key", operator)):
+        tab.value(f"document.getElementById({id_!r}).value = {key!r}")
+    tab.value("document.querySelector('#keys-form button').click()")
+
+
+def test_a_tenants_key_is_told_that_the_plan_is_an_operators(tab: Tab, start: Start) -> None:
+    it = start(keys=Keys(ApiKeys(["mine"])))
+    open_page(tab, it)
+    tab.wait_for("document.getElementById('chat-note').innerText.includes('needs an API key')")
+    use_keys(tab, user="mine", operator="mine")
+    tab.wait_for("document.getElementById('plan-note').innerText.includes(\"needs an operator's key\")")
+
+
+def test_the_banner_says_why_the_server_is_not_ready(tab: Tab, start: Start) -> None:
+    it = start()
+    it.it.engine.state = EngineState.STARTING
+    open_page(tab, it)
+    tab.wait_for("document.getElementById('banner').innerText.includes('The engine is starting.')")
+    assert tab.value("document.getElementById('send').disabled")
+    it.it.engine.state = EngineState.RESTARTING
+    tab.wait_for("document.getElementById('state').textContent === 'engine died'")
+    it.it.engine.state = EngineState.READY
+    tab.wait_for(IS_READY)
+    assert tab.value("document.getElementById('banner').hidden")
+
+
+def test_with_an_admin_port_the_page_says_where_the_plan_is(tab: Tab, start: Start) -> None:
+    api = start(admin_port=9000)
+    open_page(tab, api)
+    tab.wait_for("document.getElementById('plan-note').innerText.includes('admin port, 9000')")
+    assert not tab.value("document.getElementById('chat-form').hidden")
+    admin = start(admin_port=9000, is_admin=True)
+    open_page(tab, admin)
+    tab.wait_for("document.querySelectorAll('#shapes tr').length === 2")
+    assert "on the API's port" in tab.text("chat-note")
+
+
+@pytest.mark.parametrize("is_dark", [False, True])
+def test_the_page_fits_a_phone_in_light_and_dark(tab: Tab, start: Start, is_dark: bool) -> None:
+    it = start()
+    open_page(tab, it, width=360, height=780, is_dark=is_dark)
+    tab.wait_for("document.querySelectorAll('#shapes tr').length === 2")
+    ask(tab, "x" * 200)
+    assert tab.value("document.documentElement.scrollWidth") <= 360
+    dark = tab.value("getComputedStyle(document.body).backgroundColor.match(/\\d+/)[0] < 128")
+    assert dark is is_dark
+
+
+@pytest.mark.parametrize(
+    ("q", "steps", "expected"),
+    [
+        (0.5, "[[0.1, 5], [0.2, 10], [Infinity, 10]]", 0.1),
+        (0.99, "[[0.1, 5], [0.2, 10], [Infinity, 10]]", 0.198),
+        (0.99, "[[0.1, 0], [0.2, 1], [Infinity, 10]]", 0.2),  # beyond the last edge
+        (0.5, "[[0.1, 0], [Infinity, 0]]", None),
+    ],
+)
+def test_quantiles_are_read_as_prometheus_reads_them(
+    tab: Tab, start: Start, q: float, steps: str, expected: float | None
+) -> None:
+    open_page(tab, start())
+    found = tab.value(f"quantile({steps}, {q})")
+    assert found == (expected if expected is None else pytest.approx(expected))
+
+
+def test_stop_keeps_what_has_come_of_an_answer(tab: Tab, start: Start) -> None:
+    it = start(playing(delta("begun", is_first=True), delta(" and ended"), delta("", FinishReason.STOP)))
+    it.it.engine.gate.clear()
+    it.it.engine.num_free = 1
+    open_page(tab, it)
+    tab.wait_for(IS_READY)
+    tab.value("document.getElementById('prompt').focus()")
+    tab.type("Hi")
+    tab.press(*ENTER)
+    tab.wait_for("document.getElementById('messages').innerText.includes('begun')")
+    tab.value("document.getElementById('stop').click()")
+    tab.wait_for("!running && document.getElementById('said').innerText === 'Stopped.'")
+    it.it.engine.gate.set()
+    wait_until(lambda: not it.it.edge.lifecycle.num_inflight)
+    assert "begun" in tab.text("messages")
+    assert "and ended" not in tab.text("messages")
+
+
+def test_a_hidden_page_asks_for_nothing(tab: Tab, start: Start) -> None:
+    it = start()
+    open_page(tab, it)
+    tab.wait_for(IS_READY)
+    hide = "Object.defineProperty(document, 'hidden', {value: %s, configurable: true});"
+    tab.value(
+        hide % "true" + "document.dispatchEvent(new Event('visibilitychange')); performance.clearResourceTimings()"
+    )
+    tab.value("new Promise(done => setTimeout(done, 500)).then(() => performance.clearResourceTimings())")
+    tab.value("new Promise(done => setTimeout(done, 4000))")
+    assert tab.value("performance.getEntriesByType('resource').length") == 0
+    tab.value(hide % "false" + "document.dispatchEvent(new Event('visibilitychange'))")
+    tab.wait_for("performance.getEntriesByType('resource').length > 0")
+
+
+def test_every_control_is_reached_by_the_tab_key(tab: Tab, start: Start) -> None:
+    it = start()
+    open_page(tab, it)
+    tab.wait_for(f"{IS_READY} && !document.getElementById('figures-body').hidden")
+    seen = set()
+    for _ in range(40):
+        tab.press(*TAB)
+        seen.add(tab.value("document.activeElement.id || document.activeElement.tagName"))
+    assert {
+        "prompt",
+        "send",
+        "clear",
+        "max-tokens",
+        "temperature",
+        "window",
+        "only-fallbacks",
+        "SUMMARY",
+        "BUTTON",
+    } <= seen

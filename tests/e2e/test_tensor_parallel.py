@@ -1,0 +1,105 @@
+"""The demo model by two processes: the tokens of one, and an end and a new start when a rank is lost."""
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+from running_server import Server, StartServer
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+LONG = "It was a dark and stormy night, and the rain fell in torrents. " * 40  # several chunks of a prompt
+GREEDY: dict[str, Any] = {
+    "prompt": ["Once upon a time", "The king", LONG + "Then", LONG + "But"],
+    "max_tokens": 24,
+    "temperature": 0,
+}
+DRAWN: dict[str, Any] = {"prompt": "The cat", "max_tokens": 24, "temperature": 0.9, "seed": 7, "n": 3}
+SCORED: dict[str, Any] = {"prompt": "The sea was calm", "max_tokens": 1, "temperature": 0, "echo": True, "logprobs": 1}
+
+
+def texts(server: Server, body: dict[str, Any]) -> list[str]:
+    answer = server.post("/v1/completions", body)
+    assert answer.status_code == 200, answer.text
+    return [choice["text"] for choice in answer.json()["choices"]]
+
+
+def scores(server: Server) -> list[float]:
+    (choice,) = server.post("/v1/completions", SCORED).json()["choices"]
+    return [value for value in choice["logprobs"]["token_logprobs"] if value is not None]
+
+
+def followers(server: Server) -> list[psutil.Process]:
+    family = psutil.Process(server.process.pid).children(recursive=True)
+    return [each for each in family if "server.engine.follower" in each.cmdline()]
+
+
+def has_ended(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE  # whose parent has not asked yet
+    except psutil.NoSuchProcess:
+        return True
+
+
+@pytest.fixture(scope="module")
+def two_ranks(start_server: StartServer) -> Iterator[Server]:
+    with start_server("--tensor-parallel-size", "2") as server:
+        server.wait_ready()
+        yield server
+
+
+def test_two_ranks_answer_as_one_does(two_ranks: Server, demo: Server) -> None:
+    assert len(followers(two_ranks)) == 1
+    assert texts(two_ranks, GREEDY) == texts(demo, GREEDY)
+    assert texts(two_ranks, DRAWN) == texts(demo, DRAWN)
+    assert scores(two_ranks) == pytest.approx(scores(demo), abs=1e-3)
+    assert two_ranks.get("/attention").json()["attestation"]["result"] == "match"
+    assert two_ranks.value("hallmark_shadow_checks_total", result="mismatch") == 0
+
+
+def test_a_lost_rank_ends_the_group_which_starts_again(two_ranks: Server) -> None:
+    events: list[str] = []
+    began = threading.Event()
+
+    def read() -> None:
+        body = {"prompt": "Once upon a time", "max_tokens": 3000, "stream": True, "ignore_eos": True}
+        with httpx.stream("POST", two_ranks.url + "/v1/completions", json=body, timeout=60) as response:
+            for line in response.iter_lines():
+                events.append(line)
+                began.set()
+
+    client = threading.Thread(target=read)
+    client.start()
+    assert began.wait(60)
+    (lost,) = followers(two_ranks)
+    engine = two_ranks.engine_pid()
+    os.kill(lost.pid, signal.SIGKILL)
+    lost_at = time.monotonic()
+    client.join(timeout=60)
+    assert time.monotonic() - lost_at < 10
+    errors = [json.loads(line.removeprefix("data: ")) for line in events if '"error"' in line]
+    assert [error["error"]["code"] for error in errors] == ["engine_died"]
+    two_ranks.wait_for(lambda: has_ended(engine), "rank 0 to end")
+    two_ranks.wait_ready()
+    (new,) = followers(two_ranks)
+    assert new.pid != lost.pid
+    assert texts(two_ranks, {**GREEDY, "prompt": "Once", "max_tokens": 4})
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--tensor-parallel-size", "3"), "--tensor-parallel-size is 3, it must be one of 1, 2, 4, 8"),
+        (("--tensor-parallel-size", "8"), "4 query heads cannot be split among 8 ranks: 8 must divide them"),
+    ],
+)
+def test_a_world_that_cannot_be_ends_the_start(start_server: StartServer, flags: tuple[str, ...], message: str) -> None:
+    with start_server(*flags) as server:
+        assert server.process.wait(timeout=120) == 2
+        assert message in server.log
