@@ -72,6 +72,11 @@ class Task(Enum):
     SCORE = "score"
 
 
+class MetricsCompat(Enum):
+    NONE = "none"
+    VLLM = "vllm"
+
+
 class LogFormat(Enum):
     AUTO = "auto"
     LINE = "line"
@@ -264,6 +269,10 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     log_format: Annotated[
         LogFormat, Meta(description="of standard error; auto: lines on a terminal, JSON anywhere else")
     ] = LogFormat.AUTO
+    metrics_compat: Annotated[
+        MetricsCompat,
+        Meta(description="vllm: show the load under vLLM's metric names too, which routers read (docs/routers.md)"),
+    ] = MetricsCompat.NONE
     slo_file: Annotated[
         str | None,
         Meta(description="TOML or JSON file of service level objectives (default: those of docs/metrics.md)"),

@@ -184,7 +184,7 @@ class SequenceRecord:
 
     def delta(self, delta: TokenDelta, at: float | None = None) -> None:
         """Count a piece that came `at` (monotonic seconds), or just now."""
-        request = self._request
+        request, vllm, before = self._request, self._request.metrics.vllm, self._last_at
         self._last_at = request.now() if at is None else at
         if delta.attention is not None:  # first, for a fallback makes the trace one that exemplars may lead to
             request.served_by(delta.attention)
@@ -195,6 +195,8 @@ class SequenceRecord:
             request.first_token(self._last_at)
             ttft_s = self._last_at - request.arrived_at
             request.metrics.first_token(self.num_prompt_tokens, ttft_s, delta.times, request.trace.exemplar)
+        elif delta.token_ids and vllm is not None:
+            vllm.next_token(self._last_at - before)
 
     def tokens(self, num_tokens: int) -> None:
         """Tokens that are part of the answer: those behind a stop string are not."""
@@ -207,9 +209,11 @@ class SequenceRecord:
         self._request.num_reasoning_tokens += num_tokens
 
     def end(self, finish_reason: str) -> None:
-        request = self._request
+        request, vllm = self._request, self._request.metrics.vllm
         self._is_ended = True
         request.finished(finish_reason)
+        if vllm is not None:
+            vllm.sequence_ended(self._last_at - request.arrived_at)
         if self.first_token_at is not None and self.num_tokens > 1:
             decode_s = self._last_at - self.first_token_at
             request.metrics.sequence_ended(
