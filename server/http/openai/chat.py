@@ -1,4 +1,4 @@
-"""From the messages, tools and options of a chat to the text that the model reads."""
+"""Rendering of a chat's messages, tools and options as the text that the model reads."""
 
 import secrets
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ class PromptEnd(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """What a chat template is given."""
+    """Input of a chat template."""
 
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None = None
