@@ -3,8 +3,8 @@
     .venv/bin/python deploy/lock.py
 
 deploy/requirements.lock      Linux x86-64, CPython 3.12, CUDA: what is qualified and shipped
-deploy/requirements-cpu.lock  Linux x86-64, CPython 3.11, PyTorch's CPU build: an image for machines without a GPU, and the
-                              one that `make test-image` builds; its torch comes from https://download.pytorch.org/whl/cpu
+deploy/requirements-cpu.lock  Linux x86-64, CPython 3.11, PyTorch's CPU build: an image for machines without a GPU, and
+                              the one that `make test-image` builds; torch is of https://download.pytorch.org/whl/cpu
 
 Only metadata is read, nothing is installed. Where no index has torch's CPU build for CPython 3.11, say --only
 requirements.lock.

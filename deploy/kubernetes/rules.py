@@ -1,6 +1,6 @@
 """Write the PrometheusRule of the observability overlay from deploy/prometheus/rules. Run it when a rule changes.
 
-    .venv/bin/python deploy/kubernetes/rules.py
+.venv/bin/python deploy/kubernetes/rules.py
 """
 
 from pathlib import Path

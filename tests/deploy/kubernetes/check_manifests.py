@@ -1,6 +1,6 @@
 """Manifests of deploy/kubernetes as Kustomize renders them: strictly of their kinds, within policy, and in agreement.
 
-    make test-deploy        # not part of `make test`: its programs take a minute to install, into .cache/deploy
+make test-deploy        # not part of `make test`: its programs take a minute to install, into .cache/deploy
 """
 
 import copy

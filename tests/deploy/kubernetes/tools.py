@@ -1,4 +1,4 @@
-"""The programs that check manifests, installed once into .cache/deploy: kubectl, checkov, types of Kubernetes' kinds."""
+"""The programs that check manifests, installed once into .cache/deploy: kubectl, checkov, types of the kinds."""
 
 import json
 import os
@@ -88,8 +88,6 @@ def prepare(folder: Path) -> Tools:
 
 
 def _install(command: list[str], folder: Path) -> None:
-    done = subprocess.run(
-        command, cwd=folder, capture_output=True, text=True, timeout=INSTALL_LIMIT_S, check=False
-    )
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=INSTALL_LIMIT_S, check=False)
     if done.returncode:
         raise MissingTool(f"`{' '.join(command[:4])} ...` ended with {done.returncode}: {done.stderr.strip()[-300:]}")
