@@ -40,7 +40,7 @@ TARGETS = (
 
 
 def resolve(dependencies: list[str], python: str) -> list[dict[str, Any]]:
-    """What pip would install on the image's machine. Raises CalledProcessError when there is no solution."""
+    """Return what pip would install on the image's machine. Raises CalledProcessError when there is no solution."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report.json")
         command = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--quiet"]

@@ -18,7 +18,16 @@ LAYERS = ("kernels", "qualification", "server")  # each may import itself and th
 PURE = (  # modules and whole folders that import no torch
     *(
         f"kernels/{name}.py"
-        for name in ("buckets", "cpu_libraries", "fingerprint", "path", "path_order", "shape", "triton_cache")
+        for name in (
+            "buckets",
+            "cpu_libraries",
+            "experts/kinds",
+            "fingerprint",
+            "path",
+            "path_order",
+            "shape",
+            "triton_cache",
+        )
     ),
     *(
         f"qualification/{name}/*.py"

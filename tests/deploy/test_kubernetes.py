@@ -29,7 +29,7 @@ def documents(path: Path) -> list[Any]:
 
 
 def containers(node: Any) -> Iterator[dict[str, Any]]:
-    """Every container of a manifest or a patch, wherever its pod template is."""
+    """Give every container of a manifest or a patch, wherever its pod template is."""
     if isinstance(node, list):
         for item in node:
             yield from containers(item)
@@ -45,7 +45,7 @@ CONTAINERS = [(path, each) for path in FILES for document in documents(path) for
 
 
 def variables(container: dict[str, Any]) -> dict[str, str]:
-    """The server's variables of a container."""
+    """Return the server's variables of a container."""
     return {it["name"]: it["value"] for it in container.get("env", []) if it["name"].startswith(PREFIX)}
 
 
@@ -99,7 +99,7 @@ SIDES = [
 def test_the_analysis_compares_both_sides(
     name: str, candidate: tuple[int, int], stable: tuple[int, int] | None, verdict: str, promtool, tmp_path: Path
 ) -> None:
-    """`verdict` by the template's own conditions on what promtool computes, in samples of a minute."""
+    """Compute the query by promtool, from samples a minute apart, and judge it by the template's conditions."""
     [template] = documents(CANARY / "analysis-ratios.yaml")
     [metric] = [it for it in template["spec"]["metrics"] if it["name"] == name]
     query = (
@@ -137,7 +137,7 @@ def test_the_analysis_compares_both_sides(
 
 
 def run(script: str, *arguments: str, environ: dict[str, str]) -> str:
-    """Output of one of the qualification's scripts, which must succeed."""
+    """Return the output of one of the qualification's scripts, which must succeed."""
     command = ["sh", str(CANARY / "scripts" / script), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=os.environ | environ)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -146,7 +146,7 @@ def run(script: str, *arguments: str, environ: dict[str, str]) -> str:
 
 @pytest.fixture
 def matrices(tmp_path: Path) -> Path:
-    """A repository of reviewed matrices, as its server has it."""
+    """Make a repository of reviewed matrices, as its server has it."""
     git = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-C", str(tmp_path / "first")]
     file = tmp_path / "first" / "matrices" / "gpu" / "demo.json"
     file.parent.mkdir(parents=True)
@@ -158,7 +158,7 @@ def matrices(tmp_path: Path) -> Path:
 
 
 def night(repository: Path, work: Path, driver: str) -> str:
-    """The CronJob's three containers one after the other, on a machine with that driver; the last one's output."""
+    """Run the CronJob's containers in turn on a machine with that driver; return the last one's output."""
     shutil.rmtree(work, ignore_errors=True)
     (work / "bin").mkdir(parents=True)
     fake = work / "bin" / "hallmark"

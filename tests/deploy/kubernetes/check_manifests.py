@@ -51,7 +51,7 @@ def rendered(tools: Tools) -> dict[str, list[Manifest]]:
 
 @pytest.fixture(scope="session")
 def problems(tools: Tools, rendered: dict[str, list[Manifest]]) -> dict[str, list[list[str]]]:
-    """Of every overlay, in one run of the compiler."""
+    """Check every overlay in one run of the compiler."""
     found = iter(tools.problems([manifest for manifests in rendered.values() for manifest in manifests]))
     return {overlay: [next(found) for _ in manifests] for overlay, manifests in rendered.items()}
 
@@ -61,7 +61,7 @@ def of_kind(manifests: list[Manifest], kind: str) -> list[Manifest]:
 
 
 def pods_of(manifests: list[Manifest]) -> list[dict[str, Any]]:
-    """Every pod template, as {labels, spec}."""
+    """Return every pod template, as {labels, spec}."""
     templates = [it["spec"]["template"] for it in of_kind(manifests, "Deployment")]
     templates += [it["spec"]["jobTemplate"]["spec"]["template"] for it in of_kind(manifests, "CronJob")]
     metrics = [metric for it in of_kind(manifests, "AnalysisTemplate") for metric in it["spec"]["metrics"]]
@@ -70,7 +70,7 @@ def pods_of(manifests: list[Manifest]) -> list[dict[str, Any]]:
 
 
 def selectors_of(manifests: list[Manifest]) -> Iterator[tuple[str, dict[str, str]]]:
-    """Kind and name of whatever selects pods, with the labels that it asks for."""
+    """Give kind and name of whatever selects pods, with the labels that it asks for."""
     for manifest in manifests:
         spec, kind = manifest.get("spec", {}), manifest["kind"]
         where = f"{kind} {manifest['metadata']['name']}"
@@ -83,7 +83,7 @@ def selectors_of(manifests: list[Manifest]) -> Iterator[tuple[str, dict[str, str
 
 
 def ports_asked_for(manifests: list[Manifest]) -> Iterator[tuple[dict[str, str], str | int]]:
-    """The labels of the pods and the port, by name or number, of whatever sends to one."""
+    """Give the labels of the pods and the port, by name or number, of whatever sends to one."""
     for it in of_kind(manifests, "Service"):
         yield from ((it["spec"]["selector"], port["targetPort"]) for port in it["spec"]["ports"])
     for it in of_kind(manifests, "PodMonitor"):
@@ -102,7 +102,7 @@ def is_selected(pod: dict[str, Any], labels: dict[str, str]) -> bool:
 
 
 def references_of(node: Any) -> Iterator[tuple[str, str]]:
-    """Kind and name of each object that a pod, a route or an autoscaler names."""
+    """Give kind and name of each object that a pod, a route or an autoscaler names."""
     keys: dict[str, Callable[[dict[str, Any]], tuple[str, str]]] = {
         "configMap": lambda it: ("ConfigMap", it["name"]),
         "secret": lambda it: ("Secret", it["secretName"]),

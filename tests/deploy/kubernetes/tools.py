@@ -32,13 +32,13 @@ class Tools:
     node_modules: Path
 
     def render(self, overlay: str) -> list[Manifest]:
-        """The manifests of deploy/kubernetes/`overlay`. Raises CalledProcessError when Kustomize refuses it."""
+        """Return the manifests of deploy/kubernetes/`overlay`. Raises CalledProcessError when Kustomize refuses it."""
         command = [str(self.programs / "bin" / "kubectl"), "kustomize", str(KUBERNETES / overlay)]
         text = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
         return [manifest for manifest in yaml.safe_load_all(text) if manifest]
 
     def problems(self, manifests: list[Manifest]) -> list[list[str]]:
-        """What is wrong with each manifest, by the types and validators of its kind; unknown kinds are wrong."""
+        """Return what is wrong with each manifest, by the types and validators of its kind; unknown kinds are wrong."""
         command = ["node", str(HERE / "check_kinds.mjs"), str(self.node_modules)]
         pools = [_problems_of_pool(it) if it["kind"] == "InferencePool" else None for it in manifests]
         others = [it for it, pool in zip(manifests, pools, strict=True) if pool is None]
@@ -51,7 +51,7 @@ class Tools:
         return [next(found) if pool is None else pool for pool in pools]
 
     def failed_policies(self, file: Path) -> list[str]:
-        """`CHECK resource` of each policy of checkov that the manifests of `file` break."""
+        """Return `CHECK resource` for each policy of checkov that the manifests of `file` break."""
         command = [self.programs / "bin" / "checkov", "--config-file", HERE / "checkov.yaml", "-o", "json", "-f", file]
         environ = {name: text for name, text in os.environ.items() if name != "PYTHONPATH"}
         done = subprocess.run(
