@@ -44,7 +44,6 @@ _UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
     "modalities": (["text"],),
     "moderation": (),
     "parallel_tool_calls": (True, False),
-    "priority": (0,),
     "prompt_cache_options": (),
     "prompt_cache_retention": ("in_memory", "in-memory"),
     "reasoning_effort": (),
@@ -226,6 +225,17 @@ class GenerationRequest(RequestModel):
         min_length=1,
         max_length=512,
         description="Computed prompts are shared with requests of the same salt only.",
+    )
+    priority: int = Field(
+        0,
+        ge=-(2**31),
+        le=2**31 - 1,
+        description="vLLM's: what waits with a lower one is computed first, and what runs with a higher one gives way.",
+    )
+    timeout: float | None = Field(
+        None,
+        gt=0,
+        description="Seconds from its arrival that the request may take; the server's own limit holds as well.",
     )
     hallmark: bool = Field(
         False, description="Whether the answer, or the last chunk of a stream, names the kernels that served it."
