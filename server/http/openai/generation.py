@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,7 +14,7 @@ from fastapi import Request, Response
 from server.edge.admission import Edge
 from server.edge.context import RequestContext, send_of
 from server.edge.direct_stream import DirectStream, writer_of
-from server.errors import InvalidValue
+from server.errors import InvalidValue, TimeLimitReached
 from server.grammar.tool_calls import ToolFormat, json_or_calls
 from server.http.common.provenance import is_wanted, provenance_of, with_provenance
 from server.http.common.validation import read, translated, translated_name
@@ -71,6 +72,10 @@ async def generate(edge: Edge, kind: Kind, request: Request) -> Response:
     it = await admitted(edge, request, route=kind.route, operation=kind.operation, prepare=prepare)
     prepared, record = it.prepared, it.record
     fields = prepared.fields
+    if fields.timeout is not None and fields.timeout < edge.settings.request_timeout_s:
+        message = f"The answer took longer than the {fields.timeout:g} s of the field 'timeout'."
+        left_s = it.context.arrived_at + fields.timeout - time.monotonic()
+        it.context.limit(left_s, TimeLimitReached(message, param="timeout"))
     options = fields.stream_options
     has_usage_chunk = options is not None and options.include_usage
     shape = kind.format(it.context.unique_id, edge.model, has_usage_chunk)
@@ -257,7 +262,7 @@ def _prepared(
         max_tokens = check_lengths(len(prompt), asked, default_tokens, ready.max_model_len, param=param)
         sampling = sampling_of(fields, max_tokens, edge.tokenizer, edge.sampling_defaults, choice=choice)
         sampling = msgspec.structs.replace(sampling, grammar=grammar) if grammar is not None else sampling
-        job = Job(i, f"{unique_id}-{i}", prompt, sampling, stops)
+        job = Job(i, f"{unique_id}-{i}", prompt, sampling, stops, priority=fields.priority)
         if fields.include_stop_str_in_output or not fields.skip_special_tokens:
             job = replace(
                 job,

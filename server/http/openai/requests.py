@@ -26,6 +26,7 @@ from server.http.common.fields import (
     MinP,
     ModelName,
     PresencePenalty,
+    Priority,
     RepetitionPenalty,
     RequestId,
     Seed,
@@ -34,6 +35,7 @@ from server.http.common.fields import (
     StopTokenIds,
     Stream,
     Temperature,
+    Timeout,
     TokenCount,
     TopK,
     TopP,
@@ -73,7 +75,6 @@ _UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
     "moderation": (),
     "no_stop_trim": (False,),  # this one and the others without a name at vLLM or OpenAI are what routers add
     "parallel_tool_calls": (True, False),
-    "priority": (0,),
     "prompt_cache_options": (),
     "prompt_cache_retention": ("in_memory", "in-memory"),
     "prompt_embeds": (),
@@ -227,6 +228,8 @@ class GenerationRequest(RequestModel):
     )
     return_tokens_as_token_ids: bool = Field(False, description="Whether `logprobs` names tokens by their ids.")
     cache_salt: CacheSalt = None
+    priority: Priority = 0
+    timeout: Timeout = None
     hallmark: HallmarkWanted = False
     metadata: _Object | None = Field(None, description=f"{NO_EFFECT}: no request is stored.")
     store: bool | None = Field(None, description=f"{NO_EFFECT}: no answer is stored.")
