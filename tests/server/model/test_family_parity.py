@@ -1,5 +1,6 @@
 """Each family against transformers on tiny random checkpoints that transformers itself writes (fp32, CPU)."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from paged_runner import PagedRunner
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import (
     Gemma2Config,
@@ -41,6 +43,7 @@ from transformers import (
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
 )
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from qualification.model.config import num_parameters
 from server.model.decoder import Decoder
@@ -98,6 +101,7 @@ QWEN_2_MOE = {**QWEN_MOE, "shared_expert_intermediate_size": 28}
 QWEN_3_MOE = {**QWEN_MOE, "head_dim": 12}
 MIXTRAL = {"num_local_experts": 5, "num_experts_per_tok": 2}
 GPT_OSS = {"num_local_experts": 5, "num_experts_per_tok": 3, "head_dim": 12, "sliding_window": 9}
+MXFP4 = {"hidden_size": 64, "intermediate_size": 96}
 GLM = {"n_routed_experts": 12, "num_experts_per_tok": 3, "moe_intermediate_size": 20, "head_dim": 12}
 
 
@@ -176,6 +180,24 @@ def save_reference(folder: Path, family: str, changes: Mapping[str, object]) -> 
     return model
 
 
+def save_mxfp4(folder: Path, changes: Mapping[str, object]) -> PreTrainedModel:
+    """A gpt-oss of random bytes, and transformers' model of the numbers that it unpacks from them."""
+    model = save_reference(folder, "gpt_oss", {**GPT_OSS, **changes})
+    tensors = load_file(folder / "model.safetensors")
+    for name in [it for it in tensors if it.endswith(("gate_up_proj", "down_proj"))]:
+        num_experts, size_in, size_out = tensors.pop(name).shape
+        blocks = torch.randint(256, (num_experts, size_out, size_in // 32, 16), dtype=torch.uint8)
+        scales = torch.randint(120, 127, blocks.shape[:-1], dtype=torch.uint8)
+        tensors |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+        with torch.no_grad():
+            model.get_parameter(name).copy_(convert_moe_packed_tensors(blocks, scales, dtype=torch.float32))
+    save_file(tensors, folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    quantization = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
+    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": quantization}))
+    return model
+
+
 def load(folder: Path) -> Decoder:
     return load_decoder(folder, load_config(folder), dtype=torch.float32, device=CPU, load_format=LoadFormat.AUTO)
 
@@ -198,6 +220,13 @@ def test_logits_equal_those_of_transformers_in_one_pass_and_in_chunks(variant: s
         token_ids = prompt(sum(chunks))
         error = (runner.logits(token_ids, chunks) - reference_logits(reference, token_ids)).abs().max()
         assert error <= TOLERANCE
+
+
+def test_experts_of_four_bits_equal_those_that_transformers_unpacks(tmp_path: Path) -> None:
+    reference = save_mxfp4(tmp_path, MXFP4)
+    token_ids = prompt(NUM_TOKENS)
+    logits = PagedRunner(load(tmp_path)).logits(token_ids, [13, 1, 3, 32, 1, 1, 9])
+    assert (logits - reference_logits(reference, token_ids)).abs().max() <= TOLERANCE
 
 
 VISION = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
