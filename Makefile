@@ -67,9 +67,10 @@ test: lint
 test-e2e: $(STAMP)
 	OMP_NUM_THREADS=1 $(VENV)/bin/pytest -m 'e2e and not gpu and not sanitizer and not timed and not starts' -n auto --dist loadfile $(PYTEST_FLAGS)
 
-# What rounds otherwise under another instruction set; compiled kernels and the tools around them do not.
-PORTABLE := tests/kernels tests/qualification tests/server/model tests/server/engine
-PORTABLE += $(foreach name,compile gluon bench canary load report,--ignore-glob='*test_*$(name)*')
+# Tests whose numbers or proofs depend on the processor's instruction set.
+PORTABLE := $(wildcard $(addprefix tests/kernels/,experts fused portable reference sampling sdpa)) tests/kernels/test_functional.py
+PORTABLE += tests/qualification/measure tests/server/model $(wildcard tests/server/engine/test_*.py)
+PORTABLE += $(addprefix tests/server/engine/,execution proof startup) --ignore-glob='*test_*compile*'
 
 test-portable: $(STAMP)
 	ATEN_CPU_CAPABILITY=default OMP_NUM_THREADS=1 $(VENV)/bin/pytest \

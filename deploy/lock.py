@@ -20,7 +20,7 @@ QUALIFIED = ("torch==2.11.0", "triton==3.6.0")  # what the kernels are proven on
 
 
 def resolve(dependencies: list[str]) -> list[dict[str, Any]]:
-    """What pip would install on the image's machine. Raises CalledProcessError when there is no solution."""
+    """Return what pip would install on the image's machine. Raises CalledProcessError when there is no solution."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report.json")
         command = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--quiet"]

@@ -20,6 +20,7 @@ from server.telemetry.metrics import Metrics
 from server.telemetry.objectives import DEFAULT_OBJECTIVES
 from server.telemetry.outcomes import Attestation, DisconnectStage, OomStage, Outcome, RejectedFor, Shadow, Sli
 from server.telemetry.slo import UNKNOWN_BUCKET
+from server.telemetry.vllm_names import MAX_VLLM_SAMPLES
 
 PAGE = Path(__file__).resolve().parent / "metrics.md"
 
@@ -63,15 +64,20 @@ def families() -> tuple[Declaration, ...]:
     return Metrics("model", CollectorRegistry(), version="0").declarations
 
 
+def vllm_families() -> tuple[Declaration, ...]:
+    """Those that `--metrics-compat vllm` adds."""
+    return Metrics("model", CollectorRegistry(), version="0", has_vllm_names=True).vllm_declarations
+
+
 def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
     lines = [head, tuple("---" for _ in head), *rows]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
 
 
-def metrics_table() -> str:
+def metrics_table(declared: tuple[Declaration, ...]) -> str:
     """Name, type, labels and meaning of every metric."""
     rows = []
-    for family in families():
+    for family in declared:
         labels = " ".join(f"`{label}`" for label in family.labels)
         rows.append((f"`{family.name}`", family.kind, labels, family.text))
     return table(("metric", "type", "labels", "meaning"), rows)
@@ -118,7 +124,7 @@ from the moment the engine is ready where they follow from its plan: a counter t
 1 is invisible to `increase()`. Gauges of something measured appear with their first measurement, for 0 would be
 a measurement.
 
-{metrics_table()}
+{metrics_table(families())}
 
 ## Histograms
 
@@ -166,6 +172,15 @@ sum by (bucket) (rate(hallmark_slo_events_total{{sli="ttft",result="bad"}}[1h]))
   / sum by (bucket) (rate(hallmark_slo_events_total{{sli="ttft"}}[1h]))
   / on () group_left () (1 - max(hallmark_slo_target_ratio{{sli="ttft"}}))
 ```
+
+## vLLM's names
+
+`--metrics-compat vllm` adds these, of {MAX_VLLM_SAMPLES} samples at most, for [routers](routers.md) and schedulers that
+read them. Types, labels and bucket edges are vLLM's, and so is what is counted: a request of `n` answers is `n`
+sequences, and every gap between two tokens is measured, not their mean. `model_name` is the name of the model in the
+API and `engine` is `0`.
+
+{metrics_table(vllm_families())}
 """
 
 

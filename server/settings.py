@@ -40,7 +40,7 @@ class GenerationConfig(Enum):
 
 
 class ToolCallParser(Enum):
-    """How a model writes calls of tools, by vLLM's names."""
+    """Format in which a model writes calls of tools, by vLLM's names."""
 
     AUTO = "auto"
     HERMES = "hermes"
@@ -52,7 +52,7 @@ class ToolCallParser(Enum):
 
 
 class ReasoningParser(Enum):
-    """How a model marks its reasoning, by vLLM's names."""
+    """Format in which a model marks its reasoning, by vLLM's names."""
 
     AUTO = "auto"
     NONE = "none"
@@ -64,12 +64,17 @@ class ReasoningParser(Enum):
 
 
 class Task(Enum):
-    """What a model is served for."""
+    """Task that a model is served for."""
 
     AUTO = "auto"
     GENERATE = "generate"
     EMBED = "embed"
     SCORE = "score"
+
+
+class MetricsCompat(Enum):
+    NONE = "none"
+    VLLM = "vllm"
 
 
 class LogFormat(Enum):
@@ -264,6 +269,10 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     log_format: Annotated[
         LogFormat, Meta(description="of standard error; auto: lines on a terminal, JSON anywhere else")
     ] = LogFormat.AUTO
+    metrics_compat: Annotated[
+        MetricsCompat,
+        Meta(description="vllm: show the load under vLLM's metric names too, which routers read (docs/routers.md)"),
+    ] = MetricsCompat.NONE
     slo_file: Annotated[
         str | None,
         Meta(description="TOML or JSON file of service level objectives (default: those of docs/metrics.md)"),

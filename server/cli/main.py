@@ -37,7 +37,7 @@ from server.http.app import create_admin_app, create_app
 from server.log import configure_logging
 from server.model.load.digests import model_digests
 from server.model.load.pooling import read_pooling
-from server.settings import GenerationConfig, LoadFormat, Settings, read_settings
+from server.settings import GenerationConfig, LoadFormat, MetricsCompat, Settings, read_settings
 from server.supervisor.client import EngineClient
 from server.telemetry.metrics import Metrics
 from server.telemetry.objectives import DEFAULT_OBJECTIVES, load_objectives
@@ -301,7 +301,13 @@ def _read_keys_again(keys: Keys, settings: Settings, metrics: Metrics) -> None:
 def make_telemetry(settings: Settings) -> tuple[Metrics, Tracing]:
     """Raises SettingsError for objectives or a collector's address that cannot be used."""
     objectives = DEFAULT_OBJECTIVES if settings.slo_file is None else load_objectives(Path(settings.slo_file))
-    metrics = Metrics(settings.model_name, CollectorRegistry(), version=version(), objectives=objectives)
+    metrics = Metrics(
+        settings.model_name,
+        CollectorRegistry(),
+        version=version(),
+        objectives=objectives,
+        has_vllm_names=settings.metrics_compat is MetricsCompat.VLLM,
+    )
     count_dropped, ratio = metrics.traffic.spans_dropped, settings.trace_ratio
     tracing = Tracing(settings.otlp_endpoint, version=version(), count_dropped=count_dropped, ratio=ratio)
     return metrics, tracing
@@ -366,6 +372,6 @@ def doctor() -> int:
 
 
 def _print(line: str) -> None:
-    """What cannot be written is lost: a full disk or a closed pipe must not keep the engine from being served."""
+    """Print a line, or lose it: a full disk or a closed pipe must not end the server."""
     with contextlib.suppress(OSError):
         print(line, flush=True)

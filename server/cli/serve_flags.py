@@ -33,7 +33,7 @@ _GROUPS: Mapping[str, tuple[str, ...]] = {
         "request_timeout_s", "shutdown_grace_s", "key_requests_per_minute",
         "key_tokens_per_minute", "response_store_entries", "response_store_bytes",
     ),
-    "logs, traces and objectives": ("log_format", "otlp_endpoint", "trace_ratio", "slo_file"),
+    "logs, metrics and traces": ("log_format", "metrics_compat", "otlp_endpoint", "trace_ratio", "slo_file"),
 }  # fmt: skip
 
 

@@ -72,7 +72,10 @@ class LayerWeights:
 
     @property
     def linears(self) -> dict[str, Dense]:
-        """What all tokens visit, in the order in which it is computed: the same name, the same sizes in all layers."""
+        """Return the products that all tokens visit, in the order in which they are computed.
+
+        One name stands for the same sizes in all layers.
+        """
         match self.feed_forward:
             case DenseWeights(gate_up, down):
                 fed = {"gate_up": gate_up, "down": down}

@@ -1,4 +1,4 @@
-"""Which kernel path served, what it replaced and why, how fast it was, and what is proven of it."""
+"""Metrics of attention: the path that served, what it replaced and why, its speed and its evidence."""
 
 import hashlib
 import itertools
@@ -92,7 +92,7 @@ class AttentionMetrics:
         self._peak_bytes: dict[str, int] = {}
 
     def ready(self, ready: EngineReady) -> None:
-        """What the engine has planned: every label that can follow is created at 0."""
+        """Take over the engine's plan: every label that can follow is created at 0."""
         self._build_info.clear()  # a restarted engine may have found another driver
         self._build_info.labels(self._version, *build_labels(ready.fingerprint)).set(1)
         self._matrix_info.clear()

@@ -12,16 +12,16 @@ from server.telemetry.outcomes import OomStage
 class EngineMetrics:
     def __init__(self, make: MetricFactory) -> None:
         # Read at each scrape: a step then costs an assignment each, and not a lock (0.4 us).
-        self._num_running = 0
-        self._num_waiting = 0
-        self._kv_usage = 0.0
+        self.num_running = 0
+        self.num_waiting = 0
+        self.kv_usage = 0.0
         self._last_step_at = 0.0
         running = make.gauge("requests_running", "Sequences that the engine computes")
-        running.set_function(lambda: self._num_running)
+        running.set_function(lambda: self.num_running)
         waiting = make.gauge("requests_waiting", "Sequences that wait in the engine")
-        waiting.set_function(lambda: self._num_waiting)
+        waiting.set_function(lambda: self.num_waiting)
         kv_usage = make.gauge("kv_cache_usage_ratio", "Used share of the KV cache's pages")
-        kv_usage.set_function(lambda: self._kv_usage)
+        kv_usage.set_function(lambda: self.kv_usage)
         self._prefix_queried = make.counter(
             "prefix_cache_queried_tokens_total", "Prompt tokens looked up in the prefix cache"
         )
@@ -58,9 +58,9 @@ class EngineMetrics:
     def stepped(self, record: StepRecord) -> None:
         self._steps.inc()
         self._last_step_at = time.time()
-        self._num_running = record.num_running
-        self._num_waiting = record.num_waiting
-        self._kv_usage = record.num_pages_used / record.num_pages
+        self.num_running = record.num_running
+        self.num_waiting = record.num_waiting
+        self.kv_usage = record.num_pages_used / record.num_pages
         for counter, amount in (
             (self._prefix_queried, record.num_prefix_queried_tokens),
             (self._prefix_hits, record.num_prefix_hit_tokens),
@@ -78,12 +78,12 @@ class EngineMetrics:
             self._matmul_fallbacks.labels(reason.value).inc(count)
 
     def beat(self, heartbeat: Heartbeat) -> None:
-        self._num_running = heartbeat.num_running
-        self._num_waiting = heartbeat.num_waiting
+        self.num_running = heartbeat.num_running
+        self.num_waiting = heartbeat.num_waiting
 
     def died(self, cause: str) -> None:
         self._up.set(0)
-        self._num_running = 0
-        self._num_waiting = 0
-        self._kv_usage = 0.0  # or a full cache would be reported until the next engine's first step
+        self.num_running = 0
+        self.num_waiting = 0
+        self.kv_usage = 0.0  # or a full cache would be reported until the next engine's first step
         self._restarts.labels(cause).inc()

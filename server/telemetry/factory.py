@@ -25,9 +25,10 @@ class Declaration:
 class MetricFactory:
     """Makes metrics and registers them. Raises ValueError for a name that the registry has already."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(self, registry: CollectorRegistry, prefix: str = PREFIX) -> None:
         self.declarations: list[Declaration] = []  # in the order of their making
         self._registry = registry
+        self._prefix = prefix
 
     def counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(self._declare(name, "counter", text, labels), text, labels, registry=self._registry)
@@ -41,8 +42,8 @@ class MetricFactory:
         return Histogram(full_name, text, labels, buckets=edges, registry=self._registry)
 
     def _declare(self, name: str, kind: str, text: str, labels: tuple[str, ...]) -> str:
-        self.declarations.append(Declaration(PREFIX + name, kind, text, labels))
-        return PREFIX + name
+        self.declarations.append(Declaration(self._prefix + name, kind, text, labels))
+        return self._prefix + name
 
 
 def ladder(first: float, last: float, factor: float) -> tuple[float, ...]:

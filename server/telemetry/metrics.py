@@ -29,6 +29,8 @@ from server.telemetry.objectives import DEFAULT_OBJECTIVES, Objectives
 from server.telemetry.outcomes import Attestation, Outcome
 from server.telemetry.slo import SloMetrics
 from server.telemetry.traffic import TrafficMetrics
+from server.telemetry.vllm_names import PREFIX as VLLM_PREFIX
+from server.telemetry.vllm_names import VllmMetrics
 
 
 class Metrics:
@@ -41,6 +43,7 @@ class Metrics:
         *,
         version: str,
         objectives: Objectives = DEFAULT_OBJECTIVES,
+        has_vllm_names: bool = False,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.model = model
@@ -52,16 +55,21 @@ class Metrics:
         self.engine = EngineMetrics(make)
         self.traffic = TrafficMetrics(make, now=now)
         self.declarations: tuple[Declaration, ...] = tuple(make.declarations)
+        make_vllm = MetricFactory(registry, VLLM_PREFIX)
+        self.vllm = VllmMetrics(make_vllm, model, self.engine) if has_vllm_names else None
+        self.vllm_declarations: tuple[Declaration, ...] = tuple(make_vllm.declarations)
         self._is_ready = False
 
     # --- the engine's messages -------------------------------------------------------------------------------------
 
     def on_progress(self, progress: EngineProgress) -> None:
-        """Nothing to count."""
+        """Ignore the message: it moves no metric."""
 
     def on_ready(self, ready: EngineReady) -> None:
         self._is_ready = True
         self.engine.ready(ready)
+        if self.vllm is not None:
+            self.vllm.ready(ready)
         self.attention.ready(ready)
         self.attention.compiled(ready.num_compiles, after_ready=False)
         buckets = buckets_up_to(ready.max_model_len)
@@ -77,6 +85,8 @@ class Metrics:
 
     def on_step(self, record: StepRecord) -> None:
         self.engine.stepped(record)
+        if self.vllm is not None:
+            self.vllm.stepped(record)
         self.attention.compiled(record.num_compiles, after_ready=self._is_ready)
         self.attention.served(record.dispatches)
         for it in record.attention_samples:
@@ -103,6 +113,8 @@ class Metrics:
         self.traffic.prompt_computed(num_prompt_tokens)
         self.latency.first_token(num_prompt_tokens, ttft_s, times, trace)
         self.slo.first_token(num_prompt_tokens, ttft_s)
+        if self.vllm is not None:
+            self.vllm.first_token(ttft_s)
 
     def sequence_ended(self, num_prompt_tokens: int, num_gaps: int, decode_s: float, trace: Exemplar) -> None:
         """`num_gaps` >= 1 times between tokens took `decode_s` together."""

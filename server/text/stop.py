@@ -34,7 +34,7 @@ class StopMatcher:
         return buffer[: len(buffer) - num_held]
 
     def finish(self) -> str:
-        """What was held back and turned out to be no stop string."""
+        """Return the text that was held back and turned out to be no stop string."""
         held, self._held = self._held, ""
         return held
 

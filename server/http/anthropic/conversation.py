@@ -1,4 +1,4 @@
-"""From a request of Anthropic's clients to the chat request that says the same."""
+"""Conversion of an Anthropic request into the chat request that says the same."""
 
 from collections.abc import Iterable
 from typing import Any

@@ -19,7 +19,7 @@ class CacheControl(RequestModel):
 
 
 class CachedModel(RequestModel):
-    """What may have a `cache_control`, without effect: the beginning of every prompt is kept."""
+    """Part that may have a `cache_control`, without effect: the beginning of every prompt is kept."""
 
     nested: ClassVar[Mapping[str, type[RequestModel] | Variants]] = {"cache_control": CacheControl}
 
@@ -59,7 +59,7 @@ class ThinkingBlock(RequestModel):
 
 
 class RedactedThinkingBlock(RequestModel):
-    """Nothing that this model has thought: it is left out."""
+    """Reasoning of another model: it is left out."""
 
     type: Literal["redacted_thinking"]
     data: Text

@@ -1,4 +1,4 @@
-"""From an engine's tokens to pieces of text: detokenizing, stop strings, exact counts."""
+"""Pieces of text made of an engine's tokens: detokenizing, stop strings, exact counts."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -128,7 +128,7 @@ class _Reading:
 
     @property
     def may_take(self) -> bool:
-        """Whether text may go to the direct stream: with stop strings, what has come may still be taken back."""
+        """Return whether text may go to the direct stream: with stop strings, what has come may still be taken back."""
         return self._direct is not None and not self._matcher.has_stops and self._parser is None
 
     @property
@@ -179,7 +179,7 @@ class _Reading:
         return found
 
     def _absorb(self, delta: TokenDelta, parsed: Callable[[str], str]) -> tuple[str, bool]:
-        """As `absorb`; each token's text goes through `parsed`."""
+        """Do `absorb`, with each token's text passed through `parsed`."""
         matcher, record, push = self._matcher, self._record, self._detokenizer.push
         if delta.finish_reason is None and not matcher.has_stops:
             record.tokens(len(delta.token_ids))

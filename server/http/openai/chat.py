@@ -1,4 +1,4 @@
-"""From the messages, tools and options of a chat to the text that the model reads."""
+"""Rendering of a chat's messages, tools and options as the text that the model reads."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ _NO_REASONING = "none"  # the effort
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """What a chat template is given."""
+    """Input of a chat template."""
 
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None = None

@@ -1,4 +1,4 @@
-"""From a request's fields to token ids and sampling parameters that the model can take."""
+"""Conversion of a request's fields into token ids and sampling parameters that the model can take."""
 
 from collections.abc import Mapping
 

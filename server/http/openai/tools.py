@@ -117,7 +117,7 @@ class ToolCall(RequestModel):
 
 
 class ToolUse:
-    """What a request says about tools, checked. Raises InvalidValue for a choice of what there is not."""
+    """Checked fields of a request about tools. Raises InvalidValue for a choice of what there is not."""
 
     def __init__(
         self, tools: Sequence[Tool] | None, choice: "str | NamedChoice | None", *, is_parallel: bool = True
@@ -136,7 +136,7 @@ class ToolUse:
 
     @property
     def schemas(self) -> Tools | None:
-        """What the model may call; None: nothing."""
+        """Return the functions that the model may call; None where it may call none."""
         return {name: it.parameters or {} for name, it in self._functions.items()} or None
 
     def for_template(self) -> list[dict[str, Any]] | None:
@@ -152,7 +152,7 @@ class ToolUse:
         ] or None
 
     def grammar(self, form: ToolFormat, added_ids: Mapping[str, int]) -> Grammar:
-        """Of an answer that must be a call. Raises UnsupportedField."""
+        """Return the grammar of an answer that must be a call. Raises UnsupportedField."""
         names = [self._choice.function.name] if isinstance(self._choice, NamedChoice) else [*self._functions]
         tools = [GrammarTool(name, self._functions[name].parameters) for name in names]
         is_parallel = self._is_parallel and not isinstance(self._choice, NamedChoice)

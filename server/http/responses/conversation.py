@@ -1,4 +1,4 @@
-"""From a request of the Responses API to the chat request that says the same."""
+"""Conversion of a Responses request into the chat request that says the same."""
 
 from collections.abc import Iterable
 from typing import Any
