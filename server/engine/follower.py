@@ -23,7 +23,7 @@ from server.engine.execution.followers import meet
 from server.engine.execution.sampling import SampledTokens
 from server.engine.execution.step_buffer import StepBuffer, StepLayout
 from server.engine.execution.worker import Worker
-from server.engine.startup.subject import dispatcher_of, give_sinks, kv_cache_of, load_rank, read_subject
+from server.engine.startup.subject import dispatcher_of, give_sinks, identity_of, kv_cache_of, load_rank, read_subject
 from server.log import configure_logging
 from server.model.ranks import Ranks
 from server.protocol.hang_up import leave_with
@@ -36,7 +36,8 @@ class Follower:
 
     def __init__(self, begin: Begin) -> None:
         self._subject = read_subject(begin.settings, begin.rank)
-        self._ranks: Ranks = meet(begin.meeting, begin.rank, begin.settings.tensor_parallel_size)
+        identity = identity_of(begin.settings, self._subject)
+        self._ranks: Ranks = meet(begin.meeting, begin.rank, begin.settings.tensor_parallel_size, identity)
         self._decoder = load_rank(begin.settings, self._subject, self._ranks)
         self._dispatcher = self._dispatcher_of(begin.decisions)
         self._worker: Worker | None = None

@@ -49,6 +49,7 @@ from server.engine.startup.subject import (
     Subject,
     dispatcher_of,
     give_sinks,
+    identity_of,
     kv_cache_of,
     load_alone,
     load_rank,
@@ -166,7 +167,8 @@ def _load(
 
     matmul_fallbacks = MatmulFallbacks()
     if followers is not None:  # whose products are PyTorch's: algorithms are measured for one rank only
-        return load_rank(settings, subject, followers.begin(settings, dispatcher), say), matmul_fallbacks
+        ranks = followers.begin(settings, dispatcher, identity_of(settings, subject))
+        return load_rank(settings, subject, ranks, say), matmul_fallbacks
     decoder = load_alone(settings, subject, say)
     if settings.choose_matmuls and subject.device.type == "cuda":
         progress("choosing", "algorithms of matmuls")
