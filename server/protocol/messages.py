@@ -97,6 +97,7 @@ class Submit(msgspec.Struct, frozen=True, tag=True):
     sampling: SamplingParams
     cache_salt: bytes = b""  # it shares computed pages only with requests of the same one
     traceparent: str | None = None  # W3C: contextvars do not cross processes
+    priority: int = 0  # lower ones are computed first
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):

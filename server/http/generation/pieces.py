@@ -26,6 +26,9 @@ class Job:
     sampling: SamplingParams
     stops: tuple[str, ...]
     parser: AnswerParser | None = None  # None: all of the answer is content
+    includes_stop: bool = False  # what ends the answer is part of its text
+    has_special_tokens: bool = False  # special tokens have a text
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +78,9 @@ async def pieces(
     reading = _Reading(job, tokenizer, record, began, direct)
     what = (job.engine_id, job.prompt_token_ids, job.sampling)
     take = reading.take if reading.may_take else None
-    stream = engine.stream(*what, cache_salt=cache_salt, traceparent=record.traceparent, take=take)
+    stream = engine.stream(
+        *what, cache_salt=cache_salt, traceparent=record.traceparent, priority=job.priority, take=take
+    )
     async with aclosing(stream) as deltas:
         async for delta in deltas:
             came_at = record.now()
@@ -118,8 +123,10 @@ class _Reading:
         self._parser = job.parser
         self._deltas: list[Delta] = []
         self.has_calls = False
-        self._detokenizer = Detokenizer(tokenizer, job.parser.marks if job.parser is not None else ())
-        self._matcher = StopMatcher(job.stops)
+        marks = job.parser.marks if job.parser is not None else ()
+        self._detokenizer = Detokenizer(tokenizer, tokenizer.added_ids if job.has_special_tokens else marks)
+        self._matcher = StopMatcher(job.stops, is_included=job.includes_stop)
+        self._includes_stop = job.includes_stop
         self._min_tokens = job.sampling.min_tokens
         self._record = record
         self._began = began
@@ -185,7 +192,8 @@ class _Reading:
             record.tokens(len(delta.token_ids))
             return "".join([parsed(push(token_id)) for token_id in delta.token_ids]), False
         num_before = record.num_tokens
-        is_stop_token = delta.finish_reason is FinishReason.STOP  # the last one ended the answer and has no text
+        # The last token ended the answer and has no text, unless asked for.
+        is_stop_token = delta.finish_reason is FinishReason.STOP and not self._includes_stop
         num_text_tokens = len(delta.token_ids) - is_stop_token
         emitted = []
         for num_read, token_id in enumerate(delta.token_ids[:num_text_tokens], start=1):

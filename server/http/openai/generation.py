@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,7 +14,7 @@ from fastapi import Request, Response
 from server.edge.admission import Edge
 from server.edge.context import RequestContext, send_of
 from server.edge.direct_stream import DirectStream, writer_of
-from server.errors import InvalidValue
+from server.errors import InvalidValue, TimeLimitReached
 from server.grammar.reasoning import behind_reasoning
 from server.http.common.provenance import is_wanted, provenance_of, with_provenance
 from server.http.common.validation import read, translated, translated_name
@@ -21,10 +22,10 @@ from server.http.generation.admitted import admitted
 from server.http.generation.event_stream import HEAD
 from server.http.generation.pieces import Job, Piece, joined
 from server.http.openai.answers import AnswerFormat, ChatFormat, CompletionFormat, Usage
-from server.http.openai.chat import chat_text, conversation_of
+from server.http.openai.chat import chat_text, conversation_of, end_of
 from server.http.openai.details import Details, check_details, details_of
 from server.http.openai.event_stream import EventStream
-from server.http.openai.prompts import check_choices, check_lengths, encode_chat, encode_prompts, sampling_of
+from server.http.openai.prompts import check_choices, check_lengths, encode_chat, encode_prompts, sampling_of, truncated
 from server.http.openai.requests import ChatRequest, CompletionRequest, GenerationRequest, stops_of
 from server.http.openai.structured import GUIDED, grammar_of
 from server.http.openai.tools import ToolUse
@@ -71,6 +72,10 @@ async def generate(edge: Edge, kind: Kind, request: Request) -> Response:
     it = await admitted(edge, request, route=kind.route, operation=kind.operation, prepare=prepare)
     prepared, record = it.prepared, it.record
     fields = prepared.fields
+    if fields.timeout is not None and fields.timeout < edge.settings.request_timeout_s:
+        message = f"The answer took longer than the {fields.timeout:g} s of the field 'timeout'."
+        left_s = it.context.arrived_at + fields.timeout - time.monotonic()
+        it.context.limit(left_s, TimeLimitReached(message, param="timeout"))
     options = fields.stream_options
     has_usage_chunk = options is not None and options.include_usage
     shape = kind.format(it.context.unique_id, edge.model, has_usage_chunk)
@@ -149,7 +154,9 @@ def usage_of(record: RequestRecord, prepared: Prepared) -> Usage:
 def _prepare_completion(edge: Edge, ready: EngineReady, body: dict[str, Any], unique_id: str) -> Prepared:
     fields = read(CompletionRequest, body)
     edge.check_model(fields.model)
-    prompts = encode_prompts(edge.tokenizer, fields.prompts(), ready.max_model_len)
+    prompts = encode_prompts(
+        edge.tokenizer, fields.prompts(), ready.max_model_len, add_special_tokens=fields.add_special_tokens
+    )
     return _prepared(edge, ready, fields, prompts, unique_id, default_tokens=DEFAULT_COMPLETION_TOKENS)
 
 
@@ -188,6 +195,7 @@ def prepare_chat(edge: Edge, ready: EngineReady, fields: ChatRequest, unique_id:
         edge.template,
         conversation_of(fields, tools),
         syntax=edge.syntax,
+        end=end_of(fields.add_generation_prompt, continues=fields.continue_final_message),
         special_tokens_in_text=edge.settings.special_tokens_in_text,
     )
     prompt = encode_chat(edge.tokenizer, text, ready.max_model_len)
@@ -209,7 +217,7 @@ def _parsed(edge: Edge, fields: ChatRequest, tools: ToolUse, prompt: str, job: J
     if may_call and (tools.is_forced or grammar is not None):
         bound = tools.bound(edge.syntax.calls, edge.tokenizer.added_ids, grammar)
         grammar, calls = bound.grammar, bound.form
-    reasoning = edge.syntax.reasoning_before(prompt)
+    reasoning = None if fields.continue_final_message else edge.syntax.reasoning_before(prompt)
     if grammar is not None and reasoning is not None:
         grammar = behind_reasoning(grammar, reasoning, edge.tokenizer.added_ids, has_head=calls is None)
     parser = edge.syntax.parser(
@@ -239,6 +247,10 @@ def _prepared(
     stops = stops_of(fields.stop)
     param = "messages" if isinstance(fields, ChatRequest) else "prompt"
     check_choices(len(prompts), fields.n)
+    limit = fields.truncate_prompt_tokens
+    if limit is not None:
+        room, keeps_end = ready.max_model_len - max(1, fields.max_tokens or 0), fields.truncation_side != "right"
+        prompts = [truncated(prompt, limit, room, keeps_end=keeps_end) for prompt in prompts]
     guided = {name: value for name in GUIDED if (value := getattr(fields, f"guided_{name}")) is not None}
     grammar = grammar_of(fields.response_format, fields.structured_outputs, guided)
     jobs = []
@@ -248,7 +260,14 @@ def _prepared(
         max_tokens = check_lengths(len(prompt), asked, default_tokens, ready.max_model_len, param=param)
         sampling = sampling_of(fields, max_tokens, edge.tokenizer, edge.sampling_defaults, choice=choice)
         sampling = msgspec.structs.replace(sampling, grammar=grammar) if grammar is not None else sampling
-        jobs.append(Job(i, f"{unique_id}-{i}", prompt, sampling, stops))
+        job = Job(i, f"{unique_id}-{i}", prompt, sampling, stops, priority=fields.priority)
+        if fields.include_stop_str_in_output or not fields.skip_special_tokens:
+            job = replace(
+                job,
+                includes_stop=fields.include_stop_str_in_output,
+                has_special_tokens=not fields.skip_special_tokens,
+            )
+        jobs.append(job)
     return Prepared(fields, jobs, details_of(fields, jobs, edge.tokenizer))
 
 

@@ -17,11 +17,12 @@ from server.errors import (
     PromptTooLong,
     SlowClient,
     TemplateError,
+    TimeLimitReached,
 )
 from server.http.common.document import PlainRoute, answers_with, streams, takes
 from server.http.common.json_body import parse_json
 from server.http.common.validation import read
-from server.http.openai.chat import Conversation, chat_text, plain_messages
+from server.http.openai.chat import Conversation, chat_text, end_of, plain_messages
 from server.http.openai.generation import CHAT, COMPLETIONS, generate
 from server.http.openai.prompts import encode_chat, encode_text
 from server.http.openai.requests import (
@@ -56,7 +57,7 @@ def routes(edge: Edge) -> APIRouter:
         COMPLETIONS.route,
         response_model=Completion,
         responses=streams(CompletionChunk),
-        openapi_extra=takes(CompletionRequest, *GENERATION_ERRORS),
+        openapi_extra=takes(CompletionRequest, TimeLimitReached, *GENERATION_ERRORS),
     )
     async def completions(request: Request) -> Response:
         """Complete a text or token ids."""
@@ -66,7 +67,7 @@ def routes(edge: Edge) -> APIRouter:
         CHAT.route,
         response_model=ChatCompletion,
         responses=streams(ChatChunk),
-        openapi_extra=takes(ChatRequest, TemplateError, *GENERATION_ERRORS),
+        openapi_extra=takes(ChatRequest, TemplateError, TimeLimitReached, *GENERATION_ERRORS),
     )
     async def chat_completions(request: Request) -> Response:
         """Answer a conversation, by the model's own chat template."""
@@ -121,6 +122,7 @@ def _model(edge: Edge) -> ModelCard:
         object="model",
         created=edge.started_at,
         owned_by="hallmark",
+        task=edge.task.value,  # type: ignore[arg-type]  # never `auto`
         max_model_len=ready.max_model_len if ready else None,  # not known before the engine has started
     )
 
@@ -139,7 +141,7 @@ def _tokenize(edge: Edge, body: dict[str, Any], max_model_len: int) -> list[int]
             edge.template,
             conversation,
             syntax=edge.syntax,
-            opens=fields.add_generation_prompt,
+            end=end_of(fields.add_generation_prompt, continues=fields.continue_final_message),
             special_tokens_in_text=edge.settings.special_tokens_in_text,
         )
         return encode_chat(edge.tokenizer, text, max_model_len)

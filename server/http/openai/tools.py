@@ -3,13 +3,13 @@
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Discriminator, Field
+from pydantic import BeforeValidator, Discriminator, Field
 from pydantic_core import PydanticCustomError
 
 from server.errors import InvalidValue
 from server.grammar.tool_calls import BoundCalls, bound_calls
 from server.grammar.tool_calls import Tool as GrammarTool
-from server.http.common.validation import RequestModel, Text, tag
+from server.http.common.validation import JsonObject, RequestModel, Text, tag
 from server.protocol.messages import Grammar
 from server.settings import ToolCallParser
 from server.text.answer.parser import Tools
@@ -17,24 +17,6 @@ from server.text.answer.parser import Tools
 MAX_TOOLS = 512
 
 
-def _checked_tree(value: Any) -> Any:
-    """Raises for a text within that UTF-8 does not have. The body's depth is limited already."""
-    if isinstance(value, str):
-        try:
-            value.encode()
-        except UnicodeEncodeError:
-            raise PydanticCustomError("not_utf8", "without lone surrogates") from None
-    elif isinstance(value, dict):
-        for key, inner in value.items():
-            _checked_tree(key)
-            _checked_tree(inner)
-    elif isinstance(value, list):
-        for inner in value:
-            _checked_tree(inner)
-    return value
-
-
-JsonObject = Annotated[dict[str, Any], AfterValidator(_checked_tree)]
 _FunctionName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:/-]{1,128}$")]
 
 

@@ -38,6 +38,11 @@ _SAME = (
     "frequency_penalty",
     "stop",
     "ignore_eos",
+    "include_stop_str_in_output",
+    "skip_special_tokens",
+    "logit_bias",
+    "structured_outputs",
+    "chat_template_kwargs",
     "cache_salt",
 )
 
