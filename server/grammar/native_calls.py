@@ -90,7 +90,7 @@ class GemmaArguments:
         if isinstance(more, Mapping):
             raise NotBindable
         after = first = '"}"'  # what may follow where a field stands before, and where none does
-        for key, value in reversed(properties.items()):
+        for key, value in reversed([*properties.items()]):
             pair = self._rules.rule(f"{self._rules.literal(f'{key}:')} {self._value(value, depth + 1)}")
             is_required = key in required
             first = self._rules.rule(f"{pair} {after}" if is_required else f"{pair} {after} | {first}")

@@ -66,7 +66,8 @@ def test_every_lock_pins_its_client_and_all_else() -> None:
 
 
 def split(packages: Iterable[str], mark: str) -> list[tuple[str, str]]:
-    return [(name.partition("[")[0], version) for name, _, version in (it.rpartition(mark) for it in packages)]
+    parts = (package.rpartition(mark) for package in packages)
+    return [(name.partition("[")[0].lower().replace("_", "-"), version) for name, _, version in parts]
 
 
 def test_a_failed_call_is_named_with_its_reason(tmp_path: Path) -> None:
