@@ -37,7 +37,7 @@ from server.http.app import create_admin_app, create_app
 from server.log import configure_logging
 from server.model.load.digests import model_digests
 from server.model.load.pooling import read_pooling
-from server.settings import GenerationConfig, LoadFormat, MetricsCompat, Settings, read_settings
+from server.settings import GenerationConfig, LoadFormat, MetricsCompat, Settings, Task, read_settings
 from server.supervisor.client import EngineClient
 from server.telemetry.metrics import Metrics
 from server.telemetry.objectives import DEFAULT_OBJECTIVES, load_objectives
@@ -258,6 +258,7 @@ def serve(settings: Settings) -> int:
         url=url_of(listening),
         print_line=_print,
         needs_key=keys.tenants is not None,
+        task=Task.GENERATE if pooling is None else pooling.task,
         on_attestation=tracing.attested,
     )
     engine = EngineClient(settings, console)

@@ -48,6 +48,7 @@ from server.engine.startup.matmul_tuning import choose_products
 from server.engine.startup.subject import (
     Subject,
     dispatcher_of,
+    give_sinks,
     identity_of,
     kv_cache_of,
     load_alone,
@@ -134,6 +135,7 @@ def _build(
         subject, plan.decisions, redecide=plan.redecide, quarantined=broken, overridden=overridden
     )
     decoder, matmul_fallbacks = _load(settings, subject, dispatcher, followers, progress)
+    give_sinks(dispatcher, decoder)
     try:
         runner = _warm_runner(settings, subject, decoder, dispatcher, followers, plan, progress)
         longest_step_s = 0.0 if subject.device.type == "cuda" else estimate_longest_step_s(runner, subject.limits)
@@ -219,7 +221,10 @@ def _warm_runner(
     config, limits, device = subject.config, subject.limits, subject.device
     if followers is not None and device.type == "cuda":
         logger.warning("several ranks: no CUDA graphs, no run-ahead and no measured matrix products, whatever is set")
-    has_graphs = settings.cuda_graphs and device.type == "cuda" and followers is None and not subject.pools
+    if config.has_mixtures and device.type == "cuda" and settings.cuda_graphs:
+        logger.warning("experts are computed one after the other, which waits for the host: no CUDA graphs")
+    is_capturable = device.type == "cuda" and followers is None and not subject.pools and not config.has_mixtures
+    has_graphs = settings.cuda_graphs and is_capturable
     sizes = sizes_of_graphs(config, limits, limits.max_model_len) if has_graphs else None
     num_rows = max(limits.max_num_seqs, 0 if sizes is None else sizes.max_sampled)
 

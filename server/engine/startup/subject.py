@@ -125,9 +125,17 @@ def dispatcher_of(
     overridden: Pairs = frozenset(),
     has_timer: bool = True,
 ) -> Dispatcher:
-    """Return the table of these decisions for the model's layers."""
+    """Return the table of these decisions for the model's layers, whose sinks `give_sinks` fills."""
     layers = [layer.attention for layer in subject.config.layers]
-    flags = tuple(AttentionFlags(it.scale, window=it.window, softcap=it.softcap) for it in layers)
+    flags = tuple(
+        AttentionFlags(
+            it.scale,
+            window=it.window,
+            softcap=it.softcap,
+            sinks=torch.zeros(it.num_heads, device=subject.device) if it.has_sinks else None,
+        )
+        for it in layers
+    )
     return Dispatcher(
         decisions,
         PATHS,
@@ -139,6 +147,13 @@ def dispatcher_of(
         quarantined=quarantined,
         overridden=overridden,
     )
+
+
+def give_sinks(dispatcher: Dispatcher, decoder: Decoder) -> None:
+    """Fill the sinks of a table that was made before the weights were loaded."""
+    for flags, layer in zip(dispatcher.flags, decoder.weights.layers, strict=True):
+        if flags.sinks is not None and layer.sinks is not None:
+            flags.sinks.copy_(layer.sinks)
 
 
 def _served(config: ModelConfig, limits: EngineLimits) -> ModelConfig:

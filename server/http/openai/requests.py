@@ -185,7 +185,7 @@ class GenerationRequest(RequestModel):
     presence_penalty: PresencePenalty = 0.0
     frequency_penalty: FrequencyPenalty = 0.0
     stop: Stop = None
-    stop_token_ids: StopTokenIds = Field([])
+    stop_token_ids: StopTokenIds = Field(default_factory=list)
     ignore_eos: IgnoreEos = False
     include_stop_str_in_output: IncludeStop = False
     skip_special_tokens: SkipSpecialTokens = True
@@ -201,9 +201,9 @@ class GenerationRequest(RequestModel):
     truncation_side: Literal["left", "right"] | None = Field(
         None, description="Where a longer prompt is cut: `left`, the default, keeps its end."
     )
-    logit_bias: Biases = Field({})
-    allowed_token_ids: AllowedIds = Field([])
-    bad_words: BadWords = Field([])
+    logit_bias: Biases = Field(default_factory=dict)
+    allowed_token_ids: AllowedIds = Field(default_factory=list)
+    bad_words: BadWords = Field(default_factory=list)
     response_format: _Object | None = Field(
         None,
         description='`{"type": "text"}`, `{"type": "json_object"}` or `{"type": "json_schema", "json_schema": '
@@ -332,7 +332,7 @@ class Message(RequestModel):
     content: _Content | None = Field(None, description="Parts are joined by newlines. Only an assistant may have none.")
     name: Annotated[Text, Field(max_length=64)] | None = Field(None, description="Given to the model's chat template.")
     tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_CALLS, fail_fast=True)] = Field(
-        [], description="What an assistant has called."
+        default_factory=list, description="What an assistant has called."
     )
     tool_call_id: Annotated[Text, Field(max_length=256)] | None = Field(
         None, description="The call that a tool's message answers."

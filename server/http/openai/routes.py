@@ -122,6 +122,7 @@ def _model(edge: Edge) -> ModelCard:
         object="model",
         created=edge.started_at,
         owned_by="hallmark",
+        task=edge.task.value,  # type: ignore[arg-type]  # never `auto`
         max_model_len=ready.max_model_len if ready else None,  # not known before the engine has started
     )
 
