@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from server.edge.direct_stream import DirectStream
 from server.errors import error_of_code
 from server.protocol.messages import FinishReason, SamplingParams, TokenDelta, TokenScores
+from server.supervisor.choices import Choices
 from server.supervisor.client import EngineClient
 from server.telemetry.request import SequenceRecord
 from server.text.answer.deltas import CallStart, ContentText, Delta
@@ -28,6 +29,8 @@ class Job:
     parser: AnswerParser | None = None  # None: all of the answer is content
     includes_stop: bool = False  # what ends the answer is part of its text
     has_special_tokens: bool = False  # special tokens have a text
+    priority: int = 0
+    prompt_index: int | None = None  # which of the request's prompts, where jobs of one differ by seed and parser alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,18 +69,27 @@ async def pieces(
     record: SequenceRecord,
     *,
     cache_salt: bytes,
+    choices: Choices | None = None,
     began: Callable[[], None] = lambda: None,
     direct: DirectStream | None = None,
 ) -> AsyncGenerator[Piece]:
     """Pieces of one answer; the last has a finish_reason. Raises what ends it early. Closing it cancels the engine.
 
-    `began` is called before the first of them. While this is waited for, text goes to the `direct` stream where
-    that has room, and not here: no task is woken for a token that can be written at once.
+    `choices`: the answers to the same prompt, where there are others. `began` is called before the first piece. While
+    this is waited for, text goes to the `direct` stream where that has room, and not here: no task is woken for a token
+    that can be written at once.
     """
     reading = _Reading(job, tokenizer, record, began, direct)
     what = (job.engine_id, job.prompt_token_ids, job.sampling)
     take = reading.take if reading.may_take else None
-    stream = engine.stream(*what, cache_salt=cache_salt, traceparent=record.traceparent, take=take)
+    stream = engine.stream(
+        *what,
+        cache_salt=cache_salt,
+        traceparent=record.traceparent,
+        priority=job.priority,
+        choices=choices,
+        take=take,
+    )
     async with aclosing(stream) as deltas:
         async for delta in deltas:
             came_at = record.now()

@@ -1,6 +1,6 @@
 """Workers of one and of several ranks: driven by bytes, and no rank decides alone."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +15,7 @@ from kernels.path import KernelPath
 from kernels.sampling.sampling import SamplingTensors
 from server.engine.attention.dispatch import Dispatcher
 from server.engine.attention.step_attention import TakeCall
+from server.engine.execution.followers import RankIdentity, check_same
 from server.engine.execution.runner import ModelRunner
 from server.engine.execution.sampling import SampledTokens
 from server.engine.execution.step_buffer import StepBuffer
@@ -24,9 +25,11 @@ from server.engine.scheduling.engine import Engine, EngineOptions
 from server.engine.scheduling.pages import PagePool
 from server.engine.scheduling.scheduler import Scheduler, SchedulerLimits
 from server.engine.startup.warmup import synthetic_batch
+from server.errors import SettingsError
 from server.model.decoder import Decoder
 from server.model.kv_cache import KVCache
 from server.model.ranks import Ranks
+from server.protocol.messages import Fork
 
 __all__ = ["decoder"]  # the fixture
 
@@ -63,13 +66,18 @@ class Leading(Worker):
         assert torch.equal(self.follower.tokens.latest, self.tokens.latest)
         return hidden
 
+    def copy_pages(self, copies: Sequence[tuple[int, int]]) -> None:
+        self.follower.copy_pages(copies)
+        super().copy_pages(copies)
+
 
 def test_a_second_rank_chooses_the_same_tokens_from_the_bytes(decoder: Decoder, tiny_llama: TinyLlama) -> None:
     worker = worker_of(decoder, Ranks(0, 2), make=Leading)
     assert isinstance(worker, Leading)
     worker.follower = worker_of(decoder, Ranks(1, 2))
     session = session_of(worker)
-    session.submit("drawn", tiny_llama.prompts[3], temperature=0.8, seed=3)
+    forks = [Fork("drawn too", 4), Fork("and", 5)]
+    session.submit("drawn", tiny_llama.prompts[3], forks=forks, temperature=0.8, seed=3)
     assert session.submit_all(tiny_llama.prompts).drain().all_tokens(6) == tiny_llama.greedy
 
 
@@ -97,3 +105,18 @@ def test_one_of_several_ranks_ends_a_step_that_fails(decoder: Decoder) -> None:
 def test_a_rank_outside_its_world_is_refused() -> None:
     with pytest.raises(ValueError, match=r"rank 2 is outside of \[0, 2\)"):
         Ranks(2, 2)
+
+
+@pytest.mark.parametrize(
+    ("found", "message"),
+    [
+        (RankIdentity({"gpu": "NVIDIA H100", "sm": 90}, "a"), "gpu is NVIDIA H100 there and NVIDIA H200 on rank 0"),
+        (RankIdentity({"gpu": "NVIDIA H200"}, "a"), "sm is None there and 90 on rank 0"),
+        (RankIdentity({"gpu": "NVIDIA H200", "sm": 90}, "b"), "rank 3 reads other weights than rank 0"),
+    ],
+)
+def test_rank_that_differs_ends_the_start(found: RankIdentity, message: str) -> None:
+    ours = RankIdentity({"gpu": "NVIDIA H200", "sm": 90}, "a")
+    check_same(3, ours, ours)
+    with pytest.raises(SettingsError, match=message):
+        check_same(3, found, ours)
