@@ -41,8 +41,9 @@ def bill(image: Image) -> dict[str, str]:
     program = ["--program", str(programs / "bin" / "cyclonedx-py")]
     run(sys.executable, ROOT / "deploy" / "sbom.py", image.root, "--out", out, *program)
     components = json.loads(out.read_text())["components"]
-    assert any(it["purl"].startswith("pkg:deb/debian/tini@") for it in components)
-    found = {it["name"].lower().replace("_", "-"): it["version"] for it in components if "pkg:pypi/" in it["purl"]}
+    debian = [it["name"] for it in components if it["bom-ref"].startswith("deb:")]
+    assert {"tini", "gcc", "libc6"} <= set(debian)
+    found = {it["name"].lower().replace("_", "-"): it["version"] for it in components if it["name"] not in debian}
     print(f"\nbill of materials: {len(components)} components, {len(found)} of them Python's")
     return found
 
