@@ -5,7 +5,9 @@
 #   make test-portable  the tests of numbers and proofs again, with PyTorch's code for processors without AVX
 #   make test-starts    thirty small models, each started with an empty cache and held against transformers
 #   make test-clients   clients of others (openai, anthropic, langchain, ...), each in an environment of its own
-#   make test-deploy   Kubernetes manifests rendered and checked; installs kubectl, checkov and types into .cache/deploy
+#   make test-deploy    Kubernetes manifests rendered and checked; installs kubectl, checkov and types into .cache/deploy
+#   make test-image     the container image built by buildah and run by runc, as root; ten minutes the first time
+#   make test-ray       replicas on Ray Serve: killed, updated and measured; an environment of its own   (RAY_FLAGS)
 #   make test-gpu       the tests that need a CUDA GPU of sm_80 or newer
 #   make drill          a model upgrade gone wrong for 10% of traffic, and who notices; a report in drill/
 # Another interpreter: make PYTHON=python3.12 serve
@@ -13,11 +15,12 @@ PYTHON ?= python3
 PORT ?= 8000
 PYTEST_FLAGS ?=
 CLIENTS ?=
+RAY_FLAGS ?= --out docs/benchmarks/ray-cpu.json
 VENV := .venv
 STAMP := $(VENV)/.installed
 SERVING := $(VENV)/.installed-serving
 
-.PHONY: serve test test-e2e test-portable test-starts test-clients test-deploy test-gpu drill lint format clean
+.PHONY: serve test test-e2e test-portable test-starts test-clients test-deploy test-image test-ray test-gpu drill lint format clean
 
 define CHECK_PYTHON
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
@@ -84,8 +87,22 @@ test-starts: $(STAMP)
 test-clients: $(STAMP)
 	PYTHONPATH=tests/e2e $(VENV)/bin/python tests/clients/run_clients.py $(CLIENTS)
 
+# RAY_FLAGS='--quick --out FILE' kills one of each kind and measures no speed.
+RAY := .cache/ray
+$(RAY)/.installed: pyproject.toml deploy/ray/requirements.txt
+	$(CHECK_PYTHON)
+	@$(PYTHON) -m venv $(RAY)
+	$(RAY)/bin/python -m pip install --quiet --editable . -r deploy/ray/requirements.txt 'psutil>=7'
+	@touch $@
+
+test-ray: $(RAY)/.installed
+	$(RAY)/bin/python deploy/ray/trial.py $(RAY_FLAGS)
+
 test-deploy: $(STAMP)
 	$(VENV)/bin/pytest tests/deploy/kubernetes/check_manifests.py $(PYTEST_FLAGS)
+
+test-image: $(STAMP)
+	$(VENV)/bin/pytest -s tests/deploy/image/check_image.py $(PYTEST_FLAGS)
 
 test-gpu: $(STAMP)
 	$(VENV)/bin/pytest -m gpu $(PYTEST_FLAGS)

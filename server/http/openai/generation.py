@@ -15,7 +15,7 @@ from server.edge.admission import Edge
 from server.edge.context import RequestContext, send_of
 from server.edge.direct_stream import DirectStream, writer_of
 from server.errors import InvalidValue, TimeLimitReached
-from server.grammar.tool_calls import ToolFormat, json_or_calls
+from server.grammar.reasoning import behind_reasoning
 from server.http.common.provenance import is_wanted, provenance_of, with_provenance
 from server.http.common.validation import read, translated, translated_name
 from server.http.generation.admitted import admitted
@@ -28,7 +28,7 @@ from server.http.openai.event_stream import EventStream
 from server.http.openai.prompts import check_choices, check_lengths, encode_chat, encode_prompts, sampling_of, truncated
 from server.http.openai.requests import ChatRequest, CompletionRequest, GenerationRequest, stops_of
 from server.http.openai.structured import GUIDED, grammar_of
-from server.http.openai.tools import FORCED, FORCED_PARSER, ToolUse
+from server.http.openai.tools import ToolUse
 from server.protocol.messages import EngineReady, GrammarKind
 from server.telemetry.request import RequestRecord
 from server.text.answer.deltas import Answer, ContentText, Delta, whole_answer
@@ -85,7 +85,7 @@ async def generate(edge: Edge, kind: Kind, request: Request) -> Response:
         shape = replace(shape, details=prepared.details)
     provenance = None
     if is_wanted(request.scope, fields.hallmark):
-        provenance = partial(provenance_of, record, edge.engine.attestations, num_choices=fields.n)
+        provenance = partial(provenance_of, record, edge.engine.attestations)
     is_plain = shape.is_plain and len(prepared.jobs) == 1 and prepared.jobs[0].parser is None
     direct = _direct_stream(request, shape) if fields.stream and is_plain else None
     answer = it.answer(direct)
@@ -139,14 +139,13 @@ async def collected(answer: AsyncGenerator[Piece], num_answers: int) -> tuple[li
 
 
 def usage_of(record: RequestRecord, prepared: Prepared) -> Usage:
-    """A prompt counts once, however many choices it has; of its cached tokens, the mean over them."""
-    num_choices = prepared.fields.n
+    """A prompt and its cached tokens count once, however many choices it has."""
     num_tokens = 0 if prepared.fields.max_tokens == 0 else record.num_tokens
     is_parsed = any(job.parser is not None for job in prepared.jobs)
     return Usage(
-        record.num_prompt_tokens // num_choices,
+        record.num_prompt_tokens,
         num_tokens,
-        record.num_cached_tokens // num_choices,
+        record.num_cached_tokens,
         record.num_reasoning_tokens if is_parsed else None,
     )
 
@@ -206,32 +205,30 @@ def prepare_chat(edge: Edge, ready: EngineReady, fields: ChatRequest, unique_id:
 def _parsed(edge: Edge, fields: ChatRequest, tools: ToolUse, prompt: str, job: Job) -> Job:
     """The job with a parser of its answer, and bound to a call where the request asks for one.
 
-    A bound answer is what it must be from its first token on: it has no reasoning. One that is bound to JSON may be a
-    call instead where there are tools. Raises UnsupportedField, and InvalidValue for a call that is no such answer.
+    What binds an answer begins behind its reasoning. One that is bound to JSON may be a call instead where there are
+    tools. Raises UnsupportedField, and InvalidValue for a call that is no such answer.
     """
-    form, sampling = None, job.sampling
-    if tools.is_forced and sampling.grammar is not None:
-        other = sampling.grammar.param
-        raise InvalidValue(f"tool_choice and {other} both say what the answer must match; send one.", param=other)
-    may_call = tools.schemas is not None and (
-        sampling.grammar is None or sampling.grammar.kind is GrammarKind.JSON_SCHEMA
-    )
-    if sampling.grammar is not None and not may_call:
-        return job
-    if tools.is_forced or sampling.grammar is not None:
-        form = FORCED.get(edge.syntax.calls, ToolFormat.LLAMA3_JSON)
-        calls = tools.grammar(form, edge.tokenizer.added_ids)
-        grammar = calls if sampling.grammar is None else json_or_calls(sampling.grammar, calls)
-        sampling = msgspec.structs.replace(sampling, grammar=grammar)
+    grammar, calls = job.sampling.grammar, None
+    if tools.is_forced and grammar is not None:
+        message = f"tool_choice and {grammar.param} both say what the answer must match; send one."
+        raise InvalidValue(message, param=grammar.param)
+    may_call = tools.schemas is not None and (grammar is None or grammar.kind is GrammarKind.JSON_SCHEMA)
+    if may_call and (tools.is_forced or grammar is not None):
+        bound = tools.bound(edge.syntax.calls, edge.tokenizer.added_ids, grammar)
+        grammar, calls = bound.grammar, bound.form
+    reasoning = None if fields.continue_final_message else edge.syntax.reasoning_before(prompt)
+    if grammar is not None and reasoning is not None:
+        grammar = behind_reasoning(grammar, reasoning, edge.tokenizer.added_ids, has_head=calls is None)
     parser = edge.syntax.parser(
-        tools.schemas,
+        tools.schemas if may_call else None,
         prompt,
         is_streamed=fields.stream,
-        forced=None if form is None else FORCED_PARSER[form],
+        is_bound=grammar is not None,
+        calls=calls,
         include_reasoning=fields.include_reasoning,
         parallel_tool_calls=fields.parallel_tool_calls,
     )
-    return replace(job, sampling=sampling, parser=parser)
+    return replace(job, sampling=msgspec.structs.replace(job.sampling, grammar=grammar), parser=parser)
 
 
 def _prepared(
@@ -256,13 +253,13 @@ def _prepared(
     guided = {name: value for name in GUIDED if (value := getattr(fields, f"guided_{name}")) is not None}
     grammar = grammar_of(fields.response_format, fields.structured_outputs, guided)
     jobs = []
-    for i, (prompt, choice) in enumerate(itertools.product(prompts, range(fields.n))):
+    for i, ((prompt_index, prompt), choice) in enumerate(itertools.product(enumerate(prompts), range(fields.n))):
         # Where none is asked for, the token that ends the computation of the prompt is not given out.
         asked = 1 if fields.max_tokens == 0 else fields.max_tokens
         max_tokens = check_lengths(len(prompt), asked, default_tokens, ready.max_model_len, param=param)
         sampling = sampling_of(fields, max_tokens, edge.tokenizer, edge.sampling_defaults, choice=choice)
         sampling = msgspec.structs.replace(sampling, grammar=grammar) if grammar is not None else sampling
-        job = Job(i, f"{unique_id}-{i}", prompt, sampling, stops, priority=fields.priority)
+        job = Job(i, f"{unique_id}-{i}", prompt, sampling, stops, priority=fields.priority, prompt_index=prompt_index)
         if fields.include_stop_str_in_output or not fields.skip_special_tokens:
             job = replace(
                 job,
