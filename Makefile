@@ -5,6 +5,7 @@
 #   make test-portable  the tests of numbers and proofs again, with PyTorch's code for processors without AVX
 #   make test-starts    thirty small models, each started with an empty cache and held against transformers
 #   make test-clients   clients of others (openai, anthropic, langchain, ...), each in an environment of its own
+#   make test-deploy   Kubernetes manifests rendered and checked; installs kubectl, checkov and types into .cache/deploy
 #   make test-gpu       the tests that need a CUDA GPU of sm_80 or newer
 #   make drill          a model upgrade gone wrong for 10% of traffic, and who notices; a report in drill/
 # Another interpreter: make PYTHON=python3.12 serve
@@ -16,7 +17,7 @@ VENV := .venv
 STAMP := $(VENV)/.installed
 SERVING := $(VENV)/.installed-serving
 
-.PHONY: serve test test-e2e test-portable test-starts test-clients test-gpu drill lint format clean
+.PHONY: serve test test-e2e test-portable test-starts test-clients test-deploy test-gpu drill lint format clean
 
 define CHECK_PYTHON
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
@@ -67,9 +68,10 @@ test: lint
 test-e2e: $(STAMP)
 	OMP_NUM_THREADS=1 $(VENV)/bin/pytest -m 'e2e and not gpu and not sanitizer and not timed and not starts' -n auto --dist loadfile $(PYTEST_FLAGS)
 
-# What rounds otherwise under another instruction set; compiled kernels and the tools around them do not.
-PORTABLE := tests/kernels tests/qualification tests/server/model tests/server/engine
-PORTABLE += $(foreach name,compile gluon bench canary load report,--ignore-glob='*test_*$(name)*')
+# Tests whose numbers or proofs depend on the processor's instruction set.
+PORTABLE := $(wildcard $(addprefix tests/kernels/,experts fused portable reference sampling sdpa)) tests/kernels/test_functional.py
+PORTABLE += tests/qualification/measure tests/server/model $(wildcard tests/server/engine/test_*.py)
+PORTABLE += $(addprefix tests/server/engine/,execution proof startup) --ignore-glob='*test_*compile*'
 
 test-portable: $(STAMP)
 	ATEN_CPU_CAPABILITY=default OMP_NUM_THREADS=1 $(VENV)/bin/pytest \
@@ -81,6 +83,9 @@ test-starts: $(STAMP)
 # CLIENTS='openai anthropic' chooses some, by their folders in tests/clients/clients.toml.
 test-clients: $(STAMP)
 	PYTHONPATH=tests/e2e $(VENV)/bin/python tests/clients/run_clients.py $(CLIENTS)
+
+test-deploy: $(STAMP)
+	$(VENV)/bin/pytest tests/deploy/kubernetes/check_manifests.py $(PYTEST_FLAGS)
 
 test-gpu: $(STAMP)
 	$(VENV)/bin/pytest -m gpu $(PYTEST_FLAGS)

@@ -1,30 +1,50 @@
-"""Write deploy/requirements.lock: what the image installs, exact and with hashes. Run it when pyproject.toml changes.
+"""Write what the image installs, exact and with hashes. Run it when pyproject.toml changes.
 
     .venv/bin/python deploy/lock.py
 
-Only metadata is read, nothing is installed. The lock is for the image's machine: Linux x86-64, CPython 3.12.
+deploy/requirements.lock      Linux x86-64, CPython 3.12, CUDA: what is qualified and shipped
+deploy/requirements-cpu.lock  Linux x86-64, CPython 3.11, PyTorch's CPU build: an image for machines without a GPU, and
+                              the one that `make test-image` builds; torch is of https://download.pytorch.org/whl/cpu
+
+Only metadata is read, nothing is installed. Where no index has torch's CPU build for CPython 3.11, say --only
+requirements.lock.
 """
 
+import argparse
 import json
 import subprocess
 import sys
 import tempfile
 import tomllib
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-LOCK = ROOT / "deploy" / "requirements.lock"
-PYTHON = "3.12"
-QUALIFIED = ("torch==2.11.0", "triton==3.6.0")  # what the kernels are proven on; pyproject.toml admits more
 
 
-def resolve(dependencies: list[str]) -> list[dict[str, Any]]:
-    """What pip would install on the image's machine. Raises CalledProcessError when there is no solution."""
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A lock file and the machine that it is for."""
+
+    name: str
+    python: str
+    pins: tuple[str, ...]
+
+
+TARGETS = (
+    # What the kernels are proven on; pyproject.toml admits more.
+    Target("requirements.lock", "3.12", ("torch==2.11.0", "triton==3.6.0")),
+    Target("requirements-cpu.lock", "3.11", ("torch==2.13.0+cpu",)),
+)
+
+
+def resolve(dependencies: list[str], python: str) -> list[dict[str, Any]]:
+    """Return what pip would install on the image's machine. Raises CalledProcessError when there is no solution."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report.json")
         command = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--quiet"]
-        target = ["--python-version", PYTHON, "--only-binary", ":all:", "--target", folder]
+        target = ["--python-version", python, "--only-binary", ":all:", "--target", folder]
         subprocess.run([*command, *target, "--report", str(report), *dependencies], check=True)
         installed: list[dict[str, Any]] = json.loads(report.read_text())["install"]
     return installed
@@ -41,9 +61,17 @@ def lock_lines(installed: list[dict[str, Any]]) -> list[str]:
 
 
 def main() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    lines = lock_lines(resolve([*project["dependencies"], *QUALIFIED]))
-    LOCK.write_text("\n".join(["# Written by deploy/lock.py for Linux x86-64, CPython 3.12", *lines, ""]))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    names = [target.name for target in TARGETS]
+    parser.add_argument("--only", choices=names, help="write this one alone")
+    only = parser.parse_args().only
+    # setuptools builds our own package in the image, where nothing unpinned may take part.
+    dependencies = [*tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"], "setuptools>=77"]
+    for target in TARGETS:
+        if only in (None, target.name):
+            lines = lock_lines(resolve([*dependencies, *target.pins], target.python))
+            head = f"# Written by deploy/lock.py for Linux x86-64, CPython {target.python}"
+            (ROOT / "deploy" / target.name).write_text("\n".join([head, *lines, ""]))
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 .venv/bin/python docs/tables.py
 """
 
-import json
 import re
 from enum import Enum
 from pathlib import Path
@@ -14,8 +13,10 @@ import msgspec
 from kernels.buckets import Bucket
 from qualification.model.families.image_models import IMAGE_MODELS
 from qualification.model.families.registry import FAMILIES
-from server.http.anthropic.requests import MessagesRequest
-from server.http.common.validation import NO_EFFECT, RequestModel
+from server.http.anthropic.requests import CountTokensRequest, MessagesRequest
+from server.http.common.validation import NO_EFFECT, RequestModel, refusal_of
+from server.http.openai.requests import ChatRequest, CompletionRequest
+from server.http.pooling.requests import EmbeddingRequest, RerankRequest, ScoreRequest
 from server.http.responses.requests import ResponsesRequest
 from server.settings import DEMO_MODEL, PREFIX, Settings, flag_of
 
@@ -52,16 +53,21 @@ def buckets_table() -> str:
     return table(("bucket", "prompt tokens"), rows)
 
 
-def fields_table(model: type[RequestModel]) -> str:
-    """What becomes of every field of a request."""
-    rows = []
-    for name, field in model.model_fields.items():
-        has_effect = field.description != NO_EFFECT
-        rows.append((f"`{name}`", "honoured" if has_effect else "no effect", field.description if has_effect else ""))
-    for name, neutral in sorted(model.unsupported.items()):
-        values = " or ".join(f"`{json.dumps(value)}`" for value in neutral)
-        rows.append((f"`{name}`", "refused", f"but for {values}" if values else ""))
-    return table(("field", "", ""), rows)
+def fields_table(**models: type[RequestModel]) -> str:
+    """What becomes of every field of these requests, each under its route's name; empty where it is unknown."""
+    verdicts: dict[tuple[str, str], dict[str, str]] = {}  # by field and note: a field may differ between routes
+    refused: dict[tuple[str, str], dict[str, str]] = {}
+    for route, model in models.items():
+        for name, field in model.model_fields.items():
+            note = (field.description or "").removeprefix(f"{NO_EFFECT}: ")
+            note = note[:1].upper() + note[1:] if not note.startswith("`") else note
+            verdict = "honoured" if model.has_effect(name) else "no effect"
+            verdicts.setdefault((name, note), {})[route] = verdict
+        for name in model.unsupported.keys() - model.model_fields.keys():
+            refused.setdefault((name, refusal_of(model, name)), {})[route] = "refused"
+    verdicts |= dict(sorted(refused.items()))
+    cells = [(f"`{name}`", *(by.get(route, "") for route in models), note) for (name, note), by in verdicts.items()]
+    return table(("field", *models, "meaning, or the refusal"), cells)
 
 
 def families_list() -> str:
@@ -75,8 +81,10 @@ def image_models_list() -> str:
 TABLES = {
     "settings": settings_table,
     "buckets": buckets_table,
-    "responses": lambda: fields_table(ResponsesRequest),
-    "messages": lambda: fields_table(MessagesRequest),
+    "generation": lambda: fields_table(completions=CompletionRequest, chat=ChatRequest),
+    "responses": lambda: fields_table(responses=ResponsesRequest),
+    "messages": lambda: fields_table(messages=MessagesRequest, count_tokens=CountTokensRequest),
+    "pooling": lambda: fields_table(embeddings=EmbeddingRequest, score=ScoreRequest, rerank=RerankRequest),
 }
 LISTS = {"families": families_list, "image_models": image_models_list}
 PAGES = (DOCS / "serve-your-model.md", DOCS / "operate.md", DOCS / "api.md")

@@ -40,7 +40,7 @@ class GenerationConfig(Enum):
 
 
 class ToolCallParser(Enum):
-    """How a model writes calls of tools, by vLLM's names."""
+    """Format in which a model writes calls of tools, by vLLM's names."""
 
     AUTO = "auto"
     HERMES = "hermes"
@@ -52,7 +52,7 @@ class ToolCallParser(Enum):
 
 
 class ReasoningParser(Enum):
-    """How a model marks its reasoning, by vLLM's names."""
+    """Format in which a model marks its reasoning, by vLLM's names."""
 
     AUTO = "auto"
     NONE = "none"
@@ -64,7 +64,7 @@ class ReasoningParser(Enum):
 
 
 class Task(Enum):
-    """What a model is served for."""
+    """Task that a model is served for."""
 
     AUTO = "auto"
     GENERATE = "generate"

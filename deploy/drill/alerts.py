@@ -1,4 +1,4 @@
-"""Which alerts fire: by a real Prometheus with the shipped rules, or read from the metrics where there is none."""
+"""Alerts that fire, by a real Prometheus with the shipped rules, or read from the metrics where there is none."""
 
 import json
 import shutil

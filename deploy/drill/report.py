@@ -1,4 +1,4 @@
-"""What the drill found, for a person: one page of Markdown beside one plot."""
+"""Report of a drill for a person: one page of Markdown beside one plot."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -43,16 +43,16 @@ class Findings:
         ]
 
     def average(self, phase: Sequence[Timed]) -> float:
-        """Of the whole traffic, seconds."""
+        """Return the average over the whole traffic in seconds."""
         return sum(share * fmean(self.seconds(phase, bucket)) for bucket, share in SHARES.items())
 
     def p99(self, phase: Sequence[Timed]) -> float:
-        """Of the bucket that is hit, seconds."""
+        """Return the p99 of the bucket that is hit, in seconds."""
         return quantile(self.seconds(phase, HIT), 0.99)
 
     @property
     def average_moved(self) -> float:
-        """As a share: 0.1 is a tenth slower."""
+        """Return the change of the average as a share: 0.1 is a tenth slower."""
         return self.average(self.times.after) / self.average(self.baseline) - 1
 
     @property
@@ -70,7 +70,7 @@ class Findings:
         return max(ratio, 1 / ratio)
 
     def verdicts(self) -> list[tuple[Judgement, str]]:
-        """What the drill is to show, whether it did, and by which limit."""
+        """Return what the drill is to show, whether it did, and by which limit."""
         named = [alert for alert in self.alerts if alert.get("reason") == "head_dim"]
         alert = ", ".join(f"{k}={named[0][k]}" for k in ("model", "phase", "from", "to", "reason")) if named else "none"
         num = len(self.seconds(self.times.after, HIT))

@@ -1,4 +1,4 @@
-"""What the dashboard shows: rows of charts, as data. build.py makes Grafana's JSON of it."""
+"""Rows of the dashboard's charts, as data. build.py makes Grafana's JSON of it."""
 
 from attention_charts import ATTENTION, EFFICIENCY, MATRIX
 from chart import Chart

@@ -14,7 +14,7 @@ _MAX_TILE = 2048  # elements of the half heads one program holds: 16 a thread
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """How far T tokens are turned, in the form that torch's operations want: cos, sin [T, 1, r] fp32.
+    """Rotations of T tokens in the form that torch's operations want: cos, sin [T, 1, r] fp32.
 
     Both halves of a head have the same cosines; the sines of the first are negative.
     """
@@ -24,7 +24,7 @@ class Turns:
 
 
 def turns_of(cos_sin: Tensor, positions: Tensor) -> Turns | None:
-    """For all layers of a step at once; None where the kernel reads the table itself."""
+    """Return the rotations for all layers of a step at once; None where the kernel reads the table itself."""
     if runs_on_triton(cos_sin):
         return None
     return _turns(cos_sin, positions)

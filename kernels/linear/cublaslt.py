@@ -54,7 +54,7 @@ class Algorithm(ctypes.Structure):
 
     @classmethod
     def of_words(cls, words: Sequence[int]) -> "Algorithm":
-        """One that the same version of the library has proposed before. Raises TypeError for what is none."""
+        """Return an algorithm that this version of the library proposed before. Raises TypeError for what is none."""
         return cls((c_uint64 * 8)(*words))
 
 
@@ -130,7 +130,7 @@ class CublasLt:
         return int(self._library.cublasLtGetVersion())
 
     def algorithms(self, product: Product) -> list[Algorithm]:
-        """Some 8 to 16, the likeliest to be fast first; none where the library does not know this product."""
+        """Return 8 to 16 algorithms, the likeliest to be fast first; none where the library knows no such product."""
         proposed = {
             tuple(it.words): it for preference in self._preferences for it in self._proposed(product, preference)
         }

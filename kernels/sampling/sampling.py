@@ -68,7 +68,7 @@ class SamplingTensors:
 
     @property
     def is_edited(self) -> bool:
-        """Whether logits are changed before a token is chosen."""
+        """Return whether logits are changed before a token is chosen."""
         edits = (self.penalties, self.banned_rows, self.biased_rows, self.limited_rows, self.allowed)
         return any(edit is not None for edit in edits)
 

@@ -29,7 +29,7 @@ _GLUON_DTYPES = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16}
 
 
 def any_map(dtype: torch.dtype, box: list[int]) -> TensorDescriptor:
-    """Stands for every tensor map of this dtype and box: what Triton compiles in of one."""
+    """Return a stand-in for every tensor map of this dtype and box: what Triton compiles in of one."""
     layout = gl.NVMMASharedLayout.get_default_for(box, _GLUON_DTYPES[dtype])
     return TensorDescriptor(AnyTensor(dtype, 0), [1] * len(box), [8] * (len(box) - 1) + [1], box, layout)
 

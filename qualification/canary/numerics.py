@@ -33,7 +33,7 @@ TOLERANCES = {
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """Of one prompt the log probability of each token after the first, and the likeliest token there."""
+    """Log probabilities of one prompt's tokens after the first, with the likeliest token at each place."""
 
     logprobs: list[float | None]  # None: not finite
     likeliest: list[int | None]

@@ -1,4 +1,4 @@
-"""What commands share: types of flags, which raise ArgumentTypeError for argparse to print, and the form of a help."""
+"""Types of flags, which raise ArgumentTypeError for argparse to print, and the form of a help."""
 
 import argparse
 import math

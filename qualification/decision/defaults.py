@@ -14,7 +14,7 @@ _SERVED_AS = {"bfloat16": Dtype.BF16, "float16": Dtype.FP16, "float32": Dtype.BF
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """What the operator asks for; None leaves it to the model and the device."""
+    """Choices of the operator; None leaves a choice to the model and the device."""
 
     max_model_len: int | None = None  # tokens; a model that takes less is qualified for what it takes
     max_num_batched_tokens: int | None = None

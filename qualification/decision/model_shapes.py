@@ -1,4 +1,4 @@
-"""What a model asks of attention, and every shape that serving it can meet."""
+"""Attention signature of a model, and every shape that serving it can meet."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -17,7 +17,7 @@ class Preset:
 
     @property
     def is_served(self) -> bool:
-        """Whether a server can run the whole model, with random weights."""
+        """Return whether a server can run the whole model, with random weights."""
         return any(family.model_type == self.config["model_type"] for family in FAMILIES)
 
 

@@ -44,7 +44,7 @@ def counts(evidence: Iterable[Evidence]) -> str:
 
 
 def outcomes(evidence: Iterable[Evidence]) -> Counter[str]:
-    """How many shapes a wanted path serves by this evidence, how many only a fallback, and how many nothing."""
+    """Count the shapes that a wanted path serves by this evidence, those left to a fallback, and the rest."""
     by_shape: dict[AttentionShape, list[Evidence]] = {}
     for entry in evidence:
         by_shape.setdefault(entry.shape, []).append(entry)

@@ -175,7 +175,7 @@ def _failed(request: LoadRequest, error: str) -> Sample:
 
 
 async def _tick(lags: list[float]) -> None:
-    """How much later than asked for this loop wakes up."""
+    """Measure how much later than asked for this loop wakes up."""
     while True:
         before = time.monotonic()
         await asyncio.sleep(_TICK_S)

@@ -48,7 +48,7 @@ Say = Callable[[str], None]
 
 
 class CounterError(RuntimeError):
-    """Nothing was counted; one line says why."""
+    """Report that nothing was counted; one line says why."""
 
 
 def sample_of(evidence: Iterable[Evidence]) -> list[Evidence]:

@@ -24,7 +24,7 @@ _OF_SOURCES = re.compile(r"\s*(\.(loc|file)\b|\$L__(tmp|func_begin|func_end)\d+:
 
 
 class PtxError(ValueError):
-    """Nothing can be collected or compared. The message names the place and the cause."""
+    """Report that nothing can be collected or compared. The message names the place and the cause."""
 
 
 class Order(msgspec.Struct, frozen=True):

@@ -47,7 +47,7 @@ _MAX_ERROR = 500  # characters
 
 
 class _Launcher:
-    """Takes the place of Triton's launcher, and launches nothing."""
+    """Stand-in for Triton's launcher that launches nothing."""
 
     def __init__(self, _source: object, _metadata: object) -> None:
         self.launch = self

@@ -104,7 +104,7 @@ class LayerConfig:
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """What a decoder is built from, the same for all families: a family's file fills it from config.json."""
+    """Architecture of a decoder, in the same fields for all families; a family's file fills it from config.json."""
 
     family: str  # config.json's model_type
     vocab_size: int

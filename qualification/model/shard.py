@@ -1,4 +1,4 @@
-"""How tensor parallelism splits a model among ranks: which heads, columns and vocabulary rows each of them holds.
+"""Split of a model among tensor-parallel ranks: the heads, columns and vocabulary rows that each rank holds.
 
 A `ModelConfig` counts the heads of the whole model. A `Shard` says which of them are a rank's; `Shard.local_config` is
 the model that the rank computes, whose attention shapes need evidence of their own.

@@ -1,4 +1,4 @@
-"""What config.json says in the same words for every family. What a family leaves out is as in Llama."""
+"""Fields of config.json that every family writes alike. A field that a family leaves out is as in Llama."""
 
 import math
 from collections.abc import Callable

@@ -41,12 +41,12 @@ def read_switched_windows(fields: Fields) -> Windows:
 
 
 def read_alternating_windows(fields: Fields, *, missing: int | None) -> Windows:
-    """By layer_types, or in every other layer from the first on: Gemma 2, gpt-oss. Raises ModelConfigError."""
+    """Read layer_types, else every other layer from the first on: Gemma 2, gpt-oss. Raises ModelConfigError."""
     return _by_layer_types(fields, fields.integer_or_none("sliding_window", missing), lambda layer: layer % 2 == 0)
 
 
 def read_patterned_windows(fields: Fields, *, missing: int | None, pattern: int) -> Windows:
-    """By layer_types, or in all layers but each sliding_window_pattern-th: Gemma 3. Raises ModelConfigError."""
+    """Read layer_types, else all layers but each sliding_window_pattern-th: Gemma 3. Raises ModelConfigError."""
     pattern = fields.integer("sliding_window_pattern", pattern)
     window = fields.integer_or_none("sliding_window", missing)
     return _by_layer_types(fields, window, lambda layer: (layer + 1) % pattern != 0)

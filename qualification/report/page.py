@@ -37,7 +37,7 @@ class ModelPart:
 
 @dataclass(frozen=True, slots=True)
 class Headline:
-    """What a reader must know first."""
+    """Verdict that a reader sees first."""
 
     is_good: bool
     verdict: str

@@ -1,4 +1,4 @@
-"""What `hallmark` prints for people: progress, the plan as a table, and what to try."""
+"""Lines that `hallmark` prints for people: progress, the plan as a table, and calls to try."""
 
 import time
 from collections.abc import Callable, Iterable

@@ -12,7 +12,7 @@ from qualification.common.table import table
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What is printed; the last line is the verdict."""
+    """Lines to print; the last one is the verdict."""
 
     lines: list[str]
     can_serve: bool  # every phase has a path

@@ -372,6 +372,6 @@ def doctor() -> int:
 
 
 def _print(line: str) -> None:
-    """What cannot be written is lost: a full disk or a closed pipe must not keep the engine from being served."""
+    """Print a line, or lose it: a full disk or a closed pipe must not end the server."""
     with contextlib.suppress(OSError):
         print(line, flush=True)

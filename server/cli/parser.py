@@ -47,7 +47,7 @@ def commands_of(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentP
 
 
 def _hint_of_choice(message: str) -> str:
-    """Of argparse's words for a value that is none of a list: Python 3.11 quotes the choices, 3.12 does not."""
+    """Return the nearest choice from argparse's error; Python 3.11 quotes the choices, 3.12 does not."""
     found = re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message)
     return "" if found is None else _hint([found[1]], re.findall(r"[\w.-]+", found[2]))
 

@@ -62,7 +62,7 @@ class Place:
         self._num_tokens += num_tokens
 
     async def left(self) -> None:
-        """For the end of a request."""
+        """Wake the requests that wait when a request ends."""
         self.leave()
 
     def leave(self, waited_s: float | None = None) -> None:

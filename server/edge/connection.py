@@ -122,7 +122,7 @@ class LimitedProtocol(HttpToolsProtocol):
         return sum([not cycle.response_complete for cycle in self._unanswered]) > 1 + MAX_WAITING
 
     def _is_owed(self) -> bool:
-        """Whether a whole request is not answered yet, and none misses a part of its body."""
+        """Return whether a whole request is not answered yet, and none misses a part of its body."""
         return any(not cycle.response_complete for cycle in self._unanswered) and not self.cycle.more_body
 
     def _parse_part(self, part: memoryview) -> None:

@@ -12,7 +12,7 @@ ErrorBytes = Callable[[HallmarkError, Mapping[str, str]], bytes]  # of an error 
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """How the clients of a path expect an error."""
+    """Form in which the clients of a path expect an error."""
 
     envelope: ErrorBytes  # a body
     event: ErrorBytes  # the last events of a stream that has begun

@@ -26,7 +26,7 @@ class ChunkWriter:
         self._flow = flow
 
     def has_room(self) -> bool:
-        """Whether the client reads what is written. Then a `send` of uvicorn does not wait either."""
+        """Return whether the client reads what is written. Then a `send` of uvicorn does not wait either."""
         return not self._flow.write_paused
 
     def write(self, body: bytes) -> None:

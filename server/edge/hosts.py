@@ -66,7 +66,7 @@ def allowed_hosts(setting: str | None, address: str, *, has_keys: bool) -> Hosts
 
 
 def is_loopback(address: str) -> bool:
-    """Whether only this machine reaches a server that listens on `address`."""
+    """Return whether only this machine reaches a server that listens on `address`."""
     try:
         return ipaddress.ip_address(address).is_loopback
     except ValueError:

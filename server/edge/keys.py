@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 
 class ApiKeys:
-    """Holds digests and names only. Comparing digests takes the same time whatever was sent."""
+    """Digests and names of API keys. Comparing digests takes the same time whatever was sent."""
 
     def __init__(self, keys: Sequence[NamedKey | str]) -> None:
         named = [it if isinstance(it, NamedKey) else NamedKey(UNNAMED, it) for it in keys]

@@ -40,7 +40,7 @@ class Budget:
 
 
 class Quota:
-    """What one key may still ask for. A request counts when it comes, its tokens as they are computed."""
+    """Requests and tokens that one key may still use. A request counts when it comes, tokens as they are computed."""
 
     def __init__(self, requests: Budget | None, tokens: Budget | None, clock: Callable[[], float]) -> None:
         self._requests = requests
@@ -130,7 +130,7 @@ def _refusal(kind: str, budget: Budget, missing: float) -> RateLimited:
 
 
 def _duration(seconds: float) -> str:
-    """As OpenAI writes it: 250ms, 12s, 6m0s."""
+    """Write a duration as OpenAI does: 250ms, 12s, 6m0s."""
     if seconds < 1:
         return f"{math.ceil(seconds * 1000)}ms"
     minutes, rest = divmod(math.ceil(seconds), 60)

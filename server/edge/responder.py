@@ -70,7 +70,7 @@ class Responder:
 
 
 def _kernel_headers(record: RequestRecord) -> list[tuple[bytes, bytes]]:
-    """How well the kernels are proven that have served a request so far, and the matrix that says so."""
+    """Return the headers that say how well a request's kernels are proven, and by which matrix."""
     status = record.kernel_status
     proof = [] if status is None else [(b"x-hallmark-status", status.encode())]
     return [*proof, (b"x-hallmark-plan", (record.matrix_digest or "none").encode())]

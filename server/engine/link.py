@@ -25,7 +25,7 @@ _READ_BYTES = 256 * 1024
 
 
 class Inbox(Protocol):
-    """Where messages come from: a `Link`, or a `queue.SimpleQueue`."""
+    """Source of messages: a `Link`, or a `queue.SimpleQueue`."""
 
     def get(self, block: bool = True, timeout: float | None = None) -> ToEngine:
         """The next message. Raises queue.Empty when none is there in `timeout` seconds, or at once if not `block`."""

@@ -106,7 +106,7 @@ def _parts(schema: object, path: Sequence[str]) -> Iterator[tuple[Mapping[str, A
 
 
 def _may_be_text(kind: object) -> bool:
-    """Whether a schema of this `type` takes strings, which alone the formats bind."""
+    """Return whether a schema of this `type` takes strings, which alone the formats bind."""
     return kind is None or kind == "string" or (isinstance(kind, list) and "string" in kind)
 
 

@@ -121,13 +121,13 @@ class Decoder:
         return add if norm is None else AddNorm(self._norm_weight(norm), self.config.norm_eps)
 
     def _finished(self, sublayer: Sublayer, norm: Tensor | None) -> Sublayer:
-        """With what the model does to a sublayer's result before it is added to the residual."""
+        """Wrap a sublayer with what the model does to its result before the residual is added."""
         if norm is not None:
             sublayer = NormAfter(sublayer, self._norm_weight(norm), self.config.norm_eps)
         return sublayer if self.config.residual_scale == 1 else ScaleAfter(sublayer, self.config.residual_scale)
 
     def _norm_weight(self, weight: Tensor) -> Tensor:
-        """What a norm multiplies by: in fp32 where the checkpoint has it less one, which 16 bits would round."""
+        """Return the factors of a norm: in fp32 where the checkpoint has them less one, which 16 bits would round."""
         return weight.float() + 1 if self.config.zero_centred_norms else weight
 
 
@@ -142,7 +142,7 @@ def _embedding(config: ModelConfig, weight: Tensor) -> Callable[[Tensor], Tensor
 
 
 def _after_head(config: ModelConfig) -> tuple[Callable[[Tensor], object], ...]:
-    """What is done to logits [R, vocab] fp32, in place."""
+    """Scale and cap logits [R, vocab] fp32, in place."""
     changes: list[Callable[[Tensor], object]] = []
     if config.logits_divisor != 1:
         changes.append(lambda logits: logits.div_(config.logits_divisor))

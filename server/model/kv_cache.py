@@ -22,7 +22,7 @@ class KVCache:
     def allocate(
         cls, config: ModelConfig, num_pages: int, page_size: int, dtype: torch.dtype, device: torch.device
     ) -> "KVCache":
-        """For sequences `num_pages`, and the one behind them."""
+        """Allocate `num_pages` pages for sequences, and one more behind them."""
         layers = [layer.attention for layer in config.layers]
         shapes = [(num_pages + 1, page_size, layer.num_kv_heads, layer.head_dim) for layer in layers]
 

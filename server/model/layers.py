@@ -37,7 +37,7 @@ class LayerWeights:
 
     @property
     def linears(self) -> dict[str, Dense]:
-        """By the names of their fields, in the order in which they are computed."""
+        """Return the products by the names of their fields, in the order in which they are computed."""
         return {"qkv": self.qkv, "output": self.output, "gate_up": self.gate_up, "down": self.down}
 
     def with_chosen(self, products: Mapping[str, ChosenProduct]) -> "LayerWeights":

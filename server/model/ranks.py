@@ -1,4 +1,4 @@
-"""What the ranks of a tensor-parallel model exchange within a forward pass: sums of parts, and parts of the logits."""
+"""Exchange between tensor-parallel ranks within a forward pass: sums of parts, and parts of the logits."""
 
 from dataclasses import dataclass
 

@@ -46,7 +46,7 @@ def _llama3(plain: Tensor, rope: RopeConfig) -> Tensor:
 
 
 def _yarn(plain: Tensor, rope: RopeConfig, head_dim: int) -> Tensor:
-    """As llama3, but interpolated along the dimensions. Source: Peng et al. 2023, section 3.2."""
+    """Interpolate frequencies as llama3 does, but along the dimensions. Source: Peng et al. 2023, section 3.2."""
     assert rope.original_max_position is not None
     context = rope.original_max_position
 

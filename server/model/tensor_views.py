@@ -1,4 +1,4 @@
-"""Where a checkpoint keeps each weight of a decoder."""
+"""Places of a decoder's weights in a checkpoint."""
 
 from torch import Tensor
 

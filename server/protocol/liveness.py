@@ -1,4 +1,4 @@
-"""How the end of an engine process is classified, and how long a living one may be silent."""
+"""Classification of an engine process's end, and the time that a living one may be silent."""
 
 from enum import Enum
 

@@ -28,7 +28,7 @@ class GrammarKind(Enum):
 
 
 class Grammar(msgspec.Struct, frozen=True):
-    """What an answer must match from its first token on. Made and checked by server/grammar."""
+    """Grammar that an answer must match from its first token on. Made and checked by server/grammar."""
 
     kind: GrammarKind
     text: str
@@ -36,7 +36,7 @@ class Grammar(msgspec.Struct, frozen=True):
 
 
 class Pooling(msgspec.Struct, frozen=True):
-    """What a request wants of its last token in place of an answer: its hidden state behind the final norm, or the
+    """Result of the last token, wanted in place of an answer: its hidden state behind the final norm, or the
     logits of some tokens.
     """
 
@@ -68,13 +68,13 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def needs_history(self) -> bool:
-        """Whether a token depends on the ones before it by more than the model."""
+        """Return whether a token depends on the ones before it by more than the model."""
         has_penalty = self.repetition_penalty != 1.0 or bool(self.presence_penalty or self.frequency_penalty)
         return has_penalty or any(len(word) > 1 for word in self.bad_words)
 
     @property
     def edits_logits(self) -> bool:
-        """Whether the likeliest token may be another one than the model's."""
+        """Return whether the likeliest token may be another one than the model's."""
         return self.needs_history or bool(self.logit_bias or self.allowed_token_ids or self.bad_words)
 
 
@@ -177,7 +177,7 @@ class EngineRefused(msgspec.Struct, frozen=True, tag=True):
 
 
 class DispatchCount(msgspec.Struct, frozen=True, array_like=True):
-    """How often a decision served in one step: once for each phase of the batch."""
+    """Count of a decision's launches in one step: once for each phase of the batch."""
 
     phase: str
     bucket: str  # of the longest context that the launches of that part of the batch allow for
@@ -201,7 +201,7 @@ class AttentionSample(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StepRecord(msgspec.Struct, frozen=True, array_like=True):
-    """What the engine did in one step, and where it stands after it."""
+    """Record of one step of the engine, and of its state after it."""
 
     step: int
     started_at: float
@@ -300,7 +300,7 @@ class AttestedBatch(msgspec.Struct, frozen=True):
 
 
 class AttestationReport(msgspec.Struct, frozen=True, tag=True):
-    """Whether the kernels that the profiler saw are those that the evidence promises."""
+    """Return whether the kernels that the profiler saw are those that the evidence promises."""
 
     trigger: str  # start, request or timer
     result: str  # the worst of the batches'

@@ -154,7 +154,7 @@ class EngineClient:
                 self._send(Cancel(request_id))
 
     def _send(self, message: ToEngine) -> None:
-        """From any thread's loop: the admin port has one of its own."""
+        """Send a message from any thread's loop: the admin port has a loop of its own."""
         if self._loop is not None and self._loop is not asyncio.get_running_loop():
             self._loop.call_soon_threadsafe(self._send, message)
             return

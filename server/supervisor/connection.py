@@ -17,7 +17,7 @@ _HANDLED_AT_ONCE = 16
 
 
 class EngineConnection(asyncio.Protocol):
-    """Of one engine process. `ended` has the cause to end the process, or None where it ended the connection itself.
+    """Connection to an engine process. `ended` has the cause to end the process, or None where it ended of itself.
 
     A few messages that were read together are handled before any task runs: when this process lags behind,
     streams find their tokens merged. Between more of them their readers get their turn, for they must keep up.
@@ -37,7 +37,7 @@ class EngineConnection(asyncio.Protocol):
 
     @property
     def is_behind(self) -> bool:
-        """Whether more messages have been read than handled."""
+        """Return whether more messages have been read than handled."""
         return bool(self._bodies)
 
     def send(self, message: ToEngine) -> None:
@@ -94,7 +94,7 @@ class EngineConnection(asyncio.Protocol):
             self._loop.call_soon(self._handle_some)
 
     def _handle_all(self) -> None:
-        """Its last words."""
+        """Handle the messages that an ended process has sent."""
         while self._bodies:
             self._handle_some()
 

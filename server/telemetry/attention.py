@@ -1,4 +1,4 @@
-"""Which kernel path served, what it replaced and why, how fast it was, and what is proven of it."""
+"""Metrics of attention: the path that served, what it replaced and why, its speed and its evidence."""
 
 import hashlib
 import itertools
@@ -34,6 +34,7 @@ class AttentionMetrics:
         )
         self._matrix_info = make.gauge("matrix_info", "The matrix in use; always 1", "digest", "verdict")
         self._shapes = make.gauge("qualification_shapes", "Shapes of the plan by status", "status")
+        self._fallback_shapes = make.gauge("fallback_shapes", "Shapes of the plan that a fallback serves")
         self._qualified_at = make.gauge(
             "qualification_last_success_timestamp_seconds", "When every shape of the plan last had a path"
         )
@@ -92,7 +93,7 @@ class AttentionMetrics:
         self._peak_bytes: dict[str, int] = {}
 
     def ready(self, ready: EngineReady) -> None:
-        """What the engine has planned: every label that can follow is created at 0."""
+        """Take over the engine's plan: every label that can follow is created at 0."""
         self._build_info.clear()  # a restarted engine may have found another driver
         self._build_info.labels(self._version, *build_labels(ready.fingerprint)).set(1)
         self._matrix_info.clear()
@@ -107,10 +108,11 @@ class AttentionMetrics:
             self._fallbacks.labels(self._model, phase, wanted, path, reason)
             self._launched(path, 0)
 
-    def planned(self, plan: Iterable[PlanRow]) -> None:
+    def planned(self, plan: list[PlanRow]) -> None:
         statuses = [row.status for row in plan]
         for status in Status:
             self._shapes.labels(status.value).set(statuses.count(status.value))
+        self._fallback_shapes.set(sum(bool(row.fallback_reasons) for row in plan))
 
     def replanned(self, plan: list[PlanRow]) -> None:
         """The plan has changed in service; what it will be counted under is created before anything is."""

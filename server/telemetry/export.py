@@ -20,7 +20,7 @@ _LOG_EVERY_S = 60.0
 
 
 def exporter_of(endpoint: str) -> SpanExporter:
-    """By the scheme of the collector's address. Raises SettingsError for one that cannot be used."""
+    """Return the exporter for the collector's address. Raises SettingsError for one that cannot be used."""
     scheme, _, rest = endpoint.partition("://")
     if scheme in ("http", "https") and rest:
         url = endpoint if endpoint.endswith("/v1/traces") else endpoint.rstrip("/") + "/v1/traces"
@@ -54,7 +54,7 @@ class CountedExporter(SpanExporter):
         self._logged_at = -_LOG_EVERY_S
 
     def admit(self) -> bool:
-        """Whether one more span may wait; counts it as waiting or as lost."""
+        """Return whether one more span may wait; counts it as waiting or as lost."""
         with self._lock:
             is_admitted = self._num_pending < MAX_PENDING_SPANS
             self._num_pending += is_admitted

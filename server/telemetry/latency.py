@@ -1,4 +1,4 @@
-"""How long requests and their parts take: histograms by the length of the prompt, with exemplars that lead to traces.
+"""Latency of requests and their parts: histograms by the length of the prompt, with exemplars that lead to traces.
 
 The edges are few, because every edge is a sample for each bucket of prompt lengths. Only the time to the first token
 is read to a few percent, by the dashboard's quantiles and by an alert; the others show where time goes.

@@ -63,7 +63,7 @@ class Metrics:
     # --- the engine's messages -------------------------------------------------------------------------------------
 
     def on_progress(self, progress: EngineProgress) -> None:
-        """Nothing to count."""
+        """Ignore the message: it moves no metric."""
 
     def on_ready(self, ready: EngineReady) -> None:
         self._is_ready = True

@@ -21,7 +21,7 @@ Limit = Annotated[float, Meta(gt=0)]
 
 
 class LatencyObjective(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Of all events, `target` must be within the `seconds` of their prompt's bucket."""
+    """Objective that a share `target` of all events is within the `seconds` of its prompt's bucket."""
 
     target: Ratio
     seconds: dict[Bucket, Limit]

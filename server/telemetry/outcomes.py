@@ -28,7 +28,7 @@ class DisconnectStage(Enum):
 
 
 class Sli(Enum):
-    """What is promised."""
+    """Promise whose keeping is measured."""
 
     TTFT = "ttft"
     TPOT = "tpot"
@@ -36,7 +36,7 @@ class Sli(Enum):
 
 
 class Attestation(Enum):
-    """What a profiled forward said of the kernels that the evidence promises."""
+    """Verdict of a profiled forward pass on the kernels that the evidence promises."""
 
     MATCH = "match"
     MISMATCH = "mismatch"
@@ -44,7 +44,7 @@ class Attestation(Enum):
 
 
 class Shadow(Enum):
-    """What a shadow check said of attention that was served."""
+    """Verdict of a shadow check on attention that was served."""
 
     MATCH = "match"
     MISMATCH = "mismatch"
@@ -52,7 +52,7 @@ class Shadow(Enum):
 
 
 class OomStage(Enum):
-    """What ran when the device's memory did not suffice."""
+    """Work that ran when the device's memory did not suffice."""
 
     PREFILL = "prefill"  # a step with prompts in it
     DECODE = "decode"

@@ -1,4 +1,4 @@
-"""What one generation request adds to the metrics and to its trace, from the same observations."""
+"""Observations of one generation request, for the metrics and for its trace alike."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -175,7 +175,7 @@ class SequenceRecord:
 
     @property
     def traceparent(self) -> str:
-        """Of the request, for the engine's process."""
+        """Return the request's trace parent for the engine's process."""
         return self._request.trace.traceparent
 
     def served_by(self, uses: Iterable[AttentionUse]) -> None:
@@ -183,7 +183,7 @@ class SequenceRecord:
         self._request.served_by(uses)
 
     def delta(self, delta: TokenDelta, at: float | None = None) -> None:
-        """It came `at` (monotonic seconds), or just now."""
+        """Count a piece that came `at` (monotonic seconds), or just now."""
         request, vllm, before = self._request, self._request.metrics.vllm, self._last_at
         self._last_at = request.now() if at is None else at
         if delta.attention is not None:  # first, for a fallback makes the trace one that exemplars may lead to
@@ -205,7 +205,7 @@ class SequenceRecord:
         self._request.metrics.traffic.generated(num_tokens)
 
     def reasoning_tokens(self, num_tokens: int) -> None:
-        """Some of the answer's tokens are reasoning."""
+        """Count tokens of the answer that are reasoning."""
         self._request.num_reasoning_tokens += num_tokens
 
     def end(self, finish_reason: str) -> None:
@@ -221,7 +221,7 @@ class SequenceRecord:
             )
 
     def add_stages(self, now: float, uses: list[AttentionUse]) -> None:
-        """Its spans, as the engine timed them. The engine says nothing of what ended before its first token."""
+        """Add the spans, as the engine timed them. The engine says nothing of what ended before its first token."""
         add, times = self._request.trace.stage, self._times
         which: Attributes = {names.SEQUENCE: self._index, names.BUCKET: bucket_of(self.num_prompt_tokens).label}
         if times is None:
@@ -237,7 +237,7 @@ class SequenceRecord:
 
 
 def attention_attributes(uses: Iterable[AttentionUse]) -> Attributes:
-    """What served: the same position of each list is the same decision."""
+    """Return the decisions that served: the same position of each list is the same decision."""
     uses = list(uses)
     reasons = sorted({reason for use in uses for reason in use.fallback_reasons})
     return {

@@ -33,7 +33,7 @@ _RANDOM = Random()  # seeded by the system; asked for each id, that takes two ca
 
 @dataclass(frozen=True, slots=True)
 class _Span:
-    """What a span says, but for where it belongs; times in nanoseconds of the wall clock."""
+    """Content of a span without its place in the trace; times in nanoseconds of the wall clock."""
 
     name: str
     began_ns: int
@@ -75,7 +75,7 @@ class _Sender:
 
 @dataclass(slots=True)
 class RequestTrace:
-    """What becomes the spans of one request, when it ends. `_sender` is None where nothing is exported."""
+    """Collected content of one request's spans, sent when it ends. `_sender` is None where nothing is exported."""
 
     name: str  # of the server's span
     context: SpanContext  # the server's span's

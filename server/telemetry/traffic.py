@@ -1,4 +1,4 @@
-"""What came in at the edge and how it left, and how the edge itself fares."""
+"""Metrics of the edge: requests that came in, how they left, and the state of the edge itself."""
 
 import itertools
 import time

@@ -57,12 +57,12 @@ class ChatTemplate:
         self.reserved = frozenset({*_OURS, *special_tokens, *_environment().globals})  # names that no request may set
 
     def reads(self, name: str) -> bool:
-        """Whether the template mentions a variable of this name."""
+        """Return whether the template mentions a variable of this name."""
         return re.search(rf"\b{re.escape(name)}\b", self.source) is not None
 
     @classmethod
     def load(cls, folder: Path) -> "ChatTemplate | None":
-        """From chat_template.jinja, or tokenizer_config.json; None where there is neither. Raises ModelError."""
+        """Load chat_template.jinja, else tokenizer_config.json's; None where there is neither. Raises ModelError."""
         config_path = folder / "tokenizer_config.json"
         text = _read(config_path)
         try:
@@ -284,7 +284,7 @@ def _strftime_now(form: str) -> str:
 
 
 class _Deadline:
-    """Ends this thread's Python code after some seconds: a loop without output cannot be ended otherwise.
+    """Limit in seconds on this thread's Python code: a loop without output cannot be ended otherwise.
 
     By the interpreter's trace function, which sees each line; a template of 100 messages renders in 1 ms more.
     """

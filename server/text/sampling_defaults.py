@@ -1,4 +1,4 @@
-"""What the model's authors recommend for sampling: generation_config.json, for requests that do not say otherwise."""
+"""Sampling that the model's authors recommend in generation_config.json, for requests that do not say otherwise."""
 
 from pathlib import Path
 from typing import Annotated
@@ -14,7 +14,7 @@ LEAST_REPETITION_PENALTY = 0.01
 
 
 class SamplingDefaults(msgspec.Struct, frozen=True):
-    """Of what a request may leave out; OpenAI's own where the file says nothing. Other keys of the file are not read.
+    """Defaults of optional fields; OpenAI's own where the file says nothing. Other keys of the file are not read.
 
     `do_sample` is among those, as in vLLM: it is the caller's, who asks for greedy answers by temperature 0.
     """

@@ -7,11 +7,12 @@ class StopMatcher:
     Text that may be the beginning of a stop string is held back until it is known.
     """
 
-    def __init__(self, stops: tuple[str, ...]) -> None:
-        """`stops` may be empty; none of them may. Raises ValueError."""
+    def __init__(self, stops: tuple[str, ...], *, is_included: bool = False) -> None:
+        """`stops` may be empty; none of them may. `is_included`: the one that matches is shown. Raises ValueError."""
         if not all(stops):
             raise ValueError("a stop string needs at least 1 character, got an empty one")
         self._stops = stops
+        self._is_included = is_included
         self._held = ""
         self.matched: str | None = None
 
@@ -20,7 +21,7 @@ class StopMatcher:
         return bool(self._stops)
 
     def push(self, text: str) -> str:
-        """The text that may be shown now, without the stop string; nothing more after a match."""
+        """The text that may be shown now, up to the stop string; nothing more after a match."""
         if self.matched is not None:
             return ""
         buffer = self._held + text
@@ -28,13 +29,13 @@ class StopMatcher:
         if found:
             end, _, self.matched = min(found)
             self._held = ""
-            return buffer[: end - len(self.matched)]
+            return buffer[: end if self._is_included else end - len(self.matched)]
         num_held = max((overlap(buffer, stop) for stop in self._stops), default=0)
         self._held = buffer[len(buffer) - num_held :]
         return buffer[: len(buffer) - num_held]
 
     def finish(self) -> str:
-        """What was held back and turned out to be no stop string."""
+        """Return the text that was held back and turned out to be no stop string."""
         held, self._held = self._held, ""
         return held
 

@@ -1,4 +1,4 @@
-"""What single tokens are called beside their log probabilities: a text, and the bytes that it stands for."""
+"""Names of single tokens beside their log probabilities: a text, and the bytes that it stands for."""
 
 import re
 from collections.abc import Callable, Collection

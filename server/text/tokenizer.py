@@ -43,12 +43,12 @@ class Tokenizer:
 
     @cached_property
     def special_tokens(self) -> SpecialTokens:
-        """What keeps a message from spelling a special token. Raises ModelError where that cannot be."""
+        """Return the guard against special tokens in messages. Raises ModelError where that cannot be."""
         return SpecialTokens(self._tokenizer)
 
     @cached_property
     def names(self) -> TokenNames:
-        """What single tokens are called."""
+        """Return the names of single tokens."""
         anchor = self.encode("a", add_special_tokens=False)
         return TokenNames(self.decode, self._tokenizer.id_to_token, self.special_ids, anchor)
 
@@ -109,7 +109,7 @@ class Detokenizer:
         return self._take(text)
 
     def finish(self) -> str:
-        """What is left: bytes that were to become a character and never did."""
+        """Return the rest: bytes that were to become a character and never did."""
         return self._take(self._pending_text()) if self._pending else ""
 
     def _pending_text(self) -> str:

@@ -11,12 +11,12 @@ from prometheus_client import CollectorRegistry
 from server.telemetry.metrics import Metrics
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
-SCRAPE_LABELS = {"instance", "job", "le"}  # the scrape's, and the histograms'
+SCRAPE_LABELS = {"instance", "job", "le", "rollouts_pod_template_hash"}  # the scrape's, and the histograms'
 SUFFIXES = {"counter": ("",), "histogram": ("_bucket", "_count", "_sum"), "gauge": ("",)}
 
 
 def queries() -> list[str]:
-    """Every PromQL expression of the rules and of the dashboard."""
+    """Every PromQL expression of the rules, of the dashboard and of Kubernetes' analyses and autoscaler."""
     groups = [
         g
         for path in sorted((DEPLOY / "prometheus/rules").glob("*.yml"))
@@ -24,8 +24,14 @@ def queries() -> list[str]:
     ]
     dashboard = json.loads((DEPLOY / "grafana/hallmark.json").read_text())
     panels = [panel for row in dashboard["panels"] for panel in [row, *row.get("panels", [])]]
-    return [rule["expr"] for group in groups for rule in group["rules"]] + [
-        target["expr"] for panel in panels for target in panel.get("targets", [])
+    overlays = DEPLOY / "kubernetes" / "overlays"
+    ratios = yaml.safe_load((overlays / "canary" / "analysis-ratios.yaml").read_text())["spec"]["metrics"]
+    triggers = yaml.safe_load((overlays / "observability" / "scaled-object.yaml").read_text())["spec"]["triggers"]
+    return [
+        *(rule["expr"] for group in groups for rule in group["rules"]),
+        *(target["expr"] for panel in panels for target in panel.get("targets", [])),
+        *(metric["provider"]["prometheus"]["query"] for metric in ratios),
+        *(trigger["metadata"]["query"] for trigger in triggers),
     ]
 
 

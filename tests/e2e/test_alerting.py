@@ -133,7 +133,7 @@ def test_every_expression_of_rules_and_dashboards_returns_data(watched: Watched)
                 empty.discard((name, expr))
         return not empty
 
-    deadline = time.monotonic() + 45
+    deadline = time.monotonic() + 120
     while not is_all_there() and time.monotonic() < deadline:
         time.sleep(1)
     assert empty == set()

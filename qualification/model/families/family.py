@@ -1,4 +1,4 @@
-"""What a model family is: how its config.json is read, and what its checkpoints call each weight."""
+"""Model families: how config.json is read, and what checkpoints call each weight."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

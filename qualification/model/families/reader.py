@@ -23,7 +23,7 @@ def read_model(config: Mapping[str, object], source: str = "config.json") -> Mod
 
 
 def text_part(config: Mapping[str, object]) -> Mapping[str, object]:
-    """What a model that also sees images has under `text_config`, and beside it for all parts; else all of it."""
+    """Return the fields of the text part: `text_config` with the fields beside it, where a model also sees images."""
     text = config.get("text_config")
     if not isinstance(text, Mapping):
         return config

@@ -27,7 +27,7 @@ class Samples(msgspec.Struct, frozen=True):
 
     @property
     def best(self) -> float:
-        """Whatever else the machine does only adds to it."""
+        """Return the smallest sample: whatever else the machine does only adds to a time."""
         return min(self.all)
 
 

@@ -1,1 +1,1 @@
-"""Which kernel path computes the attention of a step, and the time that it takes."""
+"""Choice of the kernel path that computes the attention of a step, and the time that it takes."""

@@ -91,12 +91,12 @@ class Dispatcher:
 
     @property
     def decisions(self) -> dict[AttentionShape, Decision]:
-        """What serves each shape now."""
+        """Return the decision that serves each shape now."""
         return {choice.decision.shape: choice.decision for choice in self.choices}
 
     @property
     def plan(self) -> dict[AttentionShape, Decision]:
-        """What is decided for each shape now; those that nothing serves any more too."""
+        """Return the decision for each shape now, shapes that no path serves any more included."""
         return dict(self._decisions)
 
     @property
@@ -106,7 +106,7 @@ class Dispatcher:
 
     @property
     def choices(self) -> tuple[Choice, ...]:
-        """What serves each shape now, resolved."""
+        """Return the choice that serves each shape now, resolved."""
         return tuple(choice for of_phase in self._choices.values() for choice in of_phase.values())
 
     def take_quarantined(self) -> list[tuple[str, str]]:
@@ -138,12 +138,12 @@ class Dispatcher:
             self.timer.replayed(choice.decision.shape, part.batch)
 
     def take_samples(self) -> tuple[list[AttentionSample], dict[str, int]]:
-        """What the timer has measured since the last call."""
+        """Return what the timer has measured since the last call."""
         return ([], {}) if self.timer is None else self.timer.take()
 
     @property
     def is_watched(self) -> bool:
-        """Whether calls are made for an attestation now."""
+        """Return whether calls are made for an attestation now."""
         return self._watch is not None
 
     @contextmanager

@@ -13,7 +13,7 @@ _EDGES = tuple(bucket.hi for bucket in Bucket if bucket.hi is not None)
 
 
 def bucket_index(num_tokens: int) -> int:
-    """Which bucket a length is in, counted from 0."""
+    """Return the bucket of a length, counted from 0."""
     return bisect_left(_EDGES, num_tokens)
 
 

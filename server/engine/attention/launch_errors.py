@@ -1,4 +1,4 @@
-"""Which exceptions say that a kernel could not be launched, and which say that the device is lost, and by whom."""
+"""Classification of exceptions: a kernel that could not be launched, or a lost device and the path that lost it."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -31,7 +31,7 @@ def launch_failure(error: Exception) -> Reject | None:
 
 
 def is_device_lost(error: BaseException) -> bool:
-    """Whether the CUDA context is poisoned: an illegal access, a device-side assert, a fault of the driver.
+    """Return whether the CUDA context is poisoned: an illegal access, a device-side assert, a fault of the driver.
 
     Triton's driver raises a plain RuntimeError that begins "Triton Error [CUDA]"; torch raises AcceleratorError.
     """

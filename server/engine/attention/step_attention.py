@@ -19,7 +19,7 @@ TakeCall = Callable[[Choice, PhasePart, int, Tensor, Tensor, Tensor, Tensor], No
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What served a step, as it is reported: each decision with its launches, and the distinct ones of each phase."""
+    """Report of what served a step: each decision with its launches, and the distinct ones of each phase."""
 
     dispatches: list[DispatchCount]
     uses: dict[Phase, list[AttentionUse]]
@@ -91,12 +91,12 @@ class StepAttention:
 
     @property
     def choices(self) -> tuple[Choice, ...]:
-        """What serves now, one for each part and window."""
+        """Return the choices that serve now, one for each part and window."""
         return tuple(lane.choice for entry in self._parts for lane in entry.lanes.values())
 
     @property
     def launches(self) -> tuple[dict[int | None, int], ...]:
-        """How often the choice of each window ran, for each part."""
+        """Return how often the choice of each window ran, for each part."""
         return tuple({window: lane.num_launches for window, lane in entry.lanes.items()} for entry in self._parts)
 
     def count(self, launches: Iterable[Mapping[int | None, int]]) -> None:

@@ -1,4 +1,4 @@
-"""How long attention really takes: one layer of one step in 64, between two events on the device.
+"""Timer of attention: one layer of one step in 64, between two events on the device.
 
 The layer is the middle one, so that waiting for its end before a later step is launched leaves the device half a step
 of work. In a CUDA graph the events are nodes of the graph: every replay records them, and one in 64 is read.
@@ -30,7 +30,7 @@ class Event(Protocol):
 
 
 class HostEvent:
-    """For a CPU, on which a call has ended when it returns."""
+    """Event of a CPU, on which a call has ended when it returns."""
 
     def __init__(self) -> None:
         self.at = 0.0
@@ -46,7 +46,7 @@ class HostEvent:
 
 
 class Device(Protocol):
-    """What the timer asks of the device."""
+    """Operations that the timer needs of a device."""
 
     def event(self, is_captured: bool) -> Event:
         """`is_captured`: it is to be a node of the graph that is being captured."""
@@ -159,13 +159,13 @@ class AttentionTimer:
         self._sampled, self._memory = {}, None
 
     def take(self) -> tuple[list[AttentionSample], dict[str, int]]:
-        """What was read since the last call: samples, and by phase the peak of memory that a step took for itself."""
+        """Return the samples read since the last call, and by phase the peak of memory that a step took for itself."""
         found = self._samples, self._peaks
         self._samples, self._peaks = [], {}
         return found
 
     def measures(self, phase: Phase, layer: int) -> bool:
-        """Whether a call of this layer has to go through `around`."""
+        """Return whether a call of this layer has to go through `around`."""
         return layer in self._num_alike and (phase in self._sampled or self._device.is_capturing())
 
     def around(self, work: Callable[[], None], shape: AttentionShape, layer: int, batch: object) -> None:

@@ -1,4 +1,4 @@
-"""What rank 0 tells the other ranks of a tensor-parallel engine: typed msgpack over a socket pair, in order."""
+"""Commands of rank 0 to the other ranks of a tensor-parallel engine: typed msgpack over a socket pair, in order."""
 
 import socket
 import struct

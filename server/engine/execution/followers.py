@@ -110,7 +110,7 @@ class LeadingWorker(Worker):
         followers.tell(Allocate(kv.num_pages, tokens.latest.numel()))
 
     def logits(self, hidden_rows: Tensor) -> Tensor:
-        """As of every worker: the others have the same hidden states, but do not know which rows are meant."""
+        """Compute logits as every worker does: the others have the same hidden states, but not the choice of rows."""
         self._followers.tell(ComputeLogits(hidden_rows.shape[0]))
         rows = hidden_rows.contiguous()
         dist.broadcast(rows, src=0)
@@ -125,7 +125,7 @@ class LeadingWorker(Worker):
         self._followers.tell(Launch(layout.parts, layout.num_sampled, buffer.data.numpy().tobytes()))
 
     def launch(self, *given: Any, **named: Any) -> Tensor:
-        """As of every worker. Raises DeviceLost where this rank fails in the middle of the step."""
+        """Launch a step as every worker does. Raises DeviceLost where this rank fails in the middle of the step."""
         try:
             return super().launch(*given, **named)
         except LaunchFailed as failed:

@@ -1,4 +1,4 @@
-"""Which CUDA graphs a step can be: the sizes its parts are padded to, and the lengths they are bounded by."""
+"""Keys of the CUDA graphs that a step can be: sizes that its parts are padded to, lengths that bound them."""
 
 from bisect import bisect_left
 from dataclasses import dataclass, field
@@ -55,7 +55,7 @@ class GraphKey:
 
     @property
     def has_loose_bounds(self) -> bool:
-        """Whether its bounds may be in other buckets than the lengths of a batch that it computes."""
+        """Return whether its bounds may be in other buckets than the lengths of a batch that it computes."""
         return self.prompts is not None and (self.decode is not None or self.prompts.phase is Phase.EXTEND)
 
     @property
@@ -65,13 +65,13 @@ class GraphKey:
 
     @property
     def label(self) -> str:
-        """For the log."""
+        """Write the key for the log."""
         return " + ".join(part.label for part in self.parts)
 
 
 @dataclass(frozen=True, slots=True)
 class GraphSizes:
-    """What parts are padded to, ascending.
+    """Sizes that parts of a step are padded to, ascending.
 
     Steps of one kind of rows are bounded by the bucket that their longest context is in. Others have fewer sizes and
     fewer bounds, for these multiply: the next one in `bounds`, which ends with the longest context's, stands for the
@@ -173,7 +173,7 @@ def key_of(batch: Batch, sizes: GraphSizes) -> GraphKey | None:
 
 @cache
 def _decode_key(size: int, longest: int) -> GraphKey:
-    """Of decode rows alone; `longest` is the index of a bucket. One object for each, that dictionaries find at once."""
+    """Return the key of decode rows alone, always the same object; `longest` is the index of a bucket."""
     return GraphKey(None, PartKey(Phase.DECODE, size, list(Bucket)[longest]))
 
 

@@ -60,7 +60,7 @@ class StepGraphs:
 
     @property
     def keys(self) -> tuple[GraphKey, ...]:
-        """What is captured and holds the decisions that stand now."""
+        """Return the keys that are captured with the decisions that stand now."""
         return tuple(key for key in self._graphs if key not in self._resting)
 
     @property

@@ -103,7 +103,7 @@ class ModelRunner:
     """Drives the worker with batches. Only the stepping thread may call it."""
 
     def __init__(self, worker: Worker, graphs: StepGraphs | None = None, *, grammars: Grammars | None = None) -> None:
-        """Without `graphs` every step is launched kernel by kernel, without `grammars` no sequence may have one."""
+        """Without `graphs`, launch every step kernel by kernel; without `grammars`, no sequence may have a grammar."""
         self.worker = worker
         self.grammars = grammars
         self.graphs = graphs

@@ -1,4 +1,4 @@
-"""From logits to tokens: how each row's token is chosen, where it stays on the device; log probabilities of tokens."""
+"""Sampling of each row's token from its logits, kept on the device; log probabilities of tokens."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class SampledTokens:
-    """What the latest step chose, by result row. Two steps may be on their way to the host at once.
+    """Tokens that the latest step chose, by result row. Two steps may be on their way to the host at once.
 
     latest  [num_rows] int64 on the device: valid ids, also where the logits gave no ground to choose
     """

@@ -38,7 +38,7 @@ class NothingSeen(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Promises:
-    """What each choice may launch."""
+    """Kernels that each choice may launch."""
 
     paths: Mapping[str, KernelPath]
     evidence: Mapping[tuple[AttentionShape, str], Evidence]
@@ -56,7 +56,7 @@ class Promises:
 
 
 class Records(Protocol):
-    """What an attestation uses of a Recorder."""
+    """Part of a Recorder that an attestation uses."""
 
     @property
     def mark(self) -> Mark: ...
@@ -108,12 +108,12 @@ class Attestor:
 
     @property
     def is_busy(self) -> bool:
-        """Whether an attestation is under way."""
+        """Return whether an attestation is under way."""
         return bool(self._waiting)
 
     @property
     def is_due(self) -> bool:
-        """Whether `poll` would run a batch. It must not while the runner has a batch whose result is not read."""
+        """Return whether `poll` would run a batch. It must not while a batch's result is not read."""
         return self.is_busy or bool(self._interval_s and self._clock() - self._last_at >= self._interval_s)
 
     def ask(self, trigger: str) -> None:
@@ -183,7 +183,7 @@ class Attestor:
         )
 
     def _run_to_end(self, batch: Batch, choices: list[Choice]) -> Seen:
-        """As `_run`, again where a path could not be launched: what serves in its place is attested."""
+        """Do `_run`, once more where a path could not be launched: the path that serves in its place is attested."""
         while True:
             num_quarantined = len(self._quarantined)
             seen = self._run(batch, choices)
@@ -203,7 +203,7 @@ class Attestor:
         return seen
 
     def _prepare(self, batch: Batch) -> None:
-        """Nothing may be compiled while it is captured. An order or a quarantine brings paths that have not run."""
+        """Run the batch uncaptured: nothing may compile in a capture, and an order or a quarantine brings new paths."""
         if self._warm_by != self._dispatcher.choices:
             self._warm, self._warm_by = [], self._dispatcher.choices
         if batch not in self._warm:
@@ -211,7 +211,7 @@ class Attestor:
             self._warm.append(batch)
 
     def _record(self, recorder: Records, batch: Batch, choices: list[Choice]) -> Seen:
-        """By the driver's record; by the profiler where a path waits for the device and cannot be captured."""
+        """Record by the driver, or by the profiler where a path waits for the device and cannot be captured."""
         recorder.take()  # what is left of a step that failed
         self._launch(batch, choices, recorder.mark)
         seen = recorder.take()

@@ -1,4 +1,4 @@
-"""What broke in service, on disk: a restarted server does without it until the stack or the kernel's source changes.
+"""Record on disk of paths that broke in service: none of them serves until the stack or its source changes.
 
 A file of its own for each stack, beside the machine's own evidence. Removing it gives every path another chance.
 """
@@ -42,7 +42,7 @@ class Quarantine:
 
     @property
     def pairs(self) -> frozenset[Pair]:
-        """Those whose kernel's source is still what broke."""
+        """Return the pairs whose kernel source has not changed since it broke."""
         return frozenset((entry.path, entry.shape) for entry in self._standing())
 
     def add(self, pairs: Iterable[Pair], why: str) -> None:

@@ -42,7 +42,7 @@ class ShadowBudget:
 
     @property
     def allows(self) -> bool:
-        """Whether a check that costs as much as the latest one is paid for."""
+        """Return whether a check that costs as much as the latest one is paid for."""
         now, most_s = self._clock(), self._share * _SAVED_S
         self._credit_s = min(most_s, self._credit_s + self._share * (now - self._at))
         self._at = now
@@ -53,14 +53,14 @@ class ShadowBudget:
         self._latest_s = 0.0
 
     def spend(self, seconds: float) -> None:
-        """Of the latest check."""
+        """Charge the budget with the seconds of the latest check."""
         self._credit_s -= seconds
         self._latest_s += seconds
 
 
 @dataclass(frozen=True, slots=True)
 class _Taken:
-    """What a tap has taken. `sample` None: nothing, because of `problem`."""
+    """Result of a tap. `sample` None: nothing was taken, because of `problem`."""
 
     path: str
     phase: Phase
@@ -79,7 +79,7 @@ class _Alert:
 
 
 class Tap:
-    """Takes one sample of one step. The runner asks for it, StepAttention calls it after each layer."""
+    """Taker of one sample of one step. The runner asks for it, StepAttention calls it after each layer."""
 
     def __init__(self, check: "ShadowCheck", phase: Phase, layer: int, sequence: SequenceRows) -> None:
         self._check = check
@@ -125,12 +125,12 @@ class ShadowCheck:
 
     @property
     def has_sample(self) -> bool:
-        """Whether a sample waits to be judged."""
+        """Return whether a sample waits to be judged."""
         return self._taken is not None
 
     @property
     def is_due(self) -> bool:
-        """Whether the waiting sample is to be judged although the engine has work."""
+        """Return whether the waiting sample is to be judged although the engine has work."""
         return self._taken is not None and (self._is_alert or self._clock() - self._taken.at >= _PATIENCE_S)
 
     @property

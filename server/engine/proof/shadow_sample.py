@@ -47,13 +47,13 @@ class Sample:
 
     @property
     def digest(self) -> str:
-        """Of q: two samples with the same digest are repetitions of the same computation."""
+        """Return the digest of q: samples with the same digest repeat the same computation."""
         return hashlib.sha256(self.q.contiguous().view(torch.uint8).cpu().numpy().tobytes()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """How far a sample is from the truth.
+    """Distance of a sample from the truth.
 
     factor   the largest error as a share of its limit: above 1 the path is wrong; None where it was not computed
     head     the query head of the largest error

@@ -1,1 +1,1 @@
-"""What the next step computes, and what became of the last one. No tensor in here."""
+"""Choice of what the next step computes, and handling of the last step's result. No tensor in here."""

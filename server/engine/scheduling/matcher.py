@@ -12,7 +12,7 @@ class Matcher(Protocol):
 
     @property
     def is_complete(self) -> bool:
-        """Whether the grammar allows nothing more."""
+        """Return whether the grammar allows nothing more."""
 
     def accept(self, token_id: int) -> None:
         """Move on by a token. Raises InvalidGrammar where the grammar does not allow it, or became too costly."""

@@ -1,4 +1,4 @@
-"""Which tokens the next step computes: continuous batching, chunked prefill, admission and preemption by pages."""
+"""Choice of the next step's tokens: continuous batching, chunked prefill, admission and preemption by pages."""
 
 from array import array
 from bisect import insort

@@ -98,7 +98,7 @@ class Sequence:
 
     @property
     def is_pending(self) -> bool:
-        """Whether its newest token is not known yet."""
+        """Return whether its newest token is not known yet."""
         return self.tokens[-1] == PENDING
 
     @property
@@ -107,7 +107,7 @@ class Sequence:
 
     @property
     def is_decoding(self) -> bool:
-        """Whether only the newest token is left to compute."""
+        """Return whether only the newest token is left to compute."""
         return self.num_computed > 0 and len(self.tokens) - self.num_computed == 1
 
 

@@ -5,7 +5,7 @@ from enum import Enum
 
 
 class Part(Enum):
-    """In the order of a step. The values are names in the files of `hallmark bench steps`."""
+    """Parts of a step in their order. The values are names in the files of `hallmark bench steps`."""
 
     PLAN = "plan"  # choose the tokens of the step, and their pages
     FILL = "fill"  # write the batch into the step's input tensors

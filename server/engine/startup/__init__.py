@@ -1,1 +1,1 @@
-"""From settings to an engine that is ready: plan, memory, warm-up."""
+"""Start of an engine, from settings to ready: plan, memory, warm-up."""

@@ -87,7 +87,7 @@ def cache_folder(settings: Settings) -> Path:
 
 
 def _explain(rows: Sequence[PlanRow], policy: str) -> str:
-    """Which shapes no path may serve, and for the first of them what stands against the paths of this machine."""
+    """Name the shapes that no path may serve, and for the first of them the rejections of this machine's paths."""
     unserved = [row for row in rows if row.path is None]
     first = unserved[0]
     reasons = "; ".join(

@@ -1,4 +1,4 @@
-"""How many pages of the KV cache there is room for."""
+"""Sizing of the KV cache: the pages that there is room for."""
 
 import os
 from collections.abc import Callable

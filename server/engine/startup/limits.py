@@ -1,4 +1,4 @@
-"""What the engine runs with, once settings, model and machine are known."""
+"""Limits of an engine, once settings, model and machine are known."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""How steps of many rows are multiplied: chosen when the weights are there, before memory is shared out."""
+"""Choice of how steps of many rows are multiplied, made when the weights are there, before memory is shared out."""
 
 import ctypes
 import logging

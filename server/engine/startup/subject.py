@@ -1,4 +1,4 @@
-"""What a rank knows of model and machine before anything is loaded, and what it makes of it: decoder, cache, table."""
+"""Model and machine as a rank sees them before loading, and what it makes of them: decoder, cache, table."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace

@@ -154,7 +154,7 @@ def _batches(
 
 
 def _large_batches(context: Bucket, windows: Iterable[int | None], limits: EngineLimits) -> list[list[tuple[int, int]]]:
-    """For each window the fewest rows that are a large batch of this bucket to decode, where the limits allow as many.
+    """Return for each window the fewest rows that are a large decode batch of this bucket, where the limits allow them.
 
     Contexts are no longer than it takes: rows of all that 256 sequences may hold would take seconds and 300 MB.
     """

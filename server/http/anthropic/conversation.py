@@ -1,11 +1,11 @@
-"""From a request of Anthropic's clients to the chat request that says the same."""
+"""Conversion of an Anthropic request into the chat request that says the same."""
 
 from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 
-from server.errors import InvalidValue, UnsupportedField
+from server.errors import InvalidValue
 from server.http.anthropic.requests import (
     Block,
     CountTokensRequest,
@@ -23,6 +23,7 @@ from server.http.anthropic.requests import (
 
 # Fields of a chat request, and those of Anthropic's that they are made of.
 FIELDS = {
+    "continue_final_message": "messages",
     "max_completion_tokens": "max_tokens",
     "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
     "reasoning_effort": "output_config.effort",
@@ -33,7 +34,7 @@ _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
 def chat_of(fields: MessagesRequest) -> dict[str, Any]:
-    """The body of the chat request. Raises InvalidValue and UnsupportedField."""
+    """The body of the chat request. Raises InvalidValue."""
     body = prompt_of(fields)
     body["max_tokens"] = fields.max_tokens
     body["stream"] = fields.stream
@@ -45,16 +46,14 @@ def chat_of(fields: MessagesRequest) -> dict[str, Any]:
 
 
 def prompt_of(fields: CountTokensRequest) -> dict[str, Any]:
-    """The fields of a chat request that its prompt depends on. Raises InvalidValue and UnsupportedField."""
-    last = len(fields.messages) - 1
-    if fields.messages[last].role == "assistant":
-        message = f"messages[{last}]: to continue a turn of the assistant is not implemented; end with the user's."
-        raise UnsupportedField(message, param=f"messages[{last}].role")
+    """The fields of a chat request that its prompt depends on. Raises InvalidValue."""
     messages = [] if fields.system is None else [{"role": "system", "content": _content(fields.system)}]
     for i, turn in enumerate(fields.messages):
         messages += _assistant(turn, i) if turn.role == "assistant" else _told(turn, i)
     is_thinking = fields.thinking is not None and fields.thinking.type != "disabled"
     body: dict[str, Any] = {"messages": messages, "chat_template_kwargs": {"enable_thinking": is_thinking}}
+    if fields.messages[-1].role == "assistant":
+        body["continue_final_message"] = True
     if fields.output_config is not None:
         body |= _output(fields.output_config)
     if fields.model is not None:

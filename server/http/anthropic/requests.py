@@ -5,11 +5,21 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Discriminator, Field
 
-from server.http.common.validation import NO_EFFECT, RequestModel, Text, Variants, tag
-from server.http.openai.requests import MAX_MESSAGES, MAX_STOP_CHARS, MAX_STOPS
-from server.http.openai.tools import MAX_TOOLS, JsonObject
+from server.http.common.fields import (
+    MAX_MESSAGES,
+    MAX_TOKENS,
+    HallmarkWanted,
+    ModelName,
+    StopStrings,
+    Stream,
+    Temperature,
+    TokenCount,
+    TopK,
+    TopP,
+)
+from server.http.common.validation import NO_EFFECT, JsonObject, RequestModel, Text, Variants, tag
+from server.http.openai.tools import MAX_TOOLS
 
-_MAX_TOKENS = 2**31 - 1
 _Name = Annotated[Text, Field(min_length=1, max_length=256)]
 
 
@@ -19,7 +29,7 @@ class CacheControl(RequestModel):
 
 
 class CachedModel(RequestModel):
-    """What may have a `cache_control`, without effect: the beginning of every prompt is kept."""
+    """Part that may have a `cache_control`, without effect: the beginning of every prompt is kept."""
 
     nested: ClassVar[Mapping[str, type[RequestModel] | Variants]] = {"cache_control": CacheControl}
 
@@ -59,7 +69,7 @@ class ThinkingBlock(RequestModel):
 
 
 class RedactedThinkingBlock(RequestModel):
-    """Nothing that this model has thought: it is left out."""
+    """Reasoning of another model: it is left out."""
 
     type: Literal["redacted_thinking"]
     data: Text
@@ -204,7 +214,7 @@ class Thinking(RequestModel):
     unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = {"display": ("summarized",)}
 
     type: Literal["adaptive", "disabled", "enabled"]
-    budget_tokens: int | None = Field(None, ge=1, le=_MAX_TOKENS, description=NO_EFFECT)
+    budget_tokens: int | None = Field(None, ge=1, le=MAX_TOKENS, description=NO_EFFECT)
 
 
 class OutputFormat(RequestModel):
@@ -227,9 +237,14 @@ class CountTokensRequest(RequestModel):
     """The fields that make the prompt."""
 
     unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = {
+        "billing_policy": (),
+        "compaction": (),
         "context_management": ({"edits": []},),
+        "fallback_credit_token": (),
+        "fallbacks": ([],),
         "mcp_servers": ([],),
         "speed": ("standard",),
+        "thread": (),
         "user_profile_id": (),
         "workspace_id": (),
     }
@@ -243,9 +258,10 @@ class CountTokensRequest(RequestModel):
         "tools": _TOOLS,
     }
 
-    model: str | None = Field(None, description="The name of the served model; another one is refused with 404.")
+    model: ModelName = None
     messages: Annotated[list[Turn], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)] = Field(
-        description="The conversation; its last turn is not the assistant's. Texts of one turn are joined by newlines.",
+        description="The conversation. The answer goes on with a last turn of the assistant. Texts of a turn are "
+        "joined by newlines.",
         examples=[[{"role": "user", "content": "Tell me a story."}]],
     )
     system: _Texts | None = Field(None, description="What the model is told before the conversation.")
@@ -259,7 +275,7 @@ class CountTokensRequest(RequestModel):
     output_config: OutputConfig | None = Field(
         None, description="How much the model reasons, where it can be told, and a schema that binds the answer."
     )
-    cache_control: CacheControl | None = Field(None, description=NO_EFFECT)
+    cache_control: CacheControl | None = Field(None, description=f"{NO_EFFECT}: prompts are cached anyway.")
 
 
 class MessagesRequest(CountTokensRequest):
@@ -274,24 +290,14 @@ class MessagesRequest(CountTokensRequest):
         "metadata": Metadata,
     }
 
-    max_tokens: int = Field(ge=1, le=_MAX_TOKENS, description="Tokens that the answer may have.", examples=[256])
-    stream: bool = Field(False, description="Whether the answer comes as server-sent events.")
-    stop_sequences: Annotated[
-        list[Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]],
-        Field(max_length=MAX_STOPS, fail_fast=True),
-    ] = Field([], description="Strings that end an answer; they are not part of it.")
-    temperature: float | None = Field(
-        None,
-        ge=0,
-        le=2,
-        description="0 takes the likeliest token. Default: the model's generation_config.json, else 1.",
+    max_tokens: TokenCount = Field(description="Tokens that the answer may have.", examples=[256])
+    stream: Stream = False
+    stop_sequences: StopStrings = Field([], description="Strings that end an answer; they are not part of it.")
+    temperature: Temperature = None
+    top_p: TopP = None
+    top_k: TopK = None
+    hallmark: HallmarkWanted = False
+    metadata: Metadata | None = Field(None, description=f"{NO_EFFECT}: whom the request is for.")
+    service_tier: Literal["auto", "standard_only"] | None = Field(
+        None, description=f"{NO_EFFECT}: all are served alike."
     )
-    top_p: float | None = Field(None, gt=0, le=1, description="Default: the model's generation_config.json, else 1.")
-    top_k: int | None = Field(
-        None, ge=-1, le=_MAX_TOKENS, description="-1 and 0: no limit. Default: the model's generation_config.json."
-    )
-    hallmark: bool = Field(
-        False, description="Whether the answer names the kernels that served it, as the header `X-Hallmark: 1` asks."
-    )
-    metadata: Metadata | None = Field(None, description=NO_EFFECT)
-    service_tier: Literal["auto", "standard_only"] | None = Field(None, description=NO_EFFECT)

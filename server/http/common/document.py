@@ -4,6 +4,7 @@ A route that takes a body reads it by itself (see `PlainRoute`); `takes` says wh
 it may answer with. What every route may answer with is added here: the guard's errors, and the key that it asks for.
 """
 
+import re
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, cast
@@ -127,7 +128,7 @@ def document(
 
 def _schema(app: FastAPI, access: Access, models: Any, requests: Iterable[type[RequestModel]]) -> dict[str, Any]:
     fields = _listed(name for model in requests for name in model.unsupported)
-    without_effect = _listed(name for model in requests for name in model.without_effect)
+    without_effect = _listed(name for model in requests for name in model.model_fields if not model.has_effect(name))
     description = _DESCRIPTION.format(fields=fields, without_effect=without_effect)
     schema = get_openapi(title=app.title, version=app.version, description=description, routes=app.routes)
     components = schema.setdefault("components", {})
@@ -151,7 +152,19 @@ def _schema(app: FastAPI, access: Access, models: Any, requests: Iterable[type[R
         for operation in operations.values():
             operation["security"] = [] if key is None else [{kind.value: []} for kind in KeyKind if kind.opens(key)]
             _add_refusals(operation, key)
+            _add_path_parameters(operation, path)
     return schema
+
+
+def _add_path_parameters(operation: dict[str, Any], path: str) -> None:
+    """Add what FastAPI does not see, since the endpoint of a `PlainRoute` takes nothing but the request."""
+    known = {parameter["name"] for parameter in operation.get("parameters", ())}
+    missing = [name for name in re.findall(r"{(\w+)}", path) if name not in known]
+    if missing:
+        operation["parameters"] = [
+            *operation.get("parameters", ()),
+            *({"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in missing),
+        ]
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -66,7 +66,7 @@ class Provenance(BaseModel):
 
 
 def is_wanted(scope: Scope, field: bool) -> bool:
-    """Whether a request asks for its kernels, by its field or by the header. Raises InvalidHeader."""
+    """Return whether a request asks for its kernels, by its field or by the header. Raises InvalidHeader."""
     values = {value.strip() for name, value in scope["headers"] if name == HEADER}
     if not values <= {b"0", b"1"}:
         raise InvalidHeader("The header X-Hallmark must be 1 or 0.")

@@ -1,4 +1,4 @@
-"""From a piece of an answer to what the model says with it."""
+"""Parsing of an answer's pieces into what the model says with them."""
 
 from collections.abc import Sequence
 

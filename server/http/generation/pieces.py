@@ -1,4 +1,4 @@
-"""From an engine's tokens to pieces of text: detokenizing, stop strings, exact counts."""
+"""Pieces of text made of an engine's tokens: detokenizing, stop strings, exact counts."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -26,6 +26,8 @@ class Job:
     sampling: SamplingParams
     stops: tuple[str, ...]
     parser: AnswerParser | None = None  # None: all of the answer is content
+    includes_stop: bool = False  # what ends the answer is part of its text
+    has_special_tokens: bool = False  # special tokens have a text
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +120,10 @@ class _Reading:
         self._parser = job.parser
         self._deltas: list[Delta] = []
         self.has_calls = False
-        self._detokenizer = Detokenizer(tokenizer, job.parser.marks if job.parser is not None else ())
-        self._matcher = StopMatcher(job.stops)
+        marks = job.parser.marks if job.parser is not None else ()
+        self._detokenizer = Detokenizer(tokenizer, tokenizer.added_ids if job.has_special_tokens else marks)
+        self._matcher = StopMatcher(job.stops, is_included=job.includes_stop)
+        self._includes_stop = job.includes_stop
         self._min_tokens = job.sampling.min_tokens
         self._record = record
         self._began = began
@@ -128,7 +132,7 @@ class _Reading:
 
     @property
     def may_take(self) -> bool:
-        """Whether text may go to the direct stream: with stop strings, what has come may still be taken back."""
+        """Return whether text may go to the direct stream: with stop strings, what has come may still be taken back."""
         return self._direct is not None and not self._matcher.has_stops and self._parser is None
 
     @property
@@ -179,13 +183,14 @@ class _Reading:
         return found
 
     def _absorb(self, delta: TokenDelta, parsed: Callable[[str], str]) -> tuple[str, bool]:
-        """As `absorb`; each token's text goes through `parsed`."""
+        """Do `absorb`, with each token's text passed through `parsed`."""
         matcher, record, push = self._matcher, self._record, self._detokenizer.push
         if delta.finish_reason is None and not matcher.has_stops:
             record.tokens(len(delta.token_ids))
             return "".join([parsed(push(token_id)) for token_id in delta.token_ids]), False
         num_before = record.num_tokens
-        is_stop_token = delta.finish_reason is FinishReason.STOP  # the last one ended the answer and has no text
+        # The last token ended the answer and has no text, unless asked for.
+        is_stop_token = delta.finish_reason is FinishReason.STOP and not self._includes_stop
         num_text_tokens = len(delta.token_ids) - is_stop_token
         emitted = []
         for num_read, token_id in enumerate(delta.token_ids[:num_text_tokens], start=1):

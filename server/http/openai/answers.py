@@ -55,7 +55,7 @@ class AnswerFormat(abc.ABC):
 
     @property
     def is_plain(self) -> bool:
-        """Whether a chunk has nothing that changes but its text."""
+        """Return whether a chunk has nothing that changes but its text."""
         return self.details is None and self.usage_now is None
 
     @abc.abstractmethod

@@ -1,7 +1,9 @@
-"""From the messages, tools and options of a chat to the text that the model reads."""
+"""Rendering of a chat's messages, tools and options as the text that the model reads."""
 
+import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from enum import Enum
 from typing import Any
 
 from server.errors import InvalidJson, InvalidValue, TemplateError, UnsupportedField
@@ -16,9 +18,17 @@ from server.text.tools import system_in_user, told_in_text
 _NO_REASONING = "none"  # the effort
 
 
+class PromptEnd(Enum):
+    """How the prompt of a conversation ends."""
+
+    OPENED = "opened"  # with the opening of the assistant's turn
+    CLOSED = "closed"  # with the end of the last message
+    CONTINUED = "continued"  # with the text of the last message
+
+
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """What a chat template is given."""
+    """Input of a chat template."""
 
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None = None
@@ -36,28 +46,65 @@ def conversation_of(fields: ChatRequest, tools: ToolUse) -> Conversation:
     return Conversation(plain_messages(fields.messages), tools.for_template(), fields.documents, options)
 
 
+def end_of(opens: bool | None, *, continues: bool) -> PromptEnd:
+    """The end that two fields ask for. Raises InvalidValue where they contradict each other."""
+    if opens and continues:
+        message = "add_generation_prompt and continue_final_message cannot both be true."
+        raise InvalidValue(message, param="continue_final_message")
+    if continues:
+        return PromptEnd.CONTINUED
+    return PromptEnd.CLOSED if opens is False else PromptEnd.OPENED
+
+
 def chat_text(
     tokenizer: Tokenizer,
     template: ChatTemplate | None,
     it: Conversation,
     *,
     syntax: AnswerSyntax,
-    opens: bool = True,
+    end: PromptEnd = PromptEnd.OPENED,
     special_tokens_in_text: bool = False,
 ) -> str:
-    """The text of a conversation; `opens` the assistant's turn. Raises TemplateError and UnsupportedField.
+    """The text of a conversation. Raises TemplateError, InvalidValue and UnsupportedField.
 
     special_tokens_in_text  whether a text may spell special tokens; else they are marked
     """
     if template is None:
         raise UnsupportedField("This model has no chat template; use /v1/completions.", param="messages")
+    if end is not PromptEnd.CONTINUED:
+        opens = end is PromptEnd.OPENED
+        return _rendered(tokenizer, template, it, syntax, opens=opens, has_special_tokens=special_tokens_in_text)
+    *before, last = it.messages
+    if "tool_calls" in last:
+        message = "continue_final_message: the last message has tool calls, behind which nothing can go on."
+        raise InvalidValue(message, param="continue_final_message")
+    # What a template writes behind the last message's text is cut off at a name that no text can hold.
+    name = f"end-{secrets.token_hex(16)}"
+    it = replace(it, messages=[*before, last | {"content": f"{last['content']}{name} "}])
+    text = _rendered(tokenizer, template, it, syntax, opens=False, has_special_tokens=special_tokens_in_text)
+    kept, found, rest = text.rpartition(name)
+    if not found:
+        message = "The chat template leaves out the last message's text: it cannot be continued."
+        raise TemplateError(message, param="continue_final_message")
+    return kept if rest.startswith(" ") else kept.rstrip()  # as the template treats spaces at the end of a message
+
+
+def _rendered(
+    tokenizer: Tokenizer,
+    template: ChatTemplate,
+    it: Conversation,
+    syntax: AnswerSyntax,
+    *,
+    opens: bool,
+    has_special_tokens: bool,
+) -> str:
     if it.documents and not template.reads("documents"):
         raise UnsupportedField("This model's chat template has no place for documents.", param="documents")
     reserved = template.reserved & it.options.keys()
     if reserved:
         message = f"chat_template_kwargs cannot set {min(reserved)!r}."
         raise InvalidValue(message, param="chat_template_kwargs")
-    if not special_tokens_in_text:
+    if not has_special_tokens:
         mark = tokenizer.special_tokens.mark
         it = Conversation(
             [{key: value if key == "role" else _marked(value, mark) for key, value in m.items()} for m in it.messages],

@@ -1,4 +1,4 @@
-"""What an answer gives beside its text where a request asks for it: log probabilities, token ids, its prompt."""
+"""Details of an answer that a request may ask for: log probabilities, token ids, its prompt."""
 
 import abc
 from collections.abc import Iterable, Iterator, Sequence
@@ -79,7 +79,7 @@ class Details(abc.ABC):
         return self._tokenizer.names.text_of(token_id)
 
     def _prompt_logprobs(self, token_ids: Sequence[int], scores: list[_Score]) -> list[dict[str, Fields] | None]:
-        """As vLLM gives them: of each place a token id with its log probability, rank and text."""
+        """Write a prompt's log probabilities as vLLM does: token id to log probability, rank and text at each place."""
         num_top = self._fields.prompt_logprobs or 0
         found: list[dict[str, Fields] | None] = [None]
         for token_id, score in zip(token_ids[1:], scores, strict=True):

@@ -21,10 +21,10 @@ from server.http.generation.admitted import admitted
 from server.http.generation.event_stream import HEAD
 from server.http.generation.pieces import Job, Piece, joined
 from server.http.openai.answers import AnswerFormat, ChatFormat, CompletionFormat, Usage
-from server.http.openai.chat import chat_text, conversation_of
+from server.http.openai.chat import chat_text, conversation_of, end_of
 from server.http.openai.details import Details, check_details, details_of
 from server.http.openai.event_stream import EventStream
-from server.http.openai.prompts import check_choices, check_lengths, encode_chat, encode_prompts, sampling_of
+from server.http.openai.prompts import check_choices, check_lengths, encode_chat, encode_prompts, sampling_of, truncated
 from server.http.openai.requests import ChatRequest, CompletionRequest, GenerationRequest, stops_of
 from server.http.openai.structured import GUIDED, grammar_of
 from server.http.openai.tools import FORCED, FORCED_PARSER, ToolUse
@@ -149,7 +149,9 @@ def usage_of(record: RequestRecord, prepared: Prepared) -> Usage:
 def _prepare_completion(edge: Edge, ready: EngineReady, body: dict[str, Any], unique_id: str) -> Prepared:
     fields = read(CompletionRequest, body)
     edge.check_model(fields.model)
-    prompts = encode_prompts(edge.tokenizer, fields.prompts(), ready.max_model_len)
+    prompts = encode_prompts(
+        edge.tokenizer, fields.prompts(), ready.max_model_len, add_special_tokens=fields.add_special_tokens
+    )
     return _prepared(edge, ready, fields, prompts, unique_id, default_tokens=DEFAULT_COMPLETION_TOKENS)
 
 
@@ -188,6 +190,7 @@ def prepare_chat(edge: Edge, ready: EngineReady, fields: ChatRequest, unique_id:
         edge.template,
         conversation_of(fields, tools),
         syntax=edge.syntax,
+        end=end_of(fields.add_generation_prompt, continues=fields.continue_final_message),
         special_tokens_in_text=edge.settings.special_tokens_in_text,
     )
     prompt = encode_chat(edge.tokenizer, text, ready.max_model_len)
@@ -241,6 +244,10 @@ def _prepared(
     stops = stops_of(fields.stop)
     param = "messages" if isinstance(fields, ChatRequest) else "prompt"
     check_choices(len(prompts), fields.n)
+    limit = fields.truncate_prompt_tokens
+    if limit is not None:
+        room, keeps_end = ready.max_model_len - max(1, fields.max_tokens or 0), fields.truncation_side != "right"
+        prompts = [truncated(prompt, limit, room, keeps_end=keeps_end) for prompt in prompts]
     guided = {name: value for name in GUIDED if (value := getattr(fields, f"guided_{name}")) is not None}
     grammar = grammar_of(fields.response_format, fields.structured_outputs, guided)
     jobs = []
@@ -250,7 +257,14 @@ def _prepared(
         max_tokens = check_lengths(len(prompt), asked, default_tokens, ready.max_model_len, param=param)
         sampling = sampling_of(fields, max_tokens, edge.tokenizer, edge.sampling_defaults, choice=choice)
         sampling = msgspec.structs.replace(sampling, grammar=grammar) if grammar is not None else sampling
-        jobs.append(Job(i, f"{unique_id}-{i}", prompt, sampling, stops))
+        job = Job(i, f"{unique_id}-{i}", prompt, sampling, stops)
+        if fields.include_stop_str_in_output or not fields.skip_special_tokens:
+            job = replace(
+                job,
+                includes_stop=fields.include_stop_str_in_output,
+                has_special_tokens=not fields.skip_special_tokens,
+            )
+        jobs.append(job)
     return Prepared(fields, jobs, details_of(fields, jobs, edge.tokenizer))
 
 

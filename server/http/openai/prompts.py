@@ -1,4 +1,4 @@
-"""From a request's fields to token ids and sampling parameters that the model can take."""
+"""Conversion of a request's fields into token ids and sampling parameters that the model can take."""
 
 from collections.abc import Mapping
 
@@ -11,10 +11,12 @@ from server.text.tokenizer import Tokenizer
 MAX_CHARS_PER_TOKEN = 256  # a longer text cannot fit in the context, whatever it says: it is not worth tokenizing
 
 
-def encode_prompts(tokenizer: Tokenizer, prompts: list[str | list[int]], max_model_len: int) -> list[list[int]]:
+def encode_prompts(
+    tokenizer: Tokenizer, prompts: list[str | list[int]], max_model_len: int, *, add_special_tokens: bool = True
+) -> list[list[int]]:
     """Token ids of each prompt. Raises InvalidValue and PromptTooLong."""
     return [
-        encode_text(tokenizer, prompt, max_model_len)
+        encode_text(tokenizer, prompt, max_model_len, add_special_tokens=add_special_tokens)
         if isinstance(prompt, str)
         else checked_ids(prompt, tokenizer.vocab_size, "prompt")
         for prompt in prompts
@@ -41,6 +43,15 @@ def encode_text(
     if not token_ids:
         raise InvalidValue("The prompt is empty: it has 0 tokens and needs 1.", param=param)
     return token_ids
+
+
+def truncated(token_ids: list[int], limit: int, room: int, *, keeps_end: bool) -> list[int]:
+    """The first or last tokens of a prompt, at most `limit`; -1: `room`. Raises InvalidValue."""
+    if limit == 0:
+        message = "truncate_prompt_tokens must be -1 or at least 1, got 0."
+        raise InvalidValue(message, param="truncate_prompt_tokens")
+    limit = max(1, room) if limit == -1 else limit
+    return token_ids[-limit:] if keeps_end else token_ids[:limit]
 
 
 def check_choices(num_prompts: int, num_choices: int) -> None:

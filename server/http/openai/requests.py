@@ -5,62 +5,96 @@ from functools import cache
 from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
-from pydantic import BeforeValidator, Discriminator, Field, ValidationError, WithJsonSchema, WrapValidator
+from pydantic import BeforeValidator, Field, ValidationError, WithJsonSchema, WrapValidator
 from pydantic_core import PydanticCustomError
 
 from server.errors import InvalidValue
-from server.http.common.validation import RequestModel, Text, tag
-from server.http.openai.tools import MAX_TOOLS, JsonObject, NamedChoice, Tool, ToolCall, ToolChoice
-from server.text.sampling_defaults import LEAST_REPETITION_PENALTY
+from server.http.common.fields import (
+    MAX_MESSAGES,
+    MAX_TOKENS,
+    AllowedIds,
+    BadWords,
+    Biases,
+    CacheSalt,
+    ChatTemplateKwargs,
+    ForWhom,
+    FrequencyPenalty,
+    HallmarkWanted,
+    IgnoreEos,
+    IncludeStop,
+    Label,
+    MinP,
+    ModelName,
+    PresencePenalty,
+    RepetitionPenalty,
+    RequestId,
+    Seed,
+    SkipSpecialTokens,
+    Stop,
+    StopTokenIds,
+    Stream,
+    Temperature,
+    TokenCount,
+    TopK,
+    TopP,
+    kind_of_item,
+    one_of,
+)
+from server.http.common.validation import NO_EFFECT, JsonObject, RequestModel, Text, tag
+from server.http.openai.tools import MAX_TOOLS, NamedChoice, Tool, ToolCall, ToolChoice
 
 MAX_PROMPTS = 64  # also of answers: prompts times n
 MAX_INPUTS = 2048  # texts to embed, OpenAI's limit
-MAX_MESSAGES = 2048
 MAX_CALLS = 256  # of one message
-MAX_STOPS = 16
-MAX_STOP_CHARS = 256
-MAX_STOP_TOKEN_IDS = 128
 MAX_LOGPROBS = 20  # likeliest tokens at each place, OpenAI's limit for chats
-MAX_BIASES = 1024  # tokens, also of those allowed; each costs every step of the answer
-MAX_BAD_WORDS = 128
-_MAX_TOKENS = 2**31 - 1
 
 # Fields that OpenAI or vLLM define and we do not implement, each with the values that ask for nothing.
 _UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
     "add_generation_prompt": (True,),
+    "add_special_tokens": (False,),
     "audio": (),
     "best_of": (1,),
     "chat_template": (),
     "chat_template_kwargs": ({},),
     "continue_final_message": (False,),
     "documents": ([],),
+    "ec_transfer_params": (),
     "echo": (False,),
     "function_call": ("none", "auto"),
     "functions": ([],),
     "guided_decoding_backend": (),
     "guided_whitespace_pattern": (),
-    "include_stop_str_in_output": (False,),
+    "kv_transfer_params": (),
     "length_penalty": (1.0, 1),
+    "logits_processors": ([],),
+    "media_io_kwargs": ({},),
+    "mm_processor_kwargs": ({},),
     "modalities": (["text"],),
     "moderation": (),
+    "no_stop_trim": (False,),  # this one and the others without a name at vLLM or OpenAI are what routers add
     "parallel_tool_calls": (True, False),
     "priority": (0,),
     "prompt_cache_options": (),
     "prompt_cache_retention": ("in_memory", "in-memory"),
+    "prompt_embeds": (),
     "reasoning_effort": (),
-    "skip_special_tokens": (True,),
-    "spaces_between_special_tokens": (True,),
+    "repetition_detection": (),
+    "return_assistant_tokens_mask": (False,),
+    "return_hidden_states": (False,),
+    "return_prompt_text": (False,),
+    "return_token_offsets": (False,),
+    "separate_reasoning": (True,),
+    "stream_reasoning": (True,),
     "suffix": ("",),
+    "thinking_token_budget": (-1,),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
     "top_logprobs": (0,),
-    "truncate_prompt_tokens": (),
     "use_beam_search": (False,),
     "verbosity": ("medium",),
+    "vllm_xargs": ({},),
     "web_search_options": (),
 }
-_FOR_WHOM = "Whom the request is for. Taken, and changes nothing."
-
 _GUIDED = "vLLM's older name of what `structured_outputs` holds."
 
 
@@ -70,19 +104,6 @@ def _ids(value: Any, validate: Any) -> list[int]:
     except ValidationError:
         raise PydanticCustomError("token_ids", "a list of token ids") from None
     return ids
-
-
-def _biases(value: Any, validate: Any) -> dict[str, float]:
-    try:
-        biases: dict[str, float] = validate(value)
-    except ValidationError:
-        wanted = f"an object of at most {MAX_BIASES} token ids, each with a number of -100 to 100"
-        raise PydanticCustomError("token_biases", wanted) from None  # a name may be any text: it is not repeated
-    return biases
-
-
-def _kind_of_item(value: Any) -> str | None:
-    return "=text" if isinstance(value, str) else "=list" if isinstance(value, list) else None
 
 
 def _kind_of_list(value: Any) -> str | None:
@@ -97,11 +118,6 @@ def _kind_of_schema(value: Any) -> str | None:
     return "=text" if isinstance(value, str) else "=object" if isinstance(value, dict) else None
 
 
-def _one_of(choose: Any, wanted: str) -> Discriminator:
-    """The type of a union's value is chosen by `choose`, before anything is validated."""
-    return Discriminator(choose, custom_error_type="wrong_type", custom_error_message=wanted)
-
-
 # The bounds of an id depend on the model: see `checked_ids`. Here they would take three times as long.
 TokenId = Annotated[
     int,
@@ -109,33 +125,25 @@ TokenId = Annotated[
         {"type": "integer", "minimum": 0, "description": "Below the size of the model's vocabulary."}, mode="validation"
     ),
 ]
-_LimitedId = Annotated[int, Field(ge=0, description="Below the size of the model's vocabulary.")]  # of a short list
 TokenIds = Annotated[list[TokenId], Field(min_length=1, fail_fast=True), WrapValidator(_ids)]
 _PROMPT = "a string, token ids or a list of either"
-_OnePrompt = Annotated[Annotated[Text, tag("text")] | Annotated[TokenIds, tag("list")], _one_of(_kind_of_item, _PROMPT)]
+ContinueFinalMessage = Annotated[
+    bool, Field(description="Whether the answer goes on with the text of the last message, which stays open.")
+]
+_OnePrompt = Annotated[Annotated[Text, tag("text")] | Annotated[TokenIds, tag("list")], one_of(kind_of_item, _PROMPT)]
 _Prompts = Annotated[list[_OnePrompt], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
 Prompt = Annotated[
     Annotated[Text, tag("text")] | Annotated[TokenIds, tag("ids")] | Annotated[_Prompts, tag("list")],
-    _one_of(_kind_of_list, _PROMPT),
+    one_of(_kind_of_list, _PROMPT),
 ]
 _Inputs = Annotated[list[_OnePrompt], Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True)]
 Inputs = Annotated[
     Annotated[Text, tag("text")] | Annotated[TokenIds, tag("ids")] | Annotated[_Inputs, tag("list")],
-    _one_of(_kind_of_list, _PROMPT),
-]
-_StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
-Stop = Annotated[
-    Annotated[_StopString, tag("text")]
-    | Annotated[Annotated[list[_StopString], Field(max_length=MAX_STOPS, fail_fast=True)], tag("list")],
-    _one_of(_kind_of_item, "a string or a list of strings"),
+    one_of(_kind_of_list, _PROMPT),
 ]
 _Object = Annotated[dict[str, Any], WithJsonSchema({"type": "object", "additionalProperties": {}}, mode="validation")]
 _Schema = Annotated[
-    Annotated[_Object, tag("object")] | Annotated[Text, tag("text")], _one_of(_kind_of_schema, "a JSON schema")
-]
-_Name = Annotated[str, Field(max_length=512)]
-Biases = Annotated[
-    dict[str, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=MAX_BIASES), WrapValidator(_biases)
+    Annotated[_Object, tag("object")] | Annotated[Text, tag("text")], one_of(_kind_of_schema, "a JSON schema")
 ]
 
 
@@ -153,62 +161,48 @@ class GenerationRequest(RequestModel):
     """
 
     unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = _UNSUPPORTED
-    without_effect: ClassVar[tuple[str, ...]] = (
-        "cache_control",
-        "metadata",
-        "prediction",
-        "prompt_cache_key",
-        "safety_identifier",
-        "service_tier",
-        "store",
-        "user",
-    )
     nested: ClassVar[Mapping[str, type[RequestModel]]] = {"stream_options": StreamOptions}
 
-    model: str | None = Field(None, description="The name of the served model; another one is refused with 404.")
-    stream: bool = Field(False, description="Whether the answer comes as server-sent events.")
+    model: ModelName = None
+    stream: Stream = False
     stream_options: StreamOptions | None = Field(None, description="Only where `stream` is true.")
     n: int = Field(
         1, ge=1, le=MAX_PROMPTS, description=f"Answers for each prompt, {MAX_PROMPTS} in the whole request at most."
     )
-    max_tokens: int | None = Field(
-        None, ge=1, le=_MAX_TOKENS, description="Tokens that each answer may have, as far as the context holds them."
+    max_tokens: TokenCount | None = Field(
+        None, description="Tokens that each answer may have, as far as the context holds them."
     )
     min_tokens: int = Field(
-        0, ge=0, le=_MAX_TOKENS, description="Tokens before which nothing stops an answer; not above `max_tokens`."
+        0, ge=0, le=MAX_TOKENS, description="Tokens before which nothing stops an answer; not above `max_tokens`."
     )
-    temperature: float | None = Field(
+    temperature: Temperature = None
+    top_p: TopP = None
+    top_k: TopK = None
+    min_p: MinP = None
+    seed: Seed = None
+    repetition_penalty: RepetitionPenalty = None
+    presence_penalty: PresencePenalty = 0.0
+    frequency_penalty: FrequencyPenalty = 0.0
+    stop: Stop = None
+    stop_token_ids: StopTokenIds = Field([])
+    ignore_eos: IgnoreEos = False
+    include_stop_str_in_output: IncludeStop = False
+    skip_special_tokens: SkipSpecialTokens = True
+    spaces_between_special_tokens: bool = Field(
+        True, description=f"{NO_EFFECT}: no space is added between special tokens."
+    )
+    truncate_prompt_tokens: int | None = Field(
         None,
-        ge=0,
-        le=2,
-        description="0 takes the likeliest token. Default: the model's generation_config.json, else 1.",
+        ge=-1,
+        le=MAX_TOKENS,
+        description="How many tokens of a longer prompt are kept; -1: as many as leave room for `max_tokens`.",
     )
-    top_p: float | None = Field(
-        None, gt=0, le=1, description="Default: the model's generation_config.json, else 1: no limit."
+    truncation_side: Literal["left", "right"] | None = Field(
+        None, description="Where a longer prompt is cut: `left`, the default, keeps its end."
     )
-    top_k: int | None = Field(
-        None, ge=-1, le=_MAX_TOKENS, description="-1 and 0: no limit. Default: the model's generation_config.json."
-    )
-    min_p: float | None = Field(
-        None, ge=0, le=1, description="Default: the model's generation_config.json, else 0: no limit."
-    )
-    seed: int | None = Field(
-        None, ge=-(2**63), le=2**63 - 1, description="Choice i of a prompt has the seed plus i. Default: a random one."
-    )
-    repetition_penalty: float | None = Field(
-        None,
-        ge=LEAST_REPETITION_PENALTY,
-        le=10,
-        description="Above 1: tokens of the prompt and the answer are less likely. "
-        "Default: the model's generation_config.json, else 1.",
-    )
-    presence_penalty: float = Field(0.0, ge=-2, le=2, description="Taken once from tokens that the answer has.")
-    frequency_penalty: float = Field(0.0, ge=-2, le=2, description="Taken for each time that the answer has a token.")
-    stop: Stop | None = Field(None, description="Strings that end an answer; they are not part of it.")
-    stop_token_ids: Annotated[list[_LimitedId], Field(max_length=MAX_STOP_TOKEN_IDS, fail_fast=True)] = Field(
-        [], description="Tokens that end an answer as the model's own end token does."
-    )
-    ignore_eos: bool = Field(False, description="Whether the model's end token does not end an answer.")
+    logit_bias: Biases = Field({})
+    allowed_token_ids: AllowedIds = Field([])
+    bad_words: BadWords = Field([])
     response_format: _Object | None = Field(
         None,
         description='`{"type": "text"}`, `{"type": "json_object"}` or `{"type": "json_schema", "json_schema": '
@@ -221,40 +215,28 @@ class GenerationRequest(RequestModel):
     guided_regex: str | None = Field(None, description=_GUIDED)
     guided_choice: list[str] | None = Field(None, description=_GUIDED)
     guided_grammar: str | None = Field(None, description=_GUIDED)
-    cache_salt: str | None = Field(
-        None,
-        min_length=1,
-        max_length=512,
-        description="Computed prompts are shared with requests of the same salt only.",
-    )
-    hallmark: bool = Field(
-        False, description="Whether the answer, or the last chunk of a stream, names the kernels that served it."
-    )
-    logit_bias: Biases = Field(
-        {}, description=f"Token ids, and what is added to their logits; {MAX_BIASES} of them at most."
-    )
-    allowed_token_ids: Annotated[list[_LimitedId], Field(max_length=MAX_BIASES, fail_fast=True)] = Field(
-        [], description="The only tokens that an answer may have; none given: any."
-    )
-    bad_words: Annotated[list[_StopString], Field(max_length=MAX_BAD_WORDS, fail_fast=True)] = Field(
-        [], description="Texts whose tokens no answer has, alone or behind a space."
-    )
     prompt_logprobs: int | None = Field(
         None,
         ge=0,
         le=MAX_LOGPROBS,
-        description="Gives each token of the prompt with its log probability, and so many likeliest; not in streams.",
+        description="Gives each token of the prompt with its log probability, and so many likeliest, as vLLM does; "
+        "not in streams.",
     )
-    return_token_ids: bool = Field(False, description="Whether the ids of the prompt and of the answer are given.")
+    return_token_ids: bool = Field(
+        False, description="Whether `token_ids` of each choice and chunk are given, and `prompt_token_ids` once."
+    )
     return_tokens_as_token_ids: bool = Field(False, description="Whether `logprobs` names tokens by their ids.")
-    metadata: _Object | None = Field(None, description="Taken, and changes nothing: no request is stored.")
-    store: bool | None = Field(None, description="Taken, and changes nothing: no answer is stored.")
-    service_tier: _Name | None = Field(None, description="Taken, and changes nothing: all are served alike.")
-    prediction: _Object | None = Field(None, description="Taken, and changes nothing: an answer is not guessed ahead.")
-    cache_control: _Object | None = Field(None, description="Taken, and changes nothing: prompts are cached anyway.")
-    user: _Name | None = Field(None, description=f"{_FOR_WHOM} OpenAI's old name of the next two.")
-    safety_identifier: _Name | None = Field(None, description=_FOR_WHOM)
-    prompt_cache_key: _Name | None = Field(None, description=_FOR_WHOM)
+    cache_salt: CacheSalt = None
+    hallmark: HallmarkWanted = False
+    metadata: _Object | None = Field(None, description=f"{NO_EFFECT}: no request is stored.")
+    store: bool | None = Field(None, description=f"{NO_EFFECT}: no answer is stored.")
+    service_tier: Label | None = Field(None, description=f"{NO_EFFECT}: all are served alike.")
+    prediction: _Object | None = Field(None, description=f"{NO_EFFECT}: an answer is not guessed ahead.")
+    cache_control: _Object | None = Field(None, description=f"{NO_EFFECT}: prompts are cached anyway.")
+    request_id: RequestId = None
+    user: ForWhom = None
+    safety_identifier: ForWhom = None
+    prompt_cache_key: ForWhom = None
 
     @property
     def num_likeliest(self) -> int | None:
@@ -273,8 +255,9 @@ class CompletionRequest(GenerationRequest):
         examples=["Once upon a time"],
     )
     max_tokens: int | None = Field(
-        None, ge=0, le=_MAX_TOKENS, description="Tokens that each answer may have; 0 only with `echo`. Default: 16."
+        None, ge=0, le=MAX_TOKENS, description="Tokens that each answer may have; 0 only with `echo`. Default: 16."
     )
+    add_special_tokens: bool = Field(True, description="Whether a text gets the tokens that the tokenizer adds.")
     echo: bool = Field(False, description="Whether the answer begins with its prompt.")
     logprobs: int | None = Field(
         None,
@@ -317,16 +300,14 @@ class TextPart(RequestModel):
         "video_url": (),
     }
 
-    without_effect: ClassVar[tuple[str, ...]] = ("cache_control",)
-
     type: Annotated[Literal["text"], BeforeValidator(_only_text)]
     text: Text
-    cache_control: _Object | None = Field(None, description="Taken, and changes nothing: prompts are cached anyway.")
+    cache_control: _Object | None = Field(None, description=f"{NO_EFFECT}: prompts are cached anyway.")
 
 
 _Content = Annotated[
     Annotated[Text, tag("text")] | Annotated[Annotated[list[TextPart], Field(fail_fast=True)], tag("list")],
-    _one_of(_kind_of_item, "a string or a list of text parts"),
+    one_of(kind_of_item, "a string or a list of text parts"),
 ]
 
 
@@ -341,7 +322,6 @@ class Message(RequestModel):
         "refusal": ("",),
     }
     nested: ClassVar[Mapping[str, type[RequestModel]]] = {"content": TextPart, "tool_calls": ToolCall}
-    without_effect: ClassVar[tuple[str, ...]] = ("cache_control",)
 
     role: Literal["assistant", "developer", "system", "tool", "user"] = Field(
         description="`developer` is the same as `system`."
@@ -356,7 +336,7 @@ class Message(RequestModel):
     )
     reasoning_content: Text | None = Field(None, description="An assistant's reasoning, for the chat template.")
     reasoning: Text | None = Field(None, description="Another name of `reasoning_content`, which goes first.")
-    cache_control: _Object | None = Field(None, description="Taken, and changes nothing: prompts are cached anyway.")
+    cache_control: _Object | None = Field(None, description=f"{NO_EFFECT}: prompts are cached anyway.")
 
 
 Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
@@ -374,8 +354,8 @@ class ChatRequest(GenerationRequest):
         description="The conversation, as the model's chat template takes it.",
         examples=[[{"role": "user", "content": "Tell me a story."}]],
     )
-    max_completion_tokens: int | None = Field(
-        None, ge=1, le=_MAX_TOKENS, description="The newer name of `max_tokens`; they must not differ."
+    max_completion_tokens: TokenCount | None = Field(
+        None, description="The newer name of `max_tokens`; they must not differ."
     )
     tools: ToolList | None = Field(
         None,
@@ -389,9 +369,11 @@ class ChatRequest(GenerationRequest):
         None, description="Given to the chat template; `none` gives it `enable_thinking: false` as well."
     )
     include_reasoning: bool = Field(True, description="Whether the answer has the model's reasoning.")
-    chat_template_kwargs: JsonObject | None = Field(
-        None, description="Variables for the chat template, such as `enable_thinking`; others have no effect."
+    chat_template_kwargs: ChatTemplateKwargs = None
+    add_generation_prompt: bool | None = Field(
+        None, description="Whether the prompt ends with the opening of an answer; not with `continue_final_message`."
     )
+    continue_final_message: ContinueFinalMessage = False
     documents: Annotated[list[JsonObject], Field(fail_fast=True)] | None = Field(
         None, description="For the chat template; refused where it has no place for them."
     )
@@ -408,22 +390,23 @@ class ChatRequest(GenerationRequest):
 class TokenizeRequest(RequestModel):
     """Either a prompt or messages."""
 
-    unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = {
-        name: _UNSUPPORTED[name] for name in ("chat_template", "continue_final_message")
-    }
+    unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = {"chat_template": ()}
     nested: ClassVar[Mapping[str, type[RequestModel]]] = {"messages": Message, "tools": Tool}
 
-    model: str | None = Field(None, description="The name of the served model.")
+    model: ModelName = None
     prompt: Text | None = Field(None, description="A text.", examples=["Once upon a time"])
     add_special_tokens: bool = Field(True, description="Whether a prompt gets the tokens that the tokenizer adds.")
     messages: Messages | None = Field(None, description="A conversation.")
-    add_generation_prompt: bool = Field(True, description="Whether messages end with the opening of an answer.")
+    add_generation_prompt: bool | None = Field(
+        None, description="Whether messages end with the opening of an answer; not with `continue_final_message`."
+    )
+    continue_final_message: ContinueFinalMessage = False
     tools: ToolList | None = Field(None, description="Functions that the model is told of; only with messages.")
     chat_template_kwargs: JsonObject | None = Field(None, description="As in a chat; only with messages.")
 
 
 class DetokenizeRequest(RequestModel):
-    model: str | None = Field(None, description="The name of the served model.")
+    model: ModelName = None
     tokens: TokenIds = Field(description="Token ids, at least one.", examples=[[1, 2]])
 
 

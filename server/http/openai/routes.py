@@ -21,7 +21,7 @@ from server.errors import (
 from server.http.common.document import PlainRoute, answers_with, streams, takes
 from server.http.common.json_body import parse_json
 from server.http.common.validation import read
-from server.http.openai.chat import Conversation, chat_text, plain_messages
+from server.http.openai.chat import Conversation, chat_text, end_of, plain_messages
 from server.http.openai.generation import CHAT, COMPLETIONS, generate
 from server.http.openai.prompts import encode_chat, encode_text
 from server.http.openai.requests import (
@@ -139,7 +139,7 @@ def _tokenize(edge: Edge, body: dict[str, Any], max_model_len: int) -> list[int]
             edge.template,
             conversation,
             syntax=edge.syntax,
-            opens=fields.add_generation_prompt,
+            end=end_of(fields.add_generation_prompt, continues=fields.continue_final_message),
             special_tokens_in_text=edge.settings.special_tokens_in_text,
         )
         return encode_chat(edge.tokenizer, text, max_model_len)

@@ -3,13 +3,13 @@
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Discriminator, Field
+from pydantic import BeforeValidator, Discriminator, Field
 from pydantic_core import PydanticCustomError
 
 from server.errors import InvalidValue
 from server.grammar.tool_calls import Tool as GrammarTool
 from server.grammar.tool_calls import ToolFormat, tool_grammar
-from server.http.common.validation import RequestModel, Text, tag
+from server.http.common.validation import JsonObject, RequestModel, Text, tag
 from server.protocol.messages import Grammar
 from server.settings import ToolCallParser
 from server.text.answer.parser import Tools
@@ -28,24 +28,6 @@ FORCED_PARSER = {
 }
 
 
-def _checked_tree(value: Any) -> Any:
-    """Raises for a text within that UTF-8 does not have. The body's depth is limited already."""
-    if isinstance(value, str):
-        try:
-            value.encode()
-        except UnicodeEncodeError:
-            raise PydanticCustomError("not_utf8", "without lone surrogates") from None
-    elif isinstance(value, dict):
-        for key, inner in value.items():
-            _checked_tree(key)
-            _checked_tree(inner)
-    elif isinstance(value, list):
-        for inner in value:
-            _checked_tree(inner)
-    return value
-
-
-JsonObject = Annotated[dict[str, Any], AfterValidator(_checked_tree)]
 _FunctionName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:/-]{1,128}$")]
 
 
@@ -117,7 +99,7 @@ class ToolCall(RequestModel):
 
 
 class ToolUse:
-    """What a request says about tools, checked. Raises InvalidValue for a choice of what there is not."""
+    """Checked fields of a request about tools. Raises InvalidValue for a choice of what there is not."""
 
     def __init__(
         self, tools: Sequence[Tool] | None, choice: "str | NamedChoice | None", *, is_parallel: bool = True
@@ -136,7 +118,7 @@ class ToolUse:
 
     @property
     def schemas(self) -> Tools | None:
-        """What the model may call; None: nothing."""
+        """Return the functions that the model may call; None where it may call none."""
         return {name: it.parameters or {} for name, it in self._functions.items()} or None
 
     def for_template(self) -> list[dict[str, Any]] | None:
@@ -152,7 +134,7 @@ class ToolUse:
         ] or None
 
     def grammar(self, form: ToolFormat, added_ids: Mapping[str, int]) -> Grammar:
-        """Of an answer that must be a call. Raises UnsupportedField."""
+        """Return the grammar of an answer that must be a call. Raises UnsupportedField."""
         names = [self._choice.function.name] if isinstance(self._choice, NamedChoice) else [*self._functions]
         tools = [GrammarTool(name, self._functions[name].parameters) for name in names]
         is_parallel = self._is_parallel and not isinstance(self._choice, NamedChoice)

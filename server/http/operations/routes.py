@@ -36,15 +36,15 @@ _METRICS: dict[int | str, dict[str, Any]] = {
 
 
 def health_routes(edge: Edge) -> APIRouter:
-    """For probes; open to everyone."""
+    """Return the routes for probes, open to everyone."""
     router = APIRouter(route_class=PlainRoute, tags=["probes"])
 
     async def livez(request: Request) -> Response:  # noqa: ARG001 -- an endpoint of PlainRoute
-        """Whether this process makes progress; restart it where it does not."""
+        """Return whether this process makes progress; restart it where it does not."""
         return _verdict(why_not_alive(edge))
 
     async def readyz(request: Request) -> Response:  # noqa: ARG001 -- an endpoint of PlainRoute
-        """Whether requests are served; send them elsewhere where they are not."""
+        """Return whether requests are served; send them elsewhere where they are not."""
         return _verdict(why_not_ready(edge))
 
     for path, endpoint in (("/livez", livez), ("/readyz", readyz), ("/health", readyz), ("/ping", readyz)):
@@ -53,7 +53,7 @@ def health_routes(edge: Edge) -> APIRouter:
 
 
 def load_routes(edge: Edge) -> APIRouter:
-    """For routers in front of several servers."""
+    """Return the routes for routers in front of several servers."""
     router = APIRouter(route_class=PlainRoute, tags=["probes"])
 
     @router.get("/load", response_model=Load)
@@ -67,7 +67,7 @@ def load_routes(edge: Edge) -> APIRouter:
 
 
 def operator_routes(edge: Edge) -> APIRouter:
-    """For operators; behind their key, or on a port of its own."""
+    """Return the routes for operators, behind their key or on a port of their own."""
     router = APIRouter(tags=["operators"])
 
     @router.get("/metrics", response_class=Response, responses=_METRICS)

@@ -15,7 +15,7 @@ _FILE = Path(__file__).with_name("page.html")
 
 
 def page_routes() -> APIRouter:
-    """For everyone: the page holds no secret, and asks for a key where the routes that it uses need one."""
+    """Return the page's route, open to everyone: it holds no secret, and asks for a key where its calls need one."""
     router = APIRouter(route_class=PlainRoute, tags=["page"])
     page = _FILE.read_bytes()
     headers = {

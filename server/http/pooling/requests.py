@@ -5,6 +5,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Discriminator, Field
 
+from server.http.common.fields import MAX_TOKENS, CacheSalt, ForWhom, ModelName, RequestId
 from server.http.common.validation import RequestModel, Text, tag
 from server.http.openai.requests import MAX_INPUTS, Inputs
 
@@ -23,9 +24,13 @@ _TextOrTexts = Annotated[
 
 # Fields that vLLM and others define and that are not implemented, each with the values that ask for nothing.
 _UNSUPPORTED: dict[str, tuple[object, ...]] = {
-    "mm_processor_kwargs": (),
+    "chat_template": (),
+    "chat_template_kwargs": ({},),
+    "media_io_kwargs": ({},),
+    "mm_processor_kwargs": ({},),
     "priority": (0,),
     "truncate_prompt_tokens": (),
+    "truncation_side": ("left", "right"),
     "use_activation": (True,),
 }
 
@@ -35,20 +40,16 @@ class PoolingRequest(RequestModel):
 
     unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = _UNSUPPORTED
 
-    model: str | None = Field(None, description="The name of the served model; another one is refused with 404.")
-    cache_salt: str | None = Field(
-        None,
-        min_length=1,
-        max_length=512,
-        description="Computed prompts are shared with requests of the same salt only.",
-    )
-    user: Annotated[str, Field(max_length=512)] | None = Field(
-        None, description="Whom the request is for. Taken, and changes nothing."
-    )
+    model: ModelName = None
+    cache_salt: CacheSalt = None
+    request_id: RequestId = None
+    user: ForWhom = None
 
 
 class EmbeddingRequest(PoolingRequest):
     unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = _UNSUPPORTED | {
+        "add_generation_prompt": (False,),
+        "continue_final_message": (False,),
         "embed_dtype": ("float32",),
         "endianness": ("native", "little"),
         "input_type": (),
@@ -67,6 +68,16 @@ class EmbeddingRequest(PoolingRequest):
         None, ge=1, le=2**20, description="Length of each embedding, where the model allows shorter ones."
     )
     add_special_tokens: bool = Field(True, description="Whether a text gets the tokens that the tokenizer adds.")
+    truncate_prompt_tokens: int | None = Field(
+        None,
+        ge=-1,
+        le=MAX_TOKENS,
+        description="How many tokens of a longer input are kept, those that the tokenizer adds among them; "
+        "-1: as many as the context holds.",
+    )
+    truncation_side: Literal["left", "right"] | None = Field(
+        None, description="Where a longer input is cut: `right`, the default, keeps its beginning."
+    )
 
 
 class ScoreRequest(PoolingRequest):

@@ -22,7 +22,7 @@ from server.http.common.document import PlainRoute, takes
 from server.http.common.validation import read
 from server.http.generation.admitted import Admitted, admitted
 from server.http.generation.pieces import Job
-from server.http.openai.prompts import MAX_CHARS_PER_TOKEN, encode_text
+from server.http.openai.prompts import MAX_CHARS_PER_TOKEN, encode_text, truncated
 from server.http.openai.requests import checked_ids
 from server.http.pooling.answers import (
     EmbeddingList,
@@ -183,10 +183,24 @@ def _inputs(fields: EmbeddingRequest) -> list[str | list[int]]:
 
 
 def _input_ids(edge: Edge, given: str | list[int], max_model_len: int, fields: EmbeddingRequest) -> list[int]:
+    plain = given if isinstance(given, list) else None
     if isinstance(given, str):
         has_special = fields.add_special_tokens
-        return encode_text(edge.tokenizer, given, max_model_len, add_special_tokens=has_special, param="input")
-    return checked_ids(given, edge.tokenizer.vocab_size, "input")
+        ids = encode_text(edge.tokenizer, given, max_model_len, add_special_tokens=has_special, param="input")
+    else:
+        ids = checked_ids(given, edge.tokenizer.vocab_size, "input")
+    limit = fields.truncate_prompt_tokens
+    if limit is None or len(ids) <= limit:
+        return ids
+    if plain is None:
+        plain = edge.tokenizer.encode(str(given), add_special_tokens=False)
+    # What the tokenizer adds stays: the last token is the one that is pooled.
+    begin = next((i for i in range(len(ids) - len(plain) + 1) if ids[i : i + len(plain)] == plain), 0)
+    before, behind = ids[:begin], ids[begin + len(plain) :]
+    num_added = len(before) + len(behind)
+    limit = max(1, limit - num_added) if limit > 0 else limit
+    kept = truncated(plain, limit, max_model_len - num_added, keeps_end=fields.truncation_side == "left")
+    return before + kept + behind
 
 
 def _check_dimensions(dimensions: int | None, pooling: PoolingModel) -> None:

@@ -180,7 +180,7 @@ def _counts(usage: Usage) -> dict[str, Any]:
 
 
 def _fixed_fields(response_id: str, fields: ResponsesRequest, sampling: SamplingParams, model: str) -> dict[str, Any]:
-    """What a response says of its request."""
+    """Return the fields of a response that repeat its request."""
     choice, text = fields.tool_choice, fields.text
     wanted = None if text is None else text.format
     return {

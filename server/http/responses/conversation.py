@@ -1,4 +1,4 @@
-"""From a request of the Responses API to the chat request that says the same."""
+"""Conversion of a Responses request into the chat request that says the same."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -38,6 +38,11 @@ _SAME = (
     "frequency_penalty",
     "stop",
     "ignore_eos",
+    "include_stop_str_in_output",
+    "skip_special_tokens",
+    "logit_bias",
+    "structured_outputs",
+    "chat_template_kwargs",
     "cache_salt",
 )
 

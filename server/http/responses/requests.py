@@ -5,14 +5,35 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Discriminator, Field
 
-from server.http.common.validation import NO_EFFECT, RequestModel, Text, Variants, tag
-from server.http.openai.requests import MAX_MESSAGES, Stop
-from server.http.openai.tools import MAX_TOOLS, JsonObject
-from server.text.sampling_defaults import LEAST_REPETITION_PENALTY
+from server.http.common.fields import (
+    MAX_MESSAGES,
+    Biases,
+    CacheSalt,
+    ChatTemplateKwargs,
+    ForWhom,
+    FrequencyPenalty,
+    HallmarkWanted,
+    IgnoreEos,
+    IncludeStop,
+    Label,
+    MinP,
+    ModelName,
+    PresencePenalty,
+    RepetitionPenalty,
+    RequestId,
+    Seed,
+    SkipSpecialTokens,
+    Stop,
+    Stream,
+    Temperature,
+    TokenCount,
+    TopK,
+    TopP,
+)
+from server.http.common.validation import NO_EFFECT, JsonObject, RequestModel, Text, Variants, tag
+from server.http.openai.tools import MAX_TOOLS
 
-_MAX_TOKENS = 2**31 - 1
 _Name = Annotated[Text, Field(min_length=1, max_length=256)]
-_Label = Annotated[Text, Field(max_length=512)]
 _Status = Literal["in_progress", "completed", "incomplete"]
 
 
@@ -53,7 +74,7 @@ class MessageItem(RequestModel):
     type: Literal["message"] = "message"
     role: Literal["assistant", "developer", "system", "user"]
     content: _Content
-    id: _Label | None = None
+    id: Label | None = None
     status: _Status | None = None
 
 
@@ -68,7 +89,7 @@ class CallItem(RequestModel):
     call_id: _Name
     name: _Name
     arguments: Text
-    id: _Label | None = None
+    id: Label | None = None
     status: _Status | None = None
 
 
@@ -83,7 +104,7 @@ class CallOutputItem(RequestModel):
     type: Literal["function_call_output"]
     call_id: _Name
     output: _Content
-    id: _Label | None = None
+    id: Label | None = None
     status: _Status | None = None
 
 
@@ -94,7 +115,7 @@ class ReasoningItem(RequestModel):
     type: Literal["reasoning"]
     summary: Annotated[list[ReasoningPart], Field(fail_fast=True)] = Field([])
     content: Annotated[list[ReasoningPart], Field(fail_fast=True)] = Field([])
-    id: _Label | None = None
+    id: Label | None = None
     status: _Status | None = None
 
 
@@ -263,15 +284,22 @@ class ResponsesRequest(RequestModel):
         "background_options": (),
         "context_management": ([],),
         "conversation": (),
+        "enable_response_messages": (False,),
         "image": (),
         "include": ([], ["reasoning.encrypted_content"]),  # reasoning is given as it is
+        "kv_transfer_params": (),
         "max_tool_calls": (),
+        "media_io_kwargs": ({},),
+        "mm_processor_kwargs": ({},),
         "moderation": (),
+        "previous_input_messages": ([],),
+        "priority": (0,),
         "prompt": (),
         "prompt_cache_options": (),
         "prompt_cache_retention": ("in_memory",),
         "top_logprobs": (0,),
         "truncation": ("disabled",),
+        "vllm_xargs": ({},),
     }
     nested: ClassVar[Mapping[str, type[RequestModel] | Variants]] = {
         "input": _ITEMS,
@@ -282,7 +310,7 @@ class ResponsesRequest(RequestModel):
         "tools": _TOOLS,
     }
 
-    model: str | None = Field(None, description="The name of the served model; another one is refused with 404.")
+    model: ModelName = None
     input: _Input = Field(
         description="A text of the user, or messages, calls of functions, their outputs and reasoning, in their order.",
         examples=["Tell me a story."],
@@ -292,21 +320,13 @@ class ResponsesRequest(RequestModel):
         None, description="An answer that is stored: its conversation stands before the input."
     )
     store: bool = Field(True, description="Whether the answer is kept, to be read and continued, while there is room.")
-    stream: bool = Field(False, description="Whether the answer comes as server-sent events.")
+    stream: Stream = False
     stream_options: ResponsesStreamOptions | None = Field(None, description="Only where `stream` is true.")
-    max_output_tokens: int | None = Field(
-        None,
-        ge=1,
-        le=_MAX_TOKENS,
-        description="Tokens that the answer may have. Default: what the context holds.",
+    max_output_tokens: TokenCount | None = Field(
+        None, description="Tokens that the answer may have. Default: what the context holds."
     )
-    temperature: float | None = Field(
-        None,
-        ge=0,
-        le=2,
-        description="0 takes the likeliest token. Default: the model's generation_config.json, else 1.",
-    )
-    top_p: float | None = Field(None, gt=0, le=1, description="Default: the model's generation_config.json, else 1.")
+    temperature: Temperature = None
+    top_p: TopP = None
     tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS, fail_fast=True)] = Field(
         [], description="Functions that the model may ask the client to call. OpenAI's own tools are refused."
     )
@@ -316,24 +336,27 @@ class ResponsesRequest(RequestModel):
     parallel_tool_calls: bool = Field(True, description="Whether the model may call several functions at once.")
     text: TextConfig | None = Field(None, description="The form of the answer: any text, or JSON, perhaps by a schema.")
     reasoning: Reasoning | None = Field(None, description="How much the model reasons, where it can be told.")
-    metadata: dict[str, _Label] | None = Field(None, description="Given back with the answer.")
-    top_k: int | None = Field(None, ge=-1, le=_MAX_TOKENS, description="vLLM's. -1 and 0: no limit.")
-    min_p: float | None = Field(None, ge=0, le=1, description="vLLM's. 0: no limit.")
-    seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1, description="vLLM's. Default: a random one.")
-    repetition_penalty: float | None = Field(
-        None, ge=LEAST_REPETITION_PENALTY, le=10, description="vLLM's. Above 1: tokens that were there are less likely."
+    metadata: dict[str, Label] | None = Field(None, description="Given back with the answer.")
+    top_k: TopK = None
+    min_p: MinP = None
+    seed: Seed = None
+    repetition_penalty: RepetitionPenalty = None
+    presence_penalty: PresencePenalty = 0.0
+    frequency_penalty: FrequencyPenalty = 0.0
+    stop: Stop = None
+    ignore_eos: IgnoreEos = False
+    include_stop_str_in_output: IncludeStop = False
+    skip_special_tokens: SkipSpecialTokens = True
+    logit_bias: Biases = Field({})
+    structured_outputs: JsonObject | None = Field(
+        None,
+        description="vLLM's: one of `json`, `regex`, `choice`, `grammar` and `json_object`; not with `text.format`.",
     )
-    presence_penalty: float = Field(0.0, ge=-2, le=2, description="Taken once from tokens that the answer has.")
-    frequency_penalty: float = Field(0.0, ge=-2, le=2, description="Taken for each time that the answer has a token.")
-    stop: Stop | None = Field(None, description="vLLM's. Strings that end an answer; they are not part of it.")
-    ignore_eos: bool = Field(False, description="vLLM's. Whether the model's end token does not end an answer.")
-    cache_salt: str | None = Field(
-        None, min_length=1, max_length=512, description="vLLM's. Computed prompts are shared within a salt only."
-    )
-    hallmark: bool = Field(
-        False, description="Whether the answer names the kernels that served it, as the header `X-Hallmark: 1` asks."
-    )
-    service_tier: Literal["auto", "default"] | None = Field(None, description=NO_EFFECT)
-    user: _Label | None = Field(None, description=NO_EFFECT)
-    safety_identifier: _Label | None = Field(None, description=NO_EFFECT)
-    prompt_cache_key: _Label | None = Field(None, description=NO_EFFECT)
+    chat_template_kwargs: ChatTemplateKwargs = None
+    cache_salt: CacheSalt = None
+    hallmark: HallmarkWanted = False
+    service_tier: Literal["auto", "default"] | None = Field(None, description=f"{NO_EFFECT}: all are served alike.")
+    request_id: RequestId = None
+    user: ForWhom = None
+    safety_identifier: ForWhom = None
+    prompt_cache_key: ForWhom = None

@@ -1,4 +1,4 @@
-"""From public-domain books to training text: cleaning, the held-out split and rule-made conversations."""
+"""Training text made of public-domain books: cleaning, the held-out split and rule-made conversations."""
 
 import random
 import re

@@ -36,7 +36,7 @@ NUM_HELD_OUT_CHATS = 100
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What may be varied; the defaults made the model that is bundled."""
+    """Values that may be varied; the defaults made the model that is bundled."""
 
     steps: int = 3600
     minutes: float = 10.0  # stop after this long whatever the step: a guard, not the plan

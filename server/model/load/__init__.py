@@ -1,1 +1,1 @@
-"""From a model folder to weights on a device."""
+"""Loading of a model folder into weights on a device."""

@@ -27,7 +27,7 @@ _PART_BYTES = 8 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """Where a tensor is, from its file's header."""
+    """Place of a tensor, from its file's header."""
 
     file: Path
     shape: tuple[int, ...]
@@ -218,7 +218,7 @@ def _read(part: _Part, memory: Tensor) -> None:
 
 
 def _offsets(file: Path) -> dict[str, int]:
-    """Where each tensor begins in a file that safetensors has found in order."""
+    """Return where each tensor begins in a file that safetensors has found in order."""
     with file.open("rb") as opened:
         (length,) = struct.unpack("<Q", opened.read(8))
         header = json.loads(opened.read(length))

@@ -61,7 +61,7 @@ def weights_digest(folder: Path) -> str | None:
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    """Those that are loaded; a folder may hold the same weights in other formats."""
+    """Return the weight files that are loaded; a folder may hold the same weights in other formats."""
     index = folder / INDEX_FILE
     if index.is_file():
         return sorted({folder / name for name in json.loads(index.read_bytes())["weight_map"].values()})

@@ -185,7 +185,7 @@ def _views(family: Family, weights: Weights, config: ModelConfig) -> dict[str, T
 
 
 def _all_end_tokens(config: dict[str, object], generation: dict[str, object]) -> list[object]:
-    """Those of both files, in order, each once."""
+    """Return the end tokens of both files, in order, each once."""
     found: list[object] = []
     for value in (config.get("eos_token_id"), generation.get("eos_token_id")):
         found += value if isinstance(value, list) else [] if value is None else [value]

@@ -1,4 +1,4 @@
-"""What a model folder is for: text, embeddings or scores; and how sentence-transformers' files pool its last token."""
+"""Task of a model folder: text, embeddings or scores; and the pooling that sentence-transformers' files ask for."""
 
 import json
 from collections.abc import Mapping
@@ -32,7 +32,7 @@ class PoolingModel:
 
 
 def read_pooling(folder: Path, settings: Settings) -> PoolingModel | None:
-    """How the model of a folder pools, None for one that generates; by `--task`, else by the folder's own files.
+    """Read how a folder's model pools, None for one that generates; from `--task`, else from the folder's own files.
 
     Raises ModelError for modules or a kind of pooling that are not supported.
     """

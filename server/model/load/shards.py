@@ -1,4 +1,4 @@
-"""Which blocks of a checkpoint's tensors are a rank's, and where they are in its weights."""
+"""Blocks of a checkpoint's tensors that belong to a rank, and their places in its weights."""
 
 from dataclasses import replace
 

@@ -43,7 +43,7 @@ class CallObject:
         return ""
 
     def is_call(self) -> bool:
-        """Whether the object is whole, valid JSON, and has what a call needs."""
+        """Return whether the object is whole, valid JSON, and has what a call needs."""
         if not self.is_whole:
             return False
         try:
@@ -55,7 +55,7 @@ class CallObject:
         return self._may_lack_arguments or any(key in value for key in self._argument_keys)
 
     def deltas(self, start: Callable[[str], CallStart], arguments: Callable[[str], ArgumentsText]) -> Iterator[Delta]:
-        """What is certain: the start of the call, when its name and its arguments have begun, then the arguments."""
+        """Return what is certain: the start of the call once its name and arguments have begun, then the arguments."""
         has_arguments = self._has_arguments or bool(self._new)
         if self._name is None or not (has_arguments or self.has_begun or (self.is_whole and self._may_lack_arguments)):
             return

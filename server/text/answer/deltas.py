@@ -1,4 +1,4 @@
-"""What an answer is made of, in the order in which it comes."""
+"""Deltas of an answer, in the order in which they come."""
 
 import secrets
 from dataclasses import dataclass

@@ -67,7 +67,7 @@ class _Text:
             self.at += 1
 
     def take_until(self, mark: str) -> str:
-        """What stands before the mark, or all; the mark is passed."""
+        """Return the text before the mark, or all of it; the mark is passed."""
         place = self.text.find(mark, self.at)
         end = len(self.text) if place < 0 else place
         found = self.text[self.at : end]

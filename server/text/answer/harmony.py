@@ -65,7 +65,7 @@ class Harmony(CallParser):
             self._header = "" if mark in ENDS else mark
 
     def _begins(self, *, is_last: bool) -> bool:
-        """Whether it is known how the answer begins; one that begins with no header is content."""
+        """Return whether it is known how the answer begins; one that begins with no header is content."""
         begun = self._text.lstrip()
         if not is_last and any(mark.startswith(begun) and mark != begun for mark in _BEGINNINGS):
             return False

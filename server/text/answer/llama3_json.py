@@ -10,7 +10,7 @@ TAG = "<|python_tag|>"
 
 
 class Llama3Json(CallParser):
-    """Whatever begins like an object must be a call; from the first that is none, all is content."""
+    """Parser of calls as JSON objects; from the first object on that is no call, all is content."""
 
     marks = (TAG,)
     _object: CallObject | None = None

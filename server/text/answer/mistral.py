@@ -105,6 +105,6 @@ class Mistral(StepParser):
 
 
 def _first_of(text: str, characters: str) -> tuple[str, str, str]:
-    """What stands before the first of the characters, the character, and what follows."""
+    """Return the text before the first of the characters, the character, and the rest."""
     place = min((place for char in characters if (place := text.find(char)) >= 0), default=len(text))
     return text[:place], text[place : place + 1], text[place + 1 :]

@@ -21,16 +21,16 @@ class AnswerParser(abc.ABC):
 
     @property
     def is_reasoning(self) -> bool:
-        """Whether the text that comes next is reasoning, as far as is known."""
+        """Return whether the text that comes next is reasoning, as far as is known."""
         return False
 
     @abc.abstractmethod
     def feed(self, text: str) -> list[Delta]:
-        """What is certain after this text and was not before."""
+        """Return the deltas that are certain after this text and were not before."""
 
     @abc.abstractmethod
     def finish(self) -> list[Delta]:
-        """What is left when the answer has ended."""
+        """Return the deltas that are left when the answer has ended."""
 
 
 class CallParser(AnswerParser):
@@ -102,7 +102,7 @@ class StepParser(CallParser):
 
 
 def cut(text: str, marks: tuple[str, ...], *, is_last: bool) -> tuple[str, str | None, str]:
-    """What stands before the first of `marks`, the mark, and what follows; of two at one place, the longer.
+    """Return the text before the first of `marks`, the mark, and the rest; of two at one place, the longer.
 
     Without a mark what follows is the end that may begin one; empty if the text is the last.
     """

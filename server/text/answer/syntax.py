@@ -1,4 +1,4 @@
-"""Which formats a model writes, by its chat template or by flags, and a parser for each answer."""
+"""Formats that a model writes, by its chat template or by flags, and a parser for each answer."""
 
 from dataclasses import dataclass
 from typing import TypeVar

@@ -33,7 +33,7 @@ def url(script: Script) -> Generator[str, None, None]:
 
 @pytest.fixture
 def client(url: str) -> Generator[LoadClient, None, None]:
-    client = LoadClient(discover(url)[0], timeout_s=5)
+    client = LoadClient(discover(url)[0], timeout_s=60)
     yield client
     client.close()
 
@@ -177,7 +177,7 @@ def test_workers_send_every_request_once(script: Script, url: str) -> None:
     script.token_s = 0.001
     seen = []
     trace = requests(3, 4, 5, 6, 7)
-    result = run_in_workers(discover(url)[0], trace, 2, timeout_s=5, progress=seen.append)
+    result = run_in_workers(discover(url)[0], trace, 2, timeout_s=60, progress=seen.append)
     assert sorted(sample.num_prompt_tokens for sample in result.samples) == [3, 4, 5, 6, 7]
     assert [sample.error for sample in result.samples] == [None] * 5
     assert max(seen) == 5
@@ -186,7 +186,7 @@ def test_workers_send_every_request_once(script: Script, url: str) -> None:
 def test_workers_who_find_nobody_say_so(script: Script) -> None:
     with serving(script) as url:
         target, _ = discover(url)
-    result = run_in_workers(target, requests(3, 4), 2, timeout_s=5, progress=lambda _: None)
+    result = run_in_workers(target, requests(3, 4), 2, timeout_s=60, progress=lambda _: None)
     assert all((sample.error or "").startswith("cannot connect:") for sample in result.samples)
 
 

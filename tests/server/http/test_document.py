@@ -181,6 +181,12 @@ def test_every_field_of_a_request_is_described(document: dict[str, Any]) -> None
         assert [name for name, field in properties.items() if not field.get("description")] == []
 
 
+def test_every_path_parameter_is_described(document: dict[str, Any]) -> None:
+    for _, path, operation in operations(document):
+        named = [it["name"] for it in operation.get("parameters", ()) if it["in"] == "path"]
+        assert named == re.findall(r"{(\w+)}", path)
+
+
 def test_docs_shows_the_document(it: Served) -> None:
     page = it.get("/docs")
     assert (page.status_code, "/openapi.json" in page.text) == (200, True)

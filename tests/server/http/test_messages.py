@@ -83,6 +83,7 @@ def test_the_reason_to_stop_is_named(
 
 
 TOOL: Any = {"name": "weather", "description": "Of a city.", "input_schema": {"type": "object", "properties": {}}}
+USE = {"type": "tool_use", "id": "c1", "name": "weather", "input": {}}
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Bern"}}\n</tool_call>'
 QWEN = (  # as Qwen3's, in short
     "{% for tool in tools or [] %}[{{ tool.function.name }}]{% endfor %}"
@@ -114,6 +115,14 @@ def test_thoughts_and_calls_of_tools_are_blocks_of_their_own(tmp_path: Path) -> 
     assert first == "[weather][user]Hi[assistant]"
     calls = '<think>Hmm.</think>Looking.<tool_call>{"city": "Bern"}</tool_call>'
     assert last == f"[weather][user]Hi[assistant]{calls}[tool]Error: Snow[user]So?[assistant]<think></think>"
+
+
+def test_a_last_turn_of_the_assistant_is_continued(folder: Path) -> None:
+    it = served(folder)
+    for messages in ([*USER, {"role": "assistant", "content": "Well: "}], USER):
+        assert it.post("/v1/messages", {"max_tokens": 4, "messages": messages}).status_code == 200
+    continued, opened = (bytes(ids).decode() for _, ids, _ in it.engine.submitted)
+    assert (continued, opened) == ("[user]Hi[assistant]Well: ", "[user]Hi[assistant]")
 
 
 def test_a_forced_call_is_bound_by_a_grammar(tmp_path: Path) -> None:
@@ -170,7 +179,12 @@ def test_cached_tokens_are_not_input_tokens(folder: Path) -> None:
             "tools[0].type",
             "'web_search_20250305' is not implemented",
         ),
-        ({"messages": [*USER, {"role": "assistant", "content": "I"}]}, anthropic.BadRequestError, "messages[1]", ""),
+        (
+            {"messages": [*USER, {"role": "assistant", "content": [USE]}]},
+            anthropic.BadRequestError,
+            "messages",
+            "calls",
+        ),
         ({"stop_sequences": [""]}, anthropic.BadRequestError, "stop_sequences[0]", "at least 1"),
         ({"messages": [{"role": "user", "content": "refuse me"}]}, anthropic.BadRequestError, "messages", "refuses"),
     ],

@@ -84,13 +84,30 @@ def test_shorter_embeddings_are_cut_and_normalized_again(words: Path) -> None:
         ({"input": ["a"] * 2049}, "input"),
         ({"input": [[320]]}, "input"),
         ({"input": [5] * 1025}, "input"),
-        ({"input": "a", "truncate_prompt_tokens": 5}, "truncate_prompt_tokens"),
+        ({"input": "a", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
         ({"input": "a", "encoding_format": "int8"}, "encoding_format"),
     ],
 )
 def test_a_wrong_field_is_refused_by_its_name(words: Path, body: dict[str, object], param: str) -> None:
     refused = pooling(words, EMBED).post(EMBEDDINGS, body)
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
+
+
+@pytest.mark.parametrize(
+    ("fields", "kept"),
+    [
+        ({"truncate_prompt_tokens": 3}, [*b"ab", 256]),
+        ({"truncate_prompt_tokens": 3, "truncation_side": "left"}, [*b"cd", 256]),
+        ({"truncate_prompt_tokens": 3, "add_special_tokens": False}, [*b"abc"]),
+        ({"truncate_prompt_tokens": 5}, [*b"abcd", 256]),
+        ({"truncate_prompt_tokens": -1, "input": "a" * 2000}, [*b"a" * 1023, 256]),
+        ({"truncate_prompt_tokens": 1, "input": [1, 2, 3]}, [1]),
+    ],
+)
+def test_a_cut_input_keeps_the_token_that_is_pooled(words: Path, fields: dict[str, object], kept: list[int]) -> None:
+    it = pooling(words, EMBED)
+    assert it.post(EMBEDDINGS, {"input": "abcd", **fields}).status_code == 200
+    assert [prompt for _, prompt, _ in it.engine.submitted] == [kept]
 
 
 def test_documents_are_ranked_by_qwen3s_prompt(words: Path) -> None:

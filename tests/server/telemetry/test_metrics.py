@@ -239,6 +239,7 @@ def test_the_public_names_are_those_of_the_design() -> None:
         "kernel_compiles",
         "matmul_fallback",
         "qualification_shapes",
+        "fallback_shapes",
         "qualification_last_success_timestamp_seconds",
         "requests_running",
         "requests_waiting",
@@ -343,6 +344,7 @@ def test_what_a_changed_plan_will_be_counted_under_is_there_at_zero() -> None:
         READY.plan[0], path="sdpa.math", wanted="sdpa.cpu", fallback_reasons=["operator_override"], status="stale"
     )
     metrics.on_plan([row])
+    assert value(metrics, "fallback_shapes") == 1
     labels = {"model": "m", "phase": row.phase, "from": "sdpa.cpu", "to": "sdpa.math", "reason": "operator_override"}
     assert value(metrics, "attention_fallback_total", **labels) == 0
     assert value(metrics, "qualification_shapes", status="stale") == 1

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from statistics import median
 
 import pytest
 import torch
@@ -141,7 +142,7 @@ def test_a_checked_step_is_launched_kernel_by_kernel_and_paid_for(
     subject = Subject(decoder, runs_ahead=runs_ahead)
     check = subject.runner.shadow = Counting(subject.dispatcher)
     session = subject.session.submit_all(tiny_llama.prompts)
-    results, num_paid = [], 0
+    results, taps_s, steps_s = [], [], []
     while session.engine.has_work:
         num_replays = subject.graphs.num_replays
         session.step()
@@ -150,12 +151,15 @@ def test_a_checked_step_is_launched_kernel_by_kernel_and_paid_for(
             results.append(report.result)
             assert subject.graphs.num_replays == num_replays
             if len(check.charged) == 3:  # this step would have been a graph
-                num_paid += 1
                 tap_s, step_s, _ = check.charged
-                assert tap_s < step_s
+                taps_s.append(tap_s)
+                steps_s.append(step_s)
         check.charged.clear()
     assert session.all_tokens(len(tiny_llama.prompts)) == tiny_llama.greedy
-    assert runs_ahead or (num_paid > NUM_TOKENS // 2 and set(results) == {"match"})
+    if not runs_ahead:
+        assert set(results) == {"match"}
+        assert len(taps_s) > NUM_TOKENS // 2
+        assert median(taps_s) < median(steps_s)
     subject.runner.shadow = None
     before = subject.graphs.num_replays
     session.submit("again", tiny_llama.prompts[0])

@@ -1,0 +1,125 @@
+"""The fields that decide where a prompt begins and ends, and what an answer's text holds."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from edge_fakes import END, Served, delta, events, playing, saying, served, write_tokenizer
+
+from server.protocol.messages import FinishReason, TokenDelta
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+USER = [{"role": "user", "content": "Hi"}]
+SPECIAL = 257
+SAID = {"role": "assistant", "content": "Well, "}
+
+
+@pytest.fixture(scope="module")
+def special(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("special")
+    write_tokenizer(path, special=["<|x|>"])
+    return path
+
+
+def text_of(it: Served, **fields: Any) -> str:
+    """The text of a completion, which its stream has too."""
+    body = {"prompt": "a", "max_tokens": 64, **fields}
+    whole: str = it.post(COMPLETIONS, body).json()["choices"][0]["text"]
+    chunks: list[Any] = events(it.post(COMPLETIONS, body | {"stream": True}))[:-1]
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == whole
+    return whole
+
+
+def prompt_of(it: Served, path: str, **fields: Any) -> str:
+    answer = it.post(path, fields)
+    assert answer.status_code == 200, answer.text
+    return bytes(it.engine.submitted[-1][1]).decode()
+
+
+@pytest.mark.parametrize(("is_included", "text"), [(False, "Hel"), (True, "Hello w")])
+def test_the_stop_string_is_text_where_asked_for(folder: Path, is_included: bool, text: str) -> None:
+    it = served(folder, saying("Hel", "lo w", "orld"))
+    assert text_of(it, stop=["lo w"], include_stop_str_in_output=is_included) == text
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({}, "Hello"),
+        ({"skip_special_tokens": False}, "Hel<|x|>lo"),
+        ({"skip_special_tokens": False, "include_stop_str_in_output": True}, "Hel<|x|>lo<|end|>"),
+        ({"include_stop_str_in_output": True}, "Hello"),
+    ],
+)
+def test_special_tokens_are_text_where_asked_for(special: Path, fields: dict[str, Any], text: str) -> None:
+    script = playing(
+        delta("Hel", is_first=True), TokenDelta("", [SPECIAL]), delta("lo"), TokenDelta("", [END], FinishReason.STOP)
+    )
+    assert text_of(served(special, script), **fields) == text
+
+
+@pytest.mark.parametrize(
+    ("fields", "prompt"),
+    [
+        ({"truncate_prompt_tokens": 2}, "cd"),
+        ({"truncate_prompt_tokens": 2, "truncation_side": "right"}, "ab"),
+        ({"truncate_prompt_tokens": 9}, "abcd"),
+        ({"truncate_prompt_tokens": -1, "max_tokens": 1021}, "bcd"),
+    ],
+)
+def test_a_prompt_is_cut_where_asked_for(folder: Path, fields: dict[str, Any], prompt: str) -> None:
+    assert prompt_of(served(folder), COMPLETIONS, prompt="abcd", **fields) == prompt
+
+
+def test_a_prompt_is_not_cut_to_nothing(folder: Path) -> None:
+    error = served(folder).post(COMPLETIONS, {"prompt": "a", "truncate_prompt_tokens": 0}).json()["error"]
+    assert error["message"] == "truncate_prompt_tokens must be -1 or at least 1, got 0."
+
+
+@pytest.mark.parametrize(
+    ("fields", "prompt"),
+    [
+        ({}, "[user]Hi[assistant]Well, [assistant]"),
+        ({"add_generation_prompt": False}, "[user]Hi[assistant]Well, "),
+        ({"continue_final_message": True}, "[user]Hi[assistant]Well, "),
+        ({"continue_final_message": True, "add_generation_prompt": False}, "[user]Hi[assistant]Well, "),
+    ],
+)
+def test_a_prompt_ends_as_asked_for(folder: Path, fields: dict[str, Any], prompt: str) -> None:
+    messages = [*USER, SAID]
+    it = served(folder)
+    assert prompt_of(it, CHAT, messages=messages, **fields) == prompt
+    assert bytes(it.post("/tokenize", {"messages": messages, **fields}).json()["tokens"]).decode() == prompt
+
+
+@pytest.mark.parametrize(
+    ("content", "prompt"),
+    [
+        ("{{ m.content }}<end>\n", "[user]Hi<end>\n[assistant]Well, "),
+        ("{{ m.content | trim }}.", "[user]Hi.[assistant]Well,"),
+    ],
+)
+def test_a_continued_message_is_cut_behind_its_text(tmp_path: Path, content: str, prompt: str) -> None:
+    template = "{% for m in messages %}[{{ m.role }}]" + content + "{% endfor %}"
+    write_tokenizer(tmp_path, template=template)
+    assert prompt_of(served(tmp_path), CHAT, messages=[*USER, SAID], continue_final_message=True) == prompt
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"add_generation_prompt": True}, "cannot both be true"),
+        ({"messages": [*USER, SAID | {"tool_calls": [{"function": {"name": "f"}}]}]}, "has tool calls"),
+    ],
+)
+def test_what_cannot_be_continued_is_refused(folder: Path, fields: dict[str, Any], said: str) -> None:
+    body = {"messages": [*USER, SAID], "continue_final_message": True, **fields}
+    answer = served(folder).post(CHAT, body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "continue_final_message")
+    assert said in answer.json()["error"]["message"]
+
+
+def test_a_template_without_the_last_text_cannot_continue(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path, template="{{ messages[0].content }}")
+    answer = served(tmp_path).post(CHAT, {"messages": [*USER, SAID], "continue_final_message": True})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "continue_final_message")
