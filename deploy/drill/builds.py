@@ -55,14 +55,19 @@ WRONG_WINDOW = Patch(
 )
 
 
+def patched(patch: Patch, root: Path = ROOT) -> str:
+    """The patched text of its file. Raises ValueError where the patch does not fit."""
+    text = (root / patch.file).read_text()
+    if text.count(patch.old) != 1:
+        raise ValueError(f"{patch.file} holds the text to patch {text.count(patch.old)} times, not once")
+    return text.replace(patch.old, patch.new)
+
+
 def write_build(folder: Path, patch: Patch) -> Build:
     """Copy the packages into `folder`, anew, and patch them. Raises ValueError where the patch does not fit."""
+    text = patched(patch)
     shutil.rmtree(folder, ignore_errors=True)
     for package in PACKAGES:
         shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
-    file = folder / patch.file
-    text = file.read_text()
-    if text.count(patch.old) != 1:
-        raise ValueError(f"{patch.file} holds the text to patch {text.count(patch.old)} times, not once")
-    file.write_text(text.replace(patch.old, patch.new))
+    (folder / patch.file).write_text(text)
     return Build(folder)

@@ -43,7 +43,7 @@ def _send(url: str, found: Steady, is_over: threading.Event) -> None:
             found.num_sent += 1
             began = time.monotonic()
             try:
-                found.answers.add(_streamed(client, url) if is_streamed else _whole(client, url))
+                found.answers.add(streamed(client, url) if is_streamed else whole(client, url))
                 found.seconds.append(time.monotonic() - began)
             except (httpx.HTTPError, ValueError, LookupError) as error:
                 found.lost.append(f"{'streamed' if is_streamed else 'whole'}: {type(error).__name__}: {error}")
@@ -61,13 +61,13 @@ def _body(*, is_streamed: bool) -> dict[str, object]:
     }
 
 
-def _whole(client: httpx.Client, url: str) -> str:
+def whole(client: httpx.Client, url: str) -> str:
     answer = client.post(f"{url}/v1/completions", json=_body(is_streamed=False))
     answer.raise_for_status()
     return str(answer.json()["choices"][0]["text"])
 
 
-def _streamed(client: httpx.Client, url: str) -> str:
+def streamed(client: httpx.Client, url: str) -> str:
     """Raises ValueError for a stream that ends early or with an error."""
     texts, is_done = [], False
     with client.stream("POST", f"{url}/v1/completions", json=_body(is_streamed=True)) as answer:

@@ -13,7 +13,7 @@ INCONCLUSIVE = 4
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """The gate's exit code, and the verdicts that must be its only failures, as it prints them."""
+    """The gate's exit code, of a request its status, and the verdicts that must be its only failures."""
 
     code: int
     failures: Set[str] | None = None  # None: whichever
@@ -70,13 +70,19 @@ class Drilled:
             return 1
         return INCONCLUSIVE if Judgement.CANNOT in judgements else 0
 
+    @property
+    def stable_ms(self) -> dict[str, float]:
+        """Times of the stable server's answers, whole; empty where there were none."""
+        seconds = self.stable.seconds
+        return {f"p{100 * it:g}": round(1e3 * quantile(seconds, it), 1) for it in (0.5, 0.99) if seconds}
+
     def stable_line(self) -> str:
         it = self.stable
         verdict = Judgement.YES if self.is_stable_whole else Judgement.NO
-        times = f"p50 {1e3 * quantile(it.seconds, 0.5):.0f} ms, p99 {1e3 * quantile(it.seconds, 0.99):.0f} ms"
+        times = ", ".join(f"{name} {ms:.0f} ms" for name, ms in self.stable_ms.items())
         return (
             f"{verdict.value}: the stable server lost {len(it.lost)} of {it.num_sent} requests, whole and streamed, "
-            f"and gave {len(it.answers)} different answers to them ({times if it.seconds else 'none answered'})"
+            f"and gave {len(it.answers)} different answers to them ({times or 'none answered'})"
         )
 
 
@@ -89,12 +95,8 @@ def as_json(drilled: Drilled, head: dict[str, str]) -> str:
     ]
     stable = drilled.stable
     counts = {"sent": stable.num_sent, "lost": stable.lost, "different_answers": len(stable.answers)}
-    times = {
-        f"p{100 * share:g}_ms": round(1e3 * quantile(stable.seconds, share), 1)
-        for share in (0.5, 0.99)
-        if stable.seconds
-    }
-    return json.dumps({**head, "stable": counts | times, "runs": runs}, indent=1) + "\n"
+    found = {**counts, "ms": drilled.stable_ms, "line": drilled.stable_line()}
+    return json.dumps({**head, "stable": found, "runs": runs}, indent=1) + "\n"
 
 
 def as_markdown(drilled: Drilled) -> str:

@@ -25,8 +25,7 @@ class Router:
     policy: str  # by which it chooses
     start: Callable[[Path, int, Sequence[str]], Started]  # folder of its files, its port, the servers' URLs
     ready: str = "/health"
-    headers: Mapping[str, str] = field(default_factory=dict)
-    has_streams: bool = True  # whether it passes a stream on as it comes; one that collects it is still right
+    is_by_names: bool = True  # whether it has been seen to choose by vLLM's names
 
     @property
     def version(self) -> str:
@@ -74,9 +73,14 @@ def _smg(folder: Path, port: int, urls: Sequence[str]) -> Started:
 
 
 ROUTERS = (
-    Router("mvllm", ("mvllm==0.1.0",), "least load", _mvllm, has_streams=False),
+    Router("mvllm", ("mvllm==0.1.0",), "least load", _mvllm),
     Router("atlas-infra", ("atlas-infra[router]==0.1.0",), "least_loaded", _atlas),
     Router("rolter", ("rolter==0.1.0",), "power_of_two", _rolter, ready="/healthz"),
-    Router("vllm-router", ("vllm-router==0.1.17",), "power_of_two", _vllm_router),
     Router("smg", ("smg==1.13.0",), "least_load", _smg),
+    Router("vllm-router", ("vllm-router==0.1.17",), "power_of_two", _vllm_router, is_by_names=False),
+)
+# Rows of the table for what no package index has.
+NOT_HERE = (
+    ("production-stack's router", "", "", "not run: in no package index", "", ""),
+    ("llm-d's router (InferencePool)", "", "", "not run: needs a cluster", "", ""),
 )
