@@ -5,6 +5,7 @@
 #   make test-portable  the tests of numbers and proofs again, with PyTorch's code for processors without AVX
 #   make test-starts    thirty small models, each started with an empty cache and held against transformers
 #   make test-clients   clients of others (openai, anthropic, langchain, ...), each in an environment of its own
+#   make test-ray       replicas on Ray Serve: killed, updated and measured; an environment of its own   (RAY_FLAGS)
 #   make test-deploy   Kubernetes manifests rendered and checked; installs kubectl, checkov and types into .cache/deploy
 #   make test-routers   routers of others in front of two servers, and whether they choose by their load
 #   make test-gpu       the tests that need a CUDA GPU of sm_80 or newer
@@ -16,11 +17,13 @@ PORT ?= 8000
 PYTEST_FLAGS ?=
 CLIENTS ?=
 ROUTERS ?=
+RAY_FLAGS ?= --out docs/benchmarks/ray-cpu.json
 VENV := .venv
 STAMP := $(VENV)/.installed
 SERVING := $(VENV)/.installed-serving
 
-.PHONY: serve test test-e2e test-portable test-starts test-clients test-routers test-deploy test-gpu drill drill-upgrade lint format clean
+.PHONY: serve test test-e2e test-portable test-starts test-clients test-routers test-deploy test-ray test-gpu \
+  drill drill-upgrade lint format clean
 
 define CHECK_PYTHON
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
@@ -86,6 +89,17 @@ test-starts: $(STAMP)
 # CLIENTS='openai anthropic' chooses some, by their folders in tests/clients/clients.toml.
 test-clients: $(STAMP)
 	PYTHONPATH=tests/e2e $(VENV)/bin/python tests/clients/run_clients.py $(CLIENTS)
+
+# RAY_FLAGS='--quick --out FILE' kills one of each kind and measures no speed.
+RAY := .cache/ray
+$(RAY)/.installed: pyproject.toml deploy/ray/requirements.txt
+	$(CHECK_PYTHON)
+	@$(PYTHON) -m venv $(RAY)
+	$(RAY)/bin/python -m pip install --quiet --editable . -r deploy/ray/requirements.txt 'psutil>=7'
+	@touch $@
+
+test-ray: $(RAY)/.installed
+	$(RAY)/bin/python deploy/ray/trial.py $(RAY_FLAGS)
 
 test-deploy: $(STAMP)
 	$(VENV)/bin/pytest tests/deploy/kubernetes/check_manifests.py $(PYTEST_FLAGS)

@@ -23,6 +23,7 @@ HallmarkError
 |   |-- Conflict               409    conflict              it contradicts the state of the server
 |   |-- SlowClient             408    slow_client           the client was too slow to read
 |   |-- RequestTimeout         408    request_timeout       the client was too slow to send
+|   |-- TimeLimitReached       408    request_timeout       the request's own `timeout` has passed
 |   |-- PayloadTooLarge        413    payload_too_large
 |   |-- UnsupportedMediaType   415    unsupported_media_type
 |   |-- HeadersTooLarge        431    headers_too_large
@@ -185,6 +186,13 @@ class Conflict(RequestError):
 
 class RequestTimeout(RequestError):
     """The client was too slow to send the request."""
+
+    status = 408
+    code = "request_timeout"
+
+
+class TimeLimitReached(RequestError):
+    """The answer took longer than the request's own `timeout`. OpenAI's clients send it again unless told not to."""
 
     status = 408
     code = "request_timeout"

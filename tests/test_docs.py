@@ -16,7 +16,7 @@ from qualification.exit_code import ExitCode
 from server.cli.main import build_parser
 from server.http.app import create_app
 from server.http.pooling.routes import PATHS as POOLING_PATHS
-from server.settings import PREFIX, Settings
+from server.settings import PREFIX, Settings, Task
 from server.telemetry.metrics import Metrics
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -194,7 +194,14 @@ def test_routes_are_those_of_the_application() -> None:
     metrics = Metrics("demo", CollectorRegistry(), version="0")
     engine = SimpleNamespace()
     edge = SimpleNamespace(
-        settings=Settings(), metrics=metrics, engine=engine, lifecycle=None, version="0", template=None, pooling=None
+        settings=Settings(),
+        metrics=metrics,
+        engine=engine,
+        lifecycle=None,
+        version="0",
+        template=None,
+        pooling=None,
+        task=Task.GENERATE,
     )
     app = create_app(edge)
     paths = app.openapi()["paths"]

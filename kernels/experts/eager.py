@@ -21,7 +21,7 @@ def experts_eager(
     num_tokens, num_active = experts.shape
     visited = experts.flatten()
     results = hidden.new_empty(num_tokens * num_active, hidden.shape[1])
-    for expert in torch.unique(visited).tolist():  # type: ignore[no-untyped-call]
+    for expert in torch.unique(visited).tolist():
         places = (visited == expert).nonzero()[:, 0]
         gate_up, down = expert_weights.of(expert, hidden.dtype)
         gate_up_bias, down_bias = (

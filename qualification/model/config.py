@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from enum import Enum
 
+from kernels.experts.kinds import MXFP4_BLOCK, ExpertActivation, RoutingConfig
 from kernels.fused.activation_kind import Activation
 from kernels.shape import Dtype
 
@@ -86,20 +87,59 @@ class DenseConfig:
     has_bias: bool = False
 
 
+class ExpertFormat(Enum):
+    """How a checkpoint, and then memory, holds the matrices of experts."""
+
+    PLAIN = "plain"  # as all other weights
+    MXFP4 = "mxfp4"  # blocks of numbers of 4 bits, and their scales
+
+
 @dataclass(frozen=True, slots=True)
-class ExpertsConfig:
-    """A mixture of experts, each like a dense feed-forward, of which a token visits a few."""
+class SharedExpertConfig:
+    """A dense feed-forward, of the experts' activation, that every token visits beside its experts.
+
+    is_gated   whether its result is multiplied by the sigmoid of a product of one column
+    """
 
     width: int
-    num_experts: int
-    num_active: int
+    is_gated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsConfig:
+    """A mixture of experts, each like a dense feed-forward of `width`, of which a token visits a few.
+
+    has_bias             whether each expert adds biases to gate, up and down
+    has_router_bias      whether the router's product has one
+    has_correction_bias  whether scores get one for choosing experts, and not for weighing them
+    """
+
+    width: int
+    routing: RoutingConfig
+    activation: ExpertActivation = Activation.SILU
+    has_bias: bool = False
+    has_router_bias: bool = False
+    has_correction_bias: bool = False
+    shared: SharedExpertConfig | None = None
+    format: ExpertFormat = ExpertFormat.PLAIN
+
+    @property
+    def num_experts(self) -> int:
+        return self.routing.num_experts
+
+    @property
+    def num_active(self) -> int:
+        return self.routing.num_active
+
+
+FeedForward = DenseConfig | ExpertsConfig
 
 
 @dataclass(frozen=True, slots=True)
 class LayerConfig:
     attention: AttentionConfig
     norms: NormsConfig
-    feed_forward: DenseConfig | ExpertsConfig
+    feed_forward: FeedForward
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +174,11 @@ class ModelConfig:
         return tuple(layer.attention.window for layer in self.layers)
 
     @property
+    def has_mixtures(self) -> bool:
+        """Whether any layer has experts."""
+        return any(isinstance(layer.feed_forward, ExpertsConfig) for layer in self.layers)
+
+    @property
     def embedding_size(self) -> int:
         """Numbers of the embedding, and of the head."""
         return self.vocab_size * self.hidden_size
@@ -144,13 +189,29 @@ def kv_bytes_per_token(config: ModelConfig, kv_dtype: Dtype) -> int:
     return 2 * sum(layer.attention.kv_size for layer in config.layers) * kv_dtype.num_bytes
 
 
-def num_parameters(config: ModelConfig) -> int:
-    """Numbers in the checkpoint; tied embeddings count once."""
+def num_parameters(config: ModelConfig, num_tokens: int | None = None) -> int:
+    """Numbers in the checkpoint; tied embeddings count once.
+
+    num_tokens   only those that so many tokens can be multiplied by: of a mixture no more experts than they visit
+    """
     embeddings = config.embedding_size * (1 if config.tie_embeddings else 2)
-    return embeddings + sum(_layer_parameters(config, layer) for layer in config.layers) + config.hidden_size
+    layers = sum(_all_visit(config, it) + _expert_parameters(config, it, num_tokens) for it in config.layers)
+    return embeddings + layers + config.hidden_size
 
 
-def _layer_parameters(config: ModelConfig, layer: LayerConfig) -> int:
+def weight_bytes(config: ModelConfig, dtype: Dtype, num_tokens: int | None = None) -> int:
+    """Bytes of these numbers in memory. One of mxfp4 takes 4 bits, and 32 of them a byte more."""
+    packed = sum(
+        _num_visited(layer.feed_forward, num_tokens) * 3 * config.hidden_size * layer.feed_forward.width
+        for layer in config.layers
+        if isinstance(layer.feed_forward, ExpertsConfig) and layer.feed_forward.format is ExpertFormat.MXFP4
+    )
+    plain = num_parameters(config, num_tokens) - packed
+    return plain * dtype.num_bytes + packed // 2 + packed // MXFP4_BLOCK
+
+
+def _all_visit(config: ModelConfig, layer: LayerConfig) -> int:
+    """Numbers of a layer that all tokens are multiplied by: all but those of its experts."""
     hidden, attention = config.hidden_size, layer.attention
     heads, kv_heads = attention.query_size, attention.kv_size
     count = 2 * hidden * (layer.norms.before + layer.norms.after) + 2 * hidden * (heads + kv_heads)
@@ -166,5 +227,21 @@ def _layer_parameters(config: ModelConfig, layer: LayerConfig) -> int:
     match layer.feed_forward:
         case DenseConfig(width, _, has_bias):
             return count + 3 * hidden * width + (2 * width + hidden) * has_bias
-        case ExpertsConfig(width, num_experts):
-            return count + num_experts * (3 * hidden * width + hidden)
+        case ExpertsConfig() as mixture:
+            count += mixture.num_experts * (hidden + mixture.has_router_bias + mixture.has_correction_bias)
+            if mixture.shared is not None:
+                count += 3 * hidden * mixture.shared.width + hidden * mixture.shared.is_gated
+            return count
+
+
+def _expert_parameters(config: ModelConfig, layer: LayerConfig, num_tokens: int | None) -> int:
+    """Numbers of a layer's experts, or of those that `num_tokens` can visit; 0 for a dense layer."""
+    mixture, hidden = layer.feed_forward, config.hidden_size
+    if isinstance(mixture, DenseConfig):
+        return 0
+    size = 3 * hidden * mixture.width + (2 * mixture.width + hidden) * mixture.has_bias
+    return _num_visited(mixture, num_tokens) * size
+
+
+def _num_visited(mixture: ExpertsConfig, num_tokens: int | None) -> int:
+    return mixture.num_experts if num_tokens is None else min(mixture.num_experts, num_tokens * mixture.num_active)

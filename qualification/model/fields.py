@@ -66,6 +66,13 @@ class Fields:
             self.refuse(name, f"a list of {length} positive numbers")
         return tuple(map(float, value))
 
+    def indices(self, name: str, length: int) -> frozenset[int]:
+        """A list of integers in [0, length), empty where there is none."""
+        value = self._value(name, [])
+        if not isinstance(value, list) or not all(type(item) is int and 0 <= item < length for item in value):
+            self.refuse(name, f"a list of integers in [0, {length})")
+        return frozenset(value)
+
     def flag(self, name: str, default: bool) -> bool:
         value = self._value(name, default)
         if not isinstance(value, bool):

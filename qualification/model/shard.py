@@ -7,7 +7,17 @@ the model that the rank computes, whose attention shapes need evidence of their 
 from dataclasses import dataclass, replace
 from typing import NewType
 
-from qualification.model.config import AttentionConfig, DenseConfig, LayerConfig, ModelConfig, QKNorm
+from kernels.experts.kinds import MXFP4_BLOCK
+from qualification.model.config import (
+    AttentionConfig,
+    DenseConfig,
+    ExpertFormat,
+    ExpertsConfig,
+    FeedForward,
+    LayerConfig,
+    ModelConfig,
+    QKNorm,
+)
 from qualification.model.fields import ModelConfigError
 
 # Head counts and widths of one rank: never to be asked what a checkpoint holds.
@@ -26,11 +36,17 @@ class LocalHeads:
 
 @dataclass(frozen=True, slots=True)
 class LayerShard:
-    """One rank's part of a layer. `whole`: the layer of the whole model; `width`: columns of its feed-forward."""
+    """One rank's part of a layer.
+
+    whole   the layer of the whole model
+    width   columns of its feed-forward, or of each of its experts
+    shared  columns of the feed-forward that all tokens visit beside their experts; none where there is none
+    """
 
     whole: LayerConfig
     heads: LocalHeads
     width: range
+    shared: range = range(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +54,9 @@ class Shard:
     """One rank's part of a model.
 
     Queries, keys, values, gate and up are split by rows, the projections behind them by columns, so that each of these
-    pairs needs one sum over the ranks. The head is split by rows of the vocabulary. The embedding and the norms are on
-    every rank: a 70B's embedding takes 2.1 GB a rank, and a step needs no collective before its first layer.
+    pairs needs one sum over the ranks; every rank has a part of each expert, and the whole router. The head is split by
+    rows of the vocabulary. The embedding and the norms are on every rank: a 70B's embedding takes 2.1 GB a rank, and a
+    step needs no collective before its first layer.
     """
 
     rank: int
@@ -83,21 +100,40 @@ def _layer_shard(layer: LayerConfig, rank: int, world: int) -> LayerShard:
     attention, feed_forward = layer.attention, layer.feed_forward
     if world > 1 and attention.qk_norm is QKNorm.ALL_HEADS:
         raise ModelConfigError(f"norms over all heads of a token cannot be split among {world} ranks")
-    if not isinstance(feed_forward, DenseConfig):
-        raise ModelConfigError("experts cannot be split among ranks yet")
-    if feed_forward.width % world:
-        raise ModelConfigError(f"intermediate_size is {feed_forward.width}, which {world} ranks cannot share equally")
-    return LayerShard(layer, local_heads(attention, rank, world), _equal_part(feed_forward.width, rank, world))
+    width = _width_part("intermediate_size", feed_forward.width, rank, world)
+    shared = range(0)
+    if isinstance(feed_forward, ExpertsConfig):
+        if feed_forward.format is ExpertFormat.MXFP4 and len(width) % MXFP4_BLOCK:
+            raise ModelConfigError(
+                f"experts are {feed_forward.width} wide: each of {world} ranks would have {len(width)} columns, and "
+                f"blocks of mxfp4 have {MXFP4_BLOCK}, which must divide them"
+            )
+        if feed_forward.shared is not None:
+            shared = _width_part("the width of the shared expert", feed_forward.shared.width, rank, world)
+    return LayerShard(layer, local_heads(attention, rank, world), width, shared)
+
+
+def _width_part(name: str, width: int, rank: int, world: int) -> range:
+    if width % world:
+        raise ModelConfigError(f"{name} is {width}, which {world} ranks cannot share equally")
+    return _equal_part(width, rank, world)
 
 
 def _local_layer(shard: LayerShard) -> LayerConfig:
     layer, heads = shard.whole, shard.heads
-    assert isinstance(layer.feed_forward, DenseConfig), "others are refused"
     return replace(
         layer,
         attention=replace(layer.attention, num_heads=len(heads.query), num_kv_heads=len(heads.kv)),
-        feed_forward=replace(layer.feed_forward, width=len(shard.width)),
+        feed_forward=_local_feed_forward(shard),
     )
+
+
+def _local_feed_forward(shard: LayerShard) -> FeedForward:
+    whole = shard.whole.feed_forward
+    if isinstance(whole, DenseConfig):
+        return replace(whole, width=len(shard.width))
+    shared = None if whole.shared is None else replace(whole.shared, width=len(shard.shared))
+    return replace(whole, width=len(shard.width), shared=shared)
 
 
 def _equal_part(size: int, rank: int, world: int) -> range:

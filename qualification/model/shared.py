@@ -7,7 +7,7 @@ from kernels.fused.activation_kind import Activation
 from qualification.model.config import (
     AttentionConfig,
     DenseConfig,
-    ExpertsConfig,
+    FeedForward,
     LayerConfig,
     ModelConfig,
     NormsConfig,
@@ -18,8 +18,6 @@ from qualification.model.config import (
 from qualification.model.fields import Fields
 from qualification.model.rope import read_rope
 from qualification.model.windows import Windows, no_windows
-
-FeedForward = DenseConfig | ExpertsConfig
 
 
 def read_like_llama(
@@ -38,12 +36,14 @@ def read_like_llama(
     attention_bias: bool = False,
     output_bias: bool = False,
     feed_forward: Callable[[Fields], FeedForward] | None = None,
+    feed_forwards: Callable[[Fields], tuple[FeedForward, ...]] | None = None,
     tie_embeddings: bool = False,
 ) -> ModelConfig:
-    """Read one model, whose layers differ in nothing but their windows. Raises ModelConfigError.
+    """Read one model, whose layers differ in nothing but windows and feed-forward. Raises ModelConfigError.
 
     norm_eps, tie_embeddings  where the field is missing, as the family's class in transformers has it
     rope, local_rope          of fields and head_dim: the rotation, and that of layers with a window if it is another
+    feed_forwards             one a layer, in place of one for all
     scale                     of fields and head_dim: the factor of the scores; 1 / sqrt(head_dim) by default
     """
     num_heads = fields.integer("num_attention_heads")
@@ -55,9 +55,13 @@ def read_like_llama(
     max_position = fields.integer("max_position_embeddings")
     ropes = {False: (rope or plain_ropes)(fields, head_dim)}
     ropes[True] = ropes[False] if local_rope is None else local_rope(fields, head_dim)
-    fed = (feed_forward or read_dense)(fields)
+    layer_windows = windows(fields)
+    if feed_forwards is None:
+        fed = ((feed_forward or read_dense)(fields),) * len(layer_windows)
+    else:
+        fed = feed_forwards(fields)
 
-    def layer(window: int | None) -> LayerConfig:
+    def layer(window: int | None, fed: FeedForward) -> LayerConfig:
         attention = AttentionConfig(
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
@@ -77,7 +81,7 @@ def read_like_llama(
         family=family,
         vocab_size=vocab_size,
         hidden_size=hidden_size,
-        layers=tuple(map(layer, windows(fields))),
+        layers=tuple(map(layer, layer_windows, fed)),
         max_position=max_position,
         norm_eps=fields.number("rms_norm_eps", norm_eps),
         tie_embeddings=fields.flag("tie_word_embeddings", tie_embeddings),

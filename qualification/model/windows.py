@@ -40,6 +40,16 @@ def read_switched_windows(fields: Fields) -> Windows:
     return _by_layer_types(fields, window, lambda layer: layer >= first)
 
 
+def read_switched_alternating_windows(fields: Fields) -> Windows:
+    """Qwen 2's with experts: none unless use_sliding_window; then in every other layer before max_window_layers.
+
+    Raises ModelConfigError.
+    """
+    window = fields.integer_or_none("sliding_window", WINDOW) if fields.flag("use_sliding_window", False) else None
+    end = fields.count("max_window_layers", _FIRST_LAYER)
+    return _by_layer_types(fields, window, lambda layer: layer % 2 == 0 and layer < end)
+
+
 def read_alternating_windows(fields: Fields, *, missing: int | None) -> Windows:
     """Read layer_types, else every other layer from the first on: Gemma 2, gpt-oss. Raises ModelConfigError."""
     return _by_layer_types(fields, fields.integer_or_none("sliding_window", missing), lambda layer: layer % 2 == 0)

@@ -15,6 +15,7 @@ from server.protocol.messages import (
     ShadowReport,
     StepRecord,
 )
+from server.settings import Task
 
 Print = Callable[[str], None]
 _PROGRESS_EVERY_S = 2.0  # of one stage: the qualification of an 8B reports 122 times
@@ -31,6 +32,7 @@ class Console:
         url: str,
         print_line: Print,
         needs_key: bool = False,
+        task: Task = Task.GENERATE,
         on_attestation: Callable[[AttestationReport], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -40,6 +42,7 @@ class Console:
         self._url = url
         self._print = print_line
         self._needs_key = needs_key
+        self._task = task
         self._on_attestation = on_attestation
         self._clock = clock
         self._down_since = clock()
@@ -63,7 +66,7 @@ class Console:
         waited_s = self._clock() - self._down_since
         self._print(f"Hallmark is ready on {self._url} with {self._model}, after {waited_s:.1f} s")
         self._print("Try it:")
-        self._print(f"  {curl_line(self._url, needs_key=self._needs_key)}")
+        self._print(f"  {curl_line(self._url, needs_key=self._needs_key, task=self._task)}")
 
     def on_refused(self, refused: EngineRefused) -> None:
         self._inner.on_refused(refused)
@@ -105,10 +108,27 @@ class Console:
         self._print(f"The engine has died ({cause}); it is restarted.")
 
 
-def curl_line(url: str, *, needs_key: bool) -> str:
+# A request that each task answers.
+_TRIALS = {
+    Task.GENERATE: (
+        "-N",
+        "/v1/completions",
+        '{"prompt": "Once upon a time", "max_tokens": 64, "temperature": 0.7, "stream": true}',
+    ),
+    Task.EMBED: ("", "/v1/embeddings", '{"input": "The capital of China is Beijing."}'),
+    Task.SCORE: (
+        "",
+        "/v1/rerank",
+        '{"query": "What is the capital of China?", "documents": ["Beijing.", "Apples are red."]}',
+    ),
+}
+
+
+def curl_line(url: str, *, needs_key: bool, task: Task = Task.GENERATE) -> str:
+    flag, path, body = _TRIALS[task]
     key = " -H 'Authorization: Bearer KEY'" if needs_key else ""
-    body = '{"prompt": "Once upon a time", "max_tokens": 64, "temperature": 0.7, "stream": true}'
-    return f"curl -N {url}/v1/completions -H 'Content-Type: application/json'{key} -d '{body}'"
+    command = " ".join(filter(None, ("curl", flag, url + path)))
+    return f"{command} -H 'Content-Type: application/json'{key} -d '{body}'"
 
 
 def plan_table(plan: Iterable[PlanRow]) -> list[str]:

@@ -37,7 +37,7 @@ from server.http.app import create_admin_app, create_app
 from server.log import configure_logging
 from server.model.load.digests import model_digests
 from server.model.load.pooling import read_pooling
-from server.settings import GenerationConfig, LoadFormat, MetricsCompat, Settings, read_settings
+from server.settings import GenerationConfig, LoadFormat, MetricsCompat, Settings, Task, read_settings
 from server.supervisor.client import EngineClient
 from server.telemetry.metrics import Metrics
 from server.telemetry.objectives import DEFAULT_OBJECTIVES, load_objectives
@@ -245,38 +245,10 @@ def serve(settings: Settings) -> int:
     configure_logging(settings.log_format)
     settings, folder = resolve(settings)
     keys = Keys.load(settings)
-    tokenizer, template = Tokenizer.load(folder), ChatTemplate.load(folder)
-    pooling = read_pooling(folder, settings)
-    is_recommended = settings.generation_config is GenerationConfig.AUTO
-    defaults = load_sampling_defaults(folder) if is_recommended else SamplingDefaults()
     listening = bind(settings.host, settings.port, "--port")
     admin_listening = None if settings.admin_port is None else bind(settings.host, settings.admin_port, "--admin-port")
-    metrics, tracing = make_telemetry(settings)
-    console = Console(
-        metrics,
-        model=settings.model_name,
-        url=url_of(listening),
-        print_line=_print,
-        needs_key=keys.tenants is not None,
-        on_attestation=tracing.attested,
-    )
-    engine = EngineClient(settings, console)
-    edge = Edge(
-        settings=settings,
-        engine=engine,
-        tokenizer=tokenizer,
-        template=template,
-        syntax=choose_syntax(template, settings.tool_call_parser, settings.reasoning_parser),
-        metrics=metrics,
-        tracing=tracing,
-        lifecycle=Lifecycle(),
-        admission=Admission(settings.max_queued_requests, settings.max_queued_tokens),
-        model_digests=model_digests(folder, has_weights=settings.load_format is not LoadFormat.DUMMY),
-        version=version(),
-        started_at=int(time.time()),
-        sampling_defaults=defaults,
-        pooling=pooling,
-    )
+    edge = assemble(settings, folder, keys, url_of(listening))
+    engine, metrics = edge.engine, edge.metrics
     admin = None if admin_listening is None else serve_admin(edge, admin_listening, keys)
     server = Server(
         uvicorn_config(create_app(edge, keys)),
@@ -291,6 +263,45 @@ def serve(settings: Settings) -> int:
     if engine.refused is not None and engine.refused.is_final:
         raise StartError(engine.refused.message)
     return 0
+
+
+def assemble(settings: Settings, folder: Path, keys: Keys, url: str) -> Edge:
+    """What the application of a model is made of, whichever server runs it; nothing is started yet.
+
+    settings  as `resolve` returns them, with `folder`
+    url       of the API, for the lines that the console prints
+    Raises StartError where the settings, the tokenizer or the chat template cannot be used.
+    """
+    tokenizer, template = Tokenizer.load(folder), ChatTemplate.load(folder)
+    pooling = read_pooling(folder, settings)
+    is_recommended = settings.generation_config is GenerationConfig.AUTO
+    defaults = load_sampling_defaults(folder) if is_recommended else SamplingDefaults()
+    metrics, tracing = make_telemetry(settings)
+    console = Console(
+        metrics,
+        model=settings.model_name,
+        url=url,
+        print_line=_print,
+        needs_key=keys.tenants is not None,
+        task=Task.GENERATE if pooling is None else pooling.task,
+        on_attestation=tracing.attested,
+    )
+    return Edge(
+        settings=settings,
+        engine=EngineClient(settings, console),
+        tokenizer=tokenizer,
+        template=template,
+        syntax=choose_syntax(template, settings.tool_call_parser, settings.reasoning_parser),
+        metrics=metrics,
+        tracing=tracing,
+        lifecycle=Lifecycle(),
+        admission=Admission(settings.max_queued_requests, settings.max_queued_tokens),
+        model_digests=model_digests(folder, has_weights=settings.load_format is not LoadFormat.DUMMY),
+        version=version(),
+        started_at=int(time.time()),
+        sampling_defaults=defaults,
+        pooling=pooling,
+    )
 
 
 def _read_keys_again(keys: Keys, settings: Settings, metrics: Metrics) -> None:

@@ -9,7 +9,7 @@ from server.errors import RETRY_AFTER_S, ModelNotFound, NotReady, ShuttingDown, 
 from server.grammar.checker import GrammarChecker
 from server.model.load.pooling import PoolingModel
 from server.protocol.messages import EngineReady, Grammar
-from server.settings import Settings
+from server.settings import Settings, Task
 from server.supervisor.client import EngineClient, EngineState
 from server.telemetry.metrics import Metrics
 from server.telemetry.outcomes import RejectedFor
@@ -97,6 +97,11 @@ class Edge:
     @property
     def model(self) -> str:
         return self.metrics.model
+
+    @property
+    def task(self) -> Task:
+        """What the model is served for."""
+        return Task.GENERATE if self.pooling is None else self.pooling.task
 
     def check_model(self, name: str | None) -> None:
         """Raises ModelNotFound unless `name` is the one model here, or absent."""

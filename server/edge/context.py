@@ -42,6 +42,7 @@ class RequestContext:
     outcome: Outcome | None = None
     error_code: str | None = None
     error_param: str | None = None  # the field that is to blame
+    _timer: asyncio.TimerHandle | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -62,6 +63,16 @@ class RequestContext:
         """Ids that find this request in the logs, in an error and in the traces."""
         trace = {} if self.record is None else {"trace_id": self.record.trace.trace_id}
         return {"request_id": self.request_id, **trace}
+
+    def limit(self, left_s: float, error: Exception) -> None:
+        """End the request with `error` in `left_s` seconds, in place of the limit before."""
+        self.unlimit()
+        self._timer = asyncio.get_running_loop().call_later(max(0.0, left_s), self.abort, error)
+
+    def unlimit(self) -> None:
+        """Call this when the request has run: what is left to do is not ended."""
+        if self._timer is not None:
+            self._timer.cancel()
 
     def abort(self, error: Exception) -> None:
         """End the request from outside its task; the guard answers with `error`, or with nothing for ClientGone."""

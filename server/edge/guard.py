@@ -196,14 +196,14 @@ class Guard:
         """While a request that computes runs: its client's going, the deadline and the shutdown can end it."""
         limit_s = self._limits.request_timeout_s
         late = DeadlineExceeded(f"The answer took longer than the {limit_s:g} s a request may take.")
-        timer = asyncio.get_running_loop().call_later(limit_s, context.abort, late)
+        context.limit(limit_s, late)
         watcher = asyncio.create_task(_watch(theirs, context))
         self._lifecycle.inflight.add(context)
         try:
             await self._app(scope, receive, send)
         finally:
             self._lifecycle.inflight.discard(context)
-            timer.cancel()
+            context.unlimit()
             watcher.cancel()
 
     def _account(self, scope: Scope, context: RequestContext) -> None:

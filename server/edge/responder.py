@@ -13,6 +13,7 @@ from server.errors import (
     PayloadTooLarge,
     RequestTimeout,
     SlowClient,
+    TimeLimitReached,
     Unauthorized,
 )
 from server.telemetry.outcomes import Outcome
@@ -64,7 +65,7 @@ class Responder:
             await self({"type": "http.response.start", "status": error.status, "headers": _headers(error, body)})
             await self({"type": "http.response.body", "body": body})
             return
-        context.outcome = Outcome.SERVER_ERROR
+        context.outcome = Outcome.CLIENT_ERROR if isinstance(error, TimeLimitReached) else Outcome.SERVER_ERROR
         if context.is_event_stream:
             await self({"type": "http.response.body", "body": context.dialect.event(error, context.ids())})
 
@@ -80,6 +81,8 @@ def _headers(error: HallmarkError, body: bytes) -> list[tuple[bytes, bytes]]:
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     if error.retry_after_s is not None:
         headers.append((b"retry-after", str(error.retry_after_s).encode()))
+    if isinstance(error, TimeLimitReached):
+        headers.append((b"x-should-retry", b"false"))
     if isinstance(error, Unauthorized):
         headers.append((b"www-authenticate", b"Bearer"))
     if isinstance(error, MethodNotAllowed):

@@ -23,7 +23,7 @@ from server.engine.execution.followers import meet
 from server.engine.execution.sampling import SampledTokens
 from server.engine.execution.step_buffer import StepBuffer, StepLayout
 from server.engine.execution.worker import Worker
-from server.engine.startup.subject import Subject, dispatcher_of, kv_cache_of, load_rank, read_subject
+from server.engine.startup.subject import dispatcher_of, give_sinks, identity_of, kv_cache_of, load_rank, read_subject
 from server.log import configure_logging
 from server.model.ranks import Ranks
 from server.protocol.hang_up import leave_with
@@ -36,9 +36,10 @@ class Follower:
 
     def __init__(self, begin: Begin) -> None:
         self._subject = read_subject(begin.settings, begin.rank)
-        self._ranks: Ranks = meet(begin.meeting, begin.rank, begin.settings.tensor_parallel_size)
+        identity = identity_of(begin.settings, self._subject)
+        self._ranks: Ranks = meet(begin.meeting, begin.rank, begin.settings.tensor_parallel_size, identity)
         self._decoder = load_rank(begin.settings, self._subject, self._ranks)
-        self._dispatcher = _dispatcher(self._subject, begin.decisions)
+        self._dispatcher = self._dispatcher_of(begin.decisions)
         self._worker: Worker | None = None
 
     def obey(self, command: object) -> None:
@@ -49,7 +50,7 @@ class Follower:
             kv = kv_cache_of(self._subject, command.num_pages)
             self._worker = Worker(self._decoder, kv, self._dispatcher, tokens, rank=self._ranks)
         elif isinstance(command, Decide):
-            self._dispatcher = _dispatcher(self._subject, command.decisions)
+            self._dispatcher = self._dispatcher_of(command.decisions)
             if self._worker is not None:
                 self._worker.dispatcher = self._dispatcher
         elif isinstance(command, Launch) and self._worker is not None:
@@ -68,14 +69,15 @@ class Follower:
         else:
             raise ValueError(f"rank 0 sent {type(command).__name__}, which is not due now")
 
-
-def _dispatcher(subject: Subject, decisions: list[tuple[str, str]]) -> Dispatcher:
-    """Return what rank 0 decided: this rank decides nothing, and counts for nobody."""
-    found = {}
-    for text, path in decisions:
-        shape = parse_shape(text)
-        found[shape] = Decision(shape, path, Status.PROVEN, path, (), (), None)
-    return dispatcher_of(subject, found, redecide=_decide_nothing, has_timer=False)
+    def _dispatcher_of(self, decisions: list[tuple[str, str]]) -> Dispatcher:
+        """Return what rank 0 decided: this rank decides nothing, and counts for nobody."""
+        found = {}
+        for text, path in decisions:
+            shape = parse_shape(text)
+            found[shape] = Decision(shape, path, Status.PROVEN, path, (), (), None)
+        dispatcher = dispatcher_of(self._subject, found, redecide=_decide_nothing, has_timer=False)
+        give_sinks(dispatcher, self._decoder)
+        return dispatcher
 
 
 def _decide_nothing(shape: AttentionShape, _: Pairs, __: Pairs) -> Decision:

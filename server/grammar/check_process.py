@@ -11,7 +11,7 @@ from typing import BinaryIO
 import msgspec
 
 from server.errors import InvalidGrammar
-from server.grammar.compiled import byte_tokenizer, compiled
+from server.grammar.compiled import ByteTokens, byte_tokenizer, compiled
 from server.protocol.messages import Grammar
 
 LENGTH = struct.Struct("<I")  # before each message; an answer is an error's text, or empty
@@ -39,7 +39,7 @@ def main() -> None:
     write_message(answers, b"")  # ready
     while (message := read_message(requests)) is not None:
         try:
-            compiled(tokens, msgspec.msgpack.decode(message, type=Grammar))
+            compiled(tokens, msgspec.msgpack.decode(message, type=Grammar), ByteTokens.others)
         except InvalidGrammar as error:
             write_message(answers, error.message.encode())
         else:

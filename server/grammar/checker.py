@@ -45,11 +45,12 @@ class GrammarChecker:
 
     async def check(self, grammar: Grammar) -> None:
         """Raise InvalidGrammar where no answer could be bound to a grammar, or only at too high a cost."""
-        num_bytes = len(grammar.text.encode())
+        encoded = msgspec.msgpack.encode(msgspec.structs.replace(grammar, param=""))
+        num_bytes = len(encoded)
         if num_bytes > MAX_GRAMMAR_BYTES:
             limit = f"a grammar may have {MAX_GRAMMAR_BYTES} bytes"
             raise InvalidGrammar(f"{grammar.param}: {limit}, this one has {num_bytes}.", param=grammar.param)
-        key = hashlib.blake2b(f"{grammar.kind.value} {grammar.text}".encode(), digest_size=16).digest()
+        key = hashlib.blake2b(encoded, digest_size=16).digest()
         found = self._verdicts.get(key)
         if found is None:
             found = await asyncio.get_running_loop().run_in_executor(self._threads, self._verdict, grammar)

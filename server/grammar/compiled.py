@@ -1,6 +1,8 @@
 """Grammars as llguidance compiles them, with its limits: for the check of a request, and for the engine."""
 
+import json
 import re
+from collections.abc import Sequence
 
 import llguidance
 from llguidance.gbnf_to_lark import gbnf_to_lark
@@ -9,6 +11,7 @@ from server.errors import InvalidGrammar
 from server.protocol.messages import Grammar, GrammarKind
 
 _GBNF_RULE = re.compile(r"^[ \t]*[A-Za-z_][\w-]*[ \t]*::=", re.MULTILINE)
+_ANSWER = "answer"
 _MAX_MESSAGE = 300  # characters
 # What one token of one answer may cost: about 7 ms for the lexer, 1 ms for the parser, and 20 MB of states in all.
 _LIMITS = llguidance.LLParserLimits(
@@ -16,19 +19,39 @@ _LIMITS = llguidance.LLParserLimits(
 )
 
 
-def compiled(tokens: llguidance.LLTokenizer, grammar: Grammar) -> llguidance.LLMatcher:
-    """Compile a grammar for a tokenizer; releases the interpreter's lock. Raises InvalidGrammar."""
+def compiled(
+    tokens: llguidance.LLTokenizer, grammar: Grammar, token_ids: Sequence[int] | None = None
+) -> llguidance.LLMatcher:
+    """Compile a grammar for a tokenizer; releases the interpreter's lock. Raises InvalidGrammar.
+
+    token_ids  in place of the grammar's own special tokens, for a tokenizer without them
+    """
     if grammar.kind is GrammarKind.JSON_SCHEMA:
         text = llguidance.LLMatcher.grammar_from_json_schema(grammar.text)
     elif grammar.kind is GrammarKind.REGEX:
         text = llguidance.LLMatcher.grammar_from_regex(grammar.text)
     else:
-        text = llguidance.LLMatcher.grammar_from_lark(_lark(grammar.text))
+        text = llguidance.LLMatcher.grammar_from_lark(_with_tokens(grammar, token_ids))
+    if grammar.before is not None:
+        text = _behind(_with_tokens(grammar.before, token_ids), text)
     matcher = llguidance.LLMatcher(tokens, text, limits=_LIMITS, log_level=0)
     check(matcher)
     matcher.compute_bitmask()  # fails where no text matches at all; its states are shared by all copies
     check(matcher)
     return matcher
+
+
+def _with_tokens(grammar: Grammar, token_ids: Sequence[int] | None) -> str:
+    """Return the text of a grammar in Lark with the special tokens that it names."""
+    ids = grammar.tokens if token_ids is None else token_ids[: len(grammar.tokens)]
+    return _lark(grammar.text) + "".join(f"\ntoken_{index}: <[{token_id}]>" for index, token_id in enumerate(ids))
+
+
+def _behind(before: str, answer: str) -> str:
+    """Return the grammar of an answer behind the text of the rule `before`."""
+    parts = json.loads(answer)["grammars"] if answer.lstrip().startswith("{") else [{"lark_grammar": answer}]
+    parts[0]["name"] = _ANSWER
+    return json.dumps({"grammars": [{"lark_grammar": f"start: before @{_ANSWER}\n{before}"}, *parts]})
 
 
 def _lark(text: str) -> str:
@@ -51,12 +74,15 @@ def check(matcher: llguidance.LLMatcher) -> None:
 
 
 class ByteTokens:
-    """A tokenizer whose tokens are the 256 bytes and an end: enough to check a grammar without a model."""
+    """A tokenizer whose tokens are the 256 bytes, an end, and some special tokens: enough to check a grammar without
+    a model.
+    """
 
     eos_token_id = 256
     bos_token_id = None
-    tokens = (*(bytes([value]) for value in range(256)), b"<end>")
-    special_token_ids = (256,)
+    others = tuple(range(257, 257 + 32))  # no form of calls and no reasoning has more marks
+    tokens = (*(bytes([value]) for value in range(256)), b"<end>", *(b"<%d>" % value for value in others))
+    special_token_ids = (256, *others)
 
     def __call__(self, text: bytes | str) -> list[int]:
         return [*(text if isinstance(text, bytes) else text.encode())]

@@ -66,7 +66,7 @@ _NAMED = ("$defs", "definitions", "patternProperties", "properties")
 _SINGLE = ("additionalItems", "additionalProperties", "items")
 
 # Between two tokens of JSON: a space, or a new line and its indent. Weak models that may write more write little else.
-WHITESPACE = r"\x20|\n[\x20\x09]{0,20}"
+WHITESPACE = r"\x20|\n(\x20{0,16}|\t{0,4})"
 
 
 def schema_text(schema: object, param: str) -> str:

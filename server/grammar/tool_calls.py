@@ -3,17 +3,24 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any
 
+from server.grammar.native_calls import GemmaArguments, NotBindable, QwenArguments
+from server.grammar.rules import Rules
 from server.grammar.schema import schema_text
-from server.protocol.messages import Grammar, GrammarKind
+from server.protocol.messages import Grammar
+from server.settings import ToolCallParser
+from server.text.answer.gemma import CLOSES as GEMMA_CLOSES
+from server.text.answer.gemma import OPENS as GEMMA_OPENS
+from server.text.answer.harmony import CHANNEL, CONSTRAIN, MESSAGE
+from server.text.answer.harmony import MARKS as HARMONY_MARKS
+from server.text.answer.hermes import CLOSES, OPENS
+from server.text.answer.mistral import ARGS, CALLS
+from server.text.answer.values import inlined
 
-
-class ToolFormat(Enum):
-    HERMES = "hermes"  # <tool_call>\n{"name": ..., "arguments": {...}}\n</tool_call>, one after another
-    LLAMA3_JSON = "llama3_json"  # {"name": ..., "parameters": {...}}, separated by "; "
-    MISTRAL = "mistral"  # [TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]
+# What binds a call whose values a model's own form cannot bind: objects, as JSON has them.
+_IN_JSON = {ToolCallParser.QWEN3_CODER: ToolCallParser.HERMES, ToolCallParser.GEMMA: ToolCallParser.LLAMA3_JSON}
+_FINAL = f"{CHANNEL}final{MESSAGE}"  # opens harmony's answers
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,53 +31,102 @@ class Tool:
     parameters: Mapping[str, Any] | None = None
 
 
-def tool_grammar(
+@dataclass(frozen=True, slots=True)
+class BoundCalls:
+    """A grammar of calls, and the form in which it has them."""
+
+    grammar: Grammar
+    form: ToolCallParser
+
+
+def bound_calls(
     tools: Sequence[Tool],
-    form: ToolFormat,
+    form: ToolCallParser,
     *,
     is_parallel: bool = False,
     added_ids: Mapping[str, int] | None = None,
+    answer: Grammar | None = None,
     param: str = "tools",
-) -> Grammar:
+) -> BoundCalls:
     """Return the grammar of an answer that is a call of one of `tools`, at least one, and nothing else.
 
     tools        all of a request for tool_choice "required", the one that is named for a named one
-    is_parallel  whether several calls may follow one another
+    form         of the model; QWEN3_CODER and GEMMA become HERMES and LLAMA3_JSON for a tool with an argument that
+                 they cannot bind: strings with a pattern, a format, or beside numbers in one type, and recursive types
+    is_parallel  whether several calls may follow one another; harmony ends an answer with its first
     added_ids    ids of the tokenizer's added tokens by their text: a marker such as <tool_call> may be one
+    answer       a grammar of JSON, which the answer may be in place of a call
     param        the field that the schemas are of
     Raises UnsupportedField for a keyword of a schema that would not bind the arguments.
     """
-    marker = {} if added_ids is None else added_ids
-    calls = [f"call_{index}" for index in range(len(tools))]
-    rules = [f"call: {' | '.join(calls)}"]
-    field = "parameters" if form is ToolFormat.LLAMA3_JSON else "arguments"
-    for index, (call, tool) in enumerate(zip(calls, tools, strict=True)):
-        head = f'{{"name": {json.dumps(tool.name)}, "{field}": '
-        rules.append(f"{call}: {_literal(head)} arguments_{index} {_literal('}')}")
-        schema = {"type": "object", **(tool.parameters or {})}  # arguments are an object whether or not it is said
-        rules.append(f"arguments_{index}: %json {schema_text(schema, f'{param}[{index}]')}")
-    if form is ToolFormat.HERMES:
-        opening, closing = _marker("<tool_call>", marker), _marker("</tool_call>", marker)
-        rules.append(f'one: {opening} "\\n" call "\\n" {closing}')
-        start = 'one ("\\n" one)*' if is_parallel else "one"
-    elif form is ToolFormat.MISTRAL:
-        more = ' (", " call)*' if is_parallel else ""
-        start = f'{_marker("[TOOL_CALLS]", marker)} "[" call{more} "]"'
-    else:
-        start = 'call ("; " call)*' if is_parallel else "call"
-    return Grammar(GrammarKind.LARK, "\n".join([f"start: {start}", *rules]), param)
+    schemas = [_schema_text(tool, f"{param}[{index}]") for index, tool in enumerate(tools)]  # refuses before all else
+    try:
+        rules = Rules(added_ids or {})
+        calls = _calls(rules, tools, schemas, form, is_parallel=is_parallel)
+    except NotBindable:
+        form, rules = _IN_JSON[form], Rules(added_ids or {})
+        calls = _calls(rules, tools, schemas, form, is_parallel=is_parallel)
+    if answer is None:
+        return BoundCalls(rules.grammar("start", calls, param), form)
+    head = rules.sequence(_FINAL, HARMONY_MARKS) if form is ToolCallParser.HARMONY else ""
+    start = f"{head} {rules.json(answer.text)} | {rules.rule(calls)}"
+    return BoundCalls(rules.grammar("start", start, answer.param), form)
 
 
-def json_or_calls(answer: Grammar, calls: Grammar) -> Grammar:
-    """Return the grammar of an answer that is either JSON of a schema or what `tool_grammar` made."""
-    rules = f"start: answer | calls\nanswer: %json {answer.text}\ncalls{calls.text.removeprefix('start')}"
-    return Grammar(GrammarKind.LARK, rules, answer.param)
+def _schema_text(tool: Tool, param: str) -> str:
+    return schema_text({"type": "object", **(tool.parameters or {})}, param)  # an object whether or not it is said
 
 
-def _literal(text: str) -> str:
-    return json.dumps(text)
+def _calls(
+    rules: Rules, tools: Sequence[Tool], schemas: Sequence[str], form: ToolCallParser, *, is_parallel: bool
+) -> str:
+    both = [*zip(tools, schemas, strict=True)]
+    if form is ToolCallParser.HERMES:
+        call = _one_of(rules, [_object(rules, tool, schema, "arguments") for tool, schema in both])
+        one = rules.rule(f'{_mark(rules, OPENS)} "\\n" {call} "\\n" {_mark(rules, CLOSES)}')
+        return _several(one, '"\\n"', is_parallel)
+    if form is ToolCallParser.QWEN3_CODER:
+        values = QwenArguments(rules)
+        call = _one_of(rules, [values.call(tool.name, inlined(tool.parameters or {})) for tool in tools])
+        one = rules.rule(f'{_mark(rules, OPENS)} "\\n" {call} "\\n" {_mark(rules, CLOSES)}')
+        return _several(one, '"\\n"', is_parallel)
+    if form is ToolCallParser.GEMMA:
+        braces = GemmaArguments(rules)
+        call = _one_of(rules, [braces.call(tool.name, inlined(tool.parameters or {})) for tool in tools])
+        one = rules.rule(f"{_mark(rules, GEMMA_OPENS)} {call} {_mark(rules, GEMMA_CLOSES)}")
+        return _several(one, "", is_parallel)
+    if form is ToolCallParser.HARMONY:  # <|call|>, which ends the call, ends the answer, too
+        return _one_of(rules, [_harmony(rules, tool, schema) for tool, schema in both])
+    if form is ToolCallParser.MISTRAL and rules.has_token(ARGS):
+        named = [rules.sequence(f"{CALLS}{tool.name}{ARGS}", (CALLS, ARGS)) + " " + rules.json(it) for tool, it in both]
+        return _several(_one_of(rules, named), "", is_parallel)
+    if form is ToolCallParser.MISTRAL:
+        call = _one_of(rules, [_object(rules, tool, schema, "arguments") for tool, schema in both])
+        return f'{_mark(rules, CALLS)} "[" {_several(call, rules.literal(", "), is_parallel)} "]"'
+    call = _one_of(rules, [_object(rules, tool, schema, "parameters") for tool, schema in both])
+    return _several(call, rules.literal("; "), is_parallel)
 
 
-def _marker(text: str, added_ids: Mapping[str, int]) -> str:
-    """A marker as its own token where the tokenizer has one, else as text."""
-    return f"<[{added_ids[text]}]>" if text in added_ids else _literal(text)
+def _object(rules: Rules, tool: Tool, schema: str, field: str) -> str:
+    head = f'{{"name": {json.dumps(tool.name)}, "{field}": '
+    return f"{rules.literal(head)} {rules.json(schema)} {rules.literal('}')}"
+
+
+def _harmony(rules: Rules, tool: Tool, schema: str) -> str:
+    """A call as gpt-oss writes it, the recipient behind the channel, or before it, as its template does."""
+    to = f" to=functions.{tool.name}"
+    heads = (f"{CHANNEL}commentary{to} {CONSTRAIN}json{MESSAGE}", f"{to}{CHANNEL}commentary {CONSTRAIN}json{MESSAGE}")
+    written = (rules.sequence(head, HARMONY_MARKS) for head in (*heads, f"{to}{CHANNEL}commentary json{MESSAGE}"))
+    return f"({' | '.join(written)}) {rules.json(schema)}"
+
+
+def _one_of(rules: Rules, bodies: Sequence[str]) -> str:
+    return rules.rule(" | ".join(rules.rule(body) for body in bodies))
+
+
+def _several(one: str, between: str, is_parallel: bool) -> str:
+    return f"{one} ({between} {one})*" if is_parallel else one
+
+
+def _mark(rules: Rules, text: str) -> str:
+    return rules.sequence(text, (text,))

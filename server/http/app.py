@@ -106,7 +106,7 @@ def _task_routers(edge: Edge) -> list[APIRouter]:
 
 def _of_other_tasks(edge: Edge) -> dict[str, str]:
     """The paths that servers of other tasks have, each with why this one has not."""
-    task = Task.GENERATE if edge.pooling is None else edge.pooling.task
+    task = edge.task
     tasks = POOLING_PATHS | dict.fromkeys(_GENERATING, Task.GENERATE)
     here = f"this one is served for {task.value!r} (--task)"
     return {

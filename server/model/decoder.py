@@ -7,11 +7,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kernels.fused.activation_kind import Activation
 from kernels.fused.norm import rms_norm
 from kernels.fused.rope_kv import turns_of
 from kernels.linear.autotune import Chooser
 from kernels.linear.matmul import compile_linear, linear_fp32
-from qualification.model.config import LayerConfig, ModelConfig, QKNorm
+from qualification.model.config import DenseConfig, ExpertsConfig, LayerConfig, ModelConfig, QKNorm
 from qualification.model.shard import vocabulary_rows
 from server.model.block import (
     AddNorm,
@@ -25,7 +26,8 @@ from server.model.block import (
     Sublayer,
     add,
 )
-from server.model.layers import LayerWeights, Weights, dense
+from server.model.experts import Experts, Shared, products_of
+from server.model.layers import DenseWeights, LayerWeights, MixtureWeights, Weights
 from server.model.linear import Product
 from server.model.ranks import ALONE, Ranks
 from server.model.rope import cos_sin_table
@@ -92,13 +94,21 @@ class Decoder:
         return tuple(self._block(index, config, weights) for index, (config, weights) in layers)
 
     def _block(self, index: int, config: LayerConfig, weights: LayerWeights) -> Block:
-        fed = FeedForward(weights.gate_up.gated_by(dense(config).activation), self._summed(weights.down))
         return Block(
             self._entry(weights.attention_norm),
             self._finished(self._attention(index, config, weights), weights.norm_after_attention),
             self._entry(weights.feed_forward_norm),
-            self._finished(fed, weights.norm_after_feed_forward),
+            self._finished(self._feed_forward(config, weights), weights.norm_after_feed_forward),
         )
+
+    def _feed_forward(self, config: LayerConfig, weights: LayerWeights) -> Sublayer:
+        match config.feed_forward, weights.feed_forward:
+            case DenseConfig(activation=activation), DenseWeights(gate_up, down):
+                return FeedForward(gate_up.gated_by(activation), self._summed(down))
+            case ExpertsConfig() as mixture, MixtureWeights() as weights_of_mixture:
+                experts, ranks = _experts(mixture, weights_of_mixture), self._ranks
+                return experts if ranks.world == 1 else lambda x, step: ranks.sum(experts(x, step))
+        raise AssertionError("weights are of the kind that the configuration says")
 
     def _attention(self, index: int, config: LayerConfig, weights: LayerWeights) -> Attention:
         attention, eps = config.attention, self.config.norm_eps
@@ -131,6 +141,16 @@ class Decoder:
         return weight.float() + 1 if self.config.zero_centred_norms else weight
 
 
+def _experts(config: ExpertsConfig, weights: MixtureWeights) -> Experts:
+    shared = None
+    if weights.shared is not None:
+        assert isinstance(config.activation, Activation), "a feed-forward for all tokens has a plain activation"
+        gated, down = weights.shared.gate_up.gated_by(config.activation), weights.shared.down
+        shared = Shared(lambda x: down(gated(x)), weights.shared_gate)
+    products = products_of(weights.experts, config.activation)
+    return Experts(weights.router, config.routing, products, weights.correction_bias, shared)
+
+
 def _embedding(config: ModelConfig, weight: Tensor) -> Callable[[Tensor], Tensor]:
     """token_ids [T] int64 -> a new tensor [T, hidden]."""
     scale = config.embedding_scale
@@ -153,9 +173,13 @@ def _after_head(config: ModelConfig) -> tuple[Callable[[Tensor], object], ...]:
 
 
 def _compile_matmuls(config: ModelConfig, weights: Weights) -> None:
-    """Compile the products of a layer, of which all have the same shapes, and of the head."""
-    for layer in weights.layers[:1]:
-        for linear in (layer.qkv, layer.output, layer.down):
-            linear.compile()
-        layer.gate_up.compile(dense(config.layers[0]).activation)
+    """Compile the products of a layer of each kind, of which all have the same shapes, and of the head."""
+    pairs = zip(config.layers, weights.layers, strict=False)
+    of_kind = {type(layer.feed_forward): (layer_config, layer) for layer_config, layer in pairs}
+    for layer_config, layer in of_kind.values():
+        activation = layer_config.feed_forward.activation
+        for name, linear in layer.linears.items():
+            linear.compile(activation if name.endswith("gate_up") and isinstance(activation, Activation) else None)
+        if isinstance(layer.feed_forward, MixtureWeights):
+            compile_linear(layer.feed_forward.router.weight, dtype_out=torch.float32)
     compile_linear(weights.head, dtype_out=torch.float32)

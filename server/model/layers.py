@@ -2,14 +2,23 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from kernels.experts.kinds import MXFP4_BLOCK
+from kernels.experts.weights import AnyExpertWeights, ExpertWeights, Mxfp4Weights
 from kernels.linear.autotune import Chooser
 from kernels.linear.tuned import ChosenProduct
-from qualification.model.config import DenseConfig, LayerConfig, ModelConfig, QKNorm
+from qualification.model.config import (
+    DenseConfig,
+    ExpertFormat,
+    ExpertsConfig,
+    FeedForward,
+    LayerConfig,
+    ModelConfig,
+    QKNorm,
+)
 from server.model.linear import Dense, Tuned
 
 _NUM_MEASURED = 8  # layers whose weights algorithms are measured with
@@ -18,10 +27,36 @@ _MOST_SAMPLED = 512  # rows of the head
 
 
 @dataclass(frozen=True, slots=True)
+class DenseWeights:
+    """A feed-forward that all tokens visit."""
+
+    gate_up: Dense  # gate, then up
+    down: Dense
+
+
+@dataclass(frozen=True, slots=True)
+class MixtureWeights:
+    """A feed-forward of experts.
+
+    router           [experts, hidden]
+    correction_bias  [experts] fp32 or None
+    shared           what all tokens visit beside their experts, or None
+    shared_gate      [1, hidden], or None where `shared` is not gated
+    """
+
+    router: Dense
+    experts: AnyExpertWeights
+    correction_bias: Tensor | None = None
+    shared: DenseWeights | None = None
+    shared_gate: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class LayerWeights:
     """One transformer layer. A norm is [hidden], as the checkpoint has it, or None where the layer has none.
 
     q_norm, k_norm   [head_dim], or as many numbers as all heads have
+    sinks            [heads] fp32: a logit for each head that joins the softmax and has no value
     """
 
     attention_norm: Tensor | None
@@ -30,20 +65,39 @@ class LayerWeights:
     k_norm: Tensor | None
     output: Dense
     feed_forward_norm: Tensor | None
-    gate_up: Dense  # gate, then up
-    down: Dense
+    feed_forward: DenseWeights | MixtureWeights
     norm_after_attention: Tensor | None = None
     norm_after_feed_forward: Tensor | None = None
+    sinks: Tensor | None = None
 
     @property
     def linears(self) -> dict[str, Dense]:
-        """Return the products by the names of their fields, in the order in which they are computed."""
-        return {"qkv": self.qkv, "output": self.output, "gate_up": self.gate_up, "down": self.down}
+        """Return the products that all tokens visit, in the order in which they are computed.
+
+        One name stands for the same sizes in all layers.
+        """
+        match self.feed_forward:
+            case DenseWeights(gate_up, down):
+                fed = {"gate_up": gate_up, "down": down}
+            case MixtureWeights(shared=DenseWeights(gate_up, down)):
+                fed = {"shared_gate_up": gate_up, "shared_down": down}
+            case MixtureWeights():
+                fed = {}
+        return {"qkv": self.qkv, "output": self.output, **fed}
 
     def with_chosen(self, products: Mapping[str, ChosenProduct]) -> "LayerWeights":
         """The same weights, those in `products` (by the names of `linears`) tuned."""
-        tuned: dict[str, Any] = {name: Tuned(self.linears[name].weight, None, it) for name, it in products.items()}
-        return replace(self, **tuned)
+
+        def tuned(name: str, linear: Dense) -> Dense:
+            return Tuned(linear.weight, None, products[name]) if name in products else linear
+
+        fed = self.feed_forward
+        if isinstance(fed, DenseWeights):
+            fed = DenseWeights(tuned("gate_up", fed.gate_up), tuned("down", fed.down))
+        elif fed.shared is not None:
+            shared = DenseWeights(tuned("shared_gate_up", fed.shared.gate_up), tuned("shared_down", fed.shared.down))
+            fed = replace(fed, shared=shared)
+        return replace(self, qkv=tuned("qkv", self.qkv), output=tuned("output", self.output), feed_forward=fed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +110,12 @@ class Weights:
 
     def with_chosen(self, chooser: Chooser, sizes: Sequence[int]) -> "Weights":
         """The same for computing `sizes` rows on a GPU: no weight may change any more. Raises CublasLtError."""
-        measured, products = self.layers[:_NUM_MEASURED], {}
-        for name, first in self.layers[0].linears.items() if self.layers else ():
+        products, linears = {}, [layer.linears for layer in self.layers]
+        for name in dict.fromkeys(name for layer in linears for name in layer):
+            measured = [layer[name] for layer in linears if name in layer][:_NUM_MEASURED]
+            first = measured[0]
             if first.bias is None and _is_chosen(first.weight):
-                weights = [layer.linears[name].weight for layer in measured]
-                products[name] = chooser.product(weights, first.weight.dtype, sizes)
+                products[name] = chooser.product([it.weight for it in measured], first.weight.dtype, sizes)
         head, sampled = self.chosen_head, [size for size in sizes if size <= _MOST_SAMPLED]
         if _is_chosen(self.head) and sampled:
             head = chooser.product([self.head], torch.float32, sampled)
@@ -75,11 +130,11 @@ def empty_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device)
     """Weights of the right shapes, not yet filled."""
     hidden = config.hidden_size
 
-    def vector(size: int) -> Tensor:
-        return torch.empty(size, dtype=dtype, device=device)
+    def vector(size: int, of: torch.dtype = dtype) -> Tensor:
+        return torch.empty(size, dtype=of, device=device)
 
     def layer(config: LayerConfig) -> LayerWeights:
-        attention, fed, norms = config.attention, dense(config), config.norms
+        attention, fed, norms = config.attention, config.feed_forward, config.norms
         size_q, size_kv = attention.query_size, attention.kv_size
         size_q_norm, size_k_norm = {
             QKNorm.NONE: (0, 0),
@@ -94,9 +149,9 @@ def empty_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device)
             output=Dense.empty(size_q, hidden, attention.has_output_bias, dtype, device),
             norm_after_attention=vector(hidden) if norms.after else None,
             feed_forward_norm=vector(hidden) if norms.before else None,
-            gate_up=Dense.empty(hidden, 2 * fed.width, fed.has_bias, dtype, device),
-            down=Dense.empty(fed.width, hidden, fed.has_bias, dtype, device),
+            feed_forward=_empty_feed_forward(fed, hidden, dtype, device),
             norm_after_feed_forward=vector(hidden) if norms.after else None,
+            sinks=vector(attention.num_heads, torch.float32) if attention.has_sinks else None,
         )
 
     embedding = torch.empty(config.vocab_size, hidden, dtype=dtype, device=device)
@@ -104,7 +159,35 @@ def empty_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device)
     return Weights(embedding, tuple(layer(it) for it in config.layers), vector(hidden), head)
 
 
-def dense(config: LayerConfig) -> DenseConfig:
-    """The feed-forward of a layer of a family that is served."""
-    assert isinstance(config.feed_forward, DenseConfig), "no family of experts is served"
-    return config.feed_forward
+def _empty_feed_forward(
+    config: FeedForward, hidden: int, dtype: torch.dtype, device: torch.device
+) -> DenseWeights | MixtureWeights:
+    if isinstance(config, DenseConfig):
+        return _empty_dense(hidden, config.width, config.has_bias, dtype, device)
+    shared = config.shared
+    return MixtureWeights(
+        Dense.empty(hidden, config.num_experts, config.has_router_bias, dtype, device),
+        _empty_experts(config, hidden, dtype, device),
+        torch.empty(config.num_experts, device=device) if config.has_correction_bias else None,
+        None if shared is None else _empty_dense(hidden, shared.width, False, dtype, device),
+        torch.empty(1, hidden, dtype=dtype, device=device) if shared is not None and shared.is_gated else None,
+    )
+
+
+def _empty_dense(hidden: int, width: int, has_bias: bool, dtype: torch.dtype, device: torch.device) -> DenseWeights:
+    gate_up = Dense.empty(hidden, 2 * width, has_bias, dtype, device)
+    return DenseWeights(gate_up, Dense.empty(width, hidden, has_bias, dtype, device))
+
+
+def _empty_experts(config: ExpertsConfig, hidden: int, dtype: torch.dtype, device: torch.device) -> AnyExpertWeights:
+    count, width = config.num_experts, config.width
+
+    def tensor(*shape: int, of: torch.dtype = dtype) -> Tensor:
+        return torch.empty(count, *shape, dtype=of, device=device)
+
+    biases = (tensor(2 * width), tensor(hidden)) if config.has_bias else ()
+    if config.format is ExpertFormat.PLAIN:
+        return ExpertWeights(tensor(2 * width, hidden), tensor(hidden, width), *biases)
+    matrices = [(rows, size // MXFP4_BLOCK) for rows, size in ((2 * width, hidden), (hidden, width))]
+    packed = [tensor(*shape, of=torch.uint8) for matrix in matrices for shape in ((*matrix, MXFP4_BLOCK // 2), matrix)]
+    return Mxfp4Weights(*packed, *biases)

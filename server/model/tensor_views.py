@@ -2,14 +2,18 @@
 
 from torch import Tensor
 
+from kernels.experts.weights import ExpertWeights
 from qualification.model.config import LayerConfig, ModelConfig
-from qualification.model.families.family import TensorNames
-from server.model.layers import LayerWeights, Weights, dense
+from qualification.model.families.family import ExpertLayout, ExpertNames, TensorNames
+from server.model.layers import DenseWeights, LayerWeights, MixtureWeights, Weights
 from server.model.linear import Dense
 
 
 def checkpoint_views(weights: Weights, config: ModelConfig, names: TensorNames) -> dict[str, Tensor]:
-    """Every tensor of a checkpoint by name, as the weight, or the view of rows of a merged weight, that it fills."""
+    """The tensors of a checkpoint by name, as the weight, or the view of rows of a merged weight, that each fills.
+
+    Experts whose gate and up alternate are left out: no view has their order.
+    """
     views = {"model.embed_tokens.weight": weights.embedding, "model.norm.weight": weights.final_norm}
     if not config.tie_embeddings:
         views["lm_head.weight"] = weights.head
@@ -24,7 +28,16 @@ def checkpoint_views(weights: Weights, config: ModelConfig, names: TensorNames) 
             ("self_attn.k_norm", layer.k_norm),
         )
         views |= {f"{prefix}.{name}.weight": norm for name, norm in norms if norm is not None}
-        linears = _merged(layer) if names.merged else _split(layer, layer_config)
+        if layer.sinks is not None:
+            views[f"{prefix}.self_attn.sinks"] = layer.sinks
+        linears = _attention(layer, layer_config, is_merged=names.merged)
+        if isinstance(layer.feed_forward, DenseWeights):
+            linears |= _dense(layer.feed_forward, "mlp", is_merged=names.merged)
+        else:
+            assert names.experts is not None, "the family has mixtures"
+            linears |= _mixture(layer.feed_forward, names.experts)
+            if layer.feed_forward.correction_bias is not None:
+                views[f"{prefix}.{names.experts.correction_bias}"] = layer.feed_forward.correction_bias
         for name, linear in linears.items():
             views[f"{prefix}.{name}.weight"] = linear.weight
             if linear.bias is not None:
@@ -32,26 +45,42 @@ def checkpoint_views(weights: Weights, config: ModelConfig, names: TensorNames) 
     return views
 
 
-def _split(layer: LayerWeights, config: LayerConfig) -> dict[str, Dense]:
-    """Queries, keys and values apart, gate and up apart."""
-    size_q, size_kv, width = config.attention.query_size, config.attention.kv_size, dense(config).width
+def _attention(layer: LayerWeights, config: LayerConfig, *, is_merged: bool) -> dict[str, Dense]:
+    """Queries, keys and values apart, or as one tensor."""
+    if is_merged:
+        return {"self_attn.qkv_proj": layer.qkv, "self_attn.o_proj": layer.output}
+    size_q, size_kv = config.attention.query_size, config.attention.kv_size
     q, k, v = layer.qkv.rows(size_q, size_kv, size_kv)
-    gate, up = layer.gate_up.rows(width, width)
     return {
         "self_attn.q_proj": q,
         "self_attn.k_proj": k,
         "self_attn.v_proj": v,
         "self_attn.o_proj": layer.output,
-        "mlp.gate_proj": gate,
-        "mlp.up_proj": up,
-        "mlp.down_proj": layer.down,
     }
 
 
-def _merged(layer: LayerWeights) -> dict[str, Dense]:
-    return {
-        "self_attn.qkv_proj": layer.qkv,
-        "self_attn.o_proj": layer.output,
-        "mlp.gate_up_proj": layer.gate_up,
-        "mlp.down_proj": layer.down,
-    }
+def _dense(weights: DenseWeights, prefix: str, *, is_merged: bool = False) -> dict[str, Dense]:
+    """Gate and up apart, or as one tensor."""
+    if is_merged:
+        return {f"{prefix}.gate_up_proj": weights.gate_up, f"{prefix}.down_proj": weights.down}
+    width = weights.down.weight.shape[1]
+    gate, up = weights.gate_up.rows(width, width)
+    return {f"{prefix}.gate_proj": gate, f"{prefix}.up_proj": up, f"{prefix}.down_proj": weights.down}
+
+
+def _mixture(weights: MixtureWeights, names: ExpertNames) -> dict[str, Dense]:
+    found = {names.router: weights.router}
+    if weights.shared is not None:
+        found |= _dense(weights.shared, names.shared)
+    if weights.shared_gate is not None:
+        found[names.shared_gate] = Dense(weights.shared_gate)
+    if names.layout is ExpertLayout.EACH:
+        assert isinstance(weights.experts, ExpertWeights), "others are kept together"
+        width = weights.experts.width
+        for index, (gate_up, down) in enumerate(zip(weights.experts.gate_up, weights.experts.down, strict=True)):
+            gate, up = Dense(gate_up).rows(width, width)
+            prefix = f"{names.experts}.{index}"
+            found |= {
+                f"{prefix}.{names.gate}": gate, f"{prefix}.{names.up}": up, f"{prefix}.{names.down}": Dense(down)
+            }  # fmt: skip
+    return found

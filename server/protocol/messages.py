@@ -33,6 +33,8 @@ class Grammar(msgspec.Struct, frozen=True):
     kind: GrammarKind
     text: str
     param: str = ""  # the request's field that it was made of, for errors
+    tokens: tuple[int, ...] = ()  # special tokens that a text in Lark names token_0, token_1, ...
+    before: "Grammar | None" = None  # in Lark, its rule `before` is what stands before all of that
 
 
 class Pooling(msgspec.Struct, frozen=True):
@@ -95,6 +97,7 @@ class Submit(msgspec.Struct, frozen=True, tag=True):
     sampling: SamplingParams
     cache_salt: bytes = b""  # it shares computed pages only with requests of the same one
     traceparent: str | None = None  # W3C: contextvars do not cross processes
+    priority: int = 0  # lower ones are computed first
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):

@@ -128,6 +128,7 @@ class EngineClient:
         *,
         cache_salt: bytes = b"",
         traceparent: str | None = None,
+        priority: int = 0,
         take: Take | None = None,
     ) -> AsyncGenerator[TokenDelta, None]:
         """Deltas of one request; the last one has a finish_reason. Leaving early cancels the request.
@@ -143,7 +144,7 @@ class EngineClient:
         stream = self._streams.open(request_id, take)
         is_finished = False
         try:
-            self._send(Submit(request_id, prompt_token_ids, sampling, cache_salt, traceparent))
+            self._send(Submit(request_id, prompt_token_ids, sampling, cache_salt, traceparent, priority))
             while not is_finished:
                 delta = await stream.next()
                 is_finished = delta.finish_reason is not None

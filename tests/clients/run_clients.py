@@ -4,38 +4,49 @@
 for its versions; its script of calls/ prints a line a call. What cannot be installed here is `not run`: no failure, and
 no success either. A client that fails stops no other one. The exit status is 1 when a call fails; with `--known PAGE`
 only when one fails that PAGE does not have as failing.
+
+Every version is pinned: the clients' own in clients.toml, all that they need in locks/. `--lock` makes the locks anew.
 """
 
 import argparse
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import time
 import tomllib
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType
 
-from running_server import DEMO, ROOT, free_port, running
+from running_server import DEMO, ROOT, Server, free_port, running
 
 HERE = Path(__file__).resolve().parent
 CALLS = HERE / "calls"
 PINNED = HERE / "clients.toml"
+LOCKS = HERE / "locks"
 PAGE = ROOT / "docs" / "clients.md"
-INSTALL_LIMIT_S = 300
+INSTALL_LIMIT_S = 900  # of a client; the largest takes 100 s on 2 idle cores
 NOT_RUN = "not run"
 _INTRODUCTION = """\
 # Clients
 
 Programs of others, unmodified, that `make test-clients` ran against the demo model on a CPU: it installs each in an
 environment of its own, starts a server and makes the calls that the client's users make. The demo model's answers are
-made up, so the protocol is what is checked: types, finish reasons, tool calls, validated objects, events. Versions are
-pinned in `tests/clients/clients.toml`, the calls are the scripts of `tests/clients/calls/`, and the command writes this
-page."""
+made up, so the protocol is what is checked: types, finish reasons, tool calls, validated objects, events. Calls for
+embeddings go to a second server with `--task embed`. The calls are the scripts of `tests/clients/calls/`, and the
+command writes this page. `make test-clients CLIENTS='openai anthropic'` runs some, by their folders in
+`tests/clients/clients.toml`.
+
+A client's version is pinned in `tests/clients/clients.toml`, and all that it needs in `tests/clients/locks/`, so that a
+new release of somebody's package changes nothing here. To raise one: change its version in `clients.toml`, run
+`make test-clients CLIENTS='--lock FOLDER'`, which installs what the index has today, writes the lock and makes the
+calls, and commit both with this page."""
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}  # nothing from a model hub
 
 
@@ -49,6 +60,7 @@ class Client:
     script: str
     limit_s: int
     without_dependencies: bool = False
+    has_embeddings: bool = False  # its script makes calls for embeddings, too
 
     @property
     def version(self) -> str:
@@ -58,6 +70,11 @@ class Client:
     @property
     def is_npm(self) -> bool:
         return self.script.endswith(".mjs")
+
+    @property
+    def lock(self) -> Path:
+        """What its environment holds: of Python a list of exact versions, of npm its package-lock.json."""
+        return LOCKS / (f"{self.folder}.json" if self.is_npm else f"{self.folder}.txt")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,27 +103,22 @@ def pinned() -> list[Client]:
     return [Client(**(row | {"packages": tuple(row["packages"])})) for row in rows]
 
 
-def prepare(client: Client, cache: Path) -> str | None:
-    """Make the environment where there is none for these versions; return why it cannot be made, or None."""
-    folder, wanted = cache / client.folder, json.dumps([client.packages, sys.version_info[:2]])
-    stamp = folder / "installed.json"
-    if stamp.exists() and stamp.read_text() == wanted:
+def prepare(client: Client, cache: Path, *, is_locked: bool = True) -> str | None:
+    """Make the environment where there is none for these versions; return why it cannot be made, or None.
+
+    is_locked  with the versions of the client's lock; else with what the index has, and the lock is written
+    """
+    folder = cache / client.folder
+    lock = client.lock.read_text() if is_locked and client.lock.exists() else ""
+    stamp, wanted = folder / "installed.json", json.dumps([client.packages, sys.version_info[:2], lock])
+    if is_locked and stamp.exists() and stamp.read_text() == wanted:
         return None
     if client.is_npm and not (shutil.which("npm") and shutil.which("node")):
         return "npm is not installed"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    if client.is_npm:
-        (folder / "package.json").write_text('{"private": true}\n')
-        steps = [["npm", "install", "--no-audit", "--no-fund", "--save-exact", *client.packages]]
-    else:
-        bare = ["--no-deps"] if client.without_dependencies else []
-        steps = [
-            [sys.executable, "-m", "venv", str(folder)],
-            [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", *bare, *client.packages],
-        ]
     log = folder / "install.log"
-    for step in steps:
+    for step in _npm_steps(client, folder, lock) if client.is_npm else _pip_steps(client, folder, lock):
         try:
             with log.open("ab") as file:
                 code = subprocess.run(
@@ -116,8 +128,43 @@ def prepare(client: Client, cache: Path) -> str | None:
             return f"not installed within {INSTALL_LIMIT_S} s"
         if code:
             return f"cannot be installed here, see {log.relative_to(ROOT) if log.is_relative_to(ROOT) else log}"
-    stamp.write_text(wanted)
+    if not is_locked:
+        lock = write_lock(client, folder)
+    stamp.write_text(json.dumps([client.packages, sys.version_info[:2], lock]))
     return None
+
+
+def _pip_steps(client: Client, folder: Path, lock: str) -> list[list[str]]:
+    """Commands that make the environment; this interpreter's pip installs into it, and its cache is shared by all."""
+    install = [sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python"), "install", "--quiet"]
+    bare = ["--no-deps"] if client.without_dependencies else []
+    locked = ["--constraint", str(client.lock)] if lock else []
+    return [
+        [sys.executable, "-m", "venv", "--without-pip", str(folder)],
+        [*install, "--disable-pip-version-check", *bare, *locked, *client.packages],
+    ]
+
+
+def _npm_steps(client: Client, folder: Path, lock: str) -> list[list[str]]:
+    """Commands that install what package.json and its lock name, which are written here."""
+    needs = dict(package.rsplit("@", 1) for package in client.packages)
+    (folder / "package.json").write_text(json.dumps({"private": True, "dependencies": needs}))
+    if lock:
+        (folder / "package-lock.json").write_text(lock)
+    return [["npm", "ci" if lock else "install", "--no-audit", "--no-fund"]]
+
+
+def write_lock(client: Client, folder: Path) -> str:
+    """Write down what an environment holds, and return it."""
+    if client.is_npm:
+        text = (folder / "package-lock.json").read_text()
+    else:
+        command = [sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python"), "freeze"]
+        frozen = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        text = re.sub(r"\+\S+$", "", frozen, flags=re.MULTILINE)  # torch==2.13.0+cpu: a build's name, on no index
+    LOCKS.mkdir(exist_ok=True)
+    client.lock.write_text(text)
+    return text
 
 
 def command_of(client: Client, cache: Path) -> list[str]:
@@ -126,10 +173,38 @@ def command_of(client: Client, cache: Path) -> list[str]:
     return [interpreter, str(CALLS / client.script)]
 
 
-def call(client: Client, command: Sequence[str], folder: Path, url: str) -> Result:
-    """Run the client's script on a ready server. Its environment has the server's address and the demo's folder."""
+class Servers:
+    """The servers of a run, each started when its first client needs it; or others, which run already."""
+
+    def __init__(self, cache: Path, until_end: ExitStack, urls: Mapping[str, str | None]) -> None:
+        """`urls`: of the servers that run already, by their task."""
+        self._cache = cache
+        self._until_end = until_end
+        self._urls = {task: url for task, url in urls.items() if url}
+
+    def url(self, task: str) -> str:
+        """The address of a server for a task, `generate` or `embed`."""
+        if task not in self._urls:
+            server = self._until_end.enter_context(self._started(task))
+            server.wait_ready()
+            self._urls[task] = server.url
+        return self._urls[task]
+
+    def _started(self, task: str) -> AbstractContextManager[Server]:
+        port = free_port()
+        inherited = {name: text for name, text in os.environ.items() if not name.startswith("HALLMARK_")}
+        program = [sys.executable, "-m", "server.cli", "serve", "--port", str(port), "--task", task]
+        environ = inherited | {"HALLMARK_CACHE_DIR": str(self._cache / "server"), "PYTHONPATH": str(ROOT)}
+        return running(program, port, self._cache / f"server-{task}.log", environ)
+
+
+def call(client: Client, command: Sequence[str], folder: Path, urls: Mapping[str, str]) -> Result:
+    """Run the client's script on ready servers. Its environment has their addresses and the demo's folder.
+
+    urls  by the names that the script reads
+    """
     inherited = {name: text for name, text in os.environ.items() if name != "PYTHONPATH"}
-    environ = inherited | OFFLINE | {"HALLMARK_URL": url, "TOKENIZER": str(DEMO), "CLIENT_FOLDER": str(folder)}
+    environ = inherited | OFFLINE | urls | {"TOKENIZER": str(DEMO), "CLIENT_FOLDER": str(folder)}
     begun = time.monotonic()
     try:
         done = subprocess.run(
@@ -209,7 +284,9 @@ def main() -> int:
     parser.add_argument("--page", type=Path, default=PAGE, metavar="FILE", help="the table (default: %(default)s)")
     parser.add_argument("--known", type=Path, metavar="PAGE", help="a table: what fails there may fail")
     parser.add_argument("--cache", type=Path, default=ROOT / ".cache" / "clients", metavar="DIR")
+    parser.add_argument("--lock", action="store_true", help="install what the index has today, and write the locks")
     parser.add_argument("--url", help="a server that runs already, in place of one of its own")
+    parser.add_argument("--embed-url", metavar="URL", help="another one, for embeddings")
     options = parser.parse_args()
     cache: Path = options.cache.resolve()
     clients = [client for client in pinned() if not options.names or client.folder in options.names]
@@ -220,24 +297,17 @@ def main() -> int:
     ready: list[Client] = []
     why_not: dict[str, str] = {}
     for client in clients:
-        say(f"installing {client.name} {client.version}")
-        why = prepare(client, cache)
+        started = time.monotonic()
+        why = prepare(client, cache, is_locked=not options.lock)
+        say(f"{client.name} {client.version}: {why or 'installed'} ({time.monotonic() - started:.0f} s)")
         if why is None:
             ready.append(client)
         else:
             why_not[client.name] = why
-            say(f"  {NOT_RUN}: {why}")
     cache.mkdir(parents=True, exist_ok=True)
-    if options.url:
-        found = [_called(client, cache, options.url) for client in ready]
-    else:
-        port = free_port()
-        inherited = {name: text for name, text in os.environ.items() if not name.startswith("HALLMARK_")}
-        program = [sys.executable, "-m", "server.cli", "serve", "--port", str(port)]
-        environ = inherited | {"HALLMARK_CACHE_DIR": str(cache / "server"), "PYTHONPATH": str(ROOT)}
-        with running(program, port, cache / "server.log", environ) as server:
-            server.wait_ready()
-            found = [_called(client, cache, server.url) for client in ready]
+    with ExitStack() as until_end:
+        servers = Servers(cache, until_end, {"generate": options.url, "embed": options.embed_url})
+        found = [_called(client, cache, servers) for client in ready]
     by_name = {result.client.name: result for result in found}
     results = [by_name.get(client.name) or Result(client, {}, not_run=why_not[client.name]) for client in clients]
     kept = lines_of(options.page.read_text()) if options.names and options.page.exists() else {}
@@ -256,8 +326,11 @@ def main() -> int:
     return 1 if new else 0
 
 
-def _called(client: Client, cache: Path, url: str) -> Result:
-    result = call(client, command_of(client, cache), cache / client.folder, url)
+def _called(client: Client, cache: Path, servers: Servers) -> Result:
+    urls = {"HALLMARK_URL": servers.url("generate")}
+    if client.has_embeddings:
+        urls["HALLMARK_EMBED_URL"] = servers.url("embed")
+    result = call(client, command_of(client, cache), cache / client.folder, urls)
     say(f"{client.name} {client.version}: {result.verdict} ({len(result.calls)} calls, {result.seconds:.0f} s)")
     for name, why in result.failures.items():
         say(f"  {name}: {why}")

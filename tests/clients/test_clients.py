@@ -1,6 +1,8 @@
 """`make test-clients` without its clients: the pinned list, the page, and what is made of a script's end."""
 
+import json
 import sys
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,7 +29,7 @@ def ran(tmp_path: Path, code: str, limit_s: int = 20) -> Result:
     script = tmp_path / "script.py"
     script.write_text(code)
     client = Client("a client", "a", ("a==1.2",), "a_calls.py", limit_s=limit_s)
-    return call(client, [sys.executable, str(script)], tmp_path, "http://127.0.0.1:1")
+    return call(client, [sys.executable, str(script)], tmp_path, {"HALLMARK_URL": "http://127.0.0.1:1"})
 
 
 def test_page_has_a_row_for_each_pinned_client() -> None:
@@ -46,6 +48,26 @@ def test_every_pinned_client_has_an_exact_version_and_a_script() -> None:
     for client in clients:
         assert all(package.rpartition("@" if client.is_npm else "==")[2][0].isdigit() for package in client.packages)
         assert (CALLS / client.script).is_file()
+
+
+def test_every_lock_pins_its_client_and_all_else() -> None:
+    for client in pinned():
+        text = client.lock.read_text()
+        if client.is_npm:
+            found = {
+                name.removeprefix("node_modules/"): it for name, it in json.loads(text)["packages"].items() if name
+            }
+            assert all(it["integrity"] for it in found.values())
+            assert all(found[name]["version"] == version for name, version in split(client.packages, "@"))
+        else:
+            lines = dict(split(text.splitlines(), "=="))
+            assert all(version[0].isdigit() for version in lines.values())
+            assert all(lines[name] == version for name, version in split(client.packages, "==")), client.name
+
+
+def split(packages: Iterable[str], mark: str) -> list[tuple[str, str]]:
+    parts = (package.rpartition(mark) for package in packages)
+    return [(name.partition("[")[0].lower().replace("_", "-"), version) for name, _, version in parts]
 
 
 def test_a_failed_call_is_named_with_its_reason(tmp_path: Path) -> None:

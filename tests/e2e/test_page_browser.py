@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 from browser import Tab, browsing, find_browser
-from edge_fakes import Script, delta, playing, served, write_tokenizer
+from edge_fakes import Script, Served, delta, playing, served, write_tokenizer
 from running_api import Running, wait_until
 
 from server.edge.keys import ApiKeys, Keys
 from server.http.app import create_admin_app
+from server.model.load.pooling import PoolingModel
 from server.protocol.messages import AttestationReport, FinishReason, Heartbeat
+from server.settings import Task
 from server.supervisor.client import EngineState
 from server.supervisor.streams import error_delta
 
@@ -42,9 +44,16 @@ def start(tmp_path: Path) -> Iterator[Start]:
     started = []
 
     def begin(
-        script: Script | None = None, *, keys: Keys | None = None, is_admin: bool = False, **settings: object
+        script: Script | None = None,
+        *,
+        keys: Keys | None = None,
+        is_admin: bool = False,
+        pooling: PoolingModel | None = None,
+        **settings: object,
     ) -> Running:
         it = served(tmp_path, script, **settings)
+        if pooling is not None:
+            it = Served(replace(it.edge, pooling=pooling), it.engine)
         it.engine.last_heartbeat = Heartbeat(1, math.inf, 0, 0)  # or it would be late after 5 s
         it.engine.attestations.put(AttestationReport("start", "match", 12.5, 0.1, [], [], id="0af1"))
         options = {} if keys is None else {"keys": keys}
@@ -101,6 +110,18 @@ def test_the_page_shows_the_plan_and_figures_of_what_it_did(tab: Tab, start: Sta
     assert "match" in tab.text("attestation")
     assert "/v1/chat/completions" in tab.text("curl")
     assert "tiny" in tab.text("python")
+
+
+def test_a_server_of_embeddings_offers_embeddings(tab: Tab, start: Start) -> None:
+    open_page(tab, start(pooling=PoolingModel(Task.EMBED)))
+    tab.wait_for("!document.getElementById('chat-note').hidden")
+    assert "served for embeddings" in tab.text("chat-note")
+    assert tab.value("document.getElementById('chat-form').hidden")
+    tab.wait_for("document.querySelectorAll('#shapes tr').length === 2")
+    assert "/v1/embeddings" in tab.text("curl")
+    assert "client.embeddings.create" in tab.text("python")
+    assert "chat" not in tab.text("snippets")
+    assert tab.exceptions == []
 
 
 def test_an_error_in_a_stream_is_shown_by_its_message(tab: Tab, start: Start) -> None:

@@ -3,15 +3,17 @@
 import json
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import psutil
 import pytest
-from running_server import Server, StartServer
+from running_server import Server, StartServer, free_port
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 LONG = "It was a dark and stormy night, and the rain fell in torrents. " * 40  # several chunks of a prompt
@@ -20,6 +22,12 @@ GREEDY: dict[str, Any] = {
     "max_tokens": 24,
     "temperature": 0,
 }
+# Rank 1 finds another instruction set than rank 0.
+OTHER_MACHINE = """
+import os, sys
+if "server.engine.follower" in sys.orig_argv:
+    os.environ["ATEN_CPU_CAPABILITY"] = "default"
+"""
 DRAWN: dict[str, Any] = {"prompt": "The cat", "max_tokens": 24, "temperature": 0.9, "seed": 7, "n": 3}
 SCORED: dict[str, Any] = {"prompt": "The sea was calm", "max_tokens": 1, "temperature": 0, "echo": True, "logprobs": 1}
 
@@ -103,3 +111,20 @@ def test_a_world_that_cannot_be_ends_the_start(start_server: StartServer, flags:
     with start_server(*flags) as server:
         assert server.process.wait(timeout=120) == 2
         assert message in server.log
+
+
+def test_ranks_on_different_machines_end_the_start(start_server: StartServer, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(OTHER_MACHINE)
+    port = free_port()
+    program = ["env", f"PYTHONPATH={tmp_path}", sys.executable, "-m", "server.cli", "serve", "--port", str(port)]
+    with start_server(command=[*program, "--tensor-parallel-size", "2"], port=port) as server:
+        assert server.process.wait(timeout=120) == 2
+        assert "rank 1 runs on another machine than rank 0: instruction_set is DEFAULT there" in server.log
+        assert [it.pid for it in psutil.process_iter() if str(tmp_path) in environ_of(it).get("PYTHONPATH", "")] == []
+
+
+def environ_of(process: psutil.Process) -> dict[str, str]:
+    try:
+        return process.environ()
+    except psutil.Error:
+        return {}

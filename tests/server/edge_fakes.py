@@ -157,6 +157,7 @@ class ScriptedEngine:
         self.script = script
         self.submitted: list[tuple[str, list[int], SamplingParams]] = []
         self.salts: list[bytes] = []
+        self.priorities: list[int] = []
         self.traceparents: list[str | None] = []
         self.cancelled: list[str] = []
         self.gate = asyncio.Event()
@@ -187,11 +188,13 @@ class ScriptedEngine:
         *,
         cache_salt: bytes = b"",
         traceparent: str | None = None,
+        priority: int = 0,
         take: Take | None = None,
     ) -> AsyncGenerator[TokenDelta]:
         self.submitted.append((request_id, prompt_token_ids, sampling))
         self.traceparents.append(traceparent)
         self.salts.append(cache_salt)
+        self.priorities.append(priority)
         is_finished, num_tokens = False, 0
         try:
             for i, scripted in enumerate(self.script(prompt_token_ids)):

@@ -2,9 +2,43 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum
 
 from qualification.model.config import ModelConfig
 from qualification.model.fields import Fields
+
+
+class ExpertLayout(Enum):
+    """How a checkpoint keeps the experts of a layer."""
+
+    EACH = "each"  # each matrix of each expert is a tensor
+    # All experts are one tensor, gate and up another, whose rows alternate; transposed unless they are mxfp4.
+    INTERLEAVED = "interleaved"
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertNames:
+    """The names of a mixture's tensors within its layer.
+
+    gate, up, down   the matrices of an expert: of `experts`.<its number> where each is a tensor
+    shared           the feed-forward that all tokens visit; its gate is a product beside it
+    """
+
+    router: str = "mlp.gate"
+    experts: str = "mlp.experts"
+    gate: str = "gate_proj"
+    up: str = "up_proj"
+    down: str = "down_proj"
+    shared: str = "mlp.shared_expert"
+    layout: ExpertLayout = ExpertLayout.EACH
+
+    @property
+    def shared_gate(self) -> str:
+        return f"{self.shared}_gate"
+
+    @property
+    def correction_bias(self) -> str:
+        return f"{self.router}.e_score_correction_bias"
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,6 +47,7 @@ class TensorNames:
 
     merged                whether queries, keys and values are one tensor, and gate and up another
     before_feed_forward   the norm of what the feed-forward reads
+    experts               None for a family without mixtures
     """
 
     merged: bool = False
@@ -20,6 +55,7 @@ class TensorNames:
     before_attention: str = "input_layernorm"
     after_attention: str = "post_attention_layernorm"
     after_feed_forward: str = "post_feedforward_layernorm"
+    experts: ExpertNames | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +64,8 @@ class Family:
     read_config   fields of config.json -> ModelConfig; raises ModelConfigError
     tensors       None where the server does not serve the family, and only its attention is of interest
     tolerated     ends of names that a checkpoint may hold without need
+    has_more_layers    whether a checkpoint may hold layers behind the model's last one, which are not read
+    has_quantization   whether `read_config` reads quantization_config, which is refused elsewhere
     """
 
     model_type: str
@@ -35,3 +73,5 @@ class Family:
     read_config: Callable[[Fields], ModelConfig]
     tensors: TensorNames | None = TensorNames()
     tolerated: tuple[str, ...] = ("rotary_emb.inv_freq",)  # a constant that old exporters wrote down
+    has_more_layers: bool = False
+    has_quantization: bool = False

@@ -1,33 +1,64 @@
-"""gpt-oss: sinks, a window in every other layer, and experts. Read for its attention only."""
+"""gpt-oss: sinks, a window in every other layer, biases everywhere, and experts of 4 bits with a clamped activation."""
 
 from functools import partial
 
-from qualification.model.config import ExpertsConfig, ModelConfig
-from qualification.model.families.family import Family
+from kernels.experts.kinds import MXFP4_BLOCK, ClampedSwiglu
+from qualification.model.config import ExpertFormat, ExpertsConfig, ModelConfig, RopeConfig, RopeKind
+from qualification.model.families.family import ExpertLayout, ExpertNames, Family, TensorNames
 from qualification.model.fields import Fields
-from qualification.model.shared import read_like_llama
+from qualification.model.mixtures import read_routing
+from qualification.model.shared import plain_ropes, read_like_llama
 from qualification.model.windows import read_alternating_windows
+
+TENSORS = TensorNames(experts=ExpertNames("mlp.router", layout=ExpertLayout.INTERLEAVED))
+_QUANTIZATION = "quantization_config"
 
 
 def read_config(fields: Fields) -> ModelConfig:
+    has_bias = fields.flag("attention_bias", True)
     return read_like_llama(
-        fields.or_else(head_dim=64, max_position_embeddings=131_072, vocab_size=201_088),
+        fields.or_else(head_dim=64, max_position_embeddings=131_072, vocab_size=201_088, rope_theta=150_000.0),
         "gpt_oss",
         norm_eps=1e-5,
         windows=partial(read_alternating_windows, missing=128),
+        rope=_read_rope,
         has_sinks=True,
-        attention_bias=True,
-        output_bias=True,
+        attention_bias=has_bias,
+        output_bias=has_bias,
         feed_forward=_read_experts,
     )
 
 
+def _read_rope(fields: Fields, head_dim: int) -> RopeConfig:
+    if fields.has("rope_scaling") or fields.has("rope_parameters"):
+        return plain_ropes(fields, head_dim)
+    # As its class has it where config.json says nothing.
+    given = {"rope_type": RopeKind.YARN.value, "factor": 32.0, "truncate": False}
+    return plain_ropes(fields.or_else(rope_scaling={**given, "original_max_position_embeddings": 4096}), head_dim)
+
+
 def _read_experts(fields: Fields) -> ExpertsConfig:
+    fields.choice("hidden_act", ("silu",), "silu")  # a word for the clamped one
+    width = fields.integer("intermediate_size", 2880)
+    routing = read_routing(
+        fields, "num_local_experts", renormalizes=True, num_experts_missing=128, num_active_missing=4
+    )
+    activation = ClampedSwiglu(fields.number("swiglu_alpha", 1.702), fields.number("swiglu_limit", 7.0))
     return ExpertsConfig(
-        fields.integer("intermediate_size", 2880),
-        num_experts=fields.integer("num_local_experts", 128),
-        num_active=fields.integer("num_experts_per_tok", 4),
+        width, routing, activation, has_bias=True, has_router_bias=True, format=_read_format(fields, width)
     )
 
 
-GPT_OSS = Family("gpt_oss", ("GptOssForCausalLM",), read_config, tensors=None)
+def _read_format(fields: Fields, width: int) -> ExpertFormat:
+    quantization = fields.section(_QUANTIZATION)
+    if quantization is None:
+        return ExpertFormat.PLAIN
+    quantization.choice("quant_method", ("mxfp4",))
+    if fields.integer("hidden_size") % MXFP4_BLOCK:
+        fields.refuse("hidden_size", f"a multiple of {MXFP4_BLOCK}, the numbers in a block of mxfp4")
+    if width % MXFP4_BLOCK:
+        fields.refuse("intermediate_size", f"a multiple of {MXFP4_BLOCK}, the numbers in a block of mxfp4")
+    return ExpertFormat.MXFP4
+
+
+GPT_OSS = Family("gpt_oss", ("GptOssForCausalLM",), read_config, TENSORS, has_quantization=True)

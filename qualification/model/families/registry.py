@@ -3,30 +3,38 @@
 from qualification.model.families.family import Family
 from qualification.model.families.gemma2 import GEMMA2
 from qualification.model.families.gemma3 import GEMMA3
+from qualification.model.families.glm4_moe import GLM4_MOE
 from qualification.model.families.gpt_oss import GPT_OSS
 from qualification.model.families.granite import GRANITE
 from qualification.model.families.llama import LLAMA
 from qualification.model.families.mistral import MISTRAL
+from qualification.model.families.mixtral import MIXTRAL
 from qualification.model.families.olmo2 import OLMO2
 from qualification.model.families.phi3 import PHI3
 from qualification.model.families.qwen2 import QWEN2
 from qualification.model.families.qwen2_5_vl import QWEN2_5_VL, QWEN2_5_VL_TEXT
+from qualification.model.families.qwen2_moe import QWEN2_MOE
 from qualification.model.families.qwen3 import QWEN3
+from qualification.model.families.qwen3_moe import QWEN3_MOE
 from qualification.model.fields import ModelConfigError
 
 KNOWN: tuple[Family, ...] = (
     GEMMA2,
     GEMMA3,
+    GLM4_MOE,
     GPT_OSS,
     GRANITE,
     LLAMA,
     MISTRAL,
+    MIXTRAL,
     OLMO2,
     PHI3,
     QWEN2,
     QWEN2_5_VL,
     QWEN2_5_VL_TEXT,
+    QWEN2_MOE,
     QWEN3,
+    QWEN3_MOE,
 )
 FAMILIES = tuple(family for family in KNOWN if family.tensors is not None)  # those that the server serves
 

@@ -2,7 +2,7 @@
 
 from kernels.shape import Dtype, num_visible_pairs
 from qualification.measure.ceilings import Ceilings
-from qualification.model.config import ModelConfig, num_parameters
+from qualification.model.config import ModelConfig, num_parameters, weight_bytes
 
 
 def step_floor_ms(
@@ -11,9 +11,10 @@ def step_floor_ms(
     """Return the floor of a step with these rows: (new tokens, context with them), each row's last token sampled."""
     num_tokens = sum(num_queries for num_queries, _ in rows)
     embedding = config.embedding_size
-    layers = num_parameters(config) - embedding * (1 if config.tie_embeddings else 2)
+    num_looked_up = embedding * (0 if config.tie_embeddings else 1)  # rows of it, which are few
+    layers = num_parameters(config, num_tokens=1) - num_looked_up - embedding
     flops = 2 * (layers * num_tokens + embedding * len(rows))
-    num_bytes = (layers + embedding) * dtype.num_bytes  # the head; looked-up rows of the embedding are few
+    num_bytes = weight_bytes(config, dtype, num_tokens) - num_looked_up * dtype.num_bytes
     for attention in (layer.attention for layer in config.layers):
         window, kv_bytes = attention.window, 2 * attention.kv_size * kv_dtype.num_bytes  # of a token in a layer
         for num_queries, context in rows:

@@ -9,6 +9,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -20,6 +21,7 @@ from server.engine.execution.commands import Allocate, Begin, Command, ComputeLo
 from server.engine.execution.sampling import SampledTokens
 from server.engine.execution.step_buffer import StepBuffer
 from server.engine.execution.worker import LaunchFailed, Worker
+from server.errors import SettingsError
 from server.model.decoder import Decoder
 from server.model.kv_cache import KVCache
 from server.model.ranks import Ranks
@@ -30,6 +32,17 @@ logger = logging.getLogger(__name__)
 
 EXIT_RANK_LOST = 71  # EX_OSERR
 FOLLOWER = "server.engine.follower"
+
+
+class RankIdentity(msgspec.Struct, frozen=True):
+    """What must be the same on all ranks of a model.
+
+    fingerprint  the machine's, by field
+    weights      digest of the model's files, see server/model/load/digests.py
+    """
+
+    fingerprint: dict[str, str | int | None]
+    weights: str | None
 
 
 class Followers:
@@ -51,12 +64,15 @@ class Followers:
             self._connections.append(ours)
             threading.Thread(target=self._watch, args=(rank, ours), name=f"rank-{rank}-watch", daemon=True).start()
 
-    def begin(self, settings: Settings, dispatcher: Dispatcher) -> Ranks:
-        """Have every rank load its part, and meet them; this process loads its own behind it."""
+    def begin(self, settings: Settings, dispatcher: Dispatcher, identity: RankIdentity) -> Ranks:
+        """Have every rank load its part, and meet them; this process loads its own behind it.
+
+        Raises SettingsError where another rank has another machine or other weights than `identity`, which is ours.
+        """
         meeting, decisions = str(Path(self._folder.name, "meeting")), decisions_of(dispatcher)
         for rank, connection in enumerate(self._connections, start=1):
             connection.sendall(frame_of(Begin(settings, rank, meeting, decisions)))
-        return meet(meeting, 0, self.world)
+        return meet(meeting, 0, self.world, identity)
 
     def tell(self, command: Command) -> None:
         """Send a command to every rank, after all earlier ones."""
@@ -81,12 +97,36 @@ class Followers:
         leave_with(connection, leave)
 
 
-def meet(meeting: str, rank: int, world: int) -> Ranks:
-    """Wait until every rank of this host is here, by a file that all may write."""
+def meet(meeting: str, rank: int, world: int, identity: RankIdentity) -> Ranks:
+    """Wait until every rank of this host is here, by a file that all may write.
+
+    Raises SettingsError on rank 0 where another rank's identity differs from its own.
+    """
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     store = dist.FileStore(meeting, world)  # type: ignore[attr-defined]
+    if rank:
+        store.set(f"identity {rank}", msgspec.json.encode(identity).decode())
+    else:
+        for other in range(1, world):
+            found = msgspec.json.decode(store.get(f"identity {other}"), type=RankIdentity)
+            check_same(other, found, identity)
     dist.init_process_group(backend, store=store, rank=rank, world_size=world)
     return Ranks(rank, world)
+
+
+def check_same(rank: int, found: RankIdentity, ours: RankIdentity) -> None:
+    """Raise SettingsError where a rank's identity differs from rank 0's: its proofs or its sums would not hold."""
+    machine = [
+        f"{name} is {found.fingerprint.get(name)} there and {ours.fingerprint.get(name)} on rank 0"
+        for name in sorted(found.fingerprint.keys() | ours.fingerprint.keys())
+        if found.fingerprint.get(name) != ours.fingerprint.get(name)
+    ]
+    if machine:
+        advice = "all ranks need the same GPU and software; CUDA_VISIBLE_DEVICES chooses GPUs"
+        raise SettingsError(f"rank {rank} runs on another machine than rank 0: {'; '.join(machine)}; {advice}")
+    if found.weights != ours.weights:
+        advice = "the model's files changed while the ranks started; start again when they are whole"
+        raise SettingsError(f"rank {rank} reads other weights than rank 0: {advice}")
 
 
 def decisions_of(dispatcher: Dispatcher) -> list[tuple[str, str]]:

@@ -130,7 +130,7 @@ def token_sizes(most: int) -> tuple[int, ...]:
 
 def most_graphed_tokens(config: ModelConfig) -> int:
     """Prompt tokens of the largest graph: 1024, or where the GPU needs longer for a step than the host to launch it."""
-    num_multiplied = num_parameters(config) - config.embedding_size * (2 - config.tie_embeddings)
+    num_multiplied = num_parameters(config, num_tokens=1) - config.embedding_size * (2 - config.tie_embeddings)
     num_tokens = _HOST_S_A_LAYER * config.num_layers * _FLOPS / (2 * num_multiplied)
     return min(max(round(num_tokens / 128) * 128, _MIN_TOKENS), _MAX_TOKENS)
 

@@ -255,6 +255,7 @@ class Engine:
             stop_ids=frozenset(token_id for token_id in stop_ids if 0 <= token_id < self._options.vocab_size),
             cache_salt=message.cache_salt,
             traceparent=message.traceparent,
+            priority=message.priority,
             prompt=_packed(message.prompt_token_ids),
         )
 

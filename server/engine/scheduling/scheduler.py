@@ -76,16 +76,18 @@ class _StepPlan:
 
 
 class Scheduler:
-    """Decode rows first, then prompts in the order of their rank:
+    """Decode rows first, then prompts in the order of their priority, the lowest first, and of their rank:
 
         rank = prompt tokens admitted before it came + 2 x its own tokens
 
     A short prompt thus goes ahead of a long one that waits or is being computed, and prompts of equal length keep their
     order. A prompt that does not end with a step leaves half of that step to later prompts that do. Waiting prompts are
     admitted by rank, each with pages for its whole prompt: where the first does not fit, no later one is admitted. When
-    a running sequence needs a page and none is left, the latest arrival of those that run is preempted.
+    a running sequence needs a page and none is left, the latest arrival of those that run with the highest priority is
+    preempted.
 
-    No prompt starves. A rank never changes, and those of new arrivals grow with every prompt that is admitted: when
+    No prompt starves by others of its own priority; one waits for as long as those of a lower priority come. A rank
+    never changes, and those of new arrivals grow with every prompt that is admitted: when
     2 x its own tokens were admitted, no new arrival goes ahead of a prompt any more. The first by rank gets at least
     half of each step's tokens for prompts. Only a preemption undoes computation, and only so that an earlier arrival
     gets a page for its generated tokens; generated tokens are never lost.
@@ -237,7 +239,7 @@ class Scheduler:
         self._decoding.discard(seq)
 
     def _make_room(self) -> int:
-        """Give each decoding sequence the page of its next token, preempting the latest arrivals. Return how many.
+        """Give each decoding sequence the page of its next token, preempting others. Return how many.
 
         A sequence whose last token is being computed needs no page, and loses its row.
         """
@@ -325,9 +327,9 @@ def _tables(rows: list[_Row], pool: PagePool) -> "list[array[int]]":
     return [pool.table(seq.request_id, pool.pages_for(num_tokens)) for seq, _, num_tokens in rows]
 
 
-def _rank(seq: Sequence) -> tuple[int, int]:
-    return seq.rank
+def _rank(seq: Sequence) -> tuple[int, int, int]:
+    return seq.priority, *seq.rank
 
 
-def _arrival(seq: Sequence) -> int:
-    return seq.rank[1]
+def _arrival(seq: Sequence) -> tuple[int, int]:
+    return seq.priority, seq.rank[1]

@@ -29,7 +29,7 @@ class Sequence:
 
     tokens        prompt, then generated tokens; the last one may be PENDING
     num_computed  tokens [0, num_computed) have their keys and values in pages; less again after a preemption
-    rank          order among all prompts, and the number of its arrival; set by the scheduler
+    rank          order among all prompts of its priority, and the number of its arrival; set by the scheduler
     page_keys     names of its full pages; None where pages are not shared
     max_len       the most tokens it may have; set by the scheduler
     matcher       what its grammar allows next; None without a grammar
@@ -44,6 +44,7 @@ class Sequence:
     submitted_at: float
     stop_ids: frozenset[int] = frozenset()  # every token id that ends it, EOS included
     cache_salt: bytes = b""  # it shares pages only with sequences of the same salt
+    priority: int = 0  # lower ones go first
     rank: tuple[int, int] = (0, 0)
     page_keys: PageKeys | None = None
     status: Status = Status.WAITING

@@ -48,6 +48,8 @@ from server.engine.startup.matmul_tuning import choose_products
 from server.engine.startup.subject import (
     Subject,
     dispatcher_of,
+    give_sinks,
+    identity_of,
     kv_cache_of,
     load_alone,
     load_rank,
@@ -133,6 +135,7 @@ def _build(
         subject, plan.decisions, redecide=plan.redecide, quarantined=broken, overridden=overridden
     )
     decoder, matmul_fallbacks = _load(settings, subject, dispatcher, followers, progress)
+    give_sinks(dispatcher, decoder)
     try:
         runner = _warm_runner(settings, subject, decoder, dispatcher, followers, plan, progress)
         longest_step_s = 0.0 if subject.device.type == "cuda" else estimate_longest_step_s(runner, subject.limits)
@@ -164,7 +167,8 @@ def _load(
 
     matmul_fallbacks = MatmulFallbacks()
     if followers is not None:  # whose products are PyTorch's: algorithms are measured for one rank only
-        return load_rank(settings, subject, followers.begin(settings, dispatcher), say), matmul_fallbacks
+        ranks = followers.begin(settings, dispatcher, identity_of(settings, subject))
+        return load_rank(settings, subject, ranks, say), matmul_fallbacks
     decoder = load_alone(settings, subject, say)
     if settings.choose_matmuls and subject.device.type == "cuda":
         progress("choosing", "algorithms of matmuls")
@@ -217,7 +221,10 @@ def _warm_runner(
     config, limits, device = subject.config, subject.limits, subject.device
     if followers is not None and device.type == "cuda":
         logger.warning("several ranks: no CUDA graphs, no run-ahead and no measured matrix products, whatever is set")
-    has_graphs = settings.cuda_graphs and device.type == "cuda" and followers is None and not subject.pools
+    if config.has_mixtures and device.type == "cuda" and settings.cuda_graphs:
+        logger.warning("experts are computed one after the other, which waits for the host: no CUDA graphs")
+    is_capturable = device.type == "cuda" and followers is None and not subject.pools and not config.has_mixtures
+    has_graphs = settings.cuda_graphs and is_capturable
     sizes = sizes_of_graphs(config, limits, limits.max_model_len) if has_graphs else None
     num_rows = max(limits.max_num_seqs, 0 if sizes is None else sizes.max_sampled)
 

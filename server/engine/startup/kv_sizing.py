@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import torch
 
-from qualification.model.config import ModelConfig, kv_bytes_per_token, num_parameters
+from qualification.model.config import DenseConfig, FeedForward, ModelConfig, kv_bytes_per_token, weight_bytes
 from server.engine.attention.launch_errors import blaming
 from server.engine.execution.graph_keys import GraphSizes, graph_keys
 from server.engine.execution.runner import ModelRunner
@@ -74,7 +74,7 @@ def _peak_bytes(runner: ModelRunner, limits: EngineLimits, device: torch.device)
 def check_weights_fit(config: ModelConfig, limits: EngineLimits, device: torch.device) -> None:
     """Raises ModelError for a model whose weights and rotary table alone are larger than the device's memory."""
     table_bytes = 4 * config.max_position * config.layers[0].attention.head_dim
-    num_bytes, total_bytes = num_parameters(config) * limits.dtype.num_bytes + table_bytes, _total_bytes(device)
+    num_bytes, total_bytes = weight_bytes(config, limits.dtype) + table_bytes, _total_bytes(device)
     if num_bytes > total_bytes:
         raise ModelError(
             f"weights in {limits.dtype.value} and the rotary table take {num_bytes / 2**30:.1f} GiB, the device has "
@@ -102,6 +102,15 @@ def _graph_bytes(config: ModelConfig, limits: EngineLimits, sizes: GraphSizes | 
     if sizes is None:
         return 0
     keys = graph_keys(sizes)
-    numbers_a_token = 3 * max(layer.feed_forward.width for layer in config.layers) + 8 * config.hidden_size
+    numbers_a_token = max(_feed_forward_numbers(layer.feed_forward, config) for layer in config.layers)
+    numbers_a_token += 8 * config.hidden_size
     num_bytes = 4 * sizes.max_sampled * config.vocab_size + len(keys) * config.num_layers * _GRAPH_BYTES_A_LAYER
     return num_bytes + keys[0].num_tokens * numbers_a_token * limits.dtype.num_bytes
+
+
+def _feed_forward_numbers(feed_forward: FeedForward, config: ModelConfig) -> int:
+    """Numbers of a token between the products of a layer: gate, up, what they become, and a result of each expert."""
+    if isinstance(feed_forward, DenseConfig):
+        return 3 * feed_forward.width
+    shared = 0 if feed_forward.shared is None else feed_forward.shared.width
+    return feed_forward.num_active * (3 * feed_forward.width + config.hidden_size) + 3 * shared

@@ -102,7 +102,7 @@ def choose_limits(settings: Settings, config: ModelConfig, device: torch.device)
 def _interleaved_tokens(config: ModelConfig, kind: str, max_num_batched_tokens: int) -> int:
     if kind == "cpu":
         return _CPU_INTERLEAVED_TOKENS
-    tokens = int(_INTERLEAVED_WORK / num_parameters(config)) // 256 * 256
+    tokens = int(_INTERLEAVED_WORK / num_parameters(config, num_tokens=1)) // 256 * 256
     return min(max(tokens, _LEAST_INTERLEAVED_TOKENS), max_num_batched_tokens)
 
 

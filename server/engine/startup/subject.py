@@ -17,15 +17,17 @@ from qualification.model.fields import ModelConfigError
 from qualification.model.shard import TENSOR_PARALLEL_SIZES, Shard, shard_of
 from server.engine.attention.dispatch import Dispatcher, Redecide
 from server.engine.attention.timer import AttentionTimer, CpuDevice, CudaDevice
+from server.engine.execution.followers import RankIdentity
 from server.engine.startup.kv_sizing import check_weights_fit
 from server.engine.startup.limits import EngineLimits, choose_device, choose_limits
 from server.errors import ModelError, SettingsError
 from server.model.decoder import Decoder
 from server.model.kv_cache import KVCache
+from server.model.load.digests import model_digests
 from server.model.load.load import check_checkpoint, load_config, load_decoder, load_shard, resolve_model
 from server.model.load.pooling import read_pooling
 from server.model.ranks import Ranks
-from server.settings import Settings, Task
+from server.settings import LoadFormat, Settings, Task
 
 Say = Callable[[str], None]
 
@@ -75,6 +77,13 @@ def read_subject(settings: Settings, rank: int = 0) -> Subject:
     return Subject(folder, model, shard, limits, device, read_fingerprint(device), pooling is not None)
 
 
+def identity_of(settings: Settings, subject: Subject) -> RankIdentity:
+    """Return what must be the same on all ranks."""
+    has_weights = settings.load_format is not LoadFormat.DUMMY
+    weights = model_digests(subject.folder, has_weights=has_weights)["weights"]
+    return RankIdentity(subject.fingerprint.values(), weights)
+
+
 def load_alone(settings: Settings, subject: Subject, say: Say) -> Decoder:
     """Load the whole model."""
     return load_decoder(
@@ -116,9 +125,17 @@ def dispatcher_of(
     overridden: Pairs = frozenset(),
     has_timer: bool = True,
 ) -> Dispatcher:
-    """Return the table of these decisions for the model's layers."""
+    """Return the table of these decisions for the model's layers, whose sinks `give_sinks` fills."""
     layers = [layer.attention for layer in subject.config.layers]
-    flags = tuple(AttentionFlags(it.scale, window=it.window, softcap=it.softcap) for it in layers)
+    flags = tuple(
+        AttentionFlags(
+            it.scale,
+            window=it.window,
+            softcap=it.softcap,
+            sinks=torch.zeros(it.num_heads, device=subject.device) if it.has_sinks else None,
+        )
+        for it in layers
+    )
     return Dispatcher(
         decisions,
         PATHS,
@@ -130,6 +147,13 @@ def dispatcher_of(
         quarantined=quarantined,
         overridden=overridden,
     )
+
+
+def give_sinks(dispatcher: Dispatcher, decoder: Decoder) -> None:
+    """Fill the sinks of a table that was made before the weights were loaded."""
+    for flags, layer in zip(dispatcher.flags, decoder.weights.layers, strict=True):
+        if flags.sinks is not None and layer.sinks is not None:
+            flags.sinks.copy_(layer.sinks)
 
 
 def _served(config: ModelConfig, limits: EngineLimits) -> ModelConfig:

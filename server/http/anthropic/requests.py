@@ -266,7 +266,7 @@ class CountTokensRequest(RequestModel):
     )
     system: _Texts | None = Field(None, description="What the model is told before the conversation.")
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] = Field(
-        [], description="Tools that the model may ask the client to call."
+        default_factory=list, description="Tools that the model may ask the client to call."
     )
     tool_choice: _ToolChoice | None = Field(None, description="Whether the model may, must or must not call a tool.")
     thinking: Thinking | None = Field(
@@ -292,7 +292,9 @@ class MessagesRequest(CountTokensRequest):
 
     max_tokens: TokenCount = Field(description="Tokens that the answer may have.", examples=[256])
     stream: Stream = False
-    stop_sequences: StopStrings = Field([], description="Strings that end an answer; they are not part of it.")
+    stop_sequences: StopStrings = Field(
+        default_factory=list, description="Strings that end an answer; they are not part of it."
+    )
     temperature: Temperature = None
     top_p: TopP = None
     top_k: TopK = None

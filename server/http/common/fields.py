@@ -49,6 +49,20 @@ CacheSalt = Annotated[
     str | None,
     Field(min_length=1, max_length=512, description="Computed prompts are shared with requests of the same salt only."),
 ]
+Priority = Annotated[
+    int,
+    Field(
+        ge=-(2**31),
+        le=2**31 - 1,
+        description="Prompts of a lower one go first; where pages lack, answers of the highest give way.",
+    ),
+]
+Timeout = Annotated[
+    float | None,
+    Field(
+        gt=0, description="Seconds from its arrival that the request may take; the server's own limit holds as well."
+    ),
+]
 Label = Annotated[Text, Field(max_length=512)]
 ForWhom = Annotated[Label | None, Field(description=f"{NO_EFFECT}: whom the request is for.")]
 RequestId = Annotated[Label | None, Field(description=f"{NO_EFFECT}: send the header X-Request-Id.")]

@@ -43,7 +43,10 @@ def _document(schema: dict[str, Any], model: type["RequestModel"]) -> None:
 
 
 class RequestModel(BaseModel):
-    """An object in a request: no value is converted, no unknown name is taken, and a null counts as absent."""
+    """An object in a request: no value is converted, no unknown name is taken, and a null counts as absent.
+
+    Lists and objects get their defaults by `default_factory`: pydantic would deepcopy a default, 1 us each.
+    """
 
     model_config = ConfigDict(
         strict=True, extra="forbid", frozen=True, hide_input_in_errors=True, json_schema_extra=_document

@@ -28,6 +28,7 @@ class Job:
     parser: AnswerParser | None = None  # None: all of the answer is content
     includes_stop: bool = False  # what ends the answer is part of its text
     has_special_tokens: bool = False  # special tokens have a text
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,9 @@ async def pieces(
     reading = _Reading(job, tokenizer, record, began, direct)
     what = (job.engine_id, job.prompt_token_ids, job.sampling)
     take = reading.take if reading.may_take else None
-    stream = engine.stream(*what, cache_salt=cache_salt, traceparent=record.traceparent, take=take)
+    stream = engine.stream(
+        *what, cache_salt=cache_salt, traceparent=record.traceparent, priority=job.priority, take=take
+    )
     async with aclosing(stream) as deltas:
         async for delta in deltas:
             came_at = record.now()

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,8 +14,8 @@ from fastapi import Request, Response
 from server.edge.admission import Edge
 from server.edge.context import RequestContext, send_of
 from server.edge.direct_stream import DirectStream, writer_of
-from server.errors import InvalidValue
-from server.grammar.tool_calls import ToolFormat, json_or_calls
+from server.errors import InvalidValue, TimeLimitReached
+from server.grammar.reasoning import behind_reasoning
 from server.http.common.provenance import is_wanted, provenance_of, with_provenance
 from server.http.common.validation import read, translated, translated_name
 from server.http.generation.admitted import admitted
@@ -27,7 +28,7 @@ from server.http.openai.event_stream import EventStream
 from server.http.openai.prompts import check_choices, check_lengths, encode_chat, encode_prompts, sampling_of, truncated
 from server.http.openai.requests import ChatRequest, CompletionRequest, GenerationRequest, stops_of
 from server.http.openai.structured import GUIDED, grammar_of
-from server.http.openai.tools import FORCED, FORCED_PARSER, ToolUse
+from server.http.openai.tools import ToolUse
 from server.protocol.messages import EngineReady, GrammarKind
 from server.telemetry.request import RequestRecord
 from server.text.answer.deltas import Answer, ContentText, Delta, whole_answer
@@ -71,6 +72,10 @@ async def generate(edge: Edge, kind: Kind, request: Request) -> Response:
     it = await admitted(edge, request, route=kind.route, operation=kind.operation, prepare=prepare)
     prepared, record = it.prepared, it.record
     fields = prepared.fields
+    if fields.timeout is not None and fields.timeout < edge.settings.request_timeout_s:
+        message = f"The answer took longer than the {fields.timeout:g} s of the field 'timeout'."
+        left_s = it.context.arrived_at + fields.timeout - time.monotonic()
+        it.context.limit(left_s, TimeLimitReached(message, param="timeout"))
     options = fields.stream_options
     has_usage_chunk = options is not None and options.include_usage
     shape = kind.format(it.context.unique_id, edge.model, has_usage_chunk)
@@ -201,32 +206,30 @@ def prepare_chat(edge: Edge, ready: EngineReady, fields: ChatRequest, unique_id:
 def _parsed(edge: Edge, fields: ChatRequest, tools: ToolUse, prompt: str, job: Job) -> Job:
     """The job with a parser of its answer, and bound to a call where the request asks for one.
 
-    A bound answer is what it must be from its first token on: it has no reasoning. One that is bound to JSON may be a
-    call instead where there are tools. Raises UnsupportedField, and InvalidValue for a call that is no such answer.
+    What binds an answer begins behind its reasoning. One that is bound to JSON may be a call instead where there are
+    tools. Raises UnsupportedField, and InvalidValue for a call that is no such answer.
     """
-    form, sampling = None, job.sampling
-    if tools.is_forced and sampling.grammar is not None:
-        other = sampling.grammar.param
-        raise InvalidValue(f"tool_choice and {other} both say what the answer must match; send one.", param=other)
-    may_call = tools.schemas is not None and (
-        sampling.grammar is None or sampling.grammar.kind is GrammarKind.JSON_SCHEMA
-    )
-    if sampling.grammar is not None and not may_call:
-        return job
-    if tools.is_forced or sampling.grammar is not None:
-        form = FORCED.get(edge.syntax.calls, ToolFormat.LLAMA3_JSON)
-        calls = tools.grammar(form, edge.tokenizer.added_ids)
-        grammar = calls if sampling.grammar is None else json_or_calls(sampling.grammar, calls)
-        sampling = msgspec.structs.replace(sampling, grammar=grammar)
+    grammar, calls = job.sampling.grammar, None
+    if tools.is_forced and grammar is not None:
+        message = f"tool_choice and {grammar.param} both say what the answer must match; send one."
+        raise InvalidValue(message, param=grammar.param)
+    may_call = tools.schemas is not None and (grammar is None or grammar.kind is GrammarKind.JSON_SCHEMA)
+    if may_call and (tools.is_forced or grammar is not None):
+        bound = tools.bound(edge.syntax.calls, edge.tokenizer.added_ids, grammar)
+        grammar, calls = bound.grammar, bound.form
+    reasoning = None if fields.continue_final_message else edge.syntax.reasoning_before(prompt)
+    if grammar is not None and reasoning is not None:
+        grammar = behind_reasoning(grammar, reasoning, edge.tokenizer.added_ids, has_head=calls is None)
     parser = edge.syntax.parser(
-        tools.schemas,
+        tools.schemas if may_call else None,
         prompt,
         is_streamed=fields.stream,
-        forced=None if form is None else FORCED_PARSER[form],
+        is_bound=grammar is not None,
+        calls=calls,
         include_reasoning=fields.include_reasoning,
         parallel_tool_calls=fields.parallel_tool_calls,
     )
-    return replace(job, sampling=sampling, parser=parser)
+    return replace(job, sampling=msgspec.structs.replace(job.sampling, grammar=grammar), parser=parser)
 
 
 def _prepared(
@@ -257,7 +260,7 @@ def _prepared(
         max_tokens = check_lengths(len(prompt), asked, default_tokens, ready.max_model_len, param=param)
         sampling = sampling_of(fields, max_tokens, edge.tokenizer, edge.sampling_defaults, choice=choice)
         sampling = msgspec.structs.replace(sampling, grammar=grammar) if grammar is not None else sampling
-        job = Job(i, f"{unique_id}-{i}", prompt, sampling, stops)
+        job = Job(i, f"{unique_id}-{i}", prompt, sampling, stops, priority=fields.priority)
         if fields.include_stop_str_in_output or not fields.skip_special_tokens:
             job = replace(
                 job,

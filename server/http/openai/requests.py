@@ -26,6 +26,7 @@ from server.http.common.fields import (
     MinP,
     ModelName,
     PresencePenalty,
+    Priority,
     RepetitionPenalty,
     RequestId,
     Seed,
@@ -34,6 +35,7 @@ from server.http.common.fields import (
     StopTokenIds,
     Stream,
     Temperature,
+    Timeout,
     TokenCount,
     TopK,
     TopP,
@@ -73,7 +75,6 @@ _UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
     "moderation": (),
     "no_stop_trim": (False,),  # this one and the others without a name at vLLM or OpenAI are what routers add
     "parallel_tool_calls": (True, False),
-    "priority": (0,),
     "prompt_cache_options": (),
     "prompt_cache_retention": ("in_memory", "in-memory"),
     "prompt_embeds": (),
@@ -184,7 +185,7 @@ class GenerationRequest(RequestModel):
     presence_penalty: PresencePenalty = 0.0
     frequency_penalty: FrequencyPenalty = 0.0
     stop: Stop = None
-    stop_token_ids: StopTokenIds = Field([])
+    stop_token_ids: StopTokenIds = Field(default_factory=list)
     ignore_eos: IgnoreEos = False
     include_stop_str_in_output: IncludeStop = False
     skip_special_tokens: SkipSpecialTokens = True
@@ -200,9 +201,9 @@ class GenerationRequest(RequestModel):
     truncation_side: Literal["left", "right"] | None = Field(
         None, description="Where a longer prompt is cut: `left`, the default, keeps its end."
     )
-    logit_bias: Biases = Field({})
-    allowed_token_ids: AllowedIds = Field([])
-    bad_words: BadWords = Field([])
+    logit_bias: Biases = Field(default_factory=dict)
+    allowed_token_ids: AllowedIds = Field(default_factory=list)
+    bad_words: BadWords = Field(default_factory=list)
     response_format: _Object | None = Field(
         None,
         description='`{"type": "text"}`, `{"type": "json_object"}` or `{"type": "json_schema", "json_schema": '
@@ -227,6 +228,8 @@ class GenerationRequest(RequestModel):
     )
     return_tokens_as_token_ids: bool = Field(False, description="Whether `logprobs` names tokens by their ids.")
     cache_salt: CacheSalt = None
+    priority: Priority = 0
+    timeout: Timeout = None
     hallmark: HallmarkWanted = False
     metadata: _Object | None = Field(None, description=f"{NO_EFFECT}: no request is stored.")
     store: bool | None = Field(None, description=f"{NO_EFFECT}: no answer is stored.")
@@ -329,7 +332,7 @@ class Message(RequestModel):
     content: _Content | None = Field(None, description="Parts are joined by newlines. Only an assistant may have none.")
     name: Annotated[Text, Field(max_length=64)] | None = Field(None, description="Given to the model's chat template.")
     tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_CALLS, fail_fast=True)] = Field(
-        [], description="What an assistant has called."
+        default_factory=list, description="What an assistant has called."
     )
     tool_call_id: Annotated[Text, Field(max_length=256)] | None = Field(
         None, description="The call that a tool's message answers."

@@ -17,6 +17,7 @@ from server.errors import (
     PromptTooLong,
     SlowClient,
     TemplateError,
+    TimeLimitReached,
 )
 from server.http.common.document import PlainRoute, answers_with, streams, takes
 from server.http.common.json_body import parse_json
@@ -56,7 +57,7 @@ def routes(edge: Edge) -> APIRouter:
         COMPLETIONS.route,
         response_model=Completion,
         responses=streams(CompletionChunk),
-        openapi_extra=takes(CompletionRequest, *GENERATION_ERRORS),
+        openapi_extra=takes(CompletionRequest, TimeLimitReached, *GENERATION_ERRORS),
     )
     async def completions(request: Request) -> Response:
         """Complete a text or token ids."""
@@ -66,7 +67,7 @@ def routes(edge: Edge) -> APIRouter:
         CHAT.route,
         response_model=ChatCompletion,
         responses=streams(ChatChunk),
-        openapi_extra=takes(ChatRequest, TemplateError, *GENERATION_ERRORS),
+        openapi_extra=takes(ChatRequest, TemplateError, TimeLimitReached, *GENERATION_ERRORS),
     )
     async def chat_completions(request: Request) -> Response:
         """Answer a conversation, by the model's own chat template."""
@@ -121,6 +122,7 @@ def _model(edge: Edge) -> ModelCard:
         object="model",
         created=edge.started_at,
         owned_by="hallmark",
+        task=edge.task.value,  # type: ignore[arg-type]  # never `auto`
         max_model_len=ready.max_model_len if ready else None,  # not known before the engine has started
     )
 

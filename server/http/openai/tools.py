@@ -7,25 +7,14 @@ from pydantic import BeforeValidator, Discriminator, Field
 from pydantic_core import PydanticCustomError
 
 from server.errors import InvalidValue
+from server.grammar.tool_calls import BoundCalls, bound_calls
 from server.grammar.tool_calls import Tool as GrammarTool
-from server.grammar.tool_calls import ToolFormat, tool_grammar
 from server.http.common.validation import JsonObject, RequestModel, Text, tag
 from server.protocol.messages import Grammar
 from server.settings import ToolCallParser
 from server.text.answer.parser import Tools
 
 MAX_TOOLS = 512
-# In which form a model is bound to call: its own, where there is a grammar of it, else objects without marks.
-FORCED = {
-    ToolCallParser.HERMES: ToolFormat.HERMES,
-    ToolCallParser.QWEN3_CODER: ToolFormat.HERMES,
-    ToolCallParser.MISTRAL: ToolFormat.MISTRAL,
-}
-FORCED_PARSER = {
-    ToolFormat.HERMES: ToolCallParser.HERMES,
-    ToolFormat.MISTRAL: ToolCallParser.MISTRAL,
-    ToolFormat.LLAMA3_JSON: ToolCallParser.LLAMA3_JSON,
-}
 
 
 _FunctionName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:/-]{1,128}$")]
@@ -133,9 +122,9 @@ class ToolUse:
             for it in self._functions.values()
         ] or None
 
-    def grammar(self, form: ToolFormat, added_ids: Mapping[str, int]) -> Grammar:
-        """Return the grammar of an answer that must be a call. Raises UnsupportedField."""
+    def bound(self, form: ToolCallParser, added_ids: Mapping[str, int], answer: Grammar | None = None) -> BoundCalls:
+        """Of an answer that must be a call, or JSON of `answer`. Raises UnsupportedField."""
         names = [self._choice.function.name] if isinstance(self._choice, NamedChoice) else [*self._functions]
         tools = [GrammarTool(name, self._functions[name].parameters) for name in names]
         is_parallel = self._is_parallel and not isinstance(self._choice, NamedChoice)
-        return tool_grammar(tools, form, is_parallel=is_parallel, added_ids=added_ids)
+        return bound_calls(tools, form, is_parallel=is_parallel, added_ids=added_ids, answer=answer)

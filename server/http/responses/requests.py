@@ -113,8 +113,8 @@ class ReasoningItem(RequestModel):
     nested: ClassVar[Mapping[str, type[RequestModel] | Variants]] = {"content": ReasoningPart, "summary": ReasoningPart}
 
     type: Literal["reasoning"]
-    summary: Annotated[list[ReasoningPart], Field(fail_fast=True)] = Field([])
-    content: Annotated[list[ReasoningPart], Field(fail_fast=True)] = Field([])
+    summary: Annotated[list[ReasoningPart], Field(fail_fast=True)] = Field(default_factory=list)
+    content: Annotated[list[ReasoningPart], Field(fail_fast=True)] = Field(default_factory=list)
     id: Label | None = None
     status: _Status | None = None
 
@@ -328,7 +328,8 @@ class ResponsesRequest(RequestModel):
     temperature: Temperature = None
     top_p: TopP = None
     tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS, fail_fast=True)] = Field(
-        [], description="Functions that the model may ask the client to call. OpenAI's own tools are refused."
+        default_factory=list,
+        description="Functions that the model may ask the client to call. OpenAI's own tools are refused.",
     )
     tool_choice: _ToolChoice | None = Field(
         None, description="Whether the model may, must or must not call a function, or which. Default: it may."
@@ -347,7 +348,7 @@ class ResponsesRequest(RequestModel):
     ignore_eos: IgnoreEos = False
     include_stop_str_in_output: IncludeStop = False
     skip_special_tokens: SkipSpecialTokens = True
-    logit_bias: Biases = Field({})
+    logit_bias: Biases = Field(default_factory=dict)
     structured_outputs: JsonObject | None = Field(
         None,
         description="vLLM's: one of `json`, `regex`, `choice`, `grammar` and `json_object`; not with `text.format`.",

@@ -18,7 +18,9 @@ from server.errors import ModelError
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
-_DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
+_FLOATS = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
+_BYTES = {"U8": torch.uint8}
+_DTYPES = _FLOATS | _BYTES
 _MAX_LISTED = 10  # names in one message
 _NUM_THREADS = 8  # one waits for the disk, or for the memory of its cache, at a fraction of their speed
 # Of one read, and of a thread's memory: 20 GB/s from the cache of files, 17 by 32 MB (H200).
@@ -33,6 +35,14 @@ class TensorEntry:
     shape: tuple[int, ...]
     dtype: str  # as safetensors names it
     offset: int  # of its first byte in the file
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A tensor that a checkpoint must hold. is_packed: as bytes, else as floats of any size."""
+
+    shape: tuple[int, ...]
+    is_packed: bool = False
 
 
 def read_entries(folder: Path) -> dict[str, TensorEntry]:
@@ -62,9 +72,9 @@ def read_entries(folder: Path) -> dict[str, TensorEntry]:
 
 
 def check_entries(
-    folder: Path, entries: Mapping[str, TensorEntry], wanted: Mapping[str, Tensor], tolerated: tuple[str, ...]
+    folder: Path, entries: Mapping[str, TensorEntry], wanted: Mapping[str, Wanted], tolerated: tuple[str, ...]
 ) -> None:
-    """Raise ModelError unless the checkpoint holds exactly the wanted tensors, in their shapes, as plain floats.
+    """Raise ModelError unless the checkpoint holds exactly the wanted tensors, in their shapes and kinds of numbers.
 
     tolerated   ends of names that may be there without need
     """
@@ -73,11 +83,12 @@ def check_entries(
     problems = [f"missing: {listed(missing)}"] if missing else []
     problems += [f"not known to this architecture: {listed(extra)}"] if extra else []
     for name in sorted(wanted.keys() & entries.keys()):
-        entry, expected = entries[name], tuple(wanted[name].shape)
+        entry, expected = entries[name], wanted[name].shape
+        dtypes = _BYTES if wanted[name].is_packed else _FLOATS
         if entry.shape != expected:
             problems.append(f"{name} in {entry.file.name}: expected shape {expected}, found {entry.shape}")
-        if entry.dtype not in _DTYPES:
-            problems.append(f"{name} in {entry.file.name}: expected one of {', '.join(_DTYPES)}, found {entry.dtype}")
+        if entry.dtype not in dtypes:
+            problems.append(f"{name} in {entry.file.name}: expected one of {', '.join(dtypes)}, found {entry.dtype}")
     if problems:
         todo = "fetch the checkpoint again, or the config.json that belongs to it"
         raise ModelError(f"{folder}: the weights do not fit config.json. {listed(problems, '; ')}: {todo}")
@@ -85,25 +96,17 @@ def check_entries(
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A block of a checkpoint's tensor that fills `target`, whose shape is the block's."""
+    """A block of a checkpoint's tensor that fills `target`, whose first dim counts the block's rows.
 
-    name: str  # of the tensor
+    name      of the tensor, which is read as a matrix
+    row_size  numbers of one of its rows; None: all but its first dim
+    """
+
+    name: str
     target: Tensor
     first_row: int = 0
     first_column: int = 0
-
-
-def copy_tensors(
-    entries: Mapping[str, TensorEntry],
-    targets: Mapping[str, Tensor],
-    progress: Callable[[int, int], None],
-    *,
-    num_threads: int = _NUM_THREADS,
-    part_bytes: int = _PART_BYTES,
-) -> None:
-    """Fill each target, wherever it is, with the whole tensor of its name: see `copy_pieces`."""
-    pieces = [Piece(name, target) for name, target in targets.items()]
-    copy_pieces(entries, pieces, progress, num_threads=num_threads, part_bytes=part_bytes)
+    row_size: int | None = None
 
 
 def copy_pieces(
@@ -161,7 +164,8 @@ def _parts(
         entry, rows = entries[piece.name], piece.target if piece.target.dim() else piece.target.view(1)
         dtype = _DTYPES[entry.dtype]
         row_bytes = rows[0].numel() * dtype.itemsize if rows.numel() else 1
-        stride = math.prod(entry.shape[1:]) * dtype.itemsize if rows.numel() else 1
+        row_size = math.prod(entry.shape[1:]) if piece.row_size is None else piece.row_size
+        stride = row_size * dtype.itemsize if rows.numel() else 1
         first = entry.offset + piece.first_row * stride + piece.first_column * dtype.itemsize
         step = max(1, part_bytes // row_bytes)
         for start in range(0, rows.shape[0], step):

@@ -10,17 +10,27 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 from torch import Tensor
 
+from kernels.experts.kinds import MXFP4_BLOCK
 from qualification.model.config import ModelConfig
-from qualification.model.families.family import Family
+from qualification.model.families.family import Family, TensorNames
 from qualification.model.families.image_models import IMAGE_MODELS, image_model_of, text_names
 from qualification.model.families.reader import text_part
 from qualification.model.families.registry import FAMILIES, family_named
 from qualification.model.fields import Fields, ModelConfigError
-from qualification.model.shard import Shard
+from qualification.model.shard import Shard, shard_of
 from server.errors import ModelError
 from server.model.decoder import Decoder
 from server.model.layers import Weights, empty_weights
-from server.model.load.checkpoint import TensorEntry, check_entries, copy_pieces, copy_tensors, read_entries, tenths
+from server.model.load.checkpoint import (
+    Piece,
+    TensorEntry,
+    Wanted,
+    check_entries,
+    copy_pieces,
+    read_entries,
+    tenths,
+)
+from server.model.load.interleaved import interleaved_pieces, interleaved_tensors
 from server.model.load.pooling import MODULES_FILE
 from server.model.load.shards import empty_shard, pieces_of
 from server.model.tensor_views import checkpoint_views
@@ -30,6 +40,7 @@ CONFIG_FILE = "config.json"
 GENERATION_FILE = "generation_config.json"
 _DUMMY_SEED = 0
 _DUMMY_RANGE = 1e-3
+_DUMMY_SCALE = 127 - 12  # of blocks of mxfp4: within 6 * 2 ** -12, which is 1.5e-3
 
 Download = Callable[..., str]
 
@@ -90,7 +101,10 @@ def _read_config(folder: Path, path: Path, values: dict[str, object]) -> ModelCo
     if not isinstance(architectures, list) or not any(name in known for name in architectures):
         supported = ", ".join(known)
         raise ModelConfigError(f"{path}: architectures {architectures} are not supported; supported: {supported}")
-    Fields(values, str(path)).absent("quantization_config", "quantized checkpoints are not supported")
+    if not family.has_quantization:
+        Fields(values, str(path)).absent(
+            "quantization_config", "quantized checkpoints of this family are not supported"
+        )
     values = dict(text_part(values))
     if (folder / GENERATION_FILE).is_file():
         values = values | {"eos_token_id": _all_end_tokens(values, _read_json(folder / GENERATION_FILE))}
@@ -110,7 +124,7 @@ def load_decoder(
     load_format: LoadFormat,
     progress: Callable[[str], None] = _silent,
 ) -> Decoder:
-    """The decoder with the folder's weights, or with dummy ones: uniform within 1e-3, the same on every start.
+    """The decoder with the folder's weights, or with dummy ones: uniform within about 1e-3, the same on every start.
 
     `progress` is called ten times while a large checkpoint is loaded, with a line that says how much of it is loaded.
     Raises ModelError before anything is copied when a tensor is missing, unknown or of another shape.
@@ -119,13 +133,14 @@ def load_decoder(
     entries = check_checkpoint(folder, config, load_format)
     with torch.inference_mode():
         weights = empty_weights(config, dtype, device)
-        views = _views(family, weights, config)
+        pieces = [Piece(name, view) for name, view in _views(family, weights, config).items()]
+        pieces += interleaved_pieces(weights, shard_of(config, 0, 1), _names(family))
         if load_format is LoadFormat.DUMMY:
             generator = torch.Generator(device).manual_seed(_DUMMY_SEED)
-            for view in views.values():
-                view.uniform_(-_DUMMY_RANGE, _DUMMY_RANGE, generator=generator)
+            for piece in pieces:
+                _fill_dummy(piece.target, generator)
         else:
-            copy_tensors(entries, views, tenths(progress))
+            copy_pieces(entries, pieces, tenths(progress))
         return Decoder(config, weights)
 
 
@@ -141,21 +156,20 @@ def load_shard(
 ) -> Weights:
     """Return one rank's part of the folder's weights, for a decoder of `shard.local_config`. No other part is read.
 
-    Dummy weights are uniform within 1e-3; what every rank has is the same on all of them.
+    Dummy weights are uniform within about 1e-3; what every rank has is the same on all of them.
 
     Raises ModelError as `load_decoder`.
     """
     family = family_named(config.family, str(folder))
-    assert family.tensors is not None, "the family is served"
     entries = check_checkpoint(folder, config, load_format)
     with torch.inference_mode():
         weights = empty_shard(shard, dtype, device)
-        pieces = pieces_of(weights, shard, family.tensors)
+        pieces = pieces_of(weights, shard, _names(family)) + interleaved_pieces(weights, shard, _names(family))
         if load_format is LoadFormat.DUMMY:
             for piece in pieces:
                 seed = zlib.crc32(f"{piece.name} {piece.first_row} {piece.first_column}".encode())
                 generator = torch.Generator(device).manual_seed(seed)
-                piece.target.uniform_(-_DUMMY_RANGE, _DUMMY_RANGE, generator=generator)
+                _fill_dummy(piece.target, generator)
         else:
             copy_pieces(entries, pieces, tenths(progress))
         return weights
@@ -174,14 +188,39 @@ def check_checkpoint(folder: Path, config: ModelConfig, load_format: LoadFormat)
         entries = {name if name.startswith("lm_head") else f"model.{name}": it for name, it in entries.items()}
     with torch.inference_mode():
         on_paper = _views(family, empty_weights(config, torch.float32, torch.device("meta")), config)
+    wanted = {name: Wanted(tuple(view.shape)) for name, view in on_paper.items()}
+    wanted |= interleaved_tensors(config, _names(family))
+    if family.has_more_layers:
+        entries = {name: entry for name, entry in entries.items() if not _is_behind(name, config.num_layers)}
     tolerated = (*family.tolerated, "lm_head.weight") if config.tie_embeddings else family.tolerated
-    check_entries(folder, entries, on_paper, tolerated)
+    check_entries(folder, entries, wanted, tolerated)
     return entries
 
 
 def _views(family: Family, weights: Weights, config: ModelConfig) -> dict[str, Tensor]:
+    return checkpoint_views(weights, config, _names(family))
+
+
+def _names(family: Family) -> TensorNames:
     assert family.tensors is not None, "the family is served"
-    return checkpoint_views(weights, config, family.tensors)
+    return family.tensors
+
+
+def _is_behind(name: str, num_layers: int) -> bool:
+    """Return whether a tensor is of a layer behind the model's last one."""
+    prefix, _, rest = name.partition("model.layers.")
+    number = rest.partition(".")[0]
+    return not prefix and number.isdecimal() and int(number) >= num_layers
+
+
+def _fill_dummy(target: Tensor, generator: torch.Generator) -> None:
+    """Bytes are blocks of mxfp4, whose scales are all the same: numbers of 4 bits are at most 6."""
+    if target.dtype is not torch.uint8:
+        target.uniform_(-_DUMMY_RANGE, _DUMMY_RANGE, generator=generator)
+    elif target.shape[-1] == MXFP4_BLOCK // 2:
+        target.random_(generator=generator)
+    else:
+        target.fill_(_DUMMY_SCALE)
 
 
 def _all_end_tokens(config: dict[str, object], generation: dict[str, object]) -> list[object]:

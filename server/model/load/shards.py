@@ -1,11 +1,11 @@
 """Blocks of a checkpoint's tensors that belong to a rank, and their places in its weights."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from qualification.model.config import DenseConfig
+from qualification.model.config import ExpertsConfig
 from qualification.model.families.family import TensorNames
 from qualification.model.shard import LayerShard, Shard
 from server.model.layers import Weights, empty_weights
@@ -32,50 +32,77 @@ def pieces_of(weights: Weights, shard: Shard, names: TensorNames) -> list[Piece]
     for name, target in checkpoint_views(weights, shard.local_config, names).items():
         if name.startswith(_LAYERS):
             index, _, rest = name.removeprefix(_LAYERS).partition(".")
-            *_, linear, kind = rest.split(".")
-            pieces += _of_layer(name, target, linear, kind, shard.layers[int(index)], shard.rank)
+            pieces += _of_layer(name, target, rest, _Splits(shard.layers[int(index)], names), shard.rank)
         else:
             pieces.append(Piece(name, target, first_row=shard.vocabulary.start if name == "lm_head.weight" else 0))
     return pieces
 
 
-def _of_layer(name: str, target: Tensor, linear: str, kind: str, layer: LayerShard, rank: int) -> list[Piece]:
-    runs, columns = _row_runs(linear, layer), _columns(linear, layer)
+@dataclass(frozen=True, slots=True)
+class _Splits:
+    """How a layer's tensors are split, by their names within it: but the last word, which is weight or bias."""
+
+    layer: LayerShard
+    names: TensorNames
+
+    def row_runs(self, tensor: str) -> list[_Run] | None:
+        """Return a rank's rows of each of the matrices that a tensor holds; None for one that is not split by rows."""
+        attention = self.layer.whole.attention
+        query = _rows(self.layer.heads.query, attention.head_dim), attention.query_size
+        kv = _rows(self.layer.heads.kv, attention.head_dim), attention.kv_size
+        width = self._width(tensor)
+        *_, linear = tensor.split(".")
+        gate, up, _ = self._expert_names(tensor)
+        runs = {
+            "q_proj": [query],
+            "k_proj": [kv],
+            "v_proj": [kv],
+            "qkv_proj": [query, kv, kv],
+            "self_attn": [(self.layer.heads.query, attention.num_heads)],  # of its sinks
+            gate: [width],
+            up: [width],
+            "gate_up_proj": [width, width],
+        }
+        return runs.get(linear)
+
+    def columns(self, tensor: str) -> range | None:
+        """Return a rank's columns of a tensor; None for one that is not split by columns."""
+        *_, linear = tensor.split(".")
+        _, _, down = self._expert_names(tensor)
+        columns = {"o_proj": _rows(self.layer.heads.query, self.layer.whole.attention.head_dim)}
+        return (columns | {down: self._width(tensor)[0]}).get(linear)
+
+    def _width(self, tensor: str) -> _Run:
+        """Of a dense feed-forward, of an expert, or of what all tokens visit beside their experts."""
+        whole = self.layer.whole.feed_forward
+        if isinstance(whole, ExpertsConfig) and whole.shared is not None and tensor.startswith(self._shared):
+            return self.layer.shared, whole.shared.width
+        return self.layer.width, whole.width
+
+    def _expert_names(self, tensor: str) -> tuple[str, str, str]:
+        experts = self.names.experts
+        if experts is not None and tensor.startswith(f"{experts.experts}."):
+            return experts.gate, experts.up, experts.down
+        return "gate_proj", "up_proj", "down_proj"
+
+    @property
+    def _shared(self) -> str:
+        return "" if self.names.experts is None else f"{self.names.experts.shared}."
+
+
+def _of_layer(name: str, target: Tensor, within: str, splits: _Splits, rank: int) -> list[Piece]:
+    tensor, _, kind = within.rpartition(".")
+    runs, columns = splits.row_runs(tensor), splits.columns(tensor)
     if runs is not None:
         return _pieces(name, target, runs)
     if columns is None:
-        return [Piece(name, target)]  # a norm: on every rank
+        return [Piece(name, target)]  # a norm, or a router: on every rank
     if kind == "weight":
         return [Piece(name, target, first_column=columns.start)]
     if rank == 0:
         return [Piece(name, target)]
     target.zero_()  # of the sum over the ranks
     return []
-
-
-def _row_runs(linear: str, layer: LayerShard) -> list[_Run] | None:
-    """Return a rank's rows of each of the matrices that a tensor holds; None for a tensor that is not split by rows."""
-    attention, feed_forward = layer.whole.attention, layer.whole.feed_forward
-    assert isinstance(feed_forward, DenseConfig)
-    query = _rows(layer.heads.query, attention.head_dim), attention.query_size
-    kv = _rows(layer.heads.kv, attention.head_dim), attention.kv_size
-    width = layer.width, feed_forward.width
-    runs = {
-        "q_proj": [query],
-        "k_proj": [kv],
-        "v_proj": [kv],
-        "qkv_proj": [query, kv, kv],
-        "gate_proj": [width],
-        "up_proj": [width],
-        "gate_up_proj": [width, width],
-    }
-    return runs.get(linear)
-
-
-def _columns(linear: str, layer: LayerShard) -> range | None:
-    """Return a rank's columns of a tensor; None for a tensor that is not split by columns."""
-    columns = {"o_proj": _rows(layer.heads.query, layer.whole.attention.head_dim), "down_proj": layer.width}
-    return columns.get(linear)
 
 
 def _rows(heads: range, head_dim: int) -> range:

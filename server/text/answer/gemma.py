@@ -37,6 +37,7 @@ class Gemma(CallParser):
             self._written += text
             if mark is None and not is_last:
                 return
+            self.is_cut = mark is None
             yield from self._call(self._written, mark or "")
             self._written = None
 

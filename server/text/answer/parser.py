@@ -1,10 +1,19 @@
 """The one interface of all formats, and what they share."""
 
 import abc
+import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from server.text.answer.deltas import ArgumentsText, CallStart, ContentText, Delta, ReasoningText, new_call_id
+from server.text.answer.deltas import (
+    ArgumentsText,
+    CallStart,
+    ContentText,
+    Delta,
+    ReasoningText,
+    new_call_id,
+    whole_answer,
+)
 from server.text.stop import overlap
 
 Tools = Mapping[str, Mapping[str, Any]]  # by name: the JSON schema of its arguments
@@ -38,6 +47,7 @@ class CallParser(AnswerParser):
 
     def __init__(self, tools: Tools, new_id: Callable[[], str] = new_call_id) -> None:
         self.is_malformed = False  # something began as a call and is none, in a format where that voids the others
+        self.is_cut = False  # the answer ended within its last call, whose arguments may be JSON for all that
         self._tools = tools
         self._new_id = new_id
         self._text = ""  # not read yet
@@ -123,16 +133,24 @@ def cut(text: str, marks: tuple[str, ...], *, is_last: bool) -> tuple[str, str |
 class Split(AnswerParser):
     """An answer that begins with reasoning, perhaps, and goes on with content and calls, perhaps."""
 
-    def __init__(self, tags: "ThinkTags | None", calls: CallParser | None, *, is_whole: bool) -> None:
-        """`is_whole`: nothing is given before the end, and one malformed call makes content of all that is written."""
+    def __init__(
+        self, tags: "ThinkTags | None", calls: CallParser | None, *, is_whole: bool, is_bound: bool = False
+    ) -> None:
+        """is_whole  nothing is given before the end, and one malformed call makes content of all that is written
+        is_bound  a grammar binds the answer: its last call at most is malformed, for want of room
+        """
         self.marks = (*(tags.marks if tags else ()), *(calls.marks if calls else ()))
         self._tags = tags
         self._calls = calls
         self._written: list[str] | None = [] if is_whole and calls is not None else None
         self._held: list[Delta] = []
+        self._is_bound = is_bound
+        self._has_breaks = is_bound and tags is not None  # line breaks behind reasoning are no part of a bound answer
 
     @property
     def is_reasoning(self) -> bool:
+        if self._calls is not None and self._calls.is_reasoning:
+            return True
         return self._tags is not None and self._tags.is_open
 
     def feed(self, text: str) -> list[Delta]:
@@ -152,19 +170,46 @@ class Split(AnswerParser):
         rest = self._calls.finish()
         if self._written is None:
             return [*deltas, *rest]
-        if self._calls.is_malformed:
-            return [*deltas, ContentText("".join(self._written))]
-        return [*deltas, *self._held, *rest]
+        found = [*self._held, *rest]
+        if self._is_bound:
+            return [*deltas, *self._whole_calls(found)]
+        return [*deltas, ContentText("".join(self._written))] if self._calls.is_malformed else [*deltas, *found]
 
     def _answer(self, text: str) -> list[Delta]:
+        if self._has_breaks and self._tags is not None and self._tags.has_ended:
+            text = text.lstrip("\n")
+            self._has_breaks = not text
         if self._calls is None:
-            return [ContentText(text)]
+            return [ContentText(text)] if text else []
         deltas = self._calls.feed(text)
         if self._written is None:
             return deltas
         self._written.append(text)
         self._held += deltas
         return []
+
+    def _whole_calls(self, found: list[Delta]) -> list[Delta]:
+        """All of a bound answer but a call that is cut behind whole ones; the first is given as far as it goes."""
+        assert self._calls is not None
+        calls = whole_answer(found).calls
+        if not calls:
+            return found
+        is_whole = [is_json(call.arguments) for call in calls]
+        is_whole[-1] = is_whole[-1] and not self._calls.is_cut
+        num_given = max(is_whole.index(False), 1) if False in is_whole else len(calls)
+        return [it for it in found if not isinstance(it, ContentText) and _index_of(it) < num_given]
+
+
+def _index_of(delta: Delta) -> int:
+    return delta.index if isinstance(delta, CallStart | ArgumentsText) else 0
+
+
+def is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 class Filtered(AnswerParser):
@@ -213,6 +258,7 @@ class ThinkTags:
         self._is_at_start = True
         self._is_at_title = bool(title)
         self.is_open = begins_open
+        self.has_ended = False  # there was reasoning
 
     def feed(self, text: str, *, is_last: bool = False) -> tuple[str, str]:
         """New reasoning, and new text behind it."""
@@ -238,6 +284,7 @@ class ThinkTags:
             self._text = rest
             return reasoning, ""
         self.is_open = False
+        self.has_ended = True
         self._text = ""
         return reasoning, rest if mark == self._end else mark + rest
 

@@ -82,6 +82,7 @@ class Qwen3Coder(StepParser):
             self._key = ""
             self._step = self._parameter
         elif mark == FUNCTION_END or is_last:
+            self.is_cut = mark is None
             yield from self._end_call()
 
     def _parameter(self, is_last: bool) -> Iterable[Delta]:
@@ -94,6 +95,7 @@ class Qwen3Coder(StepParser):
                 yield self._arguments(self._next_key() + '"')
             self._step = self._in_value
         elif mark == FUNCTION_END or is_last:
+            self.is_cut = mark is None
             yield from self._end_call()
 
     def _next_key(self) -> str:

@@ -5,12 +5,13 @@ from typing import TypeVar
 
 from server.settings import ReasoningParser, ToolCallParser
 from server.text.answer.gemma import Gemma
-from server.text.answer.harmony import Harmony
+from server.text.answer.harmony import CHANNEL, MARKS, MESSAGE, START, Harmony
 from server.text.answer.hermes import OPENS, Hermes
 from server.text.answer.llama3_json import Llama3Json
 from server.text.answer.mistral import Mistral
 from server.text.answer.parser import AnswerParser, CallParser, Filtered, Split, ThinkTags, Tools
 from server.text.answer.qwen3_coder import Qwen3Coder
+from server.text.answer.values import inlined
 from server.text.chat_template import ChatTemplate
 
 _T = TypeVar("_T")
@@ -37,13 +38,33 @@ _TAGS = {
     ReasoningParser.MISTRAL: ("[THINK]", "[/THINK]", ""),
     ReasoningParser.GEMMA: ("<|channel>", "<channel|>", "thought\n"),
 }
+_HARMONY = (f"{CHANNEL}analysis{MESSAGE}", f"<|end|>{START}assistant", f"{CHANNEL}final{MESSAGE}")
 _CALLS: dict[ToolCallParser, type[CallParser]] = {
     ToolCallParser.HERMES: Hermes,
     ToolCallParser.QWEN3_CODER: Qwen3Coder,
     ToolCallParser.LLAMA3_JSON: Llama3Json,
     ToolCallParser.MISTRAL: Mistral,
     ToolCallParser.GEMMA: Gemma,
+    ToolCallParser.HARMONY: Harmony,
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Reasoning:
+    """How reasoning stands before an answer that is bound.
+
+    marks       what of the texts may be a token of its own
+    is_open     the prompt has begun it already; else the model may begin it, or not
+    head        what stands before the answer unless that is a call
+    has_breaks  line breaks may stand behind it
+    """
+
+    opening: str
+    closing: str
+    marks: tuple[str, ...]
+    is_open: bool
+    head: str = ""
+    has_breaks: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +81,8 @@ class AnswerSyntax:
         prompt: str,
         *,
         is_streamed: bool,
-        forced: ToolCallParser | None = None,
+        is_bound: bool = False,
+        calls: ToolCallParser | None = None,
         include_reasoning: bool = True,
         parallel_tool_calls: bool = True,
     ) -> AnswerParser | None:
@@ -69,39 +91,70 @@ class AnswerSyntax:
         tools        that the model may call, by name, with the JSON schemas of their arguments; None: no calls
         prompt       as the model reads it; its end says whether reasoning has begun
         is_streamed  calls are given as they come; else at the end, and a malformed one makes all of it content
-        forced       a grammar binds the answer to calls in this format, from its first token on
+        is_bound     a grammar binds what stands behind the reasoning
+        calls        the format of its calls, where that is not the model's own
         """
-        if forced is not None:
-            return Split(None, _CALLS[forced](tools or {}), is_whole=not is_streamed)
-        parser = self._parser(tools, prompt, is_streamed=is_streamed)
+        if tools is not None:
+            tools = {name: inlined(schema) for name, schema in tools.items()}
+        if is_bound:
+            parser = self._bound_parser(tools, prompt, calls or self.calls, is_streamed=is_streamed)
+        else:
+            parser = self._parser(tools, prompt, is_streamed=is_streamed)
         if parser is None or (include_reasoning and parallel_tool_calls):
             return parser
         return Filtered(parser, has_reasoning=include_reasoning, has_many_calls=parallel_tool_calls)
 
+    def reasoning_before(self, prompt: str) -> Reasoning | None:
+        """How reasoning may stand before an answer that is bound; None where the prompt or the model allows none."""
+        if self._has_channels(has_tools=False):
+            opening, closing, head = _HARMONY
+            return Reasoning(opening, closing, MARKS, is_open=False, head=head)
+        if self.reasoning not in _TAGS:
+            return None
+        opening, closing, title = _TAGS[self.reasoning]
+        if prompt[-256:].rstrip().endswith(closing):
+            return None
+        is_open = self._is_open(prompt)
+        return Reasoning(opening + title, closing, (opening, closing), is_open=is_open, has_breaks=True)
+
+    def _has_channels(self, *, has_tools: bool) -> bool:
+        return self.reasoning is ReasoningParser.HARMONY or (self.calls is ToolCallParser.HARMONY and has_tools)
+
     def _parser(self, tools: Tools | None, prompt: str, *, is_streamed: bool) -> AnswerParser | None:
-        if self.reasoning is ReasoningParser.HARMONY or (self.calls is ToolCallParser.HARMONY and tools is not None):
+        if self._has_channels(has_tools=tools is not None):
             return Harmony(tools or {}, has_tools=tools is not None)
         calls = None if tools is None else _CALLS[self.calls](tools)
         tags = self._tags(prompt, calls)
         return None if calls is None and tags is None else Split(tags, calls, is_whole=not is_streamed)
 
+    def _bound_parser(
+        self, tools: Tools | None, prompt: str, form: ToolCallParser, *, is_streamed: bool
+    ) -> AnswerParser | None:
+        if self._has_channels(has_tools=tools is not None):
+            channels = Harmony(tools or {}, has_tools=tools is not None)
+            return Split(None, channels, is_whole=not is_streamed, is_bound=True)
+        calls = None if tools is None else _CALLS[form](tools)
+        tags = None if self.reasoning_before(prompt) is None else self._tags(prompt, None)
+        if calls is None and tags is None:
+            return None
+        return Split(tags, calls, is_whole=not is_streamed, is_bound=True)
+
+    def _is_open(self, prompt: str) -> bool:
+        """Whether the prompt has begun the reasoning, perhaps with the title of what follows."""
+        start, end, title = _TAGS[self.reasoning]
+        written = prompt[-256:].rstrip()
+        is_titled = bool(title) and written.endswith(start + title.rstrip())
+        is_first = self.reasoning is ReasoningParser.THINK_FIRST and not written.endswith(end)
+        return is_titled or is_first or written.endswith(start)
+
     def _tags(self, prompt: str, calls: CallParser | None) -> ThinkTags | None:
         if self.reasoning not in _TAGS:
             return None
         start, end, title = _TAGS[self.reasoning]
-        written = prompt[-256:].rstrip()
-        # A prompt may end with the tag, and with the title of what it begins.
-        is_titled = bool(title) and written.endswith(start + title.rstrip())
-        begins_open = (self.reasoning is ReasoningParser.THINK_FIRST and not written.endswith(end)) or written.endswith(
-            start
-        )
+        is_titled = bool(title) and prompt[-256:].rstrip().endswith(start + title.rstrip())
         also_ends = (OPENS,) if calls is not None and OPENS in calls.marks else ()
         return ThinkTags(
-            start,
-            end,
-            begins_open=begins_open or is_titled,
-            title="" if is_titled else title,
-            also_ends=also_ends,
+            start, end, begins_open=self._is_open(prompt), title="" if is_titled else title, also_ends=also_ends
         )
 
 

@@ -13,7 +13,58 @@ _ALIASES = {
     "bool": "boolean",
     "dict": "object",
 }
+_WORDS = frozenset({"title", "description", "default", "examples"})  # about a schema: a reference's own win
 _MAX_SCHEMA_DEPTH = 32
+_MAX_INLINED = 2000  # parts of a schema; what has more keeps its references
+
+
+def inlined(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A schema whose `$ref`s within itself are replaced by what they name; recursive ones are left."""
+    if "$defs" not in schema and "definitions" not in schema:
+        return schema
+    try:
+        found = _Inlined(schema).of(schema, ())
+    except RecursionError:
+        return schema
+    assert isinstance(found, dict)
+    return {name: value for name, value in found.items() if name not in ("$defs", "definitions")} | (
+        {name: schema[name] for name in ("$defs", "definitions") if name in schema and _has_ref(found)}
+    )
+
+
+class _Inlined:
+    def __init__(self, root: Mapping[str, Any]) -> None:
+        self._root = root
+        self._num_left = _MAX_INLINED
+
+    def of(self, part: Any, within: tuple[str, ...]) -> Any:
+        """A part with what its references name. `within`: the references that it stands in."""
+        if isinstance(part, list):
+            return [self.of(it, within) for it in part]
+        if not isinstance(part, Mapping):
+            return part
+        self._num_left -= 1
+        name = part.get("$ref")
+        if isinstance(name, str) and name not in within and self._num_left > 0:
+            target = self._target(name)
+            beside = {key: value for key, value in part.items() if key != "$ref"}
+            if isinstance(target, Mapping) and not target.keys() & beside.keys() - _WORDS:
+                return {**self.of(target, (*within, name)), **self.of(beside, within)}
+        return {
+            key: value if key in ("$defs", "definitions") else self.of(value, within) for key, value in part.items()
+        }
+
+    def _target(self, name: str) -> Any:
+        steps = name.removeprefix("#/").split("/") if name.startswith("#/") else [name]
+        found: Any = self._root
+        for step in steps:
+            found = found.get(step) if isinstance(found, Mapping) else None
+        return found
+
+
+def _has_ref(part: Any) -> bool:
+    inner = part.values() if isinstance(part, Mapping) else part if isinstance(part, list) else ()
+    return (isinstance(part, Mapping) and "$ref" in part) or any(map(_has_ref, inner))
 
 
 def types_of(schema: object, depth: int = 0) -> frozenset[str]:

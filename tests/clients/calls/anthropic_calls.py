@@ -27,7 +27,7 @@ def streaming() -> None:
 def tools() -> None:
     answer = client.messages.create(
         model=MODEL,
-        max_tokens=256,
+        max_tokens=512,
         messages=ASK,
         tools=[TOOL],
         tool_choice={"type": "any", "disable_parallel_tool_use": True},
@@ -47,7 +47,7 @@ def tools() -> None:
 
 def streamed_tools() -> None:
     with client.messages.stream(
-        model=MODEL, max_tokens=256, messages=ASK, tools=[TOOL], tool_choice={"type": "tool", "name": "get_weather"}
+        model=MODEL, max_tokens=512, messages=ASK, tools=[TOOL], tool_choice={"type": "tool", "name": "get_weather"}
     ) as stream:
         kinds = {event.type for event in stream}
         final = stream.get_final_message()

@@ -13,6 +13,7 @@ from typing import Any
 
 URL = os.environ["HALLMARK_URL"]
 BASE_URL = f"{URL}/v1"
+EMBED_URL = f"{os.environ.get('HALLMARK_EMBED_URL', URL)}/v1"  # of a server for embeddings
 MODEL = "demo"
 TOKENIZER = os.environ["TOKENIZER"]  # a folder with tokenizer.json
 FOLDER = os.environ["CLIENT_FOLDER"]  # the client's own, to write into

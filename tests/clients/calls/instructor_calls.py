@@ -20,7 +20,7 @@ def client(mode: instructor.Mode) -> instructor.Instructor:
 
 def create(mode: instructor.Mode) -> None:
     found = client(mode).chat.completions.create(
-        model=MODEL, messages=ASK, response_model=Weather, max_tokens=256, max_retries=0
+        model=MODEL, messages=ASK, response_model=Weather, max_tokens=512, max_retries=0
     )
     expect(isinstance(found, Weather), f"an object of the schema, not {type(found).__name__}")
 
@@ -28,7 +28,7 @@ def create(mode: instructor.Mode) -> None:
 def partial(mode: instructor.Mode) -> None:
     parts = list(
         client(mode).chat.completions.create_partial(
-            model=MODEL, messages=ASK, response_model=Weather, max_tokens=256, max_retries=0
+            model=MODEL, messages=ASK, response_model=Weather, max_tokens=512, max_retries=0
         )
     )
     expect(len(parts) > 1 and isinstance(parts[-1].is_warm, bool), "the object grows until it is whole")

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from checks import BASE_URL, MODEL, call, end, expect, expect_weather
+from checks import BASE_URL, EMBED_URL, MODEL, call, end, expect, expect_weather
 from langchain.agents import create_agent
 from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_core.tools import tool
@@ -47,7 +47,7 @@ def tools() -> None:
     from checks import WEATHER_TOOL
 
     asked = [HumanMessage("How is the weather?")]
-    answer = model(256).bind_tools([WEATHER_TOOL], tool_choice="any", parallel_tool_calls=False).invoke(asked)
+    answer = model(512).bind_tools([WEATHER_TOOL], tool_choice="any", parallel_tool_calls=False).invoke(asked)
     expect(answer.tool_calls and answer.tool_calls[0]["name"] == "get_weather", "the tool is called by its name")
     expect_weather(answer.tool_calls[0]["args"])
     results = [ToolMessage("18 degrees", tool_call_id=each["id"]) for each in answer.tool_calls]
@@ -59,13 +59,13 @@ def streamed_tools() -> None:
     from checks import WEATHER_TOOL
 
     whole = None
-    for chunk in model(256).bind_tools([WEATHER_TOOL], tool_choice="get_weather").stream("How is the weather?"):
+    for chunk in model(512).bind_tools([WEATHER_TOOL], tool_choice="get_weather").stream("How is the weather?"):
         whole = chunk if whole is None else whole + chunk
     expect_weather(whole.tool_calls[0]["args"])
 
 
 def structured(method: str) -> None:
-    found = model(256).with_structured_output(Weather, method=method).invoke("How is the weather?")
+    found = model(512).with_structured_output(Weather, method=method).invoke("How is the weather?")
     expect(isinstance(found, Weather), f"an object of the schema, not {type(found).__name__}")
 
 
@@ -77,7 +77,7 @@ def logprobs() -> None:
 def agent() -> None:
     """The demo never calls a tool by itself: the first turn is made to, the second answers."""
     forced = (
-        model(256).bind_tools([get_weather], tool_choice="any", parallel_tool_calls=False).invoke("How is the weather?")
+        model(512).bind_tools([get_weather], tool_choice="any", parallel_tool_calls=False).invoke("How is the weather?")
     )
     begun = [HumanMessage("How is the weather?"), forced]
     begun += [ToolMessage(get_weather.invoke(each["args"]), tool_call_id=each["id"]) for each in forced.tool_calls]
@@ -86,7 +86,7 @@ def agent() -> None:
 
 
 def embeddings() -> None:
-    client = OpenAIEmbeddings(model=MODEL, base_url=BASE_URL, api_key="none", check_embedding_ctx_length=False)
+    client = OpenAIEmbeddings(model=MODEL, base_url=EMBED_URL, api_key="none", check_embedding_ctx_length=False)
     expect(len(client.embed_documents(["a forest"])[0]) == 256, "a vector of 256")
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import litellm
 import openai
-from checks import ASK, BASE_URL, FOLDER, MODEL, WEATHER, WEATHER_TOOL, call, end, expect, expect_weather
+from checks import ASK, BASE_URL, EMBED_URL, FOLDER, MODEL, WEATHER, WEATHER_TOOL, call, end, expect, expect_weather
 
 litellm.telemetry = False
 PROXY_START_S = 120
@@ -34,18 +34,18 @@ def streaming(provider: str) -> None:
 
 def tools(provider: str) -> None:
     answer = completion(
-        provider, tools=[WEATHER_TOOL], tool_choice="required", parallel_tool_calls=False, max_tokens=256
+        provider, tools=[WEATHER_TOOL], tool_choice="required", parallel_tool_calls=False, max_tokens=512
     )
     expect_weather(answer.choices[0].message.tool_calls[0].function.arguments)
 
 
 def structured() -> None:
     kind = {"type": "json_schema", "json_schema": {"name": "weather", "schema": WEATHER, "strict": True}}
-    expect_weather(completion(response_format=kind, max_tokens=256).choices[0].message.content)
+    expect_weather(completion(response_format=kind, max_tokens=512).choices[0].message.content)
 
 
 def embeddings() -> None:
-    answer = litellm.embedding(model=f"openai/{MODEL}", input=["a forest"], api_base=BASE_URL, api_key="none")
+    answer = litellm.embedding(model=f"openai/{MODEL}", input=["a forest"], api_base=EMBED_URL, api_key="none")
     expect(len(answer.data[0]["embedding"]) == 256, "a vector of 256")
 
 
@@ -75,7 +75,7 @@ def proxy() -> None:
             tools=[WEATHER_TOOL],
             tool_choice="required",
             parallel_tool_calls=False,
-            max_tokens=256,
+            max_tokens=512,
         )
         expect_weather(answer.choices[0].message.tool_calls[0].function.arguments)
     finally:

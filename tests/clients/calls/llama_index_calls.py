@@ -46,7 +46,7 @@ def tools() -> None:
         """The weather of a city, if it is warm."""
         return f"{city}, {is_warm}"
 
-    caller = model(256, is_function_calling_model=True)
+    caller = model(512, is_function_calling_model=True)
     answer = caller.chat_with_tools(
         [FunctionTool.from_defaults(get_weather, fn_schema=Weather)], user_msg="How is the weather?", tool_required=True
     )
@@ -56,7 +56,7 @@ def tools() -> None:
 
 
 def structured(**how: bool) -> None:
-    found = model(256, **how).structured_predict(Weather, PromptTemplate("How is the weather?"))
+    found = model(512, **how).structured_predict(Weather, PromptTemplate("How is the weather?"))
     expect(isinstance(found, Weather), "an object of the schema")
 
 

@@ -11,7 +11,7 @@ import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
-from checks import BASE_URL, MODEL, call, end, expect, expect_weather
+from checks import BASE_URL, EMBED_URL, MODEL, call, end, expect, expect_weather
 
 MEMORY = {
     "name": "search_memories",
@@ -62,9 +62,9 @@ CHAT = [
 ]
 
 
-def post(path: str, body: dict[str, Any]) -> Any:
+def post(path: str, body: dict[str, Any], url: str = BASE_URL) -> Any:
     headers = {"Content-Type": "application/json", "Authorization": "Bearer none", "X-OpenWebUI-User-Name": "someone"}
-    request = urllib.request.Request(f"{BASE_URL}{path}", json.dumps(body).encode(), headers)
+    request = urllib.request.Request(f"{url}{path}", json.dumps(body).encode(), headers)
     try:
         return urllib.request.urlopen(request, timeout=60)
     except urllib.error.HTTPError as error:
@@ -109,7 +109,7 @@ def task() -> None:
 
 
 def forced_tool() -> None:
-    body = {"messages": CHAT, "tools": TOOLS, "max_tokens": 256, "stream": False}
+    body = {"messages": CHAT, "tools": TOOLS, "max_tokens": 512, "stream": False}
     named = {"type": "function", "function": {"name": "get_weather"}}
     message = answer(body | {"tool_choice": named})["choices"][0]["message"]
     expect_weather(message["tool_calls"][0]["function"]["arguments"])
@@ -129,7 +129,7 @@ def tool_results() -> None:
 
 def embeddings() -> None:
     """`agenerate_openai_batch_embeddings` of its retrieval."""
-    found = json.load(post("/embeddings", {"input": ["a forest", "a king"], "model": MODEL}))
+    found = json.load(post("/embeddings", {"input": ["a forest", "a king"], "model": MODEL}, EMBED_URL))
     expect(len(found["data"]) == 2 and len(found["data"][0]["embedding"]) == 256, "a vector of 256 for each text")
 
 

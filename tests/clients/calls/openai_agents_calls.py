@@ -51,7 +51,7 @@ async def streamed(kind: str) -> None:
 
 
 async def tool(kind: str) -> None:
-    caller = agent(kind, max_tokens=256, tool_choice="required", tools=[get_weather])
+    caller = agent(kind, max_tokens=512, tool_choice="required", tools=[get_weather])
     done = await Runner.run(caller, "How is the weather?", max_turns=3)
     names = [type(item).__name__ for item in done.new_items]
     expect("ToolCallOutputItem" in names, f"the tool is called, among {names}")
@@ -59,7 +59,7 @@ async def tool(kind: str) -> None:
 
 
 async def structured(kind: str) -> None:
-    done = await Runner.run(agent(kind, max_tokens=256, output_type=Weather), "How is the weather?")
+    done = await Runner.run(agent(kind, max_tokens=512, output_type=Weather), "How is the weather?")
     expect(isinstance(done.final_output, Weather), "a run ends with an object of the schema")
 
 

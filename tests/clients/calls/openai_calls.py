@@ -3,7 +3,7 @@
 from typing import Literal
 
 import openai
-from checks import ASK, BASE_URL, MODEL, WEATHER, WEATHER_TOOL, call, end, expect, expect_weather
+from checks import ASK, BASE_URL, EMBED_URL, MODEL, WEATHER, WEATHER_TOOL, call, end, expect, expect_weather
 from pydantic import BaseModel
 
 client = openai.OpenAI(base_url=BASE_URL, api_key="none", max_retries=0, timeout=60)
@@ -49,7 +49,7 @@ def tools() -> None:
         tools=[WEATHER_TOOL],
         tool_choice="required",
         parallel_tool_calls=False,
-        max_tokens=256,
+        max_tokens=512,
     )
     message = answer.choices[0].message
     expect(answer.choices[0].finish_reason == "tool_calls", f"finish reason, not {answer.choices[0].finish_reason}")
@@ -64,7 +64,7 @@ def tools() -> None:
 def streamed_tools() -> None:
     named = {"type": "function", "function": {"name": "get_weather"}}
     with client.chat.completions.stream(
-        model=MODEL, messages=ASK, tools=[WEATHER_TOOL], tool_choice=named, max_tokens=256
+        model=MODEL, messages=ASK, tools=[WEATHER_TOOL], tool_choice=named, max_tokens=512
     ) as stream:
         kinds = {event.type for event in stream}
         final = stream.get_final_completion()
@@ -73,13 +73,13 @@ def streamed_tools() -> None:
 
 
 def parse() -> None:
-    answer = client.chat.completions.parse(model=MODEL, messages=ASK, response_format=Weather, max_tokens=256)
+    answer = client.chat.completions.parse(model=MODEL, messages=ASK, response_format=Weather, max_tokens=512)
     expect(isinstance(answer.choices[0].message.parsed, Weather), "the answer is an object of the schema")
 
 
 def json_object() -> None:
     kind = {"type": "json_schema", "json_schema": {"name": "weather", "schema": WEATHER, "strict": True}}
-    answer = client.chat.completions.create(model=MODEL, messages=ASK, response_format=kind, max_tokens=128)
+    answer = client.chat.completions.create(model=MODEL, messages=ASK, response_format=kind, max_tokens=512)
     expect_weather(answer.choices[0].message.content)
 
 
@@ -103,7 +103,7 @@ def responses() -> None:
 
 def streamed_responses() -> None:
     with client.responses.stream(
-        model=MODEL, input="Tell me about the sea.", text_format=Weather, max_output_tokens=256
+        model=MODEL, input="Tell me about the sea.", text_format=Weather, max_output_tokens=512
     ) as stream:
         kinds = [event.type for event in stream]
         final = stream.get_final_response()
@@ -120,7 +120,7 @@ def response_tools() -> None:
         tools=[tool],
         tool_choice="required",
         parallel_tool_calls=False,
-        max_output_tokens=256,
+        max_output_tokens=512,
     )
     calls = [item for item in answer.output if item.type == "function_call"]
     expect(calls and calls[0].name == "get_weather", "the tool is called")
@@ -128,12 +128,12 @@ def response_tools() -> None:
 
 
 def response_parse() -> None:
-    answer = client.responses.parse(model=MODEL, input="The weather?", text_format=Weather, max_output_tokens=256)
+    answer = client.responses.parse(model=MODEL, input="The weather?", text_format=Weather, max_output_tokens=512)
     expect(isinstance(answer.output_parsed, Weather), "the response is an object of the schema")
 
 
 def embeddings() -> None:
-    answer = client.embeddings.create(model=MODEL, input=["a forest", "a king"])
+    answer = client.with_options(base_url=EMBED_URL).embeddings.create(model=MODEL, input=["a forest", "a king"])
     expect(len(answer.data) == 2 and len(answer.data[0].embedding) == 256, "a vector of 256 for each text")
 
 

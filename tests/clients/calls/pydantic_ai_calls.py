@@ -37,14 +37,14 @@ async def streaming() -> None:
 
 
 def structured(output: object, kind: type = OpenAIChatModel) -> None:
-    done = agent(kind, max_tokens=256, output_type=output).run_sync("How is the weather?")
+    done = agent(kind, max_tokens=512, output_type=output).run_sync("How is the weather?")
     expect(isinstance(done.output, Weather), f"an object of the schema, not {type(done.output).__name__}")
 
 
 def tools() -> None:
     """The output is a tool, and so is the weather: the model must call one of them in each turn."""
     asked = []
-    weather = agent(max_tokens=256, output_type=ToolOutput(Weather))
+    weather = agent(max_tokens=512, output_type=ToolOutput(Weather))
 
     @weather.tool_plain
     def get_weather(is_warm: bool) -> str:

@@ -29,7 +29,7 @@ from server.protocol.messages import (
     ShadowReport,
     StepRecord,
 )
-from server.settings import Settings
+from server.settings import Settings, Task
 
 
 def one_line(capsys: pytest.CaptureFixture[str]) -> str:
@@ -282,6 +282,13 @@ def test_a_kv_cache_that_holds_less_than_the_model_takes_is_told(is_bound: bool)
     ready = msgspec.structs.replace(READY, is_bound_by_cache=is_bound)
     Console(Recorder(), model="m", url="", print_line=lines.append).on_ready(ready)
     assert ("A request may have 300 tokens: the KV cache holds no more." in lines) == is_bound
+
+
+@pytest.mark.parametrize(("task", "path"), [(Task.EMBED, "embeddings"), (Task.SCORE, "rerank")])
+def test_the_command_is_one_that_the_task_answers(task: Task, path: str) -> None:
+    lines: list[str] = []
+    Console(Recorder(), model="m", url="http://here", print_line=lines.append, task=task).on_ready(READY)
+    assert lines[-1].startswith(f"  curl http://here/v1/{path} ")
 
 
 def test_where_a_key_is_needed_the_command_has_one() -> None:

@@ -11,10 +11,16 @@ from transformers import (
     Gemma2ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
+    Glm4MoeConfig,
+    Glm4MoeForCausalLM,
+    GptOssConfig,
+    GptOssForCausalLM,
     GraniteConfig,
     GraniteForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
     Olmo2Config,
     Olmo2ForCausalLM,
     Phi3Config,
@@ -22,6 +28,10 @@ from transformers import (
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen2MoeConfig,
+    Qwen2MoeForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 
 from qualification.decision.decision import Policy
@@ -53,6 +63,7 @@ class Served:
     tokens: list[list[int]]  # of each prompt
     paths: set[str]
     windows: set[bool]  # whether a shape of the plan has one
+    num_prefix_hit_tokens: int = 0
 
 
 def mistral(head_dim: int, window: int | None = WINDOW) -> PreTrainedModel:
@@ -80,8 +91,8 @@ def reference_tokens(model: PreTrainedModel) -> list[list[int]]:
     return found
 
 
-def serve(folder: Path, max_num_batched_tokens: int, max_num_seqs: int = 4) -> Served:
-    """All prompts through the engine, by default at once."""
+def serve(folder: Path, max_num_batched_tokens: int, max_num_seqs: int = 4, num_rounds: int = 1) -> Served:
+    """All prompts through the engine, by default at once. Each round asks the same; the tokens are the last one's."""
     settings = Settings(
         model=str(folder),
         device=DeviceChoice.CPU,
@@ -94,17 +105,20 @@ def serve(folder: Path, max_num_batched_tokens: int, max_num_seqs: int = 4) -> S
         cache_dir=str(folder / "cache"),
     )
     built = build_engine(settings, frozenset(), lambda *_: None)
-    for index, prompt in enumerate(prompts()):
-        built.engine.submit(Submit(str(index), prompt, SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0)))
-    tokens: list[list[int]] = [[] for _ in PROMPT_LENGTHS]
     paths: set[str] = set()
-    while built.engine.has_work:
-        output = built.engine.step()
-        assert output is not None
-        paths |= {str(count.path) for count in output.record.dispatches}
-        for delta in output.deltas:
-            tokens[int(delta.request_id)] += delta.token_ids
-    return Served(tokens, paths, {"window" in row.shape for row in built.ready.plan})
+    num_hit = 0
+    for _ in range(num_rounds):
+        for index, prompt in enumerate(prompts()):
+            built.engine.submit(Submit(str(index), prompt, SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0)))
+        tokens: list[list[int]] = [[] for _ in PROMPT_LENGTHS]
+        while built.engine.has_work:
+            output = built.engine.step()
+            assert output is not None
+            paths |= {str(count.path) for count in output.record.dispatches}
+            num_hit += output.record.num_prefix_hit_tokens
+            for delta in output.deltas:
+                tokens[int(delta.request_id)] += delta.token_ids
+    return Served(tokens, paths, {"window" in row.shape for row in built.ready.plan}, num_hit)
 
 
 @pytest.mark.parametrize("max_num_batched_tokens", [64, 11])  # whole prompts; chunks shorter than the window
@@ -139,6 +153,7 @@ def test_the_comparison_sees_the_window() -> None:
 
 GEMMA = {**TINY, "head_dim": 16, "query_pre_attn_scalar": 9}
 NO_WINDOW = {**TINY, "sliding_window": None}
+EXPERTS = {"num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 20}
 PART = {"rope_type": "longrope", "partial_rotary_factor": 0.75, "original_max_position_embeddings": 8}
 FACTORS = {"short_factor": [1.0 + n / 9 for n in range(6)], "long_factor": [2.0 + n for n in range(6)]}
 FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
@@ -151,6 +166,25 @@ FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
     "granite": lambda: GraniteForCausalLM(
         GraniteConfig(**NO_WINDOW, embedding_multiplier=3.0, attention_multiplier=0.2, residual_multiplier=0.6)
     ),
+    "qwen 3 moe": lambda: Qwen3MoeForCausalLM(
+        Qwen3MoeConfig(**NO_WINDOW, **EXPERTS, head_dim=16, mlp_only_layers=[0], norm_topk_prob=True)
+    ),
+    "qwen 2 moe": lambda: Qwen2MoeForCausalLM(
+        Qwen2MoeConfig(**NO_WINDOW, **EXPERTS, shared_expert_intermediate_size=28)
+    ),
+    "mixtral": lambda: MixtralForCausalLM(MixtralConfig(**TINY, num_local_experts=5, num_experts_per_tok=1)),
+    "gpt-oss": lambda: GptOssForCausalLM(GptOssConfig(**TINY, num_local_experts=5, num_experts_per_tok=5, head_dim=16)),
+    "glm": lambda: Glm4MoeForCausalLM(
+        Glm4MoeConfig(
+            **NO_WINDOW,
+            n_routed_experts=12,
+            num_experts_per_tok=3,
+            moe_intermediate_size=20,
+            n_group=4,
+            topk_group=2,
+            head_dim=16,
+        )
+    ),
     "phi 3, longrope": lambda: Phi3ForCausalLM(
         Phi3Config(**NO_WINDOW, rope_parameters={**PART, **FACTORS}, original_max_position_embeddings=8)
     ),
@@ -159,17 +193,20 @@ FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_family_is_served_as_by_transformers(family: str, tmp_path: Path) -> None:
-    """Alone, batched and in chunks."""
+    """Alone, batched, in chunks, and behind a prefix that was found in the cache."""
     torch.manual_seed(7)
     model = FAMILIES[family]().eval()
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if name.endswith("norm.weight"):
                 weight.uniform_(0.5, 1.5)
+            elif name.endswith("bias"):
+                weight.uniform_(-0.5, 0.5)
     model.save_pretrained(tmp_path)
     expected = reference_tokens(model)
-    for max_num_batched_tokens, max_num_seqs in ((64, 1), (64, 4), (11, 4)):
-        served = serve(tmp_path, max_num_batched_tokens, max_num_seqs)
+    for max_num_batched_tokens, max_num_seqs, num_rounds in ((64, 1, 1), (64, 4, 1), (11, 4, 2)):
+        served = serve(tmp_path, max_num_batched_tokens, max_num_seqs, num_rounds)
+        assert (served.num_prefix_hit_tokens > 0) == (num_rounds > 1)
         # The first prompt is shorter than LongRoPE's original context, and is served for longer ones.
         start = 1 if "longrope" in family else 0
         assert served.tokens[start:] == expected[start:]

@@ -1,17 +1,34 @@
-"""The text that a grammar of forced tool calls takes, in each form."""
+"""The text that a grammar of forced tool calls takes, in each form, and what may stand before it."""
 
 import json
+import random
+from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
+from typing import Any
 
+import jsonschema
 import llguidance
+import numpy as np
 import pytest
+from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 
 from server.errors import UnsupportedField
-from server.grammar.requested import json_grammar
-from server.grammar.tool_calls import Tool, ToolFormat, json_or_calls, tool_grammar
+from server.grammar.compiled import ByteTokens, byte_tokenizer, compiled
+from server.grammar.reasoning import behind_reasoning
+from server.grammar.requested import choice_grammar, json_grammar, regex_grammar
+from server.grammar.tool_calls import Tool, bound_calls
 from server.protocol.messages import Grammar
-from server.settings import DEMO_MODEL
+from server.settings import DEMO_MODEL, ReasoningParser, ToolCallParser
+from server.text.answer.deltas import Answer, whole_answer
+from server.text.answer.gemma import QUOTE
+from server.text.answer.harmony import MARKS
+from server.text.answer.syntax import AnswerSyntax
 
+HERMES, CODER, LLAMA = ToolCallParser.HERMES, ToolCallParser.QWEN3_CODER, ToolCallParser.LLAMA3_JSON
+MISTRAL, HARMONY, GEMMA = ToolCallParser.MISTRAL, ToolCallParser.HARMONY, ToolCallParser.GEMMA
+FORMS = (HERMES, CODER, LLAMA, MISTRAL, HARMONY, GEMMA)
+OWN = {HARMONY: ReasoningParser.HARMONY, GEMMA: ReasoningParser.GEMMA, MISTRAL: ReasoningParser.MISTRAL}
 WEATHER = Tool(
     "get_weather",
     {
@@ -23,63 +40,252 @@ WEATHER = Tool(
     },
 )
 CLOCK = Tool("clock")
-CITY = '{"city": "Rome"}'
+TRIP = Tool(
+    "plan.trip",
+    {
+        "type": "object",
+        "properties": {
+            "note": {"anyOf": [{"type": "string"}, {"type": "null"}], "default": None},
+            "days": {"type": "integer", "minimum": 1, "maximum": 40},
+            "kind": {"$ref": "#/$defs/Kind"},
+            "code": {"type": "string", "minLength": 2, "maxLength": 5},
+            "is_far": {"type": "boolean"},
+            "stops": {"type": "array", "items": {"$ref": "#/$defs/Stop"}, "minItems": 1, "maxItems": 3},
+            "budget": {"anyOf": [{"type": "number", "minimum": 0, "maximum": 9}, {"type": "null"}]},
+            "tags": {"anyOf": [{"type": "array", "items": {"type": "string"}}, {"type": "null"}]},
+        },
+        "required": ["days", "kind", "stops"],
+        "additionalProperties": False,
+        "$defs": {
+            "Kind": {"enum": ["sea", "snow ☃", 'a "b"\n</x>'], "type": "string"},
+            "Stop": {
+                "type": "object",
+                "properties": {"at": {"type": "string"}, "far": {"type": "integer", "maximum": 9, "minimum": 0}},
+                "required": ["at"],
+                "additionalProperties": False,
+            },
+        },
+    },
+)
+MARKED = (
+    *("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<think>", "</think>", "[THINK]", "[/THINK]"),
+    *("<|tool_call>", "<tool_call|>", QUOTE, "<|channel>", "<channel|>", *sorted({*MARKS} - {"<|end|>"})),
+)
+IDS = {"<|end|>": 4} | {text: 4096 + index for index, text in enumerate(MARKED)}  # the demo has the first one
 
 
-def tokenizer(*added: str) -> llguidance.LLTokenizer:
+@cache
+def tokenizer(has_marks: bool) -> llguidance.LLTokenizer:
     content = json.loads(Path(DEMO_MODEL, "tokenizer.json").read_text())
-    for index, text in enumerate(added):
-        content["added_tokens"].append(content["added_tokens"][0] | {"id": 4096 + index, "content": text})
+    first = content["added_tokens"][0]
+    if has_marks:
+        content["added_tokens"] += [first | {"id": token_id, "content": text} for text, token_id in IDS.items()]
     return llguidance.LLTokenizer(json.dumps(content))
 
 
-def takes(grammar: Grammar, text: str, *added: str) -> bool:
-    """Whether the whole of `text` matches, special tokens by their own ids."""
-    tokens = tokenizer(*added)
-    matcher = llguidance.LLMatcher(tokens, llguidance.LLMatcher.grammar_from_lark(grammar.text))
-    assert not matcher.is_error(), matcher.get_error()
+def takes(grammar: Grammar, text: str, *, has_marks: bool = False) -> bool:
+    """Whether the whole of `text` matches, marks by their own ids where the tokenizer has such."""
+    tokens = tokenizer(has_marks)
+    matcher = compiled(tokens, grammar)
     return bool(matcher.consume_tokens(tokens.tokenize_str(text, parse_special=True)) and matcher.is_accepting())
 
 
-HERMES = '<tool_call>\n{"name": "get_weather", "arguments": ' + CITY + "}\n</tool_call>"
-LLAMA = '{"name": "get_weather", "parameters": ' + CITY + "}"
-MISTRAL = '[TOOL_CALLS][{"name": "get_weather", "arguments": ' + CITY + "}"
+HERMES_CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n</tool_call>'
+CODER_CALL = "<tool_call>\n<function=get_weather>\n<parameter=city>\nRome\n</parameter>\n</function>\n</tool_call>"
+LLAMA_CALL = '{"name": "get_weather", "parameters": {"city": "Rome"}}'
+MISTRAL_CALL = '[TOOL_CALLS][{"name": "get_weather", "arguments": {"city": "Rome"}}'
+GEMMA_CALL = '<|tool_call>call:get_weather{city:<|"|>Rome<|"|>}<tool_call|>'
+HARMONY_CALL = '<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{"city": "Rome"}'
+EXAMPLES = [
+    (HERMES, HERMES_CALL, f"{HERMES_CALL}\n{HERMES_CALL}"),
+    (CODER, CODER_CALL, f"{CODER_CALL}\n<tool_call>\n<function=clock>\n</function>\n</tool_call>"),
+    (LLAMA, LLAMA_CALL, f"{LLAMA_CALL}; {LLAMA_CALL}"),
+    (MISTRAL, f"{MISTRAL_CALL}]", f'{MISTRAL_CALL}, {{"name": "clock", "arguments": {{}}}}]'),
+    (GEMMA, GEMMA_CALL, f"{GEMMA_CALL}<|tool_call>call:clock{{}}<tool_call|>"),
+]
+
+
+@pytest.mark.parametrize("has_marks", [True, False])
+@pytest.mark.parametrize(("form", "one", "two"), EXAMPLES)
+def test_grammar_takes_calls_of_each_form(form: ToolCallParser, one: str, two: str, has_marks: bool) -> None:
+    ids = IDS if has_marks else {}
+
+    def bound(*tools: Tool, is_parallel: bool = False) -> Grammar:
+        found = bound_calls(tools, form, is_parallel=is_parallel, added_ids=ids)
+        assert found.form is form
+        return found.grammar
+
+    assert takes(bound(WEATHER, CLOCK), one, has_marks=has_marks)
+    assert not takes(bound(WEATHER, CLOCK), two, has_marks=has_marks)
+    assert takes(bound(WEATHER, CLOCK, is_parallel=True), two, has_marks=has_marks)
+    assert not takes(bound(CLOCK), one, has_marks=has_marks)
+    assert not takes(bound(WEATHER, CLOCK), one.replace("city", "town"), has_marks=has_marks)
+    assert not takes(bound(WEATHER, CLOCK), f"Sure. {one}", has_marks=has_marks)
+
+
+@pytest.mark.parametrize("written", [HARMONY_CALL, HARMONY_CALL.replace("<|constrain|>", "")])
+def test_harmony_takes_one_call_with_its_recipient_in_either_place(written: str) -> None:
+    grammar = bound_calls([WEATHER, CLOCK], HARMONY, is_parallel=True, added_ids=IDS).grammar
+    head, _, rest = written.partition(" to=functions.get_weather")
+    assert takes(grammar, f" to=functions.get_weather{head}{rest}", has_marks=True)
+    assert takes(grammar, HARMONY_CALL, has_marks=True)
+    assert not takes(grammar, HARMONY_CALL + HARMONY_CALL, has_marks=True)
+    assert not takes(grammar, HARMONY_CALL.replace("Rome", 'R"'), has_marks=True)
+
+
+def test_mistrals_newer_form_is_bound_where_its_mark_is_a_token() -> None:
+    ids = {"[TOOL_CALLS]": IDS["[TOOL_CALLS]"], "[ARGS]": IDS["[THINK]"]}
+    grammar = bound_calls([WEATHER], MISTRAL, added_ids=ids).grammar
+    assert takes(grammar, '[TOOL_CALLS]get_weather[THINK]{"city": "Rome"}', has_marks=True)
+
+
+def test_a_grammar_is_checked_without_the_tokens_of_the_model() -> None:
+    for form in FORMS:
+        grammar = bound_calls([WEATHER, TRIP], form, is_parallel=True, added_ids=IDS).grammar
+        reasoning = AnswerSyntax(form, OWN.get(form, ReasoningParser.THINK)).reasoning_before("")
+        assert reasoning is not None
+        compiled(byte_tokenizer(), behind_reasoning(grammar, reasoning, IDS), ByteTokens.others)
 
 
 @pytest.mark.parametrize(
-    ("form", "one", "two"),
+    "schema",
     [
-        (ToolFormat.HERMES, HERMES, f"{HERMES}\n{HERMES}"),
-        (ToolFormat.LLAMA3_JSON, LLAMA, f"{LLAMA}; {LLAMA}"),
-        (ToolFormat.MISTRAL, f"{MISTRAL}]", f'{MISTRAL}, {{"name": "clock", "arguments": {{}}}}]'),
+        {"type": "string", "pattern": "^a+$"},
+        {"type": "string", "format": "date"},
+        {"type": ["string", "integer"]},
+        {"const": 5},
+        {"$ref": "#/$defs/tree"},
     ],
 )
-def test_grammar_takes_calls_of_each_form(form: ToolFormat, one: str, two: str) -> None:
-    tools = [WEATHER, CLOCK]
-    assert takes(tool_grammar(tools, form), one)
-    assert not takes(tool_grammar(tools, form), two)
-    assert takes(tool_grammar(tools, form, is_parallel=True), two)
-    assert not takes(tool_grammar([CLOCK], form), one)
-    assert not takes(tool_grammar(tools, form), one.replace("city", "town"))
-    assert not takes(tool_grammar(tools, form), f"Sure. {one}")
-
-
-def test_marker_that_is_a_token_is_taken_as_one() -> None:
-    added = {"<tool_call>": 4096, "</tool_call>": 4097, "[TOOL_CALLS]": 4098}
-    assert takes(tool_grammar([WEATHER], ToolFormat.HERMES, added_ids=added), HERMES, *added)
-    assert takes(tool_grammar([WEATHER], ToolFormat.MISTRAL, added_ids=added), f"{MISTRAL}]", *added)
+def test_what_a_form_cannot_bind_is_bound_as_json(schema: dict[str, Any]) -> None:
+    tree = {"type": "object", "properties": {"left": {"$ref": "#/$defs/tree"}}}
+    tool = Tool("f", {"type": "object", "properties": {"a": schema}, "$defs": {"tree": tree}})
+    forms = [bound_calls([CLOCK, tool], form, added_ids=IDS).form for form in (CODER, GEMMA)]
+    assert forms in ([HERMES, LLAMA], [CODER, LLAMA])  # JSON of a recursive type stands in the tags
 
 
 def test_answer_of_a_schema_may_be_a_call_instead() -> None:
     answer = json_grammar({"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}, "p")
-    either = json_or_calls(answer, tool_grammar([WEATHER], ToolFormat.HERMES))
-    assert takes(either, HERMES)
+    either = bound_calls([WEATHER], HERMES, answer=answer).grammar
+    assert takes(either, HERMES_CALL)
     assert takes(either, '{"a": 5}')
-    assert not takes(either, CITY)
+    assert not takes(either, '{"city": "Rome"}')
+    channels = bound_calls([WEATHER], HARMONY, answer=answer, added_ids=IDS).grammar
+    assert takes(channels, HARMONY_CALL, has_marks=True)
+    assert takes(channels, '<|channel|>final<|message|>{"a": 5}', has_marks=True)
 
 
 def test_keyword_that_would_not_bind_arguments_is_named() -> None:
     tool = Tool("f", {"properties": {"a": {"type": "array", "uniqueItems": True}}})
     with pytest.raises(UnsupportedField, match="'uniqueItems' at /properties/a") as caught:
-        tool_grammar([CLOCK, tool], ToolFormat.HERMES)
+        bound_calls([CLOCK, tool], CODER)
     assert caught.value.param == "tools[1]"
+
+
+ANSWERS = [json_grammar({"enum": ["yes"]}, "p"), regex_grammar('"y[es]+"', "p"), choice_grammar(['"yes"'], "p")]
+
+
+@pytest.mark.parametrize("has_marks", [True, False])
+@pytest.mark.parametrize("answer", ANSWERS)
+def test_reasoning_stands_before_a_bound_answer(answer: Grammar, has_marks: bool) -> None:
+    syntax, ids = AnswerSyntax(HERMES, ReasoningParser.THINK), IDS if has_marks else {}
+    reasoning = syntax.reasoning_before("<|assistant|>")
+    opened = syntax.reasoning_before("<|assistant|><think>\n")
+    assert reasoning is not None
+    assert opened is not None
+    assert syntax.reasoning_before("<|assistant|><think>\n\n</think>\n\n") is None
+    may, must = behind_reasoning(answer, reasoning, ids), behind_reasoning(answer, opened, ids)
+    for breaks in ("", "\n", "\n\n"):
+        assert takes(may, f'<think>Hm, "no" or {{}}.</think>{breaks}"yes"', has_marks=has_marks)
+        assert takes(must, f'Hm, "no" or {{}}.</think>{breaks}"yes"', has_marks=has_marks)
+    assert takes(may, '"yes"', has_marks=has_marks)
+    assert not takes(must, '"yes"', has_marks=has_marks)
+    assert not takes(may, '<think>Hm.</think>"no"', has_marks=has_marks)
+
+
+def test_harmony_thinks_in_its_own_channel_before_its_answer() -> None:
+    reasoning = AnswerSyntax(HARMONY, ReasoningParser.HARMONY).reasoning_before("<|start|>assistant")
+    assert reasoning is not None
+    thought = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
+    grammar = behind_reasoning(ANSWERS[0], reasoning, IDS)
+    assert takes(grammar, f'{thought}<|channel|>final<|message|>"yes"', has_marks=True)
+    assert takes(grammar, '<|channel|>final<|message|>"yes"', has_marks=True)
+    assert not takes(grammar, '<|channel|>final<|message|>"no"', has_marks=True)
+    calls = behind_reasoning(bound_calls([WEATHER], HARMONY, added_ids=IDS).grammar, reasoning, IDS, has_head=False)
+    assert takes(calls, f"{thought}{HARMONY_CALL}", has_marks=True)
+
+
+ENDS = ("\n</parameter>", '"', QUOTE, "</think>", "[/THINK]", "<channel|>", "<|end|>", "}", "]")
+
+
+def drawn(grammar: Grammar, chance: random.Random, *, has_marks: bool) -> str:
+    """An answer of tokens drawn among those that the mask allows; what ends a text is tried often."""
+    tokens = tokenizer(has_marks)
+    matcher = compiled(tokens, grammar)
+    ends = [tokens.tokenize_str(end, parse_special=True) for end in ENDS]
+    mask = allocate_token_bitmask(1, tokens.vocab_size)
+    found: list[int] = []
+    while not matcher.is_stopped() and len(found) < 3000:
+        if matcher.is_accepting() and chance.random() < 0.5:
+            break
+        end = chance.choice(ends)
+        if chance.random() < 0.5 and matcher.validate_tokens(end) == len(end):
+            drawn_ids = end
+        else:
+            fill_next_token_bitmask(matcher, mask, 0)
+            allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")[: tokens.vocab_size])
+            drawn_ids = [int(chance.choice(allowed))]
+            if drawn_ids == [tokens.eos_token]:
+                break
+        assert matcher.consume_tokens(drawn_ids), matcher.get_error()
+        found += drawn_ids
+    assert matcher.is_accepting() or matcher.is_stopped()
+    names = {token_id: text.encode() for text, token_id in IDS.items()}
+    return b"".join(names.get(it) or tokens.decode_bytes([it]) for it in found).decode(errors="replace")
+
+
+def read(form: ToolCallParser, own: AnswerSyntax, text: str, tools: Sequence[Tool], *, is_streamed: bool) -> Answer:
+    schemas = {tool.name: tool.parameters or {} for tool in tools}
+    parser = own.parser(schemas, "", is_streamed=is_streamed, is_bound=True, calls=form)
+    assert parser is not None
+    deltas = [delta for char in text for delta in parser.feed(char)]
+    return whole_answer([*deltas, *parser.finish()])
+
+
+@pytest.mark.parametrize(
+    ("form", "has_marks"), [*((form, True) for form in FORMS), (HERMES, False), (CODER, False), (GEMMA, False)]
+)
+def test_answers_drawn_under_the_mask_are_valid_calls(form: ToolCallParser, has_marks: bool) -> None:
+    tools, ids = [WEATHER, CLOCK, TRIP], IDS if has_marks else {}
+    own = AnswerSyntax(form, OWN.get(form, ReasoningParser.THINK))
+    reasoning = own.reasoning_before("")
+    assert reasoning is not None
+    bound = bound_calls(tools, form, is_parallel=True, added_ids=ids)
+    assert bound.form is form
+    grammar = behind_reasoning(bound.grammar, reasoning, ids, has_head=False)
+    schemas = {tool.name: tool.parameters or {"type": "object"} for tool in tools}
+    seen: set[str] = set()
+    for seed in range(12):
+        text = drawn(grammar, random.Random(seed), has_marks=has_marks)
+        answer = read(form, own, text, tools, is_streamed=seed % 2 == 0)
+        assert answer.calls, text
+        assert not answer.content, text
+        for call in answer.calls:
+            jsonschema.validate(json.loads(call.arguments), schemas[call.name])
+            seen.add(call.name)
+    assert seen == schemas.keys()
+
+
+@pytest.mark.parametrize(("form", "one", "two"), [*EXAMPLES, (HARMONY, HARMONY_CALL, HARMONY_CALL)])
+def test_a_cut_call_behind_a_whole_one_is_left_out(form: ToolCallParser, one: str, two: str) -> None:
+    own = AnswerSyntax(form, OWN.get(form, ReasoningParser.NONE))
+    for end in range(len(one), len(two)):
+        answer = read(form, own, two[:end], [WEATHER, CLOCK], is_streamed=False)
+        arguments = [json.loads(call.arguments) for call in answer.calls]
+        assert arguments in ([{"city": "Rome"}], [{"city": "Rome"}] * 2, [{"city": "Rome"}, {}])
+        assert not answer.content
+
+
+def test_a_cut_first_call_is_given_as_far_as_it_goes() -> None:
+    answer = read(HERMES, AnswerSyntax(HERMES), HERMES_CALL.partition('e"}')[0], [WEATHER], is_streamed=False)
+    assert [(call.name, call.arguments) for call in answer.calls] == [("get_weather", '{"city": "Rom')]

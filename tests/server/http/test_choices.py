@@ -50,6 +50,13 @@ def test_each_choice_has_a_seed_of_its_own(folder: Path, seed: int | None, seeds
     assert [sampling.seed for _, _, sampling in it.engine.submitted] == seeds
 
 
+def test_the_engine_is_told_a_requests_priority(folder: Path) -> None:
+    it = served(folder)
+    assert it.post("/v1/chat/completions", {"messages": USER, "n": 2, "priority": -7}).status_code == 200
+    assert it.engine.priorities == [-7, -7]
+    assert it.post(COMPLETIONS, {"prompt": "a", "priority": 2**31}).json()["error"]["param"] == "priority"
+
+
 def test_a_choice_that_fails_fails_the_request_and_leaves_nothing_behind(folder: Path) -> None:
     it = served(folder, playing(delta("a"), delta("", FinishReason.ERROR)))
     assert it.post(COMPLETIONS, {"prompt": "a", "n": 3}).status_code == 500

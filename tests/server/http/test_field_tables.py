@@ -158,6 +158,8 @@ VALUES: dict[str, Any] = {
     "return_token_ids": True,
     "return_tokens_as_token_ids": True,
     "cache_salt": "salt",
+    "priority": -1,
+    "timeout": 1e-9,
     "hallmark": True,
     "metadata": {"a": "b"},
     "messages.metadata": {"user_id": "u"},
@@ -330,12 +332,9 @@ class Seen:
 def seen(it: Served, route: str, body: Mapping[str, Any]) -> Seen:
     num_before = len(it.engine.submitted)
     answer = it.post(PATHS[route], body)
-    submitted = [
-        (prompt, sampling, salt)
-        for (_, prompt, sampling), salt in zip(
-            it.engine.submitted[num_before:], it.engine.salts[num_before:], strict=True
-        )
-    ]
+    engine = it.engine
+    told = zip(engine.submitted, engine.salts, engine.priorities, strict=True)
+    submitted = [(prompt, sampling, *rest) for (_, prompt, sampling), *rest in list(told)[num_before:]]
     text = re.sub(r'"(\w*id|created|created_at|completed_at)":("[^"]*"|\d+)', "", answer.text)
     return Seen(answer.status_code, submitted, text)
 

@@ -167,6 +167,7 @@ def test_a_route_of_another_task_is_refused_by_its_name(folder: Path, words: Pat
                 what = f"{path!r} needs a model for the task {task!r}, this one is served for {own!r} (--task)."
                 assert (refused.status_code, refused.json()["error"]["message"]) == (404, what)
         assert it.post("/tokenize", {"prompt": "ab"}).status_code == 200
+        assert it.get("/v1/models").json()["data"][0]["task"] == own
 
 
 def test_a_model_of_another_prompt_is_not_scored(folder: Path, words: Path) -> None:

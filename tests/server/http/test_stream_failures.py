@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from edge_fakes import ScriptedEngine, Served, delta, events, make_edge, playing, saying, served
 
-from server.errors import EngineDied
+from server.errors import EngineDied, TimeLimitReached
 from server.protocol.messages import FinishReason, SamplingParams, TokenDelta
 from server.settings import Settings
 
@@ -163,6 +163,43 @@ def test_a_request_that_takes_longer_than_allowed_is_a_504_and_is_cancelled(fold
     assert answer.status_code == 504
     assert "0.05 s" in answer.json()["error"]["message"]
     assert len(it.engine.cancelled) == 1
+
+
+def test_a_request_that_takes_longer_than_its_own_timeout_is_a_408_not_to_be_sent_again(folder: Path) -> None:
+    it = served(folder)
+    it.engine.gate.clear()
+    answer = it.post(COMPLETIONS, {"prompt": "a", "timeout": 0.05})
+    assert (answer.status_code, answer.headers["x-should-retry"]) == (408, "false")
+    assert answer.headers.get("connection") != "close"
+    assert answer.json()["error"]["code"] == "request_timeout"
+    assert answer.json()["error"]["param"] == "timeout"
+    assert it.engine.cancelled == [it.engine.submitted[0][0]]
+
+
+def test_a_stream_that_takes_longer_than_its_own_timeout_ends_with_an_event(folder: Path) -> None:
+    async def run() -> None:
+        it = served(folder, saying("a", "b"))
+        it.engine.gate.clear()
+        it.engine.num_free = 1
+        async with it.client() as client:
+            fields = {"prompt": "a", "stream": True, "timeout": 1000}
+            answer = asyncio.create_task(client.post(COMPLETIONS, json=fields))
+            while not it.value("prompt_tokens_total"):
+                await asyncio.sleep(0)
+            [context] = it.edge.lifecycle.inflight
+            context.limit(0, TimeLimitReached("too late"))
+            first, error, done = events(await answer)
+        assert (first["choices"][0]["text"], error["error"]["code"], done) == ("a", "request_timeout", "[DONE]")
+        assert it.engine.cancelled == [it.engine.submitted[0][0]]
+        assert it.value("requests_total", route=COMPLETIONS, outcome="client_error") == 1
+
+    asyncio.run(run())
+
+
+def test_the_servers_own_limit_holds_for_a_request_that_asks_for_more_time(folder: Path) -> None:
+    it = served(folder, request_timeout_s=0.05)
+    it.engine.gate.clear()
+    assert it.post(COMPLETIONS, {"prompt": "a", "timeout": 3600}).status_code == 504
 
 
 def test_a_shutdowns_deadline_ends_a_running_stream_with_an_event(folder: Path) -> None:

@@ -41,7 +41,7 @@ def sent(server: Served) -> Grammar | None:
         ({"guided_regex": "a+"}, GrammarKind.REGEX, "a+"),
         ({"guided_choice": ["a"]}, GrammarKind.LARK, '"a"'),
         ({"guided_grammar": 'root ::= "a"'}, GrammarKind.LARK, "root"),
-        ({"response_format": SCHEMA_FORMAT, "tools": TOOLS}, GrammarKind.LARK, "start: answer | calls"),
+        ({"response_format": SCHEMA_FORMAT, "tools": TOOLS}, GrammarKind.LARK, "<tool_call>"),
         ({"guided_regex": "a+", "tools": TOOLS}, GrammarKind.REGEX, "a+"),
     ],
 )

@@ -48,7 +48,13 @@ class PagedRunner:
             scores = torch.einsum("qhd,khd->hqk", q, keys) * config.scale
             if config.softcap is not None:
                 scores = torch.tanh(scores / config.softcap) * config.softcap
-            weights = torch.softmax(scores.masked_fill(~mask, -torch.inf), dim=-1)
+            scores, sinks = scores.masked_fill(~mask, -torch.inf), self._decoder.weights.layers[layer].sinks
+            if sinks is None:
+                weights = torch.softmax(scores, dim=-1)
+            else:
+                weights = torch.softmax(torch.cat((sinks[:, None, None].expand(-1, len(q), 1), scores), -1), -1)[
+                    ..., 1:
+                ]
             # A hidden value may be NaN, which a weight of 0 does not hide: those of this sequence are all written.
             out.copy_(torch.einsum("hqk,khd->qhd", weights, values))
 

@@ -26,10 +26,15 @@ SHARED: dict[str, object] = {
 ARCHITECTURES = {
     "gemma2": "Gemma2ForCausalLM",
     "gemma3": "Gemma3ForConditionalGeneration",
+    "glm4_moe": "Glm4MoeForCausalLM",
+    "gpt_oss": "GptOssForCausalLM",
     "mistral": "MistralForCausalLM",
+    "mixtral": "MixtralForCausalLM",
     "phi3": "Phi3ForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
+    "qwen2_moe": "Qwen2MoeForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
 }
 ON = {"use_sliding_window": True, "sliding_window": 512}
 MIXED = ["full_attention", "sliding_attention", "sliding_attention", "full_attention"]
@@ -55,6 +60,11 @@ WINDOWS: list[tuple[str, dict[str, object], Windows]] = [
     ("qwen3", {"head_dim": 128, "sliding_window": None, "use_sliding_window": False}, (None,) * 4),
     ("qwen3", {"head_dim": 128, **ON, "max_window_layers": 3}, (None, None, None, 512)),
     ("qwen3", {"head_dim": 128, **ON, "layer_types": MIXED, "max_window_layers": 0}, (None, 512, 512, None)),
+    ("qwen2_moe", {"max_window_layers": 3}, (None,) * 4),
+    ("qwen2_moe", {**ON, "max_window_layers": 3}, (512, None, 512, None)),
+    ("qwen2_moe", {**ON, "layer_types": MIXED}, (None, 512, 512, None)),
+    ("gpt_oss", {"head_dim": 16}, (128, None, 128, None)),
+    ("gpt_oss", {"head_dim": 16, "sliding_window": 512, "layer_types": MIXED}, (None, 512, 512, None)),
 ]
 
 
@@ -150,8 +160,20 @@ def test_phi3_is_served_with_a_plain_rotation(scaling: object, tmp_path: Path) -
         ("qwen3", {"head_dim": 16, **ON, "layer_types": MIXED[:3]}, "layer_types must be a list of 4"),
         (
             "qwen3",
-            {"head_dim": 16, "model_type": "qwen3_moe"},
-            "granite, llama, mistral, olmo2, phi3, qwen2, .*, qwen3",
+            {"head_dim": 16, "model_type": "qwen3_next"},
+            "granite, llama, mistral, mixtral, olmo2, phi3, qwen2, .*, qwen3, qwen3_moe",
+        ),
+        ("mixtral", {"num_experts_per_tok": 9}, "num_experts_per_tok must be at most 8"),
+        ("qwen3_moe", {"mlp_only_layers": [4]}, r"mlp_only_layers must be a list of integers in \[0, 4\), found \[4\]"),
+        ("glm4_moe", {"n_group": 3}, r"n_group must be a number of groups of n_routed_experts \(128\)"),
+        ("glm4_moe", {"n_group": 2, "topk_group": 3}, "topk_group must be at most 2"),
+        ("glm4_moe", {"n_group": 64, "topk_group": 2}, "num_experts_per_tok must be at most 4"),
+        ("mixtral", {"quantization_config": {"quant_method": "awq"}}, "quantized checkpoints of this family are not"),
+        ("gpt_oss", {"quantization_config": {"quant_method": "awq"}}, "quant_method must be one of mxfp4, found 'awq'"),
+        (
+            "gpt_oss",
+            {"quantization_config": {"quant_method": "mxfp4"}, "intermediate_size": 100},
+            "intermediate_size must be a multiple of 32, the numbers in a block of mxfp4, found 100",
         ),
     ],
 )

@@ -1,5 +1,6 @@
 """Each family against transformers on tiny random checkpoints that transformers itself writes (fp32, CPU)."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from paged_runner import PagedRunner
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import (
     Gemma2Config,
@@ -15,10 +17,16 @@ from transformers import (
     Gemma3ForCausalLM,
     Gemma3ForConditionalGeneration,
     Gemma3TextConfig,
+    Glm4MoeConfig,
+    Glm4MoeForCausalLM,
+    GptOssConfig,
+    GptOssForCausalLM,
     GraniteConfig,
     GraniteForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
     Olmo2Config,
     Olmo2ForCausalLM,
     Phi3Config,
@@ -28,9 +36,14 @@ from transformers import (
     Qwen2_5_VLForConditionalGeneration,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen2MoeConfig,
+    Qwen2MoeForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from qualification.model.config import num_parameters
 from server.model.decoder import Decoder
@@ -51,6 +64,11 @@ FAMILIES = {
     "qwen3": (Qwen3Config, Qwen3ForCausalLM),
     "mistral": (MistralConfig, MistralForCausalLM),
     "phi3": (Phi3Config, Phi3ForCausalLM),
+    "qwen2_moe": (Qwen2MoeConfig, Qwen2MoeForCausalLM),
+    "qwen3_moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM),
+    "mixtral": (MixtralConfig, MixtralForCausalLM),
+    "gpt_oss": (GptOssConfig, GptOssForCausalLM),
+    "glm4_moe": (Glm4MoeConfig, Glm4MoeForCausalLM),
 }
 TINY = {
     "vocab_size": 97,
@@ -78,6 +96,13 @@ MULTIPLIERS = {
     "residual_multiplier": 0.6,
     "logits_scaling": 2.5,
 }
+QWEN_MOE = {"num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 20}
+QWEN_2_MOE = {**QWEN_MOE, "shared_expert_intermediate_size": 28}
+QWEN_3_MOE = {**QWEN_MOE, "head_dim": 12}
+MIXTRAL = {"num_local_experts": 5, "num_experts_per_tok": 2}
+GPT_OSS = {"num_local_experts": 5, "num_experts_per_tok": 3, "head_dim": 12, "sliding_window": 9}
+MXFP4 = {"hidden_size": 64, "intermediate_size": 96}
+GLM = {"n_routed_experts": 12, "num_experts_per_tok": 3, "moe_intermediate_size": 20, "head_dim": 12}
 
 
 def longrope(num_pairs: int) -> dict[str, object]:
@@ -96,6 +121,9 @@ WINDOWED: dict[str, tuple[str, dict[str, object]]] = {
     "phi3, window": ("phi3", {"sliding_window": 9}),
     "gemma2": ("gemma2", GEMMA_2),
     "gemma3": ("gemma3", {**GEMMA, "layer_types": MIXED, "rope_parameters": TWO_ROPES}),
+    "gpt_oss": ("gpt_oss", GPT_OSS),
+    "qwen3_moe, window": ("qwen3_moe", {**QWEN_3_MOE, **SWITCHED_ON}),
+    "mixtral, window": ("mixtral", {**MIXTRAL, "sliding_window": 9}),
 }
 VARIANTS: dict[str, tuple[str, dict[str, object]]] = {
     **WINDOWED,
@@ -115,6 +143,24 @@ VARIANTS: dict[str, tuple[str, dict[str, object]]] = {
     "olmo2, biases, tied": ("olmo2", {"attention_bias": True, "tie_word_embeddings": True}),
     "granite": ("granite", MULTIPLIERS),
     "granite, biases, tied": ("granite", {**MULTIPLIERS, "mlp_bias": True, "tie_word_embeddings": True}),
+    "qwen3_moe": ("qwen3_moe", QWEN_3_MOE),
+    "qwen3_moe, one expert, tied": ("qwen3_moe", {**QWEN_3_MOE, "num_experts_per_tok": 1, "tie_word_embeddings": True}),
+    "qwen3_moe, all experts": ("qwen3_moe", {**QWEN_3_MOE, "num_experts_per_tok": 7, "norm_topk_prob": True}),
+    "qwen3_moe, a dense layer": ("qwen3_moe", {**QWEN_3_MOE, "mlp_only_layers": [1], "norm_topk_prob": True}),
+    "qwen3_moe, every other layer": ("qwen3_moe", {**QWEN_3_MOE, "decoder_sparse_step": 2}),
+    "qwen2_moe": ("qwen2_moe", QWEN_2_MOE),
+    "qwen2_moe, a dense layer": ("qwen2_moe", {**QWEN_2_MOE, "mlp_only_layers": [0], "norm_topk_prob": True}),
+    "mixtral": ("mixtral", MIXTRAL),
+    "mixtral, all experts": ("mixtral", {**MIXTRAL, "num_experts_per_tok": 5}),
+    "gpt_oss, one expert": ("gpt_oss", {**GPT_OSS, "num_experts_per_tok": 1, "swiglu_limit": 0.7}),
+    "gpt_oss, no biases of attention": ("gpt_oss", {**GPT_OSS, "attention_bias": False}),
+    "glm4_moe": ("glm4_moe", GLM),
+    "glm4_moe, groups": ("glm4_moe", {**GLM, "n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5}),
+    "glm4_moe, norms of heads, biases": (
+        "glm4_moe",
+        {**GLM, "use_qk_norm": True, "attention_bias": True, "norm_topk_prob": False},
+    ),
+    "glm4_moe, two dense layers": ("glm4_moe", {**GLM, "first_k_dense_replace": 2, "n_shared_experts": 2}),
     "phi3, no groups, tied": ("phi3", {"num_key_value_heads": 4, "tie_word_embeddings": True}),
 }
 
@@ -127,7 +173,28 @@ def save_reference(folder: Path, family: str, changes: Mapping[str, object]) -> 
         for name, weight in model.named_parameters():
             if name.endswith(("norm.weight", "bias")):  # transformers starts them at 1 and 0, which would hide them
                 weight.uniform_(0.5, 1.5)
+        for name, buffer in model.named_buffers():
+            if name.endswith("correction_bias"):
+                buffer.uniform_(-0.5, 0.5)
     model.save_pretrained(folder)
+    return model
+
+
+def save_mxfp4(folder: Path, changes: Mapping[str, object]) -> PreTrainedModel:
+    """A gpt-oss of random bytes, and transformers' model of the numbers that it unpacks from them."""
+    model = save_reference(folder, "gpt_oss", {**GPT_OSS, **changes})
+    tensors = load_file(folder / "model.safetensors")
+    for name in [it for it in tensors if it.endswith(("gate_up_proj", "down_proj"))]:
+        num_experts, size_in, size_out = tensors.pop(name).shape
+        blocks = torch.randint(256, (num_experts, size_out, size_in // 32, 16), dtype=torch.uint8)
+        scales = torch.randint(120, 127, blocks.shape[:-1], dtype=torch.uint8)
+        tensors |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+        with torch.no_grad():
+            model.get_parameter(name).copy_(convert_moe_packed_tensors(blocks, scales, dtype=torch.float32))
+    save_file(tensors, folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    quantization = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
+    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": quantization}))
     return model
 
 
@@ -153,6 +220,13 @@ def test_logits_equal_those_of_transformers_in_one_pass_and_in_chunks(variant: s
         token_ids = prompt(sum(chunks))
         error = (runner.logits(token_ids, chunks) - reference_logits(reference, token_ids)).abs().max()
         assert error <= TOLERANCE
+
+
+def test_experts_of_four_bits_equal_those_that_transformers_unpacks(tmp_path: Path) -> None:
+    reference = save_mxfp4(tmp_path, MXFP4)
+    token_ids = prompt(NUM_TOKENS)
+    logits = PagedRunner(load(tmp_path)).logits(token_ids, [13, 1, 3, 32, 1, 1, 9])
+    assert (logits - reference_logits(reference, token_ids)).abs().max() <= TOLERANCE
 
 
 VISION = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -208,7 +282,8 @@ def test_parameters_are_counted_as_transformers_counts_them(variant: str, tmp_pa
     config.save_pretrained(tmp_path)
     with torch.device("meta"):
         reference = model_class(config)
-    assert num_parameters(load_config(tmp_path)) == reference.num_parameters()
+    num_corrections = sum(it.numel() for name, it in reference.named_buffers() if name.endswith("correction_bias"))
+    assert num_parameters(load_config(tmp_path)) == reference.num_parameters() + num_corrections
 
 
 LONGROPES: dict[str, dict[str, object]] = {

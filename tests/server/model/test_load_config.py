@@ -110,7 +110,7 @@ def test_end_tokens_of_both_files_are_joined(
     [
         (
             {"model_type": "mamba"},
-            "model_type 'mamba' is not supported; supported: gemma2, gemma3_text, granite, llama",
+            "model_type 'mamba' is not supported; supported: gemma2, gemma3_text, glm4_moe, gpt_oss, granite, llama",
         ),
         ({"model_type": None}, "model_type None is not supported"),
         ({"architectures": ["LlamaForSequenceClassification"]}, "supported: LlamaForCausalLM"),
@@ -128,7 +128,7 @@ def test_end_tokens_of_both_files_are_joined(
         ({"rms_norm_eps": float("nan")}, "rms_norm_eps must be a positive number"),
         ({"eos_token_id": 97}, r"eos_token_id must be a token id below vocab_size \(97\)"),
         ({"dtype": "float8_e4m3fn"}, "dtype must be one of bfloat16, float16, float32"),
-        ({"quantization_config": {"bits": 4}}, "quantized checkpoints are not supported"),
+        ({"quantization_config": {"bits": 4}}, "quantized checkpoints of this family are not supported"),
         ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "one of default, linear, llama3, yarn, found 'dyn"),
         ({"rope_scaling": {"type": "longrope"}}, "type must be one of default, linear, llama3, yarn"),
         ({"rope_scaling": {"rope_type": "linear"}}, "rope_scaling: factor must be a positive number, found nothing"),

@@ -92,8 +92,8 @@ def check_layer(shards: list[Shard], parts: list[LayerWeights], due: LayerWeight
             assert same(own[kind][0], weight[rows])
             assert same(own[kind][1], None if bias is None else bias[rows])
     width = shards[0].layers[0].width.stop
-    gate_up = [split_rows(part.gate_up, [width, width]) for part in parts]
-    for kind, (weight, bias) in enumerate(split_rows(due.gate_up, [width * len(parts)] * 2)):
+    gate_up = [split_rows(part.linears["gate_up"], [width, width]) for part in parts]
+    for kind, (weight, bias) in enumerate(split_rows(due.linears["gate_up"], [width * len(parts)] * 2)):
         assert same(joined([own[kind][0] for own in gate_up]), weight)
         assert same(joined([own[kind][1] for own in gate_up]), bias)
     for name in ("output", "down"):
@@ -143,4 +143,4 @@ def test_a_rank_reads_no_more_than_its_part(tmp_path: Path, model: str, part_byt
     odd_row = 4 * config.hidden_size * (not config.tie_embeddings)  # of a vocabulary of 13
     assert num_read <= halves + odd_row + sum(size for name, size in sizes.items() if not is_split[name])
     due = load_shard(tmp_path, config, shard, dtype=torch.float32, device=CPU)
-    assert same(weights.layers[1].down.weight, due.layers[1].down.weight)
+    assert same(weights.layers[1].linears["down"].weight, due.layers[1].linears["down"].weight)

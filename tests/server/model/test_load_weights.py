@@ -16,7 +16,7 @@ from qualification.model.families.family import TensorNames
 from server.errors import ModelError
 from server.model.decoder import Decoder
 from server.model.layers import empty_weights
-from server.model.load.checkpoint import copy_tensors, read_entries, tenths
+from server.model.load.checkpoint import Piece, copy_pieces, read_entries, tenths
 from server.model.load.load import load_config, load_decoder, resolve_model
 from server.model.tensor_views import checkpoint_views
 from server.settings import LoadFormat
@@ -71,7 +71,7 @@ def test_parts_stand_in_their_merged_weights(tmp_path: Path) -> None:
     assert torch.equal(layer.qkv.weight, torch.cat(qkv))
     assert layer.qkv.bias is not None
     assert torch.equal(layer.qkv.bias, torch.cat(biases))
-    assert torch.equal(layer.gate_up.weight, torch.cat(gate_up))
+    assert torch.equal(layer.linears["gate_up"].weight, torch.cat(gate_up))
 
 
 def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
@@ -192,7 +192,7 @@ def test_dummy_weights_need_no_file_are_small_and_always_the_same(tmp_path: Path
     first, second = (load(tmp_path, LoadFormat.DUMMY).weights for _ in range(2))
     for one, two in zip(first.layers, second.layers, strict=True):
         assert torch.equal(one.qkv.weight, two.qkv.weight)
-        assert 9e-4 < one.gate_up.weight.abs().max() <= 1e-3
+        assert 9e-4 < one.linears["gate_up"].weight.abs().max() <= 1e-3
     assert not torch.equal(first.layers[0].qkv.weight, first.layers[1].qkv.weight)
 
 
@@ -244,7 +244,8 @@ def test_every_target_is_filled_by_several_threads_and_every_byte_is_told(tmp_pa
     entries = read_entries(tmp_path)
     targets = {name: torch.full(tensors[name].shape, torch.nan, dtype=torch.bfloat16) for name in names}
     told: list[tuple[int, int]] = []
-    copy_tensors(entries, targets, lambda done, total: told.append((done, total)), num_threads=3, part_bytes=200)
+    pieces = [Piece(name, target) for name, target in targets.items()]
+    copy_pieces(entries, pieces, lambda done, total: told.append((done, total)), num_threads=3, part_bytes=200)
     for name in names:
         assert torch.equal(targets[name], tensors[name].bfloat16())
     total = sum(target.nbytes for target in targets.values())
@@ -258,7 +259,7 @@ def test_a_file_that_is_lost_while_it_is_loaded_is_named(tmp_path: Path) -> None
     entries = read_entries(tmp_path)
     (tmp_path / "model.safetensors").unlink()
     with pytest.raises(ModelError, match=r"model\.safetensors: cannot be read"):
-        copy_tensors(entries, {Q_PROJ: torch.empty(tensors[Q_PROJ].shape)}, lambda *_: None)
+        copy_pieces(entries, [Piece(Q_PROJ, torch.empty(tensors[Q_PROJ].shape))], lambda *_: None)
 
 
 @pytest.mark.parametrize("num_lost", [1, 100_000])
@@ -270,7 +271,7 @@ def test_a_file_that_has_become_shorter_is_named(tmp_path: Path, num_lost: int) 
     size = max(0, file.stat().st_size - num_lost)
     os.truncate(file, size)
     with pytest.raises(ModelError, match=rf"model\.safetensors: it ends at byte {size}, before its tensors do"):
-        copy_tensors(entries, {last: torch.empty(tensors[last].shape)}, lambda *_: None)
+        copy_pieces(entries, [Piece(last, torch.empty(tensors[last].shape))], lambda *_: None)
 
 
 def test_each_tenth_of_a_large_checkpoint_is_told_and_nothing_of_a_small_one() -> None:

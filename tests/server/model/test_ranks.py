@@ -9,7 +9,19 @@ import pytest
 import torch
 from paged_runner import PagedRunner
 from rank_program import CHUNKS
-from test_family_parity import GEMMA, GEMMA_2, LOCAL, MULTIPLIERS, load, save_reference
+from test_family_parity import (
+    GEMMA,
+    GEMMA_2,
+    GLM,
+    GPT_OSS,
+    LOCAL,
+    MIXTRAL,
+    MULTIPLIERS,
+    QWEN_2_MOE,
+    load,
+    save_mxfp4,
+    save_reference,
+)
 
 WIDE = {"num_attention_heads": 8, "hidden_size": 64}
 MODELS: dict[str, tuple[str, dict[str, object]]] = {
@@ -19,6 +31,10 @@ MODELS: dict[str, tuple[str, dict[str, object]]] = {
     "gemma2": ("gemma2", GEMMA_2),
     "gemma3": ("gemma3", {**GEMMA, "rope_parameters": {"full_attention": LOCAL, "sliding_attention": LOCAL}}),
     "granite": ("granite", MULTIPLIERS),
+    "qwen2-moe": ("qwen2_moe", {**QWEN_2_MOE, "mlp_only_layers": [1]}),
+    "mixtral": ("mixtral", MIXTRAL),
+    "gpt-oss": ("gpt_oss", GPT_OSS),
+    "glm": ("glm4_moe", {**GLM, "n_group": 4, "topk_group": 2}),
     "one-kv-head": ("mistral", {"sliding_window": None, "num_key_value_heads": 1}),
 }
 
@@ -27,6 +43,7 @@ MODELS: dict[str, tuple[str, dict[str, object]]] = {
 def test_ranks_together_have_the_logits_of_one(world: int, tmp_path: Path) -> None:
     for name, (family, changes) in MODELS.items():
         save_reference(tmp_path / name, family, changes)
+    save_mxfp4(tmp_path / "mxfp4", {"hidden_size": 64, "intermediate_size": 128})
     program = [sys.executable, str(Path(__file__).with_name("rank_program.py")), str(tmp_path)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
     ranks = [
@@ -38,7 +55,7 @@ def test_ranks_together_have_the_logits_of_one(world: int, tmp_path: Path) -> No
         assert rank.returncode == 0, said
     found = torch.load(tmp_path / f"logits-{world}.pt")
     token_ids = torch.randint(97, (sum(CHUNKS),), generator=torch.Generator().manual_seed(3))
-    for name in MODELS:
+    for name in (*MODELS, "mxfp4"):
         alone = PagedRunner(load(tmp_path / name)).logits(token_ids, CHUNKS)
         assert (found[name] - alone).abs().max() <= 1e-4, name
         assert torch.equal(found[name].argmax(dim=1), alone.argmax(dim=1)), name

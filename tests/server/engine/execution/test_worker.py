@@ -15,6 +15,7 @@ from kernels.path import KernelPath
 from kernels.sampling.sampling import SamplingTensors
 from server.engine.attention.dispatch import Dispatcher
 from server.engine.attention.step_attention import TakeCall
+from server.engine.execution.followers import RankIdentity, check_same
 from server.engine.execution.runner import ModelRunner
 from server.engine.execution.sampling import SampledTokens
 from server.engine.execution.step_buffer import StepBuffer
@@ -24,6 +25,7 @@ from server.engine.scheduling.engine import Engine, EngineOptions
 from server.engine.scheduling.pages import PagePool
 from server.engine.scheduling.scheduler import Scheduler, SchedulerLimits
 from server.engine.startup.warmup import synthetic_batch
+from server.errors import SettingsError
 from server.model.decoder import Decoder
 from server.model.kv_cache import KVCache
 from server.model.ranks import Ranks
@@ -97,3 +99,18 @@ def test_one_of_several_ranks_ends_a_step_that_fails(decoder: Decoder) -> None:
 def test_a_rank_outside_its_world_is_refused() -> None:
     with pytest.raises(ValueError, match=r"rank 2 is outside of \[0, 2\)"):
         Ranks(2, 2)
+
+
+@pytest.mark.parametrize(
+    ("found", "message"),
+    [
+        (RankIdentity({"gpu": "NVIDIA H100", "sm": 90}, "a"), "gpu is NVIDIA H100 there and NVIDIA H200 on rank 0"),
+        (RankIdentity({"gpu": "NVIDIA H200"}, "a"), "sm is None there and 90 on rank 0"),
+        (RankIdentity({"gpu": "NVIDIA H200", "sm": 90}, "b"), "rank 3 reads other weights than rank 0"),
+    ],
+)
+def test_rank_that_differs_ends_the_start(found: RankIdentity, message: str) -> None:
+    ours = RankIdentity({"gpu": "NVIDIA H200", "sm": 90}, "a")
+    check_same(3, ours, ours)
+    with pytest.raises(SettingsError, match=message):
+        check_same(3, found, ours)

@@ -55,6 +55,25 @@ def test_a_long_prompt_is_computed_in_chunks_and_sampled_after_the_last() -> Non
     assert batches[0].sequences[0].num_chunks == 3
 
 
+def test_prompts_of_a_lower_priority_go_first_and_answers_of_the_highest_give_way() -> None:
+    subject = scheduler(pages=7, seqs=3, tokens=24)
+    seqs = {name: sequence(name, 8, max_tokens=9) for name in ("first", "late", "urgent")}
+    for (name, seq), priority in zip(seqs.items(), (2, 2, -1), strict=True):
+        seq.priority = priority
+        if name == "first":
+            seq.num_prompt = 7
+            seq.tokens.pop()
+        subject.add(seq)
+    assert [name for name, _, _ in rows(step(subject))] == ["urgent", "first", "late"]
+    for _ in range(4):
+        step(subject)
+    assert {name: seq.status for name, seq in seqs.items()} == {
+        "first": Status.RUNNING,
+        "late": Status.WAITING,
+        "urgent": Status.RUNNING,
+    }
+
+
 def test_decode_tokens_come_before_chunks_in_the_budget_and_after_them_in_the_rows() -> None:
     subject = scheduler(tokens=10)
     subject.add(sequence("a", 3))

@@ -19,7 +19,7 @@ from kernels.shape import Dtype
 from server.engine.startup.limits import EngineLimits
 from server.engine.startup.matmul_tuning import choose_products
 from server.model.decoder import Decoder
-from server.model.layers import LayerWeights, Weights
+from server.model.layers import DenseWeights, LayerWeights, Weights
 from server.model.linear import Dense, Tuned
 from server.model.load.load import load_config
 from server.protocol.messages import EngineReady, FromEngine
@@ -56,8 +56,7 @@ def weights_of(num_layers: int, dtype: torch.dtype = BF16, *, has_bias: bool = F
         k_norm=None,
         output=linear(SIZE, SIZE),
         feed_forward_norm=torch.ones(SIZE),
-        gate_up=linear(SIZE, SIZE // 2),  # too small
-        down=linear(2 * SIZE, SIZE),
+        feed_forward=DenseWeights(linear(SIZE, SIZE // 2), linear(2 * SIZE, SIZE)),  # the first one is too small
     )
     return Weights(torch.ones(3), (layer,) * num_layers, torch.ones(SIZE), linear(SIZE, 3 * SIZE).weight)
 
@@ -69,8 +68,12 @@ def test_large_weights_of_all_layers_share_what_is_measured_with_some() -> None:
     assert chooser.asked[:3] == [(shape, 8, BF16, SIZES) for shape in shapes]
     first, last = weights.layers[0], weights.layers[-1]
     assert len(weights.layers) == 12
-    assert type(first.gate_up) is type(last.gate_up) is Dense
-    for one, other in ((first.qkv, last.qkv), (first.output, last.output), (first.down, last.down)):
+    assert type(first.linears["gate_up"]) is type(last.linears["gate_up"]) is Dense
+    for one, other in (
+        (first.qkv, last.qkv),
+        (first.output, last.output),
+        (first.linears["down"], last.linears["down"]),
+    ):
         assert isinstance(one, Tuned)
         assert isinstance(other, Tuned)
         assert one.products is other.products is not None

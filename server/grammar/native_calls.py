@@ -1,0 +1,198 @@
+"""Grammars of arguments that are no JSON: the tags of Qwen3-Coder and the braces of Gemma 4.
+
+What they take is what server/text/answer/qwen3_coder.py and gemma.py read, so that a value comes out with the type of
+its schema. Schemas are those that `inlined` has made: without references, but for recursive ones.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from server.grammar.rules import Rules
+from server.grammar.schema import schema_text
+from server.text.answer.gemma import CALL, QUOTE
+from server.text.answer.qwen3_coder import FUNCTION, FUNCTION_END, PARAMETER, PARAMETER_END
+from server.text.answer.values import types_of
+
+_NAME = re.compile(r"[\w.$-]+")  # of a field that needs no quotes
+_STRING, _NULL = frozenset({"string"}), frozenset({"null"})
+_LENGTH = ("minLength", "maxLength")
+# What bare text cannot follow, or what the readers of bare text do not look into.
+_UNBOUND = ("pattern", "format", "allOf", "oneOf", "$ref")
+_UNBOUND_OBJECT = (
+    *("patternProperties", "minProperties", "maxProperties", "enum", "const"),
+    *("anyOf", "oneOf", "allOf", "$ref"),
+)
+_UNBOUND_ARRAY = ("prefixItems", "additionalItems", "enum", "const", "anyOf", "oneOf", "allOf", "$ref")
+_MAX_DEPTH = 16
+_ANY_BARE = {"type": ["number", "boolean", "null"]}
+_KEY = r"/[A-Za-z_]\w{0,31}/"  # of an object whose schema names no fields
+
+
+class NotBindable(Exception):
+    """A form cannot bind a value of this schema."""
+
+
+class QwenArguments:
+    """<function=NAME>, a <parameter=KEY> for each argument in the order of the schema, </function>."""
+
+    def __init__(self, rules: Rules) -> None:
+        self._rules = rules
+
+    def call(self, name: str, schema: Mapping[str, Any]) -> str:
+        """Return the body of a rule for a call. Raises NotBindable."""
+        properties, required = _fields_of(schema)
+        if isinstance(schema.get("additionalProperties"), Mapping):
+            raise NotBindable
+        literal = self._rules.literal
+        parts = [literal(f"{FUNCTION}{name}>\n")]
+        for key, value in properties.items():
+            part = " ".join([literal(f"{PARAMETER}{key}>\n"), self._value(value), literal("\n")])
+            parts.append(f"{self._rules.rule(part)}{'' if key in required else '?'}")
+        return " ".join([*parts, literal(FUNCTION_END)])
+
+    def _value(self, schema: Any) -> str:
+        """A value and the mark behind it: the lexer sees both at once."""
+        types = types_of(schema)
+        closing = f"\n{PARAMETER_END}"
+        literal = self._rules.literal
+        if "string" not in types:
+            return f"{self._rules.json(schema_text(schema, ''))} {literal(closing)}"
+        marks = (PARAMETER_END, PARAMETER, FUNCTION_END)
+        texts, length = _strings_of(schema, types)
+        if texts is None:
+            text = self._rules.text_until(closing, (), avoided=marks, body=f"(?s:.{length})")
+            return f"({text} | {literal(f'null{closing}')})" if "null" in types else text
+        if any(mark in text for text in texts for mark in marks):
+            raise NotBindable
+        return f"({' | '.join(literal(text + closing) for text in texts)})"
+
+
+class GemmaArguments:
+    """call:NAME{KEY:VALUE,...}, strings between <|"|>, the rest bare; objects and arrays likewise within."""
+
+    def __init__(self, rules: Rules) -> None:
+        self._rules = rules
+        self._quote = rules.sequence(QUOTE, (QUOTE,))
+        self._any_value = ""  # its rule, once it is needed
+
+    def call(self, name: str, schema: Mapping[str, Any]) -> str:
+        """Return the body of a rule for a call. Raises NotBindable."""
+        arguments = self._object(schema, 0) if schema else '"{}"'
+        return f"{self._rules.literal(f'{CALL}{name}')} {arguments}"
+
+    def _object(self, schema: Mapping[str, Any], depth: int) -> str:
+        properties, required = _fields_of(schema)
+        more = schema.get("additionalProperties")
+        if not properties and (isinstance(more, Mapping) or (more is not False and "properties" not in schema)):
+            pair = self._pair(self._value(more, depth + 1) if isinstance(more, Mapping) else self._any())
+            return self._rules.rule(f'"{{" ({pair} ("," {pair})*)? "}}"')
+        if isinstance(more, Mapping):
+            raise NotBindable
+        after = first = '"}"'  # what may follow where a field stands before, and where none does
+        for key, value in reversed([*properties.items()]):
+            pair = self._rules.rule(f"{self._rules.literal(f'{key}:')} {self._value(value, depth + 1)}")
+            is_required = key in required
+            first = self._rules.rule(f"{pair} {after}" if is_required else f"{pair} {after} | {first}")
+            after = self._rules.rule(f'"," {pair} {after}' if is_required else f'"," {pair} {after} | {after}')
+        return self._rules.rule(f'"{{" {first}')
+
+    def _value(self, schema: Any, depth: int) -> str:
+        types = types_of(schema)
+        if depth > _MAX_DEPTH:
+            raise NotBindable
+        if "string" in types:
+            return self._text(schema, types)
+        if branch := _beside_null(schema):
+            return self._rules.rule(f'{self._value(branch, depth + 1)} | "null"')
+        if types == {"object"}:
+            return self._object(schema, depth)
+        if types == {"array"}:
+            return self._array(schema, depth)
+        if types & {"object", "array"}:
+            raise NotBindable
+        return self._rules.json(schema_text(schema, ""))
+
+    def _text(self, schema: Any, types: frozenset[str]) -> str:
+        texts, length = _strings_of(schema, types)
+        null = ' | "null"' if "null" in types else ""
+        if texts is None:
+            text = self._rules.text_until(QUOTE, (QUOTE,), body=f"(?s:.{length})")
+            return self._rules.rule(f"{self._quote} {text}{null}")
+        if any(QUOTE in text for text in texts):
+            raise NotBindable
+        quoted = (f"{self._quote} {self._rules.literal(text) if text else ''} {self._quote}" for text in texts)
+        return self._rules.rule(" | ".join(quoted))
+
+    def _array(self, schema: Mapping[str, Any], depth: int) -> str:
+        if any(name in schema for name in _UNBOUND_ARRAY):
+            raise NotBindable
+        fewest, most = schema.get("minItems", 0), schema.get("maxItems")
+        if most is not None and most < max(fewest, 1):
+            raise NotBindable
+        items = schema.get("items")
+        item = self._any() if items is None else self._value(items, depth + 1)
+        last = "" if most is None else most - 1
+        some = f'"[" {item} ("," {item}){{{max(fewest - 1, 0)},{last}}} "]"'
+        return self._rules.rule(some if fewest else f'{some} | "[]"')
+
+    def _any(self) -> str:
+        """A value of which no schema says anything."""
+        if not self._any_value:
+            text = f"{self._quote} {self._rules.text_until(QUOTE, (QUOTE,))}"
+            bare = self._rules.json(schema_text(_ANY_BARE, ""))
+
+            def body(name: str) -> str:
+                pair = self._pair(name)
+                return f'{text} | {bare} | "[" ({name} ("," {name})*)? "]" | "{{" ({pair} ("," {pair})*)? "}}"'
+
+            self._any_value = self._rules.recursive(body)
+        return self._any_value
+
+    def _pair(self, value: str) -> str:
+        return f'{self._rules.terminal(_KEY)} ":" {value}'
+
+
+def _fields_of(schema: Mapping[str, Any]) -> tuple[Mapping[str, Any], frozenset[str]]:
+    """The fields of an object's schema, and which of them it requires. Raises NotBindable."""
+    properties, required = schema.get("properties", {}), frozenset(schema.get("required", ()))
+    if any(name in schema for name in _UNBOUND_OBJECT) or not isinstance(properties, Mapping):
+        raise NotBindable
+    if not required <= properties.keys() or not all(_NAME.fullmatch(key) for key in properties):
+        raise NotBindable
+    return properties, required
+
+
+def _beside_null(schema: Any) -> Any:
+    """The other one of two schemas of which one is null, as an optional argument has them; None for any other."""
+    branches = schema.get("anyOf") if isinstance(schema, Mapping) else None
+    if not isinstance(branches, list) or len(branches) != 2:
+        return None
+    others = [it for it in branches if types_of(it) != _NULL]
+    return others[0] if len(others) == 1 else None
+
+
+def _strings_of(schema: Any, types: frozenset[str]) -> tuple[list[str] | None, str]:
+    """The texts that a schema of strings, and perhaps null, allows, None for any; and a quantifier of their length.
+
+    Null is one of the texts. Raises NotBindable for strings beside other types, and for keywords of `_UNBOUND`.
+    """
+    if types not in (_STRING, _STRING | _NULL):
+        raise NotBindable
+    if not isinstance(schema, Mapping):
+        return None, "*"
+    if any(name in schema for name in _UNBOUND):
+        raise NotBindable
+    if "anyOf" in schema:
+        branch = _beside_null(schema)
+        if branch is None or any(name in schema for name in ("enum", "const", *_LENGTH)):
+            raise NotBindable
+        texts, length = _strings_of(branch, types_of(branch))
+        return None if texts is None else [*texts, "null"], length
+    found = [schema["const"]] if "const" in schema else schema.get("enum")
+    if found is None:
+        fewest, most = schema.get("minLength", 0), schema.get("maxLength")
+        return None, "*" if not fewest and most is None else f"{{{fewest},{'' if most is None else most}}}"
+    if any(name in schema for name in _LENGTH) or not all(isinstance(it, str) for it in found) or "null" in found:
+        raise NotBindable
+    return [*found], ""

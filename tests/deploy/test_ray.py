@@ -1,0 +1,296 @@
+"""Replicas on Ray Serve, without Ray: what stands before its proxy, around a replica, and in the YAML.
+
+`make test-ray` runs the whole with Ray.
+"""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import yaml
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from deploy.ray.affinity import chosen, key_of, ranked
+from deploy.ray.arguments import read_arguments
+from deploy.ray.front import MAX_RERUNS, Front, FrontLimits
+from deploy.ray.replica import REPLICA_HEADER, Health, Replica
+from server.edge.admission import Edge
+from server.edge.lifecycle import Lifecycle
+from server.errors import SettingsError, StartError
+from server.supervisor.client import EngineState
+
+SHIPPED = Path(__file__).resolve().parents[2] / "deploy" / "ray" / "hallmark.yaml"
+LIMITS = FrontLimits(1000, 10_000, 30.0, retry_for_s=3600, pauses_s=(0.0, 0.0))
+Run = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+def answering(status: int, body: bytes, *, kind: bytes = b"application/json", of_replica: bool = True) -> Run:
+    """A run that is answered, by a replica or by Ray itself."""
+
+    async def run(_scope: Scope, receive: Receive, send: Send) -> None:
+        assert (await receive())["type"] == "http.request"
+        headers = [(b"content-type", kind), *([(REPLICA_HEADER, b"a")] if of_replica else [])]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    return run
+
+
+def cut(*events: bytes) -> Run:
+    """A stream whose replica dies behind these events; without any, before it has begun."""
+
+    async def run(_scope: Scope, _receive: Receive, send: Send) -> None:
+        headers = [(b"content-type", b"text/event-stream"), (REPLICA_HEADER, b"a")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        for event in events:
+            await send({"type": "http.response.body", "body": event, "more_body": True})
+
+    return run
+
+
+async def dead(_scope: Scope, _receive: Receive, _send: Send) -> None:
+    """A replica dies before it answers: Ray's proxy then sends nothing."""
+
+
+def refusing(code: str) -> Run:
+    return answering(503, json.dumps({"error": {"code": code}}).encode())
+
+
+OK = answering(200, b"{}")
+
+
+class Asked:
+    """One request through the front, whose runs behave as given; the last one again and again."""
+
+    def __init__(self, *runs: Run, path: str = "/v1/completions", body: bytes = b"{}", **headers: str) -> None:
+        self.scopes: list[Scope] = []
+        self.sent: list[Message] = []
+
+        async def ray(scope: Scope, receive: Receive, send: Send) -> None:
+            self.scopes.append(scope)
+            await runs[min(len(self.scopes), len(runs)) - 1](scope, receive, send)
+
+        given = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
+        scope = {"type": "http", "method": "POST", "path": path, "headers": given}
+        asyncio.run(self._ask(Front(ray, limits=LIMITS), scope, body))
+
+    async def _ask(self, front: ASGIApp, scope: Scope, body: bytes) -> None:
+        is_read = False
+
+        async def receive() -> Message:
+            nonlocal is_read
+            if is_read:
+                await asyncio.get_running_loop().create_future()
+            is_read = True
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        async def send(message: Message) -> None:
+            self.sent.append(message)
+
+        await front(scope, receive, send)
+
+    @property
+    def status(self) -> int:
+        return cast(int, self.sent[0]["status"])
+
+    @property
+    def body(self) -> bytes:
+        assert not self.sent[-1].get("more_body", False)
+        return b"".join(message.get("body", b"") for message in self.sent)
+
+    @property
+    def code(self) -> str:
+        return cast(str, json.loads(self.body)["error"]["code"])
+
+
+def test_a_request_whose_replica_dies_is_run_again() -> None:
+    it = Asked(dead, OK)
+    assert (it.status, it.body, len(it.scopes)) == (200, b"{}", 2)
+
+
+def test_a_request_whose_engine_dies_is_run_again() -> None:
+    assert Asked(refusing("engine_died"), OK).status == 200
+
+
+def test_a_stream_that_has_not_begun_is_run_again() -> None:
+    assert Asked(cut(), OK).status == 200
+
+
+def test_what_kills_every_engine_is_not_run_for_ever() -> None:
+    for killing in (dead, refusing("engine_died")):
+        it = Asked(killing)
+        assert (it.status, it.code, len(it.scopes)) == (503, "engine_died", 1 + MAX_RERUNS)
+
+
+def test_a_refusal_by_an_ending_replica_is_tried_elsewhere() -> None:
+    it = Asked(*[refusing("shutting_down"), refusing("not_ready")] * MAX_RERUNS, OK)
+    assert it.status == 200
+
+
+def test_a_cut_stream_ends_with_an_error_event() -> None:
+    it = Asked(cut(b"data: {}\n\n"))
+    first, error, done = it.body.decode().split("\n\n")[:3]
+    assert (first, done, len(it.scopes)) == ("data: {}", "data: [DONE]", 1)
+    assert json.loads(error.removeprefix("data: "))["error"]["code"] == "engine_died"
+
+
+def test_a_cut_event_does_not_swallow_the_error_event() -> None:
+    assert b'data: {"half\n\ndata: {"error"' in Asked(cut(b'data: {"half')).body
+
+
+def test_a_cut_stream_of_messages_ends_as_anthropics_do() -> None:
+    it = Asked(cut(b"event: ping\ndata: {}\n\n"), path="/v1/messages")
+    assert it.body.split(b"\n\n")[1].startswith(b"event: error\n")
+
+
+def test_a_refusal_of_rays_own_comes_in_our_envelope() -> None:
+    it = Asked(answering(503, b"Request dropped", kind=b"text/plain", of_replica=False))
+    assert (it.status, it.code) == (503, "not_ready")
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "headers"),
+    [
+        (411, b"{}", {"transfer_encoding": "chunked"}),
+        (413, b"a" * 1001, {}),
+        (413, b"", {"content_length": "1001"}),
+        (431, b"{}", {f"x-{i}": "" for i in range(101)}),
+    ],
+)
+def test_what_our_own_server_would_not_take_is_refused(status: int, body: bytes, headers: Mapping[str, str]) -> None:
+    it = Asked(OK, body=body, **headers)
+    assert (it.status, it.scopes) == (status, [])
+
+
+def test_a_client_cannot_speak_to_ray_by_headers() -> None:
+    it = Asked(OK, body=b"no json", x_request_disconnect_disabled="?1", serve_multiplexed_model_id="a", x_other="b")
+    assert [name for name, _ in it.scopes[0]["headers"]] == [b"x-other", b"x-request-id"]
+
+
+def test_an_answer_has_one_request_id() -> None:
+    async def ray(_scope: Scope, _receive: Receive, send: Send) -> None:
+        headers = [(b"x-request-id", b"ours"), (b"x-request-id", b"Ray's")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": b""})
+
+    assert Asked(ray).sent[0]["headers"] == [(b"x-request-id", b"ours")]
+
+
+def engine_in(state: EngineState) -> SimpleNamespace:
+    return SimpleNamespace(state=state, refused=None, ready=None, last_heartbeat=None)
+
+
+def edge_of(engine: SimpleNamespace) -> Edge:
+    loop_seen_at = float("inf")
+    metrics = SimpleNamespace(traffic=SimpleNamespace(loop_seen_at=loop_seen_at))
+    why = f"The engine is {engine.state.value}."
+    fields = {"engine": engine, "metrics": metrics, "lifecycle": Lifecycle(), "why_not_ready": lambda: why}
+    return cast(Edge, SimpleNamespace(**fields))
+
+
+@pytest.mark.parametrize("scope", [{"type": "lifespan"}, {"type": "http", "method": "POST"}])
+def test_nothing_comes_through_before_the_engine_is_ready(scope: dict[str, Any]) -> None:
+    engine, sent = engine_in(EngineState.RESTARTING), []
+
+    async def app(_scope: Scope, _receive: Receive, send: Send) -> None:
+        kind = "lifespan.startup.complete" if scope["type"] == "lifespan" else "http.response.start"
+        await send({"type": kind})
+
+    async def receive() -> Message:
+        return {}
+
+    async def send(message: Message) -> None:
+        sent.append((message["type"], engine.state))
+
+    async def ask() -> None:
+        asking = asyncio.create_task(Replica(app, edge_of(engine), name="a", hold_s=3600)(scope, receive, send))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert sent == []
+        engine.state = EngineState.READY
+        await asking
+
+    asyncio.run(ask())
+    assert [state for _, state in sent] == [EngineState.READY]
+
+
+def test_an_engine_that_restarts_keeps_its_replica_for_a_while() -> None:
+    now = 0.0
+    health = Health(edge_of(engine_in(EngineState.RESTARTING)), replace_after_s=10, clock=lambda: now)
+    now = 10.0
+    health.check()
+    now = 10.1
+    with pytest.raises(StartError, match="not ready for 10 s, the limit is 10 s: The engine is restarting"):
+        health.check()
+
+
+def test_a_final_refusal_replaces_the_replica_with_its_reason() -> None:
+    engine = engine_in(EngineState.REFUSED)
+    engine.refused = SimpleNamespace(is_final=True, message="no such model", plan=[])
+    with pytest.raises(StartError, match="no such model"):
+        Health(edge_of(engine), replace_after_s=10).check()
+
+
+def chat(*texts: str) -> bytes:
+    roles = ("system", "user", "assistant", "user")
+    return json.dumps(
+        {"messages": [{"role": role, "content": it} for role, it in zip(roles, texts, strict=False)]}
+    ).encode()
+
+
+def test_the_turns_of_a_conversation_have_one_key() -> None:
+    assert key_of(chat("be brief", "hello"), {}) == key_of(chat("be brief", "hello", "hi", "and?"), {})
+    assert key_of(chat("be brief", "hello"), {}) != key_of(chat("be brief", "goodbye"), {})
+
+
+def test_callers_who_share_no_pages_share_no_key() -> None:
+    assert key_of(chat("a", "b"), {b"authorization": b"Bearer 1"}) != key_of(chat("a", "b"), {})
+
+
+def test_a_session_goes_before_the_prompt() -> None:
+    assert key_of(b'{"prompt":"a"}', {b"x-session-id": b"s"}) == key_of(b'{"prompt":"b"}', {b"x-session-id": b"s"})
+    assert key_of(b'{"prompt":"a","prompt_cache_key":"s"}', {}) == key_of(b'{"prompt":"b","prompt_cache_key":"s"}', {})
+
+
+def test_a_lost_replica_moves_only_its_own_keys() -> None:
+    names = ["a", "b", "c"]
+    for key in map(str, range(50)):
+        before = ranked(key, names)
+        assert ranked(key, [name for name in names if name != before[-1]])[0] == before[0]
+
+
+def test_affinity_yields_to_a_queue_that_is_too_long() -> None:
+    own = ranked("key", ["a", "b"])[0]
+    loads = {"a": 0, "b": 0} | {own: 8}
+    assert chosen("key", loads, 8)[0] == [own]
+    assert chosen("key", loads | {own: 9}, 8) == [["a", "b"]]
+
+
+def test_the_shipped_yaml_is_read() -> None:
+    (application,) = yaml.safe_load(SHIPPED.read_text())["applications"]
+    arguments, settings = read_arguments(application["args"], {})
+    assert (settings.admin_port, arguments.hold_s) == (0, 60)
+
+
+@pytest.mark.parametrize(
+    ("args", "why"),
+    [
+        ({"hold": 1}, "args.hold is no setting; did you mean hold_s?"),
+        ({"settings": {"max_num_seq": 1}}, "args.settings.max_num_seq is no setting; did you mean max_num_seqs?"),
+        ({"settings": {"max_num_seqs": 0}}, "--max-num-seqs: Expected `int` >= 1, got '0'"),
+        ({"settings": {"port": 1}}, "args.settings.port: on Ray Serve this is http_options.port"),
+        ({"settings": {"admin_port": 9000}}, "args.settings.admin_port: replicas share a machine"),
+        (
+            {"settings": {"dtype": ["bf16"]}},
+            "args.settings.dtype: expected a text, a number or a truth value, got list",
+        ),
+        ({"hold_s": -1}, "args.hold_s: expected 0 to 86400 seconds, got -1"),
+    ],
+)
+def test_a_wrong_argument_is_refused_by_name(args: dict[str, Any], why: str) -> None:
+    with pytest.raises(SettingsError, match=why.replace("?", r"\?")):
+        read_arguments(args, {})
