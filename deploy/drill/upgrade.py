@@ -33,9 +33,8 @@ NAME = "drill"
 CHANGED_MACHINE = {"ONEDNN_MAX_CPU_ISA": "ALL"}
 # A length of the bucket that is slowed and one of a bucket that is not, so seldom that few requests meet. A kernel that
 # is 1.3 times slower makes the first token of the long prompt 1.2 times as late: 1.1 lies between that and nothing.
-# 5 ms are what another program on the same core takes: of the long prompt 2%, of a token of this model all.
-TRACE = ("--lengths", "384", "1536", "--samples", "16", "--looks", "4", "--utilization", "0.15")
-TRACE += ("--max-slowdown", "1.1", "--noise-ms", "5")
+TRACE = ("--lengths", "384", "1536", "--samples", "20", "--looks", "4", "--utilization", "0.2")
+TRACE += ("--max-slowdown", "1.1", "--noise-ms", "1")
 
 
 @dataclass(slots=True)

@@ -144,8 +144,13 @@ def busy(server: Server) -> Iterator[None]:
 
 
 def called(url: str) -> dict[str, str]:
-    """The calls that fail through the router, and why."""
+    """The calls that fail through the router, and why. Some are healthy before they know the servers."""
     failures = {}
+    deadline, path, body = time.monotonic() + _START_S, *CALLS["completion"]
+    while time.monotonic() < deadline:
+        if httpx.post(url + path, json=body, timeout=120).status_code not in (404, 503):
+            break
+        time.sleep(1)
     for name, (path, body) in CALLS.items():
         try:
             answer = httpx.post(url + path, json=body, timeout=120)
