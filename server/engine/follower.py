@@ -18,7 +18,7 @@ from kernels.triton_cache import use_own_cache
 from qualification.decision.decision import Decision, Pairs, Status
 from qualification.evidence.shape_text import parse_shape
 from server.engine.attention.dispatch import Dispatcher
-from server.engine.execution.commands import Allocate, Begin, ComputeLogits, Decide, Launch, receive
+from server.engine.execution.commands import Allocate, Begin, ComputeLogits, CopyPages, Decide, Launch, receive
 from server.engine.execution.followers import meet
 from server.engine.execution.sampling import SampledTokens
 from server.engine.execution.step_buffer import StepBuffer, StepLayout
@@ -57,6 +57,8 @@ class Follower:
             data = torch.frombuffer(bytearray(command.data), dtype=torch.uint8)
             self._worker.launch(StepBuffer(None, StepLayout(command.parts, command.num_sampled), data, False))
             self._worker.drop_unread()
+        elif isinstance(command, CopyPages) and self._worker is not None:
+            self._worker.copy_pages(command.copies)
         elif isinstance(command, ComputeLogits) and self._worker is not None:
             rows = torch.empty(
                 command.num_rows,

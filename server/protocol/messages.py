@@ -91,13 +91,23 @@ class Configure(msgspec.Struct, frozen=True, tag=True):
     quarantined_by_operator: list[tuple[str, str]] = []
 
 
+class Fork(msgspec.Struct, frozen=True, array_like=True):
+    """One more answer to the prompt of a Submit, with the same sampling but for its seed."""
+
+    request_id: str
+    seed: int | None
+
+
 class Submit(msgspec.Struct, frozen=True, tag=True):
+    """Answer a prompt, once and once more for each of `forks`; the prompt is computed once."""
+
     request_id: str
     prompt_token_ids: list[int]
     sampling: SamplingParams
     cache_salt: bytes = b""  # it shares computed pages only with requests of the same one
     traceparent: str | None = None  # W3C: contextvars do not cross processes
     priority: int = 0  # lower ones are computed first
+    forks: list[Fork] = []
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):

@@ -36,6 +36,7 @@ from server.protocol.messages import (
     TokenDelta,
 )
 from server.settings import Settings
+from server.supervisor.choices import Choices
 from server.supervisor.connection import EngineConnection
 from server.supervisor.engine_command import ENGINE_COMMAND
 from server.supervisor.locked_folder import LockedFolder
@@ -129,11 +130,13 @@ class EngineClient:
         cache_salt: bytes = b"",
         traceparent: str | None = None,
         priority: int = 0,
+        choices: Choices | None = None,
         take: Take | None = None,
     ) -> AsyncGenerator[TokenDelta, None]:
         """Deltas of one request; the last one has a finish_reason. Leaving early cancels the request.
 
-        It shares computed pages with requests of the same `cache_salt` only.
+        It shares computed pages with requests of the same `cache_salt` only, and the computation of its prompt with
+        the other `choices` of it, which begin when all of them are streamed.
         `take` may take deltas on the way, before the last one: they do not come here then.
         `traceparent` (W3C) goes along, so that the engine's log names the trace. Raises ValueError for a request id
         that is open already.
@@ -144,7 +147,10 @@ class EngineClient:
         stream = self._streams.open(request_id, take)
         is_finished = False
         try:
-            self._send(Submit(request_id, prompt_token_ids, sampling, cache_salt, traceparent, priority))
+            submit = Submit(request_id, prompt_token_ids, sampling, cache_salt, traceparent, priority)
+            whole = submit if choices is None else choices.join(submit)
+            if whole is not None:
+                self._send(whole)
             while not is_finished:
                 delta = await stream.next()
                 is_finished = delta.finish_reason is not None

@@ -109,8 +109,18 @@ class Metrics:
 
     # --- the edge --------------------------------------------------------------------------------------------------
 
-    def first_token(self, num_prompt_tokens: int, ttft_s: float, times: RequestTimes | None, trace: Exemplar) -> None:
-        self.traffic.prompt_computed(num_prompt_tokens)
+    def first_token(
+        self,
+        num_prompt_tokens: int,
+        ttft_s: float,
+        times: RequestTimes | None,
+        trace: Exemplar,
+        *,
+        is_first: bool = True,
+    ) -> None:
+        """`is_first`: of the answers to its prompt, whose tokens count once."""
+        if is_first:
+            self.traffic.prompt_computed(num_prompt_tokens)
         self.latency.first_token(num_prompt_tokens, ttft_s, times, trace)
         self.slo.first_token(num_prompt_tokens, ttft_s)
         if self.vllm is not None:

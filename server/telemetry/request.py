@@ -79,9 +79,10 @@ class RequestRecord:
             names.MATRIX_DIGEST: matrix_digest or "none",
         }
 
-    def sequence(self, num_prompt_tokens: int) -> "SequenceRecord":
-        self.num_prompt_tokens += num_prompt_tokens
-        found = SequenceRecord(self, len(self._sequences), num_prompt_tokens)
+    def sequence(self, num_prompt_tokens: int, *, is_first: bool = True) -> "SequenceRecord":
+        """One more answer; `is_first`: of its prompt, which is computed once and counts once."""
+        self.num_prompt_tokens += num_prompt_tokens if is_first else 0
+        found = SequenceRecord(self, len(self._sequences), num_prompt_tokens, is_first=is_first)
         self._sequences.append(found)
         return found
 
@@ -161,7 +162,8 @@ class RequestRecord:
 class SequenceRecord:
     """One prompt of a request: it is measured under its own prompt's bucket."""
 
-    def __init__(self, request: RequestRecord, index: int, num_prompt_tokens: int) -> None:
+    def __init__(self, request: RequestRecord, index: int, num_prompt_tokens: int, *, is_first: bool) -> None:
+        self._is_first = is_first
         self.num_prompt_tokens = num_prompt_tokens
         self.num_tokens = 0
         self.first_token_at: float | None = None
@@ -191,10 +193,13 @@ class SequenceRecord:
         if (delta.token_ids or delta.pooled is not None) and self.first_token_at is None:
             self.first_token_at = self._last_at
             self._times = delta.times
-            request.num_cached_tokens += 0 if delta.times is None else delta.times.num_cached_tokens
+            if self._is_first:
+                request.num_cached_tokens += 0 if delta.times is None else delta.times.num_cached_tokens
             request.first_token(self._last_at)
             ttft_s = self._last_at - request.arrived_at
-            request.metrics.first_token(self.num_prompt_tokens, ttft_s, delta.times, request.trace.exemplar)
+            request.metrics.first_token(
+                self.num_prompt_tokens, ttft_s, delta.times, request.trace.exemplar, is_first=self._is_first
+            )
         elif delta.token_ids and vllm is not None:
             vllm.next_token(self._last_at - before)
 

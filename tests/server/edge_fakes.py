@@ -40,6 +40,7 @@ from server.protocol.messages import (
     TokenScores,
 )
 from server.settings import Settings
+from server.supervisor.choices import Choices
 from server.supervisor.client import EngineState
 from server.supervisor.requests import AttestationRequests, QuarantineRequests
 from server.supervisor.streams import Take
@@ -158,6 +159,7 @@ class ScriptedEngine:
         self.submitted: list[tuple[str, list[int], SamplingParams]] = []
         self.salts: list[bytes] = []
         self.priorities: list[int] = []
+        self.choices: list[Choices | None] = []
         self.traceparents: list[str | None] = []
         self.cancelled: list[str] = []
         self.gate = asyncio.Event()
@@ -189,12 +191,14 @@ class ScriptedEngine:
         cache_salt: bytes = b"",
         traceparent: str | None = None,
         priority: int = 0,
+        choices: Choices | None = None,
         take: Take | None = None,
     ) -> AsyncGenerator[TokenDelta]:
         self.submitted.append((request_id, prompt_token_ids, sampling))
         self.traceparents.append(traceparent)
         self.salts.append(cache_salt)
         self.priorities.append(priority)
+        self.choices.append(choices)
         is_finished, num_tokens = False, 0
         try:
             for i, scripted in enumerate(self.script(prompt_token_ids)):

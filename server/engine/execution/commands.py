@@ -51,7 +51,13 @@ class ComputeLogits(msgspec.Struct, frozen=True, tag=True):
     num_rows: int
 
 
-Command = Begin | Allocate | Decide | Launch | ComputeLogits
+class CopyPages(msgspec.Struct, frozen=True, tag=True):
+    """Copy pages of keys and values, each (source, target), behind what was launched."""
+
+    copies: tuple[tuple[int, int], ...]
+
+
+Command = Begin | Allocate | Decide | Launch | ComputeLogits | CopyPages
 _DECODER: "msgspec.msgpack.Decoder[Command]" = msgspec.msgpack.Decoder(Command)
 _ENCODER = msgspec.msgpack.Encoder()
 

@@ -6,6 +6,7 @@ import socket
 import subprocess
 import tempfile
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,16 @@ from torch import Tensor
 from kernels.child_process import python_command
 from qualification.measure.qualify import DeviceLost
 from server.engine.attention.dispatch import Dispatcher
-from server.engine.execution.commands import Allocate, Begin, Command, ComputeLogits, Decide, Launch, frame_of
+from server.engine.execution.commands import (
+    Allocate,
+    Begin,
+    Command,
+    ComputeLogits,
+    CopyPages,
+    Decide,
+    Launch,
+    frame_of,
+)
 from server.engine.execution.sampling import SampledTokens
 from server.engine.execution.step_buffer import StepBuffer
 from server.engine.execution.worker import LaunchFailed, Worker
@@ -155,6 +165,11 @@ class LeadingWorker(Worker):
         rows = hidden_rows.contiguous()
         dist.broadcast(rows, src=0)
         return super().logits(rows)
+
+    def copy_pages(self, copies: Sequence[tuple[int, int]]) -> None:
+        """As of every worker."""
+        self._followers.tell(CopyPages(tuple(copies)))
+        super().copy_pages(copies)
 
     def _announce(self, buffer: StepBuffer) -> None:
         choices = self.dispatcher.choices

@@ -38,10 +38,14 @@ class GrammarMatcher:
             raise InvalidGrammar("The grammar cannot be followed: it does not allow the token that was chosen.")
         self.is_complete = self.matcher.is_stopped()
 
+    def copy(self) -> "GrammarMatcher":
+        """Return one at the same place, for another answer."""
+        return GrammarMatcher(self.matcher.deep_copy())
+
 
 @dataclass(frozen=True, slots=True)
 class BoundRow:
-    """A row whose next token a grammar binds: the `index`th of the sampled rows.
+    """A sequence whose next token a grammar binds: the `index`th of the drawn sequences.
 
     banned  tokens that must not come next either, unless the grammar allows nothing else
     """
@@ -97,10 +101,9 @@ class Grammars:
         return made
 
     def bound_rows(self, batch: Batch) -> tuple[BoundRow, ...]:
-        """Return the sampled rows that grammars bind. Call it when a batch is launched."""
+        """Return the drawn sequences that grammars bind. Call it when a batch is launched."""
         found = []
-        for index, row in enumerate(batch.sampled_rows):
-            seq = batch.sequences[row]
+        for index, seq in enumerate(batch.drawn_sequences):
             if not isinstance(seq.matcher, GrammarMatcher):
                 continue
             banned = self._eos_token_ids if seq.sampling.ignore_eos else ()

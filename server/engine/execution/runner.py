@@ -57,14 +57,16 @@ class OpenTokens:
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """A batch on its way through the device. `rows`: where its sampled rows' tokens are among those read.
+    """A batch on its way through the device. `rows`: where its drawn sequences' tokens are among those read.
 
-    read_scores    give the scores of sampled rows when `read` has returned
+    is_dense       whether they are all of those, in their order
+    read_scores    give the scores of drawn sequences when `read` has returned
     prompt_scores  of the batch's prompts, by row
     """
 
     read: Callable[[], list[int]]
-    rows: tuple[int, ...]  # ascending, the last one of those read
+    rows: tuple[int, ...]
+    is_dense: bool
     served: Served
     quarantined: list[tuple[str, str]]
     on_read: Callable[[], None]
@@ -84,7 +86,7 @@ class Launched:
         sampled = self.read()
         self.mark(Part.REPORT)
         self.on_read()
-        chosen = sampled if len(sampled) == len(self.rows) else [sampled[row] for row in self.rows]
+        chosen = sampled if self.is_dense else [sampled[row] for row in self.rows]
         token_ids: list[int | None] = [*chosen]
         if min(chosen, default=0) < 0:
             token_ids = [None if token_id < 0 else token_id for token_id in chosen]
@@ -173,7 +175,7 @@ class ModelRunner:
 
     def _launch(self, batch: Batch) -> Launched:
         is_plain = self._is_plain(batch)
-        scored = None if is_plain else scored_rows([batch.sequences[row] for row in batch.sampled_rows])
+        scored = None if is_plain else scored_rows(batch.drawn_sequences)
         needs_hidden = not is_plain and wants_hidden(batch)
         bound = () if is_plain or self.grammars is None else self.grammars.bound_rows(batch)
         hidden = None
@@ -191,7 +193,9 @@ class ModelRunner:
         pooled = dict if hidden is None or not needs_hidden else start_pooling(self.worker.decoder, hidden, batch)
         scores = [] if scored is None or bound else self._score_readers(batch, scored)
         read = self._open_tokens(batch, bound, rows, scored, scores) if bound else self._read(rows)
-        launched = self._launched(read, rows, None if tap is None or step is None else started_at)
+        if batch.page_copies:
+            self.worker.copy_pages(batch.page_copies)
+        launched = self._launched(batch, read, rows, None if tap is None or step is None else started_at)
         if scored is not None or needs_hidden:
             launched = replace(launched, read_scores=scores, pooled=pooled)
         if hidden is None or not needs_hidden or not wants_prompt_scores(batch):
@@ -202,12 +206,13 @@ class ModelRunner:
     def _score_readers(self, batch: Batch, scored: ScoredRows) -> list[Callable[[], dict[int, TokenScores]]]:
         """Start the copy of the step's scores to the host; call it before the tokens' copy, for which both wait.
 
-        Returns what gives them by sampled row.
+        Returns what gives them by place among the drawn sequences.
         """
         if self.worker.scores is None:
             return []
         read = scores_to_host(self.worker.scores)
-        of_row = [(batch.sequences[row].sampling.logprobs or 0, batch.context_lens[row]) for row in batch.sampled_rows]
+        drawn = zip(batch.drawn_sequences, batch.drawn_rows, strict=True)
+        of_row = [(seq.sampling.logprobs or 0, batch.context_lens[row]) for seq, row in drawn]
 
         def by_row() -> dict[int, TokenScores]:
             found = {}
@@ -238,7 +243,7 @@ class ModelRunner:
         assert grammars is not None
 
         def choose() -> Callable[[], list[int]]:
-            allowed = grammars.allowed(bound, len(batch.sampled_rows))
+            allowed = grammars.allowed(bound, len(rows))
             self.worker.choose(replace(sampling, allowed=allowed), scored)
             if scored is not None:
                 scores.extend(self._score_readers(batch, scored))
@@ -246,7 +251,9 @@ class ModelRunner:
 
         return OpenTokens(choose)
 
-    def _launched(self, read: Callable[[], list[int]], rows: tuple[int, ...], checked_at: float | None) -> Launched:
+    def _launched(
+        self, batch: Batch, read: Callable[[], list[int]], rows: tuple[int, ...], checked_at: float | None
+    ) -> Launched:
         """`checked_at`: when the launch of a step began that only a check kept from being a graph."""
         attention = self.worker.attention
         assert attention is not None
@@ -257,33 +264,44 @@ class ModelRunner:
                 self.shadow.spend(time.monotonic() - checked_at)
 
         quarantined = self.worker.dispatcher.take_quarantined()
-        return Launched(read, rows, attention.report(), quarantined, on_read, self.worker.mark)
+        is_dense = not rows or rows[-1] == len(rows) - 1  # they ascend
+        if batch.forks:  # whose rows may be those of their leaders
+            is_dense = rows == tuple(range(len(rows)))
+        return Launched(read, rows, is_dense, attention.report(), quarantined, on_read, self.worker.mark)
 
     def _launch_eagerly(
         self, batch: Batch, tap: Tap | None, scored: ScoredRows | None, *, leaves_open: bool
     ) -> tuple[tuple[int, ...], Tensor]:
-        """Return where the tokens of the sampled rows will be, and the hidden states of all tokens."""
+        """Return where the tokens of the drawn sequences will be, and the hidden states of all tokens."""
         self.worker.mark(Part.FILL)
         buffer = self._writer.write(batch, self._chosen_at)
         is_likeliest = leaves_open or self._is_plain(batch) or not batch.sampled_rows
         sampling = None if is_likeliest else self._sampling(batch)
-        hidden = self.worker.launch(buffer, sampling, tap, scored=scored, leaves_open=leaves_open)
-        return tuple(range(len(batch.sampled_rows))), hidden
+        draws = None
+        if batch.forks:
+            place_of = {row: place for place, row in enumerate(batch.sampled_rows)}
+            draws = tuple([place_of[row] for row in batch.drawn_rows])
+        hidden = self.worker.launch(buffer, sampling, tap, scored=scored, draws=draws, leaves_open=leaves_open)
+        return tuple(range(len(batch.sampled_rows) + len(batch.forks))), hidden
 
     def _replay(self, step: GraphStep, scored: ScoredRows | None, *, leaves_open: bool) -> tuple[int, ...]:
-        """Return where the tokens of the sampled rows will be."""
-        batch = step.batch
+        """Return where the tokens of the drawn sequences will be."""
+        batch, rows = step.batch, step.rows
+        if batch.forks:
+            place_of = dict(zip(batch.sampled_rows, rows, strict=True))
+            rows = tuple([place_of[row] for row in batch.drawn_rows])
         is_greedy = self._is_plain(batch) or all(is_plain_greedy(batch.sequences[row]) for row in batch.sampled_rows)
         sampling = None if is_greedy or leaves_open else self._sampling(batch)
         self.worker.mark(Part.FILL)
         buffer = self._writer.write(batch, self._chosen_at, step.key)
         # The graph's other rows are padding, or ends of chunks whose last token has no successor yet.
-        self.worker.replay(buffer, step.attention, step.rows, sampling, scored=scored, leaves_open=leaves_open)
-        return step.rows if sampling is None and not leaves_open else tuple(range(len(step.rows)))
+        self.worker.replay(buffer, step.attention, rows, sampling, scored=scored, leaves_open=leaves_open)
+        return rows if sampling is None and not leaves_open else tuple(range(len(rows)))
 
     def _sampling(self, batch: Batch) -> SamplingTensors:
-        """Return on the CPU how the tokens of the sampled rows are chosen."""
-        rows = [row_sampling(batch.sequences[row], batch.context_lens[row]) for row in batch.sampled_rows]
+        """Return on the CPU how the tokens of the drawn sequences are chosen."""
+        drawn = zip(batch.drawn_sequences, batch.drawn_rows, strict=True)
+        rows = [row_sampling(seq, batch.context_lens[row]) for seq, row in drawn]
         return sampling_tensors(rows, self.worker.decoder.config.vocab_size, torch.device("cpu"))
 
     def _is_plain(self, batch: Batch) -> bool:
@@ -299,7 +317,7 @@ class ModelRunner:
         chosen = (batch.sequences, batch.sampled_rows, rows)
         if chosen[0] is not self._chosen[0] or chosen != self._chosen:
             self._chosen = chosen
-            self._chosen_at = {batch.sequences[row]: at for row, at in zip(batch.sampled_rows, rows, strict=True)}
+            self._chosen_at = dict(zip(batch.drawn_sequences, rows, strict=True))
 
     def _batch_error(self, rows: range, message: str, *, oom_stage: str | None = None) -> BatchError:
         self.worker.synchronize()  # for what the step had launched before it failed

@@ -1,7 +1,7 @@
 """One rank: its device, model shard, KV cache and CUDA graphs. It gets step buffers and sees no sequence."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -154,10 +154,12 @@ class Worker:
         tap: TakeCall | None = None,
         *,
         scored: ScoredRows | None = None,
+        draws: tuple[int, ...] | None = None,
         leaves_open: bool = False,
     ) -> Tensor:
         """Start a step kernel by kernel. Returns the hidden states [T, hidden] of all tokens.
 
+        `draws`: of each token to choose, which of the sampled tokens' logits it is chosen by; None: one by each.
         `sampling`, on the CPU: how tokens are chosen; None for the likeliest ones. With `leaves_open` they are left to
         `choose`. `scored`: which of the sampled tokens get scores. Raises NoPathError, LaunchFailed.
         """
@@ -173,8 +175,17 @@ class Worker:
             is_sampled=buffer.layout.num_sampled != 0,
             sampling=None if sampling is None else staged(sampling, self.device),
             scored=scored,
+            draws=draws,
             leaves_open=leaves_open,
         )
+
+    @torch.inference_mode()
+    def copy_pages(self, copies: Sequence[tuple[int, int]]) -> None:
+        """Copy pages of keys and values, each (source, target), when all steps that were launched are done."""
+        pairs = staged(torch.tensor(copies, dtype=torch.int64), self.device)
+        sources, targets = pairs.unbind(dim=1)
+        for pages in (*self.kv.k, *self.kv.v):
+            pages.index_copy_(0, targets, pages.index_select(0, sources))
 
     def logits(self, hidden_rows: Tensor) -> Tensor:
         """Logits [R, vocab] fp32 of hidden states [R, hidden] that `launch` returned."""
@@ -233,6 +244,7 @@ class Worker:
         is_sampled: bool = True,
         sampling: SamplingTensors | None = None,
         scored: ScoredRows | None = None,
+        draws: tuple[int, ...] | None = None,
         leaves_open: bool = False,
     ) -> Tensor:
         """Compute a step from its inputs to its chosen tokens: what a graph holds, and what an eager step launches.
@@ -249,6 +261,8 @@ class Worker:
             self.mark(Part.SAMPLE)
             rows = hidden if tensors.sampled is None else hidden.index_select(0, tensors.sampled)
             found = self.decoder.logits(rows, out=None if logits is None else logits[: rows.shape[0]])
+            if draws is not None:
+                found = _selected(found, draws)
             if leaves_open:
                 self._open_logits = found
             else:

@@ -12,9 +12,9 @@ A step has five states, and while one is computed the next may be planned and la
 import logging
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +30,7 @@ from server.errors import InvalidGrammar
 from server.log import trace_fields
 from server.protocol.messages import (
     FinishReason,
+    Fork,
     StepOutput,
     StepRecord,
     Submit,
@@ -120,30 +121,45 @@ class Engine:
 
     @property
     def num_waiting(self) -> int:
-        return self._scheduler.num_waiting + len(self._compiling)
+        return self._scheduler.num_waiting + sum(1 + len(seq.followers) for seq, _ in self._compiling.values())
 
     def submit(self, message: Submit) -> None:
-        """Queue a request. One that cannot be served ends with an error at the next step."""
+        """Queue a request, and its forks. One that cannot be served ends with an error at the next step."""
         seq = self._sequence(message)
+        forks = [self._forked(seq, fork) for fork in message.forks]
         refusal = self._refusal(message, seq)
         grammar = message.sampling.grammar
         if refusal is not None:
-            self._outputs.add_end(seq, FinishReason.ERROR, *refusal)
-        elif grammar is None or self._compile_grammar is None:
-            self._queue(seq)
-        else:
-            self._compiling[seq.request_id] = seq, self._compile_grammar(grammar)
+            self._end([seq, *forks], *refusal)
+            return
+        num_top = message.sampling.prompt_logprobs
+        shares_prompt = num_top is None or (1 + len(forks)) * (1 + num_top) * seq.num_prompt <= MOST_PROMPT_LOGPROBS
+        if shares_prompt:
+            seq.lead(forks)
+        for it in [seq] if shares_prompt else [seq, *forks]:
+            if grammar is None or self._compile_grammar is None:
+                self._queue(it)
+            else:
+                self._compiling[it.request_id] = it, self._compile_grammar(grammar)
 
     def _queue(self, seq: Sequence) -> None:
+        """Queue a sequence and those that follow it."""
+        group = [seq, *seq.followers]
         try:
             self._scheduler.add(seq)
         except SequenceTooLong as error:
-            self._outputs.add_end(seq, FinishReason.ERROR, "context_length_exceeded", str(error))
+            self._end(group, "context_length_exceeded", str(error))
             return
-        self._sequences[seq.request_id] = seq
-        self._num_with_history += seq.sampling.needs_history
-        self._num_with_grammar += seq.matcher is not None
+        for it in group:
+            self._sequences[it.request_id] = it
+            self._num_with_history += it.sampling.needs_history
+            self._num_with_grammar += it.matcher is not None
         self._is_checked = False
+
+    def _end(self, sequences: Iterable[Sequence], code: str, message: str) -> None:
+        """End sequences that are not queued with an error."""
+        for seq in sequences:
+            self._outputs.add_end(seq, FinishReason.ERROR, code, message)
 
     def _queue_compiled(self) -> None:
         """Queue the requests whose grammars are compiled by now; wait a little where there is nothing else to do."""
@@ -156,9 +172,11 @@ class Engine:
             try:
                 seq.matcher = future.result()
             except InvalidGrammar as error:
-                self._outputs.add_end(seq, FinishReason.ERROR, error.code, error.message)
-            else:
-                self._queue(seq)
+                self._end([seq, *seq.followers], error.code, error.message)
+                continue
+            for follower in seq.followers:
+                follower.matcher = seq.matcher.copy()
+            self._queue(seq)
 
     def cancel(self, request_id: str) -> None:
         """Stop a request and free its pages. Unknown ids are ignored: it may have finished on the way."""
@@ -166,8 +184,19 @@ class Engine:
         if seq is not None:
             self._drop(seq)
             self._outputs.add_end(seq, FinishReason.CANCELLED)
-        elif request_id in self._compiling:
-            self._outputs.add_end(self._compiling.pop(request_id)[0], FinishReason.CANCELLED)
+        else:
+            self._cancel_compiling(request_id)
+
+    def _cancel_compiling(self, request_id: str) -> None:
+        for leader, future in list(self._compiling.values()):
+            found = [seq for seq in (leader, *leader.followers) if seq.request_id == request_id]
+            for seq in found:
+                heir = seq.leave_group()
+                if seq is leader:
+                    del self._compiling[request_id]
+                    if heir is not None:
+                        self._compiling[heir.request_id] = heir, future
+                self._outputs.add_end(seq, FinishReason.CANCELLED)
 
     def step(self, *, may_run_ahead: bool = True) -> StepOutput | None:
         """Finish one batch, launching the next one first where it can be planned. None when there is no work.
@@ -203,12 +232,12 @@ class Engine:
         try:
             outcome: Pending | BatchError = self._runner.launch(batch)
         except BatchError as error:
+            self._scheduler.abandon(batch)
             outcome = error
         else:
             self._scheduler.advance(batch)
-            sequences = batch.sequences
-            for row in batch.sampled_rows:
-                sequences[row].tokens.append(PENDING)
+            for seq in batch.drawn_sequences:
+                seq.tokens.append(PENDING)
         self.mark(Part.REPORT)
         is_bound = self._num_with_grammar > 0
         return _Launched(batch, outcome, started_at, self._num_compiles() - compiles_before, is_bound)
@@ -232,7 +261,8 @@ class Engine:
             for row in error.rows:
                 seq = launched.batch.sequences[row]
                 if seq.status is not Status.FINISHED:
-                    self._fail(seq, error.code, str(error))
+                    for it in [*seq.followers, seq]:
+                        self._fail(it, error.code, str(error))
             result = StepResult([], quarantined=error.quarantined, oom_stage=error.oom_stage)
         else:
             result = launched.outcome.result()
@@ -244,13 +274,12 @@ class Engine:
     def _sequence(self, message: Submit) -> Sequence:
         sampling = message.sampling
         stop_ids = (*sampling.stop_token_ids, *(() if sampling.ignore_eos else self._options.eos_token_ids))
-        seed = self._seeds.getrandbits(31) if sampling.seed is None else sampling.seed
         return Sequence(
             request_id=message.request_id,
             tokens=list(message.prompt_token_ids),
             num_prompt=len(message.prompt_token_ids),
             sampling=sampling,
-            seed=(seed + 2**63) % 2**64 - 2**63,  # any integer a client may send, as an int64
+            seed=self._seed(sampling.seed),
             submitted_at=self._clock(),
             stop_ids=frozenset(token_id for token_id in stop_ids if 0 <= token_id < self._options.vocab_size),
             cache_salt=message.cache_salt,
@@ -259,25 +288,43 @@ class Engine:
             prompt=_packed(message.prompt_token_ids),
         )
 
+    def _forked(self, seq: Sequence, fork: Fork) -> Sequence:
+        """Return the sequence of one more answer to the prompt of `seq`."""
+        return replace(
+            seq,
+            request_id=fork.request_id,
+            tokens=seq.tokens.copy(),
+            seed=self._seed(fork.seed),
+            attention={},
+            scores=[],
+            followers=[],
+        )
+
+    def _seed(self, asked: int | None) -> int:
+        seed = self._seeds.getrandbits(31) if asked is None else asked
+        return (seed + 2**63) % 2**64 - 2**63  # any integer a client may send, as an int64
+
     def _refusal(self, message: Submit, seq: Sequence) -> tuple[str, str] | None:
         """Return code and message of what the API should have refused: an id out of range reads foreign memory."""
         if message.sampling.grammar is not None and self._compile_grammar is None:
             return "invalid_grammar", "this model's tokenizer cannot be bound by a grammar"
-        if message.request_id in self._sequences or message.request_id in self._compiling:
+        ids = [message.request_id, *[fork.request_id for fork in message.forks]]
+        compiling = [it.request_id for leader, _ in self._compiling.values() for it in (leader, *leader.followers)]
+        if len(set(ids)) < len(ids) or not self._sequences.keys().isdisjoint(ids) or not set(compiling).isdisjoint(ids):
             return "internal_error", "a request with this id is being served"
         vocab_size = self._options.vocab_size
-        if not (ids := message.prompt_token_ids):
+        if not (prompt := message.prompt_token_ids):
             return "invalid_value", "the prompt has 0 tokens, the least is 1"
         num_top = message.sampling.prompt_logprobs
-        if num_top is not None and len(ids) > (most := MOST_PROMPT_LOGPROBS // (1 + num_top)):
+        if num_top is not None and len(prompt) > (most := MOST_PROMPT_LOGPROBS // (1 + num_top)):
             limit = f"log probabilities beside {num_top} likeliest are given of at most {most}"
-            return "invalid_value", f"the prompt has {len(ids)} tokens, {limit}"
+            return "invalid_value", f"the prompt has {len(prompt)} tokens, {limit}"
         if seq.sampling.allowed_token_ids and not _is_choosable(seq):
             return "invalid_value", "of the allowed tokens each is a stop token before min_tokens, or ends a bad word"
         labels = () if message.sampling.pooling is None else message.sampling.pooling.label_ids
         if any(not 0 <= label < vocab_size for label in labels):
             return "invalid_value", f"a label is outside the vocabulary of {vocab_size}"
-        least, most = (min(ids), max(ids)) if seq.prompt is None else (seq.prompt.min(), seq.prompt.max())
+        least, most = (min(prompt), max(prompt)) if seq.prompt is None else (seq.prompt.min(), seq.prompt.max())
         if not 0 <= least <= most < vocab_size:
             wrong = str(least if least < 0 else most)[:24]
             return "invalid_value", f"prompt token {wrong} is outside the vocabulary of {vocab_size}"
@@ -287,8 +334,7 @@ class Engine:
         self._scheduler.settle(batch)
         self._outputs.record_uses(batch, result)
         if None in result.token_ids:
-            for row, token_id in zip(batch.sampled_rows, result.token_ids, strict=True):
-                seq = batch.sequences[row]
+            for seq, token_id in zip(batch.drawn_sequences, result.token_ids, strict=True):
                 if token_id is None and seq.status is not Status.FINISHED:
                     self._fail(seq, "nonfinite_logits", "The model's output held no finite number.")
         if self._num_with_grammar:
@@ -298,8 +344,7 @@ class Engine:
 
     def _accept(self, batch: Batch, result: StepResult) -> None:
         """Move the matchers of the batch's sequences on; end those whose grammar cannot go on."""
-        for row, token_id in zip(batch.sampled_rows, result.token_ids, strict=True):
-            seq = batch.sequences[row]
+        for seq, token_id in zip(batch.drawn_sequences, result.token_ids, strict=True):
             if seq.matcher is None or token_id is None or seq.status is Status.FINISHED:
                 continue
             try:

@@ -17,5 +17,8 @@ class Matcher(Protocol):
     def accept(self, token_id: int) -> None:
         """Move on by a token. Raises InvalidGrammar where the grammar does not allow it, or became too costly."""
 
+    def copy(self) -> "Matcher":
+        """Return one at the same place, for another answer."""
+
 
 CompileGrammar = Callable[[Grammar], Future[Matcher]]  # off the stepping thread; the future may raise InvalidGrammar

@@ -34,14 +34,21 @@ class Outputs:
         if self._compared[0] is result.uses and self._compared[1] is batch.sequences:
             return
         self._compared = (result.uses, batch.sequences)
+        forked: dict[int, list[Sequence]] = {}
+        for fork in batch.forks:
+            seq, leader = fork.sequence, batch.sequences[fork.row]
+            seq.attention, seq.scores, seq.pooled = dict(leader.attention), list(leader.scores), leader.pooled
+            forked.setdefault(fork.row, []).append(seq)
+            if seq.status is not Status.FINISHED:
+                self._with_new_uses.add(seq)
         for phase, uses in result.uses.items():
             named = [((use.phase, use.path, use.status), use) for use in uses]
             for row in batch.rows_of(phase):
-                seq = batch.sequences[row]
-                for name, use in named:
-                    if name not in seq.attention and seq.status is not Status.FINISHED:
-                        seq.attention[name] = use
-                        self._with_new_uses.add(seq)
+                for seq in (batch.sequences[row], *forked.get(row, ())):
+                    for name, use in named:
+                        if name not in seq.attention and seq.status is not Status.FINISHED:
+                            seq.attention[name] = use
+                            self._with_new_uses.add(seq)
 
     def add_tokens(self, batch: Batch, result: StepResult, now: float) -> list[Sequence]:
         """Replace each sampled sequence's PENDING token by its id and add its delta. Return the sequences that end.
@@ -49,12 +56,12 @@ class Outputs:
         A sequence that finished while this step was computed gets no delta.
         """
         finished, with_news, ended = Status.FINISHED, self._with_new_uses, []
-        sequences, context_lens, append = batch.sequences, batch.context_lens, self._deltas.append
-        token_ids = result.token_ids
+        context_lens, append = batch.context_lens, self._deltas.append
+        drawn = zip(batch.drawn_sequences, batch.drawn_rows, result.token_ids, strict=True)
         if result.token_scores:
             with_news = with_news | self._add_scores(batch, result)
-        for row, token_id in zip(batch.sampled_rows, token_ids, strict=True):
-            seq, index = sequences[row], context_lens[row]
+        for seq, row, token_id in drawn:
+            index = context_lens[row]
             if seq.status is finished or token_id is None:
                 continue
             seq.tokens[index] = token_id
@@ -75,8 +82,9 @@ class Outputs:
         )
 
     def _add_scores(self, batch: Batch, result: StepResult) -> set[Sequence]:
-        """Give sequences the scores of their sampled tokens, until they are reported. Return these sequences."""
-        scored = {batch.sequences[batch.sampled_rows[row]]: scores for row, scores in result.token_scores.items()}
+        """Give sequences the scores of their new tokens, until they are reported. Return these sequences."""
+        sequences = batch.drawn_sequences
+        scored = {sequences[place]: scores for place, scores in result.token_scores.items()}
         for seq, scores in scored.items():
             seq.scores.append(scores)
         return set(scored)

@@ -20,6 +20,12 @@ class PageKeys:
         self._keys: list[bytes] = []
         self._last = blake2b(salt, digest_size=_DIGEST_BYTES).digest()
 
+    def copy(self) -> "PageKeys":
+        """Return the names so far, for a sequence that begins with the same tokens."""
+        found = PageKeys(self._page_size)
+        found._keys, found._last = self._keys.copy(), self._last
+        return found
+
     def first(self, num_pages: int, tokens: list[int]) -> list[bytes]:
         """Return the names of the first `num_pages` pages of `tokens`, which must fill these pages and never change."""
         while len(self._keys) < num_pages:

@@ -14,7 +14,8 @@ class PagePool:
 
     free    without an owner, its content is worthless
     cached  without an owner, but full and found by its key; reused, the least recently used first, when none is free
-    owned   by one request, or by several that found it by its key; a page that has a key is never written to
+    owned   by one request, or by several that found it by its key or were forked; a page that has a key is never
+            written to, and one that a fork shares only by the step that forks
     """
 
     def __init__(self, num_pages: int, page_size: int) -> None:
@@ -68,6 +69,25 @@ class PagePool:
         self._tables[owner] = array("i", found)
         self.grow(owner, num_tokens)
         return len(found)
+
+    def fork(self, source: str, owner: str, num_tokens: int, *, headroom: int = 0) -> list[tuple[int, int]] | None:
+        """Give a new owner the pages of another's first `num_tokens` tokens: the full ones, and one like the last.
+
+        headroom  pages that must stay without an owner, where one is taken
+        Returns the (source, target) pages that must be copied, one or none; None, and changes nothing, when there are
+        too few pages.
+        """
+        num_full, num_in_last = divmod(num_tokens, self.page_size)
+        if num_in_last and 1 + headroom > self.num_free:
+            return None
+        shared = self._tables[source][:num_full]
+        for page in shared:
+            self._num_owners[page] += 1
+        self._tables[owner] = shared
+        if not num_in_last:
+            return []
+        shared.append(self._take())
+        return [(self._tables[source][num_full], shared[num_full])]
 
     def grow(self, owner: str, num_tokens: int) -> bool:
         """Give `owner` all pages that it lacks for `num_tokens` tokens, or none of them and return False."""

@@ -15,13 +15,13 @@ TakeSamples = Callable[[], tuple[list[AttentionSample], dict[str, int]]]  # and 
 class StepResult:
     """The result of a computed batch."""
 
-    token_ids: list[int | None]  # one for each sampled row; None where its logits held no finite number
+    token_ids: list[int | None]  # of each of the batch's drawn sequences; None where its logits held no finite number
     dispatches: list[DispatchCount] = field(default_factory=list)
     uses: dict[Phase, list[AttentionUse]] = field(default_factory=dict)
     quarantined: list[tuple[str, str]] = field(default_factory=list)
     oom_stage: str | None = None  # prefill or decode, where the device ran out of memory
     prompt_scores: dict[int, TokenScores] = field(default_factory=dict)  # by row, of the prompts' tokens, if asked for
-    token_scores: dict[int, TokenScores] = field(default_factory=dict)  # by sampled row, of those of token_ids
+    token_scores: dict[int, TokenScores] = field(default_factory=dict)  # by place in token_ids
     pooled: dict[int, bytes] = field(default_factory=dict)  # by row, fp32 of prompts that are pooled
 
 

@@ -9,7 +9,7 @@ from kernels.shape import Phase
 from server.engine.scheduling.decode_rows import DecodeRows
 from server.engine.scheduling.page_keys import PageKeys
 from server.engine.scheduling.pages import PagePool
-from server.engine.scheduling.sequence import Batch, Sequence, Status, phase_of
+from server.engine.scheduling.sequence import Batch, BatchFork, Sequence, Status, phase_of
 
 # Prompt tokens that may be admitted, for each of a prompt's own, before no new arrival can go ahead of it. Simulated
 # for an 8B on an H200 at half load with log-normal lengths, the p99 of TTFT falls from 1.6 s to 0.2 s up to 2k tokens
@@ -37,6 +37,7 @@ class _StepPlan:
     """The prompts that the scheduler has chosen for a step so far, beside its decode rows.
 
     prompts      each with the number of its tokens to compute
+    forks        each with the sequence whose prompt the step ends; `page_copies` are theirs
     num_queried  tokens of the prompts that were admitted for the first time and looked up in the pages of others
     num_found    tokens that were found there
     """
@@ -44,6 +45,8 @@ class _StepPlan:
     num_decode: int
     num_preempted: int
     prompts: list[tuple[Sequence, int]] = field(default_factory=list)
+    forks: list[tuple[Sequence, Sequence]] = field(default_factory=list)
+    page_copies: list[tuple[int, int]] = field(default_factory=list)
     num_queried: int = 0
     num_found: int = 0
 
@@ -53,6 +56,7 @@ class _StepPlan:
         decoding = zip(decode.sequences, decode.query_lens, decode.context_lens, strict=True)
         rows = [*whole, *chunks, *decoding, *single]
         sequences, query_lens, context_lens = zip(*rows, strict=True)
+        row_of = {seq: row for row, seq in enumerate(sequences)} if self.forks else {}
         return Batch(
             sequences=sequences,
             query_lens=query_lens,
@@ -64,6 +68,8 @@ class _StepPlan:
             num_preempted=self.num_preempted,
             num_queried=self.num_queried,
             num_found=self.num_found,
+            forks=tuple([BatchFork(row_of[leader], seq) for leader, seq in self.forks]),
+            page_copies=tuple(self.page_copies),
         )
 
     def _by_phase(self) -> tuple[list[_Row], list[_Row], list[_Row]]:
@@ -85,6 +91,10 @@ class Scheduler:
     admitted by rank, each with pages for its whole prompt: where the first does not fit, no later one is admitted. When
     a running sequence needs a page and none is left, the latest arrival of those that run with the highest priority is
     preempted.
+
+    Other answers to a prompt wait until the step that ends it is planned: then they share its full pages, get a copy of
+    the last one, and their first tokens are drawn from the same logits. Those that find no room then, or lose their
+    pages later, are computed like any prompt.
 
     No prompt starves by others of its own priority; one waits for as long as those of a lower priority come. A rank
     never changes, and those of new arrivals grow with every prompt that is admitted: when
@@ -113,6 +123,7 @@ class Scheduler:
         self._prefilling: dict[str, Sequence] = {}  # those that compute a prompt
         self._decoding = DecodeRows(limits.max_num_seqs)
         self._waiting: list[Sequence] = []  # by rank
+        self._num_following = 0  # sequences that wait for a leader
         self._num_arrived = 0
         self._num_admitted_tokens = 0  # of prompts, each counted once
         # Pages kept free at an admission, so that what runs can grow for a while before it must preempt a sequence.
@@ -129,7 +140,7 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        return len(self._waiting)
+        return len(self._waiting) + self._num_following
 
     @property
     def num_pages(self) -> int:
@@ -142,7 +153,7 @@ class Scheduler:
     @property
     def num_waiting_tokens(self) -> int:
         """Prompt tokens not yet computed (after a preemption the generated tokens are prompt too)."""
-        left = [seq.num_uncomputed for seq in self._prefilling.values() if not seq.is_decoding]
+        left = [seq.num_uncomputed for seq in self._prefilling.values() if not seq.is_decoding or seq.followers]
         return sum(left) + sum([seq.num_uncomputed for seq in self._waiting])
 
     @property
@@ -154,38 +165,50 @@ class Scheduler:
         self._pool.check_integrity(self._running)
 
     def add(self, seq: Sequence) -> None:
-        """Queue a new sequence. Raises SequenceTooLong."""
+        """Queue a new sequence, and those that follow it. Raises SequenceTooLong."""
         num_tokens = len(seq.tokens)
         generates = seq.sampling.pooling is None
         if num_tokens + generates > self.max_len:
             room = " with one to generate" if generates else ""
             message = f"the prompt has {num_tokens} tokens, the limit is {self.max_len}{room}"
             raise SequenceTooLong(message)
-        seq.rank = (self._num_admitted_tokens + _PATIENCE * num_tokens, self._num_arrived)
-        self._num_arrived += 1
-        seq.max_len = min(seq.num_prompt + seq.sampling.max_tokens, self._max_len)
-        if self._shares_pages and seq.sampling.prompt_logprobs is None:  # a scored prompt is computed whole
-            seq.page_keys = PageKeys(self._pool.page_size, seq.cache_salt)
+        for it in (seq, *seq.followers):
+            it.rank = (self._num_admitted_tokens + _PATIENCE * num_tokens, self._num_arrived)
+            self._num_arrived += 1
+            it.max_len = min(it.num_prompt + it.sampling.max_tokens, self._max_len)
+            if self._shares_pages and it.sampling.prompt_logprobs is None:  # a scored prompt is computed whole
+                it.page_keys = PageKeys(self._pool.page_size, it.cache_salt)
+        self._num_following += len(seq.followers)
         insort(self._waiting, seq, key=_rank)
 
     def finish(self, seq: Sequence, *, is_sound: bool = True) -> None:
-        """Drop a waiting or running sequence and free its pages; unless `is_sound`, no prompt may find them again."""
+        """Drop a waiting or running sequence and free its pages; unless `is_sound`, no prompt may find them again.
+
+        The first of those that follow it leads the others from now on, and computes the prompt from its beginning.
+        """
         if seq.request_id in self._running:
             self._leave(seq)
-        else:
+        elif seq.leader is None:
             self._waiting.remove(seq)
+        else:
+            self._num_following -= 1
+        heir = seq.leave_group()
+        if heir is not None:
+            self._num_following -= 1
+            insort(self._waiting, heir, key=_rank)
         self._pool.release(seq.request_id, is_sound=is_sound)
         seq.status = Status.FINISHED
 
     def plan(self, now: float) -> Batch | None:
         """Return the next batch at time `now` (seconds), None when there is nothing to compute.
 
-        The caller launches the batch, calls `advance`, and appends a token to each sequence that is sampled: PENDING
-        while the token is not known. When the batch has been computed the caller calls `settle`. It may plan one more
-        batch before that: a sequence whose last token is then still pending has no row in it.
+        The caller launches the batch, calls `advance`, and appends a token to each sequence that is sampled or forked:
+        PENDING while the token is not known. Where the launch fails it calls `abandon`. When the batch has been
+        computed the caller calls `settle`. It may plan one more batch before that: a sequence whose last token is then
+        still pending has no row in it.
         """
         for seq in list(self._prefilling.values()):
-            if seq.is_decoding:
+            if seq.is_decoding and not seq.followers:  # with these, one token is left of its prompt: they fork with it
                 self._decode(seq)
         num_preempted = self._make_room()
         step = _StepPlan(len(self._decoding), num_preempted)
@@ -205,7 +228,23 @@ class Scheduler:
         for seq in batch.sequences[: batch.num_prefill + batch.num_extend]:
             if seq.page_keys is not None:  # here, while the device computes, and not between it and the first token
                 seq.page_keys.first(seq.num_computed // self._pool.page_size, seq.tokens)
+        for fork in batch.forks:
+            seq, leader = fork.sequence, batch.sequences[fork.row]
+            seq.num_computed = leader.num_computed
+            seq.num_published = leader.num_computed // self._pool.page_size  # the leader will have published them
+            seq.num_chunks, seq.num_cached, seq.scheduled_at = leader.num_chunks, leader.num_cached, leader.scheduled_at
+            seq.page_keys = None if leader.page_keys is None else leader.page_keys.copy()
         self._decoding.advance()
+
+    def abandon(self, batch: Batch) -> None:
+        """Take back the forks of `batch`, the latest, which was not launched: they wait for their leaders again."""
+        for fork in batch.forks:
+            seq = fork.sequence
+            self._leave(seq)
+            self._pool.release(seq.request_id)
+            seq.status = Status.WAITING
+            batch.sequences[fork.row].lead([seq])
+            self._num_following += 1
 
     def settle(self, batch: Batch) -> None:
         """Record that `batch` is computed: other sequences can find its full pages, unless they were taken by then."""
@@ -285,6 +324,7 @@ class Scheduler:
             if seq.num_uncomputed <= left:
                 chunk = seq.num_uncomputed
                 step.prompts.append((seq, chunk))
+                self._fork(seq, step)
             elif long is None:
                 long = seq
                 chunk = num_of_long = -(-min(left, self._max_interleaved) // 2)
@@ -296,6 +336,24 @@ class Scheduler:
             # The long prompt takes what is left, but while others wait for this step no more than may be interleaved.
             rest = min(left, max(0, self._max_interleaved - num_added)) if step.num_decode or step.prompts else left
             step.prompts.append((long, num_of_long + rest))
+
+    def _fork(self, leader: Sequence, step: _StepPlan) -> None:
+        """Start what follows a sequence whose prompt this step ends; what finds no room waits like any prompt."""
+        followers, leader.followers = leader.followers, []
+        for seq in followers:
+            seq.leader = None
+            self._num_following -= 1
+            copies = None
+            if len(self._running) < self._limits.max_num_seqs:
+                owner, num_tokens = seq.request_id, len(leader.tokens)
+                copies = self._pool.fork(leader.request_id, owner, num_tokens, headroom=self._headroom)
+            if copies is None:
+                insort(self._waiting, seq, key=_rank)
+                continue
+            self._running[seq.request_id] = self._prefilling[seq.request_id] = seq
+            seq.status = Status.RUNNING
+            step.forks.append((leader, seq))
+            step.page_copies += copies
 
     def _admit(self, seq: Sequence, step: _StepPlan, now: float) -> bool:
         """Start a waiting sequence if fewer than max_num_seqs run and pages for all of its tokens are free."""

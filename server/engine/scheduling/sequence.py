@@ -29,6 +29,7 @@ class Sequence:
 
     tokens        prompt, then generated tokens; the last one may be PENDING
     num_computed  tokens [0, num_computed) have their keys and values in pages; less again after a preemption
+    followers     other answers to its prompt, which wait until that is computed; `leader` is this one for each of them
     rank          order among all prompts of its priority, and the number of its arrival; set by the scheduler
     page_keys     names of its full pages; None where pages are not shared
     max_len       the most tokens it may have; set by the scheduler
@@ -45,6 +46,8 @@ class Sequence:
     stop_ids: frozenset[int] = frozenset()  # every token id that ends it, EOS included
     cache_salt: bytes = b""  # it shares pages only with sequences of the same salt
     priority: int = 0  # lower ones go first
+    followers: "list[Sequence]" = field(default_factory=list)
+    leader: "Sequence | None" = None
     rank: tuple[int, int] = (0, 0)
     page_keys: PageKeys | None = None
     status: Status = Status.WAITING
@@ -93,6 +96,24 @@ class Sequence:
             return FinishReason.COMPLETE
         return FinishReason.LENGTH if num_tokens >= self.max_len else None
 
+    def lead(self, followers: "list[Sequence]") -> None:
+        """Have `followers` wait for the prompt of this sequence, beside those that do."""
+        self.followers += followers
+        for seq in followers:
+            seq.leader = self
+
+    def leave_group(self) -> "Sequence | None":
+        """Wait for no leader, and lead none. Return the first follower, which leads the others from now on."""
+        if self.leader is not None:
+            self.leader.followers.remove(self)
+            self.leader = None
+        if not self.followers:
+            return None
+        (first, *others), self.followers = self.followers, []
+        first.leader = None
+        first.lead(others)
+        return first
+
     @property
     def num_generated(self) -> int:
         return len(self.tokens) - self.num_prompt
@@ -113,6 +134,14 @@ class Sequence:
 
 
 @dataclass(frozen=True, slots=True)
+class BatchFork:
+    """A sequence that begins with a step as a copy of the one in `row`, whose prompt that step ends."""
+
+    row: int
+    sequence: Sequence
+
+
+@dataclass(frozen=True, slots=True)
 class Batch:
     """The rows that one step computes. Row i belongs to `sequences[i]`; rows are ordered prefill | extend | decode.
 
@@ -121,6 +150,8 @@ class Batch:
     page_tables   page numbers (int32) that cover exactly context_len tokens when the step is launched; a decode row's
                   table is the sequence's own and grows with it
     sampled_rows  rows of which no token is left to compute after this step: a next token is sampled for each
+    forks         each gets a next token too, by the logits of its row, which is a sampled one
+    page_copies   (source, target) of pages that the forks would write to; copied behind the step's own keys and values
     """
 
     sequences: tuple[Sequence, ...]
@@ -133,6 +164,22 @@ class Batch:
     num_preempted: int = 0  # sequences preempted to make room for this batch
     num_queried: int = 0  # tokens of newly admitted prompts that were looked up in cached pages
     num_found: int = 0  # those of them that were found and need not be computed
+    forks: tuple[BatchFork, ...] = ()
+    page_copies: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def drawn_rows(self) -> tuple[int, ...]:
+        """Return the row of each token that the step chooses: the sampled rows, then those of the forks."""
+        return (*self.sampled_rows, *[fork.row for fork in self.forks]) if self.forks else self.sampled_rows
+
+    @property
+    def drawn_sequences(self) -> tuple[Sequence, ...]:
+        """Return the sequence of each token that the step chooses."""
+        if len(self.sampled_rows) == len(self.sequences):
+            drawn = self.sequences
+        else:
+            drawn = tuple([self.sequences[row] for row in self.sampled_rows])
+        return (*drawn, *[fork.sequence for fork in self.forks]) if self.forks else drawn
 
     @property
     def num_rows(self) -> int:

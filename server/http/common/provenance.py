@@ -73,14 +73,14 @@ def is_wanted(scope: Scope, field: bool) -> bool:
     return field or b"1" in values
 
 
-def provenance_of(record: RequestRecord, attestations: AttestationRequests, *, num_choices: int = 1) -> Provenance:
-    """The kernels that have served a request so far. `num_choices`: sequences that share each prompt."""
+def provenance_of(record: RequestRecord, attestations: AttestationRequests) -> Provenance:
+    """The kernels that have served a request so far."""
     longest, first_token_at, latest = record.longest_prompt, record.first_token_at, attestations.latest
     return Provenance(
         status=record.kernel_status,
         phases=[ServedPhase(**msgspec.structs.asdict(use)) for use in record.uses],
         bucket=None if longest is None else bucket_of(longest).label,
-        cached_tokens=record.num_cached_tokens // num_choices,
+        cached_tokens=record.num_cached_tokens,
         ttft_ms=None if first_token_at is None else round(1000 * (first_token_at - record.arrived_at), 3),
         matrix_digest=record.matrix_digest,
         attestation=None if latest is None else LatestAttestation(id=latest.id, at=latest.at, result=latest.result),

@@ -2,6 +2,7 @@
 
 import re
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -16,6 +17,7 @@ from server.errors import TooManyRequests
 from server.http.common.json_body import MAX_VALUES, parse_json
 from server.http.generation.pieces import Job, Piece, merged, pieces
 from server.protocol.messages import EngineReady
+from server.supervisor.choices import Choices
 from server.telemetry.outcomes import RejectedFor
 from server.telemetry.request import RequestRecord
 
@@ -67,9 +69,23 @@ class Admitted(Generic[TokenizedT]):
             if not num_waiting:
                 self._place.leave(time.monotonic() - record.arrived_at)
 
-        records = [record.sequence(len(job.prompt_token_ids)) for job in jobs]
+        counts = Counter(job.prompt_index for job in jobs if job.prompt_index is not None)
+        choices = {index: Choices(count) for index, count in counts.items() if count > 1}
+        records = [
+            record.sequence(len(job.prompt_token_ids), is_first=is_first)
+            for job, is_first in zip(jobs, _firsts(jobs), strict=True)
+        ]
         streams = [
-            pieces(job, edge.engine, edge.tokenizer, it, cache_salt=salt, began=began, direct=direct)
+            pieces(
+                job,
+                edge.engine,
+                edge.tokenizer,
+                it,
+                cache_salt=salt,
+                choices=None if job.prompt_index is None else choices.get(job.prompt_index),
+                began=began,
+                direct=direct,
+            )
             for job, it in zip(jobs, records, strict=True)
         ]
         answer = streams[0] if len(streams) == 1 else merged(streams)
@@ -97,9 +113,16 @@ async def admitted(
         if grammar is not None:
             await edge.check_grammar(ready, grammar)
     record.tokenized(began_at)
-    _reserve(edge, place, sum(len(job.prompt_token_ids) for job in prepared.jobs))
+    jobs = zip(prepared.jobs, _firsts(prepared.jobs), strict=True)
+    _reserve(edge, place, sum(len(job.prompt_token_ids) for job, is_first in jobs if is_first))
     record.describe(prepared.jobs[0].sampling, matrix_digest=ready.matrix_digest, is_stream=prepared.is_stream)
     return Admitted(edge, context, record, place, prepared)
+
+
+def _firsts(jobs: list[Job]) -> list[bool]:
+    """Return of each job whether it is the first of its prompt, which is computed for all of them."""
+    first = {job.prompt_index: at for at, job in reversed([*enumerate(jobs)])}
+    return [job.prompt_index is None or first[job.prompt_index] == at for at, job in enumerate(jobs)]
 
 
 async def _prepare(ready: EngineReady, context: RequestContext, prepare: Prepare[TokenizedT]) -> TokenizedT:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from server.edge.direct_stream import DirectStream
 from server.errors import error_of_code
 from server.protocol.messages import FinishReason, SamplingParams, TokenDelta, TokenScores
+from server.supervisor.choices import Choices
 from server.supervisor.client import EngineClient
 from server.telemetry.request import SequenceRecord
 from server.text.answer.deltas import CallStart, ContentText, Delta
@@ -29,6 +30,7 @@ class Job:
     includes_stop: bool = False  # what ends the answer is part of its text
     has_special_tokens: bool = False  # special tokens have a text
     priority: int = 0
+    prompt_index: int | None = None  # which of the request's prompts, where jobs of one differ by seed and parser alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,19 +69,26 @@ async def pieces(
     record: SequenceRecord,
     *,
     cache_salt: bytes,
+    choices: Choices | None = None,
     began: Callable[[], None] = lambda: None,
     direct: DirectStream | None = None,
 ) -> AsyncGenerator[Piece]:
     """Pieces of one answer; the last has a finish_reason. Raises what ends it early. Closing it cancels the engine.
 
-    `began` is called before the first of them. While this is waited for, text goes to the `direct` stream where
-    that has room, and not here: no task is woken for a token that can be written at once.
+    `choices`: the answers to the same prompt, where there are others. `began` is called before the first piece. While
+    this is waited for, text goes to the `direct` stream where that has room, and not here: no task is woken for a token
+    that can be written at once.
     """
     reading = _Reading(job, tokenizer, record, began, direct)
     what = (job.engine_id, job.prompt_token_ids, job.sampling)
     take = reading.take if reading.may_take else None
     stream = engine.stream(
-        *what, cache_salt=cache_salt, traceparent=record.traceparent, priority=job.priority, take=take
+        *what,
+        cache_salt=cache_salt,
+        traceparent=record.traceparent,
+        priority=job.priority,
+        choices=choices,
+        take=take,
     )
     async with aclosing(stream) as deltas:
         async for delta in deltas:
@@ -164,9 +173,12 @@ class _Reading:
 
     def absorb(self, delta: TokenDelta) -> tuple[str, bool]:
         """Text to emit for `delta`, and whether a stop string ended it. Tokens behind a stop string do not count."""
-        if self._parser is None:
-            return self._absorb(delta, str)
         parser = self._parser
+        if parser is None:
+            if delta.finish_reason is None and not self._matcher.has_stops:
+                self._record.tokens(len(delta.token_ids))
+                return "".join(map(self._detokenizer.push, delta.token_ids)), False
+            return self._absorb(delta, str)
 
         def parse(text: str) -> str:
             was_reasoning = parser.is_reasoning
@@ -181,6 +193,8 @@ class _Reading:
 
     def take_deltas(self) -> Sequence[Delta]:
         """The deltas of the parsed answer that were not taken yet."""
+        if not self._deltas:
+            return ()
         found, self._deltas = self._deltas, []
         self.has_calls = self.has_calls or any(isinstance(it, CallStart) for it in found)
         return found

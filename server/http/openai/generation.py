@@ -85,7 +85,7 @@ async def generate(edge: Edge, kind: Kind, request: Request) -> Response:
         shape = replace(shape, details=prepared.details)
     provenance = None
     if is_wanted(request.scope, fields.hallmark):
-        provenance = partial(provenance_of, record, edge.engine.attestations, num_choices=fields.n)
+        provenance = partial(provenance_of, record, edge.engine.attestations)
     is_plain = shape.is_plain and len(prepared.jobs) == 1 and prepared.jobs[0].parser is None
     direct = _direct_stream(request, shape) if fields.stream and is_plain else None
     answer = it.answer(direct)
@@ -139,14 +139,13 @@ async def collected(answer: AsyncGenerator[Piece], num_answers: int) -> tuple[li
 
 
 def usage_of(record: RequestRecord, prepared: Prepared) -> Usage:
-    """A prompt counts once, however many choices it has; of its cached tokens, the mean over them."""
-    num_choices = prepared.fields.n
+    """A prompt and its cached tokens count once, however many choices it has."""
     num_tokens = 0 if prepared.fields.max_tokens == 0 else record.num_tokens
     is_parsed = any(job.parser is not None for job in prepared.jobs)
     return Usage(
-        record.num_prompt_tokens // num_choices,
+        record.num_prompt_tokens,
         num_tokens,
-        record.num_cached_tokens // num_choices,
+        record.num_cached_tokens,
         record.num_reasoning_tokens if is_parsed else None,
     )
 
@@ -254,13 +253,13 @@ def _prepared(
     guided = {name: value for name in GUIDED if (value := getattr(fields, f"guided_{name}")) is not None}
     grammar = grammar_of(fields.response_format, fields.structured_outputs, guided)
     jobs = []
-    for i, (prompt, choice) in enumerate(itertools.product(prompts, range(fields.n))):
+    for i, ((prompt_index, prompt), choice) in enumerate(itertools.product(enumerate(prompts), range(fields.n))):
         # Where none is asked for, the token that ends the computation of the prompt is not given out.
         asked = 1 if fields.max_tokens == 0 else fields.max_tokens
         max_tokens = check_lengths(len(prompt), asked, default_tokens, ready.max_model_len, param=param)
         sampling = sampling_of(fields, max_tokens, edge.tokenizer, edge.sampling_defaults, choice=choice)
         sampling = msgspec.structs.replace(sampling, grammar=grammar) if grammar is not None else sampling
-        job = Job(i, f"{unique_id}-{i}", prompt, sampling, stops, priority=fields.priority)
+        job = Job(i, f"{unique_id}-{i}", prompt, sampling, stops, priority=fields.priority, prompt_index=prompt_index)
         if fields.include_stop_str_in_output or not fields.skip_special_tokens:
             job = replace(
                 job,

@@ -43,9 +43,14 @@ class DeviceTwin:
                 self._pages[self._slot(batch, row, place)] = tokens[place]
         for row, tokens in enumerate(true_tokens):
             assert [self._pages[self._slot(batch, row, place)] for place in range(len(tokens))] == tokens
-        chosen = {batch.sequences[row]: self.next_token(true_tokens[row]) for row in batch.sampled_rows}
+        for source, target in batch.page_copies:
+            for offset in range(self.page_size):
+                if (source, offset) in self._pages:
+                    self._pages[target, offset] = self._pages[source, offset]
+        drawn = zip(batch.drawn_sequences, batch.drawn_rows, strict=True)
+        chosen = {seq: self.next_token(true_tokens[row]) for seq, row in drawn}
         self._latest = chosen
-        return Landing(self, index, StepResult([chosen[batch.sequences[row]] for row in batch.sampled_rows]))
+        return Landing(self, index, StepResult([*chosen.values()]))
 
     def _known(self, seq: Sequence, end: int) -> list[int]:
         tokens = seq.tokens[:end]

@@ -9,7 +9,7 @@ from tiny_llama import NAN_TOKEN, NUM_LAYERS, NUM_TOKENS, TinyLlama
 from qualification.decision.decision import Policy
 from server.engine.startup.builder import BuiltEngine, build_engine
 from server.errors import SettingsError
-from server.protocol.messages import FinishReason, SamplingParams, StepOutput, Submit
+from server.protocol.messages import FinishReason, Fork, SamplingParams, StepOutput, Submit
 from server.settings import DeviceChoice, Settings
 
 GREEDY = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0)
@@ -73,6 +73,37 @@ def test_greedy_tokens_alone_equal_those_of_transformers(tiny_llama: TinyLlama, 
         session.submit(f"r{index}", prompt)
         session.drain()
         assert session.tokens(f"r{index}") == tiny_llama.greedy[index]
+
+
+def num_prompt_tokens(session: Session) -> int:
+    """Tokens of prompts that were computed, by the records of the steps."""
+    counts = [count for output in session.outputs for count in output.record.dispatches]
+    return sum(count.num_tokens for count in counts if count.phase != "decode")
+
+
+@pytest.mark.parametrize("batched", [11, 2048])
+@pytest.mark.parametrize("caches", [False, True])
+def test_eight_answers_to_a_prompt_compute_it_once(
+    tiny_llama: TinyLlama, tmp_path: Path, batched: int, caches: bool
+) -> None:
+    """Their tokens are those of eight requests with their seeds, each on a server of its own."""
+    prompt, options = (
+        [*tiny_llama.prompts[3], 9, 8, 7] * 2,
+        {"max_num_batched_tokens": batched, "prefix_caching": caches},
+    )
+    sampling = [SamplingParams(max_tokens=6, temperature=1.0, seed=seed) for seed in range(8)]
+    alone = Session(build(tiny_llama, tmp_path, **{**options, "prefix_caching": False}))
+    for seed, wanted in enumerate(sampling):
+        alone.submit(f"r{seed}", prompt, wanted)
+        alone.drain()
+    together = Session(build(tiny_llama, tmp_path, **options))
+    forks = [Fork(f"r{seed}", seed) for seed in range(1, 8)]
+    together.engine.submit(Submit("r0", prompt, sampling[0], forks=forks))
+    together.drain()
+    assert num_prompt_tokens(together) == len(prompt) == num_prompt_tokens(alone) / 8
+    answers = [together.tokens(f"r{seed}") for seed in range(8)]
+    assert answers == [alone.tokens(f"r{seed}") for seed in range(8)]
+    assert len(set(map(tuple, answers))) == 8
 
 
 def test_chunks_of_prompts_mixed_with_decode_change_no_token(tiny_llama: TinyLlama, tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ from server.engine.startup.warmup import synthetic_batch
 from server.model.decoder import Decoder
 from server.model.kv_cache import KVCache
 from server.model.load.load import load_config, load_decoder
-from server.protocol.messages import FinishReason, Grammar, GrammarKind
+from server.protocol.messages import FinishReason, Fork, Grammar, GrammarKind
 from server.settings import LoadFormat
 
 CPU = torch.device("cpu")
@@ -187,10 +187,11 @@ class Walk:
         rng = self.rng
         prompt = [1, 2, 3, 4] * rng.choice([0, 0, 3, 6])
         prompt += [rng.randrange(NAN_TOKEN) for _ in range(rng.choice([1, 3, 9, 20, 50]))]
-        sampling = {**rng.choice(self.ways), "max_tokens": rng.choice([1, 2, 12, 40]), "seed": rng.randrange(99)}
-        name = f"r{len(self.asked)}"
-        self.asked[name] = prompt, sampling
-        self.session.submit(name, prompt, **sampling)
+        sampling = {**rng.choice(self.ways), "max_tokens": rng.choice([1, 2, 12, 40])}
+        choices = {f"r{len(self.asked) + i}": rng.randrange(99) for i in range(rng.choice([1, 1, 1, 2, 3]))}
+        self.asked |= {name: (prompt, {**sampling, "seed": seed}) for name, seed in choices.items()}
+        (name, seed), *others = choices.items()
+        self.session.submit(name, prompt, forks=[Fork(*it) for it in others], **{**sampling, "seed": seed})
 
     def _override(self) -> None:
         """Let no graph rest from now on, or those of some shapes, or all."""

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 from edge_fakes import delta, events, playing, saying, served, usage_of
+from msgspec.structs import replace
 
 from server.http.generation.pieces import Piece, merged
-from server.protocol.messages import FinishReason, TokenDelta
+from server.protocol.messages import FinishReason, Fork, SamplingParams, Submit, TokenDelta
+from server.supervisor.choices import Choices
 
 COMPLETIONS = "/v1/completions"
 USER = [{"role": "user", "content": "Hi"}]
@@ -48,6 +50,24 @@ def test_each_choice_has_a_seed_of_its_own(folder: Path, seed: int | None, seeds
     it = served(folder)
     assert it.post(COMPLETIONS, {"prompt": "a", "n": 3, "seed": seed}).status_code == 200
     assert [sampling.seed for _, _, sampling in it.engine.submitted] == seeds
+
+
+def test_the_choices_of_a_prompt_are_submitted_at_once(folder: Path) -> None:
+    it = served(folder)
+    assert it.post(COMPLETIONS, {"prompt": ["a", "b"], "n": 2, "seed": 5}).status_code == 200
+    first, also_first, second, also_second = it.engine.choices
+    assert first is also_first is not None
+    assert second is also_second is not first
+    assert it.post(COMPLETIONS, {"prompt": ["a", "a"]}).status_code == 200
+    assert it.engine.choices[4:] == [None, None]
+
+
+def test_the_last_choice_that_joins_submits_them_all() -> None:
+    choices = Choices(3)
+    submits = [Submit(name, [1, 2], SamplingParams(max_tokens=1, seed=ord(name))) for name in "abc"]
+    assert [choices.join(submit) for submit in submits[:2]] == [None, None]
+    whole = choices.join(submits[2])
+    assert whole == replace(submits[0], forks=[Fork("b", ord("b")), Fork("c", ord("c"))])
 
 
 def test_the_engine_is_told_a_requests_priority(folder: Path) -> None:

@@ -10,7 +10,7 @@ from server.engine.execution.step_buffer import TOKEN_ARRAYS, DeviceInputs, Step
 from server.engine.execution.step_writer import StepWriter
 from server.engine.scheduling.engine import Engine
 from server.engine.scheduling.sequence import Batch, Sequence
-from server.protocol.messages import SamplingParams, StepOutput, Submit
+from server.protocol.messages import Fork, SamplingParams, StepOutput, Submit
 
 
 class Session:
@@ -18,9 +18,9 @@ class Session:
         self.engine = engine
         self.outputs: list[StepOutput] = []
 
-    def submit(self, name: str, prompt: list[int], **sampling: object) -> None:
+    def submit(self, name: str, prompt: list[int], *, forks: Iterable[Fork] = (), **sampling: object) -> None:
         params = SamplingParams(**{"max_tokens": 20, "temperature": 0.0, **sampling})  # type: ignore[arg-type]
-        self.engine.submit(Submit(name, prompt, params))
+        self.engine.submit(Submit(name, prompt, params, forks=[*forks]))
 
     def step(self) -> None:
         is_compiling = self.engine.num_waiting > 0  # perhaps: then there may be nothing to compute yet

@@ -1,6 +1,6 @@
 """Workers of one and of several ranks: driven by bytes, and no rank decides alone."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -29,6 +29,7 @@ from server.errors import SettingsError
 from server.model.decoder import Decoder
 from server.model.kv_cache import KVCache
 from server.model.ranks import Ranks
+from server.protocol.messages import Fork
 
 __all__ = ["decoder"]  # the fixture
 
@@ -65,13 +66,18 @@ class Leading(Worker):
         assert torch.equal(self.follower.tokens.latest, self.tokens.latest)
         return hidden
 
+    def copy_pages(self, copies: Sequence[tuple[int, int]]) -> None:
+        self.follower.copy_pages(copies)
+        super().copy_pages(copies)
+
 
 def test_a_second_rank_chooses_the_same_tokens_from_the_bytes(decoder: Decoder, tiny_llama: TinyLlama) -> None:
     worker = worker_of(decoder, Ranks(0, 2), make=Leading)
     assert isinstance(worker, Leading)
     worker.follower = worker_of(decoder, Ranks(1, 2))
     session = session_of(worker)
-    session.submit("drawn", tiny_llama.prompts[3], temperature=0.8, seed=3)
+    forks = [Fork("drawn too", 4), Fork("and", 5)]
+    session.submit("drawn", tiny_llama.prompts[3], forks=forks, temperature=0.8, seed=3)
     assert session.submit_all(tiny_llama.prompts).drain().all_tokens(6) == tiny_llama.greedy
 
 

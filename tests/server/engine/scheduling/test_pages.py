@@ -38,21 +38,38 @@ def test_an_empty_pool_is_refused(num_pages: int, page_size: int) -> None:
         PagePool(num_pages, page_size)
 
 
-def test_a_random_walk_conserves_pages_and_never_shares_one() -> None:
+def test_a_random_walk_conserves_pages_and_shares_only_what_was_forked() -> None:
     rng = random.Random(1)
     pool = PagePool(num_pages=37, page_size=8)
-    lengths: dict[str, int] = {}
+    written: dict[str, list[int]] = {}  # of each owner, which no other owner has but by a fork
+    num_forks = num_tokens = 0
     for _ in range(3000):
         owner = f"r{rng.randrange(12)}"
-        if owner in lengths and rng.random() < 0.3:
+        new = list(range(num_tokens, num_tokens := num_tokens + rng.randrange(1, 40)))
+        if owner in written and rng.random() < 0.3:
             pool.release(owner)
-            del lengths[owner]
-        else:
-            wanted = lengths.get(owner, 0) + rng.randrange(1, 40)
-            if pool.grow(owner, wanted):
-                lengths[owner] = wanted
-        pool.check_integrity(lengths)
-        assert pool.num_used == sum(-(-n // 8) for n in lengths.values())
+            del written[owner]
+        elif owner not in written and written and rng.random() < 0.5:
+            source = rng.choice(list(written))
+            forked = written[source][: rng.randrange(1, len(written[source]) + 1)]
+            copies = pool.fork(source, owner, len(forked))
+            if copies is not None:
+                assert copies == (
+                    [(pool.table(source)[len(forked) // 8], pool.table(owner)[-1])] if len(forked) % 8 else []
+                )
+                written[owner] = forked
+                num_forks += 1
+        elif pool.grow(owner, len(written.get(owner, ())) + len(new)):
+            written[owner] = written.get(owner, []) + new
+        pool.check_integrity(written)
+        contents: dict[int, set[tuple[int, ...]]] = {}
+        for name, tokens in written.items():
+            assert len(pool.table(name)) == pool.pages_for(len(tokens))
+            for index, page in enumerate(pool.table(name)):
+                contents.setdefault(page, set()).add(tuple(tokens[index * 8 : (index + 1) * 8]))
+        assert pool.num_used == len(contents)
+        assert all(len(found) == 1 for found in contents.values())
+    assert num_forks > 100
 
 
 def test_integrity_names_a_stranger() -> None:

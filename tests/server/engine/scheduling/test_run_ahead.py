@@ -4,6 +4,7 @@ import random
 
 import pytest
 from fake_runner import DeviceTwin, Done
+from msgspec.structs import replace
 
 from kernels.shape import Phase
 from server.engine.scheduling.engine import Engine, EngineOptions
@@ -11,7 +12,7 @@ from server.engine.scheduling.pages import PagePool
 from server.engine.scheduling.runner_api import BatchError, Runner, StepResult
 from server.engine.scheduling.scheduler import Scheduler, SchedulerLimits
 from server.engine.scheduling.sequence import Batch
-from server.protocol.messages import FinishReason, SamplingParams, StepOutput, Submit, TokenDelta
+from server.protocol.messages import FinishReason, Fork, SamplingParams, StepOutput, Submit, TokenDelta
 
 
 def engine(runner: Runner, *, pages: int = 32, seqs: int = 8, model_len: int = 64, ahead: bool = True) -> Engine:
@@ -153,8 +154,8 @@ def test_logits_without_ground_end_a_sequence_whose_next_row_is_on_its_way() -> 
         def launch(self, batch: Batch):  # type: ignore[no-untyped-def]
             landing = super().launch(batch)
             found = [
-                None if batch.sequences[row].request_id == "sick" else token
-                for row, token in zip(batch.sampled_rows, landing.known.token_ids, strict=True)
+                None if seq.request_id == "sick" else token
+                for seq, token in zip(batch.drawn_sequences, landing.known.token_ids, strict=True)
             ]
             return Done(StepResult(found))
 
@@ -189,10 +190,12 @@ def test_whatever_happens_each_request_gets_its_own_tokens(seed: int, ahead: boo
                 answer = answer[: answer.index(answer[cut]) + 1]
             if rng.random() < 0.1:
                 options["presence_penalty"] = 0.1
-            due[f"r{step}"] = answer
-            subject.submit(submit(f"r{step}", prompt, **options))
-        if rng.random() < 0.05 and due:
-            cancelled.add(name := rng.choice(list(due)))
+            names = [f"r{step}-{choice}" for choice in range(rng.choice([1, 1, 2, 4]))]
+            due |= dict.fromkeys(names, answer)
+            forks = [Fork(name, None) for name in names[1:]]
+            subject.submit(replace(submit(names[0], prompt, **options), forks=forks))
+        if rng.random() < 0.07 and due:
+            cancelled.add(name := rng.choice(list(due)[-8:]))
             subject.cancel(name)
         output = subject.step()
         if output is not None:

@@ -1,6 +1,7 @@
 """The scheduler under random traffic: conservation of pages and tokens, no starvation, one order."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -26,8 +27,10 @@ def rows(batch: Batch) -> list[tuple[str, int, int]]:
 class Walk:
     """A scheduler under random traffic, with a ledger of its own that every batch is held against."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, num_forks: tuple[int, ...] = (0, 0, 1, 3)) -> None:
         self.rng = random.Random(seed)
+        self.num_forks = num_forks  # of a prompt, one of these
+        self.num_shared = 0  # pages that forks began with
         self.page_size = self.rng.choice([1, 3, 16])
         self.seqs = self.rng.randrange(1, 9)
         self.budget = self.seqs + self.rng.randrange(1, 30)
@@ -50,9 +53,12 @@ class Walk:
         seq.tokens[0] = self.rng.randrange(2)  # half of the prompts begin alike
         seq.cache_salt = self.rng.choice([b"", b"", b"tenant"])
         self.num_arrived += 1
+        names = [f"{name}-{i}" for i in range(self.rng.choice(self.num_forks))]
+        seq.lead([replace(seq, request_id=it, tokens=[*seq.tokens], followers=[]) for it in names])
         self.subject.add(seq)
-        self.alive[name] = seq
-        self.computed[name] = self.preemptions[name] = self.ahead[name] = 0
+        for it in (seq, *seq.followers):
+            self.alive[it.request_id] = it
+            self.computed[it.request_id] = self.preemptions[it.request_id] = self.ahead[it.request_id] = 0
 
     def cancel(self) -> None:
         self.end(self.rng.choice(list(self.alive.values())), is_sound=self.rng.random() < 0.5)
@@ -62,11 +68,21 @@ class Walk:
         del self.alive[seq.request_id]
 
     def step(self) -> list[tuple[str, int, int]]:
-        waiting = [seq for seq in self.alive.values() if seq.status is Status.WAITING and not seq.num_preemptions]
+        waiting = [
+            seq
+            for seq in self.alive.values()
+            if seq.status is Status.WAITING and not seq.num_preemptions and seq.leader is None
+        ]
         self.most_waiting = max(self.most_waiting, sum(len(seq.tokens) for seq in waiting))
-        streaming = [seq for seq in self.alive.values() if seq.is_decoding]
+        streaming = [seq for seq in self.alive.values() if seq.is_decoding and not seq.followers]
         batch = self.subject.plan(now=1.0)
         assert batch is not None, "somebody is waiting and nothing is planned"
+        if batch.forks and self.rng.random() < 0.2:  # it cannot be launched
+            self.subject.abandon(batch)
+            self.subject.check_integrity()
+            assert all(fork.sequence.leader is batch.sequences[fork.row] for fork in batch.forks)
+            batch = self.subject.plan(now=1.0)
+            assert batch is not None
         if any(seq.is_decoding for seq in streaming):
             assert batch.num_tokens - len(streaming) <= self.interleaved
         prompts = [seq for seq in self.alive.values() if seq.status is Status.RUNNING and seq not in streaming]
@@ -79,8 +95,7 @@ class Walk:
         self.hold_decode_rows_against_new_ones(batch)
         self.subject.advance(batch)
         self.subject.settle(batch)
-        for row in batch.sampled_rows:
-            seq = batch.sequences[row]
+        for seq in batch.drawn_sequences:
             assert seq.num_uncomputed == 0
             seq.tokens.append(7)
             if seq.num_generated >= seq.sampling.max_tokens or len(seq.tokens) >= self.subject.max_len:
@@ -116,17 +131,23 @@ class Walk:
             assert query_len >= 1
             assert first == self.computed[name], "a token is skipped or computed twice"
             self.computed[name] = context_len
+        for fork in batch.forks:
+            assert fork.row in batch.sampled_rows
+            assert not self.computed[fork.sequence.request_id]
+            self.computed[fork.sequence.request_id] = batch.context_lens[fork.row]
+            self.num_shared += batch.context_lens[fork.row] // self.page_size
 
     def hold_decode_rows_against_new_ones(self, batch: Batch) -> None:
         """What is kept from step to step is what the sequences themselves say."""
-        decoding = [seq for seq in self.alive.values() if seq.status is Status.RUNNING and seq.is_decoding]
+        running = [seq for seq in self.alive.values() if seq.status is Status.RUNNING]
+        decoding = [seq for seq in running if seq.is_decoding and not seq.followers]
         found = {}
         for row in batch.rows_of(Phase.DECODE):
             if row in batch.sampled_rows:
                 found[batch.sequences[row]] = (batch.query_lens[row], batch.context_lens[row], batch.page_tables[row])
         pages = {seq: self.pool.table(seq.request_id, self.pool.pages_for(len(seq.tokens))) for seq in decoding}
         assert found == {seq: (1, len(seq.tokens), pages[seq]) for seq in decoding}
-        left = [seq for seq in self.alive.values() if seq not in decoding]
+        left = [seq for seq in self.alive.values() if seq not in decoding and seq.leader is None]
         assert self.subject.num_waiting_tokens == sum(seq.num_uncomputed for seq in left)
 
     def rows_of(self, batch: Batch) -> list[tuple[Sequence, int, int]]:
@@ -143,10 +164,16 @@ class Walk:
                 ends = [(seq, (index + 1) * self.page_size) for seq, index in found]
                 contents = {(seq.cache_salt, *seq.tokens[:end]) for seq, end in ends}
                 assert len(contents) == 1, f"page {page} is shared by different prompts"
-        for (_, query_len, context_len), table in zip(self.rows_of(batch), batch.page_tables, strict=True):
+        for (seq, query_len, context_len), table in zip(self.rows_of(batch), batch.page_tables, strict=True):
             assert len(table) == self.pool.pages_for(context_len)
+            forks = [fork.sequence for fork in batch.forks if batch.sequences[fork.row] is seq]
             for page in table[(context_len - query_len) // self.page_size :]:
-                assert len(owners[page]) == 1, "a step writes to a shared page"
+                assert {it for it, _ in owners[page]} <= {seq, *forks}, "a step writes to a shared page"
+        for fork in batch.forks:
+            num_tokens, table = batch.context_lens[fork.row], self.pool.table(fork.sequence.request_id)
+            if num_tokens % self.page_size:
+                assert (batch.page_tables[fork.row][-1], table[-1]) in batch.page_copies
+                assert len(owners[table[-1]]) == 1
 
 
 def walked(seed: int) -> tuple[Walk, list[list[tuple[str, int, int]]]]:
@@ -175,7 +202,7 @@ def test_a_random_walk_computes_every_token_once_starves_nobody_and_returns_ever
 
 @pytest.mark.parametrize("seed", range(24))
 def test_later_arrivals_go_ahead_for_twice_a_prompts_tokens_and_what_waits_with_it(seed: int) -> None:
-    walk = Walk(seed)
+    walk = Walk(seed, num_forks=(0,))
     prompts: dict[str, int] = {}
     for _ in range(150):  # more arrives than can be computed
         for _ in range(2):
@@ -198,6 +225,7 @@ def test_the_random_walks_do_preempt_overtake_and_share() -> None:
     assert sum(sum(walk.preemptions.values()) for walk in walks) >= 10
     assert sum(sum(walk.ahead.values()) for walk in walks) >= 100
     assert sum(walk.num_found for walk in walks if walk.shares) >= 100
+    assert sum(walk.num_shared for walk in walks) >= 100
 
 
 @pytest.mark.parametrize(("model_len", "batched"), [(700, 300), (700, 2048), (200, 150), (3000, 600)])
