@@ -33,7 +33,7 @@ NAME = "drill"
 CHANGED_MACHINE = {"ONEDNN_MAX_CPU_ISA": "ALL"}
 # A length of the bucket that is slowed and one of a bucket that is not, so seldom that few requests meet. A kernel that
 # is 1.3 times slower makes the first token of the long prompt 1.2 times as late: 1.1 lies between that and nothing.
-TRACE = ("--lengths", "384", "1536", "--samples", "20", "--looks", "4", "--utilization", "0.2")
+TRACE = ("--lengths", "384", "1536", "--samples", "50", "--looks", "2", "--utilization", "0.3")
 TRACE += ("--max-slowdown", "1.1", "--noise-ms", "1")
 
 
