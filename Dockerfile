@@ -5,15 +5,19 @@
 #   docker run --gpus all -p 8000:8000 -v hallmark-cache:/var/cache/hallmark hallmark
 #
 # A release pins the base by digest: --build-arg PYTHON_IMAGE=python:3.12-slim-bookworm@sha256:...
+# For machines without a GPU: --build-arg PYTHON_IMAGE=python:3.11-slim-bookworm
+#   --build-arg LOCK=requirements-cpu.lock --build-arg PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu
 ARG PYTHON_IMAGE=python:3.12-slim-bookworm
 
 FROM ${PYTHON_IMAGE} AS build
+ARG LOCK=requirements.lock
+ARG PIP_EXTRA_INDEX_URL=
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1
 RUN python -m venv /opt/hallmark
 WORKDIR /src
 # The lock alone first: this layer (several GB) is built again only when a pin changes.
-COPY deploy/requirements.lock deploy/
-RUN /opt/hallmark/bin/pip install --no-cache-dir --no-deps --require-hashes --requirement deploy/requirements.lock
+COPY deploy/${LOCK} deploy/
+RUN /opt/hallmark/bin/pip install --no-cache-dir --no-deps --require-hashes --requirement "deploy/${LOCK}"
 COPY pyproject.toml README.md LICENSE ./
 COPY kernels kernels
 COPY qualification qualification

@@ -5,21 +5,26 @@
 #   make test-portable  the tests of numbers and proofs again, with PyTorch's code for processors without AVX
 #   make test-starts    thirty small models, each started with an empty cache and held against transformers
 #   make test-clients   clients of others (openai, anthropic, langchain, ...), each in an environment of its own
+#   make test-deploy    Kubernetes manifests rendered and checked; installs kubectl, checkov and types into .cache/deploy
+#   make test-image     the container image built by buildah and run by runc, as root; ten minutes the first time
 #   make test-ray       replicas on Ray Serve: killed, updated and measured; an environment of its own   (RAY_FLAGS)
-#   make test-deploy   Kubernetes manifests rendered and checked; installs kubectl, checkov and types into .cache/deploy
+#   make test-routers   routers of others in front of two servers, and whether they choose by their load
 #   make test-gpu       the tests that need a CUDA GPU of sm_80 or newer
 #   make drill          a model upgrade gone wrong for 10% of traffic, and who notices; a report in drill/
+#   make drill-upgrade  candidates of a changed machine, slower and wrong, each before the gate; a report in drill-upgrade/
 # Another interpreter: make PYTHON=python3.12 serve
 PYTHON ?= python3
 PORT ?= 8000
 PYTEST_FLAGS ?=
 CLIENTS ?=
+ROUTERS ?=
 RAY_FLAGS ?= --out docs/benchmarks/ray-cpu.json
 VENV := .venv
 STAMP := $(VENV)/.installed
 SERVING := $(VENV)/.installed-serving
 
-.PHONY: serve test test-e2e test-portable test-starts test-clients test-deploy test-ray test-gpu drill lint format clean
+.PHONY: serve test test-e2e test-portable test-starts test-clients test-routers test-deploy test-image test-ray test-gpu \
+  drill drill-upgrade lint format clean
 
 define CHECK_PYTHON
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
@@ -100,11 +105,21 @@ test-ray: $(RAY)/.installed
 test-deploy: $(STAMP)
 	$(VENV)/bin/pytest tests/deploy/kubernetes/check_manifests.py $(PYTEST_FLAGS)
 
+# ROUTERS='smg rolter' runs some, and writes no page.
+test-routers: $(STAMP)
+	PYTHONPATH=tests/e2e $(VENV)/bin/python tests/routers/run_routers.py $(ROUTERS)
+
+test-image: $(STAMP)
+	$(VENV)/bin/pytest -s tests/deploy/image/check_image.py $(PYTEST_FLAGS)
+
 test-gpu: $(STAMP)
 	$(VENV)/bin/pytest -m gpu $(PYTEST_FLAGS)
 
 drill: $(STAMP)
 	$(VENV)/bin/python deploy/drill/drill.py --out drill
+
+drill-upgrade: $(STAMP)
+	$(VENV)/bin/python deploy/drill/upgrade.py --out drill-upgrade
 
 clean:
 	rm -rf $(VENV)

@@ -8,8 +8,6 @@ stays in OUT/cache.
 """
 
 import argparse
-import os
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -17,46 +15,24 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import httpx
-from alerts import counted, firing, free_port, prometheus
+from alerts import counted, firing, prometheus
 from model import STABLE_HEAD_DIM, UPGRADED_HEAD_DIM, write_model
 from plot import cdf_plot
 from report import Findings, Judgement, markdown
+from servers import Build, serving
 from traffic import HIT, SAMPLES, Times, compare, plan
 
 UPGRADED_SHARE = 0.1
 WARM = {"le_128": 12, "le_512": 8, HIT: 8}
-_START_TIMEOUT_S = 300.0
 
 
 @contextmanager
 def server(model: Path, out: Path, *flags: str) -> Iterator[str]:
     """A started server's URL; ready servers only. Raises RuntimeError for one that ends or takes too long."""
-    port = free_port()
-    command = [sys.executable, "-m", "server.cli", "serve", "--port", str(port), "--model", str(model)]
-    command += ["--served-model-name", "drill", "--load-format", "dummy", "--dtype", "fp32", "--device", "cpu"]
-    command += ["--max-num-batched-tokens", "2048", "--no-prefix-caching", "--cache-dir", str(out / "cache"), *flags]
-    environ = {name: text for name, text in os.environ.items() if not name.startswith("HALLMARK_")}
-    with (out / f"{model.name}.log").open("wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environ)
-    try:
-        wait_ready(process, f"http://127.0.0.1:{port}", out / f"{model.name}.log")
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        process.terminate()
-        process.wait(timeout=30)
-
-
-def wait_ready(process: "subprocess.Popen[bytes]", url: str, log_file: Path) -> None:
-    deadline = time.monotonic() + _START_TIMEOUT_S
-    while True:
-        if process.poll() is not None or time.monotonic() > deadline:
-            raise RuntimeError(f"a server did not become ready; its log is {log_file}")
-        try:
-            if httpx.get(f"{url}/readyz", timeout=5).status_code == 200:
-                return
-        except httpx.TransportError:
-            pass
-        time.sleep(0.2)
+    common = ["--model", str(model), "--served-model-name", "drill", "--load-format", "dummy", "--dtype", "fp32"]
+    common += ["--device", "cpu", "--max-num-batched-tokens", "2048", "--no-prefix-caching"]
+    with serving(Build(), out / f"{model.name}.log", *common, "--cache-dir", str(out / "cache"), *flags) as url:
+        yield url
 
 
 def run(out: Path, num_rounds: int) -> Findings:

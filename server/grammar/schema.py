@@ -62,6 +62,8 @@ _ANNOTATIONS = frozenset(
 _FORMATS = frozenset(["date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid"])
 _OPTIONS = "x-guidance"  # by which a schema would change how it is read
 _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")  # items: a list up to draft 2019-09
+# What says which other fields an object has, or that it has them.
+_OPEN = ("additionalProperties", "patternProperties", "minProperties", "enum", "const")
 _NAMED = ("$defs", "definitions", "patternProperties", "properties")
 _SINGLE = ("additionalItems", "additionalProperties", "items")
 
@@ -85,7 +87,43 @@ def schema_text(schema: object, param: str) -> str:
     options = {_OPTIONS: {"whitespace_pattern": WHITESPACE}}
     if schema is True:
         schema = {}
+    if _may_close(schema):
+        schema = _closed(schema)
     return json.dumps({**options, **schema} if isinstance(schema, dict) else schema)
+
+
+def _may_close(schema: object) -> bool:
+    """Whether an object of the schema may be closed: not where another schema could bind the same object, too."""
+    parts = [part for part, _ in _parts(schema, ())]
+    composed = [part for part in parts if "anyOf" in part or "$ref" in part]
+    return not any(name in part for part in parts for name in ("allOf", "oneOf")) and not any(
+        name in part for part in composed for name in ("properties", "required", *_OPEN)
+    )
+
+
+def _closed(schema: Any) -> Any:
+    """The schema whose objects have no other fields than those that it names, unless it says something about others.
+
+    What it takes the whole schema takes, too. As vLLM with xgrammar does it: clients leave `additionalProperties` out
+    (LiteLLM removes it where it is false), and weak models go on inventing fields.
+    """
+    if not isinstance(schema, dict):
+        return schema
+    found = dict(schema)
+    for name in _LISTS:
+        if isinstance(inner := schema.get(name), list):
+            found[name] = [_closed(part) for part in inner]
+    for name in _NAMED:
+        if isinstance(inner := schema.get(name), dict):
+            found[name] = {key: _closed(part) for key, part in inner.items()}
+    for name in _SINGLE:
+        if isinstance(inner := schema.get(name), dict):
+            found[name] = _closed(inner)
+    properties, required = schema.get("properties"), schema.get("required", [])
+    is_named = isinstance(properties, dict) and isinstance(required, list) and {*required} <= properties.keys()
+    if is_named and not any(name in schema for name in _OPEN):
+        found["additionalProperties"] = False
+    return found
 
 
 def _parts(schema: object, path: Sequence[str]) -> Iterator[tuple[Mapping[str, Any], Sequence[str]]]:

@@ -17,6 +17,7 @@ from transformers import (
     Phi3Config,
     Qwen2Config,
     Qwen3Config,
+    Qwen3MoeConfig,
 )
 
 from qualification.decision.decision import Policy, Status
@@ -30,6 +31,7 @@ FAMILIES = {
     "mistral": MistralConfig,
     "qwen2": Qwen2Config,
     "qwen3": Qwen3Config,
+    "qwen3_moe": Qwen3MoeConfig,
     "phi3": Phi3Config,
     "gemma3": Gemma3TextConfig,  # on a CPU a fallback serves Gemma 2
     "olmo2": Olmo2Config,
@@ -37,16 +39,17 @@ FAMILIES = {
 }
 MORE: dict[str, dict[str, object]] = {
     "gemma3": {"sliding_window": 64, "layer_types": ["sliding_attention", "full_attention"]},
+    "qwen3_moe": {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "norm_topk_prob": True},
     "granite": {"embedding_multiplier": 3.0, "residual_multiplier": 0.5, "logits_scaling": 2.0},
 }
-HEAD_DIM_IS_GIVEN = {"llama", "mistral", "qwen2", "qwen3", "gemma3"}
+HEAD_DIM_IS_GIVEN = {"llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "gemma3"}
 # family, query heads, KV heads, head dim
 MODELS = (
     ("llama", 1, 1, 6), ("llama", 2, 1, 8), ("llama", 3, 3, 10), ("llama", 4, 2, 16), ("llama", 15, 5, 64),
     ("llama", 9, 3, 64), ("llama", 16, 4, 32), ("granite", 8, 8, 24), ("olmo2", 6, 2, 48), ("llama", 4, 1, 128),
     ("llama", 2, 2, 256), ("llama", 2, 1, 320), ("mistral", 8, 2, 20), ("mistral", 4, 4, 80), ("olmo2", 12, 4, 40),
     ("mistral", 2, 1, 192), ("qwen2", 14, 2, 64), ("granite", 2, 2, 128), ("qwen2", 7, 1, 12), ("gemma3", 4, 2, 96),
-    ("gemma3", 16, 16, 14), ("qwen3", 16, 8, 32), ("qwen3", 4, 2, 128), ("qwen3", 1, 1, 64), ("qwen3", 6, 3, 22),
+    ("gemma3", 16, 16, 14), ("qwen3", 16, 8, 32), ("qwen3", 4, 2, 128), ("qwen3", 1, 1, 64), ("qwen3_moe", 6, 3, 22),
     ("qwen3", 5, 5, 36), ("phi3", 4, 4, 96), ("phi3", 2, 1, 100), ("phi3", 8, 4, 32), ("phi3", 3, 1, 160),
 )  # fmt: skip
 NUM_NEW = 12

@@ -103,8 +103,11 @@ def streams(
     description: str = "The whole answer, or with `stream` events `data: {chunk}` and at the end `data: [DONE]`.",
 ) -> dict[int | str, dict[str, Any]]:
     """The `responses` of a route that may answer with server-sent events."""
-    schema = {"$ref": f"#/components/schemas/{model.__name__}"}
-    content = {"text/event-stream": {"schema": schema}}
+    chunk = {"$ref": f"#/components/schemas/{model.__name__}"}
+    data = {"type": "string", "contentMediaType": "application/json", "contentSchema": chunk}
+    event = {"type": "object", "properties": {"event": {"type": "string"}, "data": data}, "required": ["data"]}
+    # As FastAPI documents its own streams, and OpenAPI 3.2 any.
+    content = {"text/event-stream": {"itemSchema": event}}
     return {200: {"description": description, "headers": HEADERS, "content": content}}
 
 

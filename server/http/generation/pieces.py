@@ -173,9 +173,12 @@ class _Reading:
 
     def absorb(self, delta: TokenDelta) -> tuple[str, bool]:
         """Text to emit for `delta`, and whether a stop string ended it. Tokens behind a stop string do not count."""
-        if self._parser is None:
-            return self._absorb(delta, str)
         parser = self._parser
+        if parser is None:
+            if delta.finish_reason is None and not self._matcher.has_stops:
+                self._record.tokens(len(delta.token_ids))
+                return "".join(map(self._detokenizer.push, delta.token_ids)), False
+            return self._absorb(delta, str)
 
         def parse(text: str) -> str:
             was_reasoning = parser.is_reasoning
@@ -190,6 +193,8 @@ class _Reading:
 
     def take_deltas(self) -> Sequence[Delta]:
         """The deltas of the parsed answer that were not taken yet."""
+        if not self._deltas:
+            return ()
         found, self._deltas = self._deltas, []
         self.has_calls = self.has_calls or any(isinstance(it, CallStart) for it in found)
         return found

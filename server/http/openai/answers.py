@@ -172,6 +172,8 @@ class ChatFormat(AnswerFormat):
         return b"".join(self._delta(i, {"role": "assistant", "content": ""}, None) for i in range(num_choices))
 
     def event(self, piece: Piece) -> bytes:
+        if self.details is None and piece.finish_reason is None and not piece.deltas:  # most of them: 3 us less
+            return self.text_event(piece.index, piece.text) if piece.text else b""
         piece, more, beside = self._detailed(piece)
         deltas: list[Delta] = [ContentText(piece.text), *piece.deltas] if piece.text else [*piece.deltas]
         events = b""

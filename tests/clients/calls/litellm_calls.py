@@ -13,7 +13,7 @@ import openai
 from checks import ASK, BASE_URL, EMBED_URL, FOLDER, MODEL, WEATHER, WEATHER_TOOL, call, end, expect, expect_weather
 
 litellm.telemetry = False
-PROXY_START_S = 120
+PROXY_START_S = 300
 PROXY_KEY = "sk-0123456789abcdef0123456789abcdef"  # the proxy refuses to start without one
 
 

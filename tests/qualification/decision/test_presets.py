@@ -14,6 +14,7 @@ from qualification.decision.model_shapes import (
     signature_of,
 )
 from qualification.decision.presets import PRESETS, preset_named
+from qualification.model.config import num_parameters, weight_bytes
 from qualification.model.families.gemma3 import LEFT_OUT
 from qualification.model.families.reader import read_model
 from qualification.model.fields import ModelConfigError
@@ -36,6 +37,15 @@ WANTED = {
     "granite-3.3-8b": AttentionSignature(32, 8, 128),
     "phi-3.5-mini": AttentionSignature(32, 32, 96),
     "gpt-oss-20b": AttentionSignature(64, 8, 64, (None, 128), sinks=True),
+    "qwen3-30b-a3b": AttentionSignature(32, 4, 128),
+    "mixtral-8x7b": AttentionSignature(32, 8, 128),
+    "glm-4.5-air": AttentionSignature(96, 8, 128),
+}
+# Of the published weights: in all, and of those that one token is multiplied by.
+PARAMETERS = {
+    "qwen3-30b-a3b": (30_532_122_624, 3_353_032_704),
+    "mixtral-8x7b": (46_702_792_704, 12_879_925_248),
+    "gpt-oss-20b": (20_914_757_184, 4_187_440_704),
 }
 
 
@@ -49,6 +59,19 @@ def limits_from(config: Mapping[str, object], device_type: str, choices: Choices
 
 def test_each_preset_has_the_attention_of_its_model() -> None:
     assert {preset.name: signature_from(preset.config) for preset in PRESETS} == WANTED
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_a_mixture_has_the_published_number_of_parameters(name: str) -> None:
+    model = read_model(preset_named(name).config)
+    assert (num_parameters(model), num_parameters(model, num_tokens=1)) == PARAMETERS[name]
+
+
+def test_four_bit_experts_take_a_quarter_of_the_memory_and_their_scales() -> None:
+    model = read_model(preset_named("gpt-oss-20b").config)
+    in_experts = 24 * 32 * 3 * 2880 * 2880
+    due = 2 * (num_parameters(model) - in_experts) + in_experts * 17 // 32
+    assert weight_bytes(model, Dtype.BF16) == due
 
 
 def test_every_preset_has_limits_and_shapes_in_every_phase() -> None:

@@ -5,6 +5,7 @@ import pytest
 from kernels.shape import Dtype, Phase
 from qualification.decision.model_shapes import ServingLimits, shapes_needed, signature_of
 from qualification.decision.presets import preset_named
+from qualification.model.config import ExpertsConfig, SharedExpertConfig
 from qualification.model.families.reader import read_model
 from qualification.model.fields import ModelConfigError
 from qualification.model.shard import local_heads, shard_of
@@ -55,3 +56,22 @@ def test_heads_that_do_not_divide_are_refused(heads: tuple[int, int], world: int
         local_heads(config.layers[0].attention, 0, world)
     with pytest.raises(ModelConfigError, match=message):
         signature_of(config, tensor_parallel_size=world)
+
+
+def test_each_rank_has_columns_of_every_expert() -> None:
+    config = read_model(preset_named("glm-4.5-air").config)
+    shards = [shard_of(config, rank, 4) for rank in range(4)]
+    assert [len(shard.layers[0].width) for shard in shards] == [2736] * 4  # of a dense layer
+    assert [column for shard in shards for column in shard.layers[1].width] == list(range(1408))
+    assert [column for shard in shards for column in shard.layers[1].shared] == list(range(1408))
+    experts = shards[0].local_config.layers[1].feed_forward
+    assert isinstance(experts, ExpertsConfig)
+    assert (experts.num_experts, experts.width) == (128, 352)
+    assert experts.shared == SharedExpertConfig(352)
+
+
+def test_a_split_through_a_block_of_mxfp4_is_refused() -> None:
+    config = read_model(preset_named("gpt-oss-20b").config)
+    assert len(shard_of(config, 1, 2).layers[0].width) == 1440
+    with pytest.raises(ModelConfigError, match=r"each of 4 ranks would have 720 columns, and blocks of mxfp4 have 32"):
+        shard_of(config, 1, 4)

@@ -175,6 +175,23 @@ def test_answer_of_a_schema_may_be_a_call_instead() -> None:
     assert takes(channels, '<|channel|>final<|message|>{"a": 5}', has_marks=True)
 
 
+@pytest.mark.parametrize(
+    ("more", "is_open"),
+    [
+        ({}, False),
+        ({"additionalProperties": True}, True),
+        ({"allOf": [{"properties": {"a": {"minimum": 0}}}]}, True),
+        ({"required": ["b"]}, True),
+        ({"anyOf": [{"required": ["a"]}, {"required": ["b"]}]}, True),
+    ],
+)
+def test_an_object_has_other_fields_only_where_its_schema_lets_it(more: dict[str, Any], is_open: bool) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, **more}
+    assert takes(json_grammar(schema, "p"), '{"a": 5, "b": 6}') is is_open
+    nested = {"type": "array", "items": {"$ref": "#/$defs/it"}, "$defs": {"it": schema}}
+    assert takes(json_grammar(nested, "p"), '[{"a": 5, "b": 6}]') is is_open
+
+
 def test_keyword_that_would_not_bind_arguments_is_named() -> None:
     tool = Tool("f", {"properties": {"a": {"type": "array", "uniqueItems": True}}})
     with pytest.raises(UnsupportedField, match="'uniqueItems' at /properties/a") as caught:

@@ -163,6 +163,32 @@ def test_a_forced_call_is_bound_by_a_grammar(tmp_path: Path, choice: object) -> 
     assert it.engine.submitted[-1][2].grammar is None
 
 
+def test_a_reasoning_model_thinks_before_a_forced_call(tmp_path: Path) -> None:
+    it = serving(tmp_path, saying("<think>Hm.</think>\n\n", CALL))
+    message = message_of(it, tool_choice="required")
+    assert (message["reasoning_content"], message["content"]) == ("Hm.", None)
+    assert message["tool_calls"][0]["function"]["arguments"] == '{"city": "Bern"}'
+    grammar = it.engine.submitted[-1][2].grammar
+    assert grammar is not None
+    assert grammar.before is not None
+    message_of(it, tool_choice="required", chat_template_kwargs={"enable_thinking": False})
+    assert it.engine.submitted[-1][2].grammar.before is None
+
+
+def test_a_bound_answer_stands_behind_its_reasoning(tmp_path: Path) -> None:
+    it = serving(tmp_path, saying("<think>Hm.</think>\n\n", "yes"))
+    answer = it.post(CHAT, {"messages": USER, "structured_outputs": {"choice": ["yes", "no"]}}).json()
+    message = answer["choices"][0]["message"]
+    assert (message["reasoning_content"], message["content"]) == ("Hm.", "yes")
+
+
+def test_a_finished_call_is_kept_where_a_second_is_cut(tmp_path: Path) -> None:
+    it = serving(tmp_path, saying(CALL, "\n", CALL[:40], finish=FinishReason.LENGTH))
+    choice = it.post(CHAT, {"messages": USER, "tools": [WEATHER], "tool_choice": "required"}).json()["choices"][0]
+    assert choice["finish_reason"] == "length"
+    assert [call["function"]["arguments"] for call in choice["message"]["tool_calls"]] == ['{"city": "Bern"}']
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [

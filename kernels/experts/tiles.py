@@ -1,0 +1,75 @@
+"""Launch options of the Triton experts: tile sizes by rows an expert, element size and shared memory."""
+
+from dataclasses import dataclass
+
+_SHARED_BYTES_HOPPER = 232_448  # what one program of an sm_90 can have
+_MAX_ONE_HOT = 16_384  # elements of the [slots, experts] matrix that a sorting program counts by
+_MOST_SLOTS = 256  # that one sorting program places
+# Average rows of an expert up to which a tile of 16, or of 64, holds most experts' rows.
+_FEW_ROWS, _SOME_ROWS = 8, 48
+
+
+@dataclass(frozen=True, slots=True)
+class ProductTiles:
+    """The tile of one grouped product, block_m rows by block_n columns in steps of block_k, and Triton's options."""
+
+    block_m: int
+    block_n: int
+    block_k: int
+    num_warps: int
+    num_stages: int
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertTiles:
+    """The tiles of both products, which share the rows of a tile; gate_up has block_n columns of gate and of up."""
+
+    gate_up: ProductTiles
+    down: ProductTiles
+
+    @property
+    def block_m(self) -> int:
+        return self.gate_up.block_m
+
+
+# Few rows: weights are what is read, each once where an expert's rows fit one tile. 16 columns of gate and of up are
+# 384 programs at 8 experts of width 768, which an H200's 132 multiprocessors hold at once, three each.
+_FEW = ExpertTiles(ProductTiles(16, 16, 256, 4, 3), ProductTiles(16, 32, 256, 4, 3))
+_SOME = ExpertTiles(ProductTiles(64, 64, 64, 4, 4), ProductTiles(64, 128, 64, 4, 4))
+_MANY = ExpertTiles(ProductTiles(128, 128, 64, 8, 3), ProductTiles(128, 256, 64, 8, 3))
+_FEW_SMALL = ExpertTiles(ProductTiles(16, 16, 128, 4, 3), ProductTiles(16, 32, 128, 4, 3))  # fits 99 KiB of sm_86
+_SOME_SMALL = ExpertTiles(ProductTiles(64, 64, 64, 4, 2), ProductTiles(64, 128, 64, 4, 2))
+_FEW_32_BIT = ExpertTiles(ProductTiles(16, 16, 32, 4, 1), ProductTiles(16, 32, 32, 4, 1))  # fp32 FMAs, for tests
+_MANY_32_BIT = ExpertTiles(ProductTiles(32, 32, 32, 4, 1), ProductTiles(32, 32, 32, 4, 1))
+_FEW_INTERPRETED = ExpertTiles(ProductTiles(16, 16, 32, 4, 1), ProductTiles(16, 32, 32, 4, 1))
+_MANY_INTERPRETED = ExpertTiles(ProductTiles(32, 32, 64, 4, 1), ProductTiles(32, 32, 64, 4, 1))
+
+
+def expert_tiles(num_slots: int, num_experts: int, element_bytes: int, shared_bytes: int | None) -> ExpertTiles:
+    """Tiles for tokens x active experts. `shared_bytes` is the GPU's limit for one program; None in the interpreter.
+
+    Nothing of it depends on which experts the tokens visit: a CUDA graph holds the launches.
+    """
+    is_few, is_some = (num_slots <= num_experts * rows for rows in (_FEW_ROWS, _SOME_ROWS))
+    if shared_bytes is None:
+        return _FEW_INTERPRETED if is_few else _MANY_INTERPRETED
+    if element_bytes == 4:
+        return _FEW_32_BIT if is_few else _MANY_32_BIT
+    if shared_bytes < _SHARED_BYTES_HOPPER:
+        return _FEW_SMALL if is_few else _SOME_SMALL
+    return _FEW if is_few else _SOME if is_some else _MANY
+
+
+def sorted_at_once(num_experts: int) -> int:
+    """Slots that one program sorts: a power of two, whose one-hot matrix it holds in registers."""
+    return max(16, min(_MOST_SLOTS, _MAX_ONE_HOT // padded(num_experts)))
+
+
+def most_tiles(num_slots: int, num_experts: int, block_m: int) -> int:
+    """The largest number of tiles that any assignment of slots to experts makes."""
+    return num_slots // block_m + min(num_experts, num_slots)
+
+
+def padded(size: int) -> int:
+    """The power of two a vector is padded to, at least the 16 of an MMA instruction."""
+    return max(16, 1 << (size - 1).bit_length())

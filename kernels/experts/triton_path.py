@@ -1,0 +1,85 @@
+"""`triton.experts`: a mixture's products in Triton, for any GPU of sm_80 or newer.
+
+Four to six launches whose grids depend on the number of tokens alone, so that a CUDA graph holds them: slots sorted by
+expert, gate and up with the activation, down, and the weighted sum. A token's result does not depend on what its
+neighbours are; how many there are chooses the tiles.
+"""
+
+import triton
+from torch import Tensor
+
+from kernels.experts.kinds import ClampedSwiglu, ExpertActivation
+from kernels.experts.products import hallmark_experts_combine, hallmark_experts_down, hallmark_experts_gate_up
+from kernels.experts.sorting import sort_slots
+from kernels.experts.tiles import ProductTiles, expert_tiles
+from kernels.experts.weights import AnyExpertWeights, Mxfp4Weights
+from kernels.processors import shared_bytes
+
+_SUM_BLOCK = 1024  # columns of one program of the weighted sum
+
+
+def run_experts(
+    hidden: Tensor,
+    experts: Tensor,
+    weights: Tensor,
+    expert_weights: AnyExpertWeights,
+    activation: ExpertActivation,
+    out: Tensor,
+) -> None:
+    """Fill out [T, H] with the sum over a token's k experts of weight * down(activation(gate) * up).
+
+    hidden, out [T, H], last dim contiguous; experts [T, k] int32, contiguous, each below the number of experts; weights
+    [T, k] fp32, last dim contiguous. Does not wait for the device.
+    """
+    num_tokens, num_active = experts.shape
+    if num_tokens == 0:
+        return
+    size, width = hidden.shape[1], expert_weights.width
+    num_slots, num_experts = num_tokens * num_active, expert_weights.num_experts
+    tiles = expert_tiles(num_slots, num_experts, hidden.element_size(), shared_bytes(hidden.device))
+    by_expert = sort_slots(experts, num_experts, tiles.block_m)
+    num_tiles = by_expert.tiles.shape[0]
+    inner, results = hidden.new_empty(num_slots, width), hidden.new_empty(num_slots, size)
+    is_mxfp4 = isinstance(expert_weights, Mxfp4Weights)
+    if isinstance(expert_weights, Mxfp4Weights):
+        gate_up, gate_up_scales = expert_weights.gate_up_blocks, expert_weights.gate_up_scales
+        down, down_scales = expert_weights.down_blocks, expert_weights.down_scales
+    else:
+        gate_up, down = expert_weights.gate_up, expert_weights.down
+        gate_up_scales = down_scales = None  # type: ignore[assignment]
+    name, limit, alpha = _activation_arguments(activation)
+    hallmark_experts_gate_up[_grid(num_tiles, width, tiles.gate_up)](
+        hidden, gate_up, gate_up_scales, expert_weights.gate_up_bias, inner, by_expert.order, by_expert.tiles,
+        num_active, num_tiles, hidden.stride(0), size, width, limit, alpha, ACTIVATION=name,
+        HAS_BIAS=expert_weights.gate_up_bias is not None, IS_MXFP4=is_mxfp4, **_sizes(tiles.gate_up, size),
+    )  # fmt: skip
+    hallmark_experts_down[_grid(num_tiles, size, tiles.down)](
+        inner, down, down_scales, expert_weights.down_bias, results, by_expert.order, by_expert.tiles, num_tiles,
+        size, width, HAS_BIAS=expert_weights.down_bias is not None, IS_MXFP4=is_mxfp4, **_sizes(tiles.down, width),
+    )  # fmt: skip
+    block = min(_SUM_BLOCK, max(16, triton.next_power_of_2(size)))
+    hallmark_experts_combine[(num_tokens, triton.cdiv(size, block))](
+        results, weights, out, num_active, weights.stride(0), out.stride(0), size, BLOCK=block
+    )
+
+
+def _activation_arguments(activation: ExpertActivation) -> tuple[str, float, float]:
+    """The kernel's name of an activation, its limit and its alpha."""
+    if isinstance(activation, ClampedSwiglu):
+        return "clamped", activation.limit, activation.alpha
+    return activation.value, 0.0, 0.0
+
+
+def _grid(num_tiles: int, size_out: int, tiles: ProductTiles) -> tuple[int]:
+    return (num_tiles * triton.cdiv(size_out, tiles.block_n),)
+
+
+def _sizes(tiles: ProductTiles, size_in: int) -> dict[str, int | bool]:
+    return {
+        "EVEN_K": size_in % tiles.block_k == 0,
+        "BLOCK_M": tiles.block_m,
+        "BLOCK_N": tiles.block_n,
+        "BLOCK_K": tiles.block_k,
+        "num_warps": tiles.num_warps,
+        "num_stages": tiles.num_stages,
+    }

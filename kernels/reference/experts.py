@@ -1,0 +1,176 @@
+"""The truth of a mixture's products in fp64, and what a right path may err there (docs/limits.md derives it).
+
+A right path sums in fp32, in any order and by any instructions, and rounds to hidden's dtype: gate and up (it need
+not), the activated product, each expert's result, and the weighted sum, which is added up in fp32.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from kernels.experts.kinds import ClampedSwiglu, ExpertActivation, RoutingConfig, Scores
+from kernels.experts.weights import AnyExpertWeights
+from kernels.fused.activation_kind import Activation
+from kernels.reference.compare import Reference
+
+_Z_ROUNDED = 8.5  # standard deviations, as in `compare.py`
+_Z_FP32 = 10.0
+_U32 = 2.0**-24
+_LEAST = 1e-30  # limit of an element whose truth is 0
+_SECOND_ORDER = 1.01  # of roundings of gate and up that meet: products of two of them are below 1%
+_CLOSE_CALL = 1e-5  # two scores that fp32 may order either way
+_WEIGHT_ULPS = 32  # of a router's weight: exp, sum, division; more for logits far from the largest
+
+
+@dataclass(frozen=True, slots=True)
+class _Rounding:
+    """Half an eps of the dtype and half of its smallest subnormal; both 0 for fp32, whose roundings are variances."""
+
+    u: float
+    subnormal: float
+
+    def of(self, value: Tensor) -> Tensor:
+        """The most that rounding a value errs."""
+        return self.u * value.abs() + self.subnormal
+
+
+def experts_reference(
+    hidden: Tensor, experts: Tensor, weights: Tensor, expert_weights: AnyExpertWeights, activation: ExpertActivation
+) -> Reference:
+    """The expected [T, 1, H] fp64 of `kernels.experts.eager.experts_eager`, and what a right path may err.
+
+    Arguments as those of `experts_eager`; `errors_of(out[:, None], reference)` measures an output. The bias is not
+    measured.
+    """
+    num_active = experts.shape[1]
+    truth, worst, rounded, results, fp32, terms = hidden.new_zeros(6, *hidden.shape, dtype=torch.float64).unbind()
+    rounding = _rounding_of(hidden.dtype)
+    for expert in sorted(set(experts.flatten().tolist())):
+        tokens, places = (experts == expert).nonzero(as_tuple=True)
+        w = weights[tokens, places].double()[:, None]
+        judged = _judge_expert(hidden[tokens].double(), expert, expert_weights, activation, rounding, hidden.dtype)
+        y, y_worst, y_rounded, y_fp32 = judged
+        truth.index_add_(0, tokens, w * y)
+        worst.index_add_(0, tokens, w.abs() * y_worst)
+        rounded.index_add_(0, tokens, w.square() * y_rounded)
+        results.index_add_(0, tokens, w.abs() * rounding.of(y))
+        fp32.index_add_(0, tokens, w.square() * y_fp32)
+        terms.index_add_(0, tokens, (w * y).square())
+    limit = _Z_FP32 * _U32 * (fp32 + (1 + num_active / 6) * terms).sqrt() + _LEAST
+    if hidden.dtype is not torch.float32:
+        inner = _SECOND_ORDER * torch.minimum(worst, _Z_ROUNDED * (rounded / 3).sqrt())
+        limit = limit + rounding.of(truth) + results + inner
+    return Reference(truth[:, None], limit[:, None], None, float("inf"))
+
+
+def _rounding_of(dtype: torch.dtype) -> _Rounding:
+    if dtype is torch.float32:
+        return _Rounding(0.0, 0.0)
+    u = torch.finfo(dtype).eps / 2
+    return _Rounding(u, torch.finfo(dtype).smallest_normal * u)
+
+
+def _judge_expert(
+    x: Tensor,
+    expert: int,
+    expert_weights: AnyExpertWeights,
+    activation: ExpertActivation,
+    rounding: _Rounding,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Of x [n, H] fp64: (result, the most that roundings inside add, the sum of their squares, variance in fp32 / u^2).
+
+    Each [n, H] fp64.
+    """
+    gate_up, down = (weight.double() for weight in expert_weights.of(expert, dtype))
+    bias, down_bias = (
+        torch.zeros(size, dtype=torch.float64, device=x.device) if each is None else each[expert].double()
+        for each, size in ((expert_weights.gate_up_bias, gate_up.shape[0]), (expert_weights.down_bias, down.shape[0]))
+    )
+    products = x @ gate_up.T + bias
+    # A sum of n terms is rounded n times, by up to u of what it has come to (docs/limits.md); then bias and exponent.
+    variance = (1 + x.shape[1] / 6) * (x.square() @ gate_up.square().T) + 4 * products.square() + 2 * bias.square()
+    moved = rounding.of(products) + _Z_FP32 * _U32 * variance.sqrt() + _LEAST
+    gate, up = products.chunk(2, dim=-1)
+    gate_moved, up_moved = moved.chunk(2, dim=-1)
+    inner = activated_fp64(gate, up, activation)
+
+    def steepness(gate_step: Tensor | float, up_step: Tensor | float, step: Tensor) -> Tensor:
+        """How much the product changes at most, either way, as a share of the step: a clamp's edge counts."""
+        ways = (activated_fp64(gate + sign * gate_step, up + sign * up_step, activation) - inner for sign in (-1, 1))
+        one, other = (way.abs() for way in ways)
+        return torch.maximum(one, other) / step
+
+    by_gate, by_up = steepness(gate_moved, 0.0, gate_moved), steepness(0.0, up_moved, up_moved)
+    own = inner.square()
+    if activation in (Activation.GELU, Activation.GELU_TANH):  # 1 + erf, or + tanh, errs by some u of 1
+        own = own + (gate * up).square()
+    gate_variance, up_variance = variance.chunk(2, dim=-1)
+    fp32 = by_gate.square() * gate_variance + by_up.square() * up_variance + 16 * own
+    gate_rounded, up_rounded = rounding.of(products).chunk(2, dim=-1)
+    errors = (by_gate * gate_rounded, by_up * up_rounded, rounding.of(inner))
+    down_squared = down.square().T
+    result = inner @ down.T + down_bias
+    sums = (1 + inner.shape[1] / 6) * (inner.square() @ down_squared) + 4 * result.square() + 2 * down_bias.square()
+    return (
+        result,
+        sum(errors, torch.zeros_like(inner)) @ down.abs().T,
+        sum((error.square() for error in errors), torch.zeros_like(inner)) @ down_squared,
+        fp32 @ down_squared + sums,
+    )
+
+
+def activated_fp64(gate: Tensor, up: Tensor, activation: ExpertActivation) -> Tensor:
+    """activation(gate) * up, in fp64."""
+    if isinstance(activation, ClampedSwiglu):
+        gate, up = gate.clamp(max=activation.limit), up.clamp(-activation.limit, activation.limit)
+        return gate * torch.sigmoid(activation.alpha * gate) * (up + 1)
+    if activation is Activation.SILU:
+        return F.silu(gate) * up
+    return F.gelu(gate, approximate="tanh" if activation is Activation.GELU_TANH else "none") * up
+
+
+def num_wrong_routes(
+    logits: Tensor, config: RoutingConfig, correction_bias: Tensor | None, weights: Tensor, experts: Tensor
+) -> int:
+    """Count tokens routed wrongly: to other experts than fp64's, in another order, or by a weight beyond fp32's errors.
+
+    Arguments and results of `kernels.experts.routing.route`. Where fp64 finds two candidates closer than 1e-5 either
+    may be chosen; the weights are then those of the experts that were.
+    """
+    logits = logits.double()
+    scores = torch.softmax(logits, 1) if config.scores is Scores.SOFTMAX else torch.sigmoid(logits)
+    by_order_alone = correction_bias is None and config.num_groups == 1
+    choice = logits if by_order_alone else scores
+    if correction_bias is not None:
+        choice = choice + correction_bias.double()
+    is_close = torch.zeros(logits.shape[0], dtype=torch.bool, device=logits.device)
+    if config.num_groups > 1:
+        groups = choice.view(choice.shape[0], config.num_groups, -1)
+        of_group = groups.topk(2, dim=2).values.sum(dim=2)
+        best, is_close = _best(of_group, config.num_active_groups)
+        is_open = torch.zeros_like(of_group).scatter_(1, best, 1.0).bool()
+        choice = groups.masked_fill(~is_open[:, :, None], float("-inf")).flatten(1)
+    expected, is_closer = _best(choice, config.num_active)
+    if not by_order_alone:
+        is_close = is_close | is_closer
+    chosen = experts.long().clamp(0, config.num_experts - 1)
+    is_wrong = (experts != expected).any(1) & ~is_close
+    is_wrong |= (chosen != experts).any(1) | (chosen.sort(1).values.diff(dim=1) == 0).any(1)
+    right = scores.gather(1, chosen)
+    if config.renormalizes:
+        right = right / right.sum(1, keepdim=True).clamp(min=1e-20)
+    right = right * config.scale
+    far = (logits.amax(1, keepdim=True) - logits.gather(1, chosen)).clamp(max=100.0)
+    limit = _U32 * (_WEIGHT_ULPS + 4 * far) * right + 1e-37
+    is_wrong |= ~((weights.double() - right).abs() <= limit).all(1)  # True for NaN
+    return int(is_wrong.sum())
+
+
+def _best(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """(columns of the largest values, of equals the first; whether two of those that matter are a close call)."""
+    ordered = values.sort(dim=1, descending=True, stable=True)
+    gaps = -ordered.values[:, : count + 1].diff(dim=1)
+    return ordered.indices[:, :count], (gaps < _CLOSE_CALL).any(1)

@@ -1,0 +1,69 @@
+"""Runs a path of a mixture's products on hostile inputs and measures its errors against fp64."""
+
+import math
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor
+
+from kernels.experts.kinds import ExpertActivation
+from kernels.experts.weights import AnyExpertWeights
+from kernels.reference.compare import errors_of
+from kernels.reference.experts import experts_reference
+from qualification.evidence.evidence import CHECK_LIMITS, Check, strain
+from qualification.measure.experts_inputs import ExpertsCase
+from qualification.measure.inputs import GUARD_MARK, GUARD_ROWS, guarded
+
+# Fills `out` [T, H], its last argument; the others are those of `kernels.experts.eager.experts_eager`.
+RunExperts = Callable[[Tensor, Tensor, Tensor, AnyExpertWeights, ExpertActivation, Tensor], None]
+
+_REPEATED = frozenset({"even", "edges"})  # cases that run twice: the same input must give the same bits
+
+
+def check_experts(run: RunExperts, cases: Iterable[ExpertsCase]) -> tuple[Check, ...]:
+    """Return, for each measure, the worst check over all cases. Errors of `run` are not caught.
+
+    every_row       the largest error against fp64, on every row, as a share of its limit
+    nonfinite       values of the output that are NaN or infinite, rows that were never written included
+    guard_writes    values beside the output that were overwritten
+    unequal_repeat  values that differ when the same input is run again
+    """
+    worst: dict[str, Check] = {}
+    for case in cases:
+        for check in _check_case(run, case):
+            known = worst.get(check.name)
+            if known is None or strain(check.measured, check.limit) > strain(known.measured, known.limit):
+                worst[check.name] = check
+    return tuple(worst[name] for name in sorted(worst))
+
+
+def _check_case(run: RunExperts, case: ExpertsCase) -> list[Check]:
+    reference = experts_reference(case.hidden, case.experts, case.weights, case.expert_weights, case.activation)
+    out, guard_writes = _run_case(run, case)
+    errors = errors_of(out[:, None], reference)
+    row, _, column = errors.worst_at
+    where = f"row {row}, column {column}: off by {errors.worst_error:.3g}, at most {errors.worst_limit:.3g} may be"
+    found = [
+        _check("every_row", case, errors.worst, where),
+        _check("nonfinite", case, errors.num_nonfinite),
+        _check("guard_writes", case, guard_writes),
+    ]
+    if case.name in _REPEATED:
+        again, _ = _run_case(run, case)
+        found.append(_check("unequal_repeat", case, int((again != out).sum())))
+    return found
+
+
+def _run_case(run: RunExperts, case: ExpertsCase) -> tuple[Tensor, int]:
+    """(the output [T, H], NaN where it was not written; the number of guard values overwritten)."""
+    storage, out = guarded(case.hidden.shape[0], case.hidden, math.nan, GUARD_MARK)
+    run(case.hidden, case.experts, case.weights, case.expert_weights, case.activation, out)
+    edges = (storage[:GUARD_ROWS], storage[GUARD_ROWS + out.shape[0] :])
+    return out, sum(int((edge != GUARD_MARK).sum()) for edge in edges)
+
+
+def _check(name: str, case: ExpertsCase, measured: float, where: str = "") -> Check:
+    limit, unit = CHECK_LIMITS[name]
+    number = float(f"{measured:.6g}") if math.isfinite(measured) else torch.finfo(torch.float64).max
+    is_passed = number <= limit
+    return Check(name, case.name, number, limit, unit, case.seed, "" if is_passed else where)

@@ -1,0 +1,120 @@
+"""The parts of the upgrade drill; `make drill-upgrade` is the whole."""
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import pytest
+
+from qualification.exit_code import ExitCode
+from server.model.load.load import load_config
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "deploy" / "drill"))
+
+from builds import SLOW_KERNEL, WRONG_KERNEL, WRONG_WINDOW, Patch, patched
+from model import WINDOW, write_windowed_model
+from report import Judgement
+from steady_load import Steady, streamed
+from upgrade_report import INCONCLUSIVE, Drilled, Expected, GateRun, as_json, as_markdown
+
+LINES = (
+    "numerics le_512: PASS: 2 prompts",
+    "numerics le_2k: FAIL: 2 prompts, 512 places",
+    "    le_2k-600: differs from character 96 of 161 on",
+    "verdict: NUMERICS (exit 1)",
+)
+RUN = GateRun("window off by one", "in a test", "hallmark canary", Expected(1, {"numerics le_2k"}), 1, LINES, 2.0)
+WHOLE = Steady(num_sent=2, seconds=[0.1, 0.2], answers={"the same"})
+
+
+@pytest.mark.parametrize("patch", [SLOW_KERNEL, WRONG_KERNEL, WRONG_WINDOW], ids=lambda it: it.file)
+def test_each_patch_fits_this_source_and_is_python(patch: Patch) -> None:
+    compile(patched(patch), patch.file, "exec")
+
+
+def test_a_patch_that_does_not_fit_is_refused() -> None:
+    with pytest.raises(ValueError, match="0 times, not once"):
+        patched(replace(SLOW_KERNEL, old="no such text"))
+
+
+def test_the_model_has_the_window_that_golden_prompts_of_one_bucket_reach(tmp_path: Path) -> None:
+    config = load_config(write_windowed_model(tmp_path))
+    assert {layer.attention.window for layer in config.layers} == {WINDOW}
+    assert 400 < WINDOW < 1900  # prompts that the canary records on either side
+
+
+def test_codes_are_those_of_the_gate() -> None:
+    assert INCONCLUSIVE == ExitCode.INCONCLUSIVE
+
+
+@pytest.mark.parametrize(
+    ("changes", "judgement"),
+    [
+        ({}, Judgement.YES),
+        ({"code": 0}, Judgement.NO),
+        ({"code": 4}, Judgement.CANNOT),
+        ({"lines": LINES[:1]}, Judgement.NO),  # failed, and in no bucket
+        ({"lines": (*LINES, "numerics le_128: FAIL: 2 prompts")}, Judgement.NO),
+        ({"expected": Expected(1)}, Judgement.YES),
+    ],
+)
+def test_a_gate_must_fail_with_its_code_and_in_its_bucket_only(
+    changes: dict[str, object], judgement: Judgement
+) -> None:
+    assert replace(RUN, **changes).judgement is judgement
+
+
+@pytest.mark.parametrize(
+    ("codes", "stable", "code"),
+    [
+        ([1], WHOLE, 0),
+        ([1, 4], WHOLE, 4),
+        ([0, 4], WHOLE, 1),
+        ([1], replace(WHOLE, lost=["streamed: ReadTimeout"]), 1),
+        ([1], replace(WHOLE, answers={"the same", "another"}), 1),
+        ([1], Steady(), 1),
+    ],
+)
+def test_the_drill_fails_for_a_wrong_verdict_and_for_a_lost_request(
+    codes: list[int], stable: Steady, code: int
+) -> None:
+    assert Drilled([replace(RUN, code=it) for it in codes], stable).exit_code == code
+
+
+def test_reports_hold_every_line_of_every_gate() -> None:
+    drilled = Drilled([RUN], WHOLE)
+    (run,) = json.loads(as_json(drilled, {"command": "make drill-upgrade"}))["runs"]
+    assert (run["output"], run["code"], run["wanted"]) == (list(LINES), 1, 1)
+    assert "\n".join(LINES) in as_markdown(drilled)
+    assert "lost 0 of 2 requests" in as_markdown(drilled)
+    assert "lost 1 of 1 requests" in as_markdown(Drilled([], Steady(num_sent=1, lost=["whole: ConnectError"])))
+
+
+def stream_of(*lines: str) -> str:
+    text = "".join(f"{line}\n\n" for line in lines)
+    with httpx.Client(transport=httpx.MockTransport(lambda _: httpx.Response(200, text=text))) as client:
+        return streamed(client, "http://stable")
+
+
+CHUNK = 'data: {"choices":[{"text":"a"}]}'
+
+
+def test_a_stream_is_lost_that_ends_early_or_with_an_error() -> None:
+    assert stream_of(CHUNK, CHUNK, "data: [DONE]") == "aa"
+    with pytest.raises(ValueError, match="without"):
+        stream_of(CHUNK)
+    with pytest.raises(ValueError, match="engine died"):
+        stream_of(CHUNK, 'data: {"error":{"message":"engine died"}}', "data: [DONE]")
+
+
+def test_every_output_on_the_page_is_in_the_committed_data() -> None:
+    docs = Path(__file__).resolve().parents[2] / "docs"
+    data = json.loads((docs / "benchmarks" / "drill-upgrade-cpu.json").read_text())
+    said = {line for run in data["runs"] for line in run["output"]}
+    blocks = (docs / "upgrade-drill.md").read_text().split("```")[1::2]
+    quoted = [line for block in blocks for line in block.strip("\n").splitlines()]
+    assert len(quoted) > 20
+    assert [line for line in quoted if line not in said and line != data["stable"]["line"]] == []
+    assert "NO" not in {run["judgement"] for run in data["runs"]}

@@ -1,0 +1,112 @@
+"""Compiles the Triton kernels of the experts for sm_90, as a GPU launches them; prints their machine code's findings.
+
+A program of its own: where Triton's interpreter is on, as in the tests of this folder, nothing can be compiled.
+"""
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from triton.runtime import driver
+
+from kernels.experts.kinds import RoutingConfig, Scores
+from kernels.experts.products import hallmark_experts_combine, hallmark_experts_down, hallmark_experts_gate_up
+from kernels.experts.route_triton import hallmark_experts_route
+from kernels.experts.sorting import (
+    hallmark_experts_count,
+    hallmark_experts_place,
+    hallmark_experts_prefix,
+    hallmark_experts_sort,
+)
+from kernels.experts.tiles import ProductTiles, expert_tiles, padded, sorted_at_once
+
+sys.path += [str(Path(__file__).resolve().parents[1] / name) for name in ("hopper", "linear")]
+
+from gluon_sass import count, disassemble
+from matmul_compile import Hopper
+
+SHARED_BYTES = 232_448
+QWEN3 = (128, 8, 2048, 768)  # experts, active, hidden size and width of Qwen3-30B-A3B
+GPT_OSS = (32, 4, 2880, 2880)
+HALF, FLOAT, INT, BYTE = (
+    torch.empty(16, dtype=dtype) for dtype in (torch.bfloat16, torch.float32, torch.int32, torch.uint8)
+)
+GRID = {"grid": (1,)}
+
+
+def products(num_tokens: int, model: tuple[int, int, int, int], *, is_mxfp4: bool) -> dict[str, Any]:
+    """Both products of a model's mixture at so many tokens."""
+    num_experts, num_active, hidden, width = model
+    tiles = expert_tiles(num_tokens * num_active, num_experts, 2, SHARED_BYTES)
+    weight, scales, bias = (BYTE, BYTE, HALF) if is_mxfp4 else (HALF, None, None)
+    kind = {"HAS_BIAS": is_mxfp4, "IS_MXFP4": is_mxfp4}
+    gate_up = hallmark_experts_gate_up.warmup(
+        HALF, weight, scales, bias, HALF, INT, INT, num_active, 1, hidden, hidden, width, 7.0, 1.702,
+        ACTIVATION="clamped" if is_mxfp4 else "silu", **kind, **sizes(tiles.gate_up, hidden), **GRID,
+    )  # fmt: skip
+    down = hallmark_experts_down.warmup(
+        HALF, weight, scales, bias, HALF, INT, INT, 1, hidden, width, **kind, **sizes(tiles.down, width), **GRID
+    )
+    return {"gate up": gate_up, "down": down}
+
+
+def sizes(tiles: ProductTiles, size_in: int) -> dict[str, Any]:
+    blocks = {"BLOCK_M": tiles.block_m, "BLOCK_N": tiles.block_n, "BLOCK_K": tiles.block_k}
+    options = {"num_warps": tiles.num_warps, "num_stages": tiles.num_stages}
+    return {"EVEN_K": size_in % tiles.block_k == 0, **blocks, **options}
+
+
+def route(config: RoutingConfig, has_bias: bool) -> Any:
+    return hallmark_experts_route.warmup(
+        HALF, FLOAT if has_bias else None, FLOAT, INT, config.num_experts, config.scale,
+        NUM_EXPERTS=config.num_experts, BLOCK_E=padded(config.num_experts), NUM_ACTIVE=config.num_active,
+        NUM_GROUPS=config.num_groups, NUM_ACTIVE_GROUPS=config.num_active_groups,
+        IS_SOFTMAX=config.scores is Scores.SOFTMAX, RENORMALIZES=config.renormalizes, HAS_BIAS=has_bias,
+        num_warps=1, **GRID,
+    )  # fmt: skip
+
+
+def compile_all() -> dict[str, Any]:
+    sort = {"BLOCK_P": sorted_at_once(128), "BLOCK_E": padded(128), "num_warps": 8, **GRID}
+    table = {"BLOCK_M": 128, "BLOCK_T": 64}
+    found = {
+        "route": route(RoutingConfig(128, 8, renormalizes=True), has_bias=False),
+        "route, groups": route(RoutingConfig(256, 8, Scores.SIGMOID, True, 8, 4, 2.5), has_bias=True),
+        "sort": hallmark_experts_sort.warmup(INT, INT, INT, 8, 8, **table, **sort),
+        "count": hallmark_experts_count.warmup(INT, INT, 8, 8, NUM_EXPERTS=128, **sort),
+        "prefix": hallmark_experts_prefix.warmup(INT, INT, 8, BLOCK=1024, **GRID),
+        "place": hallmark_experts_place.warmup(INT, INT, INT, INT, INT, 8, 8, 8, NUM_EXPERTS=128, **table, **sort),
+        "combine": hallmark_experts_combine.warmup(HALF, FLOAT, HALF, 8, 8, 2048, 2048, BLOCK=1024, **GRID),
+    }
+    for num_tokens in (1, 8192):
+        for name, kernel in products(num_tokens, QWEN3, is_mxfp4=False).items():
+            found[f"{name}, {num_tokens} tokens"] = kernel
+        for name, kernel in products(num_tokens, GPT_OSS, is_mxfp4=True).items():
+            found[f"{name}, mxfp4, {num_tokens} tokens"] = kernel
+    return found
+
+
+def findings(kernel: Any) -> dict[str, int]:
+    code = disassemble(kernel.asm["cubin"])
+    registers = [int(number) for line in code for number in re.findall(r"\bR(\d+)\b", line)]
+    return {
+        "spills": count(code, "STL"),
+        "registers": max(registers) + 1,
+        "shared_bytes": kernel.metadata.shared,
+        "wgmma": count(code, "HGMMA"),
+        "mma": count(code, "HMMA"),
+        "wide_copies": sum("LDGSTS" in line and ".128" in line for line in code),
+        "global_atomics": count(code, "ATOMG") + count(code, "RED.E"),
+    }
+
+
+def main() -> None:
+    driver.set_active(Hopper())
+    print(json.dumps({name: findings(kernel) for name, kernel in compile_all().items()}))
+
+
+if __name__ == "__main__":
+    main()

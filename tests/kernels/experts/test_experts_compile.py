@@ -1,0 +1,39 @@
+"""The machine code of the Triton kernels of the experts, compiled for sm_90 without a GPU."""
+
+from pathlib import Path
+
+import pytest
+from compile_outside import run_outside
+
+SHARED_BYTES = 232_448  # that one program may have on an H100 or H200
+
+
+@pytest.fixture(scope="module")
+def compiled() -> dict[str, dict[str, int]]:
+    """What the compiled kernels show, by name."""
+    found: dict[str, dict[str, int]] = run_outside(Path(__file__).parent / "experts_compile.py")
+    return found
+
+
+def test_no_kernel_spills_and_all_fit_a_multiprocessor(compiled: dict[str, dict[str, int]]) -> None:
+    assert {name: kernel["spills"] for name, kernel in compiled.items()} == dict.fromkeys(compiled, 0)
+    assert all(kernel["shared_bytes"] <= SHARED_BYTES and kernel["registers"] <= 255 for kernel in compiled.values())
+
+
+def test_no_sum_or_place_is_decided_by_an_atomic(compiled: dict[str, dict[str, int]]) -> None:
+    assert {name: kernel["global_atomics"] for name, kernel in compiled.items()} == dict.fromkeys(compiled, 0)
+
+
+def test_products_multiply_on_tensor_cores(compiled: dict[str, dict[str, int]]) -> None:
+    few = [kernel for name, kernel in compiled.items() if name.endswith(", 1 tokens")]
+    more = [kernel for name, kernel in compiled.items() if name.endswith(", 8192 tokens")]
+    assert (len(few), len(more)) == (4, 4)
+    assert all(kernel["mma"] for kernel in few)
+    assert all(kernel["wgmma"] for kernel in more)
+
+
+def test_programs_of_few_tokens_share_a_multiprocessor(compiled: dict[str, dict[str, int]]) -> None:
+    """Memory bounds them: what one waits for another loads meanwhile, 16 bytes a thread."""
+    few = [kernel for name, kernel in compiled.items() if name.endswith(", 1 tokens")]
+    assert all(3 * kernel["shared_bytes"] <= SHARED_BYTES for kernel in few)
+    assert all(kernel["wide_copies"] for kernel in few)

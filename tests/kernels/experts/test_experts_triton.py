@@ -1,0 +1,138 @@
+"""The Triton experts: routing, sorting and products against fp64, in the interpreter or on the GPU."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels.device import torch_dtype
+from kernels.experts.kinds import ClampedSwiglu, RoutingConfig, Scores
+from kernels.experts.route_triton import run_route
+from kernels.experts.routing import route
+from kernels.experts.sorting import sort_slots
+from kernels.experts.tiles import expert_tiles, most_tiles
+from kernels.experts.triton_path import run_experts
+from kernels.experts.weights import ExpertWeights
+from kernels.fused.activation_kind import Activation
+from kernels.reference.experts import num_wrong_routes
+from kernels.shape import Dtype
+from qualification.measure.experts_checks import check_experts
+from qualification.measure.experts_inputs import Mixture, WeightLayout, experts_cases
+
+SOFTMAX = RoutingConfig(7, 3)
+SIGMOID = RoutingConfig(12, 3, Scores.SIGMOID, renormalizes=True, num_groups=4, num_active_groups=2, scale=2.5)
+ROUTINGS = {
+    "softmax": (SOFTMAX, False),
+    "one expert": (replace(SOFTMAX, num_active=1), False),
+    "all experts, renormalised": (replace(SOFTMAX, num_active=7, renormalizes=True), False),
+    "128 experts": (RoutingConfig(128, 8, renormalizes=True), False),
+    "groups": (SIGMOID, False),
+    "groups and correction bias": (SIGMOID, True),
+    "correction bias": (RoutingConfig(5, 2, Scores.SIGMOID), True),
+}
+MIXTURES = {
+    "odd sizes": Mixture(Dtype.FP32, WeightLayout.PLAIN, 33, 17, 5, 2, Activation.SILU, False),
+    "one expert a token": Mixture(Dtype.FP16, WeightLayout.PLAIN, 64, 24, 6, 1, Activation.GELU, True),
+    "all experts": Mixture(Dtype.FP32, WeightLayout.PLAIN, 40, 64, 3, 3, Activation.GELU_TANH, True),
+    "clamped": Mixture(Dtype.FP16, WeightLayout.PLAIN, 48, 40, 7, 3, ClampedSwiglu(), True),
+    "mxfp4": Mixture(Dtype.FP16, WeightLayout.MXFP4, 96, 32, 5, 2, ClampedSwiglu(), True),
+    "bf16": Mixture(Dtype.BF16, WeightLayout.PLAIN, 264, 136, 12, 4, Activation.SILU, False),
+    "mxfp4 in bf16": Mixture(Dtype.BF16, WeightLayout.MXFP4, 288, 160, 6, 2, ClampedSwiglu(), True),
+}
+
+
+@pytest.mark.parametrize("name", ROUTINGS)
+def test_routing_chooses_and_weighs_as_fp64_does(name: str, device: torch.device) -> None:
+    config, has_bias = ROUTINGS[name]
+    logits = 3 * torch.randn(9, config.num_experts, device=device)
+    bias = torch.randn(config.num_experts, device=device) if has_bias else None
+    weights, experts = run_route(logits, config, bias)
+    assert num_wrong_routes(logits, config, bias, weights, experts) == 0
+
+
+def test_of_equal_experts_and_groups_the_lower_goes_first(device: torch.device) -> None:
+    for config in (SOFTMAX, SIGMOID):
+        logits = torch.tensor([[0.0, -0.0] * 6, [1.0] * 12], device=device)[:, : config.num_experts]
+        weights, experts = run_route(logits, config)
+        expected = route(logits.cpu(), config)
+        assert torch.equal(experts.cpu(), expected[1])
+        torch.testing.assert_close(weights.cpu(), expected[0])
+
+
+def test_a_token_that_may_visit_too_few_experts_visits_none_twice(device: torch.device) -> None:
+    logits = torch.full((1, 7), -torch.inf, device=device)
+    logits[0, 4] = 1.0
+    weights, experts = run_route(logits, SOFTMAX)
+    assert experts.tolist() == [[4, 0, 1]]
+    assert weights.tolist() == [[1.0, 0.0, 0.0]]
+
+
+def sorted_by_torch(experts: Tensor) -> Tensor:
+    return experts.cpu().flatten().sort(stable=True).indices.int()
+
+
+# Slots that one program sorts are 256 of 5 experts and 32 of 512: the last two cases take three launches.
+@pytest.mark.parametrize(("num_tokens", "num_active", "num_experts"), [(1, 1, 1), (9, 2, 5), (150, 2, 5), (20, 3, 512)])
+def test_slots_are_sorted_stably(num_tokens: int, num_active: int, num_experts: int, device: torch.device) -> None:
+    experts = torch.rand(num_tokens, num_experts).argsort(1)[:, :num_active].int().contiguous().to(device)
+    found = sort_slots(experts, num_experts, 16)
+    assert torch.equal(found.order.cpu(), sorted_by_torch(experts))
+    counts = torch.bincount(experts.cpu().flatten(), minlength=num_experts).tolist()
+    expected, row = [], 0
+    for expert, rows in enumerate(counts):
+        expected += [[expert, row + first, row + rows] for first in range(0, rows, 16)]
+        row += rows
+    tiles = found.tiles.tolist()
+    assert tiles[: len(expected)] == expected
+    assert all(expert == -1 for expert, _, _ in tiles[len(expected) :])
+
+
+def test_no_assignment_has_more_tiles_than_the_bound() -> None:
+    for counts in ([1] * 40, [17] * 5, [16] * 5, [640], [0, 33, 1, 15, 16]):
+        assert sum(-(-rows // 16) for rows in counts) <= most_tiles(sum(counts), len(counts), 16)
+
+
+# bf16 is silent garbage in Triton's interpreter.
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.gpu] if mixture.dtype is Dtype.BF16 else [])
+        for name, mixture in MIXTURES.items()
+    ],
+)
+def test_experts_are_right_on_every_hostile_input(name: str, device: torch.device) -> None:
+    mixture = MIXTURES[name]
+    checks = check_experts(run_experts, experts_cases(mixture, device, seed=0))
+    assert {check.name: check.where for check in checks if not check.is_passed} == {}
+
+
+def test_few_and_many_tokens_take_tiles_of_their_own() -> None:
+    few, many = expert_tiles(8, 128, 2, None), expert_tiles(8192, 128, 2, None)
+    assert few != many
+
+
+def test_integers_are_summed_the_same_whoever_the_neighbours_are(device: torch.device) -> None:
+    """Of exact numbers every bit of a token's result must stay when the other tokens visit other experts."""
+    mixture = MIXTURES["odd sizes"]
+    case = next(case for case in experts_cases(mixture, device, seed=1) if case.name == "even")
+    of = case.expert_weights
+    assert isinstance(of, ExpertWeights)
+    weights = replace(of, gate_up=(of.gate_up * 8).round(), down=(of.down * 8).round())
+    hidden, shares = (case.hidden * 2).round(), torch.full_like(case.weights, 0.5)
+    outs = []
+    for others in (case.experts, case.experts.flip(0)):
+        experts = others.clone()
+        experts[5] = case.experts[5]
+        out = torch.empty_like(hidden)
+        run_experts(hidden, experts, shares, weights, case.activation, out)
+        outs.append(out[5].clone())
+    assert torch.equal(*outs)
+
+
+def test_no_tokens_launch_nothing(device: torch.device) -> None:
+    mixture = MIXTURES["odd sizes"]
+    case = next(iter(experts_cases(mixture, device, seed=0)))
+    out = torch.empty(0, mixture.hidden, dtype=torch_dtype(mixture.dtype), device=device)
+    run_experts(out, case.experts[:0], case.weights[:0], case.expert_weights, case.activation, out)
+    assert run_route(torch.empty(0, 7, device=device), SOFTMAX)[1].shape == (0, 3)
