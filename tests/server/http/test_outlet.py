@@ -12,6 +12,7 @@ from edge_fakes import ScriptedEngine, Served, delta, served
 from running_api import Running, wait_until
 
 from server.protocol.messages import FinishReason, SamplingParams, TokenDelta
+from server.supervisor.choices import Choices
 from server.supervisor.streams import Streams, Take
 
 
@@ -33,6 +34,8 @@ class PushingEngine(ScriptedEngine):
         *,
         cache_salt: bytes = b"",  # noqa: ARG002
         traceparent: str | None = None,  # noqa: ARG002
+        priority: int = 0,  # noqa: ARG002
+        choices: Choices | None = None,  # noqa: ARG002
         take: Take | None = None,
     ) -> AsyncGenerator[TokenDelta]:
         def counting(it: TokenDelta) -> bool:
