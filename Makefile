@@ -1,6 +1,7 @@
 # Every command sets up what it needs in .venv; nothing is installed outside this checkout.
 #   make serve          the server with the demo model on http://127.0.0.1:8000   (PORT=8123 make serve)
 #   make test           lint, types and the tests that need no GPU                (PYTEST_FLAGS='-k sampling' make test)
+#   make test-sm90      the machine code of attention's kernels, compiled for sm_90 without a GPU
 #   make test-e2e       whole servers driven by real clients, browsers, Prometheus and Alertmanager
 #   make test-portable  the tests of numbers and proofs again, with PyTorch's code for processors without AVX
 #   make test-starts    thirty small models, each started with an empty cache and held against transformers
@@ -23,7 +24,7 @@ VENV := .venv
 STAMP := $(VENV)/.installed
 SERVING := $(VENV)/.installed-serving
 
-.PHONY: serve test test-e2e test-portable test-starts test-clients test-routers test-deploy test-image test-ray test-gpu \
+.PHONY: serve test test-sm90 test-e2e test-portable test-starts test-clients test-routers test-deploy test-image test-ray test-gpu \
   drill drill-upgrade lint format clean
 
 define CHECK_PYTHON
@@ -69,8 +70,11 @@ format: $(STAMP)
 NONE_CHOSEN := $(if $(findstring -k,$(PYTEST_FLAGS)),|| test $$? -eq 5)
 
 test: lint
-	OMP_NUM_THREADS=1 $(VENV)/bin/pytest -m 'not gpu and not sanitizer and not timed and not starts and not e2e' -n auto --dist loadfile $(PYTEST_FLAGS) $(NONE_CHOSEN)
+	OMP_NUM_THREADS=1 $(VENV)/bin/pytest -m 'not gpu and not sanitizer and not timed and not starts and not e2e and not sm90' -n auto --dist loadfile $(PYTEST_FLAGS) $(NONE_CHOSEN)
 	$(VENV)/bin/pytest -m 'timed and not gpu' $(PYTEST_FLAGS) $(NONE_CHOSEN)
+
+test-sm90: $(STAMP)
+	OMP_NUM_THREADS=1 $(VENV)/bin/pytest -m 'sm90 and not gpu' -n auto --dist loadfile $(PYTEST_FLAGS)
 
 test-e2e: $(STAMP)
 	OMP_NUM_THREADS=1 $(VENV)/bin/pytest -m 'e2e and not gpu and not sanitizer and not timed and not starts' -n auto --dist loadfile $(PYTEST_FLAGS)

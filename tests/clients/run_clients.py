@@ -31,7 +31,7 @@ CALLS = HERE / "calls"
 PINNED = HERE / "clients.toml"
 LOCKS = HERE / "locks"
 PAGE = ROOT / "docs" / "clients.md"
-INSTALL_LIMIT_S = 900  # of a client; the largest takes 100 s on 2 idle cores
+INSTALL_LIMIT_S = 900  # of a client
 NOT_RUN = "not run"
 _INTRODUCTION = """\
 # Clients

@@ -7,6 +7,8 @@ from compile_outside import run_outside
 
 from kernels.portable.launch_config import SHARED_BYTES_HOPPER
 
+pytestmark = pytest.mark.sm90
+
 HERE = Path(__file__).parent
 Report = dict[str, dict[str, int]]
 

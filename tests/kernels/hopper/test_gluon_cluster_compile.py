@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 from compile_outside import run_outside
 
+pytestmark = pytest.mark.sm90
+
 MOST_SHARED_BYTES = 232_448  # of one program
 
 

@@ -12,6 +12,8 @@ from gluon_sass import barrier_offsets, hazards, overlapped_exponentials
 
 from kernels.portable.launch_config import SHARED_BYTES_HOPPER
 
+pytestmark = pytest.mark.sm90
+
 HERE = Path(__file__).parent
 # A few words at a tile's end, none in a step: at 128 two blocks of scores leave no register. Nothing else may spill.
 SPILLS_ALLOWED = {"d128": 8, "d96 fp16": 8, "d128 spans": 8, "d256 window spans": 8}

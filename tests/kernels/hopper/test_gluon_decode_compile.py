@@ -9,6 +9,8 @@ from compile_outside import run_outside
 from kernels.batch import AttentionFlags
 from kernels.hopper.decode.variants import variant_of
 
+pytestmark = pytest.mark.sm90
+
 HERE = Path(__file__).parent
 SHARED_BYTES_OF_A_PROCESSOR = 228 * 1024
 RESERVED_BYTES = 1024  # that the hardware adds to every program

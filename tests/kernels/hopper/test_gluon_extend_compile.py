@@ -9,6 +9,8 @@ from gluon_findings import excess_spills, found
 
 from kernels.portable.launch_config import SHARED_BYTES_HOPPER
 
+pytestmark = pytest.mark.sm90
+
 HERE = Path(__file__).parent
 # Of once a tile: the producer has 32 registers, too few for eight pages a block; each of three consumers has 160.
 SPILLS_ALLOWED = {"d96 page 16 group 7": 8, "d64 long": 4, "d128 whole": 2}
