@@ -7,6 +7,7 @@
 #   make test-clients   clients of others (openai, anthropic, langchain, ...), each in an environment of its own
 #   make test-ray       replicas on Ray Serve: killed, updated and measured; an environment of its own   (RAY_FLAGS)
 #   make test-deploy   Kubernetes manifests rendered and checked; installs kubectl, checkov and types into .cache/deploy
+#   make test-schema    20,000 requests that schemathesis makes of /openapi.json; half an hour of a core   (SCHEMA_FLAGS)
 #   make test-gpu       the tests that need a CUDA GPU of sm_80 or newer
 #   make drill          a model upgrade gone wrong for 10% of traffic, and who notices; a report in drill/
 # Another interpreter: make PYTHON=python3.12 serve
@@ -14,12 +15,13 @@ PYTHON ?= python3
 PORT ?= 8000
 PYTEST_FLAGS ?=
 CLIENTS ?=
+SCHEMA_FLAGS ?= --out docs/benchmarks/schema-cases.json
 RAY_FLAGS ?= --out docs/benchmarks/ray-cpu.json
 VENV := .venv
 STAMP := $(VENV)/.installed
 SERVING := $(VENV)/.installed-serving
 
-.PHONY: serve test test-e2e test-portable test-starts test-clients test-deploy test-ray test-gpu drill lint format clean
+.PHONY: serve test test-e2e test-portable test-starts test-clients test-deploy test-schema test-ray test-gpu drill lint format clean
 
 define CHECK_PYTHON
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
@@ -96,6 +98,15 @@ $(RAY)/.installed: pyproject.toml deploy/ray/requirements.txt
 
 test-ray: $(RAY)/.installed
 	$(RAY)/bin/python deploy/ray/trial.py $(RAY_FLAGS)
+
+SCHEMA := .cache/schema
+$(SCHEMA)/.installed:
+	@$(PYTHON) -m venv $(SCHEMA)
+	$(SCHEMA)/bin/python -m pip install --quiet schemathesis==4.32.5
+	@touch $@
+
+test-schema: $(STAMP) $(SCHEMA)/.installed
+	PYTHONPATH=tests/e2e $(VENV)/bin/python tests/e2e/schema_cases.py $(SCHEMA)/bin/schemathesis $(SCHEMA_FLAGS)
 
 test-deploy: $(STAMP)
 	$(VENV)/bin/pytest tests/deploy/kubernetes/check_manifests.py $(PYTEST_FLAGS)
