@@ -10,6 +10,7 @@
 #   make test-image     the container image built by buildah and run by runc, as root; ten minutes the first time
 #   make test-ray       replicas on Ray Serve: killed, updated and measured; an environment of its own   (RAY_FLAGS)
 #   make test-routers   routers of others in front of two servers, and whether they choose by their load
+#   make test-schema    20,000 requests that schemathesis makes of /openapi.json; half an hour of a core   (SCHEMA_FLAGS)
 #   make test-gpu       the tests that need a CUDA GPU of sm_80 or newer
 #   make drill          a model upgrade gone wrong for 10% of traffic, and who notices; a report in drill/
 #   make drill-upgrade  candidates of a changed machine, slower and wrong, each before the gate; a report in drill-upgrade/
@@ -19,13 +20,14 @@ PORT ?= 8000
 PYTEST_FLAGS ?=
 CLIENTS ?=
 ROUTERS ?=
+SCHEMA_FLAGS ?= --out docs/benchmarks/schema-cases.json
 RAY_FLAGS ?= --out docs/benchmarks/ray-cpu.json
 VENV := .venv
 STAMP := $(VENV)/.installed
 SERVING := $(VENV)/.installed-serving
 
-.PHONY: serve test test-sm90 test-e2e test-portable test-starts test-clients test-routers test-deploy test-image test-ray test-gpu \
-  drill drill-upgrade lint format clean
+.PHONY: serve test test-sm90 test-e2e test-portable test-starts test-clients test-routers test-deploy test-schema \
+  test-image test-ray test-gpu drill drill-upgrade lint format clean
 
 define CHECK_PYTHON
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
@@ -105,6 +107,15 @@ $(RAY)/.installed: pyproject.toml deploy/ray/requirements.txt
 
 test-ray: $(RAY)/.installed
 	$(RAY)/bin/python deploy/ray/trial.py $(RAY_FLAGS)
+
+SCHEMA := .cache/schema
+$(SCHEMA)/.installed:
+	@$(PYTHON) -m venv $(SCHEMA)
+	$(SCHEMA)/bin/python -m pip install --quiet schemathesis==4.32.5
+	@touch $@
+
+test-schema: $(STAMP) $(SCHEMA)/.installed
+	PYTHONPATH=tests/e2e $(VENV)/bin/python tests/e2e/schema_cases.py $(SCHEMA)/bin/schemathesis $(SCHEMA_FLAGS)
 
 test-deploy: $(STAMP)
 	$(VENV)/bin/pytest tests/deploy/kubernetes/check_manifests.py $(PYTEST_FLAGS)

@@ -315,7 +315,7 @@ def run_server(server: Server, step_ms: float) -> list[Sample]:
             wait_ready(process, f"http://127.0.0.1:{port}", log)
             handle = psutil.Process(process.pid)
             for load in server.loads:
-                driven(port, load.path, load.body | ({"max_tokens": 8} if load.tokens_each else {}), STREAMS)
+                driven(port, load.path, load.body | ({"max_tokens": 2} if load.tokens_each else {}), 16)
             return [measured(server.name, handle, port, load) for load in server.loads]
         finally:
             process.terminate()
@@ -363,6 +363,23 @@ def ratios(samples: Sequence[Sample]) -> dict[str, float]:
     }
 
 
+def result_of(args: argparse.Namespace, samples: Sequence[Sample]) -> dict[str, Any]:
+    return {
+        "command": " ".join(["python tests/e2e/front_end_cpu.py", *sys.argv[1:]]),
+        "date": datetime.now(UTC).date().isoformat(),
+        "before": commit_of(args.before),
+        "after": commit_of(args.after),
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, load average {os.getloadavg()[0]:.1f}",
+        "python": platform.python_version(),
+        "streams": STREAMS,
+        "tokens_each": args.tokens,
+        "step_ms": args.step_ms,
+        "after_over_before_least_cpu": ratios(samples),
+        "summary": summary(samples),
+        "samples": [asdict(it) for it in samples],
+    }
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--before", type=Path, required=True, help="checkout to compare with")
@@ -385,21 +402,7 @@ def main() -> int:
         for server in servers if number % 2 else reversed(servers):
             samples += run_server(server, args.step_ms)
         print(number, ratios(samples), flush=True)
-    result = {
-        "command": " ".join(["python tests/e2e/front_end_cpu.py", *sys.argv[1:]]),
-        "date": datetime.now(UTC).date().isoformat(),
-        "before": commit_of(args.before),
-        "after": commit_of(args.after),
-        "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
-        "python": platform.python_version(),
-        "streams": STREAMS,
-        "tokens_each": args.tokens,
-        "step_ms": args.step_ms,
-        "after_over_before_least_cpu": ratios(samples),
-        "summary": summary(samples),
-        "samples": [asdict(it) for it in samples],
-    }
-    args.out.write_text(json.dumps(result, indent=1) + "\n")
+        args.out.write_text(json.dumps(result_of(args, samples), indent=1) + "\n")
     return 0
 
 
