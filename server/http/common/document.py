@@ -101,10 +101,14 @@ def answers_with(*refusals: type[errors.HallmarkError]) -> dict[str, Any]:
 def streams(
     model: type[BaseModel],
     description: str = "The whole answer, or with `stream` events `data: {chunk}` and at the end `data: [DONE]`.",
+    *,
+    last: str | None = None,
 ) -> dict[int | str, dict[str, Any]]:
-    """The `responses` of a route that may answer with server-sent events."""
+    """The `responses` of a route that may answer with server-sent events; `last`: what the last one is, if no JSON."""
     chunk = {"$ref": f"#/components/schemas/{model.__name__}"}
-    data = {"type": "string", "contentMediaType": "application/json", "contentSchema": chunk}
+    data: dict[str, Any] = {"type": "string", "contentMediaType": "application/json", "contentSchema": chunk}
+    if last is not None:
+        data = {"anyOf": [data, {"type": "string", "const": last}]}
     event = {"type": "object", "properties": {"event": {"type": "string"}, "data": data}, "required": ["data"]}
     # As FastAPI documents its own streams, and OpenAPI 3.2 any.
     content = {"text/event-stream": {"itemSchema": event}}

@@ -56,7 +56,7 @@ def routes(edge: Edge) -> APIRouter:
     @router.post(
         COMPLETIONS.route,
         response_model=Completion,
-        responses=streams(CompletionChunk),
+        responses=streams(CompletionChunk, last="[DONE]"),
         openapi_extra=takes(CompletionRequest, TimeLimitReached, *GENERATION_ERRORS),
     )
     async def completions(request: Request) -> Response:
@@ -66,7 +66,7 @@ def routes(edge: Edge) -> APIRouter:
     @router.post(
         CHAT.route,
         response_model=ChatCompletion,
-        responses=streams(ChatChunk),
+        responses=streams(ChatChunk, last="[DONE]"),
         openapi_extra=takes(ChatRequest, TemplateError, TimeLimitReached, *GENERATION_ERRORS),
     )
     async def chat_completions(request: Request) -> Response:
