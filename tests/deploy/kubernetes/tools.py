@@ -52,7 +52,9 @@ class Tools:
 
     def failed_policies(self, file: Path) -> list[str]:
         """Return `CHECK resource` for each policy of checkov that the manifests of `file` break."""
-        command = [self.programs / "bin" / "checkov", "--config-file", HERE / "checkov.yaml", "-o", "json", "-f", file]
+        # As a module: the first line of its script cannot hold a path with a space.
+        program = [self.programs / "bin" / "python", "-m", "checkov.main"]
+        command = [*program, "--config-file", HERE / "checkov.yaml", "-o", "json", "-f", file]
         environ = {name: text for name, text in os.environ.items() if name != "PYTHONPATH"}
         done = subprocess.run(
             [str(word) for word in command], capture_output=True, text=True, timeout=300, check=False, env=environ
