@@ -1,7 +1,7 @@
 # Every command sets up what it needs in .venv; nothing is installed outside this checkout.
 #   make serve          the server with the demo model on http://127.0.0.1:8000   (PORT=8123 make serve)
 #   make test           lint, types and the tests that need no GPU                (PYTEST_FLAGS='-k sampling' make test)
-#   make test-sm90      the machine code of attention's kernels, compiled for sm_90 without a GPU
+#   make test-sm90      the machine code of the kernels, compiled for sm_90 without a GPU
 #   make test-e2e       whole servers driven by real clients, browsers, Prometheus and Alertmanager
 #   make test-portable  the tests of numbers and proofs again, with PyTorch's code for processors without AVX
 #   make test-starts    thirty small models, each started with an empty cache and held against transformers

@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 from compile_outside import run_outside
 
+pytestmark = pytest.mark.sm90
+
 SHARED_BYTES = 232_448  # that one program may have on an H100 or H200
 
 

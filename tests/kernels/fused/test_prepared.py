@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 from compile_outside import run_outside
 
+pytestmark = pytest.mark.sm90
+
 HERE = Path(__file__).parent
 
 

@@ -2,7 +2,10 @@
 
 from pathlib import Path
 
+import pytest
 from compile_outside import run_outside
+
+pytestmark = pytest.mark.sm90
 
 
 def test_no_kernel_spills_registers() -> None:

@@ -12,7 +12,7 @@ from qualification.measure.ptx import Collected, differences, normalised
 from server.cli.main import main
 
 # A kernel for CPUs under Triton's interpreter has no PTX: the child process must leave it.
-pytestmark = pytest.mark.usefixtures("interpreter")
+pytestmark = [pytest.mark.usefixtures("interpreter"), pytest.mark.sm90]
 
 LENGTHS = "q-le_128 c-le_128 causal"
 PAIRS = (
