@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import chain
 
-from kernels.path import KernelPath, Tier
+from kernels.path import AnyPath, Tier
 from qualification.evidence.evidence import Evidence
 
 _PLANS = ("_plan", "_split")  # end the names of kernels that plan a batch
@@ -36,7 +36,7 @@ class Promise:
         return frozenset((*self.always, *self.sometimes, *chain.from_iterable(self.either)))
 
 
-def promise_of(path: KernelPath, evidence: Evidence | None) -> Promise:
+def promise_of(path: AnyPath, evidence: Evidence | None) -> Promise:
     """Return the promise of a path by its evidence's kernel names; where it has none, by the catalog's markers.
 
     Where the batch decides which kernels serve, the calls of the evidence need not have met all of them.
@@ -48,7 +48,7 @@ def promise_of(path: KernelPath, evidence: Evidence | None) -> Promise:
     return Promise(path.name, evidence.kernels or (), evidence.kernels_sometimes)
 
 
-def attention_markers(paths: Iterable[KernelPath]) -> frozenset[str]:
+def attention_markers(paths: Iterable[AnyPath]) -> frozenset[str]:
     """Names that only attention kernels of this project's own paths have."""
     return frozenset(
         name

@@ -138,13 +138,13 @@ ToEngine = Configure | Submit | Cancel | Attest | ChangeQuarantine | Shutdown
 
 
 class PlanRow(msgspec.Struct, frozen=True):
-    """One decision of the plan, for GET /attention, the start-up table and the pre-created metric labels."""
+    """One decision of the plan, for GET /plan, the start-up table and the pre-created metric labels."""
 
     shape: str
-    phase: str
-    query_bucket: str
+    phase: str  # of attention, or the name of another operator, whose rows all phases share
+    query_bucket: str  # of another operator: of the rows of a call; so is the next one
     context_bucket: str
-    head_dim: int
+    head_dim: int | None  # None: no attention
     path: str | None
     status: str
     wanted: str

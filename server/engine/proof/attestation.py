@@ -17,8 +17,9 @@ from typing import Protocol
 
 import torch
 
+from kernels.operators import AnyShape
 from kernels.path import KernelPath
-from kernels.shape import AttentionShape, Phase
+from kernels.shape import Phase
 from qualification.attest.promise import Promise, attention_markers, call_mismatch, promise_of, replay_mismatch
 from qualification.evidence.evidence import Evidence
 from qualification.measure.profile import Mark, Seen, profiled
@@ -41,7 +42,7 @@ class Promises:
     """Kernels that each choice may launch."""
 
     paths: Mapping[str, KernelPath]
-    evidence: Mapping[tuple[AttentionShape, str], Evidence]
+    evidence: Mapping[tuple[AnyShape, str], Evidence]
 
     def of(self, choice: Choice) -> Promise:
         """Evidence of another source, which serves under DEGRADE alone, names the kernels of that one."""

@@ -12,9 +12,10 @@ from kernels.catalog import PATHS
 from kernels.device import torch_dtype
 from kernels.launch import install_compile_counter, num_compiles
 from kernels.linear.fallbacks import MatmulFallbacks
+from kernels.shape import AttentionShape
 from kernels.triton_cache import use_own_cache
 from qualification.attest.driver_record import Recorder
-from qualification.decision.decision import Pairs, Policy
+from qualification.decision.decision import Pairs, Policy, decisions_of
 from qualification.measure.qualify import DeviceLost, qualify
 from qualification.measure.start_plan import Plan, RunQualification, own_file
 from server.engine.attention.dispatch import Dispatcher, NoPathError
@@ -133,7 +134,11 @@ def _build(
     overridden: Pairs,
 ) -> BuiltEngine:
     dispatcher = dispatcher_of(
-        subject, plan.decisions, redecide=plan.redecide, quarantined=broken, overridden=overridden
+        subject,
+        decisions_of(AttentionShape, plan.decisions),
+        redecide=plan.redecide,
+        quarantined=broken,
+        overridden=overridden,
     )
     decoder, matmul_fallbacks = _load(settings, subject, dispatcher, followers, progress)
     give_sinks(dispatcher, decoder)
@@ -141,14 +146,14 @@ def _build(
         runner = _warm_runner(settings, subject, decoder, dispatcher, followers, plan, progress)
         longest_step_s = 0.0 if subject.device.type == "cuda" else estimate_longest_step_s(runner, subject.limits)
     except (BatchError, NoPathError) as error:
-        raise Unservable(str(error), plan_rows(plan.decisions, plan.evidence)) from error
+        raise Unservable(str(error), plan_rows(plan.decisions.values(), plan.evidence)) from error
     engine = _engine(settings, subject, runner, matmul_fallbacks)
     attestor = _attestor(settings, subject, runner, plan)
     if settings.attestation_interval_s:
         progress("attesting", "a forward pass of each path under the profiler")
     with blaming(runner.suspects):
         attested = attestor.attest_all("start") if settings.attestation_interval_s else None
-    refuse_unserved(dispatcher.plan, plan, settings, attested)
+    refuse_unserved(dispatcher.plan.values(), plan, settings, attested)
     if dispatcher.timer is not None:
         dispatcher.timer.start()
     shadow = _shadow_check(settings, subject, dispatcher)
@@ -196,7 +201,7 @@ def _ready(
         fingerprint=subject.fingerprint.values(),
         matrix_digest=plan.matrix_digest,
         matrix_verdict=plan.matrix_verdict.value,
-        plan=plan_rows(runner.dispatcher.decisions, plan.evidence),
+        plan=plan_rows(runner.dispatcher.decisions.values(), plan.evidence),
         attention_layers=subject.config.num_layers,
         num_compiles=num_compiles(),
         matmul_fallbacks=matmul_fallbacks.take(),
@@ -242,7 +247,7 @@ def _warm_runner(
     with blaming(runner.suspects):
         warm_up(
             runner,
-            plan.decisions,
+            decisions_of(AttentionShape, plan.decisions),
             limits,
             is_cuda=device.type == "cuda",
             progress=lambda detail: progress("compiling", detail),

@@ -65,7 +65,7 @@ class ShapeReport(Report):
     phase: str
     query_bucket: str
     context_bucket: str
-    head_dim: int
+    head_dim: int | None = Field(description="null for another operator than attention.")
     path: str | None = Field(description="What serves it; null where nothing may.")
     status: str
     wanted: str = Field(description="The path that would serve it, were nothing in the way.")

@@ -42,5 +42,5 @@ def test_a_row_of_the_plan_says_how_times_chose() -> None:
     [shape, *_] = shapes_needed(AttentionSignature(4, 2, 64), ServingLimits(128, 128, 16, Dtype.FP32, Dtype.FP32))
     note = "sdpa.math takes 10 us, sdpa.cpu 34 us: the faster serves"
     decision = Decision(shape, "sdpa.math", Status.PROVEN, "sdpa.math", (), (), None, (note,))
-    [row] = plan_rows({shape: decision}, {})
+    [row] = plan_rows([decision], {})
     assert row.notes == (note,)
