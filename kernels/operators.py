@@ -8,8 +8,10 @@ from enum import Enum
 from typing import Protocol
 
 from kernels.buckets import Bucket
-from kernels.row_buckets import RowBucket
+from kernels.row_buckets import AnyRows
 from kernels.shape import AttentionShape, Dtype, Phase, flops, hbm_bytes_standard, hbm_bytes_tiled
+
+_FEW_ROWS = 128  # of a product that reads weights and little else
 
 
 class Operator(Enum):
@@ -30,7 +32,7 @@ class RowsShape(Protocol):
         """Of the rows and of the result."""
 
     @property
-    def rows(self) -> RowBucket: ...
+    def rows(self) -> AnyRows: ...
     @property
     def kind(self) -> str:
         """The line without the bucket: what the shapes of one weight, or of equal ones, share."""
@@ -61,7 +63,7 @@ def place_of_phase(phase: str) -> int:
     return [*(it.value for it in Phase), *(it.value for it in Operator)].index(phase)
 
 
-def buckets_of(shape: AnyShape) -> tuple[Bucket | RowBucket, Bucket | RowBucket]:
+def buckets_of(shape: AnyShape) -> tuple[Bucket | AnyRows, Bucket | AnyRows]:
     """The buckets of query and context; of an operator without context the bucket of its rows, twice."""
     if isinstance(shape, AttentionShape):
         return shape.query_bucket, shape.context_bucket
@@ -85,4 +87,4 @@ def is_bound_by_memory(shape: AnyShape) -> bool:
     """Whether its speed is told in bytes a second: attention's decode, and products of up to 128 rows."""
     if isinstance(shape, AttentionShape):
         return shape.phase is Phase.DECODE
-    return shape.rows in {RowBucket.LE_16, RowBucket.LE_128}
+    return shape.rows.hi is not None and shape.rows.hi <= _FEW_ROWS

@@ -9,7 +9,7 @@ from kernels.buckets import Bucket
 from kernels.fingerprint import Fingerprint
 from kernels.operators import AnyShape, Operator, buckets_of, flops_of, hbm_bytes_of, operator_of
 from kernels.path import AnyPath
-from kernels.row_buckets import RowBucket
+from kernels.row_buckets import AnyRows
 
 SUITE = 3  # raise it whenever checks, limits or inputs change: what an older suite found, failures too, is then stale
 
@@ -228,5 +228,5 @@ def summarize(evidence: Evidence) -> dict[str, float | str | bool]:
     return summary
 
 
-def _lies_in(num_tokens: int, bucket: Bucket | RowBucket) -> bool:
+def _lies_in(num_tokens: int, bucket: Bucket | AnyRows) -> bool:
     return bucket.lo < num_tokens and (bucket.hi is None or num_tokens <= bucket.hi)
