@@ -7,8 +7,6 @@ its kernels, with a bucket of rows. Attention's shape has two buckets of lengths
 from enum import Enum
 from typing import Protocol
 
-from kernels.buckets import Bucket
-from kernels.row_buckets import RowBucket
 from kernels.shape import AttentionShape, Dtype, Phase, flops, hbm_bytes_standard, hbm_bytes_tiled
 
 
@@ -18,6 +16,17 @@ class Operator(Enum):
     ATTENTION = "attention"  # whose lines begin with its phase instead
     LINEAR = "linear"
     EXPERTS = "experts"
+
+
+class AnyBucket(Protocol):
+    """A half-open interval `(lo, hi]`; None for one without an end."""
+
+    @property
+    def label(self) -> str: ...
+    @property
+    def lo(self) -> int: ...
+    @property
+    def hi(self) -> int | None: ...
 
 
 class RowsShape(Protocol):
@@ -30,7 +39,7 @@ class RowsShape(Protocol):
         """Of the rows and of the result."""
 
     @property
-    def rows(self) -> RowBucket: ...
+    def rows(self) -> AnyBucket: ...
     @property
     def kind(self) -> str:
         """The line without the bucket: what the shapes of one weight, or of equal ones, share."""
@@ -45,6 +54,7 @@ class RowsShape(Protocol):
 
 
 AnyShape = AttentionShape | RowsShape
+_FEW_ROWS = 128
 
 
 def operator_of(shape: AnyShape) -> Operator:
@@ -61,7 +71,7 @@ def place_of_phase(phase: str) -> int:
     return [*(it.value for it in Phase), *(it.value for it in Operator)].index(phase)
 
 
-def buckets_of(shape: AnyShape) -> tuple[Bucket | RowBucket, Bucket | RowBucket]:
+def buckets_of(shape: AnyShape) -> tuple[AnyBucket, AnyBucket]:
     """The buckets of query and context; of an operator without context the bucket of its rows, twice."""
     if isinstance(shape, AttentionShape):
         return shape.query_bucket, shape.context_bucket
@@ -85,4 +95,4 @@ def is_bound_by_memory(shape: AnyShape) -> bool:
     """Whether its speed is told in bytes a second: attention's decode, and products of up to 128 rows."""
     if isinstance(shape, AttentionShape):
         return shape.phase is Phase.DECODE
-    return shape.rows in {RowBucket.LE_16, RowBucket.LE_128}
+    return shape.rows.hi is not None and shape.rows.hi <= _FEW_ROWS
