@@ -2,13 +2,14 @@
 
 The copy runs the same kernels on the same memory in the same order, one after the other, with an event behind each: no
 kernel sees anything but what it sees in the graph. Kernels that overlap in the graph (programmatic dependent launch) do
-not in the copy, and each time includes the start of its kernel, so the sum is above the time of a replay: what it is for
-are shares.
+not in the copy, and each time includes the start of its kernel. So the sum is above the time of a replay, and is good
+for shares only.
 """
 
 from collections.abc import Sequence
 from contextlib import ExitStack
 from graphlib import TopologicalSorter
+from itertools import pairwise
 from statistics import median
 from typing import Protocol
 
@@ -55,7 +56,7 @@ def node_seconds(driver: Driver, graph: int, stream: int, *, num_runs: int = _NU
         runs = []
         for _ in range(num_runs + 1):
             driver.launch(executable, stream)
-            runs.append([driver.seconds_between(*pair) for pair in zip(events, events[1:], strict=False)])
+            runs.append([driver.seconds_between(*pair) for pair in pairwise(events)])
         found: dict[str, float] = {}
         for node, seconds in zip(order, zip(*runs[1:], strict=True), strict=True):
             name = driver.node_name(node)
