@@ -1,7 +1,7 @@
 """The CUDA driver's functions on graphs, called by ctypes: PyTorch offers none of them."""
 
 import ctypes
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -131,15 +131,15 @@ class CudaDriver:
             ctypes.c_size_t(1),
         )
 
-    def add_event_node(self, graph: int, after: int | None, event: int) -> int:
-        """Add a node that records `event` when the node `after` is done; None: when the graph begins."""
-        node, dependency = ctypes.c_void_p(), ctypes.c_void_p(after)
+    def add_event_node(self, graph: int, after: Sequence[int], event: int) -> int:
+        """Add a node that records `event` when all nodes of `after` are done; without any, when the graph begins."""
+        node, dependencies = ctypes.c_void_p(), (ctypes.c_void_p * len(after))(*after)
         self._call(
             "cuGraphAddEventRecordNode",
             ctypes.byref(node),
             ctypes.c_void_p(graph),
-            None if after is None else ctypes.byref(dependency),
-            ctypes.c_size_t(0 if after is None else 1),
+            dependencies,
+            ctypes.c_size_t(len(after)),
             ctypes.c_void_p(event),
         )
         return node.value or 0
@@ -187,4 +187,4 @@ class CudaDriver:
 
 
 def _values(pointers: "ctypes.Array[ctypes.c_void_p]") -> Iterator[int]:
-    return (pointer or 0 for pointer in pointers)  # type: ignore[misc]  # ctypes gives integers
+    return (pointer or 0 for pointer in pointers)  # ctypes gives integers

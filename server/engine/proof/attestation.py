@@ -20,7 +20,14 @@ import torch
 from kernels.path import KernelPath
 from kernels.shape import AttentionShape, Phase
 from qualification.attest.explain import explain
-from qualification.attest.promise import Promise, attention_markers, call_mismatch, promise_of, replay_mismatch
+from qualification.attest.promise import (
+    Promise,
+    attention_markers,
+    call_mismatch,
+    kernels_promised,
+    promise_of,
+    replay_mismatch,
+)
 from qualification.decision.decision import Status
 from qualification.evidence.evidence import Evidence
 from qualification.measure.profile import Mark, Seen, profiled
@@ -214,7 +221,7 @@ class Attestor:
             return None
         bad = [choice for choice, _ in wrong]
         good = [choice for choice, _ in served if choice not in bad and choice.decision.status in _VALID]
-        attention = frozenset[str]().union(*(self.promises.of(choice).names for choice in good))
+        attention = kernels_promised((self.promises.of(choice) for choice in good), seconds)
         found = explain(seconds, {**self._proven(), "attention": attention})
         return ExplainedTime(
             share=found.share,

@@ -333,7 +333,8 @@ def _attestor(settings: Settings, subject: Subject, runner: ModelRunner, plan: P
 
 def _step_times(subject: Subject, runner: ModelRunner, recorder: Recorder | None) -> TimeStep:
     """Return what times the steps of an attestation: by the driver, where a CUDA graph can hold a step."""
-    if recorder is None or subject.shard.world > 1 or subject.config.has_mixtures:
+    waits = subject.config.has_mixtures and not is_captured(subject.device)
+    if recorder is None or subject.shard.world > 1 or waits:
         return lambda _: None
     capture = recorder.capture
     return StepTimes(lambda batch: runner.step_graph(batch, capture), recorder)

@@ -1,7 +1,7 @@
 """Names of a forward pass's kernels, as data: those of the heavy operators, and small ones that need no proof.
 
-Patterns are those of `fnmatch`, on names as `plain_name` gives them: of kernels on a GPU, of operators on a CPU. No torch
-is imported.
+Patterns are those of `fnmatch`, for names without templates and signatures: of kernels on a GPU, of PyTorch's operators
+on a CPU. Imports no torch.
 """
 
 from dataclasses import dataclass
