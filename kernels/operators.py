@@ -7,11 +7,7 @@ its kernels, with a bucket of rows. Attention's shape has two buckets of lengths
 from enum import Enum
 from typing import Protocol
 
-from kernels.buckets import Bucket
-from kernels.row_buckets import AnyRows
 from kernels.shape import AttentionShape, Dtype, Phase, flops, hbm_bytes_standard, hbm_bytes_tiled
-
-_FEW_ROWS = 128  # of a product that reads weights and little else
 
 
 class Operator(Enum):
@@ -20,6 +16,17 @@ class Operator(Enum):
     ATTENTION = "attention"  # whose lines begin with its phase instead
     LINEAR = "linear"
     EXPERTS = "experts"
+
+
+class AnyBucket(Protocol):
+    """A half-open interval `(lo, hi]`; None for one without an end."""
+
+    @property
+    def label(self) -> str: ...
+    @property
+    def lo(self) -> int: ...
+    @property
+    def hi(self) -> int | None: ...
 
 
 class RowsShape(Protocol):
@@ -32,7 +39,7 @@ class RowsShape(Protocol):
         """Of the rows and of the result."""
 
     @property
-    def rows(self) -> AnyRows: ...
+    def rows(self) -> AnyBucket: ...
     @property
     def kind(self) -> str:
         """The line without the bucket: what the shapes of one weight, or of equal ones, share."""
@@ -47,6 +54,7 @@ class RowsShape(Protocol):
 
 
 AnyShape = AttentionShape | RowsShape
+_FEW_ROWS = 128
 
 
 def operator_of(shape: AnyShape) -> Operator:
@@ -63,7 +71,7 @@ def place_of_phase(phase: str) -> int:
     return [*(it.value for it in Phase), *(it.value for it in Operator)].index(phase)
 
 
-def buckets_of(shape: AnyShape) -> tuple[Bucket | AnyRows, Bucket | AnyRows]:
+def buckets_of(shape: AnyShape) -> tuple[AnyBucket, AnyBucket]:
     """The buckets of query and context; of an operator without context the bucket of its rows, twice."""
     if isinstance(shape, AttentionShape):
         return shape.query_bucket, shape.context_bucket

@@ -104,6 +104,3 @@ def linear_rows_of(num_rows: int) -> LinearRows:
 def linear_rows_up_to(num_rows: int) -> tuple[LinearRows, ...]:
     """Every bucket that 1..num_rows fall into, the fewest rows first."""
     return tuple(bucket for bucket in LinearRows if bucket.lo < num_rows)
-
-
-AnyRows = RowBucket | LinearRows

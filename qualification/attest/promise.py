@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import chain
 
 from kernels.path import AnyPath, Tier
+from qualification.common.kernel_names import short_name
 from qualification.evidence.evidence import Evidence
 
 _PLANS = ("_plan", "_split")  # end the names of kernels that plan a batch
@@ -57,6 +58,14 @@ def attention_markers(paths: Iterable[AnyPath]) -> frozenset[str]:
         for name in (*path.kernel_names, *chain.from_iterable(path.alternatives))
         if "::" not in name
     )
+
+
+def kernels_promised(promises: Iterable[Promise], seen: Iterable[str]) -> frozenset[str]:
+    """Return the short names that the promises have; where they have markers only, those `seen` that hold one."""
+    promises, seen = list(promises), [short_name(name) for name in seen]
+    loose = [marker for promise in promises if not promise.is_measured for marker in promise.markers]
+    held = (name for name in seen if any(marker in name for marker in loose))
+    return frozenset(held).union(*(promise.names for promise in promises))
 
 
 def call_mismatch(promise: Promise, seen: Mapping[str, int]) -> str | None:

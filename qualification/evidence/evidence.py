@@ -5,11 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from kernels.buckets import Bucket
 from kernels.fingerprint import Fingerprint
-from kernels.operators import AnyShape, Operator, buckets_of, flops_of, hbm_bytes_of, operator_of
+from kernels.operators import AnyBucket, AnyShape, Operator, buckets_of, flops_of, hbm_bytes_of, operator_of
 from kernels.path import AnyPath
-from kernels.row_buckets import AnyRows
 
 SUITE = 3  # raise it whenever checks, limits or inputs change: what an older suite found, failures too, is then stale
 
@@ -228,5 +226,5 @@ def summarize(evidence: Evidence) -> dict[str, float | str | bool]:
     return summary
 
 
-def _lies_in(num_tokens: int, bucket: Bucket | AnyRows) -> bool:
+def _lies_in(num_tokens: int, bucket: AnyBucket) -> bool:
     return bucket.lo < num_tokens and (bucket.hi is None or num_tokens <= bucket.hi)

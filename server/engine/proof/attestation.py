@@ -4,13 +4,13 @@ The batches belong to no request: one for each (phase, path) of the plan, two wh
 the page of the cache that no sequence owns, through the same runner, dispatcher and graphs as a client's. One is run
 at a time, between two steps of the engine, so that no step waits for more than one of them. On a GPU the driver's
 record of captured calls and graphs names the kernels, on a CPU the profiler (`qualification/attest/driver_record.py`
-says why).
+says why). The time of each step is then explained: how much of it ran in kernels that evidence or a list names.
 """
 
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
@@ -20,7 +20,16 @@ import torch
 from kernels.operators import AnyShape
 from kernels.path import KernelPath
 from kernels.shape import Phase
-from qualification.attest.promise import Promise, attention_markers, call_mismatch, promise_of, replay_mismatch
+from qualification.attest.explain import explain
+from qualification.attest.promise import (
+    Promise,
+    attention_markers,
+    call_mismatch,
+    kernels_promised,
+    promise_of,
+    replay_mismatch,
+)
+from qualification.decision.decision import Status
 from qualification.evidence.evidence import Evidence
 from qualification.measure.profile import Mark, Seen, profiled
 from server.engine.attention.dispatch import Choice, Dispatcher, NoPathError
@@ -28,9 +37,15 @@ from server.engine.attention.launch_errors import is_device_lost
 from server.engine.attention.step_attention import StepAttention
 from server.engine.scheduling.runner_api import BatchError, Runner
 from server.engine.scheduling.sequence import Batch
-from server.protocol.messages import AttestationReport, AttestedBatch
+from server.protocol.messages import AttestationReport, AttestedBatch, ExplainedTime
 
 logger = logging.getLogger(__name__)
+
+
+_VALID = (Status.PROVEN, Status.PROVISIONAL)
+
+# Seconds by whole kernel name of the step that ran last; None where they cannot be told.
+TimeStep = Callable[[Batch], Mapping[str, float] | None]
 
 
 class NothingSeen(Exception):
@@ -78,6 +93,8 @@ class Attestor:
         device: torch.device,
         recorder: Records | None = None,
         graph_kernels: Callable[[Batch], Counter[str] | None] = lambda _: None,
+        time_step: TimeStep = lambda _: None,
+        proven: Callable[[], Mapping[str, Collection[str]]] = dict,
         is_quarantining: bool,
         interval_s: float,
         clock: Callable[[], float] = time.monotonic,
@@ -85,7 +102,8 @@ class Attestor:
         """`latest`: attention of the step that `runner` ran last. `interval_s` 0: only when asked.
 
         `recorder`: of the driver's word, None for the profiler's; `graph_kernels`: what the CUDA graph of a batch
-        holds, by the driver's too.
+        holds, by the driver's too; `time_step`: where the driver records. `proven`: of operators beside attention, the
+        kernels that valid evidence names.
         """
         self._runner = runner
         self._latest = latest
@@ -96,6 +114,8 @@ class Attestor:
         self._is_quarantining = is_quarantining
         self._recorder = recorder
         self._graph_kernels = graph_kernels
+        self._time_step = time_step
+        self._proven = proven
         self._warm: list[Batch] = []  # those that ran before, by these choices
         self._warm_by: tuple[Choice, ...] = ()
         self._interval_s = interval_s
@@ -151,6 +171,9 @@ class Attestor:
             logger.error("attestation (%s): %s: %s", self._trigger, result, details)
         else:
             logger.info("attestation (%s): %d batches match in %.3f s", self._trigger, len(self._done), self._busy_s)
+        unexplained = {name for batch in self._done if batch.explained for name in batch.explained.unexplained}
+        if unexplained:
+            logger.warning("attestation (%s): nobody named %s", self._trigger, ", ".join(sorted(unexplained)))
         return AttestationReport(
             trigger=self._trigger,
             result=result,
@@ -181,6 +204,31 @@ class Attestor:
             kernels=self._attention_only(kernels, served) if not choices else dict(sorted(kernels.items())),
             result="mismatch" if wrong else "match",
             detail="; ".join(dict.fromkeys(detail for _, detail in wrong)) or None,
+            explained=self._explain(batch, served, seen, wrong),
+        )
+
+    def _explain(
+        self, batch: Batch, served: list[tuple[Choice, int]], seen: Seen, wrong: list[tuple[Choice, str]]
+    ) -> ExplainedTime | None:
+        """Explain the time of the batch, which ran last. The evidence of choices that are `wrong` does not hold."""
+        try:
+            seconds = seen.seconds or self._time_step(batch)
+        except (NoPathError, RuntimeError) as error:
+            if is_device_lost(error):
+                raise
+            logger.warning("attestation (%s): the time of a step cannot be explained: %s", self._trigger, error)
+            return None
+        if not seconds:
+            return None
+        bad = [choice for choice, _ in wrong]
+        good = [choice for choice, _ in served if choice not in bad and choice.decision.status in _VALID]
+        attention = kernels_promised((self.promises.of(choice) for choice in good), seconds)
+        found = explain(seconds, {**self._proven(), "attention": attention})
+        return ExplainedTime(
+            share=found.share,
+            seconds={it.value: time for it, time in found.seconds.items()},
+            unproven=dict(found.unproven),
+            unexplained=dict(found.unexplained),
         )
 
     def _run_to_end(self, batch: Batch, choices: list[Choice]) -> Seen:

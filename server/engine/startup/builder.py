@@ -27,11 +27,12 @@ from server.engine.execution.graphs import StepGraphs
 from server.engine.execution.runner import ModelRunner
 from server.engine.execution.sampling import SampledTokens
 from server.engine.execution.worker import Worker
-from server.engine.proof.attestation import Attestor, Promises
+from server.engine.proof.attestation import Attestor, Promises, TimeStep
 from server.engine.proof.operator_quarantine import OperatorQuarantine
 from server.engine.proof.quarantine import Quarantine
 from server.engine.proof.shadow_check import ShadowCheck
 from server.engine.proof.shadow_sample import blank_sample, judge_sample
+from server.engine.proof.step_times import StepTimes
 from server.engine.scheduling.engine import Engine, EngineOptions
 from server.engine.scheduling.pages import PagePool
 from server.engine.scheduling.runner_api import BatchError
@@ -316,6 +317,7 @@ def _attestor(settings: Settings, subject: Subject, runner: ModelRunner, plan: P
     limits, dispatcher, device = subject.limits, runner.dispatcher, subject.device
     page_size = limits.page_size
     max_len = min(limits.max_model_len, runner.num_pages * page_size)
+    recorder = Recorder(device) if device.type == "cuda" else None
     of_two = {path.name for path in PATHS if path.alternatives and limits.max_num_seqs > 1}
     return Attestor(
         runner,
@@ -326,11 +328,21 @@ def _attestor(settings: Settings, subject: Subject, runner: ModelRunner, plan: P
             dispatcher.decisions, page=runner.num_pages, page_size=page_size, max_len=max_len, of_two=of_two
         ),
         device=device,
-        recorder=Recorder(device) if device.type == "cuda" else None,
+        recorder=recorder,
         graph_kernels=runner.recorded_kernels,
+        time_step=_step_times(subject, runner, recorder),
         is_quarantining=settings.on_unproven is not Policy.DEGRADE,
         interval_s=settings.attestation_interval_s,
     )
+
+
+def _step_times(subject: Subject, runner: ModelRunner, recorder: Recorder | None) -> TimeStep:
+    """Return what times the steps of an attestation: by the driver, where a CUDA graph can hold a step."""
+    waits = subject.config.has_mixtures and not is_captured(subject.device)
+    if recorder is None or subject.shard.world > 1 or waits:
+        return lambda _: None
+    capture = recorder.capture
+    return StepTimes(lambda batch: runner.step_graph(batch, capture), recorder)
 
 
 def _shadow_check(settings: Settings, subject: Subject, dispatcher: Dispatcher) -> ShadowCheck:
