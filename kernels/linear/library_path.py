@@ -33,18 +33,18 @@ class RunProposed:
         """Fill out [rows, size_out]. Raises RuntimeError where the library is missing or does not launch."""
         if self.index is None:
             return run_torch(x, weight, bias, epilogue, out)
-        sizes = x.shape[0], *weight.shape
+        num_rows, (size_out, size_in) = x.shape[0], weight.shape
         try:
             library = _library_on(x.device)
             dtype_out = torch.float32 if epilogue is Epilogue.FP32 else x.dtype
-            product = Product(*sizes, x.dtype, dtype_out)
+            product = Product(num_rows, size_out, size_in, x.dtype, dtype_out)
             algorithms = library.algorithms(product)
             if not algorithms:
                 return run_torch(x, weight, bias, epilogue, out)
             prepared = library.prepared(product, algorithms[self.index % len(algorithms)])
             if prepared is None:
                 return run_torch(x, weight, bias, epilogue, out)
-            y = out if epilogue is not Epilogue.SWIGLU else x.new_empty(sizes[0], sizes[1])
+            y = out if epilogue is not Epilogue.SWIGLU else x.new_empty(num_rows, size_out)
             library.launch(prepared, x, weight, y)
         except CublasLtError as error:
             raise RuntimeError(str(error)) from error

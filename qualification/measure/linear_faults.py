@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from kernels.fused.activation_kind import Activation
+from kernels.linear.paths import RunLinear
 from kernels.linear.shape import Epilogue, LinearShape
 from kernels.reference.experts import activated_fp64
 from kernels.row_buckets import LinearRows
 from kernels.shape import Dtype
-from qualification.measure.linear_checks import RunLinear
 from qualification.measure.linear_inputs import rows_to_test
 
 _TILE = 32  # rows, columns of the result, and columns of a step

@@ -11,7 +11,7 @@ from kernels.linear.shape import Epilogue, LinearShape
 from kernels.row_buckets import LinearRows
 from qualification.measure.inputs import GUARD_ROWS
 
-_EACH_UP_TO = {"cpu": 8, "cuda": 128}  # rows: every number of them is tested; above, edges and what the caller names
+_EACH_UP_TO = 128  # rows: every number of them is tested on a GPU; above, and on a CPU, edges and what is asked for
 _MOST_ON_CPU = 512  # rows, where a bucket does not begin beyond: the reference of more takes seconds
 _PERIOD = 2**22 - 3  # random numbers of a weight before they come again: prime, so that no two rows are the same
 _PADDED_COLUMNS = 8  # of NaN between the rows of x: 16 bytes in 16 bits
@@ -88,7 +88,7 @@ def linear_cases(
     device = operands.weight.device
     random = torch.Generator(device).manual_seed(seed + 1)
     counts = tuple(row_counts or rows_to_test(shape.rows, is_cpu=device.type == "cpu"))
-    few = next((count for count in reversed(counts) if count <= _EACH_UP_TO["cuda"]), counts[0])
+    few = next((count for count in reversed(counts) if count <= _EACH_UP_TO), counts[0])
 
     def randn(num_rows: int) -> Tensor:
         return torch.randn(num_rows, shape.size_in, generator=random, device=device)
@@ -126,17 +126,17 @@ def linear_cases(
 def rows_to_test(bucket: LinearRows, served_rows: Iterable[int] = (), *, is_cpu: bool) -> tuple[int, ...]:
     """Return numbers of rows to test, ascending: all of a small bucket, of others edges, one odd one and `served_rows`.
 
+    On a CPU edges alone: its kernels are the same for all buckets, and a start with nothing proven is to be short.
+
     The bucket without an end is tested up to one row more than a tile of 128 beyond its border.
     """
     first, last = bucket.lo + 1, bucket.hi or bucket.lo + 129
-    each = _EACH_UP_TO["cpu" if is_cpu else "cuda"]
-    if last <= each:
+    if last <= _EACH_UP_TO and not is_cpu:
         return tuple(range(first, last + 1))
-    edges = {first}
-    if not is_cpu or last <= _MOST_ON_CPU:
-        edges |= {(first + last) // 2 | 1, last}
-    if not is_cpu:
-        edges |= {last - 1}
+    if is_cpu:
+        edges = {first, last} if last <= _MOST_ON_CPU else {first}
+    else:
+        edges = {first, (first + last) // 2 | 1, last - 1, last}
     return tuple(sorted({count for count in {*edges, *served_rows} if bucket.holds(count)}))
 
 

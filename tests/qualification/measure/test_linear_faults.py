@@ -59,8 +59,7 @@ def test_a_16_bit_product_stored_in_fp32_may_not_be_rounded() -> None:
     assert [check.name for check in checks if not check.is_passed] == ["every_row"]
 
 
-def test_small_buckets_are_tested_for_each_number_of_rows() -> None:
-    assert rows_to_test(LinearRows.LE_8, is_cpu=True) == tuple(range(2, 9))
+def test_small_buckets_are_tested_for_each_number_of_rows_on_a_gpu() -> None:
     assert rows_to_test(LinearRows.LE_112, is_cpu=False) == tuple(range(65, 113))
 
 
