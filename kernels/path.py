@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from kernels.batch import AttentionBatch, AttentionFlags
+    from kernels.prepared import Prepare
 
 
 class Reject(Enum):
@@ -96,6 +97,8 @@ class KernelPath:
     max_queries: int = 1  # query tokens a sequence that a path for decode takes
     # Whole names of what a call launches, one set of several: the batch decides which. Empty: all launch the same.
     alternatives: tuple[tuple[str, ...], ...] = ()
+    # Makes the launches of `run` for the calls of one form; None: each call of the library is run as the first one.
+    prepare: "Prepare | None" = None
 
     def rejects(self, shape: AttentionShape, fingerprint: Fingerprint) -> tuple[Rejection, ...]:
         """Every reason why this path cannot compute `shape` on that machine; empty when it can."""
