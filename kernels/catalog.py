@@ -1,13 +1,19 @@
-"""Every attention path there is, in the order of preference, with its limits as data."""
+"""Every path of attention there is, in the order of preference, with its limits as data; and those of all operators."""
+
+from typing import TypeVar
 
 from kernels import launch
+from kernels.experts.paths import EXPERTS_PATHS
 from kernels.fingerprint import Device
-from kernels.path import KernelPath, Limits, RunAttention, Tier
+from kernels.path import AnyPath, KernelPath, Limits, RunAttention, Tier
 from kernels.path_order import competes_on, tier_of
 from kernels.prepared import Prepare
 from kernels.sdpa import backends as sdpa
 from kernels.shape import Dtype, Mask, Phase
 from kernels.source_digest import SourceDigests
+from kernels.torch_kernels import GEMMS, TORCH_HELPERS
+
+PathT = TypeVar("PathT", bound=AnyPath)
 
 _SOURCES = SourceDigests()
 
@@ -21,11 +27,6 @@ _HALF_DTYPES = frozenset({Dtype.FP16, Dtype.BF16})
 _ALL_PHASES = frozenset(Phase)
 _ALL_MASKS = frozenset(Mask)
 _NO_SPANS = frozenset({Mask.CAUSAL, Mask.FULL})
-
-# What PyTorch launches around an SDPA kernel: gathers, casts, masks, copies. None of them multiplies matrices, so that
-# a silent switch to the math backend shows as a GEMM whose name is not among these.
-_TORCH_HELPERS = ("at::native", "Memcpy", "Memset")
-_GEMMS = ("nvjet", "xmma", "cutlass_", "gemm", "gemv", "bmm", "cublas", "splitK")
 
 
 def _digest(entry: str) -> str:
@@ -176,23 +177,34 @@ PATHS: tuple[KernelPath, ...] = (
         sdpa.run_cpu,
         "_scaled_dot_product_flash_attention_for_cpu",
     ),
-    _sdpa_path("sdpa.cudnn", _CUDNN_LIMITS, sdpa.run_cudnn, "cudnn", *_TORCH_HELPERS),
-    _sdpa_path("sdpa.flash", _FLASH_LIMITS, sdpa.run_flash, "pytorch_flash::", *_TORCH_HELPERS),
-    _sdpa_path("sdpa.efficient", _EFFICIENT_LIMITS, sdpa.run_efficient, "fmha_cutlassF", *_TORCH_HELPERS),
+    _sdpa_path("sdpa.cudnn", _CUDNN_LIMITS, sdpa.run_cudnn, "cudnn", *TORCH_HELPERS),
+    _sdpa_path("sdpa.flash", _FLASH_LIMITS, sdpa.run_flash, "pytorch_flash::", *TORCH_HELPERS),
+    _sdpa_path("sdpa.efficient", _EFFICIENT_LIMITS, sdpa.run_efficient, "fmha_cutlassF", *TORCH_HELPERS),
     _sdpa_path(
         "sdpa.math",
         _MATH_LIMITS,
         sdpa.run_math,
-        *_GEMMS,
+        *GEMMS,
         "softmax",
-        *_TORCH_HELPERS,
+        *TORCH_HELPERS,
     ),
 )
 
+ALL_PATHS: tuple[AnyPath, ...] = (*PATHS, *EXPERTS_PATHS)  # of every operator; names are unique
+
 
 def path_named(name: str) -> KernelPath:
-    """The path of that name. Raises ValueError, naming those there are, for another."""
-    for path in PATHS:
+    """The path of attention of that name. Raises ValueError, naming those there are, for another."""
+    return _named(PATHS, name)
+
+
+def any_path_named(name: str) -> AnyPath:
+    """The path of that name, of any operator. Raises ValueError, naming those there are, for another."""
+    return _named(ALL_PATHS, name)
+
+
+def _named(paths: tuple[PathT, ...], name: str) -> PathT:
+    for path in paths:
         if path.name == name:
             return path
-    raise ValueError(f"expected one of {', '.join(path.name for path in PATHS)}, found {name!r}")
+    raise ValueError(f"expected one of {', '.join(path.name for path in paths)}, found {name!r}")
