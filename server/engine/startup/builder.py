@@ -8,13 +8,14 @@ from random import Random
 
 import torch
 
-from kernels.catalog import PATHS
+from kernels.catalog import ALL_PATHS, PATHS
 from kernels.device import torch_dtype
 from kernels.launch import install_compile_counter, num_compiles
 from kernels.linear.fallbacks import MatmulFallbacks
 from kernels.shape import AttentionShape
 from kernels.triton_cache import use_own_cache
 from qualification.attest.driver_record import Recorder
+from qualification.attest.operator_promises import operator_promises
 from qualification.decision.decision import Pairs, Policy, decisions_of
 from qualification.measure.qualify import DeviceLost, qualify
 from qualification.measure.start_plan import Plan, RunQualification, own_file
@@ -331,6 +332,7 @@ def _attestor(settings: Settings, subject: Subject, runner: ModelRunner, plan: P
         recorder=recorder,
         graph_kernels=runner.recorded_kernels,
         time_step=_step_times(subject, runner, recorder),
+        others=operator_promises(plan.decisions.values(), plan.evidence, ALL_PATHS),
         is_quarantining=settings.on_unproven is not Policy.DEGRADE,
         interval_s=settings.attestation_interval_s,
     )
