@@ -4,14 +4,16 @@ import logging
 import os
 import time
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 
 import torch
 
-from kernels.catalog import PATHS
+from kernels.catalog import ALL_PATHS, PATHS
 from kernels.device import torch_dtype
 from kernels.launch import install_compile_counter, num_compiles
 from kernels.linear.fallbacks import MatmulFallbacks
+from kernels.operators import Operator
 from kernels.shape import AttentionShape
 from kernels.triton_cache import use_own_cache
 from qualification.attest.driver_record import Recorder
@@ -50,8 +52,8 @@ from server.engine.startup.matmul_tuning import choose_products
 from server.engine.startup.subject import (
     Subject,
     dispatcher_of,
-    give_sinks,
     identity_of,
+    join_weights,
     kv_cache_of,
     load_alone,
     load_rank,
@@ -59,7 +61,6 @@ from server.engine.startup.subject import (
 )
 from server.engine.startup.warmup import estimate_longest_step_s, probes_of, warm_up
 from server.model.decoder import Decoder
-from server.model.experts import is_captured
 from server.protocol.messages import AttestationReport, EngineReady
 from server.protocol.plan_rows import plan_rows
 from server.settings import Settings
@@ -95,7 +96,7 @@ def build_engine(
     use_own_cache()
     install_compile_counter()
     subject = read_subject(settings)
-    quarantine = Quarantine(own_file(cache_folder(settings), "quarantine", subject.fingerprint), PATHS)
+    quarantine = Quarantine(own_file(cache_folder(settings), "quarantine", subject.fingerprint), ALL_PATHS)
     broken = quarantined | quarantine.pairs
     try:
         plan = plan_attention(
@@ -136,13 +137,13 @@ def _build(
 ) -> BuiltEngine:
     dispatcher = dispatcher_of(
         subject,
-        decisions_of(AttentionShape, plan.decisions),
+        plan.decisions,
         redecide=plan.redecide,
         quarantined=broken,
         overridden=overridden,
     )
     decoder, matmul_fallbacks = _load(settings, subject, dispatcher, followers, progress)
-    give_sinks(dispatcher, decoder)
+    join_weights(dispatcher, decoder)
     try:
         runner = _warm_runner(settings, subject, decoder, dispatcher, followers, plan, progress)
         longest_step_s = 0.0 if subject.device.type == "cuda" else estimate_longest_step_s(runner, subject.limits)
@@ -202,7 +203,7 @@ def _ready(
         fingerprint=subject.fingerprint.values(),
         matrix_digest=plan.matrix_digest,
         matrix_verdict=plan.matrix_verdict.value,
-        plan=plan_rows(runner.dispatcher.decisions.values(), plan.evidence),
+        plan=plan_rows(runner.dispatcher.all_decisions, plan.evidence),
         attention_layers=subject.config.num_layers,
         num_compiles=num_compiles(),
         matmul_fallbacks=matmul_fallbacks.take(),
@@ -228,7 +229,7 @@ def _warm_runner(
     config, limits, device = subject.config, subject.limits, subject.device
     if followers is not None and device.type == "cuda":
         logger.warning("several ranks: no CUDA graphs, no run-ahead and no measured matrix products, whatever is set")
-    waits = config.has_mixtures and not is_captured(device)
+    waits = dispatcher.experts is not None and not dispatcher.experts.is_capturable
     if waits and device.type == "cuda" and settings.cuda_graphs:
         logger.warning("experts are computed one after the other, which waits for the host: no CUDA graphs")
     is_capturable = device.type == "cuda" and followers is None and not subject.pools and not waits
@@ -331,14 +332,22 @@ def _attestor(settings: Settings, subject: Subject, runner: ModelRunner, plan: P
         recorder=recorder,
         graph_kernels=runner.recorded_kernels,
         time_step=_step_times(subject, runner, recorder),
+        proven=partial(_proven_kernels, runner, plan),
         is_quarantining=settings.on_unproven is not Policy.DEGRADE,
         interval_s=settings.attestation_interval_s,
     )
 
 
+def _proven_kernels(runner: ModelRunner, plan: Plan) -> dict[str, frozenset[str]]:
+    """Return the kernels with valid evidence of the operators beside attention."""
+    experts = runner.dispatcher.experts
+    return {} if experts is None else {Operator.EXPERTS.value: experts.proven_kernels(plan.evidence)}
+
+
 def _step_times(subject: Subject, runner: ModelRunner, recorder: Recorder | None) -> TimeStep:
     """Return what times the steps of an attestation: by the driver, where a CUDA graph can hold a step."""
-    waits = subject.config.has_mixtures and not is_captured(subject.device)
+    experts = runner.dispatcher.experts
+    waits = experts is not None and not experts.is_capturable
     if recorder is None or subject.shard.world > 1 or waits:
         return lambda _: None
     capture = recorder.capture
