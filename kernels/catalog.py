@@ -7,6 +7,7 @@ from kernels.experts.paths import EXPERTS_PATHS
 from kernels.fingerprint import Device
 from kernels.path import AnyPath, KernelPath, Limits, RunAttention, Tier
 from kernels.path_order import competes_on, tier_of
+from kernels.prepared import Prepare
 from kernels.sdpa import backends as sdpa
 from kernels.shape import Dtype, Mask, Phase
 from kernels.source_digest import SourceDigests
@@ -49,7 +50,7 @@ def _triton_path(phase: Phase, run: RunAttention | None, *kernel_names: str) -> 
     return KernelPath(f"triton.{phase.value}", Tier.FIRST, limits, digest, kernel_names, run, is_capturable=True)
 
 
-def _hopper_path(phase: Phase, run: RunAttention | None) -> KernelPath:
+def _hopper_path(phase: Phase, run: RunAttention | None, prepare: Prepare | None = None) -> KernelPath:
     """Return a Gluon path, limited to sm_90 (TMA, wgmma) and to tensor maps with rows of whole 16 bytes."""
     limits = Limits(
         devices=frozenset({Device.CUDA}),
@@ -74,6 +75,7 @@ def _hopper_path(phase: Phase, run: RunAttention | None) -> KernelPath:
         is_capturable=True,
         max_queries=_FEW_QUERIES if phase is Phase.DECODE else 1,
         alternatives=_DECODE_ALTERNATIVES if phase is Phase.DECODE else (),
+        prepare=prepare,
     )  # fmt: skip
 
 
@@ -95,16 +97,19 @@ def _bundled_paths() -> tuple[KernelPath, ...]:
             *(_triton_path(phase, None, f"hallmark_{phase.value}") for phase in Phase),
         )
     from kernels.hopper.decode.launch import run_decode as run_hopper_decode
+    from kernels.hopper.decode.prepared import prepare_decode
     from kernels.hopper.extend.launch import run_extend as run_hopper_extend
+    from kernels.hopper.extend.prepared import prepare_extend
     from kernels.hopper.prefill.launch import run_prefill as run_hopper_prefill
+    from kernels.hopper.prefill.prepared import prepare_prefill
     from kernels.portable.decode import run_decode
     from kernels.portable.extend import run_extend
     from kernels.portable.prefill import run_prefill
 
     return (
-        _hopper_path(Phase.PREFILL, run_hopper_prefill),
-        _hopper_path(Phase.EXTEND, run_hopper_extend),
-        _hopper_path(Phase.DECODE, run_hopper_decode),
+        _hopper_path(Phase.PREFILL, run_hopper_prefill, prepare_prefill),
+        _hopper_path(Phase.EXTEND, run_hopper_extend, prepare_extend),
+        _hopper_path(Phase.DECODE, run_hopper_decode, prepare_decode),
         _triton_path(Phase.PREFILL, run_prefill, "hallmark_prefill"),
         _triton_path(Phase.EXTEND, run_extend, "hallmark_extend"),
         _triton_path(Phase.DECODE, run_decode, "hallmark_decode"),

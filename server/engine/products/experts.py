@@ -17,15 +17,11 @@ from kernels.experts.weights import AnyExpertWeights
 from kernels.operators import phase_of
 from kernels.row_buckets import RowBucket, row_bucket_index
 from kernels.shape import Dtype
-from qualification.decision.decision import Decision, Status
+from qualification.decision.decision import Decision
 from qualification.decision.model_shapes import experts_shape
-from qualification.evidence.evidence import Evidence
-from qualification.evidence.matrix import Key
 from qualification.model.config import ExpertsConfig, ModelConfig
 from server.model.experts import ExpertProducts
 from server.protocol.messages import AttentionUse, DispatchCount
-
-_VALID = frozenset({Status.PROVEN, Status.PROVISIONAL})
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,16 +110,6 @@ class ExpertsTable:
     def pairs(self, num_tokens: int) -> list[tuple[str, str]]:
         """Return every (path, shape) of a step: whom to blame when the device is lost in it."""
         return [(choice.use.path, str(choice.decision.shape)) for _, choice in self._served(num_tokens)]
-
-    def proven_kernels(self, evidence: Mapping[Key, Evidence]) -> frozenset[str]:
-        """Return the kernels of choices with valid evidence, by their names in it, or else in the catalog."""
-        names: set[str] = set()
-        for choice in self._choices():
-            decision = choice.decision
-            if decision.status in _VALID:
-                known = evidence.get((decision.shape, choice.use.path))
-                names.update((known.all_kernels if known is not None else None) or choice.path.kernel_names)
-        return frozenset(names)
 
     def _served(self, num_tokens: int) -> list[tuple[_Mixture, ExpertsChoice]]:
         return [(mixture, mixture.choice(num_tokens)) for mixture in self._mixtures.values()]

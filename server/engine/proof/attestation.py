@@ -10,17 +10,18 @@ says why). The time of each step is then explained: how much of it ran in kernel
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
-from kernels.operators import AnyShape
+from kernels.operators import AnyShape, Operator
 from kernels.path import KernelPath
 from kernels.shape import Phase
 from qualification.attest.explain import explain
+from qualification.attest.operator_promises import VALID, OperatorPromises
 from qualification.attest.promise import (
     Promise,
     attention_markers,
@@ -29,7 +30,6 @@ from qualification.attest.promise import (
     promise_of,
     replay_mismatch,
 )
-from qualification.decision.decision import Status
 from qualification.evidence.evidence import Evidence
 from qualification.measure.profile import Mark, Seen, profiled
 from server.engine.attention.dispatch import Choice, Dispatcher, NoPathError
@@ -41,8 +41,6 @@ from server.protocol.messages import AttestationReport, AttestedBatch, Explained
 
 logger = logging.getLogger(__name__)
 
-
-_VALID = (Status.PROVEN, Status.PROVISIONAL)
 
 # Seconds by whole kernel name of the step that ran last; None where they cannot be told.
 TimeStep = Callable[[Batch], Mapping[str, float] | None]
@@ -94,7 +92,7 @@ class Attestor:
         recorder: Records | None = None,
         graph_kernels: Callable[[Batch], Counter[str] | None] = lambda _: None,
         time_step: TimeStep = lambda _: None,
-        proven: Callable[[], Mapping[str, Collection[str]]] = dict,
+        others: Mapping[Operator, OperatorPromises] | None = None,
         is_quarantining: bool,
         interval_s: float,
         clock: Callable[[], float] = time.monotonic,
@@ -102,8 +100,7 @@ class Attestor:
         """`latest`: attention of the step that `runner` ran last. `interval_s` 0: only when asked.
 
         `recorder`: of the driver's word, None for the profiler's; `graph_kernels`: what the CUDA graph of a batch
-        holds, by the driver's too; `time_step`: where the driver records. `proven`: of operators beside attention, the
-        kernels that valid evidence names.
+        holds, by the driver's too; `time_step`: where the driver records. `others`: of operators beside attention.
         """
         self._runner = runner
         self._latest = latest
@@ -115,7 +112,7 @@ class Attestor:
         self._recorder = recorder
         self._graph_kernels = graph_kernels
         self._time_step = time_step
-        self._proven = proven
+        self._others = others or {}
         self._warm: list[Batch] = []  # those that ran before, by these choices
         self._warm_by: tuple[Choice, ...] = ()
         self._interval_s = interval_s
@@ -221,9 +218,10 @@ class Attestor:
         if not seconds:
             return None
         bad = [choice for choice, _ in wrong]
-        good = [choice for choice, _ in served if choice not in bad and choice.decision.status in _VALID]
-        attention = kernels_promised((self.promises.of(choice) for choice in good), seconds)
-        found = explain(seconds, {**self._proven(), "attention": attention})
+        good = [choice for choice, _ in served if choice not in bad and choice.decision.status in VALID]
+        proven = {operator.value: promises.proven(seconds) for operator, promises in self._others.items()}
+        proven[Operator.ATTENTION.value] = kernels_promised((self.promises.of(choice) for choice in good), seconds)
+        found = explain(seconds, proven)
         return ExplainedTime(
             share=found.share,
             seconds={it.value: time for it, time in found.seconds.items()},

@@ -4,7 +4,6 @@ import logging
 import os
 import time
 from dataclasses import dataclass
-from functools import partial
 from random import Random
 
 import torch
@@ -13,10 +12,10 @@ from kernels.catalog import ALL_PATHS, PATHS
 from kernels.device import torch_dtype
 from kernels.launch import install_compile_counter, num_compiles
 from kernels.linear.fallbacks import MatmulFallbacks
-from kernels.operators import Operator
 from kernels.shape import AttentionShape
 from kernels.triton_cache import use_own_cache
 from qualification.attest.driver_record import Recorder
+from qualification.attest.operator_promises import operator_promises
 from qualification.decision.decision import Pairs, Policy, decisions_of
 from qualification.measure.qualify import DeviceLost, qualify
 from qualification.measure.start_plan import Plan, RunQualification, own_file
@@ -332,16 +331,10 @@ def _attestor(settings: Settings, subject: Subject, runner: ModelRunner, plan: P
         recorder=recorder,
         graph_kernels=runner.recorded_kernels,
         time_step=_step_times(subject, runner, recorder),
-        proven=partial(_proven_kernels, runner, plan),
+        others=operator_promises(plan.decisions.values(), plan.evidence, ALL_PATHS),
         is_quarantining=settings.on_unproven is not Policy.DEGRADE,
         interval_s=settings.attestation_interval_s,
     )
-
-
-def _proven_kernels(runner: ModelRunner, plan: Plan) -> dict[str, frozenset[str]]:
-    """Return the kernels with valid evidence of the operators beside attention."""
-    experts = runner.dispatcher.experts
-    return {} if experts is None else {Operator.EXPERTS.value: experts.proven_kernels(plan.evidence)}
 
 
 def _step_times(subject: Subject, runner: ModelRunner, recorder: Recorder | None) -> TimeStep:
