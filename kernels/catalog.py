@@ -1,11 +1,11 @@
 """Every path of attention there is, in the order of preference, with its limits as data; and those of all operators."""
 
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from kernels import launch
 from kernels.experts.paths import EXPERTS_PATHS
 from kernels.fingerprint import Device
-from kernels.linear.paths import LINEAR_PATHS
+from kernels.linear.paths import LINEAR_PATHS, linear_paths_on
 from kernels.path import AnyPath, KernelPath, Limits, RunAttention, Tier
 from kernels.path_order import competes_on, tier_of
 from kernels.prepared import Prepare
@@ -13,6 +13,9 @@ from kernels.sdpa import backends as sdpa
 from kernels.shape import Dtype, Mask, Phase
 from kernels.source_digest import SourceDigests
 from kernels.torch_kernels import GEMMS, TORCH_HELPERS
+
+if TYPE_CHECKING:
+    import torch
 
 PathT = TypeVar("PathT", bound=AnyPath)
 
@@ -192,6 +195,11 @@ PATHS: tuple[KernelPath, ...] = (
 )
 
 ALL_PATHS: tuple[AnyPath, ...] = (*PATHS, *LINEAR_PATHS, *EXPERTS_PATHS)  # of every operator; names are unique
+
+
+def paths_on(device: "torch.device") -> tuple[AnyPath, ...]:
+    """Every path, with what its limits say of this very GPU."""
+    return (*PATHS, *linear_paths_on(device), *EXPERTS_PATHS)
 
 
 def path_named(name: str) -> KernelPath:

@@ -1,7 +1,7 @@
 """Every path of products with weights, in the order of preference, with its limits as data."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from kernels import launch
@@ -20,6 +20,7 @@ from kernels.source_digest import SourceDigests
 from kernels.torch_kernels import GEMMS, TORCH_HELPERS
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 # Fills `out` [rows, size_out], its last argument, with epilogue(x @ weight^T + bias).
@@ -185,3 +186,17 @@ LINEAR_PATHS: tuple[LinearPath, ...] = (
         run_torch,
     ),
 )
+
+
+def linear_paths_on(device: "torch.device") -> tuple[LinearPath, ...]:
+    """The same with the tilings of this GPU, which depend on its multiprocessors."""
+    if device.type != "cuda":
+        return LINEAR_PATHS
+    return tuple(
+        path if path.limits.processors is None else _with_processors(path, num_processors(device))
+        for path in LINEAR_PATHS
+    )
+
+
+def _with_processors(path: LinearPath, processors: int) -> LinearPath:
+    return replace(path, limits=replace(path.limits, processors=processors))

@@ -13,6 +13,11 @@ def run_torch(x: Tensor, weight: Tensor, bias: Tensor | None, epilogue: Epilogue
     if epilogue is Epilogue.SWIGLU:
         out.copy_(swiglu(F.linear(x, weight, bias)))
     elif epilogue is Epilogue.FP32:
-        torch.mm(x, weight.t(), out_dtype=torch.float32, out=out)
+        multiply_into_fp32(x, weight, out)
     else:
         out.copy_(F.linear(x, weight, bias))
+
+
+def multiply_into_fp32(x: Tensor, weight: Tensor, out: Tensor) -> Tensor:
+    """Fill out [rows, size_out] fp32 with x @ weight^T, of x in 16 bits on a GPU, and return it."""
+    return torch.mm(x, weight.t(), out_dtype=torch.float32, out=out)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +13,9 @@ from kernels.fused.norm import rms_norm
 from kernels.fused.rope_kv import turns_of
 from kernels.linear.autotune import Chooser
 from kernels.linear.matmul import compile_linear, linear_fp32
+from kernels.linear.shape import Epilogue
+from kernels.linear.torch_path import multiply_into_fp32
+from kernels.row_buckets import LinearRows, linear_rows_of
 from qualification.model.config import DenseConfig, ExpertsConfig, LayerConfig, ModelConfig, QKNorm
 from qualification.model.shard import vocabulary_rows
 from server.model.block import (
@@ -28,10 +32,13 @@ from server.model.block import (
 )
 from server.model.experts import Experts, ProductsOf, Shared, products_of
 from server.model.layers import DenseWeights, LayerWeights, MixtureWeights, Weights
-from server.model.linear import Product
+from server.model.linear import Dense, Limited, Product
 from server.model.ranks import ALONE, Ranks
 from server.model.rope import cos_sin_table
 from server.model.step import Step
+
+# (weight, whether there is a bias, epilogue) -> buckets of rows that PyTorch is to multiply
+ByTorch = Callable[[Tensor, bool, Epilogue], frozenset[LinearRows]]
 
 
 class Decoder:
@@ -52,6 +59,7 @@ class Decoder:
         self._finish_logits = _after_head(config)
         self._final_norm = self._norm_weight(weights.final_norm)
         self._products_of: ProductsOf = products_of
+        self._head_by_torch: frozenset[LinearRows] = frozenset()
         self._blocks = self._build_blocks()
         _compile_matmuls(config, weights)
 
@@ -91,14 +99,35 @@ class Decoder:
         """Logits [R, vocab] fp32 of hidden states [R, hidden], in `out` where it is given."""
         normed = self.normed(hidden_rows)
         if self._ranks.world == 1:
-            logits = linear_fp32(normed, self.weights.head, out, self.weights.chosen_head)
+            logits = self._head(normed, out)
         else:
-            part = linear_fp32(normed, self.weights.head, None, self.weights.chosen_head)
+            part = self._head(normed, None)
             logits = self._ranks.joined(part, self._head_sizes)
             logits = logits if out is None else out.copy_(logits)
         for change in self._finish_logits:
             change(logits)
         return logits
+
+    def limit_products(self, by_torch: ByTorch) -> None:
+        """Leave numbers of rows to PyTorch, by what is said of a product's weight, bias and epilogue."""
+
+        def limited(layer: LayerConfig, name: str, linear: Dense) -> Dense:
+            rows = by_torch(linear.weight, linear.bias is not None, _epilogue(layer, name, linear))
+            return Limited(linear.weight, linear.bias, linear, rows) if rows else linear
+
+        pairs = zip(self.config.layers, self.weights.layers, strict=False)
+        layers = tuple(weights.with_linears(partial(limited, layer)) for layer, weights in pairs)
+        self.weights = replace(self.weights, layers=layers)
+        self._head_by_torch = by_torch(self.weights.head, False, Epilogue.FP32)
+        self._blocks = self._build_blocks()
+
+    def _head(self, normed: Tensor, out: Tensor | None) -> Tensor:
+        """Logits [R, vocab] fp32, of this rank's rows of the head."""
+        head = self.weights.head
+        if self._head_by_torch and normed.is_cuda and linear_rows_of(normed.shape[0]) in self._head_by_torch:
+            out = normed.new_empty(normed.shape[0], head.shape[0], dtype=torch.float32) if out is None else out
+            return multiply_into_fp32(normed, head, out)
+        return linear_fp32(normed, head, out, self.weights.chosen_head)
 
     def _build_blocks(self) -> tuple[Block, ...]:
         layers = enumerate(zip(self.config.layers, self.weights.layers, strict=False))
@@ -150,6 +179,13 @@ class Decoder:
     def _norm_weight(self, weight: Tensor) -> Tensor:
         """Return the factors of a norm: in fp32 where the checkpoint has them less one, which 16 bits would round."""
         return weight.float() + 1 if self.config.zero_centred_norms else weight
+
+
+def _epilogue(layer: LayerConfig, name: str, linear: Dense) -> Epilogue:
+    if name == "router":
+        return Epilogue.FP32
+    is_gated = name.endswith("gate_up") and layer.feed_forward.activation is Activation.SILU
+    return Epilogue.SWIGLU if is_gated and linear.bias is None else Epilogue.NONE
 
 
 def _experts(config: ExpertsConfig, weights: MixtureWeights, products_of: ProductsOf) -> Experts:

@@ -16,7 +16,7 @@ from kernels.launch import triton_version
 from kernels.linear.matmul import linear_fp32
 from kernels.processors import shared_bytes
 from qualification.model.config import ExpertsConfig
-from server.model.linear import Dense, Product
+from server.model.linear import Dense, Limited, Product
 from server.model.step import Step
 
 # (hidden [T, H], experts [T, k] int32, weights [T, k] fp32) -> [T, H]
@@ -72,7 +72,9 @@ class Experts:
 
 def router_logits(x: Tensor, router: Dense) -> Tensor:
     """[T, experts] fp32, never rounded to x's dtype: rounded logits are often equal."""
-    if x.is_cuda:
+    if isinstance(router, Limited) and router.leaves(x.shape[0]):
+        logits = torch.nn.functional.linear(x.float(), router.weight.float())
+    elif x.is_cuda:
         logits = linear_fp32(x, router.weight)
     else:
         logits = torch.nn.functional.linear(x.float(), router.weight.float())

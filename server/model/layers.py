@@ -1,6 +1,6 @@
 """The weights of a decoder, merged as its matmuls want them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -90,13 +90,20 @@ class LayerWeights:
         def tuned(name: str, linear: Dense) -> Dense:
             return Tuned(linear.weight, None, products[name]) if name in products else linear
 
+        return self.with_linears(tuned)
+
+    def with_linears(self, change: Callable[[str, Dense], Dense]) -> "LayerWeights":
+        """The same weights, each product changed by its name in `linears`, a router as "router"."""
         fed = self.feed_forward
         if isinstance(fed, DenseWeights):
-            fed = DenseWeights(tuned("gate_up", fed.gate_up), tuned("down", fed.down))
-        elif fed.shared is not None:
-            shared = DenseWeights(tuned("shared_gate_up", fed.shared.gate_up), tuned("shared_down", fed.shared.down))
-            fed = replace(fed, shared=shared)
-        return replace(self, qkv=tuned("qkv", self.qkv), output=tuned("output", self.output), feed_forward=fed)
+            fed = DenseWeights(change("gate_up", fed.gate_up), change("down", fed.down))
+        else:
+            fed = replace(fed, router=change("router", fed.router))
+            if fed.shared is not None:
+                gate_up, down = fed.shared.gate_up, fed.shared.down
+                shared = DenseWeights(change("shared_gate_up", gate_up), change("shared_down", down))
+                fed = replace(fed, shared=shared)
+        return replace(self, qkv=change("qkv", self.qkv), output=change("output", self.output), feed_forward=fed)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,12 +5,14 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.fused.activation import gated
 from kernels.fused.activation_kind import Activation
 from kernels.linear.matmul import compile_linear, linear, linear_swiglu
 from kernels.linear.tuned import ChosenProduct
+from kernels.row_buckets import LinearRows, linear_rows_of
 
 Product = Callable[[Tensor], Tensor]
 
@@ -62,6 +64,33 @@ class Tuned(Dense):
         if activation is Activation.SILU:
             return partial(linear_swiglu, gate_up=self.weight, chosen=self.products)
         return partial(_apart, self, activation)
+
+
+@dataclass(frozen=True, slots=True)
+class Limited(Dense):
+    """A `Dense` of which PyTorch multiplies some numbers of rows, because nothing else is proven for them.
+
+    others   what multiplies all other numbers of rows
+    """
+
+    others: Dense | None = None
+    by_torch: frozenset[LinearRows] = frozenset()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        assert self.others is not None
+        return self._by_torch(x) if self.leaves(x.shape[0]) else self.others(x)
+
+    def gated_by(self, activation: Activation) -> Product:
+        assert self.others is not None
+        others = self.others.gated_by(activation)
+        return lambda x: gated(self._by_torch(x), activation) if self.leaves(x.shape[0]) else others(x)
+
+    def leaves(self, num_rows: int) -> bool:
+        """Return whether PyTorch multiplies so many rows."""
+        return linear_rows_of(num_rows) in self.by_torch
+
+    def _by_torch(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)
 
 
 def _apart(product: Product, activation: Activation, x: Tensor) -> Tensor:

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 from kernels.buckets import Bucket
 from kernels.fingerprint import Device, Fingerprint
-from kernels.path import KernelPath, Limits, Tier
+from kernels.operators import AnyShape, buckets_of, phase_of
+from kernels.path import AnyPath, KernelPath, Limits, Tier
 from kernels.shape import AttentionShape, Dtype, Mask, Phase
 from qualification.evidence.evidence import CHECK_LIMITS, Check, Evidence, Timing
 
@@ -38,16 +39,17 @@ def checks(measured: float = 0.5, *, missing: str | None = None) -> tuple[Check,
     )
 
 
-def evidence(shape: AttentionShape, kernel: KernelPath, p50_us: float = 10.0, **changes: object) -> Evidence:
+def evidence(shape: AnyShape, kernel: AnyPath, p50_us: float = 10.0, **changes: object) -> Evidence:
     """Proof of (shape, path) on MACHINE, with changes."""
+    queries, context = buckets_of(shape)
     found = Evidence(
         shape=shape,
         path=kernel.name,
         source_digest=kernel.source_digest,
         fingerprint=MACHINE,
         checks=checks(),
-        tested_query_tokens=1 if shape.phase is Phase.DECODE else shape.query_bucket.lo + 1,
-        tested_context_tokens=shape.context_bucket.lo + 1,
+        tested_query_tokens=1 if phase_of(shape) == Phase.DECODE.value else queries.lo + 1,
+        tested_context_tokens=context.lo + 1,
         at="2026-11-20T12:00:00+00:00",
         timing=Timing(p50_us, 0.01, 20),
     )

@@ -17,6 +17,7 @@ from server.engine.attention.dispatch_key import LengthKey, bucket_index, key_of
 from server.engine.attention.launch_errors import launch_failure
 from server.engine.attention.timer import AttentionTimer
 from server.engine.products.experts import ExpertsTable
+from server.engine.products.linear import LinearTable
 from server.engine.scheduling.sequence import Batch
 from server.protocol.messages import AttentionSample, AttentionUse
 
@@ -74,13 +75,16 @@ class Dispatcher:
         quarantined: Pairs = frozenset(),
         overridden: Pairs = frozenset(),
         experts: ExpertsTable | None = None,
+        products: LinearTable | None = None,
     ) -> None:
         """`flags`: one a layer. `decisions` were already made without the pairs `quarantined` and `overridden`.
 
-        experts  the choices of a model with mixtures, whose layers have them by `join_weights`
+        experts   the choices of a model with mixtures, whose layers have them by `join_weights`
+        products  what multiplies with the weights of the model, which have it likewise
         """
         self.flags = flags
         self.experts = experts
+        self.products = products
         self.windows = tuple(dict.fromkeys(layer.window for layer in flags))
         self._paths = {path.name: path for path in paths}
         self._redecide = redecide
@@ -109,7 +113,8 @@ class Dispatcher:
     @property
     def all_decisions(self) -> list[Decision[AnyShape]]:
         """Return the decision for each shape now, those of other operators behind attention's."""
-        return [*self._decisions.values(), *([] if self.experts is None else self.experts.decisions)]
+        products = () if self.products is None else self.products.decisions
+        return [*self._decisions.values(), *products, *([] if self.experts is None else self.experts.decisions)]
 
     @property
     def overridden(self) -> Pairs:

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import torch
 
+from kernels.catalog import paths_on
 from kernels.fingerprint import Fingerprint
-from kernels.operators import AnyShape, Operator, operator_of
+from kernels.operators import AnyShape
 from qualification.decision.decision import Decision, Pairs
 from qualification.decision.model_shapes import plan_shapes
 from qualification.measure.start_plan import Plan, RunQualification, make_plan
@@ -44,7 +45,7 @@ def plan_attention(
 ) -> Plan:
     """Decide every shape these limits allow, measuring what the policy asks for. Raises Unservable."""
     plan = make_plan(
-        [it for it in plan_shapes(config, limits.serving, device.type) if operator_of(it) is not Operator.LINEAR],
+        plan_shapes(config, limits.serving, device.type, settings.tensor_parallel_size),
         policy=settings.on_unproven,
         fingerprint=fingerprint,
         device=device,
@@ -53,6 +54,7 @@ def plan_attention(
         quarantined=quarantined,
         overridden=overridden,
         progress=lambda done, total, what: progress("qualifying", f"{done}/{total} {what}"),
+        paths=paths_on(device),
         run_qualification=run_qualification,
     )
     refuse_unserved(plan.decisions.values(), plan, settings)

@@ -11,7 +11,7 @@ import torch
 from kernels.catalog import ALL_PATHS, PATHS
 from kernels.device import torch_dtype
 from kernels.launch import install_compile_counter, num_compiles
-from kernels.linear.fallbacks import MatmulFallbacks
+from kernels.linear.fallbacks import MatmulFallback, MatmulFallbacks
 from kernels.shape import AttentionShape
 from kernels.triton_cache import use_own_cache
 from qualification.attest.driver_record import Recorder
@@ -143,6 +143,7 @@ def _build(
     )
     decoder, matmul_fallbacks = _load(settings, subject, dispatcher, followers, progress)
     join_weights(dispatcher, decoder)
+    _note_fallbacks(dispatcher, matmul_fallbacks)
     try:
         runner = _warm_runner(settings, subject, decoder, dispatcher, followers, plan, progress)
         longest_step_s = 0.0 if subject.device.type == "cuda" else estimate_longest_step_s(runner, subject.limits)
@@ -161,6 +162,13 @@ def _build(
     ready = _ready(subject, plan, engine, runner, matmul_fallbacks, longest_step_s=longest_step_s)
     operator_quarantine = OperatorQuarantine(dispatcher, plan.evidence)
     return BuiltEngine(engine, runner, ready, attestor, attested, operator_quarantine, quarantine, shadow, followers)
+
+
+def _note_fallbacks(dispatcher: Dispatcher, matmul_fallbacks: MatmulFallbacks) -> None:
+    """Count the products that PyTorch computes because what would is not proven."""
+    for decision in () if dispatcher.products is None else dispatcher.products.fallbacks:
+        codes = ", ".join(reason.value for reason in decision.fallback_reasons)
+        matmul_fallbacks.note(MatmulFallback.NOT_PROVEN, str(decision.shape), f"{decision.wanted} is {codes}")
 
 
 def _load(

@@ -11,6 +11,8 @@ from kernels.catalog import PATHS
 from kernels.device import num_cores, read_fingerprint, torch_dtype, use_all_cores
 from kernels.experts.shape import ExpertsShape
 from kernels.fingerprint import Fingerprint
+from kernels.linear.paths import linear_paths_on
+from kernels.linear.shape import LinearShape
 from kernels.operators import AnyShape
 from kernels.shape import AttentionShape
 from qualification.decision.decision import Decision, Pairs, decisions_of
@@ -21,6 +23,7 @@ from server.engine.attention.dispatch import Dispatcher, Redecide
 from server.engine.attention.timer import AttentionTimer, CpuDevice, CudaDevice
 from server.engine.execution.followers import RankIdentity
 from server.engine.products.experts import ExpertsTable
+from server.engine.products.linear import LinearTable
 from server.engine.startup.kv_sizing import check_weights_fit
 from server.engine.startup.limits import EngineLimits, choose_device, choose_limits
 from server.errors import ModelError, SettingsError
@@ -153,6 +156,9 @@ def dispatcher_of(
         quarantined=quarantined,
         overridden=overridden,
         experts=experts,
+        products=LinearTable(
+            decisions_of(LinearShape, decisions), linear_paths_on(subject.device), subject.fingerprint
+        ),
     )
 
 
@@ -160,6 +166,8 @@ def join_weights(dispatcher: Dispatcher, decoder: Decoder) -> None:
     """Give a table that was made before the weights their sinks, and the decoder the choices of its mixtures."""
     if dispatcher.experts is not None:
         decoder.serve_experts(dispatcher.experts.products_of)
+    if dispatcher.products is not None and dispatcher.products.fallbacks:
+        decoder.limit_products(dispatcher.products.by_torch)
     for flags, layer in zip(dispatcher.flags, decoder.weights.layers, strict=True):
         if flags.sinks is not None and layer.sinks is not None:
             flags.sinks.copy_(layer.sinks)

@@ -12,7 +12,6 @@ from qualification_fakes import evidence
 
 from kernels.catalog import any_path_named
 from kernels.experts.shape import ExpertsShape
-from kernels.shape import AttentionShape
 from qualification.decision.decision import Decision, Policy, Status
 from qualification.evidence.evidence import Evidence
 from qualification.measure.experts_faults import ExpertsFault, wrong_experts
@@ -46,9 +45,9 @@ PATH = "torch.experts.cpu"
 
 
 def measure(pairs: list[Pair], bench: Bench, *, progress: Progress, on_evidence: Callable[[Evidence], None]) -> None:
-    """Measure experts alone: attention, and the trial of the checker, are other tests'."""
+    """Measure experts alone: other operators, and the trial of the checker, are other tests'."""
     for shape, path in pairs:
-        if isinstance(shape, AttentionShape):
+        if not isinstance(shape, ExpertsShape):
             on_evidence(evidence(shape, path, fingerprint=bench.fingerprint))
     own = [pair for pair in pairs if isinstance(pair[0], ExpertsShape)]
     qualify(own, bench, progress=progress, on_evidence=on_evidence, check_checker=lambda *_, **__: ())
