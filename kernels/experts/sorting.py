@@ -25,11 +25,16 @@ class SortedSlots:
     """Slots in the order of their experts, on the device.
 
     order  [num_slots] int32: the slots; token t's visit j is slot t * k + j
-    tiles  [most_tiles, 3] int32: expert, first row and end of the expert's rows (of `order`); expert -1: no tile
+    table  [1 + most_tiles, 3] int32: the number of tiles (and nothing else in its row), behind it the tiles
     """
 
     order: Tensor
-    tiles: Tensor
+    table: Tensor
+
+    @property
+    def tiles(self) -> Tensor:
+        """[most_tiles, 3] int32: expert, first row and end of the expert's rows (of `order`); expert -1: no tile."""
+        return self.table[1:]
 
 
 @triton.jit
@@ -51,10 +56,13 @@ def place_slots(order_ptr, visits, starts, first, num_slots, BLOCK_P: tl.constex
 
 @triton.jit
 def write_tiles(
-    tiles_ptr, totals, first, num_tiles, BLOCK_M: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_E: tl.constexpr
+    table_ptr, totals, first, num_tiles, BLOCK_M: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_E: tl.constexpr
 ):
-    """Rows [first, first + BLOCK_T) of the tile table; totals [BLOCK_E]: rows of each expert."""
+    """Tiles [first, first + BLOCK_T) of the table, with the first of them their number; totals: rows of each expert."""
+    tiles_ptr = table_ptr + 3
     of_expert = (totals + BLOCK_M - 1) // BLOCK_M
+    if first == 0:
+        tl.store(table_ptr, tl.sum(of_expert))
     tile_ends = tl.cumsum(of_expert, 0)
     row_ends = tl.cumsum(totals, 0)
     tiles = first + tl.arange(0, BLOCK_T)
@@ -74,7 +82,7 @@ def write_tiles(
 
 @triton.jit(do_not_specialize=["num_slots", "num_tiles"])
 def hallmark_experts_sort(
-    experts_ptr, order_ptr, tiles_ptr, num_slots, num_tiles,
+    experts_ptr, order_ptr, table_ptr, num_slots, num_tiles,
     BLOCK_P: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_T: tl.constexpr,
 ):  # fmt: skip
     """One program sorts all slots, which are at most BLOCK_P, and writes the whole table."""
@@ -82,7 +90,7 @@ def hallmark_experts_sort(
     totals = tl.sum(visits, 0)
     place_slots(order_ptr, visits, tl.cumsum(totals, 0) - totals, 0, num_slots, BLOCK_P)
     for first in range(0, num_tiles, BLOCK_T):
-        write_tiles(tiles_ptr, totals, first, num_tiles, BLOCK_M, BLOCK_T, BLOCK_E)
+        write_tiles(table_ptr, totals, first, num_tiles, BLOCK_M, BLOCK_T, BLOCK_E)
 
 
 @triton.jit(do_not_specialize=["num_slots", "num_blocks"])
@@ -113,7 +121,7 @@ def hallmark_experts_prefix(counts_ptr, totals_ptr, num_blocks, BLOCK: tl.conste
 
 @triton.jit(do_not_specialize=["num_slots", "num_blocks", "num_tiles"])
 def hallmark_experts_place(
-    experts_ptr, counts_ptr, totals_ptr, order_ptr, tiles_ptr, num_slots, num_blocks, num_tiles,
+    experts_ptr, counts_ptr, totals_ptr, order_ptr, table_ptr, num_slots, num_blocks, num_tiles,
     NUM_EXPERTS: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_T: tl.constexpr,
 ):  # fmt: skip
@@ -126,7 +134,7 @@ def hallmark_experts_place(
     starts = tl.cumsum(totals, 0) - totals + before
     visits = one_hot(experts_ptr, block * BLOCK_P, num_slots, BLOCK_P, BLOCK_E)
     place_slots(order_ptr, visits, starts, block * BLOCK_P, num_slots, BLOCK_P)
-    write_tiles(tiles_ptr, totals, block * BLOCK_T, num_tiles, BLOCK_M, BLOCK_T, BLOCK_E)
+    write_tiles(table_ptr, totals, block * BLOCK_T, num_tiles, BLOCK_M, BLOCK_T, BLOCK_E)
 
 
 def sort_slots(experts: Tensor, num_experts: int, block_m: int) -> SortedSlots:
@@ -134,13 +142,13 @@ def sort_slots(experts: Tensor, num_experts: int, block_m: int) -> SortedSlots:
     num_slots, device = experts.numel(), experts.device
     num_tiles = most_tiles(num_slots, num_experts, block_m)
     order = torch.empty(num_slots, dtype=torch.int32, device=device)
-    tiles = torch.empty(num_tiles, 3, dtype=torch.int32, device=device)
+    table = torch.empty(1 + num_tiles, 3, dtype=torch.int32, device=device)
     block_p, block_e = sorted_at_once(num_experts), padded(num_experts)
     tile_sizes = {"BLOCK_M": block_m, "BLOCK_T": min(_TILES_AT_ONCE, padded(num_tiles))}
     sizes = {"BLOCK_P": block_p, "BLOCK_E": block_e, "num_warps": 8}
     if num_slots <= block_p:
-        hallmark_experts_sort[(1,)](experts, order, tiles, num_slots, num_tiles, **tile_sizes, **sizes)
-        return SortedSlots(order, tiles)
+        hallmark_experts_sort[(1,)](experts, order, table, num_slots, num_tiles, **tile_sizes, **sizes)
+        return SortedSlots(order, table)
     num_blocks = triton.cdiv(num_slots, block_p)
     counts = torch.empty(num_experts, num_blocks, dtype=torch.int32, device=device)
     totals = torch.empty(num_experts, dtype=torch.int32, device=device)
@@ -150,7 +158,7 @@ def sort_slots(experts: Tensor, num_experts: int, block_m: int) -> SortedSlots:
     hallmark_experts_prefix[(num_experts,)](counts, totals, num_blocks, BLOCK=_BLOCKS_AT_ONCE)
     num_programs = max(num_blocks, triton.cdiv(num_tiles, tile_sizes["BLOCK_T"]))
     hallmark_experts_place[(num_programs,)](
-        experts, counts, totals, order, tiles, num_slots, num_blocks, num_tiles, NUM_EXPERTS=num_experts,
+        experts, counts, totals, order, table, num_slots, num_blocks, num_tiles, NUM_EXPERTS=num_experts,
         **tile_sizes, **sizes,
     )  # fmt: skip
-    return SortedSlots(order, tiles)
+    return SortedSlots(order, table)

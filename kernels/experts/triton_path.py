@@ -38,7 +38,8 @@ def run_experts(
     num_slots, num_experts = num_tokens * num_active, expert_weights.num_experts
     tiles = expert_tiles(num_slots, num_experts, hidden.element_size(), shared_bytes(hidden.device))
     by_expert = sort_slots(experts, num_experts, tiles.block_m)
-    num_tiles = by_expert.tiles.shape[0]
+    of_rows = by_expert.tiles
+    num_tiles = of_rows.shape[0]
     inner, results = hidden.new_empty(num_slots, width), hidden.new_empty(num_slots, size)
     is_mxfp4 = isinstance(expert_weights, Mxfp4Weights)
     if isinstance(expert_weights, Mxfp4Weights):
@@ -47,23 +48,29 @@ def run_experts(
     else:
         gate_up, down = expert_weights.gate_up, expert_weights.down
         gate_up_scales = down_scales = None  # type: ignore[assignment]
-    name, limit, alpha = _activation_arguments(activation)
+    name, limit, alpha = activation_arguments(activation)
     hallmark_experts_gate_up[_grid(num_tiles, width, tiles.gate_up)](
-        hidden, gate_up, gate_up_scales, expert_weights.gate_up_bias, inner, by_expert.order, by_expert.tiles,
+        hidden, gate_up, gate_up_scales, expert_weights.gate_up_bias, inner, by_expert.order, of_rows,
         num_active, num_tiles, hidden.stride(0), size, width, limit, alpha, ACTIVATION=name,
         HAS_BIAS=expert_weights.gate_up_bias is not None, IS_MXFP4=is_mxfp4, **_sizes(tiles.gate_up, size),
     )  # fmt: skip
     hallmark_experts_down[_grid(num_tiles, size, tiles.down)](
-        inner, down, down_scales, expert_weights.down_bias, results, by_expert.order, by_expert.tiles, num_tiles,
+        inner, down, down_scales, expert_weights.down_bias, results, by_expert.order, of_rows, num_tiles,
         size, width, HAS_BIAS=expert_weights.down_bias is not None, IS_MXFP4=is_mxfp4, **_sizes(tiles.down, width),
     )  # fmt: skip
+    combine(results, weights, out)
+
+
+def combine(results: Tensor, weights: Tensor, out: Tensor) -> None:
+    """Fill out [T, H] with the weighted sum, in the order of slots, of results [T * k, H]."""
+    size = out.shape[1]
     block = min(_SUM_BLOCK, max(16, triton.next_power_of_2(size)))
-    hallmark_experts_combine[(num_tokens, triton.cdiv(size, block))](
-        results, weights, out, num_active, weights.stride(0), out.stride(0), size, BLOCK=block
+    hallmark_experts_combine[(out.shape[0], triton.cdiv(size, block))](
+        results, weights, out, weights.stride(0), out.stride(0), size, NUM_ACTIVE=weights.shape[1], BLOCK=block
     )
 
 
-def _activation_arguments(activation: ExpertActivation) -> tuple[str, float, float]:
+def activation_arguments(activation: ExpertActivation) -> tuple[str, float, float]:
     """The kernel's name of an activation, its limit and its alpha."""
     if isinstance(activation, ClampedSwiglu):
         return "clamped", activation.limit, activation.alpha

@@ -79,7 +79,7 @@ def compile_all() -> dict[str, Any]:
         "count": hallmark_experts_count.warmup(INT, INT, 8, 8, NUM_EXPERTS=128, **sort),
         "prefix": hallmark_experts_prefix.warmup(INT, INT, 8, BLOCK=1024, **GRID),
         "place": hallmark_experts_place.warmup(INT, INT, INT, INT, INT, 8, 8, 8, NUM_EXPERTS=128, **table, **sort),
-        "combine": hallmark_experts_combine.warmup(HALF, FLOAT, HALF, 8, 8, 2048, 2048, BLOCK=1024, **GRID),
+        "combine": hallmark_experts_combine.warmup(HALF, FLOAT, HALF, 8, 2048, 2048, NUM_ACTIVE=8, BLOCK=1024, **GRID),
     }
     for num_tokens in (1, 8192):
         for name, kernel in products(num_tokens, QWEN3, is_mxfp4=False).items():
