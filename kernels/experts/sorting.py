@@ -14,9 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.experts.tiles import most_tiles, padded, sorted_at_once
+from kernels.experts.tiles import most_tiles, padded, sorted_at_once, tiles_at_once
 
-_TILES_AT_ONCE = 64  # of the tile table, that one program writes
 _BLOCKS_AT_ONCE = 1024  # blocks of slots that a prefix program sums in one step
 
 
@@ -144,7 +143,7 @@ def sort_slots(experts: Tensor, num_experts: int, block_m: int) -> SortedSlots:
     order = torch.empty(num_slots, dtype=torch.int32, device=device)
     table = torch.empty(1 + num_tiles, 3, dtype=torch.int32, device=device)
     block_p, block_e = sorted_at_once(num_experts), padded(num_experts)
-    tile_sizes = {"BLOCK_M": block_m, "BLOCK_T": min(_TILES_AT_ONCE, padded(num_tiles))}
+    tile_sizes = {"BLOCK_M": block_m, "BLOCK_T": tiles_at_once(num_tiles)}
     sizes = {"BLOCK_P": block_p, "BLOCK_E": block_e, "num_warps": 8}
     if num_slots <= block_p:
         hallmark_experts_sort[(1,)](experts, order, table, num_slots, num_tiles, **tile_sizes, **sizes)

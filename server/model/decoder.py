@@ -147,7 +147,7 @@ def _experts(config: ExpertsConfig, weights: MixtureWeights) -> Experts:
         assert isinstance(config.activation, Activation), "a feed-forward for all tokens has a plain activation"
         gated, down = weights.shared.gate_up.gated_by(config.activation), weights.shared.down
         shared = Shared(lambda x: down(gated(x)), weights.shared_gate)
-    products = products_of(weights.experts, config.activation)
+    products = products_of(weights.experts, config.activation, weights.router.weight.device)
     return Experts(weights.router, config.routing, products, weights.correction_bias, shared)
 
 
@@ -182,4 +182,6 @@ def _compile_matmuls(config: ModelConfig, weights: Weights) -> None:
             linear.compile(activation if name.endswith("gate_up") and isinstance(activation, Activation) else None)
         if isinstance(layer.feed_forward, MixtureWeights):
             compile_linear(layer.feed_forward.router.weight, dtype_out=torch.float32)
+            assert isinstance(layer_config.feed_forward, ExpertsConfig), "weights are of the kind of the configuration"
+            _experts(layer_config.feed_forward, layer.feed_forward).compile()
     compile_linear(weights.head, dtype_out=torch.float32)

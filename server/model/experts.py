@@ -10,8 +10,11 @@ from torch import Tensor
 from kernels.experts.eager import experts_eager
 from kernels.experts.kinds import ExpertActivation, RoutingConfig
 from kernels.experts.routing import route
+from kernels.experts.tiles import token_counts
 from kernels.experts.weights import AnyExpertWeights
+from kernels.launch import triton_version
 from kernels.linear.matmul import linear_fp32
+from kernels.processors import shared_bytes
 from server.model.linear import Dense, Product
 from server.model.step import Step
 
@@ -48,9 +51,20 @@ class Experts:
     shared: Shared | None = None
 
     def __call__(self, x: Tensor, _step: Step) -> Tensor:
-        weights, experts = route(router_logits(x, self.router), self.routing, self.correction_bias)
+        weights, experts = routes(router_logits(x, self.router), self.routing, self.correction_bias)
         out = self.products(x, experts, weights)
         return out if self.shared is None else out.add_(self.shared(x))
+
+    def compile(self) -> None:
+        """Compile every kernel that a call may launch, by running one of each kind: then none is in service."""
+        weight, routing = self.router.weight, self.routing
+        if not is_captured(weight.device):
+            return
+        sizes = weight.dtype.itemsize, shared_bytes(weight.device)
+        for num_tokens in token_counts(routing.num_experts, routing.num_active, *sizes):
+            x = weight.new_zeros(num_tokens, weight.shape[1])
+            weights, experts = routes(router_logits(x, self.router), routing, self.correction_bias)
+            self.products(x, experts, weights)
 
 
 def router_logits(x: Tensor, router: Dense) -> Tensor:
@@ -62,6 +76,32 @@ def router_logits(x: Tensor, router: Dense) -> Tensor:
     return logits if router.bias is None else logits.add_(router.bias)
 
 
-def products_of(weights: AnyExpertWeights, activation: ExpertActivation) -> ExpertProducts:
+def is_captured(device: torch.device) -> bool:
+    """Return whether experts are Triton's here, which wait for nothing: a CUDA graph can hold them.
+
+    Elsewhere they are computed one after the other, which waits for the device.
+    """
+    return device.type == "cuda" and triton_version() is not None and torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def routes(logits: Tensor, routing: RoutingConfig, correction_bias: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Weights [T, k] fp32 and experts [T, k] int32 of each token, as `route` defines them; on a GPU one kernel."""
+    if not is_captured(logits.device):
+        return route(logits, routing, correction_bias)
+    from kernels.experts.route_triton import run_route
+
+    return run_route(logits, routing, correction_bias)
+
+
+def products_of(weights: AnyExpertWeights, activation: ExpertActivation, device: torch.device) -> ExpertProducts:
     """What computes the products of these experts."""
-    return partial(experts_eager, expert_weights=weights, activation=activation)
+    if not is_captured(device):
+        return partial(experts_eager, expert_weights=weights, activation=activation)
+    from kernels.experts.triton_path import run_experts
+
+    def products(hidden: Tensor, experts: Tensor, expert_weights: Tensor) -> Tensor:
+        out = torch.empty_like(hidden)
+        run_experts(hidden, experts, expert_weights, weights, activation, out)
+        return out
+
+    return products

@@ -57,6 +57,7 @@ from server.engine.startup.subject import (
 )
 from server.engine.startup.warmup import estimate_longest_step_s, probes_of, warm_up
 from server.model.decoder import Decoder
+from server.model.experts import is_captured
 from server.protocol.messages import AttestationReport, EngineReady
 from server.protocol.plan_rows import plan_rows
 from server.settings import Settings
@@ -221,9 +222,10 @@ def _warm_runner(
     config, limits, device = subject.config, subject.limits, subject.device
     if followers is not None and device.type == "cuda":
         logger.warning("several ranks: no CUDA graphs, no run-ahead and no measured matrix products, whatever is set")
-    if config.has_mixtures and device.type == "cuda" and settings.cuda_graphs:
+    waits = config.has_mixtures and not is_captured(device)
+    if waits and device.type == "cuda" and settings.cuda_graphs:
         logger.warning("experts are computed one after the other, which waits for the host: no CUDA graphs")
-    is_capturable = device.type == "cuda" and followers is None and not subject.pools and not config.has_mixtures
+    is_capturable = device.type == "cuda" and followers is None and not subject.pools and not waits
     has_graphs = settings.cuda_graphs and is_capturable
     sizes = sizes_of_graphs(config, limits, limits.max_model_len) if has_graphs else None
     num_rows = max(limits.max_num_seqs, 0 if sizes is None else sizes.max_sampled)

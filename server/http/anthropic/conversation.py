@@ -37,7 +37,7 @@ def chat_of(fields: MessagesRequest) -> dict[str, Any]:
     """The body of the chat request. Raises InvalidValue."""
     body = prompt_of(fields)
     body["max_tokens"] = fields.max_tokens
-    body["stream"] = fields.stream
+    body |= {"stream": fields.stream, "priority": fields.priority, "timeout": fields.timeout}
     given = {"temperature": fields.temperature, "top_p": fields.top_p, "top_k": fields.top_k}
     body |= {name: value for name, value in given.items() if value is not None}
     if fields.stop_sequences:

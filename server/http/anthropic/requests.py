@@ -10,9 +10,11 @@ from server.http.common.fields import (
     MAX_TOKENS,
     HallmarkWanted,
     ModelName,
+    Priority,
     StopStrings,
     Stream,
     Temperature,
+    Timeout,
     TokenCount,
     TopK,
     TopP,
@@ -298,6 +300,8 @@ class MessagesRequest(CountTokensRequest):
     temperature: Temperature = None
     top_p: TopP = None
     top_k: TopK = None
+    priority: Priority = 0
+    timeout: Timeout = None
     hallmark: HallmarkWanted = False
     metadata: Metadata | None = Field(None, description=f"{NO_EFFECT}: whom the request is for.")
     service_tier: Literal["auto", "standard_only"] | None = Field(

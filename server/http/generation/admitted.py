@@ -13,7 +13,7 @@ from server.edge.body_memory import in_thread
 from server.edge.context import RequestContext, context_of
 from server.edge.direct_stream import DirectStream
 from server.edge.keys import cache_salt_of
-from server.errors import TooManyRequests
+from server.errors import TimeLimitReached, TooManyRequests
 from server.http.common.json_body import MAX_VALUES, parse_json
 from server.http.generation.pieces import Job, Piece, merged, pieces
 from server.protocol.messages import EngineReady
@@ -36,6 +36,8 @@ class Tokenized(Protocol):
     def is_stream(self) -> bool: ...
     @property
     def cache_salt(self) -> str | None: ...
+    @property
+    def timeout_s(self) -> float | None: ...  # the request's own limit, counted from its arrival
 
 
 TokenizedT = TypeVar("TokenizedT", bound=Tokenized)
@@ -115,6 +117,10 @@ async def admitted(
     record.tokenized(began_at)
     jobs = zip(prepared.jobs, _firsts(prepared.jobs), strict=True)
     _reserve(edge, place, sum(len(job.prompt_token_ids) for job, is_first in jobs if is_first))
+    if prepared.timeout_s is not None and prepared.timeout_s < edge.settings.request_timeout_s:
+        message = f"The answer took longer than the {prepared.timeout_s:g} s of the field 'timeout'."
+        left_s = context.arrived_at + prepared.timeout_s - time.monotonic()
+        context.limit(left_s, TimeLimitReached(message, param="timeout"))
     record.describe(prepared.jobs[0].sampling, matrix_digest=ready.matrix_digest, is_stream=prepared.is_stream)
     return Admitted(edge, context, record, place, prepared)
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import itertools
-import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,7 +13,7 @@ from fastapi import Request, Response
 from server.edge.admission import Edge
 from server.edge.context import RequestContext, send_of
 from server.edge.direct_stream import DirectStream, writer_of
-from server.errors import InvalidValue, TimeLimitReached
+from server.errors import InvalidValue
 from server.grammar.reasoning import behind_reasoning
 from server.http.common.provenance import is_wanted, provenance_of, with_provenance
 from server.http.common.validation import read, translated, translated_name
@@ -52,6 +51,10 @@ class Prepared:
     def cache_salt(self) -> str | None:
         return self.fields.cache_salt
 
+    @property
+    def timeout_s(self) -> float | None:
+        return self.fields.timeout
+
 
 @dataclass(frozen=True, slots=True)
 class Kind:
@@ -72,10 +75,6 @@ async def generate(edge: Edge, kind: Kind, request: Request) -> Response:
     it = await admitted(edge, request, route=kind.route, operation=kind.operation, prepare=prepare)
     prepared, record = it.prepared, it.record
     fields = prepared.fields
-    if fields.timeout is not None and fields.timeout < edge.settings.request_timeout_s:
-        message = f"The answer took longer than the {fields.timeout:g} s of the field 'timeout'."
-        left_s = it.context.arrived_at + fields.timeout - time.monotonic()
-        it.context.limit(left_s, TimeLimitReached(message, param="timeout"))
     options = fields.stream_options
     has_usage_chunk = options is not None and options.include_usage
     shape = kind.format(it.context.unique_id, edge.model, has_usage_chunk)

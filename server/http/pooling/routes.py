@@ -57,6 +57,7 @@ class Prepared(Generic[FieldsT]):
     fields: FieldsT
     jobs: list[Job]
     is_stream: bool = False
+    timeout_s: float | None = None
 
     @property
     def cache_salt(self) -> str | None:

@@ -44,6 +44,8 @@ _SAME = (
     "structured_outputs",
     "chat_template_kwargs",
     "cache_salt",
+    "priority",
+    "timeout",
 )
 
 

@@ -19,6 +19,7 @@ from server.http.common.fields import (
     MinP,
     ModelName,
     PresencePenalty,
+    Priority,
     RepetitionPenalty,
     RequestId,
     Seed,
@@ -26,6 +27,7 @@ from server.http.common.fields import (
     Stop,
     Stream,
     Temperature,
+    Timeout,
     TokenCount,
     TopK,
     TopP,
@@ -293,7 +295,6 @@ class ResponsesRequest(RequestModel):
         "mm_processor_kwargs": ({},),
         "moderation": (),
         "previous_input_messages": ([],),
-        "priority": (0,),
         "prompt": (),
         "prompt_cache_options": (),
         "prompt_cache_retention": ("in_memory",),
@@ -355,6 +356,8 @@ class ResponsesRequest(RequestModel):
     )
     chat_template_kwargs: ChatTemplateKwargs = None
     cache_salt: CacheSalt = None
+    priority: Priority = 0
+    timeout: Timeout = None
     hallmark: HallmarkWanted = False
     service_tier: Literal["auto", "default"] | None = Field(None, description=f"{NO_EFFECT}: all are served alike.")
     request_id: RequestId = None

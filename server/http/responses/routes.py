@@ -50,6 +50,10 @@ class _Prepared:
     def cache_salt(self) -> str | None:
         return self.fields.cache_salt
 
+    @property
+    def timeout_s(self) -> float | None:
+        return self.fields.timeout
+
 
 def routes(edge: Edge) -> APIRouter:
     """The routes, and the store behind them."""

@@ -191,9 +191,7 @@ FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
 }
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_family_is_served_as_by_transformers(family: str, tmp_path: Path) -> None:
-    """Alone, batched, in chunks, and behind a prefix that was found in the cache."""
+def family_model(family: str) -> PreTrainedModel:
     torch.manual_seed(7)
     model = FAMILIES[family]().eval()
     with torch.no_grad():
@@ -202,6 +200,13 @@ def test_a_family_is_served_as_by_transformers(family: str, tmp_path: Path) -> N
                 weight.uniform_(0.5, 1.5)
             elif name.endswith("bias"):
                 weight.uniform_(-0.5, 0.5)
+    return model
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_family_is_served_as_by_transformers(family: str, tmp_path: Path) -> None:
+    """Alone, batched, in chunks, and behind a prefix that was found in the cache."""
+    model = family_model(family)
     model.save_pretrained(tmp_path)
     expected = reference_tokens(model)
     for max_num_batched_tokens, max_num_seqs, num_rounds in ((64, 1, 1), (64, 4, 1), (11, 4, 2)):

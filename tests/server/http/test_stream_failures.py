@@ -165,13 +165,24 @@ def test_a_request_that_takes_longer_than_allowed_is_a_504_and_is_cancelled(fold
     assert len(it.engine.cancelled) == 1
 
 
-def test_a_request_that_takes_longer_than_its_own_timeout_is_a_408_not_to_be_sent_again(folder: Path) -> None:
+@pytest.mark.parametrize(
+    ("route", "prompt"),
+    [
+        (COMPLETIONS, {"prompt": "a"}),
+        ("/v1/responses", {"input": "a"}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "a"}], "max_tokens": 5}),
+    ],
+)
+def test_a_request_that_takes_longer_than_its_own_timeout_is_a_408_not_to_be_sent_again(
+    route: str, prompt: dict[str, object], folder: Path
+) -> None:
     it = served(folder)
     it.engine.gate.clear()
-    answer = it.post(COMPLETIONS, {"prompt": "a", "timeout": 0.05})
+    answer = it.post(route, {**prompt, "timeout": 0.05, "priority": -3})
     assert (answer.status_code, answer.headers["x-should-retry"]) == (408, "false")
     assert answer.headers.get("connection") != "close"
     assert answer.json()["error"]["code"] == "request_timeout"
+    assert it.engine.priorities == [-3]
     assert answer.json()["error"]["param"] == "timeout"
     assert it.engine.cancelled == [it.engine.submitted[0][0]]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from graph_session import Session
-from test_engine_windows import prompts, qwen2_with_one_windowed_layer, reference_tokens
+from test_engine_windows import family_model, prompts, qwen2_with_one_windowed_layer, reference_tokens
 from tiny_llama import NAN_TOKEN, NUM_LAYERS, NUM_TOKENS, TinyLlama
 from torch.profiler import ProfilerActivity, profile
 
@@ -28,12 +28,12 @@ def build(folder: Path, cache: Path, **settings: object) -> BuiltEngine:
         "kv_cache_tokens": 4096,
         "cuda_graphs": True,
         "max_num_batched_tokens": 96,
+        "max_model_len": 256,
         **settings,
     }
     chosen = Settings(
         model=str(folder),
         device=DeviceChoice.CUDA,
-        max_model_len=256,
         max_num_seqs=8,
         page_size=16,
         on_unproven=Policy.DEGRADE,
@@ -132,6 +132,19 @@ def test_a_graph_holds_layers_with_and_without_a_window(tmp_path: Path) -> None:
     assert num_replays(built) >= 10
     decode = [count for output in session.outputs for count in output.record.dispatches if count.phase == "decode"]
     assert {count.num_launches for count in decode} == {1}  # a layer for each of the two decisions
+
+
+@pytest.mark.parametrize("family", ["qwen 3 moe", "qwen 2 moe", "mixtral", "gpt-oss", "glm"])
+@pytest.mark.parametrize("batched_tokens", [96, 11])
+def test_mixtures_of_experts_are_served_by_graphs(family: str, batched_tokens: int, tmp_path: Path) -> None:
+    model = family_model(family)
+    model.save_pretrained(tmp_path)
+    built = build(tmp_path, tmp_path / "cache", max_model_len=128, max_num_batched_tokens=batched_tokens)
+    num_tokens = len(reference_tokens(model)[0])
+    session = Session(built.engine).submit_all(prompts(), max_tokens=num_tokens).drain()
+    assert session.all_tokens(3) == reference_tokens(model)
+    assert num_replays(built) >= num_tokens - 1
+    assert session.total("num_compiles") == 0
 
 
 def batch_of(rows: list[tuple[int, int]], page_size: int) -> Batch:
