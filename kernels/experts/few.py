@@ -14,76 +14,147 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.experts.products import activated
 
+# A code's exponent and mantissa, as those of an fp32 number, are the number times 2^-126, subnormal ones too.
+# x is multiplied by 2^64 and the sum by 2^62: a product is a subnormal number for an x below 2^-64 only.
+_TWO_64 = tl.constexpr(2.0**64)
+_TWO_62 = tl.constexpr(2.0**62)
+_CODE = tl.constexpr(-0x7E400000)  # 0x81C00000: the sign, two bits of exponent, one of mantissa
+
 
 @triton.jit
-def read_rows(w_ptr, rows, is_row, first, SIZE_IN: tl.constexpr, BLOCK_K: tl.constexpr):
-    """Columns [first, first + BLOCK_K) of some rows of a weight [*, SIZE_IN]; what lies outside is 0."""
-    columns = first + tl.arange(0, BLOCK_K)
-    is_inside = is_row[:, None] & (columns < SIZE_IN)[None, :]
-    return tl.load(w_ptr + rows[:, None] * SIZE_IN + columns[None, :], mask=is_inside, other=0.0)
+def read_rows(w_ptr, rows, is_row, first, SIZE_IN: tl.constexpr, BLOCK_K: tl.constexpr, IS_MXFP4: tl.constexpr):
+    """Columns [first, first + BLOCK_K) of some rows of a weight [*, SIZE_IN]: of mxfp4 int32 of 8 codes; outside 0."""
+    PACKED: tl.constexpr = 8 if IS_MXFP4 else 1
+    columns = first // PACKED + tl.arange(0, BLOCK_K // PACKED)
+    is_inside = is_row[:, None] & (columns < SIZE_IN // PACKED)[None, :]
+    return tl.load(w_ptr + rows[:, None] * (SIZE_IN // PACKED) + columns[None, :], mask=is_inside, other=0)
+
+
+@triton.jit
+def read_factors(scales_ptr, rows, is_row, first, SIZE_IN: tl.constexpr, BLOCK_K: tl.constexpr):
+    """The same columns' scales, one of 32: fp32 [rows, BLOCK_K / 32]; 1 where there are none."""
+    blocks = first // 32 + tl.arange(0, BLOCK_K // 32)
+    is_inside = is_row[:, None] & (blocks < SIZE_IN // 32)[None, :]
+    scales = tl.load(scales_ptr + rows[:, None] * (SIZE_IN // 32) + blocks[None, :], mask=is_inside, other=127)
+    exponents = scales.to(tl.int32)
+    # 2^-127 is subnormal, and 255 is NaN: both as the format has them.
+    bits = tl.where(exponents == 0, 0x00400000, tl.where(exponents == 255, 0x7FC00000, exponents << 23))
+    return bits.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def numbers(codes, PLACE: tl.constexpr):
+    """fp32, times 2^-126, of the codes at one of the 8 places of each int32."""
+    return (((codes << (28 - 4 * PLACE)) >> 6) & _CODE).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def by_place(x, WORDS: tl.constexpr):
+    """x [8 * WORDS] as the 8 places of each int32 of codes, times 2^64."""
+    evens, odds = tl.split(tl.reshape(x * _TWO_64, [WORDS, 4, 2]))
+    evens, more_evens = tl.split(tl.reshape(evens, [WORDS, 2, 2]))
+    odds, more_odds = tl.split(tl.reshape(odds, [WORDS, 2, 2]))
+    x0, x4 = tl.split(evens)
+    x2, x6 = tl.split(more_evens)
+    x1, x5 = tl.split(odds)
+    x3, x7 = tl.split(more_odds)
+    return x0, x1, x2, x3, x4, x5, x6, x7
+
+
+@triton.jit
+def products(w, factors, x, IS_MXFP4: tl.constexpr):
+    """w * x, of mxfp4 summed over the columns that share a factor. x [BLOCK_K] fp32."""
+    if IS_MXFP4:
+        ROWS: tl.constexpr = w.shape[0]
+        WORDS: tl.constexpr = w.shape[1]
+        places = by_place(x, WORDS)
+        sums = numbers(w, 0) * places[0][None, :]
+        for place in tl.static_range(1, 8):
+            sums += numbers(w, place) * places[place][None, :]
+        out = tl.sum(tl.reshape(sums, [ROWS, WORDS // 4, 4]), 2) * _TWO_62 * factors
+    else:
+        out = w.to(tl.float32) * x[None, :]
+    return out
 
 
 @triton.jit(do_not_specialize=["num_active"])
 def hallmark_experts_few_gate_up(
-    x_ptr, w_ptr, bias_ptr, inner_ptr, experts_ptr, num_active, stride_x, width, limit, alpha,
-    HIDDEN: tl.constexpr, ACTIVATION: tl.constexpr, HAS_BIAS: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr, IS_DEPENDENT: tl.constexpr,
+    x_ptr, w_ptr, scales_ptr, bias_ptr, inner_ptr, experts_ptr, num_active, stride_x, width, limit, alpha,
+    HIDDEN: tl.constexpr, ACTIVATION: tl.constexpr, HAS_BIAS: tl.constexpr, IS_MXFP4: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, IS_DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """One program: BLOCK_N columns of activation(gate) * up of one slot. w [E, 2 * width, HIDDEN], inner [slots, width]."""
+    """One program: BLOCK_N columns of activation(gate) * up of one slot.
+
+    w [E, 2 * width, HIDDEN], inner [slots, width].
+    """
     if IS_DEPENDENT:
         gdc_wait()
-        gdc_launch_dependents()
+        gdc_launch_dependents()  # not before: what is launched reads the experts at once
+    LANES: tl.constexpr = BLOCK_K // 32 if IS_MXFP4 else BLOCK_K
     slot = tl.program_id(1).to(tl.int64)
     expert = tl.load(experts_ptr + slot).to(tl.int64)
     columns = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     is_column = columns < width
     gate_rows = expert * 2 * width + columns
-    gates = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
-    ups = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
+    up_rows = gate_rows + width
+    gates = tl.zeros([BLOCK_N, LANES], tl.float32)
+    ups = tl.zeros([BLOCK_N, LANES], tl.float32)
+    gate_factors = gates
+    up_factors = ups
     x_ptr += slot // num_active * stride_x
     for first in tl.static_range(0, HIDDEN, BLOCK_K):
-        gate = read_rows(w_ptr, gate_rows, is_column, first, HIDDEN, BLOCK_K)
-        up = read_rows(w_ptr, gate_rows + width, is_column, first, HIDDEN, BLOCK_K)
+        gate = read_rows(w_ptr, gate_rows, is_column, first, HIDDEN, BLOCK_K, IS_MXFP4)
+        up = read_rows(w_ptr, up_rows, is_column, first, HIDDEN, BLOCK_K, IS_MXFP4)
+        if IS_MXFP4:
+            gate_factors = read_factors(scales_ptr, gate_rows, is_column, first, HIDDEN, BLOCK_K)
+            up_factors = read_factors(scales_ptr, up_rows, is_column, first, HIDDEN, BLOCK_K)
         inputs = first + tl.arange(0, BLOCK_K)
-        x = tl.load(x_ptr + inputs, mask=inputs < HIDDEN, other=0.0).to(tl.float32)[None, :]
-        gates += gate.to(tl.float32) * x
-        ups += up.to(tl.float32) * x
+        x = tl.load(x_ptr + inputs, mask=inputs < HIDDEN, other=0.0).to(tl.float32)
+        gates += products(gate, gate_factors, x, IS_MXFP4)
+        ups += products(up, up_factors, x, IS_MXFP4)
     gate = tl.sum(gates, 1)
     up = tl.sum(ups, 1)
     if HAS_BIAS:
         gate += tl.load(bias_ptr + gate_rows, mask=is_column, other=0.0).to(tl.float32)
-        up += tl.load(bias_ptr + gate_rows + width, mask=is_column, other=0.0).to(tl.float32)
+        up += tl.load(bias_ptr + up_rows, mask=is_column, other=0.0).to(tl.float32)
     inner = activated(gate, up, limit, alpha, ACTIVATION)
     tl.store(inner_ptr + slot * width + columns, inner.to(inner_ptr.dtype.element_ty), mask=is_column)
 
 
 @triton.jit
 def hallmark_experts_few_down(
-    inner_ptr, w_ptr, bias_ptr, out_ptr, experts_ptr, weights_ptr, stride_weights, stride_out, hidden,
+    inner_ptr, w_ptr, scales_ptr, bias_ptr, out_ptr, experts_ptr, weights_ptr, stride_weights, stride_out, hidden,
     WIDTH: tl.constexpr, NUM_ACTIVE: tl.constexpr, BLOCK_A: tl.constexpr, HAS_BIAS: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, IS_DEPENDENT: tl.constexpr,
+    IS_MXFP4: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, IS_DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """One program: BLOCK_N columns of one token's weighted sum over its slots. w [E, hidden, WIDTH], inner [slots, WIDTH].
+    """One program: BLOCK_N columns of one token's weighted sum over its slots, in their order.
 
-    BLOCK_A: slots whose weights are read together.
+    w [E, hidden, WIDTH], inner [slots, WIDTH]. BLOCK_A: slots whose weights are read together; the first of them, where
+    it is a dependent launch, before the wait for what computes inner.
     """
     STEPS: tl.constexpr = (WIDTH + BLOCK_K - 1) // BLOCK_K
+    LANES: tl.constexpr = BLOCK_K // 32 if IS_MXFP4 else BLOCK_K
     token = tl.program_id(1).to(tl.int64)
     columns = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     is_column = columns < hidden
-    sums = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
+    sums = tl.zeros([BLOCK_N, LANES], tl.float32)
     biases = tl.zeros([BLOCK_N], tl.float32)
     experts_ptr += token * NUM_ACTIVE
     inner_ptr += token * NUM_ACTIVE * WIDTH
     weights_ptr += token * stride_weights
     for at in tl.static_range(0, NUM_ACTIVE, BLOCK_A):
         read = ()
+        factors = ()
         for a in tl.static_range(BLOCK_A):
             if at + a < NUM_ACTIVE:
                 expert = tl.load(experts_ptr + at + a, cache_modifier=".cg").to(tl.int64)
                 rows = expert * hidden + columns
                 for first in tl.static_range(0, WIDTH, BLOCK_K):
-                    read = read + (read_rows(w_ptr, rows, is_column, first, WIDTH, BLOCK_K),)
+                    read = read + (read_rows(w_ptr, rows, is_column, first, WIDTH, BLOCK_K, IS_MXFP4),)
+                    if IS_MXFP4:
+                        factors = factors + (read_factors(scales_ptr, rows, is_column, first, WIDTH, BLOCK_K),)
+                    else:
+                        factors = factors + (0.0,)
                 if HAS_BIAS:
                     weight = tl.load(weights_ptr + at + a, cache_modifier=".cg")
                     biases += weight * tl.load(bias_ptr + rows, mask=is_column, other=0.0).to(tl.float32)
@@ -95,7 +166,7 @@ def hallmark_experts_few_down(
                 for step in tl.static_range(STEPS):
                     inputs = step * BLOCK_K + tl.arange(0, BLOCK_K)
                     inner = tl.load(inner_ptr + (at + a) * WIDTH + inputs, mask=inputs < WIDTH, other=0.0)
-                    scaled = inner.to(tl.float32) * weight
-                    sums += read[a * STEPS + step].to(tl.float32) * scaled[None, :]
+                    x = inner.to(tl.float32) * weight
+                    sums += products(read[a * STEPS + step], factors[a * STEPS + step], x, IS_MXFP4)
     total = tl.sum(sums, 1) + biases
     tl.store(out_ptr + token * stride_out + columns, total.to(out_ptr.dtype.element_ty), mask=is_column)

@@ -26,6 +26,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from kernels.hopper.pipeline import hardware_arrive, hardware_sync
+from kernels.linear.skinny import launch_next_grid, wait_for_previous_grid
 
 ROWS = gl.constexpr(64)  # of a consumer
 STEP = gl.constexpr(64)  # columns of the inner dim in a stage: 128 bytes
@@ -45,9 +46,7 @@ def place_of(tile, num_rows, across, TILING: gl.constexpr):
 
 
 @jit
-def produce(
-    w_desc, x, x_desc, stride_x, num_active, order_ptr, table_ptr, across, size_in, smem, TILING: gl.constexpr
-):
+def produce(w_desc, x, x_desc, stride_x, num_active, order_ptr, table_ptr, across, size_in, smem, TILING: gl.constexpr):
     """Fill the ring for one tile after the other."""
     STAGES: gl.constexpr = TILING.stages
     HEIGHT: gl.constexpr = TILING.consumers * ROWS
@@ -219,6 +218,8 @@ def hallmark_gluon_experts_gate_up(
     order, table: those of `sorting.py`.
     """
     smem = ring(w_desc.dtype, TILING)
+    wait_for_previous_grid()
+    launch_next_grid()  # not before the wait: what is launched reads the table at once
     gl.warp_specialize([
         (consume, (0, bias_ptr, out_ptr, order_ptr, table_ptr, across, size_in, size_out, limit, alpha, smem, TILING)),
         (consume, (1, bias_ptr, out_ptr, order_ptr, table_ptr, across, size_in, size_out, limit, alpha, smem, TILING)),
@@ -232,6 +233,8 @@ def hallmark_gluon_experts_down(
 ):
     """Products of the rows x, stored at the rows' slots. w_desc [E, hidden, width], x_desc [slots, width]."""
     smem = ring(w_desc.dtype, TILING)
+    wait_for_previous_grid()
+    launch_next_grid()  # not before the wait: what is launched reads the table at once
     gl.warp_specialize([
         (consume, (0, bias_ptr, out_ptr, order_ptr, table_ptr, across, size_in, size_out, 0.0, 0.0, smem, TILING)),
         (consume, (1, bias_ptr, out_ptr, order_ptr, table_ptr, across, size_in, size_out, 0.0, 0.0, smem, TILING)),

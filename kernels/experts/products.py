@@ -9,6 +9,8 @@ A row's products are summed step by step over the inner dim in a fixed order, wh
 import triton
 import triton.language as tl
 
+from kernels.experts.dependent import begin
+
 _GROUP_M = tl.constexpr(8)  # tiles of rows whose columns are computed one after the other: weights stay in L2
 _TWO_126 = tl.constexpr(2.0**126)
 
@@ -172,9 +174,10 @@ def hallmark_experts_down(
 @triton.jit
 def hallmark_experts_combine(
     results_ptr, weights_ptr, out_ptr, stride_weights, stride_out, hidden,
-    NUM_ACTIVE: tl.constexpr, BLOCK: tl.constexpr,
+    NUM_ACTIVE: tl.constexpr, BLOCK: tl.constexpr, IS_DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """One program: BLOCK columns of one token's weighted sum over its slots, in fp32 and in the order of the slots."""
+    begin(IS_DEPENDENT)
     token = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     is_column = columns < hidden

@@ -3,9 +3,7 @@
 from dataclasses import dataclass
 
 _SHARED_BYTES_HOPPER = 232_448  # what one program of an sm_90 can have
-_MAX_ONE_HOT = 16_384  # elements of the [slots, experts] matrix that a sorting program counts by
-_MOST_SLOTS = 256  # that one sorting program places
-_TILES_AT_ONCE = 64  # of the tile table, that one program writes
+MOST_COMPARED = 2048  # slots that are sorted by comparing all of them, in one launch
 # Average rows of an expert up to which a tile of 16, or of 64, holds most experts' rows.
 _FEW_ROWS, _SOME_ROWS = 8, 48
 
@@ -61,11 +59,6 @@ def expert_tiles(num_slots: int, num_experts: int, element_bytes: int, shared_by
     return _FEW if is_few else _SOME if is_some else _MANY
 
 
-def sorted_at_once(num_experts: int) -> int:
-    """Slots that one program sorts: a power of two, whose one-hot matrix it holds in registers."""
-    return max(16, min(_MOST_SLOTS, _MAX_ONE_HOT // padded(num_experts)))
-
-
 def most_tiles(num_slots: int, num_experts: int, block_m: int) -> int:
     """The largest number of tiles that any assignment of slots to experts makes."""
     return num_slots // block_m + min(num_experts, num_slots)
@@ -77,22 +70,16 @@ def launch_variant(
     """What of the launches depends on the number of tokens: numbers with equal variants run the same kernels."""
     num_slots = num_tokens * num_active
     tiles = expert_tiles(num_slots, num_experts, element_bytes, shared_bytes)
-    num_tiles = most_tiles(num_slots, num_experts, tiles.block_m)
-    return tiles, num_slots <= sorted_at_once(num_experts), tiles_at_once(num_tiles)
+    return tiles, num_slots <= MOST_COMPARED
 
 
 def token_counts(num_experts: int, num_active: int, element_bytes: int, shared_bytes: int | None) -> list[int]:
     """Return one number of tokens for each variant of the launches: what runs for these is all that ever runs."""
     first: dict[tuple[object, ...], int] = {}
-    most_slots = max(num_experts * _SOME_ROWS, _MOST_SLOTS, _TILES_AT_ONCE * 128)  # beyond these nothing changes
+    most_slots = max(num_experts * _SOME_ROWS, MOST_COMPARED)  # beyond these nothing changes
     for num_tokens in range(1, most_slots // num_active + 2):
         first.setdefault(launch_variant(num_tokens, num_experts, num_active, element_bytes, shared_bytes), num_tokens)
     return sorted(first.values())
-
-
-def tiles_at_once(num_tiles: int) -> int:
-    """Return the rows of the tile table that one program writes."""
-    return min(_TILES_AT_ONCE, padded(num_tiles))
 
 
 def padded(size: int) -> int:

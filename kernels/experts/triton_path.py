@@ -8,6 +8,7 @@ neighbours are; how many there are chooses the tiles.
 import triton
 from torch import Tensor
 
+from kernels.experts.dependent import launches_ahead
 from kernels.experts.kinds import ClampedSwiglu, ExpertActivation
 from kernels.experts.products import hallmark_experts_combine, hallmark_experts_down, hallmark_experts_gate_up
 from kernels.experts.sorting import sort_slots
@@ -63,11 +64,12 @@ def run_experts(
 
 def combine(results: Tensor, weights: Tensor, out: Tensor) -> None:
     """Fill out [T, H] with the weighted sum, in the order of slots, of results [T * k, H]."""
-    size = out.shape[1]
+    size, ahead = out.shape[1], launches_ahead(out.device)
     block = min(_SUM_BLOCK, max(16, triton.next_power_of_2(size)))
     hallmark_experts_combine[(out.shape[0], triton.cdiv(size, block))](
-        results, weights, out, weights.stride(0), out.stride(0), size, NUM_ACTIVE=weights.shape[1], BLOCK=block
-    )
+        results, weights, out, weights.stride(0), out.stride(0), size, NUM_ACTIVE=weights.shape[1], BLOCK=block,
+        IS_DEPENDENT=ahead, launch_pdl=ahead,
+    )  # fmt: skip
 
 
 def activation_arguments(activation: ExpertActivation) -> tuple[str, float, float]:

@@ -21,7 +21,7 @@ from kernels.experts.sorting import (
     hallmark_experts_prefix,
     hallmark_experts_sort,
 )
-from kernels.experts.tiles import ProductTiles, expert_tiles, padded, sorted_at_once
+from kernels.experts.tiles import ProductTiles, expert_tiles, padded
 
 sys.path += [str(Path(__file__).resolve().parents[1] / name) for name in ("hopper", "linear")]
 
@@ -65,21 +65,24 @@ def route(config: RoutingConfig, has_bias: bool) -> Any:
         NUM_EXPERTS=config.num_experts, BLOCK_E=padded(config.num_experts), NUM_ACTIVE=config.num_active,
         NUM_GROUPS=config.num_groups, NUM_ACTIVE_GROUPS=config.num_active_groups,
         IS_SOFTMAX=config.scores is Scores.SOFTMAX, RENORMALIZES=config.renormalizes, HAS_BIAS=has_bias,
-        num_warps=1, **GRID,
+        num_warps=1, IS_DEPENDENT=True, launch_pdl=True, **GRID,
     )  # fmt: skip
 
 
 def compile_all() -> dict[str, Any]:
-    sort = {"BLOCK_P": sorted_at_once(128), "BLOCK_E": padded(128), "num_warps": 8, **GRID}
+    ahead = {"IS_DEPENDENT": True, "launch_pdl": True, **GRID}
+    sort = {"BLOCK_P": 64, "BLOCK_E": padded(128), "num_warps": 8, **ahead}
     table = {"BLOCK_M": 128, "BLOCK_T": 64}
     found = {
         "route": route(RoutingConfig(128, 8, renormalizes=True), has_bias=False),
         "route, groups": route(RoutingConfig(256, 8, Scores.SIGMOID, True, 8, 4, 2.5), has_bias=True),
-        "sort": hallmark_experts_sort.warmup(INT, INT, INT, 8, 8, **table, **sort),
+        "sort": hallmark_experts_sort.warmup(INT, INT, INT, 8, 8, BLOCK_S=128, **table, **sort),
         "count": hallmark_experts_count.warmup(INT, INT, 8, 8, NUM_EXPERTS=128, **sort),
-        "prefix": hallmark_experts_prefix.warmup(INT, INT, 8, BLOCK=1024, **GRID),
+        "prefix": hallmark_experts_prefix.warmup(INT, INT, 8, BLOCK=1024, num_warps=8, **ahead),
         "place": hallmark_experts_place.warmup(INT, INT, INT, INT, INT, 8, 8, 8, NUM_EXPERTS=128, **table, **sort),
-        "combine": hallmark_experts_combine.warmup(HALF, FLOAT, HALF, 8, 2048, 2048, NUM_ACTIVE=8, BLOCK=1024, **GRID),
+        "combine": hallmark_experts_combine.warmup(
+            HALF, FLOAT, HALF, 8, 2048, 2048, NUM_ACTIVE=8, BLOCK=1024, **ahead
+        ),
     }
     for num_tokens in (1, 8192):
         for name, kernel in products(num_tokens, QWEN3, is_mxfp4=False).items():
