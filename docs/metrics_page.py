@@ -12,6 +12,7 @@ from kernels.buckets import Bucket
 from kernels.linear.fallbacks import MatmulFallback
 from kernels.path import Reject
 from kernels.shape import Phase
+from qualification.attest.explain import TimeClass
 from qualification.decision.decision import Status
 from server.protocol.liveness import DeathCause
 from server.telemetry.factory import MAX_SAMPLES, Declaration
@@ -32,6 +33,7 @@ CLOSED: dict[str, type[Enum]] = {
     "sli": Sli,
     "cause": DeathCause,
     "status": Status,
+    "class": TimeClass,
 }
 CLOSED_OF_METRIC: dict[tuple[str, str], type[Enum]] = {
     ("hallmark_attention_fallback_total", "reason"): Reject,

@@ -1,12 +1,19 @@
-"""Every attention path there is, in the order of preference, with its limits as data."""
+"""Every path of attention there is, in the order of preference, with its limits as data; and those of all operators."""
+
+from typing import TypeVar
 
 from kernels import launch
+from kernels.experts.paths import EXPERTS_PATHS
 from kernels.fingerprint import Device
-from kernels.path import KernelPath, Limits, RunAttention, Tier
+from kernels.path import AnyPath, KernelPath, Limits, RunAttention, Tier
 from kernels.path_order import competes_on, tier_of
+from kernels.prepared import Prepare
 from kernels.sdpa import backends as sdpa
 from kernels.shape import Dtype, Mask, Phase
 from kernels.source_digest import SourceDigests
+from kernels.torch_kernels import GEMMS, TORCH_HELPERS
+
+PathT = TypeVar("PathT", bound=AnyPath)
 
 _SOURCES = SourceDigests()
 
@@ -20,11 +27,6 @@ _HALF_DTYPES = frozenset({Dtype.FP16, Dtype.BF16})
 _ALL_PHASES = frozenset(Phase)
 _ALL_MASKS = frozenset(Mask)
 _NO_SPANS = frozenset({Mask.CAUSAL, Mask.FULL})
-
-# What PyTorch launches around an SDPA kernel: gathers, casts, masks, copies. None of them multiplies matrices, so that
-# a silent switch to the math backend shows as a GEMM whose name is not among these.
-_TORCH_HELPERS = ("at::native", "Memcpy", "Memset")
-_GEMMS = ("nvjet", "xmma", "cutlass_", "gemm", "gemv", "bmm", "cublas", "splitK")
 
 
 def _digest(entry: str) -> str:
@@ -48,7 +50,7 @@ def _triton_path(phase: Phase, run: RunAttention | None, *kernel_names: str) -> 
     return KernelPath(f"triton.{phase.value}", Tier.FIRST, limits, digest, kernel_names, run, is_capturable=True)
 
 
-def _hopper_path(phase: Phase, run: RunAttention | None) -> KernelPath:
+def _hopper_path(phase: Phase, run: RunAttention | None, prepare: Prepare | None = None) -> KernelPath:
     """Return a Gluon path, limited to sm_90 (TMA, wgmma) and to tensor maps with rows of whole 16 bytes."""
     limits = Limits(
         devices=frozenset({Device.CUDA}),
@@ -73,6 +75,7 @@ def _hopper_path(phase: Phase, run: RunAttention | None) -> KernelPath:
         is_capturable=True,
         max_queries=_FEW_QUERIES if phase is Phase.DECODE else 1,
         alternatives=_DECODE_ALTERNATIVES if phase is Phase.DECODE else (),
+        prepare=prepare,
     )  # fmt: skip
 
 
@@ -94,16 +97,19 @@ def _bundled_paths() -> tuple[KernelPath, ...]:
             *(_triton_path(phase, None, f"hallmark_{phase.value}") for phase in Phase),
         )
     from kernels.hopper.decode.launch import run_decode as run_hopper_decode
+    from kernels.hopper.decode.prepared import prepare_decode
     from kernels.hopper.extend.launch import run_extend as run_hopper_extend
+    from kernels.hopper.extend.prepared import prepare_extend
     from kernels.hopper.prefill.launch import run_prefill as run_hopper_prefill
+    from kernels.hopper.prefill.prepared import prepare_prefill
     from kernels.portable.decode import run_decode
     from kernels.portable.extend import run_extend
     from kernels.portable.prefill import run_prefill
 
     return (
-        _hopper_path(Phase.PREFILL, run_hopper_prefill),
-        _hopper_path(Phase.EXTEND, run_hopper_extend),
-        _hopper_path(Phase.DECODE, run_hopper_decode),
+        _hopper_path(Phase.PREFILL, run_hopper_prefill, prepare_prefill),
+        _hopper_path(Phase.EXTEND, run_hopper_extend, prepare_extend),
+        _hopper_path(Phase.DECODE, run_hopper_decode, prepare_decode),
         _triton_path(Phase.PREFILL, run_prefill, "hallmark_prefill"),
         _triton_path(Phase.EXTEND, run_extend, "hallmark_extend"),
         _triton_path(Phase.DECODE, run_decode, "hallmark_decode"),
@@ -171,23 +177,34 @@ PATHS: tuple[KernelPath, ...] = (
         sdpa.run_cpu,
         "_scaled_dot_product_flash_attention_for_cpu",
     ),
-    _sdpa_path("sdpa.cudnn", _CUDNN_LIMITS, sdpa.run_cudnn, "cudnn", *_TORCH_HELPERS),
-    _sdpa_path("sdpa.flash", _FLASH_LIMITS, sdpa.run_flash, "pytorch_flash::", *_TORCH_HELPERS),
-    _sdpa_path("sdpa.efficient", _EFFICIENT_LIMITS, sdpa.run_efficient, "fmha_cutlassF", *_TORCH_HELPERS),
+    _sdpa_path("sdpa.cudnn", _CUDNN_LIMITS, sdpa.run_cudnn, "cudnn", *TORCH_HELPERS),
+    _sdpa_path("sdpa.flash", _FLASH_LIMITS, sdpa.run_flash, "pytorch_flash::", *TORCH_HELPERS),
+    _sdpa_path("sdpa.efficient", _EFFICIENT_LIMITS, sdpa.run_efficient, "fmha_cutlassF", *TORCH_HELPERS),
     _sdpa_path(
         "sdpa.math",
         _MATH_LIMITS,
         sdpa.run_math,
-        *_GEMMS,
+        *GEMMS,
         "softmax",
-        *_TORCH_HELPERS,
+        *TORCH_HELPERS,
     ),
 )
 
+ALL_PATHS: tuple[AnyPath, ...] = (*PATHS, *EXPERTS_PATHS)  # of every operator; names are unique
+
 
 def path_named(name: str) -> KernelPath:
-    """The path of that name. Raises ValueError, naming those there are, for another."""
-    for path in PATHS:
+    """The path of attention of that name. Raises ValueError, naming those there are, for another."""
+    return _named(PATHS, name)
+
+
+def any_path_named(name: str) -> AnyPath:
+    """The path of that name, of any operator. Raises ValueError, naming those there are, for another."""
+    return _named(ALL_PATHS, name)
+
+
+def _named(paths: tuple[PathT, ...], name: str) -> PathT:
+    for path in paths:
         if path.name == name:
             return path
-    raise ValueError(f"expected one of {', '.join(path.name for path in PATHS)}, found {name!r}")
+    raise ValueError(f"expected one of {', '.join(path.name for path in paths)}, found {name!r}")

@@ -3,7 +3,6 @@
 import math
 from bisect import bisect_left
 from dataclasses import replace
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,6 +12,7 @@ from kernels.buckets import Bucket, bucket_of
 from kernels.catalog import PATHS, path_named
 from kernels.device import dtype_of, read_fingerprint
 from kernels.path import KernelPath, Rejection, RunAttention
+from kernels.prepared import Prepare, PreparedCall
 from kernels.shape import AttentionShape, Mask, Phase
 
 _BUCKET_ENDS = tuple(bucket.hi for bucket in Bucket if bucket.hi is not None)
@@ -55,9 +55,10 @@ def attention_varlen(
     path                    a name of the catalog; None for the first that does not reject
     Returns `out`, or a new tensor like q. Raises ShapeError when arguments disagree or the path cannot serve them.
     """
-    flags = _flags(q, softmax_scale, causal, window, softcap, sinks, spans)
-    batch = AttentionBatch(cu_seqlens_q, max_seqlen_q, max_seqlen_k, cu_seqlens_k=cu_seqlens_k)
-    return _attend(q, k, v, batch, flags, path=path, out=out)
+    return _attend(
+        q, k, v, cu_seqlens_q, cu_seqlens_k, None, max_seqlen_q, max_seqlen_k,
+        (False, softmax_scale, causal, window, softcap), sinks, spans, path, out,
+    )  # fmt: skip
 
 
 def attention_paged(
@@ -89,9 +90,10 @@ def attention_paged(
     max_context             bound of the contexts, known to the host, at most max_pages * page_size
     The rest is as in `attention_varlen`.
     """
-    flags = _flags(q, softmax_scale, causal, window, softcap, sinks, spans)
-    batch = AttentionBatch(cu_seqlens_q, max_seqlen_q, max_context, page_table=page_table, context_lens=context_lens)
-    return _attend(q, k_pages, v_pages, batch, flags, path=path, out=out)
+    return _attend(
+        q, k_pages, v_pages, cu_seqlens_q, page_table, context_lens, max_seqlen_q, max_context,
+        (True, softmax_scale, causal, window, softcap), sinks, spans, path, out,
+    )  # fmt: skip
 
 
 def candidates(
@@ -147,6 +149,116 @@ def _asked(
     return tuple(asked)
 
 
+class _Known:
+    """What is known of calls of one form: their arguments are valid, and this path computes them.
+
+    prepare      makes launches of such calls; None where the path's `run` makes them each time
+    max_context  what the page table can name
+    prepared     launches by the addresses modulo 16 (0: all of them); empty where `prepare` made none
+    """
+
+    __slots__ = ("max_context", "prepare", "prepared", "run")
+
+    def __init__(self, run: RunAttention, prepare: Prepare | None, max_context: float) -> None:
+        self.run, self.prepare, self.max_context = run, prepare, max_context
+        self.prepared: dict[int | tuple[int | None, ...], tuple[PreparedCall, ...]] = {}
+
+
+# Forms of calls that were seen, with no tensor. All checks and the choice of a path take 120 us, the form of a call
+# that is known 2.5 (one core of a Xeon).
+_known: dict[tuple[object, ...], _Known] = {}
+_MAX_KNOWN = 512
+_MAX_PREPARED = 4  # of a form and places of its tensors: bounds of the contexts can ask for several
+
+# Whether keys are in pages, the scale, causal, the window and the softcap, as they are given.
+_Options = tuple[bool, float | None, bool, int | None, float | None]
+
+
+def _attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    starts: Tensor,
+    keys: Tensor,
+    lengths: Tensor | None,
+    max_queries: int,
+    max_context: int,
+    options: _Options,
+    sinks: Tensor | None,
+    spans: Tensor | None,
+    path: str | None,
+    out: Tensor | None,
+) -> Tensor:
+    """Launch a call as it was prepared; check one of a form that is not known, and run it.
+
+    starts: cu_seqlens_q; keys: cu_seqlens_k or the page table. Not by name, which would take longer.
+    """
+    # All that checks, choice and launches look at besides addresses, and of the bound of the contexts its bucket.
+    # A contiguous tensor may have any stride in a dim of one: nothing is found by it.
+    form = (
+        q.shape, q.is_contiguous() or q.stride(), q.dtype, q.device,
+        k.shape, k.is_contiguous() or k.stride(), k.dtype, k.device,
+        v.shape, v.is_contiguous() or v.stride(), v.dtype, v.device,
+        starts.shape, starts.is_contiguous(), starts.dtype, starts.device,
+        None if keys is None else keys is starts or (keys.shape, keys.is_contiguous(), keys.dtype, keys.device),
+        None if lengths is None else (lengths.shape, lengths.is_contiguous(), lengths.dtype, lengths.device),
+        max_queries, bisect_left(_BUCKET_ENDS, max_context), options,
+        None if sinks is None else (sinks.shape, sinks.is_contiguous(), sinks.dtype, sinks.device),
+        None if spans is None else (spans.shape, spans.is_contiguous(), spans.dtype, spans.device),
+        path, None if out is None else (out.shape, out.is_contiguous() or out.stride(), out.dtype, out.device),
+    )  # fmt: skip
+    known = _known.get(form)
+    if out is None:
+        out = torch.empty_like(q)
+    places: int | tuple[int | None, ...] = 0
+    if known is not None and known.prepare is not None:
+        q_at, k_at, v_at, starts_at, keys_at = (
+            q.data_ptr(), k.data_ptr(), v.data_ptr(), starts.data_ptr(), keys.data_ptr()
+        )  # fmt: skip
+        lengths_at = None if lengths is None else lengths.data_ptr()
+        sinks_at = None if sinks is None else sinks.data_ptr()
+        spans_at = None if spans is None else spans.data_ptr()
+        addresses = (q_at, k_at, v_at, starts_at, keys_at, lengths_at, sinks_at, spans_at, out.data_ptr())
+        some = q_at | k_at | v_at | starts_at | keys_at | (lengths_at or 0) | (sinks_at or 0) | (spans_at or 0)
+        if (some | addresses[-1]) % 16:
+            places = tuple(None if at is None else at % 16 for at in addresses)
+        for call in known.prepared.get(places, ()):
+            if call.min_context <= max_context <= call.max_context:
+                call.launch(starts, *addresses)
+                return out
+    is_paged, scale, causal, window, softcap = options
+    flags = _flags(q, scale, causal, window, softcap, sinks, spans)
+    if is_paged:
+        batch = AttentionBatch(starts, max_queries, max_context, page_table=keys, context_lens=lengths)
+    else:
+        batch = AttentionBatch(starts, max_queries, max_context, cu_seqlens_k=keys)
+    if known is None or not 0 <= max_context <= known.max_context:
+        known = _check_call(q, k, v, batch, flags, path=path, out=out)
+        _remember(form, known)
+    elif known.prepare is not None and known.prepared.get(places) != ():  # the second call of a form
+        _prepare(known, places, known.prepare(q, k, v, batch, flags, out))
+    if q.shape[0] > 0:
+        known.run(q, k, v, batch, flags, out)
+    return out
+
+
+def _remember(form: tuple[object, ...], known: _Known) -> None:
+    if len(_known) >= _MAX_KNOWN:
+        _known.clear()
+    _known[form] = known
+
+
+def _prepare(known: _Known, places: int | tuple[int | None, ...], call: PreparedCall | None) -> None:
+    """Keep launches for the calls that come, but none for a bound that must be refused."""
+    if places not in known.prepared and len(known.prepared) >= _MAX_PREPARED:
+        known.prepared.clear()
+    if call is None:
+        known.prepared[places] = ()
+        return
+    allowed = call._replace(min_context=max(call.min_context, 0), max_context=min(call.max_context, known.max_context))
+    known.prepared[places] = (allowed, *known.prepared.get(places, ())[: _MAX_PREPARED - 1])
+
+
 def _flags(
     q: Tensor,
     scale: float | None,
@@ -160,69 +272,6 @@ def _flags(
     return AttentionFlags(q.shape[2] ** -0.5 if scale is None else scale, causal, window, softcap, sinks, spans)
 
 
-def _attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    batch: AttentionBatch,
-    flags: AttentionFlags,
-    *,
-    path: str | None,
-    out: Tensor | None,
-) -> Tensor:
-    key = _form_of_call(q, k, v, batch, flags, path, out)
-    known = _checked.get(key)
-    if out is None:
-        out = torch.empty_like(q)
-    if known is None or not 0 <= batch.max_context <= known.max_context:
-        known = _check_call(q, k, v, batch, flags, path=path, out=out)
-        if len(_checked) >= _MAX_CHECKED:
-            _checked.clear()
-        _checked[key] = known
-    if q.shape[0] > 0:
-        known.run(q, k, v, batch, flags, out)
-    return out
-
-
-class _Checked(NamedTuple):
-    """The result of checking calls of one form: their arguments are valid, and this path computes them."""
-
-    run: RunAttention
-    max_context: float  # what the page table can name
-
-
-# Forms of calls that were checked. All checks and the choice of a path take 120 us, the form 6 (one core of a Xeon).
-_checked: dict[tuple[object, ...], _Checked] = {}
-_MAX_CHECKED = 512
-
-
-def _form_of_call(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    batch: AttentionBatch,
-    flags: AttentionFlags,
-    path: str | None,
-    out: Tensor | None,
-) -> tuple[object, ...]:
-    """All that checks and choice look at, but for the bound of the contexts, of which it holds the bucket."""
-    starts, table, lengths = batch.cu_seqlens_k, batch.page_table, batch.context_lens
-    sinks, spans = flags.sinks, flags.spans
-    return (
-        *_form(q), *_form(k), *_form(v), *_form(batch.cu_seqlens_q),
-        None if starts is None else _form(starts),
-        None if table is None or lengths is None else (*_form(table), *_form(lengths)),
-        batch.max_seqlen_q, bisect_left(_BUCKET_ENDS, batch.max_context),
-        flags.scale, flags.causal, flags.window, flags.softcap,
-        None if sinks is None else _form(sinks), None if spans is None else _form(spans),
-        path, None if out is None else _form(out),
-    )  # fmt: skip
-
-
-def _form(x: Tensor) -> tuple[object, ...]:
-    return x.shape, x.stride(), x.dtype, x.device
-
-
 def _check_call(
     q: Tensor,
     k: Tensor,
@@ -232,7 +281,7 @@ def _check_call(
     *,
     path: str | None,
     out: Tensor,
-) -> _Checked:
+) -> _Known:
     """Raises ShapeError."""
     _check_tensors(q, k, v, batch, out)
     _check_lengths(q, k, batch)
@@ -240,7 +289,9 @@ def _check_call(
     chosen = _choose(q, k, batch, flags, path)
     assert chosen.run is not None, "a path that cannot be imported rejects every shape"
     table = batch.page_table
-    return _Checked(chosen.run, math.inf if table is None else table.shape[1] * k.shape[1])
+    has_keys = batch.cu_seqlens_k is not None if table is None else batch.context_lens is not None
+    prepare = chosen.prepare if has_keys and q.shape[0] > 0 else None
+    return _Known(chosen.run, prepare, math.inf if table is None else table.shape[1] * k.shape[1])
 
 
 def _choose(q: Tensor, k: Tensor, batch: AttentionBatch, flags: AttentionFlags, name: str | None) -> KernelPath:

@@ -1,18 +1,20 @@
-"""A kernel path: one concrete way to compute attention, with its limits as data and its refusals as codes."""
+"""A kernel path: one concrete way to compute an operator, with its limits as data and its refusals as codes."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 from kernels.buckets import Bucket
 from kernels.fingerprint import Device, Fingerprint
+from kernels.operators import AnyShape, Operator, operator_of
 from kernels.shape import AttentionShape, Dtype, Mask, Phase
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from kernels.batch import AttentionBatch, AttentionFlags
+    from kernels.prepared import Prepare
 
 
 class Reject(Enum):
@@ -52,9 +54,62 @@ class Tier(Enum):
     FALLBACK = "fallback"  # a decision for it is always a fallback, however well proven
 
 
+class AnyLimits(Protocol):
+    """The shapes and machines that a path of any operator can compute."""
+
+    @property
+    def devices(self) -> frozenset[Device]: ...
+    @property
+    def min_sm(self) -> int | None: ...
+    @property
+    def max_sm(self) -> int | None: ...
+    @property
+    def needs_triton(self) -> bool: ...
+    def rejections(self, shape: Any) -> list[Rejection]:
+        """Every reason of the shape, of the path's operator, why it cannot be computed."""
+
+
+LimitsT = TypeVar("LimitsT", bound=AnyLimits)
+RunT = TypeVar("RunT")
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorPath(Generic[LimitsT, RunT]):
+    """An entry of the catalog, of any operator. A subclass for each names its operator, limits and call."""
+
+    operator: ClassVar[Operator]
+
+    name: str  # e.g. "triton.prefill"
+    tier: Tier
+    limits: LimitsT
+    source_digest: str  # of what its sources compute: `kernels/source_digest.py`
+    kernel_names: tuple[str, ...]  # at least one of these substrings must be in every profiler kernel name it launches
+    run: RunT | None  # None where its module cannot be imported; `rejects` then answers ARCH
+    # Whether a CUDA graph can hold its launches: they depend on shapes and host bounds only, and nothing waits.
+    is_capturable: bool = False
+    # Where, though a fallback, it serves before the first tier: for shapes that this can compute too, where both are
+    # proven and it was measured to be clearly faster. It is no fallback then.
+    competes_on: frozenset[Device] = frozenset()
+    # Whole names of what a call launches, one set of several: the batch decides which. Empty: all launch the same.
+    alternatives: tuple[tuple[str, ...], ...] = ()
+
+    def serves(self, shape: AnyShape) -> bool:
+        """Whether it is made for shapes of this kind, were no limit in the way."""
+        return operator_of(shape) is self.operator
+
+    def rejects(self, shape: AnyShape, fingerprint: Fingerprint) -> tuple[Rejection, ...]:
+        """Every reason why this path cannot compute `shape` on that machine; empty when it can."""
+        if operator_of(shape) is not self.operator:
+            return (Rejection(Reject.LAYOUT, f"computes {self.operator.value}, not {operator_of(shape).value}"),)
+        return (*_machine_rejections(self.limits, fingerprint, shape.dtype), *self.limits.rejections(shape))
+
+
+AnyPath = OperatorPath[Any, Any]
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The shapes and machines that a path can compute, as data: a refusal does not import the kernel."""
+    """The attention and machines that a path can compute, as data: a refusal does not import the kernel."""
 
     devices: frozenset[Device]
     phases: frozenset[Phase]
@@ -72,6 +127,10 @@ class Limits:
     needs_triton: bool = False
     kv_dtypes: frozenset[Dtype] | None = None  # of keys and values; None: those of `dtypes`
 
+    def rejections(self, shape: AttentionShape) -> list[Rejection]:
+        """Every reason of the shape, not of the machine, why it cannot be computed."""
+        return [*_layout_rejections(self, shape), *_flag_rejections(self, shape)]
+
 
 # Computes attention of one batch into `out`, which it fills completely. q, out: [tokens, heads, head_dim]; k, v:
 # packed [tokens, kv_heads, head_dim] in prefill, pages [num_pages, page_size, kv_heads, head_dim] otherwise.
@@ -79,34 +138,21 @@ RunAttention = Callable[["Tensor", "Tensor", "Tensor", "AttentionBatch", "Attent
 
 
 @dataclass(frozen=True, slots=True)
-class KernelPath:
-    """An entry of the catalog."""
+class KernelPath(OperatorPath[Limits, RunAttention]):
+    """A path of attention."""
 
-    name: str  # e.g. "triton.prefill"
-    tier: Tier
-    limits: Limits
-    source_digest: str  # of what its sources compute: `kernels/source_digest.py`
-    kernel_names: tuple[str, ...]  # at least one of these substrings must be in every profiler kernel name it launches
-    run: RunAttention | None  # None where its module cannot be imported; `rejects` then answers ARCH
-    # Whether a CUDA graph can hold its launches: they depend on shapes and host bounds only, and nothing waits.
-    is_capturable: bool = False
-    # Where, though a fallback, it serves before the first tier: for shapes that this can compute too, where both are
-    # proven and it was measured to be clearly faster. It is no fallback then.
-    competes_on: frozenset[Device] = frozenset()
+    operator: ClassVar[Operator] = Operator.ATTENTION
+
     max_queries: int = 1  # query tokens a sequence that a path for decode takes
-    # Whole names of what a call launches, one set of several: the batch decides which. Empty: all launch the same.
-    alternatives: tuple[tuple[str, ...], ...] = ()
+    # Makes the launches of `run` for the calls of one form; None: each call of the library is run as the first one.
+    prepare: "Prepare | None" = None
 
-    def rejects(self, shape: AttentionShape, fingerprint: Fingerprint) -> tuple[Rejection, ...]:
-        """Every reason why this path cannot compute `shape` on that machine; empty when it can."""
-        return (
-            *_machine_rejections(self.limits, fingerprint, shape.dtype),
-            *_layout_rejections(self.limits, shape),
-            *_flag_rejections(self.limits, shape),
-        )
+    def serves(self, shape: AnyShape) -> bool:
+        """Whether it is made for attention of this phase."""
+        return isinstance(shape, AttentionShape) and shape.phase in self.limits.phases
 
 
-def _machine_rejections(limits: Limits, machine: Fingerprint, dtype: Dtype) -> list[Rejection]:
+def _machine_rejections(limits: AnyLimits, machine: Fingerprint, dtype: Dtype) -> list[Rejection]:
     found = []
     if machine.device not in limits.devices:
         wanted = " or ".join(sorted(device.value for device in limits.devices))

@@ -13,6 +13,8 @@ _TIERS = {
     "sdpa.efficient": Tier.FALLBACK,
     "sdpa.math": Tier.FALLBACK,
     "sdpa.": Tier.FALLBACK,  # of evidence older or newer than this catalog
+    "torch.experts.cpu": Tier.FIRST,
+    "torch.": Tier.FALLBACK,
 }
 # Both paths of a CPU are PyTorch's own. On a GPU nothing of PyTorch serves uncounted.
 _COMPETES_ON = {"sdpa.math": frozenset({Device.CPU})}

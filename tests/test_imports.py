@@ -23,6 +23,8 @@ PURE = (  # modules and whole folders that import no torch
             "cpu_libraries",
             "experts/kinds",
             "fingerprint",
+            "linear/shape",
+            "linear/tilings",
             "path",
             "path_order",
             "shape",

@@ -32,6 +32,7 @@ CONTRACT = (
     "attention_fallback_total",
     "attention_launches_total",
     "attestation_total",
+    "forward_time_ratio",
     "shadow_checks_total",
     "shadow_seconds_total",
     "kernel_compiles_total",

@@ -39,6 +39,12 @@ ATTENTION = (
             ),
         ),
     ),
+    Chart(
+        "Time of a forward pass by what is known of its kernels",
+        "evidence: proven. named: small, in the list. unproven: an operator's, no evidence. unexplained: nobody's.",
+        "percentunit",
+        ((f"max by (phase, class) (hallmark_forward_time_ratio{{{WHERE}}})", "{{phase}}: {{class}}"),),
+    ),
 )
 
 MATRIX = (

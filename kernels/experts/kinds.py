@@ -54,5 +54,12 @@ class ClampedSwiglu:
     limit: float = 7.0
 
 
+class ExpertFormat(Enum):
+    """How a checkpoint, and then memory, holds the matrices of experts."""
+
+    PLAIN = "plain"  # as all other weights
+    MXFP4 = "mxfp4"  # blocks of numbers of 4 bits, and their scales
+
+
 ExpertActivation = Activation | ClampedSwiglu
 MXFP4_BLOCK = 32  # numbers that share a scale

@@ -25,7 +25,7 @@ _WEIGHT_ULPS = 32  # of a router's weight: exp, sum, division; more for logits f
 
 
 @dataclass(frozen=True, slots=True)
-class _Rounding:
+class Rounding:
     """Half an eps of the dtype and half of its smallest subnormal; both 0 for fp32, whose roundings are variances."""
 
     u: float
@@ -46,7 +46,7 @@ def experts_reference(
     """
     num_active = experts.shape[1]
     truth, worst, rounded, results, fp32, terms = hidden.new_zeros(6, *hidden.shape, dtype=torch.float64).unbind()
-    rounding = _rounding_of(hidden.dtype)
+    rounding = rounding_of(hidden.dtype)
     for expert in sorted(set(experts.flatten().tolist())):
         tokens, places = (experts == expert).nonzero(as_tuple=True)
         w = weights[tokens, places].double()[:, None]
@@ -65,11 +65,11 @@ def experts_reference(
     return Reference(truth[:, None], limit[:, None], None, float("inf"))
 
 
-def _rounding_of(dtype: torch.dtype) -> _Rounding:
+def rounding_of(dtype: torch.dtype) -> Rounding:
     if dtype is torch.float32:
-        return _Rounding(0.0, 0.0)
+        return Rounding(0.0, 0.0)
     u = torch.finfo(dtype).eps / 2
-    return _Rounding(u, torch.finfo(dtype).smallest_normal * u)
+    return Rounding(u, torch.finfo(dtype).smallest_normal * u)
 
 
 def _judge_expert(
@@ -77,7 +77,7 @@ def _judge_expert(
     expert: int,
     expert_weights: AnyExpertWeights,
     activation: ExpertActivation,
-    rounding: _Rounding,
+    rounding: Rounding,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Of x [n, H] fp64: (result, the most that roundings inside add, the sum of their squares, variance in fp32 / u^2).

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import chain
 
-from kernels.path import KernelPath, Tier
+from kernels.path import AnyPath, Tier
+from qualification.common.kernel_names import short_name
 from qualification.evidence.evidence import Evidence
 
 _PLANS = ("_plan", "_split")  # end the names of kernels that plan a batch
@@ -36,7 +37,7 @@ class Promise:
         return frozenset((*self.always, *self.sometimes, *chain.from_iterable(self.either)))
 
 
-def promise_of(path: KernelPath, evidence: Evidence | None) -> Promise:
+def promise_of(path: AnyPath, evidence: Evidence | None) -> Promise:
     """Return the promise of a path by its evidence's kernel names; where it has none, by the catalog's markers.
 
     Where the batch decides which kernels serve, the calls of the evidence need not have met all of them.
@@ -48,7 +49,7 @@ def promise_of(path: KernelPath, evidence: Evidence | None) -> Promise:
     return Promise(path.name, evidence.kernels or (), evidence.kernels_sometimes)
 
 
-def attention_markers(paths: Iterable[KernelPath]) -> frozenset[str]:
+def attention_markers(paths: Iterable[AnyPath]) -> frozenset[str]:
     """Names that only attention kernels of this project's own paths have."""
     return frozenset(
         name
@@ -57,6 +58,14 @@ def attention_markers(paths: Iterable[KernelPath]) -> frozenset[str]:
         for name in (*path.kernel_names, *chain.from_iterable(path.alternatives))
         if "::" not in name
     )
+
+
+def kernels_promised(promises: Iterable[Promise], seen: Iterable[str]) -> frozenset[str]:
+    """Return the short names that the promises have; where they have markers only, those `seen` that hold one."""
+    promises, seen = list(promises), [short_name(name) for name in seen]
+    loose = [marker for promise in promises if not promise.is_measured for marker in promise.markers]
+    held = (name for name in seen if any(marker in name for marker in loose))
+    return frozenset(held).union(*(promise.names for promise in promises))
 
 
 def call_mismatch(promise: Promise, seen: Mapping[str, int]) -> str | None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from kernels.fingerprint import Fingerprint
-from kernels.shape import AttentionShape
+from kernels.operators import AnyShape
 from qualification.canary.verdict import Outcome, Stage, Verdict
 from qualification.evidence.choice import choice_of
 from qualification.evidence.matrix import Matrix, load_matrices
@@ -95,7 +95,7 @@ def _against_choice(row: Row, reviewed: Reviewed | None) -> str | None:
     return f"{shape}: {row.get('path')} serves, the reviewed matrix chooses {choice or 'no path'}"
 
 
-def _choice(matrix: Matrix, shape: AttentionShape, fingerprint: Fingerprint) -> str | None:
+def _choice(matrix: Matrix, shape: AnyShape, fingerprint: Fingerprint) -> str | None:
     entries = (
         entry
         for (of, _), entry in matrix.evidence.items()

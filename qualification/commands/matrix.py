@@ -9,7 +9,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from kernels.fingerprint import Device, Fingerprint
-from kernels.path import KernelPath
+from kernels.path import AnyPath
 from qualification.commands import ptx as ptx_command
 from qualification.common.flags import add_command
 from qualification.common.table import table
@@ -105,18 +105,18 @@ def _share(text: str) -> float:
     return value
 
 
-def this_machine() -> tuple[Fingerprint, Sequence[KernelPath]]:
+def this_machine() -> tuple[Fingerprint, Sequence[AnyPath]]:
     """The fingerprint that a server has here, and the catalog."""
     import torch  # comparing files does without it
 
-    from kernels.catalog import PATHS
+    from kernels.catalog import ALL_PATHS
     from kernels.device import num_cores, read_fingerprint
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return read_fingerprint(device, num_threads=num_cores()), PATHS
+    return read_fingerprint(device, num_threads=num_cores()), ALL_PATHS
 
 
-def changed_since(machine: tuple[Fingerprint, Sequence[KernelPath]]) -> Changed:
+def changed_since(machine: tuple[Fingerprint, Sequence[AnyPath]]) -> Changed:
     """Name the fields that make evidence stale on this machine; `path` where the catalog no longer has the path."""
     fingerprint, catalog = machine
     by_name = {path.name: path for path in catalog}
@@ -172,7 +172,7 @@ def _overview(matrices: Mapping[Path, Matrix]) -> list[str]:
     return lines + table(("model", "GPU", *OUTCOMES, "shapes"), rows)
 
 
-def verify(place: Path, *, machine: tuple[Fingerprint, Sequence[KernelPath]] | None) -> ExitCode:
+def verify(place: Path, *, machine: tuple[Fingerprint, Sequence[AnyPath]] | None) -> ExitCode:
     """A line a file. Without a machine only that they are whole, in the right folder and of this version's checks."""
     files = matrix_files(place)
     code = ExitCode.PASS
@@ -225,7 +225,7 @@ def _text(value: object) -> str:
     return str(value.value if isinstance(value, Device) else value)
 
 
-def _problem(path: Path, *, is_in_folder: bool, machine: tuple[Fingerprint, Sequence[KernelPath]] | None) -> str | None:
+def _problem(path: Path, *, is_in_folder: bool, machine: tuple[Fingerprint, Sequence[AnyPath]] | None) -> str | None:
     try:
         entries = list(load_matrix(path).evidence.values())
     except MatrixError as error:
@@ -239,7 +239,7 @@ def _problem(path: Path, *, is_in_folder: bool, machine: tuple[Fingerprint, Sequ
     return "STALE: " + ", ".join(f"{field} ({count} of {len(entries)})" for field, count in fields.items())
 
 
-def _fields(entries: Iterable[Evidence], machine: tuple[Fingerprint, Sequence[KernelPath]] | None) -> Iterable[str]:
+def _fields(entries: Iterable[Evidence], machine: tuple[Fingerprint, Sequence[AnyPath]] | None) -> Iterable[str]:
     if machine is None:
         return ["suite" for entry in entries if entry.suite != SUITE]
     changed = changed_since(machine)

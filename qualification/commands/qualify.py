@@ -1,4 +1,4 @@
-"""`hallmark qualify`: prove on this machine every attention shape that a model can need. Reads no weights."""
+"""`hallmark qualify`: prove on this machine every shape that a model can need. Reads no weights."""
 
 import argparse
 import shlex
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from kernels.operators import Operator
 from kernels.shape import Dtype, Phase
 from kernels.triton_cache import use_own_cache
 from kernels.whole_file import write_whole
@@ -25,10 +26,12 @@ if TYPE_CHECKING:
     import torch
 
     from kernels.fingerprint import Fingerprint
-    from kernels.path import KernelPath
+    from kernels.path import AnyPath
     from qualification.evidence.ledger import Target
     from qualification.measure.qualify import Bench
 
+# As plans call them: attention's phases, and the operators beside it.
+_PHASES = [*(phase.value for phase in Phase), *(it.value for it in Operator if it is not Operator.ATTENTION)]
 _QUICK_BUDGET_S = {"cuda": 0.05, "cpu": 0.01}  # of timing, for each pair
 
 
@@ -46,8 +49,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group = parser.add_argument_group("what is measured")
     group.add_argument("--seeds", type=count, metavar="N", default=2, help="of --error-rates (default: 2)")
-    phases = [phase.value for phase in Phase]
-    group.add_argument("--phases", nargs="+", choices=phases, default=phases, help="default: all")
+    group.add_argument(
+        "--phases", nargs="+", choices=_PHASES, default=_PHASES, help="of attention, and other operators (default: all)"
+    )
     group.add_argument("--paths", nargs="+", metavar="PATH", help="names as in `hallmark doctor` (default: all)")
     group.add_argument("--quick", action="store_true", help="the same checks, but a fifth of the time for timing")
     group = parser.add_argument_group("where it is written")
@@ -161,7 +165,7 @@ def _compile_jobs(asked: int | None) -> int:
 def _run(args: argparse.Namespace, models: Mapping[str, Mapping[str, object]]) -> int:
     import torch  # the command line as a whole does without it
 
-    from kernels.catalog import PATHS, path_named
+    from kernels.catalog import ALL_PATHS, any_path_named
     from kernels.device import read_fingerprint, use_all_cores
     from qualification.measure.campaign import Tools, conduct, default_file, targets_of
     from qualification.measure.qualify import qualify
@@ -171,7 +175,7 @@ def _run(args: argparse.Namespace, models: Mapping[str, Mapping[str, object]]) -
         use_all_cores()
     fingerprint = read_fingerprint(device)
     bench = _bench(args, fingerprint, device)
-    paths = PATHS if args.paths is None else tuple(path_named(name) for name in args.paths)
+    paths = ALL_PATHS if args.paths is None else tuple(any_path_named(name) for name in args.paths)
     targets = targets_of(
         models,
         Choices(
@@ -181,13 +185,13 @@ def _run(args: argparse.Namespace, models: Mapping[str, Mapping[str, object]]) -
             dtype=None if args.dtype is None else Dtype(args.dtype),
         ),
         device_type=device.type,
-        phases=[Phase(phase) for phase in args.phases],
+        phases=args.phases,
         paths=paths,
         file_of=lambda name: args.out or default_file(args.out_dir, fingerprint.gpu, name),
         tensor_parallel_size=args.tensor_parallel_size,
     )
     tools = Tools(
-        catalog=PATHS,
+        catalog=ALL_PATHS,
         paths=paths,
         fingerprint=fingerprint,
         measure=lambda pairs, progress, on_evidence: qualify(pairs, bench, progress=progress, on_evidence=on_evidence),
@@ -198,7 +202,7 @@ def _run(args: argparse.Namespace, models: Mapping[str, Mapping[str, object]]) -
     _print(f"on {fingerprint}")
     code = conduct(targets, tools, time_limit_s=args.time_limit, is_retrying=args.retry_failed)
     is_counting = args.count_bytes and code is ExitCode.PASS
-    return _count_bytes(targets, PATHS, fingerprint) if is_counting else code
+    return _count_bytes(targets, ALL_PATHS, fingerprint) if is_counting else code
 
 
 def _bench(args: argparse.Namespace, fingerprint: "Fingerprint", device: "torch.device") -> "Bench":
@@ -215,7 +219,7 @@ def _bench(args: argparse.Namespace, fingerprint: "Fingerprint", device: "torch.
     )
 
 
-def _count_bytes(targets: Sequence["Target"], catalog: Sequence["KernelPath"], fingerprint: "Fingerprint") -> ExitCode:
+def _count_bytes(targets: Sequence["Target"], catalog: Sequence["AnyPath"], fingerprint: "Fingerprint") -> ExitCode:
     """Count the HBM bytes of each model's file. Counters that are not available are no failure: they prove nothing."""
     import torch
 
@@ -254,7 +258,7 @@ def typed(args: argparse.Namespace) -> str:
             "hallmark",
             "qualify",
             *names,
-            *(["--phases", *args.phases] if set(args.phases) != {phase.value for phase in Phase} else []),
+            *(["--phases", *args.phases] if set(args.phases) != set(_PHASES) else []),
             *(["--paths", *args.paths] if args.paths else []),
             *(["--quick"] if args.quick else []),
             *(["--full-model"] if args.full_model else []),

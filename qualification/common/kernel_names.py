@@ -3,6 +3,8 @@
 import re
 
 _SIGNATURE = re.compile(r"[<(].*")
+_MANGLED = re.compile(r"_Z(NK?)?(?=\d)")  # of C++: nested, or one name
+_LENGTH = re.compile(r"\d+")  # before each part of a mangled name
 _TILES = re.compile(r"_(?:knob|\d+x\d+|tilesize).*")
 # Of PyTorch's own kernels only a softmax is attention: the others gather, cast, mask and copy around it.
 _HELPERS = (
@@ -21,6 +23,23 @@ def short_name(name: str) -> str:
     """`void at::native::elementwise_kernel<128, 4, ...>(int, ...)` -> `at::native::elementwise_kernel`."""
     name = name.removeprefix("void ").replace("(anonymous namespace)::", "").replace("<unnamed>::", "")
     return _TILES.sub("", _SIGNATURE.sub("", name)).strip()
+
+
+def plain_name(name: str) -> str:
+    """`_ZN2at6native18elementwise_kernelILi128E...` -> `at::native::elementwise_kernel`; others as `short_name`.
+
+    The driver gives the names of C++ as the linker has them. Source: the Itanium C++ ABI, 5.1.
+    """
+    found = _MANGLED.match(name)
+    if found is None:
+        return short_name(name)
+    parts, at = [], found.end()
+    while length := _LENGTH.match(name, at):
+        at = length.end() + int(length[0])
+        parts.append(name[length.end() : at])
+        if found[1] is None:  # not nested: one name
+            break
+    return "::".join(part for part in parts if not part.startswith("_GLOBAL__N"))
 
 
 def is_helper(name: str) -> bool:

@@ -4,15 +4,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
+from typing import Generic, TypeVar, cast
 
 from kernels.fingerprint import Fingerprint
-from kernels.path import KernelPath, Reject, Rejection, Tier
-from kernels.shape import AttentionShape
+from kernels.operators import AnyShape, operator_of
+from kernels.path import AnyPath, Reject, Rejection, Tier
 from qualification.evidence.choice import Rated, beats, first_of
 from qualification.evidence.evidence import Check, Evidence, Timing
 from qualification.evidence.matrix import Key, Matrix
 
 Pairs = frozenset[tuple[str, str]]  # of (path, str(shape))
+ShapeT_co = TypeVar("ShapeT_co", bound=AnyShape, covariant=True)
+ShapeT = TypeVar("ShapeT", bound=AnyShape)
 
 
 class Status(Enum):
@@ -41,10 +44,10 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(Generic[ShapeT_co]):
     """Made once for each shape, before ready; a dictionary hit in service."""
 
-    shape: AttentionShape
+    shape: ShapeT_co
     path: str | None  # None: no path may serve this shape (the server does not become ready)
     status: Status
     wanted: str  # the path that would serve if nothing stood against it; differs from `path` in a fallback
@@ -56,6 +59,14 @@ class Decision:
     @property
     def is_fallback(self) -> bool:
         return bool(self.fallback_reasons)
+
+
+def decisions_of(
+    operator_shape: type[ShapeT], decisions: Mapping[AnyShape, Decision[AnyShape]]
+) -> dict[ShapeT, Decision[ShapeT]]:
+    """Return the decisions of one operator, named by the class of its shapes."""
+    of_operator = {shape: it for shape, it in decisions.items() if isinstance(shape, operator_shape)}
+    return cast("dict[ShapeT, Decision[ShapeT]]", of_operator)
 
 
 _PROOF = frozenset({Status.PROVEN, Status.PROVISIONAL})
@@ -83,7 +94,7 @@ class Book:
 class Standing:
     """The status of one path for one shape."""
 
-    path: KernelPath
+    path: AnyPath
     index: int  # in the catalog
     limits: tuple[Rejection, ...]  # why it cannot compute the shape; empty when it can
     status: Status
@@ -107,25 +118,27 @@ class Standing:
 
 
 def decide(
-    shape: AttentionShape,
+    shape: ShapeT,
     *,
-    paths: Sequence[KernelPath],
+    paths: Sequence[AnyPath],
     fingerprint: Fingerprint,
     book: Book,
     quarantined: Pairs,
     policy: Policy,
     overridden: Pairs = frozenset(),
-) -> Decision:
-    """Choose among `paths` (the catalog, most preferred first).
+) -> Decision[ShapeT]:
+    """Choose among `paths` (the catalog, most preferred first), of which those of other operators are left out.
 
     `quarantined` holds the pairs of (path, str(shape)) that broke, `overridden` those that an operator took out.
 
     The first tier goes before the fallback tier; inside a tier the faster measured path, then the catalog's order
     (`first_of`, which also says where a fallback may go first). Under DEGRADE the better status goes before all of
-    that. Raises ValueError without any path.
+    that. Raises ValueError without any path of the shape's operator.
     """
+    operator = operator_of(shape)
+    paths = [path for path in paths if path.operator is operator]
     if not paths:
-        raise ValueError("the catalog is empty")
+        raise ValueError(f"the catalog is empty: it has no path of {operator.value}")
     excluded = dict.fromkeys(overridden, _OVERRIDDEN) | dict.fromkeys(quarantined, _QUARANTINED)
     standings = [
         _standing(path, index, shape, fingerprint=fingerprint, book=book, excluded=excluded)
@@ -151,22 +164,22 @@ def decide(
 
 
 def path_standing(
-    path: KernelPath, shape: AttentionShape, *, fingerprint: Fingerprint, book: Book
+    path: AnyPath, shape: AnyShape, *, fingerprint: Fingerprint, book: Book
 ) -> tuple[Status, Rejection | None]:
     """The status of one path for one shape by the evidence alone, and why it is not PROVEN."""
     status, doubt, _, _ = _status(path, shape, fingerprint, book)
     return status, doubt
 
 
-def evidence_for(path: KernelPath, shape: AttentionShape, *, fingerprint: Fingerprint, book: Book) -> Evidence | None:
+def evidence_for(path: AnyPath, shape: AnyShape, *, fingerprint: Fingerprint, book: Book) -> Evidence | None:
     """Return the evidence behind the status of one path for one shape; stale evidence where there is no other."""
     return _status(path, shape, fingerprint, book)[2]
 
 
 def _standing(
-    path: KernelPath,
+    path: AnyPath,
     index: int,
-    shape: AttentionShape,
+    shape: AnyShape,
     *,
     fingerprint: Fingerprint,
     book: Book,
@@ -184,7 +197,7 @@ def _standing(
 
 
 def _status(
-    path: KernelPath, shape: AttentionShape, fingerprint: Fingerprint, book: Book
+    path: AnyPath, shape: AnyShape, fingerprint: Fingerprint, book: Book
 ) -> tuple[Status, Rejection | None, Evidence | None, bool]:
     """A failure on this very stack outweighs any proof; a proof by review outweighs the machine's own."""
     stale: Evidence | None = None
@@ -273,7 +286,7 @@ def _us(standing: Standing) -> str:
 
 
 def _wanted(
-    standings: list[Standing], chosen: Standing | None, shape: AttentionShape, policy: Policy
+    standings: list[Standing], chosen: Standing | None, shape: AnyShape, policy: Policy
 ) -> tuple[Standing, tuple[Reject, ...]]:
     """The path that would serve if nothing stood against it, and what does; no reasons when it is the chosen one.
 
@@ -313,8 +326,8 @@ def _preferred_until_it_broke(standings: list[Standing], policy: Policy) -> Stan
     return best.of if any(standing.path.tier is Tier.FIRST for standing in (*able, *broken)) else None
 
 
-def _is_first_choice(standing: Standing, shape: AttentionShape) -> bool:
-    return standing.path.tier is Tier.FIRST and shape.phase in standing.path.limits.phases
+def _is_first_choice(standing: Standing, shape: AnyShape) -> bool:
+    return standing.path.tier is Tier.FIRST and standing.path.serves(shape)
 
 
 def _status_unserved(standings: list[Standing]) -> Status:

@@ -1,11 +1,14 @@
-"""Attention signature of a model, and every shape that serving it can meet."""
+"""Attention signature of a model, and every shape of every operator that serving it can meet."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from kernels.buckets import Bucket, buckets_up_to
+from kernels.experts.shape import ExpertsShape
+from kernels.operators import AnyShape
+from kernels.row_buckets import RowBucket, row_buckets_up_to
 from kernels.shape import AttentionShape, Dtype, Mask, Phase
-from qualification.model.config import ModelConfig
+from qualification.model.config import ExpertsConfig, ModelConfig
 from qualification.model.shard import local_heads
 
 
@@ -91,6 +94,37 @@ def shapes_needed(signature: AttentionSignature, limits: ServingLimits) -> tuple
         for window in signature.windows
         for phase, query, context in layouts
         if mask is Mask.CAUSAL or phase is not Phase.DECODE
+    )
+
+
+def plan_shapes(model: ModelConfig, limits: ServingLimits) -> tuple[AnyShape, ...]:
+    """Every shape of every operator that a server of this model, or of one rank's part of it, can meet."""
+    return (*shapes_needed(signature_of(model), limits), *experts_shapes_needed(model, limits))
+
+
+def experts_shapes_needed(model: ModelConfig, limits: ServingLimits) -> tuple[ExpertsShape, ...]:
+    """Every shape of the model's mixtures, one for each bucket of the tokens of a step."""
+    mixtures = [layer.feed_forward for layer in model.layers if isinstance(layer.feed_forward, ExpertsConfig)]
+    shapes = (
+        experts_shape(mixture, model.hidden_size, limits.dtype, rows)
+        for mixture in dict.fromkeys(mixtures)
+        for rows in row_buckets_up_to(limits.max_num_batched_tokens)
+    )
+    return tuple(dict.fromkeys(shapes))
+
+
+def experts_shape(mixture: ExpertsConfig, hidden_size: int, dtype: Dtype, rows: RowBucket) -> ExpertsShape:
+    """The shape of a mixture's products for so many tokens."""
+    return ExpertsShape(
+        dtype=dtype,
+        format=mixture.format,
+        num_experts=mixture.num_experts,
+        num_active=mixture.num_active,
+        hidden=hidden_size,
+        width=mixture.width,
+        activation=mixture.activation,
+        has_bias=mixture.has_bias,
+        rows=rows,
     )
 
 

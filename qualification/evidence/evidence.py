@@ -5,10 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from kernels.buckets import Bucket
 from kernels.fingerprint import Fingerprint
-from kernels.path import KernelPath
-from kernels.shape import AttentionShape, flops, hbm_bytes_standard, hbm_bytes_tiled
+from kernels.operators import AnyBucket, AnyShape, Operator, buckets_of, flops_of, hbm_bytes_of, operator_of
+from kernels.path import AnyPath
 
 SUITE = 3  # raise it whenever checks, limits or inputs change: what an older suite found, failures too, is then stale
 
@@ -24,7 +23,13 @@ CHECK_LIMITS: Mapping[str, tuple[float, str]] = MappingProxyType(
         "unequal_repeat": (0.0, "values"),
     }
 )
-REQUIRED_CHECKS = frozenset(CHECK_LIMITS)
+_OF_ATTENTION_ALONE = frozenset({"drawn_rows", "bias"})  # of others every row is compared with fp64
+
+
+def required_checks(shape: AnyShape) -> frozenset[str]:
+    """The checks without which there is no proof of the shape."""
+    every = frozenset(CHECK_LIMITS)
+    return every if operator_of(shape) is Operator.ATTENTION else every - _OF_ATTENTION_ALONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +88,10 @@ class Evidence:
     """All that is known of (shape, path). What follows from it (proof, rates, predicted bytes) is computed, not stored.
 
     Tokens are those of the longest sequence that was tested; one call on `timed_sequences` such sequences was timed.
+    Of an operator without context both numbers are the rows of the largest call, which was timed.
     """
 
-    shape: AttentionShape
+    shape: AnyShape
     path: str
     source_digest: str
     fingerprint: Fingerprint
@@ -125,17 +131,17 @@ class Evidence:
         """Every required check is there, all checks pass, and the tested lengths lie in the shape's buckets."""
         return (
             self.failure is None
-            and {check.name for check in self.checks} >= REQUIRED_CHECKS
+            and {check.name for check in self.checks} >= required_checks(self.shape)
             and all(check.is_passed for check in self.checks)
-            and _lies_in(self.tested_query_tokens, self.shape.query_bucket)
-            and _lies_in(self.tested_context_tokens, self.shape.context_bucket)
+            and all(
+                _lies_in(tokens, bucket) for tokens, bucket in zip(self._tested, buckets_of(self.shape), strict=True)
+            )
         )
 
     @property
     def predicted_bytes(self) -> tuple[int, int]:
         """HBM bytes of the timed call by the IO model: of tiled attention, and of standard attention."""
-        lengths = self.tested_query_tokens, self.tested_context_tokens
-        tiled, standard = hbm_bytes_tiled(self.shape, *lengths), hbm_bytes_standard(self.shape, *lengths)
+        tiled, standard = hbm_bytes_of(self.shape, *self._tested)
         return tiled * self.timed_sequences, standard * self.timed_sequences
 
     @property
@@ -155,14 +161,18 @@ class Evidence:
 
     @property
     def _flops_of_one(self) -> int:
-        return flops(self.shape, self.tested_query_tokens, self.tested_context_tokens)
+        return flops_of(self.shape, *self._tested)
+
+    @property
+    def _tested(self) -> tuple[int, int]:
+        return self.tested_query_tokens, self.tested_context_tokens
 
     @property
     def worst_check(self) -> Check | None:
         """The check nearest to its limit, or furthest beyond it."""
         return max(self.checks, key=lambda check: strain(check.measured, check.limit), default=None)
 
-    def differing_fields(self, path: KernelPath, fingerprint: Fingerprint) -> tuple[str, ...]:
+    def differing_fields(self, path: AnyPath, fingerprint: Fingerprint) -> tuple[str, ...]:
         """Name what has changed since the measurement: fingerprint fields, `source_digest`, `suite`."""
         changed = list(self.fingerprint.differing_fields(fingerprint))
         if self.source_digest != path.source_digest:
@@ -216,5 +226,5 @@ def summarize(evidence: Evidence) -> dict[str, float | str | bool]:
     return summary
 
 
-def _lies_in(num_tokens: int, bucket: Bucket) -> bool:
+def _lies_in(num_tokens: int, bucket: AnyBucket) -> bool:
     return bucket.lo < num_tokens and (bucket.hi is None or num_tokens <= bucket.hi)

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kernels.fingerprint import Fingerprint
-from kernels.path import KernelPath, Tier
-from kernels.shape import AttentionShape
+from kernels.operators import AnyShape
+from kernels.path import AnyPath, Tier
 from qualification.evidence.evidence import Evidence
 from qualification.evidence.full_model import FullModel
 from qualification.evidence.matrix import Key, load_matrix, save_matrix
@@ -18,13 +18,13 @@ class Target:
 
     name: str
     file: Path
-    shapes: tuple[AttentionShape, ...]
+    shapes: tuple[AnyShape, ...]
 
 
 class Ledger:
     """Evidence by target. Every addition is on disk, whole, before the next measurement: an interrupt loses nothing."""
 
-    def __init__(self, targets: Sequence[Target], *, catalog: Sequence[KernelPath], fingerprint: Fingerprint) -> None:
+    def __init__(self, targets: Sequence[Target], *, catalog: Sequence[AnyPath], fingerprint: Fingerprint) -> None:
         """Reads the files there are. Raises MatrixError for one that is not whole: it may be the only proof left.
 
         What one file proves serves every target with the same shape. A file of another stack is measured anew, and
@@ -57,7 +57,7 @@ class Ledger:
             (entry for entry in self.known.values() if entry.shape in wanted), key=lambda entry: wanted[entry.shape]
         )
 
-    def _read(self, target: Target, by_name: Mapping[str, KernelPath], fingerprint: Fingerprint) -> None:
+    def _read(self, target: Target, by_name: Mapping[str, AnyPath], fingerprint: Fingerprint) -> None:
         matrix = load_matrix(target.file)
         for key, entry in matrix.evidence.items():
             other = entry.fingerprint.differing_fields(fingerprint)
@@ -82,13 +82,13 @@ class Ledger:
 
 
 def missing_of(
-    shapes: Iterable[AttentionShape],
+    shapes: Iterable[AnyShape],
     known: Mapping[Key, Evidence],
     *,
-    paths: Sequence[KernelPath],
+    paths: Sequence[AnyPath],
     fingerprint: Fingerprint,
     is_retrying: bool = False,
-) -> list[tuple[AttentionShape, KernelPath]]:
+) -> list[tuple[AnyShape, AnyPath]]:
     """Return the pairs that have to be measured, each once: every able path without valid evidence.
 
     The first tier goes before the fallbacks, so that a run that is cut short has measured what serves. What failed is
@@ -101,7 +101,7 @@ def missing_of(
         if path.run is not None and not path.rejects(shape, fingerprint)
     ]
 
-    def is_done(shape: AttentionShape, path: KernelPath) -> bool:
+    def is_done(shape: AnyShape, path: AnyPath) -> bool:
         entry = known.get((shape, path.name))
         return entry is not None and (entry.is_proven or not is_retrying)
 

@@ -30,8 +30,8 @@ from types import MappingProxyType
 import msgspec
 
 from kernels.fingerprint import Fingerprint
+from kernels.operators import AnyShape
 from kernels.path import Reject, Rejection
-from kernels.shape import AttentionShape
 from kernels.whole_file import write_whole
 from qualification.evidence.evidence import SUITE, Evidence
 from qualification.evidence.full_model import FullModel
@@ -41,7 +41,7 @@ from qualification.evidence.possible import refuse_impossible, refuse_impossible
 SCHEMA = 2
 MATRICES = Path(__file__).parent.parent / "matrices"  # those that ship
 
-Key = tuple[AttentionShape, str]  # shape, name of the path
+Key = tuple[AnyShape, str]  # shape, name of the path
 
 _HEAD = '{\n"digest": "'
 _ZEROS = "0" * 64

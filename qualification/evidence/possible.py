@@ -2,9 +2,12 @@
 
 import math
 from collections.abc import Iterator
+from dataclasses import fields
 from datetime import UTC, datetime, timedelta
 
 from kernels.fingerprint import Fingerprint
+from kernels.operators import AnyShape
+from kernels.shape import AttentionShape
 from qualification.evidence.evidence import CHECK_LIMITS, SUITE, Check, Evidence
 from qualification.evidence.full_model import FullModel
 
@@ -13,6 +16,7 @@ _MAX_CLOCK_ERROR = timedelta(days=1)  # of the machine that wrote the file, or o
 # (least, most): what lies outside is a slip of the pen or an attack on what divides by it, on any machine of this age.
 _HEADS = (1, 10_000)
 _HEAD_DIM = (1, 10_000)
+_SIZE = (1, 10**7)  # of a weight, or a number of experts
 _PAGE_SIZE = (1, 10**6)
 _TOKENS = (1, 10**8)
 _SEQUENCES = (1, 10**6)
@@ -41,15 +45,7 @@ def refuse_impossible_model(model: FullModel, *, now: datetime | None = None) ->
 
 
 def _problems(entry: Evidence, now: datetime) -> Iterator[str]:
-    shape = entry.shape
-    yield from _outside("heads", shape.num_heads, _HEADS)
-    yield from _outside("KV heads", shape.num_kv_heads, _HEADS)
-    if shape.num_heads % shape.num_kv_heads:
-        yield f"{shape.num_kv_heads} KV heads do not divide {shape.num_heads} heads"
-    yield from _outside("head dim", shape.head_dim, _HEAD_DIM)
-    yield from _outside("page size", shape.page_size, _PAGE_SIZE)
-    yield from _outside("window", shape.window, _TOKENS)
-    yield from _outside("softcap", shape.softcap, (1e-6, 1e6))
+    yield from _shape(entry.shape)
     yield from _outside("query tokens", entry.tested_query_tokens, _TOKENS)
     yield from _outside("context tokens", entry.tested_context_tokens, _TOKENS)
     yield from _outside("timed sequences", entry.timed_sequences, _SEQUENCES)
@@ -68,6 +64,22 @@ def _problems(entry: Evidence, now: datetime) -> Iterator[str]:
         yield from _check(check)
         if entry.suite == SUITE:
             yield from _limit(check)
+
+
+def _shape(shape: AnyShape) -> Iterator[str]:
+    if not isinstance(shape, AttentionShape):  # numbers that do not fit each other have made no shape
+        for name, value in ((each.name, getattr(shape, each.name)) for each in fields(shape)):  # type: ignore[arg-type]
+            if type(value) is int:
+                yield from _outside(name.replace("_", " "), value, _SIZE)
+        return
+    yield from _outside("heads", shape.num_heads, _HEADS)
+    yield from _outside("KV heads", shape.num_kv_heads, _HEADS)
+    if shape.num_heads % shape.num_kv_heads:
+        yield f"{shape.num_kv_heads} KV heads do not divide {shape.num_heads} heads"
+    yield from _outside("head dim", shape.head_dim, _HEAD_DIM)
+    yield from _outside("page size", shape.page_size, _PAGE_SIZE)
+    yield from _outside("window", shape.window, _TOKENS)
+    yield from _outside("softcap", shape.softcap, (1e-6, 1e6))
 
 
 def _names(entry: Evidence) -> Iterator[str]:

@@ -1,8 +1,12 @@
-"""An attention shape read back from its one line, as a matrix file names it: the inverse of `str(shape)`."""
+"""A shape read back from its one line, as a matrix file names it: the inverse of `str(shape)`."""
 
 import re
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 from kernels.buckets import Bucket
+from kernels.experts.shape import parse_experts_shape
+from kernels.operators import AnyShape, Operator
 from kernels.shape import AttentionShape, Dtype, Mask, Phase
 
 _SHAPE = re.compile(
@@ -12,8 +16,17 @@ _SHAPE = re.compile(
 )
 
 
-def parse_shape(text: str) -> AttentionShape:
-    """Parse a shape's line. Raises ValueError for text that `str` makes of no shape."""
+# By the first word of the line. Attention's lines begin with the phase.
+_PARSERS: Mapping[str, Callable[[str], AnyShape]] = MappingProxyType({Operator.EXPERTS.value: parse_experts_shape})
+
+
+def parse_shape(text: str) -> AnyShape:
+    """Parse the line of a shape of any operator. Raises ValueError for text that `str` makes of no shape."""
+    return _PARSERS.get(text.partition(" ")[0], parse_attention_shape)(text)
+
+
+def parse_attention_shape(text: str) -> AttentionShape:
+    """Parse the line of an attention shape. Raises ValueError for any other text."""
     found = _SHAPE.fullmatch(text)
     if found is None:
         raise ValueError(f"{text!r} is no attention shape")

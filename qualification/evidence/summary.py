@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from itertools import groupby
 
+from kernels.operators import AnyShape, is_bound_by_memory, phase_of
 from kernels.shape import AttentionShape, Phase
 from qualification.common.table import table
 from qualification.evidence.choice import choice_of, is_left_to_fallback, time_of
@@ -45,7 +46,7 @@ def counts(evidence: Iterable[Evidence]) -> str:
 
 def outcomes(evidence: Iterable[Evidence]) -> Counter[str]:
     """Count the shapes that a wanted path serves by this evidence, those left to a fallback, and the rest."""
-    by_shape: dict[AttentionShape, list[Evidence]] = {}
+    by_shape: dict[AnyShape, list[Evidence]] = {}
     for entry in evidence:
         by_shape.setdefault(entry.shape, []).append(entry)
     found: Counter[str] = Counter()
@@ -86,9 +87,7 @@ def check_text(check: Check | None) -> str:
 
 def _rows(entries: list[Evidence], changed: Changed) -> list[tuple[str, ...]]:
     chosen = choice_of(entry for entry in entries if not changed(entry) and entry.suite == SUITE)
-    shape = entries[0].shape
-    window = "" if shape.window is None else str(shape.window)
-    place = (shape.phase.value, shape.query_bucket.label, shape.context_bucket.label, window)
+    place = _place(entries[0].shape)
     ordered = sorted(entries, key=lambda entry: (not entry.is_proven, time_of(entry), entry.path))
     return [
         (
@@ -103,10 +102,18 @@ def _rows(entries: list[Evidence], changed: Changed) -> list[tuple[str, ...]]:
     ]
 
 
+def _place(shape: AnyShape) -> tuple[str, str, str, str]:
+    """Phase, query, context and window; of an operator without context the bucket of its rows in place of queries."""
+    if not isinstance(shape, AttentionShape):
+        return phase_of(shape), shape.rows.label, "", ""
+    window = "" if shape.window is None else str(shape.window)
+    return phase_of(shape), shape.query_bucket.label, shape.context_bucket.label, window
+
+
 def _speed(entry: Evidence) -> str:
-    """Return GB/s for decode, which bandwidth bounds, else TFLOP/s; and the share of the machine's floor."""
+    """Return GB/s for what bandwidth bounds, decode for one, else TFLOP/s; and the share of the machine's floor."""
     share = "" if entry.floor_fraction is None else f" ({entry.floor_fraction:.0%})"
-    if entry.shape.phase is Phase.DECODE:
+    if is_bound_by_memory(entry.shape):
         return "-" if entry.bytes_per_second is None else f"{entry.bytes_per_second / 1e9:.4g} GB/s{share}"
     return "-" if entry.tflops is None else f"{entry.tflops:.4g} TFLOP/s{share}"
 
@@ -116,8 +123,10 @@ def _shortened(text: str) -> str:
     return line if len(line) <= _MAX_DETAIL else line[: _MAX_DETAIL - 3] + "..."
 
 
-def _title(shape: AttentionShape) -> str:
+def _title(shape: AnyShape) -> str:
     """Return what the shapes of one model share. The page size is no part of prefill's shapes."""
+    if not isinstance(shape, AttentionShape):
+        return shape.kind
     dtype = shape.dtype.value if shape.dtype is shape.kv_dtype else f"{shape.dtype.value}/kv-{shape.kv_dtype.value}"
     parts = [dtype, f"{shape.num_heads}:{shape.num_kv_heads} heads", f"head dim {shape.head_dim}", shape.mask.value]
     parts += [f"softcap {shape.softcap:g}"] if shape.softcap is not None else []
@@ -127,5 +136,7 @@ def _title(shape: AttentionShape) -> str:
 def _order(entry: Evidence) -> tuple[str, int, int, int, int, int]:
     """Return the sort key: by title, then as the plan lists shapes; paths are ordered within their shape."""
     shape = entry.shape
+    if not isinstance(shape, AttentionShape):
+        return (_title(shape), 0, 0, shape.rows.lo, 0, 0)
     buckets = (shape.query_bucket.lo, shape.context_bucket.lo)
     return (_title(shape), list(Phase).index(shape.phase), shape.window or 0, *buckets, shape.page_size or 0)

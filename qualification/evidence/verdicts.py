@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from kernels.fingerprint import Fingerprint
-from kernels.path import KernelPath, Tier
+from kernels.operators import AnyShape
+from kernels.path import AnyPath, Tier
 from kernels.path_order import tier_of
-from kernels.shape import AttentionShape
 from qualification.evidence.choice import choice_of, is_left_to_fallback
 from qualification.evidence.evidence import Evidence, strain
 from qualification.evidence.matrix import Key
@@ -20,7 +20,7 @@ class Finding:
     """A reason why a qualification does not pass, with its shape."""
 
     code: ExitCode
-    shape: AttentionShape
+    shape: AnyShape
     detail: str
 
     def __str__(self) -> str:
@@ -31,10 +31,10 @@ _GRAVEST_FINDING_FIRST = (ExitCode.NUMERICS, ExitCode.ENVIRONMENT, ExitCode.INCO
 
 
 def judge(
-    shapes: Iterable[AttentionShape],
+    shapes: Iterable[AnyShape],
     known: Mapping[Key, Evidence],
     *,
-    paths: Sequence[KernelPath],
+    paths: Sequence[AnyPath],
     fingerprint: Fingerprint,
 ) -> list[Finding]:
     """Return what keeps a run from passing, gravest first; empty: a path of the first tier is proven for every shape.
@@ -45,14 +45,12 @@ def judge(
     found = []
     for shape in shapes:
         able = [path for path in paths if path.run is not None and not path.rejects(shape, fingerprint)]
-        has_first = any(path.tier is Tier.FIRST and shape.phase in path.limits.phases for path in paths)
+        has_first = any(path.tier is Tier.FIRST and path.serves(shape) for path in paths)
         found += _findings(shape, able, known, has_first=has_first)
     return sorted(found, key=lambda finding: _GRAVEST_FINDING_FIRST.index(finding.code))
 
 
-def _findings(
-    shape: AttentionShape, able: list[KernelPath], known: Mapping[Key, Evidence], *, has_first: bool
-) -> list[Finding]:
+def _findings(shape: AnyShape, able: list[AnyPath], known: Mapping[Key, Evidence], *, has_first: bool) -> list[Finding]:
     entries = [known[shape, path.name] for path in able if (shape, path.name) in known]
     missing = [path.name for path in able if (shape, path.name) not in known]
     wrong = [entry for entry in entries if entry.failure is None and not entry.is_proven]
@@ -97,7 +95,7 @@ class Side:
     evidence: Mapping[Key, Evidence]
     changed: Changed = unchanged
 
-    def entries(self, shape: AttentionShape, paths: Sequence[str]) -> dict[str, Evidence]:
+    def entries(self, shape: AnyShape, paths: Sequence[str]) -> dict[str, Evidence]:
         return {path: self.evidence[shape, path] for path in paths if (shape, path) in self.evidence}
 
     def valid(self, entries: Mapping[str, Evidence]) -> list[Evidence]:
@@ -112,7 +110,7 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    shape: AttentionShape
+    shape: AnyShape
     harm: Harm
     size: float  # within its kind of harm more is worse
     code: ExitCode  # what it alone would make of a deploy
@@ -121,7 +119,7 @@ class Difference:
 
 def differences(a: Side, b: Side, *, speed_tolerance: float = SPEED_TOLERANCE) -> list[Difference]:
     """Compare two sides; empty when every shape has the same path, status, error and speed."""
-    names: dict[AttentionShape, set[str]] = {}
+    names: dict[AnyShape, set[str]] = {}
     for shape, path in (*a.evidence, *b.evidence):
         names.setdefault(shape, set()).add(path)
     found = [_difference(shape, sorted(paths), a, b, speed_tolerance) for shape, paths in names.items()]
@@ -135,9 +133,7 @@ def exit_code_of(found: Sequence[Difference]) -> ExitCode:
     return next((code for code in gravest if code in codes), ExitCode.PASS)
 
 
-def _difference(
-    shape: AttentionShape, paths: Sequence[str], a: Side, b: Side, speed_tolerance: float
-) -> Difference | None:
+def _difference(shape: AnyShape, paths: Sequence[str], a: Side, b: Side, speed_tolerance: float) -> Difference | None:
     of_a, of_b = a.entries(shape, paths), b.entries(shape, paths)
     before, after = a.choice(of_a), b.choice(of_b)
     details = [_path_change(before, after)] if _name(before) != _name(after) else []

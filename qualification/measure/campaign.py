@@ -1,15 +1,15 @@
 """Qualifying one model or several on this machine, as `hallmark qualify` does it."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from kernels.fingerprint import Fingerprint
-from kernels.path import KernelPath
-from kernels.shape import AttentionShape, Phase
+from kernels.operators import AnyShape, phase_of
+from kernels.path import AnyPath
 from qualification.common.progress import ProgressLine
 from qualification.decision.defaults import Choices, limits_of
-from qualification.decision.model_shapes import shapes_needed, signature_of
+from qualification.decision.model_shapes import plan_shapes
 from qualification.evidence.evidence import Evidence
 from qualification.evidence.ledger import Ledger, Target, missing_of
 from qualification.evidence.matrix import MatrixError, gpu_folder
@@ -18,6 +18,7 @@ from qualification.evidence.verdicts import Finding, judge
 from qualification.exit_code import ExitCode
 from qualification.measure.qualify import DeviceLost, Pair, QualificationAborted
 from qualification.model.families.reader import read_model
+from qualification.model.shard import shard_of
 
 _MAX_FINDINGS = 20  # lines
 
@@ -33,8 +34,8 @@ class OutOfTime(Exception):
 class Tools:
     """The functions and data that a run uses."""
 
-    catalog: Sequence[KernelPath]  # every path there is
-    paths: Sequence[KernelPath]  # those asked for
+    catalog: Sequence[AnyPath]  # every path there is
+    paths: Sequence[AnyPath]  # those asked for
     fingerprint: Fingerprint
     measure: Measure
     progress: ProgressLine
@@ -47,21 +48,24 @@ def targets_of(
     choices: Choices,
     *,
     device_type: str,
-    phases: Sequence[Phase],
-    paths: Sequence[KernelPath],
+    phases: Collection[str],
+    paths: Sequence[AnyPath],
     file_of: Callable[[str], Path],
     tensor_parallel_size: int = 1,
 ) -> list[Target]:
     """A target for each parsed config.json, by name: the shapes of these phases which any of these paths serves.
 
-    With several ranks the shapes are those of each rank's heads. Raises ModelConfigError.
+    phases  of attention, and the names of other operators
+
+    With several ranks the shapes are those of each rank's part. Raises ModelConfigError.
     """
-    served = {phase for path in paths for phase in path.limits.phases}
     found = []
     for name, config in models.items():
         model = read_model(config)
-        shapes = shapes_needed(signature_of(model, tensor_parallel_size), limits_of(model, device_type, choices))
-        wanted = tuple(shape for shape in shapes if shape.phase in phases and shape.phase in served)
+        shapes = plan_shapes(
+            shard_of(model, 0, tensor_parallel_size).local_config, limits_of(model, device_type, choices)
+        )
+        wanted = tuple(it for it in shapes if phase_of(it) in phases and any(path.serves(it) for path in paths))
         of_ranks = name if tensor_parallel_size == 1 else f"{name}-tp{tensor_parallel_size}"
         found.append(Target(of_ranks, file_of(of_ranks), wanted))
     return found
@@ -123,7 +127,7 @@ def _measure(pairs: Sequence[Pair], tools: Tools, add: Callable[[Evidence], None
     return None
 
 
-def _report(targets: Sequence[Target], ledger: Ledger, tools: Tools, shapes: Iterable[AttentionShape]) -> list[Finding]:
+def _report(targets: Sequence[Target], ledger: Ledger, tools: Tools, shapes: Iterable[AnyShape]) -> list[Finding]:
     """Tables for a single model; for several a line each, as `hallmark matrix show` has the rest."""
     tools.say("")
     if len(targets) == 1:

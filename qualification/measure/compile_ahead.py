@@ -24,10 +24,11 @@ from typing import BinaryIO, NoReturn, TypeVar
 
 import msgspec
 
-from kernels.path import KernelPath
+from kernels.operators import AnyShape
+from kernels.path import AnyPath
 from kernels.shape import AttentionShape
 
-Pair = tuple[AttentionShape, KernelPath]
+Pair = tuple[AnyShape, AnyPath]
 Pipe = tuple[int, int]  # file descriptors of a worker: read calls from, write answers to
 Say = Callable[[str], None]
 Item = TypeVar("Item")
@@ -49,6 +50,8 @@ def calls_of(pairs: Iterable[Pair]) -> list[bytes]:
 
     def kind(pair: Pair) -> Hashable:
         shape, path = pair
+        if not isinstance(shape, AttentionShape):
+            return (path.name, shape.kind)
         flags = (shape.window is None, shape.softcap is None, shape.sinks, shape.mask, shape.dtype, shape.kv_dtype)
         return (path.name, shape.num_heads, shape.num_kv_heads, shape.head_dim, *flags)
 

@@ -9,12 +9,11 @@ from functools import partial
 import msgspec
 import torch
 
-from kernels.catalog import path_named
+from kernels.catalog import any_path_named
 from qualification.evidence.shape_text import parse_shape
-from qualification.measure.checks import run_case
 from qualification.measure.compile_ahead import serve_calls
-from qualification.measure.inputs import cases
-from qualification.measure.qualify import KERNEL_ERRORS, timed_call
+from qualification.measure.qualify import KERNEL_ERRORS
+from qualification.measure.trials import trial_of
 
 _SHARE_OF_MEMORY = 0.8  # of the GPU's, for all workers together
 
@@ -28,13 +27,14 @@ def share_gpu(num_workers: int) -> None:
 def make_call(line: bytes, device: torch.device, seed: int) -> bool:
     """Return whether every launch succeeded. The run meets the error again, and reports it."""
     text, name = msgspec.json.decode(line, type=tuple[str, str])
-    shape, run = parse_shape(text), path_named(name).run
+    shape, run = parse_shape(text), any_path_named(name).run
     assert run is not None
+    trial = trial_of(shape)
     try:
-        for case in cases(shape, device, seed=seed):
-            run_case(run, case)
-        call, _ = timed_call(shape, run, device, seed=seed)
-        call()
+        for call in trial.calls(shape, run, device, seed=seed):
+            call()
+        timed, _ = trial.timed_call(shape, run, device, seed=seed)
+        timed()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
             torch.cuda.empty_cache()

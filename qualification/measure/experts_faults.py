@@ -7,12 +7,14 @@ from itertools import count
 import torch
 from torch import Tensor
 
-from kernels.experts.kinds import ClampedSwiglu, ExpertActivation
+from kernels.experts.kinds import ClampedSwiglu, ExpertActivation, ExpertFormat
+from kernels.experts.paths import RunExperts
+from kernels.experts.shape import ExpertsShape
 from kernels.experts.weights import AnyExpertWeights
+from kernels.fused.activation_kind import Activation
 from kernels.reference.experts import activated_fp64
+from kernels.row_buckets import RowBucket
 from kernels.shape import Dtype
-from qualification.measure.experts_checks import RunExperts
-from qualification.measure.experts_inputs import Mixture
 
 _TILE = 32  # rows, and columns of a step
 
@@ -39,7 +41,16 @@ class ExpertsFault(Enum):
     STRAY_WRITE = "one row past the output is written"  # store without a mask
 
 
-def can_show_in(fault: ExpertsFault, mixture: Mixture) -> bool:
+def trial_shapes(dtype: Dtype) -> tuple[ExpertsShape, ...]:
+    """Mixtures of odd sizes on which every fault can show, as small as that allows."""
+    rows = RowBucket.LE_128
+    return (
+        ExpertsShape(dtype, ExpertFormat.PLAIN, 5, 2, 48, 40, Activation.SILU, False, rows),
+        ExpertsShape(dtype, ExpertFormat.MXFP4, 7, 3, 96, 32, ClampedSwiglu(), True, rows),
+    )
+
+
+def can_show_in(fault: ExpertsFault, mixture: ExpertsShape) -> bool:
     """True when experts with this fault compute the mixture wrongly, and so much that its dtype shows it."""
     needs = {
         ExpertsFault.EXPERTS_SWAPPED: mixture.num_experts > 1,

@@ -2,39 +2,20 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from enum import Enum
 
 import torch
 from torch import Tensor
 
 from kernels.device import torch_dtype
-from kernels.experts.kinds import MXFP4_BLOCK, ExpertActivation
+from kernels.experts.kinds import MXFP4_BLOCK, ExpertActivation, ExpertFormat
+from kernels.experts.shape import ExpertsShape
 from kernels.experts.weights import AnyExpertWeights, ExpertWeights, Mxfp4Weights
 from kernels.shape import Dtype
 from qualification.measure.inputs import GUARD_ROWS
 
+_MOST_ROWS_CPU = 512  # tokens; on a CPU buckets are tested up to here, or just inside if they start beyond
+_SHARES = (8, 48)  # tokens of an expert on average, beyond which a path may take larger tiles
 _EDGE = 32  # rows of a tile in the interpreter; of 16, 64 and 128 on a GPU, which its multiples are edges of too
-
-
-class WeightLayout(Enum):
-    """How the weights of experts are stored."""
-
-    PLAIN = "plain"  # in the model's dtype
-    MXFP4 = "mxfp4"  # blocks of 32 numbers of 4 bits, with a scale each
-
-
-@dataclass(frozen=True, slots=True)
-class Mixture:
-    """The sizes and kinds of a mixture of experts that select a kernel."""
-
-    dtype: Dtype
-    layout: WeightLayout
-    hidden: int
-    width: int
-    num_experts: int
-    num_active: int
-    activation: ExpertActivation
-    has_bias: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,89 +31,137 @@ class ExpertsCase:
     activation: ExpertActivation
 
 
-def experts_cases(mixture: Mixture, device: torch.device, *, seed: int) -> Iterator[ExpertsCase]:
-    """Every hostile input, the smallest first.
+def tested_rows(shape: ExpertsShape, *, is_cpu: bool) -> int:
+    """The most tokens that are tested: the bucket's upper edge (2x the lower without an end), on a CPU less."""
+    most = 2 * shape.rows.lo if shape.rows.hi is None else shape.rows.hi
+    return min(most, max(_MOST_ROWS_CPU, shape.rows.lo + 1)) if is_cpu else most
 
-    one token       alone
+
+def experts_cases(mixture: ExpertsShape, device: torch.device, *, seed: int) -> Iterator[ExpertsCase]:
+    """Every hostile input, with numbers of tokens in the shape's bucket, the fewest first.
+
+    fewest          one token, or as few as the bucket has
     even            random experts, rows on no tile's edge
     all to one      every token visits expert 1, so that its share is extreme
     none to most    all tokens visit the same experts; the weights of all others are NaN
     edges           experts with 0, 1, and a tile's rows less one, exactly, and one more
     large           hidden states times 30: activations saturate, clamps cut
     unequal         one expert's results are 20 times the others', weights of 0 and of 1 among the tokens'
+    share of n      n tokens an expert on average, and one token more: where kernels change their tiles
+    most            the most tokens, random experts
     """
-    random = torch.Generator().manual_seed(seed)
-    num_experts, num_active = mixture.num_experts, mixture.num_active
-    of_experts = expert_weights_of(mixture, random, device)
+    inputs = _Inputs(mixture, device, seed)
+    num_experts, most = mixture.num_experts, tested_rows(mixture, is_cpu=device.type == "cpu")
 
-    def case(name: str, experts: Tensor, weights: AnyExpertWeights = of_experts, factor: float = 1.0) -> ExpertsCase:
+    def rows(count: int) -> int:
+        return min(mixture.rows.lo + count, most)
+
+    yield inputs.case("fewest", inputs.experts(rows(1)))
+    yield inputs.case("even", inputs.experts(rows(2 * _EDGE + 5)))
+    same = inputs.experts(rows(_EDGE + 7))
+    # Expert 1 takes the place of the first visit, and where it was visited already of none.
+    same[:, 0] = torch.where((same == 1).any(1), same[:, 0], 1 % num_experts)
+    yield inputs.case("all to one", same)
+    few = inputs.experts(1)
+    everywhere = few.expand(rows(_EDGE + 1), -1).contiguous()
+    yield inputs.case("none to most", everywhere, weights=_unvisited_as_nan(inputs.expert_weights, few))
+    yield inputs.case("edges", _edges(mixture, rows))
+    yield inputs.case("large", inputs.experts(rows(_EDGE - 1)), factor=30.0)
+    if num_experts > 1:
+        experts = inputs.experts(rows(_EDGE + 3))
+        yield inputs.case("unequal", experts, weights=_scaled(inputs.expert_weights, expert=1))
+    for share in _SHARES:
+        border = share * num_experts // mixture.num_active
+        for num_rows in (border, border + 1):
+            if mixture.rows.lo < num_rows < most:
+                yield inputs.case(f"share of {share}", inputs.experts(num_rows))
+    yield inputs.case("most", inputs.experts(most))
+
+
+def even_case(mixture: ExpertsShape, device: torch.device, *, seed: int) -> ExpertsCase:
+    """The most tokens, which visit experts in turn: every one that so many tokens can visit."""
+    inputs = _Inputs(mixture, device, seed)
+    visits = torch.arange(tested_rows(mixture, is_cpu=device.type == "cpu") * mixture.num_active, device=device)
+    return inputs.case("in turn", (visits % mixture.num_experts).view(-1, mixture.num_active))
+
+
+class _Inputs:
+    """Random inputs of one mixture, drawn on the device: of a large one a CPU would draw for seconds."""
+
+    def __init__(self, mixture: ExpertsShape, device: torch.device, seed: int) -> None:
+        self._mixture = mixture
+        self._device = device
+        self._seed = seed
+        self._random = torch.Generator(device).manual_seed(seed)
+        self.expert_weights = expert_weights_of(mixture, self._random, device)
+
+    def experts(self, num_tokens: int) -> Tensor:
+        """[num_tokens, num_active] int64, a token's all different."""
+        draws = torch.rand(num_tokens, self._mixture.num_experts, generator=self._random, device=self._device)
+        return draws.argsort(1)[:, : self._mixture.num_active]
+
+    def case(
+        self, name: str, experts: Tensor, *, weights: AnyExpertWeights | None = None, factor: float = 1.0
+    ) -> ExpertsCase:
+        random, device, mixture = self._random, self._device, self._mixture
         num_tokens = experts.shape[0]
-        shares = torch.rand(num_tokens, num_active, generator=random) + 0.05
+        shares = torch.rand(num_tokens, mixture.num_active, generator=random, device=device) + 0.05
         shares = shares / shares.sum(1, keepdim=True)
         if name == "unequal":
             shares[::3, 0], shares[1::3, -1] = 0.0, 1.0
-        hidden = _between_nan(torch.randn(num_tokens, mixture.hidden, generator=random) * factor, mixture.dtype, device)
-        return ExpertsCase(name, seed, hidden, experts.int().to(device), shares.to(device), weights, mixture.activation)
-
-    yield case("one token", _random_experts(1, mixture, random))
-    yield case("even", _random_experts(2 * _EDGE + 5, mixture, random))
-    same = _random_experts(_EDGE + 7, mixture, random)
-    # Expert 1 takes the place of the first visit, and where it was visited already of none.
-    same[:, 0] = torch.where((same == 1).any(1), same[:, 0], 1)
-    yield case("all to one", same)
-    few = _random_experts(1, mixture, random)
-    yield case("none to most", few.expand(_EDGE + 1, -1).contiguous(), _unvisited_as_nan(of_experts, few))
-    yield case("edges", _edges(mixture))
-    yield case("large", _random_experts(_EDGE - 1, mixture, random), factor=30.0)
-    if num_experts > 1:
-        yield case("unequal", _random_experts(_EDGE + 3, mixture, random), _scaled(of_experts, expert=1))
+        values = torch.randn(num_tokens, mixture.hidden, generator=random, device=device) * factor
+        hidden = _between_nan(values, mixture.dtype, device)
+        chosen = experts.to(device, torch.int32).contiguous()
+        return ExpertsCase(name, self._seed, hidden, chosen, shares, weights or self.expert_weights, mixture.activation)
 
 
-def expert_weights_of(mixture: Mixture, random: torch.Generator, device: torch.device) -> AnyExpertWeights:
+def expert_weights_of(mixture: ExpertsShape, random: torch.Generator, device: torch.device) -> AnyExpertWeights:
     """Random weights whose products keep the size of their inputs."""
     experts, hidden, width = mixture.num_experts, mixture.hidden, mixture.width
     dtype = torch_dtype(mixture.dtype)
 
     def randn(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=random)
+        return torch.randn(shape, generator=random, device=device)
 
     biases = [randn(experts, size).to(device, dtype) if mixture.has_bias else None for size in (2 * width, hidden)]
-    if mixture.layout is WeightLayout.PLAIN:
+    if mixture.format is ExpertFormat.PLAIN:
         gate_up, down = randn(experts, 2 * width, hidden) / hidden**0.5, randn(experts, hidden, width) / width**0.5
         return ExpertWeights(gate_up.to(device, dtype), down.to(device, dtype), *biases)
 
     def packed(rows: int, size: int) -> tuple[Tensor, Tensor]:
-        blocks = torch.randint(256, (experts, rows, size // MXFP4_BLOCK, 16), generator=random, dtype=torch.uint8)
+        shape = (experts, rows, size // MXFP4_BLOCK)
+        blocks = torch.randint(256, (*shape, 16), generator=random, dtype=torch.uint8, device=device)
         largest = 127 - round(torch.tensor(9.0 * size).log2().item() / 2)  # a code's mean square is 9
-        scales = torch.randint(largest - 4, largest + 1, blocks.shape[:-1], generator=random, dtype=torch.uint8)
-        return blocks.to(device), scales.to(device)
+        scales = torch.randint(largest - 4, largest + 1, shape, generator=random, dtype=torch.uint8, device=device)
+        return blocks, scales
 
     return Mxfp4Weights(*packed(2 * width, hidden), *packed(hidden, width), *biases)
 
 
-def _random_experts(num_tokens: int, mixture: Mixture, random: torch.Generator) -> Tensor:
-    """[num_tokens, num_active] int64, a token's all different."""
-    return torch.rand(num_tokens, mixture.num_experts, generator=random).argsort(1)[:, : mixture.num_active]
+def _edges(mixture: ExpertsShape, rows: Callable[[int], int]) -> Tensor:
+    """Expert e is visited first by 0, 1, 31, 32 or 33 tokens in turn; further visits go to the experts after it.
 
-
-def _edges(mixture: Mixture) -> Tensor:
-    """Expert e is visited first by 0, 1, 31, 32 or 33 tokens in turn; further visits go to the experts after it."""
+    What is left of the bucket's fewest tokens goes to the last expert.
+    """
     counts = (0, 1, _EDGE - 1, _EDGE, _EDGE + 1)
     first = [expert for expert in range(mixture.num_experts) for _ in range(counts[expert % len(counts)])][: 5 * _EDGE]
+    first = first or [0]
+    num_rows = rows(len(first))
+    first = [mixture.num_experts - 1] * (num_rows - len(first)) + first[:num_rows]
     places = torch.arange(mixture.num_active)
-    return (torch.tensor(first or [0])[:, None] + places[None, :]) % mixture.num_experts
+    return (torch.tensor(first)[:, None] + places[None, :]) % mixture.num_experts
 
 
 def _between_nan(values: Tensor, dtype: Dtype, device: torch.device) -> Tensor:
-    edge = torch.full((GUARD_ROWS, values.shape[1]), torch.nan)
-    whole = torch.cat([edge, values, edge]).to(device, torch_dtype(dtype))
+    edge = torch.full((GUARD_ROWS, values.shape[1]), torch.nan, device=device)
+    whole = torch.cat([edge, values, edge]).to(torch_dtype(dtype))
     return whole[GUARD_ROWS : GUARD_ROWS + values.shape[0]]
 
 
 def _unvisited_as_nan(weights: AnyExpertWeights, visited: Tensor) -> AnyExpertWeights:
     """A copy in which the experts that nobody visits are NaN; of mxfp4 the scales and the biases."""
     nobody = torch.ones(weights.num_experts, dtype=torch.bool)
-    nobody[visited.flatten()] = False
+    nobody[visited.flatten().cpu()] = False
 
     def spoiled(part: Tensor) -> Tensor:
         part = part.clone()

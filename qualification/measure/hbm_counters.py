@@ -26,16 +26,17 @@ from threading import Timer
 import msgspec
 import torch
 
-from kernels.catalog import path_named
+from kernels.catalog import any_path_named
 from kernels.child_process import python_command
 from kernels.fingerprint import Fingerprint
-from kernels.path import KernelPath
-from kernels.shape import AttentionShape, Phase
+from kernels.operators import AnyShape, phase_of
+from kernels.path import AnyPath
+from kernels.shape import Phase
 from qualification.evidence.choice import choice_of
 from qualification.evidence.evidence import Evidence
 from qualification.evidence.matrix import Key, load_matrix, save_matrix
 from qualification.evidence.shape_text import parse_shape
-from qualification.measure.qualify import timed_call
+from qualification.measure.trials import trial_of
 
 MARKER = "spin_kernel"  # what `torch.cuda._sleep` launches: between two calls
 STARTED, BEGUN, COUNTED = "hallmark-pid ", "hallmark-call ", "hallmark-counted"  # lines of the process that is counted
@@ -53,16 +54,16 @@ class CounterError(RuntimeError):
 
 def sample_of(evidence: Iterable[Evidence]) -> list[Evidence]:
     """Return the entries that serve each shape, from valid evidence; of chunks only those with the longest query."""
-    by_shape: dict[AttentionShape, list[Evidence]] = {}
+    by_shape: dict[AnyShape, list[Evidence]] = {}
     for entry in evidence:
         by_shape.setdefault(entry.shape, []).append(entry)
     chosen = [choice for entries in by_shape.values() if (choice := choice_of(entries)) is not None]
-    longest = max((it.tested_query_tokens for it in chosen if it.shape.phase is Phase.EXTEND), default=0)
-    return [it for it in chosen if it.shape.phase is not Phase.EXTEND or it.tested_query_tokens == longest]
+    longest = max((it.tested_query_tokens for it in chosen if phase_of(it.shape) == Phase.EXTEND.value), default=0)
+    return [it for it in chosen if phase_of(it.shape) != Phase.EXTEND.value or it.tested_query_tokens == longest]
 
 
 def count_into(
-    file: Path, catalog: Iterable[KernelPath], fingerprint: Fingerprint, *, say: Say = print, ncu: str | None = None
+    file: Path, catalog: Iterable[AnyPath], fingerprint: Fingerprint, *, say: Say = print, ncu: str | None = None
 ) -> tuple[int, int]:
     """Count a sample of what is valid here of `file`'s evidence, and write it there.
 
@@ -200,10 +201,10 @@ def main(file: Path, limit_s: float) -> None:
         torch.cuda.empty_cache()
 
 
-def _count(shape: AttentionShape, name: str, device: torch.device) -> None:
-    run = path_named(name).run
+def _count(shape: AnyShape, name: str, device: torch.device) -> None:
+    run = any_path_named(name).run
     assert run is not None
-    call, _ = timed_call(shape, run, device, seed=0)
+    call, _ = trial_of(shape).timed_call(shape, run, device, seed=0)
     call()  # what is compiled and loaded once
     cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     torch.cuda.synchronize()

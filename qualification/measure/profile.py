@@ -6,9 +6,9 @@ what a person recognises: template arguments, signatures and tile sizes are left
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -24,10 +24,15 @@ _CPU_WORK = ("scaled_dot_product", "attention", "softmax", "mm")
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """Kernel names by how often they ran: of each marked call, and outside of all calls."""
+    """Kernel names by how often they ran: of each marked call, and outside of all calls.
+
+    seconds  of everything that ran, data movers included, by its whole name: of kernels their time on the device, of
+             operators on a CPU their time without the operators that they call. Empty: nobody timed them
+    """
 
     calls: tuple[Counter[str], ...]
     outside: Counter[str]
+    seconds: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def always(self) -> tuple[str, ...]:
@@ -112,7 +117,7 @@ def _sort(events: list[Any], num_calls: int, *, is_cuda: bool) -> Seen:
             calls[n][event.name] += 1
         else:
             outside[event.name] += 1
-    return Seen(tuple(calls), outside)
+    return Seen(tuple(calls), outside, _kernel_seconds(events) if is_cuda else _own_seconds(on_host))
 
 
 def _kernels(events: Iterable[Any], on_host: Iterable[Any]) -> list[_Event]:
@@ -140,6 +145,37 @@ def _operators(on_host: Iterable[Any]) -> list[_Event]:
         if not any(it.end_ns() <= event.end_ns() for it in inner):
             found.append(_Event(event.name(), event.start_ns()))
     return found
+
+
+def _kernel_seconds(events: Iterable[Any]) -> dict[str, float]:
+    """Return the time of the device's kernels and copies by name."""
+    found: dict[str, float] = {}
+    for event in events:
+        if event.device_type() == DeviceType.CUDA and not event.name().startswith(_MARK):
+            found[event.name()] = found.get(event.name(), 0.0) + event.duration_ns() / 1e9
+    return found
+
+
+def _own_seconds(on_host: Iterable[Any]) -> dict[str, float]:
+    """Return the time of operators by name, each less the operators that it called on its thread."""
+    found: dict[str, float] = {}
+    around: dict[int, list[Any]] = {}  # by thread: events that have not ended, outermost first
+    for event in sorted(on_host, key=lambda it: (it.start_ns(), -it.end_ns())):
+        calling = around.setdefault(event.start_thread_id(), [])
+        while calling and calling[-1].end_ns() < event.end_ns():
+            calling.pop()
+        seconds = event.duration_ns() / 1e9
+        if calling and _is_operator(calling[-1].name()):
+            found[calling[-1].name()] -= seconds
+        if _is_operator(event.name()):
+            found[event.name()] = found.get(event.name(), 0.0) + seconds
+        calling.append(event)
+    return found
+
+
+def _is_operator(name: str) -> bool:
+    """Return whether an event of the host is an operator, and no range that somebody marked."""
+    return "::" in name
 
 
 def _is_work(name: str) -> bool:

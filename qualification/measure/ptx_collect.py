@@ -32,7 +32,7 @@ from triton.runtime import driver
 from kernels.catalog import PATHS
 from kernels.path import RunAttention
 from kernels.shape import AttentionShape, Phase
-from qualification.evidence.shape_text import parse_shape
+from qualification.evidence.shape_text import parse_attention_shape
 from qualification.measure.inputs import cases, long_case
 from qualification.measure.ptx import Found, Order, normalised
 
@@ -171,7 +171,7 @@ def _collect(pairs: Iterable[tuple[str, str]]) -> Found:
             if run is None:
                 continue
             try:
-                _call_all(parse_shape(text), run)
+                _call_all(parse_attention_shape(text), run)
             except _ERRORS as error:
                 failed[f"{name} {text}"] = _one_line(error)
     return Found(collector.variants, failed)

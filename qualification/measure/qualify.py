@@ -4,7 +4,6 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from itertools import islice
 
 import torch
 
@@ -12,30 +11,28 @@ from kernels.child_process import python_command
 from kernels.device import torch_dtype
 from kernels.fingerprint import Device, Fingerprint
 from kernels.launch import TritonError
-from kernels.path import KernelPath, RunAttention
-from kernels.shape import AttentionShape, Phase, flops, hbm_bytes_tiled
+from kernels.operators import AnyShape, Operator, flops_of, hbm_bytes_of, operator_of
+from kernels.path import AnyPath
+from kernels.shape import Dtype
 from qualification.evidence.evidence import Check, Evidence, Timing
 from qualification.measure.ceilings import Ceilings, ceilings_now
-from qualification.measure.checks import check_path
 from qualification.measure.compile_ahead import calls_of, compiling_ahead
-from qualification.measure.inputs import Case, cases, long_case, longest_lengths
-from qualification.measure.planted_faults import passed_wrongly
 from qualification.measure.profile import Seen, calls_seen, temporary_bytes
 from qualification.measure.references import References, Shelf
 from qualification.measure.rivals import Rivals
 from qualification.measure.timing import Judged, default_budget_s, time_call, time_until_believed
+from qualification.measure.trials import TRIALS, Run, trial_of
 
 logger = logging.getLogger(__name__)
 
 # What a kernel or a peer's library raises that cannot compute, compile or launch: evidence, or a reason to be absent
 # from a benchmark, and no failure of our own.
 KERNEL_ERRORS = (RuntimeError, ValueError, TypeError, AssertionError, LookupError, ArithmeticError, TritonError)
-_DECODE_SEQUENCES = {"cpu": 2, "cuda": 8}  # in the timed batch
 _KEPT_BYTES_CPU = 2**28  # of references
 _MAX_DETAIL = 300  # characters of an error kept in evidence
 
 Progress = Callable[[int, int, str], None]  # done, total, what is next
-Pair = tuple[AttentionShape, KernelPath]
+Pair = tuple[AnyShape, AnyPath]
 
 
 class QualificationAborted(RuntimeError):
@@ -89,22 +86,28 @@ def qualify(
     *,
     progress: Progress,
     on_evidence: Callable[[Evidence], None],
-    check_checker: Callable[..., tuple[object, ...]] = passed_wrongly,
+    check_checker: Callable[..., tuple[object, ...]] | None = None,
 ) -> None:
     """Give `on_evidence` the evidence of each pair as soon as it is there, failures included.
 
     Pairs that reject must not be among them. Raises QualificationAborted before anything is measured when the checker
-    fails its own trial, and DeviceLost, its evidence given, when a path leaves the device unusable.
+    fails its own trial, and DeviceLost, its evidence given, when a path leaves the device unusable. `check_checker`: in
+    place of the trial of each operator.
     """
     if not pairs:
         return
     progress(0, len(pairs), "wrong kernels, which must be refused")
-    dtypes = frozenset(shape.dtype for shape, _ in pairs)
+    dtypes: dict[Operator, set[Dtype]] = {}
+    for shape, _ in pairs:
+        dtypes.setdefault(operator_of(shape), set()).add(shape.dtype)
     calls = calls_of(pairs) if bench.compile_jobs > 1 else []
     workers = python_command("qualification.measure.compile_worker", str(bench.seed), bench.device.type)
     with compiling_ahead(calls, workers, num_processes=bench.compile_jobs) as wait:
-        passed = check_checker(dtypes, bench.device, seed=bench.seed)
-        if passed:
+        for operator, of_operator in dtypes.items():
+            check = check_checker or TRIALS[operator].passed_wrongly
+            passed = check(frozenset(of_operator), bench.device, seed=bench.seed)
+            if not passed:
+                continue
             raise QualificationAborted(f"the checker failed its own trial, so it proves nothing: {passed}")
         wait(lambda what: progress(0, len(pairs), what))
     last = {shape: index for index, (shape, _) in enumerate(pairs)}
@@ -112,7 +115,7 @@ def qualify(
     rivals = Rivals(
         bench.fingerprint.device,
         bench.device,
-        lambda shape, run: timed_call(shape, run, bench.device, seed=bench.seed)[0],
+        lambda shape, run: trial_of(shape).timed_call(shape, run, bench.device, seed=bench.seed)[0],
         bench.timing_budget_s,
     )
     for done, (shape, path) in enumerate(pairs):
@@ -132,7 +135,7 @@ def qualify(
     progress(len(pairs), len(pairs), "done")
 
 
-def _time_rivals(rivals: Rivals, path: KernelPath, found: Evidence, on_evidence: Callable[[Evidence], None]) -> None:
+def _time_rivals(rivals: Rivals, path: AnyPath, found: Evidence, on_evidence: Callable[[Evidence], None]) -> None:
     try:
         for again in rivals.timed_again(path, found):
             on_evidence(again)
@@ -145,9 +148,7 @@ def _most_kept_bytes(device: torch.device) -> int:
     return torch.cuda.mem_get_info(device)[0] // 5 if device.type == "cuda" else _KEPT_BYTES_CPU
 
 
-def qualify_path(
-    shape: AttentionShape, path: KernelPath, bench: Bench, references: References | None = None
-) -> Evidence:
+def qualify_path(shape: AnyShape, path: AnyPath, bench: Bench, references: References | None = None) -> Evidence:
     """Evidence of one pair. A path that raises gives evidence of its failure. Raises DeviceLost.
 
     `references` are of this shape, kept from one path to the next.
@@ -155,7 +156,8 @@ def qualify_path(
     if path.run is None:
         raise ValueError(f"{path.name} cannot be imported here, so it rejects every shape")
     try:
-        checks = check_path(path.run, cases(shape, bench.device, seed=bench.seed), references)
+        given = references or References()
+        checks = trial_of(shape).check(shape, path.run, bench.device, seed=bench.seed, references=given)
         measured = _measure(shape, path.run, bench)
     except KERNEL_ERRORS as error:
         if (loss := loss_of(bench.device)) is not None:
@@ -167,18 +169,18 @@ def qualify_path(
     return _evidence(shape, path, bench, checks=checks, measured=measured)
 
 
-def _measure(shape: AttentionShape, run: RunAttention, bench: Bench) -> _Measured:
+def _measure(shape: AnyShape, run: Run, bench: Bench) -> _Measured:
     """One call on the longest sequences: its time, its memory, and what it and others launch.
 
     The others are on short sequences, and on one alone, which another kernel may serve than several.
     """
-    call, num_seqs = timed_call(shape, run, bench.device, seed=bench.seed)
+    trial = trial_of(shape)
+    call, num_seqs = trial.timed_call(shape, run, bench.device, seed=bench.seed)
     judged = time_until_believed(lambda factor: _time(call, shape, num_seqs, bench, factor))
     seen = None
     if bench.may_profile and bench.fingerprint.device is not Device.INTERPRETER:  # whose kernels are Python
-        others = [*islice(cases(shape, bench.device, seed=bench.seed), 2)]
-        others += [long_case(shape, bench.device, seed=bench.seed)] if num_seqs > 1 else []
-        seen = calls_seen([*(_call(run, other) for other in others), call], bench.device)
+        others = trial.profiled_calls(shape, run, bench.device, seed=bench.seed)
+        seen = calls_seen([*others, call], bench.device)
     return _Measured(
         timing=judged.timing,
         timed_sequences=num_seqs,
@@ -188,11 +190,11 @@ def _measure(shape: AttentionShape, run: RunAttention, bench: Bench) -> _Measure
     )
 
 
-def _time(call: Callable[[], None], shape: AttentionShape, num_seqs: int, bench: Bench, factor: int) -> Judged:
+def _time(call: Callable[[], None], shape: AnyShape, num_seqs: int, bench: Bench, factor: int) -> Judged:
     """Time in `factor` times the budget, with the machine's rates before and after: clocks and loads change."""
-    longest = longest_lengths(shape, is_cpu=bench.device.type == "cpu")
-    num_flops = num_seqs * flops(shape, longest.queries, longest.keys)
-    num_bytes = num_seqs * hbm_bytes_tiled(shape, longest.queries, longest.keys)
+    longest = trial_of(shape).tested(shape, is_cpu=bench.device.type == "cpu")
+    num_flops = num_seqs * flops_of(shape, *longest)
+    num_bytes = num_seqs * hbm_bytes_of(shape, *longest)[0]
     budget_s = factor * (bench.timing_budget_s or default_budget_s(bench.device))
     dtype = torch_dtype(shape.dtype)
     before = bench.rates(bench.device, dtype, num_bytes)
@@ -203,29 +205,16 @@ def _time(call: Callable[[], None], shape: AttentionShape, num_seqs: int, bench:
     return Judged(timing, float(f"{before.or_higher(after).floor_us(num_flops, num_bytes):.4g}"))
 
 
-def timed_call(
-    shape: AttentionShape, run: RunAttention, device: torch.device, *, seed: int
-) -> tuple[Callable[[], None], int]:
-    """(the call that is timed, its number of sequences), on inputs of the longest tested length."""
-    num_seqs = _DECODE_SEQUENCES[device.type] if shape.phase is Phase.DECODE else 1
-    return _call(run, long_case(shape, device, seed=seed, num_seqs=num_seqs)), num_seqs
-
-
-def _call(run: RunAttention, case: Case) -> Callable[[], None]:
-    out = torch.empty_like(case.q)
-    return lambda: run(case.q, case.k, case.v, case.batch, case.flags, out)
-
-
 def _evidence(
-    shape: AttentionShape,
-    path: KernelPath,
+    shape: AnyShape,
+    path: AnyPath,
     bench: Bench,
     *,
     checks: tuple[Check, ...] = (),
     measured: _Measured | None = None,
     failure: str | None = None,
 ) -> Evidence:
-    longest = longest_lengths(shape, is_cpu=bench.device.type == "cpu")
+    queries, keys = trial_of(shape).tested(shape, is_cpu=bench.device.type == "cpu")
     seen = None if measured is None else measured.seen
     return Evidence(
         shape=shape,
@@ -233,8 +222,8 @@ def _evidence(
         source_digest=path.source_digest,
         fingerprint=bench.fingerprint,
         checks=checks,
-        tested_query_tokens=longest.queries,
-        tested_context_tokens=longest.keys,
+        tested_query_tokens=queries,
+        tested_context_tokens=keys,
         at=bench.at,
         timing=None if measured is None else measured.timing,
         timed_sequences=1 if measured is None else measured.timed_sequences,

@@ -5,8 +5,8 @@ The fp32 attention of every row of 8k queries over 128k keys takes an H200 longe
 
 from dataclasses import dataclass
 
+from kernels.operators import AnyShape
 from kernels.reference.compare import Reference, coarse_reference_of, reference_of
-from kernels.shape import AttentionShape
 from qualification.measure.inputs import Case
 
 
@@ -43,15 +43,15 @@ class Shelf:
 
     def __init__(self, most_bytes: int) -> None:
         self._left_bytes = most_bytes
-        self._kept: dict[AttentionShape, References] = {}
+        self._kept: dict[AnyShape, References] = {}
 
-    def put(self, shape: AttentionShape, references: References) -> None:
+    def put(self, shape: AnyShape, references: References) -> None:
         """Keep them, where there is room."""
         if references.num_bytes <= self._left_bytes:
             self._left_bytes -= references.num_bytes
             self._kept[shape] = references
 
-    def take(self, shape: AttentionShape) -> References:
+    def take(self, shape: AnyShape) -> References:
         """Remove and return the shape's stored references; new ones where there are none."""
         found = self._kept.pop(shape, None)
         if found is None:

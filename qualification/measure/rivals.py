@@ -10,12 +10,12 @@ from dataclasses import replace
 import torch
 
 from kernels.fingerprint import Device
-from kernels.path import KernelPath, RunAttention, Tier
-from kernels.shape import AttentionShape
+from kernels.operators import AnyShape
+from kernels.path import AnyPath, Tier
 from qualification.evidence.evidence import Evidence, is_clearly_faster
 from qualification.measure.timing import default_budget_s, time_together
 
-MakeCall = Callable[[AttentionShape, RunAttention], Callable[[], None]]  # the call that is timed
+MakeCall = Callable[[AnyShape, Callable[..., None]], Callable[[], None]]  # the call that is timed
 
 
 class Rivals:
@@ -26,10 +26,10 @@ class Rivals:
         self._device = device
         self._make_call = make_call
         self._budget_s = 2 * (budget_s or default_budget_s(device))
-        self._first: dict[AttentionShape, list[tuple[KernelPath, Evidence]]] = {}
-        self._competing: dict[AttentionShape, list[tuple[KernelPath, Evidence]]] = {}
+        self._first: dict[AnyShape, list[tuple[AnyPath, Evidence]]] = {}
+        self._competing: dict[AnyShape, list[tuple[AnyPath, Evidence]]] = {}
 
-    def timed_again(self, path: KernelPath, found: Evidence) -> list[Evidence]:
+    def timed_again(self, path: AnyPath, found: Evidence) -> list[Evidence]:
         """Evidence to take the place of what was found before: of each pair that would change places by its times."""
         if not found.is_proven:
             return []
@@ -45,7 +45,7 @@ class Rivals:
                 again += self._in_turns(first, rival)
         return again
 
-    def _in_turns(self, *pairs: tuple[KernelPath, Evidence]) -> list[Evidence]:
+    def _in_turns(self, *pairs: tuple[AnyPath, Evidence]) -> list[Evidence]:
         calls = {}
         for path, found in pairs:
             assert path.run is not None, "a path without a kernel is not proven"

@@ -9,15 +9,26 @@ from enum import StrEnum
 from itertools import product
 from pathlib import Path
 from types import MappingProxyType
+from typing import Protocol
 
 import torch
 
-from kernels.catalog import PATHS
+from kernels.catalog import ALL_PATHS
 from kernels.fingerprint import Fingerprint
-from kernels.path import KernelPath
-from kernels.shape import AttentionShape
+from kernels.operators import AnyShape
+from kernels.path import AnyPath
 from kernels.shared_folder import only_writer
-from qualification.decision.decision import Book, Decision, Pairs, Policy, Status, decide, evidence_for, path_standing
+from qualification.decision.decision import (
+    Book,
+    Decision,
+    Pairs,
+    Policy,
+    ShapeT,
+    Status,
+    decide,
+    evidence_for,
+    path_standing,
+)
 from qualification.evidence.evidence import Evidence
 from qualification.evidence.matrix import MATRICES, Key, Matrix, MatrixError, load_matrices, load_matrix, save_matrix
 from qualification.measure.qualify import Bench, Pair, Progress, qualify
@@ -34,20 +45,24 @@ class MatrixVerdict(StrEnum):
     INVALID = "invalid"  # a file was refused
 
 
+class Redecide(Protocol):
+    def __call__(self, shape: ShapeT, broken: Pairs, taken_out: Pairs, /) -> Decision[ShapeT]:
+        """Decide a shape again without pairs that broke in service and pairs taken out by order. Measures nothing."""
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """The decision for each shape, and the evidence it rests on."""
 
-    decisions: Mapping[AttentionShape, Decision]
+    decisions: Mapping[AnyShape, Decision[AnyShape]]
     evidence: Mapping[Key, Evidence]  # (shape, path) -> what decisions rest on, for every path of the plan's shapes
     matrix_digest: str | None
     matrix_verdict: MatrixVerdict
-    redecide: Callable[[AttentionShape, Pairs, Pairs], Decision]
-    """Decide a shape again without the pairs that broke in service and those taken out by order. Measures nothing."""
+    redecide: Redecide
 
 
 def make_plan(
-    shapes: Sequence[AttentionShape],
+    shapes: Sequence[AnyShape],
     *,
     policy: Policy,
     fingerprint: Fingerprint,
@@ -57,7 +72,7 @@ def make_plan(
     quarantined: Pairs,
     overridden: Pairs = frozenset(),
     progress: Progress,
-    paths: Sequence[KernelPath] = PATHS,
+    paths: Sequence[AnyPath] = ALL_PATHS,
     run_qualification: RunQualification = qualify,
 ) -> Plan:
     """Decide every shape by the reviewed matrix (None: the one that ships) and this machine's own evidence.
@@ -93,11 +108,11 @@ class _Decider:
     """Decides by what is known, as often as it is asked."""
 
     book: Book
-    paths: Sequence[KernelPath]
+    paths: Sequence[AnyPath]
     fingerprint: Fingerprint
     policy: Policy
 
-    def decide(self, shape: AttentionShape, broken: Pairs, taken_out: Pairs) -> Decision:
+    def decide(self, shape: ShapeT, broken: Pairs, taken_out: Pairs) -> Decision[ShapeT]:
         return decide(
             shape,
             paths=self.paths,
@@ -108,7 +123,7 @@ class _Decider:
             overridden=taken_out,
         )
 
-    def evidence_of(self, shapes: Iterable[AttentionShape]) -> dict[Key, Evidence]:
+    def evidence_of(self, shapes: Iterable[AnyShape]) -> dict[Key, Evidence]:
         """Return the evidence that decisions rest on, where there is any."""
         found = {}
         for shape, path in product(dict.fromkeys(shapes), self.paths):
@@ -119,9 +134,9 @@ class _Decider:
 
 
 def missing_pairs(
-    shapes: Sequence[AttentionShape],
+    shapes: Sequence[AnyShape],
     *,
-    paths: Sequence[KernelPath],
+    paths: Sequence[AnyPath],
     fingerprint: Fingerprint,
     book: Book,
     quarantined: Pairs,
@@ -210,7 +225,7 @@ def _read_own(cache: Path, fingerprint: Fingerprint) -> Mapping[Key, Evidence]:
 
 
 def _verdict(
-    matrix: Matrix, shapes: set[AttentionShape], paths: Sequence[KernelPath], fingerprint: Fingerprint
+    matrix: Matrix, shapes: set[AnyShape], paths: Sequence[AnyPath], fingerprint: Fingerprint
 ) -> MatrixVerdict:
     if matrix.problems:
         return MatrixVerdict.INVALID

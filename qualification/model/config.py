@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import Enum
 
-from kernels.experts.kinds import MXFP4_BLOCK, ExpertActivation, RoutingConfig
+from kernels.experts.kinds import MXFP4_BLOCK, ExpertActivation, ExpertFormat, RoutingConfig
 from kernels.fused.activation_kind import Activation
 from kernels.shape import Dtype
 
@@ -85,13 +85,6 @@ class DenseConfig:
     width: int
     activation: Activation
     has_bias: bool = False
-
-
-class ExpertFormat(Enum):
-    """How a checkpoint, and then memory, holds the matrices of experts."""
-
-    PLAIN = "plain"  # as all other weights
-    MXFP4 = "mxfp4"  # blocks of numbers of 4 bits, and their scales
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,10 @@ the model that the rank computes, whose attention shapes need evidence of their 
 from dataclasses import dataclass, replace
 from typing import NewType
 
-from kernels.experts.kinds import MXFP4_BLOCK
+from kernels.experts.kinds import MXFP4_BLOCK, ExpertFormat
 from qualification.model.config import (
     AttentionConfig,
     DenseConfig,
-    ExpertFormat,
     ExpertsConfig,
     FeedForward,
     LayerConfig,

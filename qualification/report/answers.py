@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from kernels.operators import AnyShape, phase_of, place_of_phase
 from kernels.path import Tier
 from kernels.path_order import tier_of
-from kernels.shape import AttentionShape, Phase
 from qualification.evidence.choice import choice_of, is_left_to_fallback, time_of
 from qualification.evidence.evidence import Evidence
 from qualification.evidence.full_model import Attention, FullModel
@@ -65,17 +65,16 @@ def servings(model: ModelView) -> list[Serving]:
 
 def phase_gains(models: Sequence[ModelView]) -> list[PhaseGain]:
     """Return the gain of each phase; without shapes that have no timed proven fallback."""
-    found: dict[Phase, list[float]] = {}
+    found: dict[str, list[float]] = {}
     for model in models:
         for shape, chosen, entries in _by_shape(model):
             others = [entry for entry in entries if tier_of(entry.path) is Tier.FALLBACK]
             other = choice_of(entry for entry in others if entry is not chosen)
             if chosen is not None and other is not None and math.isfinite(time_of(other) + time_of(chosen)):
-                found.setdefault(shape.phase, []).append(time_of(other) / time_of(chosen))
+                found.setdefault(phase_of(shape), []).append(time_of(other) / time_of(chosen))
     return [
-        PhaseGain(phase.value, len(gains), math.exp(sum(map(math.log, gains)) / len(gains)), min(gains), max(gains))
-        for phase in Phase
-        if (gains := found.get(phase))
+        PhaseGain(phase, len(gains), math.exp(sum(map(math.log, gains)) / len(gains)), min(gains), max(gains))
+        for phase, gains in sorted(found.items(), key=lambda item: place_of_phase(item[0]))
     ]
 
 
@@ -114,7 +113,7 @@ def _word(entry: Evidence | None, entries: Sequence[Evidence]) -> str:
     return Tier.FALLBACK.value if is_left_to_fallback(entry, entries) else Tier.FIRST.value
 
 
-def _by_shape(model: ModelView) -> Iterator[tuple[AttentionShape, Evidence | None, list[Evidence]]]:
+def _by_shape(model: ModelView) -> Iterator[tuple[AnyShape, Evidence | None, list[Evidence]]]:
     """Group by shape the entry that serves and all evidence."""
     chosen = model.chosen
     for shape in model.shapes:

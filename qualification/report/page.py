@@ -9,7 +9,7 @@ from typing import Any
 import jinja2
 
 from kernels.fingerprint import Fingerprint
-from kernels.shape import Phase
+from kernels.shape import AttentionShape, Phase
 from qualification.bench.serve.report import ratios, ratios_table
 from qualification.common.svg import Line, svg
 from qualification.evidence.evidence import SUITE, Evidence, strain
@@ -204,7 +204,8 @@ def _charts(model: ModelView, benches: Sequence[BenchFile]) -> list[str]:
 
 def _peer_lines(model: ModelView, phase: Phase, benches: Sequence[BenchFile]) -> list[Line]:
     """Peers of a bench of the same heads, without window, softcap or sinks; in decode those of one sequence."""
-    heads = {(shape.num_heads, shape.num_kv_heads, shape.head_dim) for shape in model.shapes}
+    shapes = [shape for shape in model.shapes if isinstance(shape, AttentionShape)]
+    heads = {(shape.num_heads, shape.num_kv_heads, shape.head_dim) for shape in shapes}
     rows = [
         row
         for bench in benches

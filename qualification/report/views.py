@@ -3,9 +3,10 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from kernels.operators import AnyShape, buckets_of, flops_of, is_bound_by_memory, phase_of, place_of_phase
 from kernels.path import Tier
 from kernels.path_order import tier_of
-from kernels.shape import AttentionShape, Phase, flops
+from kernels.shape import AttentionShape, Phase
 from qualification.common.svg import COLOURS, SPARE_COLOUR, Line
 from qualification.evidence.choice import choice_of
 from qualification.evidence.evidence import Check, Evidence, strain
@@ -60,7 +61,7 @@ class ModelView:
     entries: tuple[Evidence, ...]
 
     @property
-    def shapes(self) -> list[AttentionShape]:
+    def shapes(self) -> list[AnyShape]:
         return sorted({entry.shape for entry in self.entries}, key=_shape_order)
 
     @property
@@ -69,7 +70,7 @@ class ModelView:
         return sorted({entry.path for entry in self.entries}, key=lambda path: (tier_of(path) is Tier.FALLBACK, path))
 
     @property
-    def chosen(self) -> dict[AttentionShape, Evidence | None]:
+    def chosen(self) -> dict[AnyShape, Evidence | None]:
         """Return the entry that serves each shape by this evidence."""
         return {shape: choice_of(self.entries_of(shape)) for shape in self.shapes}
 
@@ -85,7 +86,7 @@ class ModelView:
     def speed_lines(self, phase: Phase) -> list[Line]:
         """Rate against context for each path, and the floor dashed: TFLOP/s, in decode TB/s."""
         timed = [
-            entry for entry in self._longest_queries(phase) if entry.timing is not None and entry.shape.window is None
+            entry for entry in self._longest_queries(phase) if entry.timing is not None and _window(entry.shape) is None
         ]
         lines = [
             Line(path, _points((entry.tested_context_tokens, _rate(entry)) for entry in group), colour, tier_dashed)
@@ -125,7 +126,7 @@ class ModelView:
                     worst[check.name] = (f"{entry.shape} on {entry.path}", check)
         return sorted(worst.values(), key=lambda pair: -_strain(pair[1]))
 
-    def entries_of(self, shape: AttentionShape) -> list[Evidence]:
+    def entries_of(self, shape: AnyShape) -> list[Evidence]:
         return [entry for entry in self.entries if entry.shape == shape]
 
     def _by_path(self, entries: Sequence[Evidence]) -> list[tuple[str, str, bool, list[Evidence]]]:
@@ -145,9 +146,11 @@ class ModelView:
         """Keep, for each path and context, the entry with the most queries: a line is a function of the context."""
         longest: dict[tuple[str, int, int | None], Evidence] = {}
         for entry in self.entries:
-            key = (entry.path, entry.tested_context_tokens, entry.shape.window)
+            if phase_of(entry.shape) != phase.value:
+                continue
+            key = (entry.path, entry.tested_context_tokens, _window(entry.shape))
             known = longest.get(key)
-            if entry.shape.phase is phase and (known is None or known.tested_query_tokens < entry.tested_query_tokens):
+            if known is None or known.tested_query_tokens < entry.tested_query_tokens:
                 longest[key] = entry
         return list(longest.values())
 
@@ -173,7 +176,7 @@ def roof_point(entry: Evidence, roofs: Roofs) -> RoofPoint | None:
 
 
 def _flops(entry: Evidence) -> float:
-    return flops(entry.shape, entry.tested_query_tokens, entry.tested_context_tokens) * entry.timed_sequences
+    return flops_of(entry.shape, entry.tested_query_tokens, entry.tested_context_tokens) * entry.timed_sequences
 
 
 def _floor_s(entry: Evidence) -> float:
@@ -201,7 +204,7 @@ def _points(points: Iterable[tuple[int, float]]) -> tuple[tuple[float, float], .
 
 
 def _rate(entry: Evidence) -> float:
-    if entry.shape.phase is Phase.DECODE:
+    if is_bound_by_memory(entry.shape):
         return (entry.bytes_per_second or 0.0) / 1e12
     return entry.tflops or 0.0
 
@@ -210,6 +213,10 @@ def _strain(check: Check) -> float:
     return strain(check.measured, check.limit)
 
 
-def _shape_order(shape: AttentionShape) -> tuple[int, int, int, int, str]:
-    window = shape.window or 0
-    return list(Phase).index(shape.phase), window, shape.query_bucket.lo, shape.context_bucket.lo, str(shape)
+def _window(shape: AnyShape) -> int | None:
+    return shape.window if isinstance(shape, AttentionShape) else None
+
+
+def _shape_order(shape: AnyShape) -> tuple[int, int, int, int, str]:
+    queries, context = buckets_of(shape)
+    return place_of_phase(phase_of(shape)), _window(shape) or 0, queries.lo, context.lo, str(shape)

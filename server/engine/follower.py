@@ -16,7 +16,7 @@ import torch.distributed as dist
 from kernels.shape import AttentionShape
 from kernels.triton_cache import use_own_cache
 from qualification.decision.decision import Decision, Pairs, Status
-from qualification.evidence.shape_text import parse_shape
+from qualification.evidence.shape_text import parse_attention_shape
 from server.engine.attention.dispatch import Dispatcher
 from server.engine.execution.commands import Allocate, Begin, ComputeLogits, CopyPages, Decide, Launch, receive
 from server.engine.execution.followers import meet
@@ -75,14 +75,14 @@ class Follower:
         """Return what rank 0 decided: this rank decides nothing, and counts for nobody."""
         found = {}
         for text, path in decisions:
-            shape = parse_shape(text)
+            shape = parse_attention_shape(text)
             found[shape] = Decision(shape, path, Status.PROVEN, path, (), (), None)
         dispatcher = dispatcher_of(self._subject, found, redecide=_decide_nothing, has_timer=False)
         give_sinks(dispatcher, self._decoder)
         return dispatcher
 
 
-def _decide_nothing(shape: AttentionShape, _: Pairs, __: Pairs) -> Decision:
+def _decide_nothing(shape: AttentionShape, _: Pairs, __: Pairs) -> Decision[AttentionShape]:
     raise RuntimeError(f"only rank 0 decides what serves {shape}")
 
 

@@ -6,13 +6,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from kernels.experts.kinds import MXFP4_BLOCK
+from kernels.experts.kinds import MXFP4_BLOCK, ExpertFormat
 from kernels.experts.weights import AnyExpertWeights, ExpertWeights, Mxfp4Weights
 from kernels.linear.autotune import Chooser
 from kernels.linear.tuned import ChosenProduct
 from qualification.model.config import (
     DenseConfig,
-    ExpertFormat,
     ExpertsConfig,
     FeedForward,
     LayerConfig,

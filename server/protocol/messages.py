@@ -138,13 +138,13 @@ ToEngine = Configure | Submit | Cancel | Attest | ChangeQuarantine | Shutdown
 
 
 class PlanRow(msgspec.Struct, frozen=True):
-    """One decision of the plan, for GET /attention, the start-up table and the pre-created metric labels."""
+    """One decision of the plan, for GET /plan, the start-up table and the pre-created metric labels."""
 
     shape: str
-    phase: str
-    query_bucket: str
+    phase: str  # of attention, or the name of another operator, whose rows all phases share
+    query_bucket: str  # of another operator: of the rows of a call; so is the next one
     context_bucket: str
-    head_dim: int
+    head_dim: int | None  # None: no attention
     path: str | None
     status: str
     wanted: str
@@ -301,6 +301,15 @@ class EngineFailed(msgspec.Struct, frozen=True, tag=True):
     suspects: list[tuple[str, str]]  # (path, shape)
 
 
+class ExplainedTime(msgspec.Struct, frozen=True):
+    """Time of a forward pass on its device, by what is known of the kernels."""
+
+    share: float  # 0 to 1: in kernels of valid evidence and in small ones that are named
+    seconds: dict[str, float]  # by TimeClass
+    unproven: dict[str, float]  # seconds by kernel, the longest first
+    unexplained: dict[str, float]
+
+
 class AttestedBatch(msgspec.Struct, frozen=True):
     """One profiled forward pass of a batch that belongs to no request."""
 
@@ -310,6 +319,7 @@ class AttestedBatch(msgspec.Struct, frozen=True):
     kernels: dict[str, int]  # attention's, by how often they ran
     result: str  # match, mismatch or error
     detail: str | None  # what was wrong
+    explained: ExplainedTime | None = None  # None where its kernels could not be timed
 
 
 class AttestationReport(msgspec.Struct, frozen=True, tag=True):

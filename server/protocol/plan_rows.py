@@ -1,7 +1,8 @@
 """The rows of the start plan as they cross the socket, and what stands against the paths of each."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
+from kernels.operators import AnyShape, buckets_of, phase_of
 from kernels.path import Reject
 from kernels.shape import AttentionShape
 from qualification.decision.decision import Decision
@@ -13,21 +14,22 @@ _ELSEWHERE = frozenset({Reject.ARCH.value, Reject.LAYOUT.value})
 
 
 def plan_rows(
-    decisions: Mapping[AttentionShape, Decision], evidence: Mapping[tuple[AttentionShape, str], Evidence]
+    decisions: Iterable[Decision[AnyShape]], evidence: Mapping[tuple[AnyShape, str], Evidence]
 ) -> list[PlanRow]:
     """Return one row for each decision, with a summary of the evidence of its path where there is any."""
-    return [_plan_row(decision, evidence) for decision in decisions.values()]
+    return [_plan_row(decision, evidence) for decision in decisions]
 
 
-def _plan_row(decision: Decision, evidence: Mapping[tuple[AttentionShape, str], Evidence]) -> PlanRow:
+def _plan_row(decision: Decision[AnyShape], evidence: Mapping[tuple[AnyShape, str], Evidence]) -> PlanRow:
     shape = decision.shape
+    queries, context = buckets_of(shape)
     found = None if decision.path is None else evidence.get((shape, decision.path))
     return PlanRow(
         shape=str(shape),
-        phase=shape.phase.value,
-        query_bucket=shape.query_bucket.label,
-        context_bucket=shape.context_bucket.label,
-        head_dim=shape.head_dim,
+        phase=phase_of(shape),
+        query_bucket=queries.label,
+        context_bucket=context.label,
+        head_dim=shape.head_dim if isinstance(shape, AttentionShape) else None,
         path=decision.path,
         status=decision.status.value,
         wanted=decision.wanted,

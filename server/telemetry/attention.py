@@ -9,8 +9,9 @@ from functools import cache, partial
 
 from kernels.path import Reject
 from kernels.shape import Phase
+from qualification.attest.explain import TimeClass
 from qualification.decision.decision import Status
-from server.protocol.messages import DispatchCount, EngineReady, PlanRow, ShadowReport
+from server.protocol.messages import AttestedBatch, DispatchCount, EngineReady, PlanRow, ShadowReport
 from server.protocol.plan_rows import of_this_machine
 from server.telemetry.factory import MetricFactory
 from server.telemetry.outcomes import Attestation, Shadow
@@ -49,6 +50,11 @@ class AttentionMetrics:
         for phase, checked in itertools.product(Phase, Shadow):
             self._shadow_checks.labels(phase.value, checked.value)
         self._shadow_s = make.counter("shadow_seconds_total", "Time that shadow checks took")
+        self._forward_time = make.gauge(
+            "forward_time_ratio",
+            "Share of a forward pass's time on its device by what is known of the kernels, latest attestation",
+            *("phase", "class"),
+        )
         for status in Status:
             self._shapes.labels(status.value)
         for result in Attestation:
@@ -135,8 +141,11 @@ class AttentionMetrics:
         if num_kernels:
             self._compiles.labels("true" if after_ready else "false").inc(num_kernels)
 
-    def attested(self, result: Attestation) -> None:
+    def attested(self, result: Attestation, batches: Iterable[AttestedBatch] = ()) -> None:
         self._attestations.labels(result.value).inc()
+        for phase, seconds in _time_by_class(batches).items():
+            for time_class, of_class in seconds.items():
+                self._forward_time.labels(phase, time_class).set(of_class / max(sum(seconds.values()), 1e-9))
 
     def shadow_checked(self, report: ShadowReport) -> None:
         self._shadow_checks.labels(report.phase, Shadow(report.result).value).inc()
@@ -165,6 +174,17 @@ class AttentionMetrics:
     def _launched(self, path: str, num_launches: int) -> None:
         self._launch(path).inc(num_launches)
         self._launch_counts[path] = self._launch_counts.get(path, 0) + num_launches
+
+
+def _time_by_class(batches: Iterable[AttestedBatch]) -> dict[str, dict[str, float]]:
+    """Return the seconds of each phase by class, its batches added up."""
+    found: dict[str, dict[str, float]] = {}
+    for batch in batches:
+        if batch.explained is not None:
+            seconds = found.setdefault(batch.phase, dict.fromkeys((it.value for it in TimeClass), 0.0))
+            for time_class, of_class in batch.explained.seconds.items():
+                seconds[time_class] += of_class
+    return found
 
 
 def fingerprint_digest(fingerprint: dict[str, str | int | None]) -> str:

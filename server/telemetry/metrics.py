@@ -98,7 +98,7 @@ class Metrics:
         self.engine.beat(heartbeat)
 
     def on_attestation(self, report: AttestationReport) -> None:
-        self.attention.attested(Attestation(report.result))
+        self.attention.attested(Attestation(report.result), report.batches)
 
     def on_shadow(self, report: ShadowReport) -> None:
         self.attention.shadow_checked(report)

@@ -10,6 +10,7 @@ from kernels import functional
 from kernels.batch import AttentionBatch, AttentionFlags
 from kernels.functional import ShapeError, attention_paged, attention_varlen, candidates
 from kernels.path import Reject
+from kernels.prepared import PreparedCall
 from kernels.reference.compare import compare
 
 INT = torch.int32
@@ -268,18 +269,100 @@ def test_flags_that_disagree_are_refused(flags: dict[str, Any], message: str, de
 
 def test_a_repeated_form_is_not_checked_again_and_is_right(device: torch.device) -> None:
     """Other values, contexts and tensors of the same form; a flag of another value has its own."""
-    functional._checked.clear()
+    functional._known.clear()
     for max_context in (9, 10, 16):
         arguments = paged_arguments(device) | {"max_context": max_context}
         assert is_right(attention_paged(**arguments), arguments, AttentionFlags(0.25))
-    assert len(functional._checked) == 1
+    assert len(functional._known) == 1
     arguments = paged_arguments(device)
     assert is_right(attention_paged(**arguments, window=3), arguments, AttentionFlags(0.25, window=3))
-    assert len(functional._checked) == 2
+    assert len(functional._known) == 2
 
 
 def test_remembered_forms_are_bounded(device: torch.device) -> None:
     arguments = varlen_arguments(device) | {"path": "sdpa.math"}
-    for n in range(functional._MAX_CHECKED + 2):
+    for n in range(functional._MAX_KNOWN + 2):
         attention_varlen(**arguments, softmax_scale=1 + n / 4096)
-    assert 0 < len(functional._checked) <= functional._MAX_CHECKED
+    assert 0 < len(functional._known) <= functional._MAX_KNOWN
+
+
+class Prepared:
+    """Prepares calls of a known form as a path does: records what it prepares for, and what is launched."""
+
+    def __init__(self, *, steady: int = 1 << 20, is_able: bool = True) -> None:
+        self.steady, self.is_able = steady, is_able
+        self.bounds: list[int] = []  # of the contexts, of calls that it prepared for
+        self.launched: list[tuple[int, tuple[Any, ...]]] = []
+
+    def prepare(
+        self, _q: Tensor, _k: Tensor, _v: Tensor, batch: AttentionBatch, _flags: AttentionFlags, _out: Tensor
+    ) -> PreparedCall | None:
+        self.bounds.append(batch.max_context)
+        number, first = len(self.bounds), batch.max_context // self.steady * self.steady
+        if not self.is_able:
+            return None
+        return PreparedCall(lambda *given: self.launched.append((number, given)), first, first + self.steady - 1)
+
+
+def known_by(prepared: Prepared, **arguments: Any) -> None:
+    """Make a first call, whose path prepares the others of its form."""
+    functional._known.clear()
+    attention_paged(**arguments)
+    (known,) = functional._known.values()
+    known.prepare = prepared.prepare
+
+
+def test_the_second_call_prepares_and_the_third_hands_over_its_own_tensors(device: torch.device) -> None:
+    prepared = Prepared()
+    known_by(prepared, **paged_arguments(device))
+    arguments = paged_arguments(device)
+    assert is_right(attention_paged(**arguments), arguments, AttentionFlags(0.25))
+    assert (prepared.bounds, prepared.launched) == ([9], [])
+    for _ in range(2):
+        arguments = paged_arguments(device)
+        out = attention_paged(**arguments)
+        names = ("q", "k_pages", "v_pages", "cu_seqlens_q", "page_table", "context_lens")
+        expected = (*(arguments[name].data_ptr() for name in names), None, None, out.data_ptr())
+        _, (beside, *addresses) = prepared.launched[-1]
+        assert beside is arguments["cu_seqlens_q"]
+        assert tuple(addresses) == expected
+    assert (prepared.bounds, len(prepared.launched)) == ([9], 2)
+
+
+def test_other_bounds_and_other_places_are_prepared_apart(device: torch.device) -> None:
+    prepared, arguments = Prepared(steady=10), paged_arguments(device)
+    known_by(prepared, **arguments)
+    shifted = torch.zeros(3, dtype=INT, device=device)[1:].copy_(arguments["context_lens"])
+    forms = ({}, {"max_context": 10}, {"context_lens": shifted}, {"max_context": 16, "context_lens": shifted})
+    for changed in forms * 2:
+        attention_paged(**arguments | changed)
+    assert prepared.bounds == [9, 10, 9, 16]
+    assert [number for number, _ in prepared.launched] == [1, 2, 3, 4]
+
+
+def test_launches_of_a_form_are_bounded(device: torch.device) -> None:
+    prepared, arguments = Prepared(steady=1), paged_arguments(device)
+    known_by(prepared, **arguments)
+    for max_context in range(9, 17):
+        attention_paged(**arguments | {"max_context": max_context})
+    (known,) = functional._known.values()
+    assert prepared.bounds == list(range(9, 17))
+    assert 0 < sum(map(len, known.prepared.values())) <= functional._MAX_PREPARED
+
+
+def test_where_nothing_is_prepared_the_path_runs(device: torch.device) -> None:
+    prepared, arguments = Prepared(is_able=False), paged_arguments(device)
+    known_by(prepared, **arguments)
+    for _ in range(3):
+        assert is_right(attention_paged(**arguments), arguments, AttentionFlags(0.25))
+    assert prepared.bounds == [9], "asked once"
+
+
+@pytest.mark.parametrize("max_context", [-1, 17])
+def test_bounds_past_the_page_table_are_refused_of_prepared_calls_too(max_context: int, device: torch.device) -> None:
+    arguments = paged_arguments(device)
+    known_by(Prepared(), **arguments)
+    for _ in range(2):
+        attention_paged(**arguments)
+    with pytest.raises(ShapeError, match="found"):
+        attention_paged(**arguments | {"max_context": max_context})

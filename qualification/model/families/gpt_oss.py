@@ -2,8 +2,8 @@
 
 from functools import partial
 
-from kernels.experts.kinds import MXFP4_BLOCK, ClampedSwiglu
-from qualification.model.config import ExpertFormat, ExpertsConfig, ModelConfig, RopeConfig, RopeKind
+from kernels.experts.kinds import MXFP4_BLOCK, ClampedSwiglu, ExpertFormat
+from qualification.model.config import ExpertsConfig, ModelConfig, RopeConfig, RopeKind
 from qualification.model.families.family import ExpertLayout, ExpertNames, Family, TensorNames
 from qualification.model.fields import Fields
 from qualification.model.mixtures import read_routing

@@ -21,7 +21,7 @@ from server.protocol.messages import AttentionSample, AttentionUse
 logger = logging.getLogger(__name__)
 
 # Decides a shape again without the (path, shape) pairs that broke, and without those that an operator took out.
-Redecide = Callable[[AttentionShape, Pairs, Pairs], Decision]
+Redecide = Callable[[AttentionShape, Pairs, Pairs], Decision[AttentionShape]]
 # Gives the context in which a choice is run for one layer: the profiler's mark.
 Watch = Callable[["Choice"], AbstractContextManager[object]]
 
@@ -49,7 +49,7 @@ class PhasePart:
 class Choice:
     """A decision with what is needed to run it, resolved once."""
 
-    decision: Decision
+    decision: Decision[AttentionShape]
     run: RunAttention
     use: AttentionUse
     is_capturable: bool  # whether a CUDA graph can hold it
@@ -63,7 +63,7 @@ class Dispatcher:
 
     def __init__(
         self,
-        decisions: Mapping[AttentionShape, Decision],
+        decisions: Mapping[AttentionShape, Decision[AttentionShape]],
         paths: Iterable[KernelPath],
         flags: tuple[AttentionFlags, ...],
         *,
@@ -90,12 +90,12 @@ class Dispatcher:
         self._decode = self._choices[Phase.DECODE]
 
     @property
-    def decisions(self) -> dict[AttentionShape, Decision]:
+    def decisions(self) -> dict[AttentionShape, Decision[AttentionShape]]:
         """Return the decision that serves each shape now."""
         return {choice.decision.shape: choice.decision for choice in self.choices}
 
     @property
-    def plan(self) -> dict[AttentionShape, Decision]:
+    def plan(self) -> dict[AttentionShape, Decision[AttentionShape]]:
         """Return the decision for each shape now, shapes that no path serves any more included."""
         return dict(self._decisions)
 
@@ -232,7 +232,7 @@ class Dispatcher:
         self._choices[shape.phase][key_of_shape(shape)] = found = self._resolve(decision)
         return found
 
-    def _resolve(self, decision: Decision) -> Choice:
+    def _resolve(self, decision: Decision[AttentionShape]) -> Choice:
         assert decision.path is not None
         reasons = [reason.value for reason in decision.fallback_reasons]
         use = AttentionUse(decision.shape.phase.value, decision.path, decision.status.value, reasons)

@@ -22,7 +22,10 @@ class Replayable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RecordedGraph:
-    """A CUDA graph, and the kernels that the driver says are in it, by how often."""
+    """A CUDA graph, and the kernels that the driver says are in it, by how often.
+
+    graph  with its nodes kept, so that a copy of it can be timed
+    """
 
     graph: torch.cuda.CUDAGraph
     kernels: Counter[str] | None  # None: the driver does not say
@@ -43,12 +46,13 @@ class CudaCapture:
         self._recorder = Recorder(device)
 
     def __call__(self, work: Callable[[], None]) -> RecordedGraph:
-        graph = torch.cuda.CUDAGraph()
+        graph = torch.cuda.CUDAGraph(keep_graph=True)
         # Only this thread launches anything; the others must not spoil the capture, whatever they ask CUDA for.
         mode = "thread_local"
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode=mode):
             work()
             kernels = self._kernels()
+        graph.instantiate()
         return RecordedGraph(graph, kernels)
 
     def _kernels(self) -> Counter[str] | None:

@@ -5,6 +5,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+import torch
+
 from server.engine.attention.dispatch import Choice, NoPathError, PhasePart
 from server.engine.attention.step_attention import StepAttention
 from server.engine.execution.capture import Capture
@@ -105,6 +107,11 @@ class StepGraphs:
         """Return the kernels of this batch's graph; None where no graph computes it, or they were not recorded."""
         step = self.find(batch)
         return None if step is None else self._worker.kernels(step.key)
+
+    def graph(self, batch: Batch) -> torch.cuda.CUDAGraph | None:
+        """Return the CUDA graph that computes this batch; None where none does."""
+        step = self.find(batch)
+        return None if step is None else self._worker.graph(step.key)
 
     def _has_same_paths(self, key: GraphKey, batch: Batch, graph: _Graph) -> bool:
         """Return whether the batch's own shapes are decided for the paths that the graph's bounds are."""

@@ -136,6 +136,16 @@ class ModelRunner:
         """Return the kernels of this batch's graph by the driver's record; None where no graph computes it."""
         return None if self.graphs is None else self.graphs.kernels(batch)
 
+    def step_graph(
+        self, batch: Batch, capture: Callable[[Callable[[], None]], torch.cuda.CUDAGraph]
+    ) -> torch.cuda.CUDAGraph | None:
+        """Return what computes a batch as a CUDA graph: its own one, or one that `capture` makes of its launches.
+
+        The batch must have run last, so that its inputs are in place. None where it cannot be captured.
+        """
+        graph = None if self.graphs is None else self.graphs.graph(batch)
+        return self.worker.record(self._writer.write(batch, {}), capture) if graph is None else graph
+
     def suspects(self) -> list[tuple[str, str]]:
         """Return the (path, shape) pairs of the steps that may not be done, or else of the latest one."""
         return self.worker.suspects()

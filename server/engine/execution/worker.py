@@ -1,7 +1,8 @@
 """One rank: its device, model shard, KV cache and CUDA graphs. It gets step buffers and sees no sequence."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -19,6 +20,8 @@ from server.model.decoder import Decoder
 from server.model.kv_cache import KVCache
 from server.model.ranks import ALONE, Ranks
 from server.model.step import Step
+
+Recorded = TypeVar("Recorded")
 
 
 class LaunchFailed(Exception):
@@ -98,6 +101,28 @@ class Worker:
         """Return the kernels of a graph; None where there is no graph, or the driver has not said."""
         graph = self._graphs.get(key)
         return graph.kernels if isinstance(graph, RecordedGraph) else None
+
+    def graph(self, key: GraphKey) -> torch.cuda.CUDAGraph | None:
+        """Return the CUDA graph of a key, its inputs as the latest step of that key left them; None without one."""
+        graph = self._graphs.get(key)
+        return graph.graph if isinstance(graph, RecordedGraph) else None
+
+    @torch.inference_mode()
+    def record(self, buffer: StepBuffer, capture: Callable[[Callable[[], None]], Recorded]) -> Recorded | None:
+        """Capture a step's launches, its inputs in place, as `launch` makes them; nothing of it runs.
+
+        None where a path of its attention cannot be captured. Raises NoPathError.
+        """
+        tensors = self._inputs.load(buffer)
+        attention = self.attend(tensors.parts)
+        if not all(choice.is_capturable for choice in attention.choices):
+            return None
+        is_sampled = buffer.layout.num_sampled != 0
+
+        def work() -> None:
+            self._compute(tensors, attention, has_pending=buffer.has_pending, is_sampled=is_sampled)
+
+        return capture(work)
 
     def replay(
         self,

@@ -4,7 +4,7 @@ The batches belong to no request: one for each (phase, path) of the plan, two wh
 the page of the cache that no sequence owns, through the same runner, dispatcher and graphs as a client's. One is run
 at a time, between two steps of the engine, so that no step waits for more than one of them. On a GPU the driver's
 record of captured calls and graphs names the kernels, on a CPU the profiler (`qualification/attest/driver_record.py`
-says why).
+says why). The time of each step is then explained: how much of it ran in kernels that evidence or a list names.
 """
 
 import logging
@@ -17,9 +17,19 @@ from typing import Protocol
 
 import torch
 
+from kernels.operators import AnyShape, Operator
 from kernels.path import KernelPath
-from kernels.shape import AttentionShape, Phase
-from qualification.attest.promise import Promise, attention_markers, call_mismatch, promise_of, replay_mismatch
+from kernels.shape import Phase
+from qualification.attest.explain import explain
+from qualification.attest.operator_promises import VALID, OperatorPromises
+from qualification.attest.promise import (
+    Promise,
+    attention_markers,
+    call_mismatch,
+    kernels_promised,
+    promise_of,
+    replay_mismatch,
+)
 from qualification.evidence.evidence import Evidence
 from qualification.measure.profile import Mark, Seen, profiled
 from server.engine.attention.dispatch import Choice, Dispatcher, NoPathError
@@ -27,9 +37,13 @@ from server.engine.attention.launch_errors import is_device_lost
 from server.engine.attention.step_attention import StepAttention
 from server.engine.scheduling.runner_api import BatchError, Runner
 from server.engine.scheduling.sequence import Batch
-from server.protocol.messages import AttestationReport, AttestedBatch
+from server.protocol.messages import AttestationReport, AttestedBatch, ExplainedTime
 
 logger = logging.getLogger(__name__)
+
+
+# Seconds by whole kernel name of the step that ran last; None where they cannot be told.
+TimeStep = Callable[[Batch], Mapping[str, float] | None]
 
 
 class NothingSeen(Exception):
@@ -41,7 +55,7 @@ class Promises:
     """Kernels that each choice may launch."""
 
     paths: Mapping[str, KernelPath]
-    evidence: Mapping[tuple[AttentionShape, str], Evidence]
+    evidence: Mapping[tuple[AnyShape, str], Evidence]
 
     def of(self, choice: Choice) -> Promise:
         """Evidence of another source, which serves under DEGRADE alone, names the kernels of that one."""
@@ -77,6 +91,8 @@ class Attestor:
         device: torch.device,
         recorder: Records | None = None,
         graph_kernels: Callable[[Batch], Counter[str] | None] = lambda _: None,
+        time_step: TimeStep = lambda _: None,
+        others: Mapping[Operator, OperatorPromises] | None = None,
         is_quarantining: bool,
         interval_s: float,
         clock: Callable[[], float] = time.monotonic,
@@ -84,7 +100,7 @@ class Attestor:
         """`latest`: attention of the step that `runner` ran last. `interval_s` 0: only when asked.
 
         `recorder`: of the driver's word, None for the profiler's; `graph_kernels`: what the CUDA graph of a batch
-        holds, by the driver's too.
+        holds, by the driver's too; `time_step`: where the driver records. `others`: of operators beside attention.
         """
         self._runner = runner
         self._latest = latest
@@ -95,6 +111,8 @@ class Attestor:
         self._is_quarantining = is_quarantining
         self._recorder = recorder
         self._graph_kernels = graph_kernels
+        self._time_step = time_step
+        self._others = others or {}
         self._warm: list[Batch] = []  # those that ran before, by these choices
         self._warm_by: tuple[Choice, ...] = ()
         self._interval_s = interval_s
@@ -150,6 +168,9 @@ class Attestor:
             logger.error("attestation (%s): %s: %s", self._trigger, result, details)
         else:
             logger.info("attestation (%s): %d batches match in %.3f s", self._trigger, len(self._done), self._busy_s)
+        unexplained = {name for batch in self._done if batch.explained for name in batch.explained.unexplained}
+        if unexplained:
+            logger.warning("attestation (%s): nobody named %s", self._trigger, ", ".join(sorted(unexplained)))
         return AttestationReport(
             trigger=self._trigger,
             result=result,
@@ -180,6 +201,32 @@ class Attestor:
             kernels=self._attention_only(kernels, served) if not choices else dict(sorted(kernels.items())),
             result="mismatch" if wrong else "match",
             detail="; ".join(dict.fromkeys(detail for _, detail in wrong)) or None,
+            explained=self._explain(batch, served, seen, wrong),
+        )
+
+    def _explain(
+        self, batch: Batch, served: list[tuple[Choice, int]], seen: Seen, wrong: list[tuple[Choice, str]]
+    ) -> ExplainedTime | None:
+        """Explain the time of the batch, which ran last. The evidence of choices that are `wrong` does not hold."""
+        try:
+            seconds = seen.seconds or self._time_step(batch)
+        except (NoPathError, RuntimeError) as error:
+            if is_device_lost(error):
+                raise
+            logger.warning("attestation (%s): the time of a step cannot be explained: %s", self._trigger, error)
+            return None
+        if not seconds:
+            return None
+        bad = [choice for choice, _ in wrong]
+        good = [choice for choice, _ in served if choice not in bad and choice.decision.status in VALID]
+        proven = {operator.value: promises.proven(seconds) for operator, promises in self._others.items()}
+        proven[Operator.ATTENTION.value] = kernels_promised((self.promises.of(choice) for choice in good), seconds)
+        found = explain(seconds, proven)
+        return ExplainedTime(
+            share=found.share,
+            seconds={it.value: time for it, time in found.seconds.items()},
+            unproven=dict(found.unproven),
+            unexplained=dict(found.unexplained),
         )
 
     def _run_to_end(self, batch: Batch, choices: list[Choice]) -> Seen:

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Mapping
 
-from kernels.shape import AttentionShape
+from kernels.operators import AnyShape
 from qualification.evidence.evidence import Evidence
 from server.engine.attention.dispatch import Dispatcher
 from server.protocol.messages import ChangeQuarantine, PlanChanged, QuarantineChanged
@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 class OperatorQuarantine:
     """Carries changes out between two steps; only the thread that steps may call it."""
 
-    def __init__(self, dispatcher: Dispatcher, evidence: Mapping[tuple[AttentionShape, str], Evidence]) -> None:
+    def __init__(self, dispatcher: Dispatcher, evidence: Mapping[tuple[AnyShape, str], Evidence]) -> None:
         self._dispatcher = dispatcher
         self._evidence = evidence
 
@@ -37,4 +37,4 @@ class OperatorQuarantine:
 
     def plan(self) -> PlanChanged:
         """Return the path that serves each shape now."""
-        return PlanChanged(plan_rows(self._dispatcher.plan, self._evidence))
+        return PlanChanged(plan_rows(self._dispatcher.plan.values(), self._evidence))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from kernels.path import KernelPath
+from kernels.path import AnyPath
 from kernels.shared_folder import only_writer
 from kernels.whole_file import write_whole
 from server.protocol.messages import AttestationReport, EngineFailed, FromEngine, ShadowReport, StepOutput
@@ -32,7 +32,7 @@ class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Quarantine:
     """The (path, shape) pairs of one stack."""
 
-    def __init__(self, file: Path, paths: Iterable[KernelPath]) -> None:
+    def __init__(self, file: Path, paths: Iterable[AnyPath]) -> None:
         """Reads the file, if there is one. One that cannot be read is logged, and replaced by the next failure."""
         self._file = file
         self._digests = {path.name: path.source_digest for path in paths}

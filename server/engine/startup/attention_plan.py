@@ -1,12 +1,12 @@
 """The plan of this engine's attention, and the messages that report it to the API process."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 import torch
 
 from kernels.fingerprint import Fingerprint
-from kernels.shape import AttentionShape
+from kernels.operators import AnyShape
 from qualification.decision.decision import Decision, Pairs
 from qualification.decision.model_shapes import shapes_needed, signature_of
 from qualification.measure.start_plan import Plan, RunQualification, make_plan
@@ -55,18 +55,18 @@ def plan_attention(
         progress=lambda done, total, what: progress("qualifying", f"{done}/{total} {what}"),
         run_qualification=run_qualification,
     )
-    refuse_unserved(plan.decisions, plan, settings)
+    refuse_unserved(plan.decisions.values(), plan, settings)
     return plan
 
 
 def refuse_unserved(
-    decisions: Mapping[AttentionShape, Decision],
+    decisions: Collection[Decision[AnyShape]],
     plan: Plan,
     settings: Settings,
     attested: AttestationReport | None = None,
 ) -> None:
     """Raises Unservable where no path may serve some shape, by the plan's own `decisions` or by those `attested`."""
-    if any(decision.path is None for decision in decisions.values()):
+    if any(decision.path is None for decision in decisions):
         rows = plan_rows(decisions, plan.evidence)
         raise Unservable(_explain(rows, settings.on_unproven.value), rows, attested)
 

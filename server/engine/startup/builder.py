@@ -8,13 +8,15 @@ from random import Random
 
 import torch
 
-from kernels.catalog import PATHS
+from kernels.catalog import ALL_PATHS, PATHS
 from kernels.device import torch_dtype
 from kernels.launch import install_compile_counter, num_compiles
 from kernels.linear.fallbacks import MatmulFallbacks
+from kernels.shape import AttentionShape
 from kernels.triton_cache import use_own_cache
 from qualification.attest.driver_record import Recorder
-from qualification.decision.decision import Pairs, Policy
+from qualification.attest.operator_promises import operator_promises
+from qualification.decision.decision import Pairs, Policy, decisions_of
 from qualification.measure.qualify import DeviceLost, qualify
 from qualification.measure.start_plan import Plan, RunQualification, own_file
 from server.engine.attention.dispatch import Dispatcher, NoPathError
@@ -26,11 +28,12 @@ from server.engine.execution.graphs import StepGraphs
 from server.engine.execution.runner import ModelRunner
 from server.engine.execution.sampling import SampledTokens
 from server.engine.execution.worker import Worker
-from server.engine.proof.attestation import Attestor, Promises
+from server.engine.proof.attestation import Attestor, Promises, TimeStep
 from server.engine.proof.operator_quarantine import OperatorQuarantine
 from server.engine.proof.quarantine import Quarantine
 from server.engine.proof.shadow_check import ShadowCheck
 from server.engine.proof.shadow_sample import blank_sample, judge_sample
+from server.engine.proof.step_times import StepTimes
 from server.engine.scheduling.engine import Engine, EngineOptions
 from server.engine.scheduling.pages import PagePool
 from server.engine.scheduling.runner_api import BatchError
@@ -133,7 +136,11 @@ def _build(
     overridden: Pairs,
 ) -> BuiltEngine:
     dispatcher = dispatcher_of(
-        subject, plan.decisions, redecide=plan.redecide, quarantined=broken, overridden=overridden
+        subject,
+        decisions_of(AttentionShape, plan.decisions),
+        redecide=plan.redecide,
+        quarantined=broken,
+        overridden=overridden,
     )
     decoder, matmul_fallbacks = _load(settings, subject, dispatcher, followers, progress)
     give_sinks(dispatcher, decoder)
@@ -141,14 +148,14 @@ def _build(
         runner = _warm_runner(settings, subject, decoder, dispatcher, followers, plan, progress)
         longest_step_s = 0.0 if subject.device.type == "cuda" else estimate_longest_step_s(runner, subject.limits)
     except (BatchError, NoPathError) as error:
-        raise Unservable(str(error), plan_rows(plan.decisions, plan.evidence)) from error
+        raise Unservable(str(error), plan_rows(plan.decisions.values(), plan.evidence)) from error
     engine = _engine(settings, subject, runner, matmul_fallbacks)
     attestor = _attestor(settings, subject, runner, plan)
     if settings.attestation_interval_s:
         progress("attesting", "a forward pass of each path under the profiler")
     with blaming(runner.suspects):
         attested = attestor.attest_all("start") if settings.attestation_interval_s else None
-    refuse_unserved(dispatcher.plan, plan, settings, attested)
+    refuse_unserved(dispatcher.plan.values(), plan, settings, attested)
     if dispatcher.timer is not None:
         dispatcher.timer.start()
     shadow = _shadow_check(settings, subject, dispatcher)
@@ -196,7 +203,7 @@ def _ready(
         fingerprint=subject.fingerprint.values(),
         matrix_digest=plan.matrix_digest,
         matrix_verdict=plan.matrix_verdict.value,
-        plan=plan_rows(runner.dispatcher.decisions, plan.evidence),
+        plan=plan_rows(runner.dispatcher.decisions.values(), plan.evidence),
         attention_layers=subject.config.num_layers,
         num_compiles=num_compiles(),
         matmul_fallbacks=matmul_fallbacks.take(),
@@ -242,7 +249,7 @@ def _warm_runner(
     with blaming(runner.suspects):
         warm_up(
             runner,
-            plan.decisions,
+            decisions_of(AttentionShape, plan.decisions),
             limits,
             is_cuda=device.type == "cuda",
             progress=lambda detail: progress("compiling", detail),
@@ -311,6 +318,7 @@ def _attestor(settings: Settings, subject: Subject, runner: ModelRunner, plan: P
     limits, dispatcher, device = subject.limits, runner.dispatcher, subject.device
     page_size = limits.page_size
     max_len = min(limits.max_model_len, runner.num_pages * page_size)
+    recorder = Recorder(device) if device.type == "cuda" else None
     of_two = {path.name for path in PATHS if path.alternatives and limits.max_num_seqs > 1}
     return Attestor(
         runner,
@@ -321,11 +329,22 @@ def _attestor(settings: Settings, subject: Subject, runner: ModelRunner, plan: P
             dispatcher.decisions, page=runner.num_pages, page_size=page_size, max_len=max_len, of_two=of_two
         ),
         device=device,
-        recorder=Recorder(device) if device.type == "cuda" else None,
+        recorder=recorder,
         graph_kernels=runner.recorded_kernels,
+        time_step=_step_times(subject, runner, recorder),
+        others=operator_promises(plan.decisions.values(), plan.evidence, ALL_PATHS),
         is_quarantining=settings.on_unproven is not Policy.DEGRADE,
         interval_s=settings.attestation_interval_s,
     )
+
+
+def _step_times(subject: Subject, runner: ModelRunner, recorder: Recorder | None) -> TimeStep:
+    """Return what times the steps of an attestation: by the driver, where a CUDA graph can hold a step."""
+    waits = subject.config.has_mixtures and not is_captured(subject.device)
+    if recorder is None or subject.shard.world > 1 or waits:
+        return lambda _: None
+    capture = recorder.capture
+    return StepTimes(lambda batch: runner.step_graph(batch, capture), recorder)
 
 
 def _shadow_check(settings: Settings, subject: Subject, dispatcher: Dispatcher) -> ShadowCheck:

@@ -118,7 +118,7 @@ def kv_cache_of(subject: Subject, num_pages: int) -> KVCache:
 
 def dispatcher_of(
     subject: Subject,
-    decisions: Mapping[AttentionShape, Decision],
+    decisions: Mapping[AttentionShape, Decision[AttentionShape]],
     *,
     redecide: Redecide,
     quarantined: Pairs = frozenset(),

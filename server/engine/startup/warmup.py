@@ -47,7 +47,7 @@ def synthetic_batch(
 
 def warm_up(
     runner: Runner,
-    decisions: Mapping[AttentionShape, Decision],
+    decisions: Mapping[AttentionShape, Decision[AttentionShape]],
     limits: EngineLimits,
     *,
     is_cuda: bool,
@@ -84,7 +84,7 @@ def estimate_longest_step_s(runner: Runner, limits: EngineLimits, clock: Callabl
 
 
 def probes_of(
-    decisions: Mapping[AttentionShape, Decision],
+    decisions: Mapping[AttentionShape, Decision[AttentionShape]],
     *,
     page: int,
     page_size: int,

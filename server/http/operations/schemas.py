@@ -65,7 +65,7 @@ class ShapeReport(Report):
     phase: str
     query_bucket: str
     context_bucket: str
-    head_dim: int
+    head_dim: int | None = Field(description="null for another operator than attention.")
     path: str | None = Field(description="What serves it; null where nothing may.")
     status: str
     wanted: str = Field(description="The path that would serve it, were nothing in the way.")
@@ -77,6 +77,17 @@ class ShapeReport(Report):
     notes: list[str] = Field(description="How measured times chose, where the catalog says otherwise.")
 
 
+class ExplainedTimeReport(Report):
+    """Time of a forward pass on its device, by what is known of the kernels."""
+
+    share: float = Field(description="0 to 1: in kernels of valid evidence and in small ones that are named.")
+    seconds: dict[str, float] = Field(description="By class: evidence, named, unproven, unexplained.")
+    unproven: dict[str, float] = Field(
+        description="Seconds in kernels of an operator without valid evidence; at most 8, the longest first."
+    )
+    unexplained: dict[str, float] = Field(description="Seconds in kernels that nobody named, as `unproven`.")
+
+
 class AttestedBatchReport(Report):
     """One forward pass of a batch that belongs to no request."""
 
@@ -86,6 +97,7 @@ class AttestedBatchReport(Report):
     kernels: dict[str, int] = Field(description="Launches of each attention kernel.")
     result: str = Field(description="match, mismatch or error.")
     detail: str | None
+    explained: ExplainedTimeReport | None = Field(description="Null where the kernels could not be timed.")
 
 
 class Attestation(Report):

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from kernels.experts.kinds import MXFP4_BLOCK
+from kernels.experts.kinds import MXFP4_BLOCK, ExpertFormat
 from kernels.experts.weights import AnyExpertWeights, Mxfp4Weights
-from qualification.model.config import ExpertFormat, ExpertsConfig, ModelConfig
+from qualification.model.config import ExpertsConfig, ModelConfig
 from qualification.model.families.family import ExpertLayout, TensorNames
 from qualification.model.shard import Shard
 from server.model.layers import MixtureWeights, Weights

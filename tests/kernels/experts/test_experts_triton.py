@@ -7,18 +7,20 @@ import torch
 from torch import Tensor
 
 from kernels.device import torch_dtype
-from kernels.experts.kinds import ClampedSwiglu, RoutingConfig, Scores
+from kernels.experts.kinds import ClampedSwiglu, ExpertFormat, RoutingConfig, Scores
 from kernels.experts.route_triton import run_route
 from kernels.experts.routing import route
+from kernels.experts.shape import ExpertsShape
 from kernels.experts.sorting import sort_slots
 from kernels.experts.tiles import expert_tiles, most_tiles
 from kernels.experts.triton_path import run_experts
 from kernels.experts.weights import ExpertWeights
 from kernels.fused.activation_kind import Activation
 from kernels.reference.experts import num_wrong_routes
+from kernels.row_buckets import RowBucket
 from kernels.shape import Dtype
 from qualification.measure.experts_checks import check_experts
-from qualification.measure.experts_inputs import Mixture, WeightLayout, experts_cases
+from qualification.measure.experts_inputs import experts_cases
 
 SOFTMAX = RoutingConfig(7, 3)
 SIGMOID = RoutingConfig(12, 3, Scores.SIGMOID, renormalizes=True, num_groups=4, num_active_groups=2, scale=2.5)
@@ -31,14 +33,15 @@ ROUTINGS = {
     "groups and correction bias": (SIGMOID, True),
     "correction bias": (RoutingConfig(5, 2, Scores.SIGMOID), True),
 }
+ROWS = RowBucket.LE_128
 MIXTURES = {
-    "odd sizes": Mixture(Dtype.FP32, WeightLayout.PLAIN, 33, 17, 5, 2, Activation.SILU, False),
-    "one expert a token": Mixture(Dtype.FP16, WeightLayout.PLAIN, 64, 24, 6, 1, Activation.GELU, True),
-    "all experts": Mixture(Dtype.FP32, WeightLayout.PLAIN, 40, 64, 3, 3, Activation.GELU_TANH, True),
-    "clamped": Mixture(Dtype.FP16, WeightLayout.PLAIN, 48, 40, 7, 3, ClampedSwiglu(), True),
-    "mxfp4": Mixture(Dtype.FP16, WeightLayout.MXFP4, 96, 32, 5, 2, ClampedSwiglu(), True),
-    "bf16": Mixture(Dtype.BF16, WeightLayout.PLAIN, 264, 136, 12, 4, Activation.SILU, False),
-    "mxfp4 in bf16": Mixture(Dtype.BF16, WeightLayout.MXFP4, 288, 160, 6, 2, ClampedSwiglu(), True),
+    "odd sizes": ExpertsShape(Dtype.FP32, ExpertFormat.PLAIN, 5, 2, 33, 17, Activation.SILU, False, ROWS),
+    "one expert a token": ExpertsShape(Dtype.FP16, ExpertFormat.PLAIN, 6, 1, 64, 24, Activation.GELU, True, ROWS),
+    "all experts": ExpertsShape(Dtype.FP32, ExpertFormat.PLAIN, 3, 3, 40, 64, Activation.GELU_TANH, True, ROWS),
+    "clamped": ExpertsShape(Dtype.FP16, ExpertFormat.PLAIN, 7, 3, 48, 40, ClampedSwiglu(), True, ROWS),
+    "mxfp4": ExpertsShape(Dtype.FP16, ExpertFormat.MXFP4, 5, 2, 96, 32, ClampedSwiglu(), True, ROWS),
+    "bf16": ExpertsShape(Dtype.BF16, ExpertFormat.PLAIN, 12, 4, 264, 136, Activation.SILU, False, ROWS),
+    "mxfp4 in bf16": ExpertsShape(Dtype.BF16, ExpertFormat.MXFP4, 6, 2, 288, 160, ClampedSwiglu(), True, ROWS),
 }
 
 
@@ -102,8 +105,10 @@ def test_no_assignment_has_more_tiles_than_the_bound() -> None:
     ],
 )
 def test_experts_are_right_on_every_hostile_input(name: str, device: torch.device) -> None:
-    mixture = MIXTURES[name]
-    checks = check_experts(run_experts, experts_cases(mixture, device, seed=0))
+    cases = experts_cases(MIXTURES[name], device, seed=0)
+    if device.type == "cpu":  # in the interpreter those of the most tokens took as long as all others, 25 s
+        cases = (case for case in cases if not case.name.startswith(("share", "most")))
+    checks = check_experts(run_experts, cases)
     assert {check.name: check.where for check in checks if not check.is_passed} == {}
 
 

@@ -11,7 +11,9 @@ from torch import Tensor
 from kernels.batch import AttentionBatch, AttentionFlags
 from kernels.path import RunAttention
 from kernels.tma import launches as gluon_calls
+from kernels.tma import prepared
 from kernels.tma.launches import Launches, Maps, TensorMap, repeated
+from kernels.tma.prepared import KeptMaps
 
 FLAGS = AttentionFlags(0.1)
 SINKS = torch.zeros(4)
@@ -178,6 +180,15 @@ def test_maps_of_addresses_that_come_and_go_do_not_grow_for_ever() -> None:
         assert len(maps[address, 0]) == len(maps[address, 0]) == 2
     assert len(made) == 3 * gluon_calls._MAX_MAPS
     assert len(maps) <= gluon_calls._MAX_MAPS
+
+
+def test_maps_of_prepared_calls_are_kept_by_address_and_bounded() -> None:
+    maps = KeptMaps(TensorMap(lambda address, *_: [address], (), (3,)))
+    assert maps[16] is maps[16]
+    assert maps[16] == ([16], 3)
+    for address in range(0, 32 * prepared._MAX_KEPT, 16):
+        assert maps[address] == ([address], 3)
+        assert len(maps) <= prepared._MAX_KEPT
 
 
 def test_there_is_no_map_of_an_address_that_tma_cannot_reach() -> None:

@@ -1,4 +1,4 @@
-"""What the driver says of a captured call. Needs a GPU; the fields of its structure are checked without one."""
+"""What the driver says of a captured call. Needs a GPU; the fields of its structures are checked without one."""
 
 import ctypes
 
@@ -7,8 +7,11 @@ import torch
 
 from kernels.buckets import Bucket
 from kernels.catalog import path_named
+from kernels.fused.backend import jit, tl
 from kernels.shape import AttentionShape, Dtype, Phase
-from qualification.attest.driver_record import DriverError, Recorder, _KernelParams
+from qualification.attest.cuda_driver import DriverError, _EdgeData, _KernelParams
+from qualification.attest.driver_record import Recorder
+from qualification.attest.explain import TimeClass, explain
 from qualification.measure.inputs import long_case
 from qualification.measure.profile import calls_seen, is_helper
 
@@ -17,6 +20,16 @@ def test_kernel_node_parameters_have_the_drivers_layout() -> None:
     offsets = {name: getattr(_KernelParams, name).offset for name, _ in _KernelParams._fields_}
     assert offsets == {"func": 0, "sizes": 8, "kernel_params": 40, "extra": 48, "kern": 56, "ctx": 64}
     assert ctypes.sizeof(_KernelParams) == 72
+    assert ctypes.sizeof(_EdgeData) == 8
+
+
+@jit
+def planted_kernel(x_ptr, NUM_ADDED: tl.constexpr):
+    at = tl.program_id(0) * 128 + tl.arange(0, 128)
+    x = tl.load(x_ptr + at)
+    for _ in range(NUM_ADDED):
+        x += 1.0
+    tl.store(x_ptr + at, x)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a driver")
@@ -45,3 +58,29 @@ def test_the_record_names_the_kernels_that_the_profiler_sees(name: str) -> None:
     assert torch.equal(out, again)  # a recorded call is still computed
     profiled = calls_seen([lambda: run(case.q, case.k, case.v, case.batch, case.flags, out)], device)
     assert seen.calls == profiled.calls
+
+
+@pytest.mark.gpu
+def test_time_of_a_kernel_that_nobody_named_is_unexplained() -> None:
+    device = torch.device("cuda")
+    weight = torch.randn(4096, 4096, device=device, dtype=torch.bfloat16)
+    x, y, z = torch.randn(3, 64, 4096, device=device, dtype=torch.bfloat16)
+    many = torch.zeros(2**20, device=device)
+
+    def step() -> None:
+        torch.mm(x, weight, out=y)
+        torch.add(y, x, out=z)
+        planted_kernel[(2**20 // 128,)](many, NUM_ADDED=1000)
+
+    step()
+    recorder = Recorder(device)
+    graph = recorder.capture(step)
+    before = many.clone()
+    assert sum(recorder.node_names(graph).values()) == 3
+    found = explain(recorder.node_seconds(graph), {})
+    assert list(found.unexplained) == ["planted_kernel"]
+    assert len(found.unproven) == 1
+    assert found.seconds[TimeClass.NAMED] > 0
+    assert not torch.equal(many, before)  # the copy computes
+    graph.replay()
+    torch.cuda.synchronize()

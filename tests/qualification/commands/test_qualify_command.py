@@ -25,7 +25,7 @@ def test_ranks_have_a_file_and_shapes_of_their_own(size: int, name: str, heads: 
         models_of(args),
         Choices(),
         device_type="cuda",
-        phases=list(Phase),
+        phases=[phase.value for phase in Phase],
         paths=PATHS,
         file_of=lambda name: Path(f"{name}.json"),
         tensor_parallel_size=args.tensor_parallel_size,

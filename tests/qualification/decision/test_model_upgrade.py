@@ -19,7 +19,7 @@ from qualification.decision.presets import preset_named
 from qualification.evidence.matrix import Matrix
 from qualification.measure.inputs import cases
 from qualification.measure.profile import calls_seen
-from qualification.measure.qualify import _call
+from qualification.measure.trials import _call
 from qualification.model.families.reader import read_model
 
 H200 = Fingerprint(Device.CUDA, "NVIDIA H200", 90, "580.159.04", "13.0", "91900", "2.11.0+cu130", "3.6.0")

@@ -5,7 +5,7 @@ import pytest
 from qualification_fakes import MACHINE, SHAPE, checks, evidence, path
 
 from kernels.buckets import Bucket
-from qualification.evidence.evidence import REQUIRED_CHECKS, SUITE, Check, strain, summarize
+from qualification.evidence.evidence import CHECK_LIMITS, SUITE, Check, strain, summarize
 
 PATH = path("a")
 PROOF = evidence(SHAPE, PATH)
@@ -15,7 +15,7 @@ def test_evidence_that_passes_every_required_check_is_proof() -> None:
     assert PROOF.is_proven
 
 
-@pytest.mark.parametrize("name", sorted(REQUIRED_CHECKS))
+@pytest.mark.parametrize("name", sorted(CHECK_LIMITS))
 def test_without_any_one_required_check_it_is_no_proof(name: str) -> None:
     assert not replace(PROOF, checks=checks(missing=name)).is_proven
 

@@ -3,6 +3,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernels.buckets import Bucket
+from kernels.experts.kinds import ClampedSwiglu, ExpertFormat
+from kernels.experts.shape import ExpertsShape
+from kernels.fused.activation_kind import Activation
+from kernels.operators import AnyShape
+from kernels.row_buckets import RowBucket
 from kernels.shape import AttentionShape, Dtype, Mask, Phase
 from qualification.evidence.shape_text import parse_shape
 
@@ -24,8 +29,22 @@ SHAPES = st.builds(
 )
 
 
-@given(SHAPES)
-def test_a_shape_is_read_back_from_its_line(shape: AttentionShape) -> None:
+EXPERTS = st.builds(
+    ExpertsShape,
+    dtype=st.sampled_from(Dtype),
+    format=st.just(ExpertFormat.PLAIN),
+    num_experts=st.integers(8, 512),
+    num_active=st.integers(1, 8),
+    hidden=st.integers(1, 10**5),
+    width=st.integers(1, 10**5),
+    activation=st.sampled_from(Activation) | st.builds(ClampedSwiglu, st.floats(0.01, 9), st.floats(1e-9, 1e9)),
+    has_bias=st.booleans(),
+    rows=st.sampled_from(RowBucket),
+)
+
+
+@given(SHAPES | EXPERTS)
+def test_a_shape_is_read_back_from_its_line(shape: AnyShape) -> None:
     assert parse_shape(str(shape)) == shape
 
 
@@ -39,8 +58,13 @@ def test_a_shape_is_read_back_from_its_line(shape: AttentionShape) -> None:
         "prefill bf16 h32:8 d128 q-le_128 c-le_129 causal",
         "prefill bf16/kv-bf16 h32:8 d128 q-le_128 c-le_128 causal",
         "prefill bf16 h32:8 d128 q-le_128 c-le_128 causal sinks window3",
+        "experts",
+        "experts bf16 plain e8:2 h64 w32 silu",
+        "experts bf16 plain e8:2 h64 w32 silu r-le_100",
+        "experts bf16 plain e8:02 h64 w32 silu r-le_16",
+        "experts bf16 plain e8:9 h64 w32 silu r-le_16",
     ],
 )
 def test_what_is_no_line_of_a_shape_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"no attention shape|not a valid"):
+    with pytest.raises(ValueError, match=r"no attention shape|no shape of experts|not a valid|experts of a token"):
         parse_shape(text)

@@ -13,7 +13,7 @@ from kernels.shape import AttentionShape, Dtype, Phase
 from qualification.measure.checks import run_case
 from qualification.measure.compile_ahead import calls_of, compiling_ahead
 from qualification.measure.inputs import cases
-from qualification.measure.qualify import timed_call
+from qualification.measure.trials import trial_of
 
 SHORT, LONG = Bucket.LE_512, Bucket.LE_8K
 PATHS = ("gluon.prefill.hopper", "gluon.decode.hopper", "triton.prefill", "triton.decode")
@@ -48,7 +48,7 @@ def main() -> None:
         assert path.run is not None
         for case in cases(shape, device, seed=0):
             run_case(path.run, case)
-        timed_call(shape, path.run, device, seed=0)[0]()
+        trial_of(shape).timed_call(shape, path.run, device, seed=0)[0]()
     torch.cuda.synchronize()
     print(json.dumps({"loaded": loaded, "compiled": compiled, "said": said[-1]}))
 

@@ -7,22 +7,24 @@ import torch
 from torch import Tensor
 
 from kernels.experts.eager import experts_eager
-from kernels.experts.kinds import ClampedSwiglu, ExpertActivation, RoutingConfig, Scores
+from kernels.experts.kinds import ExpertActivation, ExpertFormat, RoutingConfig, Scores
 from kernels.experts.routing import route
+from kernels.experts.shape import ExpertsShape
 from kernels.experts.weights import AnyExpertWeights
 from kernels.fused.activation_kind import Activation
 from kernels.reference.experts import num_wrong_routes
+from kernels.row_buckets import RowBucket
 from kernels.shape import Dtype
 from qualification.measure.experts_checks import check_experts
-from qualification.measure.experts_faults import ExpertsFault, can_show_in, wrong_experts
-from qualification.measure.experts_inputs import Mixture, WeightLayout, experts_cases
+from qualification.measure.experts_faults import ExpertsFault, can_show_in, trial_shapes, wrong_experts
+from qualification.measure.experts_inputs import experts_cases
 
 CPU = torch.device("cpu")
+ROWS = RowBucket.LE_128
 MIXTURES = (
-    Mixture(Dtype.FP32, WeightLayout.PLAIN, 48, 40, 5, 2, Activation.SILU, False),
-    Mixture(Dtype.FP32, WeightLayout.MXFP4, 96, 32, 7, 3, ClampedSwiglu(), True),
-    Mixture(Dtype.FP32, WeightLayout.PLAIN, 40, 24, 3, 3, Activation.GELU_TANH, True),
-    Mixture(Dtype.FP32, WeightLayout.PLAIN, 33, 17, 6, 1, Activation.GELU, True),
+    *trial_shapes(Dtype.FP32),
+    ExpertsShape(Dtype.FP32, ExpertFormat.PLAIN, 3, 3, 40, 24, Activation.GELU_TANH, True, ROWS),
+    ExpertsShape(Dtype.FP32, ExpertFormat.PLAIN, 6, 1, 33, 17, Activation.GELU, True, ROWS),
 )
 SIGMOID = RoutingConfig(12, 3, Scores.SIGMOID, renormalizes=True, num_groups=4, num_active_groups=2, scale=2.5)
 
@@ -53,7 +55,7 @@ def test_every_fault_is_refused_and_none_passes(fault: ExpertsFault, dtype: Dtyp
 
 
 def test_every_fault_can_show_in_some_mixture() -> None:
-    assert all(any(can_show_in(fault, mixture) for mixture in MIXTURES) for fault in ExpertsFault)
+    assert all(any(can_show_in(fault, shape) for shape in trial_shapes(Dtype.FP32)) for fault in ExpertsFault)
 
 
 def test_wrong_routes_are_counted() -> None:

@@ -257,8 +257,8 @@ def test_targets_are_shapes_of_asked_phases_and_paths() -> None:
 
     def shapes(phases: Sequence[Phase], paths: Sequence[KernelPath]) -> tuple[AttentionShape, ...]:
         models = {"demo": preset_named("demo").config}
-        choices = Choices(max_model_len=300, dtype=Dtype.FP16)
-        [target] = targets_of(models, choices, device_type="cuda", phases=phases, paths=paths, file_of=Path)
+        choices, names = Choices(max_model_len=300, dtype=Dtype.FP16), [phase.value for phase in phases]
+        [target] = targets_of(models, choices, device_type="cuda", phases=names, paths=paths, file_of=Path)
         return target.shapes
 
     assert len(shapes(list(Phase), CATALOG)) == 2 + 3 + 2

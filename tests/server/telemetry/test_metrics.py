@@ -11,8 +11,16 @@ from scraped import scraped, scraped_value
 from kernels.linear.fallbacks import MatmulFallback
 from kernels.path import Reject
 from kernels.shape import Phase
+from qualification.attest.explain import TimeClass
 from server.protocol.liveness import DeathCause
-from server.protocol.messages import Heartbeat, RequestTimes, ShadowReport
+from server.protocol.messages import (
+    AttestationReport,
+    AttestedBatch,
+    ExplainedTime,
+    Heartbeat,
+    RequestTimes,
+    ShadowReport,
+)
 from server.telemetry.attention import fingerprint_digest
 from server.telemetry.factory import MAX_SAMPLES, ladder
 from server.telemetry.metrics import Metrics
@@ -251,6 +259,20 @@ def test_an_attestation_and_an_oom_are_counted() -> None:
     metrics.on_step(RECORD)
     assert value(metrics, "attestation_total", result="mismatch") == 1
     assert value(metrics, "gpu_oom_total", stage="decode") == 1
+
+
+def test_the_time_of_a_phase_is_that_of_its_batches_by_class() -> None:
+    def batch(evidence: float, unexplained: float) -> AttestedBatch:
+        seconds = {"evidence": evidence, "named": 0.0, "unproven": 0.0, "unexplained": unexplained}
+        return AttestedBatch("decode", [], True, {}, "match", None, ExplainedTime(1.0, seconds, {}, {}))
+
+    metrics = make()
+    assert value(metrics, "forward_time_ratio", phase="decode", **{"class": "unexplained"}) is None
+    without = AttestedBatch("prefill", [], True, {}, "match", None)
+    metrics.on_attestation(AttestationReport("start", "match", 0.0, 0.0, [batch(2, 0), batch(1, 1), without], []))
+    shares = [value(metrics, "forward_time_ratio", phase="decode", **{"class": it.value}) for it in TimeClass]
+    assert shares == [0.75, 0.0, 0.0, 0.25]
+    assert value(metrics, "forward_time_ratio", phase="prefill", **{"class": "evidence"}) is None
 
 
 def test_shadow_checks_are_at_zero_before_they_are_counted_with_their_time() -> None:

@@ -14,7 +14,7 @@ from qualification.decision.decision import Decision, Pairs, Policy
 from qualification.evidence.evidence import Evidence
 from qualification.measure.qualify import Bench, Pair
 from server.engine.attention.dispatch import Dispatcher
-from server.engine.proof.attestation import Attestor, Records
+from server.engine.proof.attestation import Attestor, Records, TimeStep
 from server.engine.startup.builder import BuiltEngine, build_engine
 from server.engine.startup.warmup import probes_of
 from server.protocol.messages import SamplingParams, Submit
@@ -44,6 +44,7 @@ class Subject:
         clock: Callable[[], float] = float,
         of_two: Container[str] = frozenset(),
         recorder: Records | None = None,
+        time_step: TimeStep = lambda _: None,
     ) -> tuple[Attestor, Dispatcher]:
         """Of the same model, on a dispatcher of its own whose paths may lie."""
         runner, own = self.built.runner, self.built.attestor
@@ -56,6 +57,7 @@ class Subject:
             probes=probes_of(self.decisions, page=runner.num_pages, page_size=16, max_len=128, of_two=of_two),
             device=own.device,
             recorder=recorder,
+            time_step=time_step,
             is_quarantining=is_quarantining,
             interval_s=interval_s,
             clock=clock,

@@ -3,8 +3,10 @@
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from attested import FLASH, Subject, build, refuses, settings_for
 from tiny_llama import NUM_LAYERS, TinyLlama
 
@@ -40,6 +42,34 @@ def test_the_start_attests_every_phase(subject: Subject) -> None:
         assert batch.kernels == {FLASH: NUM_LAYERS}
 
 
+def test_the_time_of_every_phase_is_in_kernels_that_somebody_named(subject: Subject) -> None:
+    report = subject.built.attested
+    assert report is not None
+    for batch in report.batches:
+        assert batch.explained is not None
+        assert batch.explained.unexplained == {}
+        assert batch.explained.unproven.keys() == {"aten::mm"}  # of which there is no evidence
+        assert all(batch.explained.seconds[it] > 0 for it in ("evidence", "named", "unproven"))
+        assert 0 < batch.explained.share < 1
+
+
+def test_an_operator_that_nobody_named_is_unexplained(subject: Subject) -> None:
+    path = path_named("sdpa.cpu")
+    run = path.run
+    assert run is not None
+
+    def planted(*arguments: Any) -> None:
+        run(*arguments)
+        torch.erfinv(arguments[-1])
+
+    it, _ = subject.attestor([replace(path, run=planted) if it is path else it for it in PATHS])
+    report = it.attest_all("request")
+    assert report.result == "match"  # erfinv is none of the operators that do attention
+    for batch in report.batches:
+        assert batch.explained is not None
+        assert batch.explained.unexplained.keys() == {"aten::erfinv"}
+
+
 def test_a_start_whose_attestation_leaves_a_shape_without_a_path_is_refused(
     tiny_llama: TinyLlama, tmp_path: Path
 ) -> None:
@@ -68,6 +98,7 @@ def test_a_path_that_silently_runs_another_kernel_is_caught(subject: Subject) ->
         assert batch.detail is not None
         assert batch.detail.startswith(f"sdpa.cpu did not launch {FLASH}")
     assert "aten::bmm" in str(details(report)[0])
+    assert [batch.explained.seconds["evidence"] for batch in report.batches if batch.explained] == [0.0] * len(Phase)
 
 
 def test_a_path_that_lies_serves_no_more(subject: Subject) -> None:

@@ -52,6 +52,23 @@ def test_every_phase_matches_its_evidence(build: Callable[..., BuiltEngine], has
 
 
 @pytest.mark.parametrize("has_graphs", [True, False])
+def test_the_time_of_every_phase_is_in_kernels_that_somebody_named(
+    build: Callable[..., BuiltEngine], has_graphs: bool
+) -> None:
+    built = build(has_graphs)
+    again = built.attestor.attest_all("request")
+    for report in (built.attested, again):
+        assert report is not None
+        for batch in report.batches:
+            assert batch.explained is not None
+            assert batch.explained.unexplained == {}
+            assert all(batch.explained.seconds[it] > 0 for it in ("evidence", "named", "unproven"))
+    # What was timed is not timed again.
+    assert built.attested is not None
+    assert [it.explained for it in again.batches] == [it.explained for it in built.attested.batches]
+
+
+@pytest.mark.parametrize("has_graphs", [True, False])
 def test_one_sequence_by_clusters_matches_too(
     build: Callable[..., BuiltEngine], tmp_path: Path, has_graphs: bool
 ) -> None:

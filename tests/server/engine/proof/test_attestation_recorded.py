@@ -14,7 +14,7 @@ from kernels.path import KernelPath
 from kernels.shape import Phase
 from qualification.measure.profile import Seen
 from server.engine.attention.dispatch import Dispatcher
-from server.engine.proof.attestation import Attestor
+from server.engine.proof.attestation import Attestor, TimeStep
 
 
 @pytest.fixture(scope="module")
@@ -83,12 +83,17 @@ class Capturing:
 
 
 def recorded(
-    subject: Subject, driver: Capturing, phases: Container[Phase] = (Phase.PREFILL,), *, broken: str = ""
+    subject: Subject,
+    driver: Capturing,
+    phases: Container[Phase] = (Phase.PREFILL,),
+    *,
+    broken: str = "",
+    time_step: TimeStep = lambda _: None,
 ) -> tuple[Attestor, Dispatcher]:
     """An attestor of these phases alone, by the driver's record; the path `broken` cannot be captured."""
     decisions = {shape: it for shape, it in subject.decisions.items() if shape.phase in phases}
     paths = [driver.recorded(path_named(name), is_broken=name == broken) for name in ("sdpa.cpu", "sdpa.math")]
-    return replace(subject, decisions=decisions).attestor(paths, recorder=driver)
+    return replace(subject, decisions=decisions).attestor(paths, recorder=driver, time_step=time_step)
 
 
 def test_what_serves_by_another_decision_has_run_before_it_is_captured(subject: Subject) -> None:
@@ -119,3 +124,19 @@ def test_a_launch_that_fails_in_a_record_brings_in_no_profiler(subject: Subject)
     assert [path for path, _ in report.quarantined] == ["sdpa.cpu"]
     assert report.batches[0].paths == ["sdpa.math"]
     assert driver.outside == {"sdpa.cpu": NUM_LAYERS, "sdpa.math": NUM_LAYERS}
+
+
+def test_recorded_kernels_are_explained_by_their_times(subject: Subject) -> None:
+    seconds = {FLASH: 3.0, "_rms_norm_kernel": 0.5, "nvjet_a": 6.0, "planted": 0.5}
+    it, _ = recorded(subject, Capturing(), time_step=lambda _: seconds)
+    (batch,) = it.attest_all("request").batches
+    assert batch.explained is not None
+    assert batch.explained.seconds == {"evidence": 3.0, "named": 0.5, "unproven": 6.0, "unexplained": 0.5}
+    assert batch.explained.share == 0.35
+    assert (batch.explained.unproven, batch.explained.unexplained) == ({"nvjet_a": 6.0}, {"planted": 0.5})
+
+
+def test_a_step_that_cannot_be_timed_still_matches(subject: Subject) -> None:
+    it, _ = recorded(subject, Capturing(), time_step=breaks)  # type: ignore[arg-type]
+    (batch,) = it.attest_all("request").batches
+    assert (batch.result, batch.explained) == ("match", None)

@@ -30,7 +30,7 @@ def test_a_refusal_names_only_the_paths_of_this_machine_and_phase(tmp_path: Path
         progress=lambda *_: None,
     )
     with pytest.raises(Unservable) as caught:
-        refuse_unserved(plan.decisions, plan, Settings(on_unproven=Policy.REFUSE))
+        refuse_unserved(plan.decisions.values(), plan, Settings(on_unproven=Policy.REFUSE))
     assert str(caught.value) == (
         "under on-unproven=refuse no path may serve prefill fp32 h4:2 d64 q-le_128 c-le_128 causal and 2 more shapes: "
         "sdpa.cpu: unproven (it has not been measured); sdpa.math: unproven (it has not been measured)"
@@ -42,5 +42,5 @@ def test_a_row_of_the_plan_says_how_times_chose() -> None:
     [shape, *_] = shapes_needed(AttentionSignature(4, 2, 64), ServingLimits(128, 128, 16, Dtype.FP32, Dtype.FP32))
     note = "sdpa.math takes 10 us, sdpa.cpu 34 us: the faster serves"
     decision = Decision(shape, "sdpa.math", Status.PROVEN, "sdpa.math", (), (), None, (note,))
-    [row] = plan_rows({shape: decision}, {})
+    [row] = plan_rows([decision], {})
     assert row.notes == (note,)

@@ -1,0 +1,116 @@
+"""Every path of a mixture's products, in the order of preference, with its limits as data."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from kernels import launch
+from kernels.experts.kinds import ExpertFormat
+from kernels.experts.shape import ExpertsShape
+from kernels.fingerprint import Device
+from kernels.operators import Operator
+from kernels.path import OperatorPath, Reject, Rejection
+from kernels.path_order import tier_of
+from kernels.row_buckets import RowBucket
+from kernels.shape import Dtype
+from kernels.source_digest import SourceDigests
+from kernels.torch_kernels import GEMMS, TORCH_HELPERS
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from kernels.experts.kinds import ExpertActivation
+    from kernels.experts.weights import AnyExpertWeights
+
+# Fills out [T, H], its last argument, completely; the others are those of `kernels.experts.eager.experts_eager`.
+RunExperts = Callable[["Tensor", "Tensor", "Tensor", "AnyExpertWeights", "ExpertActivation", "Tensor"], None]
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsLimits:
+    """The mixtures and machines that a path can compute, as data."""
+
+    devices: frozenset[Device]
+    dtypes: frozenset[Dtype]
+    formats: frozenset[ExpertFormat]
+    min_sm: int | None = None
+    max_sm: int | None = None
+    needs_triton: bool = False
+    size_multiple: int = 1  # of hidden size and width
+    max_rows: RowBucket = RowBucket.GT_8K
+
+    def rejections(self, shape: ExpertsShape) -> list[Rejection]:
+        """Every reason of the shape, not of the machine, why it cannot be computed."""
+        found = []
+        if shape.dtype not in self.dtypes:
+            found.append(Rejection(Reject.DTYPE, f"takes {_values(self.dtypes)}, the shape has {shape.dtype.value}"))
+        if shape.format not in self.formats:
+            detail = f"takes weights in {_values(self.formats)}, the shape has {shape.format.value}"
+            found.append(Rejection(Reject.LAYOUT, detail))
+        if shape.hidden % self.size_multiple or shape.width % self.size_multiple:
+            detail = f"takes multiples of {self.size_multiple}, the shape has {shape.hidden} and {shape.width}"
+            found.append(Rejection(Reject.LAYOUT, detail))
+        if shape.rows.lo > self.max_rows.lo:
+            found.append(Rejection(Reject.LENGTH, f"takes {self.max_rows.label} rows, the shape is {shape.rows.label}"))
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsPath(OperatorPath[ExpertsLimits, RunExperts]):
+    """A path of a mixture's products."""
+
+    operator: ClassVar[Operator] = Operator.EXPERTS
+
+
+def _values(members: frozenset[Dtype] | frozenset[ExpertFormat]) -> str:
+    return ", ".join(sorted(member.value for member in members))
+
+
+def _run_eager(
+    hidden: "Tensor", experts: "Tensor", weights: "Tensor", expert_weights: "AnyExpertWeights",
+    activation: "ExpertActivation", out: "Tensor",
+) -> None:  # fmt: skip
+    from kernels.experts.eager import experts_eager
+
+    out.copy_(experts_eager(hidden, experts, weights, expert_weights, activation))
+
+
+def _triton_run() -> RunExperts | None:
+    if launch.triton_version() is None:
+        return None
+    from kernels.experts.triton_path import run_experts
+
+    return run_experts
+
+
+_SOURCES = SourceDigests()
+_DTYPES = frozenset({Dtype.FP32, Dtype.FP16, Dtype.BF16})  # by name: a new member widens no path's limits
+_FORMATS = frozenset({ExpertFormat.PLAIN, ExpertFormat.MXFP4})
+
+
+def _torch_path(name: str, devices: frozenset[Device]) -> ExpertsPath:
+    limits = ExpertsLimits(devices=devices, dtypes=_DTYPES, formats=_FORMATS)
+    # It waits for the device to learn which experts are visited: no CUDA graph can hold it.
+    names = (*GEMMS, "softmax", *TORCH_HELPERS)
+    return ExpertsPath(name, tier_of(name), limits, _SOURCES.of("kernels.experts.eager"), names, _run_eager)
+
+
+EXPERTS_PATHS: tuple[ExpertsPath, ...] = (
+    ExpertsPath(
+        "triton.experts",
+        tier_of("triton.experts"),
+        ExpertsLimits(
+            devices=frozenset({Device.CUDA, Device.INTERPRETER}),
+            dtypes=_DTYPES,
+            formats=_FORMATS,
+            min_sm=80,
+            needs_triton=True,
+        ),
+        _SOURCES.of("kernels.experts.triton_path"),
+        ("hallmark_experts_",),
+        _triton_run(),
+        is_capturable=True,  # grids depend on the number of rows alone
+    ),
+    _torch_path("torch.experts.cpu", frozenset({Device.CPU})),
+    _torch_path("torch.experts", frozenset({Device.CUDA, Device.INTERPRETER})),
+)

@@ -1,0 +1,105 @@
+"""The shape of a mixture of experts: everything that selects a kernel for its products, and what they cost."""
+
+import re
+from dataclasses import dataclass
+
+from kernels.experts.kinds import MXFP4_BLOCK, ClampedSwiglu, ExpertActivation, ExpertFormat
+from kernels.fused.activation_kind import Activation
+from kernels.operators import Operator
+from kernels.row_buckets import RowBucket
+from kernels.shape import Dtype
+
+_NUMBER = r"\d+(?:\.\d+)?(?:e[+-]\d+)?"
+_LINE = re.compile(
+    r"experts (?P<dtype>\w+) (?P<format>\w+) e(?P<experts>\d+):(?P<active>\d+) h(?P<hidden>\d+) w(?P<width>\d+) "
+    rf"(?:clamped(?P<alpha>{_NUMBER}):(?P<limit>{_NUMBER})|(?P<activation>\w+))(?P<bias> bias)? r-(?P<rows>\w+)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsShape:
+    """Products of a mixture: down(activation(gate) * up) of each token's experts, and their weighted sum.
+
+    dtype    of hidden states and of the result; of the weights too, unless the format says otherwise
+    width    of one expert
+    rows     tokens of a call, whatever experts they visit
+    """
+
+    dtype: Dtype
+    format: ExpertFormat
+    num_experts: int
+    num_active: int
+    hidden: int
+    width: int
+    activation: ExpertActivation
+    has_bias: bool
+    rows: RowBucket
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for numbers that no mixture has."""
+        if not 1 <= self.num_active <= self.num_experts:
+            raise ValueError(f"experts of a token: expected 1 to {self.num_experts}, found {self.num_active}")
+        if self.format is ExpertFormat.MXFP4 and (self.hidden % MXFP4_BLOCK or self.width % MXFP4_BLOCK):
+            sizes = f"hidden size {self.hidden} and width {self.width}"
+            raise ValueError(f"mxfp4 has blocks of {MXFP4_BLOCK} numbers, which must divide {sizes}")
+
+    @property
+    def operator(self) -> Operator:
+        return Operator.EXPERTS
+
+    @property
+    def kind(self) -> str:
+        """The line without the bucket: what the layers of a mixture share."""
+        activation = self.activation
+        if isinstance(activation, ClampedSwiglu):
+            name = f"clamped{activation.alpha!r}:{activation.limit!r}"
+        else:
+            name = activation.value
+        parts = [
+            Operator.EXPERTS.value,
+            self.dtype.value,
+            self.format.value,
+            f"e{self.num_experts}:{self.num_active}",
+            f"h{self.hidden}",
+            f"w{self.width}",
+            name,
+        ]
+        return " ".join([*parts, *(["bias"] if self.has_bias else [])])
+
+    def __str__(self) -> str:
+        """One line for logs, plans and reports; unique for every shape."""
+        return f"{self.kind} r-{self.rows.label}"
+
+    def flops(self, num_rows: int) -> int:
+        """Floating-point operations of the three products of each visit."""
+        return 2 * num_rows * self.num_active * 3 * self.hidden * self.width
+
+    def hbm_bytes(self, num_rows: int) -> int:
+        """HBM bytes when the weights of as many experts as the rows can visit, rows and result cross memory once."""
+        numbers = min(self.num_experts, num_rows * self.num_active) * 3 * self.hidden * self.width
+        is_packed = self.format is ExpertFormat.MXFP4  # 4 bits, and 32 of them a byte more
+        weights = numbers // 2 + numbers // MXFP4_BLOCK if is_packed else numbers * self.dtype.num_bytes
+        return weights + 2 * num_rows * self.hidden * self.dtype.num_bytes
+
+
+def parse_experts_shape(text: str) -> ExpertsShape:
+    """Parse a shape's line. Raises ValueError for text that `str` makes of no shape."""
+    found = _LINE.fullmatch(text)
+    if found is None:
+        raise ValueError(f"{text!r} is no shape of experts")
+    field = found.groupdict()
+    name = field["activation"]
+    shape = ExpertsShape(
+        dtype=Dtype(field["dtype"]),
+        format=ExpertFormat(field["format"]),
+        num_experts=int(field["experts"]),
+        num_active=int(field["active"]),
+        hidden=int(field["hidden"]),
+        width=int(field["width"]),
+        activation=Activation(name) if name else ClampedSwiglu(float(field["alpha"]), float(field["limit"])),
+        has_bias=field["bias"] is not None,
+        rows=RowBucket(field["rows"]),
+    )
+    if str(shape) != text:
+        raise ValueError(f"{text!r} is no shape of experts as {shape} is written")
+    return shape

@@ -1,0 +1,160 @@
+"""The linear shape: everything that selects the kernel of a product with a weight. Torch-free."""
+
+import re
+from dataclasses import dataclass
+from enum import Enum
+from itertools import pairwise
+
+from kernels.shape import Dtype
+
+
+class LinearRows(Enum):
+    """`(lo, hi]` rows of x. The borders are those at which `tilings.py` changes the kernel, and powers of two beyond.
+
+    So one bucket never holds two variants of a kernel: skinny with 8, 16 and 32 padded rows, wide with 64 and 128.
+    """
+
+    LE_1 = "le_1"
+    LE_8 = "le_8"
+    LE_16 = "le_16"
+    LE_32 = "le_32"
+    LE_64 = "le_64"
+    LE_112 = "le_112"
+    LE_128 = "le_128"
+    LE_256 = "le_256"
+    LE_512 = "le_512"
+    LE_1K = "le_1k"
+    LE_2K = "le_2k"
+    LE_8K = "le_8k"
+    GT_8K = "gt_8k"
+
+    @property
+    def label(self) -> str:
+        return self.value
+
+    @property
+    def lo(self) -> int:
+        """The largest number of rows that is still below this bucket."""
+        return _EDGES[self][0]
+
+    @property
+    def hi(self) -> int | None:
+        """The largest number of rows in this bucket; None for the last one, which has no end."""
+        return _EDGES[self][1]
+
+    def holds(self, num_rows: int) -> bool:
+        return self.lo < num_rows and (self.hi is None or num_rows <= self.hi)
+
+
+_BORDERS = (0, 1, 8, 16, 32, 64, 112, 128, 256, 512, 1024, 2048, 8192, None)
+_EDGES: dict[LinearRows, tuple[int, int | None]] = {
+    bucket: (lo or 0, hi) for bucket, (lo, hi) in zip(LinearRows, pairwise(_BORDERS), strict=True)
+}
+
+
+def linear_rows_of(num_rows: int) -> LinearRows:
+    """Return the bucket of a positive number of rows. Raises ValueError below 1."""
+    if num_rows < 1:
+        raise ValueError(f"a product must have at least 1 row, got {num_rows}")
+    return next(bucket for bucket in LinearRows if bucket.holds(num_rows))
+
+
+def linear_rows_up_to(num_rows: int) -> tuple[LinearRows, ...]:
+    """Every bucket that 1..num_rows fall into, the fewest rows first."""
+    return tuple(bucket for bucket in LinearRows if bucket.lo < num_rows)
+
+
+class WeightFormat(Enum):
+    """How a weight is stored."""
+
+    PLAIN = "plain"  # [out, in] in the dtype of x, rows contiguous
+
+
+class Epilogue(Enum):
+    """What happens to a product's sums before they are stored."""
+
+    NONE = "none"  # rounded to the dtype of x
+    SWIGLU = "swiglu"  # silu(gate) * up, of a weight whose rows are those of the gate, then as many of up
+    FP32 = "fp32"  # stored in fp32, of x in 16 bits
+
+    @property
+    def parts(self) -> int:
+        """Rows of the weight for each column of the result."""
+        return 2 if self is Epilogue.SWIGLU else 1
+
+
+@dataclass(frozen=True, slots=True)
+class LinearShape:
+    """y [rows, size_out] = epilogue(x [rows, size_in] @ weight [epilogue.parts * size_out, size_in]^T + bias)."""
+
+    dtype: Dtype  # of x and the weight
+    size_in: int
+    size_out: int
+    rows: LinearRows
+    has_bias: bool = False
+    epilogue: Epilogue = Epilogue.NONE
+    weight_format: WeightFormat = WeightFormat.PLAIN
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for a shape that has another name: each product must have one only."""
+        if self.epilogue is Epilogue.FP32 and self.dtype is Dtype.FP32:
+            raise ValueError("a product of fp32 is stored in fp32 anyway: its epilogue is none")
+        if self.has_bias and self.epilogue is Epilogue.SWIGLU:
+            raise ValueError("swiglu behind a bias is computed by a kernel of its own: the product's epilogue is none")
+
+    @property
+    def kind(self) -> str:
+        """The line without the bucket: what the shapes of one weight, or of equal ones, share."""
+        parts = ["linear", self.dtype.value, self.weight_format.value, f"in{self.size_in}", f"out{self.size_out}"]
+        if self.has_bias:
+            parts.append("bias")
+        if self.epilogue is not Epilogue.NONE:
+            parts.append(self.epilogue.value)
+        return " ".join(parts)
+
+    def __str__(self) -> str:
+        """One line for logs, plans and reports; unique for every shape."""
+        return f"{self.kind} r-{self.rows.label}"
+
+    @property
+    def dtype_out(self) -> Dtype:
+        return Dtype.FP32 if self.epilogue is Epilogue.FP32 else self.dtype
+
+    @property
+    def num_weight_rows(self) -> int:
+        return self.epilogue.parts * self.size_out
+
+    def flops(self, num_rows: int) -> int:
+        """Floating-point operations of the product of so many rows."""
+        return 2 * num_rows * self.size_in * self.num_weight_rows
+
+    def hbm_bytes(self, num_rows: int) -> int:
+        """Bytes that a product of so many rows must read and write: x, the weight and the bias in, y out."""
+        read = (num_rows + self.num_weight_rows) * self.size_in + self.has_bias * self.size_out
+        return read * self.dtype.num_bytes + num_rows * self.size_out * self.dtype_out.num_bytes
+
+
+_SHAPE = re.compile(
+    r"linear (?P<dtype>\w+) (?P<format>\w+) in(?P<size_in>\d+) out(?P<size_out>\d+)(?P<bias> bias)?"
+    r"(?: (?P<epilogue>swiglu|fp32))? r-(?P<rows>\w+)"
+)
+
+
+def parse_linear_shape(text: str) -> LinearShape:
+    """Parse a shape's line. Raises ValueError for text that `str` makes of no shape."""
+    found = _SHAPE.fullmatch(text)
+    if found is None:
+        raise ValueError(f"{text!r} is no linear shape")
+    field = found.groupdict()
+    shape = LinearShape(
+        dtype=Dtype(field["dtype"]),
+        size_in=int(field["size_in"]),
+        size_out=int(field["size_out"]),
+        rows=LinearRows(field["rows"]),
+        has_bias=field["bias"] is not None,
+        epilogue=Epilogue(field["epilogue"] or "none"),
+        weight_format=WeightFormat(field["format"]),
+    )
+    if str(shape) != text:
+        raise ValueError(f"{text!r} is no linear shape as {shape} is written")
+    return shape

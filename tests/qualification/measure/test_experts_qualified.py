@@ -1,0 +1,140 @@
+"""Experts as an operator: measured into evidence, kept in matrix files, decided under each policy."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from kernels.catalog import ALL_PATHS, any_path_named
+from kernels.device import read_fingerprint
+from kernels.experts.kinds import ClampedSwiglu, ExpertFormat
+from kernels.experts.paths import EXPERTS_PATHS, ExpertsPath
+from kernels.experts.shape import ExpertsShape
+from kernels.fingerprint import Device, Fingerprint
+from kernels.fused.activation_kind import Activation
+from kernels.path import Reject
+from kernels.row_buckets import RowBucket, row_bucket_index, row_buckets_up_to
+from kernels.shape import Dtype
+from qualification.commands import matrix as matrix_command
+from qualification.decision.decision import Book, Policy, Status, decide
+from qualification.decision.defaults import Choices, limits_of
+from qualification.decision.model_shapes import experts_shapes_needed
+from qualification.decision.presets import preset_named
+from qualification.evidence.evidence import Evidence
+from qualification.evidence.matrix import Matrix, gpu_folder, load_matrix, save_matrix
+from qualification.evidence.summary import summary
+from qualification.exit_code import ExitCode
+from qualification.measure.experts_faults import ExpertsFault, wrong_experts
+from qualification.measure.qualify import Bench, qualify
+from qualification.measure.trials import TRIALS
+from qualification.model.families.reader import read_model
+
+CPU = torch.device("cpu")
+TORCH = any_path_named("torch.experts.cpu")
+WRONG = replace(TORCH, name="wrong.experts", run=wrong_experts(ExpertsFault.EXPERTS_SWAPPED))
+SHAPE = ExpertsShape(Dtype.FP32, ExpertFormat.PLAIN, 5, 2, 48, 40, Activation.SILU, False, RowBucket.LE_16)
+H200 = Fingerprint(Device.CUDA, "NVIDIA H200", 90, "580.95.05", "13.0", "91900", "2.11.0", "3.6.0")
+
+
+def silent(*_: object) -> None:
+    pass
+
+
+def measured(shapes: Sequence[ExpertsShape], *paths: ExpertsPath) -> list[Evidence]:
+    found: list[Evidence] = []
+    bench = Bench(read_fingerprint(CPU), CPU, timing_budget_s=0.001)
+    pairs = [(shape, path) for shape in shapes for path in paths]
+    qualify(pairs, bench, progress=silent, on_evidence=found.append, check_checker=lambda *_, **__: ())
+    return found
+
+
+def test_the_checker_of_experts_passes_its_own_trial() -> None:
+    assert TRIALS[SHAPE.operator].passed_wrongly(frozenset({Dtype.FP32}), CPU, seed=0) == ()
+
+
+def test_torchs_experts_are_proven_and_swapped_ones_refused_by_name(tmp_path: Path) -> None:
+    packed = replace(SHAPE, format=ExpertFormat.MXFP4, hidden=64, width=32, activation=ClampedSwiglu(), has_bias=True)
+    shapes = [SHAPE, replace(SHAPE, rows=RowBucket.LE_128), packed]
+    found = measured(shapes, TORCH, WRONG)
+    assert [(entry.path, entry.is_proven) for entry in found] == [(TORCH.name, True), (WRONG.name, False)] * 3
+    assert all(entry.kernels and any("mm" in name for name in entry.kernels) for entry in found)
+    assert {entry.tested_query_tokens for entry in found} == {16, 128}
+    machine, known = read_fingerprint(CPU), {(entry.shape, entry.path): entry for entry in found}
+    decision = decide(
+        SHAPE, paths=[WRONG, TORCH], fingerprint=machine, book=Book(own=known), quarantined=frozenset(),
+        policy=Policy.QUALIFY,
+    )  # fmt: skip
+    assert (decision.path, decision.status) == (TORCH.name, Status.PROVISIONAL)
+    assert (decision.wanted, decision.fallback_reasons) == (WRONG.name, (Reject.FAILED,))
+    [candidate] = decision.candidates
+    assert "every_row" in candidate.rejections[0].detail
+    file = tmp_path / gpu_folder(machine.gpu) / "tiny.json"
+    save_matrix(file, found)
+    assert load_matrix(file).evidence == known
+    table = "\n".join(summary(found))
+    assert SHAPE.kind in table
+    assert "every_row" in table
+
+
+def test_a_matrix_with_experts_is_verified_and_a_changed_source_is_stale(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    [entry] = measured([SHAPE], TORCH)
+    file = tmp_path / "tiny.json"
+    machine = read_fingerprint(CPU), ALL_PATHS
+    for change, code in (({}, ExitCode.PASS), ({"source_digest": "other"}, ExitCode.ENVIRONMENT)):
+        save_matrix(file, [replace(entry, **change)])
+        assert matrix_command.verify(file, machine=machine) is code
+    assert "STALE: source_digest (1 of 1)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("policy", "reviewed", "path", "status", "reasons"),
+    [
+        (Policy.REFUSE, False, None, Status.UNPROVEN, (Reject.UNPROVEN,)),
+        (Policy.DEGRADE, False, "torch.experts.cpu", Status.UNPROVEN, (Reject.UNPROVEN,)),
+        (Policy.REFUSE, True, "torch.experts.cpu", Status.PROVEN, ()),
+    ],
+)
+def test_experts_are_decided_as_attention_is(
+    policy: Policy, reviewed: bool, path: str | None, status: Status, reasons: tuple[Reject, ...]
+) -> None:
+    evidence = {(entry.shape, entry.path): entry for entry in measured([SHAPE], TORCH)} if reviewed else {}
+    decision = decide(
+        SHAPE, paths=ALL_PATHS, fingerprint=read_fingerprint(CPU), book=Book(Matrix(evidence)),
+        quarantined=frozenset(), policy=policy,
+    )  # fmt: skip
+    assert (decision.path, decision.status, decision.fallback_reasons) == (path, status, reasons)
+    others = {it.path for it in decision.candidates} | ({decision.path} if decision.path else set())
+    assert others == {path.name for path in EXPERTS_PATHS}
+
+
+def test_on_a_gpu_triton_goes_before_torch_and_bf16_is_not_interpreted() -> None:
+    shape = replace(SHAPE, dtype=Dtype.BF16)
+    able = [path.name for path in EXPERTS_PATHS if not path.rejects(shape, H200)]
+    assert able == ["triton.experts", "torch.experts"]
+    interpreter = replace(H200, device=Device.INTERPRETER, sm=None)
+    triton = EXPERTS_PATHS[0]
+    assert [it.code for it in triton.rejects(shape, interpreter)] == [Reject.DTYPE]
+    assert [it.code for it in triton.rejects(shape, replace(H200, sm=75))] == [Reject.ARCH]
+
+
+def test_a_models_mixtures_need_a_shape_for_each_bucket_of_a_step() -> None:
+    model = read_model(preset_named("gpt-oss-20b").config)
+    shapes = experts_shapes_needed(model, limits_of(model, "cuda", Choices(max_num_batched_tokens=2048)))
+    assert [shape.rows for shape in shapes] == list(row_buckets_up_to(2048)) == list(RowBucket)[:4]
+    assert str(shapes[0]) == "experts bf16 mxfp4 e32:4 h2880 w2880 clamped1.702:7.0 bias r-le_16"
+
+
+def test_every_number_of_rows_lies_in_its_bucket() -> None:
+    for num_rows in (1, 16, 17, 128, 129, 8192, 8193, 10**6):
+        bucket = list(RowBucket)[row_bucket_index(num_rows)]
+        assert bucket.lo < num_rows
+        assert bucket.hi is None or num_rows <= bucket.hi
+
+
+def test_sizes_that_no_block_divides_are_refused() -> None:
+    with pytest.raises(ValueError, match="mxfp4 has blocks of 32 numbers, which must divide hidden size 48"):
+        replace(SHAPE, format=ExpertFormat.MXFP4)
