@@ -150,7 +150,7 @@ def hallmark_experts_few_down(
                 expert = tl.load(experts_ptr + at + a, cache_modifier=".cg").to(tl.int64)
                 rows = expert * hidden + columns
                 for first in tl.static_range(0, WIDTH, BLOCK_K):
-                    read = read + (read_rows(w_ptr, rows, is_column, first, WIDTH, BLOCK_K, IS_MXFP4),)
+                    read = read + (read_rows(w_ptr, rows, is_column, first, WIDTH, BLOCK_K, IS_MXFP4),)  # noqa: RUF005  Triton's
                     if IS_MXFP4:
                         factors = factors + (read_factors(scales_ptr, rows, is_column, first, WIDTH, BLOCK_K),)
                     else:

@@ -25,12 +25,13 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from kernels.experts import hopper_tilings
 from kernels.hopper.pipeline import hardware_arrive, hardware_sync
 from kernels.linear.skinny import launch_next_grid, wait_for_previous_grid
 
-ROWS = gl.constexpr(64)  # of a consumer
-STEP = gl.constexpr(64)  # columns of the inner dim in a stage: 128 bytes
-COLUMNS = gl.constexpr(256)  # of a tile: rows of weights
+ROWS = gl.constexpr(hopper_tilings.ROWS)
+STEP = gl.constexpr(hopper_tilings.STEP)
+COLUMNS = gl.constexpr(hopper_tilings.COLUMNS)
 FREE = gl.constexpr(9)  # hardware barriers from 9 on: stages given back; Triton 3.6 uses 0, 1 and one a partition
 STORED = gl.constexpr(gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0]))  # rows of 256 bytes, 16 a thread
 

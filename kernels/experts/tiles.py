@@ -6,6 +6,11 @@ _SHARED_BYTES_HOPPER = 232_448  # what one program of an sm_90 can have
 MOST_COMPARED = 2048  # slots that are sorted by comparing all of them, in one launch
 # Average rows of an expert up to which a tile of 16, or of 64, holds most experts' rows.
 _FEW_ROWS, _SOME_ROWS = 8, 48
+# Of the Gluon products: average rows of an expert up to which a tile has so many. Most experts' rows fit one tile then,
+# and a second one's weights come from L2.
+_HOPPER_ROWS = ((10, 16), (20, 32), (44, 64))
+_MOST_HOPPER_ROWS = 128
+_MOST_UNSORTED = 4  # tokens whose slots each read their own expert's weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +64,14 @@ def expert_tiles(num_slots: int, num_experts: int, element_bytes: int, shared_by
     return _FEW if is_few else _SOME if is_some else _MANY
 
 
+def hopper_rows(num_tokens: int, num_active: int, num_experts: int) -> int:
+    """Slots of a tile of the Gluon products; 1 where a tile is one slot's, and none are sorted."""
+    if num_tokens <= _MOST_UNSORTED:
+        return 1
+    average = num_tokens * num_active / num_experts
+    return next((rows for most, rows in _HOPPER_ROWS if average <= most), _MOST_HOPPER_ROWS)
+
+
 def most_tiles(num_slots: int, num_experts: int, block_m: int) -> int:
     """The largest number of tiles that any assignment of slots to experts makes."""
     return num_slots // block_m + min(num_experts, num_slots)
@@ -70,7 +83,7 @@ def launch_variant(
     """What of the launches depends on the number of tokens: numbers with equal variants run the same kernels."""
     num_slots = num_tokens * num_active
     tiles = expert_tiles(num_slots, num_experts, element_bytes, shared_bytes)
-    return tiles, num_slots <= MOST_COMPARED
+    return tiles, num_slots <= MOST_COMPARED, hopper_rows(num_tokens, num_active, num_experts)
 
 
 def token_counts(num_experts: int, num_active: int, element_bytes: int, shared_bytes: int | None) -> list[int]:

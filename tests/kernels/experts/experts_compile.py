@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from triton.runtime import driver
 
+from kernels.experts.hopper_path import compiled_few, compiled_many
+from kernels.experts.hopper_tilings import ManyTiling, few_tiling
 from kernels.experts.kinds import RoutingConfig, Scores
 from kernels.experts.products import hallmark_experts_combine, hallmark_experts_down, hallmark_experts_gate_up
 from kernels.experts.route_triton import hallmark_experts_route
@@ -89,7 +91,22 @@ def compile_all() -> dict[str, Any]:
             found[f"{name}, {num_tokens} tokens"] = kernel
         for name, kernel in products(num_tokens, GPT_OSS, is_mxfp4=True).items():
             found[f"{name}, mxfp4, {num_tokens} tokens"] = kernel
-    return found
+    return found | gluon_products(QWEN3, has_bias=False) | gluon_products(GPT_OSS, has_bias=True)
+
+
+def gluon_products(model: tuple[int, int, int, int], *, has_bias: bool) -> dict[str, Any]:
+    """Both Gluon products of a model's mixture, of every number of rows a tile."""
+    _, _, hidden, width = model
+    activation, bias = ("clamped", (torch.bfloat16, 0)) if has_bias else ("silu", None)
+    found = {
+        "gluon gate up, 128 rows": compiled_many(ManyTiling(True, 2, has_bias, activation), torch.bfloat16, bias),
+        "gluon down, 128 rows": compiled_many(ManyTiling(False, 1, has_bias, ""), torch.bfloat16, bias),
+    }
+    for rows in (1, 16, 32, 64):
+        gate_up = few_tiling(rows, 2, hidden, has_bias, activation)
+        found[f"gluon gate up, {rows} rows"] = compiled_few(gate_up, torch.bfloat16, bias)
+        found[f"gluon down, {rows} rows"] = compiled_few(few_tiling(rows, 1, width, has_bias, ""), torch.bfloat16, bias)
+    return {f"{name}, bias" if has_bias else name: kernel for name, kernel in found.items()}
 
 
 def findings(kernel: Any) -> dict[str, int]:
@@ -102,6 +119,7 @@ def findings(kernel: Any) -> dict[str, int]:
         "wgmma": count(code, "HGMMA"),
         "mma": count(code, "HMMA"),
         "wide_copies": sum("LDGSTS" in line and ".128" in line for line in code),
+        "tma_loads": count(code, "UTMALDG"),
         "global_atomics": count(code, "ATOMG") + count(code, "RED.E"),
     }
 
