@@ -157,6 +157,15 @@ class Dispatcher:
         finally:
             self._watch = None
 
+    @contextmanager
+    def unmeasured(self) -> Iterator[None]:
+        """Time no call until the end of the context: what is captured in it serves nobody."""
+        timer, self.timer = self.timer, None
+        try:
+            yield
+        finally:
+            self.timer = timer
+
     def call(
         self, choice: Choice, q: Tensor, k: Tensor, v: Tensor, part: PhasePart, layer: int, out: Tensor, *,
         planned: AttentionBatch,
