@@ -117,7 +117,7 @@ def products(W: gl.constexpr, is_active, num_steps, fill, smem, TILING: gl.const
         acc = warpgroup_mma_wait(0, deps=[acc])
         hardware_arrive(FREE + (fill - 1) % STAGES, THREADS)
     else:
-        for step in range(num_steps):
+        for _ in range(num_steps):
             stage = fill % STAGES
             mbarrier.wait(full.index(stage), (fill // STAGES) & 1)
             hardware_arrive(FREE + stage, THREADS)
@@ -127,7 +127,9 @@ def products(W: gl.constexpr, is_active, num_steps, fill, smem, TILING: gl.const
 
 @jit
 def activated(gate, up, limit, alpha, ACTIVATION: gl.constexpr):
-    """activation(gate) * up in fp32, or gpt-oss's clamped kind: as `products.activated`, which this is compared with."""
+    """activation(gate) * up in fp32, or gpt-oss's clamped kind; compare `products.activated`."""
+    if ACTIVATION == "gelu":
+        return 0.5 * (1.0 + gl.erf(gate * 0.7071067811865476)) * gate * up
     argument = gate
     if ACTIVATION == "clamped":
         gate = gl.where(gate > limit, limit, gate)  # NaN stays

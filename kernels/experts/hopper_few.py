@@ -73,11 +73,10 @@ def load_weights(w_desc, expert, n, column, w_smem, bar, stage, TILING: gl.const
                 tma.async_copy_global_to_shared(w_desc, [expert, n * (ROWS // 8), 0, 0, at], bar, box.reshape(PAIRS))
             else:
                 tma.async_copy_global_to_shared(w_desc, [expert, n * ROWS, at], bar, box.reshape(PLAIN))
+        elif TILING.parts == 2:
+            tma.async_copy_global_to_shared(w_desc, [expert, 0, 0, n * ROWS, at], bar, box.reshape(FOLDED_PAIRS))
         else:
-            if TILING.parts == 2:
-                tma.async_copy_global_to_shared(w_desc, [expert, 0, 0, n * ROWS, at], bar, box.reshape(FOLDED_PAIRS))
-            else:
-                tma.async_copy_global_to_shared(w_desc, [expert, 0, n * ROWS, at], bar, box.reshape(FOLDED))
+            tma.async_copy_global_to_shared(w_desc, [expert, 0, n * ROWS, at], bar, box.reshape(FOLDED))
 
 
 @jit

@@ -26,7 +26,7 @@ class ManyTiling:
     activation: str
     consumers: int = 2
     stages: int = 4
-    group: int = 16
+    group: int = 8
 
 
 @dataclass(frozen=True, slots=True)

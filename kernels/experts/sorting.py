@@ -1,7 +1,8 @@
 """A token's visits ("slots") sorted by expert on the device, and the tiles of rows that the products compute.
 
-An expert's slots stand in ascending order, whatever ran first: few are compared with each other, more are counted. Nothing waits for the
-device, no atomic decides a place, and all sizes are upper bounds that the number of slots alone gives.
+An expert's slots stand in ascending order, whatever ran first: few are compared with each other, more are counted.
+Nothing waits for the device, no atomic decides a place, and all sizes are upper bounds that the number of slots alone
+gives.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators

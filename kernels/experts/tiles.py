@@ -8,9 +8,9 @@ MOST_COMPARED = 2048  # slots that are sorted by comparing all of them, in one l
 _FEW_ROWS, _SOME_ROWS = 8, 48
 # Of the Gluon products: average rows of an expert up to which a tile has so many. Most experts' rows fit one tile then,
 # and a second one's weights come from L2.
-_HOPPER_ROWS = ((10, 16), (20, 32), (44, 64))
+_HOPPER_ROWS = ((8, 16), (20, 32), (48, 64))
 _MOST_HOPPER_ROWS = 128
-_MOST_UNSORTED = 4  # tokens whose slots each read their own expert's weights
+_MOST_UNSORTED = 2  # tokens whose slots each read their own expert's weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +49,29 @@ _FEW_INTERPRETED = ExpertTiles(ProductTiles(16, 16, 32, 4, 1), ProductTiles(16, 
 _MANY_INTERPRETED = ExpertTiles(ProductTiles(32, 32, 64, 4, 1), ProductTiles(32, 32, 64, 4, 1))
 
 
+@dataclass(frozen=True, slots=True)
+class FewTiles:
+    """A product of few tokens with mxfp4 weights: block_n rows of weights by block_k columns at a time."""
+
+    block_n: int
+    block_k: int
+    num_warps: int = 4
+
+
+_FEW_GATE_UP, _FEW_DOWN, _FEW_CODES_INTERPRETED = FewTiles(8, 1024), FewTiles(4, 1024), FewTiles(32, 128)
+_FEW_SLOTS = 2  # of an expert, on average, up to which each slot's own reads of mxfp4 weights cost less than tiles
+
+
+def few_tiles(shared_bytes: int | None) -> tuple[FewTiles, FewTiles]:
+    """Both products' tiles; `shared_bytes` as of `expert_tiles`."""
+    return (_FEW_CODES_INTERPRETED,) * 2 if shared_bytes is None else (_FEW_GATE_UP, _FEW_DOWN)
+
+
+def is_few(num_slots: int, num_experts: int) -> bool:
+    """Whether mxfp4 weights are multiplied slot by slot."""
+    return num_slots <= _FEW_SLOTS * num_experts
+
+
 def expert_tiles(num_slots: int, num_experts: int, element_bytes: int, shared_bytes: int | None) -> ExpertTiles:
     """Tiles for tokens x active experts. `shared_bytes` is the GPU's limit for one program; None in the interpreter.
 
@@ -83,7 +106,12 @@ def launch_variant(
     """What of the launches depends on the number of tokens: numbers with equal variants run the same kernels."""
     num_slots = num_tokens * num_active
     tiles = expert_tiles(num_slots, num_experts, element_bytes, shared_bytes)
-    return tiles, num_slots <= MOST_COMPARED, hopper_rows(num_tokens, num_active, num_experts)
+    return (
+        tiles,
+        num_slots <= MOST_COMPARED,
+        hopper_rows(num_tokens, num_active, num_experts),
+        is_few(num_slots, num_experts),
+    )
 
 
 def token_counts(num_experts: int, num_active: int, element_bytes: int, shared_bytes: int | None) -> list[int]:

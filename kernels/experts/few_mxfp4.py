@@ -1,8 +1,10 @@
-"""Products of few tokens, which memory bounds: every slot reads its expert's weights itself, so that nothing is sorted.
+"""Products of few tokens with mxfp4 weights, bound by memory and by what a code takes to become a number.
 
-A program owns whole rows of weights. The first product's programs are each one slot's; the second's are each one
-token's, and add up its experts in the order of its slots. With programmatic dependent launch the second's weights are
-read while the first product still runs: they depend on the experts alone, which are known before the first begins.
+Every slot reads its expert's weights itself, so that nothing is sorted, and multiplies without tensor cores: an integer
+of 8 codes is taken apart by two shifts and a mask a code, and a scale is applied to the sum of its 32 products. A
+program owns whole rows of weights. The first product's programs are each one slot's; the second's are each one token's,
+and add up its experts in the order of its slots. With programmatic dependent launch the second's weights are read while
+the first product still runs: they depend on the experts alone, which are known before the first begins.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
@@ -14,20 +16,19 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.experts.products import activated
 
-# A code's exponent and mantissa, as those of an fp32 number, are the number times 2^-126, subnormal ones too.
-# x is multiplied by 2^64 and the sum by 2^62: a product is a subnormal number for an x below 2^-64 only.
+# A code's exponent and mantissa, as those of an fp32 number, are the number times 2^-126, subnormal ones too. x is
+# multiplied by 2^64 and the sum by 2^62: a product is a subnormal number for an x below 2^-64 only.
 _TWO_64 = tl.constexpr(2.0**64)
 _TWO_62 = tl.constexpr(2.0**62)
 _CODE = tl.constexpr(-0x7E400000)  # 0x81C00000: the sign, two bits of exponent, one of mantissa
 
 
 @triton.jit
-def read_rows(w_ptr, rows, is_row, first, SIZE_IN: tl.constexpr, BLOCK_K: tl.constexpr, IS_MXFP4: tl.constexpr):
-    """Columns [first, first + BLOCK_K) of some rows of a weight [*, SIZE_IN]: of mxfp4 int32 of 8 codes; outside 0."""
-    PACKED: tl.constexpr = 8 if IS_MXFP4 else 1
-    columns = first // PACKED + tl.arange(0, BLOCK_K // PACKED)
-    is_inside = is_row[:, None] & (columns < SIZE_IN // PACKED)[None, :]
-    return tl.load(w_ptr + rows[:, None] * (SIZE_IN // PACKED) + columns[None, :], mask=is_inside, other=0)
+def read_codes(w_ptr, rows, is_row, first, SIZE_IN: tl.constexpr, BLOCK_K: tl.constexpr):
+    """Columns [first, first + BLOCK_K) of some rows of a weight [*, SIZE_IN], 8 codes an int32; outside 0."""
+    words = first // 8 + tl.arange(0, BLOCK_K // 8)
+    is_inside = is_row[:, None] & (words < SIZE_IN // 8)[None, :]
+    return tl.load(w_ptr + rows[:, None] * (SIZE_IN // 8) + words[None, :], mask=is_inside, other=0)
 
 
 @triton.jit
@@ -62,56 +63,48 @@ def by_place(x, WORDS: tl.constexpr):
 
 
 @triton.jit
-def products(w, factors, x, IS_MXFP4: tl.constexpr):
-    """w * x, of mxfp4 summed over the columns that share a factor. x [BLOCK_K] fp32."""
-    if IS_MXFP4:
-        ROWS: tl.constexpr = w.shape[0]
-        WORDS: tl.constexpr = w.shape[1]
-        places = by_place(x, WORDS)
-        sums = numbers(w, 0) * places[0][None, :]
-        for place in tl.static_range(1, 8):
-            sums += numbers(w, place) * places[place][None, :]
-        out = tl.sum(tl.reshape(sums, [ROWS, WORDS // 4, 4]), 2) * _TWO_62 * factors
-    else:
-        out = w.to(tl.float32) * x[None, :]
-    return out
+def products(codes, factors, x):
+    """Products of rows and x [BLOCK_K] fp32, summed over the 32 columns that share a factor."""
+    ROWS: tl.constexpr = codes.shape[0]
+    WORDS: tl.constexpr = codes.shape[1]
+    places = by_place(x, WORDS)
+    sums = numbers(codes, 0) * places[0][None, :]
+    for place in tl.static_range(1, 8):
+        sums += numbers(codes, place) * places[place][None, :]
+    return tl.sum(tl.reshape(sums, [ROWS, WORDS // 4, 4]), 2) * _TWO_62 * factors
 
 
 @triton.jit(do_not_specialize=["num_active"])
 def hallmark_experts_few_gate_up(
     x_ptr, w_ptr, scales_ptr, bias_ptr, inner_ptr, experts_ptr, num_active, stride_x, width, limit, alpha,
-    HIDDEN: tl.constexpr, ACTIVATION: tl.constexpr, HAS_BIAS: tl.constexpr, IS_MXFP4: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, IS_DEPENDENT: tl.constexpr,
+    HIDDEN: tl.constexpr, ACTIVATION: tl.constexpr, HAS_BIAS: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr, IS_DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """One program: BLOCK_N columns of activation(gate) * up of one slot.
 
-    w [E, 2 * width, HIDDEN], inner [slots, width].
+    w [E, 2 * width, HIDDEN / 8] int32, inner [slots, width].
     """
     if IS_DEPENDENT:
         gdc_wait()
         gdc_launch_dependents()  # not before: what is launched reads the experts at once
-    LANES: tl.constexpr = BLOCK_K // 32 if IS_MXFP4 else BLOCK_K
     slot = tl.program_id(1).to(tl.int64)
     expert = tl.load(experts_ptr + slot).to(tl.int64)
     columns = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     is_column = columns < width
     gate_rows = expert * 2 * width + columns
     up_rows = gate_rows + width
-    gates = tl.zeros([BLOCK_N, LANES], tl.float32)
-    ups = tl.zeros([BLOCK_N, LANES], tl.float32)
-    gate_factors = gates
-    up_factors = ups
+    gates = tl.zeros([BLOCK_N, BLOCK_K // 32], tl.float32)
+    ups = tl.zeros([BLOCK_N, BLOCK_K // 32], tl.float32)
     x_ptr += slot // num_active * stride_x
     for first in tl.static_range(0, HIDDEN, BLOCK_K):
-        gate = read_rows(w_ptr, gate_rows, is_column, first, HIDDEN, BLOCK_K, IS_MXFP4)
-        up = read_rows(w_ptr, up_rows, is_column, first, HIDDEN, BLOCK_K, IS_MXFP4)
-        if IS_MXFP4:
-            gate_factors = read_factors(scales_ptr, gate_rows, is_column, first, HIDDEN, BLOCK_K)
-            up_factors = read_factors(scales_ptr, up_rows, is_column, first, HIDDEN, BLOCK_K)
+        gate = read_codes(w_ptr, gate_rows, is_column, first, HIDDEN, BLOCK_K)
+        up = read_codes(w_ptr, up_rows, is_column, first, HIDDEN, BLOCK_K)
+        gate_factors = read_factors(scales_ptr, gate_rows, is_column, first, HIDDEN, BLOCK_K)
+        up_factors = read_factors(scales_ptr, up_rows, is_column, first, HIDDEN, BLOCK_K)
         inputs = first + tl.arange(0, BLOCK_K)
         x = tl.load(x_ptr + inputs, mask=inputs < HIDDEN, other=0.0).to(tl.float32)
-        gates += products(gate, gate_factors, x, IS_MXFP4)
-        ups += products(up, up_factors, x, IS_MXFP4)
+        gates += products(gate, gate_factors, x)
+        ups += products(up, up_factors, x)
     gate = tl.sum(gates, 1)
     up = tl.sum(ups, 1)
     if HAS_BIAS:
@@ -125,36 +118,34 @@ def hallmark_experts_few_gate_up(
 def hallmark_experts_few_down(
     inner_ptr, w_ptr, scales_ptr, bias_ptr, out_ptr, experts_ptr, weights_ptr, stride_weights, stride_out, hidden,
     WIDTH: tl.constexpr, NUM_ACTIVE: tl.constexpr, BLOCK_A: tl.constexpr, HAS_BIAS: tl.constexpr,
-    IS_MXFP4: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, IS_DEPENDENT: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, IS_DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """One program: BLOCK_N columns of one token's weighted sum over its slots, in their order.
 
-    w [E, hidden, WIDTH], inner [slots, WIDTH]. BLOCK_A: slots whose weights are read together; the first of them, where
-    it is a dependent launch, before the wait for what computes inner.
+    w [E, hidden, WIDTH / 8] int32, inner [slots, WIDTH]. BLOCK_A: slots whose weights are read together; the first of
+    them, where it is a dependent launch, before the wait for what computes inner.
     """
     STEPS: tl.constexpr = (WIDTH + BLOCK_K - 1) // BLOCK_K
-    LANES: tl.constexpr = BLOCK_K // 32 if IS_MXFP4 else BLOCK_K
     token = tl.program_id(1).to(tl.int64)
     columns = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     is_column = columns < hidden
-    sums = tl.zeros([BLOCK_N, LANES], tl.float32)
+    sums = tl.zeros([BLOCK_N, BLOCK_K // 32], tl.float32)
     biases = tl.zeros([BLOCK_N], tl.float32)
     experts_ptr += token * NUM_ACTIVE
     inner_ptr += token * NUM_ACTIVE * WIDTH
     weights_ptr += token * stride_weights
     for at in tl.static_range(0, NUM_ACTIVE, BLOCK_A):
-        read = ()
+        codes = ()
         factors = ()
         for a in tl.static_range(BLOCK_A):
             if at + a < NUM_ACTIVE:
                 expert = tl.load(experts_ptr + at + a, cache_modifier=".cg").to(tl.int64)
                 rows = expert * hidden + columns
                 for first in tl.static_range(0, WIDTH, BLOCK_K):
-                    read = read + (read_rows(w_ptr, rows, is_column, first, WIDTH, BLOCK_K, IS_MXFP4),)  # noqa: RUF005  Triton's
-                    if IS_MXFP4:
-                        factors = factors + (read_factors(scales_ptr, rows, is_column, first, WIDTH, BLOCK_K),)
-                    else:
-                        factors = factors + (0.0,)
+                    read = read_codes(w_ptr, rows, is_column, first, WIDTH, BLOCK_K)
+                    codes = codes + (read,)  # noqa: RUF005  Triton unpacks nothing
+                    read = read_factors(scales_ptr, rows, is_column, first, WIDTH, BLOCK_K)
+                    factors = factors + (read,)  # noqa: RUF005
                 if HAS_BIAS:
                     weight = tl.load(weights_ptr + at + a, cache_modifier=".cg")
                     biases += weight * tl.load(bias_ptr + rows, mask=is_column, other=0.0).to(tl.float32)
@@ -167,6 +158,6 @@ def hallmark_experts_few_down(
                     inputs = step * BLOCK_K + tl.arange(0, BLOCK_K)
                     inner = tl.load(inner_ptr + (at + a) * WIDTH + inputs, mask=inputs < WIDTH, other=0.0)
                     x = inner.to(tl.float32) * weight
-                    sums += products(read[a * STEPS + step], factors[a * STEPS + step], x, IS_MXFP4)
+                    sums += products(codes[a * STEPS + step], factors[a * STEPS + step], x)
     total = tl.sum(sums, 1) + biases
     tl.store(out_ptr + token * stride_out + columns, total.to(out_ptr.dtype.element_ty), mask=is_column)
