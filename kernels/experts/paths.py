@@ -132,7 +132,7 @@ EXPERTS_PATHS: tuple[ExpertsPath, ...] = (
             needs_triton=True,
         ),
         _SOURCES.of("kernels.experts.triton_path"),
-        ("hallmark_experts_",),
+        tuple(f"hallmark_experts_{it}" for it in ("sort", "count", "prefix", "place", "gate_up", "down", "combine")),
         _triton_run(),
         is_capturable=True,  # grids depend on the number of rows alone
     ),
