@@ -143,9 +143,9 @@ def hallmark_experts_few_down(
                 rows = expert * hidden + columns
                 for first in tl.static_range(0, WIDTH, BLOCK_K):
                     read = read_codes(w_ptr, rows, is_column, first, WIDTH, BLOCK_K)
-                    codes = codes + (read,)  # noqa: RUF005  Triton unpacks nothing
+                    codes = codes + (read,)  # type: ignore[assignment]  # noqa: RUF005  Triton unpacks nothing
                     read = read_factors(scales_ptr, rows, is_column, first, WIDTH, BLOCK_K)
-                    factors = factors + (read,)  # noqa: RUF005
+                    factors = factors + (read,)  # type: ignore[assignment]  # noqa: RUF005
                 if HAS_BIAS:
                     weight = tl.load(weights_ptr + at + a, cache_modifier=".cg")
                     biases += weight * tl.load(bias_ptr + rows, mask=is_column, other=0.0).to(tl.float32)
