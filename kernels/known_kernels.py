@@ -15,9 +15,10 @@ class NamedKernels:
     patterns: tuple[str, ...]
 
 
-# Kernels that compute an operator: without valid evidence of it they are unproven. The first operator that matches.
+# Kernels that compute an operator: without valid evidence of it they are unproven. The first operator that matches, but
+# for what `NAMED` lists by its whole name.
 OPERATORS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("experts", ("hallmark_experts_*", "*_grouped_mm*", "*grouped_gemm*", "*moe*")),
+    ("experts", ("hallmark_*experts_*", "*_grouped_mm*", "*grouped_gemm*", "*moe*")),
     (
         "attention",
         (
@@ -70,6 +71,7 @@ NAMED: tuple[NamedKernels, ...] = (
     NamedKernels("norm, with the residual's sum", ("_rms_norm_kernel",)),
     NamedKernels("rotation and the write of keys and values", ("_rope_and_write_kv_kernel",)),
     NamedKernels("gated activation", ("_gated_kernel",)),
+    NamedKernels("choice of each token's experts, and their weights", ("hallmark_experts_route",)),
     NamedKernels("the likeliest token", ("best_kernel", "greedy_kernel")),
     NamedKernels("top-k, top-p and min-p", ("count_kernel", "bracket_kernel", "refine_kernel", "narrow_kernel")),
     NamedKernels("the draw of a token", ("draw_kernel", "finish_kernel")),

@@ -52,18 +52,22 @@ def explain(seconds: Mapping[str, float], proven: Mapping[str, Collection[str]])
 def class_of(name: str, proven: Mapping[str, Collection[str]]) -> TimeClass:
     """Return the class of a kernel by its whole name.
 
-    A name that two operators may have launched must be in the evidence of both: which of them did is not recorded.
+    A name that looks like one operator's and is in the evidence of another must be in that of both: which of them
+    launched it is not recorded.
     """
     plain = plain_name(name)
     names = {plain, short_name(name)}
     in_evidence = {operator for operator, known in proven.items() if not names.isdisjoint(known)}
-    looks_like = next((operator for operator, patterns in OPERATORS if _matches(plain, patterns)), None)
+    is_listed = any(plain in named.patterns for named in NAMED)  # by its whole name
+    looks_like = None
+    if not is_listed:
+        looks_like = next((operator for operator, patterns in OPERATORS if _matches(plain, patterns)), None)
     if looks_like is not None and looks_like not in in_evidence:
         return TimeClass.UNPROVEN
     if in_evidence:
         return TimeClass.EVIDENCE
-    is_named = any(_matches(plain, named.patterns) for named in NAMED)
-    return TimeClass.NAMED if is_named else TimeClass.UNEXPLAINED
+    is_listed = is_listed or any(_matches(plain, named.patterns) for named in NAMED)
+    return TimeClass.NAMED if is_listed else TimeClass.UNEXPLAINED
 
 
 def _matches(name: str, patterns: Collection[str]) -> bool:

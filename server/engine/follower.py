@@ -13,17 +13,18 @@ import threading
 import torch
 import torch.distributed as dist
 
+from kernels.operators import AnyShape
 from kernels.shape import AttentionShape
 from kernels.triton_cache import use_own_cache
 from qualification.decision.decision import Decision, Pairs, Status
-from qualification.evidence.shape_text import parse_attention_shape
+from qualification.evidence.shape_text import parse_shape
 from server.engine.attention.dispatch import Dispatcher
 from server.engine.execution.commands import Allocate, Begin, ComputeLogits, CopyPages, Decide, Launch, receive
 from server.engine.execution.followers import meet
 from server.engine.execution.sampling import SampledTokens
 from server.engine.execution.step_buffer import StepBuffer, StepLayout
 from server.engine.execution.worker import Worker
-from server.engine.startup.subject import dispatcher_of, give_sinks, identity_of, kv_cache_of, load_rank, read_subject
+from server.engine.startup.subject import dispatcher_of, identity_of, join_weights, kv_cache_of, load_rank, read_subject
 from server.log import configure_logging
 from server.model.ranks import Ranks
 from server.protocol.hang_up import leave_with
@@ -73,12 +74,12 @@ class Follower:
 
     def _dispatcher_of(self, decisions: list[tuple[str, str]]) -> Dispatcher:
         """Return what rank 0 decided: this rank decides nothing, and counts for nobody."""
-        found = {}
+        found: dict[AnyShape, Decision[AnyShape]] = {}
         for text, path in decisions:
-            shape = parse_attention_shape(text)
+            shape = parse_shape(text)
             found[shape] = Decision(shape, path, Status.PROVEN, path, (), (), None)
         dispatcher = dispatcher_of(self._subject, found, redecide=_decide_nothing, has_timer=False)
-        give_sinks(dispatcher, self._decoder)
+        join_weights(dispatcher, self._decoder)
         return dispatcher
 
 

@@ -26,7 +26,7 @@ from server.model.block import (
     Sublayer,
     add,
 )
-from server.model.experts import Experts, Shared, products_of
+from server.model.experts import Experts, ProductsOf, Shared, products_of
 from server.model.layers import DenseWeights, LayerWeights, MixtureWeights, Weights
 from server.model.linear import Product
 from server.model.ranks import ALONE, Ranks
@@ -51,6 +51,7 @@ class Decoder:
         self._embed = _embedding(config, weights.embedding)
         self._finish_logits = _after_head(config)
         self._final_norm = self._norm_weight(weights.final_norm)
+        self._products_of: ProductsOf = products_of
         self._blocks = self._build_blocks()
         _compile_matmuls(config, weights)
 
@@ -58,6 +59,16 @@ class Decoder:
         """Multiply `sizes` rows, and what they stand for, as is fastest on this GPU. Raises CublasLtError."""
         self.weights = self.weights.with_chosen(chooser, sizes)
         self._blocks = self._build_blocks()
+
+    def serve_experts(self, products: ProductsOf) -> None:
+        """Compute the products of experts by `products`, and compile what a layer of each mixture launches."""
+        self._products_of = products
+        self._blocks = self._build_blocks()
+        pairs = zip(self.config.layers, self.weights.layers, strict=False)
+        of_mixture = {layer.feed_forward: weights.feed_forward for layer, weights in pairs}
+        for mixture, weights in of_mixture.items():
+            if isinstance(mixture, ExpertsConfig) and isinstance(weights, MixtureWeights):
+                _experts(mixture, weights, products).compile()
 
     @torch.inference_mode()
     def forward(self, step: Step) -> Tensor:
@@ -106,7 +117,7 @@ class Decoder:
             case DenseConfig(activation=activation), DenseWeights(gate_up, down):
                 return FeedForward(gate_up.gated_by(activation), self._summed(down))
             case ExpertsConfig() as mixture, MixtureWeights() as weights_of_mixture:
-                experts, ranks = _experts(mixture, weights_of_mixture), self._ranks
+                experts, ranks = _experts(mixture, weights_of_mixture, self._products_of), self._ranks
                 return experts if ranks.world == 1 else lambda x, step: ranks.sum(experts(x, step))
         raise AssertionError("weights are of the kind that the configuration says")
 
@@ -141,13 +152,13 @@ class Decoder:
         return weight.float() + 1 if self.config.zero_centred_norms else weight
 
 
-def _experts(config: ExpertsConfig, weights: MixtureWeights) -> Experts:
+def _experts(config: ExpertsConfig, weights: MixtureWeights, products_of: ProductsOf) -> Experts:
     shared = None
     if weights.shared is not None:
         assert isinstance(config.activation, Activation), "a feed-forward for all tokens has a plain activation"
         gated, down = weights.shared.gate_up.gated_by(config.activation), weights.shared.down
         shared = Shared(lambda x: down(gated(x)), weights.shared_gate)
-    products = products_of(weights.experts, config.activation, weights.router.weight.device)
+    products = products_of(config, weights.experts)
     return Experts(weights.router, config.routing, products, weights.correction_bias, shared)
 
 
@@ -182,6 +193,4 @@ def _compile_matmuls(config: ModelConfig, weights: Weights) -> None:
             linear.compile(activation if name.endswith("gate_up") and isinstance(activation, Activation) else None)
         if isinstance(layer.feed_forward, MixtureWeights):
             compile_linear(layer.feed_forward.router.weight, dtype_out=torch.float32)
-            assert isinstance(layer_config.feed_forward, ExpertsConfig), "weights are of the kind of the configuration"
-            _experts(layer_config.feed_forward, layer.feed_forward).compile()
     compile_linear(weights.head, dtype_out=torch.float32)

@@ -8,18 +8,21 @@ import torch
 from torch import Tensor
 
 from kernels.experts.eager import experts_eager
-from kernels.experts.kinds import ExpertActivation, RoutingConfig
+from kernels.experts.kinds import RoutingConfig
 from kernels.experts.routing import route
 from kernels.experts.tiles import token_counts
-from kernels.experts.weights import AnyExpertWeights
+from kernels.experts.weights import AnyExpertWeights, ExpertWeights
 from kernels.launch import triton_version
 from kernels.linear.matmul import linear_fp32
 from kernels.processors import shared_bytes
+from qualification.model.config import ExpertsConfig
 from server.model.linear import Dense, Product
 from server.model.step import Step
 
 # (hidden [T, H], experts [T, k] int32, weights [T, k] fp32) -> [T, H]
 ExpertProducts = Callable[[Tensor, Tensor, Tensor], Tensor]
+# Gives what computes the products of a layer's mixture with its weights.
+ProductsOf = Callable[[ExpertsConfig, AnyExpertWeights], ExpertProducts]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +87,10 @@ def is_captured(device: torch.device) -> bool:
     return device.type == "cuda" and triton_version() is not None and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
+def device_of(weights: AnyExpertWeights) -> torch.device:
+    return (weights.down if isinstance(weights, ExpertWeights) else weights.down_blocks).device
+
+
 def routes(logits: Tensor, routing: RoutingConfig, correction_bias: Tensor | None) -> tuple[Tensor, Tensor]:
     """Weights [T, k] fp32 and experts [T, k] int32 of each token, as `route` defines them; on a GPU one kernel."""
     if not is_captured(logits.device):
@@ -93,9 +100,10 @@ def routes(logits: Tensor, routing: RoutingConfig, correction_bias: Tensor | Non
     return run_route(logits, routing, correction_bias)
 
 
-def products_of(weights: AnyExpertWeights, activation: ExpertActivation, device: torch.device) -> ExpertProducts:
-    """What computes the products of these experts."""
-    if not is_captured(device):
+def products_of(mixture: ExpertsConfig, weights: AnyExpertWeights) -> ExpertProducts:
+    """What computes the products of these experts where nothing is decided, as outside of an engine."""
+    activation = mixture.activation
+    if not is_captured(device_of(weights)):
         return partial(experts_eager, expert_weights=weights, activation=activation)
     from kernels.experts.triton_path import run_experts
 

@@ -190,17 +190,17 @@ class EngineRefused(msgspec.Struct, frozen=True, tag=True):
 
 
 class DispatchCount(msgspec.Struct, frozen=True, array_like=True):
-    """Count of a decision's launches in one step: once for each phase of the batch."""
+    """Count of a decision's launches in one step: of attention once for each phase of the batch, else once."""
 
-    phase: str
-    bucket: str  # of the longest context that the launches of that part of the batch allow for
+    phase: str  # of attention, or the name of another operator, whose rows all phases share
+    bucket: str  # of the longest context that the launches of that part of the batch allow for; else of the rows
     path: str
     status: str
     wanted: str
     fallback_reasons: list[str]
     num_sequences: int
     num_tokens: int
-    num_launches: int  # calls of the path: one for each attention layer
+    num_launches: int  # calls of the path: one for each layer that it serves
 
 
 class AttentionSample(msgspec.Struct, frozen=True, array_like=True):

@@ -202,10 +202,14 @@ def build_labels(fingerprint: dict[str, str | int | None]) -> tuple[str, ...]:
 def fallback_labels(plan: Iterable[PlanRow]) -> set[tuple[str, str, str, str]]:
     """Return every (phase, from, to, reason) that a fallback of this plan could be counted under.
 
-    The plan holds all reasons but one: a path may be quarantined later. Other reasons come with another plan.
+    The plan holds all reasons but one: a path may be quarantined later. Other reasons come with another plan. What
+    serves another operator than attention stays.
     """
     found = set()
     for row in plan:
+        if row.head_dim is None:
+            found |= {(row.phase, row.wanted, row.path or "none", reason) for reason in row.fallback_reasons}
+            continue
         paths = set(of_this_machine(row))
         targets = paths if row.path is None else paths | {row.path}
         known = {code for code, _ in row.rejected.get(row.wanted, ())} | set(row.fallback_reasons)

@@ -65,4 +65,5 @@ RESULT = "result"
 TRIGGER = "trigger"
 DETAIL = "detail"
 KERNELS = "kernels"
+EXPLAINED = "explained_ratio"  # of the forward pass's time
 IS_REPLAY = "is_replay"

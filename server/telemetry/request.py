@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from kernels.buckets import bucket_of
+from kernels.shape import Phase
 from qualification.decision.decision import Status
 from server.protocol.messages import AttentionUse, RequestTimes, SamplingParams, TokenDelta
 from server.telemetry import conventions as names
@@ -11,7 +12,8 @@ from server.telemetry.metrics import Metrics
 from server.telemetry.outcomes import DisconnectStage, Outcome
 from server.telemetry.tracing import Attributes, RequestTrace
 
-_DECODE = "decode"  # the phase of AttentionUse that a prompt's own computation is not
+_PROMPT = (Phase.PREFILL.value, Phase.EXTEND.value)  # phases of AttentionUse that decoding is not
+_DECODE = Phase.DECODE.value  # the one that a prompt's own computation is not; other operators are part of both
 _FROM_BEST_TO_WORST = [status.value for status in Status]
 
 
@@ -237,7 +239,7 @@ class SequenceRecord:
         prefill |= attention_attributes(use for use in uses if use.phase != _DECODE)
         add(names.PREFILL, times.scheduled_at, times.first_token_at, prefill | {names.IS_COMPLETE: True})
         decode = which | {names.GEN_AI_OUTPUT_TOKENS: self.num_tokens, names.IS_COMPLETE: self._is_ended}
-        decode |= attention_attributes(use for use in uses if use.phase == _DECODE)
+        decode |= attention_attributes(use for use in uses if use.phase not in _PROMPT)
         add(names.DECODE, times.first_token_at, self._last_at if self._is_ended else now, decode)
 
 

@@ -201,6 +201,8 @@ class Tracing:
                 names.KERNELS: list(batch.kernels),
             }
             detail: Attributes = {} if batch.detail is None else {names.DETAIL: batch.detail}
+            if batch.explained is not None:
+                detail = {**detail, names.EXPLAINED: batch.explained.share}
             events.append(Event(names.ATTESTED, attributes | detail, end_ns))
         what: Attributes = {names.TRIGGER: report.trigger, names.RESULT: report.result}
         status = Status() if report.result == "match" else Status(StatusCode.ERROR, report.result)

@@ -14,7 +14,7 @@ from running_api import Running, wait_until
 from server.edge.keys import ApiKeys, Keys
 from server.http.app import create_admin_app
 from server.model.load.pooling import PoolingModel
-from server.protocol.messages import AttestationReport, FinishReason, Heartbeat
+from server.protocol.messages import AttestationReport, AttestedBatch, ExplainedTime, FinishReason, Heartbeat
 from server.settings import Task
 from server.supervisor.client import EngineState
 from server.supervisor.streams import error_delta
@@ -23,6 +23,8 @@ pytestmark = pytest.mark.e2e
 
 ENTER, TAB = ("Enter", 13, "\r"), ("Tab", 9, "")
 HOSTILE = "<img src=x onerror=\"document.title='taken'\"><b>bold</b>"
+EXPLAINED = ExplainedTime(0.975, {"evidence": 0.975, "unexplained": 0.025}, {}, {"planted": 0.025})
+ATTESTED = AttestedBatch("decode", ["triton.decode"], True, {}, "match", None, EXPLAINED)
 IS_READY = "document.getElementById('state').textContent === 'ready'"
 
 Start = Callable[..., Running]
@@ -55,7 +57,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
         if pooling is not None:
             it = Served(replace(it.edge, pooling=pooling), it.engine)
         it.engine.last_heartbeat = Heartbeat(1, math.inf, 0, 0)  # or it would be late after 5 s
-        it.engine.attestations.put(AttestationReport("start", "match", 12.5, 0.1, [], [], id="0af1"))
+        it.engine.attestations.put(AttestationReport("start", "match", 12.5, 0.1, [ATTESTED], [], id="0af1"))
         options = {} if keys is None else {"keys": keys}
         app = create_admin_app(replace(it.edge)) if is_admin else None
         started.append(Running(it, app=app, **options))  # type: ignore[arg-type]
@@ -108,6 +110,8 @@ def test_the_page_shows_the_plan_and_figures_of_what_it_did(tab: Tab, start: Sta
     ask(tab, "Hi")
     tab.wait_for("/le_128\\s+1\\s+[\\d.]+ ms/.test(document.getElementById('ttft').innerText)")
     assert "match" in tab.text("attestation")
+    assert "decode 97.5%" in tab.text("attestation")
+    assert "decode ran kernels that nobody named: planted" in tab.text("attestation")
     assert "/v1/chat/completions" in tab.text("curl")
     assert "tiny" in tab.text("python")
 

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 
+from kernels.shape import Phase
 from server.engine.scheduling.engine import Engine
 from server.engine.scheduling.step_parts import Part
 from server.protocol.messages import FinishReason, SamplingParams, StepOutput, Submit
@@ -82,5 +83,6 @@ def _refuse_failed(output: StepOutput) -> None:
 
 def is_decode_of(output: StepOutput, num_sequences: int) -> bool:
     """True when a step computed one token of each of so many sequences and nothing else."""
-    counts = output.record.dispatches
+    phases = {phase.value for phase in Phase}  # not the operators beside attention
+    counts = [it for it in output.record.dispatches if it.phase in phases]
     return bool(counts) and all(it.phase == "decode" and it.num_sequences == num_sequences for it in counts)

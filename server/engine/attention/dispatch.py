@@ -9,12 +9,14 @@ from functools import partial
 from torch import Tensor
 
 from kernels.batch import AttentionBatch, AttentionFlags
+from kernels.operators import AnyShape
 from kernels.path import KernelPath, RunAttention
 from kernels.shape import AttentionShape, Phase
 from qualification.decision.decision import Decision, Pairs
 from server.engine.attention.dispatch_key import LengthKey, bucket_index, key_of_shape
 from server.engine.attention.launch_errors import launch_failure
 from server.engine.attention.timer import AttentionTimer
+from server.engine.products.experts import ExpertsTable
 from server.engine.scheduling.sequence import Batch
 from server.protocol.messages import AttentionSample, AttentionUse
 
@@ -71,9 +73,14 @@ class Dispatcher:
         timer: AttentionTimer | None = None,
         quarantined: Pairs = frozenset(),
         overridden: Pairs = frozenset(),
+        experts: ExpertsTable | None = None,
     ) -> None:
-        """`flags`: one a layer. `decisions` were already made without the pairs `quarantined` and `overridden`."""
+        """`flags`: one a layer. `decisions` were already made without the pairs `quarantined` and `overridden`.
+
+        experts  the choices of a model with mixtures, whose layers have them by `join_weights`
+        """
         self.flags = flags
+        self.experts = experts
         self.windows = tuple(dict.fromkeys(layer.window for layer in flags))
         self._paths = {path.name: path for path in paths}
         self._redecide = redecide
@@ -98,6 +105,11 @@ class Dispatcher:
     def plan(self) -> dict[AttentionShape, Decision[AttentionShape]]:
         """Return the decision for each shape now, shapes that no path serves any more included."""
         return dict(self._decisions)
+
+    @property
+    def all_decisions(self) -> list[Decision[AnyShape]]:
+        """Return the decision for each shape now, those of other operators behind attention's."""
+        return [*self._decisions.values(), *([] if self.experts is None else self.experts.decisions)]
 
     @property
     def overridden(self) -> Pairs:
@@ -156,6 +168,15 @@ class Dispatcher:
             yield
         finally:
             self._watch = None
+
+    @contextmanager
+    def unmeasured(self) -> Iterator[None]:
+        """Time no call until the end of the context: what is captured in it serves nobody."""
+        timer, self.timer = self.timer, None
+        try:
+            yield
+        finally:
+            self.timer = timer
 
     def call(
         self, choice: Choice, q: Tensor, k: Tensor, v: Tensor, part: PhasePart, layer: int, out: Tensor, *,

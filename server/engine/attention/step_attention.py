@@ -118,12 +118,20 @@ class StepAttention:
                 entry.planned = None  # every layer is launched: the memory is the next step's
             lanes = self._lanes()
             uses = {phase: [lane.choice.use for entry, lane in lanes if entry.part.phase is phase] for phase in Phase}
+            experts = self._dispatcher.experts
+            if experts is not None:
+                served = experts.uses(self._num_rows)
+                uses = {phase: [*of_phase, *served] if of_phase else [] for phase, of_phase in uses.items()}
             self._report = Served(self.counts(), uses)
         return self._report
 
     def counts(self) -> list[DispatchCount]:
-        """Each decision that served, with how often its path was launched."""
-        return [_count(entry.part, lane) for entry, lane in self._lanes()]
+        """Each decision that served, with how often its path was launched; those of experts behind attention's."""
+        found = [_count(entry.part, lane) for entry, lane in self._lanes()]
+        if self._dispatcher.experts is not None:
+            num_sequences = sum(entry.part.num_sequences for entry in self._parts)
+            found += self._dispatcher.experts.counts(self._num_rows, num_sequences)
+        return found
 
     def served(self) -> list[tuple[Choice, int]]:
         """Each choice that ran in this step, with its launches."""
@@ -131,7 +139,13 @@ class StepAttention:
 
     def suspects(self) -> list[tuple[str, str]]:
         """Every (path, shape) of this step: whom to blame when the device is lost in it."""
-        return [(lane.choice.use.path, str(lane.choice.decision.shape)) for _, lane in self._lanes()]
+        found = [(lane.choice.use.path, str(lane.choice.decision.shape)) for _, lane in self._lanes()]
+        return found if self._dispatcher.experts is None else found + self._dispatcher.experts.pairs(self._num_rows)
+
+    @property
+    def _num_rows(self) -> int:
+        """Tokens that the step computes; of a CUDA graph with its padding."""
+        return max((entry.part.tokens.stop for entry in self._parts), default=0)
 
     def _lanes(self) -> list[tuple[_Part, _Lane]]:
         return [(entry, lane) for entry in self._parts for lane in (*entry.retired, *entry.lanes.values())]

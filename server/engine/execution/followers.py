@@ -141,7 +141,7 @@ def check_same(rank: int, found: RankIdentity, ours: RankIdentity) -> None:
 
 def decisions_of(dispatcher: Dispatcher) -> list[tuple[str, str]]:
     """Return (shape, path) of every shape that has a path."""
-    return [(str(shape), it.path) for shape, it in dispatcher.decisions.items() if it.path is not None]
+    return [(str(it.shape), it.path) for it in dispatcher.all_decisions if it.path is not None]
 
 
 class LeadingWorker(Worker):

@@ -122,7 +122,8 @@ class Worker:
         def work() -> None:
             self._compute(tensors, attention, has_pending=buffer.has_pending, is_sampled=is_sampled)
 
-        return capture(work)
+        with self.dispatcher.unmeasured():
+            return capture(work)
 
     def replay(
         self,

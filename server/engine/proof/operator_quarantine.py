@@ -37,4 +37,4 @@ class OperatorQuarantine:
 
     def plan(self) -> PlanChanged:
         """Return the path that serves each shape now."""
-        return PlanChanged(plan_rows(self._dispatcher.plan.values(), self._evidence))
+        return PlanChanged(plan_rows(self._dispatcher.all_decisions, self._evidence))

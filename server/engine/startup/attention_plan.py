@@ -1,4 +1,4 @@
-"""The plan of this engine's attention, and the messages that report it to the API process."""
+"""The plan of this engine's operators, and the messages that report it to the API process."""
 
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
@@ -6,9 +6,9 @@ from pathlib import Path
 import torch
 
 from kernels.fingerprint import Fingerprint
-from kernels.operators import AnyShape
+from kernels.operators import AnyShape, Operator, operator_of
 from qualification.decision.decision import Decision, Pairs
-from qualification.decision.model_shapes import shapes_needed, signature_of
+from qualification.decision.model_shapes import plan_shapes
 from qualification.measure.start_plan import Plan, RunQualification, make_plan
 from qualification.model.config import ModelConfig
 from server.engine.startup.limits import EngineLimits
@@ -44,7 +44,7 @@ def plan_attention(
 ) -> Plan:
     """Decide every shape these limits allow, measuring what the policy asks for. Raises Unservable."""
     plan = make_plan(
-        shapes_needed(signature_of(config), limits.serving),
+        [it for it in plan_shapes(config, limits.serving, device.type) if operator_of(it) is not Operator.LINEAR],
         policy=settings.on_unproven,
         fingerprint=fingerprint,
         device=device,

@@ -51,8 +51,8 @@ from server.engine.startup.matmul_tuning import choose_products
 from server.engine.startup.subject import (
     Subject,
     dispatcher_of,
-    give_sinks,
     identity_of,
+    join_weights,
     kv_cache_of,
     load_alone,
     load_rank,
@@ -60,7 +60,6 @@ from server.engine.startup.subject import (
 )
 from server.engine.startup.warmup import estimate_longest_step_s, probes_of, warm_up
 from server.model.decoder import Decoder
-from server.model.experts import is_captured
 from server.protocol.messages import AttestationReport, EngineReady
 from server.protocol.plan_rows import plan_rows
 from server.settings import Settings
@@ -96,7 +95,7 @@ def build_engine(
     use_own_cache()
     install_compile_counter()
     subject = read_subject(settings)
-    quarantine = Quarantine(own_file(cache_folder(settings), "quarantine", subject.fingerprint), PATHS)
+    quarantine = Quarantine(own_file(cache_folder(settings), "quarantine", subject.fingerprint), ALL_PATHS)
     broken = quarantined | quarantine.pairs
     try:
         plan = plan_attention(
@@ -137,13 +136,13 @@ def _build(
 ) -> BuiltEngine:
     dispatcher = dispatcher_of(
         subject,
-        decisions_of(AttentionShape, plan.decisions),
+        plan.decisions,
         redecide=plan.redecide,
         quarantined=broken,
         overridden=overridden,
     )
     decoder, matmul_fallbacks = _load(settings, subject, dispatcher, followers, progress)
-    give_sinks(dispatcher, decoder)
+    join_weights(dispatcher, decoder)
     try:
         runner = _warm_runner(settings, subject, decoder, dispatcher, followers, plan, progress)
         longest_step_s = 0.0 if subject.device.type == "cuda" else estimate_longest_step_s(runner, subject.limits)
@@ -203,7 +202,7 @@ def _ready(
         fingerprint=subject.fingerprint.values(),
         matrix_digest=plan.matrix_digest,
         matrix_verdict=plan.matrix_verdict.value,
-        plan=plan_rows(runner.dispatcher.decisions.values(), plan.evidence),
+        plan=plan_rows(runner.dispatcher.all_decisions, plan.evidence),
         attention_layers=subject.config.num_layers,
         num_compiles=num_compiles(),
         matmul_fallbacks=matmul_fallbacks.take(),
@@ -229,7 +228,7 @@ def _warm_runner(
     config, limits, device = subject.config, subject.limits, subject.device
     if followers is not None and device.type == "cuda":
         logger.warning("several ranks: no CUDA graphs, no run-ahead and no measured matrix products, whatever is set")
-    waits = config.has_mixtures and not is_captured(device)
+    waits = dispatcher.experts is not None and not dispatcher.experts.is_capturable
     if waits and device.type == "cuda" and settings.cuda_graphs:
         logger.warning("experts are computed one after the other, which waits for the host: no CUDA graphs")
     is_capturable = device.type == "cuda" and followers is None and not subject.pools and not waits
@@ -340,7 +339,8 @@ def _attestor(settings: Settings, subject: Subject, runner: ModelRunner, plan: P
 
 def _step_times(subject: Subject, runner: ModelRunner, recorder: Recorder | None) -> TimeStep:
     """Return what times the steps of an attestation: by the driver, where a CUDA graph can hold a step."""
-    waits = subject.config.has_mixtures and not is_captured(subject.device)
+    experts = runner.dispatcher.experts
+    waits = experts is not None and not experts.is_capturable
     if recorder is None or subject.shard.world > 1 or waits:
         return lambda _: None
     capture = recorder.capture

@@ -9,15 +9,18 @@ import torch
 from kernels.batch import AttentionFlags
 from kernels.catalog import PATHS
 from kernels.device import num_cores, read_fingerprint, torch_dtype, use_all_cores
+from kernels.experts.shape import ExpertsShape
 from kernels.fingerprint import Fingerprint
+from kernels.operators import AnyShape
 from kernels.shape import AttentionShape
-from qualification.decision.decision import Decision, Pairs
+from qualification.decision.decision import Decision, Pairs, decisions_of
 from qualification.model.config import ModelConfig
 from qualification.model.fields import ModelConfigError
 from qualification.model.shard import TENSOR_PARALLEL_SIZES, Shard, shard_of
 from server.engine.attention.dispatch import Dispatcher, Redecide
 from server.engine.attention.timer import AttentionTimer, CpuDevice, CudaDevice
 from server.engine.execution.followers import RankIdentity
+from server.engine.products.experts import ExpertsTable
 from server.engine.startup.kv_sizing import check_weights_fit
 from server.engine.startup.limits import EngineLimits, choose_device, choose_limits
 from server.errors import ModelError, SettingsError
@@ -118,7 +121,7 @@ def kv_cache_of(subject: Subject, num_pages: int) -> KVCache:
 
 def dispatcher_of(
     subject: Subject,
-    decisions: Mapping[AttentionShape, Decision[AttentionShape]],
+    decisions: Mapping[AnyShape, Decision[AnyShape]],
     *,
     redecide: Redecide,
     quarantined: Pairs = frozenset(),
@@ -136,8 +139,11 @@ def dispatcher_of(
         )
         for it in layers
     )
+    experts = None
+    if subject.config.has_mixtures:
+        experts = ExpertsTable(subject.config, subject.limits.dtype, decisions_of(ExpertsShape, decisions))
     return Dispatcher(
-        decisions,
+        decisions_of(AttentionShape, decisions),
         PATHS,
         flags,
         redecide=redecide,
@@ -146,11 +152,14 @@ def dispatcher_of(
         else None,
         quarantined=quarantined,
         overridden=overridden,
+        experts=experts,
     )
 
 
-def give_sinks(dispatcher: Dispatcher, decoder: Decoder) -> None:
-    """Fill the sinks of a table that was made before the weights were loaded."""
+def join_weights(dispatcher: Dispatcher, decoder: Decoder) -> None:
+    """Give a table that was made before the weights their sinks, and the decoder the choices of its mixtures."""
+    if dispatcher.experts is not None:
+        decoder.serve_experts(dispatcher.experts.products_of)
     for flags, layer in zip(dispatcher.flags, decoder.weights.layers, strict=True):
         if flags.sinks is not None and layer.sinks is not None:
             flags.sinks.copy_(layer.sinks)

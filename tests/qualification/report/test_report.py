@@ -323,7 +323,14 @@ def test_a_live_server_shows_its_fallbacks(folder: Path) -> None:
         "num_fallbacks": 1,
         "shapes": [shape],
         "launches": {"sdpa.math": 7},
-        "attestation": None,
+        "attestation": {
+            "result": "match",
+            "batches": [
+                {"phase": "decode", "paths": ["sdpa.math"], "explained": {"share": 0.9946}},
+                {"phase": "prefill", "paths": ["sdpa.math"], "explained": None},
+                {"phase": "extend", "paths": ["sdpa.math"]},  # of an older server
+            ],
+        },
     }
     metrics = "\n".join(
         (
@@ -340,6 +347,8 @@ def test_a_live_server_shows_its_fallbacks(folder: Path) -> None:
         text = page(folder, url=url)
     assert "prefill x: sdpa.math instead of triton.prefill (head_dim)" in text
     assert "<b>7</b> fallbacks since its start" in text
+    assert "<b>99.5%</b> of the time of decode by sdpa.math" in text
+    assert "of the time of prefill" not in text
     assert "<b>1</b> compiles after ready since its start" in text
 
 

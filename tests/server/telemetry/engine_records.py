@@ -8,6 +8,7 @@ from kernels.buckets import Bucket
 from kernels.catalog import PATHS
 from kernels.fingerprint import Device
 from kernels.path import Tier
+from kernels.row_buckets import RowBucket
 from kernels.shape import Phase
 from server.protocol.messages import DispatchCount, EngineReady, PlanRow, StepRecord
 from server.telemetry.metrics import Metrics
@@ -66,9 +67,14 @@ def use_everything(metrics: Metrics) -> None:
         rejected: dict[str, list[tuple[str, str]]] = {it.name: [] for it in able if it.name != path}
         changes = {"phase": phase.value, "context_bucket": bucket.value, "path": path, "wanted": path}
         rows.append(msgspec.structs.replace(ROW, **changes, status="proven", rejected=rejected))
+    for tokens in RowBucket:  # of a mixture of experts
+        changes = {"phase": "experts", "context_bucket": tokens.value, "path": "triton.experts", "fallback_reasons": []}
+        rows.append(msgspec.structs.replace(ROW, **changes, wanted="triton.experts", status="proven", head_dim=None))
     metrics.traffic.create_routes(f"/route/{i}" for i in range(18))
     metrics.on_ready(msgspec.structs.replace(READY, max_model_len=1_000_000, plan=rows))
     for row in rows:
+        if row.head_dim is None:
+            continue
         count = DispatchCount(row.phase, row.context_bucket, "sdpa.math", "proven", row.wanted, ["failed"], 1, 1, 1)
         metrics.on_step(msgspec.structs.replace(RECORD, dispatches=[count]))
         metrics.attention.measured(row.phase, row.context_bucket, kernel_s=1e-3, flops=1e9, hbm_bytes=1e9)

@@ -15,6 +15,7 @@ from server.protocol.messages import (
     AttentionUse,
     AttestationReport,
     AttestedBatch,
+    ExplainedTime,
     FinishReason,
     RequestTimes,
     SamplingParams,
@@ -329,7 +330,9 @@ def test_the_genai_names_are_those_of_the_conventions() -> None:
 
 def test_an_attestation_is_a_trace_of_its_own_with_an_event_a_batch(collector: Collector) -> None:
     subject = Subject(collector.url, ratio=0.0)
-    batch = AttestedBatch("decode", ["triton.decode"], True, {"other": 4}, "mismatch", "did not launch hallmark_decode")
+    explained = ExplainedTime(0.25, {"evidence": 1.0, "unproven": 3.0}, {"gemm": 3.0}, {})
+    wrong = "did not launch hallmark_decode"
+    batch = AttestedBatch("decode", ["triton.decode"], True, {"other": 4}, "mismatch", wrong, explained)
     subject.tracing.attested(AttestationReport("timer", "mismatch", 1000.5, 0.5, [batch], []))
     subject.tracing.close()
     (span,) = collector.spans
@@ -337,4 +340,5 @@ def test_an_attestation_is_a_trace_of_its_own_with_an_event_a_batch(collector: C
     assert span.end_time_unix_nano - span.start_time_unix_nano == 500_000_000
     (event,) = span.events
     assert event.name == conventions.ATTESTED
-    assert {it.key: it.value.string_value for it in event.attributes}["detail"] == "did not launch hallmark_decode"
+    assert {it.key: it.value.string_value for it in event.attributes}["detail"] == wrong
+    assert {it.key: it.value.double_value for it in event.attributes}["explained_ratio"] == 0.25

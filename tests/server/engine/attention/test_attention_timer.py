@@ -9,7 +9,7 @@ import pytest
 from kernels.batch import AttentionFlags
 from kernels.buckets import Bucket
 from kernels.shape import AttentionShape, Dtype, Phase, flops, hbm_bytes_tiled
-from server.engine.attention.dispatch import Dispatcher
+from server.engine.attention.dispatch import Choice, Dispatcher, PhasePart
 from server.engine.attention.timer import AttentionTimer, CpuDevice
 from server.engine.startup.warmup import synthetic_batch
 
@@ -156,6 +156,19 @@ def test_what_an_attestation_takes_is_not_the_sampled_steps() -> None:
         device.most = 9000
     timer.begin(TOKENS)
     assert timer.take()[1] == {"prefill": 4000}
+
+
+def test_a_capture_that_serves_nobody_is_not_measured() -> None:
+    device = FakeDevice(is_graph=True)
+    dispatcher = Dispatcher({}, (), (PLAIN,), redecide=lambda *_: None, timer=AttentionTimer([PLAIN], device))  # type: ignore[arg-type, return-value]
+    ran: list[object] = []
+    choice = Choice(None, lambda *inputs: ran.append(inputs[-1]), None, is_capturable=True)  # type: ignore[arg-type]
+    part = PhasePart(Phase.DECODE, slice(0, 1), None, 1, 1)  # type: ignore[arg-type]
+    given = (choice, None, None, None, part, 0, "out")
+    with dispatcher.unmeasured():
+        dispatcher.call(*given, planned=None)  # type: ignore[arg-type]
+    assert (ran, device.events) == (["out"], [])
+    assert dispatcher.timer is not None
 
 
 def test_what_a_sampled_step_took_is_told_by_phase() -> None:

@@ -1,7 +1,7 @@
 """Attestation by the driver's record, which a few lines stand in for: what is captured, and when."""
 
 from collections import Counter
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -15,6 +15,7 @@ from kernels.shape import Phase
 from qualification.measure.profile import Seen
 from server.engine.attention.dispatch import Dispatcher
 from server.engine.proof.attestation import Attestor, TimeStep
+from server.engine.startup.warmup import probes_of
 
 
 @pytest.fixture(scope="module")
@@ -140,3 +141,18 @@ def test_a_step_that_cannot_be_timed_still_matches(subject: Subject) -> None:
     it, _ = recorded(subject, Capturing(), time_step=breaks)  # type: ignore[arg-type]
     (batch,) = it.attest_all("request").batches
     assert (batch.result, batch.explained) == ("match", None)
+
+
+def test_a_steps_launches_are_captured_where_its_paths_can_be(subject: Subject) -> None:
+    driver = Capturing()
+    recorded(subject, driver)
+    runner, (probe, *_) = subject.built.runner, probes_of(subject.decisions, page=3, page_size=16, max_len=128)
+
+    def capture(work: Callable[[], None]) -> str:
+        work()
+        return "graph"
+
+    assert runner.step_graph(probe, capture) == "graph"  # type: ignore[arg-type]
+    assert driver.outside == {"sdpa.cpu": NUM_LAYERS}
+    subject.attestor()  # whose paths cannot be captured
+    assert runner.step_graph(probe, capture) is None  # type: ignore[arg-type]
