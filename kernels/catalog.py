@@ -5,6 +5,7 @@ from typing import TypeVar
 from kernels import launch
 from kernels.experts.paths import EXPERTS_PATHS
 from kernels.fingerprint import Device
+from kernels.linear.paths import LINEAR_PATHS
 from kernels.path import AnyPath, KernelPath, Limits, RunAttention, Tier
 from kernels.path_order import competes_on, tier_of
 from kernels.prepared import Prepare
@@ -190,7 +191,7 @@ PATHS: tuple[KernelPath, ...] = (
     ),
 )
 
-ALL_PATHS: tuple[AnyPath, ...] = (*PATHS, *EXPERTS_PATHS)  # of every operator; names are unique
+ALL_PATHS: tuple[AnyPath, ...] = (*PATHS, *LINEAR_PATHS, *EXPERTS_PATHS)  # of every operator; names are unique
 
 
 def path_named(name: str) -> KernelPath:

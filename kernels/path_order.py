@@ -13,6 +13,8 @@ _TIERS = {
     "sdpa.efficient": Tier.FALLBACK,
     "sdpa.math": Tier.FALLBACK,
     "sdpa.": Tier.FALLBACK,  # of evidence older or newer than this catalog
+    "cublaslt.": Tier.FIRST,
+    "torch.linear": Tier.FIRST,  # nothing is ahead of it on a CPU, and on a GPU for some sizes
     "torch.experts.cpu": Tier.FIRST,
     "torch.": Tier.FALLBACK,
 }
@@ -33,3 +35,12 @@ def place_of(path: str) -> int:
 def competes_on(path: str) -> frozenset[Device]:
     """Return the devices on which a fallback serves before the first tier where it is clearly faster."""
     return _COMPETES_ON.get(path, frozenset())
+
+
+def is_chosen_by_time(path: str) -> bool:
+    """Return whether a path's place inside its tier is its measured time.
+
+    Which kernel multiplies how many rows is chosen by `kernels/linear/tilings.py` and by measured algorithms, and the
+    catalog has paths of products in that order.
+    """
+    return ".linear" not in path

@@ -2,21 +2,25 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from kernels import launch
-from kernels.fingerprint import Device, Fingerprint
-from kernels.linear.shape import Epilogue, LinearRows, LinearShape
+from kernels.fingerprint import Device
+from kernels.linear.library_path import RunProposed
+from kernels.linear.shape import Epilogue, LinearShape
+from kernels.linear.tilings import skinny_tiling, wide_tiling
 from kernels.linear.torch_path import run_torch
-from kernels.path import Reject, Rejection, Tier
+from kernels.operators import Operator
+from kernels.path import OperatorPath, Reject, Rejection
+from kernels.path_order import tier_of
 from kernels.processors import num_processors
+from kernels.row_buckets import LinearRows
 from kernels.shape import Dtype
 from kernels.source_digest import SourceDigests
+from kernels.torch_kernels import GEMMS, TORCH_HELPERS
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from kernels.linear.tuned import ChosenProduct
 
 # Fills `out` [rows, size_out], its last argument, with epilogue(x @ weight^T + bias).
 RunLinear = Callable[["Tensor", "Tensor", "Tensor | None", Epilogue, "Tensor"], None]
@@ -38,6 +42,7 @@ class LinearLimits:
     min_rows: int = 1
     max_rows: int | None = None
     strided: bool = True  # rows of x may be further apart than they are long
+    processors: int | None = None  # of the GPU whose measured tilings leave some rows to the library; None: no tilings
 
     def rejections(self, shape: LinearShape) -> list[Rejection]:
         """Every reason of the shape, not of the machine, why it cannot be computed."""
@@ -59,34 +64,22 @@ class LinearLimits:
             found.append(Rejection(Reject.LENGTH, f"takes {self.min_rows} rows or more, the shape {shape.rows.label}"))
         if self.max_rows is not None and (shape.rows.hi is None or shape.rows.hi > self.max_rows):
             found.append(Rejection(Reject.LENGTH, f"takes at most {self.max_rows} rows, the shape {shape.rows.label}"))
+        elif self.processors is not None and not found and not _is_tiled(shape, self.processors):
+            found.append(Rejection(Reject.LENGTH, f"leaves {shape.rows.label} rows of such sizes to the library"))
         return found
 
 
 @dataclass(frozen=True, slots=True)
-class LinearPath:
-    """An entry of the catalog."""
+class LinearPath(OperatorPath[LinearLimits, RunLinear]):
+    """A path of products with weights."""
 
-    name: str
-    tier: Tier
-    limits: LinearLimits
-    source_digest: str  # of what its sources compute: `kernels/source_digest.py`
-    kernel_names: tuple[str, ...]  # at least one of these substrings must be in every profiler kernel name it launches
-    run: RunLinear | None  # None where its module cannot be imported, or where `run_chosen` makes it of an algorithm
-    is_capturable: bool = True
+    operator: ClassVar[Operator] = Operator.LINEAR
 
-    def rejects(self, shape: LinearShape, machine: Fingerprint) -> tuple[Rejection, ...]:
-        """Every reason why this path cannot compute `shape` on that machine; empty when it can."""
-        limits, found = self.limits, []
-        if machine.device not in limits.devices:
-            wanted = " or ".join(sorted(device.value for device in limits.devices))
-            found.append(Rejection(Reject.ARCH, f"runs on {wanted}, this machine is {machine.device.value}"))
-        elif limits.min_sm is not None and machine.sm is not None and machine.sm < limits.min_sm:
-            found.append(Rejection(Reject.ARCH, f"needs sm_{limits.min_sm}, this GPU is sm_{machine.sm}"))
-        elif limits.max_sm is not None and machine.sm is not None and machine.sm > limits.max_sm:
-            found.append(Rejection(Reject.ARCH, f"is made for sm_{limits.max_sm}, this GPU is sm_{machine.sm}"))
-        elif limits.needs_triton and machine.triton is None:
-            found.append(Rejection(Reject.ARCH, "needs triton, which is not installed here (it exists for Linux only)"))
-        return (*found, *limits.rejections(shape))
+
+def _is_tiled(shape: LinearShape, processors: int) -> bool:
+    """Return whether `tilings.py` has the rows of a bucket computed by the wide matmul."""
+    sizes = shape.rows.hi or 0, shape.size_out, shape.size_in, processors
+    return wide_tiling(*sizes, parts=shape.epilogue.parts, has_bias=shape.has_bias) is not None
 
 
 def _values(members: frozenset[Dtype] | frozenset[Epilogue]) -> str:
@@ -95,43 +88,22 @@ def _values(members: frozenset[Dtype] | frozenset[Epilogue]) -> str:
 
 def _run_skinny(x: "Tensor", weight: "Tensor", bias: "Tensor | None", epilogue: Epilogue, out: "Tensor") -> None:
     from kernels.linear.skinny import launch_skinny
-    from kernels.linear.tilings import skinny_tiling
 
     sizes = x.shape[0], out.shape[1], x.shape[1], num_processors(x.device)
     tiling = skinny_tiling(*sizes, parts=epilogue.parts, has_bias=bias is not None)
     if tiling is None:
-        raise NotTakenError(f"the skinny matmul does not take {x.shape[0]} rows of {x.shape[1]} columns")
+        raise ValueError(f"the skinny matmul does not take {x.shape[0]} rows of {x.shape[1]} columns")
     launch_skinny(x, weight, bias, out, tiling)
 
 
 def _run_wide(x: "Tensor", weight: "Tensor", bias: "Tensor | None", epilogue: Epilogue, out: "Tensor") -> None:
-    from kernels.linear.tilings import wide_tiling
     from kernels.linear.wide import launch_wide
 
     sizes = x.shape[0], out.shape[1], x.shape[1], num_processors(x.device)
     tiling = wide_tiling(*sizes, parts=epilogue.parts, has_bias=bias is not None)
     if tiling is None:
-        raise NotTakenError(f"the wide matmul leaves {x.shape[0]} rows of {x.shape[1]} columns to the library")
+        raise ValueError(f"the wide matmul leaves {x.shape[0]} rows of {x.shape[1]} columns to the library")
     launch_wide(x, weight, bias, out, tiling)
-
-
-class NotTakenError(Exception):
-    """A path was asked for a product that it leaves to another; the message says which."""
-
-
-def run_chosen(chosen: "ChosenProduct") -> RunLinear:
-    """Return `cublaslt.linear` with the algorithms that were measured for one weight."""
-    from kernels.fused.activation import swiglu
-
-    def run(x: "Tensor", weight: "Tensor", bias: "Tensor | None", epilogue: Epilogue, out: "Tensor") -> None:
-        if bias is not None or not chosen.takes(x, weight):
-            raise NotTakenError(f"no algorithm is chosen for {x.shape[0]} rows of {x.shape[1]} columns")
-        if epilogue is Epilogue.SWIGLU:
-            out.copy_(swiglu(chosen.product(x, weight)))
-        else:
-            out.copy_(chosen.product(x, weight))
-
-    return run
 
 
 _SOURCES = SourceDigests()
@@ -139,12 +111,12 @@ _ALL_DTYPES = frozenset({Dtype.FP32, Dtype.FP16, Dtype.BF16})  # by name: a new 
 _HALF_DTYPES = frozenset({Dtype.FP16, Dtype.BF16})
 _ALL_EPILOGUES = frozenset({Epilogue.NONE, Epilogue.SWIGLU, Epilogue.FP32})
 _HAS_TRITON = launch.triton_version() is not None
-# What PyTorch launches: the products of its libraries, the sum of their parts, and copies around them.
-_LIBRARY_KERNELS = ("nvjet", "xmma", "cutlass", "gemm", "gemv", "cublas", "splitK", "at::native", "Memcpy", "Memset")
-_GATED = "_gated_kernel"  # of SwiGLU behind a product that does not hold it
+# What PyTorch launches: products of its libraries, sums of their parts, SwiGLU behind a product without epilogue.
+_LIBRARY_KERNELS = (*GEMMS, "splitK", "cublasLt", "_gated_kernel", *TORCH_HELPERS)
+_H200_PROCESSORS = 132  # of an H100 SXM too; those of fewer leave a few sizes more to the library
 
 
-def _hopper_limits(min_rows: int, max_rows: int, size_out_multiple: int) -> LinearLimits:
+def _hopper_limits(min_rows: int, max_rows: int, size_out_multiple: int, processors: int | None = None) -> LinearLimits:
     return LinearLimits(
         devices=frozenset({Device.CUDA}),
         dtypes=_HALF_DTYPES,
@@ -156,54 +128,60 @@ def _hopper_limits(min_rows: int, max_rows: int, size_out_multiple: int) -> Line
         size_out_multiple=size_out_multiple,
         min_rows=min_rows,
         max_rows=max_rows,
+        processors=processors,
     )
 
 
+def _path(
+    name: str, limits: LinearLimits, entry: str, kernel_names: tuple[str, ...], run: RunLinear | None
+) -> LinearPath:
+    digest = _SOURCES.of(f"kernels.linear.{entry}")
+    return LinearPath(name, tier_of(name), limits, digest, kernel_names, run, is_capturable=True)
+
+
+# Those before the last take what they are chosen for, so that the first which can compute a shape is the one that does.
 LINEAR_PATHS: tuple[LinearPath, ...] = (
-    LinearPath(
+    _path(
         "gluon.linear.skinny",
-        Tier.FIRST,
         _hopper_limits(1, LinearRows.LE_32.hi or 0, 1),
-        _SOURCES.of("kernels.linear.skinny"),
+        "skinny",
         ("hallmark_skinny_matmul",),
         _run_skinny if _HAS_TRITON else None,
     ),
-    LinearPath(
+    _path(
         "gluon.linear.wide",
-        Tier.FIRST,
-        _hopper_limits(LinearRows.LE_64.lo + 1, LinearRows.LE_128.hi or 0, 8),
-        _SOURCES.of("kernels.linear.wide"),
+        _hopper_limits(LinearRows.LE_64.lo + 1, LinearRows.LE_128.hi or 0, 8, _H200_PROCESSORS),
+        "wide",
         ("hallmark_wide_matmul",),
         _run_wide if _HAS_TRITON else None,
     ),
-    LinearPath(
+    _path(
         "cublaslt.linear",
-        Tier.FIRST,
         LinearLimits(
             devices=frozenset({Device.CUDA}),
             dtypes=_HALF_DTYPES,
             epilogues=_ALL_EPILOGUES,
             bias=False,
+            min_sm=80,
             size_in_multiple=8,
             size_out_multiple=8,
             min_rows=LinearRows.LE_112.lo + 1,
             max_rows=LinearRows.LE_8K.hi,
             strided=False,
         ),
-        _SOURCES.of("kernels.linear.cublaslt"),
-        (*_LIBRARY_KERNELS, _GATED),
-        None,
+        "library_path",
+        _LIBRARY_KERNELS,
+        RunProposed(),
     ),
-    LinearPath(
+    _path(
         "torch.linear",
-        Tier.FALLBACK,
         LinearLimits(
             devices=frozenset({Device.CPU, Device.CUDA, Device.INTERPRETER}),
             dtypes=_ALL_DTYPES,
             epilogues=_ALL_EPILOGUES,
         ),
-        _SOURCES.of("kernels.linear.torch_path"),
-        (*_LIBRARY_KERNELS, _GATED, "mkl", "addmm"),
+        "torch_path",
+        (*_LIBRARY_KERNELS, "mkl", "addmm"),
         run_torch,
     ),
 )

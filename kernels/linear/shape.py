@@ -3,65 +3,10 @@
 import re
 from dataclasses import dataclass
 from enum import Enum
-from itertools import pairwise
 
+from kernels.operators import Operator
+from kernels.row_buckets import LinearRows
 from kernels.shape import Dtype
-
-
-class LinearRows(Enum):
-    """`(lo, hi]` rows of x. The borders are those at which `tilings.py` changes the kernel, and powers of two beyond.
-
-    So one bucket never holds two variants of a kernel: skinny with 8, 16 and 32 padded rows, wide with 64 and 128.
-    """
-
-    LE_1 = "le_1"
-    LE_8 = "le_8"
-    LE_16 = "le_16"
-    LE_32 = "le_32"
-    LE_64 = "le_64"
-    LE_112 = "le_112"
-    LE_128 = "le_128"
-    LE_256 = "le_256"
-    LE_512 = "le_512"
-    LE_1K = "le_1k"
-    LE_2K = "le_2k"
-    LE_8K = "le_8k"
-    GT_8K = "gt_8k"
-
-    @property
-    def label(self) -> str:
-        return self.value
-
-    @property
-    def lo(self) -> int:
-        """The largest number of rows that is still below this bucket."""
-        return _EDGES[self][0]
-
-    @property
-    def hi(self) -> int | None:
-        """The largest number of rows in this bucket; None for the last one, which has no end."""
-        return _EDGES[self][1]
-
-    def holds(self, num_rows: int) -> bool:
-        return self.lo < num_rows and (self.hi is None or num_rows <= self.hi)
-
-
-_BORDERS = (0, 1, 8, 16, 32, 64, 112, 128, 256, 512, 1024, 2048, 8192, None)
-_EDGES: dict[LinearRows, tuple[int, int | None]] = {
-    bucket: (lo or 0, hi) for bucket, (lo, hi) in zip(LinearRows, pairwise(_BORDERS), strict=True)
-}
-
-
-def linear_rows_of(num_rows: int) -> LinearRows:
-    """Return the bucket of a positive number of rows. Raises ValueError below 1."""
-    if num_rows < 1:
-        raise ValueError(f"a product must have at least 1 row, got {num_rows}")
-    return next(bucket for bucket in LinearRows if bucket.holds(num_rows))
-
-
-def linear_rows_up_to(num_rows: int) -> tuple[LinearRows, ...]:
-    """Every bucket that 1..num_rows fall into, the fewest rows first."""
-    return tuple(bucket for bucket in LinearRows if bucket.lo < num_rows)
 
 
 class WeightFormat(Enum):
@@ -103,9 +48,19 @@ class LinearShape:
             raise ValueError("swiglu behind a bias is computed by a kernel of its own: the product's epilogue is none")
 
     @property
+    def operator(self) -> Operator:
+        return Operator.LINEAR
+
+    @property
     def kind(self) -> str:
         """The line without the bucket: what the shapes of one weight, or of equal ones, share."""
-        parts = ["linear", self.dtype.value, self.weight_format.value, f"in{self.size_in}", f"out{self.size_out}"]
+        parts = [
+            Operator.LINEAR.value,
+            self.dtype.value,
+            self.weight_format.value,
+            f"in{self.size_in}",
+            f"out{self.size_out}",
+        ]
         if self.has_bias:
             parts.append("bias")
         if self.epilogue is not Epilogue.NONE:

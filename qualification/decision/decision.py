@@ -9,6 +9,7 @@ from typing import Generic, TypeVar, cast
 from kernels.fingerprint import Fingerprint
 from kernels.operators import AnyShape, operator_of
 from kernels.path import AnyPath, Reject, Rejection, Tier
+from kernels.path_order import is_chosen_by_time
 from qualification.evidence.choice import Rated, beats, first_of
 from qualification.evidence.evidence import Check, Evidence, Timing
 from qualification.evidence.matrix import Key, Matrix
@@ -105,7 +106,8 @@ class Standing:
     may_compete: bool  # on this machine, with the first tier
 
     def rated(self) -> Rated["Standing"]:
-        return Rated(self, self.index, self.proven_timing, self.path.tier is Tier.FALLBACK, self.may_compete)
+        timing = self.proven_timing if is_chosen_by_time(self.path.name) else None
+        return Rated(self, self.index, timing, self.path.tier is Tier.FALLBACK, self.may_compete)
 
     def may_serve(self, policy: Policy) -> bool:
         return not self.limits and self.status in _MAY_SERVE[policy]
@@ -275,7 +277,9 @@ def _notes(able: list[Standing], chosen: Standing | None) -> tuple[str, ...]:
     notes += [
         f"the time of {standing.path.name} chooses nothing, its place is the catalog's: {doubt}"
         for standing in proven
-        if standing.evidence is not None and (doubt := standing.evidence.timing_doubt) is not None
+        if is_chosen_by_time(standing.path.name)
+        and standing.evidence is not None
+        and (doubt := standing.evidence.timing_doubt) is not None
     ]
     return tuple(notes)
 

@@ -8,6 +8,7 @@ from kernels.experts.shape import ExpertsShape
 from kernels.operators import AnyShape
 from kernels.row_buckets import RowBucket, row_buckets_up_to
 from kernels.shape import AttentionShape, Dtype, Mask, Phase
+from qualification.decision.linear_shapes import linear_shapes_needed
 from qualification.model.config import ExpertsConfig, ModelConfig
 from qualification.model.shard import local_heads
 
@@ -97,9 +98,15 @@ def shapes_needed(signature: AttentionSignature, limits: ServingLimits) -> tuple
     )
 
 
-def plan_shapes(model: ModelConfig, limits: ServingLimits) -> tuple[AnyShape, ...]:
-    """Every shape of every operator that a server of this model, or of one rank's part of it, can meet."""
-    return (*shapes_needed(signature_of(model), limits), *experts_shapes_needed(model, limits))
+def plan_shapes(
+    model: ModelConfig, limits: ServingLimits, device_type: str, num_ranks: int = 1
+) -> tuple[AnyShape, ...]:
+    """Every shape of every operator that a server of this model can meet.
+
+    num_ranks  with which it is computed; `model` is then the part of the first of them
+    """
+    products = linear_shapes_needed(model, limits.dtype, limits.max_num_batched_tokens, device_type, num_ranks)
+    return (*shapes_needed(signature_of(model), limits), *products, *experts_shapes_needed(model, limits))
 
 
 def experts_shapes_needed(model: ModelConfig, limits: ServingLimits) -> tuple[ExpertsShape, ...]:

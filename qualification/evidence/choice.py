@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from kernels.path import Tier
-from kernels.path_order import competes_on, place_of, tier_of
+from kernels.path_order import competes_on, is_chosen_by_time, place_of, tier_of
 from qualification.evidence.evidence import Evidence, Timing, is_clearly_faster
 
 T = TypeVar("T")
@@ -68,7 +68,7 @@ def choice_of(entries: Iterable[Evidence]) -> Evidence | None:
         Rated(
             of=entry,
             index=place_of(entry.path),
-            timing=entry.believed_timing,
+            timing=entry.believed_timing if is_chosen_by_time(entry.path) else None,
             is_fallback=tier_of(entry.path) is Tier.FALLBACK,
             may_compete=entry.fingerprint.device in competes_on(entry.path),
         )

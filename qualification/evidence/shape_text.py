@@ -6,6 +6,7 @@ from types import MappingProxyType
 
 from kernels.buckets import Bucket
 from kernels.experts.shape import parse_experts_shape
+from kernels.linear.shape import parse_linear_shape
 from kernels.operators import AnyShape, Operator
 from kernels.shape import AttentionShape, Dtype, Mask, Phase
 
@@ -17,7 +18,9 @@ _SHAPE = re.compile(
 
 
 # By the first word of the line. Attention's lines begin with the phase.
-_PARSERS: Mapping[str, Callable[[str], AnyShape]] = MappingProxyType({Operator.EXPERTS.value: parse_experts_shape})
+_PARSERS: Mapping[str, Callable[[str], AnyShape]] = MappingProxyType(
+    {Operator.EXPERTS.value: parse_experts_shape, Operator.LINEAR.value: parse_linear_shape}
+)
 
 
 def parse_shape(text: str) -> AnyShape:

@@ -62,9 +62,8 @@ def targets_of(
     found = []
     for name, config in models.items():
         model = read_model(config)
-        shapes = plan_shapes(
-            shard_of(model, 0, tensor_parallel_size).local_config, limits_of(model, device_type, choices)
-        )
+        part = shard_of(model, 0, tensor_parallel_size).local_config
+        shapes = plan_shapes(part, limits_of(model, device_type, choices), device_type, tensor_parallel_size)
         wanted = tuple(it for it in shapes if phase_of(it) in phases and any(path.serves(it) for path in paths))
         of_ranks = name if tensor_parallel_size == 1 else f"{name}-tp{tensor_parallel_size}"
         found.append(Target(of_ranks, file_of(of_ranks), wanted))

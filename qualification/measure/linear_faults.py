@@ -7,10 +7,11 @@ import torch
 from torch import Tensor
 
 from kernels.fused.activation_kind import Activation
+from kernels.linear.paths import RunLinear
 from kernels.linear.shape import Epilogue, LinearShape
 from kernels.reference.experts import activated_fp64
+from kernels.row_buckets import LinearRows
 from kernels.shape import Dtype
-from qualification.measure.linear_checks import RunLinear
 from qualification.measure.linear_inputs import rows_to_test
 
 _TILE = 32  # rows, columns of the result, and columns of a step
@@ -38,6 +39,15 @@ class LinearFault(Enum):
     STALE_OUTPUT = "the last row is not written"  # grid too small
     STRAY_WRITE = "one row past the result is written"  # store without a mask
     TAIL_READ = "rows past the last are read into the sums"  # 0 * NaN
+
+
+def trial_shapes(dtype: Dtype) -> tuple[LinearShape, ...]:
+    """Small shapes, in some of which every fault shows that can show in the dtype."""
+    shapes = (
+        LinearShape(dtype, 72, 40, LinearRows.LE_8, has_bias=True),
+        LinearShape(dtype, 129, 33, LinearRows.LE_8, epilogue=Epilogue.SWIGLU),
+    )
+    return (*shapes, LinearShape(dtype, 200, 50, LinearRows.LE_1))
 
 
 def can_show_in(fault: LinearFault, shape: LinearShape) -> bool:

@@ -7,11 +7,13 @@ import torch
 from torch import Tensor
 
 from kernels.device import torch_dtype
-from kernels.linear.shape import Epilogue, LinearRows, LinearShape
+from kernels.linear.shape import Epilogue, LinearShape
+from kernels.row_buckets import LinearRows
 from qualification.measure.inputs import GUARD_ROWS
 
-_EACH_UP_TO = {"cpu": 32, "cuda": 128}  # rows: every number of them is tested; above, edges and what the caller names
+_EACH_UP_TO = 128  # rows: every number of them is tested on a GPU; above, and on a CPU, edges and what is asked for
 _MOST_ON_CPU = 512  # rows, where a bucket does not begin beyond: the reference of more takes seconds
+_PERIOD = 2**22 - 3  # random numbers of a weight before they come again: prime, so that no two rows are the same
 _PADDED_COLUMNS = 8  # of NaN between the rows of x: 16 bytes in 16 bits
 
 
@@ -54,7 +56,11 @@ def operands_of(shape: LinearShape, device: torch.device, *, seed: int) -> Linea
     rows, edge = shape.num_weight_rows, GUARD_ROWS
     storage = torch.full((rows + 2 * edge, shape.size_in), torch.nan, dtype=dtype, device=device)
     weight = storage[edge : edge + rows]
-    weight.normal_(std=shape.size_in**-0.5, generator=random)
+    numbers = weight.view(-1)
+    period = torch.randn(min(_PERIOD, numbers.numel()), generator=random, device=device) * shape.size_in**-0.5
+    for start in range(0, numbers.numel(), _PERIOD):
+        part = numbers[start : start + _PERIOD]
+        part.copy_(period[: part.numel()])
     bias = torch.randn(shape.size_out, generator=random, device=device).to(dtype) if shape.has_bias else None
     return LinearOperands(weight, bias)
 
@@ -82,7 +88,7 @@ def linear_cases(
     device = operands.weight.device
     random = torch.Generator(device).manual_seed(seed + 1)
     counts = tuple(row_counts or rows_to_test(shape.rows, is_cpu=device.type == "cpu"))
-    few = next((count for count in reversed(counts) if count <= _EACH_UP_TO["cuda"]), counts[0])
+    few = next((count for count in reversed(counts) if count <= _EACH_UP_TO), counts[0])
 
     def randn(num_rows: int) -> Tensor:
         return torch.randn(num_rows, shape.size_in, generator=random, device=device)
@@ -120,15 +126,17 @@ def linear_cases(
 def rows_to_test(bucket: LinearRows, served_rows: Iterable[int] = (), *, is_cpu: bool) -> tuple[int, ...]:
     """Return numbers of rows to test, ascending: all of a small bucket, of others edges, one odd one and `served_rows`.
 
+    On a CPU edges alone: its kernels are the same for all buckets, and a start with nothing proven is to be short.
+
     The bucket without an end is tested up to one row more than a tile of 128 beyond its border.
     """
     first, last = bucket.lo + 1, bucket.hi or bucket.lo + 129
-    each = _EACH_UP_TO["cpu" if is_cpu else "cuda"]
-    if last <= each:
+    if last <= _EACH_UP_TO and not is_cpu:
         return tuple(range(first, last + 1))
-    edges = {first, (first + last) // 2 | 1}
-    if not is_cpu or last <= _MOST_ON_CPU:
-        edges |= {last - 1, last}
+    if is_cpu:
+        edges = {first, last} if last <= _MOST_ON_CPU else {first}
+    else:
+        edges = {first, (first + last) // 2 | 1, last - 1, last}
     return tuple(sorted({count for count in {*edges, *served_rows} if bucket.holds(count)}))
 
 

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 
 import torch
 
@@ -13,6 +14,7 @@ from kernels.fingerprint import Device, Fingerprint
 from kernels.launch import TritonError
 from kernels.operators import AnyShape, Operator, flops_of, hbm_bytes_of, operator_of
 from kernels.path import AnyPath
+from kernels.path_order import is_chosen_by_time
 from kernels.shape import Dtype
 from qualification.evidence.evidence import Check, Evidence, Timing
 from qualification.measure.ceilings import Ceilings, ceilings_now
@@ -28,6 +30,7 @@ logger = logging.getLogger(__name__)
 # What a kernel or a peer's library raises that cannot compute, compile or launch: evidence, or a reason to be absent
 # from a benchmark, and no failure of our own.
 KERNEL_ERRORS = (RuntimeError, ValueError, TypeError, AssertionError, LookupError, ArithmeticError, TritonError)
+_TIME_THAT_CHOOSES_NOTHING = 0.2  # of the budget: it is read by people
 _KEPT_BYTES_CPU = 2**28  # of references
 _MAX_DETAIL = 300  # characters of an error kept in evidence
 
@@ -158,7 +161,7 @@ def qualify_path(shape: AnyShape, path: AnyPath, bench: Bench, references: Refer
     try:
         given = references or References()
         checks = trial_of(shape).check(shape, path.run, bench.device, seed=bench.seed, references=given)
-        measured = _measure(shape, path.run, bench)
+        measured = _measure(shape, path, path.run, bench)
     except KERNEL_ERRORS as error:
         if (loss := loss_of(bench.device)) is not None:
             message = f"{path.name} broke the device on {shape}: {error}"
@@ -169,14 +172,15 @@ def qualify_path(shape: AnyShape, path: AnyPath, bench: Bench, references: Refer
     return _evidence(shape, path, bench, checks=checks, measured=measured)
 
 
-def _measure(shape: AnyShape, run: Run, bench: Bench) -> _Measured:
+def _measure(shape: AnyShape, path: AnyPath, run: Run, bench: Bench) -> _Measured:
     """One call on the longest sequences: its time, its memory, and what it and others launch.
 
     The others are on short sequences, and on one alone, which another kernel may serve than several.
     """
     trial = trial_of(shape)
     call, num_seqs = trial.timed_call(shape, run, bench.device, seed=bench.seed)
-    judged = time_until_believed(lambda factor: _time(call, shape, num_seqs, bench, factor))
+    attempt = partial(_time, call, shape, num_seqs, bench)
+    judged = time_until_believed(attempt) if is_chosen_by_time(path.name) else attempt(_TIME_THAT_CHOOSES_NOTHING)
     seen = None
     if bench.may_profile and bench.fingerprint.device is not Device.INTERPRETER:  # whose kernels are Python
         others = trial.profiled_calls(shape, run, bench.device, seed=bench.seed)
@@ -190,7 +194,7 @@ def _measure(shape: AnyShape, run: Run, bench: Bench) -> _Measured:
     )
 
 
-def _time(call: Callable[[], None], shape: AnyShape, num_seqs: int, bench: Bench, factor: int) -> Judged:
+def _time(call: Callable[[], None], shape: AnyShape, num_seqs: int, bench: Bench, factor: float) -> Judged:
     """Time in `factor` times the budget, with the machine's rates before and after: clocks and loads change."""
     longest = trial_of(shape).tested(shape, is_cpu=bench.device.type == "cpu")
     num_flops = num_seqs * flops_of(shape, *longest)

@@ -14,6 +14,7 @@ from qualification.evidence.evidence import Check
 from qualification.measure.checks import check_path
 from qualification.measure.experts_trial import ExpertsTrial
 from qualification.measure.inputs import Case, cases, long_case, longest_lengths
+from qualification.measure.linear_trial import LinearTrial
 from qualification.measure.planted_faults import passed_wrongly
 from qualification.measure.references import References
 
@@ -86,7 +87,7 @@ def _call(run: RunAttention, case: Case) -> Call:
 
 
 TRIALS: Mapping[Operator, Trial] = MappingProxyType(
-    {Operator.ATTENTION: AttentionTrial(), Operator.EXPERTS: ExpertsTrial()}
+    {Operator.ATTENTION: AttentionTrial(), Operator.LINEAR: LinearTrial(), Operator.EXPERTS: ExpertsTrial()}
 )
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from kernels.fingerprint import Fingerprint
-from kernels.operators import AnyShape
+from kernels.operators import AnyShape, Operator, operator_of
 from qualification.decision.decision import Decision, Pairs
 from qualification.decision.model_shapes import plan_shapes
 from qualification.measure.start_plan import Plan, RunQualification, make_plan
@@ -44,7 +44,7 @@ def plan_attention(
 ) -> Plan:
     """Decide every shape these limits allow, measuring what the policy asks for. Raises Unservable."""
     plan = make_plan(
-        plan_shapes(config, limits.serving),
+        [it for it in plan_shapes(config, limits.serving, device.type) if operator_of(it) is not Operator.LINEAR],
         policy=settings.on_unproven,
         fingerprint=fingerprint,
         device=device,

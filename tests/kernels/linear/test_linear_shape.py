@@ -7,16 +7,10 @@ import pytest
 
 from kernels.fingerprint import Device, Fingerprint
 from kernels.linear.paths import LINEAR_PATHS
-from kernels.linear.shape import (
-    Epilogue,
-    LinearRows,
-    LinearShape,
-    linear_rows_of,
-    linear_rows_up_to,
-    parse_linear_shape,
-)
+from kernels.linear.shape import Epilogue, LinearShape, parse_linear_shape
 from kernels.linear.tilings import tiling_for
 from kernels.path import Reject
+from kernels.row_buckets import LinearRows, linear_rows_of, linear_rows_up_to
 from kernels.shape import Dtype
 
 H200 = Fingerprint(Device.CUDA, "NVIDIA H200", 90, "580", "13.0", "91900", "2.11.0+cu130", "3.6.0")
@@ -65,7 +59,11 @@ def test_no_bucket_holds_two_variants_of_a_kernel() -> None:
     [
         (SHAPE, ["gluon.linear.skinny", "torch.linear"]),
         (replace(SHAPE, rows=LinearRows.LE_64), ["gluon.linear.wide", "torch.linear"]),
-        (replace(SHAPE, rows=LinearRows.LE_128), ["gluon.linear.wide", "cublaslt.linear", "torch.linear"]),
+        (replace(SHAPE, rows=LinearRows.LE_128), ["cublaslt.linear", "torch.linear"]),  # spread well by the library
+        (
+            replace(SHAPE, rows=LinearRows.LE_128, size_out=2048),
+            ["gluon.linear.wide", "cublaslt.linear", "torch.linear"],
+        ),
         (replace(SHAPE, rows=LinearRows.LE_8K), ["cublaslt.linear", "torch.linear"]),
         (replace(SHAPE, rows=LinearRows.LE_8K, has_bias=True), ["torch.linear"]),
         (replace(SHAPE, rows=LinearRows.GT_8K), ["torch.linear"]),

@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.linear.shape import Epilogue, LinearRows, LinearShape
+from kernels.linear.shape import Epilogue, LinearShape
 from kernels.linear.torch_path import run_torch
+from kernels.row_buckets import LinearRows
 from kernels.shape import Dtype
 from qualification.measure.linear_checks import check_linear
 from qualification.measure.linear_faults import LinearFault, can_show_in, wrong_linear
@@ -58,8 +59,7 @@ def test_a_16_bit_product_stored_in_fp32_may_not_be_rounded() -> None:
     assert [check.name for check in checks if not check.is_passed] == ["every_row"]
 
 
-def test_small_buckets_are_tested_for_each_number_of_rows() -> None:
-    assert rows_to_test(LinearRows.LE_16, is_cpu=True) == tuple(range(9, 17))
+def test_small_buckets_are_tested_for_each_number_of_rows_on_a_gpu() -> None:
     assert rows_to_test(LinearRows.LE_112, is_cpu=False) == tuple(range(65, 113))
 
 

@@ -4,7 +4,7 @@
     python tests/server/grammar/measure_grammars.py random URL NUM      random schemas against a running server
     python tests/server/grammar/measure_grammars.py hostile             time and memory of hostile grammars
     python tests/server/grammar/measure_grammars.py masks               times of masks for 128,000 tokens and 32 rows
-    python tests/server/grammar/measure_grammars.py steps               steps of the demo model with and without
+    python tests/server/grammar/measure_grammars.py streams URL         time per token of 32 streams, with and without
 
 Each prints one JSON object.
 """
@@ -16,7 +16,6 @@ import resource
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -28,17 +27,13 @@ import jsonschema
 import llguidance
 import torch
 
-from qualification.decision.decision import Policy
 from server.engine.execution.grammars import BoundRow, GrammarMatcher, Grammars
-from server.engine.scheduling.engine import Engine
-from server.engine.startup.builder import build_engine
 from server.errors import InvalidGrammar, UnsupportedField
 from server.grammar.checker import GrammarChecker
 from server.grammar.compiled import byte_tokenizer, compiled
 from server.grammar.requested import json_grammar, lark_grammar, regex_grammar
-from server.protocol.messages import FinishReason, Grammar, SamplingParams, Submit
-from server.settings import DEMO_MODEL, DeviceChoice, Settings
-from server.text.tokenizer import Tokenizer
+from server.protocol.messages import Grammar
+from server.settings import DEMO_MODEL
 
 WORDS = ("name", "age", "city", "tags", "size", "kind", "note", "unit", "date", "total")
 PERSON = {
@@ -304,41 +299,71 @@ def masks() -> dict[str, object]:
     return found
 
 
-def steps() -> dict[str, object]:
-    """Decode steps of the demo model with 32 rows on this CPU: none bound, and all bound; in turns."""
-    prompt = Tokenizer.load(Path(DEMO_MODEL)).encode("Once upon a time")
-    array = {"type": "array", "items": {"type": "string", "maxLength": 30}, "minItems": 200}
-    bound = json_grammar(array, "p")
-    with tempfile.TemporaryDirectory() as cache:
-        settings = Settings(device=DeviceChoice.CPU, on_unproven=Policy.DEGRADE, cache_dir=cache, max_num_seqs=32)
-        engine = build_engine(settings, frozenset(), lambda *_: None).engine
-        times: dict[bool, list[float]] = {False: [], True: []}
-        for index in range(6):
-            is_bound = bool(index % 2)
-            found = decode_times(engine, prompt, bound if is_bound else None, index)
-            times[is_bound] += found if index > 1 else []  # the first two warm up
-    free, full = statistics.median(times[False]), statistics.median(times[True])
+STREAMS, STREAM_TOKENS, ROUNDS = 32, 192, 4
+_LONG = {"type": "object", "properties": {"a": {"type": "string", "minLength": 3000}}, "required": ["a"]}
+_PEOPLE = {
+    "type": "object",
+    "properties": {
+        "people": {
+            "type": "array",
+            "minItems": 400,
+            "items": {
+                "type": "object",
+                "properties": {
+                    "name": {"type": "string", "maxLength": 12},
+                    "age": {"type": "integer", "minimum": 0, "maximum": 120},
+                    "role": {"enum": ["admin", "user", "guest"]},
+                },
+                "required": ["name", "age", "role"],
+            },
+        }
+    },
+    "required": ["people"],
+}
+# No answer can end before its last token.
+STREAMED: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "a regular expression": {"structured_outputs": {"regex": "[a-z ]{3000}"}},
+    "a long text in an object": {"structured_outputs": {"json": _LONG}},
+    "many people": {"structured_outputs": {"json": _PEOPLE}},
+    "log probabilities of 5": {"logprobs": 5},
+    "log probabilities of 20": {"logprobs": 20},
+}
+
+
+async def streams(url: str) -> dict[str, object]:
+    """Time per token of 32 streams against a running server, plain, bound and with log probabilities; in turns."""
+    samples: dict[str, list[float]] = {name: [] for name in STREAMED}
+    async with httpx.AsyncClient(base_url=url, timeout=300, limits=httpx.Limits(max_connections=STREAMS)) as client:
+        model = (await client.get("/v1/models")).json()["data"][0]["id"]
+        for is_counted in (False, *[True] * ROUNDS):
+            for name, fields in STREAMED.items():
+                time_ms = await _ms_a_token(client, {"model": model, **fields})
+                samples[name] += [time_ms] if is_counted else []
+    medians = {name: statistics.median(times) for name, times in samples.items()}
     return {
-        "rows": 32,
-        "steps_each": len(times[True]),
-        "free_p50_ms": round(1e3 * free, 3),
-        "bound_p50_ms": round(1e3 * full, 3),
-        "ratio": round(full / free, 4),
+        "streams": STREAMS,
+        "tokens": STREAM_TOKENS,
+        "ms_a_token": samples,
+        "over_plain": {name: round(median / medians["plain"], 4) for name, median in medians.items()},
     }
 
 
-def decode_times(engine: Engine, prompt: list[int], grammar: Grammar | None, index: int) -> list[float]:
-    sampling = SamplingParams(max_tokens=60, temperature=1.0, ignore_eos=True, grammar=grammar, seed=index)
-    for row in range(32):
-        engine.submit(Submit(f"{index}-{row}", prompt, sampling))
-    found = []
-    while engine.has_work:
-        started_at = time.perf_counter()
-        output = engine.step()
-        if output is not None and len(output.deltas) == 32:
-            found.append(time.perf_counter() - started_at)
-        assert output is None or not any(delta.finish_reason is FinishReason.ERROR for delta in output.deltas)
-    return found[5:-1]
+async def _ms_a_token(client: httpx.AsyncClient, fields: dict[str, Any]) -> float:
+    """Milliseconds of a token while all streams run."""
+
+    async def times_of(index: int) -> list[float]:
+        prompt = {"prompt": [100 + index] * 100, "temperature": 0.7, "seed": index}
+        body = {**fields, **prompt, "max_tokens": STREAM_TOKENS, "ignore_eos": True, "stream": True}
+        async with client.stream("POST", "/v1/completions", json=body) as answer:
+            if answer.status_code != 200:
+                raise SystemExit((await answer.aread()).decode())
+            return [time.perf_counter() async for line in answer.aiter_lines() if line.startswith("data: {")]
+
+    found = await asyncio.gather(*(times_of(index) for index in range(STREAMS)))
+    began_at, ended_at = max(times[0] for times in found), min(times[-1] for times in found)
+    num_tokens = statistics.median(sum(began_at <= at <= ended_at for at in times) for times in found)
+    return 1e3 * (ended_at - began_at) / (num_tokens - 1)
 
 
 def main() -> None:
@@ -347,8 +372,10 @@ def main() -> None:
         found = suite(rest)
     elif command == "random":
         found = asyncio.run(random_answers(rest[0], int(rest[1])))
+    elif command == "streams":
+        found = asyncio.run(streams(rest[0]))
     else:
-        found = {"hostile": hostile, "masks": masks, "steps": steps}[command]()
+        found = {"hostile": hostile, "masks": masks}[command]()
     head = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()[:12]
     about = {"llguidance": llguidance.__version__, "commit": head, "command": command}
     print(json.dumps(about | found, indent=1))

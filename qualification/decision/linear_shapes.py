@@ -1,0 +1,83 @@
+"""Every product with a weight that serving a model can need, by its linear shape."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from kernels.fused.activation_kind import Activation
+from kernels.linear.shape import Epilogue, LinearShape
+from kernels.row_buckets import LinearRows, linear_rows_up_to
+from kernels.shape import Dtype
+from qualification.model.config import DenseConfig, ExpertsConfig, LayerConfig, ModelConfig
+from qualification.model.shard import vocabulary_rows
+
+MAX_LOGITS = 2**25  # numbers of the logits that prompts are scored by at once
+_MOST_SAMPLED = 512  # rows of a step whose next token is chosen
+
+
+@dataclass(frozen=True, slots=True)
+class _Weight:
+    """A product of the model, whatever the number of rows."""
+
+    size_in: int
+    size_out: int
+    has_bias: bool = False
+    epilogue: Epilogue = Epilogue.NONE
+    dtype: Dtype | None = None  # None: that of the model
+
+
+def linear_shapes_needed(
+    model: ModelConfig, dtype: Dtype, max_num_batched_tokens: int, device_type: str, num_ranks: int = 1
+) -> tuple[LinearShape, ...]:
+    """Every shape of a model, or of one rank's part of it, in the order in which a forward pass needs the weights.
+
+    Products of one column, which gate a shared expert, are not among them: they are small kernels of PyTorch.
+    """
+    weights = dict.fromkeys(
+        weight for layer in model.layers for weight in _weights_of(layer, model, dtype, device_type)
+    )
+    found = [_shape(weight, dtype, rows) for weight in weights for rows in linear_rows_up_to(max_num_batched_tokens)]
+    for size in sorted({len(vocabulary_rows(model.vocab_size, rank, num_ranks)) for rank in range(num_ranks)}):
+        most = min(max_num_batched_tokens, max(_MOST_SAMPLED, MAX_LOGITS // size))
+        head = _Weight(model.hidden_size, size, epilogue=_stored_in_fp32(dtype, device_type))
+        found += [_shape(head, dtype, rows) for rows in linear_rows_up_to(most)]
+    return tuple(dict.fromkeys(found))
+
+
+def _shape(weight: _Weight, dtype: Dtype, rows: LinearRows) -> LinearShape:
+    return LinearShape(weight.dtype or dtype, weight.size_in, weight.size_out, rows, weight.has_bias, weight.epilogue)
+
+
+def _weights_of(layer: LayerConfig, model: ModelConfig, dtype: Dtype, device_type: str) -> Iterator[_Weight]:
+    attention, hidden = layer.attention, model.hidden_size
+    yield _Weight(hidden, attention.query_size + 2 * attention.kv_size, attention.has_bias)
+    yield _Weight(attention.query_size, hidden, attention.has_output_bias)
+    fed = layer.feed_forward
+    match fed:
+        case DenseConfig(width, activation, has_bias):
+            yield from _dense(
+                hidden, width, is_swiglu=activation is Activation.SILU and not has_bias, has_bias=has_bias
+            )
+        case ExpertsConfig():
+            yield _router(hidden, fed.num_experts, dtype, device_type)
+            if fed.shared is not None:
+                yield from _dense(hidden, fed.shared.width, is_swiglu=fed.activation is Activation.SILU, has_bias=False)
+
+
+def _dense(hidden: int, width: int, *, is_swiglu: bool, has_bias: bool) -> Iterator[_Weight]:
+    if is_swiglu:
+        yield _Weight(hidden, width, epilogue=Epilogue.SWIGLU)
+    else:
+        yield _Weight(hidden, 2 * width, has_bias)
+    yield _Weight(width, hidden, has_bias)
+
+
+def _router(hidden: int, num_experts: int, dtype: Dtype, device_type: str) -> _Weight:
+    """The router's bias, where there is one, is added behind the product; a CPU widens the operands before it."""
+    if device_type == "cpu":
+        return _Weight(hidden, num_experts, dtype=Dtype.FP32)
+    return _Weight(hidden, num_experts, epilogue=_stored_in_fp32(dtype, device_type))
+
+
+def _stored_in_fp32(dtype: Dtype, device_type: str) -> Epilogue:
+    """A CPU rounds logits to the dtype of the model and widens them, which is no part of the product."""
+    return Epilogue.NONE if dtype is Dtype.FP32 or device_type == "cpu" else Epilogue.FP32
