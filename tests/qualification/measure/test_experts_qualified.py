@@ -130,12 +130,12 @@ def test_experts_are_decided_as_attention_is(
     assert others == {path.name for path in EXPERTS_PATHS}
 
 
-def test_on_a_gpu_triton_goes_before_torch_and_bf16_is_not_interpreted() -> None:
-    shape = replace(SHAPE, dtype=Dtype.BF16)
+def test_on_a_gpu_our_kernels_go_before_torch_and_bf16_is_not_interpreted() -> None:
+    shape = replace(SHAPE, dtype=Dtype.BF16, hidden=64, width=64)
     able = [path.name for path in EXPERTS_PATHS if not path.rejects(shape, H200)]
-    assert able == ["triton.experts", "torch.experts"]
+    assert able == ["gluon.experts.hopper", "triton.experts", "torch.experts"]
     interpreter = replace(H200, device=Device.INTERPRETER, sm=None)
-    triton = EXPERTS_PATHS[0]
+    triton = EXPERTS_PATHS[1]
     assert [it.code for it in triton.rejects(shape, interpreter)] == [Reject.DTYPE]
     assert [it.code for it in triton.rejects(shape, replace(H200, sm=75))] == [Reject.ARCH]
 
