@@ -83,6 +83,14 @@ def _triton_run() -> RunExperts | None:
     return run_experts
 
 
+def _hopper_run() -> RunExperts | None:
+    if launch.triton_version() is None:
+        return None
+    from kernels.experts.hopper_path import run_experts_hopper
+
+    return run_experts_hopper
+
+
 _SOURCES = SourceDigests()
 _DTYPES = frozenset({Dtype.FP32, Dtype.FP16, Dtype.BF16})  # by name: a new member widens no path's limits
 _FORMATS = frozenset({ExpertFormat.PLAIN, ExpertFormat.MXFP4})
@@ -96,6 +104,23 @@ def _torch_path(name: str, devices: frozenset[Device]) -> ExpertsPath:
 
 
 EXPERTS_PATHS: tuple[ExpertsPath, ...] = (
+    ExpertsPath(
+        "gluon.experts.hopper",
+        tier_of("gluon.experts.hopper"),
+        ExpertsLimits(
+            devices=frozenset({Device.CUDA}),
+            dtypes=frozenset({Dtype.FP16, Dtype.BF16}),
+            formats=frozenset({ExpertFormat.PLAIN}),
+            min_sm=90,
+            max_sm=90,
+            needs_triton=True,
+            size_multiple=64,  # rows are gathered by whole 128 bytes
+        ),
+        _SOURCES.of("kernels.experts.hopper_path"),
+        ("hallmark_gluon_experts_", "hallmark_experts_"),
+        _hopper_run(),
+        is_capturable=True,  # grids depend on the number of rows alone
+    ),
     ExpertsPath(
         "triton.experts",
         tier_of("triton.experts"),

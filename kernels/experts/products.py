@@ -9,6 +9,8 @@ A row's products are summed step by step over the inner dim in a fixed order, wh
 import triton
 import triton.language as tl
 
+from kernels.experts.dependent import begin
+
 _GROUP_M = tl.constexpr(8)  # tiles of rows whose columns are computed one after the other: weights stay in L2
 _TWO_126 = tl.constexpr(2.0**126)
 
@@ -169,17 +171,19 @@ def hallmark_experts_down(
     tl.store(at, sums.to(dtype), mask=is_row[:, None] & is_column[None, :])
 
 
-@triton.jit(do_not_specialize=["num_active"])
+@triton.jit
 def hallmark_experts_combine(
-    results_ptr, weights_ptr, out_ptr, num_active, stride_weights, stride_out, hidden, BLOCK: tl.constexpr
-):
+    results_ptr, weights_ptr, out_ptr, stride_weights, stride_out, hidden,
+    NUM_ACTIVE: tl.constexpr, BLOCK: tl.constexpr, IS_DEPENDENT: tl.constexpr,
+):  # fmt: skip
     """One program: BLOCK columns of one token's weighted sum over its slots, in fp32 and in the order of the slots."""
+    begin(IS_DEPENDENT)
     token = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     is_column = columns < hidden
     total = tl.zeros([BLOCK], tl.float32)
-    for place in range(num_active):
+    for place in tl.static_range(NUM_ACTIVE):  # unrolled: all are in flight at once
         weight = tl.load(weights_ptr + token * stride_weights + place)
-        at = results_ptr + (token * num_active + place) * hidden + columns
+        at = results_ptr + (token * NUM_ACTIVE + place) * hidden + columns
         total += weight * tl.load(at, mask=is_column, other=0.0).to(tl.float32)
     tl.store(out_ptr + token * stride_out + columns, total.to(out_ptr.dtype.element_ty), mask=is_column)

@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.experts.dependent import begin, launches_ahead
 from kernels.experts.kinds import RoutingConfig, Scores
 from kernels.experts.tiles import padded
 
@@ -33,8 +34,10 @@ def hallmark_experts_route(
     logits_ptr, bias_ptr, weights_ptr, experts_ptr, stride_logits, scale,
     NUM_EXPERTS: tl.constexpr, BLOCK_E: tl.constexpr, NUM_ACTIVE: tl.constexpr, NUM_GROUPS: tl.constexpr,
     NUM_ACTIVE_GROUPS: tl.constexpr, IS_SOFTMAX: tl.constexpr, RENORMALIZES: tl.constexpr, HAS_BIAS: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """One program: one token. Of equal experts, and of equal groups, the lower index goes first."""
+    begin(IS_DEPENDENT)
     token = tl.program_id(0).to(tl.int64)
     lanes = tl.arange(0, BLOCK_E)
     is_expert = lanes < NUM_EXPERTS
@@ -99,11 +102,12 @@ def run_route(logits: Tensor, config: RoutingConfig, correction_bias: Tensor | N
     experts = torch.empty_like(weights, dtype=torch.int32)
     if num_tokens == 0:
         return weights, experts
-    block = padded(config.num_experts)
+    block, ahead = padded(config.num_experts), launches_ahead(logits.device)
     hallmark_experts_route[(num_tokens,)](
         logits, correction_bias, weights, experts, logits.stride(0), config.scale,
         NUM_EXPERTS=config.num_experts, BLOCK_E=block, NUM_ACTIVE=config.num_active, NUM_GROUPS=config.num_groups,
         NUM_ACTIVE_GROUPS=config.num_active_groups, IS_SOFTMAX=config.scores is Scores.SOFTMAX,
         RENORMALIZES=config.renormalizes, HAS_BIAS=correction_bias is not None, num_warps=1 if block <= 256 else 4,
+        IS_DEPENDENT=ahead, launch_pdl=ahead,
     )  # fmt: skip
     return weights, experts

@@ -1,7 +1,8 @@
 """A token's visits ("slots") sorted by expert on the device, and the tiles of rows that the products compute.
 
-A counting sort of fixed order: an expert's slots stand in ascending order, whatever ran first. Nothing waits for the
-device, no atomic decides a place, and all sizes are upper bounds that the number of slots alone gives.
+An expert's slots stand in ascending order, whatever ran first: few are compared with each other, more are counted.
+Nothing waits for the device, no atomic decides a place, and all sizes are upper bounds that the number of slots alone
+gives.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
@@ -14,8 +15,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.experts.tiles import most_tiles, padded, sorted_at_once, tiles_at_once
+from kernels.experts.dependent import begin, launches_ahead
+from kernels.experts.tiles import MOST_COMPARED, most_tiles, padded
 
+_SLOTS_AT_ONCE = 64  # that one program places
+_COMPARED_AT_ONCE = 128  # with these
+_TILES_AT_ONCE = 64  # of the table, that are written in one step
 _BLOCKS_AT_ONCE = 1024  # blocks of slots that a prefix program sums in one step
 
 
@@ -24,81 +29,100 @@ class SortedSlots:
     """Slots in the order of their experts, on the device.
 
     order  [num_slots] int32: the slots; token t's visit j is slot t * k + j
-    tiles  [most_tiles, 3] int32: expert, first row and end of the expert's rows (of `order`); expert -1: no tile
+    table  [1 + most_tiles, 3] int32: the number of tiles (and nothing else in its row), behind it the tiles
     """
 
     order: Tensor
-    tiles: Tensor
+    table: Tensor
+
+    @property
+    def tiles(self) -> Tensor:
+        """[most_tiles, 3] int32: expert, first row and end of the expert's rows (of `order`); expert -1: no tile."""
+        return self.table[1:]
 
 
 @triton.jit
-def one_hot(experts_ptr, first, num_slots, BLOCK_P: tl.constexpr, BLOCK_E: tl.constexpr):
-    """int32 [BLOCK_P, BLOCK_E]: whether a slot's expert is this one; rows past the last slot are zero."""
-    slots = first + tl.arange(0, BLOCK_P)
-    experts = tl.load(experts_ptr + slots, mask=slots < num_slots, other=BLOCK_E)
-    return (experts[:, None] == tl.arange(0, BLOCK_E)[None, :]).to(tl.int32)
+def experts_of(experts_ptr, slots, num_slots, BLOCK_E: tl.constexpr):
+    """The slots' experts; past the last slot one that there is not."""
+    return tl.load(experts_ptr + slots, mask=slots < num_slots, other=BLOCK_E)
 
 
 @triton.jit
-def place_slots(order_ptr, visits, starts, first, num_slots, BLOCK_P: tl.constexpr):
-    """Write the slots of a block into the rows of their experts; starts [BLOCK_E]: the block's first row of each."""
-    rank = tl.cumsum(visits, 0) - visits
-    rows = tl.sum(visits * (rank + starts[None, :]), 1)
-    slots = first + tl.arange(0, BLOCK_P)
-    tl.store(order_ptr + rows, slots, mask=slots < num_slots)
+def counted(experts, BLOCK_E: tl.constexpr):
+    """int32 [BLOCK_E]: how many of these are each expert."""
+    return tl.sum((experts[:, None] == tl.arange(0, BLOCK_E)[None, :]).to(tl.int32), 0)
 
 
 @triton.jit
-def write_tiles(
-    tiles_ptr, totals, first, num_tiles, BLOCK_M: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_E: tl.constexpr
-):
-    """Rows [first, first + BLOCK_T) of the tile table; totals [BLOCK_E]: rows of each expert."""
-    of_expert = (totals + BLOCK_M - 1) // BLOCK_M
-    tile_ends = tl.cumsum(of_expert, 0)
-    row_ends = tl.cumsum(totals, 0)
-    tiles = first + tl.arange(0, BLOCK_T)
-    lanes = tl.arange(0, BLOCK_E)
-    begins = (tile_ends - of_expert)[None, :]
-    is_own = (begins <= tiles[:, None]) & (tiles[:, None] < tile_ends[None, :])
-    rows = (row_ends - totals)[None, :] + (tiles[:, None] - begins) * BLOCK_M
-    is_tile = tl.sum(is_own.to(tl.int32), 1) > 0
-    expert = tl.where(is_tile, tl.sum(tl.where(is_own, lanes[None, :], 0), 1), -1)
-    row = tl.sum(tl.where(is_own, rows, 0), 1)
-    end = tl.sum(tl.where(is_own, row_ends[None, :], 0), 1)
-    is_stored = tiles < num_tiles
-    tl.store(tiles_ptr + tiles * 3, expert, mask=is_stored)
-    tl.store(tiles_ptr + tiles * 3 + 1, row, mask=is_stored)
-    tl.store(tiles_ptr + tiles * 3 + 2, end, mask=is_stored)
+def write_tile(table_ptr, tile, expert, row, end, is_tile):
+    at = table_ptr + 3 + tile * 3
+    tl.store(at, expert, mask=is_tile)
+    tl.store(at + 1, row, mask=is_tile)
+    tl.store(at + 2, end, mask=is_tile)
 
 
-@triton.jit(do_not_specialize=["num_slots", "num_tiles"])
+@triton.jit
+def write_rest(table_ptr, num_tiles, first, step, most_tiles, BLOCK_T: tl.constexpr):
+    """Tiles behind the last, from one of them on, BLOCK_T in every `step`: none."""
+    for begin_at in range(num_tiles + first, most_tiles, step):
+        tiles = begin_at + tl.arange(0, BLOCK_T)
+        tl.store(table_ptr + 3 + tiles * 3, -1, mask=tiles < most_tiles)
+
+
+@triton.jit(do_not_specialize=["num_slots", "most_tiles"])
 def hallmark_experts_sort(
-    experts_ptr, order_ptr, tiles_ptr, num_slots, num_tiles,
-    BLOCK_P: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_T: tl.constexpr,
+    experts_ptr, order_ptr, table_ptr, num_slots, most_tiles,
+    BLOCK_P: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_T: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """One program sorts all slots, which are at most BLOCK_P, and writes the whole table."""
-    visits = one_hot(experts_ptr, 0, num_slots, BLOCK_P, BLOCK_E)
-    totals = tl.sum(visits, 0)
-    place_slots(order_ptr, visits, tl.cumsum(totals, 0) - totals, 0, num_slots, BLOCK_P)
-    for first in range(0, num_tiles, BLOCK_T):
-        write_tiles(tiles_ptr, totals, first, num_tiles, BLOCK_M, BLOCK_T, BLOCK_E)
+    """One program: the rows of BLOCK_P slots, each by comparison with all; the last one writes the table."""
+    begin(IS_DEPENDENT)
+    if tl.program_id(0) < tl.num_programs(0) - 1:
+        slots = tl.program_id(0) * BLOCK_P + tl.arange(0, BLOCK_P)
+        experts = experts_of(experts_ptr, slots, num_slots, BLOCK_E)
+        rows = tl.zeros([BLOCK_P], tl.int32)
+        for first in range(0, num_slots, BLOCK_S):
+            others = first + tl.arange(0, BLOCK_S)
+            theirs = experts_of(experts_ptr, others, num_slots, BLOCK_E)[None, :]
+            is_before = (theirs < experts[:, None]) | (
+                (theirs == experts[:, None]) & (others[None, :] < slots[:, None])
+            )
+            rows += tl.sum(is_before.to(tl.int32), 1)
+        tl.store(order_ptr + rows, slots, mask=slots < num_slots)
+    else:
+        totals = tl.zeros([BLOCK_E], tl.int32)
+        for first in range(0, num_slots, BLOCK_P):
+            totals += counted(experts_of(experts_ptr, first + tl.arange(0, BLOCK_P), num_slots, BLOCK_E), BLOCK_E)
+        of_expert = (totals + BLOCK_M - 1) // BLOCK_M
+        begins = tl.cumsum(of_expert, 0) - of_expert
+        ends = tl.cumsum(totals, 0)
+        for i in range(tl.max(of_expert)):
+            rows = ends - totals + i * BLOCK_M
+            write_tile(table_ptr, begins + i, tl.arange(0, BLOCK_E), rows, ends, i < of_expert)
+        num_tiles = tl.sum(of_expert)
+        tl.store(table_ptr, num_tiles)
+        write_rest(table_ptr, num_tiles, 0, BLOCK_T, most_tiles, BLOCK_T)
 
 
 @triton.jit(do_not_specialize=["num_slots", "num_blocks"])
 def hallmark_experts_count(
     experts_ptr, counts_ptr, num_slots, num_blocks,
-    NUM_EXPERTS: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_E: tl.constexpr,
+    NUM_EXPERTS: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_E: tl.constexpr, IS_DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """One program: the visits of one block of slots to each expert, as a column of counts [NUM_EXPERTS, blocks]."""
+    begin(IS_DEPENDENT)
     block = tl.program_id(0)
     lanes = tl.arange(0, BLOCK_E)
-    counts = tl.sum(one_hot(experts_ptr, block * BLOCK_P, num_slots, BLOCK_P, BLOCK_E), 0)
+    counts = counted(
+        experts_of(experts_ptr, block * BLOCK_P + tl.arange(0, BLOCK_P), num_slots, BLOCK_E), BLOCK_E
+    )  # fmt: skip
     tl.store(counts_ptr + lanes * num_blocks + block, counts, mask=lanes < NUM_EXPERTS)
 
 
 @triton.jit(do_not_specialize=["num_blocks"])
-def hallmark_experts_prefix(counts_ptr, totals_ptr, num_blocks, BLOCK: tl.constexpr):
+def hallmark_experts_prefix(counts_ptr, totals_ptr, num_blocks, BLOCK: tl.constexpr, IS_DEPENDENT: tl.constexpr):
     """One program: of one expert. Its counts become the sums of those before; its total is written."""
+    begin(IS_DEPENDENT)
     expert = tl.program_id(0)
     total = 0
     for first in range(0, num_blocks, BLOCK):
@@ -110,22 +134,42 @@ def hallmark_experts_prefix(counts_ptr, totals_ptr, num_blocks, BLOCK: tl.conste
     tl.store(totals_ptr + expert, total)
 
 
-@triton.jit(do_not_specialize=["num_slots", "num_blocks", "num_tiles"])
+@triton.jit(do_not_specialize=["num_slots", "num_blocks", "most_tiles"])
 def hallmark_experts_place(
-    experts_ptr, counts_ptr, totals_ptr, order_ptr, tiles_ptr, num_slots, num_blocks, num_tiles,
+    experts_ptr, counts_ptr, totals_ptr, order_ptr, table_ptr, num_slots, num_blocks, most_tiles,
     NUM_EXPERTS: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_T: tl.constexpr,
+    BLOCK_T: tl.constexpr, IS_DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """One program: places one block of slots, and writes BLOCK_T rows of the tile table."""
+    """One program: places the block of slots, and writes the tiles of the expert, of its number."""
+    begin(IS_DEPENDENT)
     block = tl.program_id(0)
     lanes = tl.arange(0, BLOCK_E)
-    is_expert = lanes < NUM_EXPERTS
-    totals = tl.load(totals_ptr + lanes, mask=is_expert, other=0)
-    before = tl.load(counts_ptr + lanes * num_blocks + block, mask=is_expert & (block < num_blocks), other=0)
-    starts = tl.cumsum(totals, 0) - totals + before
-    visits = one_hot(experts_ptr, block * BLOCK_P, num_slots, BLOCK_P, BLOCK_E)
-    place_slots(order_ptr, visits, starts, block * BLOCK_P, num_slots, BLOCK_P)
-    write_tiles(tiles_ptr, totals, block * BLOCK_T, num_tiles, BLOCK_M, BLOCK_T, BLOCK_E)
+    totals = tl.load(totals_ptr + lanes, mask=lanes < NUM_EXPERTS, other=0)
+    ends = tl.cumsum(totals, 0)
+    if block < num_blocks:
+        starts = ends - totals + tl.load(counts_ptr + lanes * num_blocks + block, mask=lanes < NUM_EXPERTS, other=0)
+        within = tl.arange(0, BLOCK_P)
+        slots = block * BLOCK_P + within
+        experts = experts_of(experts_ptr, slots, num_slots, BLOCK_E)
+        # The same experts again: of another address, so that they come in the other layout and none is converted.
+        theirs = experts_of(experts_ptr, block * BLOCK_P + tl.arange(0, BLOCK_P), num_slots, BLOCK_E)[None, :]
+        is_before = (theirs == experts[:, None]) & (within[None, :] < within[:, None])
+        start = tl.sum(tl.where(experts[:, None] == lanes[None, :], starts[None, :], 0), 1)
+        tl.store(order_ptr + start + tl.sum(is_before.to(tl.int32), 1), slots, mask=slots < num_slots)
+    of_expert = (totals + BLOCK_M - 1) // BLOCK_M
+    num_tiles = tl.sum(of_expert)
+    if block < NUM_EXPERTS:
+        is_own = lanes == block
+        own = tl.sum(tl.where(is_own, of_expert, 0))
+        begin_at = tl.sum(tl.where(is_own, tl.cumsum(of_expert, 0), 0)) - own
+        end = tl.sum(tl.where(is_own, ends, 0))
+        row = end - tl.sum(tl.where(is_own, totals, 0))
+        for first in range(0, own, BLOCK_T):
+            i = first + tl.arange(0, BLOCK_T)
+            write_tile(table_ptr, begin_at + i, block, row + i * BLOCK_M, end, i < own)
+    if block == 0:
+        tl.store(table_ptr, num_tiles)
+    write_rest(table_ptr, num_tiles, block * BLOCK_T, tl.num_programs(0) * BLOCK_T, most_tiles, BLOCK_T)
 
 
 def sort_slots(experts: Tensor, num_experts: int, block_m: int) -> SortedSlots:
@@ -133,23 +177,25 @@ def sort_slots(experts: Tensor, num_experts: int, block_m: int) -> SortedSlots:
     num_slots, device = experts.numel(), experts.device
     num_tiles = most_tiles(num_slots, num_experts, block_m)
     order = torch.empty(num_slots, dtype=torch.int32, device=device)
-    tiles = torch.empty(num_tiles, 3, dtype=torch.int32, device=device)
-    block_p, block_e = sorted_at_once(num_experts), padded(num_experts)
-    tile_sizes = {"BLOCK_M": block_m, "BLOCK_T": tiles_at_once(num_tiles)}
-    sizes = {"BLOCK_P": block_p, "BLOCK_E": block_e, "num_warps": 8}
-    if num_slots <= block_p:
-        hallmark_experts_sort[(1,)](experts, order, tiles, num_slots, num_tiles, **tile_sizes, **sizes)
-        return SortedSlots(order, tiles)
-    num_blocks = triton.cdiv(num_slots, block_p)
+    table = torch.empty(1 + num_tiles, 3, dtype=torch.int32, device=device)
+    is_dependent = launches_ahead(device)
+    launch = {"IS_DEPENDENT": is_dependent, "launch_pdl": is_dependent, "num_warps": 8}
+    sizes = {"BLOCK_P": _SLOTS_AT_ONCE, "BLOCK_E": padded(num_experts)}
+    tiles = {"BLOCK_M": block_m, "BLOCK_T": _TILES_AT_ONCE}
+    num_blocks = triton.cdiv(num_slots, _SLOTS_AT_ONCE)
+    if num_slots <= MOST_COMPARED:
+        hallmark_experts_sort[(num_blocks + 1,)](
+            experts, order, table, num_slots, num_tiles, BLOCK_S=_COMPARED_AT_ONCE, **sizes, **tiles, **launch
+        )
+        return SortedSlots(order, table)
     counts = torch.empty(num_experts, num_blocks, dtype=torch.int32, device=device)
     totals = torch.empty(num_experts, dtype=torch.int32, device=device)
     hallmark_experts_count[(num_blocks,)](
-        experts, counts, num_slots, num_blocks, NUM_EXPERTS=num_experts, **sizes
+        experts, counts, num_slots, num_blocks, NUM_EXPERTS=num_experts, **sizes, **launch
+    )
+    hallmark_experts_prefix[(num_experts,)](counts, totals, num_blocks, BLOCK=_BLOCKS_AT_ONCE, **launch)
+    hallmark_experts_place[(max(num_blocks, num_experts),)](
+        experts, counts, totals, order, table, num_slots, num_blocks, num_tiles, NUM_EXPERTS=num_experts,
+        **sizes, **tiles, **launch,
     )  # fmt: skip
-    hallmark_experts_prefix[(num_experts,)](counts, totals, num_blocks, BLOCK=_BLOCKS_AT_ONCE)
-    num_programs = max(num_blocks, triton.cdiv(num_tiles, tile_sizes["BLOCK_T"]))
-    hallmark_experts_place[(num_programs,)](
-        experts, counts, totals, order, tiles, num_slots, num_blocks, num_tiles, NUM_EXPERTS=num_experts,
-        **tile_sizes, **sizes,
-    )  # fmt: skip
-    return SortedSlots(order, tiles)
+    return SortedSlots(order, table)

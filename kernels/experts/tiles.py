@@ -3,11 +3,14 @@
 from dataclasses import dataclass
 
 _SHARED_BYTES_HOPPER = 232_448  # what one program of an sm_90 can have
-_MAX_ONE_HOT = 16_384  # elements of the [slots, experts] matrix that a sorting program counts by
-_MOST_SLOTS = 256  # that one sorting program places
-_TILES_AT_ONCE = 64  # of the tile table, that one program writes
+MOST_COMPARED = 2048  # slots that are sorted by comparing all of them, in one launch
 # Average rows of an expert up to which a tile of 16, or of 64, holds most experts' rows.
 _FEW_ROWS, _SOME_ROWS = 8, 48
+# Of the Gluon products: average rows of an expert up to which a tile has so many. Most experts' rows fit one tile then,
+# and a second one's weights come from L2.
+_HOPPER_ROWS = ((8, 16), (20, 32), (48, 64))
+_MOST_HOPPER_ROWS = 128
+_MOST_UNSORTED = 2  # tokens whose slots each read their own expert's weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,29 @@ _FEW_INTERPRETED = ExpertTiles(ProductTiles(16, 16, 32, 4, 1), ProductTiles(16, 
 _MANY_INTERPRETED = ExpertTiles(ProductTiles(32, 32, 64, 4, 1), ProductTiles(32, 32, 64, 4, 1))
 
 
+@dataclass(frozen=True, slots=True)
+class FewTiles:
+    """A product of few tokens with mxfp4 weights: block_n rows of weights by block_k columns at a time."""
+
+    block_n: int
+    block_k: int
+    num_warps: int = 4
+
+
+_FEW_GATE_UP, _FEW_DOWN, _FEW_CODES_INTERPRETED = FewTiles(8, 1024), FewTiles(4, 1024), FewTiles(32, 128)
+_FEW_SLOTS = 2  # of an expert, on average, up to which each slot's own reads of mxfp4 weights cost less than tiles
+
+
+def few_tiles(shared_bytes: int | None) -> tuple[FewTiles, FewTiles]:
+    """Both products' tiles; `shared_bytes` as of `expert_tiles`."""
+    return (_FEW_CODES_INTERPRETED,) * 2 if shared_bytes is None else (_FEW_GATE_UP, _FEW_DOWN)
+
+
+def is_few(num_slots: int, num_experts: int) -> bool:
+    """Whether mxfp4 weights are multiplied slot by slot."""
+    return num_slots <= _FEW_SLOTS * num_experts
+
+
 def expert_tiles(num_slots: int, num_experts: int, element_bytes: int, shared_bytes: int | None) -> ExpertTiles:
     """Tiles for tokens x active experts. `shared_bytes` is the GPU's limit for one program; None in the interpreter.
 
@@ -61,9 +87,12 @@ def expert_tiles(num_slots: int, num_experts: int, element_bytes: int, shared_by
     return _FEW if is_few else _SOME if is_some else _MANY
 
 
-def sorted_at_once(num_experts: int) -> int:
-    """Slots that one program sorts: a power of two, whose one-hot matrix it holds in registers."""
-    return max(16, min(_MOST_SLOTS, _MAX_ONE_HOT // padded(num_experts)))
+def hopper_rows(num_tokens: int, num_active: int, num_experts: int) -> int:
+    """Slots of a tile of the Gluon products; 1 where a tile is one slot's, and none are sorted."""
+    if num_tokens <= _MOST_UNSORTED:
+        return 1
+    average = num_tokens * num_active / num_experts
+    return next((rows for most, rows in _HOPPER_ROWS if average <= most), _MOST_HOPPER_ROWS)
 
 
 def most_tiles(num_slots: int, num_experts: int, block_m: int) -> int:
@@ -77,22 +106,21 @@ def launch_variant(
     """What of the launches depends on the number of tokens: numbers with equal variants run the same kernels."""
     num_slots = num_tokens * num_active
     tiles = expert_tiles(num_slots, num_experts, element_bytes, shared_bytes)
-    num_tiles = most_tiles(num_slots, num_experts, tiles.block_m)
-    return tiles, num_slots <= sorted_at_once(num_experts), tiles_at_once(num_tiles)
+    return (
+        tiles,
+        num_slots <= MOST_COMPARED,
+        hopper_rows(num_tokens, num_active, num_experts),
+        is_few(num_slots, num_experts),
+    )
 
 
 def token_counts(num_experts: int, num_active: int, element_bytes: int, shared_bytes: int | None) -> list[int]:
     """Return one number of tokens for each variant of the launches: what runs for these is all that ever runs."""
     first: dict[tuple[object, ...], int] = {}
-    most_slots = max(num_experts * _SOME_ROWS, _MOST_SLOTS, _TILES_AT_ONCE * 128)  # beyond these nothing changes
+    most_slots = max(num_experts * _SOME_ROWS, MOST_COMPARED)  # beyond these nothing changes
     for num_tokens in range(1, most_slots // num_active + 2):
         first.setdefault(launch_variant(num_tokens, num_experts, num_active, element_bytes, shared_bytes), num_tokens)
     return sorted(first.values())
-
-
-def tiles_at_once(num_tiles: int) -> int:
-    """Return the rows of the tile table that one program writes."""
-    return min(_TILES_AT_ONCE, padded(num_tiles))
 
 
 def padded(size: int) -> int:

@@ -14,7 +14,7 @@ from kernels.shape import Dtype
 from qualification.measure.inputs import GUARD_ROWS
 
 _MOST_ROWS_CPU = 512  # tokens; on a CPU buckets are tested up to here, or just inside if they start beyond
-_SHARES = (8, 48)  # tokens of an expert on average, beyond which a path may take larger tiles
+_SHARES = (8, 20, 48)  # tokens of an expert on average, beyond which a path may take larger tiles
 _EDGE = 32  # rows of a tile in the interpreter; of 16, 64 and 128 on a GPU, which its multiples are edges of too
 
 

@@ -12,6 +12,9 @@ from typing import Any
 import torch
 from triton.runtime import driver
 
+from kernels.experts.few_mxfp4 import hallmark_experts_few_down, hallmark_experts_few_gate_up
+from kernels.experts.hopper_path import compiled_few, compiled_many
+from kernels.experts.hopper_tilings import ManyTiling, few_tiling
 from kernels.experts.kinds import RoutingConfig, Scores
 from kernels.experts.products import hallmark_experts_combine, hallmark_experts_down, hallmark_experts_gate_up
 from kernels.experts.route_triton import hallmark_experts_route
@@ -21,7 +24,7 @@ from kernels.experts.sorting import (
     hallmark_experts_prefix,
     hallmark_experts_sort,
 )
-from kernels.experts.tiles import ProductTiles, expert_tiles, padded, sorted_at_once
+from kernels.experts.tiles import ProductTiles, expert_tiles, few_tiles, padded
 
 sys.path += [str(Path(__file__).resolve().parents[1] / name) for name in ("hopper", "linear")]
 
@@ -65,28 +68,62 @@ def route(config: RoutingConfig, has_bias: bool) -> Any:
         NUM_EXPERTS=config.num_experts, BLOCK_E=padded(config.num_experts), NUM_ACTIVE=config.num_active,
         NUM_GROUPS=config.num_groups, NUM_ACTIVE_GROUPS=config.num_active_groups,
         IS_SOFTMAX=config.scores is Scores.SOFTMAX, RENORMALIZES=config.renormalizes, HAS_BIAS=has_bias,
-        num_warps=1, **GRID,
+        num_warps=1, IS_DEPENDENT=True, launch_pdl=True, **GRID,
     )  # fmt: skip
 
 
 def compile_all() -> dict[str, Any]:
-    sort = {"BLOCK_P": sorted_at_once(128), "BLOCK_E": padded(128), "num_warps": 8, **GRID}
+    ahead = {"IS_DEPENDENT": True, "launch_pdl": True, **GRID}
+    sort = {"BLOCK_P": 64, "BLOCK_E": padded(128), "num_warps": 8, **ahead}
     table = {"BLOCK_M": 128, "BLOCK_T": 64}
     found = {
         "route": route(RoutingConfig(128, 8, renormalizes=True), has_bias=False),
         "route, groups": route(RoutingConfig(256, 8, Scores.SIGMOID, True, 8, 4, 2.5), has_bias=True),
-        "sort": hallmark_experts_sort.warmup(INT, INT, INT, 8, 8, **table, **sort),
+        "sort": hallmark_experts_sort.warmup(INT, INT, INT, 8, 8, BLOCK_S=128, **table, **sort),
         "count": hallmark_experts_count.warmup(INT, INT, 8, 8, NUM_EXPERTS=128, **sort),
-        "prefix": hallmark_experts_prefix.warmup(INT, INT, 8, BLOCK=1024, **GRID),
+        "prefix": hallmark_experts_prefix.warmup(INT, INT, 8, BLOCK=1024, num_warps=8, **ahead),
         "place": hallmark_experts_place.warmup(INT, INT, INT, INT, INT, 8, 8, 8, NUM_EXPERTS=128, **table, **sort),
-        "combine": hallmark_experts_combine.warmup(HALF, FLOAT, HALF, 8, 8, 2048, 2048, BLOCK=1024, **GRID),
+        "combine": hallmark_experts_combine.warmup(HALF, FLOAT, HALF, 8, 2048, 2048, NUM_ACTIVE=8, BLOCK=1024, **ahead),
     }
     for num_tokens in (1, 8192):
         for name, kernel in products(num_tokens, QWEN3, is_mxfp4=False).items():
             found[f"{name}, {num_tokens} tokens"] = kernel
-        for name, kernel in products(num_tokens, GPT_OSS, is_mxfp4=True).items():
-            found[f"{name}, mxfp4, {num_tokens} tokens"] = kernel
-    return found
+    for name, kernel in products(8192, GPT_OSS, is_mxfp4=True).items():
+        found[f"{name}, mxfp4, 8192 tokens"] = kernel
+    found |= few_products(GPT_OSS)
+    return found | gluon_products(QWEN3, has_bias=False) | gluon_products(GPT_OSS, has_bias=True)
+
+
+def few_products(model: tuple[int, int, int, int]) -> dict[str, Any]:
+    """Both products of few tokens, with mxfp4 weights."""
+    _, num_active, hidden, width = model
+    gate_up, down = few_tiles(SHARED_BYTES)
+    ahead = {"IS_DEPENDENT": True, "launch_pdl": True, **GRID}
+    up_kernel = hallmark_experts_few_gate_up.warmup(
+        HALF, INT, BYTE, HALF, HALF, INT, num_active, hidden, width, 7.0, 1.702, HIDDEN=hidden, ACTIVATION="clamped",
+        HAS_BIAS=True, BLOCK_N=gate_up.block_n, BLOCK_K=gate_up.block_k, num_warps=gate_up.num_warps, **ahead,
+    )  # fmt: skip
+    down_kernel = hallmark_experts_few_down.warmup(
+        HALF, INT, BYTE, HALF, HALF, INT, FLOAT, num_active, hidden, hidden, WIDTH=width, NUM_ACTIVE=num_active,
+        BLOCK_A=num_active, HAS_BIAS=True, BLOCK_N=down.block_n, BLOCK_K=down.block_k, num_warps=down.num_warps,
+        **ahead,
+    )  # fmt: skip
+    return {"gate up, mxfp4, few tokens": up_kernel, "down, mxfp4, few tokens": down_kernel}
+
+
+def gluon_products(model: tuple[int, int, int, int], *, has_bias: bool) -> dict[str, Any]:
+    """Both Gluon products of a model's mixture, of every number of rows a tile."""
+    _, _, hidden, width = model
+    activation, bias = ("clamped", (torch.bfloat16, 0)) if has_bias else ("silu", None)
+    found = {
+        "gluon gate up, 128 rows": compiled_many(ManyTiling(True, 2, has_bias, activation), torch.bfloat16, bias),
+        "gluon down, 128 rows": compiled_many(ManyTiling(False, 1, has_bias, ""), torch.bfloat16, bias),
+    }
+    for rows in (1, 16, 32, 64):
+        gate_up = few_tiling(rows, 2, hidden, has_bias, activation)
+        found[f"gluon gate up, {rows} rows"] = compiled_few(gate_up, torch.bfloat16, bias)
+        found[f"gluon down, {rows} rows"] = compiled_few(few_tiling(rows, 1, width, has_bias, ""), torch.bfloat16, bias)
+    return {f"{name}, bias" if has_bias else name: kernel for name, kernel in found.items()}
 
 
 def findings(kernel: Any) -> dict[str, int]:
@@ -99,6 +136,8 @@ def findings(kernel: Any) -> dict[str, int]:
         "wgmma": count(code, "HGMMA"),
         "mma": count(code, "HMMA"),
         "wide_copies": sum("LDGSTS" in line and ".128" in line for line in code),
+        "wide_loads": sum("LDG" in line and ".128" in line for line in code),
+        "tma_loads": count(code, "UTMALDG"),
         "global_atomics": count(code, "ATOMG") + count(code, "RED.E"),
     }
 

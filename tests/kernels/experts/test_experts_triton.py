@@ -75,8 +75,10 @@ def sorted_by_torch(experts: Tensor) -> Tensor:
     return experts.cpu().flatten().sort(stable=True).indices.int()
 
 
-# Slots that one program sorts are 256 of 5 experts and 32 of 512: the last two cases take three launches.
-@pytest.mark.parametrize(("num_tokens", "num_active", "num_experts"), [(1, 1, 1), (9, 2, 5), (150, 2, 5), (20, 3, 512)])
+# The last case has more slots than are compared: it takes three launches.
+@pytest.mark.parametrize(
+    ("num_tokens", "num_active", "num_experts"), [(1, 1, 1), (9, 2, 5), (20, 3, 512), (700, 3, 70)]
+)
 def test_slots_are_sorted_stably(num_tokens: int, num_active: int, num_experts: int, device: torch.device) -> None:
     experts = torch.rand(num_tokens, num_experts).argsort(1)[:, :num_active].int().contiguous().to(device)
     found = sort_slots(experts, num_experts, 16)

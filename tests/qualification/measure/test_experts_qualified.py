@@ -17,6 +17,8 @@ from kernels.fused.activation_kind import Activation
 from kernels.path import Reject
 from kernels.row_buckets import RowBucket, row_bucket_index, row_buckets_up_to
 from kernels.shape import Dtype
+from qualification.canary.plan import judge_plan, reviewed_matrix
+from qualification.canary.verdict import Outcome
 from qualification.commands import matrix as matrix_command
 from qualification.decision.decision import Book, Policy, Status, decide
 from qualification.decision.defaults import Choices, limits_of
@@ -30,6 +32,8 @@ from qualification.measure.experts_faults import ExpertsFault, wrong_experts
 from qualification.measure.qualify import Bench, qualify
 from qualification.measure.trials import TRIALS
 from qualification.model.families.reader import read_model
+from qualification.report.page import render
+from qualification.report.sources import gather
 
 CPU = torch.device("cpu")
 TORCH = any_path_named("torch.experts.cpu")
@@ -78,6 +82,21 @@ def test_torchs_experts_are_proven_and_swapped_ones_refused_by_name(tmp_path: Pa
     assert "every_row" in table
 
 
+def test_the_report_and_the_canary_read_experts(tmp_path: Path) -> None:
+    [entry] = measured([SHAPE], TORCH)
+    file = tmp_path / gpu_folder(entry.fingerprint.gpu) / "tiny.json"
+    save_matrix(file, [entry])
+    page = render(gather(file, [], [], None), at=entry.at, command="hallmark report")
+    assert f"{SHAPE}" in page
+    row = {"shape": str(SHAPE), "path": TORCH.name, "wanted": TORCH.name, "status": "proven", "fallback_reasons": []}
+    reviewed = reviewed_matrix(tmp_path, entry.fingerprint.values())
+    given = {"must_be_reviewed": True, "reviewed": reviewed, "digest": reviewed.digest}
+    assert judge_plan([row], **given).outcome is Outcome.PASS
+    verdict = judge_plan([row | {"path": "torch.experts"}], **given)
+    assert verdict.outcome is Outcome.FAIL
+    assert f"the reviewed matrix chooses {TORCH.name}" in verdict.reasons[0]
+
+
 def test_a_matrix_with_experts_is_verified_and_a_changed_source_is_stale(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -111,12 +130,12 @@ def test_experts_are_decided_as_attention_is(
     assert others == {path.name for path in EXPERTS_PATHS}
 
 
-def test_on_a_gpu_triton_goes_before_torch_and_bf16_is_not_interpreted() -> None:
-    shape = replace(SHAPE, dtype=Dtype.BF16)
+def test_on_a_gpu_our_kernels_go_before_torch_and_bf16_is_not_interpreted() -> None:
+    shape = replace(SHAPE, dtype=Dtype.BF16, hidden=64, width=64)
     able = [path.name for path in EXPERTS_PATHS if not path.rejects(shape, H200)]
-    assert able == ["triton.experts", "torch.experts"]
+    assert able == ["gluon.experts.hopper", "triton.experts", "torch.experts"]
     interpreter = replace(H200, device=Device.INTERPRETER, sm=None)
-    triton = EXPERTS_PATHS[0]
+    triton = EXPERTS_PATHS[1]
     assert [it.code for it in triton.rejects(shape, interpreter)] == [Reject.DTYPE]
     assert [it.code for it in triton.rejects(shape, replace(H200, sm=75))] == [Reject.ARCH]
 

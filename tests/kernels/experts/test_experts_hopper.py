@@ -1,0 +1,61 @@
+"""The Gluon experts against fp64, on an sm_90 GPU; what a number of tokens chooses, anywhere."""
+
+from functools import partial
+
+import pytest
+import torch
+
+from kernels.experts.hopper_path import run_experts_hopper, run_in_tiles
+from kernels.experts.kinds import ClampedSwiglu, ExpertFormat
+from kernels.experts.shape import ExpertsShape
+from kernels.experts.tiles import hopper_rows
+from kernels.fused.activation_kind import Activation
+from kernels.row_buckets import RowBucket
+from kernels.shape import Dtype
+from qualification.measure.experts_checks import check_experts
+from qualification.measure.experts_inputs import experts_cases
+
+ROWS, PLAIN = RowBucket.LE_128, ExpertFormat.PLAIN
+MIXTURES = {
+    "bf16": ExpertsShape(Dtype.BF16, PLAIN, 12, 4, 320, 160, Activation.SILU, False, ROWS),
+    "bias, clamped": ExpertsShape(Dtype.FP16, PLAIN, 7, 3, 192, 96, ClampedSwiglu(), True, ROWS),
+    "128 experts": ExpertsShape(Dtype.BF16, PLAIN, 128, 8, 512, 288, Activation.GELU_TANH, False, ROWS),
+}
+NARROW = ExpertsShape(Dtype.FP16, PLAIN, 5, 1, 64, 16, Activation.SILU, False, ROWS)
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("_hopper")
+@pytest.mark.parametrize("rows", [1, 16, 32, 64, 128])
+@pytest.mark.parametrize("name", MIXTURES)
+def test_tiles_of_every_height_are_right_on_every_hostile_input(name: str, rows: int, device: torch.device) -> None:
+    checks = check_experts(partial(run_in_tiles, rows=rows), experts_cases(MIXTURES[name], device, seed=0))
+    assert {check.name: check.where for check in checks if not check.is_passed} == {}
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("_hopper")
+def test_inner_dims_that_cannot_be_folded_are_right_too(device: torch.device) -> None:
+    checks = check_experts(run_experts_hopper, experts_cases(NARROW, device, seed=0))
+    assert {check.name: check.where for check in checks if not check.is_passed} == {}
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("_hopper")
+@pytest.mark.parametrize("rows", [1, 16, 64, 128])
+def test_a_tokens_bits_do_not_depend_on_its_neighbours(rows: int, device: torch.device) -> None:
+    case = next(case for case in experts_cases(MIXTURES["bf16"], device, seed=1) if case.name == "even")
+    outs = []
+    for others in (case.experts, case.experts.flip(0)):
+        experts = others.clone()
+        experts[5] = case.experts[5]
+        hidden = case.hidden.flip(0)
+        hidden[5] = case.hidden[5]
+        out = torch.empty_like(hidden)
+        run_in_tiles(hidden, experts, case.weights, case.expert_weights, case.activation, out, rows)
+        outs.append(out[5].clone())
+    assert torch.equal(*outs)
+
+
+def test_tiles_are_higher_the_more_rows_an_expert_has() -> None:
+    assert [hopper_rows(tokens, 8, 128) for tokens in (1, 2, 3, 128, 320, 512, 1024)] == [1, 1, 16, 16, 32, 64, 128]
