@@ -17,7 +17,7 @@ from qualification.measure.inputs import GUARD_MARK, GUARD_ROWS
 from qualification.measure.linear_inputs import LinearCase
 
 # Numbers of a result that a CPU compares, in some columns of every row: fp64 of all would take it minutes a model.
-_MOST_ON_CPU, _LEAST_COLUMNS = 2**18, 256
+_MOST_ON_CPU, _LEAST_COLUMNS = 2**17, 64
 
 
 def check_linear(run: RunLinear | Sequence[RunLinear], cases: Iterable[LinearCase]) -> tuple[Check, ...]:

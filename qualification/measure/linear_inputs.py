@@ -12,6 +12,7 @@ from kernels.row_buckets import LinearRows
 from qualification.measure.inputs import GUARD_ROWS
 
 _EACH_UP_TO = 128  # rows: every number of them is tested on a GPU; above, and on a CPU, edges and what is asked for
+_STEPS = 8  # of a large bucket, between which a GPU tests no more: the sizes of CUDA graphs up to 2048 rows are borders
 _MOST_ON_CPU = 512  # rows, where a bucket does not begin beyond: the reference of more takes seconds
 _PERIOD = 2**22 - 3  # random numbers of a weight before they come again: prime, so that no two rows are the same
 _PADDED_COLUMNS = 8  # of NaN between the rows of x: 16 bytes in 16 bits
@@ -136,7 +137,7 @@ def rows_to_test(bucket: LinearRows, served_rows: Iterable[int] = (), *, is_cpu:
     if is_cpu:
         edges = {first, last} if last <= _MOST_ON_CPU else {first}
     else:
-        edges = {first, (first + last) // 2 | 1, last - 1, last}
+        edges = {first, (first + last) // 2 | 1, last - 1, *range(last, first, -((last - bucket.lo) // _STEPS))}
     return tuple(sorted({count for count in {*edges, *served_rows} if bucket.holds(count)}))
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 
 import torch
@@ -19,6 +20,8 @@ from qualification.measure.linear_faults import LinearFault, can_show_in, trial_
 from qualification.measure.linear_inputs import LinearCase, LinearOperands, linear_cases, operands_of, rows_to_test
 
 Call = Callable[[], None]
+
+_MOST_PROFILED = 12  # numbers of rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,15 +74,17 @@ class LinearTrial:
         return _call(run, x, operands, shape), 1
 
     def profiled_calls(self, shape: LinearShape, run: RunLinear, device: torch.device, *, seed: int) -> list[Call]:
-        """Calls of every algorithm that may be chosen, on the fewest rows."""
-        if not isinstance(run, RunProposed):
-            return list(islice(self.calls(shape, run, device, seed=seed), 2))
+        """Calls on several numbers of rows, for which libraries choose kernels; of the measured choice each of its."""
         [case] = islice(_cases(shape, run, device, seed=seed), 1)
-        return [_call_of(variant, case, shape) for variant in run.variants]
+        counts = case.row_counts[:: max(1, len(case.row_counts) // _MOST_PROFILED)]
+        runs: Sequence[RunLinear] = run.variants if isinstance(run, RunProposed) else (run,)
+        inputs = [(case.first_rows(count), _result(shape, count, device)) for count in counts]
+        given = case.operands.weight, case.operands.bias, shape.epilogue
+        return [partial(each, x, *given, out) for each in runs for x, out in inputs]
 
     def calls(self, shape: LinearShape, run: RunLinear, device: torch.device, *, seed: int) -> Iterator[Call]:
         for case in _cases(shape, run, device, seed=seed):
-            yield _call_of(run, case, shape)
+            yield _call(run, case.first_rows(case.row_counts[0]), case.operands, shape)
 
 
 def _cases(shape: LinearShape, run: RunLinear, device: torch.device, *, seed: int) -> Iterator[LinearCase]:
@@ -88,10 +93,9 @@ def _cases(shape: LinearShape, run: RunLinear, device: torch.device, *, seed: in
     return linear_cases(shape, operands_of(shape, device, seed=seed), seed=seed, takes_strides=not is_library)
 
 
-def _call_of(run: RunLinear, case: LinearCase, shape: LinearShape) -> Call:
-    return _call(run, case.first_rows(case.row_counts[0]), case.operands, shape)
-
-
 def _call(run: RunLinear, x: Tensor, operands: LinearOperands, shape: LinearShape) -> Call:
-    out = torch.empty(x.shape[0], shape.size_out, dtype=torch_dtype(shape.dtype_out), device=x.device)
-    return lambda: run(x, operands.weight, operands.bias, shape.epilogue, out)
+    return partial(run, x, operands.weight, operands.bias, shape.epilogue, _result(shape, x.shape[0], x.device))
+
+
+def _result(shape: LinearShape, num_rows: int, device: torch.device) -> Tensor:
+    return torch.empty(num_rows, shape.size_out, dtype=torch_dtype(shape.dtype_out), device=device)

@@ -168,7 +168,7 @@ def _note_fallbacks(dispatcher: Dispatcher, matmul_fallbacks: MatmulFallbacks) -
     """Count the products that PyTorch computes because what would is not proven."""
     for decision in () if dispatcher.products is None else dispatcher.products.fallbacks:
         codes = ", ".join(reason.value for reason in decision.fallback_reasons)
-        matmul_fallbacks.note(MatmulFallback.NOT_PROVEN, str(decision.shape), f"{decision.wanted} is {codes}")
+        matmul_fallbacks.note(MatmulFallback.DISAGREES, str(decision.shape), f"{decision.wanted} is {codes}")
 
 
 def _load(

@@ -62,7 +62,7 @@ TINY = {
 class Served:
     tokens: list[list[int]]  # of each prompt
     paths: set[str]
-    windows: set[bool]  # whether a shape of the plan has one
+    windows: set[bool]  # whether an attention shape of the plan has one
     num_prefix_hit_tokens: int = 0
 
 
@@ -118,7 +118,9 @@ def serve(folder: Path, max_num_batched_tokens: int, max_num_seqs: int = 4, num_
             num_hit += output.record.num_prefix_hit_tokens
             for delta in output.deltas:
                 tokens[int(delta.request_id)] += delta.token_ids
-    return Served(tokens, paths, {"window" in row.shape for row in built.ready.plan}, num_hit)
+    return Served(
+        tokens, paths, {"window" in row.shape for row in built.ready.plan if row.head_dim is not None}, num_hit
+    )
 
 
 @pytest.mark.parametrize("max_num_batched_tokens", [64, 11])  # whole prompts; chunks shorter than the window
