@@ -121,13 +121,13 @@ def expert_weights_of(mixture: ExpertsShape, random: torch.Generator, device: to
     experts, hidden, width = mixture.num_experts, mixture.hidden, mixture.width
     dtype = torch_dtype(mixture.dtype)
 
-    def randn(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=random, device=device)
+    def randn(*shape: int, scale: float = 1.0) -> Tensor:
+        return torch.randn(shape, generator=random, device=device, dtype=dtype).mul_(scale)
 
-    biases = [randn(experts, size).to(device, dtype) if mixture.has_bias else None for size in (2 * width, hidden)]
+    biases = [randn(experts, size) if mixture.has_bias else None for size in (2 * width, hidden)]
     if mixture.format is ExpertFormat.PLAIN:
-        gate_up, down = randn(experts, 2 * width, hidden) / hidden**0.5, randn(experts, hidden, width) / width**0.5
-        return ExpertWeights(gate_up.to(device, dtype), down.to(device, dtype), *biases)
+        gate_up = randn(experts, 2 * width, hidden, scale=hidden**-0.5)
+        return ExpertWeights(gate_up, randn(experts, hidden, width, scale=width**-0.5), *biases)
 
     def packed(rows: int, size: int) -> tuple[Tensor, Tensor]:
         shape = (experts, rows, size // MXFP4_BLOCK)
