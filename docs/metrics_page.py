@@ -10,7 +10,9 @@ from prometheus_client import CollectorRegistry
 
 from kernels.buckets import Bucket
 from kernels.linear.fallbacks import MatmulFallback
+from kernels.operators import Operator
 from kernels.path import Reject
+from kernels.row_buckets import RowBucket
 from kernels.shape import Phase
 from qualification.attest.explain import TimeClass
 from qualification.decision.decision import Status
@@ -35,7 +37,13 @@ CLOSED: dict[str, type[Enum]] = {
     "status": Status,
     "class": TimeClass,
 }
+# Of decisions: attention's, and those of the operators beside it.
+PLAN_PHASES = Enum("PLAN_PHASES", {it.name: it.value for it in (*Phase, Operator.LINEAR, Operator.EXPERTS)})
+PLAN_BUCKETS = Enum("PLAN_BUCKETS", {it.value: it.value for it in (*Bucket, *RowBucket)})
 CLOSED_OF_METRIC: dict[tuple[str, str], type[Enum]] = {
+    ("hallmark_attention_dispatch_total", "phase"): PLAN_PHASES,
+    ("hallmark_attention_dispatch_total", "bucket"): PLAN_BUCKETS,
+    ("hallmark_attention_fallback_total", "phase"): PLAN_PHASES,
     ("hallmark_attention_fallback_total", "reason"): Reject,
     ("hallmark_matmul_fallback_total", "reason"): MatmulFallback,
     ("hallmark_rejected_total", "reason"): RejectedFor,

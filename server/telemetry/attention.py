@@ -63,7 +63,7 @@ class AttentionMetrics:
     def _create_service(self, make: MetricFactory) -> None:
         dispatches = make.counter(
             "attention_dispatch_total",
-            "Decisions served, one a step and phase",
+            "Decisions served, one a step and phase; of experts one a step",
             *("model", "phase", "bucket", "path", "status"),
         )
         self._fallbacks = make.counter(
@@ -72,7 +72,7 @@ class AttentionMetrics:
             *("model", "phase", "from", "to", "reason"),
         )
         self._dispatch = cache(partial(dispatches.labels, self._model))  # a step's: a hit costs 0.1 us, labels() 1.2
-        self._launch = cache(make.counter("attention_launches_total", "Attention calls: layers x steps", "path").labels)
+        self._launch = cache(make.counter("attention_launches_total", "Calls of a path: layers x steps", "path").labels)
         self._launch_counts: dict[str, int] = {}
         self._compiles = make.counter("kernel_compiles_total", "Triton kernels compiled", "after_ready")
         for after_ready in ("false", "true"):

@@ -26,6 +26,7 @@ from server.http.operations.schemas import (
 from server.telemetry.scrape import OPENMETRICS, TEXT, content_type_of, scrape
 
 REQUESTS = (AttestRequest, QuarantineRequest)
+ANSWERS = answers_with(NotReady)
 _UNAVAILABLE: dict[int | str, dict[str, Any]] = {503: {"model": Health, "description": "Not so, and why."}}
 _METRICS: dict[int | str, dict[str, Any]] = {
     200: {
@@ -76,10 +77,12 @@ def operator_routes(edge: Edge) -> APIRouter:
         content_type = content_type_of(request.headers.get("accept", ""))
         return Response(scrape(edge.metrics.registry, content_type), headers={"content-type": content_type})
 
-    @router.get("/attention", response_model=AttentionReport, openapi_extra=answers_with(NotReady))
-    def attention() -> Response:
-        """Return the decision for each shape, its evidence, and what has been launched since the start."""
+    def plan() -> Response:
+        """Return the decision for each shape of every operator, its evidence, and what has been launched since."""
         return _json(200, attention_report(edge))
+
+    for path in ("/plan", "/attention"):  # the second is the older name
+        router.add_api_route(path, plan, methods=["GET"], response_model=AttentionReport, openapi_extra=ANSWERS)
 
     @router.get("/version", response_model=Version)
     def version() -> Response:

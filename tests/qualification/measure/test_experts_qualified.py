@@ -17,6 +17,8 @@ from kernels.fused.activation_kind import Activation
 from kernels.path import Reject
 from kernels.row_buckets import RowBucket, row_bucket_index, row_buckets_up_to
 from kernels.shape import Dtype
+from qualification.canary.plan import judge_plan, reviewed_matrix
+from qualification.canary.verdict import Outcome
 from qualification.commands import matrix as matrix_command
 from qualification.decision.decision import Book, Policy, Status, decide
 from qualification.decision.defaults import Choices, limits_of
@@ -30,6 +32,8 @@ from qualification.measure.experts_faults import ExpertsFault, wrong_experts
 from qualification.measure.qualify import Bench, qualify
 from qualification.measure.trials import TRIALS
 from qualification.model.families.reader import read_model
+from qualification.report.page import render
+from qualification.report.sources import gather
 
 CPU = torch.device("cpu")
 TORCH = any_path_named("torch.experts.cpu")
@@ -76,6 +80,21 @@ def test_torchs_experts_are_proven_and_swapped_ones_refused_by_name(tmp_path: Pa
     table = "\n".join(summary(found))
     assert SHAPE.kind in table
     assert "every_row" in table
+
+
+def test_the_report_and_the_canary_read_experts(tmp_path: Path) -> None:
+    [entry] = measured([SHAPE], TORCH)
+    file = tmp_path / gpu_folder(entry.fingerprint.gpu) / "tiny.json"
+    save_matrix(file, [entry])
+    page = render(gather(file, [], [], None), at=entry.at, command="hallmark report")
+    assert f"{SHAPE}" in page
+    row = {"shape": str(SHAPE), "path": TORCH.name, "wanted": TORCH.name, "status": "proven", "fallback_reasons": []}
+    reviewed = reviewed_matrix(tmp_path, entry.fingerprint.values())
+    given = {"must_be_reviewed": True, "reviewed": reviewed, "digest": reviewed.digest}
+    assert judge_plan([row], **given).outcome is Outcome.PASS
+    verdict = judge_plan([row | {"path": "torch.experts"}], **given)
+    assert verdict.outcome is Outcome.FAIL
+    assert f"the reviewed matrix chooses {TORCH.name}" in verdict.reasons[0]
 
 
 def test_a_matrix_with_experts_is_verified_and_a_changed_source_is_stale(

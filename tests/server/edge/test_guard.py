@@ -147,7 +147,7 @@ def test_a_body_that_calls_itself_uncompressed_is_taken(folder: Path) -> None:
 
 
 PROBES = {"/livez", "/readyz", "/health", "/ping"}
-OPERATORS = {"/metrics", "/attention", "/attention/attest", "/attention/quarantine", "/version"}
+OPERATORS = {"/metrics", "/plan", "/attention", "/attention/attest", "/attention/quarantine", "/version"}
 
 
 def _all_routes(it: Served) -> list[tuple[str, str]]:

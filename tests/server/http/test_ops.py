@@ -90,7 +90,8 @@ def test_the_plan_shows_each_decision_with_rejections_evidence_and_launches(fold
     it = served(folder)
     dispatch = DispatchCount("prefill", "le_128", "sdpa.math", "provisional", "sdpa.cpu", [], 1, 100, 8)
     it.edge.metrics.attention.served([dispatch])
-    body = it.get("/attention").json()
+    body = it.get("/plan").json()
+    assert it.get("/attention").json() == body  # the older name
     prefill, decode = body["shapes"]
     assert body["num_fallbacks"] == 1
     assert body["matrix"] == {"digest": "abc123", "verdict": "valid"}
@@ -110,6 +111,18 @@ def test_the_plan_of_a_refused_start_is_shown_too(folder: Path) -> None:
     body = it.get("/attention").json()
     assert body["state"] == "refused"
     assert body["shapes"][0]["path"] is None
+
+
+def test_only_paths_of_attention_are_taken_out_of_service(folder: Path) -> None:
+    it = served(folder)
+    row = msgspec.structs.replace(
+        plan_row(), shape="experts ...", phase="experts", head_dim=None, path="triton.experts"
+    )
+    it.engine.ready = msgspec.structs.replace(READY, plan=[*READY.plan, row])
+    for body in ({"path": "triton.experts"}, {"path": "sdpa.math", "shape": "experts ..."}):
+        answer = it.post("/attention/quarantine", body)
+        assert answer.status_code == 409
+        assert "Only paths of attention can be taken out of service" in answer.json()["error"]["message"]
 
 
 def test_there_is_no_plan_before_the_engine_has_started(folder: Path) -> None:
