@@ -35,7 +35,9 @@ def _digest(entry: str) -> str:
     return _SOURCES.of(f"kernels.{entry}")
 
 
-def _triton_path(phase: Phase, run: RunAttention | None, *kernel_names: str) -> KernelPath:
+def _triton_path(
+    phase: Phase, run: RunAttention | None, *kernel_names: str, prepare: Prepare | None = None
+) -> KernelPath:
     """A Triton path serves one phase, on any GPU since Ampere."""
     limits = Limits(
         devices=frozenset({Device.CUDA, Device.INTERPRETER}),
@@ -48,7 +50,9 @@ def _triton_path(phase: Phase, run: RunAttention | None, *kernel_names: str) -> 
     )
     digest = _digest(f"portable.{phase.value}")
     # Its grid is a function of host bounds; what lies in them is read on the device.
-    return KernelPath(f"triton.{phase.value}", Tier.FIRST, limits, digest, kernel_names, run, is_capturable=True)
+    return KernelPath(
+        f"triton.{phase.value}", Tier.FIRST, limits, digest, kernel_names, run, is_capturable=True, prepare=prepare
+    )
 
 
 def _hopper_path(phase: Phase, run: RunAttention | None, prepare: Prepare | None = None) -> KernelPath:
@@ -103,6 +107,7 @@ def _bundled_paths() -> tuple[KernelPath, ...]:
     from kernels.hopper.extend.prepared import prepare_extend
     from kernels.hopper.prefill.launch import run_prefill as run_hopper_prefill
     from kernels.hopper.prefill.prepared import prepare_prefill
+    from kernels.portable import prepared
     from kernels.portable.decode import run_decode
     from kernels.portable.extend import run_extend
     from kernels.portable.prefill import run_prefill
@@ -111,9 +116,9 @@ def _bundled_paths() -> tuple[KernelPath, ...]:
         _hopper_path(Phase.PREFILL, run_hopper_prefill, prepare_prefill),
         _hopper_path(Phase.EXTEND, run_hopper_extend, prepare_extend),
         _hopper_path(Phase.DECODE, run_hopper_decode, prepare_decode),
-        _triton_path(Phase.PREFILL, run_prefill, "hallmark_prefill"),
-        _triton_path(Phase.EXTEND, run_extend, "hallmark_extend"),
-        _triton_path(Phase.DECODE, run_decode, "hallmark_decode"),
+        _triton_path(Phase.PREFILL, run_prefill, "hallmark_prefill", prepare=prepared.prepare_queries),
+        _triton_path(Phase.EXTEND, run_extend, "hallmark_extend", prepare=prepared.prepare_queries),
+        _triton_path(Phase.DECODE, run_decode, "hallmark_decode", prepare=prepared.prepare_decode),
     )
 
 

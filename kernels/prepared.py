@@ -1,11 +1,12 @@
 """Prepared calls: what is kept of a form of calls, so that the next call of that form is only launched."""
 
 from collections.abc import Callable, Hashable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from kernels.batch import AttentionBatch, AttentionFlags
+from kernels.launch import Loaded
 
 # Takes a tensor beside which memory of the call is allocated, then the addresses of q, k, v, cu_seqlens_q,
 # cu_seqlens_k or the page table, context_lens, sinks, spans and out. Launches on the stream that is current.
@@ -26,6 +27,28 @@ class PreparedCall(NamedTuple):
     launch: Launch
     min_context: int
     max_context: float
+
+
+class Step(NamedTuple):
+    """A kernel's launch but for the stream and the addresses: these stand behind its options.
+
+    rest  the kernel's arguments behind the addresses
+    """
+
+    launch: Callable[..., None]
+    grid: tuple[int, int, int]
+    options: tuple[Any, ...]
+    rest: tuple[Any, ...]
+
+
+def step_of(kernel: Loaded, grid: tuple[int, int, int], numbers: tuple[Any, ...]) -> Step:
+    """Return the launch of a kernel. numbers: its arguments behind the addresses."""
+    return Step(kernel.launch, grid, launch_options(kernel), (*numbers, *kernel.tail))
+
+
+def launch_options(kernel: Loaded) -> tuple[Any, ...]:
+    """Return the arguments of a launch that stand between its stream and the kernel's own."""
+    return kernel.begin((1, 1, 1))[4:]
 
 
 # Takes what a path's `run` takes. None where nothing is to be prepared: then `run` serves the call, or refuses it.

@@ -1,8 +1,5 @@
-"""What prepared calls of the three Gluon kernels share: launch options, and tensor maps by address."""
+"""Tensor maps by address, for prepared calls of the Gluon kernels."""
 
-from typing import Any
-
-from kernels.launch import Loaded
 from kernels.tma.launches import TensorMap
 
 _MAX_KEPT = 64  # addresses that an allocator gives in turns; each takes 0.6 KB
@@ -19,8 +16,3 @@ class KeptMaps(dict[int, tuple[object, ...]]):
             self.clear()
         made = self[address] = self._map.at(address)
         return made
-
-
-def launch_options(kernel: Loaded) -> tuple[Any, ...]:
-    """Return the arguments of a launch that stand between its stream and the kernel's own."""
-    return kernel.begin((1, 1, 1))[4:]

@@ -8,9 +8,9 @@ from kernels.hopper.decode.variants import DecodeVariant, variant_of
 from kernels.hopper.schedule import bounded_window
 from kernels.hopper.tensor_layout import is_addressable
 from kernels.launch import Loaded
-from kernels.prepared import Launch, PreparedCall, steady_range
+from kernels.prepared import Launch, PreparedCall, launch_options, steady_range
 from kernels.tma.launches import Maps, scales
-from kernels.tma.prepared import KeptMaps, launch_options
+from kernels.tma.prepared import KeptMaps
 
 
 def prepare_decode(

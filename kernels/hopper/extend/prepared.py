@@ -3,9 +3,9 @@
 Private names of launch.py are used here: to rename them would make the evidence stale that is bound to it.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,23 +16,14 @@ from kernels.hopper.extend.variants import extend_variant_of, longer, whole
 from kernels.hopper.schedule import HEADER, ITEM, bounded_window
 from kernels.hopper.tensor_layout import is_addressable
 from kernels.hopper.variants import Variant
-from kernels.prepared import PreparedCall, steady_range
+from kernels.prepared import PreparedCall, Step, launch_options, steady_range, step_of
 from kernels.processors import num_processors
 from kernels.tma.launches import scales, tensor_map
 from kernels.tma.pointers import PointerClass, pointer_class
-from kernels.tma.prepared import KeptMaps, launch_options
+from kernels.tma.prepared import KeptMaps
 
 _ALIGNMENT = 32  # integers, 128 bytes: partial results begin at a multiple of it behind the plan
 _INT32, _FP32 = (torch.int32, 0), (torch.float32, 0)  # pointers into memory that a call allocates
-
-
-class Step(NamedTuple):
-    """A launch of a call beside its attention, but for the stream and the addresses."""
-
-    launch: Callable[..., None]
-    grid: tuple[int, int, int]
-    options: tuple[Any, ...]
-    rest: tuple[Any, ...]  # arguments behind the addresses
 
 
 def prepare_extend(
@@ -147,4 +138,4 @@ def _step(
     constants: tuple[Any, ...],
 ) -> Step:
     kernel = eager.compiled_for(name, device, tensors, len(numbers), constants)
-    return Step(kernel.launch, grid, launch_options(kernel), (*numbers, *kernel.tail))
+    return step_of(kernel, grid, numbers)

@@ -8,10 +8,10 @@ from kernels.batch import AttentionBatch, AttentionFlags
 from kernels.hopper.prefill.launch import prepared
 from kernels.hopper.schedule import HEADER, ITEM, bounded_window, compiled_plan, keys_per_group
 from kernels.hopper.variants import variant_of
-from kernels.prepared import PreparedCall
+from kernels.prepared import PreparedCall, launch_options
 from kernels.processors import num_processors
 from kernels.tma.pointers import pointer_class
-from kernels.tma.prepared import KeptMaps, launch_options
+from kernels.tma.prepared import KeptMaps
 
 
 def prepare_prefill(

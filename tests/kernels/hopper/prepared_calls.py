@@ -38,10 +38,17 @@ class Recorder:
     launches: list[tuple[Any, ...]] = []  # noqa: RUF012 -- of this program
 
     def __init__(self, source: Any, _metadata: Any) -> None:
-        self.fn = source.fn.fn.__name__
+        self.fn, self.types = source.fn.fn.__name__, tuple(source.signature.values())
+
+    def __call__(self, *arguments: Any) -> None:
+        """As Triton's binder launches: with its hooks, tensors, and constants as they are."""
+        *before, options, _, _, _ = arguments[:9]
+        places = (x.data_ptr() if isinstance(x, Tensor) else x for x in arguments[9:])
+        self.launch(*before, False, False, None, None, options, None, None, None, *places)
 
     def launch(self, *arguments: Any) -> None:
-        self.launches.append((self.fn, *arguments))
+        given = (None if kind == "constexpr" else x for kind, x in zip(self.types, arguments[13:], strict=True))
+        self.launches.append((self.fn, *(arguments[:13]), *given))
 
 
 class Driver(Recording):
@@ -134,6 +141,16 @@ CASES: dict[str, list[Callable[[], dict[str, Any]]]] = {
     "tokens with flags": [lambda: paged(3, 1, 500) | {"window": 100, "softcap": 7.0, "sinks": sinks()}],
     "one sequence": [lambda context=context: paged(1, 1, context, kv_heads=4) for context in (100, 3000, 4097, 4096)],
     "drafted tokens": [lambda: paged(3, 4, 500)],
+    "prompts by Triton": [lambda: packed([70, 8]) | {"path": "triton.prefill"}],
+    "prompts that see all of their keys": [
+        lambda: packed([70, 8], has_context=True, in_one=True) | {"causal": False, "sinks": sinks()}
+    ],
+    "chunks by Triton": [lambda: paged(2, 40, 500, skip=1) | {"path": "triton.extend", "window": 9, "softcap": 7.0}],
+    "tokens by Triton": [
+        lambda context=context: paged(3, 1, context) | {"path": "triton.decode", "sinks": sinks()}
+        for context in (32, 33, 64, 100, 500, 511)
+    ],
+    "one sequence by Triton": [lambda: paged(1, 1, 9000, kv_heads=1) | {"path": "triton.decode"}],
     "lengths at odd addresses": [lambda: paged(3, 1, 500, skip=1), lambda: paged(3, 1, 500)],
 }
 
