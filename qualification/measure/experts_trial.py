@@ -14,6 +14,7 @@ from qualification.measure.checks import one_thread
 from qualification.measure.experts_checks import check_experts
 from qualification.measure.experts_faults import ExpertsFault, can_show_in, trial_shapes, wrong_experts
 from qualification.measure.experts_inputs import ExpertsCase, even_case, experts_cases, tested_rows
+from qualification.measure.references import References
 
 Call = Callable[[], None]
 
@@ -35,11 +36,11 @@ class ExpertsTrial:
         found = []
         with one_thread():
             for shape in (shape for dtype in Dtype if dtype in dtypes for shape in trial_shapes(dtype)):
-                inputs = list(experts_cases(shape, device, seed=seed))
+                inputs, references = list(experts_cases(shape, device, seed=seed)), References()
                 for fault in (fault for fault in ExpertsFault if can_show_in(fault, shape)):
                     run = wrong_experts(fault)
                     # The first case that refuses a fault decides.
-                    passes = all(check.is_passed for case in inputs for check in check_experts(run, [case]))
+                    passes = all(check.is_passed for case in inputs for check in check_experts(run, [case], references))
                     if passes is not (fault is ExpertsFault.NONE):
                         found.append(ExpertsPassedWrongly(fault, shape))
         return tuple(found)
@@ -55,10 +56,9 @@ class ExpertsTrial:
         device: torch.device,
         *,
         seed: int,
-        references: object,  # noqa: ARG002
+        references: References,
     ) -> tuple[Check, ...]:
-        """`references` are not kept: fp64 of a mixture takes about as long as its inputs."""
-        return check_experts(run, experts_cases(shape, device, seed=seed))
+        return check_experts(run, experts_cases(shape, device, seed=seed), references)
 
     def timed_call(self, shape: ExpertsShape, run: RunExperts, device: torch.device, *, seed: int) -> tuple[Call, int]:
         """Experts are visited evenly, as many as the rows can visit: what is read follows from the shape."""

@@ -165,7 +165,7 @@ def dispatcher_of(
 def join_weights(dispatcher: Dispatcher, decoder: Decoder) -> None:
     """Give a table that was made before the weights their sinks, and the decoder the choices of its mixtures."""
     if dispatcher.experts is not None:
-        decoder.serve_experts(dispatcher.experts.products_of)
+        decoder.serve_experts(dispatcher.experts.products_of, dispatcher.experts.borders)
     if dispatcher.products is not None and dispatcher.products.fallbacks:
         decoder.limit_products(dispatcher.products.by_torch)
     for flags, layer in zip(dispatcher.flags, decoder.weights.layers, strict=True):

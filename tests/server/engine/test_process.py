@@ -314,7 +314,7 @@ def test_a_start_tells_its_progress_and_its_plan(tiny_llama: TinyLlama, tmp_path
     assert stages == ["loading", "compiling", "attesting"]
     ready = next(message for message in sent if isinstance(message, EngineReady))
     assert (ready.max_model_len, ready.num_pages, ready.page_size) == (128, 64, 16)
-    assert {row.phase for row in ready.plan} == {"prefill", "extend", "decode"}
+    assert {row.phase for row in ready.plan} == {"prefill", "extend", "decode", "linear"}
     assert ready.fingerprint["device"] == "cpu"
 
 
