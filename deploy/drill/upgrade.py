@@ -78,7 +78,9 @@ class Drill:
 
     def qualify(self, case: str, what: str, build: Build, expected: Expected, folder: Path, *flags: str) -> GateRun:
         where = ["--model", str(self.model), "--out-dir", str(folder), "--dtype", "fp32"]
-        return self.run(case, what, build, expected, "qualify", *where, "--quick", "--paths", "sdpa.cpu", *flags)
+        return self.run(
+            case, what, build, expected, "qualify", *where, "--quick", "--paths", "sdpa.cpu", "torch.linear", *flags
+        )
 
     def canary(self, case: str, what: str, url: str, expected: Expected, *flags: str) -> GateRun:
         """By the gate of this build, whatever the candidate's is."""
@@ -141,7 +143,7 @@ def run(out: Path, cases: list[str]) -> Drilled:
     done = hallmark(
         Build(),
         *("qualify", "--model", str(drill.model), "--out-dir", str(drill.matrices), "--dtype", "fp32"),
-        *("--quick", "--paths", "sdpa.cpu"),
+        *("--quick", "--paths", "sdpa.cpu", "torch.linear"),
     )
     if done.returncode:
         raise RuntimeError(f"the stable build could not be qualified: {done.stdout[-2000:]}{done.stderr[-2000:]}")

@@ -17,7 +17,8 @@ import torch
 from planted_kernels import Found, Place
 from running_server import DEMO, Server, free_port, running
 
-from kernels.catalog import PATHS, path_named
+from kernels.catalog import ALL_PATHS, PATHS, path_named
+from kernels.fingerprint import Device
 from kernels.path import Tier
 from qualification.decision.decision import Policy
 from qualification.evidence.matrix import MatrixError, load_matrix, save_matrix
@@ -35,8 +36,9 @@ FALLBACKS = "hallmark_attention_fallback_total"
 
 def qualify_demo(place: Place) -> list[str]:
     """The command that proves the bundled model's shapes here, by the paths of the first tier and math."""
-    first = [path.name for path in PATHS if path.tier is Tier.FIRST and path.run is not None]
-    paths = [name for name in first if place.is_cuda != (name == "sdpa.cpu")]
+    device = Device.CUDA if place.is_cuda else Device.CPU
+    first = [path for path in ALL_PATHS if path.tier is Tier.FIRST and path.run is not None]
+    paths = [path.name for path in first if device in path.limits.devices]
     flags = ["--preset", "demo", "--max-model-len", str(MAX_LEN), "--quick", "--out-dir", str(place.matrices)]
     return [*HALLMARK, "qualify", *flags, "--paths", *paths, "sdpa.math"]
 
@@ -211,6 +213,7 @@ def _counted(server: Server, path: str) -> Found:
     counted = {phase: count - before[phase] for phase, count in counts().items()}
     rows = server.plan()
     report = server.post("/attention/attest", {}).json()
+    rows = [row for row in rows if row["head_dim"] is not None]
     is_caught = answer.status_code == 200 and {row["path"] for row in rows} == {path}
     is_caught &= all("head_dim" in row["fallback_reasons"] for row in rows)
     is_caught &= counted == {"prefill": 1, "decode": 3} and report["result"] == "match"

@@ -35,7 +35,14 @@ CONFIG = {
     "head_dim": HEAD_DIM,
     "max_position_embeddings": 8192,
 }
-PATHS = ("gluon.prefill.hopper", "gluon.extend.hopper", "gluon.decode.hopper")
+from kernels.linear.paths import LINEAR_PATHS
+
+PATHS = (
+    "gluon.prefill.hopper",
+    "gluon.extend.hopper",
+    "gluon.decode.hopper",
+    *(path.name for path in LINEAR_PATHS),
+)
 BUCKETS = ("le_128", "le_512", "le_2k", "le_8k")
 REFUSAL = "refuses to serve"
 # So that each bucket is decided in some 65 s a run: by simulation 97 of 100 are, with the times of one H200.

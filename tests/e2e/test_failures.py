@@ -163,8 +163,9 @@ def test_under_degrade_an_unsupported_head_dim_serves_and_every_fallback_is_coun
 ) -> None:
     with start_server("--model", str(wide_model), "--on-unproven", "degrade") as server:
         server.wait_ready()
-        assert {row["path"] for row in server.plan()} == {"sdpa.math"}
-        assert all("head_dim" in row["fallback_reasons"] for row in server.plan())
+        plan = [row for row in server.plan() if row["head_dim"] is not None]
+        assert {row["path"] for row in plan} == {"sdpa.math"}
+        assert all("head_dim" in row["fallback_reasons"] for row in plan)
         assert server.value("hallmark_attention_fallback_total") == 0
         body = {"model": "wide", "prompt": "Once", "max_tokens": 4, "ignore_eos": True}
         answer = server.post("/v1/completions", body)

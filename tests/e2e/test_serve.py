@@ -75,7 +75,7 @@ def test_a_prompt_beyond_the_context_is_refused_with_limit_and_value(client: ope
 
 def test_the_plan_names_a_path_for_every_shape(demo: Server) -> None:
     plan = demo.plan()
-    assert {row["phase"] for row in plan} == {"prefill", "extend", "decode"}
+    assert {row["phase"] for row in plan} == {"prefill", "extend", "decode", "linear"}
     assert [row["shape"] for row in plan if row["path"] is None] == []
     assert {row["status"] for row in plan} <= {"proven", "provisional"}
     assert [row["shape"] for row in plan if row["fallback_reasons"]] == []
