@@ -21,6 +21,8 @@ from running_server import DEMO, Server, StartServer
 from safetensors.torch import save_file
 from test_canary_run import canary
 
+from kernels.linear.paths import LINEAR_PATHS
+
 pytestmark = [pytest.mark.gpu, pytest.mark.e2e, pytest.mark.timeout(900)]
 WINDOW = 2048  # the recorded prompts of 2,049 and 3,500 tokens see its edge, and no shorter one does
 NUM_LAYERS, HIDDEN, INTERMEDIATE, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 32, 4096, 14336, 32, 8, 128
@@ -35,7 +37,6 @@ CONFIG = {
     "head_dim": HEAD_DIM,
     "max_position_embeddings": 8192,
 }
-from kernels.linear.paths import LINEAR_PATHS
 
 PATHS = (
     "gluon.prefill.hopper",
