@@ -8,16 +8,20 @@ from torch import Tensor
 
 from kernels.experts.paths import RunExperts
 from kernels.reference.compare import errors_of
-from kernels.reference.experts import experts_reference
 from qualification.evidence.evidence import CHECK_LIMITS, Check, strain
 from qualification.measure.experts_inputs import ExpertsCase
 from qualification.measure.inputs import GUARD_MARK, GUARD_ROWS, guarded
+from qualification.measure.references import References
 
 _REPEATED = frozenset({"even", "edges", "most"})  # cases that run twice: the same input must give the same bits
 
 
-def check_experts(run: RunExperts, cases: Iterable[ExpertsCase]) -> tuple[Check, ...]:
+def check_experts(
+    run: RunExperts, cases: Iterable[ExpertsCase], references: References | None = None
+) -> tuple[Check, ...]:
     """Return, for each measure, the worst check over all cases. Errors of `run` are not caught.
+
+    `references` are of these cases, kept by who checks several paths on them.
 
     every_row       the largest error against fp64, on every row, as a share of its limit
     nonfinite       values of the output that are NaN or infinite, rows that were never written included
@@ -25,16 +29,17 @@ def check_experts(run: RunExperts, cases: Iterable[ExpertsCase]) -> tuple[Check,
     unequal_repeat  values that differ when the same input is run again
     """
     worst: dict[str, Check] = {}
+    references = references or References()
     for case in cases:
-        for check in _check_case(run, case):
+        for check in _check_case(run, case, references):
             known = worst.get(check.name)
             if known is None or strain(check.measured, check.limit) > strain(known.measured, known.limit):
                 worst[check.name] = check
     return tuple(worst[name] for name in sorted(worst))
 
 
-def _check_case(run: RunExperts, case: ExpertsCase) -> list[Check]:
-    reference = experts_reference(case.hidden, case.experts, case.weights, case.expert_weights, case.activation)
+def _check_case(run: RunExperts, case: ExpertsCase, references: References) -> list[Check]:
+    reference = references.of_experts(case)
     out, guard_writes = _run_case(run, case)
     errors = errors_of(out[:, None], reference)
     row, _, column = errors.worst_at

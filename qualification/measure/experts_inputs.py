@@ -9,12 +9,13 @@ from torch import Tensor
 from kernels.device import torch_dtype
 from kernels.experts.kinds import MXFP4_BLOCK, ExpertActivation, ExpertFormat
 from kernels.experts.shape import ExpertsShape
+from kernels.experts.tiles import token_counts
 from kernels.experts.weights import AnyExpertWeights, ExpertWeights, Mxfp4Weights
+from kernels.processors import shared_bytes
 from kernels.shape import Dtype
 from qualification.measure.inputs import GUARD_ROWS
 
 _MOST_ROWS_CPU = 512  # tokens; on a CPU buckets are tested up to here, or just inside if they start beyond
-_SHARES = (8, 20, 48)  # tokens of an expert on average, beyond which a path may take larger tiles
 _EDGE = 32  # rows of a tile in the interpreter; of 16, 64 and 128 on a GPU, which its multiples are edges of too
 
 
@@ -47,7 +48,7 @@ def experts_cases(mixture: ExpertsShape, device: torch.device, *, seed: int) -> 
     edges           experts with 0, 1, and a tile's rows less one, exactly, and one more
     large           hidden states times 30: activations saturate, clamps cut
     unequal         one expert's results are 20 times the others', weights of 0 and of 1 among the tokens'
-    share of n      n tokens an expert on average, and one token more: where kernels change their tiles
+    border          the last number of tokens of one tile of the kernels, and the first of the next
     most            the most tokens, random experts
     """
     inputs = _Inputs(mixture, device, seed)
@@ -70,11 +71,11 @@ def experts_cases(mixture: ExpertsShape, device: torch.device, *, seed: int) -> 
     if num_experts > 1:
         experts = inputs.experts(rows(_EDGE + 3))
         yield inputs.case("unequal", experts, weights=_scaled(inputs.expert_weights, expert=1))
-    for share in _SHARES:
-        border = share * num_experts // mixture.num_active
-        for num_rows in (border, border + 1):
+    sizes = mixture.dtype.num_bytes, shared_bytes(device)
+    for first in token_counts(num_experts, mixture.num_active, *sizes):
+        for num_rows in (first - 1, first):
             if mixture.rows.lo < num_rows < most:
-                yield inputs.case(f"share of {share}", inputs.experts(num_rows))
+                yield inputs.case(f"border {num_rows}", inputs.experts(num_rows))
     yield inputs.case("most", inputs.experts(most))
 
 
@@ -120,13 +121,13 @@ def expert_weights_of(mixture: ExpertsShape, random: torch.Generator, device: to
     experts, hidden, width = mixture.num_experts, mixture.hidden, mixture.width
     dtype = torch_dtype(mixture.dtype)
 
-    def randn(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=random, device=device)
+    def randn(*shape: int, scale: float = 1.0) -> Tensor:
+        return torch.randn(shape, generator=random, device=device, dtype=dtype).mul_(scale)
 
-    biases = [randn(experts, size).to(device, dtype) if mixture.has_bias else None for size in (2 * width, hidden)]
+    biases = [randn(experts, size) if mixture.has_bias else None for size in (2 * width, hidden)]
     if mixture.format is ExpertFormat.PLAIN:
-        gate_up, down = randn(experts, 2 * width, hidden) / hidden**0.5, randn(experts, hidden, width) / width**0.5
-        return ExpertWeights(gate_up.to(device, dtype), down.to(device, dtype), *biases)
+        gate_up = randn(experts, 2 * width, hidden, scale=hidden**-0.5)
+        return ExpertWeights(gate_up, randn(experts, hidden, width, scale=width**-0.5), *biases)
 
     def packed(rows: int, size: int) -> tuple[Tensor, Tensor]:
         shape = (experts, rows, size // MXFP4_BLOCK)

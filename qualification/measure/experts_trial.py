@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import islice
 
 import torch
 
@@ -14,6 +13,7 @@ from qualification.measure.checks import one_thread
 from qualification.measure.experts_checks import check_experts
 from qualification.measure.experts_faults import ExpertsFault, can_show_in, trial_shapes, wrong_experts
 from qualification.measure.experts_inputs import ExpertsCase, even_case, experts_cases, tested_rows
+from qualification.measure.references import References
 
 Call = Callable[[], None]
 
@@ -35,11 +35,11 @@ class ExpertsTrial:
         found = []
         with one_thread():
             for shape in (shape for dtype in Dtype if dtype in dtypes for shape in trial_shapes(dtype)):
-                inputs = list(experts_cases(shape, device, seed=seed))
+                inputs, references = list(experts_cases(shape, device, seed=seed)), References()
                 for fault in (fault for fault in ExpertsFault if can_show_in(fault, shape)):
                     run = wrong_experts(fault)
                     # The first case that refuses a fault decides.
-                    passes = all(check.is_passed for case in inputs for check in check_experts(run, [case]))
+                    passes = all(check.is_passed for case in inputs for check in check_experts(run, [case], references))
                     if passes is not (fault is ExpertsFault.NONE):
                         found.append(ExpertsPassedWrongly(fault, shape))
         return tuple(found)
@@ -55,17 +55,18 @@ class ExpertsTrial:
         device: torch.device,
         *,
         seed: int,
-        references: object,  # noqa: ARG002
+        references: References,
     ) -> tuple[Check, ...]:
-        """`references` are not kept: fp64 of a mixture takes about as long as its inputs."""
-        return check_experts(run, experts_cases(shape, device, seed=seed))
+        return check_experts(run, experts_cases(shape, device, seed=seed), references)
 
     def timed_call(self, shape: ExpertsShape, run: RunExperts, device: torch.device, *, seed: int) -> tuple[Call, int]:
         """Experts are visited evenly, as many as the rows can visit: what is read follows from the shape."""
         return _call(run, even_case(shape, device, seed=seed)), 1
 
     def profiled_calls(self, shape: ExpertsShape, run: RunExperts, device: torch.device, *, seed: int) -> list[Call]:
-        return list(islice(self.calls(shape, run, device, seed=seed), 2))
+        """On the fewest tokens, and on both sides of each number at which a path may launch other kernels."""
+        cases = experts_cases(shape, device, seed=seed)
+        return [_call(run, case) for case in cases if case.name.startswith(("fewest", "border"))]
 
     def calls(self, shape: ExpertsShape, run: RunExperts, device: torch.device, *, seed: int) -> Iterator[Call]:
         for case in experts_cases(shape, device, seed=seed):

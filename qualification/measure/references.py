@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from kernels.operators import AnyShape
 from kernels.reference.compare import Reference, coarse_reference_of, reference_of
+from kernels.reference.experts import experts_reference
+from qualification.measure.experts_inputs import ExpertsCase
 from qualification.measure.inputs import Case
 
 
@@ -25,6 +27,7 @@ class References:
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, int], CaseReference] = {}
+        self._of_experts: dict[tuple[str, int], Reference] = {}
 
     def of(self, case: Case) -> CaseReference:
         key = (case.name, case.seed)
@@ -33,9 +36,17 @@ class References:
             self._known[key] = CaseReference(reference_of(*inputs, rows=case.rows), coarse_reference_of(*inputs))
         return self._known[key]
 
+    def of_experts(self, case: ExpertsCase) -> Reference:
+        key = (case.name, case.seed)
+        if key not in self._of_experts:
+            inputs = case.hidden, case.experts, case.weights, case.expert_weights, case.activation
+            self._of_experts[key] = experts_reference(*inputs)
+        return self._of_experts[key]
+
     @property
     def num_bytes(self) -> int:
-        return sum(it.num_bytes for it in self._known.values())
+        of_experts = sum(it.num_bytes for it in self._of_experts.values())
+        return of_experts + sum(it.num_bytes for it in self._known.values())
 
 
 class Shelf:

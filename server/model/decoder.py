@@ -60,15 +60,18 @@ class Decoder:
         self.weights = self.weights.with_chosen(chooser, sizes)
         self._blocks = self._build_blocks()
 
-    def serve_experts(self, products: ProductsOf) -> None:
-        """Compute the products of experts by `products`, and compile what a layer of each mixture launches."""
+    def serve_experts(self, products: ProductsOf, borders: Sequence[int]) -> None:
+        """Compute the products of experts by `products`, and compile what a layer of each mixture launches.
+
+        borders  numbers of tokens from which another path may serve
+        """
         self._products_of = products
         self._blocks = self._build_blocks()
         pairs = zip(self.config.layers, self.weights.layers, strict=False)
         of_mixture = {layer.feed_forward: weights.feed_forward for layer, weights in pairs}
         for mixture, weights in of_mixture.items():
             if isinstance(mixture, ExpertsConfig) and isinstance(weights, MixtureWeights):
-                _experts(mixture, weights, products).compile()
+                _experts(mixture, weights, products).compile(borders)
 
     @torch.inference_mode()
     def forward(self, step: Step) -> Tensor:

@@ -1,6 +1,6 @@
 """The mixture of a layer: a router, the products of the experts that each token visits, and what all tokens visit."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 
@@ -58,13 +58,16 @@ class Experts:
         out = self.products(x, experts, weights)
         return out if self.shared is None else out.add_(self.shared(x))
 
-    def compile(self) -> None:
-        """Compile every kernel that a call may launch, by running one of each kind: then none is in service."""
+    def compile(self, borders: Iterable[int] = ()) -> None:
+        """Compile every kernel that a call may launch, by running one of each kind: then none is in service.
+
+        borders  numbers of tokens from which another path may serve
+        """
         weight, routing = self.router.weight, self.routing
         if not is_captured(weight.device):
             return
         sizes = weight.dtype.itemsize, shared_bytes(weight.device)
-        for num_tokens in token_counts(routing.num_experts, routing.num_active, *sizes):
+        for num_tokens in {*token_counts(routing.num_experts, routing.num_active, *sizes), *borders}:
             x = weight.new_zeros(num_tokens, weight.shape[1])
             weights, experts = routes(router_logits(x, self.router), routing, self.correction_bias)
             self.products(x, experts, weights)

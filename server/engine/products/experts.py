@@ -71,6 +71,11 @@ class ExpertsTable:
         return list(dict.fromkeys(choice.decision for choice in self._choices()))
 
     @property
+    def borders(self) -> tuple[int, ...]:
+        """Return the first number of tokens of each bucket."""
+        return tuple({choice.decision.shape.rows.lo + 1: None for choice in self._choices()})
+
+    @property
     def is_capturable(self) -> bool:
         """Return whether a CUDA graph can hold every choice."""
         return all(choice.path.is_capturable for choice in self._choices())

@@ -159,7 +159,7 @@ def dispatcher_of(
 def join_weights(dispatcher: Dispatcher, decoder: Decoder) -> None:
     """Give a table that was made before the weights their sinks, and the decoder the choices of its mixtures."""
     if dispatcher.experts is not None:
-        decoder.serve_experts(dispatcher.experts.products_of)
+        decoder.serve_experts(dispatcher.experts.products_of, dispatcher.experts.borders)
     for flags, layer in zip(dispatcher.flags, decoder.weights.layers, strict=True):
         if flags.sinks is not None and layer.sinks is not None:
             flags.sinks.copy_(layer.sinks)
