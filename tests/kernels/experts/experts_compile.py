@@ -76,14 +76,15 @@ def route(config: RoutingConfig, has_bias: bool) -> Any:
 def compile_all() -> dict[str, Any]:
     ahead = {"IS_DEPENDENT": True, "launch_pdl": True, **GRID}
     sort = {"BLOCK_P": 64, "BLOCK_E": padded(128), "num_warps": 8, **ahead}
-    table = {"BLOCK_M": 128, "BLOCK_T": 64}
     found = {
         "route": route(RoutingConfig(128, 8, renormalizes=True), has_bias=False),
         "route, groups": route(RoutingConfig(256, 8, Scores.SIGMOID, True, 8, 4, 2.5), has_bias=True),
-        "sort": hallmark_experts_sort.warmup(INT, INT, INT, 8, 8, BLOCK_S=128, **table, **sort),
+        "sort": hallmark_experts_sort.warmup(INT, INT, INT, 8, 8, 128, BLOCK_S=128, BLOCK_T=64, **sort),
         "count": hallmark_experts_count.warmup(INT, INT, 8, 8, NUM_EXPERTS=128, **sort),
         "prefix": hallmark_experts_prefix.warmup(INT, INT, 8, BLOCK=1024, num_warps=8, **ahead),
-        "place": hallmark_experts_place.warmup(INT, INT, INT, INT, INT, 8, 8, 8, NUM_EXPERTS=128, **table, **sort),
+        "place": hallmark_experts_place.warmup(
+            INT, INT, INT, INT, INT, 8, 8, 8, 128, NUM_EXPERTS=128, BLOCK_T=64, **sort
+        ),
         "combine": hallmark_experts_combine.warmup(HALF, FLOAT, HALF, 8, 2048, 2048, NUM_ACTIVE=8, BLOCK=1024, **ahead),
     }
     for num_tokens in (1, 8192):
