@@ -14,13 +14,13 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from kernels.experts.codes import factors_of, numbers
 from kernels.experts.products import activated
 
-# A code's exponent and mantissa, as those of an fp32 number, are the number times 2^-126, subnormal ones too. x is
-# multiplied by 2^64 and the sum by 2^62: a product is a subnormal number for an x below 2^-64 only.
+# x is multiplied by 2^64 and the sum by 2^62, as `numbers` are times 2^-126: a product is a subnormal number for an x
+# below 2^-64 only.
 _TWO_64 = tl.constexpr(2.0**64)
 _TWO_62 = tl.constexpr(2.0**62)
-_CODE = tl.constexpr(-0x7E400000)  # 0x81C00000: the sign, two bits of exponent, one of mantissa
 
 
 @triton.jit
@@ -37,16 +37,7 @@ def read_factors(scales_ptr, rows, is_row, first, SIZE_IN: tl.constexpr, BLOCK_K
     blocks = first // 32 + tl.arange(0, BLOCK_K // 32)
     is_inside = is_row[:, None] & (blocks < SIZE_IN // 32)[None, :]
     scales = tl.load(scales_ptr + rows[:, None] * (SIZE_IN // 32) + blocks[None, :], mask=is_inside, other=127)
-    exponents = scales.to(tl.int32)
-    # 2^-127 is subnormal, and 255 is NaN: both as the format has them.
-    bits = tl.where(exponents == 0, 0x00400000, tl.where(exponents == 255, 0x7FC00000, exponents << 23))
-    return bits.to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def numbers(codes, PLACE: tl.constexpr):
-    """fp32, times 2^-126, of the codes at one of the 8 places of each int32."""
-    return (((codes << (28 - 4 * PLACE)) >> 6) & _CODE).to(tl.float32, bitcast=True)
+    return factors_of(scales)
 
 
 @triton.jit

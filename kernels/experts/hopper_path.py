@@ -1,8 +1,10 @@
-"""`gluon.experts.hopper`: a mixture's products on sm_90, of 16-bit weights.
+"""`gluon.experts.hopper`: a mixture's products on sm_90.
 
 Three to six launches whose grids depend on the number of tokens alone, so that a CUDA graph holds them: slots sorted by
 expert, where there are more than a few tokens; gate and up with the activation, and down, by hopper.py or, of few rows
 an expert, hopper_few.py; and the weighted sum. Each kernel is launched while the one before it still runs.
+
+mxfp4 weights become 16-bit ones for a call of many tokens; with fewer, Triton's products serve here too.
 """
 
 from functools import lru_cache
@@ -11,14 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kernels.experts.dequantize import plain_weights
 from kernels.experts.hopper import hallmark_gluon_experts_down, hallmark_gluon_experts_gate_up
 from kernels.experts.hopper_few import hallmark_gluon_experts_few, hallmark_gluon_experts_few_gathered
 from kernels.experts.hopper_tilings import COLUMNS, FOLDED, FOLDS, ROWS, STEP, FewTiling, ManyTiling, few_tiling
 from kernels.experts.kinds import ExpertActivation
 from kernels.experts.sorting import sort_slots
-from kernels.experts.tiles import hopper_rows
-from kernels.experts.triton_path import activation_arguments, combine
-from kernels.experts.weights import AnyExpertWeights, ExpertWeights
+from kernels.experts.tiles import hopper_rows, takes_codes
+from kernels.experts.triton_path import activation_arguments, combine, run_experts
+from kernels.experts.weights import AnyExpertWeights, ExpertWeights, Mxfp4Weights
 from kernels.launch import Loaded
 from kernels.processors import num_processors
 from kernels.tma.launches import any_map
@@ -42,6 +45,11 @@ def run_experts_hopper(
     device.
     """
     num_tokens, num_active = experts.shape
+    if isinstance(expert_weights, Mxfp4Weights):
+        if takes_codes(experts.numel(), expert_weights.num_experts):
+            run_experts(hidden, experts, weights, expert_weights, activation, out)
+            return
+        expert_weights = plain_weights(expert_weights, hidden.dtype)
     rows = hopper_rows(num_tokens, num_active, expert_weights.num_experts)
     if rows == 1 and (hidden.shape[1] % FOLDED or expert_weights.width % FOLDED):
         rows = 16
@@ -52,13 +60,12 @@ def run_in_tiles(
     hidden: Tensor,
     experts: Tensor,
     weights: Tensor,
-    expert_weights: AnyExpertWeights,
+    expert_weights: ExpertWeights,
     activation: ExpertActivation,
     out: Tensor,
     rows: int,
 ) -> None:
     """`run_experts_hopper` by tiles of so many sorted slots: 16, 32, 64 or 128; or 1, of slots as they are."""
-    assert isinstance(expert_weights, ExpertWeights), "the path's limits reject mxfp4"
     num_tokens, num_active = experts.shape
     if num_tokens == 0:
         return

@@ -110,7 +110,7 @@ EXPERTS_PATHS: tuple[ExpertsPath, ...] = (
         ExpertsLimits(
             devices=frozenset({Device.CUDA}),
             dtypes=frozenset({Dtype.FP16, Dtype.BF16}),
-            formats=frozenset({ExpertFormat.PLAIN}),
+            formats=_FORMATS,
             min_sm=90,
             max_sm=90,
             needs_triton=True,

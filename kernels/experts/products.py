@@ -9,10 +9,10 @@ A row's products are summed step by step over the inner dim in a fixed order, wh
 import triton
 import triton.language as tl
 
+from kernels.experts.codes import factors_of, unpacked
 from kernels.experts.dependent import begin
 
 _GROUP_M = tl.constexpr(8)  # tiles of rows whose columns are computed one after the other: weights stay in L2
-_TWO_126 = tl.constexpr(2.0**126)
 
 
 @triton.jit
@@ -27,39 +27,23 @@ def tile_of_program(num_columns, num_tiles, BLOCK_N: tl.constexpr):
 
 
 @triton.jit
-def dequantized(blocks, scales, dtype: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):
-    """mxfp4 [BLOCK_N, BLOCK_K / 2] bytes and their scales [BLOCK_N, BLOCK_K / 32] -> [BLOCK_N, BLOCK_K] of dtype.
-
-    A code's exponent and mantissa, as those of an fp32 number, are the number times 2^-126, subnormal ones too.
-    """
-    codes = tl.interleave(blocks & 0xF, blocks >> 4).to(tl.int32)
-    bits = ((codes & 7) << 22) | ((codes & 8) << 28)
-    numbers = bits.to(tl.float32, bitcast=True) * _TWO_126
-    exponents = scales.to(tl.int32)
-    # 2^-127 is subnormal, and 255 is NaN: both as the format has them.
-    factor_bits = tl.where(exponents == 0, 0x00400000, tl.where(exponents == 255, 0x7FC00000, exponents << 23))
-    factors = factor_bits.to(tl.float32, bitcast=True)
-    numbers = tl.reshape(numbers, [BLOCK_N, BLOCK_K // 32, 32]) * factors[:, :, None]
-    return tl.reshape(numbers, [BLOCK_N, BLOCK_K]).to(dtype)
-
-
-@triton.jit
 def weight_step(
     w_ptr, scales_ptr, rows, is_row, first, size_in, dtype: tl.constexpr,
     IS_MXFP4: tl.constexpr, EVEN_K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Columns [first, first + BLOCK_K) of some rows of a weight [*, size_in], transposed: [BLOCK_K, BLOCK_N].
 
-    rows [BLOCK_N] int64. What lies past the last column, and rows that are none, are 0.
+    rows [BLOCK_N] int64; w of mxfp4 int32 of 8 codes. What lies past the last column, and rows that are none, are 0.
     """
     if IS_MXFP4:
-        pairs = first // 2 + tl.arange(0, BLOCK_K // 2)
+        words = first // 8 + tl.arange(0, BLOCK_K // 8)
         block = first // 32 + tl.arange(0, BLOCK_K // 32)
-        is_pair = is_row[:, None] & (pairs < size_in // 2)[None, :]
+        is_word = is_row[:, None] & (words < size_in // 8)[None, :]
         is_block = is_row[:, None] & (block < size_in // 32)[None, :]
-        blocks = tl.load(w_ptr + rows[:, None] * (size_in // 2) + pairs[None, :], mask=is_pair, other=0)
+        codes = tl.load(w_ptr + rows[:, None] * (size_in // 8) + words[None, :], mask=is_word, other=0)
         scales = tl.load(scales_ptr + rows[:, None] * (size_in // 32) + block[None, :], mask=is_block, other=127)
-        step = tl.trans(dequantized(blocks, scales, dtype, BLOCK_N, BLOCK_K))
+        factors = tl.broadcast_to(factors_of(scales)[:, :, None], [BLOCK_N, BLOCK_K // 32, 4])
+        step = tl.trans(unpacked(codes, tl.reshape(factors, [BLOCK_N, BLOCK_K // 8]), dtype))
     else:
         columns = first + tl.arange(0, BLOCK_K)
         at = w_ptr + rows[None, :] * size_in + columns[:, None]

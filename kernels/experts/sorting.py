@@ -71,8 +71,8 @@ def write_rest(table_ptr, num_tiles, first, step, most_tiles, BLOCK_T: tl.conste
 
 @triton.jit(do_not_specialize=["num_slots", "most_tiles"])
 def hallmark_experts_sort(
-    experts_ptr, order_ptr, table_ptr, num_slots, most_tiles,
-    BLOCK_P: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_T: tl.constexpr,
+    experts_ptr, order_ptr, table_ptr, num_slots, most_tiles, block_m,
+    BLOCK_P: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_T: tl.constexpr,
     IS_DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """One program: the rows of BLOCK_P slots, each by comparison with all; the last one writes the table."""
@@ -93,11 +93,11 @@ def hallmark_experts_sort(
         totals = tl.zeros([BLOCK_E], tl.int32)
         for first in range(0, num_slots, BLOCK_P):
             totals += counted(experts_of(experts_ptr, first + tl.arange(0, BLOCK_P), num_slots, BLOCK_E), BLOCK_E)
-        of_expert = (totals + BLOCK_M - 1) // BLOCK_M
+        of_expert = (totals + block_m - 1) // block_m
         begins = tl.cumsum(of_expert, 0) - of_expert
         ends = tl.cumsum(totals, 0)
         for i in range(tl.max(of_expert)):
-            rows = ends - totals + i * BLOCK_M
+            rows = ends - totals + i * block_m
             write_tile(table_ptr, begins + i, tl.arange(0, BLOCK_E), rows, ends, i < of_expert)
         num_tiles = tl.sum(of_expert)
         tl.store(table_ptr, num_tiles)
@@ -136,8 +136,8 @@ def hallmark_experts_prefix(counts_ptr, totals_ptr, num_blocks, BLOCK: tl.conste
 
 @triton.jit(do_not_specialize=["num_slots", "num_blocks", "most_tiles"])
 def hallmark_experts_place(
-    experts_ptr, counts_ptr, totals_ptr, order_ptr, table_ptr, num_slots, num_blocks, most_tiles,
-    NUM_EXPERTS: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_M: tl.constexpr,
+    experts_ptr, counts_ptr, totals_ptr, order_ptr, table_ptr, num_slots, num_blocks, most_tiles, block_m,
+    NUM_EXPERTS: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_E: tl.constexpr,
     BLOCK_T: tl.constexpr, IS_DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """One program: places the block of slots, and writes the tiles of the expert, of its number."""
@@ -156,7 +156,7 @@ def hallmark_experts_place(
         is_before = (theirs == experts[:, None]) & (within[None, :] < within[:, None])
         start = tl.sum(tl.where(experts[:, None] == lanes[None, :], starts[None, :], 0), 1)
         tl.store(order_ptr + start + tl.sum(is_before.to(tl.int32), 1), slots, mask=slots < num_slots)
-    of_expert = (totals + BLOCK_M - 1) // BLOCK_M
+    of_expert = (totals + block_m - 1) // block_m
     num_tiles = tl.sum(of_expert)
     if block < NUM_EXPERTS:
         is_own = lanes == block
@@ -166,7 +166,7 @@ def hallmark_experts_place(
         row = end - tl.sum(tl.where(is_own, totals, 0))
         for first in range(0, own, BLOCK_T):
             i = first + tl.arange(0, BLOCK_T)
-            write_tile(table_ptr, begin_at + i, block, row + i * BLOCK_M, end, i < own)
+            write_tile(table_ptr, begin_at + i, block, row + i * block_m, end, i < own)
     if block == 0:
         tl.store(table_ptr, num_tiles)
     write_rest(table_ptr, num_tiles, block * BLOCK_T, tl.num_programs(0) * BLOCK_T, most_tiles, BLOCK_T)
@@ -181,12 +181,12 @@ def sort_slots(experts: Tensor, num_experts: int, block_m: int) -> SortedSlots:
     is_dependent = launches_ahead(device)
     launch = {"IS_DEPENDENT": is_dependent, "launch_pdl": is_dependent, "num_warps": 8}
     sizes = {"BLOCK_P": _SLOTS_AT_ONCE, "BLOCK_E": padded(num_experts)}
-    tiles = {"BLOCK_M": block_m, "BLOCK_T": _TILES_AT_ONCE}
     num_blocks = triton.cdiv(num_slots, _SLOTS_AT_ONCE)
     if num_slots <= MOST_COMPARED:
         hallmark_experts_sort[(num_blocks + 1,)](
-            experts, order, table, num_slots, num_tiles, BLOCK_S=_COMPARED_AT_ONCE, **sizes, **tiles, **launch
-        )
+            experts, order, table, num_slots, num_tiles, block_m, BLOCK_S=_COMPARED_AT_ONCE, BLOCK_T=_TILES_AT_ONCE,
+            **sizes, **launch,
+        )  # fmt: skip
         return SortedSlots(order, table)
     counts = torch.empty(num_experts, num_blocks, dtype=torch.int32, device=device)
     totals = torch.empty(num_experts, dtype=torch.int32, device=device)
@@ -195,7 +195,7 @@ def sort_slots(experts: Tensor, num_experts: int, block_m: int) -> SortedSlots:
     )
     hallmark_experts_prefix[(num_experts,)](counts, totals, num_blocks, BLOCK=_BLOCKS_AT_ONCE, **launch)
     hallmark_experts_place[(max(num_blocks, num_experts),)](
-        experts, counts, totals, order, table, num_slots, num_blocks, num_tiles, NUM_EXPERTS=num_experts,
-        **sizes, **tiles, **launch,
+        experts, counts, totals, order, table, num_slots, num_blocks, num_tiles, block_m, NUM_EXPERTS=num_experts,
+        BLOCK_T=_TILES_AT_ONCE, **sizes, **launch,
     )  # fmt: skip
     return SortedSlots(order, table)

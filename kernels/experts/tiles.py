@@ -10,6 +10,9 @@ _FEW_ROWS, _SOME_ROWS = 8, 48
 # and a second one's weights come from L2.
 _HOPPER_ROWS = ((8, 16), (20, 32), (48, 64))
 _MOST_HOPPER_ROWS = 128
+# Average rows of an expert up to which Triton's tiles of mxfp4 codes take less than to write 16-bit weights first: for
+# gpt-oss-20b that is 2 GB, 0.5 ms at 4.3 TB/s.
+_MOST_CODE_ROWS = 48
 _MOST_UNSORTED = 2  # tokens whose slots each read their own expert's weights
 
 
@@ -72,7 +75,9 @@ def is_few(num_slots: int, num_experts: int) -> bool:
     return num_slots <= _FEW_SLOTS * num_experts
 
 
-def expert_tiles(num_slots: int, num_experts: int, element_bytes: int, shared_bytes: int | None) -> ExpertTiles:
+def expert_tiles(
+    num_slots: int, num_experts: int, element_bytes: int, shared_bytes: int | None, *, is_mxfp4: bool = False
+) -> ExpertTiles:
     """Tiles for tokens x active experts. `shared_bytes` is the GPU's limit for one program; None in the interpreter.
 
     Nothing of it depends on which experts the tokens visit: a CUDA graph holds the launches.
@@ -84,7 +89,8 @@ def expert_tiles(num_slots: int, num_experts: int, element_bytes: int, shared_by
         return _FEW_32_BIT if is_few else _MANY_32_BIT
     if shared_bytes < _SHARED_BYTES_HOPPER:
         return _FEW_SMALL if is_few else _SOME_SMALL
-    return _FEW if is_few else _SOME if is_some else _MANY
+    # What codes take to become numbers bounds mxfp4, of any height of tiles: those of 16 rows took twice as long.
+    return _FEW if is_few and not is_mxfp4 else _SOME if is_some else _MANY
 
 
 def hopper_rows(num_tokens: int, num_active: int, num_experts: int) -> int:
@@ -93,6 +99,11 @@ def hopper_rows(num_tokens: int, num_active: int, num_experts: int) -> int:
         return 1
     average = num_tokens * num_active / num_experts
     return next((rows for most, rows in _HOPPER_ROWS if average <= most), _MOST_HOPPER_ROWS)
+
+
+def takes_codes(num_slots: int, num_experts: int) -> bool:
+    """Whether mxfp4 weights are multiplied as codes, in place of as 16-bit numbers that are written first."""
+    return num_slots <= _MOST_CODE_ROWS * num_experts
 
 
 def most_tiles(num_slots: int, num_experts: int, block_m: int) -> int:

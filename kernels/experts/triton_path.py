@@ -43,15 +43,15 @@ def run_experts(
     if isinstance(expert_weights, Mxfp4Weights) and is_few(num_slots, num_experts):
         _run_few(hidden, experts, weights, expert_weights, activation, out)
         return
-    tiles = expert_tiles(num_slots, num_experts, hidden.element_size(), shared_bytes(hidden.device))
+    is_mxfp4 = isinstance(expert_weights, Mxfp4Weights)
+    tiles = expert_tiles(num_slots, num_experts, hidden.element_size(), shared_bytes(hidden.device), is_mxfp4=is_mxfp4)
     by_expert = sort_slots(experts, num_experts, tiles.block_m)
     of_rows = by_expert.tiles
     num_tiles = of_rows.shape[0]
     inner, results = hidden.new_empty(num_slots, width), hidden.new_empty(num_slots, size)
-    is_mxfp4 = isinstance(expert_weights, Mxfp4Weights)
     if isinstance(expert_weights, Mxfp4Weights):
-        gate_up, gate_up_scales = expert_weights.gate_up_blocks, expert_weights.gate_up_scales
-        down, down_scales = expert_weights.down_blocks, expert_weights.down_scales
+        gate_up, gate_up_scales = expert_weights.gate_up_blocks.view(torch.int32), expert_weights.gate_up_scales
+        down, down_scales = expert_weights.down_blocks.view(torch.int32), expert_weights.down_scales
     else:
         gate_up, down = expert_weights.gate_up, expert_weights.down
         gate_up_scales = down_scales = None  # type: ignore[assignment]

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from triton.runtime import driver
 
+from kernels.experts.dequantize import hallmark_experts_dequantize
 from kernels.experts.few_mxfp4 import hallmark_experts_few_down, hallmark_experts_few_gate_up
 from kernels.experts.hopper_path import compiled_few, compiled_many
 from kernels.experts.hopper_tilings import ManyTiling, few_tiling
@@ -43,8 +44,8 @@ GRID = {"grid": (1,)}
 def products(num_tokens: int, model: tuple[int, int, int, int], *, is_mxfp4: bool) -> dict[str, Any]:
     """Both products of a model's mixture at so many tokens."""
     num_experts, num_active, hidden, width = model
-    tiles = expert_tiles(num_tokens * num_active, num_experts, 2, SHARED_BYTES)
-    weight, scales, bias = (BYTE, BYTE, HALF) if is_mxfp4 else (HALF, None, None)
+    tiles = expert_tiles(num_tokens * num_active, num_experts, 2, SHARED_BYTES, is_mxfp4=is_mxfp4)
+    weight, scales, bias = (INT, BYTE, HALF) if is_mxfp4 else (HALF, None, None)
     kind = {"HAS_BIAS": is_mxfp4, "IS_MXFP4": is_mxfp4}
     gate_up = hallmark_experts_gate_up.warmup(
         HALF, weight, scales, bias, HALF, INT, INT, num_active, 1, hidden, hidden, width, 7.0, 1.702,
@@ -75,22 +76,25 @@ def route(config: RoutingConfig, has_bias: bool) -> Any:
 def compile_all() -> dict[str, Any]:
     ahead = {"IS_DEPENDENT": True, "launch_pdl": True, **GRID}
     sort = {"BLOCK_P": 64, "BLOCK_E": padded(128), "num_warps": 8, **ahead}
-    table = {"BLOCK_M": 128, "BLOCK_T": 64}
     found = {
         "route": route(RoutingConfig(128, 8, renormalizes=True), has_bias=False),
         "route, groups": route(RoutingConfig(256, 8, Scores.SIGMOID, True, 8, 4, 2.5), has_bias=True),
-        "sort": hallmark_experts_sort.warmup(INT, INT, INT, 8, 8, BLOCK_S=128, **table, **sort),
+        "sort": hallmark_experts_sort.warmup(INT, INT, INT, 8, 8, 128, BLOCK_S=128, BLOCK_T=64, **sort),
         "count": hallmark_experts_count.warmup(INT, INT, 8, 8, NUM_EXPERTS=128, **sort),
         "prefix": hallmark_experts_prefix.warmup(INT, INT, 8, BLOCK=1024, num_warps=8, **ahead),
-        "place": hallmark_experts_place.warmup(INT, INT, INT, INT, INT, 8, 8, 8, NUM_EXPERTS=128, **table, **sort),
+        "place": hallmark_experts_place.warmup(
+            INT, INT, INT, INT, INT, 8, 8, 8, 128, NUM_EXPERTS=128, BLOCK_T=64, **sort
+        ),
         "combine": hallmark_experts_combine.warmup(HALF, FLOAT, HALF, 8, 2048, 2048, NUM_ACTIVE=8, BLOCK=1024, **ahead),
     }
     for num_tokens in (1, 8192):
         for name, kernel in products(num_tokens, QWEN3, is_mxfp4=False).items():
             found[f"{name}, {num_tokens} tokens"] = kernel
-    for name, kernel in products(8192, GPT_OSS, is_mxfp4=True).items():
-        found[f"{name}, mxfp4, 8192 tokens"] = kernel
+    for num_tokens in (128, 8192):
+        for name, kernel in products(num_tokens, GPT_OSS, is_mxfp4=True).items():
+            found[f"{name}, mxfp4, {num_tokens} tokens"] = kernel
     found |= few_products(GPT_OSS)
+    found["dequantize"] = hallmark_experts_dequantize.warmup(INT, BYTE, HALF, 8, BLOCKS=256, num_warps=8, **GRID)
     return found | gluon_products(QWEN3, has_bias=False) | gluon_products(GPT_OSS, has_bias=True)
 
 

@@ -1,14 +1,15 @@
 """The Gluon experts against fp64, on an sm_90 GPU; what a number of tokens chooses, anywhere."""
 
-from functools import partial
-
 import pytest
 import torch
+from torch import Tensor
 
 from kernels.experts.hopper_path import run_experts_hopper, run_in_tiles
-from kernels.experts.kinds import ClampedSwiglu, ExpertFormat
+from kernels.experts.kinds import ClampedSwiglu, ExpertActivation, ExpertFormat
+from kernels.experts.paths import RunExperts
 from kernels.experts.shape import ExpertsShape
 from kernels.experts.tiles import hopper_rows
+from kernels.experts.weights import AnyExpertWeights, ExpertWeights
 from kernels.fused.activation_kind import Activation
 from kernels.row_buckets import RowBucket
 from kernels.shape import Dtype
@@ -21,7 +22,27 @@ MIXTURES = {
     "bias, clamped": ExpertsShape(Dtype.FP16, PLAIN, 7, 3, 192, 96, ClampedSwiglu(), True, ROWS),
     "128 experts": ExpertsShape(Dtype.BF16, PLAIN, 128, 8, 512, 288, Activation.GELU_TANH, False, ROWS),
 }
+CODES = ExpertsShape(
+    Dtype.BF16, ExpertFormat.MXFP4, 6, 2, 320, 192, ClampedSwiglu(), True, RowBucket.LE_512
+)  # fmt: skip
 NARROW = ExpertsShape(Dtype.FP16, PLAIN, 5, 1, 64, 16, Activation.SILU, False, ROWS)
+
+
+def in_tiles(rows: int) -> RunExperts:
+    """The path by tiles of so many slots, whatever the number of tokens."""
+
+    def run(
+        hidden: Tensor,
+        experts: Tensor,
+        weights: Tensor,
+        of: AnyExpertWeights,
+        activation: ExpertActivation,
+        out: Tensor,
+    ) -> None:
+        assert isinstance(of, ExpertWeights)
+        run_in_tiles(hidden, experts, weights, of, activation, out, rows)
+
+    return run
 
 
 @pytest.mark.gpu
@@ -29,7 +50,7 @@ NARROW = ExpertsShape(Dtype.FP16, PLAIN, 5, 1, 64, 16, Activation.SILU, False, R
 @pytest.mark.parametrize("rows", [1, 16, 32, 64, 128])
 @pytest.mark.parametrize("name", MIXTURES)
 def test_tiles_of_every_height_are_right_on_every_hostile_input(name: str, rows: int, device: torch.device) -> None:
-    checks = check_experts(partial(run_in_tiles, rows=rows), experts_cases(MIXTURES[name], device, seed=0))
+    checks = check_experts(in_tiles(rows), experts_cases(MIXTURES[name], device, seed=0))
     assert {check.name: check.where for check in checks if not check.is_passed} == {}
 
 
@@ -37,6 +58,13 @@ def test_tiles_of_every_height_are_right_on_every_hostile_input(name: str, rows:
 @pytest.mark.usefixtures("_hopper")
 def test_inner_dims_that_cannot_be_folded_are_right_too(device: torch.device) -> None:
     checks = check_experts(run_experts_hopper, experts_cases(NARROW, device, seed=0))
+    assert {check.name: check.where for check in checks if not check.is_passed} == {}
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("_hopper")
+def test_codes_of_4_bits_are_right_with_few_tokens_and_with_many(device: torch.device) -> None:
+    checks = check_experts(run_experts_hopper, experts_cases(CODES, device, seed=0))
     assert {check.name: check.where for check in checks if not check.is_passed} == {}
 
 
@@ -52,6 +80,7 @@ def test_a_tokens_bits_do_not_depend_on_its_neighbours(rows: int, device: torch.
         hidden = case.hidden.flip(0)
         hidden[5] = case.hidden[5]
         out = torch.empty_like(hidden)
+        assert isinstance(case.expert_weights, ExpertWeights)
         run_in_tiles(hidden, experts, case.weights, case.expert_weights, case.activation, out, rows)
         outs.append(out[5].clone())
     assert torch.equal(*outs)

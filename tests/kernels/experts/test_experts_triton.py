@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from kernels.device import torch_dtype
+from kernels.experts.dequantize import dequantized_on_device
 from kernels.experts.kinds import ClampedSwiglu, ExpertFormat, RoutingConfig, Scores
 from kernels.experts.route_triton import run_route
 from kernels.experts.routing import route
@@ -14,7 +15,7 @@ from kernels.experts.shape import ExpertsShape
 from kernels.experts.sorting import sort_slots
 from kernels.experts.tiles import expert_tiles, most_tiles
 from kernels.experts.triton_path import run_experts
-from kernels.experts.weights import ExpertWeights
+from kernels.experts.weights import ExpertWeights, dequantized
 from kernels.fused.activation_kind import Activation
 from kernels.reference.experts import num_wrong_routes
 from kernels.row_buckets import RowBucket
@@ -112,6 +113,14 @@ def test_experts_are_right_on_every_hostile_input(name: str, device: torch.devic
         cases = (case for case in cases if not case.name.startswith(("border", "most")))
     checks = check_experts(run_experts, cases)
     assert {check.name: check.where for check in checks if not check.is_passed} == {}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_codes_become_the_numbers_that_the_specification_says(dtype: torch.dtype, device: torch.device) -> None:
+    blocks = torch.randint(256, (3, 101, 5, 16), dtype=torch.uint8, device=device)
+    scales = torch.randint(100, 140, (3, 101, 5), dtype=torch.uint8, device=device)
+    scales[0, 0, 0] = 0
+    assert torch.equal(dequantized_on_device(blocks, scales, dtype), dequantized(blocks, scales, dtype))
 
 
 def test_few_and_many_tokens_take_tiles_of_their_own() -> None:
