@@ -15,7 +15,7 @@ from kernels.linear.shape import LinearShape
 from kernels.shape import Dtype
 from qualification.evidence.evidence import Check
 from qualification.measure.checks import one_thread
-from qualification.measure.linear_checks import check_linear
+from qualification.measure.linear_checks import check_linear, some_rows
 from qualification.measure.linear_faults import LinearFault, can_show_in, trial_shapes, wrong_linear
 from qualification.measure.linear_inputs import LinearCase, LinearOperands, linear_cases, operands_of, rows_to_test
 
@@ -76,11 +76,13 @@ class LinearTrial:
     def profiled_calls(self, shape: LinearShape, run: RunLinear, device: torch.device, *, seed: int) -> list[Call]:
         """Calls on several numbers of rows, for which libraries choose kernels; of the measured choice each of its."""
         [case] = islice(_cases(shape, run, device, seed=seed), 1)
-        counts = case.row_counts[:: max(1, len(case.row_counts) // _MOST_PROFILED)]
+        counts = case.row_counts[:: -max(1, len(case.row_counts) // _MOST_PROFILED)]
         runs: Sequence[RunLinear] = run.variants if isinstance(run, RunProposed) else (run,)
-        inputs = [(case.first_rows(count), _result(shape, count, device)) for count in counts]
+        inputs = {count: (case.first_rows(count), _result(shape, count, device)) for count in counts}
         given = case.operands.weight, case.operands.bias, shape.epilogue
-        return [partial(each, x, *given, out) for each in runs for x, out in inputs]
+        pairs = [(each, count) for each in runs[:2] for count in counts]
+        pairs += [(each, count) for each in runs[2:] for count in some_rows(counts)]
+        return [partial(each, inputs[count][0], *given, inputs[count][1]) for each, count in pairs]
 
     def calls(self, shape: LinearShape, run: RunLinear, device: torch.device, *, seed: int) -> Iterator[Call]:
         for case in _cases(shape, run, device, seed=seed):
