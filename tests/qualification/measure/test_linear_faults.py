@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from kernels.linear.library_path import RunProposed
 from kernels.linear.shape import Epilogue, LinearShape
 from kernels.linear.torch_path import run_torch
 from kernels.row_buckets import LinearRows
@@ -66,3 +67,20 @@ def test_small_buckets_are_tested_for_each_number_of_rows_on_a_gpu() -> None:
 def test_large_buckets_are_tested_at_edges_and_at_what_is_served() -> None:
     assert rows_to_test(LinearRows.LE_512, (384, 128, 640), is_cpu=True) == (257, 384, 512)
     assert rows_to_test(LinearRows.GT_8K, is_cpu=False)[0] == 8193
+
+
+def test_a_wrong_one_among_many_algorithms_is_refused() -> None:
+    shape = LinearShape(Dtype.BF16, 64, 40, LinearRows.LE_128)
+    runs = [run_torch] * 3 + [wrong_linear(LinearFault.SPLIT_DROPPED, shape)]
+    checks = check_linear(runs, linear_cases(shape, operands_of(shape, CPU, seed=0), seed=0))
+    assert [check.name for check in checks if not check.is_passed] == ["every_row"]
+
+
+def test_the_librarys_algorithms_fail_by_name_where_there_is_no_library() -> None:
+    x = torch.ones(2, 8, dtype=torch.bfloat16)
+    out = torch.empty(2, 8, dtype=torch.bfloat16)
+    RunProposed(None)(x, torch.ones(8, 8, dtype=torch.bfloat16), None, Epilogue.NONE, out)  # PyTorch's choice
+    assert torch.equal(out, torch.full_like(out, 8.0))
+    if torch.version.cuda is None:
+        with pytest.raises(RuntimeError, match="torch is built without CUDA"):
+            RunProposed(0)(x, torch.ones(8, 8, dtype=torch.bfloat16), None, Epilogue.NONE, out)
