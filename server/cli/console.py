@@ -1,6 +1,7 @@
 """Lines that `hallmark` prints for people: progress, the plan as a table, and calls to try."""
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 
 from qualification.common.table import table
@@ -132,10 +133,20 @@ def curl_line(url: str, *, needs_key: bool, task: Task = Task.GENERATE) -> str:
 
 
 def plan_table(plan: Iterable[PlanRow]) -> list[str]:
-    """A line a shape: what serves it, how well that is proven, and why it is no better."""
-    rows = [
-        (row.phase, row.query_bucket, row.context_bucket, row.path or "none", row.status, _note(row)) for row in plan
-    ]
+    """A line a shape: what serves it, how well that is proven, and why it is no better.
+
+    Shapes of another operator than attention that are served alike share a line; GET /plan has each.
+    """
+    rows: list[tuple[str, ...]] = []
+    alike: Counter[tuple[str, str, str, str]] = Counter()
+    for row in plan:
+        if row.head_dim is None:
+            alike[row.phase, row.path or "none", row.status, _note(row)] += 1
+        else:
+            buckets = row.query_bucket, row.context_bucket
+            rows.append((row.phase, *buckets, row.path or "none", row.status, _note(row)))
+    for (phase, *served), count in alike.items():
+        rows.append((phase, "1 shape" if count == 1 else f"{count} shapes", "", *served))
     return table(("phase", "query", "context", "path", "status", "notes"), rows)
 
 

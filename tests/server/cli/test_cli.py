@@ -346,6 +346,15 @@ def test_a_plan_without_fallbacks_has_an_empty_column() -> None:
     assert line == "prefill  le_128  le_128   sdpa.cpu  provisional"
 
 
+def test_products_that_are_served_alike_share_a_line() -> None:
+    product = msgspec.structs.replace(ROW, phase="linear", head_dim=None, path="torch.linear", fallback_reasons=[])
+    unproven = msgspec.structs.replace(product, status="unproven")
+    lines = plan_table([ROW, product, product, unproven])[2:]
+    assert [line.split()[:3] for line in lines[1:]] == [["linear", "2", "shapes"], ["linear", "1", "shape"]]
+    assert lines[1].split()[3:] == ["torch.linear", "provisional"]
+    assert lines[2].split()[3:] == ["torch.linear", "unproven"]
+
+
 def test_how_times_chose_is_beside_the_shape() -> None:
     note = "sdpa.math takes 10 us, sdpa.cpu 34 us: the faster serves"
     [_, _, line] = plan_table([msgspec.structs.replace(ROW, fallback_reasons=[], notes=(note,))])
