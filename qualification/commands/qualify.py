@@ -165,7 +165,7 @@ def _compile_jobs(asked: int | None) -> int:
 def _run(args: argparse.Namespace, models: Mapping[str, Mapping[str, object]]) -> int:
     import torch  # the command line as a whole does without it
 
-    from kernels.catalog import ALL_PATHS, any_path_named
+    from kernels.catalog import any_path_named, paths_on
     from kernels.device import read_fingerprint, use_all_cores
     from qualification.measure.campaign import Tools, conduct, default_file, targets_of
     from qualification.measure.qualify import qualify
@@ -175,7 +175,9 @@ def _run(args: argparse.Namespace, models: Mapping[str, Mapping[str, object]]) -
         use_all_cores()
     fingerprint = read_fingerprint(device)
     bench = _bench(args, fingerprint, device)
-    paths = ALL_PATHS if args.paths is None else tuple(any_path_named(name) for name in args.paths)
+    catalog = paths_on(device)  # as a server on this machine has them: tilings depend on the GPU's multiprocessors
+    names = None if args.paths is None else {any_path_named(name).name for name in args.paths}
+    paths = tuple(path for path in catalog if names is None or path.name in names)
     targets = targets_of(
         models,
         Choices(
@@ -191,7 +193,7 @@ def _run(args: argparse.Namespace, models: Mapping[str, Mapping[str, object]]) -
         tensor_parallel_size=args.tensor_parallel_size,
     )
     tools = Tools(
-        catalog=ALL_PATHS,
+        catalog=catalog,
         paths=paths,
         fingerprint=fingerprint,
         measure=lambda pairs, progress, on_evidence: qualify(pairs, bench, progress=progress, on_evidence=on_evidence),
@@ -202,7 +204,7 @@ def _run(args: argparse.Namespace, models: Mapping[str, Mapping[str, object]]) -
     _print(f"on {fingerprint}")
     code = conduct(targets, tools, time_limit_s=args.time_limit, is_retrying=args.retry_failed)
     is_counting = args.count_bytes and code is ExitCode.PASS
-    return _count_bytes(targets, ALL_PATHS, fingerprint) if is_counting else code
+    return _count_bytes(targets, catalog, fingerprint) if is_counting else code
 
 
 def _bench(args: argparse.Namespace, fingerprint: "Fingerprint", device: "torch.device") -> "Bench":
