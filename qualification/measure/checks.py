@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -16,6 +17,15 @@ from qualification.measure.inputs import GUARD_MARK, GUARD_ROWS, Case, guarded
 from qualification.measure.references import References
 
 _REPEATED = frozenset({"ragged", "long"})  # cases that run twice: the same input must give the same bits
+
+
+class AnyCase(Protocol):
+    """One input, of any operator."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def seed(self) -> int: ...
 
 
 def check_path(run: RunAttention, cases: Iterable[Case], references: References | None = None) -> tuple[Check, ...]:
@@ -30,14 +40,25 @@ def check_path(run: RunAttention, cases: Iterable[Case], references: References 
     guard_writes    values beside the output that were overwritten
     unequal_repeat  values that differ when the same input is run again
     """
-    worst: dict[str, Check] = {}
     references = references or References()
-    for case in cases:
-        for check in _check_case(run, case, references):
-            known = worst.get(check.name)
-            if known is None or strain(check.measured, check.limit) > strain(known.measured, known.limit):
-                worst[check.name] = check
+    return worst_of_each(check for case in cases for check in _check_case(run, case, references))
+
+
+def worst_of_each(checks: Iterable[Check]) -> tuple[Check, ...]:
+    """Return the worst check of each name, sorted by name; of equally bad ones the first."""
+    worst: dict[str, Check] = {}
+    for check in checks:
+        known = worst.get(check.name)
+        if known is None or strain(check.measured, check.limit) > strain(known.measured, known.limit):
+            worst[check.name] = check
     return tuple(worst[name] for name in sorted(worst))
+
+
+def checked(name: str, case: AnyCase, measured: float, where: str = "") -> Check:
+    """Return a measured value as a check against its limit; `where` is kept if it fails."""
+    limit, unit = CHECK_LIMITS[name]
+    check = Check(name, case.name, _finite(measured), limit, unit, case.seed)
+    return check if check.is_passed else replace(check, where=where)
 
 
 def run_case(run: RunAttention, case: Case) -> tuple[Tensor, int]:
@@ -66,15 +87,15 @@ def _check_case(run: RunAttention, case: Case, references: References) -> list[C
     with one_thread():
         drawn, every = errors_of(out[case.rows], reference.drawn), errors_of(out, reference.every)
     found = [
-        _check("drawn_rows", case, drawn.worst, _place(drawn, case.rows)),
-        _check("every_row", case, every.worst, _place(every, None)),
-        _check("bias", case, abs(drawn.bias) / drawn.bias_limit, f"the output is {1 + drawn.bias:.6g} of the truth"),
-        _check("nonfinite", case, int((~torch.isfinite(out)).sum())),
-        _check("guard_writes", case, guard_writes),
+        checked("drawn_rows", case, drawn.worst, _place(drawn, case.rows)),
+        checked("every_row", case, every.worst, _place(every, None)),
+        checked("bias", case, abs(drawn.bias) / drawn.bias_limit, f"the output is {1 + drawn.bias:.6g} of the truth"),
+        checked("nonfinite", case, int((~torch.isfinite(out)).sum())),
+        checked("guard_writes", case, guard_writes),
     ]
     if case.name in _REPEATED:
         again, _ = run_case(run, case)
-        found.append(_check("unequal_repeat", case, int((again != out).sum())))
+        found.append(checked("unequal_repeat", case, int((again != out).sum())))
     return found
 
 
@@ -83,12 +104,6 @@ def _place(errors: Errors, rows: Tensor | None) -> str:
     row = row if rows is None or rows.numel() == 0 else int(rows[row])
     limit = f"at most {errors.worst_limit:.3g} may be"
     return f"row {row}, head {head}, column {column}: off by {errors.worst_error:.3g}, {limit}"
-
-
-def _check(name: str, case: Case, measured: float, where: str = "") -> Check:
-    limit, unit = CHECK_LIMITS[name]
-    check = Check(name, case.name, _finite(measured), limit, unit, case.seed)
-    return check if check.is_passed else replace(check, where=where)
 
 
 def _finite(value: float) -> float:

@@ -3,12 +3,12 @@
 import math
 from collections.abc import Iterable
 
-import torch
 from torch import Tensor
 
 from kernels.experts.paths import RunExperts
 from kernels.reference.compare import errors_of
-from qualification.evidence.evidence import CHECK_LIMITS, Check, strain
+from qualification.evidence.evidence import Check
+from qualification.measure.checks import checked, worst_of_each
 from qualification.measure.experts_inputs import ExpertsCase
 from qualification.measure.inputs import GUARD_MARK, GUARD_ROWS, guarded
 from qualification.measure.references import References
@@ -28,14 +28,8 @@ def check_experts(
     guard_writes    values beside the output that were overwritten
     unequal_repeat  values that differ when the same input is run again
     """
-    worst: dict[str, Check] = {}
     references = references or References()
-    for case in cases:
-        for check in _check_case(run, case, references):
-            known = worst.get(check.name)
-            if known is None or strain(check.measured, check.limit) > strain(known.measured, known.limit):
-                worst[check.name] = check
-    return tuple(worst[name] for name in sorted(worst))
+    return worst_of_each(check for case in cases for check in _check_case(run, case, references))
 
 
 def _check_case(run: RunExperts, case: ExpertsCase, references: References) -> list[Check]:
@@ -45,13 +39,13 @@ def _check_case(run: RunExperts, case: ExpertsCase, references: References) -> l
     row, _, column = errors.worst_at
     where = f"row {row}, column {column}: off by {errors.worst_error:.3g}, at most {errors.worst_limit:.3g} may be"
     found = [
-        _check("every_row", case, errors.worst, where),
-        _check("nonfinite", case, errors.num_nonfinite),
-        _check("guard_writes", case, guard_writes),
+        checked("every_row", case, errors.worst, where),
+        checked("nonfinite", case, errors.num_nonfinite),
+        checked("guard_writes", case, guard_writes),
     ]
     if case.name in _REPEATED:
         again, _ = _run_case(run, case)
-        found.append(_check("unequal_repeat", case, int((again != out).sum())))
+        found.append(checked("unequal_repeat", case, int((again != out).sum())))
     return found
 
 
@@ -61,10 +55,3 @@ def _run_case(run: RunExperts, case: ExpertsCase) -> tuple[Tensor, int]:
     run(case.hidden, case.experts, case.weights, case.expert_weights, case.activation, out)
     edges = (storage[:GUARD_ROWS], storage[GUARD_ROWS + out.shape[0] :])
     return out, sum(int((edge != GUARD_MARK).sum()) for edge in edges)
-
-
-def _check(name: str, case: ExpertsCase, measured: float, where: str = "") -> Check:
-    limit, unit = CHECK_LIMITS[name]
-    number = float(f"{measured:.6g}") if math.isfinite(measured) else torch.finfo(torch.float64).max
-    is_passed = number <= limit
-    return Check(name, case.name, number, limit, unit, case.seed, "" if is_passed else where)

@@ -10,8 +10,8 @@ from kernels.linear.paths import RunLinear
 from kernels.linear.shape import Epilogue
 from kernels.reference.compare import Reference, errors_of
 from kernels.reference.linear import linear_reference
-from qualification.evidence.evidence import CHECK_LIMITS, Check, strain
-from qualification.measure.checks import one_thread
+from qualification.evidence.evidence import Check
+from qualification.measure.checks import checked, one_thread, worst_of_each
 from qualification.measure.inputs import GUARD_MARK, GUARD_ROWS
 from qualification.measure.linear_inputs import LinearCase
 
@@ -29,15 +29,11 @@ def check_linear(run: RunLinear | Sequence[RunLinear], cases: Iterable[LinearCas
     guard_writes    values beside the output that were overwritten
     unequal_repeat  values that differ when the same input is run again
     """
-    worst: dict[str, Check] = {}
     runs, num_threads = run if isinstance(run, Sequence) else (run,), torch.get_num_threads()
     with one_thread():  # but for the calls themselves
-        for case in cases:
-            for check in _check_case(runs if case.repeats else runs[:2], case, num_threads):
-                known = worst.get(check.name)
-                if known is None or strain(check.measured, check.limit) > strain(known.measured, known.limit):
-                    worst[check.name] = check
-    return tuple(worst[name] for name in sorted(worst))
+        return worst_of_each(
+            check for case in cases for check in _check_case(runs if case.repeats else runs[:2], case, num_threads)
+        )
 
 
 def _check_case(runs: Sequence[RunLinear], case: LinearCase, num_threads: int) -> list[Check]:
@@ -55,13 +51,13 @@ def _check_case(runs: Sequence[RunLinear], case: LinearCase, num_threads: int) -
         column = place if isinstance(columns, slice) else int(columns[place])
         where = f"{num_rows} rows, row {rows[row]}, column {column}: off by {errors.worst_error:.3g}"
         found += [
-            _check("every_row", case, errors.worst, f"{where}, at most {errors.worst_limit:.3g} may be"),
-            _check("nonfinite", case, int((~torch.isfinite(out[rows])).sum()), f"{num_rows} rows"),
-            _check("guard_writes", case, guard_writes, f"{num_rows} rows"),
+            checked("every_row", case, errors.worst, f"{where}, at most {errors.worst_limit:.3g} may be"),
+            checked("nonfinite", case, int((~torch.isfinite(out[rows])).sum()), f"{num_rows} rows"),
+            checked("guard_writes", case, guard_writes, f"{num_rows} rows"),
         ]
         if case.repeats:
             again, _ = _run_case(run, case, num_rows, num_threads)
-            found.append(_check("unequal_repeat", case, int((again != out).sum()), f"{num_rows} rows"))
+            found.append(checked("unequal_repeat", case, int((again != out).sum()), f"{num_rows} rows"))
     return found
 
 
@@ -110,10 +106,3 @@ def _run_case(run: RunLinear, case: LinearCase, num_rows: int, num_threads: int)
         torch.set_num_threads(1)
     edges = (storage[:GUARD_ROWS], storage[GUARD_ROWS + num_rows :])
     return out, sum(int((edge != GUARD_MARK).sum()) for edge in edges)
-
-
-def _check(name: str, case: LinearCase, measured: float, where: str = "") -> Check:
-    limit, unit = CHECK_LIMITS[name]
-    number = float(f"{measured:.6g}") if math.isfinite(measured) else torch.finfo(torch.float64).max
-    is_passed = number <= limit
-    return Check(name, case.name, number, limit, unit, case.seed, "" if is_passed else where)
