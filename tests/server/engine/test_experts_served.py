@@ -1,6 +1,5 @@
 """Experts in an engine: decided in its plan, counted by path, refused with the reason, blamed when a device is lost."""
 
-import json
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -8,18 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from qualification_fakes import evidence
+from one_operator import measuring, small_engine
 
 from kernels.catalog import any_path_named
 from kernels.experts.shape import ExpertsShape
 from qualification.decision.decision import Decision, Policy, Status
-from qualification.evidence.evidence import Evidence
 from qualification.measure.experts_faults import ExpertsFault, wrong_experts
-from qualification.measure.qualify import Bench, Pair, Progress, qualify
+from qualification.measure.qualify import Bench, Pair
 from server.engine.startup.attention_plan import Unservable
-from server.engine.startup.builder import BuiltEngine, build_engine
+from server.engine.startup.builder import BuiltEngine
 from server.protocol.messages import PlanRow, SamplingParams, StepOutput, Submit
-from server.settings import DeviceChoice, LoadFormat, Settings
 
 NUM_MIXTURES = 2  # of 3 layers
 CONFIG = {
@@ -44,35 +41,11 @@ CONFIG = {
 PATH = "torch.experts.cpu"
 
 
-def measure(pairs: list[Pair], bench: Bench, *, progress: Progress, on_evidence: Callable[[Evidence], None]) -> None:
-    """Measure experts alone: other operators, and the trial of the checker, are other tests'."""
-    for shape, path in pairs:
-        if not isinstance(shape, ExpertsShape):
-            on_evidence(evidence(shape, path, fingerprint=bench.fingerprint))
-    own = [pair for pair in pairs if isinstance(pair[0], ExpertsShape)]
-    qualify(own, bench, progress=progress, on_evidence=on_evidence, check_checker=lambda *_, **__: ())
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
-    return tmp_path
+measure = measuring(ExpertsShape)
 
 
 def build(folder: Path, policy: Policy, run_qualification: Callable[..., None] = measure) -> BuiltEngine:
-    settings = Settings(
-        model=str(folder),
-        device=DeviceChoice.CPU,
-        load_format=LoadFormat.DUMMY,
-        max_num_seqs=4,
-        max_num_batched_tokens=64,
-        kv_cache_tokens=512,
-        page_size=8,
-        on_unproven=policy,
-        cache_dir=str(folder / "cache"),
-        attestation_interval_s=0.0,
-    )
-    return build_engine(settings, frozenset(), lambda *_: None, run_qualification=run_qualification)
+    return small_engine(folder, CONFIG, run_qualification, policy=policy, max_num_batched_tokens=64)
 
 
 def serve(built: BuiltEngine, num_tokens: int) -> list[StepOutput]:
@@ -89,8 +62,8 @@ def experts_rows(built: BuiltEngine) -> list[PlanRow]:
     return [row for row in built.ready.plan if row.phase == "experts"]
 
 
-def test_experts_are_proven_at_the_start_and_every_launch_is_counted(folder: Path) -> None:
-    built = build(folder, Policy.QUALIFY)
+def test_experts_are_proven_at_the_start_and_every_launch_is_counted(tmp_path: Path) -> None:
+    built = build(tmp_path, Policy.QUALIFY)
     rows = experts_rows(built)
     shapes = [f"experts fp32 plain e5:2 h24 w20 silu r-{rows}" for rows in ("le_16", "le_128")]
     assert [(row.shape, row.path, row.status, row.head_dim) for row in rows] == [
@@ -106,30 +79,30 @@ def test_experts_are_proven_at_the_start_and_every_launch_is_counted(folder: Pat
     uses = Counter(use.phase for output in outputs for delta in output.deltas for use in delta.attention or ())
     assert uses["experts"] >= 1
     assert (PATH, shapes[0]) in built.runner.suspects()
-    again = build(folder, Policy.QUALIFY, lambda pairs, *_, **__: pytest.fail(f"measured {pairs}") if pairs else None)
+    again = build(tmp_path, Policy.QUALIFY, lambda pairs, *_, **__: pytest.fail(f"measured {pairs}") if pairs else None)
     assert [row.status for row in experts_rows(again)] == ["provisional"] * 2
 
 
-def test_a_start_without_proof_of_experts_is_refused_with_the_reason(folder: Path) -> None:
+def test_a_start_without_proof_of_experts_is_refused_with_the_reason(tmp_path: Path) -> None:
     with pytest.raises(Unservable, match="under on-unproven=refuse no path may serve") as caught:
-        build(folder, Policy.REFUSE)
+        build(tmp_path, Policy.REFUSE)
     [row, *_] = [row for row in caught.value.plan if row.phase == "experts"]
     assert (row.path, row.fallback_reasons) == (None, ["unproven"])
     assert row.rejected["triton.experts"][0][0] == "arch"
 
 
-def test_wrong_experts_are_refused_at_the_start_by_their_check(folder: Path) -> None:
+def test_wrong_experts_are_refused_at_the_start_by_their_check(tmp_path: Path) -> None:
     wrong = replace(any_path_named(PATH), run=wrong_experts(ExpertsFault.WEIGHT_LEFT_OUT))
 
     def measure_wrong(pairs: list[Pair], bench: Bench, **named: Any) -> None:
         measure([(shape, wrong if path.name == PATH else path) for shape, path in pairs], bench, **named)
 
     with pytest.raises(Unservable, match=r"serve experts fp32 .*it computes wrong numbers here: every_row"):
-        build(folder, Policy.QUALIFY, measure_wrong)
+        build(tmp_path, Policy.QUALIFY, measure_wrong)
 
 
-def test_unproven_experts_serve_under_degrade_as_counted_fallbacks(folder: Path) -> None:
-    built = build(folder, Policy.DEGRADE)
+def test_unproven_experts_serve_under_degrade_as_counted_fallbacks(tmp_path: Path) -> None:
+    built = build(tmp_path, Policy.DEGRADE)
     assert [(row.path, row.status) for row in experts_rows(built)] == [(PATH, "unproven")] * 2
     counted = [it for output in serve(built, 3) for it in output.record.dispatches if it.phase == "experts"]
     assert {(it.wanted, *it.fallback_reasons) for it in counted} == {(PATH, "unproven")}

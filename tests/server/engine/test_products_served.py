@@ -1,6 +1,5 @@
 """Products with weights in an engine: decided in its plan, refused with the reason, left to PyTorch where unproven."""
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from one_operator import measuring, small_engine
 from qualification_fakes import evidence
 
 from kernels.catalog import any_path_named
@@ -18,14 +18,12 @@ from kernels.linear.shape import Epilogue, LinearShape
 from kernels.row_buckets import LinearRows
 from kernels.shape import Dtype
 from qualification.decision.decision import Book, Decision, Policy, decide
-from qualification.evidence.evidence import Evidence
 from qualification.measure.linear_faults import LinearFault, wrong_linear
-from qualification.measure.qualify import Bench, Pair, Progress, qualify
+from qualification.measure.qualify import Bench, Pair
 from server.engine.products.linear import LinearTable
 from server.engine.startup.attention_plan import Unservable
-from server.engine.startup.builder import BuiltEngine, build_engine
+from server.engine.startup.builder import BuiltEngine
 from server.model.linear import Dense, Limited
-from server.settings import DeviceChoice, LoadFormat, Settings
 
 CONFIG = {
     "model_type": "qwen2",
@@ -45,30 +43,11 @@ KINDS = ["in24 out48 bias", "in24 out24", "in24 out40 swiglu", "in40 out24", "in
 H200 = Fingerprint(Device.CUDA, "NVIDIA H200", 90, "580", "13.0", "91900", "2.11.0+cu130", "3.6.0")
 
 
-def measure(pairs: list[Pair], bench: Bench, *, progress: Progress, on_evidence: Callable[[Evidence], None]) -> None:
-    """Measure products alone: other operators, and the trial of the checker, are other tests'."""
-    for shape, path in pairs:
-        if not isinstance(shape, LinearShape):
-            on_evidence(evidence(shape, path, fingerprint=bench.fingerprint))
-    own = [pair for pair in pairs if isinstance(pair[0], LinearShape)]
-    qualify(own, bench, progress=progress, on_evidence=on_evidence, check_checker=lambda *_, **__: ())
+measure = measuring(LinearShape)
 
 
 def build(folder: Path, run_qualification: Callable[..., None]) -> BuiltEngine:
-    (folder / "config.json").write_text(json.dumps(CONFIG))
-    settings = Settings(
-        model=str(folder),
-        device=DeviceChoice.CPU,
-        load_format=LoadFormat.DUMMY,
-        max_num_seqs=4,
-        max_num_batched_tokens=16,
-        kv_cache_tokens=256,
-        page_size=8,
-        on_unproven=Policy.QUALIFY,
-        cache_dir=str(folder / "cache"),
-        attestation_interval_s=0.0,
-    )
-    return build_engine(settings, frozenset(), lambda *_: None, run_qualification=run_qualification)
+    return small_engine(folder, CONFIG, run_qualification, policy=Policy.QUALIFY, max_num_batched_tokens=16)
 
 
 def test_every_product_is_proven_before_ready_and_not_again(tmp_path: Path) -> None:
