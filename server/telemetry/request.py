@@ -223,6 +223,7 @@ class SequenceRecord:
         request, vllm = self._request, self._request.metrics.vllm
         self._is_ended = True
         request.finished(finish_reason)
+        request.metrics.traffic.add_generated()
         if vllm is not None:
             vllm.sequence_ended(self._last_at - request.arrived_at)
         if self.first_token_at is not None and self.num_tokens > 1:

@@ -79,7 +79,7 @@ class TrafficMetrics:
         self._num_generated += num_tokens
 
     def add_generated(self) -> None:
-        """Add the tokens since the last call to the counter: after each step, and when a request ends."""
+        """Add the tokens since the last call to the counter: after each step, and when an answer or a request ends."""
         if self._num_generated:
             self._generation_tokens.inc(self._num_generated)
             self._num_generated = 0
