@@ -197,14 +197,21 @@ class Guard:
         limit_s = self._limits.request_timeout_s
         late = DeadlineExceeded(f"The answer took longer than the {limit_s:g} s a request may take.")
         context.limit(limit_s, late)
-        watcher = asyncio.create_task(_watch(theirs, context))
+        writer, watcher = writer_of(scope), None
+        if writer is None:
+            watcher = asyncio.create_task(_watch(theirs, context))
+        else:
+            writer.watch(lambda: context.abort(ClientGone()))
         self._lifecycle.inflight.add(context)
         try:
             await self._app(scope, receive, send)
         finally:
             self._lifecycle.inflight.discard(context)
             context.unlimit()
-            watcher.cancel()
+            if writer is not None:
+                writer.unwatch()
+            if watcher is not None:
+                watcher.cancel()
 
     def _account(self, scope: Scope, context: RequestContext) -> None:
         outcome = context.outcome or _outcome_of(context.status)
