@@ -59,20 +59,10 @@ def test_a_request_is_measured_once_under_its_prompts_bucket(folder: Path) -> No
 def test_the_engine_gets_the_tokens_and_every_sampling_parameter(folder: Path) -> None:
     it = served(folder)
     body = {
-        "prompt": "ab",
-        "max_tokens": 7,
-        "min_tokens": 2,
-        "temperature": 0.5,
-        "top_p": 0.9,
-        "top_k": 40,
-        "min_p": 0.1,
-        "seed": -3,
-        "repetition_penalty": 1.1,
-        "presence_penalty": 0.2,
-        "frequency_penalty": -0.3,
-        "stop_token_ids": [5, 6],
-        "ignore_eos": True,
-    }
+        "prompt": "ab", "max_tokens": 7, "min_tokens": 2, "temperature": 0.5, "top_p": 0.9, "top_k": 40, "min_p": 0.1,
+        "seed": -3, "repetition_penalty": 1.1, "presence_penalty": 0.2, "frequency_penalty": -0.3,
+        "stop_token_ids": [5, 6], "ignore_eos": True,
+    }  # fmt: skip
     assert it.post(COMPLETIONS, body).status_code == 200
     [(_, prompt, sampling)] = it.engine.submitted
     assert prompt == [97, 98]
