@@ -78,8 +78,8 @@ def test_compute_sanitizer_finds_nothing(check: str, kind: str) -> None:
 def test_racecheck_reports_nothing_but_what_it_cannot_follow(kind: str) -> None:
     """The ring of posted tiles is written by all lanes of a warp, with one value, and handed on by one of them.
 
-    In PTX a `bar.warp.sync` stands between: test_hopper_compile.py reads it before every arrival. The lanes are together
-    there, so ptxas makes a NOP of it, and racecheck (2025.3), which sees machine code, reports the others as a race.
+    In PTX a `bar.warp.sync` stands between: test_hopper_compile.py reads it before every arrival. The lanes are
+    together there, so ptxas makes a NOP of it, and racecheck (2025.3), which sees machine code, reports a race.
     What judges the ring is test_consan.py.
     """
     from race_calls import CALLS  # imports kernels for the GPU
