@@ -19,7 +19,7 @@ ASKING = [
     ROOT / "README.md",
 ]
 # The design's contract, without the prefix.
-CONTRACT = (
+CONTRACT = [
     "build_info", "matrix_info", "time_to_first_token_seconds", "time_per_output_token_seconds", "prefill_seconds",
     "queue_seconds", "request_duration_seconds", "slo_events_total", "attention_dispatch_total",
     "attention_fallback_total", "attention_launches_total", "attestation_total", "forward_time_ratio",
@@ -29,7 +29,7 @@ CONTRACT = (
     "generation_tokens_total", "preemptions_total", "requests_total", "rejected_total", "client_disconnects_total",
     "nonfinite_logits_total", "gpu_oom_total", "engine_up", "engine_steps_total", "engine_last_step_timestamp_seconds",
     "oldest_inflight_seconds", "engine_restarts_total", "event_loop_lag_seconds", "spans_dropped_total",
-)  # fmt: skip
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
