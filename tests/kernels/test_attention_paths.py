@@ -56,16 +56,19 @@ def chunk_cases() -> Iterator[Case]:
     path = "triton.extend"
     for page_size in (1, 16, 24):  # 24: neither a power of two nor a divisor of the tile
         yield case(path, *CHUNKS, page_size=page_size)
-    for heads in GROUPS:
+    for heads in (*GROUPS, (32, 1)):
         yield case(path, (9, 1), (20, 40), heads=heads, dim=16)
     for dim, dtype in product((80, 128, 256), (FP16, FP32)):
         yield case(path, (12, 5), (40, 5), dim=dim, dtype=dtype)
     for window in (1, 15, 16, 17, 32):
         yield case(path, (20, 1), (70, 33), window=window)
+    for window in (129, 130, 131):
+        yield case(path, *CHUNKS, window=window)
     for flags in EACH_FLAG_AND_ALL:
         yield case(path, (20, 1, 7), (70, 33, 7), flags=flags, window=19 if flags == ALL else None)
     yield case(path, (20, 7), (50, 7), causal=False)
-    yield case(path, (2, 3), (0, 3))
+    for flags in ((), ("sinks",)):
+        yield case(path, (2, 3), (0, 3), flags=flags)
 
 
 def token_cases() -> Iterator[Case]:
