@@ -1,0 +1,341 @@
+"""Run foreign clients, unmodified, against a server of this checkout, and write down what worked.
+
+`make test-clients` runs it. Each client of clients.toml gets an environment of its own below .cache/clients, made once
+for its versions; its script of calls/ prints a line a call. What cannot be installed here is `not run`: no failure, and
+no success either. A client that fails stops no other one. The exit status is 1 when a call fails; with `--known PAGE`
+only when one fails that PAGE does not have as failing.
+
+Every version is pinned: the clients' own in clients.toml, all that they need in locks/. `--lock` makes the locks anew.
+"""
+
+import argparse
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from types import MappingProxyType
+
+from running_server import DEMO, ROOT, Server, free_port, running
+
+HERE = Path(__file__).resolve().parent
+CALLS = HERE / "calls"
+PINNED = HERE / "clients.toml"
+LOCKS = HERE / "locks"
+PAGE = ROOT / "docs" / "clients.md"
+INSTALL_LIMIT_S = 900  # of a client
+NOT_RUN = "not run"
+_INTRODUCTION = """\
+# Clients
+
+Programs of others, unmodified, that `make test-clients` ran against the demo model on a CPU: it installs each in an
+environment of its own, starts a server and makes the calls that the client's users make. The demo model's answers are
+made up, so the protocol is what is checked: types, finish reasons, tool calls, validated objects, events. Calls for
+embeddings go to a second server with `--task embed`. The calls are the scripts of `trials/clients/calls/`, and the
+command writes this page. `make test-clients CLIENTS='openai anthropic'` runs some, by their folders in
+`trials/clients/clients.toml`.
+
+A client's version is pinned in `trials/clients/clients.toml`, and all that it needs in `trials/clients/locks/`, so that
+a new release of somebody's package changes nothing here. To raise one: change its version in `clients.toml`, run
+`make test-clients CLIENTS='--lock FOLDER'`, which installs what the index has today, writes the lock and makes the
+calls, and commit both with this page."""
+OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}  # nothing from a model hub
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """A row of clients.toml."""
+
+    name: str
+    folder: str
+    packages: tuple[str, ...]
+    script: str
+    limit_s: int
+    without_dependencies: bool = False
+    has_embeddings: bool = False  # its script makes calls for embeddings, too
+
+    @property
+    def version(self) -> str:
+        """The version of the first package, which is the client."""
+        return self.packages[0].rpartition("@" if self.is_npm else "==")[2]
+
+    @property
+    def is_npm(self) -> bool:
+        return self.script.endswith(".mjs")
+
+    @property
+    def lock(self) -> Path:
+        """What its environment holds: of Python a list of exact versions, of npm its package-lock.json."""
+        return LOCKS / (f"{self.folder}.json" if self.is_npm else f"{self.folder}.txt")
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What became of a client: each call by its name, and why it failed where it did."""
+
+    client: Client
+    calls: Mapping[str, str | None]  # None: as it should be
+    not_run: str | None = None  # why
+    seconds: float = 0.0
+
+    @property
+    def failures(self) -> dict[str, str]:
+        return {name: why for name, why in self.calls.items() if why is not None}
+
+    @property
+    def verdict(self) -> str:
+        if self.not_run is not None:
+            return f"{NOT_RUN}: {self.not_run}"
+        return f"fails: {', '.join(self.failures)}" if self.failures else "works"
+
+
+def pinned() -> list[Client]:
+    """The clients of clients.toml, in its order."""
+    rows = tomllib.loads(PINNED.read_text())["client"]
+    return [Client(**(row | {"packages": tuple(row["packages"])})) for row in rows]
+
+
+def prepare(client: Client, cache: Path, *, is_locked: bool = True) -> str | None:
+    """Make the environment where there is none for these versions; return why it cannot be made, or None.
+
+    is_locked  with the versions of the client's lock; else with what the index has, and the lock is written
+    """
+    folder = cache / client.folder
+    lock = client.lock.read_text() if is_locked and client.lock.exists() else ""
+    stamp, wanted = folder / "installed.json", json.dumps([client.packages, sys.version_info[:2], lock])
+    if is_locked and stamp.exists() and stamp.read_text() == wanted:
+        return None
+    if client.is_npm and not (shutil.which("npm") and shutil.which("node")):
+        return "npm is not installed"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    log = folder / "install.log"
+    for step in _npm_steps(client, folder, lock) if client.is_npm else _pip_steps(client, folder, lock):
+        try:
+            with log.open("ab") as file:
+                code = subprocess.run(
+                    step, cwd=folder, stdout=file, stderr=file, timeout=INSTALL_LIMIT_S, check=False
+                ).returncode
+        except subprocess.TimeoutExpired:
+            return f"not installed within {INSTALL_LIMIT_S} s"
+        if code:
+            return f"cannot be installed here, see {log.relative_to(ROOT) if log.is_relative_to(ROOT) else log}"
+    if not is_locked:
+        lock = write_lock(client, folder)
+    stamp.write_text(json.dumps([client.packages, sys.version_info[:2], lock]))
+    return None
+
+
+def _pip_steps(client: Client, folder: Path, lock: str) -> list[list[str]]:
+    """Commands that make the environment; this interpreter's pip installs into it, and its cache is shared by all."""
+    install = [sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python"), "install", "--quiet"]
+    bare = ["--no-deps"] if client.without_dependencies else []
+    locked = ["--constraint", str(client.lock)] if lock else []
+    return [
+        [sys.executable, "-m", "venv", "--without-pip", str(folder)],
+        [*install, "--disable-pip-version-check", *bare, *locked, *client.packages],
+    ]
+
+
+def _npm_steps(client: Client, folder: Path, lock: str) -> list[list[str]]:
+    """Commands that install what package.json and its lock name, which are written here."""
+    needs = dict(package.rsplit("@", 1) for package in client.packages)
+    (folder / "package.json").write_text(json.dumps({"private": True, "dependencies": needs}))
+    if lock:
+        (folder / "package-lock.json").write_text(lock)
+    return [["npm", "ci" if lock else "install", "--no-audit", "--no-fund"]]
+
+
+def write_lock(client: Client, folder: Path) -> str:
+    """Write down what an environment holds, and return it."""
+    if client.is_npm:
+        text = (folder / "package-lock.json").read_text()
+    else:
+        command = [sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python"), "freeze"]
+        frozen = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        text = re.sub(r"\+\S+$", "", frozen, flags=re.MULTILINE)  # torch==2.13.0+cpu: a build's name, on no index
+    LOCKS.mkdir(exist_ok=True)
+    client.lock.write_text(text)
+    return text
+
+
+def command_of(client: Client, cache: Path) -> list[str]:
+    """The interpreter of the environment, and the script."""
+    interpreter = shutil.which("node") or "node" if client.is_npm else str(cache / client.folder / "bin" / "python")
+    return [interpreter, str(CALLS / client.script)]
+
+
+class Servers:
+    """The servers of a run, each started when its first client needs it; or others, which run already."""
+
+    def __init__(self, cache: Path, until_end: ExitStack, urls: Mapping[str, str | None]) -> None:
+        """`urls`: of the servers that run already, by their task."""
+        self._cache = cache
+        self._until_end = until_end
+        self._urls = {task: url for task, url in urls.items() if url}
+
+    def url(self, task: str) -> str:
+        """The address of a server for a task, `generate` or `embed`."""
+        if task not in self._urls:
+            server = self._until_end.enter_context(self._started(task))
+            server.wait_ready()
+            self._urls[task] = server.url
+        return self._urls[task]
+
+    def _started(self, task: str) -> AbstractContextManager[Server]:
+        port = free_port()
+        inherited = {name: text for name, text in os.environ.items() if not name.startswith("HALLMARK_")}
+        program = [sys.executable, "-m", "server.cli", "serve", "--port", str(port), "--task", task]
+        environ = inherited | {"HALLMARK_CACHE_DIR": str(self._cache / "server"), "PYTHONPATH": str(ROOT)}
+        return running(program, port, self._cache / f"server-{task}.log", environ)
+
+
+def call(client: Client, command: Sequence[str], folder: Path, urls: Mapping[str, str]) -> Result:
+    """Run the client's script on ready servers. Its environment has their addresses and the demo's folder.
+
+    urls  by the names that the script reads
+    """
+    inherited = {name: text for name, text in os.environ.items() if name != "PYTHONPATH"}
+    environ = inherited | OFFLINE | urls | {"TOKENIZER": str(DEMO), "CLIENT_FOLDER": str(folder)}
+    begun = time.monotonic()
+    try:
+        done = subprocess.run(
+            command, cwd=folder, env=environ, capture_output=True, text=True, timeout=client.limit_s, check=False
+        )
+        output, ending = done.stdout, f"ended with {done.returncode}: {_last_line(done.stderr)}"
+        is_whole = done.returncode == 0
+    except subprocess.TimeoutExpired as error:
+        output = error.stdout.decode() if isinstance(error.stdout, bytes) else error.stdout or ""
+        ending, is_whole = f"not done within {client.limit_s} s", False
+    calls = calls_of(output)
+    if not calls or (not is_whole and not any(calls.values())):
+        calls["script"] = ending
+    return Result(client, calls, seconds=time.monotonic() - begun)
+
+
+def calls_of(output: str) -> dict[str, str | None]:
+    """The calls that a script has reported: `{"call": NAME, "why": null or TEXT}` a line, among lines of others."""
+    found: dict[str, str | None] = {}
+    for line in output.splitlines():
+        if line.startswith('{"call":'):
+            report = json.loads(line)
+            found[report["call"]] = report["why"]
+    return found
+
+
+def _last_line(text: str) -> str:
+    return (text.strip().splitlines() or ["no output"])[-1][:300]
+
+
+def page(results: Sequence[Result], date: str, kept: Mapping[str, str] = MappingProxyType({})) -> str:
+    """docs/clients.md. `kept` has lines of clients that were not chosen, by name."""
+    lines = [*_INTRODUCTION.splitlines(), ""]
+    lines += ["| client | version | called | result | date |", "| --- | --- | --- | --- | --- |"]
+    order = [client.name for client in pinned()]
+    rows = dict(kept) | {result.client.name: _row(result, date) for result in results}
+    lines += sorted(rows.values(), key=lambda row: order.index(_name_of(row)) if _name_of(row) in order else len(order))
+    return "\n".join([*lines, ""])
+
+
+def _row(result: Result, date: str) -> str:
+    called = ", ".join(name for name in result.calls if name != "script") or "nothing"
+    return f"| {result.client.name} | {result.client.version} | {called} | {result.verdict} | {date} |"
+
+
+def _name_of(row: str) -> str:
+    return row.split("|")[1].strip()
+
+
+def rows_of(text: str) -> list[tuple[str, str, str]]:
+    """Client, version and result of each row of the page."""
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("| ")
+    ]
+    return [(cells[0], cells[1], cells[3]) for cells in rows[2:]]
+
+
+def lines_of(text: str) -> dict[str, str]:
+    """The line of each client of a page."""
+    rows = [line for line in text.splitlines() if line.startswith("| ")][2:]
+    return {_name_of(line): line for line in rows}
+
+
+def failures_of(text: str) -> dict[str, list[str]]:
+    """The failing calls of each client of a page."""
+    results = {name: result for name, _, result in rows_of(text)}
+    return {name: result.removeprefix("fails: ").split(", ") for name, result in results.items() if "fails: " in result}
+
+
+def say(line: str) -> None:
+    print(line, flush=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser.add_argument("names", nargs="*", metavar="FOLDER", help="only these; the page keeps the rows of others")
+    parser.add_argument("--page", type=Path, default=PAGE, metavar="FILE", help="the table (default: %(default)s)")
+    parser.add_argument("--known", type=Path, metavar="PAGE", help="a table: what fails there may fail")
+    parser.add_argument("--cache", type=Path, default=ROOT / ".cache" / "clients", metavar="DIR")
+    parser.add_argument("--lock", action="store_true", help="install what the index has today, and write the locks")
+    parser.add_argument("--url", help="a server that runs already, in place of one of its own")
+    parser.add_argument("--embed-url", metavar="URL", help="another one, for embeddings")
+    options = parser.parse_args()
+    cache: Path = options.cache.resolve()
+    clients = [client for client in pinned() if not options.names or client.folder in options.names]
+    if unknown := set(options.names) - {client.folder for client in clients}:
+        parser.error(f"no such client: {', '.join(sorted(unknown))}")
+    known = failures_of(options.known.read_text()) if options.known else {}
+    begun = time.monotonic()
+    ready: list[Client] = []
+    why_not: dict[str, str] = {}
+    for client in clients:
+        started = time.monotonic()
+        why = prepare(client, cache, is_locked=not options.lock)
+        say(f"{client.name} {client.version}: {why or 'installed'} ({time.monotonic() - started:.0f} s)")
+        if why is None:
+            ready.append(client)
+        else:
+            why_not[client.name] = why
+    cache.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as until_end:
+        servers = Servers(cache, until_end, {"generate": options.url, "embed": options.embed_url})
+        found = [_called(client, cache, servers) for client in ready]
+    by_name = {result.client.name: result for result in found}
+    results = [by_name.get(client.name) or Result(client, {}, not_run=why_not[client.name]) for client in clients]
+    kept = lines_of(options.page.read_text()) if options.names and options.page.exists() else {}
+    options.page.write_text(page(results, datetime.now(UTC).date().isoformat(), kept))
+    say(f"The table is {options.page}")
+    num_works = sum(result.verdict == "works" for result in results)
+    say(f"{num_works} of {len(results)} clients work, {len(why_not)} not run, in {time.monotonic() - begun:.0f} s")
+    new = [
+        f"{result.client.name}: {name}"
+        for result in results
+        for name in result.failures
+        if name not in known.get(result.client.name, ())
+    ]
+    for each in new if known else ():
+        say(f"NEW FAILURE {each}")
+    return 1 if new else 0
+
+
+def _called(client: Client, cache: Path, servers: Servers) -> Result:
+    urls = {"HALLMARK_URL": servers.url("generate")}
+    if client.has_embeddings:
+        urls["HALLMARK_EMBED_URL"] = servers.url("embed")
+    result = call(client, command_of(client, cache), cache / client.folder, urls)
+    say(f"{client.name} {client.version}: {result.verdict} ({len(result.calls)} calls, {result.seconds:.0f} s)")
+    for name, why in result.failures.items():
+        say(f"  {name}: {why}")
+    return result
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,111 @@
+"""Send a demo server what schemathesis makes of its own /openapi.json, and write down what came back.
+
+python trials/schema_cases.py SCHEMATHESIS --cases 20000 --out docs/benchmarks/schema-cases.json
+
+Runs of other seeds follow one another until there are enough cases. The exit status is 1 for an answer of 5xx, for a
+status, media type, header or body that the document does not have, and for an engine that is another process at the
+end. Some 0.1 s of a core a case.
+"""
+
+import argparse
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from datetime import UTC, datetime
+from pathlib import Path
+
+from running_server import ROOT, free_port, running
+
+CHECKS = (
+    "not_a_server_error",
+    "status_code_conformance",
+    "content_type_conformance",
+    "response_headers_conformance",
+    "response_schema_conformance",
+)
+MODEL_LEN = "64"  # room for the 32 tokens of an example; an answer that fills the context is short
+
+
+def run_once(program: str, url: str, seed: int, num_examples: int) -> tuple[Counter[tuple[str, str]], list[str]]:
+    """One run; returns its cases by operation and status, and its failures as it prints them."""
+    command = [program, "--no-color", "run", f"{url}/openapi.json", "--seed", str(seed), "-n", str(num_examples)]
+    command += ["--continue-on-failure", "--no-shrink", "--suppress-health-check", "all", "--workers", "8"]
+    command += ["--request-timeout", "120", "--checks", ",".join(CHECKS)]
+    with tempfile.TemporaryDirectory() as folder:  # for what it keeps where it is started
+        command += ["--report", "ndjson", "--report-ndjson-path", f"{folder}/cases"]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+        cases = cases_of(Path(folder) / "cases")
+    if not cases:
+        raise RuntimeError(f"schemathesis ended with {done.returncode}:\n{done.stdout[-4000:]}{done.stderr[-4000:]}")
+    failures = done.stdout.partition(" FAILURES ")[2].partition(" SUMMARY ")[0]
+    titles = re.findall(r"^_+ ([A-Z]+ /\S*) _+$|^- (ST\d+ .*)$", failures, re.MULTILINE)
+    print(f"seed {seed}: {cases.total()} cases, {len(titles)} lines of failures", flush=True)
+    return cases, [operation or title for operation, title in titles]
+
+
+def cases_of(report: Path) -> Counter[tuple[str, str]]:
+    """Count the requests of a run's report by operation and status; `none` where no answer came."""
+    cases: Counter[tuple[str, str]] = Counter()
+    for line in report.read_text().splitlines() if report.exists() else ():
+        recorder = json.loads(line).get("ScenarioFinished", {}).get("recorder", {})
+        for it in recorder.get("interactions", {}).values():
+            response = it.get("response")
+            cases[recorder["label"], "none" if response is None else str(response["status_code"])] += 1
+    return cases
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("program", help="schemathesis, of an environment of its own")
+    parser.add_argument("--cases", type=int, default=20_000)
+    parser.add_argument("--examples", type=int, default=400, help="of each operation in a run, beside those of bounds")
+    parser.add_argument("--seed", type=int, default=1, help="of the first run")
+    parser.add_argument("--out", type=Path, required=True)
+    args = parser.parse_args()
+    port, failures, seed = free_port(), [], args.seed
+    cases: Counter[tuple[str, str]] = Counter()
+    flags = ["--port", str(port), "--max-model-len", MODEL_LEN]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "log"
+        with running([sys.executable, "-m", "server.cli", "serve", *flags], port, log, environment) as server:
+            server.wait_ready()
+            engine = server.engine_pid()
+            while cases.total() < args.cases:
+                more, found = run_once(args.program, server.url, seed, args.examples)
+                cases, failures, seed = cases + more, failures + found, seed + 1
+            is_same = server.engine_pid() == engine and server.status_of("/readyz") == 200
+    statuses: Counter[str] = Counter()
+    by_operation: dict[str, dict[str, int]] = {}
+    for (operation, status), num in sorted(cases.items()):
+        statuses[status] += num
+        by_operation.setdefault(operation, {})[status] = num
+    version = subprocess.run([args.program, "--version"], check=True, capture_output=True, text=True).stdout.split()[-1]
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short=7", "HEAD"], check=True, capture_output=True, text=True, cwd=ROOT
+    )
+    result = {
+        "command": " ".join(["python", "trials/schema_cases.py", *sys.argv[1:]]),
+        "date": datetime.now(UTC).date().isoformat(),
+        "commit": commit.stdout.strip(),
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+        "schemathesis": version,
+        "checks": CHECKS,
+        "seeds": [args.seed, seed - 1],
+        "cases": cases.total(),
+        "statuses": dict(sorted(statuses.items())),
+        "statuses_by_operation": by_operation,
+        "failures": failures,
+        "engine_is_the_same_process": is_same,
+    }
+    args.out.write_text(json.dumps(result, indent=1) + "\n")
+    return 0 if is_same and not failures and not any(it.startswith("5") or it == "none" for it in statuses) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
