@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Mapping, MutableMapping
 from typing import Any, cast
 
-from starlette.types import Message, Scope, Send
+from starlette.types import Message, Send
 from uvicorn.protocols.http.flow_control import FlowControl
 
 _SCOPE_KEY = "hallmark-writer"
@@ -106,7 +106,7 @@ def attach_writer(scope: Mapping[str, Any], writer: ChunkWriter) -> None:
     cast(MutableMapping[str, Any], scope)[_SCOPE_KEY] = writer
 
 
-def writer_of(scope: Scope) -> ChunkWriter | None:
+def writer_of(scope: Mapping[str, Any]) -> ChunkWriter | None:
     """Return the connection's writer; None where another server than ours has made the scope."""
     writer: ChunkWriter | None = scope.get(_SCOPE_KEY)
     return writer
