@@ -1,4 +1,4 @@
-"""triton.extend and triton.decode against the oracle: unused slots are NaN, tails of page tables poisoned, everywhere."""
+"""triton.extend and triton.decode against the oracle: unused slots are NaN, the tails of page tables poisoned."""
 
 from dataclasses import replace
 
