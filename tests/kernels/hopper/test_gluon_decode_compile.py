@@ -13,13 +13,26 @@ pytestmark = pytest.mark.sm90
 
 HERE = Path(__file__).parent
 SHARED_BYTES_OF_A_PROCESSOR = 228 * 1024
+MOST_SHARED_BYTES = 232_448  # of one program
 RESERVED_BYTES = 1024  # that the hardware adds to every program
 PLAIN = AttentionFlags(0.1)
 
 
 @pytest.fixture(scope="module")
-def code() -> dict[str, dict[str, Any]]:
+def compiled() -> dict[str, dict[str, dict[str, Any]]]:
     return dict(run_outside(HERE / "gluon_decode_compile.py"))
+
+
+@pytest.fixture
+def code(compiled: dict[str, dict[str, dict[str, Any]]]) -> dict[str, dict[str, Any]]:
+    """Of split and combine, for many sequences."""
+    return compiled["split"]
+
+
+@pytest.fixture
+def cluster(compiled: dict[str, dict[str, dict[str, Any]]]) -> dict[str, dict[str, Any]]:
+    """Of one sequence."""
+    return compiled["cluster"]
 
 
 @pytest.fixture(scope="module")
@@ -31,6 +44,12 @@ def test_no_kernel_spills_registers(code: dict[str, dict[str, Any]]) -> None:
     assert {name: case["spills"] for name, case in code.items() if any(case["spills"])} == {}
 
 
+def test_registers_and_shared_memory_suffice_a_cluster(cluster: dict[str, dict[str, Any]]) -> None:
+    for name, case in cluster.items():
+        assert case["spills"] == 0, name
+        assert case["shared_bytes"] <= MOST_SHARED_BYTES, name
+
+
 def test_programs_of_a_processor_fit_its_shared_memory(code: dict[str, dict[str, Any]]) -> None:
     for name, case in code.items():
         taken = case["per_processor"] * (case["shared_bytes"] + RESERVED_BYTES)
@@ -39,9 +58,12 @@ def test_programs_of_a_processor_fit_its_shared_memory(code: dict[str, dict[str,
         assert taken + beside <= SHARED_BYTES_OF_A_PROCESSOR, name
 
 
-def test_keys_come_by_tma_and_reach_the_tensor_cores_as_matrices(code: dict[str, dict[str, Any]]) -> None:
-    for name, case in code.items():
-        assert case["tma_loads"] > 0, name
+def test_keys_come_by_tma_and_reach_the_tensor_cores_as_matrices(
+    code: dict[str, dict[str, Any]], cluster: dict[str, dict[str, Any]]
+) -> None:
+    assert all(case["tma_loads"] > 0 for case in code.values())
+    assert all(case["vectors_sent"] > 0 for case in cluster.values()), "sums are sent by four"
+    for name, case in (*code.items(), *cluster.items()):
         assert case["mma"] > 0, name
         assert case["matrix_loads"] >= case["mma"] / 2, f"{name}: shared memory is read word by word"
 
@@ -52,6 +74,12 @@ def test_launches_read_lengths_before_the_wait_and_copy_after(code: dict[str, di
         assert 0 < lengths < wait < copy < next_launch, name
         next_launch, lengths, wait = (case["places"][1][i] for i in (3, 0, 1))
         assert 0 < next_launch < lengths < wait, name
+
+
+def test_a_cluster_reads_lengths_first_and_exchanges_parts_last(cluster: dict[str, dict[str, Any]]) -> None:
+    for name, case in cluster.items():
+        assert case["places"][0] > 0, name
+        assert case["places"] == sorted(case["places"]), name
 
 
 def test_a_call_is_two_launches_and_both_may_start_early(calls: dict[str, Any]) -> None:

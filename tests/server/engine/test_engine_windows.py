@@ -52,6 +52,16 @@ def saved(folder: Path, family: str, **changes: object) -> PreTrainedModel:
     return save_reference(folder, family, {**SIZES, **changes})
 
 
+def family_model(folder: Path, family: str) -> PreTrainedModel:
+    """Save a model of FAMILIES."""
+    name, changes = FAMILIES[family]
+    return saved(folder, name, **changes)
+
+
+def qwen2_with_one_windowed_layer(folder: Path) -> PreTrainedModel:
+    return saved(folder, "qwen2", sliding_window=WINDOW, use_sliding_window=True, max_window_layers=1)
+
+
 def prompts() -> list[list[int]]:
     generator = torch.Generator().manual_seed(3)
     return [torch.randint(0, 97, (n,), generator=generator).tolist() for n in PROMPT_LENGTHS]
@@ -115,7 +125,7 @@ def test_a_windowed_mistral_is_served_as_by_transformers(
 
 
 def test_layers_with_and_without_a_window_are_served_as_by_transformers(tmp_path: Path) -> None:
-    model = saved(tmp_path, "qwen2", sliding_window=WINDOW, use_sliding_window=True, max_window_layers=1)
+    model = qwen2_with_one_windowed_layer(tmp_path)
     served = serve(tmp_path, 11)
     assert served.tokens == reference_tokens(model)
     assert served.windows == {True, False}
@@ -129,8 +139,7 @@ def test_the_comparison_sees_the_window(tmp_path: Path) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_family_is_served_as_by_transformers(family: str, tmp_path: Path) -> None:
     """Alone, batched, in chunks, and behind a prefix that was found in the cache."""
-    name, changes = FAMILIES[family]
-    model = saved(tmp_path, name, **changes)
+    model = family_model(tmp_path, family)
     expected = reference_tokens(model)
     for max_num_batched_tokens, max_num_seqs, num_rounds in ((64, 1, 1), (64, 4, 1), (11, 4, 2)):
         served = serve(tmp_path, max_num_batched_tokens, max_num_seqs, num_rounds)
