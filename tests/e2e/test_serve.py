@@ -60,6 +60,14 @@ def test_a_stop_string_across_token_borders_ends_the_text_before_it(client: open
     assert stopped.finish_reason == "stop"
 
 
+def test_a_prompt_beyond_the_context_is_refused_with_limit_and_value(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as refusal:
+        client.completions.create(model=MODEL, prompt=[5] * 5000, max_tokens=1)
+    assert refusal.value.code == "context_length_exceeded"
+    assert "4096" in refusal.value.message
+    assert "5000" in refusal.value.message
+
+
 def test_the_plan_names_a_path_for_every_shape(demo: Server) -> None:
     plan = demo.plan()
     assert {row["phase"] for row in plan} == {"prefill", "extend", "decode", "linear"}
@@ -84,3 +92,8 @@ def test_prometheus_accepts_the_metrics(demo: Server) -> None:
     text = demo.get("/metrics").text
     result = subprocess.run([program, "check", "metrics"], input=text, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
+
+
+def test_the_series_of_the_server_stay_few(demo: Server) -> None:
+    samples = [line for line in demo.get("/metrics").text.splitlines() if not line.startswith("#")]
+    assert 100 < len(samples) <= 2000

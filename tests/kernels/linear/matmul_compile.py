@@ -4,20 +4,15 @@ A program of its own: where Triton's interpreter is on, as in the tests of this 
 """
 
 import json
-import sys
-from pathlib import Path
 
 import torch
+from gluon_sass import barrier_offsets, count, disassemble
+from sm90_driver import Hopper
 from triton.runtime import driver
 
 from kernels.linear.skinny import compiled_skinny
 from kernels.linear.tilings import SkinnyTiling, tiling_for
 from kernels.linear.wide import compiled_wide
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "hopper"))
-
-from gluon_compile import Hopper
-from gluon_sass import barrier_offsets, count, disassemble
 
 # name: (rows of x, N, K, parts, bias, dtype, dtype of the result)
 _BF16, _FP16, _FP32 = torch.bfloat16, torch.float16, torch.float32
