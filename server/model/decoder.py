@@ -12,8 +12,8 @@ from kernels.fused.activation_kind import Activation
 from kernels.fused.norm import rms_norm
 from kernels.fused.rope_kv import turns_of
 from kernels.linear.autotune import Chooser
+from kernels.linear.epilogue import Epilogue
 from kernels.linear.matmul import compile_linear, linear, linear_fp32
-from kernels.linear.shape import Epilogue
 from qualification.model.config import DenseConfig, ExpertsConfig, LayerConfig, ModelConfig, QKNorm
 from qualification.model.shard import vocabulary_rows
 from server.model.block import (

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 
 from kernels.operators import AnyShape, Operator, buckets_of, phase_of
 from kernels.path import Reject
-from kernels.row_buckets import LinearRows, RowBucket
+from kernels.row_buckets import ExpertRows, LinearRows
 from kernels.shape import AttentionShape
 from qualification.decision.decision import Decision
 from qualification.evidence.evidence import Evidence, summarize
@@ -57,7 +57,7 @@ def counted_bucket(phase: str, label: str) -> str:
     if phase != Operator.LINEAR.value:
         return label
     rows = LinearRows(label)
-    return next(it for it in RowBucket if it.hi is None or (rows.hi is not None and rows.hi <= it.hi)).label
+    return next(it for it in ExpertRows if it.hi is None or (rows.hi is not None and rows.hi <= it.hi)).label
 
 
 def possible_paths(row: PlanRow) -> set[str]:

@@ -5,6 +5,7 @@ choice too.
 """
 
 import logging
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from torch import Tensor
 from kernels.experts.paths import EXPERTS_PATHS, ExpertsPath, RunExperts
 from kernels.experts.shape import ExpertsShape
 from kernels.experts.weights import AnyExpertWeights
-from kernels.row_buckets import RowBucket, row_bucket_index
+from kernels.row_buckets import ExpertRows
 from kernels.shape import Dtype
 from qualification.decision.decision import Decision, Pairs
 from qualification.decision.model_shapes import experts_shape
@@ -28,6 +29,8 @@ from server.model.experts import ExpertProducts
 from server.protocol.messages import AttentionUse, DispatchCount
 
 logger = logging.getLogger(__name__)
+
+_EDGES = tuple(bucket.hi for bucket in ExpertRows if bucket.hi is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +53,7 @@ class _Mixture:
 
     def index(self, num_tokens: int) -> int:
         """Of more tokens than a step may have, which warm-up computes, the last one."""
-        return min(row_bucket_index(num_tokens), len(self.shapes) - 1)
+        return min(bisect_left(_EDGES, num_tokens), len(self.shapes) - 1)
 
     def choice(self, num_tokens: int) -> ExpertsChoice:
         found = self.choices[self.index(num_tokens)]
@@ -105,7 +108,7 @@ class ExpertsTable:
         counted = Counter(it.feed_forward for it in config.layers if isinstance(it.feed_forward, ExpertsConfig))
         self._mixtures: dict[ExpertsConfig, _Mixture] = {}
         for mixture, num_layers in counted.items():
-            shapes = (experts_shape(mixture, config.hidden_size, dtype, rows) for rows in RowBucket)
+            shapes = (experts_shape(mixture, config.hidden_size, dtype, rows) for rows in ExpertRows)
             planned = tuple(shape for shape in shapes if shape in decisions)
             choices: list[ExpertsChoice | None] = [self._choice(decisions[shape]) for shape in planned]
             self._mixtures[mixture] = _Mixture(num_layers, planned, choices)

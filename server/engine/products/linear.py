@@ -15,9 +15,10 @@ from torch import Tensor
 
 from kernels.device import dtype_of, torch_dtype
 from kernels.fingerprint import Fingerprint
+from kernels.linear.epilogue import Epilogue
 from kernels.linear.paths import LinearPath
-from kernels.linear.shape import Epilogue, LinearShape
-from kernels.row_buckets import LinearRows, linear_rows_of
+from kernels.linear.shape import LinearShape
+from kernels.row_buckets import LinearRows
 from kernels.shape import Dtype
 from qualification.decision.decision import Decision, Pairs
 from qualification.measure.qualify import DeviceLost
@@ -129,7 +130,7 @@ class LinearTable:
         found = []
         for (kind, is_head), num_launches in self._weights.items():
             num_rows = num_sampled if is_head else num_tokens
-            shape = replace(kind, rows=linear_rows_of(num_rows)) if num_rows else None
+            shape = replace(kind, rows=LinearRows.of(num_rows)) if num_rows else None
             if shape is not None and shape in self.decided:
                 found.append(ServedShape(self.decided[shape], num_launches))
         if len(self._known) >= _MOST_KNOWN:
@@ -173,7 +174,7 @@ class ServedProduct:
     def __call__(self, chosen: Product, x: Tensor) -> Tensor:
         """Return epilogue(x [rows, size_in] @ weight^T + bias), which `chosen` computes too."""
         while True:
-            path = self.replaced.get(linear_rows_of(x.shape[0])) if self.replaced else None
+            path = self.replaced.get(LinearRows.of(x.shape[0])) if self.replaced else None
             try:
                 y = chosen(x) if path is None else self._by(path, x)
                 break
@@ -184,7 +185,7 @@ class ServedProduct:
         return y
 
     def shape_of(self, num_rows: int) -> LinearShape:
-        return replace(self.shape, rows=linear_rows_of(num_rows))
+        return replace(self.shape, rows=LinearRows.of(num_rows))
 
     def path_of(self, num_rows: int) -> str | None:
         """Return the path that multiplies so many rows now; None for a number that the plan does not have."""
