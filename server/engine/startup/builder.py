@@ -324,7 +324,7 @@ def _attestor(settings: Settings, subject: Subject, runner: ModelRunner, plan: P
         runner,
         lambda: runner.attention,
         dispatcher,
-        Promises({path.name: path for path in PATHS}, plan.evidence),
+        Promises({it.name: it for it in PATHS}, plan.evidence, {it.name: it for it in ALL_PATHS}),
         probes=probes_of(
             dispatcher.decisions, page=runner.num_pages, page_size=page_size, max_len=max_len, of_two=of_two
         ),
@@ -332,7 +332,7 @@ def _attestor(settings: Settings, subject: Subject, runner: ModelRunner, plan: P
         recorder=recorder,
         graph_kernels=runner.recorded_kernels,
         time_step=_step_times(subject, runner, recorder),
-        others=operator_promises(plan.decisions.values(), plan.evidence, ALL_PATHS),
+        others=lambda: operator_promises(dispatcher.all_decisions, plan.evidence, ALL_PATHS),
         is_quarantining=settings.on_unproven is not Policy.DEGRADE,
         interval_s=settings.attestation_interval_s,
     )
