@@ -126,11 +126,12 @@ def test_a_path_of_another_operator_is_taken_out_of_its_own_shapes(folder: Path)
     assert answer.json()["error"]["message"] == "sdpa.math is of another operator than the shape experts ...."
 
 
-def test_there_is_no_plan_before_the_engine_has_started(folder: Path) -> None:
+def test_an_engine_that_has_not_started_has_no_plan_and_takes_no_orders(folder: Path) -> None:
     it = served(folder)
     it.engine.state, it.engine.ready = EngineState.STARTING, None
-    answer = it.get("/attention")
-    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "not_ready")
+    orders = (("/attention/attest", {}), ("/attention/quarantine", {"path": "sdpa.cpu"}))
+    for answer in (it.get("/attention"), *(it.post(*order) for order in orders)):
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "not_ready")
 
 
 def test_metrics_are_plain_by_default_and_openmetrics_on_request(folder: Path) -> None:
@@ -206,9 +207,3 @@ def test_a_field_that_no_text_can_carry_is_refused_by_name(folder: Path, path: s
     headers = {"content-type": "application/json"}
     answer = served(folder).request("POST", path, content=rb'{"\ud800": 0}', headers=headers)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "\\ud800")
-
-
-def test_an_engine_that_is_not_ready_attests_nothing(folder: Path) -> None:
-    it = served(folder)
-    it.engine.state, it.engine.ready = EngineState.STARTING, None
-    assert it.post("/attention/attest", {}).status_code == 503
