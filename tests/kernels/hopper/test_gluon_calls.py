@@ -74,16 +74,6 @@ def batch_of_a_step() -> AttentionBatch:
     return AttentionBatch(cu_seqlens, 3, 3, cu_seqlens_k=cu_seqlens, plans={})
 
 
-def test_a_later_layer_repeats_launches_over_its_keys() -> None:
-    path, batch = Path(), batch_of_a_step()
-    q, k, v, out = inputs()
-    for keys, values in ((k, v), (v, k), (k, v)):
-        path.run(q, keys, values, batch, AttentionFlags(0.1), out)
-        expected = (132, 1, 1, q.data_ptr(), keys.data_ptr(), 7, values.data_ptr(), 8, out.data_ptr(), None, None)
-        assert path.kernel.launches[-1] == expected
-    assert (path.num_prepared, len(path.kernel.launches), len(path.after)) == (1, 3, 3)
-
-
 def test_a_batch_without_plans_keeps_nothing() -> None:
     path = Path()
     q, k, v, out = inputs()
@@ -144,15 +134,6 @@ def test_sinks_of_another_pointer_class_prepare_anew(sinks: Tensor) -> None:
     for each in (SINKS, sinks):
         path.run(q, k, v, batch, AttentionFlags(0.1, sinks=each), out)
     assert path.num_prepared == 2
-
-
-def test_alternating_layers_are_each_repeated() -> None:
-    path, batch = Path(), batch_of_a_step()
-    q, k, v, out = inputs()
-    forms = [AttentionFlags(0.1, window=window, sinks=sinks) for window in (None, 7) for sinks in (None, SINKS)]
-    for flags in forms * 3:
-        path.run(q, k, v, batch, flags, out)
-    assert path.num_prepared == len(forms)
 
 
 def test_a_call_on_another_stream_is_prepared_anew() -> None:
