@@ -325,3 +325,13 @@ def test_where_nothing_is_prepared_the_path_runs(device: torch.device) -> None:
     for _ in range(3):
         assert is_right(attention_paged(**arguments), arguments, AttentionFlags(0.25))
     assert prepared.bounds == [9], "asked once"
+
+
+@pytest.mark.parametrize("max_context", [-1, 17])
+def test_bounds_past_the_page_table_are_refused_of_prepared_calls_too(max_context: int, device: torch.device) -> None:
+    arguments = paged_arguments(device)
+    known_by(Prepared(), **arguments)
+    for _ in range(2):
+        attention_paged(**arguments)
+    with pytest.raises(ShapeError, match="found"):
+        attention_paged(**arguments | {"max_context": max_context})
