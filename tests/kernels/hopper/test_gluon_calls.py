@@ -136,6 +136,15 @@ def test_sinks_of_another_pointer_class_prepare_anew(sinks: Tensor) -> None:
     assert path.num_prepared == 2
 
 
+def test_alternating_layers_are_each_repeated() -> None:
+    path, batch = Path(), batch_of_a_step()
+    q, k, v, out = inputs()
+    forms = [AttentionFlags(0.1, window=window, sinks=sinks) for window in (None, 7) for sinks in (None, SINKS)]
+    for flags in forms * 3:
+        path.run(q, k, v, batch, flags, out)
+    assert path.num_prepared == len(forms)
+
+
 def test_a_call_on_another_stream_is_prepared_anew() -> None:
     path, batch = Path(), batch_of_a_step()
     q, k, v, out = inputs()
