@@ -1,10 +1,10 @@
-"""`gluon.prefill.window`: attention of packed prompts under a window of at most 128 keys on sm_90, in Gluon.
+"""`gluon.prefill.window.hopper`: attention of packed prompts under a window of at most 128 keys on sm_90, in Gluon.
 
 A tile is a few tokens under all query heads of one KV head. All keys that they see fit in shared memory at once: the
 SPAN keys before the tile's first token, and those of the tile itself. So a row meets its keys in one pass, and its
 softmax is no online one.
 
-  scheduler  1 warp        posts tiles of the plan (schedule.py)
+  scheduler  1 warp        finds this program's tiles and posts them in a small shared ring
   producer   1 warp        copies keys and values of a tile, and its queries, 64 rows at a time, by TMA
   consumers  4 warps each  64 rows at a time: tokens under PACK heads each, both matmuls by wgmma
 
@@ -17,6 +17,7 @@ How it is launched: launch.py. Sources: Shah et al. 2024 (FA3); Beltagy et al. 2
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 # The signatures of jitted functions are Triton's: only their constexpr parameters are annotated.
 
+from triton import constexpr_function
 from triton.experimental.gluon import jit
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
@@ -24,12 +25,14 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warp
 from kernels.hopper import variants
 from kernels.hopper.blocks import head_sink
 from kernels.hopper.pipeline import HALF, barriers
-from kernels.hopper.schedule import RING, schedule, take_tile
+from kernels.hopper.schedule import RING, post, read
 from kernels.hopper.softmax import lane_sum, reciprocal, row_totals
 from kernels.hopper.store import store_rows
 
 ROWS = gl.constexpr(variants.ROWS)
 SPAN = gl.constexpr(128)  # keys before a tile's first token: the widest window
+SEQS = gl.constexpr(256)  # sequences that the scheduler looks at at once
+LANES = gl.constexpr(gl.BlockedLayout([SEQS.value // 32], [32], [1], [0]))  # of its one warp
 
 
 @jit
@@ -50,8 +53,6 @@ def window_rings(dtype: gl.constexpr, VARIANT: gl.constexpr):
     free = barriers(TILING.stages, CONSUMERS)
     tile_full = barriers(RING, 1)
     tile_free = barriers(RING, CONSUMERS + 1)
-    want = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-    mbarrier.init(want, count=1)
     queries = (gl.allocate_shared_memory(dtype, [TILING.q_buffers, ROWS, BLOCK_D], Q_LAYOUT), q_full, q_free)
     k_before = gl.allocate_shared_memory(dtype, [TILING.stages, SPAN, BLOCK_D], LAYOUT)
     v_before = gl.allocate_shared_memory(dtype, [TILING.stages, SPAN, BLOCK_D], LAYOUT)
@@ -59,8 +60,89 @@ def window_rings(dtype: gl.constexpr, VARIANT: gl.constexpr):
     v_own = gl.allocate_shared_memory(dtype, [TILING.stages, TOKENS, BLOCK_D], OWN_LAYOUT)
     keys = (k_before, k_own, k_full, free)
     values = (v_before, v_own, v_full)
-    tiles = (gl.allocate_shared_memory(gl.int32, [RING * VARIANT.fields, 1], TILES_LAYOUT), tile_full, tile_free, want)
+    tiles = (gl.allocate_shared_memory(gl.int32, [RING * VARIANT.fields, 1], TILES_LAYOUT), tile_full, tile_free)
     return tiles, queries, keys, values
+
+
+@jit
+def add(a, b):
+    return a + b
+
+
+@jit
+def num_blocks(starts_q, first, num_seqs, TOKENS: gl.constexpr):
+    """Row blocks of the SEQS sequences from `first` on: up to each, itself included, and of all of them."""
+    sequence = first + gl.arange(0, SEQS, layout=LANES)
+    inside = sequence < num_seqs
+    start = gl.load(starts_q + sequence, mask=inside, other=0)
+    end = gl.load(starts_q + sequence + 1, mask=inside, other=0)
+    counts = (end - start + TOKENS - 1) // TOKENS
+    return gl.associative_scan(counts, 0, add), gl.sum(counts, axis=0)
+
+
+@jit
+def hand_out(starts_q, starts_k, num_seqs, num_heads, tiles, VARIANT: gl.constexpr):
+    """The scheduler's role: posts every num_programs-th tile; a first row of -1 ends every role.
+
+    Under a short window all tiles take as long: nothing is planned, and none is taken from another program. The heads
+    of a row block are neighbours, so that the rows that they lie in are read together.
+    """
+    ring, ring_full, ring_free = tiles
+    TOKENS: gl.constexpr = ROWS // VARIANT.pack
+    first = 0  # of the sequences that are looked at
+    before = 0  # row blocks of those before
+    up_to, total = num_blocks(starts_q, first, num_seqs, TOKENS)
+    tile = gl.program_id(0)
+    known = -1  # the sequence that the numbers below are of
+    row = 0
+    num_rows = 0
+    first_key = 0
+    num_keys = 0
+    n = 0
+    go = True
+    while go:
+        block = tile // num_heads
+        while (block >= before + total) & (first + SEQS < num_seqs):
+            before += total
+            first += SEQS
+            up_to, total = num_blocks(starts_q, first, num_seqs, TOKENS)
+        go = block < before + total
+        passed = up_to <= block - before  # sequences that end before it
+        sequence = first + gl.sum(passed.to(gl.int32), axis=0)
+        start = (block - before - gl.max(gl.where(passed, up_to, 0), axis=0)) * TOKENS
+        if go & (sequence != known):
+            row = gl.load(starts_q + sequence)
+            num_rows = gl.load(starts_q + sequence + 1) - row
+            first_key = gl.load(starts_k + sequence)
+            num_keys = gl.load(starts_k + sequence + 1) - first_key
+            known = sequence
+        slot = n % RING
+        mbarrier.wait(ring_free.index(slot), ((n // RING) & 1) ^ 1)
+        post(ring, slot * VARIANT.fields, gl.where(go, row + start, -1))
+        post(ring, slot * VARIANT.fields + 1, gl.minimum(num_rows - start, TOKENS))
+        post(ring, slot * VARIANT.fields + 2, num_keys - num_rows + start)
+        post(ring, slot * VARIANT.fields + 3, num_keys)
+        post(ring, slot * VARIANT.fields + 4, tile - block * num_heads)
+        post(ring, slot * VARIANT.fields + 5, first_key)
+        mbarrier.arrive(ring_full.index(slot), count=1)
+        tile += gl.num_programs(0)
+        n += 1
+
+
+@jit
+def next_tile(tiles, n, VARIANT: gl.constexpr):
+    """The n-th tile: first query row (-1: no more), rows, position of the first, keys, KV head, first key row."""
+    ring, ring_full, ring_free = tiles
+    slot = n % RING
+    mbarrier.wait(ring_full.index(slot), (n // RING) & 1)
+    row = read(ring, slot * VARIANT.fields)
+    rows = read(ring, slot * VARIANT.fields + 1)
+    position = read(ring, slot * VARIANT.fields + 2)
+    num_keys = read(ring, slot * VARIANT.fields + 3)
+    head = read(ring, slot * VARIANT.fields + 4)
+    first_key = read(ring, slot * VARIANT.fields + 5)
+    mbarrier.arrive(ring_free.index(slot), count=1)
+    return row, rows, position, num_keys, head, first_key
 
 
 @jit
@@ -104,7 +186,6 @@ def load_window_values(desc, row, num_before, num_own, head, values, stage, VARI
 @jit
 def produce_window(q_desc, k_desc, v_desc, num_parts, tiles, queries, keys, values, VARIANT: gl.constexpr):
     """The producer's role. num_parts: of a tile, PACK query heads each."""
-    want = tiles[3]
     q_smem, q_full, q_free = queries
     PACK: gl.constexpr = VARIANT.pack
     TOKENS: gl.constexpr = ROWS // PACK
@@ -113,11 +194,10 @@ def produce_window(q_desc, k_desc, v_desc, num_parts, tiles, queries, keys, valu
     Q_BUFFERS: gl.constexpr = VARIANT.tiling.q_buffers
     n = 0
     part = 0
-    row, _rows, position, num_keys, head, first_key, _low, _top, _part = take_tile(tiles, 0, VARIANT)
+    row, _rows, position, num_keys, head, first_key = next_tile(tiles, 0, VARIANT)
     while row >= 0:
         stage = n % STAGES
         begin = gl.maximum(position, 0)
-        mbarrier.arrive(want, count=1)
         mbarrier.wait(keys[3].index(stage), ((n // STAGES) & 1) ^ 1)
         load_window_keys(k_desc, first_key + begin, head, keys, stage, VARIANT)
         for i in range(num_parts):
@@ -131,35 +211,61 @@ def produce_window(q_desc, k_desc, v_desc, num_parts, tiles, queries, keys, valu
                 load_window_values(v_desc, first_key + begin, begin, num_keys - begin, head, values, stage, VARIANT)
             part += 1
         n += 1
-        row, _rows, position, num_keys, head, first_key, _low, _top, _part = take_tile(tiles, n, VARIANT)
+        row, _rows, position, num_keys, head, first_key = next_tile(tiles, n, VARIANT)
+
+
+@constexpr_function
+def _hide(count: int, columns: int, compare: str) -> str:
+    """PTX: of one thread's `count` scores those of the first `columns` become -inf whose bound compares so with them.
+
+    A thread's columns are 2 (lane % 4) + {0, 1, 8, 9, 16 ...}, each of two rows in turn: bounds 0 and 2 stand for all.
+    As immediates the columns take no registers, and as PTX no comparison is kept from one tile to the next: LLVM would
+    pack those of all columns into bits, 200 instructions a tile.
+    """
+    lines = ["mov.u32 lane, %laneid;", "and.b32 lane, lane, 3;", "shl.b32 lane, lane, 1;"]
+    lines += [f"sub.s32 bound{row}, ${2 * count + 2 * row}, lane;" for row in (0, 1)]
+    for i in range(count):
+        column = i // 4 * 8 + i % 2
+        if column < columns:
+            lines.append(f"setp.{compare}.s32 hidden, bound{i // 2 % 2}, {column};")
+            lines.append(f"selp.f32 ${i}, 0fFF800000, ${i}, hidden;")
+    return " ".join(["{ .reg .pred hidden; .reg .b32 lane, bound0, bound1;", *lines, "}"])
+
+
+@constexpr_function
+def _hide_constraints(count: int) -> str:
+    return ",".join(["=f"] * count + [str(i) for i in range(count)] + ["r"] * count)
 
 
 @jit
-def hide_before(s, token, shift, begin, window, VARIANT: gl.constexpr, WHOLE: gl.constexpr):
-    """Scores of the SPAN keys before key `begin` become -inf where a row's window or its sequence ends.
+def hide(s, bound, COLUMNS: gl.constexpr, COMPARE: gl.constexpr):
+    """Scores of the first COLUMNS columns become -inf where the bound of their row COMPAREs so with their column."""
+    COUNT: gl.constexpr = s.shape[1] // 2
+    bound, _ = gl.broadcast(gl.convert_layout(bound, gl.SliceLayout(1, s.type.layout))[:, None], s)
+    return gl.inline_asm_elementwise(
+        _hide(COUNT, COLUMNS, COMPARE), _hide_constraints(COUNT), [s, bound], dtype=gl.float32, is_pure=True, pack=COUNT
+    )
 
-    token  of each row, counted from the tile's first one, which stands at `begin + shift`
-    WHOLE  the window is SPAN: only the first columns may be hidden by it
+
+@jit
+def hide_unseen(s, own, token, position, begin, window, VARIANT: gl.constexpr, WHOLE: gl.constexpr):
+    """Scores become -inf of keys that a row does not see: in `s` of those before key `begin`, in `own` of the others.
+
+    token     of each row, counted from the tile's first one, which stands at `position`
+    position  `begin`, but below 0 where queries are before the first key
+    WHOLE     the window is SPAN: of `s` only the first columns may be before it
     """
     TOKENS: gl.constexpr = ROWS // VARIANT.pack
-    col = gl.arange(0, SPAN, layout=gl.SliceLayout(0, s.type.layout))
-    if WHOLE:  # ptxas drops what is always true: of a thread's columns all but the lowest bits are known
-        seen = (col >= TOKENS)[None, :] | (col[None, :] > (token + shift)[:, None])
+    last = token + (position - begin)  # column of `own` at which a row stands
+    if WHOLE:
+        s = hide(s, last, TOKENS, "ge")
     else:
-        seen = col[None, :] > (token + (shift + SPAN - window))[:, None]
-    s = gl.where(seen, s, float("-inf"))
-    if begin < SPAN:
-        s = gl.where((col >= SPAN - begin)[None, :], s, float("-inf"))
-    return s
-
-
-@jit
-def hide_own(s, token, shift, window, VARIANT: gl.constexpr):
-    """Scores of the keys from `begin` on become -inf where they are after their row, or before its window."""
-    TOKENS: gl.constexpr = ROWS // VARIANT.pack
-    col = gl.arange(0, TOKENS, layout=gl.SliceLayout(0, s.type.layout))[None, :]
-    last = (gl.convert_layout(token, gl.SliceLayout(1, s.type.layout)) + shift)[:, None]
-    return gl.where((col <= last) & (col > last - window), s, float("-inf"))
+        s = hide(s, last + (SPAN - window), SPAN, "ge")
+        own = hide(own, last - window, TOKENS, "ge")
+    own = hide(own, last, TOKENS, "lt")
+    if begin < SPAN:  # what is before the sequence
+        s = hide(s, token * 0 + (SPAN - begin), SPAN, "gt")
+    return s, own
 
 
 @jit
@@ -196,12 +302,11 @@ def consume_window(
     n = 0
     part = W
     first = 0  # part of the tile
-    row, rows, position, _num_keys, head, _first_key, _low, _top, _part = take_tile(tiles, 0, VARIANT)
+    row, rows, position, _num_keys, head, _first_key = next_tile(tiles, 0, VARIANT)
     while row >= 0:
         stage = n % STAGES
         phase = (n // STAGES) & 1
         begin = gl.maximum(position, 0)
-        shift = position - begin
         mbarrier.wait(keys[2].index(stage), phase)
         while part - first < num_parts:
             heads = head * num_parts + part - first
@@ -214,8 +319,7 @@ def consume_window(
             s, own = warpgroup_mma_wait(0, deps=(s, own))
             mbarrier.arrive(q_free.index(buffer), count=1)
 
-            s = hide_before(s, token, shift, begin, window, VARIANT, WHOLE)
-            own = hide_own(own, token, shift, window, VARIANT)
+            s, own = hide_unseen(s, own, token, position, begin, window, VARIANT, WHOLE)
             largest = lane_max(s)
             largest = gl.maximum(largest, gl.convert_layout(lane_max(own), largest.type.layout))
             m = gl.maximum(gl.convert_layout(gl.max(largest, axis=1), ROW) * scale, -1e30)
@@ -238,12 +342,13 @@ def consume_window(
         mbarrier.arrive(keys[3].index(stage), count=1)
         first += num_parts
         n += 1
-        row, rows, position, _num_keys, head, _first_key, _low, _top, _part = take_tile(tiles, n, VARIANT)
+        row, rows, position, _num_keys, head, _first_key = next_tile(tiles, n, VARIANT)
 
 
-@jit(do_not_specialize=["num_heads", "num_parts", "window"])
+@jit(do_not_specialize=["num_seqs", "num_heads", "num_parts", "window"])
 def hallmark_gluon_window_prefill(
-    q_desc, k_desc, v_desc, out, stride_row, stride_head, plan, sinks, num_heads, num_parts, scale, window,
+    q_desc, k_desc, v_desc, out, stride_row, stride_head, starts_q, starts_k, sinks, num_seqs, num_heads, num_parts,
+    scale, window,
     STORE: gl.constexpr, VARIANT: gl.constexpr, WHOLE: gl.constexpr,
 ):  # fmt: skip
     """Rings, barriers and roles of one program. num_heads: KV heads; num_parts: of PACK query heads in each."""
@@ -254,7 +359,7 @@ def hallmark_gluon_window_prefill(
             (consume_rows, (given, 0, STORE, VARIANT, WHOLE)),
             (consume_rows, (given, 1, STORE, VARIANT, WHOLE)),
             (produce_window, (q_desc, k_desc, v_desc, num_parts, tiles, queries, keys, values, VARIANT)),
-            (schedule, (plan, num_heads, num_heads, tiles, VARIANT)),
+            (hand_out, (starts_q, starts_k, num_seqs, num_heads, tiles, VARIANT)),
         ], [4, 1, 1], [240, 24, 24])  # fmt: skip
     else:
         gl.warp_specialize([
@@ -262,7 +367,7 @@ def hallmark_gluon_window_prefill(
             (consume_rows, (given, 1, STORE, VARIANT, WHOLE)),
             (consume_rows, (given, 2, STORE, VARIANT, WHOLE)),
             (produce_window, (q_desc, k_desc, v_desc, num_parts, tiles, queries, keys, values, VARIANT)),
-            (schedule, (plan, num_heads, num_heads, tiles, VARIANT)),
+            (hand_out, (starts_q, starts_k, num_seqs, num_heads, tiles, VARIANT)),
         ], [4, 4, 1, 1], [160, 160, 32, 32])  # fmt: skip
 
 

@@ -1,7 +1,6 @@
-"""Launches of `gluon.prefill.window`: the plan (schedule.py), then the attention.
+"""The launch of `gluon.prefill.window.hopper`: one a call, without a plan and without memory of its own.
 
-Nothing is read back by the host; all that a call needs besides its arguments is the plan's tensor, allocated on the
-current stream. Kernels are looked up by what is compiled in.
+Nothing is read back by the host. Kernels are looked up by what is compiled in.
 """
 
 from functools import lru_cache
@@ -11,7 +10,6 @@ import torch
 from torch import Tensor
 
 from kernels.batch import AttentionBatch, AttentionFlags
-from kernels.hopper.schedule import HEADER, ITEM, bounded_window, compiled_plan, keys_per_group
 from kernels.hopper.tensor_layout import aligned, has_work, is_addressable, store_layout, value_dims
 from kernels.hopper.variants import Variant
 from kernels.hopper.window.kernel import hallmark_gluon_window_prefill
@@ -19,7 +17,7 @@ from kernels.hopper.window.variants import MAX_WINDOW, tokens_of, window_variant
 from kernels.launch import Loaded
 from kernels.processors import num_processors
 from kernels.tma.launches import Launches, Maps, TensorMap, any_map, repeated, scales, tensor_map
-from kernels.tma.pointers import AnyTensor, PointerClass, any_tensor, pointer_class
+from kernels.tma.pointers import PointerClass, any_tensor, pointer_class
 
 
 @repeated
@@ -28,74 +26,56 @@ def run_window_prefill(
 ) -> Launches | None:
     """Fill `out` for a causal packed batch under a short window, in a launch that does not wait for the device.
 
-    Before it is one for the plan; a batch with plans is planned once for all layers of a window.
     q, out [tokens, heads, head_dim]; k, v [key tokens, kv_heads, head_dim]; fp16 or bf16, last dims contiguous.
     Raises ValueError for arguments that the path's limits reject.
     """
     if not has_work(q, k, flags, out):
         return None
     variant = window_variant(q.shape[2], q.shape[1] // k.shape[1], flags)
-    planned = ("window prefill", q.shape[0], variant, flags.window)
-    plan = batch.once(planned, lambda: plan_window(q.shape[0], batch, flags, variant))
-    launches = launches_of(q, k, v, plan, flags, out, variant)
+    launches = launches_of(q, k, v, batch, flags, out, variant)
     if launches is None:
         run_window_prefill(aligned(q), aligned(k), aligned(v), batch, flags, out)  # copies are held until launched
     return launches
 
 
-def plan_window(num_tokens: int, batch: AttentionBatch, flags: AttentionFlags, variant: Variant) -> Tensor:
-    """The order of work of a batch, see schedule.py: int32 on the device, good for launches one after another."""
-    starts_q, starts_k = batch.cu_seqlens_q, batch.cu_seqlens_k
-    assert starts_k is not None, "a prefill batch is packed"
-    plan = torch.empty(plan_size(num_tokens, batch.num_seqs, variant), dtype=torch.int32, device=starts_q.device)
-    lengths = (pointer_class(starts_q), pointer_class(starts_k))
-    kernel, constants = compiled_plan(tokens_of(variant), True, starts_q.device, *lengths, None)  # type: ignore[arg-type]
-    assert kernel is not None, "no interpreter has TMA"
-    rows = constants.block_m * constants.blocks  # of one program
-    grid = (batch.num_seqs, max(1, -(-batch.max_seqlen_q // rows)), 1)
-    numbers = (batch.num_seqs, bounded_window(flags), keys_per_group(variant))
-    kernel(grid, (plan.data_ptr(), starts_q.data_ptr(), starts_k.data_ptr(), None, *numbers))
-    return plan
-
-
-def plan_size(num_tokens: int, num_seqs: int, variant: Variant) -> int:
-    """Integers of a plan, see schedule.py."""
-    header: int = HEADER.value
-    item: int = ITEM.value
-    return header + item * (num_tokens // tokens_of(variant) + num_seqs)
+def num_programs(num_tokens: int, num_heads: int, batch: AttentionBatch, variant: Variant) -> int:
+    """As many as there are tiles at most, of num_heads KV heads, or multiprocessors."""
+    tiles = (num_tokens // tokens_of(variant) + batch.num_seqs) * num_heads
+    return min(num_processors(batch.cu_seqlens_q.device), tiles)
 
 
 def launches_of(
-    q: Tensor, k: Tensor, v: Tensor, plan: Tensor, flags: AttentionFlags, out: Tensor, variant: Variant
+    q: Tensor, k: Tensor, v: Tensor, batch: AttentionBatch, flags: AttentionFlags, out: Tensor, variant: Variant
 ) -> Launches | None:
-    """Attention by a plan of this batch, these flags and this variant. None where TMA cannot address a tensor."""
-    sinks = flags.sinks
+    """Attention by a variant made for these arguments. None where TMA cannot address a tensor."""
+    sinks, starts_q, starts_k = flags.sinks, batch.cu_seqlens_q, batch.cu_seqlens_k
+    assert starts_k is not None, "a prefill batch is packed"
+    assert flags.window is not None, "the variant needs one"
     call = prepared(
         variant, q.device, (q.dtype, k.dtype, v.dtype), (q.shape, k.shape),
         (q.stride(), k.stride(), v.stride(), out.stride()), flags.scale, flags.window,
-        pointer_class(out), pointer_class(sinks),
+        *map(pointer_class, (out, starts_q, starts_k, sinks)),
     )  # fmt: skip
     q_at = q.data_ptr()
     if not call.is_addressable or (q_at | k.data_ptr() | v.data_ptr()) % 16:
         return None
     return Launches(
         call.kernel,
-        min(num_processors(q.device), (plan.numel() - HEADER.value) // ITEM.value * k.shape[1]),
+        num_programs(q.shape[0], k.shape[1], batch, variant),
         call.queries.at(q_at),
         Maps(call.keys, call.values),  # of this call's plans: such addresses come and go
         (
-            out.data_ptr(), *call.out_strides, plan.data_ptr(), None if sinks is None else sinks.data_ptr(),
-            *call.numbers,
+            out.data_ptr(), *call.out_strides, starts_q.data_ptr(), starts_k.data_ptr(),
+            None if sinks is None else sinks.data_ptr(), batch.num_seqs, *call.numbers,
         ),
-        sinks_at=4,
-        held=(plan,),
+        sinks_at=5,
     )  # fmt: skip
 
 
 class Prepared(NamedTuple):
-    """A launch but for its addresses, its plan and its stream.
+    """A launch but for its addresses, its sequences and its stream.
 
-    numbers  the kernel's arguments behind the pointers
+    numbers  the kernel's arguments behind the number of sequences
     """
 
     kernel: Loaded
@@ -119,10 +99,13 @@ def prepared(
     window: int,
     *pointers: PointerClass | None,
 ) -> Prepared:
-    """The launch for q, k (v is as k) and out of these shapes and strides. pointers: of out and sinks."""
+    """The launch for q, k (v is as k) and out of these shapes and strides.
+
+    pointers: of out, cu_seqlens_q, cu_seqlens_k and sinks.
+    """
     (_, num_heads, _), (_, num_kv_heads, _) = shapes
     out_strides = (strides[3][0], strides[3][1])
-    kernel = launcher(variant, device, dtypes, pointers[0], out_strides, pointers[1], window == MAX_WINDOW)
+    kernel = launcher(variant, device, dtypes, out_strides, window == MAX_WINDOW, *pointers)
     factor, _ = scales(AttentionFlags(scale))
     return Prepared(
         kernel,
@@ -143,16 +126,18 @@ def launcher(variant: Variant, device: torch.device, *compiled_in: Any) -> Loade
 def compiled_window_prefill(
     variant: Variant,
     dtypes: tuple[torch.dtype, torch.dtype, torch.dtype],
-    out: PointerClass,
     out_strides: tuple[int, int],
-    sinks: PointerClass | None,
     is_whole: bool,
+    out: PointerClass,
+    starts_q: PointerClass,
+    starts_k: PointerClass,
+    sinks: PointerClass | None,
 ) -> Any:
     """`hallmark_gluon_window_prefill` for q, k and v of these dtypes; is_whole: the window is MAX_WINDOW."""
     tokens, columns = tokens_of(variant), variant.tiling.block_d
     boxes = ([tokens, variant.pack, columns], [tokens, 1, columns], [1, 1, tokens, 1, columns])
     return hallmark_gluon_window_prefill.warmup(
         *(any_map(dtype, box) for dtype, box in zip(dtypes, boxes, strict=True)),
-        any_tensor(out), *out_strides, AnyTensor(torch.int32, 0), any_tensor(sinks), 0, 0, 0.0, 0,
+        any_tensor(out), *out_strides, *map(any_tensor, (starts_q, starts_k, sinks)), 0, 0, 0, 0.0, 0,
         store_layout(columns), variant, is_whole, grid=(1,), num_warps=4,
     )  # fmt: skip

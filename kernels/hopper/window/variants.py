@@ -1,4 +1,4 @@
-"""The shipped variants of `gluon.prefill.window`: what is compiled in, by head dim and group."""
+"""The shipped variants of `gluon.prefill.window.hopper`: what is compiled in, by head dim and group."""
 
 from functools import lru_cache
 
