@@ -17,7 +17,9 @@ from kernels.hopper.window.variants import MAX_WINDOW, tokens_of, window_variant
 from kernels.launch import Loaded
 from kernels.processors import num_processors
 from kernels.tma.launches import Launches, Maps, TensorMap, any_map, repeated, scales, tensor_map
-from kernels.tma.pointers import PointerClass, any_tensor, pointer_class
+from kernels.tma.pointers import AnyTensor, PointerClass, any_tensor, pointer_class
+
+_STARTS = AnyTensor(torch.int32, 4)  # offsets of sequences at any address: one kernel for all
 
 
 @repeated
@@ -54,7 +56,7 @@ def launches_of(
     call = prepared(
         variant, q.device, (q.dtype, k.dtype, v.dtype), (q.shape, k.shape),
         (q.stride(), k.stride(), v.stride(), out.stride()), flags.scale, flags.window,
-        *map(pointer_class, (out, starts_q, starts_k, sinks)),
+        pointer_class(out), pointer_class(sinks),
     )  # fmt: skip
     q_at = q.data_ptr()
     if not call.is_addressable or (q_at | k.data_ptr() | v.data_ptr()) % 16:
@@ -101,7 +103,7 @@ def prepared(
 ) -> Prepared:
     """The launch for q, k (v is as k) and out of these shapes and strides.
 
-    pointers: of out, cu_seqlens_q, cu_seqlens_k and sinks.
+    pointers: of out and of sinks.
     """
     (_, num_heads, _), (_, num_kv_heads, _) = shapes
     out_strides = (strides[3][0], strides[3][1])
@@ -129,8 +131,6 @@ def compiled_window_prefill(
     out_strides: tuple[int, int],
     is_whole: bool,
     out: PointerClass,
-    starts_q: PointerClass,
-    starts_k: PointerClass,
     sinks: PointerClass | None,
 ) -> Any:
     """`hallmark_gluon_window_prefill` for q, k and v of these dtypes; is_whole: the window is MAX_WINDOW."""
@@ -138,6 +138,6 @@ def compiled_window_prefill(
     boxes = ([tokens, variant.pack, columns], [tokens, 1, columns], [1, 1, tokens, 1, columns])
     return hallmark_gluon_window_prefill.warmup(
         *(any_map(dtype, box) for dtype, box in zip(dtypes, boxes, strict=True)),
-        any_tensor(out), *out_strides, *map(any_tensor, (starts_q, starts_k, sinks)), 0, 0, 0, 0.0, 0,
+        any_tensor(out), *out_strides, _STARTS, _STARTS, any_tensor(sinks), 0, 0, 0, 0.0, 0,
         store_layout(columns), variant, is_whole, grid=(1,), num_warps=4,
     )  # fmt: skip

@@ -23,7 +23,7 @@ def prepare_window_prefill(
     call = prepared(
         variant, q.device, (q.dtype, k.dtype, v.dtype), (q.shape, k.shape),
         (q.stride(), k.stride(), v.stride(), out.stride()), flags.scale, flags.window,
-        *map(pointer_class, (out, batch.cu_seqlens_q, batch.cu_seqlens_k, flags.sinks)),
+        pointer_class(out), pointer_class(flags.sinks),
     )  # fmt: skip
     if not call.is_addressable or (q.data_ptr() | k.data_ptr() | v.data_ptr()) % 16:
         return None

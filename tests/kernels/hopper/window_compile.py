@@ -38,10 +38,9 @@ def main() -> None:
     results = {}
     for name, (head_dim, dtype, flags) in CASES.items():
         variant = window_variant(head_dim, 8, flags)
-        starts = (torch.int32, 0)
         kernel = compiled_window_prefill(
-            variant, (dtype, dtype, dtype), (16 * head_dim, head_dim), flags.window == MAX_WINDOW, (dtype, 0), starts,
-            starts, None if flags.sinks is None else (torch.float32, 0),
+            variant, (dtype, dtype, dtype), (16 * head_dim, head_dim), flags.window == MAX_WINDOW, (dtype, 0),
+            None if flags.sinks is None else (torch.float32, 0),
         )  # fmt: skip
         barriers = barrier_offsets(disassemble(kernel.asm["cubin"]))
         results[name] = findings(kernel) | {"barriers": barriers, "copied_bytes": copied_bytes(variant)}
