@@ -93,9 +93,9 @@ test-portable: $(STAMP)
 test-starts: $(STAMP)
 	OMP_NUM_THREADS=1 $(VENV)/bin/pytest -m starts -n auto --dist load $(PYTEST_FLAGS)
 
-# CLIENTS='openai anthropic' chooses some, by their folders in tests/clients/clients.toml.
+# CLIENTS='openai anthropic' chooses some, by their folders in trials/clients/clients.toml.
 test-clients: $(STAMP)
-	PYTHONPATH=tests/e2e $(VENV)/bin/python tests/clients/run_clients.py $(CLIENTS)
+	PYTHONPATH=trials $(VENV)/bin/python trials/clients/run_clients.py $(CLIENTS)
 
 # RAY_FLAGS='--quick --out FILE' kills one of each kind and measures no speed.
 RAY := .cache/ray
@@ -115,14 +115,14 @@ $(SCHEMA)/.installed:
 	@touch $@
 
 test-schema: $(STAMP) $(SCHEMA)/.installed
-	PYTHONPATH=tests/e2e $(VENV)/bin/python tests/e2e/schema_cases.py $(SCHEMA)/bin/schemathesis $(SCHEMA_FLAGS)
+	$(VENV)/bin/python trials/schema_cases.py $(SCHEMA)/bin/schemathesis $(SCHEMA_FLAGS)
 
 test-deploy: $(STAMP)
 	$(VENV)/bin/pytest tests/deploy/kubernetes/check_manifests.py $(PYTEST_FLAGS)
 
 # ROUTERS='smg rolter' runs some, and writes no page.
 test-routers: $(STAMP)
-	PYTHONPATH=tests/e2e $(VENV)/bin/python tests/routers/run_routers.py $(ROUTERS)
+	PYTHONPATH=trials $(VENV)/bin/python trials/routers/run_routers.py $(ROUTERS)
 
 test-image: $(STAMP)
 	$(VENV)/bin/pytest -s tests/deploy/image/check_image.py $(PYTEST_FLAGS)

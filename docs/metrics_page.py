@@ -12,7 +12,7 @@ from kernels.buckets import Bucket
 from kernels.linear.fallbacks import MatmulFallback
 from kernels.operators import Operator
 from kernels.path import Reject
-from kernels.row_buckets import RowBucket
+from kernels.row_buckets import ExpertRows
 from kernels.shape import Phase
 from qualification.attest.explain import TimeClass
 from qualification.decision.decision import Status
@@ -39,7 +39,7 @@ CLOSED: dict[str, type[Enum]] = {
 }
 # Of decisions: attention's, and those of the operators beside it.
 PLAN_PHASES = Enum("PLAN_PHASES", {it.name: it.value for it in (*Phase, Operator.LINEAR, Operator.EXPERTS)})
-PLAN_BUCKETS = Enum("PLAN_BUCKETS", {it.value: it.value for it in (*Bucket, *RowBucket)})
+PLAN_BUCKETS = Enum("PLAN_BUCKETS", {it.value: it.value for it in (*Bucket, *ExpertRows)})
 CLOSED_OF_METRIC: dict[tuple[str, str], type[Enum]] = {
     ("hallmark_attention_dispatch_total", "phase"): PLAN_PHASES,
     ("hallmark_attention_dispatch_total", "bucket"): PLAN_BUCKETS,

@@ -11,7 +11,7 @@ from kernels.fingerprint import Device
 from kernels.operators import Operator
 from kernels.path import OperatorPath, Reject, Rejection
 from kernels.path_order import tier_of
-from kernels.row_buckets import RowBucket
+from kernels.row_buckets import ExpertRows
 from kernels.shape import Dtype
 from kernels.source_digest import SourceDigests
 from kernels.torch_kernels import GEMMS, TORCH_HELPERS
@@ -37,7 +37,7 @@ class ExpertsLimits:
     max_sm: int | None = None
     needs_triton: bool = False
     size_multiple: int = 1  # of hidden size and width
-    max_rows: RowBucket = RowBucket.GT_8K
+    max_rows: ExpertRows = ExpertRows.GT_8K
 
     def rejections(self, shape: ExpertsShape) -> list[Rejection]:
         """Every reason of the shape, not of the machine, why it cannot be computed."""

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kernels.fused.activation import swiglu
 from kernels.linear.cublaslt import CublasLt, CublasLtError, Product, load_library
-from kernels.linear.shape import Epilogue
+from kernels.linear.epilogue import Epilogue
 from kernels.linear.torch_path import run_torch
 
 _MOST_PROPOSED = 16  # algorithms, for any product

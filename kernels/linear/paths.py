@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 from kernels import launch
 from kernels.fingerprint import Device
+from kernels.linear.epilogue import Epilogue
 from kernels.linear.library_path import RunProposed
-from kernels.linear.shape import Epilogue, LinearShape
+from kernels.linear.shape import LinearShape
 from kernels.linear.tilings import skinny_tiling, wide_tiling
 from kernels.linear.torch_path import run_torch
 from kernels.operators import Operator

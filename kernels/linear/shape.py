@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass
 from enum import Enum
 
+from kernels.linear.epilogue import Epilogue
 from kernels.operators import Operator
 from kernels.row_buckets import LinearRows
 from kernels.shape import Dtype
@@ -13,19 +14,6 @@ class WeightFormat(Enum):
     """How a weight is stored."""
 
     PLAIN = "plain"  # [out, in] in the dtype of x, rows contiguous
-
-
-class Epilogue(Enum):
-    """What happens to a product's sums before they are stored."""
-
-    NONE = "none"  # rounded to the dtype of x
-    SWIGLU = "swiglu"  # silu(gate) * up, of a weight whose rows are those of the gate, then as many of up
-    FP32 = "fp32"  # stored in fp32, of x in 16 bits
-
-    @property
-    def parts(self) -> int:
-        """Rows of the weight for each column of the result."""
-        return 2 if self is Epilogue.SWIGLU else 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.fused.activation import swiglu
-from kernels.linear.shape import Epilogue
+from kernels.linear.epilogue import Epilogue
 
 
 def run_torch(x: Tensor, weight: Tensor, bias: Tensor | None, epilogue: Epilogue, out: Tensor) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from kernels.fused.activation_kind import Activation
-from kernels.linear.shape import Epilogue
+from kernels.linear.epilogue import Epilogue
 from kernels.reference.compare import Reference
 from kernels.reference.experts import Rounding, activated_fp64, rounding_of
 

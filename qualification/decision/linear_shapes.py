@@ -4,8 +4,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from kernels.fused.activation_kind import Activation
-from kernels.linear.shape import Epilogue, LinearShape
-from kernels.row_buckets import LinearRows, linear_rows_up_to
+from kernels.linear.epilogue import Epilogue
+from kernels.linear.shape import LinearShape
+from kernels.row_buckets import LinearRows
 from kernels.shape import Dtype
 from qualification.model.config import DenseConfig, ExpertsConfig, LayerConfig, ModelConfig
 from qualification.model.shard import vocabulary_rows
@@ -35,11 +36,11 @@ def linear_shapes_needed(
     weights = dict.fromkeys(
         weight for layer in model.layers for weight in _weights_of(layer, model, dtype, device_type)
     )
-    found = [_shape(weight, dtype, rows) for weight in weights for rows in linear_rows_up_to(max_num_batched_tokens)]
+    found = [_shape(weight, dtype, rows) for weight in weights for rows in LinearRows.up_to(max_num_batched_tokens)]
     for size in sorted({len(vocabulary_rows(model.vocab_size, rank, num_ranks)) for rank in range(num_ranks)}):
         most = min(max_num_batched_tokens, max(_MOST_SAMPLED, MAX_LOGITS // size))
         head = _Weight(model.hidden_size, size, epilogue=_stored_in_fp32(dtype, device_type))
-        found += [_shape(head, dtype, rows) for rows in linear_rows_up_to(most)]
+        found += [_shape(head, dtype, rows) for rows in LinearRows.up_to(most)]
     return tuple(dict.fromkeys(found))
 
 

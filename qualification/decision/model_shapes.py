@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from kernels.buckets import Bucket, buckets_up_to
 from kernels.experts.shape import ExpertsShape
 from kernels.operators import AnyShape
-from kernels.row_buckets import RowBucket, row_buckets_up_to
+from kernels.row_buckets import ExpertRows
 from kernels.shape import AttentionShape, Dtype, Mask, Phase
 from qualification.decision.linear_shapes import linear_shapes_needed
 from qualification.model.config import ExpertsConfig, ModelConfig
@@ -115,12 +115,12 @@ def experts_shapes_needed(model: ModelConfig, limits: ServingLimits) -> tuple[Ex
     shapes = (
         experts_shape(mixture, model.hidden_size, limits.dtype, rows)
         for mixture in dict.fromkeys(mixtures)
-        for rows in row_buckets_up_to(limits.max_num_batched_tokens)
+        for rows in ExpertRows.up_to(limits.max_num_batched_tokens)
     )
     return tuple(dict.fromkeys(shapes))
 
 
-def experts_shape(mixture: ExpertsConfig, hidden_size: int, dtype: Dtype, rows: RowBucket) -> ExpertsShape:
+def experts_shape(mixture: ExpertsConfig, hidden_size: int, dtype: Dtype, rows: ExpertRows) -> ExpertsShape:
     """The shape of a mixture's products for so many tokens."""
     return ExpertsShape(
         dtype=dtype,

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
+from kernels.linear.epilogue import Epilogue
 from kernels.linear.paths import RunLinear
-from kernels.linear.shape import Epilogue
 from kernels.reference.compare import Reference, errors_of
 from kernels.reference.linear import linear_reference
 from qualification.evidence.evidence import Check

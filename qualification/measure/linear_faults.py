@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from kernels.fused.activation_kind import Activation
+from kernels.linear.epilogue import Epilogue
 from kernels.linear.paths import RunLinear
-from kernels.linear.shape import Epilogue, LinearShape
+from kernels.linear.shape import LinearShape
 from kernels.reference.experts import activated_fp64
 from kernels.row_buckets import LinearRows
 from kernels.shape import Dtype

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from kernels.device import torch_dtype
-from kernels.linear.shape import Epilogue, LinearShape
+from kernels.linear.epilogue import Epilogue
+from kernels.linear.shape import LinearShape
 from kernels.row_buckets import LinearRows
 from qualification.measure.inputs import GUARD_ROWS
 

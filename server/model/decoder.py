@@ -12,10 +12,10 @@ from kernels.fused.activation_kind import Activation
 from kernels.fused.norm import rms_norm
 from kernels.fused.rope_kv import turns_of
 from kernels.linear.autotune import Chooser
+from kernels.linear.epilogue import Epilogue
 from kernels.linear.matmul import compile_linear, linear_fp32
-from kernels.linear.shape import Epilogue
 from kernels.linear.torch_path import multiply_into_fp32
-from kernels.row_buckets import LinearRows, linear_rows_of
+from kernels.row_buckets import LinearRows
 from qualification.model.config import DenseConfig, ExpertsConfig, LayerConfig, ModelConfig, QKNorm
 from qualification.model.shard import vocabulary_rows
 from server.model.block import (
@@ -127,7 +127,7 @@ class Decoder:
     def _head(self, normed: Tensor, out: Tensor | None) -> Tensor:
         """Logits [R, vocab] fp32, of this rank's rows of the head."""
         head = self.weights.head
-        if self._head_by_torch and normed.is_cuda and linear_rows_of(normed.shape[0]) in self._head_by_torch:
+        if self._head_by_torch and normed.is_cuda and LinearRows.of(normed.shape[0]) in self._head_by_torch:
             out = normed.new_empty(normed.shape[0], head.shape[0], dtype=torch.float32) if out is None else out
             return multiply_into_fp32(normed, head, out)
         return linear_fp32(normed, head, out, self.weights.chosen_head)

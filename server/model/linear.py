@@ -12,7 +12,7 @@ from kernels.fused.activation import gated
 from kernels.fused.activation_kind import Activation
 from kernels.linear.matmul import compile_linear, linear, linear_swiglu
 from kernels.linear.tuned import ChosenProduct
-from kernels.row_buckets import LinearRows, linear_rows_of
+from kernels.row_buckets import LinearRows
 
 Product = Callable[[Tensor], Tensor]
 
@@ -87,7 +87,7 @@ class Limited(Dense):
 
     def leaves(self, num_rows: int) -> bool:
         """Return whether PyTorch multiplies so many rows."""
-        return linear_rows_of(num_rows) in self.by_torch
+        return LinearRows.of(num_rows) in self.by_torch
 
     def _by_torch(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight, self.bias)

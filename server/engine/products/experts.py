@@ -15,7 +15,7 @@ from kernels.experts.paths import EXPERTS_PATHS, ExpertsPath, RunExperts
 from kernels.experts.shape import ExpertsShape
 from kernels.experts.weights import AnyExpertWeights
 from kernels.operators import phase_of
-from kernels.row_buckets import RowBucket, row_bucket_index
+from kernels.row_buckets import ExpertRows
 from kernels.shape import Dtype
 from qualification.decision.decision import Decision
 from qualification.decision.model_shapes import experts_shape
@@ -43,7 +43,7 @@ class _Mixture:
 
     def choice(self, num_tokens: int) -> ExpertsChoice:
         """Of more tokens than a step may have, which warm-up computes, the last one."""
-        return self.choices[min(row_bucket_index(num_tokens), len(self.choices) - 1)]
+        return next((it for it in self.choices if it.decision.shape.rows.holds(num_tokens)), self.choices[-1])
 
 
 class ExpertsTable:
@@ -61,7 +61,7 @@ class ExpertsTable:
         layers = Counter(it.feed_forward for it in config.layers if isinstance(it.feed_forward, ExpertsConfig))
         self._mixtures: dict[ExpertsConfig, _Mixture] = {}
         for mixture, num_layers in layers.items():
-            shapes = (experts_shape(mixture, config.hidden_size, dtype, rows) for rows in RowBucket)
+            shapes = (experts_shape(mixture, config.hidden_size, dtype, rows) for rows in ExpertRows)
             choices = (_resolved(decisions[shape], by_name) for shape in shapes if shape in decisions)
             self._mixtures[mixture] = _Mixture(num_layers, tuple(choices))
 

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from kernels.device import dtype_of
 from kernels.fingerprint import Fingerprint
+from kernels.linear.epilogue import Epilogue
 from kernels.linear.paths import LinearPath
-from kernels.linear.shape import Epilogue, LinearShape
+from kernels.linear.shape import LinearShape
 from kernels.row_buckets import LinearRows
 from kernels.shape import Dtype
 from qualification.decision.decision import Decision

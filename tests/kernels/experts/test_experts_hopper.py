@@ -11,19 +11,19 @@ from kernels.experts.shape import ExpertsShape
 from kernels.experts.tiles import hopper_rows
 from kernels.experts.weights import AnyExpertWeights, ExpertWeights
 from kernels.fused.activation_kind import Activation
-from kernels.row_buckets import RowBucket
+from kernels.row_buckets import ExpertRows
 from kernels.shape import Dtype
 from qualification.measure.experts_checks import check_experts
 from qualification.measure.experts_inputs import experts_cases
 
-ROWS, PLAIN = RowBucket.LE_128, ExpertFormat.PLAIN
+ROWS, PLAIN = ExpertRows.LE_128, ExpertFormat.PLAIN
 MIXTURES = {
     "bf16": ExpertsShape(Dtype.BF16, PLAIN, 12, 4, 320, 160, Activation.SILU, False, ROWS),
     "bias, clamped": ExpertsShape(Dtype.FP16, PLAIN, 7, 3, 192, 96, ClampedSwiglu(), True, ROWS),
     "128 experts": ExpertsShape(Dtype.BF16, PLAIN, 128, 8, 512, 288, Activation.GELU_TANH, False, ROWS),
 }
 CODES = ExpertsShape(
-    Dtype.BF16, ExpertFormat.MXFP4, 6, 2, 320, 192, ClampedSwiglu(), True, RowBucket.LE_512
+    Dtype.BF16, ExpertFormat.MXFP4, 6, 2, 320, 192, ClampedSwiglu(), True, ExpertRows.LE_512
 )  # fmt: skip
 NARROW = ExpertsShape(Dtype.FP16, PLAIN, 5, 1, 64, 16, Activation.SILU, False, ROWS)
 

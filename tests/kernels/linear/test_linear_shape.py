@@ -6,11 +6,12 @@ from itertools import product
 import pytest
 
 from kernels.fingerprint import Device, Fingerprint
+from kernels.linear.epilogue import Epilogue
 from kernels.linear.paths import LINEAR_PATHS
-from kernels.linear.shape import Epilogue, LinearShape, parse_linear_shape
+from kernels.linear.shape import LinearShape, parse_linear_shape
 from kernels.linear.tilings import tiling_for
 from kernels.path import Reject
-from kernels.row_buckets import LinearRows, linear_rows_of, linear_rows_up_to
+from kernels.row_buckets import ExpertRows, LinearRows
 from kernels.shape import Dtype
 
 H200 = Fingerprint(Device.CUDA, "NVIDIA H200", 90, "580", "13.0", "91900", "2.11.0+cu130", "3.6.0")
@@ -40,15 +41,16 @@ def test_text_of_no_shape_is_refused(text: str) -> None:
 
 
 def test_every_number_of_rows_is_in_one_bucket() -> None:
-    assert all(sum(bucket.holds(rows) for bucket in LinearRows) == 1 for rows in range(1, 10_000))
-    assert linear_rows_of(1) is LinearRows.LE_1
-    assert linear_rows_up_to(17)[-1] is LinearRows.LE_32
+    for buckets in (LinearRows, ExpertRows):
+        assert all(sum(bucket.holds(rows) for bucket in buckets) == 1 for rows in range(1, 10_000))
+    assert LinearRows.of(1) is LinearRows.LE_1
+    assert LinearRows.up_to(17)[-1] is LinearRows.LE_32
 
 
 def test_no_bucket_holds_two_variants_of_a_kernel() -> None:
     """A proof of a bucket would not hold for the other variant."""
     sizes = product((1024, 4096, 28672, 128256), (1024, 4096, 14336), (1, 2))
-    for (size_out, size_in, parts), bucket in product(sizes, linear_rows_up_to(200)):
+    for (size_out, size_in, parts), bucket in product(sizes, LinearRows.up_to(200)):
         rows = range(bucket.lo + 1, (bucket.hi or 0) + 1)
         variants = {tiling_for(count, size_out, size_in, PROCESSORS, parts=parts) for count in rows}
         assert len(variants) == 1, f"{bucket}: {variants}"

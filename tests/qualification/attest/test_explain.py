@@ -14,7 +14,7 @@ from kernels.experts.shape import ExpertsShape
 from kernels.fused.activation_kind import Activation
 from kernels.operators import AnyShape, Operator
 from kernels.path import AnyPath
-from kernels.row_buckets import RowBucket
+from kernels.row_buckets import ExpertRows
 from kernels.shape import Dtype
 from qualification.attest.explain import TimeClass, class_of, explain
 from qualification.attest.operator_promises import operator_promises
@@ -23,7 +23,7 @@ from qualification.common.kernel_names import plain_name
 from qualification.decision.decision import Decision, Status
 from qualification.evidence.evidence import Evidence
 
-SHAPE = ExpertsShape(Dtype.FP32, ExpertFormat.PLAIN, 5, 2, 48, 40, Activation.SILU, False, RowBucket.LE_16)
+SHAPE = ExpertsShape(Dtype.FP32, ExpertFormat.PLAIN, 5, 2, 48, 40, Activation.SILU, False, ExpertRows.LE_16)
 KERNELS = Path(__file__).resolve().parents[3] / "kernels"
 
 
@@ -104,7 +104,7 @@ def test_a_path_without_names_of_its_own_has_those_with_its_markers() -> None:
 def test_a_kernel_of_an_operator_is_proven_where_every_shape_that_may_launch_it_is() -> None:
     """A record of a step does not say which shape a kernel was launched for."""
     path = any_path_named("torch.experts.cpu")
-    small, large = (replace(SHAPE, rows=rows) for rows in (RowBucket.LE_16, RowBucket.LE_128))
+    small, large = (replace(SHAPE, rows=rows) for rows in (ExpertRows.LE_16, ExpertRows.LE_128))
     known = {
         (small, path.name): _evidence(small, path, ("aten::mm", "aten::silu")),
         (large, path.name): _evidence(large, path, ("aten::mm", "aten::addmm")),

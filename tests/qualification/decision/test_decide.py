@@ -33,6 +33,105 @@ def choose(
     return decide(SHAPE, paths=paths, fingerprint=MACHINE, book=known, quarantined=quarantined, policy=policy)
 
 
+SMALL, DECODER = path("small", max_head_dim=32), path("decoder", phases=frozenset({Phase.DECODE}))
+FOREIGN = path("foreign", devices=frozenset({Device.CUDA}))
+BROKEN = frozenset({("first", str(SHAPE))})
+WRONG, OLDER, NEWER = (
+    {"checks": checks(2.0)},
+    {"source_digest": "older"},
+    {"fingerprint": replace(MACHINE, torch="2.12.0")},
+)
+PROVEN, PROVISIONAL, STALE, UNPROVEN = Status.PROVEN, Status.PROVISIONAL, Status.STALE, Status.UNPROVEN
+REFUSE, QUALIFY, DEGRADE = Policy
+
+
+def proof(kernel: KernelPath, p50_us: float = 10.0, **changes: object) -> Evidence:
+    return evidence(SHAPE, kernel, p50_us, **changes)
+
+
+Setting = tuple[tuple[KernelPath, ...], Book, tuple[Policy, ...], frozenset[tuple[str, str]]]
+
+
+def setting(
+    paths: tuple[KernelPath, ...],
+    *reviewed: Evidence,
+    own: tuple[Evidence, ...] = (),
+    under: tuple[Policy, ...] = tuple(Policy),
+    broken: frozenset[tuple[str, str]] = NONE,
+) -> Setting:
+    return paths, book(reviewed, own), under, broken
+
+
+OTHERS = frozenset({("first", str(DECODE))})
+# What it shows: what is given; the path that serves, the wanted one, the status, and the reason of a fallback.
+RULES = {
+    "tier, then speed": (
+        setting((FALLBACK, FIRST), proof(FIRST, 99.0), proof(FALLBACK)), "first", "first", PROVEN, None),
+    "speed in a tier": (setting((FIRST, OTHER), proof(FIRST, 99.0), proof(OTHER)), "other", "other", PROVEN, None),
+    "equal times": (setting((FIRST, OTHER), proof(OTHER), proof(FIRST)), "first", "first", PROVEN, None),
+    "equal, turned": (setting((OTHER, FIRST), proof(FIRST), proof(OTHER)), "other", "other", PROVEN, None),
+    "wrong": (setting((FIRST, OTHER), proof(FIRST, **WRONG), proof(OTHER)), "other", "first", PROVEN, Reject.FAILED),
+    "unable": (setting((SMALL, FALLBACK), proof(FALLBACK)), "fallback", "small", PROVEN, Reject.HEAD_DIM),
+    "unable in its tier": (setting((SMALL, FIRST, FALLBACK), proof(FIRST)), "first", "first", PROVEN, None),
+    "foreign": (setting((FOREIGN, FIRST), proof(FIRST)), "first", "first", PROVEN, None),
+    "foreign alone": (setting((FOREIGN, FALLBACK), proof(FALLBACK)), "fallback", "foreign", PROVEN, Reject.ARCH),
+    "foreign first": (
+        setting((FOREIGN, SMALL, FALLBACK), proof(FALLBACK)), "fallback", "small", PROVEN, Reject.HEAD_DIM),
+    "other phase": (setting((DECODER, FIRST), proof(FIRST)), "first", "first", PROVEN, None),
+    "phase first": (setting((DECODER, SMALL, FALLBACK), proof(FALLBACK)), "fallback", "small", PROVEN, Reject.HEAD_DIM),
+    "own": (setting((FIRST,), own=(proof(FIRST),), under=(QUALIFY,)), "first", "first", PROVISIONAL, None),
+    "own refused": (
+        setting((FIRST,), own=(proof(FIRST),), under=(REFUSE,)), None, "first", PROVISIONAL, Reject.UNPROVEN),
+    "none": (setting((FIRST,), under=(REFUSE, QUALIFY)), None, "first", UNPROVEN, Reject.UNPROVEN),
+    "none degraded": (setting((FIRST,), under=(DEGRADE,)), "first", "first", UNPROVEN, Reject.UNPROVEN),
+    "proven fallback": (
+        setting((FIRST, FALLBACK), proof(FALLBACK), under=(DEGRADE,)), "fallback", "first", PROVEN, Reject.UNPROVEN),
+    "stale, then unproven": (
+        setting((FIRST, OTHER), proof(OTHER, **NEWER), under=(DEGRADE,)), "other", "first", STALE, Reject.UNPROVEN),
+    "stale": (setting((FIRST,), proof(FIRST, **OLDER), under=(REFUSE, QUALIFY)), None, "first", STALE, Reject.STALE),
+    "stale degraded": (
+        setting((FIRST,), proof(FIRST, **OLDER), under=(DEGRADE,)), "first", "first", STALE, Reject.STALE),
+    "own, then a fallback": (
+        setting((FALLBACK, FIRST), proof(FALLBACK), own=(proof(FIRST, 99.0),), under=(DEGRADE,)),
+        "first", "first", PROVISIONAL, None),
+    "stale times": (
+        setting((FIRST, OTHER), proof(FIRST, 99.0, **OLDER), proof(OTHER, **OLDER), under=(DEGRADE,)),
+        "first", "first", STALE, Reject.STALE),
+    "best of the able": (
+        setting((SMALL, FIRST, OTHER), proof(SMALL), proof(FIRST, **OLDER), under=(REFUSE,)),
+        None, "first", STALE, Reject.STALE),
+    "wrong alone": (setting((FIRST,), proof(FIRST, **WRONG)), None, "first", Status.FAILED, Reject.FAILED),
+    "broken": (setting((FIRST,), proof(FIRST), broken=BROKEN), None, "first", Status.QUARANTINED, Reject.QUARANTINED),
+    "broken elsewhere": (setting((FIRST,), proof(FIRST), broken=OTHERS), "first", "first", PROVEN, None),
+    "wrong here": (
+        setting((FIRST,), proof(FIRST), own=(proof(FIRST, **WRONG),)), None, "first", Status.FAILED, Reject.FAILED),
+    "reviewed, then own": (setting((FIRST,), proof(FIRST), own=(proof(FIRST, 1.0),)), "first", "first", PROVEN, None),
+    "own for a stale review": (
+        setting((FIRST,), proof(FIRST, **OLDER), own=(proof(FIRST),), under=(QUALIFY,)),
+        "first", "first", PROVISIONAL, None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_rules_choose_path_wanted_path_status_and_reason(rule: str) -> None:
+    (paths, known, policies, broken), *expected, reason = RULES[rule]
+    for policy in policies:
+        decision = choose(paths, known, policy, broken)
+        assert [decision.path, decision.wanted, decision.status] == expected
+        assert decision.fallback_reasons == (() if reason is None else (reason,))
+        assert decision.matrix_digest == ("digest" if decision.status is PROVEN else None)
+
+
+def test_operators_order_is_a_reason_and_a_break_outweighs_it() -> None:
+    known = book((evidence(SHAPE, FIRST), evidence(SHAPE, OTHER)))
+    for broken, reason in ((NONE, Reject.OPERATOR_OVERRIDE), (BROKEN, Reject.QUARANTINED)):
+        decision = decide(
+            SHAPE, paths=(FIRST, OTHER), fingerprint=MACHINE, book=known, quarantined=broken, policy=REFUSE,
+            overridden=BROKEN,
+        )  # fmt: skip
+        assert (decision.path, decision.wanted, decision.fallback_reasons) == ("other", "first", (reason,))
+
+
 def rejections(decision: Decision, name: str) -> list[Reject]:
     found = [candidate for candidate in decision.candidates if candidate.path == name]
     return [rejection.code for rejection in found[0].rejections]
@@ -54,11 +153,6 @@ def test_fallback_has_every_reason_against_the_first_path() -> None:
     assert (served.path, set(served.fallback_reasons)) == ("fallback", reasons)
     unserved = choose((narrow,), book())
     assert (unserved.path, set(unserved.fallback_reasons)) == (None, reasons)
-
-
-def test_the_first_tier_serves_even_where_a_fallback_was_faster() -> None:
-    known = book((evidence(SHAPE, FIRST, 100.0), evidence(SHAPE, FALLBACK, 1.0)))
-    assert choose((FALLBACK, FIRST), known).path == "first"
 
 
 RIVAL = replace(path("rival", Tier.FALLBACK), competes_on=frozenset({Device.CPU}))
@@ -122,13 +216,6 @@ def test_broken_competitor_leaves_a_fallback() -> None:
     assert not choose((FIRST, RIVAL), alike, quarantined=broken).is_fallback  # it had not
 
 
-def test_of_fallbacks_alone_none_that_broke_is_wanted() -> None:
-    known = book((evidence(SHAPE, RIVAL, 1.0), evidence(SHAPE, FALLBACK, 9.0)))
-    small = path("small", max_head_dim=32)
-    decision = choose((small, RIVAL, FALLBACK), known, quarantined=frozenset({("rival", str(SHAPE))}))
-    assert (decision.path, decision.wanted, decision.fallback_reasons) == ("fallback", "small", (Reject.HEAD_DIM,))
-
-
 DOUBTED = Timing(1.0, 0.35, 20)
 
 
@@ -153,138 +240,6 @@ def test_a_time_below_its_floor_chooses_nothing_either() -> None:
     assert choose((FIRST, OTHER), at_margin).path == "other"
 
 
-def test_faster_path_of_the_tier_is_no_fallback() -> None:
-    decision = choose((FIRST, OTHER), book((evidence(SHAPE, FIRST, 100.0), evidence(SHAPE, OTHER, 1.0))))
-    assert (decision.path, decision.wanted, decision.fallback_reasons) == ("other", "other", ())
-
-
-def test_equal_times_fall_to_the_catalogs_order() -> None:
-    known = book((evidence(SHAPE, FIRST), evidence(SHAPE, OTHER)))
-    assert choose((FIRST, OTHER), known).path == "first"
-    assert choose((OTHER, FIRST), known).path == "other"
-
-
-def test_failed_first_tier_path_makes_the_next_a_fallback() -> None:
-    known = book((evidence(SHAPE, FIRST, checks=checks(2.0)), evidence(SHAPE, OTHER)))
-    decision = choose((FIRST, OTHER), known)
-    assert (decision.path, decision.wanted, decision.fallback_reasons) == ("other", "first", (Reject.FAILED,))
-
-
-def test_an_unsupported_head_dim_is_the_reason_of_the_fallback() -> None:
-    small = path("small", max_head_dim=32)
-    decision = choose((small, FALLBACK), book((evidence(SHAPE, FALLBACK),)))
-    assert (decision.path, decision.wanted) == ("fallback", "small")
-    assert Reject.HEAD_DIM in decision.fallback_reasons
-
-
-def test_unable_first_choice_makes_the_next_no_fallback() -> None:
-    small = path("small", max_head_dim=32)
-    decision = choose((small, FIRST, FALLBACK), book((evidence(SHAPE, FIRST), evidence(SHAPE, FALLBACK))))
-    assert (decision.path, decision.wanted, decision.is_fallback) == ("first", "first", False)
-    assert rejections(decision, "small")[0] is Reject.HEAD_DIM
-
-
-def test_a_path_for_other_machines_is_not_wanted_here() -> None:
-    foreign = path("foreign", devices=frozenset({Device.CUDA}))
-    decision = choose((foreign, FIRST), book((evidence(SHAPE, FIRST),)))
-    assert (decision.wanted, decision.is_fallback) == ("first", False)
-    assert rejections(decision, "foreign")[0] is Reject.ARCH
-
-
-def test_fallback_names_the_machine_no_first_choice_runs_on() -> None:
-    foreign = path("foreign", devices=frozenset({Device.CUDA}))
-    decision = choose((foreign, FALLBACK), book((evidence(SHAPE, FALLBACK),)))
-    assert (decision.path, decision.wanted) == ("fallback", "foreign")
-    assert decision.fallback_reasons[0] is Reject.ARCH
-
-
-def test_reason_is_of_a_path_for_this_machine() -> None:
-    foreign, small = path("foreign", devices=frozenset({Device.CUDA})), path("small", max_head_dim=32)
-    decision = choose((foreign, small, FALLBACK), book((evidence(SHAPE, FALLBACK),)))
-    assert (decision.path, decision.wanted, decision.fallback_reasons) == ("fallback", "small", (Reject.HEAD_DIM,))
-
-
-def test_a_path_of_another_phase_is_not_wanted() -> None:
-    decoder = path("decoder", phases=frozenset({Phase.DECODE}))
-    decision = choose((decoder, FIRST), book((evidence(SHAPE, FIRST),)))
-    assert (decision.wanted, decision.is_fallback) == ("first", False)
-
-
-def test_a_path_of_another_phase_gives_no_reason_either() -> None:
-    decoder, small = path("decoder", phases=frozenset({Phase.DECODE})), path("small", max_head_dim=32)
-    decision = choose((decoder, small, FALLBACK), book((evidence(SHAPE, FALLBACK),)))
-    assert (decision.wanted, decision.fallback_reasons) == ("small", (Reject.HEAD_DIM,))
-
-
-def test_own_evidence_serves_under_qualify_as_provisional() -> None:
-    decision = choose((FIRST,), book(own=(evidence(SHAPE, FIRST),)), Policy.QUALIFY)
-    assert (decision.path, decision.status, decision.is_fallback) == ("first", Status.PROVISIONAL, False)
-    assert decision.matrix_digest is None
-
-
-def test_own_evidence_does_not_serve_under_refuse() -> None:
-    decision = choose((FIRST,), book(own=(evidence(SHAPE, FIRST),)))
-    assert (decision.path, decision.status) == (None, Status.PROVISIONAL)
-    assert decision.fallback_reasons == (Reject.UNPROVEN,)
-    assert rejections(decision, "first") == [Reject.UNPROVEN]
-
-
-def test_without_evidence_only_degrade_serves_and_says_so() -> None:
-    assert choose((FIRST,), book(), Policy.REFUSE).path is None
-    assert choose((FIRST,), book(), Policy.QUALIFY).path is None
-    decision = choose((FIRST,), book(), Policy.DEGRADE)
-    assert (decision.path, decision.wanted, decision.status) == ("first", "first", Status.UNPROVEN)
-    assert decision.fallback_reasons == (Reject.UNPROVEN,)
-
-
-def test_degrade_prefers_proven_fallback_to_unproven_path() -> None:
-    decision = choose((FIRST, FALLBACK), book((evidence(SHAPE, FALLBACK),)), Policy.DEGRADE)
-    assert (decision.path, decision.status, decision.wanted) == ("fallback", Status.PROVEN, "first")
-    assert decision.fallback_reasons == (Reject.UNPROVEN,)
-
-
-def test_degrade_prefers_stale_to_unproven() -> None:
-    stale = evidence(SHAPE, OTHER, fingerprint=replace(MACHINE, torch="2.12.0"))
-    decision = choose((FIRST, OTHER), book((stale,)), Policy.DEGRADE)
-    assert (decision.path, decision.status) == ("other", Status.STALE)
-
-
-def test_stale_evidence_serves_under_degrade_alone() -> None:
-    stale = book((evidence(SHAPE, FIRST, source_digest="older"),))
-    for policy in (Policy.REFUSE, Policy.QUALIFY):
-        assert (choose((FIRST,), stale, policy).path, choose((FIRST,), stale, policy).status) == (None, Status.STALE)
-    served = choose((FIRST,), stale, Policy.DEGRADE)
-    assert (served.path, served.status, served.fallback_reasons) == ("first", Status.STALE, (Reject.STALE,))
-    assert served.matrix_digest is None
-
-
-def test_degrade_takes_own_proof_for_as_good_as_a_review() -> None:
-    known = book((evidence(SHAPE, FALLBACK),), (evidence(SHAPE, FIRST, 100.0),))
-    decision = choose((FALLBACK, FIRST), known, Policy.DEGRADE)
-    assert (decision.path, decision.status, decision.is_fallback) == ("first", Status.PROVISIONAL, False)
-
-
-def test_times_of_stale_evidence_order_nothing() -> None:
-    older = {"source_digest": "older"}
-    known = book((evidence(SHAPE, FIRST, 100.0, **older), evidence(SHAPE, OTHER, 1.0, **older)))
-    assert choose((FIRST, OTHER), known, Policy.DEGRADE).path == "first"  # the catalog's order
-
-
-def test_break_outweighs_an_operators_quarantine() -> None:
-    pairs = frozenset({("first", str(SHAPE))})
-    known = book((evidence(SHAPE, FIRST),))
-    decision = decide(
-        SHAPE,
-        paths=(FIRST,),
-        fingerprint=MACHINE,
-        book=known,
-        quarantined=pairs,
-        policy=Policy.REFUSE,
-        overridden=pairs,
-    )
-    assert decision.fallback_reasons == (Reject.QUARANTINED,)  # lifting the order would bring nothing back
-
-
 def test_path_without_its_module_never_serves() -> None:
     absent = replace(FIRST, run=None)
     known = book((evidence(SHAPE, absent), evidence(SHAPE, OTHER)))
@@ -295,12 +250,6 @@ def test_path_without_its_module_never_serves() -> None:
     assert "cannot be imported" in decision.candidates[0].rejections[0].detail
     small = replace(path("small", max_head_dim=32), run=None)
     assert rejections(choose((small, OTHER), known), "small") == [Reject.HEAD_DIM]  # what is known goes first
-
-
-def test_unserved_status_is_the_best_of_able_paths() -> None:
-    small = path("small", max_head_dim=32)
-    known = book((evidence(SHAPE, small), evidence(SHAPE, FIRST, source_digest="older")))
-    assert choose((small, FIRST, OTHER), known).status is Status.STALE
 
 
 def test_failed_check_is_named_with_value_and_limit() -> None:
@@ -323,30 +272,6 @@ def test_of_two_stale_proofs_the_reviewed_one_says_what_changed() -> None:
     assert decision.candidates[0].rejections[0].detail == "changed since it was measured: source_digest"
 
 
-@pytest.mark.parametrize("policy", Policy)
-def test_what_failed_or_is_quarantined_serves_under_no_policy(policy: Policy) -> None:
-    failed = book((evidence(SHAPE, FIRST, checks=checks(2.0)),))
-    assert choose((FIRST,), failed, policy).status is Status.FAILED
-    assert choose((FIRST,), failed, policy).path is None
-    broken = choose((FIRST,), book((evidence(SHAPE, FIRST),)), policy, frozenset({("first", str(SHAPE))}))
-    assert (broken.path, broken.status, broken.fallback_reasons) == (None, Status.QUARANTINED, (Reject.QUARANTINED,))
-
-
-def test_operators_quarantine_is_a_fallback_reason() -> None:
-    known = book((evidence(SHAPE, FIRST), evidence(SHAPE, OTHER)))
-    decision = decide(
-        SHAPE,
-        paths=(FIRST, OTHER),
-        fingerprint=MACHINE,
-        book=known,
-        quarantined=frozenset(),
-        policy=Policy.REFUSE,
-        overridden=frozenset({("first", str(SHAPE))}),
-    )
-    assert (decision.path, decision.wanted) == ("other", "first")
-    assert decision.fallback_reasons == (Reject.OPERATOR_OVERRIDE,)
-
-
 def test_broken_fastest_path_leaves_a_fallback() -> None:
     broken = frozenset({("other", str(SHAPE))})
     known = book((evidence(SHAPE, FIRST, 100.0), evidence(SHAPE, OTHER, 1.0)))
@@ -357,11 +282,6 @@ def test_broken_fastest_path_leaves_a_fallback() -> None:
     assert not choose((FIRST, OTHER), slower, quarantined=broken).is_fallback  # it would not have served
     stale = book((evidence(SHAPE, FIRST, 100.0), evidence(SHAPE, OTHER, 1.0, source_digest="older")))
     assert not choose((FIRST, OTHER), stale, quarantined=broken).is_fallback  # nor would this
-
-
-def test_quarantine_of_one_shape_leaves_the_others_alone() -> None:
-    decision = choose((FIRST,), book((evidence(SHAPE, FIRST),)), quarantined=frozenset({("first", str(DECODE))}))
-    assert decision.path == "first"
 
 
 @pytest.mark.parametrize(
@@ -379,23 +299,6 @@ def test_stale_evidence_names_what_changed(changes: dict[str, object], name: str
     assert (decision.path, decision.fallback_reasons) == ("fallback", (Reject.STALE,))
     details = [rejection.detail for candidate in decision.candidates for rejection in candidate.rejections]
     assert details == [f"changed since it was measured: {name}"]
-
-
-def test_a_failure_here_outweighs_a_reviewed_proof() -> None:
-    known = book((evidence(SHAPE, FIRST),), (evidence(SHAPE, FIRST, checks=checks(2.0)),))
-    assert choose((FIRST,), known).status is Status.FAILED
-
-
-@pytest.mark.parametrize("policy", Policy)
-def test_a_review_outweighs_the_machines_own_proof(policy: Policy) -> None:
-    known = book((evidence(SHAPE, FIRST, 10.0),), (evidence(SHAPE, FIRST, 1.0),))
-    decision = choose((FIRST,), known, policy)
-    assert (decision.path, decision.status, decision.matrix_digest) == ("first", Status.PROVEN, "digest")
-
-
-def test_own_evidence_stands_in_for_a_stale_review() -> None:
-    known = book((evidence(SHAPE, FIRST, source_digest="older"),), (evidence(SHAPE, FIRST),))
-    assert choose((FIRST,), known, Policy.QUALIFY).status is Status.PROVISIONAL
 
 
 def test_a_refused_matrix_is_the_reason_that_nothing_is_proven() -> None:

@@ -123,11 +123,6 @@ def test_a_config_without_limits_is_refused_by_its_key(changes: dict[str, object
         limits_from({**preset_named("llama-3.1-8b").config, **changes}, "cuda", Choices())
 
 
-def test_the_text_part_of_a_model_with_images_has_the_limits() -> None:
-    text = {**preset_named("qwen3-8b").config, "max_position_embeddings": 100}
-    assert limits_from({"torch_dtype": "bfloat16", "text_config": text}, "cuda", Choices()).max_model_len == 100
-
-
 def test_images_add_prompt_shapes_and_no_decode_shapes() -> None:
     config = preset_named("gemma-3-4b").config
     shapes = shapes_needed(signature_from(config), limits_from(config, "cuda", Choices(max_model_len=2048)))
@@ -183,16 +178,3 @@ def test_the_head_dim_of_a_gemma_is_no_quotient() -> None:
 def test_what_a_gemma_3_leaves_out_is_as_its_class_has_it() -> None:
     known = Gemma3TextConfig()
     assert {key: getattr(known, key) for key in LEFT_OUT} == LEFT_OUT
-
-
-def test_a_gemma_3_without_a_vision_part_has_no_images() -> None:
-    text = preset_named("gemma-3-4b").config["text_config"]
-    assert isinstance(text, dict)
-    assert signature_from(text) == AttentionSignature(8, 4, 256, (None, 1024))
-
-
-def test_five_of_six_layers_of_gemma_3_have_a_window() -> None:
-    config = preset_named("gemma-3-4b").config["text_config"]
-    windows = Gemma3TextConfig(**config).layer_types
-    assert windows.count("sliding_attention") == 29
-    assert windows[5::6] == ["full_attention"] * 5

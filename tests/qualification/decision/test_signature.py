@@ -2,7 +2,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from kernels.buckets import Bucket, bucket_of, buckets_up_to
+from kernels.buckets import Bucket, bucket_of
 from kernels.shape import Dtype, Phase
 from qualification.decision.model_shapes import (
     AttentionSignature,
@@ -45,12 +45,9 @@ def limits(max_model_len: int, max_num_batched_tokens: int) -> ServingLimits:
     return ServingLimits(max_model_len, max_num_batched_tokens, 16, Dtype.FP32, Dtype.FP32)
 
 
-def test_head_dim_is_hidden_size_by_heads_unless_it_is_given() -> None:
+def test_head_dim_and_kv_heads_follow_from_what_is_given() -> None:
     assert signature_from(LLAMA) == AttentionSignature(32, 8, 128)
     assert signature_from(LLAMA | {"head_dim": 64}).head_dim == 64
-
-
-def test_without_kv_heads_every_query_head_has_its_own() -> None:
     config = {key: value for key, value in LLAMA.items() if key != "num_key_value_heads"}
     assert signature_from(config).num_kv_heads == 32
 
@@ -85,15 +82,6 @@ def test_gpt_oss_has_sinks_and_two_kinds_of_layers() -> None:
     assert signature_from(GPT_OSS) == AttentionSignature(64, 8, 64, (None, 128), None, True)
 
 
-def test_gemma_2_has_a_softcap() -> None:
-    config = LLAMA | {"model_type": "gemma2", "attn_logit_softcapping": 50.0, "sliding_window": 4096}
-    assert signature_from(config).softcap == 50.0
-
-
-def test_the_text_part_of_a_model_with_images_is_read() -> None:
-    assert signature_from({"model_type": "gemma3", "text_config": LLAMA}) == AttentionSignature(32, 8, 128)
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -109,10 +97,7 @@ def test_the_text_part_of_a_model_with_images_is_read() -> None:
             {"model_type": "gemma2", "layer_types": ["chunked_attention"] * 32},
             "layer_types must be a list of 32 of full_",
         ),
-        (
-            {"model_type": "gemma2", "layer_types": ["full_attention"]},
-            "layer_types must be a list of 32 of full_attention",
-        ),
+        ({"model_type": "gemma2", "layer_types": ["full_attention"]}, "layer_types must be a list of 32 of full_"),
         ({"model_type": "mamba"}, "model_type 'mamba' is not supported; supported: gemma2, "),
     ],
 )
@@ -139,19 +124,6 @@ def test_signatures_name_themselves_differently() -> None:
     assert names == {"h32-8-d128", "h32-8-d128-w4096", "h32-8-d128-wfull-4096", "h32-8-d128-cap50", "h32-8-d128-sinks"}
 
 
-def test_the_demo_model_needs_sixteen_shapes() -> None:
-    shapes = shapes_needed(AttentionSignature(4, 2, 64), limits(4096, 2048))
-    counts = {phase: sum(shape.phase is phase for shape in shapes) for phase in Phase}
-    assert counts == {Phase.PREFILL: 3, Phase.EXTEND: 9, Phase.DECODE: 4}
-
-
-def test_each_window_makes_its_own_shapes() -> None:
-    one = shapes_needed(AttentionSignature(4, 2, 64), limits(4096, 2048))
-    two = shapes_needed(AttentionSignature(4, 2, 64, (None, 128)), limits(4096, 2048))
-    assert len(two) == 2 * len(one)
-    assert {shape.window for shape in two} == {None, 128}
-
-
 @pytest.mark.parametrize(("max_model_len", "budget"), [(1, 1), (128, 64), (129, 4096), (600, 100), (9000, 2048)])
 def test_shapes_are_exactly_those_that_batches_can_have(max_model_len: int, budget: int) -> None:
     """Against brute force over the longest query and the longest context of a batch."""
@@ -167,13 +139,5 @@ def test_shapes_are_exactly_those_that_batches_can_have(max_model_len: int, budg
     shapes = shapes_needed(AttentionSignature(4, 2, 64), limits(max_model_len, budget))
     assert len(shapes) == len(set(shapes))
     assert {(shape.phase, shape.query_bucket, shape.context_bucket) for shape in shapes} == met
-
-
-def test_only_paged_phases_have_a_page_size() -> None:
-    shapes = shapes_needed(AttentionSignature(4, 2, 64), limits(4096, 2048))
-    assert {(shape.phase, shape.page_size) for shape in shapes} == {
-        (Phase.PREFILL, None),
-        (Phase.EXTEND, 16),
-        (Phase.DECODE, 16),
-    }
-    assert {shape.context_bucket for shape in shapes} == set(buckets_up_to(4096))
+    assert {shape.page_size for shape in shapes if shape.phase is not Phase.PREFILL} == {16}
+    assert {shape.page_size for shape in shapes if shape.phase is Phase.PREFILL} == {None}

@@ -7,7 +7,7 @@ from kernels.experts.kinds import ClampedSwiglu, ExpertFormat
 from kernels.experts.shape import ExpertsShape
 from kernels.fused.activation_kind import Activation
 from kernels.operators import AnyShape
-from kernels.row_buckets import RowBucket
+from kernels.row_buckets import ExpertRows
 from kernels.shape import AttentionShape, Dtype, Mask, Phase
 from qualification.evidence.shape_text import parse_shape
 
@@ -39,7 +39,7 @@ EXPERTS = st.builds(
     width=st.integers(1, 10**5),
     activation=st.sampled_from(Activation) | st.builds(ClampedSwiglu, st.floats(0.01, 9), st.floats(1e-9, 1e9)),
     has_bias=st.booleans(),
-    rows=st.sampled_from(RowBucket),
+    rows=st.sampled_from(ExpertRows),
 )
 
 

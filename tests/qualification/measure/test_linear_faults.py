@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from kernels.linear.epilogue import Epilogue
 from kernels.linear.library_path import RunProposed
-from kernels.linear.shape import Epilogue, LinearShape
+from kernels.linear.shape import LinearShape
 from kernels.linear.torch_path import run_torch
 from kernels.row_buckets import LinearRows
 from kernels.shape import Dtype

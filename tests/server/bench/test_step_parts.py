@@ -1,15 +1,12 @@
 """The time of each part of a step, as `hallmark bench steps` measures it."""
 
 import pytest
-import torch
 from test_graphs import Subject
-from tiny_llama import TinyLlama
 
 from server.bench.steps.parts import StepTimer, Stopwatch, Timeline, Times
 from server.engine.attention.timer import CpuDevice, Device
 from server.engine.scheduling.step_parts import Part, unmarked
-from server.model.load.load import load_config, load_decoder
-from server.settings import LoadFormat
+from server.model.decoder import Decoder
 
 PROMPTS = [[5, 6, 7], [8, 9, 10, 11]]
 
@@ -23,13 +20,6 @@ class Clock:
 
     def wait(self, seconds: float) -> None:
         self.now += seconds
-
-
-def subject(tiny_llama: TinyLlama, path: str = "graphable") -> Subject:
-    config = load_config(tiny_llama.folder)
-    device, load_format = torch.device("cpu"), LoadFormat.AUTO
-    decoder = load_decoder(tiny_llama.folder, config, dtype=torch.float32, device=device, load_format=load_format)
-    return Subject(decoder, path=path)
 
 
 def timed(subject: Subject, device: Device, temperature: float) -> tuple[Times, float | None]:
@@ -101,8 +91,8 @@ def test_device_is_idle_only_between_steps() -> None:
 
 @pytest.mark.parametrize("path", ["eager", "graphable"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_every_part_of_a_step_is_timed(tiny_llama: TinyLlama, path: str, temperature: float) -> None:
-    built = subject(tiny_llama, path)
+def test_every_part_of_a_step_is_timed(decoder: Decoder, path: str, temperature: float) -> None:
+    built = Subject(decoder, path=path)
     times, busy = timed(built, CpuDevice(), temperature)
     assert (built.graphs.num_replays > 0) is (path == "graphable")
     is_inside_graph = path == "graphable" and temperature == 0.0
@@ -112,6 +102,6 @@ def test_every_part_of_a_step_is_timed(tiny_llama: TinyLlama, path: str, tempera
     assert 0 < busy < 1
 
 
-def test_an_engine_without_a_bench_marks_nothing(tiny_llama: TinyLlama) -> None:
-    built = subject(tiny_llama)
+def test_an_engine_without_a_bench_marks_nothing(decoder: Decoder) -> None:
+    built = Subject(decoder)
     assert built.session.engine.mark is built.runner.worker.mark is unmarked

@@ -32,9 +32,7 @@ from server.engine.scheduling.scheduler import Scheduler, SchedulerLimits
 from server.engine.startup.warmup import synthetic_batch
 from server.model.decoder import Decoder
 from server.model.kv_cache import KVCache
-from server.model.load.load import load_config, load_decoder
 from server.protocol.messages import FinishReason, Fork, Grammar, GrammarKind
-from server.settings import LoadFormat
 
 CPU = torch.device("cpu")
 PAGE_SIZE = 8
@@ -124,12 +122,6 @@ def session_of(runner: ModelRunner, *, runs_ahead: bool) -> Session:
     assert runner.grammars is not None
     options = EngineOptions(VOCAB, (), 0, runs_ahead)  # the end token of grammars alone
     return Session(Engine(scheduler, runner, options, compile_grammar=runner.grammars.compile))
-
-
-@pytest.fixture(scope="module")
-def decoder(tiny_llama: TinyLlama) -> Decoder:
-    config = load_config(tiny_llama.folder)
-    return load_decoder(tiny_llama.folder, config, dtype=torch.float32, device=CPU, load_format=LoadFormat.AUTO)
 
 
 def plain_session(decoder: Decoder) -> Session:

@@ -5,10 +5,9 @@ import sys
 from dataclasses import replace
 from types import FrameType
 
-import pytest
 import torch
 from graph_session import Session
-from tiny_llama import NUM_LAYERS, VOCAB, TinyLlama
+from tiny_llama import NUM_LAYERS, VOCAB
 
 from kernels.batch import AttentionFlags
 from kernels.buckets import Bucket
@@ -27,8 +26,6 @@ from server.engine.scheduling.pages import PagePool
 from server.engine.scheduling.scheduler import Scheduler, SchedulerLimits
 from server.model.decoder import Decoder
 from server.model.kv_cache import KVCache
-from server.model.load.load import load_config, load_decoder
-from server.settings import LoadFormat
 
 CPU = torch.device("cpu")
 PAGE_SIZE = 16
@@ -42,12 +39,6 @@ class Nothing:
 
     def replay(self) -> None:
         pass
-
-
-@pytest.fixture(scope="module")
-def decoder(tiny_llama: TinyLlama) -> Decoder:
-    config = load_config(tiny_llama.folder)
-    return load_decoder(tiny_llama.folder, config, dtype=torch.float32, device=CPU, load_format=LoadFormat.AUTO)
 
 
 def session(decoder: Decoder) -> Session:

@@ -3,18 +3,20 @@
 from pathlib import Path
 
 import pytest
+from graph_session import Session
 from tiny_llama import TinyLlama
 
 from qualification.decision.decision import Policy
-from server.engine.startup.builder import BuiltEngine, build_engine
-from server.protocol.messages import RequestTimes, SamplingParams, StepOutput, Submit
+from server.engine.scheduling.engine import Engine
+from server.engine.startup.builder import build_engine
+from server.protocol.messages import RequestTimes, SamplingParams, Submit
 from server.settings import DEMO_MODEL, DeviceChoice, Settings
 
 PAGE = 16
 PROMPT = [(7 * i * i + 3 * i) % 50 + 4 for i in range(150)]
 
 
-def build(model: Path, cache: Path, *, prefix_caching: bool = True, kv_cache_tokens: int = 2048) -> BuiltEngine:
+def build(model: Path, cache: Path, *, prefix_caching: bool = True, kv_cache_tokens: int = 2048) -> Engine:
     settings = Settings(
         model=str(model),
         device=DeviceChoice.CPU,
@@ -27,48 +29,36 @@ def build(model: Path, cache: Path, *, prefix_caching: bool = True, kv_cache_tok
         max_num_batched_tokens=64,
         prefix_caching=prefix_caching,
     )
-    return build_engine(settings, frozenset(), lambda *_: None)
+    return build_engine(settings, frozenset(), lambda *_: None).engine
 
 
-class Session:
-    def __init__(self, built: BuiltEngine) -> None:
-        self.engine = built.engine
-        self.outputs: list[StepOutput] = []
-
+class Asked(Session):
     def ask(self, name: str, prompt: list[int], num_tokens: int = 12, salt: bytes = b"") -> list[int]:
         """The greedy answer; the engine is idle then, so its pages are counted."""
         sampling = SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True)
         self.engine.submit(Submit(name, prompt, sampling, cache_salt=salt))
         self.outputs.clear()
-        while self.engine.has_work:
-            output = self.engine.step()
-            assert output is not None
-            self.outputs.append(output)
-        assert self.engine.step() is None
-        return [token for output in self.outputs for delta in output.deltas for token in delta.token_ids]
+        return self.drain().tokens(name)
 
     @property
     def times(self) -> RequestTimes:
         (times,) = [delta.times for output in self.outputs for delta in output.deltas if delta.times is not None]
         return times
 
-    def total(self, field: str) -> int:
-        return sum(getattr(output.record, field) for output in self.outputs)
-
 
 @pytest.fixture(scope="module")
-def plain(tiny_llama: TinyLlama, tmp_path_factory: pytest.TempPathFactory) -> Session:
+def plain(tiny_llama: TinyLlama, tmp_path_factory: pytest.TempPathFactory) -> Asked:
     """Answers without a prefix cache."""
-    return Session(build(tiny_llama.folder, tmp_path_factory.mktemp("plain"), prefix_caching=False))
+    return Asked(build(tiny_llama.folder, tmp_path_factory.mktemp("plain"), prefix_caching=False))
 
 
 @pytest.fixture(scope="module")
-def cached(tiny_llama: TinyLlama, tmp_path_factory: pytest.TempPathFactory) -> Session:
-    return Session(build(tiny_llama.folder, tmp_path_factory.mktemp("cached")))
+def cached(tiny_llama: TinyLlama, tmp_path_factory: pytest.TempPathFactory) -> Asked:
+    return Asked(build(tiny_llama.folder, tmp_path_factory.mktemp("cached")))
 
 
 @pytest.mark.parametrize("length", [150, 145, 144, 143, 17])
-def test_a_hit_changes_no_greedy_token_and_saves_every_full_page(plain: Session, cached: Session, length: int) -> None:
+def test_a_hit_changes_no_greedy_token_and_saves_every_full_page(plain: Asked, cached: Asked, length: int) -> None:
     prompt = [length % 50 + 40, *PROMPT[1:length]]
     wanted = plain.ask("a", prompt)
     assert cached.ask("a", prompt) == wanted
@@ -80,7 +70,7 @@ def test_a_hit_changes_no_greedy_token_and_saves_every_full_page(plain: Session,
     assert {count.phase for output in cached.outputs for count in output.record.dispatches} <= {"extend", "decode"}
 
 
-def test_a_following_turn_finds_question_and_answer(plain: Session, cached: Session) -> None:
+def test_a_following_turn_finds_question_and_answer(plain: Asked, cached: Asked) -> None:
     question = [1, *PROMPT[:50]]
     answer = cached.ask("a", question, num_tokens=30)
     following = [*question, *answer, *PROMPT[60:70]]
@@ -88,7 +78,7 @@ def test_a_following_turn_finds_question_and_answer(plain: Session, cached: Sess
     assert cached.times.num_cached_tokens == (51 + 29) // PAGE * PAGE  # the last token of the answer was not computed
 
 
-def test_another_salt_finds_nothing(cached: Session) -> None:
+def test_another_salt_finds_nothing(cached: Asked) -> None:
     prompt = [2, *PROMPT]
     first = cached.ask("a", prompt, salt=b"one")
     assert cached.ask("b", prompt, salt=b"two") == first
@@ -97,14 +87,14 @@ def test_another_salt_finds_nothing(cached: Session) -> None:
     assert cached.times.num_cached_tokens == 144
 
 
-def test_switched_off_nothing_is_looked_up_or_found(plain: Session) -> None:
+def test_switched_off_nothing_is_looked_up_or_found(plain: Asked) -> None:
     for name in "ab":
         plain.ask(name, PROMPT)
         assert plain.times.num_cached_tokens == plain.total("num_prefix_queried_tokens") == 0
 
 
-def test_a_small_cache_forgets_and_answers_the_same(plain: Session, tiny_llama: TinyLlama, tmp_path: Path) -> None:
-    small = Session(build(tiny_llama.folder, tmp_path, kv_cache_tokens=320))
+def test_a_small_cache_forgets_and_answers_the_same(plain: Asked, tiny_llama: TinyLlama, tmp_path: Path) -> None:
+    small = Asked(build(tiny_llama.folder, tmp_path, kv_cache_tokens=320))
     prompts = [[first, *PROMPT] for first in range(4, 7)]
     wanted = [plain.ask(str(index), prompt) for index, prompt in enumerate(prompts)]
     for _ in range(2):
@@ -116,7 +106,7 @@ def test_a_small_cache_forgets_and_answers_the_same(plain: Session, tiny_llama: 
 
 
 def test_the_demo_model_answers_the_same_with_a_hit(tmp_path: Path) -> None:
-    session = Session(build(DEMO_MODEL, tmp_path))
+    session = Asked(build(DEMO_MODEL, tmp_path))
     first = session.ask("a", PROMPT)
     assert session.ask("b", PROMPT) == first
     assert session.times.num_cached_tokens == 144

@@ -13,8 +13,9 @@ from qualification_fakes import evidence
 from kernels.catalog import any_path_named
 from kernels.fingerprint import Device, Fingerprint
 from kernels.fused.activation_kind import Activation
+from kernels.linear.epilogue import Epilogue
 from kernels.linear.paths import LINEAR_PATHS
-from kernels.linear.shape import Epilogue, LinearShape
+from kernels.linear.shape import LinearShape
 from kernels.row_buckets import LinearRows
 from kernels.shape import Dtype
 from qualification.decision.decision import Book, Decision, Policy, decide

@@ -8,7 +8,7 @@ from kernels.buckets import Bucket
 from kernels.catalog import PATHS
 from kernels.fingerprint import Device
 from kernels.path import Tier
-from kernels.row_buckets import RowBucket
+from kernels.row_buckets import ExpertRows
 from kernels.shape import Phase
 from server.protocol.messages import DispatchCount, EngineReady, PlanRow, StepRecord
 from server.telemetry.metrics import Metrics
@@ -67,7 +67,7 @@ def use_everything(metrics: Metrics) -> None:
         rejected: dict[str, list[tuple[str, str]]] = {it.name: [] for it in able if it.name != path}
         changes = {"phase": phase.value, "context_bucket": bucket.value, "path": path, "wanted": path}
         rows.append(msgspec.structs.replace(ROW, **changes, status="proven", rejected=rejected))
-    for tokens in RowBucket:  # of a mixture of experts
+    for tokens in ExpertRows:  # of a mixture of experts
         changes = {"phase": "experts", "context_bucket": tokens.value, "path": "triton.experts", "fallback_reasons": []}
         rows.append(msgspec.structs.replace(ROW, **changes, wanted="triton.experts", status="proven", head_dim=None))
     metrics.traffic.create_routes(f"/route/{i}" for i in range(18))

@@ -30,8 +30,6 @@ from server.engine.scheduling.pages import PagePool
 from server.engine.scheduling.scheduler import Scheduler, SchedulerLimits
 from server.model.decoder import Decoder
 from server.model.kv_cache import KVCache
-from server.model.load.load import load_config, load_decoder
-from server.settings import LoadFormat
 
 CPU = torch.device("cpu")
 PAGE_SIZE = 16
@@ -58,12 +56,6 @@ def capture(work: Callable[[], None]) -> Replayable:
 
 def decide(shape: AttentionShape, path: str) -> Decision:
     return Decision(shape, path, Status.PROVEN, path, (), (), None)
-
-
-@pytest.fixture(scope="module")
-def decoder(tiny_llama: TinyLlama) -> Decoder:
-    config = load_config(tiny_llama.folder)
-    return load_decoder(tiny_llama.folder, config, dtype=torch.float32, device=CPU, load_format=LoadFormat.AUTO)
 
 
 def redecide(shape: AttentionShape, broken: Pairs, taken_out: Pairs) -> Decision:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from graph_session import Session
-from test_graphs import CPU, EAGER, MAX_LEN, PAGE_SIZE, PATH, Subject, decoder, redecide
+from test_graphs import CPU, EAGER, MAX_LEN, PAGE_SIZE, PATH, Subject, redecide
 from tiny_llama import NUM_LAYERS, VOCAB, TinyLlama
 from torch import Tensor
 
@@ -30,8 +30,6 @@ from server.model.decoder import Decoder
 from server.model.kv_cache import KVCache
 from server.model.ranks import Ranks
 from server.protocol.messages import Fork
-
-__all__ = ["decoder"]  # the fixture
 
 NUM_PAGES = 64
 

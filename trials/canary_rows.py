@@ -1,6 +1,6 @@
 """The canary against itself and against a build with a slower prefill, in some 80 s of an H200.
 
-python tests/e2e/canary_rows.py --out docs/benchmarks/canary-nvidia-h200.json [--matrix DIR]
+python trials/canary_rows.py --out docs/benchmarks/canary-nvidia-h200.json [--matrix DIR]
 
 Two servers of some layers of Llama-3.1-8B with the demo's vocabulary and dummy weights; on a CPU the demo model. The
 second one is the same build, but before each step with a prompt of one bucket its engine waits, so long that the first
@@ -230,7 +230,7 @@ def main() -> int:
         found = []
         for run in (lambda: itself(right, trace, place, what), lambda: slower(right, slow, trace, place, what)):
             found.append(run())
-            write(arguments.out, machine, "python tests/e2e/canary_rows.py", [row for _, row in found])
+            write(arguments.out, machine, "python trials/canary_rows.py", [row for _, row in found])
     num_right = sum(is_right for is_right, _ in found)
     print(f"{num_right} of {len(found)} runs are what they must be", flush=True)
     return 0 if num_right == len(found) else 1

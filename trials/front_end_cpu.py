@@ -1,6 +1,6 @@
 """What the API's process computes for a token and for a request, beside an engine that answers at once.
 
-python tests/e2e/front_end_cpu.py --before OLDER_CHECKOUT --out docs/benchmarks/front-end-cpu.json
+python trials/front_end_cpu.py --before OLDER_CHECKOUT --out docs/benchmarks/front-end-cpu.json
 
 Checkouts are measured in turn, each by its own server, whose engine is this script: it has one token for each stream
 every `--step-ms`. CPU time is that of the API's process alone; the load comes from a process of its own. Three loads:
@@ -30,7 +30,7 @@ import psutil
 from ready import wait_ready
 
 HERE = Path(__file__).resolve()
-ROOT = HERE.parents[2]
+ROOT = HERE.parents[1]
 STREAMS = 128
 TEXT = "The little engine answered at once, and every word of its answer was sent in an event of its own. "
 
@@ -365,7 +365,7 @@ def ratios(samples: Sequence[Sample]) -> dict[str, float]:
 
 def result_of(args: argparse.Namespace, samples: Sequence[Sample]) -> dict[str, Any]:
     return {
-        "command": " ".join(["python tests/e2e/front_end_cpu.py", *sys.argv[1:]]),
+        "command": " ".join(["python trials/front_end_cpu.py", *sys.argv[1:]]),
         "date": datetime.now(UTC).date().isoformat(),
         "before": commit_of(args.before),
         "after": commit_of(args.after),

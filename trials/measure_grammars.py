@@ -1,10 +1,10 @@
 """How well and at what cost grammars bind answers: a program, run by hand; its results are in docs/benchmarks.
 
-    python tests/server/grammar/measure_grammars.py suite FOLDER...     the JSON Schema test suite, `npm pack` of it
-    python tests/server/grammar/measure_grammars.py random URL NUM      random schemas against a running server
-    python tests/server/grammar/measure_grammars.py hostile             time and memory of hostile grammars
-    python tests/server/grammar/measure_grammars.py masks               times of masks for 128,000 tokens and 32 rows
-    python tests/server/grammar/measure_grammars.py streams URL         time per token of 32 streams, with and without
+    python trials/measure_grammars.py suite FOLDER...     the JSON Schema test suite, `npm pack` of it
+    python trials/measure_grammars.py random URL NUM      random schemas against a running server
+    python trials/measure_grammars.py hostile             time and memory of hostile grammars
+    python trials/measure_grammars.py masks               times of masks for 128,000 tokens and 32 rows
+    python trials/measure_grammars.py streams URL         time per token of 32 streams, with and without
 
 Each prints one JSON object.
 """

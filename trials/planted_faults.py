@@ -1,6 +1,6 @@
 """Plants, on this machine, each fault that the qualification must catch, and says which it caught.
 
-python tests/e2e/planted_faults.py --out docs/benchmarks/faults-nvidia-h200.json
+python trials/planted_faults.py --out docs/benchmarks/faults-nvidia-h200.json
 
 Tests hold the same on a CPU with fakes where they help; here kernels, files and servers are those that serve. Exits
 with 1 when a fault went by. The file is written after each fault, so that a run cut short leaves what it saw.
@@ -51,7 +51,7 @@ class Ledger:
         self.items: list[dict[str, Any]] = []
         self._head = {
             "at": datetime.now(UTC).isoformat(timespec="seconds"),
-            "command": "python tests/e2e/planted_faults.py",
+            "command": "python trials/planted_faults.py",
             "commit": commit_of_code(),
             "machine": machine,
         }

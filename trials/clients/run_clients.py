@@ -39,12 +39,12 @@ _INTRODUCTION = """\
 Programs of others, unmodified, that `make test-clients` ran against the demo model on a CPU: it installs each in an
 environment of its own, starts a server and makes the calls that the client's users make. The demo model's answers are
 made up, so the protocol is what is checked: types, finish reasons, tool calls, validated objects, events. Calls for
-embeddings go to a second server with `--task embed`. The calls are the scripts of `tests/clients/calls/`, and the
+embeddings go to a second server with `--task embed`. The calls are the scripts of `trials/clients/calls/`, and the
 command writes this page. `make test-clients CLIENTS='openai anthropic'` runs some, by their folders in
-`tests/clients/clients.toml`.
+`trials/clients/clients.toml`.
 
-A client's version is pinned in `tests/clients/clients.toml`, and all that it needs in `tests/clients/locks/`, so that a
-new release of somebody's package changes nothing here. To raise one: change its version in `clients.toml`, run
+A client's version is pinned in `trials/clients/clients.toml`, and all that it needs in `trials/clients/locks/`, so that
+a new release of somebody's package changes nothing here. To raise one: change its version in `clients.toml`, run
 `make test-clients CLIENTS='--lock FOLDER'`, which installs what the index has today, writes the lock and makes the
 calls, and commit both with this page."""
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}  # nothing from a model hub

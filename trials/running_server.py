@@ -16,7 +16,7 @@ import psutil
 from prometheus_client.parser import text_string_to_metric_families
 from ready import status_of, wait_ready
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 DEMO = ROOT / "server" / "model" / "demo"
 
 

@@ -1,6 +1,6 @@
 """The demo model on a CPU: tokens a second and the first token beside `transformers` `generate`, in rounds, in one run.
 
-OMP_WAIT_POLICY=passive python tests/e2e/transformers_speed.py [--rounds 9] [--batch 8] [--input 64] [--output 128]
+OMP_WAIT_POLICY=passive python trials/transformers_speed.py [--rounds 9] [--batch 8] [--input 64] [--output 128]
 
 Both in fp32 on the same cores, greedy, the same token ids. Ours is measured over HTTP, streaming; transformers in
 this process, without any server. While one computes the other is idle. Beside the ratio of the medians there is the

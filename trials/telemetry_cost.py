@@ -1,7 +1,7 @@
 """What telemetry costs: tokens a second with everything on (traces to a collector, JSON logs, scrapes) beside
 a server without metrics, traces and scrapes; rounds in turn, on one machine, in one run.
 
-python tests/e2e/telemetry_cost.py --rounds 6 --streams 64 --tokens 128 -- [flags of hallmark serve]
+python trials/telemetry_cost.py --rounds 6 --streams 64 --tokens 128 -- [flags of hallmark serve]
 """
 
 import argparse
@@ -25,7 +25,7 @@ from typing import Any
 import psutil
 from ready import wait_ready
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 HOST = "127.0.0.1"
 PORTS = {"on": 18601, "off": 18602}
 ADMIN_PORT, SINK_PORT = 18603, 18604

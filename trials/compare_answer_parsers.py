@@ -2,7 +2,7 @@
 
     pip download --no-deps vllm==0.26.0 && unzip -q vllm-*.whl 'vllm/*.py' -d PEER
     pip install openai openai-harmony regex ijson partial-json-parser
-    PYTHONPATH=. python tests/peers/compare_answer_parsers.py PEER [NUM] > docs/benchmarks/answer-parsers.json
+    python trials/compare_answer_parsers.py PEER [NUM] > docs/benchmarks/answer-parsers.json
 
 vLLM's files are loaded as they are; what they import besides is replaced by stand-ins. openai_harmony needs its
 vocabulary (it downloads it, or reads the folder TIKTOKEN_ENCODINGS_BASE). Three questions for each output:

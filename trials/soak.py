@@ -1,6 +1,6 @@
 """Thousands of short mixed requests, and what the server keeps of them: memory, file descriptors, threads, pages.
 
-python tests/e2e/soak.py --requests 20000 --out docs/benchmarks/soak-cpu.json -- --device cpu
+python trials/soak.py --requests 20000 --out docs/benchmarks/soak-cpu.json -- --device cpu
 
 Starts `hallmark serve` with the flags behind `--`, or asks the server at `--url`; `--pid` is then its API process:
 without it only what the server tells is looked at. Exits with 1 when something grew by more than its bound per 1,000
@@ -32,7 +32,7 @@ from soak_requests import Job, Traffic, answer_to
 
 from server.cli.main import version
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 START_TIMEOUT_S = 1800.0  # a first start proves every shape
 IDLE_TIMEOUT_S = 60.0
 MIB = 2**20

@@ -1,6 +1,6 @@
 """Send a demo server what schemathesis makes of its own /openapi.json, and write down what came back.
 
-python tests/e2e/schema_cases.py SCHEMATHESIS --cases 20000 --out docs/benchmarks/schema-cases.json
+python trials/schema_cases.py SCHEMATHESIS --cases 20000 --out docs/benchmarks/schema-cases.json
 
 Runs of other seeds follow one another until there are enough cases. The exit status is 1 for an answer of 5xx, for a
 status, media type, header or body that the document does not have, and for an engine that is another process at the
@@ -73,7 +73,7 @@ def main() -> int:
         ["git", "rev-parse", "--short=7", "HEAD"], check=True, capture_output=True, text=True, cwd=ROOT
     )
     result = {
-        "command": " ".join(["python", "tests/e2e/schema_cases.py", *sys.argv[1:]]),
+        "command": " ".join(["python", "trials/schema_cases.py", *sys.argv[1:]]),
         "date": datetime.now(UTC).date().isoformat(),
         "commit": commit.stdout.strip(),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",

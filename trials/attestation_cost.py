@@ -1,6 +1,6 @@
 """What attestation costs a server under load: tokens a second with many attestations beside few, in turn, in one run.
 
-python tests/e2e/attestation_cost.py --out docs/benchmarks/attestation.json -- --model DIR --load-format dummy
+python trials/attestation_cost.py --out docs/benchmarks/attestation.json -- --model DIR --load-format dummy
 
 The server's own timer is at 10 s all the time; in every other window it is asked for more, one after another. What a
 single one takes from the throughput follows from the difference, and from that what a timer at 10 minutes takes. The
@@ -119,7 +119,7 @@ def main() -> int:
             found = measure(server, arguments)
             machine = server.get("/attention").json()["fingerprint"]
     at = datetime.now(UTC).isoformat(timespec="seconds")
-    command = f"python tests/e2e/attestation_cost.py -- {' '.join(flags)}"
+    command = f"python trials/attestation_cost.py -- {' '.join(flags)}"
     head = {"at": at, "command": command, "commit": commit_of_code(), "machine": machine}
     arguments.out.write_text(json.dumps(head | found, indent=1) + "\n")
     print(json.dumps(found, indent=1), flush=True)
