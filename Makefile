@@ -125,7 +125,7 @@ test-routers: $(STAMP)
 	PYTHONPATH=trials $(VENV)/bin/python trials/routers/run_routers.py $(ROUTERS)
 
 test-image: $(STAMP)
-	$(VENV)/bin/pytest -s tests/deploy/image/check_image.py $(PYTEST_FLAGS)
+	$(VENV)/bin/pytest -s trials/image/check_image.py $(PYTEST_FLAGS)
 
 test-gpu: $(STAMP)
 	$(VENV)/bin/pytest -m gpu $(PYTEST_FLAGS)

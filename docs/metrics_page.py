@@ -50,6 +50,7 @@ CLOSED_OF_METRIC: dict[tuple[str, str], type[Enum]] = {
     ("hallmark_client_disconnects_total", "stage"): DisconnectStage,
     ("hallmark_gpu_oom_total", "stage"): OomStage,
     ("hallmark_attestation_total", "result"): Attestation,
+    ("hallmark_shadow_checks_total", "phase"): PLAN_PHASES,
     ("hallmark_shadow_checks_total", "result"): Shadow,
 }
 OPEN = {

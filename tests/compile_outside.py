@@ -18,14 +18,14 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 KEPT_S = 30 * 86_400
 
 
-def run_outside(program: Path, cache: Path | None = None) -> Any:
-    """The JSON in the last line that a program prints. `cache`: instead of the kept one."""
+def run_outside(program: Path, *arguments: str, cache: Path | None = None) -> Any:
+    """Return the JSON in the last line that a program prints. `cache`: instead of the kept one."""
     paths = os.pathsep.join([str(REPOSITORY), *sys.path])
     with tempfile.TemporaryDirectory() as empty:
         folder = cache or kept_cache() or empty
         environment = {**os.environ, "TRITON_CACHE_DIR": str(folder), "PYTHONPATH": paths}
         environment.pop("TRITON_INTERPRET", None)
-        command = [sys.executable, str(program)]
+        command = [sys.executable, str(program), *arguments]
         ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr[-4000:]
     return json.loads(ran.stdout.splitlines()[-1])

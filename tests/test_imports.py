@@ -15,37 +15,19 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 LAYERS = ("kernels", "qualification", "server")  # each may import itself and those before it
-PURE = (  # modules and whole folders that import no torch
-    *(
-        f"kernels/{name}.py"
-        for name in (
-            "buckets",
-            "cpu_libraries",
-            "experts/kinds",
-            "fingerprint",
-            "linear/shape",
-            "linear/tilings",
-            "path",
-            "path_order",
-            "shape",
-            "triton_cache",
-        )
-    ),
-    *(
-        f"qualification/{name}/*.py"
-        for name in ("canary", "commands", "common", "decision", "evidence", "load", "report")
-    ),
-    *(f"qualification/measure/{name}.py" for name in ("ptx",)),
-    "qualification/model/*.py",
-    "qualification/model/families/*.py",
-    "qualification/attest/promise.py",
-    "qualification/bench/serve/*.py",
-    *(f"qualification/bench/attention/{name}.py" for name in ("cases", "charts", "command", "row", "table")),
-    "qualification/*.py",
-    "qualification/bench/machine.py",
-    "server/protocol/*.py",
-    "server/engine/scheduling/*.py",
-)
+# Modules and whole folders that import no torch.
+PURE = [
+    "kernels/buckets.py", "kernels/cpu_libraries.py", "kernels/experts/kinds.py", "kernels/fingerprint.py",
+    "kernels/linear/shape.py", "kernels/linear/tilings.py", "kernels/path.py", "kernels/path_order.py",
+    "kernels/shape.py", "kernels/triton_cache.py", "qualification/*.py", "qualification/canary/*.py",
+    "qualification/commands/*.py", "qualification/common/*.py", "qualification/decision/*.py",
+    "qualification/evidence/*.py", "qualification/load/*.py", "qualification/report/*.py",
+    "qualification/measure/ptx.py", "qualification/model/*.py", "qualification/model/families/*.py",
+    "qualification/attest/promise.py", "qualification/bench/machine.py", "qualification/bench/serve/*.py",
+    "qualification/bench/attention/cases.py", "qualification/bench/attention/charts.py",
+    "qualification/bench/attention/command.py", "qualification/bench/attention/row.py",
+    "qualification/bench/attention/table.py", "server/protocol/*.py", "server/engine/scheduling/*.py",
+]  # fmt: skip
 OBJECT_LOADERS = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
 
 Sources = dict[str, str]  # path from the root, with slashes -> text

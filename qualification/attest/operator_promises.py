@@ -1,8 +1,13 @@
-"""The kernels that a plan's evidence proves of the operators beside attention. Imports no torch."""
+"""The kernels that a plan's evidence proves of the operators beside attention, and whether a step ran them.
 
-from collections.abc import Iterable, Mapping
+Imports no torch.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 
+from kernels.known_kernels import NAMED, OPERATORS
 from kernels.operators import AnyShape, Operator
 from kernels.path import AnyPath
 from qualification.attest.promise import Promise, kernels_promised, promise_of
@@ -48,3 +53,52 @@ def operator_promises(
         held, unheld = found.setdefault(path.operator, ({}, {}))
         (held if decision.status in VALID else unheld)[promise_of(path, entry if is_of_it else None)] = None
     return {operator: OperatorPromises(tuple(held), tuple(unheld)) for operator, (held, unheld) in found.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorMismatch:
+    """Kernels of a step that are not as promised of an operator. `path`: to blame; None where that cannot be told."""
+
+    path: str | None
+    operator: Operator
+    detail: str
+
+
+def operator_mismatches(promised: Iterable[tuple[AnyPath, Promise]], seen: Collection[str]) -> list[OperatorMismatch]:
+    """Compare the kernels of a step with the promises of the paths that serve its products.
+
+    Only kernels of this project's own are compared: each of a measured promise ran, and none ran that nobody promised.
+    Which kernels a library launches depends on more than a shape; what of theirs no evidence names is reported as time
+    that is not proven.
+    """
+    promised = list(promised)
+    found: dict[str, OperatorMismatch] = {}
+    for path, promise in promised:
+        missing = sorted({name for name in promise.always if _is_own(name)} - set(seen))
+        if missing:
+            detail = f"{path.name} did not launch {', '.join(missing)}"
+            found.setdefault(path.name, OperatorMismatch(path.name, path.operator, detail))
+    for operator, patterns in OPERATORS:
+        of_operator = [(path, promise) for path, promise in promised if path.operator.value == operator]
+        if not of_operator:
+            continue
+        known = frozenset[str]().union(*(promise.names for _, promise in of_operator))
+        loose = [marker for _, promise in of_operator if not promise.is_measured for marker in promise.markers]
+        foreign = [
+            name
+            for name in sorted(seen)
+            if _is_own(name)
+            and name not in known
+            and not any(name in named.patterns for named in NAMED)
+            and any(fnmatchcase(name, pattern) for pattern in patterns)
+            and not any(marker in name for marker in loose)
+        ]
+        if foreign:
+            detail = f"{', '.join(foreign)} ran, which no path of {operator} promised"
+            blamed = next((path.name for path, promise in of_operator if any(map(_is_own, promise.names))), None)
+            found.setdefault(f"{operator}: {detail}", OperatorMismatch(blamed, Operator(operator), detail))
+    return list(found.values())
+
+
+def _is_own(kernel: str) -> bool:
+    return kernel.startswith("hallmark_")

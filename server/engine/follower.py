@@ -14,9 +14,8 @@ import torch
 import torch.distributed as dist
 
 from kernels.operators import AnyShape
-from kernels.shape import AttentionShape
 from kernels.triton_cache import use_own_cache
-from qualification.decision.decision import Decision, Pairs, Status
+from qualification.decision.decision import Decision, Pairs, ShapeT, Status
 from qualification.evidence.shape_text import parse_shape
 from server.engine.attention.dispatch import Dispatcher
 from server.engine.execution.commands import Allocate, Begin, ComputeLogits, CopyPages, Decide, Launch, receive
@@ -83,7 +82,7 @@ class Follower:
         return dispatcher
 
 
-def _decide_nothing(shape: AttentionShape, _: Pairs, __: Pairs) -> Decision[AttentionShape]:
+def _decide_nothing(shape: ShapeT, _: Pairs, __: Pairs) -> Decision[ShapeT]:
     raise RuntimeError(f"only rank 0 decides what serves {shape}")
 
 

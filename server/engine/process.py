@@ -17,8 +17,8 @@ from collections.abc import Callable
 from types import FrameType
 
 from qualification.measure.qualify import DeviceLost, QualificationAborted
-from server.engine.attention.launch_errors import is_device_lost
 from server.engine.link import EXIT_PROTOCOL, Inbox, Link
+from server.engine.operators.launch_errors import is_device_lost
 from server.engine.proof.attestation import Attestor
 from server.engine.proof.operator_quarantine import OperatorQuarantine
 from server.engine.proof.shadow_check import ShadowCheck

@@ -13,9 +13,7 @@ from kernels.fused.norm import rms_norm
 from kernels.fused.rope_kv import turns_of
 from kernels.linear.autotune import Chooser
 from kernels.linear.epilogue import Epilogue
-from kernels.linear.matmul import compile_linear, linear_fp32
-from kernels.linear.torch_path import multiply_into_fp32
-from kernels.row_buckets import LinearRows
+from kernels.linear.matmul import compile_linear, linear, linear_fp32
 from qualification.model.config import DenseConfig, ExpertsConfig, LayerConfig, ModelConfig, QKNorm
 from qualification.model.shard import vocabulary_rows
 from server.model.block import (
@@ -32,13 +30,13 @@ from server.model.block import (
 )
 from server.model.experts import Experts, ProductsOf, Shared, products_of
 from server.model.layers import DenseWeights, LayerWeights, MixtureWeights, Weights
-from server.model.linear import Dense, Limited, Product
+from server.model.linear import Dense, Product, Serve, Served
 from server.model.ranks import ALONE, Ranks
 from server.model.rope import cos_sin_table
 from server.model.step import Step
 
-# (weight, whether there is a bias, epilogue) -> buckets of rows that PyTorch is to multiply
-ByTorch = Callable[[Tensor, bool, Epilogue], frozenset[LinearRows]]
+# (layer, or None for the head; name of the weight in it; its product; epilogue) -> what serves it
+ServeOf = Callable[[int | None, str, Dense, Epilogue], Serve]
 
 
 class Decoder:
@@ -59,7 +57,7 @@ class Decoder:
         self._finish_logits = _after_head(config)
         self._final_norm = self._norm_weight(weights.final_norm)
         self._products_of: ProductsOf = products_of
-        self._head_by_torch: frozenset[LinearRows] = frozenset()
+        self._serve_head: Serve | None = None
         self._blocks = self._build_blocks()
         _compile_matmuls(config, weights)
 
@@ -111,26 +109,30 @@ class Decoder:
             change(logits)
         return logits
 
-    def limit_products(self, by_torch: ByTorch) -> None:
-        """Leave numbers of rows to PyTorch, by what is said of a product's weight, bias and epilogue."""
+    def serve_products(self, serve_of: ServeOf) -> None:
+        """Multiply with each weight as is decided for it."""
 
-        def limited(layer: LayerConfig, name: str, linear: Dense) -> Dense:
-            rows = by_torch(linear.weight, linear.bias is not None, _epilogue(layer, name, linear))
-            return Limited(linear.weight, linear.bias, linear, rows) if rows else linear
+        def served(index: int, layer: LayerConfig, name: str, linear: Dense) -> Dense:
+            others = linear.others if isinstance(linear, Served) and linear.others is not None else linear
+            serve = serve_of(index, name, others, _epilogue(layer, name, others))
+            return Served(others.weight, others.bias, others, serve)
 
-        pairs = zip(self.config.layers, self.weights.layers, strict=False)
-        layers = tuple(weights.with_linears(partial(limited, layer)) for layer, weights in pairs)
+        pairs = enumerate(zip(self.config.layers, self.weights.layers, strict=False))
+        layers = tuple(of.with_linears(partial(served, index, layer)) for index, (layer, of) in pairs)
         self.weights = replace(self.weights, layers=layers)
-        self._head_by_torch = by_torch(self.weights.head, False, Epilogue.FP32)
+        self._serve_head = serve_of(None, "head", Dense(self.weights.head), Epilogue.FP32)
         self._blocks = self._build_blocks()
 
     def _head(self, normed: Tensor, out: Tensor | None) -> Tensor:
         """Logits [R, vocab] fp32, of this rank's rows of the head."""
-        head = self.weights.head
-        if self._head_by_torch and normed.is_cuda and LinearRows.of(normed.shape[0]) in self._head_by_torch:
-            out = normed.new_empty(normed.shape[0], head.shape[0], dtype=torch.float32) if out is None else out
-            return multiply_into_fp32(normed, head, out)
-        return linear_fp32(normed, head, out, self.weights.chosen_head)
+        head, chosen = self.weights.head, self.weights.chosen_head
+        if self._serve_head is None:
+            return linear_fp32(normed, head, out, chosen)
+        if normed.is_cuda:
+            found = self._serve_head(lambda x: linear_fp32(x, head, out, chosen), normed)
+        else:
+            found = self._serve_head(lambda x: linear(x, head), normed).float()
+        return found if out is None or found is out else out.copy_(found)
 
     def _build_blocks(self) -> tuple[Block, ...]:
         layers = enumerate(zip(self.config.layers, self.weights.layers, strict=False))
@@ -228,8 +230,8 @@ def _compile_matmuls(config: ModelConfig, weights: Weights) -> None:
     of_kind = {type(layer.feed_forward): (layer_config, layer) for layer_config, layer in pairs}
     for layer_config, layer in of_kind.values():
         activation = layer_config.feed_forward.activation
-        for name, linear in layer.linears.items():
-            linear.compile(activation if name.endswith("gate_up") and isinstance(activation, Activation) else None)
+        for name, product in layer.linears.items():
+            product.compile(activation if name.endswith("gate_up") and isinstance(activation, Activation) else None)
         if isinstance(layer.feed_forward, MixtureWeights):
             compile_linear(layer.feed_forward.router.weight, dtype_out=torch.float32)
     compile_linear(weights.head, dtype_out=torch.float32)

@@ -16,7 +16,7 @@ from kernels.launch import triton_version
 from kernels.linear.matmul import linear_fp32
 from kernels.processors import shared_bytes
 from qualification.model.config import ExpertsConfig
-from server.model.linear import Dense, Limited, Product
+from server.model.linear import Dense, Product, Served
 from server.model.step import Step
 
 # (hidden [T, H], experts [T, k] int32, weights [T, k] fp32) -> [T, H]
@@ -75,13 +75,14 @@ class Experts:
 
 def router_logits(x: Tensor, router: Dense) -> Tensor:
     """[T, experts] fp32, never rounded to x's dtype: rounded logits are often equal."""
-    if isinstance(router, Limited) and router.leaves(x.shape[0]):
-        logits = torch.nn.functional.linear(x.float(), router.weight.float())
-    elif x.is_cuda:
-        logits = linear_fp32(x, router.weight)
-    else:
-        logits = torch.nn.functional.linear(x.float(), router.weight.float())
+    x = x if x.is_cuda else x.float()
+    product = partial(linear_fp32, weight=router.weight) if x.is_cuda else partial(_widened, router.weight)
+    logits = product(x) if not isinstance(router, Served) or router.serve is None else router.serve(product, x)
     return logits if router.bias is None else logits.add_(router.bias)
+
+
+def _widened(weight: Tensor, x: Tensor) -> Tensor:
+    return torch.nn.functional.linear(x, weight.float())
 
 
 def is_captured(device: torch.device) -> bool:

@@ -5,16 +5,16 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.fused.activation import gated
 from kernels.fused.activation_kind import Activation
 from kernels.linear.matmul import compile_linear, linear, linear_swiglu
 from kernels.linear.tuned import ChosenProduct
-from kernels.row_buckets import LinearRows
 
 Product = Callable[[Tensor], Tensor]
+# (a product, x) -> its result, by the product itself or by what is decided to compute it in its place
+Serve = Callable[[Product, Tensor], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,30 +67,26 @@ class Tuned(Dense):
 
 
 @dataclass(frozen=True, slots=True)
-class Limited(Dense):
-    """A `Dense` of which PyTorch multiplies some numbers of rows, because nothing else is proven for them.
+class Served(Dense):
+    """A `Dense` of an engine, whose decisions may have another path multiply some numbers of rows.
 
-    others   what multiplies all other numbers of rows
+    others  what multiplies where nothing else is decided
     """
 
     others: Dense | None = None
-    by_torch: frozenset[LinearRows] = frozenset()
+    serve: Serve | None = None
 
     def __call__(self, x: Tensor) -> Tensor:
         assert self.others is not None
-        return self._by_torch(x) if self.leaves(x.shape[0]) else self.others(x)
+        assert self.serve is not None
+        return self.serve(self.others, x)
 
     def gated_by(self, activation: Activation) -> Product:
         assert self.others is not None
-        others = self.others.gated_by(activation)
-        return lambda x: gated(self._by_torch(x), activation) if self.leaves(x.shape[0]) else others(x)
-
-    def leaves(self, num_rows: int) -> bool:
-        """Return whether PyTorch multiplies so many rows."""
-        return LinearRows.of(num_rows) in self.by_torch
-
-    def _by_torch(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight, self.bias)
+        if activation is Activation.SILU and self.bias is None:
+            assert self.serve is not None
+            return partial(self.serve, self.others.gated_by(activation))
+        return partial(_apart, self, activation)
 
 
 def _apart(product: Product, activation: Activation, x: Tensor) -> Tensor:

@@ -335,20 +335,21 @@ class AttestationReport(msgspec.Struct, frozen=True, tag=True):
 
 
 class ShadowReport(msgspec.Struct, frozen=True, tag=True):
-    """Some attention of a client's step, computed again in fp64 and compared."""
+    """Something that a client's step computed, computed again in fp64 and compared."""
 
     result: str  # match, mismatch or skipped
     at: float  # Unix seconds
-    phase: str
+    phase: str  # of attention, or the name of another operator
     path: str
-    layer: int
-    head: int | None  # of the largest error; None where nothing was compared
-    position: int | None  # of its query in the sequence
-    num_rows: int  # query rows that were compared
+    layer: int | None  # None: the head of the model
+    head: int | None  # of the largest error; None where nothing was compared, and for products
+    position: int | None  # of its query in the sequence; of a product, of its row in the step
+    num_rows: int  # rows that were compared
     factor: float | None  # the largest error as a share of its limit
     detail: str | None  # what is wrong, or why the check was skipped
     spent_s: float  # on checks since the report before
     quarantined: list[tuple[str, str]]  # (path, shape) pairs that serve no more
+    weight: str | None = None  # of a product with a weight: its name in the layer
 
 
 class QuarantineChanged(msgspec.Struct, frozen=True, tag=True):

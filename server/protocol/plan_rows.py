@@ -2,13 +2,18 @@
 
 from collections.abc import Iterable, Mapping
 
-from kernels.operators import AnyShape, buckets_of, phase_of
+from kernels.operators import AnyShape, Operator, buckets_of, phase_of
 from kernels.path import Reject
+from kernels.row_buckets import ExpertRows, LinearRows
 from kernels.shape import AttentionShape
 from qualification.decision.decision import Decision
 from qualification.evidence.evidence import Evidence, summarize
 from server.protocol.messages import PlanRow
 
+# Doubts of evidence or of an operator, which may pass while the server runs, or are no bar under DEGRADE.
+_MAY_PASS = frozenset(
+    it.value for it in (Reject.UNPROVEN, Reject.STALE, Reject.MATRIX_INVALID, Reject.OPERATOR_OVERRIDE)
+)
 # Codes of a path that will never serve on this machine, or never this phase.
 _ELSEWHERE = frozenset({Reject.ARCH.value, Reject.LAYOUT.value})
 
@@ -42,6 +47,23 @@ def _plan_row(decision: Decision[AnyShape], evidence: Mapping[tuple[AnyShape, st
         evidence=None if found is None else summarize(found),
         notes=decision.notes,
     )
+
+
+def counted_bucket(phase: str, label: str) -> str:
+    """Return the bucket that metrics count a shape of the plan under, by the label of its own.
+
+    Products have more buckets of rows than a reader of metrics has questions: they are counted under those of experts.
+    """
+    if phase != Operator.LINEAR.value:
+        return label
+    rows = LinearRows(label)
+    return next(it for it in ExpertRows if it.hi is None or (rows.hi is not None and rows.hi <= it.hi)).label
+
+
+def possible_paths(row: PlanRow) -> set[str]:
+    """Return the paths that may come to serve the shape before the next start."""
+    able = {path for path, why in row.rejected.items() if all(code in _MAY_PASS for code, _ in why)}
+    return able if row.path is None else able | {row.path}
 
 
 def of_this_machine(row: PlanRow) -> dict[str, list[tuple[str, str]]]:

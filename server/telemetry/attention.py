@@ -1,4 +1,4 @@
-"""Metrics of attention: the path that served, what it replaced and why, its speed and its evidence."""
+"""Metrics of the proven operators: the path that served, what it replaced and why, its speed and its evidence."""
 
 import hashlib
 import itertools
@@ -7,12 +7,13 @@ from collections import deque
 from collections.abc import Iterable
 from functools import cache, partial
 
+from kernels.operators import Operator
 from kernels.path import Reject
 from kernels.shape import Phase
 from qualification.attest.explain import TimeClass
 from qualification.decision.decision import Status
 from server.protocol.messages import AttestedBatch, DispatchCount, EngineReady, PlanRow, ShadowReport
-from server.protocol.plan_rows import of_this_machine
+from server.protocol.plan_rows import counted_bucket, possible_paths
 from server.telemetry.factory import MetricFactory
 from server.telemetry.outcomes import Attestation, Shadow
 
@@ -44,10 +45,10 @@ class AttentionMetrics:
         )
         self._shadow_checks = make.counter(
             "shadow_checks_total",
-            "Attention of clients' steps computed again in fp64, by whether it was within the limits",
+            "Attention, products and experts of clients' steps computed again in fp64, by whether within the limits",
             *("phase", "result"),
         )
-        for phase, checked in itertools.product(Phase, Shadow):
+        for phase, checked in itertools.product((*Phase, Operator.LINEAR), Shadow):
             self._shadow_checks.labels(phase.value, checked.value)
         self._shadow_s = make.counter("shadow_seconds_total", "Time that shadow checks took")
         self._forward_time = make.gauge(
@@ -63,7 +64,7 @@ class AttentionMetrics:
     def _create_service(self, make: MetricFactory) -> None:
         dispatches = make.counter(
             "attention_dispatch_total",
-            "Decisions served, one a step and phase; of experts one a step",
+            "Decisions served, one a step and phase; of products and experts one a step and bucket of rows",
             *("model", "phase", "bucket", "path", "status"),
         )
         self._fallbacks = make.counter(
@@ -104,11 +105,14 @@ class AttentionMetrics:
         self._build_info.labels(self._version, *build_labels(ready.fingerprint)).set(1)
         self._matrix_info.clear()
         self._matrix_info.labels(ready.matrix_digest or "none", ready.matrix_verdict).set(1)
+        if any(row.phase == Operator.EXPERTS.value for row in ready.plan):
+            for checked in Shadow:
+                self._shadow_checks.labels(Operator.EXPERTS.value, checked.value)
         self.planned(ready.plan)
         self._qualified_at.set(time.time())
         for row in ready.plan:
             if row.path is not None:
-                self._dispatch(row.phase, row.context_bucket, row.path, row.status)
+                self._dispatch(row.phase, counted_bucket(row.phase, row.context_bucket), row.path, row.status)
                 self._launched(row.path, 0)
         for phase, wanted, path, reason in sorted(fallback_labels(ready.plan)):
             self._fallbacks.labels(self._model, phase, wanted, path, reason)
@@ -125,7 +129,7 @@ class AttentionMetrics:
         self.planned(plan)
         for row in plan:
             if row.path is not None:
-                self._dispatch(row.phase, row.context_bucket, row.path, row.status)
+                self._dispatch(row.phase, counted_bucket(row.phase, row.context_bucket), row.path, row.status)
                 self._launched(row.path, 0)
                 for reason in row.fallback_reasons:
                     self._fallbacks.labels(self._model, row.phase, row.wanted, row.path, reason)
@@ -168,7 +172,7 @@ class AttentionMetrics:
         self._peak.labels(phase).set(self._peak_bytes[phase])
 
     def launch_counts(self) -> dict[str, int]:
-        """Attention launches by path since the start."""
+        """Launches by path since the start."""
         return dict(self._launch_counts)
 
     def _launched(self, path: str, num_launches: int) -> None:
@@ -202,17 +206,15 @@ def build_labels(fingerprint: dict[str, str | int | None]) -> tuple[str, ...]:
 def fallback_labels(plan: Iterable[PlanRow]) -> set[tuple[str, str, str, str]]:
     """Return every (phase, from, to, reason) that a fallback of this plan could be counted under.
 
-    The plan holds all reasons but one: a path may be quarantined later. Other reasons come with another plan. What
-    serves another operator than attention stays.
+    The plan holds all reasons but one: a path may be quarantined later. Other reasons come with another plan. A path
+    that cannot compute the shape is the target of none, and one that was taken out is not its own.
     """
     found = set()
     for row in plan:
-        if row.head_dim is None:
-            found |= {(row.phase, row.wanted, row.path or "none", reason) for reason in row.fallback_reasons}
-            continue
-        paths = set(of_this_machine(row))
-        targets = paths if row.path is None else paths | {row.path}
         known = {code for code, _ in row.rejected.get(row.wanted, ())} | set(row.fallback_reasons)
         reasons = known | {Reject.QUARANTINED.value}
+        targets = possible_paths(row) - {row.wanted}
         found |= {(row.phase, row.wanted, path, reason) for path in targets for reason in reasons}
+        if row.path is not None:  # the wanted path itself, where it serves without valid evidence
+            found |= {(row.phase, row.wanted, row.path, reason) for reason in row.fallback_reasons}
     return found

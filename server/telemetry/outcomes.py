@@ -44,7 +44,7 @@ class Attestation(Enum):
 
 
 class Shadow(Enum):
-    """Verdict of a shadow check on attention that was served."""
+    """Verdict of a shadow check on what was served."""
 
     MATCH = "match"
     MISMATCH = "mismatch"

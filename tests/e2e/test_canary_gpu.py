@@ -27,16 +27,10 @@ pytestmark = [pytest.mark.gpu, pytest.mark.e2e, pytest.mark.timeout(900)]
 WINDOW = 2048  # the recorded prompts of 2,049 and 3,500 tokens see its edge, and no shorter one does
 NUM_LAYERS, HIDDEN, INTERMEDIATE, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 32, 4096, 14336, 32, 8, 128
 CONFIG = {
-    "model_type": "mistral",
-    "architectures": ["MistralForCausalLM"],
-    "hidden_size": HIDDEN,
-    "intermediate_size": INTERMEDIATE,
-    "num_hidden_layers": NUM_LAYERS,
-    "num_attention_heads": NUM_HEADS,
-    "num_key_value_heads": NUM_KV_HEADS,
-    "head_dim": HEAD_DIM,
-    "max_position_embeddings": 8192,
-}
+    "model_type": "mistral", "architectures": ["MistralForCausalLM"], "hidden_size": HIDDEN,
+    "intermediate_size": INTERMEDIATE, "num_hidden_layers": NUM_LAYERS, "num_attention_heads": NUM_HEADS,
+    "num_key_value_heads": NUM_KV_HEADS, "head_dim": HEAD_DIM, "max_position_embeddings": 8192,
+}  # fmt: skip
 
 PATHS = (
     "gluon.prefill.hopper",

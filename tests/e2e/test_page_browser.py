@@ -263,13 +263,5 @@ def test_every_control_is_reached_by_the_tab_key(tab: Tab, start: Start) -> None
         tab.press(*TAB)
         seen.add(tab.value("document.activeElement.id || document.activeElement.tagName"))
     assert {
-        "prompt",
-        "send",
-        "clear",
-        "max-tokens",
-        "temperature",
-        "window",
-        "only-fallbacks",
-        "SUMMARY",
-        "BUTTON",
-    } <= seen
+        "prompt", "send", "clear", "max-tokens", "temperature", "window", "only-fallbacks", "SUMMARY", "BUTTON",
+    } <= seen  # fmt: skip

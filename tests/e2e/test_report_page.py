@@ -29,14 +29,8 @@ def test_the_report_of_the_shipped_matrix_fits_a_phone(browser: str, tmp_path: P
     assert made.returncode == 0, made.stderr
     page.write_text(page.read_text().replace("</body>", _PROBE))
     command = [
-        browser,
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--window-size=500,900",
-        "--dump-dom",
-        page.as_uri(),
-    ]
+        browser, "--headless", "--no-sandbox", "--disable-gpu", "--window-size=500,900", "--dump-dom", page.as_uri(),
+    ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     widths = re.search(r"<title>(\d+) of (\d+)</title>", done.stdout)
     assert widths is not None, done.stderr[-2000:]

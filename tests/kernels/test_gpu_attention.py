@@ -9,8 +9,8 @@ from itertools import product
 
 import pytest
 import torch
+from attention_cases import BF16, CHUNKS, CUDA, FP16, PROMPTS, RUN, TOKENS, Case, images, made
 from attention_inputs import FIXED_SEEDS, Inputs, assert_right, attend, flags_for, fresh_seeds, packed, paged
-from gpu_cases import BF16, CHUNKS, CUDA, FP16, PROMPTS, RUN, TOKENS, Case, images, made
 
 from kernels.batch import AttentionFlags
 from kernels.buckets import Bucket

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from attention_cases import BF16, CHUNKS, CUDA, PROMPTS, RUN, TOKENS, Case, batch_of, made
 from attention_inputs import NAN, POISON_PAGE, Inputs, assert_right, attend, edges, flags_for
-from gpu_cases import BF16, CHUNKS, CUDA, PROMPTS, RUN, TOKENS, Case, batch_of, made
 from torch import Tensor
 
 from kernels import functional

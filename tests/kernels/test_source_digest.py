@@ -14,14 +14,9 @@ from kernels.source_digest import SourceDigests
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 ENTRIES = (
-    "hopper.prefill.launch",
-    "hopper.extend.launch",
-    "hopper.decode.launch",
-    "portable.prefill",
-    "portable.extend",
-    "portable.decode",
-    "sdpa.backends",
-)
+    "hopper.prefill.launch", "hopper.extend.launch", "hopper.decode.launch", "portable.prefill", "portable.extend",
+    "portable.decode", "sdpa.backends",
+)  # fmt: skip
 SAMPLE = """
 from pack.deep import base, helper as h
 

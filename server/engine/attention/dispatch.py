@@ -3,38 +3,31 @@
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from torch import Tensor
 
 from kernels.batch import AttentionBatch, AttentionFlags
-from kernels.operators import AnyShape
+from kernels.operators import AnyShape, Operator, operator_of
 from kernels.path import KernelPath, RunAttention
 from kernels.shape import AttentionShape, Phase
 from qualification.decision.decision import Decision, Pairs
 from server.engine.attention.dispatch_key import LengthKey, bucket_index, key_of_shape
-from server.engine.attention.launch_errors import launch_failure
 from server.engine.attention.timer import AttentionTimer
+from server.engine.operators.decisions import Decisions, NoPathError, Redecide
+from server.engine.operators.launch_errors import launch_failure
 from server.engine.products.experts import ExpertsTable
 from server.engine.products.linear import LinearTable
 from server.engine.scheduling.sequence import Batch
-from server.protocol.messages import AttentionSample, AttentionUse
+from server.protocol.messages import AttentionSample, AttentionUse, DispatchCount
 
 logger = logging.getLogger(__name__)
 
-# Decides a shape again without the (path, shape) pairs that broke, and without those that an operator took out.
-Redecide = Callable[[AttentionShape, Pairs, Pairs], Decision[AttentionShape]]
+Lane = Phase | Operator  # what is quarantined together: a phase of attention, or another operator
 # Gives the context in which a choice is run for one layer: the profiler's mark.
 Watch = Callable[["Choice"], AbstractContextManager[object]]
-
-
-class NoPathError(Exception):
-    """No path is left (or none was planned) that may serve a phase of the batch. The other phases can be served."""
-
-    def __init__(self, phase: Phase, message: str) -> None:
-        super().__init__(message)
-        self.phase = phase
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +63,7 @@ class Dispatcher:
         paths: Iterable[KernelPath],
         flags: tuple[AttentionFlags, ...],
         *,
-        redecide: Redecide,
+        redecide: Redecide[AttentionShape],
         timer: AttentionTimer | None = None,
         quarantined: Pairs = frozenset(),
         overridden: Pairs = frozenset(),
@@ -87,14 +80,12 @@ class Dispatcher:
         self.products = products
         self.windows = tuple(dict.fromkeys(layer.window for layer in flags))
         self._paths = {path.name: path for path in paths}
-        self._redecide = redecide
-        self._quarantined = quarantined
-        self._overridden = overridden
-        self._news: list[tuple[str, str]] = []
+        self._of_attention = Decisions(decisions, redecide, quarantined, overridden)
+        others = (None if products is None else products.decided, None if experts is None else experts.decided)
+        self._all: tuple[Decisions[Any], ...] = (self._of_attention, *(it for it in others if it is not None))
         self._watch: Watch | None = None
         self.timer = timer
         self._choices: dict[Phase, dict[LengthKey, Choice]] = {phase: {} for phase in Phase}
-        self._decisions = dict(decisions)
         for shape, decision in decisions.items():
             if decision.path is not None:
                 self._choices[shape.phase][key_of_shape(shape)] = self._resolve(decision)
@@ -108,18 +99,49 @@ class Dispatcher:
     @property
     def plan(self) -> dict[AttentionShape, Decision[AttentionShape]]:
         """Return the decision for each shape now, shapes that no path serves any more included."""
-        return dict(self._decisions)
+        return self._of_attention.plan
 
     @property
     def all_decisions(self) -> list[Decision[AnyShape]]:
         """Return the decision for each shape now, those of other operators behind attention's."""
-        products = () if self.products is None else self.products.decisions
-        return [*self._decisions.values(), *products, *([] if self.experts is None else self.experts.decisions)]
+        return [decision for of_operator in self._all for decision in of_operator.plan.values()]
 
     @property
     def overridden(self) -> Pairs:
         """The (path, shape) pairs that an operator took out of service."""
-        return self._overridden
+        return self._of_attention.overridden
+
+    @property
+    def revision(self) -> int:
+        """A number that grows whenever a decision of any operator changes."""
+        return sum(of_operator.revision for of_operator in self._all)
+
+    def products_of(self, num_tokens: int, num_sampled: int) -> tuple[Decision[AnyShape], ...]:
+        """Return the decisions beside attention's that serve a step of so many tokens, some of them sampled."""
+        products = () if self.products is None else self.products.served(num_tokens, num_sampled)
+        return (*products, *(() if self.experts is None else self.experts.served(num_tokens)))
+
+    def check_products(self, num_tokens: int, num_sampled: int) -> None:
+        """Raises NoPathError where no path is left for a product of such a step."""
+        if self.products is not None:
+            self.products.check(num_tokens, num_sampled)
+        if self.experts is not None:
+            self.experts.check(num_tokens)
+
+    def product_counts(self, num_tokens: int, num_sampled: int, num_sequences: int) -> list[DispatchCount]:
+        """Return the decisions beside attention's that serve such a step, with their launches."""
+        products = [] if self.products is None else self.products.counts(num_tokens, num_sampled, num_sequences)
+        return products if self.experts is None else [*products, *self.experts.counts(num_tokens, num_sequences)]
+
+    def product_uses(self, num_tokens: int, num_sampled: int) -> list[AttentionUse]:
+        """Return what a request says of them: of the products of all models only what is no proven first choice."""
+        products = [] if self.products is None else self.products.uses(num_tokens, num_sampled)
+        return products if self.experts is None else [*products, *self.experts.uses(num_tokens)]
+
+    def product_pairs(self, num_tokens: int, num_sampled: int) -> list[tuple[str, str]]:
+        """Return their (path, shape) pairs: whom to blame when the device is lost in such a step."""
+        products = [] if self.products is None else self.products.pairs(num_tokens, num_sampled)
+        return products if self.experts is None else [*products, *self.experts.pairs(num_tokens)]
 
     @property
     def choices(self) -> tuple[Choice, ...]:
@@ -127,9 +149,8 @@ class Dispatcher:
         return tuple(choice for of_phase in self._choices.values() for choice in of_phase.values())
 
     def take_quarantined(self) -> list[tuple[str, str]]:
-        """The (path, shape) pairs quarantined since the last call."""
-        news, self._news = self._news, []
-        return news
+        """The (path, shape) pairs of all operators quarantined since the last call."""
+        return [pair for of_operator in self._all for pair in of_operator.take_quarantined()]
 
     def choice(self, part: PhasePart, window: int | None) -> Choice:
         """One dictionary hit. Raises NoPathError for a shape without a path, which no start-up lets through."""
@@ -213,48 +234,45 @@ class Dispatcher:
             raise NoPathError(shape.phase, f"no path is left for {shape}")
         return found
 
-    def quarantine(self, path: str, phase: Phase) -> list[tuple[str, str]]:
-        """Serve no shape of the phase on this path any more. Returns the (path, shape) pairs that it served.
+    def quarantine(self, path: str, lane: Lane) -> list[tuple[str, str]]:
+        """Serve no shape of the phase or operator on this path any more. Returns the (path, shape) pairs it served.
 
         `take_quarantined` no longer returns them. A shape that no other path may serve is left without one, and its
         requests end with an error.
         """
-        broken = [it for it in self.choices if it.use.path == path and it.decision.shape.phase is phase]
-        for choice in broken:
-            self._next(choice)
+        if isinstance(lane, Phase):
+            for choice in [it for it in self.choices if it.use.path == path and it.decision.shape.phase is lane]:
+                self._next(choice)
+        for of_operator in self._all[1:]:
+            for shape, decision in of_operator.plan.items():
+                if operator_of(shape) is lane and decision.path == path:
+                    of_operator.quarantine(shape)
         return self.take_quarantined()
 
-    def override(self, pairs: Pairs) -> list[AttentionShape]:
+    def override(self, pairs: Pairs) -> list[AnyShape]:
         """Serve without these (path, shape) pairs, and with those again that earlier calls had named, from now on.
 
         Returns the shapes that would be left without a path; when there are any, nothing has changed.
         """
-        known = {str(shape): shape for shape in self._decisions}
-        concerned = {known[name] for _, name in pairs ^ self._overridden if name in known}
-        decisions = {shape: self._redecide(shape, self._quarantined, pairs) for shape in concerned}
-        stranded = [it.shape for it in decisions.values() if it.path is None and self._decisions[it.shape].path]
+        changes = [(of_operator, of_operator.without(pairs)) for of_operator in self._all]
+        stranded = [shape for of_operator, changed in changes for shape in of_operator.stranded(changed)]
         if stranded:
             return stranded
-        self._overridden = pairs
-        for shape, decision in decisions.items():
-            self._decisions[shape] = decision
+        for of_operator, changed in changes:
+            of_operator.override(pairs, changed)
+        for shape in changes[0][1]:
+            decision = self._of_attention[shape]
             if decision.path is not None:
                 self._choices[shape.phase][key_of_shape(shape)] = self._resolve(decision)
         return []
 
     def _next(self, choice: Choice) -> Choice | None:
         """Quarantine a choice, and decide its shape again; None where no path is left."""
-        shape, path = choice.decision.shape, choice.use.path
-        self._quarantined |= {(path, str(shape))}
-        self._news.append((path, str(shape)))
+        shape = choice.decision.shape
         self._choices[shape.phase].pop(key_of_shape(shape), None)
-        decision = self._redecide(shape, self._quarantined, self._overridden)
-        if decision.path is None or (decision.path, str(shape)) in self._quarantined:
-            logger.error("no path is left for %s", shape)
-            self._decisions[shape] = replace(decision, path=None)
+        decision = self._of_attention.quarantine(shape)
+        if decision is None:
             return None
-        logger.warning("%s serves %s from now on", decision.path, shape)
-        self._decisions[shape] = decision
         self._choices[shape.phase][key_of_shape(shape)] = found = self._resolve(decision)
         return found
 

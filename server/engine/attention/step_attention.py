@@ -6,9 +6,11 @@ from dataclasses import dataclass, field, replace
 from torch import Tensor
 
 from kernels.batch import AttentionBatch
+from kernels.operators import AnyShape
 from kernels.shape import Phase
+from qualification.decision.decision import Decision
 from server.engine.attention.dispatch import Choice, Dispatcher, PhasePart
-from server.engine.attention.launch_errors import LAUNCH_ERRORS
+from server.engine.operators.launch_errors import LAUNCH_ERRORS
 from server.protocol.messages import AttentionUse, DispatchCount
 
 # The next path for a choice whose kernel could not be launched. Raises NoPathError, or what else ends the step.
@@ -58,9 +60,11 @@ class StepAttention:
         *,
         tap: TakeCall | None = None,
         replace_choice: ReplaceChoice | None = None,
+        num_sampled: int = 0,
     ) -> None:
         """`k_pages`, `v_pages`: one [num_pages, page_size, kv_heads, head_dim] a layer. Raises NoPathError.
 
+        `num_sampled`: tokens of the step whose logits are computed, for the products that serve beside attention.
         `replace_choice`: what to do where a kernel cannot be launched; without it the dispatcher's next path serves.
         """
         self._dispatcher = dispatcher
@@ -69,6 +73,9 @@ class StepAttention:
         self._report: Served | None = None
         self._k_pages = k_pages
         self._v_pages = v_pages
+        self._num_sampled = num_sampled
+        self._num_rows = max((part.tokens.stop for part in parts), default=0)  # of a CUDA graph with its padding
+        dispatcher.check_products(self._num_rows, num_sampled)
         self._parts = [
             _Part(part, {window: _Lane(dispatcher.choice(part, window)) for window in dispatcher.windows})
             for part in parts
@@ -118,20 +125,17 @@ class StepAttention:
                 entry.planned = None  # every layer is launched: the memory is the next step's
             lanes = self._lanes()
             uses = {phase: [lane.choice.use for entry, lane in lanes if entry.part.phase is phase] for phase in Phase}
-            experts = self._dispatcher.experts
-            if experts is not None:
-                served = experts.uses(self._num_rows)
+            served = self._dispatcher.product_uses(self._num_rows, self._num_sampled)
+            if served:
                 uses = {phase: [*of_phase, *served] if of_phase else [] for phase, of_phase in uses.items()}
             self._report = Served(self.counts(), uses)
         return self._report
 
     def counts(self) -> list[DispatchCount]:
-        """Each decision that served, with how often its path was launched; those of experts behind attention's."""
+        """Each decision that served, with how often its path was launched; those of products behind attention's."""
         found = [_count(entry.part, lane) for entry, lane in self._lanes()]
-        if self._dispatcher.experts is not None:
-            num_sequences = sum(entry.part.num_sequences for entry in self._parts)
-            found += self._dispatcher.experts.counts(self._num_rows, num_sequences)
-        return found
+        num_sequences = sum(entry.part.num_sequences for entry in self._parts)
+        return [*found, *self._dispatcher.product_counts(self._num_rows, self._num_sampled, num_sequences)]
 
     def served(self) -> list[tuple[Choice, int]]:
         """Each choice that ran in this step, with its launches."""
@@ -140,12 +144,11 @@ class StepAttention:
     def suspects(self) -> list[tuple[str, str]]:
         """Every (path, shape) of this step: whom to blame when the device is lost in it."""
         found = [(lane.choice.use.path, str(lane.choice.decision.shape)) for _, lane in self._lanes()]
-        return found if self._dispatcher.experts is None else found + self._dispatcher.experts.pairs(self._num_rows)
+        return [*found, *self._dispatcher.product_pairs(self._num_rows, self._num_sampled)]
 
-    @property
-    def _num_rows(self) -> int:
-        """Tokens that the step computes; of a CUDA graph with its padding."""
-        return max((entry.part.tokens.stop for entry in self._parts), default=0)
+    def products(self) -> tuple[Decision[AnyShape], ...]:
+        """Return the decisions beside attention's that serve the step now."""
+        return self._dispatcher.products_of(self._num_rows, self._num_sampled)
 
     def _lanes(self) -> list[tuple[_Part, _Lane]]:
         return [(entry, lane) for entry in self._parts for lane in (*entry.retired, *entry.lanes.values())]

@@ -7,12 +7,15 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from server.engine.attention.dispatch import Choice, NoPathError, PhasePart
+from kernels.operators import AnyShape
+from qualification.decision.decision import Decision
+from server.engine.attention.dispatch import Choice, PhasePart
 from server.engine.attention.step_attention import StepAttention
 from server.engine.execution.capture import Capture
 from server.engine.execution.graph_keys import GraphKey, GraphSizes, graph_keys, key_of
 from server.engine.execution.step_buffer import StepLayout, graph_layout
 from server.engine.execution.worker import Worker
+from server.engine.operators.decisions import NoPathError
 from server.engine.scheduling.sequence import Batch
 
 logger = logging.getLogger(__name__)
@@ -22,10 +25,12 @@ logger = logging.getLogger(__name__)
 class _Graph:
     """A captured step. `choices`: what its attention ran on; `launches`: how often, by window, for each part.
 
+    products  the decisions for its products and experts
     latest  the attention of its latest step, and how many rows and tokens that had
     """
 
     choices: tuple[Choice, ...]
+    products: tuple[Decision[AnyShape], ...]
     launches: tuple[Mapping[int | None, int], ...]
     latest: "tuple[tuple[int, ...], StepAttention] | None" = None
 
@@ -59,6 +64,7 @@ class StepGraphs:
         worker.declare(self.layouts, sizes.max_sampled)
         self._graphs: dict[GraphKey, _Graph] = {}
         self._resting: frozenset[GraphKey] = frozenset()
+        self._revision = worker.dispatcher.revision
 
     @property
     def keys(self) -> tuple[GraphKey, ...]:
@@ -83,7 +89,8 @@ class StepGraphs:
                 continue
             progress(f"{index}/{len(self.layouts)} {key.label}")
             attention = self._worker.capture(key, capture)
-            self._graphs[key] = _Graph(attention.choices, attention.launches)
+            self._graphs[key] = _Graph(attention.choices, attention.products(), attention.launches)
+        self._revision = self._worker.dispatcher.revision
 
     def find(self, batch: Batch) -> GraphStep | None:
         """Return the graph's view of a batch; None where no graph computes it as it is decided now."""
@@ -91,9 +98,9 @@ class StepGraphs:
         graph = None if key is None else self._graphs.get(key)
         if key is None or graph is None:
             return None
-        has_changed = self._choices(key) != graph.choices
-        if has_changed != (key in self._resting):
+        if self._revision != self._worker.dispatcher.revision:  # of any operator's decisions
             self._note_changed()
+        has_changed = key in self._resting
         if has_changed or (key.has_loose_bounds and not self._has_same_paths(key, batch, graph)):
             return None
         rows = batch.sampled_rows
@@ -124,17 +131,24 @@ class StepGraphs:
 
     def _note_changed(self) -> None:
         """Note which graphs hold another decision than the one that stands now: they rest until it comes back."""
-        changed = (key for key, graph in self._graphs.items() if self._choices(key) != graph.choices)
-        resting = frozenset(changed)
+        self._revision = self._worker.dispatcher.revision
+        resting = frozenset(key for key, graph in self._graphs.items() if self._has_changed(key, graph))
         if resting != self._resting:
             logger.warning("%d graphs rest: a decision changed", len(resting))
             self._resting = resting
+
+    def _has_changed(self, key: GraphKey, graph: _Graph) -> bool:
+        try:
+            now = self._worker.attend_graph(key)
+        except NoPathError:
+            return True
+        return now.choices != graph.choices or now.products() != graph.products
 
     def _counted(self, key: GraphKey, graph: _Graph, batch: Batch) -> StepAttention:
         """Return the attention that counts a replay: of the batch's sequences and tokens, not of the padded ones."""
         counts = (batch.num_prefill, batch.num_extend, batch.num_rows, batch.num_tokens)
         if graph.latest is None or graph.latest[0] != counts:  # equal steps share it
-            attention = self._worker.attend([_counted(part, batch) for part in self._worker.parts(key)])
+            attention = self._worker.attend_graph(key, [_counted(part, batch) for part in self._worker.parts(key)])
             attention.count(graph.launches)
             graph.latest = counts, attention
         return graph.latest[1]

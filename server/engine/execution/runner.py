@@ -6,14 +6,14 @@ What a rank must not decide alone is decided here: which graph computes a step, 
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from kernels.sampling.sampling import SamplingTensors, sampling_tensors
-from server.engine.attention.dispatch import Dispatcher, NoPathError
-from server.engine.attention.launch_errors import is_device_lost
+from server.engine.attention.dispatch import Dispatcher
 from server.engine.attention.step_attention import Served, StepAttention
 from server.engine.execution.grammars import BoundRow, Grammars
 from server.engine.execution.graphs import GraphStep, StepGraphs
@@ -31,6 +31,8 @@ from server.engine.execution.sampling import (
 )
 from server.engine.execution.step_writer import StepWriter
 from server.engine.execution.worker import LaunchFailed, Worker
+from server.engine.operators.decisions import NoPathError
+from server.engine.operators.launch_errors import is_device_lost
 from server.engine.proof.shadow_check import ShadowCheck, Tap
 from server.engine.scheduling.runner_api import BatchError, StepResult
 from server.engine.scheduling.sequence import Batch, Sequence
@@ -167,7 +169,8 @@ class ModelRunner:
                     self.worker.drop_unread(num_unread)
                     self.worker.dispatcher.replace(failed.choice, failed.error)
         except NoPathError as error:
-            raise self._batch_error(batch.rows_of(error.phase), str(error)) from error
+            rows = range(batch.num_rows) if error.phase is None else batch.rows_of(error.phase)
+            raise self._batch_error(rows, str(error)) from error
         except torch.OutOfMemoryError as error:
             num_prompts = batch.num_prefill + batch.num_extend
             rows_to_end = range(num_prompts or batch.num_rows)  # prompts need more memory than single tokens
@@ -291,7 +294,9 @@ class ModelRunner:
         if batch.forks:
             place_of = {row: place for place, row in enumerate(batch.sampled_rows)}
             draws = tuple([place_of[row] for row in batch.drawn_rows])
-        hidden = self.worker.launch(buffer, sampling, tap, scored=scored, draws=draws, leaves_open=leaves_open)
+        with nullcontext() if tap is None else tap.watching():
+            taken = None if tap is None else tap.attention
+            hidden = self.worker.launch(buffer, sampling, taken, scored=scored, draws=draws, leaves_open=leaves_open)
         return tuple(range(len(batch.sampled_rows) + len(batch.forks))), hidden
 
     def _replay(self, step: GraphStep, scored: ScoredRows | None, *, leaves_open: bool) -> tuple[int, ...]:

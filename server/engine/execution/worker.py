@@ -9,12 +9,12 @@ from torch import Tensor
 
 from kernels.sampling.sampling import SamplingTensors, greedy, sample
 from server.engine.attention.dispatch import Choice, Dispatcher, PhasePart
-from server.engine.attention.launch_errors import launch_failure
 from server.engine.attention.step_attention import StepAttention, TakeCall
 from server.engine.execution.capture import Capture, RecordedGraph, Replayable
 from server.engine.execution.graph_keys import GraphKey
 from server.engine.execution.sampling import SampledTokens, ScoredRows, score, staged
 from server.engine.execution.step_buffer import DeviceInputs, StepBuffer, StepLayout, StepTensors
+from server.engine.operators.launch_errors import launch_failure
 from server.engine.scheduling.step_parts import Mark, Part, unmarked
 from server.model.decoder import Decoder
 from server.model.kv_cache import KVCache
@@ -76,20 +76,36 @@ class Worker:
         """Return the attention's parts of a declared graph."""
         return self._inputs.of_graph(key).parts
 
-    def attend(self, parts: list[PhasePart], tap: TakeCall | None = None) -> StepAttention:
-        """Return the attention of a step over this rank's pages, decided. Raises NoPathError."""
-        return StepAttention(self.dispatcher, parts, self.kv.k, self.kv.v, tap=tap, replace_choice=self._replace)
+    def attend(self, parts: list[PhasePart], tap: TakeCall | None = None, *, num_sampled: int = 0) -> StepAttention:
+        """Return the attention of a step over this rank's pages, decided. Raises NoPathError.
+
+        `num_sampled`: tokens of the step whose logits are computed.
+        """
+        return StepAttention(
+            self.dispatcher,
+            parts,
+            self.kv.k,
+            self.kv.v,
+            tap=tap,
+            replace_choice=self._replace,
+            num_sampled=num_sampled,
+        )
+
+    def attend_graph(self, key: GraphKey, parts: list[PhasePart] | None = None) -> StepAttention:
+        """Return the attention of a declared graph, of its own parts or of such as are like them."""
+        tensors = self._inputs.of_graph(key)
+        return self.attend(tensors.parts if parts is None else parts, num_sampled=_num_sampled(tensors))
 
     @torch.inference_mode()
     def run_padding(self, key: GraphKey) -> None:
         """Compute what a graph of this key will, from what is in its inputs now."""
-        self._compute(self._inputs.of_graph(key), self.attend(self.parts(key)), logits=self.graph_logits)
+        self._compute(self._inputs.of_graph(key), self.attend_graph(key), logits=self.graph_logits)
 
     @torch.inference_mode()
     def capture(self, key: GraphKey, capture: Capture) -> StepAttention:
         """Record the graph of a declared key. Returns its attention, with the launches that each replay repeats."""
         tensors = self._inputs.of_graph(key)
-        attention = self.attend(tensors.parts)
+        attention = self.attend_graph(key)
 
         def work() -> None:
             self._compute(tensors, attention, logits=self.graph_logits)
@@ -111,13 +127,15 @@ class Worker:
     def record(self, buffer: StepBuffer, capture: Callable[[Callable[[], None]], Recorded]) -> Recorded | None:
         """Capture a step's launches, its inputs in place, as `launch` makes them; nothing of it runs.
 
-        None where a path of its attention cannot be captured. Raises NoPathError.
+        None where a path of it cannot be captured. Raises NoPathError.
         """
         tensors = self._inputs.load(buffer)
-        attention = self.attend(tensors.parts)
-        if not all(choice.is_capturable for choice in attention.choices):
-            return None
         is_sampled = buffer.layout.num_sampled != 0
+        attention = self.attend(tensors.parts, num_sampled=_num_sampled(tensors) if is_sampled else 0)
+        experts = self.dispatcher.experts
+        waits = experts is not None and not experts.is_capturable
+        if waits or not all(choice.is_capturable for choice in attention.choices):
+            return None
 
         def work() -> None:
             self._compute(tensors, attention, has_pending=buffer.has_pending, is_sampled=is_sampled)
@@ -191,14 +209,15 @@ class Worker:
         """
         tensors = self._inputs.load(buffer)
         self.mark(Part.LAUNCH)
-        attention = self.attend(tensors.parts, tap)
+        is_sampled = buffer.layout.num_sampled != 0
+        attention = self.attend(tensors.parts, tap, num_sampled=_num_sampled(tensors) if is_sampled else 0)
         self._announce(buffer)
         self._begin(attention)
         return self._compute(
             tensors,
             attention,
             has_pending=buffer.has_pending,
-            is_sampled=buffer.layout.num_sampled != 0,
+            is_sampled=is_sampled,
             sampling=None if sampling is None else staged(sampling, self.device),
             scored=scored,
             draws=draws,
@@ -301,6 +320,13 @@ def _end_step(choice: Choice, error: Exception) -> Choice:
     if launch_failure(error) is None:
         raise error
     raise LaunchFailed(choice, error) from error
+
+
+def _num_sampled(tensors: StepTensors) -> int:
+    """Return how many rows of logits a step computes, of all its tokens where it does not choose among them."""
+    if tensors.sampled is not None:
+        return tensors.sampled.shape[0]
+    return max((part.tokens.stop for part in tensors.parts), default=0)
 
 
 def _rows_of(logits: Tensor, rows: tuple[int, ...]) -> Tensor:

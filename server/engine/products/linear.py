@@ -1,56 +1,199 @@
-"""Which path multiplies how many rows with each weight, by the decisions of the plan.
+"""Which path multiplies how many rows with each weight, by the decisions of the plan as they stand now.
 
 What serves is chosen by the number of rows (`kernels/linear/matmul.py`), and the paths of the catalog reject what they
 are not chosen for. So a decision for the first of them that can compute a shape changes nothing. Where that one is not
-proven, or failed, the decision is for PyTorch's product, and a weight gets it for those numbers of rows.
+proven, failed, or broke in service, another path is decided, and it multiplies those numbers of rows in its place.
 """
 
-from collections.abc import Iterable, Mapping
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
-from kernels.device import dtype_of
+from kernels.device import dtype_of, torch_dtype
 from kernels.fingerprint import Fingerprint
 from kernels.linear.epilogue import Epilogue
 from kernels.linear.paths import LinearPath
 from kernels.linear.shape import LinearShape
 from kernels.row_buckets import LinearRows
 from kernels.shape import Dtype
-from qualification.decision.decision import Decision
+from qualification.decision.decision import Decision, Pairs
+from qualification.measure.qualify import DeviceLost
+from server.engine.operators.decisions import Decisions, NoPathError, Redecide
+from server.engine.operators.launch_errors import LAUNCH_ERRORS, not_launched
+from server.engine.products.counts import ServedShape, dispatch_counts, fallback_uses, first_decision
+from server.model.linear import Dense, Product
+from server.protocol.messages import AttentionUse, DispatchCount
 
-_LAST = "torch.linear"
+logger = logging.getLogger(__name__)
+
+_MOST_KNOWN = 4096
+# Called behind each product of a checked step, with what it read and wrote.
+TakeProduct = Callable[["ServedProduct", Tensor, Tensor], None]
 
 
 class LinearTable:
-    """The decisions of the plan for products with weights. Nothing of it changes in service."""
+    """The decisions for the products of a model, and the path that multiplies where it is not the chosen one."""
 
     def __init__(
         self,
         decisions: Mapping[LinearShape, Decision[LinearShape]],
         paths: Iterable[LinearPath],
         fingerprint: Fingerprint,
+        *,
+        redecide: Redecide[LinearShape] = first_decision,
+        quarantined: Pairs = frozenset(),
+        overridden: Pairs = frozenset(),
+        may_replace: bool = True,
     ) -> None:
-        """`paths`: those of this machine, the most preferred first."""
-        self.decisions = tuple(decisions.values())
-        able = tuple(path for path in paths if path.run is not None)
-        self._by_torch: dict[str, set[LinearRows]] = {}
-        for shape, decision in decisions.items():
-            first = next((path.name for path in able if not path.rejects(shape, fingerprint)), _LAST)
-            if decision.path == _LAST != first:
-                self._by_torch.setdefault(shape.kind, set()).add(shape.rows)
+        """`paths`: those of this machine, the most preferred first.
+
+        `may_replace`: whether the next path may serve where a launch fails in the middle of a step; several ranks start
+        again instead.
+        """
+        self._paths = {path.name: path for path in paths}
+        self._fingerprint = fingerprint
+        self._may_replace = may_replace
+        self._replaced: dict[str, dict[LinearRows, LinearPath]] = {}  # by kind: those that serve instead of the chosen
+        self._weights: Counter[tuple[LinearShape, bool]] = Counter()  # of one row; whether it is that of a head
+        self._known: dict[tuple[int, int], list[ServedShape]] = {}  # of steps that were asked for
+        self.tap: TakeProduct | None = None  # of a checked step
+        self.decided = Decisions(decisions, redecide, quarantined, overridden, on_change=self._resolve)
+        for decision in decisions.values():
+            self._resolve(decision)
 
     @property
-    def fallbacks(self) -> list[Decision[LinearShape]]:
-        """Return the decisions that leave rows to PyTorch."""
-        return [it for it in self.decisions if it.shape.rows in self._by_torch.get(it.shape.kind, ())]
+    def num_weights(self) -> int:
+        """Products of a step with a token to sample."""
+        return sum(self._weights.values())
 
-    def by_torch(self, weight: Tensor, has_bias: bool, epilogue: Epilogue) -> frozenset[LinearRows]:
-        """Return the numbers of rows that PyTorch multiplies with such a weight; none where nothing is in the way."""
-        if not self._by_torch:
-            return frozenset()
+    def product(self, layer: int | None, name: str, linear: Dense, epilogue: Epilogue) -> "ServedProduct":
+        """Return what multiplies with a weight from now on; of the head `layer` is None. Called once for each weight.
+
+        A CPU has no products of 16 bits that are stored in fp32: it widens the router's operands, and rounds logits.
+        """
+        weight, has_bias = linear.weight, linear.bias is not None and name != "router"
         dtype = dtype_of(weight.dtype)
+        if epilogue is Epilogue.FP32 and weight.device.type == "cpu":
+            epilogue, dtype = Epilogue.NONE, Dtype.FP32 if name == "router" else dtype
         if dtype is Dtype.FP32 and epilogue is Epilogue.FP32:
             epilogue = Epilogue.NONE
         size_out = weight.shape[0] // epilogue.parts
         shape = LinearShape(dtype, weight.shape[1], size_out, LinearRows.LE_1, has_bias, epilogue)
-        return frozenset(self._by_torch.get(shape.kind, ()))
+        self._weights[shape, layer is None] += 1
+        self._known.clear()
+        replaced = self._replaced.setdefault(shape.kind, {})
+        return ServedProduct(self, layer, name, shape, weight, linear.bias if has_bias else None, replaced)
+
+    def served(self, num_tokens: int, num_sampled: int) -> tuple[Decision[LinearShape], ...]:
+        """Return each decision that serves a step of so many tokens, of which so many are sampled."""
+        return tuple(it.decision for it in self._served(num_tokens, num_sampled))
+
+    def check(self, num_tokens: int, num_sampled: int) -> None:
+        """Raises NoPathError where a product of such a step has no path any more."""
+        for decision in self.served(num_tokens, num_sampled):
+            if decision.path is None:
+                raise NoPathError(None, f"no path is left for {decision.shape}")
+
+    def counts(self, num_tokens: int, num_sampled: int, num_sequences: int) -> list[DispatchCount]:
+        """Return the decisions that serve such a step by bucket, path and status, with their launches."""
+        return dispatch_counts(self._served(num_tokens, num_sampled), num_tokens, num_sequences)
+
+    def uses(self, num_tokens: int, num_sampled: int) -> list[AttentionUse]:
+        """Return the fallbacks, and what is not proven, that serve every sequence of such a step."""
+        return fallback_uses(self._served(num_tokens, num_sampled))
+
+    def pairs(self, num_tokens: int, num_sampled: int) -> list[tuple[str, str]]:
+        """Return the (path, shape) pairs of paths of our own in a step: whom to blame when the device is lost in it."""
+        served = self.served(num_tokens, num_sampled)
+        return [(it.path, str(it.shape)) for it in served if it.path is not None and not it.path.startswith("torch.")]
+
+    def quarantine_failed(self, shape: LinearShape, error: Exception) -> None:
+        """Have the next path serve a shape that failed to launch. Raises NoPathError, or `error` of another kind."""
+        reason = not_launched(error)
+        if reason is None or shape not in self.decided:
+            raise error
+        path = self.decided[shape].path
+        logger.error("%s failed to launch for %s (%s): %s", path, shape, reason.value, error)
+        if not self._may_replace:
+            raise DeviceLost(f"{path} failed to launch: {error}", [(str(path), str(shape))]) from error
+        if self.decided.quarantine(shape) is None:
+            raise NoPathError(None, f"no path is left for {shape}") from error
+
+    def _served(self, num_tokens: int, num_sampled: int) -> list[ServedShape]:
+        known = self._known.get((num_tokens, num_sampled))
+        if known is not None:
+            return known
+        found = []
+        for (kind, is_head), num_launches in self._weights.items():
+            num_rows = num_sampled if is_head else num_tokens
+            shape = replace(kind, rows=LinearRows.of(num_rows)) if num_rows else None
+            if shape is not None and shape in self.decided:
+                found.append(ServedShape(self.decided[shape], num_launches))
+        if len(self._known) >= _MOST_KNOWN:
+            self._known.clear()
+        self._known[num_tokens, num_sampled] = found
+        return found
+
+    def _resolve(self, decision: Decision[LinearShape]) -> None:
+        self._known.clear()
+        shape, replaced = decision.shape, self._replaced.setdefault(decision.shape.kind, {})
+        chosen = next((it for it in self._paths.values() if self._is_able(it, shape)), None)
+        path = None if decision.path is None else self._paths[decision.path]
+        if path is None or chosen is None or path.name == chosen.name:
+            replaced.pop(shape.rows, None)
+        else:
+            replaced[shape.rows] = path
+
+    def _is_able(self, path: LinearPath, shape: LinearShape) -> bool:
+        return path.run is not None and not path.rejects(shape, self._fingerprint)
+
+
+@dataclass(frozen=True, slots=True)
+class ServedProduct:
+    """The product with one weight: by the kernel that the number of rows chooses, or by what is decided in its place.
+
+    layer     None: the head
+    name      that of the weight in its layer
+    shape     of one row
+    weight    [parts * size_out, size_in]
+    replaced  the table's own: the paths of numbers of rows that the chosen kernel may not serve
+    """
+
+    table: LinearTable
+    layer: int | None
+    name: str
+    shape: LinearShape
+    weight: Tensor
+    bias: Tensor | None
+    replaced: Mapping[LinearRows, LinearPath]
+
+    def __call__(self, chosen: Product, x: Tensor) -> Tensor:
+        """Return epilogue(x [rows, size_in] @ weight^T + bias), which `chosen` computes too."""
+        while True:
+            path = self.replaced.get(LinearRows.of(x.shape[0])) if self.replaced else None
+            try:
+                y = chosen(x) if path is None else self._by(path, x)
+                break
+            except LAUNCH_ERRORS as error:
+                self.table.quarantine_failed(self.shape_of(x.shape[0]), error)
+        if self.table.tap is not None:
+            self.table.tap(self, x, y)
+        return y
+
+    def shape_of(self, num_rows: int) -> LinearShape:
+        return replace(self.shape, rows=LinearRows.of(num_rows))
+
+    def path_of(self, num_rows: int) -> str | None:
+        """Return the path that multiplies so many rows now; None for a number that the plan does not have."""
+        shape = self.shape_of(num_rows)
+        return self.table.decided[shape].path if shape in self.table.decided else None
+
+    def _by(self, path: LinearPath, x: Tensor) -> Tensor:
+        assert path.run is not None
+        out = torch.empty(x.shape[0], self.shape.size_out, dtype=torch_dtype(self.shape.dtype_out), device=x.device)
+        path.run(x, self.weight.to(x.dtype), self.bias, self.shape.epilogue, out)
+        return out

@@ -12,16 +12,16 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 
 from kernels.operators import AnyShape, Operator
-from kernels.path import KernelPath
+from kernels.path import AnyPath, KernelPath
 from kernels.shape import Phase
 from qualification.attest.explain import explain
-from qualification.attest.operator_promises import VALID, OperatorPromises
+from qualification.attest.operator_promises import VALID, OperatorMismatch, OperatorPromises, operator_mismatches
 from qualification.attest.promise import (
     Promise,
     attention_markers,
@@ -32,9 +32,10 @@ from qualification.attest.promise import (
 )
 from qualification.evidence.evidence import Evidence
 from qualification.measure.profile import Mark, Seen, profiled
-from server.engine.attention.dispatch import Choice, Dispatcher, NoPathError
-from server.engine.attention.launch_errors import is_device_lost
+from server.engine.attention.dispatch import Choice, Dispatcher
 from server.engine.attention.step_attention import StepAttention
+from server.engine.operators.decisions import NoPathError
+from server.engine.operators.launch_errors import is_device_lost
 from server.engine.scheduling.runner_api import BatchError, Runner
 from server.engine.scheduling.sequence import Batch
 from server.protocol.messages import AttestationReport, AttestedBatch, ExplainedTime
@@ -56,6 +57,7 @@ class Promises:
 
     paths: Mapping[str, KernelPath]
     evidence: Mapping[tuple[AnyShape, str], Evidence]
+    all_paths: Mapping[str, AnyPath] = field(default_factory=dict)  # of every operator
 
     def of(self, choice: Choice) -> Promise:
         """Evidence of another source, which serves under DEGRADE alone, names the kernels of that one."""
@@ -92,7 +94,7 @@ class Attestor:
         recorder: Records | None = None,
         graph_kernels: Callable[[Batch], Counter[str] | None] = lambda _: None,
         time_step: TimeStep = lambda _: None,
-        others: Mapping[Operator, OperatorPromises] | None = None,
+        others: Callable[[], Mapping[Operator, OperatorPromises]] = dict,
         is_quarantining: bool,
         interval_s: float,
         clock: Callable[[], float] = time.monotonic,
@@ -100,7 +102,8 @@ class Attestor:
         """`latest`: attention of the step that `runner` ran last. `interval_s` 0: only when asked.
 
         `recorder`: of the driver's word, None for the profiler's; `graph_kernels`: what the CUDA graph of a batch
-        holds, by the driver's too; `time_step`: where the driver records. `others`: of operators beside attention.
+        holds, by the driver's too; `time_step`: where the driver records. `others`: of operators beside attention, by
+        the decisions as they stand.
         """
         self._runner = runner
         self._latest = latest
@@ -112,7 +115,7 @@ class Attestor:
         self._recorder = recorder
         self._graph_kernels = graph_kernels
         self._time_step = time_step
-        self._others = others or {}
+        self._others = others
         self._warm: list[Batch] = []  # those that ran before, by these choices
         self._warm_by: tuple[Choice, ...] = ()
         self._interval_s = interval_s
@@ -193,14 +196,18 @@ class Attestor:
         served = [] if attention is None else attention.served()
         wrong = self._mismatches(choices, served, seen)
         kernels = sum(seen.calls, start=seen.outside) if not choices else sum(seen.calls[1:], start=seen.calls[0])
-        self._quarantine([choice for choice, _ in wrong])
+        # A step that was recorded call by call, of attention, says nothing of its products.
+        is_whole = bool(seen.outside)
+        wrong_products = [] if attention is None or not is_whole else self._product_mismatches(attention, kernels)
+        self._quarantine([choice for choice, _ in wrong], wrong_products)
+        details = [*(detail for _, detail in wrong), *(it.detail for it in wrong_products)]
         return AttestedBatch(
             phase=phase.value,
             paths=list(dict.fromkeys(choice.use.path for choice, _ in served)),
             is_replay=not choices,
             kernels=self._attention_only(kernels, served) if not choices else dict(sorted(kernels.items())),
-            result="mismatch" if wrong else "match",
-            detail="; ".join(dict.fromkeys(detail for _, detail in wrong)) or None,
+            result="mismatch" if details else "match",
+            detail="; ".join(dict.fromkeys(details)) or None,
             explained=self._explain(batch, served, seen, wrong),
         )
 
@@ -219,7 +226,7 @@ class Attestor:
             return None
         bad = [choice for choice, _ in wrong]
         good = [choice for choice, _ in served if choice not in bad and choice.decision.status in VALID]
-        proven = {operator.value: promises.proven(seconds) for operator, promises in self._others.items()}
+        proven = {operator.value: promises.proven(seconds) for operator, promises in self._others().items()}
         proven[Operator.ATTENTION.value] = kernels_promised((self.promises.of(choice) for choice in good), seconds)
         found = explain(seconds, proven)
         return ExplainedTime(
@@ -304,14 +311,27 @@ class Attestor:
             found += [(choice, detail) for choice, _ in served]
         return found
 
+    def _product_mismatches(self, attention: StepAttention, kernels: Mapping[str, int]) -> list[OperatorMismatch]:
+        """Hold the kernels of a step against what is promised of its products, as far as they are this project's."""
+        promised = []
+        for decision in attention.products():
+            if decision.path is not None and decision.path in self.promises.all_paths:
+                path = self.promises.all_paths[decision.path]
+                evidence = self.promises.evidence.get((decision.shape, path.name))
+                is_of_it = evidence is not None and evidence.source_digest == path.source_digest
+                promised.append((path, promise_of(path, evidence if is_of_it else None)))
+        return operator_mismatches(promised, kernels)
+
     def _attention_only(self, kernels: Mapping[str, int], served: list[tuple[Choice, int]]) -> dict[str, int]:
         """A replay is profiled as a whole; of all its kernels, the attention's."""
         known = self.promises.markers.union(*(self.promises.of(choice).names for choice, _ in served))
         return {name: count for name, count in sorted(kernels.items()) if name in known}
 
-    def _quarantine(self, choices: list[Choice]) -> None:
-        """Take a path that launched unproven kernels from all shapes of its phase, unless one would have no path."""
+    def _quarantine(self, choices: list[Choice], products: list[OperatorMismatch]) -> None:
+        """Take a path that launched unproven kernels from all shapes of its phase or operator."""
         if not self._is_quarantining:
             return
+        for path, operator in dict.fromkeys((it.path, it.operator) for it in products if it.path is not None):
+            self._quarantined += self._dispatcher.quarantine(path, operator)
         for path, phase in dict.fromkeys((choice.use.path, choice.decision.shape.phase) for choice in choices):
             self._quarantined += self._dispatcher.quarantine(path, phase)

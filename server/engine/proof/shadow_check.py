@@ -1,22 +1,29 @@
-"""The shadow check: now and then, some attention of a client's step is computed again in fp64 and compared.
+"""The shadow check: now and then, something that a client's step computed is computed again in fp64 and compared.
 
-A due check has the next step launched kernel by kernel; after one random layer a tap copies what its path read and
-wrote for one sequence and one KV head. The copy is judged later, when the engine is idle or between two steps.
+A due check has the next step launched kernel by kernel. After one random layer a tap copies what attention's path read
+and wrote for one sequence and one KV head; or after one random product, or one layer's experts, some rows. The copy is
+judged later, when the engine is idle or between two steps.
 docs/limits.md ("In service") derives how seldom a right path is quarantined.
 """
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from random import Random
 
 import torch
 from torch import Tensor
 
+from kernels.operators import Operator
 from kernels.reference.rows import SequenceRows
 from kernels.shape import Phase
-from server.engine.attention.dispatch import Choice, Dispatcher, PhasePart
+from server.engine.attention.dispatch import Choice, Dispatcher, Lane, PhasePart
+from server.engine.attention.step_attention import TakeCall
+from server.engine.products.experts import ExpertsCall, ExpertsChoice
+from server.engine.products.linear import ServedProduct
+from server.engine.proof.product_sample import ExpertsSample, ProductSample, judge_product, take_experts, take_product
 from server.engine.proof.shadow_sample import Judgement, Sample, judge_sample, take_sample
 from server.engine.scheduling.sequence import Batch
 from server.protocol.messages import ShadowReport
@@ -58,41 +65,89 @@ class ShadowBudget:
         self._latest_s += seconds
 
 
+AnySample = Sample | ProductSample | ExpertsSample
+
+
 @dataclass(frozen=True, slots=True)
 class _Taken:
     """Result of a tap. `sample` None: nothing was taken, because of `problem`."""
 
     path: str
-    phase: Phase
-    layer: int
+    lane: Lane
+    layer: int | None
     at: float
-    sample: Sample | None
+    sample: AnySample | None
     problem: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class _Alert:
-    """A mismatch was seen: `phase` is checked more often until `until`."""
+    """A mismatch was seen: its phase or operator is checked more often until `until`."""
 
-    phase: Phase
+    lane: Lane
     until: float
 
 
 class Tap:
-    """Taker of one sample of one step. The runner asks for it, StepAttention calls it after each layer."""
+    """Taker of one sample of one step: of a random call of attention, of a product, or of a mixture's experts."""
 
-    def __init__(self, check: "ShadowCheck", phase: Phase, layer: int, sequence: SequenceRows) -> None:
+    def __init__(
+        self,
+        check: "ShadowCheck",
+        dispatcher: Dispatcher,
+        lane: Lane,
+        *,
+        index: int,
+        sequence: SequenceRows | None = None,
+    ) -> None:
+        """`index`: which call of the step is taken, from 0: of attention the layer, of whose rows `sequence`."""
         self._check = check
-        self._phase = phase
-        self._layer = layer
+        self._dispatcher = dispatcher
+        self._lane = lane
+        self._left = index
+        self._layer = index
         self._sequence = sequence
 
-    def __call__(
+    @property
+    def attention(self) -> TakeCall | None:
+        """Return what StepAttention calls after each layer; None where attention is not the one to check."""
+        return None if self._sequence is None else self._take_attention
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Have the products, or the experts, of the step that is launched inside shown to this."""
+        products, experts = self._dispatcher.products, self._dispatcher.experts
+        try:
+            if self._lane is Operator.LINEAR and products is not None:
+                products.tap = self._take_product
+            elif self._lane is Operator.EXPERTS and experts is not None:
+                experts.tap = self._take_experts
+            yield
+        finally:
+            if products is not None:
+                products.tap = None
+            if experts is not None:
+                experts.tap = None
+
+    def _take_attention(
         self, choice: Choice, part: PhasePart, layer: int, q: Tensor, k: Tensor, v: Tensor, out: Tensor
     ) -> None:
         """q, k, v and out as the path had them, which has just run."""
-        if layer == self._layer and part.phase is self._phase:
+        if layer == self._layer and part.phase is self._lane and self._sequence is not None:
             self._check.take(choice, part, layer, self._sequence, tensors=(q, k, v, out))
+
+    def _take_product(self, product: ServedProduct, x: Tensor, y: Tensor) -> None:
+        if self._left == 0:
+            path = product.path_of(x.shape[0]) or "none"
+            self._check.take_sample(path, self._lane, product.layer, lambda rng: take_product(product, path, x, y, rng))
+        self._left -= 1
+
+    def _take_experts(self, choice: ExpertsChoice, call: ExpertsCall) -> None:
+        if self._left == 0:
+            assert self._dispatcher.experts is not None
+            layer, path = self._dispatcher.experts.layers[self._layer], choice.use.path
+            self._check.take_sample(path, self._lane, layer, lambda rng: take_experts(call, path, layer, rng))
+        self._left -= 1
 
 
 class ShadowCheck:
@@ -117,10 +172,15 @@ class ShadowCheck:
         self._rng = Random() if rng is None else rng  # not the settings' seed: replicas must not draw alike
         self._budget = ShadowBudget(budget, clock)
         self._next_at = clock()
-        self._wanted = self._rng.choice(tuple(Phase))  # in the next check; any phase, once an interval has passed
+        self._operators = tuple(
+            lane
+            for lane, table in ((Operator.LINEAR, dispatcher.products), (Operator.EXPERTS, dispatcher.experts))
+            if table is not None
+        )
+        self._wanted: Lane = self._rng.choice((*Phase, *self._operators))  # in the next check, or any after an interval
         self._taken: _Taken | None = None
         self._alert: _Alert | None = None
-        self._mismatches: dict[tuple[str, Phase], list[tuple[float, str]]] = {}  # when, and of which q
+        self._mismatches: dict[tuple[str, Lane], list[tuple[float, str]]] = {}  # when, and of which input
         self._unreported_s = 0.0
 
     @property
@@ -141,29 +201,40 @@ class ShadowCheck:
         """A tap for the batch that is about to be launched, if a check is due."""
         if not self._is_on or self.has_sample or self._clock() < self._next_at or not self._budget.allows:
             return None
-        phases = batch.phases
+        lanes: tuple[Lane, ...] = (*batch.phases, *self._operators)
         interval_s = self._interval_s
         if self._alert is not None and self._is_alert:
             interval_s = min(interval_s, ALERT_INTERVAL_S)
-            if self._alert.phase not in phases:
+            if self._alert.lane not in lanes:
                 return None
-            phases = (self._alert.phase,)
-        elif self._wanted in phases:
-            phases = (self._wanted,)
+            lanes = (self._alert.lane,)
+        elif self._wanted in lanes:
+            lanes = (self._wanted,)
         elif self._clock() - self._next_at < interval_s:  # or the first step after a quiet time would always be checked
             return None
-        self._wanted = self._rng.choice(tuple(Phase))
+        self._wanted = self._rng.choice((*Phase, *self._operators))
         self._budget.begin()
         self._next_at = self._clock() + interval_s
-        phase = self._rng.choice(phases)
-        rows = batch.rows_of(phase)
+        lane = self._rng.choice(lanes)
+        if isinstance(lane, Operator):
+            return Tap(self, self._dispatcher, lane, index=self._rng.randrange(self._num_calls(lane, batch)))
+        rows = batch.rows_of(lane)
         row = self._rng.choice(rows)
         start = sum(batch.query_lens[rows.start : row])
         # In prefill keys are packed as queries are: their first row is the same.
         sequence = SequenceRows(
             row - rows.start, start, start + batch.query_lens[row], batch.context_lens[row], key_start=start
         )
-        return Tap(self, phase, self._rng.randrange(len(self._dispatcher.flags)), sequence)
+        layer = self._rng.randrange(len(self._dispatcher.flags))
+        return Tap(self, self._dispatcher, lane, index=layer, sequence=sequence)
+
+    def _num_calls(self, operator: Operator, batch: Batch) -> int:
+        """Return how many products, or mixtures, the batch computes; the head is the last product."""
+        products, experts = self._dispatcher.products, self._dispatcher.experts
+        if operator is Operator.EXPERTS and experts is not None:
+            return len(experts.layers)
+        assert products is not None
+        return products.num_weights - (not batch.sampled_rows)
 
     def take(
         self,
@@ -174,14 +245,24 @@ class ShadowCheck:
         *,
         tensors: tuple[Tensor, Tensor, Tensor, Tensor],
     ) -> None:
-        """Copy what a call read and wrote. Where memory does not suffice the check is counted as skipped."""
-        started_at, flags = self._clock(), self._dispatcher.flags[layer]
+        """Copy what a call of attention read and wrote. Where memory does not suffice the check counts as skipped."""
+        flags = self._dispatcher.flags[layer]
+        self.take_sample(
+            choice.use.path,
+            part.phase,
+            layer,
+            lambda rng: take_sample(choice, part, layer, sequence, tensors=tensors, flags=flags, rng=rng),
+        )
+
+    def take_sample(self, path: str, lane: Lane, layer: int | None, copy: Callable[[Random], AnySample]) -> None:
+        """Keep the sample that `copy` makes, if it does: torch.OutOfMemoryError skips the check."""
+        started_at = self._clock()
         sample, problem = None, None
         try:
-            sample = take_sample(choice, part, layer, sequence, tensors=tensors, flags=flags, rng=self._rng)
+            sample = copy(self._rng)
         except torch.OutOfMemoryError as error:
             problem = f"no memory for the copy: {error}"[:200]
-        self._taken = _Taken(choice.use.path, part.phase, layer, started_at, sample, problem)
+        self._taken = _Taken(path, lane, layer, started_at, sample, problem)
         self.spend(self._clock() - started_at)
 
     def spend(self, seconds: float) -> None:
@@ -205,9 +286,10 @@ class ShadowCheck:
         return ShadowReport(
             result="skipped" if found.factor is None else "mismatch" if found.is_mismatch else "match",
             at=time.time(),
-            phase=taken.phase.value,
+            phase=taken.lane.value,
             path=taken.path,
             layer=taken.layer,
+            weight=taken.sample.product.name if isinstance(taken.sample, ProductSample) else None,
             head=found.head,
             position=found.position,
             num_rows=found.num_rows,
@@ -217,21 +299,21 @@ class ShadowCheck:
             quarantined=quarantined,
         )
 
-    def _judge(self, sample: Sample) -> Judgement:
+    def _judge(self, sample: AnySample) -> Judgement:
         try:
-            return judge_sample(sample, self._rng)
+            return judge_sample(sample, self._rng) if isinstance(sample, Sample) else judge_product(sample, self._rng)
         except torch.OutOfMemoryError as error:
             return Judgement(None, detail=f"no memory to judge the sample: {error}"[:200])
 
-    def _note_mismatch(self, sample: Sample) -> list[tuple[str, str]]:
-        """Remember a mismatch. The second of a path and phase quarantines: the (path, shape) pairs are returned.
+    def _note_mismatch(self, sample: AnySample) -> list[tuple[str, str]]:
+        """Remember a mismatch. The second of a path and lane quarantines: the (path, shape) pairs are returned.
 
-        One of the same q as an earlier one is a repetition of it, and counts once: kernels are deterministic.
+        One of the same input as an earlier one is a repetition of it, and counts once: kernels are deterministic.
         """
         now, digest = self._clock(), sample.digest
-        self._alert = _Alert(sample.phase, now + ALERT_S)
+        self._alert = _Alert(sample.lane, now + ALERT_S)
         self._next_at = min(self._next_at, now + ALERT_INTERVAL_S)
-        of_path = sample.path, sample.phase
+        of_path = sample.path, sample.lane
         known = [(at, other) for at, other in self._mismatches.get(of_path, []) if now - at <= MEMORY_S]
         is_second = any(other != digest for _, other in known)
         self._mismatches[of_path] = [*known, (now, digest)]
@@ -246,5 +328,5 @@ class ShadowCheck:
         return self._dispatcher.quarantine(*of_path)
 
 
-def _words(of_path: tuple[str, Phase]) -> tuple[str, str]:
+def _words(of_path: tuple[str, Lane]) -> tuple[str, str]:
     return of_path[0], of_path[1].value

@@ -46,9 +46,17 @@ class Sample:
     flags: AttentionFlags
 
     @property
+    def lane(self) -> Phase:
+        return self.phase
+
+    @property
     def digest(self) -> str:
         """Return the digest of q: samples with the same digest repeat the same computation."""
-        return hashlib.sha256(self.q.contiguous().view(torch.uint8).cpu().numpy().tobytes()).hexdigest()
+        return digest_of(self.q)
+
+
+def digest_of(tensor: Tensor) -> str:
+    return hashlib.sha256(tensor.contiguous().view(torch.uint8).cpu().numpy().tobytes()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +64,8 @@ class Judgement:
     """Distance of a sample from the truth.
 
     factor   the largest error as a share of its limit: above 1 the path is wrong; None where it was not computed
-    head     the query head of the largest error
-    position the position of its query in the sequence
+    head     the query head of the largest error; None for a product
+    position the position of its query in the sequence; of a product its row in the step
     detail   in words, for a wrong output or a sample that could not be judged
     """
 

@@ -11,7 +11,7 @@ import torch
 from kernels.catalog import ALL_PATHS, PATHS
 from kernels.device import torch_dtype
 from kernels.launch import install_compile_counter, num_compiles
-from kernels.linear.fallbacks import MatmulFallback, MatmulFallbacks
+from kernels.linear.fallbacks import MatmulFallbacks
 from kernels.shape import AttentionShape
 from kernels.triton_cache import use_own_cache
 from qualification.attest.driver_record import Recorder
@@ -19,8 +19,7 @@ from qualification.attest.operator_promises import operator_promises
 from qualification.decision.decision import Pairs, Policy, decisions_of
 from qualification.measure.qualify import DeviceLost, qualify
 from qualification.measure.start_plan import Plan, RunQualification, own_file
-from server.engine.attention.dispatch import Dispatcher, NoPathError
-from server.engine.attention.launch_errors import blaming
+from server.engine.attention.dispatch import Dispatcher
 from server.engine.execution.capture import CudaCapture
 from server.engine.execution.followers import Followers, LeadingWorker
 from server.engine.execution.grammars import Grammars
@@ -28,6 +27,8 @@ from server.engine.execution.graphs import StepGraphs
 from server.engine.execution.runner import ModelRunner
 from server.engine.execution.sampling import SampledTokens
 from server.engine.execution.worker import Worker
+from server.engine.operators.decisions import NoPathError
+from server.engine.operators.launch_errors import blaming
 from server.engine.proof.attestation import Attestor, Promises, TimeStep
 from server.engine.proof.operator_quarantine import OperatorQuarantine
 from server.engine.proof.quarantine import Quarantine
@@ -143,7 +144,6 @@ def _build(
     )
     decoder, matmul_fallbacks = _load(settings, subject, dispatcher, followers, progress)
     join_weights(dispatcher, decoder)
-    _note_fallbacks(dispatcher, matmul_fallbacks)
     try:
         runner = _warm_runner(settings, subject, decoder, dispatcher, followers, plan, progress)
         longest_step_s = 0.0 if subject.device.type == "cuda" else estimate_longest_step_s(runner, subject.limits)
@@ -162,13 +162,6 @@ def _build(
     ready = _ready(subject, plan, engine, runner, matmul_fallbacks, longest_step_s=longest_step_s)
     operator_quarantine = OperatorQuarantine(dispatcher, plan.evidence)
     return BuiltEngine(engine, runner, ready, attestor, attested, operator_quarantine, quarantine, shadow, followers)
-
-
-def _note_fallbacks(dispatcher: Dispatcher, matmul_fallbacks: MatmulFallbacks) -> None:
-    """Count the products that PyTorch computes because what would is not proven."""
-    for decision in () if dispatcher.products is None else dispatcher.products.fallbacks:
-        codes = ", ".join(reason.value for reason in decision.fallback_reasons)
-        matmul_fallbacks.note(MatmulFallback.DISAGREES, str(decision.shape), f"{decision.wanted} is {codes}")
 
 
 def _load(
@@ -331,7 +324,7 @@ def _attestor(settings: Settings, subject: Subject, runner: ModelRunner, plan: P
         runner,
         lambda: runner.attention,
         dispatcher,
-        Promises({path.name: path for path in PATHS}, plan.evidence),
+        Promises({it.name: it for it in PATHS}, plan.evidence, {it.name: it for it in ALL_PATHS}),
         probes=probes_of(
             dispatcher.decisions, page=runner.num_pages, page_size=page_size, max_len=max_len, of_two=of_two
         ),
@@ -339,7 +332,7 @@ def _attestor(settings: Settings, subject: Subject, runner: ModelRunner, plan: P
         recorder=recorder,
         graph_kernels=runner.recorded_kernels,
         time_step=_step_times(subject, runner, recorder),
-        others=operator_promises(plan.decisions.values(), plan.evidence, ALL_PATHS),
+        others=lambda: operator_promises(dispatcher.all_decisions, plan.evidence, ALL_PATHS),
         is_quarantining=settings.on_unproven is not Policy.DEGRADE,
         interval_s=settings.attestation_interval_s,
     )

@@ -6,9 +6,9 @@ from collections.abc import Callable
 import torch
 
 from qualification.model.config import DenseConfig, FeedForward, ModelConfig, kv_bytes_per_token, weight_bytes
-from server.engine.attention.launch_errors import blaming
 from server.engine.execution.graph_keys import GraphSizes, graph_keys
 from server.engine.execution.runner import ModelRunner
+from server.engine.operators.launch_errors import blaming
 from server.engine.startup.limits import LEAST_MODEL_LEN, EngineLimits
 from server.engine.startup.warmup import measure_peak_bytes
 from server.errors import ModelError, SettingsError

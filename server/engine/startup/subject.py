@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypedDict
 
 import torch
 
@@ -16,10 +17,11 @@ from kernels.linear.shape import LinearShape
 from kernels.operators import AnyShape
 from kernels.shape import AttentionShape
 from qualification.decision.decision import Decision, Pairs, decisions_of
+from qualification.measure.start_plan import Redecide as RedecideAny
 from qualification.model.config import ModelConfig
 from qualification.model.fields import ModelConfigError
 from qualification.model.shard import TENSOR_PARALLEL_SIZES, Shard, shard_of
-from server.engine.attention.dispatch import Dispatcher, Redecide
+from server.engine.attention.dispatch import Dispatcher
 from server.engine.attention.timer import AttentionTimer, CpuDevice, CudaDevice
 from server.engine.execution.followers import RankIdentity
 from server.engine.products.experts import ExpertsTable
@@ -36,6 +38,14 @@ from server.model.ranks import Ranks
 from server.settings import LoadFormat, Settings, Task
 
 Say = Callable[[str], None]
+
+
+class _TableState(TypedDict):
+    """The arguments that the tables of products and experts share."""
+
+    quarantined: Pairs
+    overridden: Pairs
+    may_replace: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,12 +136,12 @@ def dispatcher_of(
     subject: Subject,
     decisions: Mapping[AnyShape, Decision[AnyShape]],
     *,
-    redecide: Redecide,
+    redecide: RedecideAny,
     quarantined: Pairs = frozenset(),
     overridden: Pairs = frozenset(),
     has_timer: bool = True,
 ) -> Dispatcher:
-    """Return the table of these decisions for the model's layers, whose sinks `give_sinks` fills."""
+    """Return the table of these decisions for the model's layers, whose sinks `join_weights` fills."""
     layers = [layer.attention for layer in subject.config.layers]
     flags = tuple(
         AttentionFlags(
@@ -142,9 +152,12 @@ def dispatcher_of(
         )
         for it in layers
     )
+    # A launch that fails on one of several ranks leaves the others in the middle of a step.
+    state = _TableState(quarantined=quarantined, overridden=overridden, may_replace=subject.shard.world == 1)
     experts = None
     if subject.config.has_mixtures:
-        experts = ExpertsTable(subject.config, subject.limits.dtype, decisions_of(ExpertsShape, decisions))
+        own = decisions_of(ExpertsShape, decisions)
+        experts = ExpertsTable(subject.config, subject.limits.dtype, own, redecide=redecide, **state)
     return Dispatcher(
         decisions_of(AttentionShape, decisions),
         PATHS,
@@ -157,7 +170,11 @@ def dispatcher_of(
         overridden=overridden,
         experts=experts,
         products=LinearTable(
-            decisions_of(LinearShape, decisions), linear_paths_on(subject.device), subject.fingerprint
+            decisions_of(LinearShape, decisions),
+            linear_paths_on(subject.device),
+            subject.fingerprint,
+            redecide=redecide,
+            **state,
         ),
     )
 
@@ -166,8 +183,8 @@ def join_weights(dispatcher: Dispatcher, decoder: Decoder) -> None:
     """Give a table that was made before the weights their sinks, and the decoder the choices of its mixtures."""
     if dispatcher.experts is not None:
         decoder.serve_experts(dispatcher.experts.products_of, dispatcher.experts.borders)
-    if dispatcher.products is not None and dispatcher.products.fallbacks:
-        decoder.limit_products(dispatcher.products.by_torch)
+    if dispatcher.products is not None:
+        decoder.serve_products(dispatcher.products.product)
     for flags, layer in zip(dispatcher.flags, decoder.weights.layers, strict=True):
         if flags.sinks is not None and layer.sinks is not None:
             flags.sinks.copy_(layer.sinks)

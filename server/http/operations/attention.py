@@ -50,20 +50,17 @@ def _finite(value: float | str | bool) -> float | str | bool | None:
 def named_pairs(path: str, shape: str | None, ready: EngineReady) -> list[tuple[str, str]]:
     """The (path, shape) pairs that an order means: of one shape, or of every shape of the plan.
 
-    Raises NotFound for a path or a shape that the plan does not hold, Conflict for one of another operator than
-    attention: what computes experts does not change while the server runs.
+    Raises NotFound for a path or a shape that the plan does not hold, or for a shape of another operator than the path.
     """
-    plan = [row for row in ready.plan if row.head_dim is not None]
-    for row in ready.plan:
-        if row not in plan and (path in {row.path, *row.rejected} or shape == row.shape):
-            raise Conflict(f"Only paths of attention can be taken out of service, {path[:128]!r} computes {row.phase}.")
-    shapes = [row.shape for row in plan]
-    paths = sorted({name for row in plan for name in (row.path, *row.rejected) if name is not None})
+    candidates = {row.shape: {row.path, *row.rejected} - {None} for row in ready.plan}
+    paths = sorted({name for names in candidates.values() for name in names if name is not None})
     if path not in paths:
         raise NotFound(f"No path {path[:128]!r} is known here; known are: {', '.join(paths)}.", param="path")
-    if shape is not None and shape not in shapes:
-        raise NotFound(f"The plan has no shape {shape[:256]!r}; it has: {'; '.join(shapes)}.", param="shape")
-    return [(path, each) for each in shapes if shape in (None, each)]
+    if shape is not None and shape not in candidates:
+        raise NotFound(f"The plan has no shape {shape[:256]!r}; it has: {'; '.join(candidates)}.", param="shape")
+    if shape is not None and path not in candidates[shape]:
+        raise NotFound(f"{path} is of another operator than the shape {shape}.", param="shape")
+    return [(path, each) for each, names in candidates.items() if path in names and shape in (None, each)]
 
 
 def order_report(answer: QuarantineChanged | None, ready: EngineReady | None) -> dict[str, Any]:

@@ -114,17 +114,20 @@ class Attestation(Report):
 
 
 class ShadowCheck(Report):
-    """Attention of a client's step that was computed again in fp64."""
+    """Something that a client's step computed, which was computed again in fp64."""
 
     type: Literal["ShadowReport"]
     result: str = Field(description="match, mismatch or skipped.")
     at: float = Field(description="Unix seconds.")
-    phase: str
+    phase: str = Field(description="Of attention; or `linear` or `experts`.")
     path: str
-    layer: int
-    head: int | None = Field(description="Of the largest error; null where nothing was compared.")
-    position: int | None = Field(description="Of the query with the largest error, in its sequence.")
-    num_rows: int = Field(description="Query rows that were compared.")
+    layer: int | None = Field(description="null for the head of the model.")
+    head: int | None = Field(description="Of the largest error; null for products, or where nothing was compared.")
+    position: int | None = Field(
+        description="Of the query with the largest error, in its sequence; of a product its row in the step."
+    )
+    num_rows: int = Field(description="Rows that were compared.")
+    weight: str | None = Field(description="Of a product: the name of its weight in the layer.")
     factor: float | None = Field(description="The largest error as a share of its limit.")
     detail: str | None
     spent_s: float = Field(description="Seconds spent on checks since the report before.")

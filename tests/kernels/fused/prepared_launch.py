@@ -4,22 +4,17 @@ A program of its own: where Triton's interpreter is on, as in the tests of this 
 """
 
 import json
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
+from sm90_driver import Launcher, Recording
 from torch import Tensor
 from triton.runtime import driver
 
 from kernels.fused.activation import _gated_kernel, swiglu
 from kernels.fused.norm import _rms_norm_kernel, add_rms_norm
 from kernels.fused.rope_kv import _rope_and_write_kv_kernel, rope_and_write_kv
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "hopper"))
-
-from gluon_launch import Launcher, Recording
 
 
 class Gpu(torch.Tensor):
@@ -65,8 +60,8 @@ def watched(kernel: Any, op: Callable[[], object]) -> dict[str, object]:
     op()
     op()
     compiled = len(cache) - before
-    taken, given = Launcher.launches[-1]
-    return {"compiled": compiled, "launches": len(Launcher.launches), "arguments": [taken, len(given)]}
+    last = Launcher.launches[-1]
+    return {"compiled": compiled, "launches": len(Launcher.launches), "arguments": [last.taken, len(last.given)]}
 
 
 def main() -> None:

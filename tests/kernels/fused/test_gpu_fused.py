@@ -60,15 +60,10 @@ def test_swiglu_rounds_once(tokens: int, size: int, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize(
     ("tokens", "heads", "kv_heads", "head_dim"),
     [
-        (1, 32, 8, 128),
-        (777, 32, 8, 128),
-        (65, 4, 2, 64),
-        (9, 16, 4, 256),
-        (9, 3, 1, 80),
-        (5, 7, 7, 6),
+        (1, 32, 8, 128), (777, 32, 8, 128), (65, 4, 2, 64), (9, 16, 4, 256), (9, 3, 1, 80), (5, 7, 7, 6),
         (33, 64, 8, 128),
     ],
-)
+)  # fmt: skip
 def test_the_rotation_rounds_once_and_the_cache_holds_it(
     tokens: int, heads: int, kv_heads: int, head_dim: int, is_normed: bool, dtype: torch.dtype
 ) -> None:

@@ -4,12 +4,11 @@ A program of its own: where Triton's interpreter is on, as in the tests of this 
 """
 
 import json
-import sys
-from pathlib import Path
 from typing import Any
 
 import torch
-from matmul_compile import Hopper
+from gluon_sass import count, disassemble
+from sm90_driver import Hopper
 from triton.runtime import driver
 
 from kernels.fused.activation import _gated_kernel
@@ -26,10 +25,6 @@ from kernels.sampling.draw_kernels import (
     refine_kernel,
 )
 from kernels.sampling.penalties import clear_kernel, mark_kernel, penalise_kernel
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "hopper"))
-
-from gluon_sass import count, disassemble
 
 VOCAB = 128_256
 HALF, FLOAT, INT, LONG, BOOL = (

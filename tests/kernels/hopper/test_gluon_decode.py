@@ -120,3 +120,28 @@ def test_random_batches() -> None:
         contexts = [int(2 ** draw.uniform(0, 8)) for _ in range(num_seqs)]
         inputs = paged([1] * num_seqs, contexts, CPU, heads=(4, 2), dtype=torch.float32, page_size=16)
         check(inputs, flags_for(inputs, window=draw.choice([None, 30])), draw.randint(1, 40))
+
+
+@pytest.mark.parametrize(
+    ("heads", "queries", "columns", "parts"),
+    [((32, 8), 1, 8, 1), ((7, 1), 1, 8, 1), ((16, 1), 1, 16, 1), ((64, 1), 1, 32, 2), ((32, 8), 3, 16, 1),
+     ((32, 8), 8, 32, 1), ((64, 8), 8, 32, 2)],
+)  # fmt: skip
+def test_queries_of_a_group_take_as_few_rows_as_possible(
+    heads: tuple[int, int], queries: int, columns: int, parts: int
+) -> None:
+    variant = variant_of(128, 64, heads, queries, 8, 4096, AttentionFlags(0.1))
+    assert (variant.columns, variant.parts) == (columns, parts)
+
+
+@pytest.mark.parametrize("page_size", [16, 32, 48, 64, 128])
+def test_a_tile_never_crosses_the_border_of_a_page(page_size: int) -> None:
+    assert page_size % variant_of(128, page_size, (32, 8), 1, 8, 4096, AttentionFlags(0.1)).block_n == 0
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "page_size", "queries"), [(320, 64, 1), (100, 64, 1), (128, 24, 1), (128, 64, 17)]
+)
+def test_what_no_variant_takes_is_refused(head_dim: int, page_size: int, queries: int) -> None:
+    with pytest.raises(ValueError, match="expected"):
+        variant_of(head_dim, page_size, (32, 8), queries, 8, 4096, AttentionFlags(0.1))

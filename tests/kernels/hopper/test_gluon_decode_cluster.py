@@ -58,14 +58,10 @@ def test_without_a_key_the_output_is_zero() -> None:
 @pytest.mark.parametrize(
     ("heads", "num_seqs", "queries", "context", "window"),
     [
-        ((32, 8), 2, 1, 2048, None),
-        ((32, 8), 1, 8, 2048, None),
-        ((32, 8), 1, 1, 2049, None),
-        ((32, 8), 1, 1, 2048, 100),
-        ((32, 16), 1, 1, 2048, None),
-        ((8, 2), 1, 1, 2048, None),
+        ((32, 8), 2, 1, 2048, None), ((32, 8), 1, 8, 2048, None), ((32, 8), 1, 1, 2049, None),
+        ((32, 8), 1, 1, 2048, 100), ((32, 16), 1, 1, 2048, None), ((8, 2), 1, 1, 2048, None),
     ],
-)
+)  # fmt: skip
 def test_other_calls_are_shared_by_tiles(
     heads: tuple[int, int], num_seqs: int, queries: int, context: int, window: int | None
 ) -> None:

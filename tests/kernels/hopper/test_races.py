@@ -24,7 +24,7 @@ CHECKS = {
 # of roles to warps, which it writes and reads between barriers of the whole program (barrier.sync 1). To 2 to 5 of a
 # kernel's reads of the ring ptxas (12.8) gives the line of what uses them, `skip_keys`, and to no other access (prefill
 # 64 long and 192, extend 64 and 128 without parts). They stand where the others do, between the wait for the slot and
-# the arrival that hands it back: test_gluon_compile.py and test_gluon_extend_compile.py read that from machine code.
+# the arrival that hands it back: test_hopper_compile.py reads that from machine code.
 ROLES = ("if VARIANT.tiling.consumers == 2:", "else:", "gl.warp_specialize([")
 REPORTED = {
     "hopper/schedule.py": ("ring.index(index).store(", "return gl.max(ring.index(index).load("),
@@ -78,8 +78,8 @@ def test_compute_sanitizer_finds_nothing(check: str, kind: str) -> None:
 def test_racecheck_reports_nothing_but_what_it_cannot_follow(kind: str) -> None:
     """The ring of posted tiles is written by all lanes of a warp, with one value, and handed on by one of them.
 
-    In PTX a `bar.warp.sync` stands between: test_gluon_compile.py reads it before every arrival. The lanes are together
-    there, so ptxas makes a NOP of it, and racecheck (2025.3), which sees machine code, reports the others as a race.
+    In PTX a `bar.warp.sync` stands between: test_hopper_compile.py reads it before every arrival. The lanes are
+    together there, so ptxas makes a NOP of it, and racecheck (2025.3), which sees machine code, reports a race.
     What judges the ring is test_consan.py.
     """
     from race_calls import CALLS  # imports kernels for the GPU

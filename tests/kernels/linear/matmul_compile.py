@@ -4,34 +4,15 @@ A program of its own: where Triton's interpreter is on, as in the tests of this 
 """
 
 import json
-import sys
-from pathlib import Path
 
 import torch
-from triton.backends.compiler import GPUTarget
+from gluon_sass import barrier_offsets, count, disassemble
+from sm90_driver import Hopper
 from triton.runtime import driver
 
 from kernels.linear.skinny import compiled_skinny
 from kernels.linear.tilings import SkinnyTiling, tiling_for
 from kernels.linear.wide import compiled_wide
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "hopper"))
-
-from gluon_sass import barrier_offsets, count, disassemble
-
-
-class Hopper:
-    """As much of a driver as a compilation asks for."""
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, _device: int) -> int:
-        return 0
-
-    def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", 90, 32)
-
 
 # name: (rows of x, N, K, parts, bias, dtype, dtype of the result)
 _BF16, _FP16, _FP32 = torch.bfloat16, torch.float16, torch.float32

@@ -2,15 +2,30 @@
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import torch
 from qualification_fakes import evidence
 
-from kernels.operators import RowsShape
-from qualification.decision.decision import Policy
+from kernels.catalog import PATHS
+from kernels.device import read_fingerprint
+from kernels.experts.paths import EXPERTS_PATHS, ExpertsPath
+from kernels.experts.shape import ExpertsShape
+from kernels.linear.paths import LINEAR_PATHS, LinearPath
+from kernels.linear.shape import LinearShape
+from kernels.operators import RowsShape, operator_of
+from kernels.path import Reject
+from kernels.shape import Dtype
+from qualification.decision.decision import Decision, Pairs, Policy
 from qualification.evidence.evidence import Evidence
 from qualification.measure.qualify import Bench, Pair, Progress, qualify
+from server.engine.attention.dispatch import Dispatcher
+from server.engine.products.experts import ExpertsTable
+from server.engine.products.linear import LinearTable
 from server.engine.startup.builder import BuiltEngine, build_engine
+from server.engine.startup.subject import join_weights
 from server.settings import DeviceChoice, LoadFormat, Settings
 
 
@@ -25,6 +40,50 @@ def measuring(of: type[RowsShape]) -> Callable[..., None]:
         qualify(own, bench, progress=progress, on_evidence=on_evidence, check_checker=lambda *_, **__: ())
 
     return run
+
+
+def proving(pairs: list[Pair], bench: Bench, *, on_evidence: Callable[[Evidence], None], **_: object) -> None:
+    """Stands in for `qualify`: prove every pair without a measurement."""
+    for shape, path in pairs:
+        on_evidence(evidence(shape, path, fingerprint=bench.fingerprint))
+
+
+def serve_by(built: BuiltEngine, path: LinearPath | ExpertsPath) -> Dispatcher:
+    """Have a path of the test's serve its operator, before the proven one that its engine was built with."""
+    runner = built.runner
+    own = runner.dispatcher
+    decisions = {it.shape: it for it in own.all_decisions}
+
+    def redecide(shape: Any, broken: Pairs, taken_out: Pairs) -> Decision[Any]:
+        before = decisions[shape]
+        if operator_of(shape) is not path.operator:
+            return before
+        reasons = ((Reject.QUARANTINED, broken), (Reject.OPERATOR_OVERRIDE, taken_out))
+        against = tuple(reason for reason, pairs in reasons if (path.name, str(shape)) in pairs)
+        if not against:
+            return replace(before, path=path.name, wanted=path.name)
+        is_left = (before.path, str(shape)) not in broken | taken_out
+        return replace(before, path=before.path if is_left else None, wanted=path.name, fallback_reasons=against)
+
+    def state(of: type[RowsShape]) -> dict[Any, Decision[Any]]:
+        return {shape: redecide(shape, frozenset(), frozenset()) for shape in decisions if isinstance(shape, of)}
+
+    decoder, machine = runner.worker.decoder, read_fingerprint(torch.device("cpu"))
+    linear = LINEAR_PATHS if isinstance(path, ExpertsPath) else (*LINEAR_PATHS, path)
+    experts_paths = (*EXPERTS_PATHS, path) if isinstance(path, ExpertsPath) else EXPERTS_PATHS
+    experts = None
+    if own.experts is not None:
+        experts = ExpertsTable(decoder.config, Dtype.FP32, state(ExpertsShape), experts_paths, redecide=redecide)
+    dispatcher = runner.worker.dispatcher = Dispatcher(
+        own.plan,
+        PATHS,
+        own.flags,
+        redecide=redecide,
+        experts=experts,
+        products=LinearTable(state(LinearShape), linear, machine, redecide=redecide),
+    )
+    join_weights(dispatcher, decoder)
+    return dispatcher
 
 
 def small_engine(

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-from one_operator import measuring, small_engine
+from one_operator import measuring, proving, serve_by, small_engine
 from qualification_fakes import evidence
 
 from kernels.catalog import any_path_named
 from kernels.fingerprint import Device, Fingerprint
-from kernels.fused.activation_kind import Activation
 from kernels.linear.epilogue import Epilogue
 from kernels.linear.paths import LINEAR_PATHS
 from kernels.linear.shape import LinearShape
+from kernels.operators import Operator
 from kernels.row_buckets import LinearRows
 from kernels.shape import Dtype
 from qualification.decision.decision import Book, Decision, Policy, decide
@@ -24,7 +24,8 @@ from qualification.measure.qualify import Bench, Pair
 from server.engine.products.linear import LinearTable
 from server.engine.startup.attention_plan import Unservable
 from server.engine.startup.builder import BuiltEngine
-from server.model.linear import Dense, Limited
+from server.model.linear import Dense
+from server.protocol.messages import FinishReason, SamplingParams, StepOutput, Submit
 
 CONFIG = {
     "model_type": "qwen2",
@@ -98,27 +99,89 @@ def test_rows_whose_kernel_is_not_proven_are_left_to_torch() -> None:
         ("gluon.linear.skinny", "gluon.linear.skinny", False),
         ("torch.linear", "gluon.linear.wide", True),
     ]
-    table = LinearTable(decisions, LINEAR_PATHS, H200)
-    assert table.fallbacks == [decisions[more]]
-    weight = torch.empty(4096, 4096, dtype=torch.bfloat16)
-    assert table.by_torch(weight, False, Epilogue.NONE) == {LinearRows.LE_64}
-    assert table.by_torch(weight, True, Epilogue.NONE) == frozenset()
+    product = table_of(decisions).product(0, "qkv", Dense(torch.empty(4096, 4096, dtype=torch.bfloat16)), Epilogue.NONE)
+    assert {rows: path.name for rows, path in product.replaced.items()} == {LinearRows.LE_64: "torch.linear"}
 
 
 def test_what_torch_alone_computes_is_no_fallback() -> None:
     shape = LinearShape(Dtype.BF16, 4100, 4096, LinearRows.LE_8)
     decision = decided(shape, "torch.linear")
     assert (decision.path, decision.is_fallback) == ("torch.linear", False)
-    assert LinearTable({shape: decision}, LINEAR_PATHS, H200).fallbacks == []
+    assert table_of({shape: decision}).uses(8, 0) == []
 
 
-def test_a_limited_weight_gives_torchs_product_for_its_rows_alone() -> None:
-    random = torch.Generator().manual_seed(0)
-    weight, x = torch.randn(12, 8, generator=random), torch.randn(20, 8, generator=random)
-    others = Dense(torch.full_like(weight, torch.nan))
-    limited = Limited(weight, None, others, frozenset({LinearRows.LE_8}))
-    gated, expected = limited.gated_by(Activation.SILU), Dense(weight).gated_by(Activation.SILU)
-    for num_rows, is_torchs in ((1, False), (2, True), (8, True), (9, False)):
-        rows = x[:num_rows]
-        assert torch.equal(limited(rows), rows @ weight.T) is is_torchs
-        assert torch.equal(gated(rows), expected(rows)) is is_torchs
+def table_of(decisions: dict[LinearShape, Decision[LinearShape]]) -> LinearTable:
+    right = wrong_linear(LinearFault.NONE, next(iter(decisions)))
+    return LinearTable(decisions, [replace(path, run=path.run or right) for path in LINEAR_PATHS], H200)
+
+
+def served(built: BuiltEngine, num_tokens: int, between: Callable[[], object] = int) -> list[StepOutput]:
+    """Outputs of the steps of one request; `between` is called after the first."""
+    sampling = SamplingParams(max_tokens=3, temperature=0.0, ignore_eos=True)
+    built.engine.submit(Submit(f"r{built.engine.step_index}", list(range(num_tokens)), sampling))
+    outputs = []
+    while built.engine.has_work:
+        output = built.engine.step()
+        assert output is not None
+        outputs.append(output)
+        between()
+        between = int
+    return outputs
+
+
+def linear_counts(outputs: list[StepOutput]) -> list[tuple[str, str, int, tuple[str, ...]]]:
+    return [
+        (it.bucket, it.path, it.num_launches, tuple(it.fallback_reasons))
+        for output in outputs
+        for it in output.record.dispatches
+        if it.phase == "linear"
+    ]
+
+
+def test_every_product_of_a_step_is_counted_by_path(tmp_path: Path) -> None:
+    built = build(tmp_path, proving)
+    of_layers = 2 * 4  # qkv, output, gate_up and down, and once the head
+    assert linear_counts(served(built, 11)) == [("le_16", "torch.linear", of_layers + 1, ())] * 3
+
+
+def test_a_product_that_fails_to_launch_is_replaced_in_the_same_step(tmp_path: Path) -> None:
+    built, broken = build(tmp_path, proving), []
+
+    def fail(*_: object) -> None:
+        broken.append(1)
+        raise RuntimeError("CUDA error: too many resources requested for launch")
+
+    expected = [token for output in served(built, 5) for delta in output.deltas for token in delta.token_ids]
+    serve_by(built, replace(any_path_named("torch.linear"), name="gluon.linear.broken", run=fail))
+    outputs = served(built, 5)
+    assert [token for output in outputs for delta in output.deltas for token in delta.token_ids] == expected
+    quarantined = {pair for output in outputs for pair in output.record.quarantined}
+    shapes = {f"linear fp32 plain {kind} r-{rows}" for kind in KINDS for rows in ("le_8", "le_1")}
+    shapes.remove(f"linear fp32 plain {KINDS[-1]} r-le_8")  # of the prompt the last row has logits
+    assert quarantined == {("gluon.linear.broken", shape) for shape in shapes}
+    assert len(broken) == len(shapes)
+    assert set(linear_counts(outputs)) == {("le_16", "torch.linear", 9, ("quarantined",))}
+
+
+def test_an_operators_order_takes_a_product_out_and_puts_it_back(tmp_path: Path) -> None:
+    built = build(tmp_path, proving)
+    one = replace(any_path_named("torch.linear"), name="gluon.linear.one")
+    dispatcher = serve_by(built, one)
+    pairs = frozenset((one.name, str(it.shape)) for it in dispatcher.all_decisions if it.path == one.name)
+    assert dispatcher.override(pairs) == []
+    assert {(path, reasons) for _, path, _, reasons in linear_counts(served(built, 3))} == {
+        ("torch.linear", ("operator_override",))
+    }
+    both = pairs | {("torch.linear", shape) for _, shape in pairs}
+    assert {str(it) for it in dispatcher.override(both)} == {shape for _, shape in pairs}
+    assert dispatcher.override(frozenset()) == []
+    assert {path for _, path, *_ in linear_counts(served(built, 3))} == {one.name}
+
+
+def test_a_product_without_any_path_ends_its_requests(tmp_path: Path) -> None:
+    built = build(tmp_path, proving)
+    dispatcher = built.runner.dispatcher
+    ended = served(built, 3, lambda: dispatcher.quarantine("torch.linear", Operator.LINEAR))
+    last = ended[-1].deltas[-1]
+    assert (last.finish_reason, last.error_code) == (FinishReason.ERROR, "internal_error")
+    assert "no path is left for linear fp32" in str(last.error_message)

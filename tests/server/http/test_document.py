@@ -31,16 +31,11 @@ RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
 REQUESTS = (*OPENAI_REQUESTS, *RESPONSES_REQUESTS, *MESSAGES_REQUESTS)
 USER = [{"role": "user", "content": "Hi"}]
 BASES: dict[str, dict[str, Any]] = {
-    "CompletionRequest": {"prompt": "a"},
-    "ChatRequest": {"messages": USER},
-    "TokenizeRequest": {"prompt": "a"},
-    "DetokenizeRequest": {"tokens": [1]},
-    "ResponsesRequest": {"input": "a"},
-    "MessagesRequest": {"max_tokens": 4, "messages": USER},
-    "CountTokensRequest": {"messages": USER},
-    "QuarantineRequest": {"path": "sdpa.cpu"},
-    "AttestRequest": {},
-}
+    "CompletionRequest": {"prompt": "a"}, "ChatRequest": {"messages": USER}, "TokenizeRequest": {"prompt": "a"},
+    "DetokenizeRequest": {"tokens": [1]}, "ResponsesRequest": {"input": "a"},
+    "MessagesRequest": {"max_tokens": 4, "messages": USER}, "CountTokensRequest": {"messages": USER},
+    "QuarantineRequest": {"path": "sdpa.cpu"}, "AttestRequest": {},
+}  # fmt: skip
 # Fields that a bound needs beside its own, because of rules between fields.
 BESIDE: dict[str, dict[str, Any]] = {
     "tool_choice": {"tools": [{"type": "function", "function": {"name": "f"}}]},
@@ -223,19 +218,10 @@ LEAVES = (
 )
 NESTED_NAMES = st.sampled_from(
     [
-        "role",
-        "content",
-        "name",
-        "type",
-        "text",
-        "include_usage",
-        "tool_calls",
-        "function",
-        "input_schema",
-        "effort",
+        "role", "content", "name", "type", "text", "include_usage", "tool_calls", "function", "input_schema", "effort",
         "nothing",
     ]
-)
+)  # fmt: skip
 VALUES = st.recursive(
     LEAVES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NESTED_NAMES, inner, max_size=3), max_leaves=6
 )

@@ -9,6 +9,7 @@ from edge_fakes import READY, plan_row, served
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from server.http.app import create_admin_app
+from server.http.operations.attention import named_pairs
 from server.protocol.messages import AttestationReport, AttestedBatch, DispatchCount, Heartbeat, ShadowReport
 from server.supervisor.client import EngineState
 
@@ -113,23 +114,24 @@ def test_the_plan_of_a_refused_start_is_shown_too(folder: Path) -> None:
     assert body["shapes"][0]["path"] is None
 
 
-def test_only_paths_of_attention_are_taken_out_of_service(folder: Path) -> None:
+def test_a_path_of_another_operator_is_taken_out_of_its_own_shapes(folder: Path) -> None:
     it = served(folder)
     row = msgspec.structs.replace(
         plan_row(), shape="experts ...", phase="experts", head_dim=None, path="triton.experts"
     )
     it.engine.ready = msgspec.structs.replace(READY, plan=[*READY.plan, row])
-    for body in ({"path": "triton.experts"}, {"path": "sdpa.math", "shape": "experts ..."}):
-        answer = it.post("/attention/quarantine", body)
-        assert answer.status_code == 409
-        assert "Only paths of attention can be taken out of service" in answer.json()["error"]["message"]
+    assert named_pairs("triton.experts", None, it.engine.ready) == [("triton.experts", "experts ...")]
+    answer = it.post("/attention/quarantine", {"path": "sdpa.math", "shape": "experts ..."})
+    assert answer.status_code == 404
+    assert answer.json()["error"]["message"] == "sdpa.math is of another operator than the shape experts ...."
 
 
-def test_there_is_no_plan_before_the_engine_has_started(folder: Path) -> None:
+def test_an_engine_that_has_not_started_has_no_plan_and_takes_no_orders(folder: Path) -> None:
     it = served(folder)
     it.engine.state, it.engine.ready = EngineState.STARTING, None
-    answer = it.get("/attention")
-    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "not_ready")
+    orders = (("/attention/attest", {}), ("/attention/quarantine", {"path": "sdpa.cpu"}))
+    for answer in (it.get("/attention"), *(it.post(*order) for order in orders)):
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "not_ready")
 
 
 def test_metrics_are_plain_by_default_and_openmetrics_on_request(folder: Path) -> None:
@@ -205,9 +207,3 @@ def test_a_field_that_no_text_can_carry_is_refused_by_name(folder: Path, path: s
     headers = {"content-type": "application/json"}
     answer = served(folder).request("POST", path, content=rb'{"\ud800": 0}', headers=headers)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "\\ud800")
-
-
-def test_an_engine_that_is_not_ready_attests_nothing(folder: Path) -> None:
-    it = served(folder)
-    it.engine.state, it.engine.ready = EngineState.STARTING, None
-    assert it.post("/attention/attest", {}).status_code == 503

@@ -23,15 +23,11 @@ FIELDS = sorted(
 NUMBERS = (0, 1, -1, 2, 0.5, -0.5, 1e308, 10**30, -(10**30), 2**31, 2**63)
 TEXTS = ("", "a", "é", "\ud800", "\x00", "auto", "none", "user", "text", "x" * 300, "` - at `$.messages[0].role")
 REQUESTS = (
-    ("POST", "/v1/completions", "prompt"),
-    ("POST", "/v1/chat/completions", "messages"),
-    ("POST", "/tokenize", "prompt"),
-    ("POST", "/tokenize", "messages"),
-    ("POST", "/detokenize", "tokens"),
-    ("POST", "/attention/attest", "path"),
-    ("POST", "/attention/quarantine", "path"),
+    ("POST", "/v1/completions", "prompt"), ("POST", "/v1/chat/completions", "messages"),
+    ("POST", "/tokenize", "prompt"), ("POST", "/tokenize", "messages"), ("POST", "/detokenize", "tokens"),
+    ("POST", "/attention/attest", "path"), ("POST", "/attention/quarantine", "path"),
     ("DELETE", "/attention/quarantine", "path"),
-)
+)  # fmt: skip
 FITTING = {"prompt": ["hi", [1, 2], ["a", "b"]], "tokens": [[1, 2]], "path": ["sdpa.cpu"]}
 JSON = {"content-type": "application/json"}
 

@@ -50,17 +50,10 @@ def test_a_response_has_the_text_and_counts_of_its_stream(folder: Path) -> None:
         assert usage is not None
         assert (usage.input_tokens, usage.output_tokens, usage.total_tokens) == (len(prompt), 6, len(prompt) + 6)
     assert [event.type for event in seen] == [
-        "response.created",
-        "response.in_progress",
-        "response.output_item.added",
-        "response.content_part.added",
-        "response.output_text.delta",
-        "response.output_text.delta",
-        "response.output_text.done",
-        "response.content_part.done",
-        "response.output_item.done",
-        "response.completed",
-    ]
+        "response.created", "response.in_progress", "response.output_item.added", "response.content_part.added",
+        "response.output_text.delta", "response.output_text.delta", "response.output_text.done",
+        "response.content_part.done", "response.output_item.done", "response.completed",
+    ]  # fmt: skip
     assert [event.sequence_number for event in seen] == list(range(10))
 
 
@@ -128,26 +121,13 @@ def test_reasoning_and_calls_are_items_of_their_own(tmp_path: Path) -> None:
         assert (text["content"][0]["text"], response.output_text) == ("Looking.", "Looking.")
         assert (use["name"], json.loads(use["arguments"])) == ("weather", {"city": "Bern"})
     assert [kind for i, kind in enumerate(kinds) if kind != kinds[i - 1]] == [
-        "response.created",
-        "response.in_progress",
-        "response.output_item.added",
-        "response.content_part.added",
-        "response.reasoning_text.delta",
-        "response.reasoning_text.done",
-        "response.content_part.done",
-        "response.output_item.done",
-        "response.output_item.added",
-        "response.content_part.added",
-        "response.output_text.delta",
-        "response.output_text.done",
-        "response.content_part.done",
-        "response.output_item.done",
-        "response.output_item.added",
-        "response.function_call_arguments.delta",
-        "response.function_call_arguments.done",
-        "response.output_item.done",
-        "response.completed",
-    ]
+        "response.created", "response.in_progress", "response.output_item.added", "response.content_part.added",
+        "response.reasoning_text.delta", "response.reasoning_text.done", "response.content_part.done",
+        "response.output_item.done", "response.output_item.added", "response.content_part.added",
+        "response.output_text.delta", "response.output_text.done", "response.content_part.done",
+        "response.output_item.done", "response.output_item.added", "response.function_call_arguments.delta",
+        "response.function_call_arguments.done", "response.output_item.done", "response.completed",
+    ]  # fmt: skip
     last = bytes(it.engine.submitted[-1][1]).decode()
     said = '<think>Hmm.</think>Looking.<tool_call>{"city": "Bern"}</tool_call>'
     assert last == f"[weather][user]Hi[assistant]{said}[tool]Snow[assistant]low"

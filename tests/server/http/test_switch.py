@@ -6,8 +6,6 @@ import httpx
 import pytest
 from edge_fakes import READY, Served, served
 
-from server.supervisor.client import EngineState
-
 SHAPES = [row.shape for row in READY.plan]
 
 
@@ -57,17 +55,6 @@ def test_an_order_that_would_leave_a_shape_without_a_path_is_a_conflict(folder: 
     answer = it.post("/attention/quarantine", {"path": "sdpa.cpu"})
     assert (answer.status_code, answer.json()["error"]["code"]) == (409, "conflict")
     assert SHAPES[0] in answer.json()["error"]["message"]
-
-
-def test_an_engine_that_is_not_ready_takes_no_orders(folder: Path) -> None:
-    it = served(folder)
-    it.engine.state, it.engine.ready = EngineState.STARTING, None
-    assert it.post("/attention/quarantine", {"path": "sdpa.cpu"}).status_code == 503
-
-
-def test_with_an_admin_port_the_main_one_takes_no_orders(folder: Path) -> None:
-    it = served(folder, admin_port=9000)
-    assert it.post("/attention/quarantine", {"path": "sdpa.cpu"}).status_code == 404
 
 
 def test_an_order_is_counted_under_its_route_and_a_wrong_method_names_both_right_ones(folder: Path) -> None:

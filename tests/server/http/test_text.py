@@ -24,14 +24,6 @@ def test_a_prompt_is_tokenized_and_back(folder: Path) -> None:
     assert it.post("/detokenize", {"tokens": tokens["tokens"]}).json() == {"prompt": "héllo"}
 
 
-def test_messages_are_tokenized_as_the_chat_would(folder: Path) -> None:
-    messages = [{"role": "user", "content": "Hi"}]
-    tokens = served(folder).post("/tokenize", {"messages": messages}).json()["tokens"]
-    assert bytes(tokens) == b"[user]Hi[assistant]"
-    closed = served(folder).post("/tokenize", {"messages": messages, "add_generation_prompt": False}).json()["tokens"]
-    assert bytes(closed) == b"[user]Hi"
-
-
 def test_either_a_prompt_or_messages_are_needed(folder: Path) -> None:
     it = served(folder)
     for body in ({}, {"prompt": "a", "messages": [{"role": "user", "content": "b"}]}, {"prompt": [1]}):

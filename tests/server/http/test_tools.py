@@ -268,15 +268,8 @@ def test_special_tokens_that_mark_channels_reach_the_parser(tmp_path: Path) -> N
     ids = {text: END + 1 + i for i, text in enumerate(special)} | {"<|end|>": END}
     template = "{# <|channel|> <|message|> #}{% for m in messages %}{{ m.content }}{% endfor %}{{ tools }}"
     written: list[str] = [
-        "<|channel|>",
-        "analysis",
-        "<|message|>",
-        "hm",
-        "<|end|>",
-        "<|start|>",
-        "assistant",
-        "<|channel|>",
-    ]
+        "<|channel|>", "analysis", "<|message|>", "hm", "<|end|>", "<|start|>", "assistant", "<|channel|>",
+    ]  # fmt: skip
     written += ["commentary to=functions.weather", "<|message|>", '{"city": "Bern"}']
     tokens = [token_id for text in written for token_id in ([ids[text]] if text in ids else text.encode())]
     script = playing(*(TokenDelta("", [token_id], None) for token_id in tokens), delta("", FinishReason.STOP))

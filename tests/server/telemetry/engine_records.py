@@ -1,14 +1,16 @@
 """What an engine says: of a small plan, and of the largest there can be."""
 
 import itertools
+import math
 
 import msgspec
 
 from kernels.buckets import Bucket
 from kernels.catalog import PATHS
 from kernels.fingerprint import Device
+from kernels.linear.paths import LINEAR_PATHS
 from kernels.path import Tier
-from kernels.row_buckets import ExpertRows
+from kernels.row_buckets import ExpertRows, LinearRows
 from kernels.shape import Phase
 from server.protocol.messages import DispatchCount, EngineReady, PlanRow, StepRecord
 from server.telemetry.metrics import Metrics
@@ -66,10 +68,19 @@ def use_everything(metrics: Metrics) -> None:
         path = ours[number % len(ours)]
         rejected: dict[str, list[tuple[str, str]]] = {it.name: [] for it in able if it.name != path}
         changes = {"phase": phase.value, "context_bucket": bucket.value, "path": path, "wanted": path}
-        rows.append(msgspec.structs.replace(ROW, **changes, status="proven", rejected=rejected))
+        rows.append(msgspec.structs.replace(ROW, **changes, fallback_reasons=[], status="proven", rejected=rejected))
     for tokens in ExpertRows:  # of a mixture of experts
         changes = {"phase": "experts", "context_bucket": tokens.value, "path": "triton.experts", "fallback_reasons": []}
-        rows.append(msgspec.structs.replace(ROW, **changes, wanted="triton.experts", status="proven", head_dim=None))
+        others: dict[str, list[tuple[str, str]]] = {"torch.experts": [], "gluon.experts.hopper": []}
+        row = msgspec.structs.replace(ROW, **changes, wanted="triton.experts", status="proven", head_dim=None)
+        rows.append(msgspec.structs.replace(row, rejected=others))
+    for few, path in itertools.product(LinearRows, LINEAR_PATHS):
+        if few.lo + 1 < path.limits.min_rows or (few.hi or math.inf) > (path.limits.max_rows or math.inf):
+            continue
+        changes = {"phase": "linear", "context_bucket": few.value, "path": path.name, "wanted": path.name}
+        others = {it.name: [] for it in LINEAR_PATHS if it is not path}
+        row = msgspec.structs.replace(ROW, **changes, fallback_reasons=[], status="proven", head_dim=None)
+        rows.append(msgspec.structs.replace(row, rejected=others))
     metrics.traffic.create_routes(f"/route/{i}" for i in range(18))
     metrics.on_ready(msgspec.structs.replace(READY, max_model_len=1_000_000, plan=rows))
     for row in rows:

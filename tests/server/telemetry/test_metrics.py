@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry
 from scraped import scraped, scraped_value
 
 from kernels.linear.fallbacks import MatmulFallback
+from kernels.operators import Operator
 from kernels.path import Reject
 from kernels.shape import Phase
 from qualification.attest.explain import TimeClass
@@ -51,9 +52,10 @@ def test_every_fallback_that_the_plan_allows_is_at_zero_before_it_happens() -> N
     metrics = make()
     metrics.on_ready(READY)
     reasons = (Reject.HEAD_DIM, Reject.QUARANTINED)  # the plan's own reason, and the one that may come in service
-    for path, reason in itertools.product(("sdpa.math", "sdpa.cpu", "sdpa.efficient"), reasons):
+    for path, reason in itertools.product(("sdpa.math", "sdpa.cpu", "sdpa.efficient", "sdpa.flash"), reasons):
         labels = {"model": "m", "phase": "prefill", "from": "sdpa.cpu", "to": path, "reason": reason.value}
-        assert value(metrics, "attention_fallback_total", **labels) == 0
+        can_serve = path in ("sdpa.math", "sdpa.efficient")  # the others cannot compute the shape
+        assert value(metrics, "attention_fallback_total", **labels) == (0 if can_serve else None)
 
 
 def test_a_limit_that_the_path_does_not_have_has_no_fallback_series() -> None:
@@ -277,7 +279,7 @@ def test_the_time_of_a_phase_is_that_of_its_batches_by_class() -> None:
 
 def test_shadow_checks_are_at_zero_before_they_are_counted_with_their_time() -> None:
     metrics = make()
-    for phase, result in itertools.product(Phase, Shadow):
+    for phase, result in itertools.product((*Phase, Operator.LINEAR), Shadow):
         assert value(metrics, "shadow_checks_total", phase=phase.value, result=result.value) == 0
     for spent_s in (0.25, 0.5):
         metrics.on_shadow(ShadowReport("mismatch", 1.0, "decode", "p", 0, 0, 0, 1, 2.0, "", spent_s, []))

@@ -13,7 +13,7 @@ from kernels.shape import Dtype, Phase
 from qualification.decision.decision import Policy
 from qualification.measure.qualify import DeviceLost
 from server.engine.attention.dispatch import Dispatcher
-from server.engine.attention.launch_errors import blaming
+from server.engine.operators.launch_errors import blaming
 from server.engine.proof.quarantine import Quarantine
 from server.engine.startup.attention_plan import cache_folder
 from server.engine.startup.builder import build_engine

@@ -1,4 +1,7 @@
-"""The plan of `gluon.extend.hopper`: every row block once, heavy ones first, its keys in parts that leave none out."""
+"""The plans of prefill and extend: every row block once, in the order of work, with the keys its tile sees.
+
+Of extend also its keys in parts that leave none out, and the tensor maps of pages.
+"""
 
 import heapq
 import random
@@ -20,37 +23,52 @@ from kernels.hopper.extend.launch import (
     work_of,
 )
 from kernels.hopper.extend.variants import extend_variant_of, longer, variants_beside, whole
-from kernels.hopper.schedule import HEADER, ITEM
-from kernels.hopper.variants import TILINGS, Variant
+from kernels.hopper.schedule import HEADER, ITEM, L2_BYTES, plan_tiles
+from kernels.hopper.tensor_layout import value_dims
+from kernels.hopper.variants import TILINGS, Variant, variant_of
 
 PROCESSORS = 132
-BOX = (0, 2)  # of a tensor map: its elements are of two bytes
+BLOCK_M = TILINGS[64].block_m
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Item:
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A row block, or of extend what a tile is made of. prefill: `first_key` of the sequence; extend: its number."""
+
     row: int
     rows: int
     position: int
     keys: int
-    sequence: int
+    first_key: int
     begin: int
     end: int
-    place: int
+    place: int  # of partial results; of no meaning in prefill
 
 
-def batch_of(q_lens: list[int], contexts: list[int], device: torch.device) -> AttentionBatch:
-    starts = torch.tensor([0, *q_lens], device=device).cumsum(0).to(torch.int32)
-    lens = torch.tensor(contexts, dtype=torch.int32, device=device)
-    table = torch.zeros(len(q_lens), -(-max(contexts) // 64), dtype=torch.int32, device=device)
-    return AttentionBatch(starts, max(q_lens), max(contexts), page_table=table, context_lens=lens)
+def edges(lengths: list[int], device: torch.device) -> torch.Tensor:
+    return torch.tensor([0, *lengths], device=device).cumsum(0).to(torch.int32)
 
 
-def items_of(plan: torch.Tensor) -> list[Item]:
+def blocks_of(plan: torch.Tensor) -> list[Block]:
     numbers = plan.tolist()
     assert numbers[0] == 0, "the first tile to take"
-    body = numbers[HEADER.value :]
-    return [Item(*body[i * ITEM.value : (i + 1) * ITEM.value]) for i in range(numbers[2])]
+    items = numbers[HEADER.value :]
+    return [Block(*items[i * ITEM.value : i * ITEM.value + 8]) for i in range(numbers[2])]
+
+
+def planned_prompts(
+    q_lens: list[int], k_lens: list[int], device: torch.device, head_dim: int = 128, **flags: object
+) -> list[Block]:
+    """The blocks listed, in the order of work."""
+    batch = AttentionBatch(edges(q_lens, device), max(q_lens), max(k_lens), cu_seqlens_k=edges(k_lens, device))
+    layer = AttentionFlags(1.0, **flags)  # type: ignore[arg-type]
+    return blocks_of(plan_tiles(sum(q_lens), batch, layer, variant_of(head_dim, batch, layer)))
+
+
+def paged_batch(q_lens: list[int], contexts: list[int], device: torch.device) -> AttentionBatch:
+    lens = torch.tensor(contexts, dtype=torch.int32, device=device)
+    table = torch.zeros(len(q_lens), -(-max(contexts) // 64), dtype=torch.int32, device=device)
+    return AttentionBatch(edges(q_lens, device), max(q_lens), max(contexts), page_table=table, context_lens=lens)
 
 
 def planned(
@@ -61,42 +79,121 @@ def planned(
     heads: tuple[int, int] = (32, 8),
     head_dim: int = 128,
     **given: object,
-) -> tuple[Variant, Work, list[Item], list[Item]]:
-    """(variant, work, row blocks in the order of work, what tiles are made of)."""
+) -> tuple[Variant, Work, list[Block], list[Block]]:
+    """(variant, work, row blocks in the order of work, what tiles are made of) of chunks."""
     flags = AttentionFlags(1.0, **given)  # type: ignore[arg-type]
-    batch = batch_of(q_lens, contexts, device)
+    batch = paged_batch(q_lens, contexts, device)
     variant = extend_variant_of(head_dim, 64, heads[0] // heads[1], flags)
     work = work_of(sum(q_lens), *heads, batch, variant, PROCESSORS)
     plan = plan_extend(batch, flags, variant, work, PROCESSORS)
-    return variant, work, items_of(plan), items_of(tiles_of(plan, work))
+    return variant, work, blocks_of(plan), blocks_of(tiles_of(plan, work))
 
 
-def expected_blocks(q_lens: list[int], contexts: list[int], block_q: int) -> list[tuple[int, ...]]:
-    blocks, row = [], 0
-    for sequence, (num_rows, num_keys) in enumerate(zip(q_lens, contexts, strict=True)):
+def expected_blocks(q_lens: list[int], k_lens: list[int], block_q: int, *, paged: bool) -> list[tuple[int, ...]]:
+    """Every block of a causal batch, in the order of rows, without its place."""
+    blocks, row, key = [], 0, 0
+    for sequence, (num_rows, num_keys) in enumerate(zip(q_lens, k_lens, strict=True)):
         for start in range(0, num_rows, block_q):
             position = num_keys - num_rows + start
             end = max(1, min(position + block_q, num_keys))
-            blocks.append((row + start, min(block_q, num_rows - start), position, num_keys, sequence, 0, end))
-        row += num_rows
+            rows = min(block_q, num_rows - start)
+            blocks.append((row + start, rows, position, num_keys, sequence if paged else key, 0, end))
+        row, key = row + num_rows, key + num_keys
     return blocks
 
 
+def told(blocks: list[Block]) -> list[tuple[int, ...]]:
+    return sorted((b.row, b.rows, b.position, b.keys, b.first_key, b.begin, b.end) for b in blocks)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_every_row_block_of_ragged_prompts_is_planned_once(seed: int, device: torch.device) -> None:
+    rng = random.Random(seed)
+    num_seqs = rng.choice([1, 2, 7, 65, 130])  # more sequences than one step of the plan's loop reads
+    q_lens = [rng.choice([0, 1, 127, 128, 129, 700]) for _ in range(num_seqs)] + [1]
+    k_lens = [max(0, length + rng.choice([0, 0, 333, -5])) for length in q_lens]
+    found = told(planned_prompts(q_lens, k_lens, device))
+    assert found == expected_blocks(q_lens, k_lens, BLOCK_M, paged=False)
+
+
 @pytest.mark.parametrize(("seed", "num_seqs"), [(0, 1), (1, 2), (2, 7), (3, 66)])
-def test_every_row_block_of_a_ragged_batch_is_planned_once(seed: int, num_seqs: int, device: torch.device) -> None:
+def test_every_row_block_of_ragged_chunks_is_planned_once(seed: int, num_seqs: int, device: torch.device) -> None:
     rng = random.Random(seed)  # 66: more sequences than one step of the plan's loop reads
     q_lens = [rng.choice([0, 1, 31, 32, 33, 700]) for _ in range(num_seqs)] + [1]
     contexts = [max(0, length + rng.choice([0, 1, 333, 5000, -5])) for length in q_lens]
-    heads = rng.choice([(32, 8), (14, 2), (4, 4)])
-    variant, _, blocks, _ = planned(q_lens, contexts, device, heads=heads)
-    found = sorted((b.row, b.rows, b.position, b.keys, b.sequence, b.begin, b.end) for b in blocks)
-    assert found == expected_blocks(q_lens, contexts, TILINGS[64].block_m // variant.pack)
+    variant, _, blocks, _ = planned(q_lens, contexts, device, heads=rng.choice([(32, 8), (14, 2), (4, 4)]))
+    assert told(blocks) == expected_blocks(q_lens, contexts, BLOCK_M // variant.pack, paged=True)
 
 
-def test_longer_contexts_come_first_and_in_each_the_later_blocks(device: torch.device) -> None:
+def test_blocks_that_see_the_most_keys_come_first(device: torch.device) -> None:
+    lengths = [300, 1500, 1, 0, 700]
+    levels = [block.position // BLOCK_M for block in planned_prompts(lengths, lengths, device)]
+    assert levels == sorted(levels, reverse=True)
     _, _, blocks, _ = planned([300, 40, 1, 0, 700, 40], [5000, 9000, 1, 7, 700, 9000], device)
-    order = [(-block.keys, block.sequence, -block.position) for block in blocks]
+    order = [(-block.keys, block.first_key, -block.position) for block in blocks]
     assert order == sorted(order)
+
+
+def test_keys_beyond_l2_are_planned_group_after_group(device: torch.device) -> None:
+    # Half of L2's share a sequence: groups of two. A key of one head is 4 * head_dim bytes with its value.
+    length = L2_BYTES // (4 * 256) // 2
+    blocks = planned_prompts([200] * 4, [length] * 4, device, head_dim=256)
+    groups = [block.first_key // (2 * length) for block in blocks]
+    assert groups == [0, 0, 0, 0, 1, 1, 1, 1]
+
+
+def flagged(context: int, device: torch.device, **flags: object) -> list[Block]:
+    """The blocks of 1000 queries that end at a context, as prompts where that is 1000."""
+    if context == 1000:
+        blocks = planned_prompts([1000], [1000], device, **flags)
+    else:
+        _, _, blocks, _ = planned([1000], [context], device, heads=(2, 2), **flags)
+    return sorted(blocks, key=lambda block: block.row)
+
+
+@pytest.mark.parametrize("context", [1000, 5000])
+def test_a_window_narrows_what_a_block_reads(context: int, device: torch.device) -> None:
+    begins = [block.begin for block in flagged(context, device, window=100)]
+    assert begins == [max(0, context - 1000 + start - 99) for start in range(0, 1000, BLOCK_M)]
+
+
+@pytest.mark.parametrize("context", [1000, 4000])
+def test_a_span_widens_what_a_block_reads_both_ways(context: int, device: torch.device) -> None:
+    before = context - 1000
+    spans = torch.zeros(1000, 2, dtype=torch.int32, device=device)
+    spans[300] = torch.tensor([40, before + 900])  # a row of the third block, [256, 384)
+    spans[700] = torch.tensor([before + 600, 9000])  # past the sequence: cut at its end
+    blocks = flagged(context, device, window=100, spans=spans)
+    assert (blocks[2].begin, blocks[2].end) == (40, before + 900)
+    assert (blocks[5].begin, blocks[5].end) == (before + 541, context)
+    assert (blocks[1].begin, blocks[1].end) == (before + 29, before + 256)
+
+
+def test_the_map_of_values_addresses_rows_modulo_2_to_the_64() -> None:
+    v = torch.empty(64, 4, 128, dtype=torch.float16)
+    shape, strides = value_dims(v.shape, v.stride())
+    half = shape[2]
+    for row, rows in ((0, 0), (5, 17), (2**29, 128)):
+        index = (half, row + rows, half - rows, 0, 0)
+        elements = sum(i * stride for i, stride in zip(index, strides, strict=True))
+        assert elements * 2 % 2**64 == row * v.stride(0) * 2
+        assert all(0 <= i < size for i, size in zip(index[:2], shape[:2], strict=True))
+
+
+@pytest.mark.parametrize("head_dim", [4, 257, 320])
+def test_a_head_dim_beyond_the_tilings_is_refused(head_dim: int, device: torch.device) -> None:
+    cu_seqlens = edges([1], device)
+    batch = AttentionBatch(cu_seqlens, 1, 1, cu_seqlens_k=cu_seqlens)
+    with pytest.raises(ValueError, match=f"multiple of 8 up to 256, found {head_dim}"):
+        variant_of(head_dim, batch, AttentionFlags(1.0))
+
+
+def test_shared_offsets_need_no_offset_masks(device: torch.device) -> None:
+    cu_seqlens = edges([5, 9], device)
+    shared = AttentionBatch(cu_seqlens, 9, 9, cu_seqlens_k=cu_seqlens)
+    apart = AttentionBatch(cu_seqlens, 9, 9, cu_seqlens_k=cu_seqlens.clone())
+    assert not variant_of(128, shared, AttentionFlags(1.0)).offset
+    assert variant_of(128, apart, AttentionFlags(1.0)).offset
 
 
 @pytest.mark.parametrize(
@@ -138,7 +235,7 @@ def test_one_long_context_among_short_ones_is_split(device: torch.device) -> Non
     assert longest < 100_000 / 8
 
 
-def time_of(work: Work, tiles: list[Item], block_n: int) -> float:
+def time_of(work: Work, tiles: list[Block], block_n: int) -> float:
     """When the last processor ends, each taking the next tile when it is free: in blocks of keys, over even shares."""
     lengths = [(tile.end - 1) // block_n + 1 - tile.begin // block_n for tile in tiles for _ in range(work.tile_heads)]
     ends = [0] * PROCESSORS
@@ -185,7 +282,7 @@ def test_three_consumers_serve_long_work_of_well_filled_tiles(device: torch.devi
     def is_long(q_lens: list[int], contexts: list[int], **given: object) -> bool:
         flags = AttentionFlags(1.0, **given)  # type: ignore[arg-type]
         variant = extend_variant_of(64, 64, 4, flags)
-        return is_long_work(sum(q_lens), 32, batch_of(q_lens, contexts, device), variant, PROCESSORS)
+        return is_long_work(sum(q_lens), 32, paged_batch(q_lens, contexts, device), variant, PROCESSORS)
 
     assert is_long([512], [131072])
     assert is_long([2048], [34816])
@@ -210,23 +307,6 @@ def test_many_tiles_are_not_split(device: torch.device) -> None:
     assert planned([8192, 8192], [40_000, 16_000], device)[1].max_parts == 0
 
 
-def test_a_window_narrows_what_a_block_reads(device: torch.device) -> None:
-    _, _, blocks, _ = planned([1000], [5000], device, heads=(2, 2), window=100)
-    blocks.sort(key=lambda block: block.row)
-    assert [block.begin for block in blocks] == [4000 + start - 99 for start in range(0, 1000, TILINGS[64].block_m)]
-
-
-def test_a_span_widens_what_a_block_reads_both_ways(device: torch.device) -> None:
-    spans = torch.zeros(1000, 2, dtype=torch.int32, device=device)
-    spans[300] = torch.tensor([40, 3900])  # a row of the third block
-    spans[700] = torch.tensor([3600, 9000])  # past the sequence: cut at its end
-    _, _, blocks, _ = planned([1000], [4000], device, heads=(2, 2), window=100, spans=spans)
-    blocks.sort(key=lambda block: block.row)
-    assert (blocks[2].begin, blocks[2].end) == (40, 3900)
-    assert (blocks[5].begin, blocks[5].end) == (3541, 4000)
-    assert (blocks[1].begin, blocks[1].end) == (3029, 3256)
-
-
 @pytest.mark.parametrize("page_size", [1, 24, 72])
 def test_a_page_size_that_no_copy_takes_is_refused(page_size: int) -> None:
     with pytest.raises(ValueError, match=f"multiple of 16, found {page_size}"):
@@ -246,7 +326,7 @@ def test_a_copy_never_crosses_the_border_of_a_page(page_size: int, head_dim: int
 class Kernel:
     """Stands in for a loaded one; its tensor maps are their addresses."""
 
-    boxes = (BOX, BOX, BOX)
+    boxes = ((0, 2),) * 3  # its elements are of two bytes
 
     def encode(self, address: int, *_: object) -> int:
         return address

@@ -30,6 +30,11 @@ def launch_failure(error: Exception) -> Reject | None:
     return None
 
 
+def not_launched(error: Exception) -> Reject | None:
+    """As `launch_failure`, of a product: PyTorch asks for memory in each, and having none says nothing of the path."""
+    return None if isinstance(error, torch.OutOfMemoryError) else launch_failure(error)
+
+
 def is_device_lost(error: BaseException) -> bool:
     """Return whether the CUDA context is poisoned: an illegal access, a device-side assert, a fault of the driver.
 

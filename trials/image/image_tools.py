@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 LOCK = "requirements-cpu.lock"
 SBOM_PROGRAM = "cyclonedx-bom==7.5.0"
 STEP_LIMIT_S = 3600

@@ -1,6 +1,7 @@
-"""Batches for the attention paths on a GPU as data, and what runs each of them."""
+"""Batches for the attention paths as data, and what runs each of them."""
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from kernels.portable.decode import run_decode as run_triton_decode
 from kernels.portable.extend import run_extend as run_triton_extend
 from kernels.portable.prefill import run_prefill as run_triton_prefill
 from kernels.processors import num_processors
+from kernels.sdpa.backends import run_cpu, run_math
 
 CUDA = torch.device("cuda")
 BF16, FP16 = torch.bfloat16, torch.float16
@@ -51,16 +53,18 @@ class Case:
     dim: int = 128
     heads: tuple[int, int] = (8, 2)
     dtype: torch.dtype = BF16
-    page_size: int = 64
+    page_size: int = 64  # 0: not in pages, as prompts never are
     flags: tuple[str, ...] = ()
     window: int | None = None
     softcap: float | None = None  # in place of that of the flag
     loudness: float = 1.0
+    causal: bool = True
     variant: str = ""  # which must serve it
 
     def __str__(self) -> str:
         named = [self.path, f"{len(self.queries)} of {max(self.queries)}:{max(self.keys or self.queries)}"]
         named += [f"d{self.dim}", f"h{self.heads[0]}:{self.heads[1]}", str(self.dtype)[6:], *self.flags, self.variant]
+        named += [] if self.causal else ["full"]
         return " ".join([*named, f"page{self.page_size} window{self.window} {self.softcap} {self.loudness}"])
 
 
@@ -93,27 +97,21 @@ def _decode_in_clusters(
 
 
 RUN: dict[str, RunAttention] = {
-    "gluon.prefill": prefill.run_prefill,
-    "gluon.extend": extend.run_extend,
-    "gluon.decode": decode.run_decode,
-    "gluon.prefill by three": _prefill_by_three,
-    "gluon.prefill.window": run_window_prefill,
-    "gluon.extend by three": _extend_by_three,
-    "gluon.decode in clusters": _decode_in_clusters,
-    "triton.prefill": run_triton_prefill,
-    "triton.extend": run_triton_extend,
-    "triton.decode": run_triton_decode,
-}
+    "gluon.prefill": prefill.run_prefill, "gluon.extend": extend.run_extend, "gluon.decode": decode.run_decode,
+    "gluon.prefill.window": run_window_prefill, "gluon.prefill by three": _prefill_by_three, "gluon.extend by three": _extend_by_three,
+    "gluon.decode in clusters": _decode_in_clusters, "triton.prefill": run_triton_prefill,
+    "triton.extend": run_triton_extend, "triton.decode": run_triton_decode, "sdpa.cpu": run_cpu, "sdpa.math": run_math,
+}  # fmt: skip
 
 
-def made(case: Case) -> tuple[RunAttention, Inputs, AttentionFlags]:
+def made(case: Case, device: torch.device = CUDA) -> tuple[RunAttention, Inputs, AttentionFlags]:
     """(function, batch, flags) of a case; skips the test on a GPU that its path is not for."""
     if case.path.startswith("gluon") and torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("needs an sm_90 GPU")
-    inputs = batch_of(case)
+    inputs = batch_of(case, device)
     inputs = replace(inputs, q=inputs.q * case.loudness)
-    flags = flags_for(inputs, *case.flags, window=case.window)
-    if "prefill" in case.path:
+    flags = flags_for(inputs, *case.flags, window=case.window, causal=case.causal)
+    if case.path.startswith("gluon.prefill"):
         spans = None if flags.spans is None else images(case.queries, case.keys or case.queries)
         flags = replace(flags, spans=spans, sinks=None if flags.sinks is None else flags.sinks * 2)
     if case.softcap is not None:
@@ -122,11 +120,11 @@ def made(case: Case) -> tuple[RunAttention, Inputs, AttentionFlags]:
     return RUN[case.path], inputs, flags
 
 
-def batch_of(case: Case) -> Inputs:
-    sizes = {"heads": case.heads, "head_dim": case.dim, "dtype": case.dtype}
-    if "prefill" not in case.path:
-        return paged(case.queries, case.keys or (), CUDA, page_size=case.page_size, **sizes)  # type: ignore[arg-type]
-    inputs = packed(case.queries, CUDA, key_lens=case.keys, **sizes)  # type: ignore[arg-type]
+def batch_of(case: Case, device: torch.device = CUDA) -> Inputs:
+    sizes: dict[str, Any] = {"heads": case.heads, "head_dim": case.dim, "dtype": case.dtype}
+    if case.page_size and "prefill" not in case.path:
+        return paged(case.queries, case.keys or (), device, page_size=case.page_size, **sizes)
+    inputs = packed(case.queries, device, key_lens=case.keys, **sizes)
     if case.keys is None:
         inputs = replace(inputs, batch=replace(inputs.batch, cu_seqlens_k=inputs.batch.cu_seqlens_q))
     return inputs

@@ -1,0 +1,175 @@
+"""Shadow checks of products and experts in a real engine: what turns wrong in service is seen, what is right is not."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+from one_operator import proving, serve_by, small_engine
+from torch import Tensor
+
+from kernels.catalog import any_path_named
+from kernels.experts.paths import ExpertsPath
+from kernels.linear.paths import LinearPath
+from kernels.operators import Operator
+from qualification.decision.decision import Policy
+from server.engine.proof.shadow_check import ShadowCheck
+from server.protocol.messages import SamplingParams, ShadowReport, Submit
+
+CONFIG = {
+    "model_type": "qwen3_moe",
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "vocab_size": 97,
+    "hidden_size": 24,
+    "intermediate_size": 48,
+    "moe_intermediate_size": 20,
+    "num_hidden_layers": 3,
+    "mlp_only_layers": [1],
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "num_experts": 5,
+    "num_experts_per_tok": 2,
+    "max_position_embeddings": 128,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": False,
+    "torch_dtype": "float32",
+}
+LATER_S = 100.0  # after the interval and after the dense checks that follow a mismatch
+
+
+@dataclass
+class Subject:
+    """An engine whose products, or experts, are computed by a path that does as PyTorch until `spoil` is set."""
+
+    operator: Operator
+    folder: Path
+    spoil: Callable[..., None] | None = None
+    now: float = 0.0
+    is_quarantining: bool = True
+    _draw: Random = field(default_factory=lambda: Random(0))
+
+    def __post_init__(self) -> None:
+        self.built = small_engine(self.folder, CONFIG, proving, policy=Policy.QUALIFY, max_num_batched_tokens=64)
+        self.dispatcher = serve_by(self.built, self.path())
+        self.check = self.built.runner.shadow = ShadowCheck(
+            self.dispatcher,
+            budget=1e9,
+            interval_s=0.0,
+            is_quarantining=self.is_quarantining,
+            clock=lambda: self.now,
+            rng=Random(0),
+        )
+        self.now = 1.0
+        torch.set_num_threads(1)
+
+    def path(self) -> LinearPath | ExpertsPath:
+        name = "torch.linear" if self.operator is Operator.LINEAR else "torch.experts.cpu"
+        right = any_path_named(name)
+        assert right.run is not None
+
+        def turning(*given: Any) -> None:
+            if self.spoil is None:
+                right.run(*given)
+            else:
+                self.spoil(right.run, *given)
+
+        found = replace(right, name=f"gluon.{self.operator.value}.turning", run=turning)
+        assert isinstance(found, LinearPath | ExpertsPath)
+        return found
+
+    def reports(self, num_reports: int) -> Iterator[ShadowReport]:
+        """Of a check of every step, over requests of random lengths, four at a time."""
+        engine = self.built.engine
+        while num_reports:
+            if not engine.has_work:
+                for _ in range(4):
+                    prompt = [self._draw.randrange(97) for _ in range(self._draw.randrange(1, 40))]
+                    sampling = SamplingParams(max_tokens=self._draw.randrange(1, 9), temperature=0.0, ignore_eos=True)
+                    engine.submit(Submit(f"{self._draw.random()}", prompt, sampling, str(self._draw.random()).encode()))
+            engine.step()
+            self.now += LATER_S
+            report = self.check.judge()
+            if report is not None:
+                num_reports -= 1
+                yield report
+
+
+def scale(run: Callable[..., None], *given: Any) -> None:
+    run(*given)
+    given[-1].mul_(1 + 1e-2)
+
+
+def swap_two_experts(run: Callable[..., None], hidden: Tensor, experts: Tensor, *given: Any) -> None:
+    swapped = torch.where(experts == 0, 1, torch.where(experts == 1, 0, experts)).to(experts.dtype)
+    run(hidden, swapped, *given)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """For tensors this small, threads that wait for each other take longer than the work."""
+    num_threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(num_threads)
+
+
+def test_a_right_path_has_no_mismatch(tmp_path: Path) -> None:
+    subject = Subject(Operator.LINEAR, tmp_path)
+    reports = [it for it in subject.reports(200) if it.phase in ("linear", "experts")]
+    assert {it.result for it in reports} == {"match"}
+    assert {it.phase for it in reports} == {"linear", "experts"}
+    assert max(it.factor or 0.0 for it in reports) < 1
+    weights = {(it.layer, it.weight) for it in reports if it.phase == "linear"}
+    products = [(layer, name) for layer in range(3) for name in ("qkv", "output")]
+    products += [(0, "router"), (1, "gate_up"), (1, "down"), (2, "router"), (None, "head")]
+    assert weights <= set(products)
+    assert len(weights) > len(products) // 2
+    assert {it.layer for it in reports if it.phase == "experts"} == {0, 2}
+
+
+# Of the steps a fifth checks this operator. Two of five experts swapped show in a row that visits one of them: 70%.
+@pytest.mark.parametrize(
+    ("operator", "spoil", "most_steps"),
+    [(Operator.LINEAR, scale, 60), (Operator.EXPERTS, swap_two_experts, 60), (Operator.EXPERTS, scale, 60)],
+)
+def test_a_path_that_turns_wrong_an_hour_after_ready_is_replaced(
+    operator: Operator, spoil: Callable[..., None], most_steps: int, tmp_path: Path
+) -> None:
+    subject = Subject(operator, tmp_path)
+    assert {it.result for it in subject.reports(20)} <= {"match", "skipped"}
+    subject.now += 3600
+    subject.spoil = spoil
+    reports = []
+    for report in subject.reports(most_steps):
+        reports.append(report)
+        if report.quarantined:
+            break
+    of_operator = [it.result for it in reports if it.phase == operator.value]
+    assert (of_operator.count("mismatch"), of_operator[-1]) == (2, "mismatch")
+    assert reports[-1].path == f"gluon.{operator.value}.turning"
+    assert set(reports[-1].quarantined) == {
+        (reports[-1].path, str(it.shape)) for it in subject.dispatcher.all_decisions if it.shape in shapes_of(subject)
+    }
+    served = [it for it in subject.dispatcher.all_decisions if it.shape in shapes_of(subject)]
+    assert {(it.path, *[reason.value for reason in it.fallback_reasons]) for it in served} == {
+        ("torch.linear" if operator is Operator.LINEAR else "torch.experts.cpu", "quarantined")
+    }
+    assert {it.result for it in subject.reports(40)} <= {"match", "skipped"}
+
+
+def shapes_of(subject: Subject) -> set[object]:
+    table = subject.dispatcher.products if subject.operator is Operator.LINEAR else subject.dispatcher.experts
+    assert table is not None
+    return set(table.decided.plan)
+
+
+def test_a_mismatch_of_a_product_says_where_and_by_how_much(tmp_path: Path) -> None:
+    subject = Subject(Operator.LINEAR, tmp_path, spoil=scale, is_quarantining=False)
+    report = next(it for it in subject.reports(100) if it.phase == "linear")
+    assert (report.result, report.quarantined) == ("mismatch", [])
+    of = report.weight if report.layer is None else f"{report.weight} of layer {report.layer}"
+    assert (report.detail or "").startswith(f"gluon.linear.turning, {of}, row {report.position} of the step, column ")
+    assert "at most" in (report.detail or "")
