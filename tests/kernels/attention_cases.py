@@ -98,7 +98,8 @@ def _decode_in_clusters(
 
 RUN: dict[str, RunAttention] = {
     "gluon.prefill": prefill.run_prefill, "gluon.extend": extend.run_extend, "gluon.decode": decode.run_decode,
-    "gluon.prefill.window": run_window_prefill, "gluon.prefill by three": _prefill_by_three, "gluon.extend by three": _extend_by_three,
+    "gluon.prefill.window": run_window_prefill,
+    "gluon.prefill by three": _prefill_by_three, "gluon.extend by three": _extend_by_three,
     "gluon.decode in clusters": _decode_in_clusters, "triton.prefill": run_triton_prefill,
     "triton.extend": run_triton_extend, "triton.decode": run_triton_decode, "sdpa.cpu": run_cpu, "sdpa.math": run_math,
 }  # fmt: skip

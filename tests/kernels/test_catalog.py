@@ -40,7 +40,8 @@ def codes(name: str, shape: AttentionShape, machine: Fingerprint) -> list[Reject
 def test_the_catalog_lists_paths_in_order_of_preference() -> None:
     assert [(path.name, path.tier) for path in PATHS] == [
         ("gluon.prefill.hopper", Tier.FIRST), ("gluon.extend.hopper", Tier.FIRST), ("gluon.decode.hopper", Tier.FIRST),
-        ("gluon.prefill.window.hopper", Tier.FIRST), ("triton.prefill", Tier.FIRST), ("triton.extend", Tier.FIRST), ("triton.decode", Tier.FIRST),
+        ("gluon.prefill.window.hopper", Tier.FIRST),
+        ("triton.prefill", Tier.FIRST), ("triton.extend", Tier.FIRST), ("triton.decode", Tier.FIRST),
         ("sdpa.cpu", Tier.FIRST), ("sdpa.cudnn", Tier.FALLBACK), ("sdpa.flash", Tier.FALLBACK),
         ("sdpa.efficient", Tier.FALLBACK), ("sdpa.math", Tier.FALLBACK),
     ]  # fmt: skip
