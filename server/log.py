@@ -69,7 +69,8 @@ class JsonFormatter(LineFormatter):
 
 def fields_of(record: logging.LogRecord) -> list[tuple[str, object]]:
     """The fields that `extra` gave it."""
-    return [(name, record.__dict__[name]) for name in FIELDS if record.__dict__.get(name) is not None]
+    given = record.__dict__
+    return [(name, value) for name in FIELDS if (value := given.get(name)) is not None]
 
 
 def trace_fields(request_id: str, traceparent: str | None) -> dict[str, str]:

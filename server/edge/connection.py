@@ -8,7 +8,7 @@ import msgspec
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from server.edge.direct_stream import ChunkWriter, attach_writer
+from server.edge.direct_stream import ChunkWriter, attach_writer, writer_of
 from server.edge.headers import MAX_HEADER_BYTES, MAX_HEADERS
 from server.errors import HeadersTooLarge, InvalidHttp
 
@@ -85,6 +85,9 @@ class LimitedProtocol(HttpToolsProtocol):
         for cycle in self._unanswered:  # uvicorn notifies the latest only; the others would compute on without a reader
             cycle.disconnected = True
             cycle.message_event.set()
+            writer = writer_of(cycle.scope)
+            if writer is not None:
+                writer.connection_lost()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:

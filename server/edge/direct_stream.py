@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Mapping, MutableMapping
 from typing import Any, cast
 
-from starlette.types import Message, Scope, Send
+from starlette.types import Message, Send
 from uvicorn.protocols.http.flow_control import FlowControl
 
 _SCOPE_KEY = "hallmark-writer"
@@ -18,12 +18,30 @@ _SCOPE_KEY = "hallmark-writer"
 class ChunkWriter:
     """Writes chunks of a response that uvicorn has begun, while no `send` is under way; or ends it for good.
 
-    The response's length is unknown, so that its transfer coding is chunked.
+    The response's length is unknown, so that its transfer coding is chunked. Tells also when the client has gone: a
+    task that waits for it would take 25 us of each request.
     """
 
     def __init__(self, transport: asyncio.Transport, flow: FlowControl) -> None:
         self._transport = transport
         self._flow = flow
+        self._is_lost = False
+        self._on_lost: Callable[[], None] | None = None
+
+    def watch(self, on_lost: Callable[[], None]) -> None:
+        """Call `on_lost` once the connection is lost; now if it is."""
+        self._flow.resume_reading()  # where nothing is read, a client's going is not seen
+        self._on_lost = on_lost
+        if self._is_lost:
+            on_lost()
+
+    def unwatch(self) -> None:
+        self._on_lost = None
+
+    def connection_lost(self) -> None:
+        self._is_lost = True
+        if self._on_lost is not None:
+            self._on_lost()
 
     def has_room(self) -> bool:
         """Return whether the client reads what is written. Then a `send` of uvicorn does not wait either."""
@@ -88,7 +106,7 @@ def attach_writer(scope: Mapping[str, Any], writer: ChunkWriter) -> None:
     cast(MutableMapping[str, Any], scope)[_SCOPE_KEY] = writer
 
 
-def writer_of(scope: Scope) -> ChunkWriter | None:
+def writer_of(scope: Mapping[str, Any]) -> ChunkWriter | None:
     """Return the connection's writer; None where another server than ours has made the scope."""
     writer: ChunkWriter | None = scope.get(_SCOPE_KEY)
     return writer

@@ -197,14 +197,21 @@ class Guard:
         limit_s = self._limits.request_timeout_s
         late = DeadlineExceeded(f"The answer took longer than the {limit_s:g} s a request may take.")
         context.limit(limit_s, late)
-        watcher = asyncio.create_task(_watch(theirs, context))
+        writer, watcher = writer_of(scope), None
+        if writer is None:
+            watcher = asyncio.create_task(_watch(theirs, context))
+        else:
+            writer.watch(lambda: context.abort(ClientGone()))
         self._lifecycle.inflight.add(context)
         try:
             await self._app(scope, receive, send)
         finally:
             self._lifecycle.inflight.discard(context)
             context.unlimit()
-            watcher.cancel()
+            if writer is not None:
+                writer.unwatch()
+            if watcher is not None:
+                watcher.cancel()
 
     def _account(self, scope: Scope, context: RequestContext) -> None:
         outcome = context.outcome or _outcome_of(context.status)
@@ -215,21 +222,33 @@ class Guard:
         path = getattr(scope.get("route"), "path", context.path)
         route = path if path in self._routes else "other"
         self._metrics.traffic.answered(route, outcome)
-        elapsed_ms = (time.monotonic() - context.arrived_at) * 1000
         level = logging.INFO if scope["method"] == "POST" or outcome is Outcome.SERVER_ERROR else logging.DEBUG
-        what = {"status": context.status, "outcome": outcome.value, "code": context.error_code}
-        param = context.error_param if context.error_param and _FIELD.fullmatch(context.error_param) else None
-        who = {"key": context.key_name, "param": param}
+        if logger.isEnabledFor(level):
+            _log(level, scope["method"], route, context, outcome)
         record = context.record
-        fields = {**what, **who, "ms": round(elapsed_ms, 1), **context.ids()}
-        if record is not None and record.uses:
-            fields["kernels"] = ",".join(f"{use.phase}:{use.path}" for use in record.uses)
-            fields["kernel_status"] = record.kernel_status
-        logger.log(level, "%s %s", scope["method"], route, extra=fields)
         if record is not None:
             if outcome is Outcome.DISCONNECTED:
                 record.disconnected(is_slow=context.error_code == SlowClient.code)
             record.end(outcome, status=context.status, error_code=context.error_code)
+
+
+def _log(level: int, method: str, route: str, context: RequestContext, outcome: Outcome) -> None:
+    """Write the line of a request, without looking for the caller's place in the code: 4 us of each request."""
+    param = context.error_param if context.error_param and _FIELD.fullmatch(context.error_param) else None
+    fields = {
+        "status": context.status,
+        "outcome": outcome.value,
+        "code": context.error_code,
+        "key": context.key_name,
+        "param": param,
+        "ms": round((time.monotonic() - context.arrived_at) * 1000, 1),
+        **context.ids(),
+    }
+    record = context.record
+    if record is not None and (uses := record.uses):
+        fields["kernels"] = ",".join([f"{use.phase}:{use.path}" for use in uses])
+        fields["kernel_status"] = record.kernel_status
+    logger.handle(logger.makeRecord(logger.name, level, __file__, 0, "%s %s", (method, route), None, extra=fields))
 
 
 def _authorization(headers: Mapping[bytes, bytes]) -> bytes | None:

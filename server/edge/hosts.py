@@ -7,6 +7,7 @@ visitor's browser. The browser sends the page's name as Host, so a server on loo
 import ipaddress
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 
 from server.edge.redact import plain_name
 from server.errors import InvalidHeader, SettingsError
@@ -73,6 +74,7 @@ def is_loopback(address: str) -> bool:
         return address.lower() == "localhost"
 
 
+@lru_cache(256)  # of at most 257 characters each; without it 6 us of each request
 def _normal(name: str) -> str:
     """One spelling for each host: in lower case, without the root's dot, IPv6 addresses in brackets and short."""
     try:

@@ -26,6 +26,7 @@ from server.errors import InvalidValue, MethodNotAllowed, NotFound, SettingsErro
 from server.http.anthropic import routes as anthropic
 from server.http.anthropic.errors import ANTHROPIC
 from server.http.common.document import document
+from server.http.common.shortcut import QuietFastAPI, Shortcut
 from server.http.common.validation import RequestModel
 from server.http.openai import routes as openai
 from server.http.operations import routes as operations
@@ -148,7 +149,7 @@ def _application(
     root_path: str = "",
 ) -> FastAPI:
     """An application of these routes behind a guard, with its document."""
-    app = FastAPI(
+    app = QuietFastAPI(
         title="Hallmark",
         version=edge.version,
         redirect_slashes=False,  # behind TLS a redirect leads to http
@@ -173,6 +174,7 @@ def _application(
     edge.metrics.traffic.create_routes((*methods, "other"))
     settings = edge.settings
     access = Access(keys, OPEN_PATHS, frozenset(of_operators & methods.keys()))
+    app.add_middleware(Shortcut, routes=tuple(app.router.routes))
     app.add_middleware(
         Guard,
         limits=GuardLimits(settings.max_body_bytes, settings.receive_timeout_s, settings.request_timeout_s),

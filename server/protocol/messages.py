@@ -45,7 +45,7 @@ class Pooling(msgspec.Struct, frozen=True):
     label_ids: tuple[int, ...] = ()
 
 
-class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Valid by construction: the HTTP edge has checked every limit."""
 
     max_tokens: int
@@ -98,7 +98,7 @@ class Fork(msgspec.Struct, frozen=True, array_like=True):
     seed: int | None
 
 
-class Submit(msgspec.Struct, frozen=True, tag=True):
+class Submit(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     """Answer a prompt, once and once more for each of `forks`; the prompt is computed once."""
 
     request_id: str

@@ -85,6 +85,7 @@ class Metrics:
 
     def on_step(self, record: StepRecord) -> None:
         self.engine.stepped(record)
+        self.traffic.add_generated()
         if self.vllm is not None:
             self.vllm.stepped(record)
         self.attention.compiled(record.num_compiles, after_ready=self._is_ready)
@@ -135,5 +136,6 @@ class Metrics:
         self, unique_id: str, outcome: Outcome, num_prompt_tokens: int | None, trace: Exemplar
     ) -> None:
         """`num_prompt_tokens` of its longest prompt; None when it ended before its prompts were counted."""
+        self.traffic.add_generated()
         self.latency.request(outcome, self.traffic.ended(unique_id), trace)
         self.slo.request(num_prompt_tokens, outcome)

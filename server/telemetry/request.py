@@ -42,7 +42,9 @@ class RequestRecord:
         self._unique_id = unique_id
         self._operation = operation
         self._sequences: list[SequenceRecord] = []
+        self.kernel_status: str | None = None  # the worst of the decisions that have served it so far
         self._uses: dict[tuple[str, str, str], AttentionUse] = {}
+        self._latest_uses: list[AttentionUse] | None = None
         self._finish_reasons: list[str] = []
         metrics.traffic.began(unique_id, trace.arrived_at)
 
@@ -54,11 +56,6 @@ class RequestRecord:
     def uses(self) -> list[AttentionUse]:
         """The distinct decisions that have served it so far."""
         return list(self._uses.values())
-
-    @property
-    def kernel_status(self) -> str | None:
-        """The worst status of the decisions that have served it so far; None before the first token."""
-        return max((use.status for use in self._uses.values()), key=_FROM_BEST_TO_WORST.index, default=None)
 
     @property
     def longest_prompt(self) -> int | None:
@@ -93,11 +90,17 @@ class RequestRecord:
             self.first_token_at = at
             self.trace.event(names.FIRST_TOKEN, at)
 
-    def served_by(self, uses: Iterable[AttentionUse]) -> None:
+    def served_by(self, uses: list[AttentionUse]) -> None:
         """Record the decisions that served it; those that are recorded already change nothing."""
+        if uses is self._latest_uses:
+            return
+        self._latest_uses = uses
         for use in uses:
             if (use.phase, use.path, use.status) in self._uses:
                 continue
+            if self.kernel_status != use.status:
+                known = [use.status] if self.kernel_status is None else [use.status, self.kernel_status]
+                self.kernel_status = max(known, key=_FROM_BEST_TO_WORST.index)
             self._uses[use.phase, use.path, use.status] = use
             if use.fallback_reasons:
                 self.trace.keep()
@@ -182,17 +185,20 @@ class SequenceRecord:
         """Return the request's trace parent for the engine's process."""
         return self._request.trace.traceparent
 
-    def served_by(self, uses: Iterable[AttentionUse]) -> None:
+    def served_by(self, uses: list[AttentionUse]) -> None:
         """Record the decisions of a delta before it is written: the head of the answer names them."""
         self._request.served_by(uses)
 
     def delta(self, delta: TokenDelta, at: float | None = None) -> None:
         """Count a piece that came `at` (monotonic seconds), or just now."""
-        request, vllm, before = self._request, self._request.metrics.vllm, self._last_at
+        request, before = self._request, self._last_at
         self._last_at = request.now() if at is None else at
         if delta.attention is not None:  # first, for a fallback makes the trace one that exemplars may lead to
             request.served_by(delta.attention)
-        if (delta.token_ids or delta.pooled is not None) and self.first_token_at is None:
+        if self.first_token_at is not None:
+            if request.metrics.vllm is not None and delta.token_ids:
+                request.metrics.vllm.next_token(self._last_at - before)
+        elif delta.token_ids or delta.pooled is not None:
             self.first_token_at = self._last_at
             self._times = delta.times
             if self._is_first:
@@ -202,8 +208,6 @@ class SequenceRecord:
             request.metrics.first_token(
                 self.num_prompt_tokens, ttft_s, delta.times, request.trace.exemplar, is_first=self._is_first
             )
-        elif delta.token_ids and vllm is not None:
-            vllm.next_token(self._last_at - before)
 
     def tokens(self, num_tokens: int) -> None:
         """Tokens that are part of the answer: those behind a stop string are not."""
@@ -219,6 +223,7 @@ class SequenceRecord:
         request, vllm = self._request, self._request.metrics.vllm
         self._is_ended = True
         request.finished(finish_reason)
+        request.metrics.traffic.add_generated()
         if vllm is not None:
             vllm.sequence_ended(self._last_at - request.arrived_at)
         if self.first_token_at is not None and self.num_tokens > 1:

@@ -89,23 +89,17 @@ class RequestTrace:
     _offset_ns: int = field(default_factory=lambda: time.time_ns() - time.monotonic_ns())
     _events: list[Event] = field(default_factory=list)
     _stages: list[_Span] = field(default_factory=list)
+    trace_id: str = field(init=False)
+    span_id: str = field(init=False)  # of the server's span
+    traceparent: str = field(init=False)  # the W3C header that names it
+
+    def __post_init__(self) -> None:
+        self.trace_id, self.span_id = f"{self.context.trace_id:032x}", f"{self.context.span_id:016x}"
+        self.traceparent = f"00-{self.trace_id}-{self.span_id}-{'01' if self.is_sampled else '00'}"
 
     @property
     def is_recording(self) -> bool:
         return self._sender is not None
-
-    @property
-    def trace_id(self) -> str:
-        return f"{self.context.trace_id:032x}"
-
-    @property
-    def span_id(self) -> str:
-        return f"{self.context.span_id:016x}"
-
-    @property
-    def traceparent(self) -> str:
-        """The W3C header that names the server's span."""
-        return f"00-{self.trace_id}-{self.span_id}-{int(self.is_sampled):02x}"
 
     @property
     def exemplar(self) -> Exemplar:

@@ -19,6 +19,7 @@ class TrafficMetrics:
         self.loop_seen_at = now()  # when the event loop last turned
         self._prompt_tokens = make.counter("prompt_tokens_total", "Prompt tokens of requests that got a first token")
         self._generation_tokens = make.counter("generation_tokens_total", "Tokens generated")
+        self._num_generated = 0  # tokens that the counter does not have yet
         self._request = cache(make.counter("requests_total", "HTTP requests answered", "route", "outcome").labels)
         self._key_requests = make.counter("key_requests_total", "Requests answered by API key", "key")
         self._key_tokens = make.counter("key_tokens_total", "Tokens of prompts and answers by API key", "key")
@@ -74,7 +75,14 @@ class TrafficMetrics:
         self._prompt_tokens.inc(num_tokens)
 
     def generated(self, num_tokens: int) -> None:
-        self._generation_tokens.inc(num_tokens)
+        """Count tokens, at the next `add_generated`: an addition for each token, and 1.5 us of the counter a step."""
+        self._num_generated += num_tokens
+
+    def add_generated(self) -> None:
+        """Add the tokens since the last call to the counter: after each step, and when an answer or a request ends."""
+        if self._num_generated:
+            self._generation_tokens.inc(self._num_generated)
+            self._num_generated = 0
 
     @property
     def num_inflight(self) -> int:

@@ -30,6 +30,7 @@ MAX_OUTPUT_CHARS = 16_000_000
 MAX_RENDER_S = 2.0
 _MAX_WIDTH = 10_000  # of padding, indentation, ranges: 'a'|center(10**9) would take a gigabyte
 _MAX_REPEATED = 100_000  # characters or items that one `*` makes; real templates repeat a dash or a space
+_TEMPLATE_FILE = "<template>"  # in jinja2's compiled code of a template that is no file
 _OURS = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
 _PADDING = frozenset({"batch", "center", "expandtabs", "indent", "ljust", "rjust", "slice", "wordwrap", "zfill"})
 _UNBOUNDED = frozenset({"format", "format_map", "translate"})  # no template needs them
@@ -286,7 +287,8 @@ def _strftime_now(form: str) -> str:
 class _Deadline:
     """Limit in seconds on this thread's Python code: a loop without output cannot be ended otherwise.
 
-    By the interpreter's trace function, which sees each line; a template of 100 messages renders in 1 ms more.
+    By the interpreter's trace function, which sees each line of the template and each call: without the lines of the
+    library a chat of one message renders in 49 us instead of 80 (two shared cores).
     """
 
     def __init__(self, seconds: float) -> None:
@@ -300,7 +302,7 @@ class _Deadline:
     def __exit__(self, *_: object) -> None:
         sys.settrace(self._outer)
 
-    def _trace(self, _frame: FrameType, _event: str, _arg: object) -> Any:
+    def _trace(self, frame: FrameType, _event: str, _arg: object) -> Any:
         if time.monotonic() > self._end:
             raise _Limited(f"it ran for more than {self._seconds:g} s")
-        return self._trace
+        return self._trace if frame.f_code.co_filename == _TEMPLATE_FILE else None

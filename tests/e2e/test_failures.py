@@ -80,45 +80,21 @@ def wide_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def copied_demo(tmp_path: Path) -> Path:
-    return Path(shutil.copytree(DEMO, tmp_path / "model", copy_function=shutil.copyfile))
-
-
-def with_config(tmp_path: Path, text: str) -> list[str]:
-    folder = copied_demo(tmp_path)
-    (folder / "config.json").write_text(text)
-    return ["--model", str(folder)]
-
-
-def unknown_architecture(tmp_path: Path) -> list[str]:
-    return with_config(tmp_path, json.dumps({**json.loads((DEMO / "config.json").read_text()), "model_type": "mamba"}))
-
-
-def missing_tensor(tmp_path: Path) -> list[str]:
-    demo = json.loads((DEMO / "config.json").read_text())
-    return with_config(tmp_path, json.dumps({**demo, "num_hidden_layers": demo["num_hidden_layers"] + 1}))
-
-
 def missing_shard(tmp_path: Path) -> list[str]:
-    folder = copied_demo(tmp_path)
+    folder = Path(shutil.copytree(DEMO, tmp_path / "model", copy_function=shutil.copyfile))
     (folder / "model.safetensors").unlink()
     (folder / "model.safetensors.index.json").write_text('{"weight_map": {"lm_head.weight": "part-1.safetensors"}}')
     return ["--model", str(folder)]
 
 
 IMPOSSIBLE: list[tuple[Callable[[Path], list[str]], str]] = [
-    (unknown_architecture, "model_type 'mamba' is not supported; supported: gemma2, "),
-    (missing_tensor, "missing: model.layers"),
     (missing_shard, "part-1.safetensors does not exist, "),
-    (lambda folder: with_config(folder, "{"), "config.json: cannot be read as JSON"),
-    (lambda folder: with_config(folder, "[" * 200_000 + "]" * 200_000), "config.json: cannot be read as JSON"),
     (lambda _: ["--max-model-len", "99999999"], "max_model_len is 99999999, the model's positions end at "),
     (lambda _: ["--device", "cuda"], "torch sees no CUDA device here: give this process a GPU, or serve with "),
 ]
-IDS = ["architecture", "tensor", "shard", "JSON", "deep JSON", "length", "no CUDA"]
 
 
-@pytest.mark.parametrize(("broken", "message"), IMPOSSIBLE, ids=IDS)
+@pytest.mark.parametrize(("broken", "message"), IMPOSSIBLE, ids=["shard", "length", "no CUDA"])
 def test_a_start_that_can_never_succeed_is_one_line_and_exit_code_2(
     broken: Callable[[Path], list[str]], message: str, tmp_path: Path
 ) -> None:
@@ -145,19 +121,6 @@ def test_a_temporary_folder_with_a_long_path_does_not_keep_the_engine_from_start
         assert "the limit is 103; the socket is in /tmp/" in server.log
 
 
-def test_under_refuse_an_unsupported_head_dim_is_never_ready_and_says_which_shape_and_why(
-    wide_model: Path, start_server: StartServer
-) -> None:
-    with start_server("--model", str(wide_model), "--on-unproven", "refuse") as server:
-        server.wait_for(lambda: "d320" in server.log, "the refusal in the log", 60)
-        answer = server.get("/readyz")
-        assert answer.status_code == 503
-        refused = [reason for reason in answer.json()["reasons"] if "d320" in reason]
-        assert refused
-        assert all("takes at most 256, the shape has 320" in reason for reason in refused)
-        assert server.post("/v1/completions", {"model": "wide", "prompt": "Once"}).status_code == 503
-
-
 def test_under_degrade_an_unsupported_head_dim_serves_and_every_fallback_is_counted(
     wide_model: Path, start_server: StartServer
 ) -> None:
@@ -182,11 +145,11 @@ def test_a_hung_engine_is_not_ready_long_before_it_is_killed(start_server: Start
         engine = server.engine_pid()
         os.kill(engine, signal.SIGSTOP)
         try:
-            server.wait_for(lambda: server.status_of("/readyz") == 503, "the server to notice", 20)
+            server.wait_for(lambda: server.status_of("/readyz") == 503, "the server to notice", 60)
             assert "the engine's last heartbeat is " in server.get("/readyz").json()["reasons"][0]
             assert server.status_of("/livez") == 200
             assert server.value("hallmark_engine_restarts_total") == 0
         finally:
             os.kill(engine, signal.SIGCONT)
-        server.wait_for(lambda: server.status_of("/readyz") == 200, "the engine to go on", 20)
+        server.wait_for(lambda: server.status_of("/readyz") == 200, "the engine to go on", 60)
         assert server.engine_pid() == engine

@@ -13,7 +13,7 @@ import tokenizers
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 from scraped import scraped_value
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Message
 from tokenizers import decoders, models, pre_tokenizers
 
 from server.edge.admission import Admission, Edge
@@ -281,6 +281,54 @@ class Served:
     def value(self, name: str, **labels: str) -> float | None:
         """A sample of the metrics; None where it does not exist."""
         return scraped_value(self.edge.metrics.registry, f"hallmark_{name}", labels)
+
+
+def scope_of(path: str) -> dict[str, object]:
+    """An ASGI scope of a POST of JSON."""
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": "POST",
+        "path": path,
+        "raw_path": path.encode(),
+        "root_path": "",
+        "scheme": "http",
+        "query_string": b"",
+        "headers": [(b"host", b"localhost"), (b"content-type", b"application/json")],
+    }
+
+
+def leave(it: Served, path: str, body: dict[str, object]) -> list[Message]:
+    """Ask as a client that leaves: of a stream at its first bytes, else when the engine has the request.
+
+    Returns the messages that were sent. The engine goes no further than its `num_free` deltas.
+    """
+    sent: list[Message] = []
+
+    async def run() -> None:
+        gone = asyncio.Event()
+        inbox: list[Message] = [{"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}]
+
+        async def receive() -> Message:
+            if inbox:
+                return inbox.pop()
+            await gone.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: Message) -> None:
+            sent.append(message)
+
+        it.engine.gate = asyncio.Event()
+        task = asyncio.create_task(it.app(scope_of(path), receive, send))
+        while not (it.engine.submitted and (sent or not body["stream"])):
+            await asyncio.sleep(0)
+        assert it.edge.lifecycle.num_inflight == 1
+        gone.set()
+        await asyncio.wait_for(task, 30)
+
+    asyncio.run(run())
+    return sent
 
 
 def events(response: httpx.Response) -> list[object]:

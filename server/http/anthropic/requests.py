@@ -292,7 +292,7 @@ class MessagesRequest(CountTokensRequest):
         "metadata": Metadata,
     }
 
-    max_tokens: TokenCount = Field(description="Tokens that the answer may have.", examples=[256])
+    max_tokens: TokenCount = Field(description="Tokens that the answer may have.", examples=[32])
     stream: Stream = False
     stop_sequences: StopStrings = Field(
         default_factory=list, description="Strings that end an answer; they are not part of it."

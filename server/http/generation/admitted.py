@@ -71,8 +71,10 @@ class Admitted(Generic[TokenizedT]):
             if not num_waiting:
                 self._place.leave(time.monotonic() - record.arrived_at)
 
-        counts = Counter(job.prompt_index for job in jobs if job.prompt_index is not None)
-        choices = {index: Choices(count) for index, count in counts.items() if count > 1}
+        choices: dict[int, Choices] = {}
+        if len(jobs) > 1:
+            counts = Counter(job.prompt_index for job in jobs if job.prompt_index is not None)
+            choices = {index: Choices(count) for index, count in counts.items() if count > 1}
         records = [
             record.sequence(len(job.prompt_token_ids), is_first=is_first)
             for job, is_first in zip(jobs, _firsts(jobs), strict=True)
@@ -111,9 +113,8 @@ async def admitted(
     place = _enter(edge, context)
     began_at = time.monotonic()
     prepared = await _prepare(ready, context, prepare)
-    for grammar in {job.sampling.grammar for job in prepared.jobs}:
-        if grammar is not None:
-            await edge.check_grammar(ready, grammar)
+    for grammar in {it for job in prepared.jobs if (it := job.sampling.grammar) is not None}:
+        await edge.check_grammar(ready, grammar)
     record.tokenized(began_at)
     jobs = zip(prepared.jobs, _firsts(prepared.jobs), strict=True)
     _reserve(edge, place, sum(len(job.prompt_token_ids) for job, is_first in jobs if is_first))
@@ -127,6 +128,8 @@ async def admitted(
 
 def _firsts(jobs: list[Job]) -> list[bool]:
     """Return of each job whether it is the first of its prompt, which is computed for all of them."""
+    if len(jobs) == 1:
+        return [True]
     first = {job.prompt_index: at for at, job in reversed([*enumerate(jobs)])}
     return [job.prompt_index is None or first[job.prompt_index] == at for at, job in enumerate(jobs)]
 

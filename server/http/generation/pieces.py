@@ -165,10 +165,15 @@ class _Reading:
         came_at = record.now()
         if delta.attention is not None:
             record.served_by(delta.attention)
-        direct.put("".join(map(self._detokenizer.push, delta.token_ids)))
-        self.begin()
+        token_ids = delta.token_ids
+        if len(token_ids) == 1:  # of most deltas
+            direct.put(self._detokenizer.push(token_ids[0]))
+        else:
+            direct.put("".join(map(self._detokenizer.push, token_ids)))
+        if not self._has_begun:
+            self.begin()
         record.delta(delta, came_at)
-        record.tokens(len(delta.token_ids))
+        record.tokens(len(token_ids))
         return True
 
     def absorb(self, delta: TokenDelta) -> tuple[str, bool]:

@@ -128,6 +128,8 @@ def _rendered(
 
 def _marked(value: Any, mark: Any) -> Any:
     """The value with every text in it marked. Its depth is limited already."""
+    if value is None:
+        return None
     if isinstance(value, str):
         return mark(value)
     if isinstance(value, Mapping):

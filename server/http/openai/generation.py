@@ -28,10 +28,11 @@ from server.http.openai.prompts import check_choices, check_lengths, encode_chat
 from server.http.openai.requests import ChatRequest, CompletionRequest, GenerationRequest, stops_of
 from server.http.openai.structured import GUIDED, grammar_of
 from server.http.openai.tools import ToolUse
-from server.protocol.messages import EngineReady, GrammarKind
+from server.protocol.messages import EngineReady, Grammar, GrammarKind
 from server.telemetry.request import RequestRecord
 from server.text.answer.deltas import Answer, ContentText, Delta, whole_answer
 
+_BINDING = frozenset({"response_format", "structured_outputs", *(f"guided_{name}" for name in GUIDED)})
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default of max_tokens in /v1/completions; a chat may fill the context
 
 
@@ -215,9 +216,10 @@ def _parsed(edge: Edge, fields: ChatRequest, tools: ToolUse, prompt: str, job: J
     if may_call and (tools.is_forced or grammar is not None):
         bound = tools.bound(edge.syntax.calls, edge.tokenizer.added_ids, grammar)
         grammar, calls = bound.grammar, bound.form
-    reasoning = None if fields.continue_final_message else edge.syntax.reasoning_before(prompt)
-    if grammar is not None and reasoning is not None:
-        grammar = behind_reasoning(grammar, reasoning, edge.tokenizer.added_ids, has_head=calls is None)
+    if grammar is not None and not fields.continue_final_message:
+        reasoning = edge.syntax.reasoning_before(prompt)
+        if reasoning is not None:
+            grammar = behind_reasoning(grammar, reasoning, edge.tokenizer.added_ids, has_head=calls is None)
     parser = edge.syntax.parser(
         tools.schemas if may_call else None,
         prompt,
@@ -227,6 +229,8 @@ def _parsed(edge: Edge, fields: ChatRequest, tools: ToolUse, prompt: str, job: J
         include_reasoning=fields.include_reasoning,
         parallel_tool_calls=fields.parallel_tool_calls,
     )
+    if grammar is job.sampling.grammar and parser is None:  # as in most chats
+        return job
     return replace(job, sampling=msgspec.structs.replace(job.sampling, grammar=grammar), parser=parser)
 
 
@@ -249,8 +253,7 @@ def _prepared(
     if limit is not None:
         room, keeps_end = ready.max_model_len - max(1, fields.max_tokens or 0), fields.truncation_side != "right"
         prompts = [truncated(prompt, limit, room, keeps_end=keeps_end) for prompt in prompts]
-    guided = {name: value for name in GUIDED if (value := getattr(fields, f"guided_{name}")) is not None}
-    grammar = grammar_of(fields.response_format, fields.structured_outputs, guided)
+    grammar = None if fields.model_fields_set.isdisjoint(_BINDING) else _grammar(fields)
     jobs = []
     for i, ((prompt_index, prompt), choice) in enumerate(itertools.product(enumerate(prompts), range(fields.n))):
         # Where none is asked for, the token that ends the computation of the prompt is not given out.
@@ -267,6 +270,11 @@ def _prepared(
             )
         jobs.append(job)
     return Prepared(fields, jobs, details_of(fields, jobs, edge.tokenizer))
+
+
+def _grammar(fields: GenerationRequest) -> Grammar | None:
+    guided = {name: value for name in GUIDED if (value := getattr(fields, f"guided_{name}")) is not None}
+    return grammar_of(fields.response_format, fields.structured_outputs, guided)
 
 
 COMPLETIONS = Kind("/v1/completions", "text_completion", CompletionFormat, _prepare_completion)

@@ -11,7 +11,7 @@ from qualification_fakes import DECODE, MACHINE, SHAPE, checks, evidence, path
 
 from kernels.catalog import PATHS
 from kernels.device import num_cores, read_fingerprint
-from kernels.path import Tier
+from kernels.path import KernelPath, Tier
 from qualification.commands.matrix import verify
 from qualification.evidence.evidence import SUITE, Evidence, Timing
 from qualification.evidence.matrix import gpu_folder, save_matrix
@@ -149,15 +149,53 @@ def test_the_same_evidence_has_no_difference() -> None:
     assert exit_code_of([]) is ExitCode.PASS
 
 
-def test_lost_proof_leaves_the_shape_to_a_fallback() -> None:
-    found = only(BASE, side(evidence(SHAPE, FIRST, **RAISED), evidence(SHAPE, FALLBACK)))
-    assert (found.harm, found.code) == (Harm.FALLBACK, ExitCode.ENVIRONMENT)
-    assert found.details == ("path triton.x -> sdpa.x", "triton.x proven -> failed")
+def proof(kernel: KernelPath, p50_us: float = 10.0, **changes: object) -> Evidence:
+    return evidence(SHAPE, kernel, p50_us, **changes)
 
 
-def test_wrong_numbers_are_told_from_a_path_that_raised() -> None:
-    found = only(BASE, side(evidence(SHAPE, FIRST, checks=checks(2.0)), evidence(SHAPE, FALLBACK)))
-    assert (found.harm, found.code) == (Harm.FALLBACK, ExitCode.NUMERICS)
+WRONG = {"checks": checks(2.0)}
+SECOND, CPU, MATH = path("sdpa.y", Tier.FALLBACK), path("sdpa.cpu"), path("sdpa.math", Tier.FALLBACK)
+BOTH = (proof(FIRST), proof(FALLBACK))
+TIED = (proof(FIRST), proof(OTHER, 11.0))
+# What it shows: the evidence before and after; the harm, the exit code and the details, where they matter.
+CHANGES = {
+    "raises": (BOTH, [proof(FIRST, **RAISED), proof(FALLBACK)], Harm.FALLBACK, ExitCode.ENVIRONMENT,
+        ("path triton.x -> sdpa.x", "triton.x proven -> failed")),
+    "is wrong": (BOTH, [proof(FIRST, **WRONG), proof(FALLBACK)], Harm.FALLBACK, ExitCode.NUMERICS, None),
+    "one fallback for another": (
+        (proof(FALLBACK), proof(SECOND, 10.1)), [proof(FALLBACK, **RAISED), proof(SECOND, 10.1)],
+        Harm.STATUS, ExitCode.PASS, None),
+    "an unused first tier is wrong": (TIED, [proof(FIRST, 20.0), proof(OTHER, **WRONG)], Harm.WRONG, ExitCode.NUMERICS,
+        ("gluon.x proven -> failed", "10 us -> 20 us (x2.00)")),
+    "an unused fallback is wrong": (BOTH, [proof(FIRST), proof(FALLBACK, **WRONG)], Harm.STATUS, ExitCode.PASS, None),
+    "an unused path raises": (BOTH, [proof(FIRST), proof(FALLBACK, **RAISED)], Harm.STATUS, ExitCode.PASS,
+        ("sdpa.x proven -> failed",)),
+    "wrong and raising": (TIED, [proof(FIRST, **RAISED), proof(OTHER, **WRONG), proof(FALLBACK)], Harm.FALLBACK,
+        ExitCode.NUMERICS, None),
+    "wrong and raising, no fallback": (TIED, [proof(FIRST, **RAISED), proof(OTHER, **WRONG)], Harm.LOST,
+        ExitCode.NUMERICS, None),
+    "nothing serves": (BOTH, [], Harm.LOST, ExitCode.ENVIRONMENT,
+        ("path triton.x -> none", "sdpa.x, triton.x proven -> unproven")),
+    "slower": (BOTH, [proof(FIRST, 13.0), proof(FALLBACK)], Harm.SLOWER, ExitCode.PERFORMANCE,
+        ("10 us -> 13 us (x1.30)",)),
+    "a faster fallback on a CPU": (
+        (proof(CPU), proof(MATH, 9.0)), [proof(CPU), proof(MATH, 5.0)], Harm.PATH, ExitCode.PASS, None),
+    "a faster fallback beside a wrong path": (
+        (proof(CPU), proof(MATH, 9.0)), [proof(CPU, **WRONG), proof(MATH, 5.0)],
+        Harm.FALLBACK, ExitCode.NUMERICS, None),
+    "a faster first tier": ((proof(FIRST), proof(OTHER, 10.1)), [proof(FIRST), proof(OTHER, 9.9)], Harm.PATH,
+        ExitCode.PASS, ("path triton.x -> gluon.x",)),
+    "a larger error": ((proof(FIRST),), [proof(FIRST, checks=checks(0.9))], Harm.ERROR, ExitCode.PASS,
+        ("bias 0.5 of 1 (ragged) -> bias 0.9 of 1 (ragged)",)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_difference_has_its_harm_exit_code_and_details(change: str) -> None:
+    before, after, harm, code, details = CHANGES[change]
+    found = only(side(*before), side(*after))
+    assert (found.harm, found.code) == (harm, code)
+    assert details is None or found.details == details
 
 
 @pytest.mark.parametrize(
@@ -176,32 +214,6 @@ def test_lost_proof_is_a_fallback_beside_an_equal_path(
     found = only(before, side(evidence(SHAPE, FIRST, **changes), evidence(SHAPE, OTHER, p50_us=p50_us)))
     assert (found.harm, found.code) == (Harm.FALLBACK, code)
     assert found.details[:2] == ("path triton.x -> gluon.x", "triton.x proven -> failed")
-
-
-def test_fallback_in_place_of_a_fallback_is_no_new_one() -> None:
-    second = path("sdpa.y", Tier.FALLBACK)
-    before = side(evidence(SHAPE, FALLBACK), evidence(SHAPE, second, p50_us=10.1))
-    found = only(before, side(evidence(SHAPE, FALLBACK, **RAISED), evidence(SHAPE, second, p50_us=10.1)))
-    assert (found.harm, found.code) == (Harm.STATUS, ExitCode.PASS)
-
-
-def test_wrong_numbers_of_an_unused_first_tier_path_fail() -> None:
-    before = side(evidence(SHAPE, FIRST), evidence(SHAPE, OTHER, p50_us=11.0))
-    found = only(before, side(evidence(SHAPE, FIRST, p50_us=20.0), evidence(SHAPE, OTHER, checks=checks(2.0))))
-    assert (found.harm, found.code) == (Harm.WRONG, ExitCode.NUMERICS)
-    assert found.details == ("gluon.x proven -> failed", "10 us -> 20 us (x2.00)")
-    fallback = only(BASE, side(evidence(SHAPE, FIRST), evidence(SHAPE, FALLBACK, checks=checks(2.0))))
-    assert (fallback.harm, fallback.code) == (Harm.STATUS, ExitCode.PASS)
-
-
-@pytest.mark.parametrize("is_served", [True, False])
-def test_wrong_numbers_outweigh_a_lost_path(
-    is_served: bool,
-) -> None:
-    before = side(evidence(SHAPE, FIRST), evidence(SHAPE, OTHER, p50_us=11.0))
-    after = [evidence(SHAPE, FIRST, **RAISED), evidence(SHAPE, OTHER, checks=checks(2.0))]
-    found = only(before, side(*after, *([evidence(SHAPE, FALLBACK)] if is_served else [])))
-    assert (found.harm, found.code) == (Harm.FALLBACK if is_served else Harm.LOST, ExitCode.NUMERICS)
 
 
 def test_paths_that_changed_alike_share_a_line() -> None:
@@ -227,21 +239,10 @@ def test_diff_says_first_what_differs_between_the_stacks(folder: Path, capsys: p
     ]
 
 
-def test_a_shape_that_nothing_serves_any_more_is_lost() -> None:
-    found = only(BASE, side())
-    assert (found.harm, found.code) == (Harm.LOST, ExitCode.ENVIRONMENT)
-    assert found.details == ("path triton.x -> none", "sdpa.x, triton.x proven -> unproven")
-
-
 @pytest.mark.parametrize(("p50_us", "harm"), [(13.0, Harm.SLOWER), (7.0, Harm.BETTER), (10.4, None), (9.6, None)])
 def test_speed_counts_beyond_the_tolerance(p50_us: float, harm: Harm | None) -> None:
     found = differences(side(evidence(SHAPE, FIRST)), side(evidence(SHAPE, FIRST, p50_us=p50_us)))
     assert [entry.harm for entry in found] == ([harm] if harm is not None else [])
-
-
-def test_a_kernel_that_became_slower_is_named_with_its_factor() -> None:
-    found = only(BASE, side(evidence(SHAPE, FIRST, p50_us=13.0), evidence(SHAPE, FALLBACK)))
-    assert (found.code, found.details) == (ExitCode.PERFORMANCE, ("10 us -> 13 us (x1.30)",))
 
 
 def test_a_wide_spread_makes_a_difference_of_speed_uncertain() -> None:
@@ -259,33 +260,6 @@ def test_doubted_time_is_reported_and_not_compared() -> None:
     assert found.details == (told,)
     assert any("50 us not believed (spread 30%" in line for line in summary([doubted]))
     assert differences(side(doubted), side(doubted)) == []
-
-
-def test_a_fallback_that_wins_on_a_cpu_is_a_change_of_path_only() -> None:
-    cpu, math = path("sdpa.cpu"), path("sdpa.math", Tier.FALLBACK)
-    before = side(evidence(SHAPE, cpu), evidence(SHAPE, math, p50_us=9.0))
-    found = only(before, side(evidence(SHAPE, cpu), evidence(SHAPE, math, p50_us=5.0)))
-    assert (found.harm, found.code) == (Harm.PATH, ExitCode.PASS)
-    lost = only(before, side(evidence(SHAPE, cpu, checks=checks(2.0)), evidence(SHAPE, math, p50_us=5.0)))
-    assert (lost.harm, lost.code) == (Harm.FALLBACK, ExitCode.NUMERICS)
-
-
-def test_larger_error_within_limits_passes() -> None:
-    found = only(side(evidence(SHAPE, FIRST)), side(evidence(SHAPE, FIRST, checks=checks(0.9))))
-    assert (found.harm, found.code) == (Harm.ERROR, ExitCode.PASS)
-    assert found.details == ("bias 0.5 of 1 (ragged) -> bias 0.9 of 1 (ragged)",)
-
-
-def test_faster_first_tier_path_changes_only_the_path() -> None:
-    before = side(evidence(SHAPE, FIRST), evidence(SHAPE, OTHER, p50_us=10.1))
-    found = only(before, side(evidence(SHAPE, FIRST), evidence(SHAPE, OTHER, p50_us=9.9)))
-    assert (found.harm, found.details) == (Harm.PATH, ("path triton.x -> gluon.x",))
-
-
-def test_the_status_of_a_path_that_does_not_serve_is_told_too() -> None:
-    found = only(BASE, side(evidence(SHAPE, FIRST), evidence(SHAPE, FALLBACK, **RAISED)))
-    assert (found.harm, found.code) == (Harm.STATUS, ExitCode.PASS)
-    assert found.details == ("sdpa.x proven -> failed",)
 
 
 def test_differences_are_sorted_by_harm_and_then_by_size() -> None:

@@ -180,6 +180,8 @@ def test_a_page_is_well_formed_and_fetches_nothing(folder: Path) -> None:
     parts.feed(text)
     assert parts.open == []
     assert parts.fetched == []
+    assert {"questions", "proof", "speed", "bytes", "files"} <= set(parts.anchors)
+    assert set(parts.anchors) == set(parts.ids)
     assert "http://" not in text.replace("http://www.w3.org/2000/svg", "")
 
 
@@ -190,13 +192,6 @@ def test_a_page_opens_with_its_verdict(folder: Path, tmp_path: Path) -> None:
     assert "<b>Not everything is proven.</b> 1 of 2 shapes have no proven path." in page(other)
 
 
-def test_a_page_links_to_each_of_its_sections(folder: Path) -> None:
-    parts = _Parts()
-    parts.feed(page(folder))
-    assert {"questions", "proof", "speed", "bytes", "files"} <= set(parts.anchors)
-    assert set(parts.anchors) == set(parts.ids)
-
-
 def test_a_page_answers_with_the_evidences_own_numbers(folder: Path) -> None:
     text = page(folder)
     assert f"{SHAPE}" in text
@@ -204,19 +199,6 @@ def test_a_page_answers_with_the_evidences_own_numbers(folder: Path) -> None:
     assert "would take 40 times as long on sdpa.math" in text
     assert "<b>3</b> served by proof" in text
     assert re.search(r'<td class="n failed" title="[^"]*">failed</td>', text)
-
-
-@pytest.mark.parametrize(("num_models", "said"), [(1, "page.html: 1 model, "), (2, "page.html: 2 models, ")])
-def test_the_command_says_of_how_many_models_the_page_is(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], num_models: int, said: str
-) -> None:
-    for n in range(num_models):
-        save_matrix(tmp_path / "evidence" / f"{n}.json", model().entries)
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
-    flags = [str(tmp_path / "evidence"), "--out", str(tmp_path / "page.html")]
-    assert run(parser.parse_args(flags)) == 0
-    assert said in capsys.readouterr().out
 
 
 def test_counted_bytes_of_any_file_are_in_the_page(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from tiny_llama import make_tiny_llama
+from tiny_llama import TinyLlama
 
 from kernels.shape import Dtype
 from qualification.measure.ceilings import Ceilings
@@ -20,25 +20,14 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="what runs is 
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_llama(tmp_path_factory.mktemp("tiny-llama")).folder
+def folder(tiny_llama: TinyLlama) -> Path:
+    return tiny_llama.folder
 
 
 @pytest.fixture(scope="module")
 def argv(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    cache = tmp_path_factory.mktemp("cache")
-    return [
-        "bench",
-        "steps",
-        "--model",
-        str(folder),
-        "--device",
-        "cpu",
-        "--quick",
-        "--set",
-        f"cache-dir={cache}",
-        *POLICY,
-    ]
+    cache = ["--set", f"cache-dir={tmp_path_factory.mktemp('cache')}"]
+    return ["bench", "steps", "--model", str(folder), "--device", "cpu", "--quick", *cache, *POLICY]
 
 
 @pytest.fixture(scope="module")

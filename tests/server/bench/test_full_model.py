@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import msgspec
 import pytest
-from tiny_llama import make_tiny_llama
+from tiny_llama import TinyLlama
 
 from kernels.shape import Phase
 from qualification.decision.presets import PRESETS
@@ -14,9 +14,9 @@ from server.settings import DeviceChoice, Settings
 
 
 @pytest.fixture(scope="module")
-def kept(tmp_path_factory: pytest.TempPathFactory) -> list[FullModel]:
+def kept(tiny_llama: TinyLlama, tmp_path_factory: pytest.TempPathFactory) -> list[FullModel]:
     settings = Settings(
-        model=str(make_tiny_llama(tmp_path_factory.mktemp("tiny-llama")).folder),
+        model=str(tiny_llama.folder),
         device=DeviceChoice.CPU,
         max_model_len=256,
         kv_cache_tokens=2048,

@@ -5,9 +5,10 @@ import shlex
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import engine_records
 import msgspec
 import pytest
 
@@ -19,16 +20,7 @@ from server.cli.doctor import diagnose
 from server.cli.main import UNREAD_TIMEOUT_MS, bind, build_parser, main, resolve, url_of
 from server.cli.parser import commands_of, parsed
 from server.errors import ModelError, SettingsError
-from server.protocol.messages import (
-    AttestationReport,
-    EngineProgress,
-    EngineReady,
-    EngineRefused,
-    Heartbeat,
-    PlanRow,
-    ShadowReport,
-    StepRecord,
-)
+from server.protocol.messages import EngineProgress, EngineRefused, Heartbeat
 from server.settings import Settings, Task
 
 
@@ -202,32 +194,8 @@ def test_a_full_disk_takes_lines_and_not_the_server() -> None:
     assert (ended.returncode, ended.stderr) == (7, b"")
 
 
-ROW = PlanRow(
-    shape="prefill d320",
-    phase="prefill",
-    query_bucket="le_128",
-    context_bucket="le_128",
-    head_dim=320,
-    path="sdpa.math",
-    status="provisional",
-    wanted="sdpa.cpu",
-    fallback_reasons=["head_dim"],
-    rejected={},
-    matrix_digest=None,
-    evidence=None,
-)
-READY = EngineReady(
-    pid=1,
-    model="/models/m",
-    max_model_len=300,
-    num_pages=100,
-    page_size=16,
-    fingerprint={},
-    matrix_digest=None,
-    matrix_verdict="absent",
-    plan=[ROW],
-    attention_layers=4,
-)
+ROW = msgspec.structs.replace(engine_records.ROW, context_bucket="le_128")
+READY = msgspec.structs.replace(engine_records.READY, plan=[ROW])
 
 
 class Recorder:
@@ -236,32 +204,9 @@ class Recorder:
     def __init__(self) -> None:
         self.told: list[object] = []
 
-    def on_progress(self, progress: EngineProgress) -> None:
-        self.told.append(progress)
-
-    def on_ready(self, ready: EngineReady) -> None:
-        self.told.append(ready)
-
-    def on_refused(self, refused: EngineRefused) -> None:
-        self.told.append(refused)
-
-    def on_plan(self, plan: list[PlanRow]) -> None:
-        self.told.append(plan)
-
-    def on_step(self, record: StepRecord) -> None:
-        self.told.append(record)
-
-    def on_heartbeat(self, heartbeat: Heartbeat) -> None:
-        self.told.append(heartbeat)
-
-    def on_attestation(self, report: AttestationReport) -> None:
-        self.told.append(report)
-
-    def on_shadow(self, report: ShadowReport) -> None:
-        self.told.append(report)
-
-    def on_death(self, cause: str) -> None:
-        self.told.append(cause)
+    def __getattr__(self, name: str) -> Callable[[object], None]:
+        assert name.startswith("on_")
+        return self.told.append
 
 
 def test_at_ready_the_plan_the_address_and_a_command_are_printed() -> None:

@@ -13,16 +13,8 @@ from server.http.app import create_admin_app
 LOOPBACK = ["localhost", "LOCALHOST:8000", "localhost.", "127.0.0.1", "127.0.0.1:1", "[::1]", "[::1]:8000", "[0:0::1]"]
 FOREIGN = ["evil.example", "evil.example:8000", "localhost.evil.example", "127.0.0.1.evil.example", "10.0.0.7", "[::2]"]
 MALFORMED = [
-    "",
-    "a b",
-    "a,localhost",
-    "localhost:x",
-    "localhost:123456",
-    "http://localhost",
-    "user@localhost",
-    "[::1",
-    "[:]",
-]
+    "", "a b", "a,localhost", "localhost:x", "localhost:123456", "http://localhost", "user@localhost", "[::1", "[:]",
+]  # fmt: skip
 
 
 def status_of(it: Served, host: str, path: str = "/v1/models") -> int:

@@ -1,38 +1,12 @@
 """The real engine on models of other families than Llama: greedy tokens against those of transformers."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import (
-    Gemma2Config,
-    Gemma2ForCausalLM,
-    Gemma3ForCausalLM,
-    Gemma3TextConfig,
-    Glm4MoeConfig,
-    Glm4MoeForCausalLM,
-    GptOssConfig,
-    GptOssForCausalLM,
-    GraniteConfig,
-    GraniteForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    MixtralConfig,
-    MixtralForCausalLM,
-    Olmo2Config,
-    Olmo2ForCausalLM,
-    Phi3Config,
-    Phi3ForCausalLM,
-    PreTrainedModel,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen2MoeConfig,
-    Qwen2MoeForCausalLM,
-    Qwen3MoeConfig,
-    Qwen3MoeForCausalLM,
-)
+from test_family_parity import GEMMA, GLM, MIXTRAL, QWEN_2_MOE, QWEN_3_MOE, longrope, save_reference
+from transformers import PreTrainedModel
 
 from qualification.decision.decision import Policy
 from server.engine.startup.builder import build_engine
@@ -42,20 +16,28 @@ from server.settings import DeviceChoice, Settings
 WINDOW = 12
 NUM_TOKENS = 12
 PROMPT_LENGTHS = (1, 9, 40)  # below the window; crossing it while decoding; beyond it
-TINY = {
-    "vocab_size": 97,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-    "sliding_window": WINDOW,
-    "initializer_range": 0.3,  # large, so that the best token leads by far more than rounding can move
-    "bos_token_id": None,
-    "eos_token_id": None,
-    "pad_token_id": None,
-}
+SIZES = {
+    "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "max_position_embeddings": 256,
+    "bos_token_id": None, "eos_token_id": None,
+}  # fmt: skip
+PART = {**longrope(6), "partial_rotary_factor": 0.75, "original_max_position_embeddings": 8}
+FAMILIES: dict[str, tuple[str, dict[str, object]]] = {
+    # No path of a CPU has a softcap of scores: that is shown by the decoder's own tests, and on a GPU.
+    "gemma 2": ("gemma2", {**GEMMA, "attn_logit_softcapping": None, "final_logit_softcapping": 9.0}),
+    "gemma 3": ("gemma3", {**GEMMA, "sliding_window_pattern": 2}),
+    "olmo 2": ("olmo2", {}),
+    "granite": (
+        "granite", {"embedding_multiplier": 3.0, "attention_multiplier": 0.3, "residual_multiplier": 0.6}
+    ),
+    "qwen 3 moe": ("qwen3_moe", {**QWEN_3_MOE, "mlp_only_layers": [0], "norm_topk_prob": True}),
+    "qwen 2 moe": ("qwen2_moe", QWEN_2_MOE),
+    "mixtral": ("mixtral", {**MIXTRAL, "num_experts_per_tok": 1, "sliding_window": WINDOW}),
+    "gpt-oss": (
+        "gpt_oss", {"num_local_experts": 5, "num_experts_per_tok": 5, "head_dim": 16, "sliding_window": WINDOW}
+    ),
+    "glm": ("glm4_moe", {**GLM, "head_dim": 16, "n_group": 4, "topk_group": 2}),
+    "phi 3, longrope": ("phi3", {"rope_parameters": PART, "original_max_position_embeddings": 8}),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -66,15 +48,18 @@ class Served:
     num_prefix_hit_tokens: int = 0
 
 
-def mistral(head_dim: int, window: int | None = WINDOW) -> PreTrainedModel:
-    torch.manual_seed(7)
-    config = MistralConfig(**{**TINY, "head_dim": head_dim, "sliding_window": window})
-    return MistralForCausalLM(config).eval()
+def saved(folder: Path, family: str, **changes: object) -> PreTrainedModel:
+    return save_reference(folder, family, {**SIZES, **changes})
 
 
-def qwen2_with_one_windowed_layer() -> PreTrainedModel:
-    torch.manual_seed(7)
-    return Qwen2ForCausalLM(Qwen2Config(**TINY, use_sliding_window=True, max_window_layers=1)).eval()
+def family_model(folder: Path, family: str) -> PreTrainedModel:
+    """Save a model of FAMILIES."""
+    name, changes = FAMILIES[family]
+    return saved(folder, name, **changes)
+
+
+def qwen2_with_one_windowed_layer(folder: Path) -> PreTrainedModel:
+    return saved(folder, "qwen2", sliding_window=WINDOW, use_sliding_window=True, max_window_layers=1)
 
 
 def prompts() -> list[list[int]]:
@@ -131,8 +116,7 @@ def serve(folder: Path, max_num_batched_tokens: int, max_num_seqs: int = 4, num_
 def test_a_windowed_mistral_is_served_as_by_transformers(
     head_dim: int, able: set[str], max_num_batched_tokens: int, tmp_path: Path
 ) -> None:
-    model = mistral(head_dim)
-    model.save_pretrained(tmp_path)
+    model = saved(tmp_path, "mistral", head_dim=head_dim, sliding_window=WINDOW)
     served = serve(tmp_path, max_num_batched_tokens)
     assert served.tokens == reference_tokens(model)
     assert served.paths
@@ -141,75 +125,21 @@ def test_a_windowed_mistral_is_served_as_by_transformers(
 
 
 def test_layers_with_and_without_a_window_are_served_as_by_transformers(tmp_path: Path) -> None:
-    model = qwen2_with_one_windowed_layer()
-    model.save_pretrained(tmp_path)
+    model = qwen2_with_one_windowed_layer(tmp_path)
     served = serve(tmp_path, 11)
     assert served.tokens == reference_tokens(model)
     assert served.windows == {True, False}
 
 
-def test_the_comparison_sees_the_window() -> None:
-    with_window, without = mistral(16), mistral(16, None)
+def test_the_comparison_sees_the_window(tmp_path: Path) -> None:
+    with_window, without = (saved(tmp_path, "mistral", head_dim=16, sliding_window=window) for window in (WINDOW, None))
     assert reference_tokens(with_window)[2] != reference_tokens(without)[2]
-
-
-GEMMA = {**TINY, "head_dim": 16, "query_pre_attn_scalar": 9}
-NO_WINDOW = {**TINY, "sliding_window": None}
-EXPERTS = {"num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 20}
-PART = {"rope_type": "longrope", "partial_rotary_factor": 0.75, "original_max_position_embeddings": 8}
-FACTORS = {"short_factor": [1.0 + n / 9 for n in range(6)], "long_factor": [2.0 + n for n in range(6)]}
-FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
-    # No path of a CPU has a softcap of scores: that is shown by the decoder's own tests, and on a GPU.
-    "gemma 2": lambda: Gemma2ForCausalLM(
-        Gemma2Config(**GEMMA, attn_logit_softcapping=None, final_logit_softcapping=3.0)
-    ),
-    "gemma 3": lambda: Gemma3ForCausalLM(Gemma3TextConfig(**GEMMA, sliding_window_pattern=2)),
-    "olmo 2": lambda: Olmo2ForCausalLM(Olmo2Config(**NO_WINDOW)),
-    "granite": lambda: GraniteForCausalLM(
-        GraniteConfig(**NO_WINDOW, embedding_multiplier=3.0, attention_multiplier=0.2, residual_multiplier=0.6)
-    ),
-    "qwen 3 moe": lambda: Qwen3MoeForCausalLM(
-        Qwen3MoeConfig(**NO_WINDOW, **EXPERTS, head_dim=16, mlp_only_layers=[0], norm_topk_prob=True)
-    ),
-    "qwen 2 moe": lambda: Qwen2MoeForCausalLM(
-        Qwen2MoeConfig(**NO_WINDOW, **EXPERTS, shared_expert_intermediate_size=28)
-    ),
-    "mixtral": lambda: MixtralForCausalLM(MixtralConfig(**TINY, num_local_experts=5, num_experts_per_tok=1)),
-    "gpt-oss": lambda: GptOssForCausalLM(GptOssConfig(**TINY, num_local_experts=5, num_experts_per_tok=5, head_dim=16)),
-    "glm": lambda: Glm4MoeForCausalLM(
-        Glm4MoeConfig(
-            **NO_WINDOW,
-            n_routed_experts=12,
-            num_experts_per_tok=3,
-            moe_intermediate_size=20,
-            n_group=4,
-            topk_group=2,
-            head_dim=16,
-        )
-    ),
-    "phi 3, longrope": lambda: Phi3ForCausalLM(
-        Phi3Config(**NO_WINDOW, rope_parameters={**PART, **FACTORS}, original_max_position_embeddings=8)
-    ),
-}
-
-
-def family_model(family: str) -> PreTrainedModel:
-    torch.manual_seed(7)
-    model = FAMILIES[family]().eval()
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            if name.endswith("norm.weight"):
-                weight.uniform_(0.5, 1.5)
-            elif name.endswith("bias"):
-                weight.uniform_(-0.5, 0.5)
-    return model
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_family_is_served_as_by_transformers(family: str, tmp_path: Path) -> None:
     """Alone, batched, in chunks, and behind a prefix that was found in the cache."""
-    model = family_model(family)
-    model.save_pretrained(tmp_path)
+    model = family_model(tmp_path, family)
     expected = reference_tokens(model)
     for max_num_batched_tokens, max_num_seqs, num_rounds in ((64, 1, 1), (64, 4, 1), (11, 4, 2)):
         served = serve(tmp_path, max_num_batched_tokens, max_num_seqs, num_rounds)

@@ -44,6 +44,11 @@ def value(metrics: Metrics, name: str, **labels: str) -> float | None:
     return scraped_value(metrics.registry, f"hallmark_{name}", labels)
 
 
+def num_fallbacks(metrics: Metrics, to: str = "sdpa.math", reason: str = "head_dim") -> float | None:
+    labels = {"model": "m", "phase": "prefill", "from": "sdpa.cpu", "to": to, "reason": reason}
+    return value(metrics, "attention_fallback_total", **labels)
+
+
 def num_samples(metrics: Metrics) -> int:
     return sum(len(family.samples) for family in scraped(metrics.registry))
 
@@ -53,23 +58,13 @@ def test_every_fallback_that_the_plan_allows_is_at_zero_before_it_happens() -> N
     metrics.on_ready(READY)
     reasons = (Reject.HEAD_DIM, Reject.QUARANTINED)  # the plan's own reason, and the one that may come in service
     for path, reason in itertools.product(("sdpa.math", "sdpa.cpu", "sdpa.efficient", "sdpa.flash"), reasons):
-        labels = {"model": "m", "phase": "prefill", "from": "sdpa.cpu", "to": path, "reason": reason.value}
         can_serve = path in ("sdpa.math", "sdpa.efficient")  # the others cannot compute the shape
-        assert value(metrics, "attention_fallback_total", **labels) == (0 if can_serve else None)
-
-
-def test_a_limit_that_the_path_does_not_have_has_no_fallback_series() -> None:
-    metrics = make()
-    metrics.on_ready(READY)
-    labels = {"model": "m", "phase": "prefill", "from": "sdpa.cpu", "to": "sdpa.math", "reason": "sinks"}
-    assert value(metrics, "attention_fallback_total", **labels) is None
-
-
-def test_a_path_that_this_machine_cannot_run_has_no_fallback_series() -> None:
-    metrics = make()
-    metrics.on_ready(READY)
-    labels = {"model": "m", "phase": "prefill", "from": "sdpa.cpu", "to": "sdpa.flash", "reason": "arch"}
-    assert value(metrics, "attention_fallback_total", **labels) is None
+        assert num_fallbacks(metrics, to=path, reason=reason.value) == (0 if can_serve else None)
+    assert num_fallbacks(metrics, reason="sinks") is None  # a limit that the path does not have
+    metrics.on_death("killed")
+    row = msgspec.structs.replace(READY.plan[0], fallback_reasons=["stale"])
+    metrics.on_ready(msgspec.structs.replace(READY, plan=[row]))
+    assert num_fallbacks(metrics, reason="stale") == 0  # of the plan after a restart
 
 
 def test_a_step_is_counted_under_the_decisions_it_used() -> None:
@@ -80,9 +75,10 @@ def test_a_step_is_counted_under_the_decisions_it_used() -> None:
     assert value(metrics, "attention_launches_total", path="sdpa.math") == 0
     metrics.on_step(RECORD)
     metrics.on_step(RECORD)
-    fallback = {"model": "m", "phase": "prefill", "from": "sdpa.cpu", "to": "sdpa.math", "reason": "head_dim"}
     assert value(metrics, "attention_dispatch_total", **dispatch) == 2
-    assert value(metrics, "attention_fallback_total", **fallback) == 2
+    assert num_fallbacks(metrics) == 2
+    assert value(metrics, "qualification_shapes", status="provisional") == 1
+    assert value(metrics, "qualification_shapes", status="proven") == 0
     assert value(metrics, "attention_launches_total", path="sdpa.math") == 8
     assert value(metrics, "engine_steps_total") == 2
     assert value(metrics, "requests_running") == 3
@@ -92,6 +88,9 @@ def test_a_step_is_counted_under_the_decisions_it_used() -> None:
     assert value(metrics, "prefix_cache_queried_tokens_total") == 80
     assert value(metrics, "prefix_cache_hit_tokens_total") == 64
     assert value(metrics, "nonfinite_logits_total") == 4
+    metrics.on_death("killed")
+    for name in ("requests_running", "requests_waiting", "kv_cache_usage_ratio"):
+        assert value(metrics, name) == 0
 
 
 def test_kernels_compiled_before_ready_are_not_an_alarm() -> None:
@@ -140,15 +139,6 @@ def test_the_engine_is_up_between_ready_and_death() -> None:
     assert value(metrics, "engine_restarts_total", cause="killed") == 1
 
 
-def test_a_dead_engine_runs_nothing_and_holds_nothing() -> None:
-    metrics = make()
-    metrics.on_step(RECORD)
-    assert value(metrics, "kv_cache_usage_ratio") == 0.25
-    metrics.on_death("killed")
-    for name in ("requests_running", "requests_waiting", "kv_cache_usage_ratio"):
-        assert value(metrics, name) == 0
-
-
 def test_a_restarted_engine_replaces_the_machine_it_reports() -> None:
     metrics = make()
     metrics.on_ready(READY)
@@ -167,14 +157,6 @@ def test_a_restarted_engine_replaces_the_machine_it_reports() -> None:
         "triton": "none",
     }
     assert fingerprint_digest(newer.fingerprint) != fingerprint_digest(READY.fingerprint)
-
-
-def test_shapes_are_counted_by_status() -> None:
-    metrics = make()
-    assert value(metrics, "qualification_shapes", status="unproven") == 0
-    metrics.on_ready(READY)
-    assert value(metrics, "qualification_shapes", status="provisional") == 1
-    assert value(metrics, "qualification_shapes", status="proven") == 0
 
 
 def test_a_first_token_is_measured_under_its_prompts_bucket() -> None:
@@ -206,16 +188,6 @@ def test_the_oldest_request_without_an_end_is_shown() -> None:
     metrics.generation_ended("a", Outcome.OK, 10, None)
     assert value(metrics, "oldest_inflight_seconds") == 2
     assert value(metrics, "request_duration_seconds_sum", model="m", outcome="ok") == 5
-
-
-def test_a_restart_into_a_stale_plan_has_its_fallbacks_at_zero() -> None:
-    metrics = make()
-    metrics.on_ready(READY)
-    metrics.on_death("killed")
-    row = msgspec.structs.replace(READY.plan[0], fallback_reasons=["stale"])
-    metrics.on_ready(msgspec.structs.replace(READY, plan=[row]))
-    labels = {"model": "m", "phase": "prefill", "from": "sdpa.cpu", "to": "sdpa.math", "reason": "stale"}
-    assert value(metrics, "attention_fallback_total", **labels) == 0
 
 
 @pytest.mark.parametrize("factor", [1.1, 1.7, 3])
@@ -314,6 +286,5 @@ def test_what_a_changed_plan_will_be_counted_under_is_there_at_zero() -> None:
     )
     metrics.on_plan([row])
     assert value(metrics, "fallback_shapes") == 1
-    labels = {"model": "m", "phase": row.phase, "from": "sdpa.cpu", "to": "sdpa.math", "reason": "operator_override"}
-    assert value(metrics, "attention_fallback_total", **labels) == 0
+    assert num_fallbacks(metrics, reason="operator_override") == 0
     assert value(metrics, "qualification_shapes", status="stale") == 1

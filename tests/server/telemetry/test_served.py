@@ -1,6 +1,5 @@
 """What whole requests leave in traces, logs and metrics: streamed, cancelled and failed ones; and never a prompt."""
 
-import asyncio
 import io
 import json
 import logging
@@ -11,11 +10,10 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
-from edge_fakes import END, ScriptedEngine, Served, delta, events, make_edge, playing, saying
+from edge_fakes import END, ScriptedEngine, Served, delta, events, leave, make_edge, playing, saying
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from otlp_collectors import Collector, attributes, http_collector
 from otlp_collectors import events as span_events
-from starlette.types import Message
 
 from server.errors import EngineDied
 from server.log import configure_logging
@@ -69,50 +67,11 @@ def test_a_stream_is_one_server_span_whatever_its_length_and_continues_the_clien
     assert next(name for name, _ in span_events(collector.named(OPERATION))) == "first_token"
 
 
-def disconnecting(path: str, body: dict[str, object], engine: ScriptedEngine, it: Served) -> None:
-    """A client that leaves when the first bytes of its answer are there."""
-
-    async def run() -> None:
-        gone = asyncio.Event()
-        inbox: list[Message] = [{"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}]
-        sent: list[Message] = []
-
-        async def receive() -> Message:
-            if inbox:
-                return inbox.pop()
-            await gone.wait()
-            return {"type": "http.disconnect"}
-
-        async def send(message: Message) -> None:
-            sent.append(message)
-
-        scope = {
-            "type": "http",
-            "asgi": {"version": "3.0"},
-            "http_version": "1.1",
-            "method": "POST",
-            "path": path,
-            "raw_path": path.encode(),
-            "root_path": "",
-            "scheme": "http",
-            "query_string": b"",
-            "headers": [(b"host", b"localhost"), (b"content-type", b"application/json")],
-        }
-        engine.gate = asyncio.Event()
-        task = asyncio.create_task(it.app(scope, receive, send))
-        while not sent:
-            await asyncio.sleep(0)
-        gone.set()
-        await asyncio.wait_for(task, 30)
-
-    asyncio.run(run())
-
-
 def test_a_cancelled_stream_says_when_its_client_left(folder: Path, collector: Collector) -> None:
     engine = ScriptedEngine(playing(delta("a", is_first=True), delta("b"), delta("", FinishReason.STOP)))
     engine.num_free = 1
     traced = Traced(folder, collector, engine)
-    disconnecting(COMPLETIONS, {"prompt": "hello", "stream": True}, engine, traced.it)
+    leave(traced.it, COMPLETIONS, {"prompt": "hello", "stream": True})
     traced.close()
     operation = collector.named(OPERATION)
     assert [name for name, _ in span_events(operation)] == ["first_token", "client.disconnect"]

@@ -18,8 +18,18 @@ class Session:
         self.engine = engine
         self.outputs: list[StepOutput] = []
 
-    def submit(self, name: str, prompt: list[int], *, forks: Iterable[Fork] = (), **sampling: object) -> None:
-        params = SamplingParams(**{"max_tokens": 20, "temperature": 0.0, **sampling})  # type: ignore[arg-type]
+    def submit(
+        self,
+        name: str,
+        prompt: list[int],
+        params: SamplingParams | None = None,
+        *,
+        forks: Iterable[Fork] = (),
+        **sampling: object,
+    ) -> None:
+        """With `params`, or with 20 greedy tokens and what `sampling` changes of that."""
+        if params is None:
+            params = SamplingParams(**{"max_tokens": 20, "temperature": 0.0, **sampling})  # type: ignore[arg-type]
         self.engine.submit(Submit(name, prompt, params, forks=[*forks]))
 
     def step(self) -> None:

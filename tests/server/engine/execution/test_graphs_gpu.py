@@ -124,8 +124,7 @@ def test_service_compiles_nothing(tiny_llama: TinyLlama, tmp_path: Path) -> None
 
 
 def test_a_graph_holds_layers_with_and_without_a_window(tmp_path: Path) -> None:
-    model = qwen2_with_one_windowed_layer()
-    model.save_pretrained(tmp_path)
+    model = qwen2_with_one_windowed_layer(tmp_path)
     built = build(tmp_path, tmp_path / "cache")
     session = Session(built.engine).submit_all(prompts(), max_tokens=12).drain()
     assert session.all_tokens(3) == reference_tokens(model)
@@ -137,8 +136,7 @@ def test_a_graph_holds_layers_with_and_without_a_window(tmp_path: Path) -> None:
 @pytest.mark.parametrize("family", ["qwen 3 moe", "qwen 2 moe", "mixtral", "gpt-oss", "glm"])
 @pytest.mark.parametrize("batched_tokens", [96, 11])
 def test_mixtures_of_experts_are_served_by_graphs(family: str, batched_tokens: int, tmp_path: Path) -> None:
-    model = family_model(family)
-    model.save_pretrained(tmp_path)
+    model = family_model(tmp_path, family)
     built = build(tmp_path, tmp_path / "cache", max_model_len=128, max_num_batched_tokens=batched_tokens)
     num_tokens = len(reference_tokens(model)[0])
     session = Session(built.engine).submit_all(prompts(), max_tokens=num_tokens).drain()

@@ -6,7 +6,8 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
-from test_engine import Session, build
+from graph_session import Session
+from test_engine import session_of
 from tiny_llama import NAN_TOKEN, TinyLlama
 from transformers import LlamaForCausalLM
 
@@ -76,7 +77,7 @@ def check(model: LlamaForCausalLM, session: Session, name: str, prompt: list[int
 def test_scores_equal_those_of_transformers(
     tiny_llama: TinyLlama, model: LlamaForCausalLM, tmp_path: Path, settings: dict[str, int], sampling: SamplingParams
 ) -> None:
-    session = Session(build(tiny_llama, tmp_path, **settings))
+    session = session_of(tiny_llama, tmp_path, **settings)
     session.submit("alone", tiny_llama.prompts[5], sampling)
     session.drain()
     for index, prompt in enumerate(tiny_llama.prompts):
@@ -94,7 +95,7 @@ def test_scores_equal_those_of_transformers(
 def test_a_known_prompt_is_scored_whole_and_its_answer_from_the_hit(
     tiny_llama: TinyLlama, model: LlamaForCausalLM, tmp_path: Path
 ) -> None:
-    session = Session(build(tiny_llama, tmp_path, page_size=8))
+    session = session_of(tiny_llama, tmp_path, page_size=8)
     prompt = tiny_llama.prompts[5]
     for name, sampling in (("known", GREEDY), ("hit", GREEDY), ("whole", CHANGED)):
         session.submit(name, prompt, sampling)
@@ -105,7 +106,7 @@ def test_a_known_prompt_is_scored_whole_and_its_answer_from_the_hit(
 
 
 def test_a_prompt_without_finite_logits_fails_alone(tiny_llama: TinyLlama, tmp_path: Path) -> None:
-    session = Session(build(tiny_llama, tmp_path))
+    session = session_of(tiny_llama, tmp_path)
     session.submit("bad", [5, NAN_TOKEN, 6], CHANGED)
     session.submit("good", tiny_llama.prompts[2], CHANGED)
     session.drain()
@@ -117,7 +118,7 @@ def test_a_prompt_without_finite_logits_fails_alone(tiny_llama: TinyLlama, tmp_p
 def test_only_allowed_tokens_are_chosen_and_no_bad_word(
     tiny_llama: TinyLlama, tmp_path: Path, temperature: float
 ) -> None:
-    session = Session(build(tiny_llama, tmp_path))
+    session = session_of(tiny_llama, tmp_path)
     own = SamplingParams(max_tokens=30, temperature=temperature, seed=1, ignore_eos=True)
     limits = {"allowed_token_ids": (7, 8, 9, 11, 12), "bad_words": ((11,), (7, 8), (8, 7), (9, 9, 9))}
     session.submit("limited", [5, 6, 7], msgspec.structs.replace(own, **limits))
@@ -132,7 +133,7 @@ def test_only_allowed_tokens_are_chosen_and_no_bad_word(
 
 
 def test_a_request_that_leaves_no_token_is_refused(tiny_llama: TinyLlama, tmp_path: Path) -> None:
-    session = Session(build(tiny_llama, tmp_path))
+    session = session_of(tiny_llama, tmp_path)
     none_left = SamplingParams(4, min_tokens=2, allowed_token_ids=(7, 8), bad_words=((3, 8),), stop_token_ids=(7,))
     session.submit("none", [5], none_left)
     session.drain()

@@ -78,16 +78,6 @@ def tokens(deltas: list[TokenDelta]) -> list[int]:
     return [token for delta in deltas for token in delta.token_ids]
 
 
-def test_each_request_gets_its_own_tokens_and_ends_at_max_tokens() -> None:
-    subject = engine()
-    subject.submit(submit("a", 3))
-    subject.submit(submit("b", 10, max_tokens=2))
-    found = drain(subject)
-    assert tokens(found["a"]) == [3, 4, 5, 6]
-    assert tokens(found["b"]) == [10, 11]
-    assert [d.finish_reason for d in found["a"]] == [None, None, None, FinishReason.LENGTH]
-
-
 def test_an_eos_token_stops_unless_it_is_ignored() -> None:
     runner = CountingRunner()
     runner.answer = lambda batch, row: EOS if batch.context_lens[row] == 4 else 1
@@ -265,21 +255,6 @@ def test_cancelling_ends_waiting_and_running_requests_and_frees_their_pages() ->
     ]
     assert output.record.num_pages_used == 0
     assert not subject.has_work
-
-
-def test_a_preempted_request_goes_on_where_it_was() -> None:
-    subject = engine(pages=5)
-    for name in "ab":
-        subject.submit(submit(name, 5, max_tokens=10))
-    outputs: list[StepOutput] = []
-    while subject.has_work:
-        output = subject.step()
-        assert output is not None
-        outputs.append(output)
-    assert sum(output.record.num_preemptions for output in outputs) > 0
-    deltas = [delta for output in outputs for delta in output.deltas]
-    for name in "ab":
-        assert tokens([d for d in deltas if d.request_id == name]) == list(range(5, 15))
 
 
 def test_the_first_token_carries_the_times_and_each_new_decision_is_told_once() -> None:

@@ -5,25 +5,6 @@ import pytest
 from server.engine.scheduling.pages import IntegrityError, PagePool
 
 
-def test_growing_gives_whole_pages_and_releasing_takes_every_one_back() -> None:
-    pool = PagePool(num_pages=4, page_size=16)
-    assert pool.grow("a", 17)
-    assert list(pool.table("a")) == [0, 1]
-    assert pool.grow("a", 32)
-    assert pool.num_used == 2
-    pool.release("a")
-    assert pool.num_free == 4
-    assert list(pool.table("a")) == []
-
-
-def test_growing_beyond_what_is_free_changes_nothing() -> None:
-    pool = PagePool(num_pages=3, page_size=4)
-    assert pool.grow("a", 8)
-    assert not pool.grow("b", 5)
-    assert pool.num_used == 2
-    assert list(pool.table("b")) == []
-
-
 def test_a_table_is_a_copy() -> None:
     pool = PagePool(num_pages=3, page_size=4)
     pool.grow("a", 1)

@@ -85,14 +85,6 @@ def test_decode_tokens_come_before_chunks_in_the_budget_and_after_them_in_the_ro
     assert [len(batch.rows_of(phase)) for phase in (Phase.PREFILL, Phase.EXTEND, Phase.DECODE)] == [1, 1, 1]
 
 
-def test_no_more_sequences_run_than_allowed() -> None:
-    subject = scheduler(seqs=2)
-    for name in "abc":
-        subject.add(sequence(name, 3))
-    assert [name for name, _, _ in rows(step(subject))] == ["a", "b"]
-    assert (subject.num_running, subject.num_waiting, subject.num_waiting_tokens) == (2, 1, 3)
-
-
 def test_a_prompt_that_leaves_no_room_is_refused_with_limit_and_value() -> None:
     with pytest.raises(SequenceTooLong, match="256 tokens, the limit is 256"):
         scheduler().add(sequence("a", 256))
@@ -136,19 +128,6 @@ def test_an_admission_leaves_one_page_in_a_hundred_free() -> None:
     alone.add(sequence("whole", 15))
     step(alone)
     assert alone.num_pages_used == 4
-
-
-def test_finishing_works_in_any_state() -> None:
-    subject = scheduler(seqs=1)
-    running, waiting = sequence("a", 3), sequence("b", 3)
-    subject.add(running)
-    subject.add(waiting)
-    step(subject)
-    subject.finish(waiting)
-    subject.finish(running)
-    assert subject.is_idle
-    assert {running.status, waiting.status} == {Status.FINISHED}
-    subject.check_integrity()
 
 
 def test_a_short_prompt_goes_ahead_of_a_long_one_that_came_before_it() -> None:
@@ -285,16 +264,6 @@ def test_other_salts_find_nothing() -> None:
     other.cache_salt = b"another tenant"
     subject.add(other)
     assert sorted(rows(step(subject))) == [("a", 1, 13), ("b", 12, 12)]
-
-
-def test_what_a_failed_sequence_left_is_not_found() -> None:
-    subject = scheduler(shares=True)
-    failed = sequence("a", 12)
-    subject.add(failed)
-    step(subject)
-    subject.finish(failed, is_sound=False)
-    subject.add(sequence("b", 12))
-    assert rows(step(subject)) == [("b", 12, 12)]
 
 
 def test_a_preempted_sequence_finds_its_own_pages() -> None:
