@@ -118,7 +118,7 @@ test-schema: $(STAMP) $(SCHEMA)/.installed
 	$(VENV)/bin/python trials/schema_cases.py $(SCHEMA)/bin/schemathesis $(SCHEMA_FLAGS)
 
 test-deploy: $(STAMP)
-	$(VENV)/bin/pytest tests/deploy/kubernetes/check_manifests.py $(PYTEST_FLAGS)
+	$(VENV)/bin/pytest trials/kubernetes/check_manifests.py $(PYTEST_FLAGS)
 
 # ROUTERS='smg rolter' runs some, and writes no page.
 test-routers: $(STAMP)

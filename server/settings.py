@@ -214,7 +214,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     ] = 600.0
     shadow_budget: Annotated[
         Annotated[float, Meta(ge=0, le=0.5)],
-        Meta(description="share of the time for computing served attention again in fp64 to compare it; 0: never"),
+        Meta(description="share of the time for computing again in fp64 what was served; 0: never"),
     ] = 0.005
     shadow_interval_s: Annotated[
         Seconds, Meta(description="between two of these checks; less for 60 s after one that failed")

@@ -1,6 +1,5 @@
 """Chromium without a window, driven by the DevTools protocol over a pair of pipes."""
 
-import base64
 import itertools
 import json
 import os
@@ -90,10 +89,6 @@ class Tab:
         what = {"key": key, "code": key, "windowsVirtualKeyCode": code}
         self.call("Input.dispatchKeyEvent", type="keyDown", **what, **({"text": text} if text else {}))
         self.call("Input.dispatchKeyEvent", type="keyUp", **what)
-
-    def screenshot(self, file: Path, *, is_full: bool = False) -> None:
-        shot = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=is_full)
-        file.write_bytes(base64.b64decode(shot["data"]))
 
     def _read(self, deadline: float) -> dict[str, Any]:
         while b"\0" not in self._unread:

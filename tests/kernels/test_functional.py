@@ -173,6 +173,9 @@ def test_shapes_that_no_path_takes_are_refused(device: torch.device) -> None:
         attention_varlen(**arguments)
 
 
+PAGED = {"k_pages", "page_table", "context_lens", "max_context"}
+
+
 def strided(x: Tensor) -> Tensor:
     """The same shape with a last dim of stride 2."""
     return x.repeat_interleave(2, dim=-1)[..., ::2]
@@ -200,27 +203,7 @@ def strided(x: Tensor) -> Tensor:
         ("max_seqlen_q", lambda x: x - 1, "q: expected at most 2 x 2 rows, found 5"),
         ("max_seqlen_q", lambda _: -1, "max_seqlen_q: expected at least 0, found -1"),
         ("max_seqlen_k", lambda _: -1, "the bound of the contexts: expected at least 0, found -1"),
-    ],
-)
-def test_packed_arguments_that_disagree_are_refused(name: str, change: Any, message: str, device: torch.device) -> None:
-    arguments = varlen_arguments(device)
-    attention_varlen(**arguments)  # what was right before does not make this one right
-    arguments[name] = change(arguments[name])
-    for _ in range(2):
-        with pytest.raises(ShapeError, match=message):
-            attention_varlen(**arguments)
-
-
-def test_query_heads_that_key_heads_do_not_divide_are_refused(device: torch.device) -> None:
-    arguments = varlen_arguments(device)
-    arguments["q"] = torch.randn(5, 3, 16, device=device).half()
-    with pytest.raises(ShapeError, match="k: expected a number of heads that divides q's 3, found 2"):
-        attention_varlen(**arguments)
-
-
-@pytest.mark.parametrize(
-    ("name", "change", "message"),
-    [
+        ("q", lambda x: x[:, :3], "k: expected a number of heads that divides q's 3, found 2"),
         ("k_pages", lambda x: x[0], r"k: expected 4 dims \[num_pages, page_size, kv_heads, head_dim\], found"),
         ("page_table", lambda x: x.long(), r"page_table: expected int32, found torch\.int64"),
         ("page_table", lambda x: x[:1], "page_table: expected 2 rows, one a sequence, found 1"),
@@ -231,13 +214,16 @@ def test_query_heads_that_key_heads_do_not_divide_are_refused(device: torch.devi
         ("max_context", lambda _: 17, "max_context: expected at most 16, what the page table can name, found 17"),
     ],
 )
-def test_paged_arguments_that_disagree_are_refused(name: str, change: Any, message: str, device: torch.device) -> None:
-    arguments = paged_arguments(device)
-    attention_paged(**arguments)  # what was right before does not make this one right
+def test_arguments_that_disagree_are_refused(name: str, change: Any, message: str, device: torch.device) -> None:
+    is_paged = name in PAGED
+    attend, arguments = (
+        (attention_paged, paged_arguments(device)) if is_paged else (attention_varlen, varlen_arguments(device))
+    )
+    attend(**arguments)  # what was right before does not make this one right
     arguments[name] = change(arguments[name])
     for _ in range(2):
         with pytest.raises(ShapeError, match=message):
-            attention_paged(**arguments)
+            attend(**arguments)
 
 
 @pytest.mark.parametrize(
@@ -310,23 +296,6 @@ def known_by(prepared: Prepared, **arguments: Any) -> None:
     attention_paged(**arguments)
     (known,) = functional._known.values()
     known.prepare = prepared.prepare
-
-
-def test_the_second_call_prepares_and_the_third_hands_over_its_own_tensors(device: torch.device) -> None:
-    prepared = Prepared()
-    known_by(prepared, **paged_arguments(device))
-    arguments = paged_arguments(device)
-    assert is_right(attention_paged(**arguments), arguments, AttentionFlags(0.25))
-    assert (prepared.bounds, prepared.launched) == ([9], [])
-    for _ in range(2):
-        arguments = paged_arguments(device)
-        out = attention_paged(**arguments)
-        names = ("q", "k_pages", "v_pages", "cu_seqlens_q", "page_table", "context_lens")
-        expected = (*(arguments[name].data_ptr() for name in names), None, None, out.data_ptr())
-        _, (beside, *addresses) = prepared.launched[-1]
-        assert beside is arguments["cu_seqlens_q"]
-        assert tuple(addresses) == expected
-    assert (prepared.bounds, len(prepared.launched)) == ([9], 2)
 
 
 def test_other_bounds_and_other_places_are_prepared_apart(device: torch.device) -> None:

@@ -17,7 +17,7 @@ from kernels.path import AnyPath
 from kernels.row_buckets import ExpertRows
 from kernels.shape import Dtype
 from qualification.attest.explain import TimeClass, class_of, explain
-from qualification.attest.operator_promises import operator_promises
+from qualification.attest.operator_promises import operator_mismatches, operator_promises
 from qualification.attest.promise import Promise, kernels_promised
 from qualification.common.kernel_names import plain_name
 from qualification.decision.decision import Decision, Status
@@ -149,3 +149,19 @@ def test_marked_kernels_of_every_path_are_an_operators() -> None:
     markers = {name for path in PATHS for name in path.kernel_names if name.startswith("hallmark_")}
     assert markers
     assert {name for name in markers if class_of(name, {}) is not TimeClass.UNPROVEN} == set()
+
+
+@pytest.mark.parametrize(
+    ("served", "seen", "blamed"),
+    [
+        ("gluon.linear.skinny", {"hallmark_skinny_matmul", "hallmark_experts_route", "nvjet_sm90_tst"}, []),
+        ("gluon.linear.skinny", {"nvjet_sm90_tst"}, ["gluon.linear.skinny"]),  # silently PyTorch's
+        ("gluon.linear.skinny", {"hallmark_skinny_matmul", "hallmark_wide_matmul"}, ["gluon.linear.skinny"]),
+        ("torch.linear", {"some_gemm", "another_gemm"}, []),  # a library may choose another kernel for other rows
+        ("torch.linear", {"some_gemm", "hallmark_wide_matmul"}, [None]),
+    ],
+)
+def test_kernels_of_our_own_must_be_those_that_serve(served: str, seen: set[str], blamed: list[str | None]) -> None:
+    kernels = ("hallmark_skinny_matmul",) if served.startswith("gluon") else ("some_gemm",)
+    found = operator_mismatches([(any_path_named(served), Promise(served, kernels))], seen)
+    assert [(it.path, it.operator) for it in found] == [(path, Operator.LINEAR) for path in blamed]

@@ -12,10 +12,15 @@ from tiny_llama import NAN_TOKEN, NUM_LAYERS, NUM_TOKENS, VOCAB, TinyLlama
 
 from kernels.batch import AttentionFlags
 from kernels.buckets import Bucket
-from kernels.catalog import path_named
+from kernels.catalog import any_path_named, path_named
+from kernels.device import read_fingerprint
+from kernels.linear.paths import LinearPath
+from kernels.linear.shape import LinearShape
+from kernels.operators import AnyShape, Operator
 from kernels.path import Reject
 from kernels.shape import AttentionShape, Dtype, Phase
 from qualification.decision.decision import Decision, Pairs, Status
+from qualification.decision.linear_shapes import linear_shapes_needed
 from qualification.decision.model_shapes import ServingLimits, shapes_needed, signature_of
 from server.engine.attention.dispatch import Choice, Dispatcher
 from server.engine.execution.capture import Replayable
@@ -25,6 +30,7 @@ from server.engine.execution.runner import ModelRunner
 from server.engine.execution.sampling import SampledTokens
 from server.engine.execution.worker import Worker
 from server.engine.operators.decisions import NoPathError
+from server.engine.products.linear import LinearTable
 from server.engine.proof.shadow_check import ShadowCheck
 from server.engine.scheduling.engine import Engine, EngineOptions
 from server.engine.scheduling.pages import PagePool
@@ -55,7 +61,7 @@ def capture(work: Callable[[], None]) -> Replayable:
     return Replay(work)
 
 
-def decide(shape: AttentionShape, path: str) -> Decision:
+def decide(shape: AnyShape, path: str) -> Decision:
     return Decision(shape, path, Status.PROVEN, path, (), (), None)
 
 
@@ -77,6 +83,7 @@ class Subject:
         num_pages: int = 64,
         max_num_seqs: int = 8,
         runs_ahead: bool = False,
+        products: LinearTable | None = None,
     ) -> None:
         config = decoder.config
         limits = ServingLimits(MAX_LEN, 64, PAGE_SIZE, Dtype.FP32, Dtype.FP32)
@@ -87,6 +94,7 @@ class Subject:
             (PATH, EAGER),
             flags,
             redecide=redecide,
+            products=products,
         )
         kv = KVCache.allocate(config, num_pages, PAGE_SIZE, torch.float32, CPU)
         for pages in (*kv.k, *kv.v):
@@ -264,6 +272,28 @@ def test_graphs_of_a_changed_decision_rest_and_eager_serves(decoder: Decoder, ti
     assert 0 < len(resting) < len(before)
     assert session.launches()["decode", EAGER.name] == (NUM_TOKENS - 1) * NUM_LAYERS
     assert ("decode", PATH.name) not in session.launches()
+
+
+def test_graphs_of_a_quarantined_product_rest_and_eager_serves(decoder: Decoder, tiny_llama: TinyLlama) -> None:
+    own = Decoder(decoder.config, decoder.weights)
+    right = any_path_named("torch.linear")
+    assert isinstance(right, LinearPath)
+    path = replace(right, name="gluon.linear.graphable")
+    shapes = linear_shapes_needed(own.config, Dtype.FP32, 64, "cpu")
+
+    def again(shape: LinearShape, *_: Pairs) -> Decision:
+        return replace(decide(shape, right.name), fallback_reasons=(Reject.QUARANTINED,))
+
+    decisions = {shape: decide(shape, path.name) for shape in shapes}
+    table = LinearTable(decisions, (right, path), read_fingerprint(CPU), redecide=again)
+    own.serve_products(table.product)
+    subject = Subject(own, products=table)
+    assert subject.graphs.keys
+    subject.dispatcher.quarantine(path.name, Operator.LINEAR)
+    session = subject.session.submit_all(tiny_llama.prompts[3:4]).drain()
+    assert session.all_tokens(1) == tiny_llama.greedy[3:4]
+    assert (subject.graphs.num_replays, subject.graphs.keys) == (0, ())
+    assert session.launches()["linear", right.name] == len(session.outputs) * table.num_weights
 
 
 def test_graphs_are_replayed_again_when_an_order_is_lifted(decoder: Decoder, tiny_llama: TinyLlama) -> None:

@@ -13,7 +13,7 @@ import jsonschema
 import yaml
 
 HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[2]
+ROOT = HERE.parents[1]
 KUBERNETES = ROOT / "deploy" / "kubernetes"
 INSTALL_LIMIT_S = 900
 
