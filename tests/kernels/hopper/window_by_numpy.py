@@ -31,7 +31,7 @@ _STUCK_S = 300.0  # of a role that waits: not a time that a right one could take
 class Memory(Array):
     """Shared memory."""
 
-    def slice(self, start: int, length: int, dim: int = 0) -> "Memory":  # type: ignore[override]
+    def slice(self, start: int, length: int, dim: int = 0) -> Any:
         return self[(*[slice(None)] * dim, slice(start, start + length))]
 
     def store(self, value: Any) -> None:
