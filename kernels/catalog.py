@@ -87,6 +87,27 @@ def _hopper_path(phase: Phase, run: RunAttention | None, prepare: Prepare | None
     )  # fmt: skip
 
 
+def _window_path(run: RunAttention | None, prepare: Prepare | None = None) -> KernelPath:
+    """Return the Gluon path for short windows, whose limits are those of its variants."""
+    limits = Limits(
+        devices=frozenset({Device.CUDA}),
+        phases=frozenset({Phase.PREFILL}),
+        dtypes=_HALF_DTYPES,
+        max_head_dim=128,
+        head_dim_multiple=64,
+        min_sm=90,
+        max_sm=90,
+        softcap=False,
+        max_window=128,  # keys: all that are before a tile's own fit in shared memory
+        group_multiple=2,
+        needs_triton=True,
+    )
+    return KernelPath(
+        "gluon.prefill.window.hopper", Tier.FIRST, limits, _digest("hopper.window.launch"),
+        ("hallmark_gluon_window_prefill",), run, is_capturable=True, prepare=prepare,
+    )  # fmt: skip
+
+
 def _sdpa_path(
     name: str,
     limits: Limits,
@@ -102,6 +123,7 @@ def _bundled_paths() -> tuple[KernelPath, ...]:
     if launch.triton_version() is None:
         return (
             *(_hopper_path(phase, None) for phase in Phase),
+            _window_path(None),
             *(_triton_path(phase, None, f"hallmark_{phase.value}") for phase in Phase),
         )
     from kernels.hopper.decode.launch import run_decode as run_hopper_decode
@@ -110,6 +132,8 @@ def _bundled_paths() -> tuple[KernelPath, ...]:
     from kernels.hopper.extend.prepared import prepare_extend
     from kernels.hopper.prefill.launch import run_prefill as run_hopper_prefill
     from kernels.hopper.prefill.prepared import prepare_prefill
+    from kernels.hopper.window.launch import run_window_prefill
+    from kernels.hopper.window.prepared import prepare_window_prefill
     from kernels.portable import prepared
     from kernels.portable.decode import run_decode
     from kernels.portable.extend import run_extend
@@ -119,6 +143,7 @@ def _bundled_paths() -> tuple[KernelPath, ...]:
         _hopper_path(Phase.PREFILL, run_hopper_prefill, prepare_prefill),
         _hopper_path(Phase.EXTEND, run_hopper_extend, prepare_extend),
         _hopper_path(Phase.DECODE, run_hopper_decode, prepare_decode),
+        _window_path(run_window_prefill, prepare_window_prefill),
         _triton_path(Phase.PREFILL, run_prefill, "hallmark_prefill", prepare=prepared.prepare_queries),
         _triton_path(Phase.EXTEND, run_extend, "hallmark_extend", prepare=prepared.prepare_queries),
         _triton_path(Phase.DECODE, run_decode, "hallmark_decode", prepare=prepared.prepare_decode),

@@ -126,6 +126,8 @@ class Limits:
     max_context: Bucket = Bucket.GT_128K
     needs_triton: bool = False
     kv_dtypes: frozenset[Dtype] | None = None  # of keys and values; None: those of `dtypes`
+    max_window: int | None = None  # of keys: a path for short windows takes no wider one, and not none
+    group_multiple: int = 1  # of the query heads of a KV head
 
     def rejections(self, shape: AttentionShape) -> list[Rejection]:
         """Every reason of the shape, not of the machine, why it cannot be computed."""
@@ -184,6 +186,9 @@ def _layout_rejections(limits: Limits, shape: AttentionShape) -> list[Rejection]
     elif shape.head_dim % limits.head_dim_multiple:
         detail = f"takes multiples of {limits.head_dim_multiple}, the shape has {shape.head_dim}"
         found.append(Rejection(Reject.HEAD_DIM, detail))
+    if (group := shape.num_heads // shape.num_kv_heads) % limits.group_multiple:
+        detail = f"takes multiples of {limits.group_multiple} query heads of a KV head, the shape has {group}"
+        found.append(Rejection(Reject.LAYOUT, detail))
     if shape.page_size is not None and shape.page_size % limits.page_size_multiple:
         detail = f"takes multiples of {limits.page_size_multiple}, the shape has {shape.page_size}"
         found.append(Rejection(Reject.PAGE_SIZE, detail))
@@ -201,6 +206,9 @@ def _flag_rejections(limits: Limits, shape: AttentionShape) -> list[Rejection]:
     found = []
     if shape.window is not None and not limits.window:
         found.append(Rejection(Reject.WINDOW, f"takes no window, the shape has {shape.window}"))
+    if limits.max_window is not None and (shape.window is None or shape.window > limits.max_window):
+        window = "none" if shape.window is None else str(shape.window)
+        found.append(Rejection(Reject.WINDOW, f"takes windows of at most {limits.max_window}, the shape has {window}"))
     if shape.softcap is not None and not limits.softcap:
         found.append(Rejection(Reject.SOFTCAP, f"takes no softcap, the shape has {shape.softcap:g}"))
     if shape.sinks and not limits.sinks:

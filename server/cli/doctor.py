@@ -64,12 +64,13 @@ def _plain_shape(path: KernelPath, phase: Phase, dtype: Dtype) -> AttentionShape
         phase=phase,
         dtype=dtype,
         kv_dtype=dtype,
-        num_heads=8,
+        num_heads=8 * path.limits.group_multiple,
         num_kv_heads=8,
         head_dim=path.limits.max_head_dim,
         query_bucket=Bucket.LE_128,
         context_bucket=Bucket.LE_128,
         page_size=None if phase is Phase.PREFILL else path.limits.page_size_multiple,
+        window=path.limits.max_window,
     )
 
 

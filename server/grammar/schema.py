@@ -1,7 +1,7 @@
 """JSON schemas of requests: which keywords bind an answer, and which are refused by name because they would not."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from server.errors import UnsupportedField
@@ -67,6 +67,12 @@ _OPEN = ("additionalProperties", "patternProperties", "minProperties", "enum", "
 _NAMED = ("$defs", "definitions", "patternProperties", "properties")
 _SINGLE = ("additionalItems", "additionalProperties", "items")
 
+# Days that the library takes and that there are: of leap years 29 February too.
+_YEAR = r"(\d{3}[1-9]|\d{2}[1-9]\d|\d[1-9]\d{2}|[1-9]\d{3})"
+_LEAP_YEAR = r"(\d{2}(0[48]|[2468][048]|[13579][26])|(0[48]|[2468][048]|[13579][26])00)"
+_DAY = rf"({_YEAR}-((0[13-9]|1[0-2])-\d{{2}}|02-([01]\d|2[0-8]))|{_LEAP_YEAR}-02-29)"
+_DATE_ENDS = {"date": "$", "date-time": "[Tt ]"}
+
 # Between two tokens of JSON: a space, or a new line and its indent. Weak models that may write more write little else.
 WHITESPACE = r"\x20|\n(\x20{0,16}|\t{0,4})"
 
@@ -88,7 +94,8 @@ def schema_text(schema: object, param: str) -> str:
     if schema is True:
         schema = {}
     if _may_close(schema):
-        schema = _closed(schema)
+        schema = _changed(schema, _close)
+    schema = _changed(schema, _limit_date)
     return json.dumps({**options, **schema} if isinstance(schema, dict) else schema)
 
 
@@ -101,29 +108,46 @@ def _may_close(schema: object) -> bool:
     )
 
 
-def _closed(schema: Any) -> Any:
-    """The schema whose objects have no other fields than those that it names, unless it says something about others.
-
-    What it takes the whole schema takes, too. As vLLM with xgrammar does it: clients leave `additionalProperties` out
-    (LiteLLM removes it where it is false), and weak models go on inventing fields.
-    """
+def _changed(schema: Any, change: Callable[[dict[str, Any]], None]) -> Any:
+    """A copy of the schema in which `change` has changed every schema within it, the inner ones first."""
     if not isinstance(schema, dict):
         return schema
     found = dict(schema)
     for name in _LISTS:
         if isinstance(inner := schema.get(name), list):
-            found[name] = [_closed(part) for part in inner]
+            found[name] = [_changed(part, change) for part in inner]
     for name in _NAMED:
         if isinstance(inner := schema.get(name), dict):
-            found[name] = {key: _closed(part) for key, part in inner.items()}
+            found[name] = {key: _changed(part, change) for key, part in inner.items()}
     for name in _SINGLE:
         if isinstance(inner := schema.get(name), dict):
-            found[name] = _closed(inner)
+            found[name] = _changed(inner, change)
+    change(found)
+    return found
+
+
+def _close(schema: dict[str, Any]) -> None:
+    """Let objects have no other fields than those that the schema names, unless it says something about others.
+
+    What it takes then it took before, too. As vLLM with xgrammar does it: clients leave `additionalProperties` out
+    (LiteLLM removes it where it is false), and weak models go on inventing fields.
+    """
     properties, required = schema.get("properties"), schema.get("required", [])
     is_named = isinstance(properties, dict) and isinstance(required, list) and {*required} <= properties.keys()
     if is_named and not any(name in schema for name in _OPEN):
-        found["additionalProperties"] = False
-    return found
+        schema["additionalProperties"] = False
+
+
+def _limit_date(schema: dict[str, Any]) -> None:
+    """Let dates be days that there are: the library takes 29 February in every year, and the year 0."""
+    end = _DATE_ENDS.get(schema["format"]) if isinstance(schema.get("format"), str) else None
+    if end is None or not _may_be_text(schema.get("type")):
+        return
+    pattern = f"^{_DAY}{end}"
+    if "pattern" not in schema:
+        schema["pattern"] = pattern
+    elif isinstance(schema.get("allOf", []), list):
+        schema["allOf"] = [*schema.get("allOf", []), {"pattern": pattern}]
 
 
 def _parts(schema: object, path: Sequence[str]) -> Iterator[tuple[Mapping[str, Any], Sequence[str]]]:

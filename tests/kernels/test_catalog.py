@@ -30,6 +30,7 @@ def serving(shape: AttentionShape, machine: Fingerprint) -> list[str]:
 
 
 HOPPER = "gluon.prefill.hopper"
+WINDOW = "gluon.prefill.window.hopper"
 
 
 def codes(name: str, shape: AttentionShape, machine: Fingerprint) -> list[Reject]:
@@ -39,6 +40,7 @@ def codes(name: str, shape: AttentionShape, machine: Fingerprint) -> list[Reject
 def test_the_catalog_lists_paths_in_order_of_preference() -> None:
     assert [(path.name, path.tier) for path in PATHS] == [
         ("gluon.prefill.hopper", Tier.FIRST), ("gluon.extend.hopper", Tier.FIRST), ("gluon.decode.hopper", Tier.FIRST),
+        ("gluon.prefill.window.hopper", Tier.FIRST),
         ("triton.prefill", Tier.FIRST), ("triton.extend", Tier.FIRST), ("triton.decode", Tier.FIRST),
         ("sdpa.cpu", Tier.FIRST), ("sdpa.cudnn", Tier.FALLBACK), ("sdpa.flash", Tier.FALLBACK),
         ("sdpa.efficient", Tier.FALLBACK), ("sdpa.math", Tier.FALLBACK),
@@ -100,6 +102,10 @@ def test_a_head_dim_of_320_is_served_by_a_fallback_only(shape: AttentionShape, m
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
+        ({"window": 128}, [HOPPER, WINDOW, "triton.prefill", "sdpa.efficient", "sdpa.math"]),
+        ({"window": 100, "sinks": True, "head_dim": 64}, [HOPPER, WINDOW, "triton.prefill", "sdpa.math"]),
+        ({"window": 128, "num_kv_heads": 32}, [HOPPER, "triton.prefill", "sdpa.efficient", "sdpa.math"]),
+        ({"window": 128, "softcap": 30.0}, [HOPPER, "triton.prefill", "sdpa.math"]),
         ({"window": 512}, [HOPPER, "triton.prefill", "sdpa.efficient", "sdpa.math"]),
         ({"softcap": 30.0}, [HOPPER, "triton.prefill", "sdpa.math"]),
         ({"sinks": True}, [HOPPER, "triton.prefill", "sdpa.math"]),
@@ -139,7 +145,7 @@ print(machine.triton, [path.name for path in PATHS if path.run is None])
     )
     assert done.stdout.split(" ", 1) == [
         "None",
-        "['gluon.prefill.hopper', 'gluon.extend.hopper', 'gluon.decode.hopper', "
+        "['gluon.prefill.hopper', 'gluon.extend.hopper', 'gluon.decode.hopper', 'gluon.prefill.window.hopper', "
         "'triton.prefill', 'triton.extend', 'triton.decode']\n",
     ]
     for path, shape in ((HOPPER, PREFILL), ("gluon.extend.hopper", EXTEND), ("triton.prefill", PREFILL)):

@@ -85,6 +85,17 @@ def prompt_cases() -> Iterator[Case]:
         )  # fmt: skip
 
 
+def window_cases() -> Iterator[Case]:
+    path, flags = "gluon.prefill.window", ("sinks",)
+    for (dim, heads), dtype in product([(64, (64, 8)), (64, (12, 2)), (64, (2, 1)), (128, (32, 4))], (BF16, FP16)):
+        yield Case(path, PROMPTS, dim=dim, heads=heads, dtype=dtype, flags=flags, window=128)
+    for window in (1, 2, 31, 32, 33, 64, 100, 127, 128):
+        yield Case(path, PROMPTS, dim=64, window=window)
+    contexts = tuple(max(0, x + 211 * (i % 3) - 70 * (i % 2)) for i, x in enumerate(PROMPTS))  # some see no key
+    for dim, window in product((64, 128), (20, 128)):
+        yield Case(path, PROMPTS, contexts, dim=dim, flags=flags, window=window)
+
+
 def chunk_cases() -> Iterator[Case]:
     path = "gluon.extend"
     for dim, dtype in product((40, 64, 80, 96, 112, 128, 136, 192, 256), (BF16, FP16)):
@@ -174,7 +185,9 @@ def one_token_cases() -> Iterator[Case]:
         yield Case("gluon.decode in clusters", (1,), (20_001,), dim=dim, heads=heads)
 
 
-@pytest.mark.parametrize("case", [*prompt_cases(), *chunk_cases(), *token_cases(), *one_token_cases()], ids=str)
+@pytest.mark.parametrize(
+    "case", [*prompt_cases(), *window_cases(), *chunk_cases(), *token_cases(), *one_token_cases()], ids=str
+)
 def test_hopper_batches_are_within_the_rule(case: Case) -> None:
     assert_right(*made(case))
 

@@ -35,6 +35,8 @@ REPEATED = [
     *(Case("gluon.decode", *TOKENS, dim=d, heads=(32, 8)) for d in (64, 128, 256)),
     *(Case("gluon.decode", (1,), (2000,), dim=d, heads=heads, variant="clusters")
       for d, heads in ((64, (32, 8)), (128, (32, 8)), (256, (16, 4)))),
+    *(Case("gluon.prefill.window", tuple(DRAW.randrange(1, 900) for _ in range(300)), dim=d, window=128)
+      for d in (64, 128)),
 ]  # fmt: skip
 
 
@@ -121,6 +123,7 @@ def test_nan_past_the_packed_end_reaches_no_row(dim: int) -> None:
             for dim in (64, 128, 256)
             for flags, window in (((), None), ((), 90), (("spans",), None))
         ),
+        *(Case("gluon.prefill.window", (190, 65, 300), dim=dim, heads=(4, 2), window=128) for dim in (64, 128)),
         Case("gluon.extend", (90, 65, 30), (5000, 400, 3000)),
     ],
     ids=str,
@@ -184,6 +187,10 @@ def test_tensors_that_tma_cannot_address_are_still_right() -> None:
     run, inputs, flags = made(Case("gluon.prefill", (100, 200), dim=64, heads=(4, 2)))
     wide = torch.randn(300, 4, 65, device=CUDA, dtype=BF16)
     assert_right(run, replace(inputs, q=wide[..., :64], k=wide[:, :2, 1:], v=wide[:, 2:, :64]), flags)
+    window = replace(flags, window=128)
+    assert_right(
+        RUN["gluon.prefill.window"], replace(inputs, q=wide[..., :64], k=wide[:, :2, 1:], v=wide[:, 2:, :64]), window
+    )
     run, inputs, flags = made(Case("gluon.extend", *CHUNKS, dim=64))
     wide = torch.empty(*inputs.k.shape[:3], 65, dtype=BF16, device=CUDA)
     wide[..., :64] = inputs.k

@@ -156,7 +156,7 @@ class LeadingWorker(Worker):
     ) -> None:
         super().__init__(decoder, kv, dispatcher, tokens, rank=Ranks(0, followers.world))
         self._followers = followers
-        self._told = dispatcher.choices
+        self._told = dispatcher, dispatcher.revision
         followers.tell(Allocate(kv.num_pages, tokens.latest.numel()))
 
     def logits(self, hidden_rows: Tensor) -> Tensor:
@@ -172,9 +172,9 @@ class LeadingWorker(Worker):
         super().copy_pages(copies)
 
     def _announce(self, buffer: StepBuffer) -> None:
-        choices = self.dispatcher.choices
-        if len(choices) != len(self._told) or any(a is not b for a, b in zip(choices, self._told, strict=True)):
-            self._told = choices
+        now = self.dispatcher, self.dispatcher.revision
+        if now != self._told:
+            self._told = now
             self._followers.tell(Decide(decisions_of(self.dispatcher)))
         layout = buffer.layout
         self._followers.tell(Launch(layout.parts, layout.num_sampled, buffer.data.numpy().tobytes()))

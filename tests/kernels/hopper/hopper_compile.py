@@ -1,7 +1,7 @@
 """Compiles variants of the attention kernels for Hopper without a GPU; prints what their machine code shows as JSON.
 
 A program of its own: where Triton's interpreter is on, as in the tests of this folder, nothing can be compiled. Takes
-what to compile: prefill, extend, decode, or decode of one sequence in clusters.
+what to compile: prefill, prefill under a short window, extend, decode, or decode of one sequence in clusters.
 """
 
 import json
@@ -29,7 +29,9 @@ from kernels.hopper.decode.variants import variant_of as decode_variant_of
 from kernels.hopper.extend.launch import Operands, compiled_extend
 from kernels.hopper.extend.variants import extend_variant_of, longer, whole
 from kernels.hopper.prefill.launch import compiled_prefill
-from kernels.hopper.variants import LONG, Variant, variant_of
+from kernels.hopper.variants import LONG, ROWS, Variant, variant_of
+from kernels.hopper.window.launch import compiled_window_prefill
+from kernels.hopper.window.variants import MAX_WINDOW, tokens_of, window_variant
 from kernels.tma.pointers import pointer_class
 
 BF16, FP16 = torch.bfloat16, torch.float16
@@ -54,6 +56,12 @@ CASES: dict[str, dict[str, tuple[Any, ...]]] = {
         "d128 spans": (128, BF16, False, {"spans": SPANS}),
         "d256 window softcap": (256, BF16, False, {"window": 1000, "softcap": 50.0}),
         "d256 window spans": (256, BF16, False, {"window": 1000, "spans": SPANS}),
+    },
+    "window": {  # head dim, dtype, flags
+        "d64 sinks": (64, BF16, {"window": MAX_WINDOW, "sinks": SINKS}),
+        "d64 fp16": (64, FP16, {"window": MAX_WINDOW}),
+        "d64 narrow": (64, BF16, {"window": 100, "sinks": SINKS}),
+        "d128 sinks": (128, BF16, {"window": MAX_WINDOW, "sinks": SINKS}),
     },
     "extend": {  # head dim, page size, query heads a KV head, flags
         "d64 page 64": (64, 64, 4, {}),
@@ -136,6 +144,17 @@ def copied_bytes(variant: Variant) -> int:
     return 2 * (queries + 2 * tiling.stages * tiling.block_n * tiling.block_d)
 
 
+def window(_name: str, head_dim: int, dtype: torch.dtype, flags: AttentionFlags) -> dict[str, object]:
+    variant = window_variant(head_dim, 8, flags)
+    out_strides, is_whole = (16 * head_dim, head_dim), flags.window == MAX_WINDOW
+    kernel = compiled_window_prefill(
+        variant, (dtype, dtype, dtype), out_strides, is_whole, (dtype, 0), pointer_class(flags.sinks)
+    )
+    rows = variant.tiling.q_buffers * ROWS + 2 * variant.tiling.stages * (MAX_WINDOW + tokens_of(variant))
+    barriers = barrier_offsets(disassemble(kernel.asm["cubin"]))
+    return of_roles(kernel) | {"barriers": barriers, "copied_bytes": 2 * rows * head_dim}
+
+
 def extend(name: str, head_dim: int, page_size: int, group: int, flags: AttentionFlags) -> dict[str, object]:
     q = torch.empty(256, 8, head_dim, dtype=BF16)
     variant = extend_variant_of(head_dim, page_size, group, flags)
@@ -173,7 +192,7 @@ def clusters(
     return of_tokens(kernel) | {"places": [kernel.asm["ptx"].find(text) for text in _OF_CLUSTERS]}
 
 
-COMPILE = {"prefill": prefill, "extend": extend, "decode": decode, "clusters": clusters}
+COMPILE = {"prefill": prefill, "window": window, "extend": extend, "decode": decode, "clusters": clusters}
 
 
 def main() -> None:

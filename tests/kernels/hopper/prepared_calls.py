@@ -130,6 +130,9 @@ CASES: dict[str, list[Callable[[], dict[str, Any]]]] = {
     "prompts with flags": [
         lambda: packed([70, 8]) | {"window": 9, "softcap": 7.0, "softmax_scale": 0.3, "sinks": sinks()}
     ],
+    "prompts under a short window": [
+        lambda: packed([100, 30]) | {"window": 128, "sinks": sinks(), "path": "gluon.prefill.window.hopper"}
+    ],
     "prompts with spans": [lambda: packed([70, 8]) | {"spans": torch.zeros(78, 2, dtype=INT)}],
     "an output that is given": [lambda: packed([100, 30]) | {"out": heads_of(130, 4)}],
     "chunks": [lambda context=context: paged(3, 40, context) for context in (200, 300, 900, 5000, 9000)],

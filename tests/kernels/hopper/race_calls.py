@@ -23,6 +23,7 @@ from kernels.hopper.extend.variants import extend_variant_of, longer
 from kernels.hopper.prefill.launch import launches_of as prefill_launches
 from kernels.hopper.schedule import plan_tiles
 from kernels.hopper.variants import LONG_TILINGS, TILINGS, Tiling, variant_of
+from kernels.hopper.window.launch import run_window_prefill
 from kernels.linear.matmul import linear
 from kernels.linear.tilings import wide_tiling
 from kernels.linear.wide import launch_wide
@@ -68,6 +69,14 @@ def prefill(
     launches = prefill_launches(q, k, v, plan_tiles(q.shape[0], batch, flags, variant), flags, out, variant)
     assert launches is not None, "TMA can address them"
     assert launches.over((k.data_ptr(), v.data_ptr()), flags.sinks)
+    return out
+
+
+def window(dim: int) -> Tensor:
+    inputs = packed(LENGTHS, CPU, heads=HEADS, head_dim=dim, dtype=BF16)
+    inputs, flags = on_gpu(inputs, flags_for(inputs, "sinks", window=128))
+    out = inputs.q.clone()
+    run_window_prefill(inputs.q, inputs.k, inputs.v, inputs.batch, flags, out)
     return out
 
 
@@ -117,6 +126,7 @@ CALLS: dict[str, Callable[[], Tensor]] = {
     "prefill 64 long window": partial(prefill, 64, tiling=LONG_TILINGS[64], window=200),
     **{f"prefill {dim}": partial(prefill, dim) for dim in (80, 192)},  # cut in two
     "prefill 128 offset": partial(prefill, 128, offset=True),
+    **{f"window {dim}": partial(window, dim) for dim in (64, 128)},
     **{f"extend {dim}": partial(extend, dim) for dim in TILINGS},
     **{f"extend {dim} split": partial(extend, dim, ("sinks",), is_split=True) for dim in TILINGS},
     "extend 128 masked": partial(extend, 128, ALL),

@@ -11,7 +11,8 @@ from pathlib import Path
 
 KERNELS = Path(__file__).resolve().parents[3] / "kernels"
 SHAKEN = (
-    "pipeline", "schedule", "consumer", "consumer_ahead", "extend/kernel", "decode/kernel", "decode/stream"
+    "pipeline", "schedule", "consumer", "consumer_ahead", "window/kernel", "extend/kernel", "decode/kernel",
+    "decode/stream",
 )  # fmt: skip
 SHAKE = '''"""Sleeps for a time that nobody can foresee."""
 

@@ -14,9 +14,9 @@ pytestmark = [pytest.mark.sanitizer, pytest.mark.usefixtures("_hopper")]
 HERE = Path(__file__).parent
 TOOL = shutil.which("compute-sanitizer") or shutil.which("compute-sanitizer", path="/usr/local/cuda/bin")
 CHECKS = {
-    "memcheck": ("prefill", "extend", "decode", "skinny", "wide"),
-    "synccheck": ("prefill", "extend", "decode", "skinny", "wide"),
-    "initcheck": ("prefill", "extend", "decode", "skinny", "wide"),
+    "memcheck": ("prefill", "window", "extend", "decode", "skinny", "wide"),
+    "synccheck": ("prefill", "window", "extend", "decode", "skinny", "wide"),
+    "initcheck": ("prefill", "window", "extend", "decode", "skinny", "wide"),
     "racecheck": ("decode", "skinny", "wide"),
 }
 

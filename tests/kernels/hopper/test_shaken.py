@@ -14,7 +14,7 @@ from shaken_kernels import MUTANTS, copy_kernels
 
 HERE = Path(__file__).parent
 KINDS = [f"{phase} {dim}" for phase in ("prefill", "extend", "decode") for dim in (64, 128, 256)]
-KINDS += ["prefill 80", "prefill 192"]
+KINDS += ["prefill 80", "prefill 192", "window 64"]
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 

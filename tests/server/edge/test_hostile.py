@@ -1,19 +1,16 @@
 """Bodies that mean harm, or are merely wrong: each costs its own request and nothing else."""
 
 import json
-import typing
 from pathlib import Path
 
 import pytest
 from edge_fakes import Served, served
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from openai.types import chat, completion_create_params
 
-from server.errors import InvalidJson, UnsupportedField
+from server.errors import InvalidJson
 from server.http.common.json_body import parse_json
-from server.http.common.validation import read
-from server.http.openai.requests import ChatRequest, CompletionRequest, GenerationRequest
+from server.http.openai.requests import CompletionRequest
 
 COMPLETIONS = "/v1/completions"
 JSON = {"content-type": "application/json"}
@@ -215,21 +212,6 @@ def test_a_key_that_is_there_twice_is_refused_wherever_it_is(body: bytes) -> Non
 def test_json_means_what_it_means_to_everybody(value: object) -> None:
     for ascii_only in (True, False):
         assert parse_json(json.dumps(value, ensure_ascii=ascii_only, indent=1).encode()) == value
-
-
-@pytest.mark.parametrize(
-    ("kind", "params"),
-    [
-        (CompletionRequest, completion_create_params.CompletionCreateParamsStreaming),
-        (ChatRequest, chat.completion_create_params.CompletionCreateParamsStreaming),
-    ],
-)
-def test_every_parameter_of_openais_client_is_known(kind: type[GenerationRequest], params: type) -> None:
-    """One that is not implemented is refused as such, not as a name that nobody has heard of."""
-    for name in typing.get_type_hints(params):
-        if name not in kind.model_fields:
-            with pytest.raises(UnsupportedField, match=f"The field '{name}' is not implemented"):
-                read(kind, {name: object()})
 
 
 def test_a_field_that_is_not_implemented_says_what_it_may_be(folder: Path) -> None:

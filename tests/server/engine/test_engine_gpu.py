@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from graph_session import attention_counts
 from tiny_llama import TinyLlama
 
 from qualification.decision.decision import Policy
@@ -64,8 +65,8 @@ def test_service_compiles_nothing_and_stays_on_triton(tiny_llama: TinyLlama, tmp
     submit_all(built, tiny_llama, temperature=1.0)
     outputs = drain(built)
     assert sum(output.record.num_compiles for output in outputs) == 0
-    counts = [count for output in outputs for count in output.record.dispatches]
-    assert {count.path for count in counts} == {"triton.prefill", "triton.extend", "triton.decode"}  # fp32: no Gluon
+    paths = {count.path for count in attention_counts(*outputs)}
+    assert paths == {"triton.prefill", "triton.extend", "triton.decode"}  # fp32: no Gluon
 
 
 def test_the_cache_takes_the_memory_it_may(tiny_llama: TinyLlama, tmp_path: Path) -> None:

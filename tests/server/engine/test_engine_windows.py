@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from graph_session import attention_counts
 from test_family_parity import GEMMA, GLM, MIXTRAL, QWEN_2_MOE, QWEN_3_MOE, longrope, save_reference
 from transformers import PreTrainedModel
 
@@ -99,7 +100,7 @@ def serve(folder: Path, max_num_batched_tokens: int, max_num_seqs: int = 4, num_
         while built.engine.has_work:
             output = built.engine.step()
             assert output is not None
-            paths |= {str(count.path) for count in output.record.dispatches}
+            paths |= {count.path for count in attention_counts(output)}
             num_hit += output.record.num_prefix_hit_tokens
             for delta in output.deltas:
                 tokens[int(delta.request_id)] += delta.token_ids

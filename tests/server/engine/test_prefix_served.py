@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from graph_session import Session
+from graph_session import Session, attention_counts
 from tiny_llama import TinyLlama
 
 from qualification.decision.decision import Policy
@@ -67,7 +67,7 @@ def test_a_hit_changes_no_greedy_token_and_saves_every_full_page(plain: Asked, c
     num_found = (length - 1) // PAGE * PAGE
     assert cached.times.num_cached_tokens == num_found
     assert (cached.total("num_prefix_queried_tokens"), cached.total("num_prefix_hit_tokens")) == (length, num_found)
-    assert {count.phase for output in cached.outputs for count in output.record.dispatches} <= {"extend", "decode"}
+    assert {count.phase for count in attention_counts(*cached.outputs)} <= {"extend", "decode"}
 
 
 def test_a_following_turn_finds_question_and_answer(plain: Asked, cached: Asked) -> None:

@@ -1,24 +1,19 @@
-"""The engine's process: its loop on fakes, and once for real behind the client."""
+"""The engine's process: its loop on fakes, and the starts of a real one."""
 
-import asyncio
-import os
 import queue
-import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import pytest
 from fake_runner import DeviceTwin, Done
-from test_client import Ledger, until
 from tiny_llama import TinyLlama
 
 from qualification.decision.decision import Policy
 from server.engine.process import HEARTBEAT_S, Loop, serve
 from server.engine.scheduling.engine import Engine, EngineOptions
 from server.engine.scheduling.pages import PagePool
-from server.engine.scheduling.runner_api import StepResult
+from server.engine.scheduling.runner_api import Runner, StepResult
 from server.engine.scheduling.scheduler import Scheduler, SchedulerLimits
 from server.engine.scheduling.sequence import Batch
 from server.protocol.messages import (
@@ -43,7 +38,6 @@ from server.protocol.messages import (
     ToEngine,
 )
 from server.settings import DeviceChoice, Settings
-from server.supervisor.client import EngineClient, EngineState
 
 REPORT = AttestationReport("request", "match", 0.0, 0.0, [], [])
 
@@ -67,12 +61,23 @@ class Waits:
         return self._messages.get(block, timeout)
 
 
+def engine_of(runner: Runner, *, runs_ahead: bool = False) -> Engine:
+    scheduler = Scheduler(SchedulerLimits(64, 4, 32), PagePool(32, 4))
+    return Engine(scheduler, runner, EngineOptions(97, (), seed=0, runs_ahead=runs_ahead))
+
+
+def inbox_of(*messages: ToEngine) -> queue.SimpleQueue[ToEngine]:
+    inbox: queue.SimpleQueue[ToEngine] = queue.SimpleQueue()
+    for message in messages:
+        inbox.put(message)
+    return inbox
+
+
 def loop_of(*messages: Submit | Cancel | Shutdown, inbox: Waits | None = None) -> list[FromEngine]:
     """What a loop sends until it is shut down."""
     inbox = inbox or Waits()
     for message in messages:
         inbox.put(message)
-    scheduler = Scheduler(SchedulerLimits(64, 4, 32), PagePool(32, 4))
     sent: list[FromEngine] = []
 
     def send(message: FromEngine) -> None:
@@ -80,7 +85,7 @@ def loop_of(*messages: Submit | Cancel | Shutdown, inbox: Waits | None = None) -
         if sum(isinstance(each, Heartbeat) for each in sent) == 2:
             inbox.put(Shutdown())
 
-    Loop(Engine(scheduler, OnesRunner(), EngineOptions(10, (), seed=0)), inbox, send).run()
+    Loop(engine_of(OnesRunner()), inbox, send).run()
     return sent
 
 
@@ -125,9 +130,7 @@ class ThreeBatches:
 
 
 def test_an_attestation_runs_between_steps_a_batch_at_a_time() -> None:
-    inbox: queue.SimpleQueue[ToEngine] = queue.SimpleQueue()
-    for message in (Submit("a", [1, 2], SamplingParams(max_tokens=5)), Attest()):
-        inbox.put(message)
+    inbox = inbox_of(Submit("a", [1, 2], SamplingParams(max_tokens=5)), Attest())
     sent: list[FromEngine] = []
 
     def send(message: FromEngine) -> None:
@@ -135,8 +138,7 @@ def test_an_attestation_runs_between_steps_a_batch_at_a_time() -> None:
         if message is REPORT:
             inbox.put(Shutdown())
 
-    scheduler = Scheduler(SchedulerLimits(64, 4, 32), PagePool(32, 4))
-    Loop(Engine(scheduler, OnesRunner(), EngineOptions(10, (), seed=0)), inbox, send, ThreeBatches()).run()
+    Loop(engine_of(OnesRunner()), inbox, send, ThreeBatches()).run()
     kinds = [type(message) for message in sent if not isinstance(message, Heartbeat)]
     assert kinds == [StepOutput, StepOutput, StepOutput, AttestationReport]
 
@@ -152,13 +154,9 @@ class Obedient:
 
 
 def test_a_quarantine_change_sends_the_plan_before_its_answer() -> None:
-    inbox: queue.SimpleQueue[ToEngine] = queue.SimpleQueue()
-    for message in (ChangeQuarantine(7, [("p", "s")]), Shutdown()):
-        inbox.put(message)
+    inbox = inbox_of(ChangeQuarantine(7, [("p", "s")]), Shutdown())
     sent: list[FromEngine] = []
-    scheduler = Scheduler(SchedulerLimits(64, 4, 32), PagePool(32, 4))
-    engine = Engine(scheduler, OnesRunner(), EngineOptions(10, (), seed=0))
-    Loop(engine, inbox, sent.append, operator_quarantine=Obedient()).run()
+    Loop(engine_of(OnesRunner()), inbox, sent.append, operator_quarantine=Obedient()).run()
     assert sent == [PlanChanged([]), QuarantineChanged(7, [], [("p", "s")])]
 
 
@@ -171,9 +169,7 @@ def test_no_step_is_under_way_while_a_batch_is_attested() -> None:
             assert 2 * len(launches) == len(twin.log)  # every batch was read
             return super().poll()
 
-    inbox: queue.SimpleQueue[ToEngine] = queue.SimpleQueue()
-    for message in (Submit("a", [1, 2], SamplingParams(max_tokens=9, ignore_eos=True)), Attest()):
-        inbox.put(message)
+    inbox = inbox_of(Submit("a", [1, 2], SamplingParams(max_tokens=9, ignore_eos=True)), Attest())
     sent: list[FromEngine] = []
 
     def send(message: FromEngine) -> None:
@@ -181,8 +177,7 @@ def test_no_step_is_under_way_while_a_batch_is_attested() -> None:
         if isinstance(message, StepOutput) and message.record.step == 9:
             inbox.put(Shutdown())
 
-    scheduler = Scheduler(SchedulerLimits(64, 4, 32), PagePool(32, 4))
-    Loop(Engine(scheduler, twin, EngineOptions(97, (), 0, runs_ahead=True)), inbox, send, Watching()).run()
+    Loop(engine_of(twin, runs_ahead=True), inbox, send, Watching()).run()
     assert REPORT in sent
     assert twin.log[-3:] == ["launch 9", "read 8", "read 9"]  # after it the engine runs ahead again
 
@@ -216,12 +211,10 @@ class OneSample:
 def test_a_sample_is_judged_when_idle_or_between_two_steps(is_due: bool) -> None:
     """With nothing on its way to the device; a quarantine changes the plan that is told."""
     report = ShadowReport("mismatch", 1.0, "decode", "p", 0, 0, 0, 1, 2.0, "off", 0.1, [("p", "s")])
-    inbox: queue.SimpleQueue[ToEngine] = queue.SimpleQueue()
-    inbox.put(Submit("a", [1, 2], SamplingParams(max_tokens=9, ignore_eos=True)))
+    inbox = inbox_of(Submit("a", [1, 2], SamplingParams(max_tokens=9, ignore_eos=True)))
     twin = DeviceTwin()
     sent: list[FromEngine] = []
-    scheduler = Scheduler(SchedulerLimits(64, 4, 32), PagePool(32, 4))
-    engine = Engine(scheduler, twin, EngineOptions(97, (), 0, runs_ahead=True))
+    engine = engine_of(twin, runs_ahead=True)
 
     class Watching(OneSample):
         def judge(self) -> ShadowReport | None:
@@ -256,11 +249,8 @@ def test_shutdown_ends_the_loop_at_once() -> None:
 
 
 def serve_with(settings: Settings) -> tuple[int, list[FromEngine]]:
-    inbox: queue.SimpleQueue[ToEngine] = queue.SimpleQueue()
-    inbox.put(Configure(settings, []))
-    inbox.put(Shutdown())
     sent: list[FromEngine] = []
-    return serve(inbox, sent.append), sent
+    return serve(inbox_of(Configure(settings, []), Shutdown()), sent.append), sent
 
 
 def test_without_proof_refuse_says_which_shape_and_why(tiny_llama: TinyLlama, tmp_path: Path) -> None:
@@ -302,9 +292,7 @@ def test_weights_that_do_not_fit_are_found_before_anything_is_proven(tiny_llama:
 
 
 def test_the_first_message_must_configure() -> None:
-    inbox: queue.SimpleQueue[ToEngine] = queue.SimpleQueue()
-    inbox.put(Cancel("a"))
-    assert serve(inbox, lambda _: None) == 76
+    assert serve(inbox_of(Cancel("a")), lambda _: None) == 76
 
 
 def test_a_start_tells_its_progress_and_its_plan(tiny_llama: TinyLlama, tmp_path: Path) -> None:
@@ -319,10 +307,8 @@ def test_a_start_tells_its_progress_and_its_plan(tiny_llama: TinyLlama, tmp_path
 
 
 def test_an_engine_that_serves_checks_its_attention(tiny_llama: TinyLlama, tmp_path: Path) -> None:
-    inbox: queue.SimpleQueue[ToEngine] = queue.SimpleQueue()
     settings = msgspec.structs.replace(settings_for(tiny_llama, tmp_path), shadow_interval_s=0.0, shadow_budget=0.5)
-    inbox.put(Configure(settings, []))
-    inbox.put(Submit("a", tiny_llama.prompts[3], SamplingParams(max_tokens=4)))
+    inbox = inbox_of(Configure(settings, []), Submit("a", tiny_llama.prompts[3], SamplingParams(max_tokens=4)))
     sent: list[FromEngine] = []
 
     def send(message: FromEngine) -> None:
@@ -344,33 +330,3 @@ def settings_for(model: TinyLlama, cache: Path) -> Settings:
         on_unproven=Policy.DEGRADE,
         cache_dir=str(cache),
     )
-
-
-@pytest.mark.e2e
-def test_a_killed_engine_comes_back_and_serves_the_same_tokens(tiny_llama: TinyLlama, tmp_path: Path) -> None:
-    async def collect(client: EngineClient, name: str, max_tokens: int) -> tuple[list[int], str | None]:
-        sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0)
-        deltas = [delta async for delta in client.stream(name, tiny_llama.prompts[3], sampling)]
-        return [token for delta in deltas for token in delta.token_ids], deltas[-1].error_code
-
-    async def test() -> None:
-        ledger = Ledger()
-        client = EngineClient(settings_for(tiny_llama, tmp_path), ledger, backoff_s=(0.05, 0.2), stall_after_s=60.0)
-        await client.start()
-        await until(lambda: client.state is EngineState.READY, within_s=90)
-        assert client.ready is not None
-        first = await asyncio.gather(*(collect(client, f"a{i}", 20) for i in range(5)))
-        assert first == [(tiny_llama.greedy[3], None)] * 5
-        doomed = [asyncio.create_task(collect(client, f"b{i}", 95)) for i in range(3)]
-        num_steps = len(ledger.steps)
-        await until(lambda: len(ledger.steps) > num_steps + 3)
-        killed_at = time.monotonic()
-        os.kill(client.ready.pid, signal.SIGKILL)
-        assert [(await task)[1] for task in doomed] == ["engine_died"] * 3
-        assert time.monotonic() - killed_at < 30.0  # by its end, not by its silence
-        await until(lambda: client.state is EngineState.READY, within_s=90)
-        assert await collect(client, "c", 20) == (tiny_llama.greedy[3], None)
-        assert ledger.deaths == ["killed"]
-        await client.close()
-
-    asyncio.run(test())

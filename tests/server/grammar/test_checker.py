@@ -1,12 +1,15 @@
 """Checks of grammars in processes of their own: verdicts, limits, and what hostile ones cost."""
 
 import asyncio
+import itertools
 from collections.abc import Iterator
+from datetime import date
 
 import pytest
 
 from server.errors import InvalidGrammar
 from server.grammar.checker import MAX_GRAMMAR_BYTES, GrammarChecker
+from server.grammar.compiled import byte_tokenizer, compiled
 from server.grammar.requested import choice_grammar, json_grammar, lark_grammar, regex_grammar
 from server.protocol.messages import Grammar
 
@@ -58,6 +61,18 @@ def test_grammar_that_cannot_bind_is_refused_with_the_reason(
     checker: GrammarChecker, grammar: Grammar, expected: str
 ) -> None:
     assert expected in reason(checker, grammar)
+
+
+def test_dates_are_days_that_there_are() -> None:
+    matcher = compiled(byte_tokenizer(), json_grammar({"type": "string", "format": "date"}, "p"))
+    for year, month, day in itertools.product((0, 1, 4, 400, 1900, 2000, 2023, 2024, 9999), range(14), range(33)):
+        text = f"{year:04}-{month:02}-{day:02}"
+        try:
+            is_day = str(date.fromisoformat(text)) == text
+        except ValueError:
+            is_day = False
+        copy = matcher.deep_copy()
+        assert (copy.consume_tokens([*f'"{text}"'.encode()]) and copy.is_accepting()) is is_day, text
 
 
 def test_grammar_that_takes_too_long_ends_its_process_only(checker: GrammarChecker) -> None:

@@ -23,6 +23,8 @@ from transformers import (
     GptOssForCausalLM,
     GraniteConfig,
     GraniteForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
     MixtralConfig,
@@ -45,7 +47,7 @@ from transformers import (
 )
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-from qualification.model.config import num_parameters
+from qualification.model.config import RopeConfig, num_parameters
 from server.model.decoder import Decoder
 from server.model.kv_cache import KVCache
 from server.model.load.load import load_config, load_decoder
@@ -56,6 +58,7 @@ CPU = torch.device("cpu")
 TOLERANCE = 1e-4
 NUM_TOKENS = 60  # several windows
 FAMILIES = {
+    "llama": (LlamaConfig, LlamaForCausalLM),
     "gemma2": (Gemma2Config, Gemma2ForCausalLM),
     "gemma3": (Gemma3TextConfig, Gemma3ForCausalLM),
     "olmo2": (Olmo2Config, Olmo2ForCausalLM),
@@ -125,8 +128,28 @@ WINDOWED: dict[str, tuple[str, dict[str, object]]] = {
     "qwen3_moe, window": ("qwen3_moe", {**QWEN_3_MOE, **SWITCHED_ON}),
     "mixtral, window": ("mixtral", {**MIXTRAL, "sliding_window": 9}),
 }
+LLAMA3 = {
+    "rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}  # fmt: skip
+BETAS = {"truncate": False, "beta_fast": 8.0, "beta_slow": 2.0}
+ROTATED: dict[str, tuple[str, dict[str, object]]] = {
+    "llama, linear": ("llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1000.0, "factor": 3.0}}),
+    "llama, llama3": ("llama", {"rope_parameters": LLAMA3, "head_dim": 16}),
+    "llama, yarn": ("llama", {"rope_parameters": YARN, "head_dim": 16}),
+    "llama, attention factor": ("llama", {"rope_parameters": {**YARN, "attention_factor": 0.7}, "head_dim": 16}),
+    "llama, two scales": ("llama", {"rope_parameters": {**YARN, "mscale": 1.5, "mscale_all_dim": 0.5}, "head_dim": 16}),
+    "llama, no truncation": ("llama", {"rope_parameters": {**YARN, **BETAS}, "head_dim": 16}),
+}
 VARIANTS: dict[str, tuple[str, dict[str, object]]] = {
     **WINDOWED,
+    **ROTATED,
+    "llama": ("llama", {}),
+    "llama, tied": ("llama", {"tie_word_embeddings": True}),
+    "llama, biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama, one kv head": ("llama", {"num_key_value_heads": 1}),
+    "llama, no groups": ("llama", {"num_key_value_heads": 4}),
+    "llama, wide heads": ("llama", {"head_dim": 18}),  # 4 * 18 is not the hidden size, and 9 is no power of two
     "qwen2": ("qwen2", {}),
     "qwen2, tied, yarn": ("qwen2", {"tie_word_embeddings": True, "rope_parameters": YARN, "hidden_size": 64}),
     "qwen2, a window that is not switched on": ("qwen2", {"sliding_window": 9, "max_window_layers": 0}),
@@ -257,6 +280,19 @@ def test_the_text_part_of_an_image_model_is_served(kind: str, names: str, tmp_pa
     token_ids = prompt(NUM_TOKENS)
     logits = PagedRunner(load(tmp_path)).logits(token_ids, [7, NUM_TOKENS - 7])
     assert (logits - reference_logits(reference, token_ids)).abs().max() <= TOLERANCE
+
+
+@pytest.mark.parametrize("variant", ROTATED)
+def test_the_comparison_sees_a_rotation_that_is_not_scaled(variant: str, tmp_path: Path) -> None:
+    reference = save_reference(tmp_path, *ROTATED[variant])
+    decoder = load(tmp_path)
+    layers = [
+        replace(layer, attention=replace(layer.attention, rope=RopeConfig(layer.attention.rope.theta)))
+        for layer in decoder.config.layers
+    ]
+    plain = Decoder(replace(decoder.config, layers=tuple(layers)), decoder.weights)
+    error = (PagedRunner(plain).logits(prompt(100), [100]) - reference_logits(reference, prompt(100))).abs().max()
+    assert error > 100 * TOLERANCE
 
 
 @pytest.mark.parametrize("variant", WINDOWED)

@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from kernels.shape import Dtype
 from qualification.model.config import (
@@ -16,7 +14,6 @@ from qualification.model.config import (
     RopeConfig,
     RopeKind,
     kv_bytes_per_token,
-    num_parameters,
 )
 from server.errors import ModelError
 from server.model.load.load import load_config
@@ -162,17 +159,6 @@ def test_a_config_that_is_no_json_object_is_refused(text: str, tmp_path: Path) -
 def test_a_folder_without_a_config_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"config\.json: cannot be read"):
         load_config(tmp_path)
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [{}, {"tie_word_embeddings": True}, {"attention_bias": True, "mlp_bias": True}, {"head_dim": 10}],
-)
-def test_parameters_are_counted_as_transformers_counts_them(changes: dict[str, object], tmp_path: Path) -> None:
-    with torch.device("meta"):
-        reference = LlamaForCausalLM(LlamaConfig(**{**MINIMAL, "num_key_value_heads": 2, **changes}))
-    config = load_config(write(tmp_path, {"num_key_value_heads": 2, **changes}))
-    assert num_parameters(config) == reference.num_parameters()
 
 
 def test_a_token_of_cache_is_two_vectors_a_layer_and_kv_head(tmp_path: Path) -> None:

@@ -61,6 +61,7 @@ def test_every_fallback_that_the_plan_allows_is_at_zero_before_it_happens() -> N
         can_serve = path in ("sdpa.math", "sdpa.efficient")  # the others cannot compute the shape
         assert num_fallbacks(metrics, to=path, reason=reason.value) == (0 if can_serve else None)
     assert num_fallbacks(metrics, reason="sinks") is None  # a limit that the path does not have
+    assert num_fallbacks(metrics, to="sdpa.flash", reason="arch") is None  # this machine cannot run it
     metrics.on_death("killed")
     row = msgspec.structs.replace(READY.plan[0], fallback_reasons=["stale"])
     metrics.on_ready(msgspec.structs.replace(READY, plan=[row]))

@@ -5,12 +5,19 @@ from collections.abc import Iterable, Mapping
 
 import torch
 
+from kernels.shape import Phase
 from server.engine.execution.graph_keys import GraphKey
 from server.engine.execution.step_buffer import TOKEN_ARRAYS, DeviceInputs, StepTensors, TokenArray, graph_layout
 from server.engine.execution.step_writer import StepWriter
 from server.engine.scheduling.engine import Engine
 from server.engine.scheduling.sequence import Batch, Sequence
-from server.protocol.messages import Fork, SamplingParams, StepOutput, Submit
+from server.protocol.messages import DispatchCount, Fork, SamplingParams, StepOutput, Submit
+
+_PHASES = frozenset(phase.value for phase in Phase)
+
+
+def attention_counts(*outputs: StepOutput) -> list[DispatchCount]:
+    return [count for output in outputs for count in output.record.dispatches if count.phase in _PHASES]
 
 
 class Session:
@@ -63,9 +70,8 @@ class Session:
     def launches(self) -> Counter[tuple[str, str]]:
         """Attention launches by phase and path."""
         found: Counter[tuple[str, str]] = Counter()
-        for output in self.outputs:
-            for count in output.record.dispatches:
-                found[count.phase, count.path] += count.num_launches
+        for count in attention_counts(*self.outputs):
+            found[count.phase, count.path] += count.num_launches
         return found
 
 

@@ -2,12 +2,11 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from statistics import median
 
 import pytest
 import torch
-from graph_session import Session
+from graph_session import Session, attention_counts
 from tiny_llama import NAN_TOKEN, NUM_LAYERS, NUM_TOKENS, VOCAB, TinyLlama
 
 from kernels.batch import AttentionFlags
@@ -168,31 +167,6 @@ def test_a_checked_step_is_launched_kernel_by_kernel_and_paid_for(
     assert subject.graphs.num_replays > before
 
 
-def test_a_sequence_alone_has_the_tokens_it_has_among_neighbours(decoder: Decoder, tiny_llama: TinyLlama) -> None:
-    for index, prompt in enumerate(tiny_llama.prompts):
-        session = Subject(decoder).session
-        session.submit("a", prompt)
-        assert session.drain().tokens("a") == tiny_llama.greedy[index]
-
-
-def test_preempted_sequences_go_on_as_if_nothing_had_been(decoder: Decoder, tiny_llama: TinyLlama) -> None:
-    session = Subject(decoder, num_pages=17, runs_ahead=True).session.submit_all(tiny_llama.prompts).drain()
-    assert session.all_tokens(len(tiny_llama.prompts)) == tiny_llama.greedy
-    assert session.total("num_preemptions") > 0
-
-
-def test_cancelled_neighbours_leave_no_trace(decoder: Decoder, tiny_llama: TinyLlama) -> None:
-    session = Subject(decoder).session
-    for index, prompt in enumerate(tiny_llama.prompts[:4]):
-        session.submit(f"doomed{index}", prompt[::-1])
-        session.submit(f"r{index}", prompt)
-    for index in range(4):
-        for _ in range(3):
-            session.step()
-        session.engine.cancel(f"doomed{index}")
-    assert session.drain().all_tokens(4) == tiny_llama.greedy[:4]
-
-
 def test_padding_rows_write_to_nobodys_page_only(decoder: Decoder, tiny_llama: TinyLlama) -> None:
     subject = Subject(decoder)
     for index in range(3):  # 3 rows are padded to 4
@@ -216,7 +190,7 @@ def test_attention_launches_are_layers_times_steps_with_replays(decoder: Decoder
         ("prefill", PATH.name): NUM_LAYERS,
         ("decode", PATH.name): (NUM_TOKENS - 1) * NUM_LAYERS,
     }
-    counts = [count for output in subject.session.outputs for count in output.record.dispatches]
+    counts = attention_counts(*subject.session.outputs)
     assert {(count.num_sequences, count.num_tokens) for count in counts if count.phase == "decode"} == {(1, 1)}
     assert [(count.num_sequences, count.num_tokens) for count in counts if count.phase == "prefill"] == [(1, 33)]
 
@@ -229,7 +203,7 @@ def test_a_prompt_that_arrives_among_decode_rows_is_a_replay_with_them(decoder: 
     for row in (1, 2, 3):  # three prompts beside one decode row, then beside four
         session.submit(f"r{row}", tiny_llama.prompts[row])
     session.step()
-    counts = {count.phase: count for count in session.outputs[-1].record.dispatches}
+    counts = {count.phase: count for count in attention_counts(session.outputs[-1])}
     assert (counts["prefill"].num_sequences, counts["prefill"].num_tokens) == (3, 51)
     assert (counts["decode"].num_sequences, counts["decode"].num_tokens) == (1, 1)
     assert {count.num_launches for count in counts.values()} == {NUM_LAYERS}
@@ -252,7 +226,7 @@ def test_a_prompts_chunk_without_a_successor_gives_no_token(decoder: Decoder, ti
     session.step()  # 16 + 48 of 71 tokens, padded to 64
     assert [delta.request_id for delta in session.outputs[0].deltas] == ["r0"]
     session.step()  # the chunk behind them, beside a decode row
-    counts = {count.phase: (count.num_sequences, count.num_tokens) for count in session.outputs[1].record.dispatches}
+    counts = {count.phase: (count.num_sequences, count.num_tokens) for count in attention_counts(session.outputs[1])}
     assert counts == {"extend": (1, 23), "decode": (1, 1)}
     assert session.drain().all_tokens(2) == [tiny_llama.greedy[2], tiny_llama.greedy[5]]
     assert subject.graphs.num_replays == len(session.outputs)
@@ -353,27 +327,6 @@ def test_a_path_that_no_graph_can_hold_is_not_captured(decoder: Decoder, tiny_ll
     assert subject.graphs.keys == ()
     session = subject.session.submit_all(tiny_llama.prompts).drain()
     assert session.all_tokens(len(tiny_llama.prompts)) == tiny_llama.greedy
-
-
-@pytest.mark.parametrize(
-    "sampling",
-    [
-        {"temperature": 1.0, "top_p": 0.9, "seed": 5},
-        {"repetition_penalty": 1.3},
-        {"stop_token_ids": tuple(range(40)), "min_tokens": 12},
-    ],
-)
-def test_sampling_over_a_graphs_logits_gives_the_tokens_of_an_eager_step(
-    decoder: Decoder, tiny_llama: TinyLlama, sampling: dict[str, object]
-) -> None:
-    run = partial(sampled, prompts=tiny_llama.prompts[:3], sampling=sampling)
-    assert run(Subject(decoder, runs_ahead=True)) == run(Subject(decoder, path=EAGER.name))
-
-
-def sampled(subject: Subject, prompts: list[list[int]], sampling: dict[str, object]) -> list[list[int]]:
-    session = subject.session
-    session.submit("greedy neighbour", prompts[0])
-    return session.submit_all(prompts, **sampling).drain().all_tokens(len(prompts))
 
 
 def test_logits_without_a_finite_number_end_their_own_row(decoder: Decoder, tiny_llama: TinyLlama) -> None:
