@@ -14,8 +14,8 @@ from kernels.source_digest import SourceDigests
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 ENTRIES = (
-    "hopper.prefill.launch", "hopper.extend.launch", "hopper.decode.launch", "portable.prefill", "portable.extend",
-    "portable.decode", "sdpa.backends",
+    "hopper.prefill.launch", "hopper.window.launch", "hopper.extend.launch", "hopper.decode.launch", "portable.prefill",
+    "portable.extend", "portable.decode", "sdpa.backends",
 )  # fmt: skip
 SAMPLE = """
 from pack.deep import base, helper as h
@@ -190,5 +190,6 @@ def test_the_catalog_binds_each_path_to_its_own_entry() -> None:
     for phase in ("prefill", "extend", "decode"):
         assert digests[f"triton.{phase}"] == of(f"kernels.portable.{phase}")
         assert digests[f"gluon.{phase}.hopper"] == of(f"kernels.hopper.{phase}.launch")
+    assert digests["gluon.prefill.window.hopper"] == of("kernels.hopper.window.launch")
     assert {digests[name] for name in digests if name.startswith("sdpa.")} == {of("kernels.sdpa.backends")}
     assert len(set(digests.values())) == len(ENTRIES)

@@ -74,6 +74,16 @@ def batch_of_a_step() -> AttentionBatch:
     return AttentionBatch(cu_seqlens, 3, 3, cu_seqlens_k=cu_seqlens, plans={})
 
 
+def test_a_later_layer_repeats_launches_over_its_keys() -> None:
+    path, batch = Path(), batch_of_a_step()
+    q, k, v, out = inputs()
+    for keys, values in ((k, v), (v, k), (k, v)):
+        path.run(q, keys, values, batch, AttentionFlags(0.1), out)
+        expected = (132, 1, 1, q.data_ptr(), keys.data_ptr(), 7, values.data_ptr(), 8, out.data_ptr(), None, None)
+        assert path.kernel.launches[-1] == expected
+    assert (path.num_prepared, len(path.kernel.launches), len(path.after)) == (1, 3, 3)
+
+
 def test_a_batch_without_plans_keeps_nothing() -> None:
     path = Path()
     q, k, v, out = inputs()

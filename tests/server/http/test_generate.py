@@ -252,3 +252,9 @@ def test_a_request_may_bring_its_own_salt(folder: Path) -> None:
     assert none == b""
     assert mine == again
     assert len({none, mine, other}) == 3
+
+
+@pytest.mark.parametrize("salt", ["", "x" * 513, 7])
+def test_a_salt_is_a_short_text(folder: Path, salt: object) -> None:
+    answer = served(folder).post(COMPLETIONS, {"prompt": "a", "cache_salt": salt})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "cache_salt")

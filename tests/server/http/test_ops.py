@@ -129,6 +129,7 @@ def test_a_path_of_another_operator_is_taken_out_of_its_own_shapes(folder: Path)
 def test_an_engine_that_has_not_started_has_no_plan_and_takes_no_orders(folder: Path) -> None:
     it = served(folder)
     it.engine.state, it.engine.ready = EngineState.STARTING, None
+    it.engine.report = AttestationReport("request", "match", 1.0, 0.1, [], [])  # which nobody may ask for yet
     orders = (("/attention/attest", {}), ("/attention/quarantine", {"path": "sdpa.cpu"}))
     for answer in (it.get("/attention"), *(it.post(*order) for order in orders)):
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "not_ready")
