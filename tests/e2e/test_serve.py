@@ -78,11 +78,12 @@ def test_the_plan_names_a_path_for_every_shape(demo: Server) -> None:
 
 def test_launches_are_counted_for_every_layer_of_every_step(demo: Server, client: openai.OpenAI) -> None:
     num_layers = json.loads((DEMO / "config.json").read_text())["num_hidden_layers"]
+    num_calls = num_layers + 4 * num_layers + 1  # of attention, of a layer's products, of the head
     before = demo.value("hallmark_attention_launches_total"), demo.value("hallmark_engine_steps_total")
     client.completions.create(model=MODEL, prompt=PROMPT, max_tokens=10, temperature=0, extra_body={"ignore_eos": True})
     demo.wait_for(lambda: demo.value("hallmark_engine_steps_total") >= before[1] + 10, "ten steps")
     assert demo.value("hallmark_engine_steps_total") == before[1] + 10  # one prefill and nine decode steps
-    assert demo.value("hallmark_attention_launches_total") == before[0] + 10 * num_layers
+    assert demo.value("hallmark_attention_launches_total") == before[0] + 10 * num_calls
 
 
 def test_prometheus_accepts_the_metrics(demo: Server) -> None:

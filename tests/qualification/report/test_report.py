@@ -380,3 +380,15 @@ def test_evidence_without_times_makes_a_page_without_charts(tmp_path: Path) -> N
     text = page(tmp_path)
     assert "<svg" not in text
     assert "No fallback was measured" in text
+
+
+@pytest.mark.parametrize(("num_models", "said"), [(1, "page.html: 1 model, "), (2, "page.html: 2 models, ")])
+def test_the_command_says_of_how_many_models_the_page_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], num_models: int, said: str
+) -> None:
+    for n in range(num_models):
+        save_matrix(tmp_path / "evidence" / f"{n}.json", [unmeasured()])
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    assert run(parser.parse_args([str(tmp_path / "evidence"), "--out", str(tmp_path / "page.html")])) == 0
+    assert said in capsys.readouterr().out
