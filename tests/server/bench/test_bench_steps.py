@@ -45,7 +45,8 @@ def file(written: Path) -> StepsFile:
 def test_prompt_lengths_double_up_to_the_longest(file: StepsFile) -> None:
     assert [row.tokens for row in file.prefill] == [16, 32, 64, 128, 255]
     assert all(row.time.n >= 3 and row.floor_ms is not None for row in file.prefill)
-    assert all(len(row.paths) == 1 and row.paths[0] in {"sdpa.cpu", "sdpa.math"} for row in file.prefill)
+    for row in file.prefill:  # a step's products are counted too
+        assert set(row.paths) - {"torch.linear"} in ({"sdpa.cpu"}, {"sdpa.math"})
     assert file.prefill[-1].floor_ms > file.prefill[0].floor_ms
 
 

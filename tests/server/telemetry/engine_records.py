@@ -63,7 +63,8 @@ def use_everything(metrics: Metrics) -> None:
     """Every path of the catalog that a GPU can run, each of ours wanted somewhere, every bucket, every series used."""
     rows = []
     for phase, (number, bucket) in itertools.product(Phase, enumerate(Bucket)):
-        able = [it for it in PATHS if phase in it.limits.phases and Device.CUDA in it.limits.devices]
+        of_phase = [it for it in PATHS if phase in it.limits.phases and Device.CUDA in it.limits.devices]
+        able = [it for it in of_phase if it.limits.max_window is None]  # ROW has no window
         ours = [it.name for it in able if it.tier is Tier.FIRST]
         path = ours[number % len(ours)]
         rejected: dict[str, list[tuple[str, str]]] = {it.name: [] for it in able if it.name != path}
