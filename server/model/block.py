@@ -12,6 +12,7 @@ from torch import Tensor
 from kernels.fused.norm import add_rms_norm, rms_norm
 from kernels.fused.rope_kv import rope_and_write_kv
 from server.model.linear import Dense, Product
+from server.model.ranks import Ranks
 from server.model.step import Step
 
 Sublayer = Callable[[Tensor, Step], Tensor]  # attention, or a feed-forward; of what a norm has made for it
@@ -44,6 +45,20 @@ class AddNorm:
         if residual is None:
             return rms_norm(hidden, self.weight, self.eps), hidden
         return add_rms_norm(hidden, residual, self.weight, self.eps)
+
+
+@dataclass(frozen=True, slots=True)
+class SumNorm:
+    """As `AddNorm`, where what is added is one rank's part of a sum."""
+
+    weight: Tensor
+    eps: float
+    ranks: Ranks
+
+    def __call__(self, hidden: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+        if residual is None:  # the embedding, which every rank has whole
+            return rms_norm(hidden, self.weight, self.eps), hidden
+        return self.ranks.add_norm(hidden, residual, self.weight, self.eps)
 
 
 def add(hidden: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -26,6 +26,7 @@ from server.model.block import (
     RowNormedAttention,
     ScaleAfter,
     Sublayer,
+    SumNorm,
     add,
 )
 from server.model.experts import Experts, ProductsOf, Shared, products_of
@@ -58,6 +59,8 @@ class Decoder:
         self._final_norm = self._norm_weight(weights.final_norm)
         self._products_of: ProductsOf = products_of
         self._serve_head: Serve | None = None
+        # Whether a sublayer's result is this rank's part of it, which the next one's norm sums up on its way in.
+        self._sums_at_norms = ranks.world > 1 and config.residual_scale == 1 and all(map(_is_plain, weights.layers))
         self._blocks = self._build_blocks()
         _compile_matmuls(config, weights)
 
@@ -88,7 +91,9 @@ class Decoder:
         hidden, residual = self._embed(step.token_ids), None
         for block in self._blocks:
             hidden, residual = block(hidden, residual, step)
-        return hidden if residual is None else residual.add_(hidden)
+        if residual is None:
+            return hidden
+        return residual.add_(self._ranks.sum(hidden) if self._sums_at_norms else hidden)
 
     @torch.inference_mode()
     def normed(self, hidden_rows: Tensor) -> Tensor:
@@ -102,9 +107,7 @@ class Decoder:
         if self._ranks.world == 1:
             logits = self._head(normed, out)
         else:
-            part = self._head(normed, None)
-            logits = self._ranks.joined(part, self._head_sizes)
-            logits = logits if out is None else out.copy_(logits)
+            logits = self._ranks.joined(self._head(normed, None), self._head_sizes, out)
         for change in self._finish_logits:
             change(logits)
         return logits
@@ -152,7 +155,9 @@ class Decoder:
                 return FeedForward(gate_up.gated_by(activation), self._summed(down))
             case ExpertsConfig() as mixture, MixtureWeights() as weights_of_mixture:
                 experts, ranks = _experts(mixture, weights_of_mixture, self._products_of), self._ranks
-                return experts if ranks.world == 1 else lambda x, step: ranks.sum(experts(x, step))
+                if ranks.world == 1 or self._sums_at_norms:
+                    return experts
+                return lambda x, step: ranks.sum(experts(x, step))
         raise AssertionError("weights are of the kind that the configuration says")
 
     def _attention(self, index: int, config: LayerConfig, weights: LayerWeights) -> Attention:
@@ -169,11 +174,14 @@ class Decoder:
         return Attention(*given, q_norm, k_norm)
 
     def _summed(self, product: Product) -> Product:
-        """The projection whose columns the ranks share; with one rank itself."""
-        return product if self._ranks.world == 1 else self._ranks.summed(product)
+        """The projection whose columns the ranks share; itself with one rank, or where the next norm sums it up."""
+        return product if self._ranks.world == 1 or self._sums_at_norms else self._ranks.summed(product)
 
     def _entry(self, norm: Tensor | None) -> Entry:
-        return add if norm is None else AddNorm(self._norm_weight(norm), self.config.norm_eps)
+        if norm is None:
+            return add
+        weight, eps = self._norm_weight(norm), self.config.norm_eps
+        return SumNorm(weight, eps, self._ranks) if self._sums_at_norms else AddNorm(weight, eps)
 
     def _finished(self, sublayer: Sublayer, norm: Tensor | None) -> Sublayer:
         """Wrap a sublayer with what the model does to its result before the residual is added."""
@@ -184,6 +192,13 @@ class Decoder:
     def _norm_weight(self, weight: Tensor) -> Tensor:
         """Return the factors of a norm: in fp32 where the checkpoint has them less one, which 16 bits would round."""
         return weight.float() + 1 if self.config.zero_centred_norms else weight
+
+
+def _is_plain(layer: LayerWeights) -> bool:
+    """Return whether each sublayer's result is added to the residual as it is, and the sum normed for the next one."""
+    before = layer.attention_norm, layer.feed_forward_norm
+    after = layer.norm_after_attention, layer.norm_after_feed_forward
+    return all(norm is not None for norm in before) and all(norm is None for norm in after)
 
 
 def _epilogue(layer: LayerConfig, name: str, linear: Dense) -> Epilogue:

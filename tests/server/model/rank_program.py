@@ -25,6 +25,7 @@ def main() -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # a machine's name may lead nowhere
     store = dist.FileStore(str(folder / f"meeting-{world}"), world)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
+    exchange(Ranks(rank, world))
     found = {}
     for model in sorted(path for path in folder.iterdir() if path.is_dir()):
         config = load_config(model)
@@ -39,6 +40,26 @@ def main() -> None:
     if rank == 0:
         torch.save(found, folder / f"logits-{world}.pt")
     dist.destroy_process_group()
+
+
+def exchange(ranks: Ranks) -> None:
+    """Assert what each exchange gives, of numbers that say which rank they come from."""
+    index, world = ranks.index, ranks.world
+    own = torch.arange(6.0).view(2, 3) + 10 * index
+    whole = torch.cat([torch.arange(6.0).view(2, 3) + 10 * rank for rank in range(world)], dim=1)
+    assert torch.equal(ranks.joined(own, [3] * world), whole)
+    sizes, uneven = [3, *[2] * (world - 1)], own if index == 0 else own[:, :2]
+    columns = [column for rank in range(world) for column in range(3 * rank, 3 * rank + sizes[rank])]
+    out = torch.empty(2, sum(sizes))
+    assert ranks.joined(uneven, sizes, out) is out
+    assert torch.equal(out, whole[:, columns])
+    residual, weight = torch.ones(2, 3), torch.full((3,), 2.0)
+    normed, kept = ranks.add_norm(own.clone(), residual, weight, 1e-6)
+    total = 1 + torch.stack([torch.arange(6.0).view(2, 3) + 10 * rank for rank in range(world)]).sum(0)
+    assert kept is residual
+    assert torch.equal(residual, total)
+    torch.testing.assert_close(normed, 2 * torch.nn.functional.rms_norm(total, (3,), eps=1e-6))
+    assert ranks.share(torch.tensor([7 - index, 5])).tolist() == [7, 5]
 
 
 if __name__ == "__main__":
