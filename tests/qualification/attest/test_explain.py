@@ -95,13 +95,13 @@ def test_time_is_sorted_by_class_with_the_longest_names() -> None:
     assert list(found.unexplained) == [f"other{n}" for n in range(10, 2, -1)]
 
 
-def test_a_path_without_names_of_its_own_has_those_with_its_markers() -> None:
+def test_a_path_without_names_has_kernels_with_its_markers() -> None:
     seen = ["hallmark_x_combine", "gemm", "_Z4rest"]
     assert kernels_promised([Promise("x", (), (), ("hallmark_x",))], seen) == {"hallmark_x_combine"}
     assert kernels_promised([Promise("x", ("hallmark_x",))], seen) == {"hallmark_x"}
 
 
-def test_a_kernel_of_an_operator_is_proven_where_every_shape_that_may_launch_it_is() -> None:
+def test_a_kernel_is_proven_where_all_its_shapes_are() -> None:
     """A record of a step does not say which shape a kernel was launched for."""
     path = any_path_named("torch.experts.cpu")
     small, large = (replace(SHAPE, rows=rows) for rows in (ExpertRows.LE_16, ExpertRows.LE_128))

@@ -103,7 +103,7 @@ class Driver:
         self.made.remove(graph)
 
 
-def test_nodes_run_in_order_and_their_medians_are_added_up_by_name() -> None:
+def test_nodes_run_in_order_and_medians_are_added_by_name() -> None:
     driver = Driver()
     found = node_seconds(driver, GRAPH, STREAM, num_runs=3)
     assert found == {"a": 2.0, "b": 6.0, "c": 1.0}  # of 4, 6 and 8 s, without the half second that each took more

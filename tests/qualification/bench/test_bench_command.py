@@ -42,28 +42,20 @@ def test_a_quick_run_prints_a_table_and_writes_rows_and_charts(
     assert groups == {"prefill-fp32-d64-h4x2", "decode-fp32-d64-h4x2-batch2"}
 
 
-def test_unknown_path_is_an_error_that_names_the_known(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(parsed("--quick", "--paths", "trito", "--out-dir", str(tmp_path))) == 3
-    ours = ", ".join(path.name for path in PATHS)
-    assert f"'trito' matches none of {ours}" in capsys.readouterr().err
-
-
-def test_a_run_without_time_measures_nothing_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(parsed("--quick", "--time-limit", "1e-9", "--peers", "--out-dir", str(tmp_path))) == 0
-    assert "7 cases were not measured: the time limit" in capsys.readouterr().out
-
-
-def test_unwritable_folder_is_refused_before_measuring(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "file").touch()
-    assert run(parsed("--quick", "--out-dir", str(tmp_path / "file" / "folder"))) == 3
-    printed = capsys.readouterr()
-    assert str(tmp_path / "file") in printed.err
-    assert printed.out == ""
-
-
-def test_unknown_flag_exits_with_3(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "attention", "--qick"]) == 3
-    assert "--qick" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("argv", "code", "said"),
+    [
+        (["--paths", "trito"], 3, f"'trito' matches none of {', '.join(path.name for path in PATHS)}"),
+        (["--qick"], 3, "--qick"),
+        (["--time-limit", "1e-9", "--peers"], 0, "7 cases were not measured: the time limit"),
+    ],
+)
+def test_a_run_that_measures_nothing_says_why(
+    tmp_path: Path, argv: list[str], code: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", "attention", "--quick", *argv, "--out-dir", str(tmp_path)]) == code
+    out, err = capsys.readouterr()
+    assert said in (err if code else out)
 
 
 def test_flags_change_only_what_they_name() -> None:
@@ -72,40 +64,35 @@ def test_flags_change_only_what_they_name() -> None:
     assert part.sweep == Sweep(
         Dtype.BF16, head_dims=(128,), heads=((8, 8),), mixes=(), windows=(None, 1024), seed=part.sweep.seed
     )
-
-
-def test_a_quick_sweep_takes_flags_too() -> None:
     sweep = parts_of(parsed("--quick", "--phases", "decode", "--dtype", "fp16"), "cpu")[0].sweep
-    assert sweep.phases == (Phase.DECODE,)
-    assert sweep.dtype is Dtype.FP16
-    assert sweep.batches == quick_sweep(Dtype.FP16).batches
+    assert (sweep.phases, sweep.dtype, sweep.batches) == ((Phase.DECODE,), Dtype.FP16, quick_sweep(Dtype.FP16).batches)
 
 
-def test_full_suite_refuses_other_sweep_flags() -> None:
+def test_full_suite_takes_phases_head_dims_and_pages_only() -> None:
     parts = parts_of(parsed("--full", "--phases", "decode", "--head-dims", "64", "--page-size", "16"), "cuda")
     cases = [case for part in parts for case in cases_of(part.sweep)]
     assert {(case.shape.phase, case.shape.head_dim, case.shape.page_size) for case in cases} == {(Phase.DECODE, 64, 16)}
-    with pytest.raises(ValueError, match="--full goes with"):
-        parts_of(parsed("--full", "--lengths", "64"), "cuda")
+    for flags, why in (
+        (["--lengths", "64"], "--full goes with"),
+        (["--head-dims", "72"], "no case of these phases and head dims"),
+        (["--fa3-page-sizes", "64"], "its own --fa3-page-sizes"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            parts_of(parsed("--full", *flags), "cuda")
 
 
-def test_full_suite_without_a_matching_case_is_refused() -> None:
-    with pytest.raises(ValueError, match="no case of these phases and head dims"):
-        parts_of(parsed("--full", "--head-dims", "72"), "cuda")
-    with pytest.raises(ValueError, match="its own --fa3-page-sizes"):
-        parts_of(parsed("--full", "--fa3-page-sizes", "64"), "cuda")
-
-
-def test_a_library_that_is_no_fa3_is_a_reason(tmp_path: Path) -> None:
+def test_an_fa3_that_is_none_or_missing_is_a_reason(tmp_path: Path) -> None:
     library = tmp_path / "fa3.so"
     library.write_bytes(b"not a library")
-    found = find_fa3(library)
-    assert isinstance(found, str)
-    assert str(library) in found
+    for place, names in ((library, [str(library)]), (None, ["flash_attn_interface", "vllm"])):
+        found = find_fa3(place)
+        assert isinstance(found, str)
+        assert all(name in found for name in names)
 
 
-def test_missing_fa3_names_both_packages_tried() -> None:
-    found = find_fa3(None)
-    assert isinstance(found, str)
-    assert "flash_attn_interface" in found
-    assert "vllm" in found
+def test_unwritable_folder_is_refused_before_measuring(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    assert run(parsed("--quick", "--out-dir", str(tmp_path / "file" / "folder"))) == 3
+    printed = capsys.readouterr()
+    assert str(tmp_path / "file") in printed.err
+    assert printed.out == ""

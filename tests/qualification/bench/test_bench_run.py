@@ -1,6 +1,7 @@
 """Measuring on a CPU: real paths, a real peer, and fakes that are wrong or cannot run."""
 
 import gc
+import re
 import weakref
 from dataclasses import replace
 
@@ -13,6 +14,7 @@ from kernels.device import read_fingerprint
 from kernels.path import RunAttention
 from kernels.reference.oracle import attention_oracle
 from kernels.shape import Dtype
+from qualification.bench.attention.cases import BenchCase
 from qualification.bench.attention.fa3 import on_pages
 from qualification.bench.attention.inputs import Inputs, make_inputs, repaged
 from qualification.bench.attention.measure import kernels_seen
@@ -49,36 +51,37 @@ def test_contenders_are_right_and_beside_the_best_peer(case: object) -> None:
         assert any(word in name for name in row.kernels for word in ("attention", "mm"))
 
 
-def test_a_path_is_no_contender_in_another_phase() -> None:
-    rows, absent = measure_case(prefill(32), contenders("triton.decode", "sdpa.cpu"), BENCH)
-    assert {row.contender for row in rows} == {"sdpa.cpu", "cpu-flash"}
-    assert absent == ()
+def broken(*_: object) -> None:
+    raise RuntimeError("out of\nshared memory")
 
 
-def test_a_rejection_is_the_reason_why_a_path_is_absent() -> None:
-    rows, absent = measure_case(prefill(32, softcap=20.0), contenders("sdpa.cpu", "sdpa.math"), BENCH)
-    assert [row.contender for row in rows] == ["sdpa.math"]
-    assert rows[0].ratio is None
-    reasons = {absence.contender: absence.reason for absence in absent}
-    assert reasons["sdpa.cpu"] == "softcap: takes no softcap, the shape has 20"
-    assert "softcap" in reasons["cpu-flash"]
+HUGE = replace(prefill(32), queries=(2**50,), keys=(2**50,))
+SOFTCAP = "softcap: takes no softcap, the shape has 20"
 
 
-def test_what_a_path_raises_is_the_reason_why_it_is_absent() -> None:
-    def broken(*_: object) -> None:
-        raise RuntimeError("out of\nshared memory")
-
-    rows, absent = measure_case(prefill(32), [contender_that(broken)], BENCH)
-    assert rows == ()
-    assert absent[0].reason == "RuntimeError: out of shared memory"
-
-
-def test_case_whose_inputs_do_not_fit_is_absent() -> None:
-    case = replace(prefill(32), queries=(2**50,), keys=(2**50,))
-    rows, absent = measure_case(case, contenders("sdpa.cpu"), BENCH)
-    assert rows == ()
-    assert [absence.contender for absence in absent] == ["sdpa.cpu", "cpu-flash"]
-    assert all(absence.reason.startswith("no memory for inputs: RuntimeError") for absence in absent)
+@pytest.mark.parametrize(
+    ("case", "asked", "measured", "reasons"),
+    [
+        (prefill(32), ("triton.decode", "sdpa.cpu"), ["sdpa.cpu", "cpu-flash"], {}),  # of another phase: no contender
+        (prefill(32, softcap=20.0), ("sdpa.cpu", "sdpa.math"), ["sdpa.math"],
+            {"sdpa.cpu": SOFTCAP, "cpu-flash": ".*softcap.*"}),
+        (HUGE, ("sdpa.cpu",), [], dict.fromkeys(("sdpa.cpu", "cpu-flash"), "no memory for inputs: RuntimeError.*")),
+        (prefill(32), broken, [], {"fake": "RuntimeError: out of shared memory"}),
+        (decode(40, queries=(3,)), path_named("sdpa.cpu").run, [],
+            {"fake": "takes at most 1 query tokens a sequence of decode"}),
+    ],
+)  # fmt: skip
+def test_what_is_absent_from_a_case_has_its_reason(
+    case: BenchCase, asked: tuple[str, ...] | RunAttention, measured: list[str], reasons: dict[str, str]
+) -> None:
+    rows, absent = measure_case(
+        case, contenders(*asked) if isinstance(asked, tuple) else [contender_that(asked)], BENCH
+    )
+    assert [row.contender for row in rows] == measured
+    assert len(rows) != 1 or rows[0].ratio is None  # no peer beside it
+    found = {absence.contender: absence.reason for absence in absent}
+    assert found.keys() == reasons.keys()
+    assert all(re.fullmatch(reason, found[name], re.DOTALL) for name, reason in reasons.items())
 
 
 def test_a_path_that_writes_nothing_is_wrong() -> None:
@@ -145,13 +148,6 @@ def test_no_case_starts_after_the_time_limit() -> None:
     outcome = measure_all(cases, contenders("sdpa.cpu"), BENCH, time_limit_s=0.0, say=said.append)
     assert outcome.unmeasured == tuple(cases)
     assert said == []
-
-
-def test_a_decode_path_for_one_query_takes_no_more() -> None:
-    one = contender_that(path_named("sdpa.cpu").run)
-    rows, absent = measure_case(decode(40, queries=(3,)), [one], BENCH)
-    assert rows == ()
-    assert absent[0].reason == "takes at most 1 query tokens a sequence of decode"
 
 
 @pytest.mark.parametrize("case", [decode(70, batch=3), extend(16, 40)], ids=str)

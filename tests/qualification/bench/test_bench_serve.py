@@ -107,9 +107,36 @@ def test_a_load_that_cannot_be_is_refused_before_it_is_sent(
     assert capsys.readouterr().err.endswith(f"argument {flag}: {message}\n")
 
 
-def test_a_file_without_a_key_is_refused(tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_measured_is_one_line_and_writes_nothing(
+    tmp_path: Path, url: str, refused_url: str, script: Script, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert bench(tmp_path, url, *TINY, "--api-key-file", "/dev/null") == 3
     assert capsys.readouterr().err == "hallmark: /dev/null holds no key\n"
+    (tmp_path / "file").write_text("")
+    assert bench(tmp_path / "file" / "out", url, *TINY) == 3
+    assert "Not a directory" in capsys.readouterr().err
+    assert script.bodies == []
+    assert bench(tmp_path, url, *TINY) == 0
+    before = {file: file.read_bytes() for file in tmp_path.iterdir()}
+    capsys.readouterr()
+    assert bench(tmp_path, refused_url, *TINY) == 3
+    assert len(capsys.readouterr().err.splitlines()) == 1
+    assert {file: file.read_bytes() for file in tmp_path.iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "said"),
+    [
+        ({"max_model_len": 16}, 0, "not measured: ttft 16: 17 tokens, hallmark takes 16"),
+        ({"status": 429}, 4, "6 errors, the first: HTTP 429: go away"),
+    ],
+)
+def test_a_case_that_is_left_out_or_fails_is_named(
+    tmp_path: Path, changes: dict[str, int], code: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with serving(Script(**changes)) as url:
+        assert bench(tmp_path, url, *TINY) == code
+    assert said in capsys.readouterr().out
 
 
 def test_a_file_of_another_load_is_refused(tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -123,45 +150,6 @@ def test_no_two_runs_send_the_same_prompt(tmp_path: Path, url: str, script: Scri
         bench(tmp_path, url, *TINY)
     prompts = [tuple(body["prompt"]) for body in script.bodies]
     assert len(set(prompts)) == len(prompts) == 2 * 2 * (6 + 2)
-
-
-def test_a_case_beyond_the_context_is_left_out_and_named(
-    tmp_path: Path, url: str, script: Script, capsys: pytest.CaptureFixture[str]
-) -> None:
-    script.max_model_len = 16
-    assert bench(tmp_path, url, *TINY) == 0
-    assert "not measured: ttft 16: 17 tokens, hallmark takes 16" in capsys.readouterr().out
-
-
-def test_errors_are_counted_and_no_success(
-    tmp_path: Path, url: str, script: Script, capsys: pytest.CaptureFixture[str]
-) -> None:
-    script.status = 429
-    assert bench(tmp_path, url, *TINY) == 4
-    assert "6 errors, the first: HTTP 429: go away" in capsys.readouterr().out
-
-
-def test_nobody_there_exits_3_with_one_line(
-    tmp_path: Path, refused_url: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert bench(tmp_path, refused_url, *TINY) == 3
-    assert len(capsys.readouterr().err.splitlines()) == 1
-
-
-def test_unwritable_folder_is_refused_before_any_request(
-    tmp_path: Path, url: str, script: Script, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "file").write_text("")
-    assert bench(tmp_path / "file" / "out", url, *TINY) == 3
-    assert "Not a directory" in capsys.readouterr().err
-    assert script.bodies == []
-
-
-def test_failed_start_leaves_earlier_files(tmp_path: Path, url: str, refused_url: str) -> None:
-    assert bench(tmp_path, url, *TINY) == 0
-    before = {file: file.read_bytes() for file in tmp_path.iterdir()}
-    assert bench(tmp_path, refused_url, *TINY) == 3
-    assert {file: file.read_bytes() for file in tmp_path.iterdir()} == before
 
 
 def test_every_flag_of_the_load_says_what_holds_without_it(capsys: pytest.CaptureFixture[str]) -> None:

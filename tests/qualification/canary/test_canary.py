@@ -10,6 +10,7 @@ from collections.abc import Generator
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import msgspec
@@ -114,43 +115,6 @@ def test_wrong_logprobs_fail_only_in_their_bucket(
     assert outcomes == {"numerics le_128": "PASS", "numerics le_512": "PASS", "numerics le_2k": "FAIL"}
 
 
-def test_sixteen_bits_are_given_more_room(url: str, golden: str, script: Script) -> None:
-    script.rows = [plan_row(shape="prefill bf16 h4:2")]
-    script.logprob_shift = lambda _: 0.01
-    assert canary(url, "--golden", golden, "--no-performance") == 0
-    script.logprob_shift = lambda _: 0.05
-    assert canary(url, "--golden", golden, "--no-performance") == 1
-
-
-def test_other_greedy_answers_exit_1(url: str, golden: str, script: Script, capsys: pytest.CaptureFixture[str]) -> None:
-    script.salt = 1
-    assert canary(url, "--golden", golden, "--no-performance") == 1
-    assert "le_128-5: differs from character 0 of" in capsys.readouterr().out
-
-
-def test_a_shape_that_falls_back_exits_3(
-    url: str, golden: str, script: Script, capsys: pytest.CaptureFixture[str]
-) -> None:
-    script.rows.append(plan_row(shape="s", path="sdpa.math", fallback_reasons=["head_dim"]))
-    assert canary(url, "--golden", golden, "--no-performance") == 3
-    assert "s: falls back from a to sdpa.math (head_dim)" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    "counter",
-    [name for name in COUNTERS if '"ok"' not in name and '"false"' not in name],
-    ids=lambda name: name.split("{")[0],
-)
-def test_a_counter_that_grows_during_the_run_exits_3(url: str, golden: str, script: Script, counter: str) -> None:
-    script.counters_grow = counter
-    assert canary(url, "--golden", golden, "--no-performance") == 3
-
-
-def test_counters_of_good_things_may_grow(url: str, golden: str, script: Script) -> None:
-    script.counters_grow = 'hallmark_requests_total{route="/v1/completions",outcome="ok"}'
-    assert canary(url, "--golden", golden, "--no-performance") == 0
-
-
 def test_requests_of_the_trace_that_fail_exit_3(
     url: str, golden: str, script: Script, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -162,10 +126,41 @@ def test_requests_of_the_trace_that_fail_exit_3(
 # --- what cannot be judged --------------------------------------------------------------------------------------------
 
 
-def test_another_model_exits_3(url: str, golden: str, script: Script, capsys: pytest.CaptureFixture[str]) -> None:
-    script.model = "other"
-    assert canary(url, "--golden", golden) == 3
-    assert "environment: FAIL: the server serves other, the golden file is of demo" in capsys.readouterr().out
+def counters_but(name: str, **others: float) -> dict[str, float]:
+    return {key: value for key, value in COUNTERS.items() if key != name} | others
+
+
+BF16 = [plan_row(shape="prefill bf16 h4:2")]
+REVIEWED = {"rows": [plan_row(status="proven")], "matrix_digest": "ab" * 32}
+FELL_BACK = [plan_row(), plan_row(shape="s", path="sdpa.math", fallback_reasons=["head_dim"])]
+FALLBACKS = 'hallmark_attention_fallback_total{reason="head_dim"}'
+GOOD = [name for name in COUNTERS if '"ok"' in name or '"false"' in name]
+RUNS = [
+    ({"rows": BF16, "logprob_shift": lambda _: 0.01}, [], 0, ""),  # sixteen bits are given more room
+    ({"rows": BF16, "logprob_shift": lambda _: 0.05}, [], 1, ""),
+    ({"salt": 1}, [], 1, "le_128-5: differs from character 0 of"),
+    ({"rows": FELL_BACK}, [], 3, "s: falls back from a to sdpa.math (head_dim)"),
+    ({}, ["--require-proven"], 3, ""),
+    (REVIEWED, ["--matrix-digest", "abababab"], 0, ""),
+    (REVIEWED, ["--matrix-digest", "cd" * 32], 3, "decided by matrix abababababab, reviewed is cdcdcdcdcdcd"),
+    ({"model": "other"}, [], 3, "environment: FAIL: the server serves other, the golden file is of demo"),
+    ({"rows": ["prefill"]}, [], 3, "environment: FAIL: /attention lists shapes that are no objects"),
+    *[({"counters_grow": name}, [], 0 if name in GOOD else 3, "") for name in COUNTERS],
+    ({"counters": counters_but("hallmark_nonfinite_logits_total")}, [], 4, ""),
+    ({"counters": counters_but(FALLBACKS, hallmark_attention_fallback_total=0)}, [], 0, ""),  # without any label set
+    ({"can_score": False}, [], 4, "gave no log probabilities of the prompt"),
+    ({"status": 503}, [], 4, ""),
+    *[({"raw": raw}, [], 4, "") for raw in (b"null", b"[" * 100_000, b'{"choices": [{"text": 5}]}', b"\xff")],
+]
+
+
+@pytest.mark.parametrize(("changes", "flags", "code", "said"), RUNS)
+def test_a_run_against_a_changed_server_ends_with_its_code(
+    golden: str, changes: dict[str, Any], flags: list[str], code: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with serving(usual(**changes)) as url:
+        assert canary(url, "--golden", golden, "--no-performance", *flags) == code
+    assert said in capsys.readouterr().out
 
 
 def test_nobody_there_exits_3_with_one_line(refused_url: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -182,16 +177,13 @@ def test_a_baseline_that_is_not_there_exits_3(
     assert lines_of(capsys, f"environment: FAIL: {refused_url} names no model")
 
 
-def test_without_a_golden_file_it_is_inconclusive(url: str, script: Script, capsys: pytest.CaptureFixture[str]) -> None:
-    script.model = "unheard-of"  # none ships for it
+def test_without_golden_file_the_baseline_is_the_reference(
+    url: str, script: Script, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script.model = "unheard-of"  # no golden file ships for it
     assert canary(url) == 4
     assert "no golden file for unheard-of: record one with `hallmark canary record`" in capsys.readouterr().out
-
-
-def test_without_golden_file_the_baseline_is_the_reference(url: str, script: Script) -> None:
-    script.model = "unheard-of"
-    reference = usual(model="unheard-of")
-    with serving(reference) as baseline:
+    with serving(usual(model="unheard-of")) as baseline:
         assert canary(url, "--baseline", baseline, "--no-performance") == 0
         script.logprob_shift = lambda _: 0.1
         assert canary(url, "--baseline", baseline, "--no-performance") == 1
@@ -307,44 +299,6 @@ def test_trace_longer_than_the_context_is_inconclusive(
     assert line == "performance: NO DATA: of 690, 9000 tokens, with 16 to generate, none fits the context of 700"
 
 
-def test_a_server_that_gives_no_log_probabilities_is_no_pass(
-    url: str, golden: str, script: Script, capsys: pytest.CaptureFixture[str]
-) -> None:
-    script.can_score = False
-    assert canary(url, "--golden", golden, "--no-performance") == 4
-    assert "gave no log probabilities of the prompt" in capsys.readouterr().out
-
-
-def test_a_metric_that_is_missing_is_inconclusive(url: str, golden: str, script: Script) -> None:
-    del script.counters["hallmark_nonfinite_logits_total"]
-    assert canary(url, "--golden", golden, "--no-performance") == 4
-
-
-def test_a_counter_without_any_label_set_stands_at_0(url: str, golden: str, script: Script) -> None:
-    del script.counters['hallmark_attention_fallback_total{reason="head_dim"}']
-    script.counters["hallmark_attention_fallback_total"] = 0
-    assert canary(url, "--golden", golden, "--no-performance") == 0
-
-
-def test_a_server_that_answers_no_prompt_is_no_pass(url: str, golden: str, script: Script) -> None:
-    script.status = 503
-    assert canary(url, "--golden", golden, "--no-performance") == 4
-
-
-def test_a_plan_of_no_objects_exits_3(
-    url: str, golden: str, script: Script, capsys: pytest.CaptureFixture[str]
-) -> None:
-    script.rows = ["prefill"]  # type: ignore[list-item]
-    assert canary(url, "--golden", golden, "--no-performance") == 3
-    assert "environment: FAIL: /attention lists shapes that are no objects" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("raw", [b"null", b"[" * 100_000, b'{"choices": [{"text": 5}]}', b"\xff"])
-def test_an_answer_that_is_none_is_no_data(url: str, golden: str, script: Script, raw: bytes) -> None:
-    script.raw = raw
-    assert canary(url, "--golden", golden, "--no-performance") == 4
-
-
 def test_server_that_never_answers_exits_3_after_two(
     url: str, golden: str, script: Script, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -408,18 +362,6 @@ def test_an_interrupt_decides_nothing_and_is_one_line(url: str, script: Script, 
     assert process.returncode == ExitCode.INCONCLUSIVE
     assert out.decode().splitlines()[-1] == "interrupted: nothing was decided"
     assert b"Traceback" not in err
-
-
-def test_provisional_shapes_fail_where_a_review_is_required(url: str, golden: str) -> None:
-    assert canary(url, "--golden", golden, "--no-performance", "--require-proven") == 3
-
-
-def test_a_foreign_matrix_exits_3(url: str, golden: str, script: Script, capsys: pytest.CaptureFixture[str]) -> None:
-    script.rows = [plan_row(status="proven")]
-    script.matrix_digest = "ab" * 32
-    assert canary(url, "--golden", golden, "--no-performance", "--matrix-digest", "abababab") == 0
-    assert canary(url, "--golden", golden, "--no-performance", "--matrix-digest", "cd" * 32) == 3
-    assert "decided by matrix abababababab, reviewed is cdcdcdcdcdcd" in capsys.readouterr().out
 
 
 def test_matrix_of_another_digest_than_named_exits_3(

@@ -19,6 +19,7 @@ from qualification.canary.verdict import Outcome, Stage, Verdict, exit_code, jud
 from qualification.evidence.matrix import gpu_folder, save_matrix
 
 RULES = Rules(num_looks=1, lengths=(96,))
+NOT_PROVEN = ("unproven", "stale", "failed", "quarantined", "a word of tomorrow")
 
 
 def verdicts(**outcomes: Outcome) -> list[Verdict]:
@@ -46,22 +47,24 @@ def test_the_gravest_verdict_is_the_exit_code(given: dict[str, Outcome], expecte
 # --- the plan ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("status", ["unproven", "stale", "failed", "quarantined", "a word of tomorrow"])
-def test_a_shape_that_is_not_proven_fails_the_plan(status: str) -> None:
-    assert judge_plan([plan_row(status=status)], must_be_reviewed=False).outcome is Outcome.FAIL
+PROVISIONAL, PROVEN = [plan_row()], [plan_row(status="proven")]
 
 
-def test_an_empty_or_unreadable_plan_is_no_pass() -> None:
-    assert judge_plan([], must_be_reviewed=False).outcome is Outcome.NO_DATA
-    assert judge_plan([{"shape": "s"}], must_be_reviewed=False).outcome is Outcome.NO_DATA
-
-
-def test_against_a_reviewed_digest_provisional_does_not_do() -> None:
-    row, reviewed = plan_row(), Reviewed("abc")
-    assert judge_plan([row], must_be_reviewed=False, reviewed=reviewed, digest="abcdef").outcome is Outcome.FAIL
-    proven = plan_row(status="proven")
-    assert judge_plan([proven], must_be_reviewed=False, reviewed=reviewed, digest="abcdef").outcome is Outcome.PASS
-    assert judge_plan([proven], must_be_reviewed=False, reviewed=reviewed, digest=None).outcome is Outcome.FAIL
+@pytest.mark.parametrize(
+    ("rows", "reviewed", "digest", "outcome"),
+    [
+        *[([plan_row(status=status)], None, None, Outcome.FAIL) for status in NOT_PROVEN],
+        ([], None, None, Outcome.NO_DATA),
+        ([{"shape": "s"}], None, None, Outcome.NO_DATA),
+        (PROVISIONAL, Reviewed("abc"), "abcdef", Outcome.FAIL),
+        (PROVEN, Reviewed("abc"), "abcdef", Outcome.PASS),
+        (PROVEN, Reviewed("abc"), None, Outcome.FAIL),
+    ],
+)
+def test_a_plan_passes_with_proof_by_the_reviewed_matrix(
+    rows: list[dict[str, object]], reviewed: Reviewed | None, digest: str | None, outcome: Outcome
+) -> None:
+    assert judge_plan(rows, must_be_reviewed=False, reviewed=reviewed, digest=digest).outcome is outcome
 
 
 MACHINE_FIELDS = asdict(MACHINE) | {"device": MACHINE.device.value}  # as GET /attention gives them
@@ -123,47 +126,36 @@ def reply(*logprobs: float | None, text: str | None = "abcdefghij") -> Reply:
     return Reply(prompt(), Scores(list(logprobs), [5, 6]), text)
 
 
-def outcome_of(*replies: Reply, dtype: str = "fp32", is_same: bool = True) -> Outcome:
-    [verdict] = judge_numerics(replies, dtype=dtype, is_same_machine=is_same)
-    return verdict.outcome
+RIGHT, FAILED = reply(-1.0, -2.0), Reply(prompt(), None, None, "HTTP 503")
+LATE, EARLY = reply(-1.0, -2.0, text="abcdefghi!"), reply(-1.0, -2.0, text="a!")
+HERE, ELSEWHERE = {"is_same_machine": True}, {"is_same_machine": False}
+SAME_BUILD = {"is_same_machine": True, "is_same_build": True}  # 16 bits are given no more room
 
 
-def test_the_mean_and_the_worst_difference_each_have_a_limit() -> None:
-    assert outcome_of(reply(-1.0, -2.00005)) is Outcome.PASS
-    assert outcome_of(reply(-1.0003, -2.0003)) is Outcome.FAIL
-    assert outcome_of(reply(-1.0, -2.02)) is Outcome.FAIL
-
-
-def test_a_log_probability_that_is_not_finite_fails() -> None:
-    assert outcome_of(reply(-1.0, None)) is Outcome.FAIL
-
-
-def test_on_another_machine_only_early_differences_count() -> None:
-    late, early = reply(-1.0, -2.0, text="abcdefghi!"), reply(-1.0, -2.0, text="a!")
-    assert outcome_of(late, is_same=False) is Outcome.PASS
-    assert outcome_of(late) is Outcome.FAIL
-    assert outcome_of(late, dtype="bf16") is Outcome.PASS  # even here: 16 bits round otherwise in another batch
-    assert outcome_of(early, is_same=False) is Outcome.FAIL
-
-
-def test_same_stack_gives_16_bits_no_more_tolerance() -> None:
-    def outcome(*replies: Reply) -> Outcome:
-        return judge_numerics(replies, dtype="bf16", is_same_machine=True, is_same_build=True)[0].outcome
-
-    assert outcome(reply(-1.0, -2.0)) is Outcome.PASS
-    assert outcome(reply(-1.001, -2.001)) is Outcome.FAIL
-    assert outcome(reply(-1.0, -2.0, text="abcdefghi!")) is Outcome.FAIL
-
-
-def test_a_missing_answer_is_neither_right_nor_wrong() -> None:
-    failed = Reply(prompt(), None, None, "HTTP 503")
-    assert outcome_of(reply(-1.0, -2.0), failed) is Outcome.NO_DATA
-    assert outcome_of(reply(-1.0, -3.0), failed) is Outcome.FAIL
-
-
-def test_an_unknown_dtype_or_no_prompt_is_no_data() -> None:
-    assert outcome_of(reply(-1.0, -2.0), dtype="fp8") is Outcome.NO_DATA
-    assert judge_numerics([], dtype="fp32", is_same_machine=True)[0].outcome is Outcome.NO_DATA
+@pytest.mark.parametrize(
+    ("replies", "dtype", "machine", "outcome"),
+    [
+        ([reply(-1.0, -2.00005)], "fp32", HERE, Outcome.PASS),
+        ([reply(-1.0003, -2.0003)], "fp32", HERE, Outcome.FAIL),  # the mean
+        ([reply(-1.0, -2.02)], "fp32", HERE, Outcome.FAIL),  # the worst
+        ([reply(-1.0, None)], "fp32", HERE, Outcome.FAIL),
+        ([LATE], "fp32", ELSEWHERE, Outcome.PASS),
+        ([LATE], "fp32", HERE, Outcome.FAIL),
+        ([LATE], "bf16", HERE, Outcome.PASS),  # even here: 16 bits round otherwise in another batch
+        ([EARLY], "fp32", ELSEWHERE, Outcome.FAIL),
+        ([RIGHT], "bf16", SAME_BUILD, Outcome.PASS),
+        ([reply(-1.001, -2.001)], "bf16", SAME_BUILD, Outcome.FAIL),
+        ([LATE], "bf16", SAME_BUILD, Outcome.FAIL),
+        ([RIGHT, FAILED], "fp32", HERE, Outcome.NO_DATA),
+        ([reply(-1.0, -3.0), FAILED], "fp32", HERE, Outcome.FAIL),
+        ([RIGHT], "fp8", HERE, Outcome.NO_DATA),
+        ([], "fp32", HERE, Outcome.NO_DATA),
+    ],
+)
+def test_numbers_and_texts_are_judged_by_dtype_and_machine(
+    replies: list[Reply], dtype: str, machine: dict[str, bool], outcome: Outcome
+) -> None:
+    assert judge_numerics(replies, dtype=dtype, **machine)[0].outcome is outcome
 
 
 # --- performance ------------------------------------------------------------------------------------------------------
@@ -174,34 +166,26 @@ def times(ttft_s: float, tpot_s: float = 0.005, n: int = 12, spread: float = 0.0
     return Times([ttft_s * factor for factor in factors], [tpot_s * factor for factor in factors])
 
 
-def judged(candidate: Times, baseline: Times, rules: Rules = RULES) -> Verdict:
+@pytest.mark.parametrize(
+    ("candidate", "baseline", "num_looks", "outcome"),
+    [
+        (times(0.013), times(0.010), 1, Outcome.FAIL),
+        (times(0.010), times(0.010), 1, Outcome.PASS),
+        (times(0.010, 0.0065), times(0.010), 1, Outcome.FAIL),
+        (times(0.005), times(0.010), 1, Outcome.PASS),
+        (times(0.012, spread=0.5), times(0.010, spread=0.5), 1, Outcome.NO_DATA),
+        (times(0.0015, 0.0015), times(0.0011, 0.0011), 1, Outcome.PASS),  # below the noise that is allowed
+        (times(0.01, n=7), times(0.01, n=7), 1, Outcome.PASS),
+        (times(0.01, n=6), times(0.01, n=6), 1, Outcome.NO_DATA),
+        (times(0.01, n=7), times(0.01, n=7), 3, Outcome.NO_DATA),  # more looks need more samples
+    ],
+)
+def test_times_are_judged_by_their_ratio_and_its_noise(
+    candidate: Times, baseline: Times, num_looks: int, outcome: Outcome
+) -> None:
+    rules = replace(RULES, num_looks=num_looks)
     [verdict] = judge_performance({"le_128": baseline}, {"le_128": candidate}, [96], rules)
-    return verdict
-
-
-def test_30_percent_slower_fails_and_equal_passes() -> None:
-    assert judged(times(0.013), times(0.010)).outcome is Outcome.FAIL
-    assert judged(times(0.010), times(0.010)).outcome is Outcome.PASS
-    assert judged(times(0.010, 0.0065), times(0.010)).outcome is Outcome.FAIL
-
-
-def test_a_faster_candidate_passes() -> None:
-    assert judged(times(0.005), times(0.010)).outcome is Outcome.PASS
-
-
-def test_too_much_noise_to_tell_is_no_data() -> None:
-    assert judged(times(0.012, spread=0.5), times(0.010, spread=0.5)).outcome is Outcome.NO_DATA
-
-
-def test_a_difference_below_the_noise_floor_is_nobodys_concern() -> None:
-    assert judged(times(0.0015, 0.0015), times(0.0011, 0.0011)).outcome is Outcome.PASS
-
-
-def test_more_looks_need_more_samples() -> None:
-    assert judged(times(0.01, n=7), times(0.01, n=7)).outcome is Outcome.PASS
-    assert judged(times(0.01, n=6), times(0.01, n=6)).outcome is Outcome.NO_DATA
-    three = Rules(num_looks=3, lengths=(96,))
-    assert judged(times(0.01, n=7), times(0.01, n=7), three).outcome is Outcome.NO_DATA
+    assert verdict.outcome is outcome
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from qualification_fakes import DECODE, MACHINE, SHAPE, checks, evidence, path
 
 from kernels.catalog import PATHS
 from kernels.device import num_cores, read_fingerprint
+from kernels.fingerprint import Fingerprint
 from kernels.path import KernelPath, Tier
 from qualification.commands.matrix import verify
 from qualification.evidence.evidence import SUITE, Evidence, Timing
@@ -72,9 +74,26 @@ def test_show_names_a_refused_file_and_shows_the_others(folder: Path, capsys: py
     assert "demo.json: 2 shapes" in out
 
 
-def test_a_place_that_does_not_exist_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["matrix", "show", "/no/such"]) == 3
-    assert capsys.readouterr().err == "hallmark: /no/such does not exist\n"
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        *[
+            (["diff", ".", ".", "--speed-tolerance", share], f"must be a share such as 0.05, got {share}")
+            for share in ("nan", "-1", "inf", "x")
+        ],
+        (["diff", ".", "./none"], "hallmark: ./none holds no evidence\n"),
+        (["show", "/no/such"], "hallmark: /no/such does not exist\n"),
+    ],
+)
+def test_what_cannot_be_shown_or_compared_is_one_line(
+    folder: Path, argv: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A dot is the folder."""
+    (folder / "none").mkdir()
+    assert main(["matrix", *(f"{folder}{it[1:]}" if it[0] == "." else it for it in argv)]) == 3
+    err = capsys.readouterr().err
+    assert said.replace("./", f"{folder}/") in err
+    assert err.count("\n") == 1
 
 
 def test_show_and_diff_of_files_do_without_torch(folder: Path) -> None:
@@ -84,28 +103,41 @@ def test_show_and_diff_of_files_do_without_torch(folder: Path) -> None:
         assert done.returncode == 0
 
 
-def test_whole_files_of_this_machine_are_valid(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert verify(folder, machine=(MACHINE, CATALOG)) is ExitCode.PASS
-    assert capsys.readouterr().out == f"{one_file(folder)}: valid\n"
+NEWER = (replace(MACHINE, torch="2.14.0", driver="600.1"), (replace(FIRST, source_digest="newer"),))
 
 
-def test_stale_evidence_is_told_by_the_names_of_what_changed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    machine = replace(MACHINE, torch="2.14.0", driver="600.1")
-    catalog = (replace(FIRST, source_digest="newer"),)
-    assert verify(folder, machine=(machine, catalog)) is ExitCode.ENVIRONMENT
-    told = "STALE: driver (2 of 2), torch (2 of 2), path (1 of 2), source_digest (1 of 2)"
-    assert told in capsys.readouterr().out
+@pytest.mark.parametrize(
+    ("place", "suite", "machine", "code", "said"),
+    [
+        ("test-cpu", SUITE, (MACHINE, CATALOG), ExitCode.PASS, "demo.json: valid\n"),
+        ("test-cpu", SUITE, NEWER, ExitCode.ENVIRONMENT,
+            "STALE: driver (2 of 2), torch (2 of 2), path (1 of 2), source_digest (1 of 2)"),
+        ("test-cpu", SUITE - 1, None, ExitCode.ENVIRONMENT, "STALE: suite (1 of 2)"),
+        ("test-cpu", SUITE, None, ExitCode.PASS, "valid"),  # of another machine
+        ("nvidia-h200", SUITE, None, ExitCode.ENVIRONMENT,
+            "FOREIGN: measured on Test CPU, which belongs in test-cpu/"),
+    ],
+)  # fmt: skip
+def test_verify_names_what_makes_a_file_stale_or_foreign(
+    tmp_path: Path,
+    place: str,
+    suite: int,
+    machine: tuple[Fingerprint, Sequence[KernelPath]] | None,
+    code: ExitCode,
+    said: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    entries = [evidence(SHAPE, FIRST, suite=suite), evidence(DECODE, FALLBACK, **RAISED)]
+    save_matrix(tmp_path / place / "demo.json", entries)
+    assert verify(tmp_path, machine=machine) is code
+    assert said in capsys.readouterr().out
 
 
-def test_an_older_suite_is_stale_even_without_a_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    save_matrix(tmp_path / "old.json", [evidence(SHAPE, FIRST, suite=SUITE - 1)])
-    assert main(["matrix", "verify", "--files-only", str(tmp_path)]) == 3
-    assert "STALE: suite (1 of 1)" in capsys.readouterr().out
-
-
-def test_files_only_accepts_another_machines_files(folder: Path) -> None:
+def test_verify_is_for_this_machine_unless_files_only_are_asked(folder: Path, tmp_path: Path) -> None:
     assert main(["matrix", "verify", "--files-only", str(folder)]) == 0
     assert main(["matrix", "verify", str(folder)]) == 3
+    (tmp_path / "none").mkdir()
+    assert main(["matrix", "verify", str(tmp_path / "none")]) == 4
 
 
 def test_each_flipped_byte_is_found(folder: Path) -> None:
@@ -114,19 +146,6 @@ def test_each_flipped_byte_is_found(folder: Path) -> None:
     for position in range(0, len(content), 41):
         file.write_bytes(content[:position] + bytes([content[position] ^ 1]) + content[position + 1 :])
         assert verify(folder, machine=(MACHINE, CATALOG)) is ExitCode.ENVIRONMENT
-
-
-def test_a_file_in_another_gpus_folder_is_foreign(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = one_file(folder)
-    elsewhere = folder / "nvidia-h200"
-    elsewhere.mkdir()
-    file.rename(elsewhere / file.name)
-    assert verify(folder, machine=None) is ExitCode.ENVIRONMENT
-    assert "FOREIGN: measured on Test CPU, which belongs in test-cpu/" in capsys.readouterr().out
-
-
-def test_nothing_to_verify_is_no_pass(tmp_path: Path) -> None:
-    assert main(["matrix", "verify", str(tmp_path)]) == 4
 
 
 # --- differences ------------------------------------------------------------------------------------------------------
@@ -285,22 +304,6 @@ def test_diff_of_two_folders_prints_a_line_a_shape(folder: Path, capsys: pytest.
     assert "slower  prefill fp32 h4:2 d64 q-le_128 c-le_128 causal  10 us -> 20 us (x2.00)" in out
     assert "1 slower (exit 2)" in out
     assert main(["matrix", "diff", str(other), str(other)]) == 0
-
-
-@pytest.mark.parametrize("share", ["nan", "-1", "inf", "x"])
-def test_a_tolerance_that_nothing_could_exceed_is_refused(
-    folder: Path, share: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["matrix", "diff", str(folder), str(folder), "--speed-tolerance", share]) == 3
-    assert f"must be a share such as 0.05, got {share}" in capsys.readouterr().err
-
-
-def test_a_folder_without_evidence_has_nothing_to_compare(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "none").mkdir()
-    assert main(["matrix", "diff", str(folder), str(tmp_path / "none")]) == 3
-    assert capsys.readouterr().err == f"hallmark: {tmp_path / 'none'} holds no evidence\n"
 
 
 def test_diff_refuses_a_folder_of_several_gpus(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

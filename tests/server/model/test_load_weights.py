@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -74,41 +75,30 @@ def test_parts_stand_in_their_merged_weights(tmp_path: Path) -> None:
     assert torch.equal(layer.linears["gate_up"].weight, torch.cat(gate_up))
 
 
-def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
-    write(tmp_path, lambda tensors: tensors.pop(Q_PROJ))
-    with pytest.raises(ModelError, match=f"missing: {Q_PROJ}"):
-        load(tmp_path)
+Q_NORM = "model.layers.0.self_attn.q_norm.weight"
+UNKNOWN = "not known to this architecture: "
 
 
-def test_an_unknown_tensor_is_named(tmp_path: Path) -> None:
-    write(tmp_path, lambda tensors: tensors.update({"model.layers.0.self_attn.q_norm.weight": torch.ones(4)}))
-    with pytest.raises(
-        ModelError, match=r"not known to this architecture: model\.layers\.0\.self_attn\.q_norm\.weight"
-    ):
-        load(tmp_path)
-
-
-def test_a_wrong_shape_is_named_with_file_and_both_shapes(tmp_path: Path) -> None:
-    write(tmp_path, lambda tensors: tensors.update({Q_PROJ: torch.ones(8, 9)}))
-    expected = rf"{Q_PROJ} in model\.safetensors: expected shape \(8, 8\), found \(8, 9\)"
-    with pytest.raises(ModelError, match=expected):
-        load(tmp_path)
-
-
-def test_every_problem_is_in_the_message(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("lost", "added", "message"),
+    [
+        ({Q_PROJ}, {}, f"missing: {Q_PROJ}"),
+        (set(), {Q_NORM: torch.ones(4)}, UNKNOWN + Q_NORM),
+        (set(), {Q_PROJ: torch.ones(8, 9)}, rf"{Q_PROJ} in model.safetensors: expected shape \(8, 8\), found \(8, 9\)"),
+        ({"model.norm.weight"}, {"extra": torch.ones(1), Q_PROJ: torch.ones(1)},
+            r"missing: model\.norm\.weight; not known .*: extra; .*q_proj.*\(1,\)"),
+        (set(), {Q_PROJ: torch.ones(8, 8).to(torch.float8_e4m3fn)},
+            f"{Q_PROJ}.*expected one of BF16, F16, F32, found F8_E4M3"),
+    ],
+)  # fmt: skip
+def test_every_wrong_tensor_is_named(tmp_path: Path, lost: set[str], added: dict[str, Tensor], message: str) -> None:
     def spoil(tensors: dict[str, Tensor]) -> None:
-        del tensors["model.norm.weight"]
-        tensors["extra"] = torch.ones(1)
-        tensors[Q_PROJ] = torch.ones(1)
+        for name in lost:
+            del tensors[name]
+        tensors.update(added)
 
     write(tmp_path, spoil)
-    with pytest.raises(ModelError, match=r"missing: model\.norm\.weight; not known .*: extra; .*q_proj.*\(1,\)"):
-        load(tmp_path)
-
-
-def test_a_tensor_that_is_no_plain_float_is_refused(tmp_path: Path) -> None:
-    write(tmp_path, lambda tensors: tensors.update({Q_PROJ: tensors[Q_PROJ].to(torch.float8_e4m3fn)}))
-    with pytest.raises(ModelError, match=f"{Q_PROJ}.*expected one of BF16, F16, F32, found F8_E4M3"):
+    with pytest.raises(ModelError, match=message):
         load(tmp_path)
 
 
@@ -118,7 +108,7 @@ def test_frequencies_that_old_exporters_wrote_are_tolerated(tmp_path: Path) -> N
     assert torch.equal(load(tmp_path).weights.head, tensors["lm_head.weight"])
 
 
-def test_the_head_of_tied_embeddings_is_the_embedding_whatever_the_file_holds(tmp_path: Path) -> None:
+def test_the_head_of_tied_embeddings_is_the_embedding(tmp_path: Path) -> None:
     write(tmp_path, lambda tensors: tensors.update({"lm_head.weight": torch.ones(11, 8)}), tie_word_embeddings=True)
     weights = load(tmp_path).weights
     assert weights.head is weights.embedding
@@ -130,63 +120,56 @@ def test_shards_are_found_by_their_index(tmp_path: Path) -> None:
     assert torch.equal(load(tmp_path).weights.layers[1].qkv.weight[:8], tensors[Q_PROJ])
 
 
-def test_a_tensor_that_is_not_where_the_index_says_is_named(tmp_path: Path) -> None:
+def write_index(folder: Path, places: dict[str, Any]) -> None:
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+
+
+def swap(folder: Path, tensors: dict[str, Tensor]) -> None:
+    """Let the index name a file that does not hold the tensor."""
+    write_index(folder, {name: f"part-{(n + (name == Q_PROJ)) % 2}.safetensors" for n, name in enumerate(tensors)})
+
+
+def nest(folder: Path, _: object) -> None:
+    (folder / "model.safetensors.index.json").write_text("[" * 200_000 + "]" * 200_000)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (swap, f"not in the file it names: {Q_PROJ}"),
+        (lambda folder, _: (folder / "part-1.safetensors").unlink(),
+            r"part-1\.safetensors does not exist, .* fetch the checkpoint again"),
+        (lambda folder, tensors: save_file(tensors, folder / "part-1.safetensors"), r"is also in part-0\.safetensors"),
+        (nest, r"index\.json: cannot be read as JSON"),
+        *[
+            (lambda folder, _, file=file: write_index(folder, {Q_PROJ: file}),
+                r"must be in a \.safetensors file of this folder")
+            for file in ("../other.safetensors", "/etc/passwd", "weights.bin", 3)
+        ],
+    ],
+)  # fmt: skip
+def test_damaged_shards_are_refused(
+    tmp_path: Path, damage: Callable[[Path, dict[str, Tensor]], object], message: str
+) -> None:
     tensors = write(tmp_path)
     shard(tmp_path, tensors, {name: f"part-{n % 2}.safetensors" for n, name in enumerate(tensors)})
-    swapped = {name: f"part-{(n + (name == Q_PROJ)) % 2}.safetensors" for n, name in enumerate(tensors)}
-    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": swapped}))
-    with pytest.raises(ModelError, match=f"not in the file it names: {Q_PROJ}"):
+    damage(tmp_path, tensors)
+    with pytest.raises(ModelError, match=message):
         load(tmp_path)
 
 
-def test_a_missing_shard_is_named(tmp_path: Path) -> None:
-    tensors = write(tmp_path)
-    shard(tmp_path, tensors, {name: f"part-{n % 2}.safetensors" for n, name in enumerate(tensors)})
-    (tmp_path / "part-1.safetensors").unlink()
-    with pytest.raises(ModelError, match=r"part-1\.safetensors does not exist, .* fetch the checkpoint again"):
-        load(tmp_path)
-
-
-def test_an_index_that_is_nested_without_end_is_refused(tmp_path: Path) -> None:
-    tensors = write(tmp_path)
-    shard(tmp_path, tensors, dict.fromkeys(tensors, "part-0.safetensors"))
-    (tmp_path / "model.safetensors.index.json").write_text("[" * 200_000 + "]" * 200_000)
-    with pytest.raises(ModelError, match=r"index\.json: cannot be read as JSON"):
-        load(tmp_path)
-
-
-@pytest.mark.parametrize("file", ["../other.safetensors", "/etc/passwd", "weights.bin", 3])
-def test_an_index_cannot_name_another_file(file: object, tmp_path: Path) -> None:
-    write(tmp_path)
-    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {Q_PROJ: file}}))
-    with pytest.raises(ModelError, match=r"must be in a \.safetensors file of this folder"):
-        load(tmp_path)
-
-
-def test_a_tensor_in_two_shards_is_refused(tmp_path: Path) -> None:
-    tensors = write(tmp_path)
-    shard(tmp_path, tensors, {name: f"part-{n % 2}.safetensors" for n, name in enumerate(tensors)})
-    save_file(tensors, tmp_path / "part-1.safetensors")
-    with pytest.raises(ModelError, match=r"is also in part-0\.safetensors"):
-        load(tmp_path)
-
-
-def test_a_cut_file_is_refused(tmp_path: Path) -> None:
+def test_a_cut_file_or_one_of_pickles_is_refused(tmp_path: Path) -> None:
     write(tmp_path)
     file = tmp_path / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-7])
     with pytest.raises(ModelError, match="cannot be read as safetensors"):
         load(tmp_path)
-
-
-def test_a_folder_with_pickles_only_is_refused(tmp_path: Path) -> None:
-    write(tmp_path)
-    (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
+    file.rename(tmp_path / "pytorch_model.bin")
     with pytest.raises(ModelError, match=r"neither model\.safetensors nor model\.safetensors\.index\.json"):
         load(tmp_path)
 
 
-def test_dummy_weights_need_no_file_are_small_and_always_the_same(tmp_path: Path) -> None:
+def test_dummy_weights_need_no_file_and_are_always_the_same(tmp_path: Path) -> None:
     write(tmp_path)
     (tmp_path / "model.safetensors").unlink()
     first, second = (load(tmp_path, LoadFormat.DUMMY).weights for _ in range(2))
@@ -196,14 +179,11 @@ def test_dummy_weights_need_no_file_are_small_and_always_the_same(tmp_path: Path
     assert not torch.equal(first.layers[0].qkv.weight, first.layers[1].qkv.weight)
 
 
-def test_a_folder_is_its_own_answer(tmp_path: Path) -> None:
+def test_a_path_is_not_looked_up_on_the_hub(tmp_path: Path) -> None:
     assert resolve_model(str(tmp_path), LoadFormat.AUTO, download=_never) == tmp_path
-
-
-@pytest.mark.parametrize("model", ["/no/such/folder", "./no-such-folder"])
-def test_a_path_that_is_no_folder_is_not_looked_up_on_the_hub(model: str) -> None:
-    with pytest.raises(ModelError, match="no such folder"):
-        resolve_model(model, LoadFormat.AUTO, download=_never)
+    for model in ("/no/such/folder", "./no-such-folder"):
+        with pytest.raises(ModelError, match="no such folder"):
+            resolve_model(model, LoadFormat.AUTO, download=_never)
 
 
 @pytest.mark.parametrize(("load_format", "with_weights"), [(LoadFormat.AUTO, True), (LoadFormat.DUMMY, False)])
@@ -237,7 +217,7 @@ def _never(**_request: object) -> str:
     raise AssertionError("the hub was asked")
 
 
-def test_every_target_is_filled_by_several_threads_and_every_byte_is_told(tmp_path: Path) -> None:
+def test_threads_fill_every_target_and_count_every_byte(tmp_path: Path) -> None:
     tensors = write(tmp_path)
     names = sorted(tensors)
     shard(tmp_path, tensors, {name: f"part-{index % 3}.safetensors" for index, name in enumerate(names)})
@@ -254,27 +234,24 @@ def test_every_target_is_filled_by_several_threads_and_every_byte_is_told(tmp_pa
     assert told[-1] == (total, total)
 
 
-def test_a_file_that_is_lost_while_it_is_loaded_is_named(tmp_path: Path) -> None:
-    tensors = write(tmp_path)
-    entries = read_entries(tmp_path)
-    (tmp_path / "model.safetensors").unlink()
-    with pytest.raises(ModelError, match=r"model\.safetensors: cannot be read"):
-        copy_pieces(entries, [Piece(Q_PROJ, torch.empty(tensors[Q_PROJ].shape))], lambda *_: None)
-
-
-@pytest.mark.parametrize("num_lost", [1, 100_000])
-def test_a_file_that_has_become_shorter_is_named(tmp_path: Path, num_lost: int) -> None:
-    tensors = write(tmp_path)
+@pytest.mark.parametrize("num_lost", [1, 100_000, None])
+def test_a_file_that_shrinks_or_goes_while_it_is_loaded_is_named(tmp_path: Path, num_lost: int | None) -> None:
+    write(tmp_path)
     entries = read_entries(tmp_path)
     file = tmp_path / "model.safetensors"
     last = max(entries, key=lambda name: entries[name].offset)
-    size = max(0, file.stat().st_size - num_lost)
-    os.truncate(file, size)
-    with pytest.raises(ModelError, match=rf"model\.safetensors: it ends at byte {size}, before its tensors do"):
-        copy_pieces(entries, [Piece(last, torch.empty(tensors[last].shape))], lambda *_: None)
+    if num_lost is None:
+        file.unlink()
+        message = r"model\.safetensors: cannot be read"
+    else:
+        size = max(0, file.stat().st_size - num_lost)
+        os.truncate(file, size)
+        message = rf"model\.safetensors: it ends at byte {size}, before its tensors do"
+    with pytest.raises(ModelError, match=message):
+        copy_pieces(entries, [Piece(last, torch.empty(entries[last].shape))], lambda *_: None)
 
 
-def test_each_tenth_of_a_large_checkpoint_is_told_and_nothing_of_a_small_one() -> None:
+def test_each_tenth_of_a_large_checkpoint_is_reported() -> None:
     told: list[str] = []
     progress = tenths(told.append)
     for done in range(0, 101):
