@@ -27,11 +27,11 @@ def phase(*long_ms: float, short_ms: float = 10.0) -> list[Timed]:
     ]
 
 
-def test_the_upgraded_model_has_heads_that_the_server_reads_as_320(tmp_path: Path) -> None:
+def test_the_upgraded_models_head_dim_is_read_as_320(tmp_path: Path) -> None:
     assert load_config(write_model(tmp_path / "m", UPGRADED_HEAD_DIM)).layers[0].attention.head_dim == 320
 
 
-def test_traffic_is_the_same_for_a_seed_and_a_tenth_of_each_bucket_moves() -> None:
+def test_a_seed_gives_the_same_traffic_and_moves_a_tenth() -> None:
     first, second = plan(SAMPLES, 0.1, seed=1), plan(SAMPLES, 0.1, seed=1)
     assert first == second
     for bucket in ("le_128", "le_512", HIT):
@@ -39,7 +39,7 @@ def test_traffic_is_the_same_for_a_seed_and_a_tenth_of_each_bucket_moves() -> No
         assert sum(sides) / len(sides) == pytest.approx(0.1, abs=0.01)
 
 
-def test_every_prompt_lies_in_the_bucket_that_it_is_counted_under() -> None:
+def test_every_prompt_lies_in_its_bucket() -> None:
     assert all(bucket_of(len(request.token_ids)).label == request.bucket for request in plan(SAMPLES, 0.1, seed=3))
 
 
@@ -58,7 +58,7 @@ def judged(before: list[Timed], again: list[Timed], after: list[Timed]) -> list[
     return [judgement for judgement, _ in Findings(Times(before, again, after), [ALERT], "Prometheus").verdicts()]
 
 
-def test_the_report_says_yes_where_the_average_hides_what_the_p99_shows() -> None:
+def test_the_report_says_yes_where_only_the_p99_shows_it() -> None:
     findings = Findings(Times(phase(*STILL), phase(*STILL), phase(*SLOWER)), [ALERT], "Prometheus")
     assert [judgement for judgement, _ in findings.verdicts()] == [Judgement.YES] * 3
     text = markdown(findings)
@@ -92,7 +92,7 @@ def test_the_plot_is_xml_with_a_line_for_each_distribution() -> None:
     assert len(plot.findall(".//{http://www.w3.org/2000/svg}polyline")) == 4
 
 
-def test_without_prometheus_the_fallbacks_are_read_from_the_metrics() -> None:
+def test_without_prometheus_fallbacks_are_read_from_metrics() -> None:
     labels = ",".join(f'{name}="{text}"' for name, text in ALERT.items())
     name = "hallmark_attention_fallback_total"
     other = labels.replace("head_dim", "unproven")

@@ -78,7 +78,7 @@ def test_latency_panels_show_exemplars() -> None:
     assert with_exemplars == {"p99 now", "Prefill apart: p99", "Time per output token: p99"}
 
 
-def test_every_alert_links_to_this_dashboard_and_fills_variables_that_it_has() -> None:
+def test_alerts_link_to_this_dashboard_and_fill_its_variables() -> None:
     dashboard = committed()
     variables = {item["name"] for item in dashboard["templating"]["list"]}
     links = [

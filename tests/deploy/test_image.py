@@ -57,13 +57,13 @@ def test_the_lock_holds_versions_that_the_project_admits(lock: str) -> None:
     assert refused == []
 
 
-def test_a_user_without_an_entry_in_passwd_has_a_name_all_the_same() -> None:
+def test_a_user_who_is_not_in_passwd_has_a_name() -> None:
     """getpass looks there first; torch 2.11 asks it when torch._dynamo is imported, which raised KeyError."""
     assert re.search(r"^USER \d+:\d+$", DOCKERFILE, re.MULTILINE)
     assert re.search(r"^ +USER=\w+ \\$", DOCKERFILE, re.MULTILINE)
 
 
-def test_the_lock_holds_the_versions_that_the_kernels_are_proven_on() -> None:
+def test_the_lock_holds_the_versions_of_the_proofs() -> None:
     versions = locked_versions()
     assert (versions["torch"], versions["triton"]) == ("2.11.0", "3.6.0")
 
@@ -74,7 +74,7 @@ def test_every_line_of_the_lock_has_a_hash(lock: str) -> None:
     assert [line for line in lines if not line.startswith("#") and " --hash=sha256:" not in line] == []
 
 
-def test_the_image_needs_no_root_and_no_curl_and_stops_on_sigterm() -> None:
+def test_the_image_needs_no_root_or_curl_and_ends_on_sigterm() -> None:
     instructions = [line.strip() for line in DOCKERFILE.splitlines() if not line.startswith("#")]
     users = [line.split()[1] for line in instructions if line.startswith("USER ")]
     assert users == ["10001:10001"] * 2, "of the image with a compiler, and of that without"
@@ -87,7 +87,7 @@ def test_every_base_is_an_argument_that_takes_a_digest() -> None:
     assert {base for base, _ in stages} - {name for _, name in stages} == {"${PYTHON_IMAGE}"}
 
 
-def test_only_the_image_that_is_built_by_default_has_a_c_compiler() -> None:
+def test_only_the_default_image_has_a_c_compiler() -> None:
     stages = {stage.split()[2]: stage for stage in re.split(r"^FROM ", DOCKERFILE, flags=re.MULTILINE)[1:]}
     assert list(stages)[-1] == "runtime", "the last stage is built by default"
     assert [name for name, stage in stages.items() if re.search(r"install .*\bgcc\b", stage)] == ["runtime"]

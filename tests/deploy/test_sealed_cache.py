@@ -61,9 +61,7 @@ def filled(driver: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return cache
 
 
-def test_a_process_without_a_c_compiler_finds_every_kernel_in_a_shipped_cache(
-    driver: Path, filled: Path, bare_path: str
-) -> None:
+def test_without_a_compiler_every_kernel_is_in_a_shipped_cache(driver: Path, filled: Path, bare_path: str) -> None:
     before = sorted(filled.rglob("*"))
     done = launch(driver, filled, PATH=bare_path)
     assert done.returncode == 0, done.stderr[-4000:]
@@ -71,9 +69,7 @@ def test_a_process_without_a_c_compiler_finds_every_kernel_in_a_shipped_cache(
     assert sorted(filled.rglob("*")) == before, "nothing was written"
 
 
-def test_a_process_without_a_c_compiler_and_without_a_cache_launches_nothing(
-    driver: Path, tmp_path: Path, bare_path: str
-) -> None:
+def test_without_a_compiler_or_a_cache_nothing_is_launched(driver: Path, tmp_path: Path, bare_path: str) -> None:
     done = launch(driver, tmp_path, PATH=bare_path)
     assert done.returncode != 0
     assert "Failed to find C compiler" in done.stderr  # what server/engine/attention/launch_errors.py knows it by

@@ -39,7 +39,7 @@ def test_a_patch_that_does_not_fit_is_refused() -> None:
         patched(replace(SLOW_KERNEL, old="no such text"))
 
 
-def test_the_model_has_the_window_that_golden_prompts_of_one_bucket_reach(tmp_path: Path) -> None:
+def test_the_models_window_is_reached_by_golden_prompts(tmp_path: Path) -> None:
     config = load_config(write_windowed_model(tmp_path))
     assert {layer.attention.window for layer in config.layers} == {WINDOW}
     assert 400 < WINDOW < 1900  # prompts that the canary records on either side
@@ -77,9 +77,7 @@ def test_a_gate_must_fail_with_its_code_and_in_its_bucket_only(
         ([1], Steady(), 1),
     ],
 )
-def test_the_drill_fails_for_a_wrong_verdict_and_for_a_lost_request(
-    codes: list[int], stable: Steady, code: int
-) -> None:
+def test_wrong_verdicts_and_lost_requests_fail_the_drill(codes: list[int], stable: Steady, code: int) -> None:
     assert Drilled([replace(RUN, code=it) for it in codes], stable).exit_code == code
 
 

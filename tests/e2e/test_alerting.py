@@ -150,7 +150,7 @@ def test_a_server_in_order_wakes_nobody(watched: Watched) -> None:
     assert [alert for alert in watched.webhook.alerts if alert["receiver"] == "pager"] == []
 
 
-def test_a_fallback_reaches_the_pager_with_its_labels_and_its_runbook_and_recovery_clears_it(watched: Watched) -> None:
+def test_a_fallback_reaches_the_pager_and_recovery_clears_it(watched: Watched) -> None:
     watched.switch("POST", "sdpa.cpu")
 
     def pages(source: str) -> list[Alert]:

@@ -118,9 +118,7 @@ def outcomes(folder: Path, stage: str) -> dict[str, str]:
     return {it["bucket"]: it["outcome"] for it in verdicts if it["stage"] == stage}
 
 
-def test_a_window_that_is_off_by_one_fails_on_numerics_in_its_bucket_only(
-    servers: tuple[Server, Server], tmp_path: Path
-) -> None:
+def test_a_window_off_by_one_fails_numerics_in_its_bucket(servers: tuple[Server, Server], tmp_path: Path) -> None:
     """By `--exact`: nothing else has changed, so that any difference is one. bf16 would round it away."""
     right, wrong = servers
     flags = ("--baseline", right.url, "--exact", "--no-performance", "--out-dir", str(tmp_path))
@@ -137,9 +135,7 @@ def test_a_server_against_itself_passes(servers: tuple[Server, Server], tmp_path
     assert outcomes(tmp_path, "performance") == dict.fromkeys(TIMED, "pass")
 
 
-def test_a_prefill_that_takes_a_third_longer_fails_in_its_bucket_only(
-    servers: tuple[Server, Server], tmp_path: Path
-) -> None:
+def test_a_prefill_a_third_slower_fails_in_its_bucket_only(servers: tuple[Server, Server], tmp_path: Path) -> None:
     right, _ = servers
     with ExitStack() as stack:
         baseline = stack.enter_context(holding(right.url))

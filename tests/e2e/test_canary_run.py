@@ -32,7 +32,7 @@ def test_the_demo_server_against_itself_passes(demo: Server, tmp_path: Path) -> 
     ]
 
 
-def test_a_slower_prefill_fails_on_performance_in_its_bucket_only(demo: Server, tmp_path: Path) -> None:
+def test_a_slower_prefill_fails_performance_in_its_bucket(demo: Server, tmp_path: Path) -> None:
     """Two seconds on top of a prefill that takes 0.05 to 0.5 s, so that a busy machine changes nothing."""
     trace = ("--lengths", "32", "160", "--samples", "8", "--looks", "1", "--utilization", "4", "--vocab-size", "4000")
     room = ("--max-slowdown", "2", "--noise-ms", "500")
@@ -47,9 +47,7 @@ def test_a_slower_prefill_fails_on_performance_in_its_bucket_only(demo: Server, 
     assert any("TTFT is surely more than 2x" in reason for it in verdicts for reason in it["reasons"])
 
 
-def test_a_window_that_is_off_by_one_fails_on_numerics_in_its_bucket_only(
-    start_server: StartServer, tmp_path: Path
-) -> None:
+def test_a_window_off_by_one_fails_numerics_in_its_bucket(start_server: StartServer, tmp_path: Path) -> None:
     """A window of 2048 in a model without: the last of 2049 tokens does not see the first. Nothing shorter notices."""
     folder = shutil.copytree(DEMO, tmp_path / "demo")
     config = json.loads((folder / "config.json").read_text())

@@ -29,7 +29,7 @@ def events_of_a_long_stream(server: Server, began: threading.Barrier, events: li
         events.extend(lines)
 
 
-def test_killing_the_engine_under_load_ends_the_streams_with_an_error_and_the_server_recovers(
+def test_a_killed_engine_ends_streams_and_the_server_recovers(
     start_server: StartServer,
 ) -> None:
     with start_server() as server:
@@ -95,7 +95,7 @@ IMPOSSIBLE: list[tuple[Callable[[Path], list[str]], str]] = [
 
 
 @pytest.mark.parametrize(("broken", "message"), IMPOSSIBLE, ids=["shard", "length", "no CUDA"])
-def test_a_start_that_can_never_succeed_is_one_line_and_exit_code_2(
+def test_a_start_that_cannot_succeed_is_one_line_and_exit_2(
     broken: Callable[[Path], list[str]], message: str, tmp_path: Path
 ) -> None:
     flags = broken(tmp_path)
@@ -110,7 +110,7 @@ def test_a_start_that_can_never_succeed_is_one_line_and_exit_code_2(
     assert message in line
 
 
-def test_a_temporary_folder_with_a_long_path_does_not_keep_the_engine_from_starting(tmp_path: Path) -> None:
+def test_the_engine_starts_below_a_long_temporary_folder(tmp_path: Path) -> None:
     long = tmp_path / ("t" * 120)
     long.mkdir()
     port = free_port()
@@ -121,9 +121,7 @@ def test_a_temporary_folder_with_a_long_path_does_not_keep_the_engine_from_start
         assert "the limit is 103; the socket is in /tmp/" in server.log
 
 
-def test_under_degrade_an_unsupported_head_dim_serves_and_every_fallback_is_counted(
-    wide_model: Path, start_server: StartServer
-) -> None:
+def test_under_degrade_a_large_head_dim_serves_by_fallbacks(wide_model: Path, start_server: StartServer) -> None:
     with start_server("--model", str(wide_model), "--on-unproven", "degrade") as server:
         server.wait_ready()
         plan = [row for row in server.plan() if row["head_dim"] is not None]

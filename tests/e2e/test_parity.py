@@ -52,13 +52,13 @@ def complete(server: Server, prompt: list[int]) -> str:
     return text
 
 
-def test_greedy_text_equals_that_of_transformers_one_request_at_a_time(
+def test_greedy_text_alone_equals_that_of_transformers(
     demo: Server, prompts: list[list[int]], expected: list[list[int]], tokenizer: Tokenizer
 ) -> None:
     assert [complete(demo, prompt) for prompt in prompts] == [tokenizer.decode(ids) for ids in expected]
 
 
-def test_greedy_text_equals_that_of_transformers_all_requests_at_once(
+def test_greedy_text_at_once_equals_that_of_transformers(
     demo: Server, prompts: list[list[int]], expected: list[list[int]], tokenizer: Tokenizer
 ) -> None:
     with ThreadPoolExecutor(len(prompts)) as pool:

@@ -48,7 +48,7 @@ def test_a_chat_streams_what_it_gives_whole(client: openai.OpenAI) -> None:
     assert whole.choices[0].message.role == "assistant"
 
 
-def test_a_stop_string_across_token_borders_ends_the_text_before_it(client: openai.OpenAI) -> None:
+def test_a_stop_string_across_tokens_ends_the_text_before_it(client: openai.OpenAI) -> None:
     def complete(**more: object) -> openai.types.CompletionChoice:
         answer = client.completions.create(model=MODEL, prompt=PROMPT, max_tokens=32, temperature=0, **more)
         return answer.choices[0]
@@ -60,7 +60,7 @@ def test_a_stop_string_across_token_borders_ends_the_text_before_it(client: open
     assert stopped.finish_reason == "stop"
 
 
-def test_a_prompt_beyond_the_context_is_refused_with_limit_and_value(client: openai.OpenAI) -> None:
+def test_a_prompt_beyond_the_context_is_refused_with_limits(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as refusal:
         client.completions.create(model=MODEL, prompt=[5] * 5000, max_tokens=1)
     assert refusal.value.code == "context_length_exceeded"

@@ -328,7 +328,7 @@ def test_where_nothing_is_prepared_the_path_runs(device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("max_context", [-1, 17])
-def test_bounds_past_the_page_table_are_refused_of_prepared_calls_too(max_context: int, device: torch.device) -> None:
+def test_prepared_calls_refuse_bounds_past_the_page_table(max_context: int, device: torch.device) -> None:
     arguments = paged_arguments(device)
     known_by(Prepared(), **arguments)
     for _ in range(2):

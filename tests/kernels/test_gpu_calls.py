@@ -197,7 +197,7 @@ def test_tensors_that_tma_cannot_address_are_still_right() -> None:
     assert_right(run, replace(inputs, k=wide[..., :64]), flags)
 
 
-def test_decode_copies_queries_and_refuses_pages_that_tma_cannot_address() -> None:
+def test_decode_copies_queries_and_refuses_odd_pages() -> None:
     run, inputs, flags = made(Case("gluon.decode", (1, 1), (100, 3)))
     expected = attend(run, inputs, flags)
     wide = torch.empty(2, 8, 131, dtype=BF16, device=CUDA)[..., 1:129]

@@ -70,7 +70,7 @@ def test_a_field_that_is_not_on_the_list_is_not_logged() -> None:
         assert "secret" not in _lines(lambda logger: logger.info("x", extra={"prompt": "secret"}), formatter)
 
 
-def test_json_of_an_exception_has_its_type_and_frames_and_not_its_text() -> None:
+def test_json_of_an_exception_has_type_and_frames_only() -> None:
     def write(logger: logging.Logger) -> None:
         try:
             raise ValueError("a prompt")

@@ -43,9 +43,7 @@ def test_a_switch_is_turned_off_by_flag_or_variable() -> None:
         ("seed", str(-(2**63) - 1), f">= {-(2**63)}"),
     ],
 )
-def test_a_value_that_cannot_be_used_is_refused_with_its_source_limit_and_value(
-    field: str, text: str, wanted: str
-) -> None:
+def test_an_unusable_value_is_refused_with_source_and_limit(field: str, text: str, wanted: str) -> None:
     with pytest.raises(SettingsError) as by_flag:
         read_settings({field: text}, {})
     with pytest.raises(SettingsError) as by_variable:
@@ -59,7 +57,7 @@ def test_a_value_that_cannot_be_used_is_refused_with_its_source_limit_and_value(
 
 
 @pytest.mark.parametrize("field", ["host", "cache_dir", "api_key_file", "port", "seed"])
-def test_an_empty_value_is_refused_and_not_taken_for_every_interface_or_the_current_folder(field: str) -> None:
+def test_an_empty_value_is_refused(field: str) -> None:
     with pytest.raises(SettingsError, match=rf"^HALLMARK_{field.upper()} is empty"):
         read_settings({}, {f"HALLMARK_{field.upper()}": ""})
 
@@ -79,7 +77,7 @@ def test_settings_cross_the_socket_unchanged() -> None:
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(settings), type=Settings) == settings
 
 
-def test_the_model_is_named_after_its_folder_unless_told_otherwise() -> None:
+def test_the_model_is_named_after_its_folder_by_default() -> None:
     assert Settings(model="/models/llama").model_name == "llama"
     assert Settings(model="/models/llama", served_model_name="mine").model_name == "mine"
     assert Settings(model=".").model_name == Path.cwd().name

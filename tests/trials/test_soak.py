@@ -29,7 +29,7 @@ def test_what_warms_up_wanders_and_jumps_passes() -> None:
     assert verdict(samples(), {}, 5000)["failed"] == []
 
 
-def test_a_leak_of_half_a_kilobyte_a_request_fails_with_the_bound() -> None:
+def test_a_leak_of_half_a_kilobyte_a_request_fails() -> None:
     [reason] = verdict(samples(0.5), {}, 5000)["failed"]
     assert reason.startswith("api_rss_mib grew by 0.5")
     assert reason.endswith("per 1,000 requests, the bound is 0.25")

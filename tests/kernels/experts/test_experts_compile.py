@@ -41,7 +41,7 @@ def test_programs_of_few_tokens_share_a_multiprocessor(compiled: dict[str, dict[
     assert all(kernel["wide_copies"] for kernel in few)
 
 
-def test_gluon_products_copy_weights_by_tma_and_gather_rows_16_bytes_at_a_time(
+def test_products_copy_weights_by_tma_and_gather_rows_by_16(
     compiled: dict[str, dict[str, int]],
 ) -> None:
     gluon = {name: kernel for name, kernel in compiled.items() if name.startswith("gluon")}

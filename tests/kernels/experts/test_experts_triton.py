@@ -64,7 +64,7 @@ def test_of_equal_experts_and_groups_the_lower_goes_first(device: torch.device) 
         torch.testing.assert_close(weights.cpu(), expected[0])
 
 
-def test_a_token_that_may_visit_too_few_experts_visits_none_twice(device: torch.device) -> None:
+def test_a_token_with_too_few_experts_visits_none_twice(device: torch.device) -> None:
     logits = torch.full((1, 7), -torch.inf, device=device)
     logits[0, 4] = 1.0
     weights, experts = run_route(logits, SOFTMAX)

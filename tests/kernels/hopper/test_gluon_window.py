@@ -31,7 +31,7 @@ def test_queries_after_a_context_and_before_the_first_key(window: int) -> None:
     check([40, 70, 5], [300, 31, 0], window=window)
 
 
-def test_sequences_beyond_those_that_the_scheduler_looks_at_at_once() -> None:
+def test_more_sequences_than_the_scheduler_reads_at_once() -> None:
     check([1, 2, 0] * (SEQS.value // 3 + 10) + [70])
 
 

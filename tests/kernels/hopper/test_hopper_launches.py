@@ -77,7 +77,7 @@ def test_few_sequences_are_planned_and_split_by_one_launch() -> None:
     assert seen("extend")["launches"] == [3, 4, 2]
 
 
-def test_a_call_of_decode_is_two_launches_and_both_may_start_early() -> None:
+def test_decode_is_two_launches_that_may_start_early() -> None:
     for name in ("short", "long", "wide"):
         launches = seen("decode")[name]
         assert [(launch["name"], launch["is_dependent"]) for launch in launches] == [(SPLIT, True), (COMBINE, True)]

@@ -67,7 +67,7 @@ def test_a_mixture_has_the_published_number_of_parameters(name: str) -> None:
     assert (num_parameters(model), num_parameters(model, num_tokens=1)) == PARAMETERS[name]
 
 
-def test_four_bit_experts_take_a_quarter_of_the_memory_and_their_scales() -> None:
+def test_four_bit_experts_take_a_quarter_and_their_scales() -> None:
     model = read_model(preset_named("gpt-oss-20b").config)
     in_experts = 24 * 32 * 3 * 2880 * 2880
     due = 2 * (num_parameters(model) - in_experts) + in_experts * 17 // 32

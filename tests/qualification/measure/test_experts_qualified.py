@@ -58,7 +58,7 @@ def test_the_checker_of_experts_passes_its_own_trial() -> None:
     assert TRIALS[SHAPE.operator].passed_wrongly(frozenset({Dtype.FP32}), CPU, seed=0) == ()
 
 
-def test_torchs_experts_are_proven_and_swapped_ones_refused_by_name(tmp_path: Path) -> None:
+def test_torchs_experts_are_proven_and_swapped_ones_refused(tmp_path: Path) -> None:
     packed = replace(SHAPE, format=ExpertFormat.MXFP4, hidden=64, width=32, activation=ClampedSwiglu(), has_bias=True)
     shapes = [SHAPE, replace(SHAPE, rows=ExpertRows.LE_128), packed]
     found = measured(shapes, TORCH, WRONG)
@@ -97,7 +97,7 @@ def test_the_report_and_the_canary_read_experts(tmp_path: Path) -> None:
     assert f"the reviewed matrix chooses {TORCH.name}" in verdict.reasons[0]
 
 
-def test_a_matrix_with_experts_is_verified_and_a_changed_source_is_stale(
+def test_a_matrix_with_experts_verifies_until_a_source_changes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     [entry] = measured([SHAPE], TORCH)
@@ -130,7 +130,7 @@ def test_experts_are_decided_as_attention_is(
     assert others == {path.name for path in EXPERTS_PATHS}
 
 
-def test_on_a_gpu_our_kernels_go_before_torch_and_bf16_is_not_interpreted() -> None:
+def test_on_a_gpu_our_experts_go_before_torchs() -> None:
     shape = replace(SHAPE, dtype=Dtype.BF16, hidden=64, width=64)
     able = [path.name for path in EXPERTS_PATHS if not path.rejects(shape, H200)]
     assert able == ["gluon.experts.hopper", "triton.experts", "torch.experts"]
@@ -140,7 +140,7 @@ def test_on_a_gpu_our_kernels_go_before_torch_and_bf16_is_not_interpreted() -> N
     assert [it.code for it in triton.rejects(shape, replace(H200, sm=75))] == [Reject.ARCH]
 
 
-def test_a_models_mixtures_need_a_shape_for_each_bucket_of_a_step() -> None:
+def test_mixtures_need_a_shape_for_each_bucket_of_a_step() -> None:
     model = read_model(preset_named("gpt-oss-20b").config)
     shapes = experts_shapes_needed(model, limits_of(model, "cuda", Choices(max_num_batched_tokens=2048)))
     assert [shape.rows for shape in shapes] == list(ExpertRows.up_to(2048)) == list(ExpertRows)[:4]

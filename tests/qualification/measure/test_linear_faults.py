@@ -61,7 +61,7 @@ def test_a_16_bit_product_stored_in_fp32_may_not_be_rounded() -> None:
     assert [check.name for check in checks if not check.is_passed] == ["every_row"]
 
 
-def test_small_buckets_are_tested_for_each_number_of_rows_on_a_gpu() -> None:
+def test_on_a_gpu_each_number_of_few_rows_is_tested() -> None:
     assert rows_to_test(LinearRows.LE_112, is_cpu=False) == tuple(range(65, 113))
 
 
@@ -77,7 +77,7 @@ def test_a_wrong_one_among_many_algorithms_is_refused() -> None:
     assert [check.name for check in checks if not check.is_passed] == ["every_row"]
 
 
-def test_the_librarys_algorithms_fail_by_name_where_there_is_no_library() -> None:
+def test_without_the_library_its_algorithms_fail_by_name() -> None:
     x = torch.ones(2, 8, dtype=torch.bfloat16)
     out = torch.empty(2, 8, dtype=torch.bfloat16)
     RunProposed(None)(x, torch.ones(8, 8, dtype=torch.bfloat16), None, Epilogue.NONE, out)  # PyTorch's choice

@@ -97,7 +97,7 @@ def test_a_missing_key_file_stops_the_start(capsys: pytest.CaptureFixture[str], 
     assert one_line(capsys).endswith("none cannot be read: No such file or directory\n")
 
 
-def test_a_reader_who_has_seen_enough_gets_no_complaint_and_no_pass() -> None:
+def test_a_reader_who_leaves_gets_no_complaint_and_no_pass() -> None:
     with subprocess.Popen(
         [sys.executable, "-m", "server.cli", "matrix", "show"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as command:
@@ -175,7 +175,7 @@ def test_a_path_that_is_no_folder_is_a_model_error() -> None:
         resolve(Settings(model="/no/such"))
 
 
-def test_a_folder_of_matrices_that_does_not_exist_stops_the_start(tmp_path: Path) -> None:
+def test_a_missing_folder_of_matrices_stops_the_start(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="--matrix /no/such: no such folder"):
         resolve(Settings(model=str(tmp_path), matrix="/no/such"))
 
@@ -265,7 +265,7 @@ def test_a_final_refusal_is_left_to_the_programs_last_line() -> None:
     assert (recorder.told, lines) == ([refused], [])
 
 
-def test_a_changed_plan_is_its_fallbacks_and_one_line_where_there_are_none() -> None:
+def test_a_changed_plan_is_printed_as_its_fallbacks() -> None:
     lines: list[str] = []
     console = Console(Recorder(), model="m", url="", print_line=lines.append)
     console.on_plan([ROW, msgspec.structs.replace(ROW, fallback_reasons=[])])
@@ -306,7 +306,7 @@ def test_how_times_chose_is_beside_the_shape() -> None:
     assert line.endswith(f"sdpa.math  provisional  {note}")
 
 
-def test_the_doctor_says_what_can_run_here_and_why_the_rest_cannot() -> None:
+def test_the_doctor_says_what_can_run_here_and_why_not() -> None:
     machine = Fingerprint(Device.CPU, "a processor", None, None, None, None, "2.13.0", None)
     gpu_only = Limits(frozenset({Device.CUDA}), frozenset({Phase.DECODE}), frozenset({Dtype.BF16}), 256)
     anywhere = Limits(frozenset(Device), frozenset(Phase), frozenset({Dtype.FP32, Dtype.BF16}), 320)
@@ -336,7 +336,7 @@ def test_the_doctor_says_where_no_server_can_run() -> None:
     assert diagnosis.lines[-1] == "Verdict: no server can run here: nothing computes extend and decode."
 
 
-def test_progress_is_a_line_at_each_new_stage_and_every_two_seconds() -> None:
+def test_progress_is_a_line_at_each_stage_and_every_2_s() -> None:
     lines: list[str] = []
     times = iter([0.0, 0.0, 0.1, 1.9, 2.0, 2.1])
     console = Console(Recorder(), model="m", url="", print_line=lines.append, clock=lambda: next(times))

@@ -40,7 +40,7 @@ def test_a_body_that_is_alone_may_be_of_any_size() -> None:
     assert bodies.num_bytes == 0
 
 
-def test_what_does_not_fit_beside_others_is_a_429_and_fits_when_they_have_gone(folder: Path) -> None:
+def test_a_body_without_room_is_a_429_until_others_have_gone(folder: Path) -> None:
     async def run() -> None:
         it = served(folder, max_queued_bytes=1000)
         end = asyncio.Event()
@@ -84,7 +84,7 @@ def test_a_request_that_runs_holds_no_body_any_more(folder: Path) -> None:
     asyncio.run(run())
 
 
-def test_what_still_waits_for_a_thread_when_its_client_has_gone_holds_no_body() -> None:
+def test_a_waiting_body_whose_client_has_gone_is_not_held() -> None:
     """Its bytes are not counted any more: a flood of clients that go would take any memory."""
 
     async def run() -> None:

@@ -8,7 +8,7 @@ from server.edge.body_memory import Bodies, Body
 from server.edge.context import RequestContext
 
 
-def test_the_last_is_cleaned_up_first_and_one_that_fails_keeps_nobody_from_it() -> None:
+def test_the_last_is_cleaned_up_first_even_after_a_failure() -> None:
     seen: list[str] = []
 
     async def first() -> None:

@@ -44,7 +44,7 @@ def test_an_unexpected_error_is_a_500_that_says_nothing_of_it(folder: Path) -> N
     assert it.edge.admission.num_requests == 0
 
 
-def test_an_unknown_path_is_in_the_envelope_with_the_one_that_may_be_meant(folder: Path) -> None:
+def test_an_unknown_path_is_refused_with_the_likely_one(folder: Path) -> None:
     it = served(folder)
     missing = it.get("/v1/audio/speech").json()["error"]
     assert (missing["code"], missing["message"]) == ("not_found", "There is nothing at '/v1/audio/speech'.")
@@ -101,7 +101,7 @@ def test_a_body_over_the_limit_is_refused_while_it_arrives(folder: Path) -> None
     assert num_sent < 1000
 
 
-def test_a_body_that_announces_too_much_is_refused_before_it_is_read(folder: Path) -> None:
+def test_a_body_announced_too_large_is_refused_unread(folder: Path) -> None:
     answer = served(folder, max_body_bytes=10).request("POST", COMPLETIONS, content=b"x" * 11, headers=JSON)
     assert answer.status_code == 413
     assert "11" in answer.json()["error"]["message"]
@@ -131,7 +131,7 @@ def test_too_many_or_too_large_headers_are_a_431(folder: Path) -> None:
         (JSON | {"content-encoding": "gzip"}, "'gzip'"),
     ],
 )
-def test_a_body_that_is_no_plain_json_by_its_headers_is_a_415_that_says_what_they_say(
+def test_a_body_that_is_no_plain_json_by_its_headers_is_a_415(
     folder: Path, headers: dict[str, str], value: str
 ) -> None:
     answer = served(folder).request("POST", COMPLETIONS, content=b"{}", headers=headers)
@@ -237,7 +237,7 @@ def test_each_key_is_a_tenant_who_shares_pages_with_nobody_else(folder: Path) ->
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_leaves_cancels_its_request_and_frees_its_place(folder: Path, stream: bool) -> None:
+def test_a_client_that_leaves_cancels_and_frees_its_place(folder: Path, stream: bool) -> None:
     it = served(folder, playing(delta("a"), delta("b"), delta("", FinishReason.STOP)))
     it.engine.num_free = 1 if stream else 0
     sent = leave(it, COMPLETIONS, {"prompt": "x", "stream": stream})
@@ -294,7 +294,7 @@ def test_a_client_that_does_not_read_is_hung_up_on(folder: Path) -> None:
     assert it.value("requests_total", route="other", outcome="disconnected") == 1
 
 
-def test_a_client_that_does_not_read_how_its_stream_failed_is_hung_up_on(folder: Path) -> None:
+def test_a_client_that_does_not_read_a_failure_is_hung_up_on(folder: Path) -> None:
     async def failing(scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG001 -- an application
         headers = [(b"content-type", b"text/event-stream")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})

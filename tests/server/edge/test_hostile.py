@@ -149,7 +149,7 @@ REFUSALS = [
 
 
 @pytest.mark.parametrize(("fields", "param", "message"), REFUSALS)
-def test_every_kind_of_refusal_names_its_field_and_quotes_no_text(
+def test_every_refusal_names_its_field_and_quotes_no_text(
     folder: Path, fields: dict[str, object], param: str, message: str | None
 ) -> None:
     body = {"messages": [{"role": "user", "content": "a"}], **fields}

@@ -20,9 +20,7 @@ async def endless(scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.body", "body": b"x" * 1000, "more_body": True})
 
 
-def test_the_connection_of_a_stalled_reader_is_dropped_with_what_it_has_not_read(
-    folder: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_stalled_readers_connection_is_dropped(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     it = served(folder)
     running = Running(it, app=impatient(it, endless))
     running._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # its connections inherit it

@@ -58,7 +58,7 @@ def test_openais_client_completes_chats_streams_and_lists(running: Running) -> N
 
 
 @pytest.mark.parametrize("is_at_once", [True, False])
-def test_a_client_that_leaves_is_noticed_by_each_request_that_it_has_sent(folder: Path, is_at_once: bool) -> None:
+def test_each_sent_request_notices_a_client_that_leaves(folder: Path, is_at_once: bool) -> None:
     it = served(folder, saying("a"))
     it.engine.gate.clear()
     running, body = Running(it), b'{"prompt": "a"}'
@@ -76,7 +76,7 @@ def test_a_client_that_leaves_is_noticed_by_each_request_that_it_has_sent(folder
     assert it.edge.lifecycle.num_inflight == 0
 
 
-def test_what_lives_as_long_as_the_server_is_no_collections_business(running: Running) -> None:
+def test_objects_of_the_servers_lifetime_are_not_collected(running: Running) -> None:
     assert running.server.started
     wait_until(lambda: gc.get_freeze_count() > 10_000)
 
@@ -141,7 +141,7 @@ def test_a_connection_that_never_ends_its_headers_is_closed(running: Running, se
         assert connection.recv(100) == b""
 
 
-def test_a_connection_within_a_request_is_not_closed_by_the_header_timer(running: Running) -> None:
+def test_the_header_timer_spares_a_connection_within_a_request(running: Running) -> None:
     running.it.engine.gate.clear()
     body = b'{"prompt": "x"}'
     with running.connect() as connection:
@@ -167,7 +167,7 @@ def refused_by_its_headers(running: Running, connection: socket.socket) -> Limit
     return protocol
 
 
-def test_a_connection_that_never_ends_the_body_of_a_refused_request_is_closed(running: Running) -> None:
+def test_a_refused_body_that_never_ends_is_closed(running: Running) -> None:
     with running.connect() as connection:
         protocol = refused_by_its_headers(running, connection)
         connection.sendall(b"x" * 100)  # ends uvicorn's own timer, which is for idle connections
@@ -179,7 +179,7 @@ def test_a_connection_that_never_ends_the_body_of_a_refused_request_is_closed(ru
         assert connection.recv(100) == b""
 
 
-def test_the_body_of_a_refused_request_may_end_and_the_next_be_served(running: Running) -> None:
+def test_a_refused_body_may_end_and_the_next_be_served(running: Running) -> None:
     with running.connect() as connection:
         protocol = refused_by_its_headers(running, connection)
         connection.sendall(b"x" * 999)
@@ -221,7 +221,7 @@ def test_garbage_behind_a_request_does_not_get_into_its_stream(folder: Path) -> 
     running.stop()
 
 
-def test_a_shutdown_lets_a_stream_finish_and_refuses_new_requests_meanwhile(folder: Path) -> None:
+def test_a_shutdown_finishes_streams_and_refuses_new_requests(folder: Path) -> None:
     it = served(folder, saying("a", "b"))
     it.engine.gate.clear()
     it.engine.num_free = 1
@@ -248,7 +248,7 @@ def test_a_shutdown_lets_a_stream_finish_and_refuses_new_requests_meanwhile(fold
         running.stop()
 
 
-def test_a_request_that_is_still_arriving_does_not_hold_up_a_shutdown(folder: Path) -> None:
+def test_an_arriving_request_does_not_hold_up_a_shutdown(folder: Path) -> None:
     running = Running(served(folder), grace_s=30)
     try:
         with running.connect() as connection:
@@ -310,9 +310,7 @@ def test_only_a_third_order_to_end_cares_for_nothing(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(("grace_s", "num_orders"), [(0.2, 1), (30, 2)])
-def test_a_stream_that_outlives_the_grace_or_a_second_order_ends_with_an_error_event(
-    folder: Path, grace_s: float, num_orders: int
-) -> None:
+def test_a_stream_that_outlives_the_grace_ends_with_an_error(folder: Path, grace_s: float, num_orders: int) -> None:
     it = served(folder, saying("a", "b"))
     it.engine.gate.clear()
     it.engine.num_free = 1

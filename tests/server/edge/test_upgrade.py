@@ -43,9 +43,7 @@ def answers(connection: socket.socket) -> bytes:
     ],
     ids=["at once", "in three", "torn", "chunked", "chunked and torn"],
 )
-def test_the_body_of_a_request_that_offers_an_upgrade_is_read_and_so_is_the_next_request(
-    running: Running, parts: list[bytes]
-) -> None:
+def test_a_body_with_an_upgrade_and_the_next_request_are_read(running: Running, parts: list[bytes]) -> None:
     with running.connect() as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         for part in parts:
@@ -58,7 +56,7 @@ def test_the_body_of_a_request_that_offers_an_upgrade_is_read_and_so_is_the_next
 
 
 @pytest.mark.parametrize("offer", [H2C, b"Connection: Upgrade\r\nUpgrade: websocket\r\n"])
-def test_a_request_without_a_body_may_offer_an_upgrade_again_and_again(running: Running, offer: bytes) -> None:
+def test_a_request_may_offer_an_upgrade_again_and_again(running: Running, offer: bytes) -> None:
     with running.connect() as connection:
         for _ in range(2):
             connection.sendall(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n" + offer + b"\r\n")

@@ -99,9 +99,7 @@ def test_attention_launches_are_layers_times_steps_of_each_phase(tiny_llama: Tin
     assert sorted(launches) == sorted(due)  # a phase has one path
 
 
-def test_logits_without_a_finite_number_end_one_request_and_poison_no_page(
-    tiny_llama: TinyLlama, tmp_path: Path
-) -> None:
+def test_bad_logits_end_one_request_and_poison_no_page(tiny_llama: TinyLlama, tmp_path: Path) -> None:
     session = session_of(tiny_llama, tmp_path, kv_cache_tokens=160)
     session.submit("sick", [NAN_TOKEN] * 100)
     session.submit("well", tiny_llama.prompts[2])

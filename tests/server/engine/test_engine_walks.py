@@ -240,7 +240,7 @@ def test_tokens_are_those_of_a_plain_engine(decoder: Decoder, seed: int, ways: W
     assert ways is not GREEDY or device.most_due >= 5  # two replays, with what they read and the first one's tokens
 
 
-def test_a_step_that_fails_behind_its_choice_costs_the_others_no_token(decoder: Decoder, tiny_llama: TinyLlama) -> None:
+def test_a_step_that_fails_late_costs_the_others_no_token(decoder: Decoder, tiny_llama: TinyLlama) -> None:
     """Its graph has written over the tokens that the device had of the others; the host knows them by then."""
     with LateDevice(random.Random(0)) as device:
         walk = Walk(decoder, device, random.Random(0), GREEDY)

@@ -125,7 +125,7 @@ def test_a_windowed_mistral_is_served_as_by_transformers(
     assert served.windows == {True}
 
 
-def test_layers_with_and_without_a_window_are_served_as_by_transformers(tmp_path: Path) -> None:
+def test_windows_of_some_layers_are_served_as_by_transformers(tmp_path: Path) -> None:
     model = qwen2_with_one_windowed_layer(tmp_path)
     served = serve(tmp_path, 11)
     assert served.tokens == reference_tokens(model)

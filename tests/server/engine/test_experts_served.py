@@ -62,7 +62,7 @@ def experts_rows(built: BuiltEngine) -> list[PlanRow]:
     return [row for row in built.ready.plan if row.phase == "experts"]
 
 
-def test_experts_are_proven_at_the_start_and_every_launch_is_counted(tmp_path: Path) -> None:
+def test_experts_are_proven_at_the_start_and_counted(tmp_path: Path) -> None:
     built = build(tmp_path, Policy.QUALIFY)
     rows = experts_rows(built)
     shapes = [f"experts fp32 plain e5:2 h24 w20 silu r-{rows}" for rows in ("le_16", "le_128")]
@@ -83,7 +83,7 @@ def test_experts_are_proven_at_the_start_and_every_launch_is_counted(tmp_path: P
     assert [row.status for row in experts_rows(again)] == ["provisional"] * 2
 
 
-def test_a_start_without_proof_of_experts_is_refused_with_the_reason(tmp_path: Path) -> None:
+def test_unproven_experts_refuse_the_start_with_the_reason(tmp_path: Path) -> None:
     with pytest.raises(Unservable, match="under on-unproven=refuse no path may serve") as caught:
         build(tmp_path, Policy.REFUSE)
     [row, *_] = [row for row in caught.value.plan if row.phase == "experts"]
@@ -101,7 +101,7 @@ def test_wrong_experts_are_refused_at_the_start_by_their_check(tmp_path: Path) -
         build(tmp_path, Policy.QUALIFY, measure_wrong)
 
 
-def test_unproven_experts_serve_under_degrade_as_counted_fallbacks(tmp_path: Path) -> None:
+def test_unproven_experts_under_degrade_are_fallbacks(tmp_path: Path) -> None:
     built = build(tmp_path, Policy.DEGRADE)
     assert [(row.path, row.status) for row in experts_rows(built)] == [(PATH, "unproven")] * 2
     counted = [it for output in serve(built, 3) for it in output.record.dispatches if it.phase == "experts"]

@@ -83,7 +83,7 @@ def test_it_leaves_when_the_stream_ends_or_breaks(pair: Pair, data: bytes, statu
         drain(link)
 
 
-def test_what_the_socket_does_not_take_is_sent_later_and_nothing_waits_for_it(pair: Pair) -> None:
+def test_what_the_socket_does_not_take_is_sent_later(pair: Pair) -> None:
     link = Link(pair[0], leave)
     sent = [EngineProgress("loading", str(i) * 1000) for i in range(500)]
     for message in sent:  # some 0.5 MB: more than a socket holds, and nobody reads yet
@@ -115,7 +115,7 @@ def test_closing_sends_what_is_left(pair: Pair) -> None:
     closer.join()
 
 
-def test_the_watch_leaves_when_the_other_side_closes_and_reads_nothing(pair: Pair) -> None:
+def test_the_watch_ends_with_the_other_side_and_reads_nothing(pair: Pair) -> None:
     left: list[int] = []
     watch = threading.Thread(target=leave_with, args=(pair[0], left.append))
     watch.start()

@@ -280,7 +280,7 @@ def test_a_model_that_is_not_there_is_refused(tmp_path: Path) -> None:
     assert "nothing" in sent[-1].message
 
 
-def test_weights_that_do_not_fit_are_found_before_anything_is_proven(tiny_llama: TinyLlama, tmp_path: Path) -> None:
+def test_weights_that_do_not_fit_are_found_before_proving(tiny_llama: TinyLlama, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes((tiny_llama.folder / "config.json").read_bytes())
     settings = msgspec.structs.replace(settings_for(tiny_llama, tmp_path), model=str(tmp_path))
     status, sent = serve_with(msgspec.structs.replace(settings, on_unproven=Policy.QUALIFY))

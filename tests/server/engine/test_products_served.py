@@ -144,7 +144,7 @@ def test_every_product_of_a_step_is_counted_by_path(tmp_path: Path) -> None:
     assert linear_counts(served(built, 11)) == [("le_16", "torch.linear", of_layers + 1, ())] * 3
 
 
-def test_a_product_that_fails_to_launch_is_replaced_in_the_same_step(tmp_path: Path) -> None:
+def test_a_product_that_fails_is_replaced_in_the_same_step(tmp_path: Path) -> None:
     built, broken = build(tmp_path, proving), []
 
     def fail(*_: object) -> None:

@@ -124,7 +124,7 @@ def test_grammar_takes_calls_of_each_form(form: ToolCallParser, one: str, two: s
 
 
 @pytest.mark.parametrize("written", [HARMONY_CALL, HARMONY_CALL.replace("<|constrain|>", "")])
-def test_harmony_takes_one_call_with_its_recipient_in_either_place(written: str) -> None:
+def test_harmony_takes_one_call_with_either_recipient(written: str) -> None:
     grammar = bound_calls([WEATHER, CLOCK], HARMONY, is_parallel=True, added_ids=IDS).grammar
     head, _, rest = written.partition(" to=functions.get_weather")
     assert takes(grammar, f" to=functions.get_weather{head}{rest}", has_marks=True)
@@ -185,7 +185,7 @@ def test_answer_of_a_schema_may_be_a_call_instead() -> None:
         ({"anyOf": [{"required": ["a"]}, {"required": ["b"]}]}, True),
     ],
 )
-def test_an_object_has_other_fields_only_where_its_schema_lets_it(more: dict[str, Any], is_open: bool) -> None:
+def test_objects_have_other_fields_only_where_allowed(more: dict[str, Any], is_open: bool) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}, **more}
     assert takes(json_grammar(schema, "p"), '{"a": 5, "b": 6}') is is_open
     nested = {"type": "array", "items": {"$ref": "#/$defs/it"}, "$defs": {"it": schema}}

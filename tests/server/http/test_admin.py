@@ -35,7 +35,7 @@ def test_the_admin_port_asks_for_a_known_operators_key(folder: Path) -> None:
     assert it.get("/livez").status_code == 200
 
 
-def test_who_asks_the_api_for_what_is_on_the_admin_port_is_told_so(folder: Path) -> None:
+def test_the_api_names_the_admin_port_for_its_routes(folder: Path) -> None:
     it = served(folder, admin_port=9000)
     answers = [it.get("/metrics"), it.get("/attention"), it.post("/attention/attest", {})]
     assert [answer.status_code for answer in answers] == [404] * 3

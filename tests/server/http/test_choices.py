@@ -77,7 +77,7 @@ def test_the_engine_is_told_a_requests_priority(folder: Path) -> None:
     assert it.post(COMPLETIONS, {"prompt": "a", "priority": 2**31}).json()["error"]["param"] == "priority"
 
 
-def test_a_choice_that_fails_fails_the_request_and_leaves_nothing_behind(folder: Path) -> None:
+def test_a_choice_that_fails_fails_the_whole_request(folder: Path) -> None:
     it = served(folder, playing(delta("a"), delta("", FinishReason.ERROR)))
     assert it.post(COMPLETIONS, {"prompt": "a", "n": 3}).status_code == 500
     assert len(it.engine.submitted) == 3

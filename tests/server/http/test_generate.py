@@ -111,7 +111,7 @@ def test_only_with_the_setting_do_messages_spell_special_tokens(folder: Path) ->
         assert it.engine.submitted[1][1] == [*b"a", END, *b"b"]
 
 
-def test_a_name_reaches_the_template_and_an_assistant_may_have_said_nothing() -> None:
+def test_a_name_reaches_the_template() -> None:
     fields = [{"role": "user", "content": "a", "name": "Ann"}, {"role": "assistant", "content": None}]
     messages = [Message.model_validate(message) for message in fields]
     assert plain_messages(messages) == [
@@ -128,7 +128,7 @@ def test_a_chat_answer_is_an_assistants_message(folder: Path) -> None:
     assert choice["finish_reason"] == "stop"
 
 
-def test_a_chat_stream_is_role_then_text_then_reason_then_usage_then_done(folder: Path) -> None:
+def test_a_chat_stream_is_role_text_reason_usage_done(folder: Path) -> None:
     options = {"messages": USER, "stream": True, "stream_options": {"include_usage": True}}
     answer = served(folder, saying("Hel", "lo")).post(CHAT, options)
     assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
@@ -147,7 +147,7 @@ def test_a_chat_stream_is_role_then_text_then_reason_then_usage_then_done(folder
     assert len({chunk["id"] for chunk in (*chunks, usage)}) == 1
 
 
-def test_a_completion_stream_without_include_usage_has_no_usage_at_all(folder: Path) -> None:
+def test_a_stream_without_include_usage_has_no_usage(folder: Path) -> None:
     *chunks, done = events(served(folder, saying("a", "b")).post(COMPLETIONS, {"prompt": "x", "stream": True}))
     assert [chunk["choices"][0]["text"] for chunk in chunks] == ["a", "b", ""]
     assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
@@ -155,7 +155,7 @@ def test_a_completion_stream_without_include_usage_has_no_usage_at_all(folder: P
     assert done == "[DONE]"
 
 
-def test_a_character_is_never_cut_between_chunks_and_the_first_token_shows(folder: Path) -> None:
+def test_a_character_is_never_cut_between_chunks(folder: Path) -> None:
     euro = "€".encode()
 
     deltas = [TokenDelta("", [byte]) for byte in euro] + [delta("!", FinishReason.LENGTH)]
@@ -165,7 +165,7 @@ def test_a_character_is_never_cut_between_chunks_and_the_first_token_shows(folde
     assert [chunk["choices"][0]["text"] for chunk in chunks] == ["", "€", "!"]
 
 
-def test_bytes_that_never_become_a_character_are_shown_as_a_replacement_at_the_end(folder: Path) -> None:
+def test_bytes_of_no_character_end_as_a_replacement(folder: Path) -> None:
     deltas = [TokenDelta("", [97, 0xE2, 0x82]), delta("", FinishReason.LENGTH)]
 
     body = served(folder, playing(*deltas)).post(COMPLETIONS, {"prompt": "x"}).json()

@@ -39,7 +39,7 @@ def test_a_refused_start_says_which_shape_and_why(folder: Path) -> None:
     assert second == "no path may serve prefill fp32 h4:2 d320: sdpa.cpu: takes at most 256, the shape has 320"
 
 
-def test_where_every_path_is_of_another_machine_or_phase_that_is_the_reason(folder: Path) -> None:
+def test_paths_of_other_machines_or_phases_are_the_reason(folder: Path) -> None:
     it = served(folder)
     it.engine.refuse()
     assert it.engine.refused is not None
@@ -87,7 +87,7 @@ def test_a_draining_server_is_not_ready(folder: Path) -> None:
     assert it.get("/readyz").json()["reasons"] == ["the server is shutting down"]
 
 
-def test_the_plan_shows_each_decision_with_rejections_evidence_and_launches(folder: Path) -> None:
+def test_the_plan_shows_rejections_evidence_and_launches(folder: Path) -> None:
     it = served(folder)
     dispatch = DispatchCount("prefill", "le_128", "sdpa.math", "provisional", "sdpa.cpu", [], 1, 100, 8)
     it.edge.metrics.attention.served([dispatch])
@@ -114,7 +114,7 @@ def test_the_plan_of_a_refused_start_is_shown_too(folder: Path) -> None:
     assert body["shapes"][0]["path"] is None
 
 
-def test_a_path_of_another_operator_is_taken_out_of_its_own_shapes(folder: Path) -> None:
+def test_a_path_of_another_operator_loses_its_own_shapes(folder: Path) -> None:
     it = served(folder)
     row = msgspec.structs.replace(
         plan_row(), shape="experts ...", phase="experts", head_dim=None, path="triton.experts"
@@ -126,7 +126,7 @@ def test_a_path_of_another_operator_is_taken_out_of_its_own_shapes(folder: Path)
     assert answer.json()["error"]["message"] == "sdpa.math is of another operator than the shape experts ...."
 
 
-def test_an_engine_that_has_not_started_has_no_plan_and_takes_no_orders(folder: Path) -> None:
+def test_an_engine_before_its_start_has_no_plan_or_orders(folder: Path) -> None:
     it = served(folder)
     it.engine.state, it.engine.ready = EngineState.STARTING, None
     it.engine.report = AttestationReport("request", "match", 1.0, 0.1, [], [])  # which nobody may ask for yet
@@ -154,7 +154,7 @@ def test_the_version_names_the_machine(folder: Path) -> None:
     assert served(folder).get("/version").json() == {"version": "1.2.3", "fingerprint": READY.fingerprint}
 
 
-def test_with_an_admin_port_the_main_one_has_no_metrics_and_the_other_needs_no_key(folder: Path) -> None:
+def test_with_an_admin_port_metrics_are_only_there(folder: Path) -> None:
     it = served(folder, admin_port=9000)
     assert it.get("/metrics").status_code == 404
     assert it.get("/readyz").status_code == 200
@@ -194,7 +194,7 @@ def test_the_latest_shadow_checks_are_shown(folder: Path) -> None:
         (["sdpa.cpu"], "The body must be an object"),
     ],
 )
-def test_an_attestation_of_less_than_everything_is_refused_by_name(folder: Path, body: object, said: str) -> None:
+def test_an_attestation_of_a_part_is_refused_by_name(folder: Path, body: object, said: str) -> None:
     it = served(folder)
     it.engine.report = AttestationReport("request", "match", 1.0, 0.1, [], [])
     answer = it.post("/attention/attest", body)

@@ -117,7 +117,7 @@ def test_what_can_be_written_at_once_wakes_no_task(folder: Path) -> None:
     assert it.it.value("generation_tokens_total") == len(expected(50).encode())
 
 
-def test_behind_a_slow_reader_tokens_are_merged_and_keep_their_order(folder: Path) -> None:
+def test_behind_a_slow_reader_tokens_are_merged_in_order(folder: Path) -> None:
     engine = PushingEngine(script(4000))
     it = running(folder, engine)
     it._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # its connections inherit it
@@ -134,7 +134,7 @@ def test_behind_a_slow_reader_tokens_are_merged_and_keep_their_order(folder: Pat
     assert engine.num_yielded > 1
 
 
-def test_what_fails_behind_a_first_token_that_woke_no_task_is_an_event(folder: Path) -> None:
+def test_a_failure_behind_an_unread_first_token_is_an_event(folder: Path) -> None:
     failed = TokenDelta("", [], FinishReason.ERROR)
     engine = PushingEngine([delta("0 ", is_first=True), delta("1 "), failed])
     it = running(folder, engine)

@@ -135,7 +135,7 @@ def test_documents_are_ranked_by_qwen3s_prompt(words: Path) -> None:
     }
 
 
-def test_scores_pair_texts_and_a_document_spells_no_special_token(words: Path) -> None:
+def test_scores_pair_texts_and_spell_no_special_token(words: Path) -> None:
     it = pooling(words, PoolingModel(Task.SCORE))
     answer = it.post(SCORE, {"text_1": "q", "text_2": ["d", "<|im_end|>"]}).json()
     answers.ScoreList.model_validate(answer, strict=False)

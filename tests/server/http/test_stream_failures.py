@@ -15,7 +15,7 @@ from server.settings import Settings
 COMPLETIONS = "/v1/completions"
 
 
-def test_one_failing_prompt_of_several_fails_the_request_and_cancels_the_others(folder: Path) -> None:
+def test_one_failing_prompt_cancels_the_others(folder: Path) -> None:
     def script(prompt: list[int]) -> list[TokenDelta]:
         if prompt == [98]:
             return [
@@ -30,7 +30,7 @@ def test_one_failing_prompt_of_several_fails_the_request_and_cancels_the_others(
     assert it.engine.cancelled == [it.engine.submitted[0][0]]
 
 
-def test_an_engine_that_dies_before_the_first_token_is_a_503_even_for_a_stream(folder: Path) -> None:
+def test_a_death_before_the_first_token_is_a_503(folder: Path) -> None:
     deltas = [TokenDelta("", [], FinishReason.ERROR, error_code=EngineDied.code, error_message="gone")]
 
     answer = served(folder, playing(*deltas)).post(COMPLETIONS, {"prompt": "a", "stream": True})
@@ -40,7 +40,7 @@ def test_an_engine_that_dies_before_the_first_token_is_a_503_even_for_a_stream(f
 
 
 @pytest.mark.parametrize("code", ["invalid_value", "context_length_exceeded"])
-def test_what_the_engine_refuses_of_a_request_is_the_clients_to_mend(folder: Path, code: str) -> None:
+def test_what_the_engine_refuses_is_the_clients_to_mend(folder: Path, code: str) -> None:
     """A tokenizer may know more tokens than the model: only the engine sees it."""
     why = "prompt token 97 is outside the vocabulary of 96"
     it = served(folder, playing(TokenDelta("", [], FinishReason.ERROR, error_code=code, error_message=why)))
@@ -50,7 +50,7 @@ def test_what_the_engine_refuses_of_a_request_is_the_clients_to_mend(folder: Pat
     assert it.value("requests_total", route=COMPLETIONS, outcome="client_error") == 1
 
 
-def test_an_engine_that_dies_mid_stream_is_an_event_with_the_requests_id(folder: Path) -> None:
+def test_a_death_mid_stream_is_an_event_with_the_id(folder: Path) -> None:
     deltas = [delta("a"), TokenDelta("", [], FinishReason.ERROR, error_code=EngineDied.code, error_message="gone")]
 
     it = served(folder, playing(*deltas))
@@ -98,7 +98,7 @@ def test_retry_after_is_the_usual_wait_within_limits(folder: Path, waited_s: flo
     assert (answer.status_code, answer.headers["retry-after"]) == (429, str(retry_after))
 
 
-def test_prompt_tokens_that_would_wait_are_limited_but_an_empty_queue_takes_any(folder: Path) -> None:
+def test_waiting_prompt_tokens_are_limited_but_for_the_first(folder: Path) -> None:
     async def run() -> None:
         it = served(folder, max_queued_tokens=10)
         it.engine.gate.clear()
@@ -156,7 +156,7 @@ def test_a_request_before_ready_is_a_503_with_the_reason(folder: Path) -> None:
     assert it.value("rejected_total", reason="not_ready") == 1
 
 
-def test_a_request_that_takes_longer_than_allowed_is_a_504_and_is_cancelled(folder: Path) -> None:
+def test_a_request_beyond_the_limit_is_a_504_and_cancelled(folder: Path) -> None:
     it = served(folder, request_timeout_s=0.05)
     it.engine.gate.clear()
     answer = it.post(COMPLETIONS, {"prompt": "a"})
@@ -173,9 +173,7 @@ def test_a_request_that_takes_longer_than_allowed_is_a_504_and_is_cancelled(fold
         ("/v1/messages", {"messages": [{"role": "user", "content": "a"}], "max_tokens": 5}),
     ],
 )
-def test_a_request_that_takes_longer_than_its_own_timeout_is_a_408_not_to_be_sent_again(
-    route: str, prompt: dict[str, object], folder: Path
-) -> None:
+def test_a_request_beyond_its_own_timeout_is_a_408(route: str, prompt: dict[str, object], folder: Path) -> None:
     it = served(folder)
     it.engine.gate.clear()
     answer = it.post(route, {**prompt, "timeout": 0.05, "priority": -3})
@@ -187,7 +185,7 @@ def test_a_request_that_takes_longer_than_its_own_timeout_is_a_408_not_to_be_sen
     assert it.engine.cancelled == [it.engine.submitted[0][0]]
 
 
-def test_a_stream_that_takes_longer_than_its_own_timeout_ends_with_an_event(folder: Path) -> None:
+def test_a_stream_beyond_its_own_timeout_ends_with_an_event(folder: Path) -> None:
     async def run() -> None:
         it = served(folder, saying("a", "b"))
         it.engine.gate.clear()
@@ -207,13 +205,13 @@ def test_a_stream_that_takes_longer_than_its_own_timeout_ends_with_an_event(fold
     asyncio.run(run())
 
 
-def test_the_servers_own_limit_holds_for_a_request_that_asks_for_more_time(folder: Path) -> None:
+def test_a_longer_timeout_does_not_lift_the_servers_limit(folder: Path) -> None:
     it = served(folder, request_timeout_s=0.05)
     it.engine.gate.clear()
     assert it.post(COMPLETIONS, {"prompt": "a", "timeout": 3600}).status_code == 504
 
 
-def test_a_shutdowns_deadline_ends_a_running_stream_with_an_event(folder: Path) -> None:
+def test_a_shutdowns_deadline_ends_a_stream_with_an_event(folder: Path) -> None:
     async def run() -> None:
         it = served(folder, saying("a", "b"))
         it.engine.gate.clear()

@@ -13,7 +13,7 @@ def lift(it: Served, body: object) -> httpx.Response:
     return it.request("DELETE", "/attention/quarantine", json=body)
 
 
-def test_a_path_is_taken_out_for_all_its_shapes_and_the_plan_says_so(folder: Path) -> None:
+def test_a_path_is_taken_out_for_all_shapes_of_the_plan(folder: Path) -> None:
     it = served(folder)
     answer = it.post("/attention/quarantine", {"path": "sdpa.cpu"})
     wanted = [{"path": "sdpa.cpu", "shape": shape} for shape in SHAPES]
@@ -39,9 +39,7 @@ def test_a_path_is_taken_out_for_one_shape_and_lifted_again(folder: Path) -> Non
         ({"path": "sdpa.cpu", "shapes": []}, 400, "'shapes'"),
     ],
 )
-def test_an_order_that_names_nothing_is_refused_with_what_there_is(
-    folder: Path, body: dict[str, object], status: int, word: str
-) -> None:
+def test_an_order_that_names_nothing_is_refused(folder: Path, body: dict[str, object], status: int, word: str) -> None:
     it = served(folder)
     for answer in (it.post("/attention/quarantine", body), lift(it, body)):
         assert answer.status_code == status
@@ -49,7 +47,7 @@ def test_an_order_that_names_nothing_is_refused_with_what_there_is(
     assert it.engine.quarantine.by_operator == []
 
 
-def test_an_order_that_would_leave_a_shape_without_a_path_is_a_conflict(folder: Path) -> None:
+def test_an_order_that_leaves_no_path_is_a_conflict(folder: Path) -> None:
     it = served(folder)
     it.engine.stranded = [SHAPES[0]]
     answer = it.post("/attention/quarantine", {"path": "sdpa.cpu"})
@@ -57,7 +55,7 @@ def test_an_order_that_would_leave_a_shape_without_a_path_is_a_conflict(folder: 
     assert SHAPES[0] in answer.json()["error"]["message"]
 
 
-def test_an_order_is_counted_under_its_route_and_a_wrong_method_names_both_right_ones(folder: Path) -> None:
+def test_an_order_is_counted_and_a_wrong_method_refused(folder: Path) -> None:
     it = served(folder)
     it.post("/attention/quarantine", {"path": "sdpa.cpu"})
     assert it.value("requests_total", route="/attention/quarantine", outcome="ok") == 1

@@ -293,7 +293,7 @@ def test_stop_strings_end_a_parsed_answer(tmp_path: Path) -> None:
     assert (choice["message"]["content"], choice["finish_reason"]) == ("one", "stop")
 
 
-def test_a_conversation_with_tools_is_tokenized_as_the_chat_would(tmp_path: Path) -> None:
+def test_a_chat_with_tools_is_tokenized_as_it_is_answered(tmp_path: Path) -> None:
     it = serving(tmp_path, saying("ok"))
     tokens = it.post("/tokenize", {"messages": USER, "tools": [WEATHER]}).json()["tokens"]
     message_of(it)

@@ -54,7 +54,7 @@ def test_the_weights_are_bf16_and_as_many_as_the_card_says() -> None:
     assert f"{sum(tensor.numel() for tensor in tensors):,};" in (DEMO_MODEL / "README.md").read_text()
 
 
-def test_words_that_were_never_trained_on_cost_far_less_than_chance(demo: Any, tokenizer: Tokenizer) -> None:
+def test_untrained_words_cost_far_less_than_chance(demo: Any, tokenizer: Tokenizer) -> None:
     text = "The old king said to his daughter that she should go into the forest and look for her brother."
     # A uniform guess costs ln 4096 = 8.3 nats; the held-out books cost 3.6.
     assert nats_per_token(demo, tokenizer.encode(text), 15) < 4.5
@@ -68,7 +68,7 @@ def test_shuffled_words_cost_more_than_english(demo: Any, tokenizer: Tokenizer) 
     assert nats_per_token(demo, tokenizer.encode(" ".join(words)), 15) > english + 1.0
 
 
-def test_a_prompt_of_three_thousand_tokens_helps_and_does_not_confuse(demo: Any, tokenizer: Tokenizer) -> None:
+def test_a_prompt_of_3000_tokens_helps(demo: Any, tokenizer: Tokenizer) -> None:
     line = " The captain of the Nautilus looked at the chart of the ocean and said nothing to Ned Land for an hour."
     line_ids = tokenizer.encode(line)
     alone = nats_per_token(demo, line_ids, len(line_ids) - 1)
@@ -131,7 +131,7 @@ def test_the_held_out_part_is_the_end_of_the_book() -> None:
     assert len(book.held_out) == 1  # 2% of 40 paragraphs of about one length
 
 
-def test_conversations_are_the_same_for_the_same_seed_and_end_with_the_assistant() -> None:
+def test_conversations_of_a_seed_are_the_same() -> None:
     def draw(seed: int) -> list[list[tuple[str, str]]]:
         maker = ConversationMaker(PARAGRAPHS, random.Random(seed))
         return [maker.draw() for _ in range(50)]

@@ -75,6 +75,6 @@ def test_dummy_weights_are_named_so(tmp_path: Path) -> None:
     assert model_digests(tmp_path, has_weights=False) == {"tokenizer": None, "weights": "dummy"}
 
 
-def test_the_golden_file_that_ships_has_the_digests_of_the_model_that_ships() -> None:
+def test_the_shipped_golden_file_has_the_models_digests() -> None:
     golden = load_golden(shipped_golden("demo"))
     assert golden.model_digests == model_digests(Path(DEMO_MODEL), has_weights=True)

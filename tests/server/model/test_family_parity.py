@@ -236,7 +236,7 @@ def reference_logits(model: PreTrainedModel, token_ids: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_logits_equal_those_of_transformers_in_one_pass_and_in_chunks(variant: str, tmp_path: Path) -> None:
+def test_logits_equal_those_of_transformers_also_in_chunks(variant: str, tmp_path: Path) -> None:
     reference = save_reference(tmp_path, *VARIANTS[variant])
     runner = PagedRunner(load(tmp_path))
     for chunks in ([1], [7], [NUM_TOKENS], [13, 1, 3, 32, 1, 1, 9]):
@@ -245,7 +245,7 @@ def test_logits_equal_those_of_transformers_in_one_pass_and_in_chunks(variant: s
         assert error <= TOLERANCE
 
 
-def test_experts_of_four_bits_equal_those_that_transformers_unpacks(tmp_path: Path) -> None:
+def test_experts_of_four_bits_equal_unpacked_ones(tmp_path: Path) -> None:
     reference = save_mxfp4(tmp_path, MXFP4)
     token_ids = prompt(NUM_TOKENS)
     logits = PagedRunner(load(tmp_path)).logits(token_ids, [13, 1, 3, 32, 1, 1, 9])

@@ -61,7 +61,7 @@ def test_the_task_follows_from_the_folder_unless_it_is_given(tmp_path: Path) -> 
         ({"matryoshka_dimensions": [16, 32]}, False, (16, 32)),
     ],
 )
-def test_shorter_embeddings_are_allowed_by_the_model_or_by_setting(
+def test_the_model_or_a_setting_allows_shorter_embeddings(
     tmp_path: Path, config: dict[str, object], matryoshka: bool, allowed: object
 ) -> None:
     found = read_pooling(write(tmp_path, [], **config), Settings(task=Task.EMBED, matryoshka=matryoshka))

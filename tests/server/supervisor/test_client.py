@@ -104,7 +104,7 @@ def test_streams_at_the_same_time_each_get_their_own_tokens() -> None:
     run(test)
 
 
-def test_a_prompt_larger_than_the_socket_arrives_whole_and_before_what_follows_it() -> None:
+def test_a_prompt_larger_than_the_socket_arrives_whole() -> None:
     async def test() -> None:
         async with running() as (client, _):
             long, short = await asyncio.gather(collect(client, "a", [7] * 400_000), collect(client, "b", [8]))
@@ -161,7 +161,7 @@ def test_an_engine_that_gets_ready_has_a_heartbeat_from_then_on() -> None:
     run(test)
 
 
-def test_a_dead_engine_leaves_no_heartbeat_by_which_the_next_would_be_judged() -> None:
+def test_the_next_engine_has_a_heartbeat_of_its_own() -> None:
     async def test() -> None:
         async with running() as (client, _):
             await until(lambda: client.last_heartbeat is not None)
@@ -198,7 +198,7 @@ def test_a_refusal_is_final() -> None:
     run(test)
 
 
-def test_a_start_that_can_never_succeed_is_refused_and_not_tried_again() -> None:
+def test_a_start_that_cannot_succeed_is_not_tried_again() -> None:
     def make_folder() -> Path:
         raise SettingsError("set TMPDIR to a shorter folder")
 
@@ -294,7 +294,7 @@ def test_the_socket_is_private_and_its_folder_is_removed() -> None:
     run(test)
 
 
-def test_an_engine_that_cannot_start_is_tried_again_with_growing_delays() -> None:
+def test_a_failed_start_is_tried_again_with_growing_delays() -> None:
     async def test() -> None:
         delays_s: list[float] = []
 
@@ -312,7 +312,7 @@ def test_an_engine_that_cannot_start_is_tried_again_with_growing_delays() -> Non
     run(test)
 
 
-def test_who_asks_for_an_attestation_gets_its_report_and_what_lied_is_quarantined() -> None:
+def test_an_attestation_gives_its_report_and_quarantines() -> None:
     async def test() -> None:
         async with running() as (client, ledger):
             first, second = await asyncio.gather(client.attestations.ask(), client.attestations.ask())
@@ -326,7 +326,7 @@ def test_who_asks_for_an_attestation_gets_its_report_and_what_lied_is_quarantine
     run(test)
 
 
-def test_who_waits_for_an_answer_of_an_engine_that_dies_waits_no_longer() -> None:
+def test_waiting_for_a_dead_engines_answer_ends() -> None:
     async def test() -> None:
         async with running(**STALLS_SOON) as (client, ledger):
             stuck = asyncio.create_task(collect(client, "a", [667]))

@@ -41,7 +41,7 @@ def test_a_socket_fits_however_long_the_temporary_path_is(length: int) -> None:
     base.rmdir()
 
 
-def test_without_any_folder_that_is_short_enough_the_error_says_what_to_do(tmp_path: Path) -> None:
+def test_without_a_short_folder_the_error_says_what_to_do(tmp_path: Path) -> None:
     long = padded(tmp_path, 200)
     with pytest.raises(SettingsError, match=r"have 230 bytes .* limit is 103.*set TMPDIR to a shorter folder"):
         make_socket_folder(str(long), str(tmp_path / "nothing"))

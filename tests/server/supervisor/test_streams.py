@@ -42,7 +42,7 @@ def reading(stream: OpenStream, *deltas: TokenDelta) -> TokenDelta | Exception:
     return asyncio.run(test())
 
 
-def test_while_the_reader_waits_what_can_be_taken_is_and_the_last_comes_to_it() -> None:
+def test_a_waiting_reader_gets_the_last_message() -> None:
     taken: list[TokenDelta] = []
     stream = OpenStream("a", lambda delta: not taken.append(delta))
     last = TokenDelta("a", [3], FinishReason.STOP)

@@ -14,7 +14,7 @@ class BrokenExporter(SpanExporter):
         raise OSError(f"{len(spans)} spans cannot be sent")
 
 
-def test_spans_of_an_exporter_that_raises_are_counted_and_make_room_for_others() -> None:
+def test_spans_that_raise_are_counted_and_make_room() -> None:
     dropped: list[int] = []
     exporter = CountedExporter(BrokenExporter(), dropped.append)
     for _ in range(2):

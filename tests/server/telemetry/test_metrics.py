@@ -53,7 +53,7 @@ def num_samples(metrics: Metrics) -> int:
     return sum(len(family.samples) for family in scraped(metrics.registry))
 
 
-def test_every_fallback_that_the_plan_allows_is_at_zero_before_it_happens() -> None:
+def test_every_possible_fallback_is_at_zero_from_the_start() -> None:
     metrics = make()
     metrics.on_ready(READY)
     reasons = (Reject.HEAD_DIM, Reject.QUARANTINED)  # the plan's own reason, and the one that may come in service
@@ -105,7 +105,7 @@ def test_kernels_compiled_before_ready_are_not_an_alarm() -> None:
     assert value(metrics, "kernel_compiles_total", after_ready="true") == 5
 
 
-def test_what_is_left_to_pytorchs_matmuls_is_counted_by_its_reason_at_each_start_and_in_service() -> None:
+def test_matmuls_left_to_pytorch_are_counted_by_reason() -> None:
     metrics = make()
     metrics.on_ready(READY)
     for reason in MatmulFallback:
@@ -205,7 +205,7 @@ def test_the_largest_plan_stays_below_1000_samples() -> None:
     assert 800 < num_samples(metrics) <= MAX_SAMPLES
 
 
-def test_every_counter_with_a_closed_label_is_at_zero_before_the_engine_is_ready() -> None:
+def test_counters_of_closed_labels_start_at_zero() -> None:
     metrics = make()
     for stage in OomStage:
         assert value(metrics, "gpu_oom_total", stage=stage.value) == 0
@@ -250,7 +250,7 @@ def test_the_time_of_a_phase_is_that_of_its_batches_by_class() -> None:
     assert value(metrics, "forward_time_ratio", phase="prefill", **{"class": "evidence"}) is None
 
 
-def test_shadow_checks_are_at_zero_before_they_are_counted_with_their_time() -> None:
+def test_shadow_checks_start_at_zero_and_have_their_time() -> None:
     metrics = make()
     for phase, result in itertools.product((*Phase, Operator.LINEAR), Shadow):
         assert value(metrics, "shadow_checks_total", phase=phase.value, result=result.value) == 0
@@ -279,7 +279,7 @@ def test_the_peak_of_temporary_memory_stays() -> None:
     assert value(metrics, "peak_temporary_bytes", phase="prefill") == 100
 
 
-def test_what_a_changed_plan_will_be_counted_under_is_there_at_zero() -> None:
+def test_the_labels_of_a_changed_plan_start_at_zero() -> None:
     metrics = make()
     metrics.on_ready(READY)
     row = msgspec.structs.replace(

@@ -50,9 +50,7 @@ class Traced:
         self.tracing.close()
 
 
-def test_a_stream_is_one_server_span_whatever_its_length_and_continues_the_clients_trace(
-    folder: Path, collector: Collector
-) -> None:
+def test_a_stream_is_one_span_that_continues_the_clients_trace(folder: Path, collector: Collector) -> None:
     traced = Traced(folder, collector, ScriptedEngine(saying(*"abcdefghijklmnopqrstuvwxyz" * 4)))
     answer = traced.it.post(COMPLETIONS, {"prompt": "hello", "stream": True}, headers=TRACED)
     assert len(events(answer)) > 100
@@ -93,9 +91,7 @@ def test_a_failed_stream_is_an_error_from_the_operation_up(folder: Path, collect
     assert error["error"]["trace_id"] == collector.named(SERVER).trace_id.hex()  # type: ignore[index]
 
 
-def test_a_failure_before_the_first_byte_is_a_bad_event_of_ttft_and_of_availability(
-    folder: Path, collector: Collector
-) -> None:
+def test_a_failure_before_the_first_byte_is_a_bad_event(folder: Path, collector: Collector) -> None:
     died = TokenDelta("", [], FinishReason.ERROR, error_code=EngineDied.code, error_message="gone")
     traced = Traced(folder, collector, ScriptedEngine(playing(died)))
     assert traced.it.post(COMPLETIONS, {"prompt": "hello"}).status_code == 503

@@ -148,7 +148,7 @@ def test_the_server_span_says_what_http_says(collector: Collector) -> None:
     assert collector.schemas == {conventions.SCHEMA_URL}
 
 
-def test_the_stages_are_timed_by_the_engine_and_follow_one_another(collector: Collector) -> None:
+def test_stages_are_timed_and_follow_one_another(collector: Collector) -> None:
     subject = Subject(collector.url)
     subject.serve()
     subject.tracing.close()
@@ -163,7 +163,7 @@ def test_the_stages_are_timed_by_the_engine_and_follow_one_another(collector: Co
     assert abs(queue.start_time_unix_nano / 1e9 - time.time()) < 60
 
 
-def test_a_client_that_leaves_in_the_queue_leaves_an_unfinished_stage(collector: Collector) -> None:
+def test_a_client_that_leaves_the_queue_ends_its_stage(collector: Collector) -> None:
     subject = Subject(collector.url)
     record = subject.begin()
     record.sequence(130)
@@ -189,7 +189,7 @@ def test_what_is_not_sampled_is_not_exported_and_has_no_exemplar(
 
 
 @pytest.mark.parametrize(("ratio", "headers"), [(0.0, {}), (1.0, UNSAMPLED)], ids=["ratio", "client"])
-def test_errors_and_fallbacks_are_exported_whatever_the_sampling_says(
+def test_errors_and_fallbacks_are_exported_unsampled_too(
     collector: Collector, ratio: float, headers: dict[str, str]
 ) -> None:
     subject = Subject(collector.url, ratio)
@@ -215,7 +215,7 @@ def test_a_request_that_was_turned_away_is_no_failure_to_keep(collector: Collect
     assert collector.spans == []
 
 
-def test_the_first_token_of_a_sampled_request_is_an_exemplar_in_openmetrics_only(collector: Collector) -> None:
+def test_a_first_token_is_an_exemplar_in_openmetrics_only(collector: Collector) -> None:
     subject = Subject(collector.url)
     subject.serve({"traceparent": TRACEPARENT})
     subject.tracing.close()
@@ -226,7 +226,7 @@ def test_the_first_token_of_a_sampled_request_is_an_exemplar_in_openmetrics_only
     assert TRACE_ID.encode() not in scrape(subject.metrics.registry, TEXT)
 
 
-def test_without_an_endpoint_a_request_has_ids_for_the_log_and_nothing_else() -> None:
+def test_without_an_endpoint_a_request_has_ids_only() -> None:
     subject = Subject(None)
     record = subject.serve({"traceparent": TRACEPARENT})
     assert record.trace.trace_id == TRACE_ID
@@ -298,7 +298,7 @@ def test_the_genai_names_are_those_of_the_conventions() -> None:
     assert ours <= known
 
 
-def test_an_attestation_is_a_trace_of_its_own_with_an_event_a_batch(collector: Collector) -> None:
+def test_an_attestation_is_a_trace_with_an_event_a_batch(collector: Collector) -> None:
     subject = Subject(collector.url, ratio=0.0)
     explained = ExplainedTime(0.25, {"evidence": 1.0, "unproven": 3.0}, {"gemm": 3.0}, {})
     wrong = "did not launch hallmark_decode"

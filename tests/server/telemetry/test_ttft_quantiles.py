@@ -48,7 +48,7 @@ def read_p99(samples: list[float], edges: tuple[float, ...]) -> float:
 
 
 @pytest.mark.parametrize(("machine", "bucket"), SETS)
-def test_the_p99_of_our_histogram_is_within_5_percent_of_the_exact_one(machine: str, bucket: str) -> None:
+def test_our_histograms_p99_is_within_5_percent(machine: str, bucket: str) -> None:
     samples = RECORDED[machine][bucket]
     registry = CollectorRegistry()
     metrics = LatencyMetrics(MetricFactory(registry), "m")

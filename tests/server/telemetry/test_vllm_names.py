@@ -69,7 +69,7 @@ def test_bucket_edges_are_vllms(metrics: Metrics, name: str, num_edges: int, edg
     assert edges <= set(found)
 
 
-def test_load_is_that_of_the_last_step_and_of_the_heartbeat_after_it(metrics: Metrics) -> None:
+def test_load_is_that_of_the_last_step_or_heartbeat(metrics: Metrics) -> None:
     metrics.on_step(RECORD)
     names = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "gpu_cache_usage_perc")
     assert [value(metrics, name) for name in names] == [3, 2, 0.25, 0.25]
@@ -95,7 +95,7 @@ def test_cache_of_a_restarted_engine_replaces_the_one_before(metrics: Metrics) -
     assert labels == [({"block_size": "16", "num_gpu_blocks": "90", "engine": "0"}, 1)]
 
 
-def test_each_gap_between_tokens_is_measured_and_the_whole_sequence(metrics: Metrics) -> None:
+def test_each_gap_and_the_whole_sequence_are_measured(metrics: Metrics) -> None:
     answer = sequence(metrics, arrived_at=10.0)
     for at, finish_reason in ((12.0, None), (12.5, None), (14.0, FinishReason.STOP)):
         answer.delta(TokenDelta("a", [1], finish_reason), at)

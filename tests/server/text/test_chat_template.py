@@ -24,7 +24,7 @@ def render(source: str, messages: list[dict[str, Any]] = MESSAGES, *, opens: boo
     return ChatTemplate(source, {"bos_token": "<s>"}).render(messages, add_generation_prompt=opens)
 
 
-def test_messages_special_tokens_and_the_opened_turn_are_rendered() -> None:
+def test_messages_and_special_tokens_are_rendered() -> None:
     source = "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m['content'] }}{% endfor %}"
     source += "{% if add_generation_prompt %}[assistant]{% endif %}"
     assert render(source) == "<s>[user]Hi <b>[assistant]Yes[assistant]"
@@ -129,7 +129,7 @@ def test_a_template_that_fails_on_a_missing_field_names_no_text() -> None:
     assert "Hi <b>" not in caught.value.message
 
 
-def test_a_template_is_found_in_the_config_the_named_list_and_the_file(tmp_path: Path) -> None:
+def test_a_template_is_found_in_config_list_and_file(tmp_path: Path) -> None:
     def load(config: dict[str, Any]) -> str | None:
         (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
         template = ChatTemplate.load(tmp_path)

@@ -54,7 +54,7 @@ def test_no_file_recommends_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text", ['{"temperature": 3.0}', '{"repetition_penalty": 0.001}', '{"top_p": "high"}', "not json", "[" * 200_000]
 )
-def test_a_file_that_no_sampler_can_follow_is_refused_by_its_name(text: str, tmp_path: Path) -> None:
+def test_a_file_no_sampler_can_follow_is_refused_by_name(text: str, tmp_path: Path) -> None:
     (tmp_path / "generation_config.json").write_text(text)
     with pytest.raises(ModelError, match=r"generation_config\.json"):
         load_sampling_defaults(tmp_path)

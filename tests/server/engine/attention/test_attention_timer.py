@@ -87,7 +87,7 @@ def test_each_phase_has_its_own_turn() -> None:
     assert [step(timer, 2), step(timer, 2, DECODE), step(timer, 2), step(timer, 2, DECODE)] == [[1], [1], [], []]
 
 
-def test_a_sample_holds_the_work_of_all_layers_like_the_measured_one() -> None:
+def test_a_sample_holds_the_work_of_layers_like_its_own() -> None:
     timer = started(AttentionTimer([PLAIN] * 3, FakeDevice(), every=64))
     step(timer, 3)
     timer.begin(TOKENS)
@@ -133,7 +133,7 @@ def watched(timer: AttentionTimer) -> AbstractContextManager[None]:
     return Dispatcher({}, (), (PLAIN,), redecide=lambda *_: None, timer=timer).watched(lambda _: nullcontext())
 
 
-def test_another_replay_by_an_attestation_is_not_taken_for_the_sampled_ones_time() -> None:
+def test_a_replay_of_an_attestation_is_not_the_sampled_one() -> None:
     device, batch = FakeDevice(is_graph=True), object()
     timer = started(AttentionTimer([PLAIN], device))
     timer.around(lambda: None, DECODE, 0, batch)

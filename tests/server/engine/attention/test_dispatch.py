@@ -99,7 +99,7 @@ def test_layers_of_different_windows_have_their_own_decisions() -> None:
     assert outputs == [[2.0] * 5, [1.0] * 5, [2.0] * 5]
 
 
-def test_layers_of_one_step_share_what_was_planned_for_their_part_and_steps_do_not() -> None:
+def test_layers_of_one_step_share_a_plan_and_steps_do_not() -> None:
     made: list[tuple[Phase, str]] = []
 
     def run(q: Tensor, k: Tensor, v: Tensor, batch: AttentionBatch, flags: AttentionFlags, out: Tensor) -> None:  # noqa: ARG001
@@ -152,7 +152,7 @@ def test_every_launch_is_counted_by_path() -> None:
         RuntimeError("Triton Error [CUDA]: too many resources requested for launch"),
     ],
 )
-def test_a_path_that_cannot_launch_is_quarantined_and_the_next_one_serves(error: Exception) -> None:
+def test_a_path_that_cannot_launch_makes_room_for_the_next(error: Exception) -> None:
     asked = []
 
     def redecide(subject: AttentionShape, quarantined: Pairs, _: Pairs) -> Decision:
@@ -226,7 +226,7 @@ def pairs_of(*names: str, phase: Phase) -> Pairs:
     return frozenset((name, str(each)) for name in names for each in decisions() if each.phase is phase)
 
 
-def test_an_order_changes_the_path_of_its_shapes_until_it_is_lifted() -> None:
+def test_an_order_changes_the_path_until_it_is_lifted() -> None:
     subject = dispatcher(decisions(), path("first", 1.0), path("second", 2.0), redecide=by_order)
     assert subject.override(pairs_of("first", phase=Phase.EXTEND)) == []
     attention, outputs = step(subject)
@@ -242,7 +242,7 @@ def decisions_of(subject: Dispatcher) -> dict[AttentionShape, Decision]:
     return {choice.decision.shape: choice.decision for choice in subject.choices}
 
 
-def test_an_order_that_leaves_a_shape_without_a_path_changes_nothing() -> None:
+def test_an_order_that_leaves_no_path_changes_nothing() -> None:
     subject = dispatcher(decisions(), path("first", 1.0), path("second", 2.0), redecide=by_order)
     stranded = subject.override(pairs_of("first", "second", phase=Phase.DECODE))
     assert set(stranded) == {each for each in decisions() if each.phase is Phase.DECODE}

@@ -57,7 +57,7 @@ def test_every_row_has_its_token_position_slot_and_pages(inputs: Inputs) -> None
     assert tables_of(tensors)[:2] == [[7, 3], [9]]
 
 
-def test_padding_rows_have_no_context_and_write_behind_the_last_page(inputs: Inputs) -> None:
+def test_padding_rows_write_behind_the_last_page(inputs: Inputs) -> None:
     fill(inputs, SHORT, decode_batch(*[(100, 9, [4, 5, 6])] * 4))
     tensors = fill(inputs, SHORT, decode_batch((100, 5, [7, 3])))
     context_lens = tensors.parts[0].batch.context_lens
@@ -75,12 +75,12 @@ def test_changed_pages_and_changed_keys_leave_no_old_page_behind(inputs: Inputs)
         assert tables_of(tensors)[:2] == [pages, other]
 
 
-def test_the_longest_context_of_a_graph_is_its_buckets_or_the_models(inputs: Inputs) -> None:
+def test_a_graphs_longest_context_is_its_buckets_or_the_models(inputs: Inputs) -> None:
     assert inputs.device.of_graph(SHORT).parts[0].batch.max_context == 128
     assert inputs.device.of_graph(LONG).parts[0].batch.max_context == 200
 
 
-def test_every_tensor_that_a_kernel_gets_is_aligned_and_contiguous(inputs: Inputs) -> None:
+def test_every_tensor_of_a_kernel_is_aligned_and_contiguous(inputs: Inputs) -> None:
     for key in (SHORT, LONG, PROMPTS, BOTH, CHUNKS):
         tensors = inputs.device.of_graph(key)
         found = [tensors.tokens["token_ids"], tensors.tokens["slots"], tensors.tokens["positions"], tensors.sampled]
@@ -107,7 +107,7 @@ def test_prompts_stand_before_decode_rows_each_padded_for_itself(inputs: Inputs)
     assert rows.context_lens.tolist() == [9, 0, 0, 0]
 
 
-def test_the_last_token_of_each_prompt_and_every_decode_row_are_sampled(inputs: Inputs) -> None:
+def test_last_prompt_tokens_and_all_decode_rows_are_sampled(inputs: Inputs) -> None:
     prompts = ((10, 5, [1, 2]), (50, 3, [3]))
     both = fill(inputs, BOTH, decode_batch(*prompts, (100, 9, [4, 5, 6]), num_prefill=2))
     assert both.sampled is not None
@@ -118,7 +118,7 @@ def test_the_last_token_of_each_prompt_and_every_decode_row_are_sampled(inputs: 
     assert fill(inputs, SHORT, decode_batch((100, 5, [7, 3]))).sampled is None
 
 
-def test_chunks_behind_a_context_have_their_tokens_their_places_and_their_pages(inputs: Inputs) -> None:
+def test_chunks_have_their_tokens_places_and_pages(inputs: Inputs) -> None:
     rows = decode_batch((10, 9, [1, 2, 3]), (50, 6, [4, 5]), (100, 5, [7, 6]))
     batch = replace(rows, query_lens=(3, 2, 1), num_extend=2)
     tensors = fill(inputs, CHUNKS, batch)
@@ -139,13 +139,13 @@ def test_chunks_behind_a_context_have_their_tokens_their_places_and_their_pages(
     assert tensors.sampled.tolist() == [2, 4, 0, 16, 17, 18, 19]
 
 
-def test_the_host_is_filled_in_turns_and_each_side_knows_its_own_page_tables(inputs: Inputs) -> None:
+def test_the_host_buffers_alternate_with_their_page_tables(inputs: Inputs) -> None:
     for pages in ([7, 3], [7, 3], [8, 3], [8, 3], [9, 3]):
         tensors = fill(inputs, SHORT, decode_batch((100, 6, pages)))
         assert tables_of(tensors)[0] == pages
 
 
-def test_a_token_that_is_not_known_yet_is_found_where_the_step_before_chose_it(inputs: Inputs) -> None:
+def test_an_unknown_token_is_found_where_it_was_chosen(inputs: Inputs) -> None:
     batch = decode_batch((100, 5, [7, 3]), (200, 4, [9]), (300, 2, [5]))
     late = batch.sequences[1]
     late.tokens[-1] = PENDING

@@ -73,7 +73,7 @@ def test_there_are_no_graphs_of_more_than_512_rows() -> None:
 
 
 @pytest.mark.parametrize("most", [1, 63, 64, 65, 500, 777, 4096])
-def test_token_sizes_ascend_to_the_most_and_pad_by_at_most_an_eighth_or_63(most: int) -> None:
+def test_token_sizes_ascend_and_pad_by_an_eighth_or_63(most: int) -> None:
     sizes = token_sizes(most)
     assert list(sizes) == sorted(set(sizes))
     assert sizes[-1] == most
@@ -82,7 +82,7 @@ def test_token_sizes_ascend_to_the_most_and_pad_by_at_most_an_eighth_or_63(most:
         assert size - num_tokens <= max(63, num_tokens / 8)
 
 
-def test_a_small_model_has_graphs_of_longer_prompts_than_a_large_one() -> None:
+def test_a_small_model_has_graphs_of_longer_prompts() -> None:
     small = load_config(DEMO_MODEL)
     large = read_model(preset_named("llama-3.1-8b").config)
 
@@ -100,13 +100,13 @@ def test_sizes_and_bounds_end_with_the_limits() -> None:
     assert sizes.bounds == (Bucket.LE_2K, Bucket.LE_8K)
 
 
-def test_every_size_has_a_graph_for_every_context_that_can_be_reached_largest_first() -> None:
+def test_every_size_has_a_graph_for_every_reachable_context() -> None:
     keys = graph_keys(GraphSizes((Bucket.LE_2K,), (1, 4)))
     contexts = (Bucket.LE_2K, Bucket.LE_512, Bucket.LE_128)
     assert keys == [GraphKey(None, decode(size, context)) for size in (4, 1) for context in contexts]
 
 
-def test_prompts_have_graphs_for_every_bucket_that_as_many_can_fill() -> None:
+def test_prompts_have_graphs_for_every_bucket_they_can_fill() -> None:
     keys = graph_keys(GraphSizes((Bucket.LE_8K,), (1,), (64, 512, 1024), num_prompts=4))
     assert {key.prompts for key in keys if key.prompts} == {
         fresh(64, Bucket.LE_128),
@@ -117,7 +117,7 @@ def test_prompts_have_graphs_for_every_bucket_that_as_many_can_fill() -> None:
     }
 
 
-def test_decode_rows_alone_and_fresh_prompts_alone_are_bounded_by_their_own_bucket() -> None:
+def test_rows_of_one_phase_are_bounded_by_their_own_bucket() -> None:
     assert key_of(batch_of([], [40] * 3), SIZES) == GraphKey(None, decode(4, Bucket.LE_128))
     assert key_of(batch_of([], [40] * 4), SIZES) == GraphKey(None, decode(4, Bucket.LE_128))
     assert key_of(batch_of([], [128, 129]), SIZES) == GraphKey(None, decode(2, Bucket.LE_512))

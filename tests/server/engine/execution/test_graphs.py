@@ -118,7 +118,7 @@ def test_greedy_tokens_from_graphs_equal_those_of_transformers(
     assert subject.graphs.num_replays > NUM_TOKENS // 2
 
 
-def test_eager_steps_read_on_the_device_what_the_step_before_chose(decoder: Decoder, tiny_llama: TinyLlama) -> None:
+def test_eager_steps_read_tokens_chosen_on_the_device(decoder: Decoder, tiny_llama: TinyLlama) -> None:
     session = Subject(decoder, path=EAGER.name, runs_ahead=True).session.submit_all(tiny_llama.prompts).drain()
     assert session.all_tokens(len(tiny_llama.prompts)) == tiny_llama.greedy
 
@@ -136,7 +136,7 @@ class Counting(ShadowCheck):
 
 
 @pytest.mark.parametrize("runs_ahead", [False, True])
-def test_a_checked_step_is_launched_kernel_by_kernel_and_paid_for(
+def test_a_checked_step_is_launched_by_kernels_and_paid_for(
     decoder: Decoder, tiny_llama: TinyLlama, runs_ahead: bool
 ) -> None:
     subject = Subject(decoder, runs_ahead=runs_ahead)
@@ -195,7 +195,7 @@ def test_attention_launches_are_layers_times_steps_with_replays(decoder: Decoder
     assert [(count.num_sequences, count.num_tokens) for count in counts if count.phase == "prefill"] == [(1, 33)]
 
 
-def test_a_prompt_that_arrives_among_decode_rows_is_a_replay_with_them(decoder: Decoder, tiny_llama: TinyLlama) -> None:
+def test_a_prompt_among_decode_rows_is_replayed_with_them(decoder: Decoder, tiny_llama: TinyLlama) -> None:
     subject = Subject(decoder)
     session = subject.session
     session.submit("r0", tiny_llama.prompts[4])
@@ -213,7 +213,7 @@ def test_a_prompt_that_arrives_among_decode_rows_is_a_replay_with_them(decoder: 
     assert subject.graphs.num_replays == len(session.outputs)  # nothing was launched kernel by kernel
 
 
-def test_more_prompts_than_a_graph_takes_are_launched_kernel_by_kernel(decoder: Decoder, tiny_llama: TinyLlama) -> None:
+def test_more_prompts_than_a_graph_takes_are_launched_eagerly(decoder: Decoder, tiny_llama: TinyLlama) -> None:
     subject = Subject(decoder)
     subject.session.submit_all(tiny_llama.prompts[:4]).step()
     assert subject.graphs.num_replays == 0
@@ -286,9 +286,7 @@ def test_graphs_are_replayed_again_when_an_order_is_lifted(decoder: Decoder, tin
     assert subject.graphs.keys == before
 
 
-def test_a_bound_that_lost_its_path_takes_its_graphs_along_and_shorter_rows_are_served(
-    decoder: Decoder, tiny_llama: TinyLlama
-) -> None:
+def test_a_bound_that_lost_its_path_takes_its_graphs_along(decoder: Decoder, tiny_llama: TinyLlama) -> None:
     subject = Subject(decoder)
     [long] = [choice for choice in decode_choices(subject) if choice.decision.shape.context_bucket.lo]
     other = subject.dispatcher.replace(long, torch.OutOfMemoryError("no memory"))
@@ -304,9 +302,7 @@ def test_a_bound_that_lost_its_path_takes_its_graphs_along_and_shorter_rows_are_
     assert subject.graphs.num_replays > NUM_TOKENS // 2
 
 
-def test_a_bound_that_is_decided_for_another_path_serves_no_shorter_rows(
-    decoder: Decoder, tiny_llama: TinyLlama
-) -> None:
+def test_a_bound_of_another_path_serves_no_shorter_rows(decoder: Decoder, tiny_llama: TinyLlama) -> None:
     subject = Subject(decoder)
     [short] = [choice for choice in decode_choices(subject) if not choice.decision.shape.context_bucket.lo]
     subject.dispatcher.replace(short, torch.OutOfMemoryError("no memory"))

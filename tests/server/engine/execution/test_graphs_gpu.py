@@ -56,9 +56,7 @@ def test_greedy_tokens_equal_those_of_transformers(tiny_llama: TinyLlama, tmp_pa
     assert num_replays(built) >= NUM_TOKENS // 2
 
 
-def test_tokens_are_those_of_an_engine_that_neither_replays_nor_runs_ahead(
-    tiny_llama: TinyLlama, tmp_path: Path
-) -> None:
+def test_tokens_equal_those_of_an_engine_without_graphs(tiny_llama: TinyLlama, tmp_path: Path) -> None:
     found = []
     for is_graphed, runs_ahead in ((True, True), (True, False), (False, True), (False, False)):
         built = build(tiny_llama.folder, tmp_path, cuda_graphs=is_graphed, run_ahead=runs_ahead)
@@ -167,7 +165,7 @@ def batch_of(rows: list[tuple[int, int]], page_size: int) -> Batch:
 
 
 @torch.inference_mode()
-def test_the_hopper_paths_compute_in_a_graph_what_they_compute_outside(tiny_llama: TinyLlama, tmp_path: Path) -> None:
+def test_hopper_paths_compute_in_a_graph_as_outside(tiny_llama: TinyLlama, tmp_path: Path) -> None:
     if torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("needs an sm_90 GPU")
     built = build(tiny_llama.folder, tmp_path, dtype=DtypeChoice.BF16, max_num_batched_tokens=256)

@@ -92,9 +92,7 @@ def test_scores_equal_those_of_transformers(
     assert session.tokens("alone") == session.tokens("r5")
 
 
-def test_a_known_prompt_is_scored_whole_and_its_answer_from_the_hit(
-    tiny_llama: TinyLlama, model: LlamaForCausalLM, tmp_path: Path
-) -> None:
+def test_a_known_prompt_is_scored_whole(tiny_llama: TinyLlama, model: LlamaForCausalLM, tmp_path: Path) -> None:
     session = session_of(tiny_llama, tmp_path, page_size=8)
     prompt = tiny_llama.prompts[5]
     for name, sampling in (("known", GREEDY), ("hit", GREEDY), ("whole", CHANGED)):

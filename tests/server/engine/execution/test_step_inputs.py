@@ -74,7 +74,7 @@ def test_each_phase_gets_its_own_rows_with_lengths_from_zero() -> None:
     assert (decode.num_sequences, decode.num_tokens, decode.batch.max_context) == (2, 2, 9)
 
 
-def test_every_tensor_that_a_kernel_gets_is_aligned_and_contiguous() -> None:
+def test_every_tensor_of_a_kernel_is_aligned_and_contiguous() -> None:
     for part in Inputs().load(mixed_batch()).parts:
         batch = part.batch
         for tensor in (batch.cu_seqlens_q, batch.context_lens, batch.page_table):

@@ -42,7 +42,7 @@ def test_the_start_attests_every_phase(subject: Subject) -> None:
         assert batch.kernels == {FLASH: NUM_LAYERS}
 
 
-def test_the_time_of_every_phase_is_in_kernels_that_somebody_named(subject: Subject) -> None:
+def test_the_time_of_every_phase_is_in_named_kernels(subject: Subject) -> None:
     report = subject.built.attested
     assert report is not None
     for batch in report.batches:
@@ -70,9 +70,7 @@ def test_an_operator_that_nobody_named_is_unexplained(subject: Subject) -> None:
         assert batch.explained.unexplained.keys() == {"aten::erfinv"}
 
 
-def test_a_start_whose_attestation_leaves_a_shape_without_a_path_is_refused(
-    tiny_llama: TinyLlama, tmp_path: Path
-) -> None:
+def test_an_attestation_that_leaves_no_path_refuses_the_start(tiny_llama: TinyLlama, tmp_path: Path) -> None:
     """The machine's own evidence names other kernels than run, and proves no other path."""
     settings = settings_for(tiny_llama, tmp_path)
     build(settings)
@@ -115,7 +113,7 @@ def test_where_everything_is_served_the_lie_is_only_reported(subject: Subject) -
     assert {choice.use.path for choice in dispatcher.choices} == {"sdpa.cpu"}
 
 
-def test_a_path_whose_batches_choose_their_kernels_is_looked_at_with_one_sequence_and_with_two(
+def test_a_path_that_chooses_kernels_is_seen_with_1_and_2(
     subject: Subject,
 ) -> None:
     decode = next(shape for shape in subject.decisions if shape.phase is Phase.DECODE)
@@ -151,7 +149,7 @@ def test_one_batch_is_profiled_at_a_time(subject: Subject) -> None:
     assert (it.is_busy, it.poll()) == (False, None)
 
 
-def test_evidence_of_an_older_source_promises_no_kernels_of_the_new_one(subject: Subject) -> None:
+def test_evidence_of_an_older_source_promises_no_new_kernels(subject: Subject) -> None:
     known = subject.built.attestor.promises
     older = {key: replace(entry, source_digest="older") for key, entry in known.evidence.items()}
     for choice in subject.built.runner.dispatcher.choices:
@@ -174,7 +172,7 @@ def test_the_timer_asks_by_itself(subject: Subject) -> None:
     assert not it.is_busy
 
 
-def test_what_cannot_be_launched_in_an_attestation_is_reported_and_its_substitute_attested(subject: Subject) -> None:
+def test_a_substitute_in_an_attestation_is_attested(subject: Subject) -> None:
     it, _ = subject.attestor([replace(path, run=refuses) if path.name == "sdpa.cpu" else path for path in PATHS])
     report = it.attest_all("request")
     assert report.result == "match"
@@ -183,7 +181,7 @@ def test_what_cannot_be_launched_in_an_attestation_is_reported_and_its_substitut
     assert [batch.paths for batch in report.batches] == [["sdpa.math"]] * len(Phase)
 
 
-def test_what_an_attestation_took_out_of_service_is_no_failed_launch_of_a_later_step(subject: Subject) -> None:
+def test_what_an_attestation_took_out_is_no_failed_launch(subject: Subject) -> None:
     it, _ = subject.attestor(lying("sdpa.cpu", "sdpa.math"))
     assert it.attest_all("request").quarantined
     subject.built.engine.submit(Submit("a", [1, 2], SamplingParams(max_tokens=1)))

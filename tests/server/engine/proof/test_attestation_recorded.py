@@ -27,7 +27,7 @@ def breaks(*_: object) -> None:
     raise RuntimeError("the driver does not say what was captured")
 
 
-def test_who_is_to_blame_for_a_lost_device_is_a_step_of_its_own_not_an_attestation_that_failed(
+def test_a_lost_device_is_blamed_on_a_step_of_its_own(
     subject: Subject,
 ) -> None:
     it, _ = subject.attestor([replace(path, run=breaks) for path in PATHS])
@@ -97,7 +97,7 @@ def recorded(
     return replace(subject, decisions=decisions).attestor(paths, recorder=driver, time_step=time_step)
 
 
-def test_what_serves_by_another_decision_has_run_before_it_is_captured(subject: Subject) -> None:
+def test_another_decisions_path_runs_before_it_is_captured(subject: Subject) -> None:
     driver = Capturing()
     it, dispatcher = recorded(subject, driver)
     assert it.attest_all("request").result == "match"
@@ -109,7 +109,7 @@ def test_what_serves_by_another_decision_has_run_before_it_is_captured(subject: 
     assert driver.unprepared == set()
 
 
-def test_what_was_recorded_of_a_step_that_failed_is_not_taken_for_the_next_ones(subject: Subject) -> None:
+def test_records_of_a_failed_step_are_not_the_next_ones(subject: Subject) -> None:
     driver = Capturing()
     driver.breaks_at = NUM_LAYERS
     it, _ = recorded(subject, driver, (Phase.PREFILL, Phase.EXTEND))

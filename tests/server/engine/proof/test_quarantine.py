@@ -171,7 +171,7 @@ def test_a_restarted_engine_serves_without_what_broke(tiny_llama: TinyLlama, tmp
 
 
 @pytest.mark.parametrize("suspects", [[PAIR], []])
-def test_a_device_that_is_lost_at_a_start_leaves_a_file_only_where_somebody_is_to_blame(
+def test_a_device_lost_at_a_start_leaves_a_file_with_suspects(
     tiny_llama: TinyLlama, tmp_path: Path, suspects: list[tuple[str, str]], caplog: pytest.LogCaptureFixture
 ) -> None:
     def lose(*_: object) -> None:

@@ -254,7 +254,7 @@ def test_a_sample_for_which_there_is_no_memory_is_skipped(subject: Subject) -> N
     assert not it.check.has_sample
 
 
-def test_pages_of_a_sequence_that_ended_may_be_reused_before_its_sample_is_judged(subject: Subject) -> None:
+def test_pages_may_be_reused_before_a_sample_is_judged(subject: Subject) -> None:
     it = Served(subject)
     engine, runner = it.subject.built.engine, it.subject.built.runner
     it.submit(list(range(40)), 20)
@@ -344,7 +344,7 @@ def test_a_request_now_and_then_is_checked_in_every_phase(subject: Subject) -> N
     assert min(phases["prefill"], phases["decode"]) >= 5
 
 
-def test_checks_come_at_the_interval_and_more_often_after_a_mismatch(subject: Subject) -> None:
+def test_checks_come_more_often_after_a_mismatch(subject: Subject) -> None:
     turning = Turning()
     it = Served(subject, turning, step_s=0.05)
     it.check = it.subject.built.runner.shadow = ShadowCheck(

@@ -165,7 +165,7 @@ def test_a_refused_prompt_names_limit_and_value() -> None:
     assert drain(subject)["b"][0].error_message == "prompt token 101 is outside the vocabulary of 100"
 
 
-def test_a_prompt_whose_scores_would_fill_no_message_is_refused_and_the_longest_that_is_not_fits() -> None:
+def test_scores_that_would_fill_no_message_are_refused() -> None:
     subject = engine()
     subject.submit(Submit("a", [1] * 74_899, SamplingParams(max_tokens=1, prompt_logprobs=MAX_LOGPROBS)))
     assert drain(subject)["a"][0].error_message == (
@@ -239,7 +239,7 @@ def test_the_log_of_a_request_that_ends_early_names_its_trace(caplog: pytest.Log
     assert record.__dict__["code"] == "nonfinite_logits"
 
 
-def test_cancelling_ends_waiting_and_running_requests_and_frees_their_pages() -> None:
+def test_cancelling_ends_requests_and_frees_their_pages() -> None:
     subject = engine(seqs=1)
     subject.submit(submit("a"))
     subject.submit(submit("b"))
@@ -257,7 +257,7 @@ def test_cancelling_ends_waiting_and_running_requests_and_frees_their_pages() ->
     assert not subject.has_work
 
 
-def test_the_first_token_carries_the_times_and_each_new_decision_is_told_once() -> None:
+def test_the_first_token_has_times_and_each_decision_once() -> None:
     subject = engine()
     subject.submit(submit("a", 40))
     found = drain(subject)["a"]
@@ -308,7 +308,7 @@ def test_the_record_says_what_waits() -> None:
     assert (record.num_pages_used, record.num_pages) == (1, 32)
 
 
-def test_a_step_tells_what_was_left_to_pytorchs_matmuls_since_the_one_before() -> None:
+def test_a_step_tells_what_was_left_to_pytorchs_matmuls() -> None:
     fallbacks = MatmulFallbacks()
     scheduler = Scheduler(SchedulerLimits(64, 8, 32), PagePool(32, 4))
     options = EngineOptions(100, (EOS,), seed=0)

@@ -20,7 +20,7 @@ def by_sequence(batch: Batch) -> "dict[Sequence, tuple[int, array[int]]]":
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_rows_equal_those_made_from_scratch_whoever_comes_goes_and_grows(seed: int) -> None:
+def test_rows_equal_those_made_from_scratch(seed: int) -> None:
     rng = random.Random(seed)
     subject = DecodeRows(max_rows=9)
     tables: dict[Sequence, array[int]] = {}
@@ -50,7 +50,7 @@ def test_rows_equal_those_made_from_scratch_whoever_comes_goes_and_grows(seed: i
                 seq.tokens.append(0)
 
 
-def test_while_nobody_comes_or_goes_steps_have_the_same_rows_and_no_new_ones() -> None:
+def test_steps_of_the_same_sequences_have_the_same_rows() -> None:
     subject = DecodeRows(max_rows=4)
     for num_tokens in (3, 5):
         subject.add(sequence(num_tokens), array("i", [1, 2]), border=8)
@@ -63,7 +63,7 @@ def test_while_nobody_comes_or_goes_steps_have_the_same_rows_and_no_new_ones() -
     assert now.sampled_rows is before.sampled_rows
 
 
-def test_who_goes_leaves_his_row_to_the_last_and_moves_nobody_else() -> None:
+def test_the_last_row_takes_the_place_of_one_that_ends() -> None:
     subject = DecodeRows(max_rows=4)
     a, b, c, d = (sequence(n) for n in (1, 2, 3, 4))
     for seq in (a, b, c, d):

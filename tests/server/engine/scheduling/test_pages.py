@@ -19,7 +19,7 @@ def test_an_empty_pool_is_refused(num_pages: int, page_size: int) -> None:
         PagePool(num_pages, page_size)
 
 
-def test_a_random_walk_conserves_pages_and_shares_only_what_was_forked() -> None:
+def test_a_random_walk_conserves_pages_and_shares_forks_only() -> None:
     rng = random.Random(1)
     pool = PagePool(num_pages=37, page_size=8)
     written: dict[str, list[int]] = {}  # of each owner, which no other owner has but by a fork
@@ -80,7 +80,7 @@ def keys(text: str) -> list[bytes]:
     return [text[: i + 1].encode() for i in range(len(text))]
 
 
-def test_published_pages_are_found_by_their_leading_keys_in_use_and_after() -> None:
+def test_published_pages_are_found_by_their_leading_keys() -> None:
     pool = PagePool(num_pages=8, page_size=4)
     assert pool.admit("a", 12) == 0
     pool.publish("a", 0, keys("xyz"))
@@ -101,7 +101,7 @@ def test_a_page_behind_an_unknown_one_is_not_found() -> None:
     assert pool.admit("b", 12, [b"?", *keys("xyz")[1:]]) == 0
 
 
-def test_kept_pages_are_taken_when_no_page_is_free_the_longest_unused_and_the_last_of_a_prompt_first() -> None:
+def test_kept_pages_go_the_longest_unused_and_last_ones_first() -> None:
     pool = PagePool(num_pages=5, page_size=4)
     for owner in "ab":
         pool.admit(owner, 8)
@@ -116,7 +116,7 @@ def test_kept_pages_are_taken_when_no_page_is_free_the_longest_unused_and_the_la
     pool.check_integrity(["c", "e"])
 
 
-def test_an_admission_that_does_not_fit_beside_what_it_finds_changes_nothing() -> None:
+def test_an_admission_that_does_not_fit_changes_nothing() -> None:
     pool = PagePool(num_pages=4, page_size=4)
     pool.admit("a", 8)
     pool.publish("a", 0, keys("xy"))
@@ -140,7 +140,7 @@ def test_of_two_pages_with_one_key_the_first_stays_findable() -> None:
     pool.check_integrity("ac")
 
 
-def test_nothing_of_an_unsound_owner_is_found_even_while_others_hold_it() -> None:
+def test_nothing_of_an_unsound_owner_is_found() -> None:
     pool = PagePool(num_pages=4, page_size=4)
     pool.admit("a", 8)
     pool.publish("a", 0, keys("xy"))

@@ -1,7 +1,7 @@
 from server.engine.scheduling.page_keys import PageKeys
 
 
-def test_a_page_is_named_by_all_tokens_up_to_its_end_and_the_salt() -> None:
+def test_a_page_is_named_by_all_tokens_before_and_the_salt() -> None:
     tokens = list(range(12))
     names = PageKeys(4).first(3, tokens)
     assert len(set(names)) == 3
@@ -25,7 +25,7 @@ def test_a_name_is_made_once_and_later_tokens_do_not_change_it() -> None:
     assert keys.first(1, []) == [first]
 
 
-def test_names_that_are_looked_for_are_made_as_they_are_asked_for() -> None:
+def test_names_are_made_as_they_are_asked_for() -> None:
     keys = PageKeys(2)
     names = keys.each(3, tokens := [1, 2])
     first = next(names)

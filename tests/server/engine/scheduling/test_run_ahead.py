@@ -54,7 +54,7 @@ def test_a_step_is_launched_before_the_one_before_is_read() -> None:
     assert twin.log == ["launch 1", "launch 2", "read 1", "launch 3", "read 2", "read 3"]
 
 
-def test_a_sequence_that_ends_by_length_computes_no_row_for_nothing() -> None:
+def test_an_end_by_length_computes_no_row_for_nothing() -> None:
     twin = DeviceTwin()
     subject = engine(twin, model_len=9, pages=4)
     subject.submit(submit("short", [1, 2], max_tokens=3))
@@ -90,7 +90,7 @@ def test_a_penalty_makes_every_step_wait_for_the_tokens_before() -> None:
     assert twin.log[6:] == ["launch 4", "launch 5", "read 4", "read 5"]
 
 
-def test_a_penalty_that_arrives_while_a_step_is_ahead_sees_known_tokens_only() -> None:
+def test_a_penalty_beside_a_step_ahead_sees_known_tokens_only() -> None:
     twin = DeviceTwin()
     subject = engine(twin)
     subject.submit(submit("a", [1, 2]))
@@ -102,7 +102,7 @@ def test_a_penalty_that_arrives_while_a_step_is_ahead_sees_known_tokens_only() -
     assert twin.log[starts[0] - 1] == "read 2"
 
 
-def test_a_request_that_is_cancelled_while_its_row_is_on_its_way_says_nothing_more() -> None:
+def test_a_request_cancelled_with_a_row_ahead_says_no_more() -> None:
     twin = DeviceTwin()
     subject = engine(twin)
     subject.submit(submit("a", [1, 2]))
@@ -114,7 +114,7 @@ def test_a_request_that_is_cancelled_while_its_row_is_on_its_way_says_nothing_mo
     assert tokens(found[1:]) == twin.answer([9, 9], 6)
 
 
-def test_rows_that_cannot_be_launched_end_after_the_tokens_before_are_told() -> None:
+def test_rows_that_cannot_be_launched_end_after_known_tokens() -> None:
     class Failing(DeviceTwin):
         def launch(self, batch: Batch):  # type: ignore[no-untyped-def]
             if len(self.log) == 3:
@@ -133,7 +133,7 @@ def test_rows_that_cannot_be_launched_end_after_the_tokens_before_are_told() -> 
     assert [output.record.quarantined for output in outputs].count([("p", "s")]) == 1
 
 
-def test_a_row_that_fails_to_launch_behind_its_last_token_has_ended_well() -> None:
+def test_a_row_that_fails_behind_the_last_token_ends_well() -> None:
     class Failing(DeviceTwin):
         def launch(self, batch: Batch):  # type: ignore[no-untyped-def]
             if len(batch.sequences) == 2 and batch.rows_of(Phase.DECODE):
@@ -149,7 +149,7 @@ def test_a_row_that_fails_to_launch_behind_its_last_token_has_ended_well() -> No
     assert [delta.error_code for delta in found["b"]] == [None, "internal_error"]
 
 
-def test_logits_without_ground_end_a_sequence_whose_next_row_is_on_its_way() -> None:
+def test_bad_logits_end_a_sequence_whose_next_row_is_ahead() -> None:
     class Sick(DeviceTwin):
         def launch(self, batch: Batch):  # type: ignore[no-untyped-def]
             landing = super().launch(batch)

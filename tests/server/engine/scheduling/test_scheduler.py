@@ -45,7 +45,7 @@ def test_nothing_to_do_is_no_batch() -> None:
     assert scheduler().plan(now=0.0) is None
 
 
-def test_a_long_prompt_is_computed_in_chunks_and_sampled_after_the_last() -> None:
+def test_a_long_prompt_is_computed_in_chunks_and_then_sampled() -> None:
     subject = scheduler(tokens=10)
     subject.add(sequence("a", 25))
     batches = [step(subject) for _ in range(4)]
@@ -55,7 +55,7 @@ def test_a_long_prompt_is_computed_in_chunks_and_sampled_after_the_last() -> Non
     assert batches[0].sequences[0].num_chunks == 3
 
 
-def test_prompts_of_a_lower_priority_go_first_and_answers_of_the_highest_give_way() -> None:
+def test_prompts_of_a_lower_priority_go_first() -> None:
     subject = scheduler(pages=7, seqs=3, tokens=24)
     seqs = {name: sequence(name, 8, max_tokens=9) for name in ("first", "late", "urgent")}
     for (name, seq), priority in zip(seqs.items(), (2, 2, -1), strict=True):
@@ -74,7 +74,7 @@ def test_prompts_of_a_lower_priority_go_first_and_answers_of_the_highest_give_wa
     }
 
 
-def test_decode_tokens_come_before_chunks_in_the_budget_and_after_them_in_the_rows() -> None:
+def test_decode_tokens_are_budgeted_first_and_stand_last() -> None:
     subject = scheduler(tokens=10)
     subject.add(sequence("a", 3))
     subject.add(sequence("b", 12))
@@ -85,14 +85,14 @@ def test_decode_tokens_come_before_chunks_in_the_budget_and_after_them_in_the_ro
     assert [len(batch.rows_of(phase)) for phase in (Phase.PREFILL, Phase.EXTEND, Phase.DECODE)] == [1, 1, 1]
 
 
-def test_a_prompt_that_leaves_no_room_is_refused_with_limit_and_value() -> None:
+def test_a_prompt_without_room_is_refused_with_limit_and_value() -> None:
     with pytest.raises(SequenceTooLong, match="256 tokens, the limit is 256"):
         scheduler().add(sequence("a", 256))
     with pytest.raises(SequenceTooLong, match="9 tokens, the limit is 8"):
         scheduler(pages=2).add(sequence("a", 9))
 
 
-def test_the_latest_arrival_pays_for_pages_and_is_computed_again_with_its_own_tokens() -> None:
+def test_the_latest_arrival_gives_up_its_pages() -> None:
     subject = scheduler(pages=5, page_size=4)
     old, new = sequence("old", 7), sequence("new", 5)
     subject.add(old)
@@ -130,7 +130,7 @@ def test_an_admission_leaves_one_page_in_a_hundred_free() -> None:
     assert alone.num_pages_used == 4
 
 
-def test_a_short_prompt_goes_ahead_of_a_long_one_that_came_before_it() -> None:
+def test_a_short_prompt_goes_ahead_of_an_earlier_long_one() -> None:
     subject = scheduler(tokens=10)
     subject.add(sequence("long", 100))
     step(subject)
@@ -145,7 +145,7 @@ def test_equal_prompts_keep_the_order_in_which_they_came() -> None:
     assert [name for name, _, _ in rows(step(subject))] == ["a", "b"]
 
 
-def test_no_new_arrival_goes_ahead_once_twice_the_prompts_tokens_were_admitted() -> None:
+def test_nothing_goes_ahead_after_twice_a_prompts_tokens() -> None:
     subject = scheduler(tokens=10, seqs=4)
     long = sequence("long", 30)
     subject.add(long)
@@ -163,7 +163,7 @@ def test_no_new_arrival_goes_ahead_once_twice_the_prompts_tokens_were_admitted()
     assert admitted == ["s0", "s1", "s2", "s3"]
 
 
-def test_a_prompt_that_does_not_end_leaves_half_of_the_step_to_those_behind_it_that_do() -> None:
+def test_an_unfinished_prompt_leaves_half_of_the_step() -> None:
     subject = scheduler(tokens=16)
     long = sequence("long", 100)
     subject.add(long)
@@ -182,7 +182,7 @@ def test_a_prompt_that_does_not_end_leaves_half_of_the_step_to_those_behind_it_t
     assert rows(step(subject)) == [("behind", 8, 8), ("long", 8, 36)]
 
 
-def test_while_others_stream_a_step_holds_no_more_prompt_tokens_than_may_be_interleaved() -> None:
+def test_beside_streams_a_step_holds_limited_prompt_tokens() -> None:
     subject = scheduler(tokens=64, interleaved=8)
     subject.add(sequence("streams", 4, max_tokens=100))
     step(subject)
@@ -192,7 +192,7 @@ def test_while_others_stream_a_step_holds_no_more_prompt_tokens_than_may_be_inte
     assert sum(query_len for _, query_len, _ in rows(step(subject))) == 8 + 2
 
 
-def test_a_prompt_alone_takes_the_whole_step_and_one_with_others_does_not_hold_them_up() -> None:
+def test_a_prompt_alone_takes_the_whole_step() -> None:
     subject = scheduler(tokens=64, interleaved=8)
     subject.add(sequence("long", 200))
     assert rows(step(subject)) == [("long", 64, 64)]
@@ -200,7 +200,7 @@ def test_a_prompt_alone_takes_the_whole_step_and_one_with_others_does_not_hold_t
     assert rows(step(subject)) == [("short", 6, 6), ("long", 4, 68)]
 
 
-def test_where_the_first_prompt_has_no_pages_short_ones_go_ahead_until_its_patience_ends() -> None:
+def test_short_prompts_pass_one_without_pages_for_a_while() -> None:
     subject = scheduler(pages=10, page_size=4)
     subject.add(sequence("runs", 20, max_tokens=1000))
     step(subject)
@@ -218,7 +218,7 @@ def test_where_the_first_prompt_has_no_pages_short_ones_go_ahead_until_its_patie
     assert subject.num_waiting == 2
 
 
-def test_a_known_prefix_is_not_computed_again_but_its_last_token_is() -> None:
+def test_all_but_the_last_token_of_a_known_prefix_is_skipped() -> None:
     subject = scheduler(shares=True)
     first = sequence("a", 12)
     subject.add(first)
@@ -233,7 +233,7 @@ def test_a_known_prefix_is_not_computed_again_but_its_last_token_is() -> None:
     assert len(batch.rows_of(Phase.EXTEND)) == 2
 
 
-def test_a_whole_known_prompt_of_full_pages_and_a_token_is_a_decode_row() -> None:
+def test_a_known_prompt_of_full_pages_is_a_decode_row() -> None:
     subject = scheduler(shares=True)
     subject.add(sequence("a", 9))
     step(subject)

@@ -67,7 +67,7 @@ def p99(values: list[float]) -> float:
     return sorted(values)[int(0.99 * len(values))]
 
 
-def test_a_short_prompt_behind_a_long_one_waits_for_the_step_that_runs_and_for_its_own() -> None:
+def test_a_short_prompt_waits_for_the_running_step_and_its_own() -> None:
     (alone,) = simulate([Arrival(0.0, LONG)]).ttft
     long, early, late = simulate([Arrival(0.0, LONG), Arrival(0.02, 128), Arrival(0.4, 128)]).ttft
     assert alone > 1.0  # what both would wait for in the order of arrival
@@ -76,7 +76,7 @@ def test_a_short_prompt_behind_a_long_one_waits_for_the_step_that_runs_and_for_i
     assert long < 1.03 * alone
 
 
-def test_while_somebody_streams_neither_he_nor_a_short_prompt_waits_long() -> None:
+def test_neither_a_stream_nor_a_short_prompt_waits_long() -> None:
     streaming = Arrival(0.0, 100, num_tokens=300)
     times = simulate([streaming, Arrival(0.1, LONG), Arrival(0.15, 128), Arrival(0.5, 128)])
     assert max(times.ttft[2:]) < 0.2
@@ -93,7 +93,7 @@ def test_a_long_prompt_gets_through_a_flood_of_short_ones() -> None:
     assert p99(times.ttft[1:]) < 1.0
 
 
-def test_at_half_load_short_prompts_gain_much_and_long_ones_lose_little() -> None:
+def test_at_half_load_short_prompts_gain_and_long_lose_little() -> None:
     rng, now, arrivals = random.Random(7), 0.0, []
     for _ in range(700):
         now += rng.expovariate(8.0)

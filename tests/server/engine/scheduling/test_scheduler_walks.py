@@ -192,7 +192,7 @@ def walked(seed: int) -> tuple[Walk, list[list[tuple[str, int, int]]]]:
 
 
 @pytest.mark.parametrize("seed", range(24))
-def test_a_random_walk_computes_every_token_once_starves_nobody_and_returns_every_page(seed: int) -> None:
+def test_a_walk_computes_every_token_once_and_returns_all(seed: int) -> None:
     walk, _ = walked(seed)
     assert not walk.alive
     assert walk.subject.is_idle
@@ -201,7 +201,7 @@ def test_a_random_walk_computes_every_token_once_starves_nobody_and_returns_ever
 
 
 @pytest.mark.parametrize("seed", range(24))
-def test_later_arrivals_go_ahead_for_twice_a_prompts_tokens_and_what_waits_with_it(seed: int) -> None:
+def test_later_arrivals_go_ahead_for_twice_a_prompts_tokens(seed: int) -> None:
     walk = Walk(seed, num_forks=(0,))
     prompts: dict[str, int] = {}
     for _ in range(150):  # more arrives than can be computed
@@ -229,7 +229,7 @@ def test_the_random_walks_do_preempt_overtake_and_share() -> None:
 
 
 @pytest.mark.parametrize(("model_len", "batched"), [(700, 300), (700, 2048), (200, 150), (3000, 600)])
-def test_no_batch_that_finds_prefixes_has_a_shape_outside_the_plan(model_len: int, batched: int) -> None:
+def test_batches_that_find_prefixes_have_shapes_of_the_plan(model_len: int, batched: int) -> None:
     serving = ServingLimits(model_len, batched, 16, Dtype.FP32, Dtype.FP32)
     shapes = shapes_needed(AttentionSignature(4, 2, 16), serving)
     planned = {(shape.phase, shape.query_bucket, shape.context_bucket) for shape in shapes}

@@ -25,21 +25,21 @@ def pages_of(model: TinyLlama, **given: int) -> int:
     return num_pages(settings, config, limits, CPU, sizes=None, small_runner=lambda: pytest.fail("this is no GPU"))
 
 
-def test_a_cache_of_less_than_a_page_is_refused_by_its_flag_with_the_models_limit(tiny_llama: TinyLlama) -> None:
+def test_a_cache_of_less_than_a_page_is_refused_by_its_flag(tiny_llama: TinyLlama) -> None:
     said = r"^--kv-cache-tokens 10 gives room for 0 tokens, in pages of 16: at least 16 are needed, 512 for the model's"
     with pytest.raises(SettingsError, match=said):
         pages_of(tiny_llama, kv_cache_tokens=10)
     assert pages_of(tiny_llama, kv_cache_tokens=16) == 1
 
 
-def test_a_cache_that_is_shorter_than_what_was_asked_for_is_refused_with_both_flags(tiny_llama: TinyLlama) -> None:
+def test_a_cache_below_the_length_asked_for_is_refused(tiny_llama: TinyLlama) -> None:
     said = "^--kv-cache-tokens 100 gives room for 96 tokens, in pages of 16: --max-model-len needs 97$"
     with pytest.raises(SettingsError, match=said):
         pages_of(tiny_llama, kv_cache_tokens=100, max_model_len=97)
     assert pages_of(tiny_llama, kv_cache_tokens=100, max_model_len=96) == 6
 
 
-def test_weights_larger_than_the_memory_are_refused_before_they_are_loaded(tiny_llama: TinyLlama) -> None:
+def test_weights_beyond_the_memory_are_refused_unloaded(tiny_llama: TinyLlama) -> None:
     config = replace(load_config(tiny_llama.folder), vocab_size=2**31 - 1, hidden_size=2**20)
     limits = choose_limits(Settings(device=DeviceChoice.CPU), config, torch.device("cpu"))
     with pytest.raises(ModelError, match=r"weights in fp32 .* take 16777220\.5 GiB, the device has .* smaller model"):
@@ -60,7 +60,7 @@ def test_a_cache_of_one_token_is_refused(tiny_llama: TinyLlama) -> None:
         ({}, 256, False),
     ],
 )
-def test_a_start_knows_whether_the_cache_bounds_a_request_or_what_was_asked_for_does(
+def test_a_start_knows_whether_the_cache_bounds_a_request(
     tiny_llama: TinyLlama, tmp_path: Path, given: dict[str, int], max_model_len: int, is_bound: bool
 ) -> None:
     settings = Settings(

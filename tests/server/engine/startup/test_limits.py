@@ -30,7 +30,7 @@ def interleaved(config: ModelConfig, device: torch.device = CUDA, **settings: in
     return choose_limits(Settings(**settings), config, device).max_num_interleaved_tokens
 
 
-def test_beside_streams_an_8b_takes_2048_prompt_tokens_a_step_and_a_small_model_whole_steps(
+def test_prompt_tokens_beside_streams_depend_on_the_model(
     llama_8b: ModelConfig,
 ) -> None:
     assert interleaved(llama_8b) == 2048
@@ -45,17 +45,17 @@ def test_what_is_set_stays(llama_8b: ModelConfig) -> None:
     assert interleaved(of_layers(llama_8b, 2), max_num_batched_tokens=4096) == 4096
 
 
-def test_a_step_that_cannot_hold_every_sequence_is_refused_with_both_numbers(llama_8b: ModelConfig) -> None:
+def test_a_step_below_the_number_of_sequences_is_refused(llama_8b: ModelConfig) -> None:
     with pytest.raises(SettingsError, match=r"max_num_batched_tokens is 128, .* max_num_seqs, which is 256"):
         choose_limits(Settings(max_num_batched_tokens=128), llama_8b, CUDA)
 
 
-def test_a_length_beyond_the_models_positions_is_refused_with_both_numbers(llama_8b: ModelConfig) -> None:
+def test_a_length_beyond_the_models_positions_is_refused(llama_8b: ModelConfig) -> None:
     with pytest.raises(SettingsError, match=r"200000, the model's positions end at 131072"):
         choose_limits(Settings(max_model_len=200_000), llama_8b, CUDA)
 
 
-def test_a_length_that_no_request_fits_is_refused_with_both_numbers(llama_8b: ModelConfig) -> None:
+def test_a_length_that_no_request_fits_is_refused(llama_8b: ModelConfig) -> None:
     with pytest.raises(SettingsError, match="max_model_len is 1, it must be at least 2"):
         choose_limits(Settings(max_model_len=1), llama_8b, CPU)
     assert choose_limits(Settings(max_model_len=2), llama_8b, CPU).max_model_len == 2

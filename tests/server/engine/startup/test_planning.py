@@ -17,7 +17,7 @@ from server.settings import Settings
 CPU = torch.device("cpu")
 
 
-def test_a_refusal_names_only_the_paths_of_this_machine_and_phase(tmp_path: Path) -> None:
+def test_a_refusal_names_paths_of_this_machine_and_phase(tmp_path: Path) -> None:
     """Every client of the API gets this text; of the catalog's 11 paths 2 are of a CPU."""
     plan = make_plan(
         shapes_needed(AttentionSignature(4, 2, 64), ServingLimits(128, 128, 16, Dtype.FP32, Dtype.FP32)),

@@ -61,7 +61,7 @@ def weights_of(num_layers: int, dtype: torch.dtype = BF16, *, has_bias: bool = F
     return Weights(torch.ones(3), (layer,) * num_layers, torch.ones(SIZE), linear(SIZE, 3 * SIZE).weight)
 
 
-def test_large_weights_of_all_layers_share_what_is_measured_with_some() -> None:
+def test_weights_of_all_layers_share_measurements_of_some() -> None:
     chooser = OnPaper()
     weights = weights_of(12).with_chosen(chooser, SIZES)
     shapes = [(2 * SIZE, SIZE), (SIZE, SIZE), (SIZE, 2 * SIZE)]
@@ -132,7 +132,7 @@ def missing() -> Library:
         (Library, RuntimeError("no such thing"), MatmulFallback.MEASURE_FAILED),
     ],
 )
-def test_what_leaves_all_to_pytorch_has_a_reason_which_the_log_says_too(
+def test_what_is_left_to_pytorch_has_a_reason_in_the_log(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
     load: Callable[[], Library],

@@ -61,7 +61,7 @@ def tokens(built: BuiltEngine) -> list[list[int]]:
     return [*session.drain().all_tokens(len(prompts)), session.tokens("long")]
 
 
-def test_an_engine_that_measures_serves_attests_and_says_the_same_after_a_restart(tmp_path: Path) -> None:
+def test_an_engine_serves_and_attests_alike_after_a_restart(tmp_path: Path) -> None:
     built = build(tmp_path)
     kept = list((tmp_path / "cache").glob("products-*.json"))
     assert len(kept) == 1

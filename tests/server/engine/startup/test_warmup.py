@@ -96,7 +96,7 @@ def test_on_a_cpu_each_phase_runs_once() -> None:
     assert sum(batch.num_tokens for batch in spy.batches) < 10
 
 
-def test_the_longest_step_is_estimated_from_a_prompt_that_fits_the_limits() -> None:
+def test_the_longest_step_is_estimated_from_a_fitting_prompt() -> None:
     spy, times = Spy(), iter([10.0, 10.5, 20.0, 21.0])
     assert estimate_longest_step_s(spy, limits(4096, 2048), lambda: next(times)) == 0.5 * 2048 / 256
     assert estimate_longest_step_s(spy, limits(100, 2048), lambda: next(times)) == 1.0 * 2048 / 100
@@ -110,7 +110,7 @@ def test_a_synthetic_batch_touches_page_0_only() -> None:
 
 
 @pytest.mark.parametrize("max_len", [2, 3, 4, 5, 16, 17, 100, 1024, 1040])
-def test_a_probe_of_each_phase_fits_the_limit_and_sees_more_than_one_token(max_len: int) -> None:
+def test_a_probe_of_each_phase_fits_and_sees_several_tokens(max_len: int) -> None:
     """Of a cache that holds less than the model's limit too, for which longer shapes were planned."""
     probes = probes_of(plan(limits(4096, 2048)), page=3, page_size=16, max_len=max_len)
     wanted = [phase for phase in Phase if max_len > 2 or phase is not Phase.EXTEND]  # a chunk of 2 after 1 token
