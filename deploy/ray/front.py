@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from secrets import token_hex
+from typing import Any
 
 import msgspec
 from starlette.middleware import Middleware
@@ -39,6 +40,9 @@ from server.errors import (
 )
 from server.http.anthropic import routes as anthropic
 from server.http.anthropic.errors import ANTHROPIC
+from server.http.generation.event_stream import named_event
+from server.http.responses.answer import failed_events
+from server.http.responses.routes import RESPONSES
 from server.settings import read_settings
 
 logger = logging.getLogger("ray.serve")  # Ray's own file of the proxy's log
@@ -155,7 +159,8 @@ class Front:
                 return
             if answer.is_begun:
                 logger.warning("a replica died during the stream of request %s", ids["request_id"])
-                await client.send(_last(b"\n\n" * (not answer.is_between_events) + dialect.event(_died(), ids)))
+                end = _failed_response(answer, ids) if scope["path"] == RESPONSES else dialect.event(_died(), ids)
+                await client.send(_last(b"\n\n" * (not answer.is_between_events) + end))
                 return
             code = answer.code
             is_death = code in (None, EngineDied.code)
@@ -227,6 +232,8 @@ class _Answer:
         self.is_whole = False  # what is held has its end
         self.is_ended = False  # the client has all of it
         self.is_between_events = True
+        self.begin = b""  # the first events of a stream
+        self.num_events = 0  # that are whole
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -236,6 +243,8 @@ class _Answer:
         is_last = not message.get("more_body", False)
         if message.get("body"):
             self.is_between_events = message["body"].endswith(b"\n\n")
+            self.begin = self.begin or message["body"]
+            self.num_events += message["body"].count(b"\n\n")
         if self.is_begun:
             self.is_ended = is_last
             await self._client.send(message)
@@ -298,6 +307,20 @@ _OF_RAY: dict[int, Callable[[], HallmarkError]] = {
     429: lambda: TooManyRequests("All replicas are busy and the queue is full.", retry_after_s=RETRY_AFTER_S),
     503: lambda: NotReady("No replica can take the request, or the queue is full.", retry_after_s=RETRY_AFTER_S),
 }
+
+
+class _Created(msgspec.Struct):
+    """The data of the first event of a stream of /v1/responses, which has the whole response so far."""
+
+    response: dict[str, Any]
+
+
+def _failed_response(answer: _Answer, ids: Mapping[str, str]) -> bytes:
+    """The last events of a stream of /v1/responses, numbered on: its clients know no others."""
+    data = answer.begin.partition(b"data: ")[2].partition(b"\n")[0]
+    created = msgspec.json.decode(data, type=_Created)
+    events = enumerate(failed_events(created.response, _died(), ids), start=answer.num_events)
+    return b"".join(named_event({**event, "sequence_number": number}) for number, event in events)
 
 
 def _died() -> EngineDied:

@@ -147,6 +147,16 @@ def test_a_cut_stream_of_messages_ends_as_anthropics_do() -> None:
     assert it.body.split(b"\n\n")[1].startswith(b"event: error\n")
 
 
+def test_a_cut_stream_of_responses_ends_as_a_failed_response() -> None:
+    created = b'event: response.created\ndata: {"type":"response.created","response":{"id":"resp_1"}}\n\n'
+    it = Asked(cut(created, b"event: a\ndata: {}\n\n"), path="/v1/responses")
+    events = [event.partition(b"data: ")[2] for event in it.body.split(b"\n\n")[2:-1]]
+    error, failed = map(json.loads, events)
+    assert (error["type"], error["code"], error["sequence_number"]) == ("error", "engine_died", 2)
+    assert (failed["type"], failed["sequence_number"]) == ("response.failed", 3)
+    assert failed["response"] | {"error": None} == {"id": "resp_1", "status": "failed", "error": None}
+
+
 def test_a_refusal_of_rays_own_comes_in_our_envelope() -> None:
     it = Asked(answering(503, b"Request dropped", kind=b"text/plain", of_replica=False))
     assert (it.status, it.code) == (503, "not_ready")

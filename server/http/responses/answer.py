@@ -18,6 +18,15 @@ from server.text.answer.deltas import ArgumentsText, CallStart, ContentText, Del
 _ID_PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc"}
 
 
+def failed_events(
+    response: Mapping[str, Any], error: HallmarkError, ids: Mapping[str, str]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the last two events of a stream that fails, without their numbers; `response` is what it was to become."""
+    what = {"code": error.code, "message": error.message, "param": error.param}
+    failed = {**response, "status": "failed", "error": {"code": "server_error", "message": error.message}}
+    return {"type": "error", **what, **ids}, {"type": "response.failed", "response": failed}
+
+
 class ResponseFormat:
     """One answer. Whole or streamed, its items are those that the events make."""
 
@@ -65,11 +74,7 @@ class ResponseFormat:
 
     def failed(self, error: HallmarkError, ids: Mapping[str, str]) -> bytes:
         """The last events of a stream that fails."""
-        what = {"code": error.code, "message": error.message, "param": error.param}
-        response = self._response("failed") | {"error": {"code": "server_error", "message": error.message}}
-        return self._told({"type": "error", **what, **ids}) + self._told(
-            {"type": "response.failed", "response": response}
-        )
+        return b"".join(map(self._told, failed_events(self._response("failed"), error, ids)))
 
     def _told(self, event: dict[str, Any]) -> bytes:
         event["sequence_number"] = self._num_events
