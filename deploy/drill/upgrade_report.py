@@ -30,6 +30,8 @@ class GateRun:
     code: int
     lines: Sequence[str]
     took_s: float
+    others_cores: float = 0.0  # that other programs took meanwhile, in the mean
+    is_repeated: bool = False  # it could not decide, and was run once more
 
     @property
     def failures(self) -> Set[str]:
@@ -46,9 +48,11 @@ class GateRun:
 
     def __str__(self) -> str:
         failures = f", failed: {', '.join(sorted(self.failures))}" if self.failures else ""
-        return (
-            f"{self.judgement.value}: {self.case}: {self.what}: exit {self.code}, wanted {self.expected.code}{failures}"
-        )
+        load = ""
+        if self.judgement is Judgement.CANNOT:
+            load = f", while other programs took {self.others_cores:.2f} cores" + ", repeated" * self.is_repeated
+        wanted = f"exit {self.code}, wanted {self.expected.code}"
+        return f"{self.judgement.value}: {self.case}: {self.what}: {wanted}{failures}{load}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +69,7 @@ class Drilled:
 
     @property
     def exit_code(self) -> int:
-        judgements = {run.judgement for run in self.runs}
+        judgements = {run.judgement for run in self.runs if not run.is_repeated}
         if Judgement.NO in judgements or not self.is_stable_whole:
             return 1
         return INCONCLUSIVE if Judgement.CANNOT in judgements else 0

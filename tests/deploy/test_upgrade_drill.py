@@ -1,7 +1,9 @@
 """The parts of the upgrade drill; `make drill-upgrade` is the whole."""
 
 import json
+import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,8 +17,10 @@ sys.path.append(str(Path(__file__).resolve().parents[2] / "deploy" / "drill"))
 
 from builds import SLOW_KERNEL, WRONG_KERNEL, WRONG_WINDOW, Patch, patched
 from model import WINDOW, write_windowed_model
+from other_load import Used, used, wait_for_calm
 from report import Judgement
 from steady_load import Steady, streamed
+from upgrade import ATTEMPTS, Drill
 from upgrade_report import INCONCLUSIVE, Drilled, Expected, GateRun, as_json, as_markdown
 
 LINES = (
@@ -79,6 +83,61 @@ def test_a_gate_must_fail_with_its_code_and_in_its_bucket_only(
 )
 def test_wrong_verdicts_and_lost_requests_fail_the_drill(codes: list[int], stable: Steady, code: int) -> None:
     assert Drilled([replace(RUN, code=it) for it in codes], stable).exit_code == code
+
+
+def test_a_gate_that_was_repeated_does_not_decide_the_drill() -> None:
+    undecided = replace(RUN, code=INCONCLUSIVE, is_repeated=True, others_cores=1.5)
+    assert Drilled([undecided, RUN], WHOLE).exit_code == 0
+    assert str(undecided).endswith("while other programs took 1.50 cores, repeated")
+
+
+@pytest.mark.parametrize(
+    ("codes", "judgements"),
+    [
+        ([1], [Judgement.YES]),
+        ([4, 1], [Judgement.CANNOT, Judgement.YES]),
+        ([4, 0], [Judgement.CANNOT, Judgement.NO]),
+        ([4] * ATTEMPTS, [Judgement.CANNOT] * ATTEMPTS),
+    ],
+)
+def test_a_gate_is_repeated_only_while_it_cannot_decide(
+    codes: list[int], judgements: list[Judgement], tmp_path: Path
+) -> None:
+    answers = iter(codes)
+
+    class Played(Drill):
+        def canary(self, *_: object) -> GateRun:
+            self.runs.append(replace(RUN, code=next(answers)))
+            return self.runs[-1]
+
+    drill = Played(tmp_path, tmp_path, wait=lambda: 0.0)
+    drill.timed_canary("a case", "a gate", "http://candidate", Expected(1))
+    assert [run.judgement for run in drill.runs] == judgements
+    assert [run.is_repeated for run in drill.runs] == [True] * (len(codes) - 1) + [False]
+    assert not list(answers)
+
+
+def test_the_own_programs_are_not_others() -> None:
+    before = used()
+    busy = "import time\nwhile time.process_time() < 0.4: pass"
+    subprocess.run([sys.executable, "-c", busy], check=True)
+    assert used().own_s - before.own_s > 0.3
+    assert Used(10.0, 18.0, 5.0).others_since(Used(0.0, 0.0, 0.0)) == 1.3
+
+
+@pytest.mark.parametrize(("others", "num_looks"), [([0.1], 1), ([1.5, 0.1], 2), ([1.5] * 9, 4)])
+def test_a_gate_waits_for_calm_but_not_for_ever(others: list[float], num_looks: int) -> None:
+    def moments() -> Iterator[Used]:
+        at = everyone_s = 0.0
+        yield Used(at, everyone_s, 0.0)
+        for cores in others:
+            at, everyone_s = at + 5.0, everyone_s + 5.0 * cores
+            yield Used(at, everyone_s, 0.0)
+
+    seen, slept = moments(), []
+    found = wait_for_calm(0.2, 20.0, window_s=5.0, read=lambda: next(seen), sleep=slept.append)
+    assert found == pytest.approx(others[num_looks - 1])
+    assert len(slept) == num_looks
 
 
 def test_reports_hold_every_line_of_every_gate() -> None:
