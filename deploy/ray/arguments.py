@@ -2,7 +2,7 @@
 
 import difflib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -24,13 +24,13 @@ class Arguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     """What the application is built from.
 
     settings         by field name, as texts, numbers or truth values
-    hold_s           how long a request waits for an engine that restarts
+    hold_s           how long a request waits at a replica whose engine restarts, before another replica is tried
     replace_after_s  a replica whose engine was not ready for so long is replaced
     max_excess       requests that a replica may have more than the least loaded one, before affinity yields
     """
 
     settings: dict[str, str | bool | int | float] = {}
-    hold_s: float = 60.0
+    hold_s: float = 5.0
     replace_after_s: float = 300.0
     max_excess: int = 8
 
@@ -75,6 +75,17 @@ def read_arguments(args: Mapping[str, Any], environ: Mapping[str, str] = os.envi
     if arguments.max_excess < 0:
         raise SettingsError(f"args.max_excess: expected 0 or more requests, got {arguments.max_excess}")
     return arguments, read_settings(arguments.flags, environ)
+
+
+def check_gpus(deployments: Iterable[Mapping[str, Any]], settings: Settings) -> None:
+    """Raise SettingsError where a deployment asks Ray for GPUs, and for another number than a replica has ranks."""
+    for deployment in deployments:
+        num_gpus = (deployment.get("ray_actor_options") or {}).get("num_gpus")
+        if num_gpus and num_gpus != settings.tensor_parallel_size:
+            raise SettingsError(
+                f"ray_actor_options.num_gpus: expected {settings.tensor_parallel_size}, a GPU for each rank of "
+                f"tensor_parallel_size, got {num_gpus:g}"
+            )
 
 
 def _check_known(given: Mapping[str, Any], known: list[str], where: str) -> None:

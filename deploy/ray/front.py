@@ -51,6 +51,7 @@ MAX_RERUNS = 2
 _DIALECTS = {anthropic.MESSAGES: ANTHROPIC, anthropic.COUNT_TOKENS: ANTHROPIC}
 _RAYS_PATHS = "/-/"
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")  # as the server takes it
+_SESSION = b"x-session-id"  # by it Ray's router chooses a replica
 # With these a client could choose a replica, or let what it has left be computed to the end.
 _RAYS_HEADERS = {
     b"serve_multiplexed_model_id",
@@ -123,7 +124,7 @@ class Front:
         key = key_of(body, headers) if scope["method"] == "POST" else None
         fields = [field for field in scope["headers"] if field[0].lower().replace(b"-", b"_") not in _RAYS_HEADERS]
         if key is not None:
-            fields.append((b"x-session-id", key.encode()))
+            fields.append((_SESSION, key.encode()))
         await self._answer({**scope, "headers": fields}, client, body)
 
     async def _read(self, client: "_Client", headers: Mapping[bytes, bytes], held: Body) -> bytes:
@@ -172,6 +173,8 @@ class Front:
                 await answer.release()
                 return
             logger.warning("request %s is run again: %s", ids["request_id"], code or "its replica died")
+            # Its own replica has lost what it had computed, or is not ready: the least loaded one is better.
+            scope = {**scope, "headers": [field for field in scope["headers"] if field[0] != _SESSION]}
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, self._limits.pauses_s[1])
 

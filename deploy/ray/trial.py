@@ -537,6 +537,7 @@ def bad_input(folder: Path) -> dict[str, Any]:
         "an unknown entry of Ray's": ("target_ongoing_requests", "target_ongoing_request"),
         "a setting that is Ray's": ("device: cpu", "port: 8001"),
         "one admin port for all": ("admin_port: 0", "admin_port: 9000"),
+        "two GPUs for one rank": ("num_cpus: 0.5", "num_gpus: 2"),
     }
     found = {}
     for name, (before, after) in changes.items():

@@ -30,7 +30,7 @@ from ray.dashboard.modules.serve.sdk import ServeSubmissionClient  # noqa: E402
 from ray.serve.config import AutoscalingConfig  # noqa: E402
 from ray.serve.schema import ServeDeploySchema  # noqa: E402
 
-from deploy.ray.arguments import read_arguments  # noqa: E402
+from deploy.ray.arguments import check_gpus, read_arguments  # noqa: E402
 from server.errors import SettingsError, StartError  # noqa: E402
 
 FRONT = "deploy.ray.front:middlewares"
@@ -79,7 +79,8 @@ def read_config(path: Path, environ: Mapping[str, str]) -> dict[str, Any]:
         raise SettingsError(f"{path}: no application has the import_path {APPLICATION}")
     for application in ours:
         try:
-            read_arguments(application.get("args") or {}, environ)
+            _, settings = read_arguments(application.get("args") or {}, environ)
+            check_gpus(application.get("deployments") or (), settings)
         except SettingsError as error:
             raise SettingsError(f"{path}: {error.message}") from None
         if application.get("route_prefix", "/") != "/":

@@ -15,7 +15,7 @@ import yaml
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deploy.ray.affinity import chosen, key_of, ranked
-from deploy.ray.arguments import read_arguments
+from deploy.ray.arguments import check_gpus, read_arguments
 from deploy.ray.front import MAX_RERUNS, Front, FrontLimits
 from deploy.ray.replica import REPLICA_HEADER, Health, Replica
 from server.edge.admission import Edge
@@ -118,6 +118,11 @@ def test_a_request_whose_engine_dies_is_run_again() -> None:
 
 def test_a_stream_that_has_not_begun_is_run_again() -> None:
     assert Asked(cut(), OK).status == 200
+
+
+def test_a_request_that_is_run_again_is_not_bound_to_its_replica() -> None:
+    it = Asked(refusing("not_ready"), OK, body=b'{"prompt":"a"}', x_session_id="mine")
+    assert [b"x-session-id" in dict(scope["headers"]) for scope in it.scopes] == [True, False]
 
 
 def test_what_kills_every_engine_is_not_run_for_ever() -> None:
@@ -283,7 +288,7 @@ def test_affinity_yields_to_a_queue_that_is_too_long() -> None:
 def test_the_shipped_yaml_is_read() -> None:
     (application,) = yaml.safe_load(SHIPPED.read_text())["applications"]
     arguments, settings = read_arguments(application["args"], {})
-    assert (settings.admin_port, arguments.hold_s) == (0, 60)
+    assert (settings.admin_port, arguments.hold_s) == (0, 5)
 
 
 @pytest.mark.parametrize(
@@ -304,3 +309,11 @@ def test_the_shipped_yaml_is_read() -> None:
 def test_a_wrong_argument_is_refused_by_name(args: dict[str, Any], why: str) -> None:
     with pytest.raises(SettingsError, match=why.replace("?", r"\?")):
         read_arguments(args, {})
+
+
+def test_a_replica_has_a_gpu_for_each_of_its_ranks() -> None:
+    _, settings = read_arguments({"settings": {"tensor_parallel_size": 2}}, {})
+    for options in ({}, {"num_cpus": 1}, {"num_gpus": 2}):
+        check_gpus([{"ray_actor_options": options}], settings)
+    with pytest.raises(SettingsError, match="expected 2, a GPU for each rank of tensor_parallel_size, got 1"):
+        check_gpus([{"ray_actor_options": {"num_gpus": 1}}], settings)
