@@ -1,4 +1,8 @@
-"""Compare the speed of two servers: one seeded open-loop trace to both, in turns; no distribution assumed."""
+"""Compare the speed of two servers: one seeded open-loop trace to both, in turns; no distribution assumed.
+
+What else the machine does changes within a minute and meets both sides alike, so that times of two live servers are
+compared in pairs: the same request of the same round to each. Recorded times have no partner.
+"""
 
 import random
 import statistics
@@ -24,7 +28,7 @@ Progress = Callable[[int, int, str], None]
 class Rules:
     """The limits beyond which a server counts as slower."""
 
-    max_slowdown: float = 1.15  # of a median, against the baseline's
+    max_slowdown: float = 1.15  # against the baseline, in the median
     noise_s: float = 0.0005  # differences below it are ignored, whatever their factor
     num_samples: int = 12  # of a bucket, before the first look
     num_looks: int = 3  # as many samples again before each further one, while a bucket is undecided
@@ -49,15 +53,36 @@ class SideTimes:
     errors: list[str] = field(default_factory=list)
     lags: list[ClientLag] = field(default_factory=list)
 
-    def add(self, result: LoadResult) -> None:
+    def add(self, result: LoadResult) -> dict[str, Times]:
+        """Take a round's result; returns its times by bucket."""
         self.lags.append(result.lag)
+        of_round: dict[str, Times] = {}
         for sample in result.samples:
             if sample.error is not None:
                 self.errors.append(sample.error)
                 continue
-            known = self.times.setdefault(bucket_of(sample.num_prompt_tokens).label, Times([], []))
-            known.ttft_s.extend(round(value, 6) for value in _values(sample.ttft_s))
-            known.tpot_s.extend(round(value, 7) for value in _values(sample.tpot_s))
+            bucket = bucket_of(sample.num_prompt_tokens).label
+            for known in (self.times.setdefault(bucket, Times([], [])), of_round.setdefault(bucket, Times([], []))):
+                known.ttft_s.extend(round(value, 6) for value in _values(sample.ttft_s))
+                known.tpot_s.extend(round(value, 7) for value in _values(sample.tpot_s))
+        return of_round
+
+
+class Pairs:
+    """Times of both sides by bucket, each of the candidate's with the baseline's of the same request."""
+
+    def __init__(self) -> None:
+        self.candidate: dict[str, Times] = {}
+        self.baseline: dict[str, Times] = {}
+
+    def add(self, candidate: Mapping[str, Times], baseline: Mapping[str, Times]) -> None:
+        """Take a round. Where a request of a bucket failed on one side, the round has no pairs of it."""
+        for bucket in candidate.keys() & baseline.keys():
+            for name in ("ttft_s", "tpot_s"):
+                ours, theirs = getattr(candidate[bucket], name), getattr(baseline[bucket], name)
+                if len(ours) == len(theirs):
+                    getattr(self.candidate.setdefault(bucket, Times([], [])), name).extend(ours)
+                    getattr(self.baseline.setdefault(bucket, Times([], [])), name).extend(theirs)
 
 
 def lengths_for(rules: Rules, max_model_len: int) -> list[int]:
@@ -84,7 +109,11 @@ def compare(
     verdicts: list[Verdict] = []
     for look in range(rules.num_looks):
         trace.run(rules.num_samples * (look + 1))
-        verdicts = judge_performance(sides["baseline"].times, sides["candidate"].times, lengths, rules)
+        if "baseline" in clients:
+            pairs = trace.pairs
+            verdicts = judge_performance(pairs.baseline, pairs.candidate, lengths, rules, is_paired=True)
+        else:
+            verdicts = judge_performance(sides["baseline"].times, sides["candidate"].times, lengths, rules)
         if not any(verdict.outcome is Outcome.NO_DATA for verdict in verdicts) or sides["candidate"].errors:
             break
     return sides["candidate"], sides["baseline"], verdicts
@@ -100,12 +129,21 @@ def record_times(client: LoadClient, lengths: Sequence[int], rules: Rules, progr
 
 
 def judge_performance(
-    baseline: Mapping[str, Times], candidate: Mapping[str, Times], lengths: Iterable[int], rules: Rules
+    baseline: Mapping[str, Times],
+    candidate: Mapping[str, Times],
+    lengths: Iterable[int],
+    rules: Rules,
+    *,
+    is_paired: bool = False,
 ) -> list[Verdict]:
-    """Judge each bucket: FAIL if the slowdown surely exceeds the limit, PASS if it surely does not, else NO_DATA."""
+    """Judge each bucket: FAIL if the slowdown surely exceeds the limit, PASS if it surely does not, else NO_DATA.
+
+    `is_paired`: the times of both sides at the same place are of one request, and the slowdown is the median of their
+    ratios; else it is the ratio of the medians.
+    """
     empty = Times([], [])
     return [
-        _judge_bucket(bucket, baseline.get(bucket, empty), candidate.get(bucket, empty), rules)
+        _judge_bucket(bucket, baseline.get(bucket, empty), candidate.get(bucket, empty), rules, is_paired=is_paired)
         for bucket in dict.fromkeys(bucket_of(length).label for length in lengths)
     ]
 
@@ -129,6 +167,7 @@ class _Trace:
         self._rate = rate
         self._progress = progress
         self._num_sent = 0  # requests of each length to each side
+        self.pairs = Pairs()
 
     def run(self, until: int) -> None:
         """Send rounds until each length was sent `until` times."""
@@ -137,6 +176,7 @@ class _Trace:
             num_each = min(_ROUND_SAMPLES, until - self._num_sent)
             names = list(self._clients)
             order.shuffle(names)  # who goes first
+            of_round: dict[str, dict[str, Times]] = {}
             for name in names:
                 self._progress(self._num_sent, until, f"performance of the {name}")
                 requests = stratified(
@@ -146,7 +186,9 @@ class _Trace:
                     num_each=num_each,
                     num_output=OUTPUT_TOKENS,
                 )
-                self._sides[name].add(self._clients[name].run(requests))
+                of_round[name] = self._sides[name].add(self._clients[name].run(requests))
+            if "baseline" in of_round:
+                self.pairs.add(of_round["candidate"], of_round["baseline"])
             self._num_sent += num_each
 
 
@@ -165,7 +207,7 @@ def _warm_up(clients: Mapping[str, LoadClient], lengths: Sequence[int], rules: R
     return rules.utilization / max(slowest, 1e-3)
 
 
-def _judge_bucket(bucket: str, baseline: Times, candidate: Times, rules: Rules) -> Verdict:
+def _judge_bucket(bucket: str, baseline: Times, candidate: Times, rules: Rules, *, is_paired: bool) -> Verdict:
     slow, unsure, shown = [], [], []
     for what, ours, theirs in (
         ("TTFT", candidate.ttft_s, baseline.ttft_s),
@@ -173,13 +215,18 @@ def _judge_bucket(bucket: str, baseline: Times, candidate: Times, rules: Rules) 
     ):
         # The noise is taken off the candidate: what it is slower by must be more than that.
         lowered = [max(value - rules.noise_s, 1e-9) for value in ours]
-        bounds = ratio_interval(lowered, theirs, 0.5, rules.confidence)
+        if is_paired:
+            ratios = [mine / other for mine, other in zip(lowered, theirs, strict=True)]
+            bounds = quantile_interval(ratios, 0.5, rules.confidence)
+        else:
+            bounds = ratio_interval(lowered, theirs, 0.5, rules.confidence)
         if bounds is None:
             unsure.append(
-                f"{what}: {len(ours)} samples here and {len(theirs)} of the baseline, {_needed(rules)} are needed"
+                f"{what}: {len(ours)} samples here and {len(theirs)} of the baseline, "
+                f"{_needed(rules, is_paired=is_paired)} are needed"
             )
             continue
-        shown.append(_shown(what, ours, theirs, bounds, rules))
+        shown.append(_shown(what, ours, theirs, bounds, rules, is_paired=is_paired))
         if bounds.lo > rules.max_slowdown:
             slow.append(f"{what} is surely more than {rules.max_slowdown:g}x the baseline's")
         elif bounds.hi > rules.max_slowdown:
@@ -192,17 +239,21 @@ def _judge_bucket(bucket: str, baseline: Times, candidate: Times, rules: Rules) 
     return Verdict(Stage.PERFORMANCE, outcome, detail, tuple(unsure), bucket)
 
 
-def _shown(what: str, ours: Sequence[float], theirs: Sequence[float], bounds: Interval, rules: Rules) -> str:
-    """Both medians, and the interval of their ratio by which the bucket is judged."""
+def _shown(
+    what: str, ours: Sequence[float], theirs: Sequence[float], bounds: Interval, rules: Rules, *, is_paired: bool
+) -> str:
+    """Both medians, and the interval of the slowdown by which the bucket is judged."""
     mine, other = statistics.median(ours), statistics.median(theirs)
+    slowdown = statistics.median(a / b for a, b in zip(ours, theirs, strict=True)) if is_paired else mine / other
+    of = f" of {len(ours)} pairs" if is_paired else ""
     noise = f", less {1e3 * rules.noise_s:g} ms of noise" if rules.noise_s else ""
     surely = f"{bounds.lo:.4g} to {bounds.hi:.4g}x with {rules.confidence:.1%} confidence{noise}"
-    return f"{what} p50 {1e3 * mine:.2f} ms against {1e3 * other:.2f}, {mine / other:.2f}x ({surely})"
+    return f"{what} p50 {1e3 * mine:.2f} ms against {1e3 * other:.2f}, {slowdown:.2f}x{of} ({surely})"
 
 
-def _needed(rules: Rules) -> int:
-    """The fewest samples that give an interval of the median at the confidence of a look."""
-    each = 1 - (1 - rules.confidence) / 2
+def _needed(rules: Rules, *, is_paired: bool) -> int:
+    """The fewest samples, or pairs, that give an interval at the confidence of a look."""
+    each = rules.confidence if is_paired else 1 - (1 - rules.confidence) / 2
     least = needed_samples(0.5)
     return next(n for n in range(least, 99) if quantile_interval(range(n), 0.5, each) is not None)
 

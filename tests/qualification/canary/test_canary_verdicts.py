@@ -1,5 +1,6 @@
 """What a canary makes of numbers, without any server."""
 
+import math
 import random
 import re
 from dataclasses import asdict, replace
@@ -12,7 +13,7 @@ from scripted_server import plan_row
 
 from qualification.canary.golden import GoldenPrompt, Times
 from qualification.canary.numerics import Reply, Scores, judge_numerics
-from qualification.canary.performance import Rules, judge_performance
+from qualification.canary.performance import Pairs, Rules, judge_performance
 from qualification.canary.plan import Reviewed, dtype_of, judge_plan, reviewed_matrix
 from qualification.canary.report import Result, as_junit, as_markdown
 from qualification.canary.verdict import Outcome, Stage, Verdict, exit_code, judge_service
@@ -207,6 +208,43 @@ def test_the_interval_that_is_printed_is_the_one_judged_by(seed: int, num_looks:
         assert verdict.outcome is Outcome.NO_DATA
     else:
         assert verdict.outcome is Outcome.PASS
+
+
+def drifting(seed: int, slowdown: float, n: int = 100) -> tuple[Times, Times]:
+    """Times of two servers on a machine whose other load comes and goes, by up to 4 times, within many requests."""
+    draw = random.Random(seed)
+    load, sides = 0.0, ([], [])
+    for _ in range(n):
+        load = min(1.4, max(0.0, load + draw.gauss(0, 0.2)))  # its logarithm
+        for times, factor in zip(sides, (slowdown, 1.0), strict=True):
+            times.append(0.1 * factor * math.exp(load + draw.gauss(0, 0.15)))
+    ours, theirs = (Times(times, [0.005] * n) for times in sides)
+    return ours, theirs
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize(("slowdown", "outcome"), [(1.0, Outcome.PASS), (1.3, Outcome.FAIL)])
+def test_load_that_meets_both_sides_does_not_hide_a_slowdown(seed: int, slowdown: float, outcome: Outcome) -> None:
+    ours, theirs = drifting(seed, slowdown)
+    [paired] = judge_performance({"le_128": theirs}, {"le_128": ours}, [96], RULES, is_paired=True)
+    assert paired.outcome is outcome
+    assert judged(ours, theirs).outcome is Outcome.NO_DATA, "or this load hides nothing"
+
+
+def test_a_slowdown_at_the_limit_fails_as_seldom_as_promised() -> None:
+    verdicts = [
+        judge_performance({"le_128": theirs}, {"le_128": ours}, [96], replace(RULES, noise_s=0.0), is_paired=True)[0]
+        for ours, theirs in (drifting(seed, RULES.max_slowdown) for seed in range(300))
+    ]
+    assert sum(verdict.outcome is Outcome.FAIL for verdict in verdicts) <= 15  # 2.5% are 7.5; 0.4% of runs exceed 15
+    assert sum(verdict.outcome is Outcome.PASS for verdict in verdicts) <= 15
+
+
+def test_a_round_in_which_a_request_failed_has_no_pairs() -> None:
+    pairs = Pairs()
+    pairs.add({"le_128": times(0.02, n=4)}, {"le_128": times(0.01, n=4)})
+    pairs.add({"le_128": times(0.02, n=3)}, {"le_128": times(0.01, n=4)})
+    assert (len(pairs.candidate["le_128"].ttft_s), len(pairs.baseline["le_128"].ttft_s)) == (4, 4)
 
 
 def test_a_bucket_without_a_baseline_is_no_data() -> None:
