@@ -14,6 +14,7 @@ import pytest
 import yaml
 from prometheus_client import CollectorRegistry
 
+from qualification.evidence.matrix import MATRICES, gpu_folder
 from server.cli.main import build_parser
 from server.cli.parser import parsed
 from server.settings import PREFIX, read_settings
@@ -21,6 +22,8 @@ from server.telemetry.metrics import Metrics
 
 KUBERNETES = Path(__file__).resolve().parents[2] / "deploy" / "kubernetes"
 CANARY = KUBERNETES / "overlays" / "canary"
+SCRIPTS = KUBERNETES / "qualification" / "base" / "scripts"
+GPU_LABEL = "nvidia.com/gpu.product"
 FILES = sorted(KUBERNETES.rglob("*.yaml"))
 
 
@@ -59,6 +62,35 @@ def test_the_programs_commands_and_flags_are_its_own() -> None:
     lines = [each["args"] for _, each in CONTAINERS if each.get("image") == "hallmark-serve" and "args" in each]
     commands = [parsed(build_parser(), line).command for line in lines]
     assert sorted(commands) == ["canary", "serve"]
+
+
+def gpus_of(node: Any) -> list[str]:
+    """Return the folders of matrices of the GPUs that node affinities below this node name."""
+    if isinstance(node, list):
+        return [gpu for item in node for gpu in gpus_of(item)]
+    if not isinstance(node, dict):
+        return []
+    if node.get("key") == GPU_LABEL:  # feature discovery puts a dash for each space of the GPU's name
+        return [gpu_folder(value) for value in node["values"]]
+    return [gpu for item in node.values() for gpu in gpus_of(item)]
+
+
+def test_servers_may_run_on_every_gpu_with_committed_evidence() -> None:
+    allowed = gpus_of(documents(KUBERNETES / "overlays" / "single-gpu" / "gpu.yaml"))
+    committed = {path.name for path in MATRICES.iterdir() if path.is_dir()}
+    assert committed <= set(allowed)
+
+
+def test_the_proof_by_night_reads_the_file_of_its_gpu() -> None:
+    nights = sorted(KUBERNETES.glob("qualification/h*/kustomization.yaml"))
+    found = {}
+    for path in nights:
+        [document] = documents(path)
+        patches = [yaml.safe_load(patch["patch"]) for patch in document["patches"]]
+        [qualify] = containers(patches)
+        [reviewed] = [it["value"] for it in qualify["env"] if it["name"] == "REVIEWED"]
+        found[Path(reviewed).parent.name] = gpus_of(patches)
+    assert found == {gpu: [gpu] for gpu in gpus_of(documents(KUBERNETES / "overlays" / "single-gpu" / "gpu.yaml"))}
 
 
 def test_the_rule_resource_is_made_of_the_rule_files() -> None:
@@ -138,7 +170,7 @@ def test_the_analysis_compares_both_sides(
 
 def run(script: str, *arguments: str, environ: dict[str, str]) -> str:
     """Return the output of one of the qualification's scripts, which must succeed."""
-    command = ["sh", str(CANARY / "scripts" / script), *arguments]
+    command = ["sh", str(SCRIPTS / script), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=os.environ | environ)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

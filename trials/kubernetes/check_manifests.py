@@ -4,6 +4,7 @@ make test-deploy        # not part of `make test`: its programs take a minute to
 """
 
 import copy
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,10 @@ import pytest
 import yaml
 from tools import KUBERNETES, ROOT, Manifest, MissingTool, Tools, prepare
 
+from server.settings import PREFIX, Settings, read_settings
+
 OVERLAYS = ("base", *sorted(f"overlays/{path.name}" for path in (KUBERNETES / "overlays").iterdir()))
+OWNERS = {"Deployment", "Rollout"}  # of the server's pods
 # What a cluster brings; docs/kubernetes.md names each.
 YOURS = {"hallmark-models", "hallmark-golden", "hallmark-git"}
 # A key of each kind, and how it is misspelt.
@@ -229,6 +233,51 @@ def test_only_named_pods_reach_the_admin_port(overlay: str, rendered) -> None:
     allowed |= {("canary", "hallmark")} if overlay.endswith("canary") else set()
     allowed |= {("hallmark-picker",)} if overlay.endswith("inference-pool") else set()
     assert found == allowed
+
+
+def settings_of(manifests: list[Manifest]) -> Settings:
+    """Return what the rendered variables of the server's container mean to the server itself."""
+    [deployment] = [it for it in of_kind(manifests, "Deployment") if it["metadata"]["name"] == "hallmark"]
+    [container] = deployment["spec"]["template"]["spec"]["containers"]
+    environ = {it["name"]: it["value"] for it in container["env"] if it["name"].startswith(PREFIX)}
+    assert len(environ) == sum(it["name"].startswith(PREFIX) for it in container["env"]), "a variable that is set twice"
+    return read_settings({}, environ)
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_the_server_takes_its_rendered_variables(overlay: str, rendered) -> None:
+    settings = settings_of(rendered[overlay])
+    assert settings.admin_port == 9000
+    assert settings.tensor_parallel_size == (2 if overlay.endswith("tensor-parallel") else 1)
+
+
+def test_each_rank_has_a_gpu_and_room_in_shared_memory(tools: Tools, tmp_path: Path) -> None:
+    """By an overlay of a user's, which shares a model behind the gate."""
+    kustomization = {
+        "resources": [os.path.relpath(KUBERNETES / "overlays" / "canary", tmp_path)],
+        "components": [os.path.relpath(KUBERNETES / "components" / "tensor-parallel", tmp_path)],
+    }
+    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(kustomization))
+    manifests = tools.render(str(tmp_path))
+    settings = settings_of(manifests)
+    [spec] = [it["spec"] for it in pods_of(manifests) if it["labels"].get("app.kubernetes.io/component") == "server"]
+    [container] = spec["containers"]
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == str(settings.tensor_parallel_size) == "2"
+    [shm] = [it["name"] for it in container["volumeMounts"] if it["mountPath"] == "/dev/shm"]
+    assert {it["name"]: it.get("emptyDir") for it in spec["volumes"]}[shm] == {"medium": "Memory", "sizeLimit": "2Gi"}
+    limits = {it["kind"]: it["spec"]["progressDeadlineSeconds"] for it in manifests if it["kind"] in OWNERS}
+    assert limits == {"Deployment": 3600, "Rollout": 3600}, "the weights of a 70B take minutes"
+
+
+@pytest.mark.parametrize("overlay", ["overlays/observability", "overlays/canary", "overlays/inference-pool"])
+def test_what_an_autoscaler_scales_names_no_number_itself(overlay: str, rendered) -> None:
+    [target] = [it["spec"]["scaleTargetRef"] for it in of_kind(rendered[overlay], "ScaledObject")]
+    [scaled] = [
+        it
+        for it in of_kind(rendered[overlay], target.get("kind", "Deployment"))
+        if it["metadata"]["name"] == target["name"]
+    ]
+    assert "replicas" not in scaled["spec"], "each `kubectl apply` would set it back"
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
