@@ -63,7 +63,7 @@ OPERATORS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "mkldnn::*linear*",
         ),
     ),
-    ("collective", ("nccl*", "c10d::*", "gloo:*")),
+    ("collective", ("hallmark_push_sum", "nccl*", "c10d::*", "gloo:*")),
 )
 
 NAMED: tuple[NamedKernels, ...] = (
@@ -72,6 +72,9 @@ NAMED: tuple[NamedKernels, ...] = (
     NamedKernels("rotation and the write of keys and values", ("_rope_and_write_kv_kernel",)),
     NamedKernels("gated activation", ("_gated_kernel",)),
     NamedKernels("choice of each token's experts, and their weights", ("hallmark_experts_route",)),
+    NamedKernels(
+        "copies to other GPUs: parts of the logits, chosen tokens", ("hallmark_push_columns", "hallmark_push_values")
+    ),
     NamedKernels("the likeliest token", ("best_kernel", "greedy_kernel")),
     NamedKernels("top-k, top-p and min-p", ("count_kernel", "bracket_kernel", "refine_kernel", "narrow_kernel")),
     NamedKernels("the draw of a token", ("draw_kernel", "finish_kernel")),

@@ -74,6 +74,13 @@ def shard_of(config: ModelConfig, rank: int, world: int) -> Shard:
     return Shard(rank, world, layers, vocabulary_rows(config.vocab_size, rank, world), LocalConfig(local))
 
 
+def sums_at_norms(model: ModelConfig) -> bool:
+    """Return whether each sublayer's result is added as it is, and the sum normed for the next: one kernel then sums
+    the ranks' parts on the way into that norm.
+    """
+    return model.residual_scale == 1 and all(it.norms.before and not it.norms.after for it in model.layers)
+
+
 def vocabulary_rows(vocab_size: int, rank: int, world: int) -> range:
     """Return a rank's rows of the head: some ranks have one more than others."""
     return range(vocab_size * rank // world, vocab_size * (rank + 1) // world)

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kernels.collective.peers import RunCollective
 from kernels.fused.activation_kind import Activation
 from kernels.fused.norm import rms_norm
 from kernels.fused.rope_kv import turns_of
@@ -15,7 +16,7 @@ from kernels.linear.autotune import Chooser
 from kernels.linear.epilogue import Epilogue
 from kernels.linear.matmul import compile_linear, linear, linear_fp32
 from qualification.model.config import DenseConfig, ExpertsConfig, LayerConfig, ModelConfig, QKNorm
-from qualification.model.shard import vocabulary_rows
+from qualification.model.shard import sums_at_norms, vocabulary_rows
 from server.model.block import (
     AddNorm,
     Attention,
@@ -47,8 +48,9 @@ class Decoder:
         """`ranks`: those that compute the model together; `config` and `weights` are then one rank's part of it."""
         self.config = config
         self.weights = weights
-        self._ranks = ranks
         self._head_sizes = [len(vocabulary_rows(config.vocab_size, it, ranks.world)) for it in range(ranks.world)]
+        embedding = weights.embedding
+        self._ranks = ranks.connected(config.hidden_size, embedding.dtype, self._head_sizes, embedding.device)
         kinds = {(layer.attention.rope, layer.attention.head_dim): None for layer in config.layers}
         self._ropes = {
             kind: (index, cos_sin_table(*kind, config.max_position, weights.embedding.device))
@@ -60,7 +62,7 @@ class Decoder:
         self._products_of: ProductsOf = products_of
         self._serve_head: Serve | None = None
         # Whether a sublayer's result is this rank's part of it, which the next one's norm sums up on its way in.
-        self._sums_at_norms = ranks.world > 1 and config.residual_scale == 1 and all(map(_is_plain, weights.layers))
+        self._sums_at_norms = ranks.world > 1 and sums_at_norms(config)
         self._blocks = self._build_blocks()
         _compile_matmuls(config, weights)
 
@@ -81,6 +83,11 @@ class Decoder:
         for mixture, weights in of_mixture.items():
             if isinstance(mixture, ExpertsConfig) and isinstance(weights, MixtureWeights):
                 _experts(mixture, weights, products).compile(borders)
+
+    def serve_sums(self, run: RunCollective) -> None:
+        """Sum over the ranks as is decided."""
+        self._ranks = replace(self._ranks, run=run)
+        self._blocks = self._build_blocks()
 
     @torch.inference_mode()
     def forward(self, step: Step) -> Tensor:
@@ -192,13 +199,6 @@ class Decoder:
     def _norm_weight(self, weight: Tensor) -> Tensor:
         """Return the factors of a norm: in fp32 where the checkpoint has them less one, which 16 bits would round."""
         return weight.float() + 1 if self.config.zero_centred_norms else weight
-
-
-def _is_plain(layer: LayerWeights) -> bool:
-    """Return whether each sublayer's result is added to the residual as it is, and the sum normed for the next one."""
-    before = layer.attention_norm, layer.feed_forward_norm
-    after = layer.norm_after_attention, layer.norm_after_feed_forward
-    return all(norm is not None for norm in before) and all(norm is None for norm in after)
 
 
 def _epilogue(layer: LayerConfig, name: str, linear: Dense) -> Epilogue:

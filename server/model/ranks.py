@@ -1,17 +1,20 @@
 """Exchange between tensor-parallel ranks within a forward pass: sums of parts, parts of the logits, chosen tokens.
 
-This is the seam that faster exchanges plug into. On CUDA everything goes by NCCL on the current stream, waits for
-nothing on the host and allocates only results, so that a CUDA graph can hold it.
+Between GPUs few rows travel by writes into each other's memory (`kernels/collective/`), many by NCCL. Either goes on
+the current stream, waits for nothing on the host and allocates only results, so that a CUDA graph can hold it.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from kernels.fused.norm import add_rms_norm
+from kernels import launch
+from kernels.collective.inboxes import RankInboxes, num_connected
+from kernels.collective.library_path import run_library
+from kernels.collective.peers import AddNorm, Peers, RunCollective
 from server.model.linear import Product
 
 
@@ -21,47 +24,99 @@ class Ranks:
 
     Every method is called by all ranks, in the same order, and raises torch's RuntimeError where one of them is gone.
     After each one all ranks have the same bits.
+
+    inboxes  None on a CPU, and where GPUs cannot address each other's memory
+    run      what computes the sums
     """
 
     index: int = 0
     world: int = 1
+    inboxes: RankInboxes | None = None
+    run: RunCollective = run_library
 
     def __post_init__(self) -> None:
         if not 0 <= self.index < self.world:
             raise ValueError(f"rank {self.index} is outside of [0, {self.world})")
 
+    @property
+    def peers(self) -> Peers:
+        return Peers(self.index, self.world, None if self.inboxes is None else self.inboxes.sums)
+
+    def connected(
+        self, hidden_size: int, dtype: torch.dtype, head_sizes: Sequence[int], device: torch.device
+    ) -> "Ranks":
+        """Return ranks that write into each other's memory, where they are GPUs that can.
+
+        hidden_size, dtype   of the rows that are summed
+        head_sizes           columns of the logits that each rank computes
+        """
+        if self.world == 1 or device.type != "cuda" or launch.triton_version() is None:
+            return self
+        from kernels.collective.push_path import Row, connect
+
+        row = Row(hidden_size, dtype)
+        if not row.is_taken or num_connected() < self.world:
+            return self
+        inboxes = connect(self.index, self.world, row, head_sizes, device)
+        return replace(self, inboxes=inboxes, run=_run_by_rows)
+
     def sum(self, part: Tensor) -> Tensor:
-        """Add the ranks' parts, in place. On a CPU in the order of the ranks and in fp32; NCCL chooses the order."""
-        if part.is_cuda:
-            dist.all_reduce(part)
-            return part
-        parts = self._gathered(part)
-        total = parts[0].float()
-        for other in parts[1:]:
-            total += other
-        return part.copy_(total)
+        """Add the ranks' parts [T, H], in place, in the order of the ranks and in fp32, rounded once."""
+        self.run(self.peers, part, None, part)
+        return part
 
     def add_norm(self, part: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         """residual += the sum of the ranks' parts, then RMSNorm: what `add_rms_norm` does with that sum.
 
-        part, residual [T, H], both written in place. Returns (normed, residual); normed may lie in `part`.
+        part, residual [T, H], contiguous, both written in place. Returns (normed, residual); normed lies in `part`.
         """
-        return add_rms_norm(self.sum(part), residual, weight, eps)
+        self.run(self.peers, part, AddNorm(residual, weight, eps), part)
+        return part, residual
 
     def summed(self, product: Product) -> Product:
         """`product`, of whose result each rank computes a part of the sum."""
         return lambda x: self.sum(product(x))
 
     def joined(self, part: Tensor, sizes: Sequence[int], out: Tensor | None = None) -> Tensor:
-        """[R, sum of sizes] from each rank's columns [R, its size], in `out` where it is given.
-
-        What travels is as wide as the widest part.
-        """
-        num_rows, widest = part.shape[0], max(sizes)
-        padded = part if part.shape[1] == widest else torch.nn.functional.pad(part, (0, widest - part.shape[1]))
-        parts = self._gathered(padded.contiguous())
+        """[R, sum of sizes] from each rank's columns [R, its size], in `out` where it is given."""
+        num_rows = part.shape[0]
         if out is None:
             out = part.new_empty(num_rows, sum(sizes))
+        if not self._pushes_columns(part, sizes, out):
+            return self._gathered_columns(part, sizes, out)
+        from kernels.collective.push_path import push_columns
+
+        assert self.inboxes is not None
+        assert self.inboxes.columns is not None
+        push_columns(self.inboxes.columns, part, out)
+        return out
+
+    def share(self, values: Tensor) -> Tensor:
+        """Give rank 0's values to all ranks, in place."""
+        if self.inboxes is None or values.dtype not in (torch.int32, torch.int64):
+            dist.broadcast(values, src=0)
+            return values
+        from kernels.collective.push_path import MOST_VALUES, push_values
+
+        if values.numel() > MOST_VALUES or not values.is_contiguous():
+            dist.broadcast(values, src=0)
+        else:
+            push_values(self.inboxes.values, values)
+        return values
+
+    def _pushes_columns(self, part: Tensor, sizes: Sequence[int], out: Tensor) -> bool:
+        columns = None if self.inboxes is None else self.inboxes.columns
+        if columns is None or part.dtype != columns.dtype or tuple(sizes) != columns.sizes:
+            return False
+        return part.shape[0] <= columns.most_rows and part.is_contiguous() and out.is_contiguous()
+
+    def _gathered_columns(self, part: Tensor, sizes: Sequence[int], out: Tensor) -> Tensor:
+        """By torch.distributed. What travels is as wide as the widest part."""
+        num_rows, widest = part.shape[0], max(sizes)
+        padded = part if part.shape[1] == widest else torch.nn.functional.pad(part, (0, widest - part.shape[1]))
+        parts = part.new_empty(self.world * num_rows, widest)
+        dist.all_gather_into_tensor(parts, padded.contiguous())
+        parts = parts.view(self.world, num_rows, widest)
         if min(sizes) == widest:
             out.view(num_rows, self.world, widest).copy_(parts.transpose(0, 1))
             return out
@@ -69,16 +124,13 @@ class Ranks:
             columns.copy_(found[:, : columns.shape[1]])
         return out
 
-    def share(self, values: Tensor) -> Tensor:
-        """Give rank 0's values to all ranks, in place."""
-        dist.broadcast(values, src=0)
-        return values
 
-    def _gathered(self, part: Tensor) -> Tensor:
-        """[world, *part's shape] of a contiguous tensor."""
-        parts = part.new_empty(self.world * part.shape[0], *part.shape[1:])
-        dist.all_gather_into_tensor(parts, part)
-        return parts.view(self.world, *part.shape)
+def _run_by_rows(peers: Peers, part: Tensor, follows: AddNorm | None, out: Tensor) -> None:
+    """As many rows as the inboxes have places for through them, more by NCCL."""
+    from kernels.collective.push_path import run_push
+
+    is_few = peers.inboxes is not None and part.shape[0] <= peers.inboxes.capacity
+    (run_push if is_few else run_library)(peers, part, follows, out)
 
 
 ALONE = Ranks()

@@ -60,6 +60,9 @@ def exchange(ranks: Ranks) -> None:
     assert torch.equal(residual, total)
     torch.testing.assert_close(normed, 2 * torch.nn.functional.rms_norm(total, (3,), eps=1e-6))
     assert ranks.share(torch.tensor([7 - index, 5])).tolist() == [7, 5]
+    # In the order of the ranks and rounded once: 1 is lost beside 256 where a sum of two ranks is rounded.
+    parts = [torch.full((1, 8), value, dtype=torch.bfloat16) for value in (256.0, 1.0, -256.0, 0.5)[:world]]
+    assert ranks.sum(parts[index].clone()).tolist() == [[{2: 256.0, 4: 1.5}[world]] * 8]
 
 
 if __name__ == "__main__":
