@@ -37,11 +37,13 @@ def test_of_an_exception_only_its_type_and_frames_are_logged() -> None:
         except ValueError:
             logger.exception("failed")
 
-    text = _lines(write)
-    assert "ValueError at " in text
-    assert "test_log.py" in text
-    assert "a prompt" not in text
-    assert text.count("\n") == 1
+    plain, as_json = _lines(write), _lines(write, JsonFormatter())
+    assert "ValueError at " in plain
+    assert "test_log.py" in plain
+    assert json.loads(as_json)["exception"].startswith("ValueError at ")
+    for text in (plain, as_json):
+        assert "a prompt" not in text
+        assert text.count("\n") == 1
 
 
 def test_json_has_the_fields_beside_the_message() -> None:
@@ -68,16 +70,3 @@ def test_a_line_has_the_fields_behind_the_message() -> None:
 def test_a_field_that_is_not_on_the_list_is_not_logged() -> None:
     for formatter in (LineFormatter(), JsonFormatter()):
         assert "secret" not in _lines(lambda logger: logger.info("x", extra={"prompt": "secret"}), formatter)
-
-
-def test_json_of_an_exception_has_type_and_frames_only() -> None:
-    def write(logger: logging.Logger) -> None:
-        try:
-            raise ValueError("a prompt")
-        except ValueError:
-            logger.exception("failed")
-
-    text = _lines(write, JsonFormatter())
-    assert json.loads(text)["exception"].startswith("ValueError at ")
-    assert "a prompt" not in text
-    assert text.count("\n") == 1

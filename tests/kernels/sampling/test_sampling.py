@@ -173,22 +173,25 @@ def test_the_support_is_that_of_the_reference(
     assert support_of(logits, row, other, row) == expected
 
 
-def test_tokens_that_tie_with_the_last_kept_one_stay() -> None:
-    logits = torch.tensor([[2.0, 1.0, 1.0, 1.0, 0.0]])
-    assert support_of(logits, RowSampling(top_k=2)) == [{0, 1, 2, 3}]
-    assert support_of(logits, RowSampling(top_p=0.5)) == [{0, 1, 2, 3}]
+TIED, UNLIKELY, FOUR = [2.0, 1.0, 1.0, 1.0, 0.0], [0.0, -60.0, -80.0], [3.0, 2.0, 1.0, 0.0]
 
 
-def test_top_p_of_one_keeps_tokens_too_unlikely_to_count() -> None:
-    logits = torch.tensor([[0.0, -60.0, -80.0]])
-    assert support_of(logits, RowSampling(top_p=1.0, top_k=3)) == [{0, 1, 2}]
-    assert support_of(logits.expand(2, -1), RowSampling(), RowSampling(top_p=0.5)) == [{0, 1, 2}, {0}]
-
-
-def test_a_row_without_limits_may_draw_every_token() -> None:
-    logits = torch.tensor([[3.0, 2.0, 1.0, 0.0]]).expand(2, -1)
-    assert support_of(logits, RowSampling(top_k=2), RowSampling()) == [{0, 1}, {0, 1, 2, 3}]
-    assert support_of(logits, RowSampling(top_k=2), RowSampling(min_p=0.1)) == [{0, 1}, {0, 1, 2}]
+@pytest.mark.parametrize(
+    ("logits", "rows", "support"),
+    [
+        # Tokens that tie with the last one kept stay.
+        (TIED, [RowSampling(top_k=2)], [{0, 1, 2, 3}]),
+        (TIED, [RowSampling(top_p=0.5)], [{0, 1, 2, 3}]),
+        # A top-p of 1 keeps what is too unlikely to count.
+        (UNLIKELY, [RowSampling(top_p=1.0, top_k=3)], [{0, 1, 2}]),
+        (UNLIKELY, [RowSampling(), RowSampling(top_p=0.5)], [{0, 1, 2}, {0}]),
+        # The limits are those of the row.
+        (FOUR, [RowSampling(top_k=2), RowSampling()], [{0, 1}, {0, 1, 2, 3}]),
+        (FOUR, [RowSampling(top_k=2), RowSampling(min_p=0.1)], [{0, 1}, {0, 1, 2}]),
+    ],
+)
+def test_what_a_row_may_draw(logits: list[float], rows: list[RowSampling], support: list[set[int]]) -> None:
+    assert support_of(torch.tensor([logits]).expand(len(rows), -1), *rows) == support
 
 
 def test_a_row_draws_the_same_token_alone_and_in_any_batch() -> None:

@@ -138,19 +138,16 @@ def test_a_collected_file_has_its_own_shapes(tmp_path: Path, capsys: pytest.Capt
     assert "were collected for different pairs" in capsys.readouterr().err
 
 
-def test_what_is_no_checkout_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_checkout_without_kernels_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     place = make_checkout(tmp_path)
-    (place / "kernels" / "__init__.py").unlink()
-    assert main(["matrix", "ptx", "compare", str(place), str(place)]) == 3
-    assert capsys.readouterr().err == f"hallmark: {place} is no checkout: it has no kernels/__init__.py\n"
-
-
-def test_kernels_that_cannot_be_imported_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    place = make_checkout(tmp_path)
+    compare = ["matrix", "ptx", "compare", str(place), str(place)]
     (place / "kernels" / "shape.py").write_text("raise ImportError('no shape')")
-    assert main(["matrix", "ptx", "compare", str(place), str(place)]) == 3
+    assert main(compare) == 3
     *_, line = capsys.readouterr().err.splitlines()
     assert line == f"hallmark: the kernels of {place} cannot be called from here: ImportError: no shape"
+    (place / "kernels" / "__init__.py").unlink()
+    assert main(compare) == 3
+    assert capsys.readouterr().err == f"hallmark: {place} is no checkout: it has no kernels/__init__.py\n"
 
 
 def test_only_places_in_sources_are_left_out_of_ptx() -> None:

@@ -1,7 +1,7 @@
 """Each family against transformers on tiny random checkpoints that transformers itself writes (fp32, CPU)."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -47,7 +47,7 @@ from transformers import (
 )
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-from qualification.model.config import RopeConfig, num_parameters
+from qualification.model.config import AttentionConfig, RopeConfig, num_parameters
 from server.model.decoder import Decoder
 from server.model.kv_cache import KVCache
 from server.model.load.load import load_config, load_decoder
@@ -282,30 +282,30 @@ def test_the_text_part_of_an_image_model_is_served(kind: str, names: str, tmp_pa
     assert (logits - reference_logits(reference, token_ids)).abs().max() <= TOLERANCE
 
 
-@pytest.mark.parametrize("variant", ROTATED)
-def test_the_comparison_sees_a_rotation_that_is_not_scaled(variant: str, tmp_path: Path) -> None:
-    reference = save_reference(tmp_path, *ROTATED[variant])
-    decoder = load(tmp_path)
-    layers = [
-        replace(layer, attention=replace(layer.attention, rope=RopeConfig(layer.attention.rope.theta)))
-        for layer in decoder.config.layers
-    ]
-    plain = Decoder(replace(decoder.config, layers=tuple(layers)), decoder.weights)
-    error = (PagedRunner(plain).logits(prompt(100), [100]) - reference_logits(reference, prompt(100))).abs().max()
-    assert error > 100 * TOLERANCE
+def unscaled(attention: AttentionConfig) -> AttentionConfig:
+    return replace(attention, rope=RopeConfig(attention.rope.theta))
 
 
-@pytest.mark.parametrize("variant", WINDOWED)
-def test_the_comparison_sees_a_window_that_is_one_too_wide(variant: str, tmp_path: Path) -> None:
-    reference = save_reference(tmp_path, *WINDOWED[variant])
+def wider(attention: AttentionConfig) -> AttentionConfig:
+    return replace(attention, window=attention.window and attention.window + 1)
+
+
+@pytest.mark.parametrize(
+    ("variant", "change", "num_tokens"),
+    [*((it, unscaled, 100) for it in ROTATED.items()), *((it, wider, NUM_TOKENS) for it in WINDOWED.items())],
+)
+def test_the_comparison_sees_a_changed_rotation_or_window(
+    variant: tuple[str, tuple[str, dict[str, object]]],
+    change: Callable[[AttentionConfig], AttentionConfig],
+    num_tokens: int,
+    tmp_path: Path,
+) -> None:
+    reference = save_reference(tmp_path, *variant[1])
     decoder = load(tmp_path)
-    layers = [
-        replace(layer, attention=replace(layer.attention, window=layer.attention.window and layer.attention.window + 1))
-        for layer in decoder.config.layers
-    ]
-    wider = Decoder(replace(decoder.config, layers=tuple(layers)), decoder.weights)
-    token_ids = prompt(NUM_TOKENS)
-    error = (PagedRunner(wider).logits(token_ids, [NUM_TOKENS]) - reference_logits(reference, token_ids)).abs().max()
+    layers = [replace(layer, attention=change(layer.attention)) for layer in decoder.config.layers]
+    changed = PagedRunner(Decoder(replace(decoder.config, layers=tuple(layers)), decoder.weights))
+    token_ids = prompt(num_tokens)
+    error = (changed.logits(token_ids, [num_tokens]) - reference_logits(reference, token_ids)).abs().max()
     assert error > 100 * TOLERANCE
 
 

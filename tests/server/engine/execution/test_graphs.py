@@ -286,34 +286,27 @@ def test_graphs_are_replayed_again_when_an_order_is_lifted(decoder: Decoder, tin
     assert subject.graphs.keys == before
 
 
-def test_a_bound_that_lost_its_path_takes_its_graphs_along(decoder: Decoder, tiny_llama: TinyLlama) -> None:
+@pytest.mark.parametrize("has_path", [False, True])
+def test_a_bound_without_its_path_serves_no_shorter_rows(
+    decoder: Decoder, tiny_llama: TinyLlama, has_path: bool
+) -> None:
+    """The long bucket is left without a path, or the short one has another path than the graphs."""
     subject = Subject(decoder)
-    [long] = [choice for choice in decode_choices(subject) if choice.decision.shape.context_bucket.lo]
-    other = subject.dispatcher.replace(long, torch.OutOfMemoryError("no memory"))
-    with pytest.raises(NoPathError):
-        subject.dispatcher.replace(other, torch.OutOfMemoryError("no memory"))
+    [bound] = [it for it in decode_choices(subject) if bool(it.decision.shape.context_bucket.lo) != has_path]
+    other = subject.dispatcher.replace(bound, torch.OutOfMemoryError("no memory"))
+    if not has_path:
+        with pytest.raises(NoPathError):
+            subject.dispatcher.replace(other, torch.OutOfMemoryError("no memory"))
     session = subject.session
     session.submit("r0", tiny_llama.prompts[4])
     session.step()
     session.submit("r1", tiny_llama.prompts[1])
-    session.step()  # both kinds of rows: the graph would be bounded by the bucket without a path
-    assert subject.graphs.num_replays == 1
-    assert session.drain().all_tokens(2) == [tiny_llama.greedy[4], tiny_llama.greedy[1]]
-    assert subject.graphs.num_replays > NUM_TOKENS // 2
-
-
-def test_a_bound_of_another_path_serves_no_shorter_rows(decoder: Decoder, tiny_llama: TinyLlama) -> None:
-    subject = Subject(decoder)
-    [short] = [choice for choice in decode_choices(subject) if not choice.decision.shape.context_bucket.lo]
-    subject.dispatcher.replace(short, torch.OutOfMemoryError("no memory"))
-    session = subject.session
-    session.submit("r0", tiny_llama.prompts[4])
-    session.step()
-    session.submit("r1", tiny_llama.prompts[1])
-    session.step()
+    session.step()  # both kinds of rows: a graph would be bounded by the bucket
     assert subject.graphs.num_replays == 1  # of the prompt alone
-    assert session.launches()["decode", EAGER.name] == NUM_LAYERS
+    if has_path:
+        assert session.launches()["decode", EAGER.name] == NUM_LAYERS
     assert session.drain().all_tokens(2) == [tiny_llama.greedy[4], tiny_llama.greedy[1]]
+    assert has_path or subject.graphs.num_replays > NUM_TOKENS // 2
 
 
 def decode_choices(subject: Subject) -> list[Choice]:

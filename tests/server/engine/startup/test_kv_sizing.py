@@ -25,14 +25,11 @@ def pages_of(model: TinyLlama, **given: int) -> int:
     return num_pages(settings, config, limits, CPU, sizes=None, small_runner=lambda: pytest.fail("this is no GPU"))
 
 
-def test_a_cache_of_less_than_a_page_is_refused_by_its_flag(tiny_llama: TinyLlama) -> None:
+def test_a_cache_that_holds_no_request_is_refused_by_its_flag(tiny_llama: TinyLlama) -> None:
     said = r"^--kv-cache-tokens 10 gives room for 0 tokens, in pages of 16: at least 16 are needed, 512 for the model's"
     with pytest.raises(SettingsError, match=said):
         pages_of(tiny_llama, kv_cache_tokens=10)
     assert pages_of(tiny_llama, kv_cache_tokens=16) == 1
-
-
-def test_a_cache_below_the_length_asked_for_is_refused(tiny_llama: TinyLlama) -> None:
     said = "^--kv-cache-tokens 100 gives room for 96 tokens, in pages of 16: --max-model-len needs 97$"
     with pytest.raises(SettingsError, match=said):
         pages_of(tiny_llama, kv_cache_tokens=100, max_model_len=97)

@@ -45,17 +45,15 @@ def test_what_is_set_stays(llama_8b: ModelConfig) -> None:
     assert interleaved(of_layers(llama_8b, 2), max_num_batched_tokens=4096) == 4096
 
 
-def test_a_step_below_the_number_of_sequences_is_refused(llama_8b: ModelConfig) -> None:
-    with pytest.raises(SettingsError, match=r"max_num_batched_tokens is 128, .* max_num_seqs, which is 256"):
-        choose_limits(Settings(max_num_batched_tokens=128), llama_8b, CUDA)
-
-
-def test_a_length_beyond_the_models_positions_is_refused(llama_8b: ModelConfig) -> None:
-    with pytest.raises(SettingsError, match=r"200000, the model's positions end at 131072"):
-        choose_limits(Settings(max_model_len=200_000), llama_8b, CUDA)
-
-
-def test_a_length_that_no_request_fits_is_refused(llama_8b: ModelConfig) -> None:
-    with pytest.raises(SettingsError, match="max_model_len is 1, it must be at least 2"):
-        choose_limits(Settings(max_model_len=1), llama_8b, CPU)
-    assert choose_limits(Settings(max_model_len=2), llama_8b, CPU).max_model_len == 2
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (Settings(max_num_batched_tokens=128), r"max_num_batched_tokens is 128, .* max_num_seqs, which is 256"),
+        (Settings(max_model_len=200_000), "200000, the model's positions end at 131072"),
+        (Settings(max_model_len=1), "max_model_len is 1, it must be at least 2"),
+    ],
+)
+def test_a_limit_that_cannot_hold_is_refused(llama_8b: ModelConfig, settings: Settings, message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        choose_limits(settings, llama_8b, CUDA)
+    assert choose_limits(Settings(max_model_len=2), llama_8b, CUDA).max_model_len == 2
