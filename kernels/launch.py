@@ -17,7 +17,7 @@ except ImportError:  # its paths reject, and none of its errors can arise
     triton = None
 
     class TritonError(Exception):  # type: ignore[no-redef]
-        """Never raised."""
+        """Stands in for Triton's error where Triton is missing; never raised."""
 
     CompilationError = OutOfResources = PTXASError = TritonError
 
@@ -122,7 +122,7 @@ class Loaded:
         return (*grid, self.stream(), *self._head)
 
     def repeated(self, grid: tuple[int, int, int], arguments: tuple[Any, ...]) -> partial[None]:
-        """This launch, as often as it is called, on the stream that is current now."""
+        """Return a function that repeats this launch on the stream that is current now."""
         return partial(self.launch, *self.begin(grid), *arguments, *self.tail)
 
 

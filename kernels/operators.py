@@ -36,7 +36,7 @@ class RowsShape(Protocol):
     def operator(self) -> Operator: ...
     @property
     def dtype(self) -> Dtype:
-        """Of the rows and of the result."""
+        """Return the dtype of the rows and of the result."""
 
     @property
     def rows(self) -> AnyBucket: ...

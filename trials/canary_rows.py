@@ -160,7 +160,7 @@ def set_wait(slow: Server, file: Path, num_tokens: int) -> dict[str, float]:
 
 
 def canary(candidate: Server, baseline: Server, trace: Trace, folder: Path, *flags: str) -> dict[str, Any]:
-    """Its verdicts as a row, shown as they come."""
+    """Run the canary and return its verdicts as a row; they are printed as they come."""
     load = ["--lengths", *map(str, trace.lengths), "--vocab-size", str(_VOCAB_SIZE)]
     load += ["--samples", "20", "--looks", "2"]
     command = [*HALLMARK, "canary", "--url", candidate.url, "--baseline", baseline.url, *load, *trace.flags, *flags]
@@ -173,7 +173,7 @@ def canary(candidate: Server, baseline: Server, trace: Trace, folder: Path, *fla
 
 
 def outcomes(row: dict[str, Any]) -> dict[str, str]:
-    """Of performance, by bucket."""
+    """Return the outcomes of performance, by bucket."""
     return {bucket: outcome for stage, bucket, outcome, *_ in row["verdicts"] if stage == "performance"}
 
 

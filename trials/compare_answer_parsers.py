@@ -272,7 +272,7 @@ def load_vllm(folder: str) -> None:
 
 
 class Vocabulary:
-    """As much of a tokenizer as vLLM's parsers ask for."""
+    """The part of a tokenizer that vLLM's parsers ask for."""
 
     def __init__(self, *marks: str) -> None:
         self._ids = {mark: 200_000 + i for i, mark in enumerate(marks)}
@@ -282,7 +282,7 @@ class Vocabulary:
 
 
 def theirs(kind: str) -> Callable[[str], Result]:
-    """vLLM's whole answer for a text."""
+    """Return what gives vLLM's whole answer for a text."""
     if kind == "harmony":
         return harmony_answer()
     chat = sys.modules["vllm.entrypoints.openai.chat_completion.protocol"]

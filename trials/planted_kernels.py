@@ -46,7 +46,7 @@ Found = tuple[bool, dict[str, Any]]  # whether it was caught, and what was seen
 
 @dataclass(frozen=True)
 class Place:
-    """Where faults are planted."""
+    """The machine on which faults are planted."""
 
     device: torch.device
     fingerprint: Fingerprint
@@ -122,7 +122,7 @@ def one_tile(place: Place) -> Found:
 
 
 def _served(place: Place, phase: Phase) -> AttentionShape:
-    """Of Llama-3.1-8B on a GPU; something that a CPU computes in milliseconds elsewhere."""
+    """Return a shape of Llama-3.1-8B on a GPU, and one that takes milliseconds on a CPU."""
     query, context = {
         Phase.PREFILL: (Bucket.LE_8K, Bucket.LE_8K),
         Phase.EXTEND: (Bucket.LE_512, Bucket.LE_8K),
@@ -209,7 +209,7 @@ def math_behind_a_mask(place: Place) -> Found:
 
 
 def _unpinned(shape: AttentionShape, place: Place) -> list[str]:
-    """By scaled_dot_product_attention as a model's code would call it."""
+    """Return the kernels of scaled_dot_product_attention, called as a model's code would call it."""
     dtype = torch.bfloat16 if place.is_cuda else torch.float32
     q = torch.randn(1, shape.num_heads, 512, shape.head_dim, dtype=dtype, device=place.device)
     k = torch.randn(1, shape.num_kv_heads, 512, shape.head_dim, dtype=dtype, device=place.device)

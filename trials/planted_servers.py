@@ -182,7 +182,7 @@ def upgraded(place: Place, policy: Policy) -> Iterator[Server]:
 
 
 def refused_upgrade(server: Server) -> Found:
-    """Never ready, by name of shape and limit; requests get 503."""
+    """Show that the server is never ready, names shape and limit, and answers requests with 503."""
     server.wait_for(lambda: "d320" in server.log, "the refusal in the log", 120)
     ready = server.get("/readyz")
     asked = server.post("/v1/completions", {"model": "wide", "prompt": "Once"})

@@ -75,7 +75,7 @@ def numbers_of(name: str, pid: int) -> dict[str, float]:
 
 
 def gpu_used_mib() -> dict[str, float]:
-    """Of all GPUs, as the driver counts; empty without one. The server's own metrics tell peaks, not what is held."""
+    """Return the memory in use of all GPUs by the driver's count, empty without one; the server's metrics are peaks."""
     if shutil.which("nvidia-smi") is None:
         return {}
     command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
@@ -133,7 +133,7 @@ class Soak:
                 self.wrong[f"{job.kind}: {found} instead of {job.wanted}"] += 1
 
     async def _wait_idle(self, watcher: httpx.AsyncClient) -> None:
-        """Until nothing runs; what is not over after a while is in the sample."""
+        """Wait until nothing runs; what is not over after IDLE_TIMEOUT_S is in the sample."""
         deadline = time.monotonic() + IDLE_TIMEOUT_S
         while time.monotonic() < deadline:
             now = await metrics_of(watcher, self._metrics_url)

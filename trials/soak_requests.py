@@ -51,7 +51,7 @@ class Traffic:
 
     @classmethod
     async def of(cls, client: httpx.AsyncClient, url: str, rng: random.Random) -> "Traffic":
-        """For the model of that server."""
+        """Return the traffic for the model of that server."""
         [model] = (await client.get(f"{url}/v1/models")).raise_for_status().json()["data"]
         chat = await client.post(url + CHAT, json={"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1})
         return cls(rng, model["max_model_len"], has_chat=chat.status_code == 200)

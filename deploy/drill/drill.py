@@ -36,7 +36,7 @@ def server(model: Path, out: Path, *flags: str) -> Iterator[str]:
 
 
 def run(out: Path, num_rounds: int) -> Findings:
-    """Both servers, their monitor and the traffic."""
+    """Start both servers and their monitor, send the traffic, and return what was found."""
     with ExitStack() as stack:
         stable_model = write_model(out / "stable", STABLE_HEAD_DIM)
         upgraded_model = write_model(out / "upgraded", UPGRADED_HEAD_DIM)

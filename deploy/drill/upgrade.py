@@ -90,7 +90,7 @@ class Drill:
         )
 
     def canary(self, case: str, what: str, url: str, expected: Expected, *flags: str) -> GateRun:
-        """By the gate of this build, whatever the candidate's is."""
+        """Run the gate of this build, whatever the candidate's is."""
         against = ["--url", url, "--golden", str(self.golden), *flags]
         return self.run(
             case, what, Build(), expected, "canary", *against, "--out-dir", str(self.out / f"canary-{len(self.runs)}")

@@ -344,7 +344,7 @@ def _spread(values: list[float]) -> dict[str, float]:
 
 
 async def measure(urls: dict[str, str], num_requests: int, seconds: float) -> dict[str, Any]:
-    """Both in turns, so that what else the machine does meets both."""
+    """Measure both URLs in turns, so that other work of the machine meets both."""
     found: dict[str, dict[str, list[float]]] = {name: {"ttft": [], "total": [], "gap": [], "rate": []} for name in urls}
     async with httpx.AsyncClient(timeout=LIMIT_S) as client:
         for serial in range(num_requests + 5):

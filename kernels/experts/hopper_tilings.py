@@ -60,7 +60,7 @@ class FewTiling:
 
     @property
     def columns(self) -> int:
-        """Of x in a step, wgmma's N."""
+        """Return the columns of x in a step, wgmma's N."""
         return self.folds * self.pad
 
     @property

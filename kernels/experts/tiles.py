@@ -66,7 +66,7 @@ _FEW_SLOTS = 2  # of an expert, on average, up to which each slot's own reads of
 
 
 def few_tiles(shared_bytes: int | None) -> tuple[FewTiles, FewTiles]:
-    """Both products' tiles; `shared_bytes` as of `expert_tiles`."""
+    """Return the tiles of both products; `shared_bytes` is that of `expert_tiles`."""
     return (_FEW_CODES_INTERPRETED,) * 2 if shared_bytes is None else (_FEW_GATE_UP, _FEW_DOWN)
 
 

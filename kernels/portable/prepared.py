@@ -62,7 +62,7 @@ def prepare_queries(
 def prepare_decode(
     q: Tensor, k: Tensor, v: Tensor, batch: AttentionBatch, flags: AttentionFlags, out: Tensor
 ) -> PreparedCall | None:
-    """Both launches of tokens over pages."""
+    """Prepare both launches of tokens over pages."""
     table = batch.page_table
     if is_interpreted() or q.shape[0] == 0 or table is None:
         return None

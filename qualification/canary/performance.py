@@ -242,7 +242,7 @@ def _judge_bucket(bucket: str, baseline: Times, candidate: Times, rules: Rules, 
 def _shown(
     what: str, ours: Sequence[float], theirs: Sequence[float], bounds: Interval, rules: Rules, *, is_paired: bool
 ) -> str:
-    """Both medians, and the interval of the slowdown by which the bucket is judged."""
+    """Format both medians and the interval of the slowdown by which the bucket is judged."""
     mine, other = statistics.median(ours), statistics.median(theirs)
     slowdown = statistics.median(a / b for a, b in zip(ours, theirs, strict=True)) if is_paired else mine / other
     of = f" of {len(ours)} pairs" if is_paired else ""

@@ -38,7 +38,7 @@ class Result:
 
 
 def write(folder: Path, result: Result) -> list[Path]:
-    """canary.json, .md, .xml, and .svg where times were taken. Raises OSError."""
+    """Write canary.json, .md, .xml, and .svg where times were taken. Raises OSError."""
     texts = {"canary.json": as_json(result), "canary.md": as_markdown(result), "canary.xml": as_junit(result)}
     chart = as_chart(result)
     if chart is not None:

@@ -64,7 +64,7 @@ class ExpertsTrial:
         return _call(run, even_case(shape, device, seed=seed)), 1
 
     def profiled_calls(self, shape: ExpertsShape, run: RunExperts, device: torch.device, *, seed: int) -> list[Call]:
-        """On the fewest tokens, and on both sides of each number at which a path may launch other kernels."""
+        """Return calls on the fewest tokens and on both sides of each number at which other kernels may be launched."""
         cases = experts_cases(shape, device, seed=seed)
         return [_call(run, case) for case in cases if case.name.startswith(("fewest", "border"))]
 

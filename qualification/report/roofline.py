@@ -9,7 +9,7 @@ from qualification.report.views import RoofPoint, Roofs
 
 
 def roofline(points: Sequence[RoofPoint], roofs: Roofs) -> str:
-    """Both axes logarithmic: FLOPs a byte, and TFLOP/s."""
+    """Draw the points below their roofs; both axes are logarithmic: FLOPs a byte, and TFLOP/s."""
     most = roofs.flops_per_second / 1e12
     xs = [point.intensity for point in points] + [roofs.ridge]
     x_lo, x_hi = 10 ** math.floor(math.log10(min(xs))), 10 ** math.ceil(math.log10(max(xs)))

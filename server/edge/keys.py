@@ -123,7 +123,7 @@ class KeyKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Whose key a request has; without names where none is needed.
+    """The owner of a request's key; without names where none is needed.
 
     digest  of the key: requests of one digest share computed pages and a rate limit
     """
@@ -160,7 +160,7 @@ class Access:
         return None if tenants is None else KeyKind.TENANT
 
     def check(self, path: str, authorization: bytes | None) -> Caller:
-        """Whose request it is; ANYONE where no key is needed. Raises Unauthorized and Forbidden."""
+        """Return the owner of the request, ANYONE where no key is needed. Raises Unauthorized and Forbidden."""
         tenants, operators = self.keys.tenants, self.keys.operators
         needed = self.needed_key(path)
         if needed is None:

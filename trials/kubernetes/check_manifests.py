@@ -252,7 +252,7 @@ def test_the_server_takes_its_rendered_variables(overlay: str, rendered) -> None
 
 
 def test_each_rank_has_a_gpu_and_room_in_shared_memory(tools: Tools, tmp_path: Path) -> None:
-    """By an overlay of a user's, which shares a model behind the gate."""
+    """Render a user's overlay, which shares a model behind the gate."""
     kustomization = {
         "resources": [os.path.relpath(KUBERNETES / "overlays" / "canary", tmp_path)],
         "components": [os.path.relpath(KUBERNETES / "components" / "tensor-parallel", tmp_path)],

@@ -205,7 +205,7 @@ def compiled_decode(
     table: PointerClass,
     out_strides: tuple[int, int],
 ) -> tuple[Any, Any]:
-    """Both kernels, for such tensors."""
+    """Compile both kernels for tensors of these dtypes and alignments."""
     queries = any_map(dtype, [variant.heads, variant.queries, variant.members, variant.chunk_d])
     pages = any_map(dtype, [1, variant.heads, variant.block_n, variant.chunk_d])
     lengths = (any_tensor(cu_seqlens_q), any_tensor(context_lens))

@@ -16,7 +16,7 @@ from kernels.tma.prepared import KeptMaps
 def prepare_decode(
     q: Tensor, k: Tensor, v: Tensor, batch: AttentionBatch, flags: AttentionFlags, out: Tensor
 ) -> PreparedCall | None:
-    """Both launches of calls of this form, or the one by clusters. Raises ValueError as `run_decode` does."""
+    """Prepare both launches of calls of this form, or the one by clusters. Raises ValueError as `run_decode` does."""
     table = batch.page_table
     if not flags.causal or flags.spans is not None or table is None or batch.context_lens is None:
         return None

@@ -41,7 +41,7 @@ def run_window_prefill(
 
 
 def num_programs(num_tokens: int, num_heads: int, batch: AttentionBatch, variant: Variant) -> int:
-    """As many as there are tiles at most, of num_heads KV heads, or multiprocessors."""
+    """Return the number of programs: at most that of the tiles of num_heads KV heads, or of multiprocessors."""
     tiles = (num_tokens // tokens_of(variant) + batch.num_seqs) * num_heads
     return min(num_processors(batch.cu_seqlens_q.device), tiles)
 

@@ -122,7 +122,7 @@ def _by_package(module: Any) -> _Attend:
 
 
 def _by_vllm(module: Any) -> _Attend:
-    """vLLM's build through its own function."""
+    """Call vLLM's build through its own function."""
 
     def attend(inputs: Inputs, out: Tensor, sinks: Tensor | None) -> Tensor:
         batch = inputs.batch
@@ -147,7 +147,7 @@ def _by_vllm(module: Any) -> _Attend:
 
 
 def _by_library(inputs: Inputs, out: Tensor, sinks: Tensor | None) -> Tensor:
-    """vLLM's operator, its arguments by position as vLLM 0.26 gives them."""
+    """Call vLLM's operator, its arguments by position as vLLM 0.26 gives them."""
     batch, flags = inputs.batch, inputs.flags
     window = (-1, -1) if flags.window is None else (flags.window - 1, 0)
     torch.ops._vllm_fa3_C.fwd(

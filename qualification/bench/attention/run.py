@@ -202,6 +202,6 @@ def _line(error: BaseException) -> str:
 
 
 def _check_device(name: str, device: torch.device, error: BaseException) -> None:
-    """After a failure of `name`. Raises DeviceLost."""
+    """Raise DeviceLost where a failure of `name` has broken the device."""
     if (loss := loss_of(device)) is not None:
         raise DeviceLost(f"{name} broke the device: {_line(error)}") from loss

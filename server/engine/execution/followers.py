@@ -167,7 +167,7 @@ class LeadingWorker(Worker):
         return super().logits(rows)
 
     def copy_pages(self, copies: Sequence[tuple[int, int]]) -> None:
-        """As of every worker."""
+        """Copy pages on every rank, as a worker does on its own."""
         self._followers.tell(CopyPages(tuple(copies)))
         super().copy_pages(copies)
 

@@ -107,7 +107,7 @@ class ModelRunner:
     """Drives the worker with batches. Only the stepping thread may call it."""
 
     def __init__(self, worker: Worker, graphs: StepGraphs | None = None, *, grammars: Grammars | None = None) -> None:
-        """Without `graphs`, launch every step kernel by kernel; without `grammars`, no sequence may have a grammar."""
+        """Drive the worker: without `graphs` kernel by kernel, without `grammars` only sequences that have none."""
         self.worker = worker
         self.grammars = grammars
         self.graphs = graphs

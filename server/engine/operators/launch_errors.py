@@ -31,7 +31,7 @@ def launch_failure(error: Exception) -> Reject | None:
 
 
 def not_launched(error: Exception) -> Reject | None:
-    """As `launch_failure`, of a product: PyTorch asks for memory in each, and having none says nothing of the path."""
+    """Return `launch_failure` of a product; None without memory, which PyTorch asks for in the products of any path."""
     return None if isinstance(error, torch.OutOfMemoryError) else launch_failure(error)
 
 

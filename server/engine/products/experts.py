@@ -52,7 +52,7 @@ class _Mixture:
     choices: list[ExpertsChoice | None] = field(default_factory=list)
 
     def index(self, num_tokens: int) -> int:
-        """Of more tokens than a step may have, which warm-up computes, the last one."""
+        """Return the index of the shape of so many tokens: the last one beyond a step's most, as in warm-up."""
         return min(bisect_left(_EDGES, num_tokens), len(self.shapes) - 1)
 
     def choice(self, num_tokens: int) -> ExpertsChoice:

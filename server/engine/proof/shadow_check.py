@@ -132,7 +132,7 @@ class Tap:
     def _take_attention(
         self, choice: Choice, part: PhasePart, layer: int, q: Tensor, k: Tensor, v: Tensor, out: Tensor
     ) -> None:
-        """q, k, v and out as the path had them, which has just run."""
+        """Take q, k, v and out of the path that has just run."""
         if layer == self._layer and part.phase is self._lane and self._sequence is not None:
             self._check.take(choice, part, layer, self._sequence, tensors=(q, k, v, out))
 

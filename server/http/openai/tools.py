@@ -123,7 +123,7 @@ class ToolUse:
         ] or None
 
     def bound(self, form: ToolCallParser, added_ids: Mapping[str, int], answer: Grammar | None = None) -> BoundCalls:
-        """Of an answer that must be a call, or JSON of `answer`. Raises UnsupportedField."""
+        """Return the grammar of an answer that must be a call, or JSON of `answer`. Raises UnsupportedField."""
         names = [self._choice.function.name] if isinstance(self._choice, NamedChoice) else [*self._functions]
         tools = [GrammarTool(name, self._functions[name].parameters) for name in names]
         is_parallel = self._is_parallel and not isinstance(self._choice, NamedChoice)

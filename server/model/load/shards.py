@@ -73,7 +73,7 @@ class _Splits:
         return (columns | {down: self._width(tensor)[0]}).get(linear)
 
     def _width(self, tensor: str) -> _Run:
-        """Of a dense feed-forward, of an expert, or of what all tokens visit beside their experts."""
+        """Return the width of a dense feed-forward, of an expert, or of the experts that all tokens visit."""
         whole = self.layer.whole.feed_forward
         if isinstance(whole, ExpertsConfig) and whole.shared is not None and tensor.startswith(self._shared):
             return self.layer.shared, whole.shared.width
