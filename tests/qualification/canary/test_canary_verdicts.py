@@ -167,6 +167,11 @@ def times(ttft_s: float, tpot_s: float = 0.005, n: int = 12, spread: float = 0.0
     return Times([ttft_s * factor for factor in factors], [tpot_s * factor for factor in factors])
 
 
+def judged(candidate: Times, baseline: Times, rules: Rules = RULES) -> Verdict:
+    [verdict] = judge_performance({"le_128": baseline}, {"le_128": candidate}, [96], rules)
+    return verdict
+
+
 @pytest.mark.parametrize(
     ("candidate", "baseline", "num_looks", "outcome"),
     [
@@ -184,9 +189,7 @@ def times(ttft_s: float, tpot_s: float = 0.005, n: int = 12, spread: float = 0.0
 def test_times_are_judged_by_their_ratio_and_its_noise(
     candidate: Times, baseline: Times, num_looks: int, outcome: Outcome
 ) -> None:
-    rules = replace(RULES, num_looks=num_looks)
-    [verdict] = judge_performance({"le_128": baseline}, {"le_128": candidate}, [96], rules)
-    assert verdict.outcome is outcome
+    assert judged(candidate, baseline, replace(RULES, num_looks=num_looks)).outcome is outcome
 
 
 @pytest.mark.parametrize("seed", range(20))
