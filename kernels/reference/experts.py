@@ -4,7 +4,9 @@ A right path sums in fp32, in any order and by any instructions, and rounds to h
 not), the activated product, each expert's result, and the weighted sum, which is added up in fp32.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import reduce
 
 import torch
 from torch import Tensor
@@ -96,19 +98,23 @@ def _judge_expert(
     gate, up = products.chunk(2, dim=-1)
     gate_moved, up_moved = moved.chunk(2, dim=-1)
     inner = activated_fp64(gate, up, activation)
-
-    def steepness(gate_step: Tensor | float, up_step: Tensor | float, step: Tensor) -> Tensor:
-        """How much the product changes at most, either way, as a share of the step: a clamp's edge counts."""
-        ways = (activated_fp64(gate + sign * gate_step, up + sign * up_step, activation) - inner for sign in (-1, 1))
-        one, other = (way.abs() for way in ways)
-        return torch.maximum(one, other) / step
-
-    by_gate, by_up = steepness(gate_moved, 0.0, gate_moved), steepness(0.0, up_moved, up_moved)
+    # How much the product changes by steps either way: a clamp's edge counts. The product is one factor of gate and
+    # one of up, so that what both steps change together is one change times the other.
+    gate_ways, up_ways = (gate - gate_moved, gate + gate_moved), (up - up_moved, up + up_moved)
+    of_gate = [activated_fp64(way, up, activation) - inner for way in gate_ways]
+    of_up = [activated_fp64(gate, way, activation) - inner for way in up_ways]
+    of_both = (
+        activated_fp64(gate_ways[i], up_ways[j], activation) - inner - of_gate[i] - of_up[j]
+        for i in range(2)
+        for j in range(2)
+    )
+    by_gate, by_up = _largest(of_gate) / gate_moved, _largest(of_up) / up_moved
     own = inner.square()
     if activation in (Activation.GELU, Activation.GELU_TANH):  # 1 + erf, or + tanh, errs by some u of 1
         own = own + (gate * up).square()
     gate_variance, up_variance = variance.chunk(2, dim=-1)
     fp32 = by_gate.square() * gate_variance + by_up.square() * up_variance + 16 * own
+    fp32 += (_largest(of_both) / (_Z_FP32 * _U32)).square()
     gate_rounded, up_rounded = rounding.of(products).chunk(2, dim=-1)
     errors = (by_gate * gate_rounded, by_up * up_rounded, rounding.of(inner))
     down_squared = down.square().T
@@ -120,6 +126,10 @@ def _judge_expert(
         sum((error.square() for error in errors), torch.zeros_like(inner)) @ down_squared,
         fp32 @ down_squared + sums,
     )
+
+
+def _largest(changes: Iterable[Tensor]) -> Tensor:
+    return reduce(torch.maximum, (change.abs() for change in changes))
 
 
 def activated_fp64(gate: Tensor, up: Tensor, activation: ExpertActivation) -> Tensor:

@@ -5,16 +5,16 @@ the sums, and rounds once. Before SwiGLU it may round gate and up to the dtype o
 not). Matrix units that take 16 bits may cut sums off where they should round.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.fused.activation_kind import Activation
 from kernels.linear.epilogue import Epilogue
 from kernels.reference.compare import Reference
-from kernels.reference.experts import Rounding, activated_fp64, rounding_of
+from kernels.reference.experts import Rounding, rounding_of
 
 _Z_ROUNDED = 8.5  # standard deviations, as in `compare.py`
 _Z_FP32 = 10.0
@@ -92,11 +92,15 @@ def _plain(sums: _Sums, dtype: torch.dtype, epilogue: Epilogue) -> tuple[Tensor,
 def _gated(gate: _Sums, up: _Sums, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """(truth, limit) of silu(gate) * up."""
     rounding = rounding_of(dtype)
-    inner = activated_fp64(gate.values, up.values, Activation.SILU)
-    by_gate = _steepness(gate, rounding, inner, lambda moved: activated_fp64(moved, up.values, Activation.SILU))
-    by_up = _steepness(up, rounding, inner, lambda moved: activated_fp64(gate.values, moved, Activation.SILU))
+    gate_error, up_error = _largest_error(gate, rounding), _largest_error(up, rounding)
+    factor = F.silu(gate.values)
+    slope = torch.maximum(*((F.silu(gate.values + step) - factor).abs() for step in (gate_error, -gate_error)))
+    slope /= gate_error
+    inner, by_gate, by_up = factor * up.values, slope * up.values.abs(), factor.abs()
     fp32 = by_gate.square() * gate.variance + by_up.square() * up.variance + 16 * inner.square()
     limit = _U32 * (_Z_FP32 * fp32.sqrt() + by_gate * gate.cut + by_up * up.cut) + _LEAST
+    # Where gate and up both all but vanish, so do the terms above: what is left is one error times the other.
+    limit = limit + slope * gate_error * up_error
     if dtype is not torch.float32:
         each = by_gate * rounding.of(gate.values), by_up * rounding.of(up.values)
         worst, squares = each[0] + each[1], each[0].square() + each[1].square()
@@ -104,8 +108,6 @@ def _gated(gate: _Sums, up: _Sums, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return inner, limit
 
 
-def _steepness(sums: _Sums, rounding: Rounding, inner: Tensor, activated: Callable[[Tensor], Tensor]) -> Tensor:
-    """How much the gated product changes at most, either way, as a share of the most that these sums may err."""
-    step = rounding.of(sums.values) + _U32 * (_Z_FP32 * sums.variance.sqrt() + sums.cut) + _LEAST
-    one, other = ((activated(sums.values + sign * step) - inner).abs() for sign in (-1, 1))
-    return torch.maximum(one, other) / step
+def _largest_error(sums: _Sums, rounding: Rounding) -> Tensor:
+    """The most that sums may err, and then be rounded by."""
+    return rounding.of(sums.values) + _U32 * (_Z_FP32 * sums.variance.sqrt() + sums.cut) + _LEAST
