@@ -51,7 +51,8 @@ def prompt_of(fields: CountTokensRequest) -> dict[str, Any]:
     for i, turn in enumerate(fields.messages):
         messages += _assistant(turn, i) if turn.role == "assistant" else _told(turn, i)
     is_thinking = fields.thinking is not None and fields.thinking.type != "disabled"
-    body: dict[str, Any] = {"messages": messages, "chat_template_kwargs": {"enable_thinking": is_thinking}}
+    variables = {"enable_thinking": is_thinking} | (fields.chat_template_kwargs or {})
+    body: dict[str, Any] = {"messages": messages, "chat_template_kwargs": variables}
     if fields.messages[-1].role == "assistant":
         body["continue_final_message"] = True
     if fields.output_config is not None:

@@ -8,6 +8,7 @@ from pydantic import Discriminator, Field
 from server.http.common.fields import (
     MAX_MESSAGES,
     MAX_TOKENS,
+    ChatTemplateKwargs,
     HallmarkWanted,
     ModelName,
     Priority,
@@ -108,14 +109,22 @@ _BLOCKS = Variants(
         "tool_result": ToolResultBlock,
     },
     refused=(
+        "advisor_tool_result",
         "bash_code_execution_tool_result",
         "code_execution_tool_result",
+        "compaction",
         "container_upload",
         "document",
+        "fallback",
         "image",
+        "mcp_tool_listing",
+        "mcp_tool_result",
+        "mcp_tool_use",
         "search_result",
         "server_tool_use",
         "text_editor_code_execution_tool_result",
+        "tool_addition",
+        "tool_removal",
         "tool_search_tool_result",
         "web_fetch_tool_result",
         "web_search_tool_result",
@@ -137,6 +146,7 @@ _Content = Annotated[
 
 
 class Turn(RequestModel):
+    unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = {"clear_at": (), "output_config": ()}
     nested: ClassVar[Mapping[str, type[RequestModel] | Variants]] = {"content": _BLOCKS}
 
     role: Literal["assistant", "system", "user"]
@@ -162,19 +172,27 @@ _TOOLS = Variants(
     {"custom": Tool},
     default="custom",
     refused=(
+        "advisor_20260301",
+        "bash_20241022",
         "bash_20250124",
         "browser_toolset_20260801",
         "code_execution_20250522",
         "code_execution_20250825",
         "code_execution_20260120",
         "code_execution_20260521",
+        "computer_20241022",
         "computer_20250124",
+        "computer_20251124",
         "computer_toolset_20260801",
+        "mcp_toolset",
         "memory_20250818",
+        "text_editor_20241022",
         "text_editor_20250124",
         "text_editor_20250429",
         "text_editor_20250728",
+        "tool_search_tool_bm25",
         "tool_search_tool_bm25_20251119",
+        "tool_search_tool_regex",
         "tool_search_tool_regex_20251119",
         "web_fetch_20250910",
         "web_fetch_20260209",
@@ -213,7 +231,7 @@ _ToolChoice = Annotated[
 
 
 class Thinking(RequestModel):
-    unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = {"display": ("summarized",)}
+    unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = {"block_binding": (), "display": ("summarized",)}
 
     type: Literal["adaptive", "disabled", "enabled"]
     budget_tokens: int | None = Field(None, ge=1, le=MAX_TOKENS, description=NO_EFFECT)
@@ -225,6 +243,7 @@ class OutputFormat(RequestModel):
 
 
 class OutputConfig(RequestModel):
+    unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = {"task_budget": ()}
     nested: ClassVar[Mapping[str, type[RequestModel] | Variants]] = {"format": OutputFormat}
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
@@ -242,8 +261,10 @@ class CountTokensRequest(RequestModel):
         "billing_policy": (),
         "compaction": (),
         "context_management": ({"edits": []},),
+        "ec_transfer_params": (),
         "fallback_credit_token": (),
         "fallbacks": ([],),
+        "kv_transfer_params": (),
         "mcp_servers": ([],),
         "speed": ("standard",),
         "thread": (),
@@ -277,6 +298,7 @@ class CountTokensRequest(RequestModel):
     output_config: OutputConfig | None = Field(
         None, description="How much the model reasons, where it can be told, and a schema that binds the answer."
     )
+    chat_template_kwargs: ChatTemplateKwargs = None
     cache_control: CacheControl | None = Field(None, description=f"{NO_EFFECT}: prompts are cached anyway.")
 
 

@@ -69,14 +69,13 @@ _UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
     "kv_transfer_params": (),
     "length_penalty": (1.0, 1),
     "logits_processors": ([],),
+    "logprob_token_ids": ([],),
     "media_io_kwargs": ({},),
     "mm_processor_kwargs": ({},),
     "modalities": (["text"],),
     "moderation": (),
     "no_stop_trim": (False,),  # this one and the others without a name at vLLM or OpenAI are what routers add
     "parallel_tool_calls": (True, False),
-    "prompt_cache_options": (),
-    "prompt_cache_retention": ("in_memory", "in-memory"),
     "prompt_embeds": (),
     "reasoning_effort": (),
     "repetition_detection": (),
@@ -236,6 +235,8 @@ class GenerationRequest(RequestModel):
     service_tier: Label | None = Field(None, description=f"{NO_EFFECT}: all are served alike.")
     prediction: _Object | None = Field(None, description=f"{NO_EFFECT}: an answer is not guessed ahead.")
     cache_control: _Object | None = Field(None, description=f"{NO_EFFECT}: prompts are cached anyway.")
+    prompt_cache_options: _Object | None = Field(None, description=f"{NO_EFFECT}: prompts are cached anyway.")
+    prompt_cache_retention: Label | None = Field(None, description=f"{NO_EFFECT}: prompts are cached anyway.")
     request_id: RequestId = None
     user: ForWhom = None
     safety_identifier: ForWhom = None
@@ -306,6 +307,7 @@ class TextPart(RequestModel):
     type: Annotated[Literal["text"], BeforeValidator(_only_text)]
     text: Text
     cache_control: _Object | None = Field(None, description=f"{NO_EFFECT}: prompts are cached anyway.")
+    prompt_cache_breakpoint: _Object | None = Field(None, description=f"{NO_EFFECT}: prompts are cached anyway.")
 
 
 _Content = Annotated[

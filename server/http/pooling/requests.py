@@ -86,6 +86,8 @@ class ScoreRequest(PoolingRequest):
         "data_2": (),
         "documents": (),
         "items": (),
+        "max_tokens_per_doc": (0,),
+        "max_tokens_per_query": (0,),
         "queries": (),
     }
 
@@ -97,7 +99,8 @@ class ScoreRequest(PoolingRequest):
 class RerankRequest(PoolingRequest):
     unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = _UNSUPPORTED | {
         "max_chunks_per_doc": (),
-        "max_tokens_per_doc": (),
+        "max_tokens_per_doc": (0,),
+        "max_tokens_per_query": (0,),
         "rank_fields": (),
     }
 

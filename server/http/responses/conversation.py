@@ -42,6 +42,7 @@ _SAME = (
     "skip_special_tokens",
     "logit_bias",
     "structured_outputs",
+    "include_reasoning",
     "chat_template_kwargs",
     "cache_salt",
     "priority",

@@ -43,6 +43,7 @@ class _Part(RequestModel):
     unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = {"annotations": ([],), "logprobs": ([],)}
 
     text: Text
+    prompt_cache_breakpoint: JsonObject | None = Field(None, description=f"{NO_EFFECT}: prompts are cached anyway.")
 
 
 class TextPart(_Part):
@@ -218,7 +219,25 @@ class NamedToolChoice(RequestModel):
     name: _Name
 
 
-_TOOL_CHOICES = Variants({"function": NamedToolChoice}, refused=("allowed_tools", "custom", "mcp", "apply_patch"))
+_TOOL_CHOICES = Variants(
+    {"function": NamedToolChoice},
+    refused=(
+        "allowed_tools",
+        "apply_patch",
+        "code_interpreter",
+        "computer",
+        "computer_use",
+        "computer_use_preview",
+        "custom",
+        "file_search",
+        "image_generation",
+        "mcp",
+        "programmatic_tool_calling",
+        "shell",
+        "web_search_preview",
+        "web_search_preview_2025_03_11",
+    ),
+)
 
 
 def _kind_of_choice(value: object) -> str | None:
@@ -286,6 +305,7 @@ class ResponsesRequest(RequestModel):
         "background_options": (),
         "context_management": ([],),
         "conversation": (),
+        "ec_transfer_params": (),
         "enable_response_messages": (False,),
         "image": (),
         "include": ([], ["reasoning.encrypted_content"]),  # reasoning is given as it is
@@ -296,8 +316,6 @@ class ResponsesRequest(RequestModel):
         "moderation": (),
         "previous_input_messages": ([],),
         "prompt": (),
-        "prompt_cache_options": (),
-        "prompt_cache_retention": ("in_memory",),
         "top_logprobs": (0,),
         "truncation": ("disabled",),
         "vllm_xargs": ({},),
@@ -338,6 +356,7 @@ class ResponsesRequest(RequestModel):
     parallel_tool_calls: bool = Field(True, description="Whether the model may call several functions at once.")
     text: TextConfig | None = Field(None, description="The form of the answer: any text, or JSON, perhaps by a schema.")
     reasoning: Reasoning | None = Field(None, description="How much the model reasons, where it can be told.")
+    include_reasoning: bool = Field(True, description="Whether the answer has the model's reasoning.")
     metadata: dict[str, Label] | None = Field(None, description="Given back with the answer.")
     top_k: TopK = None
     min_p: MinP = None
@@ -359,6 +378,8 @@ class ResponsesRequest(RequestModel):
     priority: Priority = 0
     timeout: Timeout = None
     hallmark: HallmarkWanted = False
+    prompt_cache_options: JsonObject | None = Field(None, description=f"{NO_EFFECT}: prompts are cached anyway.")
+    prompt_cache_retention: Label | None = Field(None, description=f"{NO_EFFECT}: prompts are cached anyway.")
     service_tier: Literal["auto", "default"] | None = Field(None, description=f"{NO_EFFECT}: all are served alike.")
     request_id: RequestId = None
     user: ForWhom = None

@@ -69,14 +69,14 @@ ANTHROPIC = {
     ),
 }
 HEADERS = {"betas", "user_profile_id"}  # which the client sends as headers
-# Of vLLM's request models beside OpenAI's fields, at 3c73c17de469, and the older names that its clients still send.
+# Of the request models of vLLM 0.26.0 beside OpenAI's fields, and the older names that its clients still send.
 VLLM_SAMPLING = (
     "use_beam_search top_k min_p repetition_penalty length_penalty stop_token_ids include_stop_str_in_output "
     "ignore_eos min_tokens skip_special_tokens spaces_between_special_tokens truncate_prompt_tokens truncation_side "
     "allowed_token_ids prompt_logprobs bad_words add_special_tokens response_format structured_outputs priority "
     "request_id return_tokens_as_token_ids return_token_ids return_token_offsets cache_salt kv_transfer_params "
     "ec_transfer_params vllm_xargs repetition_detection thinking_token_budget best_of guided_json guided_regex "
-    "guided_choice guided_grammar guided_decoding_backend guided_whitespace_pattern logits_processors"
+    "guided_choice guided_grammar guided_decoding_backend guided_whitespace_pattern logits_processors logprob_token_ids"
 )
 VLLM_POOLING = (
     "model user truncate_prompt_tokens truncation_side request_id priority mm_processor_kwargs cache_salt "
@@ -90,11 +90,14 @@ VLLM = {
     "responses": "top_k skip_special_tokens include_stop_str_in_output presence_penalty frequency_penalty request_id "
     "media_io_kwargs mm_processor_kwargs priority cache_salt enable_response_messages previous_input_messages "
     "structured_outputs repetition_penalty seed stop ignore_eos vllm_xargs kv_transfer_params chat_template_kwargs "
-    "logit_bias",
+    "logit_bias include_reasoning ec_transfer_params",
+    "messages": "chat_template_kwargs kv_transfer_params ec_transfer_params",
+    "count_tokens": "chat_template_kwargs",
     "embeddings": f"{VLLM_POOLING} add_special_tokens embed_dtype endianness normalize messages add_generation_prompt "
     "continue_final_message",
-    "score": f"{VLLM_POOLING} text_1 text_2 data_1 data_2 queries documents items instruction",
-    "rerank": f"{VLLM_POOLING} query documents top_n instruction",
+    "score": f"{VLLM_POOLING} text_1 text_2 data_1 data_2 queries documents items instruction max_tokens_per_query "
+    "max_tokens_per_doc",
+    "rerank": f"{VLLM_POOLING} query documents top_n instruction max_tokens_per_query max_tokens_per_doc",
 }
 ROUTERS = {  # of sglang, added by routers
     "completions": "no_stop_trim return_hidden_states",
@@ -122,6 +125,7 @@ VALUES: dict[str, Any] = {
     "return_tokens_as_token_ids": True, "cache_salt": "salt", "priority": -1, "timeout": 1e-9, "hallmark": True,
     "metadata": {"a": "b"}, "messages.metadata": {"user_id": "u"}, "store": True, "responses.store": False,
     "service_tier": "auto", "prediction": {"type": "content", "content": "x"}, "cache_control": {"type": "ephemeral"},
+    "prompt_cache_options": {"mode": "explicit"}, "prompt_cache_retention": "24h",
     "request_id": "r", "user": "u", "safety_identifier": "u", "prompt_cache_key": "u", "prompt": "b",
     "add_special_tokens": False, "echo": True, "logprobs": 1, "chat.logprobs": True, "top_logprobs": 2,
     "messages": [{"role": "user", "content": "Other"}], "tools": TOOLS, "responses.tools": FLAT_TOOLS,
