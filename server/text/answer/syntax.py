@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import TypeVar
 
+from server.errors import SettingsError
 from server.settings import ReasoningParser, ToolCallParser
 from server.text.answer.gemma import Gemma
 from server.text.answer.harmony import CHANNEL, MARKS, MESSAGE, START, Harmony
@@ -159,15 +160,30 @@ class AnswerSyntax:
 
 
 def choose_syntax(template: ChatTemplate | None, calls: ToolCallParser, reasoning: ReasoningParser) -> AnswerSyntax:
-    """The formats that flags name, or that a chat template shows where a flag is `auto`."""
+    """The formats that flags name, or that a chat template shows where a flag is `auto`.
+
+    Raises SettingsError for a format of calls that a model cannot know, as its template tells it of no tools, and for
+    gpt-oss's channels with another model's calls.
+    """
     source = template.source if template is not None else ""
-    if reasoning is ReasoningParser.AUTO:
-        reasoning = _first(_SIGNS_OF_REASONING, source, ReasoningParser.NONE)
+    has_place = template is not None and template.reads("tools")
+    if not has_place and calls not in (ToolCallParser.AUTO, ToolCallParser.HERMES):
+        raise SettingsError(
+            f"--tool-call-parser {calls.value}: this model's chat template has no place for tools; it is told of them "
+            "in the system's message, to call as hermes"
+        )
     if calls is ToolCallParser.AUTO:
         calls = _first(_SIGNS_OF_CALLS, source, ToolCallParser.AUTO)
-    if template is None or not template.reads("tools") or calls is ToolCallParser.AUTO:
-        return AnswerSyntax(ToolCallParser.HERMES, reasoning)
-    return AnswerSyntax(calls, reasoning, has_tool_template=True)
+    if not has_place or calls is ToolCallParser.AUTO:
+        calls, has_place = ToolCallParser.HERMES, False
+    if reasoning is ReasoningParser.HARMONY and calls is not ToolCallParser.HARMONY:
+        raise SettingsError(
+            f"--reasoning-parser {reasoning.value}: a model with gpt-oss's channels calls tools in them, and this one "
+            f"calls as {calls.value}"
+        )
+    if reasoning is ReasoningParser.AUTO:
+        reasoning = _first(_SIGNS_OF_REASONING, source, ReasoningParser.NONE)
+    return AnswerSyntax(calls, reasoning, has_tool_template=has_place)
 
 
 def _first(signs: tuple[tuple[_T, tuple[str, ...]], ...], source: str, otherwise: _T) -> _T:

@@ -5,11 +5,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from edge_fakes import END, Script, Served, delta, events, playing, saying, served, write_tokenizer
 
+from server.errors import SettingsError
 from server.http.openai.responses import ChatChunk, ChatCompletion
 from server.protocol.messages import FinishReason, TokenDelta
+from server.settings import Settings
+from server.text.answer.syntax import choose_syntax
+from server.text.chat_template import ChatTemplate
 
 CHAT = "/v1/chat/completions"
 USER = [{"role": "user", "content": "Weather?"}]
@@ -96,6 +101,13 @@ def test_a_model_without_a_place_for_tools_is_told_in_text(folder: Path) -> None
         f"[system]Be brief.[user]Weather?[assistant]{CALL}[user]<tool_response>\nRain\n</tool_response>\n"
         "<tool_response>\nSnow\n</tool_response>[assistant]"
     )
+
+
+@pytest.mark.parametrize("flag", [{"tool_call_parser": "qwen3_coder"}, {"reasoning_parser": "openai_gptoss"}])
+def test_a_format_that_the_model_cannot_know_stops_the_start(folder: Path, flag: dict[str, str]) -> None:
+    settings = msgspec.convert({"model": "tiny", **flag}, Settings)
+    with pytest.raises(SettingsError, match="hermes"):
+        choose_syntax(ChatTemplate.load(folder), settings.tool_call_parser, settings.reasoning_parser)
 
 
 def test_a_template_without_a_system_role_is_told_by_the_user(tmp_path: Path) -> None:
