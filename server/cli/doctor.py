@@ -1,11 +1,17 @@
-"""`hallmark doctor`: this machine, the attention paths that can run on it, why the others cannot, and a verdict."""
+"""`hallmark doctor`: this machine, the kernel paths that can run on it, why the others cannot, and a verdict."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from kernels.buckets import Bucket
+from kernels.experts.kinds import ExpertFormat
+from kernels.experts.shape import ExpertsShape
 from kernels.fingerprint import Fingerprint
-from kernels.path import KernelPath, Tier
+from kernels.fused.activation_kind import Activation
+from kernels.linear.shape import LinearShape
+from kernels.operators import Operator
+from kernels.path import AnyPath, Tier
+from kernels.row_buckets import ExpertRows, LinearRows
 from kernels.shape import AttentionShape, Dtype, Phase
 from qualification.common.table import table
 
@@ -15,51 +21,83 @@ class Diagnosis:
     """Lines to print; the last one is the verdict."""
 
     lines: list[str]
-    can_serve: bool  # every phase has a path
+    can_serve: bool  # every phase of attention has a path, and products with weights
 
 
-def diagnose(fingerprint: Fingerprint, paths: Iterable[KernelPath]) -> Diagnosis:
+def diagnose(fingerprint: Fingerprint, paths: Iterable[AnyPath]) -> Diagnosis:
     """The fingerprint's fields, a line for each path, and whether a server can run here."""
     paths = list(paths)
     usable = {path.name: _usable_dtypes(path, fingerprint) for path in paths}
     rows = [_row(path, fingerprint, usable[path.name]) for path in paths]
     can_run = [path for path in paths if usable[path.name]]
-    missing = [phase.value for phase in Phase if not any(phase in path.limits.phases for path in can_run)]
+    missing, falling = (_not_computed(some) for some in (can_run, [it for it in can_run if it.tier is Tier.FIRST]))
     lines = table(("machine", ""), [(name, _text(value)) for name, value in fingerprint.values().items()])
-    lines += ["", *table(("path", "tier", "phases", "here"), rows), "", _verdict(can_run, len(paths), missing)]
+    lines += [
+        "",
+        *table(("path", "tier", "computes", "here"), rows),
+        "",
+        _verdict(can_run, len(paths), missing, falling),
+    ]
     return Diagnosis(lines, not missing)
 
 
-def _verdict(can_run: Sequence[KernelPath], num_paths: int, missing: Sequence[str]) -> str:
+def _verdict(can_run: Sequence[AnyPath], num_paths: int, missing: Sequence[str], falling: Sequence[str]) -> str:
     if missing:
         return f"Verdict: no server can run here: nothing computes {' and '.join(missing)}."
     num_first = sum(path.tier is Tier.FIRST for path in can_run)
     tiers = f"{num_first} wanted, {len(can_run) - num_first} fallback"
-    slow = "" if num_first else " It will be slow: every answer falls back."
-    return f"Verdict: a server can run here, on {len(can_run)} of {num_paths} attention paths ({tiers}).{slow}"
+    slow = f" It will be slow: {' and '.join(falling)} fall back." if falling else ""
+    return f"Verdict: a server can run here, on {len(can_run)} of {num_paths} kernel paths ({tiers}).{slow}"
 
 
-def _usable_dtypes(path: KernelPath, fingerprint: Fingerprint) -> list[str]:
-    phase = next(phase for phase in Phase if phase in path.limits.phases)
-    return [dtype.value for dtype in Dtype if not path.rejects(_plain_shape(path, phase, dtype), fingerprint)]
+def _not_computed(paths: Iterable[AnyPath]) -> list[str]:
+    """What every model needs and none of `paths` computes; a mixture's experts only some models need."""
+    computed = {name for path in paths for name in _computes(path)}
+    return [name for name in (*(phase.value for phase in Phase), Operator.LINEAR.value) if name not in computed]
 
 
-def _row(path: KernelPath, fingerprint: Fingerprint, usable: Sequence[str]) -> tuple[str, str, str, str]:
-    phases = [phase for phase in Phase if phase in path.limits.phases]
+def _computes(path: AnyPath) -> list[str]:
+    """The phases of attention that a path computes, or its operator."""
+    if path.operator is not Operator.ATTENTION:
+        return [path.operator.value]
+    return [phase.value for phase in Phase if phase in path.limits.phases]
+
+
+def _usable_dtypes(path: AnyPath, fingerprint: Fingerprint) -> list[str]:
+    return [dtype.value for dtype in Dtype if not path.rejects(_plain_shape(path, dtype), fingerprint)]
+
+
+def _row(path: AnyPath, fingerprint: Fingerprint, usable: Sequence[str]) -> tuple[str, str, str, str]:
     whys = []
     for dtype in Dtype:
-        rejections = path.rejects(_plain_shape(path, phases[0], dtype), fingerprint)
+        rejections = path.rejects(_plain_shape(path, dtype), fingerprint)
         if rejections:
             whys.append({f"{rejection.code.value}: {rejection.detail}": None for rejection in rejections})
     # What stands against every dtype is the machine's; that some are not taken besides says nothing of it.
     reasons = [why for why in whys[0] if all(why in others for others in whys)] if whys else []
     reasons = reasons or list(dict.fromkeys(why for each in whys for why in each))
     verdict = f"yes, in {', '.join(usable)}" if usable else f"no ({'; '.join(reasons)})"
-    return path.name, path.tier.value, " ".join(phase.value for phase in phases), verdict
+    return path.name, path.tier.value, " ".join(_computes(path)), verdict
 
 
-def _plain_shape(path: KernelPath, phase: Phase, dtype: Dtype) -> AttentionShape:
+def _plain_shape(path: AnyPath, dtype: Dtype) -> AttentionShape | LinearShape | ExpertsShape:
     """A shape that only the machine or the dtype can make `path` reject."""
+    if path.operator is Operator.LINEAR:
+        products = (LinearShape(dtype, 4096, 4096, rows) for rows in LinearRows)
+        return min(products, key=lambda shape: len(path.limits.rejections(shape)))
+    if path.operator is Operator.EXPERTS:
+        return ExpertsShape(
+            dtype=dtype,
+            format=ExpertFormat.PLAIN,
+            num_experts=8,
+            num_active=2,
+            hidden=4096,
+            width=4096,
+            activation=Activation.SILU,
+            has_bias=False,
+            rows=ExpertRows.LE_16,
+        )
+    phase = next(phase for phase in Phase if phase in path.limits.phases)
     return AttentionShape(
         phase=phase,
         dtype=dtype,

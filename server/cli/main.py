@@ -83,7 +83,7 @@ def _judge(arguments: argparse.Namespace) -> int:
 def build_parser() -> Parser:
     parser = Parser(
         prog="hallmark",
-        description="An LLM server that proves which attention kernel served each request.",
+        description="An LLM server that proves which kernels served each request.",
         epilog="""examples:
   hallmark serve                         the demo model on http://127.0.0.1:8000
   hallmark serve --model FOLDER          a model of your own
@@ -109,11 +109,11 @@ def build_parser() -> Parser:
         add_command(
             commands,
             "qualify",
-            "prove a model's attention shapes on this machine",
-            "Measure, on this machine, every attention shape that a model can need, and write the evidence. "
-            "Reads no weights; wrong kernels must be refused first.",
+            "prove a model's shapes on this machine",
+            "Measure, on this machine, every shape of attention, products with weights and experts that a model can "
+            "need, and write the evidence. Reads no weights; wrong kernels must be refused first.",
             "hallmark qualify --model ~/models/Qwen3-8B",
-            "hallmark qualify --preset llama-8b --quick --out-dir evidence",
+            "hallmark qualify --preset llama-3.1-8b --quick --out-dir evidence",
         )
     )
     matrix_command.add_arguments(
@@ -192,8 +192,8 @@ def build_parser() -> Parser:
     add_command(
         commands,
         "doctor",
-        "show this machine and the attention paths that can run on it",
-        "Show this machine and the attention paths that can run on it, and why the others cannot; the last line says "
+        "show this machine and the kernel paths that can run on it",
+        "Show this machine and the kernel paths that can run on it, and why the others cannot; the last line says "
         "whether a server can run here (exit code 0) or not (3).",
         "hallmark doctor",
     )
@@ -371,12 +371,12 @@ def serve_admin(edge: Edge, sock: socket.socket, keys: Keys = NO_KEYS) -> uvicor
 def doctor() -> int:
     import torch  # only this command computes in this process
 
-    from kernels.catalog import PATHS
+    from kernels.catalog import ALL_PATHS
     from kernels.device import num_cores, read_fingerprint
     from server.cli.doctor import diagnose
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    diagnosis = diagnose(read_fingerprint(device, num_threads=num_cores()), PATHS)
+    diagnosis = diagnose(read_fingerprint(device, num_threads=num_cores()), ALL_PATHS)
     for line in diagnosis.lines:
         _print(line)
     return ExitCode.PASS if diagnosis.can_serve else ExitCode.ENVIRONMENT

@@ -12,6 +12,7 @@ import engine_records
 import msgspec
 import pytest
 
+from kernels.catalog import any_path_named
 from kernels.fingerprint import Device, Fingerprint
 from kernels.path import KernelPath, Limits, Tier
 from kernels.shape import Dtype, Phase
@@ -313,6 +314,7 @@ def test_the_doctor_says_what_can_run_here_and_why_not() -> None:
     paths = [
         KernelPath("fast", Tier.FIRST, gpu_only, "", ("fast",), None),
         KernelPath("slow", Tier.FALLBACK, anywhere, "", ("slow",), None),
+        any_path_named("torch.linear"),
     ]
     diagnosis = diagnose(machine, paths)
     lines = diagnosis.lines
@@ -323,8 +325,8 @@ def test_the_doctor_says_what_can_run_here_and_why_not() -> None:
     assert slow.endswith("prefill extend decode  yes, in fp32, bf16")
     assert diagnosis.can_serve
     assert lines[-1] == (
-        "Verdict: a server can run here, on 1 of 2 attention paths (0 wanted, 1 fallback). "
-        "It will be slow: every answer falls back."
+        "Verdict: a server can run here, on 2 of 3 kernel paths (1 wanted, 1 fallback). "
+        "It will be slow: prefill and extend and decode fall back."
     )
 
 
@@ -333,7 +335,7 @@ def test_the_doctor_says_where_no_server_can_run() -> None:
     prefill_only = Limits(frozenset({Device.CPU}), frozenset({Phase.PREFILL}), frozenset({Dtype.FP32}), 256)
     diagnosis = diagnose(machine, [KernelPath("one", Tier.FIRST, prefill_only, "", ("one",), None)])
     assert not diagnosis.can_serve
-    assert diagnosis.lines[-1] == "Verdict: no server can run here: nothing computes extend and decode."
+    assert diagnosis.lines[-1] == "Verdict: no server can run here: nothing computes extend and decode and linear."
 
 
 def test_progress_is_a_line_at_each_stage_and_every_2_s() -> None:
