@@ -10,7 +10,7 @@
 #   make test-image     the container image built by buildah and run by runc, as root; ten minutes the first time
 #   make test-ray       replicas on Ray Serve: killed, updated and measured; an environment of its own   (RAY_FLAGS)
 #   make test-routers   routers of others in front of two servers, and whether they choose by their load
-#   make test-schema    20,000 requests that schemathesis makes of /openapi.json; half an hour of a core   (SCHEMA_FLAGS)
+#   make test-schema    20,000 requests or more that schemathesis makes of /openapi.json; an hour of a core   (SCHEMA_FLAGS)
 #   make test-gpu       the tests that need a CUDA GPU of sm_80 or newer
 #   make drill          a model upgrade gone wrong for 10% of traffic, and who notices; a report in drill/
 #   make drill-upgrade  candidates of a changed machine, slower and wrong, each before the gate; a report in drill-upgrade/

@@ -2,7 +2,9 @@
 
 python trials/schema_cases.py SCHEMATHESIS --cases 20000 --out docs/benchmarks/schema-cases.json
 
-Runs of other seeds follow one another until there are enough cases. The exit status is 1 for an answer of 5xx, for a
+Runs of other seeds follow one another until there are enough cases. A run may draw few bodies of a large schema, so the
+drawn cases of each route that generates are counted, and runs of that route alone follow until it has its share. The
+exit status is 1 for an answer of 5xx, for a
 status, media type, header or body that the document does not have, and for an engine that is another process at the
 end. Some 0.1 s of a core a case.
 """
@@ -16,7 +18,9 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from running_server import ROOT, free_port, running
@@ -31,32 +35,46 @@ CHECKS = (
 MODEL_LEN = "64"  # room for the 32 tokens of an example; an answer that fills the context is short
 
 
-def run_once(program: str, url: str, seed: int, num_examples: int) -> tuple[Counter[tuple[str, str]], list[str]]:
-    """One run; returns its cases by operation and status, and its failures as it prints them."""
+GENERATING = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages")
+SIDE_BY_SIDE = 4  # runs of one route, each of a seed: alone, one sends its requests one after another
+
+
+def run_once(
+    program: str, url: str, seed: int, num_examples: int, path: str | None = None
+) -> tuple[Counter[tuple[str, str]], Counter[str], list[str]]:
+    """One run; returns its cases by operation and status, the drawn ones by operation, and its failures as printed.
+
+    path  the only one that gets requests, all of them drawn
+    """
     command = [program, "--no-color", "run", f"{url}/openapi.json", "--seed", str(seed), "-n", str(num_examples)]
     command += ["--continue-on-failure", "--no-shrink", "--suppress-health-check", "all", "--workers", "8"]
     command += ["--request-timeout", "120", "--checks", ",".join(CHECKS)]
+    if path is not None:
+        command += ["--include-path", path, "--phases", "fuzzing"]
     with tempfile.TemporaryDirectory() as folder:  # for what it keeps where it is started
         command += ["--report", "ndjson", "--report-ndjson-path", f"{folder}/cases"]
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-        cases = cases_of(Path(folder) / "cases")
+        cases, drawn = cases_of(Path(folder) / "cases")
     if not cases:
         raise RuntimeError(f"schemathesis ended with {done.returncode}:\n{done.stdout[-4000:]}{done.stderr[-4000:]}")
     failures = done.stdout.partition(" FAILURES ")[2].partition(" SUMMARY ")[0]
     titles = re.findall(r"^_+ ([A-Z]+ /\S*) _+$|^- (ST\d+ .*)$", failures, re.MULTILINE)
     print(f"seed {seed}: {cases.total()} cases, {len(titles)} lines of failures", flush=True)
-    return cases, [operation or title for operation, title in titles]
+    return cases, drawn, [operation or title for operation, title in titles]
 
 
-def cases_of(report: Path) -> Counter[tuple[str, str]]:
-    """Count the requests of a run's report by operation and status; `none` where no answer came."""
+def cases_of(report: Path) -> tuple[Counter[tuple[str, str]], Counter[str]]:
+    """Count the requests of a run's report by operation and status (`none`: no answer), and the drawn by operation."""
     cases: Counter[tuple[str, str]] = Counter()
+    drawn: Counter[str] = Counter()
     for line in report.read_text().splitlines() if report.exists() else ():
-        recorder = json.loads(line).get("ScenarioFinished", {}).get("recorder", {})
+        scenario = json.loads(line).get("ScenarioFinished", {})
+        recorder = scenario.get("recorder", {})
         for it in recorder.get("interactions", {}).values():
             response = it.get("response")
             cases[recorder["label"], "none" if response is None else str(response["status_code"])] += 1
-    return cases
+            drawn[recorder["label"]] += scenario["phase"] == "fuzzing"
+    return cases, drawn
 
 
 def main() -> int:
@@ -65,10 +83,13 @@ def main() -> int:
     parser.add_argument("--cases", type=int, default=20_000)
     parser.add_argument("--examples", type=int, default=400, help="of each operation in a run, beside those of bounds")
     parser.add_argument("--seed", type=int, default=1, help="of the first run")
+    parser.add_argument("--share", type=int, default=3000, help="drawn cases that each of --paths has at least")
+    parser.add_argument("--paths", nargs="*", default=GENERATING, help="routes that have a share")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     port, failures, seed = free_port(), [], args.seed
     cases: Counter[tuple[str, str]] = Counter()
+    drawn: Counter[str] = Counter()
     flags = ["--port", str(port), "--max-model-len", MODEL_LEN]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     with tempfile.TemporaryDirectory() as folder:
@@ -77,8 +98,15 @@ def main() -> int:
             server.wait_ready()
             engine = server.engine_pid()
             while cases.total() < args.cases:
-                more, found = run_once(args.program, server.url, seed, args.examples)
-                cases, failures, seed = cases + more, failures + found, seed + 1
+                more, more_drawn, found = run_once(args.program, server.url, seed, args.examples)
+                cases, drawn, failures, seed = cases + more, drawn + more_drawn, failures + found, seed + 1
+            for path in args.paths:
+                run = partial(run_once, args.program, server.url, num_examples=args.examples, path=path)
+                while drawn[f"POST {path}"] < args.share:
+                    with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
+                        for more, more_drawn, found in pool.map(run, range(seed, seed + SIDE_BY_SIDE)):
+                            cases, drawn, failures = cases + more, drawn + more_drawn, failures + found
+                    seed += SIDE_BY_SIDE
             is_same = server.engine_pid() == engine and server.status_of("/readyz") == 200
     statuses: Counter[str] = Counter()
     by_operation: dict[str, dict[str, int]] = {}
@@ -100,6 +128,7 @@ def main() -> int:
         "cases": cases.total(),
         "statuses": dict(sorted(statuses.items())),
         "statuses_by_operation": by_operation,
+        "drawn_by_operation": dict(sorted(drawn.items())),
         "failures": failures,
         "engine_is_the_same_process": is_same,
     }
