@@ -20,16 +20,23 @@ def test_a_case_costs_what_its_sequences_cost() -> None:
     assert case.num_bytes == 2 * (2 * 3 * 4 * 64 + 2 * 3 * 2 * 64) * 4
 
 
-def test_a_chunk_comes_after_its_context() -> None:
-    case = extend(16, 64)
-    assert case.queries == (16,)
-    assert case.keys == (80,)
-    assert case.shape.page_size == 16
+def test_a_chunk_comes_after_its_context_and_decode_is_in_it() -> None:
+    chunk, one = extend(16, 64), decode(64, batch=3)
+    assert (chunk.queries, chunk.keys, chunk.shape.page_size) == ((16,), (80,), 16)
+    assert (one.queries, one.keys) == ((1, 1, 1), (64, 64, 64))
 
 
-def test_a_decode_context_includes_the_new_token() -> None:
-    assert decode(64, batch=3).keys == (64, 64, 64)
-    assert decode(64, batch=3).queries == (1, 1, 1)
+def test_log_normal_lengths_are_mostly_short() -> None:
+    lengths = sorted(log_normal_lengths(64, 16384, 0))
+    assert lengths[32] < 256
+    assert lengths[-1] > 1024
+
+
+def test_what_makes_no_case_is_refused() -> None:
+    with pytest.raises(ValueError, match="6 query heads cannot share 4"):
+        cases_of(Sweep(Dtype.BF16, heads=((6, 4),)))
+    with pytest.raises(ValueError, match="3 tokens cannot be 4 sequences"):
+        log_normal_lengths(4, 3, 0)
 
 
 def test_heads_are_fewer_where_a_head_is_large() -> None:
@@ -39,11 +46,6 @@ def test_heads_are_fewer_where_a_head_is_large() -> None:
         (128, 32, 8),
         (256, 16, 4),
     ]
-
-
-def test_heads_that_cannot_be_shared_are_refused() -> None:
-    with pytest.raises(ValueError, match="6 query heads cannot share 4"):
-        cases_of(Sweep(Dtype.BF16, heads=((6, 4),)))
 
 
 def test_every_window_makes_its_own_cases() -> None:
@@ -58,17 +60,6 @@ def test_log_normal_lengths_are_positive_and_fill_the_total(num_seqs: int, spare
     assert len(lengths) == num_seqs
     assert min(lengths) >= 1
     assert sum(lengths) == num_seqs + spare
-
-
-def test_log_normal_lengths_are_mostly_short() -> None:
-    lengths = sorted(log_normal_lengths(64, 16384, 0))
-    assert lengths[32] < 256
-    assert lengths[-1] > 1024
-
-
-def test_more_sequences_than_tokens_are_refused() -> None:
-    with pytest.raises(ValueError, match="3 tokens cannot be 4 sequences"):
-        log_normal_lengths(4, 3, 0)
 
 
 def test_quick_sweep_has_every_phase_and_kind_of_lengths() -> None:

@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Generator
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from scripted_server import Script, serving
@@ -78,24 +79,29 @@ def test_a_request_is_greedy_whole_and_of_token_ids(script: Script, client: Load
     ]
 
 
-def test_tokens_of_an_event_are_counted_by_usage(script: Script, client: LoadClient) -> None:
-    script.tokens_per_event = 3
-    [sample] = client.run(requests(3, num_output=7)).samples
-    assert (sample.num_tokens, sample.has_usage) == (7, True)
-    assert len(sample.read_at) <= 3
-
-
-def test_without_usage_an_event_counts_as_a_token(script: Script, client: LoadClient) -> None:
-    script.has_usage = False
-    script.token_s = 0.001
-    [sample] = client.run(requests(3)).samples
-    assert (sample.num_tokens, sample.has_usage, sample.error) == (4, False, None)
-
-
-def test_json_with_spaces_and_carriage_returns_reads_the_same(script: Script, client: LoadClient) -> None:
-    script.is_spaced = True
-    [sample] = client.run(requests(3)).samples
-    assert (sample.num_tokens, sample.has_usage, sample.error) == (4, True, None)
+@pytest.mark.parametrize(
+    ("changes", "has_usage", "error"),
+    [
+        ({"tokens_per_event": 3}, True, None),
+        ({"has_usage": False, "token_s": 0.001}, False, None),  # an event counts as a token
+        ({"is_spaced": True}, True, None),
+        ({"status": 503}, False, "HTTP 503: go away"),
+        ({"error_event": True}, False, "the engine died"),
+        ({"is_cut": True}, False, "the connection was lost: closed by the server"),
+    ],
+)
+def test_a_sample_has_its_tokens_or_an_error_of_one_line(
+    changes: dict[str, Any], has_usage: bool, error: str | None
+) -> None:
+    script = Script(**changes)
+    with serving(script) as url:
+        client = LoadClient(discover(url)[0], timeout_s=60)
+        [sample] = client.run(requests(3)).samples
+        client.close()
+    assert (sample.error, sample.ttft_s is None) == (error, error is not None)
+    if error is None:
+        assert (sample.num_tokens, sample.has_usage) == (4, has_usage)
+        assert len(sample.read_at) <= -(-4 // script.tokens_per_event)
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
@@ -112,24 +118,6 @@ def test_a_usage_that_is_none_is_an_error_of_the_request(usage: str) -> None:
     reader = EventReader()
     reader.feed(f'data: {{"choices": [], "usage": {usage}}}\n\n'.encode())
     assert (reader.num_tokens, reader.error) == (None, "an event is no JSON of a completion")
-
-
-@pytest.mark.parametrize(
-    ("fault", "expected"),
-    [
-        ({"status": 503}, "HTTP 503: go away"),
-        ({"error_event": True}, "the engine died"),
-        ({"is_cut": True}, "the connection was lost: closed by the server"),
-    ],
-)
-def test_what_fails_is_a_sample_with_one_line(
-    script: Script, client: LoadClient, fault: dict[str, object], expected: str
-) -> None:
-    for name, value in fault.items():
-        setattr(script, name, value)
-    [sample] = client.run(requests(3)).samples
-    assert sample.error == expected
-    assert sample.ttft_s is None
 
 
 def test_an_answer_that_does_not_end_is_given_up(script: Script, url: str) -> None:

@@ -92,12 +92,17 @@ def test_an_eos_token_stops_unless_it_is_ignored() -> None:
     assert found["c"][-1].finish_reason is FinishReason.LENGTH
 
 
-def test_a_stop_token_id_stops() -> None:
+def test_a_stop_token_id_stops_and_an_early_end_token_does_not() -> None:
     subject = engine()
     subject.submit(submit("a", stop_token_ids=(4,)))
     subject.submit(submit("b", stop_token_ids=(4,), ignore_eos=True))  # which ignores the model's own end only
     found = drain(subject)
     assert tokens(found["a"]) == tokens(found["b"]) == [3, 4]
+    runner = CountingRunner()
+    runner.answer = lambda _, __: EOS
+    subject = engine(runner)
+    subject.submit(submit("a", min_tokens=3))
+    assert tokens(drain(subject)["a"]) == [EOS] * 3
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -117,14 +122,6 @@ def test_no_end_token_may_come_before_min_tokens(temperature: float) -> None:
     drain(subject)
     assert is_banned == [True, True, False, False]
     assert is_likeliest == [False, False, temperature == 0, temperature == 0]
-
-
-def test_an_end_token_before_min_tokens_does_not_end() -> None:
-    runner = CountingRunner()
-    runner.answer = lambda _, __: EOS
-    subject = engine(runner)
-    subject.submit(submit("a", min_tokens=3))
-    assert tokens(drain(subject)["a"]) == [EOS] * 3
 
 
 def test_a_full_context_ends_with_length() -> None:
