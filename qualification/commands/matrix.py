@@ -1,4 +1,4 @@
-"""`hallmark matrix`: show evidence, verify that it is whole and of this machine, compare two bodies of it, or PTX."""
+"""`hallmark matrix`: show evidence, verify it, compare two bodies of it or put them together, and compare PTX."""
 
 import argparse
 import math
@@ -14,6 +14,7 @@ from qualification.commands import ptx as ptx_command
 from qualification.common.flags import add_command
 from qualification.common.table import table
 from qualification.evidence.evidence import SUITE, Evidence
+from qualification.evidence.full_model import FullModel
 from qualification.evidence.matrix import (
     MATRICES,
     SCHEMA,
@@ -23,6 +24,7 @@ from qualification.evidence.matrix import (
     gpu_folder,
     load_matrix,
     matrix_files,
+    save_matrix,
 )
 from qualification.evidence.summary import OUTCOMES, Changed, counts, outcomes, summary
 from qualification.evidence.verdicts import SPEED_TOLERANCE, Side, differences, exit_code_of
@@ -69,6 +71,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--speed-tolerance", type=_share, default=SPEED_TOLERANCE, metavar="SHARE", help="of a time (0.05)"
     )
     diff_parser.add_argument("--cache-dir", type=Path, metavar="DIR", default=Path.home() / ".cache" / "hallmark")
+    merge_parser = add_command(
+        actions,
+        "merge",
+        "put evidence of several runs together",
+        "Add the evidence of other folders to that of one, file by file. Of two measurements of one shape and path by "
+        "the same kernel a failure counts, otherwise the later one.",
+        "hallmark matrix merge qualification/matrices shard-1 shard-2",
+    )
+    merge_parser.add_argument("into", type=Path, metavar="DIR", help="holds <gpu>/<name>.json, or nothing yet")
+    merge_parser.add_argument("others", type=Path, nargs="+", metavar="OTHER", help="folders of the same form")
     ptx_command.add_arguments(
         add_command(
             actions,
@@ -87,6 +99,8 @@ def run(args: argparse.Namespace) -> int:
             return show(args.place, is_brief=args.summary)
         if args.action == "verify":
             return verify(args.place, machine=None if args.files_only else this_machine())
+        if args.action == "merge":
+            return merge(args.into, args.others)
         return diff(args) if args.action == "diff" else ptx_command.run(args)
     except BrokenPipeError:
         raise  # the reader of the output has closed it: no fault of a file
@@ -209,6 +223,39 @@ def diff(args: argparse.Namespace) -> ExitCode:
     tally = Counter(entry.harm for entry in found)
     _print(", ".join(f"{tally[harm]} {harm.name.lower()}" for harm in sorted(tally)) + f" (exit {code.value})")
     return code
+
+
+def merge(into: Path, others: Sequence[Path]) -> ExitCode:
+    """Write each file of `others` into `into`. Raises MatrixError, having written nothing, if one is refused."""
+    files: dict[Path, list[Matrix]] = {}
+    for place in others:
+        for path in matrix_files(place):
+            files.setdefault(into / path.relative_to(place), []).append(load_matrix(path))
+    if not files:
+        raise MatrixError(f"{', '.join(map(str, others))}: no evidence is there")
+    whole: dict[Path, tuple[list[Evidence], FullModel | None]] = {}
+    for path, found in files.items():
+        matrices = [load_matrix(path), *found] if path.exists() else found
+        machines = {entry.fingerprint for matrix in matrices for entry in matrix.evidence.values()}
+        if len(machines) > 1:
+            raise MatrixError(f"{path.name} would hold evidence of {len(machines)} stacks, a file holds that of one")
+        models = [matrix.model for matrix in matrices if matrix.model is not None]
+        rows: dict[Key, Evidence] = {}
+        for key, entry in (item for matrix in matrices for item in matrix.evidence.items()):
+            older = rows.get(key)
+            if older is None or _weight(entry, older) > _weight(older, entry):
+                rows[key] = entry
+        whole[path] = list(rows.values()), max(models, key=lambda model: model.at, default=None)
+    for path, (evidence, model) in sorted(whole.items()):
+        save_matrix(path, evidence, model)
+        _print(f"{path}: {counts(evidence)}")
+    return ExitCode.PASS
+
+
+def _weight(entry: Evidence, other: Evidence) -> tuple[bool, str]:
+    """A failure counts more than a success of the same source and checks, then the later measurement."""
+    is_same = (entry.source_digest, entry.suite) == (other.source_digest, other.suite)
+    return is_same and not entry.is_proven, entry.at
 
 
 def _stacks(before: Side, after: Side) -> Iterable[str]:

@@ -14,7 +14,7 @@ from kernels.operators import Operator
 from kernels.shape import Dtype, Phase
 from kernels.triton_cache import use_own_cache
 from kernels.whole_file import write_whole
-from qualification.common.flags import count, positive
+from qualification.common.flags import count, positive, shard
 from qualification.common.progress import ProgressLine
 from qualification.decision.defaults import Choices
 from qualification.decision.presets import PRESETS, preset_named
@@ -73,6 +73,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group = parser.add_argument_group("run")
     group.add_argument("--time-limit", type=positive, metavar="SECONDS", help="stop then; the same command goes on")
+    group.add_argument(
+        "--shard",
+        type=shard,
+        metavar="I/N",
+        help="only the I-th of N parts, dealt by shape: one for each GPU, each with an --out-dir of its own, which "
+        "`hallmark matrix merge` puts together",
+    )
     group.add_argument("--retry-failed", action="store_true", help="measure again what has failed on this stack")
     group.add_argument(
         "--full-model",
@@ -167,7 +174,7 @@ def _run(args: argparse.Namespace, models: Mapping[str, Mapping[str, object]]) -
 
     from kernels.catalog import any_path_named, paths_on
     from kernels.device import read_fingerprint, use_all_cores
-    from qualification.measure.campaign import Tools, conduct, default_file, targets_of
+    from qualification.measure.campaign import Tools, conduct, default_file, shard_of_targets, targets_of
     from qualification.measure.qualify import qualify
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -192,6 +199,8 @@ def _run(args: argparse.Namespace, models: Mapping[str, Mapping[str, object]]) -
         file_of=lambda name: args.out or default_file(args.out_dir, fingerprint.gpu, name),
         tensor_parallel_size=args.tensor_parallel_size,
     )
+    if args.shard is not None:
+        targets = shard_of_targets(targets, *args.shard, is_cpu=device.type == "cpu")
     tools = Tools(
         catalog=catalog,
         paths=paths,

@@ -25,6 +25,14 @@ def positive(text: str) -> float:
     return value
 
 
+def shard(text: str) -> tuple[int, int]:
+    """I/N as (place from 0, number of shards)."""
+    index, _, number = text.partition("/")
+    if not (index.isdecimal() and number.isdecimal() and 1 <= int(index) <= int(number)):
+        raise argparse.ArgumentTypeError(f"must be I/N with 1 <= I <= N, got {text}")
+    return int(index) - 1, int(number)
+
+
 def add_command(
     commands: "argparse._SubParsersAction[ParserType]", name: str, summary: str, sentence: str, *examples: str
 ) -> ParserType:

@@ -1,11 +1,11 @@
 """Qualifying one model or several on this machine, as `hallmark qualify` does it."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kernels.fingerprint import Fingerprint
-from kernels.operators import AnyShape, phase_of
+from kernels.operators import AnyShape, flops_of, phase_of
 from kernels.path import AnyPath
 from qualification.common.progress import ProgressLine
 from qualification.decision.defaults import Choices, limits_of
@@ -17,10 +17,13 @@ from qualification.evidence.summary import counts, summary
 from qualification.evidence.verdicts import Finding, judge
 from qualification.exit_code import ExitCode
 from qualification.measure.qualify import DeviceLost, Pair, QualificationAborted
+from qualification.measure.trials import trial_of
 from qualification.model.families.reader import read_model
 from qualification.model.shard import shard_of
 
 _MAX_FINDINGS = 20  # lines
+# In flops, of a shape however small: on an H200 0.5 s, in which fp64 and fp32 references compute so much.
+_COST_OF_ANY = 2e12
 
 # qualify's own arguments, the bench left out
 Measure = Callable[[Sequence[Pair], ProgressLine, Callable[[Evidence], None]], None]
@@ -68,6 +71,26 @@ def targets_of(
         of_ranks = name if tensor_parallel_size == 1 else f"{name}-tp{tensor_parallel_size}"
         found.append(Target(of_ranks, file_of(of_ranks), wanted))
     return found
+
+
+def shard_of_targets(targets: Sequence[Target], index: int, number: int, *, is_cpu: bool) -> list[Target]:
+    """The targets with the shapes of one of `number` shards, which take about as long to measure; none without shapes.
+
+    The costliest shape goes first, each to the shard that has least. What is measured already does not matter, so that
+    a shard goes on with its own shapes where it was interrupted.
+    """
+
+    def cost(shape: AnyShape) -> float:
+        return _COST_OF_ANY + flops_of(shape, *trial_of(shape).tested(shape, is_cpu=is_cpu))
+
+    costs, dealt = [0.0] * number, set[AnyShape]()
+    for shape in sorted({it for target in targets for it in target.shapes}, key=lambda it: (-cost(it), str(it))):
+        least = costs.index(min(costs))
+        costs[least] += cost(shape)
+        if least == index:
+            dealt.add(shape)
+    parts = (replace(target, shapes=tuple(it for it in target.shapes if it in dealt)) for target in targets)
+    return [part for part in parts if part.shapes]
 
 
 def default_file(out_dir: Path, gpu: str, name: str) -> Path:

@@ -16,7 +16,7 @@ from kernels.fingerprint import Fingerprint
 from kernels.path import KernelPath, Tier
 from qualification.commands.matrix import verify
 from qualification.evidence.evidence import SUITE, Evidence, Timing
-from qualification.evidence.matrix import gpu_folder, save_matrix
+from qualification.evidence.matrix import gpu_folder, load_matrix, save_matrix
 from qualification.evidence.summary import summary
 from qualification.evidence.verdicts import Difference, Harm, Side, differences, exit_code_of
 from qualification.exit_code import ExitCode
@@ -94,6 +94,57 @@ def test_what_cannot_be_shown_or_compared_is_one_line(
     err = capsys.readouterr().err
     assert said.replace("./", f"{folder}/") in err
     assert err.count("\n") == 1
+
+
+LATER = "2026-11-21T12:00:00+00:00"
+
+
+def test_merge_adds_the_rows_of_each_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place = f"{gpu_folder(MACHINE.gpu)}/demo.json"
+    shards = [tmp_path / "one", tmp_path / "two"]
+    save_matrix(shards[0] / place, [evidence(SHAPE, OTHER)])
+    save_matrix(shards[1] / place, [evidence(DECODE, FIRST)])
+    save_matrix((shards[1] / place).with_name("other.json"), [evidence(SHAPE, FIRST)])
+    out = tmp_path / "out"
+    save_matrix(out / place, [evidence(SHAPE, FIRST)])
+    assert main(["matrix", "merge", str(out), *map(str, shards)]) == 0
+    assert set(load_matrix(out / place).evidence) == {(SHAPE, "triton.x"), (SHAPE, "gluon.x"), (DECODE, "triton.x")}
+    assert set(load_matrix((out / place).with_name("other.json")).evidence) == {(SHAPE, "triton.x")}
+    assert "demo.json: 2 shapes, 3 measured: 3 proven" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "kept"),
+    [
+        ({}, {"at": LATER, "timing": None}, "theirs"),
+        ({"at": LATER}, {"timing": None}, "ours"),
+        ({"checks": checks(2.0)}, {"at": LATER}, "ours"),  # a failure counts
+        ({"checks": checks(2.0)}, {"at": LATER, "source_digest": "newer"}, "theirs"),  # of another source
+        ({"checks": checks(2.0), "suite": SUITE - 1}, {"at": LATER}, "theirs"),
+        ({"source_digest": "newer", "at": LATER}, {"checks": checks(2.0)}, "ours"),
+    ],
+)
+def test_merge_keeps_one_of_two_measurements(
+    ours: dict[str, object], theirs: dict[str, object], kept: str, tmp_path: Path
+) -> None:
+    rows = {"ours": evidence(SHAPE, FIRST, **ours), "theirs": evidence(SHAPE, FIRST, **theirs)}
+    for name, row in rows.items():
+        save_matrix(tmp_path / name / "gpu" / "demo.json", [row])
+    assert main(["matrix", "merge", str(tmp_path / "ours"), str(tmp_path / "theirs")]) == 0
+    [found] = load_matrix(tmp_path / "ours" / "gpu" / "demo.json").evidence.values()
+    assert found == rows[kept]
+
+
+def test_merge_of_two_stacks_writes_nothing(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = one_file(folder)
+    before = file.read_bytes()
+    other = tmp_path / "other"
+    save_matrix(
+        other / file.relative_to(folder), [evidence(SHAPE, FIRST, fingerprint=replace(MACHINE, torch="2.12.0"))]
+    )
+    assert main(["matrix", "merge", str(folder), str(other)]) == 3
+    assert file.read_bytes() == before
+    assert "demo.json would hold evidence of 2 stacks" in capsys.readouterr().err
 
 
 def test_show_and_diff_of_files_do_without_torch(folder: Path) -> None:

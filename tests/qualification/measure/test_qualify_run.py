@@ -1,6 +1,7 @@
 """`hallmark qualify`: what it measures, what it keeps, and its exit codes. Measurements are fakes."""
 
 import io
+import itertools
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,11 +13,12 @@ from qualification_fakes import DECODE, MACHINE, SHAPE, checks, evidence, path
 
 from kernels.catalog import PATHS, path_named
 from kernels.fingerprint import Device
+from kernels.operators import flops_of
 from kernels.path import KernelPath, Tier
 from kernels.shape import AttentionShape, Dtype, Phase
 from qualification.common.progress import ProgressLine, duration
 from qualification.decision.defaults import Choices
-from qualification.decision.presets import preset_named
+from qualification.decision.presets import PRESETS, preset_named
 from qualification.evidence.choice import choice_of, is_left_to_fallback
 from qualification.evidence.evidence import Evidence, Timing
 from qualification.evidence.full_model import FullModel
@@ -24,8 +26,9 @@ from qualification.evidence.ledger import Target
 from qualification.evidence.matrix import load_matrix, save_matrix
 from qualification.evidence.verdicts import judge
 from qualification.exit_code import ExitCode
-from qualification.measure.campaign import Tools, conduct, default_file, targets_of
+from qualification.measure.campaign import Tools, conduct, default_file, shard_of_targets, targets_of
 from qualification.measure.qualify import Bench, DeviceLost, Pair, QualificationAborted, qualify
+from qualification.measure.trials import trial_of
 from server.cli.main import main
 
 FIRST, FALLBACK = path("triton.x"), path("sdpa.x", Tier.FALLBACK)
@@ -266,6 +269,36 @@ def test_targets_are_shapes_of_asked_phases_and_paths() -> None:
     assert {(shape.phase, shape.dtype) for shape in shapes(list(Phase), [decoding])} == {(Phase.DECODE, Dtype.FP16)}
 
 
+def test_shards_hold_every_shape_once_and_about_as_much() -> None:
+    paths = [path_named(name) for name in ("triton.prefill", "triton.extend", "triton.decode")]
+    whole = targets_of(
+        {preset.name: preset.config for preset in PRESETS},
+        Choices(dtype=Dtype.BF16),
+        device_type="cuda",
+        phases=[phase.value for phase in Phase],
+        paths=paths,
+        file_of=Path,
+    )
+    shapes = {shape for target in whole for shape in target.shapes}
+    shards = [shard_of_targets(whole, index, 4, is_cpu=False) for index in range(4)]
+    dealt = [{shape for target in shard for shape in target.shapes} for shard in shards]
+    assert sum(map(len, dealt)) == len(shapes)
+    assert set.union(*dealt) == shapes
+    for target in whole:
+        of_shards = [it.shapes for shard in shards for it in shard if it.name == target.name]
+        assert sorted(map(str, itertools.chain(*of_shards))) == sorted(map(str, target.shapes))
+    flops = [sum(flops_of(it, *trial_of(it).tested(it, is_cpu=False)) for it in shard) for shard in dealt]
+    assert max(flops) < 1.1 * min(flops)
+    assert max(map(len, dealt)) < 1.1 * min(map(len, dealt))
+
+
+def test_a_target_without_shapes_in_a_shard_is_left_out() -> None:
+    targets = [Target("a", Path("a.json"), (SHAPE,)), Target("b", Path("b.json"), (DECODE,))]
+    shards = [shard_of_targets(targets, index, 2, is_cpu=True) for index in range(2)]
+    assert sorted(target.name for shard in shards for target in shard) == ["a", "b"]
+    assert all(target.shapes for shard in shards for target in shard)
+
+
 def test_files_lie_where_a_server_with_that_matrix_looks() -> None:
     assert default_file(Path("m"), "NVIDIA H200", "demo") == Path("m/nvidia-h200/demo.json")
 
@@ -373,6 +406,10 @@ def test_the_command_proves_a_folders_config_without_weights(
         (["--preset", "demo", "--page-size", "0"], "must be a whole number of at least 1, got 0"),
         (["--preset", "demo", "--page-size", "x"], "must be a whole number of at least 1, got x"),
         (["--preset", "demo", "--time-limit", "nan"], "must be positive, got nan"),
+        *[
+            (["--preset", "demo", "--shard", it], f"must be I/N with 1 <= I <= N, got {it}")
+            for it in ("0/2", "3/2", "2")
+        ],
     ],
 )
 def test_a_misused_command_is_one_line_and_exit_code_3(
