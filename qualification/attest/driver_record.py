@@ -88,14 +88,16 @@ class Recorder:
         """
         return Counter(self._names(graph.raw_cuda_graph()))
 
-    def node_seconds(self, graph: torch.cuda.CUDAGraph) -> dict[str, float]:
-        """Run a copy of a kept graph, whose inputs are in place, and return its nodes' seconds by name.
+    def node_seconds(
+        self, graph: torch.cuda.CUDAGraph, *, on_launch: Callable[[], None] = lambda: None
+    ) -> dict[str, float]:
+        """Run copies of a kept graph, whose inputs are in place, and return its nodes' seconds by name.
 
-        Raises DriverError.
+        `on_launch`: called ahead of each run. Raises DriverError.
         """
         current = torch.cuda.current_stream()
         current.synchronize()
-        return node_seconds(self._driver, graph.raw_cuda_graph(), current.cuda_stream)
+        return node_seconds(self._driver, graph.raw_cuda_graph(), current.cuda_stream, on_launch=on_launch)
 
     def _names(self, graph: int) -> Iterator[str]:
         names = (self._driver.node_name(node) for node in self._driver.nodes(graph))

@@ -6,7 +6,7 @@ graph, and each time includes a start: 236 nodes take 1661 us together, a replay
 it is takes less is therefore taken from all nodes alike.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from graphlib import TopologicalSorter
 from itertools import pairwise
@@ -38,10 +38,18 @@ class Driver(Protocol):
     def destroy_graph(self, graph: int) -> None: ...
 
 
-def node_seconds(driver: Driver, graph: int, stream: int, *, num_runs: int = _NUM_RUNS) -> dict[str, float]:
+def node_seconds(
+    driver: Driver,
+    graph: int,
+    stream: int,
+    *,
+    num_runs: int = _NUM_RUNS,
+    on_launch: Callable[[], None] = lambda: None,
+) -> dict[str, float]:
     """Run copies of `graph` on `stream` some times; return the seconds of its nodes by their names, medians added up.
 
-    The graph's inputs must be in place. Waits for the device. Raises DriverError.
+    The graph's inputs must be in place. Waits for the device. `on_launch` is called ahead of each run: kernels that
+    exchange with other devices need those to run too. Raises DriverError.
     """
     with ExitStack() as cleanup:
         copy = driver.clone(graph)
@@ -58,6 +66,7 @@ def node_seconds(driver: Driver, graph: int, stream: int, *, num_runs: int = _NU
             cleanup.callback(driver.destroy_executable, executable)
             runs = []
             for _ in range(num_runs + 1):
+                on_launch()
                 driver.launch(executable, stream)
                 runs.append([driver.seconds_between(*pair) for pair in pairwise(events)])
             return [median(seconds) for seconds in zip(*runs[1:], strict=True)]

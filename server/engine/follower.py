@@ -3,78 +3,228 @@
 It gets step buffers and sees no sequence: it launches what rank 0 launches, on its own part of the model.
 """
 
+import gc
 import logging
 import os
 import signal
 import socket
 import sys
 import threading
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 
 import torch
-import torch.distributed as dist
+from torch import Tensor
 
 from kernels.operators import AnyShape
 from kernels.triton_cache import use_own_cache
 from qualification.decision.decision import Decision, Pairs, ShapeT, Status
 from qualification.evidence.shape_text import parse_shape
 from server.engine.attention.dispatch import Dispatcher
-from server.engine.execution.commands import Allocate, Begin, ComputeLogits, CopyPages, Decide, Launch, receive
-from server.engine.execution.followers import meet
+from server.engine.execution.capture import Capture, CudaCapture, Replayable
+from server.engine.execution.commands import (
+    Allocate,
+    Begin,
+    ChooseProducts,
+    Command,
+    CompareMemory,
+    ComputeLogits,
+    CopyPages,
+    Decide,
+    Declare,
+    Launch,
+    Record,
+    RecordStep,
+    Repeat,
+    Replay,
+    RunPadding,
+    ShareTokens,
+    receive,
+)
+from server.engine.execution.followers import meet, refuse
+from server.engine.execution.graph_keys import GraphKey
 from server.engine.execution.sampling import SampledTokens
-from server.engine.execution.step_buffer import StepBuffer, StepLayout
+from server.engine.execution.step_buffer import PartLayout, StepBuffer, StepLayout
 from server.engine.execution.worker import Worker
-from server.engine.startup.subject import dispatcher_of, identity_of, join_weights, kv_cache_of, load_rank, read_subject
+from server.engine.startup.kv_sizing import room_beside_peak
+from server.engine.startup.matmul_tuning import take_products
+from server.engine.startup.subject import (
+    Subject,
+    dispatcher_of,
+    identity_of,
+    join_weights,
+    kv_cache_of,
+    load_rank,
+    read_subject,
+)
+from server.errors import StartError
 from server.log import configure_logging
-from server.model.ranks import Ranks
+from server.model.decoder import Decoder
+from server.model.kv_cache import KVCache
 from server.protocol.hang_up import leave_with
 
 logger = logging.getLogger(__name__)
 
 
+class StepInputs:
+    """Two host memories that steps' inputs are received into, in turns, as rank 0 writes them from two in turns.
+
+    What rank 0 sends next follows the end of its step before the latest one, which this rank was part of: the device
+    has copied what is written over.
+    """
+
+    def __init__(self, *, is_pinned: bool) -> None:
+        self._is_pinned = is_pinned
+        self._memories = [torch.zeros(0, dtype=torch.uint8) for _ in range(2)]
+        self._turn = 0
+        self.latest = self._memories[0]
+
+    def take(self, num_bytes: int) -> memoryview:
+        """Return memory for the next inputs, which are `latest` from then on."""
+        turn = self._turn = 1 - self._turn
+        if num_bytes > self._memories[turn].numel():
+            self._memories[turn] = torch.zeros(2 * num_bytes, dtype=torch.uint8, pin_memory=self._is_pinned)
+        self.latest = self._memories[turn][:num_bytes]
+        return self.latest.numpy().data
+
+
 class Follower:
     """One rank's part of the model, and what it was told about it."""
 
-    def __init__(self, begin: Begin) -> None:
-        self._subject = read_subject(begin.settings, begin.rank)
-        identity = identity_of(begin.settings, self._subject)
-        self._ranks: Ranks = meet(begin.meeting, begin.rank, begin.settings.tensor_parallel_size, identity)
-        self._decoder = load_rank(begin.settings, self._subject, self._ranks)
-        self._dispatcher = self._dispatcher_of(begin.decisions)
-        self._worker: Worker | None = None
+    def __init__(
+        self,
+        decoder: Decoder,
+        device: torch.device,
+        *,
+        dispatcher_of: Callable[[], Dispatcher],
+        kv_of: Callable[[int], KVCache],
+        new_capture: Callable[[], Capture],
+    ) -> None:
+        """`dispatcher_of` makes the table of the first decisions, `new_capture` what records graphs."""
+        self.inputs = StepInputs(is_pinned=device.type == "cuda")
+        self._decoder = decoder
+        self._ranks = decoder.ranks
+        self._device = device
+        self._kv_of = kv_of
+        self._new_capture = new_capture
+        # With those of before, whose sinks are in graphs.
+        self._dispatchers = [dispatcher_of()]
+        self._held: Worker | None = None
+        self._keys: list[GraphKey] = []
+        self._layouts: dict[GraphKey, StepLayout] = {}
+        self._capture: Capture | None = None
+        self._recorded: Replayable | None = None
+        self._allocated_bytes = 0
 
-    def obey(self, command: object) -> None:
+    @property
+    def _worker(self) -> Worker:
+        if self._held is None:
+            raise ValueError("rank 0 sent a step before the memory for it")
+        return self._held
+
+    def decide(self, dispatcher: Dispatcher) -> None:
+        """Serve by another table from now on."""
+        self._dispatchers.append(dispatcher)
+        if self._held is not None:
+            self._held.dispatcher = dispatcher
+
+    def obey(self, command: Command) -> None:
         """Do what rank 0 does, too. Raises whatever keeps this rank from it."""
-        if isinstance(command, Allocate):
-            self._worker = None  # its cache goes first
-            tokens = SampledTokens(command.num_rows, self._subject.device)
-            kv = kv_cache_of(self._subject, command.num_pages)
-            self._worker = Worker(self._decoder, kv, self._dispatcher, tokens, rank=self._ranks)
-        elif isinstance(command, Decide):
-            self._dispatcher = self._dispatcher_of(command.decisions)
-            if self._worker is not None:
-                self._worker.dispatcher = self._dispatcher
-        elif isinstance(command, Launch) and self._worker is not None:
-            data = torch.frombuffer(bytearray(command.data), dtype=torch.uint8)
-            self._worker.launch(StepBuffer(None, StepLayout(command.parts, command.num_sampled), data, False))
-            self._worker.drop_unread()
-        elif isinstance(command, CopyPages) and self._worker is not None:
-            self._worker.copy_pages(command.copies)
-        elif isinstance(command, ComputeLogits) and self._worker is not None:
-            rows = torch.empty(
-                command.num_rows,
-                self._subject.config.hidden_size,
-                dtype=self._decoder.weights.embedding.dtype,
-                device=self._subject.device,
-            )
-            dist.broadcast(rows, src=0)
-            self._worker.logits(rows)
-        else:
-            raise ValueError(f"rank 0 sent {type(command).__name__}, which is not due now")
+        match command:
+            case Replay(index):
+                key = self._keys[index]
+                self._worker.repeat(StepBuffer(key, self._layouts[key], self.inputs.latest, True))
+            case ShareTokens(num_rows):
+                self._ranks.share(self._worker.tokens.latest[:num_rows])
+            case Launch(parts, num_sampled, has_pending):
+                self._worker.launch(self._buffer(parts, num_sampled, has_pending))
+                self._worker.drop_unread()
+            case CopyPages(copies):
+                self._worker.copy_pages(copies)
+            case ComputeLogits(num_rows):
+                self._worker.logits(self._ranks.share(self._hidden_rows(num_rows)))
+            case Allocate(num_pages, num_rows):
+                self._allocate(num_pages, num_rows)
+            case CompareMemory():
+                self._ranks.least(room_beside_peak(self._device, self._allocated_bytes))
+            case Declare(sizes, max_context):
+                self._layouts = self._worker.declare(sizes, max_context)
+                self._keys = list(self._layouts)
+                self._capture = self._new_capture()
+            case RunPadding(index):
+                self._worker.run_padding(self._keys[index])
+            case Record(index):
+                assert self._capture is not None
+                self._worker.capture(self._keys[index], self._capture)
+                gc.freeze()  # what lives as long as the engine is not scanned again in the middle of a step
+            case RecordStep(parts, num_sampled, has_pending):
+                self._recorded = None  # its memory goes first
+                self._recorded = self._worker.record(self._buffer(parts, num_sampled, has_pending), self._new_capture())
+            case Repeat(None):
+                assert self._recorded is not None
+                self._recorded.replay()
+            case Repeat(int(index)):
+                self._worker.run_graph(self._keys[index])
+            case _:
+                raise ValueError(f"rank 0 sent {type(command).__name__}, which is not due now")
 
-    def _dispatcher_of(self, decisions: list[tuple[str, str]]) -> Dispatcher:
+    def _allocate(self, num_pages: int, num_rows: int) -> None:
+        self._held = None  # its cache goes first
+        tokens = SampledTokens(num_rows, self._device)
+        self._held = Worker(self._decoder, self._kv_of(num_pages), self._dispatchers[-1], tokens, rank=self._ranks)
+        if self._device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self._device)
+            self._allocated_bytes = torch.cuda.memory_allocated(self._device)
+
+    def _buffer(self, parts: tuple[PartLayout, ...], num_sampled: int | None, has_pending: bool) -> StepBuffer:
+        return StepBuffer(None, StepLayout(parts, num_sampled), self.inputs.latest, has_pending)
+
+    def _hidden_rows(self, num_rows: int) -> Tensor:
+        return self._decoder.weights.embedding.new_empty(num_rows, self._decoder.config.hidden_size)
+
+
+class Refused(Exception):
+    """This rank cannot serve, and rank 0 has been told why."""
+
+
+class StartedFollower:
+    """A follower as `Begin` describes it, and the commands that it needs the settings for."""
+
+    def __init__(self, begin: Begin) -> None:
+        settings, world = begin.settings, begin.settings.tensor_parallel_size
+        try:
+            subject = read_subject(settings, begin.rank)
+        except StartError as error:
+            refuse(begin.meeting, begin.rank, world, error.message)
+            raise Refused(error.message) from error
+        self._subject: Subject = subject
+        ranks = meet(begin.meeting, begin.rank, world, identity_of(settings, subject))
+        self._decoder = load_rank(settings, subject, ranks)
+        self._decisions = begin.decisions
+        self.follower = Follower(
+            self._decoder,
+            subject.device,
+            dispatcher_of=self._dispatcher,
+            kv_of=partial(kv_cache_of, subject),
+            new_capture=lambda: CudaCapture(subject.device, names_kernels=False),
+        )
+
+    def obey(self, command: Command) -> None:
+        """Do what rank 0 does, too."""
+        if isinstance(command, ChooseProducts):
+            take_products(self._decoder, self._subject.limits, Path(command.file), self._subject.device)
+        elif isinstance(command, Decide):
+            self._decisions = command.decisions
+        else:
+            self.follower.obey(command)
+            return
+        self.follower.decide(self._dispatcher())
+
+    def _dispatcher(self) -> Dispatcher:
         """Return what rank 0 decided: this rank decides nothing, and counts for nobody."""
         found: dict[AnyShape, Decision[AnyShape]] = {}
-        for text, path in decisions:
+        for text, path in self._decisions:
             shape = parse_shape(text)
             found[shape] = Decision(shape, path, Status.PROVEN, path, (), (), None)
         dispatcher = dispatcher_of(self._subject, found, redecide=_decide_nothing, has_timer=False)
@@ -92,16 +242,19 @@ def main() -> None:
     connection = socket.socket(fileno=int(sys.argv[1]))
     threading.Thread(target=leave_with, args=(connection, os._exit), name="rank-0-watch", daemon=True).start()
     try:
-        begin = receive(connection)
+        begin, _ = receive(connection)
         if not isinstance(begin, Begin):
             raise ValueError(f"the first command must be Begin, got {type(begin).__name__}")
         configure_logging(begin.settings.log_format)
         use_own_cache()
-        follower = Follower(begin)
+        started = StartedFollower(begin)
         while True:
-            follower.obey(receive(connection))
+            command, _ = receive(connection, started.follower.inputs.take)
+            started.obey(command)
     except EOFError:
         os._exit(0)
+    except Refused:
+        signal.pause()  # rank 0 says why, and its end is this process's
     except Exception:  # the edge of the process: this is logged, and all ranks start again
         logger.exception("this rank cannot go on")
         os._exit(70)  # EX_SOFTWARE

@@ -50,7 +50,7 @@ class Decoder:
         self.weights = weights
         self._head_sizes = [len(vocabulary_rows(config.vocab_size, it, ranks.world)) for it in range(ranks.world)]
         embedding = weights.embedding
-        self._ranks = ranks.connected(config.hidden_size, embedding.dtype, self._head_sizes, embedding.device)
+        self.ranks = ranks.connected(config.hidden_size, embedding.dtype, self._head_sizes, embedding.device)
         kinds = {(layer.attention.rope, layer.attention.head_dim): None for layer in config.layers}
         self._ropes = {
             kind: (index, cos_sin_table(*kind, config.max_position, weights.embedding.device))
@@ -86,7 +86,7 @@ class Decoder:
 
     def serve_sums(self, run: RunCollective) -> None:
         """Sum over the ranks as is decided."""
-        self._ranks = replace(self._ranks, run=run)
+        self.ranks = replace(self.ranks, run=run)
         self._blocks = self._build_blocks()
 
     @torch.inference_mode()
@@ -100,7 +100,7 @@ class Decoder:
             hidden, residual = block(hidden, residual, step)
         if residual is None:
             return hidden
-        return residual.add_(self._ranks.sum(hidden) if self._sums_at_norms else hidden)
+        return residual.add_(self.ranks.sum(hidden) if self._sums_at_norms else hidden)
 
     @torch.inference_mode()
     def normed(self, hidden_rows: Tensor) -> Tensor:
@@ -111,10 +111,10 @@ class Decoder:
     def logits(self, hidden_rows: Tensor, out: Tensor | None = None) -> Tensor:
         """Logits [R, vocab] fp32 of hidden states [R, hidden], in `out` where it is given."""
         normed = self.normed(hidden_rows)
-        if self._ranks.world == 1:
+        if self.ranks.world == 1:
             logits = self._head(normed, out)
         else:
-            logits = self._ranks.joined(self._head(normed, None), self._head_sizes, out)
+            logits = self.ranks.joined(self._head(normed, None), self._head_sizes, out)
         for change in self._finish_logits:
             change(logits)
         return logits
@@ -161,7 +161,7 @@ class Decoder:
             case DenseConfig(activation=activation), DenseWeights(gate_up, down):
                 return FeedForward(gate_up.gated_by(activation), self._summed(down))
             case ExpertsConfig() as mixture, MixtureWeights() as weights_of_mixture:
-                experts, ranks = _experts(mixture, weights_of_mixture, self._products_of), self._ranks
+                experts, ranks = _experts(mixture, weights_of_mixture, self._products_of), self.ranks
                 if ranks.world == 1 or self._sums_at_norms:
                     return experts
                 return lambda x, step: ranks.sum(experts(x, step))
@@ -182,13 +182,13 @@ class Decoder:
 
     def _summed(self, product: Product) -> Product:
         """The projection whose columns the ranks share; itself with one rank, or where the next norm sums it up."""
-        return product if self._ranks.world == 1 or self._sums_at_norms else self._ranks.summed(product)
+        return product if self.ranks.world == 1 or self._sums_at_norms else self.ranks.summed(product)
 
     def _entry(self, norm: Tensor | None) -> Entry:
         if norm is None:
             return add
         weight, eps = self._norm_weight(norm), self.config.norm_eps
-        return SumNorm(weight, eps, self._ranks) if self._sums_at_norms else AddNorm(weight, eps)
+        return SumNorm(weight, eps, self.ranks) if self._sums_at_norms else AddNorm(weight, eps)
 
     def _finished(self, sublayer: Sublayer, norm: Tensor | None) -> Sublayer:
         """Wrap a sublayer with what the model does to its result before the residual is added."""

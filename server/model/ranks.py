@@ -124,6 +124,12 @@ class Ranks:
             columns.copy_(found[:, : columns.shape[1]])
         return out
 
+    def least(self, number: int) -> int:
+        """Return the least of the ranks' numbers, which the host waits for."""
+        found = torch.tensor([number])
+        dist.all_reduce(found, dist.ReduceOp.MIN)
+        return int(found)
+
 
 def _run_by_rows(peers: Peers, part: Tensor, follows: AddNorm | None, out: Tensor) -> None:
     """As many rows as the inboxes have places for through them, more by NCCL."""

@@ -40,14 +40,16 @@ Capture = Callable[[Callable[[], None]], Replayable]
 class CudaCapture:
     """Records work into CUDA graphs that share one pool of memory: only one of them may run at a time."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, *, names_kernels: bool = True) -> None:
+        """`names_kernels`: whether the driver is asked what is in each graph."""
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._recorder = Recorder(device)
+        self._recorder = Recorder(device) if names_kernels else None
 
     def __call__(self, work: Callable[[], None]) -> RecordedGraph:
         graph = torch.cuda.CUDAGraph(keep_graph=True)
-        # Only this thread launches anything; the others must not spoil the capture, whatever they ask CUDA for.
+        # Only this thread launches anything; the others must not spoil the capture, whatever they ask CUDA for, as
+        # NCCL's watchdog asks whether earlier exchanges are done.
         mode = "thread_local"
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode=mode):
             work()
@@ -57,6 +59,8 @@ class CudaCapture:
 
     def _kernels(self) -> Counter[str] | None:
         """Return the kernels of the graph so far. A driver that cannot say ends the attestation, not the graph."""
+        if self._recorder is None:
+            return None
         try:
             return self._recorder.kernels()
         except DriverError as error:

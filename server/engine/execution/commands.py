@@ -1,14 +1,19 @@
-"""Commands of rank 0 to the other ranks of a tensor-parallel engine: typed msgpack over a socket pair, in order."""
+"""Commands of rank 0 to the other ranks of a tensor-parallel engine: typed msgpack over a socket pair, in order.
+
+A step's inputs follow their command as they are, so that neither side copies them to encode or to decode.
+"""
 
 import socket
 import struct
+from collections.abc import Callable
 
 import msgspec
 
+from server.engine.execution.graph_keys import GraphSizes
 from server.engine.execution.step_buffer import PartLayout
 from server.settings import Settings
 
-_LENGTH = struct.Struct("<Q")
+_SIZES = struct.Struct("<II")  # bytes of the command, and of the inputs behind it
 
 
 class Begin(msgspec.Struct, frozen=True, tag=True):
@@ -24,11 +29,21 @@ class Begin(msgspec.Struct, frozen=True, tag=True):
     decisions: list[tuple[str, str]]
 
 
+class ChooseProducts(msgspec.Struct, frozen=True, tag=True):
+    """Multiply by the algorithms that rank 0 has measured and stored in this file."""
+
+    file: str
+
+
 class Allocate(msgspec.Struct, frozen=True, tag=True):
     """Make the KV cache, and room for so many sampled tokens."""
 
     num_pages: int
     num_rows: int
+
+
+class CompareMemory(msgspec.Struct, frozen=True, tag=True):
+    """Find the least memory that a rank has left beside the largest step since the cache was made."""
 
 
 class Decide(msgspec.Struct, frozen=True, tag=True):
@@ -38,15 +53,60 @@ class Decide(msgspec.Struct, frozen=True, tag=True):
 
 
 class Launch(msgspec.Struct, frozen=True, tag=True):
-    """Compute a step. `data`: the bytes of its StepBuffer, which is laid out by the other two."""
+    """Compute a step kernel by kernel. The bytes of its StepBuffer follow, which is laid out by these two."""
 
     parts: tuple[PartLayout, ...]
     num_sampled: int | None
-    data: bytes
+    has_pending: bool
+
+
+class Declare(msgspec.Struct, frozen=True, tag=True):
+    """Make room for the graphs of these sizes. Others name a graph by its `index` among the layouts that follow."""
+
+    sizes: GraphSizes
+    max_context: int
+
+
+class RunPadding(msgspec.Struct, frozen=True, tag=True):
+    """Compute what a graph will, from what is in its inputs now."""
+
+    index: int
+
+
+class Record(msgspec.Struct, frozen=True, tag=True):
+    """Record a graph."""
+
+    index: int
+
+
+class Replay(msgspec.Struct, frozen=True, tag=True):
+    """Compute a step by its graph. The bytes of its StepBuffer follow."""
+
+    index: int
+
+
+class RecordStep(msgspec.Struct, frozen=True, tag=True):
+    """Record the launches of a step, whose inputs follow, for `Repeat`; nothing of them runs."""
+
+    parts: tuple[PartLayout, ...]
+    num_sampled: int | None
+    has_pending: bool
+
+
+class Repeat(msgspec.Struct, frozen=True, tag=True):
+    """Replay a graph on the inputs that are there; without `index` the one of `RecordStep`."""
+
+    index: int | None
+
+
+class ShareTokens(msgspec.Struct, frozen=True, tag=True):
+    """Take so many tokens of the latest step from rank 0, which has chosen them otherwise."""
+
+    num_rows: int
 
 
 class ComputeLogits(msgspec.Struct, frozen=True, tag=True):
-    """Compute the logits of so many hidden states, which rank 0 broadcasts behind this."""
+    """Compute the logits of so many hidden states, which rank 0 shares behind this."""
 
     num_rows: int
 
@@ -57,29 +117,61 @@ class CopyPages(msgspec.Struct, frozen=True, tag=True):
     copies: tuple[tuple[int, int], ...]
 
 
-Command = Begin | Allocate | Decide | Launch | ComputeLogits | CopyPages
+Command = (
+    Begin
+    | ChooseProducts
+    | Allocate
+    | CompareMemory
+    | Decide
+    | Launch
+    | Declare
+    | RunPadding
+    | Record
+    | Replay
+    | RecordStep
+    | Repeat
+    | ShareTokens
+    | ComputeLogits
+    | CopyPages
+)
 _DECODER: "msgspec.msgpack.Decoder[Command]" = msgspec.msgpack.Decoder(Command)
 _ENCODER = msgspec.msgpack.Encoder()
+_NOTHING = memoryview(b"")
 
 
-def frame_of(command: Command) -> bytes:
-    """Return the bytes to send."""
+def frame_of(command: Command, num_bytes: int = 0) -> bytes:
+    """Return what to send ahead of `num_bytes` of a step's inputs."""
     body = _ENCODER.encode(command)
-    return _LENGTH.pack(len(body)) + body
+    return _SIZES.pack(len(body), num_bytes) + body
 
 
-def receive(connection: socket.socket) -> Command:
-    """Wait for the next command. Raises EOFError when rank 0 is gone."""
-    length: int = _LENGTH.unpack(_exactly(connection, _LENGTH.size))[0]
-    return _DECODER.decode(_exactly(connection, length))
+def send(connection: socket.socket, frame: bytes, inputs: memoryview = _NOTHING) -> None:
+    """Send a frame, and the inputs that follow it, in one call where the socket takes all."""
+    num_sent = connection.sendmsg((frame, inputs))
+    if num_sent < len(frame):
+        connection.sendall(frame[num_sent:])
+        num_sent = len(frame)
+    if num_sent < len(frame) + len(inputs):
+        connection.sendall(inputs[num_sent - len(frame) :])
 
 
-def _exactly(connection: socket.socket, num_bytes: int) -> bytearray:
-    data = bytearray(num_bytes)
-    view = memoryview(data)
-    while view:
-        num_read = connection.recv_into(view)
+def receive(
+    connection: socket.socket, memory: Callable[[int], memoryview] = lambda size: memoryview(bytearray(size))
+) -> tuple[Command, memoryview]:
+    """Wait for the next command; return it with the inputs that follow it, in what `memory` gives for their size.
+
+    Raises EOFError when rank 0 is gone.
+    """
+    size, num_bytes = _SIZES.unpack(_filled(connection, memoryview(bytearray(_SIZES.size))))
+    command = _DECODER.decode(_filled(connection, memoryview(bytearray(size))))
+    return command, _filled(connection, memory(num_bytes)) if num_bytes else _NOTHING
+
+
+def _filled(connection: socket.socket, view: memoryview) -> memoryview:
+    rest = view
+    while rest:
+        num_read = connection.recv_into(rest)
         if not num_read:
             raise EOFError("rank 0 is gone")
-        view = view[num_read:]
-    return data
+        rest = rest[num_read:]
+    return view

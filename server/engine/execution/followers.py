@@ -6,9 +6,10 @@ import socket
 import subprocess
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import torch
@@ -18,18 +19,30 @@ from torch import Tensor
 from kernels.child_process import python_command
 from qualification.measure.qualify import DeviceLost
 from server.engine.attention.dispatch import Dispatcher
+from server.engine.attention.step_attention import StepAttention
+from server.engine.execution.capture import Capture
 from server.engine.execution.commands import (
     Allocate,
     Begin,
     Command,
+    CompareMemory,
     ComputeLogits,
     CopyPages,
     Decide,
+    Declare,
     Launch,
+    Record,
+    RecordStep,
+    Repeat,
+    Replay,
+    RunPadding,
+    ShareTokens,
     frame_of,
+    send,
 )
+from server.engine.execution.graph_keys import GraphKey, GraphSizes
 from server.engine.execution.sampling import SampledTokens
-from server.engine.execution.step_buffer import StepBuffer
+from server.engine.execution.step_buffer import StepBuffer, StepLayout
 from server.engine.execution.worker import LaunchFailed, Worker
 from server.errors import SettingsError
 from server.model.decoder import Decoder
@@ -44,22 +57,30 @@ EXIT_RANK_LOST = 71  # EX_OSERR
 FOLLOWER = "server.engine.follower"
 
 
+class Tells(Protocol):
+    """Part of `Followers` that rank 0's worker uses."""
+
+    def tell(self, command: Command, buffer: StepBuffer | None = None) -> None: ...
+
+
 class RankIdentity(msgspec.Struct, frozen=True):
     """What must be the same on all ranks of a model.
 
     fingerprint  the machine's, by field
     weights      digest of the model's files, see server/model/load/digests.py
+    refusal      why this rank cannot serve at all
     """
 
     fingerprint: dict[str, str | int | None]
     weights: str | None
+    refusal: str | None = None
 
 
 class Followers:
     """Ranks 1 to world - 1, each a process with a socket. They end with this process, and it ends with any of them."""
 
-    def __init__(self, world: int) -> None:
-        """Start the processes, which wait for `begin`."""
+    def __init__(self, world: int, program: str = FOLLOWER) -> None:
+        """Start the processes, each `python -m program DESCRIPTOR`, which wait for `begin`."""
         self.world = world
         self._is_closed = False
         self.processes: list[subprocess.Popen[bytes]] = []
@@ -69,7 +90,7 @@ class Followers:
             ours, theirs = socket.socketpair()
             with theirs:
                 # With the environment of this process, which the supervisor has given it.
-                command = python_command(FOLLOWER, str(theirs.fileno()))
+                command = python_command(program, str(theirs.fileno()))
                 self.processes.append(subprocess.Popen(command, pass_fds=(theirs.fileno(),)))
             self._connections.append(ours)
             threading.Thread(target=self._watch, args=(rank, ours), name=f"rank-{rank}-watch", daemon=True).start()
@@ -81,14 +102,15 @@ class Followers:
         """
         meeting, decisions = str(Path(self._folder.name, "meeting")), decisions_of(dispatcher)
         for rank, connection in enumerate(self._connections, start=1):
-            connection.sendall(frame_of(Begin(settings, rank, meeting, decisions)))
+            send(connection, frame_of(Begin(settings, rank, meeting, decisions)))
         return meet(meeting, 0, self.world, identity)
 
-    def tell(self, command: Command) -> None:
-        """Send a command to every rank, after all earlier ones."""
-        frame = frame_of(command)
+    def tell(self, command: Command, buffer: StepBuffer | None = None) -> None:
+        """Send a command to every rank, after all earlier ones, with the inputs of its step."""
+        inputs = memoryview(b"") if buffer is None else buffer.data.numpy().data
+        frame = frame_of(command, len(inputs))
         for connection in self._connections:
-            connection.sendall(frame)
+            send(connection, frame, inputs)
 
     def close(self) -> None:
         """End the ranks, and wait for them."""
@@ -115,7 +137,7 @@ def meet(meeting: str, rank: int, world: int, identity: RankIdentity) -> Ranks:
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     store = dist.FileStore(meeting, world)  # type: ignore[attr-defined]
     if rank:
-        store.set(f"identity {rank}", msgspec.json.encode(identity).decode())
+        _introduce(store, rank, identity)
     else:
         for other in range(1, world):
             found = msgspec.json.decode(store.get(f"identity {other}"), type=RankIdentity)
@@ -124,8 +146,20 @@ def meet(meeting: str, rank: int, world: int, identity: RankIdentity) -> Ranks:
     return Ranks(rank, world)
 
 
+def refuse(meeting: str, rank: int, world: int, reason: str) -> None:
+    """Tell rank 0 why this rank cannot serve, which ends the start."""
+    store = dist.FileStore(meeting, world)  # type: ignore[attr-defined]
+    _introduce(store, rank, RankIdentity({}, None, reason))
+
+
+def _introduce(store: Any, rank: int, identity: RankIdentity) -> None:
+    store.set(f"identity {rank}", msgspec.json.encode(identity).decode())
+
+
 def check_same(rank: int, found: RankIdentity, ours: RankIdentity) -> None:
     """Raise SettingsError where a rank's identity differs from rank 0's: its proofs or its sums would not hold."""
+    if found.refusal is not None:
+        raise SettingsError(f"rank {rank} cannot serve: {found.refusal}")
     machine = [
         f"{name} is {found.fingerprint.get(name)} there and {ours.fingerprint.get(name)} on rank 0"
         for name in sorted(found.fingerprint.keys() | ours.fingerprint.keys())
@@ -145,44 +179,108 @@ def decisions_of(dispatcher: Dispatcher) -> list[tuple[str, str]]:
 
 
 class LeadingWorker(Worker):
-    """Rank 0 of several: the others compute each of its steps too.
+    """Rank 0 of several: the others compute each of its steps too, with the same graphs and the same tokens.
 
     What fails on one rank leaves the others in the middle of a step, so that the engine's process ends and all ranks
     start again, without what failed.
     """
 
     def __init__(
-        self, decoder: Decoder, kv: KVCache, dispatcher: Dispatcher, tokens: SampledTokens, *, followers: Followers
+        self,
+        decoder: Decoder,
+        kv: KVCache,
+        dispatcher: Dispatcher,
+        tokens: SampledTokens,
+        *,
+        rank: Ranks,
+        followers: Tells,
     ) -> None:
-        super().__init__(decoder, kv, dispatcher, tokens, rank=Ranks(0, followers.world))
+        super().__init__(decoder, kv, dispatcher, tokens, rank=rank)
         self._followers = followers
         self._told = dispatcher, dispatcher.revision
+        self._index_of: dict[GraphKey, int] = {}
+        self._timed: int | None = None  # of the graph that `repeat_others` names; None: the recorded step
         followers.tell(Allocate(kv.num_pages, tokens.latest.numel()))
+
+    def least_of(self, num_bytes: int) -> int:
+        """Return the least of `num_bytes`, which rank 0 has left beside the largest step, and of the others' memory."""
+        self._followers.tell(CompareMemory())
+        return self.rank.least(num_bytes)
+
+    def declare(self, sizes: GraphSizes, max_context: int) -> dict[GraphKey, StepLayout]:
+        """As of every worker."""
+        self._followers.tell(Declare(sizes, max_context))
+        layouts = super().declare(sizes, max_context)
+        self._index_of = {key: index for index, key in enumerate(layouts)}
+        return layouts
+
+    def run_padding(self, key: GraphKey) -> None:
+        """As of every worker. Raises DeviceLost where this rank fails."""
+        self._tell_decisions()
+        self._followers.tell(RunPadding(self._index_of[key]))
+        with self._ending():
+            super().run_padding(key)
+
+    def capture(self, key: GraphKey, capture: Capture) -> StepAttention:
+        """As of every worker, while the other ranks record theirs. Raises DeviceLost where this rank fails."""
+        self._tell_decisions()
+        self._followers.tell(Record(self._index_of[key]))
+        with self._ending():
+            return super().capture(key, capture)
+
+    def graph(self, key: GraphKey) -> torch.cuda.CUDAGraph | None:
+        """As of every worker; `repeat_others` is about this graph from now on."""
+        self._timed = self._index_of[key]
+        return super().graph(key)
+
+    def repeat_others(self) -> None:
+        """Have the other ranks replay the graph that `graph` or `record` gave last, as this rank is about to."""
+        self._followers.tell(Repeat(self._timed))
 
     def logits(self, hidden_rows: Tensor) -> Tensor:
         """Compute logits as every worker does: the others have the same hidden states, but not the choice of rows."""
         self._followers.tell(ComputeLogits(hidden_rows.shape[0]))
-        rows = hidden_rows.contiguous()
-        dist.broadcast(rows, src=0)
-        return super().logits(rows)
+        return super().logits(self.rank.share(hidden_rows.contiguous()))
 
     def copy_pages(self, copies: Sequence[tuple[int, int]]) -> None:
         """Copy pages on every rank, as a worker does on its own."""
         self._followers.tell(CopyPages(tuple(copies)))
         super().copy_pages(copies)
 
+    def launch(self, *given: Any, **named: Any) -> Tensor:
+        """Launch a step as every worker does. Raises DeviceLost where this rank fails in the middle of the step."""
+        with self._ending():
+            return super().launch(*given, **named)
+
     def _announce(self, buffer: StepBuffer) -> None:
+        if buffer.key is not None:  # whose graph holds its decisions
+            self._followers.tell(Replay(self._index_of[buffer.key]), buffer)
+            return
+        self._tell_decisions()
+        layout = buffer.layout
+        self._followers.tell(Launch(layout.parts, layout.num_sampled, buffer.has_pending), buffer)
+
+    def _announce_record(self, buffer: StepBuffer) -> None:
+        self._timed = None
+        self._tell_decisions()
+        layout = buffer.layout
+        self._followers.tell(RecordStep(layout.parts, layout.num_sampled, buffer.has_pending), buffer)
+
+    def _share_choice(self, num_rows: int) -> None:
+        self._followers.tell(ShareTokens(num_rows))
+        self.rank.share(self.tokens.latest[:num_rows])
+
+    def _tell_decisions(self) -> None:
         now = self.dispatcher, self.dispatcher.revision
         if now != self._told:
             self._told = now
             self._followers.tell(Decide(decisions_of(self.dispatcher)))
-        layout = buffer.layout
-        self._followers.tell(Launch(layout.parts, layout.num_sampled, buffer.data.numpy().tobytes()))
 
-    def launch(self, *given: Any, **named: Any) -> Tensor:
-        """Launch a step as every worker does. Raises DeviceLost where this rank fails in the middle of the step."""
+    @contextmanager
+    def _ending(self) -> Iterator[None]:
+        """Turn what keeps this rank from a step that the others compute into DeviceLost: all start again."""
         try:
-            return super().launch(*given, **named)
+            yield
         except LaunchFailed as failed:
             blamed = (failed.choice.use.path, str(failed.choice.decision.shape))
             message = f"{blamed[0]} could not be launched on rank 0 of {self.rank.world}: {failed.error}"

@@ -12,8 +12,8 @@ from qualification.decision.decision import Decision
 from server.engine.attention.dispatch import Choice, PhasePart
 from server.engine.attention.step_attention import StepAttention
 from server.engine.execution.capture import Capture
-from server.engine.execution.graph_keys import GraphKey, GraphSizes, graph_keys, key_of
-from server.engine.execution.step_buffer import StepLayout, graph_layout
+from server.engine.execution.graph_keys import GraphKey, GraphSizes, key_of
+from server.engine.execution.step_buffer import StepLayout
 from server.engine.execution.worker import Worker
 from server.engine.operators.decisions import NoPathError
 from server.engine.scheduling.sequence import Batch
@@ -55,13 +55,7 @@ class StepGraphs:
         """Declare every graph of these sizes to the worker; none is captured yet."""
         self._worker = worker
         self._sizes = sizes
-        self.layouts: dict[GraphKey, StepLayout] = {
-            key: graph_layout(
-                key, num_prompts=sizes.num_prompts, page_size=worker.kv.page_size, max_context=max_context
-            )
-            for key in graph_keys(sizes)
-        }
-        worker.declare(self.layouts, sizes.max_sampled)
+        self.layouts: dict[GraphKey, StepLayout] = worker.declare(sizes, max_context)
         self._graphs: dict[GraphKey, _Graph] = {}
         self._resting: frozenset[GraphKey] = frozenset()
         self._revision = worker.dispatcher.revision

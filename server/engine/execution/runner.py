@@ -203,7 +203,9 @@ class ModelRunner:
         self.worker.mark(Part.LAUNCH)
         self._note_chosen(batch, rows)
         # Before the tokens are read, whose event then stands for these copies too.
-        pooled = dict if hidden is None or not needs_hidden else start_pooling(self.worker.decoder, hidden, batch)
+        pooled: Callable[[], dict[int, bytes]] = dict
+        if hidden is not None and needs_hidden:
+            pooled = start_pooling(self.worker.decoder.normed, self.worker.logits, hidden, batch)
         scores = [] if scored is None or bound else self._score_readers(batch, scored)
         read = self._open_tokens(batch, bound, rows, scored, scores) if bound else self._read(rows)
         if batch.page_copies:

@@ -12,7 +12,6 @@ from kernels.sampling.penalties import RowPenalties
 from kernels.sampling.sampling import RowSampling, SampleResult
 from server.engine.scheduling.sequence import Batch
 from server.engine.scheduling.sequence import Sequence as EngineSequence
-from server.model.decoder import Decoder
 from server.protocol.messages import TokenScores
 
 # Values of logits at a time: 128 MiB in fp32, 261 rows of a vocabulary of 128k. A whole prompt's would be 16 GB at 32k.
@@ -128,7 +127,9 @@ def wants_hidden(batch: Batch) -> bool:
 
 
 @torch.inference_mode()
-def start_pooling(decoder: Decoder, hidden: Tensor, batch: Batch) -> Callable[[], dict[int, bytes]]:
+def start_pooling(
+    normed_of: Callable[[Tensor], Tensor], logits_of: Callable[[Tensor], Tensor], hidden: Tensor, batch: Batch
+) -> Callable[[], dict[int, bytes]]:
     """Start the copy to the host of what the rows that are pooled ask for. Call the result when the step is done.
 
     hidden  [T, hidden], all tokens of the batch in the order of its rows
@@ -140,8 +141,8 @@ def start_pooling(decoder: Decoder, hidden: Tensor, batch: Batch) -> Callable[[]
         return dict
     ends = list(accumulate(batch.query_lens))
     picked = hidden.index_select(0, staged(torch.tensor([ends[row] - 1 for row in rows]), hidden.device))
-    states = None if all(labels) else decoder.normed(picked).float()
-    logits = decoder.logits(picked) if any(labels) else None
+    states = None if all(labels) else normed_of(picked).float()
+    logits = logits_of(picked) if any(labels) else None
     found = []
     for at, ids in enumerate(labels):
         values = logits if ids else states

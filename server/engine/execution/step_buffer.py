@@ -11,7 +11,7 @@ from torch import Tensor
 from kernels.batch import AttentionBatch
 from kernels.shape import Phase
 from server.engine.attention.dispatch import PhasePart
-from server.engine.execution.graph_keys import GraphKey
+from server.engine.execution.graph_keys import GraphKey, GraphSizes, graph_keys
 from server.engine.scheduling.sequence import Sequence
 
 Views = dict[str, Tensor]
@@ -135,6 +135,15 @@ def graph_layout(
         )
     num_sampled = None if key.prompts is None else sum(part.num_rows for part in parts)
     return StepLayout(tuple(parts), num_sampled, token_arrays)
+
+
+def graph_layouts(sizes: GraphSizes, *, page_size: int, max_context: int) -> dict[GraphKey, StepLayout]:
+    """Return the layout of every graph of these sizes: on each rank the same, in the same order."""
+    num_prompts = sizes.num_prompts
+    return {
+        key: graph_layout(key, num_prompts=num_prompts, page_size=page_size, max_context=max_context)
+        for key in graph_keys(sizes)
+    }
 
 
 class StepMemory:

@@ -1,7 +1,7 @@
 """One rank: its device, model shard, KV cache and CUDA graphs. It gets step buffers and sees no sequence."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import torch
@@ -11,9 +11,15 @@ from kernels.sampling.sampling import SamplingTensors, greedy, sample
 from server.engine.attention.dispatch import Choice, Dispatcher, PhasePart
 from server.engine.attention.step_attention import StepAttention, TakeCall
 from server.engine.execution.capture import Capture, RecordedGraph, Replayable
-from server.engine.execution.graph_keys import GraphKey
+from server.engine.execution.graph_keys import GraphKey, GraphSizes
 from server.engine.execution.sampling import SampledTokens, ScoredRows, score, staged
-from server.engine.execution.step_buffer import DeviceInputs, StepBuffer, StepLayout, StepTensors
+from server.engine.execution.step_buffer import (
+    DeviceInputs,
+    StepBuffer,
+    StepLayout,
+    StepTensors,
+    graph_layouts,
+)
 from server.engine.operators.launch_errors import launch_failure
 from server.engine.scheduling.step_parts import Mark, Part, unmarked
 from server.model.decoder import Decoder
@@ -63,14 +69,20 @@ class Worker:
         self._unread: list[StepAttention] = []  # of the steps whose results are not read yet
         self._replace = None if rank.world == 1 else _end_step  # None: the dispatcher's
 
-    def declare(self, layouts: Mapping[GraphKey, StepLayout], max_sampled: int) -> None:
+    def declare(self, sizes: GraphSizes, max_context: int) -> dict[GraphKey, StepLayout]:
         """Make room for graphs, which share their inputs and their logits: only one of them runs at a time.
 
-        `max_sampled`: the most rows whose logits one of them computes.
+        Returns their layouts, for contexts of at most `max_context` tokens.
         """
+        layouts = graph_layouts(sizes, page_size=self.kv.page_size, max_context=max_context)
         self._inputs.declare(layouts)
         vocab_size = self.decoder.config.vocab_size
-        self.graph_logits = torch.empty(max_sampled, vocab_size, dtype=torch.float32, device=self.device)
+        self.graph_logits = torch.empty(sizes.max_sampled, vocab_size, dtype=torch.float32, device=self.device)
+        return layouts
+
+    def least_of(self, num_bytes: int) -> int:
+        """Return the least memory of all ranks, where this one has `num_bytes`."""
+        return num_bytes
 
     def parts(self, key: GraphKey) -> list[PhasePart]:
         """Return the attention's parts of a declared graph."""
@@ -123,6 +135,9 @@ class Worker:
         graph = self._graphs.get(key)
         return graph.graph if isinstance(graph, RecordedGraph) else None
 
+    def repeat_others(self) -> None:
+        """Have other ranks replay the graph that `graph` or `record` gave last, where there are any."""
+
     @torch.inference_mode()
     def record(self, buffer: StepBuffer, capture: Callable[[Callable[[], None]], Recorded]) -> Recorded | None:
         """Capture a step's launches, its inputs in place, as `launch` makes them; nothing of it runs.
@@ -140,6 +155,7 @@ class Worker:
         def work() -> None:
             self._compute(tensors, attention, has_pending=buffer.has_pending, is_sampled=is_sampled)
 
+        self._announce_record(buffer)
         with self.dispatcher.unmeasured():
             return capture(work)
 
@@ -161,10 +177,9 @@ class Worker:
         assert buffer.key is not None
         if sampling is not None:
             sampling = staged(sampling, self.device)  # sent before the graph, so that the sampler need not wait for it
+        self._announce(buffer)
         self._begin(attention)
-        self._inputs.load(buffer)
-        self.mark(Part.FORWARD)
-        self._graphs[buffer.key].replay()
+        self.repeat(buffer)
         self.num_replays += 1
         attention.replayed()
         if leaves_open:
@@ -174,6 +189,17 @@ class Worker:
             self.mark(Part.SAMPLE)
             self._resample(rows, sampling, scored)
 
+    def repeat(self, buffer: StepBuffer) -> None:
+        """Start a step that is a graph for its results alone: ranks beside the first count nothing."""
+        assert buffer.key is not None
+        self._inputs.load(buffer)
+        self.mark(Part.FORWARD)
+        self._graphs[buffer.key].replay()
+
+    def run_graph(self, key: GraphKey) -> None:
+        """Start a graph again, on what is in its inputs."""
+        self._graphs[key].replay()
+
     @torch.inference_mode()
     def choose(self, sampling: SamplingTensors, scored: ScoredRows | None = None) -> None:
         """Choose the tokens of the latest step, which was launched with `leaves_open`; `sampling` is on the CPU."""
@@ -181,6 +207,7 @@ class Worker:
         self.mark(Part.SAMPLE)
         logits, self._open_logits = self._open_logits, None
         self._choose(logits, staged(sampling, self.device), scored)
+        self._share_choice(logits.shape[0])
 
     def _choose(self, logits: Tensor, sampling: SamplingTensors | None, scored: ScoredRows | None) -> None:
         """Choose a token for each row of logits, and score those of `scored` by the logits as they were."""
@@ -266,6 +293,7 @@ class Worker:
         assert self.graph_logits is not None
         if sampling is not None:
             self._choose(_rows_of(self.graph_logits, rows), sampling, scored)
+            self._share_choice(len(rows))
         elif scored is not None:
             places = tuple([rows[row] for row in scored.rows])
             chosen = _selected(self.tokens.latest, places)
@@ -273,6 +301,12 @@ class Worker:
 
     def _announce(self, buffer: StepBuffer) -> None:
         """Called before a decided step computes anything: where there are other ranks, they begin too."""
+
+    def _announce_record(self, buffer: StepBuffer) -> None:
+        """Called before the launches of a step are recorded."""
+
+    def _share_choice(self, num_rows: int) -> None:
+        """Called behind a choice that is not simply the likeliest token of each row: other ranks need to get it."""
 
     def _begin(self, attention: StepAttention) -> None:
         self.attention = attention
@@ -312,6 +346,8 @@ class Worker:
                 self._open_logits = found
             else:
                 self._choose(found, sampling, scored)
+                if sampling is not None or draws is not None:
+                    self._share_choice(found.shape[0])
         return hidden
 
 

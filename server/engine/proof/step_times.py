@@ -3,19 +3,11 @@
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from server.engine.scheduling.sequence import Batch
 
 GraphT = TypeVar("GraphT")
-GraphT_contra = TypeVar("GraphT_contra", contravariant=True)
-
-
-class NodeRecord(Protocol[GraphT_contra]):
-    """Part of a Recorder that this needs."""
-
-    def node_names(self, graph: GraphT_contra, /) -> Counter[str]: ...
-    def node_seconds(self, graph: GraphT_contra, /) -> dict[str, float]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +20,19 @@ class _Measured:
 class StepTimes(Generic[GraphT]):
     """Times the steps of an attestation's batches. Only the stepping thread may call it."""
 
-    def __init__(self, graph_of: Callable[[Batch], GraphT | None], record: NodeRecord[GraphT]) -> None:
-        """`graph_of`: what computes the batch that ran last, as a CUDA graph; None where it cannot be captured."""
+    def __init__(
+        self,
+        graph_of: Callable[[Batch], GraphT | None],
+        node_names: Callable[[GraphT], Counter[str]],
+        node_seconds: Callable[[GraphT], Mapping[str, float]],
+    ) -> None:
+        """`graph_of`: what computes the batch that ran last, as a CUDA graph; None where it cannot be captured.
+
+        `node_names`, `node_seconds`: a Recorder's.
+        """
         self._graph_of = graph_of
-        self._record = record
+        self._node_names = node_names
+        self._node_seconds = node_seconds
         self._measured: list[_Measured] = []
 
     def __call__(self, batch: Batch) -> Mapping[str, float] | None:
@@ -43,10 +44,10 @@ class StepTimes(Generic[GraphT]):
         graph = self._graph_of(batch)
         if graph is None:
             return None
-        names = self._record.node_names(graph)
+        names = self._node_names(graph)
         before = next((it for it in self._measured if it.batch is batch), None)
         if before is not None and before.names == names:
             return before.seconds
-        found = _Measured(batch, names, self._record.node_seconds(graph))
+        found = _Measured(batch, names, self._node_seconds(graph))
         self._measured = [it for it in self._measured if it is not before] + [found]
         return found.seconds

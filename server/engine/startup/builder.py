@@ -4,6 +4,7 @@ import logging
 import os
 import time
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 
 import torch
@@ -21,6 +22,7 @@ from qualification.measure.qualify import DeviceLost, qualify
 from qualification.measure.start_plan import Plan, RunQualification, own_file
 from server.engine.attention.dispatch import Dispatcher
 from server.engine.execution.capture import CudaCapture
+from server.engine.execution.commands import ChooseProducts
 from server.engine.execution.followers import Followers, LeadingWorker
 from server.engine.execution.grammars import Grammars
 from server.engine.execution.graphs import StepGraphs
@@ -48,7 +50,7 @@ from server.engine.startup.attention_plan import (
 )
 from server.engine.startup.kv_sizing import num_pages
 from server.engine.startup.limits import sizes_of_graphs
-from server.engine.startup.matmul_tuning import choose_products
+from server.engine.startup.matmul_tuning import choose_products, note_other_heads
 from server.engine.startup.subject import (
     Subject,
     dispatcher_of,
@@ -174,14 +176,18 @@ def _load(
         progress("loading", detail)
 
     matmul_fallbacks = MatmulFallbacks()
-    if followers is not None:  # whose products are PyTorch's: algorithms are measured for one rank only
+    if followers is None:
+        decoder = load_alone(settings, subject, say)
+    else:
         ranks = followers.begin(settings, dispatcher, identity_of(settings, subject))
-        return load_rank(settings, subject, ranks, say), matmul_fallbacks
-    decoder = load_alone(settings, subject, say)
+        decoder = load_rank(settings, subject, ranks, say)
     if settings.choose_matmuls and subject.device.type == "cuda":
         progress("choosing", "algorithms of matmuls")
         file = own_file(cache_folder(settings), "products", subject.fingerprint)
         matmul_fallbacks = choose_products(decoder, subject.limits, file, subject.device)
+        if followers is not None:
+            followers.tell(ChooseProducts(str(file.absolute())))
+            note_other_heads(matmul_fallbacks, subject.model.vocab_size, followers.world)
     return decoder, matmul_fallbacks
 
 
@@ -227,12 +233,10 @@ def _warm_runner(
     Raises BatchError where a shape cannot run.
     """
     config, limits, device = subject.config, subject.limits, subject.device
-    if followers is not None and device.type == "cuda":
-        logger.warning("several ranks: no CUDA graphs, no run-ahead and no measured matrix products, whatever is set")
     waits = dispatcher.experts is not None and not dispatcher.experts.is_capturable
     if waits and device.type == "cuda" and settings.cuda_graphs:
         logger.warning("experts are computed one after the other, which waits for the host: no CUDA graphs")
-    is_capturable = device.type == "cuda" and followers is None and not subject.pools and not waits
+    is_capturable = device.type == "cuda" and not subject.pools and not waits
     has_graphs = settings.cuda_graphs and is_capturable
     sizes = sizes_of_graphs(config, limits, limits.max_model_len) if has_graphs else None
     num_rows = max(limits.max_num_seqs, 0 if sizes is None else sizes.max_sampled)
@@ -241,7 +245,7 @@ def _warm_runner(
         kv, tokens = kv_cache_of(subject, pages), SampledTokens(num_rows, device)
         if followers is None:
             return Worker(decoder, kv, dispatcher, tokens)
-        return LeadingWorker(decoder, kv, dispatcher, tokens, followers=followers)
+        return LeadingWorker(decoder, kv, dispatcher, tokens, rank=decoder.ranks, followers=followers)
 
     grammars = _grammars(subject, progress)
     own = worker(num_pages(settings, config, limits, device, sizes=sizes, small_runner=lambda: ModelRunner(worker(1))))
@@ -299,8 +303,7 @@ def _engine(settings: Settings, subject: Subject, runner: ModelRunner, matmul_fa
         PagePool(runner.num_pages, limits.page_size),
         shares_pages=settings.prefix_caching,
     )
-    # A token that only rank 0's device knows would have to reach the other ranks.
-    runs_ahead = settings.run_ahead and subject.device.type == "cuda" and subject.shard.world == 1
+    runs_ahead = settings.run_ahead and subject.device.type == "cuda"
     options = EngineOptions(config.vocab_size, config.eos_token_ids, settings.seed, runs_ahead)
     return Engine(
         scheduler,
@@ -331,21 +334,22 @@ def _attestor(settings: Settings, subject: Subject, runner: ModelRunner, plan: P
         device=device,
         recorder=recorder,
         graph_kernels=runner.recorded_kernels,
-        time_step=_step_times(subject, runner, recorder),
+        time_step=_step_times(runner, recorder),
         others=lambda: operator_promises(dispatcher.all_decisions, plan.evidence, ALL_PATHS),
         is_quarantining=settings.on_unproven is not Policy.DEGRADE,
         interval_s=settings.attestation_interval_s,
     )
 
 
-def _step_times(subject: Subject, runner: ModelRunner, recorder: Recorder | None) -> TimeStep:
+def _step_times(runner: ModelRunner, recorder: Recorder | None) -> TimeStep:
     """Return what times the steps of an attestation: by the driver, where a CUDA graph can hold a step."""
     experts = runner.dispatcher.experts
     waits = experts is not None and not experts.is_capturable
-    if recorder is None or subject.shard.world > 1 or waits:
+    if recorder is None or waits:
         return lambda _: None
-    capture = recorder.capture
-    return StepTimes(lambda batch: runner.step_graph(batch, capture), recorder)
+    capture, worker = recorder.capture, runner.worker
+    node_seconds = partial(recorder.node_seconds, on_launch=worker.repeat_others)
+    return StepTimes(lambda batch: runner.step_graph(batch, capture), recorder.node_names, node_seconds)
 
 
 def _shadow_check(settings: Settings, subject: Subject, dispatcher: Dispatcher) -> ShadowCheck:

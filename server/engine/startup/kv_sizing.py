@@ -10,7 +10,7 @@ from server.engine.execution.graph_keys import GraphSizes, graph_keys
 from server.engine.execution.runner import ModelRunner
 from server.engine.operators.launch_errors import blaming
 from server.engine.startup.limits import LEAST_MODEL_LEN, EngineLimits
-from server.engine.startup.warmup import measure_peak_bytes
+from server.engine.startup.warmup import run_largest
 from server.errors import ModelError, SettingsError
 from server.settings import Settings
 
@@ -41,11 +41,9 @@ def num_pages(
     elif device.type == "cpu":
         count = -(-max(_DEFAULT_CPU_KV_TOKENS, limits.max_model_len) // limits.page_size)
     else:
-        peak_bytes = _peak_bytes(small_runner(), limits, device) + _graph_bytes(config, limits, sizes)
-        torch.cuda.empty_cache()
-        free_bytes, total_bytes = torch.cuda.mem_get_info(device)
-        spared_bytes = int(total_bytes * (1 - settings.gpu_memory_utilization))
-        count = max(0, free_bytes - spared_bytes - peak_bytes) // page_bytes
+        room_bytes = _room_bytes(small_runner(), limits, device) - _graph_bytes(config, limits, sizes)
+        spared_bytes = int(_total_bytes(device) * (1 - settings.gpu_memory_utilization))
+        count = max(0, room_bytes - spared_bytes) // page_bytes
     _check_room(settings, limits, count * limits.page_size)
     return count
 
@@ -66,9 +64,20 @@ def _check_room(settings: Settings, limits: EngineLimits, num_tokens: int) -> No
     raise SettingsError(f"{cause} gives room for {num_tokens} tokens, in pages of {limits.page_size}: {needed}")
 
 
-def _peak_bytes(runner: ModelRunner, limits: EngineLimits, device: torch.device) -> int:
+def _room_bytes(runner: ModelRunner, limits: EngineLimits, device: torch.device) -> int:
+    """Return the memory that is free beside the largest step: of several ranks on the one that has least."""
     with blaming(runner.suspects):
-        return measure_peak_bytes(runner, limits, device)
+        allocated_bytes = run_largest(runner, limits, device)
+    return runner.worker.least_of(room_beside_peak(device, allocated_bytes))
+
+
+def room_beside_peak(device: torch.device, allocated_bytes: int) -> int:
+    """Return the free memory less what was allocated at most, above `allocated_bytes`, since the peak was reset."""
+    if device.type == "cpu":
+        return _total_bytes(device)
+    peak_bytes = torch.cuda.max_memory_allocated(device) - allocated_bytes
+    torch.cuda.empty_cache()
+    return torch.cuda.mem_get_info(device)[0] - peak_bytes
 
 
 def check_weights_fit(config: ModelConfig, limits: EngineLimits, device: torch.device) -> None:

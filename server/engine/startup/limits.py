@@ -65,8 +65,11 @@ def choose_device(settings: Settings, rank: int = 0) -> torch.device:
         )
     if settings.device is DeviceChoice.CPU or not has_cuda:
         return torch.device("cpu")
-    if rank >= torch.cuda.device_count():
-        raise SettingsError(f"rank {rank} needs a GPU of its own, torch sees {torch.cuda.device_count()}")
+    num_devices, world = torch.cuda.device_count(), settings.tensor_parallel_size
+    if num_devices < world:
+        raise SettingsError(
+            f"--tensor-parallel-size is {world}: each rank needs a GPU of its own, torch sees {num_devices}"
+        )
     return torch.device("cuda", rank)
 
 

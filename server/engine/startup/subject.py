@@ -77,12 +77,12 @@ def read_subject(settings: Settings, rank: int = 0) -> Subject:
     device = choose_device(settings, rank)
     if device.type == "cpu":
         _share_cores(world)
+    else:
+        torch.cuda.set_device(device)  # of this process: Triton and NCCL ask for the current one
     folder = resolve_model(settings.model, settings.load_format)
     model, pooling = load_config(folder), read_pooling(folder, settings)
     if pooling is not None and pooling.task is Task.EMBED:
         model = replace(model, tie_embeddings=True)  # a head is not needed, and often not saved
-    elif pooling is not None and world > 1:  # the head's logits would be asked of ranks that have computed their step
-        raise SettingsError(f"--tensor-parallel-size is {world}, it must be 1 for the task score")
     try:
         shard = shard_of(model, rank, world)
     except ModelConfigError as error:

@@ -121,8 +121,8 @@ def _probe_lengths(shape: AttentionShape, max_len: int) -> tuple[int, int] | Non
     return (query, context) if context <= max_len else None
 
 
-def measure_peak_bytes(runner: Runner, limits: EngineLimits, device: torch.device) -> int:
-    """Device memory that the largest batch takes above what is allocated now."""
+def run_largest(runner: Runner, limits: EngineLimits, device: torch.device) -> int:
+    """Run the largest batch, whose peak of memory the device then has; return the bytes that were allocated before."""
     num_rows = limits.max_num_seqs
     num_left = limits.max_num_batched_tokens - num_rows
     rows = []
@@ -133,7 +133,7 @@ def measure_peak_bytes(runner: Runner, limits: EngineLimits, device: torch.devic
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
     runner.launch(synthetic_batch(rows, limits.page_size, _FULL_SAMPLER)).result()
-    return torch.cuda.max_memory_allocated(device) - before
+    return before
 
 
 def _batches(

@@ -26,7 +26,7 @@ class Record:
 def test_a_step_is_timed_once_and_again_when_other_kernels_run() -> None:
     kernels = {id(FIRST): "norm gemm", id(SECOND): "norm gemm"}
     record = Record()
-    times = StepTimes(lambda batch: kernels[id(batch)], record)
+    times = StepTimes(lambda batch: kernels[id(batch)], record.node_names, record.node_seconds)
 
     def of(batch: Batch) -> set[str]:
         return set(times(batch) or {})
@@ -43,5 +43,5 @@ def test_a_step_is_timed_once_and_again_when_other_kernels_run() -> None:
 
 def test_a_step_that_no_graph_can_hold_has_no_times() -> None:
     record = Record()
-    assert StepTimes(lambda _: None, record)(FIRST) is None
+    assert StepTimes(lambda _: None, record.node_names, record.node_seconds)(FIRST) is None
     assert record.timed == []

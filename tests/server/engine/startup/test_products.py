@@ -13,11 +13,11 @@ from torch import Tensor
 
 from kernels.linear.autotune import Chooser
 from kernels.linear.cublaslt import CublasLt, CublasLtError
-from kernels.linear.fallbacks import MatmulFallback
+from kernels.linear.fallbacks import MatmulFallback, MatmulFallbacks
 from kernels.linear.tuned import ChosenProduct
 from kernels.shape import Dtype
 from server.engine.startup.limits import EngineLimits
-from server.engine.startup.matmul_tuning import choose_products
+from server.engine.startup.matmul_tuning import choose_products, note_other_heads, take_products
 from server.model.decoder import Decoder
 from server.model.layers import DenseWeights, LayerWeights, Weights
 from server.model.linear import Dense, Tuned
@@ -169,3 +169,21 @@ def test_reasons_cross_the_socket() -> None:
     ready = EngineReady(1, "m", 300, 100, 16, {}, None, "valid", [], 4, matmul_fallbacks=counts)
     sent = msgspec.msgpack.encode(ready)
     assert msgspec.msgpack.decode(sent, type=FromEngine) == ready
+
+
+def test_other_ranks_take_what_the_first_one_measured_and_measure_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "products.json"
+    Path(file).write_text(json.dumps({"version": 0, "algorithms": {f"{3 * SIZE} x {SIZE} {BF16} {FP32}": KEPT}}))
+    decoder = Failing(None)
+    take_products(decoder, LIMITS, file, DEVICE, load=Library)
+    assert decoder.weights.chosen_head is not None
+    take_products(Failing(None), LIMITS, tmp_path / "absent.json", DEVICE, load=Library)  # all left to PyTorch
+    take_products(Failing(CublasLtError("returned 14")), LIMITS, file, DEVICE, load=Library)
+
+
+def test_heads_of_other_sizes_than_the_first_ranks_are_counted() -> None:
+    fallbacks = MatmulFallbacks()
+    note_other_heads(fallbacks, 128256, 8)
+    assert fallbacks.take() == {}
+    note_other_heads(fallbacks, 50257, 4)  # 12564 rows, and 12565 on the last rank
+    assert fallbacks.take() == {MatmulFallback.MEASURE_FAILED: 1}

@@ -1,0 +1,54 @@
+"""A rank beside rank 0 of `ranks_engine.py`, whose graphs are closures: `python -m ranks_follower DESCRIPTOR`."""
+
+import os
+import socket
+import sys
+import threading
+from functools import partial
+
+from ranks_engine import decide, dispatcher_of
+from test_graphs import capture
+
+from kernels.shape import AttentionShape
+from qualification.evidence.shape_text import parse_shape
+from server.engine.attention.dispatch import Dispatcher
+from server.engine.execution.commands import Begin, Decide, receive
+from server.engine.execution.followers import meet
+from server.engine.follower import Follower
+from server.engine.startup.subject import Subject, identity_of, kv_cache_of, load_rank, read_subject
+from server.protocol.hang_up import leave_with
+
+
+def decided(subject: Subject, decisions: list[tuple[str, str]]) -> Dispatcher:
+    found = {}
+    for text, path in decisions:
+        shape = parse_shape(text)
+        assert isinstance(shape, AttentionShape)
+        found[shape] = decide(shape, path)
+    return dispatcher_of(subject, found)
+
+
+def main() -> None:
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    threading.Thread(target=leave_with, args=(connection, os._exit), daemon=True).start()
+    begin, _ = receive(connection)
+    assert isinstance(begin, Begin)
+    subject = read_subject(begin.settings, begin.rank)
+    ranks = meet(begin.meeting, begin.rank, begin.settings.tensor_parallel_size, identity_of(begin.settings, subject))
+    follower = Follower(
+        load_rank(begin.settings, subject, ranks),
+        subject.device,
+        dispatcher_of=partial(decided, subject, begin.decisions),
+        kv_of=partial(kv_cache_of, subject),
+        new_capture=lambda: capture,
+    )
+    while True:
+        command, _ = receive(connection, follower.inputs.take)
+        if isinstance(command, Decide):
+            follower.decide(decided(subject, command.decisions))
+        else:
+            follower.obey(command)
+
+
+if __name__ == "__main__":
+    main()
