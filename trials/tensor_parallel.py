@@ -219,10 +219,11 @@ def correct(args: argparse.Namespace) -> int:
                 if one is not None and many is not None:
                     with checks.within(f"{dtype} tp{world}"):
                         compare(checks, one, many, is_exact=is_exact)
-        for name in [f"{args.dtypes[-1]}-tp{world}" for world in reversed(worlds[1:])][:1]:
-            if name in servers:
-                with checks.within(f"{name} loses a rank"):
-                    lose_a_rank(checks, servers[name], deadline + 15)
+        for dtype in args.dtypes:
+            largest = [it for name, it in servers.items() if name.startswith(dtype) and not name.endswith("tp1")][-1:]
+            for server in largest:
+                with checks.within(f"{server.name} loses a rank"):
+                    lose_a_rank(checks, server, deadline + 15, is_exact=dtype == "fp32")
         logs = {name: server.log[-6000:] for name, server in servers.items()} if checks.num_wrong else {}
     result = {**head(), "checks": checks.found, "logs": logs}
     args.out.write_text(json.dumps(result, indent=1) + "\n")
@@ -291,9 +292,10 @@ def compare(checks: Checks, one: Started, many: Started, *, is_exact: bool) -> N
     checks.add(f"{name}: shadow checks", many.value("hallmark_shadow_checks_total", 'result="mismatch"') == 0)
 
 
-def lose_a_rank(checks: Checks, server: Started, deadline: float) -> None:
+def lose_a_rank(checks: Checks, server: Started, deadline: float, *, is_exact: bool) -> None:
     """Kill a rank of a loaded server: streams end with an error, all ranks start again, and it answers as before."""
     before, ends = server.texts(prompt=PROMPTS), list[tuple[float, bool]]()
+    lost = followers_of(server.process.pid)  # now: a look at all processes takes as long as a short stream
     began = threading.Semaphore(0)
 
     def stream(prompt: str) -> None:
@@ -315,14 +317,15 @@ def lose_a_rank(checks: Checks, server: Started, deadline: float) -> None:
         thread.start()
     for _ in threads:
         began.acquire(timeout=20)
-    lost = followers_of(server.process.pid)
     os.kill(lost[-1], signal.SIGKILL)
     lost_at = time.monotonic()
     for thread in threads:
         thread.join(timeout=2 * END_S)
-    took_s = max((at for at, _ in ends), default=lost_at + 99) - lost_at
-    is_right = len(ends) == len(threads) and all(has_error for _, has_error in ends) and took_s < END_S
-    checks.add(f"{server.name}: streams of a lost rank end with an error", is_right, seconds=round(took_s, 2))
+    cut = [(at - lost_at, has_error) for at, has_error in ends if at > lost_at]  # others had ended before
+    took_s = max((seconds for seconds, _ in cut), default=0.0)
+    is_right = len(ends) == len(threads) and bool(cut) and all(has_error for _, has_error in cut) and took_s < END_S
+    details = {"seconds": round(took_s, 2), "streams": len(cut)}
+    checks.add(f"{server.name}: streams of a lost rank end with an error", is_right, **details)
     while any(Path(f"/proc/{pid}").exists() for pid in lost) and time.monotonic() < lost_at + END_S:
         time.sleep(0.05)
     left = [pid for pid in lost if Path(f"/proc/{pid}").exists()]
@@ -331,7 +334,11 @@ def lose_a_rank(checks: Checks, server: Started, deadline: float) -> None:
     )
     server.wait_ready(deadline, lost_at)
     checks.add(f"{server.name}: starts again", True, seconds=round(server.start_s, 1))
-    checks.add(f"{server.name}: answers as before", server.texts(prompt=PROMPTS) == before)
+    after = server.texts(prompt=PROMPTS)
+    num_same = sum(map(str.__eq__, before, after))
+    # In 16 bits a prompt behind pages that were found may round to another answer than one computed whole.
+    is_same = num_same == len(before) if is_exact else None
+    checks.add(f"{server.name}: answers as before", is_same, same=f"{num_same} of {len(before)}")
 
 
 def followers_of(pid: int) -> list[int]:
