@@ -111,6 +111,7 @@ def test_a_rank_outside_its_world_is_refused() -> None:
         (RankIdentity({"gpu": "NVIDIA H100", "sm": 90}, "a"), "gpu is NVIDIA H100 there and NVIDIA H200 on rank 0"),
         (RankIdentity({"gpu": "NVIDIA H200"}, "a"), "sm is None there and 90 on rank 0"),
         (RankIdentity({"gpu": "NVIDIA H200", "sm": 90}, "b"), "rank 3 reads other weights than rank 0"),
+        (RankIdentity({}, None, "torch sees no GPU"), "rank 3 cannot serve: torch sees no GPU"),
     ],
 )
 def test_rank_that_differs_ends_the_start(found: RankIdentity, message: str) -> None:
