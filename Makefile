@@ -127,8 +127,10 @@ test-routers: $(STAMP)
 test-image: $(STAMP)
 	$(VENV)/bin/pytest -s trials/image/check_image.py $(PYTEST_FLAGS)
 
+# A worker a core, dealt over the GPUs; tests beside each other share what they compile, so they go to workers in blocks.
 test-gpu: $(STAMP)
-	$(VENV)/bin/pytest -m gpu $(PYTEST_FLAGS)
+	$(VENV)/bin/pytest -m 'gpu and not timed and not sanitizer' -n auto --dist worksteal $(PYTEST_FLAGS) $(NONE_CHOSEN)
+	$(VENV)/bin/pytest -m 'gpu and timed' $(PYTEST_FLAGS) $(NONE_CHOSEN)
 
 drill: $(STAMP)
 	$(VENV)/bin/python deploy/drill/drill.py --out drill

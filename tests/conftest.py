@@ -12,6 +12,20 @@ from compile_outside import kept_cache, remove_old_entries
 INTERPRET = "TRITON_INTERPRET"
 
 
+def share_gpus(worker: str, visible: str | None, num_gpus: int) -> str | None:
+    """The GPU of a worker of pytest-xdist ("gw5"), dealt in turns; None where there is none to choose."""
+    gpus = [str(index) for index in range(num_gpus)] if visible is None else visible.split(",")
+    return gpus[int(worker.removeprefix("gw")) % len(gpus)] if worker and len(gpus) > 1 else None
+
+
+# CUDA reads the variable once, when it is initialised: counting by NVML, as here, does not.
+_gpu = share_gpus(
+    os.environ.get("PYTEST_XDIST_WORKER", ""), os.environ.get("CUDA_VISIBLE_DEVICES"), torch.cuda.device_count()
+)
+if _gpu is not None:
+    os.environ["CUDA_VISIBLE_DEVICES"] = _gpu
+
+
 # Triton decides when it and a kernel are imported: without a GPU all are imported for the interpreter.
 # Here, not in a hook of pytest: hooks run after the conftest of a folder below, which may import a kernel.
 if not torch.cuda.is_available():

@@ -23,7 +23,7 @@ from test_canary_run import canary
 
 from kernels.linear.paths import LINEAR_PATHS
 
-pytestmark = [pytest.mark.gpu, pytest.mark.e2e, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.gpu, pytest.mark.e2e, pytest.mark.timed, pytest.mark.timeout(900)]
 WINDOW = 2048  # the recorded prompts of 2,049 and 3,500 tokens see its edge, and no shorter one does
 NUM_LAYERS, HIDDEN, INTERMEDIATE, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 32, 4096, 14336, 32, 8, 128
 CONFIG = {

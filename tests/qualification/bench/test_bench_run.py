@@ -217,6 +217,7 @@ def test_ceilings_beside_a_call_leave_the_threads_as_they_were() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.timed
 def test_ceilings_beside_a_call_are_those_of_a_gpu() -> None:
     ceilings = ceilings_now(torch.device("cuda"), torch.bfloat16, 2**20)
     large = measure_ceilings(torch.device("cuda"), torch.bfloat16)
@@ -232,10 +233,13 @@ def test_of_two_measurements_the_higher_rates_are_the_ceilings() -> None:
 @pytest.mark.parametrize("name", ["fa2", "cudnn", "flex"])
 @pytest.mark.parametrize("case", [prefill(256, sequences=2), decode(128, batch=2)], ids=str)
 def test_a_peer_of_pytorch_is_right_on_a_gpu(name: str, case: object) -> None:
+    from torch._inductor import config as inductor_config  # a second to import
+
     gpu = torch.device("cuda")
     case = replace(case, shape=replace(case.shape, dtype=Dtype.BF16, kv_dtype=Dtype.BF16))
     (peer,) = (peer for peer in torch_peers(gpu) if peer.name == name)
-    rows, absent = measure_case(case, contenders_of([], [peer], read_fingerprint(gpu)), replace(BENCH, device=gpu))
+    with inductor_config.patch(compile_threads=1):  # else sixteen tests beside each other start sixteen processes each
+        rows, absent = measure_case(case, contenders_of([], [peer], read_fingerprint(gpu)), replace(BENCH, device=gpu))
     assert absent == ()
     assert rows[0].is_right
     assert rows[0].kernels

@@ -77,6 +77,7 @@ def test_the_fastest_of_a_few_calls_is_what_a_machine_can_do() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.timed
 def test_a_gpu_is_timed_by_its_own_clock() -> None:
     x = torch.randn(4096, 4096, device="cuda", dtype=torch.float16)
     timing = time_call(lambda: x @ x, x.device)

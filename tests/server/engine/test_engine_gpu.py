@@ -69,6 +69,7 @@ def test_service_compiles_nothing_and_stays_on_triton(tiny_llama: TinyLlama, tmp
     assert paths == {"triton.prefill", "triton.extend", "triton.decode"}  # fp32: no Gluon
 
 
+@pytest.mark.timed  # alone: the memory of other tests is not free
 def test_the_cache_takes_the_memory_it_may(tiny_llama: TinyLlama, tmp_path: Path) -> None:
     built = build(tiny_llama, tmp_path, None)
     page_bytes = 2 * 2 * 16 * 2 * 16 * 4  # k and v, layers, tokens, heads, head dim, fp32
