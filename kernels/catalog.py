@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, TypeVar
 
 from kernels import launch
+from kernels.collective.paths import COLLECTIVE_PATHS, collective_paths_on
 from kernels.experts.paths import EXPERTS_PATHS
 from kernels.fingerprint import Device
 from kernels.linear.paths import LINEAR_PATHS, linear_paths_on
@@ -224,12 +225,17 @@ PATHS: tuple[KernelPath, ...] = (
     ),
 )
 
-ALL_PATHS: tuple[AnyPath, ...] = (*PATHS, *LINEAR_PATHS, *EXPERTS_PATHS)  # of every operator; names are unique
+ALL_PATHS: tuple[AnyPath, ...] = (
+    *PATHS,
+    *LINEAR_PATHS,
+    *EXPERTS_PATHS,
+    *COLLECTIVE_PATHS,
+)  # of every operator; names are unique
 
 
 def paths_on(device: "torch.device") -> tuple[AnyPath, ...]:
-    """Every path, with what its limits say of this very GPU."""
-    return (*PATHS, *linear_paths_on(device), *EXPERTS_PATHS)
+    """Every path, with what its limits say of this very GPU, and of those beside it."""
+    return (*PATHS, *linear_paths_on(device), *EXPERTS_PATHS, *collective_paths_on(device))
 
 
 def path_named(name: str) -> KernelPath:

@@ -16,6 +16,7 @@ class Operator(Enum):
     ATTENTION = "attention"  # whose lines begin with its phase instead
     LINEAR = "linear"
     EXPERTS = "experts"
+    COLLECTIVE = "collective"
 
 
 class AnyBucket(Protocol):

@@ -16,6 +16,8 @@ _TIERS = {
     "cublaslt.": Tier.FIRST,
     "torch.linear": Tier.FIRST,  # nothing is ahead of it on a CPU, and on a GPU for some sizes
     "torch.experts.cpu": Tier.FIRST,
+    "nccl.": Tier.FIRST,  # of many rows; gloo of a CPU
+    "gloo.": Tier.FIRST,
     "torch.": Tier.FALLBACK,
 }
 # Both paths of a CPU are PyTorch's own. On a GPU nothing of PyTorch serves uncounted.
@@ -40,7 +42,7 @@ def competes_on(path: str) -> frozenset[Device]:
 def is_chosen_by_time(path: str) -> bool:
     """Return whether a path's place inside its tier is its measured time.
 
-    Which kernel multiplies how many rows is chosen by `kernels/linear/tilings.py` and by measured algorithms, and the
-    catalog has paths of products in that order.
+    Which kernel multiplies how many rows is chosen by `kernels/linear/tilings.py` and by measured algorithms, which one
+    sums how many rows over ranks by `kernels/collective/most_rows.py`; the catalog has paths of both in that order.
     """
-    return ".linear" not in path
+    return ".linear" not in path and ".collective" not in path

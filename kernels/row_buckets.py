@@ -75,3 +75,14 @@ class LinearRows(_RowRange):
     LE_2K = "le_2k", 1024, 2048
     LE_8K = "le_8k", 2048, 8192
     GT_8K = "gt_8k", 8192, None
+
+
+class CollectiveRows(_RowRange):
+    """Rows of a sum over ranks. Other paths serve above 128 or 512, which depends on the ranks (`most_rows`)."""
+
+    LE_16 = "le_16", 0, 16
+    LE_128 = "le_128", 16, 128
+    LE_512 = "le_512", 128, 512
+    LE_2K = "le_2k", 512, 2048
+    LE_8K = "le_8k", 2048, 8192
+    GT_8K = "gt_8k", 8192, None

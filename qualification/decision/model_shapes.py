@@ -4,13 +4,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from kernels.buckets import Bucket, buckets_up_to
+from kernels.collective.shape import CollectiveShape, Follows
 from kernels.experts.shape import ExpertsShape
 from kernels.operators import AnyShape
-from kernels.row_buckets import ExpertRows
+from kernels.row_buckets import CollectiveRows, ExpertRows
 from kernels.shape import AttentionShape, Dtype, Mask, Phase
 from qualification.decision.linear_shapes import linear_shapes_needed
 from qualification.model.config import ExpertsConfig, ModelConfig
-from qualification.model.shard import local_heads
+from qualification.model.shard import local_heads, sums_at_norms
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +107,28 @@ def plan_shapes(
     num_ranks  with which it is computed; `model` is then the part of the first of them
     """
     products = linear_shapes_needed(model, limits.dtype, limits.max_num_batched_tokens, device_type, num_ranks)
-    return (*shapes_needed(signature_of(model), limits), *products, *experts_shapes_needed(model, limits))
+    sums = collective_shapes_needed(model, limits, num_ranks)
+    return (*shapes_needed(signature_of(model), limits), *products, *experts_shapes_needed(model, limits), *sums)
+
+
+def num_sums(model: ModelConfig) -> dict[Follows, int]:
+    """Return the sums over the ranks of one step: of every attention and feed-forward."""
+    count = 2 * model.num_layers
+    if not sums_at_norms(model):
+        return {Follows.NOTHING: count}
+    return {Follows.ADD_NORM: count - 1, Follows.NOTHING: 1}  # a norm has the sum before it; the last one has none
+
+
+def collective_shapes_needed(model: ModelConfig, limits: ServingLimits, num_ranks: int) -> tuple[CollectiveShape, ...]:
+    """Every shape of the sums over the ranks, one for each bucket of the tokens of a step."""
+    if num_ranks == 1:
+        return ()
+    buckets = CollectiveRows.up_to(limits.max_num_batched_tokens)
+    return tuple(
+        CollectiveShape(limits.dtype, model.hidden_size, num_ranks, follows, rows)
+        for follows in num_sums(model)
+        for rows in buckets
+    )
 
 
 def experts_shapes_needed(model: ModelConfig, limits: ServingLimits) -> tuple[ExpertsShape, ...]:

@@ -23,15 +23,19 @@ CHECK_LIMITS: Mapping[str, tuple[float, str]] = MappingProxyType(
         "nonfinite": (0.0, "values"),
         "guard_writes": (0.0, "values"),
         "unequal_repeat": (0.0, "values"),
+        "unequal_ranks": (0.0, "values"),
     }
 )
 _OF_ATTENTION_ALONE = frozenset({"drawn_rows", "bias"})  # of others every row is compared with fp64
+_OF_RANKS_ALONE = frozenset({"unequal_ranks"})
 
 
 def required_checks(shape: AnyShape) -> frozenset[str]:
     """The checks without which there is no proof of the shape."""
-    every = frozenset(CHECK_LIMITS)
-    return every if operator_of(shape) is Operator.ATTENTION else every - _OF_ATTENTION_ALONE
+    every, operator = frozenset(CHECK_LIMITS), operator_of(shape)
+    if operator is Operator.ATTENTION:
+        return every - _OF_RANKS_ALONE
+    return every - _OF_ATTENTION_ALONE - (frozenset() if operator is Operator.COLLECTIVE else _OF_RANKS_ALONE)
 
 
 @dataclass(frozen=True, slots=True)

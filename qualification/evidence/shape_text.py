@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from kernels.buckets import Bucket
+from kernels.collective.shape import parse_collective_shape
 from kernels.experts.shape import parse_experts_shape
 from kernels.linear.shape import parse_linear_shape
 from kernels.operators import AnyShape, Operator
@@ -19,7 +20,11 @@ _SHAPE = re.compile(
 
 # By the first word of the line. Attention's lines begin with the phase.
 _PARSERS: Mapping[str, Callable[[str], AnyShape]] = MappingProxyType(
-    {Operator.EXPERTS.value: parse_experts_shape, Operator.LINEAR.value: parse_linear_shape}
+    {
+        Operator.COLLECTIVE.value: parse_collective_shape,
+        Operator.EXPERTS.value: parse_experts_shape,
+        Operator.LINEAR.value: parse_linear_shape,
+    }
 )
 
 

@@ -24,7 +24,7 @@ from typing import BinaryIO, NoReturn, TypeVar
 
 import msgspec
 
-from kernels.operators import AnyShape
+from kernels.operators import AnyShape, Operator
 from kernels.path import AnyPath
 from kernels.shape import AttentionShape
 
@@ -55,7 +55,8 @@ def calls_of(pairs: Iterable[Pair]) -> list[bytes]:
         flags = (shape.window is None, shape.softcap is None, shape.sinks, shape.mask, shape.dtype, shape.kv_dtype)
         return (path.name, shape.num_heads, shape.num_kv_heads, shape.head_dim, *flags)
 
-    compiled = [pair for pair in pairs if pair[1].limits.needs_triton]
+    # Not of collectives, whose calls wait for other ranks.
+    compiled = [pair for pair in pairs if pair[1].limits.needs_triton and pair[1].operator is not Operator.COLLECTIVE]
     return [msgspec.json.encode((str(shape), path.name)) for shape, path in alternated(compiled, kind)]
 
 

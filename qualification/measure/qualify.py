@@ -20,6 +20,7 @@ from qualification.evidence.evidence import Check, Evidence, Timing
 from qualification.measure.ceilings import Ceilings, ceilings_now
 from qualification.measure.compile_ahead import calls_of, compiling_ahead
 from qualification.measure.profile import Seen, calls_seen, temporary_bytes
+from qualification.measure.rank_group import on_ranks
 from qualification.measure.references import References, Shelf
 from qualification.measure.rivals import Rivals
 from qualification.measure.timing import Judged, default_budget_s, time_call, time_until_believed
@@ -99,6 +100,17 @@ def qualify(
     """
     if not pairs:
         return
+    with on_ranks(pairs, bench.device) as runnable:
+        _qualify(runnable, bench, progress, on_evidence, check_checker)
+
+
+def _qualify(
+    pairs: Sequence[Pair],
+    bench: Bench,
+    progress: Progress,
+    on_evidence: Callable[[Evidence], None],
+    check_checker: Callable[..., tuple[object, ...]] | None,
+) -> None:
     progress(0, len(pairs), "wrong kernels, which must be refused")
     dtypes: dict[Operator, set[Dtype]] = {}
     for shape, _ in pairs:

@@ -12,6 +12,7 @@ from kernels.path import RunAttention
 from kernels.shape import AttentionShape, Dtype, Phase
 from qualification.evidence.evidence import Check
 from qualification.measure.checks import check_path
+from qualification.measure.collective_trial import CollectiveTrial
 from qualification.measure.experts_trial import ExpertsTrial
 from qualification.measure.inputs import Case, cases, long_case, longest_lengths
 from qualification.measure.linear_trial import LinearTrial
@@ -87,7 +88,12 @@ def _call(run: RunAttention, case: Case) -> Call:
 
 
 TRIALS: Mapping[Operator, Trial] = MappingProxyType(
-    {Operator.ATTENTION: AttentionTrial(), Operator.LINEAR: LinearTrial(), Operator.EXPERTS: ExpertsTrial()}
+    {
+        Operator.ATTENTION: AttentionTrial(),
+        Operator.LINEAR: LinearTrial(),
+        Operator.EXPERTS: ExpertsTrial(),
+        Operator.COLLECTIVE: CollectiveTrial(),
+    }
 )
 
 

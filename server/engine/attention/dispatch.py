@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from torch import Tensor
@@ -18,6 +19,7 @@ from server.engine.attention.dispatch_key import LengthKey, bucket_index, key_of
 from server.engine.attention.timer import AttentionTimer
 from server.engine.operators.decisions import Decisions, NoPathError, Redecide
 from server.engine.operators.launch_errors import launch_failure
+from server.engine.products.collective import CollectiveTable
 from server.engine.products.experts import ExpertsTable
 from server.engine.products.linear import LinearTable
 from server.engine.scheduling.sequence import Batch
@@ -69,20 +71,24 @@ class Dispatcher:
         overridden: Pairs = frozenset(),
         experts: ExpertsTable | None = None,
         products: LinearTable | None = None,
+        collectives: CollectiveTable | None = None,
     ) -> None:
         """`flags`: one a layer. `decisions` were already made without the pairs `quarantined` and `overridden`.
 
         experts   the choices of a model with mixtures, whose layers have them by `join_weights`
         products  what multiplies with the weights of the model, which have it likewise
+        collectives  what sums over the ranks, where there are several
         """
         self.flags = flags
         self.experts = experts
         self.products = products
+        self.collectives = collectives
+        self._of_tokens = tuple(it for it in (experts, collectives) if it is not None)
         self.windows = tuple(dict.fromkeys(layer.window for layer in flags))
         self._paths = {path.name: path for path in paths}
         self._of_attention = Decisions(decisions, redecide, quarantined, overridden)
-        others = (None if products is None else products.decided, None if experts is None else experts.decided)
-        self._all: tuple[Decisions[Any], ...] = (self._of_attention, *(it for it in others if it is not None))
+        others = (() if products is None else (products.decided,)) + tuple(it.decided for it in self._of_tokens)
+        self._all: tuple[Decisions[Any], ...] = (self._of_attention, *others)
         self._watch: Watch | None = None
         self.timer = timer
         self._choices: dict[Phase, dict[LengthKey, Choice]] = {phase: {} for phase in Phase}
@@ -119,29 +125,29 @@ class Dispatcher:
     def products_of(self, num_tokens: int, num_sampled: int) -> tuple[Decision[AnyShape], ...]:
         """Return the decisions beside attention's that serve a step of so many tokens, some of them sampled."""
         products = () if self.products is None else self.products.served(num_tokens, num_sampled)
-        return (*products, *(() if self.experts is None else self.experts.served(num_tokens)))
+        return (*products, *chain.from_iterable(it.served(num_tokens) for it in self._of_tokens))
 
     def check_products(self, num_tokens: int, num_sampled: int) -> None:
         """Raises NoPathError where no path is left for a product of such a step."""
         if self.products is not None:
             self.products.check(num_tokens, num_sampled)
-        if self.experts is not None:
-            self.experts.check(num_tokens)
+        for of_operator in self._of_tokens:
+            of_operator.check(num_tokens)
 
     def product_counts(self, num_tokens: int, num_sampled: int, num_sequences: int) -> list[DispatchCount]:
         """Return the decisions beside attention's that serve such a step, with their launches."""
         products = [] if self.products is None else self.products.counts(num_tokens, num_sampled, num_sequences)
-        return products if self.experts is None else [*products, *self.experts.counts(num_tokens, num_sequences)]
+        return [*products, *chain.from_iterable(it.counts(num_tokens, num_sequences) for it in self._of_tokens)]
 
     def product_uses(self, num_tokens: int, num_sampled: int) -> list[AttentionUse]:
         """Return what a request says of them: of the products of all models only what is no proven first choice."""
         products = [] if self.products is None else self.products.uses(num_tokens, num_sampled)
-        return products if self.experts is None else [*products, *self.experts.uses(num_tokens)]
+        return [*products, *chain.from_iterable(it.uses(num_tokens) for it in self._of_tokens)]
 
     def product_pairs(self, num_tokens: int, num_sampled: int) -> list[tuple[str, str]]:
         """Return their (path, shape) pairs: whom to blame when the device is lost in such a step."""
         products = [] if self.products is None else self.products.pairs(num_tokens, num_sampled)
-        return products if self.experts is None else [*products, *self.experts.pairs(num_tokens)]
+        return [*products, *chain.from_iterable(it.pairs(num_tokens) for it in self._of_tokens)]
 
     @property
     def choices(self) -> tuple[Choice, ...]:

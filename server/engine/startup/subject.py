@@ -9,6 +9,8 @@ import torch
 
 from kernels.batch import AttentionFlags
 from kernels.catalog import PATHS
+from kernels.collective.paths import collective_paths_on
+from kernels.collective.shape import CollectiveShape
 from kernels.device import num_cores, read_fingerprint, torch_dtype, use_all_cores
 from kernels.experts.shape import ExpertsShape
 from kernels.fingerprint import Fingerprint
@@ -17,6 +19,7 @@ from kernels.linear.shape import LinearShape
 from kernels.operators import AnyShape
 from kernels.shape import AttentionShape
 from qualification.decision.decision import Decision, Pairs, decisions_of
+from qualification.decision.model_shapes import num_sums
 from qualification.measure.start_plan import Redecide as RedecideAny
 from qualification.model.config import ModelConfig
 from qualification.model.fields import ModelConfigError
@@ -24,6 +27,7 @@ from qualification.model.shard import TENSOR_PARALLEL_SIZES, Shard, shard_of
 from server.engine.attention.dispatch import Dispatcher
 from server.engine.attention.timer import AttentionTimer, CpuDevice, CudaDevice
 from server.engine.execution.followers import RankIdentity
+from server.engine.products.collective import CollectiveTable
 from server.engine.products.experts import ExpertsTable
 from server.engine.products.linear import LinearTable
 from server.engine.startup.kv_sizing import check_weights_fit
@@ -176,6 +180,26 @@ def dispatcher_of(
             redecide=redecide,
             **state,
         ),
+        collectives=_collectives(subject, decisions, redecide, quarantined, overridden),
+    )
+
+
+def _collectives(
+    subject: Subject,
+    decisions: Mapping[AnyShape, Decision[AnyShape]],
+    redecide: RedecideAny,
+    quarantined: Pairs,
+    overridden: Pairs,
+) -> CollectiveTable | None:
+    if subject.shard.world == 1:
+        return None
+    return CollectiveTable(
+        num_sums(subject.config),
+        decisions_of(CollectiveShape, decisions),
+        collective_paths_on(subject.device),
+        redecide=redecide,
+        quarantined=quarantined,
+        overridden=overridden,
     )
 
 
@@ -185,6 +209,8 @@ def join_weights(dispatcher: Dispatcher, decoder: Decoder) -> None:
         decoder.serve_experts(dispatcher.experts.products_of, dispatcher.experts.borders)
     if dispatcher.products is not None:
         decoder.serve_products(dispatcher.products.product)
+    if dispatcher.collectives is not None:
+        decoder.serve_sums(dispatcher.collectives.run)
     for flags, layer in zip(dispatcher.flags, decoder.weights.layers, strict=True):
         if flags.sinks is not None and layer.sinks is not None:
             flags.sinks.copy_(layer.sinks)

@@ -1,0 +1,173 @@
+"""Ranks 1 to N - 1 of a qualification: processes that make every call of a collective which this one, rank 0, makes.
+
+Rank 0 alone runs the checks and the clock. Before each call of its own it names path, shape and case to the others,
+which make the same inputs from the same seed and call the same path. A rank that is lost would leave rank 0 waiting for
+ever, so this process ends with it.
+"""
+
+import logging
+import os
+import socket
+import subprocess
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from kernels.child_process import python_command
+from kernels.collective.paths import CollectivePath
+from kernels.collective.peers import AddNorm, Peers, RunCollective
+from kernels.collective.shape import CollectiveShape
+from kernels.operators import AnyShape
+from kernels.path import AnyPath
+from qualification.exit_code import ExitCode
+from qualification.measure.collective_inputs import CollectiveCase
+
+logger = logging.getLogger(__name__)
+
+WORKER = "qualification.measure.rank_worker"
+Pair = tuple[AnyShape, AnyPath]
+
+
+class RankCall(msgspec.Struct, frozen=True, tag=True):
+    """Run a case of a shape by a path."""
+
+    path: str
+    shape: str
+    case: str
+    seed: int
+
+
+class RankGather(msgspec.Struct, frozen=True, tag=True):
+    """Give what the last call has filled to all."""
+
+
+RankCommand = RankCall | RankGather
+
+
+class RankPeers:
+    """A rank's peers for each kind of row: inboxes are made where a path of a GPU first needs them, on all ranks."""
+
+    def __init__(self, index: int, world: int, device: torch.device) -> None:
+        self._index, self._world, self._device = index, world, device
+        self._made: dict[int, Peers] = {}
+
+    def of(self, path: str, row_bytes: int) -> Peers:
+        if not path.startswith("triton."):
+            return Peers(self._index, self._world)
+        if row_bytes not in self._made:
+            from kernels.collective.inboxes import make_inboxes
+            from kernels.collective.most_rows import most_rows
+
+            inboxes = make_inboxes(self._index, self._world, most_rows(self._world), row_bytes, self._device)
+            self._made[row_bytes] = Peers(self._index, self._world, inboxes)
+        return self._made[row_bytes]
+
+
+class RankGroup:
+    """Rank 0's side of the others."""
+
+    def __init__(self, world: int, device: torch.device) -> None:
+        """Start the others, and meet them. `device`: rank 0's; those of the others have the numbers behind it."""
+        self._is_closed = False
+        self._folder = tempfile.TemporaryDirectory(prefix="hallmark-ranks-")
+        self._meeting = str(Path(self._folder.name, "meeting"))
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._files: list[BinaryIO] = []
+        for rank in range(1, world):
+            ours, theirs = socket.socketpair()
+            with theirs:
+                given = (str(theirs.fileno()), self._meeting, str(rank), str(world), device.type)
+                self._processes.append(subprocess.Popen(python_command(WORKER, *given), pass_fds=(theirs.fileno(),)))
+            self._files.append(ours.makefile("wb"))
+            threading.Thread(target=self._watch, args=(rank, ours), name=f"rank-{rank}-watch", daemon=True).start()
+        meet(self._meeting, 0, world, device)
+        self.world = world
+        self.peers = RankPeers(0, world, device)
+
+    def tell(self, command: RankCommand) -> None:
+        """Have all others do this, after all earlier commands."""
+        line = msgspec.json.encode(command) + b"\n"
+        for file in self._files:
+            file.write(line)
+            file.flush()
+
+    def close(self) -> None:
+        self._is_closed = True
+        dist.destroy_process_group()
+        for process in self._processes:
+            process.kill()
+            process.wait()
+        self._folder.cleanup()
+
+    def _watch(self, rank: int, connection: socket.socket) -> None:
+        while connection.recv(1):
+            pass
+        if not self._is_closed:
+            logger.critical("rank %d of the qualification is gone, and it ends: it cannot go on without it", rank)
+            os._exit(ExitCode.ENVIRONMENT)
+
+
+class GroupRun:
+    """A path that all ranks run, as `RunOnRanks`."""
+
+    def __init__(self, path: str, run: RunCollective, group: RankGroup) -> None:
+        self._path, self._run, self._group = path, run, group
+
+    def __call__(self, case: CollectiveCase, part: Tensor, follows: AddNorm | None, out: Tensor) -> None:
+        self._group.tell(RankCall(self._path, str(case.shape), case.name, case.seed))
+        peers = self._group.peers.of(self._path, part.shape[1] * part.element_size())
+        self._run(peers, part, follows, out)
+
+    def everywhere(self, own: Tensor) -> Tensor:
+        self._group.tell(RankGather())
+        return gathered(own, self._group.world)
+
+
+def gathered(own: Tensor, world: int) -> Tensor:
+    """[world, *own's shape]."""
+    found = own.new_empty(world * own.shape[0], *own.shape[1:])
+    dist.all_gather_into_tensor(found, own.contiguous())
+    return found.view(world, *own.shape)
+
+
+def meet(meeting: str, rank: int, world: int, device: torch.device) -> None:
+    """Wait until every rank is here, by a file that all may write."""
+    store = dist.FileStore(meeting, world)  # type: ignore[attr-defined]
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        dist.init_process_group("nccl", store=store, rank=rank, world_size=world, device_id=device)
+    else:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # a machine's name may lead nowhere
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
+
+
+@contextmanager
+def on_ranks(pairs: Sequence[Pair], device: torch.device) -> Iterator[list[Pair]]:
+    """The pairs, with those of collectives run on as many ranks as their shapes have, all of one number."""
+    worlds = {shape.world for shape, _ in pairs if isinstance(shape, CollectiveShape)}
+    if not worlds:
+        yield list(pairs)
+        return
+    if len(worlds) > 1:
+        raise ValueError(f"expected collectives of one number of ranks, found {sorted(worlds)}")
+    at = torch.device("cuda", 0) if device.type == "cuda" else device
+    group = RankGroup(worlds.pop(), at)
+    try:
+        yield [(shape, _on(path, group)) for shape, path in pairs]
+    finally:
+        group.close()
+
+
+def _on(path: AnyPath, group: RankGroup) -> AnyPath:
+    if not isinstance(path, CollectivePath) or path.run is None:
+        return path
+    return replace(path, run=GroupRun(path.name, path.run, group))  # type: ignore[arg-type]  # as its trial calls it

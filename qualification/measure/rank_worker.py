@@ -1,0 +1,78 @@
+"""A rank of a qualification beside rank 0: `python -m qualification.measure.rank_worker FD MEETING RANK WORLD DEVICE`.
+
+Started by qualification/measure/rank_group.py.
+"""
+
+import logging
+import os
+import signal
+import socket
+import sys
+
+import msgspec
+import torch
+
+from kernels.catalog import any_path_named
+from kernels.collective.shape import parse_collective_shape
+from kernels.triton_cache import use_own_cache
+from qualification.measure.collective_checks import copied
+from qualification.measure.collective_inputs import CollectiveCase, collective_case
+from qualification.measure.qualify import KERNEL_ERRORS, loss_of
+from qualification.measure.rank_group import RankCall, RankCommand, RankPeers, gathered, meet
+
+logger = logging.getLogger(__name__)
+_COMMANDS: "msgspec.json.Decoder[RankCommand]" = msgspec.json.Decoder(RankCommand)
+
+
+class RankWorker:
+    """What a rank has of the last case."""
+
+    def __init__(self, rank: int, world: int, device: torch.device) -> None:
+        self._rank, self._world, self._device = rank, world, device
+        self._peers = RankPeers(rank, world, device)
+        self._case: tuple[tuple[str, str, int], CollectiveCase] | None = None
+        self._out = torch.empty(0, device=device)
+
+    def obey(self, command: RankCommand) -> None:
+        if not isinstance(command, RankCall):
+            gathered(self._out, self._world)
+            return
+        case = self._case_of(command.shape, command.case, command.seed)
+        part, follows = case.parts[self._rank].clone(), copied(case.follows)
+        self._out = torch.full_like(part, torch.nan)
+        run = any_path_named(command.path).run
+        assert run is not None
+        peers = self._peers.of(command.path, part.shape[1] * part.element_size())
+        try:
+            run(peers, part, follows, self._out)
+        except KERNEL_ERRORS as error:  # of rank 0's call too, which is evidence of it
+            if loss_of(self._device) is not None:
+                raise
+            logger.warning("%s cannot serve %s on rank %d: %s", command.path, command.shape, self._rank, error)
+
+    def _case_of(self, shape: str, name: str, seed: int) -> CollectiveCase:
+        """The last case is kept: a timed one is called often."""
+        key = shape, name, seed
+        if self._case is None or self._case[0] != key:
+            self._case = None  # its memory goes first
+            self._case = key, collective_case(parse_collective_shape(shape), name, self._device, seed=seed)
+        return self._case[1]
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; rank 0 ends, and we with it
+    connection, meeting, rank, world = socket.socket(fileno=int(sys.argv[1])), sys.argv[2], *map(int, sys.argv[3:5])
+    device = torch.device("cuda", rank) if sys.argv[5] == "cuda" else torch.device("cpu")
+    if device.type == "cpu":
+        torch.set_num_threads(1)
+    use_own_cache()
+    meet(meeting, rank, world, device)
+    worker = RankWorker(rank, world, device)
+    with connection.makefile("rb") as lines:
+        for line in lines:
+            worker.obey(_COMMANDS.decode(line))
+    os._exit(0)  # rank 0 is gone
+
+
+if __name__ == "__main__":
+    main()
