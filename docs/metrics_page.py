@@ -38,7 +38,8 @@ CLOSED: dict[str, type[Enum]] = {
     "class": TimeClass,
 }
 # Of decisions: attention's, and those of the operators beside it.
-PLAN_PHASES = Enum("PLAN_PHASES", {it.name: it.value for it in (*Phase, Operator.LINEAR, Operator.EXPERTS)})
+SHADOW_PHASES = Enum("SHADOW_PHASES", {it.name: it.value for it in (*Phase, Operator.LINEAR, Operator.EXPERTS)})
+PLAN_PHASES = Enum("PLAN_PHASES", {it.name: it.value for it in (*SHADOW_PHASES, Operator.COLLECTIVE)})
 PLAN_BUCKETS = Enum("PLAN_BUCKETS", {it.value: it.value for it in (*Bucket, *ExpertRows)})
 CLOSED_OF_METRIC: dict[tuple[str, str], type[Enum]] = {
     ("hallmark_attention_dispatch_total", "phase"): PLAN_PHASES,
@@ -50,7 +51,7 @@ CLOSED_OF_METRIC: dict[tuple[str, str], type[Enum]] = {
     ("hallmark_client_disconnects_total", "stage"): DisconnectStage,
     ("hallmark_gpu_oom_total", "stage"): OomStage,
     ("hallmark_attestation_total", "result"): Attestation,
-    ("hallmark_shadow_checks_total", "phase"): PLAN_PHASES,
+    ("hallmark_shadow_checks_total", "phase"): SHADOW_PHASES,
     ("hallmark_shadow_checks_total", "result"): Shadow,
 }
 OPEN = {
@@ -130,7 +131,8 @@ def page() -> str:
 
 Written by `docs/metrics_page.py` from the code; do not edit. `GET /metrics` has them in Prometheus' text
 format, and in OpenMetrics where the scraper asks for it, with exemplars that lead from a bucket to a trace. A
-server shows at most {MAX_SAMPLES} samples. Label sets that are known in advance exist at 0 from the start, or
+server shows at most {MAX_SAMPLES} samples; sums over the ranks of several GPUs add 10. Label sets that are known in
+advance exist at 0 from the start, or
 from the moment the engine is ready where they follow from its plan: a counter that first appears with the value
 1 is invisible to `increase()`. Gauges of something measured appear with their first measurement, for 0 would be
 a measurement.

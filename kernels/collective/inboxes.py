@@ -1,15 +1,56 @@
 """Places on every GPU of a host that all ranks can write to, and the counts of calls by which they take turns."""
 
+import ctypes
 from dataclasses import dataclass
 from itertools import permutations
 
 import torch
 import torch.distributed as dist
-import torch.distributed._symmetric_memory as symmetric_memory
 from torch import Tensor
 
 PROGRAMS = 128  # that run at once, at most: fewer than any GPU of sm_80 or newer holds, so that all of them do run
 _EMPTY_BYTE = 255
+_LAZY_PEER_ACCESS = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
+
+
+class _Handle(ctypes.Structure):
+    """CUDA's name of memory for other processes."""
+
+    _fields_ = (("bytes", ctypes.c_char * 64),)
+
+
+class SharedMemory:
+    """Memory of one size on each rank's GPU, mapped by all of them. All bits are ones.
+
+    By CUDA's handles, not by PyTorch's symmetric memory, which keeps a store by the name of a group and would ask a
+    group that has ended, where a process has met others before.
+    """
+
+    def __init__(self, index: int, world: int, num_bytes: int) -> None:
+        """Every rank calls it, in the same order. Raises RuntimeError where CUDA refuses."""
+        self._cuda = ctypes.CDLL("libcuda.so.1")
+        self._own = ctypes.c_uint64()
+        self._call("cuMemAlloc_v2", ctypes.byref(self._own), ctypes.c_size_t(num_bytes))
+        self._call("cuMemsetD8_v2", self._own, ctypes.c_ubyte(_EMPTY_BYTE), ctypes.c_size_t(num_bytes))
+        handle = _Handle()
+        self._call("cuIpcGetMemHandle", ctypes.byref(handle), self._own)
+        handles: list[bytes] = [b""] * world
+        dist.all_gather_object(handles, bytes(handle))
+        self.addresses = [self._own.value if rank == index else self._mapped(peer) for rank, peer in enumerate(handles)]
+
+    def free(self) -> None:
+        """Give this rank's memory back. Only where no other rank is left that writes to it."""
+        self._call("cuMemFree_v2", self._own)
+
+    def _mapped(self, handle: bytes) -> int:
+        address = ctypes.c_uint64()
+        opened = _Handle.from_buffer_copy(handle)
+        self._call("cuIpcOpenMemHandle_v2", ctypes.byref(address), opened, ctypes.c_uint(_LAZY_PEER_ACCESS))
+        return address.value
+
+    def _call(self, name: str, *arguments: object) -> None:
+        if code := getattr(self._cuda, name)(*arguments):
+            raise RuntimeError(f"{name} failed with CUDA's error {code}: GPUs cannot share memory here")
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +60,7 @@ class Inboxes:
     addresses   [world] int64 on the device; each rank's inbox is [2, world, capacity, place_bytes], all bits ones
     turns       [PROGRAMS] int32 on the device: calls of each program
     capacity    places of each rank: rows, or chunks of columns
-    memory      what keeps this rank's inbox alive, and mapped on the others
+    memory      of this rank's inbox, and those of the others
     """
 
     index: int
@@ -28,7 +69,7 @@ class Inboxes:
     turns: Tensor
     capacity: int
     place_bytes: int
-    memory: object
+    memory: SharedMemory
 
 
 def make_inboxes(index: int, world: int, capacity: int, place_bytes: int, device: torch.device) -> Inboxes:
@@ -36,16 +77,13 @@ def make_inboxes(index: int, world: int, capacity: int, place_bytes: int, device
 
     Waits for all ranks of torch.distributed's default group. Raises RuntimeError where GPUs cannot address each other.
     """
-    group = dist.group.WORLD
-    assert group is not None, "the ranks have met"
-    memory = symmetric_memory.empty(2 * world * capacity * place_bytes, dtype=torch.uint8, device=device)
-    memory.fill_(_EMPTY_BYTE)
-    handle = symmetric_memory.rendezvous(memory, group)
-    addresses = torch.tensor(handle.buffer_ptrs, dtype=torch.int64, device=device)
+    torch.cuda.synchronize(device)  # and its context is current from here on
+    memory = SharedMemory(index, world, 2 * world * capacity * place_bytes)
+    addresses = torch.tensor(memory.addresses, dtype=torch.int64, device=device)
     turns = torch.zeros(PROGRAMS, dtype=torch.int32, device=device)
     torch.cuda.synchronize(device)
     dist.barrier()  # no rank sends before all inboxes are empty
-    return Inboxes(index, world, addresses, turns, capacity, place_bytes, (memory, handle))
+    return Inboxes(index, world, addresses, turns, capacity, place_bytes, memory)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -25,7 +26,7 @@ class CollectivePassedWrongly:
 
 
 class CollectiveTrial:
-    """The trial of sums over ranks, whose paths `qualification/measure/rank_group.py` runs on all of them."""
+    """The trial of sums over ranks: `run` is a `RunOnRanks`, which `rank_group.py` makes of a path."""
 
     def passed_wrongly(
         self, dtypes: frozenset[Dtype], device: torch.device, *, seed: int
@@ -46,7 +47,7 @@ class CollectiveTrial:
     def check(
         self,
         shape: CollectiveShape,
-        run: RunOnRanks,
+        run: Any,
         device: torch.device,
         *,
         seed: int,
@@ -55,17 +56,15 @@ class CollectiveTrial:
         """`references` are not kept: fp64 of a sum takes about as long as its inputs."""
         return check_collective(run, collective_cases(shape, device, seed=seed))
 
-    def timed_call(
-        self, shape: CollectiveShape, run: RunOnRanks, device: torch.device, *, seed: int
-    ) -> tuple[Call, int]:
+    def timed_call(self, shape: CollectiveShape, run: Any, device: torch.device, *, seed: int) -> tuple[Call, int]:
         """On the most rows. What is written is read again: of sums that grow only the time is of interest."""
         return _call(run, collective_case(shape, "most", device, seed=seed)), 1
 
-    def profiled_calls(self, shape: CollectiveShape, run: RunOnRanks, device: torch.device, *, seed: int) -> list[Call]:
+    def profiled_calls(self, shape: CollectiveShape, run: Any, device: torch.device, *, seed: int) -> list[Call]:
         """On the fewest rows."""
         return [_call(run, collective_case(shape, "fewest", device, seed=seed))]
 
-    def calls(self, shape: CollectiveShape, run: RunOnRanks, device: torch.device, *, seed: int) -> Iterator[Call]:
+    def calls(self, shape: CollectiveShape, run: Any, device: torch.device, *, seed: int) -> Iterator[Call]:
         for case in collective_cases(shape, device, seed=seed):
             yield _call(run, case)
 

@@ -71,6 +71,13 @@ class RankPeers:
             self._made[row_bytes] = Peers(self._index, self._world, inboxes)
         return self._made[row_bytes]
 
+    def free(self) -> None:
+        """Give the memory of the inboxes back, when the other ranks have ended."""
+        for peers in self._made.values():
+            if peers.inboxes is not None:
+                peers.inboxes.memory.free()
+        self._made.clear()
+
 
 class RankGroup:
     """Rank 0's side of the others."""
@@ -106,6 +113,7 @@ class RankGroup:
         for process in self._processes:
             process.kill()
             process.wait()
+        self.peers.free()
         self._folder.cleanup()
 
     def _watch(self, rank: int, connection: socket.socket) -> None:
@@ -146,7 +154,6 @@ def meet(meeting: str, rank: int, world: int, device: torch.device) -> None:
         torch.cuda.set_device(device)
         dist.init_process_group("nccl", store=store, rank=rank, world_size=world, device_id=device)
     else:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # a machine's name may lead nowhere
         dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
 
 

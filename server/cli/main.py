@@ -230,10 +230,11 @@ _VERDICTS: dict[str, Callable[[argparse.Namespace], int]] = {
 
 def _compute_here() -> None:
     """Set what the engine's process sets, before torch is loaded: threads that spin take the cores from everybody
-    else, and PyTorch's profiler writes two lines a call to standard error.
+    else, PyTorch's profiler writes two lines a call to standard error, and a machine's name may lead ranks nowhere.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
 
 
 def version() -> str:

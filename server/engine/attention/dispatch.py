@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -53,6 +53,18 @@ class Choice:
     is_capturable: bool  # whether a CUDA graph can hold it
 
 
+class _TokenTable(Protocol):
+    """The decisions of an operator whose shapes follow from the tokens of a step."""
+
+    decided: Decisions[Any]
+
+    def served(self, num_tokens: int) -> tuple[Decision[AnyShape], ...]: ...
+    def check(self, num_tokens: int) -> None: ...
+    def counts(self, num_tokens: int, num_sequences: int) -> list[DispatchCount]: ...
+    def uses(self, num_tokens: int) -> list[AttentionUse]: ...
+    def pairs(self, num_tokens: int) -> list[tuple[str, str]]: ...
+
+
 class Dispatcher:
     """The decisions of the plan as a table.
 
@@ -83,7 +95,8 @@ class Dispatcher:
         self.experts = experts
         self.products = products
         self.collectives = collectives
-        self._of_tokens = tuple(it for it in (experts, collectives) if it is not None)
+        tables: tuple[_TokenTable | None, ...] = experts, collectives
+        self._of_tokens = tuple(it for it in tables if it is not None)
         self.windows = tuple(dict.fromkeys(layer.window for layer in flags))
         self._paths = {path.name: path for path in paths}
         self._of_attention = Decisions(decisions, redecide, quarantined, overridden)

@@ -119,7 +119,7 @@ class ShadowCheck(Report):
     type: Literal["ShadowReport"]
     result: str = Field(description="match, mismatch or skipped.")
     at: float = Field(description="Unix seconds.")
-    phase: str = Field(description="Of attention; or `linear` or `experts`.")
+    phase: str = Field(description="Of attention; or `linear`, `experts` or `collective`.")
     path: str
     layer: int | None = Field(description="null for the head of the model.")
     head: int | None = Field(description="Of the largest error; null for products, or where nothing was compared.")

@@ -3,11 +3,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernels.buckets import Bucket
+from kernels.collective.shape import CollectiveShape, Follows
 from kernels.experts.kinds import ClampedSwiglu, ExpertFormat
 from kernels.experts.shape import ExpertsShape
 from kernels.fused.activation_kind import Activation
 from kernels.operators import AnyShape
-from kernels.row_buckets import ExpertRows
+from kernels.row_buckets import CollectiveRows, ExpertRows
 from kernels.shape import AttentionShape, Dtype, Mask, Phase
 from qualification.evidence.shape_text import parse_shape
 
@@ -43,7 +44,17 @@ EXPERTS = st.builds(
 )
 
 
-@given(SHAPES | EXPERTS)
+COLLECTIVES = st.builds(
+    CollectiveShape,
+    dtype=st.sampled_from(Dtype),
+    columns=st.integers(1, 10**5),
+    world=st.integers(2, 8),
+    follows=st.sampled_from(Follows),
+    rows=st.sampled_from(CollectiveRows),
+)
+
+
+@given(SHAPES | EXPERTS | COLLECTIVES)
 def test_a_shape_is_read_back_from_its_line(shape: AnyShape) -> None:
     assert parse_shape(str(shape)) == shape
 
@@ -63,8 +74,14 @@ def test_a_shape_is_read_back_from_its_line(shape: AnyShape) -> None:
         "experts bf16 plain e8:2 h64 w32 silu r-le_100",
         "experts bf16 plain e8:02 h64 w32 silu r-le_16",
         "experts bf16 plain e8:9 h64 w32 silu r-le_16",
+        "collective bf16 c64 ranks2 r-le_16",
+        "collective bf16 c064 ranks2 sum r-le_16",
+        "collective bf16 c64 ranks1 sum r-le_16",
     ],
 )
 def test_what_is_no_line_of_a_shape_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"no attention shape|no shape of experts|not a valid|experts of a token"):
+    with pytest.raises(
+        ValueError,
+        match=r"no attention shape|no shape of (experts|a collective)|not a valid|experts of a token|two ranks",
+    ):
         parse_shape(text)

@@ -1,0 +1,44 @@
+"""Which path sums how many rows over how many ranks, as its limits say."""
+
+from dataclasses import replace
+
+import pytest
+
+from kernels.collective.paths import COLLECTIVE_PATHS
+from kernels.collective.shape import CollectiveShape, Follows
+from kernels.fingerprint import Device, Fingerprint
+from kernels.path import Reject
+from kernels.row_buckets import CollectiveRows
+from kernels.shape import Dtype
+
+PUSH, NCCL, GLOO = COLLECTIVE_PATHS
+SHAPE = CollectiveShape(Dtype.BF16, 4096, 2, Follows.ADD_NORM, CollectiveRows.LE_16)
+H200 = Fingerprint(Device.CUDA, "NVIDIA H200", 90, "590", "13.0", "9.19", "2.11.0", "3.6.0")
+
+
+@pytest.mark.parametrize(
+    ("world", "rows", "takes"),
+    [
+        (2, CollectiveRows.LE_512, True),
+        (2, CollectiveRows.LE_2K, False),
+        (4, CollectiveRows.LE_128, True),
+        (4, CollectiveRows.LE_512, False),
+        (8, CollectiveRows.GT_8K, False),
+    ],
+)
+def test_few_rows_are_pushed_and_many_are_not(world: int, rows: CollectiveRows, takes: bool) -> None:
+    shape = replace(SHAPE, world=world, rows=rows)
+    assert [it.code for it in PUSH.rejects(shape, H200)] == ([] if takes else [Reject.LENGTH])
+    assert NCCL.rejects(shape, H200) == ()
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [({"dtype": Dtype.FP32}, Reject.DTYPE), ({"columns": 4100}, Reject.LAYOUT), ({"world": 16}, Reject.ARCH)],
+)
+def test_what_cannot_be_pushed_is_rejected(changes: dict[str, object], code: Reject) -> None:
+    assert code in [it.code for it in PUSH.rejects(replace(SHAPE, **changes), H200)]  # type: ignore[arg-type]
+
+
+def test_each_device_has_its_library() -> None:
+    assert [it.code for it in GLOO.rejects(SHAPE, H200)] == [Reject.ARCH]
