@@ -5,7 +5,10 @@ import pytest
 from qualification_fakes import MACHINE, SHAPE, checks, evidence, path
 
 from kernels.buckets import Bucket
-from qualification.evidence.evidence import CHECK_LIMITS, SUITE, Check, strain, summarize
+from kernels.collective.shape import CollectiveShape, Follows
+from kernels.row_buckets import CollectiveRows
+from kernels.shape import Dtype
+from qualification.evidence.evidence import CHECK_LIMITS, SUITE, Check, required_checks, strain, summarize
 
 PATH = path("a")
 PROOF = evidence(SHAPE, PATH)
@@ -15,9 +18,15 @@ def test_evidence_that_passes_every_required_check_is_proof() -> None:
     assert PROOF.is_proven
 
 
-@pytest.mark.parametrize("name", sorted(CHECK_LIMITS))
+@pytest.mark.parametrize("name", sorted(required_checks(SHAPE)))
 def test_without_any_one_required_check_it_is_no_proof(name: str) -> None:
     assert not replace(PROOF, checks=checks(missing=name)).is_proven
+
+
+def test_each_check_is_required_of_some_operator() -> None:
+    sums = CollectiveShape(Dtype.BF16, 64, 2, Follows.NOTHING, CollectiveRows.LE_16)
+    assert required_checks(sums) - required_checks(SHAPE) == {"unequal_ranks"}
+    assert required_checks(sums) | required_checks(SHAPE) == CHECK_LIMITS.keys()
 
 
 @pytest.mark.parametrize("measured", [1.0001, math.nan, math.inf])
