@@ -77,8 +77,9 @@ def make_inboxes(index: int, world: int, capacity: int, place_bytes: int, device
 
     Waits for all ranks of torch.distributed's default group. Raises RuntimeError where GPUs cannot address each other.
     """
-    torch.cuda.synchronize(device)  # and its context is current from here on
-    memory = SharedMemory(index, world, 2 * world * capacity * place_bytes)
+    with torch.cuda.device(device):
+        torch.cuda.synchronize()  # the device's context is current from here on
+        memory = SharedMemory(index, world, 2 * world * capacity * place_bytes)
     addresses = torch.tensor(memory.addresses, dtype=torch.int64, device=device)
     turns = torch.zeros(PROGRAMS, dtype=torch.int32, device=device)
     torch.cuda.synchronize(device)
