@@ -12,6 +12,8 @@ from torch import Tensor
 from kernels.collective.peers import AddNorm, Peers
 from kernels.fused.norm import add_rms_norm
 
+gather_into = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # its name from torch 2.13 on
+
 
 def run_library(peers: Peers, part: Tensor, follows: AddNorm | None, out: Tensor) -> None:
     """Fill out [rows, columns] with the sum of the ranks' parts, or with the norm that follows.
@@ -31,11 +33,11 @@ def _sum(part: Tensor, world: int) -> Tensor:
         return part
     if not part.is_cuda or part.numel() % world:
         parts = part.new_empty(world, *part.shape)
-        dist.all_gather_into_tensor(parts.flatten(0, 1), part)
+        gather_into(parts.flatten(0, 1), part)
         return part.copy_(_added(parts))
     slices = part.new_empty(world, part.numel() // world)
     dist.all_to_all_single(slices.flatten(), part.flatten())
-    dist.all_gather_into_tensor(part.flatten(), _added(slices).to(part.dtype))
+    gather_into(part.flatten(), _added(slices).to(part.dtype))
     return part
 
 

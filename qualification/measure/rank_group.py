@@ -23,6 +23,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from kernels.child_process import python_command
+from kernels.collective.library_path import gather_into
 from kernels.collective.paths import CollectivePath
 from kernels.collective.peers import AddNorm, Peers, RunCollective
 from kernels.collective.shape import CollectiveShape
@@ -89,13 +90,16 @@ class RankGroup:
         self._meeting = str(Path(self._folder.name, "meeting"))
         self._processes: list[subprocess.Popen[bytes]] = []
         self._files: list[BinaryIO] = []
+        self._watches: list[threading.Thread] = []
         for rank in range(1, world):
             ours, theirs = socket.socketpair()
             with theirs:
                 given = (str(theirs.fileno()), self._meeting, str(rank), str(world), device.type)
                 self._processes.append(subprocess.Popen(python_command(WORKER, *given), pass_fds=(theirs.fileno(),)))
             self._files.append(ours.makefile("wb"))
-            threading.Thread(target=self._watch, args=(rank, ours), name=f"rank-{rank}-watch", daemon=True).start()
+            watch = threading.Thread(target=self._watch, args=(rank, ours), name=f"rank-{rank}-watch", daemon=True)
+            watch.start()
+            self._watches.append(watch)
         meet(self._meeting, 0, world, device)
         self.world = world
         self.peers = RankPeers(0, world, device)
@@ -113,12 +117,16 @@ class RankGroup:
         for process in self._processes:
             process.kill()
             process.wait()
+        for watch, file in zip(self._watches, self._files, strict=True):
+            watch.join()
+            file.close()
         self.peers.free()
         self._folder.cleanup()
 
     def _watch(self, rank: int, connection: socket.socket) -> None:
-        while connection.recv(1):
-            pass
+        with connection:
+            while connection.recv(1):
+                pass
         if not self._is_closed:
             logger.critical("rank %d of the qualification is gone, and it ends: it cannot go on without it", rank)
             os._exit(ExitCode.ENVIRONMENT)
@@ -143,7 +151,7 @@ class GroupRun:
 def gathered(own: Tensor, world: int) -> Tensor:
     """[world, *own's shape]."""
     found = own.new_empty(world * own.shape[0], *own.shape[1:])
-    dist.all_gather_into_tensor(found, own.contiguous())
+    gather_into(found, own.contiguous())
     return found.view(world, *own.shape)
 
 

@@ -1,0 +1,43 @@
+"""Sums over ranks as an operator: two processes of gloo prove the right path, and refuse a wrong one."""
+
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from kernels.collective.library_path import run_library
+from kernels.collective.paths import COLLECTIVE_PATHS, CollectivePath
+from kernels.collective.peers import AddNorm, Peers
+from kernels.collective.shape import CollectiveShape, Follows
+from kernels.device import read_fingerprint
+from kernels.row_buckets import CollectiveRows
+from kernels.shape import Dtype
+from qualification.evidence.evidence import Evidence
+from qualification.measure.qualify import Bench, qualify
+
+CPU = torch.device("cpu")
+SHAPE = CollectiveShape(Dtype.BF16, 64, 2, Follows.ADD_NORM, CollectiveRows.LE_16)
+[GLOO] = [path for path in COLLECTIVE_PATHS if path.name == "gloo.collective"]
+
+
+def doubled_on_rank_0(peers: Peers, part: Tensor, follows: AddNorm | None, out: Tensor) -> None:
+    run_library(peers, part, follows, out)
+    out *= 2
+
+
+def measured(*pairs: tuple[CollectiveShape, CollectivePath]) -> list[Evidence]:
+    found: list[Evidence] = []
+    bench = Bench(read_fingerprint(CPU), CPU, timing_budget_s=0.001)
+    qualify(pairs, bench, progress=lambda *_: None, on_evidence=found.append)
+    return found
+
+
+def test_sums_are_proven_by_all_ranks_and_a_wrong_one_refused() -> None:
+    wrong = replace(GLOO, run=doubled_on_rank_0)
+    found = measured((SHAPE, GLOO), (replace(SHAPE, follows=Follows.NOTHING), GLOO), (SHAPE, wrong))
+    assert [entry.failure for entry in found] == [None] * 3
+    assert [entry.is_proven for entry in found] == [True, True, False]
+    assert {check.name for check in found[2].checks if not check.is_passed} == {"every_row", "unequal_ranks"}
+    assert {entry.tested_query_tokens for entry in found} == {16}
+    assert not dist.is_initialized(), "an engine meets its own ranks behind this"
