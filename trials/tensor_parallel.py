@@ -374,7 +374,7 @@ def speed(args: argparse.Namespace) -> int:
         throughput_rounds=1,
     )
     flags = (
-        *("--load-format", "dummy", "--max-model-len", str(max(args.lengths) + 512)),
+        *("--load-format", "dummy", "--max-model-len", str(max(max(args.lengths), 512) + 512)),
         *("--max-num-seqs", str(max(*args.batches, *args.streams)), "--attestation-interval-s", "0"),
         *args.flags,
     )
@@ -469,12 +469,13 @@ def main() -> int:
     fast.add_argument("--samples", type=int, default=9)
     fast.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32])
     fast.add_argument("--tpot-output", type=int, default=128)
-    fast.add_argument("--rounds", type=int, default=3)
+    fast.add_argument("--rounds", type=int, default=5)
     fast.add_argument("--streams", type=int, nargs="*", default=[128])
     fast.add_argument("--processes", type=int, default=_MOST_PROCESSES)
     fast.add_argument("--start-s", type=float, default=200, help="the most that starts may take")
     fast.add_argument("--flags", type=shlex.split, default=[], help="more flags of our servers")
     args = parser.parse_args()
+    args.out.parent.mkdir(parents=True, exist_ok=True)
     run: Callable[[argparse.Namespace], int] = args.run
     return run(args)
 
