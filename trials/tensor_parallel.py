@@ -374,8 +374,8 @@ def speed(args: argparse.Namespace) -> int:
         throughput_rounds=1,
     )
     flags = (
-        *("--load-format", "dummy", "--max-model-len", str(max(max(args.lengths), 512) + 512)),
-        *("--max-num-seqs", str(max(*args.batches, *args.streams)), "--attestation-interval-s", "0"),
+        *("--load-format", "dummy", "--max-model-len", str(max(512, *args.lengths) + 512)),
+        *("--max-num-seqs", str(max(1, *args.batches, *args.streams)), "--attestation-interval-s", "0"),
         *args.flags,
     )
     asked = [(f"ours-tp{ranks}", gpus, ours(args.model, ranks, _PORT + index, flags))
