@@ -134,6 +134,7 @@ DAMAGES = [
     (lambda pool: pool.grow("ghost", 1), "ghost"),
     (lambda pool: pool._tables["b"].__setitem__(0, pool._tables["a"][0]), "2 owned pages"),
     (lambda pool: pool._free.pop(), "1 free"),
+    (lambda pool: pool._free.__setitem__(0, pool._free[1]), "a page is in two places"),
     (lambda pool: pool._num_owners.__setitem__(0, 2), "1 owners, 2 are on record"),
     (lambda pool: pool._page_of.__setitem__(b"x", 1), "another page's key"),
     (lambda pool: pool._cached.__setitem__(pool._free.pop(), None), "a cached page has no key"),
