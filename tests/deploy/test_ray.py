@@ -120,7 +120,7 @@ def test_a_stream_that_has_not_begun_is_run_again() -> None:
     assert Asked(cut(), OK).status == 200
 
 
-def test_a_request_that_is_run_again_is_not_bound_to_its_replica() -> None:
+def test_a_request_run_again_is_not_bound_to_its_replica() -> None:
     it = Asked(refusing("not_ready"), OK, body=b'{"prompt":"a"}', x_session_id="mine")
     assert [b"x-session-id" in dict(scope["headers"]) for scope in it.scopes] == [True, False]
 

@@ -20,7 +20,7 @@ from kernels.buckets import Bucket, bucket_of, buckets_up_to
         (10**9, Bucket.GT_128K),
     ],
 )
-def test_a_length_belongs_to_the_bucket_that_ends_at_or_after_it(num_tokens: int, bucket: Bucket) -> None:
+def test_a_length_belongs_to_the_bucket_that_holds_it(num_tokens: int, bucket: Bucket) -> None:
     assert bucket_of(num_tokens) is bucket
 
 

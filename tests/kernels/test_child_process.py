@@ -10,7 +10,7 @@ def run(*command: str, cwd: Path) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False, timeout=60)
 
 
-def test_a_module_imports_nothing_of_the_folder_it_is_started_in(tmp_path: Path) -> None:
+def test_a_module_imports_nothing_of_its_current_folder(tmp_path: Path) -> None:
     for name in ("kernels", "random"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit(9)")
     module = "kernels.whole_file"  # imports tempfile, which imports random

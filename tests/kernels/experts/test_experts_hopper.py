@@ -63,7 +63,7 @@ def test_inner_dims_that_cannot_be_folded_are_right_too(device: torch.device) ->
 
 @pytest.mark.gpu
 @pytest.mark.usefixtures("_hopper")
-def test_codes_of_4_bits_are_right_with_few_tokens_and_with_many(device: torch.device) -> None:
+def test_codes_of_4_bits_are_right_with_few_or_many_tokens(device: torch.device) -> None:
     checks = check_experts(run_experts_hopper, experts_cases(CODES, device, seed=0))
     assert {check.name: check.where for check in checks if not check.is_passed} == {}
 

@@ -173,7 +173,7 @@ def test_two_paths_of_a_step_do_not_repeat_each_other() -> None:
     assert (first.num_prepared, second.num_prepared) == (1, 1)
 
 
-def test_maps_of_addresses_that_come_and_go_do_not_grow_for_ever() -> None:
+def test_maps_of_passing_addresses_do_not_grow_for_ever() -> None:
     made = []
     maps = Maps(TensorMap(lambda address, *_: made.append(address), (), ()), TensorMap(lambda *_: None, (), ()))
     for address in range(0, 3 * 16 * gluon_calls._MAX_MAPS, 16):

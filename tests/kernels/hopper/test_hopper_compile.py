@@ -113,7 +113,7 @@ def test_machine_code_has_no_race_that_its_text_shows(kind: str, fault: str) -> 
 
 
 @TOKENS
-def test_keys_come_by_tma_and_reach_the_tensor_cores_as_matrices(kind: str) -> None:
+def test_keys_come_by_tma_and_reach_tensor_cores_whole(kind: str) -> None:
     for name, case in code(kind).items():
         assert case["tma_loads"] > 0, name
         assert case["mma"] > 0, name

@@ -26,7 +26,7 @@ def seen(phase: str) -> dict[str, Any]:
         ("decode", [2] * 2),
     ],
 )
-def test_the_first_call_compiles_all_and_tritons_binder_finds_it(phase: str, expected: list[int]) -> None:
+def test_the_first_call_compiles_what_tritons_binder_finds(phase: str, expected: list[int]) -> None:
     """Behind the first call, behind the binder's of the small kernels, and behind other calls."""
     assert seen(phase)["compiled"] == expected
 

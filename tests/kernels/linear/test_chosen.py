@@ -62,7 +62,7 @@ def test_many_rows_use_the_algorithm_of_as_many_tiles(num_rows: int, measured: i
     assert measured_rows(num_rows) == measured
 
 
-def test_rows_of_graphs_are_measured_up_to_1024_and_tiles_beyond() -> None:
+def test_rows_are_measured_up_to_1024_and_tiles_beyond() -> None:
     sizes = sizes_up_to(8192, [1, 64, 256, 72, 256, 1024, 1056])
     assert sizes[:3] == [72, 256, 1024]
     assert [*sizes[3:12]] == [1152, 1280, 1408, 1536, 1664, 1792, 1920, 2048, 2304]

@@ -166,5 +166,5 @@ def test_the_trial_holds_in_16_bits_too(dtype: Dtype) -> None:
 
 
 @pytest.mark.parametrize(("passes", "found"), [(True, {*Fault} - {Fault.NONE}), (False, {Fault.NONE})])
-def test_a_checker_that_says_the_same_of_everything_is_found_out(passes: bool, found: set[Fault]) -> None:
+def test_a_checker_of_one_verdict_is_found_out(passes: bool, found: set[Fault]) -> None:
     assert {it.fault for it in passed_wrongly(frozenset({Dtype.FP32}), CPU, check=lambda *_: passes)} == found

@@ -65,7 +65,7 @@ def test_on_a_gpu_each_number_of_few_rows_is_tested() -> None:
     assert rows_to_test(LinearRows.LE_112, is_cpu=False) == tuple(range(65, 113))
 
 
-def test_large_buckets_are_tested_at_edges_and_at_what_is_served() -> None:
+def test_large_buckets_are_tested_at_edges_and_served_sizes() -> None:
     assert rows_to_test(LinearRows.LE_512, (384, 128, 640), is_cpu=True) == (257, 384, 512)
     assert rows_to_test(LinearRows.GT_8K, is_cpu=False)[0] == 8193
 

@@ -24,7 +24,7 @@ def test_a_call_takes_as_long_as_it_sleeps() -> None:
     assert 2000 <= timing.p50_us <= took_us / (timing.n / 2)  # half of the calls took at least as long
 
 
-def test_a_slow_call_is_timed_three_times_and_a_steady_one_twenty() -> None:
+def test_slow_calls_are_timed_3_times_and_steady_ones_20() -> None:
     assert time_call(lambda: time.sleep(0.01), CPU, budget_s=0.001).n == 3
     assert time_call(lambda: time.sleep(0.001), CPU, max_spread=10.0, budget_s=60.0).n == 20
     together = time_together(dict.fromkeys("ab", lambda: time.sleep(0.001)), CPU, max_spread=10.0, budget_s=60.0)

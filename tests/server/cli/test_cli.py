@@ -196,7 +196,7 @@ class Recorder:
         return self.told.append
 
 
-def test_at_ready_the_plan_the_address_and_a_command_are_printed() -> None:
+def test_at_ready_plan_address_and_a_command_are_printed() -> None:
     lines: list[str] = []
     recorder = Recorder()
     times = iter([10.0, 11.25])
@@ -209,7 +209,7 @@ def test_at_ready_the_plan_the_address_and_a_command_are_printed() -> None:
 
 
 @pytest.mark.parametrize("is_bound", [True, False])
-def test_a_kv_cache_that_holds_less_than_the_model_takes_is_told(is_bound: bool) -> None:
+def test_a_kv_cache_below_the_models_limit_is_reported(is_bound: bool) -> None:
     lines: list[str] = []
     ready = msgspec.structs.replace(READY, is_bound_by_cache=is_bound)
     Console(Recorder(), model="m", url="", print_line=lines.append).on_ready(ready)

@@ -81,7 +81,7 @@ def test_only_twenty_names_have_a_label_of_their_own(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("line", ["two words:key", "name:", ":key", "n" * 65 + ":key"])
-def test_a_line_that_is_no_name_and_key_is_refused_by_its_number(tmp_path: Path, line: str) -> None:
+def test_a_line_without_name_and_key_is_refused_by_number(tmp_path: Path, line: str) -> None:
     with pytest.raises(SettingsError, match=r"--api-key-file .*: line 3: expected `key` or `name:key`") as refused:
         read(tmp_path, f"# comment\n\n{line}\n")
     assert "key" not in refused.value.message.rpartition("line 3")[2].replace("`key`", "").replace("`name:key`", "")

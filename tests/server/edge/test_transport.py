@@ -265,7 +265,7 @@ def test_an_arriving_request_does_not_hold_up_a_shutdown(folder: Path) -> None:
         running.stop()
 
 
-def test_a_server_that_must_end_ends_without_a_signal_or_a_grace(folder: Path) -> None:
+def test_a_server_that_must_end_needs_no_signal_or_grace(folder: Path) -> None:
     must_end, it = threading.Event(), served(folder, saying("a"))
     it.engine.gate.clear()
     running = Running(it, grace_s=3600, must_end=must_end.is_set)

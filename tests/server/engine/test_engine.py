@@ -91,7 +91,7 @@ def test_preemption_changes_no_token(tiny_llama: TinyLlama, tmp_path: Path) -> N
     assert session.outputs[-1].record.num_pages_used == 0
 
 
-def test_attention_launches_are_layers_times_steps_of_each_phase(tiny_llama: TinyLlama, tmp_path: Path) -> None:
+def test_attention_launches_are_layers_times_steps_by_phase(tiny_llama: TinyLlama, tmp_path: Path) -> None:
     session = session_of(tiny_llama, tmp_path, max_num_batched_tokens=32)
     session.submit("a", tiny_llama.prompts[5])  # 71 tokens: chunks of 32, 32 and 7, then 19 single tokens
     launches = [(phase, num) for (phase, _), num in session.drain().launches().items()]

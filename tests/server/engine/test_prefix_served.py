@@ -58,7 +58,7 @@ def cached(tiny_llama: TinyLlama, tmp_path_factory: pytest.TempPathFactory) -> A
 
 
 @pytest.mark.parametrize("length", [150, 145, 144, 143, 17])
-def test_a_hit_changes_no_greedy_token_and_saves_every_full_page(plain: Asked, cached: Asked, length: int) -> None:
+def test_a_hit_changes_no_token_and_saves_every_full_page(plain: Asked, cached: Asked, length: int) -> None:
     prompt = [length % 50 + 40, *PROMPT[1:length]]
     wanted = plain.ask("a", prompt)
     assert cached.ask("a", prompt) == wanted

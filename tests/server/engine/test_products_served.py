@@ -163,7 +163,7 @@ def test_a_product_that_fails_is_replaced_in_the_same_step(tmp_path: Path) -> No
     assert set(linear_counts(outputs)) == {("le_16", "torch.linear", 9, ("quarantined",))}
 
 
-def test_an_operators_order_takes_a_product_out_and_puts_it_back(tmp_path: Path) -> None:
+def test_an_order_takes_a_product_out_and_puts_it_back(tmp_path: Path) -> None:
     built = build(tmp_path, proving)
     one = replace(any_path_named("torch.linear"), name="gluon.linear.one")
     dispatcher = serve_by(built, one)

@@ -57,7 +57,7 @@ def test_a_request_is_measured_once_under_its_prompts_bucket(folder: Path) -> No
     assert it.value("oldest_inflight_seconds") == 0
 
 
-def test_the_engine_gets_the_tokens_and_every_sampling_parameter(folder: Path) -> None:
+def test_the_engine_gets_tokens_and_sampling_parameters(folder: Path) -> None:
     it = served(folder)
     values = {
         "max_tokens": 7, "min_tokens": 2, "temperature": 0.5, "top_p": 0.9, "top_k": 40, "min_p": 0.1, "seed": -3,
@@ -91,7 +91,7 @@ def test_a_chat_without_max_tokens_may_fill_the_context(folder: Path) -> None:
     assert sampling.max_tokens == MAX_MODEL_LEN - len(prompt)
 
 
-def test_a_developer_message_is_the_systems_and_parts_are_joined(folder: Path) -> None:
+def test_a_developer_message_is_the_systems(folder: Path) -> None:
     it = served(folder)
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     it.post(CHAT, {"messages": [{"role": "developer", "content": "x"}, {"role": "user", "content": parts}]})

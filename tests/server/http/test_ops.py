@@ -135,7 +135,7 @@ def test_an_engine_before_its_start_has_no_plan_or_orders(folder: Path) -> None:
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "not_ready")
 
 
-def test_metrics_are_plain_by_default_and_openmetrics_on_request(folder: Path) -> None:
+def test_metrics_are_plain_unless_openmetrics_is_asked_for(folder: Path) -> None:
     it = served(folder)
     plain = it.get("/metrics")
     assert plain.headers["content-type"].startswith("text/plain; version=0.0.4")

@@ -110,7 +110,7 @@ def test_special_tokens_have_the_ids_that_the_configs_name() -> None:
     assert config["eos_token_id"] == [SPECIALS.index(BOS), SPECIALS.index(END)]
 
 
-def test_cleaning_joins_prose_keeps_verse_and_drops_front_matter() -> None:
+def test_cleaning_joins_prose_and_keeps_verse() -> None:
     prose = "It was a dark evening and the wind came in from the sea with\r\nall its strength, and nobody slept.\r\n"
     long = ("He walked on and on through the old forest, until evening.\r\n" * 6).strip()
     verse = "We know't, we know't.\r\nLet us kill him.\r\n"

@@ -147,7 +147,7 @@ DEEP = '{"a":' + "[" * 200_000 + "]" * 200_000 + "}"
 
 
 @pytest.mark.parametrize("value", [{"a": 1}, [[1]], ["x"]])
-def test_an_end_token_of_the_other_file_that_is_no_id_is_refused(value: object, tmp_path: Path) -> None:
+def test_an_end_token_that_is_no_id_is_refused(value: object, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="eos_token_id must be a token id below vocab_size"):
         load_config(write(tmp_path, {"eos_token_id": 2}, {"eos_token_id": value}))
 

@@ -235,7 +235,7 @@ def test_threads_fill_every_target_and_count_every_byte(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("num_lost", [1, 100_000, None])
-def test_a_file_that_shrinks_or_goes_while_it_is_loaded_is_named(tmp_path: Path, num_lost: int | None) -> None:
+def test_a_file_that_shrinks_or_goes_during_a_load_is_named(tmp_path: Path, num_lost: int | None) -> None:
     write(tmp_path)
     entries = read_entries(tmp_path)
     file = tmp_path / "model.safetensors"

@@ -256,7 +256,7 @@ def test_an_id_that_is_open_is_refused() -> None:
 
 
 @pytest.mark.parametrize("mode", ["serve", "hang"])
-def test_closing_ends_the_process_and_the_streams_within_seconds(mode: str) -> None:
+def test_closing_ends_the_process_and_its_streams_in_seconds(mode: str) -> None:
     async def test() -> None:
         async with running(mode) as (client, ledger):
             await until(lambda: bool(ledger.progress))

@@ -73,7 +73,7 @@ def test_availability_counts_what_is_ours(slo: Slo, outcome: Outcome, expected: 
     assert slo.counts("availability") == expected
 
 
-def test_a_request_whose_prompt_was_not_counted_yet_still_counts(slo: Slo) -> None:
+def test_a_request_without_a_counted_prompt_still_counts(slo: Slo) -> None:
     slo.metrics.request(None, Outcome.REJECTED)
     assert slo.counts("availability", "unknown") == (0, 1)
 

@@ -177,7 +177,7 @@ def test_a_client_that_leaves_the_queue_ends_its_stage(collector: Collector) -> 
 
 
 @pytest.mark.parametrize(("ratio", "headers"), [(0.0, {}), (1.0, UNSAMPLED)], ids=["ratio", "client"])
-def test_what_is_not_sampled_is_not_exported_and_has_no_exemplar(
+def test_what_is_not_sampled_is_no_span_and_no_exemplar(
     collector: Collector, ratio: float, headers: dict[str, str]
 ) -> None:
     subject = Subject(collector.url, ratio)
@@ -258,9 +258,7 @@ def test_spans_that_the_collector_does_not_take_are_counted(collector: Collector
     assert subject.num_dropped == 6
 
 
-def test_a_dead_collector_is_not_felt_and_its_losses_are_counted(
-    refused_url: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_dead_collectors_losses_are_counted_and_not_felt(refused_url: str, caplog: pytest.LogCaptureFixture) -> None:
     subject = Subject(refused_url)  # an export fails and is retried: one a trace would take longer than a test may
     for trace in [subject.begin().trace for _ in range(1024 + 50)]:
         end_of(trace)

@@ -68,7 +68,7 @@ def test_padding_rows_write_behind_the_last_page(inputs: Inputs) -> None:
     assert tensors.tokens["token_ids"].tolist()[1:] == [0, 0, 0]
 
 
-def test_changed_pages_and_changed_keys_leave_no_old_page_behind(inputs: Inputs) -> None:
+def test_changed_pages_and_keys_leave_no_old_page_behind(inputs: Inputs) -> None:
     for key, pages in ((SHORT, [7, 3]), (SHORT, [7, 3]), (SHORT, [8, 3]), (LONG, [8, 3]), (SHORT, [8, 3])):
         other = [12, 11, 10]
         tensors = fill(inputs, key, decode_batch((100, 6, pages), (200, 9, other)))
@@ -90,7 +90,7 @@ def test_every_tensor_of_a_kernel_is_aligned_and_contiguous(inputs: Inputs) -> N
             assert tensor is None or (tensor.is_contiguous() and tensor.data_ptr() % 16 == 0)
 
 
-def test_prompts_stand_before_decode_rows_each_padded_for_itself(inputs: Inputs) -> None:
+def test_prompts_and_decode_rows_are_padded_each_for_itself(inputs: Inputs) -> None:
     batch = decode_batch((10, 5, [1, 2]), (50, 3, [3]), (100, 9, [4, 5, 6]), num_prefill=2)
     tensors = fill(inputs, BOTH, batch)
     assert tensors.tokens["token_ids"].tolist() == [10, 11, 12, 13, 14, 50, 51, 52, *[0] * 24, 108, 0, 0, 0]

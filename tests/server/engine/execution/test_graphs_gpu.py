@@ -67,7 +67,7 @@ def test_tokens_equal_those_of_an_engine_without_graphs(tiny_llama: TinyLlama, t
     assert found[1:] == found[:1] * 3
 
 
-def test_a_sequence_alone_has_the_tokens_it_has_among_neighbours(tiny_llama: TinyLlama, tmp_path: Path) -> None:
+def test_a_sequence_has_the_same_tokens_among_neighbours(tiny_llama: TinyLlama, tmp_path: Path) -> None:
     session = Session(build(tiny_llama.folder, tmp_path).engine)
     for index, prompt in enumerate(tiny_llama.prompts):
         session.submit(f"r{index}", prompt)
@@ -95,7 +95,7 @@ def test_cancelled_neighbours_change_no_token(tiny_llama: TinyLlama, tmp_path: P
     assert session.drain().all_tokens(4) == tiny_llama.greedy[:4]
 
 
-def test_launches_are_layers_times_steps_and_the_profiler_agrees(tiny_llama: TinyLlama, tmp_path: Path) -> None:
+def test_the_profiler_sees_layers_times_steps_launches(tiny_llama: TinyLlama, tmp_path: Path) -> None:
     built = build(tiny_llama.folder, tmp_path)
     session, num_attested = Session(built.engine), num_replays(built)
     session.submit("a", tiny_llama.prompts[3])
@@ -197,7 +197,7 @@ def test_hopper_paths_compute_in_a_graph_as_outside(tiny_llama: TinyLlama, tmp_p
     assert {"gluon.prefill.hopper", "gluon.extend.hopper"} <= served
 
 
-def test_prompts_whose_beginning_is_shared_have_their_own_tokens(tiny_llama: TinyLlama, tmp_path: Path) -> None:
+def test_prompts_of_a_shared_beginning_have_their_own_tokens(tiny_llama: TinyLlama, tmp_path: Path) -> None:
     built = build(tiny_llama.folder, tmp_path)
     session, num_attested = Session(built.engine), num_replays(built)
     longest = tiny_llama.prompts[5]

@@ -135,7 +135,7 @@ def test_a_right_path_has_no_mismatch(tmp_path: Path) -> None:
     ("operator", "spoil", "most_steps"),
     [(Operator.LINEAR, scale, 60), (Operator.EXPERTS, swap_two_experts, 60), (Operator.EXPERTS, scale, 60)],
 )
-def test_a_path_that_turns_wrong_an_hour_after_ready_is_replaced(
+def test_a_path_that_turns_wrong_after_an_hour_is_replaced(
     operator: Operator, spoil: Callable[..., None], most_steps: int, tmp_path: Path
 ) -> None:
     subject = Subject(operator, tmp_path)

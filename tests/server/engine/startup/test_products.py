@@ -171,7 +171,7 @@ def test_reasons_cross_the_socket() -> None:
     assert msgspec.msgpack.decode(sent, type=FromEngine) == ready
 
 
-def test_other_ranks_take_what_the_first_one_measured_and_measure_nothing(tmp_path: Path) -> None:
+def test_other_ranks_take_what_the_first_one_measured(tmp_path: Path) -> None:
     file = tmp_path / "products.json"
     Path(file).write_text(json.dumps({"version": 0, "algorithms": {f"{3 * SIZE} x {SIZE} {BF16} {FP32}": KEPT}}))
     decoder = Failing(None)
