@@ -12,7 +12,7 @@ import subprocess
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
@@ -34,6 +34,7 @@ from qualification.measure.collective_inputs import CollectiveCase
 
 logger = logging.getLogger(__name__)
 
+_END_S = 20.0  # until a rank that was told to end is killed
 WORKER = "qualification.measure.rank_worker"
 Pair = tuple[AnyShape, AnyPath]
 
@@ -51,7 +52,11 @@ class RankGather(msgspec.Struct, frozen=True, tag=True):
     """Give what the last call has filled to all."""
 
 
-RankCommand = RankCall | RankGather
+class RankEnd(msgspec.Struct, frozen=True, tag=True):
+    """Leave the group and end."""
+
+
+RankCommand = RankCall | RankGather | RankEnd
 
 
 class RankPeers:
@@ -111,10 +116,15 @@ class RankGroup:
             file.write(line)
             file.flush()
 
-    def close(self) -> None:
+    def close(self, *, is_idle: bool) -> None:
+        """End the others. is_idle: no call was interrupted, so that all can leave the group, which NCCL waits for."""
         self._is_closed = True
-        dist.destroy_process_group()
+        if is_idle:
+            self.tell(RankEnd())
+            dist.destroy_process_group()
         for process in self._processes:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=_END_S if is_idle else 0)
             process.kill()
             process.wait()
         for watch, file in zip(self._watches, self._files, strict=True):
@@ -178,8 +188,10 @@ def on_ranks(pairs: Sequence[Pair], device: torch.device) -> Iterator[list[Pair]
     group = RankGroup(worlds.pop(), at)
     try:
         yield [(shape, _on(path, group)) for shape, path in pairs]
-    finally:
-        group.close()
+    except BaseException:
+        group.close(is_idle=False)
+        raise
+    group.close(is_idle=True)
 
 
 def _on(path: AnyPath, group: RankGroup) -> AnyPath:

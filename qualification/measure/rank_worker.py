@@ -11,6 +11,7 @@ import sys
 
 import msgspec
 import torch
+import torch.distributed as dist
 
 from kernels.catalog import any_path_named
 from kernels.collective.shape import parse_collective_shape
@@ -18,7 +19,7 @@ from kernels.triton_cache import use_own_cache
 from qualification.measure.collective_checks import copied
 from qualification.measure.collective_inputs import CollectiveCase, collective_case
 from qualification.measure.qualify import KERNEL_ERRORS, loss_of
-from qualification.measure.rank_group import RankCall, RankCommand, RankPeers, gathered, meet
+from qualification.measure.rank_group import RankCall, RankCommand, RankEnd, RankPeers, gathered, meet
 
 logger = logging.getLogger(__name__)
 _COMMANDS: "msgspec.json.Decoder[RankCommand]" = msgspec.json.Decoder(RankCommand)
@@ -70,8 +71,12 @@ def main() -> None:
     worker = RankWorker(rank, world, device)
     with connection.makefile("rb") as lines:
         for line in lines:
-            worker.obey(_COMMANDS.decode(line))
-    os._exit(0)  # rank 0 is gone
+            command = _COMMANDS.decode(line)
+            if isinstance(command, RankEnd):
+                dist.destroy_process_group()
+                break
+            worker.obey(command)
+    os._exit(0)  # rank 0 is gone, or needs this one no more
 
 
 if __name__ == "__main__":
