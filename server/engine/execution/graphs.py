@@ -148,6 +148,9 @@ class StepGraphs:
         return graph.latest[1]
 
     def _is_capturable(self, key: GraphKey) -> bool:
+        experts = self._worker.dispatcher.experts
+        if experts is not None and not experts.is_capturable:  # since the step before, where a launch failed
+            return False
         choices = self._choices(key)
         return choices is not None and all(choice.is_capturable for choice in choices)
 

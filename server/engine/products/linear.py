@@ -57,7 +57,8 @@ class LinearTable:
         self._paths = {path.name: path for path in paths}
         self._fingerprint = fingerprint
         self._may_replace = may_replace
-        self._replaced: dict[str, dict[LinearRows, LinearPath]] = {}  # by kind: those that serve instead of the chosen
+        # By kind: the paths that serve instead of the chosen ones; None where none is left.
+        self._replaced: dict[str, dict[LinearRows, LinearPath | None]] = {}
         self._weights: Counter[tuple[LinearShape, bool]] = Counter()  # of one row; whether it is that of a head
         self._known: dict[tuple[int, int], list[ServedShape]] = {}  # of steps that were asked for
         self.tap: TakeProduct | None = None  # of a checked step
@@ -142,11 +143,12 @@ class LinearTable:
         self._known.clear()
         shape, replaced = decision.shape, self._replaced.setdefault(decision.shape.kind, {})
         chosen = next((it for it in self._paths.values() if self._is_able(it, shape)), None)
-        path = None if decision.path is None else self._paths[decision.path]
-        if path is None or chosen is None or path.name == chosen.name:
+        if decision.path is None:
+            replaced[shape.rows] = None
+        elif chosen is None or decision.path == chosen.name:
             replaced.pop(shape.rows, None)
         else:
-            replaced[shape.rows] = path
+            replaced[shape.rows] = self._paths[decision.path]
 
     def _is_able(self, path: LinearPath, shape: LinearShape) -> bool:
         return path.run is not None and not path.rejects(shape, self._fingerprint)
@@ -160,7 +162,7 @@ class ServedProduct:
     name      that of the weight in its layer
     shape     of one row
     weight    [parts * size_out, size_in]
-    replaced  the table's own: the paths of numbers of rows that the chosen kernel may not serve
+    replaced  the table's own: the paths of numbers of rows that the chosen kernel may not serve, None where none may
     """
 
     table: LinearTable
@@ -169,12 +171,12 @@ class ServedProduct:
     shape: LinearShape
     weight: Tensor
     bias: Tensor | None
-    replaced: Mapping[LinearRows, LinearPath]
+    replaced: Mapping[LinearRows, LinearPath | None]
 
     def __call__(self, chosen: Product, x: Tensor) -> Tensor:
-        """Return epilogue(x [rows, size_in] @ weight^T + bias), which `chosen` computes too."""
+        """Return epilogue(x [rows, size_in] @ weight^T + bias), which `chosen` computes too. Raises NoPathError."""
         while True:
-            path = self.replaced.get(LinearRows.of(x.shape[0])) if self.replaced else None
+            path = self._replacement(x.shape[0]) if self.replaced else None
             try:
                 y = chosen(x) if path is None else self._by(path, x)
                 break
@@ -191,6 +193,14 @@ class ServedProduct:
         """Return the path that multiplies so many rows now; None for a number that the plan does not have."""
         shape = self.shape_of(num_rows)
         return self.table.decided[shape].path if shape in self.table.decided else None
+
+    def _replacement(self, num_rows: int) -> LinearPath | None:
+        """Return what multiplies so many rows in the place of the chosen kernel; None where that one serves."""
+        rows = LinearRows.of(num_rows)
+        path = self.replaced.get(rows)
+        if path is None and rows in self.replaced:
+            raise NoPathError(None, f"no path is left for {self.shape_of(num_rows)}")
+        return path
 
     def _by(self, path: LinearPath, x: Tensor) -> Tensor:
         assert path.run is not None

@@ -21,6 +21,7 @@ from kernels.shape import Dtype
 from qualification.decision.decision import Book, Decision, Policy, decide
 from qualification.measure.linear_faults import LinearFault, wrong_linear
 from qualification.measure.qualify import Bench, Pair
+from server.engine.operators.decisions import NoPathError
 from server.engine.products.linear import LinearTable
 from server.engine.startup.attention_plan import Unservable
 from server.engine.startup.builder import BuiltEngine
@@ -108,6 +109,20 @@ def test_what_torch_alone_computes_is_no_fallback() -> None:
     decision = decided(shape, "torch.linear")
     assert (decision.path, decision.is_fallback) == ("torch.linear", False)
     assert table_of({shape: decision}).uses(8, 0) == []
+
+
+def test_rows_whose_last_path_broke_are_not_multiplied() -> None:
+    """Logits of scored prompts have numbers of rows that the step was not asked for before it was launched."""
+    shape = LinearShape(Dtype.BF16, 4096, 4096, LinearRows.LE_8)
+    decision = decided(shape, "gluon.linear.skinny")
+    right = wrong_linear(LinearFault.NONE, shape)
+    paths = [replace(path, run=path.run or right) for path in LINEAR_PATHS]
+    table = LinearTable({shape: decision}, paths, H200, redecide=lambda *_: replace(decision, path=None))
+    product = table.product(0, "qkv", Dense(torch.empty(4096, 4096, dtype=torch.bfloat16)), Epilogue.NONE)
+    assert table.decided.quarantine(shape) is None
+    with pytest.raises(NoPathError, match=r"no path is left for linear bf16 plain in4096 out4096 r-le_8"):
+        product(lambda _: pytest.fail("the path that broke multiplied"), torch.zeros(3, 4096, dtype=torch.bfloat16))
+    assert product(lambda x: x, torch.ones(1, 4096, dtype=torch.bfloat16)).sum() == 4096  # another bucket is as it was
 
 
 def table_of(decisions: dict[LinearShape, Decision[LinearShape]]) -> LinearTable:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from statistics import median
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -270,6 +271,15 @@ def test_graphs_of_a_quarantined_product_rest_and_eager_serves(decoder: Decoder,
     counts = [count for output in session.outputs for count in output.record.dispatches]
     launches = sum(count.num_launches for count in counts if (count.phase, count.path) == ("linear", right.name))
     assert launches == len(session.outputs) * table.num_weights
+
+
+def test_experts_that_wait_for_the_device_are_not_captured(decoder: Decoder) -> None:
+    """As those are that serve when no kernel of a mixture could be launched in the run before the capture."""
+    subject = Subject(decoder)
+    subject.dispatcher.experts = SimpleNamespace(is_capturable=False)
+    subject.graphs = StepGraphs(subject.runner.worker, subject.graphs._sizes, max_context=MAX_LEN)
+    subject.graphs.capture(capture, lambda _: None)
+    assert subject.graphs.keys == ()
 
 
 def test_graphs_are_replayed_again_when_an_order_is_lifted(decoder: Decoder, tiny_llama: TinyLlama) -> None:
