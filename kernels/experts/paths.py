@@ -91,6 +91,14 @@ def _hopper_run() -> RunExperts | None:
     return run_experts_hopper
 
 
+def _codes_run() -> RunExperts | None:
+    if launch.triton_version() is None:
+        return None
+    from kernels.experts.mxfp4_path import run_experts_codes
+
+    return run_experts_codes
+
+
 _SOURCES = SourceDigests()
 _DTYPES = frozenset({Dtype.FP32, Dtype.FP16, Dtype.BF16})  # by name: a new member widens no path's limits
 _FORMATS = frozenset({ExpertFormat.PLAIN, ExpertFormat.MXFP4})
@@ -104,6 +112,24 @@ def _torch_path(name: str, devices: frozenset[Device]) -> ExpertsPath:
 
 
 EXPERTS_PATHS: tuple[ExpertsPath, ...] = (
+    ExpertsPath(
+        "gluon.experts.mxfp4.hopper",
+        tier_of("gluon.experts.mxfp4.hopper"),
+        ExpertsLimits(
+            devices=frozenset({Device.CUDA}),
+            dtypes=frozenset({Dtype.BF16}),  # codes times scales are exact in it
+            formats=frozenset({ExpertFormat.MXFP4}),
+            min_sm=90,
+            max_sm=90,
+            needs_triton=True,
+            size_multiple=64,  # a consumer's columns of the activated product
+            max_rows=ExpertRows.LE_2K,  # with more, tiles of 128 rows by 256 of 16-bit weights take less
+        ),
+        _SOURCES.of("kernels.experts.mxfp4_path"),
+        ("hallmark_gluon_experts_codes", "hallmark_experts_"),
+        _codes_run(),
+        is_capturable=True,  # grids depend on the number of rows alone
+    ),
     ExpertsPath(
         "gluon.experts.hopper",
         tier_of("gluon.experts.hopper"),

@@ -17,6 +17,9 @@ from kernels.experts.few_mxfp4 import hallmark_experts_few_down, hallmark_expert
 from kernels.experts.hopper_path import compiled_few, compiled_many
 from kernels.experts.hopper_tilings import ManyTiling, few_tiling
 from kernels.experts.kinds import RoutingConfig, Scores
+from kernels.experts.mxfp4_order import hallmark_experts_gather
+from kernels.experts.mxfp4_path import compiled
+from kernels.experts.mxfp4_tilings import ALL_TILES
 from kernels.experts.products import hallmark_experts_combine, hallmark_experts_down, hallmark_experts_gate_up
 from kernels.experts.route_triton import hallmark_experts_route
 from kernels.experts.sorting import (
@@ -29,7 +32,7 @@ from kernels.experts.tiles import ProductTiles, expert_tiles, few_tiles, padded
 
 sys.path += [str(Path(__file__).resolve().parents[1] / name) for name in ("hopper", "linear")]
 
-from gluon_sass import count, disassemble
+from gluon_sass import count, disassemble, hazards
 from matmul_compile import Hopper
 
 SHARED_BYTES = 232_448
@@ -93,7 +96,10 @@ def compile_all() -> dict[str, Any]:
     for num_tokens in (128, 8192):
         for name, kernel in products(num_tokens, GPT_OSS, is_mxfp4=True).items():
             found[f"{name}, mxfp4, {num_tokens} tokens"] = kernel
-    found |= few_products(GPT_OSS)
+    found |= few_products(GPT_OSS) | codes_products()
+    found["gather"] = hallmark_experts_gather.warmup(
+        HALF, INT, HALF, HALF, 2880, 2880, 2944, 2944, SIZE=128, COLUMNS=1024, HAS_TAIL=True, NUM_ACTIVE=4, **ahead
+    )
     found["dequantize"] = hallmark_experts_dequantize.warmup(INT, BYTE, HALF, 8, BLOCKS=256, num_warps=8, **GRID)
     return found | gluon_products(QWEN3, has_bias=False) | gluon_products(GPT_OSS, has_bias=True)
 
@@ -130,6 +136,17 @@ def gluon_products(model: tuple[int, int, int, int], *, has_bias: bool) -> dict[
     return {f"{name}, bias" if has_bias else name: kernel for name, kernel in found.items()}
 
 
+def codes_products() -> dict[str, Any]:
+    """Both Gluon products of mxfp4 weights, of every number of slots a tile."""
+    bias, found = (torch.bfloat16, 0), {}
+    for tiles in ALL_TILES:
+        found[f"codes gate up, {tiles.tokens} rows"] = compiled(
+            tiles.gate_up(has_bias=True, activation="clamped"), bias
+        )
+        found[f"codes down, {tiles.tokens} rows"] = compiled(tiles.down(has_bias=True), bias)
+    return found
+
+
 def findings(kernel: Any) -> dict[str, int]:
     code = disassemble(kernel.asm["cubin"])
     registers = [int(number) for line in code for number in re.findall(r"\bR(\d+)\b", line)]
@@ -138,6 +155,8 @@ def findings(kernel: Any) -> dict[str, int]:
         "registers": max(registers) + 1,
         "shared_bytes": kernel.metadata.shared,
         "wgmma": count(code, "HGMMA"),
+        "wgmma_waits": count(code, "WARPGROUP.DEPBAR"),
+        "wgmma_hazards": len(list(hazards(code))),
         "mma": count(code, "HMMA"),
         "wide_copies": sum("LDGSTS" in line and ".128" in line for line in code),
         "wide_loads": sum("LDG" in line and ".128" in line for line in code),

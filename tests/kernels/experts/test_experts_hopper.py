@@ -4,12 +4,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from kernels.experts import mxfp4_path
 from kernels.experts.hopper_path import run_experts_hopper, run_in_tiles
 from kernels.experts.kinds import ClampedSwiglu, ExpertActivation, ExpertFormat
+from kernels.experts.mxfp4_tilings import ALL_TILES, CodesTiles
 from kernels.experts.paths import RunExperts
 from kernels.experts.shape import ExpertsShape
 from kernels.experts.tiles import hopper_rows
-from kernels.experts.weights import AnyExpertWeights, ExpertWeights
+from kernels.experts.weights import AnyExpertWeights, ExpertWeights, Mxfp4Weights
 from kernels.fused.activation_kind import Activation
 from kernels.row_buckets import ExpertRows
 from kernels.shape import Dtype
@@ -25,6 +27,10 @@ MIXTURES = {
 CODES = ExpertsShape(
     Dtype.BF16, ExpertFormat.MXFP4, 6, 2, 320, 192, ClampedSwiglu(), True, ExpertRows.LE_512
 )  # fmt: skip
+CODES_IN_TILES = {
+    "bias, clamped": CODES,
+    "narrow": ExpertsShape(Dtype.BF16, ExpertFormat.MXFP4, 5, 1, 64, 64, Activation.SILU, False, ROWS),
+}
 NARROW = ExpertsShape(Dtype.FP16, PLAIN, 5, 1, 64, 16, Activation.SILU, False, ROWS)
 
 
@@ -65,6 +71,34 @@ def test_inner_dims_that_cannot_be_folded_are_right_too(device: torch.device) ->
 @pytest.mark.usefixtures("_hopper")
 def test_codes_of_4_bits_are_right_with_few_or_many_tokens(device: torch.device) -> None:
     checks = check_experts(run_experts_hopper, experts_cases(CODES, device, seed=0))
+    assert {check.name: check.where for check in checks if not check.is_passed} == {}
+
+
+def by_codes(tiles: CodesTiles) -> RunExperts:
+    """The path of codes by these tiles, whatever the number of tokens."""
+
+    def run(
+        hidden: Tensor,
+        experts: Tensor,
+        weights: Tensor,
+        of: AnyExpertWeights,
+        activation: ExpertActivation,
+        out: Tensor,
+    ) -> None:
+        assert isinstance(of, Mxfp4Weights)
+        mxfp4_path.run_in_tiles(hidden, experts, weights, of, activation, out, tiles)
+
+    return run
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("_hopper")
+@pytest.mark.parametrize("tiles", ALL_TILES, ids=str)
+@pytest.mark.parametrize("name", CODES_IN_TILES)
+def test_codes_in_tiles_of_every_height_are_right_on_every_hostile_input(
+    name: str, tiles: CodesTiles, device: torch.device
+) -> None:
+    checks = check_experts(by_codes(tiles), experts_cases(CODES_IN_TILES[name], device, seed=0))
     assert {check.name: check.where for check in checks if not check.is_passed} == {}
 
 

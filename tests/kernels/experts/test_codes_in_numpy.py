@@ -1,0 +1,125 @@
+"""The Gluon products of mxfp4 weights, run in numpy, against fp64; the order of columns; what chooses their tiles."""
+
+import numpy as np
+import pytest
+import torch
+from codes_by_numpy import assemble, numbers_of, run_product
+from gluon_by_numpy import Map
+from torch import Tensor
+
+from kernels.experts import mxfp4_hopper
+from kernels.experts.kinds import ClampedSwiglu
+from kernels.experts.mxfp4_order import gather, ordered_size, places
+from kernels.experts.mxfp4_tilings import ALL_TILES, STEP, CodesTiles, CodesTiling, codes_tiles
+from kernels.experts.weights import dequantized
+from kernels.reference.experts import activated_fp64
+
+EXPERTS, HIDDEN, WIDTH = 3, 192, 64  # neither is whole blocks of 128
+LIMIT, ALPHA = 7.0, 1.702
+
+
+class Layer:
+    """Weights of a small mixture in mxfp4, and sorted rows, an expert without any among them."""
+
+    def __init__(self, tiles: CodesTiles) -> None:
+        random = torch.Generator().manual_seed(1)
+
+        def codes(rows: int, size: int) -> tuple[Tensor, Tensor]:
+            shape = (EXPERTS, rows, size // 32)
+            blocks = torch.randint(256, (*shape, 16), generator=random, dtype=torch.uint8)
+            return blocks, torch.randint(112, 122, shape, generator=random, dtype=torch.uint8)
+
+        self.counts = (5, 0, tiles.tokens + 3)
+        self.gate_up, self.down = codes(2 * WIDTH, HIDDEN), codes(HIDDEN, WIDTH)
+        self.biases = [torch.randn(EXPERTS, size, generator=random).double() for size in (2 * WIDTH, HIDDEN)]
+        self.x = torch.randn(sum(self.counts), HIDDEN, generator=random).bfloat16().double()
+        self.order = torch.randperm(sum(self.counts), generator=random)
+
+    def experts(self) -> list[tuple[int, slice]]:
+        ends = np.cumsum(self.counts)
+        return [
+            (e, slice(int(end - count), int(end))) for e, (count, end) in enumerate(zip(self.counts, ends, strict=True))
+        ]
+
+    def table(self, tokens: int) -> np.ndarray:
+        tiles = [(e, row, of.stop) for e, of in self.experts() for row in range(of.start, of.stop, tokens)]
+        return np.array([(len(tiles), 0, 0), *tiles])
+
+    def expected(self) -> tuple[Tensor, Tensor]:
+        """The activated products, and the results, of the sorted rows."""
+        inner, results = torch.empty(len(self.x), WIDTH).double(), torch.empty(len(self.x), HIDDEN).double()
+        for e, of in self.experts():
+            products = self.x[of] @ dequantized(self.gate_up[0][e], self.gate_up[1][e], torch.float64).T
+            gate, up = (products + self.biases[0][e]).chunk(2, dim=-1)
+            inner[of] = activated_fp64(gate, up, ClampedSwiglu(ALPHA, LIMIT))
+            down = dequantized(self.down[0][e], self.down[1][e], torch.float64)
+            results[of] = inner[of] @ down.T + self.biases[1][e]
+        return inner, results
+
+
+def ordered(x: Tensor) -> np.ndarray:
+    """Rows in the order of `places`, with zeros behind the last column."""
+    whole = torch.zeros(len(x), ordered_size(x.shape[1]), dtype=x.dtype)
+    whole[:, : x.shape[1]] = x
+    return whole.view(len(x), -1, STEP)[:, :, places()].reshape(whole.shape).numpy()
+
+
+def run(layer: Layer, codes: tuple[Tensor, Tensor], bias: Tensor, x: np.ndarray, out: np.ndarray,
+        tiling: CodesTiling) -> None:  # fmt: skip
+    """One product of a layer: of gate and up into `out` in the next one's order, or of down at the rows' slots."""
+    blocks, scales = codes
+    rows, size = blocks.shape[1], blocks.shape[2] * 32
+    weights = blocks.reshape(EXPERTS, rows, size // 2).numpy().view(np.uint16).astype(np.float64)
+    if tiling.parts == 2:
+        weights = weights.reshape(EXPERTS, 2, rows // 16, 8, size // 4).transpose(0, 2, 1, 3, 4)
+    size_out, limits = rows // tiling.parts, (LIMIT, ALPHA) if tiling.parts == 2 else (0.0, 0.0)
+    packed = scales.numpy().astype(np.int64)
+    run_product(
+        Map(weights, tiling.weights_box), Map(x, tiling.inputs_box), out, packed, bias.numpy(), layer.order.numpy(),
+        layer.table(tiling.tokens), (-(-size_out // tiling.columns), x.shape[1] // STEP, size // 32, size_out,
+                                     out.shape[1], *limits), tiling, num_programs=3,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("tiles", ALL_TILES, ids=str)
+def test_both_products_are_right_and_no_role_waits_forever(tiles: CodesTiles) -> None:
+    layer = Layer(tiles)
+    inner, results = layer.expected()
+    stored = np.full_like(ordered(inner), np.nan)
+    stored[:, -STEP:] = 0  # as `gather` leaves what lies behind the width
+    gate_up, down = tiles.gate_up(has_bias=True, activation="clamped"), tiles.down(has_bias=True)
+    run(layer, layer.gate_up, layer.biases[0], ordered(layer.x), stored, gate_up)
+    np.testing.assert_allclose(stored, ordered(inner), atol=1e-9)
+    out = np.full((len(layer.x), HIDDEN), np.nan)
+    run(layer, layer.down, layer.biases[1], stored, out, down)
+    np.testing.assert_allclose(out[layer.order], results.numpy(), atol=1e-8)
+
+
+def test_every_code_times_every_scale_is_its_number() -> None:
+    codes = torch.arange(256, dtype=torch.uint8).repeat(256, 1)  # two codes a byte, all pairs, for each scale
+    scales = torch.arange(256, dtype=torch.int32)
+    bits = torch.where(scales == 0, 0x40, torch.where(scales == 255, 0x7FC0, scales << 7)).numpy()
+    words = codes.numpy().view(np.uint32)  # 8 codes
+    found = assemble(mxfp4_hopper._UNPACK.value, words, np.broadcast_to((bits | bits << 16)[:, None], words.shape))
+    places_of_word = [numbers_of(found[i] >> np.uint32(16 * half)) for half in (0, 1) for i in range(4)]
+    got = torch.from_numpy(np.stack(places_of_word, axis=-1)).view(256, 512)
+    blocks = codes[:255].view(255, 16, 16)
+    expected = dequantized(blocks, scales[:255, None].expand(255, 16).to(torch.uint8), torch.bfloat16).double()
+    assert torch.equal(got[:255], expected)
+    assert got[255].isnan().all()
+
+
+@pytest.mark.parametrize("width", [64, 128])
+def test_slots_are_gathered_in_the_order_of_the_products(width: int) -> None:
+    num_tokens, num_active = 5, 3
+    x = torch.randn(num_tokens, HIDDEN).bfloat16()
+    order = torch.randperm(num_tokens * num_active).int()
+    inner = torch.full((len(order), 128), torch.nan).bfloat16()
+    found = gather(x, order, inner, width)
+    assert torch.equal(found.double(), torch.from_numpy(ordered(x[order.long() // num_active].double())))
+    assert (inner == 0).all() if width == 64 else inner.isnan().all()
+
+
+def test_tiles_are_higher_the_more_rows_an_expert_has() -> None:
+    tiles = [codes_tiles(tokens, 4, 32) for tokens in (2, 3, 16, 17, 64, 65, 160, 161, 384, 385, 2048)]
+    assert [it and it.tokens for it in tiles] == [None, 8, 8, 16, 16, 32, 32, 64, 64, 128, 128]
