@@ -9,6 +9,8 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from image_tools import LOCK, ROOT, SBOM_PROGRAM, Container, Image, MissingTool, build, require_tools, run, running
@@ -68,11 +70,16 @@ def test_the_image_holds_what_the_lock_names_and_nothing_else(bill: dict[str, st
     assert locked.keys() <= bill.keys()
 
 
-def test_it_answers(container: Container) -> None:
+def completion_of(container: Container) -> dict[str, Any]:
     body = json.dumps({"model": "demo", "prompt": "Once upon a time", "max_tokens": 8, "temperature": 0}).encode()
     request = urllib.request.Request(f"{container.url}/v1/completions", body, {"Content-Type": "application/json"})
     with urllib.request.urlopen(request, timeout=300) as response:
-        answer = json.load(response)
+        answer: dict[str, Any] = json.load(response)
+    return answer
+
+
+def test_it_answers(container: Container) -> None:
+    answer = completion_of(container)
     assert answer["usage"]["completion_tokens"] == 8
     assert answer["choices"][0]["text"].strip()
 
@@ -81,6 +88,8 @@ def test_it_runs_as_its_user_without_capabilities(container: Container) -> None:
     status = container.execute("cat", "/proc/1/status").stdout
     assert "Uid:\t10001\t10001\t10001\t10001" in status
     assert "CapEff:\t0000000000000000" in status
+    assert "NoNewPrivs:\t1" in status
+    assert "Seccomp:\t2" in status, "its system calls are filtered"
 
 
 def test_it_writes_to_its_cache_only(container: Container) -> None:
@@ -99,3 +108,12 @@ def test_its_own_health_check_passes(container: Container, image: Image) -> None
 
 def test_sigterm_ends_it_with_0(container: Container) -> None:
     assert container.stop() == 0
+
+
+def test_two_ranks_answer_in_one_container(image: Image, tmp_path: Path) -> None:
+    """The processes of a shared model need nothing of the host either."""
+    with running(image, tmp_path, free_port(), {"HALLMARK_TENSOR_PARALLEL_SIZE": "2"}) as it:
+        assert completion_of(it)["usage"]["completion_tokens"] == 8
+        commands = it.execute("sh", "-c", "cat /proc/[0-9]*/cmdline | tr '\\0' '\\n'").stdout
+        assert "server.engine.follower" in commands
+        assert it.stop() == 0

@@ -10,7 +10,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +22,8 @@ SBOM_PROGRAM = "cyclonedx-bom==7.5.0"
 STEP_LIMIT_S = 3600
 READY_LIMIT_S = 900
 END_LIMIT_S = 120
+# What podman, CRI-O and, nearly, containerd filter by default (RuntimeDefault); it comes with buildah.
+SECCOMP = Path("/usr/share/containers/seccomp.json")
 # Of the stand-in: what python:3.11-slim has, from Debian.
 PACKAGES = "python3,python3-venv,python-is-python3,ca-certificates"
 
@@ -43,7 +45,8 @@ class Image:
 def require_tools() -> None:
     """Raise MissingTool where something is missing."""
     missing = [name for name in ("buildah", "debootstrap", "runc") if shutil.which(name) is None]
-    if missing:
+    if missing or not SECCOMP.exists():
+        missing += [] if SECCOMP.exists() else [str(SECCOMP)]
         raise MissingTool(f"{', '.join(missing)} not installed (Debian packages of these names)")
     if os.geteuid() != 0:
         raise MissingTool("building with --isolation chroot and running with runc need root")
@@ -126,16 +129,20 @@ class Container:
 
 
 @contextmanager
-def running(image: Image, folder: Path, port: int) -> Iterator[Container]:
-    """Start the image's own command as its user, on a read-only root, without capabilities; wait until it is ready."""
+def running(image: Image, folder: Path, port: int, environ: Mapping[str, str] | None = None) -> Iterator[Container]:
+    """Start the image's own command as its user, as Kubernetes' manifests ask, and wait until it is ready.
+
+    Its root is read-only, it has no capabilities and cannot get any, and system calls are filtered. `environ` comes
+    beside the image's.
+    """
     cache, bundle = folder / "cache", folder / "bundle"
     for each in (cache, bundle):
         shutil.rmtree(each, ignore_errors=True)
         each.mkdir(parents=True)
     uid, gid = map(int, image.config["User"].split(":"))
     os.chown(cache, uid, gid)
-    (bundle / "config.json").write_text(json.dumps(_specification(image, cache, uid, gid, port)))
-    name = f"hallmark-{os.getpid()}"
+    (bundle / "config.json").write_text(json.dumps(_specification(image, cache, uid, gid, port, environ or {})))
+    name = f"hallmark-{os.getpid()}-{port}"
     log = folder / "container.log"
     with log.open("wb") as output:
         command = ["runc", "--root", str(folder / "runc"), "run", "--bundle", str(bundle), name]
@@ -151,17 +158,37 @@ def running(image: Image, folder: Path, port: int) -> Iterator[Container]:
             process.wait(END_LIMIT_S)
 
 
-def _specification(image: Image, cache: Path, uid: int, gid: int, port: int) -> dict[str, Any]:
+def _seccomp() -> dict[str, Any]:
+    """Return the default filter in the form of the OCI runtime, for a container without capabilities."""
+    profile = json.loads(SECCOMP.read_text())
+    rules = []
+    for rule in profile["syscalls"]:
+        includes, excludes = rule.get("includes", {}), rule.get("excludes", {})
+        is_of_others = includes.get("arches") and "amd64" not in includes["arches"]
+        if includes.get("caps") or is_of_others or "amd64" in excludes.get("arches", ()):
+            continue
+        # Docker's and containerd's want CAP_SYS_PTRACE for it.
+        names = [name for name in rule["names"] if name != "pidfd_getfd"]
+        rules.append({"names": names, **{key: rule[key] for key in ("action", "args", "errnoRet") if rule.get(key)}})
+    answers = {key: profile[key] for key in ("defaultAction", "defaultErrnoRet") if key in profile}
+    return {**answers, "architectures": ["SCMP_ARCH_X86_64", "SCMP_ARCH_X86", "SCMP_ARCH_X32"], "syscalls": rules}
+
+
+def _specification(
+    image: Image, cache: Path, uid: int, gid: int, port: int, environ: Mapping[str, str]
+) -> dict[str, Any]:
     """Return the OCI runtime's view of what a cluster runs: the host's network, and nothing else of the host."""
     sets = ("bounding", "effective", "permitted", "inheritable", "ambient")
-    environ = [*image.config["Env"], "HALLMARK_HOST=127.0.0.1", f"HALLMARK_PORT={port}"]
+    variables = [*image.config["Env"], "HALLMARK_HOST=127.0.0.1", f"HALLMARK_PORT={port}"]
+    variables += [f"{name}={value}" for name, value in environ.items()]
+    shm = ["nosuid", "nodev", "mode=1777", "size=64m"]
     [volume] = image.config["Volumes"]
     return {
         "ociVersion": "1.0.2",
         "process": {
             "user": {"uid": uid, "gid": gid},
             "args": [*image.config["Entrypoint"], *image.config["Cmd"]],
-            "env": environ,
+            "env": variables,
             "cwd": image.config["WorkingDir"],
             "noNewPrivileges": True,
             "capabilities": {name: [] for name in sets},
@@ -171,10 +198,10 @@ def _specification(image: Image, cache: Path, uid: int, gid: int, port: int) -> 
         "mounts": [
             {"destination": "/proc", "type": "proc", "source": "proc"},
             {"destination": "/dev", "type": "tmpfs", "source": "tmpfs", "options": ["nosuid", "mode=755", "size=64m"]},
-            {"destination": "/dev/shm", "type": "tmpfs", "source": "shm", "options": ["nosuid", "nodev", "mode=1777"]},
+            {"destination": "/dev/shm", "type": "tmpfs", "source": "shm", "options": shm},
             {"destination": volume, "type": "bind", "source": str(cache), "options": ["rbind", "rw"]},
         ],
-        "linux": {"namespaces": [{"type": kind} for kind in ("pid", "ipc", "uts", "mount")]},
+        "linux": {"namespaces": [{"type": kind} for kind in ("pid", "ipc", "uts", "mount")], "seccomp": _seccomp()},
     }
 
 
