@@ -10,7 +10,6 @@ import psutil
 
 _BUSY = slice(0, 3), slice(5, 8)  # of /proc/stat: user nice system, irq softirq steal; neither idle nor iowait
 _TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
-PRIORITY = -15  # niceness: 28 times the weight of an ordinary program's
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +57,3 @@ def wait_for_calm(
         if others <= at_most_cores or now.at - first.at >= limit_s:
             return others
         before = now
-
-
-def go_first() -> bool:
-    """Give this program, and what it starts from now on, its priority. Returns whether that is allowed here."""
-    try:
-        os.setpriority(os.PRIO_PROCESS, 0, PRIORITY)
-    except PermissionError:
-        return False
-    return True

@@ -3,9 +3,11 @@
 .venv/bin/python deploy/drill/upgrade.py [--out drill-upgrade] [--cases fingerprint slower wrong]
 
 Needs no GPU. A candidate is this build on a changed machine, or a copy of it with one line of its source changed; the
-stable server answers requests all the while. Other programs on the machine make times uncertain: the drill takes a high
-priority where it may, and repeats a gate that could not decide, when they have become less. Exit status 0 when every
-gate said what it had to and the stable server lost nothing, 1 when not, 4 when a gate could not decide three times.
+stable server answers requests all the while. Other programs on the machine make times uncertain: before a gate that
+compares times the drill waits two minutes at most until they take little, and repeats a gate that could not decide.
+
+Exit status 0 when every gate said what it had to and the stable server lost nothing, 1 when not, 4 when a gate could
+not decide three times.
 """
 
 import argparse
@@ -22,7 +24,7 @@ import httpx
 import torch
 from builds import SLOW_KERNEL, SLOWDOWN, SLOWED_BUCKET, WRONG_KERNEL, WRONG_WINDOW, write_build
 from model import write_windowed_model
-from other_load import PRIORITY, go_first, used, wait_for_calm
+from other_load import used, wait_for_calm
 from report import Judgement
 from servers import Build, hallmark, serving
 from steady_load import Steady, steady_load
@@ -186,8 +188,6 @@ def main() -> int:
     options = parser.parse_args()
     out: Path = options.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
-    if not go_first():
-        say(f"not allowed here: priority before other programs (niceness {PRIORITY})")
     drilled = run(out, options.cases)
     machine = (
         f"{num_cores()} cores of {read_fingerprint(torch.device('cpu')).gpu}, load average {os.getloadavg()[2]:.1f}"
