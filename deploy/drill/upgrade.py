@@ -104,7 +104,8 @@ class Drill:
             others = self.wait()
             if others > CALM_CORES:
                 say(f"other programs take {others:.2f} of {num_cores()} cores, and have for {CALM_LIMIT_S:g} s")
-            found = self.canary(case, what, url, expected, *flags, "--baseline", self.stable, *TRACE)
+            with steady_load(url):  # as the stable server has it, or that one would be slower by it
+                found = self.canary(case, what, url, expected, *flags, "--baseline", self.stable, *TRACE)
             if found.judgement is not Judgement.CANNOT or attempt == ATTEMPTS:
                 return
             self.runs[-1] = replace(found, is_repeated=True)

@@ -111,7 +111,7 @@ def test_a_gate_is_repeated_only_while_it_cannot_decide(
             return self.runs[-1]
 
     drill = Played(tmp_path, tmp_path, wait=lambda: 0.0)
-    drill.timed_canary("a case", "a gate", "http://candidate", Expected(1))
+    drill.timed_canary("a case", "a gate", "http://127.0.0.1:1", Expected(1))
     assert [run.judgement for run in drill.runs] == judgements
     assert [run.is_repeated for run in drill.runs] == [True] * (len(codes) - 1) + [False]
     assert not list(answers)
