@@ -9,7 +9,7 @@ from qualification_fakes import DECODE, SHAPE
 
 from kernels.reference.oracle import attention_oracle
 from kernels.shape import AttentionShape, Dtype
-from qualification.evidence.evidence import CHECK_LIMITS, Check
+from qualification.evidence.evidence import Check, required_checks
 from qualification.measure.checks import check_path, one_thread
 from qualification.measure.inputs import Case, cases
 from qualification.measure.planted_faults import (
@@ -36,7 +36,7 @@ def right(q, k, v, batch, flags, out) -> None:
 @pytest.mark.parametrize("shape", [SHAPE, DECODE], ids=str)
 def test_the_truth_itself_passes_every_required_check(shape: AttentionShape) -> None:
     found = measure(right, shape)
-    assert set(found) == set(CHECK_LIMITS)
+    assert set(found) == required_checks(shape)
     assert all(check.is_passed for check in found.values())
 
 
