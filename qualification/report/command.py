@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         default=MATRICES,
         metavar="FILE|DIR",
-        help="evidence of one machine (default: ours)",
+        help="evidence of one machine (default: ours, of which one GPU's must be named where it has several)",
     )
     group = parser.add_argument_group("sources")
     group.add_argument("--url", metavar="URL", help="a running server, to show what it does now")

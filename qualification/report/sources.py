@@ -103,8 +103,10 @@ def gather(place: Path, benches: Sequence[Path], served: Sequence[Path], url: st
         machines |= {entry.fingerprint for entry in matrix.evidence.values()}
     if len(machines) != 1:
         found = ", ".join(sorted(str(machine.gpu) for machine in machines)) or "none"
+        folders = sorted({str(path.parent) for path in files})
+        advice = f"; name one of {', '.join(folders)}" if len(folders) > 1 else ""
         raise ReportError(
-            f"a report is of one machine and one stack, {place} holds evidence of {len(machines)}: {found}"
+            f"a report is of one machine and one stack, {place} holds evidence of {len(machines)}: {found}{advice}"
         )
     sides = tuple(side for path in served for side in _decode(path, ServeFile).sides)
     if len(sides) == 1:

@@ -133,8 +133,8 @@ def build_parser() -> Parser:
             "report",
             "what the evidence says, as one page",
             "Write one HTML page from evidence and, where they are named, benches and a running server.",
-            "hallmark report --out report.html",
-            "hallmark report --url http://127.0.0.1:8000",
+            "hallmark report qualification/matrices/nvidia-h200 --out report.html",
+            "hallmark report qualification/matrices/nvidia-h200 --url http://127.0.0.1:8000",
         )
     )
     bench_parser = add_command(
