@@ -7,7 +7,7 @@ for good (H200, driver 580.159, 350 nodes), and cuptiFinalize then breaks replay
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 
@@ -89,15 +89,15 @@ class Recorder:
         return Counter(self._names(graph.raw_cuda_graph()))
 
     def node_seconds(
-        self, graph: torch.cuda.CUDAGraph, *, on_launch: Callable[[], None] = lambda: None
+        self, graph: torch.cuda.CUDAGraph, *, launching: Callable[[], AbstractContextManager[object]] = nullcontext
     ) -> dict[str, float]:
         """Run copies of a kept graph, whose inputs are in place, and return its nodes' seconds by name.
 
-        `on_launch`: called ahead of each run. Raises DriverError.
+        `launching`: the context of each run. Raises DriverError.
         """
         current = torch.cuda.current_stream()
         current.synchronize()
-        return node_seconds(self._driver, graph.raw_cuda_graph(), current.cuda_stream, on_launch=on_launch)
+        return node_seconds(self._driver, graph.raw_cuda_graph(), current.cuda_stream, launching=launching)
 
     def _names(self, graph: int) -> Iterator[str]:
         names = (self._driver.node_name(node) for node in self._driver.nodes(graph))

@@ -7,7 +7,7 @@ it is takes less is therefore taken from all nodes alike.
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from graphlib import TopologicalSorter
 from itertools import pairwise
 from statistics import median
@@ -44,12 +44,12 @@ def node_seconds(
     stream: int,
     *,
     num_runs: int = _NUM_RUNS,
-    on_launch: Callable[[], None] = lambda: None,
+    launching: Callable[[], AbstractContextManager[object]] = nullcontext,
 ) -> dict[str, float]:
     """Run copies of `graph` on `stream` some times; return the seconds of its nodes by their names, medians added up.
 
-    The graph's inputs must be in place. Waits for the device. `on_launch` is called ahead of each run: kernels that
-    exchange with other devices need those to run too. Raises DriverError.
+    The graph's inputs must be in place. Waits for the device. Each run is `launching`: kernels that exchange with other
+    devices need those to run too. Raises DriverError.
     """
     with ExitStack() as cleanup:
         copy = driver.clone(graph)
@@ -66,8 +66,8 @@ def node_seconds(
             cleanup.callback(driver.destroy_executable, executable)
             runs = []
             for _ in range(num_runs + 1):
-                on_launch()
-                driver.launch(executable, stream)
+                with launching():
+                    driver.launch(executable, stream)
                 runs.append([driver.seconds_between(*pair) for pair in pairwise(events)])
             return [median(seconds) for seconds in zip(*runs[1:], strict=True)]
 

@@ -44,6 +44,7 @@ from server.engine.execution.graph_keys import GraphKey, GraphSizes
 from server.engine.execution.sampling import SampledTokens
 from server.engine.execution.step_buffer import StepBuffer, StepLayout
 from server.engine.execution.worker import LaunchFailed, Worker
+from server.engine.operators.launch_errors import is_device_lost
 from server.errors import SettingsError
 from server.model.decoder import Decoder
 from server.model.kv_cache import KVCache
@@ -199,7 +200,8 @@ class LeadingWorker(Worker):
         self._followers = followers
         self._told = dispatcher, dispatcher.revision
         self._index_of: dict[GraphKey, int] = {}
-        self._timed: int | None = None  # of the graph that `repeat_others` names; None: the recorded step
+        self._timed: int | None = None  # of the graph that `others_repeat` names; None: the recorded step
+        self._is_announced = False  # whether the others compute what `_ending` is about
         followers.tell(Allocate(kv.num_pages, tokens.latest.numel()))
 
     def least_of(self, num_bytes: int) -> int:
@@ -229,18 +231,33 @@ class LeadingWorker(Worker):
             return super().capture(key, capture)
 
     def graph(self, key: GraphKey) -> torch.cuda.CUDAGraph | None:
-        """As of every worker; `repeat_others` is about this graph from now on."""
+        """As of every worker; `others_repeat` is about this graph from now on."""
         self._timed = self._index_of[key]
         return super().graph(key)
 
-    def repeat_others(self) -> None:
-        """Have the other ranks replay the graph that `graph` or `record` gave last, as this rank is about to."""
-        self._followers.tell(Repeat(self._timed))
+    @contextmanager
+    def others_repeat(self) -> Iterator[None]:
+        """Have the others replay the graph that `graph` or `record` gave last, as this rank does inside.
+
+        Raises DeviceLost where this rank fails to.
+        """
+        with self._ending():
+            self._followers.tell(Repeat(self._timed))
+            self._is_announced = True
+            yield
 
     def logits(self, hidden_rows: Tensor) -> Tensor:
-        """Compute logits as every worker does: the others have the same hidden states, but not the choice of rows."""
-        self._followers.tell(ComputeLogits(hidden_rows.shape[0]))
-        return super().logits(self.rank.share(hidden_rows.contiguous()))
+        """Compute logits as every worker does: the others have the same hidden states, but not the choice of rows.
+
+        Raises NoPathError before they are asked, and DeviceLost where this rank fails behind that.
+        """
+        num_rows = hidden_rows.shape[0]
+        if self.dispatcher.products is not None:
+            self.dispatcher.products.check(0, num_rows)
+        with self._ending():
+            self._followers.tell(ComputeLogits(num_rows))
+            self._is_announced = True
+            return super().logits(self.rank.share(hidden_rows.contiguous()))
 
     def copy_pages(self, copies: Sequence[tuple[int, int]]) -> None:
         """Copy pages on every rank, as a worker does on its own."""
@@ -253,6 +270,7 @@ class LeadingWorker(Worker):
             return super().launch(*given, **named)
 
     def _announce(self, buffer: StepBuffer) -> None:
+        self._is_announced = True
         if buffer.key is not None:  # whose graph holds its decisions
             self._followers.tell(Replay(self._index_of[buffer.key]), buffer)
             return
@@ -278,7 +296,11 @@ class LeadingWorker(Worker):
 
     @contextmanager
     def _ending(self) -> Iterator[None]:
-        """Turn what keeps this rank from a step that the others compute into DeviceLost: all start again."""
+        """Turn what keeps this rank from a step that the others compute into DeviceLost: all start again.
+
+        An error before the step is announced passes, unless it is a failed launch or a lack of memory.
+        """
+        self._is_announced = False
         try:
             yield
         except LaunchFailed as failed:
@@ -287,3 +309,8 @@ class LeadingWorker(Worker):
             raise DeviceLost(message, [blamed]) from failed
         except torch.OutOfMemoryError as error:
             raise DeviceLost(f"out of memory on rank 0 of {self.rank.world}: {error}") from error
+        except Exception as error:
+            if is_device_lost(error) or not self._is_announced:
+                raise
+            message = f"rank 0 of {self.rank.world} left a step that the others compute: {error}"
+            raise DeviceLost(message) from error

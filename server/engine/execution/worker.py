@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TypeVar
 
 import torch
@@ -135,8 +136,9 @@ class Worker:
         graph = self._graphs.get(key)
         return graph.graph if isinstance(graph, RecordedGraph) else None
 
-    def repeat_others(self) -> None:
-        """Have other ranks replay the graph that `graph` or `record` gave last, where there are any."""
+    def others_repeat(self) -> AbstractContextManager[object]:
+        """Have other ranks, where there are any, replay the graph that `graph` or `record` gave last."""
+        return nullcontext()
 
     @torch.inference_mode()
     def record(self, buffer: StepBuffer, capture: Callable[[Callable[[], None]], Recorded]) -> Recorded | None:

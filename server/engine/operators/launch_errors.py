@@ -36,10 +36,13 @@ def not_launched(error: Exception) -> Reject | None:
 
 
 def is_device_lost(error: BaseException) -> bool:
-    """Return whether the CUDA context is poisoned: an illegal access, a device-side assert, a fault of the driver.
+    """Return whether nothing more can run in this process: an illegal access, a fault of the driver, a broken step.
 
-    Triton's driver raises a plain RuntimeError that begins "Triton Error [CUDA]"; torch raises AcceleratorError.
+    Triton's driver raises a plain RuntimeError that begins "Triton Error [CUDA]"; torch raises AcceleratorError. Where
+    one of several ranks leaves a step, it raises DeviceLost itself.
     """
+    if isinstance(error, DeviceLost):
+        return True
     if isinstance(error, Exception) and launch_failure(error) is not None:
         return False
     return isinstance(error, torch.AcceleratorError) or "Error [CUDA]" in str(error)
@@ -47,9 +50,14 @@ def is_device_lost(error: BaseException) -> bool:
 
 @contextmanager
 def blaming(suspects: Callable[[], list[tuple[str, str]]]) -> Iterator[None]:
-    """A device that is lost inside ends as DeviceLost, with the (path, shape) pairs that ran then."""
+    """A device that is lost inside ends as DeviceLost, with the (path, shape) pairs that ran then.
+
+    A DeviceLost from inside passes: it names its own suspects.
+    """
     try:
         yield
+    except DeviceLost:
+        raise
     except Exception as error:
         if is_device_lost(error):
             raise DeviceLost(str(error).partition("\n")[0], suspects()) from error

@@ -348,7 +348,7 @@ def _step_times(runner: ModelRunner, recorder: Recorder | None) -> TimeStep:
     if recorder is None or waits:
         return lambda _: None
     capture, worker = recorder.capture, runner.worker
-    node_seconds = partial(recorder.node_seconds, on_launch=worker.repeat_others)
+    node_seconds = partial(recorder.node_seconds, launching=worker.others_repeat)
     return StepTimes(lambda batch: runner.step_graph(batch, capture), recorder.node_names, node_seconds)
 
 

@@ -150,8 +150,8 @@ def main() -> None:
     record = ranks.worker.record(ranks.runner._writer.write(batch, {}), capture)
     assert record is not None
     for _ in range(3):
-        ranks.worker.repeat_others()
-        record.replay()
+        with ranks.worker.others_repeat():
+            record.replay()
 
     check = ranks.runner.shadow = ShadowCheck(ranks.dispatcher, budget=1e9, interval_s=0.0, is_quarantining=True)
     found["checked"] = ranks.answers(lambda it: it.submit_all(prompts[:2], max_tokens=3))

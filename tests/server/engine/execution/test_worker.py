@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,14 +14,20 @@ from torch import Tensor
 
 from kernels.path import KernelPath
 from kernels.sampling.sampling import SamplingTensors
+from qualification.attest.cuda_driver import DriverError
+from qualification.measure.qualify import DeviceLost
 from server.engine.attention.dispatch import Dispatcher
 from server.engine.attention.step_attention import TakeCall
-from server.engine.execution.followers import RankIdentity, check_same
+from server.engine.execution.commands import Command, ComputeLogits, Launch, Repeat
+from server.engine.execution.followers import LeadingWorker, RankIdentity, check_same
 from server.engine.execution.runner import ModelRunner
 from server.engine.execution.sampling import SampledTokens
 from server.engine.execution.step_buffer import StepBuffer
 from server.engine.execution.step_writer import StepWriter
 from server.engine.execution.worker import LaunchFailed, Worker
+from server.engine.operators.decisions import NoPathError
+from server.engine.operators.launch_errors import is_device_lost
+from server.engine.products.linear import LinearTable
 from server.engine.scheduling.engine import Engine, EngineOptions
 from server.engine.scheduling.pages import PagePool
 from server.engine.scheduling.scheduler import Scheduler, SchedulerLimits
@@ -98,6 +105,85 @@ def test_one_of_several_ranks_ends_a_step_that_fails(decoder: Decoder) -> None:
     with pytest.raises(LaunchFailed):
         worker.launch(buffer)
     assert worker.dispatcher.decisions == before
+
+
+class Told:
+    """The other ranks, who note what they are told."""
+
+    def __init__(self) -> None:
+        self.commands: list[Command] = []
+
+    def tell(self, command: Command, buffer: StepBuffer | None = None) -> None:  # noqa: ARG002
+        self.commands.append(command)
+
+    def has(self, kind: type[object]) -> bool:
+        return any(isinstance(command, kind) for command in self.commands)
+
+
+class Same(Ranks):
+    """Ranks that have the same values already."""
+
+    def share(self, values: Tensor) -> Tensor:
+        return values
+
+
+class NoHead(LinearTable):
+    """Products of which the head has no path any more."""
+
+    def __init__(self) -> None: ...
+
+    def check(self, num_tokens: int, num_sampled: int) -> None:
+        raise NoPathError(None, f"no path is left for {num_tokens} and {num_sampled} rows")
+
+
+def leading(decoder: Decoder, told: Told, path: KernelPath = PATH) -> LeadingWorker:
+    worker = worker_of(decoder, Same(0, 2), path, make=partial(LeadingWorker, followers=told))
+    assert isinstance(worker, LeadingWorker)
+    return worker
+
+
+def unnamed(*_: object) -> None:
+    raise DriverError("the driver does not say")
+
+
+def test_no_error_in_a_step_that_others_compute_is_survived(decoder: Decoder) -> None:
+    told = Told()
+    worker = leading(decoder, told, replace(PATH, run=unnamed))
+    writer = StepWriter(page_size=PAGE_SIZE, num_pages=NUM_PAGES, is_pinned=False)
+    with pytest.raises(DeviceLost, match="rank 0 of 2 left a step") as lost:
+        worker.launch(writer.write(synthetic_batch([(4, 4)], PAGE_SIZE), {}))
+    assert told.has(Launch)
+    assert is_device_lost(lost.value)  # or an attestation would go on
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("no memory"), NoPathError(None, "no path is left")])
+def test_no_error_in_logits_that_others_compute_is_survived(decoder: Decoder, error: Exception) -> None:
+    class Broken(Decoder):
+        def logits(self, hidden_rows: Tensor, out: Tensor | None = None) -> Tensor:  # noqa: ARG002
+            raise error
+
+    told = Told()
+    worker = leading(decoder, told)
+    worker.decoder = Broken(decoder.config, decoder.weights)
+    with pytest.raises(DeviceLost):
+        worker.logits(torch.zeros(2, decoder.config.hidden_size))
+    assert told.has(ComputeLogits)
+
+
+def test_logits_that_have_no_path_are_asked_of_nobody(decoder: Decoder) -> None:
+    told = Told()
+    worker = leading(decoder, told)
+    worker.dispatcher.products = NoHead()
+    with pytest.raises(NoPathError):
+        worker.logits(torch.zeros(2, decoder.config.hidden_size))
+    assert not told.has(ComputeLogits)
+
+
+def test_a_graph_that_only_the_others_repeat_ends_all(decoder: Decoder) -> None:
+    told = Told()
+    with pytest.raises(DeviceLost), leading(decoder, told).others_repeat():
+        unnamed()
+    assert told.has(Repeat)
 
 
 def test_a_rank_outside_its_world_is_refused() -> None:

@@ -202,3 +202,9 @@ def test_who_breaks_the_device_before_ready_is_named(
         warm_up(runner, decisions, limits, is_cuda=False, progress=lambda _: None)
     named = raised.value.suspects if isinstance(raised.value, DeviceLost) else []
     assert named == [("sdpa.cpu", str(shape)) for shape in decisions if is_lost]
+
+
+def test_who_is_to_blame_already_stays_so() -> None:
+    with pytest.raises(DeviceLost) as raised, blaming(lambda: [("sdpa.cpu", PAIR[1])]):
+        raise DeviceLost("it could not be launched on rank 0", [PAIR])
+    assert raised.value.suspects == [PAIR]
