@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 
 import msgspec
 import torch
@@ -16,6 +17,7 @@ import torch.distributed as dist
 from kernels.catalog import any_path_named
 from kernels.collective.shape import parse_collective_shape
 from kernels.triton_cache import use_own_cache
+from qualification.common.hang_up import leave_with
 from qualification.measure.collective_checks import copied
 from qualification.measure.collective_inputs import CollectiveCase, collective_case
 from qualification.measure.qualify import KERNEL_ERRORS, loss_of
@@ -63,6 +65,8 @@ class RankWorker:
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; rank 0 ends, and we with it
     connection, meeting, rank, world = socket.socket(fileno=int(sys.argv[1])), sys.argv[2], *map(int, sys.argv[3:5])
+    # Rank 0 may end while this one waits for it to meet, or in a call.
+    threading.Thread(target=leave_with, args=(connection, os._exit), name="rank-0-watch", daemon=True).start()
     device = torch.device("cuda", rank) if sys.argv[5] == "cuda" else torch.device("cpu")
     if device.type == "cpu":
         torch.set_num_threads(1)

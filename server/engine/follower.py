@@ -19,6 +19,7 @@ from torch import Tensor
 
 from kernels.operators import AnyShape
 from kernels.triton_cache import use_own_cache
+from qualification.common.hang_up import leave_with
 from qualification.decision.decision import Decision, Pairs, ShapeT, Status
 from qualification.evidence.shape_text import parse_shape
 from server.engine.attention.dispatch import Dispatcher
@@ -62,7 +63,6 @@ from server.errors import StartError
 from server.log import configure_logging
 from server.model.decoder import Decoder
 from server.model.kv_cache import KVCache
-from server.protocol.hang_up import leave_with
 
 logger = logging.getLogger(__name__)
 

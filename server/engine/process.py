@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from types import FrameType
 
+from qualification.common.hang_up import leave_with
 from qualification.measure.qualify import DeviceLost, QualificationAborted
 from server.engine.link import EXIT_PROTOCOL, Inbox, Link
 from server.engine.operators.launch_errors import is_device_lost
@@ -27,7 +28,6 @@ from server.engine.startup.attention_plan import Unservable
 from server.engine.startup.builder import BuiltEngine, build_engine
 from server.errors import StartError
 from server.log import configure_logging
-from server.protocol.hang_up import leave_with
 from server.protocol.messages import (
     Attest,
     Cancel,

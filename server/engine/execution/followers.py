@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from kernels.child_process import python_command
+from qualification.common.hang_up import leave_with
 from qualification.measure.qualify import DeviceLost
 from server.engine.attention.dispatch import Dispatcher
 from server.engine.attention.step_attention import StepAttention
@@ -49,7 +50,6 @@ from server.errors import SettingsError
 from server.model.decoder import Decoder
 from server.model.kv_cache import KVCache
 from server.model.ranks import Ranks
-from server.protocol.hang_up import leave_with
 from server.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -125,6 +125,7 @@ class Followers:
         def leave(_: int) -> None:
             if not self._is_closed:
                 logger.critical("rank %d is gone, and the engine ends: it cannot compute without it", rank)
+                self._folder.cleanup()  # which an end without Python's own clean-up leaves behind
                 os._exit(EXIT_RANK_LOST)
 
         leave_with(connection, leave)

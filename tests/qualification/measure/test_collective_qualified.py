@@ -1,11 +1,15 @@
 """Sums over ranks as an operator: two processes of gloo prove the right path, and refuse a wrong one."""
 
+import socket
+import subprocess
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from kernels.child_process import python_command
 from kernels.collective.library_path import run_library
 from kernels.collective.paths import COLLECTIVE_PATHS, CollectivePath
 from kernels.collective.peers import AddNorm, Peers
@@ -15,6 +19,7 @@ from kernels.row_buckets import CollectiveRows
 from kernels.shape import Dtype
 from qualification.evidence.evidence import Evidence
 from qualification.measure.qualify import Bench, qualify
+from qualification.measure.rank_group import WORKER
 
 CPU = torch.device("cpu")
 SHAPE = CollectiveShape(Dtype.BF16, 64, 2, Follows.ADD_NORM, CollectiveRows.LE_16)
@@ -41,3 +46,17 @@ def test_sums_are_proven_by_all_ranks_and_a_wrong_one_refused() -> None:
     assert {check.name for check in found[2].checks if not check.is_passed} == {"every_row", "unequal_ranks"}
     assert {entry.tested_query_tokens for entry in found} == {16}
     assert not dist.is_initialized(), "an engine meets its own ranks behind this"
+
+
+def test_a_rank_that_waits_for_rank_0_ends_with_it(tmp_path: Path) -> None:
+    ours, theirs = socket.socketpair()
+    meeting = tmp_path / "meeting"
+    with ours, theirs:
+        command = python_command(WORKER, str(theirs.fileno()), str(meeting), "1", "2", "cpu")
+        with subprocess.Popen(command, pass_fds=(theirs.fileno(),)) as rank:
+            theirs.close()
+            ours.close()  # rank 0 never comes
+            try:
+                assert rank.wait(timeout=60) == 0  # it would wait for 300 s
+            finally:
+                rank.kill()

@@ -10,13 +10,13 @@ from ranks_engine import decide, dispatcher_of
 from test_graphs import capture
 
 from kernels.shape import AttentionShape
+from qualification.common.hang_up import leave_with
 from qualification.evidence.shape_text import parse_shape
 from server.engine.attention.dispatch import Dispatcher
 from server.engine.execution.commands import Begin, Decide, receive
 from server.engine.execution.followers import meet
 from server.engine.follower import Follower
 from server.engine.startup.subject import Subject, identity_of, kv_cache_of, load_rank, read_subject
-from server.protocol.hang_up import leave_with
 
 
 def decided(subject: Subject, decisions: list[tuple[str, str]]) -> Dispatcher:
