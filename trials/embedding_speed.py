@@ -68,7 +68,7 @@ class Server:
 def spread(times: list[float]) -> dict[str, object]:
     """The median and the range of times in seconds, as a row has them."""
     found = {"ms": statistics.median(times), "ms_min": min(times), "ms_max": max(times)}
-    return {name: round(seconds * 1e3, 2) for name, seconds in found.items()} | {"n": len(times)}
+    return {"n": len(times), **{name: round(seconds * 1e3, 2) for name, seconds in found.items()}}
 
 
 async def measured(url: str, rounds: int, seconds: float) -> list[dict[str, object]]:
