@@ -149,8 +149,8 @@ def _asked(
     return tuple(asked)
 
 
-class _Known:
-    """What is known of calls of one form: their arguments are valid, and this path computes them.
+class KnownCall:
+    """Calls of one form whose arguments are valid, and this path computes them.
 
     prepare      makes launches of such calls; None where the path's `run` makes them each time
     max_context  what the page table can name
@@ -166,9 +166,9 @@ class _Known:
 
 # Forms of calls that were seen, with no tensor. All checks and the choice of a path take 120 us, the form of a call
 # that is known 2.5 (one core of a Xeon).
-_known: dict[tuple[object, ...], _Known] = {}
-_MAX_KNOWN = 512
-_MAX_PREPARED = 4  # of a form and places of its tensors: bounds of the contexts can ask for several
+known_calls: dict[tuple[object, ...], KnownCall] = {}
+MAX_KNOWN_CALLS = 512
+MAX_PREPARED_CALLS = 4  # of a form and places of its tensors: bounds of the contexts can ask for several
 
 # Whether keys are in pages, the scale, causal, the window and the softcap, as they are given.
 _Options = tuple[bool, float | None, bool, int | None, float | None]
@@ -207,7 +207,7 @@ def _attend(
         None if spans is None else (spans.shape, spans.is_contiguous(), spans.dtype, spans.device),
         path, None if out is None else (out.shape, out.is_contiguous() or out.stride(), out.dtype, out.device),
     )  # fmt: skip
-    known = _known.get(form)
+    known = known_calls.get(form)
     if out is None:
         out = torch.empty_like(q)
     places: int | tuple[int | None, ...] = 0
@@ -242,21 +242,21 @@ def _attend(
     return out
 
 
-def _remember(form: tuple[object, ...], known: _Known) -> None:
-    if len(_known) >= _MAX_KNOWN:
-        _known.clear()
-    _known[form] = known
+def _remember(form: tuple[object, ...], known: KnownCall) -> None:
+    if len(known_calls) >= MAX_KNOWN_CALLS:
+        known_calls.clear()
+    known_calls[form] = known
 
 
-def _prepare(known: _Known, places: int | tuple[int | None, ...], call: PreparedCall | None) -> None:
+def _prepare(known: KnownCall, places: int | tuple[int | None, ...], call: PreparedCall | None) -> None:
     """Keep launches for the calls that come, but none for a bound that must be refused."""
-    if places not in known.prepared and len(known.prepared) >= _MAX_PREPARED:
+    if places not in known.prepared and len(known.prepared) >= MAX_PREPARED_CALLS:
         known.prepared.clear()
     if call is None:
         known.prepared[places] = ()
         return
     allowed = call._replace(min_context=max(call.min_context, 0), max_context=min(call.max_context, known.max_context))
-    known.prepared[places] = (allowed, *known.prepared.get(places, ())[: _MAX_PREPARED - 1])
+    known.prepared[places] = (allowed, *known.prepared.get(places, ())[: MAX_PREPARED_CALLS - 1])
 
 
 def _flags(
@@ -281,7 +281,7 @@ def _check_call(
     *,
     path: str | None,
     out: Tensor,
-) -> _Known:
+) -> KnownCall:
     """Raises ShapeError."""
     _check_tensors(q, k, v, batch, out)
     _check_lengths(q, k, batch)
@@ -291,7 +291,7 @@ def _check_call(
     table = batch.page_table
     has_keys = batch.cu_seqlens_k is not None if table is None else batch.context_lens is not None
     prepare = chosen.prepare if has_keys and q.shape[0] > 0 else None
-    return _Known(chosen.run, prepare, math.inf if table is None else table.shape[1] * k.shape[1])
+    return KnownCall(chosen.run, prepare, math.inf if table is None else table.shape[1] * k.shape[1])
 
 
 def _choose(q: Tensor, k: Tensor, batch: AttentionBatch, flags: AttentionFlags, name: str | None) -> KernelPath:

@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry
 
 from qualification.exit_code import ExitCode
 from server.cli.main import build_parser
+from server.cli.parser import commands_of, options_of
 from server.http.app import create_app
 from server.http.pooling.routes import PATHS as POOLING_PATHS
 from server.settings import PREFIX, Settings, Task
@@ -156,11 +157,9 @@ def test_variables_are_settings() -> None:
 
 def flags_of(parser: argparse.ArgumentParser, name: str = "hallmark") -> dict[str, set[str]]:
     """Of each command, by its full name."""
-    found = {name: {flag for action in parser._actions for flag in action.option_strings}}
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            for word, inner in action.choices.items():
-                found |= flags_of(inner, f"{name} {word}")
+    found = {name: {flag for action in options_of(parser) for flag in action.option_strings}}
+    for word, inner in commands_of(parser).items():
+        found |= flags_of(inner, f"{name} {word}")
     return found
 
 

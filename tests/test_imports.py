@@ -225,6 +225,23 @@ def test_the_rule_refuses_a_bad_snippet(rule: Callable[[Sources], list[str]], sn
     assert rule(snippet) != []
 
 
+def private_imports(sources: Sources) -> list[str]:
+    """What ruff's SLF001 does not see: `from module import _name`."""
+    return [
+        f"{path}:{node.lineno} imports {alias.name}"
+        for path, text in sources.items()
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+        if re.match("_[^_]", alias.name)
+    ]
+
+
+def test_tests_import_public_names_only() -> None:
+    assert private_imports({"tests/test_a.py": "from server.a import x, _y"}) != []
+    assert private_imports(read_sources("tests")) == []
+
+
 def test_files_of_the_room_itself_close_no_folder_cycle() -> None:
     sources = {"server/a.py": "import server.b.x", "server/b/x.py": "import server.c", "server/c.py": ""}
     assert folder_cycles(sources) == []

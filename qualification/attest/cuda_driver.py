@@ -16,7 +16,7 @@ class DriverError(RuntimeError):
     """The CUDA driver does not say what was captured, or how long it took."""
 
 
-class _KernelParams(ctypes.Structure):
+class KernelParams(ctypes.Structure):
     """CUDA_KERNEL_NODE_PARAMS_v2. Source: the CUDA driver API's documentation."""
 
     _fields_ = (
@@ -29,7 +29,7 @@ class _KernelParams(ctypes.Structure):
     )
 
 
-class _EdgeData(ctypes.Structure):
+class EdgeData(ctypes.Structure):
     """CUgraphEdgeData: how a node depends on another one; all zeros: it begins when that one is done."""
 
     _fields_ = (
@@ -45,7 +45,7 @@ class Edges:
     """Every dependency of a graph: `pairs` of (node, the node that waits for it), and the driver's own arrays."""
 
     pairs: tuple[tuple[int, int], ...]
-    arrays: "tuple[ctypes.Array[ctypes.c_void_p], ctypes.Array[ctypes.c_void_p], ctypes.Array[_EdgeData]]"
+    arrays: "tuple[ctypes.Array[ctypes.c_void_p], ctypes.Array[ctypes.c_void_p], ctypes.Array[EdgeData]]"
 
 
 class CudaDriver:
@@ -91,7 +91,7 @@ class CudaDriver:
         self._call("cuGraphNodeGetType", ctypes.c_void_p(node), ctypes.byref(kind))
         if kind.value != _KERNEL_NODE:
             return _OTHER_NODES.get(kind.value, f"graph node of kind {kind.value}")
-        params, name = _KernelParams(), ctypes.c_char_p()
+        params, name = KernelParams(), ctypes.c_char_p()
         self._call("cuGraphKernelNodeGetParams_v2", ctypes.c_void_p(node), ctypes.byref(params))
         if params.func:
             self._call("cuFuncGetName", ctypes.byref(name), ctypes.c_void_p(params.func))
@@ -109,7 +109,7 @@ class CudaDriver:
         num_edges = ctypes.c_size_t()
         self._call("cuGraphGetEdges_v2", ctypes.c_void_p(graph), None, None, None, ctypes.byref(num_edges))
         size = num_edges.value
-        arrays = (ctypes.c_void_p * size)(), (ctypes.c_void_p * size)(), (_EdgeData * size)()
+        arrays = (ctypes.c_void_p * size)(), (ctypes.c_void_p * size)(), (EdgeData * size)()
         self._call("cuGraphGetEdges_v2", ctypes.c_void_p(graph), *arrays, ctypes.byref(num_edges))
         return Edges(tuple(zip(_values(arrays[0]), _values(arrays[1]), strict=True)), arrays)
 

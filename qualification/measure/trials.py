@@ -68,21 +68,21 @@ class AttentionTrial:
         self, shape: AttentionShape, run: RunAttention, device: torch.device, *, seed: int
     ) -> tuple[Call, int]:
         num_seqs = _DECODE_SEQUENCES[device.type] if shape.phase is Phase.DECODE else 1
-        return _call(run, long_case(shape, device, seed=seed, num_seqs=num_seqs)), num_seqs
+        return call_of(run, long_case(shape, device, seed=seed, num_seqs=num_seqs)), num_seqs
 
     def profiled_calls(
         self, shape: AttentionShape, run: RunAttention, device: torch.device, *, seed: int
     ) -> list[Call]:
         """Two on short sequences, and in decode one on one alone, which another kernel may serve than several."""
         found = list(islice(self.calls(shape, run, device, seed=seed), 2))
-        return found + ([_call(run, long_case(shape, device, seed=seed))] if shape.phase is Phase.DECODE else [])
+        return found + ([call_of(run, long_case(shape, device, seed=seed))] if shape.phase is Phase.DECODE else [])
 
     def calls(self, shape: AttentionShape, run: RunAttention, device: torch.device, *, seed: int) -> Iterator[Call]:
         for case in cases(shape, device, seed=seed):
-            yield _call(run, case)
+            yield call_of(run, case)
 
 
-def _call(run: RunAttention, case: Case) -> Call:
+def call_of(run: RunAttention, case: Case) -> Call:
     out = torch.empty_like(case.q)
     return lambda: run(case.q, case.k, case.v, case.batch, case.flags, out)
 

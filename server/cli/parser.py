@@ -24,7 +24,7 @@ def parsed(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Nam
     arguments, unknown = parser.parse_known_args(argv)
     if unknown:
         command = command_of(parser, argv)
-        flags = [flag for action in command._actions for flag in action.option_strings]
+        flags = [flag for action in options_of(command) for flag in action.option_strings]
         names = [word.partition("=")[0] for word in unknown if word.startswith("--")]
         command.error(f"unrecognized arguments: {' '.join(unknown)}{_hint(names, flags)}")
     return arguments
@@ -40,9 +40,14 @@ def command_of(parser: argparse.ArgumentParser, argv: Iterable[str]) -> argparse
     return parser
 
 
+def options_of(parser: argparse.ArgumentParser) -> list[argparse.Action]:
+    """What a command takes, its flags with their help, its own commands as one."""
+    return list(parser._actions)
+
+
 def commands_of(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
     """The parsers of a command's own commands by name."""
-    found = [action.choices for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    found = [action.choices for action in options_of(parser) if isinstance(action, argparse._SubParsersAction)]
     return dict(found[0]) if found else {}
 
 

@@ -57,6 +57,7 @@ class LimitedProtocol(HttpToolsProtocol):
     """
 
     flow: InputFlow
+    header_timeout_s = HEADER_TIMEOUT_S
     _input = memoryview(b"")  # read and not parsed; while there is any, nothing is read
     _timer: asyncio.TimerHandle | None = None
     _check: asyncio.TimerHandle | None = None  # of a client that has closed its side
@@ -248,7 +249,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def _start_timer(self) -> None:
         self._stop_timer()
-        self._timer = self.loop.call_later(HEADER_TIMEOUT_S, self._expire)
+        self._timer = self.loop.call_later(self.header_timeout_s, self._expire)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:

@@ -37,7 +37,7 @@ class SpecialTokens:
         beginnings = {text[:end] for text in texts for end in range(1, len(text))}
         # None where special tokens are normalized: in the copy they are not, and a marked text's ids could be others.
         self._beginnings = () if self._normalized else tuple(sorted(beginnings))
-        self._starts = re.compile(_starts(texts)) if texts else None
+        self._starts = re.compile(starts_pattern(texts)) if texts else None
         self._whole = re.compile(f"{_tree(texts)}(?!{MARK})") if texts else None
         nonce = secrets.token_hex(16)  # of one length and closed: what follows a name cannot make it another one
         self._names = {text: f"<{nonce}:{i:06}>" for i, text in enumerate(sorted(texts))}
@@ -84,7 +84,7 @@ class SpecialTokens:
         return str(self._normalizer.normalize_str(text))
 
 
-def _starts(texts: set[str]) -> str:
+def starts_pattern(texts: set[str]) -> str:
     """A pattern for the first character of any of `texts`, wherever one stands, overlapping ones too.
 
     Common beginnings are written once: the time for a character does not grow with the number of texts.

@@ -255,21 +255,21 @@ def test_flags_that_disagree_are_refused(flags: dict[str, Any], message: str, de
 
 def test_a_repeated_form_is_not_checked_again_and_is_right(device: torch.device) -> None:
     """Other values, contexts and tensors of the same form; a flag of another value has its own."""
-    functional._known.clear()
+    functional.known_calls.clear()
     for max_context in (9, 10, 16):
         arguments = paged_arguments(device) | {"max_context": max_context}
         assert is_right(attention_paged(**arguments), arguments, AttentionFlags(0.25))
-    assert len(functional._known) == 1
+    assert len(functional.known_calls) == 1
     arguments = paged_arguments(device)
     assert is_right(attention_paged(**arguments, window=3), arguments, AttentionFlags(0.25, window=3))
-    assert len(functional._known) == 2
+    assert len(functional.known_calls) == 2
 
 
 def test_remembered_forms_are_bounded(device: torch.device) -> None:
     arguments = varlen_arguments(device) | {"path": "sdpa.math"}
-    for n in range(functional._MAX_KNOWN + 2):
+    for n in range(functional.MAX_KNOWN_CALLS + 2):
         attention_varlen(**arguments, softmax_scale=1 + n / 4096)
-    assert 0 < len(functional._known) <= functional._MAX_KNOWN
+    assert 0 < len(functional.known_calls) <= functional.MAX_KNOWN_CALLS
 
 
 class Prepared:
@@ -292,9 +292,9 @@ class Prepared:
 
 def known_by(prepared: Prepared, **arguments: Any) -> None:
     """Make a first call, whose path prepares the others of its form."""
-    functional._known.clear()
+    functional.known_calls.clear()
     attention_paged(**arguments)
-    (known,) = functional._known.values()
+    (known,) = functional.known_calls.values()
     known.prepare = prepared.prepare
 
 
@@ -314,9 +314,9 @@ def test_launches_of_a_form_are_bounded(device: torch.device) -> None:
     known_by(prepared, **arguments)
     for max_context in range(9, 17):
         attention_paged(**arguments | {"max_context": max_context})
-    (known,) = functional._known.values()
+    (known,) = functional.known_calls.values()
     assert prepared.bounds == list(range(9, 17))
-    assert 0 < sum(map(len, known.prepared.values())) <= functional._MAX_PREPARED
+    assert 0 < sum(map(len, known.prepared.values())) <= functional.MAX_PREPARED_CALLS
 
 
 def test_where_nothing_is_prepared_the_path_runs(device: torch.device) -> None:

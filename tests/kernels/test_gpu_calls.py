@@ -493,7 +493,7 @@ def called(path: str, inputs: Inputs) -> Tensor:
 @pytest.mark.parametrize(("library", "phase"), PREPARED)
 def test_repeated_calls_give_the_bits_of_run(library: str, phase: str) -> None:
     """Of other tensors and lengths, on streams in turns, in scratch memory that held NaN."""
-    functional._known.clear()
+    functional.known_calls.clear()
     path = f"{library}.{phase}" + (".hopper" if library == "gluon" else "")
     inputs, machine = [shuffled(library, phase, seed) for seed in range(6)], read_fingerprint(CUDA)
     if path_named(path).rejects(functional.shape_of(inputs[0].q, inputs[0].k, inputs[0].batch, FLAGS[0]), machine):
@@ -508,7 +508,7 @@ def test_repeated_calls_give_the_bits_of_run(library: str, phase: str) -> None:
         with torch.cuda.stream(streams[turn % 2]):
             found.append(called(path, inputs[turn % len(inputs)]))
     torch.cuda.synchronize()
-    (known,) = functional._known.values()
+    (known,) = functional.known_calls.values()
     assert all(known.prepared.values()), "calls were prepared"
     assert all(torch.equal(out, expected[turn % len(inputs)]) for turn, out in enumerate(found))
     graph = torch.cuda.CUDAGraph()

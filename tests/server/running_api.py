@@ -13,6 +13,7 @@ from pathlib import Path
 from edge_fakes import Served, served, write_tokenizer
 from starlette.types import ASGIApp
 
+from server.edge.connection import LimitedProtocol
 from server.edge.keys import NO_KEYS, Keys
 from server.edge.uvicorn_server import Server, uvicorn_config
 from server.http.app import create_app
@@ -30,14 +31,20 @@ class Running:
         keys: Keys = NO_KEYS,
         app: ASGIApp | None = None,
         must_end: Callable[[], bool] = lambda: False,
+        send_buffer_bytes: int | None = None,
+        header_timeout_s: float | None = None,
     ) -> None:
-        """`app`: in place of the whole API."""
+        """`app`: in place of the whole API. `send_buffer_bytes`: of each connection, in the kernel."""
         self.it = it
         self._socket = socket.socket()
+        if send_buffer_bytes is not None:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer_bytes)
         self._socket.bind(("127.0.0.1", 0))
         self.port: int = self._socket.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         config = uvicorn_config(app or create_app(replace(it.edge), keys))
+        if header_timeout_s is not None:
+            config.http = type("Impatient", (LimitedProtocol,), {"header_timeout_s": header_timeout_s})
         self.server = Server(config, it.edge.lifecycle, grace_s, one_order_s=one_order_s, must_end=must_end)
         self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [self._socket]})
         self.thread.start()

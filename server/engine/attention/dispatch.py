@@ -285,6 +285,14 @@ class Dispatcher:
                 self._choices[shape.phase][key_of_shape(shape)] = self._resolve(decision)
         return []
 
+    def substitute(self, path: KernelPath) -> None:
+        """Run `path` wherever the path of its name serves: this is how faults are planted in an engine that runs."""
+        self._paths[path.name] = path
+        for of_phase in self._choices.values():
+            for key, choice in of_phase.items():
+                if choice.use.path == path.name:
+                    of_phase[key] = self._resolve(choice.decision)
+
     def _next(self, choice: Choice) -> Choice | None:
         """Quarantine a choice, and decide its shape again; None where no path is left."""
         shape = choice.decision.shape

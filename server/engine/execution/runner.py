@@ -112,11 +112,11 @@ class ModelRunner:
         self.grammars = grammars
         self.graphs = graphs
         self.shadow: ShadowCheck | None = None  # set by the process that judges its samples
-        self._writer = StepWriter(
+        self.writer = StepWriter(
             page_size=worker.kv.page_size, num_pages=worker.kv.num_pages, is_pinned=worker.device.type == "cuda"
         )
         if graphs is not None:
-            self._writer.declare(graphs.layouts)
+            self.writer.declare(graphs.layouts)
         self._plain: tuple[Sequence, ...] = ()  # rows that were looked at last and were plain
         self._chosen: tuple[tuple[Sequence, ...], tuple[int, ...], tuple[int, ...]] = ((), (), ())
         self._chosen_at: dict[Sequence, int] = {}  # where the latest step chose each sequence's token
@@ -146,7 +146,7 @@ class ModelRunner:
         The batch must have run last, so that its inputs are in place. None where it cannot be captured.
         """
         graph = None if self.graphs is None else self.graphs.graph(batch)
-        return self.worker.record(self._writer.write(batch, {}), capture) if graph is None else graph
+        return self.worker.record(self.writer.write(batch, {}), capture) if graph is None else graph
 
     def suspects(self) -> list[tuple[str, str]]:
         """Return the (path, shape) pairs of the steps that may not be done, or else of the latest one."""
@@ -289,7 +289,7 @@ class ModelRunner:
     ) -> tuple[tuple[int, ...], Tensor]:
         """Return where the tokens of the drawn sequences will be, and the hidden states of all tokens."""
         self.worker.mark(Part.FILL)
-        buffer = self._writer.write(batch, self._chosen_at)
+        buffer = self.writer.write(batch, self._chosen_at)
         is_likeliest = leaves_open or self._is_plain(batch) or not batch.sampled_rows
         sampling = None if is_likeliest else self._sampling(batch)
         draws = None
@@ -310,7 +310,7 @@ class ModelRunner:
         is_greedy = self._is_plain(batch) or all(is_plain_greedy(batch.sequences[row]) for row in batch.sampled_rows)
         sampling = None if is_greedy or leaves_open else self._sampling(batch)
         self.worker.mark(Part.FILL)
-        buffer = self._writer.write(batch, self._chosen_at, step.key)
+        buffer = self.writer.write(batch, self._chosen_at, step.key)
         # The graph's other rows are padding, or ends of chunks whose last token has no successor yet.
         self.worker.replay(buffer, step.attention, rows, sampling, scored=scored, leaves_open=leaves_open)
         return rows if sampling is None and not leaves_open else tuple(range(len(rows)))

@@ -28,8 +28,8 @@ class PagePool:
         self._cached: OrderedDict[int, None] = OrderedDict()  # in the order in which they lost their last owner
         self._tables: dict[str, array[int]] = {}
         self._num_owners = [0] * num_pages
-        self._page_of: dict[bytes, int] = {}
-        self._key_of: dict[int, bytes] = {}
+        self.page_of_key: dict[bytes, int] = {}
+        self.key_of_page: dict[int, bytes] = {}
 
     @property
     def num_free(self) -> int:
@@ -111,9 +111,9 @@ class PagePool:
         table = self._tables[owner]
         for index, key in enumerate(keys, start=first):
             page = table[index]
-            if key not in self._page_of and page not in self._key_of:
-                self._page_of[key] = page
-                self._key_of[page] = key
+            if key not in self.page_of_key and page not in self.key_of_page:
+                self.page_of_key[key] = page
+                self.key_of_page[page] = key
 
     def table(self, owner: str, num_pages: int | None = None) -> "array[int]":
         """Return a copy of the owner's (first `num_pages`) page numbers in token order; empty for an unknown owner."""
@@ -136,7 +136,7 @@ class PagePool:
             self._num_owners[page] -= 1
             if self._num_owners[page]:
                 continue
-            if page in self._key_of:
+            if page in self.key_of_page:
                 self._cached[page] = None
             else:
                 self._free.append(page)
@@ -157,16 +157,16 @@ class PagePool:
         if wrong:
             page = wrong[0]
             raise IntegrityError(f"page {page} has {counts[page]} owners, {self._num_owners[page]} are on record")
-        if any(self._page_of.get(key) != page for page, key in self._key_of.items()):
+        if any(self.page_of_key.get(key) != page for page, key in self.key_of_page.items()):
             raise IntegrityError("a page is found by another page's key")
-        if len(self._page_of) != len(self._key_of) or not self._cached.keys() <= self._key_of.keys():
+        if len(self.page_of_key) != len(self.key_of_page) or not self._cached.keys() <= self.key_of_page.keys():
             raise IntegrityError("a key finds a page that has none, or a cached page has no key")
 
     def _find(self, keys: Iterable[bytes]) -> list[int]:
         """Return the pages of the leading keys, up to the first unknown key."""
         found = []
         for key in keys:
-            page = self._page_of.get(key)
+            page = self.page_of_key.get(key)
             if page is None:
                 break
             found.append(page)
@@ -183,6 +183,6 @@ class PagePool:
         return page
 
     def _forget(self, page: int) -> None:
-        key = self._key_of.pop(page, None)
+        key = self.key_of_page.pop(page, None)
         if key is not None:
-            del self._page_of[key]
+            del self.page_of_key[key]

@@ -19,7 +19,7 @@ from kernels.experts.mxfp4_tilings import CodesTiling
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "hopper"))
 
-from gluon_by_numpy import Array, Map, Pointer, _load, _store, array
+from gluon_by_numpy import Array, Map, Pointer, array, load, store
 
 _PATIENCE_S = 20.0
 _BF16 = "bf16"  # stands for the dtype; its numbers are held as float64, or as their bits
@@ -125,6 +125,13 @@ def assemble(text: str, codes: np.ndarray, factors: np.ndarray) -> list[np.ndarr
     return [registers[f"${i}"] for i in range(4)]
 
 
+def unpacking() -> str:
+    """Return the assembly that turns codes into numbers: the one text that the kernel compiles in."""
+    constants = [it.value for it in vars(mxfp4_hopper).values() if type(it).__name__ == "constexpr"]
+    [text] = [value for value in constants if isinstance(value, str)]
+    return text
+
+
 def numbers_of(bits: np.ndarray) -> np.ndarray:
     """The low 16 bits as bf16 numbers, in float64."""
     return ((bits & np.uint32(0xFFFF)) << np.uint32(16)).astype(np.uint32).view(np.float32).astype(np.float64)
@@ -158,8 +165,8 @@ class _Language(types.SimpleNamespace):
             program_id=lambda _axis: tensor(program),
             num_programs=lambda _axis: tensor(programs),
             arange=lambda start, end, _layout: tensor(np.arange(start, end)),
-            load=lambda *args, **kwargs: tensor(_load(*args, **kwargs)),
-            store=_store,
+            load=lambda *args, **kwargs: tensor(load(*args, **kwargs)),
+            store=store,
             maximum=lambda a, b: tensor(np.maximum(a, b)),
             minimum=lambda a, b: tensor(np.minimum(a, b)),
             where=lambda c, a, b: tensor(np.where(c, a, b)),

@@ -3,11 +3,10 @@
 import numpy as np
 import pytest
 import torch
-from codes_by_numpy import assemble, numbers_of, run_product
+from codes_by_numpy import assemble, numbers_of, run_product, unpacking
 from gluon_by_numpy import Map
 from torch import Tensor
 
-from kernels.experts import mxfp4_hopper
 from kernels.experts.kinds import ClampedSwiglu
 from kernels.experts.mxfp4_order import gather, ordered_size, places
 from kernels.experts.mxfp4_tilings import ALL_TILES, STEP, CodesTiles, CodesTiling, codes_tiles
@@ -100,7 +99,7 @@ def test_every_code_times_every_scale_is_its_number() -> None:
     scales = torch.arange(256, dtype=torch.int32)
     bits = torch.where(scales == 0, 0x40, torch.where(scales == 255, 0x7FC0, scales << 7)).numpy()
     words = codes.numpy().view(np.uint32)  # 8 codes
-    found = assemble(mxfp4_hopper._UNPACK.value, words, np.broadcast_to((bits | bits << 16)[:, None], words.shape))
+    found = assemble(unpacking(), words, np.broadcast_to((bits | bits << 16)[:, None], words.shape))
     places_of_word = [numbers_of(found[i] >> np.uint32(16 * half)) for half in (0, 1) for i in range(4)]
     got = torch.from_numpy(np.stack(places_of_word, axis=-1)).view(256, 512)
     blocks = codes[:255].view(255, 16, 16)

@@ -8,13 +8,14 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from fused_kernels import gated_kernel, rms_norm_kernel, rope_kernel
 from sm90_driver import Launcher, Recording
 from torch import Tensor
 from triton.runtime import driver
 
-from kernels.fused.activation import _gated_kernel, swiglu
-from kernels.fused.norm import _rms_norm_kernel, add_rms_norm
-from kernels.fused.rope_kv import _rope_and_write_kv_kernel, rope_and_write_kv
+from kernels.fused.activation import swiglu
+from kernels.fused.norm import add_rms_norm
+from kernels.fused.rope_kv import rope_and_write_kv
 
 
 class Gpu(torch.Tensor):
@@ -45,10 +46,10 @@ def unaligned_norm() -> None:
 
 
 OPS: dict[str, tuple[Any, Callable[[], object]]] = {
-    "norm": (_rms_norm_kernel, lambda: add_rms_norm(X, RESIDUAL, WEIGHT, 1e-6)),
-    "swiglu": (_gated_kernel, lambda: swiglu(GATE_UP)),
-    "rope": (_rope_and_write_kv_kernel, rope),
-    "unaligned norm": (_rms_norm_kernel, unaligned_norm),
+    "norm": (rms_norm_kernel, lambda: add_rms_norm(X, RESIDUAL, WEIGHT, 1e-6)),
+    "swiglu": (gated_kernel, lambda: swiglu(GATE_UP)),
+    "rope": (rope_kernel, rope),
+    "unaligned norm": (rms_norm_kernel, unaligned_norm),
 }
 
 
@@ -70,12 +71,12 @@ def main() -> None:
     caches = {kernel: len(kernel.device_caches[0][0]) for kernel, _ in OPS.values()}
     sizes = {"SIZE": 4096, "BLOCK": 4096, "HAS_RESIDUAL": True, "num_warps": 8}
     out = gpu(3, 4096)
-    _rms_norm_kernel[(3,)](X, RESIDUAL, WEIGHT, out, 4096, 4096, 1e-6, **sizes)
-    _gated_kernel[(3, 2)](GATE_UP, out, 8192, SIZE=4096, BLOCK=2048)
+    rms_norm_kernel[(3,)](X, RESIDUAL, WEIGHT, out, 4096, 4096, 1e-6, **sizes)
+    gated_kernel[(3, 2)](GATE_UP, out, 8192, SIZE=4096, BLOCK=2048)
     blocks = {"NUM_Q_BLOCKS": 1, "BLOCK_HEADS": 8, "BLOCK_HALF": 64, "HAS_NORM": False}
     heads = {"NUM_HEADS": 8, "NUM_KV_HEADS": 2, "HEAD_DIM": 128, **blocks}
     tensors = (Q, K, V, TABLE, POSITIONS[1:4], *PAGES, SLOTS[1:4], Q, K)
-    _rope_and_write_kv_kernel[(3, 2)](*tensors, 1536, 1536, 1536, 1e-6, **heads)
+    rope_kernel[(3, 2)](*tensors, 1536, 1536, 1536, 1e-6, **heads)
     again = {kernel: len(kernel.device_caches[0][0]) for kernel in caches}
     print(json.dumps({"ops": found, "found_by_the_binder": again == caches}))
 

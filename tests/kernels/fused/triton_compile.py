@@ -7,13 +7,11 @@ import json
 from typing import Any
 
 import torch
+from fused_kernels import gated_kernel, rms_norm_kernel, rope_kernel
 from gluon_sass import count, disassemble
 from sm90_driver import Hopper
 from triton.runtime import driver
 
-from kernels.fused.activation import _gated_kernel
-from kernels.fused.norm import _rms_norm_kernel
-from kernels.fused.rope_kv import _rope_and_write_kv_kernel
 from kernels.sampling import draw
 from kernels.sampling.draw_kernels import (
     best_kernel,
@@ -45,16 +43,16 @@ def compile_all() -> dict[str, Any]:
     rope = {"NUM_HEADS": 32, "NUM_KV_HEADS": 8, "HEAD_DIM": 128, "NUM_Q_BLOCKS": 1, "BLOCK_HEADS": 32, "BLOCK_HALF": 64}
     heads = (HALF, HALF, HALF, FLOAT, INT, HALF, HALF, LONG, HALF, HALF, 6144, 6144, 6144, 1e-6)
     return {
-        "norm": _rms_norm_kernel.warmup(HALF, HALF, HALF, HALF, 4096, 4096, 1e-5, HAS_RESIDUAL=True, **norm),
-        "swiglu": _gated_kernel.warmup(HALF, HALF, 28672, SIZE=14336, BLOCK=2048, **OVERLAP, **grid),
-        "geglu": _gated_kernel.warmup(
+        "norm": rms_norm_kernel.warmup(HALF, HALF, HALF, HALF, 4096, 4096, 1e-5, HAS_RESIDUAL=True, **norm),
+        "swiglu": gated_kernel.warmup(HALF, HALF, 28672, SIZE=14336, BLOCK=2048, **OVERLAP, **grid),
+        "geglu": gated_kernel.warmup(
             HALF, HALF, 28672, SIZE=14336, BLOCK=2048, ACTIVATION="gelu_pytorch_tanh", **OVERLAP, **grid
         ),
-        "gelu": _gated_kernel.warmup(HALF, HALF, 28672, SIZE=14336, BLOCK=2048, ACTIVATION="gelu", **OVERLAP, **grid),
-        "rope, part of a head": _rope_and_write_kv_kernel.warmup(
+        "gelu": gated_kernel.warmup(HALF, HALF, 28672, SIZE=14336, BLOCK=2048, ACTIVATION="gelu", **OVERLAP, **grid),
+        "rope, part of a head": rope_kernel.warmup(
             *heads, **rope, HAS_NORM=True, REST=32, BLOCK_REST=32, **OVERLAP, **grid
         ),
-        "rope": _rope_and_write_kv_kernel.warmup(*heads, **rope, HAS_NORM=True, **OVERLAP, **grid),
+        "rope": rope_kernel.warmup(*heads, **rope, HAS_NORM=True, **OVERLAP, **grid),
         "clear marks": clear_kernel.warmup(INT, LONG, LONG, 800, VOCAB, 512, **grid),
         "mark": mark_kernel.warmup(INT, LONG, LONG, 800, 500, VOCAB, 1 << 30, 512, **grid),
         "penalise": penalise_kernel.warmup(

@@ -114,14 +114,14 @@ class Barriers(list[Barrier]):
         return self[int(number)]
 
 
-def _load(pointer: Pointer, mask: Any = True, other: Any = 0) -> Array:
+def load(pointer: Pointer, mask: Any = True, other: Any = 0) -> Array:
     offset, mask = np.broadcast_arrays(np.asarray(pointer.offset), np.asarray(mask))
     inside = np.where(mask, offset, 0)
     assert ((inside >= 0) & (inside < pointer.memory.size)).all(), "a load outside of its tensor"
     return array(np.where(mask, pointer.memory[inside], other))
 
 
-def _store(pointer: Pointer, value: Any, mask: Any = True) -> None:
+def store(pointer: Pointer, value: Any, mask: Any = True) -> None:
     offset, value, mask = np.broadcast_arrays(np.asarray(pointer.offset), np.asarray(value), np.asarray(mask))
     pointer.memory[offset[mask]] = value[mask]
 
@@ -160,8 +160,8 @@ class Language:
     calls: dict[str, Any] = field(
         default_factory=lambda: {
             "arange": lambda start, end, layout: array(np.arange(start, end)),  # noqa: ARG005 -- Gluon's name
-            "load": _load,
-            "store": _store,
+            "load": load,
+            "store": store,
             "sum": lambda x, axis: array(np.sum(x, axis=axis)),
             "max": lambda x, axis: array(np.max(x, axis=axis)),
             "maximum": lambda a, b: array(np.maximum(a, b)),

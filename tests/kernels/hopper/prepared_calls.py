@@ -199,14 +199,14 @@ def stop(*_: object) -> None:
 
 def repeated(makers: list[Callable[[], dict[str, Any]]]) -> dict[str, object]:
     """Calls of one form beside the same calls while no form is known."""
-    functional._known.clear()
+    functional.known_calls.clear()
     kept: list[dict[str, Any]] = []
     wrong, prepared = [], 0
     for at, make in enumerate(makers):
         for _ in range(2):
             kept.append(make())
             call(kept[-1])  # checked, then prepared
-        known = list(functional._known.values())
+        known = list(functional.known_calls.values())
         runs = [each.run for each in known]
         for stream in (7, 8):
             Driver.stream = stream
@@ -217,9 +217,9 @@ def repeated(makers: list[Callable[[], dict[str, Any]]]) -> dict[str, object]:
             prepared += 1
             for each, run in zip(known, runs, strict=True):
                 each.run = run
-            forms, functional._known = functional._known, {}
+            forms, functional.known_calls = functional.known_calls, {}
             expected = call(kept[-1])
-            functional._known = forms
+            functional.known_calls = forms
             if not same(expected, found):
                 wrong.append((at, stream, expected, found))
     return {"wrong": [str(each) for each in wrong], "prepared": prepared, "launches": len(found[0])}
@@ -227,7 +227,7 @@ def repeated(makers: list[Callable[[], dict[str, Any]]]) -> dict[str, object]:
 
 def num_kept_alive() -> int:
     """Tensors that are alive because they were in a repeated call."""
-    functional._known.clear()
+    functional.known_calls.clear()
     references = []
     for make in (
         CASES["prompts"][0],
@@ -242,13 +242,13 @@ def num_kept_alive() -> int:
             call(arguments)
             del arguments
     gc.collect()
-    assert len(functional._known) == 4
+    assert len(functional.known_calls) == 4
     return sum(reference() is not None for reference in references)
 
 
 def is_refused_after(repeats: int) -> bool:
     """Whether a bound that the page table cannot name is refused after calls of the form."""
-    functional._known.clear()
+    functional.known_calls.clear()
     arguments = paged(3, 1, 500) | {"page_table": torch.zeros(3, 8, dtype=INT)}
     for _ in range(repeats):
         call(arguments)

@@ -10,8 +10,6 @@ from torch import Tensor
 
 from kernels.batch import AttentionBatch, AttentionFlags
 from kernels.path import RunAttention
-from kernels.tma import launches as gluon_calls
-from kernels.tma import prepared
 from kernels.tma.launches import Launches, Maps, TensorMap, repeated
 from kernels.tma.prepared import KeptMaps
 
@@ -176,19 +174,19 @@ def test_two_paths_of_a_step_do_not_repeat_each_other() -> None:
 def test_maps_of_passing_addresses_do_not_grow_for_ever() -> None:
     made = []
     maps = Maps(TensorMap(lambda address, *_: made.append(address), (), ()), TensorMap(lambda *_: None, (), ()))
-    for address in range(0, 3 * 16 * gluon_calls._MAX_MAPS, 16):
+    for address in range(0, 16 * 1024, 16):
         assert len(maps[address, 0]) == len(maps[address, 0]) == 2
-    assert len(made) == 3 * gluon_calls._MAX_MAPS
-    assert len(maps) <= gluon_calls._MAX_MAPS
+        assert len(maps) <= 256
+    assert len(made) == 1024
 
 
 def test_maps_of_prepared_calls_are_kept_by_address_and_bounded() -> None:
     maps = KeptMaps(TensorMap(lambda address, *_: [address], (), (3,)))
     assert maps[16] is maps[16]
     assert maps[16] == ([16], 3)
-    for address in range(0, 32 * prepared._MAX_KEPT, 16):
+    for address in range(0, 16 * 1024, 16):
         assert maps[address] == ([address], 3)
-        assert len(maps) <= prepared._MAX_KEPT
+        assert len(maps) <= 64
 
 
 def test_there_is_no_map_of_an_address_that_tma_cannot_reach() -> None:

@@ -9,7 +9,7 @@ from kernels.buckets import Bucket
 from kernels.catalog import path_named
 from kernels.fused.backend import jit, tl
 from kernels.shape import AttentionShape, Dtype, Phase
-from qualification.attest.cuda_driver import DriverError, _EdgeData, _KernelParams
+from qualification.attest.cuda_driver import DriverError, EdgeData, KernelParams
 from qualification.attest.driver_record import Recorder
 from qualification.attest.explain import TimeClass, explain
 from qualification.measure.inputs import long_case
@@ -17,10 +17,10 @@ from qualification.measure.profile import calls_seen, is_helper
 
 
 def test_kernel_node_parameters_have_the_drivers_layout() -> None:
-    offsets = {name: getattr(_KernelParams, name).offset for name, _ in _KernelParams._fields_}
+    offsets = {name: getattr(KernelParams, name).offset for name, _ in KernelParams._fields_}
     assert offsets == {"func": 0, "sizes": 8, "kernel_params": 40, "extra": 48, "kern": 56, "ctx": 64}
-    assert ctypes.sizeof(_KernelParams) == 72
-    assert ctypes.sizeof(_EdgeData) == 8
+    assert ctypes.sizeof(KernelParams) == 72
+    assert ctypes.sizeof(EdgeData) == 8
 
 
 @jit

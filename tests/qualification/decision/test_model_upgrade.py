@@ -19,7 +19,7 @@ from qualification.decision.presets import preset_named
 from qualification.evidence.matrix import Matrix
 from qualification.measure.inputs import cases
 from qualification.measure.profile import calls_seen
-from qualification.measure.trials import _call
+from qualification.measure.trials import call_of
 from qualification.model.families.reader import read_model
 
 H200 = Fingerprint(Device.CUDA, "NVIDIA H200", 90, "580.159.04", "13.0", "91900", "2.11.0+cu130", "3.6.0")
@@ -91,7 +91,7 @@ def test_grouped_heads_with_a_mask_run_the_pinned_kernel(phase: Phase, window: i
     for name in ("sdpa.cpu", "sdpa.math"):
         run = path_named(name).run
         assert run is not None
-        seen[name] = calls_seen([_call(run, case) for case in islice(cases(shape, device, seed=0), 2)], device)
+        seen[name] = calls_seen([call_of(run, case) for case in islice(cases(shape, device, seed=0), 2)], device)
     assert seen["sdpa.cpu"].always == (FLASH,)
     assert seen["sdpa.cpu"].sometimes == ()
     assert FLASH not in (*seen["sdpa.math"].always, *seen["sdpa.math"].sometimes)

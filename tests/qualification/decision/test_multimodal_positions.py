@@ -34,9 +34,9 @@ def layer() -> Qwen2_5_VLAttention:
             "num_key_value_heads": KV_HEADS,
             "num_hidden_layers": 1,
             "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": SECTION},
-        }
+        },
+        attn_implementation="eager",
     ).text_config
-    config._attn_implementation = "eager"
     return Qwen2_5_VLAttention(config, layer_idx=0).eval()
 
 

@@ -22,8 +22,7 @@ async def endless(scope: Scope, receive: Receive, send: Send) -> None:
 
 def test_a_stalled_readers_connection_is_dropped(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     it = served(folder)
-    running = Running(it, app=impatient(it, endless))
-    running._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # its connections inherit it
+    running = Running(it, app=impatient(it, endless), send_buffer_bytes=4096)
     with caplog.at_level(logging.WARNING), socket.socket() as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         client.connect(("127.0.0.1", running.port))

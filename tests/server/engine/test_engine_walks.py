@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
@@ -11,7 +12,6 @@ import torch
 from graph_session import Session
 from late_device import LateDevice, LateTokens
 from tiny_llama import NAN_TOKEN, NUM_LAYERS, VOCAB, TinyLlama
-from torch.utils._python_dispatch import _disable_current_modes
 
 from kernels.batch import AttentionFlags
 from kernels.buckets import Bucket
@@ -86,11 +86,13 @@ class AsciiTokens:
 
 
 def attend(*args: object) -> None:
-    """As the path does; torch makes no tensor of a subclass, as its biases are, where operations are looked at."""
+    """Run the path in another thread: torch makes no tensor of a subclass, as its biases are, within a mode."""
     run = path_named("sdpa.cpu").run
     assert run is not None
-    with _disable_current_modes():
-        run(*args)  # type: ignore[arg-type]
+    APART.submit(torch.inference_mode()(run), *args).result()
+
+
+APART = ThreadPoolExecutor(1)
 
 
 GRAPHED = replace(path_named("sdpa.cpu"), name="graphable", run=attend, is_capturable=True)

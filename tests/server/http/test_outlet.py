@@ -67,9 +67,9 @@ def replace_id(it: TokenDelta, request_id: str) -> TokenDelta:
     return TokenDelta(request_id, it.token_ids, it.finish_reason, times=it.times, attention=it.attention)
 
 
-def running(folder: Path, engine: ScriptedEngine) -> Running:
+def running(folder: Path, engine: ScriptedEngine, **options: int) -> Running:
     it = served(folder)
-    return Running(Served(replace(it.edge, engine=engine), engine))
+    return Running(Served(replace(it.edge, engine=engine), engine), **options)
 
 
 def texts_of(stream: bytes) -> list[str]:
@@ -119,8 +119,7 @@ def test_what_can_be_written_at_once_wakes_no_task(folder: Path) -> None:
 
 def test_behind_a_slow_reader_tokens_are_merged_in_order(folder: Path) -> None:
     engine = PushingEngine(script(4000))
-    it = running(folder, engine)
-    it._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # its connections inherit it
+    it = running(folder, engine, send_buffer_bytes=4096)
     with socket.socket() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         connection.connect(("127.0.0.1", it.port))

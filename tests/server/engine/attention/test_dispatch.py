@@ -222,6 +222,12 @@ def by_order(subject: AttentionShape, _: Pairs, taken_out: Pairs) -> Decision:
     return decision(subject, name, Reject.OPERATOR_OVERRIDE)
 
 
+def test_a_fault_is_planted_where_the_path_serves() -> None:
+    subject = dispatcher(decisions(decode="other"), path("first", 1.0), path("other", 2.0))
+    subject.substitute(path("first", 3.0))
+    assert step(subject)[1] == [[3.0, 3.0, 3.0, 3.0, 2.0]] * 3
+
+
 def pairs_of(*names: str, phase: Phase) -> Pairs:
     return frozenset((name, str(each)) for name in names for each in decisions() if each.phase is phase)
 

@@ -147,7 +147,7 @@ def main() -> None:
 
     batch = synthetic_batch([(20, 20)], PAGE_SIZE, page=NUM_PAGES)  # recorded, and timed on all ranks
     ranks.runner.run(batch)
-    record = ranks.worker.record(ranks.runner._writer.write(batch, {}), capture)
+    record = ranks.worker.record(ranks.runner.writer.write(batch, {}), capture)
     assert record is not None
     for _ in range(3):
         with ranks.worker.others_repeat():

@@ -99,9 +99,9 @@ class Subject:
         kv = KVCache.allocate(config, num_pages, PAGE_SIZE, torch.float32, CPU)
         for pages in (*kv.k, *kv.v):
             pages.fill_(torch.nan)  # whatever a row reads beyond its own tokens would show
-        sizes = GraphSizes((Bucket.LE_512,), row_sizes(max_num_seqs), (16, 64), (8,), (64,), num_prompts=3)
-        worker = Worker(decoder, kv, self.dispatcher, SampledTokens(sizes.max_sampled, CPU))
-        self.graphs = StepGraphs(worker, sizes, max_context=MAX_LEN)
+        self.sizes = GraphSizes((Bucket.LE_512,), row_sizes(max_num_seqs), (16, 64), (8,), (64,), num_prompts=3)
+        worker = Worker(decoder, kv, self.dispatcher, SampledTokens(self.sizes.max_sampled, CPU))
+        self.graphs = StepGraphs(worker, self.sizes, max_context=MAX_LEN)
         self.graphs.capture(capture, lambda _: None)
         self.kv = kv
         self.runner = runner = ModelRunner(worker, self.graphs)
@@ -277,7 +277,7 @@ def test_experts_that_wait_for_the_device_are_not_captured(decoder: Decoder) -> 
     """As those are that serve when no kernel of a mixture could be launched in the run before the capture."""
     subject = Subject(decoder)
     subject.dispatcher.experts = SimpleNamespace(is_capturable=False)
-    subject.graphs = StepGraphs(subject.runner.worker, subject.graphs._sizes, max_context=MAX_LEN)
+    subject.graphs = StepGraphs(subject.runner.worker, subject.sizes, max_context=MAX_LEN)
     subject.graphs.capture(capture, lambda _: None)
     assert subject.graphs.keys == ()
 
@@ -334,10 +334,7 @@ def test_logits_without_a_finite_number_end_their_own_row(decoder: Decoder, tiny
     subject = Subject(decoder)
     [well] = tiny_llama.prompts[2:3]
     subject.session.submit("well", well)
-    subject.session.submit("sick", well)
-    subject.session.step()
-    [sick] = [seq for seq in subject.session.engine._scheduler._running.values() if seq.request_id == "sick"]
-    sick.tokens[-1] = NAN_TOKEN  # as if it had generated it: the next step is a graph
+    subject.session.submit("sick", well, logit_bias=((NAN_TOKEN, 1e9),))  # generates it first: the next step is a graph
     session = subject.session.drain()
     assert session.total("num_nonfinite") == 1
     assert session.tokens("well") == tiny_llama.greedy[2]

@@ -8,6 +8,7 @@ import pytest
 import torch
 from tiny_llama import NUM_LAYERS, TinyLlama, tiny_config
 
+from kernels.catalog import path_named
 from kernels.shape import Phase
 from qualification.decision.decision import Policy
 from server.engine.startup.builder import BuiltEngine, build_engine
@@ -76,10 +77,9 @@ def test_one_sequence_by_clusters_matches_too(
 def test_a_path_that_runs_another_kernel_is_caught(build: Callable[..., BuiltEngine]) -> None:
     built = build(False)
     dispatcher = built.runner.dispatcher
-    prefill = dispatcher._choices[Phase.PREFILL]
-    other = "triton.prefill" if "gluon" in next(iter(prefill.values())).use.path else "gluon.prefill.hopper"
-    for key, choice in prefill.items():
-        prefill[key] = replace(choice, run=dispatcher._paths[other].run)
+    [served] = {it.use.path for it in dispatcher.choices if it.decision.shape.phase is Phase.PREFILL}
+    other = "triton.prefill" if "gluon" in served else "gluon.prefill.hopper"
+    dispatcher.substitute(replace(path_named(served), run=path_named(other).run))
     report = built.attestor.attest_all("request")
     assert report.result == "mismatch"
     assert report.quarantined

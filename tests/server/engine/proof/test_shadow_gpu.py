@@ -81,9 +81,6 @@ def test_a_path_that_turns_wrong_is_quarantined(built: BuiltEngine) -> None:
     serving = {choice.use.path for choice in dispatcher.choices}
     for path in PATHS:
         if path.name in serving:
-            dispatcher._paths[path.name] = spoilt(path)
-    for choices in dispatcher._choices.values():
-        for key, choice in choices.items():
-            choices[key] = dispatcher._resolve(choice.decision)
+            dispatcher.substitute(spoilt(path))
     found = reports(built, 8)
     assert any(report.quarantined for report in found), [report.detail for report in found]

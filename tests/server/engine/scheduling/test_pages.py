@@ -132,12 +132,12 @@ def test_nothing_of_an_unsound_owner_is_found() -> None:
 
 DAMAGES = [
     (lambda pool: pool.grow("ghost", 1), "ghost"),
-    (lambda pool: pool._tables["b"].__setitem__(0, pool._tables["a"][0]), "2 owned pages"),
-    (lambda pool: pool._free.pop(), "1 free"),
-    (lambda pool: pool._free.__setitem__(0, pool._free[1]), "a page is in two places"),
-    (lambda pool: pool._num_owners.__setitem__(0, 2), "1 owners, 2 are on record"),
-    (lambda pool: pool._page_of.__setitem__(b"x", 1), "another page's key"),
-    (lambda pool: pool._cached.__setitem__(pool._free.pop(), None), "a cached page has no key"),
+    (lambda pool: pool.pages("b").__setitem__(0, 0), "2 free .* 2 owned pages"),
+    (lambda pool: pool.pages("b").__setitem__(0, 4), "a page is in two places"),
+    (lambda pool: pool.pages("b").append(0), "page 0 has 2 owners, 1 are on record"),
+    (lambda pool: pool.page_of_key.__setitem__(b"x", 1), "another page's key"),
+    (lambda pool: pool.page_of_key.__setitem__(b"z", 4), "a key finds a page that has none"),
+    (lambda pool: (pool.release("a"), pool.page_of_key.clear(), pool.key_of_page.clear()), "a cached page has no key"),
 ]
 
 
