@@ -18,7 +18,7 @@ from qualification.attest.explain import TimeClass
 from qualification.decision.decision import Status
 from server.protocol.liveness import DeathCause
 from server.telemetry.factory import MAX_SAMPLES, Declaration
-from server.telemetry.latency import DURATION_EDGES, FINE_TTFT_S, TPOT_EDGES, TTFT_EDGES
+from server.telemetry.latency import DURATION_EDGES, FINE_TTFT_S, TIMED_OUTCOMES, TPOT_EDGES, TTFT_EDGES
 from server.telemetry.metrics import Metrics
 from server.telemetry.objectives import DEFAULT_OBJECTIVES
 from server.telemetry.outcomes import Attestation, DisconnectStage, OomStage, Outcome, RejectedFor, Shadow, Sli
@@ -47,6 +47,7 @@ CLOSED_OF_METRIC: dict[tuple[str, str], type[Enum]] = {
     ("hallmark_attention_fallback_total", "phase"): PLAN_PHASES,
     ("hallmark_attention_fallback_total", "reason"): Reject,
     ("hallmark_matmul_fallback_total", "reason"): MatmulFallback,
+    ("hallmark_request_duration_seconds", "outcome"): Enum("TIMED", {it.name: it.value for it in TIMED_OUTCOMES}),
     ("hallmark_rejected_total", "reason"): RejectedFor,
     ("hallmark_client_disconnects_total", "stage"): DisconnectStage,
     ("hallmark_gpu_oom_total", "stage"): OomStage,
@@ -131,10 +132,9 @@ def page() -> str:
 
 Written by `docs/metrics_page.py` from the code; do not edit. `GET /metrics` has them in Prometheus' text
 format, and in OpenMetrics where the scraper asks for it, with exemplars that lead from a bucket to a trace. A
-server shows at most {MAX_SAMPLES} samples; sums over the ranks of several GPUs add 10. Label sets that are known in
-advance exist at 0 from the start, or
-from the moment the engine is ready where they follow from its plan: a counter that first appears with the value
-1 is invisible to `increase()`. Gauges of something measured appear with their first measurement, for 0 would be
+server shows at most {MAX_SAMPLES} samples, sums over the ranks of several GPUs included, besides two for each API
+key. Label sets that are known in advance exist at 0 from the start, or from the moment the engine is ready where
+they follow from its plan: a counter that first appears with the value 1 is invisible to `increase()`. Gauges of something measured appear with their first measurement, for 0 would be
 a measurement.
 
 {metrics_table(families())}
@@ -146,8 +146,16 @@ read to a few percent: its edges go from {1000 * TTFT_EDGES[0]:g} ms to {TTFT_ED
 {1000 * FINE_TTFT_S[0]:g} ms to {FINE_TTFT_S[1]:g} s, of x1.4 below, where a quantile
 may be off by a fifth, and of x2 above, where it may be off by a factor of 2. The time
 per output token has steps of x1.7 from {1000 * TPOT_EDGES[0]:g} to {1000 * TPOT_EDGES[-1]:g} ms. The prefill has
-steps of x5 and the queue of x3, enough to see which of them is slow, and the whole request has edges at
+steps of x10 and the queue of x5, enough to see which of them is slow, and the whole request has edges at
 {", ".join(f"{edge:g}" for edge in DURATION_EDGES)} s, for it depends most on the length of its answer.
+
+## Left out
+
+The limit of {MAX_SAMPLES} samples holds for a plan with every path of every operator, on several GPUs. For it these
+are not there, the least useful ones: `hallmark_attention_sampled_kernel_seconds_total` by bucket (the achieved rates
+have the bucket), `hallmark_attention_achieved_tflops` of decode (memory bounds it, and the bytes a second are there),
+`hallmark_request_duration_seconds` of requests that were refused (they take no time that anybody asks for, and
+`hallmark_requests_total` counts them), and the finer edges of prefill and queue.
 
 ## Labels
 

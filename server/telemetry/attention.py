@@ -82,7 +82,7 @@ class AttentionMetrics:
     def _create_efficiency(self, make: MetricFactory) -> None:
         self._tflops = make.gauge(
             "attention_achieved_tflops",
-            "Attention's floating-point operations over its measured kernel time, latest sample",
+            "Attention's floating-point operations over its measured kernel time, latest sample; decode has none",
             *("phase", "bucket"),
         )
         self._bandwidth = make.gauge(
@@ -91,7 +91,7 @@ class AttentionMetrics:
             *("phase", "bucket"),
         )
         self._kernel_s = make.counter(
-            "attention_sampled_kernel_seconds_total", "Attention's kernel time in sampled steps", "phase", "bucket"
+            "attention_sampled_kernel_seconds_total", "Attention's kernel time in sampled steps", "phase"
         )
         self._hbm_bytes = make.counter(
             "attention_sampled_hbm_bytes_total", "Attention's bytes by the IO model in sampled steps", "phase"
@@ -161,9 +161,10 @@ class AttentionMetrics:
 
         The series appear with their first sample: 0 TFLOP/s would be a measurement.
         """
-        self._tflops.labels(phase, bucket).set(flops / kernel_s / 1e12)
+        if phase != Phase.DECODE.value:  # which memory bounds
+            self._tflops.labels(phase, bucket).set(flops / kernel_s / 1e12)
         self._bandwidth.labels(phase, bucket).set(hbm_bytes / kernel_s)
-        self._kernel_s.labels(phase, bucket).inc(kernel_s)
+        self._kernel_s.labels(phase).inc(kernel_s)
         self._hbm_bytes.labels(phase).inc(hbm_bytes)
 
     def peaked(self, phase: str, num_bytes: int) -> None:

@@ -22,9 +22,11 @@ TTFT_EDGES = (
     *ladder(FINE_TTFT_S[1], 60, 2),
 )
 TPOT_EDGES = ladder(0.002, 0.2, 1.7)  # around the objectives of 50 and 100 ms
-PREFILL_EDGES = ladder(0.005, 60, 5)  # whether it is the prefill or the queue that is slow
-QUEUE_EDGES = ladder(0.001, 60, 3)
+PREFILL_EDGES = ladder(0.01, 60, 10)  # whether it is the prefill or the queue that is slow
+QUEUE_EDGES = ladder(0.001, 60, 5)
 DURATION_EDGES = (1.0, 10.0, 60.0, 600.0)  # depends most on the length of the answer
+# Of these the duration is measured; a refusal takes no time that anybody asks for.
+TIMED_OUTCOMES = (Outcome.OK, Outcome.SERVER_ERROR, Outcome.DISCONNECTED)
 
 
 class LatencyMetrics:
@@ -40,12 +42,15 @@ class LatencyMetrics:
         prefill = make.histogram("prefill_seconds", "From first schedule to the first token", PREFILL_EDGES, *by_bucket)
         queue = make.histogram("queue_seconds", "From submission to first schedule", QUEUE_EDGES, "model")
         duration = make.histogram(
-            "request_duration_seconds", "From arrival to the last byte", DURATION_EDGES, *by_outcome
+            "request_duration_seconds",
+            "From arrival to the last byte, of requests that were not refused",
+            DURATION_EDGES,
+            *by_outcome,
         )
         self._ttft, self._tpot, self._prefill = (cache(partial(it.labels, model)) for it in (ttft, tpot, prefill))
         self._queue = queue.labels(model)
         self._duration = cache(partial(duration.labels, model))
-        for outcome in Outcome:
+        for outcome in TIMED_OUTCOMES:
             self._duration(outcome.value)
 
     def create_buckets(self, buckets: Iterable[Bucket]) -> None:
@@ -65,4 +70,5 @@ class LatencyMetrics:
         self._tpot(bucket_of(num_prompt_tokens).label).observe(mean_gap_s, trace)
 
     def request(self, outcome: Outcome, elapsed_s: float, trace: Exemplar) -> None:
-        self._duration(outcome.value).observe(elapsed_s, trace)
+        if outcome in TIMED_OUTCOMES:
+            self._duration(outcome.value).observe(elapsed_s, trace)

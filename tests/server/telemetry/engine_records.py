@@ -2,17 +2,30 @@
 
 import itertools
 import math
+from operator import attrgetter
 
 import msgspec
 
 from kernels.buckets import Bucket
 from kernels.catalog import PATHS
+from kernels.collective.paths import COLLECTIVE_PATHS
+from kernels.experts.paths import EXPERTS_PATHS
 from kernels.fingerprint import Device
 from kernels.linear.paths import LINEAR_PATHS
+from kernels.operators import Operator
 from kernels.path import Tier
-from kernels.row_buckets import ExpertRows, LinearRows
+from kernels.row_buckets import CollectiveRows, ExpertRows, LinearRows
 from kernels.shape import Phase
-from server.protocol.messages import DispatchCount, EngineReady, PlanRow, StepRecord
+from qualification.attest.explain import TimeClass
+from server.protocol.messages import (
+    AttestationReport,
+    AttestedBatch,
+    DispatchCount,
+    EngineReady,
+    ExplainedTime,
+    PlanRow,
+    StepRecord,
+)
 from server.telemetry.metrics import Metrics
 
 ROW = PlanRow(
@@ -59,33 +72,51 @@ RECORD = StepRecord(
 )
 
 
-def use_everything(metrics: Metrics) -> None:
-    """Every path of the catalog that a GPU can run, each of ours wanted somewhere, every bucket, every series used."""
+def largest_plan() -> list[PlanRow]:
+    """Rows of all operators on two GPUs: every bucket, every path that a GPU can run, each first choice wanted somewhere.
+
+    Of attention each bucket has two shapes, of layers with and without a window.
+    """
     rows = []
-    for phase, (number, bucket) in itertools.product(Phase, enumerate(Bucket)):
+    for phase, (number, bucket), has_window in itertools.product(Phase, enumerate(Bucket), (False, True)):
         of_phase = [it for it in PATHS if phase in it.limits.phases and Device.CUDA in it.limits.devices]
-        able = [it for it in of_phase if it.limits.max_window is None]  # ROW has no window
-        ours = [it.name for it in able if it.tier is Tier.FIRST]
-        path = ours[number % len(ours)]
-        rejected: dict[str, list[tuple[str, str]]] = {it.name: [] for it in able if it.name != path}
-        changes = {"phase": phase.value, "context_bucket": bucket.value, "path": path, "wanted": path}
-        rows.append(msgspec.structs.replace(ROW, **changes, fallback_reasons=[], status="proven", rejected=rejected))
-    for tokens in ExpertRows:  # of a mixture of experts
-        changes = {"phase": "experts", "context_bucket": tokens.value, "path": "triton.experts", "fallback_reasons": []}
-        others: dict[str, list[tuple[str, str]]] = {"torch.experts": [], "gluon.experts.hopper": []}
-        row = msgspec.structs.replace(ROW, **changes, wanted="triton.experts", status="proven", head_dim=None)
-        rows.append(msgspec.structs.replace(row, rejected=others))
+        able = [it.name for it in of_phase if has_window or it.limits.max_window is None]
+        ours = [
+            it.name for it in of_phase if it.tier is Tier.FIRST and (has_window == (it.limits.max_window is not None))
+        ]
+        if ours:
+            rows.append(row_of(phase.value, bucket.value, ours[number % len(ours)], able))
     for few, path in itertools.product(LinearRows, LINEAR_PATHS):
-        if few.lo + 1 < path.limits.min_rows or (few.hi or math.inf) > (path.limits.max_rows or math.inf):
-            continue
-        changes = {"phase": "linear", "context_bucket": few.value, "path": path.name, "wanted": path.name}
-        others = {it.name: [] for it in LINEAR_PATHS if it is not path}
-        row = msgspec.structs.replace(ROW, **changes, fallback_reasons=[], status="proven", head_dim=None)
-        rows.append(msgspec.structs.replace(row, rejected=others))
+        if few.lo + 1 >= path.limits.min_rows and (few.hi or math.inf) <= (path.limits.max_rows or math.inf):
+            rows.append(row_of("linear", few.value, path.name, [it.name for it in LINEAR_PATHS]))
+    for operator, buckets, paths in (
+        (Operator.EXPERTS, ExpertRows, EXPERTS_PATHS),
+        (Operator.COLLECTIVE, CollectiveRows, COLLECTIVE_PATHS),
+    ):
+        able = [it.name for it in paths if Device.CUDA in it.limits.devices]
+        ours = [it.name for it in paths if it.name in able and it.tier is Tier.FIRST]
+        rows += [row_of(operator.value, it.value, ours[n % len(ours)], able) for n, it in enumerate(buckets)]
+    return rows
+
+
+def row_of(phase: str, bucket: str, path: str, able: list[str]) -> PlanRow:
+    return msgspec.structs.replace(
+        ROW, phase=phase, context_bucket=bucket, path=path, wanted=path, status="proven", fallback_reasons=[],
+        rejected={name: [] for name in able if name != path},
+    )  # fmt: skip
+
+
+def use_everything(metrics: Metrics) -> None:
+    """Move every series of a server on two GPUs with the largest plan."""
+    rows = largest_plan()
     metrics.traffic.create_routes(f"/route/{i}" for i in range(18))
     metrics.on_ready(msgspec.structs.replace(READY, max_model_len=1_000_000, plan=rows))
+    seconds = {it.value: 1.0 for it in TimeClass}
+    explained = ExplainedTime(1.0, seconds, {}, {})
+    batches = [AttestedBatch(phase.value, [], True, {}, "match", None, explained) for phase in Phase]
+    metrics.on_attestation(AttestationReport("start", "match", 0.0, 0.0, batches, []))
     for row in rows:
-        if row.head_dim is None:
+        if row.phase not in list(map(attrgetter("value"), Phase)):
             continue
         count = DispatchCount(row.phase, row.context_bucket, "sdpa.math", "proven", row.wanted, ["failed"], 1, 1, 1)
         metrics.on_step(msgspec.structs.replace(RECORD, dispatches=[count]))

@@ -188,6 +188,8 @@ def test_the_oldest_request_without_an_end_is_shown() -> None:
     assert value(metrics, "oldest_inflight_seconds") == 5
     metrics.generation_ended("a", Outcome.OK, 10, None)
     assert value(metrics, "oldest_inflight_seconds") == 2
+    metrics.generation_ended("b", Outcome.REJECTED, None, None)
+    assert value(metrics, "request_duration_seconds_count", model="m", outcome="rejected") is None
     assert value(metrics, "request_duration_seconds_sum", model="m", outcome="ok") == 5
 
 
@@ -268,8 +270,12 @@ def test_a_sampled_step_says_how_fast_attention_was() -> None:
     labels = {"phase": "prefill", "bucket": "le_512"}
     assert value(metrics, "attention_achieved_tflops", **labels) == pytest.approx(500)
     assert value(metrics, "attention_achieved_bytes_per_second", **labels) == pytest.approx(3e12)
-    assert value(metrics, "attention_sampled_kernel_seconds_total", **labels) == pytest.approx(0.003)
+    assert value(metrics, "attention_sampled_kernel_seconds_total", phase="prefill") == pytest.approx(0.003)
     assert value(metrics, "attention_sampled_hbm_bytes_total", phase="prefill") == pytest.approx(7e9)
+    metrics.attention.measured("decode", "le_512", kernel_s=0.001, flops=1e9, hbm_bytes=1e9)
+    labels["phase"] = "decode"
+    assert value(metrics, "attention_achieved_bytes_per_second", **labels) == pytest.approx(1e12)
+    assert value(metrics, "attention_achieved_tflops", **labels) is None  # memory bounds it
 
 
 def test_the_peak_of_temporary_memory_stays() -> None:
