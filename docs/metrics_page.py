@@ -134,8 +134,8 @@ Written by `docs/metrics_page.py` from the code; do not edit. `GET /metrics` has
 format, and in OpenMetrics where the scraper asks for it, with exemplars that lead from a bucket to a trace. A
 server shows at most {MAX_SAMPLES} samples, sums over the ranks of several GPUs included, besides two for each API
 key. Label sets that are known in advance exist at 0 from the start, or from the moment the engine is ready where
-they follow from its plan: a counter that first appears with the value 1 is invisible to `increase()`. Gauges of something measured appear with their first measurement, for 0 would be
-a measurement.
+they follow from its plan: a counter that first appears with the value 1 is invisible to `increase()`. Gauges of
+something measured appear with their first measurement, for 0 would be a measurement.
 
 {metrics_table(families())}
 

@@ -73,17 +73,16 @@ RECORD = StepRecord(
 
 
 def largest_plan() -> list[PlanRow]:
-    """Rows of all operators on two GPUs: every bucket, every path that a GPU can run, each first choice wanted somewhere.
+    """Every operator on two GPUs: all buckets, all paths that a GPU can run, each first choice wanted somewhere.
 
     Of attention each bucket has two shapes, of layers with and without a window.
     """
     rows = []
     for phase, (number, bucket), has_window in itertools.product(Phase, enumerate(Bucket), (False, True)):
         of_phase = [it for it in PATHS if phase in it.limits.phases and Device.CUDA in it.limits.devices]
-        able = [it.name for it in of_phase if has_window or it.limits.max_window is None]
-        ours = [
-            it.name for it in of_phase if it.tier is Tier.FIRST and (has_window == (it.limits.max_window is not None))
-        ]
+        needs_window = {it.name for it in of_phase if it.limits.max_window is not None}
+        able = [it.name for it in of_phase if has_window or it.name not in needs_window]
+        ours = [it.name for it in of_phase if it.tier is Tier.FIRST and has_window == (it.name in needs_window)]
         if ours:
             rows.append(row_of(phase.value, bucket.value, ours[number % len(ours)], able))
     for few, path in itertools.product(LinearRows, LINEAR_PATHS):
