@@ -127,10 +127,14 @@ test-routers: $(STAMP)
 test-image: $(STAMP)
 	$(VENV)/bin/pytest -s trials/image/check_image.py $(PYTEST_FLAGS)
 
-# A worker a core, dealt over the GPUs; tests beside each other share what they compile, so they go to workers in blocks.
+# Kernels of attention are compiled first, each once. Then a worker a core, dealt over the GPUs; tests beside each other
+# share what they compile, so they go to workers in blocks.
+GPU_TESTS := $(shell grep -rl 'mark\.gpu' tests --include='test_*.py' | sort)
 test-gpu: $(STAMP)
-	$(VENV)/bin/pytest -m 'gpu and not timed and not sanitizer' -n auto --dist worksteal $(PYTEST_FLAGS) $(NONE_CHOSEN)
-	$(VENV)/bin/pytest -m 'gpu and timed' $(PYTEST_FLAGS) $(NONE_CHOSEN)
+	PYTHONPATH=tests:tests/kernels/hopper OMP_NUM_THREADS=1 $(VENV)/bin/python tests/kernels/compile_gpu_tests.py
+	OMP_NUM_THREADS=1 $(VENV)/bin/pytest -m 'gpu and not timed and not sanitizer' -n auto --dist worksteal $(GPU_TESTS) \
+	  $(PYTEST_FLAGS) $(NONE_CHOSEN)
+	$(VENV)/bin/pytest -m 'gpu and timed' $(GPU_TESTS) $(PYTEST_FLAGS) $(NONE_CHOSEN)
 
 drill: $(STAMP)
 	$(VENV)/bin/python deploy/drill/drill.py --out drill

@@ -9,7 +9,10 @@ import pytest
 import torch
 from compile_outside import kept_cache, remove_old_entries
 
+from kernels.triton_cache import use_own_cache
+
 INTERPRET = "TRITON_INTERPRET"
+KEPT_BYTES = 2**30  # of a GPU, by a process between two tests: to allocate anew waits for the other processes
 
 
 def share_gpus(worker: str, visible: str | None, num_gpus: int) -> str | None:
@@ -25,6 +28,10 @@ _gpu = share_gpus(
 if _gpu is not None:
     os.environ["CUDA_VISIBLE_DEVICES"] = _gpu
 
+
+# Triton's cache may hold a kernel of other sources than these (kernels/triton_cache.py).
+if torch.cuda.is_available():
+    use_own_cache()
 
 # Triton decides when it and a kernel are imported: without a GPU all are imported for the interpreter.
 # Here, not in a hook of pytest: hooks run after the conftest of a folder below, which may import a kernel.
@@ -59,7 +66,7 @@ def interpreter() -> Iterator[None]:
 def _give_back_gpu_memory() -> Iterator[None]:
     """Sixteen processes share a GPU: what one has cached after a large test is missing in another's."""
     yield
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if torch.cuda.is_available() and torch.cuda.is_initialized() and torch.cuda.memory_reserved() > KEPT_BYTES:
         torch.cuda.empty_cache()
 
 

@@ -75,15 +75,16 @@ def paged(
     num_pages = [-(-context // page_size) for context in contexts]
     pool = sum(num_pages) + 3
     k, v = torch.randn(2, pool, page_size, heads[1], head_dim, device=device).to(dtype)
-    numbers = torch.randperm(pool).tolist()
+    numbers = torch.randperm(pool)
     table = torch.full((len(contexts), max(num_pages) + 2), POISON_PAGE, dtype=torch.int32)
+    is_used = torch.zeros(pool, page_size, dtype=torch.bool)
     for sequence, context in enumerate(contexts):
-        for page in range(num_pages[sequence]):
-            table[sequence, page] = number = numbers.pop()
-            used = min(page_size, context - page * page_size)
-            k[number, used:], v[number, used:] = NAN, NAN
-    for number in numbers:
-        k[number], v[number] = NAN, NAN
+        of_sequence, numbers = numbers[: num_pages[sequence]], numbers[num_pages[sequence] :]
+        table[sequence, : num_pages[sequence]] = of_sequence
+        is_used[of_sequence] = (torch.arange(num_pages[sequence] * page_size) < context).view(-1, page_size)
+    unused = ~is_used[:, :, None, None].to(device)
+    # At once: a page after the other took some thousand launches a batch.
+    k, v = (pages.masked_fill_(unused, NAN) for pages in (k, v))
     batch = AttentionBatch(
         edges(query_lens, device),
         max(query_lens),

@@ -1,0 +1,189 @@
+"""Compiles the kernels of the attention tests marked `gpu` for an sm_90 GPU, in processes side by side.
+
+PYTHONPATH=tests:tests/kernels/hopper python tests/kernels/compile_gpu_tests.py [--jobs N] [--count]
+
+The kernels of these tests take twenty minutes of a core to compile. Each is compiled once here, the slowest first, into
+Triton's cache on disk, where the workers of pytest then find all of them. First every test is called with tensors that
+have no memory and a stand-in for the driver: what it asks Triton for is kept, and where the test would look at a result
+it ends. A test that asks for other kernels on a GPU compiles them itself, as without this program.
+"""
+
+import argparse
+import importlib
+import itertools
+import json
+import multiprocessing
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import _pytest.outcomes
+import torch
+import triton
+from sm90_driver import Launcher, Recording
+from torch.overrides import TorchFunctionMode
+from triton.runtime import driver
+from triton.runtime.cache import get_cache_key
+from triton.runtime.jit import JITFunction
+
+import kernels.device
+import kernels.processors
+from kernels.fingerprint import Device, Fingerprint
+from kernels.portable.launch_config import SHARED_BYTES_HOPPER
+from kernels.triton_cache import use_own_cache
+
+MODULES = ("test_gpu_attention", "test_gpu_calls")
+NUM_PROCESSORS = 132  # of an H100 SXM and an H200
+# Kernels by the seconds of one variant (5.8, 3.1, 2.1, on one core of a Xeon); the others take up to 1.8.
+SLOWEST = ("hallmark_gluon_extend", "hallmark_gluon_prefill", "hallmark_gluon_decode")
+ENDS = (_pytest.outcomes.OutcomeException, NotImplementedError, RuntimeError, ValueError, AssertionError)
+
+
+class Wanted(NamedTuple):
+    """What Triton compiles one variant of a kernel from."""
+
+    name: str
+    source: Any
+    target: Any
+    options: dict[str, Any]
+
+
+class Metadata(NamedTuple):
+    """Of a kernel that is not compiled, as its launcher reads it."""
+
+    tensordesc_meta: tuple[dict[str, Any], ...] | None
+    global_scratch_size: int = 0
+    profile_scratch_size: int = 0
+    launch_cooperative_grid: bool = False
+    launch_pdl: bool = False
+    shared: int = 0
+
+
+class NotCompiled:
+    """Stands in for a compiled kernel."""
+
+    function = 1
+    packed_metadata = (4, 1, 0)
+
+    def __init__(self, source: Any) -> None:
+        box = {"swizzle": 3, "elem_size": 2, "elem_type": 10, "block_size": [64, 64]}
+        self.src, self.metadata = source, Metadata((box,) * len(source.signature))
+        self.run = Launcher(source, self.metadata)
+
+    def launch_metadata(self, *_: Any) -> None:
+        pass
+
+
+class WithoutMemory(TorchFunctionMode):
+    """Tensors for a GPU have shapes only."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def moved(given: Any) -> Any:
+            return torch.device("meta") if isinstance(given, torch.device) and given.type == "cuda" else given
+
+        return func(*map(moved, args), **{name: moved(given) for name, given in (kwargs or {}).items()})
+
+
+def stand_in() -> dict[str, Wanted]:
+    """Let calls compile and launch nothing, as on an sm_90 GPU. Return what Triton is asked for, by its key."""
+    wanted: dict[str, Wanted] = {}
+
+    def keep(
+        self: Any, _key: Any, signature: Any, device: Any, constants: Any, options: Any, attributes: Any, _warmup: Any
+    ) -> NotCompiled:
+        _, _, target, backend, _ = self.device_caches[device]
+        source = self.ASTSource(self, signature, constants, attributes)
+        key = get_cache_key(source, backend, options, {})
+        wanted.setdefault(key, Wanted(self.fn.__name__, source, target, dict(options.__dict__)))
+        return NotCompiled(source)
+
+    JITFunction._do_compile = keep
+    driver.set_active(Recording())
+    gpu = Fingerprint(Device.CUDA, "", 90, None, None, None, "", "")
+    kernels.processors.num_processors = lambda _: NUM_PROCESSORS  # type: ignore[assignment]
+    kernels.processors.shared_bytes = lambda _: SHARED_BYTES_HOPPER  # type: ignore[assignment]
+    kernels.device.read_fingerprint = lambda _: gpu  # type: ignore[assignment]
+    torch.cuda.get_device_capability = lambda *_: (9, 0)  # type: ignore[assignment]
+    torch.cuda.get_device_properties = lambda *_: SimpleNamespace(multi_processor_count=NUM_PROCESSORS)  # type: ignore
+    return wanted
+
+
+def calls(module: Any) -> Iterator[Callable[[], None]]:
+    """Every test of a module with each of its parameters."""
+    for name, test in list(vars(module).items()):
+        if not name.startswith("test_"):
+            continue
+        choices: list[list[dict[str, Any]]] = []
+        for mark in getattr(test, "pytestmark", []):
+            if mark.name != "parametrize":
+                continue
+            names, values = mark.args
+            names = [each.strip() for each in names.split(",")] if isinstance(names, str) else list(names)
+            choices.append([dict(zip(names, it if len(names) > 1 else (it,), strict=True)) for it in values])
+        for chosen in itertools.product(*choices):
+            parameters = {name: value for each in chosen for name, value in each.items()}
+            if parameters.get("seed", 0) is not None:  # fresh seeds
+                yield partial(test, **parameters)
+
+
+def is_on_sm90() -> bool:
+    """Return whether the first GPU is one that this program compiles for; True without a GPU."""
+    if not torch.cuda.is_available():
+        return True
+    found = torch.cuda.get_device_properties(0)
+    return (found.major, found.minor, found.multi_processor_count) == (9, 0, NUM_PROCESSORS)
+
+
+WANTED: dict[str, Wanted] = {}  # of this program, for the processes that it forks
+
+
+def compile_one(key: str) -> str | None:
+    """Return why it could not be compiled."""
+    wanted = WANTED[key]
+    try:
+        triton.compile(wanted.source, target=wanted.target, options=wanted.options)
+    except Exception as error:  # a test that wants this kernel will fail, and say why
+        return f"{wanted.name}: {type(error).__name__}: {error}"
+    return None
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes (default: one a core)")
+    parser.add_argument("--count", action="store_true", help="compile nothing: print how many variants of each kernel")
+    args = parser.parse_args()
+    forked = multiprocessing.get_context("fork")
+    with forked.Pool(1) as pool:  # this process never begins to use the GPU: it could not fork then
+        if not pool.apply(is_on_sm90):
+            print(
+                f"compiles ahead for sm_90 GPUs of {NUM_PROCESSORS} multiprocessors only: the tests compile themselves"
+            )
+            return
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    use_own_cache()
+    began = time.monotonic()
+    found = stand_in()
+    for name in MODULES:
+        module = importlib.import_module(name)
+        for call in calls(module):
+            with WithoutMemory(), suppress(*ENDS):
+                call()
+    WANTED.update(found)
+    variants = Counter(wanted.name for wanted in WANTED.values())
+    if args.count:
+        print(json.dumps(variants))
+        return
+    order = sorted(WANTED, key=lambda key: SLOWEST.index(name) if (name := WANTED[key].name) in SLOWEST else 9)
+    with forked.Pool(args.jobs) as pool:
+        failures = [failure for failure in pool.imap_unordered(compile_one, order) if failure is not None]
+    seconds = time.monotonic() - began
+    print(*failures, f"{variants.total()} kernels compiled by {args.jobs} processes in {seconds:.0f} s", sep="\n")
+
+
+if __name__ == "__main__":
+    main()
