@@ -10,6 +10,7 @@ it ends. A test that asks for other kernels on a GPU compiles them itself, as wi
 
 import argparse
 import importlib
+import inspect
 import itertools
 import json
 import multiprocessing
@@ -22,14 +23,12 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-import _pytest.outcomes
+import pytest
 import torch
 import triton
 from sm90_driver import Launcher, Recording
 from torch.overrides import TorchFunctionMode
 from triton.runtime import driver
-from triton.runtime.cache import get_cache_key
-from triton.runtime.jit import JITFunction
 
 import kernels.device
 import kernels.processors
@@ -41,16 +40,7 @@ MODULES = ("test_gpu_attention", "test_gpu_calls")
 NUM_PROCESSORS = 132  # of an H100 SXM and an H200
 # Kernels by the seconds of one variant (5.8, 3.1, 2.1, on one core of a Xeon); the others take up to 1.8.
 SLOWEST = ("hallmark_gluon_extend", "hallmark_gluon_prefill", "hallmark_gluon_decode")
-ENDS = (_pytest.outcomes.OutcomeException, NotImplementedError, RuntimeError, ValueError, AssertionError)
-
-
-class Wanted(NamedTuple):
-    """What Triton compiles one variant of a kernel from."""
-
-    name: str
-    source: Any
-    target: Any
-    options: dict[str, Any]
+ENDS = (pytest.skip.Exception, pytest.fail.Exception, NotImplementedError, RuntimeError, ValueError, AssertionError)
 
 
 class Metadata(NamedTuple):
@@ -89,20 +79,24 @@ class WithoutMemory(TorchFunctionMode):
         return func(*map(moved, args), **{name: moved(given) for name, given in (kwargs or {}).items()})
 
 
-def stand_in() -> dict[str, Wanted]:
-    """Let calls compile and launch nothing, as on an sm_90 GPU. Return what Triton is asked for, by its key."""
-    wanted: dict[str, Wanted] = {}
+class Collecting(triton.AsyncCompileMode):
+    """Keeps what compiles each variant of a kernel that Triton is asked for, by its key, and calls none of it."""
 
-    def keep(
-        self: Any, _key: Any, signature: Any, device: Any, constants: Any, options: Any, attributes: Any, _warmup: Any
-    ) -> NotCompiled:
-        _, _, target, backend, _ = self.device_caches[device]
-        source = self.ASTSource(self, signature, constants, attributes)
-        key = get_cache_key(source, backend, options, {})
-        wanted.setdefault(key, Wanted(self.fn.__name__, source, target, dict(options.__dict__)))
-        return NotCompiled(source)
+    def __init__(self) -> None:
+        super().__init__(executor=None)
+        self.wanted: dict[str, Callable[[], object]] = {}
 
-    JITFunction._do_compile = keep
+    def submit(self, key: str, compile_fn: Callable[[], object], finalize_fn: Any) -> NotCompiled:  # noqa: ARG002
+        self.wanted.setdefault(key, compile_fn)
+        return NotCompiled(source_of(compile_fn))
+
+
+def source_of(compile_fn: Callable[[], object]) -> Any:
+    return inspect.getclosurevars(compile_fn).nonlocals["src"]
+
+
+def stand_in() -> None:
+    """Show an sm_90 GPU to the code of this process."""
     driver.set_active(Recording())
     gpu = Fingerprint(Device.CUDA, "", 90, None, None, None, "", "")
     kernels.processors.num_processors = lambda _: NUM_PROCESSORS  # type: ignore[assignment]
@@ -110,7 +104,6 @@ def stand_in() -> dict[str, Wanted]:
     kernels.device.read_fingerprint = lambda _: gpu  # type: ignore[assignment]
     torch.cuda.get_device_capability = lambda *_: (9, 0)  # type: ignore[assignment]
     torch.cuda.get_device_properties = lambda *_: SimpleNamespace(multi_processor_count=NUM_PROCESSORS)  # type: ignore
-    return wanted
 
 
 def calls(module: Any) -> Iterator[Callable[[], None]]:
@@ -139,16 +132,19 @@ def is_on_sm90() -> bool:
     return (found.major, found.minor, found.multi_processor_count) == (9, 0, NUM_PROCESSORS)
 
 
-WANTED: dict[str, Wanted] = {}  # of this program, for the processes that it forks
+WANTED: list[Callable[[], object]] = []  # of this program, for the processes that it forks
 
 
-def compile_one(key: str) -> str | None:
+def name_of(compile_fn: Callable[[], object]) -> str:
+    return str(source_of(compile_fn).fn.__name__)
+
+
+def compile_one(index: int) -> str | None:
     """Return why it could not be compiled."""
-    wanted = WANTED[key]
     try:
-        triton.compile(wanted.source, target=wanted.target, options=wanted.options)
+        WANTED[index]()
     except Exception as error:  # a test that wants this kernel will fail, and say why
-        return f"{wanted.name}: {type(error).__name__}: {error}"
+        return f"{name_of(WANTED[index])}: {type(error).__name__}: {error}"
     return None
 
 
@@ -167,20 +163,20 @@ def main() -> None:
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     use_own_cache()
     began = time.monotonic()
-    found = stand_in()
-    for name in MODULES:
-        module = importlib.import_module(name)
-        for call in calls(module):
-            with WithoutMemory(), suppress(*ENDS):
-                call()
-    WANTED.update(found)
-    variants = Counter(wanted.name for wanted in WANTED.values())
+    stand_in()
+    with Collecting() as mode:
+        for name in MODULES:
+            for call in calls(importlib.import_module(name)):
+                with WithoutMemory(), suppress(*ENDS):
+                    call()
+    variants = Counter(map(name_of, mode.wanted.values()))
     if args.count:
         print(json.dumps(variants))
         return
-    order = sorted(WANTED, key=lambda key: SLOWEST.index(name) if (name := WANTED[key].name) in SLOWEST else 9)
+    WANTED.extend(sorted(mode.wanted.values(), key=lambda it: (*SLOWEST, name_of(it)).index(name_of(it))))
     with forked.Pool(args.jobs) as pool:
-        failures = [failure for failure in pool.imap_unordered(compile_one, order) if failure is not None]
+        answers = pool.imap_unordered(compile_one, range(len(WANTED)))
+        failures = [failure for failure in answers if failure is not None]
     seconds = time.monotonic() - began
     print(*failures, f"{variants.total()} kernels compiled by {args.jobs} processes in {seconds:.0f} s", sep="\n")
 

@@ -1,4 +1,4 @@
-"""Hostile bodies at the limit of 8 MiB, while a probe asks whether the server is alive."""
+"""Hostile bodies at the limit of 8 MiB, and endless bytes beside one, while a probe asks whether the server lives."""
 
 import contextlib
 import http.client
@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -40,6 +40,19 @@ BODIES = {
 }
 
 
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + b"f\r\n" + b'{"prompt": "a"}' + b"\r\n"
+# What a request begins with, and what follows 64 MiB of it. None ends by itself.
+FLOODS = {
+    "a trailer": (CHUNKED + b"0\r\nx: ", b"a" * 2**20),
+    "trailers": (CHUNKED + b"0\r\n", b"a: b\r\n" * (2**20 // 6)),
+    "long trailers": (CHUNKED + b"0\r\n", (b"a: %b\r\n" % (b"b" * 4000)) * 250),
+    "a chunk's extension": (CHUNKED + b"1;x=", b"a" * 2**20),
+    "chunks of a byte": (CHUNKED, b"1\r\n \r\n" * (2**20 // 6)),
+    "headers": (HEAD, b"a: b\r\n" * (2**20 // 6)),
+}
+
+
 @contextlib.contextmanager
 def running() -> Iterator[tuple[int, int]]:
     """Process id and port of a server."""
@@ -68,6 +81,18 @@ def post(port: int, body: bytes) -> bytes:
     return answer
 
 
+def is_refused(port: int, begin: bytes, more: bytes) -> bool:
+    """Send until the server closes the connection; False where it takes all 64 MiB."""
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
+        try:
+            connection.sendall(begin)
+            for _ in range(64):
+                connection.sendall(more)
+        except (BrokenPipeError, ConnectionResetError):
+            return True
+    return False
+
+
 def slowest_probe_s(port: int, has_ended: threading.Event) -> float:
     """The longest time that /livez took until the event."""
     probe, slowest = http.client.HTTPConnection("127.0.0.1", port, timeout=60), 0.0
@@ -83,21 +108,41 @@ def slowest_probe_s(port: int, has_ended: threading.Event) -> float:
 
 @pytest.mark.timed
 def test_hostile_bodies_delay_no_probe() -> None:
-    """Of each body, the better of two tries: another program may have the machine's cores for a moment."""
-    delays = {}
     with running() as (_, port):
-        for name, body in BODIES.items():
-            tries = []
-            for _ in range(2):
-                has_ended, found = threading.Event(), list[float]()
-                probing = threading.Thread(target=lambda: found.append(slowest_probe_s(port, has_ended)))  # noqa: B023
-                probing.start()
-                assert b"HTTP/1.1 400" in post(port, body), name
-                has_ended.set()
-                probing.join()
-                tries += found
-            delays[name] = min(tries)
+        delays = {
+            name: delay_s(port, lambda body=body: b"HTTP/1.1 400" in post(port, body))  # type: ignore[misc]
+            for name, body in BODIES.items()
+        }
     assert max(delays.values()) < LATE_S, delays
+
+
+@pytest.mark.timed
+def test_floods_beside_a_body_are_refused_and_delay_no_probe() -> None:
+    """A client without a key, whose trailers were joined for ever, once made a probe wait 6 to 20 s."""
+    with running() as (_, port):
+        delays = {
+            name: delay_s(port, lambda flood=flood: is_refused(port, *flood))  # type: ignore[misc]
+            for name, flood in FLOODS.items()
+        }
+    assert max(delays.values()) < LATE_S, delays
+
+
+def delay_s(port: int, attack: Callable[[], bool]) -> float:
+    """The longest time that /livez took during an attack, which must return True.
+
+    Of two tries the better: another program may have the machine's cores for a moment.
+    """
+    tries = []
+    for _ in range(2):
+        has_ended, found = threading.Event(), list[float]()
+        probing = threading.Thread(target=lambda: found.append(slowest_probe_s(port, has_ended)))  # noqa: B023
+        probing.start()
+        is_as_wanted = attack()
+        has_ended.set()
+        probing.join()
+        assert is_as_wanted
+        tries += found
+    return min(tries)
 
 
 @pytest.mark.timed
