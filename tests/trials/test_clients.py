@@ -1,6 +1,8 @@
 """`make test-clients` without its clients: the pinned list, the page, and what is made of a script's end."""
 
 import json
+import os
+import subprocess
 import sys
 from collections.abc import Iterable
 from dataclasses import replace
@@ -94,6 +96,18 @@ def test_what_cannot_be_installed_is_not_run(tmp_path: Path) -> None:
     assert why is not None
     assert "cannot be installed here" in why
     assert Result(missing, {}, not_run=why).verdict == f"{NOT_RUN}: {why}"
+
+
+def test_a_client_that_has_not_begun_in_time_is_named(tmp_path: Path) -> None:
+    nowhere = ["--url", "http://127.0.0.1:1", "--embed-url", "http://127.0.0.1:1", "--cache", str(tmp_path)]
+    flags = ["openai", "--time-limit", "0", "--page", str(tmp_path / "page.md"), *nowhere]
+    program = [sys.executable, str(CALLS.parent / "run_clients.py"), *flags]
+    environ = os.environ | {"PYTHONPATH": str(CALLS.parents[1])}
+    done = subprocess.run(program, env=environ, capture_output=True, text=True, timeout=60, check=True)
+    assert "NOT RUN openai (Python): the 0 s of this run had passed" in done.stdout
+    assert [result for _, _, result in rows_of((tmp_path / "page.md").read_text())] == [
+        "not run: the 0 s of this run had passed"
+    ]
 
 
 def test_the_page_is_read_as_it_is_written() -> None:

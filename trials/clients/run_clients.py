@@ -1,9 +1,10 @@
 """Run foreign clients, unmodified, against a server of this checkout, and write down what worked.
 
 `make test-clients` runs it. Each client of clients.toml gets an environment of its own below .cache/clients, made once
-for its versions; its script of calls/ prints a line a call. What cannot be installed here is `not run`: no failure, and
-no success either. A client that fails stops no other one. The exit status is 1 when a call fails; with `--known PAGE`
-only when one fails that PAGE does not have as failing.
+for its versions by uv, whose cache all share; its script of calls/ prints a line a call. Two clients are installed and
+run at once. What cannot be installed here is `not run`: no failure, and no success either. A client that fails stops no
+other one. With `--time-limit` a client that has not begun in time is `not run`, and those are named last. The exit
+status is 1 when a call fails; with `--known PAGE` only when one fails that PAGE does not have as failing.
 
 Every version is pinned: the clients' own in clients.toml, all that they need in locks/. `--lock` makes the locks anew.
 """
@@ -15,9 +16,11 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 import time
 import tomllib
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -31,7 +34,9 @@ CALLS = HERE / "calls"
 PINNED = HERE / "clients.toml"
 LOCKS = HERE / "locks"
 PAGE = ROOT / "docs" / "clients.md"
-INSTALL_LIMIT_S = 900  # of a client
+UV = Path(sys.executable).with_name("uv")  # of the extra `test`
+INSTALL_LIMIT_S = 600  # of a client
+NUM_AT_ONCE = 2  # clients; while one waits for its packages or for the server, another one computes
 NOT_RUN = "not run"
 _INTRODUCTION = """\
 # Clients
@@ -115,10 +120,12 @@ def prepare(client: Client, cache: Path, *, is_locked: bool = True) -> str | Non
         return None
     if client.is_npm and not (shutil.which("npm") and shutil.which("node")):
         return "npm is not installed"
+    if not client.is_npm and not UV.exists():
+        return f"uv is not installed beside {sys.executable}"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     log = folder / "install.log"
-    for step in _npm_steps(client, folder, lock) if client.is_npm else _pip_steps(client, folder, lock):
+    for step in _npm_steps(client, folder, lock) if client.is_npm else _uv_steps(client, folder, lock):
         try:
             with log.open("ab") as file:
                 code = subprocess.run(
@@ -134,14 +141,13 @@ def prepare(client: Client, cache: Path, *, is_locked: bool = True) -> str | Non
     return None
 
 
-def _pip_steps(client: Client, folder: Path, lock: str) -> list[list[str]]:
-    """Commands that make the environment; this interpreter's pip installs into it, and its cache is shared by all."""
-    install = [sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python"), "install", "--quiet"]
+def _uv_steps(client: Client, folder: Path, lock: str) -> list[list[str]]:
+    """Commands that make the environment, for this interpreter; its files are links to uv's cache where they can be."""
     bare = ["--no-deps"] if client.without_dependencies else []
     locked = ["--constraint", str(client.lock)] if lock else []
     return [
-        [sys.executable, "-m", "venv", "--without-pip", str(folder)],
-        [*install, "--disable-pip-version-check", *bare, *locked, *client.packages],
+        [str(UV), "venv", "--quiet", "--allow-existing", "--python", sys.executable, str(folder)],
+        [str(UV), "pip", "install", "--quiet", "--python", str(folder), *bare, *locked, *client.packages],
     ]
 
 
@@ -159,7 +165,7 @@ def write_lock(client: Client, folder: Path) -> str:
     if client.is_npm:
         text = (folder / "package-lock.json").read_text()
     else:
-        command = [sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python"), "freeze"]
+        command = [str(UV), "pip", "freeze", "--python", str(folder)]
         frozen = subprocess.run(command, capture_output=True, text=True, check=True).stdout
         text = re.sub(r"\+\S+$", "", frozen, flags=re.MULTILINE)  # torch==2.13.0+cpu: a build's name, on no index
     LOCKS.mkdir(exist_ok=True)
@@ -174,21 +180,23 @@ def command_of(client: Client, cache: Path) -> list[str]:
 
 
 class Servers:
-    """The servers of a run, each started when its first client needs it; or others, which run already."""
+    """The servers of a run, which start at once while clients are installed; or others, which run already."""
 
     def __init__(self, cache: Path, until_end: ExitStack, urls: Mapping[str, str | None]) -> None:
-        """`urls`: of the servers that run already, by their task."""
+        """`urls`: of the servers that run already, by their task; None where one is to be started."""
         self._cache = cache
-        self._until_end = until_end
         self._urls = {task: url for task, url in urls.items() if url}
+        missing = urls.keys() - self._urls.keys()
+        self._starting = {task: until_end.enter_context(self._started(task)) for task in missing}
+        self._lock = threading.Lock()
 
     def url(self, task: str) -> str:
-        """The address of a server for a task, `generate` or `embed`."""
-        if task not in self._urls:
-            server = self._until_end.enter_context(self._started(task))
-            server.wait_ready()
-            self._urls[task] = server.url
-        return self._urls[task]
+        """The address of a server for a task, `generate` or `embed`, once it is ready."""
+        with self._lock:
+            if task not in self._urls:
+                self._starting[task].wait_ready()
+                self._urls[task] = self._starting[task].url
+            return self._urls[task]
 
     def _started(self, task: str) -> AbstractContextManager[Server]:
         port = free_port()
@@ -284,6 +292,7 @@ def main() -> int:
     parser.add_argument("--page", type=Path, default=PAGE, metavar="FILE", help="the table (default: %(default)s)")
     parser.add_argument("--known", type=Path, metavar="PAGE", help="a table: what fails there may fail")
     parser.add_argument("--cache", type=Path, default=ROOT / ".cache" / "clients", metavar="DIR")
+    parser.add_argument("--time-limit", type=float, metavar="S", help="begin no client after that many seconds")
     parser.add_argument("--lock", action="store_true", help="install what the index has today, and write the locks")
     parser.add_argument("--url", help="a server that runs already, in place of one of its own")
     parser.add_argument("--embed-url", metavar="URL", help="another one, for embeddings")
@@ -293,28 +302,31 @@ def main() -> int:
     if unknown := set(options.names) - {client.folder for client in clients}:
         parser.error(f"no such client: {', '.join(sorted(unknown))}")
     known = failures_of(options.known.read_text()) if options.known else {}
+    if options.time_limit is not None:  # whom it leaves out is another one every day
+        first = datetime.now(UTC).toordinal() % len(clients)
+        clients = clients[first:] + clients[:first]
     begun = time.monotonic()
-    ready: list[Client] = []
-    why_not: dict[str, str] = {}
-    for client in clients:
-        started = time.monotonic()
-        why = prepare(client, cache, is_locked=not options.lock)
-        say(f"{client.name} {client.version}: {why or 'installed'} ({time.monotonic() - started:.0f} s)")
-        if why is None:
-            ready.append(client)
-        else:
-            why_not[client.name] = why
     cache.mkdir(parents=True, exist_ok=True)
-    with ExitStack() as until_end:
-        servers = Servers(cache, until_end, {"generate": options.url, "embed": options.embed_url})
-        found = [_called(client, cache, servers) for client in ready]
-    by_name = {result.client.name: result for result in found}
-    results = [by_name.get(client.name) or Result(client, {}, not_run=why_not[client.name]) for client in clients]
+    with ExitStack() as until_end, ThreadPoolExecutor(NUM_AT_ONCE) as workers:
+        urls = {"generate": options.url}
+        if any(client.has_embeddings for client in clients):
+            urls["embed"] = options.embed_url
+        servers = Servers(cache, until_end, urls)
+
+        def result_of(client: Client) -> Result:
+            if options.time_limit is not None and time.monotonic() - begun > options.time_limit:
+                return Result(client, {}, not_run=f"the {options.time_limit:g} s of this run had passed")
+            return _result(client, cache, servers, is_locked=not options.lock)
+
+        results = list(workers.map(result_of, clients))
     kept = lines_of(options.page.read_text()) if options.names and options.page.exists() else {}
     options.page.write_text(page(results, datetime.now(UTC).date().isoformat(), kept))
     say(f"The table is {options.page}")
     num_works = sum(result.verdict == "works" for result in results)
-    say(f"{num_works} of {len(results)} clients work, {len(why_not)} not run, in {time.monotonic() - begun:.0f} s")
+    left_out = [result for result in results if result.not_run is not None]
+    say(f"{num_works} of {len(results)} clients work, {len(left_out)} not run, in {time.monotonic() - begun:.0f} s")
+    for result in left_out:
+        say(f"NOT RUN {result.client.name}: {result.not_run}")
     new = [
         f"{result.client.name}: {name}"
         for result in results
@@ -326,12 +338,19 @@ def main() -> int:
     return 1 if new else 0
 
 
-def _called(client: Client, cache: Path, servers: Servers) -> Result:
+def _result(client: Client, cache: Path, servers: Servers, *, is_locked: bool) -> Result:
+    """Install a client and make its calls, and say so."""
+    begun = time.monotonic()
+    why = prepare(client, cache, is_locked=is_locked)
+    installed_s = time.monotonic() - begun
+    if why is not None:
+        return Result(client, {}, not_run=why)
     urls = {"HALLMARK_URL": servers.url("generate")}
     if client.has_embeddings:
         urls["HALLMARK_EMBED_URL"] = servers.url("embed")
     result = call(client, command_of(client, cache), cache / client.folder, urls)
-    say(f"{client.name} {client.version}: {result.verdict} ({len(result.calls)} calls, {result.seconds:.0f} s)")
+    took = f"installed in {installed_s:.0f} s, {len(result.calls)} calls in {result.seconds:.0f} s"
+    say(f"{client.name} {client.version}: {result.verdict} ({took})")
     for name, why in result.failures.items():
         say(f"  {name}: {why}")
     return result

@@ -81,9 +81,9 @@ def prepare(folder: Path) -> Tools:
         shutil.rmtree(folder, ignore_errors=True)
         node.mkdir(parents=True)
         shutil.copy(HERE / "package.json", node)
-        pip = [str(programs / "bin" / "python"), "-m", "pip", "install", "--quiet", "-r"]
-        _install([sys.executable, "-m", "venv", str(programs)], folder)
-        _install([*pip, str(HERE / "requirements.txt")], folder)
+        uv, requirements = Path(sys.executable).with_name("uv"), HERE / "requirements.txt"
+        _install([str(uv), "venv", "--quiet", "--python", sys.executable, str(programs)], folder)
+        _install([str(uv), "pip", "install", "--quiet", "--python", str(programs), "-r", str(requirements)], folder)
         _install(["npm", "install", "--no-audit", "--no-fund", "--silent"], node)
         stamp.write_text(wanted)
     return Tools(programs, node)
