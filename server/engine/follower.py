@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 
@@ -223,13 +223,20 @@ class StartedFollower:
 
     def _dispatcher(self) -> Dispatcher:
         """Return what rank 0 decided: this rank decides nothing, and counts for nobody."""
-        found: dict[AnyShape, Decision[AnyShape]] = {}
-        for text, path in self._decisions:
-            shape = parse_shape(text)
-            found[shape] = Decision(shape, path, Status.PROVEN, path, (), (), None)
+        found = decided(self._decisions)
         dispatcher = dispatcher_of(self._subject, found, redecide=_decide_nothing, has_timer=False)
         join_weights(dispatcher, self._decoder)
         return dispatcher
+
+
+def decided(decisions: Iterable[tuple[str, str | None]]) -> dict[AnyShape, Decision[AnyShape]]:
+    """Return rank 0's decisions in its order; a shape without a path keeps its place."""
+    found: dict[AnyShape, Decision[AnyShape]] = {}
+    for text, path in decisions:
+        shape = parse_shape(text)
+        status = Status.QUARANTINED if path is None else Status.PROVEN
+        found[shape] = Decision(shape, path, status, path or "none", (), (), None)
+    return found
 
 
 def _decide_nothing(shape: ShapeT, _: Pairs, __: Pairs) -> Decision[ShapeT]:

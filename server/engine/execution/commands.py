@@ -20,13 +20,13 @@ class Begin(msgspec.Struct, frozen=True, tag=True):
     """The first command: load your part, and meet the others.
 
     meeting    a file that all ranks may write
-    decisions  (shape, path) of every shape that has a path
+    decisions  (shape, path) of every shape; None where no path is left
     """
 
     settings: Settings
     rank: int
     meeting: str
-    decisions: list[tuple[str, str]]
+    decisions: list[tuple[str, str | None]]
 
 
 class ChooseProducts(msgspec.Struct, frozen=True, tag=True):
@@ -49,7 +49,7 @@ class CompareMemory(msgspec.Struct, frozen=True, tag=True):
 class Decide(msgspec.Struct, frozen=True, tag=True):
     """Serve by these (shape, path) from now on."""
 
-    decisions: list[tuple[str, str]]
+    decisions: list[tuple[str, str | None]]
 
 
 class Launch(msgspec.Struct, frozen=True, tag=True):

@@ -175,9 +175,12 @@ def check_same(rank: int, found: RankIdentity, ours: RankIdentity) -> None:
         raise SettingsError(f"rank {rank} reads other weights than rank 0: {advice}")
 
 
-def decisions_of(dispatcher: Dispatcher) -> list[tuple[str, str]]:
-    """Return (shape, path) of every shape that has a path."""
-    return [(str(it.shape), it.path) for it in dispatcher.all_decisions if it.path is not None]
+def decisions_of(dispatcher: Dispatcher) -> list[tuple[str, str | None]]:
+    """Return (shape, path) of every shape, those that have no path any more included.
+
+    Tables find a shape of mixtures or sums by its place among the others.
+    """
+    return [(str(it.shape), it.path) for it in dispatcher.all_decisions]
 
 
 class LeadingWorker(Worker):

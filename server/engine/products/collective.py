@@ -46,7 +46,7 @@ class CollectiveTable:
         quarantined: Pairs = frozenset(),
         overridden: Pairs = frozenset(),
     ) -> None:
-        """`num_sums`: of a step, by what follows. Every decision must have a path."""
+        """`num_sums`: of a step, by what follows. Sums of a shape whose decision has no path raise NoPathError."""
         self._by_name = {path.name: path for path in paths}
         self.decided = Decisions(decisions, redecide, quarantined, overridden, on_change=self._resolve)
         self._kinds = {

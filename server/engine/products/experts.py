@@ -96,7 +96,7 @@ class ExpertsTable:
         overridden: Pairs = frozenset(),
         may_replace: bool = True,
     ) -> None:
-        """`config`: of this rank's part of the model. Every decision must have a path.
+        """`config`: of this rank's part of the model. A shape without a path raises NoPathError.
 
         `may_replace`: as for `LinearTable`.
         """

@@ -19,11 +19,12 @@ from server.engine.follower import Follower
 from server.engine.startup.subject import Subject, identity_of, kv_cache_of, load_rank, read_subject
 
 
-def decided(subject: Subject, decisions: list[tuple[str, str]]) -> Dispatcher:
+def decided(subject: Subject, decisions: list[tuple[str, str | None]]) -> Dispatcher:
     found = {}
     for text, path in decisions:
         shape = parse_shape(text)
         assert isinstance(shape, AttentionShape)
+        assert path is not None
         found[shape] = decide(shape, path)
     return dispatcher_of(subject, found)
 

@@ -1,0 +1,50 @@
+"""Rank 0's decisions as the other ranks get them: every shape keeps its place, also one that has lost its last path."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels.collective.paths import COLLECTIVE_PATHS, CollectivePath
+from kernels.collective.peers import AddNorm, Peers
+from kernels.collective.shape import CollectiveShape, Follows
+from kernels.row_buckets import CollectiveRows
+from kernels.shape import Dtype
+from qualification.decision.decision import Decision, Pairs, Status, decisions_of
+from server.engine.attention.dispatch import Dispatcher
+from server.engine.execution import followers
+from server.engine.follower import decided
+from server.engine.operators.decisions import NoPathError
+from server.engine.products.collective import CollectiveTable
+
+BUCKETS = (CollectiveRows.LE_16, CollectiveRows.LE_128, CollectiveRows.LE_512)
+SHAPES = [CollectiveShape(Dtype.FP32, 8, 2, Follows.NOTHING, rows) for rows in BUCKETS]
+
+
+def path_for(shape: CollectiveShape, calls: list[str]) -> CollectivePath:
+    def run(_: Peers, __: Tensor, ___: AddNorm | None, ____: Tensor) -> None:
+        calls.append(shape.rows.label)
+
+    return replace(COLLECTIVE_PATHS[-1], name=f"of.{shape.rows.label}", run=run)
+
+
+def no_path(shape: CollectiveShape, _: Pairs, __: Pairs) -> Decision[CollectiveShape]:
+    return Decision(shape, None, Status.QUARANTINED, "none", (), (), None)
+
+
+def test_a_shape_without_a_path_moves_no_other_shape() -> None:
+    calls: list[str] = []
+    paths = [path_for(shape, calls) for shape in SHAPES]
+    first = {it: Decision(it, path.name, Status.PROVEN, path.name, (), (), None) for it, path in zip(SHAPES, paths)}
+    table = CollectiveTable({Follows.NOTHING: 1}, first, paths, redecide=no_path)
+    table.decided.quarantine(SHAPES[0])
+    sent = followers.decisions_of(Dispatcher({}, (), (), redecide=no_path, collectives=table))
+    there = CollectiveTable({Follows.NOTHING: 1}, decisions_of(CollectiveShape, decided(sent)), paths)
+    for ranks_table in (table, there):
+        for num_rows in (100, 500):
+            part = torch.zeros(num_rows, 8)
+            ranks_table.run(Peers(1, 2), part, None, part)
+        with pytest.raises(NoPathError):
+            ranks_table.run(Peers(1, 2), torch.zeros(1, 8), None, torch.zeros(1, 8))
+    assert calls == ["le_128", "le_512"] * 2
