@@ -30,7 +30,7 @@ from server.engine.execution.sampling import (
     wants_prompt_scores,
 )
 from server.engine.execution.step_writer import StepWriter
-from server.engine.execution.worker import LaunchFailed, Worker
+from server.engine.execution.worker import Worker
 from server.engine.operators.decisions import NoPathError
 from server.engine.operators.launch_errors import is_device_lost
 from server.engine.proof.shadow_check import ShadowCheck, Tap
@@ -161,13 +161,7 @@ class ModelRunner:
         self.worker.dispatcher.begin(batch)
         num_unread = self.worker.num_unread
         try:
-            while True:
-                try:
-                    return self._launch(batch)
-                except LaunchFailed as failed:  # on one of several ranks: none has finished the step
-                    self.worker.synchronize()
-                    self.worker.drop_unread(num_unread)
-                    self.worker.dispatcher.replace(failed.choice, failed.error)
+            return self._launch(batch)
         except NoPathError as error:
             rows = range(batch.num_rows) if error.phase is None else batch.rows_of(error.phase)
             raise self._batch_error(rows, str(error)) from error

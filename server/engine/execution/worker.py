@@ -32,7 +32,7 @@ Recorded = TypeVar("Recorded")
 
 
 class LaunchFailed(Exception):
-    """An attention kernel could not be launched on one of several ranks. The step ends; rank 0 decides anew."""
+    """An attention kernel could not be launched on one of several ranks, of which the others compute the step."""
 
     def __init__(self, choice: Choice, error: Exception) -> None:
         super().__init__(str(error))

@@ -35,7 +35,7 @@ from server.engine.startup.warmup import synthetic_batch
 from server.errors import SettingsError
 from server.model.decoder import Decoder
 from server.model.kv_cache import KVCache
-from server.model.ranks import Ranks
+from server.model.ranks import ALONE, Ranks
 from server.protocol.messages import Fork
 
 NUM_PAGES = 64
@@ -86,9 +86,8 @@ def test_a_second_rank_chooses_the_same_tokens_from_the_bytes(decoder: Decoder, 
     assert session.submit_all(tiny_llama.prompts).drain().all_tokens(6) == tiny_llama.greedy
 
 
-@pytest.mark.parametrize("world", [1, 2])
-def test_a_failed_launch_is_decided_anew_once(decoder: Decoder, tiny_llama: TinyLlama, world: int) -> None:
-    worker = worker_of(decoder, Ranks(0, world), replace(PATH, run=no_memory))
+def test_a_failed_launch_is_decided_anew_once(decoder: Decoder, tiny_llama: TinyLlama) -> None:
+    worker = worker_of(decoder, ALONE, replace(PATH, run=no_memory))
     session = session_of(worker).submit_all(tiny_llama.prompts).drain()
     assert session.all_tokens(6) == tiny_llama.greedy
     assert {path for _, path in session.launches()} == {EAGER.name}
