@@ -55,6 +55,31 @@ def _weights(weight_ptr, at, inside, DTYPE: tl.constexpr):
     return unpacked(load_unit(base + at, inside), DTYPE)
 
 
+@triton.jit
+def _send(inboxes_ptr, place, words, inside, RANK: tl.constexpr, WORLD: tl.constexpr):
+    """Write the words to this place, in bytes, of every other rank's inbox, the next rank's first."""
+    for step in tl.static_range(1, WORLD):
+        send_unit(tl.load(inboxes_ptr + (RANK + step) % WORLD) + place, words, inside)
+
+
+@triton.jit
+def _clear(place, rank_bytes: tl.constexpr, inside, RANK: tl.constexpr, WORLD: tl.constexpr):
+    """Empty what every other rank has sent to this place of one's own inbox, when all threads have read it.
+
+    place       address of rank 0's unit there; the next rank's is rank_bytes behind it
+    """
+    tl.debug_barrier()  # every thread has read what it waited for
+    for step in tl.static_range(1, WORLD):
+        clear_unit(place + ((RANK + step) % WORLD) * rank_bytes, inside)
+
+
+@triton.jit
+def _end_turn(turns_ptr, turn):
+    """Count this program's call."""
+    tl.debug_barrier()  # every thread has read the turn
+    tl.store(turns_ptr + tl.program_id(0), turn + 1)
+
+
 @triton.jit(do_not_specialize=("rows",))  # one kernel for any number
 def hallmark_push_sum(
     part_ptr,
@@ -102,8 +127,7 @@ def hallmark_push_sum(
     for row in range(program, rows, PROGRAMS):
         words = sendable(load_unit(part + tl.cast(row, tl.int64) * ROW_BYTES, inside))
         place = (buffer + (RANK * CAPACITY + row)) * ROW_BYTES + at
-        for step in tl.static_range(1, WORLD):
-            send_unit(tl.load(inboxes_ptr + (RANK + step) % WORLD) + place, words, inside)
+        _send(inboxes_ptr, place, words, inside, RANK, WORLD)
     for row in range(program, rows, PROGRAMS):
         offset = tl.cast(row, tl.int64) * ROW_BYTES
         own = sendable(load_unit(part + offset, inside))
@@ -128,11 +152,8 @@ def hallmark_push_sum(
             scale = tl.rsqrt(sum_of_squares(total) / COLUMNS + eps)
             words = packed(multiply8(scale8(total, scale), weight), DTYPE)
         store_unit(out_ptr.to(tl.int64) + offset + at, words, inside)
-        tl.debug_barrier()  # every thread has read what it waited for
-        for step in tl.static_range(1, WORLD):
-            clear_unit(place + ((RANK + step) % WORLD) * CAPACITY * ROW_BYTES, inside)
-    tl.debug_barrier()  # every thread has read the turn
-    tl.store(turns_ptr + program, turn + 1)
+        _clear(place, CAPACITY * ROW_BYTES, inside, RANK, WORLD)
+    _end_turn(turns_ptr, turn)
 
 
 @triton.jit(do_not_specialize=("rows",))
@@ -181,9 +202,7 @@ def hallmark_push_columns(
         is_own = (column < size).to(tl.int32)
         words = sendable(load_unit(part_ptr.to(tl.int64) + (row * size + column) * 16, is_own))
         place = (buffer + (RANK * CAPACITY + chunk)) * (BLOCK * 16) + at
-        for step in tl.static_range(1, WORLD):
-            inbox = tl.load(inboxes_ptr + (RANK + step) % WORLD)
-            send_unit(inbox + place, words, (column < UNITS).to(tl.int32))
+        _send(inboxes_ptr, place, words, (column < UNITS).to(tl.int32), RANK, WORLD)
         store_unit(out_ptr.to(tl.int64) + (row * width + first + column) * 16, words, is_own)
     for chunk in range(program, rows * CHUNKS, PROGRAMS):
         column = (chunk % CHUNKS) * BLOCK + unit
@@ -197,11 +216,8 @@ def hallmark_push_columns(
             end = tl.load(starts_ptr + rank + 1)
             out_at = out_ptr.to(tl.int64) + (row * width + start + column) * 16
             store_unit(out_at, words, (column < end - start).to(tl.int32))
-        tl.debug_barrier()  # every thread has read what it waited for
-        for step in tl.static_range(1, WORLD):
-            clear_unit(place + ((RANK + step) % WORLD) * CAPACITY * (BLOCK * 16), inside)
-    tl.debug_barrier()  # every thread has read the turn
-    tl.store(turns_ptr + program, turn + 1)
+        _clear(place, CAPACITY * BLOCK * 16, inside, RANK, WORLD)
+    _end_turn(turns_ptr, turn)
 
 
 @triton.jit(do_not_specialize=("count",))
@@ -243,8 +259,7 @@ def hallmark_push_values(
         c = ((value >> 32) & 0xFFFF).to(tl.int32)
         d = ((value >> 48) & 0xFFFF).to(tl.int32)
         place = (buffer + (RANK * CAPACITY + chunk)) * (BLOCK * 16) + at
-        for step in tl.static_range(1, WORLD):
-            send_unit(tl.load(inboxes_ptr + (RANK + step) % WORLD) + place, (a, b, c, d), inside)
+        _send(inboxes_ptr, place, (a, b, c, d), inside, RANK, WORLD)
     for chunk in range(program, (count + BLOCK - 1) // BLOCK, PROGRAMS):
         is_value = chunk * BLOCK + unit < count
         inside = is_value.to(tl.int32)
@@ -255,8 +270,5 @@ def hallmark_push_values(
             if rank == 0:
                 value = a.to(tl.int64) | (b.to(tl.int64) << 16) | (c.to(tl.int64) << 32) | (d.to(tl.int64) << 48)
                 tl.store(values_ptr + chunk * BLOCK + unit, value.to(values_ptr.dtype.element_ty), mask=is_value)
-        tl.debug_barrier()  # every thread has read what it waited for
-        for step in tl.static_range(1, WORLD):
-            clear_unit(place + ((RANK + step) % WORLD) * CAPACITY * (BLOCK * 16), inside)
-    tl.debug_barrier()  # every thread has read the turn
-    tl.store(turns_ptr + program, turn + 1)
+        _clear(place, CAPACITY * BLOCK * 16, inside, RANK, WORLD)
+    _end_turn(turns_ptr, turn)
