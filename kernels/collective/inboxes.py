@@ -1,8 +1,10 @@
 """Places on every GPU of a host that all ranks can write to, and the counts of calls by which they take turns."""
 
 import ctypes
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import permutations
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -12,11 +14,20 @@ PROGRAMS = 128  # that run at once, at most: fewer than any GPU of sm_80 or newe
 _EMPTY_BYTE = 255
 _LAZY_PEER_ACCESS = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
 
+T = TypeVar("T")
+
 
 class _Handle(ctypes.Structure):
     """CUDA's name of memory for other processes."""
 
     _fields_ = (("bytes", ctypes.c_char * 64),)
+
+
+class PeerMemoryError(RuntimeError):
+    """CUDA lets the ranks' processes share no memory, though their GPUs can address each other: raised on all ranks.
+
+    In containers that share no IPC namespace, in slices of a GPU and in WSL.
+    """
 
 
 class SharedMemory:
@@ -26,31 +37,76 @@ class SharedMemory:
     group that has ended, where a process has met others before.
     """
 
-    def __init__(self, index: int, world: int, num_bytes: int) -> None:
-        """Every rank calls it, in the same order. Raises RuntimeError where CUDA refuses."""
-        self._cuda = ctypes.CDLL("libcuda.so.1")
+    def __init__(self, index: int, world: int, num_bytes: int, cuda: Any = None) -> None:
+        """Every rank calls it, in the same order; no rank returns before all of them have mapped all of it.
+
+        cuda  the driver's library; None: this machine's
+        Raises PeerMemoryError on all ranks where CUDA refuses on one, whose memory is then free again, and RuntimeError
+        on this one where it has no memory.
+        """
+        self._cuda, self._index = ctypes.CDLL("libcuda.so.1") if cuda is None else cuda, index
         self._own = ctypes.c_uint64()
         self._call("cuMemAlloc_v2", ctypes.byref(self._own), ctypes.c_size_t(num_bytes))
         self._call("cuMemsetD8_v2", self._own, ctypes.c_ubyte(_EMPTY_BYTE), ctypes.c_size_t(num_bytes))
-        handle = _Handle()
-        self._call("cuIpcGetMemHandle", ctypes.byref(handle), self._own)
-        handles: list[bytes] = [b""] * world
-        dist.all_gather_object(handles, bytes(handle))
-        self.addresses = [self._own.value if rank == index else self._mapped(peer) for rank, peer in enumerate(handles)]
+        self._mapped: dict[int, int] = {}  # addresses here of the other ranks' memory
+        handles = self._agreed(self._exported, world)
+        self._agreed(lambda: self._map(handles), world)
+        self.addresses = [self._mapped.get(rank, self._own.value) for rank in range(world)]
 
     def free(self) -> None:
         """Give this rank's memory back. Only where no other rank is left that writes to it."""
         self._call("cuMemFree_v2", self._own)
 
-    def _mapped(self, handle: bytes) -> int:
-        address = ctypes.c_uint64()
-        opened = _Handle.from_buffer_copy(handle)
-        self._call("cuIpcOpenMemHandle_v2", ctypes.byref(address), opened, ctypes.c_uint(_LAZY_PEER_ACCESS))
-        return address.value
+    def release(self, world: int) -> None:
+        """Give the memory of all ranks back. Every rank calls it, in the same order, when none writes any more."""
+        for address in self._mapped.values():
+            self._call("cuIpcCloseMemHandle", ctypes.c_uint64(address))
+        self._mapped.clear()
+        _exchanged(None, world)  # memory that is freed must be mapped nowhere
+        self.free()
+
+    def _agreed(self, share: Callable[[], T], world: int) -> list[T]:
+        """Return what `share` gives on each rank. Raises PeerMemoryError on all where it raises _Refused on one."""
+        mine: T | _Refused
+        try:
+            mine = share()
+        except _Refused as refused:
+            mine = refused
+        found: list[T] = []
+        for rank, it in enumerate(_exchanged(mine, world)):
+            if isinstance(it, _Refused):
+                self.release(world)
+                raise PeerMemoryError(f"{it} on rank {rank} of {world}")
+            found.append(it)
+        return found
+
+    def _exported(self) -> bytes:
+        handle = _Handle()
+        self._call("cuIpcGetMemHandle", ctypes.byref(handle), self._own)
+        return bytes(handle)
+
+    def _map(self, handles: Sequence[bytes]) -> None:
+        for rank, handle in enumerate(handles):
+            if rank != self._index:
+                address, opened = ctypes.c_uint64(), _Handle.from_buffer_copy(handle)
+                self._call("cuIpcOpenMemHandle_v2", ctypes.byref(address), opened, ctypes.c_uint(_LAZY_PEER_ACCESS))
+                self._mapped[rank] = address.value
 
     def _call(self, name: str, *arguments: object) -> None:
         if code := getattr(self._cuda, name)(*arguments):
-            raise RuntimeError(f"{name} failed with CUDA's error {code}: GPUs cannot share memory here")
+            message = f"{name} failed with CUDA's error {code}"
+            raise _Refused(message) if "Ipc" in name else RuntimeError(message)
+
+
+class _Refused(RuntimeError):
+    """CUDA's answer to one rank."""
+
+
+def _exchanged(mine: T, world: int) -> list[T]:
+    """Return every rank's own, which all of them wait for."""
+    found: list[Any] = [None] * world
+    dist.all_gather_object(found, mine)
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +131,7 @@ class Inboxes:
 def make_inboxes(index: int, world: int, capacity: int, place_bytes: int, device: torch.device) -> Inboxes:
     """Allocate this rank's inbox, and map those of the others. Every rank calls it, in the same order.
 
-    Waits for all ranks of torch.distributed's default group. Raises RuntimeError where GPUs cannot address each other.
+    Waits for all ranks of torch.distributed's default group. Raises PeerMemoryError on all of them alike.
     """
     with torch.cuda.device(device):
         torch.cuda.synchronize()  # the device's context is current from here on

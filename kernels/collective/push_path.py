@@ -8,7 +8,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from kernels.collective.inboxes import PROGRAMS, ColumnInboxes, Inboxes, RankInboxes, make_inboxes
+from kernels.collective.inboxes import PROGRAMS, ColumnInboxes, Inboxes, PeerMemoryError, RankInboxes, make_inboxes
 from kernels.collective.most_rows import most_rows
 from kernels.collective.peers import AddNorm, Peers
 from kernels.collective.push import hallmark_push_columns, hallmark_push_sum, hallmark_push_values
@@ -67,11 +67,17 @@ def connect(index: int, world: int, row: Row, columns: Sequence[int], device: to
 
     row      what is summed
     columns  fp32 numbers of each rank, of a row that they share
-    Raises RuntimeError where the GPUs cannot address each other's memory.
+    Raises PeerMemoryError on all ranks, which then keep none of it.
     """
-    sums = make_inboxes(index, world, most_rows(world), row.columns * row.dtype.itemsize, device)
-    values = make_inboxes(index, world, _VALUE_PLACES, CHUNK_UNITS * UNIT_BYTES, device)
-    return RankInboxes(sums, _column_inboxes(index, world, columns, device), values)
+    made: list[Inboxes] = []
+    try:
+        made.append(make_inboxes(index, world, most_rows(world), row.columns * row.dtype.itemsize, device))
+        made.append(make_inboxes(index, world, _VALUE_PLACES, CHUNK_UNITS * UNIT_BYTES, device))
+        return RankInboxes(made[0], _column_inboxes(index, world, columns, device), made[1])
+    except PeerMemoryError:
+        for inboxes in made:
+            inboxes.memory.release(world)
+        raise
 
 
 def _column_inboxes(index: int, world: int, sizes: Sequence[int], device: torch.device) -> ColumnInboxes | None:

@@ -9,6 +9,7 @@ from functools import partial
 import torch
 
 from kernels.child_process import python_command
+from kernels.collective.inboxes import PeerMemoryError
 from kernels.device import torch_dtype
 from kernels.fingerprint import Device, Fingerprint
 from kernels.launch import TritonError
@@ -144,6 +145,8 @@ def _qualify(
             found = qualify_path(shape, path, bench, references)
             on_evidence(found)
             _time_rivals(rivals, path, found, on_evidence)
+        except PeerMemoryError as error:  # how this machine is set up is no property of the path
+            logger.warning("%s is not measured for %s, GPUs share no memory here: %s", path.name, shape, error)
         except DeviceLost as lost:
             on_evidence(_evidence(shape, path, bench, failure=f"DeviceLost: {lost}"[:_MAX_DETAIL]))
             raise
@@ -164,7 +167,7 @@ def _most_kept_bytes(device: torch.device) -> int:
 
 
 def qualify_path(shape: AnyShape, path: AnyPath, bench: Bench, references: References | None = None) -> Evidence:
-    """Evidence of one pair. A path that raises gives evidence of its failure. Raises DeviceLost.
+    """Evidence of one pair. A path that raises gives evidence of its failure. Raises DeviceLost, PeerMemoryError.
 
     `references` are of this shape, kept from one path to the next.
     """
@@ -174,6 +177,8 @@ def qualify_path(shape: AnyShape, path: AnyPath, bench: Bench, references: Refer
         given = references or References()
         checks = trial_of(shape).check(shape, path.run, bench.device, seed=bench.seed, references=given)
         measured = _measure(shape, path, path.run, bench)
+    except PeerMemoryError:
+        raise
     except KERNEL_ERRORS as error:
         if (loss := loss_of(bench.device)) is not None:
             message = f"{path.name} broke the device on {shape}: {error}"

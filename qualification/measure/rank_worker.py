@@ -45,8 +45,8 @@ class RankWorker:
         self._out = torch.full_like(part, torch.nan)
         run = any_path_named(command.path).run
         assert run is not None
-        peers = self._peers.of(command.path, part.shape[1] * part.element_size())
         try:
+            peers = self._peers.of(command.path, part.shape[1] * part.element_size())
             run(peers, part, follows, self._out)
         except KERNEL_ERRORS as error:  # of rank 0's call too, which is evidence of it
             if loss_of(self._device) is not None:

@@ -1,0 +1,75 @@
+"""A rank that shares memory by a driver that may refuse: `sharing_rank.py FOLDER RANK WORLD CALL RANK_REFUSED`.
+
+Prints what it got and what the driver holds at the end.
+"""
+
+import ctypes
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from kernels.collective.inboxes import PeerMemoryError, SharedMemory
+
+OUT_OF_MEMORY, NOT_SUPPORTED = 2, 801
+
+
+class Driver:
+    """The calls of libcuda by which processes share memory. `refused`: the one that fails."""
+
+    def __init__(self, rank: int, refused: str | None) -> None:
+        self._rank, self._refused = rank, refused
+        self.held: set[int] = set()
+        self.mapped: set[int] = set()
+
+    def __getattribute__(self, name: str) -> Any:
+        if name.startswith("cu") and name == self._refused:
+            return lambda *_: OUT_OF_MEMORY if name == "cuMemAlloc_v2" else NOT_SUPPORTED
+        return super().__getattribute__(name)
+
+    def cuMemAlloc_v2(self, address: Any, size: ctypes.c_size_t) -> int:
+        address._obj.value = 1000 * (self._rank + 1) + size.value
+        self.held.add(address._obj.value)
+        return 0
+
+    def cuMemsetD8_v2(self, address: ctypes.c_uint64, value: ctypes.c_ubyte, _: ctypes.c_size_t) -> int:
+        assert (value.value, address.value in self.held) == (255, True)
+        return 0
+
+    def cuIpcGetMemHandle(self, handle: Any, address: ctypes.c_uint64) -> int:
+        handle._obj.bytes = str(address.value).encode()
+        return 0
+
+    def cuIpcOpenMemHandle_v2(self, address: Any, handle: Any, _: ctypes.c_uint) -> int:
+        address._obj.value = 100_000 + int(handle.bytes)
+        self.mapped.add(address._obj.value)
+        return 0
+
+    def cuIpcCloseMemHandle(self, address: ctypes.c_uint64) -> int:
+        self.mapped.remove(address.value)
+        return 0
+
+    def cuMemFree_v2(self, address: ctypes.c_uint64) -> int:
+        self.held.remove(address.value)
+        return 0
+
+
+def main() -> None:
+    folder, rank, world, call = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+    store = dist.FileStore(str(folder / "meeting"), world)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
+    driver = Driver(rank, call if rank == int(sys.argv[5]) else None)
+    found: dict[str, object] = {}
+    try:
+        found["addresses"] = SharedMemory(rank, world, 16, driver).addresses
+    except PeerMemoryError as error:
+        found["error"] = str(error)
+    found |= {"held": len(driver.held), "mapped": len(driver.mapped)}
+    print(json.dumps(found))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
