@@ -39,6 +39,7 @@ class Reject(Enum):
     OUT_OF_RESOURCES = "out_of_resources"
     MATRIX_INVALID = "matrix_invalid"
     OPERATOR_OVERRIDE = "operator_override"
+    PEER_MEMORY = "peer_memory"  # the processes of several GPUs can share none
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +93,8 @@ class OperatorPath(Generic[LimitsT, RunT]):
     competes_on: frozenset[Device] = frozenset()
     # Whole names of what a call launches, one set of several: the batch decides which. Empty: all launch the same.
     alternatives: tuple[tuple[str, ...], ...] = ()
+    # What this machine, as it is set up now, refuses to it, though its limits allow it; None: nothing.
+    refused: Rejection | None = None
 
     def serves(self, shape: AnyShape) -> bool:
         """Whether it is made for shapes of this kind, were no limit in the way."""

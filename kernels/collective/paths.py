@@ -1,5 +1,6 @@
 """Every path of a sum over ranks, in the order of preference, with its limits as data."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
@@ -10,7 +11,7 @@ from kernels.collective.peers import RunCollective
 from kernels.collective.shape import CollectiveShape
 from kernels.fingerprint import Device
 from kernels.operators import Operator
-from kernels.path import OperatorPath, Reject, Rejection
+from kernels.path import AnyPath, OperatorPath, Reject, Rejection
 from kernels.path_order import tier_of
 from kernels.shape import Dtype
 from kernels.source_digest import SourceDigests
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     import torch
 
 _MOST_GPUS = 8
+PUSH = "triton.collective.push"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +87,8 @@ def _library_path(
 # The first takes few rows only, so that the first which can compute a shape is the one that does.
 COLLECTIVE_PATHS: tuple[CollectivePath, ...] = (
     CollectivePath(
-        "triton.collective.push",
-        tier_of("triton.collective.push"),
+        PUSH,
+        tier_of(PUSH),
         CollectiveLimits(
             devices=frozenset({Device.CUDA}),
             dtypes=_HALF_DTYPES,
@@ -130,6 +132,12 @@ def collective_paths_on(device: "torch.device") -> tuple[CollectivePath, ...]:
         _limited(nccl, count, f"takes a GPU a rank, here are {count}"),
         gloo,
     )
+
+
+def without_peer_memory(paths: Sequence[AnyPath], why: str) -> tuple[AnyPath, ...]:
+    """Return the paths, of which those that write into other ranks' memory are refused."""
+    refused = Rejection(Reject.PEER_MEMORY, why)
+    return tuple(replace(path, refused=refused) if path.name == PUSH else path for path in paths)
 
 
 def _limited(path: CollectivePath, count: int, detail: str) -> CollectivePath:

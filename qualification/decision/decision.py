@@ -25,7 +25,7 @@ class Status(Enum):
     STALE = "stale"  # proven once, but the machine or the source has changed since
     UNPROVEN = "unproven"  # not measured
     FAILED = "failed"  # measured, and a check failed
-    QUARANTINED = "quarantined"  # it broke in service, or an operator took it out
+    QUARANTINED = "quarantined"  # it broke in service, an operator took it out, or the machine's set-up refuses it
 
 
 class Policy(Enum):
@@ -192,8 +192,8 @@ def _standing(
         limits = (Rejection(Reject.ARCH, "its module cannot be imported here"),)
     status, doubt, evidence, is_reviewed = _status(path, shape, fingerprint, book)
     timing = evidence.believed_timing if evidence is not None and status in _PROOF else None
-    if (path.name, str(shape)) in excluded:
-        status, doubt = Status.QUARANTINED, excluded[path.name, str(shape)]
+    if (taken_out := excluded.get((path.name, str(shape)), path.refused)) is not None:
+        status, doubt = Status.QUARANTINED, taken_out
     may_compete = fingerprint.device in path.competes_on
     return Standing(path, index, limits, status, doubt, evidence, is_reviewed, timing, may_compete)
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from kernels.collective.paths import COLLECTIVE_PATHS
+from kernels.collective.paths import COLLECTIVE_PATHS, without_peer_memory
 from kernels.collective.shape import CollectiveShape, Follows
 from kernels.fingerprint import Device, Fingerprint
 from kernels.path import Reject
@@ -42,3 +42,8 @@ def test_what_cannot_be_pushed_is_rejected(changes: dict[str, object], code: Rej
 
 def test_each_device_has_its_library() -> None:
     assert [it.code for it in GLOO.rejects(SHAPE, H200)] == [Reject.ARCH]
+
+
+def test_ranks_without_shared_memory_push_nothing() -> None:
+    paths = without_peer_memory(COLLECTIVE_PATHS, "cuIpcGetMemHandle failed")
+    assert [it.refused and it.refused.code for it in paths] == [Reject.PEER_MEMORY, None, None]
