@@ -7,14 +7,9 @@ ever, so this process ends with it.
 
 import logging
 import os
-import socket
-import subprocess
-import tempfile
-import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import BinaryIO
 
 import msgspec
@@ -31,6 +26,7 @@ from kernels.operators import AnyShape
 from kernels.path import AnyPath
 from qualification.exit_code import ExitCode
 from qualification.measure.collective_inputs import CollectiveCase
+from qualification.measure.rank_processes import RankProcesses, meet
 
 logger = logging.getLogger(__name__)
 
@@ -90,22 +86,13 @@ class RankGroup:
 
     def __init__(self, world: int, device: torch.device) -> None:
         """Start the others, and meet them. `device`: rank 0's; those of the others have the numbers behind it."""
-        self._is_closed = False
-        self._folder = tempfile.TemporaryDirectory(prefix="hallmark-ranks-")
-        self._meeting = str(Path(self._folder.name, "meeting"))
-        self._processes: list[subprocess.Popen[bytes]] = []
-        self._files: list[BinaryIO] = []
-        self._watches: list[threading.Thread] = []
-        for rank in range(1, world):
-            ours, theirs = socket.socketpair()
-            with theirs:
-                given = (str(theirs.fileno()), self._meeting, str(rank), str(world), device.type)
-                self._processes.append(subprocess.Popen(python_command(WORKER, *given), pass_fds=(theirs.fileno(),)))
-            self._files.append(ours.makefile("wb"))
-            watch = threading.Thread(target=self._watch, args=(rank, ours), name=f"rank-{rank}-watch", daemon=True)
-            watch.start()
-            self._watches.append(watch)
-        meet(self._meeting, 0, world, device)
+
+        def command(rank: int, descriptor: int, meeting: str) -> Sequence[str]:
+            return python_command(WORKER, str(descriptor), meeting, str(rank), str(world), device.type)
+
+        self._ranks = RankProcesses(world, command, leave=_leave)
+        self._files: list[BinaryIO] = [it.makefile("wb") for it in self._ranks.connections]
+        join(self._ranks.meeting, 0, world, device)
         self.world = world
         self.peers = RankPeers(0, world, device)
 
@@ -118,28 +105,19 @@ class RankGroup:
 
     def close(self, *, is_idle: bool) -> None:
         """End the others. is_idle: no call was interrupted, so that all can leave the group, which NCCL waits for."""
-        self._is_closed = True
+        self._ranks.expect_ends()
         if is_idle:
             self.tell(RankEnd())
             dist.destroy_process_group()
-        for process in self._processes:
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(timeout=_END_S if is_idle else 0)
-            process.kill()
-            process.wait()
-        for watch, file in zip(self._watches, self._files, strict=True):
-            watch.join()
+        self._ranks.close(_END_S if is_idle else 0.0)
+        for file in self._files:
             file.close()
         self.peers.free()
-        self._folder.cleanup()
 
-    def _watch(self, rank: int, connection: socket.socket) -> None:
-        with connection:
-            while connection.recv(1):
-                pass
-        if not self._is_closed:
-            logger.critical("rank %d of the qualification is gone, and it ends: it cannot go on without it", rank)
-            os._exit(ExitCode.ENVIRONMENT)
+
+def _leave(rank: int) -> None:
+    logger.critical("rank %d of the qualification is gone, and it ends: it cannot go on without it", rank)
+    os._exit(ExitCode.ENVIRONMENT)
 
 
 class GroupRun:
@@ -165,14 +143,12 @@ def gathered(own: Tensor, world: int) -> Tensor:
     return found.view(world, *own.shape)
 
 
-def meet(meeting: str, rank: int, world: int, device: torch.device) -> None:
-    """Wait until every rank is here, by a file that all may write."""
-    store = dist.FileStore(meeting, world)  # type: ignore[attr-defined]
+def join(meeting: str, rank: int, world: int, device: torch.device) -> None:
+    """Meet the other ranks."""
     if device.type == "cuda":
-        torch.cuda.set_device(device)
-        dist.init_process_group("nccl", store=store, rank=rank, world_size=world, device_id=device)
+        meet(meeting, rank, world, "nccl", device=device)
     else:
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
+        meet(meeting, rank, world, "gloo")
 
 
 @contextmanager

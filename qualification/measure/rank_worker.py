@@ -21,7 +21,7 @@ from qualification.common.hang_up import leave_with
 from qualification.measure.collective_checks import copied
 from qualification.measure.collective_inputs import CollectiveCase, collective_case
 from qualification.measure.qualify import KERNEL_ERRORS, loss_of
-from qualification.measure.rank_group import RankCall, RankCommand, RankEnd, RankPeers, gathered, meet
+from qualification.measure.rank_group import RankCall, RankCommand, RankEnd, RankPeers, gathered, join
 
 logger = logging.getLogger(__name__)
 _COMMANDS: "msgspec.json.Decoder[RankCommand]" = msgspec.json.Decoder(RankCommand)
@@ -71,7 +71,7 @@ def main() -> None:
     if device.type == "cpu":
         torch.set_num_threads(1)
     use_own_cache()
-    meet(meeting, rank, world, device)
+    join(meeting, rank, world, device)
     worker = RankWorker(rank, world, device)
     with connection.makefile("rb") as lines:
         for line in lines:

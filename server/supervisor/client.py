@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from qualification.common.locked_folder import LockedFolder
 from server.errors import StartError
 from server.protocol.liveness import KILLED_AFTER_S, DeathCause, death_of, kill_limit_s
 from server.protocol.messages import (
@@ -39,9 +40,8 @@ from server.settings import Settings
 from server.supervisor.choices import Choices
 from server.supervisor.connection import EngineConnection
 from server.supervisor.engine_command import ENGINE_COMMAND
-from server.supervisor.locked_folder import LockedFolder
 from server.supervisor.requests import AttestationRequests, QuarantineRequests
-from server.supervisor.socket_folder import SOCKET_NAME, make_socket_folder
+from server.supervisor.socket_folder import PREFIX, SOCKET_NAME, make_socket_folder
 from server.supervisor.streams import Streams, Take, error_delta
 
 logger = logging.getLogger(__name__)
@@ -197,7 +197,7 @@ class EngineClient:
 
     async def _run_once(self) -> DeathCause:
         """One life of an engine process, from its start to its end."""
-        folder = LockedFolder(self._make_folder)
+        folder = LockedFolder(self._make_folder, PREFIX, SOCKET_NAME)
         connected: asyncio.Future[EngineConnection] = asyncio.get_running_loop().create_future()
         server = None
         try:

@@ -12,7 +12,7 @@ logger = logging.getLogger(__name__)
 SOCKET_NAME = "engine.sock"
 SHORT_FOLDER = "/tmp"
 MAX_SOCKET_PATH_BYTES = 103  # macOS; Linux takes 107
-_PREFIX = "hallmark-"
+PREFIX = "hallmark-"
 _RANDOM_CHARS = 8  # that mkdtemp adds to the prefix
 
 
@@ -28,13 +28,13 @@ def make_socket_folder(wanted: str | None = None, short: str = SHORT_FOLDER) -> 
         raise SettingsError(f"{error.strerror}: set TMPDIR to a folder that can be written to") from error
     num_bytes = _socket_path_bytes(parent)
     if num_bytes <= MAX_SOCKET_PATH_BYTES:
-        return Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
+        return Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
     problem = (
         f"the path of the engine's socket would have {num_bytes} bytes in TMPDIR {parent}, "
         f"the limit is {MAX_SOCKET_PATH_BYTES}"
     )
     try:
-        folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=short))
+        folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=short))
     except OSError as error:
         why = f"{short} cannot be used instead ({error.strerror})"
         raise SettingsError(f"{problem}, and {why}: set TMPDIR to a shorter folder") from error
@@ -43,4 +43,4 @@ def make_socket_folder(wanted: str | None = None, short: str = SHORT_FOLDER) -> 
 
 
 def _socket_path_bytes(parent: str) -> int:
-    return len(os.fsencode(os.path.join(parent, _PREFIX + "x" * _RANDOM_CHARS, SOCKET_NAME)))
+    return len(os.fsencode(os.path.join(parent, PREFIX + "x" * _RANDOM_CHARS, SOCKET_NAME)))

@@ -1,4 +1,4 @@
-"""The folder of the engine's socket: what a killed server leaves is removed, what a living one has is not."""
+"""A temporary folder under a lock: what a killed process leaves is removed, what a living one has is not."""
 
 import fcntl
 import os
@@ -8,14 +8,14 @@ import tempfile
 import threading
 from pathlib import Path
 
-from server.supervisor.locked_folder import LockedFolder
+from qualification.common.locked_folder import LockedFolder
 
 # Another server of the same user: it makes its folder, and lives until its standard input ends or it is killed.
 SERVER = """
 import sys, tempfile
 from pathlib import Path
-from server.supervisor.locked_folder import LockedFolder
-folder = LockedFolder(lambda: Path(tempfile.mkdtemp(prefix="hallmark-", dir=sys.argv[1])))
+from qualification.common.locked_folder import LockedFolder
+folder = LockedFolder(lambda: Path(tempfile.mkdtemp(prefix="hallmark-", dir=sys.argv[1])), "hallmark-", "engine.sock")
 (folder.path / "engine.sock").touch()
 print(folder.path, flush=True)
 sys.stdin.read()
@@ -24,7 +24,7 @@ folder.remove()
 
 
 def make_in(parent: Path) -> LockedFolder:
-    return LockedFolder(lambda: Path(tempfile.mkdtemp(prefix="hallmark-", dir=parent)))
+    return LockedFolder(lambda: Path(tempfile.mkdtemp(prefix="hallmark-", dir=parent)), "hallmark-", "engine.sock")
 
 
 def other_server(parent: Path) -> tuple[subprocess.Popen[str], Path]:
@@ -71,7 +71,7 @@ def test_a_folder_removed_before_it_is_locked_is_made_again(tmp_path: Path) -> N
             threading.Timer(0.1, lambda: (made[0].rmdir(), os.close(lock))).start()
         return made[-1]
 
-    folder = LockedFolder(make)
+    folder = LockedFolder(make, "hallmark-", "engine.sock")
     assert folder.path == made[1]
     assert list(tmp_path.iterdir()) == [made[1]]
     folder.remove()

@@ -1,4 +1,4 @@
-"""A lock on the temporary folder of the engine's socket, by which a killed server's folder is known and removed."""
+"""A temporary folder under a lock, by which one that a killed process has left is known and removed."""
 
 import contextlib
 import fcntl
@@ -9,10 +9,7 @@ import stat
 from collections.abc import Callable
 from pathlib import Path
 
-from server.supervisor.socket_folder import SOCKET_NAME, make_socket_folder
-
-_NAME = re.compile(r"hallmark-[a-z0-9_]{8}")  # as mkdtemp makes them; hallmark-model-... is another's
-_CONTENT = {SOCKET_NAME}
+_RANDOM = "[a-z0-9_]{8}"  # that mkdtemp adds to a prefix
 
 
 class LockedFolder:
@@ -21,19 +18,24 @@ class LockedFolder:
     path  of the folder
     """
 
-    def __init__(self, make: Callable[[], Path] = make_socket_folder) -> None:
-        """`make` makes the folder. Removes those of dead servers of this user beside it. Raises OSError."""
+    def __init__(self, make: Callable[[], Path], prefix: str, content: str) -> None:
+        """Make the folder, and remove those of dead processes of this user beside it.
+
+        make     by mkdtemp, with `prefix`, behind which no other folder's name has eight letters and no more
+        content  name of the one file that it may hold
+        Raises OSError.
+        """
         while True:
             self.path = make()
             self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
             with contextlib.suppress(
                 OSError
-            ):  # a file system without locks: the folder is never taken for a dead server's
+            ):  # a file system without locks: the folder is never taken for a dead process's
                 fcntl.flock(self._lock, fcntl.LOCK_EX)
             if self.path.exists():
                 break
-            os.close(self._lock)  # a server that started at the same time found it before it was locked
-        _remove_dead(self.path.parent)
+            os.close(self._lock)  # a process that started at the same time found it before it was locked
+        _remove_dead(self.path.parent, re.compile(re.escape(prefix) + _RANDOM), content)
 
     def remove(self) -> None:
         """Remove the folder and what is in it."""
@@ -41,22 +43,22 @@ class LockedFolder:
         os.close(self._lock)
 
 
-def _remove_dead(parent: Path) -> None:
+def _remove_dead(parent: Path, name: "re.Pattern[str]", content: str) -> None:
     """Remove the folders that no process has locked. What cannot be removed stays."""
     with contextlib.suppress(OSError), os.scandir(parent) as entries:
         for entry in entries:
-            if _NAME.fullmatch(entry.name):
+            if name.fullmatch(entry.name):
                 with contextlib.suppress(OSError):
-                    _remove_unlocked(Path(entry.path))
+                    _remove_unlocked(Path(entry.path), content)
 
 
-def _remove_unlocked(folder: Path) -> None:
-    """Remove a folder of this user that holds a socket at most. Raises OSError, BlockingIOError where it is locked."""
+def _remove_unlocked(folder: Path, content: str) -> None:
+    """Remove a folder of this user that holds `content` at most. Raises OSError, BlockingIOError where it is locked."""
     lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         about = os.fstat(lock)
         is_private = about.st_uid == os.geteuid() and stat.S_IMODE(about.st_mode) == 0o700
-        if is_private and set(os.listdir(lock)) <= _CONTENT:
+        if is_private and set(os.listdir(lock)) <= {content}:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(folder)
     finally:
