@@ -17,9 +17,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from kernels.collective.inboxes import PeerMemoryError
+from kernels.launch import install_compile_counter
 from kernels.operators import AnyShape
 from kernels.triton_cache import use_own_cache
-from qualification.common.hang_up import leave_with
+from qualification.common.hang_up import leave_with, wait_for_hang_up
 from qualification.decision.decision import Decision, Pairs, ShapeT, Status
 from qualification.evidence.shape_text import parse_shape
 from server.engine.attention.dispatch import Dispatcher
@@ -35,22 +37,27 @@ from server.engine.execution.commands import (
     Decide,
     Declare,
     Launch,
+    RankProgress,
     Record,
     RecordStep,
     Repeat,
     Replay,
+    Reports,
     RunPadding,
     ShareTokens,
+    Started,
     receive,
 )
-from server.engine.execution.followers import meet, refuse
+from server.engine.execution.followers import meet_ranks, refuse, report_of
 from server.engine.execution.graph_keys import GraphKey
 from server.engine.execution.sampling import SampledTokens
 from server.engine.execution.step_buffer import PartLayout, StepBuffer, StepLayout
 from server.engine.execution.worker import Worker
 from server.engine.startup.kv_sizing import room_beside_peak
 from server.engine.startup.matmul_tuning import take_products
+from server.engine.startup.start_progress import StartProgress
 from server.engine.startup.subject import (
+    Say,
     Subject,
     dispatcher_of,
     identity_of,
@@ -65,6 +72,7 @@ from server.model.decoder import Decoder
 from server.model.kv_cache import KVCache
 
 logger = logging.getLogger(__name__)
+_READ_S = 5.0  # that rank 0 has to read the last report
 
 
 class StepInputs:
@@ -185,13 +193,14 @@ class Follower:
 
 
 class Refused(Exception):
-    """This rank cannot serve, and rank 0 has been told why."""
+    """This rank cannot serve, and rank 0 knows why."""
 
 
 class StartedFollower:
     """A follower as `Begin` describes it, and the commands that it needs the settings for."""
 
-    def __init__(self, begin: Begin) -> None:
+    def __init__(self, begin: Begin, say: Say = lambda _: None) -> None:
+        """Load the rank's part; `say` gets how much is loaded. Raises Refused."""
         settings, world = begin.settings, begin.settings.tensor_parallel_size
         try:
             subject = read_subject(settings, begin.rank)
@@ -199,8 +208,11 @@ class StartedFollower:
             refuse(begin.meeting, begin.rank, world, error.message)
             raise Refused(error.message) from error
         self._subject: Subject = subject
-        ranks = meet(begin.meeting, begin.rank, world, identity_of(settings, subject))
-        self._decoder = load_rank(settings, subject, ranks)
+        ranks = meet_ranks(begin.meeting, begin.rank, world, identity_of(settings, subject))
+        try:
+            self._decoder = load_rank(settings, subject, ranks, say, shares_memory=begin.shares_memory)
+        except PeerMemoryError as error:  # on rank 0 too
+            raise Refused(str(error)) from error
         self._decisions = begin.decisions
         self.follower = Follower(
             self._decoder,
@@ -248,22 +260,34 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; rank 0 ends, and we with it
     connection = socket.socket(fileno=int(sys.argv[1]))
     threading.Thread(target=leave_with, args=(connection, os._exit), name="rank-0-watch", daemon=True).start()
+    reports, begin = Reports(connection), None
+    progress = StartProgress(lambda stage, count: reports.send(RankProgress(stage, count)))
     try:
         begin, _ = receive(connection)
         if not isinstance(begin, Begin):
             raise ValueError(f"the first command must be Begin, got {type(begin).__name__}")
         configure_logging(begin.settings.log_format)
         use_own_cache()
-        started = StartedFollower(begin)
+        install_compile_counter()
+        progress.note("loading")
+        started = StartedFollower(begin, lambda _: progress.note("loading"))
         while True:
             command, _ = receive(connection, started.follower.inputs.take)
+            if isinstance(command, Started):
+                progress.end()
+                continue
+            progress.note(type(command).__name__)
             started.obey(command)
     except EOFError:
         os._exit(0)
     except Refused:
         signal.pause()  # rank 0 says why, and its end is this process's
-    except Exception:  # the edge of the process: this is logged, and all ranks start again
+    except Exception as error:  # the edge of the process: this is logged, and all ranks start again
         logger.exception("this rank cannot go on")
+        if isinstance(begin, Begin):
+            reports.send(report_of(error, begin.rank, begin.settings.tensor_parallel_size))
+            # Rank 0 ends all when it has read that. The end of this process would reach it as an error of the network.
+            wait_for_hang_up(connection, _READ_S)
         os._exit(70)  # EX_SOFTWARE
 
 

@@ -18,6 +18,7 @@ from types import FrameType
 
 from qualification.common.hang_up import leave_with
 from qualification.measure.qualify import DeviceLost, QualificationAborted
+from server.engine.execution.followers import RankListener
 from server.engine.link import EXIT_PROTOCOL, Inbox, Link
 from server.engine.operators.launch_errors import is_device_lost
 from server.engine.proof.attestation import Attestor
@@ -26,6 +27,7 @@ from server.engine.proof.shadow_check import ShadowCheck
 from server.engine.scheduling.engine import Engine
 from server.engine.startup.attention_plan import Unservable
 from server.engine.startup.builder import BuiltEngine, build_engine
+from server.engine.startup.start_progress import StartProgress
 from server.errors import StartError
 from server.log import configure_logging
 from server.protocol.messages import (
@@ -39,6 +41,7 @@ from server.protocol.messages import (
     FromEngine,
     Heartbeat,
     Shutdown,
+    StartBeat,
     Submit,
 )
 from server.settings import Settings
@@ -142,12 +145,23 @@ class Loop:
 
 def start(configure: Configure, send: Callable[[FromEngine], None]) -> BuiltEngine | None:
     """Build the engine and send EngineReady; send EngineRefused and return None when it cannot serve."""
+    own = StartProgress(lambda stage, count: send(StartBeat(0, stage, count)))
+
+    def progress(stage: str, detail: str) -> None:
+        own.note(stage)
+        send(EngineProgress(stage, detail))
+
+    others = RankListener(
+        on_progress=lambda rank, it: send(StartBeat(rank, it.stage, it.count)),
+        on_failure=lambda lost: send(EngineFailed(str(lost), lost.suspects)),
+    )
     try:
         built = build_engine(
             configure.settings,
             frozenset(configure.quarantined),
-            lambda stage, detail: send(EngineProgress(stage, detail)),
+            progress,
             overridden=frozenset(configure.quarantined_by_operator),
+            listener=others,
         )
     except Unservable as error:
         if error.attested is not None:  # it may show the reason
@@ -162,6 +176,8 @@ def start(configure: Configure, send: Callable[[FromEngine], None]) -> BuiltEngi
         if built.attested is not None:
             built.quarantine.keeping(send)(built.attested)
         return built
+    finally:
+        own.end()
     return None
 
 

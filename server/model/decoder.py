@@ -41,6 +41,11 @@ from server.model.step import Step
 ServeOf = Callable[[int | None, str, Dense, Epilogue], Serve]
 
 
+def head_sizes(vocab_size: int, world: int) -> list[int]:
+    """Return the columns of the logits that each rank computes."""
+    return [len(vocabulary_rows(vocab_size, rank, world)) for rank in range(world)]
+
+
 class Decoder:
     """A decoder-only transformer. Holds weights and rotary tables; keeps nothing of a batch."""
 
@@ -48,9 +53,8 @@ class Decoder:
         """`ranks`: those that compute the model together; `config` and `weights` are then one rank's part of it."""
         self.config = config
         self.weights = weights
-        self._head_sizes = [len(vocabulary_rows(config.vocab_size, it, ranks.world)) for it in range(ranks.world)]
-        embedding = weights.embedding
-        self.ranks = ranks.connected(config.hidden_size, embedding.dtype, self._head_sizes, embedding.device)
+        self.ranks = ranks
+        self._head_sizes = head_sizes(config.vocab_size, ranks.world)
         kinds = {(layer.attention.rope, layer.attention.head_dim): None for layer in config.layers}
         self._ropes = {
             kind: (index, cos_sin_table(*kind, config.max_position, weights.embedding.device))

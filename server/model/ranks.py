@@ -49,6 +49,7 @@ class Ranks:
 
         hidden_size, dtype   of the rows that are summed
         head_sizes           columns of the logits that each rank computes
+        Raises PeerMemoryError on all ranks where CUDA lets their processes share none.
         """
         if self.world == 1 or device.type != "cuda" or launch.triton_version() is None:
             return self

@@ -6,6 +6,7 @@ from server.protocol.messages import EngineReady
 
 UNREADY_AFTER_S = 5.0
 KILLED_AFTER_S = 30.0
+START_KILLED_AFTER_S = 600.0  # in which no rank loads 64 MiB, compiles a kernel or measures a path
 _STEPS_UNTIL_KILLED = 3  # of the longest kind: a long step on a CPU is no hang
 
 

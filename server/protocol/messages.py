@@ -162,6 +162,18 @@ class EngineProgress(msgspec.Struct, frozen=True, tag=True):
     detail: str
 
 
+class StartBeat(msgspec.Struct, frozen=True, tag=True):
+    """Sent while an engine starts, a second apart at least, when one of its processes has got further.
+
+    stage  what that rank does
+    count  grows with what it has done
+    """
+
+    rank: int
+    stage: str
+    count: int
+
+
 class EngineReady(msgspec.Struct, frozen=True, tag=True):
     pid: int
     model: str
@@ -178,6 +190,7 @@ class EngineReady(msgspec.Struct, frozen=True, tag=True):
     longest_step_s: float = 0.0  # about what a step of max_num_batched_tokens takes; 0 on a GPU, where steps are short
     has_grammars: bool = True  # whether grammars can bind answers: of most tokenizers they can
     is_bound_by_cache: bool = False  # whether the settings and the model allow more than max_model_len
+    has_peer_memory: bool = True  # whether CUDA let the ranks share memory, where their GPUs can address each other
 
 
 class EngineRefused(msgspec.Struct, frozen=True, tag=True):
@@ -368,6 +381,7 @@ class PlanChanged(msgspec.Struct, frozen=True, tag=True):
 
 FromEngine = (
     EngineProgress
+    | StartBeat
     | EngineReady
     | EngineRefused
     | EngineFailed

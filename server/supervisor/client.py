@@ -14,7 +14,7 @@ import msgspec
 
 from qualification.common.locked_folder import LockedFolder
 from server.errors import StartError
-from server.protocol.liveness import KILLED_AFTER_S, DeathCause, death_of, kill_limit_s
+from server.protocol.liveness import KILLED_AFTER_S, START_KILLED_AFTER_S, DeathCause, death_of, kill_limit_s
 from server.protocol.messages import (
     AttestationReport,
     Cancel,
@@ -31,6 +31,7 @@ from server.protocol.messages import (
     SamplingParams,
     ShadowReport,
     Shutdown,
+    StartBeat,
     StepOutput,
     Submit,
     ToEngine,
@@ -42,6 +43,7 @@ from server.supervisor.connection import EngineConnection
 from server.supervisor.engine_command import ENGINE_COMMAND
 from server.supervisor.requests import AttestationRequests, QuarantineRequests
 from server.supervisor.socket_folder import PREFIX, SOCKET_NAME, make_socket_folder
+from server.supervisor.start_watch import StartWatch
 from server.supervisor.streams import Streams, Take, error_delta
 
 logger = logging.getLogger(__name__)
@@ -69,6 +71,7 @@ class EngineClient:
         *,
         command: Sequence[str] = ENGINE_COMMAND,
         stall_after_s: float = KILLED_AFTER_S,
+        start_stall_after_s: float = START_KILLED_AFTER_S,
         backoff_s: tuple[float, float] = (0.5, 30.0),
         max_unread_tokens: int = 4096,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
@@ -86,6 +89,8 @@ class EngineClient:
         self._listener = listener
         self._command = tuple(command)
         self._stall_after_s = stall_after_s
+        self._start_stall_after_s = start_stall_after_s
+        self._start = StartWatch()  # of the latest start
         self._backoff_s = backoff_s
         self._make_folder = make_folder
         self._sleep = sleep
@@ -225,6 +230,7 @@ class EngineClient:
             if not connected.done():
                 return death_of(exited.result()) if exited.done() else DeathCause.STALLED
             self._connection = connected.result()
+            self._start = StartWatch()
             self._send(Configure(self._settings, self.quarantined, self.quarantine.by_operator))
             return await self._until_end(self._connection, exited)
         finally:
@@ -249,12 +255,18 @@ class EngineClient:
             watching.cancel()
 
     async def _watch(self) -> DeathCause:
-        """Returns when a ready engine has shown no progress for too long."""
+        """Returns when a ready engine, or one that starts, has shown no progress for too long."""
         while True:
-            await asyncio.sleep(min(1.0, self._stall_after_s / 4))
+            await asyncio.sleep(min(1.0, self._stall_after_s / 4, self._start_stall_after_s / 4))
             limit_s = kill_limit_s(self.ready, self._stall_after_s)
             if self.state is EngineState.READY and time.monotonic() - self._alive_at > limit_s:
                 logger.error("engine shows no progress for %.1f s; it is killed", limit_s)
+                return DeathCause.STALLED
+            is_starting = self.state in (EngineState.STARTING, EngineState.RESTARTING)
+            if is_starting and self._start.silent_s > self._start_stall_after_s:
+                logger.error(
+                    "the start shows no progress for %.1f s; it is killed: %s", self._start.silent_s, self._start
+                )
                 return DeathCause.STALLED
 
     def _handle(self, message: FromEngine) -> None:
@@ -277,6 +289,8 @@ class EngineClient:
         elif isinstance(message, ShadowReport):
             self._quarantined.update(dict.fromkeys(message.quarantined))
             self._listener.on_shadow(message)
+        elif isinstance(message, StartBeat):
+            self._start.beat(message)
         elif isinstance(message, EngineProgress):
             self._listener.on_progress(message)
         elif isinstance(message, EngineFailed):

@@ -41,6 +41,9 @@ class EngineMetrics:
             "Products of many rows left to PyTorch: all those of a start, or those of one weight and number of rows",
             "reason",
         )
+        self._unshared = make.counter(
+            "peer_memory_refused_total", "Starts of several ranks that CUDA let share no memory: their sums go by NCCL"
+        )
         for reason in MatmulFallback:
             self._matmul_fallbacks.labels(reason.value)
         for cause in DeathCause:
@@ -51,6 +54,8 @@ class EngineMetrics:
     def ready(self, ready: EngineReady) -> None:
         self._up.set(1)
         self._fell_back(ready.matmul_fallbacks)
+        if not ready.has_peer_memory:
+            self._unshared.inc()
 
     def refused(self) -> None:
         self._up.set(0)

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,30 @@ OTHER_MACHINE = """
 import os, sys
 if "server.engine.follower" in sys.orig_argv:
     os.environ["ATEN_CPU_CAPABILITY"] = "default"
+"""
+# Attention of rank 1 does not get the memory that it asks for, in decode steps of short contexts.
+FAILING_RANK = """
+import sys
+if "server.engine.follower" in sys.orig_argv:
+    import torch
+    from server.engine.attention.dispatch import Dispatcher
+    call = Dispatcher.call
+    def failing(self, choice, *given, **named):
+        shape = choice.decision.shape
+        if choice.use.path == "sdpa.cpu" and (shape.phase.value, shape.context_bucket.label) == ("decode", "le_128"):
+            raise torch.OutOfMemoryError("planted")
+        return call(self, choice, *given, **named)
+    Dispatcher.call = failing
+"""
+# What CUDA says in containers without a common IPC namespace.
+UNSHARED = """
+import sys
+if "server.engine.follower" in sys.orig_argv or "server.engine.process" in sys.orig_argv:
+    from kernels.collective.inboxes import PeerMemoryError
+    from server.model.ranks import Ranks
+    def refused(*_):
+        raise PeerMemoryError("cuIpcOpenMemHandle_v2 failed with CUDA's error 801 on rank 1 of 2")
+    Ranks.connected = refused
 """
 DRAWN: dict[str, Any] = {"prompt": "The cat", "max_tokens": 24, "temperature": 0.9, "seed": 7, "n": 3}
 SCORED: dict[str, Any] = {"prompt": "The sea was calm", "max_tokens": 1, "temperature": 0, "echo": True, "logprobs": 1}
@@ -113,11 +138,37 @@ def test_a_world_that_cannot_be_ends_the_start(start_server: StartServer, flags:
         assert message in server.log
 
 
-def test_ranks_on_different_machines_end_the_start(start_server: StartServer, tmp_path: Path) -> None:
-    (tmp_path / "sitecustomize.py").write_text(OTHER_MACHINE)
+def changed(start_server: StartServer, folder: Path, code: str) -> AbstractContextManager[Server]:
+    """A server of two ranks, whose processes run this code first."""
+    (folder / "sitecustomize.py").write_text(code)
     port = free_port()
-    program = ["env", f"PYTHONPATH={tmp_path}", sys.executable, "-m", "server.cli", "serve", "--port", str(port)]
-    with start_server(command=[*program, "--tensor-parallel-size", "2"], port=port) as server:
+    program = ["env", f"PYTHONPATH={folder}", sys.executable, "-m", "server.cli", "serve", "--port", str(port)]
+    flags = ["--tensor-parallel-size", "2", "--cache-dir", str(folder / "cache")]
+    return start_server(command=[*program, *flags], port=port)
+
+
+def test_a_path_that_fails_on_another_rank_serves_no_more(start_server: StartServer, tmp_path: Path) -> None:
+    with changed(start_server, tmp_path, FAILING_RANK) as server:
+        server.wait_ready()
+        assert "sdpa.cpu could not be launched on rank 1 of 2: planted" in server.log
+        rows = server.get("/plan").json()["shapes"]
+        [row] = [it for it in rows if it["phase"] == "decode" and it["context_bucket"] == "le_128"]
+        assert row["path"] != "sdpa.cpu"
+        assert server.value("hallmark_engine_restarts_total", cause="device") == 1
+        assert texts(server, {**GREEDY, "prompt": "Once", "max_tokens": 4})
+
+
+def test_ranks_that_share_no_memory_serve_without_and_are_counted(start_server: StartServer, tmp_path: Path) -> None:
+    with changed(start_server, tmp_path, UNSHARED) as server:
+        server.wait_ready()
+        assert "all sums over ranks go by NCCL" in server.log
+        assert server.value("hallmark_peer_memory_refused_total") == 1
+        assert server.value("hallmark_engine_restarts_total") == 0
+        assert texts(server, {**GREEDY, "prompt": "Once", "max_tokens": 4})
+
+
+def test_ranks_on_different_machines_end_the_start(start_server: StartServer, tmp_path: Path) -> None:
+    with changed(start_server, tmp_path, OTHER_MACHINE) as server:
         assert server.process.wait(timeout=120) == 2
         assert "rank 1 runs on another machine than rank 0: instruction_set is DEFAULT there" in server.log
         assert [it.pid for it in psutil.process_iter() if str(tmp_path) in environ_of(it).get("PYTHONPATH", "")] == []

@@ -1,11 +1,14 @@
-"""Commands of rank 0 to the other ranks of a tensor-parallel engine: typed msgpack over a socket pair, in order.
+"""Commands of rank 0 to the other ranks of a tensor-parallel engine, and what these report: typed msgpack over a socket
+pair, in order.
 
 A step's inputs follow their command as they are, so that neither side copies them to encode or to decode.
 """
 
 import socket
 import struct
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 import msgspec
 
@@ -21,12 +24,18 @@ class Begin(msgspec.Struct, frozen=True, tag=True):
 
     meeting    a file that all ranks may write
     decisions  (shape, path) of every shape; None where no path is left
+    shares_memory  whether GPUs that can shall write into each other's memory
     """
 
     settings: Settings
     rank: int
     meeting: str
     decisions: list[tuple[str, str | None]]
+    shares_memory: bool = True
+
+
+class Started(msgspec.Struct, frozen=True, tag=True):
+    """The start is over: report no progress any more."""
 
 
 class ChooseProducts(msgspec.Struct, frozen=True, tag=True):
@@ -119,6 +128,7 @@ class CopyPages(msgspec.Struct, frozen=True, tag=True):
 
 Command = (
     Begin
+    | Started
     | ChooseProducts
     | Allocate
     | CompareMemory
@@ -134,6 +144,30 @@ Command = (
     | ComputeLogits
     | CopyPages
 )
+
+
+class RankProgress(msgspec.Struct, frozen=True, tag=True):
+    """Sent while the engine starts, when either has changed: what this rank does, and a number that grows with it."""
+
+    stage: str
+    count: int
+
+
+class RankFailed(msgspec.Struct, frozen=True, tag=True):
+    """The last report: this rank cannot go on.
+
+    suspects        (path, shape) pairs, one of which is to blame, as far as this rank knows
+    is_device_lost  whether what is blamed may have been launched long before
+    """
+
+    message: str
+    suspects: list[tuple[str, str]]
+    is_device_lost: bool
+
+
+Report = RankProgress | RankFailed
+_SIZE = struct.Struct("<I")  # bytes of a report
+_REPORTS: "msgspec.msgpack.Decoder[Report]" = msgspec.msgpack.Decoder(Report)
 _DECODER: "msgspec.msgpack.Decoder[Command]" = msgspec.msgpack.Decoder(Command)
 _ENCODER = msgspec.msgpack.Encoder()
 _NOTHING = memoryview(b"")
@@ -167,11 +201,33 @@ def receive(
     return command, _filled(connection, memory(num_bytes)) if num_bytes else _NOTHING
 
 
+class Reports:
+    """Reports of this rank to rank 0, from any of its threads."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._lock = threading.Lock()
+
+    def send(self, report: Report) -> None:
+        """Send a report; nobody reads it where rank 0 is gone, which ends this process."""
+        body = _ENCODER.encode(report)
+        with self._lock, suppress(OSError):
+            self._connection.sendall(_SIZE.pack(len(body)) + body)
+
+
+def reports_of(connection: socket.socket) -> Iterator[Report]:
+    """Wait for each report of another rank, until that is gone."""
+    with suppress(EOFError, OSError):
+        while True:
+            (size,) = _SIZE.unpack(_filled(connection, memoryview(bytearray(_SIZE.size))))
+            yield _REPORTS.decode(_filled(connection, memoryview(bytearray(size))))
+
+
 def _filled(connection: socket.socket, view: memoryview) -> memoryview:
     rest = view
     while rest:
         num_read = connection.recv_into(rest)
         if not num_read:
-            raise EOFError("rank 0 is gone")
+            raise EOFError("the other side is gone")
         rest = rest[num_read:]
     return view

@@ -1,14 +1,11 @@
-"""The other ranks as rank 0 sees them: processes that it starts, that get its commands, and without which it ends."""
+"""The other ranks of an engine as rank 0 sees them: processes that get its commands, and without which it ends."""
 
 import logging
 import os
 import socket
-import subprocess
-import tempfile
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import msgspec
@@ -17,8 +14,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from kernels.child_process import python_command
-from qualification.common.hang_up import leave_with
 from qualification.measure.qualify import DeviceLost
+from qualification.measure.rank_processes import RankProcesses, Store, meet
 from server.engine.attention.dispatch import Dispatcher
 from server.engine.attention.step_attention import StepAttention
 from server.engine.execution.capture import Capture
@@ -32,6 +29,8 @@ from server.engine.execution.commands import (
     Decide,
     Declare,
     Launch,
+    RankFailed,
+    RankProgress,
     Record,
     RecordStep,
     Repeat,
@@ -39,6 +38,7 @@ from server.engine.execution.commands import (
     RunPadding,
     ShareTokens,
     frame_of,
+    reports_of,
     send,
 )
 from server.engine.execution.graph_keys import GraphKey, GraphSizes
@@ -77,74 +77,95 @@ class RankIdentity(msgspec.Struct, frozen=True):
     refusal: str | None = None
 
 
-class Followers:
-    """Ranks 1 to world - 1, each a process with a socket. They end with this process, and it ends with any of them."""
+@dataclass(frozen=True, slots=True)
+class RankListener:
+    """Called on a thread of each rank.
 
-    def __init__(self, world: int, program: str = FOLLOWER) -> None:
+    on_progress  gets the rank, and how far it is in a start
+    on_failure   gets what a rank died of, before this process ends
+    """
+
+    on_progress: Callable[[int, RankProgress], None] = lambda _, __: None
+    on_failure: Callable[[DeviceLost], None] = lambda _: None
+
+
+_SILENT = RankListener()
+
+
+class Followers:
+    """Ranks 1 to world - 1 of an engine, which get the commands of this process, their rank 0.
+
+    blamed         gives the (path, shape) pairs of steps that are not done: for a device that is lost on another rank
+    shares_memory  as `load_rank` takes it, the same on all ranks
+    """
+
+    def __init__(
+        self, world: int, program: str = FOLLOWER, listener: RankListener = _SILENT, *, shares_memory: bool = True
+    ) -> None:
         """Start the processes, each `python -m program DESCRIPTOR`, which wait for `begin`."""
         self.world = world
-        self._is_closed = False
-        self.processes: list[subprocess.Popen[bytes]] = []
-        self._connections: list[socket.socket] = []
-        self._folder = tempfile.TemporaryDirectory(prefix="hallmark-ranks-")
-        for rank in range(1, world):
-            ours, theirs = socket.socketpair()
-            with theirs:
-                # With the environment of this process, which the supervisor has given it.
-                command = python_command(program, str(theirs.fileno()))
-                self.processes.append(subprocess.Popen(command, pass_fds=(theirs.fileno(),)))
-            self._connections.append(ours)
-            threading.Thread(target=self._watch, args=(rank, ours), name=f"rank-{rank}-watch", daemon=True).start()
+        self.shares_memory = shares_memory
+        self.blamed: Callable[[], list[tuple[str, str]]] = list
+        self._listener = listener
+
+        def command(_: int, descriptor: int, __: str) -> Sequence[str]:
+            return python_command(program, str(descriptor))
+
+        self._ranks = RankProcesses(world, command, leave=_leave, listen=self._listen)
 
     def begin(self, settings: Settings, dispatcher: Dispatcher, identity: RankIdentity) -> Ranks:
         """Have every rank load its part, and meet them; this process loads its own behind it.
 
         Raises SettingsError where another rank has another machine or other weights than `identity`, which is ours.
         """
-        meeting, decisions = str(Path(self._folder.name, "meeting")), decisions_of(dispatcher)
-        for rank, connection in enumerate(self._connections, start=1):
-            send(connection, frame_of(Begin(settings, rank, meeting, decisions)))
-        return meet(meeting, 0, self.world, identity)
+        meeting, decisions = self._ranks.meeting, decisions_of(dispatcher)
+        for rank, connection in enumerate(self._ranks.connections, start=1):
+            send(connection, frame_of(Begin(settings, rank, meeting, decisions, self.shares_memory)))
+        return meet_ranks(meeting, 0, self.world, identity)
 
     def tell(self, command: Command, buffer: StepBuffer | None = None) -> None:
         """Send a command to every rank, after all earlier ones, with the inputs of its step."""
         inputs = memoryview(b"") if buffer is None else buffer.data.numpy().data
         frame = frame_of(command, len(inputs))
-        for connection in self._connections:
+        for connection in self._ranks.connections:
             send(connection, frame, inputs)
 
     def close(self) -> None:
         """End the ranks, and wait for them."""
-        self._is_closed = True
-        for process in self.processes:
-            process.kill()
-            process.wait()
-        self._folder.cleanup()
+        self._ranks.close()
 
-    def _watch(self, rank: int, connection: socket.socket) -> None:
-        def leave(_: int) -> None:
-            if not self._is_closed:
-                logger.critical("rank %d is gone, and the engine ends: it cannot compute without it", rank)
-                self._folder.cleanup()  # which an end without Python's own clean-up leaves behind
-                os._exit(EXIT_RANK_LOST)
-
-        leave_with(connection, leave)
+    def _listen(self, rank: int, connection: socket.socket) -> None:
+        """Return when a rank is gone, or has failed: it waits for this process's end then, as the others do."""
+        for report in reports_of(connection):
+            if isinstance(report, RankProgress):
+                self._listener.on_progress(rank, report)
+                continue
+            suspects = report.suspects or (self.blamed() if report.is_device_lost else [])
+            logger.critical("%s; suspects: %s", report.message, suspects)
+            self._listener.on_failure(DeviceLost(report.message, suspects))
+            return
 
 
-def meet(meeting: str, rank: int, world: int, identity: RankIdentity) -> Ranks:
-    """Wait until every rank of this host is here, by a file that all may write.
+def _leave(rank: int) -> None:
+    logger.critical("rank %d is gone, and the engine ends: it cannot compute without it", rank)
+    os._exit(EXIT_RANK_LOST)
+
+
+def meet_ranks(meeting: str, rank: int, world: int, identity: RankIdentity) -> Ranks:
+    """Wait until every rank of this host is here.
 
     Raises SettingsError on rank 0 where another rank's identity differs from its own.
     """
-    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-    store = dist.FileStore(meeting, world)  # type: ignore[attr-defined]
-    if rank:
-        _introduce(store, rank, identity)
-    else:
+
+    def compare(store: Store) -> None:
+        if rank:
+            _introduce(store, rank, identity)
+            return
         for other in range(1, world):
             found = msgspec.json.decode(store.get(f"identity {other}"), type=RankIdentity)
             check_same(other, found, identity)
-    dist.init_process_group(backend, store=store, rank=rank, world_size=world)
+
+    meet(meeting, rank, world, "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo", before=compare)
     return Ranks(rank, world)
 
 
@@ -154,7 +175,7 @@ def refuse(meeting: str, rank: int, world: int, reason: str) -> None:
     _introduce(store, rank, RankIdentity({}, None, reason))
 
 
-def _introduce(store: Any, rank: int, identity: RankIdentity) -> None:
+def _introduce(store: Store, rank: int, identity: RankIdentity) -> None:
     store.set(f"identity {rank}", msgspec.json.encode(identity).decode())
 
 
@@ -307,14 +328,30 @@ class LeadingWorker(Worker):
         self._is_announced = False
         try:
             yield
-        except LaunchFailed as failed:
-            blamed = (failed.choice.use.path, str(failed.choice.decision.shape))
-            message = f"{blamed[0]} could not be launched on rank 0 of {self.rank.world}: {failed.error}"
-            raise DeviceLost(message, [blamed]) from failed
-        except torch.OutOfMemoryError as error:
-            raise DeviceLost(f"out of memory on rank 0 of {self.rank.world}: {error}") from error
+        except (LaunchFailed, torch.OutOfMemoryError) as error:
+            raise loss_of_step(error, self.rank.index, self.rank.world) from error
         except Exception as error:
             if is_device_lost(error) or not self._is_announced:
                 raise
-            message = f"rank 0 of {self.rank.world} left a step that the others compute: {error}"
-            raise DeviceLost(message) from error
+            raise loss_of_step(error, self.rank.index, self.rank.world) from error
+
+
+def loss_of_step(error: Exception, rank: int, world: int) -> DeviceLost:
+    """Return what ends all ranks where this error has kept one of them from a step that the others compute."""
+    where = f"rank {rank} of {world}"
+    if isinstance(error, LaunchFailed):
+        blamed = (error.choice.use.path, str(error.choice.decision.shape))
+        return DeviceLost(f"{blamed[0]} could not be launched on {where}: {error.error}", [blamed])
+    if isinstance(error, torch.OutOfMemoryError):
+        return DeviceLost(f"out of memory on {where}: {error}")
+    return DeviceLost(f"{where} left a step that the others compute: {error}")
+
+
+def report_of(error: Exception, rank: int, world: int) -> RankFailed:
+    """Return what another rank than the first reports of its end, which is decided as rank 0 decides its own."""
+    if isinstance(error, DeviceLost):  # a product that could not be launched
+        return RankFailed(f"on rank {rank} of {world}: {error}", error.suspects, False)
+    if not isinstance(error, LaunchFailed) and is_device_lost(error):
+        return RankFailed(f"the device is lost on rank {rank} of {world}: {str(error).partition(chr(10))[0]}", [], True)
+    lost = loss_of_step(error, rank, world)
+    return RankFailed(str(lost), lost.suspects, False)

@@ -14,7 +14,9 @@ from kernels.collective.peers import AddNorm, Peers, RunCollective
 from kernels.collective.shape import CollectiveShape, Follows
 from kernels.row_buckets import CollectiveRows
 from qualification.decision.decision import Decision, Pairs
+from qualification.measure.qualify import DeviceLost
 from server.engine.operators.decisions import Decisions, NoPathError, Redecide
+from server.engine.operators.launch_errors import LAUNCH_ERRORS, not_launched
 from server.engine.products.counts import ServedShape, dispatch_counts, fallback_uses, first_decision
 from server.protocol.messages import AttentionUse, DispatchCount
 
@@ -58,13 +60,22 @@ class CollectiveTable:
             self._resolve(decision)
 
     def run(self, peers: Peers, part: Tensor, follows: AddNorm | None, out: Tensor) -> None:
-        """Sum by the choice for the number of rows. Raises NoPathError where none is left."""
+        """Sum by the choice for the number of rows.
+
+        Raises NoPathError where none is left, and DeviceLost with the path that failed to launch: other ranks wait.
+        """
         kind = self._kinds[Follows.NOTHING if follows is None else Follows.ADD_NORM]
         shape = kind.shape(part.shape[0])
         run = self._runs[shape]
         if run is None:
             raise NoPathError(None, f"no path is left for {shape}")
-        run(peers, part, follows, out)
+        try:
+            run(peers, part, follows, out)
+        except LAUNCH_ERRORS as error:
+            if not_launched(error) is None:
+                raise
+            path = self.decided[shape].path or ""
+            raise DeviceLost(f"{path} failed to launch: {error}", [(path, str(shape))]) from error
 
     def check(self, num_tokens: int) -> None:
         """Raises NoPathError where a sum of so many rows has no path any more."""

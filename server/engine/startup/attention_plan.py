@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 
 from kernels.catalog import paths_on
+from kernels.collective.paths import without_peer_memory
 from kernels.fingerprint import Fingerprint
 from kernels.operators import AnyShape
 from qualification.decision.decision import Decision, Pairs
@@ -42,8 +43,13 @@ def plan_attention(
     overridden: Pairs,
     progress: Progress,
     run_qualification: RunQualification,
+    unshared: str | None = None,
 ) -> Plan:
-    """Decide every shape these limits allow, measuring what the policy asks for. Raises Unservable."""
+    """Decide every shape these limits allow, measuring what the policy asks for. Raises Unservable.
+
+    unshared  why the ranks share no memory, though their GPUs can address each other; None where nothing refused it
+    """
+    paths = paths_on(device)
     plan = make_plan(
         plan_shapes(config, limits.serving, device.type, settings.tensor_parallel_size),
         policy=settings.on_unproven,
@@ -54,7 +60,7 @@ def plan_attention(
         quarantined=quarantined,
         overridden=overridden,
         progress=lambda done, total, what: progress("qualifying", f"{done}/{total} {what}"),
-        paths=paths_on(device),
+        paths=paths if unshared is None else without_peer_memory(paths, unshared),
         run_qualification=run_qualification,
     )
     refuse_unserved(plan.decisions.values(), plan, settings)

@@ -3,13 +3,17 @@
 import logging
 import os
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
 
+import msgspec
 import torch
+import torch.distributed as dist
 
 from kernels.catalog import ALL_PATHS, PATHS
+from kernels.collective.inboxes import PeerMemoryError
 from kernels.device import torch_dtype
 from kernels.launch import install_compile_counter, num_compiles
 from kernels.linear.fallbacks import MatmulFallbacks
@@ -22,8 +26,8 @@ from qualification.measure.qualify import DeviceLost, qualify
 from qualification.measure.start_plan import Plan, RunQualification, own_file
 from server.engine.attention.dispatch import Dispatcher
 from server.engine.execution.capture import CudaCapture
-from server.engine.execution.commands import ChooseProducts
-from server.engine.execution.followers import Followers, LeadingWorker
+from server.engine.execution.commands import ChooseProducts, Started
+from server.engine.execution.followers import Followers, LeadingWorker, RankListener
 from server.engine.execution.grammars import Grammars
 from server.engine.execution.graphs import StepGraphs
 from server.engine.execution.runner import ModelRunner
@@ -62,6 +66,7 @@ from server.engine.startup.subject import (
     read_subject,
 )
 from server.engine.startup.warmup import estimate_longest_step_s, probes_of, warm_up
+from server.errors import SettingsError
 from server.model.decoder import Decoder
 from server.protocol.messages import AttestationReport, EngineReady
 from server.protocol.plan_rows import plan_rows
@@ -90,17 +95,29 @@ def build_engine(
     *,
     overridden: Pairs = frozenset(),
     run_qualification: RunQualification = qualify,
+    listener: RankListener | None = None,
 ) -> BuiltEngine:
     """Raises Unservable and StartError for an engine that will not serve; anything else is a fault.
 
-    Of faults, DeviceLost names who may be to blame, without whom the next start will do.
+    Of faults, DeviceLost names who may be to blame, without whom the next start will do. `listener` hears of the other
+    ranks, where there are any.
     """
     use_own_cache()
     install_compile_counter()
     subject = read_subject(settings)
     quarantine = Quarantine(own_file(cache_folder(settings), "quarantine", subject.fingerprint), ALL_PATHS)
     broken = quarantined | quarantine.pairs
-    try:
+    listener = listener or RankListener()
+
+    def keep(lost: DeviceLost) -> None:
+        if lost.suspects:
+            quarantine.add(lost.suspects, f"the device was lost at a start: {lost}")
+
+    def on_failure(lost: DeviceLost) -> None:
+        keep(lost)
+        listener.on_failure(lost)
+
+    def build(unshared: str | None) -> BuiltEngine:
         plan = plan_attention(
             settings,
             subject.config,
@@ -111,19 +128,42 @@ def build_engine(
             overridden=overridden,
             progress=progress,
             run_qualification=run_qualification,
+            unshared=unshared,
         )
         world = settings.tensor_parallel_size
-        followers = None if world == 1 else Followers(world)
+        heard = replace(listener, on_failure=on_failure)
+        followers = None if world == 1 else Followers(world, listener=heard, shares_memory=unshared is None)
         try:
             return _build(settings, subject, followers, plan, quarantine, broken, progress, overridden=overridden)
         except BaseException:
             if followers is not None:
                 followers.close()
             raise
+
+    try:
+        return build_or_without_peer_memory(build, settings)
     except DeviceLost as error:
-        if error.suspects:
-            quarantine.add(error.suspects, f"the device was lost at a start: {error}")
+        keep(error)
         raise
+
+
+def build_or_without_peer_memory(build: Callable[[str | None], BuiltEngine], settings: Settings) -> BuiltEngine:
+    """Build the engine, and where CUDA lets its ranks share no memory plan it again without.
+
+    The plan chose paths that need it: others have to be decided, and proven where that is asked for. Raises
+    SettingsError under REFUSE, which serves nothing but what was wanted.
+    """
+    try:
+        return build(None)
+    except PeerMemoryError as error:
+        why = f"CUDA lets the ranks' processes share no memory, though their GPUs can address each other: {error}"
+    advice = "run the ranks in one IPC namespace (--ipc=host), and on whole GPUs"
+    if settings.on_unproven is Policy.REFUSE:
+        raise SettingsError(f"{why}; {advice}, or allow sums by NCCL with another --on-unproven")
+    logger.warning("%s; all sums over ranks go by NCCL: %s", why, advice)
+    if dist.is_initialized():
+        dist.destroy_process_group()  # of ranks that have ended
+    return build(why)
 
 
 def _build(
@@ -162,6 +202,9 @@ def _build(
         dispatcher.timer.start()
     shadow = _shadow_check(settings, subject, dispatcher)
     ready = _ready(subject, plan, engine, runner, matmul_fallbacks, longest_step_s=longest_step_s)
+    if followers is not None:
+        followers.tell(Started())
+        ready = msgspec.structs.replace(ready, has_peer_memory=followers.shares_memory)
     operator_quarantine = OperatorQuarantine(dispatcher, plan.evidence)
     return BuiltEngine(engine, runner, ready, attestor, attested, operator_quarantine, quarantine, shadow, followers)
 
@@ -180,7 +223,7 @@ def _load(
         decoder = load_alone(settings, subject, say)
     else:
         ranks = followers.begin(settings, dispatcher, identity_of(settings, subject))
-        decoder = load_rank(settings, subject, ranks, say)
+        decoder = load_rank(settings, subject, ranks, say, shares_memory=followers.shares_memory)
     if settings.choose_matmuls and subject.device.type == "cuda":
         progress("choosing", "algorithms of matmuls")
         file = own_file(cache_folder(settings), "products", subject.fingerprint)
@@ -245,7 +288,9 @@ def _warm_runner(
         kv, tokens = kv_cache_of(subject, pages), SampledTokens(num_rows, device)
         if followers is None:
             return Worker(decoder, kv, dispatcher, tokens)
-        return LeadingWorker(decoder, kv, dispatcher, tokens, rank=decoder.ranks, followers=followers)
+        leading = LeadingWorker(decoder, kv, dispatcher, tokens, rank=decoder.ranks, followers=followers)
+        followers.blamed = leading.suspects
+        return leading
 
     grammars = _grammars(subject, progress)
     own = worker(num_pages(settings, config, limits, device, sizes=sizes, small_runner=lambda: ModelRunner(worker(1))))

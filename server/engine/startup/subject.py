@@ -33,7 +33,7 @@ from server.engine.products.linear import LinearTable
 from server.engine.startup.kv_sizing import check_weights_fit
 from server.engine.startup.limits import EngineLimits, choose_device, choose_limits
 from server.errors import ModelError, SettingsError
-from server.model.decoder import Decoder
+from server.model.decoder import Decoder, head_sizes
 from server.model.kv_cache import KVCache
 from server.model.load.digests import model_digests
 from server.model.load.load import check_checkpoint, load_config, load_decoder, load_shard, resolve_model
@@ -116,13 +116,23 @@ def load_alone(settings: Settings, subject: Subject, say: Say) -> Decoder:
     )
 
 
-def load_rank(settings: Settings, subject: Subject, ranks: Ranks, say: Say = lambda _: None) -> Decoder:
-    """Load one rank's part. Only its bytes of the checkpoint are read."""
+def load_rank(
+    settings: Settings, subject: Subject, ranks: Ranks, say: Say = lambda _: None, *, shares_memory: bool = True
+) -> Decoder:
+    """Load one rank's part, and connect it with the others. Only its bytes of the checkpoint are read.
+
+    shares_memory  whether GPUs that can shall write into each other's memory
+    Raises PeerMemoryError on all ranks, before anything is read, where CUDA lets their processes share none.
+    """
+    dtype = torch_dtype(subject.limits.dtype)
+    if shares_memory:
+        sizes = head_sizes(subject.model.vocab_size, ranks.world)
+        ranks = ranks.connected(subject.model.hidden_size, dtype, sizes, subject.device)
     weights = load_shard(
         subject.folder,
         subject.model,
         subject.shard,
-        dtype=torch_dtype(subject.limits.dtype),
+        dtype=dtype,
         device=subject.device,
         load_format=settings.load_format,
         progress=say,

@@ -3,7 +3,8 @@
 `python fake_engine.py MODE SOCKET`. A request is answered with `max_tokens` tokens, one a delta: the request's prompt
 repeated. A first prompt token of 666 kills the process, 667 makes it fall silent, 668 sends garbage, 669 reports a lost
 device, 670 quarantines a path, 671 never answers and says that it is submitted first, 672 takes a second. In mode
-`slow` steps take 20 seconds, in mode `silent` it is ready and no more.
+`slow` steps take 20 seconds, in mode `silent` it is ready and no more,
+in mode `loads` it is never ready.
 """
 
 import os
@@ -31,6 +32,7 @@ from server.protocol.messages import (
     PlanChanged,
     QuarantineChanged,
     Shutdown,
+    StartBeat,
     StepOutput,
     StepRecord,
     Submit,
@@ -75,6 +77,14 @@ class Fake:
         if mode == "refuse":
             self.send(EngineRefused("unproven", "no path for prefill", []))
             return
+        if mode == "loads":  # for two seconds, and then waits for its other rank, which waits for it
+            for count in range(40):
+                self.send(StartBeat(1, "loading", count))
+                time.sleep(0.05)
+            self.send(StartBeat(0, "compiling", 3))
+            while True:
+                self.send(StartBeat(1, "loading", 39))
+                time.sleep(0.05)
         if mode == "hang":
             time.sleep(60)
         fingerprint: dict[str, str | int | None] = {"device": "cpu"}

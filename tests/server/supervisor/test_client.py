@@ -1,5 +1,6 @@
 import asyncio
 import os
+import re
 import stat
 import sys
 import time
@@ -110,6 +111,19 @@ def test_streams_at_the_same_time_each_get_their_own_tokens() -> None:
             assert (tokens(long), tokens(short)) == ([7, 7, 7], [8, 8, 8])
 
     run(test)
+
+
+def test_a_start_is_ended_when_no_rank_gets_further(caplog: pytest.LogCaptureFixture) -> None:
+    async def test() -> None:
+        async with running("loads", start_stall_after_s=0.8) as (_, ledger):
+            await until(lambda: bool(ledger.deaths))
+            assert ledger.deaths[0] == "stalled"
+
+    began = time.monotonic()
+    run(test)
+    assert time.monotonic() - began > 2.8, "it was loading for two seconds"
+    [said, *_] = [it.message for it in caplog.records if "the start shows no progress" in it.message]
+    assert re.search(r"it is killed: rank 1 is at loading for \d s, rank 0 is at compiling for \d s", said), said
 
 
 def test_heartbeats_reach_the_listener_and_are_kept() -> None:

@@ -120,6 +120,14 @@ def test_matmuls_left_to_pytorch_are_counted_by_reason() -> None:
     assert value(metrics, "matmul_fallback_total", reason="library_missing") == 0
 
 
+def test_starts_whose_ranks_share_no_memory_are_counted() -> None:
+    metrics = make()
+    metrics.on_ready(READY)
+    assert value(metrics, "peer_memory_refused_total") == 0
+    metrics.on_ready(msgspec.structs.replace(READY, has_peer_memory=False))
+    assert value(metrics, "peer_memory_refused_total") == 1
+
+
 def test_a_heartbeat_of_an_idle_engine_resets_the_gauges() -> None:
     metrics = make()
     metrics.on_step(RECORD)

@@ -14,7 +14,7 @@ from qualification.common.hang_up import leave_with
 from qualification.evidence.shape_text import parse_shape
 from server.engine.attention.dispatch import Dispatcher
 from server.engine.execution.commands import Begin, Decide, receive
-from server.engine.execution.followers import meet
+from server.engine.execution.followers import meet_ranks
 from server.engine.follower import Follower
 from server.engine.startup.subject import Subject, identity_of, kv_cache_of, load_rank, read_subject
 
@@ -35,7 +35,9 @@ def main() -> None:
     begin, _ = receive(connection)
     assert isinstance(begin, Begin)
     subject = read_subject(begin.settings, begin.rank)
-    ranks = meet(begin.meeting, begin.rank, begin.settings.tensor_parallel_size, identity_of(begin.settings, subject))
+    ranks = meet_ranks(
+        begin.meeting, begin.rank, begin.settings.tensor_parallel_size, identity_of(begin.settings, subject)
+    )
     follower = Follower(
         load_rank(begin.settings, subject, ranks),
         subject.device,

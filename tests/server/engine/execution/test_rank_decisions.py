@@ -36,7 +36,8 @@ def no_path(shape: CollectiveShape, _: Pairs, __: Pairs) -> Decision[CollectiveS
 def test_a_shape_without_a_path_moves_no_other_shape() -> None:
     calls: list[str] = []
     paths = [path_for(shape, calls) for shape in SHAPES]
-    first = {it: Decision(it, path.name, Status.PROVEN, path.name, (), (), None) for it, path in zip(SHAPES, paths)}
+    pairs = zip(SHAPES, paths, strict=True)
+    first = {it: Decision(it, path.name, Status.PROVEN, path.name, (), (), None) for it, path in pairs}
     table = CollectiveTable({Follows.NOTHING: 1}, first, paths, redecide=no_path)
     table.decided.quarantine(SHAPES[0])
     sent = followers.decisions_of(Dispatcher({}, (), (), redecide=no_path, collectives=table))

@@ -1,0 +1,53 @@
+"""How far a process is in a start, so that one that hangs is told from one that takes long."""
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from kernels.launch import num_compiles
+
+EVERY_S = 1.0
+_UNIT_BYTES = 64 * 2**20  # read or written: far more than a process moves that waits for others, by files or sockets
+
+
+class StartProgress:
+    """Tells, until `end`, what this process does and a number that grows with it, whenever either has changed.
+
+    The number counts what is noted, kernels that are compiled, and each 64 MiB of files that are read or written: of a
+    large checkpoint, or of one kernel after another, a minute may pass in one call.
+    """
+
+    def __init__(self, tell: Callable[[str, int], None], *, every_s: float = EVERY_S) -> None:
+        """`tell` is called on a thread of its own."""
+        self._tell = tell
+        self._every_s = every_s
+        self._stage = "starting"
+        self._num_noted = 0
+        self._ended = threading.Event()
+        threading.Thread(target=self._run, name="start-progress", daemon=True).start()
+
+    def note(self, stage: str) -> None:
+        """Something was done, and this is next."""
+        self._stage = stage
+        self._num_noted += 1
+
+    def end(self) -> None:
+        """Tell nothing any more."""
+        self._ended.set()
+
+    def _run(self) -> None:
+        told = None
+        while not self._ended.wait(self._every_s):
+            now = self._stage, self._num_noted + num_compiles() + _num_moved()
+            if now != told:
+                told = now
+                self._tell(*now)
+
+
+def _num_moved() -> int:
+    """Return the units that this process has read and written; 0 where the system does not say."""
+    try:
+        counts = dict(line.split(b": ") for line in Path("/proc/self/io").read_bytes().splitlines())
+        return (int(counts[b"rchar"]) + int(counts[b"wchar"])) // _UNIT_BYTES
+    except (OSError, ValueError, KeyError):
+        return 0

@@ -1,0 +1,24 @@
+"""A rank that reports what the test wants, as `failing_rank.py` is told by its environment."""
+
+import os
+import socket
+import sys
+
+import msgspec
+
+from qualification.common.hang_up import wait_for_hang_up
+from server.engine.execution.commands import RankFailed, RankProgress, Reports
+
+
+def main() -> None:
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    reports = Reports(connection)
+    reports.send(RankProgress("loading", 3))
+    failed = msgspec.json.decode(os.environ["FAILED"], type=RankFailed | None)
+    if failed is not None:
+        reports.send(failed)
+        wait_for_hang_up(connection, 60.0)  # rank 0 does not wait for the end
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,109 @@
+"""What rank 0 does where another rank fails: it hears of whom, and ends; its folder stays for nobody."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+from qualification.decision.decision import Decision, Status
+from qualification.measure.qualify import DeviceLost
+from server.engine.attention.dispatch import Choice
+from server.engine.execution.commands import RankFailed
+from server.engine.execution.followers import EXIT_RANK_LOST, report_of
+from server.engine.execution.worker import LaunchFailed
+from server.protocol.messages import AttentionUse
+
+RUNNING = [("path.b", "of a step that is not done")]
+# Rank 0 of two, which would wait for ever.
+PROGRAM = f"""
+import json, time
+from server.engine.execution.followers import Followers, RankListener
+listener = RankListener(
+    on_progress=lambda rank, it: print(json.dumps([rank, it.stage, it.count]), flush=True),
+    on_failure=lambda lost: print(json.dumps([str(lost), lost.suspects]), flush=True),
+)
+followers = Followers(2, "failing_rank", listener)
+followers.blamed = lambda: {RUNNING!r}
+time.sleep(60)
+"""
+
+
+def heard(failed: RankFailed | None, folder: Path) -> list[Any]:
+    """What rank 0 hears until it ends."""
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)]),
+        "FAILED": msgspec.json.encode(failed).decode(),
+        "TMPDIR": str(folder),
+    }
+    command = [sys.executable, "-c", PROGRAM]
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, timeout=100, check=False)
+    assert done.returncode == EXIT_RANK_LOST
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("suspects", "is_device_lost", "blamed"),
+    [
+        ([("path.a", "a shape")], False, [["path.a", "a shape"]]),
+        ([], False, []),  # out of memory: as on rank 0, nobody is to blame
+        ([], True, [list(pair) for pair in RUNNING]),  # found long behind the launch, by a rank that does not know
+    ],
+)
+def test_rank_0_hears_whom_another_rank_blames(
+    suspects: list[tuple[str, str]], is_device_lost: bool, blamed: list[list[str]], tmp_path: Path
+) -> None:
+    failed = RankFailed("what happened on rank 1 of 2", suspects, is_device_lost)
+    assert heard(failed, tmp_path) == [[1, "loading", 3], ["what happened on rank 1 of 2", blamed]]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_rank_0_ends_with_a_rank_that_says_nothing(tmp_path: Path) -> None:
+    assert heard(None, tmp_path) == [[1, "loading", 3]]
+    assert list(tmp_path.iterdir()) == []
+
+
+def launch_failed() -> LaunchFailed:
+    decision: Decision[Any] = Decision("a shape", "path.a", Status.PROVEN, "path.a", (), (), None)  # type: ignore[arg-type]
+    choice = Choice(decision, lambda *_: None, AttentionUse("decode", "path.a", "proven", []), False)
+    return LaunchFailed(choice, RuntimeError("Triton Error [CUDA]: out of memory"))
+
+
+@pytest.mark.parametrize(
+    ("error", "report"),
+    [
+        (
+            launch_failed(),
+            RankFailed(
+                "path.a could not be launched on rank 1 of 2: Triton Error [CUDA]: out of memory",
+                [("path.a", "a shape")],
+                False,
+            ),
+        ),
+        (torch.OutOfMemoryError("2 GiB"), RankFailed("out of memory on rank 1 of 2: 2 GiB", [], False)),
+        (
+            DeviceLost("path.c failed to launch", [("path.c", "a product")]),
+            RankFailed("on rank 1 of 2: path.c failed to launch", [("path.c", "a product")], False),
+        ),
+        (
+            RuntimeError("Triton Error [CUDA]: an illegal memory access was encountered\nmore"),
+            RankFailed(
+                "the device is lost on rank 1 of 2: Triton Error [CUDA]: an illegal memory access was encountered",
+                [],
+                True,
+            ),
+        ),
+        (
+            ValueError("no such page"),
+            RankFailed("rank 1 of 2 left a step that the others compute: no such page", [], False),
+        ),
+    ],
+)
+def test_a_rank_reports_why_it_ends(error: Exception, report: RankFailed) -> None:
+    assert report_of(error, 1, 2) == report
