@@ -16,7 +16,7 @@ class DeathCause(Enum):
     EXITED = "exited"
     KILLED = "killed"  # by a signal
     DEVICE = "device"  # it reported a lost device and exited
-    STALLED = "stalled"  # no heartbeat for too long; we killed it
+    STALLED = "stalled"  # no heartbeat, or no progress in a start, for too long; we killed it
     PROTOCOL = "protocol"  # it sent what no message is; we killed it
 
 

@@ -30,8 +30,9 @@ class Driver:
         return super().__getattribute__(name)
 
     def cuMemAlloc_v2(self, address: Any, size: ctypes.c_size_t) -> int:
-        address._obj.value = 1000 * (self._rank + 1) + size.value
-        self.held.add(address._obj.value)
+        own = 1000 * (self._rank + 1) + size.value
+        pointed(address, ctypes.c_uint64).value = own
+        self.held.add(own)
         return 0
 
     def cuMemsetD8_v2(self, address: ctypes.c_uint64, value: ctypes.c_ubyte, _: ctypes.c_size_t) -> int:
@@ -39,12 +40,13 @@ class Driver:
         return 0
 
     def cuIpcGetMemHandle(self, handle: Any, address: ctypes.c_uint64) -> int:
-        handle._obj.bytes = str(address.value).encode()
+        pointed(handle, ctypes.c_char * 64).value = str(address.value).encode()
         return 0
 
     def cuIpcOpenMemHandle_v2(self, address: Any, handle: Any, _: ctypes.c_uint) -> int:
-        address._obj.value = 100_000 + int(handle.bytes)
-        self.mapped.add(address._obj.value)
+        there = 100_000 + int(handle.bytes)
+        pointed(address, ctypes.c_uint64).value = there
+        self.mapped.add(there)
         return 0
 
     def cuIpcCloseMemHandle(self, address: ctypes.c_uint64) -> int:
@@ -54,6 +56,11 @@ class Driver:
     def cuMemFree_v2(self, address: ctypes.c_uint64) -> int:
         self.held.remove(address.value)
         return 0
+
+
+def pointed(reference: Any, kind: type[Any]) -> Any:
+    """Return what a reference points to."""
+    return ctypes.cast(reference, ctypes.POINTER(kind)).contents
 
 
 def main() -> None:

@@ -12,6 +12,7 @@ from kernels.collective.shape import CollectiveShape, Follows
 from kernels.row_buckets import CollectiveRows
 from kernels.shape import Dtype
 from qualification.decision.decision import Decision, Pairs, Status, decisions_of
+from qualification.measure.qualify import DeviceLost
 from server.engine.attention.dispatch import Dispatcher
 from server.engine.execution import followers
 from server.engine.follower import decided
@@ -49,3 +50,15 @@ def test_a_shape_without_a_path_moves_no_other_shape() -> None:
         with pytest.raises(NoPathError):
             ranks_table.run(Peers(1, 2), torch.zeros(1, 8), None, torch.zeros(1, 8))
     assert calls == ["le_128", "le_512"] * 2
+
+
+def test_a_sum_that_cannot_be_launched_names_its_path() -> None:
+    def run(_: Peers, __: Tensor, ___: AddNorm | None, ____: Tensor) -> None:
+        raise RuntimeError("too many resources requested for launch")
+
+    shape, path = SHAPES[0], replace(COLLECTIVE_PATHS[-1], name="of.le_16", run=run)
+    decision = Decision(shape, path.name, Status.PROVEN, path.name, (), (), None)
+    table = CollectiveTable({Follows.NOTHING: 1}, {shape: decision}, [path])
+    with pytest.raises(DeviceLost, match=r"of\.le_16 failed to launch") as lost:
+        table.run(Peers(1, 2), torch.zeros(1, 8), None, torch.zeros(1, 8))
+    assert lost.value.suspects == [("of.le_16", str(shape))]
