@@ -21,7 +21,7 @@ class LockedFolder:
     def __init__(self, make: Callable[[], Path], prefix: str, content: str) -> None:
         """Make the folder, and remove those of dead processes of this user beside it.
 
-        make     by mkdtemp, with `prefix`, behind which no other folder's name has eight letters and no more
+        make     makes it by mkdtemp, which adds eight characters to `prefix`
         content  name of the one file that it may hold
         Raises OSError.
         """

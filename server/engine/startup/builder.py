@@ -109,12 +109,9 @@ def build_engine(
     broken = quarantined | quarantine.pairs
     listener = listener or RankListener()
 
-    def keep(lost: DeviceLost) -> None:
-        if lost.suspects:
-            quarantine.add(lost.suspects, f"the device was lost at a start: {lost}")
-
     def on_failure(lost: DeviceLost) -> None:
-        keep(lost)
+        if lost.suspects:
+            quarantine.add(lost.suspects, f"it failed on another rank than the first: {lost}")
         listener.on_failure(lost)
 
     def build(unshared: str | None) -> BuiltEngine:
@@ -143,7 +140,8 @@ def build_engine(
     try:
         return build_or_without_peer_memory(build, settings)
     except DeviceLost as error:
-        keep(error)
+        if error.suspects:
+            quarantine.add(error.suspects, f"the device was lost at a start: {error}")
         raise
 
 

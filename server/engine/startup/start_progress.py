@@ -24,7 +24,8 @@ class StartProgress:
         self._stage = "starting"
         self._num_noted = 0
         self._ended = threading.Event()
-        threading.Thread(target=self._run, name="start-progress", daemon=True).start()
+        self._thread = threading.Thread(target=self._run, name="start-progress", daemon=True)
+        self._thread.start()
 
     def note(self, stage: str) -> None:
         """Something was done, and this is next."""
@@ -32,8 +33,9 @@ class StartProgress:
         self._num_noted += 1
 
     def end(self) -> None:
-        """Tell nothing any more."""
+        """Tell nothing any more, from this call's return on."""
         self._ended.set()
+        self._thread.join()
 
     def _run(self) -> None:
         told = None

@@ -33,6 +33,7 @@ from server.protocol.messages import (
     SamplingParams,
     ShadowReport,
     Shutdown,
+    StartBeat,
     StepOutput,
     Submit,
     ToEngine,
@@ -249,8 +250,10 @@ def test_shutdown_ends_the_loop_at_once() -> None:
 
 
 def serve_with(settings: Settings) -> tuple[int, list[FromEngine]]:
+    """Return the exit status and what was sent, but for what follows the clock."""
     sent: list[FromEngine] = []
-    return serve(inbox_of(Configure(settings, []), Shutdown()), sent.append), sent
+    status = serve(inbox_of(Configure(settings, []), Shutdown()), sent.append)
+    return status, [message for message in sent if not isinstance(message, StartBeat)]
 
 
 def test_without_proof_refuse_says_which_shape_and_why(tiny_llama: TinyLlama, tmp_path: Path) -> None:
