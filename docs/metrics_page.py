@@ -78,7 +78,7 @@ def families() -> tuple[Declaration, ...]:
 
 
 def vllm_families() -> tuple[Declaration, ...]:
-    """Those that `--metrics-compat vllm` adds."""
+    """Metrics that `--metrics-compat vllm` adds."""
     return Metrics("model", CollectorRegistry(), version="0", has_vllm_names=True).vllm_declarations
 
 
@@ -97,7 +97,7 @@ def metrics_table(declared: tuple[Declaration, ...]) -> str:
 
 
 def labels_table() -> str:
-    """Each label, where it is used, and its values."""
+    """Table of each label, where it is used, and its values."""
     used: dict[tuple[str, str], list[str]] = {}
     for family in families():
         for label in family.labels:

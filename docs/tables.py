@@ -54,7 +54,7 @@ def buckets_table() -> str:
 
 
 def fields_table(**models: type[RequestModel]) -> str:
-    """What becomes of every field of these requests, each under its route's name; empty where it is unknown."""
+    """Table of every field of these requests and its treatment under each route; empty where it is unknown."""
     verdicts: dict[tuple[str, str], dict[str, str]] = {}  # by field and note: a field may differ between routes
     refused: dict[tuple[str, str], dict[str, str]] = {}
     for route, model in models.items():

@@ -150,7 +150,7 @@ def _asked(
 
 
 class KnownCall:
-    """Calls of one form whose arguments are valid, and this path computes them.
+    """Calls of one form: their arguments are valid, and this path computes them.
 
     prepare      makes launches of such calls; None where the path's `run` makes them each time
     max_context  what the page table can name

@@ -93,7 +93,7 @@ def hbm_bytes_of(shape: AnyShape, num_queries: int, num_keys: int) -> tuple[int,
 
 
 def is_bound_by_memory(shape: AnyShape) -> bool:
-    """Whether its speed is told in bytes a second: attention's decode, and products of up to 128 rows."""
+    """Return whether its speed is given in bytes a second: attention's decode, and products of up to 128 rows."""
     if isinstance(shape, AttentionShape):
         return shape.phase is Phase.DECODE
     return shape.rows.hi is not None and shape.rows.hi <= _FEW_ROWS

@@ -97,7 +97,7 @@ class OperatorPath(Generic[LimitsT, RunT]):
     refused: Rejection | None = None
 
     def serves(self, shape: AnyShape) -> bool:
-        """Whether it is made for shapes of this kind, were no limit in the way."""
+        """Return whether the path is made for shapes of this kind, were no limit in the way."""
         return operator_of(shape) is self.operator
 
     def rejects(self, shape: AnyShape, fingerprint: Fingerprint) -> tuple[Rejection, ...]:
@@ -153,7 +153,7 @@ class KernelPath(OperatorPath[Limits, RunAttention]):
     prepare: "Prepare | None" = None
 
     def serves(self, shape: AnyShape) -> bool:
-        """Whether it is made for attention of this phase."""
+        """Return whether the path is made for attention of this phase."""
         return isinstance(shape, AttentionShape) and shape.phase in self.limits.phases
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def write_whole(file: Path, content: bytes, *, mode: int = 0o644) -> None:
-    """Over an older one, in a folder that is made where there is none. Raises OSError, and leaves nothing behind.
+    """Write a file over an older one, in a folder that is made if need be. Raises OSError, and leaves nothing behind.
 
     By a file of a name of its own: servers in containers, which may share the folder, have the same process id.
     """

@@ -133,7 +133,7 @@ class PromptTooLong(RequestError):
 
 
 class Unauthorized(RequestError):
-    """There is no key, or it is not valid here."""
+    """No key, or one that is not valid here."""
 
     status = 401
     type = "authentication_error"
@@ -149,7 +149,7 @@ class Forbidden(RequestError):
 
 
 class NotFound(RequestError):
-    """There is nothing of this name."""
+    """No resource of this name."""
 
     status = 404
     type = "not_found_error"
@@ -220,7 +220,7 @@ class UnsupportedMediaType(RequestError):
 
 
 class HeadersTooLarge(RequestError):
-    """There are too many headers, or they are too large."""
+    """Too many headers, or headers that are too large."""
 
     status = 431
     code = "headers_too_large"

@@ -53,7 +53,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(scope="module")
 def interpreter() -> Iterator[None]:
-    """Without a GPU, make the machine under test Triton's interpreter for a module's tests."""
+    """Make the machine under test Triton's interpreter for a module's tests, where there is no GPU."""
     if torch.cuda.is_available():
         yield
         return

@@ -1,4 +1,4 @@
-"""What a scrape of a registry shows, read by the client library."""
+"""Scrapes of a registry, read by the client library."""
 
 from collections.abc import Mapping
 
@@ -14,7 +14,7 @@ def scraped(registry: CollectorRegistry) -> list[Metric]:
 
 
 def scraped_value(registry: CollectorRegistry, name: str, labels: Mapping[str, str] | None = None) -> float | None:
-    """Of the sample with exactly these labels; None where there is none."""
+    """Return the value of the sample with exactly these labels; None where there is none."""
     for family in scraped(registry):
         for sample in family.samples:
             if sample.name == name and sample.labels == dict(labels or {}):

@@ -1,4 +1,4 @@
-"""What the documents say is so: tables, links, commands, endpoints and exit codes."""
+"""Truth of the documents: tables, links, commands, endpoints and exit codes."""
 
 import argparse
 import importlib.util
@@ -64,7 +64,7 @@ def test_edited_table_is_noticed(tables: ModuleType) -> None:
 
 
 def anchors_of(text: str) -> set[str]:
-    """Of its headings, as GitHub names them: the second of one name ends in -1."""
+    """Return the anchors of headings, as GitHub names them: the second of one name ends in -1."""
     outside = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
     seen: Counter[str] = Counter()
     found = set()
@@ -156,7 +156,7 @@ def test_variables_are_settings() -> None:
 
 
 def flags_of(parser: argparse.ArgumentParser, name: str = "hallmark") -> dict[str, set[str]]:
-    """Of each command, by its full name."""
+    """Return the flags of each command, by its full name."""
     found = {name: {flag for action in options_of(parser) for flag in action.option_strings}}
     for word, inner in commands_of(parser).items():
         found |= flags_of(inner, f"{name} {word}")

@@ -226,7 +226,7 @@ def test_the_rule_refuses_a_bad_snippet(rule: Callable[[Sources], list[str]], sn
 
 
 def private_imports(sources: Sources) -> list[str]:
-    """What ruff's SLF001 does not see: `from module import _name`."""
+    """List what ruff's SLF001 does not see: `from module import _name`."""
     return [
         f"{path}:{node.lineno} imports {alias.name}"
         for path, text in sources.items()
@@ -276,6 +276,6 @@ def test_a_file_that_needs_torch_is_caught() -> None:
 
 
 def test_the_other_package_named_kernels_is_not_installed() -> None:
-    """It would shadow or be shadowed by our kernels/, and transformers changes its behaviour where it finds it."""
+    """The package would shadow our kernels/ or be shadowed, and transformers behaves otherwise where it finds it."""
     with pytest.raises(importlib.metadata.PackageNotFoundError):
         importlib.metadata.distribution("kernels")

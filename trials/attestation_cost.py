@@ -1,4 +1,4 @@
-"""What attestation costs a server under load: tokens a second with many attestations beside few, in turn, in one run.
+"""Cost of attestation to a server under load: tokens a second with many attestations beside few, in turn, in one run.
 
 python trials/attestation_cost.py --out docs/benchmarks/attestation.json -- --model DIR --load-format dummy
 

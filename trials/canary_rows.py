@@ -70,7 +70,7 @@ if "server.engine.process" in sys.orig_argv:
 
 @dataclass(frozen=True)
 class Trace:
-    """What is sent, and the bucket whose prompts are slowed down."""
+    """Requests that are sent, and the bucket whose prompts are slowed down."""
 
     lengths: tuple[int, ...]
     buckets: tuple[str, ...]
@@ -191,14 +191,14 @@ def write(out: Path, machine: dict[str, Any], command: str, rows: list[dict[str,
 
 
 def itself(right: Server, trace: Trace, place: Path, what: str) -> tuple[bool, dict[str, Any]]:
-    """Whether a server passes against itself, and the row."""
+    """Return whether a server passes against itself, and the row."""
     row = canary(right, right, trace, place / "itself", "--exact")
     is_right = row["exit_code"] == 0 and outcomes(row) == dict.fromkeys(trace.buckets, "pass")
     return is_right, {"run": f"itself, {what}", **row}
 
 
 def slower(right: Server, slow: Server, trace: Trace, place: Path, what: str) -> tuple[bool, dict[str, Any]]:
-    """Whether the slower build fails in its bucket, and in no other; and the row."""
+    """Return whether the slower build fails in its bucket, and in no other; and the row."""
     planted = set_wait(slow, place / "slow" / "wait", trace.slowed_length)
     row = canary(slow, right, trace, place / "slower")
     expected = dict.fromkeys(trace.buckets, "pass") | {trace.slowed_bucket: "fail"}

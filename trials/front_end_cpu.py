@@ -1,4 +1,4 @@
-"""What the API's process computes for a token and for a request, beside an engine that answers at once.
+"""CPU time of the API's process for a token and for a request, beside an engine that answers at once.
 
 python trials/front_end_cpu.py --before OLDER_CHECKOUT --out docs/benchmarks/front-end-cpu.json
 
@@ -351,7 +351,7 @@ def summary(samples: Sequence[Sample]) -> list[dict[str, Any]]:
 
 
 def ratios(samples: Sequence[Sample]) -> dict[str, float]:
-    """After over before, of the least CPU time: what else the machine does only adds to it."""
+    """Return after over before, of the least CPU time: what else the machine does only adds to it."""
     least = {
         key: min(it.cpu_us for it in samples if (it.server, it.load) == key)
         for key in {(it.server, it.load) for it in samples}

@@ -1,4 +1,4 @@
-"""How well and at what cost grammars bind answers: a program, run by hand; its results are in docs/benchmarks.
+"""Quality and cost of answers bound by grammars: a program, run by hand; its results are in docs/benchmarks.
 
     python trials/measure_grammars.py suite FOLDER...     the JSON Schema test suite, `npm pack` of it
     python trials/measure_grammars.py random URL NUM      random schemas against a running server

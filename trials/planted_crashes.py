@@ -130,7 +130,7 @@ def illegal_access(server: Server, folder: Path) -> Found:
 
 
 def _serving(server: Server, on_disk: list[tuple[str, str, str]]) -> dict[str, object]:
-    """What serves the shapes now."""
+    """Return what serves the shapes now."""
     shapes = {shape for _, shape, _ in on_disk}
     rows = [row for row in server.plan() if row["shape"] in shapes]
     return {"serves_now": {row["shape"]: [row["path"], row["fallback_reasons"]] for row in rows}}

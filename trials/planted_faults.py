@@ -43,7 +43,7 @@ from qualification.decision.decision import Policy
 
 
 class Ledger:
-    """What was seen so far, on disk."""
+    """Record on disk of what was seen so far."""
 
     def __init__(self, out: Path | None, place: Place) -> None:
         machine = asdict(place.fingerprint) | {"device": place.fingerprint.device.value}
@@ -71,7 +71,7 @@ class Ledger:
 
 
 def upgrade(place: Place, ledger: Ledger) -> None:
-    """A model nobody proved."""
+    """A model without a proof."""
     with ExitStack() as stack:
         refused, degraded = (stack.enter_context(upgraded(place, it)) for it in (Policy.REFUSE, Policy.DEGRADE))
         ledger.look("head dim 320 under refuse", partial(refused_upgrade, refused))
@@ -80,7 +80,7 @@ def upgrade(place: Place, ledger: Ledger) -> None:
 
 
 def service(place: Place, ledger: Ledger) -> None:
-    """What breaks while it serves."""
+    """Faults that break a server while it serves."""
     with fused(place) as (server, fuse):
         ledger.look("a kernel that cannot be launched, in service", partial(failed_launch, server, fuse))
         ledger.look("an illegal access, in service", partial(illegal_access, server, fuse))

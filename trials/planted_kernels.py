@@ -72,7 +72,7 @@ class Place:
 
 
 def wrong_kernels(place: Place) -> Iterator[tuple[str, Callable[[], Found]]]:
-    """Each fault of `qualification/measure/planted_faults.py`, in every dtype and phase in which it shows."""
+    """Yield each fault of `qualification/measure/planted_faults.py`, in every dtype and phase in which it shows."""
     inputs = {
         shape: (list(cases(shape, place.device, seed=0)), References())
         for dtype in place.dtypes
@@ -184,7 +184,7 @@ def _waiting(wait_us: float, place: Place) -> Callable[[], None]:
 
 
 def math_behind_a_mask(place: Place) -> Found:
-    """What PyTorch takes for grouped heads under a mask where nobody pins it, and that a pinned path cannot hide it."""
+    """Check PyTorch's choice for grouped heads under a mask where it is not pinned, and that a pin cannot hide it."""
     shape = replace(_served(place, Phase.PREFILL), query_bucket=Bucket.LE_512, context_bucket=Bucket.LE_512, window=100)
     pinned = "sdpa.efficient" if place.is_cuda else "sdpa.cpu"
     inputs = list(islice(cases(shape, place.device, seed=0), 2))

@@ -19,7 +19,7 @@ Checks = tuple[Check, ...]
 
 
 def wrong_products(place: Place) -> Iterator[tuple[str, Callable[[], Found]]]:
-    """Each fault of both operators, in every dtype and shape in which it shows; and right products, which must pass."""
+    """Yield each fault of both operators, in every dtype and shape in which it shows; and right products, to pass."""
     for fault in LinearFault:
         yield f"wrong product: {fault.value}", partial(_product, fault, place)
     for expert_fault in ExpertsFault:

@@ -1,4 +1,4 @@
-"""Faults around kernels, planted: a path that lies, evidence of another stack, a broken file, a model nobody proved."""
+"""Faults around kernels, planted: a path that lies, evidence of another stack, a broken file, an unproven model."""
 
 import gc
 import json

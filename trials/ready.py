@@ -22,7 +22,7 @@ def wait_ready(process: "subprocess.Popen[bytes]", url: str, log_file: Path, tim
 
 
 def status_of(url: str) -> int | None:
-    """None while nobody answers."""
+    """Return the status; None while no server answers."""
     try:
         return httpx.get(url, timeout=10).status_code
     except httpx.TransportError:

@@ -71,7 +71,7 @@ class Server:
         return openai.OpenAI(base_url=self.url + "/v1", api_key="none", max_retries=0, timeout=120)
 
     def status_of(self, path: str) -> int | None:
-        """None while nobody answers."""
+        """Return the status; None while no server answers."""
         return status_of(self.url + path)
 
     def wait_ready(self) -> None:

@@ -134,7 +134,7 @@ class Traffic:
 
 
 async def answer_to(client: httpx.AsyncClient, url: str, job: Job) -> int | str:
-    """What became of the request: the status where it is not a stream's, STREAMED, LEFT, or what went wrong."""
+    """Return the request's outcome: the status where it is not a stream's, STREAMED, LEFT, or what went wrong."""
     content = job.body if isinstance(job.body, bytes) else json.dumps(job.body).encode()
     request = client.build_request(
         "POST", url + job.path, content=content, headers={"content-type": "application/json"}

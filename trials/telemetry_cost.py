@@ -1,4 +1,4 @@
-"""What telemetry costs: tokens a second with everything on (traces to a collector, JSON logs, scrapes) beside
+"""Cost of telemetry: tokens a second with everything on (traces to a collector, JSON logs, scrapes) beside
 a server without metrics, traces and scrapes; rounds in turn, on one machine, in one run.
 
 python trials/telemetry_cost.py --rounds 6 --streams 64 --tokens 128 -- [flags of hallmark serve]

@@ -172,7 +172,7 @@ def head() -> dict[str, object]:
 
 @dataclass
 class Checks:
-    """What was found, printed at once: a run that is cut off has said what it saw."""
+    """Results, printed at once: a run that is cut off has said what it saw."""
 
     found: list[dict[str, object]] = field(default_factory=list)
 

@@ -1,4 +1,4 @@
-"""What other programs do on this machine while a gate measures: the cores that they take, and a wait for less."""
+"""Load of other programs on this machine while a gate measures: the cores that they take, and a wait for less."""
 
 import os
 import time

@@ -15,7 +15,7 @@ _PROMPT_TOKENS, _NEW_TOKENS = 32, 8
 
 @dataclass(slots=True)
 class Steady:
-    """What became of the requests."""
+    """Outcomes of the requests."""
 
     num_sent: int = 0
     lost: list[str] = field(default_factory=list)  # what went wrong, one line each

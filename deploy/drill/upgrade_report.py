@@ -1,4 +1,4 @@
-"""What each gate of the upgrade drill said, what it had to say, and what became of the stable server."""
+"""Report of the upgrade drill: each gate's verdict beside the expected one, and the stable server's answers."""
 
 import json
 from collections.abc import Sequence, Set
@@ -64,7 +64,7 @@ class Drilled:
 
     @property
     def is_stable_whole(self) -> bool:
-        """Whether the stable server answered every request, always with the same text."""
+        """Return whether the stable server answered every request, always with the same text."""
         return not self.stable.lost and len(self.stable.answers) == 1
 
     @property

@@ -1,4 +1,4 @@
-"""Which replica a request should go to: the one that has computed the beginning of its prompt before."""
+"""Choice of a request's replica: the one that has computed the beginning of its prompt before."""
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence

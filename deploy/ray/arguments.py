@@ -21,7 +21,7 @@ _MAX_S = 86_400.0
 
 
 class Arguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What the application is built from.
+    """Arguments that the application is built from.
 
     settings         by field name, as texts, numbers or truth values
     hold_s           how long a request waits at a replica whose engine restarts, before another replica is tried

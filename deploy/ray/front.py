@@ -1,4 +1,4 @@
-"""What stands before Ray's proxy, in its process: nothing is lost with a replica, and the limits of our own server.
+"""Front of Ray's proxy, in its process: nothing is lost with a replica, and our own server's limits hold.
 
 Ray's proxy loads it where RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH is `deploy.ray.front:middlewares`; `up.py` sets it.
 
@@ -359,7 +359,7 @@ def _ids(scope: Scope) -> dict[str, str]:
 
 
 def _without_doubles(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """Without the second X-Request-Id, which Ray adds behind the replica's."""
+    """Drop the second X-Request-Id, which Ray adds behind the replica's."""
     seen: set[bytes] = set()
     kept = []
     for name, value in headers:

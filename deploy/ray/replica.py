@@ -1,4 +1,4 @@
-"""What a replica adds around the application: ready only with its engine, and requests held while that restarts."""
+"""Replica around the application: ready only with its engine, and requests held while that restarts."""
 
 import asyncio
 import time
@@ -66,7 +66,7 @@ class Replica:
 
 
 class Health:
-    """Whether Ray is to replace this replica, by what /livez and /readyz say."""
+    """Health for Ray, by /livez and /readyz: whether this replica is to be replaced."""
 
     def __init__(self, edge: Edge, *, replace_after_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         """`replace_after_s`: how long the engine may be unready. `clock` is monotonic, in seconds."""

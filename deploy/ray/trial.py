@@ -52,7 +52,7 @@ def free_port() -> int:
 
 @dataclass
 class Tally:
-    """What became of the requests of one phase."""
+    """Outcomes of the requests of one phase."""
 
     plain: Counter[str] = field(default_factory=Counter)
     streams: Counter[str] = field(default_factory=Counter)
@@ -529,7 +529,7 @@ async def shut_down(fleet: Fleet) -> dict[str, Any]:
 
 
 def bad_input(folder: Path) -> dict[str, Any]:
-    """Each with its exit code and what it printed."""
+    """Start with each bad input; return its exit code and what it printed."""
     text = (HERE / "hallmark.yaml").read_text()
     changes = {
         "an unknown setting": ("admin_port: 0", "max_num_seq: 3"),

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from kernels.linear.cublaslt import Algorithm, CublasLt, Product
 from kernels.linear.fallbacks import MatmulFallback, MatmulFallbacks
-from kernels.linear.tuned import ChosenProduct, multiply_by_torch
+from kernels.linear.tuned import TunedProduct, multiply_by_torch
 from kernels.whole_file import write_whole
 
 logger = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ Measured = dict[int, Algorithm | MatmulFallback | None]
 Measure = Callable[[CublasLt, Sequence[Tensor], torch.dtype, Sequence[int]], Measured]
 
 
-class Chooser:
+class Autotuner:
     """The algorithms of one stack, whose file name must be unique, and one version of the library."""
 
     def __init__(self, library: CublasLt, file: Path, *, measure: Measure | None = None) -> None:
@@ -47,7 +47,7 @@ class Chooser:
         self._measure = measure or _choose
         self._stored: dict[str, Choices] = _read(file, library.version)
 
-    def product(self, weights: Sequence[Tensor], dtype_out: torch.dtype, sizes: Sequence[int]) -> ChosenProduct:
+    def product(self, weights: Sequence[Tensor], dtype_out: torch.dtype, sizes: Sequence[int]) -> TunedProduct:
         """Return the tuned product of weights of one shape on one GPU; a few suffice. sizes: numbers of rows."""
         size_out, size_in = weights[0].shape
         dtypes = weights[0].dtype, dtype_out
@@ -59,7 +59,7 @@ class Chooser:
             stored |= {size: choice for size, choice in measured.items() if size not in stored}
             self._write()
         algorithms = {size: stored.get(size) for size in sizes}
-        return ChosenProduct(self._library, (size_out, size_in), dtypes, algorithms, self.fallbacks)
+        return TunedProduct(self._library, (size_out, size_in), dtypes, algorithms, self.fallbacks)
 
     def _chosen(self, measured: Measured, shape: tuple[int, int]) -> Choices:
         """Return the algorithms to store. Sizes left to PyTorch are not: every start measures and logs them."""

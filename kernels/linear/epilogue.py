@@ -1,10 +1,10 @@
-"""What happens to a product's sums before they are stored. Torch-free."""
+"""Operations on a product's sums before they are stored. Torch-free."""
 
 from enum import Enum
 
 
 class Epilogue(Enum):
-    """What happens to a product's sums before they are stored."""
+    """Operation on a product's sums before they are stored."""
 
     NONE = "none"  # rounded to the dtype of x
     SWIGLU = "swiglu"  # silu(gate) * up, of a weight whose rows are those of the gate, then as many of up

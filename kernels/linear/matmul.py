@@ -9,7 +9,7 @@ from torch import Tensor
 from kernels.fused.activation import swiglu
 from kernels.launch import is_interpreted, triton_version
 from kernels.linear.tilings import ROW_COUNTS, WIDE_ROW_COUNTS, SkinnyTiling, WideTiling, tiling_for
-from kernels.linear.tuned import ChosenProduct
+from kernels.linear.tuned import TunedProduct
 from kernels.processors import num_processors
 
 _HOPPER = (9, 0)
@@ -20,7 +20,7 @@ def linear(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
-    chosen: ChosenProduct | None = None,
+    chosen: TunedProduct | None = None,
 ) -> Tensor:
     """x [M, K] @ weight^T + bias: [M, N] of x's dtype.
 
@@ -40,7 +40,7 @@ def linear_fp32(
     x: Tensor,
     weight: Tensor,
     out: Tensor | None = None,
-    chosen: ChosenProduct | None = None,
+    chosen: TunedProduct | None = None,
 ) -> Tensor:
     """x [M, K] @ weight^T in fp32, as `linear` otherwise; in `out` [M, N], contiguous, where it is given."""
     if out is None and not x.is_cuda:
@@ -61,7 +61,7 @@ def linear_swiglu(
     x: Tensor,
     gate_up: Tensor,
     bias: Tensor | None = None,
-    chosen: ChosenProduct | None = None,
+    chosen: TunedProduct | None = None,
 ) -> Tensor:
     """silu(gate) * up of [gate, up] = x [M, K] @ gate_up [2 * N, K]^T + bias: [M, N], as `linear` otherwise.
 

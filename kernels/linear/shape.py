@@ -11,7 +11,7 @@ from kernels.shape import Dtype
 
 
 class WeightFormat(Enum):
-    """How a weight is stored."""
+    """Storage format of a weight."""
 
     PLAIN = "plain"  # [out, in] in the dtype of x, rows contiguous
 

@@ -14,7 +14,7 @@ _MOST_EXACT, _MOST_FINE = 1024, 2048  # rows
 _TILE = 128  # rows that a program takes at least, of so many
 
 
-class ChosenProduct:
+class TunedProduct:
     """x @ weight^T for every weight [size_out, size_in] of one shape, dtype and device."""
 
     def __init__(

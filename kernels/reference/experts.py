@@ -82,7 +82,7 @@ def _judge_expert(
     rounding: Rounding,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Of x [n, H] fp64: (result, the most that roundings inside add, the sum of their squares, variance in fp32 / u^2).
+    """Return of x [n, H] fp64: result, most that roundings inside add, sum of their squares, variance in fp32 / u^2.
 
     Each [n, H] fp64.
     """

@@ -13,12 +13,12 @@ _NAME_LENGTH = 120  # of a name in a report: templates go to thousands
 
 
 class TimeClass(Enum):
-    """What is known of a kernel. The first two explain its time."""
+    """Class of a kernel by what is known of it. The first two explain its time."""
 
     EVIDENCE = "evidence"  # an operator's, and named by evidence that holds
     NAMED = "named"  # small, and in the list of those that need no proof
     UNPROVEN = "unproven"  # an operator's, without evidence that holds
-    UNEXPLAINED = "unexplained"  # nobody named it
+    UNEXPLAINED = "unexplained"  # no list names it
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +40,8 @@ def explain(seconds: Mapping[str, float], proven: Mapping[str, Collection[str]])
     """Sort `seconds` by whole kernel names. `proven`: of operators, the short names that valid evidence has."""
     of_class: dict[TimeClass, dict[str, float]] = {it: {} for it in TimeClass}
     for name, time in seconds.items():
-        found, shown = of_class[class_of(name, proven)], plain_name(name)[:_NAME_LENGTH]
-        found[shown] = found.get(shown, 0.0) + max(time, 0.0)
+        found, short_name = of_class[class_of(name, proven)], plain_name(name)[:_NAME_LENGTH]
+        found[short_name] = found.get(short_name, 0.0) + max(time, 0.0)
     return Explanation(
         {it: sum(found.values()) for it, found in of_class.items()},
         _longest(of_class[TimeClass.UNPROVEN]),

@@ -19,7 +19,7 @@ VALID = frozenset({Status.PROVEN, Status.PROVISIONAL})  # evidence that holds
 
 @dataclass(frozen=True, slots=True)
 class OperatorPromises:
-    """What the decisions for one operator's shapes may launch: where evidence holds, and where it does not."""
+    """Kernels that the decisions for one operator's shapes may launch, with and without evidence that holds."""
 
     held: tuple[Promise, ...]
     unheld: tuple[Promise, ...]
@@ -57,7 +57,7 @@ def operator_promises(
 
 @dataclass(frozen=True, slots=True)
 class OperatorMismatch:
-    """Kernels of a step that are not as promised of an operator. `path`: to blame; None where that cannot be told."""
+    """Kernels of a step that are not as promised of an operator. `path`: to blame; None where that is unknown."""
 
     path: str | None
     operator: Operator
@@ -67,7 +67,7 @@ class OperatorMismatch:
 def operator_mismatches(promised: Iterable[tuple[AnyPath, Promise]], seen: Collection[str]) -> list[OperatorMismatch]:
     """Compare the kernels of a step with the promises of the paths that serve its products.
 
-    Only kernels of this project's own are compared: each of a measured promise ran, and none ran that nobody promised.
+    Only kernels of this project's own are compared: each of a measured promise ran, and none ran without a promise.
     Which kernels a library launches depends on more than a shape; what of theirs no evidence names is reported as time
     that is not proven.
     """

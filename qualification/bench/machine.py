@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from qualification.measure.ceilings import Ceilings
 
-RESULTS = Path("hallmark-bench")  # the folder, in the current one, that a bench writes into unless told otherwise
+RESULTS = Path("hallmark-bench")  # the folder, in the current one, that a bench writes into without `--out-dir`
 _H200_TFLOPS, _H200_TBS = 790.0, 4.2  # the best bf16 8192^3 product and device copy measured on one
 _ROOT = Path(__file__).resolve().parent.parent.parent
 

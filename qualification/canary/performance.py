@@ -208,7 +208,7 @@ def _warm_up(clients: Mapping[str, LoadClient], lengths: Sequence[int], rules: R
 
 
 def _judge_bucket(bucket: str, baseline: Times, candidate: Times, rules: Rules, *, is_paired: bool) -> Verdict:
-    slow, unsure, shown = [], [], []
+    slow, unsure, compared = [], [], []
     for what, ours, theirs in (
         ("TTFT", candidate.ttft_s, baseline.ttft_s),
         ("token", candidate.tpot_s, baseline.tpot_s),
@@ -226,20 +226,20 @@ def _judge_bucket(bucket: str, baseline: Times, candidate: Times, rules: Rules, 
                 f"{_needed(rules, is_paired=is_paired)} are needed"
             )
             continue
-        shown.append(_shown(what, ours, theirs, bounds, rules, is_paired=is_paired))
+        compared.append(_comparison(what, ours, theirs, bounds, rules, is_paired=is_paired))
         if bounds.lo > rules.max_slowdown:
             slow.append(f"{what} is surely more than {rules.max_slowdown:g}x the baseline's")
         elif bounds.hi > rules.max_slowdown:
             counts = f"{len(ours)} samples here and {len(theirs)} of the baseline"
             unsure.append(f"{what}: {counts} do not show whether it is more than {rules.max_slowdown:g}x")
-    detail = "; ".join(shown) or "nothing measured"
+    detail = "; ".join(compared) or "nothing measured"
     if slow:
         return Verdict(Stage.PERFORMANCE, Outcome.FAIL, detail, tuple(slow), bucket)
     outcome = Outcome.NO_DATA if unsure else Outcome.PASS
     return Verdict(Stage.PERFORMANCE, outcome, detail, tuple(unsure), bucket)
 
 
-def _shown(
+def _comparison(
     what: str, ours: Sequence[float], theirs: Sequence[float], bounds: Interval, rules: Rules, *, is_paired: bool
 ) -> str:
     """Format both medians and the interval of the slowdown by which the bucket is judged."""

@@ -13,7 +13,16 @@ from kernels.whole_file import write_whole
 from qualification.common.flags import add_command, count
 from qualification.common.progress import ProgressLine
 from qualification.exit_code import ExitCode
-from qualification.measure.ptx import Collected, Pair, PtxError, chosen, collect, differences, pairs_of, read_collected
+from qualification.measure.ptx import (
+    Collected,
+    Pair,
+    PtxError,
+    collect,
+    differences,
+    pairs_of,
+    read_collected,
+    selected_pairs,
+)
 
 OURS = Path(__file__).resolve().parent.parent.parent
 
@@ -54,13 +63,13 @@ def run(args: argparse.Namespace) -> ExitCode:
 
 
 def _write(args: argparse.Namespace) -> ExitCode:
-    pairs = chosen(pairs_of(args.checkout), args.paths, args.limit)
+    pairs = selected_pairs(pairs_of(args.checkout), args.paths, args.limit)
     if not pairs:
         return _nothing(args.checkout)
     collected = _collected(args.checkout, pairs, args)
     write_whole(args.out, msgspec.json.format(msgspec.json.encode(collected), indent=1) + b"\n")
     _print(f"{args.out}: {len(collected.variants)} kernels of {len(pairs)} pairs")
-    return _told_failures(args.checkout, collected)
+    return _print_failures(args.checkout, collected)
 
 
 def _compare(args: argparse.Namespace) -> ExitCode:
@@ -71,7 +80,7 @@ def _compare(args: argparse.Namespace) -> ExitCode:
     if known and (args.paths or args.limit):
         raise PtxError(f"--paths and --limit choose from matrices: {next(iter(known))} has its own list of shapes")
     if not known:
-        asked = [chosen({pair for place in places for pair in pairs_of(place)}, args.paths, args.limit)]
+        asked = [selected_pairs({pair for place in places for pair in pairs_of(place)}, args.paths, args.limit)]
     if asked[0] != asked[-1]:
         raise PtxError(f"{args.before} and {args.after} were collected for different pairs: collect both again")
     if not asked[0]:
@@ -85,7 +94,7 @@ def _compare(args: argparse.Namespace) -> ExitCode:
     found = differences(before, after)
     for what, variant in found:
         _print(f"{what:<8} {variant}")
-    codes = [_told_failures(*side) for side in zip(places, (before, after), strict=True)]
+    codes = [_print_failures(*side) for side in zip(places, (before, after), strict=True)]
     code = max(*codes, ExitCode.NUMERICS if found else ExitCode.PASS)
     tally = Counter(what for what, _ in found)
     result = f"{tally['differs']} differ, {tally['new']} new, {tally['gone']} gone" if found else "no difference"
@@ -102,7 +111,7 @@ def _collected(checkout: Path, pairs: list[Pair], args: argparse.Namespace) -> C
         line.close()
 
 
-def _told_failures(place: Path, collected: Collected) -> ExitCode:
+def _print_failures(place: Path, collected: Collected) -> ExitCode:
     for pair, error in collected.failed.items():
         _print(f"failed   {place}: {pair}: {error}")
     return ExitCode.ENVIRONMENT if collected.failed else ExitCode.PASS

@@ -29,26 +29,26 @@ class WorkerReport(msgspec.Struct, frozen=True):
 def main() -> None:
     job = msgspec.json.decode(sys.stdin.buffer.readline(), type=WorkerJob)
     client = LoadClient(job.target, timeout_s=job.timeout_s)
-    last_told = 0.0
+    reported_at = 0.0
 
     def progress(num_ended: int) -> None:
-        nonlocal last_told
-        if time.monotonic() - last_told >= _REPORT_INTERVAL_S:
-            last_told = time.monotonic()
-            _tell(WorkerReport(num_ended))
+        nonlocal reported_at
+        if time.monotonic() - reported_at >= _REPORT_INTERVAL_S:
+            reported_at = time.monotonic()
+            _send(WorkerReport(num_ended))
 
     def started_at() -> float:
-        _tell(WorkerReport(0))
+        _send(WorkerReport(0))
         return float(msgspec.json.decode(sys.stdin.buffer.readline(), type=float))
 
     try:
         result = client.execute(client.drive(client.prepare(job.requests), started_at, progress))
     finally:
         client.close()
-    _tell(WorkerReport(len(job.requests), result))
+    _send(WorkerReport(len(job.requests), result))
 
 
-def _tell(report: WorkerReport) -> None:
+def _send(report: WorkerReport) -> None:
     sys.stdout.buffer.write(msgspec.json.encode(report) + b"\n")
     sys.stdout.buffer.flush()
 

@@ -85,5 +85,5 @@ def _run_case(run: RunOnRanks, case: CollectiveCase) -> tuple[Tensor, AddNorm | 
 
 
 def copied(follows: AddNorm | None) -> AddNorm | None:
-    """With a residual of its own, which the call writes to."""
+    """Return a copy with a residual of its own, which the call writes to."""
     return None if follows is None else replace(follows, residual=follows.residual.clone())

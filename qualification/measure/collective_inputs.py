@@ -21,7 +21,7 @@ NAMES = ("fewest", "most", "few again", "cancelling", "order", "one large", "bor
 
 @dataclass(frozen=True, slots=True)
 class CollectiveCase:
-    """What the ranks put in, which each of them makes for itself from the seed.
+    """Inputs of the ranks, which each of them makes for itself from the seed.
 
     parts    [ranks, rows, columns]
     follows  None where nothing follows; its residual is as before the call

@@ -57,11 +57,11 @@ class CollectiveTrial:
         return check_collective(run, collective_cases(shape, device, seed=seed))
 
     def timed_call(self, shape: CollectiveShape, run: Any, device: torch.device, *, seed: int) -> tuple[Call, int]:
-        """On the most rows. What is written is read again: of sums that grow only the time is of interest."""
+        """Time the most rows. What is written is read again: of sums that grow only the time is of interest."""
         return _call(run, collective_case(shape, "most", device, seed=seed)), 1
 
     def profiled_calls(self, shape: CollectiveShape, run: Any, device: torch.device, *, seed: int) -> list[Call]:
-        """On the fewest rows."""
+        """Profile a call on the fewest rows."""
         return [_call(run, collective_case(shape, "fewest", device, seed=seed))]
 
     def calls(self, shape: CollectiveShape, run: Any, device: torch.device, *, seed: int) -> Iterator[Call]:

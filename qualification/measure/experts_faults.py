@@ -36,7 +36,7 @@ class ExpertsFault(Enum):
     CLAMP_IGNORED = "the clamp is ignored"
     LOW_PRECISION_SUM = "the sum over a token's experts is kept in 16 bits"  # atomics on the output
     UNSTABLE = "the order of sums differs from run to run"  # atomics
-    UNVISITED_READ = "experts that nobody visits are weighted with 0"  # 0 * NaN
+    UNVISITED_READ = "experts that no token visits are weighted with 0"  # 0 * NaN
     STALE_OUTPUT = "the last token's row is not written"  # grid too small
     STRAY_WRITE = "one row past the output is written"  # store without a mask
 

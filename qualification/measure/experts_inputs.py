@@ -160,13 +160,13 @@ def _between_nan(values: Tensor, dtype: Dtype, device: torch.device) -> Tensor:
 
 
 def _unvisited_as_nan(weights: AnyExpertWeights, visited: Tensor) -> AnyExpertWeights:
-    """A copy in which the experts that nobody visits are NaN; of mxfp4 the scales and the biases."""
-    nobody = torch.ones(weights.num_experts, dtype=torch.bool)
-    nobody[visited.flatten().cpu()] = False
+    """A copy in which the experts that no token visits are NaN; of mxfp4 the scales and the biases."""
+    unvisited = torch.ones(weights.num_experts, dtype=torch.bool)
+    unvisited[visited.flatten().cpu()] = False
 
     def spoiled(part: Tensor) -> Tensor:
         part = part.clone()
-        part[nobody.to(part.device)] = torch.nan if part.is_floating_point() else 255
+        part[unvisited.to(part.device)] = torch.nan if part.is_floating_point() else 255
         return part
 
     return _changed(weights, spoiled, spoiled)

@@ -27,7 +27,7 @@ class Seen:
     """Kernel names by how often they ran: of each marked call, and outside of all calls.
 
     seconds  of everything that ran, data movers included, by its whole name: of kernels their time on the device, of
-             operators on a CPU their time without the operators that they call. Empty: nobody timed them
+             operators on a CPU their time without the operators that they call. Empty: they were not timed
     """
 
     calls: tuple[Counter[str], ...]

@@ -78,7 +78,7 @@ def pairs_of(checkout: Path) -> set[Pair]:
     return found
 
 
-def chosen(pairs: Iterable[Pair], paths: Sequence[str] | None, limit: int | None) -> list[Pair]:
+def selected_pairs(pairs: Iterable[Pair], paths: Sequence[str] | None, limit: int | None) -> list[Pair]:
     """Pairs in order: of these paths (None: of all), and at most `limit` of each."""
     by_path: dict[str, list[Pair]] = defaultdict(list)
     for pair in sorted(pairs):

@@ -259,7 +259,7 @@ def _evidence(
 
 
 def loss_of(device: torch.device) -> RuntimeError | None:
-    """After a failure: give memory back. The error of a device that works no more."""
+    """Give memory back after a failure, and return the error of a device that works no more."""
     if device.type != "cuda":
         return None
     try:

@@ -28,7 +28,7 @@ _COMMANDS: "msgspec.json.Decoder[RankCommand]" = msgspec.json.Decoder(RankComman
 
 
 class RankWorker:
-    """What a rank has of the last case."""
+    """One rank's state of the last case."""
 
     def __init__(self, rank: int, world: int, device: torch.device) -> None:
         self._rank, self._world, self._device = rank, world, device
@@ -54,7 +54,7 @@ class RankWorker:
             logger.warning("%s cannot serve %s on rank %d: %s", command.path, command.shape, self._rank, error)
 
     def _case_of(self, shape: str, name: str, seed: int) -> CollectiveCase:
-        """The last case is kept: a timed one is called often."""
+        """Return the case's inputs. The last case is cached: a timed one is called often."""
         key = shape, name, seed
         if self._case is None or self._case[0] != key:
             self._case = None  # its memory goes first

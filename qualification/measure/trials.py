@@ -1,4 +1,4 @@
-"""What of a qualification is an operator's own: wrong kernels, checks on hostile inputs, the call that is timed."""
+"""Parts of a qualification that are an operator's own: wrong kernels, checks on hostile inputs, the timed call."""
 
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
@@ -29,7 +29,7 @@ class Trial(Protocol):
     """`shape` is of the operator, `run` the call of one of its paths."""
 
     def passed_wrongly(self, dtypes: frozenset[Dtype], device: torch.device, *, seed: int) -> tuple[object, ...]:
-        """Try the checker on every planted fault, and on none; empty when it tells all of them right."""
+        """Try the checker on every planted fault, and on none; empty when it judges all of them right."""
 
     def tested(self, shape: Any, *, is_cpu: bool) -> tuple[int, int]:
         """Queries and keys of the longest sequence that is tested; of an operator without context the rows, twice."""

@@ -168,7 +168,7 @@ class ModelConfig:
 
     @property
     def has_mixtures(self) -> bool:
-        """Whether any layer has experts."""
+        """Return whether any layer has experts."""
         return any(isinstance(layer.feed_forward, ExpertsConfig) for layer in self.layers)
 
     @property

@@ -80,7 +80,7 @@ class Fields:
         return value
 
     def token_ids(self, name: str, vocab_size: int) -> tuple[int, ...]:
-        """None, one or a list of ids below vocab_size."""
+        """Return the ids of a field that is None, one id or a list of ids below vocab_size."""
         value = self._value(name, None)
         ids = value if isinstance(value, list) else [] if value is None else [value]
         if any(isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size for token in ids):

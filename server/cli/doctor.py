@@ -51,7 +51,7 @@ def _verdict(can_run: Sequence[AnyPath], num_paths: int, missing: Sequence[str],
 
 
 def _not_computed(paths: Iterable[AnyPath]) -> list[str]:
-    """What every model needs and none of `paths` computes; a mixture's experts only some models need."""
+    """Return what every model needs and none of `paths` computes; a mixture's experts only some models need."""
     computed = {name for path in paths for name in _computes(path)}
     return [name for name in (*(phase.value for phase in Phase), Operator.LINEAR.value) if name not in computed]
 

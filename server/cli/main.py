@@ -267,7 +267,7 @@ def serve(settings: Settings) -> int:
 
 
 def assemble(settings: Settings, folder: Path, keys: Keys, url: str) -> Edge:
-    """What the application of a model is made of, whichever server runs it; nothing is started yet.
+    """Put together the application of a model, whichever server runs it; nothing is started yet.
 
     settings  as `resolve` returns them, with `folder`
     url       of the API, for the lines that the console prints

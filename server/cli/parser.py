@@ -41,7 +41,7 @@ def command_of(parser: argparse.ArgumentParser, argv: Iterable[str]) -> argparse
 
 
 def options_of(parser: argparse.ArgumentParser) -> list[argparse.Action]:
-    """What a command takes, its flags with their help, its own commands as one."""
+    """Return the actions of a command: its flags with their help, its own commands as one."""
     return list(parser._actions)
 
 

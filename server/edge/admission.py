@@ -66,7 +66,7 @@ class Place:
         self.leave()
 
     def leave(self, waited_s: float | None = None) -> None:
-        """Each prompt has its first token, after `waited_s`; or, without it, the request has ended before."""
+        """Leave the queue: each prompt has its first token, after `waited_s`, or the request has ended without it."""
         if self._has_left:
             return
         self._has_left = True
@@ -100,7 +100,7 @@ class Edge:
 
     @property
     def task(self) -> Task:
-        """What the model is served for."""
+        """Task that the model is served for."""
         return Task.GENERATE if self.pooling is None else self.pooling.task
 
     def check_model(self, name: str | None) -> None:

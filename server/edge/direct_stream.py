@@ -18,7 +18,7 @@ _SCOPE_KEY = "hallmark-writer"
 class ChunkWriter:
     """Writes chunks of a response that uvicorn has begun, while no `send` is under way; or ends it for good.
 
-    The response's length is unknown, so that its transfer coding is chunked. Tells also when the client has gone: a
+    The response's length is unknown, so that its transfer coding is chunked. Reports also when the client has gone: a
     task that waits for it would take 25 us of each request.
     """
 

@@ -1,7 +1,7 @@
 """Values of a request in messages to its client."""
 
 
-def shown(value: object) -> str:
+def redacted(value: object) -> str:
     """A value for an error message: numbers as they are, never a text, which may be a prompt."""
     if value is None:
         return "null"

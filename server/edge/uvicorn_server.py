@@ -23,7 +23,7 @@ from server.edge.lifecycle import Lifecycle
 logger = logging.getLogger(__name__)
 
 KEEP_ALIVE_S = 75  # longer than the idle timeout of common proxies (60 s), or they reuse what we have closed
-DESCRIPTORS_TOLD_EVERY_S = 60.0
+DESCRIPTORS_LOGGED_EVERY_S = 60.0
 ABORT_TIME_S = 2.0  # for the last error events to leave, after the grace has ended
 
 
@@ -57,7 +57,7 @@ class Server(uvicorn.Server):
         self._num_orders = 0
         self._ordered_at = -math.inf  # monotonic seconds of the latest order's first signal
         self._drain_began_at: float | None = None
-        self._descriptors_told_at = -math.inf
+        self._descriptors_logged_at = -math.inf
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         if self._on_hangup is not None:
@@ -91,14 +91,14 @@ class Server(uvicorn.Server):
 
     def _watch_descriptors(self, now: float) -> None:
         """Log, once a minute, that the process can open no file: uvloop then closes new connections in silence."""
-        if now - self._descriptors_told_at < DESCRIPTORS_TOLD_EVERY_S:
+        if now - self._descriptors_logged_at < DESCRIPTORS_LOGGED_EVERY_S:
             return
         try:
             os.close(os.open(os.devnull, os.O_RDONLY))
         except OSError as error:
             if error.errno not in (errno.EMFILE, errno.ENFILE):
                 return
-            self._descriptors_told_at = now
+            self._descriptors_logged_at = now
             limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
             logger.error(
                 "no file descriptor is left, the limit is %d: new connections are closed without an answer until one "

@@ -98,7 +98,7 @@ class StepInputs:
 
 
 class Follower:
-    """One rank's part of the model, and what it was told about it."""
+    """One rank's part of the model, and what rank 0 has sent about it."""
 
     def __init__(
         self,
@@ -193,7 +193,7 @@ class Follower:
 
 
 class Refused(Exception):
-    """This rank cannot serve, and rank 0 knows why."""
+    """Refusal of this rank to serve; rank 0 has the reason."""
 
 
 class StartedFollower:
@@ -234,7 +234,7 @@ class StartedFollower:
         self.follower.decide(self._dispatcher())
 
     def _dispatcher(self) -> Dispatcher:
-        """Return what rank 0 decided: this rank decides nothing, and counts for nobody."""
+        """Return what rank 0 decided: this rank decides nothing, and its metrics count nothing."""
         found = decided(self._decisions)
         dispatcher = dispatcher_of(self._subject, found, redecide=_decide_nothing, has_timer=False)
         join_weights(dispatcher, self._decoder)

@@ -100,7 +100,7 @@ def schema_text(schema: object, param: str) -> str:
 
 
 def _may_close(schema: object) -> bool:
-    """Whether an object of the schema may be closed: not where another schema could bind the same object, too."""
+    """Return whether an object of the schema may be closed: not where another schema could bind the object, too."""
     parts = [part for part, _ in _parts(schema, ())]
     composed = [part for part in parts if "anyOf" in part or "$ref" in part]
     return not any(name in part for part in parts for name in ("allOf", "oneOf")) and not any(

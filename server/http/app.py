@@ -58,7 +58,7 @@ def create_app(edge: Edge, keys: Keys = NO_KEYS) -> FastAPI:
     """The API; its lifespan starts and closes the engine. Without an admin port it has the operators' routes too.
 
     Raises SettingsError for allowed hosts or origins that are none, limits of keys without keys, and a root path that
-    is none; ModelError for a tokenizer that cannot tell special tokens from text that spells them.
+    is none; ModelError for a tokenizer that cannot distinguish special tokens from text that spells them.
     """
     settings = edge.settings
     if edge.template is not None and not settings.special_tokens_in_text:

@@ -49,7 +49,7 @@ class AddNorm:
 
 @dataclass(frozen=True, slots=True)
 class SumNorm:
-    """As `AddNorm`, where what is added is one rank's part of a sum."""
+    """Norm as `AddNorm`, where what is added is one rank's part of a sum."""
 
     weight: Tensor
     eps: float

@@ -12,7 +12,7 @@ from kernels.collective.peers import RunCollective
 from kernels.fused.activation_kind import Activation
 from kernels.fused.norm import rms_norm
 from kernels.fused.rope_kv import turns_of
-from kernels.linear.autotune import Chooser
+from kernels.linear.autotune import Autotuner
 from kernels.linear.epilogue import Epilogue
 from kernels.linear.matmul import compile_linear, linear, linear_fp32
 from qualification.model.config import DenseConfig, ExpertsConfig, LayerConfig, ModelConfig, QKNorm
@@ -70,9 +70,9 @@ class Decoder:
         self._blocks = self._build_blocks()
         _compile_matmuls(config, weights)
 
-    def choose_products(self, chooser: Chooser, sizes: Sequence[int]) -> None:
+    def choose_products(self, autotuner: Autotuner, sizes: Sequence[int]) -> None:
         """Multiply `sizes` rows, and what they stand for, as is fastest on this GPU. Raises CublasLtError."""
-        self.weights = self.weights.with_chosen(chooser, sizes)
+        self.weights = self.weights.with_tuned(autotuner, sizes)
         self._blocks = self._build_blocks()
 
     def serve_experts(self, products: ProductsOf, borders: Sequence[int]) -> None:

@@ -27,7 +27,7 @@ ProductsOf = Callable[[ExpertsConfig, AnyExpertWeights], ExpertProducts]
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """What all tokens visit: a dense feed-forward, multiplied by the sigmoid of `gate` [1, hidden] where it has one."""
+    """Dense feed-forward that all tokens visit, multiplied by the sigmoid of `gate` [1, hidden] where it has one."""
 
     feed_forward: Product
     gate: Tensor | None = None
@@ -107,7 +107,7 @@ def routes(logits: Tensor, routing: RoutingConfig, correction_bias: Tensor | Non
 
 
 def products_of(mixture: ExpertsConfig, weights: AnyExpertWeights) -> ExpertProducts:
-    """What computes the products of these experts where nothing is decided, as outside of an engine."""
+    """Return the path of these experts' products where nothing is decided, as outside of an engine."""
     activation = mixture.activation
     if not is_captured(device_of(weights)):
         return partial(experts_eager, expert_weights=weights, activation=activation)

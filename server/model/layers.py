@@ -8,8 +8,8 @@ from torch import Tensor
 
 from kernels.experts.kinds import MXFP4_BLOCK, ExpertFormat
 from kernels.experts.weights import AnyExpertWeights, ExpertWeights, Mxfp4Weights
-from kernels.linear.autotune import Chooser
-from kernels.linear.tuned import ChosenProduct
+from kernels.linear.autotune import Autotuner
+from kernels.linear.tuned import TunedProduct
 from qualification.model.config import (
     DenseConfig,
     ExpertsConfig,
@@ -84,7 +84,7 @@ class LayerWeights:
                 fed = {}
         return {"qkv": self.qkv, "output": self.output, **fed}
 
-    def with_chosen(self, products: Mapping[str, ChosenProduct]) -> "LayerWeights":
+    def with_tuned(self, products: Mapping[str, TunedProduct]) -> "LayerWeights":
         """The same weights, those in `products` (by the names of `linears`) tuned."""
 
         def tuned(name: str, linear: Dense) -> Dense:
@@ -112,23 +112,23 @@ class Weights:
     layers: tuple[LayerWeights, ...]
     final_norm: Tensor  # [hidden]
     head: Tensor  # [vocab, hidden]; the embedding itself where they are tied
-    chosen_head: ChosenProduct | None = None
+    chosen_head: TunedProduct | None = None
 
-    def with_chosen(self, chooser: Chooser, sizes: Sequence[int]) -> "Weights":
+    def with_tuned(self, autotuner: Autotuner, sizes: Sequence[int]) -> "Weights":
         """The same for computing `sizes` rows on a GPU: no weight may change any more. Raises CublasLtError."""
         products, linears = {}, [layer.linears for layer in self.layers]
         for name in dict.fromkeys(name for layer in linears for name in layer):
             measured = [layer[name] for layer in linears if name in layer][:_NUM_MEASURED]
             first = measured[0]
-            if first.bias is None and _is_chosen(first.weight):
-                products[name] = chooser.product([it.weight for it in measured], first.weight.dtype, sizes)
+            if first.bias is None and _is_tuned(first.weight):
+                products[name] = autotuner.product([it.weight for it in measured], first.weight.dtype, sizes)
         head, sampled = self.chosen_head, [size for size in sizes if size <= _MOST_SAMPLED]
-        if _is_chosen(self.head) and sampled:
-            head = chooser.product([self.head], torch.float32, sampled)
-        return replace(self, layers=tuple(layer.with_chosen(products) for layer in self.layers), chosen_head=head)
+        if _is_tuned(self.head) and sampled:
+            head = autotuner.product([self.head], torch.float32, sampled)
+        return replace(self, layers=tuple(layer.with_tuned(products) for layer in self.layers), chosen_head=head)
 
 
-def _is_chosen(weight: Tensor) -> bool:
+def _is_tuned(weight: Tensor) -> bool:
     return weight.dtype in (torch.float16, torch.bfloat16) and weight.numel() >= _LEAST_CHOSEN
 
 

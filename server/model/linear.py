@@ -10,7 +10,7 @@ from torch import Tensor
 from kernels.fused.activation import gated
 from kernels.fused.activation_kind import Activation
 from kernels.linear.matmul import compile_linear, linear, linear_swiglu
-from kernels.linear.tuned import ChosenProduct
+from kernels.linear.tuned import TunedProduct
 
 Product = Callable[[Tensor], Tensor]
 # (a product, x) -> its result, by the product itself or by what is decided to compute it in its place
@@ -55,7 +55,7 @@ class Dense:
 class Tuned(Dense):
     """A `Dense` without bias whose products of many rows are multiplied as was fastest on this GPU."""
 
-    products: ChosenProduct | None = None
+    products: TunedProduct | None = None
 
     def __call__(self, x: Tensor) -> Tensor:
         return linear(x, self.weight, chosen=self.products)

@@ -112,7 +112,7 @@ class Ranks:
         return part.shape[0] <= columns.most_rows and part.is_contiguous() and out.is_contiguous()
 
     def _gathered_columns(self, part: Tensor, sizes: Sequence[int], out: Tensor) -> Tensor:
-        """By torch.distributed. What travels is as wide as the widest part."""
+        """Gather by torch.distributed. All parts travel as wide as the widest."""
         num_rows, widest = part.shape[0], max(sizes)
         padded = part if part.shape[1] == widest else torch.nn.functional.pad(part, (0, widest - part.shape[1]))
         parts = part.new_empty(self.world * num_rows, widest)
@@ -133,7 +133,7 @@ class Ranks:
 
 
 def _run_by_rows(peers: Peers, part: Tensor, follows: AddNorm | None, out: Tensor) -> None:
-    """As many rows as the inboxes have places for through them, more by NCCL."""
+    """Sum as many rows as the inboxes have places for through them, more by NCCL."""
     from kernels.collective.push_path import run_push
 
     is_few = peers.inboxes is not None and part.shape[0] <= peers.inboxes.capacity

@@ -115,7 +115,7 @@ class ChatTemplate:
 
 
 def _read(path: Path) -> str | None:
-    """None where there is no such file. Raises ModelError."""
+    """Return the file's text; None where there is no such file. Raises ModelError."""
     try:
         return path.read_text("utf-8") if path.is_file() else None
     except (OSError, UnicodeDecodeError) as error:

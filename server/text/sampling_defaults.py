@@ -27,7 +27,7 @@ class SamplingDefaults(msgspec.Struct, frozen=True):
 
 
 def load_sampling_defaults(folder: Path) -> SamplingDefaults:
-    """None at all where the model has no such file. Raises ModelError that names the file and the value."""
+    """Read the defaults; all are None where the model has no such file. Raises ModelError with file and value."""
     path = folder / FILE
     if not path.is_file():
         return SamplingDefaults()

@@ -87,11 +87,11 @@ class Detokenizer:
     judges a run of byte tokens as a whole may choose another number for the whole than for its pieces.
     """
 
-    def __init__(self, tokenizer: Tokenizer, shown: Iterable[str] = ()) -> None:
-        """`shown`: special tokens that are text here."""
+    def __init__(self, tokenizer: Tokenizer, visible: Iterable[str] = ()) -> None:
+        """`visible`: special tokens that are text here."""
         self._tokenizer = tokenizer
-        ids = ((tokenizer.added_ids.get(text), text) for text in shown)
-        self._shown = {token_id: text for token_id, text in ids if token_id in tokenizer.special_ids}
+        ids = ((tokenizer.added_ids.get(text), text) for text in visible)
+        self._visible = {token_id: text for token_id, text in ids if token_id in tokenizer.special_ids}
         self._prefix: list[int] = []
         self._prefix_text = ""
         self._pending: list[int] = []
@@ -100,7 +100,7 @@ class Detokenizer:
         """The text that is certain after this token and was not before."""
         if token_id in self._tokenizer.special_ids or token_id >= self._tokenizer.vocab_size:
             # It has no text, and would leave the window without a character to look back at.
-            return self.finish() + self._shown[token_id] if token_id in self._shown else ""
+            return self.finish() + self._visible[token_id] if token_id in self._visible else ""
         self._pending.append(token_id)
         text = self._pending_text()
         # An unfinished character shows as one replacement character for all its bytes, or as one for each.

@@ -1,4 +1,4 @@
-"""Tools for a model whose chat template has no place for them: told in the system's message, called as Hermes does."""
+"""Tools for a model whose chat template has no place for them: described in the system's message, as for Hermes."""
 
 import json
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ _TAIL = (
 )
 
 
-def told_in_text(messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None) -> list[dict[str, Any]]:
+def tools_as_text(messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None) -> list[dict[str, Any]]:
     """Messages of the roles system, user and assistant only, with all about tools as text. Of Qwen2.5's wording."""
     found: list[dict[str, Any]] = []
     for message in messages:

@@ -25,7 +25,7 @@ Alert = dict[str, Any]  # as Alertmanager's webhook describes it
 
 
 def program(name: str) -> str:
-    """Its path; skips the test where it is not installed."""
+    """Return the program's path; skip the test where it is not installed."""
     found = shutil.which(name)
     if found is None:
         pytest.skip(f"{name} is not installed (Debian package {PACKAGES[name]})")

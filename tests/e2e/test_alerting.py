@@ -93,7 +93,7 @@ def watched(start_server: StartServer, tmp_path_factory: pytest.TempPathFactory)
 
 
 def expressions() -> list[tuple[str, str]]:
-    """What an expression is of, and the expression; those of alerts without what they are compared with."""
+    """Return the name and text of each expression; those of alerts without what they are compared with."""
     found = []
     for file in sorted(RULES.glob("*.yml")):
         rules = [rule for group in yaml.safe_load(file.read_text())["groups"] for rule in group["rules"]]
@@ -143,7 +143,7 @@ def test_an_expression_that_no_server_answers_would_be_found(watched: Watched) -
     assert watched.prometheus.query("sum(rate(hallmark_attention_fallbacks_total[1m]))") == []
 
 
-def test_a_server_in_order_wakes_nobody(watched: Watched) -> None:
+def test_a_server_in_order_raises_no_alert(watched: Watched) -> None:
     wait_until(lambda: num_requests(watched.prometheus) >= MIN_REQUESTS, "the load", 120)
     alerts = watched.prometheus.ask("alerts")["alerts"]
     assert [alert["labels"] for alert in alerts if alert["state"] == "firing"] == []

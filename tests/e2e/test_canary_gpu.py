@@ -122,7 +122,7 @@ def outcomes(folder: Path, stage: str) -> dict[str, str]:
 
 
 def test_a_window_off_by_one_fails_numerics_in_its_bucket(servers: tuple[Server, Server], tmp_path: Path) -> None:
-    """By `--exact`: nothing else has changed, so that any difference is one. bf16 would round it away."""
+    """Compare with `--exact`: nothing else has changed, and bf16's tolerance would hide the difference."""
     right, wrong = servers
     flags = ("--baseline", right.url, "--exact", "--no-performance", "--out-dir", str(tmp_path))
     done = canary(wrong.url, *flags)

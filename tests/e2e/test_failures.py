@@ -1,4 +1,4 @@
-"""What goes wrong: an engine that is killed, and a model that no first-tier kernel path takes."""
+"""Failures: an engine that is killed, and a model that no first-tier kernel path takes."""
 
 import json
 import os

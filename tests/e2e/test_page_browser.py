@@ -75,7 +75,7 @@ def open_page(tab: Tab, it: Running, **options: object) -> None:
 
 
 def ask(tab: Tab, text: str) -> None:
-    """As with a keyboard: the message box, the text, Enter."""
+    """Type as with a keyboard: the message box, the text, Enter."""
     tab.value("document.getElementById('prompt').focus()")
     tab.type(text)
     tab.press(*ENTER)
@@ -111,7 +111,7 @@ def test_the_page_shows_the_plan_and_figures_of_what_it_did(tab: Tab, start: Sta
     tab.wait_for("/le_128\\s+1\\s+[\\d.]+ ms/.test(document.getElementById('ttft').innerText)")
     assert "match" in tab.text("attestation")
     assert "decode 97.5%" in tab.text("attestation")
-    assert "decode ran kernels that nobody named: planted" in tab.text("attestation")
+    assert "decode ran kernels that no list names: planted" in tab.text("attestation")
     assert "/v1/chat/completions" in tab.text("curl")
     assert "tiny" in tab.text("python")
 
@@ -161,7 +161,7 @@ def use_keys(tab: Tab, *, user: str = "", operator: str = "") -> None:
     tab.value("document.querySelector('#keys-form button').click()")
 
 
-def test_a_tenants_key_is_told_that_the_plan_is_an_operators(tab: Tab, start: Start) -> None:
+def test_a_tenants_key_is_refused_the_operators_plan(tab: Tab, start: Start) -> None:
     it = start(keys=Keys(ApiKeys(["mine"])))
     open_page(tab, it)
     tab.wait_for("document.getElementById('chat-note').innerText.includes('needs an API key')")

@@ -30,7 +30,7 @@ def prompts(tokenizer: Tokenizer) -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def expected(prompts: list[list[int]]) -> list[list[int]]:
-    """What transformers writes after each prompt."""
+    """Return what transformers writes after each prompt."""
     model = AutoModelForCausalLM.from_pretrained(DEMO, dtype=torch.float32).eval()
     found = []
     for ids in prompts:

@@ -65,7 +65,7 @@ class Stream:
         self.connection.close()
 
     def rest(self) -> bytes:
-        """What is left of the stream."""
+        """Return what is left of the stream."""
         body = self.response.read()
         self.leave()
         return body
@@ -111,7 +111,7 @@ def test_a_client_that_leaves_is_on_its_trace(observed: Observed) -> None:
 
 
 def test_the_servers_time_to_first_token_is_the_clients(observed: Observed) -> None:
-    """Within 5 % or 2 ms, whichever is more, at two lengths of the prompt."""
+    """Allow 5 % or 2 ms, whichever is more, at two lengths of the prompt."""
     for num_tokens in (64, 400):
         streams = []
         for _ in range(15):

@@ -71,7 +71,7 @@ class Case:
 def _prefill_by_three(
     q: Tensor, k: Tensor, v: Tensor, batch: AttentionBatch, flags: AttentionFlags, out: Tensor
 ) -> None:
-    """By three consumers, which narrow windows and short prompts do not choose."""
+    """Run prefill by three consumers, which narrow windows and short prompts do not choose."""
     variant = replace(variant_of(q.shape[2], batch, flags), tiling=LONG_TILINGS[64])
     launches = prefill.launches_of(q, k, v, plan_tiles(q.shape[0], batch, flags, variant), flags, out, variant)
     assert launches is not None
@@ -89,7 +89,7 @@ def _extend_by_three(
 def _decode_in_clusters(
     q: Tensor, k: Tensor, v: Tensor, batch: AttentionBatch, flags: AttentionFlags, out: Tensor
 ) -> None:
-    """In clusters, over more keys than they are taken for."""
+    """Run decode in clusters, over more keys than they are taken for."""
     variant = decode_variant_of(q.shape[2], k.shape[1], (q.shape[1], k.shape[2]), 1, 1, 2048, flags)
     launch = decode.launch_of_clusters(q, k, v, batch, flags, out, variant=variant)
     assert launch is not None, "no room for a cluster"

@@ -122,6 +122,6 @@ def errors_of(run: RunAttention, inputs: Inputs, flags: AttentionFlags) -> Error
 
 
 def assert_right(run: RunAttention, inputs: Inputs, flags: AttentionFlags) -> None:
-    """Within the relative rule and the absolute cap (the inputs have unit variance)."""
+    """Assert the relative rule and the absolute cap (the inputs have unit variance)."""
     errors = errors_of(run, inputs, flags)
     assert errors.is_within_rule, errors

@@ -18,7 +18,7 @@ def _hopper() -> None:
 
 @pytest.fixture
 def device() -> torch.device:
-    """Where Triton kernels run here."""
+    """Device on which Triton kernels run here."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 

@@ -107,7 +107,7 @@ def sdpa_cases() -> Iterator[Case]:
 
 
 def sdpa_token_cases() -> Iterator[Case]:
-    """Of a CPU's decode, which takes sequences of about the same length together."""
+    """Cases of a CPU's decode, which takes sequences of about the same length together."""
 
     def tokens(*contexts: int, **fields: object) -> Case:
         sizes = {"heads": (4, 2), "dim": 32, "dtype": FP32}

@@ -138,7 +138,7 @@ def test_compiles_are_counted_beside_an_earlier_listener() -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("path", ["gluon.prefill.hopper", "triton.prefill"])
 def test_a_counted_compile_does_not_disturb_the_launch(path: str) -> None:
-    """With Triton's post-compile hook in use the first launch of a Gluon kernel raised TypeError."""
+    """A hook of Triton's after a compile made the first launch of a Gluon kernel raise TypeError."""
     compilation = triton.knobs.compilation
     before = compilation.listener
     q = torch.randn(5, 4, 104, device="cuda", dtype=torch.bfloat16)  # a head dim that no other test has compiled

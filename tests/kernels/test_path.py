@@ -61,7 +61,7 @@ def test_a_path_does_not_reject_what_is_at_its_limits() -> None:
         ({"triton": None}, Reject.ARCH, "needs triton, which is not installed here (it exists for Linux only)"),
     ],
 )
-def test_each_limit_has_its_code_and_tells_limit_and_value(
+def test_each_limit_has_its_code_and_names_limit_and_value(
     changes: dict[str, object], code: Reject, detail: str
 ) -> None:
     of_machine = {name: value for name, value in changes.items() if hasattr(H200, name) and not hasattr(SHAPE, name)}

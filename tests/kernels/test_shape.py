@@ -75,7 +75,7 @@ def test_standard_attention_moves_scores_and_weights_twice() -> None:
         ),
     ],
 )
-def test_the_text_of_a_shape_tells_what_selects_a_kernel(changes: dict[str, object], text: str) -> None:
+def test_the_text_of_a_shape_names_what_selects_a_kernel(changes: dict[str, object], text: str) -> None:
     assert str(replace(SHAPE, **changes)) == text  # type: ignore[arg-type]
 
 

@@ -1,4 +1,4 @@
-"""Who adds to a file that others write too, from threads here, which lock each other out as processes do."""
+"""Additions to a file that others write too, from threads, which lock each other out as processes do."""
 
 import threading
 import time
@@ -9,7 +9,7 @@ import pytest
 from kernels.shared_folder import only_writer
 
 
-def test_nobody_is_inside_beside_another(tmp_path: Path) -> None:
+def test_only_one_is_inside_at_a_time(tmp_path: Path) -> None:
     file = tmp_path / "folder" / "count"
 
     def count() -> None:
@@ -27,13 +27,13 @@ def test_nobody_is_inside_beside_another(tmp_path: Path) -> None:
     assert file.read_text() == "60"
 
 
-def test_one_that_hangs_inside_stops_nobody_for_good(tmp_path: Path) -> None:
+def test_one_that_hangs_inside_stops_no_other_for_good(tmp_path: Path) -> None:
     began = time.monotonic()
     with only_writer(tmp_path), only_writer(tmp_path, patience_s=0.1):
         assert time.monotonic() - began >= 0.1
 
 
-def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_made_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(OSError, match="file"), only_writer(tmp_path / "file"):
         pass

@@ -1,4 +1,4 @@
-"""What the tests of qualification share: machines, shapes, paths and evidence, each a plain value."""
+"""Machines, shapes, paths and evidence for the tests of qualification, each a plain value."""
 
 from dataclasses import replace
 

@@ -29,7 +29,7 @@ PACKAGES = "python3,python3-venv,python-is-python3,ca-certificates"
 
 
 class MissingTool(Exception):
-    """What this machine lacks to build and run an image; the message says which."""
+    """Lack of a tool to build and run an image; the message says which."""
 
 
 @dataclass(frozen=True, slots=True)

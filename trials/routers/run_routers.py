@@ -44,7 +44,7 @@ CALLS = {
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """How many of NUM_CHOICES requests went to the first server."""
+    """Numbers of NUM_CHOICES requests that went to the first server."""
 
     while_it_is_busy: int
     while_the_other_is: int
@@ -59,7 +59,7 @@ class Choices:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What was seen of a router before one pair of servers."""
+    """Observations of a router before one pair of servers."""
 
     failures: dict[str, str]  # call -> why
     choices: Choices | None  # None: requests failed
@@ -167,7 +167,7 @@ def num_served(server: Server) -> float:
 
 
 def chosen(url: str, first: Server, busy_one: Server) -> int:
-    """How many of NUM_CHOICES chats go to the first server while `busy_one` is busy."""
+    """Count the chats of NUM_CHOICES that go to the first server while `busy_one` is busy."""
     with busy(busy_one):
         time.sleep(_SETTLE_S)
         before = num_served(first)

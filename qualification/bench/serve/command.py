@@ -67,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             type=kind,
             nargs="+" if isinstance(default, tuple) else None,
             metavar="|".join(scenario.value for scenario in Scenario) if kind is Scenario else "N",
-            help=f"default: {_shown(default) or 'log-normal, of which --mix-input is the median'}",
+            help=f"default: {_default_text(default) or 'log-normal, of which --mix-input is the median'}",
         )
     group = parser.add_argument_group("objectives and client")
     group.add_argument(
@@ -178,6 +178,6 @@ def _objective(text: str) -> tuple[str, float]:
     return bucket, positive(limit_ms)
 
 
-def _shown(default: object) -> str:
+def _default_text(default: object) -> str:
     values = default if isinstance(default, tuple) else (default,)
     return " ".join(str(value.value if isinstance(value, Scenario) else value) for value in values)

@@ -9,7 +9,7 @@ from qualification.model.fields import Fields
 
 
 class ExpertLayout(Enum):
-    """How a checkpoint keeps the experts of a layer."""
+    """Layout of a layer's experts in a checkpoint."""
 
     EACH = "each"  # each matrix of each expert is a tensor
     # All experts are one tensor, gate and up another, whose rows alternate; transposed unless they are mxfp4.

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _MAX_MODEL_LEN = 32768
 _TIME_LIMITS_S = {"cuda": 200.0, "cpu": 80.0}
 _QUICK_LENGTH = 512
-_TELL_EVERY_S = 10.0
+_REPORT_EVERY_S = 10.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -190,7 +190,7 @@ def _calm() -> Iterator[ProgressLine]:
 
 
 def _machine(known: Mapping[str, str | int | float | None]) -> dict[str, str | int | float | None]:
-    """Before the start: the load average is that of others."""
+    """Describe the machine before the start, whose load average is that of others."""
     from kernels.device import num_cores  # imports torch
 
     return {
@@ -221,14 +221,14 @@ class _Stages:
     """Print each stage of the start, and its progress from time to time."""
 
     def __init__(self) -> None:
-        self._told: str | None = None
-        self._told_at = 0.0
+        self._reported: str | None = None
+        self._reported_at = 0.0
 
     def __call__(self, stage: str, detail: str) -> None:
         now = time.monotonic()
-        if stage != self._told or now - self._told_at > _TELL_EVERY_S:
+        if stage != self._reported or now - self._reported_at > _REPORT_EVERY_S:
             print(f"{stage}: {detail}", file=sys.stderr, flush=True)
-            self._told, self._told_at = stage, now
+            self._reported, self._reported_at = stage, now
 
 
 def _setting(text: str) -> tuple[str, str]:

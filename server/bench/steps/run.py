@@ -114,9 +114,9 @@ class _Session:
         while not is_decode_of(outputs[-1], batch):
             outputs.append(driver.step())
         outputs += [driver.step() for _ in range(_WARM_STEPS)]
-        num_told = sum(len(delta.token_ids) for output in outputs for delta in output.deltas)
+        num_emitted = sum(len(delta.token_ids) for output in outputs for delta in output.deltas)
         times, cpus, inside, steps = self._steps()
-        mean_context = num_prompt + num_told / batch + 1 + len(times) / 2
+        mean_context = num_prompt + num_emitted / batch + 1 + len(times) / 2
         return DecodeRow(
             sweep=sweep,
             batch=batch,

@@ -216,7 +216,7 @@ class Dispatcher:
 
     @contextmanager
     def unmeasured(self) -> Iterator[None]:
-        """Time no call until the end of the context: what is captured in it serves nobody."""
+        """Time no call until the end of the context: what is captured in it serves no request."""
         timer, self.timer = self.timer, None
         try:
             yield

@@ -132,13 +132,13 @@ class StepAttention:
         return self._report
 
     def counts(self) -> list[DispatchCount]:
-        """Each decision that served, with how often its path was launched; those of products behind attention's."""
+        """Return each decision that served, with the launches of its path; those of products behind attention's."""
         found = [_count(entry.part, lane) for entry, lane in self._lanes()]
         num_sequences = sum(entry.part.num_sequences for entry in self._parts)
         return [*found, *self._dispatcher.product_counts(self._num_rows, self._num_sampled, num_sequences)]
 
     def served(self) -> list[tuple[Choice, int]]:
-        """Each choice that ran in this step, with its launches."""
+        """Return each choice that ran in this step, with its launches."""
         return [(lane.choice, lane.num_launches) for _, lane in self._lanes()]
 
     def suspects(self) -> list[tuple[str, str]]:

@@ -1,1 +1,1 @@
-"""What attention, products and experts share in an engine: decisions that change in service, and failed launches."""
+"""Common parts of attention, products and experts in an engine: decisions that change in service, failed launches."""

@@ -1,4 +1,4 @@
-"""Which path sums the rows of a step over the ranks: decided before ready, one lookup a call in service.
+"""Choice of the path that sums the rows of a step over the ranks: decided before ready, one lookup a call in service.
 
 The number of rows alone chooses the path, on the host: a CUDA graph, which holds one number, holds the choice too.
 """
@@ -31,7 +31,7 @@ class _Kind:
     shapes: tuple[CollectiveShape, ...]
 
     def shape(self, num_rows: int) -> CollectiveShape:
-        """Of more rows than a step may have, which warm-up computes, the last one."""
+        """Return the shape of a step's rows; of more rows than a step may have, as warm-up computes, the last shape."""
         return self.shapes[min(bisect_left(_EDGES, num_rows), len(self.shapes) - 1)]
 
 

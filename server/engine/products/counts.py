@@ -43,7 +43,7 @@ def fallback_uses(served: Iterable[ServedShape]) -> list[AttentionUse]:
 
 
 def dispatch_counts(served: Iterable[ServedShape], num_tokens: int, num_sequences: int) -> list[DispatchCount]:
-    """Return one count for the decisions that metrics cannot tell apart, with the launches of all of them."""
+    """Return one count for the decisions that metrics cannot distinguish, with the launches of all of them."""
     launches: dict[tuple[str, str, str, str, str, tuple[str, ...]], int] = {}
     for it in served:
         decision = it.decision

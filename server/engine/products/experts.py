@@ -1,4 +1,4 @@
-"""Which path computes a mixture's products for so many tokens: decided before ready, one lookup a layer in service.
+"""Choice of the path of a mixture's products by tokens: decided before ready, one lookup a layer in service.
 
 The number of tokens of a step alone chooses the path, on the host: a CUDA graph, which holds one number, holds the
 choice too.
@@ -64,7 +64,7 @@ class _Mixture:
 
 @dataclass(frozen=True, slots=True)
 class ExpertsCall:
-    """What one layer's experts read and wrote.
+    """Tensors that one layer's experts read and wrote.
 
     hidden, out      [T, H]
     experts, shares  [T, k]: the experts of each token, and their weights in fp32

@@ -1,4 +1,4 @@
-"""Which path multiplies how many rows with each weight, by the decisions of the plan as they stand now.
+"""Choice of the path that multiplies so many rows with a weight, by the plan's decisions as they stand now.
 
 What serves is chosen by the number of rows (`kernels/linear/matmul.py`), and the paths of the catalog reject what they
 are not chosen for. So a decision for the first of them that can compute a shape changes nothing. Where that one is not

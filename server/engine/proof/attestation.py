@@ -43,7 +43,7 @@ from server.protocol.messages import AttestationReport, AttestedBatch, Explained
 logger = logging.getLogger(__name__)
 
 
-# Seconds by whole kernel name of the step that ran last; None where they cannot be told.
+# Seconds by whole kernel name of the step that ran last; None where they cannot be measured.
 TimeStep = Callable[[Batch], Mapping[str, float] | None]
 
 
@@ -173,7 +173,7 @@ class Attestor:
             logger.info("attestation (%s): %d batches match in %.3f s", self._trigger, len(self._done), self._busy_s)
         unexplained = {name for batch in self._done if batch.explained for name in batch.explained.unexplained}
         if unexplained:
-            logger.warning("attestation (%s): nobody named %s", self._trigger, ", ".join(sorted(unexplained)))
+            logger.warning("attestation (%s): no list names %s", self._trigger, ", ".join(sorted(unexplained)))
         return AttestationReport(
             trigger=self._trigger,
             result=result,

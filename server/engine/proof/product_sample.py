@@ -108,7 +108,7 @@ def judge_product(sample: ProductSample | ExpertsSample, rng: Random) -> Judgeme
 
 
 def _drawn_rows(num_rows: int, most: int, rng: Random) -> range:
-    """At most `most` rows at equal distances: a slice, which is copied without an index on the device."""
+    """Draw at most `most` rows at equal distances: a slice, which is copied without an index on the device."""
     step = -(-num_rows // most)
     return range(rng.randrange(min(step, num_rows)), num_rows, step)
 

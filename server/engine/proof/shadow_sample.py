@@ -143,7 +143,7 @@ def judge_sample(sample: Sample, rng: Random) -> Judgement:
 
 
 def drawn_rows(num_rows: int, most: int, rng: Random) -> list[int]:
-    """At most `most` of the rows, ascending: one from each of as many equal stretches."""
+    """Draw at most `most` of the rows, ascending: one from each of as many equal stretches."""
     if num_rows <= most:
         return list(range(num_rows))
     edges = [num_rows * n // most for n in range(most + 1)]

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from kernels.linear.autotune import Chooser, Measured
+from kernels.linear.autotune import Autotuner, Measured
 from kernels.linear.cublaslt import CublasLt, CublasLtError, load_library
 from kernels.linear.fallbacks import MatmulFallback, MatmulFallbacks
 from kernels.linear.tuned import sizes_up_to
@@ -41,8 +41,8 @@ def choose_products(
     except CublasLtError as error:
         return _all(MatmulFallback.LIBRARY_MISSING, error)
     try:
-        chooser = Chooser(CublasLt(library, device), file)
-        decoder.choose_products(chooser, sizes)
+        autotuner = Autotuner(CublasLt(library, device), file)
+        decoder.choose_products(autotuner, sizes)
     except CublasLtError as error:
         return _all(MatmulFallback.LIBRARY_REFUSED, error)
     except torch.OutOfMemoryError as error:
@@ -50,7 +50,7 @@ def choose_products(
     except RuntimeError as error:
         return _all(MatmulFallback.MEASURE_FAILED, error)
     logger.info("algorithms of %d numbers of rows chosen in %.1f s", len(sizes), time.monotonic() - started_at)
-    return chooser.fallbacks
+    return autotuner.fallbacks
 
 
 def take_products(
@@ -66,8 +66,8 @@ def take_products(
     A failure is logged: where it is that of every rank, rank 0 has counted it.
     """
     try:
-        chooser = Chooser(CublasLt(load(), device), file, measure=_measure_nothing)
-        decoder.choose_products(chooser, _sizes(decoder, limits))
+        autotuner = Autotuner(CublasLt(load(), device), file, measure=_measure_nothing)
+        decoder.choose_products(autotuner, _sizes(decoder, limits))
     except CublasLtError as error:
         logger.warning("steps of many rows are multiplied by PyTorch's algorithms on this rank: %s", error)
 

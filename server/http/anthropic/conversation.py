@@ -49,7 +49,7 @@ def prompt_of(fields: CountTokensRequest) -> dict[str, Any]:
     """The fields of a chat request that its prompt depends on. Raises InvalidValue."""
     messages = [] if fields.system is None else [{"role": "system", "content": _content(fields.system)}]
     for i, turn in enumerate(fields.messages):
-        messages += _assistant(turn, i) if turn.role == "assistant" else _told(turn, i)
+        messages += _assistant(turn, i) if turn.role == "assistant" else _of_user(turn, i)
     is_thinking = fields.thinking is not None and fields.thinking.type != "disabled"
     variables = {"enable_thinking": is_thinking} | (fields.chat_template_kwargs or {})
     body: dict[str, Any] = {"messages": messages, "chat_template_kwargs": variables}
@@ -113,7 +113,7 @@ def _assistant(turn: Turn, index: int) -> list[dict[str, Any]]:
     return [message]
 
 
-def _told(turn: Turn, index: int) -> list[dict[str, Any]]:
+def _of_user(turn: Turn, index: int) -> list[dict[str, Any]]:
     """The messages of a turn of the user or the system: results of tools, each by itself, and what is said."""
     messages: list[dict[str, Any]] = []
     texts: list[dict[str, str]] | None = None

@@ -1,4 +1,4 @@
-"""The answer of /v1/messages as it grows: its blocks, and the events that tell a client of them."""
+"""The answer of /v1/messages as it grows: its blocks, and the events that report them to a client."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -76,7 +76,7 @@ class MessageFormat:
 
     def _events(self, piece: Piece) -> Iterator[dict[str, Any]]:
         for delta in deltas_of(piece):
-            yield from self._told(delta)
+            yield from self._emitted(delta)
         if piece.finish_reason is None:
             return
         if not self._blocks:
@@ -86,7 +86,7 @@ class MessageFormat:
         if piece.stop is not None:
             self._stop_reason = "stop_sequence"
 
-    def _told(self, delta: Delta) -> Iterator[dict[str, Any]]:
+    def _emitted(self, delta: Delta) -> Iterator[dict[str, Any]]:
         match delta:
             case ContentText(text):
                 yield from self._opened("text")

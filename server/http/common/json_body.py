@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from server.edge.redact import shown
+from server.edge.redact import redacted
 from server.errors import InvalidJson
 
 MAX_DEPTH = 32
@@ -34,7 +34,7 @@ def parse_json(body: bytes | bytearray, *, max_values: int = MAX_VALUES) -> dict
         if num_containers > MAX_DEPTH:
             _check_depth(value)
     if not isinstance(value, dict):
-        raise InvalidJson(f"The body must be an object, got {shown(value)}.")
+        raise InvalidJson(f"The body must be an object, got {redacted(value)}.")
     return value
 
 
@@ -109,7 +109,7 @@ _DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_refuse_co
 
 
 def _check_parts(body: bytes | bytearray, max_values: int) -> int:
-    """At least as many arrays and objects as there are. Raises InvalidJson for too many of them, or of values."""
+    """Return an upper bound of the number of arrays and objects. Raises InvalidJson for too many, or for values."""
     num_containers = body.count(b"[") + body.count(b"{")
     if num_containers + body.count(b":") <= MAX_PARTS and body.count(b",") < max_values:
         return num_containers
@@ -132,7 +132,7 @@ def _num_colons(body: bytes | bytearray) -> int:
 
 
 def _marks(body: bytes | bytearray) -> Iterator[int]:
-    """Each mark of arrays, objects and fields outside strings."""
+    """Yield each mark of arrays, objects and fields outside strings."""
     found = _MARK.search(body)
     while found is not None:
         end = found.end()

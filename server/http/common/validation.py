@@ -16,7 +16,7 @@ from typing import Annotated, Any, ClassVar, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, Tag, ValidationError
 from pydantic_core import PydanticCustomError
 
-from server.edge.redact import plain_name, shown
+from server.edge.redact import plain_name, redacted
 from server.errors import HallmarkError, InvalidValue, UnknownField, UnsupportedField
 
 NO_EFFECT = "Taken, and changes nothing"  # begins the description of such a field
@@ -61,12 +61,12 @@ class RequestModel(BaseModel):
 
     @classmethod
     def has_effect(cls, name: str) -> bool:
-        """Whether a field changes anything, by its description."""
+        """Return whether a field changes anything, by its description."""
         return not (cls.model_fields[name].description or "").startswith(NO_EFFECT)
 
 
 class Variants:
-    """Objects that are told apart by their `type`."""
+    """Objects of several kinds, named by their `type`."""
 
     def __init__(
         self, models: Mapping[str, type[RequestModel]], *, default: str | None = None, refused: Sequence[str] = ()
@@ -87,7 +87,7 @@ class Variants:
         if isinstance(kind, str) and kind in self._refused:
             raise UnsupportedField(f"{place}: the type {kind!r} is not implemented.", param=f"{place}.type")
         wanted = " or ".join(self._models)
-        raise InvalidValue(f"{place}.type must be {wanted}, got {shown(kind)}.", param=f"{place}.type")
+        raise InvalidValue(f"{place}.type must be {wanted}, got {redacted(kind)}.", param=f"{place}.type")
 
     def tag_of(self, value: Any) -> str | None:
         """The tag of an object's model in a union, for pydantic; `model_of` has seen each object before."""
@@ -252,7 +252,7 @@ def _refusal(
     if kind == "string_unicode":
         return InvalidValue(f"{field} has a lone surrogate at character {_first_surrogate(value)}.", param=field)
     if kind == "wrong_type" and steps and isinstance(steps[-1], int):
-        return InvalidValue(f"{_path(steps[:-1])} must be {message}, got {shown(value)} at {field}.", param=field)
+        return InvalidValue(f"{_path(steps[:-1])} must be {message}, got {redacted(value)} at {field}.", param=field)
     if kind == "literal_error":
         wanted = context["expected"].replace("'", "").replace(", ", " or ")
     elif kind in _WANTED:
@@ -261,7 +261,7 @@ def _refusal(
         wanted = _WANTED[kind].format(number="an integer" if is_integer else "a number", **limits)
     else:
         wanted = message
-    return InvalidValue(f"{field} must be {wanted}, got {shown(value)}.", param=field)
+    return InvalidValue(f"{field} must be {wanted}, got {redacted(value)}.", param=field)
 
 
 def _steps(place: Sequence[str | int]) -> list[str | int]:

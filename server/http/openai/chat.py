@@ -13,13 +13,13 @@ from server.http.openai.tools import ToolCall, ToolUse
 from server.text.answer.syntax import AnswerSyntax
 from server.text.chat_template import ChatTemplate
 from server.text.tokenizer import Tokenizer
-from server.text.tools import system_in_user, told_in_text
+from server.text.tools import system_in_user, tools_as_text
 
 _NO_REASONING = "none"  # the effort
 
 
 class PromptEnd(Enum):
-    """How the prompt of a conversation ends."""
+    """End of a conversation's prompt."""
 
     OPENED = "opened"  # with the opening of the assistant's turn
     CLOSED = "closed"  # with the end of the last message
@@ -116,7 +116,7 @@ def _rendered(
         return template.render(
             it.messages, add_generation_prompt=opens, tools=it.tools, documents=it.documents, options=it.options
         )
-    messages = told_in_text(it.messages, it.tools)
+    messages = tools_as_text(it.messages, it.tools)
     try:
         return template.render(messages, add_generation_prompt=opens, documents=it.documents, options=it.options)
     except TemplateError:

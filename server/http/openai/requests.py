@@ -281,7 +281,7 @@ class CompletionRequest(GenerationRequest):
         return max([it for it in asked if it is not None], default=None)
 
     def prompts(self) -> list[str | list[int]]:
-        """Each prompt, a text or token ids."""
+        """Return each prompt, a text or token ids."""
         prompt = self.prompt
         if isinstance(prompt, str):
             return [prompt]

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from server.edge.redact import plain_name, shown
+from server.edge.redact import plain_name, redacted
 from server.errors import InvalidJson, InvalidValue, UnknownField, UnsupportedField
 from server.grammar.requested import choice_grammar, json_grammar, lark_grammar, regex_grammar
 from server.http.common.json_body import parse_json
@@ -49,7 +49,7 @@ def _of_format(fields: Mapping[str, Any]) -> list[Grammar]:
     kind = fields.get("type")
     if kind not in _FORMATS:
         raise InvalidValue(
-            f"response_format.type must be {' or '.join(_FORMATS)}, got {shown(kind)}.", param="response_format.type"
+            f"response_format.type must be {' or '.join(_FORMATS)}, got {redacted(kind)}.", param="response_format.type"
         )
     _check_names(fields, ("type", "json_schema") if kind == "json_schema" else ("type",), "response_format")
     if kind == "text":
@@ -78,7 +78,7 @@ def _of_structured(fields: Mapping[str, Any]) -> list[Grammar]:
 
 def _of_object(value: object, param: str) -> Grammar:
     if value is not True:
-        raise InvalidValue(f"{param} must be true or false, got {shown(value)}.", param=param)
+        raise InvalidValue(f"{param} must be true or false, got {redacted(value)}.", param=param)
     return json_grammar(_ANY_OBJECT, param)
 
 
@@ -116,20 +116,20 @@ _MAKERS: Mapping[str, Callable[[Any, str], Grammar]] = {
 
 def _schema(value: object, param: str) -> object:
     if not isinstance(value, dict | bool):
-        raise InvalidValue(f"{param} must be a JSON schema, got {shown(value)}.", param=param)
+        raise InvalidValue(f"{param} must be a JSON schema, got {redacted(value)}.", param=param)
     return value
 
 
 def _object(value: object, param: str) -> Mapping[str, Any]:
     if not isinstance(value, dict):
-        raise InvalidValue(f"{param} must be an object, got {shown(value)}.", param=param)
+        raise InvalidValue(f"{param} must be an object, got {redacted(value)}.", param=param)
     return value
 
 
 def _text(value: object, param: str) -> str:
     if not isinstance(value, str) or not value or not _is_utf8(value):
         raise InvalidValue(
-            f"{param} must be a string of UTF-8 text that is not empty, got {shown(value)}.", param=param
+            f"{param} must be a string of UTF-8 text that is not empty, got {redacted(value)}.", param=param
         )
     return value
 

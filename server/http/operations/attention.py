@@ -34,13 +34,13 @@ def attention_report(edge: Edge) -> dict[str, Any]:
 
 
 def _row(row: PlanRow) -> dict[str, Any]:
-    shown: dict[str, Any] = msgspec.to_builtins(row)
-    shown["is_fallback"] = bool(row.fallback_reasons)
-    shown["rejected"] = {
+    fields: dict[str, Any] = msgspec.to_builtins(row)
+    fields["is_fallback"] = bool(row.fallback_reasons)
+    fields["rejected"] = {
         path: [{"code": code, "detail": detail} for code, detail in why] for path, why in row.rejected.items()
     }
-    shown["evidence"] = {name: _finite(value) for name, value in (row.evidence or {}).items()} or None
-    return shown
+    fields["evidence"] = {name: _finite(value) for name, value in (row.evidence or {}).items()} or None
+    return fields
 
 
 def _finite(value: float | str | bool) -> float | str | bool | None:

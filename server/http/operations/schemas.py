@@ -85,7 +85,7 @@ class ExplainedTimeReport(Report):
     unproven: dict[str, float] = Field(
         description="Seconds in kernels of an operator without valid evidence; at most 8, the longest first."
     )
-    unexplained: dict[str, float] = Field(description="Seconds in kernels that nobody named, as `unproven`.")
+    unexplained: dict[str, float] = Field(description="Seconds in kernels that no list names, as `unproven`.")
 
 
 class AttestedBatchReport(Report):

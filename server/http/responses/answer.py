@@ -1,4 +1,4 @@
-"""The answer of /v1/responses as it grows: its items, and the events that tell a client of them."""
+"""The answer of /v1/responses as it grows: its items, and the events that report them to a client."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -54,16 +54,16 @@ class ResponseFormat:
 
     def opening(self) -> bytes:
         response = self._response("in_progress")
-        return self._told({"type": "response.created", "response": response}) + self._told(
+        return self._event_bytes({"type": "response.created", "response": response}) + self._event_bytes(
             {"type": "response.in_progress", "response": response}
         )
 
     def event(self, piece: Piece) -> bytes:
-        return b"".join([self._told(event) for event in self._events(piece)])
+        return b"".join([self._event_bytes(event) for event in self._events(piece)])
 
     def closing(self) -> bytes:
         response = self._end()
-        return self._told({"type": f"response.{response['status']}", "response": response})
+        return self._event_bytes({"type": f"response.{response['status']}", "response": response})
 
     def whole(self, pieces: Iterable[Piece]) -> bytes:
         """The body of an answer that is no stream."""
@@ -74,9 +74,9 @@ class ResponseFormat:
 
     def failed(self, error: HallmarkError, ids: Mapping[str, str]) -> bytes:
         """The last events of a stream that fails."""
-        return b"".join(map(self._told, failed_events(self._response("failed"), error, ids)))
+        return b"".join(map(self._event_bytes, failed_events(self._response("failed"), error, ids)))
 
-    def _told(self, event: dict[str, Any]) -> bytes:
+    def _event_bytes(self, event: dict[str, Any]) -> bytes:
         event["sequence_number"] = self._num_events
         self._num_events += 1
         return named_event(event)

@@ -20,10 +20,10 @@ class Stored:
 
 
 class ResponseStore:
-    """Each tenant sees its own answers only. Safe to use from several threads.
+    """Answers by tenant, each of which sees only its own. Safe to use from several threads.
 
-    Where there is no room the oldest answer goes, of the tenant whose answers take the most bytes: nobody drives out
-    the answers of those who keep less.
+    Where there is no room the oldest answer goes, of the tenant whose answers take the most bytes: no tenant
+    drives out the answers of those who keep less.
     """
 
     def __init__(self, max_bytes: int, max_entries: int) -> None:

@@ -40,7 +40,7 @@ def pieces_of(weights: Weights, shard: Shard, names: TensorNames) -> list[Piece]
 
 @dataclass(frozen=True, slots=True)
 class _Splits:
-    """How a layer's tensors are split, by their names within it: but the last word, which is weight or bias."""
+    """Split of a layer's tensors, by their names within it without the last word, which is weight or bias."""
 
     layer: LayerShard
     names: TensorNames

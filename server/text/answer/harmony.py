@@ -18,7 +18,7 @@ CONSTRAIN = "<|constrain|>"
 ENDS = ("<|end|>", "<|call|>", "<|return|>")
 MARKS = (START, CHANNEL, MESSAGE, CONSTRAIN, *ENDS)
 _FUNCTIONS = "functions."
-_BUILT_IN = ("python", "browser", "container", "assistant")  # tools of OpenAI's own, which nobody runs here
+_BUILT_IN = ("python", "browser", "container", "assistant")  # tools of OpenAI's own, which are not run here
 _CHANNEL = re.compile(r"<\|channel\|>\s*([^\s<]+)")
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 _BEGINNINGS = (START, CHANNEL, MESSAGE, CONSTRAIN, "to=")

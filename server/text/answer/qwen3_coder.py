@@ -76,7 +76,7 @@ class Qwen3Coder(StepParser):
         self._step = self._begin
 
     def _between(self, is_last: bool) -> Iterable[Delta]:
-        """Between two parameters: what else stands there is dropped."""
+        """Drop what stands between two parameters."""
         _, mark = self._cut(PARAMETER, FUNCTION_END, is_last=is_last)
         if mark == PARAMETER:
             self._key = ""
@@ -129,7 +129,7 @@ class Qwen3Coder(StepParser):
         self._step = self._behind
 
     def _behind(self, is_last: bool) -> Iterable[Delta]:
-        """Between a function's end and the call's: what else stands there is dropped."""
+        """Drop what stands between a function's end and the call's."""
         _, mark = self._cut(CLOSES, OPENS, FUNCTION, is_last=is_last)
         if mark == CLOSES:
             self._step = self._begin

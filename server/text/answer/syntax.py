@@ -52,7 +52,7 @@ _CALLS: dict[ToolCallParser, type[CallParser]] = {
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """How reasoning stands before an answer that is bound.
+    """Form of the reasoning before an answer that is bound.
 
     marks       what of the texts may be a token of its own
     is_open     the prompt has begun it already; else the model may begin it, or not
@@ -74,7 +74,7 @@ class AnswerSyntax:
 
     calls: ToolCallParser = ToolCallParser.HERMES
     reasoning: ReasoningParser = ReasoningParser.NONE
-    has_tool_template: bool = False  # else tools are told in the system's message, and called as Hermes does
+    has_tool_template: bool = False  # else tools are described in the system's message, and called as Hermes does
 
     def parser(
         self,
@@ -106,7 +106,7 @@ class AnswerSyntax:
         return Filtered(parser, has_reasoning=include_reasoning, has_many_calls=parallel_tool_calls)
 
     def reasoning_before(self, prompt: str) -> Reasoning | None:
-        """How reasoning may stand before an answer that is bound; None where the prompt or the model allows none."""
+        """Return the form of the reasoning before a bound answer; None where the prompt or the model allows none."""
         if self._has_channels(has_tools=False):
             opening, closing, head = _HARMONY
             return Reasoning(opening, closing, MARKS, is_open=False, head=head)
@@ -141,7 +141,7 @@ class AnswerSyntax:
         return Split(tags, calls, is_whole=not is_streamed, is_bound=True)
 
     def _is_open(self, prompt: str) -> bool:
-        """Whether the prompt has begun the reasoning, perhaps with the title of what follows."""
+        """Return whether the prompt has begun the reasoning, perhaps with the title of what follows."""
         start, end, title = _TAGS[self.reasoning]
         written = prompt[-256:].rstrip()
         is_titled = bool(title) and written.endswith(start + title.rstrip())
@@ -162,14 +162,14 @@ class AnswerSyntax:
 def choose_syntax(template: ChatTemplate | None, calls: ToolCallParser, reasoning: ReasoningParser) -> AnswerSyntax:
     """The formats that flags name, or that a chat template shows where a flag is `auto`.
 
-    Raises SettingsError for a format of calls that a model cannot know, as its template tells it of no tools, and for
+    Raises SettingsError for a format of calls that a model cannot know, as its template has no place for tools, and for
     gpt-oss's channels with another model's calls.
     """
     source = template.source if template is not None else ""
     has_place = template is not None and template.reads("tools")
     if not has_place and calls not in (ToolCallParser.AUTO, ToolCallParser.HERMES):
         raise SettingsError(
-            f"--tool-call-parser {calls.value}: this model's chat template has no place for tools; it is told of them "
+            f"--tool-call-parser {calls.value}: this model's chat template has no place for tools; they are described "
             "in the system's message, to call as hermes"
         )
     if calls is ToolCallParser.AUTO:

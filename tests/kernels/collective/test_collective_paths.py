@@ -1,4 +1,4 @@
-"""Which path sums how many rows over how many ranks, as its limits say."""
+"""Limits of the paths of sums, by rows and ranks."""
 
 from dataclasses import replace
 

@@ -26,7 +26,7 @@ _BF16 = "bf16"  # stands for the dtype; its numbers are held as float64, or as t
 
 
 class Tensor(Array):
-    """As Gluon's; bits stay bits."""
+    """Array with the methods of Gluon's tensors; bits stay bits."""
 
     def to(self, dtype: Any, bitcast: bool = False) -> Any:
         return self if bitcast or dtype is _BF16 else self.astype(dtype).view(Tensor)

@@ -12,7 +12,7 @@ SHARED_BYTES = 232_448  # that one program may have on an H100 or H200
 
 @pytest.fixture(scope="module")
 def compiled() -> dict[str, dict[str, int]]:
-    """What the compiled kernels show, by name."""
+    """Facts of the compiled kernels, by name."""
     found: dict[str, dict[str, int]] = run_outside(Path(__file__).parent / "experts_compile.py")
     return found
 

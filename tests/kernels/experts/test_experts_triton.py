@@ -129,7 +129,7 @@ def test_few_and_many_tokens_take_tiles_of_their_own() -> None:
 
 
 def test_integers_are_summed_the_same_beside_any_neighbours(device: torch.device) -> None:
-    """Of exact numbers every bit of a token's result must stay when the other tokens visit other experts."""
+    """Use exact numbers: every bit of a token's result must stay when the other tokens visit other experts."""
     mixture = MIXTURES["odd sizes"]
     case = next(case for case in experts_cases(mixture, device, seed=1) if case.name == "even")
     of = case.expert_weights

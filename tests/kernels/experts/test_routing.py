@@ -75,7 +75,7 @@ def test_the_best_expert_is_first_and_of_equals_the_lower() -> None:
     assert route(logits, replace(SOFTMAX, num_active=4))[1].tolist() == [[1, 3, 2, 4]]
 
 
-def test_saturated_sigmoids_are_told_apart_by_their_logits() -> None:
+def test_saturated_sigmoids_are_ranked_by_their_logits() -> None:
     logits = torch.tensor([[30.0, 50.0, 40.0]])
     assert route(logits, RoutingConfig(3, 2, Scores.SIGMOID))[1].tolist() == [[1, 2]]
 

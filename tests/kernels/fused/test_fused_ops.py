@@ -1,4 +1,4 @@
-"""Each fused op as its kernel (in Triton's interpreter) and as its torch twin, against plain fp32 arithmetic."""
+"""Fused ops, as kernels (in Triton's interpreter) and in torch, against plain fp32 arithmetic."""
 
 from collections.abc import Callable
 
@@ -159,7 +159,7 @@ class RopeCase:
         )
 
     def rotated(self, x: Tensor, norm: Tensor | None = None) -> Tensor:
-        """By the definition: each pair (i, i + d / 2) as a complex number, turned by its angle."""
+        """Rotate by the definition: each pair (i, i + d / 2) as a complex number, turned by its angle."""
         precise = x.float() if norm is None else exact_norm(x, norm, 1e-6)
         left, right = precise.double().chunk(2, dim=-1)
         cos, sin = self.cos_sin.double()[self.positions.long()][:, None].chunk(2, dim=-1)
@@ -249,7 +249,7 @@ def test_a_slot_beyond_2_to_the_31_elements_is_addressed() -> None:
 @pytest.mark.parametrize("op", [rope_and_write_kv, rope_and_write_kv_torch])
 @pytest.mark.parametrize("has_norm", [False, True])
 def test_rope_of_part_of_a_head_leaves_the_rest(op: Op, has_norm: bool) -> None:
-    """Against the rotation of heads that are as wide as the part."""
+    """Compare with the rotation of heads that are as wide as the part."""
     heads, kv_heads, dim, part, tokens = 3, 2, 20, 12, 5
     q, k, v = randn(tokens, heads + 2 * kv_heads, dim).split_with_sizes([heads, kv_heads, kv_heads], dim=1)
     weights = {"q_norm": randn(dim), "k_norm": randn(dim)} if has_norm else {}

@@ -1,4 +1,4 @@
-"""What the host does for a fused op on a GPU: which kernel it finds, and what it hands to it."""
+"""The host's part of a fused op on a GPU: the kernel that it finds, and the arguments that it passes."""
 
 from pathlib import Path
 from typing import Any

@@ -227,7 +227,7 @@ def run_in_numpy(
     q: Tensor, k: Tensor, v: Tensor, batch: AttentionBatch, flags: AttentionFlags, out: Tensor, *,
     variant: DecodeVariant, num_programs: int, parts: int,
 ) -> None:  # fmt: skip
-    """As the launches of a call: every program of the first kernel, then every one of the second.
+    """Run the launches of a call: every program of the first kernel, then every one of the second.
 
     parts  partial results of a row of many that a program of the second works on at once
     """

@@ -1,4 +1,4 @@
-"""Whether a role arrives at a barrier only when all its threads are done with what it hands on, as the PTX says.
+"""Checks, in PTX, that a role arrives at a barrier only when all its threads are done with what it hands on.
 
 One thread of a role arrives for all of them. PTX orders what the others read and wrote before that arrival only by a
 barrier between: `bar.sync` among warps, `bar.warp.sync` in a role of one warp. ptxas makes no instruction of the latter

@@ -1,4 +1,4 @@
-"""Whether a role touches the ring of posted tiles only between its wait for a slot and its arrival that hands it on.
+"""Checks that a role touches the ring of posted tiles only between its wait for a slot and its arrival for it.
 
 Read from PTX and from machine code, where a load that ptxas sank below the arrival would be a race. ptxas gives some of
 the loads the line of what uses them, so what racecheck names need not be where the source reads the ring.
@@ -35,7 +35,7 @@ class Passage(NamedTuple):
 
 
 def ring_start(ptx: str) -> int:
-    """Where the ring is in shared memory, in bytes."""
+    """Return where the ring is in shared memory, in bytes."""
     found = _FIRST_READ.search(ptx)
     assert found, "no role reads the ring"
     return int(found[1])
@@ -51,7 +51,7 @@ def joined_waits(code: list[str]) -> list[str]:
 
 
 def passages(lines: list[str], start: int) -> tuple[list[Passage], list[str]]:
-    """How the ring at `start` is passed, and accesses outside of that; of PTX, or of the code of `joined_waits`."""
+    """Return the passages of the ring at `start`, and accesses outside of them; of PTX, or of `joined_waits`."""
     found: dict[int, Passage] = {}
     outside = []
     for i, line in enumerate(lines):

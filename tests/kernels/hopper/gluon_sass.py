@@ -1,4 +1,4 @@
-"""What the machine code of a Gluon kernel says about itself: spills, wgmma, and what happens while one is in flight."""
+"""Facts of a Gluon kernel's machine code: spills, wgmma, and the instructions while one is in flight."""
 
 import re
 import subprocess
@@ -42,7 +42,7 @@ def count(code: list[str], opcode: str) -> int:
 
 
 def barrier_offsets(code: list[str]) -> list[int]:
-    """Where in shared memory mbarriers are initialised, in bytes from the register that most of them are named from."""
+    """Return where in shared memory mbarriers are initialised, in bytes from the register that most are named from."""
     named = [match for line in code if (match := _NEW_BARRIER.search(line))]
     base = Counter(match[1] for match in named).most_common(1)[0][0]
     return [int(match[2] or "0", 16) for match in named if match[1] == base]

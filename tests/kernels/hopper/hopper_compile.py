@@ -98,7 +98,7 @@ _OF_CLUSTERS = (*_IN_PTX, "barrier.cluster.arrive", "st.async")  # and parts are
 
 
 def of_roles(kernel: Any) -> dict[str, object]:
-    """What a kernel of specialised warps shows."""
+    """Return the facts of a kernel of specialised warps."""
     labelled, ptx = labelled_code(kernel.asm["cubin"]), kernel.asm["ptx"]
     code = instructions(labelled)
     return {
@@ -117,7 +117,7 @@ def of_roles(kernel: Any) -> dict[str, object]:
 
 
 def of_tokens(kernel: Any) -> dict[str, object]:
-    """What the first kernel of decode shows."""
+    """Return the facts of the first kernel of decode."""
     code = disassemble(kernel.asm["cubin"])
     opcodes = {"spills": "STL", "mma": "HMMA", "matrix_loads": "LDSM", "tma_loads": "UTMALDG", "sent": "STAS.128"}
     return {"shared_bytes": kernel.metadata.shared} | {name: count(code, it) for name, it in opcodes.items()}

@@ -196,7 +196,7 @@ def tokens(
 
 
 def one_token(kv_heads: int, *, columns: int = 16) -> dict[str, Any]:
-    """What a call for one sequence launches; whether it gave zeros at once."""
+    """Return the launches of a call for one sequence, and whether it gave zeros at once."""
     _, k, v, batch = tokens([0], kv_heads=kv_heads, columns=columns)
     q = torch.zeros(1, 2 * kv_heads, 64, dtype=BF16)
     out = torch.ones_like(q)
@@ -205,7 +205,7 @@ def one_token(kv_heads: int, *, columns: int = 16) -> dict[str, Any]:
 
 
 def on_a_slice(kv_heads: int) -> dict[str, Any]:
-    """As `one_token`, where no cluster has room."""
+    """Return the same as `one_token`, where no cluster has room."""
     gluon_decode_launch.cluster_launcher.cache_clear()
     Recording.most_clusters, whole = 0, Recording.most_clusters
     try:

@@ -41,7 +41,7 @@ class Recorder:
         self.fn, self.types = source.fn.fn.__name__, tuple(source.signature.values())
 
     def __call__(self, *arguments: Any) -> None:
-        """As Triton's binder launches: with its hooks, tensors, and constants as they are."""
+        """Launch as Triton's binder does: with its hooks, tensors, and constants as they are."""
         *before, options, _, _, _ = arguments[:9]
         places = (x.data_ptr() if isinstance(x, Tensor) else x for x in arguments[9:])
         self.launch(*before, False, False, None, None, options, None, None, None, *places)
@@ -172,7 +172,7 @@ def rest_of_piece(at: Any, memory: list[tuple[int, int]]) -> int:
 
 
 def same(one: Call, other: Call) -> bool:
-    """Whether a call hands over what another one does, in memory of its own that has room for the same contents."""
+    """Return whether two calls pass the same arguments, each with memory of its own for the same contents."""
     (launches, memory), (others, of_other) = one, other
     if [len(launch) for launch in launches] != [len(launch) for launch in others]:
         return False
@@ -247,7 +247,7 @@ def num_kept_alive() -> int:
 
 
 def is_refused_after(repeats: int) -> bool:
-    """Whether a bound that the page table cannot name is refused after calls of the form."""
+    """Return whether a bound past the page table is refused after calls of the form."""
     functional.known_calls.clear()
     arguments = paged(3, 1, 500) | {"page_table": torch.zeros(3, 8, dtype=INT)}
     for _ in range(repeats):

@@ -8,7 +8,7 @@ from triton.backends.compiler import GPUTarget
 
 
 class Hopper:
-    """As much of a driver as a compilation asks for."""
+    """Driver with what a compilation asks for."""
 
     def get_current_device(self) -> int:
         return 0
@@ -22,7 +22,7 @@ class Hopper:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """What a launcher was asked for, which takes so many arguments; constants stand where nothing is given."""
+    """Arguments of a launch, and how many the launcher takes; constants stand where nothing is given."""
 
     name: str
     grid: tuple[int, ...]
@@ -41,7 +41,7 @@ class Launcher:
         self.source, self.metadata = source, metadata
 
     def __call__(self, *arguments: Any) -> None:
-        """As Triton's binder launches."""
+        """Launch as Triton's binder does."""
         self._keep(arguments[:3], 1, arguments[9:])
 
     def launch(self, *arguments: Any) -> None:
@@ -68,7 +68,7 @@ class Recording(Hopper):
 
     @classmethod
     def clusters_of(cls, cluster: int) -> int:
-        """On a slice of a GPU, without room for 8 programs, the driver knows nothing of larger clusters."""
+        """Return the clusters that fit; a slice of a GPU without room for 8 programs has no larger ones."""
         if cluster > 8 and not cls.most_clusters:
             raise RuntimeError("Triton Error [CUDA]: cluster misconfiguration")
         return cls.most_clusters

@@ -15,7 +15,7 @@ Report = dict[str, dict[str, int]]
 
 @pytest.fixture(scope="module")
 def report() -> Report:
-    """In a process of its own: this one's kernels are imported for the interpreter."""
+    """Compile in a process of its own: this one's kernels are imported for the interpreter."""
     return dict(run_outside(HERE / "compile_for_hopper.py"))
 
 

@@ -1,4 +1,4 @@
-"""What the kernels of `gluon.decode.hopper` compute, in numpy, over poisoned pages; which variant is taken."""
+"""The kernels of `gluon.decode.hopper`, run in numpy over poisoned pages, and the choice of their variant."""
 
 import random
 from collections.abc import Iterator

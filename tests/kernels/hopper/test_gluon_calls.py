@@ -1,4 +1,4 @@
-"""When the launches of a call are repeated, and what they hand over: with a kernel that records, on any machine."""
+"""Repeated launches of a call and the arguments that they pass: with a kernel that records, on any machine."""
 
 from collections.abc import Callable
 from functools import partial

@@ -236,7 +236,7 @@ def test_one_long_context_among_short_ones_is_split(device: torch.device) -> Non
 
 
 def time_of(work: Work, tiles: list[Block], block_n: int) -> float:
-    """When the last processor ends, each taking the next tile when it is free: in blocks of keys, over even shares."""
+    """Return when the last processor ends, each taking the next tile when free: in blocks of keys, over even shares."""
     lengths = [(tile.end - 1) // block_n + 1 - tile.begin // block_n for tile in tiles for _ in range(work.tile_heads)]
     ends = [0] * PROCESSORS
     for length in lengths:

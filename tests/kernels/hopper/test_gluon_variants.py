@@ -1,4 +1,4 @@
-"""Which variant of `gluon.prefill.hopper` serves what, and how it cuts the head dim."""
+"""Choice of the variant of `gluon.prefill.hopper`, and its cuts of the head dim."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""What `gluon.prefill.window.hopper` computes, in numpy: against the oracle, with NaN in every key of no sequence."""
+"""`gluon.prefill.window.hopper`, run in numpy, against the oracle, with NaN in every key of no sequence."""
 
 from functools import partial
 

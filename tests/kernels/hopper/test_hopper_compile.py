@@ -39,7 +39,7 @@ TOKENS = pytest.mark.parametrize("kind", ["decode", "clusters"])
 
 @cache
 def code(kind: str) -> dict[str, dict[str, Any]]:
-    """What the compiled variants show, by case; compiled outside the interpreter."""
+    """Facts of the compiled variants, by case; compiled outside the interpreter."""
     return dict(run_outside(Path(__file__).parent / "hopper_compile.py", kind))
 
 

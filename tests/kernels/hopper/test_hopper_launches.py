@@ -1,4 +1,4 @@
-"""What the host does for a call of the paths for Hopper: which kernels it finds, and what it hands to them."""
+"""The host's part of a call of the paths for Hopper: the kernels that it finds, and the arguments that it passes."""
 
 from functools import cache
 from pathlib import Path
@@ -27,7 +27,7 @@ def seen(phase: str) -> dict[str, Any]:
     ],
 )
 def test_the_first_call_compiles_what_tritons_binder_finds(phase: str, expected: list[int]) -> None:
-    """Behind the first call, behind the binder's of the small kernels, and behind other calls."""
+    """Call after the first call, after the binder's of the small kernels, and after other calls."""
     assert seen(phase)["compiled"] == expected
 
 
@@ -73,7 +73,7 @@ def test_layers_that_repeat_nothing_share_scratch_memory() -> None:
 
 
 def test_few_sequences_are_planned_and_split_by_one_launch() -> None:
-    """Of many, and of a short context, which is planned and attended only."""
+    """Compare with many sequences, and with a short context, which is planned and attended only."""
     assert seen("extend")["launches"] == [3, 4, 2]
 
 
@@ -94,7 +94,7 @@ def test_a_page_table_without_a_column_is_read_by_no_launch() -> None:
 
 
 def test_without_room_for_clusters_rows_are_split_by_tiles() -> None:
-    """Whether the driver says so by a number, of 8 programs here, or by an error."""
+    """The driver says so by a number, of 8 programs here, or by an error."""
     for whole, part in zip(seen("decode")["whole"], seen("decode")["slice"], strict=True):
         assert whole["names"] == [CLUSTER]
         assert part["names"] == [SPLIT, COMBINE]

@@ -58,7 +58,7 @@ def reported_lines() -> set[tuple[str, str]]:
 
 
 def environment() -> dict[str, str]:
-    """Each tensor is an allocation of its own: else what is past one is another's."""
+    """Make each tensor an allocation of its own: else what is past one is another's."""
     return os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "PYTHONPATH": str(HERE.parents[2])}
 
 

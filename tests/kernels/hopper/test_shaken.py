@@ -30,7 +30,7 @@ def run(tmp_path: Path) -> Run:
 
 
 def given(stdout: str) -> dict[str, list[str]]:
-    """What each run of each call gave."""
+    """Results of each run of each call."""
     found: dict[str, list[str]] = {}
     for line in stdout.splitlines():
         if line.startswith("gave "):
@@ -60,7 +60,7 @@ def test_stumbling_roles_give_the_same_bits(kind: str, run: Run) -> None:
 @pytest.mark.usefixtures("_hopper")
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_a_lost_order_shows(mutant: str, run: Run) -> None:
-    """As other bits, as a launch that never ends, or as one that dies."""
+    """Other bits, a launch that never ends, or one that dies."""
     names = ["prefill 128" if mutant.endswith("by name") else "prefill 64"]
     plain, shaken = run(names, 1, shaken=False), run(names, 5, shaken=True, mutant=mutant)
     assert plain.returncode == 0, plain.stderr[-2000:]

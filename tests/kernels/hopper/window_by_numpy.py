@@ -167,7 +167,7 @@ def run_in_numpy(
     q: Tensor, k: Tensor, v: Tensor, batch: AttentionBatch, flags: AttentionFlags, out: Tensor, *,
     variant: Variant, num_programs: int,
 ) -> None:  # fmt: skip
-    """As a launch does, its programs one after the other."""
+    """Run a launch, its programs one after the other."""
     tokens, block_d, window = tokens_of(variant), variant.tiling.block_d, flags.window
     assert window is not None
     language, failed = Language(programs=num_programs), []  # type: ignore[var-annotated]

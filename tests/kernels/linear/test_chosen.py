@@ -1,4 +1,4 @@
-"""Which algorithm of cuBLASLt serves which number of rows; what is left to PyTorch."""
+"""Tuned products: the algorithm of cuBLASLt for a number of rows, and what is left to PyTorch."""
 
 import ctypes
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from kernels.fused.activation import swiglu_torch
 from kernels.linear.cublaslt import Algorithm, CublasLt, CublasLtError, Prepared, Product, load_library
 from kernels.linear.fallbacks import MatmulFallback, MatmulFallbacks
 from kernels.linear.matmul import linear, linear_fp32, linear_swiglu
-from kernels.linear.tuned import MOST_ROWS, ChosenProduct, measured_rows, sizes_up_to
+from kernels.linear.tuned import MOST_ROWS, TunedProduct, measured_rows, sizes_up_to
 
 BF16, FP32 = torch.bfloat16, torch.float32
 SHAPE = (24, 16)
@@ -50,8 +50,8 @@ def tensors(num_rows: int, dtype: torch.dtype = BF16) -> tuple[Tensor, Tensor]:
 
 def chosen(
     library: CublasLt, *sizes: int, waves: float = 1e9, fallbacks: MatmulFallbacks | None = None
-) -> ChosenProduct:
-    return ChosenProduct(library, SHAPE, (BF16, BF16), {size: Algorithm(waves=waves) for size in sizes}, fallbacks)
+) -> TunedProduct:
+    return TunedProduct(library, SHAPE, (BF16, BF16), {size: Algorithm(waves=waves) for size in sizes}, fallbacks)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_a_product_is_served_by_the_algorithm_of_its_rows() -> None:
     library = OnPaper()
     x, weight = tensors(1100)
     algorithms = {1024: Algorithm(waves=1024), 1152: Algorithm(waves=1152), 1280: None}
-    product = ChosenProduct(library, SHAPE, (BF16, BF16), algorithms)
+    product = TunedProduct(library, SHAPE, (BF16, BF16), algorithms)
     assert product.takes(x, weight)
     assert torch.equal(product.product(x, weight), x @ weight.t())
     assert library.asked == [Product(1100, *SHAPE, BF16, BF16)]
@@ -94,7 +94,7 @@ def test_a_product_lands_in_the_tensor_that_is_given() -> None:
     library = OnPaper()
     x, weight = tensors(70)
     product, out = (
-        ChosenProduct(library, SHAPE, (BF16, FP32), {70: Algorithm(waves=80)}),
+        TunedProduct(library, SHAPE, (BF16, FP32), {70: Algorithm(waves=80)}),
         torch.full((71, 24), torch.nan),
     )
     assert product.takes(x, weight)
@@ -135,7 +135,7 @@ def test_rows_the_library_cannot_describe_are_left_to_pytorch() -> None:
 
 def test_rows_that_pytorch_multiplies_no_slower_are_no_fallback() -> None:
     fallbacks = MatmulFallbacks()
-    product = ChosenProduct(OnPaper(), SHAPE, (BF16, BF16), {70: None}, fallbacks)
+    product = TunedProduct(OnPaper(), SHAPE, (BF16, BF16), {70: None}, fallbacks)
     assert not product.takes(*tensors(70))
     assert fallbacks.take() == {}
 

@@ -11,11 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.fused.norm import add_rms_norm
-from kernels.linear.autotune import Chooser
+from kernels.linear.autotune import Autotuner
 from kernels.linear.cublaslt import Algorithm, CublasLt, Product, load_library
 from kernels.linear.matmul import linear, linear_fp32, linear_swiglu, tiling_of
 from kernels.linear.tilings import WIDE_ROW_COUNTS, WideTiling
-from kernels.linear.tuned import ChosenProduct
+from kernels.linear.tuned import TunedProduct
 
 pytestmark = pytest.mark.gpu
 HOPPER = pytest.mark.usefixtures("_hopper")  # the matmuls are for sm_90
@@ -181,7 +181,7 @@ def library() -> CublasLt:
 
 def with_algorithm(
     library: CublasLt, shape: tuple[int, int], index: int, dtype: torch.dtype, dtype_out: torch.dtype
-) -> ChosenProduct:
+) -> TunedProduct:
     """The product by one algorithm of each size, fast or not."""
 
     def algorithm(size: int) -> Algorithm:
@@ -189,7 +189,7 @@ def with_algorithm(
         return found[min(index, len(found) - 1)]
 
     sizes = [*ROWS, 1152, 2048, 2304, 8192]
-    return ChosenProduct(library, shape, (dtype, dtype_out), {size: algorithm(size) for size in sizes})
+    return TunedProduct(library, shape, (dtype, dtype_out), {size: algorithm(size) for size in sizes})
 
 
 @pytest.mark.parametrize("dtype", [BF16, FP16])
@@ -260,8 +260,8 @@ def test_a_graph_computes_what_is_computed_without(library: CublasLt, num_rows: 
 def test_what_is_chosen_is_right_and_the_same_from_the_file(library: CublasLt, tmp_path: Path) -> None:
     weight, file = randn(4096, 2048), tmp_path / "products.json"
     sizes = [72, 136, 256, 1024, 1152]
-    product = Chooser(library, file).product([weight], BF16, sizes)
-    again = Chooser(library, file).product([weight], BF16, sizes)
+    product = Autotuner(library, file).product([weight], BF16, sizes)
+    again = Autotuner(library, file).product([weight], BF16, sizes)
     for num_rows in (*sizes, 1100):
         x = randn(num_rows, 2048, seed=num_rows)
         first = linear(x, weight, chosen=product)

@@ -22,7 +22,7 @@ def randn(*shape: int, seed: int) -> torch.Tensor:
 
 @pytest.fixture(scope="module")
 def compiled() -> dict[str, dict[str, object]]:
-    """What the compiled variants show, by case."""
+    """Facts of the compiled variants, by case."""
     found: dict[str, dict[str, object]] = run_outside(Path(__file__).parent / "matmul_compile.py")
     return found
 
@@ -45,7 +45,7 @@ def test_only_weights_are_read_before_the_wait(compiled: dict[str, dict[str, obj
 def test_shared_tiles_exchange_sums_in_memory_of_their_own(
     compiled: dict[str, dict[str, object]],
 ) -> None:
-    """They write to the first bytes of each other's shared memory, whatever Triton has put there."""
+    """Sums go to the first bytes of each other's shared memory, whatever Triton has put there."""
     shared = {name: case for name, case in compiled.items() if int(str(case["splits"])) > 1}
     assert shared
     for case in shared.values():

@@ -91,7 +91,7 @@ def test_only_the_chosen_rows_are_measured() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("names", [(), ("window", "softcap", "sinks")])
 def test_coarse_limits_hold_the_fine_ones(dtype: torch.dtype, names: tuple[str, ...]) -> None:
-    """What the reference of every row allows is more than the other, and less than 20 times as much."""
+    """Coarse limits are above the fine ones, and less than 20 times as large."""
     inputs, _, _ = batch_of_64(dtype)
     flags = flags_for(inputs, *names)
     arguments = inputs.q, inputs.k, inputs.v, inputs.batch, flags

@@ -54,7 +54,7 @@ def test_ties_at_a_threshold_stay_as_they_do_in_the_torch_ops(device: torch.devi
 
 
 def test_a_token_outside_of_the_limits_is_never_drawn(device: torch.device) -> None:
-    """Each row has one token that may be drawn: 20 near equals compete with it in the same bin."""
+    """Give each row one token that may be drawn: 20 near equals compete with it in the same bin."""
     logits = torch.zeros(3, 40, device=device)
     logits[:, 20:] = -50.0
     logits[:, 7] = 1e-6

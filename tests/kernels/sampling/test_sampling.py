@@ -26,7 +26,7 @@ from kernels.sampling.sampling import (
 )
 
 CPU = torch.device("cpu")
-Chooser = Callable[[Tensor, SamplingTensors], SampleResult]
+Autotuner = Callable[[Tensor, SamplingTensors], SampleResult]
 
 
 def random_logits(rows: int, vocab: int, seed: int = 0) -> Tensor:
@@ -248,7 +248,7 @@ def test_banned_tokens_are_never_chosen() -> None:
 @pytest.mark.filterwarnings("ignore:overflow encountered in divide:RuntimeWarning")  # numpy's, in the interpreter
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("choose_by", [sample, sample_torch])
-def test_a_penalty_that_overflows_is_not_the_models_fault(choose_by: Chooser, temperature: float) -> None:
+def test_a_penalty_that_overflows_is_not_the_models_fault(choose_by: Autotuner, temperature: float) -> None:
     row = RowSampling(temperature, penalties=RowPenalties([1], [], repetition=1e-37))
     logits = torch.tensor([[90.0, 80.0, 1.0], [90.0, 80.0, math.inf], [90.0, math.nan, 1.0]])
     result = choose_by(logits, sampling_tensors([row] * 3, 3, CPU))

@@ -1,4 +1,4 @@
-"""What SDPA's paths promise on a CPU beside the rule of test_attention_paths.py."""
+"""SDPA's paths on a CPU, beside the rule of test_attention_paths.py."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -32,7 +32,7 @@ def test_packed_ragged_lengths(run: RunAttention, dtype: torch.dtype) -> None:
 
 
 def can_flash_attend(dtype: torch.dtype) -> bool:
-    """Whether PyTorch's flash attention for CPUs takes 64 queries of it.
+    """Return whether PyTorch's flash attention for CPUs takes 64 queries of this shape.
 
     On a processor with AMX, ATEN_CPU_CAPABILITY below avx512 makes it raise in bf16 (PyTorch 2.11 to 2.13).
     """

@@ -1,4 +1,4 @@
-"""What the profiler saw against what the evidence promises."""
+"""Kernels that the profiler saw against those that the evidence promises."""
 
 from collections import Counter
 from dataclasses import replace

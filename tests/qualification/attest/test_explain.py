@@ -1,4 +1,4 @@
-"""What is known of kernels by their names."""
+"""Classes of kernels by their names."""
 
 import ast
 from dataclasses import replace

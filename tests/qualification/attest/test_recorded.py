@@ -1,4 +1,4 @@
-"""What the driver says of a captured call. Needs a GPU; the fields of its structures are checked without one."""
+"""The driver's record of a captured call. Needs a GPU; the fields of its structures are checked without one."""
 
 import ctypes
 
@@ -61,7 +61,7 @@ def test_the_record_names_the_kernels_that_the_profiler_sees(name: str) -> None:
 
 
 @pytest.mark.gpu
-def test_time_of_a_kernel_that_nobody_named_is_unexplained() -> None:
+def test_time_of_an_unnamed_kernel_is_unexplained() -> None:
     device = torch.device("cuda")
     weight = torch.randn(4096, 4096, device=device, dtype=torch.bfloat16)
     x, y, z = torch.randn(3, 64, 4096, device=device, dtype=torch.bfloat16)

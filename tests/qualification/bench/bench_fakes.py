@@ -1,4 +1,4 @@
-"""What the tests of the bench share: cases and rows, each a plain value."""
+"""Cases and rows for the tests of the bench, each a plain value."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""What the bench of the fused ops writes down."""
+"""Results of the bench of the fused ops."""
 
 import pytest
 

@@ -91,7 +91,7 @@ def test_a_path_that_writes_nothing_is_wrong() -> None:
 
 
 def test_a_path_that_writes_nothing_but_once_is_wrong() -> None:
-    """What an earlier call left in the output must not pass for an answer."""
+    """An earlier call's output must not pass for an answer."""
     right, calls = path_named("sdpa.cpu").run, []
 
     def stale(*args: object) -> None:
@@ -103,7 +103,7 @@ def test_a_path_that_writes_nothing_but_once_is_wrong() -> None:
     assert not rows[0].is_right
 
 
-def test_a_wrong_peer_is_nobodys_measure() -> None:
+def test_a_wrong_peer_is_not_compared_with() -> None:
     def prepare(inputs: Inputs) -> Prepared:
         return Prepared(lambda: torch.zeros_like(inputs.q), lambda output: output)
 
@@ -127,8 +127,8 @@ def test_a_dense_peer_takes_no_mixed_lengths() -> None:
         peer.prepare(make_inputs(case, CPU, seed=0))
 
 
-def test_what_nobody_needs_any_more_is_given_back_before_a_run() -> None:
-    """Of the run before: what is garbage when it is frozen stays for good."""
+def test_garbage_is_collected_before_a_run() -> None:
+    """Collect before the run: garbage that is frozen stays for good."""
 
     class Held:
         itself: object = None

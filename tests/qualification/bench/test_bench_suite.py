@@ -32,7 +32,7 @@ def test_every_part_is_beside_fa3_or_flex() -> None:
 
 
 def test_batches_of_decode_have_no_gap() -> None:
-    """Where a cliff could hide: 1 to 64 sequences of 4096 tokens at head dim 128."""
+    """Cliffs could hide in gaps: 1 to 64 sequences of 4096 tokens at head dim 128."""
     cases = [case for case in CASES if case.shape.phase is Phase.DECODE and case.shape.head_dim == 128]
     plain = [case for case in cases if case.keys[0] == 4096 and case.queries[0] == 1 and case.is_equal_lengths]
     assert {len(case.keys) for case in plain} == {*range(1, 65), 256}

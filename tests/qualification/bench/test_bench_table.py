@@ -1,4 +1,4 @@
-"""What people read of a bench: tables, JSON and charts."""
+"""Tables, JSON and charts of a bench."""
 
 import math
 from dataclasses import replace
@@ -66,7 +66,7 @@ def test_an_error_that_is_no_number_is_null_in_json_and_wrong() -> None:
     assert found["is_right"] is False
 
 
-def test_a_reason_is_told_once_with_its_cases() -> None:
+def test_a_reason_is_printed_once_with_its_cases() -> None:
     absences = [Absence(prefill(n), "fa3", "not here") for n in (1024, 512)]
     assert absences_lines(absences) == ["fa3: not in 2 cases: not here"]
     cases = [str(prefill(512)), str(prefill(1024))]

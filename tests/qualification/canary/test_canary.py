@@ -64,7 +64,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 @pytest.fixture
 def golden(recorded: bytes, tmp_path: Path) -> str:
-    """It as a file that a test may spoil."""
+    """Copy of the golden file that a test may spoil."""
     file = tmp_path / "golden.json"
     file.write_bytes(recorded)
     return str(file)
@@ -163,7 +163,7 @@ def test_a_run_against_a_changed_server_ends_with_its_code(
     assert said in capsys.readouterr().out
 
 
-def test_nobody_there_exits_3_with_one_line(refused_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_server_that_is_not_there_exits_3_with_one_line(refused_url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert canary(refused_url) == 3
     lines = lines_of(capsys)
     assert len(lines) == 2

@@ -1,4 +1,4 @@
-"""What a canary makes of numbers, without any server."""
+"""Verdicts of a canary on numbers, without any server."""
 
 import math
 import random

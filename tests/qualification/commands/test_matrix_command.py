@@ -279,7 +279,7 @@ def test_a_difference_has_its_harm_exit_code_and_details(change: str) -> None:
 def test_lost_proof_is_a_fallback_beside_an_equal_path(
     changes: dict[str, object], code: ExitCode, p50_us: float
 ) -> None:
-    """As `decide` has it: what computes wrong numbers or raises leaves its shape to a fallback."""
+    """`decide` says so too: a path that computes wrong numbers or raises leaves its shape to a fallback."""
     before = side(evidence(SHAPE, FIRST), evidence(SHAPE, OTHER, p50_us=11.0))
     found = only(before, side(evidence(SHAPE, FIRST, **changes), evidence(SHAPE, OTHER, p50_us=p50_us)))
     assert (found.harm, found.code) == (Harm.FALLBACK, code)

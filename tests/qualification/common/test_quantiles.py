@@ -31,7 +31,7 @@ def test_median_interval_needs_six_samples() -> None:
 
 @pytest.mark.parametrize("q", [0.5, 0.9])
 def test_intervals_have_their_stated_coverage(q: float) -> None:
-    """Of an exponential distribution, which is nothing like a normal one; 2,000 draws of 60."""
+    """Draw from an exponential distribution, which is nothing like a normal one; 2,000 draws of 60."""
     chance = random.Random(5)
     truth = {0.5: 0.693147, 0.9: 2.302585}[q]
     hits = 0

@@ -1,4 +1,4 @@
-"""What an upgrade does to the real catalog's decisions, and what PyTorch runs for grouped heads with a mask."""
+"""Decisions of the real catalog after an upgrade, and PyTorch's kernels for grouped heads with a mask."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -39,7 +39,7 @@ def able(shape: AttentionShape) -> Iterator[KernelPath]:
 def decisions(
     shapes: tuple[AttentionShape, ...], policy: Policy, machine: Fingerprint = H200
 ) -> dict[AttentionShape, Decision]:
-    """By a reviewed matrix that proves, for the model before the upgrade, every path that can compute a shape."""
+    """Decide by a reviewed matrix that proves, for the model before, every path that can compute a shape."""
     known = {
         (shape, path.name): evidence(shape, path, fingerprint=H200)
         for shape in shapes_of(dict(LLAMA))

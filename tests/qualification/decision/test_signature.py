@@ -75,7 +75,7 @@ def test_signatures_name_themselves_differently() -> None:
 
 @pytest.mark.parametrize(("max_model_len", "budget"), [(1, 1), (128, 64), (129, 4096), (600, 100), (9000, 2048)])
 def test_shapes_are_exactly_those_that_batches_can_have(max_model_len: int, budget: int) -> None:
-    """Against brute force over the longest query and the longest context of a batch."""
+    """Compare with brute force over the longest query and the longest context of a batch."""
     longest_query = min(max_model_len, budget)
     interesting = sorted(
         {n for edge in (1, 128, 512, 2048, 8192, longest_query, max_model_len) for n in (edge, edge + 1)}

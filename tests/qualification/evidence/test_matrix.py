@@ -166,7 +166,7 @@ LITERALS = (
 
 
 def read_or_refused(file: Path, content: bytes) -> bool:
-    """Whether a file of this content, signed again, is read; what is read can be shown, compared and written."""
+    """Return whether a file of this content, signed again, is read; one that is can be compared and written."""
     blank = content[:13] + b"0" * 64 + content[77:]
     file.write_bytes(content[:13] + hashlib.sha256(blank).hexdigest().encode() + content[77:])
     try:
@@ -293,7 +293,7 @@ def test_what_runs_share_is_said_once(tmp_path: Path) -> None:
     assert sorted(sorted(run["sources"]) for run in runs.values()) == [["a", "b"], ["b"]]
 
 
-def test_one_run_that_met_two_sources_of_a_path_is_told_apart(tmp_path: Path) -> None:
+def test_two_sources_of_a_path_within_one_run_are_separated(tmp_path: Path) -> None:
     mixed = [evidence(SHAPE, A), evidence(DECODE, A, source_digest="another")]
     save_matrix(tmp_path / "a.json", mixed)
     assert sorted(entry.source_digest for entry in load_matrix(tmp_path / "a.json").evidence.values()) == [

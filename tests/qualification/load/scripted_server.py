@@ -37,7 +37,7 @@ def plan_row(**changes: object) -> dict[str, object]:
 
 @dataclass
 class Script:
-    """What the server does; a test changes a field."""
+    """Script of the server; a test changes a field."""
 
     model: str = "demo"
     max_model_len: int | None = 4096

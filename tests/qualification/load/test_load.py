@@ -150,7 +150,7 @@ def test_requests_at_once_overlap_and_a_trace_is_kept_to(script: Script, client:
     assert 0 <= result.lag.send_p99_s <= result.lag.send_max_s
 
 
-def test_nobody_there_is_an_error_of_each_request(url: str, script: Script) -> None:
+def test_a_server_that_is_not_there_fails_each_request(url: str, script: Script) -> None:
     target, _ = discover(url)
     with serving(script) as other:
         gone = discover(other)[0]
@@ -171,7 +171,7 @@ def test_workers_send_every_request_once(script: Script, url: str) -> None:
     assert max(seen) == 5
 
 
-def test_workers_who_find_nobody_say_so(script: Script) -> None:
+def test_workers_report_a_server_that_is_not_there(script: Script) -> None:
     with serving(script) as url:
         target, _ = discover(url)
     result = run_in_workers(target, requests(3, 4), 2, timeout_s=60, progress=lambda _: None)

@@ -133,7 +133,7 @@ def test_neighbouring_calls_differ_in_more_than_length() -> None:
 
 
 def test_worker_of_a_qualification_makes_its_calls() -> None:
-    """With the torch that the program has imported before it forks."""
+    """Fork with the torch that the program has imported before."""
     pairs = [(SHAPE, "sdpa.cpu"), (DECODE, "sdpa.cpu")] * 2
     calls = [msgspec.json.encode((str(shape), name)) for shape, name in pairs]
     program = python_command("qualification.measure.compile_worker", "0", "cpu")

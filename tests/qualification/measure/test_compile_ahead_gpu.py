@@ -1,4 +1,4 @@
-"""What compiling ahead is worth: the run that follows compiles nothing."""
+"""Effect of compiling ahead: the run that follows compiles nothing."""
 
 from pathlib import Path
 

@@ -260,10 +260,10 @@ def test_unwritable_cache_costs_only_the_next_start(tmp_path: Path, caplog: pyte
     assert caplog.text.count(warning) == 1, "one warning, not one for each measured pair"
 
 
-def test_a_full_disk_is_told_with_the_folder(
+def test_a_full_disk_is_reported_with_the_folder(
     folders: tuple[Path, Path], caplog: pytest.LogCaptureFixture, request: pytest.FixtureRequest
 ) -> None:
-    """By a limit on the size of files: as with a full disk it is a write that fails, whose error names no file."""
+    """Limit the size of files: as with a full disk a write fails, and its error names no file."""
     was = resource.getrlimit(resource.RLIMIT_FSIZE)
     request.addfinalizer(lambda: resource.setrlimit(resource.RLIMIT_FSIZE, was))
     resource.setrlimit(resource.RLIMIT_FSIZE, (512, was[1]))

@@ -1,4 +1,4 @@
-"""What the profiler's events are made of. On a CPU the kernels are PyTorch's operators."""
+"""Kernels and times from the profiler's events. On a CPU the kernels are PyTorch's operators."""
 
 from dataclasses import replace
 
@@ -48,7 +48,7 @@ def test_kernels_are_given_to_the_call_that_launched_them() -> None:
     assert dict(seen.outside) == {"aten::mm": 1, "aten::_softmax": 1}
 
 
-def test_what_every_call_launches_is_told_from_what_some_do() -> None:
+def test_launches_of_every_call_and_of_some_are_separated() -> None:
     a, b = torch.randn(8, 8), torch.randn(2, 8, 8)
     seen = calls_seen([lambda: a @ a, lambda: (a @ a, b @ b)], CPU)
     assert (seen.always, seen.sometimes) == (("aten::mm",), ("aten::bmm",))

@@ -14,7 +14,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def references() -> References:
-    """Of a first case."""
+    """References of a first case."""
     found = References()
     found.of(next(cases(replace(SHAPE, num_heads=2, num_kv_heads=1, head_dim=16), CPU, seed=0)))
     return found

@@ -33,7 +33,7 @@ def test_slow_calls_are_timed_3_times_and_steady_ones_20() -> None:
 
 
 def test_the_spread_of_many_samples_is_that_of_their_middle() -> None:
-    """Of 100 samples the interval reaches from the 40th to the 60th. An outlier does not widen it."""
+    """100 samples have an interval from the 40th to the 60th. An outlier does not widen it."""
     samples = [float(n) for n in range(1, 100)] + [1e9]
     assert median_spread(samples) == pytest.approx(10 / 50.5, abs=0.02)
 

@@ -1,4 +1,4 @@
-"""How a model is split among ranks, and which splits are refused."""
+"""Splits of a model among ranks, and splits that are refused."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What benches of whole steps drive an engine by."""
+"""Drivers of engines in benches of whole steps."""
 
 import pytest
 

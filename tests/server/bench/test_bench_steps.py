@@ -81,7 +81,7 @@ def test_charts_lie_beside_it(written: Path) -> None:
     assert names == {f"tiny-{chart}.svg" for chart in ("prefill", "decode-batch", "decode-context", "parts")}
 
 
-def test_what_there_is_no_time_or_no_room_for_is_told(
+def test_what_there_is_no_time_or_room_for_is_reported(
     argv: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     small = ["--set", "kv-cache-tokens=320", "--time-limit", "0", "--dummy"]

@@ -1,4 +1,4 @@
-"""What is made of measured steps: curves and cliffs, tables, charts, and the file."""
+"""Reports of measured steps: curves and cliffs, tables, charts, and the file."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -120,7 +120,7 @@ def test_the_table_says_slopes_cliffs_and_what_is_missing() -> None:
     assert lines[-1] == "not measured: decode of 8 x 9: no room"
 
 
-def test_a_floor_that_nobody_knows_is_a_dash_and_no_line() -> None:
+def test_an_unknown_floor_is_a_dash_and_no_line() -> None:
     smooth = [both(x) for x in LENGTHS]
     assert "floor" in steps_charts(file(smooth, floor_ms=1.0))["prefill"]
     assert "floor" not in steps_charts(file(smooth))["prefill"]

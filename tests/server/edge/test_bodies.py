@@ -85,7 +85,7 @@ def test_a_request_that_runs_holds_no_body_any_more(folder: Path) -> None:
 
 
 def test_a_waiting_body_whose_client_has_gone_is_not_held() -> None:
-    """Its bytes are not counted any more: a flood of clients that go would take any memory."""
+    """The body's bytes are not counted any more: a flood of clients that go would take any memory."""
 
     async def run() -> None:
         is_free = threading.Event()

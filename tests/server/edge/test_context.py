@@ -1,4 +1,4 @@
-"""What a request leaves behind."""
+"""Logs, spans and metrics of a request."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""What the guard lets through, and how it refuses."""
+"""Requests that the guard admits, and its refusals."""
 
 import asyncio
 import logging
@@ -158,7 +158,7 @@ def _all_routes(it: Served) -> list[tuple[str, str]]:
 
 
 def _statuses(it: Served, headers: dict[str, str]) -> dict[str, int]:
-    """What every route answers, by path; DELETE /attention/quarantine as DELETE."""
+    """Return every route's status by path; DELETE /attention/quarantine as DELETE."""
     others = [("GET", "/openapi.json"), ("GET", "/nope"), ("GET", "/docs"), ("GET", "/livez/")]
     answers = {}
     for method, path in [*_all_routes(it), *others]:
@@ -200,7 +200,7 @@ def test_without_keys_operators_routes_are_open(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(("operator", "advice"), [(None, "--operator-key-file or --admin-port"), ("root", "send one")])
-def test_a_tenant_is_told_what_an_order_needs(folder: Path, operator: str | None, advice: str) -> None:
+def test_a_refused_order_names_what_it_needs(folder: Path, operator: str | None, advice: str) -> None:
     it = with_keys(served(folder), "right", operator=operator)
     answer = it.post("/attention/quarantine", {"path": "sdpa.cpu"}, headers={"authorization": "Bearer right"})
     assert (answer.status_code, answer.json()["error"]["code"]) == (403, "operator_key_needed")
@@ -226,7 +226,7 @@ def test_a_wrong_key_is_refused(folder: Path, header: str) -> None:
     assert ("'Authorization: Bearer KEY'" in answer.text) == (not is_bearer)
 
 
-def test_each_key_is_a_tenant_who_shares_pages_with_nobody_else(folder: Path) -> None:
+def test_each_key_is_a_tenant_with_pages_of_its_own(folder: Path) -> None:
     it = with_keys(served(folder, saying("x")), "left", "right")
     for key in ("left", "right", "left"):
         headers = {"authorization": f"Bearer {key}"}

@@ -31,7 +31,7 @@ def test_a_file_of_operators_keys_without_one_stops_the_start(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("more", [{}, {"operator_key_file": "b"}, {"admin_port": 0}], ids=["neither", "file", "port"])
-def test_closed_operators_routes_are_told_at_the_start(
+def test_closed_operators_routes_are_logged_at_the_start(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, more: dict[str, object]
 ) -> None:
     named = files(

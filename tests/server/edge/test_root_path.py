@@ -1,4 +1,4 @@
-"""Behind a proxy that offers the API under a path: whether it takes that path away or not."""
+"""A proxy that offers the API under a path, and takes that path away or not."""
 
 from pathlib import Path
 

@@ -69,7 +69,7 @@ class DeviceTwin:
         return value % self.vocab_size
 
     def answer(self, prompt: list[int], num_tokens: int) -> list[int]:
-        """What a request is due."""
+        """Return the tokens that a request is due."""
         tokens = list(prompt)
         for _ in range(num_tokens):
             tokens.append(self.next_token(tokens))

@@ -18,7 +18,7 @@ from server.engine.execution.sampling import SampledTokens
 
 
 class LateDevice(TorchDispatchMode):
-    """Within its context, copies that nobody waits for are put off until something else is computed, as replays are.
+    """Device that puts off copies that nothing waits for, and replays, until something else is computed.
 
     The order is kept. `num_started` copies and replays came so far; `most_due` of them were put off at once.
     """
@@ -55,7 +55,7 @@ class LateDevice(TorchDispatchMode):
 
 
 class LateTokens(SampledTokens):
-    """What steps choose, on such a device. `is_failing`: the next choice outside of a graph lacks memory."""
+    """Sampled tokens on such a device. `is_failing`: the next choice outside of a graph lacks memory."""
 
     def __init__(self, num_rows: int, device: LateDevice) -> None:
         super().__init__(num_rows, torch.device("cpu"))

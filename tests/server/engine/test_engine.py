@@ -57,7 +57,7 @@ def num_prompt_tokens(session: Session) -> int:
 def test_eight_answers_to_a_prompt_compute_it_once(
     tiny_llama: TinyLlama, tmp_path: Path, batched: int, caches: bool
 ) -> None:
-    """Their tokens are those of eight requests with their seeds, each on a server of its own."""
+    """The answers' tokens are those of eight requests with their seeds, each on a server of its own."""
     prompt, options = (
         [*tiny_llama.prompts[3], 9, 8, 7] * 2,
         {"max_num_batched_tokens": batched, "prefix_caching": caches},

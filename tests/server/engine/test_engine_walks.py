@@ -243,7 +243,7 @@ def test_tokens_are_those_of_a_plain_engine(decoder: Decoder, seed: int, ways: W
 
 
 def test_a_step_that_fails_late_costs_the_others_no_token(decoder: Decoder, tiny_llama: TinyLlama) -> None:
-    """Its graph has written over the tokens that the device had of the others; the host knows them by then."""
+    """The step's graph has written over the others' tokens on the device; the host knows them by then."""
     with LateDevice(random.Random(0)) as device:
         walk = Walk(decoder, device, random.Random(0), GREEDY)
         session = walk.session.submit_all(tiny_llama.prompts[:2])

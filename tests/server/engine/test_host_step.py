@@ -1,4 +1,4 @@
-"""What the host does in a decode step that is a graph: loops over rows, and no call of a function for each."""
+"""The host's part of a decode step that is a graph: loops over rows, and no call of a function for each."""
 
 import gc
 import sys

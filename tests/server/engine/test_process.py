@@ -75,7 +75,7 @@ def inbox_of(*messages: ToEngine) -> queue.SimpleQueue[ToEngine]:
 
 
 def loop_of(*messages: Submit | Cancel | Shutdown, inbox: Waits | None = None) -> list[FromEngine]:
-    """What a loop sends until it is shut down."""
+    """Return what a loop sends until it is shut down."""
     inbox = inbox or Waits()
     for message in messages:
         inbox.put(message)
@@ -210,7 +210,7 @@ class OneSample:
 
 @pytest.mark.parametrize("is_due", [True, False])
 def test_a_sample_is_judged_when_idle_or_between_two_steps(is_due: bool) -> None:
-    """With nothing on its way to the device; a quarantine changes the plan that is told."""
+    """No step is on its way to the device then; a quarantine changes the plan that is reported."""
     report = ShadowReport("mismatch", 1.0, "decode", "p", 0, 0, 0, 1, 2.0, "off", 0.1, [("p", "s")])
     inbox = inbox_of(Submit("a", [1, 2], SamplingParams(max_tokens=9, ignore_eos=True)))
     twin = DeviceTwin()
@@ -298,7 +298,7 @@ def test_the_first_message_must_configure() -> None:
     assert serve(inbox_of(Cancel("a")), lambda _: None) == 76
 
 
-def test_a_start_tells_its_progress_and_its_plan(tiny_llama: TinyLlama, tmp_path: Path) -> None:
+def test_a_start_reports_its_progress_and_its_plan(tiny_llama: TinyLlama, tmp_path: Path) -> None:
     status, sent = serve_with(settings_for(tiny_llama, tmp_path))
     assert status == 0
     stages = list(dict.fromkeys(message.stage for message in sent if isinstance(message, EngineProgress)))

@@ -84,7 +84,7 @@ def tokenizer(has_marks: bool) -> llguidance.LLTokenizer:
 
 
 def takes(grammar: Grammar, text: str, *, has_marks: bool = False) -> bool:
-    """Whether the whole of `text` matches, marks by their own ids where the tokenizer has such."""
+    """Return whether the whole of `text` matches, marks by their own ids where the tokenizer has such."""
     tokens = tokenizer(has_marks)
     matcher = compiled(tokens, grammar)
     return bool(matcher.consume_tokens(tokens.tokenize_str(text, parse_special=True)) and matcher.is_accepting())

@@ -70,7 +70,7 @@ def test_the_last_choice_that_joins_submits_them_all() -> None:
     assert whole == replace(submits[0], forks=[Fork("b", ord("b")), Fork("c", ord("c"))])
 
 
-def test_the_engine_is_told_a_requests_priority(folder: Path) -> None:
+def test_the_engine_gets_a_requests_priority(folder: Path) -> None:
     it = served(folder)
     assert it.post("/v1/chat/completions", {"messages": USER, "n": 2, "priority": -7}).status_code == 200
     assert it.engine.priorities == [-7, -7]
@@ -84,7 +84,7 @@ def test_a_choice_that_fails_fails_the_whole_request(folder: Path) -> None:
     assert it.edge.admission.num_requests == 0
 
 
-def test_choices_that_nobody_reads_wait_where_they_are_merged() -> None:
+def test_unread_choices_wait_where_they_are_merged() -> None:
     num_taken = 0
 
     async def endless(index: int) -> AsyncGenerator[Piece]:

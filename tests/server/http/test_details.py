@@ -1,4 +1,4 @@
-"""What answers give beside their text: log probabilities, token ids, their prompts, usage so far."""
+"""Details of answers beside their text: log probabilities, token ids, their prompts, usage so far."""
 
 from pathlib import Path
 from typing import Any

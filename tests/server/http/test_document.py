@@ -59,7 +59,7 @@ def document(it: Served) -> dict[str, Any]:
 
 
 def valid(value: Any, schema: Any, schemas: dict[str, Any]) -> bool:
-    """Whether JSON Schema, as far as the document uses it, allows a value."""
+    """Return whether JSON Schema, as far as the document uses it, allows a value."""
     if schema is True:
         return True
     if "$ref" in schema:
@@ -228,7 +228,7 @@ VALUES = st.recursive(
 
 
 def refusal(model: type[RequestModel], body: dict[str, Any]) -> bool:
-    """Whether a body is refused; always with the field's name."""
+    """Return whether a body is refused; always with the field's name."""
     try:
         fields = read(model, body)
     except HallmarkError as error:

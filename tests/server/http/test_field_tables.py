@@ -249,7 +249,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Served]:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What a request did, without what differs each time."""
+    """Effects of a request, without what differs each time."""
 
     status: int
     submitted: list[Any]

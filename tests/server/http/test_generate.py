@@ -237,7 +237,7 @@ def test_a_traced_answer_names_its_span_in_the_clients_trace(folder: Path, refus
     assert span != "b7ad6b7169203331"
 
 
-def test_usage_tells_how_many_prompt_tokens_were_cached(folder: Path) -> None:
+def test_usage_counts_the_cached_prompt_tokens(folder: Path) -> None:
     times = msgspec.structs.replace(TIMES, num_cached_tokens=16)
     it = served(folder, playing(TokenDelta("", [65], FinishReason.LENGTH, times=times)))
     answer = it.post(COMPLETIONS, {"prompt": [1] * 20, "max_tokens": 1})

@@ -73,7 +73,7 @@ def running(folder: Path, engine: ScriptedEngine, **options: int) -> Running:
 
 
 def texts_of(stream: bytes) -> list[str]:
-    """Of a chunked response's events."""
+    """Return the texts of a chunked response's events."""
     body = b""
     rest = stream.partition(b"\r\n\r\n")[2]
     while rest:

@@ -20,7 +20,7 @@ QUARANTINED = AttentionUse("decode", "sdpa.math", "quarantined", ["quarantined"]
 
 
 def one_by_one(*, first: list[AttentionUse], last: list[AttentionUse]) -> list[TokenDelta]:
-    """As an engine sends them: decisions with the first token, with a new one, and with the last."""
+    """Send decisions as an engine does: with the first token, with a new one, and with the last."""
     begun = TokenDelta("", list(b"Hel"), times=delta("", is_first=True).times, attention=first)
     return [
         begun,

@@ -1,4 +1,4 @@
-"""What runbooks tell an operator to send is taken: at night nobody wants to look up a header."""
+"""Orders of the runbooks, as an operator copies them, are taken."""
 
 import argparse
 import re

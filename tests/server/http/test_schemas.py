@@ -1,4 +1,4 @@
-"""What `read` says of a field that is none of the few values it may be."""
+"""Messages of `read` on a field that is none of the few values it may be."""
 
 from typing import Annotated, ClassVar, Literal
 

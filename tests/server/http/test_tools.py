@@ -84,7 +84,7 @@ def test_a_call_streams_as_openais_do(tmp_path: Path) -> None:
     assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"  # type: ignore[index]
 
 
-def test_a_model_without_a_place_for_tools_is_told_in_text(folder: Path) -> None:
+def test_tools_without_a_place_in_the_template_become_text(folder: Path) -> None:
     it = served(folder, saying(CALL))
     assert message_of(it)["tool_calls"][0]["function"]["name"] == "weather"
     assert prompt_of(it).startswith("[system]# Tools\n\nYou may call")
@@ -110,7 +110,7 @@ def test_a_format_that_the_model_cannot_know_stops_the_start(folder: Path, flag:
         choose_syntax(ChatTemplate.load(folder), settings.tool_call_parser, settings.reasoning_parser)
 
 
-def test_a_template_without_a_system_role_is_told_by_the_user(tmp_path: Path) -> None:
+def test_without_a_system_role_the_user_describes_the_tools(tmp_path: Path) -> None:
     template = (
         "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no') }}{% endif %}"
         "[{{ m.role }}]{{ m.content }}{% endfor %}"
@@ -158,7 +158,7 @@ def test_no_text_about_tools_can_spell_a_special_token(tmp_path: Path) -> None:
     assert END not in it.engine.submitted[-1][1]
 
 
-def test_with_no_choice_the_model_is_told_of_no_tools(tmp_path: Path) -> None:
+def test_with_no_choice_the_prompt_has_no_tools(tmp_path: Path) -> None:
     it = serving(tmp_path, saying(CALL))
     assert message_of(it, tool_choice="none")["content"] == CALL
     assert "[tool]" not in prompt_of(it)

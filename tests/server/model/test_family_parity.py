@@ -1,4 +1,4 @@
-"""Each family against transformers on tiny random checkpoints that transformers itself writes (fp32, CPU)."""
+"""Families against transformers, on tiny random checkpoints that transformers itself writes (fp32, CPU)."""
 
 import json
 from collections.abc import Callable, Mapping

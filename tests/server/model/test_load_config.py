@@ -43,7 +43,7 @@ def rope_of(folder: Path, changes: Mapping[str, object]) -> RopeConfig:
 
 
 def biases(config: ModelConfig) -> tuple[bool, bool, bool]:
-    """Of queries, keys and values; of attention's output; of the feed-forward."""
+    """Return the biases of queries, keys and values; of attention's output; of the feed-forward."""
     layer = config.layers[0]
     assert isinstance(layer.feed_forward, DenseConfig)
     return layer.attention.has_bias, layer.attention.has_output_bias, layer.feed_forward.has_bias

@@ -1,4 +1,4 @@
-"""What a model folder is served for, by its own files and by --task; and the modules that are refused."""
+"""Task of a model folder, by its own files and by --task, and the modules that are refused."""
 
 import json
 from pathlib import Path

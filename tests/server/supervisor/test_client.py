@@ -247,7 +247,7 @@ def test_a_finished_stream_sends_no_cancel() -> None:
     run(test)
 
 
-def test_a_reader_that_stops_is_ended_and_blocks_nobody() -> None:
+def test_a_reader_that_stops_is_ended_and_blocks_no_other() -> None:
     async def test() -> None:
         async with running(max_unread_tokens=50) as (client, ledger):
             slow = client.stream("slow", [1], SamplingParams(max_tokens=2000))

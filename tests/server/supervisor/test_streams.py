@@ -1,4 +1,4 @@
-"""What a reader finds when he was away for some deltas."""
+"""Streams of a reader who was away for some deltas."""
 
 import asyncio
 
@@ -27,7 +27,7 @@ def test_after_the_end_nothing_is_added() -> None:
 
 
 def reading(stream: OpenStream, *deltas: TokenDelta) -> TokenDelta | Exception:
-    """What a reader gets who waits while these are pushed."""
+    """Return what a reader gets who waits while these are pushed."""
 
     async def test() -> TokenDelta | Exception:
         reader = asyncio.create_task(stream.next())

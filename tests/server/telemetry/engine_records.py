@@ -1,4 +1,4 @@
-"""What an engine says: of a small plan, and of the largest there can be."""
+"""Messages of an engine with a small plan, and with the largest there can be."""
 
 import itertools
 import math

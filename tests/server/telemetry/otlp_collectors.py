@@ -18,7 +18,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 
 class Collector:
-    """What has been received."""
+    """Collector of what has been received."""
 
     def __init__(self) -> None:
         self.url = ""

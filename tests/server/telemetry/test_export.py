@@ -1,4 +1,4 @@
-"""What becomes of spans whose exporter does not do what it should."""
+"""Spans of an exporter that fails, hangs or refuses."""
 
 from collections.abc import Sequence
 

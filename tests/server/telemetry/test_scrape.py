@@ -50,7 +50,7 @@ def full() -> CollectorRegistry:
 
 
 def without_ages(text: bytes) -> bytes:
-    """Without the one gauge that changes between two scrapes."""
+    """Drop the one gauge that changes between two scrapes."""
     return re.sub(rb"(?m)^hallmark_oldest_inflight_seconds .*$", b"", text)
 
 

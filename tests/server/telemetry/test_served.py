@@ -1,4 +1,4 @@
-"""What whole requests leave in traces, logs and metrics: streamed, cancelled and failed ones; and never a prompt."""
+"""Traces, logs and metrics of whole requests, streamed, cancelled and failed; and never a prompt."""
 
 import io
 import json

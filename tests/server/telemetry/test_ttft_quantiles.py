@@ -24,7 +24,7 @@ def exact_quantile(samples: list[float], share: float) -> float:
 
 
 def histogram_quantile(buckets: list[tuple[float, float]], share: float) -> float:
-    """As Prometheus computes it from (upper edge, cumulative count): linear inside the bucket that holds the rank."""
+    """Compute as Prometheus does from (upper edge, cumulative count): linear inside the bucket that holds the rank."""
     rank = share * buckets[-1][1]
     below, low = 0.0, 0.0
     for edge, count in buckets:

@@ -90,7 +90,7 @@ GOOD = [
 
 @pytest.mark.parametrize("is_streamed", [True, False])
 @pytest.mark.parametrize(("kind", "text"), GOOD)
-def test_reasoning_content_and_calls_are_told_apart(kind: ToolCallParser, text: str, is_streamed: bool) -> None:
+def test_reasoning_content_and_calls_are_separated(kind: ToolCallParser, text: str, is_streamed: bool) -> None:
     answer = parsed(kind, [text], is_streamed=is_streamed)
     assert (answer.reasoning, answer.content) == ("two calls", "Wait.")
     assert calls_of(answer) == [WEATHER, WRITE]

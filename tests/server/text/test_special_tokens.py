@@ -132,7 +132,7 @@ def test_ordinary_chats_have_the_ids_of_transformers(kind: str, template: str, t
 @settings(deadline=None, max_examples=40)
 @given(text=spelled)
 def test_only_the_template_writes_special_tokens(kind: str, template: str, text: str) -> None:
-    """As many as around a text that spells none."""
+    """Count as many as around a text that spells none."""
     special = KINDS[kind].special_ids - {INNER[kind].token_to_id("<unk>")}
     ids = [token_id for token_id in prompt(kind, template, text) if token_id in special]
     assert ids == [token_id for token_id in of_transformers(kind, template, "king") if token_id in special]

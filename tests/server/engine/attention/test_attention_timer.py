@@ -1,4 +1,4 @@
-"""Which layers of which steps are timed, and what is made of the times. The device is a fake."""
+"""Choice of the layers and steps that are timed, and their samples. The device is a fake."""
 
 import time
 from contextlib import AbstractContextManager, nullcontext
@@ -129,7 +129,7 @@ def test_a_replay_is_measured_by_the_events_in_its_graph() -> None:
 
 
 def watched(timer: AttentionTimer) -> AbstractContextManager[None]:
-    """As an attestation has its batches run, between two steps."""
+    """Run batches as an attestation does, between two steps."""
     return Dispatcher({}, (), (PLAIN,), redecide=lambda *_: None, timer=timer).watched(lambda _: nullcontext())
 
 
@@ -158,7 +158,7 @@ def test_what_an_attestation_takes_is_not_the_sampled_steps() -> None:
     assert timer.take()[1] == {"prefill": 4000}
 
 
-def test_a_capture_that_serves_nobody_is_not_measured() -> None:
+def test_a_capture_that_serves_no_request_is_not_measured() -> None:
     device = FakeDevice(is_graph=True)
     dispatcher = Dispatcher({}, (), (PLAIN,), redecide=lambda *_: None, timer=AttentionTimer([PLAIN], device))  # type: ignore[arg-type, return-value]
     ran: list[object] = []
@@ -171,7 +171,7 @@ def test_a_capture_that_serves_nobody_is_not_measured() -> None:
     assert dispatcher.timer is not None
 
 
-def test_what_a_sampled_step_took_is_told_by_phase() -> None:
+def test_what_a_sampled_step_took_is_reported_by_phase() -> None:
     device = FakeDevice()
     timer = started(AttentionTimer([PLAIN], device))
     step(timer, 1)

@@ -270,7 +270,7 @@ def test_without_a_path_left_the_phase_is_named() -> None:
     assert caught.value.phase is Phase.EXTEND
 
 
-def test_a_shape_that_nobody_planned_is_no_silent_fallback() -> None:
+def test_an_unplanned_shape_is_no_silent_fallback() -> None:
     plan = {each: found for each, found in decisions().items() if each.phase is not Phase.DECODE}
     with pytest.raises(NoPathError, match="decode"):
         step(dispatcher(plan, path("first", 1.0)))
@@ -279,7 +279,7 @@ def test_a_shape_that_nobody_planned_is_no_silent_fallback() -> None:
 @pytest.mark.parametrize(
     "error", [torch.AcceleratorError("CUDA error: an illegal memory access"), RuntimeError("Triton Error [CUDA]: bad")]
 )
-def test_a_lost_device_is_survived_by_nobody(error: Exception) -> None:
+def test_a_lost_device_ends_the_dispatcher(error: Exception) -> None:
     subject = dispatcher(decisions(), path("first", 1.0, error), path("second", 2.0))
     with pytest.raises(type(error)):
         step(subject)

@@ -1,4 +1,4 @@
-"""What the graphs' tests share: drives an engine, keeps what it said, sums the attention's launches; step inputs."""
+"""Sessions for tests of graphs: drive an engine, collect its outputs, sum the attention's launches; step inputs."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -34,7 +34,7 @@ class Session:
         forks: Iterable[Fork] = (),
         **sampling: object,
     ) -> None:
-        """With `params`, or with 20 greedy tokens and what `sampling` changes of that."""
+        """Submit a prompt with `params`, or with 20 greedy tokens and what `sampling` changes of that."""
         if params is None:
             params = SamplingParams(**{"max_tokens": 20, "temperature": 0.0, **sampling})  # type: ignore[arg-type]
         self.engine.submit(Submit(name, prompt, params, forks=[*forks]))

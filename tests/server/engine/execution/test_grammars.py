@@ -36,7 +36,7 @@ def end(session: Session, name: str) -> TokenDelta:
 
 
 def test_answers_match_their_grammars(session: Session, tokenizer: Tokenizer) -> None:
-    """Among them one without a grammar, whose tokens are those that it has alone."""
+    """One of them has no grammar: its tokens are those that it has alone."""
     schema = {
         "type": "object",
         "properties": {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer", "maximum": 99}},

@@ -66,7 +66,7 @@ def decide(shape: AnyShape, path: str) -> Decision:
 
 
 def redecide(shape: AttentionShape, broken: Pairs, taken_out: Pairs) -> Decision:
-    """On the eager path, until nothing stands against the first one."""
+    """Decide for the eager path, until nothing stands against the first one."""
     if not broken and not taken_out:
         return decide(shape, PATH.name)
     return replace(decide(shape, EAGER.name), fallback_reasons=(Reject.QUARANTINED,))
@@ -168,7 +168,7 @@ def test_a_checked_step_is_launched_by_kernels_and_paid_for(
     assert subject.graphs.num_replays > before
 
 
-def test_padding_rows_write_to_nobodys_page_only(decoder: Decoder, tiny_llama: TinyLlama) -> None:
+def test_padding_rows_write_to_their_own_page_only(decoder: Decoder, tiny_llama: TinyLlama) -> None:
     subject = Subject(decoder)
     for index in range(3):  # 3 rows are padded to 4
         subject.session.submit(f"r{index}", tiny_llama.prompts[index])
@@ -274,7 +274,7 @@ def test_graphs_of_a_quarantined_product_rest_and_eager_serves(decoder: Decoder,
 
 
 def test_experts_that_wait_for_the_device_are_not_captured(decoder: Decoder) -> None:
-    """As those are that serve when no kernel of a mixture could be launched in the run before the capture."""
+    """Such experts serve when no kernel of a mixture could be launched in the run before the capture."""
     subject = Subject(decoder)
     subject.dispatcher.experts = SimpleNamespace(is_capturable=False)
     subject.graphs = StepGraphs(subject.runner.worker, subject.sizes, max_context=MAX_LEN)

@@ -169,7 +169,7 @@ def test_no_error_in_logits_that_others_compute_is_survived(decoder: Decoder, er
     assert told.has(ComputeLogits)
 
 
-def test_logits_that_have_no_path_are_asked_of_nobody(decoder: Decoder) -> None:
+def test_logits_that_have_no_path_are_asked_of_no_rank(decoder: Decoder) -> None:
     told = Told()
     worker = leading(decoder, told)
     worker.dispatcher.products = NoHead()

@@ -46,7 +46,7 @@ class Subject:
         recorder: Records | None = None,
         time_step: TimeStep = lambda _: None,
     ) -> tuple[Attestor, Dispatcher]:
-        """Of the same model, on a dispatcher of its own whose paths may lie."""
+        """Make an attestor of the same model, on a dispatcher of its own whose paths may lie."""
         runner, own = self.built.runner, self.built.attestor
         runner.worker.dispatcher = Dispatcher(self.decisions, paths, runner.dispatcher.flags, redecide=self.redecide)
         found = Attestor(

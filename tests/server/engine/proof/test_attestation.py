@@ -53,7 +53,7 @@ def test_the_time_of_every_phase_is_in_named_kernels(subject: Subject) -> None:
         assert 0 < batch.explained.share < 1
 
 
-def test_an_operator_that_nobody_named_is_unexplained(subject: Subject) -> None:
+def test_an_unnamed_operator_is_unexplained(subject: Subject) -> None:
     path = path_named("sdpa.cpu")
     run = path.run
     assert run is not None
@@ -126,13 +126,13 @@ def test_a_path_that_chooses_kernels_is_seen_with_1_and_2(
         assert {page for probe in probes for table in probe.page_tables for page in table} == {3}
 
 
-def test_two_sequences_of_nobody_are_attested_as_one_is(subject: Subject) -> None:
+def test_two_probe_sequences_are_attested_as_one_is(subject: Subject) -> None:
     found, _ = subject.attestor(of_two={path.name for path in PATHS})
     report = found.attest_all("request")
     assert (report.result, len(report.batches)) == ("match", 2 * len(Phase))
 
 
-def test_batches_of_nobody_change_no_token(subject: Subject) -> None:
+def test_probe_batches_change_no_token(subject: Subject) -> None:
     it, _ = subject.attestor()
     assert subject.tokens("a", lambda: it.attest_all("request")) == subject.tokens("b")
 

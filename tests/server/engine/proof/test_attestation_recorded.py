@@ -118,7 +118,7 @@ def test_records_of_a_failed_step_are_not_the_next_ones(subject: Subject) -> Non
 
 
 def test_a_launch_that_fails_in_a_record_brings_in_no_profiler(subject: Subject) -> None:
-    """It would slow a server down for good."""
+    """A profiler would slow a server down for good."""
     driver = Capturing()
     it, _ = recorded(subject, driver, broken="sdpa.cpu")
     report = it.attest_all("request")

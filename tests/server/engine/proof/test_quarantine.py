@@ -1,4 +1,4 @@
-"""What broke in service stays broken over a restart, until its source changes."""
+"""Quarantines over a restart: a path that broke stays out until its source changes."""
 
 import re
 import threading
@@ -82,7 +82,7 @@ def test_servers_of_two_versions_keep_what_broke_in_each(file: Path) -> None:
     assert Quarantine(file, PATHS).pairs == {PAIR, ("triton.prefill", PAIR[1])}
 
 
-def test_a_folder_that_nobody_may_look_into_stops_the_start(tmp_path: Path) -> None:
+def test_an_unreadable_folder_stops_the_start(tmp_path: Path) -> None:
     """Too long a name is as good as a missing permission, which root does not miss."""
     with pytest.raises(SettingsError, match="cannot be used: File name too long"):
         cache_folder(Settings(cache_dir=str(tmp_path / ("x" * 300))))

@@ -113,7 +113,7 @@ class Served:
         self.subject.built.engine.submit(Submit(f"{id(self)}-{self._names}", prompt, sampling, salt))
 
     def reports(self, num_reports: int, *, num_tokens: int = 8) -> Iterator[ShadowReport]:
-        """Of as many checks, over requests of random lengths, four at a time."""
+        """Yield the reports of so many checks, over requests of random lengths, four at a time."""
         engine = self.subject.built.engine
         while num_reports > 0:
             if not engine.has_work:
@@ -190,7 +190,7 @@ def test_under_degrade_nothing_is_quarantined(subject: Subject) -> None:
 
 
 def mismatches(it: Served, *times: float) -> list[bool]:
-    """Whether a mismatch at each of these times quarantines."""
+    """Return whether a mismatch at each of these times quarantines."""
     found = []
     for at in times:
         it.clock.now = at
@@ -289,7 +289,7 @@ def test_attested_batches_are_not_checked(subject: Subject) -> None:
 
 @pytest.mark.parametrize(("cost_s", "share"), [(0.001, 0.005), (0.04, 0.005), (0.3, 0.005), (30.0, 0.005), (0.05, 0.1)])
 def test_checks_take_no_more_than_their_share(cost_s: float, share: float) -> None:
-    """Over an hour in which the engine could check every 10 ms; cost and share of the time since ready."""
+    """Simulate an hour in which the engine could check every 10 ms; cost and share of the time since ready."""
     clock, spent_s, num_checks = Clock(), 0.0, 0
     budget = ShadowBudget(share, clock)
     while clock.now < 3600:
@@ -404,7 +404,7 @@ def part_of(phase: Phase, generator: torch.Generator, *, num_heads: int, num_kv_
 
 
 def sample_of(phase: Phase, flags: AttentionFlags, spoil: Spoil | None = None, seed: int = 0) -> Any:
-    """Of a right path's output, spoilt if asked for; sinks and spans are put into `flags` where they are wanted."""
+    """Sample a right path's output, spoilt if asked for; sinks and spans are put into `flags` where they are wanted."""
     generator = torch.Generator().manual_seed(seed)
     batch, q, k, v = part_of(phase, generator, num_heads=6, num_kv_heads=2)
     out = attention_oracle(q, k, v, batch, flags, dtype=torch.float32)

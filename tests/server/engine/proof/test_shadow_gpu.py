@@ -37,7 +37,7 @@ def built(tiny_llama: TinyLlama, tmp_path: Path) -> BuiltEngine:
 
 
 def reports(built: BuiltEngine, num_requests: int) -> list[ShadowReport]:
-    """Of a check of every step that finds none waiting."""
+    """Return the reports of a check of every step that finds none waiting."""
     dispatcher = built.runner.dispatcher
     check = built.runner.shadow = ShadowCheck(
         dispatcher, budget=1e9, interval_s=0.0, is_quarantining=True, rng=Random(0)

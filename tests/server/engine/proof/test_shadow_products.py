@@ -82,7 +82,7 @@ class Subject:
         return found
 
     def reports(self, num_reports: int) -> Iterator[ShadowReport]:
-        """Of a check of every step, over requests of random lengths, four at a time."""
+        """Return the reports of a check of every step, over requests of random lengths, four at a time."""
         engine = self.built.engine
         while num_reports:
             if not engine.has_work:
@@ -110,7 +110,7 @@ def swap_two_experts(run: Callable[..., None], hidden: Tensor, experts: Tensor, 
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """For tensors this small, threads that wait for each other take longer than the work."""
+    """Use one thread: for tensors this small, threads that wait for each other take longer than the work."""
     num_threads = torch.get_num_threads()
     yield
     torch.set_num_threads(num_threads)

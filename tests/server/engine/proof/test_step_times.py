@@ -1,4 +1,4 @@
-"""When the kernels of an attestation's step are timed."""
+"""Timing of the kernels of an attestation's step."""
 
 from collections import Counter
 

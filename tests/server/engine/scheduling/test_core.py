@@ -190,7 +190,7 @@ def test_nonfinite_logits_end_only_their_own_sequence() -> None:
 
 
 @pytest.mark.parametrize(("answer", "num_found"), [(1, 8), (None, 0)])
-def test_nobody_finds_the_pages_of_a_failed_request(answer: int | None, num_found: int) -> None:
+def test_pages_of_a_failed_request_are_not_found(answer: int | None, num_found: int) -> None:
     runner = CountingRunner()
     runner.answer = lambda batch, row: answer if batch.sequences[row].request_id == "first" else 1
     scheduler = Scheduler(SchedulerLimits(64, 8, 32), PagePool(32, 4), shares_pages=True)
@@ -305,7 +305,7 @@ def test_the_record_says_what_waits() -> None:
     assert (record.num_pages_used, record.num_pages) == (1, 32)
 
 
-def test_a_step_tells_what_was_left_to_pytorchs_matmuls() -> None:
+def test_a_step_reports_what_was_left_to_pytorchs_matmuls() -> None:
     fallbacks = MatmulFallbacks()
     scheduler = Scheduler(SchedulerLimits(64, 8, 32), PagePool(32, 4))
     options = EngineOptions(100, (EOS,), seed=0)

@@ -112,7 +112,7 @@ def test_the_latest_arrival_gives_up_its_pages() -> None:
 
 
 def test_an_admission_leaves_one_page_in_a_hundred_free() -> None:
-    """For the growth of what runs; a sequence that runs alone may take the last page."""
+    """Free pages are for the growth of what runs; a sequence that runs alone may take the last page."""
     subject = scheduler(pages=200, tokens=1024)
     for name in ("a", "b", "c"):
         subject.add(sequence(name, 253))  # 64 pages each, with room for the tokens to come

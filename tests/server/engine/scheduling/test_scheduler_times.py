@@ -1,4 +1,4 @@
-"""What the order of prompts does to times, simulated with the step costs of an 8B on an H200."""
+"""Times under an order of prompts, simulated with the step costs of an 8B on an H200."""
 
 import random
 from dataclasses import dataclass, field

@@ -138,7 +138,7 @@ class Walk:
             self.num_shared += batch.context_lens[fork.row] // self.page_size
 
     def hold_decode_rows_against_new_ones(self, batch: Batch) -> None:
-        """What is kept from step to step is what the sequences themselves say."""
+        """Assert that the rows cached from step to step are what the sequences themselves say."""
         running = [seq for seq in self.alive.values() if seq.status is Status.RUNNING]
         decoding = [seq for seq in running if seq.is_decoding and not seq.followers]
         found = {}
@@ -154,7 +154,7 @@ class Walk:
         return list(zip(batch.sequences, batch.query_lens, batch.context_lens, strict=True))
 
     def hold_pages_against_each_other(self, batch: Batch) -> None:
-        """Nobody writes to a page of somebody else, and shared pages hold the same tokens of the same tenant."""
+        """Assert that no sequence writes to another's page, and that shared pages hold one tenant's same tokens."""
         owners: dict[int, list[tuple[Sequence, int]]] = {}
         for seq in self.alive.values():
             for index, page in enumerate(self.pool.table(seq.request_id)):

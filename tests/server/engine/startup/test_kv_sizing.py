@@ -1,4 +1,4 @@
-"""How many pages the KV cache has, and what a start says where these are too few or bound a request."""
+"""Pages of the KV cache, and the messages of a start where these are too few or bound a request."""
 
 from dataclasses import replace
 from pathlib import Path

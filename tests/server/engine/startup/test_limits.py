@@ -1,4 +1,4 @@
-"""What the settings leave open, chosen for the model and the device."""
+"""Values that the settings leave open, chosen for the model and the device."""
 
 from dataclasses import replace
 

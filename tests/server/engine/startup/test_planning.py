@@ -1,4 +1,4 @@
-"""What a start says that refuses to serve."""
+"""Messages of a start that refuses to serve."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Which weights of a model are multiplied as was measured, for which numbers of rows, and what becomes of a failure."""
+"""Tuned products of a model: the weights and numbers of rows that have one, and failures."""
 
 import ctypes
 import json
@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.linear.autotune import Chooser
+from kernels.linear.autotune import Autotuner
 from kernels.linear.cublaslt import CublasLt, CublasLtError
 from kernels.linear.fallbacks import MatmulFallback, MatmulFallbacks
-from kernels.linear.tuned import ChosenProduct
+from kernels.linear.tuned import TunedProduct
 from kernels.shape import Dtype
 from server.engine.startup.limits import EngineLimits
 from server.engine.startup.matmul_tuning import choose_products, note_other_heads, take_products
@@ -33,16 +33,16 @@ SIZES = [72, 256, 1024, 2048]
 KEPT = dict.fromkeys(range(65, 2049))  # of all that LIMITS ask for PyTorch's was the fastest
 
 
-class OnPaper(Chooser):
+class OnPaper(Autotuner):
     """Notes what it is asked for."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[tuple[int, ...], int, torch.dtype, list[int]]] = []
 
-    def product(self, weights: Sequence[Tensor], dtype_out: torch.dtype, sizes: Sequence[int]) -> ChosenProduct:
+    def product(self, weights: Sequence[Tensor], dtype_out: torch.dtype, sizes: Sequence[int]) -> TunedProduct:
         shape = weights[0].shape
         self.asked.append((tuple(shape), len(weights), dtype_out, list(sizes)))
-        return ChosenProduct(CublasLt.__new__(CublasLt), (shape[0], shape[1]), (weights[0].dtype, dtype_out), {})
+        return TunedProduct(CublasLt.__new__(CublasLt), (shape[0], shape[1]), (weights[0].dtype, dtype_out), {})
 
 
 def weights_of(num_layers: int, dtype: torch.dtype = BF16, *, has_bias: bool = False) -> Weights:
@@ -62,10 +62,10 @@ def weights_of(num_layers: int, dtype: torch.dtype = BF16, *, has_bias: bool = F
 
 
 def test_weights_of_all_layers_share_measurements_of_some() -> None:
-    chooser = OnPaper()
-    weights = weights_of(12).with_chosen(chooser, SIZES)
+    autotuner = OnPaper()
+    weights = weights_of(12).with_tuned(autotuner, SIZES)
     shapes = [(2 * SIZE, SIZE), (SIZE, SIZE), (SIZE, 2 * SIZE)]
-    assert chooser.asked[:3] == [(shape, 8, BF16, SIZES) for shape in shapes]
+    assert autotuner.asked[:3] == [(shape, 8, BF16, SIZES) for shape in shapes]
     first, last = weights.layers[0], weights.layers[-1]
     assert len(weights.layers) == 12
     assert type(first.linears["gate_up"]) is type(last.linears["gate_up"]) is Dense
@@ -80,19 +80,19 @@ def test_weights_of_all_layers_share_measurements_of_some() -> None:
 
 
 def test_the_head_is_measured_for_rows_that_are_sampled_at_once() -> None:
-    chooser = OnPaper()
-    assert weights_of(1).with_chosen(chooser, SIZES).chosen_head is not None
-    assert chooser.asked[-1] == ((3 * SIZE, SIZE), 1, torch.float32, [72, 256])
-    assert weights_of(1).with_chosen(chooser, [2048]).chosen_head is None
+    autotuner = OnPaper()
+    assert weights_of(1).with_tuned(autotuner, SIZES).chosen_head is not None
+    assert autotuner.asked[-1] == ((3 * SIZE, SIZE), 1, torch.float32, [72, 256])
+    assert weights_of(1).with_tuned(autotuner, [2048]).chosen_head is None
 
 
 def test_weights_of_32_bits_and_those_with_a_bias_stay_pytorchs() -> None:
-    chooser = OnPaper()
-    single = weights_of(1, torch.float32).with_chosen(chooser, SIZES)
-    assert chooser.asked == []
+    autotuner = OnPaper()
+    single = weights_of(1, torch.float32).with_tuned(autotuner, SIZES)
+    assert autotuner.asked == []
     assert type(single.layers[0].qkv) is Dense
     assert single.chosen_head is None
-    assert type(weights_of(1, has_bias=True).with_chosen(chooser, SIZES).layers[0].qkv) is Dense
+    assert type(weights_of(1, has_bias=True).with_tuned(autotuner, SIZES).layers[0].qkv) is Dense
 
 
 class Library(ctypes.CDLL):
@@ -112,10 +112,10 @@ class Failing(Decoder):
         super().__init__(load_config(Path(DEMO_MODEL)), weights_of(0))
         self._error = error
 
-    def choose_products(self, chooser: Chooser, sizes: Sequence[int]) -> None:
+    def choose_products(self, autotuner: Autotuner, sizes: Sequence[int]) -> None:
         if self._error is not None:
             raise self._error
-        super().choose_products(chooser, sizes)
+        super().choose_products(autotuner, sizes)
 
 
 def missing() -> Library:

@@ -53,7 +53,7 @@ def build(folder: Path) -> BuiltEngine:
 
 
 def tokens(built: BuiltEngine) -> list[list[int]]:
-    """Of prompts alone and together: decode steps of 90 rows, and prompts of 2,300 tokens that no graph holds."""
+    """Return tokens of prompts alone and together: decode steps of 90 rows, prompts of 2,300 tokens without a graph."""
     session = Session(built.engine)
     prompts = [[3 + (index * 31 + at * 17) % 8000 for at in range(20 + index)] for index in range(90)]
     session.submit_all(prompts).drain()

@@ -39,7 +39,7 @@ def plan(subject: EngineLimits) -> dict[AttentionShape, Decision]:
 
 
 def layout_of(batch: Batch) -> tuple[Phase, Bucket, Bucket]:
-    """What the dispatcher makes of a batch."""
+    """Return the dispatcher's layout of a batch."""
     (phase,) = (phase for phase in Phase if batch.rows_of(phase))
     queries = Bucket.LE_128 if phase is Phase.DECODE else bucket_of(max(batch.query_lens))
     return phase, queries, bucket_of(max(batch.context_lens))
@@ -59,14 +59,14 @@ def test_on_cuda_exactly_the_planned_shapes_run(model_len: int, batched_tokens: 
 
 @pytest.mark.parametrize("window", [None, 128, 1024, 4096])
 def test_every_variant_of_decode_that_service_can_meet_has_run(window: int | None) -> None:
-    """Of a group of 4 and head dim 128, which has another tiling for much context."""
+    """Use a group of 4 and head dim 128, which has another tiling for much context."""
     for model_len, seqs in product((2048, 8192, 16384, 131072), (1, 5, 6, 20, 40, 100, 256)):
         met, ran = decode_variants(model_len, seqs, window)
         assert met == ran, f"{seqs} sequences of {model_len} tokens"
 
 
 def decode_variants(model_len: int, seqs: int, window: int | None) -> tuple[Found, Found]:
-    """What service can meet, and what the warm-up ran."""
+    """Return the variants that service can meet, and those that the warm-up ran."""
     flags = AttentionFlags(0.1, window=window)
 
     def variant(num_seqs: int, context: int) -> DecodeVariant:
@@ -111,7 +111,7 @@ def test_a_synthetic_batch_touches_page_0_only() -> None:
 
 @pytest.mark.parametrize("max_len", [2, 3, 4, 5, 16, 17, 100, 1024, 1040])
 def test_a_probe_of_each_phase_fits_and_sees_several_tokens(max_len: int) -> None:
-    """Of a cache that holds less than the model's limit too, for which longer shapes were planned."""
+    """Try a cache that holds less than the model's limit too, for which longer shapes were planned."""
     probes = probes_of(plan(limits(4096, 2048)), page=3, page_size=16, max_len=max_len)
     wanted = [phase for phase in Phase if max_len > 2 or phase is not Phase.EXTEND]  # a chunk of 2 after 1 token
     assert [layout_of(batch)[0] for batch in probes] == wanted
