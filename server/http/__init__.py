@@ -6,7 +6,7 @@ responses/   /v1/responses, and the store of answers that requests continue
 generation/  from a request that generates to pieces of its answer, whatever protocol its client speaks
 operations/  /livez, /readyz, /health, /ping, /load, /metrics, /version, /attention and the orders below it
 page/        /, for a browser
-common/      from bytes to a valid pydantic model, or to an error that names the field; /openapi.json and /docs
+common/      from bytes to a valid pydantic model, or to an error that names the field; /openapi.json
 app          the application made of them, which starts and closes the engine
 
 Limits on bytes, headers, keys and time are middleware in server/edge.

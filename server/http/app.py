@@ -30,8 +30,8 @@ from server.http.common.shortcut import QuietFastAPI, Shortcut
 from server.http.common.validation import RequestModel
 from server.http.openai import routes as openai
 from server.http.operations import routes as operations
+from server.http.page.route import DOCS, page_routes
 from server.http.page.route import PATH as PAGE
-from server.http.page.route import page_routes
 from server.http.pooling.routes import PATHS as POOLING_PATHS
 from server.http.pooling.routes import REQUESTS as POOLING_REQUESTS
 from server.http.pooling.routes import pooling_routes
@@ -40,7 +40,7 @@ from server.settings import Task
 from server.telemetry.metrics import Metrics
 
 # For probes and browsers, which begin without a key.
-OPEN_PATHS = frozenset({"/livez", "/readyz", "/health", "/ping", PAGE})
+OPEN_PATHS = frozenset({"/livez", "/readyz", "/health", "/ping", PAGE, DOCS})
 _GENERATING = (
     "/v1/completions",
     "/v1/chat/completions",
@@ -153,8 +153,8 @@ def _application(
         title="Hallmark",
         version=edge.version,
         redirect_slashes=False,  # behind TLS a redirect leads to http
+        docs_url=None,  # FastAPI's loads a script of others, which could read the keys of the page at /
         redoc_url=None,
-        swagger_ui_oauth2_redirect_url=None,
         lifespan=lifespan,
     )
     methods: defaultdict[str, set[str]] = defaultdict(set)

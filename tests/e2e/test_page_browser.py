@@ -265,3 +265,29 @@ def test_every_control_is_reached_by_the_tab_key(tab: Tab, start: Start) -> None
     assert {
         "prompt", "send", "clear", "max-tokens", "temperature", "window", "only-fallbacks", "SUMMARY", "BUTTON",
     } <= seen  # fmt: skip
+
+
+OPEN_ALL = "document.querySelectorAll('details:not([open])').forEach(it => { it.open = true; })"
+
+
+def test_docs_asks_for_the_key_and_shows_every_route(tab: Tab, start: Start) -> None:
+    it = start(keys=Keys(ApiKeys(["mine"])))
+    open_page(tab, it)
+    tab.open(it.url + "/docs", width=360)
+    tab.wait_for("!document.getElementById('keys').hidden")
+    tab.value("document.getElementById('key').focus()")
+    tab.type("mine")
+    tab.press(*ENTER)
+    tab.wait_for("document.querySelectorAll('#routes > details').length > 0")
+
+    shown = set(
+        tab.value("[...document.querySelectorAll('#routes > details code:first-of-type')].map(it => it.innerText)")
+    )
+    assert shown == set(it.it.app.openapi()["paths"])
+    for _ in range(3):  # routes, their answers and schemas, and what these name
+        tab.value(OPEN_ALL)
+        tab.value("new Promise(done => setTimeout(done, 300))")
+    fields = tab.value("[...document.querySelectorAll('td:first-child code')].map(it => it.innerText)")
+    assert {"temperature", "max_tokens", "tool_call_id", "finish_reason", "fallback_reasons"} <= set(fields)
+    assert tab.value("document.documentElement.scrollWidth") <= 360
+    assert tab.exceptions == []

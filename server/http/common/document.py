@@ -1,4 +1,4 @@
-"""/openapi.json and /docs, made of the routes and the pydantic models that the routes use.
+"""/openapi.json, made of the routes and the pydantic models that the routes use.
 
 A route that takes a body reads it by itself (see `PlainRoute`); `takes` says which model it validates and which errors
 it may answer with. What every route may answer with is added here: the guard's errors, and the key that it asks for.
@@ -52,8 +52,7 @@ nothing:** {fields}. A null counts as absent, under any name.
 Each error has the envelope `ErrorEnvelope`, and Anthropic's on Anthropic's routes; its `code` is stable, its `message`
 names the field, the limit and the kind of the value, never a text of the request. In a stream that has begun it is an
 event of its own, before `data: [DONE]`. `X-Request-Id` and `traceparent` are taken from the request and given back. A
-key may come as X-Api-Key, too. This page loads its script and style from cdn.jsdelivr.net; `/openapi.json` needs
-nothing from elsewhere.
+key may come as X-Api-Key, too.
 """
 
 

@@ -1,1 +1,1 @@
-"""The page at /: page.html is the whole of it, with its style and its script; nothing is loaded from elsewhere."""
+"""The pages at / and /docs: each is one file with its style and its script; nothing is loaded from elsewhere."""

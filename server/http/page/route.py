@@ -1,8 +1,9 @@
-"""GET /, with a policy under which a browser runs nothing but the page's own script."""
+"""GET / and GET /docs, with a policy under which a browser runs nothing but the page's own script."""
 
 import base64
 import hashlib
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,33 @@ from fastapi import APIRouter, Request, Response
 from server.http.common.document import PlainRoute
 
 PATH = "/"
-_FILE = Path(__file__).with_name("page.html")
+DOCS = "/docs"
+_HTML: dict[int | str, dict[str, Any]] = {
+    200: {"description": "HTML.", "content": {"text/html": {"schema": {"type": "string"}}}}
+}
 
 
 def page_routes() -> APIRouter:
-    """Return the page's route, open to everyone: it holds no secret, and asks for a key where its calls need one."""
+    """Return the pages' routes, open to everyone: they hold no secret, and ask for a key where their calls need one."""
     router = APIRouter(route_class=PlainRoute, tags=["page"])
-    page = _FILE.read_bytes()
+    page, docs = _answer_of("page.html"), _answer_of("docs.html")
+
+    async def show(request: Request) -> Response:  # noqa: ARG001 -- an endpoint of PlainRoute
+        """Return a page with a chat, the plan and live figures, for a browser."""
+        return page()
+
+    async def show_docs(request: Request) -> Response:  # noqa: ARG001
+        """Return a page that shows /openapi.json, for a browser."""
+        return docs()
+
+    for path, endpoint in ((PATH, show), (DOCS, show_docs)):
+        router.add_api_route(path, endpoint, methods=["GET"], response_class=Response, responses=_HTML)
+    return router
+
+
+def _answer_of(name: str) -> Callable[[], Response]:
+    """Return a function that makes the answer with a file of this folder."""
+    page = Path(__file__).with_name(name).read_bytes()
     headers = {
         "content-security-policy": policy_of(page.decode()),
         "content-type": "text/html; charset=utf-8",
@@ -25,16 +46,7 @@ def page_routes() -> APIRouter:
         "referrer-policy": "no-referrer",
         "x-content-type-options": "nosniff",
     }
-
-    async def show(request: Request) -> Response:  # noqa: ARG001 -- an endpoint of PlainRoute
-        """Return a page with a chat, the plan and live figures, for a browser."""
-        return Response(page, headers=headers)
-
-    html: dict[int | str, dict[str, Any]] = {
-        200: {"description": "HTML.", "content": {"text/html": {"schema": {"type": "string"}}}}
-    }
-    router.add_api_route(PATH, show, methods=["GET"], response_class=Response, responses=html)
-    return router
+    return lambda: Response(page, headers=headers)
 
 
 def policy_of(page: str) -> str:

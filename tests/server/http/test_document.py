@@ -157,7 +157,7 @@ def test_the_document_has_every_route_and_no_other(folder: Path, options: dict[s
     }
     assert {(method, path) for method, path, _ in operations(app.get("/openapi.json").json())} == routes
     others = {route.path for route in app.app.routes if not isinstance(route, APIRoute)}  # type: ignore[attr-defined]
-    assert others == {"/openapi.json", "/docs"}
+    assert others == {"/openapi.json"}
 
 
 def test_the_document_is_closed_and_has_no_422(document: dict[str, Any]) -> None:
@@ -180,11 +180,6 @@ def test_every_path_parameter_is_described(document: dict[str, Any]) -> None:
     for _, path, operation in operations(document):
         named = [it["name"] for it in operation.get("parameters", ()) if it["in"] == "path"]
         assert named == re.findall(r"{(\w+)}", path)
-
-
-def test_docs_shows_the_document(it: Served) -> None:
-    page = it.get("/docs")
-    assert (page.status_code, "/openapi.json" in page.text) == (200, True)
 
 
 def test_each_bound_is_the_applications(it: Served, document: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""The page at /: who gets it, and under which policy."""
+"""The pages at / and /docs: who gets them, and under which policy."""
 
 import re
 import tomllib
@@ -13,14 +13,17 @@ from server.http.app import create_admin_app
 from server.http.page.route import policy_of
 
 ROOT = Path(__file__).resolve().parents[3]
-PAGE = ROOT / "server" / "http" / "page" / "page.html"
+FOLDER = ROOT / "server" / "http" / "page"
+PAGE, DOCS = FOLDER / "page.html", FOLDER / "docs.html"
+each_page = pytest.mark.parametrize(("path", "file"), [("/", PAGE), ("/docs", DOCS)])
 
 
-def test_the_page_needs_no_key_and_may_run_only_its_own_script(folder: Path) -> None:
-    answer = with_keys(served(folder), "secret").get("/")
+@each_page
+def test_the_page_needs_no_key_and_may_run_only_its_own_script(folder: Path, path: str, file: Path) -> None:
+    answer = with_keys(served(folder), "secret").get(path)
     assert answer.status_code == 200
     assert answer.headers["content-type"] == "text/html; charset=utf-8"
-    assert answer.content == PAGE.read_bytes()
+    assert answer.content == file.read_bytes()
     policy = answer.headers["content-security-policy"]
     assert "default-src 'none'" in policy
     assert "unsafe" not in policy
@@ -32,8 +35,9 @@ def test_a_changed_script_has_another_policy() -> None:
     assert policy_of(page) != policy_of(page.replace('"use strict";', '"use strict"; '))
 
 
-def test_the_page_asks_for_nothing_from_elsewhere() -> None:
-    page = PAGE.read_text()
+@each_page
+def test_the_page_asks_for_nothing_from_elsewhere(path: str, file: Path) -> None:  # noqa: ARG001
+    page = file.read_text()
     assert set(re.findall(r"https?://[\w./]+", page)) == {"http://www.w3.org/2000/svg"}  # a name, which is not fetched
     assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|\son\w+=", page)
 
@@ -49,3 +53,4 @@ async def test_the_admin_port_has_the_page_too(folder: Path) -> None:
     app = create_admin_app(replace(it.edge))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
         assert (await client.get("/")).content == PAGE.read_bytes()
+        assert (await client.get("/docs")).content == DOCS.read_bytes()
