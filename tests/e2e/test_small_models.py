@@ -9,18 +9,24 @@ import pytest
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    Gemma2Config,
     Gemma3TextConfig,
+    Glm4MoeConfig,
+    GptOssConfig,
     GraniteConfig,
     LlamaConfig,
     MistralConfig,
+    MixtralConfig,
     Olmo2Config,
     Phi3Config,
     Qwen2Config,
+    Qwen2MoeConfig,
     Qwen3Config,
     Qwen3MoeConfig,
 )
 
 from qualification.decision.decision import Policy, Status
+from qualification.model.families.registry import FAMILIES as SERVED
 from server.engine.startup.builder import BuiltEngine, build_engine
 from server.protocol.messages import SamplingParams, Submit
 from server.settings import DeviceChoice, Settings
@@ -33,24 +39,36 @@ FAMILIES = {
     "qwen3": Qwen3Config,
     "qwen3_moe": Qwen3MoeConfig,
     "phi3": Phi3Config,
-    "gemma3": Gemma3TextConfig,  # on a CPU a fallback serves Gemma 2
+    "gemma2": Gemma2Config,  # its softcap is served by a fallback
+    "gemma3": Gemma3TextConfig,
     "olmo2": Olmo2Config,
     "granite": GraniteConfig,
+    "gpt_oss": GptOssConfig,
+    "mixtral": MixtralConfig,
+    "qwen2_moe": Qwen2MoeConfig,
+    "glm4_moe": Glm4MoeConfig,
 }
+EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 24}
 MORE: dict[str, dict[str, object]] = {
     "gemma3": {"sliding_window": 64, "layer_types": ["sliding_attention", "full_attention"]},
-    "qwen3_moe": {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "norm_topk_prob": True},
+    "gemma2": {"sliding_window": 64, "attn_logit_softcapping": 20.0, "final_logit_softcapping": 30.0},
+    "gpt_oss": {"sliding_window": 64, "num_local_experts": 6, "num_experts_per_tok": 2},
+    "mixtral": {"num_local_experts": 5, "num_experts_per_tok": 2},
+    "qwen2_moe": {"num_experts": 6, "shared_expert_intermediate_size": 28, **EXPERTS},
+    "qwen3_moe": {"num_experts": 6, "norm_topk_prob": True, **EXPERTS},
+    "glm4_moe": {"n_routed_experts": 12, "first_k_dense_replace": 1, **EXPERTS},
     "granite": {"embedding_multiplier": 3.0, "residual_multiplier": 0.5, "logits_scaling": 2.0},
 }
-HEAD_DIM_IS_GIVEN = {"llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "gemma3"}
+HEAD_DIM_IS_GIVEN = {"llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "gemma2", "gemma3", "gpt_oss", "glm4_moe"}
 # family, query heads, KV heads, head dim
 MODELS = (
-    ("llama", 1, 1, 6), ("llama", 2, 1, 8), ("llama", 3, 3, 10), ("llama", 4, 2, 16), ("llama", 15, 5, 64),
+    ("llama", 1, 1, 6), ("gpt_oss", 2, 1, 8), ("llama", 3, 3, 10), ("glm4_moe", 4, 2, 16), ("llama", 15, 5, 64),
     ("llama", 9, 3, 64), ("llama", 16, 4, 32), ("granite", 8, 8, 24), ("olmo2", 6, 2, 48), ("llama", 4, 1, 128),
-    ("llama", 2, 2, 256), ("llama", 2, 1, 320), ("mistral", 8, 2, 20), ("mistral", 4, 4, 80), ("olmo2", 12, 4, 40),
-    ("mistral", 2, 1, 192), ("qwen2", 14, 2, 64), ("granite", 2, 2, 128), ("qwen2", 7, 1, 12), ("gemma3", 4, 2, 96),
-    ("gemma3", 16, 16, 14), ("qwen3", 16, 8, 32), ("qwen3", 4, 2, 128), ("qwen3", 1, 1, 64), ("qwen3_moe", 6, 3, 22),
-    ("qwen3", 5, 5, 36), ("phi3", 4, 4, 96), ("phi3", 2, 1, 100), ("phi3", 8, 4, 32), ("phi3", 3, 1, 160),
+    ("gemma2", 2, 2, 256), ("llama", 2, 1, 320), ("mistral", 8, 2, 20), ("mistral", 4, 4, 80), ("olmo2", 12, 4, 40),
+    ("mistral", 2, 1, 192), ("qwen2", 14, 2, 64), ("granite", 2, 2, 128), ("qwen2_moe", 7, 1, 12),
+    ("gemma3", 4, 2, 96), ("gemma3", 16, 16, 14), ("qwen3", 16, 8, 32), ("qwen3", 4, 2, 128), ("mixtral", 1, 1, 64),
+    ("qwen3_moe", 6, 3, 22), ("qwen3", 5, 5, 36), ("phi3", 4, 4, 96), ("phi3", 2, 1, 100), ("phi3", 8, 4, 32),
+    ("phi3", 3, 1, 160),
 )  # fmt: skip
 NUM_NEW = 12
 LENGTHS = (1, 2, 17, 64, 130, 300)
@@ -93,6 +111,12 @@ def greedy_of(built: BuiltEngine, prompts: list[list[int]]) -> list[list[int]]:
         for delta in output.deltas if output else ():
             found[delta.request_id] += delta.token_ids
     return list(found.values())
+
+
+def test_every_family_that_is_served_is_among_them() -> None:
+    served = {family.model_type.removesuffix("_text") for family in SERVED}
+    assert {family for family, *_ in MODELS} == served - {"qwen2_5_vl"}  # the text part of what sees images
+    assert len(MODELS) == 30
 
 
 @pytest.mark.parametrize(("family", "num_heads", "num_kv_heads", "head_dim"), MODELS)
