@@ -3,7 +3,6 @@
 import argparse
 import re
 from collections import Counter
-from collections.abc import Generator
 from pathlib import Path
 
 import msgspec
@@ -21,17 +20,6 @@ from server.cli.main import build_parser
 LAG = ClientLag(0.0, 0.0, 0.0, 0.0)
 EASY = LatencyObjectives({}, 1e9)
 TINY = ("--quick", "--scenarios", "ttft", "--lengths", "8", "16", "--samples", "6", "--processes", "1")
-
-
-@pytest.fixture
-def script() -> Script:
-    return Script()
-
-
-@pytest.fixture
-def url(script: Script) -> Generator[str, None, None]:
-    with serving(script) as url:
-        yield url
 
 
 def parsed(*argv: str) -> argparse.Namespace:

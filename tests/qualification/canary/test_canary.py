@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Generator
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -39,12 +38,6 @@ def usual(**changes: object) -> Script:
 @pytest.fixture
 def script() -> Script:
     return usual()
-
-
-@pytest.fixture
-def url(script: Script) -> Generator[str, None, None]:
-    with serving(script) as url:
-        yield url
 
 
 def canary(url: str, *flags: str) -> int:

@@ -22,17 +22,6 @@ SEED = Seed("a", "b", 500)
 
 
 @pytest.fixture
-def script() -> Script:
-    return Script()
-
-
-@pytest.fixture
-def url(script: Script) -> Generator[str, None, None]:
-    with serving(script) as url:
-        yield url
-
-
-@pytest.fixture
 def client(url: str) -> Generator[LoadClient, None, None]:
     client = LoadClient(discover(url)[0], timeout_s=60)
     yield client

@@ -140,11 +140,16 @@ def test_a_connection_that_never_ends_its_headers_is_closed(impatient: Running, 
         assert time.monotonic() - began_at > 0.4
 
 
-def test_the_header_timer_spares_a_connection_within_a_request(impatient: Running) -> None:
+@pytest.mark.parametrize("num_first", [0, 40])
+def test_the_header_timer_spares_a_connection_within_a_request(impatient: Running, num_first: int) -> None:
+    """The headers come at once or in two parts, behind the first of which the timer runs again."""
     impatient.it.engine.gate.clear()
     body = b'{"prompt": "x"}'
+    sent = HEAD % len(body) + body
     with impatient.connect() as connection:
-        connection.sendall(HEAD % len(body) + body)
+        connection.sendall(sent[:num_first])
+        time.sleep(0.05)
+        connection.sendall(sent[num_first:])
         wait_until(lambda: impatient.it.engine.submitted)
         time.sleep(0.8)
         [protocol] = impatient.server.server_state.connections

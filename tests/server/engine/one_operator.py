@@ -28,6 +28,26 @@ from server.engine.startup.builder import BuiltEngine, build_engine
 from server.engine.startup.subject import join_weights
 from server.settings import DeviceChoice, LoadFormat, Settings
 
+MIXTURE = {  # of three layers, two of them with experts
+    "model_type": "qwen3_moe",
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "vocab_size": 97,
+    "hidden_size": 24,
+    "intermediate_size": 48,
+    "moe_intermediate_size": 20,
+    "num_hidden_layers": 3,
+    "mlp_only_layers": [1],
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "num_experts": 5,
+    "num_experts_per_tok": 2,
+    "max_position_embeddings": 128,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": False,
+    "torch_dtype": "float32",
+}
+
 
 def measuring(of: type[RowsShape]) -> Callable[..., None]:
     """Measure shapes of this class: other operators, and the trial of the checker, are other tests'."""

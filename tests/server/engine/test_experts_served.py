@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from one_operator import measuring, small_engine
+from one_operator import MIXTURE, measuring, small_engine
 
 from kernels.catalog import any_path_named
 from kernels.experts.shape import ExpertsShape
@@ -19,25 +19,6 @@ from server.engine.startup.builder import BuiltEngine
 from server.protocol.messages import PlanRow, SamplingParams, StepOutput, Submit
 
 NUM_MIXTURES = 2  # of 3 layers
-CONFIG = {
-    "model_type": "qwen3_moe",
-    "architectures": ["Qwen3MoeForCausalLM"],
-    "vocab_size": 97,
-    "hidden_size": 24,
-    "intermediate_size": 48,
-    "moe_intermediate_size": 20,
-    "num_hidden_layers": 3,
-    "mlp_only_layers": [1],
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 32,
-    "num_experts": 5,
-    "num_experts_per_tok": 2,
-    "max_position_embeddings": 128,
-    "rms_norm_eps": 1e-6,
-    "tie_word_embeddings": False,
-    "torch_dtype": "float32",
-}
 PATH = "torch.experts.cpu"
 
 
@@ -45,7 +26,7 @@ measure = measuring(ExpertsShape)
 
 
 def build(folder: Path, policy: Policy, run_qualification: Callable[..., None] = measure) -> BuiltEngine:
-    return small_engine(folder, CONFIG, run_qualification, policy=policy, max_num_batched_tokens=64)
+    return small_engine(folder, MIXTURE, run_qualification, policy=policy, max_num_batched_tokens=64)
 
 
 def serve(built: BuiltEngine, num_tokens: int) -> list[StepOutput]:

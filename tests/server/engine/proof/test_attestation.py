@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from attested import FLASH, Subject, build, refuses, settings_for
 from tiny_llama import NUM_LAYERS, TinyLlama
@@ -17,11 +16,6 @@ from qualification.evidence.matrix import load_matrix, save_matrix
 from server.engine.process import start
 from server.engine.startup.warmup import probes_of
 from server.protocol.messages import AttestationReport, Configure, EngineRefused, FromEngine, SamplingParams, Submit
-
-
-@pytest.fixture(scope="module")
-def subject(tiny_llama: TinyLlama, tmp_path_factory: pytest.TempPathFactory) -> Subject:
-    return Subject.made(tiny_llama, tmp_path_factory.mktemp("cache"))
 
 
 def lying(name: str, other: str) -> list[KernelPath]:

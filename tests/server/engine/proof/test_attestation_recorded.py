@@ -5,9 +5,8 @@ from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-import pytest
 from attested import FLASH, Subject, refuses
-from tiny_llama import NUM_LAYERS, TinyLlama
+from tiny_llama import NUM_LAYERS
 
 from kernels.catalog import PATHS, path_named
 from kernels.path import KernelPath
@@ -16,11 +15,6 @@ from qualification.measure.profile import Seen
 from server.engine.attention.dispatch import Dispatcher
 from server.engine.proof.attestation import Attestor, TimeStep
 from server.engine.startup.warmup import probes_of
-
-
-@pytest.fixture(scope="module")
-def subject(tiny_llama: TinyLlama, tmp_path_factory: pytest.TempPathFactory) -> Subject:
-    return Subject.made(tiny_llama, tmp_path_factory.mktemp("cache"))
 
 
 def breaks(*_: object) -> None:

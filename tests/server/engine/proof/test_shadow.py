@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from attested import Subject
-from tiny_llama import NAN_TOKEN, NUM_LAYERS, TinyLlama
+from tiny_llama import NAN_TOKEN, NUM_LAYERS
 from torch import Tensor
 
 from kernels.batch import AttentionBatch, AttentionFlags
@@ -129,11 +129,6 @@ class Served:
         while engine.has_work:
             engine.step()
         self.check.judge()
-
-
-@pytest.fixture(scope="module")
-def subject(tiny_llama: TinyLlama, tmp_path_factory: pytest.TempPathFactory) -> Subject:
-    return Subject.made(tiny_llama, tmp_path_factory.mktemp("cache"))
 
 
 def test_a_right_engine_has_no_mismatch_in_2000_checks(subject: Subject) -> None:

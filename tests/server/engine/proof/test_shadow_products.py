@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from one_operator import proving, serve_by, small_engine
+from one_operator import MIXTURE, proving, serve_by, small_engine
 from torch import Tensor
 
 from kernels.catalog import any_path_named
@@ -19,25 +19,6 @@ from qualification.decision.decision import Policy
 from server.engine.proof.shadow_check import ShadowCheck
 from server.protocol.messages import SamplingParams, ShadowReport, Submit
 
-CONFIG = {
-    "model_type": "qwen3_moe",
-    "architectures": ["Qwen3MoeForCausalLM"],
-    "vocab_size": 97,
-    "hidden_size": 24,
-    "intermediate_size": 48,
-    "moe_intermediate_size": 20,
-    "num_hidden_layers": 3,
-    "mlp_only_layers": [1],
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 32,
-    "num_experts": 5,
-    "num_experts_per_tok": 2,
-    "max_position_embeddings": 128,
-    "rms_norm_eps": 1e-6,
-    "tie_word_embeddings": False,
-    "torch_dtype": "float32",
-}
 LATER_S = 100.0  # after the interval and after the dense checks that follow a mismatch
 
 
@@ -53,7 +34,7 @@ class Subject:
     _draw: Random = field(default_factory=lambda: Random(0))
 
     def __post_init__(self) -> None:
-        self.built = small_engine(self.folder, CONFIG, proving, policy=Policy.QUALIFY, max_num_batched_tokens=64)
+        self.built = small_engine(self.folder, MIXTURE, proving, policy=Policy.QUALIFY, max_num_batched_tokens=64)
         self.dispatcher = serve_by(self.built, self.path())
         self.check = self.built.runner.shadow = ShadowCheck(
             self.dispatcher,
