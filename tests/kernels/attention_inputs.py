@@ -19,12 +19,10 @@ NAN = float("nan")
 
 
 def fresh_seeds(seconds: float = 15.0) -> Iterator[int]:
-    """Yield new random seeds for some time, at least one; each is printed, so that a failure can be repeated."""
+    """Yield new random seeds for some time, at least one."""
     deadline = time.monotonic() + seconds
     while True:
-        seed = random.SystemRandom().randrange(2**32)
-        print("seed", seed)
-        yield seed
+        yield random.SystemRandom().randrange(2**32)
         if time.monotonic() > deadline:
             return
 

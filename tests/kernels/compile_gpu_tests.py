@@ -18,7 +18,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import redirect_stdout, suppress
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -107,7 +107,7 @@ def stand_in() -> None:
 
 
 def calls(module: Any) -> Iterator[Callable[[], None]]:
-    """Every test of a module with each of its parameters."""
+    """Every test of a module with each of its parameters, of a series with each member alone: a call ends early."""
     for name, test in list(vars(module).items()):
         if not name.startswith("test_"):
             continue
@@ -117,11 +117,14 @@ def calls(module: Any) -> Iterator[Callable[[], None]]:
                 continue
             names, values = mark.args
             names = [each.strip() for each in names.split(",")] if isinstance(names, str) else list(names)
-            choices.append([dict(zip(names, it if len(names) > 1 else (it,), strict=True)) for it in values])
+            if len(names) == 1:
+                values = [((it,),) for value in values if isinstance(value, tuple) for it in value] or [
+                    (it,) for it in values
+                ]
+            choices.append([dict(zip(names, it, strict=True)) for it in values])
         for chosen in itertools.product(*choices):
             parameters = {name: value for each in chosen for name, value in each.items()}
-            if parameters.get("seed", 0) is not None:  # fresh seeds
-                yield partial(test, **parameters)
+            yield partial(test, **parameters)
 
 
 def is_on_sm90() -> bool:
@@ -167,7 +170,7 @@ def main() -> None:
     with Collecting() as mode:
         for name in MODULES:
             for call in calls(importlib.import_module(name)):
-                with WithoutMemory(), suppress(*ENDS):
+                with WithoutMemory(), suppress(*ENDS), redirect_stdout(None):
                     call()
     variants = Counter(map(name_of, mode.wanted.values()))
     if args.count:
