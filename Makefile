@@ -94,9 +94,10 @@ test-e2e: $(STAMP)
 	OMP_NUM_THREADS=1 $(VENV)/bin/pytest -m 'e2e and not gpu and not sanitizer and not timed and not starts' -n auto --dist loadfile $(call files_of,e2e) $(PYTEST_FLAGS)
 
 # Tests whose numbers or proofs depend on the processor's instruction set. Triton's interpreter computes by numpy.
+# Processes that wait for one another (process, followers) compute nothing.
 PORTABLE := $(addprefix tests/kernels/,experts reference sampling sdpa test_functional.py) tests/qualification/measure
 PORTABLE += tests/server/model $(wildcard tests/server/engine/test_*.py) $(addprefix tests/server/engine/,execution proof)
-PORTABLE += $(foreach name,compile triton ptx walks,--ignore-glob='*test_*$(name)*')
+PORTABLE += $(foreach name,compile triton ptx walks process follow,--ignore-glob='*test_*$(name)*')
 
 test-portable: $(STAMP)
 	ATEN_CPU_CAPABILITY=default OMP_NUM_THREADS=1 $(VENV)/bin/pytest \
