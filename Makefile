@@ -96,7 +96,7 @@ test-e2e: $(STAMP)
 # Tests whose numbers or proofs depend on the processor's instruction set. Triton's interpreter computes by numpy.
 # Processes that wait for one another (process, followers) compute nothing.
 PORTABLE := $(addprefix tests/kernels/,experts reference sampling sdpa test_functional.py) tests/qualification/measure
-PORTABLE += tests/server/model $(wildcard tests/server/engine/test_*.py) $(addprefix tests/server/engine/,execution proof)
+PORTABLE += tests/server/model $(filter-out %_process.py,$(wildcard tests/server/engine/test_*.py)) $(addprefix tests/server/engine/,execution proof)
 PORTABLE += $(foreach name,compile triton ptx walks process follow,--ignore-glob='*test_*$(name)*')
 
 test-portable: $(STAMP)
