@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from compile_outside import kept_cache, remove_old_entries
+from worker_blocks import spread
 
 from kernels.triton_cache import use_own_cache
 
@@ -44,6 +45,11 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     folder = None if is_worker else kept_cache()
     if folder is not None:
         remove_old_entries(folder, time.time())
+
+
+@pytest.hookimpl(trylast=True)  # behind -m and -k
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items[:] = spread(items, [item for item in items if item.get_closest_marker("long")])
 
 
 def pytest_collection_finish() -> None:

@@ -4,7 +4,6 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import openai
 import pytest
@@ -20,7 +19,7 @@ def start_server(tmp_path_factory: pytest.TempPathFactory) -> StartServer:
     @contextmanager
     def start(*flags: str, command: list[str] | None = None, port: int | None = None) -> Iterator[Server]:
         port = port or free_port()
-        program = command or [str(Path(sys.executable).parent / "hallmark"), "serve", "--port", str(port), *flags]
+        program = command or [sys.executable, "-m", "server.cli", "serve", "--port", str(port), *flags]
         log_file = folder / f"{port}.log"
         environ = inherited | {"HALLMARK_CACHE_DIR": str(folder / "cache"), "PORT": str(port)}
         with running(program, port, log_file, environ) as server:
