@@ -28,7 +28,7 @@ class RequestContext:
     task: "asyncio.Task[object]"
     unique_id: str
     body: Body
-    dialect: Dialect = OPENAI  # of its path
+    dialect: Dialect = OPENAI  # of its client
     cleanup: list[Callable[[], Awaitable[None]]] = field(default_factory=list)  # called when it ends, the last first
     path: str = ""  # behind the root path
     tenant: bytes = b""  # digest of its key; empty where none is needed

@@ -12,11 +12,14 @@ ErrorBytes = Callable[[HallmarkError, Mapping[str, str]], bytes]  # of an error 
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """Form in which the clients of a path expect an error."""
+    """Form in which a client expects an error."""
 
     envelope: ErrorBytes  # a body
     event: ErrorBytes  # the last events of a stream that has begun
     id_header: bytes = b"x-request-id"
+
+
+DialectOf = Callable[[str, Mapping[bytes, bytes]], Dialect]  # of a request's path and headers
 
 
 def openai_envelope(error: HallmarkError, ids: Mapping[str, str]) -> bytes:

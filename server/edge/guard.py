@@ -12,13 +12,12 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 from secrets import token_hex
-from types import MappingProxyType
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.edge.body_memory import Bodies, Body
 from server.edge.context import ClientGone, RequestContext, attach_context
-from server.edge.dialect import OPENAI, Dialect
+from server.edge.dialect import OPENAI, DialectOf
 from server.edge.direct_stream import writer_of
 from server.edge.headers import check_content, check_fields
 from server.edge.hosts import Hosts
@@ -70,10 +69,10 @@ class Guard:
         routes: frozenset[str],
         rate_limits: RateLimits | None = None,
         root_path: str = "",
-        dialects: Mapping[str, Dialect] = MappingProxyType({}),
+        dialect_of: DialectOf = lambda _path, _headers: OPENAI,
     ) -> None:
-        """root_path  what a proxy puts before every path, and perhaps takes away again; empty for nothing
-        dialects   of the paths whose clients are not OpenAI's"""
+        """root_path   what a proxy puts before every path, and perhaps takes away again; empty for nothing
+        dialect_of  the form of errors, by path and headers of a request"""
         self._app = app
         self._limits = limits
         self._bodies = bodies
@@ -82,7 +81,7 @@ class Guard:
         self._metrics = metrics
         self._lifecycle = lifecycle
         self._routes = routes
-        self._dialects = dialects
+        self._dialect_of = dialect_of
         self._rate_limits = rate_limits or RateLimits()
         self._root_path = root_path
 
@@ -103,7 +102,7 @@ class Guard:
         unique_id = token_hex(16)
         request_id = _request_id(headers) or f"req-{unique_id}"
         context = RequestContext(request_id, time.monotonic(), task, unique_id, Body(self._bodies), path=path)
-        context.dialect = self._dialects.get(path, OPENAI)
+        context.dialect = self._dialect_of(path, headers)
         responder = Responder(context, send, self._limits.send_timeout_s, writer_of(scope))
         attach_context(scope, context, responder)
         try:

@@ -23,8 +23,8 @@ from server.edge.hosts import allowed_hosts
 from server.edge.keys import NO_KEYS, Access, Keys
 from server.edge.rate_limits import RateLimits
 from server.errors import InvalidValue, MethodNotAllowed, NotFound, SettingsError
+from server.http import models
 from server.http.anthropic import routes as anthropic
-from server.http.anthropic.errors import ANTHROPIC
 from server.http.common.document import document
 from server.http.common.shortcut import QuietFastAPI, Shortcut
 from server.http.common.validation import RequestModel
@@ -65,7 +65,7 @@ def create_app(edge: Edge, keys: Keys = NO_KEYS) -> FastAPI:
         edge.tokenizer.special_tokens.mark("")  # built here, and not in the first request: a large one takes 1 s
     routers = [
         *_task_routers(edge),
-        openai.model_routes(edge),
+        models.model_routes(edge),
         operations.health_routes(edge),
         operations.load_routes(edge),
         page_routes(),
@@ -186,10 +186,10 @@ def _application(
         routes=frozenset(methods),
         rate_limits=rate_limits,
         root_path=root_path,
-        dialects=dict.fromkeys((anthropic.MESSAGES, anthropic.COUNT_TOKENS), ANTHROPIC),
+        dialect_of=models.dialect_of,
     )
     of_task: tuple[type[RequestModel], ...]
-    events: tuple[type[BaseModel], ...] = ()
+    events: tuple[type[BaseModel], ...] = models.EVENTS
     if edge.pooling is None:
         of_task = (*openai.REQUESTS, *responses.REQUESTS, *anthropic.REQUESTS)
         events = (*openai.EVENTS, *responses.EVENTS, *anthropic.EVENTS)

@@ -143,3 +143,22 @@ class MessageEvent(RootModel[_Event]):
 
 class TokenCount(Answer):
     input_tokens: int
+
+
+class AnthropicModel(Answer):
+    type: Literal["model"]
+    id: str
+    display_name: str
+    created_at: str = Field(description="RFC 3339, of the server's start.")
+    lifecycle: Literal["active"]
+    max_input_tokens: int | None = Field(
+        description="Tokens of prompt and answer together; null before the engine has started."
+    )
+    max_tokens: int | None = Field(description="The same: what the prompt leaves of them, an answer may have.")
+
+
+class AnthropicModelList(Answer):
+    data: list[AnthropicModel] = Field(max_length=1)
+    has_more: Literal[False]
+    first_id: str | None = Field(description="null where nothing is listed.")
+    last_id: str | None

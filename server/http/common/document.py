@@ -21,7 +21,7 @@ from server.http.common.provenance import HEADERS
 from server.http.common.validation import RequestModel
 
 _ERRORS_KEY = "x-errors"  # in an operation, until the document is whole
-_ENVELOPE_KEY = "x-envelope"
+_ENVELOPES_KEY = "x-envelopes"
 _OF_ALL = (
     errors.InvalidHttp,
     errors.InvalidHeader,
@@ -88,13 +88,18 @@ def takes(
 ) -> dict[str, Any]:
     """The `openapi_extra` of a route that reads a JSON body. `envelope`: of its errors."""
     content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{model.__name__}"}}}
-    body = {"requestBody": {"required": is_required, "content": content}, _ENVELOPE_KEY: envelope.__name__}
-    return body | answers_with(*_OF_BODIES, *refusals)
+    body = {"requestBody": {"required": is_required, "content": content}}
+    return body | answers_with(*_OF_BODIES, *refusals, envelopes=(envelope,))
 
 
-def answers_with(*refusals: type[errors.HallmarkError]) -> dict[str, Any]:
-    """The `openapi_extra` of a route with errors of its own."""
-    return {_ERRORS_KEY: [kind.__name__ for kind in refusals]}
+def answers_with(
+    *refusals: type[errors.HallmarkError], envelopes: Iterable[type[BaseModel]] = (ErrorEnvelope,)
+) -> dict[str, Any]:
+    """The `openapi_extra` of a route with errors of its own. `envelopes`: those its errors may have."""
+    return {
+        _ERRORS_KEY: [kind.__name__ for kind in refusals],
+        _ENVELOPES_KEY: [envelope.__name__ for envelope in envelopes],
+    }
 
 
 def streams(
@@ -179,7 +184,9 @@ def _listed(names: Iterable[str]) -> str:
 
 def _add_refusals(operation: dict[str, Any], key: KeyKind | None) -> None:
     names = operation.pop(_ERRORS_KEY, [])
-    envelope = {"$ref": "#/components/schemas/" + operation.pop(_ENVELOPE_KEY, ErrorEnvelope.__name__)}
+    envelopes = operation.pop(_ENVELOPES_KEY, [ErrorEnvelope.__name__])
+    references = [{"$ref": f"#/components/schemas/{name}"} for name in envelopes]
+    envelope = references[0] if len(references) == 1 else {"anyOf": references}
     kinds = [*_OF_ALL, *(getattr(errors, name) for name in names)]
     if key is not None:
         kinds.append(errors.Unauthorized)

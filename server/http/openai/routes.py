@@ -19,7 +19,7 @@ from server.errors import (
     TemplateError,
     TimeLimitReached,
 )
-from server.http.common.document import PlainRoute, answers_with, streams, takes
+from server.http.common.document import PlainRoute, streams, takes
 from server.http.common.json_body import parse_json
 from server.http.common.validation import read
 from server.http.openai.chat import Conversation, chat_text, end_of, plain_messages
@@ -38,8 +38,6 @@ from server.http.openai.responses import (
     Completion,
     CompletionChunk,
     Detokenized,
-    ModelCard,
-    ModelList,
     Tokenized,
 )
 from server.http.openai.tools import ToolUse
@@ -96,35 +94,6 @@ def routes(edge: Edge) -> APIRouter:
         return _json({"prompt": await in_thread(body, lambda it: _detokenize(edge, parse_json(it)))})
 
     return router
-
-
-def model_routes(edge: Edge) -> APIRouter:
-    router = APIRouter(tags=["OpenAI"])
-
-    @router.get("/v1/models")
-    async def models() -> ModelList:
-        """List the served model."""
-        return ModelList(object="list", data=[_model(edge)])
-
-    @router.get("/v1/models/{name:path}", openapi_extra=answers_with(ModelNotFound))
-    async def model(name: str) -> ModelCard:
-        """Return the served model by its name, which may have slashes."""
-        edge.check_model(name)
-        return _model(edge)
-
-    return router
-
-
-def _model(edge: Edge) -> ModelCard:
-    ready = edge.engine.ready
-    return ModelCard(
-        id=edge.model,
-        object="model",
-        created=edge.started_at,
-        owned_by="hallmark",
-        task=edge.task.value,  # type: ignore[arg-type]  # never `auto`
-        max_model_len=ready.max_model_len if ready else None,  # not known before the engine has started
-    )
 
 
 def _tokenize(edge: Edge, body: dict[str, Any], max_model_len: int) -> list[int]:

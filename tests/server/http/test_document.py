@@ -30,6 +30,7 @@ COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
 REQUESTS = (*OPENAI_REQUESTS, *RESPONSES_REQUESTS, *MESSAGES_REQUESTS)
 USER = [{"role": "user", "content": "Hi"}]
+VERSION = {"anthropic-version": "2023-06-01"}
 BASES: dict[str, dict[str, Any]] = {
     "CompletionRequest": {"prompt": "a"}, "ChatRequest": {"messages": USER}, "TokenizeRequest": {"prompt": "a"},
     "DetokenizeRequest": {"tokens": [1]}, "ResponsesRequest": {"input": "a"},
@@ -270,6 +271,9 @@ def test_answers_are_those_of_the_document(folder: Path) -> None:
         (responses.Detokenized, it.post("/detokenize", {"tokens": [97]}).json()),
         (responses.ModelList, it.get("/v1/models").json()),
         (responses.ModelCard, it.get("/v1/models/tiny").json()),
+        (anthropic.AnthropicModelList, it.get("/v1/models", headers=VERSION).json()),
+        (anthropic.AnthropicModel, it.get("/v1/models/tiny", headers=VERSION).json()),
+        (anthropic.MessageError, it.get("/v1/models/other", headers=VERSION).json()),
         (schemas.Health, it.get("/readyz").json()),
         (schemas.Version, it.get("/version").json()),
         (schemas.Attestation, it.post("/attention/attest", {}).json()),

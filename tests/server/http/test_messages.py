@@ -9,13 +9,14 @@ from typing import Any
 import anthropic
 import msgspec
 import pytest
-from edge_fakes import Served, delta, playing, saying, served, write_tokenizer
+from edge_fakes import MAX_MODEL_LEN, Served, delta, playing, saying, served, write_tokenizer
 from running_api import Running, wait_until
 
 from server.edge.keys import ApiKeys, Keys
 from server.protocol.messages import FinishReason
 
 USER: Any = [{"role": "user", "content": "Hi"}]
+VERSION = {"anthropic-version": "2023-06-01"}
 
 
 @contextmanager
@@ -242,3 +243,57 @@ def test_a_client_that_leaves_a_stream_frees_its_request(folder: Path) -> None:
             assert it.get("/load").json() == {"server_load": 1, "num_running": 1, "num_waiting": 0}
         wait_until(lambda: len(it.engine.cancelled) == 1)
         wait_until(lambda: it.get("/load").json()["server_load"] == 0)
+
+
+def test_models_are_listed_in_anthropics_shape(folder: Path) -> None:
+    it = served(folder, served_model_name="org/name")
+    with client_of(it) as client:
+        page = client.models.list(limit=1)
+        (listed,) = [*page]
+        assert (page.has_more, page.first_id, page.last_id) == (False, "org/name", "org/name")
+        assert (listed.type, listed.id, listed.display_name, listed.lifecycle) == ("model", *["org/name"] * 2, "active")
+        assert listed.created_at.timestamp() == it.edge.started_at
+        assert listed.max_input_tokens == MAX_MODEL_LEN
+        assert client.models.retrieve("org/name") == listed
+        assert next(iter(client.beta.models.list())).to_dict() == listed.to_dict()
+        for nothing in (
+            client.models.list(after_id="org/name"),
+            client.models.list(before_id="org/name"),
+            client.models.list(lifecycle=["deprecated", "retired"]),
+        ):
+            assert ([*nothing], nothing.first_id) == ([], None)
+        assert [*client.models.list(lifecycle=["active"])] == [listed]
+    assert it.get("/v1/models").json()["object"] == "list"  # OpenAI's, without the header
+
+
+@pytest.mark.parametrize(
+    ("query", "param"),
+    [
+        ({"limit": 0}, "limit"),
+        ({"limit": "x"}, "limit"),
+        ({"limit": "٣"}, "limit"),
+        ({"after_id": "other"}, "after_id"),
+        ({"lifecycle[]": "new"}, "lifecycle[]"),
+        ({"colour": "red"}, "colour"),
+        ({"limit": [1, 2]}, "limit"),
+    ],
+)
+def test_a_wrong_list_of_models_is_refused_by_name(folder: Path, query: dict[str, Any], param: str) -> None:
+    answer = served(folder).get("/v1/models", headers=VERSION, params=query)
+    body = answer.json()
+    assert (answer.status_code, body["type"], body["error"]["param"]) == (400, "error", param)
+
+
+def test_errors_beside_messages_are_in_anthropics_envelope(folder: Path) -> None:
+    it = served(folder)
+    with client_of(it) as client:
+        with pytest.raises(anthropic.NotFoundError) as caught:
+            client.models.retrieve("other")
+        body: Any = caught.value.body
+        assert (body["error"]["type"], body["error"]["code"]) == ("not_found_error", "model_not_found")
+        assert caught.value.request_id == body["request_id"]
+        with pytest.raises(anthropic.NotFoundError) as caught:
+            client.messages.batches.list()
+        assert caught.value.body["type"] == "error"  # type: ignore[index]
+    assert it.get("/v1/models/other").json()["error"]["type"] == "not_found_error"  # OpenAI's, without the header
+    assert "type" not in it.get("/v1/completions", headers=VERSION).json()

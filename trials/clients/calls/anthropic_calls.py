@@ -61,6 +61,19 @@ def count_tokens() -> None:
     expect(counted.input_tokens == answer.usage.input_tokens, "the count is what the request is charged")
 
 
+def models() -> None:
+    page = client.models.list(limit=1)
+    expect([model.id for model in page] == [MODEL] and page.has_more is False, "the demo is listed")
+    found = client.models.retrieve(MODEL)
+    expect(found.display_name and found.created_at.year > 2000, "the demo has a name and a time")
+    try:
+        client.models.retrieve("other")
+    except anthropic.NotFoundError as error:
+        expect(error.body["error"]["type"] == "not_found_error", "the error is in Anthropic's envelope")
+    else:
+        raise AssertionError("another model's name is a 404")
+
+
 def errors() -> None:
     try:
         client.messages.create(model="other", max_tokens=1, messages=ASK)
@@ -75,5 +88,6 @@ call("streaming", streaming)
 call("tools", tools)
 call("streamed tools", streamed_tools)
 call("count_tokens", count_tokens)
+call("models", models)
 call("errors", errors)
 end()

@@ -1,0 +1,118 @@
+"""The served model, as OpenAI's clients list it, and as Anthropic's do, which send the header anthropic-version."""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+
+from fastapi import APIRouter, Request, Response
+from pydantic import BaseModel
+
+from server.edge.admission import Edge
+from server.edge.dialect import OPENAI, Dialect
+from server.errors import InvalidValue, ModelNotFound, UnknownField
+from server.http.anthropic.answers import AnthropicModel, AnthropicModelList, MessageError
+from server.http.anthropic.errors import ANTHROPIC
+from server.http.anthropic.routes import COUNT_TOKENS, MESSAGES
+from server.http.common.document import ErrorEnvelope, PlainRoute, answers_with
+from server.http.common.query import Query, parameter
+from server.http.openai.responses import ModelCard, ModelList
+
+MODELS = "/v1/models"
+EVENTS = (MessageError,)  # which the document names, though no route's answer is one
+_VERSION = "anthropic-version"  # a header that every client of Anthropic's sends, and no other
+_BELOW = (f"{MODELS}/", f"{MESSAGES}/")
+_LIFECYCLES = ("active", "deprecated", "retired")
+_HEADER = parameter(
+    _VERSION, "With any value the answer is Anthropic's, and its errors too.", {"type": "string"}, place="header"
+)
+_PAGING = [
+    parameter("limit", "Anthropic's: models of a page.", {"type": "integer", "minimum": 1, "maximum": 1000}),
+    parameter("after_id", "Anthropic's: the model before the page.", {"type": "string"}),
+    parameter("before_id", "Anthropic's: the model behind the page.", {"type": "string"}),
+    parameter(
+        "lifecycle[]",
+        "Anthropic's: stages that are listed; the served model is active.",
+        {"type": "array", "items": {"type": "string", "enum": [*_LIFECYCLES]}},
+    ),
+]
+# The client's `beta` resources say so in the query, and mean the same.
+_KNOWN = frozenset({"limit", "after_id", "before_id", "lifecycle[]", "beta"})
+
+
+def dialect_of(path: str, headers: Mapping[bytes, bytes]) -> Dialect:
+    """Return the form of a request's errors: Anthropic's on its own routes, and for its clients beside them."""
+    if path in (MESSAGES, COUNT_TOKENS):
+        return ANTHROPIC
+    is_theirs = (path == MODELS or path.startswith(_BELOW)) and _VERSION.encode() in headers
+    return ANTHROPIC if is_theirs else OPENAI
+
+
+def model_routes(edge: Edge) -> APIRouter:
+    router = APIRouter(route_class=PlainRoute, tags=["OpenAI", "Anthropic"])
+    both = (ErrorEnvelope, MessageError)
+
+    @router.get(
+        MODELS,
+        response_model=ModelList | AnthropicModelList,
+        openapi_extra=answers_with(InvalidValue, UnknownField, envelopes=both) | {"parameters": [_HEADER, *_PAGING]},
+    )
+    async def models(request: Request) -> Response:
+        """List the served model."""
+        if _VERSION in request.headers:
+            return _json(_page(_anthropic_model(edge), Query(request, _KNOWN)))
+        return _json(ModelList(object="list", data=[_openai_model(edge)]))
+
+    @router.get(
+        MODELS + "/{name:path}",
+        response_model=ModelCard | AnthropicModel,
+        openapi_extra=answers_with(ModelNotFound, envelopes=both) | {"parameters": [_HEADER]},
+    )
+    async def model(request: Request) -> Response:
+        """Return the served model by its name, which may have slashes."""
+        edge.check_model(request.path_params["name"])
+        return _json(_anthropic_model(edge) if _VERSION in request.headers else _openai_model(edge))
+
+    return router
+
+
+def _openai_model(edge: Edge) -> ModelCard:
+    ready = edge.engine.ready
+    return ModelCard(
+        id=edge.model,
+        object="model",
+        created=edge.started_at,
+        owned_by="hallmark",
+        task=edge.task.value,  # type: ignore[arg-type]  # never `auto`
+        max_model_len=ready.max_model_len if ready else None,  # not known before the engine has started
+    )
+
+
+def _anthropic_model(edge: Edge) -> AnthropicModel:
+    ready = edge.engine.ready
+    max_tokens = ready.max_model_len if ready else None
+    return AnthropicModel(
+        type="model",
+        id=edge.model,
+        display_name=edge.model,
+        created_at=datetime.fromtimestamp(edge.started_at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        lifecycle="active",
+        max_input_tokens=max_tokens,
+        max_tokens=max_tokens,
+    )
+
+
+def _page(model: AnthropicModel, query: Query) -> AnthropicModelList:
+    """The page of a list of one model. Raises InvalidValue for a cursor that is no model here."""
+    query.number("limit", maximum=1000, default=20)
+    stages = query.choices("lifecycle[]", _LIFECYCLES)
+    cursors = {name: query.text(name) for name in ("after_id", "before_id")}
+    for name, cursor in cursors.items():
+        if cursor is not None and cursor != model.id:
+            raise InvalidValue(f"{name}: there is no model {cursor[:128]!a} here.", param=name)
+    is_beside = any(cursor is not None for cursor in cursors.values())  # nothing is before or behind the one
+    listed = [] if is_beside or (stages and model.lifecycle not in stages) else [model]
+    end = listed[0].id if listed else None
+    return AnthropicModelList(data=listed, has_more=False, first_id=end, last_id=end)
+
+
+def _json(answer: BaseModel) -> Response:
+    return Response(answer.model_dump_json(), media_type="application/json")
