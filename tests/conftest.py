@@ -10,7 +10,7 @@ import torch
 from compile_outside import kept_cache, remove_old_entries
 from worker_blocks import spread
 
-from kernels.triton_cache import use_own_cache
+from kernels.system.triton_cache import use_own_cache
 
 INTERPRET = "TRITON_INTERPRET"
 KEPT_BYTES = 2**30  # of a GPU, by a process between two tests: to allocate anew waits for the other processes
@@ -30,7 +30,7 @@ if _gpu is not None:
     os.environ["CUDA_VISIBLE_DEVICES"] = _gpu
 
 
-# Triton's cache may hold a kernel of other sources than these (kernels/triton_cache.py).
+# Triton's cache may hold a kernel of other sources than these (kernels/system/triton_cache.py).
 if torch.cuda.is_available():
     use_own_cache()
 

@@ -17,9 +17,9 @@ ROOT = Path(__file__).resolve().parent.parent
 LAYERS = ("kernels", "qualification", "server")  # each may import itself and those before it
 # Modules and whole folders that import no torch.
 PURE = [
-    "kernels/buckets.py", "kernels/cpu_libraries.py", "kernels/experts/kinds.py", "kernels/fingerprint.py",
+    "kernels/buckets.py", "kernels/system/cpu_libraries.py", "kernels/experts/kinds.py", "kernels/fingerprint.py",
     "kernels/linear/shape.py", "kernels/linear/tilings.py", "kernels/path.py", "kernels/path_order.py",
-    "kernels/shape.py", "kernels/triton_cache.py", "qualification/*.py", "qualification/canary/*.py",
+    "kernels/shape.py", "kernels/system/triton_cache.py", "qualification/*.py", "qualification/canary/*.py",
     "qualification/commands/*.py", "qualification/common/*.py", "qualification/decision/*.py",
     "qualification/evidence/*.py", "qualification/load/*.py", "qualification/report/*.py",
     "qualification/measure/ptx.py", "qualification/model/*.py", "qualification/model/families/*.py",
@@ -127,7 +127,7 @@ def environment_reads(sources: Sources) -> list[str]:
     """
     found = []
     for path, text in sources.items():
-        if path in {"server/cli/main.py", "kernels/cpu_libraries.py"}:
+        if path in {"server/cli/main.py", "kernels/system/cpu_libraries.py"}:
             continue
         for node in ast.walk(ast.parse(text)):
             names = [alias.name for alias in node.names] if isinstance(node, ast.ImportFrom) else []
@@ -141,9 +141,9 @@ def environment_reads(sources: Sources) -> list[str]:
 def own_interpreters(sources: Sources) -> list[str]:
     """A process started by `python -m` imports modules of the folder it is started in before ours."""
     return [
-        f"{path}:{node.lineno} starts Python by itself, not by kernels.child_process"
+        f"{path}:{node.lineno} starts Python by itself, not by kernels.system.child_process"
         for path, text in sources.items()
-        if path != "kernels/child_process.py"
+        if path != "kernels/system/child_process.py"
         for node in ast.walk(ast.parse(text))
         if isinstance(node, ast.Attribute) and ast.unparse(node) == "sys.executable"
     ]

@@ -19,7 +19,7 @@ from torch import Tensor
 from kernels.linear.cublaslt import Algorithm, CublasLt, Product
 from kernels.linear.fallbacks import MatmulFallback, MatmulFallbacks
 from kernels.linear.tuned import TunedProduct, multiply_by_torch
-from kernels.whole_file import write_whole
+from kernels.system.whole_file import write_whole
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from kernels.whole_file import write_whole
+from kernels.system.whole_file import write_whole
 from qualification.common.flags import add_command, count
 from qualification.common.progress import ProgressLine
 from qualification.exit_code import ExitCode

@@ -12,8 +12,8 @@ import msgspec
 
 from kernels.operators import Operator
 from kernels.shape import Dtype, Phase
-from kernels.triton_cache import use_own_cache
-from kernels.whole_file import write_whole
+from kernels.system.triton_cache import use_own_cache
+from kernels.system.whole_file import write_whole
 from qualification.common.flags import count, positive, shard
 from qualification.common.progress import ProgressLine
 from qualification.decision.defaults import Choices

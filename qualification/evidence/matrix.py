@@ -32,7 +32,7 @@ import msgspec
 from kernels.fingerprint import Fingerprint
 from kernels.operators import AnyShape
 from kernels.path import Reject, Rejection
-from kernels.whole_file import write_whole
+from kernels.system.whole_file import write_whole
 from qualification.evidence.evidence import SUITE, Evidence
 from qualification.evidence.full_model import FullModel
 from qualification.evidence.matrix_rows import Row, Run, evidence_of, rows_of

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from kernels.child_process import python_command
+from kernels.system.child_process import python_command
 from qualification.load.client import Progress, joined, new_event_loop
 from qualification.load.sample import LoadRequest, LoadResult, Target
 from qualification.load.worker import WorkerJob, WorkerReport

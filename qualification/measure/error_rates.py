@@ -21,10 +21,10 @@ import torch
 
 from kernels.buckets import Bucket
 from kernels.catalog import PATHS
-from kernels.child_process import python_command
 from kernels.device import read_fingerprint
 from kernels.path import RunAttention
 from kernels.shape import AttentionShape, Dtype, Mask, Phase
+from kernels.system.child_process import python_command
 from qualification.common.table import table
 from qualification.evidence.evidence import Check, strain
 from qualification.measure.checks import check_path

@@ -27,11 +27,11 @@ import msgspec
 import torch
 
 from kernels.catalog import any_path_named
-from kernels.child_process import python_command
 from kernels.fingerprint import Fingerprint
 from kernels.operators import AnyShape, phase_of
 from kernels.path import AnyPath
 from kernels.shape import Phase
+from kernels.system.child_process import python_command
 from qualification.evidence.choice import choice_of
 from qualification.evidence.evidence import Evidence
 from qualification.evidence.matrix import Key, load_matrix, save_matrix

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import msgspec
 
-from kernels.child_process import python_command
-from kernels.triton_cache import content_digest
+from kernels.system.child_process import python_command
+from kernels.system.triton_cache import content_digest
 
 Pair = tuple[str, str]  # name of a path, shape
 

@@ -8,7 +8,6 @@ from functools import partial
 
 import torch
 
-from kernels.child_process import python_command
 from kernels.collective.inboxes import PeerMemoryError
 from kernels.device import torch_dtype
 from kernels.fingerprint import Device, Fingerprint
@@ -17,6 +16,7 @@ from kernels.operators import AnyShape, Operator, flops_of, hbm_bytes_of, operat
 from kernels.path import AnyPath
 from kernels.path_order import is_chosen_by_time
 from kernels.shape import Dtype
+from kernels.system.child_process import python_command
 from qualification.evidence.evidence import Check, Evidence, Timing
 from qualification.measure.ceilings import Ceilings, ceilings_now
 from qualification.measure.compile_ahead import calls_of, compiling_ahead

@@ -17,13 +17,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from kernels.child_process import python_command
 from kernels.collective.library_path import gather_into
 from kernels.collective.paths import CollectivePath
 from kernels.collective.peers import AddNorm, Peers, RunCollective
 from kernels.collective.shape import CollectiveShape
 from kernels.operators import AnyShape
 from kernels.path import AnyPath
+from kernels.system.child_process import python_command
 from qualification.exit_code import ExitCode
 from qualification.measure.collective_inputs import CollectiveCase
 from qualification.measure.rank_processes import RankProcesses, meet

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from kernels.catalog import any_path_named
 from kernels.collective.shape import parse_collective_shape
-from kernels.triton_cache import use_own_cache
+from kernels.system.triton_cache import use_own_cache
 from qualification.common.hang_up import leave_with
 from qualification.measure.collective_checks import copied
 from qualification.measure.collective_inputs import CollectiveCase, collective_case

@@ -17,7 +17,7 @@ from kernels.catalog import ALL_PATHS
 from kernels.fingerprint import Fingerprint
 from kernels.operators import AnyShape
 from kernels.path import AnyPath
-from kernels.shared_folder import only_writer
+from kernels.system.shared_folder import only_writer
 from qualification.decision.decision import (
     Book,
     Decision,

@@ -20,7 +20,7 @@ from torch import Tensor
 from kernels.collective.inboxes import PeerMemoryError
 from kernels.launch import install_compile_counter
 from kernels.operators import AnyShape
-from kernels.triton_cache import use_own_cache
+from kernels.system.triton_cache import use_own_cache
 from qualification.common.hang_up import leave_with, wait_for_hang_up
 from qualification.decision.decision import Decision, Pairs, ShapeT, Status
 from qualification.evidence.shape_text import parse_shape

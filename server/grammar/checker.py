@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
-from kernels.child_process import python_command
+from kernels.system.child_process import python_command
 from server.errors import InvalidGrammar
 from server.grammar.check_process import LENGTH
 from server.protocol.messages import Grammar

@@ -1,6 +1,6 @@
 """The command that starts the engine process."""
 
-from kernels.child_process import python_command
+from kernels.system.child_process import python_command
 
 # OpenMP threads spin between two operations by default and take the cores from everybody else: on 2 busy cores a token
 # of the demo model took 44 ms, and 6 ms with threads that sleep. It is read when torch loads the library, not later.

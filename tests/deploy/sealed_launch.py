@@ -14,7 +14,7 @@ from triton.runtime import driver
 
 from kernels.batch import AttentionBatch, AttentionFlags
 from kernels.hopper.prefill.launch import run_prefill
-from kernels.triton_cache import use_own_cache
+from kernels.system.triton_cache import use_own_cache
 
 
 class _Hopper:

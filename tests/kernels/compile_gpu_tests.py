@@ -34,7 +34,7 @@ import kernels.device
 import kernels.processors
 from kernels.fingerprint import Device, Fingerprint
 from kernels.portable.launch_config import SHARED_BYTES_HOPPER
-from kernels.triton_cache import use_own_cache
+from kernels.system.triton_cache import use_own_cache
 
 MODULES = ("test_gpu_attention", "test_gpu_calls")
 NUM_PROCESSORS = 132  # of an H100 SXM and an H200

@@ -12,9 +12,9 @@ import msgspec
 import torch
 
 from kernels.catalog import path_named
-from kernels.child_process import python_command
 from kernels.device import read_fingerprint
 from kernels.shape import Phase
+from kernels.system.child_process import python_command
 from qualification.bench.attention.cases import BenchCase
 from qualification.bench.attention.inputs import make_inputs
 from qualification.bench.attention.peers import Unavailable

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from kernels.shape import Dtype, Phase
-from kernels.triton_cache import use_own_cache
+from kernels.system.triton_cache import use_own_cache
 from qualification.bench.attention.cases import Sweep, quick_sweep
 from qualification.bench.attention.charts import charts
 from qualification.bench.attention.row import Outcome, absences_as_json, rows_as_json

@@ -29,7 +29,7 @@ from kernels.fused.rope_kv import rope_and_write_kv, rope_and_write_kv_torch
 from kernels.linear.matmul import linear, linear_swiglu
 from kernels.sampling.penalties import RowPenalties
 from kernels.sampling.sampling import RowSampling, SamplingTensors, draw_torch, greedy, sample, sampling_tensors
-from kernels.triton_cache import use_own_cache
+from kernels.system.triton_cache import use_own_cache
 from qualification.bench.machine import commit_of_code, machine_of
 
 _COLD_BYTES = 400 * 2**20  # of distinct inputs: eight times an H200's L2

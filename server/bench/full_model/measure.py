@@ -23,7 +23,7 @@ import torch
 from kernels.catalog import PATHS
 from kernels.path import Tier
 from kernels.shape import Phase
-from kernels.whole_file import write_whole
+from kernels.system.whole_file import write_whole
 from qualification.decision.decision import Policy
 from qualification.decision.model_shapes import shapes_needed, signature_of
 from qualification.evidence.full_model import Attention, FullModel, ModelTiming

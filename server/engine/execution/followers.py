@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from kernels.child_process import python_command
+from kernels.system.child_process import python_command
 from qualification.measure.qualify import DeviceLost
 from qualification.measure.rank_processes import RankProcesses, Store, meet
 from server.engine.attention.dispatch import Dispatcher

@@ -11,8 +11,8 @@ from pathlib import Path
 import msgspec
 
 from kernels.path import AnyPath
-from kernels.shared_folder import only_writer
-from kernels.whole_file import write_whole
+from kernels.system.shared_folder import only_writer
+from kernels.system.whole_file import write_whole
 from server.protocol.messages import AttestationReport, EngineFailed, FromEngine, ShadowReport, StepOutput
 
 logger = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ from kernels.device import torch_dtype
 from kernels.launch import install_compile_counter, num_compiles
 from kernels.linear.fallbacks import MatmulFallbacks
 from kernels.shape import AttentionShape
-from kernels.triton_cache import use_own_cache
+from kernels.system.triton_cache import use_own_cache
 from qualification.attest.driver_record import Recorder
 from qualification.attest.operator_promises import operator_promises
 from qualification.decision.decision import Pairs, Policy, decisions_of

@@ -9,7 +9,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from kernels.child_process import python_command
 from kernels.collective.library_path import run_library
 from kernels.collective.paths import COLLECTIVE_PATHS, CollectivePath
 from kernels.collective.peers import AddNorm, Peers
@@ -17,6 +16,7 @@ from kernels.collective.shape import CollectiveShape, Follows
 from kernels.device import read_fingerprint
 from kernels.row_buckets import CollectiveRows
 from kernels.shape import Dtype
+from kernels.system.child_process import python_command
 from qualification.evidence.evidence import Evidence
 from qualification.measure.qualify import Bench, qualify
 from qualification.measure.rank_group import WORKER

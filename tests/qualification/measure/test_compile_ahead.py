@@ -14,8 +14,8 @@ import torch
 from qualification_fakes import DECODE, SHAPE, path
 
 from kernels.buckets import Bucket
-from kernels.child_process import python_command
 from kernels.path import KernelPath
+from kernels.system.child_process import python_command
 from qualification.measure.compile_ahead import calls_of, compiling_ahead, processes_for
 from qualification.measure.compile_worker import make_call
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import triton
 
-from kernels.triton_cache import content_digest, use_own_cache
+from kernels.system.triton_cache import content_digest, use_own_cache
 from server.cli.main import main
 from server.engine.startup.builder import build_engine
 from server.errors import StartError

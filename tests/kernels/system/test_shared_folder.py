@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kernels.shared_folder import only_writer
+from kernels.system.shared_folder import only_writer
 
 
 def test_only_one_is_inside_at_a_time(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import hashlib
 from importlib.util import find_spec
 from pathlib import Path
 
-_KERNELS = Path(__file__).parent
+_KERNELS = Path(__file__).parent.parent
 
 
 def use_own_cache(sources: Path = _KERNELS) -> None:
