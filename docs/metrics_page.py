@@ -8,12 +8,12 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
-from kernels.buckets import Bucket
 from kernels.linear.fallbacks import MatmulFallback
-from kernels.operators import Operator
-from kernels.path import Reject
-from kernels.row_buckets import ExpertRows
-from kernels.shape import Phase
+from kernels.vocabulary.buckets import Bucket
+from kernels.vocabulary.operators import Operator
+from kernels.vocabulary.path import Reject
+from kernels.vocabulary.row_buckets import ExpertRows
+from kernels.vocabulary.shape import Phase
 from qualification.attest.explain import TimeClass
 from qualification.decision.decision import Status
 from server.protocol.liveness import DeathCause

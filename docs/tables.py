@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from kernels.buckets import Bucket
+from kernels.vocabulary.buckets import Bucket
 from qualification.model.families.image_models import IMAGE_MODELS
 from qualification.model.families.registry import FAMILIES
 from server.http.anthropic.requests import CountTokensRequest, MessagesRequest

@@ -2,18 +2,18 @@
 
 from typing import TYPE_CHECKING, TypeVar
 
-from kernels import launch
+from kernels.calls import launch
+from kernels.calls.prepared import Prepare
 from kernels.collective.paths import COLLECTIVE_PATHS, collective_paths_on
 from kernels.experts.paths import EXPERTS_PATHS
-from kernels.fingerprint import Device
+from kernels.identity.source_digest import SourceDigests
+from kernels.identity.torch_kernels import GEMMS, TORCH_HELPERS
 from kernels.linear.paths import LINEAR_PATHS, linear_paths_on
-from kernels.path import AnyPath, KernelPath, Limits, RunAttention, Tier
-from kernels.path_order import competes_on, tier_of
-from kernels.prepared import Prepare
 from kernels.sdpa import backends as sdpa
-from kernels.shape import Dtype, Mask, Phase
-from kernels.source_digest import SourceDigests
-from kernels.torch_kernels import GEMMS, TORCH_HELPERS
+from kernels.vocabulary.fingerprint import Device
+from kernels.vocabulary.path import AnyPath, KernelPath, Limits, RunAttention, Tier
+from kernels.vocabulary.path_order import competes_on, tier_of
+from kernels.vocabulary.shape import Dtype, Mask, Phase
 
 if TYPE_CHECKING:
     import torch

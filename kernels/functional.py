@@ -7,13 +7,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from kernels.batch import AttentionBatch, AttentionFlags
-from kernels.buckets import Bucket, bucket_of
+from kernels.calls.batch import AttentionBatch, AttentionFlags
+from kernels.calls.prepared import Prepare, PreparedCall
 from kernels.catalog import PATHS, path_named
-from kernels.device import dtype_of, read_fingerprint
-from kernels.path import KernelPath, Rejection, RunAttention
-from kernels.prepared import Prepare, PreparedCall
-from kernels.shape import AttentionShape, Mask, Phase
+from kernels.system.device import dtype_of, read_fingerprint
+from kernels.vocabulary.buckets import Bucket, bucket_of
+from kernels.vocabulary.path import KernelPath, Rejection, RunAttention
+from kernels.vocabulary.shape import AttentionShape, Mask, Phase
 
 _BUCKET_ENDS = tuple(bucket.hi for bucket in Bucket if bucket.hi is not None)
 _ROWS_OF_A_TILE = 16  # query tokens x heads of a group, in decode

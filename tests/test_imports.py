@@ -17,9 +17,10 @@ ROOT = Path(__file__).resolve().parent.parent
 LAYERS = ("kernels", "qualification", "server")  # each may import itself and those before it
 # Modules and whole folders that import no torch.
 PURE = [
-    "kernels/buckets.py", "kernels/system/cpu_libraries.py", "kernels/experts/kinds.py", "kernels/fingerprint.py",
-    "kernels/linear/shape.py", "kernels/linear/tilings.py", "kernels/path.py", "kernels/path_order.py",
-    "kernels/shape.py", "kernels/system/triton_cache.py", "qualification/*.py", "qualification/canary/*.py",
+    "kernels/experts/kinds.py", "kernels/linear/shape.py", "kernels/linear/tilings.py",
+    "kernels/system/cpu_libraries.py", "kernels/system/triton_cache.py", "kernels/vocabulary/buckets.py",
+    "kernels/vocabulary/fingerprint.py", "kernels/vocabulary/path.py", "kernels/vocabulary/path_order.py",
+    "kernels/vocabulary/shape.py", "qualification/*.py", "qualification/canary/*.py",
     "qualification/commands/*.py", "qualification/common/*.py", "qualification/decision/*.py",
     "qualification/evidence/*.py", "qualification/load/*.py", "qualification/report/*.py",
     "qualification/measure/ptx.py", "qualification/model/*.py", "qualification/model/families/*.py",
@@ -249,7 +250,7 @@ def test_files_of_the_room_itself_close_no_folder_cycle() -> None:
 
 def test_imports_for_types_only_are_seen() -> None:
     imports = imports_of(read_sources("kernels"))
-    assert "kernels.batch" in imports["kernels.path"]
+    assert "kernels.calls.batch" in imports["kernels.vocabulary.path"]
 
 
 def test_prose_and_method_names_are_no_offence() -> None:
@@ -272,7 +273,7 @@ def test_the_pure_files_import_without_torch() -> None:
 
 
 def test_a_file_that_needs_torch_is_caught() -> None:
-    assert "torch" in import_without_torch("kernels.batch").stderr
+    assert "torch" in import_without_torch("kernels.calls.batch").stderr
 
 
 def test_the_other_package_named_kernels_is_not_installed() -> None:

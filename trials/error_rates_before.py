@@ -28,13 +28,13 @@ from random import Random
 import torch
 from torch import Tensor
 
-from kernels.batch import AttentionBatch, AttentionFlags
+from kernels.calls.batch import AttentionBatch, AttentionFlags
+from kernels.calls.rows import keys_of, sequences_of, visible
 from kernels.catalog import PATHS
-from kernels.device import read_fingerprint
-from kernels.path import RunAttention
 from kernels.reference.oracle import attention_oracle
-from kernels.reference.rows import keys_of, sequences_of, visible
-from kernels.shape import AttentionShape, Dtype, Phase
+from kernels.system.device import read_fingerprint
+from kernels.vocabulary.path import RunAttention
+from kernels.vocabulary.shape import AttentionShape, Dtype, Phase
 from qualification.measure.checks import check_path, run_case
 from qualification.measure.error_rates import settings_here, trial_shapes_of
 from qualification.measure.inputs import Case, cases

@@ -22,7 +22,7 @@ if "server.engine.process" in sys.orig_argv:
     from pathlib import Path
 
     from kernels import catalog
-    from kernels.shape import Phase
+    from kernels.vocabulary.shape import Phase
 
     FUSE = Path(__file__).with_name("fuse")
 

@@ -37,7 +37,7 @@ from planted_servers import (
     upgraded,
 )
 
-from kernels.shape import Phase
+from kernels.vocabulary.shape import Phase
 from qualification.bench.machine import commit_of_code
 from qualification.decision.decision import Policy
 

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from kernels.batch import AttentionBatch, AttentionFlags
-from kernels.buckets import Bucket
+from kernels.calls.batch import AttentionBatch, AttentionFlags
 from kernels.catalog import PATHS, path_named
-from kernels.device import read_fingerprint
-from kernels.fingerprint import Fingerprint
-from kernels.path import KernelPath, RunAttention, Tier
-from kernels.shape import AttentionShape, Dtype, Phase
+from kernels.system.device import read_fingerprint
+from kernels.vocabulary.buckets import Bucket
+from kernels.vocabulary.fingerprint import Fingerprint
+from kernels.vocabulary.path import KernelPath, RunAttention, Tier
+from kernels.vocabulary.shape import AttentionShape, Dtype, Phase
 from qualification.attest.promise import Promise, call_mismatch
 from qualification.evidence.matrix import save_matrix
 from qualification.exit_code import ExitCode

@@ -18,8 +18,8 @@ from planted_kernels import Found, Place
 from running_server import DEMO, Server, free_port, running
 
 from kernels.catalog import ALL_PATHS, PATHS, path_named
-from kernels.fingerprint import Device
-from kernels.path import Tier
+from kernels.vocabulary.fingerprint import Device
+from kernels.vocabulary.path import Tier
 from qualification.decision.decision import Policy
 from qualification.evidence.matrix import MatrixError, load_matrix, save_matrix
 from qualification.exit_code import ExitCode

@@ -30,7 +30,7 @@ from servers import Build, hallmark, serving
 from steady_load import Steady, steady_load
 from upgrade_report import Drilled, Expected, GateRun, as_json, as_markdown
 
-from kernels.device import num_cores, read_fingerprint
+from kernels.system.device import num_cores, read_fingerprint
 
 NAME = "drill"
 # It changes the fingerprint and nothing else: all instruction sets are what oneDNN uses without it.

@@ -4,18 +4,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
-from kernels import launch
+from kernels.calls import launch
 from kernels.collective.library_path import run_library
 from kernels.collective.most_rows import most_rows
 from kernels.collective.peers import RunCollective
 from kernels.collective.shape import CollectiveShape
-from kernels.fingerprint import Device
-from kernels.operators import Operator
-from kernels.path import AnyPath, OperatorPath, Reject, Rejection
-from kernels.path_order import tier_of
-from kernels.shape import Dtype
-from kernels.source_digest import SourceDigests
-from kernels.torch_kernels import TORCH_HELPERS
+from kernels.identity.source_digest import SourceDigests
+from kernels.identity.torch_kernels import TORCH_HELPERS
+from kernels.vocabulary.fingerprint import Device
+from kernels.vocabulary.operators import Operator
+from kernels.vocabulary.path import AnyPath, OperatorPath, Reject, Rejection
+from kernels.vocabulary.path_order import tier_of
+from kernels.vocabulary.shape import Dtype
 
 if TYPE_CHECKING:
     import torch

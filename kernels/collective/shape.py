@@ -4,9 +4,9 @@ import re
 from dataclasses import dataclass
 from enum import Enum
 
-from kernels.operators import Operator
-from kernels.row_buckets import CollectiveRows
-from kernels.shape import Dtype
+from kernels.vocabulary.operators import Operator
+from kernels.vocabulary.row_buckets import CollectiveRows
+from kernels.vocabulary.shape import Dtype
 
 _LINE = re.compile(r"collective (?P<dtype>\w+) c(?P<columns>\d+) ranks(?P<world>\d+) (?P<follows>\w+) r-(?P<rows>\w+)")
 

@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.launch import Loaded
-from kernels.processors import num_processors
+from kernels.calls.launch import Loaded
+from kernels.calls.processors import num_processors
 
 TensorLayout = tuple[tuple[int, ...], tuple[int, ...]]  # shape and strides
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kernels.calls.launch import Loaded
 from kernels.experts.dequantize import plain_weights
 from kernels.experts.gluon_launch import TensorLayout, address, grid, matrix, pairs_of_8, tensor_map
 from kernels.experts.hopper import hallmark_gluon_experts_down, hallmark_gluon_experts_gate_up
@@ -23,7 +24,6 @@ from kernels.experts.sorting import sort_slots
 from kernels.experts.tiles import hopper_rows, takes_codes
 from kernels.experts.triton_path import activation_arguments, combine, run_experts
 from kernels.experts.weights import AnyExpertWeights, ExpertWeights, Mxfp4Weights
-from kernels.launch import Loaded
 from kernels.tma.launches import any_map
 from kernels.tma.pointers import AnyTensor, PointerClass, any_tensor, pointer_class
 

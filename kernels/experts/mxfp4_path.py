@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kernels.calls.launch import Loaded
 from kernels.experts.gluon_launch import address, grid, matrix, pairs_of_8, tensor_map
 from kernels.experts.kinds import MXFP4_BLOCK, ExpertActivation
 from kernels.experts.mxfp4_hopper import hallmark_gluon_experts_codes
@@ -19,7 +20,6 @@ from kernels.experts.mxfp4_tilings import STEP, CodesTiles, CodesTiling, codes_t
 from kernels.experts.sorting import sort_slots
 from kernels.experts.triton_path import activation_arguments, combine, run_experts
 from kernels.experts.weights import AnyExpertWeights, Mxfp4Weights
-from kernels.launch import Loaded
 from kernels.tma.launches import any_map
 from kernels.tma.pointers import AnyTensor, PointerClass, any_tensor, pointer_class
 

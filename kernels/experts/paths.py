@@ -4,17 +4,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from kernels import launch
+from kernels.calls import launch
 from kernels.experts.kinds import ExpertFormat
 from kernels.experts.shape import ExpertsShape
-from kernels.fingerprint import Device
-from kernels.operators import Operator
-from kernels.path import OperatorPath, Reject, Rejection
-from kernels.path_order import tier_of
-from kernels.row_buckets import ExpertRows
-from kernels.shape import Dtype
-from kernels.source_digest import SourceDigests
-from kernels.torch_kernels import GEMMS, TORCH_HELPERS
+from kernels.identity.source_digest import SourceDigests
+from kernels.identity.torch_kernels import GEMMS, TORCH_HELPERS
+from kernels.vocabulary.fingerprint import Device
+from kernels.vocabulary.operators import Operator
+from kernels.vocabulary.path import OperatorPath, Reject, Rejection
+from kernels.vocabulary.path_order import tier_of
+from kernels.vocabulary.row_buckets import ExpertRows
+from kernels.vocabulary.shape import Dtype
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from kernels.experts.kinds import MXFP4_BLOCK, ClampedSwiglu, ExpertActivation, ExpertFormat
 from kernels.fused.activation_kind import Activation
-from kernels.operators import Operator
-from kernels.row_buckets import ExpertRows
-from kernels.shape import Dtype
+from kernels.vocabulary.operators import Operator
+from kernels.vocabulary.row_buckets import ExpertRows
+from kernels.vocabulary.shape import Dtype
 
 _NUMBER = r"\d+(?:\.\d+)?(?:e[+-]\d+)?"
 _LINE = re.compile(

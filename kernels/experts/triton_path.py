@@ -9,6 +9,7 @@ import torch
 import triton
 from torch import Tensor
 
+from kernels.calls.processors import shared_bytes
 from kernels.experts.dependent import launches_ahead
 from kernels.experts.few_mxfp4 import hallmark_experts_few_down, hallmark_experts_few_gate_up
 from kernels.experts.kinds import ClampedSwiglu, ExpertActivation
@@ -16,7 +17,6 @@ from kernels.experts.products import hallmark_experts_combine, hallmark_experts_
 from kernels.experts.sorting import sort_slots
 from kernels.experts.tiles import ProductTiles, expert_tiles, few_tiles, is_few
 from kernels.experts.weights import AnyExpertWeights, Mxfp4Weights
-from kernels.processors import shared_bytes
 
 _SUM_BLOCK = 1024  # columns of one program of the weighted sum
 _READ_TOGETHER = 4  # slots whose mxfp4 weights a program holds in registers

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.launch import Loaded, is_interpreted
+from kernels.calls.launch import Loaded, is_interpreted
 
 try:
     import triton

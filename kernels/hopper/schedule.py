@@ -23,9 +23,9 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from kernels.batch import AttentionBatch, AttentionFlags
+from kernels.calls.batch import AttentionBatch, AttentionFlags
+from kernels.calls.launch import Loaded, is_interpreted
 from kernels.hopper.variants import Variant
-from kernels.launch import Loaded, is_interpreted
 from kernels.tma.pointers import AnyTensor, PointerClass, any_tensor, pointer_class
 
 HEADER = gl.constexpr(8)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from triton.experimental.gluon import language as gl
 
-from kernels.batch import AttentionFlags
+from kernels.calls.batch import AttentionFlags
 from kernels.hopper.pipeline import HALF
 from kernels.hopper.variants import ROWS
 

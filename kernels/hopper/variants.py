@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
-from kernels.batch import AttentionBatch, AttentionFlags
+from kernels.calls.batch import AttentionBatch, AttentionFlags
 
 ROWS = 64  # query rows of one consumer: the M of one wgmma
 

@@ -6,11 +6,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kernels.calls.launch import is_interpreted, triton_version
+from kernels.calls.processors import num_processors
 from kernels.fused.activation import swiglu
-from kernels.launch import is_interpreted, triton_version
 from kernels.linear.tilings import ROW_COUNTS, WIDE_ROW_COUNTS, SkinnyTiling, WideTiling, tiling_for
 from kernels.linear.tuned import TunedProduct
-from kernels.processors import num_processors
 
 _HOPPER = (9, 0)
 _DTYPES = (torch.float16, torch.bfloat16)

@@ -4,21 +4,21 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
-from kernels import launch
-from kernels.fingerprint import Device
+from kernels.calls import launch
+from kernels.calls.processors import num_processors
+from kernels.identity.source_digest import SourceDigests
+from kernels.identity.torch_kernels import GEMMS, TORCH_HELPERS
 from kernels.linear.epilogue import Epilogue
 from kernels.linear.library_path import RunProposed
 from kernels.linear.shape import LinearShape
 from kernels.linear.tilings import skinny_tiling, wide_tiling
 from kernels.linear.torch_path import run_torch
-from kernels.operators import Operator
-from kernels.path import OperatorPath, Reject, Rejection
-from kernels.path_order import tier_of
-from kernels.processors import num_processors
-from kernels.row_buckets import LinearRows
-from kernels.shape import Dtype
-from kernels.source_digest import SourceDigests
-from kernels.torch_kernels import GEMMS, TORCH_HELPERS
+from kernels.vocabulary.fingerprint import Device
+from kernels.vocabulary.operators import Operator
+from kernels.vocabulary.path import OperatorPath, Reject, Rejection
+from kernels.vocabulary.path_order import tier_of
+from kernels.vocabulary.row_buckets import LinearRows
+from kernels.vocabulary.shape import Dtype
 
 if TYPE_CHECKING:
     import torch

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from enum import Enum
 
 from kernels.linear.epilogue import Epilogue
-from kernels.operators import Operator
-from kernels.row_buckets import LinearRows
-from kernels.shape import Dtype
+from kernels.vocabulary.operators import Operator
+from kernels.vocabulary.row_buckets import LinearRows
+from kernels.vocabulary.shape import Dtype
 
 
 class WeightFormat(Enum):

@@ -8,10 +8,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.batch import AttentionBatch, AttentionFlags
+from kernels.calls.batch import AttentionBatch, AttentionFlags
+from kernels.calls.processors import num_processors, shared_bytes
 from kernels.portable.launch_config import Tiles, decode_tiles, flag_arguments, padded_head_dim
 from kernels.portable.tile import attend_keys, start_softmax, visible_range
-from kernels.processors import num_processors, shared_bytes
 
 _MAX_SPLITS = 32
 

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from kernels.batch import AttentionFlags
+from kernels.calls.batch import AttentionFlags
 
 _LOG2_E = math.log2(math.e)
 SHARED_BYTES_HOPPER = 232_448  # what one program of an sm_90 can have

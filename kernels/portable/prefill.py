@@ -4,10 +4,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.batch import AttentionBatch, AttentionFlags
+from kernels.calls.batch import AttentionBatch, AttentionFlags
+from kernels.calls.processors import shared_bytes
 from kernels.portable.launch_config import flag_arguments, padded_head_dim, query_tiles
 from kernels.portable.tile import attend_query_tile
-from kernels.processors import shared_bytes
 
 
 @triton.jit(do_not_specialize=["window"])

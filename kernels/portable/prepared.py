@@ -10,14 +10,14 @@ import torch
 import triton
 from torch import Tensor
 
-from kernels.batch import AttentionBatch, AttentionFlags
-from kernels.launch import Loaded, is_interpreted
+from kernels.calls.batch import AttentionBatch, AttentionFlags
+from kernels.calls.launch import Loaded, is_interpreted
+from kernels.calls.prepared import PreparedCall, steady_range, step_of
+from kernels.calls.processors import num_processors, shared_bytes
 from kernels.portable import decode
 from kernels.portable.extend import hallmark_extend
 from kernels.portable.launch_config import Tiles, decode_tiles, flag_arguments, padded_head_dim, query_tiles
 from kernels.portable.prefill import hallmark_prefill
-from kernels.prepared import PreparedCall, steady_range, step_of
-from kernels.processors import num_processors, shared_bytes
 from kernels.tma.pointers import AnyTensor
 
 _ALIGNMENT = 32  # floats, 128 bytes: where a new tensor of a call's scratch memory begins

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.batch import AttentionBatch, AttentionFlags
+from kernels.calls.batch import AttentionBatch, AttentionFlags
 from kernels.reference.oracle import Chunk, chunks
 
 # Standard deviations. Of roundings to 16 bits, each bounded and independent of the others, so that the sum of n of them

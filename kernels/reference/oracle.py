@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.batch import AttentionBatch, AttentionFlags
-from kernels.reference.rows import SequenceRows, keys_of, sequences_of, visible
+from kernels.calls.batch import AttentionBatch, AttentionFlags
+from kernels.calls.rows import SequenceRows, keys_of, sequences_of, visible
 
 # Bytes of one chunk's scores. On a CPU what fits its caches; on a GPU limits take some ten tensors of this size. Of 8k
 # queries over 128k keys of 32:8 heads a chunk of 4 rows takes a GPU 5.1 ms in fp32, and one of 32 rows 7.1 (H200).

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.launch import is_interpreted
-from kernels.processors import num_processors
+from kernels.calls.launch import is_interpreted
+from kernels.calls.processors import num_processors
 from kernels.sampling.draw_kernels import (
     best_kernel,
     bracket_kernel,

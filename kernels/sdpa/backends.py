@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from kernels.batch import AttentionBatch, AttentionFlags
-from kernels.reference.rows import SequenceRows, keys_of, sequences_of, visible
+from kernels.calls.batch import AttentionBatch, AttentionFlags
+from kernels.calls.rows import SequenceRows, keys_of, sequences_of, visible
 from kernels.sdpa.cpu_decode import is_decode, run_decode
 
 _MAX_SCORES = 2**22  # a head, of one chunk of query rows: its mask, or its scores in sdpa.math

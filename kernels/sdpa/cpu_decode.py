@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kernels.batch import AttentionBatch, AttentionFlags
+from kernels.calls.batch import AttentionBatch, AttentionFlags
 
 _MAX_PADDING = 256  # keys of padding in a group: they take about as long as another call
 _MAX_KEYS = 2**13  # keys of a group, padding included: bounds the copy of keys, but for one longer sequence

@@ -1,1 +1,1 @@
-"""What talks to the operating system: child processes, files that processes share, caches, the environment."""
+"""What talks to the machine and its operating system: devices, child processes, shared files, caches, environment."""

@@ -16,12 +16,12 @@ from torch import Tensor
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from kernels.batch import AttentionBatch, AttentionFlags
-from kernels.launch import Loaded
+from kernels.calls.batch import AttentionBatch, AttentionFlags
+from kernels.calls.launch import Loaded
 from kernels.tma.pointers import AnyTensor, pointer_class
 
 if TYPE_CHECKING:
-    from kernels.path import RunAttention
+    from kernels.vocabulary.path import RunAttention
 
 _MAX_MAPS = 256  # of pages of one form: more than a model has layers
 _LOG2E = 1.4426950408889634

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import Enum
 from fnmatch import fnmatchcase
 
-from kernels.known_kernels import NAMED, OPERATORS
+from kernels.identity.known_kernels import NAMED, OPERATORS
 from qualification.common.kernel_names import plain_name, short_name
 
 _KEPT_NAMES = 8  # of a class, the longest times first

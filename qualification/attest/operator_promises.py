@@ -7,9 +7,9 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from kernels.known_kernels import NAMED, OPERATORS
-from kernels.operators import AnyShape, Operator
-from kernels.path import AnyPath
+from kernels.identity.known_kernels import NAMED, OPERATORS
+from kernels.vocabulary.operators import AnyShape, Operator
+from kernels.vocabulary.path import AnyPath
 from qualification.attest.promise import Promise, kernels_promised, promise_of
 from qualification.decision.decision import Decision, Status
 from qualification.evidence.evidence import Evidence

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import chain
 
-from kernels.path import AnyPath, Tier
+from kernels.vocabulary.path import AnyPath, Tier
 from qualification.common.kernel_names import short_name
 from qualification.evidence.evidence import Evidence
 

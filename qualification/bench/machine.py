@@ -7,8 +7,8 @@ import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kernels.fingerprint import Fingerprint
-from kernels.shape import Dtype
+from kernels.vocabulary.fingerprint import Fingerprint
+from kernels.vocabulary.shape import Dtype
 
 if TYPE_CHECKING:
     import torch
@@ -31,7 +31,7 @@ def ceilings_of(
     args: argparse.Namespace, device: "torch.device", dtype: Dtype, fingerprint: Fingerprint
 ) -> "Ceilings | None":
     """Measured, or from the flags and what is known of an H200 at two bytes a value; None where either is unknown."""
-    from kernels.device import torch_dtype
+    from kernels.system.device import torch_dtype
     from qualification.measure.ceilings import Ceilings, measure_ceilings
 
     if args.measure_ceilings:

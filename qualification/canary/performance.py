@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from kernels.buckets import bucket_of
+from kernels.vocabulary.buckets import bucket_of
 from qualification.canary.golden import Times
 from qualification.canary.verdict import Outcome, Stage, Verdict
 from qualification.common.quantiles import Interval, needed_samples, quantile_interval, ratio_interval

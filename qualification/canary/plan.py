@@ -6,8 +6,8 @@ from pathlib import Path
 
 import msgspec
 
-from kernels.fingerprint import Fingerprint
-from kernels.operators import AnyShape
+from kernels.vocabulary.fingerprint import Fingerprint
+from kernels.vocabulary.operators import AnyShape
 from qualification.canary.verdict import Outcome, Stage, Verdict
 from qualification.evidence.choice import choice_of
 from qualification.evidence.matrix import Matrix, load_matrices

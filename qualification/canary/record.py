@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 
-from kernels.buckets import bucket_of
+from kernels.vocabulary.buckets import bucket_of
 from qualification.canary.client import CanaryError, Candidate, Model, RequestFailed, RequestTimedOut
 from qualification.canary.golden import SCHEMA, Golden, GoldenPrompt, Times
 from qualification.canary.numerics import Reply

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import msgspec
 
-from kernels.buckets import bucket_of
+from kernels.vocabulary.buckets import bucket_of
 from qualification.canary.golden import Times
 from qualification.canary.performance import SideTimes
 from qualification.canary.verdict import Outcome, Verdict, exit_code

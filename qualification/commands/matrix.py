@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 
-from kernels.fingerprint import Device, Fingerprint
-from kernels.path import AnyPath
+from kernels.vocabulary.fingerprint import Device, Fingerprint
+from kernels.vocabulary.path import AnyPath
 from qualification.commands import ptx as ptx_command
 from qualification.common.flags import add_command
 from qualification.common.table import table
@@ -124,7 +124,7 @@ def this_machine() -> tuple[Fingerprint, Sequence[AnyPath]]:
     import torch  # comparing files does without it
 
     from kernels.catalog import ALL_PATHS
-    from kernels.device import num_cores, read_fingerprint
+    from kernels.system.device import num_cores, read_fingerprint
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return read_fingerprint(device, num_threads=num_cores()), ALL_PATHS

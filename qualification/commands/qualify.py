@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from kernels.operators import Operator
-from kernels.shape import Dtype, Phase
 from kernels.system.triton_cache import use_own_cache
 from kernels.system.whole_file import write_whole
+from kernels.vocabulary.operators import Operator
+from kernels.vocabulary.shape import Dtype, Phase
 from qualification.common.flags import count, positive, shard
 from qualification.common.progress import ProgressLine
 from qualification.decision.defaults import Choices
@@ -25,8 +25,8 @@ from qualification.model.shard import TENSOR_PARALLEL_SIZES
 if TYPE_CHECKING:
     import torch
 
-    from kernels.fingerprint import Fingerprint
-    from kernels.path import AnyPath
+    from kernels.vocabulary.fingerprint import Fingerprint
+    from kernels.vocabulary.path import AnyPath
     from qualification.evidence.ledger import Target
     from qualification.measure.qualify import Bench
 
@@ -116,7 +116,7 @@ def _error_rates(args: argparse.Namespace) -> int:
     """Measure the checker's error rates: on a GPU of its paths, on a CPU under each instruction set."""
     import torch
 
-    from kernels.device import num_cores, read_fingerprint
+    from kernels.system.device import num_cores, read_fingerprint
     from qualification.measure import error_rates
     from qualification.measure.qualify import now
 
@@ -163,7 +163,7 @@ def _compile_jobs(asked: int | None) -> int:
     """Return the asked number of processes, else what the cores and the GPU's memory allow."""
     import torch
 
-    from kernels.device import num_cores
+    from kernels.system.device import num_cores
     from qualification.measure.compile_ahead import processes_for
 
     return asked or processes_for(num_cores(), torch.cuda.mem_get_info()[1])
@@ -173,7 +173,7 @@ def _run(args: argparse.Namespace, models: Mapping[str, Mapping[str, object]]) -
     import torch  # the command line as a whole does without it
 
     from kernels.catalog import any_path_named, paths_on
-    from kernels.device import read_fingerprint, use_all_cores
+    from kernels.system.device import read_fingerprint, use_all_cores
     from qualification.measure.campaign import Tools, conduct, default_file, shard_of_targets, targets_of
     from qualification.measure.qualify import qualify
 

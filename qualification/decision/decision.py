@@ -6,10 +6,10 @@ from enum import Enum
 from types import MappingProxyType
 from typing import Generic, TypeVar, cast
 
-from kernels.fingerprint import Fingerprint
-from kernels.operators import AnyShape, operator_of
-from kernels.path import AnyPath, Reject, Rejection, Tier
-from kernels.path_order import is_chosen_by_time
+from kernels.vocabulary.fingerprint import Fingerprint
+from kernels.vocabulary.operators import AnyShape, operator_of
+from kernels.vocabulary.path import AnyPath, Reject, Rejection, Tier
+from kernels.vocabulary.path_order import is_chosen_by_time
 from qualification.evidence.choice import Rated, beats, first_of
 from qualification.evidence.evidence import Check, Evidence, Timing
 from qualification.evidence.matrix import Key, Matrix

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from kernels.shape import Dtype
+from kernels.vocabulary.shape import Dtype
 from qualification.decision.model_shapes import ServingLimits
 from qualification.model.config import ModelConfig
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from kernels.fused.activation_kind import Activation
 from kernels.linear.epilogue import Epilogue
 from kernels.linear.shape import LinearShape
-from kernels.row_buckets import LinearRows
-from kernels.shape import Dtype
+from kernels.vocabulary.row_buckets import LinearRows
+from kernels.vocabulary.shape import Dtype
 from qualification.model.config import DenseConfig, ExpertsConfig, LayerConfig, ModelConfig
 from qualification.model.shard import vocabulary_rows
 

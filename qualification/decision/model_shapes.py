@@ -3,12 +3,12 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from kernels.buckets import Bucket, buckets_up_to
 from kernels.collective.shape import CollectiveShape, Follows
 from kernels.experts.shape import ExpertsShape
-from kernels.operators import AnyShape
-from kernels.row_buckets import CollectiveRows, ExpertRows
-from kernels.shape import AttentionShape, Dtype, Mask, Phase
+from kernels.vocabulary.buckets import Bucket, buckets_up_to
+from kernels.vocabulary.operators import AnyShape
+from kernels.vocabulary.row_buckets import CollectiveRows, ExpertRows
+from kernels.vocabulary.shape import AttentionShape, Dtype, Mask, Phase
 from qualification.decision.linear_shapes import linear_shapes_needed
 from qualification.model.config import ExpertsConfig, ModelConfig
 from qualification.model.shard import local_heads, sums_at_norms

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from kernels.path import Tier
-from kernels.path_order import competes_on, is_chosen_by_time, place_of, tier_of
+from kernels.vocabulary.path import Tier
+from kernels.vocabulary.path_order import competes_on, is_chosen_by_time, place_of, tier_of
 from qualification.evidence.evidence import Evidence, Timing, is_clearly_faster
 
 T = TypeVar("T")

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from kernels.fingerprint import Fingerprint
-from kernels.operators import AnyBucket, AnyShape, Operator, buckets_of, flops_of, hbm_bytes_of, operator_of
-from kernels.path import AnyPath
+from kernels.vocabulary.fingerprint import Fingerprint
+from kernels.vocabulary.operators import AnyBucket, AnyShape, Operator, buckets_of, flops_of, hbm_bytes_of, operator_of
+from kernels.vocabulary.path import AnyPath
 
 # Raise it when checks, limits or inputs change so that what passed may fail: what an older suite found, failures too,
 # is then stale. A limit that only becomes wider leaves it (docs/decisions/qualification.md).

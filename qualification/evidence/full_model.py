@@ -7,7 +7,7 @@ share is, and what the whole model gains over the fallback, for prefill and for 
 from dataclasses import dataclass
 from enum import Enum
 
-from kernels.shape import Phase
+from kernels.vocabulary.shape import Phase
 
 
 class Attention(Enum):

@@ -4,9 +4,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kernels.fingerprint import Fingerprint
-from kernels.operators import AnyShape
-from kernels.path import AnyPath, Tier
+from kernels.vocabulary.fingerprint import Fingerprint
+from kernels.vocabulary.operators import AnyShape
+from kernels.vocabulary.path import AnyPath, Tier
 from qualification.evidence.evidence import Evidence
 from qualification.evidence.full_model import FullModel
 from qualification.evidence.matrix import Key, load_matrix, save_matrix

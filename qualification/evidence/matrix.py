@@ -29,10 +29,10 @@ from types import MappingProxyType
 
 import msgspec
 
-from kernels.fingerprint import Fingerprint
-from kernels.operators import AnyShape
-from kernels.path import Reject, Rejection
 from kernels.system.whole_file import write_whole
+from kernels.vocabulary.fingerprint import Fingerprint
+from kernels.vocabulary.operators import AnyShape
+from kernels.vocabulary.path import Reject, Rejection
 from qualification.evidence.evidence import SUITE, Evidence
 from qualification.evidence.full_model import FullModel
 from qualification.evidence.matrix_rows import Row, Run, evidence_of, rows_of

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from kernels.fingerprint import Fingerprint
+from kernels.vocabulary.fingerprint import Fingerprint
 from qualification.evidence.evidence import Check, Evidence, Timing
 from qualification.evidence.shape_text import parse_shape
 

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from dataclasses import fields
 from datetime import UTC, datetime, timedelta
 
-from kernels.fingerprint import Fingerprint
-from kernels.operators import AnyShape
-from kernels.shape import AttentionShape
+from kernels.vocabulary.fingerprint import Fingerprint
+from kernels.vocabulary.operators import AnyShape
+from kernels.vocabulary.shape import AttentionShape
 from qualification.evidence.evidence import CHECK_LIMITS, SUITE, Check, Evidence
 from qualification.evidence.full_model import FullModel
 

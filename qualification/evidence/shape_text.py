@@ -4,12 +4,12 @@ import re
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from kernels.buckets import Bucket
 from kernels.collective.shape import parse_collective_shape
 from kernels.experts.shape import parse_experts_shape
 from kernels.linear.shape import parse_linear_shape
-from kernels.operators import AnyShape, Operator
-from kernels.shape import AttentionShape, Dtype, Mask, Phase
+from kernels.vocabulary.buckets import Bucket
+from kernels.vocabulary.operators import AnyShape, Operator
+from kernels.vocabulary.shape import AttentionShape, Dtype, Mask, Phase
 
 _SHAPE = re.compile(
     r"(?P<phase>\w+) (?P<dtype>\w+)(?:/kv-(?P<kv>\w+))? h(?P<heads>\d+):(?P<kv_heads>\d+) d(?P<head_dim>\d+) "

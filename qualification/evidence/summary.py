@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from itertools import groupby
 
-from kernels.operators import AnyShape, is_bound_by_memory, phase_of
-from kernels.shape import AttentionShape, Phase
+from kernels.vocabulary.operators import AnyShape, is_bound_by_memory, phase_of
+from kernels.vocabulary.shape import AttentionShape, Phase
 from qualification.common.table import table
 from qualification.evidence.choice import choice_of, is_left_to_fallback, time_of
 from qualification.evidence.evidence import SUITE, Check, Evidence

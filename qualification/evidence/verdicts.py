@@ -4,10 +4,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-from kernels.fingerprint import Fingerprint
-from kernels.operators import AnyShape
-from kernels.path import AnyPath, Tier
-from kernels.path_order import tier_of
+from kernels.vocabulary.fingerprint import Fingerprint
+from kernels.vocabulary.operators import AnyShape
+from kernels.vocabulary.path import AnyPath, Tier
+from kernels.vocabulary.path_order import tier_of
 from qualification.evidence.choice import choice_of, is_left_to_fallback
 from qualification.evidence.evidence import Evidence, strain
 from qualification.evidence.matrix import Key

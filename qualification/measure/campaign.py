@@ -4,9 +4,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from kernels.fingerprint import Fingerprint
-from kernels.operators import AnyShape, flops_of, phase_of
-from kernels.path import AnyPath
+from kernels.vocabulary.fingerprint import Fingerprint
+from kernels.vocabulary.operators import AnyShape, flops_of, phase_of
+from kernels.vocabulary.path import AnyPath
 from qualification.common.progress import ProgressLine
 from qualification.decision.defaults import Choices, limits_of
 from qualification.decision.model_shapes import plan_shapes

@@ -10,8 +10,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from kernels.path import RunAttention
 from kernels.reference.compare import Errors, errors_of
+from kernels.vocabulary.path import RunAttention
 from qualification.evidence.evidence import CHECK_LIMITS, Check, strain
 from qualification.measure.inputs import GUARD_MARK, GUARD_ROWS, Case, guarded
 from qualification.measure.references import References

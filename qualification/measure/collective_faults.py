@@ -8,8 +8,8 @@ from torch import Tensor
 from kernels.collective.peers import AddNorm
 from kernels.collective.shape import CollectiveShape, Follows
 from kernels.fused.norm import add_rms_norm_torch
-from kernels.row_buckets import CollectiveRows
-from kernels.shape import Dtype
+from kernels.vocabulary.row_buckets import CollectiveRows
+from kernels.vocabulary.shape import Dtype
 from qualification.measure.collective_checks import copied
 from qualification.measure.collective_inputs import CollectiveCase
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from kernels.collective.inboxes import PROGRAMS
 from kernels.collective.peers import AddNorm
 from kernels.collective.shape import CollectiveShape, Follows
-from kernels.device import torch_dtype
+from kernels.system.device import torch_dtype
 
 _MOST_ROWS_CPU = 512
 _CANCELLING = 256.0  # of a part, which another rank takes away again

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from kernels.collective.shape import CollectiveShape
-from kernels.shape import Dtype
+from kernels.vocabulary.shape import Dtype
 from qualification.evidence.evidence import Check
 from qualification.measure.checks import one_thread
 from qualification.measure.collective_checks import RunOnRanks, check_collective, copied

@@ -24,9 +24,9 @@ from typing import BinaryIO, NoReturn, TypeVar
 
 import msgspec
 
-from kernels.operators import AnyShape, Operator
-from kernels.path import AnyPath
-from kernels.shape import AttentionShape
+from kernels.vocabulary.operators import AnyShape, Operator
+from kernels.vocabulary.path import AnyPath
+from kernels.vocabulary.shape import AttentionShape
 
 Pair = tuple[AnyShape, AnyPath]
 Pipe = tuple[int, int]  # file descriptors of a worker: read calls from, write answers to

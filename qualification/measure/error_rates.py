@@ -19,12 +19,12 @@ from random import Random
 import msgspec
 import torch
 
-from kernels.buckets import Bucket
 from kernels.catalog import PATHS
-from kernels.device import read_fingerprint
-from kernels.path import RunAttention
-from kernels.shape import AttentionShape, Dtype, Mask, Phase
 from kernels.system.child_process import python_command
+from kernels.system.device import read_fingerprint
+from kernels.vocabulary.buckets import Bucket
+from kernels.vocabulary.path import RunAttention
+from kernels.vocabulary.shape import AttentionShape, Dtype, Mask, Phase
 from qualification.common.table import table
 from qualification.evidence.evidence import Check, strain
 from qualification.measure.checks import check_path

@@ -13,8 +13,8 @@ from kernels.experts.shape import ExpertsShape
 from kernels.experts.weights import AnyExpertWeights
 from kernels.fused.activation_kind import Activation
 from kernels.reference.experts import activated_fp64
-from kernels.row_buckets import ExpertRows
-from kernels.shape import Dtype
+from kernels.vocabulary.row_buckets import ExpertRows
+from kernels.vocabulary.shape import Dtype
 
 _TILE = 32  # rows, and columns of a step
 

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.device import torch_dtype
+from kernels.calls.processors import shared_bytes
 from kernels.experts.kinds import MXFP4_BLOCK, ExpertActivation, ExpertFormat
 from kernels.experts.shape import ExpertsShape
 from kernels.experts.tiles import token_counts
 from kernels.experts.weights import AnyExpertWeights, ExpertWeights, Mxfp4Weights
-from kernels.processors import shared_bytes
-from kernels.shape import Dtype
+from kernels.system.device import torch_dtype
+from kernels.vocabulary.shape import Dtype
 from qualification.measure.inputs import GUARD_ROWS
 
 _MOST_ROWS_CPU = 512  # tokens; on a CPU buckets are tested up to here, or just inside if they start beyond

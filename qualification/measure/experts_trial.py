@@ -7,7 +7,7 @@ import torch
 
 from kernels.experts.paths import RunExperts
 from kernels.experts.shape import ExpertsShape
-from kernels.shape import Dtype
+from kernels.vocabulary.shape import Dtype
 from qualification.evidence.evidence import Check
 from qualification.measure.checks import one_thread
 from qualification.measure.experts_checks import check_experts

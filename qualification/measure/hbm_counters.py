@@ -27,11 +27,11 @@ import msgspec
 import torch
 
 from kernels.catalog import any_path_named
-from kernels.fingerprint import Fingerprint
-from kernels.operators import AnyShape, phase_of
-from kernels.path import AnyPath
-from kernels.shape import Phase
 from kernels.system.child_process import python_command
+from kernels.vocabulary.fingerprint import Fingerprint
+from kernels.vocabulary.operators import AnyShape, phase_of
+from kernels.vocabulary.path import AnyPath
+from kernels.vocabulary.shape import Phase
 from qualification.evidence.choice import choice_of
 from qualification.evidence.evidence import Evidence
 from qualification.evidence.matrix import Key, load_matrix, save_matrix

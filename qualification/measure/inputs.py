@@ -13,10 +13,10 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from kernels.batch import AttentionBatch, AttentionFlags
-from kernels.buckets import Bucket
-from kernels.device import torch_dtype
-from kernels.shape import AttentionShape, Mask, Phase
+from kernels.calls.batch import AttentionBatch, AttentionFlags
+from kernels.system.device import torch_dtype
+from kernels.vocabulary.buckets import Bucket
+from kernels.vocabulary.shape import AttentionShape, Mask, Phase
 
 GUARD_ROWS = 64  # rows of NaN (of the mark, around the output) on either side
 GUARD_MARK = 1234.0  # exact in every dtype

@@ -11,8 +11,8 @@ from kernels.linear.epilogue import Epilogue
 from kernels.linear.paths import RunLinear
 from kernels.linear.shape import LinearShape
 from kernels.reference.experts import activated_fp64
-from kernels.row_buckets import LinearRows
-from kernels.shape import Dtype
+from kernels.vocabulary.row_buckets import LinearRows
+from kernels.vocabulary.shape import Dtype
 from qualification.measure.linear_inputs import rows_to_test
 
 _TILE = 32  # rows, columns of the result, and columns of a step

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.device import torch_dtype
 from kernels.linear.epilogue import Epilogue
 from kernels.linear.shape import LinearShape
-from kernels.row_buckets import LinearRows
+from kernels.system.device import torch_dtype
+from kernels.vocabulary.row_buckets import LinearRows
 from qualification.measure.inputs import GUARD_ROWS
 
 _EACH_UP_TO = 128  # rows: every number of them is tested on a GPU; above, and on a CPU, edges and what is asked for

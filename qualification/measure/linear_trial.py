@@ -8,11 +8,11 @@ from itertools import islice
 import torch
 from torch import Tensor
 
-from kernels.device import torch_dtype
 from kernels.linear.library_path import RunProposed
 from kernels.linear.paths import RunLinear
 from kernels.linear.shape import LinearShape
-from kernels.shape import Dtype
+from kernels.system.device import torch_dtype
+from kernels.vocabulary.shape import Dtype
 from qualification.evidence.evidence import Check
 from qualification.measure.checks import one_thread
 from qualification.measure.linear_checks import check_linear, some_rows

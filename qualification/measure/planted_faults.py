@@ -12,11 +12,11 @@ from itertools import chain
 import torch
 from torch import Tensor
 
-from kernels.batch import AttentionBatch, AttentionFlags
-from kernels.buckets import Bucket
-from kernels.path import RunAttention
-from kernels.reference.rows import SequenceRows, keys_of, sequences_of, visible
-from kernels.shape import AttentionShape, Dtype, Mask, Phase
+from kernels.calls.batch import AttentionBatch, AttentionFlags
+from kernels.calls.rows import SequenceRows, keys_of, sequences_of, visible
+from kernels.vocabulary.buckets import Bucket
+from kernels.vocabulary.path import RunAttention
+from kernels.vocabulary.shape import AttentionShape, Dtype, Mask, Phase
 from qualification.measure.checks import check_path, one_thread
 from qualification.measure.inputs import Case, cases, many_case
 from qualification.measure.references import References

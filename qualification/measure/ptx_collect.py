@@ -30,8 +30,8 @@ from triton.errors import TritonError
 from triton.runtime import driver
 
 from kernels.catalog import PATHS
-from kernels.path import RunAttention
-from kernels.shape import AttentionShape, Phase
+from kernels.vocabulary.path import RunAttention
+from kernels.vocabulary.shape import AttentionShape, Phase
 from qualification.evidence.shape_text import parse_attention_shape
 from qualification.measure.inputs import cases, long_case
 from qualification.measure.ptx import Found, Order, normalised

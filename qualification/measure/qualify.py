@@ -8,15 +8,15 @@ from functools import partial
 
 import torch
 
+from kernels.calls.launch import TritonError
 from kernels.collective.inboxes import PeerMemoryError
-from kernels.device import torch_dtype
-from kernels.fingerprint import Device, Fingerprint
-from kernels.launch import TritonError
-from kernels.operators import AnyShape, Operator, flops_of, hbm_bytes_of, operator_of
-from kernels.path import AnyPath
-from kernels.path_order import is_chosen_by_time
-from kernels.shape import Dtype
 from kernels.system.child_process import python_command
+from kernels.system.device import torch_dtype
+from kernels.vocabulary.fingerprint import Device, Fingerprint
+from kernels.vocabulary.operators import AnyShape, Operator, flops_of, hbm_bytes_of, operator_of
+from kernels.vocabulary.path import AnyPath
+from kernels.vocabulary.path_order import is_chosen_by_time
+from kernels.vocabulary.shape import Dtype
 from qualification.evidence.evidence import Check, Evidence, Timing
 from qualification.measure.ceilings import Ceilings, ceilings_now
 from qualification.measure.compile_ahead import calls_of, compiling_ahead

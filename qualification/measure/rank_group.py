@@ -21,9 +21,9 @@ from kernels.collective.library_path import gather_into
 from kernels.collective.paths import CollectivePath
 from kernels.collective.peers import AddNorm, Peers, RunCollective
 from kernels.collective.shape import CollectiveShape
-from kernels.operators import AnyShape
-from kernels.path import AnyPath
 from kernels.system.child_process import python_command
+from kernels.vocabulary.operators import AnyShape
+from kernels.vocabulary.path import AnyPath
 from qualification.exit_code import ExitCode
 from qualification.measure.collective_inputs import CollectiveCase
 from qualification.measure.rank_processes import RankProcesses, meet

@@ -5,9 +5,9 @@ The fp32 attention of every row of 8k queries over 128k keys takes an H200 longe
 
 from dataclasses import dataclass
 
-from kernels.operators import AnyShape
 from kernels.reference.compare import Reference, coarse_reference_of, reference_of
 from kernels.reference.experts import experts_reference
+from kernels.vocabulary.operators import AnyShape
 from qualification.measure.experts_inputs import ExpertsCase
 from qualification.measure.inputs import Case
 

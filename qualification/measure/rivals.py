@@ -9,9 +9,9 @@ from dataclasses import replace
 
 import torch
 
-from kernels.fingerprint import Device
-from kernels.operators import AnyShape
-from kernels.path import AnyPath, Tier
+from kernels.vocabulary.fingerprint import Device
+from kernels.vocabulary.operators import AnyShape
+from kernels.vocabulary.path import AnyPath, Tier
 from qualification.evidence.evidence import Evidence, is_clearly_faster
 from qualification.measure.timing import default_budget_s, time_together
 

@@ -14,10 +14,10 @@ from typing import Protocol
 import torch
 
 from kernels.catalog import ALL_PATHS
-from kernels.fingerprint import Fingerprint
-from kernels.operators import AnyShape
-from kernels.path import AnyPath
 from kernels.system.shared_folder import only_writer
+from kernels.vocabulary.fingerprint import Fingerprint
+from kernels.vocabulary.operators import AnyShape
+from kernels.vocabulary.path import AnyPath
 from qualification.decision.decision import (
     Book,
     Decision,

@@ -7,9 +7,9 @@ from typing import Any, Protocol
 
 import torch
 
-from kernels.operators import AnyShape, Operator, operator_of
-from kernels.path import RunAttention
-from kernels.shape import AttentionShape, Dtype, Phase
+from kernels.vocabulary.operators import AnyShape, Operator, operator_of
+from kernels.vocabulary.path import RunAttention
+from kernels.vocabulary.shape import AttentionShape, Dtype, Phase
 from qualification.evidence.evidence import Check
 from qualification.measure.checks import check_path
 from qualification.measure.collective_trial import CollectiveTrial

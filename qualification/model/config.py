@@ -5,7 +5,7 @@ from enum import Enum
 
 from kernels.experts.kinds import MXFP4_BLOCK, ExpertActivation, ExpertFormat, RoutingConfig
 from kernels.fused.activation_kind import Activation
-from kernels.shape import Dtype
+from kernels.vocabulary.shape import Dtype
 
 
 class RopeKind(Enum):

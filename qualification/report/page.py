@@ -8,8 +8,8 @@ from typing import Any
 
 import jinja2
 
-from kernels.fingerprint import Fingerprint
-from kernels.shape import AttentionShape, Phase
+from kernels.vocabulary.fingerprint import Fingerprint
+from kernels.vocabulary.shape import AttentionShape, Phase
 from qualification.bench.serve.report import ratios, ratios_table
 from qualification.common.svg import Line, svg
 from qualification.evidence.evidence import SUITE, Evidence, strain

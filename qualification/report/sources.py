@@ -8,7 +8,7 @@ from typing import TypeVar
 import httpx
 import msgspec
 
-from kernels.fingerprint import Fingerprint
+from kernels.vocabulary.fingerprint import Fingerprint
 from qualification.bench.serve.file import ServedSide, ServeFile
 from qualification.canary.client import CanaryError, Candidate
 from qualification.evidence.full_model import FullModel

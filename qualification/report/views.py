@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from kernels.operators import AnyShape, buckets_of, flops_of, is_bound_by_memory, phase_of, place_of_phase
-from kernels.path import Tier
-from kernels.path_order import tier_of
-from kernels.shape import AttentionShape, Phase
+from kernels.vocabulary.operators import AnyShape, buckets_of, flops_of, is_bound_by_memory, phase_of, place_of_phase
+from kernels.vocabulary.path import Tier
+from kernels.vocabulary.path_order import tier_of
+from kernels.vocabulary.shape import AttentionShape, Phase
 from qualification.common.svg import COLOURS, SPARE_COLOUR, Line
 from qualification.evidence.choice import choice_of
 from qualification.evidence.evidence import Check, Evidence, strain

@@ -3,16 +3,16 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from kernels.buckets import Bucket
 from kernels.experts.kinds import ExpertFormat
 from kernels.experts.shape import ExpertsShape
-from kernels.fingerprint import Fingerprint
 from kernels.fused.activation_kind import Activation
 from kernels.linear.shape import LinearShape
-from kernels.operators import Operator
-from kernels.path import AnyPath, Tier
-from kernels.row_buckets import ExpertRows, LinearRows
-from kernels.shape import AttentionShape, Dtype, Phase
+from kernels.vocabulary.buckets import Bucket
+from kernels.vocabulary.fingerprint import Fingerprint
+from kernels.vocabulary.operators import Operator
+from kernels.vocabulary.path import AnyPath, Tier
+from kernels.vocabulary.row_buckets import ExpertRows, LinearRows
+from kernels.vocabulary.shape import AttentionShape, Dtype, Phase
 from qualification.common.table import table
 
 

@@ -373,7 +373,7 @@ def doctor() -> int:
     import torch  # only this command computes in this process
 
     from kernels.catalog import ALL_PATHS
-    from kernels.device import num_cores, read_fingerprint
+    from kernels.system.device import num_cores, read_fingerprint
     from server.cli.doctor import diagnose
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

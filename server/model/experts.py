@@ -7,14 +7,14 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from kernels.calls.launch import triton_version
+from kernels.calls.processors import shared_bytes
 from kernels.experts.eager import experts_eager
 from kernels.experts.kinds import RoutingConfig
 from kernels.experts.routing import route
 from kernels.experts.tiles import token_counts
 from kernels.experts.weights import AnyExpertWeights, ExpertWeights
-from kernels.launch import triton_version
 from kernels.linear.matmul import linear_fp32
-from kernels.processors import shared_bytes
 from qualification.model.config import ExpertsConfig
 from server.model.linear import Dense, Product, Served
 from server.model.step import Step

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from kernels import launch
+from kernels.calls import launch
 from kernels.collective.inboxes import RankInboxes, num_connected
 from kernels.collective.library_path import run_library
 from kernels.collective.peers import AddNorm, Peers, RunCollective

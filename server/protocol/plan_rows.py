@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable, Mapping
 
-from kernels.operators import AnyShape, Operator, buckets_of, phase_of
-from kernels.path import Reject
-from kernels.row_buckets import ExpertRows, LinearRows
-from kernels.shape import AttentionShape
+from kernels.vocabulary.operators import AnyShape, Operator, buckets_of, phase_of
+from kernels.vocabulary.path import Reject
+from kernels.vocabulary.row_buckets import ExpertRows, LinearRows
+from kernels.vocabulary.shape import AttentionShape
 from qualification.decision.decision import Decision
 from qualification.evidence.evidence import Evidence, summarize
 from server.protocol.messages import PlanRow

@@ -7,9 +7,9 @@ from collections import deque
 from collections.abc import Iterable
 from functools import cache, partial
 
-from kernels.operators import Operator
-from kernels.path import Reject
-from kernels.shape import Phase
+from kernels.vocabulary.operators import Operator
+from kernels.vocabulary.path import Reject
+from kernels.vocabulary.shape import Phase
 from qualification.attest.explain import TimeClass
 from qualification.decision.decision import Status
 from server.protocol.messages import AttestedBatch, DispatchCount, EngineReady, PlanRow, ShadowReport

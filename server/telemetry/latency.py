@@ -7,7 +7,7 @@ is read to a few percent, by the dashboard's quantiles and by an alert; the othe
 from collections.abc import Iterable
 from functools import cache, partial
 
-from kernels.buckets import Bucket, bucket_of
+from kernels.vocabulary.buckets import Bucket, bucket_of
 from server.protocol.messages import RequestTimes
 from server.telemetry.factory import Exemplar, MetricFactory, ladder
 from server.telemetry.outcomes import Outcome

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry
 
-from kernels.buckets import buckets_up_to
+from kernels.vocabulary.buckets import buckets_up_to
 from server.protocol.messages import (
     AttestationReport,
     EngineProgress,

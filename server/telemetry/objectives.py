@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from kernels.buckets import Bucket
+from kernels.vocabulary.buckets import Bucket
 from server.errors import SettingsError
 
 Ratio = Annotated[float, Meta(gt=0, lt=1)]

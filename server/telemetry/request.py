@@ -3,8 +3,8 @@
 import time
 from collections.abc import Callable, Iterable
 
-from kernels.buckets import bucket_of
-from kernels.shape import Phase
+from kernels.vocabulary.buckets import bucket_of
+from kernels.vocabulary.shape import Phase
 from qualification.decision.decision import Status
 from server.protocol.messages import AttentionUse, RequestTimes, SamplingParams, TokenDelta
 from server.telemetry import conventions as names

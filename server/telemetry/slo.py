@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from functools import cache, partial
 
-from kernels.buckets import Bucket, bucket_of
+from kernels.vocabulary.buckets import Bucket, bucket_of
 from server.telemetry.factory import MetricFactory
 from server.telemetry.objectives import Objectives
 from server.telemetry.outcomes import Outcome, Sli

@@ -12,7 +12,7 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.driver import CudaLauncher, CudaUtils
 from triton.runtime import driver
 
-from kernels.batch import AttentionBatch, AttentionFlags
+from kernels.calls.batch import AttentionBatch, AttentionFlags
 from kernels.hopper.prefill.launch import run_prefill
 from kernels.system.triton_cache import use_own_cache
 

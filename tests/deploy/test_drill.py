@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kernels.buckets import bucket_of
+from kernels.vocabulary.buckets import bucket_of
 from server.model.load.load import load_config
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "deploy" / "drill"))

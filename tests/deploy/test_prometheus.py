@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from kernels.linear.fallbacks import MatmulFallback
-from kernels.path import Reject
+from kernels.vocabulary.path import Reject
 
 ROOT = Path(__file__).resolve().parents[2]
 PROMETHEUS = ROOT / "deploy" / "prometheus"

@@ -23,7 +23,7 @@ from safetensors.torch import save_file
 from test_canary_run import canary
 
 from kernels.linear.paths import LINEAR_PATHS
-from kernels.shape import Phase
+from kernels.vocabulary.shape import Phase
 
 pytestmark = [pytest.mark.gpu, pytest.mark.e2e, pytest.mark.timed, pytest.mark.timeout(900)]
 WINDOW = 2048  # the recorded prompts of 2,049 and 3,500 tokens see its edge, and no shorter one does

@@ -8,7 +8,8 @@ import torch
 from attention_inputs import Inputs, flags_for, packed, paged
 from torch import Tensor
 
-from kernels.batch import AttentionBatch, AttentionFlags
+from kernels.calls.batch import AttentionBatch, AttentionFlags
+from kernels.calls.processors import num_processors
 from kernels.hopper.decode import launch as decode
 from kernels.hopper.decode.variants import variant_of as decode_variant_of
 from kernels.hopper.extend import launch as extend
@@ -17,12 +18,11 @@ from kernels.hopper.prefill import launch as prefill
 from kernels.hopper.schedule import plan_tiles
 from kernels.hopper.variants import LONG_TILINGS, variant_of
 from kernels.hopper.window.launch import run_window_prefill
-from kernels.path import RunAttention
 from kernels.portable.decode import run_decode as run_triton_decode
 from kernels.portable.extend import run_extend as run_triton_extend
 from kernels.portable.prefill import run_prefill as run_triton_prefill
-from kernels.processors import num_processors
 from kernels.sdpa.backends import run_cpu, run_math
+from kernels.vocabulary.path import RunAttention
 
 CUDA = torch.device("cuda")
 BF16, FP16 = torch.bfloat16, torch.float16

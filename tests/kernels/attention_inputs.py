@@ -9,9 +9,9 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from kernels.batch import AttentionBatch, AttentionFlags
-from kernels.path import RunAttention
+from kernels.calls.batch import AttentionBatch, AttentionFlags
 from kernels.reference.compare import Errors, compare
+from kernels.vocabulary.path import RunAttention
 
 FIXED_SEEDS = range(20)  # of random batches; more come from `fresh_seeds`
 POISON_PAGE = 2**30  # far outside any pool: reading it is a crash

@@ -30,11 +30,11 @@ from sm90_driver import Launcher, Recording
 from torch.overrides import TorchFunctionMode
 from triton.runtime import driver
 
-import kernels.device
-import kernels.processors
-from kernels.fingerprint import Device, Fingerprint
+import kernels.calls.processors
+import kernels.system.device
 from kernels.portable.launch_config import SHARED_BYTES_HOPPER
 from kernels.system.triton_cache import use_own_cache
+from kernels.vocabulary.fingerprint import Device, Fingerprint
 
 MODULES = ("test_gpu_attention", "test_gpu_calls")
 NUM_PROCESSORS = 132  # of an H100 SXM and an H200
@@ -99,9 +99,9 @@ def stand_in() -> None:
     """Show an sm_90 GPU to the code of this process."""
     driver.set_active(Recording())
     gpu = Fingerprint(Device.CUDA, "", 90, None, None, None, "", "")
-    kernels.processors.num_processors = lambda _: NUM_PROCESSORS  # type: ignore[assignment]
-    kernels.processors.shared_bytes = lambda _: SHARED_BYTES_HOPPER  # type: ignore[assignment]
-    kernels.device.read_fingerprint = lambda _: gpu  # type: ignore[assignment]
+    kernels.calls.processors.num_processors = lambda _: NUM_PROCESSORS  # type: ignore[assignment]
+    kernels.calls.processors.shared_bytes = lambda _: SHARED_BYTES_HOPPER  # type: ignore[assignment]
+    kernels.system.device.read_fingerprint = lambda _: gpu  # type: ignore[assignment]
     torch.cuda.get_device_capability = lambda *_: (9, 0)  # type: ignore[assignment]
     torch.cuda.get_device_properties = lambda *_: SimpleNamespace(multi_processor_count=NUM_PROCESSORS)  # type: ignore
 

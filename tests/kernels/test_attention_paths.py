@@ -13,7 +13,7 @@ import torch
 from attention_cases import Case, made
 from attention_inputs import NAN, POISON_PAGE, assert_right, attend, edges
 
-from kernels.batch import AttentionBatch
+from kernels.calls.batch import AttentionBatch
 from kernels.portable.decode import num_splits_for
 from kernels.portable.launch_config import Tiles
 

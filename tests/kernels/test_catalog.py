@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from kernels.buckets import Bucket
 from kernels.catalog import PATHS, path_named
-from kernels.fingerprint import Device, Fingerprint
-from kernels.path import Reject, Tier
-from kernels.shape import AttentionShape, Dtype, Mask, Phase
+from kernels.vocabulary.buckets import Bucket
+from kernels.vocabulary.fingerprint import Device, Fingerprint
+from kernels.vocabulary.path import Reject, Tier
+from kernels.vocabulary.shape import AttentionShape, Dtype, Mask, Phase
 
 ROOT = Path(__file__).parents[2]
 H200 = Fingerprint(Device.CUDA, "NVIDIA H200", 90, "580.95.05", "13.0", "91900", "2.11.0", "3.6.0")
@@ -135,7 +135,7 @@ import sys
 sys.modules["triton"] = None  # importing it raises ImportError
 import torch
 from kernels.catalog import PATHS
-from kernels.device import read_fingerprint
+from kernels.system.device import read_fingerprint
 machine = read_fingerprint(torch.device("cpu"))
 print(machine.triton, [path.name for path in PATHS if path.run is None])
 """

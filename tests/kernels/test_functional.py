@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from kernels import functional
-from kernels.batch import AttentionBatch, AttentionFlags
+from kernels.calls.batch import AttentionBatch, AttentionFlags
+from kernels.calls.prepared import PreparedCall
 from kernels.functional import ShapeError, attention_paged, attention_varlen, candidates
-from kernels.path import Reject
-from kernels.prepared import PreparedCall
 from kernels.reference.compare import compare
+from kernels.vocabulary.path import Reject
 
 INT = torch.int32
 

@@ -13,16 +13,16 @@ import torch
 from attention_cases import BF16, CHUNKS, CUDA, FP16, PROMPTS, RUN, TOKENS, Case, images, made
 from attention_inputs import FIXED_SEEDS, Inputs, assert_right, attend, errors_of, flags_for, fresh_seeds, packed, paged
 
-from kernels.batch import AttentionFlags
-from kernels.buckets import Bucket
+from kernels.calls.batch import AttentionFlags
 from kernels.catalog import PATHS, path_named
-from kernels.device import dtype_of, read_fingerprint
-from kernels.fingerprint import Device, Fingerprint
 from kernels.functional import shape_of
 from kernels.hopper.variants import LONG, LONG_SOFTCAP, LONG_WINDOW
-from kernels.path import KernelPath, RunAttention
 from kernels.reference.compare import compare
-from kernels.shape import AttentionShape, Mask, Phase
+from kernels.system.device import dtype_of, read_fingerprint
+from kernels.vocabulary.buckets import Bucket
+from kernels.vocabulary.fingerprint import Device, Fingerprint
+from kernels.vocabulary.path import KernelPath, RunAttention
+from kernels.vocabulary.shape import AttentionShape, Mask, Phase
 
 pytestmark = pytest.mark.gpu
 

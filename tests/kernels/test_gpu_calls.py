@@ -12,15 +12,15 @@ from attention_inputs import NAN, POISON_PAGE, Inputs, assert_right, attend, edg
 from torch import Tensor
 
 from kernels import functional
-from kernels.batch import AttentionFlags
+from kernels.calls.batch import AttentionFlags
 from kernels.catalog import path_named
-from kernels.device import read_fingerprint
 from kernels.functional import attention_paged, attention_varlen
 from kernels.fused.rope_kv import rope_and_write_kv
 from kernels.hopper.variants import LONG
 from kernels.linear.matmul import linear
-from kernels.path import RunAttention
 from kernels.reference.compare import compare
+from kernels.system.device import read_fingerprint
+from kernels.vocabulary.path import RunAttention
 
 pytestmark = pytest.mark.gpu
 

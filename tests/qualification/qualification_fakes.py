@@ -2,11 +2,11 @@
 
 from dataclasses import replace
 
-from kernels.buckets import Bucket
-from kernels.fingerprint import Device, Fingerprint
-from kernels.operators import AnyShape, buckets_of, phase_of
-from kernels.path import AnyPath, KernelPath, Limits, Tier
-from kernels.shape import AttentionShape, Dtype, Mask, Phase
+from kernels.vocabulary.buckets import Bucket
+from kernels.vocabulary.fingerprint import Device, Fingerprint
+from kernels.vocabulary.operators import AnyShape, buckets_of, phase_of
+from kernels.vocabulary.path import AnyPath, KernelPath, Limits, Tier
+from kernels.vocabulary.shape import AttentionShape, Dtype, Mask, Phase
 from qualification.evidence.evidence import CHECK_LIMITS, Check, Evidence, Timing
 
 MACHINE = Fingerprint(Device.CPU, "Test CPU", None, None, None, None, "2.13.0", None)

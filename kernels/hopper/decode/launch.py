@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 from triton.runtime import driver
 
-from kernels.batch import AttentionBatch, AttentionFlags
+from kernels.calls.batch import AttentionBatch, AttentionFlags
+from kernels.calls.launch import Loaded
+from kernels.calls.processors import num_processors
 from kernels.hopper.decode.cluster import hallmark_gluon_decode_cluster
 from kernels.hopper.decode.kernel import hallmark_gluon_decode, hallmark_gluon_decode_combine
 from kernels.hopper.decode.variants import DecodeVariant, variant_of
-from kernels.launch import Loaded
-from kernels.processors import num_processors
 from kernels.tma.launches import Launches, Maps, TensorMap, any_map, repeated, scales, tensor_map
 from kernels.tma.pointers import AnyTensor, PointerClass, any_tensor, pointer_class
 

@@ -2,13 +2,13 @@
 
 from torch import Tensor
 
-from kernels.batch import AttentionBatch, AttentionFlags
+from kernels.calls.batch import AttentionBatch, AttentionFlags
+from kernels.calls.launch import Loaded
+from kernels.calls.prepared import Launch, PreparedCall, launch_options, steady_range
 from kernels.hopper.decode.launch import cluster_launcher, launcher, operands_of, page_maps, query_map
 from kernels.hopper.decode.variants import DecodeVariant, variant_of
 from kernels.hopper.schedule import bounded_window
 from kernels.hopper.tensor_layout import is_addressable
-from kernels.launch import Loaded
-from kernels.prepared import Launch, PreparedCall, launch_options, steady_range
 from kernels.tma.launches import Maps, scales
 from kernels.tma.prepared import KeptMaps
 

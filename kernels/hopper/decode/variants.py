@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from kernels.batch import AttentionFlags
+from kernels.calls.batch import AttentionFlags
 
 HEAD_DIM_MULTIPLE = 8  # TMA's strides are multiples of 16 bytes
 PAGE_SIZE_MULTIPLE = 16  # keys of one matmul instruction

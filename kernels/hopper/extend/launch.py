@@ -12,7 +12,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from kernels.batch import AttentionBatch, AttentionFlags
+from kernels.calls.batch import AttentionBatch, AttentionFlags
+from kernels.calls.launch import Loaded, is_interpreted
+from kernels.calls.processors import num_processors
 from kernels.hopper.extend.kernel import hallmark_gluon_extend
 from kernels.hopper.extend.plan import (
     hallmark_gluon_extend_combine,
@@ -23,8 +25,6 @@ from kernels.hopper.extend.variants import extend_variant_of, longer, variants_b
 from kernels.hopper.schedule import HEADER, ITEM, bounded_window, keys_per_group
 from kernels.hopper.tensor_layout import aligned, has_work, is_addressable, store_layout, value_dims
 from kernels.hopper.variants import ROWS, Variant
-from kernels.launch import Loaded, is_interpreted
-from kernels.processors import num_processors
 from kernels.tma.launches import Launches, Maps, any_map, repeated, scales, tensor_map
 from kernels.tma.pointers import AnyTensor, PointerClass, any_tensor, pointer_class
 

@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.batch import AttentionBatch, AttentionFlags
+from kernels.calls.batch import AttentionBatch, AttentionFlags
+from kernels.calls.prepared import PreparedCall, Step, launch_options, steady_range, step_of
+from kernels.calls.processors import num_processors
 from kernels.hopper.extend import launch as eager
 from kernels.hopper.extend.variants import extend_variant_of, longer, whole
 from kernels.hopper.schedule import HEADER, ITEM, bounded_window
 from kernels.hopper.tensor_layout import is_addressable
 from kernels.hopper.variants import Variant
-from kernels.prepared import PreparedCall, Step, launch_options, steady_range, step_of
-from kernels.processors import num_processors
 from kernels.tma.launches import scales, tensor_map
 from kernels.tma.pointers import PointerClass, pointer_class
 from kernels.tma.prepared import KeptMaps

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from functools import lru_cache
 
-from kernels.batch import AttentionFlags
+from kernels.calls.batch import AttentionFlags
 from kernels.hopper.variants import LONG_TILINGS, ROWS, TILINGS, Tiling, Variant, given, variant_with
 
 PAGE_SIZE_MULTIPLE = 16  # a box of fewer rows would be mostly overhead

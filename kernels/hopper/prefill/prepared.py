@@ -4,12 +4,12 @@ import math
 
 from torch import Tensor
 
-from kernels.batch import AttentionBatch, AttentionFlags
+from kernels.calls.batch import AttentionBatch, AttentionFlags
+from kernels.calls.prepared import PreparedCall, launch_options
+from kernels.calls.processors import num_processors
 from kernels.hopper.prefill.launch import prepared
 from kernels.hopper.schedule import HEADER, ITEM, bounded_window, compiled_plan, keys_per_group
 from kernels.hopper.variants import variant_of
-from kernels.prepared import PreparedCall, launch_options
-from kernels.processors import num_processors
 from kernels.tma.pointers import pointer_class
 from kernels.tma.prepared import KeptMaps
 

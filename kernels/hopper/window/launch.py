@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from kernels.batch import AttentionBatch, AttentionFlags
+from kernels.calls.batch import AttentionBatch, AttentionFlags
+from kernels.calls.launch import Loaded
+from kernels.calls.processors import num_processors
 from kernels.hopper.tensor_layout import aligned, has_work, is_addressable, store_layout, value_dims
 from kernels.hopper.variants import Variant
 from kernels.hopper.window.kernel import hallmark_gluon_window_prefill
 from kernels.hopper.window.variants import MAX_WINDOW, tokens_of, window_variant
-from kernels.launch import Loaded
-from kernels.processors import num_processors
 from kernels.tma.launches import Launches, Maps, TensorMap, any_map, repeated, scales, tensor_map
 from kernels.tma.pointers import AnyTensor, PointerClass, any_tensor, pointer_class
 

@@ -4,10 +4,10 @@ import math
 
 from torch import Tensor
 
-from kernels.batch import AttentionBatch, AttentionFlags
+from kernels.calls.batch import AttentionBatch, AttentionFlags
+from kernels.calls.prepared import PreparedCall, launch_options
 from kernels.hopper.window.launch import num_programs, prepared
 from kernels.hopper.window.variants import window_variant
-from kernels.prepared import PreparedCall, launch_options
 from kernels.tma.pointers import pointer_class
 from kernels.tma.prepared import KeptMaps
 

@@ -2,7 +2,7 @@
 
 from functools import lru_cache
 
-from kernels.batch import AttentionFlags
+from kernels.calls.batch import AttentionFlags
 from kernels.hopper.variants import ROWS, Tiling, Variant
 
 MAX_WINDOW = 128  # keys: all that a tile sees before its own tokens

@@ -12,9 +12,9 @@ import msgspec
 import torch
 
 from kernels.catalog import path_named
-from kernels.device import read_fingerprint
-from kernels.shape import Phase
 from kernels.system.child_process import python_command
+from kernels.system.device import read_fingerprint
+from kernels.vocabulary.shape import Phase
 from qualification.bench.attention.cases import BenchCase
 from qualification.bench.attention.inputs import make_inputs
 from qualification.bench.attention.peers import Unavailable

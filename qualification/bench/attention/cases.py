@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 
-from kernels.buckets import bucket_of
-from kernels.shape import AttentionShape, Dtype, Phase, flops, hbm_bytes_tiled
+from kernels.vocabulary.buckets import bucket_of
+from kernels.vocabulary.shape import AttentionShape, Dtype, Phase, flops, hbm_bytes_tiled
 
 FIXED = "fixed"
 LOG_NORMAL = "log-normal"

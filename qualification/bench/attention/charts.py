@@ -5,7 +5,7 @@ Imports no torch.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from kernels.shape import Phase
+from kernels.vocabulary.shape import Phase
 from qualification.bench.attention.cases import FIXED, BenchCase
 from qualification.bench.attention.row import Row, sorted_rows
 from qualification.bench.attention.table import speed_of

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from kernels.shape import Dtype, Phase
 from kernels.system.triton_cache import use_own_cache
+from kernels.vocabulary.shape import Dtype, Phase
 from qualification.bench.attention.cases import Sweep, quick_sweep
 from qualification.bench.attention.charts import charts
 from qualification.bench.attention.row import Outcome, absences_as_json, rows_as_json
@@ -117,7 +117,7 @@ def _run(args: argparse.Namespace) -> int:
     import torch  # the command line as a whole does without it
 
     from kernels.catalog import PATHS
-    from kernels.device import read_fingerprint
+    from kernels.system.device import read_fingerprint
     from qualification.bench.attention.ahead import compile_ahead
     from qualification.bench.attention.run import CaseBench, contenders_of
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.shape import Dtype, Phase
+from kernels.vocabulary.shape import Dtype, Phase
 from qualification.bench.attention.inputs import Inputs, repaged
 from qualification.bench.attention.peers import Peer, Prepared, Unavailable
 

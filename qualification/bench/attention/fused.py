@@ -22,13 +22,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.device import read_fingerprint
 from kernels.fused.activation import swiglu, swiglu_torch
 from kernels.fused.norm import add_rms_norm, add_rms_norm_torch
 from kernels.fused.rope_kv import rope_and_write_kv, rope_and_write_kv_torch
 from kernels.linear.matmul import linear, linear_swiglu
 from kernels.sampling.penalties import RowPenalties
 from kernels.sampling.sampling import RowSampling, SamplingTensors, draw_torch, greedy, sample, sampling_tensors
+from kernels.system.device import read_fingerprint
 from kernels.system.triton_cache import use_own_cache
 from qualification.bench.machine import commit_of_code, machine_of
 

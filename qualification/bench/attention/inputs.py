@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.batch import AttentionBatch, AttentionFlags
-from kernels.device import torch_dtype
-from kernels.reference.rows import keys_of, sequences_of
+from kernels.calls.batch import AttentionBatch, AttentionFlags
+from kernels.calls.rows import keys_of, sequences_of
+from kernels.system.device import torch_dtype
 from qualification.bench.attention.cases import BenchCase
 
 _MAX_ROWS = 48  # rows of the output that are compared with the oracle

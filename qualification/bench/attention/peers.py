@@ -14,7 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
-from kernels.shape import Phase
+from kernels.vocabulary.shape import Phase
 from qualification.bench.attention.inputs import Inputs, dense
 
 Call = Callable[[], Tensor]  # computes and returns the output in the peer's own form

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from kernels.shape import Phase
+from kernels.vocabulary.shape import Phase
 from qualification.bench.attention.cases import BenchCase
 from qualification.evidence.evidence import Timing
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.fingerprint import Fingerprint
-from kernels.path import KernelPath, Tier
 from kernels.reference.compare import Errors, Reference, reference_of
-from kernels.shape import Phase
+from kernels.vocabulary.fingerprint import Fingerprint
+from kernels.vocabulary.path import KernelPath, Tier
+from kernels.vocabulary.shape import Phase
 from qualification.bench.attention.cases import BenchCase
 from qualification.bench.attention.inputs import Inputs, make_inputs
 from qualification.bench.attention.measure import errors_of, graphed, kernels_seen, temporary_bytes

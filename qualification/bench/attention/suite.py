@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from kernels.shape import Dtype, Phase
+from kernels.vocabulary.shape import Dtype, Phase
 from qualification.bench.attention.cases import BenchCase, Sweep, cases_of
 
 _PREFILL, _EXTEND, _DECODE = (Phase.PREFILL,), (Phase.EXTEND,), (Phase.DECODE,)

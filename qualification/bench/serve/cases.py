@@ -5,7 +5,7 @@ from enum import Enum
 
 import msgspec
 
-from kernels.buckets import bucket_of
+from kernels.vocabulary.buckets import bucket_of
 from qualification.load.sample import LoadRequest
 from qualification.load.trace import Lengths, Seed, at_once, open_loop, shared_prefix, stratified
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from kernels.buckets import Bucket
+from kernels.vocabulary.buckets import Bucket
 from qualification.bench.machine import RESULTS
 from qualification.bench.serve.cases import Scenario, ServeCase, ServePlan, cases_of
 from qualification.bench.serve.file import SCHEMA, ServedSide, ServeFile, load_side, save

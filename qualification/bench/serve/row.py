@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from kernels.buckets import bucket_of
+from kernels.vocabulary.buckets import bucket_of
 from qualification.bench.serve.cases import Scenario, ServeCase
 from qualification.common.quantiles import quantile
 from qualification.load.client import joined

@@ -11,8 +11,8 @@ from pathlib import Path
 import msgspec
 import torch
 
-from kernels.device import read_fingerprint
 from kernels.system.child_process import python_command
+from kernels.system.device import read_fingerprint
 from qualification.commands.qualify import typed
 from qualification.decision.presets import PRESETS, Preset, preset_named
 from qualification.evidence.full_model import FullModel

@@ -21,9 +21,9 @@ import msgspec
 import torch
 
 from kernels.catalog import PATHS
-from kernels.path import Tier
-from kernels.shape import Phase
 from kernels.system.whole_file import write_whole
+from kernels.vocabulary.path import Tier
+from kernels.vocabulary.shape import Phase
 from qualification.decision.decision import Policy
 from qualification.decision.model_shapes import shapes_needed, signature_of
 from qualification.evidence.full_model import Attention, FullModel, ModelTiming

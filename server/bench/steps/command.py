@@ -142,7 +142,7 @@ def _folder(model: str, stack: ExitStack) -> Path:
 
 def _measured(args: argparse.Namespace, settings: Settings, name: str) -> StepsFile:
     """Build the engine and measure it. Raises StartError and Unservable when no such engine can be built."""
-    from kernels.device import num_cores, read_fingerprint
+    from kernels.system.device import num_cores, read_fingerprint
     from server.bench.steps.cells import CPU_PLAN, CUDA_PLAN, QUICK_PLAN, StepsBench
     from server.bench.steps.run import measure
     from server.engine.startup.builder import build_engine
@@ -191,7 +191,7 @@ def _calm() -> Iterator[ProgressLine]:
 
 def _machine(known: Mapping[str, str | int | float | None]) -> dict[str, str | int | float | None]:
     """Describe the machine before the start, whose load average is that of others."""
-    from kernels.device import num_cores  # imports torch
+    from kernels.system.device import num_cores  # imports torch
 
     return {
         **known,

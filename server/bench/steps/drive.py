@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 
-from kernels.shape import Phase
+from kernels.vocabulary.shape import Phase
 from server.engine.scheduling.engine import Engine
 from server.engine.scheduling.step_parts import Part
 from server.protocol.messages import FinishReason, SamplingParams, StepOutput, Submit

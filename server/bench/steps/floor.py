@@ -1,6 +1,6 @@
 """The least time of a whole step, by the FLOPs and bytes of a model."""
 
-from kernels.shape import Dtype, num_visible_pairs
+from kernels.vocabulary.shape import Dtype, num_visible_pairs
 from qualification.measure.ceilings import Ceilings
 from qualification.model.config import ModelConfig, num_parameters, weight_bytes
 

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from kernels.shape import Phase
+from kernels.vocabulary.shape import Phase
 from qualification.measure.timing import median_spread
 from server.bench.steps.cells import Cell, Kind, StepsBench, cells_of
 from server.bench.steps.drive import Driver, RequestFailed, is_decode_of

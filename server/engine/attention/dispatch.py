@@ -10,10 +10,10 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from kernels.batch import AttentionBatch, AttentionFlags
-from kernels.operators import AnyShape, Operator, operator_of
-from kernels.path import KernelPath, RunAttention
-from kernels.shape import AttentionShape, Phase
+from kernels.calls.batch import AttentionBatch, AttentionFlags
+from kernels.vocabulary.operators import AnyShape, Operator, operator_of
+from kernels.vocabulary.path import KernelPath, RunAttention
+from kernels.vocabulary.shape import AttentionShape, Phase
 from qualification.decision.decision import Decision, Pairs
 from server.engine.attention.dispatch_key import LengthKey, bucket_index, key_of_shape
 from server.engine.attention.timer import AttentionTimer

@@ -2,8 +2,8 @@
 
 from bisect import bisect_left
 
-from kernels.buckets import Bucket
-from kernels.shape import AttentionShape, Phase
+from kernels.vocabulary.buckets import Bucket
+from kernels.vocabulary.shape import AttentionShape, Phase
 
 # Window, and which buckets the longest query and the longest context are in. Numbers, for an Enum hashes its name in
 # Python: a decision took 2.8 us with three of them, and takes 0.5 us without (one busy core, Python 3.11).

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
-from kernels.batch import AttentionBatch
-from kernels.operators import AnyShape
-from kernels.shape import Phase
+from kernels.calls.batch import AttentionBatch
+from kernels.vocabulary.operators import AnyShape
+from kernels.vocabulary.shape import Phase
 from qualification.decision.decision import Decision
 from server.engine.attention.dispatch import Choice, Dispatcher, PhasePart
 from server.engine.operators.launch_errors import LAUNCH_ERRORS

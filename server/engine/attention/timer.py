@@ -12,8 +12,8 @@ from typing import Any, Protocol
 
 import torch
 
-from kernels.batch import AttentionFlags
-from kernels.shape import AttentionShape, Phase, flops, hbm_bytes_tiled
+from kernels.calls.batch import AttentionFlags
+from kernels.vocabulary.shape import AttentionShape, Phase, flops, hbm_bytes_tiled
 from server.engine.scheduling.sequence import Batch
 from server.protocol.messages import AttentionSample
 

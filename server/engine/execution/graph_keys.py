@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from itertools import product
 
-from kernels.buckets import Bucket, bucket_of, buckets_up_to
-from kernels.shape import Phase
+from kernels.vocabulary.buckets import Bucket, bucket_of, buckets_up_to
+from kernels.vocabulary.shape import Phase
 from qualification.model.config import ModelConfig, num_parameters
 from server.engine.attention.dispatch_key import bucket_index
 from server.engine.scheduling.sequence import Batch

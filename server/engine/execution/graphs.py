@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from kernels.operators import AnyShape
+from kernels.vocabulary.operators import AnyShape
 from qualification.decision.decision import Decision
 from server.engine.attention.dispatch import Choice, PhasePart
 from server.engine.attention.step_attention import StepAttention

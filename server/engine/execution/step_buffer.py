@@ -8,8 +8,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kernels.batch import AttentionBatch
-from kernels.shape import Phase
+from kernels.calls.batch import AttentionBatch
+from kernels.vocabulary.shape import Phase
 from server.engine.attention.dispatch import PhasePart
 from server.engine.execution.graph_keys import GraphKey, GraphSizes, graph_keys
 from server.engine.scheduling.sequence import Sequence
@@ -92,7 +92,7 @@ class StepLayout:
         sampled      tokens whose logits are computed
         chosen_at    [decode rows] where a token that the host has not read yet is among the latest sampled tokens
         is_pending   [decode rows] whether the row's token is such a one
-        cu_seqlens, context_lens, page_table   of each phase: see kernels/batch.py; one query a decode row is constant
+        cu_seqlens, context_lens, page_table   of each phase: see AttentionBatch; one query a decode row is constant
         """
         found = [(array.name, array.dtype, self.num_tokens) for array in self.token_arrays]
         found += [

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from kernels.shape import Phase
+from kernels.vocabulary.shape import Phase
 from server.engine.execution.graph_keys import GraphKey
 from server.engine.execution.step_buffer import (
     TOKEN_ARRAYS,

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Generic
 
-from kernels.shape import Phase
+from kernels.vocabulary.shape import Phase
 from qualification.decision.decision import Decision, Pairs, ShapeT
 
 logger = logging.getLogger(__name__)

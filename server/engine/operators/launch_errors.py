@@ -5,8 +5,8 @@ from contextlib import contextmanager
 
 import torch
 
-from kernels.launch import CompilationError, OutOfResources, PTXASError, TritonError
-from kernels.path import Reject
+from kernels.calls.launch import CompilationError, OutOfResources, PTXASError, TritonError
+from kernels.vocabulary.path import Reject
 from qualification.measure.qualify import DeviceLost
 
 LAUNCH_ERRORS: tuple[type[Exception], ...] = (RuntimeError, TritonError)

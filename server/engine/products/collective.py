@@ -12,7 +12,7 @@ from torch import Tensor
 from kernels.collective.paths import CollectivePath
 from kernels.collective.peers import AddNorm, Peers, RunCollective
 from kernels.collective.shape import CollectiveShape, Follows
-from kernels.row_buckets import CollectiveRows
+from kernels.vocabulary.row_buckets import CollectiveRows
 from qualification.decision.decision import Decision, Pairs
 from qualification.measure.qualify import DeviceLost
 from server.engine.operators.decisions import Decisions, NoPathError, Redecide

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from kernels.operators import buckets_of, phase_of
+from kernels.vocabulary.operators import buckets_of, phase_of
 from qualification.decision.decision import Decision, Pairs, ShapeT, Status
 from server.protocol.messages import AttentionUse, DispatchCount
 from server.protocol.plan_rows import counted_bucket

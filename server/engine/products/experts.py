@@ -16,8 +16,8 @@ from torch import Tensor
 from kernels.experts.paths import EXPERTS_PATHS, ExpertsPath, RunExperts
 from kernels.experts.shape import ExpertsShape
 from kernels.experts.weights import AnyExpertWeights
-from kernels.row_buckets import ExpertRows
-from kernels.shape import Dtype
+from kernels.vocabulary.row_buckets import ExpertRows
+from kernels.vocabulary.shape import Dtype
 from qualification.decision.decision import Decision, Pairs
 from qualification.decision.model_shapes import experts_shape
 from qualification.measure.qualify import DeviceLost

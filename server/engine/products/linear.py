@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from kernels.device import dtype_of, torch_dtype
-from kernels.fingerprint import Fingerprint
 from kernels.linear.epilogue import Epilogue
 from kernels.linear.paths import LinearPath
 from kernels.linear.shape import LinearShape
-from kernels.row_buckets import LinearRows
-from kernels.shape import Dtype
+from kernels.system.device import dtype_of, torch_dtype
+from kernels.vocabulary.fingerprint import Fingerprint
+from kernels.vocabulary.row_buckets import LinearRows
+from kernels.vocabulary.shape import Dtype
 from qualification.decision.decision import Decision, Pairs
 from qualification.measure.qualify import DeviceLost
 from server.engine.operators.decisions import Decisions, NoPathError, Redecide

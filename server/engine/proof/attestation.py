@@ -17,9 +17,9 @@ from typing import Protocol
 
 import torch
 
-from kernels.operators import AnyShape, Operator
-from kernels.path import AnyPath, KernelPath
-from kernels.shape import Phase
+from kernels.vocabulary.operators import AnyShape, Operator
+from kernels.vocabulary.path import AnyPath, KernelPath
+from kernels.vocabulary.shape import Phase
 from qualification.attest.explain import explain
 from qualification.attest.operator_promises import VALID, OperatorMismatch, OperatorPromises, operator_mismatches
 from qualification.attest.promise import (

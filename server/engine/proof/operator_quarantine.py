@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Mapping
 
-from kernels.operators import AnyShape
+from kernels.vocabulary.operators import AnyShape
 from qualification.evidence.evidence import Evidence
 from server.engine.attention.dispatch import Dispatcher
 from server.protocol.messages import ChangeQuarantine, PlanChanged, QuarantineChanged

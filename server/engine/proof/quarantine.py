@@ -10,9 +10,9 @@ from pathlib import Path
 
 import msgspec
 
-from kernels.path import AnyPath
 from kernels.system.shared_folder import only_writer
 from kernels.system.whole_file import write_whole
+from kernels.vocabulary.path import AnyPath
 from server.protocol.messages import AttestationReport, EngineFailed, FromEngine, ShadowReport, StepOutput
 
 logger = logging.getLogger(__name__)

@@ -16,9 +16,9 @@ from random import Random
 import torch
 from torch import Tensor
 
-from kernels.operators import Operator
-from kernels.reference.rows import SequenceRows
-from kernels.shape import Phase
+from kernels.calls.rows import SequenceRows
+from kernels.vocabulary.operators import Operator
+from kernels.vocabulary.shape import Phase
 from server.engine.attention.dispatch import Choice, Dispatcher, Lane, PhasePart
 from server.engine.attention.step_attention import TakeCall
 from server.engine.products.experts import ExpertsCall, ExpertsChoice

@@ -11,10 +11,10 @@ from random import Random
 import torch
 from torch import Tensor
 
-from kernels.batch import AttentionBatch, AttentionFlags
+from kernels.calls.batch import AttentionBatch, AttentionFlags
+from kernels.calls.rows import SequenceRows, keys_of
 from kernels.reference.compare import Errors, errors_of, reference_of
-from kernels.reference.rows import SequenceRows, keys_of
-from kernels.shape import Phase
+from kernels.vocabulary.shape import Phase
 from server.engine.attention.dispatch import Choice, PhasePart
 
 LEAST_ROWS = 4

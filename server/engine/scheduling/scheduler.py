@@ -5,7 +5,7 @@ from bisect import insort
 from dataclasses import dataclass, field
 from heapq import merge
 
-from kernels.shape import Phase
+from kernels.vocabulary.shape import Phase
 from server.engine.scheduling.decode_rows import DecodeRows
 from server.engine.scheduling.page_keys import PageKeys
 from server.engine.scheduling.pages import PagePool

@@ -7,7 +7,7 @@ from enum import Enum
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.shape import Phase
+from kernels.vocabulary.shape import Phase
 from server.engine.scheduling.matcher import Matcher
 from server.engine.scheduling.page_keys import PageKeys
 from server.protocol.messages import AttentionUse, FinishReason, SamplingParams, TokenScores

@@ -7,8 +7,8 @@ import torch
 
 from kernels.catalog import paths_on
 from kernels.collective.paths import without_peer_memory
-from kernels.fingerprint import Fingerprint
-from kernels.operators import AnyShape
+from kernels.vocabulary.fingerprint import Fingerprint
+from kernels.vocabulary.operators import AnyShape
 from qualification.decision.decision import Decision, Pairs
 from qualification.decision.model_shapes import plan_shapes
 from qualification.measure.start_plan import Plan, RunQualification, make_plan

@@ -12,13 +12,13 @@ import msgspec
 import torch
 import torch.distributed as dist
 
+from kernels.calls.launch import install_compile_counter, num_compiles
 from kernels.catalog import ALL_PATHS, PATHS
 from kernels.collective.inboxes import PeerMemoryError
-from kernels.device import torch_dtype
-from kernels.launch import install_compile_counter, num_compiles
 from kernels.linear.fallbacks import MatmulFallbacks
-from kernels.shape import AttentionShape
+from kernels.system.device import torch_dtype
 from kernels.system.triton_cache import use_own_cache
+from kernels.vocabulary.shape import AttentionShape
 from qualification.attest.driver_record import Recorder
 from qualification.attest.operator_promises import operator_promises
 from qualification.decision.decision import Pairs, Policy, decisions_of

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.shape import Dtype
+from kernels.vocabulary.shape import Dtype
 from qualification.decision.defaults import BATCHED_TOKENS, PAGE_SIZE, served_dtype
 from qualification.decision.model_shapes import ServingLimits
 from qualification.model.config import ModelConfig, num_parameters

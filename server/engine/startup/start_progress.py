@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from kernels.launch import num_compiles
+from kernels.calls.launch import num_compiles
 
 EVERY_S = 1.0
 _UNIT_BYTES = 64 * 2**20  # read or written: far more than a process moves that waits for others, by files or sockets

@@ -7,17 +7,17 @@ from typing import TypedDict
 
 import torch
 
-from kernels.batch import AttentionFlags
+from kernels.calls.batch import AttentionFlags
 from kernels.catalog import PATHS
 from kernels.collective.paths import collective_paths_on
 from kernels.collective.shape import CollectiveShape
-from kernels.device import num_cores, read_fingerprint, torch_dtype, use_all_cores
 from kernels.experts.shape import ExpertsShape
-from kernels.fingerprint import Fingerprint
 from kernels.linear.paths import linear_paths_on
 from kernels.linear.shape import LinearShape
-from kernels.operators import AnyShape
-from kernels.shape import AttentionShape
+from kernels.system.device import num_cores, read_fingerprint, torch_dtype, use_all_cores
+from kernels.vocabulary.fingerprint import Fingerprint
+from kernels.vocabulary.operators import AnyShape
+from kernels.vocabulary.shape import AttentionShape
 from qualification.decision.decision import Decision, Pairs, decisions_of
 from qualification.decision.model_shapes import num_sums
 from qualification.measure.start_plan import Redecide as RedecideAny

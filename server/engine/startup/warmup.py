@@ -8,9 +8,9 @@ from collections.abc import Callable, Container, Iterable, Mapping
 
 import torch
 
-from kernels.buckets import Bucket
 from kernels.hopper.decode.variants import LARGE_SEQS, LARGE_TOKENS
-from kernels.shape import AttentionShape, Phase
+from kernels.vocabulary.buckets import Bucket
+from kernels.vocabulary.shape import AttentionShape, Phase
 from qualification.decision.decision import Decision
 from server.engine.scheduling.runner_api import Runner
 from server.engine.scheduling.sequence import Batch, Sequence, phase_of

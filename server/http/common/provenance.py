@@ -10,7 +10,7 @@ import msgspec
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.types import Scope
 
-from kernels.buckets import bucket_of
+from kernels.vocabulary.buckets import bucket_of
 from server.errors import InvalidHeader
 from server.supervisor.requests import AttestationRequests
 from server.telemetry.request import RequestRecord

@@ -6,10 +6,10 @@ import pytest
 
 from kernels.collective.paths import COLLECTIVE_PATHS, without_peer_memory
 from kernels.collective.shape import CollectiveShape, Follows
-from kernels.fingerprint import Device, Fingerprint
-from kernels.path import Reject
-from kernels.row_buckets import CollectiveRows
-from kernels.shape import Dtype
+from kernels.vocabulary.fingerprint import Device, Fingerprint
+from kernels.vocabulary.path import Reject
+from kernels.vocabulary.row_buckets import CollectiveRows
+from kernels.vocabulary.shape import Dtype
 
 PUSH, NCCL, GLOO = COLLECTIVE_PATHS
 SHAPE = CollectiveShape(Dtype.BF16, 4096, 2, Follows.ADD_NORM, CollectiveRows.LE_16)

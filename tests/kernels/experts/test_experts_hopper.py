@@ -13,8 +13,8 @@ from kernels.experts.shape import ExpertsShape
 from kernels.experts.tiles import hopper_rows
 from kernels.experts.weights import AnyExpertWeights, ExpertWeights, Mxfp4Weights
 from kernels.fused.activation_kind import Activation
-from kernels.row_buckets import ExpertRows
-from kernels.shape import Dtype
+from kernels.vocabulary.row_buckets import ExpertRows
+from kernels.vocabulary.shape import Dtype
 from qualification.measure.experts_checks import check_experts
 from qualification.measure.experts_inputs import experts_cases
 

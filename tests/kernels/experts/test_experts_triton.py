@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.device import torch_dtype
 from kernels.experts.dequantize import dequantized_on_device
 from kernels.experts.kinds import ClampedSwiglu, ExpertFormat, RoutingConfig, Scores
 from kernels.experts.route_triton import run_route
@@ -18,8 +17,9 @@ from kernels.experts.triton_path import run_experts
 from kernels.experts.weights import ExpertWeights, dequantized
 from kernels.fused.activation_kind import Activation
 from kernels.reference.experts import num_wrong_routes
-from kernels.row_buckets import ExpertRows
-from kernels.shape import Dtype
+from kernels.system.device import torch_dtype
+from kernels.vocabulary.row_buckets import ExpertRows
+from kernels.vocabulary.shape import Dtype
 from qualification.measure.experts_checks import check_experts
 from qualification.measure.experts_inputs import experts_cases
 

@@ -11,7 +11,7 @@ import torch
 from gluon_by_numpy import Language, Map, Pointer, array, kernels_in_numpy
 from torch import Tensor
 
-from kernels.batch import AttentionBatch, AttentionFlags
+from kernels.calls.batch import AttentionBatch, AttentionFlags
 from kernels.hopper.decode import cluster as gluon_decode_cluster
 from kernels.hopper.decode import kernel as gluon_decode
 from kernels.hopper.decode import stream as gluon_decode_stream

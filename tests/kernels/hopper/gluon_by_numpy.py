@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.batch import AttentionBatch, AttentionFlags
+from kernels.calls.batch import AttentionBatch, AttentionFlags
 from kernels.hopper.decode import kernel as gluon_decode
 from kernels.hopper.decode import stream as gluon_decode_stream
 from kernels.hopper.decode.variants import DecodeVariant

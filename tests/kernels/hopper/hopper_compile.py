@@ -23,7 +23,7 @@ from gluon_sass import (
 from sm90_driver import Hopper
 from triton.runtime import driver
 
-from kernels.batch import AttentionBatch, AttentionFlags
+from kernels.calls.batch import AttentionBatch, AttentionFlags
 from kernels.hopper.decode.launch import compiled_cluster, compiled_decode
 from kernels.hopper.decode.variants import variant_of as decode_variant_of
 from kernels.hopper.extend.launch import Operands, compiled_extend

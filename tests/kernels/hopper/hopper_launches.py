@@ -14,7 +14,7 @@ from sm90_driver import Launch, Launcher, Recording
 from torch import Tensor
 from triton.runtime import driver
 
-from kernels.batch import AttentionBatch, AttentionFlags
+from kernels.calls.batch import AttentionBatch, AttentionFlags
 from kernels.hopper.decode import launch as gluon_decode_launch
 from kernels.hopper.decode.kernel import hallmark_gluon_decode, hallmark_gluon_decode_combine
 from kernels.hopper.extend.kernel import hallmark_gluon_extend
@@ -27,8 +27,8 @@ from kernels.hopper.extend.plan import (
 from kernels.hopper.prefill.kernel import hallmark_gluon_prefill
 from kernels.hopper.prefill.launch import run_prefill
 from kernels.hopper.schedule import hallmark_gluon_plan
-from kernels.path import RunAttention
 from kernels.tma.pointers import AnyTensor
+from kernels.vocabulary.path import RunAttention
 
 BF16, INT = torch.bfloat16, torch.int32
 PREFILL = (hallmark_gluon_plan, hallmark_gluon_prefill)

@@ -19,8 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime import driver
 
 from kernels import functional
-from kernels.fingerprint import Device, Fingerprint
 from kernels.functional import ShapeError, attention_paged, attention_varlen
+from kernels.vocabulary.fingerprint import Device, Fingerprint
 
 BF16, INT = torch.bfloat16, torch.int32
 PAGE = 64

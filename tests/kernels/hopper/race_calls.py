@@ -15,7 +15,8 @@ import torch
 from attention_inputs import Inputs, flags_for, packed, paged
 from torch import Tensor
 
-from kernels.batch import AttentionFlags
+from kernels.calls.batch import AttentionFlags
+from kernels.calls.processors import num_processors
 from kernels.hopper.decode.launch import run_decode
 from kernels.hopper.extend.launch import launches_of as extend_launches
 from kernels.hopper.extend.launch import run_extend
@@ -27,7 +28,6 @@ from kernels.hopper.window.launch import run_window_prefill
 from kernels.linear.matmul import linear
 from kernels.linear.tilings import wide_tiling
 from kernels.linear.wide import launch_wide
-from kernels.processors import num_processors
 
 CPU, CUDA, BF16 = torch.device("cpu"), torch.device("cuda"), torch.bfloat16
 HEADS = (8, 2)

@@ -11,7 +11,7 @@ from attention_inputs import Inputs, assert_right, flags_for
 from cluster_by_numpy import run_clusters
 from gluon_by_numpy import numpy_runner
 
-from kernels.batch import AttentionFlags
+from kernels.calls.batch import AttentionFlags
 from kernels.hopper.decode.stream import SEQS
 from kernels.hopper.decode.variants import DecodeVariant, variant_of
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.batch import AttentionBatch, AttentionFlags
-from kernels.path import RunAttention
+from kernels.calls.batch import AttentionBatch, AttentionFlags
 from kernels.tma.launches import Launches, Maps, TensorMap, repeated
 from kernels.tma.prepared import KeptMaps
+from kernels.vocabulary.path import RunAttention
 
 FLAGS = AttentionFlags(0.1)
 SINKS = torch.zeros(4)

@@ -7,13 +7,13 @@ import torch
 from attention_inputs import NAN, Inputs, flags_for, paged
 from torch import Tensor
 
-from kernels.batch import AttentionFlags
+from kernels.calls.batch import AttentionFlags
+from kernels.calls.rows import keys_of, sequences_of
 from kernels.hopper.extend.launch import Work, combine_parts, plan_extend, tiles_of, work_of
 from kernels.hopper.extend.variants import extend_variant_of
 from kernels.hopper.schedule import HEADER, ITEM
 from kernels.hopper.variants import TILINGS, Variant
 from kernels.reference.oracle import attention_oracle
-from kernels.reference.rows import keys_of, sequences_of
 
 PROCESSORS = 132
 

@@ -11,7 +11,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from kernels.batch import AttentionBatch, AttentionFlags
+from kernels.calls.batch import AttentionBatch, AttentionFlags
 from kernels.hopper.extend.launch import (
     Work,
     as_rows,

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kernels.batch import AttentionBatch, AttentionFlags
+from kernels.calls.batch import AttentionBatch, AttentionFlags
 from kernels.hopper.extend.variants import extend_variant_of, longer, variants_beside, whole
 from kernels.hopper.softmax import EXP2
 from kernels.hopper.variants import (

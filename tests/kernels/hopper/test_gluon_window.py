@@ -7,7 +7,7 @@ import torch
 from attention_inputs import assert_right, flags_for, packed
 from window_by_numpy import run_in_numpy
 
-from kernels.batch import AttentionFlags
+from kernels.calls.batch import AttentionFlags
 from kernels.hopper.window.kernel import SEQS
 from kernels.hopper.window.variants import window_variant
 

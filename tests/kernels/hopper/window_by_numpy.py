@@ -16,7 +16,7 @@ import torch
 from gluon_by_numpy import Array, Language, array, kernels_in_numpy
 from torch import Tensor
 
-from kernels.batch import AttentionBatch, AttentionFlags
+from kernels.calls.batch import AttentionBatch, AttentionFlags
 from kernels.hopper import blocks, pipeline, schedule, softmax, store
 from kernels.hopper.tensor_layout import value_dims
 from kernels.hopper.variants import Variant

@@ -5,14 +5,14 @@ from itertools import product
 
 import pytest
 
-from kernels.fingerprint import Device, Fingerprint
 from kernels.linear.epilogue import Epilogue
 from kernels.linear.paths import LINEAR_PATHS
 from kernels.linear.shape import LinearShape, parse_linear_shape
 from kernels.linear.tilings import tiling_for
-from kernels.path import Reject
-from kernels.row_buckets import ExpertRows, LinearRows
-from kernels.shape import Dtype
+from kernels.vocabulary.fingerprint import Device, Fingerprint
+from kernels.vocabulary.path import Reject
+from kernels.vocabulary.row_buckets import ExpertRows, LinearRows
+from kernels.vocabulary.shape import Dtype
 
 H200 = Fingerprint(Device.CUDA, "NVIDIA H200", 90, "580", "13.0", "91900", "2.11.0+cu130", "3.6.0")
 SHAPE = LinearShape(Dtype.BF16, 4096, 6144, LinearRows.LE_8)

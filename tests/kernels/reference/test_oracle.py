@@ -7,7 +7,7 @@ import torch
 from attention_inputs import Inputs, flags_for, packed, paged
 from torch import Tensor
 
-from kernels.batch import AttentionFlags
+from kernels.calls.batch import AttentionFlags
 from kernels.reference.oracle import attention_oracle
 
 CPU = torch.device("cpu")

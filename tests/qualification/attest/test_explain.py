@@ -12,10 +12,10 @@ from kernels.catalog import ALL_PATHS, PATHS, any_path_named, path_named
 from kernels.experts.kinds import ExpertFormat
 from kernels.experts.shape import ExpertsShape
 from kernels.fused.activation_kind import Activation
-from kernels.operators import AnyShape, Operator
-from kernels.path import AnyPath
-from kernels.row_buckets import ExpertRows
-from kernels.shape import Dtype
+from kernels.vocabulary.operators import AnyShape, Operator
+from kernels.vocabulary.path import AnyPath
+from kernels.vocabulary.row_buckets import ExpertRows
+from kernels.vocabulary.shape import Dtype
 from qualification.attest.explain import TimeClass, class_of, explain
 from qualification.attest.operator_promises import operator_mismatches, operator_promises
 from qualification.attest.promise import Promise, kernels_promised

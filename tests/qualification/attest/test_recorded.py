@@ -5,10 +5,10 @@ import ctypes
 import pytest
 import torch
 
-from kernels.buckets import Bucket
 from kernels.catalog import path_named
 from kernels.fused.backend import jit, tl
-from kernels.shape import AttentionShape, Dtype, Phase
+from kernels.vocabulary.buckets import Bucket
+from kernels.vocabulary.shape import AttentionShape, Dtype, Phase
 from qualification.attest.cuda_driver import DriverError, EdgeData, KernelParams
 from qualification.attest.driver_record import Recorder
 from qualification.attest.explain import TimeClass, explain

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from kernels.shape import Dtype, Phase
+from kernels.vocabulary.shape import Dtype, Phase
 from qualification.bench.attention.cases import BenchCase, Sweep, cases_of
 from qualification.bench.attention.row import Row
 from qualification.evidence.evidence import Timing

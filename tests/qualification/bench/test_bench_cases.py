@@ -3,7 +3,7 @@ from bench_fakes import decode, extend, prefill
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernels.shape import Dtype, Phase
+from kernels.vocabulary.shape import Dtype, Phase
 from qualification.bench.attention.cases import FIXED, LOG_NORMAL, Sweep, cases_of, log_normal_lengths, quick_sweep
 
 

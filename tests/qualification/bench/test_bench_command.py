@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kernels.catalog import PATHS
-from kernels.shape import Dtype, Phase
+from kernels.vocabulary.shape import Dtype, Phase
 from qualification.bench.attention.cases import Sweep, cases_of, quick_sweep
 from qualification.bench.attention.command import add_arguments, parts_of, run
 from qualification.bench.attention.fa3 import find_fa3

@@ -10,10 +10,10 @@ import torch
 from bench_fakes import decode, extend, prefill
 
 from kernels.catalog import path_named
-from kernels.device import read_fingerprint
-from kernels.path import RunAttention
 from kernels.reference.oracle import attention_oracle
-from kernels.shape import Dtype
+from kernels.system.device import read_fingerprint
+from kernels.vocabulary.path import RunAttention
+from kernels.vocabulary.shape import Dtype
 from qualification.bench.attention.cases import BenchCase
 from qualification.bench.attention.fa3 import on_pages
 from qualification.bench.attention.inputs import Inputs, make_inputs, repaged

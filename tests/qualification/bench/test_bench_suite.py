@@ -4,7 +4,7 @@ from fnmatch import fnmatchcase
 
 import torch
 
-from kernels.shape import Dtype, Phase
+from kernels.vocabulary.shape import Dtype, Phase
 from qualification.bench.attention.ahead import calls_of, compile_ahead, make_call
 from qualification.bench.attention.cases import cases_of, quick_sweep
 from qualification.bench.attention.suite import FA3_PAGE_SIZES, full_suite, new_cases

@@ -5,8 +5,8 @@ import torch
 from bench_fakes import decode, extend, prefill
 
 from kernels.catalog import path_named
-from kernels.device import read_fingerprint
 from kernels.reference.compare import reference_of
+from kernels.system.device import read_fingerprint
 from qualification.bench.attention.inputs import make_inputs
 from qualification.bench.attention.measure import errors_of
 from qualification.bench.attention.run import contenders_of

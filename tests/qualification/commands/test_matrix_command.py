@@ -11,9 +11,9 @@ import torch
 from qualification_fakes import DECODE, MACHINE, SHAPE, checks, evidence, path
 
 from kernels.catalog import PATHS
-from kernels.device import num_cores, read_fingerprint
-from kernels.fingerprint import Fingerprint
-from kernels.path import KernelPath, Tier
+from kernels.system.device import num_cores, read_fingerprint
+from kernels.vocabulary.fingerprint import Fingerprint
+from kernels.vocabulary.path import KernelPath, Tier
 from qualification.commands.matrix import verify
 from qualification.evidence.evidence import SUITE, Evidence, Timing
 from qualification.evidence.matrix import gpu_folder, load_matrix, save_matrix

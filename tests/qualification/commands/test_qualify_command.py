@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from kernels.catalog import PATHS
-from kernels.shape import Phase
+from kernels.vocabulary.shape import Phase
 from qualification.commands.qualify import add_arguments, models_of, typed
 from qualification.decision.defaults import Choices
 from qualification.measure.campaign import targets_of

@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from qualification_fakes import DECODE, MACHINE, SHAPE, checks, evidence, path
 
-from kernels.fingerprint import Device, Fingerprint
-from kernels.path import KernelPath, Reject, Rejection, Tier
-from kernels.shape import Dtype, Phase
+from kernels.vocabulary.fingerprint import Device, Fingerprint
+from kernels.vocabulary.path import KernelPath, Reject, Rejection, Tier
+from kernels.vocabulary.shape import Dtype, Phase
 from qualification.decision.decision import Book, Decision, Policy, Status, decide
 from qualification.evidence.evidence import SUITE, Evidence, Timing
 from qualification.evidence.matrix import Matrix

@@ -9,9 +9,9 @@ import torch
 from qualification_fakes import SHAPE, evidence
 
 from kernels.catalog import PATHS, path_named
-from kernels.fingerprint import Device, Fingerprint
-from kernels.path import KernelPath, Reject, Tier
-from kernels.shape import AttentionShape, Dtype, Mask, Phase
+from kernels.vocabulary.fingerprint import Device, Fingerprint
+from kernels.vocabulary.path import KernelPath, Reject, Tier
+from kernels.vocabulary.shape import AttentionShape, Dtype, Mask, Phase
 from qualification.attest.promise import Promise, call_mismatch
 from qualification.decision.decision import Book, Decision, Policy, Status, decide
 from qualification.decision.model_shapes import ServingLimits, shapes_needed, signature_of

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from transformers import Gemma3TextConfig
 
-from kernels.shape import Dtype, Mask, Phase
+from kernels.vocabulary.shape import Dtype, Mask, Phase
 from qualification.decision.defaults import Choices, limits_of
 from qualification.decision.model_shapes import (
     AttentionSignature,

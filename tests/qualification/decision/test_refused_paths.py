@@ -4,10 +4,10 @@ import pytest
 
 from kernels.collective.paths import COLLECTIVE_PATHS, without_peer_memory
 from kernels.collective.shape import CollectiveShape, Follows
-from kernels.fingerprint import Device, Fingerprint
-from kernels.path import AnyPath, Reject
-from kernels.row_buckets import CollectiveRows
-from kernels.shape import Dtype
+from kernels.vocabulary.fingerprint import Device, Fingerprint
+from kernels.vocabulary.path import AnyPath, Reject
+from kernels.vocabulary.row_buckets import CollectiveRows
+from kernels.vocabulary.shape import Dtype
 from qualification.decision.decision import Book, Policy, decide
 from qualification.measure.start_plan import missing_pairs
 

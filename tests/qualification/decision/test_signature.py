@@ -2,8 +2,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from kernels.buckets import Bucket, bucket_of
-from kernels.shape import Dtype, Phase
+from kernels.vocabulary.buckets import Bucket, bucket_of
+from kernels.vocabulary.shape import Dtype, Phase
 from qualification.decision.model_shapes import (
     AttentionSignature,
     ServingLimits,

@@ -7,7 +7,7 @@ from dataclasses import replace
 from qualification_fakes import SHAPE, evidence, path
 
 from kernels.catalog import ALL_PATHS
-from kernels.path import AnyPath
+from kernels.vocabulary.path import AnyPath
 from qualification.evidence.evidence import SUITE, Evidence
 from qualification.evidence.matrix import MATRICES, load_matrix
 

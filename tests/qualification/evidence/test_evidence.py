@@ -4,10 +4,10 @@ from dataclasses import replace
 import pytest
 from qualification_fakes import MACHINE, SHAPE, checks, evidence, path
 
-from kernels.buckets import Bucket
 from kernels.collective.shape import CollectiveShape, Follows
-from kernels.row_buckets import CollectiveRows
-from kernels.shape import Dtype
+from kernels.vocabulary.buckets import Bucket
+from kernels.vocabulary.row_buckets import CollectiveRows
+from kernels.vocabulary.shape import Dtype
 from qualification.evidence.evidence import CHECK_LIMITS, SUITE, Check, required_checks, strain, summarize
 
 PATH = path("a")

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from qualification_fakes import DECODE, MACHINE, SHAPE, checks, evidence, path
 
-from kernels.path import Reject
-from kernels.shape import Phase
+from kernels.vocabulary.path import Reject
+from kernels.vocabulary.shape import Phase
 from qualification.evidence.evidence import SUITE, summarize
 from qualification.evidence.full_model import Attention, FullModel, ModelTiming
 from qualification.evidence.matrix import (

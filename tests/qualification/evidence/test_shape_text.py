@@ -2,14 +2,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernels.buckets import Bucket
 from kernels.collective.shape import CollectiveShape, Follows
 from kernels.experts.kinds import ClampedSwiglu, ExpertFormat
 from kernels.experts.shape import ExpertsShape
 from kernels.fused.activation_kind import Activation
-from kernels.operators import AnyShape
-from kernels.row_buckets import CollectiveRows, ExpertRows
-from kernels.shape import AttentionShape, Dtype, Mask, Phase
+from kernels.vocabulary.buckets import Bucket
+from kernels.vocabulary.operators import AnyShape
+from kernels.vocabulary.row_buckets import CollectiveRows, ExpertRows
+from kernels.vocabulary.shape import AttentionShape, Dtype, Mask, Phase
 from qualification.evidence.shape_text import parse_shape
 
 SHAPES = st.builds(

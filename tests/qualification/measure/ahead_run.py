@@ -6,10 +6,10 @@ from typing import Any
 import torch
 import triton
 
-from kernels.buckets import Bucket
 from kernels.catalog import path_named
-from kernels.shape import AttentionShape, Dtype, Phase
 from kernels.system.child_process import python_command
+from kernels.vocabulary.buckets import Bucket
+from kernels.vocabulary.shape import AttentionShape, Dtype, Phase
 from qualification.measure.checks import run_case
 from qualification.measure.compile_ahead import calls_of, compiling_ahead
 from qualification.measure.inputs import cases

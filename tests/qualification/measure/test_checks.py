@@ -8,7 +8,7 @@ import torch
 from qualification_fakes import DECODE, SHAPE
 
 from kernels.reference.oracle import attention_oracle
-from kernels.shape import AttentionShape, Dtype
+from kernels.vocabulary.shape import AttentionShape, Dtype
 from qualification.evidence.evidence import Check, required_checks
 from qualification.measure.checks import check_path, one_thread
 from qualification.measure.inputs import Case, cases

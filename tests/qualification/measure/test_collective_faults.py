@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kernels.row_buckets import CollectiveRows
-from kernels.shape import Dtype
+from kernels.vocabulary.row_buckets import CollectiveRows
+from kernels.vocabulary.shape import Dtype
 from qualification.measure.collective_checks import check_collective
 from qualification.measure.collective_faults import CollectiveFault, WrongRanks, can_show_in, trial_shapes
 from qualification.measure.collective_inputs import collective_cases

@@ -13,10 +13,10 @@ from kernels.collective.library_path import run_library
 from kernels.collective.paths import COLLECTIVE_PATHS, CollectivePath
 from kernels.collective.peers import AddNorm, Peers
 from kernels.collective.shape import CollectiveShape, Follows
-from kernels.device import read_fingerprint
-from kernels.row_buckets import CollectiveRows
-from kernels.shape import Dtype
 from kernels.system.child_process import python_command
+from kernels.system.device import read_fingerprint
+from kernels.vocabulary.row_buckets import CollectiveRows
+from kernels.vocabulary.shape import Dtype
 from qualification.evidence.evidence import Evidence
 from qualification.measure.qualify import Bench, qualify
 from qualification.measure.rank_group import WORKER

@@ -13,9 +13,9 @@ import pytest
 import torch
 from qualification_fakes import DECODE, SHAPE, path
 
-from kernels.buckets import Bucket
-from kernels.path import KernelPath
 from kernels.system.child_process import python_command
+from kernels.vocabulary.buckets import Bucket
+from kernels.vocabulary.path import KernelPath
 from qualification.measure.compile_ahead import calls_of, compiling_ahead, processes_for
 from qualification.measure.compile_worker import make_call
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from qualification_fakes import DECODE, MACHINE, SHAPE, evidence, path
 
-from kernels.buckets import Bucket
-from kernels.shape import Phase
+from kernels.vocabulary.buckets import Bucket
+from kernels.vocabulary.shape import Phase
 from qualification.evidence.matrix import load_matrix, save_matrix
 from qualification.measure.hbm_counters import (
     BEGUN,

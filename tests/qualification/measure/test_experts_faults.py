@@ -13,8 +13,8 @@ from kernels.experts.shape import ExpertsShape
 from kernels.experts.weights import AnyExpertWeights
 from kernels.fused.activation_kind import Activation
 from kernels.reference.experts import num_wrong_routes
-from kernels.row_buckets import ExpertRows
-from kernels.shape import Dtype
+from kernels.vocabulary.row_buckets import ExpertRows
+from kernels.vocabulary.shape import Dtype
 from qualification.measure.experts_checks import check_experts
 from qualification.measure.experts_faults import ExpertsFault, can_show_in, trial_shapes, wrong_experts
 from qualification.measure.experts_inputs import experts_cases

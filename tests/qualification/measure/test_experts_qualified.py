@@ -8,15 +8,15 @@ import pytest
 import torch
 
 from kernels.catalog import ALL_PATHS, any_path_named
-from kernels.device import read_fingerprint
 from kernels.experts.kinds import ClampedSwiglu, ExpertFormat
 from kernels.experts.paths import EXPERTS_PATHS, ExpertsPath
 from kernels.experts.shape import ExpertsShape
-from kernels.fingerprint import Device, Fingerprint
 from kernels.fused.activation_kind import Activation
-from kernels.path import Reject
-from kernels.row_buckets import ExpertRows
-from kernels.shape import Dtype
+from kernels.system.device import read_fingerprint
+from kernels.vocabulary.fingerprint import Device, Fingerprint
+from kernels.vocabulary.path import Reject
+from kernels.vocabulary.row_buckets import ExpertRows
+from kernels.vocabulary.shape import Dtype
 from qualification.canary.plan import judge_plan, reviewed_matrix
 from qualification.canary.verdict import Outcome
 from qualification.commands import matrix as matrix_command

@@ -6,8 +6,8 @@ import pytest
 import torch
 from qualification_fakes import DECODE, SHAPE
 
-from kernels.buckets import Bucket
-from kernels.shape import AttentionShape, Mask, Phase
+from kernels.vocabulary.buckets import Bucket
+from kernels.vocabulary.shape import AttentionShape, Mask, Phase
 from qualification.measure.inputs import GUARD_ROWS, Case, Lengths, cases, long_case, longest_lengths
 
 CPU = torch.device("cpu")

@@ -10,8 +10,8 @@ from kernels.linear.epilogue import Epilogue
 from kernels.linear.library_path import RunProposed
 from kernels.linear.shape import LinearShape
 from kernels.linear.torch_path import run_torch
-from kernels.row_buckets import LinearRows
-from kernels.shape import Dtype
+from kernels.vocabulary.row_buckets import LinearRows
+from kernels.vocabulary.shape import Dtype
 from qualification.measure.linear_checks import check_linear
 from qualification.measure.linear_faults import LinearFault, can_show_in, wrong_linear
 from qualification.measure.linear_inputs import linear_cases, operands_of, rows_to_test

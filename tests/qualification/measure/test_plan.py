@@ -9,11 +9,11 @@ import pytest
 import torch
 from qualification_fakes import DECODE, MACHINE, SHAPE, checks, evidence, path
 
-from kernels.device import read_fingerprint
-from kernels.fingerprint import Device
-from kernels.path import KernelPath, Reject, Tier
 from kernels.reference.oracle import attention_oracle
-from kernels.shape import AttentionShape, Dtype
+from kernels.system.device import read_fingerprint
+from kernels.vocabulary.fingerprint import Device
+from kernels.vocabulary.path import KernelPath, Reject, Tier
+from kernels.vocabulary.shape import AttentionShape, Dtype
 from qualification.decision.decision import Policy, Status
 from qualification.decision.model_shapes import AttentionSignature, ServingLimits, shapes_needed
 from qualification.evidence.evidence import Evidence, Timing

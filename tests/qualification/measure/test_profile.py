@@ -6,7 +6,7 @@ import torch
 from qualification_fakes import DECODE, SHAPE
 
 from kernels.catalog import path_named
-from kernels.shape import AttentionShape
+from kernels.vocabulary.shape import AttentionShape
 from qualification.measure.inputs import long_case
 from qualification.measure.profile import Mark, calls_seen, profiled, temporary_bytes
 

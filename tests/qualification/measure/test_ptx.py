@@ -141,7 +141,7 @@ def test_a_collected_file_has_its_own_shapes(tmp_path: Path, capsys: pytest.Capt
 def test_a_checkout_without_kernels_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     place = make_checkout(tmp_path)
     compare = ["matrix", "ptx", "compare", str(place), str(place)]
-    (place / "kernels" / "shape.py").write_text("raise ImportError('no shape')")
+    (place / "kernels" / "vocabulary" / "shape.py").write_text("raise ImportError('no shape')")
     assert main(compare) == 3
     *_, line = capsys.readouterr().err.splitlines()
     assert line == f"hallmark: the kernels of {place} cannot be called from here: ImportError: no shape"

@@ -12,10 +12,10 @@ import torch
 from qualification_fakes import DECODE, MACHINE, SHAPE, checks, evidence, path
 
 from kernels.catalog import PATHS, path_named
-from kernels.fingerprint import Device
-from kernels.operators import flops_of
-from kernels.path import KernelPath, Tier
-from kernels.shape import AttentionShape, Dtype, Phase
+from kernels.vocabulary.fingerprint import Device
+from kernels.vocabulary.operators import flops_of
+from kernels.vocabulary.path import KernelPath, Tier
+from kernels.vocabulary.shape import AttentionShape, Dtype, Phase
 from qualification.common.progress import ProgressLine, duration
 from qualification.decision.defaults import Choices
 from qualification.decision.presets import PRESETS, preset_named

@@ -6,8 +6,8 @@ from dataclasses import replace
 import torch
 from qualification_fakes import SHAPE, checks, evidence, path
 
-from kernels.fingerprint import Device
-from kernels.path import KernelPath, Tier
+from kernels.vocabulary.fingerprint import Device
+from kernels.vocabulary.path import KernelPath, Tier
 from qualification.evidence.evidence import Evidence, Timing
 from qualification.measure.rivals import Rivals
 

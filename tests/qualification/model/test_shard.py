@@ -2,7 +2,7 @@
 
 import pytest
 
-from kernels.shape import Dtype, Phase
+from kernels.vocabulary.shape import Dtype, Phase
 from qualification.decision.model_shapes import ServingLimits, shapes_needed, signature_of
 from qualification.decision.presets import preset_named
 from qualification.model.config import ExpertsConfig, SharedExpertConfig

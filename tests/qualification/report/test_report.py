@@ -14,9 +14,9 @@ import pytest
 from local_http import listening
 from qualification_fakes import DECODE, MACHINE, SHAPE, checks, evidence, path
 
-from kernels.buckets import Bucket
-from kernels.path import Tier
-from kernels.shape import Phase
+from kernels.vocabulary.buckets import Bucket
+from kernels.vocabulary.path import Tier
+from kernels.vocabulary.shape import Phase
 from qualification.bench.serve.cases import ServePlan
 from qualification.bench.serve.file import ServedSide, ServeFile, save
 from qualification.evidence.evidence import SUITE, Evidence

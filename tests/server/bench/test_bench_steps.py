@@ -7,7 +7,7 @@ import pytest
 import torch
 from tiny_llama import TinyLlama
 
-from kernels.shape import Dtype
+from kernels.vocabulary.shape import Dtype
 from qualification.measure.ceilings import Ceilings
 from server.bench.steps.cells import CUDA_PLAN, Kind, StepsBench, cells_of
 from server.bench.steps.floor import step_floor_ms

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from tiny_llama import TinyLlama
 
-from kernels.shape import Phase
+from kernels.vocabulary.shape import Phase
 from qualification.decision.presets import PRESETS
 from qualification.evidence.full_model import Attention, FullModel
 from server.bench.full_model.measure import measure_model

@@ -15,9 +15,9 @@ import msgspec
 import pytest
 
 from kernels.catalog import any_path_named
-from kernels.fingerprint import Device, Fingerprint
-from kernels.path import KernelPath, Limits, Tier
-from kernels.shape import Dtype, Phase
+from kernels.vocabulary.fingerprint import Device, Fingerprint
+from kernels.vocabulary.path import KernelPath, Limits, Tier
+from kernels.vocabulary.shape import Dtype, Phase
 from server.cli.console import Console, plan_table
 from server.cli.doctor import diagnose
 from server.cli.main import UNREAD_TIMEOUT_MS, bind, build_parser, main, resolve, url_of

@@ -10,14 +10,14 @@ import torch
 from qualification_fakes import evidence
 
 from kernels.catalog import PATHS
-from kernels.device import read_fingerprint
 from kernels.experts.paths import EXPERTS_PATHS, ExpertsPath
 from kernels.experts.shape import ExpertsShape
 from kernels.linear.paths import LINEAR_PATHS, LinearPath
 from kernels.linear.shape import LinearShape
-from kernels.operators import RowsShape, operator_of
-from kernels.path import Reject
-from kernels.shape import Dtype
+from kernels.system.device import read_fingerprint
+from kernels.vocabulary.operators import RowsShape, operator_of
+from kernels.vocabulary.path import Reject
+from kernels.vocabulary.shape import Dtype
 from qualification.decision.decision import Decision, Pairs, Policy
 from qualification.evidence.evidence import Evidence
 from qualification.measure.qualify import Bench, Pair, Progress, qualify

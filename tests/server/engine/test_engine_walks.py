@@ -13,10 +13,10 @@ from graph_session import Session
 from late_device import LateDevice, LateTokens
 from tiny_llama import NAN_TOKEN, NUM_LAYERS, VOCAB, TinyLlama
 
-from kernels.batch import AttentionFlags
-from kernels.buckets import Bucket
+from kernels.calls.batch import AttentionFlags
 from kernels.catalog import path_named
-from kernels.shape import AttentionShape, Dtype
+from kernels.vocabulary.buckets import Bucket
+from kernels.vocabulary.shape import AttentionShape, Dtype
 from qualification.decision.decision import Decision, Pairs, Status
 from qualification.decision.model_shapes import ServingLimits, shapes_needed, signature_of
 from server.engine.attention.dispatch import Dispatcher

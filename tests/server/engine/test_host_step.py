@@ -9,10 +9,10 @@ import torch
 from graph_session import Session
 from tiny_llama import NUM_LAYERS, VOCAB
 
-from kernels.batch import AttentionFlags
-from kernels.buckets import Bucket
+from kernels.calls.batch import AttentionFlags
 from kernels.catalog import path_named
-from kernels.shape import Dtype
+from kernels.vocabulary.buckets import Bucket
+from kernels.vocabulary.shape import Dtype
 from qualification.decision.decision import Decision, Status
 from qualification.decision.model_shapes import ServingLimits, shapes_needed, signature_of
 from server.engine.attention.dispatch import Dispatcher

@@ -11,13 +11,13 @@ from one_operator import measuring, proving, serve_by, small_engine
 from qualification_fakes import evidence
 
 from kernels.catalog import any_path_named
-from kernels.fingerprint import Device, Fingerprint
 from kernels.linear.epilogue import Epilogue
 from kernels.linear.paths import LINEAR_PATHS
 from kernels.linear.shape import LinearShape
-from kernels.operators import Operator
-from kernels.row_buckets import LinearRows
-from kernels.shape import Dtype
+from kernels.vocabulary.fingerprint import Device, Fingerprint
+from kernels.vocabulary.operators import Operator
+from kernels.vocabulary.row_buckets import LinearRows
+from kernels.vocabulary.shape import Dtype
 from qualification.decision.decision import Book, Decision, Policy, decide
 from qualification.measure.linear_faults import LinearFault, wrong_linear
 from qualification.measure.qualify import Bench, Pair

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kernels.shape import Dtype
+from kernels.vocabulary.shape import Dtype
 from qualification.model.config import (
     DenseConfig,
     ModelConfig,

@@ -6,16 +6,16 @@ from operator import attrgetter
 
 import msgspec
 
-from kernels.buckets import Bucket
 from kernels.catalog import PATHS
 from kernels.collective.paths import COLLECTIVE_PATHS
 from kernels.experts.paths import EXPERTS_PATHS
-from kernels.fingerprint import Device
 from kernels.linear.paths import LINEAR_PATHS
-from kernels.operators import Operator
-from kernels.path import Tier
-from kernels.row_buckets import CollectiveRows, ExpertRows, LinearRows
-from kernels.shape import Phase
+from kernels.vocabulary.buckets import Bucket
+from kernels.vocabulary.fingerprint import Device
+from kernels.vocabulary.operators import Operator
+from kernels.vocabulary.path import Tier
+from kernels.vocabulary.row_buckets import CollectiveRows, ExpertRows, LinearRows
+from kernels.vocabulary.shape import Phase
 from qualification.attest.explain import TimeClass
 from server.protocol.messages import (
     AttestationReport,

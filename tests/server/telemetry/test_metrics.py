@@ -9,9 +9,9 @@ from prometheus_client import CollectorRegistry
 from scraped import scraped, scraped_value
 
 from kernels.linear.fallbacks import MatmulFallback
-from kernels.operators import Operator
-from kernels.path import Reject
-from kernels.shape import Phase
+from kernels.vocabulary.operators import Operator
+from kernels.vocabulary.path import Reject
+from kernels.vocabulary.shape import Phase
 from qualification.attest.explain import TimeClass
 from server.protocol.liveness import DeathCause
 from server.protocol.messages import (

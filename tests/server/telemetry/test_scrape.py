@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 
-from kernels.buckets import Bucket
+from kernels.vocabulary.buckets import Bucket
 from server.protocol.messages import RequestTimes
 from server.telemetry.factory import MAX_SAMPLES
 from server.telemetry.metrics import Metrics

@@ -8,7 +8,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from scraped import scraped_value
 
-from kernels.buckets import Bucket
+from kernels.vocabulary.buckets import Bucket
 from server.errors import SettingsError
 from server.telemetry.factory import MetricFactory
 from server.telemetry.objectives import DEFAULT_OBJECTIVES, load_objectives

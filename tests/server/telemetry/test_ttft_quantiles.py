@@ -8,7 +8,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from scraped import scraped
 
-from kernels.buckets import Bucket
+from kernels.vocabulary.buckets import Bucket
 from server.telemetry.factory import MetricFactory, ladder
 from server.telemetry.latency import FINE_TTFT_S, LatencyMetrics
 

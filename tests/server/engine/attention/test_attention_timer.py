@@ -6,9 +6,9 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from kernels.batch import AttentionFlags
-from kernels.buckets import Bucket
-from kernels.shape import AttentionShape, Dtype, Phase, flops, hbm_bytes_tiled
+from kernels.calls.batch import AttentionFlags
+from kernels.vocabulary.buckets import Bucket
+from kernels.vocabulary.shape import AttentionShape, Dtype, Phase, flops, hbm_bytes_tiled
 from server.engine.attention.dispatch import Choice, Dispatcher, PhasePart
 from server.engine.attention.timer import AttentionTimer, CpuDevice
 from server.engine.startup.warmup import synthetic_batch

@@ -12,11 +12,11 @@ from torch import Tensor
 from triton.compiler.errors import CompilationError
 from triton.runtime.errors import OutOfResources, PTXASError
 
-from kernels.batch import AttentionBatch, AttentionFlags
-from kernels.buckets import Bucket, bucket_of
-from kernels.fingerprint import Device
-from kernels.path import KernelPath, Limits, Reject, Tier
-from kernels.shape import AttentionShape, Dtype, Phase
+from kernels.calls.batch import AttentionBatch, AttentionFlags
+from kernels.vocabulary.buckets import Bucket, bucket_of
+from kernels.vocabulary.fingerprint import Device
+from kernels.vocabulary.path import KernelPath, Limits, Reject, Tier
+from kernels.vocabulary.shape import AttentionShape, Dtype, Phase
 from qualification.decision.decision import Decision, Pairs, Status
 from server.engine.attention.dispatch import Dispatcher, PhasePart
 from server.engine.attention.dispatch_key import bucket_index

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 
 import torch
 
-from kernels.shape import Phase
+from kernels.vocabulary.shape import Phase
 from server.engine.execution.graph_keys import GraphKey
 from server.engine.execution.step_buffer import TOKEN_ARRAYS, DeviceInputs, StepTensors, TokenArray, graph_layout
 from server.engine.execution.step_writer import StepWriter

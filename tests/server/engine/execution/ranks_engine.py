@@ -13,9 +13,9 @@ import torch
 from graph_session import Session
 from test_graphs import EAGER, PATH, capture, decide, redecide
 
-from kernels.batch import AttentionFlags
-from kernels.buckets import Bucket
-from kernels.shape import AttentionShape, Dtype, Phase
+from kernels.calls.batch import AttentionFlags
+from kernels.vocabulary.buckets import Bucket
+from kernels.vocabulary.shape import AttentionShape, Dtype, Phase
 from qualification.decision.decision import Decision
 from qualification.decision.model_shapes import ServingLimits, shapes_needed, signature_of
 from server.engine.attention.dispatch import Dispatcher

@@ -9,7 +9,7 @@ from functools import partial
 from ranks_engine import decide, dispatcher_of
 from test_graphs import capture
 
-from kernels.shape import AttentionShape
+from kernels.vocabulary.shape import AttentionShape
 from qualification.common.hang_up import leave_with
 from qualification.evidence.shape_text import parse_shape
 from server.engine.attention.dispatch import Dispatcher

@@ -4,8 +4,8 @@ from dataclasses import replace
 import pytest
 from graph_session import Inputs
 
-from kernels.buckets import Bucket
-from kernels.shape import Phase
+from kernels.vocabulary.buckets import Bucket
+from kernels.vocabulary.shape import Phase
 from server.engine.execution.graph_keys import GraphKey, PartKey
 from server.engine.execution.step_buffer import StepTensors
 from server.engine.scheduling.sequence import PENDING, Batch, Sequence

@@ -4,8 +4,8 @@ from itertools import product
 
 import pytest
 
-from kernels.buckets import Bucket
-from kernels.shape import Phase
+from kernels.vocabulary.buckets import Bucket
+from kernels.vocabulary.shape import Phase
 from qualification.decision.presets import preset_named
 from qualification.model.config import ModelConfig
 from qualification.model.families.reader import read_model

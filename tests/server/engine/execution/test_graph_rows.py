@@ -10,8 +10,8 @@ from fake_runner import DeviceTwin, Landing
 from graph_session import Inputs
 from torch import Tensor
 
-from kernels.buckets import Bucket
-from kernels.shape import Phase
+from kernels.vocabulary.buckets import Bucket
+from kernels.vocabulary.shape import Phase
 from server.engine.execution.graph_keys import GraphKey, GraphSizes, graph_keys, key_of
 from server.engine.execution.step_buffer import StepTensors
 from server.engine.scheduling.engine import Engine, EngineOptions

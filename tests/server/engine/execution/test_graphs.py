@@ -10,15 +10,15 @@ import torch
 from graph_session import Session, attention_counts
 from tiny_llama import NAN_TOKEN, NUM_LAYERS, NUM_TOKENS, VOCAB, TinyLlama
 
-from kernels.batch import AttentionFlags
-from kernels.buckets import Bucket
+from kernels.calls.batch import AttentionFlags
 from kernels.catalog import any_path_named, path_named
-from kernels.device import read_fingerprint
 from kernels.linear.paths import LinearPath
 from kernels.linear.shape import LinearShape
-from kernels.operators import AnyShape, Operator
-from kernels.path import Reject
-from kernels.shape import AttentionShape, Dtype, Phase
+from kernels.system.device import read_fingerprint
+from kernels.vocabulary.buckets import Bucket
+from kernels.vocabulary.operators import AnyShape, Operator
+from kernels.vocabulary.path import Reject
+from kernels.vocabulary.shape import AttentionShape, Dtype, Phase
 from qualification.decision.decision import Decision, Pairs, Status
 from qualification.decision.linear_shapes import linear_shapes_needed
 from qualification.decision.model_shapes import ServingLimits, shapes_needed, signature_of

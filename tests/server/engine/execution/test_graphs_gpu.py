@@ -11,7 +11,7 @@ from test_engine_windows import family_model, prompts, qwen2_with_one_windowed_l
 from tiny_llama import NAN_TOKEN, NUM_LAYERS, NUM_TOKENS, TinyLlama
 from torch.profiler import ProfilerActivity, profile
 
-from kernels.shape import Phase
+from kernels.vocabulary.shape import Phase
 from qualification.decision.decision import Policy
 from server.engine.execution.step_writer import StepWriter
 from server.engine.scheduling.sequence import Batch, Sequence, phase_of

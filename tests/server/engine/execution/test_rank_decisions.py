@@ -9,8 +9,8 @@ from torch import Tensor
 from kernels.collective.paths import COLLECTIVE_PATHS, CollectivePath
 from kernels.collective.peers import AddNorm, Peers
 from kernels.collective.shape import CollectiveShape, Follows
-from kernels.row_buckets import CollectiveRows
-from kernels.shape import Dtype
+from kernels.vocabulary.row_buckets import CollectiveRows
+from kernels.vocabulary.shape import Dtype
 from qualification.decision.decision import Decision, Pairs, Status, decisions_of
 from qualification.measure.qualify import DeviceLost
 from server.engine.attention.dispatch import Dispatcher

@@ -6,8 +6,8 @@ import pytest
 import torch
 from graph_session import Inputs
 
-from kernels.buckets import Bucket
-from kernels.shape import Phase
+from kernels.vocabulary.buckets import Bucket
+from kernels.vocabulary.shape import Phase
 from server.engine.execution.graph_keys import GraphKey, PartKey
 from server.engine.execution.step_buffer import TOKEN_ARRAYS, DeviceInputs, StepMemory, TokenArray, graph_layout
 from server.engine.scheduling.sequence import Batch, Sequence

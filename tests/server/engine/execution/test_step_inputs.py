@@ -5,7 +5,7 @@ import numpy as np
 import torch
 from graph_session import Inputs
 
-from kernels.shape import Phase
+from kernels.vocabulary.shape import Phase
 from server.engine.scheduling.sequence import Batch, Sequence
 from server.protocol.messages import SamplingParams
 

@@ -12,8 +12,8 @@ from test_graphs import CPU, EAGER, MAX_LEN, PAGE_SIZE, PATH, Subject, redecide
 from tiny_llama import NUM_LAYERS, VOCAB, TinyLlama
 from torch import Tensor
 
-from kernels.path import KernelPath
 from kernels.sampling.sampling import SamplingTensors
+from kernels.vocabulary.path import KernelPath
 from qualification.attest.cuda_driver import DriverError
 from qualification.measure.qualify import DeviceLost
 from server.engine.attention.dispatch import Dispatcher

@@ -8,8 +8,8 @@ from qualification_fakes import evidence
 from tiny_llama import TinyLlama
 
 from kernels.catalog import PATHS
-from kernels.path import KernelPath
-from kernels.shape import AttentionShape
+from kernels.vocabulary.path import KernelPath
+from kernels.vocabulary.shape import AttentionShape
 from qualification.decision.decision import Decision, Pairs, Policy
 from qualification.evidence.evidence import Evidence
 from qualification.measure.qualify import Bench, Pair

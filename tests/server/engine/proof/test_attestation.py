@@ -10,8 +10,8 @@ from attested import FLASH, Subject, build, refuses, settings_for
 from tiny_llama import NUM_LAYERS, TinyLlama
 
 from kernels.catalog import PATHS, path_named
-from kernels.path import KernelPath
-from kernels.shape import Phase
+from kernels.vocabulary.path import KernelPath
+from kernels.vocabulary.shape import Phase
 from qualification.evidence.matrix import load_matrix, save_matrix
 from server.engine.process import start
 from server.engine.startup.warmup import probes_of

@@ -9,7 +9,7 @@ import torch
 from tiny_llama import NUM_LAYERS, TinyLlama, tiny_config
 
 from kernels.catalog import path_named
-from kernels.shape import Phase
+from kernels.vocabulary.shape import Phase
 from qualification.decision.decision import Policy
 from server.engine.startup.builder import BuiltEngine, build_engine
 from server.settings import DeviceChoice, DtypeChoice, LoadFormat, Settings

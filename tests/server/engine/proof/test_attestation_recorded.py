@@ -9,8 +9,8 @@ from attested import FLASH, Subject, refuses
 from tiny_llama import NUM_LAYERS
 
 from kernels.catalog import PATHS, path_named
-from kernels.path import KernelPath
-from kernels.shape import Phase
+from kernels.vocabulary.path import KernelPath
+from kernels.vocabulary.shape import Phase
 from qualification.measure.profile import Seen
 from server.engine.attention.dispatch import Dispatcher
 from server.engine.proof.attestation import Attestor, TimeStep

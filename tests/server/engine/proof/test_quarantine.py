@@ -9,7 +9,7 @@ import pytest
 from tiny_llama import TinyLlama
 
 from kernels.catalog import PATHS
-from kernels.shape import Dtype, Phase
+from kernels.vocabulary.shape import Dtype, Phase
 from qualification.decision.decision import Policy
 from qualification.measure.qualify import DeviceLost
 from server.engine.attention.dispatch import Dispatcher

@@ -13,12 +13,12 @@ from attested import Subject
 from tiny_llama import NAN_TOKEN, NUM_LAYERS
 from torch import Tensor
 
-from kernels.batch import AttentionBatch, AttentionFlags
+from kernels.calls.batch import AttentionBatch, AttentionFlags
+from kernels.calls.rows import sequences_of
 from kernels.catalog import PATHS, path_named
-from kernels.path import KernelPath, RunAttention
 from kernels.reference.oracle import attention_oracle
-from kernels.reference.rows import sequences_of
-from kernels.shape import Phase
+from kernels.vocabulary.path import KernelPath, RunAttention
+from kernels.vocabulary.shape import Phase
 from qualification.decision.decision import Decision
 from server.engine.attention.dispatch import Choice, Dispatcher, PhasePart
 from server.engine.proof.shadow_check import ALERT_S, MEMORY_S, ShadowBudget, ShadowCheck

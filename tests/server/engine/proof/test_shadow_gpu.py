@@ -8,9 +8,9 @@ import pytest
 from tiny_llama import TinyLlama
 from torch import Tensor
 
-from kernels.batch import AttentionBatch, AttentionFlags
+from kernels.calls.batch import AttentionBatch, AttentionFlags
 from kernels.catalog import PATHS
-from kernels.path import KernelPath
+from kernels.vocabulary.path import KernelPath
 from qualification.decision.decision import Policy
 from server.engine.proof.shadow_check import ShadowCheck
 from server.engine.startup.builder import BuiltEngine, build_engine

@@ -14,7 +14,7 @@ from torch import Tensor
 from kernels.catalog import any_path_named
 from kernels.experts.paths import ExpertsPath
 from kernels.linear.paths import LinearPath
-from kernels.operators import Operator
+from kernels.vocabulary.operators import Operator
 from qualification.decision.decision import Policy
 from server.engine.proof.shadow_check import ShadowCheck
 from server.protocol.messages import SamplingParams, ShadowReport, Submit

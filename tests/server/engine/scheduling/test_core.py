@@ -4,7 +4,7 @@ import pytest
 from fake_runner import Done
 
 from kernels.linear.fallbacks import MatmulFallback, MatmulFallbacks
-from kernels.shape import Phase
+from kernels.vocabulary.shape import Phase
 from server.engine.execution.sampling import is_plain_greedy, row_sampling
 from server.engine.scheduling.engine import MOST_PROMPT_LOGPROBS, Engine, EngineOptions
 from server.engine.scheduling.pages import IntegrityError, PagePool

@@ -6,7 +6,7 @@ import pytest
 from fake_runner import DeviceTwin, Done
 from msgspec.structs import replace
 
-from kernels.shape import Phase
+from kernels.vocabulary.shape import Phase
 from server.engine.scheduling.engine import Engine, EngineOptions
 from server.engine.scheduling.pages import PagePool
 from server.engine.scheduling.runner_api import BatchError, Runner, StepResult

@@ -1,6 +1,6 @@
 import pytest
 
-from kernels.shape import Phase
+from kernels.vocabulary.shape import Phase
 from server.engine.scheduling.pages import PagePool
 from server.engine.scheduling.scheduler import Scheduler, SchedulerLimits, SequenceTooLong
 from server.engine.scheduling.sequence import Batch, Sequence, Status

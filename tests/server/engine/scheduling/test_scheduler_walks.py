@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from kernels.buckets import Bucket, bucket_of
-from kernels.shape import Dtype, Phase
+from kernels.vocabulary.buckets import Bucket, bucket_of
+from kernels.vocabulary.shape import Dtype, Phase
 from qualification.decision.model_shapes import AttentionSignature, ServingLimits, shapes_needed
 from server.engine.scheduling.pages import PagePool
 from server.engine.scheduling.scheduler import Scheduler, SchedulerLimits

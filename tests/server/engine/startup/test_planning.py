@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernels.device import read_fingerprint
-from kernels.shape import Dtype
+from kernels.system.device import read_fingerprint
+from kernels.vocabulary.shape import Dtype
 from qualification.decision.decision import Decision, Policy, Status
 from qualification.decision.model_shapes import AttentionSignature, ServingLimits, shapes_needed
 from qualification.measure.start_plan import make_plan

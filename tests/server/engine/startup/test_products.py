@@ -15,7 +15,7 @@ from kernels.linear.autotune import Autotuner
 from kernels.linear.cublaslt import CublasLt, CublasLtError
 from kernels.linear.fallbacks import MatmulFallback, MatmulFallbacks
 from kernels.linear.tuned import TunedProduct
-from kernels.shape import Dtype
+from kernels.vocabulary.shape import Dtype
 from server.engine.startup.limits import EngineLimits
 from server.engine.startup.matmul_tuning import choose_products, note_other_heads, take_products
 from server.model.decoder import Decoder

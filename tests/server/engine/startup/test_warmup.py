@@ -4,10 +4,10 @@ from itertools import product
 import pytest
 from fake_runner import Done
 
-from kernels.batch import AttentionFlags
-from kernels.buckets import Bucket, bucket_of
+from kernels.calls.batch import AttentionFlags
 from kernels.hopper.decode.variants import DecodeVariant, variant_of
-from kernels.shape import AttentionShape, Dtype, Phase
+from kernels.vocabulary.buckets import Bucket, bucket_of
+from kernels.vocabulary.shape import AttentionShape, Dtype, Phase
 from qualification.decision.decision import Decision, Status
 from qualification.decision.model_shapes import AttentionSignature, shapes_needed
 from server.engine.scheduling.runner_api import StepResult

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from kernels import catalog
-from kernels.source_digest import SourceDigests
+from kernels.identity.source_digest import SourceDigests
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+ROOT = Path(__file__).resolve().parents[3]
 ENTRIES = (
     "hopper.prefill.launch", "hopper.window.launch", "hopper.extend.launch", "hopper.decode.launch", "portable.prefill",
     "portable.extend", "portable.decode", "sdpa.backends",
@@ -50,7 +50,7 @@ import sys
 from functools import partial
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
-from kernels.source_digest import SourceDigests
+from kernels.identity.source_digest import SourceDigests
 print(SourceDigests(Path(sys.argv[2])).of("pack.sample"))
 """
 

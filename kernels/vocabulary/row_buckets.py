@@ -1,7 +1,7 @@
 """Buckets of rows: the half-open intervals of tokens in one call that products are proven for.
 
-They are finer at the small end than those of lengths (`kernels/buckets.py`): up to 16 rows a product reads weights and
-little else, and other kernels and tiles serve it than 128 rows.
+They are finer at the small end than those of lengths (`kernels/vocabulary/buckets.py`): up to 16 rows a product reads
+weights and little else, and other kernels and tiles serve it than 128 rows.
 """
 
 from enum import Enum

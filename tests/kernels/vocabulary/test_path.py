@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from kernels.buckets import Bucket
-from kernels.fingerprint import Device, Fingerprint
-from kernels.path import KernelPath, Limits, Reject, Tier
-from kernels.shape import AttentionShape, Dtype, Mask, Phase
+from kernels.vocabulary.buckets import Bucket
+from kernels.vocabulary.fingerprint import Device, Fingerprint
+from kernels.vocabulary.path import KernelPath, Limits, Reject, Tier
+from kernels.vocabulary.shape import AttentionShape, Dtype, Mask, Phase
 
 H200 = Fingerprint(Device.CUDA, "NVIDIA H200", 90, "580.95.05", "13.0", "91900", "2.11.0", "3.6.0")
 LIMITS = Limits(

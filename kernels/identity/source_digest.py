@@ -14,7 +14,7 @@ import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 
-_ROOT = Path(__file__).parent  # of the package whose modules are followed
+_ROOT = Path(__file__).parent.parent  # of the package whose modules are followed
 _WITHOUT_EFFECT = frozenset({"kind", "type_comment", "type_ignores", "ctx"})  # fields of nodes
 
 

@@ -1,7 +1,7 @@
 """The order of preference of paths, by name, for readers that cannot import the catalog. Imports no torch."""
 
-from kernels.fingerprint import Device
-from kernels.path import Tier
+from kernels.vocabulary.fingerprint import Device
+from kernels.vocabulary.path import Tier
 
 # Starts of the names of the catalog's paths, the most preferred first. PyTorch's kernels are fallbacks on a GPU.
 _TIERS = {

@@ -9,23 +9,23 @@ import pytest
 import torch
 import triton
 
-from kernels.device import dtype_of, read_fingerprint, torch_dtype
-from kernels.fingerprint import Device
+from kernels.calls.launch import install_compile_counter, num_compiles
+from kernels.calls.processors import num_processors, shared_bytes
 from kernels.functional import attention_varlen
-from kernels.launch import install_compile_counter, num_compiles
-from kernels.processors import num_processors, shared_bytes
-from kernels.shape import Dtype
+from kernels.system.device import dtype_of, read_fingerprint, torch_dtype
+from kernels.vocabulary.fingerprint import Device
+from kernels.vocabulary.shape import Dtype
 
 CPU = torch.device("cpu")
 SETTINGS = ("ATEN_CPU_CAPABILITY", "MKL_CBWR", "ONEDNN_MAX_CPU_ISA")
-ROOT = Path(__file__).resolve().parent.parent.parent
+ROOT = Path(__file__).resolve().parents[3]
 needs_no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is for machines without a GPU")
 
 
 def fingerprint_line(variables: dict[str, str]) -> dict[str, str]:
     """The fingerprint's own fields of a CPU, as a process with these variables reads them."""
     program = (
-        "import torch; from kernels.device import read_fingerprint; it = read_fingerprint(torch.device('cpu'));"
+        "import torch; from kernels.system.device import read_fingerprint; it = read_fingerprint(torch.device('cpu'));"
         "print(it.instruction_set, it.libraries, it.threads, sep='\\n')"
     )
     found = subprocess.run(

@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from kernels.batch import AttentionBatch, AttentionFlags
-from kernels.launch import Loaded
+from kernels.calls.batch import AttentionBatch, AttentionFlags
+from kernels.calls.launch import Loaded
 
 # Takes a tensor beside which memory of the call is allocated, then the addresses of q, k, v, cu_seqlens_q,
 # cu_seqlens_k or the page table, context_lens, sinks, spans and out. Launches on the stream that is current.

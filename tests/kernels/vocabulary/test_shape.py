@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from kernels.buckets import Bucket
-from kernels.shape import (
+from kernels.vocabulary.buckets import Bucket
+from kernels.vocabulary.shape import (
     AttentionShape,
     Dtype,
     Mask,

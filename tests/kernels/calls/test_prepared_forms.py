@@ -2,7 +2,7 @@
 
 import pytest
 
-from kernels.prepared import steady_range
+from kernels.calls.prepared import steady_range
 
 
 def bracket(bound: int) -> int:

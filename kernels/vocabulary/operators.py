@@ -7,7 +7,7 @@ its kernels, with a bucket of rows. Attention's shape has two buckets of lengths
 from enum import Enum
 from typing import Protocol
 
-from kernels.shape import AttentionShape, Dtype, Phase, flops, hbm_bytes_standard, hbm_bytes_tiled
+from kernels.vocabulary.shape import AttentionShape, Dtype, Phase, flops, hbm_bytes_standard, hbm_bytes_tiled
 
 
 class Operator(Enum):

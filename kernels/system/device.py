@@ -8,10 +8,10 @@ from pathlib import Path
 
 import torch
 
-from kernels.fingerprint import Device, Fingerprint
-from kernels.launch import is_interpreted, triton_version
-from kernels.shape import Dtype
+from kernels.calls.launch import is_interpreted, triton_version
 from kernels.system.cpu_libraries import library_variables
+from kernels.vocabulary.fingerprint import Device, Fingerprint
+from kernels.vocabulary.shape import Dtype
 
 _TORCH_DTYPES = {Dtype.FP32: torch.float32, Dtype.FP16: torch.float16, Dtype.BF16: torch.bfloat16}
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import Enum
 
-from kernels.buckets import Bucket
+from kernels.vocabulary.buckets import Bucket
 
 
 class Phase(Enum):

@@ -5,16 +5,16 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
-from kernels.buckets import Bucket
-from kernels.fingerprint import Device, Fingerprint
-from kernels.operators import AnyShape, Operator, operator_of
-from kernels.shape import AttentionShape, Dtype, Mask, Phase
+from kernels.vocabulary.buckets import Bucket
+from kernels.vocabulary.fingerprint import Device, Fingerprint
+from kernels.vocabulary.operators import AnyShape, Operator, operator_of
+from kernels.vocabulary.shape import AttentionShape, Dtype, Mask, Phase
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kernels.batch import AttentionBatch, AttentionFlags
-    from kernels.prepared import Prepare
+    from kernels.calls.batch import AttentionBatch, AttentionFlags
+    from kernels.calls.prepared import Prepare
 
 
 class Reject(Enum):
@@ -83,7 +83,7 @@ class OperatorPath(Generic[LimitsT, RunT]):
     name: str  # e.g. "triton.prefill"
     tier: Tier
     limits: LimitsT
-    source_digest: str  # of what its sources compute: `kernels/source_digest.py`
+    source_digest: str  # of what its sources compute: `kernels/identity/source_digest.py`
     kernel_names: tuple[str, ...]  # at least one of these substrings must be in every profiler kernel name it launches
     run: RunT | None  # None where its module cannot be imported; `rejects` then answers ARCH
     # Whether a CUDA graph can hold its launches: they depend on shapes and host bounds only, and nothing waits.

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from kernels.fingerprint import Device, Fingerprint
+from kernels.vocabulary.fingerprint import Device, Fingerprint
 
 H200 = Fingerprint(Device.CUDA, "NVIDIA H200", 90, "580.95.05", "13.0", "91900", "2.11.0", "3.6.0")
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kernels.buckets import Bucket, bucket_of, buckets_up_to
+from kernels.vocabulary.buckets import Bucket, bucket_of, buckets_up_to
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,1 @@
+"""The words of every operator: shapes, buckets, paths with their limits and refusals, fingerprints."""
