@@ -170,6 +170,8 @@ def _application(
     elsewhere = dict.fromkeys(of_operators - methods.keys(), on_admin_port)
     if lifespan is not None:  # the API's port
         elsewhere |= _of_other_tasks(edge)
+        if edge.pooling is None:
+            elsewhere |= responses.NOT_IMPLEMENTED
     app.add_exception_handler(HTTPException, _raiser(methods, elsewhere))
     edge.metrics.traffic.create_routes((*methods, "other"))
     settings = edge.settings
@@ -205,7 +207,7 @@ def _raiser(
     """A handler that raises what routing refuses as one of our errors, which the guard answers with.
 
     methods    by path, of every route
-    elsewhere  paths of other ports and servers, each with where or why
+    elsewhere  paths of other ports and servers, and those that are not implemented, each with where or why
     """
 
     async def raise_ours(request: Request, error: Exception) -> Response:

@@ -219,3 +219,45 @@ class ResponseDeleted(Answer):
     id: str
     object: Literal["response"]
     deleted: Literal[True]
+
+
+class InputText(Answer):
+    type: Literal["input_text"]
+    text: str
+
+
+class InputMessage(Answer):
+    type: Literal["message"]
+    id: str
+    status: _ItemStatus
+    role: Literal["developer", "system", "user"]
+    content: list[InputText]
+
+
+class InputCallOutput(Answer):
+    type: Literal["function_call_output"]
+    id: str
+    status: _ItemStatus
+    call_id: str
+    output: str | list[InputText]
+
+
+class InputReasoningPart(Answer):
+    type: Literal["reasoning_text", "summary_text"]
+    text: str
+
+
+class InputReasoning(Answer):
+    type: Literal["reasoning"]
+    id: str
+    status: _ItemStatus
+    summary: list[InputReasoningPart]
+    content: list[InputReasoningPart]
+
+
+class InputItemList(Answer):
+    object: Literal["list"]
+    data: list[InputMessage | OutputMessage | OutputCall | InputCallOutput | InputReasoning]
+    has_more: bool
+    first_id: str | None = Field(description="null where nothing is listed.")
+    last_id: str | None

@@ -8,8 +8,16 @@ from fastapi import APIRouter, Request, Response
 
 from server.edge.admission import Edge
 from server.edge.context import RequestContext, context_of
-from server.errors import InvalidValue, ResponseNotFound, TemplateError
+from server.errors import (
+    DeadlineExceeded,
+    InvalidValue,
+    ResponseNotFound,
+    TemplateError,
+    UnknownField,
+    UnsupportedMediaType,
+)
 from server.http.common.document import PlainRoute, answers_with, streams, takes
+from server.http.common.query import Query, parameter
 from server.http.common.validation import read
 from server.http.generation.admitted import admitted
 from server.http.generation.event_stream import answered
@@ -18,15 +26,27 @@ from server.http.generation.usage import usage_of
 from server.http.openai.generation import Prepared, prepare_translated
 from server.http.openai.routes import GENERATION_ERRORS
 from server.http.responses.answer import ResponseFormat
-from server.http.responses.answers import ResponseAnswer, ResponseDeleted, ResponseStreamEvent
+from server.http.responses.answers import InputItemList, ResponseAnswer, ResponseDeleted, ResponseStreamEvent
 from server.http.responses.conversation import FIELDS, chat_of
+from server.http.responses.input_items import INCLUDABLE, INCLUDE, KNOWN, PARAMETERS, input_page, with_ids
 from server.http.responses.requests import ResponsesRequest
 from server.http.responses.store import ResponseStore, Stored
 from server.protocol.messages import EngineReady
 
 RESPONSES = "/v1/responses"
+# Of OpenAI's client, each with why this server has not got it.
+NOT_IMPLEMENTED = {
+    f"{RESPONSES}/compact": "is not implemented; send the items to go on from as input",
+    f"{RESPONSES}/input_tokens": "is not implemented; /tokenize counts the tokens of messages",
+}
 REQUESTS = (ResponsesRequest,)
 EVENTS = (ResponseStreamEvent,)
+_RETRIEVING = [
+    parameter("stream", "Only false: a stored answer is given whole.", {"type": "boolean"}),
+    INCLUDE,
+    parameter("include_obfuscation", "Taken, and changes nothing: it is of streams.", {"type": "boolean"}),
+]
+_RETRIEVING_KNOWN = frozenset({"stream", "starting_after", "include", "include[]", "include_obfuscation"})
 _STREAM = "The whole answer, or with `stream` events, each named by the `type` of its data."
 
 
@@ -79,7 +99,8 @@ def routes(edge: Edge) -> APIRouter:
 
         def ended(response: bytes, items: list[dict[str, Any]]) -> None:
             if prepared.fields.store:
-                conversation = msgspec.json.encode([*prepared.items, *items])
+                given = with_ids(prepared.items, context.unique_id)
+                conversation = msgspec.json.encode([*given, *items])
                 store.put(context.tenant, shape.response_id, Stored(response, conversation))
 
         shape = ResponseFormat(
@@ -96,14 +117,43 @@ def routes(edge: Edge) -> APIRouter:
     @router.get(
         RESPONSES + "/{response_id}",
         response_model=ResponseAnswer,
-        openapi_extra=answers_with(ResponseNotFound, InvalidValue),
+        openapi_extra=answers_with(ResponseNotFound, InvalidValue, UnknownField) | {"parameters": _RETRIEVING},
     )
     async def get_response(request: Request) -> Response:
         """Return an answer that is stored, whole."""
-        if request.query_params.get("stream", "false").lower() not in ("false", "0"):
+        query = Query(request, _RETRIEVING_KNOWN)
+        if (query.text("stream") or "false").lower() not in ("false", "0"):
             raise InvalidValue("A stored response cannot be streamed; leave out stream.", param="stream")
-        tenant = context_of(request.scope).tenant
-        return _json(store.get(tenant, request.path_params["response_id"]).response)
+        if query.text("starting_after") is not None:
+            message = "starting_after is for streams, and a stored response cannot be streamed; leave it out."
+            raise InvalidValue(message, param="starting_after")
+        for name in ("include", "include[]"):
+            query.choices(name, INCLUDABLE)
+        return _json(_stored(store, request).response)
+
+    @router.get(
+        RESPONSES + "/{response_id}/input_items",
+        response_model=InputItemList,
+        openapi_extra=answers_with(ResponseNotFound, InvalidValue, UnknownField) | {"parameters": PARAMETERS},
+    )
+    async def list_input_items(request: Request) -> Response:
+        """List what a stored answer was made of: the conversation that it continued, and its own input."""
+        query = Query(request, KNOWN)
+        return _json(msgspec.json.encode(input_page(_stored(store, request), query)))
+
+    @router.post(
+        RESPONSES + "/{response_id}/cancel",
+        response_model=ResponseAnswer,
+        openapi_extra=answers_with(ResponseNotFound, InvalidValue, UnsupportedMediaType, DeadlineExceeded),
+    )
+    async def cancel_response(request: Request) -> Response:
+        """Refuse to cancel: an answer is stored when it has ended, and `background` is not implemented."""
+        _stored(store, request)
+        raise InvalidValue(
+            "This response has ended, and cannot be cancelled; only one made with background can, which is not "
+            "implemented. Close the connection of a request to end its answer.",
+            param="response_id",
+        )
 
     @router.delete(
         RESPONSES + "/{response_id}", response_model=ResponseDeleted, openapi_extra=answers_with(ResponseNotFound)
@@ -115,6 +165,11 @@ def routes(edge: Edge) -> APIRouter:
         return _json(msgspec.json.encode({"id": response_id, "object": "response", "deleted": True}))
 
     return router
+
+
+def _stored(store: ResponseStore, request: Request) -> Stored:
+    """The answer that a path names. Raises ResponseNotFound."""
+    return store.get(context_of(request.scope).tenant, request.path_params["response_id"])
 
 
 def _prepared(

@@ -281,6 +281,8 @@ def test_answers_are_those_of_the_document(folder: Path) -> None:
         (schemas.AttentionReport, it.get("/attention").json()),
         (answers.ResponseAnswer, response),
         (answers.ResponseAnswer, it.get(f"{RESPONSES}/{response['id']}").json()),
+        (answers.InputItemList, it.get(f"{RESPONSES}/{response['id']}/input_items").json()),
+        (ErrorEnvelope, it.post(f"{RESPONSES}/{response['id']}/cancel", {}).json()),
         (answers.ResponseDeleted, it.request("DELETE", f"{RESPONSES}/{response['id']}").json()),
         (anthropic.MessageAnswer, it.post(MESSAGES, {"messages": USER, "max_tokens": 4}).json()),
         (anthropic.TokenCount, it.post(f"{MESSAGES}/count_tokens", {"messages": USER}).json()),

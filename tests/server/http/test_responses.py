@@ -203,3 +203,89 @@ def test_leaving_a_response_stream_frees_its_request(folder: Path) -> None:
         with client.responses.create(model="tiny", input="Hi", stream=True) as stream:
             next(iter(stream))
         wait_until(lambda: len(it.engine.cancelled) == 1)
+
+
+CONVERSATION: Any = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": [{"type": "input_text", "text": "One"}], "id": "msg_mine"},
+    {"type": "reasoning", "summary": [{"type": "summary_text", "text": "Hm."}], "id": None},
+    {"role": "assistant", "content": "Looking."},
+    {"type": "function_call", "call_id": "c1", "name": "clock", "arguments": "{}"},
+    {"type": "function_call_output", "call_id": "c1", "output": "Noon", "id": "msg_mine"},  # an id that is taken
+]
+
+
+def test_input_items_are_listed_in_pages(folder: Path) -> None:
+    it = served(folder, saying("Yes"))
+    with client_of(it) as client:
+        first = client.responses.create(model="tiny", input=CONVERSATION)
+        second = client.responses.create(model="tiny", input="Two", previous_response_id=first.id)
+        forth = [*client.responses.input_items.list(first.id, order="asc")]
+        assert [*client.responses.input_items.list(first.id)] == forth[::-1]
+        page = client.responses.input_items.list(first.id, order="asc", limit=4)
+        assert (page.has_more, page.data) == (True, forth[:4])
+        assert [*page] == forth  # the client asks for the next page by itself
+        behind = client.responses.input_items.list(first.id, after=forth[2].id, limit=2)
+        assert (behind.has_more, behind.data) == (False, forth[1::-1])
+        continued = [*client.responses.input_items.list(second.id, order="asc", limit=3)]
+    assert len({item.id for item in forth}) == len(forth) == len(CONVERSATION)
+    assert [item.to_dict() for item in forth] == [
+        {"id": forth[0].id, "type": "message", "status": "completed", "role": "system",
+         "content": [{"type": "input_text", "text": "Be brief."}]},
+        {"id": "msg_mine", "type": "message", "status": "completed", "role": "user",
+         "content": [{"type": "input_text", "text": "One"}]},
+        {"id": forth[2].id, "type": "reasoning", "status": "completed", "content": [],
+         "summary": [{"type": "summary_text", "text": "Hm."}]},
+        {"id": forth[3].id, "type": "message", "status": "completed", "role": "assistant",
+         "content": [{"type": "output_text", "text": "Looking.", "annotations": [], "logprobs": []}]},
+        {"id": forth[4].id, "type": "function_call", "status": "completed", "call_id": "c1", "name": "clock",
+         "arguments": "{}"},
+        {"id": forth[5].id, "type": "function_call_output", "status": "completed", "call_id": "c1", "output": "Noon"},
+    ]  # fmt: skip
+    assert continued[:6] == forth
+    said, asked = continued[6:]
+    assert said.to_dict() == first.output[0].to_dict()
+    assert asked.to_dict()["content"] == [{"type": "input_text", "text": "Two"}]
+
+
+@pytest.mark.parametrize(
+    ("query", "param"),
+    [
+        ({"limit": "0"}, "limit"),
+        ({"limit": "101"}, "limit"),
+        ({"order": "up"}, "order"),
+        ({"after": "msg_none"}, "after"),
+        ({"include[]": "message.input_image.image_url"}, "include[]"),
+        ({"colour": "red"}, "colour"),
+    ],
+)
+def test_a_wrong_page_of_items_is_refused_by_name(folder: Path, query: dict[str, str], param: str) -> None:
+    it = served(folder)
+    path = f"{RESPONSES}/{it.post(RESPONSES, {'input': 'Hi'}).json()['id']}/input_items"
+    assert it.get(path).status_code == 200
+    answer = it.get(path, params=query)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+
+
+def test_each_call_about_a_stored_response_is_answered_or_refused(folder: Path) -> None:
+    with client_of(served(folder, saying("Yes"))) as client:
+        found = client.responses.create(model="tiny", input="Hi")
+        assert client.responses.retrieve(found.id, include=["reasoning.encrypted_content"]).output_text == "Yes"
+        for refused, said in (
+            (lambda: client.responses.cancel(found.id), "background"),
+            (lambda: client.responses.retrieve(found.id, stream=True), "cannot be streamed"),
+            (lambda: client.responses.retrieve(found.id, include=["file_search_call.results"]), "include"),
+        ):
+            with pytest.raises(openai.BadRequestError, match=said):
+                refused()
+        for unknown in (
+            lambda: client.responses.cancel("resp_none"),
+            lambda: client.responses.input_items.list("resp_none"),
+            lambda: client.responses.delete("resp_none"),
+        ):
+            with pytest.raises(openai.NotFoundError, match="resp_none"):
+                unknown()
+        with pytest.raises(openai.NotFoundError, match="compact' is not implemented"):
+            client.responses.compact(model="tiny", input="Hi")
+        with pytest.raises(openai.NotFoundError, match="input_tokens' is not implemented"):
+            client.responses.input_tokens.count(model="tiny", input="Hi")

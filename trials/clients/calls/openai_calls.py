@@ -101,6 +101,24 @@ def responses() -> None:
     expect(after.previous_response_id == answer.id, "a response goes on from another")
 
 
+def stored_responses() -> None:
+    answer = client.responses.create(model=MODEL, input="Tell me about the sea.", max_output_tokens=4)
+    after = client.responses.create(model=MODEL, input="And then?", previous_response_id=answer.id, max_output_tokens=4)
+    expect(client.responses.retrieve(after.id).output_text == after.output_text, "a stored response is given back")
+    items = [*client.responses.input_items.list(after.id, order="asc", limit=1)]
+    texts = [item.content[0].text for item in items]
+    expect(
+        texts == ["Tell me about the sea.", answer.output_text, "And then?"], f"it was made of its input, not {texts}"
+    )
+    client.responses.delete(after.id)
+    try:
+        client.responses.retrieve(after.id)
+    except openai.NotFoundError as error:
+        expect(error.code == "response_not_found", f"code, not {error.code}")
+    else:
+        raise AssertionError("a deleted response is a 404")
+
+
 def streamed_responses() -> None:
     with client.responses.stream(
         model=MODEL, input="Tell me about the sea.", text_format=Weather, max_output_tokens=512
@@ -156,6 +174,7 @@ call("parse", parse)
 call("json_schema", json_object)
 call("logprobs", logprobs)
 call("responses", responses)
+call("stored responses", stored_responses)
 call("streamed responses", streamed_responses)
 call("tools of responses", response_tools)
 call("parse of responses", response_parse)
