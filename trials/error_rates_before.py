@@ -37,9 +37,9 @@ from kernels.vocabulary.path import RunAttention
 from kernels.vocabulary.shape import AttentionShape, Dtype, Phase
 from qualification.measure.checks import check_path, run_case
 from qualification.measure.error_rates import settings_here, trial_shapes_of
+from qualification.measure.failures import KERNEL_ERRORS
 from qualification.measure.inputs import Case, cases
 from qualification.measure.planted_faults import Fault, can_show, wrong_kernel
-from qualification.measure.qualify import KERNEL_ERRORS
 from qualification.measure.references import References
 
 CAPS = {torch.float16: 2e-3, torch.bfloat16: 1.6e-2, torch.float32: 1e-5}

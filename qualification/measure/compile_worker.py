@@ -12,7 +12,7 @@ import torch
 from kernels.catalog import any_path_named
 from qualification.evidence.shape_text import parse_shape
 from qualification.measure.compile_ahead import serve_calls
-from qualification.measure.qualify import KERNEL_ERRORS
+from qualification.measure.failures import KERNEL_ERRORS
 from qualification.measure.trials import trial_of
 
 _SHARE_OF_MEMORY = 0.8  # of the GPU's, for all workers together

@@ -8,7 +8,6 @@ from functools import partial
 
 import torch
 
-from kernels.calls.launch import TritonError
 from kernels.collective.inboxes import PeerMemoryError
 from kernels.system.child_process import python_command
 from kernels.system.device import torch_dtype
@@ -20,6 +19,7 @@ from kernels.vocabulary.shape import Dtype
 from qualification.evidence.evidence import Check, Evidence, Timing
 from qualification.measure.ceilings import Ceilings, ceilings_now
 from qualification.measure.compile_ahead import calls_of, compiling_ahead
+from qualification.measure.failures import KERNEL_ERRORS, DeviceLost, QualificationAborted, loss_of
 from qualification.measure.profile import Seen, calls_seen, temporary_bytes
 from qualification.measure.rank_group import on_ranks
 from qualification.measure.references import References, Shelf
@@ -29,28 +29,12 @@ from qualification.measure.trials import TRIALS, Run, trial_of
 
 logger = logging.getLogger(__name__)
 
-# What a kernel or a peer's library raises that cannot compute, compile or launch: evidence, or a reason to be absent
-# from a benchmark, and no failure of our own.
-KERNEL_ERRORS = (RuntimeError, ValueError, TypeError, AssertionError, LookupError, ArithmeticError, TritonError)
 _TIME_THAT_CHOOSES_NOTHING = 0.2  # of the budget: it is read by people
 _KEPT_BYTES_CPU = 2**28  # of references
 _MAX_DETAIL = 300  # characters of an error kept in evidence
 
 Progress = Callable[[int, int, str], None]  # done, total, what is next
 Pair = tuple[AnyShape, AnyPath]
-
-
-class QualificationAborted(RuntimeError):
-    """The run can prove nothing: its checker passes a wrong kernel (or refuses a right one)."""
-
-
-class DeviceLost(RuntimeError):
-    """Something broke the device's context: nothing more can run in this process."""
-
-    def __init__(self, message: str, suspects: Sequence[tuple[str, str]] = ()) -> None:
-        """`suspects`: (path, str(shape)) pairs, one of which is to blame, as far as that is known."""
-        super().__init__(message)
-        self.suspects = list(suspects)
 
 
 def now() -> str:
@@ -256,15 +240,3 @@ def _evidence(
         commit=bench.commit,
         command=bench.command,
     )
-
-
-def loss_of(device: torch.device) -> RuntimeError | None:
-    """Give memory back after a failure, and return the error of a device that works no more."""
-    if device.type != "cuda":
-        return None
-    try:
-        torch.cuda.synchronize(device)
-        torch.cuda.empty_cache()
-    except RuntimeError as loss:
-        return loss
-    return None

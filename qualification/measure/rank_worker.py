@@ -20,7 +20,7 @@ from kernels.system.triton_cache import use_own_cache
 from qualification.common.hang_up import leave_with
 from qualification.measure.collective_checks import copied
 from qualification.measure.collective_inputs import CollectiveCase, collective_case
-from qualification.measure.qualify import KERNEL_ERRORS, loss_of
+from qualification.measure.failures import KERNEL_ERRORS, loss_of
 from qualification.measure.rank_group import RankCall, RankCommand, RankEnd, RankPeers, gathered, join
 
 logger = logging.getLogger(__name__)

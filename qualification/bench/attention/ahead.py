@@ -21,7 +21,7 @@ from qualification.bench.attention.peers import Unavailable
 from qualification.bench.attention.run import contenders_of
 from qualification.measure.compile_ahead import alternated, compiling_ahead, serve_calls
 from qualification.measure.compile_worker import share_gpu
-from qualification.measure.qualify import KERNEL_ERRORS
+from qualification.measure.failures import KERNEL_ERRORS
 
 _MAX_BYTES = 2**31  # of a case: longer ones launch the same kernels, and the processes share the GPU's memory
 

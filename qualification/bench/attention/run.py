@@ -19,7 +19,7 @@ from qualification.bench.attention.peers import Call, Peer, Prepared, Unavailabl
 from qualification.bench.attention.row import Absence, Outcome, Row
 from qualification.evidence.evidence import Timing
 from qualification.measure.ceilings import Ceilings
-from qualification.measure.qualify import KERNEL_ERRORS, DeviceLost, loss_of
+from qualification.measure.failures import KERNEL_ERRORS, DeviceLost, loss_of
 from qualification.measure.timing import time_together
 
 logger = logging.getLogger(__name__)

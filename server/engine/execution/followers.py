@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from kernels.system.child_process import python_command
-from qualification.measure.qualify import DeviceLost
+from qualification.measure.failures import DeviceLost
 from qualification.measure.rank_processes import RankProcesses, Store, meet
 from server.engine.attention.dispatch import Dispatcher
 from server.engine.attention.step_attention import StepAttention

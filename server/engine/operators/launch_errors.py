@@ -7,7 +7,7 @@ import torch
 
 from kernels.calls.launch import CompilationError, OutOfResources, PTXASError, TritonError
 from kernels.vocabulary.path import Reject
-from qualification.measure.qualify import DeviceLost
+from qualification.measure.failures import DeviceLost
 
 LAUNCH_ERRORS: tuple[type[Exception], ...] = (RuntimeError, TritonError)
 

@@ -19,7 +19,8 @@ from qualification.decision.model_shapes import AttentionSignature, ServingLimit
 from qualification.evidence.evidence import Evidence, Timing
 from qualification.evidence.matrix import gpu_folder, load_matrix, save_matrix
 from qualification.measure.ceilings import Ceilings
-from qualification.measure.qualify import Bench, Pair, QualificationAborted, qualify
+from qualification.measure.failures import QualificationAborted
+from qualification.measure.qualify import Bench, Pair, qualify
 from qualification.measure.start_plan import MatrixVerdict, Plan, make_plan, own_file
 
 CPU = torch.device("cpu")
